@@ -1,0 +1,27 @@
+# baton_fuzzer(name SOURCES a_fuzz.cc DEPS libs...)
+# One libFuzzer harness (a LLVMFuzzerTestOneInput), with its seeds in tests/fuzz/seeds/<name>/. With
+# BATON_FUZZ it is linked against libFuzzer and put in build/<preset>/fuzzers. Without, a main() of
+# ours replays the seeds and damaged copies of them. Either way CTest runs it over the seeds, so that
+# every compiler and sanitizer does.
+function(baton_fuzzer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  set(seeds ${PROJECT_SOURCE_DIR}/tests/fuzz/seeds/${name})
+  if(NOT IS_DIRECTORY ${seeds})
+    message(FATAL_ERROR "fuzzer ${name} has no seeds: put at least one valid input in ${seeds}")
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} baton_options)
+  if(BATON_FUZZ)
+    if(NOT TARGET fuzzers)
+      add_custom_target(fuzzers)
+    endif()
+    add_dependencies(fuzzers ${name})
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzzers)
+    add_test(NAME ${name} COMMAND ${name} -runs=0 -verbosity=0 ${seeds})
+  else()
+    target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/fuzz/replay_main.cc)
+    add_test(NAME ${name} COMMAND ${name} ${seeds})
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT 120)
+endfunction()
