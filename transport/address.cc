@@ -1,0 +1,79 @@
+// Addresses as text, and the identity of this machine.
+#include "transport/address.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "transport/wire.h"
+
+namespace baton {
+namespace {
+constexpr std::string_view kPrefix = "baton1:";
+constexpr size_t kMaxText = 4096;
+
+std::string first_line(const char* path) {
+  char buffer[128];
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return "?";
+  const ssize_t got = read(fd, buffer, sizeof buffer);
+  close(fd);
+  if (got <= 0) return "?";
+  std::string_view text(buffer, static_cast<size_t>(got));
+  return std::string(text.substr(0, text.find('\n')));
+}
+
+uint64_t inode_of(const char* path) {
+  struct stat info;
+  return stat(path, &info) == 0 ? info.st_ino : 0;
+}
+}  // namespace
+
+std::string Address::encode() const {
+  std::string raw(reinterpret_cast<const char*>(uid.bytes.data()), uid.bytes.size());
+  put_text(raw, name);
+  put_text(raw, host_id);
+  put_number(raw, static_cast<uint16_t>(providers.size()));
+  for (const auto& [provider, where] : providers) {
+    put_text(raw, provider);
+    put_text(raw, where);
+  }
+  return std::string(kPrefix) + absl::WebSafeBase64Escape(raw);
+}
+
+absl::StatusOr<Address> Address::decode(std::string_view text) {
+  std::string raw;
+  if (text.size() > kMaxText || text.substr(0, kPrefix.size()) != kPrefix ||
+      !absl::WebSafeBase64Unescape(std::string(text.substr(kPrefix.size())), &raw)) {
+    return absl::InvalidArgumentError(
+        "not a worker address: expected \"baton1:...\" as another worker printed it, or host:port");
+  }
+  WireReader in(raw);
+  Address address;
+  const std::string_view uid = in.take(address.uid.bytes.size());
+  if (!uid.empty()) std::memcpy(address.uid.bytes.data(), uid.data(), uid.size());
+  address.name = in.text(64);
+  address.host_id = in.text(256);
+  const size_t count = in.number<uint16_t>();
+  for (size_t i = 0; i < count && !in.failed(); ++i) {
+    std::string provider(in.text(32));
+    std::string where(in.text(1024));
+    address.providers.emplace_back(std::move(provider), std::move(where));
+  }
+  if (!in.finished()) {
+    return absl::InvalidArgumentError("the worker address is cut short or damaged: copy it again");
+  }
+  return address;
+}
+
+std::string this_host_id() {
+  return absl::StrCat(first_line("/proc/sys/kernel/random/boot_id"), "/",
+                      inode_of("/proc/self/ns/net"), "/", inode_of("/proc/self/ns/pid"), "/",
+                      getuid());
+}
+
+}  // namespace baton

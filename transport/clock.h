@@ -1,0 +1,24 @@
+// Time as a worker sees it: one monotonic clock, real or simulated, and nothing else.
+#pragma once
+
+#include <chrono>
+
+namespace baton {
+
+// A point on the worker's clock, as nanoseconds since an arbitrary start. Also used for spans.
+using Time = std::chrono::nanoseconds;
+
+inline constexpr Time kNever = Time::max();
+
+// Source of time. No code in Baton reads the wall clock any other way, so the same code runs in
+// virtual time (transport/sim). Thread-safe.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual Time now() const = 0;
+
+  // CLOCK_MONOTONIC of this machine; the same for every process on it.
+  static const Clock& steady();
+};
+
+}  // namespace baton

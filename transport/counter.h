@@ -1,0 +1,76 @@
+// Counters: how a receiver learns that bytes have arrived without trusting any order.
+//
+// A transfer may carry an increment of a counter at its target. The increment becomes visible after
+// every byte of that transfer is, exactly once, whatever number of rails carried it. "Layer 7 has
+// arrived" is then `counter >= n`.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "transport/region.h"
+
+namespace baton {
+
+// Handle to a counter of this worker. A plain value. Generation 0: none.
+struct CounterId {
+  uint32_t index = 0;
+  uint16_t generation = 0;
+};
+
+// What a peer needs to increment a counter.
+struct RemoteCounter {
+  WorkerUid owner;
+  uint32_t index = 0;
+  uint16_t generation = 0;  // 0: none
+
+  static constexpr size_t kEncodedBytes = 24;
+  std::string encode() const;
+  static absl::StatusOr<RemoteCounter> decode(std::string_view bytes);
+};
+
+// All counters of one worker, in one memfd so that a peer on the same machine can map and increment
+// them itself. A word holds generation (16 bits) and value (48 bits) together: an increment meant
+// for a counter that has been given back, however late, changes nothing.
+class CounterTable {
+ public:
+  static constexpr size_t kCapacity = 16384;
+  using Word = std::atomic<uint64_t>;
+
+  static absl::StatusOr<CounterTable> create(WorkerUid owner);
+  CounterTable(CounterTable&& other) noexcept;
+  CounterTable& operator=(CounterTable&&) = delete;
+  ~CounterTable();
+
+  // Not thread-safe: under the worker's progress lock.
+  absl::StatusOr<CounterId> allocate();
+  absl::Status free(CounterId id);
+
+  // Thread-safe, wait-free. A counter that does not exist reads as 0.
+  uint64_t value(CounterId id) const;
+
+  // Adds `amount`; false when the counter is gone. Release order. Lock-free; works on a mapped
+  // table of another process too.
+  static bool add(Word* words, uint32_t index, uint16_t generation, uint64_t amount);
+  bool add(uint32_t index, uint16_t generation, uint64_t amount) {
+    return add(words_, index, generation, amount);
+  }
+
+  RemoteCounter describe(CounterId id) const { return {owner_, id.index, id.generation}; }
+  int fd() const { return fd_; }  // -1 where memfd is missing: peers then cannot map it
+  static constexpr size_t kBytes = kCapacity * sizeof(Word);
+
+ private:
+  CounterTable() = default;
+  WorkerUid owner_;
+  Word* words_ = nullptr;
+  int fd_ = -1;
+  std::vector<uint32_t> free_;
+};
+
+}  // namespace baton

@@ -1,0 +1,185 @@
+// Slabs on memfds and huge pages where possible, and the size classes cut from them.
+#include "transport/pool.h"
+
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "transport/worker.h"
+
+namespace baton {
+namespace {
+
+constexpr size_t kHugePage = 2 << 20;
+constexpr size_t kPage = 4096;
+constexpr size_t kSmallest = 64;
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Four classes to each power of two: 64, 80, 96, 112, 128, 160, ... rounded to the alignment.
+struct SizeClass {
+  uint32_t index;
+  size_t bytes;
+};
+SizeClass class_of(size_t bytes) {
+  bytes = std::max(bytes, kSmallest);
+  const int log = std::bit_width(bytes) - 1;
+  const size_t quarter = size_t{1} << (log - 2);
+  const size_t step = (bytes - (size_t{1} << log) + quarter - 1) / quarter;  // 0..4
+  return {static_cast<uint32_t>(log * 4 + static_cast<int>(step)),
+          (size_t{1} << log) + step * quarter};
+}
+
+// Writes one byte to every page, so that no transfer meets a page fault.
+void fault_in(std::byte* base, size_t bytes) {
+  if (madvise(base, bytes, MADV_POPULATE_WRITE) == 0) return;
+  for (size_t i = 0; i < bytes; i += kPage) {
+    const_cast<volatile std::byte*>(base)[i] = std::byte{0};
+  }
+}
+
+int make_memfd(size_t bytes, bool huge) {
+  const int fd = memfd_create(
+      "baton-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u));
+  if (fd < 0) return -1;
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    close(fd);
+    return -1;
+  }
+  // A peer that maps the slab must be able to rely on its size.
+  fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+  return fd;
+}
+
+std::byte* map(size_t bytes, int fd) {
+  void* at = fd >= 0
+                 ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+                 : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return at == MAP_FAILED ? nullptr : static_cast<std::byte*>(at);
+}
+
+// What the kernel could give without swapping; unlimited where it does not say.
+size_t available_memory() {
+  std::ifstream info("/proc/meminfo");
+  for (std::string word; info >> word;) {
+    size_t kilobytes = 0;
+    if (word == "MemAvailable:" && info >> kilobytes) return kilobytes * 1024;
+  }
+  return SIZE_MAX;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MemoryPool>> MemoryPool::create(Worker& worker,
+                                                               PoolOptions options) {
+  if (options.slab_bytes == 0) {
+    return absl::InvalidArgumentError("a pool needs slab_bytes > 0");
+  }
+  return std::unique_ptr<MemoryPool>(new MemoryPool(worker, options));
+}
+
+MemoryPool::~MemoryPool() {
+  for (const Slab& slab : slabs_) {
+    worker_.deregister_memory(slab.region).IgnoreError();
+    munmap(slab.base, slab.size);
+    if (slab.fd >= 0) close(slab.fd);
+  }
+}
+
+absl::StatusOr<MemoryPool::Slab> MemoryPool::make_slab(size_t bytes) {
+  Slab slab;
+  slab.size = round_up(bytes, kHugePage);
+  if (total_ + slab.size > options_.limit_bytes) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "the pool would grow to %u bytes, past its limit of %u: free blocks or raise limit_bytes",
+        total_ + slab.size, options_.limit_bytes));
+  }
+  if (options_.huge_pages) {
+    slab.fd = make_memfd(slab.size, true);
+    // Reserved pages can still run out while they are faulted in; mmap() tells beforehand.
+    if (slab.fd >= 0) slab.base = map(slab.size, slab.fd);
+    if (slab.base == nullptr && slab.fd >= 0) close(std::exchange(slab.fd, -1));
+    if (slab.base != nullptr) backing_ = "memfd, 2 MiB pages";
+  }
+  if (slab.base == nullptr) {
+    // Faulting in more than the machine has would get the process killed instead of an error.
+    if (const size_t available = available_memory(); slab.size > available) {
+      return absl::ResourceExhaustedError(
+          absl::StrFormat("a slab of %u bytes does not fit in the %u bytes of memory that are left",
+                          slab.size, available));
+    }
+    slab.fd = make_memfd(slab.size, false);
+    slab.base = map(slab.size, slab.fd);
+    backing_ =
+        slab.fd >= 0
+            ? "memfd, 4 KiB pages"
+            : absl::StrCat("anonymous memory, peers cannot map it (memfd: ", strerror(errno), ")");
+    if (slab.base != nullptr && options_.huge_pages) {
+      madvise(slab.base, slab.size, MADV_HUGEPAGE);
+    }
+  }
+  if (slab.base == nullptr) {
+    const int why = errno;
+    if (slab.fd >= 0) close(slab.fd);
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("mapping a slab of %u bytes failed: %s", slab.size, strerror(why)));
+  }
+  fault_in(slab.base, slab.size);
+  auto region =
+      worker_.register_memory(slab.base, slab.size, options_.access, BackingFile{slab.fd, 0});
+  if (!region.ok()) {
+    munmap(slab.base, slab.size);
+    if (slab.fd >= 0) close(slab.fd);
+    return region.status();
+  }
+  slab.region = *region;
+  total_ += slab.size;
+  return slab;
+}
+
+absl::StatusOr<MemoryPool::Slab*> MemoryPool::slab_with(size_t bytes, size_t alignment) {
+  for (Slab& slab : slabs_) {
+    if (round_up(slab.used, alignment) + bytes <= slab.size) return &slab;
+  }
+  auto slab = make_slab(std::max(bytes, options_.slab_bytes));
+  if (!slab.ok()) return slab.status();
+  slabs_.push_back(*slab);
+  return &slabs_.back();
+}
+
+absl::StatusOr<Block> MemoryPool::allocate(size_t bytes) {
+  if (bytes == 0 || bytes > SIZE_MAX / 4) {
+    return absl::InvalidArgumentError("a block needs a size > 0 that fits in memory");
+  }
+  const SizeClass size_class = class_of(bytes);
+  if (free_.size() <= size_class.index) free_.resize(size_class.index + 1);
+  std::vector<Block>& spare = free_[size_class.index];
+  if (!spare.empty()) {
+    Block block = spare.back();
+    spare.pop_back();
+    block.size = bytes;
+    return block;
+  }
+  const size_t alignment = size_class.bytes >= kPage ? kPage : kSmallest;
+  const size_t take = round_up(size_class.bytes, alignment);
+  auto slab = slab_with(take, alignment);
+  if (!slab.ok()) return slab.status();
+  Slab& from = **slab;
+  const size_t offset = round_up(from.used, alignment);
+  from.used = offset + take;
+  return Block{from.base + offset, bytes, from.region, offset, size_class.index};
+}
+
+void MemoryPool::free(const Block& block) { free_[block.size_class].push_back(block); }
+
+}  // namespace baton

@@ -1,0 +1,30 @@
+// A thread that runs a worker's progress() and sleeps when there is nothing to do.
+#pragma once
+
+#include <atomic>
+#include <thread>
+
+#include "transport/clock.h"
+#include "transport/worker.h"
+
+namespace baton {
+
+class ProgressThread {
+ public:
+  struct Options {
+    Time spin = std::chrono::microseconds(20);  // keep polling this long after the last event
+    int cpu = -1;                               // pin to this core; -1: do not
+  };
+  explicit ProgressThread(Worker& worker) : ProgressThread(worker, Options()) {}
+  ProgressThread(Worker& worker, Options options);
+  ~ProgressThread();  // stops and joins
+
+ private:
+  void run();
+  Worker& worker_;
+  const Options options_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace baton

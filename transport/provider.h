@@ -1,0 +1,217 @@
+// The provider contract: what a way of moving bytes (shm, tcp, sim, later verbs and ucx)
+// implements.
+//
+// A worker owns its providers and calls them from one thread at a time, always under its progress
+// lock; a provider owns no threads and takes no locks. The worker cuts transfers into slices, gives
+// them to rails, and hears back through the EventSink. It does everything that all providers share:
+// queues, striping, failover, deadlines, cancellation, counting of arrivals.
+//
+// Rules a provider keeps:
+//   - progress() never blocks and does a bounded amount of work.
+//   - Every slice that post() accepted is reported with slice_done() exactly once. After that
+//     report no byte of the slice moves any more, on either side.
+//   - A rail that goes down reports all its slices first, then rail_down().
+//   - Nothing from a peer is parsed before the handshake has authenticated it; every remote access
+//     goes through RegionTable::resolve() (or an equal check) before a byte moves.
+//   - No allocation per slice in the steady state.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/clock.h"
+#include "transport/counter.h"
+#include "transport/handshake.h"
+#include "transport/region.h"
+#include "transport/transfer.h"
+
+namespace baton {
+
+class Rail;
+
+// What a rail needs to know of a transfer. Lives in the worker's slot: valid from post() to the
+// last slice_done() of that transfer.
+struct TransferDescriptor {
+  TransferId id;
+  Op op = Op::kWrite;
+  std::byte* local_base = nullptr;  // of the local region; null for a transfer of zero bytes
+  uint32_t local_region = 0;        // its index in the region table
+  Layout local;
+  RemoteRegion remote;
+  Layout remote_layout;
+  size_t bytes = 0;  // of the whole transfer
+  RemoteCounter counter;
+  uint64_t increment = 0;
+  std::string_view notify;
+};
+
+// Bytes [begin, end) of a transfer, to be moved by one rail. A transfer of zero bytes is one slice
+// with begin == end: it carries only a counter increment and a notification.
+struct Slice {
+  const TransferDescriptor* transfer = nullptr;
+  uint32_t index = 0;  // of this slice in its transfer; unique, also when posted again elsewhere
+  size_t begin = 0;
+  size_t end = 0;
+  bool whole() const { return begin == 0 && end == transfer->bytes; }
+};
+
+// What a slice of a write tells its target once its bytes are visible. The worker's Arrivals adds
+// the slices of a transfer up and applies counter and notification when the last one is there.
+struct Arrival {
+  TransferId transfer;  // as numbered by the sender
+  uint32_t slice = 0;   // Slice::index
+  uint64_t slice_bytes = 0;
+  uint64_t total_bytes = 0;
+  uint32_t counter_index = 0;
+  uint16_t counter_generation = 0;  // 0: no counter
+  uint64_t increment = 0;
+  std::string_view notify;  // carried by the slice that holds the last byte
+};
+
+// How a worker hears from its providers. All calls come from inside Provider::progress() or
+// Rail::post()/abort()/close().
+class EventSink {
+ public:
+  virtual ~EventSink() = default;
+
+  // A slice is finished. OK: its bytes are visible at their destination. kUnavailable: this rail
+  // could not do it, another may. kCancelled: aborted. Anything else fails the transfer.
+  virtual void slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status status) = 0;
+
+  // Target side: the bytes of a slice of a peer's write are visible here.
+  virtual void arrived(Rail& rail, const Arrival& arrival) = 0;
+  // Target side, for rails that applied the counter themselves: only the notification.
+  virtual void notified(Rail& rail, std::string_view payload) = 0;
+  // Target side, for rails whose peers raise our counters themselves: some may have risen.
+  virtual void counters_moved(Rail& /*rail*/) {}
+
+  // A rail asked for with Provider::connect() is up (the first of them makes the peer usable), or
+  // the attempt has failed for good.
+  virtual void connected(uint64_t session, const HelloInfo& peer, std::unique_ptr<Rail> rail) = 0;
+  virtual void connect_failed(uint64_t session, absl::Status why) = 0;
+  // A peer connected to us, authenticated. Rails of one session of one peer belong together.
+  virtual void accepted(const HelloInfo& peer, std::unique_ptr<Rail> rail) = 0;
+  // The rail is gone; all its slices have been reported. The sink destroys it soon afterwards.
+  virtual void rail_down(Rail& rail, absl::Status why) = 0;
+  // Answer to Provider::query(): the peer's encoded Address, or why there is none.
+  virtual void resolved(uint64_t session, absl::StatusOr<std::string> address) = 0;
+};
+
+// One path to one peer. Owned by the worker.
+class Rail {
+ public:
+  struct Properties {
+    std::string provider;            // "shm", "tcp", ...
+    std::string route;               // for people: "tcp 10.0.0.1:4000 (cubic, 4 sockets)"
+    double bytes_per_second = 10e9;  // share of the work this rail gets
+    size_t slice_bytes = SIZE_MAX;   // preferred size of a slice
+    uint32_t depth = 32;             // slices it takes at a time
+  };
+
+  virtual ~Rail() = default;
+  virtual const Properties& properties() const = 0;
+
+  // Whether this rail can reach the region; the reason and the remedy where it cannot.
+  virtual absl::Status reaches(const RemoteRegion& remote) const = 0;
+
+  // Takes a slice; false when the rail is full (post again after its next slice_done). May report
+  // the slice before it returns.
+  virtual bool post(const Slice& slice, EventSink& sink) = 0;
+
+  // Stop moving bytes of this transfer as soon as the wire allows. Its slices still report.
+  virtual void abort(TransferId transfer, EventSink& sink) = 0;
+
+  // Close for good: report every slice with `why`, then rail_down().
+  virtual void close(absl::Status why, EventSink& sink) = 0;
+
+  // A number the worker keeps here for itself.
+  uint64_t worker_tag = 0;
+};
+
+// What a provider can do on this machine, and why not.
+struct Capabilities {
+  std::string name;
+  int rank =
+      0;  // of routes that reach the peer the highest wins: shm 300, verbs 200, ucx 50, tcp 10
+  bool available = false;
+  std::string detail;  // for people: devices, features; or the reason and the remedy
+};
+
+struct ConnectRequest {
+  uint64_t session = 0;  // chosen by the worker; comes back in the events
+  std::string address;   // the peer's, as its provider's listen() returned it
+  HelloInfo expected;    // uid must match where set (not all zero)
+};
+
+class Provider {
+ public:
+  virtual ~Provider() = default;
+  virtual const Capabilities& capabilities() const = 0;
+
+  // Start accepting peers; returns the address to hand out. Called once.
+  virtual absl::StatusOr<std::string> listen() = 0;
+  // The worker's whole encoded Address, known once all providers listen: the answer to queries.
+  virtual void set_worker_address(const std::string& /*encoded*/) {}
+
+  // Can `address` of a worker on `host_id` be reached from here? The reason where not.
+  virtual absl::Status reachable(const std::string& address, std::string_view host_id) const = 0;
+  // Start connecting; the outcome comes as connected() / connect_failed().
+  virtual void connect(const ConnectRequest& request) = 0;
+  // Ask the worker behind "host:port" for its Address; the answer comes as resolved().
+  virtual absl::Status query(uint64_t /*session*/, const std::string& /*host_port*/) {
+    return absl::UnimplementedError("this provider cannot resolve host:port");
+  }
+
+  // Once per registered slab. remove_region() fences: after it returns no peer touches the memory.
+  virtual absl::Status add_region(const RegionEntry& region) = 0;
+  virtual void remove_region(const RegionEntry& region, EventSink& sink) = 0;
+
+  // Advance everything; true if anything happened.
+  virtual bool progress(EventSink& sink) = 0;
+
+  // Sleeping: wait_fd() becomes readable when there is work (-1: never). arm() is called before the
+  // worker sleeps; false means there is work already. next_timer(): when progress() must run at
+  // the latest, kNever if only the fd matters.
+  virtual int wait_fd() const = 0;
+  virtual bool arm() = 0;
+  virtual Time next_timer() const { return kNever; }
+};
+
+// What a provider gets when it is made. References outlive it.
+struct ProviderContext {
+  const Clock& clock;
+  const ClusterKey& key;
+  HelloInfo self;  // session, rail and rails are filled in per connection
+  std::string host_id;
+  RegionTable& regions;
+  CounterTable& counters;
+  std::string listen_host;   // "" = loopback only
+  uint16_t listen_port = 0;  // 0 = any
+  // Settings as "key=value" strings, e.g. "tcp.sockets=4", "tcp.congestion=cubic", "tcp.io=epoll".
+  std::vector<std::pair<std::string, std::string>> settings;
+};
+
+using ProviderFactory = std::function<std::unique_ptr<Provider>(const ProviderContext&)>;
+
+// Providers register themselves from their own source file (a static ProviderRegistration), so
+// that transport/ names none of them.
+class ProviderRegistration {
+ public:
+  ProviderRegistration(const char* name, ProviderFactory factory);
+};
+// All registered, by name.
+const std::vector<std::pair<std::string, ProviderFactory>>& registered_providers();
+
+// The value of a setting, or `fallback`.
+std::string_view setting(const ProviderContext& context, std::string_view key,
+                         std::string_view fallback);
+
+}  // namespace baton

@@ -1,0 +1,155 @@
+// The table of registered regions and the check that guards every remote access.
+#include "transport/region.h"
+
+#include <openssl/rand.h>
+
+#include "absl/strings/str_format.h"
+#include "transport/wire.h"
+
+namespace baton {
+namespace {
+
+uint64_t random_key() {
+  uint64_t key = 0;
+  while (key == 0) RAND_bytes(reinterpret_cast<unsigned char*>(&key), sizeof key);
+  return key;
+}
+
+const char* name_of(Access access) {
+  switch (access) {
+    case Access::kLocal:
+      return "local only";
+    case Access::kRemoteRead:
+      return "remote read";
+    case Access::kRemoteWrite:
+      return "remote write";
+    case Access::kRemoteReadWrite:
+      return "remote read and write";
+  }
+  return "?";
+}
+
+}  // namespace
+
+std::string WorkerUid::hex() const {
+  std::string out;
+  for (uint8_t byte : bytes) absl::StrAppendFormat(&out, "%02x", byte);
+  return out;
+}
+
+WorkerUid WorkerUid::random() {
+  WorkerUid uid;
+  RAND_bytes(uid.bytes.data(), static_cast<int>(uid.bytes.size()));
+  return uid;
+}
+
+std::string RemoteRegion::encode() const {
+  std::string out(reinterpret_cast<const char*>(owner.bytes.data()), owner.bytes.size());
+  put_number(out, key);
+  put_number(out, size);
+  put_number(out, index);
+  put_number(out, generation);
+  put_number(out, static_cast<uint64_t>(access));
+  return out;
+}
+
+absl::StatusOr<RemoteRegion> RemoteRegion::decode(std::string_view bytes) {
+  WireReader in(bytes);
+  RemoteRegion region;
+  const std::string_view owner = in.take(region.owner.bytes.size());
+  if (!owner.empty()) std::memcpy(region.owner.bytes.data(), owner.data(), owner.size());
+  region.key = in.number<uint64_t>();
+  region.size = in.number<uint64_t>();
+  region.index = in.number<uint32_t>();
+  region.generation = in.number<uint32_t>();
+  const uint64_t access = in.number<uint64_t>();
+  if (!in.finished() || access > 3 || region.generation == 0) {
+    return absl::InvalidArgumentError(
+        "not a RemoteRegion: pass on the bytes of RemoteRegion::encode() unchanged");
+  }
+  region.access = static_cast<Access>(access);
+  return region;
+}
+
+RegionTable::RegionTable(WorkerUid owner) : owner_(owner), entries_(kCapacity) {
+  free_.reserve(kCapacity);
+  for (uint32_t i = kCapacity; i-- > 0;) {
+    entries_[i].index = i;
+    free_.push_back(i);
+  }
+}
+
+absl::StatusOr<RegionEntry*> RegionTable::add(std::byte* base, size_t size, Access access,
+                                              BackingFile file) {
+  if (base == nullptr || size == 0) {
+    return absl::InvalidArgumentError("registering no memory: pass an address and a size > 0");
+  }
+  if (free_.empty()) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "all %u regions are in use: register large ranges once and use a MemoryPool", kCapacity));
+  }
+  RegionEntry& entry = entries_[free_.back()];
+  free_.pop_back();
+  if (++generation_ == 0) ++generation_;
+  entry = {.base = base,
+           .size = size,
+           .key = random_key(),
+           .index = entry.index,
+           .generation = generation_,
+           .access = access,
+           .file = file,
+           .users = 0};
+  ++registrations_;
+  return &entry;
+}
+
+absl::Status RegionTable::remove(const MemoryRegion& region) {
+  auto entry = find(region);
+  if (!entry.ok()) return entry.status();
+  (*entry)->generation = 0;
+  (*entry)->key = 0;
+  free_.push_back((*entry)->index);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RegionEntry*> RegionTable::find(const MemoryRegion& region) {
+  if (region.generation == 0 || region.index >= kCapacity ||
+      entries_[region.index].generation != region.generation) {
+    return absl::NotFoundError("the local memory region is not registered (any more)");
+  }
+  return &entries_[region.index];
+}
+
+absl::StatusOr<std::byte*> RegionTable::resolve(uint32_t index, uint32_t generation, uint64_t key,
+                                                Access want, uint64_t offset, uint64_t bytes) {
+  if (index >= kCapacity || generation == 0 || entries_[index].generation != generation) {
+    return absl::NotFoundError(
+        "the remote region is stale: its owner deregistered it; fetch its RemoteRegion again");
+  }
+  const RegionEntry& entry = entries_[index];
+  if (entry.key != key) {
+    return absl::PermissionDeniedError(
+        "the remote region's key is wrong: use the RemoteRegion that its owner gave out");
+  }
+  if (!allows(entry.access, want)) {
+    return absl::PermissionDeniedError(
+        absl::StrFormat("the remote region allows %s only: its owner must register it for %s",
+                        name_of(entry.access), name_of(want)));
+  }
+  if (bytes > entry.size || offset > entry.size - bytes) {
+    return absl::OutOfRangeError(absl::StrFormat(
+        "bytes [%u, +%u) are outside the remote region of %u bytes", offset, bytes, entry.size));
+  }
+  return entry.base + offset;
+}
+
+RemoteRegion RegionTable::describe(const RegionEntry& entry) const {
+  return {.owner = owner_,
+          .key = entry.key,
+          .size = entry.size,
+          .index = entry.index,
+          .generation = entry.generation,
+          .access = entry.access};
+}
+
+}  // namespace baton

@@ -1,0 +1,113 @@
+// Memory regions: ranges registered with a worker once, and what a peer needs to reach one.
+//
+// A MemoryRegion is a handle to a registered range of this process; a RemoteRegion names a region
+// of another worker. A RemoteRegion is only usable while the owner's registration lives: every
+// remote access is checked against key, generation, bounds and rights before a byte moves, so a
+// stale or forged one is an error at the initiator and touches nothing.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace baton {
+
+// Random identity of one worker for its lifetime: a restarted process gets another one.
+struct WorkerUid {
+  std::array<uint8_t, 16> bytes{};
+  bool operator==(const WorkerUid&) const = default;
+  std::string hex() const;
+  static WorkerUid random();
+};
+
+enum class Access : uint8_t {
+  kLocal = 0,            // no remote access
+  kRemoteRead = 1,       // peers may read
+  kRemoteWrite = 2,      // peers may write
+  kRemoteReadWrite = 3,  // both
+};
+constexpr bool allows(Access have, Access want) {
+  return (static_cast<uint8_t>(have) & static_cast<uint8_t>(want)) == static_cast<uint8_t>(want);
+}
+
+// Handle to a range registered with a worker. A plain value: copies name the same registration.
+// Valid until Worker::deregister_memory(); used after that it is an error, never a crash.
+struct MemoryRegion {
+  std::byte* base = nullptr;
+  size_t size = 0;
+  uint32_t index = 0;
+  uint32_t generation = 0;  // 0: no region
+  Access access = Access::kLocal;
+};
+
+// What a peer needs to reach a region: 48 bytes on the wire, sent by whatever means the
+// application has (a notification, a file, HTTP).
+struct RemoteRegion {
+  WorkerUid owner;
+  uint64_t key = 0;  // random, unforgeable
+  uint64_t size = 0;
+  uint32_t index = 0;
+  uint32_t generation = 0;
+  Access access = Access::kLocal;
+
+  static constexpr size_t kEncodedBytes = 48;
+  std::string encode() const;
+  static absl::StatusOr<RemoteRegion> decode(std::string_view bytes);
+};
+
+// The file behind a region, where there is one: a peer on the same machine can map it.
+struct BackingFile {
+  int fd = -1;        // owned by the pool, open as long as the region is registered
+  size_t offset = 0;  // of the region's first byte
+};
+
+// One row of the table that providers see.
+struct RegionEntry {
+  std::byte* base = nullptr;
+  size_t size = 0;
+  uint64_t key = 0;
+  uint32_t index = 0;
+  uint32_t generation = 0;  // 0: free
+  Access access = Access::kLocal;
+  BackingFile file;
+  uint32_t users = 0;  // open local transfers that use it
+};
+
+// All regions of one worker. Not thread-safe: the worker's progress lock guards it, and providers
+// are only ever called under that lock.
+class RegionTable {
+ public:
+  static constexpr size_t kCapacity = 4096;
+  explicit RegionTable(WorkerUid owner);
+
+  absl::StatusOr<RegionEntry*> add(std::byte* base, size_t size, Access access, BackingFile file);
+  absl::Status remove(const MemoryRegion& region);
+
+  // The live row behind a handle, or why there is none.
+  absl::StatusOr<RegionEntry*> find(const MemoryRegion& region);
+
+  // The check that guards every remote access: key, generation, bounds, rights. Returns the address
+  // of byte `offset`. The message is meant for the initiator: it names what was wrong.
+  absl::StatusOr<std::byte*> resolve(uint32_t index, uint32_t generation, uint64_t key, Access want,
+                                     uint64_t offset, uint64_t bytes);
+
+  RemoteRegion describe(const RegionEntry& entry) const;
+  absl::Span<const RegionEntry> entries() const { return entries_; }
+  uint64_t registrations() const { return registrations_; }
+
+ private:
+  WorkerUid owner_;
+  std::vector<RegionEntry> entries_;
+  std::vector<uint32_t> free_;
+  uint64_t registrations_ = 0;
+  uint32_t generation_ = 0;  // of the last registration; never 0 for a live one
+};
+
+}  // namespace baton

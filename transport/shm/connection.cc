@@ -1,0 +1,239 @@
+// A connection that is up: news from the peer, copying, fences, and how it ends.
+#include "transport/shm/connection.h"
+
+#include <sched.h>
+#include <sys/epoll.h>
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace baton::shm {
+namespace {
+
+constexpr int kPacketsAtOnce = 64;
+constexpr int kRecordsAtOnce = 64;
+constexpr int kSlicesAtOnce = 64;
+constexpr size_t kPopulateBytes = 2 << 20;
+// A chunk takes well under a millisecond. A peer that needs longer has been stopped in the middle.
+constexpr Time kFencePatience = std::chrono::seconds(5);
+constexpr Time kClosePatience = std::chrono::seconds(1);
+
+}  // namespace
+
+Connection::~Connection() { release(); }
+
+std::string Connection::peer_label() const {
+  if (peer_.name.empty()) return "the peer";
+  return absl::StrFormat("peer %s (pid %d)", peer_.name, peer_pid_);
+}
+
+bool Connection::run(EventSink& sink, size_t budget) {
+  if (state_ != State::kUp) return false;
+  bool any = receive(sink);
+  for (int i = 0; i < kSlicesAtOnce && budget != 0 && state_ == State::kUp; ++i) {
+    SliceRunner::Result result = runner_->step(budget);
+    if (!result.moved) break;
+    any = true;
+    if (result.delivered) tell_peer();
+    if (result.finished) {
+      sink.slice_done(*rail_, result.transfer, result.slice, std::move(result.status));
+    }
+  }
+  if (!any && state_ == State::kUp && memory_->populating()) {
+    memory_->populate(kPopulateBytes);
+    any = true;
+  }
+  return any;
+}
+
+bool Connection::receive(EventSink& sink) {
+  const uint32_t activity = in_->activity.load(std::memory_order_seq_cst);
+  if (activity == seen_activity_ && !ring_pending_) return false;
+  if (activity != seen_activity_) sink.counters_moved(*rail_);
+  seen_activity_ = activity;
+  ring_pending_ = true;
+  RingReader::Record record;
+  for (int i = 0; i < kRecordsAtOnce && ring_pending_; ++i) {
+    const absl::StatusOr<bool> found = reader_->next(record);
+    if (!found.ok()) {
+      fail(found.status(), sink);
+      return true;
+    }
+    if (!*found) {
+      ring_pending_ = false;
+    } else if (record.kind == RecordKind::kNotification) {
+      sink.notified(*rail_, record.notify);
+    } else {
+      record.arrival.notify = record.notify;
+      sink.arrived(*rail_, record.arrival);
+    }
+    if (state_ != State::kUp) return true;
+  }
+  if (reader_->room_was_awaited()) tell_peer();
+  return true;
+}
+
+// The peer sets `asleep` and then looks at `activity`; we change `activity` and then look at
+// `asleep`, all of it seq_cst: one of the two sees the other.
+void Connection::tell_peer() {
+  out_->activity.fetch_add(1, std::memory_order_seq_cst);
+  if (out_->asleep.load(std::memory_order_seq_cst) == 0) return;
+  if (out_->asleep.exchange(0, std::memory_order_seq_cst) == 0) return;
+  const char doorbell = static_cast<char>(Message::Kind::kDoorbell);
+  // A socket that is full wakes the peer as well.
+  socket_.send({&doorbell, 1});
+}
+
+bool Connection::arm() {
+  if (state_ == State::kDialing) return shared_.context.clock.now() < dial_at_;
+  if (state_ != State::kUp) return true;
+  in_->asleep.store(1, std::memory_order_seq_cst);
+  return in_->activity.load(std::memory_order_seq_cst) == seen_activity_ && !ring_pending_ &&
+         !memory_->populating() && !runner_->runnable();
+}
+
+void Connection::disarm() {
+  if (state_ == State::kUp) in_->asleep.store(0, std::memory_order_relaxed);
+}
+
+bool Connection::on_socket(EventSink& sink) {
+  if (state_ == State::kDown || state_ == State::kDialing) return false;
+  if (!out_queue_.empty()) flush();
+  Packet packet;
+  for (int i = 0; i < kPacketsAtOnce; ++i) {
+    const auto io = socket_.receive(packet, /*with_fds=*/state_ != State::kHandshake);
+    absl::Status status = io.status();
+    if (status.ok()) {
+      if (*io == PacketSocket::Io::kLater) break;
+      if (*io == PacketSocket::Io::kClosed) {
+        peer_closed(sink);
+        return true;
+      }
+      status = on_packet(packet, sink);
+    }
+    if (!status.ok()) fail(status, sink);
+    if (state_ == State::kDown) return true;
+  }
+  return true;
+}
+
+void Connection::on_peer_exit(EventSink& sink) {
+  // What it had sent before is still there to be read, up to the socket's end.
+  for (int i = 0; i < kPacketsAtOnce && state_ != State::kDown && on_socket(sink); ++i) {
+    if (!socket_.peer_gone()) break;
+  }
+  if (state_ != State::kDown) peer_closed(sink);
+}
+
+void Connection::peer_closed(EventSink& sink) {
+  // Its last deliveries are in our memory: they count.
+  for (size_t i = 0; i < Lane::kRingBytes / 8 && state_ == State::kUp; ++i) {
+    if (!receive(sink)) break;
+  }
+  if (state_ == State::kDown) return;
+  if (state_ == State::kHandshake && client_) {
+    return fail(absl::UnavailableError("the peer closed the connection during the handshake: does "
+                                       "it use the same cluster key?"),
+                sink);
+  }
+  fail(absl::UnavailableError(goodbye_.empty()
+                                  ? peer_label() + " died or closed the connection"
+                                  : peer_label() + " closed the connection: " + goodbye_),
+       sink);
+}
+
+bool Connection::wait_until_idle(uint32_t busy_value, Time patience) const {
+  const auto busy = [&] {
+    const uint32_t now = in_->busy.load(std::memory_order_seq_cst);
+    return busy_value == 0 ? now != 0 : now == busy_value;
+  };
+  if (!busy()) return true;
+  const Time until = Clock::steady().now() + patience;
+  while (busy()) {
+    if (socket_.peer_gone()) return true;  // the kernel closes files after the memory is gone
+    if (Clock::steady().now() > until) return false;
+    sched_yield();
+  }
+  return true;
+}
+
+void Connection::fence_region(uint32_t index, EventSink& sink) {
+  if (state_ != State::kUp || wait_until_idle(index + 1, kFencePatience)) return;
+  fail(absl::UnavailableError(absl::StrFormat(
+           "%s is stopped in the middle of a copy to or from region %u, which was deregistered: "
+           "end that process before the memory is used again",
+           peer_label(), index)),
+       sink);
+}
+
+bool Connection::post(const Slice& slice) { return state_ == State::kUp && runner_->post(slice); }
+
+void Connection::abort(TransferId transfer, EventSink& sink) {
+  uint32_t slice = 0;
+  while (state_ == State::kUp && runner_->take(transfer, slice)) {
+    sink.slice_done(*rail_, transfer, slice, absl::CancelledError("cancelled"));
+  }
+}
+
+absl::Status Connection::reaches(const RemoteRegion& remote) const {
+  return state_ == State::kUp ? memory_->reaches(remote) : absl::OkStatus();
+}
+
+void Connection::close(const absl::Status& why, EventSink& sink) { fail(why, sink); }
+
+void Connection::fail(const absl::Status& why, EventSink& sink) {
+  if (state_ == State::kDown) return;
+  const State before = std::exchange(state_, State::kDown);
+  if (before == State::kSetup || before == State::kUp) {
+    Message goodbye;
+    goodbye.kind = Message::Kind::kGoodbye;
+    goodbye.text = std::string(why.message());
+    socket_.send(goodbye.encode());  // best effort
+  }
+  if (before == State::kUp && rail_ != nullptr) {
+    TransferId transfer;
+    uint32_t slice = 0;
+    while (rail_ != nullptr && runner_->take_any(transfer, slice)) {
+      sink.slice_done(*rail_, transfer, slice, why);
+    }
+    release();
+    if (rail_ != nullptr) sink.rail_down(*rail_, why);
+    return;
+  }
+  release();
+  if (client_) sink.connect_failed(request_.session, why);
+}
+
+void Connection::abandon() {
+  if (std::exchange(state_, State::kDown) != State::kDown) release();
+}
+
+void Connection::rail_destroyed() {
+  rail_ = nullptr;
+  abandon();
+}
+
+// Gives everything back. The peer copies nothing through this connection afterwards.
+void Connection::release() {
+  if (in_ != nullptr && socket_.fd() >= 0) {
+    in_->closed.store(1, std::memory_order_seq_cst);
+    wait_until_idle(0, kClosePatience);
+  }
+  // Not left to close(): a child process may hold copies of the descriptors.
+  for (const int fd : {socket_.fd(), pidfd_.get()}) {
+    if (fd >= 0) epoll_ctl(shared_.epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
+  }
+  in_ = out_ = nullptr;
+  runner_.reset();
+  reader_.reset();
+  memory_.reset();
+  counters_ = MappedFile();
+  segment_ = MappedFile();
+  segment_fd_.reset();
+  pidfd_.reset();
+  socket_.close();
+  out_queue_.clear();
+}
+
+}  // namespace baton::shm

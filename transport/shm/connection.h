@@ -1,0 +1,143 @@
+// One connection between two shm providers, from the first byte on its socket to its end.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "transport/handshake.h"
+#include "transport/provider.h"
+#include "transport/shm/exports.h"
+#include "transport/shm/message.h"
+#include "transport/shm/packet_socket.h"
+#include "transport/shm/peer_memory.h"
+#include "transport/shm/slice_runner.h"
+
+namespace baton::shm {
+
+// What the connections of one provider share.
+struct Shared {
+  const ProviderContext& context;
+  Exports exports;
+  CmaBatch cma;
+  bool cma_allowed = true;
+  UniqueFd epoll;
+};
+
+class ShmRail;
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  enum class State { kDialing, kHandshake, kSetup, kUp, kDown };
+
+  Connection(Shared& shared, ConnectRequest request);  // we connect
+  Connection(Shared& shared, PacketSocket socket);     // a peer connected to us
+  ~Connection();
+
+  State state() const { return state_; }
+  // Gone for good, and nobody holds its rail: may be forgotten.
+  bool finished() const { return state_ == State::kDown && rail_ == nullptr; }
+
+  // From the provider's progress().
+  bool run(EventSink& sink, size_t budget);  // news from the peer, and copying
+  bool on_socket(EventSink& sink);           // packets wait
+  void on_peer_exit(EventSink& sink);        // its process has ended
+  bool on_time(Time now, EventSink& sink);   // dials; gives up what takes too long
+  Time next_timer() const;
+
+  // Sleeping: false when there is work already.
+  bool arm();
+  void disarm();
+
+  // The provider goes away, though the worker still holds the rail.
+  void abandon();
+
+  // Regions of ours.
+  void announce_file(uint64_t number);
+  void announce_drop(uint64_t number);
+  // Waits until the peer, if alive, is not copying to or from region `index`.
+  void fence_region(uint32_t index, EventSink& sink);
+
+  // For the rail.
+  bool post(const Slice& slice);
+  void abort(TransferId transfer, EventSink& sink);
+  void close(const absl::Status& why, EventSink& sink);
+  void rail_destroyed();
+  absl::Status reaches(const RemoteRegion& remote) const;
+
+ private:
+  // connection_setup.cc
+  void watch(bool for_writing);
+  absl::Status dial();
+  absl::Status on_handshake_bytes(std::string_view bytes);
+  absl::Status flush_handshake();
+  absl::Status begin_setup();
+  absl::Status on_setup(const Message& setup, Packet& packet, EventSink& sink);
+  absl::Status on_message(const Message& message, Packet& packet, EventSink& sink);
+  absl::Status on_packet(Packet& packet, EventSink& sink);
+  void send(Message message);
+  void flush();
+
+  // connection.cc
+  bool receive(EventSink& sink);
+  void tell_peer();
+  bool wait_until_idle(uint32_t busy_value, Time patience) const;
+  void fail(const absl::Status& why, EventSink& sink);
+  void peer_closed(EventSink& sink);
+  void release();
+  std::string peer_label() const;
+
+  Shared& shared_;
+  const bool client_;
+  ConnectRequest request_;  // of a client
+  State state_;
+  Time deadline_ = kNever;  // of everything before kUp
+  Time dial_at_{};
+  PacketSocket socket_;
+  UniqueFd pidfd_;
+  bool watched_ = false;
+  bool watching_writes_ = false;
+  std::optional<Handshake> handshake_;
+  std::string handshake_in_;
+  HelloInfo peer_;
+  pid_t peer_pid_ = 0;
+  std::string goodbye_;  // what the peer said before it closed
+  std::deque<Message> out_queue_;
+
+  // From kSetup and kUp on.
+  UniqueFd segment_fd_;
+  MappedFile segment_;
+  MappedFile counters_;
+  Lane* in_ = nullptr;
+  Lane* out_ = nullptr;
+  std::optional<PeerMemory> memory_;
+  std::optional<SliceRunner> runner_;
+  std::optional<RingReader> reader_;
+  uint32_t seen_activity_ = 0;
+  bool ring_pending_ = false;
+  ShmRail* rail_ = nullptr;
+};
+
+// What the worker holds of a connection.
+class ShmRail final : public Rail {
+ public:
+  ShmRail(std::shared_ptr<Connection> connection, Properties properties)
+      : connection_(std::move(connection)), properties_(std::move(properties)) {}
+  ~ShmRail() override { connection_->rail_destroyed(); }
+
+  const Properties& properties() const override { return properties_; }
+  absl::Status reaches(const RemoteRegion& remote) const override {
+    return connection_->reaches(remote);
+  }
+  bool post(const Slice& slice, EventSink&) override { return connection_->post(slice); }
+  void abort(TransferId transfer, EventSink& sink) override { connection_->abort(transfer, sink); }
+  void close(absl::Status why, EventSink& sink) override { connection_->close(why, sink); }
+
+ private:
+  std::shared_ptr<Connection> connection_;
+  Properties properties_;
+};
+
+}  // namespace baton::shm

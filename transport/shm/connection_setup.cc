@@ -1,0 +1,291 @@
+// How a connection comes up: dialing, authentication, the exchange of files; and its messages.
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_format.h"
+#include "transport/shm/connection.h"
+#include "transport/shm/copy_kernel.h"
+
+namespace baton::shm {
+namespace {
+
+constexpr Time kSetupTimeout = std::chrono::seconds(5);
+constexpr Time kRedial = std::chrono::milliseconds(5);
+
+HelloInfo hello(const Shared& shared, uint64_t session) {
+  HelloInfo self = shared.context.self;
+  self.session = session;
+  self.rail = 0;
+  self.rails = 1;
+  return self;
+}
+
+}  // namespace
+
+Connection::Connection(Shared& shared, ConnectRequest request)
+    : shared_(shared),
+      client_(true),
+      request_(std::move(request)),
+      state_(State::kDialing),
+      deadline_(shared.context.clock.now() + kSetupTimeout),
+      handshake_(std::in_place, Handshake::Role::kClient, shared.context.key,
+                 hello(shared, request_.session)) {}
+
+Connection::Connection(Shared& shared, PacketSocket socket)
+    : shared_(shared),
+      client_(false),
+      state_(State::kHandshake),
+      deadline_(shared.context.clock.now() + kSetupTimeout),
+      socket_(std::move(socket)),
+      handshake_(std::in_place, Handshake::Role::kServer, shared.context.key, hello(shared, 0)) {
+  watch(false);
+}
+
+// The low bit of the epoll data tells the process from the socket.
+void Connection::watch(bool for_writing) {
+  if (watched_ && for_writing == watching_writes_) return;
+  epoll_event event{.events = EPOLLIN | EPOLLRDHUP | (for_writing ? EPOLLOUT : 0U),
+                    .data = {.u64 = reinterpret_cast<uint64_t>(this)}};
+  epoll_ctl(shared_.epoll.get(), watched_ ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, socket_.fd(), &event);
+  watched_ = true;
+  watching_writes_ = for_writing;
+}
+
+bool Connection::on_time(Time now, EventSink& sink) {
+  if (state_ == State::kUp || state_ == State::kDown) return false;
+  if (now >= deadline_) {
+    fail(absl::UnavailableError("the peer did not answer for 5 s: is its process stopped, or does "
+                                "nobody call progress() there?"),
+         sink);
+    return true;
+  }
+  if (state_ != State::kDialing || now < dial_at_) return false;
+  absl::Status status = dial();
+  if (absl::IsResourceExhausted(status)) {
+    dial_at_ = now + kRedial;
+    return false;
+  }
+  if (!status.ok()) fail(status, sink);
+  return true;
+}
+
+Time Connection::next_timer() const {
+  if (state_ == State::kUp || state_ == State::kDown) return kNever;
+  return state_ == State::kDialing ? dial_at_ : deadline_;
+}
+
+absl::Status Connection::dial() {
+  auto socket = PacketSocket::dial(request_.address);
+  if (!socket.ok()) return socket.status();
+  socket_ = *std::move(socket);
+  state_ = State::kHandshake;
+  watch(false);
+  return flush_handshake();
+}
+
+absl::Status Connection::flush_handshake() {
+  while (!handshake_->to_send().empty()) {
+    const size_t bytes = handshake_->to_send().size();
+    // The few packets of a handshake always fit into a new socket's buffer.
+    if (socket_.send(handshake_->to_send()) != PacketSocket::Io::kDone) {
+      return absl::UnavailableError("the peer closed the connection during the handshake");
+    }
+    handshake_->sent(bytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Connection::on_handshake_bytes(std::string_view bytes) {
+  handshake_in_.append(bytes);
+  if (handshake_in_.size() > 4 * kMaxMessage) {
+    return absl::InvalidArgumentError("the peer sent too much during the handshake");
+  }
+  absl::Status status;
+  while (status.ok() && !handshake_->done() && handshake_in_.size() >= handshake_->wanted()) {
+    const size_t want = handshake_->wanted();
+    status = handshake_->receive(std::string_view(handshake_in_).substr(0, want));
+    handshake_in_.erase(0, want);
+  }
+  absl::Status flushed = flush_handshake();
+  if (!status.ok()) return status;
+  if (!flushed.ok() || !handshake_->done()) return flushed;
+  if (handshake_->purpose() != Handshake::Purpose::kRail) {
+    return absl::UnimplementedError("shm answers no queries");
+  }
+  if (!handshake_in_.empty()) {
+    return absl::InvalidArgumentError("the peer sent bytes after the handshake's end");
+  }
+  peer_ = handshake_->peer();
+  if (client_ && request_.expected.uid != WorkerUid{} && peer_.uid != request_.expected.uid) {
+    return absl::UnavailableError(
+        "another worker answers at this address: the peer was restarted; get its address again");
+  }
+  return begin_setup();
+}
+
+absl::Status Connection::begin_setup() {
+  handshake_.reset();
+  state_ = State::kSetup;
+  peer_pid_ = socket_.peer_pid();
+  if (peer_pid_ != 0 && peer_pid_ != getpid()) {
+    // The socket tells of the peer's end too, unless a child of it holds a copy of the descriptor.
+    pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, peer_pid_, 0)));
+    if (pidfd_.valid()) {
+      epoll_event event{.events = EPOLLIN, .data = {.u64 = reinterpret_cast<uint64_t>(this) | 1}};
+      epoll_ctl(shared_.epoll.get(), EPOLL_CTL_ADD, pidfd_.get(), &event);
+    }
+  }
+  Message setup;
+  setup.kind = Message::Kind::kSetup;
+  setup.control_bytes = sizeof(ControlSegment);
+  setup.counter_bytes = CounterTable::kBytes;
+  const ControlSegment& control = shared_.exports.control();
+  setup.nonce_address = reinterpret_cast<uint64_t>(control.nonce.data());
+  setup.nonce = control.nonce;
+  if (client_) {
+    auto segment = create_file("baton-connection", sizeof(ConnectionSegment));
+    if (!segment.ok()) return segment.status();
+    segment_fd_ = std::move(segment->fd);
+    segment_ = std::move(segment->mapping);
+    setup.connection_bytes = sizeof(ConnectionSegment);
+  }
+  send(std::move(setup));
+  for (const Exports::File& file : shared_.exports.files()) announce_file(file.number);
+  return absl::OkStatus();
+}
+
+absl::Status Connection::on_setup(const Message& setup, Packet& packet, EventSink& sink) {
+  if (state_ != State::kSetup) {
+    return absl::InvalidArgumentError("the peer sent its setup twice");
+  }
+  const uint64_t connection_bytes = client_ ? 0 : sizeof(ConnectionSegment);
+  if (setup.control_bytes != sizeof(ControlSegment) ||
+      setup.counter_bytes != CounterTable::kBytes || setup.connection_bytes != connection_bytes) {
+    return absl::FailedPreconditionError(
+        "the peer lays shared memory out differently: run the same build of Baton on both sides");
+  }
+  using Protection = MappedFile::Protection;
+  auto control = MappedFile::map(packet.fds[0].get(), sizeof(ControlSegment), Protection::kReadOnly,
+                                 "control segment");
+  if (!control.ok()) return control.status();
+  auto counters = MappedFile::map(packet.fds[1].get(), CounterTable::kBytes, Protection::kReadWrite,
+                                  "counter table");
+  if (!counters.ok()) return counters.status();
+  if (!client_) {
+    auto segment = MappedFile::map(packet.fds[2].get(), sizeof(ConnectionSegment),
+                                   Protection::kReadWrite, "connection segment");
+    if (!segment.ok()) return segment.status();
+    segment_ = *std::move(segment);
+  }
+  counters_ = *std::move(counters);
+  auto* lanes = segment_.as<ConnectionSegment>();
+  out_ = client_ ? &lanes->from_client : &lanes->from_server;
+  in_ = client_ ? &lanes->from_server : &lanes->from_client;
+  absl::Status cma = shared_.cma_allowed
+                         ? probe_cma(peer_pid_, setup.nonce_address, setup.nonce)
+                         : absl::FailedPreconditionError("CMA is switched off (shm.cma=off)");
+  memory_.emplace(*std::move(control), peer_pid_, std::move(cma));
+  runner_.emplace(*memory_, *out_, counters_.as<CounterTable::Word>(), shared_.cma);
+  reader_.emplace(*in_);
+  state_ = State::kUp;
+  deadline_ = kNever;
+
+  Rail::Properties properties;
+  properties.provider = "shm";
+  properties.route = absl::StrFormat(
+      "shm to process %d (one copy, %s; %s)", peer_pid_, stream_kernel(),
+      memory_->cma().ok() ? "pools mapped, other memory by CMA" : "pools mapped, no CMA");
+  properties.bytes_per_second = 10e9;
+  properties.depth = kDepth;
+  auto rail = std::make_unique<ShmRail>(shared_from_this(), std::move(properties));
+  rail_ = rail.get();
+  if (client_) {
+    sink.connected(request_.session, peer_, std::move(rail));
+  } else {
+    sink.accepted(peer_, std::move(rail));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Connection::on_packet(Packet& packet, EventSink& sink) {
+  if (state_ == State::kHandshake) return on_handshake_bytes(packet.view());
+  auto message = Message::decode(packet.view());
+  if (!message.ok()) return message.status();
+  if (packet.fd_count != message->expected_fds(/*from_client=*/!client_)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the peer sent %u descriptors with a message of kind %d", packet.fd_count,
+                        static_cast<int>(message->kind)));
+  }
+  return on_message(*message, packet, sink);
+}
+
+absl::Status Connection::on_message(const Message& message, Packet& packet, EventSink& sink) {
+  switch (message.kind) {
+    case Message::Kind::kSetup:
+      return on_setup(message, packet, sink);
+    case Message::Kind::kGoodbye:
+      goodbye_ = absl::CHexEscape(message.text);
+      break;
+    case Message::Kind::kDoorbell:
+      break;
+    case Message::Kind::kFile:
+    case Message::Kind::kDrop:
+      if (state_ != State::kUp) {
+        return absl::InvalidArgumentError("the peer spoke of its files before its setup");
+      }
+      if (message.kind == Message::Kind::kFile) {
+        return memory_->add_file(message.file, packet.fds[0].get(), message.file_bytes);
+      }
+      memory_->drop_file(message.file);
+      break;
+  }
+  return absl::OkStatus();
+}
+
+void Connection::announce_file(uint64_t number) {
+  if (state_ != State::kSetup && state_ != State::kUp) return;
+  Message message;
+  message.kind = Message::Kind::kFile;
+  message.file = number;
+  send(std::move(message));
+}
+
+void Connection::announce_drop(uint64_t number) {
+  if (state_ != State::kSetup && state_ != State::kUp) return;
+  Message message;
+  message.kind = Message::Kind::kDrop;
+  message.file = number;
+  send(std::move(message));
+}
+
+void Connection::send(Message message) {
+  out_queue_.push_back(std::move(message));
+  flush();
+}
+
+void Connection::flush() {
+  while (!out_queue_.empty()) {
+    Message& message = out_queue_.front();
+    std::array<int, kMaxMessageFds> fds{};
+    if (message.kind == Message::Kind::kSetup) {
+      fds = {shared_.exports.control_fd(), shared_.context.counters.fd(), segment_fd_.get()};
+    } else if (message.kind == Message::Kind::kFile) {
+      const Exports::File* file = shared_.exports.find_file(message.file);
+      if (file == nullptr) {  // deregistered before it could be sent
+        out_queue_.pop_front();
+        continue;
+      }
+      message.file_bytes = file->bytes;
+      fds[0] = file->fd.get();
+    }
+    const auto io =
+        socket_.send(message.encode(), absl::MakeSpan(fds.data(), message.expected_fds(client_)));
+    if (io != PacketSocket::Io::kDone) break;  // a closed socket is noticed when it is read
+    out_queue_.pop_front();
+  }
+  watch(!out_queue_.empty());
+}
+
+}  // namespace baton::shm

@@ -1,0 +1,90 @@
+// The owner's side: regions published in the control segment, and the files behind them.
+#include "transport/shm/exports.h"
+
+#include <fcntl.h>
+#include <openssl/rand.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace baton::shm {
+
+absl::StatusOr<Exports> Exports::create() {
+  auto file = create_file("baton-control", sizeof(ControlSegment));
+  if (!file.ok()) return file.status();
+  Exports exports;
+  exports.file_ = *std::move(file);
+  auto& nonce = exports.file_.mapping.as<ControlSegment>()->nonce;
+  RAND_bytes(nonce.data(), static_cast<int>(nonce.size()));
+  forbid_new_writers(exports.file_.fd.get());
+  return exports;
+}
+
+absl::StatusOr<uint64_t> Exports::publish(const RegionEntry& region) {
+  SharedRegion& out = row(region.index);
+  uint64_t number = 0;
+  uint64_t fresh = 0;
+  // A file that may shrink would raise SIGBUS in peers: such memory is reached like any other.
+  if (region.file.fd >= 0 && region.access != Access::kLocal && shareable(region.file.fd)) {
+    struct stat info {};
+    if (fstat(region.file.fd, &info) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the file behind the region cannot be used: %s", strerror(errno)));
+    }
+    const auto bytes = static_cast<uint64_t>(info.st_size);
+    if (region.size > bytes || region.file.offset > bytes - region.size) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the file behind the region has %u bytes, too few for %u bytes at %u",
+                          bytes, region.size, region.file.offset));
+    }
+    for (File& file : files_) {
+      if (file.device != info.st_dev || file.inode != info.st_ino) continue;
+      ++file.regions;
+      number = file.number;
+    }
+    if (number == 0) {
+      UniqueFd fd(fcntl(region.file.fd, F_DUPFD_CLOEXEC, 0));
+      if (!fd.valid()) {
+        return absl::ResourceExhaustedError(
+            absl::StrFormat("no descriptor for the file behind the region: %s; raise `ulimit -n`",
+                            strerror(errno)));
+      }
+      number = fresh = next_number_++;
+      files_.push_back({number, info.st_dev, info.st_ino, bytes, std::move(fd), 1});
+    }
+  }
+  out.access.store(static_cast<uint32_t>(region.access), std::memory_order_relaxed);
+  out.key.store(region.key, std::memory_order_relaxed);
+  out.size.store(region.size, std::memory_order_relaxed);
+  out.base.store(reinterpret_cast<uint64_t>(region.base), std::memory_order_relaxed);
+  out.file.store(number, std::memory_order_relaxed);
+  out.offset.store(region.file.offset, std::memory_order_relaxed);
+  out.generation.store(region.generation, std::memory_order_seq_cst);
+  return fresh;
+}
+
+void Exports::revoke(uint32_t index) { row(index).generation.store(0, std::memory_order_seq_cst); }
+
+uint64_t Exports::forget_file(uint32_t index) {
+  const uint64_t number = row(index).file.exchange(0, std::memory_order_relaxed);
+  if (number == 0) return 0;
+  for (size_t i = 0; i < files_.size(); ++i) {
+    if (files_[i].number != number || --files_[i].regions != 0) continue;
+    files_.erase(files_.begin() + static_cast<ptrdiff_t>(i));
+    return number;
+  }
+  return 0;
+}
+
+const Exports::File* Exports::find_file(uint64_t number) const {
+  for (const File& file : files_) {
+    if (file.number == number) return &file;
+  }
+  return nullptr;
+}
+
+}  // namespace baton::shm

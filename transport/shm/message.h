@@ -1,0 +1,50 @@
+// What two shm providers tell each other over their socket once they have authenticated each other.
+//
+// One message is one packet; the files it speaks of travel with it as descriptors. Doorbells wake a
+// peer that sleeps; everything else concerns the life of the connection, never a transfer.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "transport/shm/segment.h"
+
+namespace baton::shm {
+
+inline constexpr size_t kMaxMessage = 1024;
+inline constexpr size_t kMaxMessageFds = 3;
+
+struct Message {
+  enum class Kind : uint8_t {
+    kSetup = 1,  // fds: control segment, counter table, and from the client the connection segment
+    kFile = 2,   // fd: a file behind one or more regions
+    kDrop = 3,   // no region uses that file any more: unmap it
+    kGoodbye = 4,  // closing, and why
+    kDoorbell = 5,
+  };
+  Kind kind = Kind::kDoorbell;
+
+  // kSetup. Sizes of the structures that both sides share: a mismatch is another build.
+  uint64_t control_bytes = 0;
+  uint64_t counter_bytes = 0;
+  uint64_t connection_bytes = 0;
+  uint64_t nonce_address = 0;  // in the sender's memory: what a CMA probe reads
+  std::array<uint8_t, kNonceBytes> nonce{};
+
+  // kFile, kDrop.
+  uint64_t file = 0;  // its number, never 0 and never used again
+  uint64_t file_bytes = 0;
+
+  // kGoodbye, at most 256 bytes.
+  std::string text;
+
+  size_t expected_fds(bool from_client) const;
+  std::string encode() const;
+  static absl::StatusOr<Message> decode(std::string_view packet);
+};
+
+}  // namespace baton::shm

@@ -1,0 +1,157 @@
+// Unix sockets that keep packets apart and carry descriptors.
+#include "transport/shm/packet_socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+
+namespace baton::shm {
+namespace {
+
+constexpr int kBacklog = 128;
+constexpr int kType = SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC;
+
+struct AbstractName {
+  sockaddr_un address{};
+  socklen_t length = 0;
+};
+
+absl::StatusOr<AbstractName> abstract_name(const std::string& name) {
+  AbstractName out;
+  out.address.sun_family = AF_UNIX;
+  if (name.empty() || name.size() + 1 > sizeof out.address.sun_path) {
+    return absl::InvalidArgumentError("not the name of a shm listener");
+  }
+  std::memcpy(out.address.sun_path + 1, name.data(), name.size());
+  out.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<PacketSocket> PacketSocket::listen(const std::string& name) {
+  auto at = abstract_name(name);
+  if (!at.ok()) return at.status();
+  PacketSocket out(UniqueFd(socket(AF_UNIX, kType, 0)));
+  if (out.fd() < 0 || bind(out.fd(), reinterpret_cast<sockaddr*>(&at->address), at->length) != 0 ||
+      ::listen(out.fd(), kBacklog) != 0) {
+    return absl::UnavailableError(
+        absl::StrFormat("listening on a unix socket failed: %s", strerror(errno)));
+  }
+  return out;
+}
+
+absl::StatusOr<PacketSocket> PacketSocket::dial(const std::string& name) {
+  auto at = abstract_name(name);
+  if (!at.ok()) return at.status();
+  PacketSocket out(UniqueFd(socket(AF_UNIX, kType, 0)));
+  if (out.fd() < 0) {
+    return absl::UnavailableError(
+        absl::StrFormat("no unix socket: %s; raise `ulimit -n`", strerror(errno)));
+  }
+  if (connect(out.fd(), reinterpret_cast<sockaddr*>(&at->address), at->length) != 0) {
+    if (errno == EAGAIN) return absl::ResourceExhaustedError("the peer's backlog is full");
+    return absl::UnavailableError(
+        absl::StrFormat("nobody listens on the peer's unix socket (%s): it has ended or restarted; "
+                        "get its address again",
+                        strerror(errno)));
+  }
+  return out;
+}
+
+absl::StatusOr<PacketSocket> PacketSocket::accept() const {
+  const int fd = accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd >= 0) return PacketSocket(UniqueFd(fd));
+  if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) {
+    return absl::NotFoundError("nobody is waiting");
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("accepting a peer failed: %s; raise `ulimit -n`", strerror(errno)));
+}
+
+PacketSocket::Io PacketSocket::send(std::string_view bytes, absl::Span<const int> fds) const {
+  iovec data{const_cast<char*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxMessageFds)] = {};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  if (!fds.empty()) {
+    header.msg_control = control;
+    header.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
+    cmsghdr* rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
+    std::memcpy(CMSG_DATA(rights), fds.data(), sizeof(int) * fds.size());
+  }
+  while (true) {
+    if (sendmsg(fd_.get(), &header, MSG_NOSIGNAL) >= 0) return Io::kDone;
+    if (errno == EINTR) continue;
+    // ETOOMANYREFS: too many descriptors are under way until the peer reads some.
+    const bool later = errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS;
+    return later ? Io::kLater : Io::kClosed;
+  }
+}
+
+absl::StatusOr<PacketSocket::Io> PacketSocket::receive(Packet& packet, bool with_fds) const {
+  for (size_t i = 0; i < packet.fd_count; ++i) packet.fds[i].reset();
+  packet.fd_count = 0;
+  iovec data{packet.buffer.data(), packet.buffer.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxMessageFds)];
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  if (with_fds) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+  }
+  ssize_t got = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
+  // ECONNRESET: the peer closed before it had read everything. Reported once, ahead of packets that
+  // it sent before.
+  while (got < 0 && (errno == EINTR || errno == ECONNRESET)) {
+    got = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
+  }
+  if (got < 0) return errno == EAGAIN ? Io::kLater : Io::kClosed;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count && packet.fd_count < kMaxMessageFds; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
+      packet.fds[packet.fd_count++] = UniqueFd(fd);
+    }
+  }
+  if ((header.msg_flags & MSG_CTRUNC) != 0) {
+    return absl::ResourceExhaustedError(
+        with_fds ? "descriptors that the peer sent were lost: raise `ulimit -n` here"
+                 : "the peer sent descriptors before it had authenticated itself");
+  }
+  if (got == 0) return Io::kClosed;  // packets are never empty
+  if ((header.msg_flags & MSG_TRUNC) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the peer sent a packet of more than %u bytes", kMaxMessage));
+  }
+  packet.bytes = static_cast<size_t>(got);
+  return Io::kDone;
+}
+
+bool PacketSocket::peer_gone() const {
+  if (fd_.get() < 0) return true;
+  pollfd query{fd_.get(), POLLRDHUP, 0};
+  return poll(&query, 1, 0) > 0 && (query.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
+pid_t PacketSocket::peer_pid() const {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return 0;
+  return peer.pid;
+}
+
+}  // namespace baton::shm

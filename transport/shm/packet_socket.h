@@ -1,0 +1,60 @@
+// Unix sockets that keep packets apart and carry descriptors: the control path of shm.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "transport/shm/memory_file.h"
+#include "transport/shm/message.h"
+
+namespace baton::shm {
+
+// A packet and the descriptors that came with it.
+struct Packet {
+  std::array<char, kMaxMessage> buffer;
+  size_t bytes = 0;
+  std::array<UniqueFd, kMaxMessageFds> fds;
+  size_t fd_count = 0;
+  std::string_view view() const { return {buffer.data(), bytes}; }
+};
+
+// All sockets are non-blocking and live in the abstract namespace: no file is left behind.
+class PacketSocket {
+ public:
+  PacketSocket() = default;
+  explicit PacketSocket(UniqueFd fd) : fd_(std::move(fd)) {}
+
+  static absl::StatusOr<PacketSocket> listen(const std::string& name);
+  // Unavailable when nobody listens there any more; ResourceExhausted when the listener's backlog
+  // is full for the moment.
+  static absl::StatusOr<PacketSocket> dial(const std::string& name);
+  // NotFound when nobody is waiting.
+  absl::StatusOr<PacketSocket> accept() const;
+
+  enum class Io { kDone, kLater, kClosed };
+  // kLater: the peer has not read enough yet.
+  Io send(std::string_view bytes, absl::Span<const int> fds = {}) const;
+  // kClosed: the peer is gone. An error when the packet was cut, too long, or lost descriptors.
+  // Descriptors are accepted only `with_fds`; a peer that is not authenticated yet sends none.
+  absl::StatusOr<Io> receive(Packet& packet, bool with_fds) const;
+
+  // Whether the other end is closed, asked of the kernel now.
+  bool peer_gone() const;
+  // The process at the other end as the kernel knows it; 0 when it is in another pid namespace.
+  pid_t peer_pid() const;
+
+  int fd() const { return fd_.get(); }
+  void close() { fd_.reset(); }
+
+ private:
+  UniqueFd fd_;
+};
+
+}  // namespace baton::shm

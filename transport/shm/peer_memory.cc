@@ -1,0 +1,118 @@
+// The initiator's side: what a peer's memory looks like from here.
+#include "transport/shm/peer_memory.h"
+
+#include "absl/strings/str_format.h"
+
+namespace baton::shm {
+namespace {
+
+absl::Status stale() {
+  return absl::NotFoundError(
+      "the remote region is stale: its owner deregistered it; fetch its RemoteRegion again");
+}
+
+}  // namespace
+
+absl::Status PeerMemory::unreachable(const absl::Status& mapping) const {
+  const std::string why = mapping.ok()
+                              ? "its memory does not come from a MemoryPool, so it cannot be mapped"
+                              : std::string(mapping.message());
+  return absl::FailedPreconditionError(
+      absl::StrFormat("shm cannot reach the remote region: %s, and %s. Allocate it from a "
+                      "MemoryPool, or make CMA work",
+                      why, cma_.message()));
+}
+
+absl::Status PeerMemory::resolve(const TransferDescriptor& transfer, Target& target) const {
+  const RemoteRegion& remote = transfer.remote;
+  if (remote.index >= RegionTable::kCapacity || remote.generation == 0) return stale();
+  const SharedRegion& row = rows()[remote.index];
+  if (row.generation.load(std::memory_order_acquire) != remote.generation) return stale();
+  const uint64_t key = row.key.load(std::memory_order_relaxed);
+  const uint64_t size = row.size.load(std::memory_order_relaxed);
+  const uint64_t base = row.base.load(std::memory_order_relaxed);
+  const uint64_t number = row.file.load(std::memory_order_relaxed);
+  const uint64_t offset = row.offset.load(std::memory_order_relaxed);
+  const auto access = static_cast<Access>(row.access.load(std::memory_order_relaxed));
+  // Read again: the row may have been given to another region meanwhile.
+  if (!live(remote.index, remote.generation)) return stale();
+  if (key != remote.key) {
+    return absl::PermissionDeniedError(
+        "the remote region's key is wrong: use the RemoteRegion that its owner gave out");
+  }
+  const bool write = transfer.op == Op::kWrite;
+  if (!allows(access, write ? Access::kRemoteWrite : Access::kRemoteRead)) {
+    return absl::PermissionDeniedError(
+        absl::StrFormat("the remote region does not allow remote %s: its owner must register it so",
+                        write ? "writes" : "reads"));
+  }
+  if (absl::Status status = transfer.remote_layout.check(size, "remote"); !status.ok()) {
+    return status;
+  }
+  absl::Status mapping;
+  if (number != 0) {
+    const auto file = files_.find(number);
+    if (file == files_.end()) {
+      target.way = Way::kNotYet;
+      return absl::OkStatus();
+    }
+    const size_t mapped = file->second.mapping.size();
+    mapping = file->second.status;
+    if (mapping.ok()) {
+      if (size > mapped || offset > mapped - size) {
+        return absl::OutOfRangeError("the remote region lies outside the file that its owner sent");
+      }
+      target.way = Way::kMapped;
+      target.mapped = file->second.mapping.data() + offset;
+      return absl::OkStatus();
+    }
+  }
+  if (!cma_.ok()) return unreachable(mapping);
+  target.way = Way::kCma;
+  target.address = base;
+  return absl::OkStatus();
+}
+
+absl::Status PeerMemory::reaches(const RemoteRegion& region) const {
+  // What is wrong with a stale or forged region is told when it is used.
+  if (cma_.ok() || region.index >= RegionTable::kCapacity) return absl::OkStatus();
+  const SharedRegion& row = rows()[region.index];
+  if (!live(region.index, region.generation)) return absl::OkStatus();
+  const uint64_t number = row.file.load(std::memory_order_relaxed);
+  if (number == 0) return unreachable(absl::OkStatus());
+  const auto file = files_.find(number);
+  if (file == files_.end() || file->second.status.ok()) return absl::OkStatus();
+  return unreachable(file->second.status);
+}
+
+absl::Status PeerMemory::add_file(uint64_t number, int fd, uint64_t bytes) {
+  if (number == 0 || files_.size() >= RegionTable::kCapacity || files_.contains(number)) {
+    return absl::InvalidArgumentError("the peer sent more files than it can have regions");
+  }
+  auto mapping = MappedFile::map(fd, bytes, MappedFile::Protection::kReadWrite, "region file");
+  File file;
+  if (mapping.ok()) {
+    file.mapping = *std::move(mapping);
+    populating_ = number;
+  } else if (absl::IsResourceExhausted(mapping.status())) {
+    file.status = mapping.status();
+  } else {
+    return mapping.status();
+  }
+  files_.emplace(number, std::move(file));
+  return absl::OkStatus();
+}
+
+bool PeerMemory::populate(size_t bytes) {
+  if (populating_ == 0) return false;
+  if (const auto file = files_.find(populating_); file != files_.end()) {
+    if (file->second.mapping.populate(bytes)) return true;
+  }
+  populating_ = 0;
+  for (const auto& [number, file] : files_) {
+    if (!file.mapping.populated()) populating_ = number;
+  }
+  return populating_ != 0;
+}
+
+}  // namespace baton::shm

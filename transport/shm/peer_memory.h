@@ -1,0 +1,74 @@
+// The initiator's side: what a peer's memory looks like from here, and the check that comes before
+// every byte.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "transport/provider.h"
+#include "transport/shm/memory_file.h"
+#include "transport/shm/segment.h"
+
+namespace baton::shm {
+
+class PeerMemory {
+ public:
+  // `cma` is what the probe found.
+  PeerMemory(MappedFile control, pid_t pid, absl::Status cma)
+      : control_(std::move(control)), pid_(pid), cma_(std::move(cma)) {}
+
+  // How the bytes of a region are reached.
+  enum class Way : uint8_t {
+    kMapped,  // at Target::mapped
+    kCma,     // at Target::address in the peer
+    kNotYet,  // its file is still on its way to us
+  };
+  struct Target {
+    Way way = Way::kNotYet;
+    std::byte* mapped = nullptr;
+    uint64_t address = 0;
+  };
+
+  // Key, generation, rights and the bounds of the whole remote layout. The message of an error is
+  // what the initiator of the transfer reads.
+  absl::Status resolve(const TransferDescriptor& transfer, Target& target) const;
+
+  // Whether the registration still lives. Ask with one's busy marker set.
+  bool live(uint32_t index, uint32_t generation) const {
+    return rows()[index].generation.load(std::memory_order_seq_cst) == generation;
+  }
+
+  // Whether a region can be reached at all; the reason and the remedy where it cannot.
+  absl::Status reaches(const RemoteRegion& region) const;
+
+  // A file that the peer sent. An error means that the peer does not keep to the rules.
+  absl::Status add_file(uint64_t number, int fd, uint64_t bytes);
+  void drop_file(uint64_t number) { files_.erase(number); }
+
+  // Faults in the next `bytes` bytes of what is mapped; false when there is nothing left to do.
+  bool populate(size_t bytes);
+  bool populating() const { return populating_ != 0; }
+
+  pid_t pid() const { return pid_; }
+  const absl::Status& cma() const { return cma_; }
+
+ private:
+  struct File {
+    MappedFile mapping;
+    absl::Status status;  // why it could not be mapped
+  };
+
+  const SharedRegion* rows() const { return control_.as<const ControlSegment>()->regions; }
+  absl::Status unreachable(const absl::Status& mapping) const;
+
+  MappedFile control_;
+  pid_t pid_;
+  absl::Status cma_;
+  absl::flat_hash_map<uint64_t, File> files_;
+  uint64_t populating_ = 0;  // number of the file that is being faulted in, 0: none
+};
+
+}  // namespace baton::shm

@@ -1,0 +1,62 @@
+// What two workers on one machine share: the layouts of the control and the connection segment.
+//
+// The control segment of a worker tells its peers which regions it has; peers map it read-only. The
+// connection segment belongs to one connection and both sides write to it: one lane a direction.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/region.h"
+
+namespace baton::shm {
+
+// One region of the owner. The other fields are written before `generation` is set and stay as they
+// are until after it has been cleared; generations never come back.
+struct alignas(64) SharedRegion {
+  std::atomic<uint32_t> generation;  // 0: none
+  std::atomic<uint32_t> access;
+  std::atomic<uint64_t> key;
+  std::atomic<uint64_t> size;
+  std::atomic<uint64_t> base;    // address in the owner, for process_vm_readv and writev
+  std::atomic<uint64_t> file;    // number of the file behind it, 0: none
+  std::atomic<uint64_t> offset;  // in that file
+};
+
+inline constexpr size_t kNonceBytes = 16;
+
+struct ControlSegment {
+  std::array<uint8_t, kNonceBytes> nonce;  // a peer that can read this by address has CMA
+  SharedRegion regions[RegionTable::kCapacity];
+};
+
+// One direction. Aligned so that the two sides write to different cache lines.
+struct Lane {
+  static constexpr size_t kRingBytes = 256 << 10;
+
+  // Written by the sender.
+  alignas(64) std::atomic<uint32_t> busy;  // 1 + index of the region it copies to or from, else 0
+  std::atomic<uint32_t> activity;          // + 1 after each delivery
+  std::atomic<uint64_t> tail;              // of the ring: bytes ever written
+
+  // Written by the receiver.
+  alignas(64) std::atomic<uint64_t> head;  // of the ring: bytes ever read
+  std::atomic<uint32_t> closed;            // 1: copy nothing any more
+
+  // Written by both.
+  alignas(64) std::atomic<uint32_t> asleep;  // receiver sets it before it sleeps; sender clears it
+  std::atomic<uint32_t> sender_waits;        // sender found the ring full; receiver clears it
+
+  alignas(64) std::byte ring[kRingBytes];
+};
+
+struct ConnectionSegment {
+  Lane from_client;
+  Lane from_server;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+}  // namespace baton::shm

@@ -1,0 +1,230 @@
+// The provider for workers on one machine: shared memory where a pool is behind a region, CMA
+// elsewhere. The initiator copies; the target's CPU has no part in it.
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_format.h"
+#include "transport/shm/connection.h"
+#include "transport/shm/copy_kernel.h"
+
+namespace baton::shm {
+namespace {
+
+constexpr int kRank = 300;
+constexpr std::string_view kPrefix = "baton-";
+constexpr size_t kMaxUnfinished = 128;  // connections that have not authenticated themselves yet
+constexpr int kPollEvery = 16;          // rounds of progress between two looks at the sockets
+constexpr size_t kBudget = 1 << 20;     // bytes copied in one round, shared by the connections
+
+class ShmProvider final : public Provider {
+ public:
+  explicit ShmProvider(const ProviderContext& context) : context_(context) {
+    capabilities_.name = "shm";
+    capabilities_.rank = kRank;
+    const absl::Status status = open();
+    capabilities_.available = status.ok();
+    capabilities_.detail =
+        status.ok() ? absl::StrFormat("memfd, %s copies, CMA %s", stream_kernel(),
+                                      shared_->cma_allowed ? "where the kernel allows it" : "off")
+                    : std::string(status.message());
+    if (!status.ok()) shared_.reset();
+  }
+
+  ~ShmProvider() override {
+    for (auto& connection : connections_) connection->abandon();
+  }
+
+  const Capabilities& capabilities() const override { return capabilities_; }
+
+  absl::StatusOr<std::string> listen() override {
+    if (shared_ == nullptr) return absl::FailedPreconditionError(capabilities_.detail);
+    const std::string name = std::string(kPrefix) + WorkerUid::random().hex();
+    auto socket = PacketSocket::listen(name);
+    if (!socket.ok()) return socket.status();
+    listener_ = *std::move(socket);
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
+    epoll_ctl(shared_->epoll.get(), EPOLL_CTL_ADD, listener_.fd(), &event);
+    return name;
+  }
+
+  absl::Status reachable(const std::string& address, std::string_view host_id) const override {
+    if (shared_ == nullptr) return absl::FailedPreconditionError(capabilities_.detail);
+    if (host_id != context_.host_id) {
+      return absl::FailedPreconditionError(
+          "shm needs both workers on one machine, as the same user and in the same network and "
+          "mount namespaces; the peer is elsewhere");
+    }
+    if (address.rfind(kPrefix, 0) != 0) {
+      return absl::InvalidArgumentError("not an address of shm");
+    }
+    return absl::OkStatus();
+  }
+
+  void connect(const ConnectRequest& request) override {
+    if (shared_ == nullptr) {
+      refused_.push_back(request.session);
+      return;
+    }
+    connections_.push_back(std::make_shared<Connection>(*shared_, request));
+  }
+
+  absl::Status add_region(const RegionEntry& region) override {
+    if (shared_ == nullptr) return absl::OkStatus();
+    auto file = shared_->exports.publish(region);
+    if (!file.ok()) return file.status();
+    if (*file == 0) return absl::OkStatus();
+    for (auto& connection : connections_) connection->announce_file(*file);
+    return absl::OkStatus();
+  }
+
+  void remove_region(const RegionEntry& region, EventSink& sink) override {
+    if (shared_ == nullptr) return;
+    shared_->exports.revoke(region.index);
+    // fence_region() may close a connection, and what hears of that may connect again.
+    for (size_t i = 0; i < connections_.size(); ++i) {
+      connections_[i]->fence_region(region.index, sink);
+    }
+    const uint64_t file = shared_->exports.forget_file(region.index);
+    if (file == 0) return;
+    for (auto& connection : connections_) connection->announce_drop(file);
+  }
+
+  bool progress(EventSink& sink) override {
+    if (shared_ == nullptr) return refuse(sink);
+    bool any = false;
+    const bool woken = std::exchange(armed_, false);
+    if (woken) {
+      for (auto& connection : connections_) connection->disarm();
+    }
+    if (woken || unfinished_ != 0 || ++rounds_ >= kPollEvery) {
+      rounds_ = 0;
+      any |= poll(sink);
+    }
+    const size_t share = std::max(SliceRunner::kChunkBytes, kBudget / (connections_.size() + 1));
+    const size_t budget = connections_.size() <= 1 ? kBudget : share;
+    unfinished_ = 0;
+    Time now = kNever;
+    // By index: a sink may connect, which makes the list longer, while we walk it.
+    for (size_t i = 0; i < connections_.size(); ++i) {
+      Connection& connection = *connections_[i];
+      any |= connection.run(sink, budget);
+      if (connection.state() == Connection::State::kUp) continue;
+      if (now == kNever) now = context_.clock.now();
+      any |= connection.on_time(now, sink);
+      if (connection.state() != Connection::State::kUp) ++unfinished_;
+    }
+    if (unfinished_ != 0) {
+      std::erase_if(connections_, [](const auto& connection) { return connection->finished(); });
+    }
+    return any;
+  }
+
+  int wait_fd() const override { return shared_ == nullptr ? -1 : shared_->epoll.get(); }
+
+  bool arm() override {
+    if (shared_ == nullptr) return refused_.empty();
+    armed_ = true;
+    bool sleep = true;
+    for (auto& connection : connections_) sleep = connection->arm() && sleep;
+    return sleep;
+  }
+
+  Time next_timer() const override {
+    Time next = kNever;
+    if (unfinished_ == 0) return next;
+    for (const auto& connection : connections_) next = std::min(next, connection->next_timer());
+    return next;
+  }
+
+ private:
+  absl::Status open() {
+    if (setting(context_, "shm.memfd", "on") == "off") {
+      return absl::FailedPreconditionError("memfd is switched off (shm.memfd=off)");
+    }
+    auto exports = Exports::create();
+    if (!exports.ok()) return exports.status();
+    if (context_.counters.fd() < 0) {
+      return absl::FailedPreconditionError(
+          "the counters are not in a memfd, so peers could not increment them");
+    }
+    UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
+    if (!epoll.valid()) {
+      return absl::ResourceExhaustedError(
+          absl::StrFormat("no epoll descriptor: %s; raise `ulimit -n`", strerror(errno)));
+    }
+    shared_.reset(new Shared{context_, *std::move(exports), CmaBatch(),
+                             setting(context_, "shm.cma", "on") != "off", std::move(epoll)});
+    return absl::OkStatus();
+  }
+
+  bool refuse(EventSink& sink) {
+    if (refused_.empty()) return false;
+    const uint64_t session = refused_.back();
+    refused_.pop_back();
+    sink.connect_failed(session, absl::FailedPreconditionError(capabilities_.detail));
+    return true;
+  }
+
+  bool poll(EventSink& sink) {
+    std::array<epoll_event, 64> events;
+    const int count = epoll_wait(shared_->epoll.get(), events.data(), events.size(), 0);
+    bool any = false;
+    for (int i = 0; i < count; ++i) {
+      const uint64_t tag = events[i].data.u64;
+      if (tag == 0) {
+        any |= accept();
+        continue;
+      }
+      auto* connection = reinterpret_cast<Connection*>(tag & ~uint64_t{1});
+      if ((tag & 1) != 0) {
+        connection->on_peer_exit(sink);
+        any = true;
+      } else {
+        any |= connection->on_socket(sink);
+      }
+    }
+    return any;
+  }
+
+  bool accept() {
+    bool any = false;
+    while (true) {
+      auto socket = listener_.accept();
+      if (!socket.ok()) return any;
+      any = true;
+      const auto waiting =
+          std::count_if(connections_.begin(), connections_.end(),
+                        [](const auto& c) { return c->state() == Connection::State::kHandshake; });
+      if (static_cast<size_t>(waiting) >= kMaxUnfinished) continue;  // closes it
+      connections_.push_back(std::make_shared<Connection>(*shared_, *std::move(socket)));
+      ++unfinished_;
+    }
+  }
+
+  const ProviderContext& context_;
+  Capabilities capabilities_;
+  std::unique_ptr<Shared> shared_;  // null: not available
+  PacketSocket listener_;
+  // After shared_: connections use it to the last.
+  std::vector<std::shared_ptr<Connection>> connections_;
+  std::vector<uint64_t> refused_;  // connects of an unavailable provider, to be reported
+  size_t unfinished_ = 0;          // connections that are not up, when last counted
+  int rounds_ = 0;
+  bool armed_ = false;
+};
+
+}  // namespace
+}  // namespace baton::shm
+
+extern "C" const baton::ProviderRegistration baton_provider_shm(
+    "shm", [](const baton::ProviderContext& context) {
+      return std::make_unique<baton::shm::ShmProvider>(context);
+    });

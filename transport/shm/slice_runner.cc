@@ -1,0 +1,200 @@
+// The data path of one connection.
+#include "transport/shm/slice_runner.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "transport/shm/copy_kernel.h"
+
+namespace baton::shm {
+namespace {
+
+constexpr size_t kNoRecord = SIZE_MAX;
+constexpr size_t kSmallestStreamedPiece = 512;
+constexpr size_t kLookAhead = 16;  // pieces taken from the cursor at a time
+
+}  // namespace
+
+bool SliceRunner::post(const Slice& slice) {
+  if (count_ == kDepth) return false;
+  Active& active = at(count_++);
+  active.slice = slice;
+  active.cursor.emplace(slice.transfer->local, slice.transfer->remote_layout, slice.begin,
+                        slice.end);
+  active.resolved = false;
+  return true;
+}
+
+bool SliceRunner::take(TransferId transfer, uint32_t& slice) {
+  for (uint32_t i = 0; i < count_; ++i) {
+    if (at(i).slice.transfer->id != transfer) continue;
+    slice = at(i).slice.index;
+    for (; i + 1 < count_; ++i) at(i) = at(i + 1);
+    --count_;
+    return true;
+  }
+  return false;
+}
+
+bool SliceRunner::take_any(TransferId& transfer, uint32_t& slice) {
+  if (count_ == 0) return false;
+  transfer = at(0).slice.transfer->id;
+  slice = at(0).slice.index;
+  pop();
+  return true;
+}
+
+bool SliceRunner::runnable() const {
+  if (count_ == 0) return false;
+  const Active& first = at(0);
+  if (first.slice.begin != first.slice.end) {
+    if (!first.resolved) {
+      PeerMemory::Target target;
+      const absl::Status status = peer_.resolve(*first.slice.transfer, target);
+      return !status.ok() || target.way != PeerMemory::Way::kNotYet;
+    }
+    if (first.cursor->remaining() != 0) return true;
+  }
+  const size_t record = record_bytes(first.slice);
+  return record == kNoRecord || ring_.fits(record);
+}
+
+SliceRunner::Result SliceRunner::step(size_t& budget) {
+  Result result;
+  if (count_ == 0) return result;
+  Active& active = at(0);
+  const bool empty = active.slice.begin == active.slice.end;
+  if (!empty && !active.resolved) {
+    result.status = peer_.resolve(*active.slice.transfer, active.target);
+    if (result.status.ok() && active.target.way == PeerMemory::Way::kNotYet) return result;
+    active.resolved = result.status.ok();
+  }
+  if (!empty && active.resolved && active.cursor->remaining() != 0) {
+    result.status = copy_chunk(active, budget);
+    result.moved = true;
+    if (result.status.ok() && active.cursor->remaining() != 0) return result;
+  }
+  if (result.status.ok() && active.slice.transfer->op == Op::kWrite) {
+    const size_t record = record_bytes(active.slice);
+    if (record != kNoRecord && !ring_.fits(record)) {
+      ring_.wait_for_room();
+      if (!ring_.fits(record)) return result;  // the bytes are there; the news must wait
+    }
+    result.delivered = deliver(active.slice);
+  }
+  result.moved = result.finished = true;
+  result.transfer = active.slice.transfer->id;
+  result.slice = active.slice.index;
+  pop();
+  return result;
+}
+
+absl::Status SliceRunner::copy_chunk(Active& active, size_t& budget) {
+  const RemoteRegion& remote = active.slice.transfer->remote;
+  // The owner clears the row and then looks at `busy`; we set `busy` and then look at the row. Both
+  // in the single order of seq_cst: either it waits for this chunk, or we do not begin it.
+  out_.busy.store(remote.index + 1, std::memory_order_seq_cst);
+  absl::Status status;
+  if (!peer_.live(remote.index, remote.generation)) {
+    status =
+        absl::NotFoundError("the remote region was deregistered by its owner during the transfer");
+  } else if (out_.closed.load(std::memory_order_seq_cst) != 0) {
+    status = absl::UnavailableError("the peer is closing the connection");
+  } else {
+    const size_t limit = std::min(kChunkBytes, budget);
+    const size_t moved = active.target.way == PeerMemory::Way::kMapped
+                             ? copy_mapped(active, limit)
+                             : copy_cma(active, limit, status);
+    budget -= std::min(moved, budget);
+  }
+  out_.busy.store(0, std::memory_order_release);
+  return status;
+}
+
+size_t SliceRunner::copy_mapped(Active& active, size_t limit) {
+  const TransferDescriptor& transfer = *active.slice.transfer;
+  const bool write = transfer.op == Op::kWrite;
+  std::byte* const target = write ? active.target.mapped : transfer.local_base;
+  const std::byte* const source = write ? transfer.local_base : active.target.mapped;
+  const bool stream = active.slice.end - active.slice.begin >= kStreamFrom;
+  size_t left = limit;
+  size_t pieces = 0;
+  std::array<Piece, kLookAhead> batch;
+  while (left != 0 && pieces < kChunkPieces) {
+    size_t count = 0;
+    while (count < kLookAhead && active.cursor->next(batch[count], left)) {
+      left -= batch[count++].bytes;
+    }
+    if (count == 0) break;
+    pieces += count;
+    for (size_t i = 0; i < count; ++i) {
+      const Piece& piece = batch[i];
+      std::byte* const to = target + (write ? piece.remote_offset : piece.local_offset);
+      const std::byte* const from = source + (write ? piece.local_offset : piece.remote_offset);
+      if (i + 1 < count) {
+        const Piece& next = batch[i + 1];
+        prefetch_piece(source + (write ? next.local_offset : next.remote_offset), next.bytes);
+      }
+      if (stream && piece.bytes >= kSmallestStreamedPiece) {
+        stream_copy(to, from, piece.bytes);
+      } else {
+        std::memcpy(to, from, piece.bytes);
+      }
+    }
+  }
+  if (stream) stream_fence();
+  return limit - left;
+}
+
+size_t SliceRunner::copy_cma(Active& active, size_t limit, absl::Status& status) {
+  const TransferDescriptor& transfer = *active.slice.transfer;
+  size_t left = limit;
+  Piece piece;
+  while (left != 0 && !cma_.full() && active.cursor->next(piece, left)) {
+    cma_.add(transfer.local_base + piece.local_offset, active.target.address + piece.remote_offset,
+             piece.bytes);
+    left -= piece.bytes;
+  }
+  status = cma_.run(peer_.pid(), transfer.op);
+  return limit - left;
+}
+
+size_t SliceRunner::record_bytes(const Slice& slice) {
+  if (slice.transfer->op == Op::kRead) return kNoRecord;
+  if (!slice.whole()) return RingWriter::arrival_bytes(arrival_of(slice));
+  return slice.transfer->notify.empty() ? kNoRecord : slice.transfer->notify.size();
+}
+
+Arrival SliceRunner::arrival_of(const Slice& slice) {
+  const TransferDescriptor& transfer = *slice.transfer;
+  return {.transfer = transfer.id,
+          .slice = slice.index,
+          .slice_bytes = slice.end - slice.begin,
+          .total_bytes = transfer.bytes,
+          .counter_index = transfer.counter.index,
+          .counter_generation = transfer.counter.generation,
+          .increment = transfer.increment,
+          .notify = slice.end == transfer.bytes ? transfer.notify : std::string_view()};
+}
+
+// True when the target has news to look at.
+bool SliceRunner::deliver(const Slice& slice) {
+  const TransferDescriptor& transfer = *slice.transfer;
+  if (!slice.whole()) {  // other slices of it may go other ways: the target adds them up
+    ring_.push_arrival(arrival_of(slice));
+    return true;
+  }
+  bool news = false;
+  if (transfer.counter.generation != 0) {
+    news = CounterTable::add(counters_, transfer.counter.index, transfer.counter.generation,
+                             transfer.increment);
+  }
+  if (!transfer.notify.empty()) {
+    ring_.push(transfer.notify);
+    news = true;
+  }
+  return news;
+}
+
+}  // namespace baton::shm

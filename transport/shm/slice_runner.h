@@ -1,0 +1,81 @@
+// The data path of one connection: the queue of slices, the copying, and what is told the target.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "transport/provider.h"
+#include "transport/shm/cma.h"
+#include "transport/shm/notify_ring.h"
+#include "transport/shm/peer_memory.h"
+#include "transport/shm/segment.h"
+
+namespace baton::shm {
+
+inline constexpr uint32_t kDepth = 64;  // slices that a rail takes at a time
+
+class SliceRunner {
+ public:
+  // How much is copied between two looks at the world: bounds the time that a fence waits.
+  static constexpr size_t kChunkBytes = 256 << 10;
+  static constexpr size_t kChunkPieces = 2048;
+
+  // `out` is the lane that we send on; `counters` the peer's table. All outlive the runner.
+  SliceRunner(PeerMemory& peer, Lane& out, CounterTable::Word* counters, CmaBatch& cma)
+      : peer_(peer), out_(out), ring_(out), counters_(counters), cma_(cma) {}
+
+  bool post(const Slice& slice);
+  // Takes one slice of the transfer off the queue; false when there is none.
+  bool take(TransferId transfer, uint32_t& slice);
+  // Takes the oldest slice off the queue.
+  bool take_any(TransferId& transfer, uint32_t& slice);
+
+  struct Result {
+    bool moved = false;      // something happened
+    bool delivered = false;  // the target must be told: bump activity, ring the doorbell
+    bool finished = false;   // this slice has ended:
+    TransferId transfer;
+    uint32_t slice = 0;
+    absl::Status status;
+  };
+  // Advances the oldest slice by at most one chunk; takes what was copied off `budget`.
+  Result step(size_t& budget);
+
+  // Whether step() would do anything.
+  bool runnable() const;
+
+ private:
+  struct Active {
+    Slice slice;
+    std::optional<TransferCursor> cursor;
+    PeerMemory::Target target;
+    bool resolved = false;
+  };
+
+  Active& at(uint32_t i) { return queue_[(head_ + i) % kDepth]; }
+  const Active& at(uint32_t i) const { return queue_[(head_ + i) % kDepth]; }
+  absl::Status copy_chunk(Active& active, size_t& budget);
+  size_t copy_mapped(Active& active, size_t limit);
+  size_t copy_cma(Active& active, size_t limit, absl::Status& status);
+  static size_t record_bytes(const Slice& slice);
+  static Arrival arrival_of(const Slice& slice);
+  bool deliver(const Slice& slice);
+  void pop() {
+    head_ = (head_ + 1) % kDepth;
+    --count_;
+  }
+
+  PeerMemory& peer_;
+  Lane& out_;
+  RingWriter ring_;
+  CounterTable::Word* counters_;
+  CmaBatch& cma_;
+  std::array<Active, kDepth> queue_;
+  uint32_t head_ = 0;
+  uint32_t count_ = 0;
+};
+
+}  // namespace baton::shm

@@ -1,0 +1,67 @@
+// Incoming bytes of a rail: headers go through a small buffer, payload straight to its destination.
+//
+// While payload is under way, one recvmsg covers the rest of it and as many bytes behind it as lay
+// between the last two payloads: a stream of like frames costs about one system call each and its
+// payload is never copied twice.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+#include "transport/tcp/frame.h"
+
+namespace baton::tcp {
+
+class RxStream {
+ public:
+  static constexpr size_t kBufferBytes = 2 * (kHeaderBytes + kMaxMeta);
+
+  static constexpr size_t kNowhereBytes = 256 << 10;
+
+  // `nowhere` takes payload that must not land: kNowhereBytes that nobody reads.
+  explicit RxStream(char* nowhere) : buffer_(new char[kBufferBytes]), nowhere_(nowhere) {}
+
+  // Bytes that are here and have not been consumed: headers and variable parts.
+  std::string_view buffered() const { return {buffer_.get() + begin_, end_ - begin_}; }
+  void consume(size_t bytes) {
+    begin_ += bytes;
+    gap_seen_ += bytes;
+  }
+
+  // A frame's payload follows: either to the pieces added now, or to nowhere.
+  void start_payload(size_t bytes);
+  void add_piece(void* data, size_t bytes);
+  // From here on the rest of the payload goes nowhere. Not while the kernel holds the message.
+  void discard();
+  bool discarding() const { return pieces_ == 0; }
+  size_t payload_left() const { return payload_left_; }
+  // Moves buffered bytes that belong to the payload to where they belong.
+  void absorb();
+
+  // What to receive next.
+  void fill(msghdr& message);
+  void received(size_t bytes);
+
+ private:
+  static constexpr size_t kBulk = 64 << 10;
+  void land(size_t bytes);  // advances over pieces that have been filled
+
+  std::unique_ptr<char[]> buffer_;
+  char* nowhere_;
+  size_t begin_ = 0;
+  size_t end_ = 0;
+  size_t payload_left_ = 0;
+  std::array<iovec, kMaxPieces + 1> iov_;  // pieces, then the buffer
+  size_t piece_ = 0;
+  size_t pieces_ = 0;  // 0: discard
+  size_t gap_ = kHeaderBytes;
+  size_t gap_seen_ = 0;
+  bool bulk_ = false;
+};
+
+}  // namespace baton::tcp

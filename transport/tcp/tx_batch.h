@@ -1,0 +1,88 @@
+// Outgoing bytes of a rail: frames gathered for one sendmsg. Headers lie in an arena, payload is
+// sent from where it is.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+#include "transport/tcp/frame.h"
+
+namespace baton::tcp {
+
+class TxBatch {
+ public:
+  static constexpr size_t kArenaBytes = 2 * (kHeaderBytes + kMaxMeta);
+  static constexpr size_t kVectors = 1024;  // what the kernel takes at once (UIO_MAXIOV)
+
+  TxBatch() : arena_(new char[kArenaBytes]) {}
+
+  void clear() { used_ = vectors_ = next_ = payload_ = 0; }
+  bool sent() const { return next_ == vectors_; }
+
+  // Room for any one frame, with `trailer` more bytes of headers behind it?
+  bool fits_frame(size_t trailer = 0) const {
+    return kArenaBytes - used_ >= kHeaderBytes + kMaxMeta + trailer &&
+           kVectors - vectors_ >= kMaxPieces + 2;
+  }
+  size_t arena_left() const { return kArenaBytes - used_; }
+  size_t vectors() const { return vectors_; }
+  size_t payload() const { return payload_; }
+
+  // Where the next header goes; commit_header() puts it in front of what is added from then on.
+  char* next_header() { return arena_.get() + used_; }
+  size_t open_header() { return vectors_++; }
+  void commit_header(size_t vector, size_t bytes) {
+    iov_[vector] = {arena_.get() + used_, bytes};
+    used_ += bytes;
+  }
+  void add_header(size_t bytes) { commit_header(open_header(), bytes); }
+
+  // Joins what lies next to each other. `first` is the frame's header vector.
+  void add_payload(std::byte* data, size_t bytes, size_t header) {
+    payload_ += bytes;
+    if (vectors_ > header + 1) {
+      iovec& last = iov_[vectors_ - 1];
+      if (static_cast<std::byte*>(last.iov_base) + last.iov_len == data) {
+        last.iov_len += bytes;
+        return;
+      }
+    }
+    iov_[vectors_++] = {data, bytes};
+  }
+
+  void fill(msghdr& message) {
+    message = {};
+    message.msg_iov = iov_.data() + next_;
+    message.msg_iovlen = vectors_ - next_;
+  }
+  void advance(size_t bytes) {
+    while (bytes > 0) {
+      iovec& at = iov_[next_];
+      const size_t step = std::min(bytes, at.iov_len);
+      at.iov_base = static_cast<char*>(at.iov_base) + step;
+      at.iov_len -= step;
+      bytes -= step;
+      if (at.iov_len == 0) ++next_;
+    }
+  }
+  // Whether payload vectors before `end` still have bytes to send.
+  bool unsent_before(size_t end) const { return next_ < end; }
+  // Sends zeros instead of what vectors [begin, end) still hold.
+  void blank(size_t begin, size_t end);
+
+ private:
+  std::unique_ptr<char[]> arena_;
+  std::array<iovec, kVectors> iov_;
+  size_t used_ = 0;
+  size_t vectors_ = 0;
+  size_t next_ = 0;
+  size_t payload_ = 0;
+};
+
+}  // namespace baton::tcp

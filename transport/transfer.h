@@ -1,0 +1,73 @@
+// Transfers: the one operation. A transfer moves bytes between local and remote memory.
+//
+// Every transfer ends exactly once: done, failed, cancelled or past its deadline. After it has
+// ended no byte of it moves any more, so its pages can be reused at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "transport/clock.h"
+#include "transport/counter.h"
+#include "transport/layout.h"
+#include "transport/region.h"
+
+namespace baton {
+
+// A peer of this worker. Stale after the peer went down: an error, never a crash.
+struct PeerId {
+  uint32_t index = 0;
+  uint32_t generation = 0;  // 0: none
+  bool operator==(const PeerId&) const = default;
+};
+
+// A transfer of this worker, valid from submit() to release().
+struct TransferId {
+  uint32_t slot = 0;
+  uint32_t generation = 0;  // 0: none
+  bool operator==(const TransferId&) const = default;
+};
+
+enum class Op : uint8_t {
+  kWrite,  // local -> remote; done when the bytes are visible at the target
+  kRead,   // remote -> local; done when the bytes are here
+};
+
+enum class TransferState : uint8_t {
+  kActive,     // submitted, not ended
+  kDone,       // all bytes moved
+  kFailed,     // status() says why and what to do
+  kCancelled,  // ended by cancel()
+  kDeadline,   // ended by its timeout
+};
+constexpr bool ended(TransferState s) { return s != TransferState::kActive; }
+
+// Up to this many bytes, a notification costs no heap allocation.
+inline constexpr size_t kInlineNotification = 256;
+inline constexpr size_t kMaxNotification = 64 << 10;
+
+// Called on the progress thread when a transfer has ended, before anyone can see its state. Must
+// not block; of the worker it may call submit(), cancel() and counter_value(). The status is OK, or
+// says what ended it.
+using EndCallback = void (*)(void* context, TransferId id, const absl::Status& status);
+
+// What to move. Copied by submit(), except the page lists inside the layouts.
+struct TransferRequest {
+  Op op = Op::kWrite;
+  PeerId peer;
+  MemoryRegion local;
+  Layout local_layout;
+  RemoteRegion remote;
+  Layout remote_layout;
+  RemoteCounter counter;  // writes only: incremented at the target when all bytes are there
+  uint64_t increment = 1;
+  std::string_view notify;  // writes only: delivered at the target when all bytes are there
+  Time timeout = kNever;    // from submit(); past it the transfer ends as kDeadline
+  EndCallback on_end = nullptr;
+  void* context = nullptr;
+  bool detached = false;  // the worker releases it when it has ended; on_end still comes
+};
+
+}  // namespace baton

@@ -1,0 +1,174 @@
+// The worker: one thread's world of regions, peers and transfers.
+//
+//   auto worker = Worker::create({.name = "prefill-0"});
+//   auto pool   = MemoryPool::create(**worker);
+//   auto peer   = (*worker)->connect(address_of_the_other_side);
+//   auto id     = (*worker)->submit({.op = Op::kWrite, .peer = *peer, ...});
+//   absl::Status status = (*worker)->wait(*id);
+//
+// progress() advances everything and never blocks. Call it from your own loop, sleep on wait_fd()
+// between calls, or let a ProgressThread run it. submit(), cancel(), state() and Counter reads may
+// be called from any thread and take no lock; the rest may be called from any thread and takes the
+// progress lock for a moment.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/address.h"
+#include "transport/clock.h"
+#include "transport/counter.h"
+#include "transport/decorators.h"
+#include "transport/handshake.h"
+#include "transport/pool.h"
+#include "transport/provider.h"
+#include "transport/region.h"
+#include "transport/transfer.h"
+
+namespace baton {
+
+struct WorkerOptions {
+  std::string name = "worker";         // told to peers, for messages
+  std::vector<std::string> providers;  // by name; empty: all that are registered
+  std::string require;                 // only this provider may be used: no silent fallback
+  std::optional<ClusterKey> key;       // default: ClusterKey::for_this_user()
+  std::string listen_host;             // "": loopback only; "0.0.0.0": every interface
+  uint16_t listen_port = 0;            // 0: any free port
+  const Clock* clock = nullptr;        // default: Clock::steady()
+  std::optional<LinkShape> shape;      // wrap every provider in shaped()
+  Timeline* timeline = nullptr;        // wrap every provider in traced()
+  uint32_t max_transfers = 4096;       // slots: submitted and not yet released
+  std::vector<std::pair<std::string, std::string>> settings;  // for providers: "tcp.sockets" = "4"
+  // Providers made by the caller (sim), besides the registered ones.
+  std::vector<ProviderFactory> extra_providers;
+};
+
+enum class PeerState : uint8_t { kConnecting, kUp, kDown };
+
+struct PeerEvent {
+  enum class Kind : uint8_t { kUp, kDown };
+  Kind kind = Kind::kUp;
+  PeerId peer;
+  std::string name;
+  absl::Status why;  // of a kDown
+};
+
+struct Notification {
+  PeerId peer;
+  std::string payload;
+};
+
+struct WorkerStats {
+  uint64_t registrations = 0;  // regions ever registered
+  uint64_t transfers_submitted = 0;
+  uint64_t transfers_ended = 0;
+  uint64_t bytes_moved = 0;  // of transfers that ended as done
+  uint64_t slices_posted = 0;
+  uint64_t slices_moved = 0;    // given to another rail after theirs failed
+  uint64_t open_transfers = 0;  // submitted, not ended
+  uint64_t peers_up = 0;
+  uint64_t notifications_waiting = 0;
+};
+
+class Worker {
+ public:
+  static absl::StatusOr<std::unique_ptr<Worker>> create(WorkerOptions options);
+  ~Worker();  // closes every peer; open transfers end as failed
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // --- memory ------------------------------------------------------------------------------
+  // Registers [data, data + size) for local use and, per `access`, for peers. The memory stays the
+  // caller's and must outlive the registration. For pool memory see transport/pool.h.
+  absl::StatusOr<MemoryRegion> register_memory(void* data, size_t size,
+                                               Access access = Access::kRemoteReadWrite,
+                                               BackingFile file = {});
+  // Fences: when it returns OK no peer touches the memory any more, and every RemoteRegion of it is
+  // stale. FailedPrecondition while transfers submitted here still use it.
+  absl::Status deregister_memory(const MemoryRegion& region);
+  // What to send to a peer so that it can reach the region.
+  absl::StatusOr<RemoteRegion> remote_region(const MemoryRegion& region) const;
+
+  // --- counters ----------------------------------------------------------------------------
+  absl::StatusOr<CounterId> allocate_counter();  // starts at 0
+  absl::Status free_counter(CounterId id);       // late increments change nothing
+  uint64_t counter_value(CounterId id) const;    // lock-free, acquire: the bytes are visible
+  RemoteCounter remote_counter(CounterId id) const;
+
+  // --- peers -------------------------------------------------------------------------------
+  // How others reach this worker. Fixed from create() on.
+  const std::string& address() const;
+  // The port of the listener that host:port users type; 0 if no provider has one.
+  uint16_t port() const;
+
+  // Starts connecting to an encoded Address or to "host:port"; returns at once. Transfers may be
+  // submitted to the peer right away. `require` (a provider's name) turns fallback into an error.
+  absl::StatusOr<PeerId> connect(std::string_view address, std::string_view require = "");
+  // Closes the connection. Its open transfers fail.
+  void disconnect(PeerId peer);
+  PeerState peer_state(PeerId peer) const;
+  // Why the peer is down; OK while it is connecting or up.
+  absl::Status peer_status(PeerId peer) const;
+  // The route taken, and for each provider not used, why: for logs and people.
+  std::string explain(PeerId peer) const;
+  // Peers that came up or went down, oldest first.
+  std::optional<PeerEvent> next_peer_event();
+
+  // --- transfers ---------------------------------------------------------------------------
+  // Starts a transfer. Lock-free; no heap allocation (unless a notification is longer than
+  // kInlineNotification). Invalid requests are refused here: bad layouts, sides of unequal size,
+  // out of bounds, missing rights, unknown peer. ResourceExhausted: all slots in use.
+  absl::StatusOr<TransferId> submit(const TransferRequest& request);
+  // A small message without a transfer: same delivery, same end. Release it like a transfer, or
+  // pass `detached` to have the worker release it.
+  absl::StatusOr<TransferId> notify(PeerId peer, std::string_view payload);
+  absl::Status notify_detached(PeerId peer, std::string_view payload);
+  // NotFound for a stale or unknown id.
+  absl::StatusOr<TransferState> state(TransferId id) const;
+  // OK once done; Unavailable("not ended") while active; otherwise why it ended.
+  absl::Status status(TransferId id) const;
+  // Asks for the end. The transfer has ended only when state() says so; it may still end as done.
+  absl::Status cancel(TransferId id);
+  // Gives the slot back. FailedPrecondition while active.
+  absl::Status release(TransferId id);
+  // Blocks until the transfer ended, drives progress if no ProgressThread does, releases the slot
+  // and returns how it ended. DeadlineExceeded (and nothing released) when `timeout` ran out first.
+  absl::Status wait(TransferId id, Time timeout = kNever);
+  // Blocks until `ready()` holds; it is evaluated after each round of progress, on this thread.
+  absl::Status wait_until(const std::function<bool()>& ready, Time timeout = kNever);
+
+  // Notifications that arrived, oldest first.
+  bool next_notification(Notification& out);  // reuses the memory of `out`
+
+  // --- progress ----------------------------------------------------------------------------
+  // Advances everything by a bounded amount; true if anything happened. Never blocks.
+  bool progress();
+  // Readable when progress() has work. Level-triggered; for epoll or poll. Call arm() before
+  // sleeping on it, and do not sleep if that returns false.
+  int wait_fd() const;
+  bool arm();
+  // When progress() must be called at the latest, on the worker's clock.
+  Time next_timer() const;
+  // An eventfd that becomes readable when something happened that the application may wait for: a
+  // transfer ended, a notification or peer event came, a counter rose. Read it (8 bytes) to clear
+  // it.
+  int event_fd() const;
+
+  const Clock& clock() const;
+  WorkerStats stats() const;
+
+ private:
+  friend class ProgressThread;
+  class Impl;
+  explicit Worker(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace baton

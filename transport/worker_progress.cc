@@ -1,0 +1,239 @@
+// A worker's start, its round of progress, and how it sleeps and wakes.
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "transport/worker_impl.h"
+
+namespace baton {
+namespace {
+
+absl::Status watch(int epoll_fd, int fd) {
+  epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+  if (epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrFormat("cannot watch a descriptor: %s", strerror(errno)));
+}
+
+uint16_t port_of(const std::string& host_port) {
+  const size_t colon = host_port.rfind(':');
+  uint16_t port = 0;
+  if (colon != std::string::npos) {
+    std::from_chars(host_port.data() + colon + 1, host_port.data() + host_port.size(), port);
+  }
+  return port;
+}
+
+}  // namespace
+
+Worker::Impl::Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
+                   CounterTable counter_table)
+    : options(std::move(worker_options)),
+      key(std::move(cluster_key)),
+      clock(options.clock != nullptr ? *options.clock : Clock::steady()),
+      regions(uid),
+      counters(std::move(counter_table)),
+      slots(options.max_transfers) {
+  self.uid = uid;
+  self.name = options.name;
+  self.pid = static_cast<uint32_t>(getpid());
+  deadlines.reserve(2 * size_t{options.max_transfers} + 1);
+  stopped.reserve(options.max_transfers);
+}
+
+Worker::Impl::~Impl() {
+  {
+    std::lock_guard lock(mutex);
+    take_submissions();
+    for (auto& peer : peers) {
+      if (peer != nullptr) disconnect(*peer, absl::CancelledError("the worker was shut down"));
+    }
+    finish_stopped();
+    graveyard.clear();
+    providers.clear();
+  }
+  for (int fd : {epoll_fd, wake_fd, event_fd.load()}) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+absl::Status Worker::Impl::start() {
+  epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (epoll_fd < 0 || wake_fd < 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("no file descriptors left (%s): raise `ulimit -n`", strerror(errno)));
+  }
+  if (absl::Status status = watch(epoll_fd, wake_fd); !status.ok()) return status;
+
+  Address self_address{.uid = self.uid, .name = self.name, .host_id = this_host_id()};
+  context = std::make_unique<ProviderContext>(ProviderContext{.clock = clock,
+                                                              .key = key,
+                                                              .self = self,
+                                                              .host_id = self_address.host_id,
+                                                              .regions = regions,
+                                                              .counters = counters,
+                                                              .listen_host = options.listen_host,
+                                                              .listen_port = options.listen_port,
+                                                              .settings = options.settings});
+
+  std::vector<std::string> wanted = options.providers;
+  if (wanted.empty() && options.extra_providers.empty()) {
+    for (const auto& [name, factory] : registered_providers()) wanted.push_back(name);
+  }
+  std::vector<std::unique_ptr<Provider>> made;
+  for (const std::string& name : wanted) {
+    auto it = std::find_if(registered_providers().begin(), registered_providers().end(),
+                           [&](const auto& entry) { return entry.first == name; });
+    if (it == registered_providers().end()) {
+      std::vector<std::string> known;
+      for (const auto& entry : registered_providers()) known.push_back(entry.first);
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "there is no provider \"%s\" in this program: it has %s", name,
+          known.empty() ? "none (link baton_providers)" : absl::StrJoin(known, ", ")));
+    }
+    made.push_back(it->second(*context));
+  }
+  for (const ProviderFactory& factory : options.extra_providers) made.push_back(factory(*context));
+
+  for (std::unique_ptr<Provider>& provider : made) {
+    const std::string name = provider->capabilities().name;
+    absl::Status status = provider->capabilities().available
+                              ? absl::OkStatus()
+                              : absl::UnavailableError(provider->capabilities().detail);
+    if (status.ok()) {
+      if (options.shape) provider = shaped(std::move(provider), *options.shape, clock);
+      if (options.timeline != nullptr) {
+        provider = traced(std::move(provider), *options.timeline, clock);
+      }
+      absl::StatusOr<std::string> where = provider->listen();
+      status = where.status();
+      if (where.ok()) {
+        self_address.providers.emplace_back(name, *where);
+        if (port == 0) port = port_of(*where);
+      }
+    }
+    if (!status.ok()) {
+      // Asked for by name, it must work; otherwise the others may do.
+      const bool named = options.require == name ||
+                         (std::find(options.providers.begin(), options.providers.end(), name) !=
+                              options.providers.end() &&
+                          made.size() == 1) ||
+                         absl::IsAlreadyExists(status);
+      if (named) return absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
+      provider_notes.push_back(absl::StrCat(name, ": ", status.message()));
+      continue;
+    }
+    if (provider->wait_fd() >= 0) {
+      if (absl::Status added = watch(epoll_fd, provider->wait_fd()); !added.ok()) return added;
+    }
+    providers.push_back(std::move(provider));
+  }
+  if (providers.empty()) {
+    return absl::UnavailableError(
+        absl::StrCat("no provider can be used. ", absl::StrJoin(provider_notes, "; ")));
+  }
+  address = self_address.encode();
+  for (auto& provider : providers) provider->set_worker_address(address);
+  return absl::OkStatus();
+}
+
+bool Worker::Impl::progress() {
+  sleeping.store(false, std::memory_order_relaxed);
+  if (wake_pending.exchange(false)) {
+    uint64_t ignored = 0;
+    [[maybe_unused]] ssize_t got = read(wake_fd, &ignored, sizeof ignored);
+  }
+  bool any = take_submissions();
+  any |= take_cancels();
+  if (!deadlines.empty()) any |= expire(clock.now());
+  any |= pump();
+  for (auto& provider : providers) any |= provider->progress(*this);
+  any |= run_doomed();
+  any |= finish_stopped();
+  return any;
+}
+
+bool Worker::Impl::arm() {
+  sleeping.store(true, std::memory_order_seq_cst);
+  bool idle = !slots.has_submitted() && !cancels.load() && doomed.empty() && stopped.empty();
+  for (auto& provider : providers) idle = provider->arm() && idle;
+  if (!idle) sleeping.store(false, std::memory_order_relaxed);
+  return idle;
+}
+
+Time Worker::Impl::next_timer() {
+  Time next = deadlines.empty() ? kNever : deadlines.front().first;
+  for (auto& provider : providers) next = std::min(next, provider->next_timer());
+  return next;
+}
+
+// Called after something was made visible to the progress thread; arm() looks for it after it has
+// set `sleeping`, so one of the two sees the other.
+void Worker::Impl::wake() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!sleeping.load(std::memory_order_relaxed) || !sleeping.exchange(false)) return;
+  wake_pending.store(true);
+  const uint64_t one = 1;
+  [[maybe_unused]] ssize_t put = write(wake_fd, &one, sizeof one);
+}
+
+void Worker::Impl::signal() {
+  const int fd = event_fd.load(std::memory_order_relaxed);
+  if (fd < 0) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] ssize_t put = write(fd, &one, sizeof one);
+}
+
+void Worker::Impl::sleep(Time until) {
+  pollfd fd{.fd = epoll_fd, .events = POLLIN, .revents = 0};
+  const Time left = until == kNever ? std::chrono::seconds(3600) : until - clock.now();
+  if (left <= Time::zero()) return;
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
+  const timespec timeout{.tv_sec = seconds.count(), .tv_nsec = (left - seconds).count()};
+  ppoll(&fd, 1, &timeout, nullptr);
+}
+
+absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time timeout) {
+  constexpr Time kSpin = std::chrono::microseconds(20);
+  const Time end = timeout == kNever ? kNever : clock.now() + timeout;
+  Time busy = clock.now();  // when something last happened
+  while (true) {
+    if (ready()) return absl::OkStatus();
+    const Time now = clock.now();
+    if (now >= end) return absl::DeadlineExceededError("the wait's timeout ran out");
+    if (threaded.load(std::memory_order_acquire)) {
+      std::unique_lock lock(wait_mutex);
+      waiters.fetch_add(1);
+      if (!ready()) {
+        const Time nap = std::min<Time>(end - now, std::chrono::milliseconds(50));
+        wait_condition.wait_for(lock, nap);
+      }
+      waiters.fetch_sub(1);
+      continue;
+    }
+    bool armed = false;
+    Time timer = kNever;
+    {
+      std::lock_guard lock(mutex);
+      if (progress()) {
+        busy = now;
+        continue;
+      }
+      if (now - busy < kSpin) continue;
+      armed = arm();
+      if (armed) timer = next_timer();
+    }
+    if (armed && !ready()) sleep(std::min(end, timer));
+  }
+}
+
+}  // namespace baton
