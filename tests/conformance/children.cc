@@ -1,0 +1,119 @@
+// Forks workers and measures what this process holds.
+#include "tests/conformance/children.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "transport/pool.h"
+#include "transport/wire.h"
+
+namespace baton {
+namespace {
+
+// In the child: a worker, one region, and progress until the end.
+[[noreturn]] void serve(int out, const WorkerOptions& options, uint8_t seed) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  auto worker = Worker::create(options);
+  if (!worker.ok()) _exit(1);
+  auto pool = MemoryPool::create(**worker, {.slab_bytes = kChildBytes});
+  if (!pool.ok()) _exit(2);
+  auto block = (*pool)->allocate(kChildBytes);
+  if (!block.ok()) _exit(3);
+  std::memset(block->data, seed, kChildBytes);
+  auto remote = (*worker)->remote_region(block->region);
+  if (!remote.ok()) _exit(4);
+  std::string message;
+  put_number(message, static_cast<uint32_t>((*worker)->address().size()));
+  message += (*worker)->address() + remote->encode();
+  if (write(out, message.data(), message.size()) != static_cast<ssize_t>(message.size())) _exit(5);
+  close(out);
+  (void)(*worker)->wait_until([] { return false; });
+  _exit(6);
+}
+
+std::string read_exactly(int fd, size_t bytes) {
+  std::string out(bytes, '\0');
+  for (size_t got = 0; got < bytes;) {
+    const ssize_t n = read(fd, out.data() + got, bytes - got);
+    if (n <= 0) return "";
+    got += static_cast<size_t>(n);
+  }
+  return out;
+}
+
+}  // namespace
+
+WorkerOptions process_options(const std::string& provider, const std::string& name,
+                              const std::string& secret) {
+  WorkerOptions options;
+  options.name = name;
+  options.providers = {provider};
+  options.key = *ClusterKey::from_bytes(secret);
+  return options;
+}
+
+Child::Child(const std::string& provider, const std::string& name, uint8_t seed,
+             const std::string& secret) {
+  int fds[2];
+  if (pipe2(fds, O_CLOEXEC) != 0) return;
+  pid_ = fork();
+  if (pid_ == 0) {
+    close(fds[0]);
+    serve(fds[1], process_options(provider, name, secret), seed);
+  }
+  close(fds[1]);
+  const std::string length = read_exactly(fds[0], sizeof(uint32_t));
+  if (!length.empty()) {
+    address_ = read_exactly(fds[0], WireReader(length).number<uint32_t>());
+    auto region = RemoteRegion::decode(read_exactly(fds[0], RemoteRegion::kEncodedBytes));
+    if (region.ok()) region_ = *region;
+  }
+  close(fds[0]);
+}
+
+Child::~Child() { kill(); }
+
+void Child::signal(int number) const {
+  if (pid_ > 0) ::kill(pid_, number);
+}
+
+void Child::kill() {
+  if (pid_ <= 0) return;
+  ::kill(pid_, SIGKILL);
+  waitpid(pid_, nullptr, 0);
+  pid_ = -1;
+}
+
+Footprint Footprint::now() {
+  namespace fs = std::filesystem;
+  Footprint out;
+  std::error_code error;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator("/proc/self/fd", error)) {
+    ++out.descriptors;
+  }
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const bool shared =
+        line.find(" rw-s ") != std::string::npos || line.find(" r--s ") != std::string::npos ||
+        line.find("memfd:") != std::string::npos || line.find("/dev/shm") != std::string::npos;
+    if (shared) ++out.shared_mappings;
+  }
+  for (const auto& entry : fs::directory_iterator("/dev/shm", error)) {
+    if (entry.path().filename().string().find("baton") != std::string::npos) ++out.shared_files;
+  }
+  return out;
+}
+
+std::ostream& operator<<(std::ostream& out, const Footprint& footprint) {
+  return out << footprint.descriptors << " descriptors, " << footprint.shared_mappings
+             << " shared mappings, " << footprint.shared_files << " files in /dev/shm";
+}
+
+}  // namespace baton

@@ -1,0 +1,52 @@
+// Workers in processes of their own, for tests that kill, stop and misconfigure them.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "transport/worker.h"
+
+namespace baton {
+
+inline constexpr size_t kChildBytes = 4 << 20;
+
+// The worker options of both sides: only this provider.
+WorkerOptions process_options(const std::string& provider, const std::string& name,
+                              const std::string& secret = "a secret of the process tests");
+
+// A child process that runs a worker with kChildBytes of memory, which it fills with `seed`, until
+// it is killed.
+class Child {
+ public:
+  Child(const std::string& provider, const std::string& name, uint8_t seed,
+        const std::string& secret = "a secret of the process tests");
+  ~Child();  // kills it
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  bool started() const { return !address_.empty(); }
+  const std::string& address() const { return address_; }
+  const RemoteRegion& region() const { return region_; }
+  void signal(int number) const;
+  void kill();  // SIGKILL, and waits for it
+
+ private:
+  pid_t pid_ = -1;
+  std::string address_;
+  RemoteRegion region_;
+};
+
+// What a process may leak: open descriptors, and shared mappings and files of shared memory.
+struct Footprint {
+  size_t descriptors = 0;
+  size_t shared_mappings = 0;
+  size_t shared_files = 0;
+  bool operator==(const Footprint&) const = default;
+  static Footprint now();
+};
+std::ostream& operator<<(std::ostream& out, const Footprint& footprint);
+
+}  // namespace baton

@@ -1,0 +1,97 @@
+// The fixture of the conformance suite: two workers in one process, connected by the provider under
+// test, each with a pool and a block of memory that the other may read and write.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "transport/pool.h"
+#include "transport/sim/fabric.h"
+#include "transport/timeline.h"
+#include "transport/worker.h"
+
+namespace baton {
+
+// What the suite runs over.
+struct Variant {
+  const char* name = "";
+  const char* provider = "";
+  std::vector<std::pair<std::string, std::string>> settings;
+  bool decorated = false;  // shaped and traced
+};
+std::ostream& operator<<(std::ostream& out, const Variant& variant);
+std::vector<Variant> all_variants();
+
+// One of the two workers.
+struct Side {
+  std::unique_ptr<Worker> worker;
+  std::unique_ptr<MemoryPool> pool;
+  PeerId peer;  // the other side
+  Block block;
+  RemoteRegion remote;  // of the pool slab that holds the block
+
+  std::byte* data() const { return block.data; }
+  // A region offset of the block's byte `at`.
+  size_t offset(size_t at) const { return block.offset + at; }
+};
+
+class Conformance : public testing::TestWithParam<Variant> {
+ protected:
+  static constexpr size_t kBlockBytes = 8 << 20;
+  static constexpr Time kPatience = std::chrono::seconds(60);
+
+  void SetUp() override;
+  void TearDown() override;
+  void start(size_t block_bytes = kBlockBytes);  // called by SetUp()
+  void make_side(Side& side, const char* name, size_t node, size_t block_bytes);
+  // Connects and waits for both ends; returns the id at either.
+  std::pair<PeerId, PeerId> connect(Side& from, Side& to);
+  WorkerOptions options(const char* name, size_t node);
+
+  // Drives both workers until ready(), or for kPatience.
+  [[nodiscard]] bool drive(const std::function<bool()>& ready);
+  // Lets a little happen: some rounds of progress, or some virtual time.
+  void nudge(size_t amount);
+  // Drives until everything that was sent over any path before has come through.
+  void settle();
+
+  // Bytes [at, +bytes) of both blocks.
+  TransferRequest request(Op op, const Side& from, const Side& to, size_t at, size_t bytes) const;
+  TransferId submit(Side& side, const TransferRequest& request);
+  bool ended(Side& side, TransferId id);
+  // Submits, drives to the end, releases; how it ended.
+  absl::Status run(Side& side, const TransferRequest& request);
+  absl::Status finish(Side& side, TransferId id);
+
+  std::optional<SimFabric> fabric_;
+  std::optional<Timeline> timeline_;
+  uint32_t max_transfers_ = 512;
+  Side a_;
+  Side b_;
+  bool sim() const { return fabric_.has_value(); }
+};
+
+// Fills with bytes that depend on the position and the seed; never 0xcc or 0xdd.
+void fill(std::byte* data, size_t bytes, uint64_t seed);
+std::byte filled(uint64_t seed, size_t at);
+bool holds(const std::byte* data, size_t bytes, std::byte value);
+inline constexpr std::byte kPoison{0xcc};
+inline constexpr std::byte kReused{0xdd};
+
+// A random layout and, worked out without Layout's own code, where each of its bytes lies.
+struct RandomBox {
+  Layout layout;
+  std::vector<std::vector<uint32_t>> pages;  // kept alive for the layout
+  std::vector<size_t> offsets;
+};
+// `bytes` must have no prime factor above 7. No byte of the region occurs twice.
+void make_box(RandomBox& out, std::mt19937_64& random, size_t bytes, size_t base, size_t limit);
+
+}  // namespace baton

@@ -1,0 +1,254 @@
+// Workers in different processes: a peer that is killed, stopped, has the wrong key, or is no peer
+// at all. The survivor ends every transfer, leaks nothing and keeps serving the others.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+
+#include "tests/conformance/children.h"
+#include "transport/pool.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+class Processes : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    // Children first: a fork copies no worker.
+    other_ = std::make_unique<Child>(GetParam(), "other", 77);
+    ASSERT_TRUE(other_->started());
+  }
+  void start_worker() {
+    auto worker = Worker::create(process_options(GetParam(), "survivor"));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    worker_ = *std::move(worker);
+    auto pool = MemoryPool::create(*worker_, {.slab_bytes = 2 * kChildBytes});
+    ASSERT_TRUE(pool.ok()) << pool.status();
+    pool_ = *std::move(pool);
+    block_ = *pool_->allocate(2 * kChildBytes);
+    other_peer_ = connect(*other_);
+  }
+  void TearDown() override {
+    pool_.reset();
+    worker_.reset();
+  }
+
+  PeerId connect(const Child& child) {
+    auto peer = worker_->connect(child.address());
+    EXPECT_TRUE(peer.ok()) << peer.status();
+    EXPECT_TRUE(
+        worker_
+            ->wait_until([&] { return worker_->peer_state(*peer) != PeerState::kConnecting; },
+                         seconds(20))
+            .ok());
+    return *peer;
+  }
+  TransferRequest request(Op op, PeerId peer, const Child& child, size_t at, size_t bytes) {
+    return {.op = op,
+            .peer = peer,
+            .local = block_.region,
+            .local_layout = Layout::contiguous(block_.offset + at, bytes),
+            .remote = child.region(),
+            .remote_layout = Layout::contiguous(at, bytes)};
+  }
+  absl::Status run(const TransferRequest& r) {
+    auto id = worker_->submit(r);
+    return id.ok() ? worker_->wait(*id, seconds(20)) : id.status();
+  }
+  // The other peer is served as ever: what is written there can be read back.
+  void expect_serving(uint8_t value) {
+    std::memset(block_.data, value, 1 << 20);
+    absl::Status status = run(request(Op::kWrite, other_peer_, *other_, 0, 1 << 20));
+    ASSERT_TRUE(status.ok()) << status;
+    std::memset(block_.data, 0, 1 << 20);
+    status = run(request(Op::kRead, other_peer_, *other_, 0, 1 << 20));
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(std::count(block_.data, block_.data + (1 << 20), std::byte(value)), 1 << 20);
+  }
+
+  std::unique_ptr<Child> other_;
+  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<MemoryPool> pool_;
+  Block block_;
+  PeerId other_peer_;
+};
+
+TEST_P(Processes, APeerKilledAtAnyPointFailsItsTransfersAndLeaksNothing) {
+  constexpr int kRounds = 20;
+  start_worker();
+  if (HasFatalFailure()) return;
+  std::mt19937_64 random(1);
+  Footprint baseline;
+  size_t failed = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    Child victim(GetParam(), "victim", 5);
+    ASSERT_TRUE(victim.started());
+    const PeerId peer = connect(victim);
+    ASSERT_EQ(worker_->peer_state(peer), PeerState::kUp) << worker_->peer_status(peer);
+    // Thousands of transfers; new ones follow those that end, until the knife falls.
+    const size_t kill_after = random() % 3000;
+    std::vector<TransferId> open;
+    size_t submitted = 0;
+    size_t ended_well = 0;
+    bool killed = false;
+    const Time start = Clock::steady().now();
+    while (!open.empty() || !killed) {
+      while (!killed && open.size() < 200) {
+        const size_t sizes[] = {100, 5000, 200'000};
+        const size_t bytes = sizes[random() % 3];
+        auto id = worker_->submit(request(random() % 2 ? Op::kRead : Op::kWrite, peer, victim,
+                                          random() % (kChildBytes - bytes), bytes));
+        if (!id.ok()) break;
+        open.push_back(*id);
+        ++submitted;
+      }
+      worker_->progress();
+      std::erase_if(open, [&](TransferId id) {
+        if (!ended(*worker_->state(id))) return false;
+        const absl::Status status = worker_->status(id);
+        EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
+        status.ok() ? ++ended_well : ++failed;
+        EXPECT_TRUE(worker_->release(id).ok());
+        return true;
+      });
+      if (!killed && ended_well >= kill_after) {
+        victim.kill();
+        killed = true;
+      }
+      ASSERT_LT(Clock::steady().now() - start, seconds(60)) << open.size() << " never ended";
+    }
+    EXPECT_TRUE(
+        worker_
+            ->wait_until([&] { return worker_->peer_state(peer) == PeerState::kDown; }, seconds(20))
+            .ok());
+    EXPECT_FALSE(worker_->peer_status(peer).ok());
+    expect_serving(static_cast<uint8_t>(round + 1));
+    if (HasFatalFailure()) return;
+    while (worker_->next_peer_event()) {
+    }
+    if (round == 2) baseline = Footprint::now();
+  }
+  EXPECT_GT(failed, 0u);
+  // What has gone is noticed by progress(), a little later at most.
+  (void)worker_->wait_until([&] { return Footprint::now() == baseline; }, seconds(5));
+  EXPECT_EQ(Footprint::now(), baseline);
+  EXPECT_EQ(worker_->stats().open_transfers, 0u);
+  EXPECT_EQ(worker_->stats().peers_up, 1u);
+}
+
+TEST_P(Processes, AStoppedPeerDoesNotHoldATransferBeyondItsDeadline) {
+  Child frozen(GetParam(), "frozen", 5);
+  ASSERT_TRUE(frozen.started());
+  start_worker();
+  if (HasFatalFailure()) return;
+  const PeerId peer = connect(frozen);
+  ASSERT_EQ(worker_->peer_state(peer), PeerState::kUp) << worker_->peer_status(peer);
+  ASSERT_TRUE(run(request(Op::kRead, peer, frozen, 0, 1000)).ok());
+  frozen.signal(SIGSTOP);
+  std::vector<TransferId> ids;
+  for (int i = 0; i < 20; ++i) {
+    TransferRequest r = request(i % 2 ? Op::kRead : Op::kWrite, peer, frozen, 0, kChildBytes);
+    r.timeout = milliseconds(200);
+    auto id = worker_->submit(r);
+    ASSERT_TRUE(id.ok());
+    ids.push_back(*id);
+  }
+  for (TransferId id : ids) {
+    const absl::Status status = worker_->wait(id, seconds(30));
+    EXPECT_EQ(worker_->state(id).status().code(), absl::StatusCode::kNotFound) << "never ended";
+    // Shared memory needs nobody at the other end; a rail on which nothing moves may be given up.
+    EXPECT_TRUE(status.ok() || absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status))
+        << status;
+  }
+  // Its memory here is free: whatever the peer does when it wakes up, these bytes stay.
+  std::memset(block_.data, 0x33, kChildBytes);
+  expect_serving(9);
+  std::memset(block_.data, 0x33, kChildBytes);
+  frozen.signal(SIGCONT);
+  for (int i = 0; i < 20; ++i) {
+    (void)worker_->wait_until([] { return false; }, milliseconds(5));
+  }
+  EXPECT_EQ(std::count(block_.data, block_.data + kChildBytes, std::byte{0x33}),
+            static_cast<ptrdiff_t>(kChildBytes));
+}
+
+TEST_P(Processes, AWrongClusterKeyIsRefusedAndNamed) {
+  Child stranger(GetParam(), "stranger", 5, "the secret of another cluster");
+  ASSERT_TRUE(stranger.started());
+  start_worker();
+  if (HasFatalFailure()) return;
+  const PeerId peer = connect(stranger);
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
+  EXPECT_EQ(worker_->peer_status(peer).code(), absl::StatusCode::kPermissionDenied)
+      << worker_->peer_status(peer);
+  EXPECT_THAT(std::string(worker_->peer_status(peer).message()), HasSubstr("cluster key"));
+  auto id = worker_->submit(request(Op::kWrite, peer, stranger, 0, 100));
+  if (id.ok()) {
+    EXPECT_FALSE(worker_->wait(*id, seconds(10)).ok());
+  }
+  expect_serving(3);
+}
+
+TEST_P(Processes, AnAddressWithNobodyBehindItIsAnError) {
+  std::string address;
+  {
+    Child gone(GetParam(), "gone", 1);
+    ASSERT_TRUE(gone.started());
+    address = gone.address();
+  }
+  start_worker();
+  if (HasFatalFailure()) return;
+  auto peer = worker_->connect(address);
+  ASSERT_TRUE(peer.ok());
+  ASSERT_TRUE(
+      worker_
+          ->wait_until([&] { return worker_->peer_state(*peer) == PeerState::kDown; }, seconds(20))
+          .ok());
+  EXPECT_THAT(worker_->peer_status(*peer).message(), testing::Not(testing::IsEmpty()));
+  expect_serving(4);
+}
+
+TEST_P(Processes, ForeignBytesAtThePortHarmNobody) {
+  if (GetParam() != "tcp") GTEST_SKIP() << "only tcp listens on a port";
+  start_worker();
+  if (HasFatalFailure()) return;
+  ASSERT_NE(worker_->port(), 0);
+  const Footprint baseline = Footprint::now();
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 60; ++round) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in to{.sin_family = AF_INET, .sin_port = htons(worker_->port())};
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
+    std::string junk(round % 4 == 0 ? 0 : random() % 5000, '\0');
+    for (char& c : junk) c = static_cast<char>(random());
+    if (round % 3 == 1) junk = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    if (round % 7 == 2) junk.insert(0, "BATON\r\n\x1a");
+    (void)!send(fd, junk.data(), junk.size(), MSG_NOSIGNAL);
+    if (round % 2) shutdown(fd, SHUT_WR);
+    for (int i = 0; i < 20; ++i) worker_->progress();
+    close(fd);
+  }
+  expect_serving(8);
+  (void)worker_->wait_until([&] { return Footprint::now() == baseline; }, seconds(10));
+  EXPECT_EQ(Footprint::now(), baseline);
+}
+
+INSTANTIATE_TEST_SUITE_P(Integration, Processes, testing::Values("shm", "tcp"),
+                         [](const auto& each) { return each.param; });
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,33 @@
+// Fuzzes the counting of arrivals, whose numbers all come from a peer: any sequence of them is
+// counted or refused within bounded memory, and a slice that comes twice never counts twice.
+
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "transport/arrivals.h"
+#include "transport/wire.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  baton::WireReader in({reinterpret_cast<const char*>(data), size});
+  baton::Arrivals arrivals;
+  absl::flat_hash_set<std::pair<uint32_t, uint32_t>> completed;  // by slot and generation
+  for (int step = 0; step < 4096; ++step) {
+    baton::Arrival arrival;
+    arrival.transfer.slot = in.number<uint8_t>();
+    arrival.transfer.generation = 1 + in.number<uint8_t>();
+    arrival.slice = in.number<uint16_t>();
+    arrival.slice_bytes = in.number<uint64_t>();
+    arrival.total_bytes = in.number<uint64_t>();
+    arrival.notify = in.text(16);
+    if (in.failed()) return 0;
+    const auto complete = arrivals.add(arrival);
+    if (arrivals.open() > baton::Arrivals::kMaxOpen) std::abort();
+    if (!complete.ok()) return 0;  // the worker drops a peer that contradicts itself
+    if (!complete->now) continue;
+    if (!completed.emplace(arrival.transfer.slot, arrival.transfer.generation).second) std::abort();
+  }
+  return 0;
+}

@@ -1,0 +1,55 @@
+// Fuzzes what decode and prefill workers tell each other: the input is a row of notifications
+// (16-bit length, bytes), put together and parsed the way a connector does it.
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "kvtransfer/kv_layout.h"
+#include "kvtransfer/kv_messages.h"
+#include "transport/wire.h"
+
+namespace {
+
+void parse_body(std::string_view body) {
+  baton::KvLoadRequest request;
+  if (baton::decode_kv_request(body, request).ok()) {
+    std::string encoded;
+    baton::KvLoadRequest again;
+    if (!baton::check_kv_request(request).ok()) std::abort();
+    if (!baton::encode_kv_request(request, encoded).ok()) std::abort();
+    if (!baton::decode_kv_request(encoded, again).ok()) std::abort();
+    if (again.tokens != request.tokens || again.blocks != request.blocks) std::abort();
+  }
+  if (baton::decode_kv_failure(body).ok()) std::abort();  // a failure is never OK
+  if (const auto layout = baton::KvLayout::decode(body); layout.ok()) {
+    if (!layout->check().ok() || layout->encode().size() > baton::KvLayout::kMaxEncoded) {
+      std::abort();
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  baton::WireReader in({reinterpret_cast<const char*>(data), size});
+  baton::KvAssembler assembler;
+  baton::KvSeenLoads seen;
+  std::string body;
+  for (;;) {
+    const std::string_view notification = in.text(UINT16_MAX);
+    if (in.failed()) return 0;
+    parse_body(notification);
+    baton::KvPart part;
+    if (!baton::decode_kv_part(notification, part).ok()) continue;
+    static_cast<void>(seen.add(part.load));
+    const auto whole = assembler.add(part, body);
+    if (assembler.open() > baton::KvAssembler::kMaxOpen) std::abort();
+    if (assembler.held() > baton::KvAssembler::kMaxHeld) std::abort();
+    if (whole.ok() && *whole) {
+      if (body.size() != part.total) std::abort();
+      parse_body(body);
+    }
+  }
+}

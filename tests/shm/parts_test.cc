@@ -1,0 +1,197 @@
+// The parts of the shm provider by themselves: copy kernels, the ring, messages, memory files.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "transport/shm/copy_kernel.h"
+#include "transport/shm/memory_file.h"
+#include "transport/shm/message.h"
+#include "transport/shm/notify_ring.h"
+
+namespace baton::shm {
+namespace {
+
+TEST(CopyKernel, CopiesEveryByteAndNoOther) {
+  constexpr size_t kMargin = 64;
+  std::vector<std::byte> from(80 << 10);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 + i / 251);
+  std::vector<std::byte> to(from.size() + 2 * kMargin);
+  for (size_t bytes :
+       {0u, 1u, 63u, 64u, 65u, 255u, 256u, 1000u, 4096u, 16383u, 16384u, 16385u, 40000u, 65536u}) {
+    for (size_t to_shift : {0u, 1u, 31u, 63u}) {
+      for (size_t from_shift : {0u, 3u, 64u}) {
+        std::fill(to.begin(), to.end(), std::byte{0xee});
+        stream_copy(to.data() + kMargin + to_shift, from.data() + from_shift, bytes);
+        stream_fence();
+        std::vector<std::byte> want(to.size(), std::byte{0xee});
+        if (bytes != 0) {
+          std::memcpy(want.data() + kMargin + to_shift, from.data() + from_shift, bytes);
+        }
+        ASSERT_EQ(to, want) << bytes << " bytes, shifts " << to_shift << " and " << from_shift;
+      }
+    }
+  }
+}
+
+struct RingPair {
+  std::unique_ptr<Lane> lane = std::make_unique<Lane>();
+  RingWriter writer{*lane};
+  RingReader reader{*lane};
+};
+
+TEST(NotifyRing, CarriesRecordsOfEverySizeAroundTheEnd) {
+  RingPair ring;
+  RingReader::Record record;
+  for (size_t i = 0; i < 2000; ++i) {
+    const std::string text(i * 37 % (kMaxNotification + 1), static_cast<char>('a' + i % 26));
+    ASSERT_TRUE(ring.writer.fits(text.size()));
+    ring.writer.push(text);
+    ASSERT_TRUE(*ring.reader.next(record));
+    ASSERT_EQ(record.kind, RecordKind::kNotification);
+    ASSERT_EQ(record.notify, text);
+  }
+  EXPECT_FALSE(*ring.reader.next(record));
+}
+
+TEST(NotifyRing, CarriesArrivals) {
+  RingPair ring;
+  const Arrival sent{.transfer = {7, 9},
+                     .slice = 3,
+                     .slice_bytes = 100,
+                     .total_bytes = 1000,
+                     .counter_index = 5,
+                     .counter_generation = 65535,
+                     .increment = 11,
+                     .notify = "last"};
+  ring.writer.push_arrival(sent);
+  RingReader::Record record;
+  ASSERT_TRUE(*ring.reader.next(record));
+  ASSERT_EQ(record.kind, RecordKind::kArrival);
+  EXPECT_EQ(record.arrival.transfer, sent.transfer);
+  EXPECT_EQ(record.arrival.slice, 3u);
+  EXPECT_EQ(record.arrival.slice_bytes, 100u);
+  EXPECT_EQ(record.arrival.total_bytes, 1000u);
+  EXPECT_EQ(record.arrival.counter_index, 5u);
+  EXPECT_EQ(record.arrival.counter_generation, 65535);
+  EXPECT_EQ(record.arrival.increment, 11u);
+  EXPECT_EQ(record.notify, "last");
+}
+
+TEST(NotifyRing, IsFullWhenItIsFull) {
+  RingPair ring;
+  const std::string text(1000, 'x');
+  size_t pushed = 0;
+  for (; ring.writer.fits(text.size()); ++pushed) ring.writer.push(text);
+  EXPECT_EQ(pushed, Lane::kRingBytes / 1008);
+  RingReader::Record record;
+  ASSERT_TRUE(*ring.reader.next(record));
+  EXPECT_TRUE(ring.writer.fits(text.size()));
+  EXPECT_FALSE(ring.reader.room_was_awaited());
+  ring.writer.wait_for_room();
+  EXPECT_TRUE(ring.reader.room_was_awaited());
+  EXPECT_FALSE(ring.reader.room_was_awaited());
+}
+
+TEST(NotifyRing, RefusesWhatAHostileSenderWrites) {
+  RingReader::Record record;
+  {
+    RingPair ring;  // more bytes than the ring holds
+    ring.lane->tail.store(Lane::kRingBytes + 8);
+    EXPECT_FALSE(ring.reader.next(record).ok());
+  }
+  {
+    RingPair ring;  // less than a header
+    ring.lane->tail.store(4);
+    EXPECT_FALSE(ring.reader.next(record).ok());
+  }
+  for (const auto& [bytes, kind] : std::vector<std::pair<uint32_t, uint32_t>>{
+           {16, 1}, {UINT32_MAX, 1}, {kMaxNotification + 1000, 1}, {8, 2}, {8, 99}}) {
+    RingPair ring;
+    std::memcpy(ring.lane->ring, &bytes, 4);
+    std::memcpy(ring.lane->ring + 4, &kind, 4);
+    ring.lane->tail.store(16);
+    EXPECT_FALSE(ring.reader.next(record).ok()) << bytes << " bytes of kind " << kind;
+  }
+}
+
+TEST(Message, SurvivesTheWire) {
+  Message setup;
+  setup.kind = Message::Kind::kSetup;
+  setup.control_bytes = 1;
+  setup.counter_bytes = 2;
+  setup.connection_bytes = 3;
+  setup.nonce_address = 4;
+  setup.nonce.fill(5);
+  auto read = Message::decode(setup.encode());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->nonce_address, 4u);
+  EXPECT_EQ(read->nonce, setup.nonce);
+  EXPECT_EQ(read->expected_fds(true), 3u);
+
+  Message goodbye;
+  goodbye.kind = Message::Kind::kGoodbye;
+  goodbye.text = std::string(1000, 'x');
+  read = Message::decode(goodbye.encode());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->text, std::string(256, 'x'));
+}
+
+TEST(Message, RefusesWhatIsNotOne) {
+  Message file;
+  file.kind = Message::Kind::kFile;
+  const std::string good = file.encode();
+  for (size_t n = 0; n < good.size(); ++n) {
+    EXPECT_FALSE(Message::decode(std::string_view(good).substr(0, n)).ok()) << n;
+  }
+  EXPECT_FALSE(Message::decode(good + "x").ok());
+  EXPECT_FALSE(Message::decode(std::string("\x09")).ok());
+  EXPECT_FALSE(Message::decode(std::string("\x04\xff\xff", 3)).ok());
+}
+
+TEST(MemoryFile, MapsOnlyWhatCannotShrink) {
+  using Protection = MappedFile::Protection;
+  const UniqueFd open_file(memfd_create("t", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(open_file.get(), 8192), 0);
+  auto map = MappedFile::map(open_file.get(), 4096, Protection::kReadWrite, "file");
+  EXPECT_EQ(map.status().code(), absl::StatusCode::kInvalidArgument) << map.status();
+  ASSERT_TRUE(shareable(open_file.get()));  // seals it
+  map = MappedFile::map(open_file.get(), 4096, Protection::kReadWrite, "file");
+  ASSERT_TRUE(map.ok()) << map.status();
+  EXPECT_EQ(map->size(), 8192u);
+  EXPECT_FALSE(MappedFile::map(open_file.get(), 8193, Protection::kReadWrite, "file").ok());
+
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const UniqueFd in(ends[0]);
+  const UniqueFd out(ends[1]);
+  EXPECT_FALSE(MappedFile::map(in.get(), 1, Protection::kReadOnly, "file").ok());
+  EXPECT_FALSE(shareable(in.get()));
+}
+
+TEST(MemoryFile, NobodyElseWritesToAControlSegment) {
+  auto file = create_file("t", 4096);
+  ASSERT_TRUE(file.ok()) << file.status();
+  forbid_new_writers(file->fd.get());
+  using Protection = MappedFile::Protection;
+  EXPECT_FALSE(MappedFile::map(file->fd.get(), 4096, Protection::kReadWrite, "file").ok());
+  auto map = MappedFile::map(file->fd.get(), 4096, Protection::kReadOnly, "file");
+  ASSERT_TRUE(map.ok()) << map.status();
+  file->mapping.data()[7] = std::byte{42};
+  EXPECT_EQ(map->data()[7], std::byte{42});
+}
+
+TEST(MemoryFile, PopulatesInSteps) {
+  auto file = create_file("t", 64 << 10);
+  ASSERT_TRUE(file.ok()) << file.status();
+  int steps = 0;
+  while (file->mapping.populate(16 << 10)) ASSERT_LT(++steps, 5);
+  EXPECT_TRUE(file->mapping.populated());
+}
+
+}  // namespace
+}  // namespace baton::shm

@@ -1,0 +1,272 @@
+// Peers in other processes and threads: death in the middle, doorbells, and hostile ones.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <fstream>
+#include <thread>
+
+#include "tests/shm/shm_node.h"
+#include "transport/shm/packet_socket.h"
+#include "transport/wire.h"
+
+namespace baton::shm {
+namespace {
+
+using testing::HasSubstr;
+
+int descriptors() {
+  int count = 0;
+  for (int fd = 0; fd < 1024; ++fd) count += fcntl(fd, F_GETFD) != -1 ? 1 : 0;
+  return count;
+}
+
+int mapped_files() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    count += line.find("memfd:baton") != std::string::npos ? 1 : 0;
+  }
+  return count;
+}
+
+// A child with a node that shares one region; tells its address and region, then serves until it
+// is killed.
+class Child {
+ public:
+  explicit Child(bool with_file, size_t bytes) {
+    std::array<int, 2> ends;
+    if (pipe(ends.data()) != 0) return;
+    pid = fork();
+    if (pid == 0) {
+      close(ends[0]);
+      ShmNode node("child");
+      TestMemory memory(bytes, with_file);
+      memory.fill(9);
+      std::string hello = node.share(memory).encode();
+      put_text(hello, *node.provider->listen());
+      if (write(ends[1], hello.data(), hello.size()) < 0) _exit(1);
+      close(ends[1]);
+      run_until(
+          {&node}, [] { return false; }, 600);
+      _exit(0);
+    }
+    close(ends[1]);
+    std::array<char, 256> told;
+    size_t got = 0;
+    for (ssize_t n; (n = read(ends[0], told.data() + got, told.size() - got)) > 0;) got += n;
+    close(ends[0]);
+    const std::string_view view(told.data(), got);
+    region = *RemoteRegion::decode(view.substr(0, RemoteRegion::kEncodedBytes));
+    WireReader in(view.substr(RemoteRegion::kEncodedBytes));
+    address = std::string(in.text(128));
+  }
+  ~Child() { kill_and_reap(); }
+  void kill_and_reap() {
+    if (pid <= 0) return;
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    pid = 0;
+  }
+
+  pid_t pid = 0;
+  RemoteRegion region;
+  std::string address;
+};
+
+class ShmPeer : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Ways, ShmPeer, testing::Values(true, false),
+                         [](const auto& way) { return way.param ? "mapped" : "cma"; });
+
+TEST_P(ShmPeer, ReadsAndWritesAnotherProcess) {
+  Child child(GetParam(), 1 << 20);
+  ShmNode node("parent");
+  node.provider->connect({.session = 1, .address = child.address});
+  ASSERT_TRUE(run_until({&node}, [&] { return !node.rails.empty(); })) << node.failed;
+  TestMemory memory(1 << 20, true);
+  const Layout all = Layout::contiguous(0, 1 << 20);
+  if (absl::Status status = node.rails[0]->reaches(child.region); !status.ok()) {
+    GTEST_SKIP() << status;
+  }
+  node.post(node.transfer(Op::kRead, memory, all, child.region, all));
+  ASSERT_TRUE(run_until({&node}, [&] { return node.done.size() == 1; }));
+  ASSERT_TRUE(node.done[0].status.ok()) << node.done[0].status;
+  EXPECT_TRUE(memory.all(9));
+  memory.fill(8);
+  node.post(node.transfer(Op::kWrite, memory, all, child.region, all));
+  memory.fill(8);
+  ASSERT_TRUE(run_until({&node}, [&] { return node.done.size() == 2; }));
+  memory.fill(0);
+  node.post(node.transfer(Op::kRead, memory, all, child.region, all));
+  ASSERT_TRUE(run_until({&node}, [&] { return node.done.size() == 3; }));
+  EXPECT_TRUE(memory.all(8));
+}
+
+TEST_P(ShmPeer, DeathEndsEverySliceAndLeavesNothingBehind) {
+  ShmNode node("parent");
+  TestMemory memory(16 << 20, true);
+  const int fds = descriptors();
+  const int maps = mapped_files();
+  {
+    Child child(GetParam(), 16 << 20);
+    node.provider->connect({.session = 1, .address = child.address});
+    ASSERT_TRUE(run_until({&node}, [&] { return !node.rails.empty(); })) << node.failed;
+    const Layout all = Layout::contiguous(0, 16 << 20);
+    // Many transfers of 16 MiB: the child dies in the middle of one of them.
+    size_t posted = 0;
+    for (; posted < 60; ++posted) {
+      ASSERT_TRUE(node.post(
+          node.transfer(posted % 2 == 0 ? Op::kWrite : Op::kRead, memory, all, child.region, all)));
+    }
+    for (int i = 0; i < 20; ++i) node.progress();
+    child.kill_and_reap();
+    ASSERT_TRUE(run_until({&node}, [&] { return !node.down.empty(); }));
+    EXPECT_EQ(node.done.size(), posted);
+    EXPECT_TRUE(absl::IsUnavailable(node.done.back().status)) << node.done.back().status;
+    EXPECT_THAT(std::string(node.down[0].message()), HasSubstr("peer child (pid "));
+  }
+  EXPECT_TRUE(node.rails.empty());
+  EXPECT_EQ(descriptors(), fds);
+  EXPECT_EQ(mapped_files(), maps);
+}
+
+TEST(ShmDoorbell, NoWakeupIsLost) {
+  // Each side sleeps on its descriptor, for as long as it takes, until the other has answered.
+  constexpr int kRounds = 5000;
+  ShmNode a("a");
+  ShmNode b("b");
+  ASSERT_TRUE(connect_nodes(a, b)) << a.failed;
+  const auto play = [](ShmNode& node, int turn) {
+    TransferDescriptor& t = node.message("x");
+    size_t seen = 0;
+    for (int i = 0; i < kRounds; ++i) {
+      if (i % 2 == turn) {
+        node.post(t);
+        if (!run_until({&node}, [&] { return !node.done.empty(); })) return false;
+        node.done.clear();
+      } else {
+        ++seen;
+        if (!run_until({&node}, [&] { return node.notes.size() >= seen; })) return false;
+      }
+    }
+    return true;
+  };
+  bool b_played = false;
+  std::thread other([&] { b_played = play(b, 1); });
+  EXPECT_TRUE(play(a, 0));
+  other.join();
+  EXPECT_TRUE(b_played);
+}
+
+// Speaks the protocol by hand, up to where it stops keeping to it.
+class RawPeer {
+ public:
+  RawPeer(ShmNode& victim, const std::string& address) : victim_(victim) {
+    socket_ = *PacketSocket::dial(address);
+  }
+  void authenticate() {
+    Handshake handshake(Handshake::Role::kClient, victim_.key, {.name = "raw"});
+    std::string in;
+    while (!handshake.done() || !handshake.to_send().empty()) {
+      if (!handshake.to_send().empty()) {
+        socket_.send(handshake.to_send());
+        handshake.sent(handshake.to_send().size());
+      }
+      victim_.progress();
+      Packet packet;
+      if (*socket_.receive(packet, true) == PacketSocket::Io::kDone) in.append(packet.view());
+      while (!handshake.done() && in.size() >= handshake.wanted()) {
+        const size_t want = handshake.wanted();
+        ASSERT_TRUE(handshake.receive(in.substr(0, want)).ok());
+        in.erase(0, want);
+      }
+    }
+  }
+  void send(std::string_view bytes, absl::Span<const int> fds = {}) { socket_.send(bytes, fds); }
+  // The reason in the goodbye, once the victim has closed.
+  std::string goodbye() {
+    std::string why = "none";
+    Packet packet;
+    run_until({&victim_}, [&] {
+      while (true) {
+        const auto io = socket_.receive(packet, true);
+        if (!io.ok() || *io == PacketSocket::Io::kClosed) return true;
+        if (*io == PacketSocket::Io::kLater) return false;
+        const auto message = Message::decode(packet.view());
+        if (message.ok() && message->kind == Message::Kind::kGoodbye) why = message->text;
+      }
+    });
+    return why;
+  }
+
+ private:
+  ShmNode& victim_;
+  PacketSocket socket_;
+};
+
+class ShmHostile : public testing::Test {
+ protected:
+  void SetUp() override { raw_.emplace(victim_, *victim_.provider->listen()); }
+  void TearDown() override {
+    EXPECT_TRUE(victim_.rails.empty());
+    // The victim still serves others.
+    ShmNode friendly("friendly");
+    friendly.provider->connect({.session = 1, .address = *victim_.provider->listen()});
+    EXPECT_TRUE(run_until({&friendly, &victim_}, [&] { return !friendly.rails.empty(); }));
+  }
+  static std::string setup_message() {
+    Message setup;
+    setup.kind = Message::Kind::kSetup;
+    setup.control_bytes = sizeof(ControlSegment);
+    setup.counter_bytes = CounterTable::kBytes;
+    setup.connection_bytes = sizeof(ConnectionSegment);
+    return setup.encode();
+  }
+
+  ShmNode victim_{"victim"};
+  std::optional<RawPeer> raw_;
+};
+
+TEST_F(ShmHostile, GarbageInsteadOfAHandshakeClosesTheConnection) {
+  raw_->send(std::string(kMaxMessage, 'G'));
+  EXPECT_NE(raw_->goodbye(), "");
+}
+
+TEST_F(ShmHostile, UnsealedFilesAreRefused) {
+  raw_->authenticate();
+  const UniqueFd file(memfd_create("t", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(file.get(), 1 << 20), 0);
+  raw_->send(setup_message(), {file.get(), file.get(), file.get()});
+  EXPECT_THAT(raw_->goodbye(), HasSubstr("F_SEAL_SHRINK"));
+}
+
+TEST_F(ShmHostile, FilesThatAreTooSmallAreRefused) {
+  raw_->authenticate();
+  auto file = create_file("t", 4096);
+  ASSERT_TRUE(file.ok());
+  raw_->send(setup_message(), {file->fd.get(), file->fd.get(), file->fd.get()});
+  EXPECT_THAT(raw_->goodbye(), HasSubstr("4096 bytes"));
+}
+
+TEST_F(ShmHostile, MissingDescriptorsAreNoticed) {
+  raw_->authenticate();
+  raw_->send(setup_message());
+  EXPECT_THAT(raw_->goodbye(), HasSubstr("0 descriptors"));
+}
+
+TEST_F(ShmHostile, PacketsThatAreTooLongAreRefused) {
+  raw_->authenticate();
+  raw_->send(std::string(kMaxMessage + 1, 'x'));
+  EXPECT_THAT(raw_->goodbye(), HasSubstr("more than"));
+}
+
+TEST_F(ShmHostile, UnknownMessagesAreRefused) {
+  raw_->authenticate();
+  raw_->send("\x7f");
+  EXPECT_THAT(raw_->goodbye(), HasSubstr("unknown kind"));
+}
+
+}  // namespace
+}  // namespace baton::shm

@@ -1,0 +1,258 @@
+// Two shm providers in one process: what a rail moves, refuses, cancels and holds back.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <thread>
+
+#include "tests/shm/shm_node.h"
+#include "transport/shm/segment.h"
+
+namespace baton::shm {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr size_t kBytes = 1 << 20;
+
+// The memory under test comes from a pool (mapped) or not (CMA).
+class ShmRail : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override { ASSERT_TRUE(connect_nodes(a_, b_)) << a_.failed; }
+  bool done(size_t count) {
+    return run_until({&a_, &b_}, [&] { return a_.done.size() >= count; });
+  }
+  absl::Status move(const TransferDescriptor& t) {
+    const size_t before = a_.done.size();
+    if (!a_.post(t)) return absl::InternalError("the rail is full");
+    if (!done(before + 1)) return absl::InternalError("the slice was never reported");
+    return a_.done.back().status;
+  }
+
+  TestMemory near_{kBytes, GetParam()};
+  TestMemory far_{kBytes, GetParam()};
+  ShmNode a_{"a"};
+  ShmNode b_{"b"};
+};
+INSTANTIATE_TEST_SUITE_P(Ways, ShmRail, testing::Values(true, false),
+                         [](const auto& way) { return way.param ? "mapped" : "cma"; });
+
+TEST_P(ShmRail, WritesAndReadsRunsAndPages) {
+  const RemoteRegion remote = b_.share(far_);
+  for (size_t i = 0; i < kBytes; ++i) near_.data[i] = static_cast<std::byte>(i * 31 + i / 4096);
+  const Layout all = Layout::contiguous(0, kBytes);
+  ASSERT_TRUE(move(a_.transfer(Op::kWrite, near_, all, remote, all)).ok());
+  EXPECT_EQ(std::memcmp(near_.data, far_.data, kBytes), 0);
+
+  // Pages of 1000 bytes, in reverse there and in order here, read back.
+  std::vector<uint32_t> order(500);
+  std::iota(order.begin(), order.end(), 0);
+  const std::vector<uint32_t> reverse(order.rbegin(), order.rend());
+  near_.fill(0);
+  ASSERT_TRUE(move(a_.transfer(Op::kRead, near_, Layout::paged(5, order, 1000, 1000), remote,
+                               Layout::paged(77, reverse, 2000, 1000)))
+                  .ok());
+  for (size_t p = 0; p < order.size(); ++p) {
+    ASSERT_EQ(std::memcmp(near_.data + 5 + p * 1000, far_.data + 77 + reverse[p] * 2000, 1000), 0);
+  }
+  EXPECT_TRUE(near_.all(0, 5 + 500 * 1000, kBytes));
+}
+
+TEST_P(ShmRail, ChecksKeyGenerationRightsAndBounds) {
+  RegionEntry* entry = b_.add(far_, Access::kRemoteRead);
+  const RemoteRegion remote = b_.regions.describe(*entry);
+  const Layout page = Layout::contiguous(0, 4096);
+  far_.fill(1);
+  near_.fill(2);
+  EXPECT_TRUE(absl::IsPermissionDenied(move(a_.transfer(Op::kWrite, near_, page, remote, page))));
+  RemoteRegion forged = remote;
+  forged.key ^= 1;
+  EXPECT_TRUE(absl::IsPermissionDenied(move(a_.transfer(Op::kRead, near_, page, forged, page))));
+  EXPECT_TRUE(absl::IsOutOfRange(
+      move(a_.transfer(Op::kRead, near_, page, remote, Layout::contiguous(kBytes - 4095, 4096)))));
+  forged = remote;
+  forged.index = 1 << 30;
+  EXPECT_TRUE(absl::IsNotFound(move(a_.transfer(Op::kRead, near_, page, forged, page))));
+  b_.remove(entry);
+  EXPECT_TRUE(absl::IsNotFound(move(a_.transfer(Op::kRead, near_, page, remote, page))));
+  EXPECT_TRUE(far_.all(1));
+  EXPECT_TRUE(near_.all(2));
+}
+
+TEST_P(ShmRail, CountsAndNotifiesAfterTheBytes) {
+  const RemoteRegion remote = b_.share(far_);
+  const CounterId counter = *b_.counters.allocate();
+  near_.fill(3);
+  const Layout all = Layout::contiguous(0, kBytes);
+  TransferDescriptor& t = a_.transfer(Op::kWrite, near_, all, remote, all);
+  t.counter = b_.counters.describe(counter);
+  t.increment = 5;
+  t.notify = "here";
+  ASSERT_TRUE(a_.post(t));
+  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return b_.counters.value(counter) != 0; }));
+  EXPECT_TRUE(far_.all(3));
+  EXPECT_EQ(b_.counters.value(counter), 5u);
+  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return !b_.notes.empty(); }));
+  EXPECT_EQ(b_.notes[0], "here");
+  EXPECT_TRUE(b_.landed.empty());
+}
+
+TEST_P(ShmRail, ReportsPartsOfATransferAsArrivals) {
+  const RemoteRegion remote = b_.share(far_);
+  near_.fill(4);
+  const Layout all = Layout::contiguous(0, kBytes);
+  TransferDescriptor& t = a_.transfer(Op::kWrite, near_, all, remote, all);
+  t.notify = "whole";
+  ASSERT_TRUE(a_.rails[0]->post({&t, 0, 0, 1000}, a_));
+  ASSERT_TRUE(a_.rails[0]->post({&t, 1, 1000, kBytes}, a_));
+  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return b_.landed.size() == 2; }));
+  EXPECT_EQ(b_.landed[0].arrival.slice_bytes, 1000u);
+  EXPECT_EQ(b_.landed[0].notify, "");
+  EXPECT_EQ(b_.landed[1].arrival.slice, 1u);
+  EXPECT_EQ(b_.landed[1].arrival.total_bytes, kBytes);
+  EXPECT_EQ(b_.landed[1].notify, "whole");
+  EXPECT_TRUE(b_.notes.empty());
+  EXPECT_TRUE(far_.all(4));
+}
+
+TEST_P(ShmRail, CancelsWhatItHasNotFinished) {
+  const RemoteRegion remote = b_.share(far_);
+  const Layout all = Layout::contiguous(0, kBytes);
+  TransferDescriptor& first = a_.transfer(Op::kWrite, near_, all, remote, all);
+  TransferDescriptor& second = a_.transfer(Op::kWrite, near_, all, remote, all);
+  TransferDescriptor& third = a_.transfer(Op::kRead, near_, all, remote, all);
+  for (auto* t : {&first, &second, &third}) ASSERT_TRUE(a_.post(*t));
+  a_.rails[0]->abort(second.id, a_);
+  ASSERT_EQ(a_.done.size(), 1u);
+  EXPECT_EQ(a_.done[0].transfer, second.id);
+  EXPECT_TRUE(absl::IsCancelled(a_.done[0].status));
+  ASSERT_TRUE(done(3));
+  EXPECT_EQ(a_.done[1].transfer, first.id);
+  EXPECT_EQ(a_.done[2].transfer, third.id);
+  EXPECT_TRUE(a_.done[1].status.ok() && a_.done[2].status.ok());
+}
+
+TEST_P(ShmRail, AFenceLeavesNoByteMoving) {
+  RegionEntry* entry = b_.add(far_);
+  const RemoteRegion remote = b_.regions.describe(*entry);
+  near_.fill(5);
+  far_.fill(0);
+  const Layout all = Layout::contiguous(0, kBytes);
+  TransferDescriptor& t = a_.transfer(Op::kWrite, near_, all, remote, all);
+  std::atomic<bool> stale{false};
+  std::atomic<int> moved{0};
+  std::thread writer([&] {
+    while (!stale) {
+      a_.post(t);
+      while (a_.done.empty()) a_.progress();
+      stale = !a_.done.back().status.ok();
+      a_.done.clear();
+      ++moved;
+    }
+  });
+  while (moved < 3) b_.progress();
+  b_.remove(entry);  // from here on the memory is ours alone
+  far_.fill(6);
+  while (!stale) b_.progress();
+  writer.join();
+  EXPECT_TRUE(far_.all(6));
+}
+
+TEST_P(ShmRail, AFullRingHoldsBackAndLosesNothing) {
+  constexpr int kMessages = 300;
+  const std::string filler(4000, 'x');
+  int posted = 0;
+  // Nobody reads at b: some of them fill the ring, the rest stay with a.
+  for (bool any = true; any;) {
+    any = false;
+    while (posted < kMessages && a_.post(a_.message(std::to_string(posted) + filler))) ++posted;
+    any = a_.progress();
+  }
+  const size_t in_ring = a_.done.size();
+  EXPECT_EQ(in_ring, Lane::kRingBytes / 4016);
+  EXPECT_LT(posted, kMessages);
+  ASSERT_TRUE(run_until({&a_, &b_}, [&] {
+    while (posted < kMessages && a_.post(a_.message(std::to_string(posted) + filler))) ++posted;
+    return b_.notes.size() == kMessages;
+  }));
+  for (int i = 0; i < kMessages; ++i) EXPECT_EQ(b_.notes[i], std::to_string(i) + filler);
+}
+
+TEST_P(ShmRail, ClosingReportsEverySliceAndTellsThePeerWhy) {
+  const RemoteRegion remote = b_.share(far_);
+  const Layout all = Layout::contiguous(0, kBytes);
+  a_.post(a_.transfer(Op::kWrite, near_, all, remote, all));
+  a_.rails[0]->close(absl::CancelledError("going home"), a_);
+  ASSERT_EQ(a_.done.size(), 1u);
+  EXPECT_TRUE(absl::IsCancelled(a_.done[0].status));
+  ASSERT_EQ(a_.down.size(), 1u);
+  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return !b_.down.empty(); }));
+  EXPECT_TRUE(absl::IsUnavailable(b_.down[0]));
+  EXPECT_THAT(std::string(b_.down[0].message()), HasSubstr("going home"));
+}
+
+TEST(ShmProvider, SaysWhatStandsInTheWayWithoutCma) {
+  ShmNode a("a", {{"shm.cma", "off"}});
+  ShmNode b("b");
+  ASSERT_TRUE(connect_nodes(a, b)) << a.failed;
+  TestMemory heap(4096, false);
+  TestMemory pool(4096, true);
+  const RemoteRegion remote = b.share(heap);
+  const absl::Status status = a.rails[0]->reaches(remote);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("shm.cma=off"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("MemoryPool"));
+  EXPECT_TRUE(a.rails[0]->reaches(b.share(pool)).ok());
+
+  const Layout page = Layout::contiguous(0, 4096);
+  ASSERT_TRUE(a.post(a.transfer(Op::kWrite, heap, page, remote, page)));
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.done.empty(); }));
+  EXPECT_TRUE(absl::IsFailedPrecondition(a.done[0].status)) << a.done[0].status;
+}
+
+TEST(ShmProvider, RefusesAnotherClustersKey) {
+  ShmNode a("a", {}, "another secret, long enough");
+  ShmNode b("b");
+  const auto address = b.provider->listen();
+  ASSERT_TRUE(address.ok());
+  a.provider->connect({.session = 1, .address = *address});
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.failed.ok(); }));
+  EXPECT_THAT(std::string(a.failed.message()), HasSubstr("key"));
+  EXPECT_TRUE(b.rails.empty());
+}
+
+TEST(ShmProvider, SaysThatNobodyListens) {
+  ShmNode a("a");
+  a.provider->connect({.session = 1, .address = "baton-gone"});
+  ASSERT_TRUE(run_until({&a}, [&] { return !a.failed.ok(); }));
+  EXPECT_TRUE(absl::IsUnavailable(a.failed)) << a.failed;
+}
+
+TEST(ShmProvider, RefusesAnotherWorkerAtTheAddress) {
+  ShmNode a("a");
+  ShmNode b("b");
+  const auto address = b.provider->listen();
+  a.provider->connect({.session = 1, .address = *address, .expected = a.self});
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.failed.ok(); }));
+  EXPECT_THAT(std::string(a.failed.message()), HasSubstr("restarted"));
+}
+
+TEST(ShmProvider, SaysWhyItIsNotAvailable) {
+  ShmNode a("a", {{"shm.memfd", "off"}});
+  EXPECT_FALSE(a.provider->capabilities().available);
+  EXPECT_THAT(a.provider->capabilities().detail, HasSubstr("memfd"));
+  EXPECT_FALSE(a.provider->listen().ok());
+  EXPECT_FALSE(a.provider->reachable("baton-x", "here").ok());
+  a.provider->connect({.session = 1, .address = "baton-x"});
+  ASSERT_TRUE(run_until({&a}, [&] { return !a.failed.ok(); }));
+}
+
+TEST(ShmProvider, ReachesOnlyThisMachine) {
+  ShmNode a("a");
+  EXPECT_TRUE(a.provider->reachable("baton-x", "here").ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(a.provider->reachable("baton-x", "elsewhere")));
+  EXPECT_FALSE(a.provider->reachable("127.0.0.1:80", "here").ok());
+}
+
+}  // namespace
+}  // namespace baton::shm

@@ -1,0 +1,206 @@
+// Workers over the simulated fabric: exact times, determinism, rails that flap, peers that die.
+#include "transport/sim/fabric.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sim/cluster.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+TEST(SimFabric, ATransferEndsAtBandwidthPlusTwoLatencies) {
+  SimCluster cluster({.link = {.bytes_per_second = 1e9, .latency = microseconds(5)}}, 4 << 20);
+  auto [peer, back] = cluster.connect(0, 1);
+  for (Op op : {Op::kWrite, Op::kRead}) {
+    for (size_t bytes : {1000u, 100'000u, 3'000'000u}) {
+      const Time start = cluster.fabric.clock().now();
+      auto id = cluster.worker(0).submit(cluster.request(op, 0, peer, 1, bytes));
+      ASSERT_TRUE(id.ok()) << id.status();
+      ASSERT_TRUE(cluster.run_to_end(0, *id));
+      EXPECT_TRUE(cluster.worker(0).status(*id).ok());
+      EXPECT_EQ(cluster.fabric.clock().now() - start, Time(bytes) + 2 * microseconds(5)) << bytes;
+      ASSERT_TRUE(cluster.worker(0).release(*id).ok());
+    }
+  }
+  EXPECT_THAT(cluster.fabric.violations(), IsEmpty());
+}
+
+TEST(SimFabric, RailsAddUp) {
+  SimCluster cluster({.rails = 4,
+                      .link = {.bytes_per_second = 1e9, .latency = microseconds(1)},
+                      .slice_bytes = 64 << 10},
+                     16 << 20);
+  auto [peer, back] = cluster.connect(0, 1);
+  const Time start = cluster.fabric.clock().now();
+  auto id = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 16 << 20));
+  ASSERT_TRUE(id.ok());
+  ASSERT_TRUE(cluster.run_to_end(0, *id));
+  const double took = static_cast<double>((cluster.fabric.clock().now() - start).count());
+  EXPECT_NEAR(took, (16 << 20) / 4.0, 0.01 * (16 << 20));
+}
+
+TEST(SimFabric, TimersOfTheWorkerEndOnTime) {
+  SimCluster cluster({.link = {.bytes_per_second = 1e6}, .queue_depth = 1, .slice_bytes = 1000},
+                     1 << 20);
+  auto [peer, back] = cluster.connect(0, 1);
+  TransferRequest request = cluster.request(Op::kWrite, 0, peer, 1, 1 << 20);
+  request.timeout = milliseconds(20);
+  const Time start = cluster.fabric.clock().now();
+  auto id = cluster.worker(0).submit(request);
+  ASSERT_TRUE(id.ok());
+  ASSERT_TRUE(cluster.run_to_end(0, *id));
+  EXPECT_EQ(*cluster.worker(0).state(*id), TransferState::kDeadline);
+  // The slice on the wire cannot be called back: it takes at most its millisecond.
+  EXPECT_GE(cluster.fabric.clock().now() - start, milliseconds(20));
+  EXPECT_LE(cluster.fabric.clock().now() - start, milliseconds(22));
+}
+
+// Some traffic in bad conditions; returns what identifies the run.
+uint64_t digest_of(uint64_t seed) {
+  SimCluster cluster({.seed = seed,
+                      .rails = 2,
+                      .link = {.loss = 0.05, .duplicate = 0.05, .reorder = 0.3},
+                      .slice_bytes = 16 << 10},
+                     1 << 20);
+  auto [peer, back] = cluster.connect(0, 1);
+  cluster.fabric.flap(0, 1, 1, milliseconds(2), milliseconds(20));
+  std::vector<TransferId> ids;
+  for (int i = 0; i < 10; ++i) {
+    auto id = cluster.worker(0).submit(
+        cluster.request(i % 2 ? Op::kRead : Op::kWrite, 0, peer, 1, 1 << 20));
+    if (id.ok()) ids.push_back(*id);
+  }
+  for (TransferId id : ids) EXPECT_TRUE(cluster.run_to_end(0, id));
+  EXPECT_THAT(cluster.fabric.violations(), IsEmpty());
+  return cluster.fabric.digest();
+}
+
+TEST(SimFabric, EverythingFollowsFromTheSeed) {
+  EXPECT_EQ(digest_of(1), digest_of(1));
+  EXPECT_EQ(digest_of(2), digest_of(2));
+  EXPECT_NE(digest_of(1), digest_of(2));
+}
+
+TEST(SimFabric, AFlappingRailLosesNothingAndComesBack) {
+  SimCluster cluster({.rails = 2,
+                      .link = {.bytes_per_second = 1e9, .latency = microseconds(1)},
+                      .slice_bytes = 64 << 10},
+                     32 << 20);
+  auto [peer, back] = cluster.connect(0, 1);
+  for (size_t i = 0; i < (32u << 20); ++i) cluster.members[0].memory[i] = std::byte(i * 7 >> 3);
+  const Time start = cluster.fabric.clock().now();
+  cluster.fabric.flap(0, 1, 0, start + milliseconds(2), start + milliseconds(40));
+  auto id = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 32 << 20));
+  ASSERT_TRUE(id.ok());
+  ASSERT_TRUE(cluster.run_to_end(0, *id));
+  EXPECT_TRUE(cluster.worker(0).status(*id).ok());
+  EXPECT_EQ(cluster.members[0].memory, cluster.members[1].memory);
+  EXPECT_GT(cluster.worker(0).stats().slices_moved, 0u);
+  EXPECT_EQ(cluster.fabric.stats().rails_made, 2u);
+
+  // The rail is back and carries its half.
+  cluster.fabric.run_for(milliseconds(20));
+  EXPECT_EQ(cluster.fabric.stats().rails_made, 3u);
+  const Time again = cluster.fabric.clock().now();
+  auto second = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 32 << 20));
+  ASSERT_TRUE(second.ok());
+  ASSERT_TRUE(cluster.run_to_end(0, *second));
+  const double took = static_cast<double>((cluster.fabric.clock().now() - again).count());
+  EXPECT_NEAR(took, (32 << 20) / 2.0, 0.02 * (32 << 20));
+  EXPECT_THAT(cluster.fabric.violations(), IsEmpty());
+}
+
+TEST(SimFabric, AShortFlapIsOnlyRetries) {
+  SimCluster cluster({.link = {.bytes_per_second = 1e9}}, 8 << 20);
+  auto [peer, back] = cluster.connect(0, 1);
+  const Time start = cluster.fabric.clock().now();
+  cluster.fabric.flap(0, 1, 0, start + milliseconds(1), start + milliseconds(2));
+  auto id = cluster.worker(0).submit(cluster.request(Op::kRead, 0, peer, 1, 8 << 20));
+  ASSERT_TRUE(id.ok());
+  ASSERT_TRUE(cluster.run_to_end(0, *id));
+  EXPECT_TRUE(cluster.worker(0).status(*id).ok());
+  EXPECT_EQ(cluster.fabric.stats().rails_lost, 0u);
+  EXPECT_GT(cluster.fabric.stats().timeouts, 0u);
+}
+
+TEST(SimFabric, ADeadPeerFailsEveryOpenTransferInBoundedTime) {
+  SimCluster cluster({.nodes = 3, .rails = 2, .link = {.bytes_per_second = 1e9}}, 8 << 20);
+  auto [peer, back] = cluster.connect(0, 1);
+  auto [other, other_back] = cluster.connect(0, 2);
+  std::vector<TransferId> ids;
+  for (int i = 0; i < 20; ++i) {
+    ids.push_back(*cluster.worker(0).submit(
+        cluster.request(i % 2 ? Op::kRead : Op::kWrite, 0, peer, 1, 8 << 20)));
+  }
+  const Time death = cluster.fabric.clock().now() + milliseconds(10);
+  cluster.fabric.kill(1, death);
+  for (TransferId id : ids) {
+    ASSERT_TRUE(cluster.run_to_end(0, id, seconds(1)));
+    if (*cluster.worker(0).state(id) != TransferState::kDone) {
+      EXPECT_EQ(cluster.worker(0).status(id).code(), absl::StatusCode::kUnavailable);
+    }
+  }
+  // Two rounds of retries: a slice may move to the second rail when the first has given up.
+  EXPECT_LE(cluster.fabric.clock().now(), death + 2 * 8 * microseconds(502) + milliseconds(1));
+  EXPECT_EQ(cluster.worker(0).peer_state(peer), PeerState::kDown);
+  auto id = cluster.worker(0).submit(cluster.request(Op::kRead, 0, other, 2, 8 << 20));
+  ASSERT_TRUE(id.ok());
+  ASSERT_TRUE(cluster.run_to_end(0, *id));
+  EXPECT_TRUE(cluster.worker(0).status(*id).ok());
+  EXPECT_THAT(cluster.fabric.violations(), IsEmpty());
+}
+
+TEST(SimFabric, ConnectingSaysWhyItFails) {
+  SimCluster cluster({.nodes = 3}, 4096);
+  const auto connect_fails = [&](const std::string& address) {
+    auto peer = cluster.worker(0).connect(address);
+    EXPECT_TRUE(peer.ok());
+    EXPECT_TRUE(cluster.fabric.run_until(
+        [&] { return cluster.worker(0).peer_state(*peer) == PeerState::kDown; }, seconds(1)));
+    return std::string(cluster.worker(0).peer_status(*peer).message());
+  };
+  const std::string address = cluster.worker(1).address();
+  cluster.stop(1);
+  EXPECT_THAT(connect_fails(address), HasSubstr("no worker on node 1"));
+  cluster.start(1, 4096);
+  EXPECT_THAT(connect_fails(address), HasSubstr("another worker"));
+  cluster.stop(1);
+  cluster.start(1, 4096, 256, test_key("quite another secret"));
+  EXPECT_THAT(connect_fails(cluster.worker(1).address()), HasSubstr("cluster key"));
+  cluster.fabric.kill(2, cluster.fabric.clock().now());
+  EXPECT_THAT(connect_fails(cluster.worker(2).address()), HasSubstr("did not answer"));
+}
+
+TEST(SimFabric, ARingOfManyWorkersRunsInOneProcess) {
+  constexpr size_t kNodes = 48;
+  SimCluster cluster({.nodes = kNodes, .link = {.bytes_per_second = 1e9, .latency = Time(1000)}},
+                     1 << 16);
+  std::vector<PeerId> next(kNodes);
+  for (size_t i = 0; i < kNodes; ++i) next[i] = cluster.connect(i, (i + 1) % kNodes).first;
+  const Time start = cluster.fabric.clock().now();
+  std::vector<TransferId> ids;
+  for (size_t i = 0; i < kNodes; ++i) {
+    ids.push_back(*cluster.worker(i).submit(
+        cluster.request(Op::kWrite, i, next[i], (i + 1) % kNodes, 1 << 16)));
+  }
+  ASSERT_TRUE(cluster.fabric.run_until(
+      [&] {
+        for (size_t i = 0; i < kNodes; ++i) {
+          if (!ended(*cluster.worker(i).state(ids[i]))) return false;
+        }
+        return true;
+      },
+      seconds(1)));
+  // Every pair has a link of its own, so all of them take as long as one.
+  EXPECT_EQ(cluster.fabric.clock().now() - start, Time((1 << 16) + 2000));
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,227 @@
+// The end of a slice is final: after it was reported, no byte of it moves on either side.
+#include "tests/tcp/tcp_pair.h"
+
+namespace baton::tcp {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Engines, TcpPair, ::testing::Values("epoll", "uring"), engine_name);
+
+constexpr size_t kBytes = 32 << 20;
+constexpr size_t kSlice = 1 << 20;
+constexpr char kPoison = 0x5A;
+
+// Memory without the poison byte in it.
+std::vector<char> clean(uint64_t seed) {
+  std::vector<char> out = pattern(kBytes, seed);
+  std::replace(out.begin(), out.end(), kPoison, 'p');
+  return out;
+}
+bool poisoned(const std::vector<char>& memory) {
+  return std::find(memory.begin(), memory.end(), kPoison) != memory.end();
+}
+
+// Moves a small message each way, so that everything sent before it has been dealt with.
+void settle(TcpNode& a, TcpNode& b) {
+  std::vector<char> none;
+  for (const bool forth : {true, false}) {
+    TcpNode* from = forth ? &a : &b;
+    TcpNode* to = forth ? &b : &a;
+    for (auto& rail : from->rails) {
+      auto& t = from->transfer(Op::kWrite, none, Layout(), RemoteRegion{}, Layout());
+      ASSERT_TRUE(rail->post({&t, 0, 0, 0}, *from));
+      ASSERT_TRUE(run_until(
+          {from, to}, [&] { return !from->done.empty() && from->done.back().transfer == t.id; }));
+    }
+  }
+}
+
+TEST_P(TcpPair, AbortedWriteNeitherReadsNorWritesAfterItsReport) {
+  TcpNode a("a", narrow("2")), b("b", narrow("2"));
+  connect(a, b);
+  std::vector<char> local = clean(1), remote(kBytes, 'x');
+  const Layout all = Layout::contiguous(0, kBytes);
+  auto& t = a.transfer(Op::kWrite, local, all, b.share(remote), all);
+  Feeder feeder(a, t, kSlice);
+  ASSERT_TRUE(run_until({&a, &b}, [&] {
+    feeder.feed();
+    return b.landed.size() >= 2;
+  }));
+  for (auto& rail : a.rails) rail->abort(t.id, a);
+  EXPECT_LT(feeder.posted(), feeder.slices()) << "all was sent: nothing was there to abort";
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return feeder.reports() == feeder.posted(); }));
+  for (const auto& d : a.done) {
+    EXPECT_TRUE(d.status.ok() || absl::IsCancelled(d.status)) << d.status;
+  }
+  EXPECT_TRUE(absl::IsCancelled(feeder.result()));
+  std::fill(local.begin(), local.end(), kPoison);
+  const std::vector<char> then = remote;
+  settle(a, b);
+  EXPECT_EQ(remote, then);
+  EXPECT_FALSE(poisoned(remote));
+  EXPECT_TRUE(a.down.empty() && b.down.empty());
+  // A slice is told to the target only if it is whole, and counted once.
+  for (const auto& l : b.landed) {
+    if (l.arrival.slice_bytes == 0) continue;
+    EXPECT_EQ(
+        0, std::memcmp(&remote[l.arrival.slice * kSlice], &then[l.arrival.slice * kSlice], kSlice));
+  }
+}
+
+TEST_P(TcpPair, AbortedReadLandsNothingMore) {
+  TcpNode a("a", narrow("2")), b("b", narrow("2"));
+  connect(a, b);
+  std::vector<char> local(kBytes, 'x'), remote = clean(2);
+  const Layout all = Layout::contiguous(0, kBytes);
+  auto& t = a.transfer(Op::kRead, local, all, b.share(remote), all);
+  Feeder feeder(a, t, kSlice);
+  ASSERT_TRUE(run_until({&a, &b}, [&] {
+    feeder.feed();
+    return feeder.reports() >= 2;
+  }));
+  for (auto& rail : a.rails) rail->abort(t.id, a);
+  EXPECT_EQ(feeder.reports(), feeder.posted()) << "a read can always be let go of at once";
+  std::fill(local.begin(), local.end(), kPoison);
+  settle(a, b);
+  EXPECT_EQ(std::count(local.begin(), local.end(), kPoison), static_cast<ptrdiff_t>(kBytes));
+  EXPECT_TRUE(a.down.empty() && b.down.empty());
+  auto& again = a.transfer(Op::kRead, local, all, b.share(remote), all);
+  ASSERT_TRUE(run(a, b, again, kSlice).ok());
+  EXPECT_EQ(local, remote);
+}
+
+// A read of tiny pieces is many requests: aborting it must not lose count of them.
+TEST_P(TcpPair, ReadsCanBeAbortedOverAndOver) {
+  TcpNode a("a", narrow()), b("b", narrow());
+  connect(a, b);
+  constexpr size_t kRow = 64, kRows = 40000;
+  std::vector<char> local(kRow * kRows), remote = pattern(2 * kRow * kRows, 3);
+  const RemoteRegion region = b.share(remote);
+  const Layout rows = Layout::strided(0, kRows, 2 * kRow, kRow);
+  const Layout packed = Layout::contiguous(0, kRow * kRows);
+  for (int round = 0; round < 20; ++round) {
+    auto& t = a.transfer(Op::kRead, local, packed, region, rows);
+    Feeder feeder(a, t, kSlice);
+    feeder.feed();
+    for (int i = 0; i <= round; ++i) {
+      a.progress();
+      b.progress();
+    }
+    a.rails[0]->abort(t.id, a);
+    ASSERT_EQ(feeder.reports(), feeder.posted());
+  }
+  auto& t = a.transfer(Op::kRead, local, packed, region, rows);
+  ASSERT_TRUE(run(a, b, t, kSlice).ok());
+  for (size_t i = 0; i < kRows; ++i) {
+    ASSERT_EQ(0, std::memcmp(&local[i * kRow], &remote[2 * i * kRow], kRow)) << i;
+  }
+}
+
+TEST_P(TcpPair, RemovedRegionIsNeitherReadNorWritten) {
+  for (const Op op : {Op::kWrite, Op::kRead}) {
+    TcpNode a("a", narrow("2")), b("b", narrow("2"));
+    connect(a, b);
+    std::vector<char> local = clean(1), remote = clean(2);
+    const RemoteRegion region = b.share(remote);
+    const Layout all = Layout::contiguous(0, kBytes);
+    auto& t = a.transfer(op, local, all, region, all);
+    Feeder feeder(a, t, kSlice);
+    ASSERT_TRUE(run_until({&a, &b}, [&] {
+      feeder.feed();
+      return feeder.reports() >= 2;
+    }));
+    b.provider->remove_region(b.regions.entries()[region.index], b);
+    ASSERT_TRUE(b.regions
+                    .remove({.base = nullptr,
+                             .size = 0,
+                             .index = region.index,
+                             .generation = region.generation})
+                    .ok());
+    std::fill(remote.begin(), remote.end(), kPoison);
+    ASSERT_TRUE(run_until({&a, &b}, [&] {
+      feeder.feed();
+      return feeder.finished();
+    }));
+    EXPECT_TRUE(absl::IsNotFound(feeder.result())) << feeder.result();
+    EXPECT_FALSE(poisoned(local));
+    EXPECT_EQ(std::count(remote.begin(), remote.end(), kPoison), static_cast<ptrdiff_t>(kBytes));
+    EXPECT_TRUE(a.down.empty() && b.down.empty());
+  }
+}
+
+TEST_P(TcpPair, PeerThatStopsReadingIsGivenUp) {
+  ManualClock clock;
+  TcpNode a("a", settings(), "0123456789abcdef", 0, clock), b("b", settings());
+  connect(a, b);
+  std::vector<char> local = clean(1), remote(kBytes, 'x');
+  const Layout all = Layout::contiguous(0, kBytes);
+  auto& t = a.transfer(Op::kWrite, local, all, b.share(remote), all);
+  Feeder feeder(a, t, kSlice);
+  for (int i = 0; i < 1000 && a.down.empty(); ++i) {  // b never makes progress
+    feeder.feed();
+    while (a.progress()) {
+    }
+    if (i < 9) {
+      EXPECT_TRUE(a.down.empty()) << "given up after " << i << " s";
+    }
+    clock.advance(std::chrono::seconds(1));
+  }
+  ASSERT_EQ(a.down.size(), 1u);
+  EXPECT_TRUE(absl::IsUnavailable(a.down[0]));
+  EXPECT_NE(a.down[0].message().find("nothing moved"), absl::string_view::npos) << a.down[0];
+  EXPECT_EQ(feeder.reports(), feeder.posted());
+  EXPECT_TRUE(absl::IsUnavailable(feeder.result()));
+  // What still lay in b's socket belongs to a connection that is gone.
+  std::vector<char> before = remote;
+  ASSERT_TRUE(run_until({&b}, [&] { return !b.down.empty(); }));
+  if (std::string(GetParam()) == "epoll") {
+    EXPECT_EQ(remote, before);
+  }
+}
+
+TEST_P(TcpPair, AbortTowardsAPeerThatStopsReadingIsBounded) {
+  ManualClock clock;
+  TcpNode a("a", settings(), "0123456789abcdef", 0, clock), b("b", settings());
+  connect(a, b);
+  std::vector<char> local = clean(1), remote(kBytes, 'x');
+  const Layout all = Layout::contiguous(0, kBytes);
+  auto& t = a.transfer(Op::kWrite, local, all, b.share(remote), all);
+  Feeder feeder(a, t, kSlice);
+  feeder.feed();
+  while (a.progress()) {
+  }
+  a.rails[0]->abort(t.id, a);
+  EXPECT_LT(feeder.reports(), feeder.posted()) << "what is on the wire cannot be called back";
+  // The kernel may still take bytes in its own time, and every byte that moves renews the patience.
+  Time quiet{};
+  while (a.down.empty() && quiet < std::chrono::seconds(5)) {
+    while (a.progress()) {
+      if (a.down.empty()) quiet = Time{};
+    }
+    if (!a.down.empty()) break;
+    clock.advance(std::chrono::milliseconds(50));
+    quiet += std::chrono::milliseconds(50);
+  }
+  EXPECT_EQ(feeder.reports(), feeder.posted());
+  EXPECT_GE(quiet, std::chrono::milliseconds(900));
+  EXPECT_LE(quiet, std::chrono::milliseconds(2000));
+}
+
+TEST_P(TcpPair, CloseReportsEverySliceThenTheRail) {
+  TcpNode a("a", settings()), b("b", settings());
+  connect(a, b);
+  std::vector<char> local = clean(1), remote(kBytes, 'x');
+  const Layout all = Layout::contiguous(0, kBytes);
+  auto& t = a.transfer(Op::kWrite, local, all, b.share(remote), all);
+  Feeder feeder(a, t, kSlice);
+  feeder.feed();
+  a.progress();
+  a.rails[0]->close(absl::AbortedError("enough"), a);
+  EXPECT_EQ(feeder.reports(), feeder.posted());
+  for (const auto& d : a.done) EXPECT_TRUE(absl::IsAborted(d.status)) << d.status;
+  ASSERT_EQ(a.down.size(), 1u);
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return b.down.size() == 1; }));
+  EXPECT_TRUE(absl::IsUnavailable(b.down[0])) << b.down[0];
+}
+
+}  // namespace
+}  // namespace baton::tcp

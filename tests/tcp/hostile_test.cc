@@ -1,0 +1,169 @@
+// Peers that are authenticated and still wrong: hostile frames, and death at every byte.
+#include <fcntl.h>
+
+#include "tests/tcp/raw_peer.h"
+
+namespace baton::tcp {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Engines, TcpPair, ::testing::Values("epoll", "uring"), engine_name);
+
+Frame write_frame(const RemoteRegion& region, uint32_t bytes) {
+  return {.type = FrameType::kWrite,
+          .flags = kLast,
+          .transfer = {1, 1},
+          .bytes = bytes,
+          .pieces = 1,
+          .region = region.index,
+          .generation = region.generation,
+          .key = region.key,
+          .slice_bytes = bytes,
+          .total_bytes = bytes};
+}
+
+TEST_P(TcpPair, HostileFramesCloseTheRailAndNothingElse) {
+  TcpNode node("node", settings());
+  auto address = node.provider->listen();
+  ASSERT_TRUE(address.ok());
+  std::vector<char> memory(4096, 'x');
+  const RemoteRegion region = node.share(memory);
+  const Frame read{.type = FrameType::kRead,
+                   .transfer = {1, 1},
+                   .bytes = 8,
+                   .pieces = 1,
+                   .region = region.index,
+                   .generation = region.generation,
+                   .key = region.key};
+  Frame oversize = write_frame(region, kMaxPayload + 1);
+  Frame middle = write_frame(region, 10);
+  middle.slice_offset = 5;
+  middle.slice_bytes = middle.total_bytes = 15;
+  std::string too_many_reads;
+  for (int i = 0; i < 100; ++i) {
+    too_many_reads += encoded(read, {{0, 8}});
+  }
+  const std::vector<std::string> attacks = {
+      std::string(kHeaderBytes, '\0'),
+      std::string(kHeaderBytes, '\xff'),
+      std::string("GET / HTTP/1.1\r\n") + std::string(200, 'a'),
+      encoded(oversize, {{0, kMaxPayload + 1}}),
+      encoded(write_frame(region, 10), {{0, 9}}, "0123456789"),
+      encoded(middle, {{0, 10}}, "0123456789"),
+      encoded({.type = FrameType::kWriteAck, .transfer = {1, 1}}),
+      encoded({.type = FrameType::kReadData, .transfer = {1, 1}, .bytes = 10}, {}, "0123456789"),
+      encoded({.type = FrameType::kReadEnd, .transfer = {1, 1}}),
+      too_many_reads,
+  };
+  for (size_t i = 0; i < attacks.size(); ++i) {
+    RawPeer peer;
+    ASSERT_NO_FATAL_FAILURE(peer.connect(node, *address));
+    ASSERT_TRUE(peer.send(attacks[i]));
+    ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); })) << "attack " << i;
+    EXPECT_TRUE(absl::IsUnavailable(node.down.back()));
+    EXPECT_EQ(memory, std::vector<char>(4096, 'x')) << "attack " << i;
+    EXPECT_NE(node.down.back().message().find("raw"), absl::string_view::npos) << node.down.back();
+  }
+  EXPECT_TRUE(node.landed.empty());
+  // Cancelling a read that never was is harmless.
+  RawPeer peer;
+  ASSERT_NO_FATAL_FAILURE(peer.connect(node, *address));
+  ASSERT_TRUE(peer.send(encoded({.type = FrameType::kCancelRead, .transfer = {1, 1}})));
+  ASSERT_TRUE(peer.send(encoded(write_frame(region, 5), {{7, 5}}, "hello")));
+  const std::string ack = peer.receive(node, kHeaderBytes);
+  auto frame = decode_header(ack);
+  ASSERT_TRUE(frame.ok()) << frame.status();
+  EXPECT_EQ(frame->type, FrameType::kWriteAck);
+  EXPECT_EQ(frame->code, absl::StatusCode::kOk);
+  EXPECT_EQ(std::string(&memory[7], 5), "hello");
+}
+
+// The initiator dies at every byte of a write: it arrives when it is whole, else never.
+TEST_P(TcpPair, InitiatorDiesAtEveryByte) {
+  TcpNode node("node", settings());
+  auto address = node.provider->listen();
+  ASSERT_TRUE(address.ok());
+  std::vector<char> memory(256, 'x');
+  const RemoteRegion region = node.share(memory);
+  const std::string payload(64, 'p');
+  const std::string whole = encoded(write_frame(region, 64), {{100, 64}}, payload);
+  for (size_t cut = 0; cut < whole.size(); ++cut) {
+    RawPeer peer;
+    ASSERT_NO_FATAL_FAILURE(peer.connect(node, *address));
+    ASSERT_TRUE(peer.send(whole.substr(0, cut)));
+    peer.close();
+    ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); })) << "cut at " << cut;
+    EXPECT_TRUE(node.landed.empty()) << "cut at " << cut;
+    EXPECT_EQ(std::count(memory.begin(), memory.begin() + 100, 'x'), 100);
+    EXPECT_EQ(std::count(memory.begin() + 164, memory.end(), 'x'), 92);
+  }
+  RawPeer peer;
+  ASSERT_NO_FATAL_FAILURE(peer.connect(node, *address));
+  ASSERT_TRUE(peer.send(whole));
+  ASSERT_TRUE(run_until({&node}, [&] { return node.landed.size() == 1; }));
+  EXPECT_EQ(std::string(&memory[100], 64), payload);
+}
+
+// The target dies at every byte of what it answers: the slice is reported, once.
+TEST_P(TcpPair, TargetDiesAtEveryByte) {
+  const auto listener = listen_on("127.0.0.1", 0, {});
+  ASSERT_TRUE(listener.ok());
+  for (const Op op : {Op::kWrite, Op::kRead}) {
+    size_t cut = 0;
+    for (bool whole = false; !whole; ++cut) {
+      TcpNode node("node", settings());
+      node.provider->connect({.session = 1, .address = local_of(*listener).text()});
+      RawPeer peer;
+      ASSERT_NO_FATAL_FAILURE(peer.accept(node, *listener));
+      std::vector<char> local(32, 'l');
+      auto& t = node.transfer(op, local, Layout::contiguous(0, 32),
+                              {.key = 1, .size = 32, .index = 1, .generation = 1},
+                              Layout::contiguous(0, 32));
+      ASSERT_TRUE(node.rails[0]->post({&t, 0, 0, 32}, node));
+      const size_t request = kHeaderBytes + kPieceBytes + (op == Op::kWrite ? 32 : 0);
+      ASSERT_EQ(peer.receive(node, request).size(), request);
+      std::string answer;
+      if (op == Op::kWrite) {
+        answer = encoded({.type = FrameType::kWriteAck, .transfer = t.id});
+      } else {
+        answer = encoded({.type = FrameType::kReadData, .transfer = t.id, .bytes = 32}, {},
+                         std::string(32, 'r')) +
+                 encoded({.type = FrameType::kReadEnd, .transfer = t.id, .slice_offset = 32});
+      }
+      whole = cut == answer.size();
+      ASSERT_TRUE(peer.send(answer.substr(0, cut)));
+      peer.close();
+      ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); }));
+      ASSERT_EQ(node.done.size(), 1u) << "cut at " << cut;
+      if (whole) {
+        EXPECT_TRUE(node.done[0].status.ok()) << node.done[0].status;
+        EXPECT_EQ(local, std::vector<char>(32, op == Op::kRead ? 'r' : 'l'));
+      } else {
+        EXPECT_TRUE(absl::IsUnavailable(node.done[0].status)) << node.done[0].status;
+      }
+    }
+  }
+  ::close(*listener);
+}
+
+// Ends a read without having sent its bytes.
+TEST_P(TcpPair, ReadEndWithoutDataIsNotBelieved) {
+  const auto listener = listen_on("127.0.0.1", 0, {});
+  ASSERT_TRUE(listener.ok());
+  TcpNode node("node", settings());
+  node.provider->connect({.session = 1, .address = local_of(*listener).text()});
+  RawPeer peer;
+  ASSERT_NO_FATAL_FAILURE(peer.accept(node, *listener));
+  std::vector<char> local(32, 'l');
+  auto& t =
+      node.transfer(Op::kRead, local, Layout::contiguous(0, 32),
+                    {.key = 1, .size = 32, .index = 1, .generation = 1}, Layout::contiguous(0, 32));
+  ASSERT_TRUE(node.rails[0]->post({&t, 0, 0, 32}, node));
+  peer.receive(node, kHeaderBytes + kPieceBytes);
+  ASSERT_TRUE(peer.send(encoded({.type = FrameType::kReadEnd, .transfer = t.id})));
+  ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); }));
+  EXPECT_TRUE(absl::IsUnavailable(node.done.at(0).status));
+  ::close(*listener);
+}
+
+}  // namespace
+}  // namespace baton::tcp

@@ -1,0 +1,65 @@
+// In the steady state a slice costs no heap allocation on either side.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <numeric>
+
+#include "tests/tcp/tcp_pair.h"
+
+namespace {
+std::atomic<uint64_t> allocations{0};
+}  // namespace
+
+// Out of line, so that the compiler does not pair malloc() with delete.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* p = std::malloc(bytes)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace baton::tcp {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Engines, TcpPair, ::testing::Values("epoll", "uring"), engine_name);
+
+TEST_P(TcpPair, NoAllocationPerSlice) {
+  TcpNode a("a", settings("2")), b("b", settings("2"));
+  connect(a, b);
+  constexpr size_t kPage = 4096, kPages = 4096;
+  std::vector<uint32_t> pages(kPages);
+  std::iota(pages.rbegin(), pages.rend(), 0);
+  std::vector<char> local = pattern(kPage * kPages, 1), remote(kPage * kPages);
+  const RemoteRegion region = b.share(remote);
+  const Layout paged = Layout::paged(0, pages, kPage, kPage);
+  const Layout flat = Layout::contiguous(0, kPage * kPages);
+  a.done.reserve(1000);
+  b.landed.reserve(1000);
+  const auto round = [&](TransferDescriptor& t) {
+    a.done.clear();
+    b.landed.clear();
+    Feeder feeder(a, t, 1 << 20);
+    while (!feeder.finished()) {
+      feeder.feed();
+      a.progress();
+      b.progress();
+    }
+    ASSERT_TRUE(feeder.result().ok());
+  };
+  auto& write = a.transfer(Op::kWrite, local, paged, region, flat);
+  auto& read = a.transfer(Op::kRead, local, paged, region, flat);
+  for (int i = 0; i < 5; ++i) {
+    round(write);
+    round(read);
+  }
+  const uint64_t before = allocations.load();
+  for (int i = 0; i < 5; ++i) {
+    round(write);
+    round(read);
+  }
+  EXPECT_EQ(allocations.load() - before, 0u);
+}
+
+}  // namespace
+}  // namespace baton::tcp

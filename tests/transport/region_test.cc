@@ -1,0 +1,131 @@
+// The region table: what is refused, and how; RemoteRegion and RemoteCounter on the wire.
+#include "transport/region.h"
+
+#include <gtest/gtest.h>
+
+#include "transport/counter.h"
+
+namespace baton {
+namespace {
+
+class Regions : public ::testing::Test {
+ protected:
+  WorkerUid uid_ = WorkerUid::random();
+  RegionTable table_{uid_};
+  std::byte memory_[100];
+};
+
+TEST_F(Regions, ResolvesOnlyWithKeyGenerationRightsAndBounds) {
+  auto entry = table_.add(memory_, sizeof memory_, Access::kRemoteRead, {});
+  ASSERT_TRUE(entry.ok());
+  const RemoteRegion remote = table_.describe(**entry);
+  const auto resolve = [&](uint32_t generation, uint64_t key, Access want, uint64_t offset,
+                           uint64_t bytes) {
+    return table_.resolve(remote.index, generation, key, want, offset, bytes);
+  };
+  auto ok = resolve(remote.generation, remote.key, Access::kRemoteRead, 10, 90);
+  ASSERT_TRUE(ok.ok());
+  EXPECT_EQ(*ok, memory_ + 10);
+  using absl::StatusCode;
+  EXPECT_EQ(resolve(remote.generation, remote.key + 1, Access::kRemoteRead, 0, 1).status().code(),
+            StatusCode::kPermissionDenied);
+  EXPECT_EQ(resolve(remote.generation + 1, remote.key, Access::kRemoteRead, 0, 1).status().code(),
+            StatusCode::kNotFound);
+  EXPECT_EQ(resolve(remote.generation, remote.key, Access::kRemoteWrite, 0, 1).status().code(),
+            StatusCode::kPermissionDenied);
+  EXPECT_EQ(resolve(remote.generation, remote.key, Access::kRemoteRead, 10, 91).status().code(),
+            StatusCode::kOutOfRange);
+  EXPECT_EQ(
+      resolve(remote.generation, remote.key, Access::kRemoteRead, UINT64_MAX, 2).status().code(),
+      StatusCode::kOutOfRange);
+  EXPECT_EQ(table_.resolve(1 << 30, 1, 1, Access::kRemoteRead, 0, 1).status().code(),
+            StatusCode::kNotFound);
+}
+
+TEST_F(Regions, GoesStaleWhenRemoved) {
+  auto entry = table_.add(memory_, sizeof memory_, Access::kRemoteReadWrite, {});
+  const MemoryRegion handle{memory_, 100, (*entry)->index, (*entry)->generation};
+  const RemoteRegion remote = table_.describe(**entry);
+  ASSERT_TRUE(table_.remove(handle).ok());
+  EXPECT_EQ(table_.remove(handle).code(), absl::StatusCode::kNotFound);
+  // The row is used again: the old name stays stale.
+  auto again = table_.add(memory_, sizeof memory_, Access::kRemoteReadWrite, {});
+  EXPECT_EQ((*again)->index, remote.index);
+  EXPECT_FALSE(
+      table_.resolve(remote.index, remote.generation, remote.key, Access::kRemoteRead, 0, 1).ok());
+  EXPECT_FALSE(table_.find(handle).ok());
+  EXPECT_EQ(table_.registrations(), 2u);
+}
+
+TEST_F(Regions, SaysWhenFull) {
+  for (size_t i = 0; i < RegionTable::kCapacity; ++i) {
+    ASSERT_TRUE(table_.add(memory_, 1, Access::kLocal, {}).ok());
+  }
+  EXPECT_EQ(table_.add(memory_, 1, Access::kLocal, {}).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
+TEST(RemoteRegion, RoundTripsAndRefusesDamage) {
+  const RemoteRegion region{.owner = WorkerUid::random(),
+                            .key = 77,
+                            .size = 1 << 30,
+                            .index = 5,
+                            .generation = 9,
+                            .access = Access::kRemoteWrite};
+  const std::string wire = region.encode();
+  EXPECT_EQ(wire.size(), RemoteRegion::kEncodedBytes);
+  auto back = RemoteRegion::decode(wire);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->owner, region.owner);
+  EXPECT_EQ(back->key, 77u);
+  EXPECT_EQ(back->access, Access::kRemoteWrite);
+  for (size_t cut = 0; cut < wire.size(); ++cut) {
+    EXPECT_FALSE(RemoteRegion::decode(wire.substr(0, cut)).ok());
+  }
+  EXPECT_FALSE(RemoteRegion::decode(wire + "x").ok());
+}
+
+TEST(RemoteCounter, RoundTripsAndRefusesDamage) {
+  const RemoteCounter counter{WorkerUid::random(), 12, 3};
+  const std::string wire = counter.encode();
+  EXPECT_EQ(wire.size(), RemoteCounter::kEncodedBytes);
+  auto back = RemoteCounter::decode(wire);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->index, 12u);
+  EXPECT_EQ(back->generation, 3u);
+  for (size_t cut = 0; cut < wire.size(); ++cut) {
+    EXPECT_FALSE(RemoteCounter::decode(wire.substr(0, cut)).ok());
+  }
+}
+
+TEST(CounterTable, LateIncrementsChangeNothing) {
+  auto table = CounterTable::create(WorkerUid::random());
+  ASSERT_TRUE(table.ok());
+  auto id = table->allocate();
+  EXPECT_EQ(table->value(*id), 0u);
+  EXPECT_TRUE(table->add(id->index, id->generation, 5));
+  EXPECT_EQ(table->value(*id), 5u);
+  ASSERT_TRUE(table->free(*id).ok());
+  EXPECT_FALSE(table->free(*id).ok());
+  EXPECT_FALSE(table->add(id->index, id->generation, 5));
+  auto next = table->allocate();
+  EXPECT_EQ(next->index, id->index);
+  EXPECT_EQ(table->value(*next), 0u);
+  EXPECT_FALSE(table->add(id->index, id->generation, 5));
+  EXPECT_EQ(table->value(*next), 0u);
+  EXPECT_EQ(table->value(*id), 0u);
+}
+
+TEST(CounterTable, GenerationsWrapPastZero) {
+  auto table = CounterTable::create(WorkerUid::random());
+  for (int i = 0; i < 70000; ++i) {
+    auto id = table->allocate();
+    ASSERT_NE(id->generation, 0);
+    ASSERT_TRUE(table->add(id->index, id->generation, 1));
+    ASSERT_EQ(table->value(*id), 1u);
+    ASSERT_TRUE(table->free(*id).ok());
+  }
+}
+
+}  // namespace
+}  // namespace baton

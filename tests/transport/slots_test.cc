@@ -1,0 +1,70 @@
+// Transfer slots under many threads: no slot is handed out twice, none is lost, ids go stale.
+#include "transport/transfer_slots.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace baton {
+namespace {
+
+void end(TransferSlots& slots, TransferId id) {
+  slots[id.slot].word.store((uint64_t{id.generation} << 8) |
+                            (static_cast<uint64_t>(TransferState::kDone) + 1));
+}
+
+TEST(TransferSlots, StaleIdsAreFoundOut) {
+  TransferSlots slots(1);
+  auto first = slots.acquire();
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(slots.acquire().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(slots.release(*first)) << "still active";
+  end(slots, *first);
+  EXPECT_TRUE(slots.release(*first));
+  EXPECT_FALSE(slots.release(*first));
+  EXPECT_EQ(slots.find(*first), nullptr);
+  auto second = slots.acquire();
+  EXPECT_NE(second->generation, first->generation);
+  EXPECT_EQ(slots.find(*first), nullptr);
+  EXPECT_NE(slots.find(*second), nullptr);
+  EXPECT_EQ(slots.find({77, 1}), nullptr);
+}
+
+TEST(TransferSlots, ManySubmittersOneTaker) {
+  constexpr int kThreads = 4, kEach = 20000;
+  TransferSlots slots(64);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&slots, t] {
+      for (int i = 0; i < kEach;) {
+        auto id = slots.acquire();
+        if (!id.ok()) {
+          std::this_thread::yield();
+          continue;
+        }
+        slots[id->slot].descriptor.increment = static_cast<uint64_t>(t) * kEach + i++;
+        slots.push(*id);
+      }
+    });
+  }
+  std::vector<uint64_t> last(kThreads, 0);
+  for (int taken = 0; taken < kThreads * kEach;) {
+    const uint32_t index = slots.pop_submitted();
+    if (index == TransferSlot::kNone) {
+      std::this_thread::yield();
+      continue;
+    }
+    ++taken;
+    const uint64_t tag = slots[index].descriptor.increment;
+    uint64_t& before = last[tag / kEach];
+    EXPECT_EQ(tag % kEach, before) << "lost, repeated or out of order";
+    before = tag % kEach + 1;
+    const TransferId id{index, static_cast<uint32_t>(slots[index].word.load() >> 8)};
+    end(slots, id);
+    ASSERT_TRUE(slots.release(id));
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace baton
