@@ -1,0 +1,48 @@
+// The KvConnector that moves KV over Baton's transport: one worker, its registered cache, the loads
+// it asked for (decode) and the jobs it was asked for (prefill). One object can play both sides.
+//
+//   BatonConnectorOptions options;
+//   options.worker.name = "prefill-0";
+//   auto connector = make_baton_connector(std::move(options));
+//   auto cache = (*connector)->allocate_cache(layout);
+//
+// Threads: as KvConnector says, one engine thread calls everything. With `progress_thread` a second
+// thread moves the bytes meanwhile; without it they move inside progress(), wait() and
+// wait_for_layer() only, which is enough where the engine calls progress() between layers.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "kvtransfer/kv_connector.h"
+#include "transport/worker.h"
+
+namespace baton {
+
+enum class KvSendMode {
+  kLayerwise,   // a layer's blocks leave as soon as save_layer() has them
+  kSerialized,  // nothing leaves before finish_job(): what most systems do, for comparison
+};
+
+struct BatonConnectorOptions {
+  // Name, listener, cluster key, providers and what is required of them, link shape, settings. Its
+  // timeline, if any, also gets a span per write on track "transfer" (from submission to the end of
+  // the transfer) and an instant per layer on track "arrival", with the request's id and bytes.
+  WorkerOptions worker;
+  KvSendMode mode = KvSendMode::kLayerwise;
+  // Default: only over a shaped link, which must move bytes while the engine computes.
+  std::optional<bool> progress_thread;
+  int progress_cpu = -1;   // pin that thread to this core; -1: do not
+  bool huge_pages = true;  // for the cache, where the machine has some
+};
+
+// Errors: what Worker::create() says.
+absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(BatonConnectorOptions options);
+
+// Over a worker that is there already, made with `options.worker`: for whoever must drive it too,
+// as a simulated fabric does. The connector takes every notification and peer event of it.
+std::unique_ptr<KvConnector> make_baton_connector(std::unique_ptr<Worker> worker,
+                                                  const BatonConnectorOptions& options);
+
+}  // namespace baton

@@ -1,0 +1,319 @@
+// Two connectors in one process over every real provider, with and without progress threads.
+#include "kvtransfer/kv_connector.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <tuple>
+
+#include "tests/kvtransfer/kv_pair.h"
+
+namespace baton {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class KvConnectorTest : public ::testing::TestWithParam<std::tuple<std::string, bool>> {
+ protected:
+  KvPairOptions options() const {
+    KvPairOptions options;
+    options.provider = std::get<0>(GetParam());
+    options.threads = std::get<1>(GetParam());
+    return options;
+  }
+};
+
+std::string text(const absl::Status& status) { return std::string(status.message()); }
+
+TEST_P(KvConnectorTest, EveryByteOfManyLoadsArrivesOnce) {
+  KvPair pair(options());
+  std::mt19937 random(3);
+  uint64_t blocks = 0;
+  for (KvRequestId id = 1; id <= 30; ++id) {
+    const uint32_t tokens = 1 + random() % 100;
+    const uint32_t first = random() % tokens / kTestBlockTokens * kTestBlockTokens;
+    ASSERT_TRUE(pair.run([&] { return pair.decode->cache().free_blocks() >= 25; }));
+    ASSERT_TRUE(pair.decode->start(id, pair.address(), tokens, first).ok());
+    blocks += pair.decode->load(id).blocks.size();
+  }
+  ASSERT_TRUE(pair.run_to_end());
+  for (KvRequestId id = 1; id <= 30; ++id) {
+    EXPECT_TRUE(pair.decode->load(id).status.ok()) << pair.decode->load(id).status;
+    EXPECT_EQ(pair.decode->load(id).verified, 6u);
+    EXPECT_FALSE(pair.decode->load(id).wrong) << id;
+  }
+  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+  EXPECT_EQ(pair.prefill_connector->stats().bytes_sent, blocks * 6 * 8 * 200);
+  EXPECT_EQ(pair.decode_connector->stats().bytes_loaded, blocks * 6 * 8 * 200);
+  EXPECT_THAT(pair.decode_connector->stats().route, HasSubstr(std::get<0>(GetParam())));
+}
+
+TEST_P(KvConnectorTest, ADecodeShardGetsItsHeads) {
+  KvPairOptions with = options();
+  with.decode_layout = test_layout(80, 3, 2);
+  KvPair pair(with);
+  for (KvRequestId id = 1; id <= 5; ++id) {
+    ASSERT_TRUE(pair.decode->start(id, pair.address(), 41).ok());
+  }
+  ASSERT_TRUE(pair.run_to_end());
+  for (KvRequestId id = 1; id <= 5; ++id) {
+    EXPECT_EQ(pair.decode->load(id).verified, 6u);
+    EXPECT_FALSE(pair.decode->load(id).wrong);
+  }
+  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+}
+
+TEST_P(KvConnectorTest, FewSlotsOnlyMeanWaiting) {
+  KvPairOptions with = options();
+  with.max_transfers = 3;
+  KvPair pair(with);
+  for (KvRequestId id = 1; id <= 4; ++id) {
+    ASSERT_TRUE(pair.decode->start(id, pair.address(), 79).ok());
+  }
+  ASSERT_TRUE(pair.run_to_end());
+  for (KvRequestId id = 1; id <= 4; ++id) {
+    EXPECT_EQ(pair.decode->load(id).verified, 6u) << pair.decode->load(id).status;
+    EXPECT_FALSE(pair.decode->load(id).wrong);
+  }
+}
+
+TEST_P(KvConnectorTest, SerializedSendsNothingBeforeTheJobIsFinished) {
+  KvPairOptions with = options();
+  with.mode = KvSendMode::kSerialized;
+  KvPair pair(with);
+  pair.prefill->stop_before_layer(5);  // all but one layer are saved
+  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
+  ASSERT_TRUE(pair.run([&] { return pair.prefill->open_jobs() == 1; }));
+  for (int i = 0; i < 1000; ++i) pair.run([] { return true; });
+  EXPECT_EQ(pair.prefill_connector->stats().bytes_sent, 0u);
+  EXPECT_EQ(pair.decode->load(1).verified, 0u);
+  pair.prefill->stop_before_layer(UINT32_MAX);
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_EQ(pair.decode->load(1).verified, 6u);
+  EXPECT_FALSE(pair.decode->load(1).wrong);
+}
+
+TEST_P(KvConnectorTest, LayersArriveBeforeTheJobIsFinished) {
+  KvPair pair(options());
+  pair.prefill->stop_before_layer(5);
+  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
+  EXPECT_TRUE(pair.run([&] { return pair.decode->load(1).verified == 5; }));
+  EXPECT_FALSE(pair.decode->load(1).wrong);
+  EXPECT_TRUE(pair.decode->load(1).status.ok());
+  pair.prefill->stop_before_layer(UINT32_MAX);
+  ASSERT_TRUE(pair.run_to_end());
+}
+
+TEST_P(KvConnectorTest, ACancelledLoadsBlocksCanBeReusedAtOnce) {
+  KvPairOptions with = options();
+  with.shape = "2MB/s";  // so that cancels meet bytes under way
+  KvPair pair(with);
+  std::mt19937 random(5);
+  size_t cancelled = 0;
+  for (KvRequestId id = 1; id <= 12; ++id) {
+    ASSERT_TRUE(pair.run([&] { return pair.decode->cache().free_blocks() >= 20; }));
+    ASSERT_TRUE(pair.decode->start(id, pair.address(), 80).ok());
+    pair.decode->cancel(id, random() % 4);
+    // Freed blocks are overwritten and given to the next load at once.
+    const uint32_t steps = random() % 200;
+    for (uint32_t i = 0; i < steps; ++i) pair.run([] { return true; });
+    EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+  }
+  ASSERT_TRUE(pair.run_to_end());
+  for (KvRequestId id = 1; id <= 12; ++id) {
+    EXPECT_FALSE(pair.decode->load(id).wrong);
+    cancelled += absl::IsCancelled(pair.decode->load(id).status);
+  }
+  EXPECT_GT(cancelled, 0u);
+  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+}
+
+TEST_P(KvConnectorTest, APrefillThatStopsFailsItsLoads) {
+  KvPair pair(options());
+  pair.prefill->stop_before_layer(2);
+  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
+  ASSERT_TRUE(pair.run([&] { return pair.decode->load(1).verified == 2; }));
+  pair.prefill.reset();
+  pair.prefill_connector = nullptr;
+  ASSERT_TRUE(pair.run([&] { return pair.decode->open() == 0; }));
+  EXPECT_TRUE(absl::IsUnavailable(pair.decode->load(1).status)) << pair.decode->load(1).status;
+  EXPECT_THAT(text(pair.decode->load(1).status),
+              AllOf(HasSubstr("prefill-0"), HasSubstr("2 of 6 layers"), HasSubstr("another")));
+  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+}
+
+TEST_P(KvConnectorTest, ADecodeThatStopsMakesItsJobsUnwanted) {
+  KvPair pair(options());
+  pair.prefill->stop_before_layer(2);
+  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
+  ASSERT_TRUE(pair.decode->start(2, pair.address(), 40).ok());
+  ASSERT_TRUE(pair.run([&] { return pair.decode->load(1).verified == 2; }));
+  pair.decode.reset();
+  pair.decode_connector = nullptr;
+  ASSERT_TRUE(pair.run([&] { return pair.prefill->open_jobs() == 0; }));
+  EXPECT_EQ(pair.prefill->unwanted(), pair.prefill->jobs_seen());
+}
+
+TEST_P(KvConnectorTest, ARestartedPrefillIsFoundUnderItsNewAddress) {
+  KvPair pair(options());
+  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  const std::string old = pair.address();
+  pair.prefill.reset();
+  pair.prefill_connector = make_or_fail(options_for(std::get<0>(GetParam()), "prefill-1"));
+  pair.prefill.emplace(*pair.prefill_connector, test_layout(60), 9);
+  ASSERT_TRUE(pair.decode->start(2, pair.address(), 12).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_EQ(pair.decode->load(2).verified, 6u) << pair.decode->load(2).status;
+  const absl::Status status = pair.decode->start(3, old, 12);
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_FALSE(status.ok() && pair.decode->load(3).status.ok());
+}
+
+TEST_P(KvConnectorTest, IncompatibleLayoutsAreRefusedWithTheRemedy) {
+  KvPairOptions with = options();
+  with.decode_layout.block_tokens = 8;
+  KvPair pair(with);
+  KvLoad load;
+  load.id = 1;
+  load.prefill = pair.address();
+  load.tokens.assign(16, 1);
+  load.blocks = {0, 1};
+  ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
+  ASSERT_TRUE(pair.run([&] { return !pair.decode_connector->load_status(1).ok(); }));
+  const absl::Status status = pair.decode_connector->load_status(1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(text(status), AllOf(HasSubstr("prefill-0"), HasSubstr("same block size")));
+  EXPECT_TRUE(pair.decode_connector->end_load(1));
+  EXPECT_EQ(pair.prefill->jobs_seen(), 0u);
+}
+
+TEST_P(KvConnectorTest, APrefillShardMustHoldAllHeadsOfItsDecode) {
+  KvPairOptions with = options();
+  with.prefill_layout = test_layout(60, 0, 4);
+  KvPair pair(with);
+  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_TRUE(absl::IsFailedPrecondition(pair.decode->load(1).status));
+  EXPECT_THAT(text(pair.decode->load(1).status), AllOf(HasSubstr("[0, 4)"), HasSubstr("[0, 8)")));
+}
+
+TEST_P(KvConnectorTest, AnErrorOfThePrefillEngineReachesDecode) {
+  KvPair pair(options());
+  pair.prefill->refuse(absl::ResourceExhaustedError("the prompt is longer than my cache"));
+  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_TRUE(absl::IsResourceExhausted(pair.decode->load(1).status));
+  EXPECT_THAT(text(pair.decode->load(1).status), HasSubstr("the prompt is longer than my cache"));
+}
+
+TEST_P(KvConnectorTest, AJobFinishedWithBlocksMissingFails) {
+  KvPair pair(options());
+  pair.prefill->forget_a_block();
+  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_TRUE(absl::IsInternal(pair.decode->load(1).status));
+  EXPECT_THAT(text(pair.decode->load(1).status), HasSubstr("blocks missing"));
+}
+
+TEST_P(KvConnectorTest, ALoadThatTakesTooLongFailsAndItsJobEnds) {
+  KvPair pair(options());
+  pair.prefill->stop_before_layer(1);
+  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12, 0, std::chrono::milliseconds(100)).ok());
+  // The engine may wait for the layer that does not come: this returns by itself.
+  pair.run([&] { return pair.prefill->open_jobs() == 1; });
+  const absl::Status status = pair.decode_connector->wait_for_layer(1, 5);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_THAT(text(status), HasSubstr("0.1 s"));
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_EQ(pair.prefill->unwanted(), pair.prefill->jobs_seen());
+  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+}
+
+TEST_P(KvConnectorTest, LongPromptsTravel) {
+  KvPairOptions with = options();
+  with.prefill_layout = KvLayout::dense(2, 10'000, kTestBlockTokens, 1, 8, "test");
+  with.decode_layout = with.prefill_layout;
+  KvPair pair(with);
+  ASSERT_TRUE(pair.decode->start(1, pair.address(), 39'000).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_EQ(pair.decode->load(1).verified, 2u) << pair.decode->load(1).status;
+  EXPECT_FALSE(pair.decode->load(1).wrong);
+}
+
+TEST_P(KvConnectorTest, TheTimelineHasEveryTransferAndEveryArrival) {
+  Timeline timeline("test");
+  KvPairOptions with = options();
+  with.timeline = &timeline;
+  KvPair pair(with);
+  ASSERT_TRUE(pair.decode->start(7, pair.address(), 30).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  uint64_t bytes = 0;
+  std::vector<std::string> arrivals;
+  for (const Span& span : timeline.spans()) {
+    EXPECT_LE(span.begin, span.end);
+    if (span.track == "transfer") {
+      EXPECT_EQ(span.request, 7u);
+      EXPECT_THAT(span.name, HasSubstr("tx layer "));
+      bytes += span.bytes;
+    } else if (span.track == "arrival") {
+      EXPECT_EQ(span.request, 7u);
+      arrivals.push_back(span.name);
+    }
+  }
+  EXPECT_EQ(bytes, 8u * 6 * 8 * 200);
+  EXPECT_THAT(arrivals, ::testing::SizeIs(6));
+  EXPECT_TRUE(std::is_sorted(arrivals.begin(), arrivals.end()));
+}
+
+TEST_P(KvConnectorTest, MisuseIsRefused) {
+  KvPair pair(options());
+  KvConnector& decode = *pair.decode_connector;
+  KvLoad load;
+  load.id = 1;
+  load.prefill = pair.address();
+  load.tokens.assign(9, 1);
+  load.blocks = {0, 1, 2};
+  const auto refused = [&](auto change) {
+    KvLoad bad = load;
+    change(bad);
+    return absl::IsInvalidArgument(decode.start_load(bad));
+  };
+  EXPECT_TRUE(refused([](KvLoad& l) { l.blocks.pop_back(); }));
+  EXPECT_TRUE(refused([](KvLoad& l) { l.blocks[0] = 80; }));
+  EXPECT_TRUE(refused([](KvLoad& l) { l.first_token = 3; }));
+  EXPECT_TRUE(refused([](KvLoad& l) { l.first_token = 12; }));
+  EXPECT_TRUE(refused([](KvLoad& l) { l.tokens.clear(); }));
+  EXPECT_TRUE(refused([](KvLoad& l) { l.timeout = Time(0); }));
+  EXPECT_TRUE(refused([](KvLoad& l) { l.prefill = "baton1:nonsense"; }));
+  EXPECT_TRUE(absl::IsNotFound(decode.load_status(1)));
+  EXPECT_EQ(decode.layers_loaded(1), 0u);
+  EXPECT_TRUE(decode.end_load(1));
+  ASSERT_TRUE(decode.start_load(load).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(decode.start_load(load)));
+  EXPECT_TRUE(absl::IsInvalidArgument(decode.wait_for_layer(1, 6)));
+
+  KvConnector& prefill = *pair.prefill_connector;
+  ASSERT_TRUE(pair.run([&] { return pair.prefill->jobs_seen() == 1; }));
+  EXPECT_TRUE(absl::IsNotFound(prefill.save_layer(999, 0, 0, {0})));
+  EXPECT_FALSE(prefill.is_wanted(999));
+  EXPECT_TRUE(prefill.is_saved(999));
+  EXPECT_TRUE(absl::IsFailedPrecondition(prefill.allocate_cache(test_layout(4)).status()));
+  ASSERT_TRUE(pair.run([&] { return decode.end_load(1); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, KvConnectorTest,
+                         ::testing::Combine(::testing::ValuesIn(real_providers()),
+                                            ::testing::Bool()),
+                         [](const auto& param) {
+                           return std::get<0>(param.param) +
+                                  (std::get<1>(param.param) ? "_threads" : "_inline");
+                         });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvConnectorTest);
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,124 @@
+// Two engines without a model, for tests of KvConnectors: a prefill that "computes" KV whose every
+// byte follows from (request, layer, block, head), and a decode that checks each byte of it. Both
+// overwrite a block the moment they may, so that a byte read or written too late is seen.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kvtransfer/kv_connector.h"
+
+namespace baton {
+
+// The dense cache of a test: `heads` heads of 8 from `first_head`.
+KvLayout test_layout(uint32_t blocks, uint32_t first_head = 0, uint32_t heads = 8);
+inline constexpr uint32_t kTestBlockTokens = 4;
+
+// A cache in a connector's memory, and which blocks of it are free.
+class TestCache {
+ public:
+  TestCache(KvConnector& connector, const KvLayout& layout);
+
+  const KvLayout& layout() const { return layout_; }
+  size_t free_blocks() const { return free_.size(); }
+  // In random order; empty if there are not so many.
+  std::vector<uint32_t> allocate(size_t count, std::mt19937& random);
+  // Overwrites them with the canary.
+  void free(const std::vector<uint32_t>& blocks);
+
+  void fill(uint32_t block, uint32_t layer, KvRequestId request, uint32_t index);
+  // Whether the block holds what fill() put into another cache: all heads of this one.
+  bool holds(uint32_t block, uint32_t layer, KvRequestId request, uint32_t index) const;
+  // How many bytes of free blocks have changed since free().
+  size_t damaged() const;
+
+ private:
+  std::byte* at(uint32_t block, uint32_t layer, uint32_t head) const;
+  void paint(uint32_t block);
+  KvLayout layout_;
+  std::byte* base_;
+  std::vector<uint32_t> free_;
+};
+
+class TestPrefill {
+ public:
+  TestPrefill(KvConnector& connector, const KvLayout& layout, uint32_t seed)
+      : connector_(connector), cache_(connector, layout), random_(seed) {}
+
+  // Takes new jobs, computes one chunk of one layer, frees what is saved.
+  void step();
+  // Computes no job beyond this layer of its last chunk.
+  void stop_before_layer(uint32_t layer) { stop_before_layer_ = layer; }
+  // Finishes all jobs with this from now on, right away.
+  void refuse(absl::Status why) { refusal_ = std::move(why); }
+  // Finishes jobs that have blocks missing.
+  void forget_a_block() { forget_a_block_ = true; }
+
+  size_t open_jobs() const { return jobs_.size(); }
+  size_t jobs_seen() const { return seen_; }
+  size_t unwanted() const { return unwanted_; }
+  const TestCache& cache() const { return cache_; }
+
+ private:
+  struct Job {
+    KvJob job;
+    std::vector<uint32_t> blocks;
+    uint32_t chunk_begin = 0;  // in blocks, of the chunk in work
+    uint32_t chunk_end = 0;
+    uint32_t layer = 0;
+    bool finished = false;
+  };
+  void compute(Job& job);
+  void finish(Job& job, const absl::Status& outcome);
+
+  KvConnector& connector_;
+  TestCache cache_;
+  std::mt19937 random_;
+  std::vector<Job> jobs_;
+  std::vector<KvJob> queue_;
+  uint32_t stop_before_layer_ = UINT32_MAX;
+  absl::Status refusal_;
+  bool forget_a_block_ = false;
+  size_t seen_ = 0;
+  size_t unwanted_ = 0;
+};
+
+struct TestLoad {
+  enum class State { kOpen, kEnding, kEnded };
+  State state = State::kOpen;
+  std::vector<uint32_t> blocks;
+  uint32_t first_block = 0;
+  uint32_t verified = 0;  // layers
+  bool wrong = false;     // a byte of a layer that was said to be here
+  bool cancel = false;    // end it as soon as `cancel_at` layers are here
+  uint32_t cancel_at = 0;
+  absl::Status status;  // how it ended
+};
+
+class TestDecode {
+ public:
+  TestDecode(KvConnector& connector, const KvLayout& layout, uint32_t seed)
+      : connector_(connector), cache_(connector, layout), random_(seed) {}
+
+  absl::Status start(KvRequestId id, const std::string& prefill, uint32_t tokens,
+                     uint32_t first_token = 0, Time timeout = std::chrono::seconds(60));
+  // Checks new layers, ends what is complete, failed or to be cancelled.
+  void step();
+  void cancel(KvRequestId id, uint32_t when_layers = 0);
+
+  const TestLoad& load(KvRequestId id) const { return loads_.at(id); }
+  size_t open() const;
+  const TestCache& cache() const { return cache_; }
+
+ private:
+  KvConnector& connector_;
+  TestCache cache_;
+  std::mt19937 random_;
+  std::map<KvRequestId, TestLoad> loads_;
+};
+
+}  // namespace baton

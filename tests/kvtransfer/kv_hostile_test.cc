@@ -1,0 +1,195 @@
+// A prefill connector and peers that hold the cluster key but not to the protocol: whatever they
+// send, the next decode worker is served.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kvtransfer/kv_messages.h"
+#include "tests/kvtransfer/kv_pair.h"
+#include "transport/wire.h"
+
+namespace baton {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A bare worker that speaks to the prefill connector of a pair.
+class KvHostileTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    KvPairOptions with;
+    with.provider = GetParam();
+    pair_ = std::make_unique<KvPair>(with);
+    absl::StatusOr<std::unique_ptr<Worker>> worker =
+        Worker::create(options_for(GetParam(), "mallory").worker);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    worker_ = *std::move(worker);
+    absl::StatusOr<PeerId> peer = worker_->connect(pair_->address());
+    ASSERT_TRUE(peer.ok()) << peer.status();
+    peer_ = *peer;
+    ASSERT_TRUE(run([&] { return worker_->peer_state(peer_) == PeerState::kUp; }));
+  }
+
+  bool run(const std::function<bool()>& ready) {
+    return pair_->run([&] {
+      worker_->progress();
+      return ready();
+    });
+  }
+
+  // Sends one notification and waits until it has been delivered.
+  void send(std::string_view payload) {
+    absl::StatusOr<TransferId> id = worker_->notify(peer_, payload);
+    ASSERT_TRUE(id.ok()) << id.status();
+    ASSERT_TRUE(run([&] { return ended(*worker_->state(*id)); }));
+    ASSERT_TRUE(worker_->release(*id).ok());
+  }
+  void send(KvMessageKind kind, uint64_t load, std::string_view body = {}) {
+    size_t offset = 0;
+    std::string part;
+    do {
+      encode_kv_part(kind, load, body, offset, part);
+      ASSERT_NO_FATAL_FAILURE(send(part));
+    } while (offset < body.size());
+  }
+
+  // The next answer about a load.
+  KvPart answer() {
+    KvPart part;
+    EXPECT_TRUE(run([&] { return worker_->next_notification(inbox_); }));
+    EXPECT_TRUE(decode_kv_part(inbox_.payload, part).ok());
+    return part;
+  }
+  bool nothing_comes() {
+    for (int i = 0; i < 2000; ++i) run([] { return true; });
+    return !worker_->next_notification(inbox_);
+  }
+
+  // A request for two blocks of a cache of our own.
+  KvLoadRequest request() {
+    if (memory_.empty()) {
+      memory_.resize(test_layout(4).bytes());
+      region_ = *worker_->register_memory(memory_.data(), memory_.size());
+    }
+    KvLoadRequest request;
+    request.decode = "mallory";
+    request.timeout = std::chrono::seconds(30);
+    request.tokens.assign(8, 1);
+    request.blocks = {1, 2};
+    request.layout = test_layout(4);
+    request.region = *worker_->remote_region(region_);
+    for (uint32_t layer = 0; layer < request.layout.layers; ++layer) {
+      request.counters.push_back(worker_->remote_counter(*worker_->allocate_counter()));
+    }
+    return request;
+  }
+  std::string encoded(const KvLoadRequest& request) {
+    std::string body;
+    EXPECT_TRUE(encode_kv_request(request, body).ok());
+    return body;
+  }
+
+  void TearDown() override {
+    // An honest worker is served as ever.
+    ASSERT_TRUE(pair_->decode->start(1, pair_->address(), 30).ok());
+    EXPECT_TRUE(run([&] { return pair_->decode->open() == 0; }));
+    EXPECT_EQ(pair_->decode->load(1).verified, 6u) << pair_->decode->load(1).status;
+    EXPECT_FALSE(pair_->decode->load(1).wrong);
+    worker_ = nullptr;
+    EXPECT_TRUE(pair_->run([&] { return pair_->prefill->open_jobs() == 0; }));
+  }
+
+  std::unique_ptr<KvPair> pair_;
+  std::vector<std::byte> memory_;
+  std::unique_ptr<Worker> worker_;
+  MemoryRegion region_;
+  PeerId peer_;
+  Notification inbox_;
+};
+
+TEST_P(KvHostileTest, GarbageIsIgnored) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 100; ++i) {
+    std::string bytes(random() % 3000, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    if (i % 2 == 0) put_number(bytes, kKvMagic);
+    ASSERT_NO_FATAL_FAILURE(send(bytes));
+  }
+  EXPECT_EQ(pair_->prefill->jobs_seen(), 0u);
+}
+
+TEST_P(KvHostileTest, ADamagedRequestIsAnsweredNotServed) {
+  const std::string body = encoded(request());
+  std::mt19937 random(2);
+  for (uint64_t load = 1; load <= 60; ++load) {
+    std::string bad = body.substr(0, random() % body.size());
+    if (load % 2 == 0) bad = body + "more";
+    ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, load, bad));
+    const KvPart part = answer();
+    EXPECT_EQ(part.kind, KvMessageKind::kFailed);
+    EXPECT_EQ(part.load, load);
+    EXPECT_TRUE(absl::IsInvalidArgument(decode_kv_failure(part.bytes)));
+  }
+  EXPECT_EQ(pair_->prefill->jobs_seen(), 0u);
+}
+
+TEST_P(KvHostileTest, AnotherVersionIsToldWhatToDo) {
+  size_t offset = 0;
+  std::string part;
+  encode_kv_part(KvMessageKind::kRequest, 1, encoded(request()), offset, part);
+  part[4] = 2;
+  ASSERT_NO_FATAL_FAILURE(send(part));
+  const absl::Status why = decode_kv_failure(answer().bytes);
+  EXPECT_TRUE(absl::IsFailedPrecondition(why)) << why;
+  EXPECT_THAT(std::string(why.message()), HasSubstr("same release"));
+}
+
+TEST_P(KvHostileTest, AForgedKeyMovesNothingAndFailsItsJobOnly) {
+  KvLoadRequest forged = request();
+  forged.region.key ^= 1;
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, 1, encoded(forged)));
+  const KvPart part = answer();
+  EXPECT_EQ(part.kind, KvMessageKind::kFailed);
+  EXPECT_FALSE(decode_kv_failure(part.bytes).ok());
+  for (std::byte byte : memory_) ASSERT_EQ(byte, std::byte{0});
+}
+
+TEST_P(KvHostileTest, ACancelThatOvertakesItsRequestHolds) {
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kCancel, 1));
+  KvPart part = answer();
+  EXPECT_EQ(part.kind, KvMessageKind::kCancelled);
+  EXPECT_EQ(part.load, 1u);
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, 1, encoded(request())));
+  EXPECT_TRUE(nothing_comes());
+  EXPECT_EQ(pair_->prefill->jobs_seen(), 0u);
+  for (std::byte byte : memory_) ASSERT_EQ(byte, std::byte{0});
+}
+
+TEST_P(KvHostileTest, ARequestSentTwiceIsServedOnce) {
+  const std::string body = encoded(request());
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, 1, body));
+  EXPECT_EQ(answer().kind, KvMessageKind::kDone);
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, 1, body));
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kCancel, 1));
+  EXPECT_EQ(answer().kind, KvMessageKind::kCancelled);
+  EXPECT_EQ(pair_->prefill->jobs_seen(), 1u);
+}
+
+TEST_P(KvHostileTest, AnswersToLoadsThatDoNotExistAreIgnored) {
+  for (KvMessageKind kind : {KvMessageKind::kDone, KvMessageKind::kFailed,
+                             KvMessageKind::kCancelled, KvMessageKind::kProbe}) {
+    ASSERT_NO_FATAL_FAILURE(send(kind, 1));
+  }
+  EXPECT_TRUE(nothing_comes());
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, KvHostileTest, ::testing::ValuesIn(real_providers()),
+                         [](const auto& param) { return param.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvHostileTest);
+
+}  // namespace
+}  // namespace baton

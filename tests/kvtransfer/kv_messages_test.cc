@@ -1,0 +1,215 @@
+// Messages between decode and prefill: what is sent is what is read, and nothing else is accepted.
+#include "kvtransfer/kv_messages.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "transport/transfer.h"
+
+namespace baton {
+namespace {
+
+using ::testing::HasSubstr;
+
+KvLoadRequest a_request(uint32_t tokens = 100, uint32_t first_token = 32) {
+  KvLoadRequest request;
+  request.request = 77;
+  request.decode = "decode-0";
+  request.timeout = std::chrono::seconds(3);
+  for (uint32_t i = 0; i < tokens; ++i) request.tokens.push_back(static_cast<int32_t>(i * 3));
+  request.first_token = first_token;
+  request.layout = KvLayout::dense(4, 100000, 16, 2, 64, "test");
+  const auto blocks = request.layout.blocks_for(tokens) - first_token / 16;
+  for (uint32_t i = 0; i < blocks; ++i) request.blocks.push_back(99 + i * 2);
+  request.cache_offset = 4096;
+  request.region.owner = WorkerUid::random();
+  request.region.size = request.layout.bytes() + 8192;
+  request.region.generation = 1;
+  request.region.access = Access::kRemoteWrite;
+  for (uint32_t i = 0; i < 4; ++i) request.counters.push_back({request.region.owner, 10 + i, 1});
+  return request;
+}
+
+TEST(KvMessages, RequestsSurviveTheWire) {
+  const KvLoadRequest request = a_request();
+  std::string body;
+  ASSERT_TRUE(encode_kv_request(request, body).ok());
+  KvLoadRequest again;
+  const absl::Status status = decode_kv_request(body, again);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(again.request, 77u);
+  EXPECT_EQ(again.decode, "decode-0");
+  EXPECT_EQ(again.timeout, request.timeout);
+  EXPECT_EQ(again.tokens, request.tokens);
+  EXPECT_EQ(again.first_token, 32u);
+  EXPECT_EQ(again.blocks, request.blocks);
+  EXPECT_EQ(again.layout, request.layout);
+  EXPECT_EQ(again.region.encode(), request.region.encode());
+  EXPECT_EQ(again.cache_offset, 4096u);
+  ASSERT_EQ(again.counters.size(), 4u);
+  EXPECT_EQ(again.counters[3].encode(), request.counters[3].encode());
+  for (size_t cut = 0; cut < body.size(); ++cut) {
+    EXPECT_FALSE(decode_kv_request(body.substr(0, cut), again).ok()) << cut;
+  }
+  EXPECT_FALSE(decode_kv_request(body + "x", again).ok());
+}
+
+TEST(KvMessages, ContradictoryRequestsAreRefused) {
+  const auto refused = [](auto change) {
+    KvLoadRequest request = a_request();
+    change(request);
+    std::string body;
+    EXPECT_TRUE(absl::IsInvalidArgument(encode_kv_request(request, body)));
+  };
+  refused([](KvLoadRequest& r) { r.first_token = 31; });
+  refused([](KvLoadRequest& r) { r.first_token = 100; });
+  refused([](KvLoadRequest& r) { r.tokens.clear(); });
+  refused([](KvLoadRequest& r) { r.blocks.pop_back(); });
+  refused([](KvLoadRequest& r) { r.blocks.push_back(1); });
+  refused([](KvLoadRequest& r) { r.blocks[0] = 100000; });
+  refused([](KvLoadRequest& r) { r.counters.pop_back(); });
+  refused([](KvLoadRequest& r) { r.counters[1].generation = 0; });
+  refused([](KvLoadRequest& r) { r.counters[1].owner = WorkerUid::random(); });
+  refused([](KvLoadRequest& r) { r.region.access = Access::kRemoteRead; });
+  refused([](KvLoadRequest& r) { r.cache_offset = r.region.size; });
+  refused([](KvLoadRequest& r) { r.cache_offset = UINT64_MAX; });
+  refused([](KvLoadRequest& r) { r.region.size = r.layout.bytes(); });
+  refused([](KvLoadRequest& r) { r.timeout = Time::zero(); });
+  refused([](KvLoadRequest& r) { r.timeout = kNever; });
+  refused([](KvLoadRequest& r) { r.decode = std::string(65, 'x'); });
+  refused([](KvLoadRequest& r) { r.layout.layers = 0; });
+  refused([](KvLoadRequest& r) { r.tokens.resize(r.tokens.size() + 17); });
+}
+
+std::vector<std::string> parts_of(KvMessageKind kind, uint64_t load, const std::string& body) {
+  std::vector<std::string> parts;
+  size_t offset = 0;
+  do {
+    encode_kv_part(kind, load, body, offset, parts.emplace_back());
+  } while (offset < body.size());
+  return parts;
+}
+
+KvPart decoded(const std::string& notification) {
+  KvPart part;
+  const absl::Status status = decode_kv_part(notification, part);
+  EXPECT_TRUE(status.ok()) << status;
+  return part;
+}
+
+TEST(KvMessages, LongOnesTravelInPartsOfAnyOrder) {
+  std::string body;
+  ASSERT_TRUE(encode_kv_request(a_request(100'000, 0), body).ok());
+  std::vector<std::string> parts = parts_of(KvMessageKind::kRequest, 5, body);
+  EXPECT_EQ(parts.size(), 7u);
+  for (const std::string& part : parts) EXPECT_LE(part.size(), kMaxNotification);
+  std::mt19937 random(1);
+  KvAssembler assembler;
+  for (int round = 0; round < 10; ++round) {
+    std::shuffle(parts.begin(), parts.end(), random);
+    std::string again;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const absl::StatusOr<bool> whole = assembler.add(decoded(parts[i]), again);
+      ASSERT_TRUE(whole.ok()) << whole.status();
+      EXPECT_EQ(*whole, i + 1 == parts.size());
+    }
+    EXPECT_EQ(again, body);
+    EXPECT_EQ(assembler.open(), 0u);
+    EXPECT_EQ(assembler.held(), 0u);
+  }
+}
+
+TEST(KvMessages, APartThatComesTwiceOrContradictsDropsItsMessage) {
+  const std::string body(3 * kKvPartBytes, 'x');
+  const auto parts = parts_of(KvMessageKind::kRequest, 5, body);
+  const auto shorter = parts_of(KvMessageKind::kRequest, 5, body.substr(0, 2 * kKvPartBytes));
+  KvAssembler assembler;
+  std::string out;
+  ASSERT_FALSE(*assembler.add(decoded(parts[0]), out));
+  EXPECT_TRUE(absl::IsInvalidArgument(assembler.add(decoded(parts[0]), out).status()));
+  EXPECT_EQ(assembler.open(), 0u);
+  ASSERT_FALSE(*assembler.add(decoded(parts[0]), out));
+  EXPECT_TRUE(absl::IsInvalidArgument(assembler.add(decoded(shorter[1]), out).status()));
+  EXPECT_EQ(assembler.open(), 0u);
+  EXPECT_EQ(assembler.held(), 0u);
+}
+
+TEST(KvMessages, APeerCannotMakeUsHoldMoreThanTheLimits) {
+  KvAssembler assembler;
+  std::string out;
+  size_t refused = 0;
+  for (uint64_t load = 1; load <= 400; ++load) {
+    const auto parts = parts_of(KvMessageKind::kRequest, load, std::string(5 * kKvPartBytes, 'x'));
+    for (size_t i = 0; i < 4; ++i) {
+      refused += !assembler.add(decoded(parts[i]), out).ok();
+      ASSERT_LE(assembler.open(), KvAssembler::kMaxOpen);
+      ASSERT_LE(assembler.held(), KvAssembler::kMaxHeld);
+    }
+  }
+  EXPECT_GT(refused, 0u);
+}
+
+TEST(KvMessages, OnlyPartsAreParts) {
+  KvPart part;
+  const std::string good = parts_of(KvMessageKind::kCancel, 9, "")[0];
+  ASSERT_TRUE(decode_kv_part(good, part).ok());
+  EXPECT_EQ(part.load, 9u);
+  for (size_t cut = 0; cut < good.size(); ++cut) {
+    EXPECT_FALSE(decode_kv_part(good.substr(0, cut), part).ok());
+    EXPECT_EQ(part.load, 0u);
+  }
+  EXPECT_FALSE(decode_kv_part(good + "x", part).ok());
+  const auto with = [&](size_t at, char value) {
+    std::string bytes = good;
+    bytes[at] = value;
+    return decode_kv_part(bytes, part);
+  };
+  EXPECT_FALSE(with(0, 'X').ok());  // magic
+  EXPECT_FALSE(with(6, 0).ok());    // kind
+  EXPECT_FALSE(with(6, 7).ok());
+  EXPECT_FALSE(with(8, 0).ok());      // load 0
+  EXPECT_FALSE(with(19, 0x7f).ok());  // a total of two gigabytes
+  EXPECT_FALSE(with(20, 1).ok());     // an offset past the end
+  const absl::Status version = with(4, 2);
+  EXPECT_TRUE(absl::IsFailedPrecondition(version));
+  EXPECT_THAT(std::string(version.message()), HasSubstr("same release"));
+  EXPECT_EQ(part.load, 9u);  // so that the sender can be told
+}
+
+TEST(KvMessages, FailuresKeepCodeAndText) {
+  const absl::Status why = absl::FailedPreconditionError("give both workers the same block size");
+  EXPECT_EQ(decode_kv_failure(encode_kv_failure(why)), why);
+  const std::string long_text(10'000, 'x');
+  const std::string body = encode_kv_failure(absl::InternalError(long_text));
+  EXPECT_LE(body.size(), kMaxKvReply);
+  EXPECT_TRUE(absl::IsInternal(decode_kv_failure(body)));
+  EXPECT_TRUE(absl::IsInvalidArgument(decode_kv_failure("")));
+  EXPECT_TRUE(absl::IsInvalidArgument(decode_kv_failure(std::string(6, '\0'))));  // "OK"
+}
+
+TEST(KvSeenLoads, EachLoadIsNewOnce) {
+  std::vector<uint64_t> loads(3000);
+  for (size_t i = 0; i < loads.size(); ++i) loads[i] = i + 1;
+  std::mt19937 random(7);
+  std::shuffle(loads.begin(), loads.end(), random);
+  KvSeenLoads seen;
+  for (uint64_t load : loads) EXPECT_TRUE(*seen.add(load));
+  for (uint64_t load : loads) EXPECT_FALSE(*seen.add(load));
+}
+
+TEST(KvSeenLoads, AHostilePeerCannotMakeItGrow) {
+  KvSeenLoads seen;
+  size_t taken = 0;
+  for (uint64_t load = 2; load < 20'000; load += 2) taken += seen.add(load).ok();
+  EXPECT_EQ(taken, KvSeenLoads::kMaxAhead);
+  EXPECT_TRUE(*seen.add(1));  // the one that is missing is always welcome
+  EXPECT_FALSE(*seen.add(2));
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,89 @@
+// A prefill and a decode connector in one process, over a real provider, for tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvtransfer/baton_connector.h"
+#include "tests/kvtransfer/kv_engines.h"
+
+namespace baton {
+
+inline constexpr Time kLongEnough = std::chrono::seconds(60);
+
+inline ClusterKey test_key() { return *ClusterKey::from_bytes("a key for this test only"); }
+
+// Providers that two workers in one or two processes of this machine can meet on.
+inline std::vector<std::string> real_providers() {
+  std::vector<std::string> names;
+  for (const auto& [name, factory] : registered_providers()) names.push_back(name);
+  return names;
+}
+
+inline BatonConnectorOptions options_for(const std::string& provider, const std::string& name) {
+  BatonConnectorOptions options;
+  options.worker.name = name;
+  options.worker.key = test_key();
+  options.worker.providers = {provider};
+  options.worker.require = provider;
+  options.huge_pages = false;
+  return options;
+}
+
+inline std::unique_ptr<KvConnector> make_or_fail(BatonConnectorOptions options) {
+  auto connector = make_baton_connector(std::move(options));
+  EXPECT_TRUE(connector.ok()) << connector.status();
+  return connector.ok() ? *std::move(connector) : nullptr;
+}
+
+struct KvPairOptions {
+  std::string provider;
+  bool threads = false;  // progress threads
+  KvSendMode mode = KvSendMode::kLayerwise;
+  std::string shape;  // of the prefill worker's link
+  Timeline* timeline = nullptr;
+  uint32_t max_transfers = 4096;
+  KvLayout prefill_layout = test_layout(60);
+  KvLayout decode_layout = test_layout(80);
+};
+
+struct KvPair {
+  explicit KvPair(const KvPairOptions& options) {
+    BatonConnectorOptions p = options_for(options.provider, "prefill-0");
+    BatonConnectorOptions d = options_for(options.provider, "decode-0");
+    p.mode = options.mode;
+    p.progress_thread = d.progress_thread = options.threads;
+    p.worker.timeline = d.worker.timeline = options.timeline;
+    p.worker.max_transfers = d.worker.max_transfers = options.max_transfers;
+    if (!options.shape.empty()) p.worker.shape = *LinkShape::parse(options.shape);
+    prefill_connector = make_or_fail(std::move(p));
+    decode_connector = make_or_fail(std::move(d));
+    prefill.emplace(*prefill_connector, options.prefill_layout, 1);
+    decode.emplace(*decode_connector, options.decode_layout, 2);
+  }
+
+  std::string address() const { return prefill_connector->address(); }
+
+  bool run(const std::function<bool()>& ready) {
+    for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
+      if (prefill) prefill->step();
+      if (decode) decode->step();
+      if (ready()) return true;
+    }
+    return false;
+  }
+  bool run_to_end() {
+    return run([this] { return decode->open() == 0 && prefill->open_jobs() == 0; });
+  }
+
+  std::unique_ptr<KvConnector> prefill_connector;
+  std::unique_ptr<KvConnector> decode_connector;
+  std::optional<TestPrefill> prefill;
+  std::optional<TestDecode> decode;
+};
+
+}  // namespace baton

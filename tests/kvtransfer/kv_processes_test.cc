@@ -1,0 +1,176 @@
+// Two processes: prefill in one, decode in the other, and kill -9 for either of them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <string>
+
+#include "tests/kvtransfer/kv_pair.h"
+
+namespace baton {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A pipe that carries one line.
+class Line {
+ public:
+  Line() { EXPECT_EQ(pipe(ends_), 0); }
+  ~Line() {
+    for (int end : ends_) close(end);
+  }
+  void put(const std::string& text) {
+    const std::string line = text + "\n";
+    EXPECT_EQ(write(ends_[1], line.data(), line.size()), static_cast<ssize_t>(line.size()));
+  }
+  std::string get() {
+    std::string line;
+    for (char c; read(ends_[0], &c, 1) == 1 && c != '\n';) line += c;
+    return line;
+  }
+
+ private:
+  int ends_[2] = {-1, -1};
+};
+
+// A process that runs `body` until it is killed.
+class Process {
+ public:
+  explicit Process(const std::function<void()>& body) : pid_(fork()) {
+    if (pid_ != 0) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    body();
+    _exit(0);
+  }
+  ~Process() { kill_now(); }
+  void kill_now() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  pid_t pid_;
+};
+
+class KvProcessesTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  // In a child: a prefill engine that tells its address and works for ever.
+  static void prefill_main(const std::string& provider, uint32_t stop_before_layer, Line& out) {
+    auto made = make_baton_connector(options_for(provider, "prefill-0"));
+    if (!made.ok()) _exit(1);
+    TestPrefill prefill(**made, test_layout(60), 1);
+    prefill.stop_before_layer(stop_before_layer);
+    out.put((*made)->address());
+    while (true) {
+      prefill.step();
+      if (prefill.open_jobs() == 0) (*made)->wait(std::chrono::seconds(1), -1);
+    }
+  }
+
+  // In a child: a decode engine that asks the prefill worker it is told of for two loads.
+  static void decode_main(const std::string& provider, Line& in) {
+    const std::string address = in.get();
+    auto made = make_baton_connector(options_for(provider, "decode-0"));
+    if (!made.ok()) _exit(1);
+    TestDecode decode(**made, test_layout(80), 2);
+    if (!decode.start(1, address, 40).ok() || !decode.start(2, address, 12).ok()) _exit(2);
+    while (true) decode.step();
+  }
+
+  static bool run(TestDecode& decode, const std::function<bool()>& ready) {
+    for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
+      decode.step();
+      if (ready()) return true;
+    }
+    return false;
+  }
+};
+
+TEST_P(KvProcessesTest, DecodeWaitsLayerByLayer) {
+  for (const bool threads : {false, true}) {
+    Line line;
+    Process prefill([&] { prefill_main(GetParam(), UINT32_MAX, line); });
+    const std::string address = line.get();
+    BatonConnectorOptions options = options_for(GetParam(), "decode-0");
+    options.progress_thread = threads;
+    auto connector = make_or_fail(std::move(options));
+    ASSERT_NE(connector, nullptr);
+    TestDecode decode(*connector, test_layout(80), 2);
+    for (KvRequestId id = 1; id <= 20; ++id) {
+      ASSERT_TRUE(decode.start(id, address, 60).ok());
+      for (uint32_t layer = 0; layer < 6; ++layer) {
+        const absl::Status status = connector->wait_for_layer(id, layer);
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_GT(connector->layers_loaded(id), layer);
+      }
+      ASSERT_TRUE(run(decode, [&] { return decode.open() == 0; }));
+      EXPECT_EQ(decode.load(id).verified, 6u);
+      EXPECT_FALSE(decode.load(id).wrong);
+    }
+    EXPECT_EQ(decode.cache().damaged(), 0u);
+  }
+}
+
+TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
+  Line first_line;
+  Line second_line;
+  Process first([&] { prefill_main(GetParam(), 2, first_line); });
+  Process second([&] { prefill_main(GetParam(), UINT32_MAX, second_line); });
+  auto connector = make_or_fail(options_for(GetParam(), "decode-0"));
+  ASSERT_NE(connector, nullptr);
+  TestDecode decode(*connector, test_layout(80), 2);
+  const std::string address = first_line.get();
+  ASSERT_TRUE(decode.start(1, address, 40).ok());
+  ASSERT_TRUE(decode.start(2, address, 40).ok());
+  ASSERT_TRUE(
+      run(decode, [&] { return decode.load(1).verified == 2 && decode.load(2).verified == 2; }));
+  first.kill_now();
+  const absl::Status status = connector->wait_for_layer(1, 5);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("prefill-0"));
+  ASSERT_TRUE(run(decode, [&] { return decode.open() == 0; }));
+  EXPECT_FALSE(decode.load(2).status.ok());
+  EXPECT_EQ(decode.cache().free_blocks(), 80u);
+
+  ASSERT_TRUE(decode.start(3, second_line.get(), 79).ok());
+  ASSERT_TRUE(run(decode, [&] { return decode.open() == 0; }));
+  EXPECT_EQ(decode.load(3).verified, 6u) << decode.load(3).status;
+  EXPECT_FALSE(decode.load(3).wrong);
+  EXPECT_EQ(decode.cache().damaged(), 0u);
+}
+
+TEST_P(KvProcessesTest, AKilledDecodeMakesItsJobsUnwanted) {
+  Line line;
+  Process decode([&] { decode_main(GetParam(), line); });
+  auto connector = make_or_fail(options_for(GetParam(), "prefill-0"));
+  ASSERT_NE(connector, nullptr);
+  TestPrefill prefill(*connector, test_layout(60), 1);
+  prefill.stop_before_layer(2);
+  line.put(connector->address());
+  const auto step_until = [&](const std::function<bool()>& ready) {
+    for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
+      prefill.step();
+      if (ready()) return true;
+    }
+    return false;
+  };
+  ASSERT_TRUE(
+      step_until([&] { return prefill.jobs_seen() == 2 && connector->stats().bytes_sent > 0; }));
+  decode.kill_now();
+  ASSERT_TRUE(step_until([&] { return prefill.open_jobs() == 0; }));
+  EXPECT_EQ(prefill.unwanted(), 2u);
+  EXPECT_EQ(prefill.cache().free_blocks(), 60u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, KvProcessesTest, ::testing::ValuesIn(real_providers()),
+                         [](const auto& param) { return param.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvProcessesTest);
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,238 @@
+// The connector over a simulated fabric, in virtual time: many seeds of loss, repeats, reordering,
+// flapping rails, cancelled loads and dying workers. Whatever happens, a layer that is said to be
+// here is here, a block that may be reused stays as it is, and every load and job ends.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <string>
+
+#include "kvtransfer/baton_connector.h"
+#include "tests/kvtransfer/kv_engines.h"
+#include "transport/sim/fabric.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr size_t kPrefillNode = 0;
+constexpr size_t kDecodeNode = 1;
+
+struct Node {
+  Worker* worker = nullptr;
+  std::unique_ptr<KvConnector> connector;
+};
+
+// A fabric with a prefill and a decode worker on it.
+class World {
+ public:
+  World(const SimOptions& sim, uint32_t seed, KvSendMode mode, const KvLayout& prefill_layout,
+        const KvLayout& decode_layout)
+      : fabric_(sim),
+        prefill_node_(make(kPrefillNode, "prefill-0", mode)),
+        decode_node_(make(kDecodeNode, "decode-0", mode)),
+        prefill(*prefill_node_.connector, prefill_layout, seed),
+        decode(*decode_node_.connector, decode_layout, seed + 1) {}
+  ~World() {
+    for (Node* node : {&prefill_node_, &decode_node_}) fabric_.detach(*node->worker);
+  }
+
+  std::string prefill_address() const { return prefill_node_.connector->address(); }
+  Time now() const { return fabric_.clock().now(); }
+  SimFabric& fabric() { return fabric_; }
+  KvConnectorStats prefill_stats() const { return prefill_node_.connector->stats(); }
+  KvConnectorStats decode_stats() const { return decode_node_.connector->stats(); }
+
+  void kill(size_t node, Time when) {
+    fabric_.kill(node, when);
+    dead_at_[node] = when;
+  }
+  bool dead(size_t node) const { return now() >= dead_at_[node]; }
+
+  // Runs both engines, 50 us of virtual time a step.
+  bool run(const std::function<bool()>& ready, Time limit) {
+    for (const Time end = now() + limit; now() < end;) {
+      if (!dead(kPrefillNode)) prefill.step();
+      if (!dead(kDecodeNode)) decode.step();
+      if (ready()) return true;
+      fabric_.run_for(microseconds(50));
+    }
+    return false;
+  }
+
+ private:
+  Node make(size_t node, const char* name, KvSendMode mode) {
+    BatonConnectorOptions options;
+    options.mode = mode;
+    options.worker.name = name;
+    options.worker.key = *ClusterKey::from_bytes("a key for this test only");
+    options.worker.clock = &fabric_.clock();
+    options.worker.extra_providers = {fabric_.provider_factory(node)};
+    options.worker.require = "sim";
+    absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options.worker);
+    if (!worker.ok()) {
+      ADD_FAILURE() << worker.status();
+      std::abort();
+    }
+    fabric_.attach(**worker, node);
+    Node made;
+    made.worker = worker->get();
+    made.connector = make_baton_connector(*std::move(worker), options);
+    return made;
+  }
+
+  SimFabric fabric_;
+  Node prefill_node_;
+  Node decode_node_;
+  Time dead_at_[2] = {kNever, kNever};
+
+ public:
+  TestPrefill prefill;
+  TestDecode decode;
+};
+
+SimOptions bad_network(std::mt19937& random) {
+  SimOptions sim;
+  sim.seed = random();
+  sim.rails = 1 + random() % 3;
+  sim.link.bytes_per_second = 50e6 * (1 + random() % 20);
+  sim.link.latency = microseconds(1 + random() % 50);
+  sim.link.loss = random() % 2 == 0 ? 0.01 : 0;
+  sim.link.duplicate = random() % 2 == 0 ? 0.02 : 0;
+  sim.link.reorder = random() % 2 == 0 ? 0.05 : 0;
+  sim.slice_bytes = size_t{2048} << random() % 6;
+  return sim;
+}
+
+void expect_intact(World& world) {
+  EXPECT_EQ(world.decode.cache().damaged(), 0u) << "a byte came to a block that was free";
+  EXPECT_TRUE(world.fabric().violations().empty()) << world.fabric().violations().front();
+}
+
+TEST(KvOverSim, LoadsCompleteWhateverTheNetworkDoes) {
+  for (uint32_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const KvSendMode mode = seed % 5 == 0 ? KvSendMode::kSerialized : KvSendMode::kLayerwise;
+    // Every third time decode holds a part of the heads only.
+    const KvLayout decode_layout = seed % 3 == 0 ? test_layout(64, 2, 3) : test_layout(64);
+    World world(bad_network(random), seed, mode, test_layout(50), decode_layout);
+    uint64_t bytes = 0;
+    for (KvRequestId id = 1; id <= 6; ++id) {
+      const uint32_t tokens = 1 + random() % 40;
+      const uint32_t first = random() % tokens / kTestBlockTokens * kTestBlockTokens;
+      ASSERT_TRUE(world.decode.start(id, world.prefill_address(), tokens, first).ok());
+      bytes += world.decode.load(id).blocks.size() * decode_layout.block_stride * 6;
+    }
+    ASSERT_TRUE(world.run(
+        [&] { return world.decode.open() == 0 && world.prefill.open_jobs() == 0; }, seconds(30)));
+    for (KvRequestId id = 1; id <= 6; ++id) {
+      EXPECT_TRUE(world.decode.load(id).status.ok()) << world.decode.load(id).status;
+      EXPECT_EQ(world.decode.load(id).verified, 6u);
+      EXPECT_FALSE(world.decode.load(id).wrong);
+    }
+    EXPECT_EQ(world.prefill_stats().bytes_sent, bytes) << "each block exactly once per layer";
+    EXPECT_EQ(world.decode_stats().bytes_loaded, bytes);
+    EXPECT_EQ(world.prefill.unwanted(), 0u);
+    expect_intact(world);
+  }
+}
+
+TEST(KvOverSim, CancelledLoadsLeaveTheirBlocksAlone) {
+  size_t cancelled = 0;
+  for (uint32_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(1000 + seed);
+    SimOptions sim = bad_network(random);
+    sim.link.bytes_per_second = 5e6;  // slow: most cancels meet bytes under way
+    World world(sim, seed, KvSendMode::kLayerwise, test_layout(50), test_layout(64));
+    for (uint32_t rail = 0; rail < sim.rails; ++rail) {
+      const Time down = milliseconds(1 + random() % 10);
+      if (random() % 3 == 0) world.fabric().flap(0, 1, rail, down, down + milliseconds(8));
+    }
+    for (KvRequestId id = 1; id <= 6; ++id) {
+      ASSERT_TRUE(world.decode.start(id, world.prefill_address(), 1 + random() % 40).ok());
+      if (id % 2 == 0) world.decode.cancel(id, random() % 6);
+    }
+    ASSERT_TRUE(world.run(
+        [&] { return world.decode.open() == 0 && world.prefill.open_jobs() == 0; }, seconds(60)));
+    // Long enough for whatever is still in the network to come out of it.
+    world.run([] { return false; }, milliseconds(20));
+    for (KvRequestId id = 1; id <= 6; ++id) {
+      const TestLoad& load = world.decode.load(id);
+      EXPECT_FALSE(load.wrong);
+      cancelled += absl::IsCancelled(load.status);
+    }
+    expect_intact(world);
+  }
+  EXPECT_GT(cancelled, 60u);
+}
+
+// A slice whose acknowledgement is lost with its rail is counted, and travels again on another.
+TEST(KvOverSim, ARailThatFailsDoesNotMakeBytesComeLate) {
+  uint64_t rails_lost = 0;
+  for (uint32_t seed = 1; seed <= 100; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(3000 + seed);
+    SimOptions sim = bad_network(random);
+    sim.rails = 3;
+    sim.link.bytes_per_second = 5e6;
+    sim.slice_bytes = 2048;
+    sim.retry_count = 2;  // rails fail soon
+    World world(sim, seed, KvSendMode::kLayerwise, test_layout(50), test_layout(64));
+    for (uint32_t rail = 0; rail < sim.rails; ++rail) {
+      for (Time down = microseconds(random() % 5000); down < milliseconds(80);) {
+        const Time up = down + milliseconds(3 + random() % 6);
+        world.fabric().flap(0, 1, rail, down, up);
+        down = up + milliseconds(2 + random() % 10);
+      }
+    }
+    for (KvRequestId id = 1; id <= 4; ++id) {
+      ASSERT_TRUE(world.decode.start(id, world.prefill_address(), 4 + random() % 8).ok());
+    }
+    ASSERT_TRUE(world.run(
+        [&] { return world.decode.open() == 0 && world.prefill.open_jobs() == 0; }, seconds(60)));
+    world.run([] { return false; }, milliseconds(20));
+    for (KvRequestId id = 1; id <= 4; ++id) EXPECT_FALSE(world.decode.load(id).wrong);
+    rails_lost += world.fabric().stats().rails_lost;
+    expect_intact(world);
+  }
+  EXPECT_GT(rails_lost, 100u);
+}
+
+TEST(KvOverSim, EveryLoadAndJobEndsWhenAWorkerDies) {
+  size_t failed = 0;
+  for (uint32_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(2000 + seed);
+    SimOptions sim = bad_network(random);
+    sim.link.bytes_per_second = 5e6;
+    World world(sim, seed, KvSendMode::kLayerwise, test_layout(50), test_layout(64));
+    for (KvRequestId id = 1; id <= 6; ++id) {
+      ASSERT_TRUE(world.decode.start(id, world.prefill_address(), 1 + random() % 40).ok());
+      if (random() % 3 == 0) world.decode.cancel(id, random() % 6);
+    }
+    const bool prefill_dies = seed % 2 == 0;
+    world.kill(prefill_dies ? kPrefillNode : kDecodeNode, microseconds(200 + random() % 20'000));
+    const auto survivor_is_clean = [&] {
+      return prefill_dies ? world.decode.open() == 0
+                          : world.dead(kDecodeNode) && world.prefill.open_jobs() == 0;
+    };
+    // Long before the timeout of the loads, which is a minute.
+    ASSERT_TRUE(world.run(survivor_is_clean, seconds(5)));
+    for (KvRequestId id = 1; prefill_dies && id <= 6; ++id) {
+      const TestLoad& load = world.decode.load(id);
+      EXPECT_FALSE(load.wrong);
+      EXPECT_TRUE(load.verified == 6 || !load.status.ok());
+      failed += !load.status.ok() && !absl::IsCancelled(load.status);
+    }
+    if (prefill_dies) expect_intact(world);
+  }
+  EXPECT_GT(failed, 20u);
+}
+
+}  // namespace
+}  // namespace baton
