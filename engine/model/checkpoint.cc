@@ -1,0 +1,208 @@
+// Checkpoint: Hugging Face directories in and out.
+#include "engine/model/checkpoint.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "engine/model/aligned.h"
+#include "engine/model/files.h"
+#include "engine/model/json_fields.h"
+#include "engine/model/safetensors.h"
+
+namespace baton {
+namespace {
+
+constexpr size_t kMaxConfigBytes = 16 << 20;
+constexpr size_t kMaxShards = 1000;
+
+float float_from_f16(uint16_t bits) {
+  const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
+  const uint32_t exponent = (bits >> 10) & 0x1f, fraction = bits & 0x3ff;
+  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
+  if (exponent == 0) {
+    const float value = static_cast<float>(fraction) * 0x1p-24f;
+    return sign != 0 ? -value : value;
+  }
+  return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+// Copies a tensor's bytes, which need not be aligned, as bf16.
+void copy_as_bf16(TensorType type, std::string_view bytes, std::vector<uint16_t>& out) {
+  if (type == TensorType::kBf16) {
+    std::memcpy(out.data(), bytes.data(), bytes.size());
+    return;
+  }
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (type == TensorType::kF32) {
+      float value = 0;
+      std::memcpy(&value, bytes.data() + i * 4, 4);
+      out[i] = bf16_from_float(value);
+    } else {
+      uint16_t value = 0;
+      std::memcpy(&value, bytes.data() + i * 2, 2);
+      out[i] = bf16_from_float(float_from_f16(value));
+    }
+  }
+}
+
+absl::StatusOr<std::vector<SafetensorsFile>> open_shards(const std::string& directory) {
+  std::vector<std::string> names = {"model.safetensors"};
+  const std::string index_path = directory + "/model.safetensors.index.json";
+  auto index = read_file(index_path, size_t{64} << 20);
+  if (index.ok()) {
+    auto shards = parse_shard_index(*index);
+    if (!shards.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(index_path, ": ", shards.status().message()));
+    }
+    names = *std::move(shards);
+  } else if (!absl::IsNotFound(index.status())) {
+    return index.status();
+  }
+  std::vector<SafetensorsFile> files;
+  for (const std::string& name : names) {
+    auto file = SafetensorsFile::open(directory + "/" + name);
+    if (!file.ok()) return file.status();
+    files.push_back(*std::move(file));
+  }
+  return files;
+}
+
+absl::Status load_weight(const std::vector<SafetensorsFile>& files, Weight& weight) {
+  for (const SafetensorsFile& file : files) {
+    auto found = file.find(weight.name);
+    if (!found.ok()) continue;
+    const TensorInfo& info = **found;
+    if (info.type == TensorType::kOther) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file.path(), ": tensor \"", weight.name, "\" is neither F32, F16 nor BF16"));
+    }
+    std::vector<size_t> expected = {size_t(weight.rows), size_t(weight.cols)};
+    if (weight.is_vector) expected = {size_t(weight.cols)};
+    if (info.shape != expected) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file.path(), ": tensor \"", weight.name, "\" has shape [",
+                       absl::StrJoin(info.shape, ", "), "] but config.json calls for [",
+                       absl::StrJoin(expected, ", "), "]"));
+    }
+    weight.data.resize(info.elements());
+    copy_as_bf16(info.type, file.data(info), weight.data);
+    return absl::OkStatus();
+  }
+  return absl::NotFoundError(
+      absl::StrCat(files[0].path(), files.size() > 1 ? " and its fellows" : "",
+                   " lack the tensor \"", weight.name, "\" that config.json calls for"));
+}
+
+}  // namespace
+
+std::vector<Weight> weight_list(const ModelConfig& c) {
+  const int d = c.hidden_size, q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+  std::vector<Weight> list;
+  const auto matrix = [&](std::string name, int rows, int cols) {
+    list.push_back({.name = std::move(name), .rows = rows, .cols = cols});
+  };
+  const auto vector = [&](std::string name, int cols) {
+    list.push_back({.name = std::move(name), .rows = 1, .cols = cols, .is_vector = true});
+  };
+  matrix("model.embed_tokens.weight", c.vocab_size, d);
+  for (int l = 0; l < c.num_layers; ++l) {
+    const std::string prefix = absl::StrCat("model.layers.", l, ".");
+    vector(prefix + "input_layernorm.weight", d);
+    matrix(prefix + "self_attn.q_proj.weight", q, d);
+    matrix(prefix + "self_attn.k_proj.weight", kv, d);
+    matrix(prefix + "self_attn.v_proj.weight", kv, d);
+    matrix(prefix + "self_attn.o_proj.weight", d, q);
+    vector(prefix + "post_attention_layernorm.weight", d);
+    matrix(prefix + "mlp.gate_proj.weight", c.intermediate_size, d);
+    matrix(prefix + "mlp.up_proj.weight", c.intermediate_size, d);
+    matrix(prefix + "mlp.down_proj.weight", d, c.intermediate_size);
+  }
+  vector("model.norm.weight", d);
+  if (!c.tie_word_embeddings) matrix("lm_head.weight", c.vocab_size, d);
+  return list;
+}
+
+absl::StatusOr<std::vector<std::string>> parse_shard_index(std::string_view text) {
+  auto json = parse_json(text, "the shard index");
+  if (!json.ok()) return json.status();
+  const nlohmann::json& map = member(*json, "weight_map");
+  if (!map.is_object() || map.empty()) {
+    return absl::InvalidArgumentError("the shard index has no \"weight_map\"");
+  }
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : map.items()) {
+    if (!file.is_string()) return absl::InvalidArgumentError("a shard name is not a string");
+    const std::string& name = file.get_ref<const std::string&>();
+    if (name.empty() || name[0] == '.' || name.find('/') != std::string::npos ||
+        name.find('\0') != std::string::npos) {
+      return absl::InvalidArgumentError("a shard name is not a plain file name");
+    }
+    names.insert(name);
+    if (names.size() > kMaxShards) {
+      return absl::InvalidArgumentError(absl::StrCat("more than ", kMaxShards, " shards"));
+    }
+  }
+  return std::vector<std::string>(names.begin(), names.end());
+}
+
+absl::StatusOr<Checkpoint> load_checkpoint(const std::string& directory) {
+  const std::string config_path = directory + "/config.json";
+  auto text = read_file(config_path, kMaxConfigBytes);
+  if (!text.ok()) {
+    return absl::Status(
+        text.status().code(),
+        absl::StrCat("cannot load a model from ", directory, ": ", text.status().message(),
+                     "; give a Hugging Face directory with config.json, "
+                     "model.safetensors and tokenizer.json"));
+  }
+  auto config = parse_model_config(*text);
+  if (!config.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(directory, ": ", config.status().message()));
+  }
+  auto files = open_shards(directory);
+  if (!files.ok()) return files.status();
+  Checkpoint checkpoint{.config = *std::move(config)};
+  checkpoint.weights = weight_list(checkpoint.config);
+  for (Weight& weight : checkpoint.weights) {
+    if (absl::Status status = load_weight(*files, weight); !status.ok()) return status;
+  }
+  return checkpoint;
+}
+
+absl::Status save_checkpoint(const std::string& directory, const Checkpoint& checkpoint,
+                             const Tokenizer* tokenizer) {
+  if (absl::Status status = make_directories(directory); !status.ok()) return status;
+  std::vector<TensorToWrite> tensors;
+  for (const Weight& weight : checkpoint.weights) {
+    std::vector<size_t> shape = {size_t(weight.rows), size_t(weight.cols)};
+    if (weight.is_vector) shape = {size_t(weight.cols)};
+    tensors.push_back({weight.name, TensorType::kBf16, shape,
+                       std::as_bytes(std::span<const uint16_t>(weight.data))});
+  }
+  const ModelConfig& config = checkpoint.config;
+  nlohmann::ordered_json generation = {{"max_length", config.max_position_embeddings}};
+  if (config.bos_token_id >= 0) generation["bos_token_id"] = config.bos_token_id;
+  if (!config.eos_token_ids.empty()) generation["eos_token_id"] = config.eos_token_ids;
+  absl::Status status =
+      write_safetensors(directory + "/model.safetensors", tensors, {{"format", "pt"}});
+  status.Update(write_file_atomically(directory + "/config.json", model_config_to_json(config)));
+  status.Update(
+      write_file_atomically(directory + "/generation_config.json", generation.dump(2) + "\n"));
+  if (tokenizer == nullptr || !status.ok()) return status;
+  nlohmann::ordered_json settings = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                     {"model_max_length", config.max_position_embeddings},
+                                     {"clean_up_tokenization_spaces", false}};
+  if (!config.eos_token_ids.empty()) {
+    settings["eos_token"] = std::string(tokenizer->token_bytes(config.eos_token_ids[0]));
+  }
+  status.Update(write_file_atomically(directory + "/tokenizer.json", tokenizer->to_json()));
+  status.Update(
+      write_file_atomically(directory + "/tokenizer_config.json", settings.dump(2) + "\n"));
+  return status;
+}
+
+}  // namespace baton

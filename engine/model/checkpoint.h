@@ -1,0 +1,68 @@
+// A model's weights in Hugging Face order and names, in memory, with load and save of directories.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/model/config.h"
+#include "engine/model/tokenizer.h"
+
+namespace baton {
+
+// One weight: bf16 bits, row-major, [rows][cols] as in Hugging Face ([out][in]); norms are
+// [1][hidden].
+struct Weight {
+  std::string name;  // "model.layers.3.self_attn.q_proj.weight"
+  int rows = 0;
+  int cols = 0;
+  bool is_vector = false;  // stored with a one-dimensional shape
+  std::vector<uint16_t> data;
+};
+
+// Indices into Checkpoint::weights for the weights of layer l: kPerLayer * l + 1 + kind.
+enum LayerWeight {
+  kInputNorm,
+  kQuery,
+  kKey,
+  kValue,
+  kOutput,
+  kPostNorm,
+  kGate,
+  kUp,
+  kDown,
+  kPerLayer
+};
+
+struct Checkpoint {
+  ModelConfig config;
+  // Embedding, then kPerLayer weights per layer in the order of LayerWeight, the final norm and,
+  // if embeddings are not tied, lm_head.
+  std::vector<Weight> weights;
+
+  const Weight& embedding() const { return weights[0]; }
+  const Weight& layer(int l, LayerWeight kind) const { return weights[1 + l * kPerLayer + kind]; }
+  const Weight& final_norm() const { return weights[1 + config.num_layers * kPerLayer]; }
+  const Weight& lm_head() const { return config.tie_word_embeddings ? weights[0] : weights.back(); }
+};
+
+// The weights that a config calls for, names and shapes set, data empty.
+std::vector<Weight> weight_list(const ModelConfig& config);
+
+// Reads config.json and model.safetensors, or model.safetensors.index.json and its shards.
+// Errors name the file, the tensor, what was found and what was expected.
+absl::StatusOr<Checkpoint> load_checkpoint(const std::string& directory);
+
+// Parses model.safetensors.index.json; returns the shard file names, which have no path parts.
+absl::StatusOr<std::vector<std::string>> parse_shard_index(std::string_view json);
+
+// Writes config.json, generation_config.json and model.safetensors (bf16), each atomically; with
+// a tokenizer, tokenizer.json and tokenizer_config.json too. Creates the directory.
+absl::Status save_checkpoint(const std::string& directory, const Checkpoint& checkpoint,
+                             const Tokenizer* tokenizer);
+
+}  // namespace baton

@@ -1,0 +1,394 @@
+// Model: packed weights and the forward pass.
+#include "engine/model/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/model/aligned.h"
+#include "engine/model/attention.h"
+#include "engine/model/checkpoint.h"
+#include "engine/model/elementwise.h"
+#include "engine/model/gemm.h"
+
+namespace baton {
+namespace {
+
+constexpr int kRowsPerTask = 16;      // of normalisation and activation
+constexpr int kAttentionTokens = 32;  // new tokens of one attention task
+
+// W [n][k] of one or more Hugging Face weights stacked along n, packed in bf16.
+struct PackedWeight {
+  int k = 0;
+  int n = 0;
+  AlignedArray<uint16_t> data;
+
+  PackedB b() const {
+    return {.k = k, .n = n, .bf16 = data.data(), .panel_rows = static_cast<size_t>(k)};
+  }
+};
+
+PackedWeight pack(std::initializer_list<const Weight*> parts) {
+  std::vector<uint16_t> rows;
+  for (const Weight* part : parts) rows.insert(rows.end(), part->data.begin(), part->data.end());
+  PackedWeight packed;
+  packed.k = (*parts.begin())->cols;
+  for (const Weight* part : parts) packed.n += part->rows;
+  packed.data = AlignedArray<uint16_t>(packed_elements(packed.k, packed.n));
+  pack_weight(packed.k, packed.n, rows.data(), packed.data.data());
+  return packed;
+}
+
+AlignedArray<float> widen(const Weight& weight) {
+  AlignedArray<float> values(weight.data.size());
+  for (size_t i = 0; i < weight.data.size(); ++i) values[i] = float_from_bf16(weight.data[i]);
+  return values;
+}
+
+struct Layer {
+  AlignedArray<float> input_norm;  // [d]
+  PackedWeight qkv;                // n = (H + 2 KV) * head_dim
+  PackedWeight output;             // n = d
+  AlignedArray<float> post_norm;   // [d]
+  PackedWeight gate_up;            // n = 2 F
+  PackedWeight down;               // n = d
+};
+
+// A slice of one chunk's new tokens for one KV head.
+struct AttentionTask {
+  int chunk;
+  int kv_head;
+  int first;
+  int count;
+  int row;  // of the chunk's first token in the batch
+};
+
+template <typename Fn>
+void for_rows(ComputePool& pool, int rows, Fn&& fn) {
+  pool.parallel_for((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task, int) {
+    const int first = static_cast<int>(task) * kRowsPerTask;
+    for (int row = first; row < std::min(rows, first + kRowsPerTask); ++row) fn(size_t(row));
+  });
+}
+
+}  // namespace
+
+struct Workspace::Impl {
+  Impl(const ModelConfig& config, const WorkspaceLimits& given, ComputePool& threads)
+      : limits(given),
+        pool(&threads),
+        rope(config, limits.max_context),
+        gemm_scratch(threads.size()) {
+    const size_t tokens = static_cast<size_t>(limits.max_tokens);
+    const size_t d = static_cast<size_t>(config.hidden_size);
+    const size_t q = size_t(config.num_heads) * config.head_dim;
+    const size_t kv = size_t(config.num_kv_heads) * config.head_dim;
+    const size_t f = static_cast<size_t>(config.intermediate_size);
+    const size_t chunks = static_cast<size_t>(limits.max_chunks);
+    x = AlignedArray<float>(tokens * d);
+    normed = AlignedArray<float>(std::max(tokens, chunks) * d);
+    qkv = AlignedArray<float>(tokens * (q + 2 * kv));
+    attended = AlignedArray<float>(tokens * q);
+    gate_up = AlignedArray<float>(tokens * 2 * f);
+    logits = AlignedArray<float>(chunks * config.vocab_size);
+    attention_scratch_floats = attention_scratch_size(limits.max_context);
+    attention = AlignedArray<float>(attention_scratch_floats * threads.size());
+    positions.reserve(tokens);
+    rows.reserve(chunks);
+    tasks.reserve((chunks + tokens / kAttentionTokens) * config.num_kv_heads);
+  }
+
+  size_t bytes() const {
+    const size_t floats = x.size() + normed.size() + qkv.size() + attended.size() + gate_up.size() +
+                          logits.size() + attention.size() + rope.cosines.size() +
+                          rope.sines.size();
+    return floats * sizeof(float) + gemm_scratch.bytes();
+  }
+
+  WorkspaceLimits limits;
+  ComputePool* pool;
+  RopeTable rope;
+  GemmScratch gemm_scratch;
+  AlignedArray<float> x;         // [tokens][d], the residual stream
+  AlignedArray<float> normed;    // [tokens][d]
+  AlignedArray<float> qkv;       // [tokens][(H + 2 KV) * head_dim]
+  AlignedArray<float> attended;  // [tokens][H * head_dim]
+  AlignedArray<float> gate_up;   // [tokens][2 F]; the activation replaces gate
+  AlignedArray<float> logits;    // [chunks][vocab]
+  AlignedArray<float> attention;
+  size_t attention_scratch_floats = 0;
+  std::vector<int> positions;             // of each token of the batch
+  std::vector<std::pair<int, int>> rows;  // (chunk, batch row of its last token) wanting logits
+  std::vector<AttentionTask> tasks;
+};
+
+Workspace::Workspace(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Workspace::Workspace(Workspace&&) noexcept = default;
+Workspace& Workspace::operator=(Workspace&&) noexcept = default;
+Workspace::~Workspace() = default;
+const WorkspaceLimits& Workspace::limits() const { return impl_->limits; }
+size_t Workspace::bytes() const { return impl_->bytes(); }
+
+struct Model::Impl {
+  ModelConfig config;
+  std::vector<uint16_t> embedding;  // [V][d]
+  std::vector<Layer> layers;
+  AlignedArray<float> final_norm;  // [d]
+  PackedWeight lm_head;            // n = V
+
+  absl::Status check(std::span<const SequenceChunk> chunks, const KvCache& cache,
+                     const WorkspaceLimits& limits, const float* logits) const;
+  void plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w) const;
+  void project_qkv(const Layer& layer, int tokens, Workspace::Impl& w) const;
+  void attend(int layer, std::span<const SequenceChunk> chunks, const KvCache& cache,
+              Workspace::Impl& w) const;
+  void feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const;
+  void predict(Workspace::Impl& w, float* logits) const;
+};
+
+absl::Status Model::Impl::check(std::span<const SequenceChunk> chunks, const KvCache& cache,
+                                const WorkspaceLimits& limits, const float* logits) const {
+  if (cache.geometry() != config.kv_geometry()) {
+    return absl::InvalidArgumentError("the KV cache has another geometry than the model");
+  }
+  if (chunks.size() > static_cast<size_t>(limits.max_chunks)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(chunks.size(), " chunks in a step; the workspace holds ", limits.max_chunks));
+  }
+  size_t total = 0;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const SequenceChunk& chunk = chunks[i];
+    const auto bad = [&](auto&&... parts) {
+      return absl::InvalidArgumentError(absl::StrCat("chunk ", i, ": ", parts...));
+    };
+    total += chunk.tokens.size();
+    if (chunk.tokens.empty()) return bad("has no tokens");
+    if (total > static_cast<size_t>(limits.max_tokens)) {
+      return bad("brings the step to ", total, " tokens; the workspace holds ", limits.max_tokens);
+    }
+    if (chunk.position < 0 ||
+        chunk.position > limits.max_context - static_cast<int>(chunk.tokens.size())) {
+      return bad("positions ", chunk.position, " + ", chunk.tokens.size(),
+                 " exceed the longest context, ", limits.max_context);
+    }
+    const size_t blocks = cache.geometry().blocks_for(chunk.position + chunk.tokens.size());
+    if (chunk.block_table.size() < blocks) {
+      return bad("has ", chunk.block_table.size(), " blocks where its tokens need ", blocks);
+    }
+    for (size_t b = 0; b < blocks; ++b) {
+      if (chunk.block_table[b] >= cache.num_blocks()) {
+        return bad("names block ", chunk.block_table[b], " of a cache of ", cache.num_blocks());
+      }
+    }
+    for (const int32_t token : chunk.tokens) {
+      if (token < 0 || token >= config.vocab_size) {
+        return bad("token ", token, " is outside the vocabulary of ", config.vocab_size);
+      }
+    }
+    if (chunk.wants_logits && logits == nullptr) return bad("wants logits but none are taken");
+  }
+  return absl::OkStatus();
+}
+
+// Embeds the tokens and lists positions, rows that want logits and attention tasks.
+void Model::Impl::plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w) const {
+  w.positions.clear();
+  w.rows.clear();
+  w.tasks.clear();
+  const size_t d = static_cast<size_t>(config.hidden_size);
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    const SequenceChunk& chunk = chunks[c];
+    const int row = static_cast<int>(w.positions.size());
+    const int count = static_cast<int>(chunk.tokens.size());
+    for (int i = 0; i < count; ++i) {
+      const uint16_t* from = embedding.data() + size_t(chunk.tokens[size_t(i)]) * d;
+      float* to = w.x.data() + size_t(row + i) * d;
+      for (size_t j = 0; j < d; ++j) to[j] = float_from_bf16(from[j]);
+      w.positions.push_back(chunk.position + i);
+    }
+    if (chunk.wants_logits) w.rows.emplace_back(static_cast<int>(c), row + count - 1);
+    for (int first = 0; first < count; first += kAttentionTokens) {
+      const int size = std::min(kAttentionTokens, count - first);
+      for (int head = 0; head < config.num_kv_heads; ++head) {
+        w.tasks.push_back({static_cast<int>(c), head, first, size, row});
+      }
+    }
+  }
+}
+
+void Model::Impl::project_qkv(const Layer& layer, int tokens, Workspace::Impl& w) const {
+  const size_t d = static_cast<size_t>(config.hidden_size);
+  const int dims = config.head_dim, heads = config.num_heads;
+  const size_t width = static_cast<size_t>(layer.qkv.n);
+  for_rows(*w.pool, tokens, [&](size_t row) {
+    rms_norm(w.x.data() + row * d, layer.input_norm.data(), w.normed.data() + row * d,
+             config.hidden_size, static_cast<float>(config.rms_norm_eps));
+  });
+  gemm(*w.pool, w.gemm_scratch, tokens, {w.normed.data(), d, 1}, layer.qkv.b(), w.qkv.data(), width,
+       false);
+  const float q_scale = 1.0f / std::sqrt(static_cast<float>(dims));
+  for_rows(*w.pool, tokens, [&](size_t row) {
+    float* q = w.qkv.data() + row * width;
+    const float* cos = w.rope.cos(w.positions[row]);
+    const float* sin = w.rope.sin(w.positions[row]);
+    for (int h = 0; h < heads + config.num_kv_heads; ++h) rope(q + h * dims, cos, sin, dims);
+    scale(q, q_scale, heads * dims);
+  });
+}
+
+void Model::Impl::attend(int layer, std::span<const SequenceChunk> chunks, const KvCache& cache,
+                         Workspace::Impl& w) const {
+  const int dims = config.head_dim, group = config.num_heads / config.num_kv_heads;
+  const size_t q_width = size_t(config.num_heads) * dims;
+  const size_t qkv_width = q_width + 2 * size_t(config.num_kv_heads) * dims;
+  w.pool->parallel_for(static_cast<int64_t>(w.tasks.size()), [&](int64_t index, int thread) {
+    const AttentionTask& task = w.tasks[static_cast<size_t>(index)];
+    const SequenceChunk& chunk = chunks[static_cast<size_t>(task.chunk)];
+    const size_t row = static_cast<size_t>(task.row + task.first);
+    const size_t head = size_t(task.kv_head) * group * dims;
+    paged_attention({.cache = &cache,
+                     .layer = layer,
+                     .kv_head = task.kv_head,
+                     .block_table = chunk.block_table,
+                     .position = chunk.position + task.first,
+                     .tokens = task.count,
+                     .group = group,
+                     .q = w.qkv.data() + row * qkv_width + head,
+                     .q_stride = qkv_width,
+                     .out = w.attended.data() + row * q_width + head,
+                     .out_stride = q_width},
+                    w.attention.data() + size_t(thread) * w.attention_scratch_floats);
+  });
+}
+
+void Model::Impl::feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const {
+  const size_t d = static_cast<size_t>(config.hidden_size);
+  const size_t f = static_cast<size_t>(config.intermediate_size);
+  for_rows(*w.pool, tokens, [&](size_t row) {
+    rms_norm(w.x.data() + row * d, layer.post_norm.data(), w.normed.data() + row * d,
+             config.hidden_size, static_cast<float>(config.rms_norm_eps));
+  });
+  gemm(*w.pool, w.gemm_scratch, tokens, {w.normed.data(), d, 1}, layer.gate_up.b(),
+       w.gate_up.data(), 2 * f, false);
+  for_rows(*w.pool, tokens, [&](size_t row) {
+    float* gate = w.gate_up.data() + row * 2 * f;
+    swiglu(gate, gate + f, gate, config.intermediate_size);
+  });
+  gemm(*w.pool, w.gemm_scratch, tokens, {w.gate_up.data(), 2 * f, 1}, layer.down.b(), w.x.data(), d,
+       true);
+}
+
+void Model::Impl::predict(Workspace::Impl& w, float* logits) const {
+  const size_t d = static_cast<size_t>(config.hidden_size);
+  const size_t vocab = static_cast<size_t>(config.vocab_size);
+  for (size_t i = 0; i < w.rows.size(); ++i) {
+    rms_norm(w.x.data() + size_t(w.rows[i].second) * d, final_norm.data(), w.normed.data() + i * d,
+             config.hidden_size, static_cast<float>(config.rms_norm_eps));
+  }
+  gemm(*w.pool, w.gemm_scratch, static_cast<int>(w.rows.size()), {w.normed.data(), d, 1},
+       lm_head.b(), w.logits.data(), vocab, false);
+  for (size_t i = 0; i < w.rows.size(); ++i) {
+    std::copy_n(w.logits.data() + i * vocab, vocab, logits + size_t(w.rows[i].first) * vocab);
+  }
+}
+
+Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(Model&&) noexcept = default;
+Model::~Model() = default;
+const ModelConfig& Model::config() const { return impl_->config; }
+KvGeometry Model::kv_geometry() const { return impl_->config.kv_geometry(); }
+
+size_t Model::weight_bytes() const {
+  size_t bytes = impl_->lm_head.data.size() + impl_->embedding.size();
+  for (const Layer& layer : impl_->layers) {
+    bytes += layer.qkv.data.size() + layer.output.data.size() + layer.gate_up.data.size() +
+             layer.down.data.size();
+  }
+  return bytes * sizeof(uint16_t);
+}
+
+absl::StatusOr<Model> Model::load(const std::string& directory) {
+  auto checkpoint = load_checkpoint(directory);
+  if (!checkpoint.ok()) return checkpoint.status();
+  return create(*checkpoint);
+}
+
+absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint) {
+  if (absl::Status status = checkpoint.config.validate(); !status.ok()) return status;
+  const std::vector<Weight> expected = weight_list(checkpoint.config);
+  bool complete = expected.size() == checkpoint.weights.size();
+  for (size_t i = 0; complete && i < expected.size(); ++i) {
+    const Weight& weight = checkpoint.weights[i];
+    complete = weight.rows == expected[i].rows && weight.cols == expected[i].cols &&
+               weight.data.size() == size_t(weight.rows) * weight.cols;
+  }
+  if (!complete) {
+    return absl::InvalidArgumentError("the checkpoint's weights do not match its config");
+  }
+  auto impl = std::make_unique<Impl>();
+  impl->config = checkpoint.config;
+  impl->embedding = checkpoint.embedding().data;
+  for (int l = 0; l < checkpoint.config.num_layers; ++l) {
+    const auto weight = [&](LayerWeight kind) { return &checkpoint.layer(l, kind); };
+    impl->layers.push_back({widen(*weight(kInputNorm)),
+                            pack({weight(kQuery), weight(kKey), weight(kValue)}),
+                            pack({weight(kOutput)}), widen(*weight(kPostNorm)),
+                            pack({weight(kGate), weight(kUp)}), pack({weight(kDown)})});
+  }
+  impl->final_norm = widen(checkpoint.final_norm());
+  impl->lm_head = pack({&checkpoint.lm_head()});
+  return Model(std::move(impl));
+}
+
+absl::StatusOr<Workspace> Model::make_workspace(const WorkspaceLimits& limits,
+                                                ComputePool& pool) const {
+  WorkspaceLimits actual = limits;
+  const int longest = config().max_position_embeddings;
+  if (actual.max_context == 0) actual.max_context = longest;
+  if (actual.max_tokens < 1 || actual.max_chunks < 1 || actual.max_context < 1 ||
+      actual.max_context > longest) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a workspace of ", actual.max_tokens, " tokens, ", actual.max_chunks,
+                     " chunks and a context of ", actual.max_context,
+                     " is not possible; the model's contexts reach ", longest));
+  }
+  return Workspace(std::make_unique<Workspace::Impl>(config(), actual, pool));
+}
+
+absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cache, LayerHook& hook,
+                            Workspace& workspace, float* logits) const {
+  Workspace::Impl& w = *workspace.impl_;
+  const Impl& m = *impl_;
+  if (absl::Status status = m.check(chunks, cache, w.limits, logits); !status.ok()) return status;
+  if (chunks.empty()) return absl::OkStatus();
+  m.plan(chunks, w);
+  const int tokens = static_cast<int>(w.positions.size());
+  const size_t d = static_cast<size_t>(m.config.hidden_size);
+  const size_t q_width = size_t(m.config.num_heads) * m.config.head_dim;
+  const size_t kv_width = size_t(m.config.num_kv_heads) * m.config.head_dim;
+  for (int l = 0; l < m.config.num_layers; ++l) {
+    const Layer& layer = m.layers[static_cast<size_t>(l)];
+    m.project_qkv(layer, tokens, w);
+    if (absl::Status status = hook.before_layer(l); !status.ok()) return status;
+    size_t row = 0;
+    for (const SequenceChunk& chunk : chunks) {
+      const float* k = w.qkv.data() + row * (q_width + 2 * kv_width) + q_width;
+      store_kv(cache, l, chunk.block_table, chunk.position, static_cast<int>(chunk.tokens.size()),
+               k, k + kv_width, q_width + 2 * kv_width);
+      row += chunk.tokens.size();
+    }
+    hook.kv_written(l);
+    m.attend(l, chunks, cache, w);
+    gemm(*w.pool, w.gemm_scratch, tokens, {w.attended.data(), q_width, 1}, layer.output.b(),
+         w.x.data(), d, true);
+    m.feed_forward(layer, tokens, w);
+  }
+  if (!w.rows.empty()) m.predict(w, logits);
+  return absl::OkStatus();
+}
+
+}  // namespace baton

@@ -1,0 +1,108 @@
+// A Llama-style transformer on the CPU: mixed prefill/decode batches over a paged KV cache.
+//
+// Batch invariance: the logits and the KV of a token depend only on the tokens before it, to the
+// bit: not on what else is in the batch, how its prompt was cut into chunks, or the number of
+// threads. Every output of a matrix product is one chain of multiply-adds in ascending k; no sum
+// is split across threads; attention always reads K and V back from the cache in bf16.
+// With FMA (any x86-64 since 2013) results are also the same across vector widths.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/model/compute_pool.h"
+#include "engine/model/config.h"
+#include "engine/model/kv_cache.h"
+
+namespace baton {
+
+struct Checkpoint;
+
+// The new tokens of one sequence in a step: a prompt, a piece of one, or one decoded token.
+struct SequenceChunk {
+  std::span<const int32_t> tokens;  // at least one, each in [0, vocab)
+  int32_t position = 0;             // of tokens[0]; KV of [0, position) is in the cache already
+  // Block i holds positions [16 i, 16 i + 16); must cover position + tokens.size() positions.
+  std::span<const uint32_t> block_table;
+  bool wants_logits = true;  // of the last token
+};
+
+// Called by forward() on the calling thread, in layer order. Neither call may throw.
+class LayerHook {
+ public:
+  virtual ~LayerHook() = default;
+  // Before this layer's blocks are touched (new K/V stored, old K/V read): a decode worker waits
+  // here until the layer has arrived. An error ends forward() with that error.
+  virtual absl::Status before_layer(int layer) {
+    (void)layer;
+    return absl::OkStatus();
+  }
+  // The K/V of all new tokens of the batch are in this layer's blocks, which forward() will not
+  // write again: a prefill worker starts sending them here, while the layer's attention and
+  // everything after it are still to be computed.
+  virtual void kv_written(int layer) { (void)layer; }
+};
+
+struct WorkspaceLimits {
+  int max_tokens = 512;  // new tokens in one forward(), all chunks together
+  int max_chunks = 64;   // chunks in one forward()
+  int max_context = 0;   // longest position + 1; 0 means the model's max_position_embeddings
+};
+
+// All scratch memory of forward(), allocated and touched once. One forward() at a time.
+class Workspace {
+ public:
+  ~Workspace();
+  Workspace(Workspace&&) noexcept;
+  Workspace& operator=(Workspace&&) noexcept;
+  const WorkspaceLimits& limits() const;
+  size_t bytes() const;
+
+ private:
+  friend class Model;
+  struct Impl;
+  explicit Workspace(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Weights in bf16, packed for the kernels. Immutable: any number of threads may call forward() on
+// one Model, each with its own Workspace.
+class Model {
+ public:
+  // Reads config.json and model.safetensors, or the shards of model.safetensors.index.json.
+  // f32, f16 and bf16 tensors are accepted; f32 and f16 are rounded to bf16.
+  static absl::StatusOr<Model> load(const std::string& directory);
+  // Packs a checkpoint that is in memory (engine/model/checkpoint.h; it can save one too).
+  static absl::StatusOr<Model> create(const Checkpoint& checkpoint);
+
+  Model(Model&&) noexcept;
+  Model& operator=(Model&&) noexcept;
+  ~Model();
+
+  const ModelConfig& config() const;
+  KvGeometry kv_geometry() const;
+  // Bytes of packed weights.
+  size_t weight_bytes() const;
+
+  // `pool` must outlive the workspace.
+  absl::StatusOr<Workspace> make_workspace(const WorkspaceLimits& limits, ComputePool& pool) const;
+
+  // Computes the chunks, stores their K/V through the block tables and, for each chunk i that
+  // wants them, writes the logits of its last token to logits + i * vocab_size (other rows are
+  // not touched; `logits` is [chunks][vocab_size] fp32 and may be null if no chunk wants any).
+  // No two chunks may be of one sequence. Allocates nothing on success.
+  // InvalidArgument if a chunk is malformed or exceeds the workspace; nothing is written then.
+  absl::Status forward(std::span<const SequenceChunk> chunks, KvCache& cache, LayerHook& hook,
+                       Workspace& workspace, float* logits) const;
+
+ private:
+  struct Impl;
+  explicit Model(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace baton

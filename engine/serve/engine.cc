@@ -1,0 +1,282 @@
+// The engine's step: follow the transfers, schedule, compute, sample, report.
+#include "engine/serve/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton {
+
+absl::Status Engine::add_request(Request request) {
+  if (absl::Status status = request.sampling.validate(); !status.ok()) return status;
+  if (requests_.contains(request.id)) {
+    return absl::AlreadyExistsError(absl::StrCat("request ", request.id, " exists already"));
+  }
+  if (request.tokens.empty()) return absl::InvalidArgumentError("the prompt has no tokens");
+  const size_t total = request.tokens.size() + request.resume_tokens.size();
+  if (request.tokens.size() >= max_context_ || total > max_context_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the prompt has ", total, " tokens; with at least one token of output that is longer than ",
+        "the context of ", max_context_, " tokens (the model's is ",
+        model_.config().max_position_embeddings, ", the KV cache holds ",
+        size_t{options_.blocks} * kBlockTokens, "): shorten it, or give the cache more --blocks"));
+  }
+  for (const std::vector<int32_t>* tokens : {&request.tokens, &request.resume_tokens}) {
+    for (int32_t token : *tokens) {
+      if (token < 0 || token >= model_.config().vocab_size) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "token ", token, " is not in the vocabulary of ", model_.config().vocab_size));
+      }
+    }
+  }
+
+  auto owned = std::make_unique<Sequence>();
+  Sequence& sequence = *owned;
+  sequence.tokens = std::move(request.tokens);
+  sequence.prompt_tokens = sequence.tokens.size();
+  sequence.metrics.prompt_tokens = static_cast<uint32_t>(sequence.prompt_tokens);
+  sequence.metrics.arrival = clock_.now();
+  sequence.text.emplace(tokenizer_, request.sampling.stop);
+  const std::vector<int32_t> resumed = std::move(request.resume_tokens);
+  sequence.request = std::move(request);
+  requests_.emplace(sequence.request.id, std::move(owned));
+
+  for (int32_t token : resumed) {
+    std::string seen;
+    const std::optional<FinishReason> reason = accept_token(sequence, token, &seen);
+    if (reason.has_value()) {  // the stream broke off behind its last token
+      finish(&sequence, *reason, absl::OkStatus());
+      return absl::OkStatus();
+    }
+  }
+  scheduler_.add(&sequence);
+  return absl::OkStatus();
+}
+
+bool Engine::abort(uint64_t id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return false;
+  finish(it->second.get(), FinishReason::kAbort, absl::CancelledError("the request was aborted"));
+  return true;
+}
+
+void Engine::abort_all() {
+  while (!requests_.empty()) abort(requests_.begin()->first);
+}
+
+// Appends an output token. Says whether and why it is the last; `text` is what it lets out.
+std::optional<FinishReason> Engine::accept_token(Sequence& sequence, int32_t token,
+                                                 std::string* text) {
+  const SamplingParams& sampling = sequence.request.sampling;
+  const auto& eos = model_.config().eos_token_ids;
+  sequence.tokens.push_back(token);
+  std::optional<FinishReason> reason;
+  if (!sampling.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) {
+    reason = FinishReason::kStop;
+  } else {
+    *text = sequence.text->push(token);
+    if (sequence.text->stopped()) {
+      return FinishReason::kStop;
+    } else if (sequence.tokens.size() - sequence.prompt_tokens >=
+                   static_cast<size_t>(sampling.max_tokens) ||
+               sequence.tokens.size() >= max_context_) {
+      reason = FinishReason::kLength;
+    }
+  }
+  if (reason.has_value()) *text += sequence.text->finish();
+  return reason;
+}
+
+void Engine::finish(Sequence* sequence, FinishReason reason, const absl::Status& status,
+                    OutputEvent event) {
+  scheduler_.remove(sequence);
+  sequence->metrics.finish = clock_.now();
+  ++stats_.requests_finished;
+  stats_.preemptions += sequence->metrics.preemptions;
+  stats_.cached_tokens += sequence->metrics.cached_tokens;
+  stats_.loaded_tokens += sequence->metrics.loaded_tokens;
+  event.id = sequence->request.id;
+  event.finished = true;
+  event.reason = reason;
+  event.status = status;
+  event.metrics = &sequence->metrics;
+  if (sequence->request.on_event) sequence->request.on_event(event);
+  requests_.erase(event.id);
+}
+
+void Engine::finish_job(Sequence* sequence, const absl::Status& outcome) {
+  scheduler_.remove(sequence);
+  jobs_->finish(sequence, outcome);
+  ++stats_.jobs_finished;
+  const uint64_t job = sequence->job->job;
+  prefills_.erase(job);
+}
+
+bool Engine::follow_jobs() {
+  bool changed = false;
+  jobs_->poll();
+  std::vector<Sequence*> dropped;
+  for (const auto& [job, sequence] : prefills_) {
+    if (!jobs_->is_wanted(*sequence)) dropped.push_back(sequence.get());
+  }
+  for (Sequence* sequence : dropped) {
+    finish_job(sequence, absl::CancelledError("the decode worker gave the request up"));
+    changed = true;
+  }
+  while (std::unique_ptr<Sequence> sequence = jobs_->accept()) {
+    scheduler_.add(sequence.get());
+    prefills_.emplace(sequence->job->job, std::move(sequence));
+    changed = true;
+  }
+  return changed;
+}
+
+bool Engine::follow_loads() {
+  loads_->poll();
+  std::vector<std::pair<Sequence*, absl::Status>> ended;
+  for (Sequence* sequence : scheduler_.loading()) {
+    const absl::StatusOr<bool> complete = loads_->is_complete(*sequence);
+    if (!complete.ok() || *complete) ended.emplace_back(sequence, complete.status());
+  }
+  for (const auto& [sequence, status] : ended) {
+    if (status.ok()) {
+      load_finished(sequence);
+    } else {
+      load_failed(sequence, status);
+    }
+  }
+  return !ended.empty();
+}
+
+void Engine::load_finished(Sequence* sequence) {
+  sequence->metrics.loaded_tokens =
+      static_cast<uint32_t>(sequence->tokens.size() - 1 - sequence->metrics.cached_tokens);
+  loads_->finish(sequence);
+  scheduler_.loaded(sequence);
+}
+
+void Engine::load_failed(Sequence* sequence, const absl::Status& why) {
+  ++stats_.loads_failed;
+  sequence->metrics.load_error = why;
+  if (loads_->may_recompute()) {
+    loads_->give_up(sequence);
+    scheduler_.load_failed(sequence);
+  } else {
+    finish(sequence, FinishReason::kError, why);
+  }
+}
+
+bool Engine::step() {
+  bool changed = false;
+  if (connector_ != nullptr) connector_->progress();
+  if (jobs_.has_value()) changed |= follow_jobs();
+  if (loads_.has_value()) changed |= follow_loads();
+  const StepPlan& plan = scheduler_.schedule();
+  for (const auto& [sequence, status] : plan.failed) {
+    ++stats_.loads_failed;
+    finish(sequence, FinishReason::kError, status);
+    changed = true;
+  }
+  for (Sequence* sequence : plan.admitted_jobs) {
+    changed = true;
+    if (absl::Status status = jobs_->send_cached(*sequence); !status.ok()) {
+      sequence->job->status = status;
+    }
+    if (sequence->remaining() == 0) finish_job(sequence, sequence->job->status);
+  }
+  if (plan.chunks.empty()) return changed || plan.preempted;
+  run(plan);
+  return true;
+}
+
+absl::Status Engine::compute(const StepPlan& plan) {
+  chunks_.clear();
+  hook_.begin(plan.chunks.size() > 1 ? 0 : plan.chunks[0].sequence->label());
+  for (const auto& [sequence, count] : plan.chunks) {
+    const size_t begin = sequence->computed;
+    chunks_.push_back(
+        {.tokens = std::span(sequence->tokens).subspan(begin, count),
+         .position = static_cast<int32_t>(begin),
+         .block_table = sequence->blocks,
+         .wants_logits = !sequence->job.has_value() && begin + count == sequence->tokens.size()});
+    stats_.tokens_computed += count;
+    if (!sequence->job.has_value()) continue;
+    const BlockRange range = completed_blocks(begin, begin + count, sequence->tokens.size())
+                                 .from(sequence->job->first_block);
+    hook_.send(sequence->job->job, static_cast<uint32_t>(range.first),
+               absl::MakeConstSpan(sequence->blocks).subspan(range.first, range.count));
+  }
+  if (plan.streaming != nullptr) hook_.await(plan.streaming->load);
+  ++stats_.steps;
+  absl::Status status = model_.forward(chunks_, *cache_, hook_, *workspace_, logits_.data());
+  hook_.end();
+  return status;
+}
+
+void Engine::run(const StepPlan& plan) {
+  const Time begin = clock_.now();
+  const absl::Status status = compute(plan);
+  if (options_.timeline != nullptr) {
+    size_t tokens = 0;
+    for (const ScheduledChunk& chunk : plan.chunks) tokens += chunk.tokens;
+    options_.timeline->add({.track = "step",
+                            .name = absl::StrCat(tokens, " tokens, ", plan.chunks.size(), " seqs"),
+                            .begin = begin,
+                            .end = clock_.now()});
+  }
+  if (plan.streaming != nullptr) {
+    if (!status.ok()) {
+      load_failed(plan.streaming, status);
+      return;
+    }
+    load_finished(plan.streaming);
+  }
+  for (size_t row = 0; row < plan.chunks.size(); ++row) {
+    Sequence* sequence = plan.chunks[row].sequence;
+    if (status.ok()) {
+      advance(plan.chunks[row], row);
+    } else if (sequence->job.has_value()) {
+      finish_job(sequence, status);
+    } else {
+      finish(sequence, FinishReason::kError, status);
+    }
+  }
+}
+
+// A chunk was computed: row `row` of the logits is its last token's.
+void Engine::advance(const ScheduledChunk& chunk, size_t row) {
+  Sequence* sequence = chunk.sequence;
+  scheduler_.computed(chunk);
+  if (sequence->job.has_value()) {
+    absl::Status& outcome = sequence->job->status;
+    if (outcome.ok()) outcome = hook_.send_status(sequence->job->job);
+    if (sequence->remaining() == 0 || !outcome.ok()) finish_job(sequence, outcome);
+    return;
+  }
+  if (sequence->remaining() > 0) return;
+
+  const size_t vocab = model_.config().vocab_size;
+  OutputEvent event;
+  event.id = sequence->request.id;
+  event.has_token = true;
+  event.choice = sampler_.choose(std::span(logits_).subspan(row * vocab, vocab),
+                                 sequence->request.sampling, sequence->tokens.size());
+  RequestMetrics& metrics = sequence->metrics;
+  const Time now = clock_.now();
+  if (metrics.output_tokens++ == 0) {
+    metrics.first_token = now;
+  } else {
+    metrics.gaps.push_back(now - metrics.last_token);
+  }
+  metrics.last_token = now;
+  const std::optional<FinishReason> reason =
+      accept_token(*sequence, event.choice.token, &event.text);
+  if (reason.has_value()) {
+    finish(sequence, *reason, absl::OkStatus(), std::move(event));
+  } else if (sequence->request.on_event) {
+    sequence->request.on_event(event);
+  }
+}
+
+}  // namespace baton

@@ -1,0 +1,147 @@
+// The serving engine: continuous batching over a paged KV cache, alone or as half of a pair.
+//
+//   auto engine = Engine::create(model, tokenizer, {.role = EngineRole::kAll});
+//   (*engine)->add_request({.id = 1, .tokens = prompt, .on_event = ...});
+//   while ((*engine)->has_work()) {
+//     if (!(*engine)->step()) (*engine)->wait(std::chrono::milliseconds(100), -1);
+//   }
+//
+// The output of a request depends on its tokens and sampling parameters alone, to the bit: not on
+// what else is in the batch, how its prompt is cut into chunks, preemption, prefix hits, or which
+// worker computed its KV.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/model/compute_pool.h"
+#include "engine/model/model.h"
+#include "engine/model/tokenizer.h"
+#include "engine/serve/block_manager.h"
+#include "engine/serve/prefill_jobs.h"
+#include "engine/serve/remote_loads.h"
+#include "engine/serve/request.h"
+#include "engine/serve/scheduler.h"
+#include "engine/serve/step_hook.h"
+#include "kvtransfer/kv_connector.h"
+#include "transport/timeline.h"
+
+namespace baton {
+
+enum class EngineRole : uint8_t {
+  kAll,      // computes everything itself
+  kPrefill,  // computes prompts for decode workers (and whole requests, if given any)
+  kDecode,   // has prompts computed by prefill workers where requests name one
+};
+
+struct EngineOptions {
+  EngineRole role = EngineRole::kAll;
+  uint32_t blocks = 2048;         // of 16 tokens
+  size_t token_budget = 512;      // tokens computed per step, at most
+  size_t max_sequences = 16;      // in one step; at most token_budget
+  bool prefix_cache = true;       // reuse the KV of prompts that begin alike
+  int threads = 1;                // that compute; 0: one per CPU
+  std::vector<int> cpus;          // to pin them to; see ComputePool
+  size_t min_remote_tokens = 32;  // kDecode: fewer missing prompt tokens are computed here
+  LoadFailurePolicy on_load_failure = LoadFailurePolicy::kRecompute;
+  Time load_timeout = std::chrono::seconds(60);
+  Timeline* timeline = nullptr;  // spans per layer ("compute", "wait") and per step ("step")
+  const Clock* clock = nullptr;  // default: Clock::steady()
+};
+
+struct EngineStats {
+  uint64_t steps = 0;
+  uint64_t tokens_computed = 0;
+  uint64_t requests_finished = 0;
+  uint64_t jobs_finished = 0;
+  uint64_t preemptions = 0;
+  uint64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
+  uint64_t loaded_tokens = 0;  // prompt tokens whose KV came from a prefill worker
+  uint64_t loads_failed = 0;
+  size_t waiting = 0;
+  size_t running = 0;
+  size_t loading = 0;
+  uint32_t free_blocks = 0;
+  uint32_t quarantined_blocks = 0;
+};
+
+// Not thread-safe: one thread calls everything (engine/serve/engine_thread.h has one of its own).
+class Engine {
+ public:
+  // `model`, `tokenizer`, `connector` (null for kAll) and the timeline must outlive the engine.
+  static absl::StatusOr<std::unique_ptr<Engine>> create(const Model& model,
+                                                        const Tokenizer& tokenizer,
+                                                        EngineOptions options,
+                                                        KvConnector* connector = nullptr);
+  ~Engine();
+
+  // InvalidArgument if a token or parameter is out of range, ResourceExhausted if the prompt is
+  // longer than the context or the cache, AlreadyExists for an id in use.
+  absl::Status add_request(Request request);
+  // Ends a request with FinishReason::kAbort; false if there is none with this id.
+  bool abort(uint64_t id);
+  void abort_all();
+
+  // Computes the next batch. False if there was nothing to compute and nothing has changed: then
+  // wait() before calling it again.
+  bool step();
+  // Requests, jobs or blocks under way.
+  bool has_work() const;
+  // Sleeps until a peer or `fd` (-1: none) has something, at most `timeout`.
+  void wait(Time timeout, int fd);
+
+  // Prompt and output together.
+  size_t max_context() const { return max_context_; }
+  EngineStats stats() const;
+  KvConnectorStats connector_stats() const;  // zeros without a connector
+  // Counts all blocks again; for tests.
+  absl::Status check_integrity() const;
+
+ private:
+  Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions options,
+         KvConnector* connector);
+  absl::Status start();
+
+  bool follow_jobs();
+  bool follow_loads();
+  void run(const StepPlan& plan);
+  absl::Status compute(const StepPlan& plan);
+  void load_failed(Sequence* sequence, const absl::Status& why);
+  void load_finished(Sequence* sequence);
+  void advance(const ScheduledChunk& chunk, size_t row);
+  std::optional<FinishReason> accept_token(Sequence& sequence, int32_t token, std::string* text);
+  void finish(Sequence* sequence, FinishReason reason, const absl::Status& status,
+              OutputEvent event = {});
+  void finish_job(Sequence* sequence, const absl::Status& outcome);
+
+  const Model& model_;
+  const Tokenizer& tokenizer_;
+  const EngineOptions options_;
+  KvConnector* const connector_;
+  const Clock& clock_;
+  ComputePool pool_;
+  size_t max_context_ = 0;
+  BlockManager blocks_;
+  std::optional<RemoteLoads> loads_;
+  std::optional<PrefillJobs> jobs_;
+  Scheduler scheduler_;
+  StepHook hook_;
+  Sampler sampler_;
+  std::unique_ptr<std::byte, void (*)(void*)> own_cache_;  // without a connector
+  std::optional<KvCache> cache_;
+  std::optional<Workspace> workspace_;
+  std::vector<float> logits_;  // [max_sequences][vocab_size]
+  std::vector<SequenceChunk> chunks_;
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> requests_;
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> prefills_;  // by job
+  EngineStats stats_;
+};
+
+}  // namespace baton

@@ -1,0 +1,157 @@
+// Making an engine: limits, cache memory, workspace; and looking into it from outside.
+#include <poll.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/serve/engine.h"
+
+namespace baton {
+namespace {
+
+KvLayout layout_of(const KvGeometry& geometry, uint32_t blocks) {
+  const auto heads = static_cast<uint32_t>(geometry.kv_heads);
+  return KvLayout::dense(
+      static_cast<uint32_t>(geometry.layers), blocks, static_cast<uint32_t>(geometry.block_tokens),
+      heads, static_cast<uint32_t>(geometry.block_bytes() / heads), "bf16 K[d][t] V[t][d]");
+}
+
+}  // namespace
+
+std::string_view finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kAbort:
+      return "abort";
+    case FinishReason::kError:
+      break;
+  }
+  return "error";
+}
+
+Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions options,
+               KvConnector* connector)
+    : model_(model),
+      tokenizer_(tokenizer),
+      options_(std::move(options)),
+      connector_(connector),
+      clock_(options_.clock != nullptr ? *options_.clock : Clock::steady()),
+      pool_(options_.threads, options_.cpus),
+      max_context_(std::min<size_t>(model.config().max_position_embeddings,
+                                    size_t{options_.blocks} * kBlockTokens)),
+      blocks_(options_.blocks),
+      scheduler_(
+          {options_.token_budget, options_.max_sequences, options_.prefix_cache}, blocks_,
+          options_.role == EngineRole::kDecode
+              ? &loads_.emplace(RemoteLoadOptions{static_cast<uint32_t>(model.config().num_layers),
+                                                  options_.min_remote_tokens,
+                                                  options_.on_load_failure, options_.load_timeout},
+                                *connector, blocks_)
+              : nullptr),
+      hook_(connector, options_.timeline, clock_),
+      own_cache_(nullptr, std::free) {
+  if (options_.role == EngineRole::kPrefill) {
+    jobs_.emplace(PrefillLimits{model.config().vocab_size, max_context_,
+                                static_cast<uint32_t>(model.config().num_layers)},
+                  *connector, blocks_);
+  }
+}
+
+Engine::~Engine() = default;
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
+                                                       const Tokenizer& tokenizer,
+                                                       EngineOptions options,
+                                                       KvConnector* connector) {
+  if (options.blocks < 1 || options.max_sequences < 1 ||
+      options.token_budget < options.max_sequences) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "an engine needs blocks (", options.blocks, " given), sequences (", options.max_sequences,
+        ") and a token budget (", options.token_budget, ") of at least one token per sequence"));
+  }
+  if ((options.role == EngineRole::kAll) != (connector == nullptr)) {
+    return absl::InvalidArgumentError(
+        "roles prefill and decode need a KvConnector, and role all has no use for one");
+  }
+  if (tokenizer.vocab_size() > model.config().vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the tokenizer has ", tokenizer.vocab_size(), " tokens, the model only ",
+                     model.config().vocab_size, ": they do not belong together"));
+  }
+  std::unique_ptr<Engine> engine(new Engine(model, tokenizer, std::move(options), connector));
+  if (absl::Status status = engine->start(); !status.ok()) return status;
+  return engine;
+}
+
+absl::Status Engine::start() {
+  const KvGeometry geometry = model_.kv_geometry();
+  void* base = nullptr;
+  if (connector_ != nullptr) {
+    absl::StatusOr<void*> memory = connector_->allocate_cache(layout_of(geometry, options_.blocks));
+    if (!memory.ok()) return memory.status();
+    base = *memory;
+  } else {
+    const size_t bytes = (geometry.cache_bytes(options_.blocks) + 4095) / 4096 * 4096;
+    own_cache_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, bytes)));
+    if (own_cache_ == nullptr) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("no memory for a KV cache of ", bytes >> 20, " MiB; use fewer --blocks"));
+    }
+    std::memset(own_cache_.get(), 0, bytes);  // faults it in
+    base = own_cache_.get();
+  }
+  cache_.emplace(geometry, base, options_.blocks);
+  absl::StatusOr<Workspace> workspace =
+      model_.make_workspace({.max_tokens = static_cast<int>(options_.token_budget),
+                             .max_chunks = static_cast<int>(options_.max_sequences),
+                             .max_context = static_cast<int>(max_context_)},
+                            pool_);
+  if (!workspace.ok()) return workspace.status();
+  workspace_ = *std::move(workspace);
+  logits_.resize(options_.max_sequences * model_.config().vocab_size);
+  return absl::OkStatus();
+}
+
+bool Engine::has_work() const {
+  return !scheduler_.empty() || !prefills_.empty() || (loads_ && !loads_->quiet()) ||
+         (jobs_ && !jobs_->quiet());
+}
+
+void Engine::wait(Time timeout, int fd) {
+  if (connector_ != nullptr) {
+    connector_->wait(timeout, fd);
+    return;
+  }
+  pollfd entry{fd, POLLIN, 0};
+  poll(&entry, fd < 0 ? 0 : 1,
+       static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(timeout).count()));
+}
+
+EngineStats Engine::stats() const {
+  EngineStats stats = stats_;
+  stats.waiting = scheduler_.waiting();
+  stats.running = scheduler_.running();
+  stats.loading = scheduler_.loading().size();
+  stats.free_blocks = blocks_.free_blocks();
+  stats.quarantined_blocks = blocks_.quarantined_blocks();
+  return stats;
+}
+
+KvConnectorStats Engine::connector_stats() const {
+  return connector_ != nullptr ? connector_->stats() : KvConnectorStats{};
+}
+
+absl::Status Engine::check_integrity() const {
+  uint64_t references = jobs_ ? jobs_->references() : 0;
+  for (const auto& [id, sequence] : requests_) references += sequence->blocks.size();
+  for (const auto& [job, sequence] : prefills_) references += sequence->blocks.size();
+  return blocks_.check_integrity(references);
+}
+
+}  // namespace baton

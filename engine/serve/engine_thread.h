@@ -1,0 +1,57 @@
+// An engine with a thread of its own: requests go in from any thread, events come out of it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/serve/engine.h"
+#include "engine/serve/request.h"
+
+namespace baton {
+
+// Idle, the thread sleeps until a request or a peer wakes it.
+class EngineThread {
+ public:
+  // `engine` must outlive this object and must not be used by anyone else meanwhile.
+  explicit EngineThread(Engine& engine);
+  // Aborts what is under way and joins.
+  ~EngineThread();
+  EngineThread(const EngineThread&) = delete;
+  EngineThread& operator=(const EngineThread&) = delete;
+
+  // Queues a request and returns the id it was given (request.id is not used). If the engine
+  // refuses it, that is its only event, with FinishReason::kError. Events come on the engine's
+  // thread, possibly before submit() has returned.
+  uint64_t submit(Request request);
+  // Does nothing if the request has ended.
+  void abort(uint64_t id);
+
+  EngineStats stats() const;
+  KvConnectorStats connector_stats() const;
+  size_t max_context() const { return max_context_; }
+
+ private:
+  struct Command {
+    bool is_abort = false;
+    Request request;  // only the id of an abort
+  };
+  void loop();
+  bool take_commands();
+  void wake();
+
+  Engine& engine_;
+  const size_t max_context_;
+  const int wake_fd_;
+  mutable std::mutex mutex_;
+  std::vector<Command> commands_;
+  EngineStats stats_;
+  KvConnectorStats connector_stats_;
+  std::atomic<uint64_t> next_id_{1};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace baton

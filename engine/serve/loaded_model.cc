@@ -1,0 +1,29 @@
+// Loading a Hugging Face directory: weights and tokenizer.
+#include "engine/serve/loaded_model.h"
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton {
+
+absl::StatusOr<LoadedModel> load_model(const std::string& directory) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::is_directory(directory, error)) {
+    return absl::NotFoundError(absl::StrCat(
+        "there is no model directory \"", directory, "\": give --model a directory with ",
+        "config.json, model.safetensors and tokenizer.json (`baton train` writes such a one)"));
+  }
+  absl::StatusOr<Model> model = Model::load(directory);
+  if (!model.ok()) return model.status();
+  absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");
+  if (!tokenizer.ok()) return tokenizer.status();
+  fs::path path = fs::absolute(directory, error).lexically_normal();
+  if (path.filename().empty()) path = path.parent_path();
+  return LoadedModel{path.filename().string(), *std::move(model), *std::move(tokenizer)};
+}
+
+}  // namespace baton

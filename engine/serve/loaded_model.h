@@ -1,0 +1,21 @@
+// A model directory, ready to be served.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/model/model.h"
+#include "engine/model/tokenizer.h"
+
+namespace baton {
+
+struct LoadedModel {
+  std::string name;  // the directory's last part
+  Model model;
+  Tokenizer tokenizer;
+};
+
+// Errors name the missing or broken file and what a model directory must contain.
+absl::StatusOr<LoadedModel> load_model(const std::string& directory);
+
+}  // namespace baton

@@ -1,0 +1,70 @@
+// Starting, following and ending loads; quarantine of what may still be written to.
+#include "engine/serve/remote_loads.h"
+
+#include <algorithm>
+
+#include "engine/model/kv_cache.h"
+
+namespace baton {
+
+bool RemoteLoads::wants(const Sequence& sequence, size_t cached) const {
+  if (sequence.local_only || sequence.job.has_value()) return false;
+  if (sequence.request.prefill_address.empty()) return false;
+  return sequence.tokens.size() - 1 - cached >= std::max<size_t>(options_.min_tokens, 1);
+}
+
+absl::Status RemoteLoads::start(Sequence* sequence) {
+  KvLoad load;
+  load.id = next_id_++;
+  load.prefill = sequence->request.prefill_address;
+  load.tokens.assign(sequence->tokens.begin(), sequence->tokens.end() - 1);
+  load.first_token = static_cast<uint32_t>(sequence->computed);
+  const size_t end = (load.tokens.size() + kBlockTokens - 1) / kBlockTokens;
+  load.blocks.assign(sequence->blocks.begin() + sequence->computed / kBlockTokens,
+                     sequence->blocks.begin() + end);
+  load.timeout = options_.timeout;
+  const KvRequestId id = load.id;
+  if (absl::Status status = connector_.start_load(std::move(load)); !status.ok()) return status;
+  sequence->load = id;
+  // A sequence is fetched once; if it is preempted later, its KV is computed here.
+  sequence->local_only = true;
+  return absl::OkStatus();
+}
+
+bool RemoteLoads::has_begun(const Sequence& sequence) const {
+  return connector_.layers_loaded(sequence.load) > 0;
+}
+
+absl::StatusOr<bool> RemoteLoads::is_complete(const Sequence& sequence) const {
+  if (connector_.layers_loaded(sequence.load) >= options_.layers) return true;
+  if (absl::Status status = connector_.load_status(sequence.load); !status.ok()) return status;
+  return false;
+}
+
+void RemoteLoads::finish(Sequence* sequence) {
+  const KvRequestId id = std::exchange(sequence->load, 0);
+  if (connector_.end_load(id)) return;
+  // Complete, yet not quiet: the blocks stay pinned beyond the sequence's own use of them.
+  blocks_.add_references(sequence->blocks);
+  closing_.push_back({id, blocks_.quarantine(sequence->blocks)});
+}
+
+void RemoteLoads::give_up(Sequence* sequence) {
+  const KvRequestId id = std::exchange(sequence->load, 0);
+  if (connector_.end_load(id)) {
+    blocks_.release(sequence->blocks);
+    sequence->blocks.clear();
+  } else {
+    closing_.push_back({id, blocks_.quarantine(std::exchange(sequence->blocks, {}))});
+  }
+}
+
+void RemoteLoads::poll() {
+  std::erase_if(closing_, [this](const Closing& closing) {
+    if (!connector_.end_load(closing.id)) return false;
+    blocks_.end_quarantine(closing.quarantine);
+    return true;
+  });
+}
+
+}  // namespace baton

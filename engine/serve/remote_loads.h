@@ -1,0 +1,67 @@
+// Decode's side of disaggregation: prompts whose KV is being fetched from a prefill worker.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/serve/block_manager.h"
+#include "engine/serve/sequence.h"
+#include "kvtransfer/kv_connector.h"
+#include "transport/clock.h"
+
+namespace baton {
+
+enum class LoadFailurePolicy : uint8_t { kRecompute, kFail };
+
+struct RemoteLoadOptions {
+  uint32_t layers = 0;
+  size_t min_tokens = 32;  // with fewer missing tokens than this, computing them here is quicker
+  LoadFailurePolicy on_failure = LoadFailurePolicy::kRecompute;
+  Time timeout = std::chrono::seconds(60);
+};
+
+// Not thread-safe. Owns, through quarantine, the blocks of loads that were given up until no byte
+// can arrive in them any more.
+class RemoteLoads {
+ public:
+  RemoteLoads(RemoteLoadOptions options, KvConnector& connector, BlockManager& blocks)
+      : options_(options), connector_(connector), blocks_(blocks) {}
+
+  bool may_recompute() const { return options_.on_failure == LoadFailurePolicy::kRecompute; }
+  // Whether the KV of a sequence with `cached` tokens in the prefix cache should be fetched.
+  bool wants(const Sequence& sequence, size_t cached) const;
+  // Asks for the KV of [computed, tokens - 1); the sequence has blocks for all its tokens.
+  absl::Status start(Sequence* sequence);
+
+  // Whether layer 0 is here, so that the sequence can be computed while the rest arrives.
+  bool has_begun(const Sequence& sequence) const;
+  // OK and true: everything is here. OK and false: under way. Else why it will not come.
+  absl::StatusOr<bool> is_complete(const Sequence& sequence) const;
+
+  // Everything arrived: the sequence keeps its blocks.
+  void finish(Sequence* sequence);
+  // The sequence loses its blocks, which are freed when nothing can arrive in them any more.
+  void give_up(Sequence* sequence);
+
+  // Frees the blocks of ended loads that have become quiet.
+  void poll();
+  bool quiet() const { return closing_.empty(); }
+
+ private:
+  struct Closing {
+    KvRequestId id = 0;
+    uint64_t quarantine = 0;
+  };
+
+  const RemoteLoadOptions options_;
+  KvConnector& connector_;
+  BlockManager& blocks_;
+  KvRequestId next_id_ = 1;
+  std::vector<Closing> closing_;
+};
+
+}  // namespace baton

@@ -1,0 +1,71 @@
+// What a client asks of the engine, and what it hears back.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/serve/sampling.h"
+#include "transport/clock.h"
+
+namespace baton {
+
+enum class FinishReason : uint8_t {
+  kStop,    // end-of-text token or a stop string
+  kLength,  // max_tokens, or the context is full
+  kAbort,
+  kError,
+};
+std::string_view finish_reason_name(FinishReason reason);  // "stop", "length", "abort", "error"
+
+// Points on the engine's clock, and counts. Definitions as in `vllm bench serve`:
+// TTFT = first_token - arrival, TPOT = (finish - first_token) / (output_tokens - 1), ITL = every
+// gap between tokens.
+struct RequestMetrics {
+  Time arrival{};
+  Time first_token{};  // 0 if there was none
+  Time last_token{};
+  Time finish{};
+  std::vector<Time> gaps;  // inter-token latencies
+  uint32_t prompt_tokens = 0;
+  uint32_t output_tokens = 0;  // made here; resumed ones are not counted
+  uint32_t cached_tokens = 0;  // of the prompt, found in the prefix cache
+  uint32_t loaded_tokens = 0;  // of the prompt, whose KV came from a prefill worker
+  uint32_t preemptions = 0;
+  absl::Status load_error;  // why the KV had to be computed here after all
+
+  Time ttft() const { return first_token == Time{} ? Time{} : first_token - arrival; }
+  Time tpot() const {
+    return output_tokens < 2 ? Time{} : (last_token - first_token) / (output_tokens - 1);
+  }
+};
+
+// One token, the end, or both at once.
+struct OutputEvent {
+  uint64_t id = 0;
+  bool has_token = false;
+  TokenChoice choice;
+  std::string text;  // whole characters that this event lets out; may be empty
+  bool finished = false;
+  FinishReason reason = FinishReason::kStop;
+  absl::Status status;                      // not OK with kError and kAbort
+  const RequestMetrics* metrics = nullptr;  // with `finished`; valid during the call
+};
+
+struct Request {
+  uint64_t id = 0;              // unique among the engine's live requests
+  std::vector<int32_t> tokens;  // the prompt; at least one
+  // Output that the client has already, from a stream that broke off: generation goes on behind it
+  // and nothing of it is reported again. Counts towards max_tokens.
+  std::vector<int32_t> resume_tokens;
+  SamplingParams sampling;
+  // A prefill worker that can be asked for the prompt's KV; "": computed here.
+  std::string prefill_address;
+  // Called on the engine's thread; must not call the engine. The last event has `finished` set.
+  std::function<void(const OutputEvent&)> on_event;
+};
+
+}  // namespace baton

@@ -1,0 +1,205 @@
+// One token budget per step: running, ready, waiting; preemption by recompute.
+#include "engine/serve/scheduler.h"
+
+#include <algorithm>
+
+#include "engine/model/kv_cache.h"
+
+namespace baton {
+namespace {
+
+size_t blocks_for(size_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
+
+}  // namespace
+
+void Scheduler::add(Sequence* sequence) {
+  sequence->state = SequenceState::kWaiting;
+  waiting_.push_back(sequence);
+}
+
+void Scheduler::remove(Sequence* sequence) {
+  std::erase(waiting_, sequence);
+  std::erase(ready_, sequence);
+  std::erase(running_, sequence);
+  std::erase(loading_, sequence);
+  if (sequence->load != 0) {
+    loads_->give_up(sequence);
+  } else if (!sequence->job.has_value()) {
+    blocks_.release(sequence->blocks);
+    sequence->blocks.clear();
+  }
+  sequence->state = SequenceState::kDone;
+}
+
+void Scheduler::loaded(Sequence* sequence) {
+  std::erase(loading_, sequence);
+  sequence->computed = sequence->tokens.size() - 1;
+  publish(sequence);
+  if (sequence->state != SequenceState::kWaitingForRemoteKv) return;  // streamed: runs already
+  sequence->state = SequenceState::kReady;
+  ready_.push_back(sequence);
+}
+
+void Scheduler::load_failed(Sequence* sequence) {
+  std::erase(loading_, sequence);
+  std::erase(running_, sequence);
+  sequence->computed = 0;
+  sequence->published = 0;
+  sequence->local_only = true;
+  sequence->state = SequenceState::kWaiting;
+  waiting_.push_front(sequence);
+}
+
+bool Scheduler::reserve(Sequence* sequence, size_t tokens) {
+  const size_t needed = blocks_for(tokens);
+  if (needed <= sequence->blocks.size()) return true;
+  return blocks_.allocate(needed - sequence->blocks.size(), &sequence->blocks);
+}
+
+// Makes the sequence that was admitted last, at or behind running_[index], give up its blocks.
+// False if that was running_[index] itself. Jobs hold all their blocks from the start and may have
+// them in flight, so they are passed over.
+bool Scheduler::preempt_for(size_t index) {
+  size_t victim = running_.size() - 1;
+  while (victim > index && running_[victim]->job.has_value()) --victim;
+  Sequence* sequence = running_[victim];
+  running_.erase(running_.begin() + static_cast<ptrdiff_t>(victim));
+  blocks_.release(sequence->blocks);
+  sequence->blocks.clear();
+  sequence->computed = 0;
+  sequence->published = 0;
+  sequence->state = SequenceState::kWaiting;
+  ++sequence->metrics.preemptions;
+  waiting_.push_front(sequence);
+  plan_.preempted = true;
+  return victim != index;
+}
+
+void Scheduler::schedule_running() {
+  for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
+    Sequence* sequence = running_[i];
+    const size_t tokens = std::min(sequence->remaining(), budget_);
+    while (!reserve(sequence, sequence->computed + tokens)) {
+      if (!preempt_for(i)) return;
+    }
+    plan_.chunks.push_back({sequence, tokens});
+    budget_ -= tokens;
+  }
+}
+
+void Scheduler::start(Sequence* sequence, size_t tokens) {
+  sequence->state = SequenceState::kRunning;
+  running_.push_back(sequence);
+  plan_.chunks.push_back({sequence, tokens});
+  budget_ -= tokens;
+}
+
+void Scheduler::schedule_ready() {
+  while (!ready_.empty() && budget_ > 0 && running_.size() < options_.max_sequences) {
+    Sequence* sequence = ready_.front();
+    ready_.pop_front();
+    start(sequence, std::min(sequence->remaining(), budget_));
+  }
+}
+
+void Scheduler::schedule_waiting() {
+  while (!waiting_.empty() && !plan_.preempted && admit(waiting_.front())) {
+  }
+}
+
+// Takes the head of the queue out of it if there is room for it; false if it has to stay.
+bool Scheduler::admit(Sequence* sequence) {
+  const size_t total = sequence->tokens.size();
+  extend_chain(sequence->tokens, kBlockTokens, &sequence->chain);
+  // The last token is always computed, for its logits; a job wants none.
+  const size_t useful =
+      options_.prefix_cache ? (sequence->job.has_value() ? total : total - 1) / kBlockTokens : 0;
+  const auto chain = std::span(sequence->chain).first(useful);
+  const BlockManager::Match match = blocks_.find(chain);
+  const size_t cached = match.blocks * kBlockTokens;
+
+  const bool remote = loads_ != nullptr && loads_->wants(*sequence, cached);
+  if (remote ? loading_.size() + ready_.size() >= options_.max_sequences
+             : budget_ == 0 || running_.size() >= options_.max_sequences) {
+    return false;
+  }
+  const size_t tokens = std::min(total - cached, budget_);
+  const bool whole = remote || sequence->job.has_value();
+  const size_t fresh = blocks_for(whole ? total : cached + tokens) - match.blocks;
+  if (fresh + match.free_blocks > blocks_.free_blocks()) return false;
+
+  waiting_.pop_front();
+  blocks_.acquire(chain, &sequence->blocks);
+  (void)blocks_.allocate(fresh, &sequence->blocks);
+  sequence->computed = cached;
+  sequence->published = match.blocks;
+  if (sequence->metrics.preemptions == 0) {
+    sequence->metrics.cached_tokens = static_cast<uint32_t>(cached);
+  }
+  if (remote) {
+    const absl::Status status = loads_->start(sequence);
+    if (status.ok()) {
+      sequence->state = SequenceState::kWaitingForRemoteKv;
+      loading_.push_back(sequence);
+    } else {
+      sequence->metrics.load_error = status;
+      blocks_.release(sequence->blocks);
+      sequence->blocks.clear();
+      if (loads_->may_recompute()) {
+        load_failed(sequence);
+      } else {
+        sequence->state = SequenceState::kDone;
+        plan_.failed.emplace_back(sequence, status);
+      }
+    }
+    return true;
+  }
+  if (sequence->job.has_value()) plan_.admitted_jobs.push_back(sequence);
+  if (tokens == 0) {
+    sequence->state = SequenceState::kDone;  // a job that is cached completely
+  } else {
+    start(sequence, tokens);
+  }
+  return true;
+}
+
+// With nothing else to compute, the engine may as well wait for layers inside the forward pass.
+void Scheduler::schedule_streaming() {
+  if (!plan_.chunks.empty() || loads_ == nullptr || !running_.empty()) return;
+  for (Sequence* sequence : loading_) {
+    if (!loads_->has_begun(*sequence)) continue;
+    sequence->computed = sequence->tokens.size() - 1;
+    plan_.streaming = sequence;
+    start(sequence, 1);
+    return;
+  }
+}
+
+const StepPlan& Scheduler::schedule() {
+  plan_.chunks.clear();
+  plan_.admitted_jobs.clear();
+  plan_.failed.clear();
+  plan_.streaming = nullptr;
+  budget_ = options_.token_budget;
+  plan_.preempted = false;
+  schedule_running();
+  schedule_ready();
+  schedule_waiting();
+  schedule_streaming();
+  return plan_;
+}
+
+void Scheduler::publish(Sequence* sequence) {
+  const size_t full = sequence->computed / kBlockTokens;
+  extend_chain(sequence->tokens, kBlockTokens, &sequence->chain);
+  for (; sequence->published < full; ++sequence->published) {
+    blocks_.publish(sequence->blocks[sequence->published], sequence->chain[sequence->published]);
+  }
+}
+
+void Scheduler::computed(const ScheduledChunk& chunk) {
+  chunk.sequence->computed += chunk.tokens;
+  publish(chunk.sequence);
+}
+
+}  // namespace baton

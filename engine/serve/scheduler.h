@@ -1,0 +1,93 @@
+// Which sequences compute how many tokens in the next step.
+//
+// As in vLLM's v1 scheduler there is no prefill phase and no decode phase: every sequence has
+// computed some of its tokens and catches up with the rest under one token budget per step. Those
+// running go first, in order, then those waiting. When blocks run out the sequence that was
+// admitted last gives its blocks up and will be recomputed.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/serve/block_manager.h"
+#include "engine/serve/remote_loads.h"
+#include "engine/serve/sequence.h"
+
+namespace baton {
+
+struct ScheduledChunk {
+  Sequence* sequence = nullptr;
+  size_t tokens = 0;  // [computed, computed + tokens)
+};
+
+struct StepPlan {
+  std::vector<ScheduledChunk> chunks;
+  // Prefill jobs that left the queue; those with nothing to compute are in no chunk.
+  std::vector<Sequence*> admitted_jobs;
+  // Sequences that cannot go on, already removed.
+  std::vector<std::pair<Sequence*, absl::Status>> failed;
+  // The only chunk's sequence, if its KV is still arriving: each layer has to be waited for.
+  Sequence* streaming = nullptr;
+  bool preempted = false;  // some sequence gave its blocks up
+};
+
+struct SchedulerOptions {
+  size_t token_budget = 512;  // per step
+  size_t max_sequences = 16;  // in the batch
+  bool prefix_cache = true;
+};
+
+// Not thread-safe. Sequences belong to the engine; the scheduler keeps pointers.
+class Scheduler {
+ public:
+  // `loads` is null where there is no prefill worker to ask.
+  Scheduler(SchedulerOptions options, BlockManager& blocks, RemoteLoads* loads)
+      : options_(options), blocks_(blocks), loads_(loads) {}
+
+  void add(Sequence* sequence);
+  // Takes a sequence out, whatever its state, and frees its blocks (a job keeps them: they may be
+  // in flight; an open load's go to quarantine).
+  void remove(Sequence* sequence);
+  // The load of `sequence` has ended: it goes on with all but its last token computed...
+  void loaded(Sequence* sequence);
+  // ... or gets in line again, first, to be computed here. Its blocks are gone.
+  void load_failed(Sequence* sequence);
+
+  // Takes the blocks that the planned chunks need. The reference is valid until the next call.
+  const StepPlan& schedule();
+  // After a chunk was computed: publishes its full blocks.
+  void computed(const ScheduledChunk& chunk);
+
+  bool empty() const {
+    return waiting_.empty() && ready_.empty() && running_.empty() && loading_.empty();
+  }
+  size_t waiting() const { return waiting_.size(); }
+  size_t running() const { return running_.size(); }
+  const std::vector<Sequence*>& loading() const { return loading_; }
+
+ private:
+  void schedule_running();
+  void schedule_ready();
+  void schedule_waiting();
+  void schedule_streaming();
+  bool admit(Sequence* sequence);
+  void start(Sequence* sequence, size_t tokens);
+  bool reserve(Sequence* sequence, size_t tokens);
+  bool preempt_for(size_t index);
+  void publish(Sequence* sequence);
+
+  const SchedulerOptions options_;
+  BlockManager& blocks_;
+  RemoteLoads* const loads_;
+  std::deque<Sequence*> waiting_;
+  std::deque<Sequence*> ready_;
+  std::vector<Sequence*> running_;
+  std::vector<Sequence*> loading_;
+  StepPlan plan_;
+  size_t budget_ = 0;
+};
+
+}  // namespace baton

@@ -1,0 +1,56 @@
+// A request inside the engine: its tokens, how many of them are computed, and its blocks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/serve/block_hash.h"
+#include "engine/serve/output_text.h"
+#include "engine/serve/request.h"
+#include "kvtransfer/kv_connector.h"
+
+namespace baton {
+
+enum class SequenceState : uint8_t {
+  kWaiting,
+  kWaitingForRemoteKv,  // a load is open; does not block the queue
+  kReady,               // its KV has come; waits for a place in the batch
+  kRunning,
+  kDone,  // in no list of the scheduler
+};
+
+// A prefill job is a sequence that is only computed, never sampled from.
+struct PrefillJob {
+  uint64_t job = 0;
+  KvRequestId request = 0;  // decode's number for it
+  size_t first_block = 0;   // the asking worker has the blocks before it
+  absl::Status status;      // of sending, so far
+};
+
+struct Sequence {
+  Request request;              // `tokens` has been moved out
+  std::vector<int32_t> tokens;  // prompt and output
+  size_t prompt_tokens = 0;
+  size_t computed = 0;           // tokens, from the start, whose KV is in the blocks
+  std::vector<uint32_t> blocks;  // block i holds tokens [16 i, 16 i + 16)
+  std::vector<BlockHash> chain;  // of the full blocks of `tokens`, as far as needed yet
+  size_t published = 0;          // blocks, from the start, that the prefix cache knows
+  SequenceState state = SequenceState::kWaiting;
+
+  KvRequestId load = 0;     // 0: no load is open
+  bool local_only = false;  // do not ask a prefill worker (again)
+
+  std::optional<PrefillJob> job;
+  std::optional<OutputText> text;  // none for jobs
+  RequestMetrics metrics;
+
+  // Names it in timelines: prefill and decode use one number for a load.
+  uint64_t label() const { return job.has_value() ? job->request : load != 0 ? load : request.id; }
+  size_t remaining() const { return tokens.size() - computed; }
+};
+
+}  // namespace baton

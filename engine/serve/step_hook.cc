@@ -1,0 +1,70 @@
+// Sending, awaiting and timing layers.
+#include "engine/serve/step_hook.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton {
+
+void StepHook::begin(uint64_t request) {
+  sends_.clear();
+  load_ = 0;
+  request_ = request;
+  layer_ = -1;
+}
+
+void StepHook::send(uint64_t job, uint32_t first_block, absl::Span<const uint32_t> blocks) {
+  if (!blocks.empty()) sends_.push_back({job, first_block, blocks, absl::OkStatus()});
+}
+
+void StepHook::end() {
+  if (timeline_ != nullptr && layer_ >= 0) {
+    timeline_->add({.track = "compute",
+                    .name = absl::StrCat("layer ", layer_),
+                    .begin = begin_,
+                    .end = clock_.now(),
+                    .request = request_});
+  }
+  layer_ = -1;
+}
+
+absl::Status StepHook::send_status(uint64_t job) const {
+  for (const Send& send : sends_) {
+    if (send.job == job && !send.status.ok()) return send.status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepHook::before_layer(int layer) {
+  end();
+  if (load_ != 0) {
+    const Time begin = clock_.now();
+    absl::Status status = connector_->wait_for_layer(load_, static_cast<uint32_t>(layer));
+    if (!status.ok()) return status;
+    if (timeline_ != nullptr) {
+      timeline_->add({.track = "wait",
+                      .name = absl::StrCat("wait for layer ", layer),
+                      .begin = begin,
+                      .end = clock_.now(),
+                      .request = request_});
+    }
+  } else if (connector_ != nullptr) {
+    connector_->progress();
+  }
+  layer_ = layer;
+  begin_ = timeline_ != nullptr ? clock_.now() : Time{};
+  return absl::OkStatus();
+}
+
+void StepHook::kv_written(int layer) {
+  for (Send& send : sends_) {
+    absl::Status status = connector_->save_layer(send.job, static_cast<uint32_t>(layer),
+                                                 send.first_block, send.blocks);
+    if (send.status.ok()) send.status = std::move(status);
+  }
+  if (connector_ != nullptr) connector_->progress();
+}
+
+}  // namespace baton

@@ -1,0 +1,56 @@
+// What happens between the layers of a forward pass: KV is sent, awaited and timed.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "engine/model/model.h"
+#include "kvtransfer/kv_connector.h"
+#include "transport/clock.h"
+#include "transport/timeline.h"
+
+namespace baton {
+
+// Reused from step to step, so that its buffers are too.
+class StepHook : public LayerHook {
+ public:
+  // `connector` and `timeline` may be null.
+  StepHook(KvConnector* connector, Timeline* timeline, const Clock& clock)
+      : connector_(connector), timeline_(timeline), clock_(clock) {}
+
+  // Forgets the last step. `request` labels the spans; 0 where the batch has several.
+  void begin(uint64_t request);
+  // In every layer these blocks of `job` become complete; `blocks` must outlive the step.
+  void send(uint64_t job, uint32_t first_block, absl::Span<const uint32_t> blocks);
+  // Every layer of this load is waited for.
+  void await(KvRequestId load) { load_ = load; }
+  // Ends the last layer's span.
+  void end();
+
+  // OK or the first thing that went wrong when sending for `job`.
+  absl::Status send_status(uint64_t job) const;
+
+  absl::Status before_layer(int layer) override;
+  void kv_written(int layer) override;
+
+ private:
+  struct Send {
+    uint64_t job;
+    uint32_t first_block;
+    absl::Span<const uint32_t> blocks;
+    absl::Status status;
+  };
+
+  KvConnector* const connector_;
+  Timeline* const timeline_;
+  const Clock& clock_;
+  std::vector<Send> sends_;
+  KvRequestId load_ = 0;
+  uint64_t request_ = 0;
+  int layer_ = -1;  // whose span is open
+  Time begin_{};
+};
+
+}  // namespace baton

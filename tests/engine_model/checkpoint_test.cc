@@ -1,0 +1,197 @@
+// Hugging Face directories: names, round trips, shards, other number types, missing pieces.
+#include "engine/model/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "engine/model/aligned.h"
+#include "engine/model/files.h"
+#include "engine/model/model.h"
+#include "engine/model/safetensors.h"
+#include "engine/model/test_model.h"
+
+namespace baton {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CheckpointTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = ::testing::TempDir() + "checkpoint_" +
+              ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string error() const {
+    auto checkpoint = load_checkpoint(folder_);
+    EXPECT_FALSE(checkpoint.ok());
+    return checkpoint.ok() ? "" : std::string(checkpoint.status().message());
+  }
+  std::string folder_;
+};
+
+TEST_F(CheckpointTest, NamesAndShapesAreHuggingFaces) {
+  ModelConfig config = tiny_model_config();
+  config.tie_word_embeddings = false;
+  size_t parameters = 0;
+  std::vector<std::string> names;
+  for (const Weight& weight : weight_list(config)) {
+    names.push_back(weight.name);
+    parameters += size_t(weight.rows) * size_t(weight.cols);
+  }
+  EXPECT_EQ(parameters, config.num_parameters());
+  EXPECT_EQ(names.size(), 3u + 2 * 9);
+  EXPECT_EQ(names[0], "model.embed_tokens.weight");
+  EXPECT_THAT(
+      names,
+      ::testing::IsSupersetOf(
+          {"model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight",
+           "model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.v_proj.weight",
+           "model.layers.1.self_attn.o_proj.weight",
+           "model.layers.1.post_attention_layernorm.weight", "model.layers.1.mlp.gate_proj.weight",
+           "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight",
+           "model.norm.weight", "lm_head.weight"}));
+  const Checkpoint checkpoint = make_test_checkpoint(config, 1);
+  EXPECT_EQ(checkpoint.layer(1, kDown).name, "model.layers.1.mlp.down_proj.weight");
+  EXPECT_EQ(checkpoint.final_norm().name, "model.norm.weight");
+  EXPECT_EQ(checkpoint.lm_head().name, "lm_head.weight");
+}
+
+TEST_F(CheckpointTest, SavesAndLoadsTheSameBits) {
+  for (const bool tied : {true, false}) {
+    ModelConfig config = tiny_model_config();
+    config.tie_word_embeddings = tied;
+    const Checkpoint saved = make_test_checkpoint(config, 3);
+    const Tokenizer tokenizer = make_test_tokenizer();
+    ASSERT_TRUE(save_checkpoint(folder_, saved, &tokenizer).ok());
+    auto loaded = load_checkpoint(folder_);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    ASSERT_EQ(loaded->weights.size(), saved.weights.size());
+    for (size_t i = 0; i < saved.weights.size(); ++i) {
+      EXPECT_EQ(loaded->weights[i].data, saved.weights[i].data) << saved.weights[i].name;
+    }
+    EXPECT_EQ(model_config_to_json(loaded->config), model_config_to_json(config));
+    EXPECT_TRUE(Tokenizer::load(folder_ + "/tokenizer.json").ok());
+    EXPECT_TRUE(Model::load(folder_).ok());
+    for (const char* name : {"generation_config.json", "tokenizer_config.json"}) {
+      EXPECT_TRUE(std::filesystem::exists(folder_ + "/" + name)) << name;
+    }
+  }
+}
+
+TEST_F(CheckpointTest, LoadsShardsAndWiderNumbers) {
+  const Checkpoint saved = make_test_checkpoint(tiny_model_config(), 3);
+  ASSERT_TRUE(save_checkpoint(folder_, saved, nullptr).ok());
+  std::filesystem::remove(folder_ + "/model.safetensors");
+  std::vector<std::vector<float>> wide;
+  std::vector<TensorToWrite> shards[2];
+  for (size_t i = 0; i < saved.weights.size(); ++i) {
+    const Weight& weight = saved.weights[i];
+    std::vector<size_t> shape = {size_t(weight.rows), size_t(weight.cols)};
+    if (weight.is_vector) shape = {size_t(weight.cols)};
+    if (i % 2 == 0) {
+      shards[0].push_back(
+          {weight.name, TensorType::kBf16, shape, std::as_bytes(std::span(weight.data))});
+      continue;
+    }
+    wide.emplace_back();
+    for (const uint16_t bits : weight.data) wide.back().push_back(float_from_bf16(bits));
+    shards[1].push_back(
+        {weight.name, TensorType::kF32, shape, std::as_bytes(std::span(wide.back()))});
+  }
+  std::string map;
+  for (int s = 0; s < 2; ++s) {
+    const std::string name = "model-0000" + std::to_string(s + 1) + "-of-00002.safetensors";
+    ASSERT_TRUE(write_safetensors(folder_ + "/" + name, shards[s]).ok());
+    for (const TensorToWrite& tensor : shards[s]) {
+      map += (map.empty() ? "\"" : ",\"") + tensor.name + "\":\"" + name + "\"";
+    }
+  }
+  ASSERT_TRUE(write_file_atomically(folder_ + "/model.safetensors.index.json",
+                                    "{\"metadata\":{},\"weight_map\":{" + map + "}}")
+                  .ok());
+  auto loaded = load_checkpoint(folder_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  for (size_t i = 0; i < saved.weights.size(); ++i) {
+    EXPECT_EQ(loaded->weights[i].data, saved.weights[i].data) << saved.weights[i].name;
+  }
+  std::filesystem::remove(folder_ + "/model-00002-of-00002.safetensors");
+  EXPECT_THAT(error(), HasSubstr("model-00002"));
+}
+
+TEST_F(CheckpointTest, HalfPrecisionIsConverted) {
+  ModelConfig config = tiny_model_config();
+  const Checkpoint saved = make_test_checkpoint(config, 3);
+  ASSERT_TRUE(save_checkpoint(folder_, saved, nullptr).ok());
+  // 1, -2, the smallest subnormal, infinity, repeated.
+  const uint16_t half[] = {0x3c00, 0xc000, 0x0001, 0x7c00};
+  const float value[] = {1.0f, -2.0f, 0x1p-24f, INFINITY};
+  std::vector<std::vector<uint16_t>> data;
+  std::vector<TensorToWrite> tensors;
+  for (const Weight& weight : saved.weights) {
+    data.emplace_back(weight.data.size());
+    for (size_t i = 0; i < data.back().size(); ++i) data.back()[i] = half[i % 4];
+    std::vector<size_t> shape = {size_t(weight.rows), size_t(weight.cols)};
+    if (weight.is_vector) shape = {size_t(weight.cols)};
+    tensors.push_back(
+        {weight.name, TensorType::kF16, shape, std::as_bytes(std::span(data.back()))});
+  }
+  ASSERT_TRUE(write_safetensors(folder_ + "/model.safetensors", tensors).ok());
+  auto loaded = load_checkpoint(folder_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(loaded->weights[1].data[i], bf16_from_float(value[i]));
+  }
+}
+
+TEST_F(CheckpointTest, SaysWhatIsMissingOrWrong) {
+  EXPECT_THAT(error(), HasSubstr("config.json"));
+  const Checkpoint saved = make_test_checkpoint(tiny_model_config(), 3);
+  ASSERT_TRUE(save_checkpoint(folder_, saved, nullptr).ok());
+
+  ModelConfig deeper = saved.config;
+  deeper.num_layers = 3;
+  ASSERT_TRUE(write_file_atomically(folder_ + "/config.json", model_config_to_json(deeper)).ok());
+  EXPECT_THAT(error(), HasSubstr("model.layers.2.input_layernorm.weight"));
+
+  ModelConfig wider = saved.config;
+  wider.intermediate_size = 96;
+  ASSERT_TRUE(write_file_atomically(folder_ + "/config.json", model_config_to_json(wider)).ok());
+  EXPECT_THAT(error(), HasSubstr("[64, 32]"));
+  EXPECT_THAT(error(), HasSubstr("[96, 32]"));
+
+  ASSERT_TRUE(write_file_atomically(folder_ + "/config.json", "{").ok());
+  EXPECT_THAT(error(), HasSubstr("JSON"));
+  ASSERT_TRUE(save_checkpoint(folder_, saved, nullptr).ok());
+  std::filesystem::resize_file(folder_ + "/model.safetensors", 5000);
+  EXPECT_THAT(error(), HasSubstr("truncated"));
+  std::filesystem::remove(folder_ + "/model.safetensors");
+  EXPECT_THAT(error(), HasSubstr("model.safetensors"));
+}
+
+TEST_F(CheckpointTest, RefusesWeightsThatDoNotFitTheConfig) {
+  Checkpoint checkpoint = make_test_checkpoint(tiny_model_config(), 3);
+  checkpoint.weights[2].data.pop_back();
+  EXPECT_TRUE(absl::IsInvalidArgument(Model::create(checkpoint).status()));
+  checkpoint.weights.pop_back();
+  EXPECT_TRUE(absl::IsInvalidArgument(Model::create(checkpoint).status()));
+}
+
+TEST(ShardIndex, RefusesPathsAndWrongTypes) {
+  EXPECT_TRUE(parse_shard_index(R"({"weight_map":{"a":"x.safetensors"}})").ok());
+  for (const char* text :
+       {"", "[]", "{}", R"({"weight_map":{}})", R"({"weight_map":[]})", R"({"weight_map":{"a":1}})",
+        R"({"weight_map":{"a":"../x"}})", R"({"weight_map":{"a":"/etc/passwd"}})",
+        R"({"weight_map":{"a":""}})", R"({"weight_map":{"a":"x\u0000y"}})"}) {
+    EXPECT_FALSE(parse_shard_index(text).ok()) << text;
+  }
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,59 @@
+// Every task runs exactly once, on any number of threads, time after time.
+#include "engine/model/compute_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <vector>
+
+namespace baton {
+namespace {
+
+TEST(ComputePool, RunsEveryTaskOnceOverManyKernels) {
+  for (const int threads : {1, 2, 5}) {
+    ComputePool pool(threads);
+    EXPECT_EQ(pool.size(), threads);
+    for (int64_t tasks : {0, 1, 2, 3, 17, 100}) {
+      for (int repeat = 0; repeat < 50; ++repeat) {
+        std::vector<std::atomic<int>> runs(static_cast<size_t>(tasks));
+        std::atomic<bool> thread_ids_fit{true};
+        pool.parallel_for(tasks, [&](int64_t task, int thread) {
+          runs[static_cast<size_t>(task)].fetch_add(1);
+          if (thread < 0 || thread >= threads) thread_ids_fit = false;
+        });
+        for (const auto& count : runs) ASSERT_EQ(count.load(), 1);
+        ASSERT_TRUE(thread_ids_fit.load());
+      }
+    }
+  }
+}
+
+TEST(ComputePool, PlainWritesOfATaskAreSeenByTheCaller) {
+  ComputePool pool(3);
+  for (int repeat = 0; repeat < 200; ++repeat) {
+    std::vector<int> values(64, 0);
+    pool.parallel_for(64, [&](int64_t task, int) { values[size_t(task)] = int(task) + repeat; });
+    for (int i = 0; i < 64; ++i) ASSERT_EQ(values[size_t(i)], i + repeat);
+  }
+}
+
+TEST(ComputePool, OneThreadRunsInlineAndInOrder) {
+  ComputePool pool(1);
+  std::vector<int64_t> order;
+  pool.parallel_for(5, [&](int64_t task, int thread) {
+    EXPECT_EQ(thread, 0);
+    order.push_back(task);
+  });
+  EXPECT_EQ(order, (std::vector<int64_t>{0, 1, 2, 3, 4}));
+}
+
+TEST(ComputePool, AcceptsAPinThatIsRefused) {
+  const int cpus[] = {-1, 100000};
+  ComputePool pool(2, cpus);
+  std::atomic<int> runs{0};
+  pool.parallel_for(10, [&](int64_t, int) { runs.fetch_add(1); });
+  EXPECT_EQ(runs.load(), 10);
+}
+
+}  // namespace
+}  // namespace baton

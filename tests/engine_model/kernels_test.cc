@@ -1,0 +1,283 @@
+// The fast kernels against their plain references.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <tuple>
+#include <vector>
+
+#include "engine/model/aligned.h"
+#include "engine/model/attention.h"
+#include "engine/model/elementwise.h"
+#include "engine/model/gemm.h"
+#include "engine/model/peaks.h"
+
+namespace baton {
+namespace {
+
+std::vector<float> random_floats(size_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<float> values(count);
+  for (float& value : values) value = static_cast<float>(random() % 20001) * 1e-4f - 1.0f;
+  return values;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Whether this machine's kernels fuse multiply and add, as the reference does.
+bool machine_has_fma() { return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"); }
+
+class GemmTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {};
+
+TEST_P(GemmTest, EveryLayoutAndThreadCountGivesTheReferenceChains) {
+  if (!machine_has_fma()) GTEST_SKIP() << "this CPU has no fused multiply-add";
+  const auto [m, n, k] = GetParam();
+  const std::vector<float> a = random_floats(size_t(m) * k, 1);
+  const std::vector<float> b = random_floats(size_t(k) * n, 2);
+  const std::vector<float> start = random_floats(size_t(m) * n, 3);
+  for (const bool accumulate : {false, true}) {
+    for (const bool transposed : {false, true}) {
+      // The same numbers, read as rows or as columns.
+      const MatrixView view_a =
+          transposed ? MatrixView{a.data(), 1, size_t(m)} : MatrixView{a.data(), size_t(k), 1};
+      const MatrixView view_b =
+          transposed ? MatrixView{b.data(), 1, size_t(k)} : MatrixView{b.data(), size_t(n), 1};
+      std::vector<float> expected = start;
+      reference_gemm(m, n, k, view_a, view_b, expected.data(), size_t(n), accumulate);
+      for (const int threads : {1, 3}) {
+        ComputePool pool(threads);
+        GemmScratch scratch(threads);
+        AlignedArray<float> packed(packed_elements(k, n));
+        pack_b(pool, k, n, view_b, packed.data());
+        std::vector<float> c = start;
+        gemm(pool, scratch, m, view_a, {k, n, packed.data(), nullptr, size_t(k)}, c.data(),
+             size_t(n), accumulate);
+        EXPECT_TRUE(same_bits(c, expected))
+            << "threads " << threads << " accumulate " << accumulate << " columns " << transposed;
+      }
+    }
+  }
+}
+
+TEST_P(GemmTest, Bf16WeightsGiveTheChainsOfTheirValues) {
+  if (!machine_has_fma()) GTEST_SKIP() << "this CPU has no fused multiply-add";
+  const auto [m, n, k] = GetParam();
+  const std::vector<float> a = random_floats(size_t(m) * k, 1);
+  std::vector<float> w = random_floats(size_t(n) * k, 2);
+  std::vector<uint16_t> weight(w.size());
+  for (size_t i = 0; i < w.size(); ++i) {
+    weight[i] = bf16_from_float(w[i]);
+    w[i] = float_from_bf16(weight[i]);
+  }
+  AlignedArray<uint16_t> packed(packed_elements(k, n));
+  pack_weight(k, n, weight.data(), packed.data());
+  std::vector<float> expected(size_t(m) * n), c(expected.size());
+  reference_gemm(m, n, k, {a.data(), size_t(k), 1}, {w.data(), 1, size_t(k)}, expected.data(),
+                 size_t(n), false);
+  ComputePool pool(2);
+  GemmScratch scratch(2);
+  gemm(pool, scratch, m, {a.data(), size_t(k), 1}, {k, n, nullptr, packed.data(), size_t(k)},
+       c.data(), size_t(n), false);
+  EXPECT_TRUE(same_bits(c, expected));
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest,
+                         ::testing::Values(std::tuple{1, 1, 1}, std::tuple{1, 272, 32},
+                                           std::tuple{1, 130, 400}, std::tuple{2, 33, 17},
+                                           std::tuple{5, 64, 96}, std::tuple{14, 32, 385},
+                                           std::tuple{15, 31, 3}, std::tuple{29, 200, 64},
+                                           std::tuple{120, 96, 770}, std::tuple{300, 40, 50}));
+
+TEST(Gemm, ARowDoesNotDependOnTheRowsAroundIt) {
+  constexpr int kN = 200, kK = 500;
+  const std::vector<float> a = random_floats(size_t{600} * kK, 1);
+  const std::vector<float> w = random_floats(size_t{kN} * kK, 2);
+  std::vector<uint16_t> weight(w.size());
+  for (size_t i = 0; i < w.size(); ++i) weight[i] = bf16_from_float(w[i]);
+  AlignedArray<uint16_t> packed(packed_elements(kK, kN));
+  pack_weight(kK, kN, weight.data(), packed.data());
+  ComputePool pool(2);
+  GemmScratch scratch(2);
+  std::vector<float> first;
+  for (const int m : {1, 2, 3, 7, 13, 14, 27, 28, 29, 100, 600}) {
+    std::vector<float> c(size_t(m) * kN);
+    gemm(pool, scratch, m, {a.data(), kK, 1}, {kK, kN, nullptr, packed.data(), kK}, c.data(), kN,
+         false);
+    c.resize(kN);
+    if (first.empty()) first = c;
+    EXPECT_TRUE(same_bits(c, first)) << m << " rows";
+  }
+}
+
+struct Paged {
+  Paged(KvGeometry g, int tokens)
+      : geometry(g),
+        count(g.blocks_for(size_t(tokens)) + 3),
+        memory(g.cache_bytes(count) / 2),
+        cache(g, memory.data(), count),
+        table(g.blocks_for(size_t(tokens))) {
+    // Slots that no token uses hold NaN: one that takes part in a sum shows.
+    for (size_t i = 0; i < memory.size(); ++i) memory[i] = 0x7fc0;
+    for (size_t i = 0; i < table.size(); ++i) table[i] = uint32_t(count - 1 - i);
+  }
+  KvGeometry geometry;
+  size_t count;
+  AlignedArray<uint16_t> memory;
+  KvCache cache;
+  std::vector<uint32_t> table;
+};
+
+class AttentionTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(AttentionTest, MatchesTheReferenceForPromptsAndSingleTokens) {
+  const auto [head_dim, group] = GetParam();
+  constexpr int kTokens = 53, kHeads = 2;
+  Paged paged({.layers = 2, .kv_heads = kHeads, .head_dim = head_dim}, kTokens);
+  const size_t kv_width = size_t(kHeads) * head_dim, q_width = kv_width * group;
+  const std::vector<float> k = random_floats(kTokens * kv_width, 1);
+  const std::vector<float> v = random_floats(kTokens * kv_width, 2);
+  const std::vector<float> q = random_floats(kTokens * q_width, 3);
+  store_kv(paged.cache, 1, paged.table, 0, kTokens, k.data(), v.data(), kv_width);
+  std::vector<float> scratch(attention_scratch_size(kTokens));
+  std::vector<float> all(q.size()), expected(q.size()), single(q.size());
+  for (int head = 0; head < kHeads; ++head) {
+    const size_t at = size_t(head) * group * head_dim;
+    AttentionCall call{.cache = &paged.cache,
+                       .layer = 1,
+                       .kv_head = head,
+                       .block_table = paged.table,
+                       .position = 0,
+                       .tokens = kTokens,
+                       .group = group,
+                       .q = q.data() + at,
+                       .q_stride = q_width,
+                       .out = all.data() + at,
+                       .out_stride = q_width};
+    paged_attention(call, scratch.data());
+    call.out = expected.data() + at;
+    reference_attention(call);
+    for (int t = 0; t < kTokens; ++t) {
+      call.position = t;
+      call.tokens = 1;
+      call.q = q.data() + t * q_width + at;
+      call.out = single.data() + t * q_width + at;
+      paged_attention(call, scratch.data());
+    }
+  }
+  for (size_t i = 0; i < all.size(); ++i) ASSERT_NEAR(all[i], expected[i], 4e-6) << i;
+  EXPECT_TRUE(same_bits(all, single)) << "a token's result depends on the tokens beside it";
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
+                         ::testing::Values(std::tuple{16, 1}, std::tuple{32, 2}, std::tuple{48, 3},
+                                           std::tuple{64, 4}, std::tuple{128, 8},
+                                           std::tuple{80, 12}));
+
+TEST(StoreKv, PutsEveryElementWhereTheLayoutSays) {
+  const KvGeometry geometry{.layers = 1, .kv_heads = 2, .head_dim = 16};
+  Paged paged(geometry, 20);
+  const std::vector<float> k = random_floats(20 * 32, 1), v = random_floats(20 * 32, 2);
+  store_kv(paged.cache, 0, paged.table, 0, 20, k.data(), v.data(), 32);
+  const auto* base = reinterpret_cast<const uint16_t*>(paged.cache.base());
+  for (int token = 0; token < 20; ++token) {
+    for (int head = 0; head < 2; ++head) {
+      for (int d = 0; d < 16; ++d) {
+        const size_t block = paged.table[size_t(token / 16)] * geometry.block_bytes() / 2;
+        const size_t from = block + size_t(head) * 2 * 16 * 16;
+        ASSERT_EQ(base[from + size_t(d) * 16 + token % 16],
+                  bf16_from_float(k[size_t(token) * 32 + head * 16 + d]));
+        ASSERT_EQ(base[from + 256 + size_t(token % 16) * 16 + d],
+                  bf16_from_float(v[size_t(token) * 32 + head * 16 + d]));
+      }
+    }
+  }
+}
+
+TEST(Elementwise, NormAndActivationMatchTheirReferences) {
+  for (const int size : {16, 48, 192, 1024}) {
+    std::vector<float> x = random_floats(size_t(size), 1), w = random_floats(size_t(size), 2);
+    for (float& value : x) value *= 8;
+    std::vector<float> y(x.size()), expected(x.size());
+    rms_norm(x.data(), w.data(), y.data(), size, 1e-5f);
+    reference_rms_norm(x.data(), w.data(), expected.data(), size, 1e-5f);
+    for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], expected[i], 1e-5);
+    swiglu(x.data(), w.data(), y.data(), size);
+    reference_swiglu(x.data(), w.data(), expected.data(), size);
+    for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], expected[i], 1e-5);
+  }
+}
+
+TEST(Elementwise, ActivationIsFiniteAtTheExtremes) {
+  std::vector<float> gate(16, -1e30f), up(16, 1.0f), out(16);
+  gate[1] = 1e30f;
+  gate[2] = -90.0f;
+  gate[3] = 90.0f;
+  swiglu(gate.data(), up.data(), out.data(), 16);
+  EXPECT_EQ(out[1], 1e30f);
+  EXPECT_NEAR(out[2], 0.0f, 1e-6);
+  EXPECT_EQ(out[3], 90.0f);
+}
+
+TEST(Rope, RotatesPairsHalfAHeadApartAndBack) {
+  ModelConfig config;
+  config.head_dim = 32;
+  const RopeTable table(config, 10);
+  const std::vector<float> start = random_floats(32, 1);
+  std::vector<float> head = start;
+  rope(head.data(), table.cos(7), table.sin(7), 32);
+  for (int i = 0; i < 16; ++i) {
+    const double angle = 7 * std::pow(10000.0, -2.0 * i / 32);
+    EXPECT_NEAR(head[i], start[i] * std::cos(angle) - start[i + 16] * std::sin(angle), 1e-6);
+    EXPECT_NEAR(head[i + 16], start[i + 16] * std::cos(angle) + start[i] * std::sin(angle), 1e-6);
+  }
+  rope(head.data(), table.cos(7), table.sin(7), 32, -1.0f);
+  for (int i = 0; i < 32; ++i) EXPECT_NEAR(head[i], start[i], 1e-6);
+}
+
+TEST(Rope, Llama3ScalingKeepsShortWavesAndStretchesLongOnes) {
+  ModelConfig config;
+  config.head_dim = 128;
+  config.rope_theta = 500000.0;
+  const std::vector<double> plain = rope_frequencies(config);
+  config.rope_scaling = {.kind = RopeScaling::Kind::kLlama3,
+                         .factor = 8,
+                         .low_freq_factor = 1,
+                         .high_freq_factor = 4,
+                         .original_max_position_embeddings = 8192};
+  const std::vector<double> scaled = rope_frequencies(config);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    const double wavelength = 2 * M_PI / plain[i];
+    if (wavelength < 8192.0 / 4) {
+      EXPECT_EQ(scaled[i], plain[i]);
+    } else if (wavelength > 8192.0) {
+      EXPECT_DOUBLE_EQ(scaled[i], plain[i] / 8);
+    } else {
+      EXPECT_LT(scaled[i], plain[i]);
+      EXPECT_GT(scaled[i], plain[i] / 8);
+    }
+  }
+}
+
+TEST(Bf16, RoundsToNearestEvenAndKeepsNan) {
+  EXPECT_EQ(bf16_from_float(1.0f), 0x3f80);
+  EXPECT_EQ(bf16_from_float(1.00390625f), 0x3f80);  // a tie, to even
+  EXPECT_EQ(bf16_from_float(1.01171875f), 0x3f82);  // a tie, to even
+  EXPECT_EQ(bf16_from_float(-1.005f), 0xbf81);
+  EXPECT_TRUE(std::isnan(float_from_bf16(bf16_from_float(NAN))));
+  EXPECT_TRUE(std::isinf(float_from_bf16(bf16_from_float(3.4e38f))));
+}
+
+TEST(Peaks, MeasureSomething) {
+  ComputePool pool(2);
+  EXPECT_GT(measure_fma_peak(pool, 1000), 0.0);
+  const std::vector<std::byte> data(size_t{2} << 20);
+  EXPECT_GT(measure_read_bandwidth(pool, data), 0.0);
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,153 @@
+// safetensors: round trips, and every way in which a file can lie.
+#include "engine/model/safetensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "engine/model/files.h"
+
+namespace baton {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string temporary(const std::string& name) { return ::testing::TempDir() + name; }
+
+std::string image(const std::string& header, size_t data_bytes) {
+  std::string bytes(8, '\0');
+  for (size_t i = 0; i < 8; ++i) bytes[i] = static_cast<char>((header.size() >> (8 * i)) & 0xff);
+  return bytes + header + std::string(data_bytes, 'x');
+}
+
+std::string message(const std::string& bytes) {
+  auto header = parse_safetensors(bytes);
+  EXPECT_FALSE(header.ok());
+  return header.ok() ? "" : std::string(header.status().message());
+}
+
+TEST(Safetensors, RoundTripsTensorsAndMetadata) {
+  const std::string path = temporary("round.safetensors");
+  const std::vector<uint16_t> a = {1, 2, 3, 4, 5, 6};
+  const std::vector<float> b = {1.5f, -2.5f};
+  const std::vector<TensorToWrite> tensors = {
+      {"a", TensorType::kBf16, {2, 3}, std::as_bytes(std::span(a))},
+      {"b", TensorType::kF32, {2}, std::as_bytes(std::span(b))},
+      {"empty", TensorType::kF16, {0, 4}, {}}};
+  ASSERT_TRUE(write_safetensors(path, tensors, {{"format", "pt"}}).ok());
+  auto file = SafetensorsFile::open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->header().metadata.at("format"), "pt");
+  ASSERT_EQ(file->header().tensors.size(), 3u);
+  const TensorInfo* info = *file->find("a");
+  EXPECT_EQ(info->shape, (std::vector<size_t>{2, 3}));
+  EXPECT_EQ(info->begin % 64, 0u) << "data is not aligned";
+  EXPECT_EQ(file->data(*info), std::string_view(reinterpret_cast<const char*>(a.data()), 12));
+  EXPECT_EQ((*file->find("b"))->type, TensorType::kF32);
+  EXPECT_TRUE(absl::IsNotFound(file->find("c").status()));
+  EXPECT_THAT(std::string(file->find("c").status().message()), HasSubstr(path));
+}
+
+TEST(Safetensors, EveryTruncationIsRefused) {
+  const std::string path = temporary("cut.safetensors");
+  const std::vector<uint16_t> a(40, 7);
+  const std::vector<TensorToWrite> tensors = {
+      {"a", TensorType::kBf16, {40}, std::as_bytes(std::span(a))}};
+  ASSERT_TRUE(write_safetensors(path, tensors).ok());
+  const std::string bytes = *read_file(path);
+  ASSERT_TRUE(parse_safetensors(bytes).ok());
+  for (size_t cut = 0; cut < bytes.size(); ++cut) {
+    EXPECT_FALSE(parse_safetensors(bytes.substr(0, cut)).ok()) << cut;
+  }
+  EXPECT_FALSE(parse_safetensors(bytes + "x").ok()) << "bytes that belong to no tensor";
+}
+
+TEST(Safetensors, RefusesLies) {
+  EXPECT_THAT(message(""), HasSubstr("0 bytes"));
+  EXPECT_THAT(message(std::string(8, '\xff') + "{}"), HasSubstr("claims"));
+  EXPECT_THAT(message(image("not json", 0)), HasSubstr("JSON"));
+  EXPECT_THAT(message(image("[]", 0)), HasSubstr("object"));
+  EXPECT_THAT(message(image(std::string(1000, '['), 0)), HasSubstr("deep"));
+  EXPECT_THAT(message(image(R"({"a":1})", 0)), HasSubstr("\"a\""));
+  EXPECT_THAT(message(image(R"({"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}})", 4)),
+              HasSubstr("F99"));
+  EXPECT_THAT(message(image(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4)),
+              HasSubstr("needs 8"));
+  EXPECT_THAT(message(image(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 3)),
+              HasSubstr("truncated"));
+  EXPECT_THAT(message(image(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", 4)),
+              HasSubstr("lies at"));
+  EXPECT_THAT(message(image(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4)),
+              HasSubstr("shape"));
+  EXPECT_THAT(message(image(R"({"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})", 4)),
+              HasSubstr("shape"));
+  EXPECT_THAT(
+      message(image(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})",
+                    0)),
+      HasSubstr("too large"));
+  EXPECT_THAT(
+      message(
+          image(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,18446744073709551615]}})", 4)),
+      HasSubstr("lies at"));
+  EXPECT_THAT(
+      message(image(R"({"a":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}})", 1)),
+      HasSubstr("dimensions"));
+  EXPECT_THAT(message(image(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},
+                                "b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
+                            6)),
+              HasSubstr("overlaps"));
+  EXPECT_THAT(message(image(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},
+                                "b":{"dtype":"U8","shape":[4],"data_offsets":[6,10]}})",
+                            10)),
+              HasSubstr("hole"));
+  EXPECT_THAT(message(image(R"({"__metadata__":{"a":1}})", 0)), HasSubstr("__metadata__"));
+}
+
+TEST(Safetensors, OpenNamesTheFileThatIsWrong) {
+  EXPECT_TRUE(absl::IsNotFound(SafetensorsFile::open("/does/not/exist").status()));
+  EXPECT_FALSE(SafetensorsFile::open(::testing::TempDir()).ok());
+  const std::string path = temporary("empty.safetensors");
+  std::ofstream(path).close();
+  auto file = SafetensorsFile::open(path);
+  ASSERT_FALSE(file.ok());
+  EXPECT_THAT(std::string(file.status().message()), HasSubstr(path));
+}
+
+TEST(Safetensors, WriterRefusesWhatItWouldWriteWrong) {
+  const std::vector<uint16_t> a(4);
+  const auto bytes = std::as_bytes(std::span(a));
+  const std::string path = temporary("refused.safetensors");
+  const std::vector<TensorToWrite> wrong_size = {{"a", TensorType::kF32, {4}, bytes}};
+  const std::vector<TensorToWrite> twice = {{"a", TensorType::kBf16, {4}, bytes},
+                                            {"a", TensorType::kBf16, {4}, bytes}};
+  EXPECT_FALSE(write_safetensors(path, wrong_size).ok());
+  EXPECT_FALSE(write_safetensors(path, twice).ok());
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(Files, WritesAtomicallyAndLeavesNothingBehindOnFailure) {
+  const std::string folder = temporary("atomic");
+  std::filesystem::remove_all(folder);
+  ASSERT_TRUE(make_directories(folder + "/a/b").ok());
+  ASSERT_TRUE(write_file_atomically(folder + "/a/b/f", "one").ok());
+  ASSERT_TRUE(write_file_atomically(folder + "/a/b/f", "two").ok());
+  EXPECT_EQ(*read_file(folder + "/a/b/f"), "two");
+  EXPECT_TRUE(absl::IsResourceExhausted(read_file(folder + "/a/b/f", 2).status()));
+  EXPECT_FALSE(write_file_atomically(folder + "/missing/f", "x").ok());
+  // The target is a directory: the rename fails and the temporary file goes.
+  EXPECT_FALSE(write_file_atomically(folder + "/a/b", "x").ok());
+  size_t entries = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder + "/a")) {
+    ++entries;
+  }
+  EXPECT_EQ(entries, 1u);
+  EXPECT_FALSE(make_directories(folder + "/a/b/f/g").ok());
+  EXPECT_FALSE(read_file(folder).ok());
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,142 @@
+// Two engines joined by Baton itself: the same tokens as one, over every transport.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "engine/serve/engine.h"
+#include "kvtransfer/baton_connector.h"
+#include "tests/engine_serve/engine_fixture.h"
+
+namespace baton {
+namespace {
+
+constexpr size_t kRequests = 200;
+
+const std::vector<Request>& requests() {
+  static const auto* list = new std::vector<Request>(random_requests(21, kRequests));
+  return *list;
+}
+
+const std::map<uint64_t, Outcome>& expected() {
+  static const auto* outcomes = new std::map<uint64_t, Outcome>(run_one_at_a_time(requests()));
+  return *outcomes;
+}
+
+std::unique_ptr<KvConnector> make_connector(const std::string& name, const std::string& provider,
+                                            KvSendMode mode) {
+  BatonConnectorOptions options;
+  options.worker.name = name;
+  options.worker.providers = {provider};
+  options.worker.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
+  options.mode = mode;
+  auto connector = make_baton_connector(std::move(options));
+  EXPECT_TRUE(connector.ok()) << connector.status();
+  return connector.ok() ? *std::move(connector) : nullptr;
+}
+
+// A prefill engine on a thread of its own.
+class Prefill {
+ public:
+  Prefill(std::unique_ptr<KvConnector> connector, EngineOptions options)
+      : connector_(std::move(connector)) {
+    options.role = EngineRole::kPrefill;
+    engine_ = *Engine::create(test_model(), test_tokenizer(), options, connector_.get());
+    thread_ = std::thread([this] {
+      while (!stop_) {
+        if (!engine_->step()) engine_->wait(std::chrono::milliseconds(1), -1);
+      }
+    });
+  }
+  ~Prefill() { finish(); }
+  Engine& finish() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    return *engine_;
+  }
+  std::string address() const { return connector_->address(); }
+
+ private:
+  std::unique_ptr<KvConnector> connector_;
+  std::unique_ptr<Engine> engine_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+struct Case {
+  const char* provider;
+  KvSendMode mode;
+};
+
+class BatonDisaggregation : public testing::TestWithParam<Case> {};
+
+TEST_P(BatonDisaggregation, SameTokensAsOneEngine) {
+  const Case& given = GetParam();
+  Prefill prefill(make_connector("prefill", given.provider, given.mode),
+                  {.blocks = 64, .token_budget = 64});
+  const auto connector = make_connector("decode", given.provider, given.mode);
+  auto decode = *Engine::create(test_model(), test_tokenizer(),
+                                {.role = EngineRole::kDecode,
+                                 .blocks = 48,
+                                 .token_budget = 48,
+                                 .max_sequences = 8,
+                                 .min_remote_tokens = 8},
+                                connector.get());
+  std::map<uint64_t, Outcome> outcomes;
+  std::mt19937_64 random(1);
+  size_t added = 0;
+  while (added < kRequests || decode->has_work()) {
+    while (added < kRequests && random() % 3 == 0) {
+      Request request = requests()[added++];
+      request.prefill_address = prefill.address();
+      ASSERT_TRUE(submit(*decode, request, &outcomes[request.id]).ok());
+    }
+    if (!decode->step()) decode->wait(std::chrono::milliseconds(1), -1);
+  }
+  expect_same(expected(), outcomes);
+  EXPECT_EQ(decode->stats().loads_failed, 0u);
+  EXPECT_GT(decode->stats().loaded_tokens, 1000u);
+  EXPECT_GT(connector->stats().bytes_loaded, 0u);
+  EXPECT_EQ(decode->stats().free_blocks, 48u);
+  EXPECT_TRUE(decode->check_integrity().ok()) << decode->check_integrity();
+  const Engine& other = prefill.finish();
+  EXPECT_TRUE(other.check_integrity().ok()) << other.check_integrity();
+}
+
+TEST_P(BatonDisaggregation, PrefillThatIsGoneIsSurvived) {
+  const Case& given = GetParam();
+  const auto connector = make_connector("decode", given.provider, given.mode);
+  auto decode = *Engine::create(test_model(), test_tokenizer(),
+                                {.role = EngineRole::kDecode, .blocks = 64, .min_remote_tokens = 8},
+                                connector.get());
+  std::string address;
+  {
+    Prefill prefill(make_connector("prefill", given.provider, given.mode), {.blocks = 64});
+    address = prefill.address();
+  }
+  std::map<uint64_t, Outcome> outcomes;
+  for (size_t i = 0; i < 5; ++i) {
+    Request request = requests()[i];
+    request.prefill_address = address;
+    ASSERT_TRUE(submit(*decode, request, &outcomes[request.id]).ok());
+  }
+  while (decode->has_work()) {
+    if (!decode->step()) decode->wait(std::chrono::milliseconds(10), -1);
+  }
+  for (const auto& [id, outcome] : outcomes) EXPECT_EQ(outcome.tokens, expected().at(id).tokens);
+  EXPECT_EQ(decode->stats().free_blocks, 64u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, BatonDisaggregation,
+                         testing::Values(Case{"shm", KvSendMode::kLayerwise},
+                                         Case{"tcp", KvSendMode::kLayerwise},
+                                         Case{"tcp", KvSendMode::kSerialized}),
+                         [](const auto& test) {
+                           return std::string(test.param.provider) +
+                                  (test.param.mode == KvSendMode::kLayerwise ? "Layerwise"
+                                                                             : "Serialized");
+                         });
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,51 @@
+// Shared by the engine's tests: a tiny model, random requests, and an oracle without an engine.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/model/model.h"
+#include "engine/model/tokenizer.h"
+#include "engine/serve/engine.h"
+
+namespace baton {
+
+// What a client has seen of one request.
+struct Outcome {
+  std::vector<int32_t> tokens;
+  std::string text;
+  bool finished = false;
+  FinishReason reason = FinishReason::kError;
+  absl::Status status;
+  RequestMetrics metrics;
+};
+
+// A tiny model (2 layers, V 272, 512 positions) and its tokenizer, made once per process.
+const Model& test_model();
+const Tokenizer& test_tokenizer();
+
+// `count` requests with ids 0..: some share prefixes, some sample, some stop early.
+std::vector<Request> random_requests(uint64_t seed, size_t count);
+
+// Greedy or sampled text, one token per forward pass, in a cache of its own: no engine involved.
+std::vector<int32_t> oracle_tokens(const Request& request);
+
+// Adds a copy of `request` to the engine; its events go to `outcome`.
+absl::Status submit(Engine& engine, const Request& request, Outcome* outcome);
+
+// Steps until `done`; fails the test if that takes unreasonably long.
+void run_until(const std::function<bool()>& step, const std::function<bool()>& done);
+
+// Every request alone, in an engine that has all the room it wants.
+std::map<uint64_t, Outcome> run_one_at_a_time(const std::vector<Request>& requests);
+
+// Same tokens, same text, same reason; the first difference is reported.
+void expect_same(const std::map<uint64_t, Outcome>& expected,
+                 const std::map<uint64_t, Outcome>& actual);
+
+}  // namespace baton

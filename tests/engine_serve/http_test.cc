@@ -1,0 +1,330 @@
+// The HTTP face: OpenAI's shapes, errors, disconnects, and the router in front of dying workers.
+#include <httplib.h>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "engine/model/test_model.h"
+#include "engine/serve/engine_thread.h"
+#include "engine/serve/http_listener.h"
+#include "engine/serve/http_server.h"
+#include "engine/serve/openai_api.h"
+#include "engine/serve/router.h"
+#include "tests/engine_serve/engine_fixture.h"
+
+namespace baton {
+namespace {
+
+using nlohmann::json;
+
+// One worker: engine, its thread, its server.
+class Worker {
+ public:
+  explicit Worker(const Model& model = test_model(), uint32_t blocks = 256)
+      : engine_(*Engine::create(model, test_tokenizer(), {.blocks = blocks})),
+        thread_(*engine_),
+        server_(*HttpServer::start({.port = 0, .connections = 8, .model = "tiny"}, thread_,
+                                   test_tokenizer())) {}
+  int port() const { return server_->port(); }
+  std::string url() const { return absl::StrCat("http://127.0.0.1:", port()); }
+  EngineThread& thread() { return thread_; }
+
+ private:
+  std::unique_ptr<Engine> engine_;
+  EngineThread thread_;
+  std::unique_ptr<HttpServer> server_;
+};
+
+json request_body() {
+  return {{"prompt", "And it came to pass"},
+          {"max_tokens", 24},
+          {"temperature", 0.8},
+          {"seed", 7},
+          {"top_k", 50},
+          {"ignore_eos", true},
+          {"return_token_ids", true}};
+}
+
+httplib::Result post(int port, const json& body, const char* path = "/v1/completions") {
+  httplib::Client client("127.0.0.1", port);
+  client.set_read_timeout(std::chrono::seconds(60));
+  return client.Post(path, body.dump(), "application/json");
+}
+
+json post_json(int port, const json& body, const char* path = "/v1/completions") {
+  const httplib::Result result = post(port, body, path);
+  EXPECT_TRUE(result) << httplib::to_string(result.error());
+  EXPECT_EQ(result->status, 200) << result->body;
+  return json::parse(result->body);
+}
+
+struct Streamed {
+  std::string text;
+  std::vector<int32_t> tokens;
+  std::string finish_reason;
+  json usage;
+  bool done = false;
+};
+
+Streamed parse_stream(const std::string& bytes, bool chat = false) {
+  Streamed out;
+  size_t begin = 0;
+  for (size_t end; (end = bytes.find("\n\n", begin)) != std::string::npos; begin = end + 2) {
+    const std::string line = bytes.substr(begin, end - begin);
+    EXPECT_TRUE(line.starts_with("data: ")) << line;
+    if (line == "data: [DONE]") {
+      out.done = true;
+      continue;
+    }
+    EXPECT_FALSE(out.done);
+    const json event = json::parse(line.substr(6));
+    if (event.contains("usage")) out.usage = event["usage"];
+    for (const json& choice : event["choices"]) {
+      out.text +=
+          chat ? choice["delta"]["content"].get<std::string>() : choice["text"].get<std::string>();
+      if (choice.contains("token_ids")) {
+        for (const json& token : choice["token_ids"]) out.tokens.push_back(token);
+      }
+      if (choice["finish_reason"].is_string()) out.finish_reason = choice["finish_reason"];
+    }
+  }
+  EXPECT_EQ(begin, bytes.size());
+  return out;
+}
+
+TEST(Http, CompletionsPlainAndStreamedAgree) {
+  Worker worker;
+  json body = request_body();
+  const json whole = post_json(worker.port(), body);
+  EXPECT_EQ(whole["object"], "text_completion");
+  EXPECT_EQ(whole["model"], "tiny");
+  EXPECT_EQ(whole["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(whole["choices"][0]["token_ids"].size(), 24u);
+  EXPECT_EQ(whole["usage"]["completion_tokens"], 24);
+  EXPECT_EQ(whole["usage"]["total_tokens"],
+            24 + static_cast<int>(test_tokenizer().encode("And it came to pass").size()));
+
+  body["stream"] = true;
+  body["stream_options"] = {{"include_usage", true}};
+  const httplib::Result result = post(worker.port(), body);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->get_header_value("Content-Type"), "text/event-stream");
+  const Streamed streamed = parse_stream(result->body);
+  EXPECT_TRUE(streamed.done);
+  EXPECT_EQ(streamed.text, whole["choices"][0]["text"]);
+  EXPECT_EQ(json(streamed.tokens), whole["choices"][0]["token_ids"]);
+  EXPECT_EQ(streamed.finish_reason, "length");
+  EXPECT_EQ(streamed.usage["completion_tokens"], 24);
+}
+
+TEST(Http, ChatAndLogprobs) {
+  Worker worker;
+  json body = {{"messages", {{{"role", "user"}, {"content", "Who made the stars?"}}}},
+               {"max_completion_tokens", 5},
+               {"temperature", 0},
+               {"ignore_eos", true},
+               {"logprobs", true},
+               {"top_logprobs", 2}};
+  const json whole = post_json(worker.port(), body, "/v1/chat/completions");
+  EXPECT_EQ(whole["object"], "chat.completion");
+  EXPECT_EQ(whole["choices"][0]["message"]["role"], "assistant");
+  ASSERT_EQ(whole["choices"][0]["logprobs"]["content"].size(), 5u);
+  const json& first = whole["choices"][0]["logprobs"]["content"][0];
+  EXPECT_EQ(first["top_logprobs"].size(), 2u);
+  EXPECT_EQ(first["logprob"], first["top_logprobs"][0]["logprob"]);  // greedy
+  body["stream"] = true;
+  const httplib::Result result = post(worker.port(), body, "/v1/chat/completions");
+  ASSERT_TRUE(result);
+  EXPECT_EQ(parse_stream(result->body, true).text, whole["choices"][0]["message"]["content"]);
+}
+
+TEST(Http, ErrorsSayWhatIsWrong) {
+  Worker worker;
+  const auto refused = [&](const std::string& body, const char* expected) {
+    httplib::Client client("127.0.0.1", worker.port());
+    const httplib::Result result = client.Post("/v1/completions", body, "application/json");
+    ASSERT_TRUE(result);
+    EXPECT_EQ(result->status, 400) << body;
+    const json reply = json::parse(result->body);
+    EXPECT_NE(reply["error"]["message"].get<std::string>().find(expected), std::string::npos)
+        << result->body;
+  };
+  refused("{", "not valid JSON");
+  refused("[]", "object");
+  refused("{}", "prompt");
+  refused(R"({"prompt":[1,"x"]})", "prompt");
+  refused(R"({"prompt":[99999]})", "vocabulary");
+  refused(R"({"prompt":"x","temperature":"hot"})", "temperature");
+  refused(R"({"prompt":"x","top_p":0})", "top_p");
+  refused(R"({"prompt":"x","max_tokens":0})", "max_tokens");
+  refused(R"({"prompt":"x","stop":[1]})", "stop");
+  refused(R"({"prompt":"x","n":2})", "\"n\"");
+  refused(json{{"prompt", std::vector<int>(600, 1)}}.dump(), "longer than");
+  refused(json{{"prompt", std::vector<int>(600, 1)}, {"stream", true}}.dump(), "longer than");
+  post_json(worker.port(), request_body());  // still serves
+}
+
+TEST(Http, ModelsHealthMetrics) {
+  Worker worker;
+  post_json(worker.port(), request_body());
+  httplib::Client client("127.0.0.1", worker.port());
+  EXPECT_EQ(json::parse(client.Get("/v1/models")->body)["data"][0]["id"], "tiny");
+  EXPECT_EQ(client.Get("/health")->status, 200);
+  const std::string metrics = client.Get("/metrics")->body;
+  EXPECT_NE(metrics.find("baton_output_tokens_total 24\n"), std::string::npos) << metrics;
+  EXPECT_NE(metrics.find("baton_time_to_first_token_seconds_count 1\n"), std::string::npos);
+  EXPECT_NE(metrics.find("baton_requests_total{reason=\"length\"} 1\n"), std::string::npos);
+  EXPECT_EQ(client.Get("/nowhere")->status, 404);
+}
+
+TEST(Http, APortInUseIsAnError) {
+  Worker worker;
+  const auto second = HttpServer::start({.port = worker.port()}, worker.thread(), test_tokenizer());
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(second.status().message().find("--port"), absl::string_view::npos);
+}
+
+// A context long enough that a request outlives its client.
+const Model& patient_model() {
+  static const Model* model = [] {
+    ModelConfig config = tiny_model_config();
+    config.max_position_embeddings = 1 << 16;
+    return new Model(*Model::create(make_test_checkpoint(config, 1)));
+  }();
+  return *model;
+}
+
+TEST(Http, AClientThatLeavesIsAborted) {
+  for (bool stream : {true, false}) {
+    Worker worker(patient_model(), 4096);
+    json body = request_body();
+    body["max_tokens"] = 60000;
+    body["stream"] = stream;
+    httplib::Client client("127.0.0.1", worker.port());
+    if (stream) {
+      httplib::Request request;
+      request.method = "POST";
+      request.path = "/v1/completions";
+      request.set_header("Content-Type", "application/json");
+      request.body = body.dump();
+      request.content_receiver = [](const char*, size_t, uint64_t, uint64_t) { return false; };
+      EXPECT_FALSE(client.send(request));
+    } else {
+      std::thread leaver([&] {
+        while (worker.thread().stats().running == 0) std::this_thread::yield();
+        client.stop();
+      });
+      EXPECT_FALSE(client.Post("/v1/completions", body.dump(), "application/json"));
+      leaver.join();
+    }
+    while (worker.thread().stats().requests_finished == 0) std::this_thread::yield();
+    httplib::Client other("127.0.0.1", worker.port());
+    EXPECT_NE(other.Get("/metrics")->body.find("baton_requests_total{reason=\"abort\"} 1\n"),
+              std::string::npos);
+  }
+}
+
+// Passes a request on to a healthy worker, but sends only the first `limit` bytes of the reply and
+// breaks the connection.
+class DyingWorker {
+ public:
+  DyingWorker(int healthy_port, size_t limit) : listener_(4) {
+    listener_.server().Get("/health", [](const httplib::Request&, httplib::Response&) {});
+    listener_.server().Post("/v1/completions", [this, healthy_port, limit](
+                                                   const httplib::Request& request,
+                                                   httplib::Response& response) {
+      ++requests;
+      const std::string reply = post(healthy_port, json::parse(request.body))->body;
+      response.set_chunked_content_provider(
+          "text/event-stream", [piece = reply.substr(0, limit)](size_t, httplib::DataSink& sink) {
+            sink.write(piece.data(), piece.size());
+            return false;
+          });
+    });
+    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
+  }
+  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
+  std::atomic<int> requests{0};
+
+ private:
+  HttpListener listener_;
+};
+
+TEST(Router, StreamsSurviveDyingWorkers) {
+  Worker healthy;
+  json body = request_body();
+  body["stop"] = {"\x7f\x7f"};  // text is held back: state that has to be rebuilt elsewhere
+  const json want = post_json(healthy.port(), body);
+  for (size_t limit : {0u, 1u, 100u, 250u, 600u, 1200u, 2500u, 4000u}) {
+    DyingWorker dying(healthy.port(), limit);
+    // No health checks: it is the requests themselves that find out.
+    const auto router = *Router::start({.port = 0,
+                                        .decode = {dying.url(), healthy.url()},
+                                        .health_interval = std::chrono::hours(1)});
+    for (bool stream : {true, false}) {
+      body["stream"] = stream;
+      const httplib::Result result = post(router->port(), body);
+      ASSERT_TRUE(result);
+      ASSERT_EQ(result->status, 200) << result->body;
+      Streamed got;
+      if (stream) {
+        got = parse_stream(result->body);
+        EXPECT_TRUE(got.done);
+      } else {
+        const json whole = json::parse(result->body);
+        got.text = whole["choices"][0]["text"];
+        got.tokens = whole["choices"][0]["token_ids"].get<std::vector<int32_t>>();
+        EXPECT_EQ(whole["usage"]["completion_tokens"], 24) << limit;
+      }
+      EXPECT_EQ(json(got.tokens), want["choices"][0]["token_ids"]) << limit;
+      EXPECT_EQ(got.text, want["choices"][0]["text"]) << limit;
+    }
+    EXPECT_EQ(dying.requests, 1);  // then it was known to be down
+  }
+}
+
+TEST(Router, UnseededStreamsAreResumedWithTheirOwnSeed) {
+  Worker healthy;
+  DyingWorker dying(healthy.port(), 1500);
+  const auto router = *Router::start({.port = 0, .decode = {dying.url(), healthy.url()}});
+  json body = request_body();
+  body.erase("seed");
+  const json got = post_json(router->port(), body);
+  EXPECT_EQ(dying.requests, 1);
+  EXPECT_EQ(got["choices"][0]["token_ids"].size(), 24u);
+}
+
+TEST(Router, SaysSoWhenNobodyAnswers) {
+  const auto router = *Router::start({.port = 0, .decode = {"http://127.0.0.1:1"}});
+  httplib::Client client("127.0.0.1", router->port());
+  EXPECT_EQ(client.Get("/health")->status, 503);
+  json body = request_body();
+  httplib::Result result = post(router->port(), body);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->status, 503);
+  EXPECT_NE(result->body.find("http://127.0.0.1:1"), std::string::npos) << result->body;
+  body["max_tokens"] = -1;
+  EXPECT_EQ(post(router->port(), body)->status, 400);
+  body["max_tokens"] = 5;
+  body["stream"] = true;
+  EXPECT_NE(post(router->port(), body)->body.find("gave up"), std::string::npos);
+}
+
+TEST(Router, PassesWorkersErrorsOn) {
+  Worker worker;
+  const auto router = *Router::start({.port = 0, .decode = {worker.url()}});
+  const httplib::Result result =
+      post(router->port(), {{"prompt", std::vector<int>(600, 1)}, {"max_tokens", 3}});
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->status, 400);
+  EXPECT_NE(result->body.find("longer than"), std::string::npos) << result->body;
+  EXPECT_EQ(httplib::Client("127.0.0.1", router->port()).Get("/v1/models")->status, 200);
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,189 @@
+// The router's parts: picking workers, and putting a stream together from broken ones.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/serve/router.h"
+#include "engine/serve/stream_relay.h"
+#include "engine/serve/worker_picker.h"
+
+namespace baton {
+namespace {
+
+using nlohmann::json;
+
+TEST(WorkerPicker, TakesTheLeastLoaded) {
+  WorkerPicker picker(3);
+  EXPECT_EQ(picker.pick({}), 0u);
+  EXPECT_EQ(picker.pick({}), 1u);
+  EXPECT_EQ(picker.pick({}), 2u);
+  picker.release(1);
+  EXPECT_EQ(picker.pick({}), 1u);
+  EXPECT_EQ(WorkerPicker(0).pick({}), std::nullopt);
+}
+
+TEST(WorkerPicker, PrefersWorkersThatAreUpAndNotAvoided) {
+  WorkerPicker picker(3);
+  picker.set_up(0, false);
+  EXPECT_EQ(picker.pick({}), 1u);
+  const std::vector<size_t> avoid = {2};
+  EXPECT_EQ(picker.pick({}, avoid), 1u);
+  picker.set_up(1, false);
+  EXPECT_EQ(picker.pick({}, avoid), 2u);  // better avoided than down
+  picker.set_up(2, false);
+  EXPECT_TRUE(picker.pick({}).has_value());  // all are down: one may have come back
+}
+
+TEST(WorkerPicker, FollowsThePrefixUntilThatWorkerIsBusy) {
+  WorkerPicker picker(2);
+  const std::vector<BlockHash> verse = prompt_chain(std::string(1000, 'v'));
+  const std::vector<BlockHash> longer = prompt_chain(std::string(2000, 'v'));
+  ASSERT_EQ(verse.size(), 3u);
+  ASSERT_EQ(longer.size(), 7u);
+  EXPECT_EQ(picker.pick({}), 0u);
+  EXPECT_EQ(picker.pick(verse), 1u);
+  EXPECT_EQ(picker.pick(longer), 1u);  // in spite of the load
+  EXPECT_EQ(picker.pick(verse), 1u);
+  EXPECT_EQ(picker.pick(verse), 1u);
+  EXPECT_EQ(picker.in_flight(1), 4u);
+  EXPECT_EQ(picker.pick(verse), 0u);  // too busy by now
+}
+
+// What a worker would stream for a reply of `tokens`, of which `resume` are there already.
+std::string worker_stream(const std::vector<int32_t>& tokens, const std::vector<int32_t>& resume,
+                          bool chat) {
+  std::string out;
+  for (size_t i = resume.size(); i < tokens.size() || i == resume.size(); ++i) {
+    const bool any = i < tokens.size();
+    const bool last = i + 1 >= tokens.size();
+    const std::string text = any ? absl::StrCat("<", tokens[i], ">") : "";
+    json choice = {{"index", 0},
+                   {"logprobs", nullptr},
+                   {"finish_reason", last ? json("length") : json(nullptr)},
+                   {"token_ids", any ? json{tokens[i]} : json::array()}};
+    if (chat) {
+      choice["delta"] = {{"content", text}};
+      if (i == resume.size()) choice["delta"]["role"] = "assistant";
+    } else {
+      choice["text"] = text;
+    }
+    out += sse({{"id", absl::StrCat("worker-", resume.size())},
+                {"object", "text_completion"},
+                {"created", resume.size()},
+                {"model", "m"},
+                {"choices", {choice}}});
+    if (last) break;
+  }
+  out += sse({{"id", "u"}, {"choices", json::array()}, {"usage", {{"completion_tokens", 4}}}});
+  return out.append(kSseDone);
+}
+
+struct Relayed {
+  std::string bytes;
+  std::string whole;
+};
+
+// The first worker's stream is cut after `cut` bytes, in pieces of `piece` bytes.
+Relayed relay_with_cut(size_t cut, size_t piece, bool stream, bool chat, bool ids) {
+  json body = {{"stream", stream},
+               {"seed", 1},
+               {"return_token_ids", ids},
+               {"stream_options", {{"include_usage", true}}}};
+  if (chat) {
+    body["messages"] = {{{"role", "user"}, {"content", "hi"}}};
+  } else {
+    body["prompt"] = "hi";
+  }
+  const ApiRequest request = *read_api_request(body, chat);
+  Relayed out;
+  StreamRelay relay(body, request, [&](std::string_view bytes) {
+    out.bytes += bytes;
+    return true;
+  });
+  const std::vector<int32_t> tokens = {11, 22, 33, 44};
+  for (int attempt = 0; attempt < 10 && !relay.done(); ++attempt) {
+    const json posted = json::parse(relay.next_body("P"));
+    EXPECT_EQ(posted["kv_transfer_params"]["prefill"], "P");
+    EXPECT_EQ(posted["seed"], 1);
+    const auto resume =
+        posted["kv_transfer_params"]["resume_token_ids"].get<std::vector<int32_t>>();
+    std::string bytes = worker_stream(tokens, resume, chat);
+    if (attempt == 0) bytes.resize(std::min(cut, bytes.size()));
+    for (size_t at = 0; at < bytes.size() && !relay.done(); at += piece) {
+      EXPECT_TRUE(relay.receive(std::string_view(bytes).substr(at, piece)));
+    }
+  }
+  EXPECT_TRUE(relay.done());
+  out.whole = relay.whole();
+  return out;
+}
+
+TEST(StreamRelay, NoCutRepeatsOrLosesAToken) {
+  for (bool chat : {false, true}) {
+    const size_t length = worker_stream({11, 22, 33, 44}, {}, chat).size();
+    const Relayed want = relay_with_cut(length, 1 << 20, true, chat, true);
+    EXPECT_NE(want.bytes.find("[44]"), std::string::npos);
+    EXPECT_TRUE(want.bytes.ends_with(kSseDone));
+    const Relayed want_whole = relay_with_cut(length, 1 << 20, false, chat, true);
+    for (size_t cut = 0; cut < length; ++cut) {
+      Relayed got = relay_with_cut(cut, 1 + cut % 7, true, chat, true);
+      // The head is that of the first event that arrived; a cut before it changes nothing else.
+      ASSERT_EQ(got.bytes, want.bytes) << "cut after " << cut << " bytes";
+      got = relay_with_cut(cut, 1 + cut % 7, false, chat, true);
+      ASSERT_EQ(got.whole, want_whole.whole) << "cut after " << cut << " bytes";
+      ASSERT_EQ(got.bytes, "");
+    }
+  }
+}
+
+TEST(StreamRelay, TokenIdsAreShownOnRequestOnly) {
+  EXPECT_EQ(relay_with_cut(0, 64, true, false, false).bytes.find("token_ids"), std::string::npos);
+  EXPECT_EQ(relay_with_cut(0, 64, false, false, false).whole.find("token_ids"), std::string::npos);
+  const json whole = json::parse(relay_with_cut(0, 64, false, false, true).whole);
+  EXPECT_EQ(whole["choices"][0]["token_ids"], (json{11, 22, 33, 44}));
+  EXPECT_EQ(whole["choices"][0]["text"], "<11><22><33><44>");
+  EXPECT_EQ(whole["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(whole["usage"]["completion_tokens"], 4);
+}
+
+TEST(StreamRelay, WorkerErrorsAreToldApart) {
+  const json body = {{"prompt", "x"}, {"stream", true}};
+  const ApiRequest request = *read_api_request(body, false);
+  const auto error_after = [&](std::string_view bytes) {
+    StreamRelay relay(body, request, [](std::string_view) { return true; });
+    relay.next_body("");
+    EXPECT_FALSE(relay.receive(bytes));
+    return relay.worker_error().code();
+  };
+  EXPECT_EQ(error_after("data: {\"error\":{\"message\":\"too long\",\"code\":400}}\n\n"),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(error_after("data: {\"error\":{\"message\":\"broken\",\"code\":500}}\n\n"),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(error_after("data: {{{\n\n"), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(StreamRelay, HostileEventsAreHarmless) {
+  const json body = {{"prompt", "x"}, {"stream", true}};
+  const ApiRequest request = *read_api_request(body, false);
+  for (const char* event :
+       {"data: 5\n\n", "data: []\n\n", "data: {\"choices\":5}\n\n", "data: {\"choices\":[5]}\n\n",
+        "data: {\"choices\":[{\"token_ids\":7,\"text\":8,\"finish_reason\":9}]}\n\n",
+        "data: [DONE]\n\n", "data: {\"choices\":[{\"logprobs\":{\"a\":{\"b\":1}}}]}\n\n"}) {
+    StreamRelay relay(body, request, [](std::string_view) { return true; });
+    relay.next_body("");
+    relay.receive(event);
+    EXPECT_FALSE(relay.done()) << event;
+  }
+}
+
+TEST(Router, RefusesBadOptions) {
+  EXPECT_EQ(Router::start({}).status().code(), absl::StatusCode::kInvalidArgument);
+  const absl::Status status = Router::start({.decode = {"localhost:1"}}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("http://"), absl::string_view::npos);
+}
+
+}  // namespace
+}  // namespace baton

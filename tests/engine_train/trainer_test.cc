@@ -1,0 +1,87 @@
+// The trainer learns, repeats itself bit for bit, and saves what the engine loads.
+#include "engine/train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include "engine/model/model.h"
+#include "engine/model/test_model.h"
+#include "engine/train/bpe_trainer.h"
+
+namespace baton {
+namespace {
+
+std::string verses() {
+  std::string text;
+  for (int i = 0; i < 1500; ++i) {
+    text += "And it came to pass in the " + std::to_string(i % 7) + " year, that the king said.\n";
+  }
+  return text;
+}
+
+TrainerOptions tiny(const Tokenizer& tokenizer) {
+  TrainerOptions options;
+  options.model = tiny_model_config();
+  options.model.vocab_size = tokenizer.vocab_size();
+  options.optimizer.steps = 40;
+  options.optimizer.warmup_steps = 4;
+  options.optimizer.learning_rate = 1e-2f;
+  options.batch_tokens = 256;
+  options.length = 64;
+  options.long_length = 128;
+  return options;
+}
+
+TEST(Trainer, LearnsRegularTextAndRepeatsItself) {
+  const std::string text = verses();
+  auto tokenizer = train_bpe(Corpus::training_text(text), 272);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const Corpus corpus = Corpus::make(text, *tokenizer);
+  std::vector<uint16_t> first;
+  for (int threads : {1, 2}) {
+    ComputePool pool(threads);
+    auto trainer = Trainer::create(tiny(*tokenizer), corpus, pool);
+    ASSERT_TRUE(trainer.ok()) << trainer.status();
+    const double before = (*trainer)->held_out_bits_per_byte(4, false);
+    for (int step = 0; step < 40; ++step) (*trainer)->step(step);
+    EXPECT_LT((*trainer)->held_out_bits_per_byte(4, true), 0.5 * before);
+    const Checkpoint checkpoint = (*trainer)->checkpoint();
+    if (threads == 1) {
+      first = checkpoint.embedding().data;
+    } else {
+      EXPECT_EQ(first, checkpoint.embedding().data);
+    }
+    EXPECT_TRUE(Model::create(checkpoint).ok());
+  }
+}
+
+TEST(Trainer, RefusesTextThatIsTooShort) {
+  auto tokenizer = make_test_tokenizer();
+  const Corpus corpus = Corpus::make("In the beginning.\n", tokenizer);
+  ComputePool pool(1);
+  auto trainer = Trainer::create(tiny(tokenizer), corpus, pool);
+  EXPECT_EQ(trainer.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Corpus, SamplesDependOnSeedStepAndIndexAlone) {
+  const std::string text = verses();
+  const Corpus corpus = Corpus::make(text, make_test_tokenizer());
+  const auto at = [&](uint64_t seed, int step, int index) {
+    return corpus.sample(seed, step, index, 64).data();
+  };
+  EXPECT_EQ(at(1, 2, 3), at(1, 2, 3));
+  EXPECT_NE(at(1, 2, 3), at(2, 2, 3));
+  EXPECT_NE(at(1, 2, 3), at(1, 3, 3));
+  EXPECT_NE(at(1, 2, 3), at(1, 2, 4));
+}
+
+TEST(Bpe, MergesTheMostFrequentPairFirst) {
+  auto tokenizer = train_bpe("aaab aaab aaab bc bc", 259);
+  ASSERT_TRUE(tokenizer.ok());
+  EXPECT_EQ(tokenizer->token_bytes(257), "aa");
+  EXPECT_EQ(tokenizer->decode(tokenizer->encode("aaab bc")), "aaab bc");
+  EXPECT_FALSE(train_bpe("ab", 300).ok());
+  EXPECT_FALSE(train_bpe("ab", 100).ok());
+}
+
+}  // namespace
+}  // namespace baton
