@@ -1,0 +1,163 @@
+// The command line of `baton kv_bw`, and finding a command by its name.
+#include <array>
+#include <string>
+#include <vector>
+
+#include "bench/commands.h"
+#include "bench/kv_bw_options.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace baton::bench {
+namespace {
+
+using testing::HasSubstr;
+
+struct Parsed {
+  KvBwCommand command;
+  std::string out;
+  std::string err;
+};
+
+Parsed parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "kv_bw");
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  Parsed parsed;
+  parsed.command = parse_kv_bw(static_cast<int>(arguments.size()), arguments.data());
+  parsed.out = testing::internal::GetCapturedStdout();
+  parsed.err = testing::internal::GetCapturedStderr();
+  return parsed;
+}
+
+TEST(KvBwOptions, DefaultsAreOneScatteredWriteOverShm) {
+  const Parsed parsed = parse({});
+  ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
+  const KvBwOptions& options = *parsed.command.options;
+  EXPECT_EQ(options.provider, "shm");
+  EXPECT_EQ(options.ops, std::vector<Op>{Op::kWrite});
+  EXPECT_EQ(options.workload.pages, 4096u);
+  EXPECT_EQ(options.workload.page_bytes, 16384u);
+  EXPECT_TRUE(options.workload.scattered);
+  EXPECT_FALSE(options.listen);
+}
+
+TEST(KvBwOptions, TakesSizesSettingsAndBothOps) {
+  const Parsed parsed =
+      parse({"--provider",   "tcp",     "--op",     "both",         "--pages",    "2",
+             "--page-bytes", "64K",     "--layout", "contiguous",   "--sockets",  "3",
+             "--congestion", "cubic",   "--set",    "tcp.io=epoll", "--inflight", "4",
+             "--no-pin",     "--iters", "10"});
+  ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
+  const KvBwOptions& options = *parsed.command.options;
+  EXPECT_EQ(options.ops, (std::vector<Op>{Op::kWrite, Op::kRead}));
+  EXPECT_EQ(options.workload.page_bytes, 65536u);
+  EXPECT_FALSE(options.workload.scattered);
+  EXPECT_EQ(options.setting("tcp.sockets", ""), "3");
+  EXPECT_EQ(options.setting("tcp.congestion", ""), "cubic");
+  EXPECT_EQ(options.setting("tcp.io", ""), "epoll");
+  EXPECT_EQ(options.setting("tcp.other", "none"), "none");
+  EXPECT_EQ(options.inflight, 4u);
+  EXPECT_EQ(options.transfers, 10u);
+  EXPECT_FALSE(options.pin);
+}
+
+TEST(KvBwOptions, ModelWithTensorParallelDegrees) {
+  const Parsed parsed = parse({"--model", "llama3-8b", "--tokens", "100", "--tp", "2:4"});
+  ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
+  EXPECT_EQ(parsed.command.options->workload.tokens, 100u);
+  EXPECT_EQ(parsed.command.options->workload.tp_source, 2u);
+  EXPECT_EQ(parsed.command.options->workload.tp_target, 4u);
+}
+
+TEST(KvBwOptions, AddressesGetTheDefaultPort) {
+  const auto host = [](const char* text) {
+    const Parsed parsed = parse({text});
+    return parsed.command.options ? parsed.command.options->host : "refused: " + parsed.err;
+  };
+  EXPECT_EQ(host("node7"), "node7:18516");
+  EXPECT_EQ(host("10.0.0.1:4000"), "10.0.0.1:4000");
+  EXPECT_EQ(host("[fe80::1]:4000"), "[fe80::1]:4000");
+  EXPECT_EQ(host("fe80::1"), "[fe80::1]:18516");
+  EXPECT_EQ(host(":4000"), "127.0.0.1:4000");
+  EXPECT_THAT(host("node7:99999"), HasSubstr("port"));
+  EXPECT_THAT(host("node7:x"), HasSubstr("port"));
+}
+
+TEST(KvBwOptions, ListenAloneOrWithAnAddress) {
+  Parsed parsed = parse({"--listen"});
+  ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
+  EXPECT_TRUE(parsed.command.options->listen);
+  EXPECT_EQ(parsed.command.options->listen_host, "");
+  EXPECT_EQ(parsed.command.options->listen_port, KvBwOptions::kPort);
+  parsed = parse({"--listen", "0.0.0.0:5000", "--once"});
+  ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
+  EXPECT_EQ(parsed.command.options->listen_host, "0.0.0.0");
+  EXPECT_EQ(parsed.command.options->listen_port, 5000);
+  EXPECT_TRUE(parsed.command.options->once);
+}
+
+struct Bad {
+  std::vector<const char*> arguments;
+  const char* message;
+};
+class BadArguments : public testing::TestWithParam<Bad> {};
+
+TEST_P(BadArguments, EndWithStatusTwoAndSayWhy) {
+  const Parsed parsed = parse(GetParam().arguments);
+  EXPECT_FALSE(parsed.command.options.has_value());
+  EXPECT_EQ(parsed.command.exit_status, 2);
+  EXPECT_THAT(parsed.err, HasSubstr("baton kv_bw: "));
+  EXPECT_THAT(parsed.err, HasSubstr(GetParam().message));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    KvBwOptions, BadArguments,
+    testing::Values(Bad{{"--bogus"}, "--bogus"}, Bad{{"--provider", "pigeon"}, "shm, tcp"},
+                    Bad{{"--op", "swap"}, "{write,read,both}"}, Bad{{"--pages", "0"}, "pages"},
+                    Bad{{"--pages", "many"}, "--pages"}, Bad{{"--page-bytes", "0"}, "at least one"},
+                    Bad{{"--pages", "4G"}, "number of pages"},
+                    Bad{{"--pages", "1G", "--page-bytes", "1G"}, "1 TiB"},
+                    Bad{{"--layout", "round"}, "{scattered,contiguous}"},
+                    Bad{{"--model", "gpt-9"}, "llama3-8b"}, Bad{{"--tp", "2:1"}, "--model"},
+                    Bad{{"--model", "llama3-8b", "--tp", "2"}, "SOURCE:TARGET"},
+                    Bad{{"--model", "llama3-8b", "--tp", "3:1"}, "8 KV heads"},
+                    Bad{{"--model", "llama3-8b", "--tp", "0:1"}, "8 KV heads"},
+                    Bad{{"--model", "kjv", "--pages", "3"}, "--pages"},
+                    Bad{{"--model", "kjv", "--tokens", "0"}, "number of tokens"},
+                    Bad{{"--set", "tcp.sockets"}, "KEY=VALUE"},
+                    Bad{{"--inflight", "0"}, "inflight"}, Bad{{"--seconds", "-1"}, "seconds"},
+                    Bad{{"--once"}, "--listen"}, Bad{{"--listen", "--suite"}, "--suite"},
+                    Bad{{"--listen", "1.2.3.4:x"}, "port"}));
+
+TEST(KvBwOptions, HelpIsNoError) {
+  const Parsed parsed = parse({"--help"});
+  EXPECT_FALSE(parsed.command.options.has_value());
+  EXPECT_EQ(parsed.command.exit_status, 0);
+  EXPECT_THAT(parsed.out, HasSubstr("--page-bytes"));
+  EXPECT_EQ(parsed.err, "");
+}
+
+TEST(Commands, SuggestsTheNearestName) {
+  constexpr std::array kCommands = {Command{"kv_bw", "", nullptr}, Command{"train", "", nullptr},
+                                    Command{"serve_bench", "", nullptr}};
+  const auto suggestion = [&](const char* name) {
+    const Command* near = nearest(kCommands, name);
+    return std::string(near == nullptr ? "" : near->name);
+  };
+  EXPECT_EQ(suggestion("kvbw"), "kv_bw");
+  EXPECT_EQ(suggestion("trian"), "train");
+  EXPECT_EQ(suggestion("serve-bench"), "serve_bench");
+  EXPECT_EQ(suggestion("all_reduce_perf"), "");
+}
+
+TEST(Commands, RunsTheOneThatWasNamed) {
+  constexpr std::array kCommands = {
+      Command{"count", "", [](int argc, char**) { return 40 + argc; }}};
+  std::array<char, 6> tool = {"baton"}, name = {"count"}, argument = {"one"};
+  std::array<char*, 3> argv = {tool.data(), name.data(), argument.data()};
+  EXPECT_EQ(run_command(kCommands, 3, argv.data()), 42);
+}
+
+}  // namespace
+}  // namespace baton::bench
