@@ -1,0 +1,193 @@
+// The communicator: collectives among `ranks` processes.
+//
+//   auto group = launch::from_environment();              // or code, or --ranks N
+//   auto comm  = Communicator::create({.rank = r, .ranks = n, .rendezvous = "10.0.0.1:4711"});
+//   auto grads = (*comm)->allocate(bytes);                // memory that peers reach without a copy
+//   auto work  = (*comm)->all_reduce_async(grads->data, grads->data, count, DataType::kF32,
+//                                          ReduceOp::kSum);
+//   ... compute ...
+//   absl::Status status = (*comm)->wait(*work);
+//
+// All ranks make the same calls in the same order. Calls may come from any thread; their order is
+// the order in which they enter. Several may be in flight. Nothing advances by itself: wait(),
+// test() and the blocking calls drive the executor, and so does a background thread if
+// CommunicatorOptions::background is set.
+//
+// Nothing hangs silently. A rank that died, stopped, is late or called something else, and abort()
+// from any thread, end every call at every survivor within the deadline with an error that names
+// the rank, the call and its sequence number, the chunk and the link. After an error the
+// communicator only fails; shrink() makes a new one of the survivors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "collectives/types.h"
+#include "transport/clock.h"
+#include "transport/worker.h"
+
+namespace baton {
+
+struct CommunicatorOptions {
+  int rank = 0;
+  int ranks = 1;
+  std::string rendezvous;      // "host:port" where rank 0 (or a launcher) serves; see rendezvous.h
+  std::string name = "world";  // for messages and timelines
+  WorkerOptions worker;        // providers, key, shape, timeline: as for any worker
+  Time start_timeout = std::chrono::seconds(30);  // until all ranks have met
+  Time timeout = std::chrono::seconds(60);        // of each call, from its start; kNever: none
+  bool background = false;        // a thread advances calls while the caller computes
+  bool ordered = false;           // the default of CallOptions::ordered
+  bool calibrate = true;          // measure links when starting (under 100 ms)
+  size_t slot_bytes = 512 << 10;  // the largest message
+  uint32_t node_size = 0;         // ranks per node; 0: found from the hosts they run on
+};
+
+// Memory that peers reach directly. A plain value.
+struct CommBuffer {
+  std::byte* data = nullptr;
+  size_t size = 0;
+  uint32_t index = 0;  // for free()
+};
+
+// A call in flight. Valid until wait() or test() has reported its end.
+struct Work {
+  uint64_t sequence = 0;  // of the call, from 1; 0: none
+};
+
+// How one call is to run; what is left out is the communicator's default or chosen by its model.
+struct CallOptions {
+  std::optional<bool> ordered;  // bit-identical whatever algorithm, chunk, provider, placement
+  std::optional<Algorithm> algorithm;
+  uint32_t channels = 0;        // 0: chosen
+  size_t chunk_bytes = 0;       // 0: chosen
+  Time timeout = Time::zero();  // zero: the communicator's
+};
+
+struct CommunicatorStats {
+  uint64_t calls = 0;
+  uint64_t messages = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t direct_bytes = 0;  // of bytes received: combined or copied straight from a peer's buffer
+  uint64_t sleeps = 0;        // times a waiting rank went to sleep
+  uint64_t allocations = 0;   // heap allocations by the executor: constant in the steady state
+};
+
+class Communicator {
+ public:
+  // Meets the other ranks. DeadlineExceeded names the ranks that did not come; InvalidArgument for
+  // duplicate ranks or other sizes; Unauthenticated for another key; FailedPrecondition for another
+  // version.
+  static absl::StatusOr<std::unique_ptr<Communicator>> create(CommunicatorOptions options);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const;
+  int ranks() const;
+
+  // --- memory ------------------------------------------------------------------------------
+  // Any memory works in any call. This memory needs no copy on its way: over shm peers read it in
+  // place, over RDMA it is registered. Aligned to 64 bytes at least; zeroed.
+  absl::StatusOr<CommBuffer> allocate(size_t bytes);
+  void free(const CommBuffer& buffer);
+
+  // --- calls -------------------------------------------------------------------------------
+  // Counts are elements. `in` and `out` are equal (in place) or do not overlap; for reduce_scatter
+  // and all_gather in place means that the rank's own part lies at its place in the larger buffer.
+  // Pointers are aligned to the element. A count of zero is a call that does nothing and still is
+  // matched. Buffers must stay untouched until the call has ended.
+  absl::StatusOr<Work> all_reduce_async(const void* in, void* out, size_t count, DataType type,
+                                        ReduceOp op, const CallOptions& options = {});
+  // in: ranks * count elements; out: count.
+  absl::StatusOr<Work> reduce_scatter_async(const void* in, void* out, size_t count, DataType type,
+                                            ReduceOp op, const CallOptions& options = {});
+  // in: count elements; out: ranks * count.
+  absl::StatusOr<Work> all_gather_async(const void* in, void* out, size_t count, DataType type,
+                                        const CallOptions& options = {});
+  absl::StatusOr<Work> broadcast_async(const void* in, void* out, size_t count, DataType type,
+                                       int root, const CallOptions& options = {});
+  // `out` is only used at the root.
+  absl::StatusOr<Work> reduce_async(const void* in, void* out, size_t count, DataType type,
+                                    ReduceOp op, int root, const CallOptions& options = {});
+  // in and out: ranks * count elements. Not in place.
+  absl::StatusOr<Work> all_to_all_async(const void* in, void* out, size_t count, DataType type,
+                                        const CallOptions& options = {});
+  // Per rank: how many elements, and where they start. Receive counts must match what peers send.
+  absl::StatusOr<Work> all_to_all_v_async(const void* in, absl::Span<const size_t> send_counts,
+                                          absl::Span<const size_t> send_offsets, void* out,
+                                          absl::Span<const size_t> receive_counts,
+                                          absl::Span<const size_t> receive_offsets, DataType type,
+                                          const CallOptions& options = {});
+  // Point to point: matched by order between the two ranks alone; no other rank takes part.
+  absl::StatusOr<Work> send_async(const void* in, size_t count, DataType type, int to,
+                                  const CallOptions& options = {});
+  absl::StatusOr<Work> receive_async(void* out, size_t count, DataType type, int from,
+                                     const CallOptions& options = {});
+  absl::StatusOr<Work> barrier_async(const CallOptions& options = {});
+
+  // The same, waited for.
+  absl::Status all_reduce(const void* in, void* out, size_t count, DataType type, ReduceOp op,
+                          const CallOptions& options = {});
+  absl::Status reduce_scatter(const void* in, void* out, size_t count, DataType type, ReduceOp op,
+                              const CallOptions& options = {});
+  absl::Status all_gather(const void* in, void* out, size_t count, DataType type,
+                          const CallOptions& options = {});
+  absl::Status broadcast(const void* in, void* out, size_t count, DataType type, int root,
+                         const CallOptions& options = {});
+  absl::Status reduce(const void* in, void* out, size_t count, DataType type, ReduceOp op, int root,
+                      const CallOptions& options = {});
+  absl::Status all_to_all(const void* in, void* out, size_t count, DataType type,
+                          const CallOptions& options = {});
+  absl::Status send(const void* in, size_t count, DataType type, int to,
+                    const CallOptions& options = {});
+  absl::Status receive(void* out, size_t count, DataType type, int from,
+                       const CallOptions& options = {});
+  absl::Status barrier(const CallOptions& options = {});
+
+  // Blocks until the call has ended and returns how. Polls at first, then sleeps.
+  absl::Status wait(Work work);
+  // Advances, does not block: nullopt while the call runs, then how it ended.
+  std::optional<absl::Status> test(Work work);
+  // Advances everything by a bounded amount; true if anything happened. For callers with a loop of
+  // their own.
+  bool progress();
+
+  // --- failure -----------------------------------------------------------------------------
+  // Ends every call here and at all ranks with `why`. From any thread; returns at once.
+  void abort(absl::Status why);
+  // OK, or what broke the communicator.
+  absl::Status status() const;
+  // The ranks known to be dead or stopped, by their numbers here.
+  std::vector<int> lost_ranks() const;
+  // A new communicator of the ranks that still answer, in the old order, renumbered. All survivors
+  // call it; they agree on who is left. This one stays broken.
+  absl::StatusOr<std::unique_ptr<Communicator>> shrink();
+
+  // --- explaining --------------------------------------------------------------------------
+  // How a call of this size would run, every alternative with its predicted time, and what the last
+  // such call took.
+  std::string explain(Collective collective, size_t bytes, const CallOptions& options = {}) const;
+  // The links to every other rank: the route taken.
+  std::string routes() const;
+  // The last few thousand events, oldest first, one per line. Dumped to stderr (or the file in
+  // $BATON_FLIGHT_RECORDER) when a call fails.
+  std::string flight_record() const;
+  CommunicatorStats stats() const;
+  Worker& worker();
+
+ private:
+  class Impl;
+  explicit Communicator(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace baton

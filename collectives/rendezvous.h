@@ -1,0 +1,65 @@
+// The rendezvous: how ranks that know only "host:port" come to know each other.
+//
+// A server (rank 0's own, or a launcher's that outlives ranks) waits until every rank of a
+// generation has sent its card, then sends all cards to all. It speaks TCP; each connection is
+// authenticated by the transport's Handshake before anything is parsed. Ranks retry until the
+// server is there.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/clock.h"
+#include "transport/handshake.h"
+
+namespace baton::collectives {
+
+// What a rank tells the others. At most 64 KiB encoded.
+struct RankCard {
+  uint32_t rank = 0;
+  uint32_t ranks = 0;
+  uint64_t generation = 0;  // 0 at first; higher for a group that replaces a broken one
+  uint32_t version = 0;     // of the collectives protocol
+  uint32_t pid = 0;
+  std::string host;            // for people
+  std::string worker_address;  // encoded Address of its worker
+  std::string payload;         // whatever the communicator adds (regions, settings)
+
+  std::string encode() const;
+  static absl::StatusOr<RankCard> decode(std::string_view bytes);
+};
+
+inline constexpr uint32_t kCollectivesVersion = 1;
+
+// Serves any number of generations, one after the other, on a thread of its own, until destroyed.
+class RendezvousServer {
+ public:
+  // `host`: "" for loopback only. Port 0: any free one.
+  static absl::StatusOr<std::unique_ptr<RendezvousServer>> start(const ClusterKey& key,
+                                                                 const std::string& host,
+                                                                 uint16_t port, uint32_t ranks);
+  ~RendezvousServer();
+  std::string address() const;  // "127.0.0.1:4711"
+
+ private:
+  struct Impl;
+  explicit RendezvousServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Hands `card` to the server at `address` and returns the cards of all ranks of its generation,
+// ordered by rank. Blocks, retries while nobody listens. Errors, at every rank that has come:
+//   DeadlineExceeded     not all came in time: names those missing
+//   InvalidArgument      a rank came twice, is out of range, or ranks disagree about their number
+//   FailedPrecondition   another library version: says both
+//   Unauthenticated      another cluster key
+absl::StatusOr<std::vector<RankCard>> meet(const std::string& address, const ClusterKey& key,
+                                           const RankCard& card, Time timeout);
+
+}  // namespace baton::collectives
