@@ -40,6 +40,7 @@ struct CommunicatorOptions {
   int rank = 0;
   int ranks = 1;
   std::string rendezvous;      // "host:port" where rank 0 (or a launcher) serves; see rendezvous.h
+  uint64_t generation = 0;     // of the group: higher for one that replaces a broken one
   std::string name = "world";  // for messages and timelines
   WorkerOptions worker;        // providers, key, shape, timeline: as for any worker
   Time start_timeout = std::chrono::seconds(30);  // until all ranks have met
@@ -78,7 +79,6 @@ struct CommunicatorStats {
   uint64_t bytes_sent = 0;
   uint64_t direct_bytes = 0;  // of bytes received: combined or copied straight from a peer's buffer
   uint64_t sleeps = 0;        // times a waiting rank went to sleep
-  uint64_t allocations = 0;   // heap allocations by the executor: constant in the steady state
 };
 
 class Communicator {
@@ -178,8 +178,8 @@ class Communicator {
   std::string explain(Collective collective, size_t bytes, const CallOptions& options = {}) const;
   // The links to every other rank: the route taken.
   std::string routes() const;
-  // The last few thousand events, oldest first, one per line. Dumped to stderr (or the file in
-  // $BATON_FLIGHT_RECORDER) when a call fails.
+  // The last few thousand events, oldest first, one per line. When a call fails they are written,
+  // as JSON, to $BATON_FLIGHT_RECORDER.<rank>.json, if that variable is set.
   std::string flight_record() const;
   CommunicatorStats stats() const;
   Worker& worker();

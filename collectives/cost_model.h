@@ -31,6 +31,7 @@ struct Override {
   Algorithm algorithm = Algorithm::kRing;
   uint32_t channels = 0;   // 0: choose
   size_t chunk_bytes = 0;  // of one message; 0: choose
+  bool operator==(const Override&) const = default;
 };
 
 // What a call is, as far as choosing goes.
@@ -42,6 +43,7 @@ struct CallShape {
   size_t bytes = 0;   // nccl-tests' size: of the whole vector
   size_t element_bytes = 4;
   bool ordered = false;
+  bool operator==(const CallShape&) const = default;
 };
 
 class CostModel {
@@ -64,6 +66,12 @@ class CostModel {
   size_t slot_bytes_;
   uint32_t lanes_;
 };
+
+// What ranks measured, taken together: what all of them use. At least one.
+CostParameters agree(absl::Span<const CostParameters> measured);
+// For sending; all ranks have the same form.
+std::string encode(const CostParameters& parameters);
+absl::StatusOr<CostParameters> decode_cost_parameters(std::string_view bytes);
 
 // A table of the candidates for people: algorithm, channels, chunk, predicted; and, where it is
 // known, what the chosen one took.

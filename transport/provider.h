@@ -105,6 +105,15 @@ class EventSink {
   virtual void resolved(uint64_t session, absl::StatusOr<std::string> address) = 0;
 };
 
+// A peer's region, mapped here: it can be read in place, without a transfer. Nothing guards its
+// bytes but what the two sides agree on; the mapping itself stays valid for as long as `keep` is
+// held, also after the peer is gone.
+struct RemoteView {
+  const std::byte* data = nullptr;
+  size_t size = 0;
+  std::shared_ptr<const void> keep;
+};
+
 // One path to one peer. Owned by the worker.
 class Rail {
  public:
@@ -121,6 +130,11 @@ class Rail {
 
   // Whether this rail can reach the region; the reason and the remedy where it cannot.
   virtual absl::Status reaches(const RemoteRegion& remote) const = 0;
+
+  // A direct view of the region, where this path has one. Unavailable: not yet, ask again.
+  virtual absl::StatusOr<RemoteView> view(const RemoteRegion& /*remote*/) const {
+    return absl::UnimplementedError(properties().provider + " cannot map a peer's memory");
+  }
 
   // Takes a slice; false when the rail is full (post again after its next slice_done). May report
   // the slice before it returns.

@@ -14,6 +14,9 @@ class TracedRail final : public DecoratedRail {
   TracedRail(std::unique_ptr<Rail> inner, TracedProvider& provider)
       : DecoratedRail(std::move(inner)), provider_(provider) {}
 
+  absl::StatusOr<RemoteView> view(const RemoteRegion& remote) const override {
+    return inner_->view(remote);
+  }
   bool post(const Slice& slice, EventSink& sink) override;
   void abort(TransferId transfer, EventSink& sink) override;
   void close(absl::Status why, EventSink& sink) override;

@@ -132,6 +132,23 @@ std::string Worker::explain(PeerId id) const {
   return peer == nullptr ? "no such peer" : impl_->explain(*peer);
 }
 
+absl::StatusOr<RemoteView> Worker::view(PeerId id, const RemoteRegion& region) const {
+  std::lock_guard lock(impl_->mutex);
+  const Peer* peer = impl_->find_peer(id);
+  if (peer == nullptr) return absl::NotFoundError("no such peer");
+  if (peer->state == PeerState::kDown) return peer->why;
+  if (peer->rails.empty()) return absl::UnavailableError("the peer is not connected yet");
+  if (region.owner != peer->uid) {
+    return absl::InvalidArgumentError("the region belongs to another worker than this peer");
+  }
+  absl::StatusOr<RemoteView> view = absl::UnimplementedError("no rail");
+  for (const RailState& rail : peer->rails) {
+    view = rail.rail->view(region);
+    if (view.ok()) break;
+  }
+  return view;
+}
+
 std::optional<PeerEvent> Worker::next_peer_event() {
   std::lock_guard lock(impl_->mutex);
   if (impl_->events.empty()) return std::nullopt;

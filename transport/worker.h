@@ -58,6 +58,7 @@ struct PeerEvent {
   PeerId peer;
   std::string name;
   absl::Status why;  // of a kDown
+  WorkerUid uid;     // of the peer; zeros where it never told
 };
 
 struct Notification {
@@ -118,6 +119,10 @@ class Worker {
   absl::Status peer_status(PeerId peer) const;
   // The route taken, and for each provider not used, why: for logs and people.
   std::string explain(PeerId peer) const;
+  // The peer's region, mapped, so that it can be read in place: needs a rail that can do that (shm,
+  // to pool memory) and the right to read. Unavailable while the connection is still coming up;
+  // Unimplemented where no rail can, as over tcp or a shaped link.
+  absl::StatusOr<RemoteView> view(PeerId peer, const RemoteRegion& region) const;
   // Peers that came up or went down, oldest first.
   std::optional<PeerEvent> next_peer_event();
 

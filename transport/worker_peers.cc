@@ -222,7 +222,7 @@ void Worker::Impl::peer_up(Peer& peer, const HelloInfo& info, std::unique_ptr<Ra
   }
   peer.untried.clear();
   ++stats.peers_up;
-  push_event({PeerEvent::Kind::kUp, peer.id(), peer.name, absl::OkStatus()});
+  push_event({PeerEvent::Kind::kUp, peer.id(), peer.name, absl::OkStatus(), peer.uid});
 }
 
 void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
@@ -247,7 +247,7 @@ void Worker::Impl::peer_down(Peer& peer, const absl::Status& why) {
   for (SlotQueue* queue : {&peer.urgent, &peer.bulk}) {
     while (queue->head != kNone) stop(queue->head, TransferState::kFailed, peer.why);
   }
-  push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why});
+  push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
 }
 
 void Worker::Impl::close_rails(Peer& peer, const absl::Status& why) {

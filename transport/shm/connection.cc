@@ -180,6 +180,11 @@ absl::Status Connection::reaches(const RemoteRegion& remote) const {
   return state_ == State::kUp ? memory_->reaches(remote) : absl::OkStatus();
 }
 
+absl::StatusOr<RemoteView> Connection::view(const RemoteRegion& remote) const {
+  if (state_ == State::kUp) return memory_->view(remote);
+  return absl::UnavailableError("the connection is not up");
+}
+
 void Connection::close(const absl::Status& why, EventSink& sink) { fail(why, sink); }
 
 void Connection::fail(const absl::Status& why, EventSink& sink) {

@@ -66,6 +66,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void close(const absl::Status& why, EventSink& sink);
   void rail_destroyed();
   absl::Status reaches(const RemoteRegion& remote) const;
+  absl::StatusOr<RemoteView> view(const RemoteRegion& remote) const;
 
  private:
   // connection_setup.cc
@@ -130,6 +131,9 @@ class ShmRail final : public Rail {
   const Properties& properties() const override { return properties_; }
   absl::Status reaches(const RemoteRegion& remote) const override {
     return connection_->reaches(remote);
+  }
+  absl::StatusOr<RemoteView> view(const RemoteRegion& remote) const override {
+    return connection_->view(remote);
   }
   bool post(const Slice& slice, EventSink&) override { return connection_->post(slice); }
   void abort(TransferId transfer, EventSink& sink) override { connection_->abort(transfer, sink); }

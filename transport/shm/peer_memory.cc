@@ -56,14 +56,15 @@ absl::Status PeerMemory::resolve(const TransferDescriptor& transfer, Target& tar
       target.way = Way::kNotYet;
       return absl::OkStatus();
     }
-    const size_t mapped = file->second.mapping.size();
     mapping = file->second.status;
     if (mapping.ok()) {
+      const size_t mapped = file->second.mapping->size();
       if (size > mapped || offset > mapped - size) {
         return absl::OutOfRangeError("the remote region lies outside the file that its owner sent");
       }
       target.way = Way::kMapped;
-      target.mapped = file->second.mapping.data() + offset;
+      target.mapped = file->second.mapping->data() + offset;
+      target.file = number;
       return absl::OkStatus();
     }
   }
@@ -71,6 +72,24 @@ absl::Status PeerMemory::resolve(const TransferDescriptor& transfer, Target& tar
   target.way = Way::kCma;
   target.address = base;
   return absl::OkStatus();
+}
+
+absl::StatusOr<RemoteView> PeerMemory::view(const RemoteRegion& region) const {
+  TransferDescriptor read;
+  read.op = Op::kRead;
+  read.remote = region;
+  read.remote_layout = Layout::contiguous(0, region.size);
+  Target target;
+  if (absl::Status status = resolve(read, target); !status.ok()) return status;
+  switch (target.way) {
+    case Way::kNotYet:
+      return absl::UnavailableError("the region's file is on its way: ask again");
+    case Way::kCma:
+      return absl::UnimplementedError("the region's memory does not come from a MemoryPool");
+    case Way::kMapped:
+      break;
+  }
+  return RemoteView{target.mapped, region.size, files_.at(target.file).mapping};
 }
 
 absl::Status PeerMemory::reaches(const RemoteRegion& region) const {
@@ -92,7 +111,7 @@ absl::Status PeerMemory::add_file(uint64_t number, int fd, uint64_t bytes) {
   auto mapping = MappedFile::map(fd, bytes, MappedFile::Protection::kReadWrite, "region file");
   File file;
   if (mapping.ok()) {
-    file.mapping = *std::move(mapping);
+    file.mapping = std::make_shared<MappedFile>(*std::move(mapping));
     populating_ = number;
   } else if (absl::IsResourceExhausted(mapping.status())) {
     file.status = mapping.status();
@@ -106,11 +125,11 @@ absl::Status PeerMemory::add_file(uint64_t number, int fd, uint64_t bytes) {
 bool PeerMemory::populate(size_t bytes) {
   if (populating_ == 0) return false;
   if (const auto file = files_.find(populating_); file != files_.end()) {
-    if (file->second.mapping.populate(bytes)) return true;
+    if (file->second.mapping->populate(bytes)) return true;
   }
   populating_ = 0;
   for (const auto& [number, file] : files_) {
-    if (!file.mapping.populated()) populating_ = number;
+    if (file.mapping != nullptr && !file.mapping->populated()) populating_ = number;
   }
   return populating_ != 0;
 }

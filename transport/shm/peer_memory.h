@@ -5,9 +5,11 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "transport/provider.h"
 #include "transport/shm/memory_file.h"
 #include "transport/shm/segment.h"
@@ -29,12 +31,16 @@ class PeerMemory {
   struct Target {
     Way way = Way::kNotYet;
     std::byte* mapped = nullptr;
+    uint64_t file = 0;  // its number, where mapped
     uint64_t address = 0;
   };
 
   // Key, generation, rights and the bounds of the whole remote layout. The message of an error is
   // what the initiator of the transfer reads.
   absl::Status resolve(const TransferDescriptor& transfer, Target& target) const;
+
+  // The region as it is mapped here. Unavailable while its file is on its way.
+  absl::StatusOr<RemoteView> view(const RemoteRegion& region) const;
 
   // Whether the registration still lives. Ask with one's busy marker set.
   bool live(uint32_t index, uint32_t generation) const {
@@ -57,8 +63,8 @@ class PeerMemory {
 
  private:
   struct File {
-    MappedFile mapping;
-    absl::Status status;  // why it could not be mapped
+    std::shared_ptr<MappedFile> mapping;  // null: could not be mapped
+    absl::Status status;                  // why
   };
 
   const SharedRegion* rows() const { return control_.as<const ControlSegment>()->regions; }
