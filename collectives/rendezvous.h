@@ -6,11 +6,10 @@
 // server is there.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -44,6 +43,12 @@ class RendezvousServer {
   static absl::StatusOr<std::unique_ptr<RendezvousServer>> start(const ClusterKey& key,
                                                                  const std::string& host,
                                                                  uint16_t port, uint32_t ranks);
+  // Listens so that all ranks reach it at `rendezvous` ("host:port"): on loopback alone if that is
+  // a loopback address, else on every interface. AlreadyExists: another process has the port.
+  static absl::StatusOr<std::unique_ptr<RendezvousServer>> start_at(const ClusterKey& key,
+                                                                    const std::string& rendezvous,
+                                                                    uint32_t ranks);
+  // Closes all connections at once.
   ~RendezvousServer();
   std::string address() const;  // "127.0.0.1:4711"
 
@@ -54,10 +59,11 @@ class RendezvousServer {
 };
 
 // Hands `card` to the server at `address` and returns the cards of all ranks of its generation,
-// ordered by rank. Blocks, retries while nobody listens. Errors, at every rank that has come:
+// ordered by rank. Blocks, retries while nobody listens. One rank needs no server: with an empty
+// address it meets itself. Errors, at every rank that has come:
 //   DeadlineExceeded     not all came in time: names those missing
 //   InvalidArgument      a rank came twice, is out of range, or ranks disagree about their number
-//   FailedPrecondition   another library version: says both
+//   FailedPrecondition   another library version: says both; or a generation that is over
 //   Unauthenticated      another cluster key
 absl::StatusOr<std::vector<RankCard>> meet(const std::string& address, const ClusterKey& key,
                                            const RankCard& card, Time timeout);

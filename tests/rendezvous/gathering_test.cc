@@ -1,0 +1,175 @@
+// The gathering in virtual time: generations, patience, duplicates, and what each guest is told.
+#include "collectives/gathering.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace baton::collectives {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+class GatheringTest : public testing::Test {
+ protected:
+  RankCard card(uint32_t rank, uint64_t generation = 0) const {
+    RankCard card{.rank = rank, .ranks = 3, .generation = generation};
+    card.version = kCollectivesVersion;
+    card.pid = 100 + rank;
+    card.host = "node";
+    return card;
+  }
+  void join(uint64_t guest, const RankCard& card, Time patience = kNever, Time now = 0s) {
+    gathering_.join(guest, {patience, card}, now, answers_);
+  }
+  // What the guest was told since the last call.
+  absl::Status told(uint64_t guest) {
+    for (auto at = answers_.begin(); at != answers_.end(); ++at) {
+      if (at->guest != guest) continue;
+      std::string in = *at->frames;
+      answers_.erase(at);
+      Frame frame;
+      EXPECT_TRUE(*take_frame(in, frame));
+      if (frame.type == FrameType::kRefusal) return decode_refusal(frame.body);
+      uint32_t cards = 1;
+      while (*take_frame(in, frame)) ++cards;
+      EXPECT_EQ(3, cards);
+      EXPECT_TRUE(in.empty());
+      return absl::OkStatus();
+    }
+    return absl::NotFoundError("nothing");
+  }
+  std::string message(uint64_t guest, absl::StatusCode code) {
+    const absl::Status status = told(guest);
+    EXPECT_EQ(code, status.code()) << status;
+    return std::string(status.message());
+  }
+
+  Gathering gathering_{3};
+  std::vector<Gathering::Answer> answers_;
+};
+
+TEST_F(GatheringTest, EverybodyGetsTheSameCardsWhenTheLastHasCome) {
+  join(10, card(2));
+  join(11, card(0));
+  EXPECT_TRUE(answers_.empty());
+  EXPECT_EQ(0, gathering_.next_generation());
+  join(12, card(1));
+  ASSERT_EQ(3, answers_.size());
+  EXPECT_EQ(answers_[0].frames, answers_[2].frames);
+  for (uint64_t guest : {10, 11, 12}) EXPECT_TRUE(told(guest).ok());
+  EXPECT_EQ(1, gathering_.next_generation());
+}
+
+TEST_F(GatheringTest, AGenerationThatIsOverTakesNobody) {
+  for (uint32_t rank : {0, 1, 2}) join(rank, card(rank));
+  answers_.clear();
+  join(5, card(1));
+  EXPECT_THAT(message(5, absl::StatusCode::kFailedPrecondition),
+              AllOf(HasSubstr("generation 0 of this group is over"), HasSubstr("rank 1")));
+}
+
+TEST_F(GatheringTest, AHigherGenerationSendsTheWaitingAway) {
+  join(1, card(0));
+  join(2, card(1, 4));
+  EXPECT_THAT(message(1, absl::StatusCode::kFailedPrecondition),
+              HasSubstr("has begun generation 4"));
+  EXPECT_TRUE(answers_.empty());  // the other one waits
+  EXPECT_EQ(4, gathering_.next_generation());
+  join(3, card(0, 4));
+  join(4, card(2, 4));
+  for (uint64_t guest : {2, 3, 4}) EXPECT_TRUE(told(guest).ok());
+}
+
+TEST_F(GatheringTest, PatienceEndsForAllAtOnceAndNamesTheMissing) {
+  join(1, card(1), 5s, 100s);
+  join(2, card(0), 60s, 101s);
+  EXPECT_EQ(Time(105s), gathering_.deadline());
+  gathering_.expire(104s, answers_);
+  EXPECT_TRUE(answers_.empty());
+  gathering_.expire(105s, answers_);
+  for (uint64_t guest : {1, 2}) {
+    EXPECT_THAT(message(guest, absl::StatusCode::kDeadlineExceeded),
+                HasSubstr("rank 2 of 3 did not come to the rendezvous while rank 1 (pid 101"));
+  }
+  EXPECT_EQ(kNever, gathering_.deadline());
+}
+
+TEST_F(GatheringTest, ALateRankHearsWhyTheFirstAttemptFailed) {
+  join(1, card(0));
+  join(2, card(0));
+  EXPECT_THAT(message(1, absl::StatusCode::kInvalidArgument), HasSubstr("rank 0 came twice"));
+  EXPECT_THAT(message(2, absl::StatusCode::kInvalidArgument), HasSubstr("rank 0 came twice"));
+  join(3, card(2), 1s, 0s);
+  gathering_.expire(1s, answers_);
+  EXPECT_THAT(message(3, absl::StatusCode::kDeadlineExceeded),
+              AllOf(HasSubstr("ranks 0-1 of 3"), HasSubstr("rank 0 came twice")));
+}
+
+TEST_F(GatheringTest, WhoLeavesIsForgotten) {
+  join(1, card(0));
+  gathering_.leave(1);
+  join(2, card(0));
+  EXPECT_TRUE(answers_.empty());
+  EXPECT_EQ(2, *gathering_.waiting_as(card(0)));
+  EXPECT_EQ(nullptr, gathering_.waiting_as(card(1)));
+  EXPECT_EQ(nullptr, gathering_.waiting_as(card(0, 1)));
+}
+
+TEST_F(GatheringTest, DisagreementEndsTheAttemptForAll) {
+  RankCard version = card(1);
+  version.version = kCollectivesVersion + 1;
+  RankCard ranks = card(1);
+  ranks.ranks = 4;
+  const RankCard range = card(3);
+  const struct {
+    RankCard bad;
+    absl::StatusCode code;
+    const char* says;
+  } cases[] = {
+      {version, absl::StatusCode::kFailedPrecondition,
+       "speaks version 2 of the collectives, the "
+       "rendezvous 1"},
+      {ranks, absl::StatusCode::kInvalidArgument, "expects 4 ranks"},
+      {range, absl::StatusCode::kInvalidArgument, "rank 3 (pid 103 on node) is out of range"},
+  };
+  for (const auto& one : cases) {
+    join(1, card(0));
+    join(2, one.bad);
+    for (uint64_t guest : {1, 2}) EXPECT_THAT(message(guest, one.code), HasSubstr(one.says));
+  }
+}
+
+TEST(ListRanks, JoinsNeighboursAndEnds) {
+  EXPECT_EQ("1", list_ranks({1}));
+  EXPECT_EQ("1, 3-5, 9", list_ranks({1, 3, 4, 5, 9}));
+  std::vector<uint32_t> odd;
+  for (uint32_t rank = 1; rank < 100; rank += 2) odd.push_back(rank);
+  EXPECT_THAT(list_ranks(odd), HasSubstr("31, and 34 more"));
+}
+
+TEST(RankCard, SurvivesEncoding) {
+  RankCard card{.rank = 3, .ranks = 5, .generation = 1ull << 40, .version = 9, .pid = 77};
+  card.host = "node";
+  card.worker_address = "baton1:abc";
+  card.payload = std::string("\0\1\2", 3);
+  const std::string bytes = card.encode();
+  const auto again = RankCard::decode(bytes);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(bytes, again->encode());
+  EXPECT_EQ(card.payload, again->payload);
+  for (size_t cut = 0; cut < bytes.size(); ++cut) {
+    EXPECT_FALSE(RankCard::decode(bytes.substr(0, cut)).ok()) << cut;
+  }
+  EXPECT_FALSE(RankCard::decode(bytes + "x").ok());
+  card.host = "no\x1b[de";
+  EXPECT_EQ("no?[de", RankCard::decode(card.encode())->host);
+}
+
+}  // namespace
+}  // namespace baton::collectives

@@ -1,0 +1,300 @@
+// Ranks that meet over sockets: all of them, too few, twice, with other keys, among strangers.
+#include "collectives/rendezvous.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "collectives/rendezvous_socket.h"
+#include "collectives/rendezvous_wire.h"
+
+namespace baton::collectives {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using Cards = absl::StatusOr<std::vector<RankCard>>;
+
+constexpr Time kPatient = std::chrono::minutes(2);
+constexpr Time kHasty = std::chrono::milliseconds(200);
+
+const ClusterKey& key() {
+  static const ClusterKey kKey = *ClusterKey::from_bytes("the key of the rendezvous tests");
+  return kKey;
+}
+
+RankCard card_of(uint32_t rank, uint32_t ranks, uint64_t generation = 0) {
+  RankCard card{.rank = rank, .ranks = ranks, .generation = generation};
+  card.version = kCollectivesVersion;
+  card.pid = 1000 + rank;
+  card.host = absl::StrCat("node", rank);
+  card.worker_address = absl::StrCat("address of ", rank);
+  card.payload = std::string(1 + rank, 'p');
+  return card;
+}
+
+std::unique_ptr<RendezvousServer> serve(uint32_t ranks) {
+  auto server = RendezvousServer::start(key(), "", 0, ranks);
+  EXPECT_TRUE(server.ok()) << server.status();
+  return *std::move(server);
+}
+
+std::future<Cards> meeting(const RendezvousServer& server, const RankCard& card,
+                           Time patience = kPatient) {
+  return std::async(std::launch::async, [address = server.address(), card, patience] {
+    return meet(address, key(), card, patience);
+  });
+}
+
+void expect_all_met(std::vector<std::future<Cards>>& ranks, uint64_t generation = 0) {
+  for (auto& rank : ranks) {
+    const Cards cards = rank.get();
+    ASSERT_TRUE(cards.ok()) << cards.status();
+    ASSERT_EQ(ranks.size(), cards->size());
+    for (uint32_t i = 0; i < cards->size(); ++i) {
+      const RankCard expected = card_of(i, static_cast<uint32_t>(ranks.size()), generation);
+      EXPECT_EQ(expected.encode(), (*cards)[i].encode());
+    }
+  }
+}
+
+void expect_generation_meets(const RendezvousServer& server, uint32_t ranks, uint64_t generation) {
+  std::vector<std::future<Cards>> all;
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    all.push_back(meeting(server, card_of(rank, ranks, generation)));
+  }
+  expect_all_met(all, generation);
+}
+
+int dial(const RendezvousServer& server) {
+  const auto parts = split_address(server.address());
+  const auto to = resolve(parts->first, parts->second);
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(
+      0, ::connect(fd, reinterpret_cast<const sockaddr*>(&to->front().storage), to->front().size));
+  return fd;
+}
+
+bool send_all(int fd, std::string_view bytes) {
+  return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+}
+
+// Blocks until the server has closed the connection.
+std::string read_to_end(int fd) {
+  std::string all;
+  char bytes[4096];
+  for (ssize_t n; (n = ::recv(fd, bytes, sizeof(bytes), 0)) > 0;) {
+    all.append(bytes, static_cast<size_t>(n));
+  }
+  return all;
+}
+
+// A blocking connection that has proved itself and may say anything now.
+Descriptor friend_of(const RendezvousServer& server, const HelloInfo& hello = rendezvous_hello()) {
+  Descriptor fd(dial(server));
+  Handshake handshake(Handshake::Role::kClient, key(), hello);
+  while (true) {
+    const std::string out(handshake.to_send());
+    EXPECT_TRUE(send_all(fd.get(), out));
+    handshake.sent(out.size());
+    if (handshake.done()) return fd;
+    std::string in(handshake.wanted(), '\0');
+    EXPECT_EQ(static_cast<ssize_t>(in.size()), ::recv(fd.get(), in.data(), in.size(), MSG_WAITALL));
+    const absl::Status good = handshake.receive(in);
+    EXPECT_TRUE(good.ok()) << good;
+    if (!good.ok()) return fd;
+  }
+}
+
+TEST(Rendezvous, SixtyFourRanksMeetGenerationAfterGeneration) {
+  const auto server = serve(64);
+  for (uint64_t generation : {0, 1, 7}) expect_generation_meets(*server, 64, generation);
+}
+
+TEST(Rendezvous, OneRankMeetsItselfWithAndWithoutAServer) {
+  const auto server = serve(1);
+  for (const std::string& address : {server->address(), std::string()}) {
+    const Cards cards = meet(address, key(), card_of(0, 1), kPatient);
+    ASSERT_TRUE(cards.ok()) << cards.status();
+    EXPECT_EQ(card_of(0, 1).encode(), cards->at(0).encode());
+  }
+}
+
+TEST(Rendezvous, RanksWaitForAServerThatStartsLater) {
+  std::string address;
+  {
+    const auto server = serve(1);
+    address = server->address();  // free again
+  }
+  auto early =
+      std::async(std::launch::async, [&] { return meet(address, key(), card_of(1, 2), kPatient); });
+  const auto server = RendezvousServer::start_at(key(), address, 2);
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ(address, (*server)->address());
+  EXPECT_TRUE(meet(address, key(), card_of(0, 2), kPatient).ok());
+  EXPECT_TRUE(early.get().ok());
+}
+
+TEST(Rendezvous, MissingRanksAreNamedAtEveryRankThatCame) {
+  const auto server = serve(6);
+  std::vector<std::future<Cards>> came;
+  for (uint32_t rank : {0, 4}) came.push_back(meeting(*server, card_of(rank, 6), kHasty));
+  for (auto& rank : came) {
+    const absl::Status why = rank.get().status();
+    EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
+    // One may have given up before the other came: who is missing is for the gathering's tests.
+    EXPECT_THAT(std::string(why.message()), HasSubstr("of 6 did not come")) << why;
+  }
+  expect_generation_meets(*server, 6, 0);  // and nothing of that is left
+}
+
+TEST(Rendezvous, NobodyListensIsSaidWithTheAddress) {
+  std::string address;
+  {
+    const auto server = serve(1);
+    address = server->address();
+  }
+  const absl::Status why = meet(address, key(), card_of(0, 2), kHasty).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
+  EXPECT_THAT(std::string(why.message()), AllOf(HasSubstr(address), HasSubstr("refused")));
+}
+
+TEST(Rendezvous, AServerThatSaysNothingIsSaidSo) {
+  const auto silent = listen_at("", 0);  // accepts by itself, and never answers
+  ASSERT_TRUE(silent.ok()) << silent.status();
+  const absl::Status why =
+      meet(bound_address(silent->get()).text(), key(), card_of(0, 2), kHasty).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
+  EXPECT_THAT(std::string(why.message()), HasSubstr("says nothing"));
+}
+
+TEST(Rendezvous, BadArgumentsAreRefusedAtOnce) {
+  const auto refused = [](const std::string& address, const RankCard& card) {
+    const absl::Status why = meet(address, key(), card, kPatient).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(why)) << why;
+  };
+  refused("127.0.0.1", card_of(0, 2));
+  refused("", card_of(0, 2));
+  refused("127.0.0.1:99999", card_of(0, 2));
+  refused("127.0.0.1:4711", card_of(2, 2));
+  RankCard large = card_of(0, 2);
+  large.payload.assign(kMaxCardBytes, 'x');
+  refused("127.0.0.1:4711", large);
+  EXPECT_FALSE(RendezvousServer::start(key(), "", 0, 0).ok());
+}
+
+TEST(Rendezvous, APortInUseIsSaidSo) {
+  const auto server = serve(2);
+  const auto second = RendezvousServer::start_at(key(), server->address(), 2);
+  EXPECT_EQ(absl::StatusCode::kAlreadyExists, second.status().code()) << second.status();
+}
+
+TEST(Rendezvous, AnotherKeyIsUnauthenticatedAndHurtsNobody) {
+  const auto server = serve(2);
+  std::vector<std::future<Cards>> all;
+  all.push_back(meeting(*server, card_of(0, 2)));
+  const auto other = ClusterKey::from_bytes("the key of another cluster");
+  const absl::Status why = meet(server->address(), *other, card_of(1, 2), kPatient).status();
+  EXPECT_TRUE(absl::IsUnauthenticated(why)) << why;
+  all.push_back(meeting(*server, card_of(1, 2)));
+  expect_all_met(all);
+}
+
+TEST(Rendezvous, ARankThatCameTwiceIsToldAtBothPlaces) {
+  const auto server = serve(3);
+  RankCard twin = card_of(1, 3);
+  twin.pid = 77;
+  twin.host = "elsewhere";
+  auto first = meeting(*server, card_of(1, 3));
+  auto second = meeting(*server, twin);
+  for (auto* one : {&first, &second}) {
+    const absl::Status why = one->get().status();
+    EXPECT_TRUE(absl::IsInvalidArgument(why)) << why;
+    EXPECT_THAT(std::string(why.message()),
+                AllOf(HasSubstr("rank 1 came twice"), HasSubstr("1001 on node1"),
+                      HasSubstr("77 on elsewhere")));
+  }
+}
+
+TEST(Rendezvous, ARankThatLeavesWhileItWaitsMayComeAgain) {
+  const auto server = serve(2);
+  for (int time = 0; time < 3; ++time) {
+    const Descriptor fd = friend_of(*server);
+    EXPECT_TRUE(
+        send_all(fd.get(), encode_frame(FrameType::kJoin, encode_join({.card = card_of(0, 2)}))));
+  }
+  expect_generation_meets(*server, 2, 0);
+}
+
+TEST(Rendezvous, StrangersAndBadFriendsAreDroppedAndHurtNobody) {
+  const auto server = serve(2);
+  std::vector<std::future<Cards>> all;
+  all.push_back(meeting(*server, card_of(0, 2)));
+
+  std::vector<Descriptor> slow;  // say a little, and no more: more of them than there are places
+  for (int i = 0; i < 100; ++i) {
+    slow.emplace_back(dial(*server));
+    EXPECT_TRUE(send_all(slow.back().get(), "BATON"));
+  }
+  const Descriptor garbage(dial(*server));
+  send_all(garbage.get(), std::string(4096, 'x'));
+  read_to_end(garbage.get());
+
+  const std::string join = encode_join({.card = card_of(1, 2)});
+  std::string oversize = encode_frame(FrameType::kJoin, join);
+  oversize[3] = 0x7f;  // of its length
+  for (const std::string& bytes :
+       {oversize, encode_frame(FrameType::kCard, join), encode_frame(FrameType::kJoin, "short"),
+        encode_frame(static_cast<FrameType>(9), join),
+        encode_frame(FrameType::kJoin, join) + "and more"}) {
+    const Descriptor fd = friend_of(*server);
+    send_all(fd.get(), bytes);
+    EXPECT_EQ("", read_to_end(fd.get()));
+  }
+  {
+    HelloInfo worker = rendezvous_hello();
+    worker.extra = "shm";
+    const Descriptor fd = friend_of(*server, worker);
+    EXPECT_EQ("", read_to_end(fd.get()));
+  }
+  all.push_back(meeting(*server, card_of(1, 2)));
+  expect_all_met(all);
+}
+
+TEST(Rendezvous, AServerThatEndsClosesWhatIsOpen) {
+  auto server = serve(2);
+  const Descriptor stranger(dial(*server));
+  const Descriptor waiting = friend_of(*server);
+  send_all(waiting.get(), encode_frame(FrameType::kJoin, encode_join({.card = card_of(0, 2)})));
+  server.reset();
+  EXPECT_EQ("", read_to_end(stranger.get()));
+  EXPECT_EQ("", read_to_end(waiting.get()));
+}
+
+TEST(Rendezvous, ManyGroupsMayComeAtOnce) {
+  // Generations that overtake each other: every rank comes to each, in its own time.
+  const auto server = serve(4);
+  std::vector<std::thread> ranks;
+  std::atomic<int> met{0};
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([&, rank] {
+      for (uint64_t generation = 0; generation < 20; ++generation) {
+        met += meet(server->address(), key(), card_of(rank, 4, generation), kPatient).ok();
+      }
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  EXPECT_EQ(80, met);
+}
+
+}  // namespace
+}  // namespace baton::collectives
