@@ -40,6 +40,7 @@ struct FlightEvent {
 class FlightRecorder {
  public:
   explicit FlightRecorder(uint32_t rank, size_t capacity = 4096);
+  ~FlightRecorder();
   void record(const FlightEvent& event);
   std::vector<FlightEvent> events() const;  // oldest first
   // One line per event: "12.345678 rank 1 send   all_reduce #17 chunk 3 step 2 -> rank 0 512.0

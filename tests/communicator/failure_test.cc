@@ -1,0 +1,265 @@
+// Nothing hangs silently: who died, stopped, is late, left, called something else or gave up is
+// named at every survivor.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "gmock/gmock.h"
+#include "tests/communicator/group.h"
+
+namespace baton {
+namespace {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+std::string text(const absl::Status& status) { return std::string(status.message()); }
+
+class Failure : public testing::TestWithParam<std::string> {
+ protected:
+  static CommunicatorOptions options(Time timeout = std::chrono::seconds(30)) {
+    CommunicatorOptions out = test_options(GetParam());
+    out.timeout = timeout;
+    return out;
+  }
+};
+
+// Runs ranks as processes, so that they can die. body() returns what is wrong, or nothing.
+using Body = std::function<std::string(Communicator&)>;
+void run_processes(int ranks, const CommunicatorOptions& options, const Body& body,
+                   const std::vector<int>& dying) {
+  std::vector<pid_t> children;
+  std::vector<int> pipes;
+  for (int rank = 0; rank < ranks; ++rank) {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      close(ends[1]);
+      char address[64] = "";
+      if (read(ends[0], address, sizeof address) <= 0) _exit(3);
+      CommunicatorOptions own = options;
+      own.rank = rank;
+      own.ranks = ranks;
+      own.rendezvous = address;
+      std::string wrong;
+      {
+        auto comm = Communicator::create(own);
+        wrong = comm.ok() ? body(**comm) : comm.status().ToString();
+      }
+      if (!wrong.empty()) std::fprintf(stderr, "rank %d: %s\n", rank, wrong.c_str());
+      _exit(wrong.empty() ? 0 : 1);
+    }
+    close(ends[0]);
+    pipes.push_back(ends[1]);
+    children.push_back(child);
+  }
+  auto server = collectives::RendezvousServer::start(*options.worker.key, "", 0,
+                                                     static_cast<uint32_t>(ranks));
+  ASSERT_TRUE(server.ok()) << server.status();
+  std::string address = (*server)->address();
+  for (int end : pipes) {
+    ASSERT_GT(write(end, address.c_str(), address.size() + 1), 0);
+    close(end);
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    const bool dies = std::find(dying.begin(), dying.end(), rank) != dying.end();
+    if (dies) continue;
+    int status = 0;
+    ASSERT_EQ(waitpid(children[rank], &status, 0), children[rank]);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank;
+  }
+  for (int rank : dying) {
+    kill(children[rank], SIGKILL);
+    int status = 0;
+    ASSERT_EQ(waitpid(children[rank], &status, 0), children[rank]);
+    EXPECT_TRUE(WIFSIGNALED(status)) << "rank " << rank << " should not have lived";
+  }
+}
+
+absl::Status sum(Communicator& comm, size_t count, float* result = nullptr) {
+  std::vector<float> data(count, static_cast<float>(comm.rank() + 1));
+  absl::Status status =
+      comm.all_reduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kSum);
+  if (result != nullptr && count > 0) *result = data[count - 1];
+  return status;
+}
+
+bool has(const absl::Status& status, std::string_view part) {
+  return text(status).find(part) != std::string::npos;
+}
+
+TEST_P(Failure, AKilledRankIsNamedAndTheOthersGoOnWithoutIt) {
+  run_processes(3, options(),
+                [](Communicator& comm) -> std::string {
+                  if (absl::Status status = sum(comm, 10000); !status.ok())
+                    return status.ToString();
+                  if (comm.rank() == 1) raise(SIGKILL);
+                  const absl::Status status = sum(comm, 10000);
+                  if (!absl::IsUnavailable(status)) return "not Unavailable: " + status.ToString();
+                  if (!has(status, "rank 1")) return "does not name rank 1: " + status.ToString();
+                  if (comm.status() != status) return "status() says something else";
+                  if (comm.lost_ranks() != std::vector<int>{1}) return "lost_ranks() is wrong";
+                  if (comm.barrier() != status) return "later calls do not fail alike";
+                  auto left = comm.shrink();
+                  if (!left.ok()) return "shrink: " + left.status().ToString();
+                  if ((*left)->ranks() != 2 || (*left)->rank() != (comm.rank() == 0 ? 0 : 1)) {
+                    return "wrong ranks after shrink";
+                  }
+                  float result = 0;
+                  if (absl::Status again = sum(**left, 70000, &result); !again.ok())
+                    return again.ToString();
+                  return result == 3 ? "" : "wrong sum after shrink";
+                },
+                {1});
+}
+
+TEST_P(Failure, AStoppedRankIsNamedAtTheDeadline) {
+  run_processes(
+      3, options(std::chrono::milliseconds(400)),
+      [](Communicator& comm) -> std::string {
+        if (absl::Status status = sum(comm, 100); !status.ok()) return status.ToString();
+        if (comm.rank() == 2) raise(SIGSTOP);
+        const absl::Status status = sum(comm, 100);
+        if (!absl::IsDeadlineExceeded(status)) return "not DeadlineExceeded: " + status.ToString();
+        for (const char* part : {"rank 2", "does not answer", "all_reduce #2", "chunk 1"}) {
+          if (!has(status, part)) return std::string(part) + " is missing: " + status.ToString();
+        }
+        return "";
+      },
+      {2});
+}
+
+TEST_P(Failure, ALateRankIsNamedAndWhatItDid) {
+  run_group(2, options(std::chrono::milliseconds(300)), [](Communicator& comm) {
+    if (comm.rank() == 0) {
+      const absl::Status status = sum(comm, 100);
+      EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+      EXPECT_THAT(text(status), AllOf(HasSubstr("rank 1"), HasSubstr("has not made this call"),
+                                      HasSubstr("all_reduce #1")));
+    } else {
+      while (comm.status().ok()) comm.progress();
+      EXPECT_THAT(text(comm.status()), HasSubstr("rank 0"));
+    }
+  });
+}
+
+TEST_P(Failure, RanksThatCallDifferentThingsAreTold) {
+  struct Case {
+    const char* what;
+    std::function<absl::Status(Communicator&, float*)> odd;
+  };
+  const Case cases[] = {
+      {"count",
+       [](Communicator& comm, float* data) {
+         return comm.all_reduce(data, data, 99, DataType::kF32, ReduceOp::kSum);
+       }},
+      {"type",
+       [](Communicator& comm, float* data) {
+         return comm.all_reduce(data, data, 100, DataType::kI32, ReduceOp::kSum);
+       }},
+      {"operation",
+       [](Communicator& comm, float* data) {
+         return comm.all_reduce(data, data, 100, DataType::kF32, ReduceOp::kMax);
+       }},
+      {"collective",
+       [](Communicator& comm, float* data) {
+         return comm.broadcast(data, data, 100, DataType::kF32, 1);
+       }},
+      {"size by far",
+       [](Communicator& comm, float* data) {
+         return comm.all_reduce(data, data, 100000, DataType::kF32, ReduceOp::kSum);
+       }},
+  };
+  for (const Case& c : cases) {
+    run_group(2, options(std::chrono::milliseconds(500)), [&](Communicator& comm) {
+      std::vector<float> data(100000);
+      const absl::Status status = comm.rank() == 0 ? comm.all_reduce(data.data(), data.data(), 100,
+                                                                     DataType::kF32, ReduceOp::kSum)
+                                                   : c.odd(comm, data.data());
+      // A rank that only sends may be done before it can know; its next call fails then.
+      const absl::Status later = status.ok() ? comm.barrier() : status;
+      EXPECT_TRUE(absl::IsInvalidArgument(later)) << c.what << ": " << later;
+      EXPECT_THAT(text(later), AllOf(HasSubstr("disagree"), HasSubstr("rank 0"),
+                                     HasSubstr("rank 1"), HasSubstr("all_reduce #1 of 100 f32")))
+          << c.what;
+    });
+  }
+}
+
+TEST_P(Failure, AbortFromAnyThreadEndsCallsEverywhere) {
+  run_group(2, options(), [](Communicator& comm) {
+    if (comm.rank() == 0) {
+      std::vector<float> data(1000);
+      auto work =
+          comm.all_reduce_async(data.data(), data.data(), 1000, DataType::kF32, ReduceOp::kSum);
+      ASSERT_TRUE(work.ok());
+      std::thread other([&] { comm.abort(absl::InternalError("enough")); });
+      const absl::Status status = comm.wait(*work);
+      other.join();
+      EXPECT_TRUE(absl::IsInternal(status)) << status;
+      EXPECT_THAT(text(status),
+                  AllOf(HasSubstr("rank 0"), HasSubstr("abort()"), HasSubstr("enough")));
+    } else {
+      while (comm.status().ok()) comm.progress();
+      EXPECT_THAT(text(comm.status()), AllOf(HasSubstr("rank 0"), HasSubstr("enough")));
+    }
+  });
+}
+
+TEST_P(Failure, ARankThatLeftIsNamed) {
+  run_group(2, options(), [](Communicator& comm) {
+    ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    if (comm.rank() == 1) return;
+    const absl::Status status = sum(comm, 100);
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(text(status), AllOf(HasSubstr("rank 1"), HasSubstr("left")));
+  });
+}
+
+TEST_P(Failure, TheFlightRecorderKnowsTheCall) {
+  run_group(2, options(std::chrono::milliseconds(200)), [](Communicator& comm) {
+    ASSERT_EQ(sum(comm, 1000), absl::OkStatus());
+    if (comm.rank() == 1) {
+      while (comm.status().ok()) comm.progress();
+      return;
+    }
+    EXPECT_FALSE(sum(comm, 1000).ok());
+    EXPECT_THAT(comm.flight_record(), AllOf(HasSubstr("all_reduce #1"), HasSubstr("all_reduce #2"),
+                                            HasSubstr("send"), HasSubstr("abort")));
+  });
+}
+
+TEST_P(Failure, BadArgumentsAreRefusedAndBreakNothing) {
+  run_group(2, options(), [](Communicator& comm) {
+    std::vector<float> a(100), b(100);
+    auto* bytes = reinterpret_cast<std::byte*>(a.data());
+    auto refused = [](const absl::Status& status, std::string_view why) {
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_THAT(text(status), HasSubstr(std::string(why)));
+    };
+    const auto f32 = DataType::kF32;
+    const auto plus = ReduceOp::kSum;
+    refused(comm.all_reduce(a.data(), a.data() + 10, 50, f32, plus), "overlap");
+    refused(comm.all_reduce(bytes + 1, b.data(), 10, f32, plus), "aligned");
+    refused(comm.all_reduce(nullptr, b.data(), 10, f32, plus), "null");
+    refused(comm.all_reduce(a.data(), b.data(), 10, static_cast<DataType>(99), plus), "type");
+    refused(comm.all_reduce(a.data(), b.data(), 10, f32, static_cast<ReduceOp>(99)), "operation");
+    refused(comm.broadcast(a.data(), a.data(), 10, f32, 2), "root 2");
+    refused(comm.send(a.data(), 10, f32, comm.rank()), "another rank");
+    refused(comm.all_to_all(a.data(), a.data(), 10, f32), "overlap");
+    refused(comm.all_reduce(a.data(), b.data(), SIZE_MAX / 2, f32, plus), "too large");
+    EXPECT_EQ(comm.all_reduce(a.data(), b.data(), 0, f32, plus), absl::OkStatus());
+    EXPECT_EQ(comm.all_reduce(nullptr, nullptr, 0, f32, plus), absl::OkStatus());
+    EXPECT_EQ(comm.all_reduce(a.data(), b.data(), 100, f32, plus), absl::OkStatus());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, Failure, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace baton
