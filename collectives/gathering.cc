@@ -68,6 +68,7 @@ absl::Status Gathering::check(const RankCard& card) const {
 
 void Gathering::join(Guest guest, const Join& join, Time now, std::vector<Answer>& answers) {
   const RankCard& card = join.card;
+  if (fixed_ranks_ == 0 && waiting_.empty()) ranks_ = std::min(card.ranks, kMostRanks);
   if (card.version == kCollectivesVersion && card.generation < next_) {
     answers.push_back({guest, refusal(absl::FailedPreconditionError(absl::StrFormat(
                                   "generation %u of this group is over: %s must come with %u or "

@@ -23,7 +23,8 @@ class Gathering {
     std::shared_ptr<const std::string> frames;
   };
 
-  explicit Gathering(uint32_t ranks) : ranks_(ranks) {}
+  // `ranks` 0: every attempt takes the number that its first guest expects.
+  explicit Gathering(uint32_t ranks) : fixed_ranks_(ranks), ranks_(ranks) {}
 
   // A guest has shown its card. Appends an answer for everybody who need not wait any longer.
   void join(Guest guest, const Join& join, Time now, std::vector<Answer>& answers);
@@ -49,11 +50,14 @@ class Gathering {
   absl::Status check(const RankCard& card) const;
   void refuse_all(const absl::Status& why, std::vector<Answer>& answers);
 
-  const uint32_t ranks_;
+  const uint32_t fixed_ranks_;
+  uint32_t ranks_;     // of those who wait
   uint64_t next_ = 0;  // lower generations are over; those who wait are of this one
   std::map<uint32_t, Waiting> waiting_;  // by rank
   std::string last_failure_;             // of an earlier attempt at this generation
 };
+
+inline constexpr uint32_t kMostRanks = 1 << 16;
 
 // "1, 3-7, 9", cut short after a few.
 std::string list_ranks(const std::vector<uint32_t>& ascending);

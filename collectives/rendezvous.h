@@ -39,7 +39,8 @@ inline constexpr uint32_t kCollectivesVersion = 1;
 // Serves any number of generations, one after the other, on a thread of its own, until destroyed.
 class RendezvousServer {
  public:
-  // `host`: "" for loopback only. Port 0: any free one.
+  // `host`: "" for loopback only, "*" for every interface. Port 0: any free one. Ranks 0: as many
+  // as the first to come expects.
   static absl::StatusOr<std::unique_ptr<RendezvousServer>> start(const ClusterKey& key,
                                                                  const std::string& host,
                                                                  uint16_t port, uint32_t ranks);
@@ -50,7 +51,8 @@ class RendezvousServer {
                                                                     uint32_t ranks);
   // Closes all connections at once.
   ~RendezvousServer();
-  std::string address() const;  // "127.0.0.1:4711"
+  // "127.0.0.1:4711"; on every interface: the address of the one that leads out.
+  std::string address() const;
 
  private:
   struct Impl;

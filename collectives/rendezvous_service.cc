@@ -10,7 +10,6 @@
 namespace baton::collectives {
 namespace {
 
-constexpr uint32_t kMostRanks = 1 << 16;
 constexpr size_t kStrangers = 64;  // connections at a time beyond the ranks' own
 constexpr Time kDeafTime = std::chrono::milliseconds(100);
 
@@ -25,9 +24,9 @@ int milliseconds_until(Time until, Time now) {
 
 absl::StatusOr<std::unique_ptr<RendezvousService>> RendezvousService::listen(
     const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks) {
-  if (ranks == 0 || ranks > kMostRanks) {
+  if (ranks > kMostRanks) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a rendezvous of ", ranks, " ranks: there can be 1 to ", kMostRanks));
+        absl::StrCat("a rendezvous of ", ranks, " ranks: there can be ", kMostRanks, " at most"));
   }
   auto listener = listen_at(host, port);
   if (!listener.ok()) return listener.status();
@@ -38,9 +37,9 @@ absl::StatusOr<std::unique_ptr<RendezvousService>> RendezvousService::listen(
 RendezvousService::RendezvousService(const ClusterKey& key, Descriptor listener, uint32_t ranks)
     : key_(key),
       listener_(std::move(listener)),
-      address_(bound_address(listener_.get()).text()),
+      address_(reachable_address(listener_.get())),
       // Twice: those of one generation may still be leaving while the next one comes.
-      most_guests_(2 * size_t{ranks} + kStrangers),
+      most_guests_(2 * size_t{ranks == 0 ? kMostRanks : ranks} + kStrangers),
       gathering_(ranks) {}
 
 RendezvousService::~RendezvousService() = default;

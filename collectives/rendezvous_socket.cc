@@ -44,6 +44,13 @@ absl::StatusOr<Descriptor> listen_on(const SocketAddress& at) {
   return absl::UnavailableError(what);
 }
 
+SocketAddress local_address(int fd) {
+  SocketAddress address;
+  address.size = sizeof(address.storage);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size);
+  return address;
+}
+
 }  // namespace
 
 Descriptor::~Descriptor() {
@@ -123,11 +130,27 @@ absl::StatusOr<Descriptor> listen_at(const std::string& host, uint16_t port) {
   return listen_on(at->front());
 }
 
-SocketAddress bound_address(int fd) {
-  SocketAddress address;
-  address.size = sizeof(address.storage);
-  getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size);
-  return address;
+std::string reachable_address(int listener) {
+  SocketAddress at = local_address(listener);
+  const bool any4 = at.storage.ss_family == AF_INET &&
+                    reinterpret_cast<sockaddr_in&>(at.storage).sin_addr.s_addr == INADDR_ANY;
+  const bool any6 = at.storage.ss_family == AF_INET6 &&
+                    IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<sockaddr_in6&>(at.storage).sin6_addr);
+  if (!any4 && !any6) return at.text();
+  // The interface that leads out: connecting a datagram socket sends nothing, but picks a route.
+  const auto port = ntohs(any4 ? reinterpret_cast<sockaddr_in&>(at.storage).sin_port
+                               : reinterpret_cast<sockaddr_in6&>(at.storage).sin6_port);
+  sockaddr_in outside{};
+  outside.sin_family = AF_INET;
+  outside.sin_port = htons(9);
+  outside.sin_addr.s_addr = htonl(0xC0000201);  // 192.0.2.1, a documentation address
+  const Descriptor probe(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&outside), sizeof(outside)) != 0) {
+    return absl::StrCat("127.0.0.1:", port);
+  }
+  SocketAddress own = local_address(probe.get());
+  reinterpret_cast<sockaddr_in&>(own.storage).sin_port = htons(port);
+  return own.text();
 }
 
 absl::StatusOr<Descriptor> start_connect(const SocketAddress& to) {

@@ -45,7 +45,8 @@ absl::StatusOr<std::vector<SocketAddress>> resolve(const std::string& host, uint
 
 // Non-blocking. `host`: "" for loopback, "*" for every interface. Port 0: any free one.
 absl::StatusOr<Descriptor> listen_at(const std::string& host, uint16_t port);
-SocketAddress bound_address(int fd);
+// Where others reach a listener, as "host:port".
+std::string reachable_address(int listener);
 
 // A non-blocking socket on its way to `to`.
 absl::StatusOr<Descriptor> start_connect(const SocketAddress& to);

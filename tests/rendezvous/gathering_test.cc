@@ -145,6 +145,19 @@ TEST_F(GatheringTest, DisagreementEndsTheAttemptForAll) {
   }
 }
 
+TEST_F(GatheringTest, WithoutANumberTheFirstToComeDecides) {
+  Gathering any(0);
+  RankCard two = card(0);
+  two.ranks = 2;
+  any.join(1, {kNever, two}, 0s, answers_);
+  any.join(2, {kNever, card(1)}, 0s, answers_);
+  for (uint64_t guest : {1, 2}) {
+    EXPECT_THAT(message(guest, absl::StatusCode::kInvalidArgument), HasSubstr("expects 3 ranks"));
+  }
+  for (uint32_t rank : {0, 1, 2}) any.join(rank, {kNever, card(rank)}, 0s, answers_);
+  for (uint64_t guest : {0, 1, 2}) EXPECT_TRUE(told(guest).ok());
+}
+
 TEST(ListRanks, JoinsNeighboursAndEnds) {
   EXPECT_EQ("1", list_ranks({1}));
   EXPECT_EQ("1, 3-5, 9", list_ranks({1, 3, 4, 5, 9}));

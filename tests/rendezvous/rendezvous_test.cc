@@ -129,6 +129,20 @@ TEST(Rendezvous, OneRankMeetsItselfWithAndWithoutAServer) {
   }
 }
 
+TEST(Rendezvous, AServerOfNoNumberTakesThatOfWhoeverComes) {
+  const auto server = serve(0);
+  expect_generation_meets(*server, 3, 0);
+  expect_generation_meets(*server, 2, 1);
+}
+
+TEST(Rendezvous, AServerOnEveryInterfaceSaysAnAddressThatWorks) {
+  for (const char* host : {"*", "0.0.0.0"}) {
+    const auto server = RendezvousServer::start(key(), host, 0, 2);
+    ASSERT_TRUE(server.ok()) << server.status();
+    expect_generation_meets(**server, 2, 0);
+  }
+}
+
 TEST(Rendezvous, RanksWaitForAServerThatStartsLater) {
   std::string address;
   {
@@ -172,7 +186,7 @@ TEST(Rendezvous, AServerThatSaysNothingIsSaidSo) {
   const auto silent = listen_at("", 0);  // accepts by itself, and never answers
   ASSERT_TRUE(silent.ok()) << silent.status();
   const absl::Status why =
-      meet(bound_address(silent->get()).text(), key(), card_of(0, 2), kHasty).status();
+      meet(reachable_address(silent->get()), key(), card_of(0, 2), kHasty).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
   EXPECT_THAT(std::string(why.message()), HasSubstr("says nothing"));
 }
@@ -189,7 +203,7 @@ TEST(Rendezvous, BadArgumentsAreRefusedAtOnce) {
   RankCard large = card_of(0, 2);
   large.payload.assign(kMaxCardBytes, 'x');
   refused("127.0.0.1:4711", large);
-  EXPECT_FALSE(RendezvousServer::start(key(), "", 0, 0).ok());
+  EXPECT_FALSE(RendezvousServer::start(key(), "", 0, UINT32_MAX).ok());
 }
 
 TEST(Rendezvous, APortInUseIsSaidSo) {
