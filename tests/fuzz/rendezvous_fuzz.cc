@@ -1,0 +1,67 @@
+// Fuzzes what ranks and their rendezvous read from each other after they have authenticated: the
+// input is a row of frames, as a server and as a rank would take them, and a card by itself.
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collectives/gathering.h"
+#include "collectives/rendezvous_wire.h"
+
+namespace {
+
+using namespace baton::collectives;
+
+void read_card(std::string_view bytes) {
+  const auto card = RankCard::decode(bytes);
+  if (!card.ok()) return;
+  const std::string encoded = card->encode();
+  const auto again = RankCard::decode(encoded);
+  if (encoded.size() > kMaxCardBytes || !again.ok() || again->encode() != encoded) std::abort();
+}
+
+// Every answer must be one that a rank can read.
+void check(const std::vector<Gathering::Answer>& answers) {
+  for (const auto& answer : answers) {
+    std::string in = *answer.frames;
+    Frame frame;
+    while (!in.empty()) {
+      const auto whole = take_frame(in, frame);
+      if (!whole.ok() || !*whole) std::abort();
+      if (frame.type == FrameType::kRefusal && decode_refusal(frame.body).ok()) std::abort();
+      if (frame.type == FrameType::kCard && !RankCard::decode(frame.body).ok()) std::abort();
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  read_card(bytes);
+
+  std::string in(bytes);
+  Gathering fixed(2);
+  Gathering any(0);
+  baton::Time now{};
+  uint64_t guest = 0;
+  for (Frame frame;; ++guest) {
+    const auto whole = take_frame(in, frame);
+    if (!whole.ok() || !*whole) return 0;
+    if (frame.body.size() > kMaxFrameBody) std::abort();
+    read_card(frame.body);
+    if (decode_refusal(frame.body).ok()) std::abort();
+    const auto join = decode_join(frame.body);
+    if (!join.ok()) continue;
+    now += std::chrono::milliseconds(1);
+    for (Gathering* gathering : {&fixed, &any}) {
+      std::vector<Gathering::Answer> answers;
+      gathering->join(guest, *join, now, answers);
+      gathering->expire(now, answers);
+      check(answers);
+    }
+  }
+}
