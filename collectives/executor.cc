@@ -5,12 +5,17 @@
 #include <utility>
 
 #include "collectives/reduce.h"
+#include "transport/copy_kernel.h"
 
 namespace baton::collectives {
 namespace {
 
 // Steps that a lane runs before it is another lane's turn.
 constexpr int kStepsInARow = 4;
+
+// Calls of so many bytes leave nothing of their beginning in the caches: what they write last is
+// streamed past them.
+constexpr size_t kStreamCallsFrom = 8 << 20;
 
 // Walks three places of equal length together.
 template <typename Run>
@@ -289,7 +294,15 @@ absl::StatusOr<bool> Executor::receive(Lane& lane, const Step& step) {
   }
   if (!hazards_clear(lane, lane.step)) return false;
   if (step.kind == Step::Kind::kReceive) {
-    copy(target, message);
+    const Geometry& geometry = lane.call->geometry;
+    if (lane.program->final_write[lane.step] &&
+        geometry.count * geometry.element_bytes >= kStreamCallsFrom) {
+      walk(target, message,
+           [](std::byte* to, std::byte* from, size_t n) { stream_copy(to, from, n); });
+      stream_fence();
+    } else {
+      copy(target, message);
+    }
   } else {
     combine(lane, step, target, locate(lane, step.source, step.parts), message);
   }

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <bit>
 
+#include <nlohmann/json.hpp>
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
-#include <nlohmann/json.hpp>
 
 namespace baton::collectives {
 namespace {

@@ -1,6 +1,7 @@
 // Finding the sends that a step must wait for.
 #include "collectives/prepared.h"
 
+#include <algorithm>
 #include <optional>
 
 namespace baton::collectives {
@@ -55,6 +56,26 @@ PreparedProgram prepare(Program program, Collective collective, uint32_t rank, b
     }
   }
   out.first_hazard.push_back(static_cast<uint32_t>(out.hazards.size()));
+
+  out.final_write.resize(out.steps.size());
+  std::vector<Range> read;  // by later steps
+  for (size_t s = out.steps.size(); s-- > 0;) {
+    const Step& step = out.steps[s];
+    if (const auto range = written(step, collective, rank, in_place); range.has_value()) {
+      out.final_write[s] = std::none_of(read.begin(), read.end(),
+                                        [&](const Range& r) { return r.overlaps(*range); });
+    }
+    if (step.kind == Step::Kind::kFold) {
+      const Range all{BufferName::kScratch, step.source.part,
+                      step.source.part + static_cast<uint32_t>(out.scratch_parts)};
+      read.push_back(all);
+    } else if (step.kind != Step::Kind::kReceive) {
+      read.push_back(range_of(step.source, step.parts, collective, rank, in_place));
+    }
+    if (step.kind == Step::Kind::kReduce) {
+      read.push_back(range_of(step.target, step.parts, collective, rank, in_place));
+    }
+  }
   return out;
 }
 

@@ -15,6 +15,8 @@ struct PreparedProgram {
   std::vector<uint32_t> first_hazard;
   std::vector<uint32_t> hazards;
   std::vector<uint32_t> sends;  // all sends, in order
+  // Of step s: nobody reads what it writes before the call ends, so it need not stay in the caches.
+  std::vector<bool> final_write;
   uint32_t scratch_parts = 0;
   uint32_t max_message_parts = 1;
 };

@@ -6,7 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "transport/shm/connection.h"
-#include "transport/shm/copy_kernel.h"
+#include "transport/copy_kernel.h"
 
 namespace baton::shm {
 namespace {

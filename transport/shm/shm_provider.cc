@@ -13,7 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "transport/shm/connection.h"
-#include "transport/shm/copy_kernel.h"
+#include "transport/copy_kernel.h"
 
 namespace baton::shm {
 namespace {

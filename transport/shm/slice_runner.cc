@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
-#include "transport/shm/copy_kernel.h"
+#include "transport/copy_kernel.h"
 
 namespace baton::shm {
 namespace {

@@ -1,5 +1,5 @@
 // The copy kernels and the choice among them, made once from what the CPU has.
-#include "transport/shm/copy_kernel.h"
+#include "transport/copy_kernel.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-namespace baton::shm {
+namespace baton {
 namespace {
 
 using Kernel = void (*)(std::byte* to, const std::byte* from, size_t bytes);
@@ -101,4 +101,4 @@ void stream_fence() {
 
 const char* stream_kernel() { return kChoice.name; }
 
-}  // namespace baton::shm
+}  // namespace baton
