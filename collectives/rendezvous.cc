@@ -18,6 +18,8 @@ struct RendezvousServer::Impl {
     thread = std::thread([this] {
       pollfd stop{.fd = wake.get(), .events = POLLIN, .revents = 0};
       while (!stopped.load(std::memory_order_acquire)) service->run_once({&stop, 1}, kNever);
+      // A rank may end its server as soon as it has its own cards.
+      while (service->answering()) service->run_once({}, kNever);
     });
   }
   ~Impl() {

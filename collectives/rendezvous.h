@@ -49,7 +49,7 @@ class RendezvousServer {
   static absl::StatusOr<std::unique_ptr<RendezvousServer>> start_at(const ClusterKey& key,
                                                                     const std::string& rendezvous,
                                                                     uint32_t ranks);
-  // Closes all connections at once.
+  // Closes all connections at once, but for answers that are on their way.
   ~RendezvousServer();
   // "127.0.0.1:4711"; on every interface: the address of the one that leads out.
   std::string address() const;

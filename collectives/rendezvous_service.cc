@@ -1,6 +1,7 @@
 // Accepting, waiting and answering.
 #include "collectives/rendezvous_service.h"
 
+#include <algorithm>
 #include <cerrno>
 
 #include "absl/strings/str_cat.h"
@@ -79,6 +80,12 @@ void RendezvousService::run_once(absl::Span<pollfd> others, Time until) {
   gathering_.expire(now, answers);
   deliver(answers);
   if (ready > 0 && polled_[others.size()].revents != 0) accept_guests();
+}
+
+bool RendezvousService::answering() const {
+  return std::any_of(guests_.begin(), guests_.end(), [](const auto& entry) {
+    return entry.second->stage() == Guest::Stage::kAnswering;
+  });
 }
 
 void RendezvousService::accept_guests() {

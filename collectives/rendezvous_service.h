@@ -32,6 +32,8 @@ class RendezvousService {
   // Waits until there is something to do here or on `others` (as poll(2), which fills their
   // `revents`), or until `until`, and does what is to be done here.
   void run_once(absl::Span<pollfd> others, Time until);
+  // Somebody has not taken its answer yet (nobody may need more than a few seconds for that).
+  bool answering() const;
 
  private:
   class Guest;

@@ -294,6 +294,23 @@ TEST(Rendezvous, AServerThatEndsClosesWhatIsOpen) {
   EXPECT_EQ("", read_to_end(waiting.get()));
 }
 
+TEST(Rendezvous, AServerThatEndsDeliversItsAnswers) {
+  auto server = serve(16);
+  std::vector<std::future<Cards>> all;
+  for (uint32_t rank = 1; rank < 16; ++rank) {
+    RankCard large = card_of(rank, 16);
+    large.payload.assign(60 << 10, 'x');  // together more than sockets buffer
+    all.push_back(meeting(*server, large));
+  }
+  EXPECT_TRUE(meeting(*server, card_of(0, 16)).get().ok());
+  server.reset();
+  for (auto& rank : all) {
+    const Cards cards = rank.get();
+    ASSERT_TRUE(cards.ok()) << cards.status();
+    EXPECT_EQ(16, cards->size());
+  }
+}
+
 TEST(Rendezvous, ManyGroupsMayComeAtOnce) {
   // Generations that overtake each other: every rank comes to each, in its own time.
   const auto server = serve(4);
