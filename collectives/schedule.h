@@ -86,6 +86,9 @@ struct ScheduleSpec {
   // Results do not depend on the algorithm, the cut or the placement: contributions are combined in
   // rank order, ((x0 + x1) + x2) + ... A schedule then carries contributions, and folds them.
   bool ordered = false;
+  // This rank's input and output do not share memory, which spares two ranks a copy in all_reduce by
+  // recursive doubling. Ranks need not agree: what goes over the wire is the same.
+  bool separate = false;
 
   bool operator==(const ScheduleSpec&) const = default;
   std::string to_string() const;  // "all_reduce ring n=8 channels=2 ordered"
@@ -98,10 +101,10 @@ absl::Status validate(const ScheduleSpec& spec);
 // The algorithms that implement this collective, the preferred one first.
 std::vector<Algorithm> algorithms_for(Collective collective, bool ordered = false);
 
-// How many parts a piece has.
+// How many parts a piece has. At least 1, of barriers too.
 uint32_t parts_of(const ScheduleSpec& spec);
 
-// The most parts that one message carries, anywhere: what a slot must hold.
+// The most parts that one message carries, anywhere: what a slot must hold. At least 1.
 uint32_t max_message_parts(const ScheduleSpec& spec);
 
 // What `rank` does on channel `channel` (< spec.channels). Costs time and memory in proportion to

@@ -1,0 +1,68 @@
+// Every schedule, proved: all collectives, algorithms and rank counts up to 64.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "collectives/schedule.h"
+#include "collectives/verify.h"
+
+namespace baton::collectives {
+namespace {
+
+bool has_root(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kSendReceive;
+}
+
+// First, second, last and one in the middle.
+std::set<uint32_t> roots_of(Collective collective, uint32_t ranks) {
+  if (!has_root(collective)) return {0};
+  return {0, 1 % ranks, (ranks * 5 / 8) % ranks, ranks - 1};
+}
+
+std::set<uint32_t> node_sizes_of(Algorithm algorithm, uint32_t ranks) {
+  if (algorithm != Algorithm::kHierarchical) return {1};
+  return {1, 2, 3, 4, 7, 8, ranks / 2 + 1, ranks};
+}
+
+void prove_all(const ScheduleSpec& start) {
+  ScheduleSpec spec = start;
+  for (spec.ranks = 1; spec.ranks <= 64; ++spec.ranks) {
+    for (const uint32_t root : roots_of(spec.collective, spec.ranks)) {
+      spec.root = root;
+      spec.peer = (root + spec.ranks / 2) % spec.ranks;
+      for (const uint32_t node_size : node_sizes_of(spec.algorithm, spec.ranks)) {
+        spec.node_size = node_size;
+        const auto report = verify(spec);
+        ASSERT_TRUE(report.ok()) << report.status();
+      }
+    }
+  }
+}
+
+class Matrix : public testing::TestWithParam<Collective> {};
+
+TEST_P(Matrix, EveryAlgorithmIsProvedUpTo64Ranks) {
+  for (const bool ordered : {false, true}) {
+    for (const Algorithm algorithm : algorithms_for(GetParam(), ordered)) {
+      for (const uint32_t channels : {1u, 2u}) {
+        prove_all({.collective = GetParam(),
+                   .algorithm = algorithm,
+                   .channels = channels,
+                   .ordered = ordered});
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Collectives, Matrix,
+                         testing::Values(Collective::kAllReduce, Collective::kReduceScatter,
+                                         Collective::kAllGather, Collective::kBroadcast,
+                                         Collective::kReduce, Collective::kAllToAll,
+                                         Collective::kBarrier, Collective::kSendReceive),
+                         [](const auto& name) { return std::string(name_of(name.param)); });
+
+}  // namespace
+}  // namespace baton::collectives
