@@ -41,6 +41,7 @@ Value Contributions::of(uint32_t rank, uint32_t part) const {
 
 Value Contributions::all(uint32_t part) const {
   Value sum = of(0, part);
+  if (!sum.followed()) return sum;
   for (uint32_t rank = 1; rank < ranks_; ++rank) combine(sum, of(rank, part), exact_, sum);
   return sum;
 }

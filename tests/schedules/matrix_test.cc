@@ -16,6 +16,11 @@ bool has_root(Collective collective) {
          collective == Collective::kSendReceive;
 }
 
+bool reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+         collective == Collective::kReduce;
+}
+
 // First, second, last and one in the middle.
 std::set<uint32_t> roots_of(Collective collective, uint32_t ranks) {
   if (!has_root(collective)) return {0};
@@ -45,14 +50,12 @@ void prove_all(const ScheduleSpec& start) {
 class Matrix : public testing::TestWithParam<Collective> {};
 
 TEST_P(Matrix, EveryAlgorithmIsProvedUpTo64Ranks) {
+  // With two channels both are proved; the first is that of one channel.
   for (const bool ordered : {false, true}) {
+    if (ordered && !reduces(GetParam())) continue;
     for (const Algorithm algorithm : algorithms_for(GetParam(), ordered)) {
-      for (const uint32_t channels : {1u, 2u}) {
-        prove_all({.collective = GetParam(),
-                   .algorithm = algorithm,
-                   .channels = channels,
-                   .ordered = ordered});
-      }
+      prove_all(
+          {.collective = GetParam(), .algorithm = algorithm, .channels = 2, .ordered = ordered});
     }
   }
 }

@@ -1,0 +1,214 @@
+// What schedules cost, as the textbooks say, and what they look like where it matters.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "collectives/schedule.h"
+#include "collectives/types.h"
+#include "collectives/verify.h"
+
+namespace baton::collectives {
+namespace {
+
+using testing::HasSubstr;
+using A = Algorithm;
+using C = Collective;
+using Kind = Step::Kind;
+
+VerifyReport proven(const ScheduleSpec& spec, const VerifyOptions& options = {}) {
+  const auto report = verify(spec, options);
+  EXPECT_TRUE(report.ok()) << report.status();
+  return report.value_or(VerifyReport{});
+}
+
+uint32_t log2_up(uint32_t n) {
+  uint32_t log = 0;
+  while ((1u << log) < n) ++log;
+  return log;
+}
+
+TEST(Shape, RingSendsTheLeastInTheMostRounds) {
+  for (const uint32_t n : {2u, 3u, 8u, 13u, 64u}) {
+    const VerifyReport all = proven({.algorithm = A::kRing, .ranks = n, .channels = 4});
+    EXPECT_EQ(all.most_parts_sent, 2 * (n - 1));
+    EXPECT_EQ(all.most_parts_reduced, n - 1);
+    EXPECT_EQ(all.rounds, 2 * (n - 1));
+    for (const C half : {C::kReduceScatter, C::kAllGather}) {
+      const VerifyReport report = proven({.collective = half, .algorithm = A::kRing, .ranks = n});
+      EXPECT_EQ(report.most_parts_sent, n - 1);
+      EXPECT_EQ(report.rounds, n - 1);
+    }
+  }
+}
+
+TEST(Shape, LogStepAlgorithmsTakeLogSteps) {
+  for (const uint32_t n : {2u, 4u, 16u, 64u}) {
+    const uint32_t log = log2_up(n);
+    EXPECT_EQ(proven({.algorithm = A::kRecursiveDoubling, .ranks = n}).rounds, log);
+    const VerifyReport halving = proven({.algorithm = A::kHalvingDoubling, .ranks = n});
+    EXPECT_EQ(halving.rounds, 2 * log);
+    EXPECT_EQ(halving.most_parts_sent, 2 * (n - 1));
+    EXPECT_EQ(halving.most_parts_reduced, n - 1);
+  }
+  for (uint32_t n = 2; n <= 64; ++n) {
+    const uint32_t log = log2_up(n);
+    const VerifyReport gather =
+        proven({.collective = C::kAllGather, .algorithm = A::kRecursiveDoubling, .ranks = n});
+    EXPECT_EQ(gather.rounds, log);
+    EXPECT_EQ(gather.most_parts_sent, n - 1);
+    EXPECT_EQ(
+        proven({.collective = C::kBarrier, .algorithm = A::kRecursiveDoubling, .ranks = n}).rounds,
+        log);
+    EXPECT_LE(proven({.algorithm = A::kRecursiveDoubling, .ranks = n}).rounds, log + 1);
+    EXPECT_LE(proven({.algorithm = A::kTree, .ranks = n}).rounds, 2 * log + 1);
+  }
+}
+
+TEST(Shape, DirectTakesOneRoundEachWay) {
+  EXPECT_EQ(proven({.algorithm = A::kDirect, .ranks = 16}).rounds, 2u);
+  EXPECT_EQ(proven({.collective = C::kAllToAll, .algorithm = A::kDirect, .ranks = 16}).rounds, 1u);
+  // Ordered costs no more on the wire.
+  const VerifyReport ordered = proven({.algorithm = A::kDirect, .ranks = 16, .ordered = true});
+  EXPECT_EQ(ordered.rounds, 2u);
+  EXPECT_EQ(ordered.most_parts_sent, 30u);
+}
+
+TEST(Shape, HierarchicalIsTwoRingsAndHalvingDoublingBetween) {
+  const uint32_t node = 8, nodes = 8, part = nodes;
+  const VerifyReport report =
+      proven({.algorithm = A::kHierarchical, .ranks = node * nodes, .node_size = node});
+  EXPECT_EQ(report.rounds, 2 * (node - 1) + 2 * log2_up(nodes));
+  EXPECT_EQ(report.most_parts_sent, 2 * (node - 1) * part + 2 * (nodes - 1));
+}
+
+TEST(Shape, EveryRankIsALeafOfOneTree) {
+  for (const uint32_t n : {6u, 7u, 16u, 33u}) {
+    for (uint32_t rank = 1; rank < n; ++rank) {
+      int inside = 0;
+      for (uint32_t channel = 0; channel < 2; ++channel) {
+        const auto program =
+            *write_program({.algorithm = A::kTree, .ranks = n, .channels = 2}, rank, channel);
+        inside += std::any_of(program.steps.begin(), program.steps.end(),
+                              [](const Step& s) { return s.kind == Kind::kReceiveReduce; });
+      }
+      EXPECT_LE(inside, n % 2 == 0 ? 1 + (rank == n - 1) : 1) << rank << " of " << n;
+    }
+  }
+}
+
+TEST(Shape, TwoRanksExchangeWithoutACopy) {
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    const auto program =
+        *write_program({.algorithm = A::kRecursiveDoubling, .ranks = 2, .separate = true}, rank);
+    ASSERT_EQ(program.steps.size(), 2u);
+    EXPECT_EQ(program.scratch_parts, 0u);
+    EXPECT_EQ(program.steps[0].kind, Kind::kSend);
+    EXPECT_EQ(program.steps[0].source.buffer, BufferName::kInput);
+    EXPECT_EQ(program.steps[1].kind, Kind::kReceiveReduce);
+    EXPECT_EQ(program.steps[1].source.buffer, BufferName::kInput);
+    EXPECT_EQ(program.steps[1].target.buffer, BufferName::kOutput);
+    EXPECT_TRUE(program.steps[1].final);
+  }
+  proven({.algorithm = A::kRecursiveDoubling, .ranks = 2, .separate = true});
+}
+
+TEST(Shape, OneRankCopiesOrDoesNothing) {
+  for (int c = 0; c < kCollectives; ++c) {
+    for (const A algorithm : algorithms_for(static_cast<C>(c))) {
+      const auto program =
+          *write_program({.collective = static_cast<C>(c), .algorithm = algorithm}, 0);
+      EXPECT_EQ(program.steps.size(), static_cast<C>(c) == C::kBarrier ? 0u : 1u);
+    }
+  }
+}
+
+// A slot must hold the largest message, and need not be larger.
+TEST(Shape, LargestMessageIsAsPromised) {
+  for (int c = 0; c < kCollectives; ++c) {
+    for (const A algorithm : algorithms_for(static_cast<C>(c))) {
+      for (uint32_t n = 2; n <= 24; ++n) {
+        for (const uint32_t node : {1u, 4u}) {
+          const ScheduleSpec spec{.collective = static_cast<C>(c),
+                                  .algorithm = algorithm,
+                                  .ranks = n,
+                                  .peer = 1,
+                                  .node_size = node};
+          uint32_t largest = 1;
+          for (uint32_t rank = 0; rank < n; ++rank) {
+            const auto program = *write_program(spec, rank);
+            EXPECT_EQ(program.max_message_parts, max_message_parts(spec));
+            for (const Step& step : program.steps) {
+              if (step.kind == Kind::kSend) largest = std::max(largest, step.parts);
+            }
+          }
+          EXPECT_LE(largest, max_message_parts(spec)) << spec.to_string();
+          if (algorithm != A::kHierarchical) {
+            EXPECT_EQ(largest, max_message_parts(spec)) << spec.to_string();
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Shape, ThousandsOfRanksAreProvedBySample) {
+  for (const uint32_t n : {65u, 100u, 1000u, 4096u}) {
+    for (const A algorithm : {A::kRecursiveDoubling, A::kTree}) {
+      proven({.algorithm = algorithm, .ranks = n});
+    }
+    for (const C collective : {C::kBroadcast, C::kReduce}) {
+      proven({.collective = collective, .algorithm = A::kHierarchical, .ranks = n, .node_size = 8});
+    }
+    proven({.collective = C::kBroadcast, .algorithm = A::kTree, .ranks = n, .root = n / 3});
+    proven({.collective = C::kBarrier, .algorithm = A::kRecursiveDoubling, .ranks = n});
+  }
+  proven({.algorithm = A::kHierarchical, .ranks = 4096, .node_size = 8}, {.sampled_parts = 4});
+  proven({.algorithm = A::kHierarchical, .ranks = 1000, .node_size = 7});
+  proven({.algorithm = A::kHalvingDoubling, .ranks = 1000});
+  for (const C collective : {C::kReduceScatter, C::kAllGather}) {
+    proven({.collective = collective, .algorithm = A::kHierarchical, .ranks = 300, .node_size = 8});
+    proven({.collective = collective, .algorithm = A::kHalvingDoubling, .ranks = 500});
+  }
+  proven({.algorithm = A::kRing, .ranks = 101, .channels = 3});
+}
+
+TEST(Spec, RefusesWhatDoesNotExist) {
+  const auto why = [](const ScheduleSpec& spec) { return std::string(validate(spec).message()); };
+  EXPECT_THAT(why({.collective = C::kAllToAll, .ranks = 4}), HasSubstr("use direct"));
+  EXPECT_THAT(why({.collective = C::kReduceScatter,
+                   .algorithm = A::kHalvingDoubling,
+                   .ranks = 4,
+                   .ordered = true}),
+              HasSubstr("use ring or direct"));
+  EXPECT_THAT(why({.ranks = 0}), HasSubstr("ranks"));
+  EXPECT_THAT(why({.ranks = 2, .root = 2}), HasSubstr("no rank 2"));
+  EXPECT_THAT(why({.ranks = 2, .channels = 0}), HasSubstr("channels"));
+  EXPECT_FALSE(write_program({.ranks = 2}, 2).ok());
+  EXPECT_FALSE(write_program({.ranks = 2}, 0, 1).ok());
+  EXPECT_THAT(ScheduleSpec({.ranks = 8, .channels = 2, .ordered = true}).to_string(),
+              "all_reduce ring n=8 channels=2 ordered");
+}
+
+TEST(Names, AreReadAsTheyAreWritten) {
+  for (int i = 0; i < kDataTypes; ++i) {
+    const auto type = static_cast<DataType>(i);
+    EXPECT_EQ(*parse_data_type(name_of(type)), type);
+  }
+  for (int i = 0; i < kAlgorithms; ++i) {
+    const auto algorithm = static_cast<Algorithm>(i);
+    EXPECT_EQ(*parse_algorithm(name_of(algorithm)), algorithm);
+  }
+  for (int i = 0; i < kReduceOps; ++i) {
+    const auto op = static_cast<ReduceOp>(i);
+    EXPECT_EQ(*parse_reduce_op(name_of(op)), op);
+  }
+  EXPECT_EQ(*parse_data_type("bfloat16"), DataType::kBF16);
+  EXPECT_EQ(*parse_data_type("int64"), DataType::kI64);
+  EXPECT_THAT(std::string(parse_data_type("f8").status().message()), HasSubstr("f32 (float)"));
+  EXPECT_EQ(size_of(DataType::kF64), 8u);
+}
+
+}  // namespace
+}  // namespace baton::collectives
