@@ -200,7 +200,11 @@ absl::Status Communicator::Impl::connect_all() {
       if (absl::Status status = link_up(members[r]); !status.ok()) return status;
       waiting += members[r].ready ? 0 : 1;
     }
-    if (waiting == 0) return absl::OkStatus();
+    if (waiting == 0) {
+      // The others wait for our mail, and the caller may now compute for a while.
+      while (worker->stats().open_transfers > 0 && now() < end) worker->progress();
+      return absl::OkStatus();
+    }
     if (now() >= end) {
       std::vector<std::string> missing;
       for (uint32_t r = 0; r < ranks; ++r) {

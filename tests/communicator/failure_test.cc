@@ -192,6 +192,7 @@ TEST_P(Failure, RanksThatCallDifferentThingsAreTold) {
 
 TEST_P(Failure, AbortFromAnyThreadEndsCallsEverywhere) {
   run_group(2, options(), [](Communicator& comm) {
+    ASSERT_EQ(comm.barrier(), absl::OkStatus());
     if (comm.rank() == 0) {
       std::vector<float> data(1000);
       auto work =
@@ -259,7 +260,7 @@ TEST_P(Failure, BadArgumentsAreRefusedAndBreakNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, Failure, testing::Values("shm", "tcp"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& param) { return param.param; });
 
 }  // namespace
 }  // namespace baton

@@ -273,9 +273,9 @@ TEST_P(Results, ManyCallsInFlightAtOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, Results, Combine(Values("shm", "tcp"), Values(1, 2, 3, 4)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param) + "_" +
-                                  std::to_string(std::get<1>(info.param));
+                         [](const auto& param) {
+                           return std::get<0>(param.param) + "_" +
+                                  std::to_string(std::get<1>(param.param));
                          });
 
 }  // namespace

@@ -157,8 +157,9 @@ TEST(SimExecutor, EveryAlgorithmGivesTheRightSumOnABadFabric) {
 TEST(SimExecutor, ARailThatGoesDownInTheMiddleLosesAndRepeatsNothing) {
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     SimGroup group(2, {.seed = seed, .nodes = 2, .rails = 2, .link = {.bytes_per_second = 0.2e9}});
-    group.fabric().flap(0, 1, 0, milliseconds(1), milliseconds(3));
-    const size_t count = 400000;
+    group.fabric().flap(0, 1, 0, group.fabric().clock().now() + milliseconds(1),
+                        group.fabric().clock().now() + milliseconds(12));
+    const size_t count = 2000000;
     const auto in = inputs(2, count);
     std::vector<float> wanted(count);
     for (size_t i = 0; i < count; ++i) wanted[i] = in[0][i] + in[1][i];
