@@ -86,8 +86,8 @@ struct ScheduleSpec {
   // Results do not depend on the algorithm, the cut or the placement: contributions are combined in
   // rank order, ((x0 + x1) + x2) + ... A schedule then carries contributions, and folds them.
   bool ordered = false;
-  // This rank's input and output do not share memory, which spares two ranks a copy in all_reduce by
-  // recursive doubling. Ranks need not agree: what goes over the wire is the same.
+  // This rank's input and output do not share memory, which spares two ranks a copy in all_reduce
+  // by recursive doubling. Ranks need not agree: what goes over the wire is the same.
   bool separate = false;
 
   bool operator==(const ScheduleSpec&) const = default;
