@@ -1,5 +1,5 @@
 # `cmake --install` puts the command, the libraries and their headers in place, with a package that
-# makes find_package(baton) define baton::baton: everything under transport/ and kvtransfer/.
+# makes find_package(baton) define baton::baton: everything under transport/, kvtransfer/ and collectives/.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -21,6 +21,7 @@ endfunction()
 set(libraries)
 baton_collect_libraries(${PROJECT_SOURCE_DIR}/transport libraries)
 baton_collect_libraries(${PROJECT_SOURCE_DIR}/kvtransfer libraries)
+baton_collect_libraries(${PROJECT_SOURCE_DIR}/collectives libraries)
 
 add_library(baton_all INTERFACE)
 add_library(baton::baton ALIAS baton_all)
@@ -28,7 +29,7 @@ set_target_properties(baton_all PROPERTIES EXPORT_NAME baton)
 target_link_libraries(baton_all INTERFACE ${libraries})
 
 install(TARGETS baton_all ${libraries} EXPORT baton_targets)
-install(DIRECTORY transport kvtransfer DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/baton
+install(DIRECTORY transport kvtransfer collectives DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/baton
         FILES_MATCHING PATTERN "*.h")
 if(TARGET baton)
   install(TARGETS baton)

@@ -110,7 +110,9 @@ absl::StatusOr<Communicator::Impl::CachedPrograms*> Communicator::Impl::programs
   fresh->parts = collectives::parts_of(spec);
   fresh->max_message_parts = std::max(1u, collectives::max_message_parts(spec));
   for (uint32_t channel = 0; channel < spec.channels; ++channel) {
-    absl::StatusOr<collectives::Program> program = collectives::write_program(spec, rank, channel);
+    ScheduleSpec own = spec;
+    own.separate = !in_place;
+    absl::StatusOr<collectives::Program> program = collectives::write_program(own, rank, channel);
     if (!program.ok()) return program.status();
     fresh->programs.push_back(
         collectives::prepare(*std::move(program), spec.collective, rank, in_place));

@@ -149,6 +149,7 @@ class Communicator::Impl {
 
   // failure.cc
   void drain();
+  void on_events();
   void on_mail(Member& member, std::string_view mail);
   void on_down(Member& member, const absl::Status& why);
   // `culprit`: the rank that is to blame, or our own. Ends every call.

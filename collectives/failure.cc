@@ -69,7 +69,22 @@ void Communicator::Impl::tell_all(Mail kind, std::string_view body) {
   worker->progress();
 }
 
+// Mail before news of who went down: whoever leaves or gives up says so first.
 void Communicator::Impl::drain() {
+  while (worker->next_notification(notification)) {
+    Member* member = member_of(notification.peer);
+    if (member == nullptr) {
+      on_events();
+      member = member_of(notification.peer);
+    }
+    if (member != nullptr && !notification.payload.empty()) {
+      on_mail(*member, notification.payload);
+    }
+  }
+  on_events();
+}
+
+void Communicator::Impl::on_events() {
   while (std::optional<PeerEvent> event = worker->next_peer_event()) {
     Member* member = member_of(event->peer);
     if (event->kind == PeerEvent::Kind::kUp) {
@@ -83,12 +98,6 @@ void Communicator::Impl::drain() {
       if (member != nullptr) member->up = true;
     } else if (member != nullptr) {
       on_down(*member, event->why);
-    }
-  }
-  while (worker->next_notification(notification)) {
-    Member* member = member_of(notification.peer);
-    if (member != nullptr && !notification.payload.empty()) {
-      on_mail(*member, notification.payload);
     }
   }
 }
@@ -250,15 +259,15 @@ void Communicator::Impl::check_deadlines() {
   const Blocked blocked = executor->blocked();
   if (blocked.call == nullptr) return;
   const Member& peer = members[blocked.peer];
-  if (peer.link != nullptr && !peer.link->status().ok()) {
-    fail(absl::Status(peer.link->status().code(),
-                      absl::StrCat(where(blocked), ": ", peer.link->status().message())),
-         blocked.peer, true);
-    return;
-  }
   if (peer.bye && !peer.up) {
     fail(absl::UnavailableError(
              absl::StrCat(where(blocked), ", which has left the group without making this call")),
+         blocked.peer, true);
+    return;
+  }
+  if (peer.link != nullptr && !peer.link->status().ok()) {
+    fail(absl::Status(peer.link->status().code(),
+                      absl::StrCat(where(blocked), ": ", peer.link->status().message())),
          blocked.peer, true);
     return;
   }

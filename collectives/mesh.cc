@@ -24,6 +24,7 @@ namespace {
 // All slots of a rank together stay below this.
 constexpr size_t kSlotBudget = size_t{512} << 20;
 constexpr size_t kLeastSlot = 64 << 10;
+constexpr Time kLeaving = std::chrono::milliseconds(50);
 
 std::string host_name() {
   char name[256] = "";
@@ -284,14 +285,20 @@ Communicator::Impl::Member* Communicator::Impl::member_of(PeerId peer) {
   return nullptr;
 }
 
-// Says goodbye, so that nobody takes the silence for a death.
+// Says goodbye, so that nobody takes the silence for a death, and waits a moment for the goodbyes
+// of others: a connection that is closed with unread bytes in it takes our last words with it.
 void Communicator::Impl::leave() {
-  if (worker == nullptr) return;
+  if (worker == nullptr || ranks == 1) return;
   leaving = true;
   tell_all(Mail::kBye, "");
-  const Time end = now() + std::chrono::milliseconds(200);
-  while (worker->stats().open_transfers > 0 && now() < end) {
-    if (!worker->progress()) nap(std::chrono::milliseconds(1));
+  const Time end = now() + kLeaving;
+  while (now() < end) {
+    const bool any = worker->progress();
+    drain();
+    bool alone = worker->stats().open_transfers == 0;
+    for (const Member& member : members) alone &= !member.up || member.bye;
+    if (alone) return;
+    if (!any) nap(std::chrono::milliseconds(1));
   }
 }
 

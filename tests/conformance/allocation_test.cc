@@ -1,47 +1,7 @@
 // In the steady state a transfer costs no registration and no heap allocation, on either side. This
 // program counts every allocation it makes.
-#include <errno.h>
-#include <malloc.h>
-
-#include <atomic>
-
 #include "tests/conformance/harness.h"
-
-extern "C" {
-void* __libc_malloc(size_t);
-void* __libc_calloc(size_t, size_t);
-void* __libc_realloc(void*, size_t);
-void* __libc_memalign(size_t, size_t);
-}
-
-namespace {
-std::atomic<uint64_t> allocations{0};
-}
-
-// Everything, operator new included, ends up here.
-extern "C" {
-void* malloc(size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  return __libc_malloc(bytes);
-}
-void* calloc(size_t count, size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  return __libc_calloc(count, bytes);
-}
-void* realloc(void* old, size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  return __libc_realloc(old, bytes);
-}
-void* memalign(size_t alignment, size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  return __libc_memalign(alignment, bytes);
-}
-void* aligned_alloc(size_t alignment, size_t bytes) { return memalign(alignment, bytes); }
-int posix_memalign(void** out, size_t alignment, size_t bytes) {
-  *out = memalign(alignment, bytes);
-  return *out == nullptr ? ENOMEM : 0;
-}
-}
+#include "tests/count_allocations.h"
 
 namespace baton {
 namespace {
@@ -147,7 +107,8 @@ TEST_P(Allocations, NoneForThirtyTwoThousandPages) {
 
 TEST_P(Allocations, TheCounterCounts) {
   const uint64_t before = allocations.load();
-  free(malloc(3));
+  void* volatile block = malloc(3);
+  free(block);
   EXPECT_GT(allocations.load(), before);
 }
 
