@@ -8,8 +8,11 @@
 namespace baton::collectives {
 namespace {
 
-// Above this many steps of all ranks together, ranks are sampled.
-constexpr size_t kMostSimulatedSteps = 150'000;
+// Above this many steps of all ranks together, or of one, ranks are sampled. Long programs are
+// those in which all ranks do alike, round by round; trees, where a single rank tells little, are
+// short.
+constexpr size_t kMostSimulatedSteps = 60'000;
+constexpr size_t kMostStepsOfARank = 128;
 constexpr uint32_t kSampledRanks = 16;
 
 // Seconds that remember what they were spent on.
@@ -188,8 +191,8 @@ absl::StatusOr<ScheduleShape> count_shape(const ScheduleSpec& spec, uint32_t nod
   // Rank 0 may be a leaf, or the only one that works: look at one in the middle as well.
   absl::StatusOr<Program> middle = write_program(spec, spec.ranks / 2);
   if (!middle.ok()) return middle.status();
-  const size_t steps = std::max(first->steps.size(), middle->steps.size()) * spec.ranks;
-  const bool sampled = steps > kMostSimulatedSteps;
+  const size_t steps = std::max(first->steps.size(), middle->steps.size());
+  const bool sampled = steps > kMostStepsOfARank || steps * spec.ranks > kMostSimulatedSteps;
 
   const uint32_t stride = sampled ? std::max(1u, spec.ranks / kSampledRanks) : 1;
   for (uint32_t rank = 0; rank < spec.ranks; rank += stride) {
