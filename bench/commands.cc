@@ -47,9 +47,10 @@ const Command* nearest(absl::Span<const Command> commands, std::string_view name
 std::string help(absl::Span<const Command> commands) {
   std::string out = "usage: baton COMMAND [options]    (baton COMMAND --help tells them)\n\n";
   for (const Command& command : commands) {
-    absl::StrAppend(&out, absl::StrFormat("  %-14s %s\n", command.name, command.summary));
+    absl::StrAppend(&out, absl::StrFormat("  %-19s %s\n", command.name, command.summary));
   }
-  absl::StrAppend(&out, "\n  --version      print the version\n  --help         print this\n");
+  absl::StrAppend(&out,
+                  "\n  --version           print the version\n  --help              print this\n");
   return out;
 }
 

@@ -1,6 +1,7 @@
 // The `baton` command.
 #include <array>
 
+#include "bench/collective_perf.h"
 #include "bench/commands.h"
 #include "bench/kv_bw.h"
 #include "engine/model/kernel_bench.h"
@@ -21,6 +22,15 @@ int main(int argc, char** argv) {
       Command{"train", "train a small model on text", baton::train_main},
       Command{"kv_bw", "paged transfers between two processes, against their floor",
               baton::bench::kv_bw_main},
+      Command{"all_reduce_perf", "collectives, with the flags and columns of nccl-tests",
+              baton::bench::all_reduce_perf_main},
+      Command{"all_gather_perf", "the same for all_gather", baton::bench::all_gather_perf_main},
+      Command{"reduce_scatter_perf", "for reduce_scatter", baton::bench::reduce_scatter_perf_main},
+      Command{"broadcast_perf", "for broadcast", baton::bench::broadcast_perf_main},
+      Command{"reduce_perf", "for reduce", baton::bench::reduce_perf_main},
+      Command{"alltoall_perf", "for all_to_all", baton::bench::alltoall_perf_main},
+      Command{"sendrecv_perf", "for send and receive, around a ring",
+              baton::bench::sendrecv_perf_main},
       Command{"kernel_bench", "the CPU kernels against the peaks of this machine",
               baton::kernel_bench_main},
   };

@@ -1,0 +1,15 @@
+// `baton all_reduce_perf` and its siblings: a collective among forked ranks, or among those that
+// mpirun, srun or torchrun started.
+#pragma once
+
+namespace baton::bench {
+
+int all_reduce_perf_main(int argc, char** argv);
+int all_gather_perf_main(int argc, char** argv);
+int reduce_scatter_perf_main(int argc, char** argv);
+int broadcast_perf_main(int argc, char** argv);
+int reduce_perf_main(int argc, char** argv);
+int alltoall_perf_main(int argc, char** argv);
+int sendrecv_perf_main(int argc, char** argv);
+
+}  // namespace baton::bench

@@ -1,0 +1,120 @@
+// The command line of the collective benchmarks.
+#include "bench/collective_perf_options.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace baton::bench {
+namespace {
+
+using testing::HasSubstr;
+
+struct Parsed {
+  CollectivePerfCommand command;
+  std::string err;
+};
+
+Parsed parse(Collective collective, std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "all_reduce_perf");
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  Parsed parsed;
+  parsed.command =
+      parse_collective_perf(collective, static_cast<int>(arguments.size()), arguments.data());
+  testing::internal::GetCapturedStdout();
+  parsed.err = testing::internal::GetCapturedStderr();
+  return parsed;
+}
+
+TEST(CollectiveOptions, DefaultsAreThoseOfNcclTests) {
+  const Parsed parsed = parse(Collective::kAllReduce, {});
+  ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
+  const CollectivePerfOptions& options = *parsed.command.options;
+  EXPECT_EQ(options.min_bytes, size_t{32} << 20);
+  EXPECT_EQ(options.max_bytes, size_t{32} << 20);
+  EXPECT_EQ(options.iterations, 20);
+  EXPECT_EQ(options.warmup, 1);
+  EXPECT_EQ(options.checks, 1);
+  EXPECT_EQ(options.average, Average::kMean);
+  EXPECT_EQ(options.types, std::vector<DataType>{DataType::kF32});
+  EXPECT_EQ(options.ranks, 0);
+}
+
+TEST(CollectiveOptions, TakesNcclTestsFlagsAndOurs) {
+  const Parsed parsed = parse(
+      Collective::kReduce,
+      {"-b",         "8",        "-e",        "1G",      "-f",        "2",           "-n",
+       "5",          "-w",       "0",         "-c",      "3",         "-o",          "avg",
+       "-d",         "bfloat16", "-r",        "1",       "-z",        "3",           "-a",
+       "3",          "-m",       "4",         "-N",      "2",         "-C",          "1",
+       "-I",         "1",        "-K",        "2",       "-u",        "1",           "-J",
+       "out.json",   "-T",       "2.5",       "--ranks", "3",         "--algorithm", "tree",
+       "--channels", "2",        "--chunk",   "64K",     "--ordered", "--malloc",    "--explain",
+       "--no-pin",   "--link",   "1Gb/s,50us"});
+  ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
+  const CollectivePerfOptions& options = *parsed.command.options;
+  EXPECT_EQ(options.max_bytes, size_t{1} << 30);
+  EXPECT_EQ(options.step_factor, 2u);
+  EXPECT_EQ(options.types, std::vector<DataType>{DataType::kBF16});
+  EXPECT_EQ(options.ops, std::vector<ReduceOp>{ReduceOp::kAvg});
+  EXPECT_EQ(options.root, 1);
+  EXPECT_EQ(options.blocking, 3);
+  EXPECT_EQ(options.average, Average::kMax);
+  EXPECT_EQ(options.aggregated, 4);
+  EXPECT_EQ(options.cycles, 2);
+  EXPECT_TRUE(options.cpu_time && options.per_iteration);
+  EXPECT_EQ(options.per_iteration_skip, 2);
+  EXPECT_EQ(options.unalign, 1u);
+  EXPECT_EQ(options.nccl_json, "out.json");
+  EXPECT_EQ(options.timeout_s, 2.5);
+  EXPECT_EQ(options.call.algorithm, Algorithm::kTree);
+  EXPECT_EQ(options.call.channels, 2u);
+  EXPECT_EQ(options.call.chunk_bytes, size_t{64} << 10);
+  EXPECT_EQ(options.call.ordered, true);
+  EXPECT_TRUE(options.plain_memory && options.explain && !options.pin);
+}
+
+TEST(CollectiveOptions, AllTypesAndOperations) {
+  const Parsed reduce = parse(Collective::kAllReduce, {"-d", "all", "-o", "all"});
+  ASSERT_TRUE(reduce.command.options.has_value()) << reduce.err;
+  EXPECT_EQ(reduce.command.options->types.size(), size_t{kDataTypes});
+  EXPECT_EQ(reduce.command.options->ops.size(), size_t{kReduceOps});
+  const Parsed gather = parse(Collective::kAllGather, {"-o", "all"});
+  ASSERT_TRUE(gather.command.options.has_value()) << gather.err;
+  EXPECT_EQ(gather.command.options->ops.size(), 1u);
+}
+
+TEST(CollectiveOptions, WhatMakesNoSenseHereSaysWhatDoes) {
+  const struct {
+    std::vector<const char*> arguments;
+    const char* says;
+  } cases[] = {
+      {{"-g", "2"}, "--ranks N"},
+      {{"-t", "2"}, "--ranks N"},
+      {{"-G", "1"}, "-m N"},
+      {{"-R", "1"}, "--malloc"},
+      {{"-d", "fp8"}, "bfloat16"},
+      {{"-o", "mulsum"}, "avg"},
+      {{"-b", "2M", "-e", "1M"}, "-b 2097152 is more than -e 1048576"},
+      {{"-f", "0"}, "must be positive"},
+      {{"-n", "3", "-K", "3"}, "-K leaves no iteration"},
+      {{"--ranks", "2", "-r", "2"}, "ranks 0 to 1"},
+      {{"--link", "fast"}, "fast"},
+      {{"--provider", "pigeon"}, "no provider \"pigeon\""},
+      {{"--algorithm", "spiral"}, "ring"},
+      {{"-n", "0"}, "--iters"},
+  };
+  for (const auto& one : cases) {
+    const Parsed parsed = parse(Collective::kAllReduce, one.arguments);
+    EXPECT_FALSE(parsed.command.options.has_value()) << one.says;
+    EXPECT_EQ(parsed.command.exit_status, 2);
+    EXPECT_THAT(parsed.err, HasSubstr(one.says));
+  }
+  EXPECT_EQ(parse(Collective::kAllReduce, {"--help"}).command.exit_status, 0);
+}
+
+}  // namespace
+}  // namespace baton::bench
