@@ -2,9 +2,10 @@
 // process, without moving a byte.
 //
 // The model is alpha-beta-gamma: a message of b bytes leaves its sender's port for b * beta, is
-// there alpha after its last byte left, and its reduction takes the receiver b * gamma. A rank has
-// one port out and one port in for each class of link (or shares them, see Contention), and one
-// core that reduces and posts.
+// there alpha after its last byte left, and its reduction takes the receiver b * gamma, as copying
+// b bytes from buffer to buffer does. A rank has one port out and one port in for each class of
+// link (see `contention`), and one core that reduces, copies and posts. A sender learns alpha after
+// the end of the receiver's step that it may send one more message.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "collectives/schedule.h"
-#include "transport/clock.h"
+#include "collectives/verify.h"
 
 namespace baton::collectives {
 
@@ -31,6 +32,7 @@ struct CostParameters {
   double gamma = 1 / 10e9;  // seconds per byte combined by one rank
   double step = 0.5e-6;     // seconds of CPU per step of a program
   uint32_t node_size = 1;   // ranks [k * node_size, ...) are on one node: `local` links
+  bool operator==(const CostParameters&) const = default;
 };
 
 struct SimulateOptions {
@@ -42,7 +44,7 @@ struct SimulateOptions {
   // Off: every message has its own wire, as the closed formulas assume. On: messages of one rank
   // queue for its port of that class of link, out and in.
   bool contention = true;
-  // Rank i starts so much late; empty: all at once.
+  // Rank i starts so many seconds late; empty: all at once.
   std::vector<double> late;
 };
 
@@ -51,9 +53,16 @@ struct SimulateReport {
   uint64_t messages = 0;
   uint64_t most_bytes_sent = 0;  // by one rank
   uint64_t most_bytes_received = 0;
-  std::vector<double> rank_seconds;  // when each was done
+  std::vector<double> rank_seconds;  // when each was done: its last step, its last byte sent
 };
 
+// InvalidArgument for a spec that does not exist or options that make no sense; Internal, naming
+// the rank and its step, for programs that wait for ever. Takes 16 bytes of memory per step of all
+// ranks, and some for every pair of ranks that exchange messages, in every lane.
 absl::StatusOr<SimulateReport> simulate(const ScheduleSpec& spec, const SimulateOptions& options);
+
+// The same for schedules that are not ours: `program(rank, channel)` is the rank's program.
+absl::StatusOr<SimulateReport> simulate(const ScheduleSpec& spec, const ProgramSource& program,
+                                        const SimulateOptions& options);
 
 }  // namespace baton::collectives

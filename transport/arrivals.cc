@@ -1,16 +1,23 @@
 // Adds up the slices of each incoming transfer.
 #include "transport/arrivals.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_format.h"
 
 namespace baton {
+namespace {
+// As many slots as a worker has by default: their table is made at once, not while transfers run.
+constexpr size_t kUsualSlots = 4096;
+}  // namespace
+
 absl::StatusOr<Arrivals::Complete> Arrivals::add(const Arrival& arrival) {
   const auto [slot, generation] = arrival.transfer;
   if (arrival.slice_bytes > arrival.total_bytes || arrival.slice >= kMaxSlices ||
       slot >= kMaxSlots) {
     return absl::InvalidArgumentError("the peer described an impossible slice");
   }
-  if (slot >= completed_.size()) completed_.resize(slot + 1, 0);
+  if (slot >= completed_.size()) completed_.resize(std::max<size_t>(kUsualSlots, slot + 1));
   // Generations of a slot only grow.
   if (completed_[slot] != 0 && static_cast<int32_t>(generation - completed_[slot]) <= 0) {
     return Complete{};
