@@ -3,6 +3,7 @@
 
 #include "bench/collective_perf.h"
 #include "bench/commands.h"
+#include "bench/executor_bench.h"
 #include "bench/kv_bw.h"
 #include "engine/model/kernel_bench.h"
 #include "engine/serve/demo.h"
@@ -31,6 +32,8 @@ int main(int argc, char** argv) {
       Command{"alltoall_perf", "for all_to_all", baton::bench::alltoall_perf_main},
       Command{"sendrecv_perf", "for send and receive, around a ring",
               baton::bench::sendrecv_perf_main},
+      Command{"executor_bench", "what a step of a schedule costs, with links that do nothing",
+              baton::bench::executor_bench_main},
       Command{"kernel_bench", "the CPU kernels against the peaks of this machine",
               baton::kernel_bench_main},
   };
