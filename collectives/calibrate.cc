@@ -109,7 +109,9 @@ absl::Status Communicator::Impl::calibrate() {
   }
   memory->free(*block);
   if (!status.ok()) return status;
-  model->set_parameters(collectives::agree(all));
+  CostParameters agreed = collectives::agree(all);
+  agreed.cores_move_local = cost.cores_move_local;
+  model->set_parameters(agreed);
   choices.clear();
   last_choice = nullptr;
   return absl::OkStatus();

@@ -175,7 +175,8 @@ PieceSeconds price(const ScheduleShape& shape, const CostParameters& cost, doubl
           amounts[kSteps] * cost.step + part_bytes * amounts[kCombinedBytes] * cost.gamma;
       const double local = part_bytes * amounts[kLocalBytes] * cost.local.beta;
       const double remote = part_bytes * amounts[kRemoteBytes] * cost.remote.beta;
-      out.busy = std::max({out.busy, core, local, remote});
+      const double on_core = cost.cores_move_local ? core + local : core;
+      out.busy = std::max({out.busy, on_core, local, remote});
     }
   }
   return out;

@@ -262,10 +262,11 @@ absl::StatusOr<bool> Executor::run_step(Lane& lane) {
     case Step::Kind::kReceiveReduce:
       return receive(lane, step);
     case Step::Kind::kCopy: {
-      if (!hazards_clear(lane, lane.step)) return false;
       const Segments source = locate(lane, step.source, step.parts);
       const Segments target = locate(lane, step.target, step.parts);
-      if (source.data != target.data) copy(target, source);
+      if (source.data == target.data) return true;  // in place: nothing is written
+      if (!hazards_clear(lane, lane.step)) return false;
+      copy(target, source);
       return true;
     }
     case Step::Kind::kReduce: {

@@ -126,6 +126,7 @@ absl::Status Communicator::Impl::start() {
   }
   collectives::CostParameters cost;
   cost.node_size = node_size;
+  cost.cores_move_local = true;
   model = std::make_unique<collectives::CostModel>(cost, options.slot_bytes, collectives::kLanes);
   if (options.calibrate) {
     if (absl::Status status = calibrate(); !status.ok()) return status;

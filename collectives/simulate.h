@@ -32,6 +32,9 @@ struct CostParameters {
   double gamma = 1 / 10e9;  // seconds per byte combined by one rank
   double step = 0.5e-6;     // seconds of CPU per step of a program
   uint32_t node_size = 1;   // ranks [k * node_size, ...) are on one node: `local` links
+  // Bytes on local links are moved by the ranks' own cores (shared memory, loopback), which have no
+  // time for anything else meanwhile. Not measured: known from the kind of link.
+  bool cores_move_local = false;
   bool operator==(const CostParameters&) const = default;
 };
 

@@ -75,7 +75,7 @@ TEST(CollectivePerf, EveryCollectiveIsRightInAndOutOfPlace) {
     bool in_place;
     const char* largest = "100000";
     size_t rows = 3;
-  } commands[] = {{all_reduce_perf_main, true},     {all_gather_perf_main, true, "2000", 2},
+  } commands[] = {{all_reduce_perf_main, true},     {all_gather_perf_main, true},
                   {reduce_scatter_perf_main, true}, {broadcast_perf_main, true},
                   {reduce_perf_main, true},         {alltoall_perf_main, false},
                   {sendrecv_perf_main, false}};
