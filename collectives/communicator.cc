@@ -106,27 +106,27 @@ absl::Status end_of(Communicator& comm, const absl::StatusOr<Work>& work) {
 
 absl::Status Communicator::all_reduce(const void* in, void* out, size_t count, DataType type,
                                       ReduceOp op, const CallOptions& options) {
-  return end_of(*this, all_reduce_async(in, out, count, type, op, options));
+  return impl_->run({Collective::kAllReduce, in, out, count, type, op, 0, options});
 }
 absl::Status Communicator::reduce_scatter(const void* in, void* out, size_t count, DataType type,
                                           ReduceOp op, const CallOptions& options) {
-  return end_of(*this, reduce_scatter_async(in, out, count, type, op, options));
+  return impl_->run({Collective::kReduceScatter, in, out, count, type, op, 0, options});
 }
 absl::Status Communicator::all_gather(const void* in, void* out, size_t count, DataType type,
                                       const CallOptions& options) {
-  return end_of(*this, all_gather_async(in, out, count, type, options));
+  return impl_->run({Collective::kAllGather, in, out, count, type, ReduceOp::kSum, 0, options});
 }
 absl::Status Communicator::broadcast(const void* in, void* out, size_t count, DataType type,
                                      int root, const CallOptions& options) {
-  return end_of(*this, broadcast_async(in, out, count, type, root, options));
+  return impl_->run({Collective::kBroadcast, in, out, count, type, ReduceOp::kSum, root, options});
 }
 absl::Status Communicator::reduce(const void* in, void* out, size_t count, DataType type,
                                   ReduceOp op, int root, const CallOptions& options) {
-  return end_of(*this, reduce_async(in, out, count, type, op, root, options));
+  return impl_->run({Collective::kReduce, in, out, count, type, op, root, options});
 }
 absl::Status Communicator::all_to_all(const void* in, void* out, size_t count, DataType type,
                                       const CallOptions& options) {
-  return end_of(*this, all_to_all_async(in, out, count, type, options));
+  return impl_->run({Collective::kAllToAll, in, out, count, type, ReduceOp::kSum, 0, options});
 }
 absl::Status Communicator::send(const void* in, size_t count, DataType type, int to,
                                 const CallOptions& options) {
@@ -137,7 +137,8 @@ absl::Status Communicator::receive(void* out, size_t count, DataType type, int f
   return end_of(*this, receive_async(out, count, type, from, options));
 }
 absl::Status Communicator::barrier(const CallOptions& options) {
-  return end_of(*this, barrier_async(options));
+  return impl_->run(
+      {Collective::kBarrier, nullptr, nullptr, 0, DataType::kU8, ReduceOp::kSum, 0, options});
 }
 
 absl::Status Communicator::wait(Work work) { return impl_->wait(work); }

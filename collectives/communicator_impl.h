@@ -116,6 +116,8 @@ class Communicator::Impl {
     CallOptions options;
   };
   absl::StatusOr<Work> begin(const Request& request);
+  absl::StatusOr<Work> begin_locked(const Request& request);
+  absl::Status run(const Request& request);  // begins it and waits
   absl::StatusOr<Work> begin_point_to_point(bool sends, void* data, size_t count, DataType type,
                                             int other, const CallOptions& options);
   absl::StatusOr<Work> begin_all_to_all_v(const std::byte* in, absl::Span<const size_t> send_counts,

@@ -141,16 +141,30 @@ bool DirectLink::peek(uint32_t lane, size_t, const CallTag& tag, Segments& messa
 }
 
 void DirectLink::consume(uint32_t lane) {
-  out_.consumed[lane].store(++taken_[lane], std::memory_order_release);
-  dirty_ = true;
+  const uint64_t number = ++taken_[lane];
+  out_.consumed[lane].store(number, std::memory_order_release);
+  // Whoever sent in place waits for this. Whoever sent a letter does so only when out of room, and
+  // would have to fall asleep in this very moment to miss it.
+  if (in_.letters[lane][number % kLetters].kind == Letter::kInPlace) {
+    dirty_ = true;
+  } else {
+    consumed_ = true;
+  }
 }
 
 void DirectLink::flush() {
-  if (!std::exchange(dirty_, false)) return;
+  const bool consumed = std::exchange(consumed_, false);
+  if (!std::exchange(dirty_, false)) {
+    if (consumed && theirs_.sleeping.load(std::memory_order_relaxed) != 0) wake();
+    return;
+  }
   // The sleeper raises its flag and then looks at our letters once more; we published and now look
   // at its flag: one of the two sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (theirs_.sleeping.load(std::memory_order_relaxed) == 0) return;
+  if (theirs_.sleeping.load(std::memory_order_relaxed) != 0) wake();
+}
+
+void DirectLink::wake() {
   ends_.worker.notify_detached(ends_.peer, "w").IgnoreError();
   ends_.worker.progress();
 }

@@ -49,6 +49,7 @@ class DirectLink final : public Link {
   static constexpr uint32_t kLetters = kMessagesAhead;
 
   bool room(uint32_t lane);
+  void wake();
   std::byte* staging(uint32_t lane, uint64_t number);
   absl::StatusOr<const std::byte*> map(const Whereabouts& place, uint64_t length);
 
@@ -62,7 +63,9 @@ class DirectLink final : public Link {
   std::array<std::array<Block, kLetters>, kAllLanes> staging_{};
   std::vector<RemoteView> views_;  // the peer's regions, by number
   uint64_t in_place_bytes_ = 0;
-  bool dirty_ = false;  // something was published since the last flush()
+  // Since the last flush(): something that the peer surely waits for, or may wait for.
+  bool dirty_ = false;
+  bool consumed_ = false;
 };
 
 }  // namespace baton::collectives

@@ -13,6 +13,10 @@ namespace {
 // Steps that a lane runs before it is another lane's turn.
 constexpr int kStepsInARow = 4;
 
+// Bytes that move between two looks at the clock.
+constexpr size_t kMovedPerLook = 64 << 10;
+constexpr size_t kSmallStep = 2048;
+
 // Calls of so many bytes leave nothing of their beginning in the caches: what they write last is
 // streamed past them.
 constexpr size_t kStreamCallsFrom = 8 << 20;
@@ -115,7 +119,8 @@ absl::StatusOr<bool> Executor::advance() {
     any |= *moved;
   }
   if (std::exchange(touched_, false)) {
-    now_ = clock_.now();
+    // Looking at the clock would cost more than a small step does.
+    if (std::exchange(moved_, 0) >= kMovedPerLook) now_ = clock_.now();
     for (Link* link : links_) {
       if (link != nullptr) link->flush();
     }
@@ -364,7 +369,9 @@ Blocked Executor::blocked() const {
 }
 
 void Executor::record(FlightEvent::Kind kind, const Lane& lane, uint32_t peer, size_t bytes) {
-  if (recorder_ == nullptr) return;
+  moved_ += bytes;
+  // The steps of a small call are not worth their record: its beginning and end tell as much.
+  if (recorder_ == nullptr || (bytes <= kSmallStep && lane.call->pieces == 1)) return;
   recorder_->record({.at = now_,
                      .kind = kind,
                      .collective = lane.call->geometry.collective,

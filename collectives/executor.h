@@ -130,6 +130,7 @@ class Executor {
   std::vector<Active> calls_;                          // in order
   std::vector<const void*> fold_sources_;
   Time now_{};
+  size_t moved_ = 0;      // bytes since the last look at the clock
   uint64_t active_ = 0;   // calls
   bool touched_ = false;  // links want flush()
   uint64_t messages_ = 0, bytes_sent_ = 0, steps_ = 0;

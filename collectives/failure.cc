@@ -225,6 +225,9 @@ void Communicator::Impl::compare_calls() {
         const auto& block = *reinterpret_cast<const ControlBlock*>(member.view.data);
         if (block.entered.load(std::memory_order_acquire) < s) break;
         theirs = block.calls[s % ControlBlock::kCalls];
+        // Its place may be another call's by now, or while we read.
+        std::atomic_thread_fence(std::memory_order_acquire);
+        if (block.entered.load(std::memory_order_relaxed) + 1 >= s + ControlBlock::kCalls) continue;
       }
       if (theirs.sequence != s || ours.sequence != s || theirs == ours) continue;
       fail(
