@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "tests/tcp/raw_peer.h"
+#include "transport/tcp/provider.h"
 
 namespace baton::tcp {
 namespace {
