@@ -1,0 +1,88 @@
+// A test model with a cache of its own, for tests of the forward pass.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "engine/model/aligned.h"
+#include "engine/model/checkpoint.h"
+#include "engine/model/model.h"
+#include "engine/model/test_model.h"
+
+namespace baton {
+
+using Tokens = std::vector<int32_t>;
+using Logits = std::vector<float>;
+
+inline Tokens random_tokens(int count, int vocab, uint32_t seed) {
+  std::mt19937 random(seed);
+  Tokens tokens(static_cast<size_t>(count));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % uint32_t(vocab));
+  return tokens;
+}
+
+// A model with a cache of its own, whose free slots hold NaN.
+struct Rig {
+  explicit Rig(const Checkpoint& checkpoint, int threads = 1, size_t blocks = 80)
+      : model(*Model::create(checkpoint)),
+        pool(threads),
+        memory(model.kv_geometry().cache_bytes(blocks) / 2),
+        cache(model.kv_geometry(), memory.data(), blocks),
+        workspace(*model.make_workspace({.max_tokens = 256, .max_chunks = 8}, pool)) {
+    for (size_t i = 0; i < memory.size(); ++i) memory[i] = 0x7fc0;
+  }
+  // Some blocks for `tokens` tokens, not in order; each call gives others.
+  std::vector<uint32_t> take(size_t tokens) {
+    std::vector<uint32_t> table(model.kv_geometry().blocks_for(tokens));
+    for (uint32_t& block : table) block = uint32_t((next_block++ * 7) % cache.num_blocks());
+    return table;
+  }
+  Logits run(std::vector<SequenceChunk> chunks) {
+    const size_t vocab = size_t(model.config().vocab_size);
+    Logits logits(chunks.size() * vocab, -1.0f);
+    LayerHook hook;
+    const absl::Status status = model.forward(chunks, cache, hook, workspace, logits.data());
+    EXPECT_TRUE(status.ok()) << status;
+    return logits;
+  }
+  // Logits of the last token, the prompt cut into pieces of `piece` tokens.
+  Logits prompt(const Tokens& tokens, const std::vector<uint32_t>& table, size_t piece) {
+    Logits logits;
+    for (size_t at = 0; at < tokens.size(); at += piece) {
+      const size_t count = std::min(piece, tokens.size() - at);
+      logits = run({{std::span(tokens).subspan(at, count), int32_t(at), table, true}});
+    }
+    return logits;
+  }
+
+  Model model;
+  ComputePool pool;
+  AlignedArray<uint16_t> memory;
+  KvCache cache;
+  Workspace workspace;
+  size_t next_block = 1;
+};
+
+inline bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+inline ModelConfig odd_config() {
+  ModelConfig config = tiny_model_config();
+  config.hidden_size = 48;
+  config.num_heads = 6;
+  config.num_kv_heads = 2;
+  config.head_dim = 32;
+  config.num_layers = 3;
+  config.intermediate_size = 80;
+  config.vocab_size = 301;
+  config.tie_word_embeddings = false;
+  return config;
+}
+
+}  // namespace baton
