@@ -11,6 +11,28 @@ namespace {
 // Once a batch holds this much payload it goes out: acknowledgements must not wait long.
 constexpr size_t kBatchPayload = 256 << 10;
 
+// Encodes at `out` what the cursor yields, as far as one frame goes (which is as many pieces as a
+// receiver can land at once), and hands every piece to `each`. Pieces that follow each other at the
+// target become one there.
+template <typename Each>
+void take_pieces(TransferCursor cursor, Frame& frame, char* out, const Each& each) {
+  WirePiece wire;
+  Piece piece;
+  for (uint32_t n = 0;
+       n < kMaxPieces && frame.bytes < kMaxPayload && cursor.next(piece, kMaxPayload - frame.bytes);
+       ++n) {
+    each(piece);
+    frame.bytes += static_cast<uint32_t>(piece.bytes);
+    if (frame.pieces > 0 && wire.offset + wire.bytes == piece.remote_offset) {
+      wire.bytes += static_cast<uint32_t>(piece.bytes);
+    } else {
+      wire = {piece.remote_offset, static_cast<uint32_t>(piece.bytes)};
+      ++frame.pieces;
+    }
+    encode_piece(wire, out + (frame.pieces - 1) * kPieceBytes);
+  }
+}
+
 }  // namespace
 
 void TcpRail::put_control(const Frame& frame, std::string_view text) {
@@ -90,23 +112,11 @@ bool TcpRail::add_write() {
   if (slot.aborted) {
     frame.flags = kLast | kAbandoned;
   } else {
-    WirePiece wire;  // grows while pieces follow each other at the target
     char* out = head + kHeaderBytes;
-    TransferCursor cursor(t.local, t.remote_layout, slot.begin + slot.framed, slot.end);
-    Piece piece;
-    for (uint32_t n = 0; n < kMaxPieces && frame.bytes < kMaxPayload &&
-                         cursor.next(piece, kMaxPayload - frame.bytes);
-         ++n) {
-      batch_.add_payload(t.local_base + piece.local_offset, piece.bytes, vector);
-      frame.bytes += static_cast<uint32_t>(piece.bytes);
-      if (frame.pieces > 0 && wire.offset + wire.bytes == piece.remote_offset) {
-        wire.bytes += static_cast<uint32_t>(piece.bytes);
-      } else {
-        wire = {piece.remote_offset, static_cast<uint32_t>(piece.bytes)};
-        ++frame.pieces;
-      }
-      encode_piece(wire, out + (frame.pieces - 1) * kPieceBytes);
-    }
+    take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame, out,
+                [&](const Piece& piece) {
+                  batch_.add_payload(t.local_base + piece.local_offset, piece.bytes, vector);
+                });
     if (frame.pieces > 0) {
       frame.region = t.remote.index;
       frame.generation = t.remote.generation;
@@ -144,23 +154,8 @@ bool TcpRail::add_read() {
                 .key = t.remote.key,
                 .slice_offset = slot.framed};
     char* head = batch_.next_header();
-    char* out = head + kHeaderBytes;
-    WirePiece wire;
-    TransferCursor cursor(t.local, t.remote_layout, slot.begin + slot.framed, slot.end);
-    Piece piece;
-    // As many pieces as the answer can land at once, here too.
-    for (uint32_t n = 0; n < kMaxPieces && frame.bytes < kMaxPayload &&
-                         cursor.next(piece, kMaxPayload - frame.bytes);
-         ++n) {
-      frame.bytes += static_cast<uint32_t>(piece.bytes);
-      if (frame.pieces > 0 && wire.offset + wire.bytes == piece.remote_offset) {
-        wire.bytes += static_cast<uint32_t>(piece.bytes);
-      } else {
-        wire = {piece.remote_offset, static_cast<uint32_t>(piece.bytes)};
-        ++frame.pieces;
-      }
-      encode_piece(wire, out + (frame.pieces - 1) * kPieceBytes);
-    }
+    take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame,
+                head + kHeaderBytes, [](const Piece&) {});
     encode_header(frame, head);
     batch_.add_header(kHeaderBytes + frame.meta_bytes());
     slot.framed += frame.bytes;
