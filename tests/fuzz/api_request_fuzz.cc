@@ -1,0 +1,29 @@
+// Fuzzes the bodies of HTTP requests, as completions and as chat: what is taken is within bounds,
+// and what is refused is the client's fault and can be said in JSON.
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "engine/serve/openai_api.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view body(reinterpret_cast<const char*>(data), size);
+  for (const bool chat : {false, true}) {
+    const auto request = baton::parse_api_request(body, chat);
+    if (!request.ok()) {
+      // The client is told which field: the reply must be text that JSON can carry.
+      if (baton::api_error(request.status()).empty()) std::abort();
+      if (baton::http_status(request.status()) / 100 != 4) std::abort();
+      continue;
+    }
+    if (request->chat != chat || !request->sampling.validate().ok()) std::abort();
+    for (const auto* tokens : {&request->prompt_tokens, &request->resume_tokens}) {
+      for (const int32_t token : *tokens) {
+        if (token < 0) std::abort();
+      }
+    }
+  }
+  return 0;
+}
