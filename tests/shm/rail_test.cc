@@ -7,6 +7,7 @@
 
 #include "tests/shm/shm_node.h"
 #include "transport/shm/segment.h"
+#include "transport/shm/slice_runner.h"
 
 namespace baton::shm {
 namespace {
@@ -113,6 +114,44 @@ TEST_P(ShmRail, ReportsPartsOfATransferAsArrivals) {
   EXPECT_EQ(b_.landed[1].notify, "whole");
   EXPECT_TRUE(b_.notes.empty());
   EXPECT_TRUE(far_.all(4));
+}
+
+TEST_P(ShmRail, SmallTransfersPassLargeOnes) {
+  constexpr size_t kLarge = 64 << 20;
+  TestMemory near_large(kLarge, GetParam());
+  TestMemory far_large(kLarge, GetParam());
+  a_.add(near_large);
+  const RemoteRegion remote = b_.share(far_);
+  const RemoteRegion remote_large = b_.share(far_large);
+  const Layout small = Layout::contiguous(0, SliceRunner::kUrgentBytes);
+  const Layout large = Layout::contiguous(0, kLarge);
+  near_.fill(5);
+  near_large.fill(6);
+  TransferDescriptor& bulk = a_.transfer(Op::kWrite, near_large, large, remote_large, large);
+  ASSERT_TRUE(a_.post(bulk));
+  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return far_large.data[0] == std::byte{6}; }));
+  ASSERT_TRUE(a_.done.empty());
+
+  TransferDescriptor& first = a_.transfer(Op::kWrite, near_, small, remote, small);
+  TransferDescriptor& second = a_.message("I am small, too");
+  for (auto* t : {&first, &second}) ASSERT_TRUE(a_.post(*t));
+  ASSERT_TRUE(done(2));
+  EXPECT_EQ(a_.done[0].transfer, first.id);
+  EXPECT_EQ(a_.done[1].transfer, second.id);
+  EXPECT_TRUE(far_.all(5, 0, SliceRunner::kUrgentBytes));
+  EXPECT_EQ(far_large.data[kLarge - 1], std::byte{0});
+
+  // What was passed is still whole, and still is fenced.
+  a_.rails[0]->abort(bulk.id, a_);
+  ASSERT_EQ(a_.done.size(), 3u);
+  EXPECT_TRUE(absl::IsCancelled(a_.done[2].status));
+  const bool begun = far_large.all(6, 0, 4096);
+  near_large.fill(7);
+  EXPECT_TRUE(move(a_.transfer(Op::kWrite, near_, small, remote, small)).ok());
+  EXPECT_TRUE(begun && far_large.all(6, 0, 4096));
+  EXPECT_EQ(far_large.data[kLarge - 1], std::byte{0});
+  EXPECT_TRUE(move(a_.transfer(Op::kWrite, near_large, large, remote_large, large)).ok());
+  EXPECT_TRUE(far_large.all(7));
 }
 
 TEST_P(ShmRail, CancelsWhatItHasNotFinished) {

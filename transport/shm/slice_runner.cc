@@ -16,9 +16,14 @@ constexpr size_t kLookAhead = 16;  // pieces taken from the cursor at a time
 
 }  // namespace
 
+void SliceRunner::Queue::remove(uint32_t i) {
+  for (; i + 1 < count_; ++i) (*this)[i] = (*this)[i + 1];
+  --count_;
+}
+
 bool SliceRunner::post(const Slice& slice) {
-  if (count_ == kDepth) return false;
-  Active& active = at(count_++);
+  if (urgent_.size() + bulk_.size() == kDepth) return false;
+  Active& active = (slice.transfer->bytes <= kUrgentBytes ? urgent_ : bulk_).push();
   active.slice = slice;
   active.cursor.emplace(slice.transfer->local, slice.transfer->remote_layout, slice.begin,
                         slice.end);
@@ -27,27 +32,31 @@ bool SliceRunner::post(const Slice& slice) {
 }
 
 bool SliceRunner::take(TransferId transfer, uint32_t& slice) {
-  for (uint32_t i = 0; i < count_; ++i) {
-    if (at(i).slice.transfer->id != transfer) continue;
-    slice = at(i).slice.index;
-    for (; i + 1 < count_; ++i) at(i) = at(i + 1);
-    --count_;
-    return true;
+  for (Queue* queue : {&urgent_, &bulk_}) {
+    for (uint32_t i = 0; i < queue->size(); ++i) {
+      if ((*queue)[i].slice.transfer->id != transfer) continue;
+      slice = (*queue)[i].slice.index;
+      queue->remove(i);
+      return true;
+    }
   }
   return false;
 }
 
 bool SliceRunner::take_any(TransferId& transfer, uint32_t& slice) {
-  if (count_ == 0) return false;
-  transfer = at(0).slice.transfer->id;
-  slice = at(0).slice.index;
-  pop();
+  Queue& queue = urgent_.empty() ? bulk_ : urgent_;
+  if (queue.empty()) return false;
+  transfer = queue[0].slice.transfer->id;
+  slice = queue[0].slice.index;
+  queue.pop();
   return true;
 }
 
-bool SliceRunner::runnable() const {
-  if (count_ == 0) return false;
-  const Active& first = at(0);
+bool SliceRunner::runnable() const { return runnable(urgent_) || runnable(bulk_); }
+
+bool SliceRunner::runnable(const Queue& queue) const {
+  if (queue.empty()) return false;
+  const Active& first = queue[0];
   if (first.slice.begin != first.slice.end) {
     if (!first.resolved) {
       PeerMemory::Target target;
@@ -61,9 +70,15 @@ bool SliceRunner::runnable() const {
 }
 
 SliceRunner::Result SliceRunner::step(size_t& budget) {
+  Result result = step(urgent_, budget);
+  // One that must wait, for a mapping or for room in the ring, holds nobody else up.
+  return result.moved ? result : step(bulk_, budget);
+}
+
+SliceRunner::Result SliceRunner::step(Queue& queue, size_t& budget) {
   Result result;
-  if (count_ == 0) return result;
-  Active& active = at(0);
+  if (queue.empty()) return result;
+  Active& active = queue[0];
   const bool empty = active.slice.begin == active.slice.end;
   if (!empty && !active.resolved) {
     result.status = peer_.resolve(*active.slice.transfer, active.target);
@@ -86,7 +101,7 @@ SliceRunner::Result SliceRunner::step(size_t& budget) {
   result.moved = result.finished = true;
   result.transfer = active.slice.transfer->id;
   result.slice = active.slice.index;
-  pop();
+  queue.pop();
   return result;
 }
 

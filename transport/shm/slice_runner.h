@@ -22,6 +22,8 @@ class SliceRunner {
   // How much is copied between two looks at the world: bounds the time that a fence waits.
   static constexpr size_t kChunkBytes = 256 << 10;
   static constexpr size_t kChunkPieces = 2048;
+  // Slices of transfers up to this size pass those of larger ones, between two chunks.
+  static constexpr size_t kUrgentBytes = 64 << 10;
 
   // `out` is the lane that we send on; `counters` the peer's table. All outlive the runner.
   SliceRunner(PeerMemory& peer, Lane& out, CounterTable::Word* counters, CmaBatch& cma)
@@ -30,7 +32,7 @@ class SliceRunner {
   bool post(const Slice& slice);
   // Takes one slice of the transfer off the queue; false when there is none.
   bool take(TransferId transfer, uint32_t& slice);
-  // Takes the oldest slice off the queue.
+  // Takes a slice off the queue; false when there is none.
   bool take_any(TransferId& transfer, uint32_t& slice);
 
   struct Result {
@@ -41,7 +43,7 @@ class SliceRunner {
     uint32_t slice = 0;
     absl::Status status;
   };
-  // Advances the oldest slice by at most one chunk; takes what was copied off `budget`.
+  // Advances the first slice that can be by at most one chunk; takes what was copied off `budget`.
   Result step(size_t& budget);
 
   // Whether step() would do anything.
@@ -55,27 +57,42 @@ class SliceRunner {
     bool resolved = false;
   };
 
-  Active& at(uint32_t i) { return queue_[(head_ + i) % kDepth]; }
-  const Active& at(uint32_t i) const { return queue_[(head_ + i) % kDepth]; }
+  // First in, first out.
+  class Queue {
+   public:
+    bool empty() const { return count_ == 0; }
+    uint32_t size() const { return count_; }
+    Active& operator[](uint32_t i) { return items_[(head_ + i) % kDepth]; }
+    const Active& operator[](uint32_t i) const { return items_[(head_ + i) % kDepth]; }
+    Active& push() { return (*this)[count_++]; }
+    void pop() {
+      head_ = (head_ + 1) % kDepth;
+      --count_;
+    }
+    void remove(uint32_t i);
+
+   private:
+    std::array<Active, kDepth> items_;
+    uint32_t head_ = 0;
+    uint32_t count_ = 0;
+  };
+
+  bool runnable(const Queue& queue) const;
+  Result step(Queue& queue, size_t& budget);
   absl::Status copy_chunk(Active& active, size_t& budget);
   size_t copy_mapped(Active& active, size_t limit);
   size_t copy_cma(Active& active, size_t limit, absl::Status& status);
   static size_t record_bytes(const Slice& slice);
   static Arrival arrival_of(const Slice& slice);
   bool deliver(const Slice& slice);
-  void pop() {
-    head_ = (head_ + 1) % kDepth;
-    --count_;
-  }
 
   PeerMemory& peer_;
   Lane& out_;
   RingWriter ring_;
   CounterTable::Word* counters_;
   CmaBatch& cma_;
-  std::array<Active, kDepth> queue_;
-  uint32_t head_ = 0;
-  uint32_t count_ = 0;
+  Queue urgent_;
+  Queue bulk_;
 };
 
 }  // namespace baton::shm
