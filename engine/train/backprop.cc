@@ -36,10 +36,12 @@ struct Backprop::Impl {
   Impl(const ParameterMap& parameter_map, int max_tokens, int max_length, ComputePool& compute);
 
   float run(const float* parameters, std::span<const int32_t> tokens, int sequences, int length,
-            float* gradients, const GradientsReady& ready);
-  void forward(const float* parameters);
+            float* gradients, const GradientsReady& ready, const ParametersNeeded& needed);
+  void forward(const float* parameters, const ParametersNeeded& needed);
   void backward(const float* parameters, float* gradients, const GradientsReady& ready);
-  void backward_layer(int l, const float* parameters, float* gradients);
+  // Calls final(end) whenever all gradients before `end` are.
+  template <typename Final>
+  void backward_layer(int l, const float* parameters, float* gradients, const Final& final);
 
   // y [rows][n] = x [rows][k] W^T, or += ; W is `range`.
   void project(const float* x, const ParameterRange& range, const float* parameters, float* y,
@@ -184,7 +186,11 @@ void Backprop::Impl::rotate(float* qkv, float direction) {
   });
 }
 
-void Backprop::Impl::forward(const float* parameters) {
+void Backprop::Impl::forward(const float* parameters, const ParametersNeeded& needed) {
+  const auto need = [&](size_t begin, size_t end) {
+    if (needed) needed(begin, end);
+  };
+  need(map.embedding.offset, map.embedding.end());
   const float* embedding = parameters + map.embedding.offset;
   pool.parallel_for(rows, [&](int64_t t, int) {
     std::memcpy(stream.data() + t * d, embedding + static_cast<size_t>(inputs[t]) * d,
@@ -194,6 +200,7 @@ void Backprop::Impl::forward(const float* parameters) {
   for (int l = 0; l < c.num_layers; ++l) {
     const LayerParameters& p = map.layers[l];
     LayerActivations& a = layers[l];
+    need(p.down.offset, p.input_norm.end());
     std::memcpy(a.input.data(), stream.data(), stream_bytes);
     norm(a.input.data(), p.input_norm, parameters, a.normed1.data(), a.factor1.data());
     project(a.normed1.data(), p.qkv, parameters, a.qkv.data(), false);
@@ -209,15 +216,19 @@ void Backprop::Impl::forward(const float* parameters) {
     });
     project(a.active.data(), p.down, parameters, stream.data(), true);
   }
+  need(0, map.final_norm.end());  // and lm_head, unless it is the embedding
   std::memcpy(last.data(), stream.data(), stream_bytes);
   norm(last.data(), map.final_norm, parameters, last_normed.data(), last_factor.data());
   project(last_normed.data(), map.lm_head, parameters, logits.data(), false);
 }
 
-void Backprop::Impl::backward_layer(int l, const float* parameters, float* gradients) {
+template <typename Final>
+void Backprop::Impl::backward_layer(int l, const float* parameters, float* gradients,
+                                    const Final& final) {
   const LayerParameters& p = map.layers[l];
   const LayerActivations& a = layers[l];
   weight_gradient(d_stream.data(), a.active.data(), p.down, gradients, false);
+  final(p.down.end());
   project_back(d_stream.data(), p.down, parameters, d_active.data());
   pool.parallel_for(rows, [&](int64_t t, int) {
     const float* gate = a.gate_up.data() + t * 2 * f;
@@ -225,19 +236,23 @@ void Backprop::Impl::backward_layer(int l, const float* parameters, float* gradi
     swiglu_backward(gate, gate + f, d_active.data() + t * f, d_gate, d_gate + f, f);
   });
   weight_gradient(d_wide.data(), a.normed2.data(), p.gate_up, gradients, false);
+  final(p.gate_up.end());
   project_back(d_wide.data(), p.gate_up, parameters, d_normed.data());
   norm_back(a.middle.data(), p.post_norm, parameters, d_normed.data(), a.factor2.data(),
             d_stream.data(), gradients);
 
   weight_gradient(d_stream.data(), a.attended.data(), p.output, gradients, false);
+  final(p.output.end());
   project_back(d_stream.data(), p.output, parameters, d_attended.data());
   attention.backward(a.qkv.data(), a.weights.data(), d_attended.data(), rows / length, length,
                      d_qkv.data());
   rotate(d_qkv.data(), -1.0f);
   weight_gradient(d_qkv.data(), a.normed1.data(), p.qkv, gradients, false);
+  final(p.qkv.end());
   project_back(d_qkv.data(), p.qkv, parameters, d_normed.data());
   norm_back(a.input.data(), p.input_norm, parameters, d_normed.data(), a.factor1.data(),
             d_stream.data(), gradients);
+  final(p.input_norm.end());
 }
 
 // `logits` holds the gradient of the loss by now.
@@ -255,8 +270,7 @@ void Backprop::Impl::backward(const float* parameters, float* gradients,
             d_stream.data(), gradients);
   tell(map.final_norm.end());
   for (int l = c.num_layers; l-- > 0;) {
-    backward_layer(l, parameters, gradients);
-    tell(map.layers[l].input_norm.end());
+    backward_layer(l, parameters, gradients, tell);
   }
   float* embedding = gradients + map.embedding.offset;
   if (!c.tie_word_embeddings) std::fill_n(embedding, map.embedding.size(), 0.0f);
@@ -274,7 +288,8 @@ void Backprop::Impl::backward(const float* parameters, float* gradients,
 }
 
 float Backprop::Impl::run(const float* parameters, std::span<const int32_t> tokens, int sequences,
-                          int sequence_length, float* gradients, const GradientsReady& ready) {
+                          int sequence_length, float* gradients, const GradientsReady& ready,
+                          const ParametersNeeded& needed) {
   length = sequence_length;
   rows = sequences * length;
   inputs.clear();
@@ -284,7 +299,7 @@ float Backprop::Impl::run(const float* parameters, std::span<const int32_t> toke
     inputs.insert(inputs.end(), row.begin(), row.end() - 1);
     targets.insert(targets.end(), row.begin() + 1, row.end());
   }
-  forward(parameters);
+  forward(parameters, needed);
   const float share = 1.0f / static_cast<float>(rows);
   pool.parallel_for(rows, [&](int64_t t, int) {
     row_loss[t] =
@@ -302,13 +317,13 @@ Backprop::~Backprop() = default;
 
 float Backprop::loss_and_gradients(const float* parameters, std::span<const int32_t> tokens,
                                    int sequences, int length, float* gradients,
-                                   const GradientsReady& ready) {
-  return impl_->run(parameters, tokens, sequences, length, gradients, ready);
+                                   const GradientsReady& ready, const ParametersNeeded& needed) {
+  return impl_->run(parameters, tokens, sequences, length, gradients, ready, needed);
 }
 
 float Backprop::loss(const float* parameters, std::span<const int32_t> tokens, int sequences,
                      int length) {
-  return impl_->run(parameters, tokens, sequences, length, nullptr, nullptr);
+  return impl_->run(parameters, tokens, sequences, length, nullptr, nullptr, nullptr);
 }
 
 }  // namespace baton

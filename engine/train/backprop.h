@@ -15,6 +15,9 @@ namespace baton {
 
 // Called as soon as gradients [begin, end) of the flat array are final; in ascending order.
 using GradientsReady = std::function<void(size_t begin, size_t end)>;
+// Called before parameters [begin, end) of the flat array are first read, so that they may still be
+// on their way when a pass begins: the embedding, each layer from the first to the last, the head.
+using ParametersNeeded = std::function<void(size_t begin, size_t end)>;
 
 class Backprop {
  public:
@@ -27,7 +30,8 @@ class Backprop {
   // Returns the mean loss in nats per token. Writes (does not add) its gradient, the mean over
   // tokens, to `gradients` [map.size].
   float loss_and_gradients(const float* parameters, std::span<const int32_t> tokens, int sequences,
-                           int length, float* gradients, const GradientsReady& ready = nullptr);
+                           int length, float* gradients, const GradientsReady& ready = nullptr,
+                           const ParametersNeeded& needed = nullptr);
   // The mean loss alone.
   float loss(const float* parameters, std::span<const int32_t> tokens, int sequences, int length);
 

@@ -1,28 +1,34 @@
-// `baton train`: options, presets, the progress line, saving.
+// `baton train`: options, presets, starting ranks, saving.
 #include "engine/train/train_cli.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <thread>
+#include <memory>
 
+#include "collectives/launch.h"
+#include "collectives/rendezvous.h"
 #include "engine/model/files.h"
 #include "engine/train/bpe_trainer.h"
-#include "engine/train/trainer.h"
+#include "engine/train/exposure.h"
+#include "engine/train/train_run.h"
 
 namespace baton {
 namespace {
-
-using Seconds = std::chrono::duration<double>;
 
 struct Settings {
   std::string preset = "small";
   std::string out = "out/model";
   std::string data;
   int steps = 0;  // 0: the preset's
-  int threads = 0;
   uint64_t seed = 1;
+  int ranks = 0;  // 0: as the environment says, or one
+  bool restart = false;
+  std::string link;
+  std::string wire = "f32";
+  bool no_overlap = false;
+  std::string check;  // a timeline
+  RunOptions run;     // what is set directly
 };
 
 struct Preset {
@@ -35,7 +41,7 @@ constexpr Preset kPresets[] = {
 };
 
 TrainerOptions options_for(const Preset& preset, const Settings& settings) {
-  TrainerOptions options;
+  TrainerOptions options = settings.run.trainer;
   ModelConfig& model = options.model;
   model.hidden_size = preset.hidden;
   model.intermediate_size = preset.intermediate;
@@ -50,6 +56,8 @@ TrainerOptions options_for(const Preset& preset, const Settings& settings) {
   model.eos_token_ids = {256};
   options.optimizer.steps = settings.steps > 0 ? settings.steps : preset.steps;
   options.seed = settings.seed;
+  options.parallel.overlap = !settings.no_overlap;
+  options.parallel.wire = settings.wire == "bf16" ? DataType::kBF16 : DataType::kF32;
   return options;
 }
 
@@ -58,61 +66,94 @@ int fail(const absl::Status& status) {
   return 1;
 }
 
-int train(const Settings& settings) {
+int check(const std::string& path) {
+  absl::StatusOr<std::string> trace = read_file(path);
+  if (!trace.ok()) return fail(trace.status());
+  absl::StatusOr<Exposure> exposure = measure_exposure(*trace);
+  if (!exposure.ok()) return fail(exposure.status());
+  std::printf("%s", exposure->to_string().c_str());
+  return 0;
+}
+
+// Where this process stands if it does not fork ranks itself.
+absl::StatusOr<launch::Place> place_here() {
+  absl::StatusOr<std::optional<launch::Place>> place = launch::from_environment();
+  if (!place.ok()) return place.status();
+  return place->value_or(launch::Place{});
+}
+
+int train(Settings& settings) {
+  RunOptions& run = settings.run;
+  run.recover = settings.restart;
+  if (!settings.link.empty()) {
+    absl::StatusOr<LinkShape> shape = LinkShape::parse(settings.link);
+    if (!shape.ok()) return fail(shape.status());
+    run.link = *shape;
+  }
+  launch::Place place;
+  if (settings.ranks == 0) {
+    absl::StatusOr<launch::Place> here = place_here();
+    if (!here.ok()) return fail(here.status());
+    place = *here;
+  }
   const auto preset = std::find_if(std::begin(kPresets), std::end(kPresets),
                                    [&](const Preset& p) { return p.name == settings.preset; });
   absl::StatusOr<std::string> text =
       settings.data.empty() ? read_king_james() : read_file(settings.data);
   if (!text.ok()) return fail(text.status());
-  std::printf("learning %d tokens from %.2f MB of text\n", preset->vocab,
-              static_cast<double>(text->size()) / 1e6);
+  const bool talks = place.rank == 0;
+  if (talks) {
+    std::printf("learning %d tokens from %.2f MB of text\n", preset->vocab,
+                static_cast<double>(text->size()) / 1e6);
+  }
   absl::StatusOr<Tokenizer> tokenizer = train_bpe(Corpus::training_text(*text), preset->vocab);
   if (!tokenizer.ok()) return fail(tokenizer.status());
   const Corpus corpus = Corpus::make(*text, *tokenizer);
-  const TrainerOptions options = options_for(*preset, settings);
-  const int cpus = static_cast<int>(std::thread::hardware_concurrency());
-  ComputePool pool(settings.threads > 0 ? settings.threads : cpus);
-  absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::create(options, corpus, pool);
-  if (!trainer.ok()) return fail(trainer.status());
-  std::printf("%.2f M parameters, %.2f M training tokens, %d steps of %d tokens, %d threads\n",
-              static_cast<double>((*trainer)->map().size) / 1e6,
-              static_cast<double>(corpus.train.size()) / 1e6, options.optimizer.steps,
-              options.batch_tokens, pool.size());
-  if (absl::Status status = make_directories(settings.out); !status.ok()) return fail(status);
+  run.trainer = options_for(*preset, settings);
+  if (talks) {
+    std::printf("%.2f M parameters, %.2f M training tokens, %d steps of %d tokens, %d rank(s)\n",
+                static_cast<double>(ParameterMap(run.trainer.model).size) / 1e6,
+                static_cast<double>(corpus.train.size()) / 1e6, run.trainer.optimizer.steps,
+                run.trainer.batch_tokens, std::max(settings.ranks, place.ranks));
+    if (absl::Status status = make_directories(settings.out); !status.ok()) return fail(status);
+  }
+  run.done = [&](const Trainer& trainer) {
+    absl::Status status = save_checkpoint(settings.out, trainer.checkpoint(), &*tokenizer);
+    if (status.ok()) std::printf("saved %s\n", settings.out.c_str());
+    return status;
+  };
 
-  const auto begin = std::chrono::steady_clock::now();
-  const int steps = options.optimizer.steps;
-  for (int step = 0; step < steps; ++step) {
-    const StepReport report = (*trainer)->step(step);
-    const bool last = step + 1 == steps;
-    if (step % 20 != 0 && !last) continue;
-    const double seconds = Seconds(std::chrono::steady_clock::now() - begin).count();
-    const double rate = (step + 1) / seconds;
-    std::string held_out;
-    if ((step % 200 == 0 && step > 0) || last) {
-      char note[64];
-      std::snprintf(note, sizeof note, "  held out %.3f bits/byte",
-                    (*trainer)->held_out_bits_per_byte(last ? 1 << 20 : 16, last));
-      held_out = note;
-    }
-    std::printf("step %4d/%d  loss %.3f  norm %.2f  rate %.1e  %.1f k tokens/s  %.0f s left%s\n",
-                step + 1, steps, report.loss, report.norm, report.rate,
-                rate * options.batch_tokens / 1e3, (steps - step - 1) / rate, held_out.c_str());
-    std::fflush(stdout);
+  const auto rank_main = [&](const launch::Place& here, int) {
+    const absl::Status status = run_rank(run, corpus, here);
+    return status.ok() ? 0 : fail(status);
+  };
+  if (settings.ranks > 1) {
+    absl::StatusOr<int> result =
+        launch::fork_ranks({.ranks = settings.ranks, .restart = settings.restart}, rank_main);
+    return result.ok() ? *result : fail(result.status());
   }
-  if (absl::Status status = save_checkpoint(settings.out, (*trainer)->checkpoint(), &*tokenizer);
-      !status.ok()) {
-    return fail(status);
+  std::unique_ptr<collectives::RendezvousServer> server;
+  if (place.serves) {
+    const absl::StatusOr<ClusterKey> key = ClusterKey::for_this_user();
+    if (!key.ok()) return fail(key.status());
+    auto started = collectives::RendezvousServer::start_at(*key, place.rendezvous,
+                                                           static_cast<uint32_t>(place.ranks));
+    if (!started.ok()) return fail(started.status());
+    server = *std::move(started);
   }
-  std::printf("saved %s\n", settings.out.c_str());
-  return 0;
+  return rank_main(place, 0);
 }
 
 }  // namespace
 
 int train_main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Trains a small Llama on text and writes a Hugging Face directory.", "baton train");
+  RunOptions& run = settings.run;
+  ParallelOptions& parallel = run.trainer.parallel;
+  CLI::App app(
+      "Trains a small Llama on text and writes a Hugging Face directory. Ranks are forked with "
+      "--ranks, or started by mpirun, srun or torchrun.",
+      "baton train");
   app.add_option("--preset", settings.preset, "nano (0.8 M parameters) or small (1.8 M)")
       ->check(CLI::IsMember({"nano", "small"}))
       ->capture_default_str();
@@ -120,10 +161,63 @@ int train_main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--out", settings.out, "directory to write")->capture_default_str();
   app.add_option("--data", settings.data, "text file (default: Debian's bible-kjv)");
-  app.add_option("--threads", settings.threads, "default: one per CPU")->check(CLI::PositiveNumber);
+  app.add_option("--threads", run.threads, "of each rank (default: its share of the CPUs)")
+      ->check(CLI::PositiveNumber);
   app.add_option("--seed", settings.seed, "of weights and data order")->capture_default_str();
+  app.add_option("--timeline", run.timeline_file, "write a Perfetto trace of all ranks");
+  app.add_option("--curve", run.curve_file, "draw the loss as SVG");
+  app.add_option("--check", settings.check,
+                 "do not train: say how much communication a --timeline shows to be hidden");
+
+  const char* several = "Several ranks";
+  app.add_option("--ranks", settings.ranks, "how many to fork")
+      ->check(CLI::Range(1, 1024))
+      ->group(several);
+  app.add_option("--provider", run.provider, "how they talk: shm, tcp (default: the best)")
+      ->group(several);
+  app.add_option("--link", settings.link, "pretend to have this link, as in 40MB/s,200us")
+      ->group(several);
+  app.add_flag("--ordered", run.ordered, "sum in one order: the same bits on any number of ranks")
+      ->group(several);
+  app.add_option("--zero", parallel.zero, "1: shard gradients, moments and updates (ZeRO-1)")
+      ->check(CLI::IsMember({0, 1}))
+      ->capture_default_str()
+      ->group(several);
+  app.add_option("--bucket", parallel.bucket_bytes, "bytes that travel at once (default: 1/8)")
+      ->transform(CLI::AsSizeValue(false))
+      ->group(several);
+  app.add_option("--accumulate", parallel.accumulate, "micro-batches of each rank in a step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(several);
+  app.add_option("--as-ranks", parallel.groups, "one rank that computes what so many would")
+      ->check(CLI::PositiveNumber)
+      ->group(several);
+  app.add_option("--wire", settings.wire, "gradients between ranks as f32 or bf16")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str()
+      ->group(several);
+  app.add_flag("--no-overlap", settings.no_overlap, "communicate only when nothing is computed")
+      ->group(several);
+
+  const char* going_on = "Going on";
+  app.add_option("--checkpoint", run.checkpoint_dir, "directory for checkpoints, one file per rank")
+      ->group(going_on);
+  app.add_option("--checkpoint-every", run.checkpoint_every, "steps")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(going_on);
+  app.add_option("--resume", run.resume_dir, "go on from the newest checkpoint in this directory")
+      ->group(going_on);
+  app.add_flag("--restart", settings.restart,
+               "start a killed rank anew, with its state from a peer's memory (needs --zero 1)")
+      ->group(going_on);
+  app.add_option("--copy-every", run.copy_every, "steps between copies to a peer's memory")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(going_on);
   CLI11_PARSE(app, argc, argv);
-  return train(settings);
+  return settings.check.empty() ? train(settings) : check(settings.check);
 }
 
 }  // namespace baton

@@ -3,8 +3,8 @@
 
 namespace baton {
 
-// Options: --preset nano|small, --steps N, --out DIR, --data FILE, --threads N, --seed N, and the
-// rest in --help. Returns an exit status; errors go to stderr.
+// Options: --preset nano|small, --steps N, --out DIR, --data FILE, --ranks N, and the rest in
+// --help. Returns an exit status; errors go to stderr.
 int train_main(int argc, char** argv);
 
 }  // namespace baton

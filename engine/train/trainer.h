@@ -1,18 +1,28 @@
-// The training loop: batches, updates, evaluation. One process.
+// The training loop's step: micro-batches, the sum over ranks, the update; evaluation.
+//
+// Alone, or one of a Communicator's ranks. With an ordered communicator the weights are the same
+// bit for bit whatever the number of ranks (as long as there are as many micro-batches, in as many
+// groups), the buckets, ZeRO, and the overlap.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/model/compute_pool.h"
 #include "engine/train/backprop.h"
+#include "engine/train/compute_trace.h"
 #include "engine/train/corpus.h"
+#include "engine/train/data_parallel.h"
 #include "engine/train/optimizer.h"
 #include "engine/train/parameters.h"
+#include "engine/train/shard_state.h"
+#include "engine/train/zero.h"
 
 namespace baton {
 
@@ -20,42 +30,95 @@ struct TrainerOptions {
   ModelConfig model;
   OptimizerOptions optimizer;  // its `steps` is how long to train
   uint64_t seed = 1;
-  int batch_tokens = 4096;  // per step
+  int batch_tokens = 4096;  // per step, of all ranks together
   int length = 256;         // of a sequence, at first
   int long_length = 1024;   // and in the last `long_share` of the steps, so that long prompts
   float long_share = 0.3f;  // make sense too; both multiples of 16
+  ParallelOptions parallel;
 };
 
 struct StepReport {
   int step = 0;    // just done, from 0
-  float loss = 0;  // nats per token
+  float loss = 0;  // nats per token, of the whole batch
   float norm = 0;  // of the gradient
   float rate = 0;  // learning rate
+  Time took{};     // by the clock
+  Time exposed{};  // of that, blocked until communication was done
 };
 
 class Trainer {
  public:
-  // The corpus and the pool must outlive the trainer. InvalidArgument where the text is too short.
+  // The corpus, the pool, the communicator and the timeline must outlive the trainer; the latter
+  // two may be null. InvalidArgument where the text is too short, or a batch cannot be divided.
   static absl::StatusOr<std::unique_ptr<Trainer>> create(const TrainerOptions& options,
-                                                         const Corpus& corpus, ComputePool& pool);
+                                                         const Corpus& corpus, ComputePool& pool,
+                                                         Communicator* comm = nullptr,
+                                                         Timeline* timeline = nullptr);
 
-  StepReport step(int number);
-  // Bits per byte of the held-out text, in windows of the long length; at most `max_windows`.
-  // `rounded`: with parameters rounded to bf16, as they are saved.
-  double held_out_bits_per_byte(int max_windows, bool rounded);
+  // One step, the same at all ranks. After an error this trainer is of no more use.
+  absl::StatusOr<StepReport> step(int number);
+  // Waits for weights that are still on their way from the last step.
+  absl::Status finish();
+
+  // Bits per byte of the held-out text, in windows of the long length; at most `max_windows`, which
+  // the ranks divide between them. `rounded`: with parameters rounded to bf16, as they are saved.
+  absl::StatusOr<double> held_out_bits_per_byte(int max_windows, bool rounded);
+
+  // The rest needs finish() before it.
   Checkpoint checkpoint() const { return to_checkpoint(map_, parameters_.data()); }
+  const float* parameters() const { return parameters_.data(); }
   const ParameterMap& map() const { return map_; }
 
+  // This rank's part of the training state; reuses the memory of `state`. Needs no finish().
+  void save(int64_t steps, ShardState& state) const;
+  // Takes over what `state` holds: its weights, and those moments that this rank needs.
+  void load(const ShardState& state);
+  // After load() of this rank's own part: fetches everybody else's weights. ZeRO-1 only.
+  absl::Status gather_weights();
+
+  // The elements that this rank saves.
+  std::vector<FlatRange> shard() const;
+  // Runs in every step between the backward pass and the update. No rank finishes the step before
+  // it has succeeded at all of them.
+  void before_update(std::function<absl::Status()> hook) { before_update_ = std::move(hook); }
+  // Where calls of others are to be counted and drawn too; null on one rank.
+  CallTracker* calls() { return calls_.get(); }
+
  private:
-  Trainer(const TrainerOptions& options, const Corpus& corpus, ComputePool& pool);
+  Trainer(const TrainerOptions& options, const Corpus& corpus, ComputePool& pool,
+          Communicator* comm, Timeline* timeline);
+
+  int rank() const { return comm_ == nullptr ? 0 : comm_->rank(); }
+  int ranks() const { return comm_ == nullptr ? 1 : comm_->ranks(); }
+  std::vector<FlatRange> owned() const;
+  // Runs this rank's micro-batches; their sum is in gradients_, or on its way.
+  absl::Status compute_gradients(int number);
+  // Reduces, then clips and updates. Returns the norm.
+  absl::StatusOr<float> update(int number);
+  // Brings the losses and the blocks of the norm of all ranks together.
+  absl::Status share_numbers();
 
   const TrainerOptions options_;
   const Corpus& corpus_;
+  ComputePool& pool_;
+  Communicator* const comm_;
   const ParameterMap map_;
+  const int groups_;         // of the whole step
+  const int micro_batches_;  // of the whole step
+  const std::vector<FlatRange> buckets_;
   Backprop backprop_;
   AdamW optimizer_;
-  AlignedArray<float> parameters_, gradients_;
+  FlatArray parameters_, gradients_;
+  AlignedArray<float> group_sum_, micro_;  // where there are several groups, micro-batches
   std::vector<int32_t> batch_;
+  std::vector<double> losses_;   // of every micro-batch of the step
+  std::vector<double> squares_;  // of every block of the gradient
+  std::vector<double> mine_, everybodys_;
+  ComputeTrace trace_;
+  std::function<absl::Status()> before_update_;
+  std::unique_ptr<GradientReducer> reducer_;
+  std::unique_ptr<WeightGatherer> gatherer_;
+  std::unique_ptr<CallTracker> calls_;  // goes first, waiting until no call uses any of the arrays
 };
 
 }  // namespace baton

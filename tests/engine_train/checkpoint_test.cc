@@ -1,0 +1,191 @@
+// Sharded checkpoints: resuming on any number of ranks, and everything that can be wrong with one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "engine/model/files.h"
+#include "engine/train/sharded_checkpoint.h"
+#include "tests/engine_train/train_fixture.h"
+
+namespace baton {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::Test;
+
+constexpr RunIdentity kIdentity{1, 2, 3};
+constexpr uint64_t kParameters = 4000;
+
+ShardState shard(int64_t steps, int rank, int ranks) {
+  ShardState state;
+  state.steps = steps;
+  const size_t part = 4096 / static_cast<size_t>(ranks);
+  state.pieces = {{rank * part, rank * part + part / 2},
+                  {rank * part + part / 2, (rank + 1) * part}};
+  state.values = AlignedArray<float>(3 * part);
+  for (size_t i = 0; i < state.values.size(); ++i) {
+    state.values[i] = static_cast<float>(i) + 0.25f * static_cast<float>(rank);
+  }
+  return state;
+}
+
+class Checkpoints : public Test {
+ protected:
+  void SetUp() override {
+    directory_ = ::testing::TempDir() + "baton-checkpoint-" + std::to_string(getpid());
+    fs::remove_all(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  void write(int64_t steps, int ranks) {
+    CheckpointManifest manifest{"", steps, kParameters, kIdentity, {}};
+    for (int rank = 0; rank < ranks; ++rank) {
+      auto seal = write_shard(directory_, shard(steps, rank, ranks), rank, ranks);
+      ASSERT_TRUE(seal.ok()) << seal.status();
+      manifest.shards.push_back(*seal);
+    }
+    const absl::Status status = finish_checkpoint(directory_, manifest);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  absl::StatusOr<CheckpointManifest> find(const RunIdentity& identity = kIdentity) {
+    return find_checkpoint(directory_, identity, kParameters);
+  }
+  void overwrite(const std::string& name, const std::string& bytes) {
+    std::ofstream(checkpoint_path(directory_, 10) + "/" + name, std::ios::binary) << bytes;
+  }
+  std::string path(const std::string& name) { return checkpoint_path(directory_, 10) + "/" + name; }
+  // The error must say which file, and what to do.
+  void expect_lost(const std::string& name) {
+    auto manifest = find();
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    const absl::Status status = read_shard(*manifest, 1).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(name));
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("remove"));
+    EXPECT_TRUE(read_shard(*manifest, 0).ok());
+  }
+
+  std::string directory_;
+};
+
+TEST_F(Checkpoints, ReadBackWhatWasWritten) {
+  write(10, 2);
+  auto manifest = find();
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->steps, 10);
+  ASSERT_EQ(manifest->shards.size(), 2u);
+  for (int rank : {0, 1}) {
+    auto read = read_shard(*manifest, rank);
+    ASSERT_TRUE(read.ok()) << read.status();
+    const ShardState expected = shard(10, rank, 2);
+    EXPECT_EQ(read->steps, 10);
+    EXPECT_EQ(read->pieces, expected.pieces);
+    EXPECT_EQ(std::vector(read->values.data(), read->values.data() + read->values.size()),
+              std::vector(expected.values.data(), expected.values.data() + expected.values.size()));
+  }
+}
+
+TEST_F(Checkpoints, KeepTheNewestTwoAndIgnoreIncompleteOnes) {
+  for (int64_t steps : {10, 20, 30}) write(steps, 2);
+  ASSERT_TRUE(write_shard(directory_, shard(40, 0, 2), 0, 2).ok());  // and then a crash
+  EXPECT_FALSE(fs::exists(checkpoint_path(directory_, 10)));
+  EXPECT_TRUE(fs::exists(checkpoint_path(directory_, 20)));
+  ASSERT_TRUE(find().ok());
+  EXPECT_EQ(find()->steps, 30);
+  write(50, 2);
+  EXPECT_FALSE(fs::exists(checkpoint_path(directory_, 40)));
+  // The remains of a run with more ranks do not stay beside the files of this one.
+  ASSERT_TRUE(write_shard(directory_, shard(60, 3, 4), 3, 4).ok());
+  write(60, 1);
+  EXPECT_EQ(std::distance(fs::directory_iterator(checkpoint_path(directory_, 60)), {}), 2);
+}
+
+TEST_F(Checkpoints, RefuseMissingShortAndDamagedShards) {
+  const std::string name = "shard-1-of-2.safetensors";
+  write(10, 2);
+  const std::string good = read_file(path(name)).value();
+  overwrite(name, good.substr(0, good.size() / 2));
+  expect_lost(name);
+  std::string flipped = good;
+  flipped[flipped.size() - 5] ^= 1;
+  overwrite(name, flipped);
+  expect_lost(name);
+  fs::remove(path(name));
+  expect_lost(name);
+  overwrite(name, good);
+  EXPECT_TRUE(read_shard(*find(), 1).ok());
+}
+
+TEST_F(Checkpoints, RefuseOtherRunsAndDamagedManifests) {
+  EXPECT_EQ(find().status().code(), absl::StatusCode::kNotFound);
+  write(10, 2);
+  for (const RunIdentity& other :
+       {RunIdentity{9, 2, 3}, RunIdentity{1, 9, 3}, RunIdentity{1, 2, 9}}) {
+    EXPECT_EQ(find(other).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(find_checkpoint(directory_, kIdentity, kParameters + 1).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  const std::string good = read_file(path("manifest.json")).value();
+  for (size_t size : {size_t{0}, size_t{1}, good.size() / 2, good.size() - 3}) {
+    overwrite("manifest.json", good.substr(0, size));
+    EXPECT_EQ(find().status().code(), absl::StatusCode::kInvalidArgument) << size;
+  }
+  overwrite("manifest.json", "{\"format\": 2}");
+  EXPECT_EQ(find().status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Trains to step 3 on `before` ranks, then goes on to the end with `after` ranks.
+void resume(const std::string& directory, int before, int after) {
+  constexpr int kSteps = 6, kStop = 3;
+  TrainerOptions options = tiny_options(kSteps);
+  options.parallel.zero = 1;
+  // Four micro-batches in one sum, on any number of ranks that is 1 or 4.
+  options.parallel.accumulate = 4 / before;
+  const TinyText& text = TinyText::get();
+  CheckpointManifest manifest{"", kStop, ParameterMap(options.model).size, kIdentity, {}};
+  manifest.shards.resize(before);
+  run_ranks(before, true, [&](Communicator* comm, int rank) {
+    ComputePool pool(1);
+    auto trainer = Trainer::create(options, text.corpus, pool, comm);
+    ASSERT_TRUE(trainer.ok()) << trainer.status();
+    for (int step = 0; step < kStop; ++step) ASSERT_TRUE((*trainer)->step(step).ok());
+    ASSERT_TRUE((*trainer)->finish().ok());
+    ShardState state;
+    (*trainer)->save(kStop, state);
+    manifest.shards[rank] = write_shard(directory, state, rank, before).value();
+  });
+  ASSERT_TRUE(finish_checkpoint(directory, manifest).ok());
+  options.parallel.accumulate = 4 / after;
+  std::vector<std::vector<float>> resumed(after);
+  run_ranks(after, true, [&](Communicator* comm, int rank) {
+    ComputePool pool(1);
+    auto trainer = Trainer::create(options, text.corpus, pool, comm);
+    ASSERT_TRUE(trainer.ok()) << trainer.status();
+    const auto found = find_checkpoint(directory, kIdentity, (*trainer)->map().size);
+    ASSERT_TRUE(found.ok()) << found.status();
+    for (int shard = 0; shard < before; ++shard) {
+      const auto state = read_shard(*found, shard);
+      ASSERT_TRUE(state.ok()) << state.status();
+      (*trainer)->load(*state);
+    }
+    for (int step = kStop; step < kSteps; ++step) ASSERT_TRUE((*trainer)->step(step).ok());
+    ASSERT_TRUE((*trainer)->finish().ok());
+    resumed[rank].assign((*trainer)->parameters(),
+                         (*trainer)->parameters() + (*trainer)->map().size);
+  });
+  options.parallel.accumulate = 4;
+  const std::vector<float> expected = train_ranks(1, options, kSteps)[0];
+  for (const std::vector<float>& weights : resumed) EXPECT_EQ(weights, expected);
+}
+
+TEST_F(Checkpoints, ResumeOnAnotherNumberOfRanksWithTheSameBits) {
+  resume(directory_, 4, 1);
+  fs::remove_all(directory_);
+  resume(directory_, 1, 4);
+}
+
+}  // namespace
+}  // namespace baton

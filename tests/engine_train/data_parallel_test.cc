@@ -1,0 +1,150 @@
+// Ranks, micro-batches, buckets, ZeRO and overlap: the weights are the same, bit for bit.
+#include <gtest/gtest.h>
+
+#include "engine/model/test_model.h"
+
+#include "tests/engine_train/train_fixture.h"
+
+namespace baton {
+namespace {
+
+constexpr int kSteps = 6;  // the last two with long sequences
+
+std::vector<float> alone(int accumulate, int groups = 0) {
+  TrainerOptions options = tiny_options(kSteps);
+  options.parallel.accumulate = accumulate;
+  options.parallel.groups = groups;
+  return train_ranks(1, options, kSteps)[0];
+}
+
+struct Variant {
+  const char* name;
+  int ranks;
+  int zero;
+  bool overlap;
+  size_t bucket_bytes;
+};
+
+class OrderedRanks : public ::testing::TestWithParam<Variant> {};
+
+TEST_P(OrderedRanks, EqualOneRankWithAsManyMicroBatches) {
+  const Variant& variant = GetParam();
+  TrainerOptions options = tiny_options(kSteps);
+  options.parallel.zero = variant.zero;
+  options.parallel.overlap = variant.overlap;
+  options.parallel.bucket_bytes = variant.bucket_bytes;
+  const std::vector<float> expected = alone(variant.ranks);
+  for (const std::vector<float>& weights : train_ranks(variant.ranks, options, kSteps)) {
+    EXPECT_EQ(weights, expected);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Variants, OrderedRanks,
+    ::testing::Values(Variant{"TwoRanks", 2, 0, true, 0},
+                      Variant{"TwoRanksSmallBuckets", 2, 0, true, 1},
+                      Variant{"TwoRanksWithoutOverlap", 2, 0, false, 16 << 10},
+                      Variant{"TwoRanksZero", 2, 1, true, 0},
+                      Variant{"TwoRanksZeroSmallBuckets", 2, 1, true, 1},
+                      Variant{"TwoRanksZeroWithoutOverlap", 2, 1, false, 16 << 10},
+                      Variant{"FourRanks", 4, 0, true, 1}, Variant{"FourRanksZero", 4, 1, true, 1}),
+    [](const auto& test) { return test.param.name; });
+
+TEST(DataParallel, OneRankStandsForSeveralThatAccumulate) {
+  TrainerOptions options = tiny_options(kSteps);
+  options.parallel.accumulate = 2;
+  const std::vector<float> expected = alone(2, 2);
+  for (const std::vector<float>& weights : train_ranks(2, options, kSteps)) {
+    EXPECT_EQ(weights, expected);
+  }
+  // Other groups are another sum.
+  EXPECT_NE(alone(4), expected);
+  EXPECT_EQ(alone(1, 4), alone(4));
+}
+
+TEST(DataParallel, MicroBatchesChangeTheSumOnlyByRounding) {
+  const std::vector<float> whole = alone(1), parts = alone(4);
+  ASSERT_EQ(whole.size(), parts.size());
+  EXPECT_NE(whole, parts);
+  for (size_t i = 0; i < whole.size(); ++i) ASSERT_NEAR(whole[i], parts[i], 2e-2) << i;
+}
+
+TEST(DataParallel, Bf16OnTheWireIsTheSameAtAllRanksAndCloseToF32) {
+  std::vector<std::vector<float>> sharded;
+  for (int zero : {0, 1}) {
+    TrainerOptions options = tiny_options(kSteps);
+    options.parallel.wire = DataType::kBF16;
+    options.parallel.zero = zero;
+    const auto weights = train_ranks(2, options, kSteps);
+    EXPECT_EQ(weights[0], weights[1]);
+    sharded.push_back(weights[0]);
+  }
+  EXPECT_EQ(sharded[0], sharded[1]);
+  const std::vector<float> exact = alone(2);
+  EXPECT_NE(sharded[0], exact);
+  for (size_t i = 0; i < exact.size(); ++i) ASSERT_NEAR(sharded[0][i], exact[i], 5e-2) << i;
+}
+
+TEST(DataParallel, RanksReportTheSameLossNormAndEvaluation) {
+  double bits[3];
+  StepReport reports[3];
+  const auto body = [&](int place) {
+    return [&, place](Communicator* comm, int rank) {
+      TrainerOptions options = tiny_options(kSteps);
+      options.parallel.zero = 1;
+      if (comm == nullptr) options.parallel.accumulate = 2;
+      ComputePool pool(1);
+      auto trainer = Trainer::create(options, TinyText::get().corpus, pool, comm);
+      ASSERT_TRUE(trainer.ok()) << trainer.status();
+      const auto report = (*trainer)->step(0);
+      ASSERT_TRUE(report.ok()) << report.status();
+      reports[place + rank] = *report;
+      bits[place + rank] = (*trainer)->held_out_bits_per_byte(5, false).value();
+    };
+  };
+  run_ranks(1, true, body(0));
+  run_ranks(2, true, body(1));
+  for (int i : {1, 2}) {
+    EXPECT_EQ(reports[i].loss, reports[0].loss);
+    EXPECT_EQ(reports[i].norm, reports[0].norm);
+    EXPECT_EQ(bits[i], bits[0]);
+  }
+}
+
+TEST(DataParallel, RefusesBatchesThatCannotBeDivided) {
+  ComputePool pool(1);
+  const auto create = [&](int accumulate, int groups) {
+    TrainerOptions options = tiny_options(kSteps);
+    options.parallel.accumulate = accumulate;
+    options.parallel.groups = groups;
+    return Trainer::create(options, TinyText::get().corpus, pool).status().code();
+  };
+  EXPECT_EQ(create(3, 0), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(create(8, 0), absl::StatusCode::kInvalidArgument);  // only four long sequences
+  EXPECT_EQ(create(0, 0), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(create(1, -1), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(create(2, 2), absl::StatusCode::kOk);
+}
+
+TEST(Buckets, CoverTheArrayInEqualPartsOfWholeBlocks) {
+  const ParameterMap map(tiny_model_config());
+  for (int ranks : {1, 2, 3, 7}) {
+    for (size_t bytes : {size_t{0}, size_t{1}, size_t{20000}, size_t{1} << 30}) {
+      const std::vector<FlatRange> buckets = cut_buckets(map, ranks, bytes);
+      size_t end = 0;
+      for (const FlatRange& bucket : buckets) {
+        EXPECT_EQ(bucket.begin, end);
+        EXPECT_GT(bucket.end, bucket.begin);
+        EXPECT_EQ(bucket.size() % (kNormBlock * ranks), 0u);
+        EXPECT_EQ(part_of(bucket, 0, ranks).begin, bucket.begin);
+        EXPECT_EQ(part_of(bucket, ranks - 1, ranks).end, bucket.end);
+        end = bucket.end;
+      }
+      EXPECT_EQ(end, padded_size(map.size, ranks));
+      EXPECT_GE(end, map.size);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,135 @@
+// Overlap recomputed from traces, and the drawing of the loss.
+#include "engine/train/exposure.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "engine/train/loss_curve.h"
+#include "tests/engine_train/train_fixture.h"
+
+namespace baton {
+namespace {
+
+Span span(std::string_view track, int begin_us, int end_us, uint64_t bytes = 0) {
+  using std::chrono::microseconds;
+  return {track, "x", microseconds(begin_us), microseconds(end_us), 1, bytes};
+}
+
+TEST(Exposure, CountsWaitingDuringCommunicationOnly) {
+  Timeline timeline("rank 0");
+  timeline.add(span(kComputeTrack, 0, 100));
+  timeline.add(span(kCommunicationTrack, 50, 120, 1000));
+  timeline.add(span(kCommunicationTrack, 60, 150, 500));  // in flight together
+  timeline.add(span(kWaitTrack, 100, 120));
+  timeline.add(span(kWaitTrack, 120, 150));
+  timeline.add(span(kComputeTrack, 150, 200));
+  timeline.add(span(kWaitTrack, 300, 400));  // for nothing that was in flight
+  const auto exposure = measure_exposure(timeline.to_json());
+  ASSERT_TRUE(exposure.ok()) << exposure.status();
+  EXPECT_EQ(exposure->ranks, 1u);
+  EXPECT_EQ(exposure->calls, 2u);
+  EXPECT_EQ(exposure->bytes, 1500u);
+  EXPECT_DOUBLE_EQ(exposure->communication_us, 100);
+  EXPECT_DOUBLE_EQ(exposure->exposed_us, 50);
+  EXPECT_DOUBLE_EQ(exposure->compute_us, 150);
+  EXPECT_DOUBLE_EQ(exposure->efficiency(), 0.5);
+}
+
+TEST(Exposure, AddsRanksOfAJoinedTrace) {
+  std::vector<std::string> traces;
+  for (int rank : {0, 1}) {
+    Timeline timeline("rank");
+    timeline.add(span(kComputeTrack, 0, 100));
+    timeline.add(span(kCommunicationTrack, 50, 150));
+    timeline.add(span(kWaitTrack, 100, rank == 0 ? 150 : 110));
+    nlohmann::json trace = nlohmann::json::parse(timeline.to_json());
+    for (nlohmann::json& event : trace["traceEvents"]) event["pid"] = 100 + rank;
+    traces.push_back(trace.dump());
+  }
+  const auto joined = join_traces(traces);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  const auto exposure = measure_exposure(*joined);
+  ASSERT_TRUE(exposure.ok()) << exposure.status();
+  EXPECT_EQ(exposure->ranks, 2u);
+  EXPECT_DOUBLE_EQ(exposure->communication_us, 200);
+  EXPECT_DOUBLE_EQ(exposure->exposed_us, 60);
+}
+
+TEST(Exposure, RefusesWhatIsNoTimelineOfATrainer) {
+  for (const char* text : {"", "[]", "{}", "{\"traceEvents\": 1}", "{\"traceEvents\": []}",
+                           "{\"traceEvents\":[{\"ph\":\"X\",\"cat\":\"compute\",\"ts\":-1}]}",
+                           "{\"traceEvents\":[{\"ph\":\"X\",\"cat\":\"wait\",\"dur\":\"x\"}]}"}) {
+    EXPECT_EQ(measure_exposure(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
+  }
+  EXPECT_FALSE(join_traces({"{\"traceEvents\":[]}", "nothing"}).ok());
+}
+
+TEST(Exposure, OfARunHasEveryCallAndByte) {
+  constexpr int kSteps = 3;
+  std::string traces[2];
+  run_ranks(2, true, [&](Communicator* comm, int rank) {
+    Timeline timeline("rank");
+    TrainerOptions options = tiny_options(kSteps);
+    options.parallel.zero = 1;
+    ComputePool pool(1);
+    auto trainer = Trainer::create(options, TinyText::get().corpus, pool, comm, &timeline);
+    ASSERT_TRUE(trainer.ok()) << trainer.status();
+    for (int step = 0; step < kSteps; ++step) {
+      const auto report = (*trainer)->step(step);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_LE(report->exposed, report->took);
+    }
+    trainer->reset();  // waits for the last weights, which no step counts
+    traces[rank] = timeline.to_json();
+  });
+  const ParameterMap map(tiny_options(kSteps).model);
+  const std::vector<FlatRange> buckets = cut_buckets(map, 2, 0);
+  const size_t elements = buckets.back().end;
+  // Gradients and weights; then one loss and half of the norm's blocks.
+  const size_t bytes =
+      2 * elements * sizeof(float) + (1 + elements / kNormBlock / 2) * sizeof(double);
+  for (int rank : {0, 1}) {
+    const auto exposure = measure_exposure(traces[rank]);
+    ASSERT_TRUE(exposure.ok()) << exposure.status();
+    EXPECT_EQ(exposure->calls, kSteps * (2 * buckets.size() + 1));
+    EXPECT_EQ(exposure->bytes, kSteps * bytes);
+    EXPECT_LE(exposure->exposed_us, exposure->communication_us);
+    EXPECT_GT(exposure->compute_us, 0);
+  }
+}
+
+TEST(LossCurve, DrawsEveryStepAndEscapesItsTitle) {
+  std::vector<LossPoint> points;
+  for (int step = 0; step < 50; ++step) points.push_back({step, 6.0 / (1 + step), 0});
+  points.back().held_out_bits = 1.5;
+  points.push_back({50, std::nan(""), 0});
+  const std::string svg = draw_loss_curve(points, "a < b & c");
+  const auto count = [&](std::string_view what) {
+    size_t found = 0;
+    for (size_t at = 0; (at = svg.find(what, at)) != std::string::npos; ++at) ++found;
+    return found;
+  };
+  EXPECT_EQ(svg.rfind("<svg ", 0), 0u);
+  EXPECT_EQ(count("class=\"dot\""), 50u);
+  EXPECT_EQ(count("class=\"mark\""), 1u);
+  EXPECT_EQ(count("class=\"mean\""), 1u);
+  EXPECT_EQ(count("a &lt; b &amp; c"), 1u);
+  EXPECT_EQ(count("1.500 bits/byte"), 1u);
+  EXPECT_EQ(count("nan"), 0u);
+  EXPECT_EQ(count("inf"), 0u);
+}
+
+TEST(LossCurve, DrawsNothingAtAllAndASinglePoint) {
+  for (const std::vector<LossPoint>& points :
+       {std::vector<LossPoint>{}, std::vector<LossPoint>{{7, 3.0, 0}}}) {
+    const std::string svg = draw_loss_curve(points, "few");
+    EXPECT_NE(svg.find("</svg>"), std::string::npos);
+    EXPECT_EQ(svg.find("nan"), std::string::npos);
+    EXPECT_EQ(svg.find("inf"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,162 @@
+// Ranks that are killed while they train: the final weights are those of an undisturbed run.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "engine/model/files.h"
+#include "engine/train/replica.h"
+#include "engine/train/sharded_checkpoint.h"
+#include "engine/train/train_run.h"
+#include "tests/engine_train/train_fixture.h"
+
+namespace baton {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr int64_t kNone = ReplicaStore::kNothing;
+constexpr int kSteps = 8;
+
+TEST(NewestCommon, IsWhatEveryRankOrItsNeighbourHolds) {
+  // {own, own, peer, peer}; the peer's are those of the rank before.
+  EXPECT_EQ(newest_common({{4, 5, 4, 5}, {4, 5, 4, 5}}), 5);
+  EXPECT_EQ(newest_common({{4, 5, 4, kNone}, {kNone, kNone, kNone, kNone}}), 4);
+  EXPECT_EQ(newest_common({{kNone, kNone, kNone, kNone}, {5, 4, 4, kNone}}), 4);
+  EXPECT_EQ(newest_common({{5, 4, kNone, kNone}, {kNone, kNone, kNone, kNone}, {6, 5, 4, kNone}}),
+            kNone);
+  EXPECT_EQ(newest_common({{5, 4, 5, 4}, {kNone, kNone, kNone, kNone}, {6, 5, 4, 5}}), 5);
+  EXPECT_EQ(newest_common({{3, 2, 3, 2}, {3, 2, 3, kNone}, {3, 2, 3, 2}}), 3);
+  EXPECT_EQ(newest_common({{kNone, kNone, kNone, kNone}, {kNone, kNone, kNone, kNone}}), kNone);
+}
+
+struct Kill {
+  int rank;
+  int step;  // behind which, in the first life of the rank
+};
+
+class Recovery : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = ::testing::TempDir() + "baton-recovery-" + std::to_string(getpid());
+    fs::remove_all(directory_);
+    ASSERT_TRUE(make_directories(directory_).ok());
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  RunOptions options() {
+    RunOptions run;
+    run.trainer = tiny_options(kSteps);
+    run.trainer.parallel.zero = 1;
+    run.trainer.parallel.bucket_bytes = 1;
+    run.threads = 1;
+    run.ordered = true;
+    run.recover = true;
+    run.done = [this](const Trainer& trainer) {
+      const auto* bytes = reinterpret_cast<const char*>(trainer.parameters());
+      return write_file_atomically(weights_file(),
+                                   std::string_view(bytes, trainer.map().size * sizeof(float)));
+    };
+    return run;
+  }
+
+  // Forks ranks that train, kills some, and returns the exit status of the whole.
+  int train(int ranks, RunOptions run, const std::vector<Kill>& kills) {
+    const Corpus& corpus = TinyText::get().corpus;
+    const auto result = launch::fork_ranks(
+        {.ranks = ranks, .restart = run.recover}, [&](const launch::Place& place, int restarts) {
+          run.after_step = [&](int step) {
+            for (const Kill& kill : kills) {
+              if (restarts == 0 && kill.rank == place.rank && kill.step == step) {
+                ::kill(getpid(), SIGKILL);
+              }
+            }
+          };
+          const absl::Status status = run_rank(run, corpus, place);
+          if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+          return status.ok() ? 0 : 1;
+        });
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.value_or(-1);
+  }
+
+  void expect_undisturbed(int micro_batches) {
+    TrainerOptions alone = tiny_options(kSteps);
+    alone.parallel.accumulate = micro_batches;
+    const std::vector<float> expected = train_ranks(1, alone, kSteps)[0];
+    const auto bytes = read_file(weights_file());
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    ASSERT_EQ(bytes->size(), expected.size() * sizeof(float));
+    std::vector<float> weights(expected.size());
+    std::memcpy(weights.data(), bytes->data(), bytes->size());
+    EXPECT_EQ(weights, expected);
+  }
+
+  std::string weights_file() const { return directory_ + "/weights"; }
+  std::string directory_;
+};
+
+TEST_F(Recovery, NothingHappens) {
+  EXPECT_EQ(train(2, options(), {}), 0);
+  expect_undisturbed(2);
+}
+
+TEST_F(Recovery, ARankIsReplacedFromItsPeersMemory) {
+  RunOptions run = options();
+  EXPECT_EQ(train(2, run, {{1, 4}}), 0);
+  expect_undisturbed(2);
+}
+
+TEST_F(Recovery, SeveralRanksOneAfterTheOther) {
+  RunOptions run = options();
+  EXPECT_EQ(train(4, run, {{2, 2}, {0, 3}, {3, 6}}), 0);
+  expect_undisturbed(4);
+}
+
+TEST_F(Recovery, BeforeTheFirstCopyEverybodyBeginsAgain) {
+  RunOptions run = options();
+  run.copy_every = 5;
+  EXPECT_EQ(train(2, run, {{0, 1}}), 0);
+  expect_undisturbed(2);
+}
+
+TEST_F(Recovery, FromACheckpointWhereNoPeerHoldsACopy) {
+  RunOptions run = options();
+  run.copy_every = 100;
+  run.checkpoint_dir = directory_ + "/checkpoints";
+  run.checkpoint_every = 3;
+  EXPECT_EQ(train(2, run, {{1, 6}}), 0);
+  expect_undisturbed(2);
+  // Of another start, these are not silently gone on from.
+  run.recover = false;
+  EXPECT_NE(train(2, run, {}), 0);
+  // But they are if one says so, by any number of ranks.
+  fs::remove(weights_file());
+  fs::remove_all(checkpoint_path(run.checkpoint_dir, kSteps));
+  run.resume_dir = run.checkpoint_dir;
+  run.trainer.parallel.accumulate = 2;
+  EXPECT_EQ(train(1, run, {}), 0);
+  expect_undisturbed(2);
+}
+
+TEST_F(Recovery, WithoutItAKilledRankEndsTheRun) {
+  RunOptions run = options();
+  run.recover = false;
+  EXPECT_NE(train(2, run, {{1, 2}}), 0);
+  EXPECT_FALSE(fs::exists(weights_file()));
+}
+
+TEST_F(Recovery, NeedsZeroAndASecondRank) {
+  RunOptions run = options();
+  launch::Place place;
+  EXPECT_EQ(run_rank(run, TinyText::get().corpus, place).code(),
+            absl::StatusCode::kInvalidArgument);
+  place.ranks = 2;
+  run.trainer.parallel.zero = 0;
+  EXPECT_EQ(run_rank(run, TinyText::get().corpus, place).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace baton

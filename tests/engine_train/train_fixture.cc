@@ -1,0 +1,83 @@
+// Ranks on threads meet at a rendezvous of their own.
+#include "tests/engine_train/train_fixture.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "collectives/rendezvous.h"
+#include "engine/model/test_model.h"
+
+namespace baton {
+
+std::string verses() {
+  std::string text;
+  for (int i = 0; i < 1500; ++i) {
+    text += "And it came to pass in the " + std::to_string(i % 7) + " year, that the king said.\n";
+  }
+  return text;
+}
+
+TinyText::TinyText()
+    : tokenizer(make_test_tokenizer()), corpus(Corpus::make(verses(), tokenizer)) {}
+
+const TinyText& TinyText::get() {
+  static const TinyText text;
+  return text;
+}
+
+TrainerOptions tiny_options(int steps) {
+  TrainerOptions options;
+  options.model = tiny_model_config();
+  options.optimizer.steps = steps;
+  options.optimizer.warmup_steps = 2;
+  options.optimizer.learning_rate = 1e-2f;
+  options.batch_tokens = 256;
+  options.length = 32;
+  options.long_length = 64;
+  return options;
+}
+
+void run_ranks(int ranks, bool ordered, const std::function<void(Communicator*, int rank)>& body) {
+  if (ranks == 1) return body(nullptr, 0);
+  const ClusterKey key = ClusterKey::for_this_user().value();
+  auto server = collectives::RendezvousServer::start(key, "", 0, static_cast<uint32_t>(ranks));
+  ASSERT_TRUE(server.ok()) << server.status();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      CommunicatorOptions options;
+      options.rank = rank;
+      options.ranks = ranks;
+      options.rendezvous = (*server)->address();
+      options.ordered = ordered;
+      options.background = true;
+      options.calibrate = false;
+      auto comm = Communicator::create(options);
+      ASSERT_TRUE(comm.ok()) << comm.status();
+      body(comm->get(), rank);
+      EXPECT_TRUE((*comm)->barrier().ok());  // nobody leaves while others still read
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::vector<std::vector<float>> train_ranks(int ranks, const TrainerOptions& options, int steps,
+                                            bool ordered) {
+  std::vector<std::vector<float>> weights(ranks);
+  run_ranks(ranks, ordered, [&](Communicator* comm, int rank) {
+    ComputePool pool(1);
+    auto trainer = Trainer::create(options, TinyText::get().corpus, pool, comm);
+    ASSERT_TRUE(trainer.ok()) << trainer.status();
+    for (int step = 0; step < steps; ++step) {
+      const auto report = (*trainer)->step(step);
+      ASSERT_TRUE(report.ok()) << report.status();
+    }
+    ASSERT_TRUE((*trainer)->finish().ok());
+    weights[rank].assign((*trainer)->parameters(),
+                         (*trainer)->parameters() + (*trainer)->map().size);
+  });
+  return weights;
+}
+
+}  // namespace baton
