@@ -1,7 +1,6 @@
 // The launcher: forks ranks, serves their rendezvous, passes signals on, restarts and buries them.
 // One thread, so that it can fork at any time.
 #include <poll.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -9,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <vector>
