@@ -139,18 +139,22 @@ absl::StatusOr<Communicator::Impl::CachedChoice*> Communicator::Impl::choose(
   for (CachedChoice& cached : choices) {
     if (matches(cached)) return last_choice = &cached;
   }
-  absl::StatusOr<Choice> choice = model->choose(shape, fixed);
-  if (!choice.ok()) return choice.status();
+  absl::Status status;
+  std::vector<Way> ways = ways_for(shape, fixed, status);
+  if (!status.ok()) return status;
   if (choices.size() < kMaxChoices) {
     choices.emplace_back();
     last_choice = &choices.back();
   } else {
-    last_choice = &choices[next_choice++ % kMaxChoices];
+    do {
+      last_choice = &choices[next_choice++ % kMaxChoices];
+    } while (last_choice->combining.sequence != 0);
     *last_choice = CachedChoice{};
   }
   last_choice->shape = shape;
   last_choice->fixed = fixed;
-  last_choice->choice = *choice;
+  last_choice->ways = std::move(ways);
+  last_choice->settled = last_choice->ways.size() == 1;
   return last_choice;
 }
 
@@ -211,8 +215,10 @@ absl::StatusOr<Work> Communicator::Impl::begin_locked(const Request& request) {
   if (!broken.ok()) return broken;
   absl::StatusOr<CachedChoice*> chosen = choose(request);
   if (!chosen.ok()) return chosen.status();
-  const Choice& choice = (*chosen)->choice;
-  CachedPrograms*& schedule = (*chosen)->programs[in_place ? 1 : 0];
+  absl::StatusOr<uint32_t> way = way_for(**chosen);
+  if (!way.ok()) return way.status();
+  const Choice& choice = (*chosen)->ways[*way].choice;
+  CachedPrograms*& schedule = (*chosen)->ways[*way].programs[in_place ? 1 : 0];
   if (schedule == nullptr) {
     absl::StatusOr<CachedPrograms*> made = programs(choice.spec, in_place);
     if (!made.ok()) return made.status();
@@ -261,6 +267,7 @@ absl::StatusOr<Work> Communicator::Impl::begin_locked(const Request& request) {
                     .bytes = request.count * element});
   if (any_transfer) compare_calls();
   (*slot)->choice = static_cast<uint32_t>(*chosen - choices.data());
+  (*slot)->way = *way;
   const Work work{(*slot)->id.load(std::memory_order_relaxed)};
   executor->start(call);
   advance();
@@ -392,10 +399,19 @@ std::string Communicator::Impl::explain(Collective collective, size_t bytes,
   shape.bytes = bytes;
   double actual = 0;
   for (const CachedChoice& cached : choices) {
-    if (cached.shape == shape) actual = cached.actual;
+    if (cached.shape == shape && !cached.ways.empty()) actual = cached.ways[cached.best].last;
   }
   absl::StatusOr<std::vector<Choice>> all = model->candidates(shape);
   if (!all.ok()) return std::string(all.status().message());
+  for (const CachedChoice& cached : choices) {
+    if (!(cached.shape == shape) || !cached.settled) continue;
+    // What trials have found goes before what was predicted.
+    const Choice& best = cached.ways[cached.best].choice;
+    auto at = std::find_if(all->begin(), all->end(), [&](const Choice& choice) {
+      return choice.spec == best.spec && choice.part_bytes == best.part_bytes;
+    });
+    if (at != all->end()) std::rotate(all->begin(), at, at + 1);
+  }
   return collectives::explain(shape, *all, actual);
 }
 
@@ -409,8 +425,10 @@ void Communicator::Impl::finish(WorkSlot& slot, absl::Status result) {
   const Call& call = slot.call;
   in_flight.erase(std::find(in_flight.begin(), in_flight.end(), &slot));
   // The clock costs as much as a small call: look at it now and then only.
+  CachedChoice* cached = slot.choice < choices.size() ? &choices[slot.choice] : nullptr;
   const bool small =
       call.pieces == 1 && call.descriptor.sequence % 16 != 0 && result.ok() &&
+      (cached == nullptr || cached->settled) &&
       call.geometry.count * call.geometry.element_bytes <= collectives::Letter::kPayload;
   const Time end = small ? call.began : now();
   recorder->record({.at = end,
@@ -418,8 +436,12 @@ void Communicator::Impl::finish(WorkSlot& slot, absl::Status result) {
                     .collective = call.geometry.collective,
                     .status = static_cast<uint8_t>(result.code()),
                     .sequence = call.descriptor.sequence});
-  if (result.ok() && !small && slot.choice < choices.size()) {
-    choices[slot.choice].actual = std::chrono::duration<double>(end - call.began).count();
+  if (result.ok() && !small && cached != nullptr && slot.way < cached->ways.size()) {
+    Way& way = cached->ways[slot.way];
+    way.last = std::chrono::duration<double>(end - call.began).count();
+    if (!cached->settled && way.trials.size() < way.trials.capacity()) {
+      way.trials.push_back(way.last);
+    }
   }
   WorkSlot* parent = slot.parent;
   slot.result = result;

@@ -45,9 +45,10 @@ struct CommunicatorOptions {
   WorkerOptions worker;        // providers, key, shape, timeline: as for any worker
   Time start_timeout = std::chrono::seconds(30);  // until all ranks have met
   Time timeout = std::chrono::seconds(60);        // of each call, from its start; kNever: none
-  bool background = false;        // a thread advances calls while the caller computes
-  bool ordered = false;           // the default of CallOptions::ordered
-  bool calibrate = true;          // measure links when starting (under 100 ms)
+  bool background = false;  // a thread advances calls while the caller computes
+  bool ordered = false;     // the default of CallOptions::ordered
+  bool tune = true;         // try the candidates on the first calls of each size, keep the fastest
+  bool calibrate = true;    // measure links when starting (under 100 ms)
   size_t slot_bytes = 512 << 10;  // the largest message
   uint32_t node_size = 0;         // ranks per node; 0: found from the hosts they run on
 };

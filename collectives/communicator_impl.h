@@ -66,6 +66,7 @@ class Communicator::Impl {
     WorkSlot* parent = nullptr;    // of a part of an all_to_all_v
     uint32_t parts_left = 0;       // of an all_to_all_v
     uint32_t choice = UINT32_MAX;  // in `choices`
+    uint32_t way = 0;              // of it
   };
 
   struct Member {  // another rank
@@ -128,6 +129,7 @@ class Communicator::Impl {
   absl::Status check(const Request& request, bool& in_place) const;
   struct CachedPrograms;
   struct CachedChoice;
+  struct Way;
   collectives::CallShape shape_of(const Request& request) const;
   absl::StatusOr<CachedChoice*> choose(const Request& request);
   absl::StatusOr<CachedPrograms*> programs(const collectives::ScheduleSpec& spec, bool in_place);
@@ -166,6 +168,11 @@ class Communicator::Impl {
   void tell_all(collectives::Mail kind, std::string_view body);
   std::string where(const collectives::Blocked& blocked) const;
   void leave();
+
+  // trials.cc
+  std::vector<Way> ways_for(const collectives::CallShape& shape, const collectives::Override& fixed,
+                            absl::Status& status);
+  absl::StatusOr<uint32_t> way_for(CachedChoice& cached);
 
   // calibrate.cc
   absl::Status calibrate();
@@ -211,13 +218,24 @@ class Communicator::Impl {
     std::vector<collectives::PreparedProgram> programs;  // by channel
   };
   std::vector<std::unique_ptr<CachedPrograms>> program_cache;
-  // What was chosen for calls of one shape.
+  // One way to run calls of a shape, and what it took.
+  struct Way {
+    collectives::Choice choice;
+    CachedPrograms* programs[2] = {nullptr, nullptr};  // out of place, in place
+    std::vector<double> trials;                        // seconds
+    double last = 0;                                   // of the last call
+  };
+  // What is known of calls of one shape: the ways to run them, the predicted best first. They are
+  // tried in turn, then all ranks agree on the one that was the fastest; see trials.cc.
   struct CachedChoice {
     collectives::CallShape shape;
     collectives::Override fixed;
-    collectives::Choice choice;
-    CachedPrograms* programs[2] = {nullptr, nullptr};  // out of place, in place
-    double actual = 0;                                 // seconds that the last such call took
+    std::vector<Way> ways;
+    uint32_t best = 0;   // in `ways`
+    uint32_t calls = 0;  // so far, while ways are tried
+    bool settled = false;
+    std::vector<double> verdict;  // what the ranks measured, being combined
+    Work combining;               // sequence 0: not
   };
   std::vector<CachedChoice> choices;
   size_t next_choice = 0;  // to be replaced, once all are in use

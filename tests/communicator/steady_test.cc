@@ -29,7 +29,7 @@ TEST_P(Steady, CallsAllocateAndRegisterNothing) {
       }
       ASSERT_TRUE(comm.barrier().ok());
     };
-    for (int warm = 0; warm < 20; ++warm) round();
+    for (int warm = 0; warm < 120; ++warm) round();
     const uint64_t registrations = comm.worker().stats().registrations;
     ASSERT_TRUE(comm.barrier().ok());
     const uint64_t before = allocations.load();  // of both ranks
