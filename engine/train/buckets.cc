@@ -16,9 +16,10 @@ size_t padded_size(size_t size, int ranks) {
 
 std::vector<FlatRange> cut_buckets(const ParameterMap& map, int ranks, size_t bytes) {
   constexpr size_t kLeastBytes = 64 << 10;
+  constexpr size_t kShare = 24;  // small, so that little is left to send when backward ends
   const size_t unit = kNormBlock * static_cast<size_t>(ranks);
   const size_t all = padded_size(map.size, ranks);
-  if (bytes == 0) bytes = std::max(kLeastBytes, all * sizeof(float) / 8);
+  if (bytes == 0) bytes = std::max(kLeastBytes, all * sizeof(float) / kShare);
   const size_t whole = round_up(std::max(bytes / sizeof(float), size_t{1}), unit);
   const size_t embedding = map.embedding.offset / unit * unit;
   std::vector<FlatRange> buckets;

@@ -27,7 +27,7 @@ inline constexpr size_t kNormBlock = 1024;
 // `size` rounded up so that it can be shared between the ranks. What is added stays zero.
 size_t padded_size(size_t size, int ranks);
 
-// Covers [0, padded_size). `bytes` is the size of a bucket of fp32; 0: an eighth of all, and 64 KiB
+// Covers [0, padded_size). `bytes` is the size of a bucket of fp32; 0: a 24th of all, and 64 KiB
 // at least. The first bucket is a quarter as large, so that the link has work early, and the
 // embedding, whose gradient is final last, does not hold up what comes before it.
 std::vector<FlatRange> cut_buckets(const ParameterMap& map, int ranks, size_t bytes);
