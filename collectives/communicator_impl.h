@@ -1,7 +1,8 @@
 // The inside of a communicator. Everything here runs under `mutex`, except what is said otherwise.
-// Split by subject: communicator.cc (the public calls), mesh.cc (meeting, links), calls.cc
-// (starting and ending calls), waiting.cc (driving, sleeping, the background thread), failure.cc
-// (what goes wrong and who is told), shrink.cc.
+// Split by subject: communicator.cc (the public calls), mesh.cc (meeting, links), calls.cc and
+// point_to_point.cc (starting and ending calls), trials.cc (which way a call is run), calibrate.cc,
+// waiting.cc (driving, sleeping, the background thread), failure.cc (what goes wrong and who is
+// told), shrink.cc.
 #pragma once
 
 #include <array>
@@ -105,7 +106,7 @@ class Communicator::Impl {
     return static_cast<uint32_t>(&member - members.data());
   }
 
-  // calls.cc
+  // calls.cc, point_to_point.cc
   struct Request {
     Collective collective = Collective::kAllReduce;
     const void* in = nullptr;

@@ -183,7 +183,8 @@ int train_main(int argc, char** argv) {
       ->check(CLI::IsMember({0, 1}))
       ->capture_default_str()
       ->group(several);
-  app.add_option("--bucket", parallel.bucket_bytes, "bytes that travel at once (default: a 24th of all)")
+  app.add_option("--bucket", parallel.bucket_bytes,
+                 "bytes that travel at once (default: a 24th of all)")
       ->transform(CLI::AsSizeValue(false))
       ->group(several);
   app.add_option("--accumulate", parallel.accumulate, "micro-batches of each rank in a step")

@@ -103,7 +103,8 @@ TEST_P(Failure, AKilledRankIsNamedAndTheOthersGoOnWithoutIt) {
                     if (comm.rank() == 1) {
                       if (!comm.receive(&token, 1, DataType::kF32, other).ok()) return "no token";
                     } else if (comm.rank() == other) {
-                      comm.send(&token, 1, DataType::kF32, 1).IgnoreError();  // it may die before it says thanks
+                      comm.send(&token, 1, DataType::kF32, 1)
+                          .IgnoreError();  // it may die before it says thanks
                     }
                   }
                   if (comm.rank() == 1) raise(SIGKILL);

@@ -5,8 +5,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
-#include "transport/shm/connection.h"
 #include "transport/copy_kernel.h"
+#include "transport/shm/connection.h"
 
 namespace baton::shm {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "transport/shm/connection.h"
 #include "transport/copy_kernel.h"
+#include "transport/shm/connection.h"
 
 namespace baton::shm {
 namespace {
