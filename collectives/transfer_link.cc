@@ -213,7 +213,8 @@ absl::StatusOr<TransferLink::Offer> TransferLink::Offer::decode(std::string_view
   }
   std::memcpy(&offer.offset, bytes.data(), 8);
   std::memcpy(&offer.slot_bytes, bytes.data() + 8, 8);
-  if (offer.slot_bytes > offer.slots.size || offer.offset > offer.slots.size) {
+  if (offer.offset > offer.slots.size ||
+      offer.slot_bytes > (offer.slots.size - offer.offset) / (kSlots * kAllLanes)) {
     return absl::InvalidArgumentError("a link offer names slots outside its region");
   }
   return offer;
