@@ -66,7 +66,8 @@ struct Geometry {
         first = begin;
       }
     }
-    place.data = base + first * element_bytes;
+    // Nothing lies anywhere: the buffer of an empty call may be null.
+    place.data = run == 0 ? base : base + first * element_bytes;
     place.bytes = run * element_bytes;
     place.count = runs;
     place.stride = stride * element_bytes;
