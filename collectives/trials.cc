@@ -25,6 +25,9 @@ constexpr uint32_t kRoundsOfSmall = 21;
 constexpr double kSmallCall = 1e-3;  // seconds, as predicted
 // Calls between the start of the agreement and its use: it travels while they run.
 constexpr uint32_t kAgreeing = 4;
+// A way must be so much faster than a better predicted one to be taken instead: trials are few.
+constexpr double kClearly = 0.88;
+constexpr double kNotThis = 1e9;  // seconds
 
 }  // namespace
 
@@ -69,7 +72,12 @@ absl::StatusOr<uint32_t> Communicator::Impl::way_for(CachedChoice& cached) {
     cached.verdict.clear();
     for (Way& way : cached.ways) {
       std::sort(way.trials.begin(), way.trials.end());
-      cached.verdict.push_back(way.trials.empty() ? 1e9 : way.trials[way.trials.size() / 2]);
+      cached.verdict.push_back(way.trials.empty() ? kNotThis : way.trials[way.trials.size() / 2]);
+    }
+    // With more ranks than cores, a short call in shared memory is over when the kernel lets it be:
+    // what it took says nothing, and this rank votes for the prediction.
+    if (small && crowded && !any_transfer) {
+      std::fill(cached.verdict.begin() + 1, cached.verdict.end(), kNotThis);
     }
     CallOptions plain;
     plain.algorithm = Algorithm::kRecursiveDoubling;
@@ -77,7 +85,7 @@ absl::StatusOr<uint32_t> Communicator::Impl::way_for(CachedChoice& cached) {
     cached.combining = Work{UINT64_MAX};  // the call below may not take this one's place
     absl::StatusOr<Work> work =
         begin_locked({Collective::kAllReduce, cached.verdict.data(), cached.verdict.data(),
-                      cached.verdict.size(), DataType::kF64, ReduceOp::kSum, 0, plain});
+                      cached.verdict.size(), DataType::kF64, ReduceOp::kMax, 0, plain});
     if (!work.ok()) return work.status();
     last_choice = &cached;
     cached.combining = *work;
@@ -93,8 +101,9 @@ absl::StatusOr<uint32_t> Communicator::Impl::way_for(CachedChoice& cached) {
     if (!broken.ok()) return broken;
     if (!advance()) tick();
   }
-  const auto least = std::min_element(cached.verdict.begin(), cached.verdict.end());
-  cached.best = static_cast<uint32_t>(least - cached.verdict.begin());
+  for (uint32_t way = 0; way < ways; ++way) {
+    if (cached.verdict[way] < kClearly * cached.verdict[cached.best]) cached.best = way;
+  }
   cached.settled = true;
   return cached.best;
 }
