@@ -6,6 +6,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "engine/serve/request.h"
@@ -21,6 +22,8 @@ struct StreamedEvent {
     StreamedEvent copied{source, {}};
     if (source.metrics != nullptr) copied.metrics = *source.metrics;
     copied.event.metrics = nullptr;
+    // A status of its own: copies share their message, and the engine's thread goes on with its.
+    copied.event.status = absl::Status(source.status.code(), std::string(source.status.message()));
     return copied;
   }
   const OutputEvent& view() {
