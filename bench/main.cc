@@ -5,6 +5,7 @@
 #include "bench/commands.h"
 #include "bench/executor_bench.h"
 #include "bench/kv_bw.h"
+#include "bench/perf.h"
 #include "engine/model/kernel_bench.h"
 #include "engine/serve/demo.h"
 #include "engine/serve/serve_cli.h"
@@ -34,6 +35,12 @@ int main(int argc, char** argv) {
               baton::bench::sendrecv_perf_main},
       Command{"executor_bench", "what a step of a schedule costs, with links that do nothing",
               baton::bench::executor_bench_main},
+      Command{"write_bw", "perftest's bandwidth of writes", baton::bench::perf_main},
+      Command{"read_bw", "... of reads", baton::bench::perf_main},
+      Command{"send_bw", "... of messages", baton::bench::perf_main},
+      Command{"write_lat", "perftest's latency of writes", baton::bench::perf_main},
+      Command{"read_lat", "... of reads", baton::bench::perf_main},
+      Command{"send_lat", "... of messages", baton::bench::perf_main},
       Command{"kernel_bench", "the CPU kernels against the peaks of this machine",
               baton::kernel_bench_main},
   };
