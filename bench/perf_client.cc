@@ -22,11 +22,12 @@ constexpr Time kLiveEvery = std::chrono::seconds(1);
 constexpr size_t kLookEvery = 256;                 // idle rounds between looks at clock and peer
 constexpr size_t kMostVerified = size_t{1} << 30;  // more takes longer to check than to move
 constexpr size_t kColdLeast = size_t{64} << 20;
+constexpr size_t kColdMost = size_t{512} << 20;  // a virtual machine may see the cache of a socket
 
 // Twice the last-level cache, which no prefetcher and no other core can hide.
 size_t cold_area() {
   const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  return std::max(kColdLeast, 2 * static_cast<size_t>(std::max(0L, cache)));
+  return std::clamp(2 * static_cast<size_t>(std::max(0L, cache)), kColdLeast, kColdMost);
 }
 
 absl::Status with_remedy(const absl::Status& status, const std::string& provider) {
@@ -46,6 +47,7 @@ PerfPlan plan_of(const PerfOptions& options) {
   plan.bidirectional = options.bidirectional;
   plan.events = options.events;
   plan.immediate = options.immediate;
+  plan.cold = options.cold;
   plan.depth = options.depth;
   plan.post_list = options.post_list;
   const size_t largest =

@@ -16,6 +16,9 @@ namespace {
 using Verb = PerfTest::Verb;
 constexpr char kDataBit = '\x80';  // set in the first byte of a message: control begins with '{'
 
+constexpr size_t kBeyond = 4096;  // bytes behind the last message that are checked for strays
+constexpr size_t kCacheLine = 64;
+
 // Written by the other side while we look: never cached, never torn.
 std::byte peek(const std::byte* at) {
   return std::atomic_ref(*const_cast<std::byte*>(at)).load(std::memory_order_acquire);
@@ -90,10 +93,16 @@ Layout PerfEnd::payload(size_t messages) const {
 void PerfEnd::prepare(const PerfRun& run) {
   run_ = run;
   slots_ = std::max<size_t>(1, plan_.slots(run.size));
+  const size_t places = static_cast<size_t>(
+      run.iterations == 0 ? slots_ : std::min<uint64_t>(slots_, run.iterations));
+  used_ = std::min(plan_.area, places * PerfPlan::stride(run.size) + kBeyond);
   if (plan_.verify || marks()) {
-    poison(rx_, plan_.area);
-    poison(tx_, plan_.area);
-    if (payload(1).bytes() > 0) fill(tx_, payload(slots_), run.seed);
+    poison(rx_, used_);
+    poison(tx_, used_);
+    if (payload(1).bytes() > 0) fill(tx_, payload(places), run.seed);
+  }
+  if (plan_.cold) {
+    for (size_t at = 0; at < block_.size; at += kCacheLine) peek(block_.data + at);
   }
   counted_ = worker_.counter_value(counter_);
   arrived_ = 0;
@@ -161,8 +170,8 @@ absl::Status PerfEnd::verify(uint64_t messages) {
     poison(mark, 1);
   }
   if (!plan_.verify) return absl::OkStatus();
-  return check(rx_, plan_.area,
-               touched == 0 || payload(1).bytes() == 0 ? Layout() : payload(touched), run_.seed);
+  return check(rx_, used_, touched == 0 || payload(1).bytes() == 0 ? Layout() : payload(touched),
+               run_.seed);
 }
 
 }  // namespace baton::bench

@@ -30,7 +30,7 @@ class PerfEnd {
   absl::StatusOr<Json> describe() const;
   absl::Status attach(const Json& message);
 
-  // Pattern into what is sent, poison into what is received.
+  // Pattern into what is sent, poison into what is received; both out of the caches when cold.
   void prepare(const PerfRun& run);
   const PerfRun& run() const { return run_; }
   const PerfPlan& plan() const { return plan_; }
@@ -76,7 +76,8 @@ class PerfEnd {
   size_t remote_offset_ = 0;
   RemoteCounter remote_counter_;
   PerfRun run_;
-  size_t slots_ = 1;
+  size_t slots_ = 1;     // places that messages go to in turn
+  size_t used_ = 0;      // bytes of an area that this run can touch, and some more
   std::string message_;  // of a send test
   uint64_t arrived_ = 0;
   absl::Status bad_message_;

@@ -26,14 +26,15 @@ constexpr std::array kForeign = {
     Foreign{"-W --report-counters", "`baton info` shows the counters of every port"},
     Foreign{"-X --vector", "the nearest is -e, which sleeps on events"},
     Foreign{"-z --comm_rdma_cm", "the nearest is -R, which connects by rdma_cm"},
-    Foreign{"--force-link --dlid --pkey_index --flow_label --retry_count --hop_limit",
+    Foreign{"--force-link --dlid --pkey_index --flow_label",
             "pass it on with --set verbs.NAME=VALUE where the provider has it"},
     Foreign{"--dont_xchg_versions", "both sides must speak the same version"},
     Foreign{"--ipv6 --ipv6-addr --raw_ipv6", "write the address itself as HOST: [fe80::1]"},
     Foreign{"--bind_source_ip", "the nearest is -d, which chooses the device"},
     Foreign{"--recv_post_list", "receives are posted in batches by the provider; see -r"},
     Foreign{"--use_old_post_send --no_lock --use_ooo --no_enhanced_reorder --cqe_poll "
-            "--disable_dynamic_polling --unsolicited_write --mr_per_qp --log_* --congest_type "
+            "--disable_dynamic_polling --use-srq --unsolicited_write --mr_per_qp --log_* "
+            "--congest_type "
             "--tph_mem --cpu_id --ph",
             "the provider chooses this by itself; leave it out"},
     Foreign{"--send_with_imm", "the nearest is --write_with_imm"},

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "transport/provider.h"
 #include "transport/transfer.h"
 
@@ -39,12 +40,12 @@ struct Knob {
   uint64_t most;
 };
 constexpr std::array kKnobs = {
-    Knob{"-i,--ib-port", "verbs.port", "port of the device", 1, 255},
-    Knob{"-S,--sl", "verbs.sl", "service level", 0, 15},
+    Knob{"-S,--sl", "verbs.service_level", "service level", 0, 15},
     Knob{"--tclass", "verbs.traffic_class", "traffic class", 0, 255},
     Knob{"-T,--tos", "verbs.traffic_class", "the same as --tclass", 0, 255},
-    Knob{"-u,--qp-timeout", "verbs.timeout", "4.096 us * 2^N until a retry", 0, 31},
-    Knob{"-r,--rx-depth", "verbs.rx_depth", "receives posted", 1, 16384},
+    Knob{"-u,--qp-timeout", "verbs.timeout", "4.096 us * 2^N until a retry", 1, 31},
+    Knob{"--retry_count", "verbs.retry_count", "retries until a peer is given up", 0, 7},
+    Knob{"-r,--rx-depth", "verbs.receive_depth", "receives posted", 16, 8192},
 };
 
 // "host", "host:port", "[v6]:port" or a bare v6 address.
@@ -63,6 +64,17 @@ absl::Status set_host(const std::string& text, PerfOptions& options) {
   }
   options.host = absl::StrCat(host.empty() ? "127.0.0.1" : host, ":", options.port);
   return absl::OkStatus();
+}
+
+// "mlx5_0,mlx5_1:2" and port 3: "mlx5_0:3,mlx5_1:2".
+std::string devices_with_port(const std::string& devices, const std::optional<uint64_t>& port) {
+  if (!port) return devices;
+  std::vector<std::string> out;
+  for (const auto device : absl::StrSplit(devices, ',')) {
+    out.emplace_back(device);
+    if (out.back().find(':') == std::string::npos) absl::StrAppend(&out.back(), ":", *port);
+  }
+  return absl::StrJoin(out, ",");
 }
 
 void set_sizes(bool all, size_t size, PerfOptions& options) {
@@ -125,6 +137,11 @@ absl::Status finish(PerfOptions& options, const std::vector<std::string>& sets,
   if (options.immediate && options.test.verb != Verb::kWrite) {
     return absl::InvalidArgumentError("--write_with_imm is for write_bw and write_lat");
   }
+  if (options.events && options.test.latency && options.test.verb == Verb::kWrite &&
+      !options.immediate) {
+    options.immediate = true;
+    options.notes.push_back("a plain write wakes nobody: with -e a counter tells its arrival");
+  }
   if (options.post_list > options.depth) {
     return absl::InvalidArgumentError(absl::StrFormat("-l %u: at most -t, which is %u; raise -t",
                                                       options.post_list, options.depth));
@@ -173,10 +190,11 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   options.iterations = test.verb == Verb::kWrite && !test.latency ? 5000 : 1000;
   size_t size = test.latency ? 2 : 65536;
   bool all = false, quiet = false, validation = false, warm = false, out_json = false;
-  bool rdma_cm = false, srq = false, strict_order = false, no_verify = false, no_peak = false;
+  bool rdma_cm = false, strict_order = false, no_verify = false, no_peak = false;
   std::string connection = "RC", host, out_json_file;
   std::vector<std::string> sets;
   std::array<std::optional<uint64_t>, kKnobs.size()> knobs;
+  std::optional<uint64_t> ib_port;
 
   const std::string name = "baton " + test.name();
   CLI::App app(test.latency ? "Measures latency the way perftest does, over any provider."
@@ -207,6 +225,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
                      ->check(CLI::Range(0.0, 1e6))
                      ->type_name("S");
   app.add_flag("-F,--CPU-freq", quiet, "accepted; there is no such warning to silence");
+  number("-i,--ib-port", ib_port, 1, 255, "port of the device (default 1)");
   number("-I,--inline_size", options.inline_size, 0, 1024, "largest message sent inline");
   number("-l,--post_list", options.post_list, 1, PerfPlan::kMaxDepth, "messages posted together");
   app.add_option("-m,--mtu", options.mtu, "path MTU")
@@ -247,7 +266,6 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   app.add_flag("--report_gbits", options.gbits, "Gb/sec instead of MiB/sec");
   app.add_flag("--run_infinitely", options.endless, "a row every -D seconds (default 5)");
   app.add_flag("--use_hugepages", options.huge_pages, "fail where there are no huge pages");
-  app.add_flag("--use-srq", srq, "a shared receive queue");
   app.add_flag("--write_with_imm", options.immediate, "arrival is told by a counter");
   app.add_option("--provider", options.provider, "the way the bytes travel (default verbs)")
       ->type_name("NAME");
@@ -285,18 +303,21 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   // One, as perftest has it: a table says what ran, not what the provider likes best.
   set("tcp.sockets", absl::StrCat(options.streams));
   set("verbs.qps", absl::StrCat(options.streams));
-  if (!options.device.empty()) set("verbs.device", options.device);
+  if (ib_port && options.device.empty() && *ib_port != 1)
+    return refuse("-i needs -d DEV beside it");
+  if (!options.device.empty()) set("verbs.devices", devices_with_port(options.device, ib_port));
   if (options.gid_index) set("verbs.gid_index", absl::StrCat(*options.gid_index));
   if (options.mtu) set("verbs.mtu", absl::StrCat(*options.mtu));
-  if (options.inline_size) set("verbs.inline", absl::StrCat(*options.inline_size));
-  if (options.cq_mod) set("verbs.signal_every", absl::StrCat(*options.cq_mod));
-  if (options.outs) set("verbs.max_rd_atomic", absl::StrCat(*options.outs));
+  if (options.inline_size) set("verbs.inline_bytes", absl::StrCat(*options.inline_size));
+  if (options.cq_mod) {
+    options.notes.push_back("-Q has no effect: the provider chooses how often it signals");
+  }
+  if (options.outs) set("verbs.rd_atomic", absl::StrCat(*options.outs));
   for (size_t i = 0; i < kKnobs.size(); ++i) {
     if (knobs[i]) set(kKnobs[i].setting, absl::StrCat(*knobs[i]));
   }
-  if (rdma_cm) set("verbs.rdma_cm", "on");
-  if (srq) set("verbs.srq", "on");
-  if (strict_order) set("verbs.relaxed_ordering", "off");
+  if (rdma_cm) set("verbs.rdma_cm", "1");
+  if (strict_order) set("verbs.relaxed_ordering", "0");
   options.verify = !no_verify;
   options.peak = !no_peak;
   if (!out_json_file.empty()) {

@@ -60,15 +60,14 @@ std::string header_text(const PerfOptions& options, const PerfHeader& header) {
       &out, absl::StrFormat(" Dual-port       : OFF\t\tDevice         : %s\n", device_of(options)),
       absl::StrFormat(" Number of qps   : %d\t\tTransport type : %s\n", options.streams,
                       options.client_provider()),
-      absl::StrFormat(" Connection type : RC\t\tUsing SRQ      : %s\n",
-                      on(has_setting(options, "verbs.srq"))),
+      " Connection type : RC\t\tUsing SRQ      : OFF\n",
       absl::StrFormat(" PCIe relax order: %s\n",
                       on(!has_setting(options, "verbs.relaxed_ordering"))));
   absl::StrAppend(&out, absl::StrFormat(" TX depth        : %d\n", lat ? 1 : options.depth));
   if (options.post_list > 1) {
     absl::StrAppend(&out, absl::StrFormat(" Post List       : %d\n", options.post_list));
   }
-  if (!lat) absl::StrAppend(&out, " CQ Moderation   : ", or_auto(options.cq_mod), "\n");
+  if (!lat) absl::StrAppend(&out, " CQ Moderation   : auto\n");
   absl::StrAppend(&out, " Mtu             : ", or_auto(options.mtu, "[B]"), "\n");
   if (options.gid_index) {
     absl::StrAppend(&out, absl::StrFormat(" GID index       : %d\n", *options.gid_index));
@@ -159,11 +158,10 @@ Json perftest_json(const PerfOptions& options, const PerfHeader& header,
                {"Number_of_qps", options.streams},
                {"Transport_type", options.client_provider()},
                {"Connection_type", "RC"},
-               {"Using_SRQ", on(has_setting(options, "verbs.srq"))},
+               {"Using_SRQ", "OFF"},
                {"PCIe_relax_order", on(!has_setting(options, "verbs.relaxed_ordering"))},
                {"TX_depth", options.test.latency ? 1 : options.depth}};
   if (options.post_list > 1) info["Post_List"] = options.post_list;
-  if (options.cq_mod) info["CQ_Moderation"] = *options.cq_mod;
   if (options.mtu) info["Mtu"] = *options.mtu;
   if (options.gid_index) info["GID_index"] = *options.gid_index;
   if (options.inline_size) info["Max_inline_data"] = *options.inline_size;

@@ -84,10 +84,11 @@ std::optional<PerfTest> PerfTest::named(std::string_view name) {
 }
 
 Json PerfPlan::to_json() const {
-  return {{"test", test.name()},    {"bidirectional", bidirectional},
-          {"events", events},       {"immediate", immediate},
-          {"verify", verify},       {"depth", depth},
-          {"post_list", post_list}, {"area", area}};
+  return {{"test", test.name()}, {"bidirectional", bidirectional},
+          {"events", events},    {"immediate", immediate},
+          {"verify", verify},    {"cold", cold},
+          {"depth", depth},      {"post_list", post_list},
+          {"area", area}};
 }
 
 absl::StatusOr<PerfPlan> PerfPlan::from_json(const Json& json) {
@@ -98,6 +99,7 @@ absl::StatusOr<PerfPlan> PerfPlan::from_json(const Json& json) {
   plan.events = fields.flag("events");
   plan.immediate = fields.flag("immediate");
   plan.verify = fields.flag("verify");
+  plan.cold = fields.flag("cold");
   plan.depth = fields.number("depth", 1, kMaxDepth);
   plan.post_list = fields.number("post_list", 1, plan.depth);
   plan.area = fields.number("area", kStep, kMaxArea);

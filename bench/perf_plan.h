@@ -50,6 +50,7 @@ struct PerfPlan {
   bool events = false;     // sleep until something happens, instead of polling
   bool immediate = false;  // arrival is told by a counter, instead of seen in the last byte
   bool verify = true;
+  bool cold = false;     // the area is larger than the caches: sweep them before each run
   size_t depth = 128;    // messages under way at a time
   size_t post_list = 1;  // messages submitted together
   size_t area = 4096;    // bytes a side sends from, and as many that it receives into

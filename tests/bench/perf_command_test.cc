@@ -1,0 +1,332 @@
+// The perftest-shaped commands as a user runs them: every test over every provider, and a server
+// that outlives its clients.
+#include <arpa/inet.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "bench/child_process.h"
+#include "bench/perf_plan.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "transport/worker.h"
+
+namespace baton::bench {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr Time kLimit = std::chrono::seconds(100);
+constexpr const char* kTests[] = {"write_bw",  "read_bw",  "send_bw",
+                                  "write_lat", "read_lat", "send_lat"};
+
+ChildProcess start(const std::string& arguments) {
+  auto child = ChildProcess::spawn(
+      -1, {"sh", "-c", std::string("exec '") + BATON_COMMAND + "' " + arguments + " 2>&1"}, {});
+  EXPECT_TRUE(child.ok()) << child.status();
+  return *std::move(child);
+}
+
+struct Ended {
+  int status = -1;
+  std::string output;  // both streams
+};
+
+Ended end_of(ChildProcess& child) {
+  Ended ended;
+  while (true) {
+    const auto line = child.read_line(kLimit);
+    if (!line.ok()) break;
+    ended.output += *line + "\n";
+  }
+  if (const auto status = child.wait(kLimit); status.ok()) ended.status = *status;
+  return ended;
+}
+
+Ended baton(const std::string& arguments) {
+  ChildProcess child = start(arguments);
+  return end_of(child);
+}
+
+// Reads until a line holds `text`; that line.
+std::string wait_for(ChildProcess& child, const std::string& text) {
+  while (true) {
+    const auto line = child.read_line(kLimit);
+    EXPECT_TRUE(line.ok()) << "waiting for \"" << text << "\": " << line.status();
+    if (!line.ok() || line->find(text) != std::string::npos) return line.ok() ? *line : "";
+  }
+}
+
+std::string temporary(const std::string& name) {
+  return (std::filesystem::path(testing::TempDir()) / (std::to_string(getpid()) + name)).string();
+}
+
+std::vector<Json> rows_in(const std::string& path) {
+  std::vector<Json> rows;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    rows.push_back(Json::parse(line, nullptr, false));
+  }
+  std::filesystem::remove(path);
+  return rows;
+}
+
+void expect_sane(const Json& row, const std::string& test, const std::string& provider) {
+  ASSERT_TRUE(row.is_object());
+  EXPECT_EQ(row["bench"], test);
+  EXPECT_EQ(row["verified"], true);
+  EXPECT_THAT(row["route"].get<std::string>(), HasSubstr(provider));
+  EXPECT_GT(row["messages_per_s"].get<double>(), 0);
+  const Json& latency = row["latency_us"];
+  EXPECT_GT(latency["min"].get<double>(), 0);
+  EXPECT_LE(latency["min"].get<double>(), latency["p50"].get<double>());
+  EXPECT_LE(latency["p50"].get<double>(), latency["p999"].get<double>());
+  EXPECT_LE(latency["p999"].get<double>(), latency["max"].get<double>());
+  if (test.find("_bw") == std::string::npos) return;
+  EXPECT_NEAR(row["GB_per_s"].get<double>() * 1e9,
+              row["messages_per_s"].get<double>() * row["bytes"].get<double>(), 1);
+  EXPECT_GE(row["GB_per_s_peak"].get<double>() * (1 + 1e-9), row["GB_per_s"].get<double>());
+}
+
+class PerfOver : public testing::TestWithParam<const char*> {};
+
+TEST_P(PerfOver, EveryTestIsVerified) {
+  const std::string path = temporary("perf.jsonl"), provider = GetParam();
+  for (const std::string test : kTests) {
+    const bool bandwidth = test.find("_bw") != std::string::npos;
+    for (const std::string extra :
+         {"-s 1 -n 300", bandwidth ? "-s 5000 -n 300 -b -t 16 -l 4" : "-s 5000 -n 40 -e"}) {
+      const Ended ended = baton(test + " --loopback --no_pin --provider " + provider + " " + extra +
+                                " --json " + path);
+      ASSERT_EQ(ended.status, 0) << test << " " << extra << "\n" << ended.output;
+      const std::vector<Json> rows = rows_in(path);
+      ASSERT_EQ(rows.size(), 1u);
+      EXPECT_EQ(rows[0]["iterations"], extra.find("-n 300") != std::string::npos ? 300 : 40);
+      expect_sane(rows[0], test, provider);
+    }
+  }
+}
+
+TEST_P(PerfOver, CountersTellArrivalToo) {
+  const std::string path = temporary("imm.jsonl"), provider = GetParam();
+  for (const std::string test : {"write_bw", "write_lat"}) {
+    const Ended ended = baton(test + " --write_with_imm --loopback --no_pin -n 50 --provider " +
+                              provider + " --json " + path);
+    ASSERT_EQ(ended.status, 0) << ended.output;
+    const std::vector<Json> rows = rows_in(path);
+    ASSERT_EQ(rows.size(), 1u);
+    expect_sane(rows[0], test, provider);
+  }
+}
+
+TEST_P(PerfOver, PercentilesByTimeToo) {
+  const std::string path = temporary("time.jsonl"), provider = GetParam();
+  for (const std::string test : {"read_bw", "send_lat"}) {
+    const Ended ended = baton(test + " -s 512 -D 0.05 -f 0.005 --loopback --no_pin --provider " +
+                              provider + " --json " + path);
+    ASSERT_EQ(ended.status, 0) << ended.output;
+    const std::vector<Json> rows = rows_in(path);
+    ASSERT_EQ(rows.size(), 1u);
+    EXPECT_GT(rows[0]["iterations"].get<uint64_t>(), 0u);
+    expect_sane(rows[0], test, provider);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Perf, PerfOver, testing::Values("shm", "tcp"),
+                         [](const auto& provider) { return provider.param; });
+
+TEST(Perf, AllSizesInOneReport) {
+  const std::string path = temporary("all.json");
+  const Ended ended =
+      baton("write_bw -a -n 5 --loopback --no_pin --provider shm --out_json_file " + path);
+  ASSERT_EQ(ended.status, 0) << ended.output;
+  std::ifstream file(path);
+  const Json report = Json::parse(file, nullptr, false);
+  std::filesystem::remove(path);
+  ASSERT_TRUE(report.is_object());
+  ASSERT_EQ(report["results"].size(), 23u);
+  for (size_t i = 0; i < 23; ++i) {
+    EXPECT_EQ(report["results"][i]["MsgSize"], size_t{2} << i);
+    EXPECT_EQ(report["results"][i]["verified"], true);
+  }
+}
+
+TEST(Perf, OneNumberOnly) {
+  const Ended ended = baton("write_lat --output=latency --loopback --no_pin --provider shm -n 20");
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_GT(std::stod(ended.output), 0) << ended.output;
+  EXPECT_EQ(std::count(ended.output.begin(), ended.output.end(), '\n'), 1);
+}
+
+TEST(Perf, BelowALimitIsAFailure) {
+  const Ended ended = baton("write_bw -w 1e15 --loopback --no_pin --provider shm -n 20");
+  EXPECT_EQ(ended.status, 1);
+  EXPECT_THAT(ended.output, HasSubstr("below the limit"));
+}
+
+TEST(Perf, NobodyThereIsSaid) {
+  const Ended ended = baton("write_bw --provider tcp 127.0.0.1:1");
+  EXPECT_EQ(ended.status, 1);
+  EXPECT_THAT(ended.output, HasSubstr("127.0.0.1:1"));
+}
+
+TEST(Perf, AMissingProviderIsSaidWithTheRemedy) {
+  for (const auto& [name, factory] : registered_providers()) {
+    if (name == "verbs") GTEST_SKIP() << "verbs is part of this program";
+  }
+  for (const char* line : {"write_bw --loopback", "write_bw 127.0.0.1:1"}) {
+    const Ended ended = baton(line);
+    EXPECT_EQ(ended.status, 1);
+    EXPECT_THAT(ended.output, HasSubstr("verbs"));
+    EXPECT_THAT(ended.output, HasSubstr("--provider tcp"));
+  }
+}
+
+// A server of its own port.
+class PerfServer : public testing::Test {
+ protected:
+  PerfServer() : server_(start("write_bw --listen 127.0.0.1 -p 0")) {
+    const std::string line = wait_for(server_, "listening on ");
+    const size_t colon = line.find("127.0.0.1:");
+    where_ = colon == std::string::npos ? "" : line.substr(colon, line.find(' ', colon) - colon);
+    std::from_chars(where_.data() + 10, where_.data() + where_.size(), port_);
+  }
+
+  Ended client(const std::string& arguments) { return baton(arguments + " " + where_); }
+  void expect_alive() {
+    const Ended ended = client("write_bw --provider tcp -n 20 -s 100");
+    EXPECT_EQ(ended.status, 0) << ended.output;
+  }
+
+  ChildProcess server_;
+  std::string where_;
+  uint16_t port_ = 0;
+};
+
+TEST_F(PerfServer, ServesOneTestAfterTheOther) {
+  for (const std::string test : kTests) {
+    for (const char* provider : {"tcp", "shm"}) {
+      const Ended ended = client(test + " -n 20 --provider " + provider);
+      EXPECT_EQ(ended.status, 0) << test << " over " << provider << "\n" << ended.output;
+    }
+  }
+}
+
+TEST_F(PerfServer, OutlivesAKilledClientAndServesTheOneWaiting) {
+  ChildProcess first = start("write_lat --provider tcp --run_infinitely -D 0.05 " + where_);
+  wait_for(first, " #bytes");
+  wait_for(first, " 2 ");  // a row: it is in the middle of the next
+  ChildProcess second = start("send_bw --provider tcp -n 20 -s 64 " + where_);
+  wait_for(second, "busy");
+  first.kill();
+  const Ended ended = end_of(second);
+  EXPECT_EQ(ended.status, 0) << ended.output;
+  expect_alive();
+}
+
+TEST_F(PerfServer, AClientSaysThatTheServerHasGone) {
+  ChildProcess client = start("write_bw --provider tcp --run_infinitely -D 0.05 " + where_);
+  wait_for(client, " 65536 ");
+  server_.kill();
+  const Ended ended = end_of(client);
+  EXPECT_EQ(ended.status, 1);
+  EXPECT_THAT(ended.output, HasSubstr("baton write_bw: "));
+}
+
+TEST_F(PerfServer, OutlivesGarbage) {
+  for (const std::string& garbage :
+       {std::string(), std::string("GET / HTTP/1.0\r\n\r\n"), std::string(10000, '\xff')}) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ASSERT_GE(fd, 0);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(port_);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
+    [[maybe_unused]] const ssize_t put =
+        send(fd, garbage.data(), garbage.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    close(fd);
+  }
+  expect_alive();
+}
+
+// An authenticated peer that says what it likes.
+TEST_F(PerfServer, AnswersPeersThatSpeakAnotherLanguage) {
+  const auto worker = Worker::create({.name = "stranger", .providers = {"tcp"}});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const auto peer = (*worker)->connect(where_);
+  ASSERT_TRUE(peer.ok()) << peer.status();
+  const auto answer_to = [&](const std::string& message) {
+    EXPECT_TRUE((*worker)->notify_detached(*peer, message).ok());
+    Notification answer;
+    const absl::Status status = (*worker)->wait_until(
+        [&] { return (*worker)->next_notification(answer); }, std::chrono::seconds(30));
+    EXPECT_TRUE(status.ok()) << "no answer to " << message;
+    return text_of(parse_message(answer.payload), "error");
+  };
+  const Json plan = PerfPlan().to_json();
+  EXPECT_THAT(answer_to(Json{{"do", "plan"}, {"speaks", 99}, {"plan", plan}}.dump()),
+              HasSubstr("same release"));
+  EXPECT_THAT(answer_to(R"({"do":"plan"})"), HasSubstr("same release"));
+  EXPECT_THAT(answer_to(Json{{"do", "plan"}, {"speaks", kPerfProtocol}, {"plan", 3}}.dump()),
+              HasSubstr("JSON object"));
+  EXPECT_NE(answer_to(Json{{"do", "plan"}, {"speaks", kPerfProtocol}, {"plan", plan}}.dump()), "");
+  EXPECT_THAT(answer_to(R"({"do":"setup"})"), HasSubstr("write_bw"));
+  EXPECT_THAT(answer_to(R"({"do":"end","sent":5})"), HasSubstr("plan"));
+  // These get no answer, and do no harm.
+  for (const char* message : {"{", "\x80\x80", "{\"error\":\"x\"}", "[]"}) {
+    EXPECT_TRUE((*worker)->notify_detached(*peer, message).ok());
+  }
+  expect_alive();
+}
+
+TEST_F(PerfServer, RefusesAStrangerOfAnotherCluster) {
+  const auto key = ClusterKey::from_bytes("the key of some other cluster");
+  ASSERT_TRUE(key.ok());
+  const auto worker = Worker::create({.name = "stranger", .providers = {"tcp"}, .key = *key});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const auto peer = (*worker)->connect(where_);
+  if (peer.ok()) {
+    EXPECT_TRUE((*worker)
+                    ->wait_until([&] { return (*worker)->peer_state(*peer) == PeerState::kDown; },
+                                 std::chrono::seconds(30))
+                    .ok());
+  }
+  expect_alive();
+}
+
+TEST_F(PerfServer, TellsAnotherBenchmarkWhatItIs) {
+  const Ended ended = client("kv_bw --provider tcp --pages 1 --iters 1");
+  EXPECT_EQ(ended.status, 1);
+  EXPECT_THAT(ended.output, HasSubstr("this serves baton write_bw"));
+  expect_alive();
+}
+
+TEST(Perf, AServerOfOneClientEnds) {
+  ChildProcess server = start("write_bw --listen 127.0.0.1 -p 0 --once");
+  const std::string line = wait_for(server, "listening on ");
+  const size_t colon = line.find("127.0.0.1:");
+  ASSERT_NE(colon, std::string::npos);
+  const std::string where = line.substr(colon, line.find(' ', colon) - colon);
+  EXPECT_EQ(baton("read_bw --provider tcp -n 10 " + where).status, 0);
+  EXPECT_EQ(end_of(server).status, 0);
+}
+
+TEST(Perf, APortInUseIsSaid) {
+  ChildProcess server = start("write_bw --listen 127.0.0.1 -p 0");
+  const std::string line = wait_for(server, "listening on 127.0.0.1:");
+  const size_t colon = line.find("127.0.0.1:") + 10;
+  const Ended ended =
+      baton("write_bw --listen 127.0.0.1 -p " + line.substr(colon, line.find(' ', colon) - colon));
+  EXPECT_EQ(ended.status, 1);
+  EXPECT_THAT(ended.output, HasSubstr("in use"));
+}
+
+}  // namespace
+}  // namespace baton::bench

@@ -1,0 +1,252 @@
+// perftest's command lines, and what is said of those that are not here.
+#include "bench/perf_options.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace baton::bench {
+namespace {
+
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Pair;
+
+struct Parsed {
+  PerfCommand command;
+  std::string out;
+  std::string err;
+  const PerfOptions& operator*() const { return *command.options; }
+  bool ok() const { return command.options.has_value(); }
+};
+
+Parsed parse(const std::string& test, const std::string& line) {
+  std::vector<std::string> words = {test};
+  for (const auto word : absl::StrSplit(line, ' ', absl::SkipEmpty())) {
+    words.emplace_back(word);
+  }
+  std::vector<const char*> argv;
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  Parsed parsed;
+  parsed.command = parse_perf(*PerfTest::named(test), static_cast<int>(argv.size()), argv.data());
+  parsed.out = testing::internal::GetCapturedStdout();
+  parsed.err = testing::internal::GetCapturedStderr();
+  return parsed;
+}
+
+TEST(PerfOptions, DefaultsArePerftests) {
+  const Parsed bw = parse("write_bw", "");
+  ASSERT_TRUE(bw.ok()) << bw.err;
+  EXPECT_TRUE((*bw).server());
+  EXPECT_EQ((*bw).client_provider(), "verbs");
+  EXPECT_EQ((*bw).port, 18515);
+  EXPECT_THAT((*bw).sizes, ElementsAre(65536));
+  EXPECT_EQ((*bw).iterations, 5000u);
+  EXPECT_EQ((*bw).depth, 128u);
+  EXPECT_TRUE((*bw).verify);
+  const Parsed lat = parse("send_lat", "10.0.0.1");
+  ASSERT_TRUE(lat.ok()) << lat.err;
+  EXPECT_EQ((*lat).host, "10.0.0.1:18515");
+  EXPECT_THAT((*lat).sizes, ElementsAre(2));
+  EXPECT_EQ((*lat).iterations, 1000u);
+  EXPECT_EQ((*lat).depth, 1u);
+  EXPECT_EQ((*parse("read_bw", "h")).iterations, 1000u);
+}
+
+TEST(PerfOptions, EveryFlagArrives) {
+  const Parsed parsed = parse(
+      "write_bw",
+      "-d mlx5_0 -i 2 -x 3 -s 4096 -n 500 -q 4 -t 64 -l 8 -Q 16 -I 64 -b -F -R -p 4000 -m 4096 -S "
+      "5 "
+      "-T 106 -N -e -u 14 -r 256 -o 8 -w 10 -y 0.5 --report_gbits --cpu_util --out_json "
+      "--use_hugepages --write_with_imm --disable_pcie_relaxed --set tcp.io=epoll node7");
+  ASSERT_TRUE(parsed.ok()) << parsed.err;
+  const PerfOptions& o = *parsed;
+  EXPECT_EQ(o.host, "node7:4000");
+  EXPECT_THAT(o.sizes, ElementsAre(4096));
+  EXPECT_EQ(o.iterations, 500u);
+  EXPECT_EQ(o.streams, 4u);
+  EXPECT_EQ(o.depth, 64u);
+  EXPECT_EQ(o.post_list, 8u);
+  EXPECT_TRUE(o.bidirectional && o.events && o.gbits && o.cpu && o.huge_pages && o.immediate);
+  EXPECT_FALSE(o.peak);
+  EXPECT_EQ(o.limit_bw, 10);
+  EXPECT_EQ(o.limit_msgrate, 0.5);
+  EXPECT_EQ(o.out_json, "perftest_out.json");
+  for (const auto& [key, value] :
+       std::vector<std::pair<std::string, std::string>>{{"verbs.devices", "mlx5_0:2"},
+                                                        {"verbs.gid_index", "3"},
+                                                        {"verbs.qps", "4"},
+                                                        {"tcp.sockets", "4"},
+                                                        {"verbs.inline_bytes", "64"},
+                                                        {"verbs.rdma_cm", "1"},
+                                                        {"verbs.mtu", "4096"},
+                                                        {"verbs.service_level", "5"},
+                                                        {"verbs.traffic_class", "106"},
+                                                        {"verbs.timeout", "14"},
+                                                        {"verbs.receive_depth", "256"},
+                                                        {"verbs.rd_atomic", "8"},
+                                                        {"verbs.relaxed_ordering", "0"},
+                                                        {"tcp.io", "epoll"}}) {
+    EXPECT_THAT(o.settings, Contains(Pair(key, value)));
+  }
+}
+
+// Lines as people type them after ib_write_bw and its sisters.
+TEST(PerfOptions, LinesThatPeopleType) {
+  for (const char* line : {"",
+                           "-d mlx5_0",
+                           "-d mlx5_0 -x 3 -F --report_gbits",
+                           "-d mlx5_0 -i 1 -x 3 -a -F host",
+                           "-a",
+                           "-F -D 10 host",
+                           "-D 10 -f 1 host",
+                           "--duration=10 --report_gbits host",
+                           "-s 65536 -n 10000 host",
+                           "-s65536 -n10000 host",
+                           "--size=1048576 --iters=100 host",
+                           "-q 8 -t 256 -l 16 host",
+                           "-b --report_gbits host",
+                           "-R -T 105 host",
+                           "--tclass=106 host",
+                           "-p 18516 host",
+                           "--port=18516 host",
+                           "-m 1024 host",
+                           "--mtu 4096 -S 3 host",
+                           "--run_infinitely -D 1 host",
+                           "--run_infinitely host",
+                           "--out_json host",
+                           "--out_json --out_json_file=x.json host",
+                           "-w 100 -y 0.1 host",
+                           "--output=bandwidth host",
+                           "--output message_rate host",
+                           "-e host",
+                           "-N -n 20 host",
+                           "-c RC host",
+                           "--connection=RC host",
+                           "-FbN host",
+                           "--perform_warm_up host",
+                           "--use_hugepages host",
+                           "--cpu_util -D 5 host",
+                           "--data_validation host",
+                           "--inline_size 0 -I 64 host"}) {
+    const Parsed parsed = parse("write_bw", line);
+    if (std::string(line).find("-I 64") != std::string::npos) continue;  // twice is refused
+    EXPECT_TRUE(parsed.ok()) << line << ": " << parsed.err;
+  }
+  EXPECT_TRUE(parse("write_lat", "--output=latency -s 8 host").ok());
+  EXPECT_TRUE(parse("read_lat", "-o 16 -D 3 host").ok());
+}
+
+TEST(PerfOptions, AllSizes) {
+  const Parsed write = parse("write_bw", "-a host");
+  ASSERT_TRUE(write.ok());
+  ASSERT_EQ((*write).sizes.size(), 23u);
+  EXPECT_EQ((*write).sizes.front(), 2u);
+  EXPECT_EQ((*write).sizes.back(), size_t{1} << 23);
+  const Parsed send = parse("send_bw", "-a host");
+  ASSERT_TRUE(send.ok());
+  EXPECT_EQ((*send).sizes.back(), 65536u);
+  EXPECT_THAT((*send).notes, Contains(HasSubstr("write_bw")));
+}
+
+TEST(PerfOptions, MarginsFitIntoTheDuration) {
+  EXPECT_EQ((*parse("write_bw", "-D 10 h")).margin, 2);
+  EXPECT_EQ((*parse("write_bw", "-D 10 -f 0.5 h")).margin, 0.5);
+  EXPECT_EQ((*parse("write_bw", "-D 2 h")).margin, 0.2);
+  const Parsed endless = parse("write_bw", "--run_infinitely h");
+  EXPECT_EQ((*endless).duration, 5);
+  EXPECT_EQ((*endless).margin, 0);
+}
+
+TEST(PerfOptions, Hosts) {
+  const auto host = [](const char* text) {
+    const Parsed parsed = parse("write_bw", text);
+    return parsed.ok() ? (*parsed).host : "refused: " + parsed.err;
+  };
+  EXPECT_EQ(host("node7:4000"), "node7:4000");
+  EXPECT_EQ(host("-p 77 fe80::1"), "[fe80::1]:77");
+  EXPECT_EQ(host("[fe80::1]:5"), "[fe80::1]:5");
+  EXPECT_EQ(host("[fe80::1]"), "[fe80::1]:18515");
+  EXPECT_THAT(host("node7:x"), HasSubstr("port"));
+}
+
+struct Bad {
+  const char* test;
+  const char* line;
+  const char* message;
+};
+class BadPerfLine : public testing::TestWithParam<Bad> {};
+TEST_P(BadPerfLine, EndsWithStatusTwoAndSaysWhy) {
+  const Parsed parsed = parse(GetParam().test, GetParam().line);
+  EXPECT_FALSE(parsed.ok());
+  EXPECT_EQ(parsed.command.exit_status, 2);
+  EXPECT_THAT(parsed.err, HasSubstr(std::string("baton ") + GetParam().test + ": "));
+  EXPECT_THAT(parsed.err, HasSubstr(GetParam().message));
+}
+INSTANTIATE_TEST_SUITE_P(
+    PerfOptions, BadPerfLine,
+    testing::Values(
+        Bad{"write_bw", "-s 0 h", "size"}, Bad{"write_bw", "-s lots h", "--size"},
+        Bad{"write_bw", "-n 4 h", "--iters"}, Bad{"write_bw", "-D 5 -n 5 h", "--duration"},
+        Bad{"write_bw", "-D 2 -f 1 h", "margins"}, Bad{"write_bw", "-D 0 h", "--duration"},
+        Bad{"write_bw", "-t 0 h", "--tx-depth"}, Bad{"write_bw", "-t 4 -l 8 h", "raise -t"},
+        Bad{"write_bw", "-m 1500 h", "--mtu"}, Bad{"write_bw", "-c UD h", "-c RC"},
+        Bad{"write_bw", "-x 300 h", "--gid-index"}, Bad{"write_bw", "-S 16 h", "--sl"},
+        Bad{"write_bw", "-p 70000 h", "--port"}, Bad{"write_bw", "--output=latency h", "latency"},
+        Bad{"write_lat", "--output=bandwidth h", "--output=latency"},
+        Bad{"write_lat", "-b h", "both ways"}, Bad{"read_bw", "--write_with_imm h", "write_lat"},
+        Bad{"send_bw", "-s 65537 h", "write_bw"}, Bad{"send_lat", "-s 65537 h", "write_lat"},
+        Bad{"write_bw", "--provider pigeon h", "--provider tcp"},
+        Bad{"write_bw", "--set tcp h", "KEY=VALUE"}, Bad{"write_bw", "--loopback h", "no HOST"},
+        Bad{"write_bw", "-a --run_infinitely h", "-s instead of -a"},
+        Bad{"write_bw", "--frobnicate h", "there is no flag --frobnicate"},
+        Bad{"write_bw", "one two", "too many arguments"},
+        // perftest's, with the nearest that is here
+        Bad{"write_bw", "--odp h", "--use_hugepages"},
+        Bad{"write_bw", "--use_cuda=0 h", "baton doctor"},
+        Bad{"write_bw", "--use_cuda_dmabuf h", "baton doctor"},
+        Bad{"write_lat", "-H h", "--json FILE"}, Bad{"write_lat", "-FU h", "--json FILE"},
+        Bad{"write_bw", "-O h", "-d DEV1,DEV2"}, Bad{"write_bw", "-W counters/x h", "baton info"},
+        Bad{"write_bw", "-z h", "-R"}, Bad{"write_bw", "--rate_limit=5 h", "-t 1"},
+        Bad{"write_bw", "--reversed h", "read_bw"}, Bad{"write_bw", "-V", "baton --version"},
+        Bad{"send_bw", "--mcg h", "multicast"}, Bad{"write_bw", "-C h", "microseconds"}));
+
+TEST(PerfOptions, APortGoesToEveryDeviceWithoutOne) {
+  EXPECT_THAT((*parse("write_bw", "-d a,b:2 -i 3 h")).settings,
+              Contains(Pair("verbs.devices", "a:3,b:2")));
+  EXPECT_THAT((*parse("write_bw", "-d a h")).settings, Contains(Pair("verbs.devices", "a")));
+  EXPECT_TRUE(parse("write_bw", "-i 1 h").ok());
+}
+
+TEST(PerfOptions, WhoSleepsIsWokenByACounter) {
+  EXPECT_TRUE((*parse("write_lat", "-e h")).immediate);
+  EXPECT_FALSE((*parse("write_lat", "h")).immediate);
+  EXPECT_FALSE((*parse("write_bw", "-e h")).immediate);
+}
+
+TEST(PerfOptions, HelpNamesTheFlags) {
+  const Parsed parsed = parse("write_bw", "--help");
+  EXPECT_EQ(parsed.command.exit_status, 0);
+  EXPECT_EQ(parsed.err, "");
+  for (const char* flag : {"--ib-dev", "--gid-index", "--report_gbits", "--provider", "--cold"}) {
+    EXPECT_THAT(parsed.out, HasSubstr(flag));
+  }
+}
+
+TEST(PerfOptions, ForeignFlagsAreKnownInEveryForm) {
+  EXPECT_NE(instead_of("--use_cuda_bus_id=0000:01:00.0"), "");
+  EXPECT_NE(instead_of("-X"), "");
+  EXPECT_NE(instead_of("-X3"), "");
+  EXPECT_EQ(instead_of("--frobnicate"), "");
+  EXPECT_EQ(instead_of("-"), "");
+}
+
+}  // namespace
+}  // namespace baton::bench
