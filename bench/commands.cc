@@ -47,6 +47,7 @@ const Command* nearest(absl::Span<const Command> commands, std::string_view name
 std::string help(absl::Span<const Command> commands) {
   std::string out = "usage: baton COMMAND [options]    (baton COMMAND --help tells them)\n\n";
   for (const Command& command : commands) {
+    if (*command.summary == '\0') continue;
     absl::StrAppend(&out, absl::StrFormat("  %-19s %s\n", command.name, command.summary));
   }
   absl::StrAppend(&out,

@@ -10,7 +10,7 @@ namespace baton::bench {
 
 struct Command {
   const char* name = "";
-  const char* summary = "";                     // one line
+  const char* summary = "";                     // one line; "": the line of another names it
   int (*run)(int argc, char** argv) = nullptr;  // argv[0] is the command's name
 };
 

@@ -3,7 +3,9 @@
 
 #include "bench/collective_perf.h"
 #include "bench/commands.h"
+#include "bench/doctor.h"
 #include "bench/executor_bench.h"
+#include "bench/info.h"
 #include "bench/kv_bw.h"
 #include "bench/perf.h"
 #include "engine/model/kernel_bench.h"
@@ -35,12 +37,17 @@ int main(int argc, char** argv) {
               baton::bench::sendrecv_perf_main},
       Command{"executor_bench", "what a step of a schedule costs, with links that do nothing",
               baton::bench::executor_bench_main},
-      Command{"write_bw", "perftest's bandwidth of writes", baton::bench::perf_main},
-      Command{"read_bw", "... of reads", baton::bench::perf_main},
-      Command{"send_bw", "... of messages", baton::bench::perf_main},
-      Command{"write_lat", "perftest's latency of writes", baton::bench::perf_main},
-      Command{"read_lat", "... of reads", baton::bench::perf_main},
-      Command{"send_lat", "... of messages", baton::bench::perf_main},
+      Command{"write_bw", "perftest's flags and columns; and read_bw, send_bw, *_lat",
+              baton::bench::perf_main},
+      Command{"read_bw", "", baton::bench::perf_main},
+      Command{"send_bw", "", baton::bench::perf_main},
+      Command{"write_lat", "", baton::bench::perf_main},
+      Command{"read_lat", "", baton::bench::perf_main},
+      Command{"send_lat", "", baton::bench::perf_main},
+      Command{"info", "what this machine has: providers, RDMA devices, GPUs, limits",
+              baton::bench::info_main},
+      Command{"doctor", "what is wrong here, and the command that mends it",
+              baton::bench::doctor_main},
       Command{"kernel_bench", "the CPU kernels against the peaks of this machine",
               baton::kernel_bench_main},
   };
