@@ -20,6 +20,7 @@ endfunction()
 
 set(libraries)
 baton_collect_libraries(${PROJECT_SOURCE_DIR}/transport libraries)
+baton_collect_libraries(${PROJECT_SOURCE_DIR}/verbs libraries)
 baton_collect_libraries(${PROJECT_SOURCE_DIR}/kvtransfer libraries)
 baton_collect_libraries(${PROJECT_SOURCE_DIR}/collectives libraries)
 
@@ -29,7 +30,7 @@ set_target_properties(baton_all PROPERTIES EXPORT_NAME baton)
 target_link_libraries(baton_all INTERFACE ${libraries})
 
 install(TARGETS baton_all ${libraries} EXPORT baton_targets)
-install(DIRECTORY transport kvtransfer collectives DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/baton
+install(DIRECTORY transport verbs kvtransfer collectives DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/baton
         FILES_MATCHING PATTERN "*.h")
 if(TARGET baton)
   install(TARGETS baton)

@@ -9,11 +9,18 @@ namespace baton {
 std::ostream& operator<<(std::ostream& out, const Variant& variant) { return out << variant.name; }
 
 std::vector<Variant> all_variants() {
-  return {{.name = "sim", .provider = "sim"},
-          {.name = "shm", .provider = "shm"},
-          {.name = "tcp_uring", .provider = "tcp", .settings = {{"tcp.io", "uring"}}},
-          {.name = "tcp_epoll", .provider = "tcp", .settings = {{"tcp.io", "epoll"}}},
-          {.name = "shaped_traced_shm", .provider = "shm", .decorated = true}};
+  std::vector<Variant> variants = {
+      {.name = "sim", .provider = "sim"},
+      {.name = "shm", .provider = "shm"},
+      {.name = "tcp_uring", .provider = "tcp", .settings = {{"tcp.io", "uring"}}},
+      {.name = "tcp_epoll", .provider = "tcp", .settings = {{"tcp.io", "epoll"}}},
+      {.name = "verbs_fake", .provider = "verbs_fake"},
+      {.name = "shaped_traced_shm", .provider = "shm", .decorated = true}};
+  // On a real device, or soft-RoCE, where there is one.
+  for (const auto& [name, factory] : registered_providers()) {
+    if (name == "verbs") variants.push_back({.name = "verbs", .provider = "verbs"});
+  }
+  return variants;
 }
 
 WorkerOptions Conformance::options(const char* name, size_t node) {
@@ -25,6 +32,8 @@ WorkerOptions Conformance::options(const char* name, size_t node) {
   if (sim()) {
     options.clock = &fabric_->clock();
     options.extra_providers = {fabric_->provider_factory(node)};
+  } else if (surroundings_ != nullptr) {
+    surroundings_->prepare(options);
   } else {
     options.providers = {GetParam().provider};
   }
@@ -40,6 +49,10 @@ void Conformance::SetUp() { start(); }
 void Conformance::start(size_t block_bytes) {
   if (std::string_view(GetParam().provider) == "sim") {
     fabric_.emplace(SimOptions{.nodes = 4, .rails = 2});
+  }
+  if (std::string_view(GetParam().provider) == "verbs_fake") {
+    surroundings_ = fake_verbs_surroundings();
+    if (surroundings_ == nullptr) GTEST_SKIP() << "built without the headers of rdma-core";
   }
   timeline_.emplace("conformance");
   make_side(a_, "a", 0, block_bytes);
@@ -90,6 +103,7 @@ void Conformance::TearDown() {
   if (fabric_) {
     EXPECT_THAT(fabric_->violations(), testing::IsEmpty());
   }
+  if (surroundings_ != nullptr) surroundings_->check();
 }
 
 bool Conformance::drive(const std::function<bool()>& ready) {

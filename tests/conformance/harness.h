@@ -19,6 +19,17 @@
 
 namespace baton {
 
+// An environment that some providers of the suite need around their workers.
+class Surroundings {
+ public:
+  virtual ~Surroundings() = default;
+  virtual void prepare(WorkerOptions& options) = 0;
+  // After all workers are gone.
+  virtual void check() = 0;
+};
+// Of the verbs provider over a fake of the verbs calls; null where it is not built.
+std::unique_ptr<Surroundings> fake_verbs_surroundings();
+
 // What the suite runs over.
 struct Variant {
   const char* name = "";
@@ -71,6 +82,7 @@ class Conformance : public testing::TestWithParam<Variant> {
   absl::Status finish(Side& side, TransferId id);
 
   std::optional<SimFabric> fabric_;
+  std::unique_ptr<Surroundings> surroundings_;
   std::optional<Timeline> timeline_;
   uint32_t max_transfers_ = 512;
   Side a_;

@@ -1,0 +1,302 @@
+// Opens devices, reads ports, registers memory.
+#include "verbs/device.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace baton::verbs {
+namespace {
+
+// As ibv_port_attr encodes them.
+double lane_gbits(uint8_t speed) {
+  switch (speed) {
+    case 1:
+      return 2.0;  // SDR after 8b/10b
+    case 2:
+      return 4.0;
+    case 4:
+    case 8:
+      return 9.7;
+    case 16:
+      return 13.6;
+    case 32:
+      return 25.0;
+    case 64:
+      return 50.0;
+    case 128:
+      return 100.0;
+    default:
+      return 10.0;
+  }
+}
+
+int lanes(uint8_t width) {
+  switch (width) {
+    case 2:
+      return 4;
+    case 4:
+      return 8;
+    case 8:
+      return 12;
+    case 16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+bool set_nonblocking(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0;
+}
+
+absl::Status failed(const std::string& device, const char* what, int error) {
+  return absl::UnavailableError(absl::StrFormat("%s: %s: %s", device, what, strerror(error)));
+}
+
+std::string memlock_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return "unknown";
+  if (limit.rlim_cur == RLIM_INFINITY) return "unlimited";
+  return absl::StrFormat("%.1f MiB", static_cast<double>(limit.rlim_cur) / (1 << 20));
+}
+
+}  // namespace
+
+std::string Port::name() const { return absl::StrCat(device->name(), ":", number); }
+
+double Port::bytes_per_second() const {
+  return lane_gbits(attributes.active_speed) * lanes(attributes.active_width) * 1e9 / 8;
+}
+
+absl::StatusOr<std::unique_ptr<Device>> Device::open(const VerbsApi& api, ibv_device* device,
+                                                     const Tuning& tuning) {
+  std::unique_ptr<Device> opened(new Device(api, api.ibv_get_device_name(device), tuning));
+  Device& d = *opened;
+  d.context_ = api.ibv_open_device(device);
+  if (d.context_ == nullptr) {
+    const int error = errno;
+    return absl::UnavailableError(
+        absl::StrFormat("%s cannot be opened: %s%s", d.name_, strerror(error),
+                        error == EACCES || error == EPERM
+                            ? "; make /dev/infiniband/uverbs* readable and writable for this user"
+                            : ""));
+  }
+  if (const int error = api.ibv_query_device(d.context_, &d.attributes_)) {
+    return failed(d.name_, "reading its limits", error);
+  }
+  d.pd_ = api.ibv_alloc_pd(d.context_);
+  if (d.pd_ == nullptr) return failed(d.name_, "making a protection domain", errno);
+  d.channel_ = api.ibv_create_comp_channel(d.context_);
+  if (d.channel_ == nullptr) return failed(d.name_, "making a completion channel", errno);
+  if (!set_nonblocking(d.channel_->fd) || !set_nonblocking(d.context_->async_fd)) {
+    return failed(d.name_, "preparing its descriptors", errno);
+  }
+  d.regions_.resize(RegionTable::kCapacity);
+  return opened;
+}
+
+Device::~Device() {
+  for (ibv_mr* region : regions_) {
+    if (region != nullptr) api_.ibv_dereg_mr(region);
+  }
+  if (channel_ != nullptr) api_.ibv_destroy_comp_channel(channel_);
+  if (pd_ != nullptr) api_.ibv_dealloc_pd(pd_);
+  if (context_ != nullptr) api_.ibv_close_device(context_);
+}
+
+absl::Status Device::refresh(Port& port) const {
+  if (const int error = query_port(context_, port.number, &port.attributes)) {
+    port.attributes.state = IBV_PORT_DOWN;
+    return failed(name_, "reading a port", error);
+  }
+  std::vector<ibv_gid_entry> all(1024);
+  const ssize_t count =
+      api_._ibv_query_gid_table(context_, all.data(), all.size(), 0, sizeof(ibv_gid_entry));
+  port.gids.clear();
+  for (ssize_t i = 0; i < count; ++i) {
+    if (all[static_cast<size_t>(i)].port_num == port.number) {
+      port.gids.push_back(all[static_cast<size_t>(i)]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ibv_mr*> Device::register_memory(void* data, size_t bytes, int access) const {
+  ibv_mr* region = nullptr;
+  if (relaxed_) {
+    // Optional: the library drops it where kernel or adapter do not know it.
+    region = api_.ibv_reg_mr_iova2(pd_, data, bytes, reinterpret_cast<uintptr_t>(data),
+                                   static_cast<unsigned>(access) | IBV_ACCESS_RELAXED_ORDERING);
+  } else {
+    region = (api_.ibv_reg_mr)(pd_, data, bytes, access);
+  }
+  if (region != nullptr) return region;
+  const int error = errno;
+  const std::string what =
+      absl::StrFormat("registering %.1f MiB with %s failed (%s)",
+                      static_cast<double>(bytes) / (1 << 20), name_, strerror(error));
+  if (error == ENOMEM || error == EAGAIN) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s: this worker has %.1f MiB registered there, and RLIMIT_MEMLOCK is %s; run `ulimit -l "
+        "unlimited`, or set memlock in /etc/security/limits.conf or the container's ulimits",
+        what, static_cast<double>(pinned_bytes_) / (1 << 20), memlock_limit()));
+  }
+  if (error == EFAULT) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, ": the range is not mapped and writable in this process; register memory that is"));
+  }
+  return absl::UnavailableError(what);
+}
+
+absl::Status Device::add_region(const RegionEntry& region) {
+  int access = IBV_ACCESS_LOCAL_WRITE;
+  if (allows(region.access, Access::kRemoteRead)) access |= IBV_ACCESS_REMOTE_READ;
+  if (allows(region.access, Access::kRemoteWrite)) access |= IBV_ACCESS_REMOTE_WRITE;
+  auto registered = register_memory(region.base, region.size, access);
+  if (!registered.ok()) return registered.status();
+  regions_[region.index] = *registered;
+  pinned_bytes_ += region.size;
+  return absl::OkStatus();
+}
+
+void Device::remove_region(uint32_t index) {
+  ibv_mr* region = std::exchange(regions_[index], nullptr);
+  if (region == nullptr) return;
+  pinned_bytes_ -= region->length;
+  api_.ibv_dereg_mr(region);
+}
+
+absl::StatusOr<ibv_mr*> Device::register_own(void* data, size_t bytes) const {
+  return register_memory(data, bytes, IBV_ACCESS_LOCAL_WRITE);
+}
+
+bool Device::next_event(Event& event) const {
+  ibv_async_event raw{};
+  if (dead_ || api_.ibv_get_async_event(context_, &raw) != 0) return false;
+  event = {.type = raw.event_type, .queue_pair = nullptr, .port = 0};
+  switch (raw.event_type) {
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR:
+    case IBV_EVENT_COMM_EST:
+    case IBV_EVENT_SQ_DRAINED:
+    case IBV_EVENT_PATH_MIG:
+    case IBV_EVENT_PATH_MIG_ERR:
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+      event.queue_pair = raw.element.qp;
+      break;
+    case IBV_EVENT_PORT_ACTIVE:
+    case IBV_EVENT_PORT_ERR:
+    case IBV_EVENT_LID_CHANGE:
+    case IBV_EVENT_PKEY_CHANGE:
+    case IBV_EVENT_SM_CHANGE:
+    case IBV_EVENT_CLIENT_REREGISTER:
+    case IBV_EVENT_GID_CHANGE:
+      event.port = raw.element.port_num;
+      break;
+    default:
+      break;
+  }
+  // At once: destroying a queue pair waits for the acknowledgement of its events.
+  api_.ibv_ack_async_event(&raw);
+  return true;
+}
+
+bool Device::next_completion_event() const {
+  ibv_cq* queue = nullptr;
+  void* context = nullptr;
+  if (api_.ibv_get_cq_event(channel_, &queue, &context) != 0) return false;
+  api_.ibv_ack_cq_events(queue, 1);
+  *static_cast<bool*>(context) = false;  // no longer armed
+  return true;
+}
+
+namespace {
+
+// Whether the settings want this port; whether they name it.
+bool wanted(const Tuning& tuning, const std::string& device, int port) {
+  if (tuning.devices.empty()) return true;
+  return std::any_of(tuning.devices.begin(), tuning.devices.end(), [&](const std::string& name) {
+    return name == device || name == absl::StrCat(device, ":", port);
+  });
+}
+
+void note(std::string& notes, std::string_view text) {
+  absl::StrAppend(&notes, notes.empty() ? "" : "; ", std::string(text));
+}
+
+}  // namespace
+
+absl::StatusOr<Devices> open_devices(const VerbsApi& api, const Tuning& tuning) {
+  constexpr size_t kMaxPorts = 16;
+  Devices found;
+  std::vector<std::string> names;
+  int count = 0;
+  ibv_device** list = api.ibv_get_device_list(&count);
+  for (int i = 0; list != nullptr && i < count; ++i) {
+    const std::string name = api.ibv_get_device_name(list[i]);
+    names.push_back(name);
+    bool any = false;
+    for (int port = 1; port <= 8; ++port) any |= wanted(tuning, name, port);
+    if (!any) continue;
+    auto device = Device::open(api, list[i], tuning);
+    if (!device.ok()) {
+      note(found.notes, std::string(device.status().message()));
+      continue;
+    }
+    bool used = false;
+    for (uint8_t number = 1; number <= (*device)->attributes().phys_port_cnt; ++number) {
+      if (!wanted(tuning, name, number) || found.ports.size() == kMaxPorts) continue;
+      auto port = std::make_unique<Port>();
+      port->device = device->get();
+      port->number = number;
+      port->index = static_cast<uint8_t>(found.ports.size());
+      absl::Status status = (*device)->refresh(*port);
+      if (status.ok() && !port->up() && tuning.devices.empty()) {
+        status = absl::UnavailableError(absl::StrCat(
+            port->name(), " is down: bring its network interface up (`ip link set ... up`)"));
+      }
+      if (status.ok() && port->up() && port->routable()) {
+        status = choose_gid(port->gids, tuning.gid_index, 0xff).status();
+      }
+      if (!status.ok()) {
+        note(found.notes, absl::StrCat(port->name(), ": ", status.message()));
+        continue;
+      }
+      used = true;
+      found.ports.push_back(std::move(port));
+    }
+    if (used) found.devices.push_back(*std::move(device));
+  }
+  if (list != nullptr) api.ibv_free_device_list(list);
+  for (const std::string& asked : tuning.devices) {
+    const std::string name = asked.substr(0, asked.find(':'));
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      return absl::NotFoundError(absl::StrCat(
+          "there is no RDMA device \"", asked, "\" here: this machine has ",
+          names.empty() ? std::string("none") : names.front(),
+          names.size() > 1 ? absl::StrCat(" and ", names.size() - 1, " more") : std::string(),
+          "; `rdma link` lists them"));
+    }
+  }
+  if (found.ports.empty()) {
+    if (names.empty()) {
+      return absl::UnavailableError(
+          "this machine has no RDMA device; to try without one: `modprobe rdma_rxe; rdma link add "
+          "rxe0 type rxe netdev eth0`");
+    }
+    return absl::UnavailableError(absl::StrCat("no RDMA port can be used. ", found.notes));
+  }
+  return found;
+}
+
+}  // namespace baton::verbs

@@ -1,0 +1,205 @@
+// Devices, regions, progress and sleeping.
+#include "verbs/provider.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace baton::verbs {
+
+// Named for the linker: see baton_provider() in cmake/BatonTargets.cmake.
+extern "C" const ProviderRegistration baton_provider_verbs(
+    "verbs", [](const ProviderContext& context) {
+      return std::unique_ptr<Provider>(new VerbsProvider(context, nullptr));
+    });
+
+ProviderFactory verbs_over(const VerbsApi& api) {
+  return [&api](const ProviderContext& context) {
+    return std::unique_ptr<Provider>(new VerbsProvider(context, &api));
+  };
+}
+
+VerbsProvider::VerbsProvider(const ProviderContext& context, const VerbsApi* api)
+    : shared_(context) {
+  capabilities_.name = "verbs";
+  capabilities_.rank = 200;
+  socket_options_.buffer_bytes = 0;
+  const absl::Status status = configure(api);
+  capabilities_.available = status.ok();
+  if (!status.ok()) capabilities_.detail = std::string(status.message());
+}
+
+VerbsProvider::~VerbsProvider() {
+  calls_.clear();
+  sessions_.clear();
+  if (listener_ >= 0) {
+    shared_.poller->remove(listener_);
+    ::close(listener_);
+  }
+}
+
+absl::Status VerbsProvider::configure(const VerbsApi* api) {
+  auto tuning = read_tuning(shared_.context);
+  if (!tuning.ok()) return tuning.status();
+  shared_.tuning = *std::move(tuning);
+  if (api == nullptr) {
+    auto loaded = load_verbs();
+    if (!loaded.ok()) return loaded.status();
+    api = *loaded;
+  }
+  auto poller = tcp::Poller::create();
+  if (!poller.ok()) return poller.status();
+  shared_.poller = *std::move(poller);
+  auto hardware = open_devices(*api, shared_.tuning);
+  if (!hardware.ok()) return hardware.status();
+  shared_.hardware = *std::move(hardware);
+  std::vector<std::string> texts;
+  for (const auto& port : shared_.hardware.ports) {
+    std::string text =
+        absl::StrFormat("%s %.0f Gb/s", port->name(), port->bytes_per_second() * 8e-9);
+    auto gid = choose_gid(port->gids, shared_.tuning.gid_index, 0xff);
+    if (gid.ok()) absl::StrAppend(&text, " ", gid->reason);
+    texts.push_back(std::move(text));
+  }
+  capabilities_.detail = absl::StrJoin(texts, "; ");
+  if (!shared_.hardware.notes.empty()) {
+    absl::StrAppend(&capabilities_.detail, "; left out: ", shared_.hardware.notes);
+  }
+  return watch_devices();
+}
+
+absl::Status VerbsProvider::watch_devices() {
+  watches_.resize(shared_.hardware.devices.size());
+  for (size_t i = 0; i < watches_.size(); ++i) {
+    const Device& device = *shared_.hardware.devices[i];
+    absl::Status status =
+        shared_.poller->add(device.context()->async_fd, EPOLLIN, watches_[i].events);
+    if (status.ok()) {
+      status = shared_.poller->add(device.channel()->fd, EPOLLIN, watches_[i].completions);
+    }
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status VerbsProvider::add_region(const RegionEntry& region) {
+  for (const auto& device : shared_.hardware.devices) {
+    absl::Status status = device->dead() ? absl::OkStatus() : device->add_region(region);
+    if (status.ok()) continue;
+    for (const auto& done : shared_.hardware.devices) done->remove_region(region.index);
+    return status;
+  }
+  return absl::OkStatus();
+}
+
+void VerbsProvider::remove_region(const RegionEntry& region, EventSink&) {
+  // Told first, so that few find the door shut; then shut.
+  for (const auto& session : sessions_) {
+    session->region_removed({region.index, region.generation, region.key});
+  }
+  for (const auto& device : shared_.hardware.devices) device->remove_region(region.index);
+}
+
+bool VerbsProvider::device_events() {
+  bool any = false;
+  for (size_t i = 0; i < watches_.size(); ++i) {
+    Device& device = *shared_.hardware.devices[i];
+    if (std::exchange(watches_[i].completions.ready, 0) != 0) {
+      while (device.next_completion_event()) any = true;
+    }
+    if (std::exchange(watches_[i].events.ready, 0) == 0) continue;
+    Device::Event event;
+    while (device.next_event(event)) {
+      on_event(device, event);
+      any = true;
+    }
+  }
+  return any;
+}
+
+void VerbsProvider::on_event(Device& device, const Device::Event& event) {
+  const auto changed = [&](Port& port) {
+    ++port.changes;
+    for (const auto& session : sessions_) session->port_changed(port);
+  };
+  if (event.queue_pair != nullptr) {
+    if (event.type == IBV_EVENT_QP_FATAL || event.type == IBV_EVENT_QP_ACCESS_ERR ||
+        event.type == IBV_EVENT_QP_REQ_ERR) {
+      for (const auto& session : sessions_) session->device_event(event);
+    }
+    return;
+  }
+  if (event.type == IBV_EVENT_DEVICE_FATAL) device.set_dead();
+  for (const auto& port : shared_.hardware.ports) {
+    if (port->device != &device) continue;
+    if (event.type == IBV_EVENT_DEVICE_FATAL) {
+      port->attributes.state = IBV_PORT_DOWN;
+      changed(*port);
+    } else if (event.port == port->number) {
+      // Read anew: after a flap the addresses may be the same under another index.
+      const bool was_up = port->up();
+      std::vector<ibv_gid_entry> before = std::move(port->gids);
+      (void)device.refresh(*port);
+      const bool same = before.size() == port->gids.size() &&
+                        std::equal(before.begin(), before.end(), port->gids.begin(),
+                                   [](const ibv_gid_entry& a, const ibv_gid_entry& b) {
+                                     return a.gid_index == b.gid_index &&
+                                            a.gid_type == b.gid_type &&
+                                            std::equal(a.gid.raw, a.gid.raw + 16, b.gid.raw);
+                                   });
+      if (was_up && (!port->up() || !same)) changed(*port);
+    }
+  }
+}
+
+bool VerbsProvider::progress(EventSink& sink) {
+  constexpr uint32_t kLookEvery = 32;
+  bool any = false;
+  while (!failed_.empty()) {
+    auto dial = std::move(failed_.back());
+    failed_.pop_back();
+    give_up(std::move(dial), sink);
+    any = true;
+  }
+  if (!capabilities_.available) return any;
+  // A system call: not in every round while the rails are busy.
+  if (look_ || ++rounds_ >= kLookEvery) {
+    rounds_ = 0;
+    any |= shared_.poller->poll();
+    if (listener_watch_.ready != 0) accept_some();
+    any |= device_events();
+    if (!calls_.empty()) any |= advance_calls(sink);
+  }
+  look_ = !calls_.empty();
+  const Time now = shared_.context.clock.now();
+  for (size_t i = 0; i < sessions_.size(); ++i) {
+    any |= sessions_[i]->progress(now, sink);
+    look_ |= sessions_[i]->busy();
+    if (sessions_[i]->finished()) {
+      sessions_.erase(sessions_.begin() + static_cast<ptrdiff_t>(i--));
+    }
+  }
+  return any;
+}
+
+bool VerbsProvider::arm() {
+  if (!failed_.empty()) return false;
+  look_ = true;
+  bool armed = true;
+  for (const auto& session : sessions_) armed &= session->arm();
+  return armed;
+}
+
+Time VerbsProvider::next_timer() const {
+  Time next = kNever;
+  for (const Call& call : calls_) next = std::min(next, call.greeting->deadline());
+  for (const auto& session : sessions_) next = std::min(next, session->next_timer());
+  return next;
+}
+
+}  // namespace baton::verbs

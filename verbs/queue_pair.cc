@@ -1,0 +1,340 @@
+// Making, joining, posting, polling.
+#include "verbs/queue_pair.h"
+
+#include <arpa/inet.h>
+#include <openssl/rand.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+
+namespace baton::verbs {
+namespace {
+
+uint8_t mtu_code(uint32_t bytes) {
+  uint8_t code = IBV_MTU_256;
+  while (code < IBV_MTU_4096 && (256u << code) <= bytes) ++code;
+  return code;
+}
+
+}  // namespace
+
+QueuePair::QueuePair(const Port& port, const GidChoice& gid, const Tuning& tuning)
+    : port_(port), api_(port.device->api()), gid_(gid), tuning_(tuning) {}
+
+absl::StatusOr<std::unique_ptr<QueuePair>> QueuePair::create(const Port& port, const GidChoice& gid,
+                                                             const Tuning& tuning) {
+  std::unique_ptr<QueuePair> made(new QueuePair(port, gid, tuning));
+  if (absl::Status status = made->make(); !status.ok()) return status;
+  return made;
+}
+
+absl::Status QueuePair::make() {
+  const ibv_device_attr& device = port_.device->attributes();
+  const auto limited = [](uint32_t wish, int limit) {
+    return limit > 0 ? std::min(wish, static_cast<uint32_t>(limit)) : wish;
+  };
+  depth_ = limited(tuning_.send_depth, device.max_qp_wr);
+  receives_ = limited(tuning_.receive_depth, device.max_qp_wr);
+  max_sges_ = static_cast<int>(limited(kMaxSges, device.max_sge));
+  mtu_ = std::min(mtu_code(tuning_.mtu), static_cast<uint8_t>(port_.attributes.active_mtu));
+
+  const size_t bytes = (receives_ + kMessageSlots) * kMessageBytes;
+  memory_ = static_cast<std::byte*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
+  if (memory_ == nullptr) return absl::ResourceExhaustedError("no memory for message buffers");
+  auto registration = port_.device->register_own(memory_, bytes);
+  if (!registration.ok()) return registration.status();
+  registration_ = *registration;
+
+  completions_ = api_.ibv_create_cq(port_.device->context(), static_cast<int>(depth_ + receives_),
+                                    &armed_, port_.device->channel(), 0);
+  if (completions_ == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s: no completion queue of %u entries (%s); lower verbs.send_depth, or close some of the "
+        "connections of this device",
+        port_.name(), depth_ + receives_, strerror(errno)));
+  }
+  for (max_inline_ = tuning_.inline_bytes; queue_pair_ == nullptr; max_inline_ /= 2) {
+    ibv_qp_init_attr attributes{};
+    attributes.send_cq = completions_;
+    attributes.recv_cq = completions_;
+    attributes.cap = {.max_send_wr = depth_,
+                      .max_recv_wr = receives_,
+                      .max_send_sge = static_cast<uint32_t>(max_sges_),
+                      .max_recv_sge = 1,
+                      .max_inline_data = max_inline_};
+    attributes.qp_type = IBV_QPT_RC;
+    queue_pair_ = api_.ibv_create_qp(port_.device->pd(), &attributes);
+    if (queue_pair_ != nullptr) {
+      max_inline_ = attributes.cap.max_inline_data;
+      break;
+    }
+    if (max_inline_ == 0) {
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "%s: no queue pair of depth %u (%s); lower verbs.send_depth or verbs.qps, or close some "
+          "of the connections of this device",
+          port_.name(), depth_, strerror(errno)));
+    }
+  }
+  number_ = queue_pair_->qp_num;
+  RAND_bytes(reinterpret_cast<unsigned char*>(&sequence_), sizeof sequence_);
+  sequence_ &= 0xffffff;
+  records_.resize(std::bit_ceil(depth_));
+
+  ibv_qp_attr init{};
+  init.qp_state = IBV_QPS_INIT;
+  init.port_num = port_.number;
+  init.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+  absl::Status status =
+      modify(init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
+  if (!status.ok()) return status;
+  // Before the peer knows of this end: no message can ever find the queue empty.
+  std::vector<uint32_t> slots(receives_);
+  for (uint32_t i = 0; i < receives_; ++i) slots[i] = i;
+  post_receives(slots.data(), slots.size());
+  return broken_ ? absl::InternalError(port_.name() + ": receives cannot be posted")
+                 : absl::OkStatus();
+}
+
+QueuePair::~QueuePair() {
+  destroy();
+  if (registration_ != nullptr) api_.ibv_dereg_mr(registration_);
+  std::free(memory_);
+}
+
+void QueuePair::destroy() {
+  broken_ = true;
+  if (queue_pair_ != nullptr) api_.ibv_destroy_qp(std::exchange(queue_pair_, nullptr));
+  if (completions_ != nullptr) api_.ibv_destroy_cq(std::exchange(completions_, nullptr));
+}
+
+absl::Status QueuePair::modify(ibv_qp_attr& attributes, int mask, const char* to) const {
+  const int error = api_.ibv_modify_qp(queue_pair_, &attributes, mask);
+  if (error == 0) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrFormat("%s: the queue pair cannot be brought to %s (%s); with %s", port_.name(), to,
+                      strerror(error), gid_.reason));
+}
+
+Endpoint QueuePair::local() const {
+  Endpoint end;
+  end.origin = port_.index;
+  end.mtu = mtu_;
+  end.family = static_cast<uint8_t>(gid_.family);
+  end.rd_atomic = static_cast<uint8_t>(
+      std::clamp(port_.device->attributes().max_qp_rd_atom, 1, int{tuning_.rd_atomic}));
+  end.lid = port_.attributes.lid;
+  end.receives = static_cast<uint16_t>(receives_);
+  end.queue_pair = number_;
+  end.sequence = sequence_;
+  end.gid = gid_.gid;
+  return end;
+}
+
+absl::Status QueuePair::connect(const Endpoint& peer) {
+  mtu_ = std::min(mtu_, peer.mtu);
+  const int own_reads = std::max(1, port_.device->attributes().max_qp_init_rd_atom);
+  ibv_qp_attr ready{};
+  ready.qp_state = IBV_QPS_RTR;
+  ready.path_mtu = static_cast<ibv_mtu>(mtu_);
+  ready.dest_qp_num = peer.queue_pair;
+  ready.rq_psn = peer.sequence;
+  ready.max_dest_rd_atomic = local().rd_atomic;
+  ready.min_rnr_timer = 12;
+  ready.ah_attr.port_num = port_.number;
+  ready.ah_attr.sl = tuning_.service_level;
+  ready.ah_attr.dlid = peer.lid;
+  if (gid_.family != Family::kNone) {
+    ready.ah_attr.is_global = 1;
+    ready.ah_attr.grh.dgid = peer.gid;
+    ready.ah_attr.grh.sgid_index = static_cast<uint8_t>(gid_.index);
+    ready.ah_attr.grh.hop_limit = 64;
+    ready.ah_attr.grh.traffic_class = tuning_.traffic_class;
+  }
+  absl::Status status = modify(ready,
+                               IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                                   IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+                               "RTR");
+  if (!status.ok()) return status;
+  ibv_qp_attr send{};
+  send.qp_state = IBV_QPS_RTS;
+  send.sq_psn = sequence_;
+  send.timeout = tuning_.timeout;
+  send.retry_cnt = tuning_.retry_count;
+  send.rnr_retry = tuning_.rnr_retry;
+  send.max_rd_atomic = static_cast<uint8_t>(std::min({own_reads, int{peer.rd_atomic}, 255}));
+  return modify(send,
+                IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+                    IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
+                "RTS");
+}
+
+void QueuePair::post_receives(const uint32_t* slots, size_t count) {
+  std::array<ibv_recv_wr, kChain> requests;
+  std::array<ibv_sge, kChain> sges;
+  while (count > 0 && !broken_) {
+    const size_t n = std::min(count, kChain);
+    for (size_t i = 0; i < n; ++i) {
+      sges[i] = {.addr = reinterpret_cast<uintptr_t>(slot(slots[i])),
+                 .length = kMessageBytes,
+                 .lkey = registration_->lkey};
+      requests[i] = {.wr_id = kReceive | slots[i],
+                     .next = i + 1 < n ? &requests[i + 1] : nullptr,
+                     .sg_list = &sges[i],
+                     .num_sge = 1};
+    }
+    ibv_recv_wr* bad = nullptr;
+    if (ibv_post_recv(queue_pair_, requests.data(), &bad) != 0) {
+      posted_receives_ += static_cast<uint32_t>(bad - requests.data());
+      break_off();
+      return;
+    }
+    posted_receives_ += static_cast<uint32_t>(n);
+    slots += n;
+    count -= n;
+  }
+}
+
+ibv_send_wr& QueuePair::next_request() {
+  if (chain_ == kChain) ring();
+  return requests_[chain_];
+}
+
+void QueuePair::add_record(ibv_send_wr& request, const Record& done) {
+  request.wr_id = next_;
+  request.next = nullptr;
+  if (chain_ > 0) requests_[chain_ - 1].next = &request;
+  record(next_++) = done;
+  inflight_bytes_ += done.bytes;
+  ++chain_;
+}
+
+void QueuePair::add(const Work& work) {
+  ibv_send_wr& request = next_request();
+  std::copy_n(work.sge, work.sges, sges_[chain_].begin());
+  request.sg_list = sges_[chain_].data();
+  request.num_sge = work.sges;
+  request.opcode = work.opcode;
+  request.send_flags = 0;
+  if (work.opcode != IBV_WR_RDMA_READ && work.bytes <= max_inline_ && work.bytes > 0) {
+    request.send_flags = IBV_SEND_INLINE;
+  }
+  request.imm_data = htonl(work.immediate);
+  request.wr.rdma.remote_addr = work.remote;
+  request.wr.rdma.rkey = work.rkey;
+  add_record(request, {work.tag, work.bytes, false});
+}
+
+void QueuePair::add_message(std::string_view bytes, uint32_t tag) {
+  ibv_send_wr& request = next_request();
+  std::byte* at = slot(receives_ + next_slot_);
+  next_slot_ = (next_slot_ + 1) % kMessageSlots;
+  ++slots_used_;
+  std::memcpy(at, bytes.data(), bytes.size());
+  sges_[chain_][0] = {.addr = reinterpret_cast<uintptr_t>(at),
+                      .length = static_cast<uint32_t>(bytes.size()),
+                      .lkey = registration_->lkey};
+  request.sg_list = sges_[chain_].data();
+  request.num_sge = 1;
+  request.opcode = IBV_WR_SEND;
+  request.send_flags = 0;
+  if (bytes.size() <= max_inline_) request.send_flags = IBV_SEND_INLINE;
+  add_record(request, {tag, static_cast<uint32_t>(bytes.size()), true});
+}
+
+void QueuePair::ring() {
+  if (chain_ == 0) return;
+  const size_t count = std::exchange(chain_, 0);
+  if (broken_) return;
+  requests_[count - 1].send_flags |= IBV_SEND_SIGNALED;
+  ibv_send_wr* bad = nullptr;
+  if (ibv_post_send(queue_pair_, requests_.data(), &bad) == 0) {
+    handed_ = next_;
+    return;
+  }
+  handed_ = next_ - count + static_cast<size_t>(bad - requests_.data());
+  break_off();
+}
+
+void QueuePair::complete(QueuePairOwner& owner, ibv_wc_status status) {
+  const Record done = record(first_++);
+  inflight_bytes_ -= done.bytes;
+  if (done.message) --slots_used_;
+  owner.sent(done.tag, status);
+}
+
+void QueuePair::on_sent(QueuePairOwner& owner, const ibv_wc& completion) {
+  if (completion.wr_id < first_ || completion.wr_id >= next_) return;  // not ours: ignored
+  // In order: what came before it has succeeded, or would have been reported itself.
+  while (first_ < completion.wr_id && completions_ != nullptr) complete(owner, IBV_WC_SUCCESS);
+  if (completions_ == nullptr) return;
+  if (completion.status != IBV_WC_SUCCESS) broken_ = true;
+  complete(owner, completion.status);
+}
+
+bool QueuePair::poll(QueuePairOwner& owner) {
+  constexpr int kBatch = 16;
+  constexpr int kRounds = 4;
+  bool any = false;
+  // The owner may destroy the queue pair from within a call.
+  for (int round = 0; round < kRounds && completions_ != nullptr; ++round) {
+    ibv_wc batch[kBatch];
+    const int count = ibv_poll_cq(completions_, kBatch, batch);
+    if (count <= 0) {
+      if (count < 0) broken_ = true;
+      break;
+    }
+    any = true;
+    uint32_t again[kBatch];
+    size_t free = 0;
+    for (int i = 0; i < count && completions_ != nullptr; ++i) {
+      const ibv_wc& completion = batch[i];
+      if ((completion.wr_id & kReceive) == 0) {
+        on_sent(owner, completion);
+        continue;
+      }
+      --posted_receives_;
+      if (completion.status != IBV_WC_SUCCESS) {
+        broken_ = true;
+        continue;
+      }
+      ++received_;
+      const auto index = static_cast<uint32_t>(completion.wr_id & ~kReceive);
+      if (completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
+        owner.counted(ntohl(completion.imm_data));
+      } else {
+        owner.received({reinterpret_cast<const char*>(slot(index)), completion.byte_len});
+      }
+      again[free++] = index;
+    }
+    post_receives(again, free);
+    if (count < kBatch) break;
+  }
+  // What was added after the break was never handed over.
+  if (completions_ != nullptr && broken_ && first_ >= handed_ && first_ < next_) {
+    chain_ = 0;
+    while (first_ < next_) complete(owner, IBV_WC_WR_FLUSH_ERR);
+  }
+  return any;
+}
+
+bool QueuePair::arm() {
+  if (armed_ || completions_ == nullptr) return true;
+  armed_ = ibv_req_notify_cq(completions_, 0) == 0;
+  return false;
+}
+
+void QueuePair::break_off() {
+  broken_ = true;
+  if (queue_pair_ == nullptr) return;
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_ERR;
+  // Where even this fails the queue pair does not drain, and is destroyed after a while.
+  (void)api_.ibv_modify_qp(queue_pair_, &attributes, IBV_QP_STATE);
+}
+
+}  // namespace baton::verbs

@@ -1,0 +1,148 @@
+// One reliable queue pair with its completion queue and message buffers, and the accounting that
+// keeps it within its limits: nothing is ever posted that the adapter would have to refuse.
+//
+//   - Work is added to a chain and handed over with one doorbell by ring(). The last of a chain is
+//     signalled, the others are not: their completion follows from a later one.
+//   - room() counts what is posted and not yet known to be complete.
+//   - When the queue pair breaks, poll() reports the culprit's status and IBV_WC_WR_FLUSH_ERR for
+//     everything after it. It is drained() when all that was posted, receives too, has come back.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "verbs/device.h"
+#include "verbs/message.h"
+
+namespace baton::verbs {
+
+// Hears from poll().
+class QueuePairOwner {
+ public:
+  virtual ~QueuePairOwner() = default;
+  // Work is done, in the order in which it was added; or not, and then it will never be.
+  virtual void sent(uint32_t tag, ibv_wc_status status) = 0;
+  // A message came; valid during the call.
+  virtual void received(std::string_view message) = 0;
+  // A write with an immediate has landed.
+  virtual void counted(uint32_t immediate) = 0;
+};
+
+class QueuePair {
+ public:
+  static constexpr int kMaxSges = 16;
+  static constexpr uint32_t kNoTag = UINT32_MAX;
+  static constexpr uint32_t kMessageSlots = 32;
+
+  // A queue pair that can receive but not send yet.
+  static absl::StatusOr<std::unique_ptr<QueuePair>> create(const Port& port, const GidChoice& gid,
+                                                           const Tuning& tuning);
+  ~QueuePair();
+  QueuePair(const QueuePair&) = delete;
+  QueuePair& operator=(const QueuePair&) = delete;
+
+  // This end, for the peer. Rail, incarnation and so on are the caller's.
+  Endpoint local() const;
+  // Joins it to the peer's.
+  absl::Status connect(const Endpoint& peer);
+
+  // --- sending ---
+  struct Work {
+    ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
+    uint32_t tag = kNoTag;
+    uint64_t remote = 0;
+    uint32_t rkey = 0;
+    uint32_t immediate = 0;
+    uint32_t bytes = 0;
+    int sges = 0;
+    ibv_sge sge[kMaxSges];
+  };
+  uint32_t room() const { return depth_ - static_cast<uint32_t>(next_ - first_); }
+  size_t inflight_bytes() const { return inflight_bytes_; }
+  int max_sges() const { return max_sges_; }
+  bool message_room() const { return slots_used_ < kMessageSlots && room() > 0; }
+  void add(const Work& work);                              // needs room()
+  void add_message(std::string_view bytes, uint32_t tag);  // needs message_room()
+  void ring();
+
+  // --- completions ---
+  bool poll(QueuePairOwner& owner);
+  bool idle() const { return first_ == next_; }
+  // Messages and immediates received in all.
+  uint64_t received() const { return received_; }
+  // Asks for a wake-up on the device's channel; false if it had not been asked for before, so that
+  // the caller polls once more.
+  bool arm();
+
+  // --- breaking ---
+  void break_off();  // to the error state, where everything posted flushes
+  bool broken() const { return broken_; }
+  bool drained() const { return idle() && posted_receives_ == 0; }
+  // Destroys it: afterwards the adapter touches no memory for it. For a queue pair that does not
+  // drain, or that is not waited for.
+  void destroy();
+
+  bool is(const ibv_qp* queue_pair) const { return queue_pair_ == queue_pair; }
+  uint32_t number() const { return number_; }
+  uint32_t mtu_bytes() const { return 128u << mtu_; }
+
+ private:
+  static constexpr size_t kChain = 16;
+  static constexpr uint64_t kReceive = uint64_t{1} << 63;  // in wr_id
+
+  struct Record {
+    uint32_t tag = kNoTag;
+    uint32_t bytes = 0;
+    bool message = false;
+  };
+
+  QueuePair(const Port& port, const GidChoice& gid, const Tuning& tuning);
+  absl::Status make();
+  absl::Status modify(ibv_qp_attr& attributes, int mask, const char* to) const;
+  std::byte* slot(uint32_t index) const { return memory_ + size_t{index} * kMessageBytes; }
+  void post_receives(const uint32_t* slots, size_t count);
+  Record& record(uint64_t number) { return records_[number & (records_.size() - 1)]; }
+  void add_record(ibv_send_wr& request, const Record& record);
+  ibv_send_wr& next_request();
+  void complete(QueuePairOwner& owner, ibv_wc_status status);
+  void on_sent(QueuePairOwner& owner, const ibv_wc& completion);
+
+  const Port& port_;
+  const VerbsApi& api_;
+  const GidChoice gid_;
+  const Tuning& tuning_;
+  uint32_t depth_ = 0;
+  uint32_t receives_ = 0;
+  uint32_t max_inline_ = 0;
+  int max_sges_ = 1;
+  uint8_t mtu_ = IBV_MTU_1024;
+  uint32_t sequence_ = 0;
+  uint32_t number_ = 0;
+
+  ibv_cq* completions_ = nullptr;
+  ibv_qp* queue_pair_ = nullptr;
+  ibv_mr* registration_ = nullptr;
+  std::byte* memory_ = nullptr;  // receives_ + kMessageSlots slots
+  bool armed_ = false;           // written by Device::next_completion_event()
+  bool broken_ = false;
+
+  std::vector<Record> records_;
+  uint64_t first_ = 0;   // oldest not known to be complete
+  uint64_t next_ = 0;    // number of the next piece of work
+  uint64_t handed_ = 0;  // the adapter has taken all before this one
+  size_t inflight_bytes_ = 0;
+  uint32_t slots_used_ = 0;
+  uint32_t next_slot_ = 0;
+  size_t chain_ = 0;  // requests not handed over yet
+  std::array<ibv_send_wr, kChain> requests_;
+  std::array<std::array<ibv_sge, kMaxSges>, kChain> sges_;
+  uint32_t posted_receives_ = 0;
+  uint64_t received_ = 0;
+};
+
+}  // namespace baton::verbs

@@ -1,0 +1,246 @@
+// The life of a rail: taking slices, finishing them, breaking, recovering, going down.
+#include "verbs/rail.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "verbs/session.h"
+
+namespace baton::verbs {
+
+VerbsRail::VerbsRail(Session& session, const Port& port, uint16_t index)
+    : session_(session), port_(port), index_(index) {
+  const Tuning& tuning = session.tuning();
+  properties_.provider = "verbs";
+  properties_.bytes_per_second = port.bytes_per_second();
+  properties_.slice_bytes = tuning.slice_bytes;
+  properties_.depth = tuning.send_depth / 2;
+  active_.resize(properties_.depth);
+  for (uint32_t i = properties_.depth; i-- > 0;) free_.push_back(i);
+}
+
+VerbsRail::~VerbsRail() { session_.forget(*this); }
+
+absl::Status VerbsRail::reaches(const RemoteRegion&) const { return absl::OkStatus(); }
+
+void VerbsRail::start(std::unique_ptr<QueuePair> queue_pair, const Endpoint& peer,
+                      uint32_t incarnation, bool connecting) {
+  queue_pair_ = std::move(queue_pair);
+  incarnation_ = incarnation;
+  peer_port_ = peer.origin;
+  credits_ = peer.receives;
+  owed_ = 0;
+  messages_ = 0;
+  ready_owed_ = connecting;
+  state_ = State::kConnecting;
+  why_ = absl::OkStatus();
+  lost_ = drained_ = settled_ = false;
+  peer_received_.reset();
+  deadline_ = last_moved_ = kNever;
+  notify_.clear();
+  properties_.route = absl::StrFormat("verbs %s -> %s (%s, MTU %u, queue pair %u)", port_.name(),
+                                      gid_text(peer.gid), name_of(static_cast<Family>(peer.family)),
+                                      queue_pair_->mtu_bytes(), queue_pair_->number());
+}
+
+bool VerbsRail::post(const Slice& slice, EventSink&) {
+  if (state_ == State::kDown || free_.empty()) return false;
+  const uint32_t index = free_.back();
+  free_.pop_back();
+  Active& active = active_[index];
+  active.used = true;
+  active.prepared = active.posted = active.aborted = active.refused = false;
+  active.told = active.by_immediate = false;
+  active.order = next_order_++;
+  active.outstanding = 0;
+  active.notified = 0;
+  active.slice = slice;
+  active.has_piece = false;
+  active.failure = absl::OkStatus();
+  waiting_.push_back(index);  // posted by progress(), together with what else comes
+  return true;
+}
+
+void VerbsRail::finish(Active& active, absl::Status status) {
+  const TransferId id = active.slice.transfer->id;
+  const uint32_t slice = active.slice.index;
+  active.used = false;
+  free_.push_back(index_of(active));
+  sink_->slice_done(*this, id, slice, std::move(status));
+}
+
+// What is in the queue pair completes by itself, soon: only the rest is held back.
+void VerbsRail::abort(TransferId transfer, EventSink& sink) {
+  EventSink* const before = std::exchange(sink_, &sink);
+  waiting_.remove_if([&](uint32_t index) {
+    Active& active = active_[index];
+    if (active.slice.transfer->id != transfer) return false;
+    active.aborted = true;
+    return true;
+  });
+  for (Active& active : active_) {
+    if (active.used && active.aborted && active.outstanding == 0 && !active.posted &&
+        active.slice.transfer->id == transfer) {
+      finish(active, absl::CancelledError("cancelled"));
+    }
+  }
+  sink_ = before;
+}
+
+void VerbsRail::close(absl::Status why, EventSink& sink) {
+  if (state_ == State::kDown) return;
+  EventSink* const before = std::exchange(sink_, &sink);
+  go_down(why, why, true);
+  sink_ = before;
+}
+
+void VerbsRail::lose(const absl::Status& why, EventSink& sink) {
+  if (state_ == State::kDown) return;
+  EventSink* const before = std::exchange(sink_, &sink);
+  go_down(why, absl::UnavailableError(why.message()), false);
+  sink_ = before;
+}
+
+void VerbsRail::go_down(const absl::Status& why, const absl::Status& slices, bool closed) {
+  // Destroyed first: when the slices are reported the adapter has let go of their memory.
+  if (queue_pair_ != nullptr) queue_pair_->destroy();
+  state_ = State::kDown;
+  control_.clear();
+  waiting_.clear();
+  const bool others = session_.others_up(*this);
+  for (Active& active : active_) {
+    if (!active.used) continue;
+    if (active.aborted) {
+      finish(active, absl::CancelledError("cancelled"));
+    } else if (others && active.by_immediate && !closed) {
+      finish(active, absl::AbortedError(absl::StrCat(
+                         "it is not known whether the counter was raised: ", why.message())));
+    } else {
+      finish(active, slices);
+    }
+  }
+  session_.rail_gone(*this, why, closed);
+  if (known_) sink_->rail_down(*this, why);
+}
+
+void VerbsRail::fail(const absl::Status& why, bool lost) {
+  if (state_ == State::kDown) return;
+  if (state_ == State::kBroken) {
+    lost_ = lost_ || lost;
+    return;
+  }
+  // One that breaks again before it was up is not worth a third try.
+  lost_ = lost || state_ == State::kConnecting;
+  state_ = State::kBroken;
+  why_ = why;
+  control_.clear();
+  ready_owed_ = false;
+  deadline_ = session_.now() + session_.tuning().settle;
+  queue_pair_->break_off();
+  session_.rail_broke();
+}
+
+void VerbsRail::peer_drained(uint64_t received, bool lost) {
+  peer_received_ = received;
+  fail(absl::UnavailableError("the peer's end of this rail broke"), lost);
+}
+
+bool VerbsRail::move_on(Time now) {
+  if (!drained_) {
+    if (!queue_pair_->drained()) {
+      if (now < deadline_) return false;
+      queue_pair_->destroy();
+      lost_ = true;
+    }
+    drained_ = true;
+    received_ = queue_pair_->received();
+    deadline_ = now + session_.tuning().settle;
+    session_.rail_drained(*this, lost_);
+  }
+  if (!settled_) {
+    // The last rail has nobody to hand its slices to, so there is nothing to find out.
+    const bool pointless = lost_ && !session_.others_up(*this);
+    if (!peer_received_ && !pointless && now < deadline_) return false;
+    if (!peer_received_) lost_ = true;
+    settled_ = true;
+    queue_pair_->destroy();
+    settle();
+    deadline_ = now + session_.tuning().connect;
+    if (!lost_) session_.rail_settled(*this);
+  }
+  if (lost_ || now >= deadline_) {
+    lose(why_, *sink_);
+    return true;
+  }
+  return false;
+}
+
+// Nothing of this queue pair moves any more, at either end, and both know what has arrived.
+void VerbsRail::settle() {
+  std::vector<uint32_t> again;
+  waiting_.clear();
+  for (uint32_t i = 0; i < active_.size(); ++i) {
+    Active& active = active_[i];
+    active.outstanding = 0;
+    if (!active.used) continue;
+    if (active.told && peer_received_ && active.message < *peer_received_) {
+      finish(active, absl::OkStatus());
+    } else if (!active.failure.ok()) {
+      finish(active, std::exchange(active.failure, absl::OkStatus()));
+    } else if (active.aborted) {
+      finish(active, absl::CancelledError("cancelled"));
+    } else {
+      if (peer_received_) active.by_immediate = false;
+      again.push_back(i);
+    }
+  }
+  std::sort(again.begin(), again.end(),
+            [this](uint32_t a, uint32_t b) { return active_[a].order < active_[b].order; });
+  for (uint32_t index : again) {
+    Active& active = active_[index];
+    if (!active.used) continue;  // aborted by a report of another
+    active.prepared = active.posted = active.told = false;
+    active.notified = 0;
+    waiting_.push_back(index);
+  }
+}
+
+bool VerbsRail::progress(Time now, EventSink& sink) {
+  if (state_ == State::kDown || queue_pair_ == nullptr) return false;
+  sink_ = &sink;
+  now_ = now;
+  bool any = queue_pair_->poll(*this);
+  if (state_ == State::kConnecting || state_ == State::kUp) {
+    if (queue_pair_->broken()) {
+      fail(absl::UnavailableError("the peer's end of the queue pair broke"), false);
+    } else {
+      pump();
+    }
+  }
+  if (any) last_moved_ = kNever;
+  if (queue_pair_->idle()) {
+    last_moved_ = kNever;
+  } else if (last_moved_ == kNever) {
+    last_moved_ = now;
+  } else if (now - last_moved_ >= session_.tuning().stall && state_ != State::kBroken) {
+    fail(absl::UnavailableError(absl::StrFormat(
+             "a work request on %s hangs since %d ms: see the counters under "
+             "/sys/class/infiniband/%s/ports/%u/hw_counters",
+             port_.name(),
+             std::chrono::duration_cast<std::chrono::milliseconds>(now - last_moved_).count(),
+             port_.device->name(), port_.number)),
+         true);
+  }
+  if (state_ == State::kBroken) any |= move_on(now);
+  sink_ = nullptr;
+  return any;
+}
+
+Time VerbsRail::next_timer() const {
+  if (state_ == State::kDown) return kNever;
+  if (state_ == State::kBroken) return deadline_;
+  return last_moved_ == kNever ? kNever : last_moved_ + session_.tuning().stall;
+}
+
+}  // namespace baton::verbs

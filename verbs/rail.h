@@ -1,0 +1,168 @@
+// A rail of the verbs provider: slices in, work requests on one queue pair out.
+//
+// Slices wait in `waiting_` in order. The first is turned into work requests as far as queue,
+// credits and the limit on bytes in flight allow: pieces that are neighbours at the peer are
+// gathered into one request. Once all of a slice is posted it waits for its completions.
+//
+// When the queue pair breaks the rail drains it through the error state and learns from the peer
+// how many messages came over it, so that nothing that arrived is told again. After an access that
+// the peer's adapter refused, the rail goes on with a new queue pair; anything else loses the rail,
+// and its unfinished slices go to others.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/provider.h"
+#include "transport/ring.h"
+#include "verbs/queue_pair.h"
+#include "verbs/regions.h"
+
+namespace baton::verbs {
+
+class Session;
+
+class VerbsRail final : public Rail, private QueuePairOwner {
+ public:
+  VerbsRail(Session& session, const Port& port, uint16_t index);
+  ~VerbsRail() override;
+
+  const Properties& properties() const override { return properties_; }
+  absl::Status reaches(const RemoteRegion& remote) const override;
+  bool post(const Slice& slice, EventSink& sink) override;
+  void abort(TransferId transfer, EventSink& sink) override;
+  void close(absl::Status why, EventSink& sink) override;
+
+  // Polls, posts, and moves on from a break. True if anything happened.
+  bool progress(Time now, EventSink& sink);
+  Time next_timer() const;
+  bool arm() { return queue_pair_ == nullptr || queue_pair_->arm(); }
+
+  // --- for the session ---
+  enum class State {
+    kConnecting,  // no kReady seen yet
+    kUp,
+    kBroken,  // draining, settling, or waiting for a new queue pair
+    kDown,    // reported
+  };
+  State state() const { return state_; }
+  uint16_t index() const { return index_; }
+  uint32_t incarnation() const { return incarnation_; }
+  const Port& port() const { return port_; }
+  bool known() const { return known_; }
+  void set_known() { known_ = true; }
+
+  // A queue pair that is joined to the peer's: the first one, or a new one after a break. The side
+  // that connects says kReady as soon as it can.
+  void start(std::unique_ptr<QueuePair> queue_pair, const Endpoint& peer, uint32_t incarnation,
+             bool connecting);
+  void set_up() { state_ = State::kUp; }  // kReady came, or went
+  // Puts a message of the session into the queue.
+  void send(std::string message) { control_.push_back(std::move(message)); }
+  // The queue pair is no good any more. `lost`: and a new one would not help.
+  void fail(const absl::Status& why, bool lost);
+  // The peer's end broke too, after it had received that many messages.
+  void peer_drained(uint64_t received, bool lost);
+  bool settled() const { return state_ == State::kBroken && settled_; }
+  // What kDrained says of this end; only once drained.
+  uint64_t received() const { return received_; }
+  // Reports everything and goes down, now.
+  void lose(const absl::Status& why, EventSink& sink);
+  bool uses(const ibv_qp* queue_pair) const {
+    return queue_pair_ != nullptr && queue_pair_->is(queue_pair);
+  }
+
+ private:
+  static constexpr uint32_t kReservedCredits = 4;  // for kCredit and answers
+  static constexpr uint32_t kReservedRoom = 4;
+  static constexpr uint32_t kReadyTag = UINT32_MAX - 1;
+
+  struct Active {
+    bool used = false;
+    bool prepared = false;  // region known, cursor stands
+    bool posted = false;    // everything
+    bool aborted = false;
+    bool refused = false;  // once, by the peer's adapter
+    bool told = false;     // its last message is in the queue, and is number `message`
+    bool by_immediate = false;
+    uint64_t message = 0;
+    uint64_t order = 0;
+    uint32_t outstanding = 0;  // work requests
+    uint32_t rkey = 0;
+    uint64_t base = 0;
+    size_t notified = 0;  // bytes of the notification that went in fragments
+    Slice slice;
+    std::optional<TransferCursor> cursor;
+    Piece piece;  // the next one, not in a work request yet
+    bool has_piece = false;
+    absl::Status failure;  // of its own making
+  };
+
+  // QueuePairOwner (rail_receive.cc)
+  void sent(uint32_t tag, ibv_wc_status status) override;
+  void received(std::string_view message) override;
+  void counted(uint32_t immediate) override;
+  void on_arrival(std::string_view body);
+  void on_fragment(std::string_view body);
+
+  // Sending (rail_send.cc)
+  void pump();
+  bool prepare(Active& active);  // false: not yet, or it has failed and is gone
+  bool post_bytes(Active& active);
+  bool tell(Active& active);
+  void gather(Active& active, QueuePair::Work& work);
+  void advance(Active& active);
+  bool send_control();
+  void send_message(uint32_t tag);  // message_, with credits
+  bool counts_by_immediate(const Active& active) const;
+  static bool tells(const Slice& slice);
+
+  uint32_t index_of(const Active& active) const {
+    return static_cast<uint32_t>(&active - active_.data());
+  }
+  void finish(Active& active, absl::Status status);
+  void culprit(uint32_t tag, ibv_wc_status status);
+  bool move_on(Time now);
+  void settle();
+  void go_down(const absl::Status& why, const absl::Status& slices, bool closed);
+
+  Session& session_;
+  const Port& port_;
+  const uint16_t index_;
+  Properties properties_;
+  State state_ = State::kConnecting;
+  bool known_ = false;  // the worker has it
+  uint32_t incarnation_ = 0;
+  uint8_t peer_port_ = 0;
+  std::unique_ptr<QueuePair> queue_pair_;
+  EventSink* sink_ = nullptr;  // while one is at hand
+  Time now_{};
+
+  std::vector<Active> active_;
+  std::vector<uint32_t> free_;
+  Ring<uint32_t> waiting_;
+  uint64_t next_order_ = 0;
+  Ring<std::string> control_;
+  std::string message_;  // being encoded
+  std::string notify_;   // incoming fragments
+  bool ready_owed_ = false;
+
+  uint32_t credits_ = 0;   // receives that the peer has for us
+  uint32_t owed_ = 0;      // receives posted again that the peer does not know of
+  uint64_t messages_ = 0;  // that we sent over this queue pair, immediates among them
+
+  // Broken.
+  absl::Status why_;
+  bool lost_ = false;
+  bool drained_ = false;
+  bool settled_ = false;
+  std::optional<uint64_t> peer_received_;
+  uint64_t received_ = 0;
+  Time deadline_ = kNever;    // of the step under way
+  Time last_moved_ = kNever;  // of a completion, while work is in the queue
+};
+
+}  // namespace baton::verbs

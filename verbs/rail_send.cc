@@ -1,0 +1,230 @@
+// Slices into work requests.
+#include "verbs/rail.h"
+
+#include "absl/strings/str_format.h"
+#include "transport/arrivals.h"
+#include "verbs/session.h"
+
+namespace baton::verbs {
+namespace {
+
+// An immediate names a counter: 14 bits of index, 16 of generation; it counts one.
+static_assert(CounterTable::kCapacity <= 1 << 14);
+uint32_t immediate_of(const RemoteCounter& counter) {
+  return counter.index << 16 | counter.generation;
+}
+
+// Of one work request: a completion every now and then, and bytes in flight that stay in step.
+constexpr size_t kMaxWork = 1 << 20;
+
+}  // namespace
+
+bool VerbsRail::tells(const Slice& slice) {
+  const TransferDescriptor& transfer = *slice.transfer;
+  // Bytes that nobody is told of need no word. A transfer of no bytes is a word.
+  return transfer.op == Op::kWrite &&
+         (transfer.counter.generation != 0 || !transfer.notify.empty() || transfer.bytes == 0);
+}
+
+bool VerbsRail::counts_by_immediate(const Active& active) const {
+  const TransferDescriptor& transfer = *active.slice.transfer;
+  return active.slice.whole() && transfer.op == Op::kWrite && transfer.counter.generation != 0 &&
+         transfer.counter.index < CounterTable::kCapacity && transfer.increment == 1 &&
+         transfer.notify.empty();
+}
+
+void VerbsRail::pump() {
+  if (state_ != State::kUp && !ready_owed_) return;
+  if (send_control() && state_ == State::kUp) {
+    while (!waiting_.empty()) {
+      Active& active = active_[waiting_.front()];
+      if (!active.prepared) {
+        const uint32_t tag = waiting_.front();
+        if (!prepare(active)) {
+          // Failed and gone, or waiting for the peer's answer.
+          if (!waiting_.empty() && waiting_.front() == tag) break;
+          continue;
+        }
+      }
+      if (!post_bytes(active) || !tell(active)) break;
+      active.posted = true;
+      waiting_.pop_front();
+      if (active.outstanding == 0) finish(active, absl::OkStatus());
+    }
+  }
+  queue_pair_->ring();
+}
+
+bool VerbsRail::prepare(Active& active) {
+  const Slice& slice = active.slice;
+  const TransferDescriptor& transfer = *slice.transfer;
+  const auto refuse = [&](absl::Status why) {
+    waiting_.pop_front();
+    finish(active, std::move(why));
+    return false;
+  };
+  active.has_piece = false;
+  active.cursor.reset();
+  if (slice.end > slice.begin) {
+    const RemoteRegion& remote = transfer.remote;
+    const KnownRegion* region =
+        session_.region({remote.index, remote.generation, remote.key}, *this);
+    if (region == nullptr || region->state == KnownRegion::State::kAsked) return false;
+    if (region->state == KnownRegion::State::kRefused) return refuse(region->refusal);
+    const bool write = transfer.op == Op::kWrite;
+    if (!allows(region->access, write ? Access::kRemoteWrite : Access::kRemoteRead)) {
+      return refuse(absl::PermissionDeniedError(absl::StrFormat(
+          "the remote region does not allow remote %s: its owner must register it so",
+          write ? "writes" : "reads")));
+    }
+    // The worker has checked the layout against what the RemoteRegion says.
+    if (remote.size > region->size && !transfer.remote_layout.check(region->size, "remote").ok()) {
+      return refuse(absl::OutOfRangeError(
+          absl::StrFormat("the transfer reaches outside the remote region of %u bytes: use the "
+                          "RemoteRegion that its owner gave out",
+                          region->size)));
+    }
+    if (peer_port_ >= region->rkeys.size()) {
+      return refuse(absl::FailedPreconditionError(
+          "the peer has not registered this region with the device of this rail"));
+    }
+    active.base = region->base;
+    active.rkey = region->rkeys[peer_port_];
+    active.cursor.emplace(transfer.local, transfer.remote_layout, slice.begin, slice.end);
+    advance(active);
+  }
+  active.prepared = true;
+  return true;
+}
+
+void VerbsRail::advance(Active& active) {
+  active.has_piece = active.cursor->next(active.piece, kMaxWork);
+}
+
+// As many pieces as lie next to each other at the peer, into one work request.
+void VerbsRail::gather(Active& active, QueuePair::Work& work) {
+  const TransferDescriptor& transfer = *active.slice.transfer;
+  const uint32_t lkey = port_.device->region(transfer.local_region)->lkey;
+  const size_t most = std::min<size_t>(kMaxWork, std::max(1u, port_.attributes.max_msg_sz));
+  work.remote = active.base + active.piece.remote_offset;
+  work.rkey = active.rkey;
+  work.bytes = 0;
+  work.sges = 0;
+  uint64_t next = active.piece.remote_offset;
+  while (active.has_piece && active.piece.remote_offset == next && work.bytes < most &&
+         work.sges < queue_pair_->max_sges()) {
+    Piece& piece = active.piece;
+    const size_t bytes = std::min(piece.bytes, most - work.bytes);
+    work.sge[work.sges++] = {
+        .addr = reinterpret_cast<uintptr_t>(transfer.local_base + piece.local_offset),
+        .length = static_cast<uint32_t>(bytes),
+        .lkey = lkey};
+    work.bytes += static_cast<uint32_t>(bytes);
+    next += bytes;
+    if (bytes == piece.bytes) {
+      advance(active);
+    } else {
+      piece.local_offset += bytes;
+      piece.remote_offset += bytes;
+      piece.bytes -= bytes;
+    }
+  }
+}
+
+bool VerbsRail::post_bytes(Active& active) {
+  const Op op = active.slice.transfer->op;
+  while (active.has_piece) {
+    if (queue_pair_->room() <= kReservedRoom ||
+        queue_pair_->inflight_bytes() >= session_.tuning().inflight_bytes) {
+      return false;
+    }
+    const bool immediate = counts_by_immediate(active);
+    // Which request is the last is only known once it is gathered: the credit is there before.
+    if (immediate && credits_ <= kReservedCredits) return false;
+    QueuePair::Work work;
+    work.tag = index_of(active);
+    work.opcode = op == Op::kWrite ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+    gather(active, work);
+    if (immediate && !active.has_piece) {
+      work.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+      work.immediate = immediate_of(active.slice.transfer->counter);
+      --credits_;
+      active.told = active.by_immediate = true;
+      active.message = messages_++;
+    }
+    queue_pair_->add(work);
+    ++active.outstanding;
+  }
+  return true;
+}
+
+// The word to the target, behind the bytes on the same queue pair. False: not all of it yet.
+bool VerbsRail::tell(Active& active) {
+  if (active.told || !tells(active.slice)) return true;
+  const Slice& slice = active.slice;
+  const TransferDescriptor& transfer = *slice.transfer;
+  const auto may_send = [&] {
+    return credits_ > kReservedCredits && queue_pair_->room() > kReservedRoom &&
+           queue_pair_->message_room();
+  };
+  const std::string_view notify =
+      slice.end == transfer.bytes ? transfer.notify : std::string_view();
+  while (notify.size() - active.notified > kMaxArrivalNotify) {
+    if (!may_send()) return false;
+    const size_t bytes = std::min(kMaxFragment, notify.size() - active.notified);
+    begin_message(message_, Kind::kFragment);
+    const auto offset = static_cast<uint32_t>(active.notified);
+    message_.append(reinterpret_cast<const char*>(&offset), sizeof offset);
+    message_.append(notify.substr(active.notified, bytes));
+    active.notified += bytes;
+    send_message(index_of(active));
+    ++active.outstanding;
+  }
+  if (!may_send()) return false;
+  begin_message(message_, Kind::kArrival);
+  encode(message_, Arrival{.transfer = transfer.id,
+                           .slice = slice.index,
+                           .slice_bytes = slice.end - slice.begin,
+                           .total_bytes = transfer.bytes,
+                           .counter_index = transfer.counter.index,
+                           .counter_generation = transfer.counter.generation,
+                           .increment = transfer.increment,
+                           .notify = notify.substr(active.notified)});
+  active.told = true;
+  active.message = messages_;
+  send_message(index_of(active));
+  ++active.outstanding;
+  return true;
+}
+
+void VerbsRail::send_message(uint32_t tag) {
+  set_credits(message_, static_cast<uint16_t>(std::exchange(owed_, 0)));
+  queue_pair_->add_message(message_, tag);
+  --credits_;
+  ++messages_;
+}
+
+// kReady first, then what the session has to say, then credits. False: there is more, and slices
+// have to wait behind it.
+bool VerbsRail::send_control() {
+  if (ready_owed_) {
+    begin_message(message_, Kind::kReady);
+    send_message(kReadyTag);
+    ready_owed_ = false;
+  }
+  if (state_ != State::kUp) return false;
+  // One credit stays for kCredit, without which both sides could wait for each other.
+  while (!control_.empty()) {
+    if (credits_ <= 1 || !queue_pair_->message_room()) return false;
+    message_.swap(control_.front());
+    control_.pop_front();
+    send_message(QueuePair::kNoTag);
+  }
+  if (owed_ >= session_.tuning().receive_depth / 4 && credits_ > 0 && queue_pair_->message_room()) {
+    begin_message(message_, Kind::kCredit);
+    send_message(QueuePair::kNoTag);
+  }
+  return true;
+}
+
+}  // namespace baton::verbs

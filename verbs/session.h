@@ -1,0 +1,122 @@
+// A session: everything between this worker and one connection's peer. It pairs the ports of both,
+// makes a queue pair for each rail and brings lost rails back, answers questions about regions, and
+// lets the two ends of a broken rail agree on what came over it.
+//
+// The side that connected makes the rails; the other answers. Messages of a session go over the
+// control connection and, where one is up, over a rail as well, so that neither a dead link under
+// TCP nor a dead rail holds them up. They may therefore come twice, and in any order: each names a
+// rail and its incarnation, and is ignored when it says nothing new.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/provider.h"
+#include "verbs/control.h"
+#include "verbs/rail.h"
+#include "verbs/regions.h"
+
+namespace baton::verbs {
+
+// What the sessions of one provider share.
+struct Shared {
+  explicit Shared(const ProviderContext& provider_context) : context(provider_context) {}
+
+  const ProviderContext& context;
+  Tuning tuning;
+  Devices hardware;
+  std::unique_ptr<tcp::Poller> poller;
+};
+
+class Session {
+ public:
+  // `session` as the connecting worker chose it. `offers` are the peer's ports.
+  Session(Shared& shared, std::unique_ptr<Control> control, HelloInfo peer,
+          std::vector<PortOffer> offers, bool connecting);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  bool progress(Time now, EventSink& sink);
+  Time next_timer() const;
+  bool arm();
+  // Over, and no rail of it is left anywhere.
+  bool finished() const { return over_ && rails_.empty(); }
+  // Something is under way that progress() should look at often.
+  bool busy() const;
+
+  // Of the provider.
+  void region_removed(const RegionName& name);
+  void port_changed(const Port& port);
+  void device_event(const Device::Event& event);
+
+  // --- for its rails ---
+  const Tuning& tuning() const { return shared_.tuning; }
+  CounterTable& counters() { return shared_.context.counters; }
+  Time now() const { return shared_.context.clock.now(); }
+  bool others_up(const VerbsRail& rail) const;
+  const KnownRegion* region(const RegionName& name, VerbsRail& rail);
+  void forget(const RegionName& name) { regions_.forget(name); }
+  absl::Status on_message(const Message& message, VerbsRail* rail, EventSink& sink);
+  void rail_ready(VerbsRail& rail, EventSink& sink);
+  void rail_broke() { regions_.forget_asked(); }
+  void rail_drained(const VerbsRail& rail, bool lost);
+  void rail_settled(const VerbsRail& rail);
+  void rail_gone(VerbsRail& rail, const absl::Status& why, bool closed);
+  void forget(VerbsRail& rail);
+
+ private:
+  enum class Phase {
+    kIdle,     // no queue pair; at `due`, the connecting side makes one
+    kCalling,  // kConnect is on its way
+    kProving,  // joined; kReady is on its way
+    kUp,
+    kClosed,  // for good
+  };
+  struct Slot {
+    uint8_t port = 0;  // index of ours
+    uint8_t peer_port = 0;
+    Phase phase = Phase::kIdle;
+    uint32_t incarnation = 0;
+    bool recovery = false;
+    Time due = kNever;
+    std::unique_ptr<QueuePair> pending;
+    std::unique_ptr<VerbsRail> fresh;  // not up yet
+    VerbsRail* rail = nullptr;         // the worker's
+    std::optional<Endpoint> asked;     // kConnect that cannot be answered yet
+    absl::Status why;                  // of the last failure
+  };
+
+  void pair_ports();
+  void say(const std::string& message, const VerbsRail* about);
+  absl::StatusOr<std::unique_ptr<QueuePair>> make_queue_pair(const Slot& slot,
+                                                             uint8_t families) const;
+  void call(uint16_t index);
+  void answer(uint16_t index, EventSink& sink);
+  absl::Status join(uint16_t index, const Endpoint& peer, bool connecting);
+  void attempt_failed(uint16_t index, const absl::Status& why);
+  void on_connect(const Endpoint& peer);
+  void on_connected(const Endpoint& peer);
+  void on_ask(const RegionName& name, VerbsRail* rail);
+  absl::Status on_rail_note(Kind kind, const RailNote& note, EventSink& sink);
+  void check_timers(Time now);
+  bool alive(const Slot& slot) const;
+  void end(const absl::Status& why, EventSink& sink);
+
+  Shared& shared_;
+  std::unique_ptr<Control> control_;
+  HelloInfo peer_;
+  const std::vector<PortOffer> offers_;
+  const bool connecting_;
+  bool established_ = false;  // has had a rail
+  bool over_ = false;
+  std::vector<Slot> slots_;
+  std::vector<VerbsRail*> rails_;                   // all that exist
+  std::vector<std::unique_ptr<VerbsRail>> buried_;  // never came up
+  KnownRegions regions_;
+  std::string scratch_;
+};
+
+}  // namespace baton::verbs
