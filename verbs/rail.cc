@@ -136,7 +136,9 @@ void VerbsRail::fail(const absl::Status& why, bool lost) {
   why_ = why;
   control_.clear();
   ready_owed_ = false;
-  deadline_ = session_.now() + session_.tuning().settle;
+  // Shorter than what the other end waits for our word, so that it comes in time even from a queue
+  // pair that does not drain.
+  deadline_ = session_.now() + session_.tuning().settle / 4;
   queue_pair_->break_off();
   session_.rail_broke();
 }

@@ -61,6 +61,8 @@ struct FakeCq;
 struct FakeContext;
 struct FakeMr;
 
+verbs::VerbsApi fake_calls();
+
 class FakeVerbs {
  public:
   explicit FakeVerbs(FakeOptions options = {});  // one at a time in a process
@@ -80,7 +82,8 @@ class FakeVerbs {
 
   std::vector<std::string> violations() const;
   FakeStats stats() const;
-  size_t objects() const;  // contexts, domains, regions, queues that exist
+  size_t objects() const;               // contexts, domains, regions, queues that exist
+  uint64_t moved(size_t device) const;  // bytes of work begun there
   std::vector<ibv_gid_entry> gids(size_t device) const { return devices_[device].gids; }
   // RoCEv2 over IPv4 10.0.<device>.1 and link-local IPv6, both also as RoCEv1.
   static std::vector<ibv_gid_entry> default_gids(size_t device);
@@ -94,6 +97,7 @@ class FakeVerbs {
     bool cable = true;
     bool hanging = false;
     bool dead = false;
+    uint64_t moved = 0;
   };
 
   Time now() const { return options_.clock->now(); }
@@ -117,6 +121,8 @@ class FakeVerbs {
   void to_error(FakeQp& qp);
   void push(FakeCq& queue, const ibv_wc& completion, FakeQp* sender, uint32_t retires);
   int post(FakeQp& qp, const ibv_send_wr& request);
+
+  static FakeVerbs* current_;
 
   FakeOptions options_;
   verbs::VerbsApi api_;

@@ -280,7 +280,7 @@ bool FakeVerbs::deliver(FakeQp& qp, FakeQp& peer, bool immediate) {
 // One packet of the first work request; false when nothing can be done.
 bool FakeVerbs::advance(FakeQp& qp, size_t& budget) {
   if (qp.qp.state != IBV_QPS_RTS || qp.sends.empty()) return false;
-  const FakeDevice& device = devices_[qp.context->device];
+  FakeDevice& device = devices_[qp.context->device];
   if (device.dead || device.hanging) return false;
   FakeWork& work = qp.sends.front();
   const bool read = work.request.opcode == IBV_WR_RDMA_READ;
@@ -321,6 +321,7 @@ bool FakeVerbs::advance(FakeQp& qp, size_t& budget) {
   copy(qp, reinterpret_cast<std::byte*>(work.request.wr.rdma.remote_addr) + qp.done, qp.done,
        packet, read);
   qp.done += packet;
+  device.moved += packet;
   if (packet > 0) qp.waiting = false;
   budget -= std::min(budget, packet + 64);
   if (qp.done < work.bytes) return true;

@@ -1,0 +1,243 @@
+// Everything that can break under a rail: what the transfers on it come to, that nothing is lost or
+// repeated, and that the rail comes back.
+#include "tests/verbs/verbs_pair.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+class Faults : public testing::Test {
+ protected:
+  // A write of 8 MiB with a counter and a notification, a read, and counting writes, under way
+  // while `fault` happens; all end well, once, and the target has counted exactly.
+  void expect_survived(VerbsPair& pair, const std::function<void()>& fault) {
+    const CounterId counter = *pair.b.worker->allocate_counter();
+    pair.fill(3);
+    TransferRequest big = pair.request(Op::kWrite);
+    big.counter = pair.b.worker->remote_counter(counter);
+    big.increment = 1000;
+    big.notify = "all of it";
+    std::vector<TransferId> ids = {*pair.a.worker->submit(big)};
+    for (int i = 0; i < 100; ++i) {
+      TransferRequest one = pair.request(Op::kWrite, 3000);
+      one.counter = pair.b.worker->remote_counter(counter);
+      ids.push_back(*pair.a.worker->submit(one));
+    }
+    pair.steps(12);
+    EXPECT_EQ(*pair.a.worker->state(ids[0]), TransferState::kActive) << "over before the fault";
+    fault();
+    for (int i = 0; i < 100; ++i) {
+      TransferRequest one = pair.request(Op::kWrite, 3000);
+      one.counter = pair.b.worker->remote_counter(counter);
+      ids.push_back(*pair.a.worker->submit(one));
+    }
+    for (TransferId id : ids) {
+      const absl::Status status = pair.finish(id);
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    pair.steps(200);
+    EXPECT_EQ(pair.b.worker->counter_value(counter), 1200u);
+    EXPECT_TRUE(pair.a.memory == pair.b.memory);
+    Notification got;
+    EXPECT_TRUE(pair.b.worker->next_notification(got));
+    EXPECT_EQ(got.payload, "all of it");
+    EXPECT_FALSE(pair.b.worker->next_notification(got)) << "told twice";
+    EXPECT_EQ(pair.a.worker->stats().open_transfers, 0u);
+  }
+  // Whether both devices carry their part of a transfer.
+  static bool both_carry(VerbsPair& pair) {
+    const uint64_t before[] = {pair.fake->moved(0), pair.fake->moved(1)};
+    EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+    const size_t least = VerbsPair::kBytes / 4;
+    return pair.fake->moved(0) - before[0] >= least && pair.fake->moved(1) - before[1] >= least;
+  }
+  const VerbsPair::Settings quick_ = {{"verbs.timeout", "8"},
+                                      {"verbs.hold_ms", "20"},
+                                      {"verbs.stall_ms", "50"},
+                                      {"verbs.settle_ms", "50"}};
+};
+
+TEST_F(Faults, TransfersAreStripedOverAllDevices) {
+  VerbsPair pair({.devices = 2}, quick_);
+  ASSERT_TRUE(pair.connect());
+  EXPECT_TRUE(both_carry(pair));
+  EXPECT_THAT(pair.a.worker->explain(pair.a.peer), HasSubstr("RoCEv2 IPv4"));
+}
+
+TEST_F(Faults, APortThatGoesDownAndComesBack) {
+  VerbsPair pair({.devices = 2}, quick_);
+  ASSERT_TRUE(pair.connect());
+  for (size_t device : {0, 1}) {
+    SCOPED_TRACE(device);
+    expect_survived(pair, [&] { pair.fake->set_port(device, false); });
+    EXPECT_FALSE(both_carry(pair));
+    pair.fake->set_port(device, true);
+    pair.steps(3000);
+    EXPECT_TRUE(both_carry(pair)) << "the rail did not come back";
+  }
+}
+
+TEST_F(Faults, ACableThatIsPulledIsFoundOutByRetries) {
+  VerbsPair pair({.devices = 2}, quick_);
+  ASSERT_TRUE(pair.connect());
+  expect_survived(pair, [&] { pair.fake->set_cable(1, false); });
+  EXPECT_GT(pair.a.worker->stats().slices_moved, 0u);
+  EXPECT_FALSE(both_carry(pair));
+  pair.fake->set_cable(1, true);
+  pair.steps(30'000);
+  EXPECT_TRUE(both_carry(pair)) << "the rail did not come back";
+}
+
+TEST_F(Faults, WorkThatHangsIsGivenUp) {
+  VerbsPair pair({.devices = 2}, quick_);
+  ASSERT_TRUE(pair.connect());
+  expect_survived(pair, [&] { pair.fake->set_hanging(0, true); });
+  pair.fake->set_hanging(0, false);
+  pair.steps(10'000);
+  EXPECT_TRUE(both_carry(pair)) << "the rail did not come back";
+}
+
+TEST_F(Faults, ADeviceThatDies) {
+  VerbsPair pair({.devices = 2}, quick_);
+  ASSERT_TRUE(pair.connect());
+  expect_survived(pair, [&] { pair.fake->kill(0); });
+  EXPECT_FALSE(both_carry(pair));
+}
+
+TEST_F(Faults, QueuePairsThatTheAdapterBreaks) {
+  VerbsPair pair({.devices = 2}, quick_);
+  ASSERT_TRUE(pair.connect());
+  expect_survived(pair, [&] { pair.fake->break_queue_pairs(1); });
+  pair.steps(10'000);
+  EXPECT_TRUE(both_carry(pair));
+}
+
+TEST_F(Faults, AddressesThatMoveToAnotherIndex) {
+  VerbsPair pair({.devices = 2}, quick_);
+  ASSERT_TRUE(pair.connect());
+  expect_survived(pair, [&] {
+    std::vector<ibv_gid_entry> gids = pair.fake->gids(1);
+    for (ibv_gid_entry& entry : gids) entry.gid_index += 5;
+    pair.fake->set_gids(1, gids);
+  });
+  pair.steps(10'000);
+  EXPECT_TRUE(both_carry(pair));
+}
+
+TEST_F(Faults, OneFaultAfterTheOtherAtRandomTimes) {
+  VerbsPair pair({.devices = 3}, quick_);
+  ASSERT_TRUE(pair.connect());
+  std::mt19937_64 random(4);
+  for (int round = 0; round < 12; ++round) {
+    SCOPED_TRACE(round);
+    const size_t device = random() % 3;
+    pair.steps(static_cast<int>(random() % 30));
+    expect_survived(pair, [&] {
+      switch (round % 4) {
+        case 0:
+          return pair.fake->set_port(device, false);
+        case 1:
+          return pair.fake->set_cable(device, false);
+        case 2:
+          return pair.fake->break_queue_pairs(device);
+        default:
+          return pair.fake->set_hanging(device, true);
+      }
+    });
+    pair.fake->set_port(device, true);
+    pair.fake->set_cable(device, true);
+    pair.fake->set_hanging(device, false);
+    pair.steps(static_cast<int>(random() % 4000));
+  }
+}
+
+TEST_F(Faults, TheLastRailTakesThePeerWithItAndAnotherConnectionSucceeds) {
+  VerbsPair pair({.devices = 1}, quick_);
+  ASSERT_TRUE(pair.connect());
+  const TransferId id = *pair.a.worker->submit(pair.request(Op::kWrite));
+  pair.steps(5);
+  pair.fake->set_port(0, false);
+  const absl::Status status = pair.finish(id);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  // From here or from the peer, whoever saw it first.
+  EXPECT_THAT(std::string(status.message()),
+              testing::AnyOf(HasSubstr("fake0:1 went down"), HasSubstr("the peer closed")));
+  EXPECT_TRUE(pair.drive([&] {
+    return pair.a.worker->peer_state(pair.a.peer) == PeerState::kDown &&
+           pair.b.worker->peer_state(pair.b.peer) == PeerState::kDown;
+  }));
+  pair.fake->set_port(0, true);
+  pair.steps(100);
+  pair.b.peer = {};
+  ASSERT_TRUE(pair.connect());
+  EXPECT_TRUE(pair.run(pair.request(Op::kRead)).ok());
+}
+
+TEST_F(Faults, APeerThatGoesIsNoticedAtOnce) {
+  VerbsPair pair({.devices = 2}, quick_);
+  ASSERT_TRUE(pair.connect());
+  const TransferId id = *pair.a.worker->submit(pair.request(Op::kWrite));
+  pair.steps(3);
+  pair.b.worker.reset();
+  const Time before = pair.clock.now();
+  const absl::Status status = pair.finish(id);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_LT(pair.clock.now() - before, milliseconds(5)) << "by the connection, not by retries";
+}
+
+TEST_F(Faults, ARefusedAccessCostsAQueuePairAndNothingElse) {
+  VerbsPair pair({.devices = 1}, quick_);
+  ASSERT_TRUE(pair.connect());
+  const CounterId counter = *pair.b.worker->allocate_counter();
+  uint64_t expected = 0;
+  for (int round = 0; round < 20; ++round) {
+    SCOPED_TRACE(round);
+    const uint64_t made = pair.fake->stats().queue_pairs;
+    auto region = pair.b.worker->register_memory(pair.b.memory.data(), 4 << 20);
+    ASSERT_TRUE(region.ok());
+    TransferRequest doomed = pair.request(Op::kWrite, 4 << 20);
+    doomed.remote = *pair.b.worker->remote_region(*region);
+    ASSERT_TRUE(pair.run(doomed).ok());  // the region is known now
+    std::vector<TransferId> innocent;
+    const auto count = [&] {
+      for (int i = 0; i < 20; ++i) {
+        TransferRequest one = pair.request(Op::kWrite, 100);
+        one.counter = pair.b.worker->remote_counter(counter);
+        innocent.push_back(*pair.a.worker->submit(one));
+        ++expected;
+      }
+    };
+    count();
+    const TransferId id = *pair.a.worker->submit(doomed);
+    count();
+    pair.steps(3 + round);
+    ASSERT_TRUE(pair.b.worker->deregister_memory(*region).ok());
+    const absl::Status status = pair.finish(id);
+    EXPECT_TRUE(absl::IsNotFound(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("stale"));
+    for (TransferId each : innocent) {
+      const absl::Status unharmed = pair.finish(each);
+      EXPECT_TRUE(unharmed.ok()) << unharmed;
+    }
+    pair.steps(100);
+    EXPECT_EQ(pair.b.worker->counter_value(counter), expected);
+    EXPECT_EQ(pair.fake->stats().queue_pairs, made + 2) << "one at each end";
+    EXPECT_EQ(pair.a.worker->peer_state(pair.a.peer), PeerState::kUp);
+  }
+}
+
+TEST_F(Faults, NothingThroughOnAnyRailFailsTheConnection) {
+  VerbsPair pair({.devices = 1}, quick_);
+  pair.fake->set_cable(0, false);
+  auto peer = pair.a.worker->connect(pair.b.worker->address());
+  ASSERT_TRUE(peer.ok());
+  ASSERT_TRUE(pair.drive([&] { return pair.a.worker->peer_state(*peer) == PeerState::kDown; }));
+  EXPECT_THAT(std::string(pair.a.worker->peer_status(*peer).message()),
+              HasSubstr("did not answer"));
+}
+
+}  // namespace
+}  // namespace baton

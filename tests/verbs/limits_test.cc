@@ -1,0 +1,173 @@
+// What the provider asks of the adapter: few doorbells and completions, gathered pages, credits,
+// limits kept; and what it says when it cannot have what it needs.
+#include "tests/verbs/verbs_pair.h"
+
+namespace baton {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<uint32_t> evens(uint32_t count) {
+  std::vector<uint32_t> pages(count);
+  for (uint32_t i = 0; i < count; ++i) pages[i] = 2 * i;
+  return pages;
+}
+
+TEST(Limits, ScatteredPagesShareDoorbellsAndCompletions) {
+  VerbsPair pair({});
+  ASSERT_TRUE(pair.connect());
+  ASSERT_TRUE(pair.run(pair.request(Op::kWrite, 100)).ok());
+  const std::vector<uint32_t> pages = evens(1024);
+  TransferRequest r = pair.request(Op::kWrite);
+  r.local_layout = r.remote_layout = Layout::paged(0, pages, 4096, 4096);
+  const FakeStats before = pair.fake->stats();
+  pair.fill(1);
+  ASSERT_TRUE(pair.run(r).ok());
+  const FakeStats after = pair.fake->stats();
+  EXPECT_EQ(after.work - before.work, 1024u);
+  EXPECT_LE(after.doorbells - before.doorbells, 1024u / 8);
+  EXPECT_EQ(after.signalled - before.signalled, after.doorbells - before.doorbells);
+  for (uint32_t page : pages) {
+    ASSERT_EQ(memcmp(&pair.a.memory[page * 4096], &pair.b.memory[page * 4096], 4096), 0);
+  }
+}
+
+TEST(Limits, NeighboursAtThePeerAreGathered) {
+  VerbsPair pair({});
+  ASSERT_TRUE(pair.connect());
+  const std::vector<uint32_t> pages = evens(512);
+  for (Op op : {Op::kWrite, Op::kRead}) {
+    TransferRequest r = pair.request(op);
+    r.local_layout = Layout::paged(0, pages, 4096, 4096);
+    r.remote_layout = Layout::contiguous(4096, 512 * 4096);
+    pair.fill(2);
+    if (op == Op::kRead) {
+      std::copy(pair.a.memory.begin(), pair.a.memory.end(), pair.b.memory.begin());
+      std::fill(pair.a.memory.begin(), pair.a.memory.end(), std::byte{0});
+    }
+    const FakeStats before = pair.fake->stats();
+    ASSERT_TRUE(pair.run(r).ok());
+    const FakeStats after = pair.fake->stats();
+    EXPECT_GE(after.gathered - before.gathered, 512u / 16);
+    EXPECT_LE(after.work - before.work, 512u / 16 + 8);
+    for (size_t i = 0; i < pages.size(); ++i) {
+      ASSERT_EQ(memcmp(&pair.a.memory[pages[i] * 4096], &pair.b.memory[4096 + i * 4096], 4096), 0);
+    }
+  }
+}
+
+TEST(Limits, ACountingWriteIsOneMessage) {
+  VerbsPair pair({});
+  ASSERT_TRUE(pair.connect());
+  const CounterId counter = *pair.b.worker->allocate_counter();
+  TransferRequest r = pair.request(Op::kWrite, 64);
+  r.counter = pair.b.worker->remote_counter(counter);
+  ASSERT_TRUE(pair.run(r).ok());
+  const FakeStats before = pair.fake->stats();
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(pair.run(r).ok());
+  const FakeStats after = pair.fake->stats();
+  EXPECT_EQ(after.work - before.work, 10u);
+  EXPECT_EQ(after.immediates - before.immediates, 10u);
+  EXPECT_EQ(after.inlined - before.inlined, 10u);
+  EXPECT_TRUE(pair.drive([&] { return pair.b.worker->counter_value(counter) == 11; }));
+}
+
+TEST(Limits, SmallQueuesAndFewCreditsAreEnough) {
+  VerbsPair pair({.max_work = 32, .max_sge = 2, .max_inline = 16, .max_reads = 1},
+                 {{"verbs.receive_depth", "16"}, {"verbs.send_depth", "16"}});
+  ASSERT_TRUE(pair.connect());
+  const CounterId there = *pair.b.worker->allocate_counter();
+  const CounterId here = *pair.a.worker->allocate_counter();
+  const std::string payload(5000, 'n');
+  size_t got = 0;
+  Notification notification;
+  for (int round = 0; round < 5; ++round) {
+    std::vector<TransferId> ids;
+    for (int i = 0; i < 100; ++i) {
+      TransferRequest r = pair.request(i % 2 ? Op::kWrite : Op::kRead, 20'000);
+      if (i % 2) {
+        r.counter = pair.b.worker->remote_counter(there);
+        if (i % 20 == 1) r.notify = payload;
+      }
+      ids.push_back(*pair.a.worker->submit(r));
+      TransferRequest back = {.op = Op::kWrite,
+                              .peer = pair.b.peer,
+                              .local = pair.b.region,
+                              .local_layout = Layout::contiguous(1 << 20, 300),
+                              .remote = pair.a.remote,
+                              .remote_layout = Layout::contiguous(1 << 20, 300),
+                              .counter = pair.a.worker->remote_counter(here),
+                              .detached = true};
+      ASSERT_TRUE(pair.b.worker->submit(back).ok());
+    }
+    for (TransferId id : ids) {
+      const absl::Status status = pair.finish(id);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+  EXPECT_TRUE(pair.drive([&] {
+    while (pair.b.worker->next_notification(notification)) {
+      EXPECT_EQ(notification.payload, payload);
+      ++got;
+    }
+    return pair.a.worker->counter_value(here) == 500 &&
+           pair.b.worker->counter_value(there) == 250 && got == 25;
+  }));
+}
+
+TEST(Limits, MessagesStayBelowTheAdaptersMaximum) {
+  VerbsPair pair({.mtu = IBV_MTU_256, .max_message = 4096});
+  ASSERT_TRUE(pair.connect());
+  pair.fill(5);
+  ASSERT_TRUE(pair.run(pair.request(Op::kWrite, 1 << 20)).ok());
+  EXPECT_EQ(memcmp(pair.a.memory.data(), pair.b.memory.data(), 1 << 20), 0);
+}
+
+TEST(Limits, MemoryThatCannotBePinnedNamesBytesLimitAndRemedy) {
+  FakeVerbs fake({.pinnable_bytes = 4 << 20});
+  WorkerOptions options;
+  options.key = *ClusterKey::from_bytes("a secret of the tests");
+  options.extra_providers = {verbs::verbs_over(fake.api())};
+  auto worker = Worker::create(options);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  std::vector<std::byte> memory(8 << 20);
+  ASSERT_TRUE((*worker)->register_memory(memory.data(), 3 << 20).ok());
+  const absl::Status status = (*worker)->register_memory(memory.data(), 8 << 20).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  for (const char* part : {"8.0 MiB", "3.0 MiB", "RLIMIT_MEMLOCK", "ulimit -l unlimited"}) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+  }
+}
+
+absl::Status create(const FakeVerbs& fake, const char* key, const char* value) {
+  WorkerOptions options;
+  options.key = *ClusterKey::from_bytes("a secret of the tests");
+  options.settings = {{key, value}};
+  options.extra_providers = {verbs::verbs_over(fake.api())};
+  return Worker::create(options).status();
+}
+
+TEST(Limits, WrongSettingsAreNamed) {
+  FakeVerbs fake({.devices = 2});
+  const auto message = [&](const char* key, const char* value) {
+    const absl::Status status = create(fake, key, value);
+    EXPECT_FALSE(status.ok()) << key << "=" << value;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(message("verbs.devices", "mlx5_7"), HasSubstr("no RDMA device \"mlx5_7\""));
+  EXPECT_THAT(message("verbs.gid_index", "900"), HasSubstr("out of range"));
+  EXPECT_THAT(message("verbs.mtu", "9000"), HasSubstr("256 to 4096"));
+  EXPECT_THAT(message("verbs.qps", "none"), HasSubstr("verbs.qps=none"));
+  EXPECT_TRUE(create(fake, "verbs.devices", "fake1:1").ok());
+  fake.set_port(0, false);
+  fake.set_port(1, false);
+  EXPECT_THAT(message("verbs.mtu", "1024"), HasSubstr("fake0:1 is down"));
+}
+
+TEST(Limits, AMachineWithoutDevicesSaysHowToGetOne) {
+  FakeVerbs fake({.devices = 0});
+  EXPECT_THAT(std::string(create(fake, "verbs.mtu", "1024").message()), HasSubstr("rdma link add"));
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,189 @@
+// A queue pair keeps its own accounts: what is posted, what is known to be complete, what came back
+// when it broke.
+#include "verbs/queue_pair.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/verbs/fake_verbs.h"
+#include "tests/verbs/verbs_pair.h"
+
+namespace baton::verbs {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+struct Log final : QueuePairOwner {
+  void sent(uint32_t tag, ibv_wc_status status) override { done.emplace_back(tag, status); }
+  void received(std::string_view message) override { messages.emplace_back(message); }
+  void counted(uint32_t immediate) override { immediates.push_back(immediate); }
+  std::vector<std::pair<uint32_t, ibv_wc_status>> done;
+  std::vector<std::string> messages;
+  std::vector<uint32_t> immediates;
+};
+
+class QueuePairs : public testing::Test {
+ protected:
+  QueuePairs() {
+    tuning_.send_depth = 32;
+    tuning_.receive_depth = 16;
+    devices_ = *open_devices(fake_.api(), tuning_);
+    const Port& port = *devices_.ports[0];
+    const GidChoice gid = *choose_gid(port.gids, -1, 0xff);
+    a_ = *QueuePair::create(port, gid, tuning_);
+    b_ = *QueuePair::create(port, gid, tuning_);
+    EXPECT_TRUE(a_->connect(b_->local()).ok());
+    EXPECT_TRUE(b_->connect(a_->local()).ok());
+    RegionEntry entry{.base = memory_.data(),
+                      .size = memory_.size(),
+                      .key = 1,
+                      .index = 0,
+                      .generation = 1,
+                      .access = Access::kRemoteReadWrite};
+    EXPECT_TRUE(devices_.devices[0]->add_region(entry).ok());
+    region_ = devices_.devices[0]->region(0);
+  }
+  ~QueuePairs() override { EXPECT_THAT(fake_.violations(), IsEmpty()); }
+
+  QueuePair::Work write(uint32_t tag, uint32_t bytes = 1000) const {
+    QueuePair::Work work;
+    work.tag = tag;
+    work.remote = reinterpret_cast<uintptr_t>(memory_.data() + (1 << 16));
+    work.rkey = region_->rkey;
+    work.bytes = bytes;
+    work.sges = 1;
+    work.sge[0] = {reinterpret_cast<uintptr_t>(memory_.data()), bytes, region_->lkey};
+    return work;
+  }
+  void poll(int rounds = 5) {
+    for (int i = 0; i < rounds; ++i) {
+      a_->poll(at_a_);
+      b_->poll(at_b_);
+    }
+  }
+
+  ManualClock clock_;
+  FakeVerbs fake_{{.clock = &clock_}};
+  Tuning tuning_;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(1 << 17);
+  Devices devices_;
+  const ibv_mr* region_ = nullptr;
+  std::unique_ptr<QueuePair> a_;
+  std::unique_ptr<QueuePair> b_;
+  Log at_a_;
+  Log at_b_;
+};
+
+TEST_F(QueuePairs, UnsignalledWorkIsCompletedByWhatFollows) {
+  for (uint32_t i = 0; i < 5; ++i) a_->add(write(i));
+  EXPECT_EQ(a_->room(), 27u);
+  EXPECT_EQ(a_->inflight_bytes(), 5000u);
+  a_->ring();
+  EXPECT_EQ(fake_.stats().doorbells, 1u);
+  EXPECT_EQ(fake_.stats().signalled, 1u);
+  poll();
+  ASSERT_EQ(at_a_.done.size(), 5u);
+  for (uint32_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(at_a_.done[i], std::make_pair(i, IBV_WC_SUCCESS));
+  }
+  EXPECT_EQ(a_->room(), 32u);
+  EXPECT_EQ(a_->inflight_bytes(), 0u);
+  EXPECT_TRUE(a_->idle());
+}
+
+TEST_F(QueuePairs, AFullQueueIsNeverOverrunAndComesBack) {
+  uint32_t posted = 0;
+  for (int round = 0; round < 50; ++round) {
+    while (a_->room() > 0) a_->add(write(posted++));
+    a_->ring();
+    poll(1);
+  }
+  poll(20);
+  EXPECT_EQ(at_a_.done.size(), posted);
+  EXPECT_GT(posted, 200u);
+}
+
+TEST_F(QueuePairs, MessagesAndImmediatesArriveInOrderBehindTheirWrites) {
+  memory_[5] = std::byte{77};
+  a_->add(write(1));
+  a_->add_message("hello", 2);
+  QueuePair::Work counted = write(3);
+  counted.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  counted.immediate = 0xdeadbeef;
+  a_->add(counted);
+  a_->add_message(std::string(kMessageBytes, 'x'), 4);
+  a_->ring();
+  poll();
+  EXPECT_THAT(at_b_.messages, ElementsAre("hello", std::string(kMessageBytes, 'x')));
+  EXPECT_THAT(at_b_.immediates, ElementsAre(0xdeadbeefu));
+  EXPECT_EQ(b_->received(), 3u);
+  EXPECT_EQ(memory_[(1 << 16) + 5], std::byte{77});
+}
+
+TEST_F(QueuePairs, AfterARefusedAccessTheRestIsFlushedInOrder) {
+  a_->add(write(0));
+  a_->add(write(1));
+  QueuePair::Work bad = write(2);
+  bad.rkey += 1000;
+  a_->add(bad);
+  a_->add(write(3));
+  a_->add_message("never", 4);
+  a_->ring();
+  poll();
+  EXPECT_THAT(at_a_.done,
+              ElementsAre(std::pair(0u, IBV_WC_SUCCESS), std::pair(1u, IBV_WC_SUCCESS),
+                          std::pair(2u, IBV_WC_REM_ACCESS_ERR), std::pair(3u, IBV_WC_WR_FLUSH_ERR),
+                          std::pair(4u, IBV_WC_WR_FLUSH_ERR)));
+  EXPECT_TRUE(a_->broken());
+  EXPECT_TRUE(a_->drained());
+  // The other end broke as well, and has its receives back.
+  EXPECT_TRUE(b_->broken());
+  EXPECT_TRUE(b_->drained());
+  EXPECT_THAT(at_b_.messages, IsEmpty());
+}
+
+TEST_F(QueuePairs, BrokenOffEverythingComesBackOnce) {
+  for (uint32_t i = 0; i < 20; ++i) a_->add(write(i, 60'000));
+  a_->ring();
+  poll(2);
+  const size_t before = at_a_.done.size();
+  EXPECT_LT(before, 20u);
+  a_->break_off();
+  a_->add(write(20));  // too late: never handed over
+  a_->ring();
+  poll();
+  ASSERT_EQ(at_a_.done.size(), 21u);
+  for (uint32_t i = 0; i < 21; ++i) EXPECT_EQ(at_a_.done[i].first, i);
+  EXPECT_EQ(at_a_.done[20].second, IBV_WC_WR_FLUSH_ERR);
+  EXPECT_TRUE(a_->drained());
+}
+
+TEST_F(QueuePairs, WithoutALinkRetriesRunOutWhenPredicted) {
+  a_->add(write(0));
+  fake_.set_cable(0, false);
+  a_->ring();
+  poll();
+  EXPECT_THAT(at_a_.done, IsEmpty());
+  clock_.advance(tuning_.detection() - Time(1));
+  poll();
+  EXPECT_THAT(at_a_.done, IsEmpty());
+  clock_.advance(Time(1));
+  poll();
+  EXPECT_THAT(at_a_.done, ElementsAre(std::pair(0u, IBV_WC_RETRY_EXC_ERR)));
+}
+
+TEST_F(QueuePairs, ArmingWakesThroughTheChannel) {
+  EXPECT_FALSE(a_->arm());
+  EXPECT_TRUE(a_->arm());
+  EXPECT_FALSE(devices_.devices[0]->next_completion_event());
+  a_->add(write(1));
+  a_->ring();
+  poll();
+  EXPECT_TRUE(devices_.devices[0]->next_completion_event());
+  EXPECT_FALSE(devices_.devices[0]->next_completion_event());
+  EXPECT_FALSE(a_->arm()) << "an event uses the arming up";
+}
+
+}  // namespace
+}  // namespace baton::verbs

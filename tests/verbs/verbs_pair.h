@@ -1,0 +1,136 @@
+// Two workers joined by the verbs provider over a fake of the verbs calls, in virtual time.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/verbs/fake_verbs.h"
+#include "transport/worker.h"
+#include "verbs/provider.h"
+
+namespace baton {
+
+class ManualClock final : public Clock {
+ public:
+  Time now() const override { return now_; }
+  void advance(Time by) { now_ += by; }
+
+ private:
+  Time now_ = std::chrono::seconds(1);
+};
+
+struct VerbsPair {
+  using Settings = std::vector<std::pair<std::string, std::string>>;
+  struct Side {
+    std::vector<std::byte> memory;
+    std::unique_ptr<Worker> worker;
+    MemoryRegion region;
+    RemoteRegion remote;
+    PeerId peer;
+  };
+  static constexpr size_t kBytes = 8 << 20;
+
+  explicit VerbsPair(FakeOptions options, Settings extra = {}) : settings(std::move(extra)) {
+    options.clock = &clock;
+    fake.emplace(options);
+    start(a, "a");
+    start(b, "b");
+  }
+  ~VerbsPair() {
+    a.worker.reset();
+    b.worker.reset();
+    EXPECT_THAT(fake->violations(), testing::IsEmpty());
+    EXPECT_EQ(fake->stats().not_ready, 0u) << "a message found no receive posted";
+    EXPECT_EQ(fake->objects(), 0u) << "left behind";
+  }
+
+  void start(Side& side, const char* name) {
+    WorkerOptions options;
+    options.name = name;
+    options.key = *ClusterKey::from_bytes("a secret of the tests");
+    options.clock = &clock;
+    options.settings = settings;
+    options.extra_providers = {verbs::verbs_over(fake->api())};
+    auto worker = Worker::create(options);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    side.worker = *std::move(worker);
+    side.memory.assign(kBytes, std::byte{0});
+    auto region = side.worker->register_memory(side.memory.data(), kBytes);
+    ASSERT_TRUE(region.ok()) << region.status();
+    side.region = *region;
+    side.remote = *side.worker->remote_region(*region);
+  }
+
+  // Rounds of progress, a little virtual time after each.
+  void step() {
+    if (a.worker != nullptr) a.worker->progress();
+    if (b.worker != nullptr) b.worker->progress();
+    clock.advance(tick);
+  }
+  void steps(int count) {
+    for (int i = 0; i < count; ++i) step();
+  }
+  bool drive(const std::function<bool()>& ready, Time limit = std::chrono::seconds(60)) {
+    const Time end = clock.now() + limit;
+    while (!ready()) {
+      if (clock.now() >= end) return false;
+      step();
+    }
+    return true;
+  }
+  // Connects, and waits until everything is quiet: all rails are up at both ends.
+  bool connect() {
+    auto peer = a.worker->connect(b.worker->address());
+    EXPECT_TRUE(peer.ok()) << peer.status();
+    a.peer = *peer;
+    const bool up = drive([&] {
+      while (auto event = b.worker->next_peer_event()) b.peer = event->peer;
+      return b.peer.generation != 0 && a.worker->peer_state(a.peer) == PeerState::kUp;
+    });
+    steps(200);
+    return up;
+  }
+
+  TransferRequest request(Op op, size_t bytes = kBytes) const {
+    return {.op = op,
+            .peer = a.peer,
+            .local = a.region,
+            .local_layout = Layout::contiguous(0, bytes),
+            .remote = b.remote,
+            .remote_layout = Layout::contiguous(0, bytes)};
+  }
+  absl::Status finish(TransferId id) {
+    if (!drive([&] { return ended(*a.worker->state(id)); })) {
+      return absl::InternalError("it never ended");
+    }
+    absl::Status status = a.worker->status(id);
+    const absl::Status released = a.worker->release(id);
+    return released.ok() ? status : released;
+  }
+  absl::Status run(const TransferRequest& r) {
+    auto id = a.worker->submit(r);
+    return id.ok() ? finish(*id) : id.status();
+  }
+  void fill(int seed) {
+    for (size_t i = 0; i < kBytes; ++i) {
+      a.memory[i] = std::byte(static_cast<uint8_t>(seed + static_cast<int>(i * 7 + (i >> 12))));
+    }
+    std::fill(b.memory.begin(), b.memory.end(), std::byte{0});
+  }
+
+  Settings settings;
+  ManualClock clock;
+  Time tick = std::chrono::microseconds(20);
+  std::optional<FakeVerbs> fake;
+  Side a;
+  Side b;
+};
+
+}  // namespace baton
