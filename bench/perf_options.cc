@@ -190,7 +190,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   options.iterations = test.verb == Verb::kWrite && !test.latency ? 5000 : 1000;
   size_t size = test.latency ? 2 : 65536;
   bool all = false, quiet = false, validation = false, warm = false, out_json = false;
-  bool rdma_cm = false, strict_order = false, no_verify = false, no_peak = false;
+  bool strict_order = false, no_verify = false, no_peak = false;
   std::string connection = "RC", host, out_json_file;
   std::vector<std::string> sets;
   std::array<std::optional<uint64_t>, kKnobs.size()> knobs;
@@ -239,7 +239,6 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   number("-p,--port", options.port, 0, 65535, "port to listen on or connect to (default 18515)");
   number("-q,--qp", options.streams, 1, 64, "queue pairs; sockets over tcp (default 1)");
   number("-Q,--cq-mod", options.cq_mod, 1, 1024, "completions per signal");
-  app.add_flag("-R,--rdma_cm", rdma_cm, "connect by rdma_cm");
   app.add_option("-s,--size", size, "bytes of a message (default 65536; latency 2)")
       ->transform(bytes)
       ->type_name("BYTES");
@@ -316,7 +315,6 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   for (size_t i = 0; i < kKnobs.size(); ++i) {
     if (knobs[i]) set(kKnobs[i].setting, absl::StrCat(*knobs[i]));
   }
-  if (rdma_cm) set("verbs.rdma_cm", "1");
   if (strict_order) set("verbs.relaxed_ordering", "0");
   options.verify = !no_verify;
   options.peak = !no_peak;

@@ -62,7 +62,7 @@ TEST(PerfOptions, DefaultsArePerftests) {
 TEST(PerfOptions, EveryFlagArrives) {
   const Parsed parsed = parse(
       "write_bw",
-      "-d mlx5_0 -i 2 -x 3 -s 4096 -n 500 -q 4 -t 64 -l 8 -Q 16 -I 64 -b -F -R -p 4000 -m 4096 -S "
+      "-d mlx5_0 -i 2 -x 3 -s 4096 -n 500 -q 4 -t 64 -l 8 -Q 16 -I 64 -b -F -p 4000 -m 4096 -S "
       "5 "
       "-T 106 -N -e -u 14 -r 256 -o 8 -w 10 -y 0.5 --report_gbits --cpu_util --out_json "
       "--use_hugepages --write_with_imm --disable_pcie_relaxed --set tcp.io=epoll node7");
@@ -85,7 +85,6 @@ TEST(PerfOptions, EveryFlagArrives) {
                                                         {"verbs.qps", "4"},
                                                         {"tcp.sockets", "4"},
                                                         {"verbs.inline_bytes", "64"},
-                                                        {"verbs.rdma_cm", "1"},
                                                         {"verbs.mtu", "4096"},
                                                         {"verbs.service_level", "5"},
                                                         {"verbs.traffic_class", "106"},
@@ -113,7 +112,7 @@ TEST(PerfOptions, LinesThatPeopleType) {
                            "--size=1048576 --iters=100 host",
                            "-q 8 -t 256 -l 16 host",
                            "-b --report_gbits host",
-                           "-R -T 105 host",
+                           "-T 105 host",
                            "--tclass=106 host",
                            "-p 18516 host",
                            "--port=18516 host",
@@ -214,9 +213,10 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"write_bw", "--use_cuda_dmabuf h", "baton doctor"},
         Bad{"write_lat", "-H h", "--json FILE"}, Bad{"write_lat", "-FU h", "--json FILE"},
         Bad{"write_bw", "-O h", "-d DEV1,DEV2"}, Bad{"write_bw", "-W counters/x h", "baton info"},
-        Bad{"write_bw", "-z h", "-R"}, Bad{"write_bw", "--rate_limit=5 h", "-t 1"},
-        Bad{"write_bw", "--reversed h", "read_bw"}, Bad{"write_bw", "-V", "baton --version"},
-        Bad{"send_bw", "--mcg h", "multicast"}, Bad{"write_bw", "-C h", "microseconds"}));
+        Bad{"write_bw", "-z h", "over TCP"}, Bad{"write_bw", "-R h", "over TCP"},
+        Bad{"write_bw", "--rate_limit=5 h", "-t 1"}, Bad{"write_bw", "--reversed h", "read_bw"},
+        Bad{"write_bw", "-V", "baton --version"}, Bad{"send_bw", "--mcg h", "multicast"},
+        Bad{"write_bw", "-C h", "microseconds"}));
 
 TEST(PerfOptions, APortGoesToEveryDeviceWithoutOne) {
   EXPECT_THAT((*parse("write_bw", "-d a,b:2 -i 3 h")).settings,
