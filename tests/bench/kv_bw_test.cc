@@ -11,6 +11,7 @@
 #include "bench/report.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/usable_provider.h"
 #include "transport/provider.h"
 
 namespace baton::bench {
@@ -57,7 +58,7 @@ std::vector<Json> rows_in(const std::string& path) {
   return rows;
 }
 
-class EveryProvider : public testing::TestWithParam<std::string> {};
+using EveryProvider = OverEveryProvider<std::string>;
 
 TEST_P(EveryProvider, TinyRunsAreVerifiedAndWrittenAsJson) {
   const std::string path = temporary("rows.jsonl");

@@ -17,7 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class KvConnectorTest : public ::testing::TestWithParam<std::tuple<std::string, bool>> {
+class KvConnectorTest : public OverEveryProvider<std::tuple<std::string, bool>> {
  protected:
   KvPairOptions options() const {
     KvPairOptions options;

@@ -10,6 +10,7 @@
 
 #include "kvtransfer/baton_connector.h"
 #include "tests/kvtransfer/kv_engines.h"
+#include "tests/usable_provider.h"
 
 namespace baton {
 
@@ -17,7 +18,7 @@ inline constexpr Time kLongEnough = std::chrono::seconds(60);
 
 inline ClusterKey test_key() { return *ClusterKey::from_bytes("a key for this test only"); }
 
-// Providers that two workers in one or two processes of this machine can meet on.
+// Providers that two workers of a machine can meet on; some may lack their device on this one.
 inline std::vector<std::string> real_providers() {
   std::vector<std::string> names;
   for (const auto& [name, factory] : registered_providers()) names.push_back(name);

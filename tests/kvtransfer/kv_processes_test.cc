@@ -58,7 +58,7 @@ class Process {
   pid_t pid_;
 };
 
-class KvProcessesTest : public ::testing::TestWithParam<std::string> {
+class KvProcessesTest : public OverEveryProvider<std::string> {
  protected:
   // In a child: a prefill engine that tells its address and works for ever.
   static void prefill_main(const std::string& provider, uint32_t stop_before_layer, Line& out) {
