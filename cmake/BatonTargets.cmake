@@ -45,7 +45,8 @@ endfunction()
 
 # baton_test(name LABELS unit SOURCES a_test.cc DEPS libs... [TIMEOUT seconds])
 # One GoogleTest binary, registered with CTest as one test per binary under the given labels.
-# Sanitizers slow everything down: there the timeout is five times as long.
+# Sanitizers slow everything down: there the timeout is five times as long. Calls that fail on purpose
+# leave no flight records behind.
 function(baton_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
@@ -57,5 +58,6 @@ function(baton_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} baton_options GTest::gmock GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
+                                          ENVIRONMENT BATON_FLIGHT_RECORDER=none)
 endfunction()

@@ -179,8 +179,9 @@ class Communicator {
   std::string explain(Collective collective, size_t bytes, const CallOptions& options = {}) const;
   // The links to every other rank: the route taken.
   std::string routes() const;
-  // The last few thousand events, oldest first, one per line. When a call fails they are written,
-  // as JSON, to $BATON_FLIGHT_RECORDER.<rank>.json, if that variable is set.
+  // The last few thousand events, oldest first, one per line. When a call fails they are written as
+  // JSON, and the error says where: $BATON_FLIGHT_RECORDER.<rank>.json, or without that variable
+  // baton-flight-<user id>-<group>.<rank>.json in $TMPDIR or /tmp. "none" turns that off.
   std::string flight_record() const;
   CommunicatorStats stats() const;
   Worker& worker();

@@ -127,7 +127,7 @@ absl::StatusOr<double> CostModel::predict(const CallShape& call, const Choice& c
 absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
                                                           const Override& fixed) const {
   if (absl::Status status = check(call); !status.ok()) return status;
-  std::vector<Algorithm> algorithms = algorithms_for(call.collective, call.ordered);
+  std::vector<Algorithm> algorithms = algorithms_for(call.collective);
   if (fixed.has_algorithm) algorithms = {fixed.algorithm};
   std::vector<Choice> out;
   absl::Status refused = absl::InvalidArgumentError(

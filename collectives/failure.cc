@@ -1,11 +1,11 @@
 // What goes wrong, how it is found out, and who is told.
-#include <cstdio>
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "collectives/communicator_impl.h"
+#include "collectives/flight_dump.h"
 
 namespace baton {
 
@@ -18,8 +18,11 @@ using collectives::Standing;
 
 namespace {
 
-// How long answers to a query are awaited.
+// How long answers to a query are awaited once a call is past its deadline: a rank that has a core
+// answers at once, one that has to share it may need longer.
 constexpr Time kPatience = std::chrono::milliseconds(150);
+constexpr Time kMostPatience = std::chrono::seconds(1);
+Time patience(Time timeout) { return std::clamp(timeout / 4, kPatience, kMostPatience); }
 
 // An abort on the wire: code, culprit, text.
 std::string encode_verdict(const absl::Status& why, uint32_t culprit) {
@@ -39,17 +42,6 @@ bool read(std::string_view body, T& value) {
   if (body.size() != sizeof value) return false;
   std::memcpy(&value, body.data(), sizeof value);
   return true;
-}
-
-void write_flight_record(const collectives::FlightRecorder& recorder, uint32_t rank) {
-  const char* path = std::getenv("BATON_FLIGHT_RECORDER");
-  if (path == nullptr || *path == '\0') return;
-  const std::string name = absl::StrFormat("%s.%u.json", path, rank);
-  std::FILE* file = std::fopen(name.c_str(), "w");
-  if (file == nullptr) return;
-  const std::string text = recorder.to_json();
-  std::fwrite(text.data(), 1, text.size(), file);
-  std::fclose(file);
 }
 
 }  // namespace
@@ -187,9 +179,12 @@ void Communicator::Impl::fail(absl::Status why, uint32_t culprit, bool tell_othe
     if (member.transfer != nullptr) member.transfer->cancel();
   }
   finished.clear();
-  const bool calls = !in_flight.empty();
+  if (!in_flight.empty()) {
+    const std::string where =
+        collectives::dump_flight_record(*recorder, collectives::flight_path(options.name, rank));
+    why = absl::Status(why.code(), absl::StrCat(why.message(), where));
+  }
   while (!in_flight.empty()) finish(*in_flight.back(), why);
-  if (calls) write_flight_record(*recorder, rank);
   call_ended.notify_all();
 }
 
@@ -294,7 +289,7 @@ void Communicator::Impl::diagnose(const Blocked& blocked) {
   }
   bool all = true;
   for (const Member& member : members) all &= !member.known || member.standing_fresh;
-  if (!all && time - diagnosing < kPatience) return;
+  if (!all && time - diagnosing < patience(blocked.call->deadline - blocked.call->began)) return;
 
   const uint64_t wanted = blocked.call->descriptor.sequence;
   const bool collective = blocked.call->programs != nullptr;

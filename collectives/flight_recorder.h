@@ -46,7 +46,7 @@ class FlightRecorder {
   // One line per event: "12.345678 rank 1 send   all_reduce #17 chunk 3 step 2 -> rank 0 512.0
   // KiB".
   std::string text() const;
-  // {"rank": r, "events": [...]}: one object per rank; `merge` finds the culprit in several.
+  // {"rank": r, "events": [...]}: one object per rank.
   std::string to_json() const;
 
  private:

@@ -10,6 +10,8 @@
 //   others, all_reduce  the all_gather of that algorithm, with contributions for parts; then a fold
 //   tree, all_reduce    up the tree, fold at the root, down the tree
 //   reduce              up the algorithm's tree; fold at the root
+//   halving             reduce_scatter: algorithms/ordered_halving.cc
+//   hierarchical        reduce_scatter, reduce: algorithms/ordered_hierarchical.cc
 #include "collectives/ordered.h"
 
 namespace baton::collectives {
@@ -167,19 +169,6 @@ void all_reduce(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Write
 
 }  // namespace
 
-bool has_ordered_form(Collective collective, Algorithm algorithm) {
-  switch (collective) {
-    case Collective::kAllReduce:
-      return true;
-    case Collective::kReduceScatter:
-      return algorithm == Algorithm::kDirect || algorithm == Algorithm::kRing;
-    case Collective::kReduce:
-      return algorithm != Algorithm::kHierarchical;
-    default:
-      return false;
-  }
-}
-
 Shape ordered_shape(const ScheduleSpec& spec) {
   const uint32_t n = spec.ranks;
   const bool whole = spec.collective != Collective::kReduce;
@@ -191,10 +180,12 @@ Shape ordered_shape(const ScheduleSpec& spec) {
     case Algorithm::kRecursiveDoubling:
       return {1, whole ? bruck_message(n) : power_of_two_from(n) / 2};
     case Algorithm::kHalvingDoubling:
+      if (spec.collective == Collective::kReduceScatter) return {n, ordered_halving_message(n)};
       return {1, doubling_message(n)};
     case Algorithm::kTree:
       return {1, n - 1};
     case Algorithm::kHierarchical: {
+      if (spec.collective != Collective::kAllReduce) return ordered_hierarchical_shape(spec);
       ScheduleSpec gather = spec;
       gather.collective = Collective::kAllGather;
       return {1, hierarchical_shape(gather).max_message_parts};
@@ -211,12 +202,20 @@ void write_ordered(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Wr
     case Collective::kReduceScatter:
       if (spec.algorithm == Algorithm::kDirect) {
         direct_reduce_scatter(spec.ranks, rank, w);
+      } else if (spec.algorithm == Algorithm::kHalvingDoubling) {
+        write_ordered_halving(spec.ranks, rank, w);
+      } else if (spec.algorithm == Algorithm::kHierarchical) {
+        write_ordered_hierarchical(spec, rank, w);
       } else {
         ring_reduce_scatter_ordered(spec.ranks, rank, channel % 2 == 1, w);
       }
       break;
     default:
-      gather_up(w, spec.ranks, rank, tree_of(spec, rank));
+      if (spec.algorithm == Algorithm::kHierarchical) {
+        write_ordered_hierarchical(spec, rank, w);
+      } else {
+        gather_up(w, spec.ranks, rank, tree_of(spec, rank));
+      }
       break;
   }
 }

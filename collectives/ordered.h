@@ -6,8 +6,6 @@
 
 namespace baton::collectives {
 
-// True if this reduction has an ordered form with this algorithm.
-bool has_ordered_form(Collective collective, Algorithm algorithm);
 Shape ordered_shape(const ScheduleSpec& spec);
 void write_ordered(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Writer& w);
 

@@ -22,30 +22,6 @@ bool reduces(Collective collective) {
 
 bool folds(const ScheduleSpec& spec) { return spec.ordered && reduces(spec.collective); }
 
-std::vector<Algorithm> unordered_algorithms(Collective collective) {
-  using A = Algorithm;
-  switch (collective) {
-    case Collective::kAllReduce:
-      return {A::kRing,   A::kRecursiveDoubling, A::kHalvingDoubling, A::kTree,
-              A::kDirect, A::kHierarchical};
-    case Collective::kReduceScatter:
-      return {A::kRing, A::kHalvingDoubling, A::kDirect, A::kHierarchical};
-    case Collective::kAllGather:
-      return {A::kRing, A::kRecursiveDoubling, A::kHalvingDoubling, A::kDirect, A::kHierarchical};
-    case Collective::kBroadcast:
-      return {A::kRing,   A::kRecursiveDoubling, A::kHalvingDoubling, A::kTree,
-              A::kDirect, A::kHierarchical};
-    case Collective::kReduce:
-      return {A::kRing, A::kRecursiveDoubling, A::kTree, A::kDirect, A::kHierarchical};
-    case Collective::kBarrier:
-      return {A::kRecursiveDoubling, A::kDirect};
-    case Collective::kAllToAll:
-    case Collective::kSendReceive:
-      return {A::kDirect};
-  }
-  return {};
-}
-
 Shape shape_of(const ScheduleSpec& spec) {
   const uint32_t n = spec.ranks;
   if (n == 1 || spec.collective == Collective::kBarrier) return {1, 1};
@@ -87,15 +63,28 @@ std::string ScheduleSpec::to_string() const {
   return text;
 }
 
-std::vector<Algorithm> algorithms_for(Collective collective, bool ordered) {
-  std::vector<Algorithm> found = unordered_algorithms(collective);
-  if (ordered && reduces(collective)) {
-    found.erase(
-        std::remove_if(found.begin(), found.end(),
-                       [collective](Algorithm a) { return !has_ordered_form(collective, a); }),
-        found.end());
+std::vector<Algorithm> algorithms_for(Collective collective) {
+  using A = Algorithm;
+  switch (collective) {
+    case Collective::kAllReduce:
+      return {A::kRing,   A::kRecursiveDoubling, A::kHalvingDoubling, A::kTree,
+              A::kDirect, A::kHierarchical};
+    case Collective::kReduceScatter:
+      return {A::kRing, A::kHalvingDoubling, A::kDirect, A::kHierarchical};
+    case Collective::kAllGather:
+      return {A::kRing, A::kRecursiveDoubling, A::kHalvingDoubling, A::kDirect, A::kHierarchical};
+    case Collective::kBroadcast:
+      return {A::kRing,   A::kRecursiveDoubling, A::kHalvingDoubling, A::kTree,
+              A::kDirect, A::kHierarchical};
+    case Collective::kReduce:
+      return {A::kRing, A::kRecursiveDoubling, A::kTree, A::kDirect, A::kHierarchical};
+    case Collective::kBarrier:
+      return {A::kRecursiveDoubling, A::kDirect};
+    case Collective::kAllToAll:
+    case Collective::kSendReceive:
+      return {A::kDirect};
   }
-  return found;
+  return {};
 }
 
 absl::Status validate(const ScheduleSpec& spec) {
@@ -117,7 +106,7 @@ absl::Status validate(const ScheduleSpec& spec) {
   if (spec.root >= spec.ranks) return refuse(absl::StrFormat("there is no rank %d", spec.root));
   if (spec.peer >= spec.ranks) return refuse(absl::StrFormat("there is no rank %d", spec.peer));
   if (spec.node_size == 0) return refuse("a node has at least one rank");
-  const std::vector<Algorithm> known = algorithms_for(spec.collective, spec.ordered);
+  const std::vector<Algorithm> known = algorithms_for(spec.collective);
   if (std::find(known.begin(), known.end(), spec.algorithm) == known.end()) {
     return refuse("use " + absl::StrJoin(known, " or ", [](std::string* out, Algorithm a) {
                     absl::StrAppend(out, std::string(name_of(a)));

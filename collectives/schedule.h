@@ -98,8 +98,8 @@ struct ScheduleSpec {
 // why not and which algorithms do.
 absl::Status validate(const ScheduleSpec& spec);
 
-// The algorithms that implement this collective, the preferred one first.
-std::vector<Algorithm> algorithms_for(Collective collective, bool ordered = false);
+// The algorithms that implement this collective, ordered or not, the preferred one first.
+std::vector<Algorithm> algorithms_for(Collective collective);
 
 // How many parts a piece has. At least 1, of barriers too.
 uint32_t parts_of(const ScheduleSpec& spec);

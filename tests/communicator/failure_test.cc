@@ -4,6 +4,11 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
 
 #include "gmock/gmock.h"
 #include "tests/communicator/group.h"
@@ -16,6 +21,26 @@ using testing::AnyOf;
 using testing::HasSubstr;
 
 std::string text(const absl::Status& status) { return std::string(status.message()); }
+
+// An environment variable, for as long as this lives.
+class ChangedVariable {
+ public:
+  ChangedVariable(const char* name, const std::string& value) : name_(name) {
+    if (const char* was = std::getenv(name)) was_ = was;
+    setenv(name, value.c_str(), 1);
+  }
+  ~ChangedVariable() {
+    if (was_) {
+      setenv(name_, was_->c_str(), 1);
+    } else {
+      unsetenv(name_);
+    }
+  }
+
+ private:
+  const char* name_;
+  std::optional<std::string> was_;
+};
 
 class Failure : public testing::TestWithParam<std::string> {
  protected:
@@ -80,10 +105,13 @@ void run_processes(int ranks, const CommunicatorOptions& options, const Body& bo
   }
 }
 
-absl::Status sum(Communicator& comm, size_t count, float* result = nullptr) {
+absl::Status sum(Communicator& comm, size_t count, float* result = nullptr,
+                 Time timeout = Time::zero()) {
   std::vector<float> data(count, static_cast<float>(comm.rank() + 1));
+  CallOptions call;
+  call.timeout = timeout;
   absl::Status status =
-      comm.all_reduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kSum);
+      comm.all_reduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kSum, call);
   if (result != nullptr && count > 0) *result = data[count - 1];
   return status;
 }
@@ -129,11 +157,11 @@ TEST_P(Failure, AKilledRankIsNamedAndTheOthersGoOnWithoutIt) {
 
 TEST_P(Failure, AStoppedRankIsNamedAtTheDeadline) {
   run_processes(
-      3, options(std::chrono::milliseconds(400)),
+      3, options(),
       [](Communicator& comm) -> std::string {
         if (absl::Status status = sum(comm, 100); !status.ok()) return status.ToString();
         if (comm.rank() == 2) raise(SIGSTOP);
-        const absl::Status status = sum(comm, 100);
+        const absl::Status status = sum(comm, 100, nullptr, std::chrono::milliseconds(400));
         if (!absl::IsDeadlineExceeded(status)) return "not DeadlineExceeded: " + status.ToString();
         for (const char* part : {"rank 2", "does not answer", "all_reduce #2", "chunk 1"}) {
           if (!has(status, part)) return std::string(part) + " is missing: " + status.ToString();
@@ -144,7 +172,7 @@ TEST_P(Failure, AStoppedRankIsNamedAtTheDeadline) {
 }
 
 TEST_P(Failure, ALateRankIsNamedAndWhatItDid) {
-  run_group(2, options(std::chrono::milliseconds(300)), [](Communicator& comm) {
+  run_group(2, options(std::chrono::seconds(2)), [](Communicator& comm) {
     if (comm.rank() == 0) {
       const absl::Status status = sum(comm, 100);
       EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
@@ -185,7 +213,7 @@ TEST_P(Failure, RanksThatCallDifferentThingsAreTold) {
        }},
   };
   for (const Case& c : cases) {
-    run_group(2, options(std::chrono::milliseconds(500)), [&](Communicator& comm) {
+    run_group(2, options(), [&](Communicator& comm) {
       std::vector<float> data(100000);
       const absl::Status status = comm.rank() == 0 ? comm.all_reduce(data.data(), data.data(), 100,
                                                                      DataType::kF32, ReduceOp::kSum)
@@ -233,13 +261,23 @@ TEST_P(Failure, ARankThatLeftIsNamed) {
 }
 
 TEST_P(Failure, TheFlightRecorderKnowsTheCall) {
-  run_group(2, options(std::chrono::milliseconds(200)), [](Communicator& comm) {
+  // Everybody else is told to write none.
+  const std::string prefix = testing::TempDir() + "baton_flight_" + std::to_string(getpid());
+  const ChangedVariable variable("BATON_FLIGHT_RECORDER", prefix);
+  run_group(2, options(), [&prefix](Communicator& comm) {
     ASSERT_EQ(sum(comm, 1000), absl::OkStatus());
     if (comm.rank() == 1) {
       while (comm.status().ok()) comm.progress();
       return;
     }
-    EXPECT_FALSE(sum(comm, 1000).ok());
+    const absl::Status status = sum(comm, 1000, nullptr, std::chrono::milliseconds(200));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    const std::string path = prefix + ".0.json";
+    EXPECT_THAT(text(status), HasSubstr("its last events are in " + path));
+    std::stringstream written;
+    written << std::ifstream(path).rdbuf();
+    std::filesystem::remove(path);
+    EXPECT_THAT(written.str(), AllOf(HasSubstr("all_reduce"), HasSubstr("abort")));
     EXPECT_THAT(comm.flight_record(), AllOf(HasSubstr("all_reduce #1"), HasSubstr("all_reduce #2"),
                                             HasSubstr("send"), HasSubstr("abort")));
   });

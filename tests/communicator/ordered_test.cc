@@ -73,7 +73,7 @@ TEST(Ordered, EveryAlgorithmChunkAndProviderGivesTheSameBits) {
       for (DataType type : {DataType::kF32, DataType::kBF16, DataType::kF16}) {
         const std::vector<std::byte> wanted = folded(type, ReduceOp::kSum, ranks, kCount);
         run_group(ranks, test_options(provider), [&](Communicator& comm) {
-          for (Algorithm algorithm : collectives::algorithms_for(Collective::kAllReduce, true)) {
+          for (Algorithm algorithm : collectives::algorithms_for(Collective::kAllReduce)) {
             for (size_t chunk : {size_t{512}, size_t{4096}, size_t{65536}}) {
               CallOptions options;
               options.ordered = true;
@@ -90,6 +90,48 @@ TEST(Ordered, EveryAlgorithmChunkAndProviderGivesTheSameBits) {
           }
         });
       }
+    }
+  }
+}
+
+TEST(Ordered, ReduceScatterAndReduceOnOneNodeAndSeveral) {
+  constexpr size_t kShare = 1001;
+  for (const char* provider : {"shm", "tcp"}) {
+    for (int ranks : {2, 3, 5}) {
+      const size_t n = static_cast<size_t>(ranks);
+      const std::vector<std::byte> wanted =
+          folded(DataType::kF32, ReduceOp::kSum, ranks, n * kShare);
+      CommunicatorOptions group = test_options(provider);
+      group.node_size = 2;
+      run_group(ranks, group, [&](Communicator& comm) {
+        const size_t bytes = kShare * sizeof(float);
+        const auto rank = static_cast<size_t>(comm.rank());
+        CallOptions options;
+        options.ordered = true;
+        options.chunk_bytes = 4096;
+        for (Algorithm algorithm : collectives::algorithms_for(Collective::kReduceScatter)) {
+          options.algorithm = algorithm;
+          const std::vector<std::byte> in = elements(DataType::kF32, comm.rank(), n * kShare);
+          std::vector<std::byte> out(bytes);
+          ASSERT_EQ(comm.reduce_scatter(in.data(), out.data(), kShare, DataType::kF32,
+                                        ReduceOp::kSum, options),
+                    absl::OkStatus());
+          ASSERT_EQ(std::memcmp(out.data(), wanted.data() + rank * bytes, bytes), 0)
+              << provider << " n=" << ranks << " " << name_of(algorithm);
+        }
+        for (Algorithm algorithm : collectives::algorithms_for(Collective::kReduce)) {
+          options.algorithm = algorithm;
+          const int root = ranks - 1;
+          const std::vector<std::byte> in = elements(DataType::kF32, comm.rank(), n * kShare);
+          std::vector<std::byte> out(n * bytes);
+          ASSERT_EQ(comm.reduce(in.data(), out.data(), n * kShare, DataType::kF32, ReduceOp::kSum,
+                                root, options),
+                    absl::OkStatus());
+          if (comm.rank() != root) continue;
+          ASSERT_EQ(std::memcmp(out.data(), wanted.data(), n * bytes), 0)
+              << provider << " n=" << ranks << " " << name_of(algorithm);
+        }
+      });
     }
   }
 }

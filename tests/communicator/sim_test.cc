@@ -144,7 +144,7 @@ TEST(SimExecutor, EveryAlgorithmGivesTheRightSumOnABadFabric) {
       for (size_t i = 0; i < count; ++i) wanted[i] += row[i];
     }
     for (bool ordered : {false, true}) {
-      for (Algorithm algorithm : algorithms_for(Collective::kAllReduce, ordered)) {
+      for (Algorithm algorithm : algorithms_for(Collective::kAllReduce)) {
         for (const auto& got : group.all_reduce(algorithm, ordered, in)) {
           ASSERT_EQ(got, wanted) << name_of(algorithm) << " n=" << ranks;
         }

@@ -3,14 +3,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "collectives/flight_dump.h"
 
 namespace baton::collectives {
 namespace {
@@ -111,6 +116,39 @@ TEST(FlightRecorder, EventsAreWholeWhileManyWriteAndOneReads) {
   EXPECT_EQ(0, torn) << "of " << read;
   for (const FlightEvent& event : recorder.events()) EXPECT_TRUE(whole(event));
   EXPECT_LE(recorder.events().size(), 4);
+}
+
+TEST(FlightDump, HasANameOfItsOwnForEveryUserGroupAndRank) {
+  unsetenv("BATON_FLIGHT_RECORDER");
+  EXPECT_THAT(flight_path("my/group", 3),
+              testing::EndsWith("/baton-flight-" + std::to_string(geteuid()) + "-my_group.3.json"));
+  setenv("BATON_FLIGHT_RECORDER", "/somewhere/else", 1);
+  EXPECT_EQ(flight_path("world", 3), "/somewhere/else.3.json");
+  setenv("BATON_FLIGHT_RECORDER", "none", 1);
+  EXPECT_EQ(flight_path("world", 3), "");
+}
+
+TEST(FlightDump, IsJsonOfThisUserAndReplacesTheLastOne) {
+  FlightRecorder recorder(0, 8);
+  recorder.record(numbered(1));
+  const std::string path = testing::TempDir() + "flight_" + std::to_string(getpid());
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(dump_flight_record(recorder, path), "; its last events are in " + path);
+    const auto json = nlohmann::json::parse(std::ifstream(path));
+    EXPECT_EQ(json["events"].size(), 1u);
+  }
+  struct stat status {};
+  ASSERT_EQ(stat(path.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+  EXPECT_EQ(dump_flight_record(recorder, ""), "");
+
+  const std::string link = path + "_link";
+  ASSERT_EQ(symlink(path.c_str(), link.c_str()), 0);
+  EXPECT_THAT(dump_flight_record(recorder, link), testing::HasSubstr("could not be written"));
+  EXPECT_THAT(dump_flight_record(recorder, "/no/such/directory/x"),
+              testing::HasSubstr("BATON_FLIGHT_RECORDER"));
+  unlink(link.c_str());
+  unlink(path.c_str());
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ TEST_P(Matrix, EveryAlgorithmIsProvedUpTo64Ranks) {
   // With two channels both are proved; the first is that of one channel.
   for (const bool ordered : {false, true}) {
     if (ordered && !reduces(GetParam())) continue;
-    for (const Algorithm algorithm : algorithms_for(GetParam(), ordered)) {
+    for (const Algorithm algorithm : algorithms_for(GetParam())) {
       prove_all(
           {.collective = GetParam(), .algorithm = algorithm, .channels = 2, .ordered = ordered});
     }

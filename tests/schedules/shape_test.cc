@@ -172,16 +172,35 @@ TEST(Shape, ThousandsOfRanksAreProvedBySample) {
     proven({.collective = collective, .algorithm = A::kHalvingDoubling, .ranks = 500});
   }
   proven({.algorithm = A::kRing, .ranks = 101, .channels = 3});
+  for (const C collective : {C::kReduceScatter, C::kReduce}) {
+    proven({.collective = collective,
+            .algorithm = A::kHierarchical,
+            .ranks = 300,
+            .node_size = 8,
+            .ordered = true});
+  }
+  proven({.collective = C::kReduceScatter,
+          .algorithm = A::kHalvingDoubling,
+          .ranks = 150,
+          .ordered = true});
+}
+
+TEST(Shape, OrderedHalvingTakesAsManyRounds) {
+  const VerifyReport sums =
+      proven({.collective = C::kReduceScatter, .algorithm = A::kHalvingDoubling, .ranks = 32});
+  const VerifyReport ordered = proven({.collective = C::kReduceScatter,
+                                       .algorithm = A::kHalvingDoubling,
+                                       .ranks = 32,
+                                       .ordered = true});
+  EXPECT_EQ(ordered.rounds, sums.rounds);
+  EXPECT_EQ(ordered.most_parts_sent, 5u * 16);  // half of the contributions in each round
 }
 
 TEST(Spec, RefusesWhatDoesNotExist) {
   const auto why = [](const ScheduleSpec& spec) { return std::string(validate(spec).message()); };
   EXPECT_THAT(why({.collective = C::kAllToAll, .ranks = 4}), HasSubstr("use direct"));
-  EXPECT_THAT(why({.collective = C::kReduceScatter,
-                   .algorithm = A::kHalvingDoubling,
-                   .ranks = 4,
-                   .ordered = true}),
-              HasSubstr("use ring or direct"));
+  EXPECT_THAT(why({.collective = C::kReduce, .algorithm = A::kHalvingDoubling, .ranks = 4}),
+              HasSubstr("use ring or recursive_doubling"));
   EXPECT_THAT(why({.ranks = 0}), HasSubstr("ranks"));
   EXPECT_THAT(why({.ranks = 2, .root = 2}), HasSubstr("no rank 2"));
   EXPECT_THAT(why({.ranks = 2, .channels = 0}), HasSubstr("channels"));
