@@ -33,6 +33,7 @@ static uint32_t partner_of(uint32_t rank, uint32_t ranks, uint32_t distance) {
 }
 
 absl::Status Communicator::Impl::calibrate() {
+  const Time started = now();
   CostParameters cost = model->parameters();
   absl::StatusOr<Block> block = memory->allocate(std::max(options.slot_bytes, 2 * kReduceBytes));
   if (!block.ok()) return block.status();
@@ -114,6 +115,7 @@ absl::Status Communicator::Impl::calibrate() {
   model->set_parameters(agreed);
   choices.clear();
   last_choice = nullptr;
+  calibrated_in = now() - started;
   return absl::OkStatus();
 }
 

@@ -285,7 +285,15 @@ std::string Communicator::Impl::explain(Collective collective, size_t bytes,
     });
     if (at != all->end()) std::rotate(all->begin(), at, at + 1);
   }
-  return collectives::explain(shape, *all, actual);
+  const std::string table = collectives::explain(shape, *all, actual);
+  if (calibrated_in == Time::zero()) return table + "model, not measured: assumed costs\n";
+  const collectives::CostParameters& cost = model->parameters();
+  return absl::StrFormat(
+      "%smodel, measured in %.1f ms at the start: a message takes %.2f us and %.2f GB/s here, "
+      "%.2f us and %.2f GB/s to other nodes; combining %.1f GB/s\n",
+      table, std::chrono::duration<double, std::milli>(calibrated_in).count(),
+      cost.local.alpha * 1e6, 1e-9 / cost.local.beta, cost.remote.alpha * 1e6,
+      1e-9 / cost.remote.beta, 1e-9 / cost.gamma);
 }
 
 void Communicator::Impl::on_done(Call&, void* context) {

@@ -245,6 +245,7 @@ class Communicator::Impl {
   absl::Status broken;  // why everything fails
   std::atomic<bool> is_broken{false};
   bool leaving = false;
+  Time calibrated_in{};
   Time diagnosing{};  // since when answers are awaited; zero: not
   Time next_look{};   // at deadlines
   uint32_t turns = 0;
