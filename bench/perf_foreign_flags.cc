@@ -25,9 +25,9 @@ constexpr std::array kForeign = {
     Foreign{"-V --version", "`baton --version` prints it"},
     Foreign{"-W --report-counters", "`baton info` shows the counters of every port"},
     Foreign{"-X --vector", "the nearest is -e, which sleeps on events"},
-    Foreign{
-        "-R --rdma_cm -z --comm_rdma_cm",
-        "queue pairs are connected over TCP, where both sides prove who they are; leave it out"},
+    Foreign{"-z --comm_rdma_cm",
+            "addresses are exchanged over TCP, where both sides prove who they are; the nearest is "
+            "-R, which connects the queue pairs by rdma_cm"},
     Foreign{"--force-link --dlid --pkey_index --flow_label",
             "pass it on with --set verbs.NAME=VALUE where the provider has it"},
     Foreign{"--dont_xchg_versions", "both sides must speak the same version"},

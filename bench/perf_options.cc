@@ -239,6 +239,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   number("-p,--port", options.port, 0, 65535, "port to listen on or connect to (default 18515)");
   number("-q,--qp", options.streams, 1, 64, "queue pairs; sockets over tcp (default 1)");
   number("-Q,--cq-mod", options.cq_mod, 1, 1024, "completions per signal");
+  app.add_flag("-R,--rdma_cm", options.rdma_cm, "connect queue pairs by rdma_cm");
   app.add_option("-s,--size", size, "bytes of a message (default 65536; latency 2)")
       ->transform(bytes)
       ->type_name("BYTES");
@@ -314,6 +315,12 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   if (options.outs) set("verbs.rd_atomic", absl::StrCat(*options.outs));
   for (size_t i = 0; i < kKnobs.size(); ++i) {
     if (knobs[i]) set(kKnobs[i].setting, absl::StrCat(*knobs[i]));
+  }
+  if (options.rdma_cm) {
+    set("verbs.rdma_cm", "1");
+    if (options.client_provider() != "verbs") {
+      options.notes.push_back("-R has no effect: there are queue pairs over verbs only");
+    }
   }
   if (strict_order) set("verbs.relaxed_ordering", "0");
   options.verify = !no_verify;

@@ -31,6 +31,7 @@ struct PerfOptions {
   std::optional<uint64_t> gid_index, mtu, inline_size, cq_mod, outs;
   uint64_t streams = 1;
   bool huge_pages = false;
+  bool rdma_cm = false;  // connects queue pairs
 
   // The traffic.
   std::vector<size_t> sizes;

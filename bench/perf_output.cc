@@ -37,6 +37,10 @@ bool has_setting(const PerfOptions& options, std::string_view key) {
   return false;
 }
 
+bool by_cm(const PerfOptions& options) {
+  return options.rdma_cm && options.client_provider() == "verbs";
+}
+
 std::string device_of(const PerfOptions& options) {
   return options.device.empty() ? options.client_provider() : options.device;
 }
@@ -77,8 +81,8 @@ std::string header_text(const PerfOptions& options, const PerfHeader& header) {
   } else {
     absl::StrAppend(&out, " Outstand reads  : ", or_auto(options.outs), "\n");
   }
-  absl::StrAppend(&out, " rdma_cm QPs\t : OFF\n", " Data ex. method : Notifications\n",
-                  " Memory          : ", header.memory,
+  absl::StrAppend(&out, " rdma_cm QPs\t : ", on(by_cm(options)), "\n",
+                  " Data ex. method : Notifications\n", " Memory          : ", header.memory,
                   options.cold ? ", larger than the caches\n" : "\n",
                   " Route           : ", header.route, "\n");
   for (const std::string& note : options.notes)
@@ -166,7 +170,7 @@ Json perftest_json(const PerfOptions& options, const PerfHeader& header,
   if (options.gid_index) info["GID_index"] = *options.gid_index;
   if (options.inline_size) info["Max_inline_data"] = *options.inline_size;
   if (options.outs) info["Outstand_reads"] = *options.outs;
-  info["rdma_cm_QPs"] = "OFF";
+  info["rdma_cm_QPs"] = on(by_cm(options));
   info["Data_ex_method"] = "Notifications";
   info["Route"] = header.route;
   info["BW_unit"] = options.gbits ? "Gb/sec" : "MiB/sec";

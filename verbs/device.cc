@@ -238,6 +238,8 @@ void note(std::string& notes, std::string_view text) {
 
 absl::StatusOr<Devices> open_devices(const VerbsApi& api, const Tuning& tuning) {
   constexpr size_t kMaxPorts = 16;
+  // Before anything is registered; kernels from 5.12 on do not need it and say so.
+  api.ibv_fork_init();
   Devices found;
   std::vector<std::string> names;
   int count = 0;

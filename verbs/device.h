@@ -23,7 +23,6 @@ struct Port {
   uint8_t index = 0;  // among all ports that the provider uses
   ibv_port_attr attributes{};
   std::vector<ibv_gid_entry> gids;
-  uint32_t changes = 0;  // grows when it goes down or its addresses change
 
   bool up() const { return attributes.state == IBV_PORT_ACTIVE; }
   bool routable() const { return attributes.link_layer != IBV_LINK_LAYER_INFINIBAND; }

@@ -3,13 +3,14 @@
 
 #include <cstring>
 
+#include "absl/strings/str_format.h"
 #include "transport/arrivals.h"
 #include "transport/wire.h"
 
 namespace baton::verbs {
 namespace {
 
-constexpr uint8_t kOffersVersion = 1;
+constexpr uint8_t kOffersVersion = 2;
 constexpr size_t kMaxText = 512;
 
 absl::Status malformed() {
@@ -158,6 +159,8 @@ void encode(std::string& out, const Endpoint& endpoint) {
   put_number(out, endpoint.receives);
   put_number(out, endpoint.queue_pair);
   put_number(out, endpoint.sequence);
+  put_number(out, static_cast<uint8_t>(endpoint.by_cm));
+  put_number(out, endpoint.cm_port);
   put_gid(out, endpoint.gid);
 }
 
@@ -178,6 +181,8 @@ absl::StatusOr<Endpoint> decode_endpoint(std::string_view body) {
   endpoint.receives = in.number<uint16_t>();
   endpoint.queue_pair = in.number<uint32_t>();
   endpoint.sequence = in.number<uint32_t>();
+  endpoint.by_cm = take_flag(in, good);
+  endpoint.cm_port = in.number<uint16_t>();
   endpoint.gid = take_gid(in);
   if (!in.finished() || !good || endpoint.rail >= endpoint.rails || endpoint.incarnation == 0 ||
       endpoint.mtu < IBV_MTU_256 || endpoint.mtu > IBV_MTU_4096 || endpoint.rd_atomic == 0 ||
@@ -223,9 +228,13 @@ absl::StatusOr<std::vector<PortOffer>> decode_offers(std::string_view extra) {
   WireReader in(extra);
   const uint8_t version = in.number<uint8_t>();
   const uint8_t count = in.number<uint8_t>();
-  if (in.failed() || version != kOffersVersion || count == 0 || count > kMaxPorts) {
-    return malformed();
+  if (!in.failed() && version != kOffersVersion) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "the peer speaks version %u of the verbs provider's messages and this side %u: install the "
+        "same Baton on both sides",
+        version, kOffersVersion));
   }
+  if (in.failed() || count == 0 || count > kMaxPorts) return malformed();
   std::vector<PortOffer> offers(count);
   for (PortOffer& offer : offers) {
     offer.families = in.number<uint8_t>();

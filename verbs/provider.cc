@@ -18,14 +18,15 @@ extern "C" const ProviderRegistration baton_provider_verbs(
       return std::unique_ptr<Provider>(new VerbsProvider(context, nullptr));
     });
 
-ProviderFactory verbs_over(const VerbsApi& api) {
-  return [&api](const ProviderContext& context) {
-    return std::unique_ptr<Provider>(new VerbsProvider(context, &api));
+ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm) {
+  return [&api, cm](const ProviderContext& context) {
+    return std::unique_ptr<Provider>(new VerbsProvider(context, &api, cm));
   };
 }
 
-VerbsProvider::VerbsProvider(const ProviderContext& context, const VerbsApi* api)
+VerbsProvider::VerbsProvider(const ProviderContext& context, const VerbsApi* api, const CmApi* cm)
     : shared_(context) {
+  shared_.cm_api = cm;
   capabilities_.name = "verbs";
   capabilities_.rank = 200;
   socket_options_.buffer_bytes = 0;
@@ -105,6 +106,16 @@ void VerbsProvider::remove_region(const RegionEntry& region, EventSink&) {
   for (const auto& device : shared_.hardware.devices) device->remove_region(region.index);
 }
 
+bool VerbsProvider::cm_events() {
+  return shared_.cm->progress([this](const CmRequest& request) {
+    for (const auto& session : sessions_) {
+      absl::Status status = session->on_cm_request(request);
+      if (!absl::IsNotFound(status)) return status;
+    }
+    return absl::PermissionDeniedError("nobody here waits for this call");
+  });
+}
+
 bool VerbsProvider::device_events() {
   bool any = false;
   for (size_t i = 0; i < watches_.size(); ++i) {
@@ -124,7 +135,6 @@ bool VerbsProvider::device_events() {
 
 void VerbsProvider::on_event(Device& device, const Device::Event& event) {
   const auto changed = [&](Port& port) {
-    ++port.changes;
     for (const auto& session : sessions_) session->port_changed(port);
   };
   if (event.queue_pair != nullptr) {
@@ -173,6 +183,7 @@ bool VerbsProvider::progress(EventSink& sink) {
     any |= shared_.poller->poll();
     if (listener_watch_.ready != 0) accept_some();
     any |= device_events();
+    if (shared_.cm != nullptr) any |= cm_events();
     if (!calls_.empty()) any |= advance_calls(sink);
   }
   look_ = !calls_.empty();

@@ -17,8 +17,8 @@ class VerbsProvider final : public Provider {
  public:
   static constexpr size_t kMaxHalfOpen = 64;  // connections that have not proved themselves yet
 
-  // `api` null: the library of this machine.
-  VerbsProvider(const ProviderContext& context, const VerbsApi* api);
+  // `api`, `cm` null: the library of this machine.
+  VerbsProvider(const ProviderContext& context, const VerbsApi* api, const CmApi* cm = nullptr);
   ~VerbsProvider() override;
 
   const Capabilities& capabilities() const override { return capabilities_; }
@@ -64,6 +64,7 @@ class VerbsProvider final : public Provider {
   bool advance_calls(EventSink& sink);
   void call_done(Call call, EventSink& sink);
   bool device_events();
+  bool cm_events();
   void on_event(Device& device, const Device::Event& event);
 
   Shared shared_;
@@ -80,7 +81,7 @@ class VerbsProvider final : public Provider {
   uint32_t rounds_ = 0;  // since the last look
 };
 
-// For WorkerOptions::extra_providers: the provider over another table of calls.
-ProviderFactory verbs_over(const VerbsApi& api);
+// For WorkerOptions::extra_providers: the provider over other tables of calls.
+ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm = nullptr);
 
 }  // namespace baton::verbs

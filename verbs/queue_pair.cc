@@ -135,9 +135,14 @@ Endpoint QueuePair::local() const {
   return end;
 }
 
-absl::Status QueuePair::connect(const Endpoint& peer) {
+uint8_t QueuePair::reads_asked(const Endpoint& peer) const {
+  const int own = std::max(1, port_.device->attributes().max_qp_init_rd_atom);
+  return static_cast<uint8_t>(std::min({own, int{peer.rd_atomic}, 255}));
+}
+
+absl::Status QueuePair::connect(const Endpoint& peer, const Path* path) {
   mtu_ = std::min(mtu_, peer.mtu);
-  const int own_reads = std::max(1, port_.device->attributes().max_qp_init_rd_atom);
+  if (path != nullptr) mtu_ = std::min(mtu_, static_cast<uint8_t>(path->mtu));
   ibv_qp_attr ready{};
   ready.qp_state = IBV_QPS_RTR;
   ready.path_mtu = static_cast<ibv_mtu>(mtu_);
@@ -145,16 +150,21 @@ absl::Status QueuePair::connect(const Endpoint& peer) {
   ready.rq_psn = peer.sequence;
   ready.max_dest_rd_atomic = local().rd_atomic;
   ready.min_rnr_timer = 12;
+  if (path != nullptr) {
+    ready.ah_attr = path->address;
+    ready.rq_psn = path->peer_sequence;
+    sequence_ = path->own_sequence;
+  }
   ready.ah_attr.port_num = port_.number;
-  ready.ah_attr.sl = tuning_.service_level;
-  ready.ah_attr.dlid = peer.lid;
-  if (gid_.family != Family::kNone) {
+  if (tuning_.service_level != 0) ready.ah_attr.sl = tuning_.service_level;
+  if (path == nullptr) ready.ah_attr.dlid = peer.lid;
+  if (path == nullptr && gid_.family != Family::kNone) {
     ready.ah_attr.is_global = 1;
     ready.ah_attr.grh.dgid = peer.gid;
     ready.ah_attr.grh.sgid_index = static_cast<uint8_t>(gid_.index);
     ready.ah_attr.grh.hop_limit = 64;
-    ready.ah_attr.grh.traffic_class = tuning_.traffic_class;
   }
+  if (ready.ah_attr.is_global) ready.ah_attr.grh.traffic_class = tuning_.traffic_class;
   absl::Status status = modify(ready,
                                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
                                    IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
@@ -166,7 +176,7 @@ absl::Status QueuePair::connect(const Endpoint& peer) {
   send.timeout = tuning_.timeout;
   send.retry_cnt = tuning_.retry_count;
   send.rnr_retry = tuning_.rnr_retry;
-  send.max_rd_atomic = static_cast<uint8_t>(std::min({own_reads, int{peer.rd_atomic}, 255}));
+  send.max_rd_atomic = reads_asked(peer);
   return modify(send,
                 IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
                     IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,

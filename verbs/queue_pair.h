@@ -33,6 +33,14 @@ class QueuePairOwner {
   virtual void counted(uint32_t immediate) = 0;
 };
 
+// How to reach the peer where rdma_cm has worked it out, instead of what the messages say.
+struct Path {
+  ibv_ah_attr address{};
+  uint32_t peer_sequence = 0;  // number of the first packet from there
+  uint32_t own_sequence = 0;
+  ibv_mtu mtu = IBV_MTU_1024;
+};
+
 class QueuePair {
  public:
   static constexpr int kMaxSges = 16;
@@ -48,8 +56,10 @@ class QueuePair {
 
   // This end, for the peer. Rail, incarnation and so on are the caller's.
   Endpoint local() const;
-  // Joins it to the peer's.
-  absl::Status connect(const Endpoint& peer);
+  // Joins it to the peer's; by `path` where there is one.
+  absl::Status connect(const Endpoint& peer, const Path* path = nullptr);
+  // Reads that this end will ask of the peer at a time.
+  uint8_t reads_asked(const Endpoint& peer) const;
 
   // --- sending ---
   struct Work {

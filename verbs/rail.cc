@@ -39,9 +39,10 @@ void VerbsRail::start(std::unique_ptr<QueuePair> queue_pair, const Endpoint& pee
   peer_received_.reset();
   deadline_ = last_moved_ = kNever;
   notify_.clear();
-  properties_.route = absl::StrFormat("verbs %s -> %s (%s, MTU %u, queue pair %u)", port_.name(),
+  properties_.route = absl::StrFormat("verbs %s -> %s (%s, MTU %u, queue pair %u%s)", port_.name(),
                                       gid_text(peer.gid), name_of(static_cast<Family>(peer.family)),
-                                      queue_pair_->mtu_bytes(), queue_pair_->number());
+                                      queue_pair_->mtu_bytes(), queue_pair_->number(),
+                                      peer.by_cm ? " by rdma_cm" : "");
 }
 
 bool VerbsRail::post(const Slice& slice, EventSink&) {

@@ -27,7 +27,11 @@ bool Session::progress(Time now, EventSink& sink) {
     const bool carried =
         !control_->gone() && std::any_of(slots_.begin(), slots_.end(),
                                          [](const Slot& slot) { return slot.phase == Phase::kUp; });
-    if (!carried) end(control_->why(), sink);
+    // What a rail could not be made for says more than that the peer then hung up.
+    const auto said =
+        std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.why.ok(); });
+    const bool failed = !established_ && said != slots_.end();
+    if (!carried) end(failed ? said->why : control_->why(), sink);
   }
   for (size_t i = 0; i < rails_.size(); ++i) {
     VerbsRail* rail = rails_[i];
@@ -37,6 +41,7 @@ bool Session::progress(Time now, EventSink& sink) {
   for (uint16_t i = 0; i < slots_.size() && !over_; ++i) {
     if (slots_[i].asked) answer(i, sink);
   }
+  if (!over_) check_links();
   if (!over_) check_timers(now);
   if (!over_ && !slots_.empty() &&
       std::none_of(slots_.begin(), slots_.end(), [&](const Slot& slot) { return alive(slot); })) {
@@ -70,6 +75,7 @@ void Session::end(const absl::Status& why, EventSink& sink) {
   for (Slot& slot : slots_) {
     slot.phase = Phase::kClosed;
     slot.pending.reset();
+    slot.link.reset();
     if (slot.fresh != nullptr) buried_.push_back(std::move(slot.fresh));
   }
   if (connecting_ && !established_) {
@@ -84,7 +90,7 @@ Time Session::next_timer() const {
   if (over_) return next;
   for (const VerbsRail* rail : rails_) next = std::min(next, rail->next_timer());
   for (const Slot& slot : slots_) {
-    if (connecting_ || slot.phase == Phase::kProving) next = std::min(next, slot.due);
+    if (connecting_ || slot.phase != Phase::kIdle) next = std::min(next, slot.due);
   }
   return next;
 }
@@ -263,6 +269,7 @@ void Session::rail_drained(const VerbsRail& rail, bool lost) {
 void Session::rail_settled(const VerbsRail& rail) {
   Slot& slot = slots_[rail.index()];
   slot.phase = Phase::kIdle;
+  slot.link.reset();
   slot.recovery = true;
   slot.due = connecting_ ? Time::zero() : kNever;
 }
@@ -273,6 +280,7 @@ void Session::rail_gone(VerbsRail& rail, const absl::Status& why, bool closed) {
   if (slot.rail == &rail) slot.rail = nullptr;
   if (slot.fresh.get() == &rail) buried_.push_back(std::move(slot.fresh));
   slot.pending.reset();
+  slot.link.reset();
   slot.recovery = false;
   slot.why = why;
   if (over_ || slot.phase == Phase::kClosed) return;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "transport/provider.h"
+#include "verbs/cm.h"
 #include "verbs/control.h"
 #include "verbs/rail.h"
 #include "verbs/regions.h"
@@ -28,6 +29,10 @@ struct Shared {
   Tuning tuning;
   Devices hardware;
   std::unique_ptr<tcp::Poller> poller;
+  const CmApi* cm_api = nullptr;          // null: this machine's library, once it is needed
+  std::unique_ptr<ConnectionManager> cm;  // once it is needed
+
+  absl::StatusOr<ConnectionManager*> connection_manager();
 };
 
 class Session {
@@ -51,6 +56,8 @@ class Session {
   void region_removed(const RegionName& name);
   void port_changed(const Port& port);
   void device_event(const Device::Event& event);
+  // A call by rdma_cm: NotFound when it is not for this session.
+  absl::Status on_cm_request(const CmRequest& request);
 
   // --- for its rails ---
   const Tuning& tuning() const { return shared_.tuning; }
@@ -70,7 +77,7 @@ class Session {
  private:
   enum class Phase {
     kIdle,     // no queue pair; at `due`, the connecting side makes one
-    kCalling,  // kConnect is on its way
+    kCalling,  // kConnect is on its way; with rdma_cm, at both ends, until that has joined them
     kProving,  // joined; kReady is on its way
     kUp,
     kClosed,  // for good
@@ -86,6 +93,8 @@ class Session {
     std::unique_ptr<VerbsRail> fresh;  // not up yet
     VerbsRail* rail = nullptr;         // the worker's
     std::optional<Endpoint> asked;     // kConnect that cannot be answered yet
+    Endpoint peer;                     // the other end, while rdma_cm joins the two
+    std::unique_ptr<CmLink> link;      // of the queue pair, where rdma_cm joined it
     absl::Status why;                  // of the last failure
   };
 
@@ -95,12 +104,23 @@ class Session {
                                                              uint8_t families) const;
   void call(uint16_t index);
   void answer(uint16_t index, EventSink& sink);
-  absl::Status join(uint16_t index, const Endpoint& peer, bool connecting);
+  absl::Status join(uint16_t index, const Endpoint& peer, const Path* path);
   void attempt_failed(uint16_t index, const absl::Status& why);
+  void refuse(uint16_t index, const absl::Status& why);  // attempt_failed(), and tells the peer
+  static VerbsRail* rail_of(const Slot& slot) {
+    return slot.fresh != nullptr ? slot.fresh.get() : slot.rail;
+  }
   void on_connect(const Endpoint& peer);
   void on_connected(const Endpoint& peer);
   void on_ask(const RegionName& name, VerbsRail* rail);
   absl::Status on_rail_note(Kind kind, const RailNote& note, EventSink& sink);
+  // rdma_cm (session_cm.cc)
+  CmTerms terms(const Slot& slot) const;
+  absl::Status call_by_cm(Slot& slot);
+  absl::Status await_cm(Slot& slot, const Endpoint& peer, Endpoint& end);
+  absl::Status join_by_cm(uint16_t index);
+  void check_links();
+
   void check_timers(Time now);
   bool alive(const Slot& slot) const;
   void end(const absl::Status& why, EventSink& sink);

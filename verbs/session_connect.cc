@@ -41,12 +41,16 @@ void Session::pair_ports() {
 absl::StatusOr<std::unique_ptr<QueuePair>> Session::make_queue_pair(const Slot& slot,
                                                                     uint8_t families) const {
   const Port& port = *shared_.hardware.ports[slot.port];
-  if (port.device->dead() || !port.up()) {
-    return absl::UnavailableError(absl::StrCat(port.name(), " is down"));
+  // Read anew: after a flap an address may be under another index, whatever events came of it.
+  Port now = port;
+  (void)port.device->refresh(now);
+  if (port.device->dead() || !now.up()) {
+    return absl::UnavailableError(absl::StrCat(
+        port.name(), " is down: bring its network interface up (`ip link set ... up`)"));
   }
   GidChoice gid;
   if (port.routable() || shared_.tuning.gid_index >= 0) {
-    auto chosen = choose_gid(port.gids, shared_.tuning.gid_index, families);
+    auto chosen = choose_gid(now.gids, shared_.tuning.gid_index, families);
     if (!chosen.ok()) {
       return absl::UnavailableError(absl::StrCat(port.name(), ": ", chosen.status().message()));
     }
@@ -58,6 +62,7 @@ absl::StatusOr<std::unique_ptr<QueuePair>> Session::make_queue_pair(const Slot& 
 void Session::call(uint16_t index) {
   Slot& slot = slots_[index];
   slot.due = kNever;
+  slot.link.reset();
   ++slot.incarnation;
   auto made = make_queue_pair(slot, offers_[slot.peer_port].families);
   if (!made.ok()) return attempt_failed(index, made.status());
@@ -70,6 +75,7 @@ void Session::call(uint16_t index) {
   end.incarnation = slot.incarnation;
   end.port = slot.peer_port;
   end.recovery = slot.recovery;
+  end.by_cm = shared_.tuning.rdma_cm;
   begin_message(scratch_, Kind::kConnect);
   encode(scratch_, end);
   say(scratch_, slot.rail);
@@ -92,6 +98,7 @@ void Session::answer(uint16_t index, EventSink& sink) {
   // What came over the broken queue pair has to be settled first.
   if (recovers && !slot.rail->settled() && slot.rail->state() != VerbsRail::State::kDown) return;
   slot.asked.reset();
+  slot.link.reset();
   if (slot.fresh != nullptr) {
     slot.fresh->lose(absl::UnavailableError("the peer called again"), sink);
   }
@@ -109,9 +116,13 @@ void Session::answer(uint16_t index, EventSink& sink) {
       end.rails = static_cast<uint16_t>(slots_.size());
       end.incarnation = slot.incarnation;
       end.recovery = recovers;
-      status = peer.recovery && !recovers
-                   ? absl::UnavailableError("the rail to recover is gone here")
-                   : join(index, peer, false);
+      if (peer.recovery && !recovers) {
+        status = absl::UnavailableError("the rail to recover is gone here");
+      } else if (peer.by_cm) {
+        status = await_cm(slot, peer, end);
+      } else {
+        status = join(index, peer, nullptr);
+      }
       if (status.ok()) {
         begin_message(scratch_, Kind::kConnected);
         encode(scratch_, end);
@@ -120,27 +131,32 @@ void Session::answer(uint16_t index, EventSink& sink) {
       }
     }
   }
+  refuse(index, status);
+}
+
+void Session::refuse(uint16_t index, const absl::Status& why) {
   begin_message(scratch_, Kind::kRefused);
-  encode(scratch_,
-         RailNote{.rail = index,
-                  .incarnation = peer.incarnation,
-                  .text = std::string_view(status.message().data(),
-                                           std::min<size_t>(status.message().size(), 400))});
-  say(scratch_, slot.rail);
-  attempt_failed(index, status);
+  encode(scratch_, RailNote{.rail = index,
+                            .incarnation = slots_[index].incarnation,
+                            .text = std::string_view(why.message().data(),
+                                                     std::min<size_t>(why.message().size(), 400))});
+  say(scratch_, slots_[index].rail);
+  attempt_failed(index, why);
 }
 
 void Session::on_connected(const Endpoint& peer) {
   if (peer.rail >= slots_.size()) return;
-  const Slot& slot = slots_[peer.rail];
+  Slot& slot = slots_[peer.rail];
   if (slot.phase != Phase::kCalling || slot.incarnation != peer.incarnation) return;
-  absl::Status status = join(peer.rail, peer, true);
+  if (slot.link != nullptr) return;  // heard before
+  slot.peer = peer;
+  absl::Status status = shared_.tuning.rdma_cm ? call_by_cm(slot) : join(peer.rail, peer, nullptr);
   if (!status.ok()) attempt_failed(peer.rail, status);
 }
 
-absl::Status Session::join(uint16_t index, const Endpoint& peer, bool connecting) {
+absl::Status Session::join(uint16_t index, const Endpoint& peer, const Path* path) {
   Slot& slot = slots_[index];
-  if (absl::Status status = slot.pending->connect(peer); !status.ok()) return status;
+  if (absl::Status status = slot.pending->connect(peer, path); !status.ok()) return status;
   slot.phase = Phase::kProving;
   slot.due = now() + shared_.tuning.connect;
   VerbsRail* rail = slot.rail;
@@ -149,7 +165,7 @@ absl::Status Session::join(uint16_t index, const Endpoint& peer, bool connecting
     rail = slot.fresh.get();
     rails_.push_back(rail);
   }
-  rail->start(std::move(slot.pending), peer, slot.incarnation, connecting);
+  rail->start(std::move(slot.pending), peer, slot.incarnation, connecting_);
   return absl::OkStatus();
 }
 
@@ -157,6 +173,7 @@ absl::Status Session::join(uint16_t index, const Endpoint& peer, bool connecting
 void Session::attempt_failed(uint16_t index, const absl::Status& why) {
   Slot& slot = slots_[index];
   slot.pending.reset();
+  slot.link.reset();
   slot.phase = Phase::kIdle;
   slot.why = why;
   if (slot.rail != nullptr) {
@@ -175,13 +192,16 @@ void Session::check_timers(Time now) {
         call(i);
         break;
       case Phase::kCalling:
-        attempt_failed(i, absl::UnavailableError("the peer did not answer the call for a rail"));
+        attempt_failed(
+            i, absl::UnavailableError(slot.link == nullptr && connecting_
+                                          ? "the peer did not answer the call for a rail"
+                                          : "rdma_cm did not join the two queue pairs in time"));
         break;
       case Phase::kProving: {
         const absl::Status why = absl::UnavailableError(
             absl::StrCat("no packet came through on ", shared_.hardware.ports[slot.port]->name()));
         slot.due = kNever;
-        VerbsRail* rail = slot.fresh != nullptr ? slot.fresh.get() : slot.rail;
+        VerbsRail* rail = rail_of(slot);
         if (rail != nullptr) rail->fail(why, true);
         break;
       }

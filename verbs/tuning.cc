@@ -68,6 +68,7 @@ absl::StatusOr<Tuning> read_tuning(const ProviderContext& context) {
   read.number("verbs.traffic_class", tuning.traffic_class, 0, 255);
   read.number("verbs.service_level", tuning.service_level, 0, 15);
   read.number("verbs.relaxed_ordering", tuning.relaxed_ordering, 0, 1);
+  read.number("verbs.rdma_cm", tuning.rdma_cm, 0, 1);
   read.ms("verbs.stall_ms", tuning.stall);
   read.ms("verbs.hold_ms", tuning.hold);
   read.ms("verbs.settle_ms", tuning.settle);

@@ -213,16 +213,24 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"write_bw", "--use_cuda_dmabuf h", "baton doctor"},
         Bad{"write_lat", "-H h", "--json FILE"}, Bad{"write_lat", "-FU h", "--json FILE"},
         Bad{"write_bw", "-O h", "-d DEV1,DEV2"}, Bad{"write_bw", "-W counters/x h", "baton info"},
-        Bad{"write_bw", "-z h", "over TCP"}, Bad{"write_bw", "-R h", "over TCP"},
-        Bad{"write_bw", "--rate_limit=5 h", "-t 1"}, Bad{"write_bw", "--reversed h", "read_bw"},
-        Bad{"write_bw", "-V", "baton --version"}, Bad{"send_bw", "--mcg h", "multicast"},
-        Bad{"write_bw", "-C h", "microseconds"}));
+        Bad{"write_bw", "-z h", "the nearest is -R"}, Bad{"write_bw", "--rate_limit=5 h", "-t 1"},
+        Bad{"write_bw", "--reversed h", "read_bw"}, Bad{"write_bw", "-V", "baton --version"},
+        Bad{"send_bw", "--mcg h", "multicast"}, Bad{"write_bw", "-C h", "microseconds"}));
 
 TEST(PerfOptions, APortGoesToEveryDeviceWithoutOne) {
   EXPECT_THAT((*parse("write_bw", "-d a,b:2 -i 3 h")).settings,
               Contains(Pair("verbs.devices", "a:3,b:2")));
   EXPECT_THAT((*parse("write_bw", "-d a h")).settings, Contains(Pair("verbs.devices", "a")));
   EXPECT_TRUE(parse("write_bw", "-i 1 h").ok());
+}
+
+TEST(PerfOptions, QueuePairsByRdmaCm) {
+  for (const char* line : {"-R h", "--rdma_cm -d a h"}) {
+    EXPECT_THAT((*parse("write_bw", line)).settings, Contains(Pair("verbs.rdma_cm", "1"))) << line;
+  }
+  const Parsed elsewhere = parse("write_bw", "-R --provider tcp h");
+  ASSERT_TRUE(elsewhere.ok());
+  EXPECT_THAT((*elsewhere).notes, Contains(HasSubstr("-R has no effect")));
 }
 
 TEST(PerfOptions, WhoSleepsIsWokenByACounter) {

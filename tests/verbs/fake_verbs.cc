@@ -141,6 +141,12 @@ uint64_t FakeVerbs::moved(size_t device) const {
   return devices_[device].moved;
 }
 
+bool FakeVerbs::linked(size_t device) const {
+  std::lock_guard lock(mutex_);
+  const FakeDevice& d = devices_[device];
+  return d.port_up && d.cable && !d.dead;
+}
+
 size_t FakeVerbs::objects() const {
   std::lock_guard lock(mutex_);
   return objects_;

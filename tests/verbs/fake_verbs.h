@@ -85,6 +85,9 @@ class FakeVerbs {
   size_t objects() const;               // contexts, domains, regions, queues that exist
   uint64_t moved(size_t device) const;  // bytes of work begun there
   std::vector<ibv_gid_entry> gids(size_t device) const { return devices_[device].gids; }
+  // Packets get through there.
+  bool linked(size_t device) const;
+  ibv_mtu mtu() const { return options_.mtu; }
   // RoCEv2 over IPv4 10.0.<device>.1 and link-local IPv6, both also as RoCEv1.
   static std::vector<ibv_gid_entry> default_gids(size_t device);
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/verbs/fake_cm.h"
 #include "tests/verbs/fake_verbs.h"
 #include "transport/worker.h"
 #include "verbs/provider.h"
@@ -40,6 +41,7 @@ struct VerbsPair {
   explicit VerbsPair(FakeOptions options, Settings extra = {}) : settings(std::move(extra)) {
     options.clock = &clock;
     fake.emplace(options);
+    cm.emplace(*fake);
     start(a, "a");
     start(b, "b");
   }
@@ -49,6 +51,8 @@ struct VerbsPair {
     EXPECT_THAT(fake->violations(), testing::IsEmpty());
     EXPECT_EQ(fake->stats().not_ready, 0u) << "a message found no receive posted";
     EXPECT_EQ(fake->objects(), 0u) << "left behind";
+    EXPECT_THAT(cm->violations(), testing::IsEmpty());
+    EXPECT_EQ(cm->objects(), 0u) << "left behind";
   }
 
   void start(Side& side, const char* name) {
@@ -57,7 +61,7 @@ struct VerbsPair {
     options.key = *ClusterKey::from_bytes("a secret of the tests");
     options.clock = &clock;
     options.settings = settings;
-    options.extra_providers = {verbs::verbs_over(fake->api())};
+    options.extra_providers = {verbs::verbs_over(fake->api(), &cm->api())};
     auto worker = Worker::create(options);
     ASSERT_TRUE(worker.ok()) << worker.status();
     side.worker = *std::move(worker);
@@ -72,6 +76,7 @@ struct VerbsPair {
   void step() {
     if (a.worker != nullptr) a.worker->progress();
     if (b.worker != nullptr) b.worker->progress();
+    cm->tick();
     clock.advance(tick);
   }
   void steps(int count) {
@@ -129,6 +134,7 @@ struct VerbsPair {
   ManualClock clock;
   Time tick = std::chrono::microseconds(20);
   std::optional<FakeVerbs> fake;
+  std::optional<FakeCm> cm;
   Side a;
   Side b;
 };
