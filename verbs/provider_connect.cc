@@ -13,11 +13,8 @@ namespace baton::verbs {
 
 absl::StatusOr<std::string> VerbsProvider::listen() {
   const ProviderContext& context = shared_.context;
-  auto fd = tcp::listen_on(context.listen_host, context.listen_port, socket_options_);
-  if (absl::IsAlreadyExists(fd.status())) {
-    // Most likely the tcp provider of this worker; the address tells peers which port it is.
-    fd = tcp::listen_on(context.listen_host, 0, socket_options_);
-  }
+  // context.listen_port is the tcp provider's, which answers host:port; the address names this one.
+  auto fd = tcp::listen_on(context.listen_host, 0, socket_options_);
   if (!fd.ok()) return fd.status();
   listener_ = *fd;
   absl::Status status = shared_.poller->add(listener_, EPOLLIN, listener_watch_);
