@@ -1,4 +1,4 @@
-// Forks workers and measures what this process holds.
+// Starts workers and measures what this process holds.
 #include "tests/conformance/children.h"
 
 #include <fcntl.h>
@@ -16,6 +16,9 @@
 
 namespace baton {
 namespace {
+
+constexpr const char* kServe = "--serve";
+constexpr int kPipe = 3;
 
 // In the child: a worker, one region, and progress until the end.
 [[noreturn]] void serve(int out, const WorkerOptions& options, uint8_t seed) {
@@ -63,10 +66,15 @@ Child::Child(const std::string& provider, const std::string& name, uint8_t seed,
              const std::string& secret) {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC) != 0) return;
+  std::string values = std::to_string(seed);
+  std::vector<const char*> args = {"/proc/self/exe", kServe,         provider.c_str(), name.c_str(),
+                                   secret.c_str(),   values.c_str(), nullptr};
   pid_ = fork();
-  if (pid_ == 0) {
-    close(fds[0]);
-    serve(fds[1], process_options(provider, name, secret), seed);
+  if (pid_ == 0) {  // nothing but the end of the pipe goes along
+    dup2(fds[1], kPipe);
+    close_range(kPipe + 1, ~0u, 0);
+    execv(args[0], const_cast<char**>(args.data()));
+    _exit(7);
   }
   close(fds[1]);
   const std::string length = read_exactly(fds[0], sizeof(uint32_t));
@@ -76,6 +84,12 @@ Child::Child(const std::string& provider, const std::string& name, uint8_t seed,
     if (region.ok()) region_ = *region;
   }
   close(fds[0]);
+}
+
+void Child::serve_if_asked(int argc, char** argv) {
+  if (argc != 6 || std::string_view(argv[1]) != kServe) return;
+  serve(kPipe, process_options(argv[2], argv[3], argv[4]),
+        static_cast<uint8_t>(std::stoi(argv[5])));
 }
 
 Child::~Child() { kill(); }

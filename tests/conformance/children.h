@@ -18,12 +18,14 @@ WorkerOptions process_options(const std::string& provider, const std::string& na
                               const std::string& secret = "a secret of the process tests");
 
 // A child process that runs a worker with kChildBytes of memory, which it fills with `seed`, until
-// it is killed.
+// it is killed. It is this program, started anew: nothing of the parent's workers lives on in it.
 class Child {
  public:
   Child(const std::string& provider, const std::string& name, uint8_t seed,
         const std::string& secret = "a secret of the process tests");
   ~Child();  // kills it
+  // To be called first thing in main(): in a child it does not return.
+  static void serve_if_asked(int argc, char** argv);
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 

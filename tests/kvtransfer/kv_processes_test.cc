@@ -6,8 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tests/kvtransfer/kv_pair.h"
 
@@ -20,6 +23,7 @@ using ::testing::HasSubstr;
 class Line {
  public:
   Line() { EXPECT_EQ(pipe(ends_), 0); }
+  Line(int in, int out) : ends_{in, out} {}
   ~Line() {
     for (int end : ends_) close(end);
   }
@@ -32,19 +36,40 @@ class Line {
     for (char c; read(ends_[0], &c, 1) == 1 && c != '\n';) line += c;
     return line;
   }
+  int in() const { return ends_[0]; }
+  int out() const { return ends_[1]; }
 
  private:
   int ends_[2] = {-1, -1};
 };
 
-// A process that runs `body` until it is killed.
+// This program once more, as an engine that runs until it is killed: started anew, because a
+// library below a provider may not survive a fork.
 class Process {
  public:
-  explicit Process(const std::function<void()>& body) : pid_(fork()) {
+  static constexpr const char* kPrefill = "--prefill";
+  static constexpr const char* kDecode = "--decode";
+
+  Process(const char* role, const std::string& provider, uint32_t stop_before_layer,
+          const Line& line) {
+    std::vector<std::string> words = {"/proc/self/exe",
+                                      role,
+                                      provider,
+                                      std::to_string(stop_before_layer),
+                                      std::to_string(line.in()),
+                                      std::to_string(line.out())};
+    std::vector<char*> args;
+    for (std::string& word : words) args.push_back(word.data());
+    args.push_back(nullptr);
+    pid_ = fork();
     if (pid_ != 0) return;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    body();
-    _exit(0);
+    const auto first = static_cast<unsigned>(std::min(line.in(), line.out()));
+    const auto last = static_cast<unsigned>(std::max(line.in(), line.out()));
+    if (first > 3) close_range(3, first - 1, 0);  // nothing else goes along
+    if (last > first + 1) close_range(first + 1, last - 1, 0);
+    close_range(last + 1, ~0u, 0);
+    execv(args[0], args.data());
+    _exit(7);
   }
   ~Process() { kill_now(); }
   void kill_now() {
@@ -58,31 +83,31 @@ class Process {
   pid_t pid_;
 };
 
+// An engine that tells its address and prefills for ever.
+void prefill_main(const std::string& provider, uint32_t stop_before_layer, Line& out) {
+  auto made = make_baton_connector(options_for(provider, "prefill-0"));
+  if (!made.ok()) _exit(1);
+  TestPrefill prefill(**made, test_layout(60), 1);
+  prefill.stop_before_layer(stop_before_layer);
+  out.put((*made)->address());
+  while (true) {
+    prefill.step();
+    if (prefill.open_jobs() == 0) (*made)->wait(std::chrono::seconds(1), -1);
+  }
+}
+
+// An engine that asks the prefill worker it is told of for two loads.
+void decode_main(const std::string& provider, Line& in) {
+  const std::string address = in.get();
+  auto made = make_baton_connector(options_for(provider, "decode-0"));
+  if (!made.ok()) _exit(1);
+  TestDecode decode(**made, test_layout(80), 2);
+  if (!decode.start(1, address, 40).ok() || !decode.start(2, address, 12).ok()) _exit(2);
+  while (true) decode.step();
+}
+
 class KvProcessesTest : public OverEveryProvider<std::string> {
  protected:
-  // In a child: a prefill engine that tells its address and works for ever.
-  static void prefill_main(const std::string& provider, uint32_t stop_before_layer, Line& out) {
-    auto made = make_baton_connector(options_for(provider, "prefill-0"));
-    if (!made.ok()) _exit(1);
-    TestPrefill prefill(**made, test_layout(60), 1);
-    prefill.stop_before_layer(stop_before_layer);
-    out.put((*made)->address());
-    while (true) {
-      prefill.step();
-      if (prefill.open_jobs() == 0) (*made)->wait(std::chrono::seconds(1), -1);
-    }
-  }
-
-  // In a child: a decode engine that asks the prefill worker it is told of for two loads.
-  static void decode_main(const std::string& provider, Line& in) {
-    const std::string address = in.get();
-    auto made = make_baton_connector(options_for(provider, "decode-0"));
-    if (!made.ok()) _exit(1);
-    TestDecode decode(**made, test_layout(80), 2);
-    if (!decode.start(1, address, 40).ok() || !decode.start(2, address, 12).ok()) _exit(2);
-    while (true) decode.step();
-  }
-
   static bool run(TestDecode& decode, const std::function<bool()>& ready) {
     for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
       decode.step();
@@ -95,7 +120,7 @@ class KvProcessesTest : public OverEveryProvider<std::string> {
 TEST_P(KvProcessesTest, DecodeWaitsLayerByLayer) {
   for (const bool threads : {false, true}) {
     Line line;
-    Process prefill([&] { prefill_main(GetParam(), UINT32_MAX, line); });
+    Process prefill(Process::kPrefill, GetParam(), UINT32_MAX, line);
     const std::string address = line.get();
     BatonConnectorOptions options = options_for(GetParam(), "decode-0");
     options.progress_thread = threads;
@@ -120,8 +145,8 @@ TEST_P(KvProcessesTest, DecodeWaitsLayerByLayer) {
 TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
   Line first_line;
   Line second_line;
-  Process first([&] { prefill_main(GetParam(), 2, first_line); });
-  Process second([&] { prefill_main(GetParam(), UINT32_MAX, second_line); });
+  Process first(Process::kPrefill, GetParam(), 2, first_line);
+  Process second(Process::kPrefill, GetParam(), UINT32_MAX, second_line);
   auto connector = make_or_fail(options_for(GetParam(), "decode-0"));
   ASSERT_NE(connector, nullptr);
   TestDecode decode(*connector, test_layout(80), 2);
@@ -147,7 +172,7 @@ TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
 
 TEST_P(KvProcessesTest, AKilledDecodeMakesItsJobsUnwanted) {
   Line line;
-  Process decode([&] { decode_main(GetParam(), line); });
+  Process decode(Process::kDecode, GetParam(), 0, line);
   auto connector = make_or_fail(options_for(GetParam(), "prefill-0"));
   ASSERT_NE(connector, nullptr);
   TestPrefill prefill(*connector, test_layout(60), 1);
@@ -174,3 +199,16 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvProcessesTest);
 
 }  // namespace
 }  // namespace baton
+
+int main(int argc, char** argv) {
+  using baton::Process;
+  const std::string_view role = argc == 6 ? argv[1] : "";
+  if (role == Process::kPrefill || role == Process::kDecode) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    baton::Line line(std::stoi(argv[4]), std::stoi(argv[5]));
+    if (role == Process::kDecode) baton::decode_main(argv[2], line);
+    baton::prefill_main(argv[2], static_cast<uint32_t>(std::stoul(argv[3])), line);
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
