@@ -1,6 +1,8 @@
 // The registry of providers, and their settings.
 #include "transport/provider.h"
 
+#include <algorithm>
+
 namespace baton {
 namespace {
 std::vector<std::pair<std::string, ProviderFactory>>& registry() {
@@ -10,7 +12,11 @@ std::vector<std::pair<std::string, ProviderFactory>>& registry() {
 }  // namespace
 
 ProviderRegistration::ProviderRegistration(const char* name, ProviderFactory factory) {
-  registry().emplace_back(name, std::move(factory));
+  // In the order of their names, whatever the linker's is.
+  auto& all = registry();
+  const auto at =
+      std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.first > name; });
+  all.emplace(at, name, std::move(factory));
 }
 
 const std::vector<std::pair<std::string, ProviderFactory>>& registered_providers() {

@@ -16,9 +16,12 @@ std::vector<Variant> all_variants() {
       {.name = "tcp_epoll", .provider = "tcp", .settings = {{"tcp.io", "epoll"}}},
       {.name = "verbs_fake", .provider = "verbs_fake"},
       {.name = "shaped_traced_shm", .provider = "shm", .decorated = true}};
-  // On a real device, or soft-RoCE, where there is one.
   for (const auto& [name, factory] : registered_providers()) {
+    // On a real device, or soft-RoCE, where there is one.
     if (name == "verbs") variants.push_back({.name = "verbs", .provider = "verbs"});
+    if (name != "ucx") continue;
+    variants.push_back({.name = "ucx_tcp", .provider = "ucx", .settings = {{"ucx.tls", "tcp"}}});
+    variants.push_back({.name = "ucx_shm", .provider = "ucx", .settings = {{"ucx.tls", "posix"}}});
   }
   return variants;
 }

@@ -1,0 +1,242 @@
+// Settings, listening, one round of progress, sleeping.
+#include "transport/ucx/provider.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace baton::ucx {
+namespace {
+
+constexpr int kRankOfFabric = 50;
+constexpr int kRankOfSoftware = 5;  // below tcp, which does the same faster
+constexpr uint32_t kIdleRounds = 64;
+constexpr Time kNap = std::chrono::microseconds(100);
+
+// Whether this machine has a device of a fabric that UCX may know how to use.
+bool has_fabric() {
+  std::error_code error;
+  return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
+}
+
+bool is_loopback(std::string_view host) {
+  return host.empty() || host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
+}
+
+}  // namespace
+
+// Named for the linker: see baton_provider() in cmake/BatonTargets.cmake.
+extern "C" const ProviderRegistration baton_provider_ucx("ucx", [](const ProviderContext& context) {
+  return std::unique_ptr<Provider>(new UcxProvider(context));
+});
+
+UcxProvider::UcxProvider(const ProviderContext& context)
+    : shared_(std::make_shared<UcxShared>(context)) {
+  capabilities_.name = "ucx";
+  absl::Status status = configure();
+  capabilities_.available = status.ok();
+  if (!status.ok()) capabilities_.detail = std::string(status.message());
+}
+
+UcxProvider::~UcxProvider() {
+  calls_.clear();
+  joining_.clear();
+  if (listener_ >= 0) {
+    shared_->poller->remove(listener_);
+    ::close(listener_);
+  }
+  if (shared_->engine != nullptr) shared_->poller->remove(shared_->engine->fd());
+}
+
+absl::StatusOr<uint64_t> UcxProvider::number(std::string_view key, uint64_t fallback,
+                                             uint64_t least, uint64_t most) const {
+  const std::string text(setting(shared_->context, key, ""));
+  if (text.empty()) return fallback;
+  uint64_t value = 0;
+  if (!absl::SimpleAtoi(text, &value) || value < least || value > most) {
+    return absl::InvalidArgumentError(absl::StrCat("setting ", std::string(key), "=", text,
+                                                   ": give a number from ", least, " to ", most));
+  }
+  return value;
+}
+
+absl::Status UcxProvider::configure() {
+  if (absl::Status status = Library::usable(); !status.ok()) return status;
+  const auto library = Library::get();
+  if (!library.ok()) return library.status();
+  auto poller = tcp::Poller::create();
+  if (!poller.ok()) return poller.status();
+  shared_->poller = *std::move(poller);
+
+  const ProviderContext& context = shared_->context;
+  const auto slice = number("ucx.slice_kib", shared_->slice_bytes >> 10, 4, 1 << 20);
+  const auto stall = number("ucx.stall_ms", 10000, 10, 3600000);
+  const auto handshake = number("ucx.handshake_ms", 5000, 10, 3600000);
+  for (const auto* value : {&slice, &stall, &handshake}) {
+    if (!value->ok()) return value->status();
+  }
+  shared_->slice_bytes = *slice << 10;
+  shared_->stall = std::chrono::milliseconds(*stall);
+  handshake_time_ = std::chrono::milliseconds(*handshake);
+  options_.tls = std::string(setting(context, "ucx.tls", ""));
+  options_.net_devices = std::string(setting(context, "ucx.net_devices", ""));
+  // UCX takes messages from anybody who reaches its ports: a worker that serves this machine only
+  // must have none elsewhere.
+  if (options_.net_devices.empty() && std::getenv("UCX_NET_DEVICES") == nullptr &&
+      is_loopback(context.listen_host)) {
+    options_.net_devices = "lo";
+  }
+  const char* from_environment = std::getenv("UCX_TLS");
+  const bool chosen = !options_.tls.empty() || from_environment != nullptr;
+  if (chosen) {
+    shared_->transports = options_.tls.empty() ? from_environment : options_.tls;
+  } else {
+    // Not its shared memory: a peer that is killed while it puts a message into our queue there
+    // blocks the queue for everybody behind it, for good.
+    options_.tls = "^sysv,posix,xpmem";
+    shared_->transports = "all but shared memory";
+  }
+  const std::string version = absl::StrCat("UCX ", (*library)->version(), ", ");
+  if (chosen) {
+    if (absl::Status status = Engine::check(options_); !status.ok()) return status;
+  }
+  if (chosen || has_fabric()) {
+    capabilities_.rank = kRankOfFabric;
+    capabilities_.detail = absl::StrCat(version, "transports: ", shared_->transports);
+  } else {
+    capabilities_.rank = kRankOfSoftware;
+    capabilities_.detail = absl::StrCat(version,
+                                        "no fabric here, so it ranks below tcp; ucx.tls=LIST "
+                                        "names transports and lifts it above");
+  }
+  return absl::OkStatus();
+}
+
+// UCX is started when the first peer is met: it costs memory, a thread and a part of every round of
+// progress.
+absl::Status UcxProvider::start_engine() {
+  if (shared_->engine != nullptr) return absl::OkStatus();
+  auto engine = Engine::create(options_, [this](std::string_view message) { received(message); });
+  if (!engine.ok()) return engine.status();
+  shared_->engine = *std::move(engine);
+  return shared_->poller->add(shared_->engine->fd(), EPOLLIN, engine_watch_);
+}
+
+absl::StatusOr<std::string> UcxProvider::listen() {
+  const auto& context = shared_->context;
+  auto fd = tcp::listen_on(context.listen_host, context.listen_port, {});
+  // Another provider of this worker, or another worker, may have the port: peers get the address.
+  if (absl::IsAlreadyExists(fd.status())) fd = tcp::listen_on(context.listen_host, 0, {});
+  if (!fd.ok()) return fd.status();
+  listener_ = *fd;
+  absl::Status status = shared_->poller->add(listener_, EPOLLIN, listener_watch_);
+  if (!status.ok()) return status;
+  return tcp::advertised(listener_);
+}
+
+absl::Status UcxProvider::reachable(const std::string& address, std::string_view host_id) const {
+  if (host_id.empty() || host_id == shared_->context.host_id) return absl::OkStatus();
+  bool loopback = true;
+  for (const auto one : absl::StrSplit(address, ',')) {
+    auto parts = tcp::split_host_port(std::string(one));
+    if (!parts.ok()) return parts.status();
+    loopback &= is_loopback(parts->first);
+  }
+  if (loopback || options_.net_devices == "lo") {
+    return absl::FailedPreconditionError(
+        absl::StrCat(loopback ? "the peer" : "this worker",
+                     " listens on its loopback interface only, and UCX connects both ways: start "
+                     "it with a listen_host that others can reach, for example 0.0.0.0"));
+  }
+  return absl::OkStatus();
+}
+
+bool UcxProvider::progress(EventSink& sink) {
+  bool any = false;
+  while (!failed_.empty()) {
+    auto dial = std::move(failed_.back());
+    failed_.pop_back();
+    give_up(std::move(dial), sink);
+    any = true;
+  }
+  if (!capabilities_.available) return any;
+  std::vector<UcxRail*>& rails = shared_->rails;
+  const bool alone = calls_.empty() && std::all_of(rails.begin(), rails.end(),
+                                                   [](const UcxRail* r) { return r == nullptr; });
+  // Without peers there is only the listener to look at, now and then and after sleeping.
+  if (alone && ++idle_rounds_ < kIdleRounds) return any;
+  idle_rounds_ = 0;
+
+  sink_ = &sink;
+  any |= shared_->poller->poll();
+  if (listener_watch_.ready != 0) accept_some();
+  // A peer that has hung up before the round lands nothing in it.
+  for (size_t i = 0; i < rails.size(); ++i) {
+    if (rails[i] != nullptr && rails[i]->announced) any |= rails[i]->check_channel(sink);
+  }
+  if (!calls_.empty()) any |= advance_calls(sink);
+  if (!joining_.empty()) any |= advance_joining(sink);
+  if (shared_->engine != nullptr) {
+    any |= shared_->engine->progress();
+    const Time now = shared_->context.clock.now();
+    for (size_t i = 0; i < rails.size(); ++i) {
+      if (rails[i] != nullptr && rails[i]->announced) any |= rails[i]->advance(sink);
+      if (rails[i] != nullptr && rails[i]->announced) rails[i]->check_timers(now, sink);
+    }
+  }
+  sink_ = nullptr;
+  return any;
+}
+
+// A message that has come through UCX, from whomever. Only who was told a rail's token in an
+// authenticated introduction is listened to.
+void UcxProvider::received(std::string_view message) {
+  if (message.size() < Envelope::kBytes + tcp::kHeaderBytes || sink_ == nullptr) return;
+  const Envelope envelope = Envelope::decode(message);
+  if (envelope.rail >= shared_->rails.size()) return;
+  UcxRail* rail = shared_->rails[envelope.rail];
+  if (rail == nullptr || rail->token() != envelope.token) return;
+  if (!rail->announced) {  // it is sooner here than the word that the peer is ready
+    const auto it = std::find_if(joining_.begin(), joining_.end(),
+                                 [&](const Joining& j) { return j.rail.get() == rail; });
+    if (it == joining_.end() || !it->introduced) return;
+    Joining joining = std::move(*it);
+    joining_.erase(it);
+    announce(std::move(joining), *sink_);
+  }
+  rail->receive(message.substr(Envelope::kBytes), *sink_);
+}
+
+bool UcxProvider::arm() {
+  idle_rounds_ = kIdleRounds;
+  if (!failed_.empty()) return false;
+  const auto& rails = shared_->rails;
+  if (std::any_of(rails.begin(), rails.end(),
+                  [](const UcxRail* rail) { return rail != nullptr && rail->runnable(); })) {
+    return false;
+  }
+  return shared_->engine == nullptr || shared_->engine->arm();
+}
+
+Time UcxProvider::next_timer() const {
+  Time next = kNever;
+  if (shared_->engine != nullptr && shared_->engine->holds_packets()) {
+    next = shared_->context.clock.now() + kNap;
+  }
+  for (const Call& call : calls_) next = std::min(next, call.greeting->deadline());
+  for (const Joining& joining : joining_) next = std::min(next, joining.deadline);
+  for (const UcxRail* rail : shared_->rails) {
+    if (rail != nullptr) next = std::min(next, rail->next_timer());
+  }
+  return next;
+}
+
+}  // namespace baton::ucx

@@ -1,0 +1,241 @@
+// A ucx rail's life: coming up, taking slices, aborting, watching for a stall, going down.
+#include "transport/ucx/rail.h"
+
+#include <openssl/rand.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "transport/wire.h"
+
+namespace baton::ucx {
+namespace {
+
+uint64_t random_token() {
+  uint64_t token = 0;
+  RAND_bytes(reinterpret_cast<unsigned char*>(&token), sizeof(token));
+  return token;
+}
+
+}  // namespace
+
+void Envelope::encode(char* out) const {
+  const uint32_t reserved = 0;
+  std::memcpy(out, &rail, 4);
+  std::memcpy(out + 4, &reserved, 4);
+  std::memcpy(out + 8, &token, 8);
+}
+
+Envelope Envelope::decode(std::string_view message) {
+  Envelope out;
+  std::memcpy(&out.rail, message.data(), 4);
+  std::memcpy(&out.token, message.data() + 8, 8);
+  return out;
+}
+
+UcxRail::UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<SideChannel> channel,
+                 HelloInfo peer)
+    : shared_(std::move(shared)), channel_(std::move(channel)), peer_info_(std::move(peer)) {
+  peer_ =
+      absl::StrCat(peer_info_.name.empty() ? "?" : peer_info_.name, " (", channel_->peer(), ")");
+  properties_ = {.provider = "ucx",
+                 .route = absl::StrFormat("ucx %s (%s)", channel_->peer(), shared_->transports),
+                 .bytes_per_second = 1e9,
+                 .slice_bytes = shared_->slice_bytes,
+                 .depth = kDepth};
+  auto& rails = shared_->rails;
+  const auto free = std::find(rails.begin(), rails.end(), nullptr);
+  inbound_ = {static_cast<uint32_t>(free - rails.begin()), random_token()};
+  if (free == rails.end()) {
+    rails.push_back(this);
+  } else {
+    *free = this;
+  }
+  pieces_.reserve(kMaxPieces);
+}
+
+UcxRail::~UcxRail() { leave(); }
+
+// Stops hearing the peer at once: what of its messages is still on the way is for nobody.
+void UcxRail::leave() {
+  if (channel_ == nullptr) return;
+  channel_.reset();
+  shared_->rails[inbound_.rail] = nullptr;
+  if (endpoint_ != nullptr) shared_->engine->release(endpoint_);
+  endpoint_ = nullptr;
+}
+
+std::string UcxRail::introduction() const {
+  std::string out;
+  put_number(out, inbound_.rail);
+  put_number(out, inbound_.token);
+  out += shared_->engine->address();
+  return out;
+}
+
+absl::Status UcxRail::introduced(std::string_view introduction) {
+  WireReader in(introduction);
+  outbound_.rail = in.number<uint32_t>();
+  outbound_.token = in.number<uint64_t>();
+  if (in.failed() || introduction.size() == 12) return lost("it introduced itself in no known way");
+  auto endpoint = shared_->engine->connect(std::string(introduction.substr(12)));
+  if (!endpoint.ok()) return endpoint.status();
+  endpoint_ = *endpoint;
+  return absl::OkStatus();
+}
+
+bool UcxRail::post(const Slice& slice, EventSink& sink) {
+  const size_t bytes = slice.end - slice.begin;
+  if (closed_ || failing_ || live_ == kDepth) return false;
+  if (bytes == 0 && slice.transfer->op == Op::kRead) {
+    sink.slice_done(*this, slice.transfer->id, slice.index, absl::OkStatus());
+    return true;
+  }
+  if (live_ > 0 && outstanding_ + bytes > kOutstanding) return false;
+  Slot& slot = *std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.live; });
+  slot.live = true;
+  slot.begun = slot.said = slot.aborted = false;
+  slot.op = slice.transfer->op;
+  slot.transfer = slice.transfer;
+  slot.id = slice.transfer->id;
+  slot.slice = slice.index;
+  slot.order = ++order_;
+  slot.begin = slice.begin;
+  slot.end = slice.end;
+  slot.framed = slot.received = 0;
+  slot.reads_open = 0;
+  slot.error = absl::OkStatus();
+  ++live_;
+  outstanding_ += bytes;
+  return true;
+}
+
+void UcxRail::report(Slot& slot, absl::Status status, EventSink& sink) {
+  slot.live = false;
+  slot.transfer = nullptr;
+  --live_;
+  outstanding_ -= slot.bytes();
+  sink.slice_done(*this, slot.id, slot.slice, std::move(status));
+}
+
+void UcxRail::abort(TransferId transfer, EventSink& sink) {
+  for (Slot& slot : slots_) {
+    if (closed_) return;
+    if (!slot.live || slot.aborted || !(slot.id == transfer)) continue;
+    if (slot.op == Op::kWrite && slot.begun) {
+      // What is on its way may land until the target has spoken: wait for that, for a while.
+      slot.aborted = true;
+      last_moved_ = shared_->context.clock.now();
+      next_check_ = Time::zero();
+      continue;
+    }
+    // What still comes of a read finds no slot to land by.
+    if (slot.reads_open > 0) {
+      send_control({.type = tcp::FrameType::kCancelRead, .transfer = slot.id, .slice = slot.slice});
+    }
+    report(slot, absl::CancelledError("aborted"), sink);
+  }
+}
+
+void UcxRail::close(absl::Status why, EventSink& sink) {
+  fail(std::move(why));
+  finish(sink);
+}
+
+void UcxRail::fail(absl::Status why) {
+  if (failing_) return;
+  failing_ = true;
+  failure_ = std::move(why);
+}
+
+absl::Status UcxRail::lost(std::string_view why) const {
+  return absl::UnavailableError(absl::StrCat("peer ", peer_, " over ucx: ", std::string(why)));
+}
+
+absl::Status UcxRail::hostile(std::string_view why) const {
+  return lost(absl::StrCat("hostile or damaged message: ", std::string(why)));
+}
+
+void UcxRail::finish(EventSink& sink) {
+  if (closed_) return;
+  closed_ = true;
+  next_check_ = kNever;
+  leave();
+  if (failure_.ok()) failure_ = absl::CancelledError("closed");
+  for (Slot& slot : slots_) {
+    if (slot.live) report(slot, failure_, sink);
+  }
+  sink.rail_down(*this, failure_);
+}
+
+bool UcxRail::check_channel(EventSink& sink) {
+  if (closed_) return false;
+  const auto heard = channel_->hear();
+  if (heard.ok() && !heard->has_value()) return false;
+  if (heard.ok() && (*heard)->empty()) return true;  // "ready", overtaken by what it announced
+  fail(heard.ok() ? hostile("words on the connection beside UCX")
+                  : lost(std::string(heard.status().message())));
+  finish(sink);
+  return true;
+}
+
+bool UcxRail::advance(EventSink& sink) {
+  if (closed_ || endpoint_ == nullptr) return false;
+  if (!failing_ && !endpoint_->failure.ok()) {
+    fail(lost(std::string(endpoint_->failure.message())));
+  }
+  const bool any = !failing_ && compose();
+  if (failing_) finish(sink);
+  return any || closed_;
+}
+
+bool UcxRail::runnable() const {
+  if (closed_ || endpoint_ == nullptr) return false;
+  if (failing_ || !endpoint_->failure.ok()) return true;
+  const bool room = endpoint_->under_way < kWindow;
+  return std::any_of(slots_.begin(), slots_.end(),
+                     [&](const Slot& slot) {
+                       return (room && slot.unsaid()) ||
+                              (reads_open_ < kMaxReads && slot.unasked());
+                     }) ||
+         (room && jobs_live_ > 0);
+}
+
+// Whether anything is under way in either direction that needs the peer to move on.
+bool UcxRail::waiting() const {
+  return live_ > 0 || reads_open_ > 0 || jobs_live_ > 0 ||
+         (endpoint_ != nullptr && endpoint_->under_way > 0) ||
+         std::any_of(incoming_.begin(), incoming_.end(), [](const Incoming& i) { return i.live; });
+}
+
+void UcxRail::check_timers(Time now, EventSink& sink) {
+  if (closed_ || endpoint_ == nullptr) return;
+  if (!waiting()) {
+    next_check_ = kNever;
+    return;
+  }
+  const bool fresh = next_check_ == kNever;
+  if (!fresh && now < next_check_) return;
+  const uint64_t moved = moved_ + endpoint_->completed;
+  if (fresh || moved != seen_moved_) {
+    seen_moved_ = moved;
+    last_moved_ = now;
+  }
+  const bool aborting = std::any_of(slots_.begin(), slots_.end(),
+                                    [](const Slot& slot) { return slot.live && slot.aborted; });
+  const Time limit = aborting ? std::min(kAbortGrace, shared_->stall) : shared_->stall;
+  if (now - last_moved_ >= limit) {
+    endpoint_->silent = true;
+    fail(lost(absl::StrFormat(
+        "nothing moved for %.1f s with %u slices open: it is stopped, or the network between is "
+        "down",
+        std::chrono::duration<double>(now - last_moved_).count(), live_)));
+    finish(sink);
+    return;
+  }
+  next_check_ = now + std::max<Time>(limit / 4, std::chrono::milliseconds(1));
+}
+
+}  // namespace baton::ucx

@@ -1,0 +1,239 @@
+// A ucx rail's outgoing side: which message goes next, and what is copied into it.
+#include <algorithm>
+#include <cstring>
+
+#include "transport/ucx/rail.h"
+
+namespace baton::ucx {
+
+using tcp::Frame;
+using tcp::FrameType;
+using tcp::kHeaderBytes;
+using tcp::kPieceBytes;
+using tcp::WirePiece;
+
+constexpr size_t kHead = Envelope::kBytes + kHeaderBytes;
+static_assert(kHead + UcxRail::kMaxPieces * kPieceBytes + UcxRail::kPayload + 256 <= kSegmentBytes,
+              "data goes through UCX in one piece");
+static_assert(kHead + kPieceBytes + 1 + kMaxNotification <= kMessageBytes);
+
+void UcxRail::send_control(const Frame& frame, std::string_view message) {
+  if (endpoint_ == nullptr || failing_) return;
+  if (endpoint_->under_way >= kMaxControl) {
+    fail(lost("it takes no answers"));
+    return;
+  }
+  const size_t bytes = kHead + message.size();
+  Packet* packet = shared_->engine->acquire(bytes);
+  char* out = packet->data.get();
+  outbound_.encode(out);
+  tcp::encode_header(frame, out + Envelope::kBytes);
+  std::memcpy(out + kHead, message.data(), message.size());
+  shared_->engine->send(*endpoint_, packet, bytes);
+}
+
+void UcxRail::answer(FrameType type, const Frame& to, const absl::Status& status) {
+  const std::string_view message(status.message().data(),
+                                 std::min<size_t>(status.message().size(), tcp::kMaxText));
+  send_control({.type = type,
+                .code = status.code(),
+                .transfer = to.transfer,
+                .slice = to.slice,
+                .text = static_cast<uint32_t>(message.size())},
+               message);
+}
+
+// Requests first, they are small; then data, of ours and of the peer's reads in turn.
+bool UcxRail::compose() {
+  bool any = false;
+  while (!failing_ && reads_open_ < kMaxReads) {
+    Slot* slot = next_slot(&Slot::unasked);
+    if (slot == nullptr) break;
+    send_read(*slot);
+    any = true;
+  }
+  for (uint32_t i = 0; i < kWindow && !failing_ && endpoint_->under_way < kWindow; ++i) {
+    answers_first_ = !answers_first_;
+    if (answers_first_ && send_answer()) {
+      any = true;
+      continue;
+    }
+    Slot* slot = next_slot(&Slot::unsaid);
+    if (slot != nullptr) {
+      send_write(*slot);
+    } else if (!send_answer()) {
+      break;
+    }
+    any = true;
+  }
+  return any;
+}
+
+// The oldest slice that has something to say, small ones first.
+UcxRail::Slot* UcxRail::next_slot(bool (Slot::*wanted)() const) {
+  if (live_ == 0) return nullptr;
+  Slot* best = nullptr;
+  for (Slot& slot : slots_) {
+    if (!(slot.*wanted)()) continue;
+    const bool urgent = slot.bytes() <= kUrgentBytes;
+    if (best == nullptr || urgent > (best->bytes() <= kUrgentBytes) ||
+        (urgent == (best->bytes() <= kUrgentBytes) && slot.order < best->order)) {
+      best = &slot;
+    }
+  }
+  return best;
+}
+
+void UcxRail::send_write(Slot& slot) {
+  const TransferDescriptor& t = *slot.transfer;
+  Frame frame{.type = FrameType::kWrite,
+              .transfer = slot.id,
+              .slice = slot.slice,
+              .slice_offset = slot.framed,
+              .slice_bytes = slot.bytes(),
+              .total_bytes = t.bytes,
+              .counter = t.counter.index,
+              .counter_generation = t.counter.generation,
+              .increment = t.increment};
+  const size_t left = slot.bytes() - slot.framed;
+  const std::string_view notify = slot.end == t.bytes ? t.notify : std::string_view();
+  size_t room = std::min(kPayload, left);
+  // The notification goes with the last bytes; where both do not fit, one byte waits for it.
+  if (room == left && left > 1 && left + notify.size() > kPayload) --room;
+  const bool small = room == 0 && notify.size() <= 512;
+  Packet* packet = shared_->engine->acquire(small ? 1024 : kMessageBytes);
+  char* head = packet->data.get() + Envelope::kBytes;
+  char* out = head + kHeaderBytes;
+  size_t used = 0;
+  if (slot.aborted) {
+    frame.flags = tcp::kLast | tcp::kAbandoned;
+  } else {
+    // The pieces come before the payload, so they are counted first.
+    pieces_.clear();
+    TransferCursor cursor(t.local, t.remote_layout, slot.begin + slot.framed,
+                          slot.begin + slot.framed + room);
+    TransferCursor again = cursor;
+    Piece piece;
+    while (frame.bytes < room && pieces_.size() < kMaxPieces && cursor.next(piece)) {
+      frame.bytes += static_cast<uint32_t>(piece.bytes);
+      if (!pieces_.empty() && pieces_.back().offset + pieces_.back().bytes == piece.remote_offset) {
+        pieces_.back().bytes += static_cast<uint32_t>(piece.bytes);
+      } else {
+        pieces_.push_back({piece.remote_offset, static_cast<uint32_t>(piece.bytes)});
+      }
+    }
+    frame.pieces = static_cast<uint32_t>(pieces_.size());
+    for (const WirePiece& wire : pieces_) {
+      tcp::encode_piece(wire, out + used);
+      used += kPieceBytes;
+    }
+    if (frame.pieces > 0) {
+      frame.region = t.remote.index;
+      frame.generation = t.remote.generation;
+      frame.key = t.remote.key;
+    }
+    if (slot.framed + frame.bytes == slot.bytes()) {
+      frame.flags = tcp::kLast;
+      frame.text = static_cast<uint32_t>(notify.size());
+      std::memcpy(out + used, notify.data(), notify.size());
+      used += notify.size();
+    }
+    for (size_t copied = 0; copied < frame.bytes && again.next(piece, frame.bytes - copied);
+         copied += piece.bytes) {
+      std::memcpy(out + used + copied, t.local_base + piece.local_offset, piece.bytes);
+    }
+    used += frame.bytes;
+  }
+  outbound_.encode(packet->data.get());
+  tcp::encode_header(frame, head);
+  slot.begun = true;
+  slot.framed += frame.bytes;
+  slot.said = (frame.flags & tcp::kLast) != 0;
+  shared_->engine->send(*endpoint_, packet, kHead + used);
+}
+
+void UcxRail::send_read(Slot& slot) {
+  const TransferDescriptor& t = *slot.transfer;
+  Frame frame{.type = FrameType::kRead,
+              .transfer = slot.id,
+              .slice = slot.slice,
+              .region = t.remote.index,
+              .generation = t.remote.generation,
+              .key = t.remote.key,
+              .slice_offset = slot.framed};
+  Packet* packet = shared_->engine->acquire(
+      slot.bytes() <= kUrgentBytes / kMaxPieces ? 1024 : kHeaderBytes + kMaxPieces * kPieceBytes);
+  char* out = packet->data.get() + kHead;
+  const size_t most = (packet->capacity - Envelope::kBytes - kHeaderBytes) / kPieceBytes;
+  TransferCursor cursor(t.local, t.remote_layout, slot.begin + slot.framed, slot.end);
+  Piece piece;
+  WirePiece wire;
+  for (size_t n = 0; n < std::min<size_t>(most, kMaxPieces) && frame.bytes < kRequest &&
+                     cursor.next(piece, kRequest - frame.bytes);
+       ++n) {
+    frame.bytes += static_cast<uint32_t>(piece.bytes);
+    if (frame.pieces > 0 && wire.offset + wire.bytes == piece.remote_offset) {
+      wire.bytes += static_cast<uint32_t>(piece.bytes);
+    } else {
+      wire = {piece.remote_offset, static_cast<uint32_t>(piece.bytes)};
+      ++frame.pieces;
+    }
+    tcp::encode_piece(wire, out + (frame.pieces - 1) * kPieceBytes);
+  }
+  outbound_.encode(packet->data.get());
+  tcp::encode_header(frame, packet->data.get() + Envelope::kBytes);
+  slot.framed += frame.bytes;
+  slot.begun = true;
+  ++slot.reads_open;
+  ++reads_open_;
+  shared_->engine->send(*endpoint_, packet, kHead + frame.pieces * kPieceBytes);
+}
+
+// The next message of the oldest read of the peer. The region is looked up each time: it may have
+// been deregistered since the read was asked for.
+bool UcxRail::send_answer() {
+  if (jobs_live_ == 0) return false;
+  Job* job = nullptr;
+  for (Job& other : jobs_) {
+    if (other.live && (job == nullptr || other.order < job->order)) job = &other;
+  }
+  const auto base = resolve(job->frame, Access::kRemoteRead, {});
+  if (!base.ok()) {
+    answer(FrameType::kReadEnd, job->frame, base.status());
+    job->live = false;
+    --jobs_live_;
+    return true;
+  }
+  Frame data{.type = FrameType::kReadData,
+             .transfer = job->frame.transfer,
+             .slice = job->frame.slice,
+             .slice_offset = job->frame.slice_offset + job->answered};
+  const size_t left = job->frame.bytes - job->answered;
+  Packet* packet = shared_->engine->acquire(std::min<size_t>(kHead + left, kMessageBytes));
+  const size_t room = std::min<size_t>({left, kPayload, packet->capacity - kHead});
+  char* out = packet->data.get() + kHead;
+  while (data.bytes < room) {
+    const WirePiece& piece = job->pieces[job->piece];
+    const auto step =
+        static_cast<uint32_t>(std::min<size_t>(piece.bytes - job->piece_sent, room - data.bytes));
+    std::memcpy(out + data.bytes, *base + piece.offset + job->piece_sent, step);
+    data.bytes += step;
+    job->piece_sent += step;
+    if (job->piece_sent == piece.bytes) {
+      ++job->piece;
+      job->piece_sent = 0;
+    }
+  }
+  job->answered += data.bytes;
+  outbound_.encode(packet->data.get());
+  tcp::encode_header(data, packet->data.get() + Envelope::kBytes);
+  shared_->engine->send(*endpoint_, packet, kHead + data.bytes);
+  if (job->answered == job->frame.bytes) {
+    answer(FrameType::kReadEnd, job->frame, absl::OkStatus());
+    job->live = false;
+    --jobs_live_;
+  }
+  return true;
+}
+
+}  // namespace baton::ucx
