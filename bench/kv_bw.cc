@@ -33,6 +33,9 @@ absl::StatusOr<std::unique_ptr<Floor>> floor_of(const KvBwOptions& options, KvSe
   if (options.provider == "tcp" && options.host.empty()) {
     return sockets_floor(options, session.workload().bytes(), cores, session.route());
   }
+  if (options.provider == "ucx" && options.host.empty()) {  // one connection, as Linux has them
+    return sockets_floor(options, session.workload().bytes(), cores, "(cubic, 1 socket)");
+  }
   return std::unique_ptr<Floor>();
 }
 
@@ -127,7 +130,8 @@ absl::StatusOr<std::vector<Row>> measure_kv_bw(const KvBwOptions& options) {
     if (!row.ok()) return row.status();
     rows.push_back(*std::move(row));
   }
-  if (options.rivals && options.provider == "tcp" && options.host.empty()) {
+  const bool sockets = options.provider == "tcp" || options.provider == "ucx";
+  if (options.rivals && sockets && options.host.empty()) {
     for (Row& row : rows) {
       const Op op = row.params["op"] == "read" ? Op::kRead : Op::kWrite;
       auto rival = ucx_rival(op, row.bytes / row.pieces, cores);
