@@ -72,6 +72,10 @@ class FakeVerbs {
 
   const verbs::VerbsApi& api() const { return api_; }
 
+  // From here on nothing moves, and work is done as soon as it is posted: what remains is the cost
+  // of the caller. For good.
+  void become_weightless();
+
   // --- faults ---
   void set_port(size_t device, bool up);          // with its event
   void set_cable(size_t device, bool in);         // silently: what is sent is lost
