@@ -101,6 +101,12 @@ absl::StatusOr<std::unique_ptr<Device>> Device::open(const VerbsApi& api, ibv_de
     return failed(d.name_, "preparing its descriptors", errno);
   }
   d.regions_.resize(RegionTable::kCapacity);
+  if (tuning.shared_receives > 0 && d.attributes_.max_srq > 0 &&
+      d.attributes_.max_srq_wr >= static_cast<int>(ReceivePool::kSlab)) {
+    auto pool = ReceivePool::create(d, tuning);
+    if (!pool.ok()) return pool.status();
+    d.receive_pool_ = *std::move(pool);
+  }
   return opened;
 }
 
@@ -108,6 +114,7 @@ Device::~Device() {
   for (ibv_mr* region : regions_) {
     if (region != nullptr) api_.ibv_dereg_mr(region);
   }
+  receive_pool_.reset();
   if (channel_ != nullptr) api_.ibv_destroy_comp_channel(channel_);
   if (pd_ != nullptr) api_.ibv_dealloc_pd(pd_);
   if (context_ != nullptr) api_.ibv_close_device(context_);

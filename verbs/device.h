@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "transport/region.h"
 #include "verbs/gid.h"
+#include "verbs/receive_pool.h"
 #include "verbs/tuning.h"
 #include "verbs/verbs_api.h"
 
@@ -44,6 +45,8 @@ class Device {
   ibv_context* context() const { return context_; }
   ibv_pd* pd() const { return pd_; }
   ibv_comp_channel* channel() const { return channel_; }
+  // What its queue pairs receive into; null where each has its own receives.
+  ReceivePool* receive_pool() const { return receive_pool_.get(); }
   bool dead() const { return dead_; }
   void set_dead() { dead_ = true; }
 
@@ -81,6 +84,7 @@ class Device {
   ibv_context* context_ = nullptr;
   ibv_pd* pd_ = nullptr;
   ibv_comp_channel* channel_ = nullptr;
+  std::unique_ptr<ReceivePool> receive_pool_;
   ibv_device_attr attributes_{};
   std::vector<ibv_mr*> regions_;
   size_t pinned_bytes_ = 0;

@@ -24,7 +24,11 @@ uint8_t mtu_code(uint32_t bytes) {
 }  // namespace
 
 QueuePair::QueuePair(const Port& port, const GidChoice& gid, const Tuning& tuning)
-    : port_(port), api_(port.device->api()), gid_(gid), tuning_(tuning) {}
+    : port_(port),
+      api_(port.device->api()),
+      gid_(gid),
+      tuning_(tuning),
+      pool_(port.device->receive_pool()) {}
 
 absl::StatusOr<std::unique_ptr<QueuePair>> QueuePair::create(const Port& port, const GidChoice& gid,
                                                              const Tuning& tuning) {
@@ -39,7 +43,16 @@ absl::Status QueuePair::make() {
     return limit > 0 ? std::min(wish, static_cast<uint32_t>(limit)) : wish;
   };
   depth_ = limited(tuning_.send_depth, device.max_qp_wr);
-  receives_ = limited(tuning_.receive_depth, device.max_qp_wr);
+  const uint32_t most = limited(tuning_.receive_depth, device.max_qp_wr);
+  if (pool_ != nullptr) {
+    window_ = pool_->grant(std::min(most, pool_->share()));
+    if (window_ < std::min(most, ReceivePool::kLeast)) {  // too little is left there
+      pool_->take_back(window_);
+      pool_ = nullptr;
+    }
+  }
+  if (pool_ == nullptr) receives_ = window_ = most;
+  granted_ = window_;
   max_sges_ = static_cast<int>(limited(kMaxSges, device.max_sge));
   mtu_ = std::min(mtu_code(tuning_.mtu), static_cast<uint8_t>(port_.attributes.active_mtu));
 
@@ -50,22 +63,23 @@ absl::Status QueuePair::make() {
   if (!registration.ok()) return registration.status();
   registration_ = *registration;
 
-  completions_ = api_.ibv_create_cq(port_.device->context(), static_cast<int>(depth_ + receives_),
+  completions_ = api_.ibv_create_cq(port_.device->context(), static_cast<int>(depth_ + most),
                                     &armed_, port_.device->channel(), 0);
   if (completions_ == nullptr) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "%s: no completion queue of %u entries (%s); lower verbs.send_depth, or close some of the "
         "connections of this device",
-        port_.name(), depth_ + receives_, strerror(errno)));
+        port_.name(), depth_ + most, strerror(errno)));
   }
   for (max_inline_ = tuning_.inline_bytes; queue_pair_ == nullptr; max_inline_ /= 2) {
     ibv_qp_init_attr attributes{};
     attributes.send_cq = completions_;
     attributes.recv_cq = completions_;
+    attributes.srq = pool_ != nullptr ? pool_->handle() : nullptr;
     attributes.cap = {.max_send_wr = depth_,
                       .max_recv_wr = receives_,
                       .max_send_sge = static_cast<uint32_t>(max_sges_),
-                      .max_recv_sge = 1,
+                      .max_recv_sge = pool_ != nullptr ? 0u : 1u,
                       .max_inline_data = max_inline_};
     attributes.qp_type = IBV_QPT_RC;
     queue_pair_ = api_.ibv_create_qp(port_.device->pd(), &attributes);
@@ -108,6 +122,17 @@ QueuePair::~QueuePair() {
 
 void QueuePair::destroy() {
   broken_ = true;
+  if (pool_ != nullptr && completions_ != nullptr && queue_pair_ != nullptr) {
+    // What it has taken from the pool goes back there.
+    if (!erred_) break_off();
+    ibv_wc completion;
+    while (ibv_poll_cq(completions_, 1, &completion) == 1) {
+      if ((completion.wr_id & kReceiveId) == 0) continue;
+      const auto index = static_cast<uint32_t>(completion.wr_id & ~kReceiveId);
+      pool_->post(&index, 1);
+    }
+  }
+  if (pool_ != nullptr) pool_->take_back(std::exchange(window_, 0));
   if (queue_pair_ != nullptr) api_.ibv_destroy_qp(std::exchange(queue_pair_, nullptr));
   if (completions_ != nullptr) api_.ibv_destroy_cq(std::exchange(completions_, nullptr));
 }
@@ -128,7 +153,7 @@ Endpoint QueuePair::local() const {
   end.rd_atomic = static_cast<uint8_t>(
       std::clamp(port_.device->attributes().max_qp_rd_atom, 1, int{tuning_.rd_atomic}));
   end.lid = port_.attributes.lid;
-  end.receives = static_cast<uint16_t>(receives_);
+  end.receives = static_cast<uint16_t>(window_);
   end.queue_pair = number_;
   end.sequence = sequence_;
   end.gid = gid_.gid;
@@ -184,15 +209,16 @@ absl::Status QueuePair::connect(const Endpoint& peer, const Path* path) {
 }
 
 void QueuePair::post_receives(const uint32_t* slots, size_t count) {
+  if (pool_ != nullptr) return pool_->post(slots, count);
   std::array<ibv_recv_wr, kChain> requests;
   std::array<ibv_sge, kChain> sges;
   while (count > 0 && !broken_) {
     const size_t n = std::min(count, kChain);
     for (size_t i = 0; i < n; ++i) {
-      sges[i] = {.addr = reinterpret_cast<uintptr_t>(slot(slots[i])),
+      sges[i] = {.addr = reinterpret_cast<uintptr_t>(received_at(slots[i])),
                  .length = kMessageBytes,
                  .lkey = registration_->lkey};
-      requests[i] = {.wr_id = kReceive | slots[i],
+      requests[i] = {.wr_id = kReceiveId | slots[i],
                      .next = i + 1 < n ? &requests[i + 1] : nullptr,
                      .sg_list = &sges[i],
                      .num_sge = 1};
@@ -241,7 +267,7 @@ void QueuePair::add(const Work& work) {
 
 void QueuePair::add_message(std::string_view bytes, uint32_t tag) {
   ibv_send_wr& request = next_request();
-  std::byte* at = slot(receives_ + next_slot_);
+  std::byte* at = slot(next_slot_);
   next_slot_ = (next_slot_ + 1) % kMessageSlots;
   ++slots_used_;
   std::memcpy(at, bytes.data(), bytes.size());
@@ -303,33 +329,59 @@ bool QueuePair::poll(QueuePairOwner& owner) {
     size_t free = 0;
     for (int i = 0; i < count && completions_ != nullptr; ++i) {
       const ibv_wc& completion = batch[i];
-      if ((completion.wr_id & kReceive) == 0) {
+      if ((completion.wr_id & kReceiveId) == 0) {
         on_sent(owner, completion);
         continue;
       }
-      --posted_receives_;
-      if (completion.status != IBV_WC_SUCCESS) {
-        broken_ = true;
-        continue;
+      if (pool_ == nullptr) --posted_receives_;
+      const bool good = completion.status == IBV_WC_SUCCESS;
+      if (good && !closed_) receive(owner, completion);
+      if (!good) broken_ = true;
+      // Its own receives flush with it; those of the pool serve others.
+      if (good || pool_ != nullptr) {
+        again[free++] = static_cast<uint32_t>(completion.wr_id & ~kReceiveId);
       }
-      ++received_;
-      const auto index = static_cast<uint32_t>(completion.wr_id & ~kReceive);
-      if (completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
-        owner.counted(ntohl(completion.imm_data));
-      } else {
-        owner.received({reinterpret_cast<const char*>(slot(index)), completion.byte_len});
-      }
-      again[free++] = index;
     }
-    post_receives(again, free);
+    if (free > 0) post_receives(again, free);
     if (count < kBatch) break;
   }
+  // Shared receives do not flush. What the adapter may still have been writing when it was told to
+  // stop has no completion, and by this end's word to the peer it has not arrived.
+  if (erred_ && !any && idle()) closed_ = true;
   // What was added after the break was never handed over.
   if (completions_ != nullptr && broken_ && first_ >= handed_ && first_ < next_) {
     chain_ = 0;
     while (first_ < next_) complete(owner, IBV_WC_WR_FLUSH_ERR);
   }
   return any;
+}
+
+void QueuePair::receive(QueuePairOwner& owner, const ibv_wc& completion) {
+  if (received_ == granted_) {
+    // Shared receives are others' too.
+    break_off();
+    return owner.overrun();
+  }
+  ++received_;
+  if (completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM)
+    return owner.counted(ntohl(completion.imm_data));
+  const auto index = static_cast<uint32_t>(completion.wr_id & ~kReceiveId);
+  owner.received({reinterpret_cast<const char*>(received_at(index)), completion.byte_len});
+}
+
+uint32_t QueuePair::give_back(uint32_t owed) {
+  if (pool_ != nullptr && pool_->scarce() && window_ > ReceivePool::kLeast) {
+    const uint32_t less = std::min(owed, (window_ - ReceivePool::kLeast + 1) / 2);
+    pool_->take_back(less);
+    window_ -= less;
+    owed -= less;
+  } else if (pool_ != nullptr && window_ < tuning_.receive_depth && owed >= window_ / 4) {
+    const uint32_t more = pool_->grant(std::min(window_, tuning_.receive_depth - window_));
+    window_ += more;
+    owed += more;
+  }
+  granted_ += owed;
+  return owed;
 }
 
 bool QueuePair::arm() {
@@ -339,7 +391,7 @@ bool QueuePair::arm() {
 }
 
 void QueuePair::break_off() {
-  broken_ = true;
+  broken_ = erred_ = true;
   if (queue_pair_ == nullptr) return;
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_ERR;

@@ -31,6 +31,8 @@ class QueuePairOwner {
   virtual void received(std::string_view message) = 0;
   // A write with an immediate has landed.
   virtual void counted(uint32_t immediate) = 0;
+  // The peer sent more than it had credits for.
+  virtual void overrun() = 0;
 };
 
 // How to reach the peer where rdma_cm has worked it out, instead of what the messages say.
@@ -85,6 +87,11 @@ class QueuePair {
   bool idle() const { return first_ == next_; }
   // Messages and immediates received in all.
   uint64_t received() const { return received_; }
+  // How many of them the peer may have under way.
+  uint32_t window() const { return window_; }
+  // `owed` receives have been used and are there again: how many credits to give back for them.
+  // With shared receives a busy peer gets more, and an idle pool's worth goes to others.
+  uint32_t give_back(uint32_t owed);
   // Asks for a wake-up on the device's channel; false if it had not been asked for before, so that
   // the caller polls once more.
   bool arm();
@@ -92,7 +99,7 @@ class QueuePair {
   // --- breaking ---
   void break_off();  // to the error state, where everything posted flushes
   bool broken() const { return broken_; }
-  bool drained() const { return idle() && posted_receives_ == 0; }
+  bool drained() const { return idle() && (pool_ != nullptr ? closed_ : posted_receives_ == 0); }
   // Destroys it: afterwards the adapter touches no memory for it. For a queue pair that does not
   // drain, or that is not waited for.
   void destroy();
@@ -103,7 +110,6 @@ class QueuePair {
 
  private:
   static constexpr size_t kChain = 16;
-  static constexpr uint64_t kReceive = uint64_t{1} << 63;  // in wr_id
 
   struct Record {
     uint32_t tag = kNoTag;
@@ -115,7 +121,11 @@ class QueuePair {
   absl::Status make();
   absl::Status modify(ibv_qp_attr& attributes, int mask, const char* to) const;
   std::byte* slot(uint32_t index) const { return memory_ + size_t{index} * kMessageBytes; }
+  std::byte* received_at(uint32_t index) const {
+    return pool_ != nullptr ? pool_->slot(index) : slot(kMessageSlots + index);
+  }
   void post_receives(const uint32_t* slots, size_t count);
+  void receive(QueuePairOwner& owner, const ibv_wc& completion);
   Record& record(uint64_t number) { return records_[number & (records_.size() - 1)]; }
   void add_record(ibv_send_wr& request, const Record& record);
   ibv_send_wr& next_request();
@@ -126,8 +136,11 @@ class QueuePair {
   const VerbsApi& api_;
   const GidChoice gid_;
   const Tuning& tuning_;
+  ReceivePool* pool_;  // null: it has receives of its own
   uint32_t depth_ = 0;
-  uint32_t receives_ = 0;
+  uint32_t receives_ = 0;  // of its own
+  uint32_t window_ = 0;    // receives that the peer may count on
+  uint64_t granted_ = 0;   // credits that the peer has had in all
   uint32_t max_inline_ = 0;
   int max_sges_ = 1;
   uint8_t mtu_ = IBV_MTU_1024;
@@ -137,9 +150,11 @@ class QueuePair {
   ibv_cq* completions_ = nullptr;
   ibv_qp* queue_pair_ = nullptr;
   ibv_mr* registration_ = nullptr;
-  std::byte* memory_ = nullptr;  // receives_ + kMessageSlots slots
+  std::byte* memory_ = nullptr;  // kMessageSlots + receives_ slots
   bool armed_ = false;           // written by Device::next_completion_event()
   bool broken_ = false;
+  bool erred_ = false;   // told to be in the error state
+  bool closed_ = false;  // and what came before has been seen; what comes later does not count
 
   std::vector<Record> records_;
   uint64_t first_ = 0;   // oldest not known to be complete

@@ -105,6 +105,7 @@ class VerbsRail final : public Rail, private QueuePairOwner {
   void sent(uint32_t tag, ibv_wc_status status) override;
   void received(std::string_view message) override;
   void counted(uint32_t immediate) override;
+  void overrun() override;
   void on_arrival(std::string_view body);
   void on_fragment(std::string_view body);
 

@@ -126,6 +126,10 @@ void VerbsRail::on_fragment(std::string_view body) {
   notify_.append(body);
 }
 
+void VerbsRail::overrun() {
+  fail(absl::InvalidArgumentError("the peer sent more messages than it had credits for"), true);
+}
+
 void VerbsRail::counted(uint32_t immediate) {
   ++owed_;
   session_.counters().add(immediate >> 16, static_cast<uint16_t>(immediate), 1);

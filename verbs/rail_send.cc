@@ -198,7 +198,9 @@ bool VerbsRail::tell(Active& active) {
 }
 
 void VerbsRail::send_message(uint32_t tag) {
-  set_credits(message_, static_cast<uint16_t>(std::exchange(owed_, 0)));
+  if (owed_ > 0) {
+    set_credits(message_, static_cast<uint16_t>(queue_pair_->give_back(std::exchange(owed_, 0))));
+  }
   queue_pair_->add_message(message_, tag);
   --credits_;
   ++messages_;
@@ -220,7 +222,8 @@ bool VerbsRail::send_control() {
     control_.pop_front();
     send_message(QueuePair::kNoTag);
   }
-  if (owed_ >= session_.tuning().receive_depth / 4 && credits_ > 0 && queue_pair_->message_room()) {
+  if (owed_ >= queue_pair_->window() / 4 && owed_ > 0 && credits_ > 0 &&
+      queue_pair_->message_room()) {
     begin_message(message_, Kind::kCredit);
     send_message(QueuePair::kNoTag);
   }

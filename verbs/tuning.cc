@@ -58,6 +58,7 @@ absl::StatusOr<Tuning> read_tuning(const ProviderContext& context) {
   read.number("verbs.mtu", tuning.mtu, 256, 4096);
   read.number("verbs.send_depth", tuning.send_depth, 16, 8192);
   read.number("verbs.receive_depth", tuning.receive_depth, 16, 8192);
+  read.number("verbs.shared_receives", tuning.shared_receives, 0, 1 << 20);
   read.number("verbs.inline_bytes", tuning.inline_bytes, 0, 1024);
   read.kib("verbs.slice_kib", tuning.slice_bytes, 4, 1 << 20);
   read.kib("verbs.inflight_kib", tuning.inflight_bytes, 4, 1 << 20);

@@ -16,7 +16,8 @@ struct Tuning {
   int gid_index = -1;
   uint32_t mtu = 4096;  // at most; the connection takes the least of both ports' and this
   uint32_t send_depth = 256;
-  uint32_t receive_depth = 128;
+  uint32_t receive_depth = 128;     // credits of a queue pair's peer, at most
+  uint32_t shared_receives = 4096;  // of a device, at most; 0: every queue pair has its own
   uint32_t inline_bytes = 220;
   size_t slice_bytes = 1 << 20;
   size_t inflight_bytes = 4 << 20;  // per queue pair: what a cancel has to wait for

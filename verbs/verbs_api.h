@@ -32,6 +32,8 @@ namespace baton::verbs {
   F(ibv_ack_cq_events)           \
   F(ibv_create_cq)               \
   F(ibv_destroy_cq)              \
+  F(ibv_create_srq)              \
+  F(ibv_destroy_srq)             \
   F(ibv_create_qp)               \
   F(ibv_modify_qp)               \
   F(ibv_destroy_qp)              \

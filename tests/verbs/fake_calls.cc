@@ -46,6 +46,7 @@ struct FakeCalls {
     context.async_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
     context.ops.post_send = post_send;
     context.ops.post_recv = post_recv;
+    context.ops.post_srq_recv = post_srq_recv;
     context.ops.poll_cq = poll_cq;
     context.ops.req_notify_cq = req_notify_cq;
     ++FakeVerbs::current_->objects_;
@@ -70,6 +71,9 @@ struct FakeCalls {
     attributes->max_cqe = 2 * options.max_work;
     attributes->max_qp_rd_atom = options.max_reads;
     attributes->max_qp_init_rd_atom = options.max_reads;
+    attributes->max_srq = options.max_shared > 0 ? 16 : 0;
+    attributes->max_srq_wr = options.max_shared;
+    attributes->max_srq_sge = 1;
     attributes->phys_port_cnt = 1;
     return 0;
   }
@@ -245,6 +249,49 @@ struct FakeCalls {
     return 0;
   }
 
+  static ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* wish) {
+    FakeVerbs& fake = of(pd->context);
+    Lock lock(fake.mutex_);
+    if (wish->attr.max_wr < 1 || static_cast<int>(wish->attr.max_wr) > fake.options_.max_shared ||
+        wish->attr.max_sge != 1) {
+      errno = EINVAL;
+      return nullptr;
+    }
+    auto* made = new FakeSrq;
+    made->srq.context = pd->context;
+    made->srq.pd = pd;
+    made->most = wish->attr.max_wr;
+    ++fake_of<FakePd>(pd).users;
+    ++fake.objects_;
+    fake.shared_.push_back(made);
+    return &made->srq;
+  }
+  static int destroy_srq(ibv_srq* handle) {
+    FakeVerbs& fake = of(handle->context);
+    Lock lock(fake.mutex_);
+    auto& queue = fake_of<FakeSrq>(handle);
+    if (queue.users != 0) fake.violation("a shared receive queue freed while a queue pair uses it");
+    std::erase(fake.shared_, &queue);
+    --fake_of<FakePd>(handle->pd).users;
+    --fake.objects_;
+    delete &queue;
+    return 0;
+  }
+  static int post_srq_recv(ibv_srq* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
+    FakeVerbs& fake = of(handle->context);
+    Lock lock(fake.mutex_);
+    auto& queue = fake_of<FakeSrq>(handle);
+    for (; request != nullptr; request = request->next) {
+      if (request->num_sge != 1 || queue.receives.size() >= queue.most) {
+        fake.violation("the shared receive queue overflows");
+        *bad = request;
+        return ENOMEM;
+      }
+      queue.receives.push_back({request->wr_id, request->sg_list[0]});
+    }
+    return 0;
+  }
+
   static ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wish) {
     FakeVerbs& fake = of(pd->context);
     Lock lock(fake.mutex_);
@@ -265,6 +312,8 @@ struct FakeCalls {
     qp.pd = pd;
     qp.send_cq = wish->send_cq;
     qp.recv_cq = wish->recv_cq;
+    qp.srq = wish->srq;
+    if (qp.srq != nullptr) ++fake_of<FakeSrq>(qp.srq).users;
     qp.qp_num = static_cast<uint32_t>(fake.queue_pairs_.size());
     qp.state = IBV_QPS_RESET;
     qp.qp_type = wish->qp_type;
@@ -287,6 +336,7 @@ struct FakeCalls {
     }
     fake.queue_pairs_[handle->qp_num] = nullptr;
     std::erase(fake.running_, &qp);
+    if (handle->srq != nullptr) --fake_of<FakeSrq>(handle->srq).users;
     --qp.send_queue().users;
     --fake_of<FakePd>(handle->pd).users;
     --fake.objects_;
@@ -380,7 +430,7 @@ struct FakeCalls {
     Lock lock(fake.mutex_);
     auto& qp = fake_of<FakeQp>(handle);
     for (; request != nullptr; request = request->next) {
-      if (handle->state == IBV_QPS_RESET || request->num_sge != 1 ||
+      if (handle->srq != nullptr || handle->state == IBV_QPS_RESET || request->num_sge != 1 ||
           qp.receives.size() >= qp.limits.cap.max_recv_wr) {
         fake.violation("the receive queue overflows, or is not ready");
         *bad = request;
@@ -427,6 +477,8 @@ verbs::VerbsApi fake_calls() {
           .ibv_ack_cq_events = FakeCalls::ack_cq_events,
           .ibv_create_cq = FakeCalls::create_cq,
           .ibv_destroy_cq = FakeCalls::destroy_cq,
+          .ibv_create_srq = FakeCalls::create_srq,
+          .ibv_destroy_srq = FakeCalls::destroy_srq,
           .ibv_create_qp = FakeCalls::create_qp,
           .ibv_modify_qp = FakeCalls::modify_qp,
           .ibv_destroy_qp = FakeCalls::destroy_qp,

@@ -62,6 +62,13 @@ struct FakeReceive {
   ibv_sge sge{};
 };
 
+struct FakeSrq {
+  ibv_srq srq{};
+  uint32_t most = 0;
+  Ring<FakeReceive> receives;
+  size_t users = 0;
+};
+
 struct FakeQp {
   ibv_qp qp{};
   FakeContext* context = nullptr;
@@ -75,6 +82,10 @@ struct FakeQp {
   uint64_t done = 0;         // bytes of the first work request
   bool waiting = false;
   Time waiting_since{};
+  // Where messages go: its own receives, or the shared ones.
+  Ring<FakeReceive>& receive_ring() {
+    return qp.srq != nullptr ? reinterpret_cast<FakeSrq*>(qp.srq)->receives : receives;
+  }
   FakeCq& send_queue() const { return *reinterpret_cast<FakeCq*>(qp.send_cq); }
   FakeCq& receive_queue() const { return *reinterpret_cast<FakeCq*>(qp.recv_cq); }
 };

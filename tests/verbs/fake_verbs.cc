@@ -117,13 +117,17 @@ void FakeVerbs::break_queue_pairs(size_t device) {
   for (FakeQp* qp : running_) {
     if (qp->context->device != device) continue;
     to_error(*qp);
-    ibv_async_event event{};
-    event.element.qp = &qp->qp;
-    event.event_type = IBV_EVENT_QP_FATAL;
-    qp->context->events.push_back(event);
-    const uint64_t one = 1;
-    [[maybe_unused]] ssize_t put = write(qp->context->context().async_fd, &one, sizeof one);
+    report(*qp, IBV_EVENT_QP_FATAL);
   }
+}
+
+void FakeVerbs::report(FakeQp& qp, ibv_event_type type) {
+  ibv_async_event event{};
+  event.element.qp = &qp.qp;
+  event.event_type = type;
+  qp.context->events.push_back(event);
+  const uint64_t one = 1;
+  [[maybe_unused]] ssize_t put = write(qp.context->context().async_fd, &one, sizeof one);
 }
 
 std::vector<std::string> FakeVerbs::violations() const {
@@ -145,6 +149,13 @@ bool FakeVerbs::linked(size_t device) const {
   std::lock_guard lock(mutex_);
   const FakeDevice& d = devices_[device];
   return d.port_up && d.cable && !d.dead;
+}
+
+size_t FakeVerbs::shared_receives() const {
+  std::lock_guard lock(mutex_);
+  size_t posted = 0;
+  for (const FakeSrq* queue : shared_) posted += queue->receives.size();
+  return posted;
 }
 
 size_t FakeVerbs::objects() const {

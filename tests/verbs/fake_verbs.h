@@ -16,8 +16,8 @@
 // completion of it, or of a later one, has been polled), a queue full of unsignalled work,
 // messages, inline data or gather lists beyond the limits, atomics that are not aligned, queue
 // pairs moved through wrong states or with attributes missing, RESET with work outstanding, a
-// receive queue or a completion queue that overflows, ends that disagree about MTU, packet numbers
-// or reads, objects destroyed while others use them.
+// receive queue, shared or not, or a completion queue that overflows, ends that disagree about MTU,
+// packet numbers or reads, objects destroyed while others use them.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +41,7 @@ struct FakeOptions {
   int max_sge = 30;
   uint32_t max_inline = 256;
   int max_reads = 16;
+  int max_shared = 8192;             // entries of a shared receive queue; 0: there is none
   size_t pinnable_bytes = SIZE_MAX;  // RLIMIT_MEMLOCK, per device context
 };
 
@@ -58,6 +59,7 @@ struct FakeStats {
 
 struct FakeQp;
 struct FakeCq;
+struct FakeSrq;
 struct FakeContext;
 struct FakeMr;
 
@@ -86,6 +88,7 @@ class FakeVerbs {
 
   std::vector<std::string> violations() const;
   FakeStats stats() const;
+  size_t shared_receives() const;       // posted
   size_t objects() const;               // contexts, domains, regions, queues that exist
   uint64_t moved(size_t device) const;  // bytes of work begun there
   std::vector<ibv_gid_entry> gids(size_t device) const { return devices_[device].gids; }
@@ -124,6 +127,7 @@ class FakeVerbs {
   void copy(FakeQp& qp, std::byte* remote, size_t at, size_t bytes, bool to_local);
   void refuse(FakeQp& qp, FakeQp& peer, ibv_wc_status here);
   bool deliver(FakeQp& qp, FakeQp& peer, bool immediate);
+  static void report(FakeQp& qp, ibv_event_type type);
   void complete(FakeQp& qp, ibv_wc_status status);
   void to_error(FakeQp& qp);
   void push(FakeCq& queue, const ibv_wc& completion, FakeQp* sender, uint32_t retires);
@@ -139,6 +143,7 @@ class FakeVerbs {
   std::vector<FakeMr*> regions_;      // by key
   std::vector<FakeQp*> queue_pairs_;  // by number
   std::vector<FakeQp*> running_;      // in turn
+  std::vector<FakeSrq*> shared_;
   size_t turn_ = 0;
   size_t objects_ = 0;
   FakeStats stats_;

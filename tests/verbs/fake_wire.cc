@@ -128,6 +128,8 @@ void FakeVerbs::to_error(FakeQp& qp) {
   const FakeDevice& device = devices_[qp.context->device];
   if (device.dead || device.hanging) return;  // not even that
   while (!qp.sends.empty()) complete(qp, IBV_WC_WR_FLUSH_ERR);
+  // Shared receives stay for the others; an event says that this one takes no more of them.
+  if (qp.qp.srq != nullptr) report(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
   while (!qp.receives.empty()) {
     ibv_wc completion{};
     completion.wr_id = qp.receives.front().id;
@@ -235,30 +237,27 @@ void FakeVerbs::copy(FakeQp& qp, std::byte* remote, size_t at, size_t bytes, boo
 
 // The peer's end answers with a negative acknowledgement and breaks.
 void FakeVerbs::refuse(FakeQp& qp, FakeQp& peer, ibv_wc_status here) {
-  ibv_async_event event{};
-  event.element.qp = &peer.qp;
-  event.event_type = IBV_EVENT_QP_ACCESS_ERR;
-  peer.context->events.push_back(event);
-  notify(peer.context->context().async_fd);
+  report(peer, IBV_EVENT_QP_ACCESS_ERR);
   to_error(peer);
   complete(qp, here);
 }
 
 // Puts a message, or an immediate, into the peer's next receive.
 bool FakeVerbs::deliver(FakeQp& qp, FakeQp& peer, bool immediate) {
-  if (peer.receives.empty()) {
+  Ring<FakeReceive>& receives = peer.receive_ring();
+  if (receives.empty()) {
     if (!qp.waiting) ++stats_.not_ready;
     if (qp.attributes.rnr_retry == 7) return wait(qp, kNever, IBV_WC_RNR_RETRY_EXC_ERR);
     return wait(qp, std::chrono::microseconds(640) * (qp.attributes.rnr_retry + 1),
                 IBV_WC_RNR_RETRY_EXC_ERR);
   }
   const FakeWork& work = qp.sends.front();
-  const FakeReceive receive = peer.receives.front();
+  const FakeReceive receive = receives.front();
   if (!immediate && work.bytes > receive.sge.length) {
     refuse(qp, peer, IBV_WC_REM_INV_REQ_ERR);
     return true;
   }
-  peer.receives.pop_front();
+  receives.pop_front();
   ibv_wc completion{};
   completion.wr_id = receive.id;
   completion.status = IBV_WC_SUCCESS;

@@ -18,16 +18,20 @@ struct Log final : QueuePairOwner {
   void sent(uint32_t tag, ibv_wc_status status) override { done.emplace_back(tag, status); }
   void received(std::string_view message) override { messages.emplace_back(message); }
   void counted(uint32_t immediate) override { immediates.push_back(immediate); }
+  void overrun() override { ++overruns; }
   std::vector<std::pair<uint32_t, ibv_wc_status>> done;
   std::vector<std::string> messages;
   std::vector<uint32_t> immediates;
+  int overruns = 0;
 };
 
-class QueuePairs : public testing::Test {
+// With receives of their own (0), or shared ones.
+class QueuePairs : public testing::TestWithParam<uint32_t> {
  protected:
   QueuePairs() {
     tuning_.send_depth = 32;
     tuning_.receive_depth = 16;
+    tuning_.shared_receives = GetParam();
     devices_ = *open_devices(fake_.api(), tuning_);
     const Port& port = *devices_.ports[0];
     const GidChoice gid = *choose_gid(port.gids, -1, 0xff);
@@ -44,7 +48,15 @@ class QueuePairs : public testing::Test {
     EXPECT_TRUE(devices_.devices[0]->add_region(entry).ok());
     region_ = devices_.devices[0]->region(0);
   }
-  ~QueuePairs() override { EXPECT_THAT(fake_.violations(), IsEmpty()); }
+  ~QueuePairs() override {
+    a_.reset();
+    b_.reset();
+    EXPECT_THAT(fake_.violations(), IsEmpty());
+    if (ReceivePool* pool = devices_.devices[0]->receive_pool(); pool != nullptr) {
+      EXPECT_EQ(fake_.shared_receives(), pool->capacity()) << "receives were lost";
+      EXPECT_EQ(pool->granted(), 0u);
+    }
+  }
 
   QueuePair::Work write(uint32_t tag, uint32_t bytes = 1000) const {
     QueuePair::Work work;
@@ -75,7 +87,7 @@ class QueuePairs : public testing::Test {
   Log at_b_;
 };
 
-TEST_F(QueuePairs, UnsignalledWorkIsCompletedByWhatFollows) {
+TEST_P(QueuePairs, UnsignalledWorkIsCompletedByWhatFollows) {
   for (uint32_t i = 0; i < 5; ++i) a_->add(write(i));
   EXPECT_EQ(a_->room(), 27u);
   EXPECT_EQ(a_->inflight_bytes(), 5000u);
@@ -92,7 +104,7 @@ TEST_F(QueuePairs, UnsignalledWorkIsCompletedByWhatFollows) {
   EXPECT_TRUE(a_->idle());
 }
 
-TEST_F(QueuePairs, AFullQueueIsNeverOverrunAndComesBack) {
+TEST_P(QueuePairs, AFullQueueIsNeverOverrunAndComesBack) {
   uint32_t posted = 0;
   for (int round = 0; round < 50; ++round) {
     while (a_->room() > 0) a_->add(write(posted++));
@@ -104,7 +116,7 @@ TEST_F(QueuePairs, AFullQueueIsNeverOverrunAndComesBack) {
   EXPECT_GT(posted, 200u);
 }
 
-TEST_F(QueuePairs, MessagesAndImmediatesArriveInOrderBehindTheirWrites) {
+TEST_P(QueuePairs, MessagesAndImmediatesArriveInOrderBehindTheirWrites) {
   memory_[5] = std::byte{77};
   a_->add(write(1));
   a_->add_message("hello", 2);
@@ -121,7 +133,7 @@ TEST_F(QueuePairs, MessagesAndImmediatesArriveInOrderBehindTheirWrites) {
   EXPECT_EQ(memory_[(1 << 16) + 5], std::byte{77});
 }
 
-TEST_F(QueuePairs, AfterARefusedAccessTheRestIsFlushedInOrder) {
+TEST_P(QueuePairs, AfterARefusedAccessTheRestIsFlushedInOrder) {
   a_->add(write(0));
   a_->add(write(1));
   QueuePair::Work bad = write(2);
@@ -136,14 +148,22 @@ TEST_F(QueuePairs, AfterARefusedAccessTheRestIsFlushedInOrder) {
                           std::pair(2u, IBV_WC_REM_ACCESS_ERR), std::pair(3u, IBV_WC_WR_FLUSH_ERR),
                           std::pair(4u, IBV_WC_WR_FLUSH_ERR)));
   EXPECT_TRUE(a_->broken());
-  EXPECT_TRUE(a_->drained());
-  // The other end broke as well, and has its receives back.
-  EXPECT_TRUE(b_->broken());
+  if (GetParam() == 0) {
+    // The other end broke as well, and has its receives back.
+    EXPECT_TRUE(a_->drained());
+    EXPECT_TRUE(b_->broken());
+  } else {
+    // Shared receives do not flush: the owner hears of it by an event, or by its peer.
+    a_->break_off();
+    b_->break_off();
+    poll(2);
+    EXPECT_TRUE(a_->drained());
+  }
   EXPECT_TRUE(b_->drained());
   EXPECT_THAT(at_b_.messages, IsEmpty());
 }
 
-TEST_F(QueuePairs, BrokenOffEverythingComesBackOnce) {
+TEST_P(QueuePairs, BrokenOffEverythingComesBackOnce) {
   for (uint32_t i = 0; i < 20; ++i) a_->add(write(i, 60'000));
   a_->ring();
   poll(2);
@@ -159,7 +179,7 @@ TEST_F(QueuePairs, BrokenOffEverythingComesBackOnce) {
   EXPECT_TRUE(a_->drained());
 }
 
-TEST_F(QueuePairs, WithoutALinkRetriesRunOutWhenPredicted) {
+TEST_P(QueuePairs, WithoutALinkRetriesRunOutWhenPredicted) {
   a_->add(write(0));
   fake_.set_cable(0, false);
   a_->ring();
@@ -173,7 +193,7 @@ TEST_F(QueuePairs, WithoutALinkRetriesRunOutWhenPredicted) {
   EXPECT_THAT(at_a_.done, ElementsAre(std::pair(0u, IBV_WC_RETRY_EXC_ERR)));
 }
 
-TEST_F(QueuePairs, ArmingWakesThroughTheChannel) {
+TEST_P(QueuePairs, ArmingWakesThroughTheChannel) {
   EXPECT_FALSE(a_->arm());
   EXPECT_TRUE(a_->arm());
   EXPECT_FALSE(devices_.devices[0]->next_completion_event());
@@ -184,6 +204,23 @@ TEST_F(QueuePairs, ArmingWakesThroughTheChannel) {
   EXPECT_FALSE(devices_.devices[0]->next_completion_event());
   EXPECT_FALSE(a_->arm()) << "an event uses the arming up";
 }
+
+TEST_P(QueuePairs, WhatComesAfterABreakHasNotArrived) {
+  a_->add_message("in time", 1);
+  a_->ring();
+  poll();
+  a_->add_message("too late", 2);
+  a_->ring();
+  a_->poll(at_a_);  // it is at the other end, which has not looked
+  b_->break_off();
+  b_->poll(at_b_);
+  const uint64_t reported = b_->received();
+  while (!b_->drained()) b_->poll(at_b_);
+  EXPECT_EQ(at_b_.messages.size(), b_->received());
+  EXPECT_GE(b_->received(), reported);
+}
+
+INSTANTIATE_TEST_SUITE_P(Receives, QueuePairs, testing::Values(0, 256));
 
 }  // namespace
 }  // namespace baton::verbs
