@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "bench/fast_clock.h"
 #include "bench/perf_end.h"
 #include "bench/perf_histogram.h"
 
@@ -43,7 +44,7 @@ class PerfSender {
 
  protected:
   explicit PerfSender(PerfEnd& end) : end_(end) {}
-  Time now() const { return end_.worker().clock().now(); }
+  static Time now() { return fast_now(); }
   // Sets begin_ and, for a run by time, what is measured of it.
   void start_clock();
   bool by_time() const { return end_.run().iterations == 0; }

@@ -129,10 +129,14 @@ class Server {
   Server(Worker& worker, const PerfServerOptions& options) : worker_(worker), options_(options) {}
 
   absl::Status serve() {
+    constexpr size_t kYieldAfter = 256;  // rounds
+    size_t idle = 0;
     while (!done_) {
       if (guest_ != nullptr && guest_->polls()) {
-        const bool any = turn();
-        if (!worker_.progress() && !any) sched_yield();
+        bool any = turn();
+        any |= worker_.progress();
+        idle = any ? 0 : idle + 1;
+        if (idle >= kYieldAfter) sched_yield();  // the client may need this core
       } else if (absl::Status status = worker_.wait_until([this] { return turn(); });
                  !status.ok()) {
         return status;
