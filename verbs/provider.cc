@@ -177,9 +177,11 @@ bool VerbsProvider::progress(EventSink& sink) {
     any = true;
   }
   if (!capabilities_.available) return any;
-  // A system call: not in every round while the rails are busy.
-  if (look_ || ++rounds_ >= kLookEvery) {
+  // System calls, and the clock may be one too: not in every round while the rails are busy.
+  const bool look = look_ || ++rounds_ >= kLookEvery;
+  if (look) {
     rounds_ = 0;
+    now_ = shared_.context.clock.now();
     any |= shared_.poller->poll();
     if (listener_watch_.ready != 0) accept_some();
     any |= device_events();
@@ -187,9 +189,8 @@ bool VerbsProvider::progress(EventSink& sink) {
     if (!calls_.empty()) any |= advance_calls(sink);
   }
   look_ = !calls_.empty();
-  const Time now = shared_.context.clock.now();
   for (size_t i = 0; i < sessions_.size(); ++i) {
-    any |= sessions_[i]->progress(now, sink);
+    any |= sessions_[i]->progress(now_, look, sink);
     look_ |= sessions_[i]->busy();
     if (sessions_[i]->finished()) {
       sessions_.erase(sessions_.begin() + static_cast<ptrdiff_t>(i--));

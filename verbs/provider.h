@@ -79,6 +79,7 @@ class VerbsProvider final : public Provider {
   std::vector<std::unique_ptr<Session>> sessions_;
   bool look_ = true;     // at the descriptors, in the next round
   uint32_t rounds_ = 0;  // since the last look
+  Time now_{};           // of the last look
 };
 
 // For WorkerOptions::extra_providers: the provider over other tables of calls.

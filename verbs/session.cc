@@ -20,24 +20,16 @@ Session::Session(Shared& shared, std::unique_ptr<Control> control, HelloInfo pee
 
 Session::~Session() = default;
 
-bool Session::progress(Time now, EventSink& sink) {
-  bool any = control_->progress(
-      [&](const Message& message) { return on_message(message, nullptr, sink); });
-  if (!over_ && !control_->open()) {
-    const bool carried =
-        !control_->gone() && std::any_of(slots_.begin(), slots_.end(),
-                                         [](const Slot& slot) { return slot.phase == Phase::kUp; });
-    // What a rail could not be made for says more than that the peer then hung up.
-    const auto said =
-        std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.why.ok(); });
-    const bool failed = !established_ && said != slots_.end();
-    if (!carried) end(failed ? said->why : control_->why(), sink);
-  }
+bool Session::progress(Time now, bool look, EventSink& sink) {
+  bool any = false;
+  if (look || disturbed_) any = look_at_control(sink);
   for (size_t i = 0; i < rails_.size(); ++i) {
     VerbsRail* rail = rails_[i];
     any |= rail->progress(now, sink);
     if (i < rails_.size() && rails_[i] != rail) --i;
   }
+  if (!look && !disturbed_) return any;
+  disturbed_ = false;
   for (uint16_t i = 0; i < slots_.size() && !over_; ++i) {
     if (slots_[i].asked) answer(i, sink);
   }
@@ -49,6 +41,23 @@ bool Session::progress(Time now, EventSink& sink) {
     any = true;
   }
   while (!buried_.empty()) buried_.pop_back();
+  busy_ = unfinished();
+  return any;
+}
+
+bool Session::look_at_control(EventSink& sink) {
+  const bool any = control_->progress(
+      [&](const Message& message) { return on_message(message, nullptr, sink); });
+  if (!over_ && !control_->open()) {
+    const bool carried =
+        !control_->gone() && std::any_of(slots_.begin(), slots_.end(),
+                                         [](const Slot& slot) { return slot.phase == Phase::kUp; });
+    // What a rail could not be made for says more than that the peer then hung up.
+    const auto said =
+        std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.why.ok(); });
+    const bool failed = !established_ && said != slots_.end();
+    if (!carried) end(failed ? said->why : control_->why(), sink);
+  }
   return any;
 }
 
@@ -69,6 +78,7 @@ bool Session::alive(const Slot& slot) const {
 }
 
 void Session::end(const absl::Status& why, EventSink& sink) {
+  disturbed_ = true;
   over_ = true;
   const absl::Status cause = why.ok() ? absl::UnavailableError("the connection was closed") : why;
   control_->close(cause, false);
@@ -98,10 +108,10 @@ Time Session::next_timer() const {
 bool Session::arm() {
   bool armed = true;
   for (VerbsRail* rail : rails_) armed &= rail->arm();
-  return armed && (!over_ || !rails_.empty());
+  return armed && !disturbed_ && (!over_ || !rails_.empty());
 }
 
-bool Session::busy() const {
+bool Session::unfinished() const {
   return slots_.empty() || std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
            return slot.phase != Phase::kUp ||
                   (slot.rail != nullptr && slot.rail->state() != VerbsRail::State::kUp);
@@ -169,6 +179,7 @@ void Session::region_removed(const RegionName& name) {
 }
 
 absl::Status Session::on_message(const Message& message, VerbsRail* rail, EventSink& sink) {
+  disturbed_ = true;
   if (over_) return absl::OkStatus();
   switch (message.kind) {
     case Kind::kAsk: {
@@ -232,6 +243,7 @@ absl::Status Session::on_rail_note(Kind kind, const RailNote& note, EventSink& s
 }
 
 void Session::rail_ready(VerbsRail& rail, EventSink& sink) {
+  disturbed_ = true;
   Slot& slot = slots_[rail.index()];
   if (slot.phase != Phase::kProving || slot.incarnation != rail.incarnation()) return;
   slot.phase = Phase::kUp;
@@ -257,6 +269,7 @@ void Session::rail_ready(VerbsRail& rail, EventSink& sink) {
 }
 
 void Session::rail_drained(const VerbsRail& rail, bool lost) {
+  disturbed_ = true;
   begin_message(scratch_, Kind::kDrained);
   encode(scratch_, RailNote{.rail = rail.index(),
                             .incarnation = rail.incarnation(),
@@ -267,6 +280,7 @@ void Session::rail_drained(const VerbsRail& rail, bool lost) {
 }
 
 void Session::rail_settled(const VerbsRail& rail) {
+  disturbed_ = true;
   Slot& slot = slots_[rail.index()];
   slot.phase = Phase::kIdle;
   slot.link.reset();
@@ -275,6 +289,7 @@ void Session::rail_settled(const VerbsRail& rail) {
 }
 
 void Session::rail_gone(VerbsRail& rail, const absl::Status& why, bool closed) {
+  disturbed_ = true;
   Slot& slot = slots_[rail.index()];
   if (slot.rail != &rail && slot.fresh.get() != &rail) return;  // replaced already
   if (slot.rail == &rail) slot.rail = nullptr;
@@ -294,6 +309,7 @@ void Session::rail_gone(VerbsRail& rail, const absl::Status& why, bool closed) {
 }
 
 void Session::forget(VerbsRail& rail) {
+  disturbed_ = true;
   rails_.erase(std::remove(rails_.begin(), rails_.end(), &rail), rails_.end());
   for (Slot& slot : slots_) {
     if (slot.rail == &rail) slot.rail = nullptr;

@@ -44,13 +44,15 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  bool progress(Time now, EventSink& sink);
+  // `look`: at everything; otherwise, while all is well, only at the rails. `now` may be as old as
+  // the last look.
+  bool progress(Time now, bool look, EventSink& sink);
   Time next_timer() const;
   bool arm();
   // Over, and no rail of it is left anywhere.
   bool finished() const { return over_ && rails_.empty(); }
   // Something is under way that progress() should look at often.
-  bool busy() const;
+  bool busy() const { return busy_ || disturbed_; }
 
   // Of the provider.
   void region_removed(const RegionName& name);
@@ -68,7 +70,10 @@ class Session {
   void forget(const RegionName& name) { regions_.forget(name); }
   absl::Status on_message(const Message& message, VerbsRail* rail, EventSink& sink);
   void rail_ready(VerbsRail& rail, EventSink& sink);
-  void rail_broke() { regions_.forget_asked(); }
+  void rail_broke() {
+    disturbed_ = true;
+    regions_.forget_asked();
+  }
   void rail_drained(const VerbsRail& rail, bool lost);
   void rail_settled(const VerbsRail& rail);
   void rail_gone(VerbsRail& rail, const absl::Status& why, bool closed);
@@ -123,6 +128,8 @@ class Session {
 
   void check_timers(Time now);
   bool alive(const Slot& slot) const;
+  bool unfinished() const;
+  bool look_at_control(EventSink& sink);
   void end(const absl::Status& why, EventSink& sink);
 
   Shared& shared_;
@@ -132,6 +139,8 @@ class Session {
   const bool connecting_;
   bool established_ = false;  // has had a rail
   bool over_ = false;
+  bool disturbed_ = true;  // something has happened that progress() must look at
+  bool busy_ = true;
   std::vector<Slot> slots_;
   std::vector<VerbsRail*> rails_;                   // all that exist
   std::vector<std::unique_ptr<VerbsRail>> buried_;  // never came up

@@ -337,6 +337,12 @@ bool TcpProvider::progress(EventSink& sink) {
     any = true;
   }
   if (!capabilities_.available) return any;
+  // While there is nobody to talk to, system calls now and then are enough: a worker whose peers
+  // come by other ways should not pay for this one in every round.
+  constexpr uint32_t kLookEvery = 32;
+  if (calls_.empty() && shared_->rails.empty() && !look_ && ++rounds_ < kLookEvery) return any;
+  rounds_ = 0;
+  look_ = false;
   any |= shared_->poller->poll();
   if (listener_watch_.ready != 0) accept_some(sink);
   if (!calls_.empty()) any |= advance_calls(sink);
@@ -367,6 +373,7 @@ int TcpProvider::wait_fd() const { return shared_->poller ? shared_->poller->fd(
 bool TcpProvider::arm() {
   if (!failed_.empty()) return false;
   if (!capabilities_.available) return true;
+  look_ = true;
   const auto& rails = shared_->rails;
   return !shared_->engine->runnable() &&
          std::none_of(rails.begin(), rails.end(),

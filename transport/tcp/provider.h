@@ -76,6 +76,8 @@ class TcpProvider final : public Provider {
   std::string own_address_;
   int listener_ = -1;
   Watched listener_watch_;
+  bool look_ = true;            // at the descriptors, in the next round
+  uint32_t rounds_ = 0;         // since the last look
   Time accept_again_ = kNever;  // after running out of descriptors
   std::vector<Call> calls_;
   std::vector<std::unique_ptr<Dial>> failed_;
