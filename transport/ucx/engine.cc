@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
@@ -69,10 +70,13 @@ absl::Status Engine::open(const Options& options) {
   }
   ucx_.ucp_config_release(config);
   if (status == UCS_OK) return absl::OkStatus();
+  const auto named = [](const std::string& option, const char* variable) {
+    const char* value = option.empty() ? std::getenv(variable) : option.c_str();
+    return std::string(value != nullptr ? value : "of its choice");
+  };
   return absl::UnavailableError(absl::StrCat(
       "UCX finds nothing to use here (", text(status), ") with transports ",
-      options.tls.empty() ? "of its choice" : options.tls, " and devices ",
-      options.net_devices.empty() ? "of its choice" : options.net_devices,
+      named(options.tls, "UCX_TLS"), " and devices ", named(options.net_devices, "UCX_NET_DEVICES"),
       ": `ucx_info -d` (Debian: ucx-utils) lists what it has; set ucx.tls and ucx.net_devices, or "
       "UCX_TLS and UCX_NET_DEVICES"));
 }

@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "transport/wire.h"
 
 namespace baton::ucx {
 namespace {
@@ -20,20 +19,6 @@ uint64_t random_token() {
 }
 
 }  // namespace
-
-void Envelope::encode(char* out) const {
-  const uint32_t reserved = 0;
-  std::memcpy(out, &rail, 4);
-  std::memcpy(out + 4, &reserved, 4);
-  std::memcpy(out + 8, &token, 8);
-}
-
-Envelope Envelope::decode(std::string_view message) {
-  Envelope out;
-  std::memcpy(&out.rail, message.data(), 4);
-  std::memcpy(&out.token, message.data() + 8, 8);
-  return out;
-}
 
 UcxRail::UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<SideChannel> channel,
                  HelloInfo peer)
@@ -68,19 +53,14 @@ void UcxRail::leave() {
 }
 
 std::string UcxRail::introduction() const {
-  std::string out;
-  put_number(out, inbound_.rail);
-  put_number(out, inbound_.token);
-  out += shared_->engine->address();
-  return out;
+  return Introduction{inbound_, shared_->engine->address()}.encode();
 }
 
-absl::Status UcxRail::introduced(std::string_view introduction) {
-  WireReader in(introduction);
-  outbound_.rail = in.number<uint32_t>();
-  outbound_.token = in.number<uint64_t>();
-  if (in.failed() || introduction.size() == 12) return lost("it introduced itself in no known way");
-  auto endpoint = shared_->engine->connect(std::string(introduction.substr(12)));
+absl::Status UcxRail::introduced(std::string_view words) {
+  const auto peer = Introduction::decode(words);
+  if (!peer.has_value()) return lost("it introduced itself in no known way");
+  outbound_ = peer->to;
+  auto endpoint = shared_->engine->connect(peer->address);
   if (!endpoint.ok()) return endpoint.status();
   endpoint_ = *endpoint;
   return absl::OkStatus();

@@ -13,6 +13,7 @@
 #include "transport/provider.h"
 #include "transport/tcp/frame.h"
 #include "transport/ucx/engine.h"
+#include "transport/ucx/message.h"
 #include "transport/ucx/side_channel.h"
 
 namespace baton::ucx {
@@ -30,15 +31,6 @@ struct UcxShared {
   size_t slice_bytes = 1 << 20;
   Time stall = std::chrono::seconds(10);
   std::string transports;  // for people: "tcp", "whatever UCX finds best"
-};
-
-// In front of every frame.
-struct Envelope {
-  static constexpr size_t kBytes = 16;
-  uint32_t rail = 0;   // index of the rail at the receiver
-  uint64_t token = 0;  // random; told to the peer once it had proved itself
-  void encode(char* out) const;
-  static Envelope decode(std::string_view message);  // at least kBytes
 };
 
 class UcxRail final : public Rail {
@@ -65,7 +57,7 @@ class UcxRail final : public Rail {
 
   // Coming up: what the peer needs to send to this rail, and what it told us of itself.
   std::string introduction() const;
-  absl::Status introduced(std::string_view introduction);
+  absl::Status introduced(std::string_view words);
   SideChannel& channel() { return *channel_; }
   const HelloInfo& peer() const { return peer_info_; }
 

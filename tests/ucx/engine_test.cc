@@ -1,0 +1,160 @@
+// Engines and their endpoints: shared, closed when the peer has gone, and ended beside a peer that
+// has stopped listening.
+#include "transport/ucx/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "transport/clock.h"
+
+namespace baton::ucx {
+namespace {
+
+constexpr Time kPatience = std::chrono::seconds(60);
+
+const Engine::Options kLoopback{.tls = "tcp", .net_devices = "lo"};
+
+size_t open_files() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+class UcxEngine : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const absl::Status status = Engine::check(kLoopback); !status.ok()) GTEST_SKIP() << status;
+  }
+  std::unique_ptr<Engine> make() {
+    auto engine = Engine::create(kLoopback, [this](std::string_view message) {
+      ++messages_;
+      greetings_ += message.size() == kGreeting;
+      bytes_ += message.size();
+    });
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+  static void send(Engine& engine, Endpoint& to, size_t bytes) {
+    Packet* packet = engine.acquire(bytes);
+    std::memset(packet->data.get(), 7, bytes);
+    engine.send(to, packet, bytes);
+  }
+  template <typename Ready>
+  static bool drive(std::initializer_list<Engine*> engines, Ready ready) {
+    const Time end = Clock::steady().now() + kPatience;
+    while (!ready()) {
+      for (Engine* engine : engines) engine->progress();
+      if (Clock::steady().now() > end) return false;
+    }
+    return true;
+  }
+
+  static constexpr size_t kGreeting = 1000;
+  size_t messages_ = 0;
+  size_t greetings_ = 0;
+  size_t bytes_ = 0;
+};
+
+TEST_F(UcxEngine, AllWhoAskForAPeerShareAnEndpoint) {
+  auto a = make(), b = make();
+  auto first = a->connect(b->address());
+  auto second = a->connect(b->address());
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(*first, *second);
+  send(*a, **first, 60'000);
+  ASSERT_TRUE(drive({a.get(), b.get()}, [&] { return messages_ == 1; }));
+  // Nobody uses it, its peer is there: the next finds it again.
+  a->release(*first);
+  a->release(*second);
+  for (int i = 0; i < 100; ++i) a->progress();
+  auto third = a->connect(b->address());
+  ASSERT_TRUE(third.ok());
+  EXPECT_EQ(*third, *first);
+  send(*a, **third, 100);
+  ASSERT_TRUE(drive({a.get(), b.get()}, [&] { return messages_ == 2; }));
+  EXPECT_EQ(bytes_, 60'100u);
+  Engine::end(std::move(a));
+  Engine::end(std::move(b));
+}
+
+TEST_F(UcxEngine, APeerThatEndsIsNoticedAndForgotten) {
+  auto a = make();
+  size_t files = 0;
+  for (int round = 0; round < 5; ++round) {
+    auto b = make();
+    auto to_b = a->connect(b->address());
+    auto to_a = b->connect(a->address());
+    ASSERT_TRUE(to_b.ok() && to_a.ok());
+    const size_t before = messages_;
+    send(*a, **to_b, 1000);
+    send(*b, **to_a, 1000);
+    ASSERT_TRUE(drive({a.get(), b.get()}, [&] { return messages_ == before + 2; }));
+    // A farewell is over when the peer has heard everything: both have to run.
+    std::thread farewell([&] { Engine::end(std::move(b)); });
+    const bool noticed = drive({a.get()}, [&] { return !(*to_b)->failure.ok(); });
+    farewell.join();
+    ASSERT_TRUE(noticed);
+    a->release(*to_b);
+    for (int i = 0; i < 1000; ++i) a->progress();
+    if (round == 0) files = open_files();
+    Engine::end(make());  // also of what may have been set aside
+    EXPECT_TRUE(drive({a.get()}, [&] { return open_files() <= files; }));
+  }
+  Engine::end(std::move(a));
+}
+
+// UCX would wait in ucp_worker_destroy(), or leave half a message behind.
+TEST_F(UcxEngine, OneEndsBesideAPeerThatHasStoppedListening) {
+  Engine::end(make());  // whatever is opened once
+  const size_t files = open_files();
+  auto b = make();
+  for (const bool noticed : {false, true}) {
+    auto a = make();
+    auto to_b = a->connect(b->address());
+    auto to_a = b->connect(a->address());
+    ASSERT_TRUE(to_b.ok() && to_a.ok());
+    // What it has not heard yet of the one before comes first.
+    send(*a, **to_b, kGreeting);
+    ASSERT_TRUE(drive({a.get(), b.get()}, [&] { return greetings_ == (noticed ? 2u : 1u); }));
+    // From here on nothing of b runs, and the sockets between them fill up.
+    for (int i = 0; i < 2000; ++i) {
+      if ((*to_b)->under_way < 16) send(*a, **to_b, 60'000);
+      a->progress();
+    }
+    EXPECT_GT((*to_b)->under_way, 0u);
+    (*to_b)->silent = noticed;
+    Engine::end(std::move(a));
+    EXPECT_GT(open_files(), files);
+  }
+  // The peer goes; what was set aside for it goes when the next engine is made.
+  Engine::end(std::move(b));
+  const Time end = Clock::steady().now() + kPatience;
+  do {
+    Engine::end(make());
+  } while (open_files() > files && Clock::steady().now() < end);
+  EXPECT_EQ(open_files(), files);
+}
+
+TEST_F(UcxEngine, AnAddressOfNobodyFails) {
+  auto a = make();
+  std::string address;
+  {
+    auto b = make();
+    address = b->address();
+    Engine::end(std::move(b));
+  }
+  auto way = a->connect(address);
+  if (way.ok()) {
+    send(*a, **way, 100);
+    EXPECT_TRUE(drive({a.get()}, [&] { return !(*way)->failure.ok(); }));
+    EXPECT_TRUE(drive({a.get()}, [&] { return (*way)->under_way == 0; }));
+    a->release(*way);
+  }
+  Engine::end(std::move(a));
+}
+
+}  // namespace
+}  // namespace baton::ucx

@@ -1,0 +1,160 @@
+// Peers that hold the key and misbehave, and strangers that reach UCX: the first lose their rail,
+// the second are not heard.
+#include <gmock/gmock.h>
+
+#include "tests/ucx/raw_peer.h"
+#include "transport/ucx/rail.h"
+
+namespace baton::ucx {
+namespace {
+
+using tcp::Frame;
+using tcp::FrameType;
+using testing::HasSubstr;
+
+class UcxHostile : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const absl::Status status = Engine::check(kLoopback); !status.ok()) GTEST_SKIP() << status;
+    const auto address = node_.provider->listen();
+    ASSERT_TRUE(address.ok()) << address.status();
+    address_ = *address;
+  }
+  // Lets both run until the node has lost its rail; why it has.
+  std::string fate(RawPeer& raw) {
+    const bool lost = run_until({&node_}, [&] {
+      raw.engine->progress();
+      return !node_.down.empty();
+    });
+    return lost ? std::string(node_.down.front().message()) : "it is up still";
+  }
+  // Whether a new peer gets in.
+  void expect_serving() {
+    node_.rails.clear();
+    RawPeer another;
+    another.join(node_, address_);
+  }
+
+  ProviderNode node_{"ucx", "node", {{"ucx.tls", "tcp"}}, "0123456789abcdef"};
+  std::string address_;
+};
+
+TEST_F(UcxHostile, WordsThatIntroduceNobodyAreHungUpOn) {
+  for (const std::string words : {"", "too short", "123456789012"}) {
+    RawPeer raw;
+    raw.greet(node_, address_);
+    if (HasFatalFailure()) return;
+    raw.say(words);
+    EXPECT_TRUE(run_until({&node_}, [&] { return !raw.put("x"); })) << words;
+  }
+  EXPECT_TRUE(node_.rails.empty());
+  expect_serving();
+}
+
+TEST_F(UcxHostile, AnIntroductionLongerThanAllowedIsHungUpOn) {
+  RawPeer raw;
+  raw.greet(node_, address_);
+  if (HasFatalFailure()) return;
+  EXPECT_TRUE(raw.put("\xff\xff\xff\x7f"));
+  EXPECT_TRUE(run_until({&node_}, [&] { return !raw.put("x"); }));
+  expect_serving();
+}
+
+TEST_F(UcxHostile, MessagesWithoutTheTokenAreDropped) {
+  RawPeer raw;
+  raw.join(node_, address_);
+  if (HasFatalFailure()) return;
+  const Envelope right = raw.envelope();
+  for (const Envelope wrong :
+       {Envelope{right.rail, right.token ^ 1}, Envelope{right.rail, 0},
+        Envelope{right.rail + 1, right.token}, Envelope{0xffffffff, right.token}}) {
+    raw.envelope() = wrong;
+    raw.send(Frame{.type = FrameType::kReadEnd});
+  }
+  raw.send("short");
+  // What comes behind them is heard: it takes the rail down, which they have not.
+  raw.envelope() = right;
+  raw.send(Frame{.type = FrameType::kReadEnd});
+  EXPECT_THAT(fate(raw), HasSubstr("answers what was not asked for"));
+  expect_serving();
+}
+
+TEST_F(UcxHostile, AnswersToNothingTakeTheRailDown) {
+  for (const FrameType type : {FrameType::kWriteAck, FrameType::kReadEnd}) {
+    RawPeer raw;
+    raw.join(node_, address_);
+    if (HasFatalFailure()) return;
+    raw.send(Frame{.type = type});
+    EXPECT_THAT(fate(raw), HasSubstr("hostile")) << tcp::frame_name(type);
+    node_.down.clear();
+  }
+  expect_serving();
+}
+
+TEST_F(UcxHostile, LengthsThatLieTakeTheRailDown) {
+  RawPeer raw;
+  raw.join(node_, address_);
+  if (HasFatalFailure()) return;
+  raw.send(Frame{.type = FrameType::kReadData, .bytes = 100}, "far fewer");
+  EXPECT_THAT(fate(raw), HasSubstr("its length is not what it says"));
+  expect_serving();
+}
+
+TEST_F(UcxHostile, BytesThatAreNoFrameTakeTheRailDown) {
+  RawPeer raw;
+  raw.join(node_, address_);
+  if (HasFatalFailure()) return;
+  std::string junk(Envelope::kBytes + tcp::kHeaderBytes + 50, '\x5a');
+  raw.envelope().encode(junk.data());
+  raw.send(junk);
+  EXPECT_NE(fate(raw), "it is up still");
+  expect_serving();
+}
+
+TEST_F(UcxHostile, AWrongKeyMovesNoByteAndIsAnswered) {
+  std::vector<char> memory(4096, 'm');
+  auto region = node_.regions.add(reinterpret_cast<std::byte*>(memory.data()), memory.size(),
+                                  Access::kRemoteReadWrite, {});
+  ASSERT_TRUE(region.ok());
+  const RemoteRegion remote = node_.regions.describe(**region);
+  RawPeer raw;
+  raw.join(node_, address_);
+  if (HasFatalFailure()) return;
+  std::string piece(tcp::kPieceBytes, '\0');
+  tcp::encode_piece({0, 8}, piece.data());
+  raw.send(Frame{.type = FrameType::kWrite,
+                 .flags = tcp::kLast,
+                 .transfer = {1, 1},
+                 .bytes = 8,
+                 .pieces = 1,
+                 .region = remote.index,
+                 .generation = remote.generation,
+                 .key = remote.key ^ 1,
+                 .slice_bytes = 8,
+                 .total_bytes = 8},
+           piece + "evilevil");
+  ASSERT_TRUE(run_until({&node_}, [&] {
+    raw.engine->progress();
+    return !raw.heard.empty();
+  }));
+  const auto answer =
+      tcp::decode_header(raw.heard.front().substr(Envelope::kBytes, tcp::kHeaderBytes));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->type, FrameType::kWriteAck);
+  EXPECT_NE(answer->code, absl::StatusCode::kOk);
+  EXPECT_EQ(memory, std::vector<char>(4096, 'm'));
+  EXPECT_TRUE(node_.down.empty());
+  EXPECT_TRUE(node_.landed.empty());
+}
+
+TEST_F(UcxHostile, HangingUpTakesTheRailDown) {
+  RawPeer raw;
+  raw.join(node_, address_);
+  if (HasFatalFailure()) return;
+  raw.hang_up();
+  EXPECT_THAT(fate(raw), HasSubstr("closed the connection"));
+  expect_serving();
+}
+
+}  // namespace
+}  // namespace baton::ucx

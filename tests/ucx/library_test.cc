@@ -1,0 +1,78 @@
+// Which UCX is taken, what is said of one that is not, and what loading one leaves alone.
+#include "transport/ucx/library.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <string>
+
+namespace baton::ucx {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(UcxLibrary, AMissingOneIsNamedWithItsPackage) {
+  const auto library = Library::load("libucp-that-is-nowhere.so.0");
+  ASSERT_TRUE(absl::IsUnavailable(library.status())) << library.status();
+  EXPECT_THAT(std::string(library.status().message()),
+              AllOf(HasSubstr("libucp-that-is-nowhere"), HasSubstr("apt-get install libucx0")));
+}
+
+TEST(UcxLibrary, AnOldOneIsRefusedWithBothVersions) {
+  const auto library = Library::load(BATON_OLD_UCP);
+  ASSERT_TRUE(absl::IsUnavailable(library.status())) << library.status();
+  const std::string needed =
+      std::to_string(UCP_API_MAJOR) + "." + std::to_string(UCP_API_MINOR) + " or a newer";
+  EXPECT_THAT(std::string(library.status().message()),
+              AllOf(HasSubstr("UCX 1.9.3"), HasSubstr(needed), HasSubstr("upgrade")));
+}
+
+TEST(UcxLibrary, AnythingElseIsRefused) {
+  const auto library = Library::load("libc.so.6");
+  ASSERT_TRUE(absl::IsUnavailable(library.status())) << library.status();
+  EXPECT_THAT(std::string(library.status().message()), HasSubstr("lacks ucs_status_string"));
+}
+
+TEST(UcxLibrary, TheInstalledOneTakesNoSignals) {
+  struct sigaction before[32];
+  for (int signal = 1; signal < 32; ++signal) sigaction(signal, nullptr, &before[signal]);
+  const auto library = Library::get();
+  if (!library.ok()) GTEST_SKIP() << library.status();
+  EXPECT_THAT((*library)->version(), HasSubstr(std::to_string(UCP_API_MAJOR) + "."));
+  for (int signal = 1; signal < 32; ++signal) {
+    struct sigaction after;
+    sigaction(signal, nullptr, &after);
+    EXPECT_EQ(after.sa_handler, before[signal].sa_handler) << "signal " << signal;
+  }
+}
+
+// In a child, so that this process is not counted as a user of UCX.
+TEST(UcxLibrary, AForkOfAUserIsToldThatItCannotUseIt) {
+  const pid_t user = fork();
+  if (user == 0) {
+    Library::use();
+    if (!Library::usable().ok()) _exit(1);
+    const pid_t child = fork();
+    if (child == 0) {
+      const absl::Status status = Library::usable();
+      _exit(absl::IsUnavailable(status) &&
+                    status.message().find("forked") != absl::string_view::npos
+                ? 0
+                : 2);
+    }
+    int how = 0;
+    waitpid(child, &how, 0);
+    _exit(WIFEXITED(how) ? WEXITSTATUS(how) : 3);
+  }
+  int how = 0;
+  ASSERT_EQ(waitpid(user, &how, 0), user);
+  EXPECT_TRUE(WIFEXITED(how));
+  EXPECT_EQ(WEXITSTATUS(how), 0);
+}
+
+}  // namespace
+}  // namespace baton::ucx

@@ -1,0 +1,42 @@
+// Encoding and decoding of introductions and envelopes.
+#include "transport/ucx/message.h"
+
+#include <cstring>
+
+#include "transport/wire.h"
+
+namespace baton::ucx {
+
+void Envelope::encode(char* out) const {
+  const uint32_t reserved = 0;
+  std::memcpy(out, &rail, 4);
+  std::memcpy(out + 4, &reserved, 4);
+  std::memcpy(out + 8, &token, 8);
+}
+
+Envelope Envelope::decode(std::string_view message) {
+  Envelope out;
+  std::memcpy(&out.rail, message.data(), 4);
+  std::memcpy(&out.token, message.data() + 8, 8);
+  return out;
+}
+
+std::string Introduction::encode() const {
+  std::string out;
+  put_number(out, to.rail);
+  put_number(out, to.token);
+  return out + address;
+}
+
+std::optional<Introduction> Introduction::decode(std::string_view words) {
+  WireReader in(words);
+  Introduction out;
+  out.to.rail = in.number<uint32_t>();
+  out.to.token = in.number<uint64_t>();
+  constexpr size_t kHead = sizeof out.to.rail + sizeof out.to.token;
+  if (in.failed() || words.size() <= kHead) return std::nullopt;
+  out.address = words.substr(kHead);
+  return out;
+}
+
+}  // namespace baton::ucx
