@@ -23,6 +23,7 @@ machine_run() {
   local share=$1 seconds=$2 console=$3 memory=${memory:-2048} status=0
   shift 3
   local -a qemu=(qemu-system-x86_64 -nodefaults -no-user-config -no-reboot -display none
+    -pidfile "$share/qemu.pid"
     -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m "$memory"
     -kernel "$kernel_image" -initrd "$initramfs"
     # The last three keep a guest alive whose host is so busy that clocks look broken.
@@ -40,6 +41,7 @@ machine_run() {
   setpriv --pdeathsig TERM timeout --kill-after=5 "$seconds" "${qemu[@]}" </dev/null \
     2>"$console.qemu" &
   machine_pid=$!
+  echo "$machine_pid" >"$share/pid"
   wait "$machine_pid" || status=$?
   : 1<>"$share/output"  # were it never opened, the reader would wait for ever
   wait "$reader"
