@@ -42,10 +42,11 @@ machine_run() {
     2>"$console.qemu" &
   machine_pid=$!
   echo "$machine_pid" >"$share/pid"
-  wait "$machine_pid" || status=$?
+  { wait "$machine_pid" || status=$?; } 2>/dev/null
   : 1<>"$share/output"  # were it never opened, the reader would wait for ever
   wait "$reader"
   [[ ! -s $share/status ]] || return "$(<"$share/status")"
+  [[ ! -e $share/cut ]] || return 0  # its power was meant to be cut
   {
     if ((status == 124 || status == 137)); then
       printf 'the machine did not finish within %d s' "$seconds"

@@ -19,7 +19,7 @@ done
 rdma link add rxe0 type rxe netdev rail0 && rdma link add rxe1 type rxe netdev rail1 || exit 1
 faults=$PWD/build/release/tests/softroce/softroce_faults
 target_start() {
-  [[ ! -s $board/pid ]] || kill -KILL "$(<"$board/pid")" 2>/dev/null
+  [[ ! -s $board/pid ]] || kill -KILL "$(<"$board/pid")" 2>/dev/null && wait 2>/dev/null
   rm -f "$board/pid" "$board/offer"
   "$faults" target "$board" "10.99.10.$number" >>"$board/target.log" 2>&1 &
 }
@@ -74,6 +74,7 @@ two_machines() {
   while kill -0 "${machines[a]}" 2>/dev/null; do
     if [[ -s $board/poweroff ]]; then
       rm -f "$board/poweroff"
+      touch "${shares[b]}/cut"
       kill -KILL "$(<"${shares[b]}/qemu.pid")"
       echo 0 >"$board/poweroff.done.new"
       mv "$board/poweroff.done.new" "$board/poweroff.done"

@@ -2,6 +2,7 @@
 //
 // It writes the same memory again and again, in rounds: all pieces at once, each raising a counter.
 // After each round the target checks every byte and tells its counter.
+#include <array>
 #include <atomic>
 #include <iostream>
 #include <optional>
@@ -24,6 +25,11 @@ using std::chrono::seconds;
 constexpr Time kPatience = seconds(40);  // nothing may take longer
 constexpr Time kGrace = milliseconds(200);
 
+struct Times {  // of one piece
+  Time submitted;
+  Time ended;
+};
+
 class Sender {
  public:
   Sender(const std::string& board, const Case& which) : board_(board), case_(which) {}
@@ -41,6 +47,7 @@ class Sender {
   // Has the target check the last round. False: it was lost.
   bool check();
   bool checked_round() { return round() && check(); }
+  [[noreturn]] void give_up() const;
   void look();  // for the moment at which the fault is noticed
   void inject();
   void finish_injection();
@@ -130,9 +137,10 @@ void Sender::look() {
 bool Sender::round(Time timeout) {
   ++round_;
   std::vector<TransferId> open;
-  std::vector<Time> submitted;
+  std::array<Times, kPieces> times{};
   for (size_t piece = 0; piece < kPieces; ++piece) {
     fill_piece(block_.data + piece * kPieceBytes, piece, round_);
+    times[open.size()].submitted = now();
     const auto id = worker_->submit(
         {.peer = peer_,
          .local = block_.region,
@@ -140,13 +148,15 @@ bool Sender::round(Time timeout) {
          .remote = remote_,
          .remote_layout = Layout::contiguous(remote_offset_ + piece * kPieceBytes, kPieceBytes),
          .counter = counter_,
-         .timeout = timeout});
+         .timeout = timeout,
+         .on_end = [](void* at, TransferId,
+                      const absl::Status&) { *static_cast<Time*>(at) = now(); },
+         .context = &times[open.size()].ended});
     if (!id.ok()) {
       if (!lost()) complain(absl::StrCat("submit: ", id.status().message()));
       continue;
     }
     open.push_back(*id);
-    submitted.push_back(now());
     worker_->progress();
     look();
   }
@@ -160,13 +170,13 @@ bool Sender::round(Time timeout) {
     switch (*worker_->state(open[i])) {
       case TransferState::kActive:
         complain("a transfer did not end");
-        return false;
+        give_up();  // the worker might not end either
       case TransferState::kDone:
         ++done_, ++done_since_;
         break;
       case TransferState::kDeadline:
         ++late_, ++unsure_since_;
-        noticed_ = std::max(noticed_, now() - submitted[i]);
+        noticed_ = std::max(noticed_, times[i].ended - times[i].submitted);
         clock_ = lateness_.factor();
         break;
       default:
@@ -204,7 +214,8 @@ bool Sender::check() {
     complain(answer.payload);
   } else {
     count = std::stoull(answer.payload.substr(8));
-    const uint64_t base = counted_.value_or(0);
+    // The first value after a new meeting is where counting starts.
+    const uint64_t base = counted_.value_or(count - done_since_);
     if (count < base + done_since_ || count > base + done_since_ + unsure_since_) {
       complain(absl::StrCat("the counter rose by ", count - base, ", not ", done_since_));
     }
@@ -250,6 +261,13 @@ void Sender::undo() {
 bool Sender::reaches(PeerId peer) {
   const auto id = worker_->notify(peer, "?");
   return id.ok() && worker_->wait(*id, kPatience).ok();
+}
+
+void Sender::give_up() const {
+  std::cerr << case_.name << ": " << worker_->explain(peer_) << "; open "
+            << worker_->stats().open_transfers << "\n";
+  report();
+  std::_Exit(1);
 }
 
 // Both rails carry traffic again, from whichever peer there is now.
