@@ -74,16 +74,17 @@ class Allocations : public Conformance {
 
 TEST_P(Allocations, NoneInTheSteadyState) {
   if (GetParam().decorated) GTEST_SKIP() << "a timeline records, so it allocates";
-  for (int i = 0; i < 200; ++i) ASSERT_TRUE(round());
+  const int count = rounds(200);
+  for (int i = 0; i < count; ++i) ASSERT_TRUE(round());
   const uint64_t registered = a_.worker->stats().registrations + b_.worker->stats().registrations;
   const uint64_t before = allocations.load();
   bool good = true;
-  for (int i = 0; i < 200; ++i) good &= round();
+  for (int i = 0; i < count; ++i) good &= round();
   const uint64_t made = allocations.load() - before;
   EXPECT_TRUE(good);
-  EXPECT_EQ(made, 0u) << "in 1,600 transfers";
+  EXPECT_EQ(made, 0u) << "in " << 8 * count << " transfers";
   EXPECT_EQ(a_.worker->stats().registrations + b_.worker->stats().registrations, registered);
-  EXPECT_EQ(b_.worker->counter_value(counter_), 400u);
+  EXPECT_EQ(b_.worker->counter_value(counter_), static_cast<uint64_t>(2 * count));
 }
 
 TEST_P(Allocations, NoneForThirtyTwoThousandPages) {

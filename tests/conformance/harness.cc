@@ -18,7 +18,14 @@ std::vector<Variant> all_variants() {
       {.name = "shaped_traced_shm", .provider = "shm", .decorated = true}};
   for (const auto& [name, factory] : registered_providers()) {
     // On a real device, or soft-RoCE, where there is one.
-    if (name == "verbs") variants.push_back({.name = "verbs", .provider = "verbs"});
+    // Small slices and little under way: transfers of few bytes, which is what soft-RoCE moves
+    // quickly, then have as many slices and as many chances to be stopped as large ones elsewhere.
+    if (name == "verbs") {
+      variants.push_back({.name = "verbs",
+                          .provider = "verbs",
+                          .settings = {{"verbs.slice_kib", "64"}, {"verbs.inflight_kib", "512"}},
+                          .slow = true});
+    }
     if (name != "ucx") continue;
     variants.push_back({.name = "ucx_tcp", .provider = "ucx", .settings = {{"ucx.tls", "tcp"}}});
     variants.push_back({.name = "ucx_shm", .provider = "ucx", .settings = {{"ucx.tls", "posix"}}});

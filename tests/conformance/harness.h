@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -36,6 +37,7 @@ struct Variant {
   const char* provider = "";
   std::vector<std::pair<std::string, std::string>> settings;
   bool decorated = false;  // shaped and traced
+  bool slow = false;       // may be a device made of software, on a processor made of software
 };
 std::ostream& operator<<(std::ostream& out, const Variant& variant);
 std::vector<Variant> all_variants();
@@ -65,6 +67,9 @@ class Conformance : public testing::TestWithParam<Variant> {
   // Connects and waits for both ends; returns the id at either.
   std::pair<PeerId, PeerId> connect(Side& from, Side& to);
   WorkerOptions options(const char* name, size_t node);
+
+  // Of something that is repeated `all` times: fewer where the variant is slow.
+  static int rounds(int all) { return GetParam().slow ? std::max(1, all / 5) : all; }
 
   // Drives both workers until ready(), or for kPatience.
   [[nodiscard]] bool drive(const std::function<bool()>& ready);
