@@ -54,6 +54,7 @@ absl::Status QueuePair::make() {
   if (pool_ == nullptr) receives_ = window_ = most;
   granted_ = window_;
   max_sges_ = static_cast<int>(limited(kMaxSges, device.max_sge));
+  max_read_sges_ = static_cast<int>(limited(static_cast<uint32_t>(max_sges_), device.max_sge_rd));
   mtu_ = std::min(mtu_code(tuning_.mtu), static_cast<uint8_t>(port_.attributes.active_mtu));
 
   const size_t bytes = (receives_ + kMessageSlots) * kMessageBytes;

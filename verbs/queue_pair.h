@@ -76,7 +76,9 @@ class QueuePair {
   };
   uint32_t room() const { return depth_ - static_cast<uint32_t>(next_ - first_); }
   size_t inflight_bytes() const { return inflight_bytes_; }
-  int max_sges() const { return max_sges_; }
+  int max_sges(ibv_wr_opcode opcode) const {
+    return opcode == IBV_WR_RDMA_READ ? max_read_sges_ : max_sges_;
+  }
   bool message_room() const { return slots_used_ < kMessageSlots && room() > 0; }
   void add(const Work& work);                              // needs room()
   void add_message(std::string_view bytes, uint32_t tag);  // needs message_room()
@@ -143,6 +145,7 @@ class QueuePair {
   uint64_t granted_ = 0;   // credits that the peer has had in all
   uint32_t max_inline_ = 0;
   int max_sges_ = 1;
+  int max_read_sges_ = 1;
   uint8_t mtu_ = IBV_MTU_1024;
   uint32_t sequence_ = 0;
   uint32_t number_ = 0;

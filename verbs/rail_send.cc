@@ -112,7 +112,7 @@ void VerbsRail::gather(Active& active, QueuePair::Work& work) {
   work.sges = 0;
   uint64_t next = active.piece.remote_offset;
   while (active.has_piece && active.piece.remote_offset == next && work.bytes < most &&
-         work.sges < queue_pair_->max_sges()) {
+         work.sges < queue_pair_->max_sges(work.opcode)) {
     Piece& piece = active.piece;
     const size_t bytes = std::min(piece.bytes, most - work.bytes);
     work.sge[work.sges++] = {

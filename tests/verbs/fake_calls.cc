@@ -68,6 +68,7 @@ struct FakeCalls {
     *attributes = {};
     attributes->max_qp_wr = options.max_work;
     attributes->max_sge = options.max_sge;
+    attributes->max_sge_rd = options.max_sge_rd;
     attributes->max_cqe = 2 * options.max_work;
     attributes->max_qp_rd_atom = options.max_reads;
     attributes->max_qp_init_rd_atom = options.max_reads;

@@ -39,6 +39,7 @@ struct FakeOptions {
   uint32_t max_message = 8 << 20;
   int max_work = 4096;  // per queue
   int max_sge = 30;
+  int max_sge_rd = 30;  // of a read
   uint32_t max_inline = 256;
   int max_reads = 16;
   int max_shared = 8192;             // entries of a shared receive queue; 0: there is none

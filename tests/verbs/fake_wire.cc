@@ -42,6 +42,11 @@ int FakeVerbs::post(FakeQp& qp, const ibv_send_wr& request) {
                            limits.max_send_sge));
     return EINVAL;
   }
+  if (request.opcode == IBV_WR_RDMA_READ && request.num_sge > options_.max_sge_rd) {
+    violation(
+        absl::StrCat(request.num_sge, " pieces in one read, the limit is ", options_.max_sge_rd));
+    return EINVAL;
+  }
   uint64_t bytes = 0;
   for (int i = 0; i < request.num_sge; ++i) bytes += request.sg_list[i].length;
   if (bytes > options_.max_message) {

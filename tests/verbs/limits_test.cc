@@ -56,6 +56,21 @@ TEST(Limits, NeighboursAtThePeerAreGathered) {
   }
 }
 
+TEST(Limits, ReadsMayBeGatheredLess) {
+  VerbsPair pair({.max_sge = 8, .max_sge_rd = 3});
+  ASSERT_TRUE(pair.connect());
+  const std::vector<uint32_t> pages = evens(96);
+  for (const auto& [op, sges] : {std::pair(Op::kWrite, 8u), std::pair(Op::kRead, 3u)}) {
+    TransferRequest r = pair.request(op);
+    r.local_layout = Layout::paged(0, pages, 4096, 4096);
+    r.remote_layout = Layout::contiguous(4096, 96 * 4096);
+    ASSERT_TRUE(pair.run(r).ok());  // asks for the region
+    const FakeStats before = pair.fake->stats();
+    ASSERT_TRUE(pair.run(r).ok());
+    EXPECT_EQ(pair.fake->stats().work - before.work, 96 / sges);
+  }
+}
+
 TEST(Limits, ACountingWriteIsOneMessage) {
   VerbsPair pair({});
   ASSERT_TRUE(pair.connect());
