@@ -73,8 +73,9 @@ class Cost : public testing::Test {
     ns_each(request, std::max(2, count / 10), window, made);
     const double ns = ns_each(request, count, window, made) / static_cast<double>(pages);
     EXPECT_EQ(made, 0u) << what << ": heap allocations in the steady state";
-    std::printf("%-44s %6.0f ns each (budget %.0f)%s\n", what, ns, kBudget,
-                ns > kBudget ? "  OVER" : "");
+    std::printf("%-44s %6.0f ns", what, ns);
+    if (pages > 1) std::printf(" (budget %.0f)%s", kBudget, ns > kBudget ? "  OVER" : "");
+    std::printf("\n");
     RecordProperty(what, std::to_string(ns));
   }
 
