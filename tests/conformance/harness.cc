@@ -15,6 +15,9 @@ std::vector<Variant> all_variants() {
       {.name = "tcp_uring", .provider = "tcp", .settings = {{"tcp.io", "uring"}}},
       {.name = "tcp_epoll", .provider = "tcp", .settings = {{"tcp.io", "epoll"}}},
       {.name = "verbs_fake", .provider = "verbs_fake"},
+      {.name = "verbs_fake_own_receives",
+       .provider = "verbs_fake",
+       .settings = {{"verbs.shared_receives", "0"}}},
       {.name = "shaped_traced_shm", .provider = "shm", .decorated = true}};
   for (const auto& [name, factory] : registered_providers()) {
     // On a real device, or soft-RoCE, where there is one.
