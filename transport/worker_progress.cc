@@ -148,7 +148,7 @@ absl::Status Worker::Impl::start() {
 
 bool Worker::Impl::progress() {
   sleeping.store(false, std::memory_order_relaxed);
-  if (wake_pending.exchange(false)) {
+  if (wake_pending.load(std::memory_order_relaxed) && wake_pending.exchange(false)) {
     uint64_t ignored = 0;
     [[maybe_unused]] ssize_t got = read(wake_fd, &ignored, sizeof ignored);
   }
