@@ -11,10 +11,18 @@ gid_index() {
   echo 0
 }
 
+listening() {
+  local tries
+  for ((tries = 0; tries < 100; ++tries)); do
+    [[ -z $(ss -Hltn "sport = :$1") ]] || return 0
+    sleep 0.1
+  done
+}
+
 port=18600
 # measure PROGRAM COLUMN ARGUMENTS...: starts a server, then a client; $measured is one column of its row.
 measure() {
-  local column=$2 server status=0 tries
+  local column=$2 server status=0
   local -a program
   read -ra program <<<"$1"
   shift 2
@@ -22,10 +30,7 @@ measure() {
   program+=(-p "$port")
   timeout 60 "${program[@]}" "$@" >/dev/null 2>"$work/server" &
   server=$!
-  for ((tries = 0; tries < 100; ++tries)); do
-    [[ -z $(ss -Hltn "sport = :$port") ]] || break
-    sleep 0.1
-  done
+  listening "$port"
   timeout 60 "${program[@]}" "$@" 127.0.0.1 >"$work/client" 2>&1 || status=$?
   kill "$server" 2>/dev/null
   wait "$server" 2>/dev/null
@@ -50,11 +55,7 @@ row() {
     measure "build/release/baton $command" $column "${flags[@]}" || return
     ours+=("$measured")
   done
-  local a b
-  a=$(printf '%s\n' "${theirs[@]}" | median)
-  b=$(printf '%s\n' "${ours[@]}" | median)
-  printf '  %-32s %10s %10s %-5s %7.3f\n' "$command $*" "$a" "$b" "$unit" \
-    "$(awk "BEGIN {print ${b:-0} / (${a:-0} + 1e-12)}")"
+  print_row "$command $*" "$unit"
 }
 
 ratios_begin() {
@@ -62,6 +63,50 @@ ratios_begin() {
   gid=$(gid_index "$device")
   work=$(mktemp -d)
   printf '  %-32s %10s %10s %-5s %7s\n' "over $device, GID $gid" perftest baton '' ratio
+}
+
+# print_row WHAT UNIT: the medians of theirs[] and ours[], and their ratio.
+print_row() {
+  local a b
+  a=$(printf '%s\n' "${theirs[@]}" | median)
+  b=$(printf '%s\n' "${ours[@]}" | median)
+  printf '  %-32s %10s %10s %-5s %7.3f\n' "$1" "$a" "$b" "$2" \
+    "$(awk "BEGIN {print ${b:-0} / (${a:-0} + 1e-12)}")"
+}
+
+# Scattered pages of 16 KiB against contiguous messages of that size, as many under way.
+row_kv() {
+  local rounds=$1 round server theirs=() ours=()
+  for ((round = 0; round < rounds; ++round)); do
+    measure ib_write_bw 4 -d "$device" -x "$gid" -F --report_gbits -s 16384 -t 256 -n 2560 || return
+    theirs+=("$measured")
+    port=$((port + 1))
+    timeout 60 build/release/baton kv_bw --provider verbs --listen "127.0.0.1:$port" --once \
+      >"$work/server" 2>&1 &
+    server=$!
+    listening "$port"
+    timeout 60 build/release/baton kv_bw --provider verbs --pages 1024 --page-bytes 16K --iters 6 \
+      --json "$work/kv" "127.0.0.1:$port" >"$work/client" 2>&1 ||
+      { tail -n 5 "$work/client" "$work/server" >&2 && kill "$server" && return 1; }
+    wait "$server"
+    ours+=("$(sed -n 's/.*"GB_per_s":\([0-9.]*\).*/\1/p' "$work/kv" | head -n 1 | awk '{print 8 * $1}')")
+  done
+  print_row 'kv_bw 1024 x 16 KiB, ib_write_bw' Gb/s
+}
+
+ratios_bench() {
+  local rounds=${1:-3} device gid work status=0 verb
+  ratios_begin
+  for verb in write_bw read_bw; do
+    row "$rounds" $verb -s 65536 -n 600 -q 1 || status=1
+    row "$rounds" $verb -s 65536 -n 200 -q 4 || status=1
+    row "$rounds" $verb -s 1048576 -n 50 -q 1 || status=1
+    row "$rounds" $verb -s 1048576 -n 15 -q 4 || status=1
+  done
+  row "$rounds" write_lat -s 8 -n 5000 || status=1
+  row_kv "$rounds" || status=1
+  rm -rf "$work"
+  return "$status"
 }
 
 ratios_quick() {
