@@ -2,6 +2,7 @@
 // Internal to transport/.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -23,6 +24,9 @@ class DecoratedRail : public Rail {
   }
 
   const Properties& properties() const override { return properties_; }
+  double share(uint32_t region) const override {
+    return std::min(properties_.bytes_per_second, inner_->share(region));
+  }
   absl::Status reaches(const RemoteRegion& remote) const override {
     return inner_->reaches(remote);
   }

@@ -128,6 +128,10 @@ class Rail {
   virtual ~Rail() = default;
   virtual const Properties& properties() const = 0;
 
+  // The share of the work on local region `region` that this rail gets: less where that memory is
+  // far from the device.
+  virtual double share(uint32_t /*region*/) const { return properties().bytes_per_second; }
+
   // Whether this rail can reach the region; the reason and the remedy where it cannot.
   virtual absl::Status reaches(const RemoteRegion& remote) const = 0;
 

@@ -104,7 +104,7 @@ class Worker::Impl final : public EventSink {
   absl::Status admit(TransferSlot& slot, Peer& peer);
   bool pump();
   bool pump(Peer& peer, SlotQueue& queue);
-  RailState* pick_rail(Peer& peer);
+  RailState* pick_rail(Peer& peer, const TransferSlot& slot);
   static RailState* rail_state(Peer& peer, const Rail* rail);
   void stop(uint32_t index, TransferState verdict, absl::Status why);
   void maybe_finish(uint32_t index);

@@ -179,13 +179,17 @@ RailState* Worker::Impl::rail_state(Peer& peer, const Rail* rail) {
   return nullptr;
 }
 
-RailState* Worker::Impl::pick_rail(Peer& peer) {
+// The one that would be done with another slice first.
+RailState* Worker::Impl::pick_rail(Peer& peer, const TransferSlot& slot) {
   RailState* best = nullptr;
   double best_load = 0;
   for (RailState& state : peer.rails) {
     const Rail::Properties& properties = state.rail->properties();
     if ((state.full && state.outstanding > 0) || state.outstanding >= properties.depth) continue;
-    const double load = static_cast<double>(state.outstanding_bytes) / properties.bytes_per_second;
+    const size_t bytes =
+        state.outstanding_bytes + std::min(slot.slice_bytes, slot.descriptor.bytes);
+    const double load =
+        static_cast<double>(bytes) / state.rail->share(slot.descriptor.local_region);
     if (best == nullptr || load < best_load) {
       best = &state;
       best_load = load;
@@ -216,7 +220,7 @@ bool Worker::Impl::pump(Peer& peer, SlotQueue& queue) {
         continue;
       }
     }
-    RailState* state = pick_rail(peer);
+    RailState* state = pick_rail(peer, slot);
     if (state == nullptr) return any;
     const bool again = !slot.again.empty();
     const uint32_t number = again ? slot.again.back() : slot.next_slice;

@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "verbs/message.h"
 
 namespace baton::verbs {
 namespace {
@@ -244,7 +245,6 @@ void note(std::string& notes, std::string_view text) {
 }  // namespace
 
 absl::StatusOr<Devices> open_devices(const VerbsApi& api, const Tuning& tuning) {
-  constexpr size_t kMaxPorts = 16;
   // Before anything is registered; kernels from 5.12 on do not need it and say so.
   api.ibv_fork_init();
   Devices found;

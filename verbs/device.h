@@ -47,6 +47,9 @@ class Device {
   ibv_comp_channel* channel() const { return channel_; }
   // What its queue pairs receive into; null where each has its own receives.
   ReceivePool* receive_pool() const { return receive_pool_.get(); }
+  // NUMA node, Locality::kUnknown where it has none.
+  int node() const { return node_; }
+  void set_node(int node) { node_ = node; }
   bool dead() const { return dead_; }
   void set_dead() { dead_ = true; }
 
@@ -88,6 +91,7 @@ class Device {
   ibv_device_attr attributes_{};
   std::vector<ibv_mr*> regions_;
   size_t pinned_bytes_ = 0;
+  int node_ = -1;
   bool dead_ = false;
 };
 

@@ -18,15 +18,18 @@ extern "C" const ProviderRegistration baton_provider_verbs(
       return std::unique_ptr<Provider>(new VerbsProvider(context, nullptr));
     });
 
-ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm) {
-  return [&api, cm](const ProviderContext& context) {
-    return std::unique_ptr<Provider>(new VerbsProvider(context, &api, cm));
+ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm,
+                           std::shared_ptr<const Locality> locality) {
+  return [&api, cm, locality](const ProviderContext& context) {
+    return std::unique_ptr<Provider>(new VerbsProvider(context, &api, cm, locality));
   };
 }
 
-VerbsProvider::VerbsProvider(const ProviderContext& context, const VerbsApi* api, const CmApi* cm)
+VerbsProvider::VerbsProvider(const ProviderContext& context, const VerbsApi* api, const CmApi* cm,
+                             std::shared_ptr<const Locality> locality)
     : shared_(context) {
   shared_.cm_api = cm;
+  shared_.locality = std::move(locality);
   capabilities_.name = "verbs";
   capabilities_.rank = 200;
   socket_options_.buffer_bytes = 0;
@@ -59,12 +62,19 @@ absl::Status VerbsProvider::configure(const VerbsApi* api) {
   auto hardware = open_devices(*api, shared_.tuning);
   if (!hardware.ok()) return hardware.status();
   shared_.hardware = *std::move(hardware);
+  if (shared_.locality == nullptr) shared_.locality = Locality::of_this_machine();
+  for (const auto& device : shared_.hardware.devices) {
+    device->set_node(shared_.locality->device_node(device->name()));
+  }
   std::vector<std::string> texts;
   for (const auto& port : shared_.hardware.ports) {
     std::string text =
         absl::StrFormat("%s %.0f Gb/s", port->name(), port->bytes_per_second() * 8e-9);
     auto gid = choose_gid(port->gids, shared_.tuning.gid_index, 0xff);
     if (gid.ok()) absl::StrAppend(&text, " ", gid->reason);
+    if (const int node = port->device->node(); node >= 0) {
+      absl::StrAppendFormat(&text, ", NUMA node %d (%s)", node, shared_.locality->source());
+    }
     texts.push_back(std::move(text));
   }
   capabilities_.detail = absl::StrJoin(texts, "; ");
@@ -95,7 +105,20 @@ absl::Status VerbsProvider::add_region(const RegionEntry& region) {
     for (const auto& done : shared_.hardware.devices) done->remove_region(region.index);
     return status;
   }
+  note_distances(region);
   return absl::OkStatus();
+}
+
+// Its pages are in their places: registering has pinned them.
+void VerbsProvider::note_distances(const RegionEntry& region) {
+  std::vector<float>& all = shared_.distances;
+  const int node = shared_.locality->memory_node(region.base, region.size);
+  if (node < 0 && all.empty()) return;
+  if (all.empty()) all.resize(RegionTable::kCapacity * kMaxPorts, 1);
+  for (const auto& port : shared_.hardware.ports) {
+    all[region.index * kMaxPorts + port->index] =
+        static_cast<float>(shared_.locality->distance(port->device->node(), node));
+  }
 }
 
 void VerbsProvider::remove_region(const RegionEntry& region, EventSink&) {

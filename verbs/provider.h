@@ -17,8 +17,9 @@ class VerbsProvider final : public Provider {
  public:
   static constexpr size_t kMaxHalfOpen = 64;  // connections that have not proved themselves yet
 
-  // `api`, `cm` null: the library of this machine.
-  VerbsProvider(const ProviderContext& context, const VerbsApi* api, const CmApi* cm = nullptr);
+  // What is null is this machine's.
+  VerbsProvider(const ProviderContext& context, const VerbsApi* api, const CmApi* cm = nullptr,
+                std::shared_ptr<const Locality> locality = nullptr);
   ~VerbsProvider() override;
 
   const Capabilities& capabilities() const override { return capabilities_; }
@@ -57,6 +58,7 @@ class VerbsProvider final : public Provider {
 
   absl::Status configure(const VerbsApi* api);
   absl::Status watch_devices();
+  void note_distances(const RegionEntry& region);
   std::string offers() const;
   void start(std::unique_ptr<Dial> dial);
   void give_up(std::unique_ptr<Dial> dial, EventSink& sink);
@@ -82,7 +84,8 @@ class VerbsProvider final : public Provider {
   Time now_{};           // of the last look
 };
 
-// For WorkerOptions::extra_providers: the provider over other tables of calls.
-ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm = nullptr);
+// For WorkerOptions::extra_providers: the provider over other tables of calls, on another machine.
+ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm = nullptr,
+                           std::shared_ptr<const Locality> locality = nullptr);
 
 }  // namespace baton::verbs

@@ -22,6 +22,10 @@ VerbsRail::VerbsRail(Session& session, const Port& port, uint16_t index)
 
 VerbsRail::~VerbsRail() { session_.forget(*this); }
 
+double VerbsRail::share(uint32_t region) const {
+  return properties_.bytes_per_second / session_.distance(port_, region);
+}
+
 absl::Status VerbsRail::reaches(const RemoteRegion&) const { return absl::OkStatus(); }
 
 void VerbsRail::start(std::unique_ptr<QueuePair> queue_pair, const Endpoint& peer,
@@ -43,6 +47,9 @@ void VerbsRail::start(std::unique_ptr<QueuePair> queue_pair, const Endpoint& pee
                                       gid_text(peer.gid), name_of(static_cast<Family>(peer.family)),
                                       queue_pair_->mtu_bytes(), queue_pair_->number(),
                                       peer.by_cm ? " by rdma_cm" : "");
+  if (const int node = port_.device->node(); node >= 0) {
+    absl::StrAppendFormat(&properties_.route, ", NUMA node %d", node);
+  }
 }
 
 bool VerbsRail::post(const Slice& slice, EventSink&) {

@@ -16,6 +16,7 @@
 #include "transport/provider.h"
 #include "verbs/cm.h"
 #include "verbs/control.h"
+#include "verbs/locality.h"
 #include "verbs/rail.h"
 #include "verbs/regions.h"
 
@@ -31,6 +32,9 @@ struct Shared {
   std::unique_ptr<tcp::Poller> poller;
   const CmApi* cm_api = nullptr;          // null: this machine's library, once it is needed
   std::unique_ptr<ConnectionManager> cm;  // once it is needed
+  std::shared_ptr<const Locality> locality;
+  // By region and port, as Locality::distance(); empty while all are 1.
+  std::vector<float> distances;
 
   absl::StatusOr<ConnectionManager*> connection_manager();
 };
@@ -66,6 +70,10 @@ class Session {
   CounterTable& counters() { return shared_.context.counters; }
   Time now() const { return shared_.context.clock.now(); }
   bool others_up(const VerbsRail& rail) const;
+  // How far a local region is from a port, as Locality::distance().
+  double distance(const Port& port, uint32_t region) const {
+    return shared_.distances.empty() ? 1 : shared_.distances[region * kMaxPorts + port.index];
+  }
   const KnownRegion* region(const RegionName& name, VerbsRail& rail);
   void forget(const RegionName& name) { regions_.forget(name); }
   absl::Status on_message(const Message& message, VerbsRail* rail, EventSink& sink);

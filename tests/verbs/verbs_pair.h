@@ -38,7 +38,9 @@ struct VerbsPair {
   };
   static constexpr size_t kBytes = 8 << 20;
 
-  explicit VerbsPair(FakeOptions options, Settings extra = {}) : settings(std::move(extra)) {
+  explicit VerbsPair(FakeOptions options, Settings extra = {},
+                     std::shared_ptr<const verbs::Locality> where = nullptr)
+      : settings(std::move(extra)), locality(std::move(where)) {
     options.clock = &clock;
     fake.emplace(options);
     cm.emplace(*fake);
@@ -61,7 +63,7 @@ struct VerbsPair {
     options.key = *ClusterKey::from_bytes("a secret of the tests");
     options.clock = &clock;
     options.settings = settings;
-    options.extra_providers = {verbs::verbs_over(fake->api(), &cm->api())};
+    options.extra_providers = {verbs::verbs_over(fake->api(), &cm->api(), locality)};
     auto worker = Worker::create(options);
     ASSERT_TRUE(worker.ok()) << worker.status();
     side.worker = *std::move(worker);
@@ -131,6 +133,7 @@ struct VerbsPair {
   }
 
   Settings settings;
+  std::shared_ptr<const verbs::Locality> locality;
   ManualClock clock;
   Time tick = std::chrono::microseconds(20);
   std::optional<FakeVerbs> fake;

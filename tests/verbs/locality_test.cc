@@ -1,0 +1,159 @@
+// Where devices and memory are, as sysfs and hwloc tell it, and that the near rail gets more.
+#include "verbs/locality.h"
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/verbs/verbs_pair.h"
+
+namespace baton {
+namespace {
+
+using testing::HasSubstr;
+using verbs::Locality;
+
+class Tree {
+ public:
+  Tree() {
+    std::string name = (std::filesystem::path(testing::TempDir()) / "baton-node-XXXXXX").string();
+    EXPECT_NE(mkdtemp(name.data()), nullptr);
+    path_ = name;
+  }
+  ~Tree() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Tree& file(const std::string& path, const std::string& text) {
+    std::filesystem::create_directories(std::filesystem::path(path_ + path).parent_path());
+    std::ofstream(path_ + path) << text << "\n";
+    return *this;
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(Locality, SysfsTellsNodesOfDevicesAndDistances) {
+  Tree tree;
+  tree.file("/sys/class/infiniband/mlx5_0/device/numa_node", "0")
+      .file("/sys/class/infiniband/mlx5_1/device/numa_node", "1")
+      .file("/sys/class/infiniband/mlx5_2/device/numa_node", "-1")
+      .file("/sys/class/infiniband/rxe0/parent", "eth3")
+      .file("/sys/class/net/eth3/device/numa_node", "1")
+      .file("/sys/devices/system/node/node0/distance", "10 21")
+      .file("/sys/devices/system/node/node1/distance", "21 10");
+  const auto locality = Locality::from_sysfs(tree.path());
+  EXPECT_EQ(locality->device_node("mlx5_0"), 0);
+  EXPECT_EQ(locality->device_node("mlx5_1"), 1);
+  EXPECT_EQ(locality->device_node("mlx5_2"), Locality::kUnknown);
+  EXPECT_EQ(locality->device_node("rxe0"), 1) << "of the interface under it";
+  EXPECT_EQ(locality->device_node("none"), Locality::kUnknown);
+  EXPECT_DOUBLE_EQ(locality->distance(0, 1), 2.1);
+  EXPECT_DOUBLE_EQ(locality->distance(1, 1), 1);
+  EXPECT_DOUBLE_EQ(locality->distance(Locality::kUnknown, 1), 1);
+  EXPECT_DOUBLE_EQ(locality->distance(0, 7), 1) << "not in the table";
+}
+
+TEST(Locality, MemoryOfThisProcessIsOnSomeNodeOrUnknown) {
+  Tree tree;
+  tree.file("/sys/devices/system/node/node1/distance", "10 10");
+  const std::vector<char> memory(1 << 20, 1);
+  // Node 0 on a machine of one, where the kernel may be asked at all.
+  EXPECT_GE(Locality::from_sysfs(tree.path())->memory_node(memory.data(), memory.size()), -1);
+  EXPECT_EQ(Locality::from_sysfs(tree.path())->memory_node(memory.data(), 0), Locality::kUnknown);
+  EXPECT_EQ(Locality::from_sysfs("/nowhere")->memory_node(memory.data(), memory.size()),
+            Locality::kUnknown)
+      << "one node: nothing to choose";
+  EXPECT_NE(Locality::of_this_machine(), nullptr);
+}
+
+// Two packages with a node, a bridge, and a network adapter each, as hwloc writes them.
+constexpr const char* kTwoNodes = R"(<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0">
+ <object type="Machine" os_index="0" cpuset="0x3" complete_cpuset="0x3" allowed_cpuset="0x3" nodeset="0x3" complete_nodeset="0x3" allowed_nodeset="0x3" gp_index="1">
+  <object type="Package" os_index="0" cpuset="0x1" complete_cpuset="0x1" nodeset="0x1" complete_nodeset="0x1" gp_index="2">
+   <object type="NUMANode" os_index="0" cpuset="0x1" complete_cpuset="0x1" nodeset="0x1" complete_nodeset="0x1" gp_index="4" local_memory="1000000"/>
+   <object type="Core" os_index="0" cpuset="0x1" complete_cpuset="0x1" nodeset="0x1" complete_nodeset="0x1" gp_index="6">
+    <object type="PU" os_index="0" cpuset="0x1" complete_cpuset="0x1" nodeset="0x1" complete_nodeset="0x1" gp_index="8"/>
+   </object>
+   <object type="Bridge" gp_index="10" bridge_type="0-1" depth="0" bridge_pci="0000:[00-02]">
+    <object type="PCIDev" gp_index="11" pci_busid="0000:01:00.0" pci_type="0207 [15b3:1021] [0000:0000] 00" pci_link_speed="0.0">
+     <object type="OSDev" gp_index="12" name="mlx5_0" osdev_type="3"/>
+    </object>
+   </object>
+  </object>
+  <object type="Package" os_index="1" cpuset="0x2" complete_cpuset="0x2" nodeset="0x2" complete_nodeset="0x2" gp_index="3">
+   <object type="NUMANode" os_index="1" cpuset="0x2" complete_cpuset="0x2" nodeset="0x2" complete_nodeset="0x2" gp_index="5" local_memory="1000000"/>
+   <object type="Core" os_index="1" cpuset="0x2" complete_cpuset="0x2" nodeset="0x2" complete_nodeset="0x2" gp_index="7">
+    <object type="PU" os_index="1" cpuset="0x2" complete_cpuset="0x2" nodeset="0x2" complete_nodeset="0x2" gp_index="9"/>
+   </object>
+   <object type="Bridge" gp_index="13" bridge_type="0-1" depth="0" bridge_pci="0000:[80-82]">
+    <object type="PCIDev" gp_index="14" pci_busid="0000:81:00.0" pci_type="0207 [15b3:1021] [0000:0000] 00" pci_link_speed="0.0">
+     <object type="OSDev" gp_index="15" name="mlx5_1" osdev_type="3"/>
+    </object>
+   </object>
+  </object>
+ </object>
+ <distances2 type="NUMANode" nbobjs="2" kind="5" indexing="os" name="NUMALatency">
+  <indexes length="4">0 1 </indexes>
+  <u64values length="12">10 21 21 10 </u64values>
+ </distances2>
+</topology>
+)";
+
+TEST(Locality, HwlocTellsTheSame) {
+  const auto locality = Locality::from_hwloc(kTwoNodes);
+  if (locality == nullptr) GTEST_SKIP() << "built without hwloc (libhwloc-dev)";
+  EXPECT_EQ(locality->device_node("mlx5_0"), 0);
+  EXPECT_EQ(locality->device_node("mlx5_1"), 1);
+  EXPECT_EQ(locality->device_node("none"), Locality::kUnknown);
+  EXPECT_DOUBLE_EQ(locality->distance(0, 1), 2.1);
+  EXPECT_DOUBLE_EQ(locality->distance(1, 1), 1);
+  EXPECT_DOUBLE_EQ(locality->distance(0, 9), 1);
+  EXPECT_STREQ(locality->source(), "hwloc");
+}
+
+TEST(Locality, HwlocRefusesWhatIsNoMachine) {
+  EXPECT_EQ(Locality::from_hwloc("<nonsense/>"), nullptr);
+}
+
+// fake0 on node 0, fake1 on node 1; all memory on `node`.
+class TwoNodes final : public Locality {
+ public:
+  explicit TwoNodes(int node) : node_(node) {}
+  int device_node(const std::string& device) const override { return device == "fake1"; }
+  int memory_node(const void*, size_t) const override { return node_; }
+  double distance(int from, int to) const override { return from < 0 || from == to ? 1 : 3; }
+  const char* source() const override { return "a test"; }
+
+ private:
+  const int node_;
+};
+
+TEST(Locality, TheNearRailGetsMoreAndSmallTransfersToo) {
+  for (int near : {0, 1}) {
+    SCOPED_TRACE(near);
+    VerbsPair pair({.devices = 2}, {{"verbs.slice_kib", "64"}}, std::make_shared<TwoNodes>(near));
+    ASSERT_TRUE(pair.connect());
+    EXPECT_THAT(pair.a.worker->explain(pair.a.peer), HasSubstr("NUMA node"));
+    const auto moved = [&](int device) { return pair.fake->moved(static_cast<size_t>(device)); };
+    uint64_t before[] = {moved(near), moved(1 - near)};
+    ASSERT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+    const auto near_bytes = static_cast<double>(moved(near) - before[0]);
+    const auto far_bytes = static_cast<double>(moved(1 - near) - before[1]);
+    EXPECT_GT(far_bytes, 0) << "it still helps";
+    EXPECT_NEAR(near_bytes / (near_bytes + far_bytes), 0.75, 0.1);
+    before[0] = moved(near);
+    before[1] = moved(1 - near);
+    for (int i = 0; i < 50; ++i) ASSERT_TRUE(pair.run(pair.request(Op::kWrite, 4096)).ok());
+    EXPECT_EQ(moved(near) - before[0], 50u * 4096);
+    EXPECT_EQ(moved(1 - near), before[1]);
+  }
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,36 @@
+// Where devices and memory are: NUMA nodes, and how far those are from each other. A rail of a
+// device that is far from the memory it moves gets a smaller share of it.
+//
+// hwloc says, where it is built in and knows; sysfs otherwise. On a machine of one node nothing is
+// asked.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace baton::verbs {
+
+class Locality {
+ public:
+  static constexpr int kUnknown = -1;
+
+  virtual ~Locality() = default;
+  // The node of an RDMA device ("mlx5_0"); of soft-RoCE, that of the network interface under it.
+  virtual int device_node(const std::string& device) const = 0;
+  // The node that holds most of a range of this process, judged by a few of its pages.
+  virtual int memory_node(const void* base, size_t bytes) const = 0;
+  // How much longer an access from one node to the other takes than within one: at least 1, which
+  // stands for unknown too.
+  virtual double distance(int from, int to) const = 0;
+  virtual const char* source() const = 0;  // for people: "hwloc"
+
+  static std::unique_ptr<Locality> of_this_machine();
+  // What sysfs says, below `root`.
+  static std::unique_ptr<Locality> from_sysfs(const std::string& root);
+  // What hwloc says of this machine, or of the one that `xml` describes; null where it is not built
+  // in or cannot.
+  static std::unique_ptr<Locality> from_hwloc(const std::string& xml);
+};
+
+}  // namespace baton::verbs
