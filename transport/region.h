@@ -62,10 +62,12 @@ struct RemoteRegion {
   static absl::StatusOr<RemoteRegion> decode(std::string_view bytes);
 };
 
-// The file behind a region, where there is one: a peer on the same machine can map it.
+// The file behind a region, where there is one: a peer on the same machine can map it. A dma-buf
+// stands for memory of a device: adapters register it through the descriptor, nobody maps it.
 struct BackingFile {
-  int fd = -1;        // owned by the pool, open as long as the region is registered
+  int fd = -1;        // owned by the caller, open as long as the region is registered
   size_t offset = 0;  // of the region's first byte
+  bool dma_buf = false;
 };
 
 // One row of the table that providers see.

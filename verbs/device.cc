@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <cstring>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "verbs/message.h"
 
 namespace baton::verbs {
@@ -138,25 +138,40 @@ absl::Status Device::refresh(Port& port) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ibv_mr*> Device::register_memory(void* data, size_t bytes, int access) const {
+absl::StatusOr<ibv_mr*> Device::register_memory(void* data, size_t bytes, int access,
+                                                const BackingFile& file) const {
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  // Optional: the library drops it where kernel or adapter do not know it.
+  const int relaxed = access | (relaxed_ ? static_cast<int>(IBV_ACCESS_RELAXED_ORDERING) : 0);
   ibv_mr* region = nullptr;
-  if (relaxed_) {
-    // Optional: the library drops it where kernel or adapter do not know it.
-    region = api_.ibv_reg_mr_iova2(pd_, data, bytes, reinterpret_cast<uintptr_t>(data),
-                                   static_cast<unsigned>(access) | IBV_ACCESS_RELAXED_ORDERING);
+  if (file.dma_buf) {
+    if (absl::Status status = dma_buf(); !status.ok()) return status;
+    region = api_.ibv_reg_dmabuf_mr(pd_, file.offset, bytes, at, file.fd, relaxed);
+  } else if (relaxed_) {
+    region = api_.ibv_reg_mr_iova2(pd_, data, bytes, at, static_cast<unsigned>(relaxed));
   } else {
     region = (api_.ibv_reg_mr)(pd_, data, bytes, access);
   }
   if (region != nullptr) return region;
-  const int error = errno;
+  return refusal(bytes, errno);
+}
+
+absl::Status Device::refusal(size_t bytes, int error) const {
   const std::string what =
       absl::StrFormat("registering %.1f MiB with %s failed (%s)",
                       static_cast<double>(bytes) / (1 << 20), name_, strerror(error));
+  if (error == ENOMEM && attributes_.max_mr > 0 && pinned_regions_ >= attributes_.max_mr) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s: this worker has all of the device's %d regions in use; register large ranges once, "
+        "and take blocks from a MemoryPool",
+        what, attributes_.max_mr));
+  }
   if (error == ENOMEM || error == EAGAIN) {
     return absl::ResourceExhaustedError(absl::StrFormat(
-        "%s: this worker has %.1f MiB registered there, and RLIMIT_MEMLOCK is %s; run `ulimit -l "
-        "unlimited`, or set memlock in /etc/security/limits.conf or the container's ulimits",
-        what, static_cast<double>(pinned_bytes_) / (1 << 20), memlock_limit()));
+        "%s: this worker has %.1f MiB in %d regions registered there, and RLIMIT_MEMLOCK is %s; "
+        "run `ulimit -l unlimited`, or set memlock in /etc/security/limits.conf or the container's "
+        "ulimits",
+        what, static_cast<double>(pinned_bytes_) / (1 << 20), pinned_regions_, memlock_limit()));
   }
   if (error == EFAULT) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -165,14 +180,30 @@ absl::StatusOr<ibv_mr*> Device::register_memory(void* data, size_t bytes, int ac
   return absl::UnavailableError(what);
 }
 
+absl::Status Device::dma_buf() const {
+  if (api_.ibv_reg_dmabuf_mr == nullptr) {
+    return absl::UnimplementedError("no dma-buf: libibverbs lacks it; install rdma-core 34 or newer");
+  }
+  // No descriptor: a driver that knows dma-bufs complains of that, another of the call.
+  ibv_mr* region = api_.ibv_reg_dmabuf_mr(pd_, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE);
+  const int error = errno;
+  if (region != nullptr) api_.ibv_dereg_mr(region);
+  if (region != nullptr || error == EBADF) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrFormat(
+      "no dma-buf: the driver of %s has none (%s); it takes Linux 5.12 and an adapter whose driver "
+      "can, or `modprobe nvidia-peermem` and memory without a dma-buf",
+      name_, strerror(error)));
+}
+
 absl::Status Device::add_region(const RegionEntry& region) {
   int access = IBV_ACCESS_LOCAL_WRITE;
   if (allows(region.access, Access::kRemoteRead)) access |= IBV_ACCESS_REMOTE_READ;
   if (allows(region.access, Access::kRemoteWrite)) access |= IBV_ACCESS_REMOTE_WRITE;
-  auto registered = register_memory(region.base, region.size, access);
+  auto registered = register_memory(region.base, region.size, access, region.file);
   if (!registered.ok()) return registered.status();
   regions_[region.index] = *registered;
   pinned_bytes_ += region.size;
+  ++pinned_regions_;
   return absl::OkStatus();
 }
 
@@ -180,6 +211,7 @@ void Device::remove_region(uint32_t index) {
   ibv_mr* region = std::exchange(regions_[index], nullptr);
   if (region == nullptr) return;
   pinned_bytes_ -= region->length;
+  --pinned_regions_;
   api_.ibv_dereg_mr(region);
 }
 
@@ -230,10 +262,11 @@ bool Device::next_completion_event() const {
 
 namespace {
 
-// Whether the settings want this port; whether they name it.
-bool wanted(const Tuning& tuning, const std::string& device, int port) {
+// Whether the settings want this port of a device, or (port 0) anything of it.
+bool wanted(const Tuning& tuning, const std::string& device, int port = 0) {
   if (tuning.devices.empty()) return true;
   return std::any_of(tuning.devices.begin(), tuning.devices.end(), [&](const std::string& name) {
+    if (port == 0) return name.substr(0, name.find(':')) == device;
     return name == device || name == absl::StrCat(device, ":", port);
   });
 }
@@ -248,22 +281,22 @@ absl::StatusOr<Devices> open_devices(const VerbsApi& api, const Tuning& tuning) 
   // Before anything is registered; kernels from 5.12 on do not need it and say so.
   api.ibv_fork_init();
   Devices found;
-  std::vector<std::string> names;
+  std::vector<std::string> names, ports;
   int count = 0;
   ibv_device** list = api.ibv_get_device_list(&count);
   for (int i = 0; list != nullptr && i < count; ++i) {
     const std::string name = api.ibv_get_device_name(list[i]);
     names.push_back(name);
-    bool any = false;
-    for (int port = 1; port <= 8; ++port) any |= wanted(tuning, name, port);
-    if (!any) continue;
+    if (!wanted(tuning, name)) continue;
     auto device = Device::open(api, list[i], tuning);
     if (!device.ok()) {
       note(found.notes, std::string(device.status().message()));
+      ports.insert(ports.end(), tuning.devices.begin(), tuning.devices.end());
       continue;
     }
     bool used = false;
     for (uint8_t number = 1; number <= (*device)->attributes().phys_port_cnt; ++number) {
+      ports.push_back(absl::StrCat(name, ":", number));
       if (!wanted(tuning, name, number) || found.ports.size() == kMaxPorts) continue;
       auto port = std::make_unique<Port>();
       port->device = device->get();
@@ -288,14 +321,14 @@ absl::StatusOr<Devices> open_devices(const VerbsApi& api, const Tuning& tuning) 
   }
   if (list != nullptr) api.ibv_free_device_list(list);
   for (const std::string& asked : tuning.devices) {
-    const std::string name = asked.substr(0, asked.find(':'));
-    if (std::find(names.begin(), names.end(), name) == names.end()) {
-      return absl::NotFoundError(absl::StrCat(
-          "there is no RDMA device \"", asked, "\" here: this machine has ",
-          names.empty() ? std::string("none") : names.front(),
-          names.size() > 1 ? absl::StrCat(" and ", names.size() - 1, " more") : std::string(),
-          "; `rdma link` lists them"));
-    }
+    const auto known = [&](const std::vector<std::string>& all) {
+      return std::find(all.begin(), all.end(), asked) != all.end();
+    };
+    if (known(names) || known(ports)) continue;
+    return absl::NotFoundError(absl::StrCat(
+        "there is no RDMA device or port \"", asked, "\" here: this machine has ",
+        names.empty() ? std::string("none") : absl::StrJoin(names, ", "),
+        "; `rdma link` lists them"));
   }
   if (found.ports.empty()) {
     if (names.empty()) {

@@ -62,6 +62,9 @@ class Device {
   void remove_region(uint32_t index);
   const ibv_mr* region(uint32_t index) const { return regions_[index]; }
 
+  // Whether memory can be registered through a dma-buf here; why not.
+  absl::Status dma_buf() const;
+
   // Memory of our own, for messages.
   absl::StatusOr<ibv_mr*> register_own(void* data, size_t bytes) const;
 
@@ -79,7 +82,9 @@ class Device {
  private:
   Device(const VerbsApi& api, std::string name, const Tuning& tuning)
       : api_(api), name_(std::move(name)), relaxed_(tuning.relaxed_ordering) {}
-  absl::StatusOr<ibv_mr*> register_memory(void* data, size_t bytes, int access) const;
+  absl::StatusOr<ibv_mr*> register_memory(void* data, size_t bytes, int access,
+                                          const BackingFile& file = {}) const;
+  absl::Status refusal(size_t bytes, int error) const;
 
   const VerbsApi& api_;
   const std::string name_;
@@ -90,7 +95,8 @@ class Device {
   std::unique_ptr<ReceivePool> receive_pool_;
   ibv_device_attr attributes_{};
   std::vector<ibv_mr*> regions_;
-  size_t pinned_bytes_ = 0;
+  size_t pinned_bytes_ = 0;  // of the worker's regions
+  int pinned_regions_ = 0;
   int node_ = -1;
   bool dead_ = false;
 };

@@ -77,6 +77,11 @@ absl::Status VerbsProvider::configure(const VerbsApi* api) {
     }
     texts.push_back(std::move(text));
   }
+  for (const auto& device : shared_.hardware.devices) {
+    const absl::Status dma_buf = device->dma_buf();
+    texts.push_back(dma_buf.ok() ? absl::StrCat(device->name(), " registers dma-bufs")
+                                 : std::string(dma_buf.message()));
+  }
   capabilities_.detail = absl::StrJoin(texts, "; ");
   if (!shared_.hardware.notes.empty()) {
     absl::StrAppend(&capabilities_.detail, "; left out: ", shared_.hardware.notes);

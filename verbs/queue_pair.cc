@@ -90,9 +90,9 @@ absl::Status QueuePair::make() {
     }
     if (max_inline_ == 0) {
       return absl::ResourceExhaustedError(absl::StrFormat(
-          "%s: no queue pair of depth %u (%s); lower verbs.send_depth or verbs.qps, or close some "
-          "of the connections of this device",
-          port_.name(), depth_, strerror(errno)));
+          "%s: no queue pair of depth %u (%s; the device has %d in all); lower verbs.send_depth or "
+          "verbs.qps (-q), or close some of the connections of this device",
+          port_.name(), depth_, strerror(errno), device.max_qp));
     }
   }
   number_ = queue_pair_->qp_num;

@@ -1,5 +1,6 @@
 // The fake's control path: the table of calls.
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -75,6 +76,8 @@ struct FakeCalls {
     attributes->max_srq = options.max_shared > 0 ? 16 : 0;
     attributes->max_srq_wr = options.max_shared;
     attributes->max_srq_sge = 1;
+    attributes->max_qp = static_cast<int>(std::min<size_t>(options.max_queue_pairs, 1 << 20));
+    attributes->max_mr = static_cast<int>(std::min<size_t>(options.max_regions, 1 << 20));
     attributes->phys_port_cnt = 1;
     return 0;
   }
@@ -89,7 +92,9 @@ struct FakeCalls {
     attributes->gid_tbl_len = 16;
     attributes->max_msg_sz = fake.options_.max_message;
     attributes->active_width = 2;
-    attributes->active_speed = 32;
+    const auto& speeds = fake.options_.speeds;
+    const size_t index = fake_of_context(context).device;
+    attributes->active_speed = index < speeds.size() ? speeds[index] : 32;
     attributes->link_layer = IBV_LINK_LAYER_ETHERNET;
     return 0;
   }
@@ -127,12 +132,15 @@ struct FakeCalls {
     FakeVerbs& fake = of(pd->context);
     Lock lock(fake.mutex_);
     FakeContext& context = fake_of_context(pd->context);
-    if (bytes >
+    if (!fake.fork_safe_) fake.violation("memory registered before ibv_fork_init()");
+    if (context.regions >= fake.options_.max_regions ||
+        bytes >
         fake.options_.pinnable_bytes - std::min(fake.options_.pinnable_bytes, context.pinned)) {
       errno = ENOMEM;
       return nullptr;
     }
     context.pinned += bytes;
+    ++context.regions;
     auto* made = new FakeMr;
     made->access = access;
     made->mr.context = pd->context;
@@ -148,11 +156,32 @@ struct FakeCalls {
   static ibv_mr* reg_mr(ibv_pd* pd, void* data, size_t bytes, int access) {
     return reg_mr_iova2(pd, data, bytes, 0, static_cast<unsigned>(access));
   }
+  static ibv_mr* reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t bytes, uint64_t address, int fd,
+                               int access) {
+    FakeVerbs& fake = of(pd->context);
+    struct stat file {};
+    if (!fake.options_.dma_buf) {
+      errno = EOPNOTSUPP;
+      return nullptr;
+    }
+    if (fstat(fd, &file) != 0) return nullptr;  // EBADF
+    if (offset + bytes > static_cast<uint64_t>(file.st_size)) {
+      errno = EINVAL;
+      return nullptr;
+    }
+    {
+      Lock lock(fake.mutex_);
+      ++fake.stats_.dma_bufs;
+    }
+    return reg_mr_iova2(pd, reinterpret_cast<void*>(address), bytes, address,
+                        static_cast<unsigned>(access));
+  }
   static int dereg_mr(ibv_mr* mr) {
     FakeVerbs& fake = of(mr->context);
     Lock lock(fake.mutex_);
     fake.regions_[mr->lkey] = nullptr;
     fake_of_context(mr->context).pinned -= mr->length;
+    --fake_of_context(mr->context).regions;
     --fake_of<FakePd>(mr->pd).users;
     --fake.objects_;
     delete &fake_of<FakeMr>(mr);
@@ -298,6 +327,10 @@ struct FakeCalls {
     Lock lock(fake.mutex_);
     const FakeOptions& options = fake.options_;
     const ibv_qp_cap& cap = wish->cap;
+    if (fake.running_.size() >= options.max_queue_pairs) {
+      errno = ENOMEM;
+      return nullptr;
+    }
     if (wish->qp_type != IBV_QPT_RC || static_cast<int>(cap.max_send_wr) > options.max_work ||
         static_cast<int>(cap.max_recv_wr) > options.max_work ||
         static_cast<int>(cap.max_send_sge) > options.max_sge ||
@@ -456,7 +489,10 @@ struct FakeCalls {
     return 0;
   }
   static void ack_async_event(ibv_async_event*) {}
-  static int fork_init() { return 0; }
+  static int fork_init() {
+    FakeVerbs::current_->fork_safe_ = true;
+    return 0;
+  }
 };
 
 verbs::VerbsApi fake_calls() {
@@ -485,7 +521,8 @@ verbs::VerbsApi fake_calls() {
           .ibv_destroy_qp = FakeCalls::destroy_qp,
           .ibv_get_async_event = FakeCalls::get_async_event,
           .ibv_ack_async_event = FakeCalls::ack_async_event,
-          .ibv_fork_init = FakeCalls::fork_init};
+          .ibv_fork_init = FakeCalls::fork_init,
+          .ibv_reg_dmabuf_mr = FakeCalls::reg_dmabuf_mr};
 }
 
 }  // namespace baton

@@ -15,6 +15,7 @@ struct FakeContext {
   FakeVerbs* fake = nullptr;
   size_t device = 0;
   size_t pinned = 0;
+  size_t regions = 0;
   size_t users = 0;
   Ring<ibv_async_event> events;
   ibv_context& context() { return extended.context; }

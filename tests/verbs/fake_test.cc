@@ -20,6 +20,7 @@ class Fake : public testing::Test {
   void make(const FakeOptions& options) {
     fake_.emplace(options);
     const verbs::VerbsApi& api = fake_->api();
+    api.ibv_fork_init();
     ibv_device** list = api.ibv_get_device_list(nullptr);
     context_ = api.ibv_open_device(list[0]);
     api.ibv_free_device_list(list);

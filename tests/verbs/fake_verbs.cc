@@ -130,6 +130,11 @@ void FakeVerbs::report(FakeQp& qp, ibv_event_type type) {
   [[maybe_unused]] ssize_t put = write(qp.context->context().async_fd, &one, sizeof one);
 }
 
+void FakeVerbs::set_max_queue_pairs(size_t most) {
+  std::lock_guard lock(mutex_);
+  options_.max_queue_pairs = most;
+}
+
 std::vector<std::string> FakeVerbs::violations() const {
   std::lock_guard lock(mutex_);
   return violations_;

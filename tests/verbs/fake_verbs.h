@@ -44,6 +44,10 @@ struct FakeOptions {
   int max_reads = 16;
   int max_shared = 8192;             // entries of a shared receive queue; 0: there is none
   size_t pinnable_bytes = SIZE_MAX;  // RLIMIT_MEMLOCK, per device context
+  size_t max_regions = SIZE_MAX;     // per device context
+  size_t max_queue_pairs = SIZE_MAX;  // of all devices together
+  bool dma_buf = true;               // the driver can
+  std::vector<uint8_t> speeds;       // ibv_port_attr::active_speed of each device (default: 25 Gb/s)
 };
 
 struct FakeStats {
@@ -56,6 +60,7 @@ struct FakeStats {
   uint64_t not_ready = 0;  // a message found no receive
   uint64_t flushed = 0;
   uint64_t queue_pairs = 0;  // made
+  uint64_t dma_bufs = 0;     // registered through one
 };
 
 struct FakeQp;
@@ -86,6 +91,8 @@ class FakeVerbs {
   void kill(size_t device);                       // IBV_EVENT_DEVICE_FATAL; nothing completes
   void set_gids(size_t device, std::vector<ibv_gid_entry> gids);  // IBV_EVENT_GID_CHANGE
   void break_queue_pairs(size_t device);                          // IBV_EVENT_QP_FATAL
+
+  void set_max_queue_pairs(size_t most);
 
   std::vector<std::string> violations() const;
   FakeStats stats() const;
@@ -147,6 +154,7 @@ class FakeVerbs {
   std::vector<FakeSrq*> shared_;
   size_t turn_ = 0;
   size_t objects_ = 0;
+  bool fork_safe_ = false;
   FakeStats stats_;
   std::vector<std::string> violations_;
 };

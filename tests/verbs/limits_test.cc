@@ -169,7 +169,7 @@ TEST(Limits, WrongSettingsAreNamed) {
     EXPECT_FALSE(status.ok()) << key << "=" << value;
     return std::string(status.message());
   };
-  EXPECT_THAT(message("verbs.devices", "mlx5_7"), HasSubstr("no RDMA device \"mlx5_7\""));
+  EXPECT_THAT(message("verbs.devices", "mlx5_7"), HasSubstr("no RDMA device or port \"mlx5_7\""));
   EXPECT_THAT(message("verbs.gid_index", "900"), HasSubstr("out of range"));
   EXPECT_THAT(message("verbs.mtu", "9000"), HasSubstr("256 to 4096"));
   EXPECT_THAT(message("verbs.qps", "none"), HasSubstr("verbs.qps=none"));

@@ -29,7 +29,8 @@ absl::StatusOr<uint64_t> Exports::publish(const RegionEntry& region) {
   uint64_t number = 0;
   uint64_t fresh = 0;
   // A file that may shrink would raise SIGBUS in peers: such memory is reached like any other.
-  if (region.file.fd >= 0 && region.access != Access::kLocal && shareable(region.file.fd)) {
+  if (region.file.fd >= 0 && !region.file.dma_buf && region.access != Access::kLocal &&
+      shareable(region.file.fd)) {
     struct stat info {};
     if (fstat(region.file.fd, &info) != 0) {
       return absl::InvalidArgumentError(

@@ -1,0 +1,179 @@
+// What does not fit, is too much, or does not match: each is said with its remedy, and both sides
+// go on.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/verbs/verbs_pair.h"
+#include "verbs/message.h"
+
+namespace baton {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Connects, expecting that it fails; why.
+std::string refusal(VerbsPair& pair) {
+  auto peer = pair.a.worker->connect(pair.b.worker->address());
+  EXPECT_TRUE(peer.ok()) << peer.status();
+  EXPECT_TRUE(pair.drive([&] { return pair.a.worker->peer_state(*peer) == PeerState::kDown; }));
+  return std::string(pair.a.worker->peer_status(*peer).message());
+}
+
+TEST(BadInput, APortThatIsDownIsNamedWithTheRemedyAndMayComeUpLater) {
+  VerbsPair pair({}, {{"verbs.devices", "fake0:1"}});
+  pair.fake->set_port(0, false);
+  EXPECT_THAT(refusal(pair), AllOf(HasSubstr("fake0:1 is down"), HasSubstr("ip link set")));
+  pair.fake->set_port(0, true);
+  EXPECT_TRUE(pair.connect());
+  EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+}
+
+TEST(BadInput, SidesOfDifferentMtuAgreeOnTheLesser) {
+  VerbsPair pair({});
+  pair.settings = {{"verbs.mtu", "1024"}};
+  pair.start(pair.b, "b of another MTU");
+  ASSERT_TRUE(pair.connect());
+  EXPECT_THAT(pair.a.worker->explain(pair.a.peer), HasSubstr("MTU 1024"));
+  pair.fill(1);
+  EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+  EXPECT_TRUE(pair.a.memory == pair.b.memory);  // and the fake has seen no ends that differ
+}
+
+TEST(BadInput, AnotherVersionIsNamed) {
+  std::string extra = verbs::encode_offers({verbs::PortOffer{}});
+  ASSERT_TRUE(verbs::decode_offers(extra).ok());
+  extra[0] = 77;
+  const absl::Status status = verbs::decode_offers(extra).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("version 77"), HasSubstr("install the same Baton on both sides")));
+}
+
+TEST(BadInput, TooManyQueuePairsHereAreSaid) {
+  VerbsPair pair({.max_queue_pairs = 0});
+  EXPECT_THAT(refusal(pair), AllOf(HasSubstr("no queue pair of depth"), HasSubstr("verbs.qps"),
+                                   HasSubstr("0 in all")));
+  pair.fake->set_max_queue_pairs(2);
+  EXPECT_TRUE(pair.connect());
+  EXPECT_TRUE(pair.run(pair.request(Op::kRead)).ok());
+}
+
+TEST(BadInput, TooManyQueuePairsAtThePeerAreSaidHere) {
+  VerbsPair pair({.max_queue_pairs = 1});
+  EXPECT_THAT(refusal(pair), HasSubstr("no queue pair of depth"));
+  pair.fake->set_max_queue_pairs(2);
+  EXPECT_TRUE(pair.connect());
+  EXPECT_TRUE(pair.run(pair.request(Op::kRead)).ok());
+}
+
+TEST(BadInput, SomeQueuePairsAreBetterThanNone) {
+  VerbsPair pair({.max_queue_pairs = 5}, {{"verbs.qps", "4"}});
+  ASSERT_TRUE(pair.connect());
+  EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+  EXPECT_EQ(pair.a.worker->peer_state(pair.a.peer), PeerState::kUp);
+}
+
+TEST(BadInput, TooManyRegionsAreSaid) {
+  // Four for the sides' memory and messages.
+  VerbsPair pair({.max_regions = 4});
+  ASSERT_TRUE(pair.connect());
+  std::vector<std::byte> memory(64 << 10);
+  std::vector<MemoryRegion> regions;
+  absl::Status status;
+  for (size_t i = 0; i < 4 && status.ok(); ++i) {
+    auto region = pair.a.worker->register_memory(&memory[i * 4096], 4096);
+    status = region.status();
+    if (region.ok()) regions.push_back(*region);
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("regions"), HasSubstr("fake0")));
+  EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+  for (const MemoryRegion& region : regions) {
+    EXPECT_TRUE(pair.a.worker->deregister_memory(region).ok());
+  }
+  EXPECT_TRUE(pair.a.worker->register_memory(memory.data(), 4096).ok());
+}
+
+TEST(BadInput, AllOfADevicesRegionsInUse) {
+  FakeVerbs fake({.max_regions = 2});
+  WorkerOptions options;
+  options.key = *ClusterKey::from_bytes("a secret of the tests");
+  options.extra_providers = {verbs::verbs_over(fake.api())};
+  auto worker = Worker::create(options);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  std::vector<std::byte> memory(3 * 4096);
+  for (int i : {0, 1}) {
+    ASSERT_TRUE((*worker)->register_memory(&memory[static_cast<size_t>(i) * 4096], 4096).ok());
+  }
+  const absl::Status status = (*worker)->register_memory(&memory[8192], 4096).status();
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("all of the device's 2 regions"), HasSubstr("MemoryPool")));
+}
+
+TEST(BadInput, TheNameOfADeviceThatIsNotHere) {
+  FakeVerbs fake({.devices = 2});
+  WorkerOptions options;
+  options.key = *ClusterKey::from_bytes("a secret of the tests");
+  options.extra_providers = {verbs::verbs_over(fake.api())};
+  for (const char* name : {"mlx5_7", "fake0:2", "fake0:x"}) {
+    options.settings = {{"verbs.devices", name}};
+    const absl::Status status = Worker::create(options).status();
+    EXPECT_FALSE(status.ok()) << name;
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(name), HasSubstr("rdma link")));
+  }
+}
+
+class DmaBuf : public testing::Test {
+ protected:
+  DmaBuf() : fd_(memfd_create("a stand-in for a dma-buf", MFD_CLOEXEC)) {
+    EXPECT_EQ(ftruncate(fd_, kBytes), 0);
+    data_ = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  }
+  ~DmaBuf() override {
+    munmap(data_, kBytes);
+    close(fd_);
+  }
+  static constexpr size_t kBytes = 1 << 20;
+  static constexpr size_t kOffset = 8192;
+  int fd_;
+  void* data_;
+};
+
+TEST_F(DmaBuf, MemoryIsRegisteredThroughIt) {
+  VerbsPair pair({});
+  ASSERT_TRUE(pair.connect());
+  char* const base = static_cast<char*>(data_) + kOffset;
+  auto region = pair.b.worker->register_memory(
+      base, kBytes - kOffset, Access::kRemoteReadWrite,
+      BackingFile{.fd = fd_, .offset = kOffset, .dma_buf = true});
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_EQ(pair.fake->stats().dma_bufs, 1u);
+  pair.fill(9);
+  TransferRequest request = pair.request(Op::kWrite, kBytes - kOffset);
+  request.remote = *pair.b.worker->remote_region(*region);
+  EXPECT_TRUE(pair.run(request).ok());
+  EXPECT_EQ(memcmp(base, pair.a.memory.data(), kBytes - kOffset), 0);
+  EXPECT_TRUE(pair.b.worker->deregister_memory(*region).ok());
+  // Beyond its end, and one that is closed.
+  for (const BackingFile file : {BackingFile{fd_, kBytes, true}, BackingFile{-1, 0, true}}) {
+    const absl::Status status =
+        pair.b.worker->register_memory(base, 4096, Access::kRemoteReadWrite, file).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()), HasSubstr("fake0"));
+  }
+}
+
+TEST_F(DmaBuf, ADriverWithoutSaysSo) {
+  VerbsPair pair({.dma_buf = false});
+  const absl::Status status =
+      pair.a.worker
+          ->register_memory(data_, kBytes, Access::kRemoteReadWrite, BackingFile{fd_, 0, true})
+          .status();
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("no dma-buf"), HasSubstr("fake0"), HasSubstr("nvidia-peermem")));
+}
+
+}  // namespace
+}  // namespace baton
