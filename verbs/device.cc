@@ -182,7 +182,8 @@ absl::Status Device::refusal(size_t bytes, int error) const {
 
 absl::Status Device::dma_buf() const {
   if (api_.ibv_reg_dmabuf_mr == nullptr) {
-    return absl::UnimplementedError("no dma-buf: libibverbs lacks it; install rdma-core 34 or newer");
+    return absl::UnimplementedError(
+        "no dma-buf: libibverbs lacks it; install rdma-core 34 or newer");
   }
   // No descriptor: a driver that knows dma-bufs complains of that, another of the call.
   ibv_mr* region = api_.ibv_reg_dmabuf_mr(pd_, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE);
@@ -325,10 +326,10 @@ absl::StatusOr<Devices> open_devices(const VerbsApi& api, const Tuning& tuning) 
       return std::find(all.begin(), all.end(), asked) != all.end();
     };
     if (known(names) || known(ports)) continue;
-    return absl::NotFoundError(absl::StrCat(
-        "there is no RDMA device or port \"", asked, "\" here: this machine has ",
-        names.empty() ? std::string("none") : absl::StrJoin(names, ", "),
-        "; `rdma link` lists them"));
+    return absl::NotFoundError(
+        absl::StrCat("there is no RDMA device or port \"", asked, "\" here: this machine has ",
+                     names.empty() ? std::string("none") : absl::StrJoin(names, ", "),
+                     "; `rdma link` lists them"));
   }
   if (found.ports.empty()) {
     if (names.empty()) {

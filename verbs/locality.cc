@@ -144,7 +144,8 @@ class Hwloc final : public Locality {
         count == 0) {
       return 1;
     }
-    const hwloc_obj_t a = hwloc_get_numanode_obj_by_os_index(topology_, static_cast<unsigned>(from));
+    const hwloc_obj_t a =
+        hwloc_get_numanode_obj_by_os_index(topology_, static_cast<unsigned>(from));
     const hwloc_obj_t b = hwloc_get_numanode_obj_by_os_index(topology_, static_cast<unsigned>(to));
     uint64_t there = 0, back = 0;
     double result = 1;

@@ -144,9 +144,9 @@ TEST_F(DmaBuf, MemoryIsRegisteredThroughIt) {
   VerbsPair pair({});
   ASSERT_TRUE(pair.connect());
   char* const base = static_cast<char*>(data_) + kOffset;
-  auto region = pair.b.worker->register_memory(
-      base, kBytes - kOffset, Access::kRemoteReadWrite,
-      BackingFile{.fd = fd_, .offset = kOffset, .dma_buf = true});
+  auto region =
+      pair.b.worker->register_memory(base, kBytes - kOffset, Access::kRemoteReadWrite,
+                                     BackingFile{.fd = fd_, .offset = kOffset, .dma_buf = true});
   ASSERT_TRUE(region.ok()) << region.status();
   EXPECT_EQ(pair.fake->stats().dma_bufs, 1u);
   pair.fill(9);

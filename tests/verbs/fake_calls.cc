@@ -135,7 +135,7 @@ struct FakeCalls {
     if (!fake.fork_safe_) fake.violation("memory registered before ibv_fork_init()");
     if (context.regions >= fake.options_.max_regions ||
         bytes >
-        fake.options_.pinnable_bytes - std::min(fake.options_.pinnable_bytes, context.pinned)) {
+            fake.options_.pinnable_bytes - std::min(fake.options_.pinnable_bytes, context.pinned)) {
       errno = ENOMEM;
       return nullptr;
     }

@@ -130,6 +130,14 @@ void FakeVerbs::report(FakeQp& qp, ibv_event_type type) {
   [[maybe_unused]] ssize_t put = write(qp.context->context().async_fd, &one, sizeof one);
 }
 
+void FakeVerbs::take_receives(size_t device) {
+  std::lock_guard lock(mutex_);
+  for (FakeQp* qp : running_) {
+    if (qp->context->device != device) continue;
+    while (!qp->receive_ring().empty()) qp->receive_ring().pop_front();
+  }
+}
+
 void FakeVerbs::set_max_queue_pairs(size_t most) {
   std::lock_guard lock(mutex_);
   options_.max_queue_pairs = most;

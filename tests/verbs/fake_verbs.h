@@ -42,12 +42,12 @@ struct FakeOptions {
   int max_sge_rd = 30;  // of a read
   uint32_t max_inline = 256;
   int max_reads = 16;
-  int max_shared = 8192;             // entries of a shared receive queue; 0: there is none
-  size_t pinnable_bytes = SIZE_MAX;  // RLIMIT_MEMLOCK, per device context
-  size_t max_regions = SIZE_MAX;     // per device context
+  int max_shared = 8192;              // entries of a shared receive queue; 0: there is none
+  size_t pinnable_bytes = SIZE_MAX;   // RLIMIT_MEMLOCK, per device context
+  size_t max_regions = SIZE_MAX;      // per device context
   size_t max_queue_pairs = SIZE_MAX;  // of all devices together
-  bool dma_buf = true;               // the driver can
-  std::vector<uint8_t> speeds;       // ibv_port_attr::active_speed of each device (default: 25 Gb/s)
+  bool dma_buf = true;                // the driver can
+  std::vector<uint8_t> speeds;  // ibv_port_attr::active_speed of each device (default: 25 Gb/s)
 };
 
 struct FakeStats {
@@ -92,6 +92,7 @@ class FakeVerbs {
   void set_gids(size_t device, std::vector<ibv_gid_entry> gids);  // IBV_EVENT_GID_CHANGE
   void break_queue_pairs(size_t device);                          // IBV_EVENT_QP_FATAL
 
+  void take_receives(size_t device);  // those that are posted are gone, and never complete
   void set_max_queue_pairs(size_t most);
 
   std::vector<std::string> violations() const;

@@ -51,7 +51,9 @@ struct VerbsPair {
     a.worker.reset();
     b.worker.reset();
     EXPECT_THAT(fake->violations(), testing::IsEmpty());
-    EXPECT_EQ(fake->stats().not_ready, 0u) << "a message found no receive posted";
+    if (expect_ready) {
+      EXPECT_EQ(fake->stats().not_ready, 0u) << "a message found no receive posted";
+    }
     EXPECT_EQ(fake->objects(), 0u) << "left behind";
     EXPECT_THAT(cm->violations(), testing::IsEmpty());
     EXPECT_EQ(cm->objects(), 0u) << "left behind";
@@ -136,6 +138,7 @@ struct VerbsPair {
   std::shared_ptr<const verbs::Locality> locality;
   ManualClock clock;
   Time tick = std::chrono::microseconds(20);
+  bool expect_ready = true;  // that no message ever finds the receives used up
   std::optional<FakeVerbs> fake;
   std::optional<FakeCm> cm;
   Side a;

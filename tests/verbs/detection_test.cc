@@ -1,0 +1,196 @@
+// How soon a fault is noticed, in virtual time and with the settings that people get by default;
+// how work is shared among rails, and when a lost one returns.
+#include "tests/verbs/verbs_pair.h"
+#include "verbs/tuning.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+// What the issue of a fault may take beyond what the settings predict.
+constexpr Time kGrace = milliseconds(200);
+
+struct Fault {
+  const char* name;
+  std::function<void(FakeVerbs&, size_t device)> strike;
+  Time predicted;
+  Time least;  // no sooner
+  const char* message;
+};
+
+std::vector<Fault> faults() {
+  const verbs::Tuning defaults;
+  // A queue pair that does not drain is waited for so long, at either end.
+  const Time draining = defaults.settle / 4;
+  return {
+      {"PortDown", [](FakeVerbs& f, size_t d) { f.set_port(d, false); }, Time(0), Time(0),
+       "went down"},
+      {"Cable", [](FakeVerbs& f, size_t d) { f.set_cable(d, false); }, defaults.detection(),
+       defaults.detection() - milliseconds(10), "did not answer"},
+      {"Hanging", [](FakeVerbs& f, size_t d) { f.set_hanging(d, true); },
+       defaults.stall + 2 * draining, defaults.stall - milliseconds(10), "hangs"},
+      {"DeviceFatal", [](FakeVerbs& f, size_t d) { f.kill(d); }, draining, Time(0), "went down"},
+      {"QueuePairFatal", [](FakeVerbs& f, size_t d) { f.break_queue_pairs(d); }, Time(0), Time(0),
+       "event"},
+      {"ReceivesGone", [](FakeVerbs& f, size_t d) { f.take_receives(d); }, 2 * draining, Time(0),
+       "no receive posted"},
+  };
+}
+
+class Detection : public testing::TestWithParam<Fault> {};
+
+TEST_P(Detection, TheLastRailEndsEveryTransferInTime) {
+  const Fault& fault = GetParam();
+  VerbsPair pair({.devices = 1});
+  pair.tick = std::chrono::microseconds(250);
+  ASSERT_TRUE(pair.connect());
+  const CounterId counter = *pair.b.worker->allocate_counter();
+  std::vector<TransferId> ids;
+  // A read takes no receive, and ends well without them.
+  const bool reads = std::string(fault.name) != "ReceivesGone";
+  if (reads) ids.push_back(*pair.a.worker->submit(pair.request(Op::kRead)));
+  for (int i = 0; i < 20; ++i) {
+    TransferRequest one = pair.request(Op::kWrite, 1 << 20);
+    one.counter = pair.b.worker->remote_counter(counter);
+    ids.push_back(*pair.a.worker->submit(one));
+  }
+  pair.steps(4);
+  pair.expect_ready = false;
+  const Time struck = pair.clock.now();
+  fault.strike(*pair.fake, 0);
+  for (TransferId id : ids) {
+    const absl::Status status = pair.finish(id);
+    // The connection goes with its last rail; what was under way fails, with a reason.
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()),
+                AnyOf(HasSubstr(fault.message), HasSubstr("the peer closed"),
+                      HasSubstr("peer's end"), HasSubstr("not known whether")));
+  }
+  const Time took = pair.clock.now() - struck;
+  EXPECT_LE(took, fault.predicted + kGrace);
+  EXPECT_GE(took, fault.least);
+  RecordProperty("ms", static_cast<int>(took / milliseconds(1)));
+  EXPECT_TRUE(pair.drive([&] {
+    return pair.a.worker->peer_state(pair.a.peer) == PeerState::kDown &&
+           pair.b.worker->peer_state(pair.b.peer) == PeerState::kDown;
+  }));
+  EXPECT_EQ(pair.a.worker->stats().open_transfers, 0u);
+}
+
+TEST_P(Detection, AnotherRailTakesTheWorkOverInTime) {
+  const Fault& fault = GetParam();
+  VerbsPair pair({.devices = 2});
+  pair.tick = std::chrono::microseconds(250);
+  ASSERT_TRUE(pair.connect());
+  pair.fill(5);
+  const CounterId counter = *pair.b.worker->allocate_counter();
+  TransferRequest request = pair.request(Op::kWrite);
+  request.counter = pair.b.worker->remote_counter(counter);
+  const TransferId id = *pair.a.worker->submit(request);
+  pair.steps(4);
+  pair.expect_ready = false;
+  const Time struck = pair.clock.now();
+  const FakeStats before = pair.fake->stats();
+  fault.strike(*pair.fake, 1);
+  const absl::Status status = pair.finish(id);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_LE(pair.clock.now() - struck, fault.predicted + kGrace);
+  EXPECT_TRUE(pair.a.memory == pair.b.memory);
+  pair.steps(100);
+  EXPECT_EQ(pair.b.worker->counter_value(counter), 1u) << "exactly once, whichever rail carried it";
+  if (std::string(fault.name) != "Hanging" && std::string(fault.name) != "DeviceFatal") {
+    EXPECT_GT(pair.fake->stats().flushed, before.flushed) << "drained through the error state";
+  }
+  EXPECT_EQ(pair.a.worker->peer_state(pair.a.peer), PeerState::kUp);
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, Detection, testing::ValuesIn(faults()),
+                         [](const auto& fault) { return std::string(fault.param.name); });
+
+// The part of `bytes` that each device began since `before`.
+std::vector<double> shares(VerbsPair& pair, size_t devices) {
+  std::vector<uint64_t> before;
+  for (size_t i = 0; i < devices; ++i) before.push_back(pair.fake->moved(i));
+  EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+  std::vector<double> out;
+  for (size_t i = 0; i < devices; ++i) {
+    out.push_back(static_cast<double>(pair.fake->moved(i) - before[i]) / VerbsPair::kBytes);
+  }
+  return out;
+}
+
+TEST(Striping, IsInProportionToTheSpeedsOfThePorts) {
+  // 4 lanes of 50, 25 and 25 Gb/s.
+  VerbsPair pair({.devices = 3, .speeds = {64, 32, 32}}, {{"verbs.slice_kib", "64"}});
+  ASSERT_TRUE(pair.connect());
+  const std::vector<double> got = shares(pair, 3);
+  EXPECT_NEAR(got[0], 0.5, 0.08);
+  EXPECT_NEAR(got[1], 0.25, 0.08);
+  EXPECT_NEAR(got[2], 0.25, 0.08);
+}
+
+TEST(Striping, CountersAreExactOverManyRails) {
+  VerbsPair pair({.devices = 3}, {{"verbs.qps", "2"}, {"verbs.slice_kib", "16"}});
+  ASSERT_TRUE(pair.connect());
+  const CounterId counter = *pair.b.worker->allocate_counter();
+  uint64_t expected = 0;
+  std::vector<TransferId> ids;
+  for (uint64_t i = 1; i <= 200; ++i) {
+    TransferRequest one = pair.request(Op::kWrite, 1000 * i);
+    one.counter = pair.b.worker->remote_counter(counter);
+    one.increment = i % 3 + 1;
+    expected += one.increment;
+    ids.push_back(*pair.a.worker->submit(one));
+  }
+  for (TransferId id : ids) ASSERT_TRUE(pair.finish(id).ok());
+  pair.steps(100);
+  EXPECT_EQ(pair.b.worker->counter_value(counter), expected);
+}
+
+TEST(Rails, ALostOneReturnsAfterTheHoldDownAndNotBefore) {
+  VerbsPair pair({.devices = 2}, {{"verbs.hold_ms", "1000"}});
+  pair.tick = milliseconds(1);
+  ASSERT_TRUE(pair.connect());
+  pair.fake->set_port(1, false);
+  pair.steps(100);  // a flap that nobody sees harms nobody
+  pair.fake->set_port(1, true);
+  const Time struck = pair.clock.now();
+  while (pair.clock.now() - struck < milliseconds(700)) {
+    ASSERT_EQ(shares(pair, 2)[1], 0) << "back too soon";
+    pair.steps(50);
+  }
+  pair.steps(600);
+  EXPECT_GT(shares(pair, 2)[1], 0.25) << "not back";
+}
+
+// The same machine, another process: other keys, other queue pairs.
+TEST(Rails, APeerThatWasRestartedIsAnotherOne) {
+  VerbsPair pair({.devices = 2});
+  ASSERT_TRUE(pair.connect());
+  const std::string before = pair.b.worker->address();
+  const RemoteRegion stale = pair.b.remote;
+  const TransferId id = *pair.a.worker->submit(pair.request(Op::kWrite));
+  pair.steps(3);
+  pair.b.worker.reset();
+  EXPECT_FALSE(pair.finish(id).ok());
+  pair.start(pair.b, "b again");
+  pair.b.peer = {};
+  // By its old address nobody answers, or somebody else.
+  auto old = pair.a.worker->connect(before);
+  if (old.ok()) {
+    EXPECT_TRUE(pair.drive([&] { return pair.a.worker->peer_state(*old) == PeerState::kDown; }));
+  }
+  ASSERT_TRUE(pair.connect());
+  EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+  TransferRequest doomed = pair.request(Op::kWrite, 4096);
+  doomed.remote = stale;
+  const absl::Status status = pair.run(doomed);
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(pair.a.worker->peer_state(pair.a.peer), PeerState::kUp);
+}
+
+}  // namespace
+}  // namespace baton
