@@ -40,6 +40,7 @@ class ChildProcess {
   // Waits for the end; the exit status, or DeadlineExceeded (the child then still runs).
   absl::StatusOr<int> wait(Time timeout);
   void kill();
+  pid_t pid() const { return pid_; }  // -1: it has ended and was waited for
 
  private:
   ChildProcess(pid_t pid, int out) : pid_(pid), out_(out) {}

@@ -26,7 +26,8 @@ Json providers(bool verbs) {
 // A machine on which everything is as it should be.
 void make_good(FakeTree& tree) {
   tree.pci(kNic, "0x15b3", "0x020700", 0).rdma("mlx5_0", kNic, "eth2").netdev("eth2", "up", 9000);
-  tree.file("/dev/infiniband/uverbs0", "").limits("unlimited", "65536");
+  tree.file("/dev/infiniband/uverbs0", "").file("/dev/infiniband/rdma_cm", "");
+  tree.limits("unlimited", "65536");
   tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512");
   tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "512");
   tree.file("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "always [advise] never");
@@ -126,7 +127,7 @@ TEST(Doctor, LockedMemory) {
 TEST(Doctor, EveryOtherComplaintHasItsRemedy) {
   FakeTree tree;
   make_good(tree);
-  std::filesystem::remove(tree.path() + "/dev/infiniband/uverbs0");
+  std::filesystem::remove_all(tree.path() + "/dev/infiniband");
   tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "0");
   tree.file("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise [never]");
   tree.file("/proc/sys/kernel/yama/ptrace_scope", "1");
@@ -138,9 +139,9 @@ TEST(Doctor, EveryOtherComplaintHasItsRemedy) {
   tree.pci("pci0000:00/0000:00:02.0/0000:02:00.0", "0x10de", "0x030200", 0);
   const std::string text = doctor_text(checks_of(tree, ""));
   for (const char* remedy :
-       {"modprobe ib_uverbs", "vm.nr_hugepages", "shmem_enabled", "yama.ptrace_scope=0",
-        "io_uring_disabled=0", "net.core.rmem_max=16777216", "modprobe tcp_cubic", "ulimit -n",
-        "memory.max", "modprobe nvidia"}) {
+       {"modprobe ib_uverbs", "modprobe rdma_ucm", "vm.nr_hugepages", "shmem_enabled",
+        "yama.ptrace_scope=0", "io_uring_disabled=0", "net.core.rmem_max=16777216",
+        "modprobe tcp_cubic", "ulimit -n", "memory.max", "modprobe nvidia"}) {
     EXPECT_THAT(text, HasSubstr(remedy));
   }
   tree.file("/proc/driver/nvidia/version", "NVRM version: NVIDIA Kernel Module  535.1  x");

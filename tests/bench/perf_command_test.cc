@@ -5,16 +5,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
-#include "bench/child_process.h"
 #include "bench/perf_plan.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "perf_process.h"
 #include "transport/worker.h"
 
 namespace baton::bench {
@@ -22,46 +19,8 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr Time kLimit = std::chrono::seconds(100);
 constexpr const char* kTests[] = {"write_bw",  "read_bw",  "send_bw",
                                   "write_lat", "read_lat", "send_lat"};
-
-ChildProcess start(const std::string& arguments) {
-  auto child = ChildProcess::spawn(
-      -1, {"sh", "-c", std::string("exec '") + BATON_COMMAND + "' " + arguments + " 2>&1"}, {});
-  EXPECT_TRUE(child.ok()) << child.status();
-  return *std::move(child);
-}
-
-struct Ended {
-  int status = -1;
-  std::string output;  // both streams
-};
-
-Ended end_of(ChildProcess& child) {
-  Ended ended;
-  while (true) {
-    const auto line = child.read_line(kLimit);
-    if (!line.ok()) break;
-    ended.output += *line + "\n";
-  }
-  if (const auto status = child.wait(kLimit); status.ok()) ended.status = *status;
-  return ended;
-}
-
-Ended baton(const std::string& arguments) {
-  ChildProcess child = start(arguments);
-  return end_of(child);
-}
-
-// Reads until a line holds `text`; that line.
-std::string wait_for(ChildProcess& child, const std::string& text) {
-  while (true) {
-    const auto line = child.read_line(kLimit);
-    EXPECT_TRUE(line.ok()) << "waiting for \"" << text << "\": " << line.status();
-    if (!line.ok() || line->find(text) != std::string::npos) return line.ok() ? *line : "";
-  }
-}
 
 std::string temporary(const std::string& name) {
   return (std::filesystem::path(testing::TempDir()) / (std::to_string(getpid()) + name)).string();
@@ -187,27 +146,6 @@ TEST(Perf, AMissingProviderIsSaidWithTheRemedy) {
     EXPECT_THAT(ended.output, HasSubstr("--provider tcp"));
   }
 }
-
-// A server of its own port.
-class PerfServer : public testing::Test {
- protected:
-  PerfServer() : server_(start("write_bw --listen 127.0.0.1 -p 0")) {
-    const std::string line = wait_for(server_, "listening on ");
-    const size_t colon = line.find("127.0.0.1:");
-    where_ = colon == std::string::npos ? "" : line.substr(colon, line.find(' ', colon) - colon);
-    std::from_chars(where_.data() + 10, where_.data() + where_.size(), port_);
-  }
-
-  Ended client(const std::string& arguments) { return baton(arguments + " " + where_); }
-  void expect_alive() {
-    const Ended ended = client("write_bw --provider tcp -n 20 -s 100");
-    EXPECT_EQ(ended.status, 0) << ended.output;
-  }
-
-  ChildProcess server_;
-  std::string where_;
-  uint16_t port_ = 0;
-};
 
 TEST_F(PerfServer, ServesOneTestAfterTheOther) {
   for (const std::string test : kTests) {
