@@ -41,7 +41,7 @@ void VerbsRail::start(std::unique_ptr<QueuePair> queue_pair, const Endpoint& pee
   why_ = absl::OkStatus();
   lost_ = drained_ = settled_ = false;
   peer_received_.reset();
-  deadline_ = last_moved_ = kNever;
+  deadline_ = last_moved_ = quiet_since_ = kNever;
   notify_.clear();
   properties_.route = absl::StrFormat("verbs %s -> %s (%s, MTU %u, queue pair %u%s)", port_.name(),
                                       gid_text(peer.gid), name_of(static_cast<Family>(peer.family)),
@@ -228,7 +228,8 @@ bool VerbsRail::progress(Time now, EventSink& sink) {
       pump();
     }
   }
-  if (any) last_moved_ = kNever;
+  if (any) last_moved_ = quiet_since_ = kNever;
+  if (state_ == State::kUp && queue_pair_->idle()) probe(now);
   if (queue_pair_->idle()) {
     last_moved_ = kNever;
   } else if (last_moved_ == kNever) {
@@ -247,9 +248,28 @@ bool VerbsRail::progress(Time now, EventSink& sink) {
   return any;
 }
 
+// An adapter only finds out that its peer is gone by sending something. A queue pair that waits for
+// the peer (credits, an answer) or has nothing to do sends a write of no bytes now and then: it
+// needs no receive, no region and no program at the other end.
+void VerbsRail::probe(Time now) {
+  if (quiet_since_ == kNever) {
+    quiet_since_ = now;
+  } else if (now - quiet_since_ >= probe_after()) {
+    quiet_since_ = kNever;
+    queue_pair_->add({.opcode = IBV_WR_RDMA_WRITE, .tag = QueuePair::kNoTag});
+    queue_pair_->ring();
+  }
+}
+
+Time VerbsRail::probe_after() const {
+  const Time idle = session_.tuning().probe;
+  return waiting_.empty() && control_.empty() ? idle : idle / 10;
+}
+
 Time VerbsRail::next_timer() const {
   if (state_ == State::kDown) return kNever;
   if (state_ == State::kBroken) return deadline_;
+  if (quiet_since_ != kNever) return quiet_since_ + probe_after();
   return last_moved_ == kNever ? kNever : last_moved_ + session_.tuning().stall;
 }
 

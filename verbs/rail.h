@@ -127,6 +127,8 @@ class VerbsRail final : public Rail, private QueuePairOwner {
   }
   void finish(Active& active, absl::Status status);
   void culprit(uint32_t tag, ibv_wc_status status);
+  void probe(Time now);
+  Time probe_after() const;
   bool move_on(Time now);
   void settle();
   void go_down(const absl::Status& why, const absl::Status& slices, bool closed);
@@ -163,8 +165,9 @@ class VerbsRail final : public Rail, private QueuePairOwner {
   bool settled_ = false;
   std::optional<uint64_t> peer_received_;
   uint64_t received_ = 0;
-  Time deadline_ = kNever;    // of the step under way
-  Time last_moved_ = kNever;  // of a completion, while work is in the queue
+  Time deadline_ = kNever;     // of the step under way
+  Time last_moved_ = kNever;   // of a completion, while work is in the queue
+  Time quiet_since_ = kNever;  // nothing is in the queue, and nothing has come
 };
 
 }  // namespace baton::verbs

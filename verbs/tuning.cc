@@ -74,6 +74,7 @@ absl::StatusOr<Tuning> read_tuning(const ProviderContext& context) {
   read.ms("verbs.hold_ms", tuning.hold);
   read.ms("verbs.settle_ms", tuning.settle);
   read.ms("verbs.connect_ms", tuning.connect);
+  read.ms("verbs.probe_ms", tuning.probe);
   if (!read.status().ok()) return read.status();
   // The adapter's own verdict comes first where it comes at all.
   tuning.stall = std::max(tuning.stall, 2 * tuning.detection());

@@ -33,6 +33,7 @@ struct Tuning {
   Time hold = std::chrono::seconds(1);    // a lost rail stays away that long
   Time settle = std::chrono::seconds(2);  // for the peer to say what a broken rail delivered
   Time connect = std::chrono::seconds(5);
+  Time probe = std::chrono::seconds(1);  // a quiet queue pair asks whether the peer is there
 
   // How long the adapter tries before it reports that a peer does not answer.
   Time detection() const;

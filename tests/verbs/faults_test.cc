@@ -1,5 +1,7 @@
 // Everything that can break under a rail: what the transfers on it come to, that nothing is lost or
 // repeated, and that the rail comes back.
+#include <algorithm>
+
 #include "tests/verbs/verbs_pair.h"
 
 namespace baton {
@@ -54,10 +56,11 @@ class Faults : public testing::Test {
     const size_t least = VerbsPair::kBytes / 4;
     return pair.fake->moved(0) - before[0] >= least && pair.fake->moved(1) - before[1] >= least;
   }
-  const VerbsPair::Settings quick_ = {{"verbs.timeout", "8"},
-                                      {"verbs.hold_ms", "20"},
-                                      {"verbs.stall_ms", "50"},
-                                      {"verbs.settle_ms", "50"}};
+  using Settings = VerbsPair::Settings;
+  const Settings quick_ = {{"verbs.timeout", "8"},
+                           {"verbs.hold_ms", "20"},
+                           {"verbs.stall_ms", "50"},
+                           {"verbs.settle_ms", "50"}};
 };
 
 TEST_F(Faults, TransfersAreStripedOverAllDevices) {
@@ -89,6 +92,58 @@ TEST_F(Faults, ACableThatIsPulledIsFoundOutByRetries) {
   pair.fake->set_cable(1, true);
   pair.steps(30'000);
   EXPECT_TRUE(both_carry(pair)) << "the rail did not come back";
+}
+
+// Its adapter has taken all that there were receives for; its program will never give credits back,
+// or say where its region is. Nothing of ours is under way then, so no retry can fail.
+TEST_F(Faults, APeerThatLosesItsPowerWhileItOwesAnAnswer) {
+  Settings settings = quick_;
+  settings.emplace_back("verbs.probe_ms", "100");
+  for (const bool region_known : {true, false}) {
+    SCOPED_TRACE(region_known);
+    VerbsPair pair({.devices = 2}, settings);
+    ASSERT_TRUE(pair.connect());
+    if (region_known) {
+      EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+    }
+    std::vector<TransferId> ids;
+    for (int i = 0; i < 1000; ++i) {
+      TransferRequest told = pair.request(Op::kWrite, 64);
+      told.notify = "look";
+      ids.push_back(*pair.a.worker->submit(told));
+    }
+    const auto alone = [&](Time how_long) {
+      for (const Time end = pair.clock.now() + how_long; pair.clock.now() < end;) {
+        pair.a.worker->progress();
+        pair.clock.advance(pair.tick);
+      }
+    };
+    alone(milliseconds(20));
+    const auto open = [&] {
+      return static_cast<size_t>(std::count_if(ids.begin(), ids.end(), [&](TransferId id) {
+        return !ended(*pair.a.worker->state(id));
+      }));
+    };
+    EXPECT_EQ(open() < ids.size(), region_known);
+    ASSERT_GT(open(), 0u) << "credits never end";
+    for (size_t device : {0, 1}) pair.fake->set_cable(device, false);
+    // A tenth of probe_ms, the adapter's retries, and what both ends would have to settle.
+    alone(milliseconds(10) + 8 * milliseconds(2) + milliseconds(2 * 50));
+    EXPECT_EQ(open(), 0u);
+    for (TransferId id : ids) EXPECT_TRUE(pair.a.worker->release(id).ok());
+    EXPECT_NE(pair.a.worker->peer_state(pair.a.peer), PeerState::kUp);
+  }
+}
+
+// With nothing to send at all.
+TEST_F(Faults, AQuietPeerThatLosesItsPowerIsMissedToo) {
+  Settings settings = quick_;
+  settings.emplace_back("verbs.probe_ms", "100");
+  VerbsPair pair({.devices = 2}, settings);
+  ASSERT_TRUE(pair.connect());
+  for (size_t device : {0, 1}) pair.fake->set_cable(device, false);
+  EXPECT_TRUE(pair.drive([&] { return pair.a.worker->peer_state(pair.a.peer) != PeerState::kUp; },
+                         milliseconds(300)));
 }
 
 TEST_F(Faults, WorkThatHangsIsGivenUp) {
