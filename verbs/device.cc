@@ -112,6 +112,7 @@ absl::StatusOr<std::unique_ptr<Device>> Device::open(const VerbsApi& api, ibv_de
 }
 
 Device::~Device() {
+  undertaker_.reset();
   for (ibv_mr* region : regions_) {
     if (region != nullptr) api_.ibv_dereg_mr(region);
   }
@@ -256,8 +257,8 @@ bool Device::next_completion_event() const {
   ibv_cq* queue = nullptr;
   void* context = nullptr;
   if (api_.ibv_get_cq_event(channel_, &queue, &context) != 0) return false;
-  api_.ibv_ack_cq_events(queue, 1);
   *static_cast<bool*>(context) = false;  // no longer armed
+  api_.ibv_ack_cq_events(queue, 1);      // and only now may the queue go, and the flag with it
   return true;
 }
 

@@ -12,6 +12,7 @@
 #include "verbs/gid.h"
 #include "verbs/receive_pool.h"
 #include "verbs/tuning.h"
+#include "verbs/undertaker.h"
 #include "verbs/verbs_api.h"
 
 namespace baton::verbs {
@@ -50,6 +51,8 @@ class Device {
   // NUMA node, Locality::kUnknown where it has none.
   int node() const { return node_; }
   void set_node(int node) { node_ = node; }
+  // Where its queue pairs end.
+  Undertaker& undertaker() { return *undertaker_; }
   bool dead() const { return dead_; }
   void set_dead() { dead_ = true; }
 
@@ -93,6 +96,7 @@ class Device {
   ibv_pd* pd_ = nullptr;
   ibv_comp_channel* channel_ = nullptr;
   std::unique_ptr<ReceivePool> receive_pool_;
+  std::unique_ptr<Undertaker> undertaker_ = std::make_unique<Undertaker>();
   ibv_device_attr attributes_{};
   std::vector<ibv_mr*> regions_;
   size_t pinned_bytes_ = 0;  // of the worker's regions

@@ -65,7 +65,7 @@ absl::Status QueuePair::make() {
   registration_ = *registration;
 
   completions_ = api_.ibv_create_cq(port_.device->context(), static_cast<int>(depth_ + most),
-                                    &armed_, port_.device->channel(), 0);
+                                    armed_.get(), port_.device->channel(), 0);
   if (completions_ == nullptr) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "%s: no completion queue of %u entries (%s); lower verbs.send_depth, or close some of the "
@@ -121,21 +121,56 @@ QueuePair::~QueuePair() {
   std::free(memory_);
 }
 
-void QueuePair::destroy() {
-  broken_ = true;
-  if (pool_ != nullptr && completions_ != nullptr && queue_pair_ != nullptr) {
-    // What it has taken from the pool goes back there.
-    if (!erred_) break_off();
+// Takes what completes, for a while, and gives nobody word of it. What this queue pair has taken
+// from the pool goes back there. True once the adapter has reported all that was posted.
+bool QueuePair::flush() {
+  constexpr int kPolls = 20'000;  // a fraction of a millisecond, where nothing comes
+  uint64_t sent = first_;
+  uint32_t receives = posted_receives_;
+  for (int poll = 0; poll < kPolls; ++poll) {
     ibv_wc completion;
-    while (ibv_poll_cq(completions_, 1, &completion) == 1) {
-      if ((completion.wr_id & kReceiveId) == 0) continue;
+    const int count = ibv_poll_cq(completions_, 1, &completion);
+    if (count < 0) return false;
+    if (count == 0) {
+      if (sent >= handed_ && (pool_ != nullptr || receives == 0)) return true;
+      continue;
+    }
+    if ((completion.wr_id & kReceiveId) == 0) {
+      sent = std::max(sent, completion.wr_id + 1);
+    } else if (pool_ != nullptr) {
       const auto index = static_cast<uint32_t>(completion.wr_id & ~kReceiveId);
       pool_->post(&index, 1);
+    } else {
+      --receives;
     }
   }
+  return false;
+}
+
+void QueuePair::destroy() {
+  const bool troubled = std::exchange(broken_, true);
+  bool flushed = false;
+  if (queue_pair_ != nullptr && completions_ != nullptr) {
+    if (!erred_) break_off();
+    flushed = flush();
+  }
   if (pool_ != nullptr) pool_->take_back(std::exchange(window_, 0));
-  if (queue_pair_ != nullptr) api_.ibv_destroy_qp(std::exchange(queue_pair_, nullptr));
-  if (completions_ != nullptr) api_.ibv_destroy_cq(std::exchange(completions_, nullptr));
+  ibv_qp* const queue_pair = std::exchange(queue_pair_, nullptr);
+  ibv_cq* const completions = std::exchange(completions_, nullptr);
+  if (!flushed || !troubled) {
+    if (queue_pair != nullptr) api_.ibv_destroy_qp(queue_pair);
+    if (completions != nullptr) api_.ibv_destroy_cq(completions);
+    return;
+  }
+  // With all that the adapter may still look at.
+  port_.device->undertaker().bury(
+      [&api = api_, queue_pair, completions, registration = std::exchange(registration_, nullptr),
+       memory = std::exchange(memory_, nullptr), armed = std::shared_ptr<bool>(std::move(armed_))] {
+        api.ibv_destroy_qp(queue_pair);
+        api.ibv_destroy_cq(completions);
+        if (registration != nullptr) api.ibv_dereg_mr(registration);
+        std::free(memory);
+      });
 }
 
 absl::Status QueuePair::modify(ibv_qp_attr& attributes, int mask, const char* to) const {
@@ -386,8 +421,8 @@ uint32_t QueuePair::give_back(uint32_t owed) {
 }
 
 bool QueuePair::arm() {
-  if (armed_ || completions_ == nullptr) return true;
-  armed_ = ibv_req_notify_cq(completions_, 0) == 0;
+  if (completions_ == nullptr || *armed_) return true;
+  *armed_ = ibv_req_notify_cq(completions_, 0) == 0;
   return false;
 }
 

@@ -102,8 +102,8 @@ class QueuePair {
   void break_off();  // to the error state, where everything posted flushes
   bool broken() const { return broken_; }
   bool drained() const { return idle() && (pool_ != nullptr ? closed_ : posted_receives_ == 0); }
-  // Destroys it: afterwards the adapter touches no memory for it. For a queue pair that does not
-  // drain, or that is not waited for.
+  // Ends it: afterwards the adapter touches no memory for it. One that has broken, and flushes at
+  // once, is destroyed later by the device's undertaker; any other here and now.
   void destroy();
 
   bool is(const ibv_qp* queue_pair) const { return queue_pair_ == queue_pair; }
@@ -132,6 +132,7 @@ class QueuePair {
   void add_record(ibv_send_wr& request, const Record& record);
   ibv_send_wr& next_request();
   void complete(QueuePairOwner& owner, ibv_wc_status status);
+  bool flush();
   void on_sent(QueuePairOwner& owner, const ibv_wc& completion);
 
   const Port& port_;
@@ -154,7 +155,8 @@ class QueuePair {
   ibv_qp* queue_pair_ = nullptr;
   ibv_mr* registration_ = nullptr;
   std::byte* memory_ = nullptr;  // kMessageSlots + receives_ slots
-  bool armed_ = false;           // written by Device::next_completion_event()
+  std::unique_ptr<bool> armed_ =
+      std::make_unique<bool>();  // Device::next_completion_event() clears
   bool broken_ = false;
   bool erred_ = false;   // told to be in the error state
   bool closed_ = false;  // and what came before has been seen; what comes later does not count

@@ -46,8 +46,12 @@ void VerbsRail::culprit(uint32_t tag, ibv_wc_status status) {
       active->refused = true;
       return fail(absl::UnavailableError(why.message()), false);
     }
-    case IBV_WC_LOC_LEN_ERR:
+    // rdma_rxe says so when the interface refuses a packet: no fault of the work request.
     case IBV_WC_LOC_QP_OP_ERR:
+      return fail(absl::UnavailableError(absl::StrFormat(
+                      "this adapter could not send %s (status %u): check the link", where, status)),
+                  true);
+    case IBV_WC_LOC_LEN_ERR:
     case IBV_WC_LOC_PROT_ERR: {
       const absl::Status why = absl::InternalError(
           absl::StrFormat("this adapter refused a work request %s (status %u)", where, status));

@@ -22,7 +22,7 @@ struct Tuning {
   size_t slice_bytes = 1 << 20;
   size_t inflight_bytes = 4 << 20;  // per queue pair: what a cancel has to wait for
   uint8_t timeout = 14;             // 4.096 us * 2^timeout per attempt
-  uint8_t retry_count = 7;
+  uint8_t retry_count = 6;          // rdma_rxe takes 7 for "for ever"
   uint8_t rnr_retry = 3;
   uint8_t rd_atomic = 16;
   uint8_t traffic_class = 0;
