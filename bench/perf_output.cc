@@ -64,7 +64,9 @@ std::string header_text(const PerfOptions& options, const PerfHeader& header) {
       &out, absl::StrFormat(" Dual-port       : OFF\t\tDevice         : %s\n", device_of(options)),
       absl::StrFormat(" Number of qps   : %d\t\tTransport type : %s\n", options.streams,
                       options.client_provider()),
-      " Connection type : RC\t\tUsing SRQ      : OFF\n",
+      absl::StrFormat(" Connection type : RC\t\tUsing SRQ      : %s\n",
+                      on(options.client_provider() == "verbs" &&
+                         !has_setting(options, "verbs.shared_receives"))),
       absl::StrFormat(" PCIe relax order: %s\n",
                       on(!has_setting(options, "verbs.relaxed_ordering"))));
   absl::StrAppend(&out, absl::StrFormat(" TX depth        : %d\n", lat ? 1 : options.depth));

@@ -76,8 +76,9 @@ absl::StatusOr<Tuning> read_tuning(const ProviderContext& context) {
   read.ms("verbs.connect_ms", tuning.connect);
   read.ms("verbs.probe_ms", tuning.probe);
   if (!read.status().ok()) return read.status();
-  // The adapter's own verdict comes first where it comes at all.
-  tuning.stall = std::max(tuning.stall, 2 * tuning.detection());
+  // The adapter's own verdict comes first where it comes at all: an attempt may take it four times
+  // as long as it was told (InfiniBand specification, 9.7.6.1.3).
+  tuning.stall = std::max(tuning.stall, 4 * tuning.detection());
   return tuning;
 }
 

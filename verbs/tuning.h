@@ -29,7 +29,7 @@ struct Tuning {
   uint8_t service_level = 0;
   bool relaxed_ordering = true;
   bool rdma_cm = false;                   // connects queue pairs
-  Time stall = std::chrono::seconds(10);  // a work request that takes longer hangs
+  Time stall = std::chrono::seconds(2);   // a work request that takes longer hangs
   Time hold = std::chrono::seconds(1);    // a lost rail stays away that long
   Time settle = std::chrono::seconds(2);  // for the peer to say what a broken rail delivered
   Time connect = std::chrono::seconds(5);

@@ -97,7 +97,7 @@ const std::vector<Case>& cases() {
        .injected = "the target's machine loses its power",
        .there = "poweroff",
        .outcome = Outcome::kLost,
-       .predicted = kRetriesExceeded,
+       .predicted = kWatchdog,
        .same_peer_after = false},
   };
   return *all;

@@ -40,6 +40,9 @@ inline constexpr size_t kBytes = kPieces * kPieceBytes;
 
 // The queue pairs' timeout and retries of both sides: 4.096 us * 2^14 * (6 + 1).
 inline constexpr Time kRetriesExceeded = std::chrono::nanoseconds(4096LL * (1 << 14) * 7);
+// `verbs.stall_ms`: packets for a machine that is gone wait for its address in the kernel, and rxe
+// does not count those as tries.
+inline constexpr Time kWatchdog = std::chrono::seconds(2);
 inline constexpr Time kPieceDeadline = std::chrono::seconds(1);  // where Outcome::kInTime
 
 WorkerOptions worker_options(const std::string& name, const std::string& host);
