@@ -28,7 +28,7 @@ void UcxRail::send_control(const Frame& frame, std::string_view message) {
   char* out = packet->data.get();
   outbound_.encode(out);
   tcp::encode_header(frame, out + Envelope::kBytes);
-  std::memcpy(out + kHead, message.data(), message.size());
+  message.copy(out + kHead, message.size());
   shared_->engine->send(*endpoint_, packet, bytes);
 }
 
@@ -135,7 +135,7 @@ void UcxRail::send_write(Slot& slot) {
     if (slot.framed + frame.bytes == slot.bytes()) {
       frame.flags = tcp::kLast;
       frame.text = static_cast<uint32_t>(notify.size());
-      std::memcpy(out + used, notify.data(), notify.size());
+      notify.copy(out + used, notify.size());
       used += notify.size();
     }
     for (size_t copied = 0; copied < frame.bytes && again.next(piece, frame.bytes - copied);
