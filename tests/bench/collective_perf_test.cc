@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -17,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/temporary_folder.h"
 
 namespace baton::bench {
 namespace {
@@ -61,12 +61,6 @@ Ran run(
   const auto status = child->wait(std::chrono::minutes(2));
   if (status.ok()) ran.status = *status;
   return ran;
-}
-
-std::string temporary(const std::string& name) {
-  const auto path = std::filesystem::path(testing::TempDir()) / name;
-  std::filesystem::remove(path);
-  return path.string();
 }
 
 TEST(CollectivePerf, EveryCollectiveIsRightInAndOutOfPlace) {
@@ -119,8 +113,8 @@ TEST(CollectivePerf, OptionsChangeHowItRunsAndNotWhatComesOut) {
 }
 
 TEST(CollectivePerf, WritesBothFiles) {
-  const std::string ours = temporary("collective_perf_rows.jsonl");
-  const std::string theirs = temporary("collective_perf_nccl.json");
+  const TemporaryFolder folder;
+  const std::string ours = folder.path("rows.jsonl"), theirs = folder.path("nccl.json");
   const Ran ran = run(all_gather_perf_main, {"--ranks", "2", "-b", "1K", "-e", "2K", "-f", "2",
                                              "-n", "2", "--no-pin", "--json", ours, "-J", theirs});
   ASSERT_EQ(ran.status, 0) << ran.out;
@@ -139,8 +133,6 @@ TEST(CollectivePerf, WritesBothFiles) {
   EXPECT_EQ(document["results"].size(), 2u);
   EXPECT_EQ(document["config"]["devices"].size(), 2u);
   EXPECT_EQ(document["out_of_bounds"]["count"], 0);
-  std::filesystem::remove(ours);
-  std::filesystem::remove(theirs);
 }
 
 TEST(CollectivePerf, OneRankFromTheEnvironment) {

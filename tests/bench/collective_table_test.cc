@@ -1,14 +1,13 @@
 // Sizes, bandwidths, rows and documents as nccl-tests has them.
 #include "bench/collective_perf_table.h"
 
-#include <filesystem>
-#include <fstream>
 #include <sstream>
 
 #include "bench/collective_perf_json.h"
 #include "bench/rivals/rivals.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/temporary_folder.h"
 
 namespace baton::bench {
 namespace {
@@ -226,15 +225,13 @@ TEST(CollectiveJson, TheDocumentOfNcclTests) {
 }
 
 TEST(CollectiveJson, NothingIsOverwritten) {
-  const auto path = std::filesystem::path(testing::TempDir()) / "collective_table_test.json";
-  std::filesystem::remove(path);
-  const auto first = write_new_file(path.string(), Json::object());
-  const auto second = write_new_file(path.string(), Json::object());
+  const TemporaryFolder folder;
+  const std::string path = folder.path("table.json");
+  const auto first = write_new_file(path, Json::object());
+  const auto second = write_new_file(path, Json::object());
   ASSERT_TRUE(first.ok() && second.ok());
-  EXPECT_EQ(*first, path.string());
-  EXPECT_EQ(*second, path.string() + ".0");
-  std::filesystem::remove(*first);
-  std::filesystem::remove(*second);
+  EXPECT_EQ(*first, path);
+  EXPECT_EQ(*second, path + ".0");
   EXPECT_THAT(std::string(write_new_file("/nonexistent/x", {}).status().message()),
               HasSubstr("/nonexistent/x"));
 }

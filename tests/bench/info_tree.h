@@ -1,47 +1,29 @@
 // A folder that looks like /proc and /sys of some machine.
 #pragma once
 
-#include <unistd.h>
-
 #include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "bench/info_root.h"
-#include "gtest/gtest.h"
+#include "tests/temporary_folder.h"
 
 namespace baton::bench {
 
 class FakeTree {
  public:
-  FakeTree() {
-    std::string name = (std::filesystem::path(testing::TempDir()) / "baton-tree-XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    path_ = name;
-  }
-  ~FakeTree() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  FakeTree(const FakeTree&) = delete;
-  FakeTree& operator=(const FakeTree&) = delete;
-
-  SystemRoot root() const { return SystemRoot(path_); }
-  const std::string& path() const { return path_; }
+  SystemRoot root() const { return SystemRoot(folder_.path()); }
+  const std::string& path() const { return folder_.path(); }
 
   FakeTree& file(const std::string& path, const std::string& text) {
-    const std::filesystem::path whole = path_ + path;
-    std::filesystem::create_directories(whole.parent_path());
-    std::ofstream(whole) << text << "\n";
+    folder_.file(path, text);
     return *this;
   }
   // A relative link, as sysfs has them: both paths are absolute on the fake machine.
   FakeTree& link(const std::string& path, const std::string& target) {
-    const std::filesystem::path whole = path_ + path;
+    const std::filesystem::path whole = folder_.path(path), aim = folder_.path(target);
     std::filesystem::create_directories(whole.parent_path());
-    std::filesystem::create_directories(path_ + target);
-    std::filesystem::create_symlink(std::filesystem::relative(path_ + target, whole.parent_path()),
-                                    whole);
+    std::filesystem::create_directories(aim);
+    std::filesystem::create_symlink(std::filesystem::relative(aim, whole.parent_path()), whole);
     return *this;
   }
 
@@ -90,7 +72,7 @@ class FakeTree {
   }
 
  private:
-  std::string path_;
+  TemporaryFolder folder_;
 };
 
 }  // namespace baton::bench

@@ -1,12 +1,12 @@
 // Percentiles, rows as JSON, tables.
 #include "bench/report.h"
 
-#include <filesystem>
 #include <fstream>
 #include <numeric>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/temporary_folder.h"
 
 namespace baton::bench {
 namespace {
@@ -68,11 +68,12 @@ TEST(Report, KeysThatDoNotApplyAreLeftOut) {
 }
 
 TEST(Report, WritesOneObjectPerLineAndReplacesWhatIsNoText) {
-  const auto path = std::filesystem::path(testing::TempDir()) / "rows.jsonl";
+  const TemporaryFolder folder;
+  const std::string path = folder.path("rows.jsonl");
   Row row;
   row.bench = "a";
   row.params["setting"] = "\xff\xfe";
-  ASSERT_TRUE(write_json(path.string(), {row, row}).ok());
+  ASSERT_TRUE(write_json(path, {row, row}).ok());
   std::ifstream file(path);
   int lines = 0;
   for (std::string line; std::getline(file, line); ++lines) {
@@ -81,7 +82,6 @@ TEST(Report, WritesOneObjectPerLineAndReplacesWhatIsNoText) {
     EXPECT_EQ(json["bench"], "a");
   }
   EXPECT_EQ(lines, 2);
-  std::filesystem::remove(path);
 }
 
 TEST(Report, AFileThatCannotBeWrittenIsNamed) {

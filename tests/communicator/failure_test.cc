@@ -5,13 +5,13 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
 
 #include "gmock/gmock.h"
 #include "tests/communicator/group.h"
+#include "tests/temporary_folder.h"
 
 namespace baton {
 namespace {
@@ -262,7 +262,8 @@ TEST_P(Failure, ARankThatLeftIsNamed) {
 
 TEST_P(Failure, TheFlightRecorderKnowsTheCall) {
   // Everybody else is told to write none.
-  const std::string prefix = testing::TempDir() + "baton_flight_" + std::to_string(getpid());
+  const TemporaryFolder folder;
+  const std::string prefix = folder.path("flight");
   const ChangedVariable variable("BATON_FLIGHT_RECORDER", prefix);
   run_group(2, options(), [&prefix](Communicator& comm) {
     ASSERT_EQ(sum(comm, 1000), absl::OkStatus());
@@ -276,7 +277,6 @@ TEST_P(Failure, TheFlightRecorderKnowsTheCall) {
     EXPECT_THAT(text(status), HasSubstr("its last events are in " + path));
     std::stringstream written;
     written << std::ifstream(path).rdbuf();
-    std::filesystem::remove(path);
     EXPECT_THAT(written.str(), AllOf(HasSubstr("all_reduce"), HasSubstr("abort")));
     EXPECT_THAT(comm.flight_record(), AllOf(HasSubstr("all_reduce #1"), HasSubstr("all_reduce #2"),
                                             HasSubstr("send"), HasSubstr("abort")));

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "tests/sim/cluster.h"
+#include "tests/temporary_folder.h"
 #include "transport/timeline.h"
 
 namespace baton {
@@ -133,11 +134,11 @@ TEST(Timeline, IsValidJsonForAnyName) {
 TEST(Timeline, WritesAFileOrSaysWhyNot) {
   Timeline timeline("p");
   timeline.add({"tx", "write", Time(0), Time(1), 1, 2});
-  const std::string path = testing::TempDir() + "timeline_test.json";
+  const TemporaryFolder folder;
+  const std::string path = folder.path("timeline.json");
   ASSERT_TRUE(timeline.write(path).ok());
   std::ifstream file(path);
   EXPECT_EQ(json::parse(file).at("traceEvents").size(), 3u);
-  std::remove(path.c_str());
   const absl::Status status = timeline.write("/nonexistent/folder/t.json");
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("/nonexistent/folder/t.json"));
 }

@@ -13,6 +13,7 @@
 #include "engine/model/model.h"
 #include "engine/model/safetensors.h"
 #include "engine/model/test_model.h"
+#include "tests/temporary_folder.h"
 
 namespace baton {
 namespace {
@@ -21,19 +22,13 @@ using ::testing::HasSubstr;
 
 class CheckpointTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = ::testing::TempDir() + "checkpoint_" +
-              ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::filesystem::remove_all(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::string error() const {
     auto checkpoint = load_checkpoint(folder_);
     EXPECT_FALSE(checkpoint.ok());
     return checkpoint.ok() ? "" : std::string(checkpoint.status().message());
   }
-  std::string folder_;
+  const TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path("checkpoint");  // not there yet
 };
 
 TEST_F(CheckpointTest, NamesAndShapesAreHuggingFaces) {

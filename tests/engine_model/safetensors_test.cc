@@ -10,13 +10,18 @@
 #include <vector>
 
 #include "engine/model/files.h"
+#include "tests/temporary_folder.h"
 
 namespace baton {
 namespace {
 
 using ::testing::HasSubstr;
 
-std::string temporary(const std::string& name) { return ::testing::TempDir() + name; }
+// In a folder of this program.
+std::string temporary(const std::string& name) {
+  static const TemporaryFolder folder;
+  return folder.path(name);
+}
 
 std::string image(const std::string& header, size_t data_bytes) {
   std::string bytes(8, '\0');
@@ -131,7 +136,6 @@ TEST(Safetensors, WriterRefusesWhatItWouldWriteWrong) {
 
 TEST(Files, WritesAtomicallyAndLeavesNothingBehindOnFailure) {
   const std::string folder = temporary("atomic");
-  std::filesystem::remove_all(folder);
   ASSERT_TRUE(make_directories(folder + "/a/b").ok());
   ASSERT_TRUE(write_file_atomically(folder + "/a/b/f", "one").ok());
   ASSERT_TRUE(write_file_atomically(folder + "/a/b/f", "two").ok());

@@ -1,7 +1,6 @@
 // Sharded checkpoints: resuming on any number of ranks, and everything that can be wrong with one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -9,6 +8,7 @@
 #include "engine/model/files.h"
 #include "engine/train/sharded_checkpoint.h"
 #include "tests/engine_train/train_fixture.h"
+#include "tests/temporary_folder.h"
 
 namespace baton {
 namespace {
@@ -34,12 +34,6 @@ ShardState shard(int64_t steps, int rank, int ranks) {
 
 class Checkpoints : public Test {
  protected:
-  void SetUp() override {
-    directory_ = ::testing::TempDir() + "baton-checkpoint-" + std::to_string(getpid());
-    fs::remove_all(directory_);
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-
   void write(int64_t steps, int ranks) {
     CheckpointManifest manifest{"", steps, kParameters, kIdentity, {}};
     for (int rank = 0; rank < ranks; ++rank) {
@@ -68,7 +62,8 @@ class Checkpoints : public Test {
     EXPECT_TRUE(read_shard(*manifest, 0).ok());
   }
 
-  std::string directory_;
+  const TemporaryFolder folder_;
+  const std::string directory_ = folder_.path("checkpoints");  // not there yet
 };
 
 TEST_F(Checkpoints, ReadBackWhatWasWritten) {

@@ -11,6 +11,7 @@
 #include "engine/train/sharded_checkpoint.h"
 #include "engine/train/train_run.h"
 #include "tests/engine_train/train_fixture.h"
+#include "tests/temporary_folder.h"
 
 namespace baton {
 namespace {
@@ -38,13 +39,6 @@ struct Kill {
 
 class Recovery : public ::testing::Test {
  protected:
-  void SetUp() override {
-    directory_ = ::testing::TempDir() + "baton-recovery-" + std::to_string(getpid());
-    fs::remove_all(directory_);
-    ASSERT_TRUE(make_directories(directory_).ok());
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-
   RunOptions options() {
     RunOptions run;
     run.trainer = tiny_options(kSteps);
@@ -93,8 +87,8 @@ class Recovery : public ::testing::Test {
     EXPECT_EQ(weights, expected);
   }
 
-  std::string weights_file() const { return directory_ + "/weights"; }
-  std::string directory_;
+  std::string weights_file() const { return folder_.path("weights"); }
+  const TemporaryFolder folder_;
 };
 
 TEST_F(Recovery, NothingHappens) {
@@ -124,7 +118,7 @@ TEST_F(Recovery, BeforeTheFirstCopyEverybodyBeginsAgain) {
 TEST_F(Recovery, FromACheckpointWhereNoPeerHoldsACopy) {
   RunOptions run = options();
   run.copy_every = 100;
-  run.checkpoint_dir = directory_ + "/checkpoints";
+  run.checkpoint_dir = folder_.path("checkpoints");
   run.checkpoint_every = 3;
   EXPECT_EQ(train(2, run, {{1, 6}}), 0);
   expect_undisturbed(2);

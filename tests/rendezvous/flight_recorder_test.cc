@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "collectives/flight_dump.h"
+#include "tests/temporary_folder.h"
 
 namespace baton::collectives {
 namespace {
@@ -131,7 +132,8 @@ TEST(FlightDump, HasANameOfItsOwnForEveryUserGroupAndRank) {
 TEST(FlightDump, IsJsonOfThisUserAndReplacesTheLastOne) {
   FlightRecorder recorder(0, 8);
   recorder.record(numbered(1));
-  const std::string path = testing::TempDir() + "flight_" + std::to_string(getpid());
+  const TemporaryFolder folder;
+  const std::string path = folder.path("flight");
   for (int round = 0; round < 2; ++round) {
     EXPECT_EQ(dump_flight_record(recorder, path), "; its last events are in " + path);
     const auto json = nlohmann::json::parse(std::ifstream(path));
@@ -147,8 +149,6 @@ TEST(FlightDump, IsJsonOfThisUserAndReplacesTheLastOne) {
   EXPECT_THAT(dump_flight_record(recorder, link), testing::HasSubstr("could not be written"));
   EXPECT_THAT(dump_flight_record(recorder, "/no/such/directory/x"),
               testing::HasSubstr("BATON_FLIGHT_RECORDER"));
-  unlink(link.c_str());
-  unlink(path.c_str());
 }
 
 }  // namespace

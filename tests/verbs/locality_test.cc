@@ -1,11 +1,7 @@
 // Where devices and memory are, as sysfs and hwloc tell it, and that the near rail gets more.
 #include "verbs/locality.h"
 
-#include <stdlib.h>
-
-#include <filesystem>
-#include <fstream>
-
+#include "tests/temporary_folder.h"
 #include "tests/verbs/verbs_pair.h"
 
 namespace baton {
@@ -14,30 +10,8 @@ namespace {
 using testing::HasSubstr;
 using verbs::Locality;
 
-class Tree {
- public:
-  Tree() {
-    std::string name = (std::filesystem::path(testing::TempDir()) / "baton-node-XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    path_ = name;
-  }
-  ~Tree() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  Tree& file(const std::string& path, const std::string& text) {
-    std::filesystem::create_directories(std::filesystem::path(path_ + path).parent_path());
-    std::ofstream(path_ + path) << text << "\n";
-    return *this;
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 TEST(Locality, SysfsTellsNodesOfDevicesAndDistances) {
-  Tree tree;
+  TemporaryFolder tree;
   tree.file("/sys/class/infiniband/mlx5_0/device/numa_node", "0")
       .file("/sys/class/infiniband/mlx5_1/device/numa_node", "1")
       .file("/sys/class/infiniband/mlx5_2/device/numa_node", "-1")
@@ -58,7 +32,7 @@ TEST(Locality, SysfsTellsNodesOfDevicesAndDistances) {
 }
 
 TEST(Locality, MemoryOfThisProcessIsOnSomeNodeOrUnknown) {
-  Tree tree;
+  TemporaryFolder tree;
   tree.file("/sys/devices/system/node/node1/distance", "10 10");
   const std::vector<char> memory(1 << 20, 1);
   // Node 0 on a machine of one, where the kernel may be asked at all.
