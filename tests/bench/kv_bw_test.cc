@@ -1,16 +1,12 @@
 // `baton kv_bw` as a user runs it: rows of every provider, two processes, exit statuses.
-#include <unistd.h>
-
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
-#include "bench/child_process.h"
-#include "bench/report.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/bench/command.h"
+#include "tests/temporary_folder.h"
 #include "tests/usable_provider.h"
 #include "transport/provider.h"
 
@@ -19,49 +15,11 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr Time kLimit = std::chrono::seconds(100);
-
-struct Ended {
-  int status = -1;
-  std::string output;  // both streams
-};
-
-std::vector<std::string> shell(const std::string& arguments) {
-  return {"sh", "-c", std::string("exec '") + BATON_COMMAND + "' " + arguments + " 2>&1"};
-}
-
-Ended baton(const std::string& arguments) {
-  Ended ended;
-  auto child = ChildProcess::spawn(-1, shell(arguments), {});
-  EXPECT_TRUE(child.ok()) << child.status();
-  while (true) {
-    const auto line = child->read_line(kLimit);
-    if (!line.ok()) break;
-    ended.output += *line + "\n";
-  }
-  const auto status = child->wait(kLimit);
-  if (status.ok()) ended.status = *status;
-  return ended;
-}
-
-std::string temporary(const std::string& name) {
-  return (std::filesystem::path(testing::TempDir()) / (std::to_string(getpid()) + name)).string();
-}
-
-std::vector<Json> rows_in(const std::string& path) {
-  std::vector<Json> rows;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    rows.push_back(Json::parse(line, nullptr, false));
-  }
-  std::filesystem::remove(path);
-  return rows;
-}
-
 using EveryProvider = OverEveryProvider<std::string>;
 
 TEST_P(EveryProvider, TinyRunsAreVerifiedAndWrittenAsJson) {
-  const std::string path = temporary("rows.jsonl");
+  const TemporaryFolder folder;
+  const std::string path = folder.path("rows.jsonl");
   for (const std::string work : {"--pages 64 --page-bytes 1000", "--layout contiguous --pages 64",
                                  "--model kjv --tokens 100 --tp 3:1"}) {
     const Ended ended = baton("kv_bw --op both --iters 3 --inflight 2 --provider " + GetParam() +
@@ -89,22 +47,16 @@ TEST_P(EveryProvider, TinyRunsAreVerifiedAndWrittenAsJson) {
 }
 
 TEST_P(EveryProvider, AListenerServesAnInitiatorElsewhere) {
-  auto listener = ChildProcess::spawn(-1, shell("kv_bw --listen 127.0.0.1:0 --once"), {});
-  ASSERT_TRUE(listener.ok()) << listener.status();
-  const auto line = listener->read_line(kLimit);
-  ASSERT_TRUE(line.ok()) << line.status();
-  const std::string where = line->substr(std::string("listening on ").size());
-  ASSERT_THAT(*line, HasSubstr("listening on 127.0.0.1:"));
-  const std::string path = temporary("listen.jsonl");
-  const Ended ended = baton("kv_bw " + where.substr(0, where.find(": ")) + " --provider " +
-                            GetParam() + " --op both --pages 8 --iters 2 --json " + path);
+  ChildProcess listener = start("kv_bw --listen 127.0.0.1:0 --once");
+  const TemporaryFolder folder;
+  const std::string path = folder.path("listen.jsonl");
+  const Ended ended = baton("kv_bw " + address_of(listener) + " --provider " + GetParam() +
+                            " --op both --pages 8 --iters 2 --json " + path);
   EXPECT_EQ(ended.status, 0) << ended.output;
   const std::vector<Json> rows = rows_in(path);
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[1]["verified"], true);
-  const auto status = listener->wait(kLimit);
-  ASSERT_TRUE(status.ok()) << status.status();
-  EXPECT_EQ(*status, 0);
+  EXPECT_EQ(end_of(listener).status, 0);
 }
 
 std::vector<std::string> names() {
@@ -138,12 +90,8 @@ TEST(KvBw, NobodyListeningIsSaid) {
 }
 
 TEST(KvBw, APortInUseIsSaid) {
-  auto listener = ChildProcess::spawn(-1, shell("kv_bw --listen 127.0.0.1:0"), {});
-  ASSERT_TRUE(listener.ok()) << listener.status();
-  const auto line = listener->read_line(kLimit);
-  ASSERT_TRUE(line.ok()) << line.status();
-  const std::string where = line->substr(std::string("listening on ").size());
-  const Ended ended = baton("kv_bw --listen " + where.substr(0, where.find(": ")));
+  ChildProcess listener = start("kv_bw --listen 127.0.0.1:0");
+  const Ended ended = baton("kv_bw --listen " + address_of(listener));
   EXPECT_EQ(ended.status, 1);
   EXPECT_THAT(ended.output, HasSubstr("in use"));
 }

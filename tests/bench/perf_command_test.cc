@@ -5,13 +5,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <filesystem>
+#include <algorithm>
+#include <charconv>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "bench/perf_plan.h"
-#include "perf_process.h"
+#include "gmock/gmock.h"
+#include "tests/bench/perf_server_fixture.h"
+#include "tests/temporary_folder.h"
 #include "transport/worker.h"
 
 namespace baton::bench {
@@ -21,20 +24,6 @@ using testing::HasSubstr;
 
 constexpr const char* kTests[] = {"write_bw",  "read_bw",  "send_bw",
                                   "write_lat", "read_lat", "send_lat"};
-
-std::string temporary(const std::string& name) {
-  return (std::filesystem::path(testing::TempDir()) / (std::to_string(getpid()) + name)).string();
-}
-
-std::vector<Json> rows_in(const std::string& path) {
-  std::vector<Json> rows;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    rows.push_back(Json::parse(line, nullptr, false));
-  }
-  std::filesystem::remove(path);
-  return rows;
-}
 
 void expect_sane(const Json& row, const std::string& test, const std::string& provider) {
   ASSERT_TRUE(row.is_object());
@@ -56,7 +45,8 @@ void expect_sane(const Json& row, const std::string& test, const std::string& pr
 class PerfOver : public testing::TestWithParam<const char*> {};
 
 TEST_P(PerfOver, EveryTestIsVerified) {
-  const std::string path = temporary("perf.jsonl"), provider = GetParam();
+  const TemporaryFolder folder;
+  const std::string path = folder.path("perf.jsonl"), provider = GetParam();
   for (const std::string test : kTests) {
     const bool bandwidth = test.find("_bw") != std::string::npos;
     for (const std::string extra :
@@ -73,7 +63,8 @@ TEST_P(PerfOver, EveryTestIsVerified) {
 }
 
 TEST_P(PerfOver, CountersTellArrivalToo) {
-  const std::string path = temporary("imm.jsonl"), provider = GetParam();
+  const TemporaryFolder folder;
+  const std::string path = folder.path("imm.jsonl"), provider = GetParam();
   for (const std::string test : {"write_bw", "write_lat"}) {
     const Ended ended = baton(test + " --write_with_imm --loopback --no_pin -n 50 --provider " +
                               provider + " --json " + path);
@@ -85,7 +76,8 @@ TEST_P(PerfOver, CountersTellArrivalToo) {
 }
 
 TEST_P(PerfOver, PercentilesByTimeToo) {
-  const std::string path = temporary("time.jsonl"), provider = GetParam();
+  const TemporaryFolder folder;
+  const std::string path = folder.path("time.jsonl"), provider = GetParam();
   for (const std::string test : {"read_bw", "send_lat"}) {
     const Ended ended = baton(test + " -s 512 -D 0.05 -f 0.005 --loopback --no_pin --provider " +
                               provider + " --json " + path);
@@ -101,13 +93,13 @@ INSTANTIATE_TEST_SUITE_P(Perf, PerfOver, testing::Values("shm", "tcp"),
                          [](const auto& provider) { return provider.param; });
 
 TEST(Perf, AllSizesInOneReport) {
-  const std::string path = temporary("all.json");
+  const TemporaryFolder folder;
+  const std::string path = folder.path("all.json");
   const Ended ended =
       baton("write_bw -a -n 5 --loopback --no_pin --provider shm --out_json_file " + path);
   ASSERT_EQ(ended.status, 0) << ended.output;
   std::ifstream file(path);
   const Json report = Json::parse(file, nullptr, false);
-  std::filesystem::remove(path);
   ASSERT_TRUE(report.is_object());
   ASSERT_EQ(report["results"].size(), 23u);
   for (size_t i = 0; i < 23; ++i) {
@@ -178,13 +170,15 @@ TEST_F(PerfServer, AClientSaysThatTheServerHasGone) {
 }
 
 TEST_F(PerfServer, OutlivesGarbage) {
+  uint16_t port = 0;
+  std::from_chars(where_.data() + where_.find(':') + 1, where_.data() + where_.size(), port);
   for (const std::string& garbage :
        {std::string(), std::string("GET / HTTP/1.0\r\n\r\n"), std::string(10000, '\xff')}) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     ASSERT_GE(fd, 0);
     sockaddr_in to{};
     to.sin_family = AF_INET;
-    to.sin_port = htons(port_);
+    to.sin_port = htons(port);
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
     [[maybe_unused]] const ssize_t put =
@@ -248,20 +242,14 @@ TEST_F(PerfServer, TellsAnotherBenchmarkWhatItIs) {
 
 TEST(Perf, AServerOfOneClientEnds) {
   ChildProcess server = start("write_bw --listen 127.0.0.1 -p 0 --once");
-  const std::string line = wait_for(server, "listening on ");
-  const size_t colon = line.find("127.0.0.1:");
-  ASSERT_NE(colon, std::string::npos);
-  const std::string where = line.substr(colon, line.find(' ', colon) - colon);
-  EXPECT_EQ(baton("read_bw --provider tcp -n 10 " + where).status, 0);
+  EXPECT_EQ(baton("read_bw --provider tcp -n 10 " + address_of(server)).status, 0);
   EXPECT_EQ(end_of(server).status, 0);
 }
 
 TEST(Perf, APortInUseIsSaid) {
   ChildProcess server = start("write_bw --listen 127.0.0.1 -p 0");
-  const std::string line = wait_for(server, "listening on 127.0.0.1:");
-  const size_t colon = line.find("127.0.0.1:") + 10;
-  const Ended ended =
-      baton("write_bw --listen 127.0.0.1 -p " + line.substr(colon, line.find(' ', colon) - colon));
+  const std::string where = address_of(server);
+  const Ended ended = baton("write_bw --listen 127.0.0.1 -p " + where.substr(where.find(':') + 1));
   EXPECT_EQ(ended.status, 1);
   EXPECT_THAT(ended.output, HasSubstr("in use"));
 }

@@ -8,7 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "perf_process.h"
+#include "gmock/gmock.h"
+#include "tests/bench/perf_server_fixture.h"
 
 namespace baton::bench {
 namespace {
@@ -78,7 +79,7 @@ size_t descriptors_of(pid_t pid) {
 }
 
 // Rows of the table, as a script would find them: lines that begin with a number.
-size_t rows_in(const std::string& output) {
+size_t table_rows(const std::string& output) {
   size_t rows = 0;
   for (const auto line : absl::StrSplit(output, '\n')) {
     const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
@@ -109,7 +110,7 @@ TEST_F(PerfServer, FiftyClientsInTurnAndNothingIsLeftBehind) {
     const size_t sizes = line.find(" -a") == std::string::npos ? 1
                          : line.find("send_") == 0             ? 16
                                                                : 23;
-    EXPECT_EQ(rows_in(ended.output), sizes) << ended.output;
+    EXPECT_EQ(table_rows(ended.output), sizes) << ended.output;
     EXPECT_THAT(ended.output, HasSubstr(" #bytes"));
   }
   EXPECT_LE(descriptors_of(server_.pid()), before);
@@ -126,7 +127,7 @@ TEST_F(PerfServer, FourClientsAtOnce) {
   for (ChildProcess& each : clients) {
     const Ended ended = end_of(each);
     EXPECT_EQ(ended.status, 0) << ended.output;
-    EXPECT_GE(rows_in(ended.output), 1u) << ended.output;
+    EXPECT_GE(table_rows(ended.output), 1u) << ended.output;
   }
   expect_alive();
   EXPECT_LE(descriptors_of(server_.pid()), before);

@@ -1,0 +1,59 @@
+// Starting `baton`, and reading what it says and writes.
+#include "tests/bench/command.h"
+
+#include <fstream>
+
+#include "gtest/gtest.h"
+
+namespace baton::bench {
+
+ChildProcess start(const std::string& arguments) {
+  auto child = ChildProcess::spawn(
+      -1, {"sh", "-c", std::string("exec '") + BATON_COMMAND + "' " + arguments + " 2>&1"}, {});
+  EXPECT_TRUE(child.ok()) << child.status();
+  return *std::move(child);
+}
+
+Ended end_of(ChildProcess& child) {
+  Ended ended;
+  while (true) {
+    const auto line = child.read_line(kLimit);
+    if (!line.ok()) break;
+    ended.output += *line + "\n";
+  }
+  if (const auto status = child.wait(kLimit); status.ok()) ended.status = *status;
+  return ended;
+}
+
+Ended baton(const std::string& arguments) {
+  ChildProcess child = start(arguments);
+  return end_of(child);
+}
+
+std::string wait_for(ChildProcess& child, const std::string& text) {
+  while (true) {
+    const auto line = child.read_line(kLimit);
+    EXPECT_TRUE(line.ok()) << "waiting for \"" << text << "\": " << line.status();
+    if (!line.ok() || line->find(text) != std::string::npos) return line.ok() ? *line : "";
+  }
+}
+
+std::string address_of(ChildProcess& server) {
+  const std::string line = wait_for(server, "listening on 127.0.0.1:");
+  const size_t begin = line.find("127.0.0.1:");
+  const size_t end = line.find_first_not_of("0123456789.:", begin);
+  std::string where = begin == std::string::npos ? "" : line.substr(begin, end - begin);
+  if (where.ends_with(':')) where.pop_back();  // the sentence goes on
+  return where;
+}
+
+std::vector<Json> rows_in(const std::string& path) {
+  std::vector<Json> rows;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    rows.push_back(Json::parse(line, nullptr, false));
+  }
+  return rows;
+}
+
+}  // namespace baton::bench

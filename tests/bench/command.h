@@ -1,0 +1,35 @@
+// The `baton` command as a process, as a user runs it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/child_process.h"
+#include "bench/report.h"
+
+namespace baton::bench {
+
+// How long these wait for a line, or for the end.
+inline constexpr Time kLimit = std::chrono::seconds(100);
+
+struct Ended {
+  int status = -1;     // of the exit; -1: it did not end in time
+  std::string output;  // both streams
+};
+
+// Starts `baton ARGUMENTS`, which a shell splits into words. Both streams go to its pipe.
+ChildProcess start(const std::string& arguments);
+// The rest of what it says, and how it ends.
+Ended end_of(ChildProcess& child);
+// Runs `baton ARGUMENTS` to its end.
+Ended baton(const std::string& arguments);
+
+// Reads until a line holds `text`: that line. Fails the test where none does.
+std::string wait_for(ChildProcess& child, const std::string& text);
+// Reads until a server says where it listens: "127.0.0.1:4711".
+std::string address_of(ChildProcess& server);
+
+// What --json wrote: one object per line; discarded values where a line is no JSON.
+std::vector<Json> rows_in(const std::string& path);
+
+}  // namespace baton::bench
