@@ -95,10 +95,7 @@ void broadcast(const Nodes& nodes, uint32_t root, uint32_t rank, Writer& w) {
   const uint32_t root_node = root / nodes.size;
   const Area own = rank == root ? kInputArea : kOutputArea;
   if (rank == root) {
-    for (uint32_t block = 0; block < nodes.size; ++block) {
-      const uint32_t to = nodes.owner(block, root_node);
-      if (to != root) w.send(to, input(block));
-    }
+    nodes.for_blocks_of_others([&](uint32_t block, uint32_t to) { w.send(to, input(block)); });
   }
   const Branch branch = rail_branch(nodes, root_node);
   nodes.for_own_blocks([&](uint32_t block) {
@@ -138,10 +135,8 @@ void reduce(const Nodes& nodes, uint32_t root, uint32_t rank, Writer& w) {
     if (rank != root) w.send(branch.root ? root : rail.rank(branch.parent), own);
   });
   if (rank != root) return;
-  for (uint32_t block = 0; block < nodes.size; ++block) {
-    const uint32_t from = nodes.owner(block, root_node);
-    if (from != root) w.receive(from, output(block));
-  }
+  nodes.for_blocks_of_others(
+      [&](uint32_t block, uint32_t from) { w.receive(from, output(block)); });
 }
 
 }  // namespace

@@ -44,6 +44,13 @@ struct Nodes {
   void for_own_blocks(F f) const {
     for (uint32_t block = local; block < size; block += members) f(block);
   }
+  // The blocks that others on our node own: f(block, owner).
+  template <typename F>
+  void for_blocks_of_others(F f) const {
+    for (uint32_t block = 0; block < size; ++block) {
+      if (block % members != local) f(block, owner(block, node));
+    }
+  }
 
   uint32_t ranks, size, count;  // of ranks; of a full node; of nodes
   uint32_t node, local;         // ours

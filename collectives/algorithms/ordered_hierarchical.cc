@@ -87,10 +87,8 @@ void reduce(const Nodes& nodes, uint32_t root, uint32_t rank, Writer& w) {
     if (rank != root) w.send(root, result);
   });
   if (rank != root) return;
-  for (uint32_t block = 0; block < nodes.size; ++block) {
-    const uint32_t from = nodes.owner(block, root_node);
-    if (from != root) w.receive(from, output(block));
-  }
+  nodes.for_blocks_of_others(
+      [&](uint32_t block, uint32_t from) { w.receive(from, output(block)); });
 }
 
 }  // namespace
