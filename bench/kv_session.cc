@@ -7,16 +7,14 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "bench/dialogue.h"
 #include "bench/kv_target.h"
 #include "bench/pattern.h"
 
 namespace baton::bench {
 namespace {
 
-constexpr Time kConnectTimeout = std::chrono::seconds(15);
-constexpr Time kAnswerTimeout = std::chrono::seconds(120);  // large memory takes time to fault in
+constexpr Time kStartTimeout = std::chrono::seconds(15);
 constexpr const char* kReady = "ready ";
 
 WorkerOptions worker_options(const char* name, const KvBwOptions& options) {
@@ -62,7 +60,7 @@ absl::StatusOr<std::unique_ptr<KvSession>> KvSession::open(const KvBwOptions& op
         ChildProcess::fork(cores.target, [&](int out) { return run_target(options, out); });
     if (!child.ok()) return child.status();
     session->target_ = *std::move(child);
-    const auto line = session->target_->read_line(kConnectTimeout);
+    const auto line = session->target_->read_line(kStartTimeout);
     if (!line.ok()) return line.status();
     const size_t prefix = std::string(kReady).size();
     if (line->compare(0, prefix, kReady) != 0) return absl::UnavailableError(*line);
@@ -74,63 +72,28 @@ absl::StatusOr<std::unique_ptr<KvSession>> KvSession::open(const KvBwOptions& op
   auto worker = Worker::create(std::move(mine));
   if (!worker.ok()) return worker.status();
   session->worker_ = *std::move(worker);
-  if (absl::Status status = session->connect(address, options.provider); !status.ok()) {
-    return status;
-  }
+  const auto peer =
+      connect_to_server(*session->worker_, address, options.provider, "`baton kv_bw --listen`");
+  if (!peer.ok()) return peer.status();
+  session->peer_ = *peer;
   return session;
 }
 
-absl::Status KvSession::connect(const std::string& address, const std::string& provider) {
-  const auto peer = worker_->connect(address, provider);
-  if (!peer.ok()) return peer.status();
-  peer_ = *peer;
-  const absl::Status status = worker_->wait_until(
-      [this] { return worker_->peer_state(peer_) != PeerState::kConnecting; }, kConnectTimeout);
-  if (!status.ok()) {
-    return absl::UnavailableError(absl::StrFormat(
-        "%s did not answer within %d s: is `baton kv_bw --listen` running there, and is its port "
-        "open?",
-        address, std::chrono::duration_cast<std::chrono::seconds>(kConnectTimeout).count()));
-  }
-  return worker_->peer_status(peer_);
-}
-
 KvSession::~KvSession() {
-  if (worker_ != nullptr && worker_->peer_state(peer_) == PeerState::kUp) {
-    if (const auto id = worker_->notify(peer_, R"({"do":"bye"})"); id.ok()) {
-      worker_->wait(*id, std::chrono::seconds(1)).IgnoreError();
-    }
-  }
+  if (worker_ != nullptr) say_bye(*worker_, peer_);
   pool_.reset();
   worker_.reset();
   if (target_) target_->wait(std::chrono::seconds(5)).IgnoreError();
 }
 
 absl::StatusOr<Json> KvSession::ask(const Json& question) {
-  if (absl::Status status = worker_->notify_detached(peer_, question.dump()); !status.ok()) {
-    return status;
-  }
-  Notification answer;
-  bool told = false;
-  const absl::Status status = worker_->wait_until(
-      [&] {
-        told = told || worker_->next_notification(answer);
-        return told || worker_->peer_state(peer_) == PeerState::kDown;
-      },
-      kAnswerTimeout);
-  if (!status.ok()) {
-    return absl::DeadlineExceededError("the target does not answer: is it another program?");
-  }
-  if (!told) return worker_->peer_status(peer_);
-  Json json = Json::parse(answer.payload, nullptr, false);
-  if (!json.is_object()) {
-    return absl::InvalidArgumentError("the target speaks another language: run the same release");
-  }
-  if (const auto error = json.find("error"); error != json.end() && error->is_string()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the target says: ", error->get<std::string>()));
-  }
-  return json;
+  const auto hear = [this](std::string& message) {
+    Notification next;
+    if (!worker_->next_notification(next)) return false;
+    message = std::move(next.payload);
+    return true;
+  };
+  return bench::ask(*worker_, peer_, question, hear);
 }
 
 size_t KvSession::remote_bytes() const {

@@ -66,7 +66,6 @@ class KvSession {
   };
 
   KvSession() = default;
-  absl::Status connect(const std::string& address, const std::string& provider);
   absl::StatusOr<Json> ask(const Json& question);
   absl::Status land(Flight& flight);
 

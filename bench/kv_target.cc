@@ -7,19 +7,12 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "bench/dialogue.h"
 #include "bench/pattern.h"
 #include "bench/workload.h"
 
 namespace baton::bench {
 namespace {
-
-Json error(const absl::Status& status) { return {{"error", std::string(status.message())}}; }
-
-// A member that is a string; "" where there is none.
-std::string text_of(const Json& object, const char* key) {
-  const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? it->get<std::string>() : std::string();
-}
 
 // One initiator and the memory it works on.
 class Guest {
@@ -31,7 +24,7 @@ class Guest {
   Json answer(const Json& request) {
     const std::string what = text_of(request, "do");
     if (what == "setup") return setup(request);
-    if (pool_ == nullptr) return error(absl::FailedPreconditionError("\"setup\" comes first"));
+    if (pool_ == nullptr) return refusal(absl::FailedPreconditionError("\"setup\" comes first"));
     const Layout& layout = source_ ? workload_->source() : workload_->target();
     const auto seed = request.find("seed");
     const uint64_t number =
@@ -42,10 +35,10 @@ class Guest {
       fill(block_.data, layout, number);
     } else if (what == "check") {
       if (absl::Status status = check(block_.data, block_.size, layout, number); !status.ok()) {
-        return error(status);
+        return refusal(status);
       }
     } else {
-      return error(absl::InvalidArgumentError(absl::StrCat("unknown request \"", what, "\"")));
+      return refusal(absl::InvalidArgumentError(absl::StrCat("unknown request \"", what, "\"")));
     }
     return {{"ok", true}};
   }
@@ -53,19 +46,19 @@ class Guest {
  private:
   Json setup(const Json& request) {
     const auto spec = WorkloadSpec::from_json(request.value("workload", Json()));
-    if (!spec.ok()) return error(spec.status());
+    if (!spec.ok()) return refusal(spec.status());
     auto workload = Workload::make(*spec);
-    if (!workload.ok()) return error(workload.status());
+    if (!workload.ok()) return refusal(workload.status());
     pool_.reset();
     workload_ = *std::move(workload);
     source_ = text_of(request, "role") == "source";
     const size_t bytes = source_ ? workload_->source_bytes() : workload_->target_bytes();
     auto pool = MemoryPool::create(worker_, {.slab_bytes = bytes});
-    if (!pool.ok()) return error(pool.status());
+    if (!pool.ok()) return refusal(pool.status());
     auto block = (*pool)->allocate(bytes);
-    if (!block.ok()) return error(block.status());
+    if (!block.ok()) return refusal(block.status());
     const auto region = worker_.remote_region(block->region);
-    if (!region.ok()) return error(region.status());
+    if (!region.ok()) return refusal(region.status());
     pool_ = *std::move(pool);
     block_ = *block;
     return {{"ok", true},
@@ -109,18 +102,18 @@ absl::Status serve_kv_target(Worker& worker, const KvTargetOptions& options) {
       }
       continue;
     }
-    const Json request = Json::parse(message.payload, nullptr, false);
+    const Json request = parse_message(message.payload);
     const bool known = guest != nullptr && message.peer == guest->peer();
     Json reply;
-    if (!request.is_object()) {
-      reply = error(absl::InvalidArgumentError("a request is a JSON object"));
+    if (request.is_null()) {
+      reply = refusal(absl::InvalidArgumentError("a request is a JSON object"));
     } else if (text_of(request, "do") == "bye") {
       if (!known) continue;
       leave();
       if (options.once) return absl::OkStatus();
       continue;
     } else if (guest != nullptr && !known) {
-      reply = error(absl::UnavailableError("another initiator is being served: try again later"));
+      reply = refusal(absl::UnavailableError("another initiator is being served: try again later"));
     } else {
       if (!known) guest = std::make_unique<Guest>(worker, message.peer);
       reply = guest->answer(request);

@@ -15,9 +15,7 @@ namespace baton::bench {
 namespace {
 
 using Verb = PerfTest::Verb;
-constexpr Time kConnectTimeout = std::chrono::seconds(15);
-constexpr Time kAnswerTimeout = std::chrono::seconds(120);  // large memory takes time to fault in
-constexpr Time kStalled = std::chrono::seconds(30);         // without a single message
+constexpr Time kStalled = std::chrono::seconds(30);  // without a single message
 constexpr Time kLiveEvery = std::chrono::seconds(1);
 constexpr size_t kLookEvery = 256;                 // idle rounds between looks at clock and peer
 constexpr size_t kMostVerified = size_t{1} << 30;  // more takes longer to check than to move
@@ -74,27 +72,13 @@ absl::StatusOr<std::unique_ptr<PerfClient>> PerfClient::open(const PerfOptions& 
   auto worker = Worker::create(std::move(mine));
   if (!worker.ok()) return with_remedy(worker.status(), provider);
   client->worker_ = *std::move(worker);
-  if (absl::Status status = client->connect(address); !status.ok()) {
-    return with_remedy(status, provider);
-  }
+  const auto peer =
+      connect_to_server(*client->worker_, address, provider,
+                        absl::StrFormat("`baton %s` without a HOST", options.test.name()));
+  if (!peer.ok()) return with_remedy(peer.status(), provider);
+  client->peer_ = *peer;
   if (absl::Status status = client->agree(say); !status.ok()) return status;
   return client;
-}
-
-absl::Status PerfClient::connect(const std::string& address) {
-  const auto peer = worker_->connect(address, options_.client_provider());
-  if (!peer.ok()) return peer.status();
-  peer_ = *peer;
-  const absl::Status status = worker_->wait_until(
-      [this] { return worker_->peer_state(peer_) != PeerState::kConnecting; }, kConnectTimeout);
-  if (!status.ok()) {
-    return absl::UnavailableError(absl::StrFormat(
-        "%s did not answer within %d s: is `baton %s` running there without a HOST, and is its "
-        "port open?",
-        address, std::chrono::duration_cast<std::chrono::seconds>(kConnectTimeout).count(),
-        options_.test.name()));
-  }
-  return worker_->peer_status(peer_);
 }
 
 absl::Status PerfClient::agree(const Say& say) {
@@ -104,8 +88,7 @@ absl::Status PerfClient::agree(const Say& say) {
   const auto ends = (*end)->describe();
   if (!ends.ok()) return ends.status();
   auto answer =
-      ask({{"do", "plan"}, {"speaks", kPerfProtocol}, {"plan", plan_.to_json()}, {"ends", *ends}},
-          kAnswerTimeout);
+      ask({{"do", "plan"}, {"speaks", kPerfProtocol}, {"plan", plan_.to_json()}, {"ends", *ends}});
   while (answer.ok() && answer->contains("wait")) {
     if (say) say(absl::StrCat(text_of(*answer, "wait"), ": waiting for our turn"));
     answer = ask(Json(), kNever);
@@ -117,11 +100,7 @@ absl::Status PerfClient::agree(const Say& say) {
 }
 
 PerfClient::~PerfClient() {
-  if (worker_ != nullptr && worker_->peer_state(peer_) == PeerState::kUp) {
-    if (const auto id = worker_->notify(peer_, R"({"do":"bye"})"); id.ok()) {
-      worker_->wait(*id, std::chrono::seconds(1)).IgnoreError();
-    }
-  }
+  if (worker_ != nullptr) say_bye(*worker_, peer_);
   end_.reset();
 }
 
@@ -140,33 +119,14 @@ bool PerfClient::drain() {
 }
 
 absl::StatusOr<Json> PerfClient::ask(const Json& question, Time timeout) {
-  if (!question.is_null()) {
-    const absl::Status status = worker_->notify_detached(peer_, question.dump());
-    if (!status.ok()) return status;
-  }
-  const absl::Status status = worker_->wait_until(
-      [&] {
-        drain();
-        return !control_.empty() || worker_->peer_state(peer_) == PeerState::kDown;
-      },
-      timeout);
-  if (!status.ok()) {
-    return absl::DeadlineExceededError(
-        "the server does not answer: is it a server of this test, and is it still alive?");
-  }
-  if (control_.empty()) {
-    return absl::UnavailableError(
-        absl::StrCat("the server has gone: ", std::string(worker_->peer_status(peer_).message())));
-  }
-  Json answer = parse_message(control_.front());
-  control_.pop_front();
-  if (answer.is_null()) {
-    return absl::InvalidArgumentError("the server speaks another language: run the same release");
-  }
-  if (const std::string error = text_of(answer, "error"); !error.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat("the server says: ", error));
-  }
-  return answer;
+  const auto hear = [this](std::string& message) {
+    drain();
+    if (control_.empty()) return false;
+    message = std::move(control_.front());
+    control_.pop_front();
+    return true;
+  };
+  return bench::ask(*worker_, peer_, question, hear, timeout);
 }
 
 // Runs a sender to its end. Afterwards nothing of it is under way, whatever is returned.
@@ -180,8 +140,7 @@ absl::Status PerfClient::drive(PerfSender& sender, const Live& live) {
     const Time now = clock.now();
     if (sender.ended() != std::exchange(moved, sender.ended())) last_move = now;
     if (worker_->peer_state(peer_) == PeerState::kDown) {
-      status = absl::UnavailableError(absl::StrCat(
-          "the server has gone: ", std::string(worker_->peer_status(peer_).message())));
+      status = server_has_gone(*worker_, peer_);
     } else if (now - last_move > kStalled) {
       status = absl::DeadlineExceededError(
           "no message ended for 30 s: is the server stopped, or the link down?");
@@ -226,7 +185,7 @@ absl::Status PerfClient::drive(PerfSender& sender, const Live& live) {
 
 absl::StatusOr<PerfResult> PerfClient::run(const PerfRun& run, const Live& live) {
   end_->prepare(run);
-  if (auto ready = ask({{"do", "run"}, {"run", run.to_json()}}, kAnswerTimeout); !ready.ok()) {
+  if (auto ready = ask({{"do", "run"}, {"run", run.to_json()}}); !ready.ok()) {
     return ready.status();
   }
   const CpuMeter cpu;
@@ -235,7 +194,7 @@ absl::StatusOr<PerfResult> PerfClient::run(const PerfRun& run, const Live& live)
   const SenderResult mine = sender->result();
   PerfResult result;
   result.cpu_percent = cpu.percent();
-  const auto theirs = ask({{"do", "end"}, {"sent", mine.sent}}, kAnswerTimeout);
+  const auto theirs = ask({{"do", "end"}, {"sent", mine.sent}});
   if (!theirs.ok()) return theirs.status();
 
   const auto number = [&](const char* key) {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "bench/dialogue.h"
 #include "bench/perf_end.h"
 #include "bench/perf_histogram.h"
 #include "bench/perf_options.h"
@@ -41,8 +42,7 @@ class PerfClient {
   using Say = std::function<void(const std::string&)>;
 
   // Connects to `address` (host:port or encoded) and agrees on the plan. `say` gets lines for
-  // people
-  // ("the server is busy").
+  // people ("the server is busy").
   static absl::StatusOr<std::unique_ptr<PerfClient>> open(const PerfOptions& options,
                                                           const std::string& address,
                                                           const Say& say);
@@ -59,10 +59,8 @@ class PerfClient {
 
  private:
   explicit PerfClient(const PerfOptions& options) : options_(options) {}
-  absl::Status connect(const std::string& address);
   absl::Status agree(const Say& say);
-  // Sends `question` (unless it is null) and returns the answer.
-  absl::StatusOr<Json> ask(const Json& question, Time timeout);
+  absl::StatusOr<Json> ask(const Json& question, Time timeout = kAnswerTimeout);
   absl::Status drive(PerfSender& sender, const Live& live);
   absl::StatusOr<PerfResult> run(const PerfRun& run, const Live& live);
   bool drain();

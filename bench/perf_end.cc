@@ -8,6 +8,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
+#include "bench/dialogue.h"
 #include "bench/pattern.h"
 
 namespace baton::bench {

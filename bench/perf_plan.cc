@@ -140,15 +140,4 @@ absl::StatusOr<PerfRun> PerfRun::from_json(const Json& json, const PerfPlan& pla
   return run;
 }
 
-Json parse_message(std::string_view payload) {
-  Json json = Json::parse(payload, nullptr, false);
-  return json.is_object() ? json : Json();
-}
-
-std::string text_of(const Json& object, const char* key) {
-  if (!object.is_object()) return "";
-  const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? it->get<std::string>() : std::string();
-}
-
 }  // namespace baton::bench

@@ -1,7 +1,7 @@
 // What the two sides of a test agree on, and the messages in which they do.
 //
-// The client tells everything, the server follows. Messages are notifications that hold a JSON
-// object, so the first byte is '{'; the payloads of send tests never begin with it.
+// The client tells everything, the server follows, as dialogue.h has it. A message begins with '{';
+// the payloads of send tests never do.
 //
 //   client -> server                                  server -> client
 //   {"do":"plan","speaks":1,"plan":P,"ends":E}        {"ok":true,"ends":E,"memory":TEXT}
@@ -77,10 +77,5 @@ struct PerfRun {
   Json to_json() const;
   static absl::StatusOr<PerfRun> from_json(const Json& json, const PerfPlan& plan);
 };
-
-// The object in a message; null for anything else.
-Json parse_message(std::string_view payload);
-// A member that is a string, "" where there is none.
-std::string text_of(const Json& object, const char* key);
 
 }  // namespace baton::bench

@@ -10,13 +10,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/dialogue.h"
 #include "bench/perf_cpu.h"
 #include "bench/perf_sender.h"
 
 namespace baton::bench {
 namespace {
-
-Json error(const absl::Status& status) { return {{"error", std::string(status.message())}}; }
 
 // A client that is being served.
 class Guest {
@@ -99,7 +98,7 @@ class Guest {
     const uint64_t messages = !received && sender_ != nullptr ? sender_->result().sent : *asked_;
     if (status.ok() && (received || plan.bidirectional)) status = end_->verify(messages);
     out["received"] = sends ? end_->messages_arrived() : *asked_;
-    if (!status.ok()) out = error(status);
+    if (!status.ok()) out = refusal(status);
     finish_run();
     return out;
   }
@@ -179,26 +178,26 @@ class Server {
     if (what.empty()) return;  // whoever it is, he gets no answer that he might answer
     if (what == "plan") return greet(message_.peer, request);
     if (!ours) {
-      return tell(message_.peer, error(absl::FailedPreconditionError(
+      return tell(message_.peer, refusal(absl::FailedPreconditionError(
                                      "this serves baton write_bw, read_bw, send_bw and the "
                                      "latencies: a client begins with \"plan\"")));
     }
     if (what == "bye") return left(message_.peer);
     if (what == "run") {
       const auto answer = guest_->run(request);
-      return tell(message_.peer, answer.ok() ? *answer : error(answer.status()));
+      return tell(message_.peer, answer.ok() ? *answer : refusal(answer.status()));
     }
     const absl::Status status =
         what == "end" ? guest_->end(request)
                       : absl::InvalidArgumentError(absl::StrCat("unknown request \"", what, "\""));
-    if (!status.ok()) tell(message_.peer, error(status));
+    if (!status.ok()) tell(message_.peer, refusal(status));
   }
 
   void greet(PeerId peer, const Json& request) {
     const auto speaks = request.find("speaks");
     if (speaks == request.end() || *speaks != kPerfProtocol) {
       return tell(
-          peer, error(absl::FailedPreconditionError(absl::StrFormat(
+          peer, refusal(absl::FailedPreconditionError(absl::StrFormat(
                     "the client speaks version %s of the test protocol and this server %u: "
                     "run the same release of baton on both sides",
                     speaks == request.end() ? std::string("?") : speaks->dump(), kPerfProtocol))));
@@ -210,7 +209,7 @@ class Server {
     }
     auto guest = std::make_unique<Guest>(worker_, peer);
     const auto answer = guest->start(request, options_.huge_pages);
-    tell(peer, answer.ok() ? *answer : error(answer.status()));
+    tell(peer, answer.ok() ? *answer : refusal(answer.status()));
     if (!answer.ok()) return;
     guest_ = std::move(guest);
     say(absl::StrCat("client ", worker_.explain(peer)));

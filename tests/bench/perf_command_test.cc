@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/dialogue.h"
 #include "bench/perf_plan.h"
 #include "gmock/gmock.h"
 #include "tests/bench/perf_server_fixture.h"
