@@ -1,5 +1,4 @@
-// The provider contract: what a way of moving bytes (shm, tcp, sim, later verbs and ucx)
-// implements.
+// The provider contract: what a way of moving bytes (shm, tcp, verbs, ucx, sim) implements.
 //
 // A worker owns its providers and calls them from one thread at a time, always under its progress
 // lock; a provider owns no threads and takes no locks. The worker cuts transfers into slices, gives

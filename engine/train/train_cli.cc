@@ -173,7 +173,8 @@ int train_main(int argc, char** argv) {
   app.add_option("--ranks", settings.ranks, "how many to fork")
       ->check(CLI::Range(1, 1024))
       ->group(several);
-  app.add_option("--provider", run.provider, "how they talk: shm, tcp (default: the best)")
+  app.add_option("--provider", run.provider,
+                 "how they talk: any that `baton info` lists (default: the best)")
       ->group(several);
   app.add_option("--link", settings.link, "pretend to have this link, as in 40MB/s,200us")
       ->group(several);
