@@ -26,6 +26,8 @@ namespace baton {
 struct FakeCmId;
 struct FakeCmChannel;
 
+verbs::CmApi fake_cm_calls();
+
 class FakeCm {
  public:
   explicit FakeCm(FakeVerbs& verbs);  // one at a time in a process
@@ -56,7 +58,7 @@ class FakeCm {
   std::vector<std::string> violations() const;
 
  private:
-  friend struct FakeCmCalls;
+  friend struct FakeCmCalls;  // the functions of the table
   void violation(std::string what);
   void push(FakeCmId& id, rdma_cm_event_type type, int status = 0, const std::string& data = "",
             uint32_t queue_pair = 0, FakeCmId* listener = nullptr);

@@ -108,7 +108,11 @@ class FakeVerbs {
   static std::vector<ibv_gid_entry> default_gids(size_t device);
 
  private:
-  friend struct FakeCalls;  // the functions of the table
+  // The functions of the table.
+  friend struct FakeDeviceCalls;
+  friend struct FakeMemoryCalls;
+  friend struct FakeCompletionCalls;
+  friend struct FakeQueueCalls;
   struct FakeDevice {
     ibv_device device{};
     std::vector<ibv_gid_entry> gids;
