@@ -89,13 +89,13 @@ void Layout::add_outer(Dim dim) {
   ++num_dims_;
 }
 
-size_t Layout::bytes() const {
+size_t Layout::box_bytes() const {
   size_t total = piece_bytes_;
   for (const Dim& dim : dims()) total = mul(total, dim.count);
   return total;
 }
 
-absl::Status Layout::check(size_t region_bytes, const char* side) const {
+absl::Status Layout::check_box(size_t region_bytes, const char* side) const {
   if (too_deep_) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "the %s layout has more than %d dimensions: split the transfer", side, kMaxDims));
@@ -121,13 +121,19 @@ absl::Status Layout::check(size_t region_bytes, const char* side) const {
 LayoutWalker::LayoutWalker(const Layout& layout, size_t start) : layout_(&layout) {
   at_ = layout.offset_;
   if (layout.piece_bytes_ == 0) return;
-  in_piece_ = start % layout.piece_bytes_;
-  size_t piece = start / layout.piece_bytes_;
+  in_piece_ = start;
+  size_t piece = 0;
+  if (start >= layout.piece_bytes_) {  // most transfers are one slice: no division for these
+    in_piece_ = start % layout.piece_bytes_;
+    piece = start / layout.piece_bytes_;
+  }
   for (int d = layout.num_dims_; d-- > 0;) {
     const Dim& dim = layout.dims_[d];
     if (dim.count == 0) return;
-    step_[d] = piece % dim.count;
-    piece /= dim.count;
+    if (piece > 0) {
+      step_[d] = piece % dim.count;
+      piece /= dim.count;
+    }
     at_ += step_offset(dim, step_[d]);
   }
 }
@@ -162,11 +168,12 @@ bool TransferCursor::next(Piece& piece, size_t max_bytes) {
   piece.bytes = 0;
   while (true) {
     const size_t bytes = std::min({local_.run(), remote_.run(), left});
-    local_.advance(bytes);
-    remote_.advance(bytes);
     piece.bytes += bytes;
     position_ += bytes;
     left -= bytes;
+    if (position_ == end_) return true;
+    local_.advance(bytes);
+    remote_.advance(bytes);
     // Neighbours on both sides are one piece.
     if (left == 0 || local_.offset() != piece.local_offset + piece.bytes ||
         remote_.offset() != piece.remote_offset + piece.bytes) {

@@ -168,7 +168,10 @@ absl::Status Worker::Impl::admit(TransferSlot& slot, Peer& peer) {
   }
   const size_t least = (d.bytes + Arrivals::kMaxSlices - 1) / Arrivals::kMaxSlices;
   slot.slice_bytes = std::max({bytes, least, size_t{1}});
-  slot.slices = d.bytes == 0 ? 1 : static_cast<uint32_t>((d.bytes - 1) / slot.slice_bytes + 1);
+  slot.slices = 1;
+  if (d.bytes > slot.slice_bytes) {
+    slot.slices = static_cast<uint32_t>((d.bytes - 1) / slot.slice_bytes + 1);
+  }
   return absl::OkStatus();
 }
 
@@ -186,6 +189,7 @@ RailState* Worker::Impl::pick_rail(Peer& peer, const TransferSlot& slot) {
   for (RailState& state : peer.rails) {
     const Rail::Properties& properties = state.rail->properties();
     if ((state.full && state.outstanding > 0) || state.outstanding >= properties.depth) continue;
+    if (peer.rails.size() == 1) return &state;
     const size_t bytes =
         state.outstanding_bytes + std::min(slot.slice_bytes, slot.descriptor.bytes);
     const double load =

@@ -31,7 +31,12 @@ class KnownRegions {
 
   // What is known; null when it has to be asked for, which is then noted as done.
   const KnownRegion* find_or_ask(const RegionName& name) {
-    if (const auto it = regions_.find(name); it != regions_.end()) return &it->second;
+    if (last_ != nullptr && last_->first == name) return &last_->second;
+    if (const auto it = regions_.find(name); it != regions_.end()) {
+      last_ = &*it;
+      return &it->second;
+    }
+    last_ = nullptr;
     if (regions_.size() >= kCapacity) {
       absl::erase_if(regions_, [](const auto& entry) {
         return entry.second.state != KnownRegion::State::kAsked;
@@ -51,16 +56,22 @@ class KnownRegions {
     region.rkeys = std::move(answer.rkeys);
     region.refusal = std::move(answer.refusal);
   }
-  void forget(const RegionName& name) { regions_.erase(name); }
+  void forget(const RegionName& name) {
+    last_ = nullptr;
+    regions_.erase(name);
+  }
   // Questions may have been lost with a rail: they will be asked again.
   void forget_asked() {
+    last_ = nullptr;
     absl::erase_if(regions_, [](const auto& entry) {
       return entry.second.state == KnownRegion::State::kAsked;
     });
   }
 
  private:
-  absl::flat_hash_map<RegionName, KnownRegion> regions_;
+  using Map = absl::flat_hash_map<RegionName, KnownRegion>;
+  Map regions_;
+  const Map::value_type* last_ = nullptr;  // found: a KV pool is one region
 };
 
 }  // namespace baton::verbs
