@@ -142,7 +142,7 @@ TEST_P(Accesses, DeregisteringWaitsForTheOwnersTransfers) {
 
 TEST_P(Accesses, DeregisteringFencesThePeersAccesses) {
   std::mt19937_64 random(5);
-  for (int round = 0; round < rounds(30); ++round) {
+  for (int round = 0, all = rounds(30); round < all; ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
     const Op op = round % 2 ? Op::kRead : Op::kWrite;
     auto region = b_.worker->register_memory(b_.data(), 4 << 20);

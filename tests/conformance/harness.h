@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/sanitized.h"
 #include "transport/pool.h"
 #include "transport/sim/fabric.h"
 #include "transport/timeline.h"
@@ -68,8 +69,11 @@ class Conformance : public testing::TestWithParam<Variant> {
   std::pair<PeerId, PeerId> connect(Side& from, Side& to);
   WorkerOptions options(const char* name, size_t node);
 
-  // Of something that is repeated `all` times: fewer where the variant is slow.
-  static int rounds(int all) { return GetParam().slow ? std::max(1, all / 5) : all; }
+  // Of something that is repeated `all` times: fewer where the variant, or this build, is slow.
+  static int rounds(int all) {
+    const int few = std::max(1, all / 5);
+    return GetParam().slow ? few : rounds_of(all, few);
+  }
 
   // Drives both workers until ready(), or for kPatience.
   [[nodiscard]] bool drive(const std::function<bool()>& ready);

@@ -14,6 +14,7 @@
 #include <random>
 
 #include "tests/conformance/children.h"
+#include "tests/sanitized.h"
 #include "tests/usable_provider.h"
 #include "transport/pool.h"
 
@@ -88,13 +89,13 @@ class Processes : public OverEveryProvider<std::string> {
 };
 
 TEST_P(Processes, APeerKilledAtAnyPointFailsItsTransfersAndLeaksNothing) {
-  constexpr int kRounds = 20;
+  const int rounds = rounds_of(20, 6);
   start_worker();
   if (HasFatalFailure()) return;
   std::mt19937_64 random(1);
   Footprint baseline;
   size_t failed = 0;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
     Child victim(GetParam(), "victim", 5);
     ASSERT_TRUE(victim.started());

@@ -39,7 +39,7 @@ TEST_P(Transfers, EverySizeAndAlignment) {
 TEST_P(Transfers, RandomLayoutsOnBothSidesMatchAByteByByteReference) {
   constexpr size_t kRoom = 256 << 10;
   std::mt19937_64 random(2026);
-  for (int round = 0; round < rounds(300); ++round) {
+  for (int round = 0, all = rounds(300); round < all; ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
     size_t bytes = 1;
     for (int i = 0; i < 12; ++i) {

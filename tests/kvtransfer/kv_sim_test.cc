@@ -9,6 +9,7 @@
 
 #include "kvtransfer/baton_connector.h"
 #include "tests/kvtransfer/kv_engines.h"
+#include "tests/sanitized.h"
 #include "transport/sim/fabric.h"
 
 namespace baton {
@@ -113,7 +114,8 @@ void expect_intact(World& world) {
 }
 
 TEST(KvOverSim, LoadsCompleteWhateverTheNetworkDoes) {
-  for (uint32_t seed = 1; seed <= 60; ++seed) {
+  const auto seeds = static_cast<uint32_t>(rounds_of(60, 15));
+  for (uint32_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     const KvSendMode mode = seed % 5 == 0 ? KvSendMode::kSerialized : KvSendMode::kLayerwise;
@@ -143,7 +145,8 @@ TEST(KvOverSim, LoadsCompleteWhateverTheNetworkDoes) {
 
 TEST(KvOverSim, CancelledLoadsLeaveTheirBlocksAlone) {
   size_t cancelled = 0;
-  for (uint32_t seed = 1; seed <= 60; ++seed) {
+  const auto seeds = static_cast<uint32_t>(rounds_of(60, 15));
+  for (uint32_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(1000 + seed);
     SimOptions sim = bad_network(random);
@@ -168,13 +171,14 @@ TEST(KvOverSim, CancelledLoadsLeaveTheirBlocksAlone) {
     }
     expect_intact(world);
   }
-  EXPECT_GT(cancelled, 60u);
+  EXPECT_GT(cancelled, seeds);
 }
 
 // A slice whose acknowledgement is lost with its rail is counted, and travels again on another.
 TEST(KvOverSim, ARailThatFailsDoesNotMakeBytesComeLate) {
   uint64_t rails_lost = 0;
-  for (uint32_t seed = 1; seed <= 100; ++seed) {
+  const auto seeds = static_cast<uint32_t>(rounds_of(100, 25));
+  for (uint32_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(3000 + seed);
     SimOptions sim = bad_network(random);
@@ -200,12 +204,13 @@ TEST(KvOverSim, ARailThatFailsDoesNotMakeBytesComeLate) {
     rails_lost += world.fabric().stats().rails_lost;
     expect_intact(world);
   }
-  EXPECT_GT(rails_lost, 100u);
+  EXPECT_GT(rails_lost, seeds);
 }
 
 TEST(KvOverSim, EveryLoadAndJobEndsWhenAWorkerDies) {
   size_t failed = 0;
-  for (uint32_t seed = 1; seed <= 40; ++seed) {
+  const auto seeds = static_cast<uint32_t>(rounds_of(40, 10));
+  for (uint32_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(2000 + seed);
     SimOptions sim = bad_network(random);
@@ -231,7 +236,7 @@ TEST(KvOverSim, EveryLoadAndJobEndsWhenAWorkerDies) {
     }
     if (prefill_dies) expect_intact(world);
   }
-  EXPECT_GT(failed, 20u);
+  EXPECT_GT(failed, seeds / 2);
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
 // Every schedule, proved: all collectives, algorithms and rank counts up to 64.
 #include <gtest/gtest.h>
 
+#include <iostream>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "collectives/schedule.h"
 #include "collectives/verify.h"
+#include "tests/sanitized.h"
 
 namespace baton::collectives {
 namespace {
@@ -32,9 +34,20 @@ std::set<uint32_t> node_sizes_of(Algorithm algorithm, uint32_t ranks) {
   return {1, 2, 3, 4, 7, 8, ranks / 2 + 1, ranks};
 }
 
+// A proof takes as long as the cube of the ranks. A sanitizer looks for slips of the writers and of
+// the verifier: for those all small counts do, and a power of two with its neighbours.
+std::vector<uint32_t> rank_counts() {
+  std::vector<uint32_t> counts;
+  for (uint32_t ranks = 1; ranks <= 64; ++ranks) {
+    if (!kSanitized || ranks <= 17 || (ranks >= 31 && ranks <= 33)) counts.push_back(ranks);
+  }
+  return counts;
+}
+
 void prove_all(const ScheduleSpec& start) {
   ScheduleSpec spec = start;
-  for (spec.ranks = 1; spec.ranks <= 64; ++spec.ranks) {
+  for (const uint32_t ranks : rank_counts()) {
+    spec.ranks = ranks;
     for (const uint32_t root : roots_of(spec.collective, spec.ranks)) {
       spec.root = root;
       spec.peer = (root + spec.ranks / 2) % spec.ranks;
@@ -49,7 +62,9 @@ void prove_all(const ScheduleSpec& start) {
 
 class Matrix : public testing::TestWithParam<Collective> {};
 
-TEST_P(Matrix, EveryAlgorithmIsProvedUpTo64Ranks) {
+TEST_P(Matrix, EveryAlgorithmIsProved) {
+  const std::vector<uint32_t> counts = rank_counts();
+  std::cout << "proving " << counts.size() << " rank counts, up to " << counts.back() << "\n";
   // With two channels both are proved; the first is that of one channel.
   for (const bool ordered : {false, true}) {
     if (ordered && !reduces(GetParam())) continue;

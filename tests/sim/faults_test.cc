@@ -9,6 +9,7 @@
 #include <memory>
 #include <random>
 
+#include "tests/sanitized.h"
 #include "tests/sim/cluster.h"
 
 namespace baton {
@@ -24,18 +25,9 @@ constexpr size_t kHalf = kBlock * kTransfers;  // sources first, then destinatio
 constexpr std::byte kUntouched{0xee};
 constexpr std::byte kPoison{0xdd};
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define BATON_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define BATON_SANITIZED 1
-#endif
-#endif
-#ifdef BATON_SANITIZED
-constexpr uint64_t kPerShard = 25;
-#else
-constexpr uint64_t kPerShard = 125;
-#endif
+constexpr uint64_t kPerShard = kSanitized ? 25 : 125;
+// All of it is in one thread, where the thread sanitizer finds little and takes longest.
+constexpr int kShards = kThreadSanitized ? 6 : 20;
 
 std::byte pattern(uint64_t seed, size_t transfer, size_t at) {
   return std::byte((seed * 131 + transfer * 17 + at * 7 + (at >> 8) * 3) &
@@ -350,7 +342,7 @@ TEST_P(FaultSchedules, EveryTransferEndsExactly) {
   EXPECT_GT(sum.rails_lost, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, FaultSchedules, testing::Range(0, 20));
+INSTANTIATE_TEST_SUITE_P(Seeds, FaultSchedules, testing::Range(0, kShards));
 
 }  // namespace
 }  // namespace baton
