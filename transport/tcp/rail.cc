@@ -53,40 +53,15 @@ absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShar
 TcpRail::~TcpRail() { release_socket(); }
 
 bool TcpRail::post(const Slice& slice, EventSink& sink) {
-  const size_t bytes = slice.end - slice.begin;
-  if (closed_ || failing_ || live_ == kDepth) return false;
-  if (bytes == 0 && slice.transfer->op == Op::kRead) {
+  if (closed_ || failing_) return false;
+  if (slice.begin == slice.end && slice.transfer->op == Op::kRead) {
     sink.slice_done(*this, slice.transfer->id, slice.index, absl::OkStatus());
     return true;
   }
-  if (live_ > 0 && outstanding_ + bytes > kMaxOutstanding) return false;
-  uint8_t at = 0;
-  while (slots_[at].live) ++at;
-  Slot& slot = slots_[at];
-  slot.live = true;
-  slot.begun = slot.aborted = false;
-  slot.op = slice.transfer->op;
-  slot.transfer = slice.transfer;
-  slot.id = slice.transfer->id;
-  slot.slice = slice.index;
-  slot.begin = slice.begin;
-  slot.end = slice.end;
-  slot.framed = slot.received = 0;
-  slot.reads_open = 0;
-  slot.error = absl::OkStatus();
-  ++live_;
-  outstanding_ += bytes;
-  (slot.op == Op::kWrite ? writes_of(slot) : reads_).push(at);
+  Slot* slot = slots_.take(slice);
+  if (slot == nullptr) return false;
+  (slot->op == Op::kWrite ? writes_of(*slot) : reads_).push(slots_.number_of(*slot));
   return true;
-}
-
-void TcpRail::report(size_t at, absl::Status status, EventSink& sink) {
-  Slot& slot = slots_[at];
-  slot.live = false;
-  slot.transfer = nullptr;
-  --live_;
-  outstanding_ -= slot.bytes();
-  sink.slice_done(*this, slot.id, slot.slice, std::move(status));
 }
 
 void TcpRail::abort(TransferId transfer, EventSink& sink) {
@@ -116,7 +91,7 @@ void TcpRail::abort(TransferId transfer, EventSink& sink) {
         put_control({.type = FrameType::kCancelRead, .transfer = slot.id, .slice = slot.slice});
       }
     }
-    report(at, absl::CancelledError("aborted"), sink);
+    report(slot, absl::CancelledError("aborted"), sink);
   }
 }
 
@@ -155,8 +130,8 @@ void TcpRail::finish(EventSink& sink) {
   next_check_ = kNever;
   release_socket();
   if (failure_.ok()) failure_ = absl::CancelledError("closed");
-  for (size_t at = 0; at < kDepth; ++at) {
-    if (slots_[at].live) report(at, failure_, sink);
+  for (Slot& slot : slots_) {
+    if (slot.live) report(slot, failure_, sink);
   }
   sink.rail_down(*this, failure_);
 }
@@ -195,13 +170,8 @@ bool TcpRail::runnable() const {
 
 // Whether anything is under way in either direction that needs the peer to move on.
 bool TcpRail::waiting() const {
-  return live_ > 0 || reads_open_ > 0 || in_payload_ || !batch_.sent() || !control_.empty() ||
-         !answers_.empty() || !rx_.buffered().empty();
-}
-
-bool TcpRail::aborting() const {
-  return std::any_of(slots_.begin(), slots_.end(),
-                     [](const Slot& s) { return s.live && s.aborted; });
+  return slots_.live() > 0 || reads_open_ > 0 || in_payload_ || !batch_.sent() ||
+         !control_.empty() || !answers_.empty() || !rx_.buffered().empty();
 }
 
 void TcpRail::check_timers(Time now, EventSink& sink) {
@@ -217,12 +187,12 @@ void TcpRail::check_timers(Time now, EventSink& sink) {
     moved_ = moved;
     last_moved_ = now;
   }
-  const Time limit = aborting() ? std::min(kAbortGrace, shared_->stall) : shared_->stall;
+  const Time limit = slots_.aborting() ? std::min(kAbortGrace, shared_->stall) : shared_->stall;
   if (now - last_moved_ >= limit) {
     fail(lost(absl::StrFormat(
         "nothing moved for %.1f s with %u slices open: it has stopped reading, is stopped, or the "
         "network between is down",
-        std::chrono::duration<double>(now - last_moved_).count(), live_)));
+        std::chrono::duration<double>(now - last_moved_).count(), slots_.live())));
     finish(sink);
     return;
   }

@@ -12,6 +12,7 @@
 #include "transport/provider.h"
 #include "transport/tcp/endpoint.h"
 #include "transport/tcp/io_engine.h"
+#include "transport/tcp/open_slices.h"
 #include "transport/tcp/rx_stream.h"
 #include "transport/tcp/tx_batch.h"
 
@@ -54,9 +55,7 @@ class IndexQueue {
 class TcpRail final : public Rail {
  public:
   static constexpr uint32_t kDepth = IndexQueue::kCapacity;
-  static constexpr size_t kMaxOutstanding = 8 << 20;  // bytes of slices, beyond the first
-  static constexpr size_t kUrgentBytes = 64 << 10;    // slices up to this size overtake larger ones
-  static constexpr uint32_t kMaxReads = 32;           // READ frames without their READ_END
+  static constexpr uint32_t kMaxReads = 32;  // READ frames without their READ_END
   static constexpr Time kAbortGrace = std::chrono::seconds(1);
 
   // Takes over `fd`. `sockets`: how many the session has.
@@ -78,24 +77,7 @@ class TcpRail final : public Rail {
   void remove_region(const RegionEntry& region);
 
  private:
-  // A slice of ours.
-  struct Slot {
-    bool live = false;
-    bool begun = false;    // bytes of it may be on the wire
-    bool aborted = false;  // writes: waiting for the last word of the target
-    Op op = Op::kWrite;
-    const TransferDescriptor* transfer = nullptr;
-    TransferId id;
-    uint32_t slice = 0;
-    size_t begin = 0;
-    size_t end = 0;
-    size_t framed = 0;        // bytes given to frames: sent, or asked for
-    size_t received = 0;      // reads
-    uint32_t reads_open = 0;  // reads: READ frames without their READ_END
-    absl::Status error;       // reads: the first
-    size_t bytes() const { return end - begin; }
-    bool urgent() const { return bytes() <= kUrgentBytes; }
-  };
+  using Slot = OpenSlice;
   // A read that was aborted while the target may still send data of it.
   struct Zombie {
     TransferId id;
@@ -129,10 +111,11 @@ class TcpRail final : public Rail {
   void fail(absl::Status why);
   absl::Status lost(std::string_view why) const;
   void finish(EventSink& sink);
-  void report(size_t slot, absl::Status status, EventSink& sink);
+  void report(Slot& slot, absl::Status status, EventSink& sink) {
+    slots_.report(*this, slot, std::move(status), sink);
+  }
   void release_socket();
   bool waiting() const;
-  bool aborting() const;
   IndexQueue& writes_of(const Slot& slot) { return slot.urgent() ? urgent_ : writes_; }
 
   // rail_send.cc
@@ -159,7 +142,9 @@ class TcpRail final : public Rail {
   void on_read_end(const Frame& frame, std::string_view text, EventSink& sink);
   void on_cancel_read(const Frame& frame);
   absl::Status map_pieces(const Frame& frame, Access want, absl::Span<iovec> out);
-  Slot* find_slot(const Frame& frame, Op op);
+  Slot* find_slot(const Frame& frame, Op op) {
+    return slots_.find(frame.transfer, frame.slice, op);
+  }
   Zombie* find_zombie(const Frame& frame);
 
   std::shared_ptr<TcpShared> shared_;
@@ -172,12 +157,10 @@ class TcpRail final : public Rail {
   bool closed_ = false;
   bool inside_ = false;  // advance() is on the stack
 
-  std::array<Slot, kDepth> slots_;
+  OpenSlices<Slot, kDepth> slots_;
   IndexQueue writes_;  // slots with frames to send
   IndexQueue urgent_;  // the same, small ones: they overtake
   IndexQueue reads_;   // slots with bytes to ask for
-  uint32_t live_ = 0;
-  size_t outstanding_ = 0;  // bytes of live slots
   uint32_t reads_open_ = 0;
   std::array<Zombie, kMaxReads> zombies_;
 

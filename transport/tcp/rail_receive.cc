@@ -152,15 +152,6 @@ void TcpRail::on_write_landed(EventSink& sink) {
   answer(FrameType::kWriteAck, frame, 0, incoming_.error);
 }
 
-TcpRail::Slot* TcpRail::find_slot(const Frame& frame, Op op) {
-  for (Slot& slot : slots_) {
-    if (slot.live && slot.op == op && slot.id == frame.transfer && slot.slice == frame.slice) {
-      return &slot;
-    }
-  }
-  return nullptr;
-}
-
 TcpRail::Zombie* TcpRail::find_zombie(const Frame& frame) {
   for (Zombie& zombie : zombies_) {
     if (zombie.reads_open > 0 && zombie.id == frame.transfer && zombie.slice == frame.slice) {
@@ -171,16 +162,15 @@ TcpRail::Zombie* TcpRail::find_zombie(const Frame& frame) {
 }
 
 void TcpRail::on_write_ack(const Frame& frame, std::string_view text, EventSink& sink) {
-  const Slot* slot = find_slot(frame, Op::kWrite);
+  Slot* slot = find_slot(frame, Op::kWrite);
   const bool all_sent =
       slot != nullptr && slot->begun && (slot->aborted || slot->framed == slot->bytes());
   if (!all_sent) {
     fail(lost("hostile or damaged WRITE_ACK frame: no such slice was sent"));
     return;
   }
-  const auto at = static_cast<uint8_t>(slot - slots_.data());
-  writes_of(*slot).remove(at);
-  report(at, status_of(frame, text), sink);
+  writes_of(*slot).remove(slots_.number_of(*slot));
+  report(*slot, status_of(frame, text), sink);
 }
 
 void TcpRail::on_read(const Frame& frame, std::string_view meta) {
@@ -238,7 +228,7 @@ void TcpRail::on_read_data(const Frame& frame) {
     fail(lost("hostile or damaged READ_DATA frame: it does not continue its slice"));
     return;
   }
-  landing_slot_ = static_cast<int>(slot - slots_.data());
+  landing_slot_ = slots_.number_of(*slot);
   const TransferDescriptor& t = *slot->transfer;
   // Cut as the request was, so that the pieces are no more than one frame may have.
   TransferCursor cursor(t.local, t.remote_layout, slot->begin + slot->received,
@@ -278,17 +268,16 @@ void TcpRail::on_read_end(const Frame& frame, std::string_view text, EventSink& 
   }
   --slot->reads_open;
   --reads_open_;
-  const auto at = static_cast<uint8_t>(slot - slots_.data());
   if (slot->error.ok() && !status.ok()) {
     slot->error = status;
-    reads_.remove(at);  // ask for no more of it
+    reads_.remove(slots_.number_of(*slot));  // ask for no more of it
   }
   if (slot->reads_open > 0) return;
   if (!slot->error.ok()) {
-    report(at, slot->error, sink);
+    report(*slot, slot->error, sink);
   } else if (slot->framed == slot->bytes()) {
     if (slot->received == slot->bytes()) {
-      report(at, absl::OkStatus(), sink);
+      report(*slot, absl::OkStatus(), sink);
     } else {
       fail(lost("hostile or damaged READ_END frame: bytes of the slice are missing"));
     }

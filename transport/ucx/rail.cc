@@ -67,37 +67,15 @@ absl::Status UcxRail::introduced(std::string_view words) {
 }
 
 bool UcxRail::post(const Slice& slice, EventSink& sink) {
-  const size_t bytes = slice.end - slice.begin;
-  if (closed_ || failing_ || live_ == kDepth) return false;
-  if (bytes == 0 && slice.transfer->op == Op::kRead) {
+  if (closed_ || failing_) return false;
+  if (slice.begin == slice.end && slice.transfer->op == Op::kRead) {
     sink.slice_done(*this, slice.transfer->id, slice.index, absl::OkStatus());
     return true;
   }
-  if (live_ > 0 && outstanding_ + bytes > kOutstanding) return false;
-  Slot& slot = *std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.live; });
-  slot.live = true;
-  slot.begun = slot.said = slot.aborted = false;
-  slot.op = slice.transfer->op;
-  slot.transfer = slice.transfer;
-  slot.id = slice.transfer->id;
-  slot.slice = slice.index;
-  slot.order = ++order_;
-  slot.begin = slice.begin;
-  slot.end = slice.end;
-  slot.framed = slot.received = 0;
-  slot.reads_open = 0;
-  slot.error = absl::OkStatus();
-  ++live_;
-  outstanding_ += bytes;
+  Slot* slot = slots_.take(slice);
+  if (slot == nullptr) return false;
+  slot->order = ++order_;
   return true;
-}
-
-void UcxRail::report(Slot& slot, absl::Status status, EventSink& sink) {
-  slot.live = false;
-  slot.transfer = nullptr;
-  --live_;
-  outstanding_ -= slot.bytes();
-  sink.slice_done(*this, slot.id, slot.slice, std::move(status));
 }
 
 void UcxRail::abort(TransferId transfer, EventSink& sink) {
@@ -185,7 +163,7 @@ bool UcxRail::runnable() const {
 
 // Whether anything is under way in either direction that needs the peer to move on.
 bool UcxRail::waiting() const {
-  return live_ > 0 || reads_open_ > 0 || jobs_live_ > 0 ||
+  return slots_.live() > 0 || reads_open_ > 0 || jobs_live_ > 0 ||
          (endpoint_ != nullptr && endpoint_->under_way > 0) ||
          std::any_of(incoming_.begin(), incoming_.end(), [](const Incoming& i) { return i.live; });
 }
@@ -203,15 +181,13 @@ void UcxRail::check_timers(Time now, EventSink& sink) {
     seen_moved_ = moved;
     last_moved_ = now;
   }
-  const bool aborting = std::any_of(slots_.begin(), slots_.end(),
-                                    [](const Slot& slot) { return slot.live && slot.aborted; });
-  const Time limit = aborting ? std::min(kAbortGrace, shared_->stall) : shared_->stall;
+  const Time limit = slots_.aborting() ? std::min(kAbortGrace, shared_->stall) : shared_->stall;
   if (now - last_moved_ >= limit) {
     endpoint_->silent = true;
     fail(lost(absl::StrFormat(
         "nothing moved for %.1f s with %u slices open: it is stopped, or the network between is "
         "down",
-        std::chrono::duration<double>(now - last_moved_).count(), live_)));
+        std::chrono::duration<double>(now - last_moved_).count(), slots_.live())));
     finish(sink);
     return;
   }

@@ -12,6 +12,7 @@
 
 #include "transport/provider.h"
 #include "transport/tcp/frame.h"
+#include "transport/tcp/open_slices.h"
 #include "transport/ucx/engine.h"
 #include "transport/ucx/message.h"
 #include "transport/ucx/side_channel.h"
@@ -36,14 +37,12 @@ struct UcxShared {
 class UcxRail final : public Rail {
  public:
   static constexpr uint32_t kDepth = 32;
-  static constexpr uint32_t kMaxPieces = 256;       // per frame
-  static constexpr size_t kPayload = 60 << 10;      // per frame, notification included
-  static constexpr size_t kRequest = 256 << 10;     // bytes that one READ frame asks for
-  static constexpr uint32_t kMaxReads = 32;         // READ frames without their READ_END
-  static constexpr uint32_t kWindow = 16;           // data packets that UCX may hold
-  static constexpr uint32_t kMaxControl = 1024;     // packets of any kind
-  static constexpr size_t kOutstanding = 8 << 20;   // bytes of slices, beyond the first
-  static constexpr size_t kUrgentBytes = 64 << 10;  // slices up to this size overtake
+  static constexpr uint32_t kMaxPieces = 256;    // per frame
+  static constexpr size_t kPayload = 60 << 10;   // per frame, notification included
+  static constexpr size_t kRequest = 256 << 10;  // bytes that one READ frame asks for
+  static constexpr uint32_t kMaxReads = 32;      // READ frames without their READ_END
+  static constexpr uint32_t kWindow = 16;        // data packets that UCX may hold
+  static constexpr uint32_t kMaxControl = 1024;  // packets of any kind
   static constexpr Time kAbortGrace = std::chrono::seconds(1);
 
   UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<SideChannel> channel, HelloInfo peer);
@@ -73,23 +72,9 @@ class UcxRail final : public Rail {
 
  private:
   // A slice of ours.
-  struct Slot {
-    bool live = false;
-    bool begun = false;    // a message of it has left
-    bool said = false;     // writes: the last one has
-    bool aborted = false;  // writes: waiting for the last word of the target
-    Op op = Op::kWrite;
-    const TransferDescriptor* transfer = nullptr;
-    TransferId id;
-    uint32_t slice = 0;
+  struct Slot : tcp::OpenSlice {
+    bool said = false;  // writes: the last message of it has left
     uint64_t order = 0;
-    size_t begin = 0;
-    size_t end = 0;
-    size_t framed = 0;        // bytes sent, or asked for
-    size_t received = 0;      // reads
-    uint32_t reads_open = 0;  // reads: READ frames without their READ_END
-    absl::Status error;       // reads: the first
-    size_t bytes() const { return end - begin; }
     bool unsaid() const { return live && op == Op::kWrite && !said; }
     bool unasked() const { return live && op == Op::kRead && error.ok() && framed < bytes(); }
   };
@@ -120,7 +105,9 @@ class UcxRail final : public Rail {
   absl::Status lost(std::string_view why) const;
   absl::Status hostile(std::string_view why) const;
   void finish(EventSink& sink);
-  void report(Slot& slot, absl::Status status, EventSink& sink);
+  void report(Slot& slot, absl::Status status, EventSink& sink) {
+    slots_.report(*this, slot, std::move(status), sink);
+  }
   void leave();
   bool waiting() const;
 
@@ -144,7 +131,9 @@ class UcxRail final : public Rail {
   void end_read(Slot& slot, EventSink& sink);
   absl::StatusOr<std::byte*> resolve(const tcp::Frame& frame, Access want,
                                      const std::vector<tcp::WirePiece>& pieces);
-  Slot* find_slot(const tcp::Frame& frame, Op op);
+  Slot* find_slot(const tcp::Frame& frame, Op op) {
+    return slots_.find(frame.transfer, frame.slice, op);
+  }
 
   std::shared_ptr<UcxShared> shared_;
   std::unique_ptr<SideChannel> channel_;
@@ -159,9 +148,7 @@ class UcxRail final : public Rail {
   bool failing_ = false;
   bool closed_ = false;
 
-  std::array<Slot, kDepth> slots_;
-  uint32_t live_ = 0;
-  size_t outstanding_ = 0;
+  tcp::OpenSlices<Slot, kDepth> slots_;
   uint64_t order_ = 0;
   uint32_t reads_open_ = 0;
   std::array<Incoming, kDepth> incoming_;

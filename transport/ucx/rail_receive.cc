@@ -148,15 +148,6 @@ void UcxRail::on_write(const Frame& frame, std::string_view notify, const char* 
   answer(FrameType::kWriteAck, last, write->error);
 }
 
-UcxRail::Slot* UcxRail::find_slot(const Frame& frame, Op op) {
-  for (Slot& slot : slots_) {
-    if (slot.live && slot.op == op && slot.id == frame.transfer && slot.slice == frame.slice) {
-      return &slot;
-    }
-  }
-  return nullptr;
-}
-
 void UcxRail::on_write_ack(const Frame& frame, std::string_view message, EventSink& sink) {
   Slot* slot = find_slot(frame, Op::kWrite);
   if (slot == nullptr || !slot->said) {

@@ -71,13 +71,12 @@ bool UcxRail::compose() {
 
 // The oldest slice that has something to say, small ones first.
 UcxRail::Slot* UcxRail::next_slot(bool (Slot::*wanted)() const) {
-  if (live_ == 0) return nullptr;
+  if (slots_.live() == 0) return nullptr;
   Slot* best = nullptr;
   for (Slot& slot : slots_) {
     if (!(slot.*wanted)()) continue;
-    const bool urgent = slot.bytes() <= kUrgentBytes;
-    if (best == nullptr || urgent > (best->bytes() <= kUrgentBytes) ||
-        (urgent == (best->bytes() <= kUrgentBytes) && slot.order < best->order)) {
+    if (best == nullptr || slot.urgent() > best->urgent() ||
+        (slot.urgent() == best->urgent() && slot.order < best->order)) {
       best = &slot;
     }
   }
@@ -161,8 +160,9 @@ void UcxRail::send_read(Slot& slot) {
               .generation = t.remote.generation,
               .key = t.remote.key,
               .slice_offset = slot.framed};
-  Packet* packet = shared_->engine->acquire(
-      slot.bytes() <= kUrgentBytes / kMaxPieces ? 1024 : kHeaderBytes + kMaxPieces * kPieceBytes);
+  Packet* packet = shared_->engine->acquire(slot.bytes() <= Slot::kUrgentBytes / kMaxPieces
+                                                ? 1024
+                                                : kHeaderBytes + kMaxPieces * kPieceBytes);
   char* out = packet->data.get() + kHead;
   const size_t most = (packet->capacity - Envelope::kBytes - kHeaderBytes) / kPieceBytes;
   TransferCursor cursor(t.local, t.remote_layout, slot.begin + slot.framed, slot.end);
