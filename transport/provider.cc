@@ -1,4 +1,4 @@
-// The registry of providers, and their settings.
+// The registry of providers.
 #include "transport/provider.h"
 
 #include <algorithm>
@@ -21,14 +21,6 @@ ProviderRegistration::ProviderRegistration(const char* name, ProviderFactory fac
 
 const std::vector<std::pair<std::string, ProviderFactory>>& registered_providers() {
   return registry();
-}
-
-std::string_view setting(const ProviderContext& context, std::string_view key,
-                         std::string_view fallback) {
-  for (const auto& [name, value] : context.settings) {
-    if (name == key) return value;
-  }
-  return fallback;
 }
 
 }  // namespace baton

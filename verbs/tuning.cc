@@ -1,48 +1,10 @@
 // Reads the settings.
 #include "verbs/tuning.h"
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "transport/settings.h"
 
 namespace baton::verbs {
-namespace {
-
-class Reader {
- public:
-  explicit Reader(const ProviderContext& context) : context_(context) {}
-
-  template <typename T>
-  void number(const char* key, T& value, int64_t least, int64_t most) {
-    const std::string text(setting(context_, key, ""));
-    if (text.empty()) return;
-    int64_t parsed = 0;
-    if (absl::SimpleAtoi(text, &parsed) && parsed >= least && parsed <= most) {
-      value = static_cast<T>(parsed);
-    } else if (status_.ok()) {
-      status_ = absl::InvalidArgumentError(
-          absl::StrCat("setting ", key, "=", text, ": give a number from ", least, " to ", most));
-    }
-  }
-  void kib(const char* key, size_t& bytes, int64_t least, int64_t most) {
-    size_t value = bytes >> 10;
-    number(key, value, least, most);
-    bytes = value << 10;
-  }
-  void ms(const char* key, Time& time) {
-    int64_t value = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
-    number(key, value, 1, 3'600'000);
-    time = std::chrono::milliseconds(value);
-  }
-  const absl::Status& status() const { return status_; }
-
- private:
-  const ProviderContext& context_;
-  absl::Status status_;
-};
-
-}  // namespace
-
 Time Tuning::detection() const {
   const int64_t once = timeout == 0 ? int64_t{1} << 42 : int64_t{4096} << timeout;
   return Time(once * (retry_count + 1));
@@ -50,9 +12,10 @@ Time Tuning::detection() const {
 
 absl::StatusOr<Tuning> read_tuning(const ProviderContext& context) {
   Tuning tuning;
-  const std::string devices(setting(context, "verbs.devices", ""));
+  std::string devices;
+  SettingsReader read(context);
+  read.text("verbs.devices", devices);
   if (!devices.empty()) tuning.devices = absl::StrSplit(devices, ',');
-  Reader read(context);
   read.number("verbs.qps", tuning.queue_pairs, 1, 64);
   read.number("verbs.gid_index", tuning.gid_index, -1, 4095);
   read.number("verbs.mtu", tuning.mtu, 256, 4096);

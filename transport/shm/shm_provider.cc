@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "transport/copy_kernel.h"
+#include "transport/settings.h"
 #include "transport/shm/connection.h"
 
 namespace baton::shm {
@@ -146,7 +147,12 @@ class ShmProvider final : public Provider {
 
  private:
   absl::Status open() {
-    if (setting(context_, "shm.memfd", "on") == "off") {
+    bool memfd = true, cma = true;
+    SettingsReader read(context_);
+    read.on_off("shm.memfd", memfd);
+    read.on_off("shm.cma", cma);
+    if (!read.status().ok()) return read.status();
+    if (!memfd) {
       return absl::FailedPreconditionError("memfd is switched off (shm.memfd=off)");
     }
     auto exports = Exports::create();
@@ -160,8 +166,7 @@ class ShmProvider final : public Provider {
       return absl::ResourceExhaustedError(
           absl::StrFormat("no epoll descriptor: %s; raise `ulimit -n`", strerror(errno)));
     }
-    shared_.reset(new Shared{context_, *std::move(exports), CmaBatch(),
-                             setting(context_, "shm.cma", "on") != "off", std::move(epoll)});
+    shared_.reset(new Shared{context_, *std::move(exports), CmaBatch(), cma, std::move(epoll)});
     return absl::OkStatus();
   }
 
