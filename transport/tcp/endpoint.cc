@@ -150,6 +150,13 @@ bool Endpoint::loopback() const {
   return storage.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6(*this).sin6_addr);
 }
 
+bool Endpoint::same_host(const Endpoint& other) const {
+  const uint32_t ip = ipv4_of(*this);
+  if (ip != 0 || ipv4_of(other) != 0) return ip == ipv4_of(other);
+  return storage.ss_family == other.storage.ss_family &&
+         std::memcmp(&v6(*this).sin6_addr, &v6(other).sin6_addr, sizeof(in6_addr)) == 0;
+}
+
 bool Endpoint::local_network() const {
   if (loopback() || link_local(*this)) return true;
   const uint32_t ip = ipv4_of(*this);
@@ -176,6 +183,10 @@ absl::StatusOr<std::pair<std::string, uint16_t>> split_host_port(std::string_vie
   }
   if (host.empty()) return bad();
   return std::make_pair(std::string(host), static_cast<uint16_t>(port));
+}
+
+bool loopback_host(std::string_view host) {
+  return host.empty() || host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
 absl::StatusOr<std::vector<Endpoint>> resolve(std::string_view host_port) {

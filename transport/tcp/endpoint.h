@@ -20,6 +20,7 @@ struct Endpoint {
 
   std::string text() const;  // "10.0.0.1:4000", "[fe80::1%eth0]:4000"
   bool loopback() const;
+  bool same_host(const Endpoint& other) const;  // whatever the ports
   bool local_network() const;  // loopback, private, link-local: a fabric rather than the internet
 };
 
@@ -32,6 +33,10 @@ struct SocketOptions {
 
 // Splits "host:port", "[v6]:port". InvalidArgument says what a good one looks like.
 absl::StatusOr<std::pair<std::string, uint16_t>> split_host_port(std::string_view text);
+
+// Whether a host, as split_host_port() gives it, is this machine's loopback interface; "" is, as it
+// is to listen_on().
+bool loopback_host(std::string_view host);
 
 // The endpoints behind "host:port". Literal addresses cost nothing; a name asks the resolver, which
 // may block for as long as DNS takes.
