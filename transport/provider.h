@@ -212,7 +212,8 @@ struct ProviderContext {
   CounterTable& counters;
   std::string listen_host;   // "" = loopback only
   uint16_t listen_port = 0;  // 0 = any
-  // Settings as "key=value" strings, e.g. "tcp.sockets=4", "tcp.congestion=cubic", "tcp.io=epoll".
+  // Settings as "key=value" strings, e.g. "tcp.sockets=4", "tcp.congestion=cubic", "tcp.io=epoll";
+  // read by transport/settings.h.
   std::vector<std::pair<std::string, std::string>> settings;
 };
 
@@ -226,9 +227,5 @@ class ProviderRegistration {
 };
 // All registered, by name.
 const std::vector<std::pair<std::string, ProviderFactory>>& registered_providers();
-
-// The value of a setting, or `fallback`.
-std::string_view setting(const ProviderContext& context, std::string_view key,
-                         std::string_view fallback);
 
 }  // namespace baton

@@ -2,7 +2,6 @@
 #include "verbs/provider.h"
 
 #include <sys/epoll.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -27,24 +26,17 @@ ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm,
 
 VerbsProvider::VerbsProvider(const ProviderContext& context, const VerbsApi* api, const CmApi* cm,
                              std::shared_ptr<const Locality> locality)
-    : shared_(context) {
+    : shared_(context),
+      meeting_(shared_.context, "verbs",
+               [this](int fd, HelloInfo peer, std::unique_ptr<tcp::Meeting::Dial> dial,
+                      EventSink&) { met(fd, std::move(peer), std::move(dial)); }) {
   shared_.cm_api = cm;
   shared_.locality = std::move(locality);
   capabilities_.name = "verbs";
   capabilities_.rank = 200;
-  socket_options_.buffer_bytes = 0;
   const absl::Status status = configure(api);
   capabilities_.available = status.ok();
   if (!status.ok()) capabilities_.detail = std::string(status.message());
-}
-
-VerbsProvider::~VerbsProvider() {
-  calls_.clear();
-  sessions_.clear();
-  if (listener_ >= 0) {
-    shared_.poller->remove(listener_);
-    ::close(listener_);
-  }
 }
 
 absl::Status VerbsProvider::configure(const VerbsApi* api) {
@@ -59,6 +51,10 @@ absl::Status VerbsProvider::configure(const VerbsApi* api) {
   auto poller = tcp::Poller::create();
   if (!poller.ok()) return poller.status();
   shared_.poller = *std::move(poller);
+  meeting_.open(*shared_.poller, {.sockets = {.buffer_bytes = 0},
+                                  .patience = shared_.tuning.connect,
+                                  .patience_setting = "verbs.connect_ms",
+                                  .extra = [this] { return offers(); }});
   auto hardware = open_devices(*api, shared_.tuning);
   if (!hardware.ok()) return hardware.status();
   shared_.hardware = *std::move(hardware);
@@ -197,26 +193,19 @@ void VerbsProvider::on_event(Device& device, const Device::Event& event) {
 
 bool VerbsProvider::progress(EventSink& sink) {
   constexpr uint32_t kLookEvery = 32;
+  if (!capabilities_.available) return meeting_.progress(sink);
   bool any = false;
-  while (!failed_.empty()) {
-    auto dial = std::move(failed_.back());
-    failed_.pop_back();
-    give_up(std::move(dial), sink);
-    any = true;
-  }
-  if (!capabilities_.available) return any;
   // System calls, and the clock may be one too: not in every round while the rails are busy.
-  const bool look = look_ || ++rounds_ >= kLookEvery;
+  const bool look = look_ || meeting_.busy() || ++rounds_ >= kLookEvery;
   if (look) {
     rounds_ = 0;
     now_ = shared_.context.clock.now();
     any |= shared_.poller->poll();
-    if (listener_watch_.ready != 0) accept_some();
+    any |= meeting_.progress(sink);
     any |= device_events();
     if (shared_.cm != nullptr) any |= cm_events();
-    if (!calls_.empty()) any |= advance_calls(sink);
   }
-  look_ = !calls_.empty();
+  look_ = false;
   for (size_t i = 0; i < sessions_.size(); ++i) {
     any |= sessions_[i]->progress(now_, look, sink);
     look_ |= sessions_[i]->busy();
@@ -228,7 +217,7 @@ bool VerbsProvider::progress(EventSink& sink) {
 }
 
 bool VerbsProvider::arm() {
-  if (!failed_.empty()) return false;
+  if (!meeting_.arm()) return false;
   look_ = true;
   bool armed = true;
   for (const auto& session : sessions_) armed &= session->arm();
@@ -236,8 +225,7 @@ bool VerbsProvider::arm() {
 }
 
 Time VerbsProvider::next_timer() const {
-  Time next = kNever;
-  for (const Call& call : calls_) next = std::min(next, call.greeting->deadline());
+  Time next = meeting_.next_timer();
   for (const auto& session : sessions_) next = std::min(next, session->next_timer());
   return next;
 }

@@ -8,7 +8,7 @@
 
 namespace baton::verbs {
 
-Session::Session(Shared& shared, std::unique_ptr<Control> control, HelloInfo peer,
+Session::Session(Shared& shared, std::unique_ptr<tcp::MessageStream> control, HelloInfo peer,
                  std::vector<PortOffer> offers, bool connecting)
     : shared_(shared),
       control_(std::move(control)),
@@ -46,8 +46,13 @@ bool Session::progress(Time now, bool look, EventSink& sink) {
 }
 
 bool Session::look_at_control(EventSink& sink) {
-  const bool any = control_->progress(
-      [&](const Message& message) { return on_message(message, nullptr, sink); });
+  bool any = false;
+  while (const auto bytes = control_->next()) {
+    any = true;
+    const auto message = decode_message(*bytes);
+    absl::Status status = message.ok() ? on_message(*message, nullptr, sink) : message.status();
+    if (!status.ok()) control_->close(std::move(status), true);
+  }
   if (!over_ && !control_->open()) {
     const bool carried =
         !control_->gone() && std::any_of(slots_.begin(), slots_.end(),

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "transport/provider.h"
+#include "transport/tcp/message_stream.h"
 #include "verbs/cm.h"
-#include "verbs/control.h"
 #include "verbs/locality.h"
 #include "verbs/rail.h"
 #include "verbs/regions.h"
@@ -42,7 +42,7 @@ struct Shared {
 class Session {
  public:
   // `session` as the connecting worker chose it. `offers` are the peer's ports.
-  Session(Shared& shared, std::unique_ptr<Control> control, HelloInfo peer,
+  Session(Shared& shared, std::unique_ptr<tcp::MessageStream> control, HelloInfo peer,
           std::vector<PortOffer> offers, bool connecting);
   ~Session();
   Session(const Session&) = delete;
@@ -141,7 +141,7 @@ class Session {
   void end(const absl::Status& why, EventSink& sink);
 
   Shared& shared_;
-  std::unique_ptr<Control> control_;
+  std::unique_ptr<tcp::MessageStream> control_;
   HelloInfo peer_;
   const std::vector<PortOffer> offers_;
   const bool connecting_;

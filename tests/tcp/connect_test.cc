@@ -9,7 +9,7 @@
 #include <iterator>
 
 #include "tests/tcp/raw_peer.h"
-#include "transport/tcp/provider.h"
+#include "transport/tcp/meeting.h"
 
 namespace baton::tcp {
 namespace {
@@ -97,7 +97,7 @@ TEST_P(TcpPair, StrangersNeitherGetInNorKeepPeersOut) {
   ::close(talker);
   // Many that say nothing do not keep a real peer out ...
   std::vector<int> silent;
-  for (size_t i = 0; i < TcpProvider::kMaxHalfOpen + 20; ++i) {
+  for (size_t i = 0; i < Meeting::kMaxHalfOpen + 20; ++i) {
     silent.push_back(RawPeer::dial(*address));
     b.progress();
   }

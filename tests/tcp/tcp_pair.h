@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/tcp/tcp_node.h"
+#include "transport/settings.h"
 
 namespace baton::tcp {
 

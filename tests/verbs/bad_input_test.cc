@@ -1,9 +1,12 @@
 // What does not fit, is too much, or does not match: each is said with its remedy, and both sides
 // go on.
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "tests/verbs/verbs_pair.h"
+#include "transport/address.h"
+#include "transport/tcp/meeting.h"
 #include "verbs/message.h"
 
 namespace baton {
@@ -173,6 +176,35 @@ TEST_F(DmaBuf, ADriverWithoutSaysSo) {
   EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("no dma-buf"), HasSubstr("fake0"), HasSubstr("nvidia-peermem")));
+}
+
+TEST(BadInput, SilentStrangersKeepNoPeerOut) {
+  VerbsPair pair({});
+  const auto address = Address::decode(pair.b.worker->address());
+  ASSERT_TRUE(address.ok()) << address.status();
+  std::string where;
+  for (const auto& [name, at] : address->providers) {
+    if (name == "verbs") where = at;
+  }
+  std::vector<int> strangers;
+  for (size_t i = 0; i < tcp::Meeting::kMaxHalfOpen + 1; ++i) {
+    const auto fd = tcp::start_connect(tcp::resolve(where)->front(), {});
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    strangers.push_back(*fd);
+    pair.steps(40);
+  }
+  EXPECT_TRUE(pair.connect());
+  EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+  // Nor do they stay.
+  const auto hung_up = [](int fd) {
+    char byte;
+    return ::recv(fd, &byte, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET;
+  };
+  // One made room for the last stranger, one for the peer, and the others are there still.
+  EXPECT_EQ(std::count_if(strangers.begin(), strangers.end(), hung_up), 2);
+  pair.tick = std::chrono::milliseconds(1);
+  EXPECT_TRUE(pair.drive([&] { return std::all_of(strangers.begin(), strangers.end(), hung_up); }));
+  for (const int fd : strangers) ::close(fd);
 }
 
 }  // namespace

@@ -1,17 +1,14 @@
-// Settings, listening, one round of progress, sleeping.
+// Settings, one round of progress, sleeping.
 #include "transport/ucx/provider.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "transport/settings.h"
 
 namespace baton::ucx {
 namespace {
@@ -27,10 +24,6 @@ bool has_fabric() {
   return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
 }
 
-bool is_loopback(std::string_view host) {
-  return host.empty() || host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
-}
-
 }  // namespace
 
 // Named for the linker: see baton_provider() in cmake/BatonTargets.cmake.
@@ -39,7 +32,11 @@ extern "C" const ProviderRegistration baton_provider_ucx("ucx", [](const Provide
 });
 
 UcxProvider::UcxProvider(const ProviderContext& context)
-    : shared_(std::make_shared<UcxShared>(context)) {
+    : shared_(std::make_shared<UcxShared>(context)),
+      meeting_(shared_->context, "ucx",
+               [this](int fd, HelloInfo peer, std::unique_ptr<Dial> dial, EventSink&) {
+                 met(fd, std::move(peer), std::move(dial));
+               }) {
   capabilities_.name = "ucx";
   absl::Status status = configure();
   capabilities_.available = status.ok();
@@ -47,25 +44,8 @@ UcxProvider::UcxProvider(const ProviderContext& context)
 }
 
 UcxProvider::~UcxProvider() {
-  calls_.clear();
   joining_.clear();
-  if (listener_ >= 0) {
-    shared_->poller->remove(listener_);
-    ::close(listener_);
-  }
   if (shared_->engine != nullptr) shared_->poller->remove(shared_->engine->fd());
-}
-
-absl::StatusOr<uint64_t> UcxProvider::number(std::string_view key, uint64_t fallback,
-                                             uint64_t least, uint64_t most) const {
-  const std::string text(setting(shared_->context, key, ""));
-  if (text.empty()) return fallback;
-  uint64_t value = 0;
-  if (!absl::SimpleAtoi(text, &value) || value < least || value > most) {
-    return absl::InvalidArgumentError(absl::StrCat("setting ", std::string(key), "=", text,
-                                                   ": give a number from ", least, " to ", most));
-  }
-  return value;
 }
 
 absl::Status UcxProvider::configure() {
@@ -77,21 +57,18 @@ absl::Status UcxProvider::configure() {
   shared_->poller = *std::move(poller);
 
   const ProviderContext& context = shared_->context;
-  const auto slice = number("ucx.slice_kib", shared_->slice_bytes >> 10, 4, 1 << 20);
-  const auto stall = number("ucx.stall_ms", 10000, 10, 3600000);
-  const auto handshake = number("ucx.handshake_ms", 5000, 10, 3600000);
-  for (const auto* value : {&slice, &stall, &handshake}) {
-    if (!value->ok()) return value->status();
-  }
-  shared_->slice_bytes = *slice << 10;
-  shared_->stall = std::chrono::milliseconds(*stall);
-  handshake_time_ = std::chrono::milliseconds(*handshake);
-  options_.tls = std::string(setting(context, "ucx.tls", ""));
-  options_.net_devices = std::string(setting(context, "ucx.net_devices", ""));
+  SettingsReader read(context);
+  read.kib("ucx.slice_kib", shared_->slice_bytes, 4, 1 << 20);
+  read.ms("ucx.stall_ms", shared_->stall, 10);
+  read.ms("ucx.handshake_ms", patience_, 10);
+  read.text("ucx.tls", options_.tls);
+  read.text("ucx.net_devices", options_.net_devices);
+  if (!read.status().ok()) return read.status();
+  meeting_.open(*shared_->poller, {.patience = patience_, .patience_setting = "ucx.handshake_ms"});
   // UCX takes messages from anybody who reaches its ports: a worker that serves this machine only
   // must have none elsewhere.
   if (options_.net_devices.empty() && std::getenv("UCX_NET_DEVICES") == nullptr &&
-      is_loopback(context.listen_host)) {
+      tcp::loopback_host(context.listen_host)) {
     options_.net_devices = "lo";
   }
   const char* from_environment = std::getenv("UCX_TLS");
@@ -130,59 +107,33 @@ absl::Status UcxProvider::start_engine() {
   return shared_->poller->add(shared_->engine->fd(), EPOLLIN, engine_watch_);
 }
 
-absl::StatusOr<std::string> UcxProvider::listen() {
-  const auto& context = shared_->context;
-  auto fd = tcp::listen_on(context.listen_host, context.listen_port, {});
-  // Another provider of this worker, or another worker, may have the port: peers get the address.
-  if (absl::IsAlreadyExists(fd.status())) fd = tcp::listen_on(context.listen_host, 0, {});
-  if (!fd.ok()) return fd.status();
-  listener_ = *fd;
-  absl::Status status = shared_->poller->add(listener_, EPOLLIN, listener_watch_);
-  if (!status.ok()) return status;
-  return tcp::advertised(listener_);
-}
-
 absl::Status UcxProvider::reachable(const std::string& address, std::string_view host_id) const {
-  if (host_id.empty() || host_id == shared_->context.host_id) return absl::OkStatus();
-  bool loopback = true;
-  for (const auto one : absl::StrSplit(address, ',')) {
-    auto parts = tcp::split_host_port(std::string(one));
-    if (!parts.ok()) return parts.status();
-    loopback &= is_loopback(parts->first);
-  }
-  if (loopback || options_.net_devices == "lo") {
+  const std::string& here = shared_->context.host_id;
+  if (absl::Status status = tcp::reachable(address, host_id, here); !status.ok()) return status;
+  if (!host_id.empty() && host_id != here && options_.net_devices == "lo") {
     return absl::FailedPreconditionError(
-        absl::StrCat(loopback ? "the peer" : "this worker",
-                     " listens on its loopback interface only, and UCX connects both ways: start "
-                     "it with a listen_host that others can reach, for example 0.0.0.0"));
+        "this worker listens on its loopback interface only, and UCX connects both ways: start it "
+        "with a listen_host that others can reach, for example 0.0.0.0");
   }
   return absl::OkStatus();
 }
 
 bool UcxProvider::progress(EventSink& sink) {
-  bool any = false;
-  while (!failed_.empty()) {
-    auto dial = std::move(failed_.back());
-    failed_.pop_back();
-    give_up(std::move(dial), sink);
-    any = true;
-  }
-  if (!capabilities_.available) return any;
+  if (!capabilities_.available) return meeting_.progress(sink);
   std::vector<UcxRail*>& rails = shared_->rails;
-  const bool alone = calls_.empty() && std::all_of(rails.begin(), rails.end(),
-                                                   [](const UcxRail* r) { return r == nullptr; });
+  const bool alone = !meeting_.busy() && std::all_of(rails.begin(), rails.end(),
+                                                     [](const UcxRail* r) { return r == nullptr; });
   // Without peers there is only the listener to look at, now and then and after sleeping.
-  if (alone && ++idle_rounds_ < kIdleRounds) return any;
+  if (alone && ++idle_rounds_ < kIdleRounds) return false;
   idle_rounds_ = 0;
 
   sink_ = &sink;
-  any |= shared_->poller->poll();
-  if (listener_watch_.ready != 0) accept_some();
+  bool any = shared_->poller->poll();
   // A peer that has hung up before the round lands nothing in it.
   for (size_t i = 0; i < rails.size(); ++i) {
     if (rails[i] != nullptr && rails[i]->announced) any |= rails[i]->check_channel(sink);
   }
-  if (!calls_.empty()) any |= advance_calls(sink);
+  any |= meeting_.progress(sink);
   if (!joining_.empty()) any |= advance_joining(sink);
   if (shared_->engine != nullptr) {
     any |= shared_->engine->progress();
@@ -217,7 +168,7 @@ void UcxProvider::received(std::string_view message) {
 
 bool UcxProvider::arm() {
   idle_rounds_ = kIdleRounds;
-  if (!failed_.empty()) return false;
+  if (!meeting_.arm()) return false;
   const auto& rails = shared_->rails;
   if (std::any_of(rails.begin(), rails.end(),
                   [](const UcxRail* rail) { return rail != nullptr && rail->runnable(); })) {
@@ -227,11 +178,10 @@ bool UcxProvider::arm() {
 }
 
 Time UcxProvider::next_timer() const {
-  Time next = kNever;
+  Time next = meeting_.next_timer();
   if (shared_->engine != nullptr && shared_->engine->holds_packets()) {
-    next = shared_->context.clock.now() + kNap;
+    next = std::min(next, shared_->context.clock.now() + kNap);
   }
-  for (const Call& call : calls_) next = std::min(next, call.greeting->deadline());
   for (const Joining& joining : joining_) next = std::min(next, joining.deadline);
   for (const UcxRail* rail : shared_->rails) {
     if (rail != nullptr) next = std::min(next, rail->next_timer());

@@ -20,7 +20,7 @@ uint64_t random_token() {
 
 }  // namespace
 
-UcxRail::UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<SideChannel> channel,
+UcxRail::UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<tcp::MessageStream> channel,
                  HelloInfo peer)
     : shared_(std::move(shared)), channel_(std::move(channel)), peer_info_(std::move(peer)) {
   peer_ =
@@ -130,13 +130,14 @@ void UcxRail::finish(EventSink& sink) {
 
 bool UcxRail::check_channel(EventSink& sink) {
   if (closed_) return false;
-  const auto heard = channel_->hear();
-  if (heard.ok() && !heard->has_value()) return false;
-  if (heard.ok() && (*heard)->empty()) return true;  // "ready", overtaken by what it announced
-  fail(heard.ok() ? hostile("words on the connection beside UCX")
-                  : lost(std::string(heard.status().message())));
-  finish(sink);
-  return true;
+  bool any = false;
+  while (const auto words = channel_->next()) {
+    any = true;  // "ready", overtaken by what it announced, is empty
+    if (!words->empty()) fail(hostile("words on the connection beside UCX"));
+  }
+  if (!channel_->open()) fail(lost(std::string(channel_->why().message())));
+  if (failing_) finish(sink);
+  return any || closed_;
 }
 
 bool UcxRail::advance(EventSink& sink) {

@@ -12,10 +12,10 @@
 
 #include "transport/provider.h"
 #include "transport/tcp/frame.h"
+#include "transport/tcp/message_stream.h"
 #include "transport/tcp/open_slices.h"
 #include "transport/ucx/engine.h"
 #include "transport/ucx/message.h"
-#include "transport/ucx/side_channel.h"
 
 namespace baton::ucx {
 
@@ -44,8 +44,10 @@ class UcxRail final : public Rail {
   static constexpr uint32_t kWindow = 16;        // data packets that UCX may hold
   static constexpr uint32_t kMaxControl = 1024;  // packets of any kind
   static constexpr Time kAbortGrace = std::chrono::seconds(1);
+  static constexpr tcp::MessageStream::Options kChannel{};  // beside UCX: the introduction
 
-  UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<SideChannel> channel, HelloInfo peer);
+  UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<tcp::MessageStream> channel,
+          HelloInfo peer);
   ~UcxRail() override;
 
   const Properties& properties() const override { return properties_; }
@@ -57,7 +59,7 @@ class UcxRail final : public Rail {
   // Coming up: what the peer needs to send to this rail, and what it told us of itself.
   std::string introduction() const;
   absl::Status introduced(std::string_view words);
-  SideChannel& channel() { return *channel_; }
+  tcp::MessageStream& channel() { return *channel_; }
   const HelloInfo& peer() const { return peer_info_; }
 
   // Set by the provider when the worker knows of the rail; after these calls it may be gone.
@@ -136,7 +138,7 @@ class UcxRail final : public Rail {
   }
 
   std::shared_ptr<UcxShared> shared_;
-  std::unique_ptr<SideChannel> channel_;
+  std::unique_ptr<tcp::MessageStream> channel_;
   HelloInfo peer_info_;
   std::string peer_;  // "decode-0 (10.0.0.1:4000)"
   Properties properties_;
