@@ -19,8 +19,9 @@ absl::StatusOr<ConnectionManager*> Shared::connection_manager() {
   return cm.get();
 }
 
-// The proofs name both workers, the session, the rail's incarnation and both queue pairs, all known
-// from the handshake and the messages after it: none fits any other connection.
+// The proofs name both workers, the session, the rail, its incarnation and both queue pairs, all
+// known from the handshake and the messages after it: none fits any other connection. (Queue pairs
+// are numbered by device: those of two rails may well have the same numbers.)
 CmTerms Session::terms(const Slot& slot) const {
   const Endpoint own = slot.pending->local();
   const WorkerUid& here = shared_.context.self.uid;
@@ -31,6 +32,7 @@ CmTerms Session::terms(const Slot& slot) const {
       text.append(reinterpret_cast<const char*>(uid->bytes.data()), uid->bytes.size());
     }
     put_number(text, peer_.session);
+    put_number(text, static_cast<uint16_t>(&slot - slots_.data()));
     put_number(text, slot.incarnation);
     put_number(text, connecting_ ? own.queue_pair : slot.peer.queue_pair);
     put_number(text, connecting_ ? slot.peer.queue_pair : own.queue_pair);
