@@ -89,7 +89,19 @@ bool same_proof(std::string_view expected, std::string_view given) {
 
 // --- one connection ---
 
-CmLink::~CmLink() { manager_.api_.rdma_destroy_id(id_); }
+// Destroying says goodbye to the peer, by the connection manager's own queue pair. When that cannot
+// send because the interface is down, rdma_rxe breaks it for good: no call comes through there any
+// more, for anybody. So goodbyes wait until the interface is up.
+CmLink::~CmLink() {
+  Port now = port_;
+  const bool down = !port_.device->dead() && port_.device->refresh(now).ok() && !now.up();
+  if (!down) {
+    manager_.api_.rdma_destroy_id(id_);
+    return;
+  }
+  id_->context = nullptr;
+  manager_.parked_.emplace_back(id_, &port_);
+}
 
 void CmLink::fail(absl::Status why) {
   if (state_ == State::kFailed || state_ == State::kClosed) return;
@@ -232,9 +244,18 @@ absl::StatusOr<std::unique_ptr<ConnectionManager>> ConnectionManager::create(con
 
 ConnectionManager::~ConnectionManager() {
   if (channel_ == nullptr) return;
+  for (const auto& [id, port] : parked_) api_.rdma_destroy_id(id);
   if (listener_ != nullptr) api_.rdma_destroy_id(listener_);
   poller_.remove(channel_->fd);
   api_.rdma_destroy_event_channel(channel_);
+}
+
+void ConnectionManager::port_up(const Port& up) {
+  std::erase_if(parked_, [&](const auto& parked) {
+    if (parked.second != &up) return false;
+    api_.rdma_destroy_id(parked.first);
+    return true;
+  });
 }
 
 absl::StatusOr<uint16_t> ConnectionManager::listen() {

@@ -14,6 +14,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "transport/tcp/io_engine.h"
@@ -109,6 +111,8 @@ class ConnectionManager {
   // accept().
   absl::StatusOr<std::unique_ptr<CmLink>> take(const CmRequest& request, const Port& port);
   absl::Status accept(CmLink& link, CmTerms terms);
+  // Links that ended while this port was down may say goodbye now.
+  void port_up(const Port& up);
 
   // Handles what has come. Requests go to `on_request`: OK when it was taken, otherwise the reason
   // that the peer is told.
@@ -122,6 +126,7 @@ class ConnectionManager {
   tcp::Poller& poller_;
   rdma_event_channel* channel_ = nullptr;
   rdma_cm_id* listener_ = nullptr;
+  std::vector<std::pair<rdma_cm_id*, const Port*>> parked_;
   tcp::Watched watch_;
 };
 

@@ -187,6 +187,7 @@ void VerbsProvider::on_event(Device& device, const Device::Event& event) {
                                             std::equal(a.gid.raw, a.gid.raw + 16, b.gid.raw);
                                    });
       if (was_up && (!port->up() || !same)) changed(*port);
+      if (port->up() && shared_.cm != nullptr) shared_.cm->port_up(*port);
     }
   }
 }

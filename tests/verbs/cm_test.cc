@@ -75,6 +75,7 @@ TEST(ConnectionManager, ARailThatBrokeComesBackByIt) {
   pair.steps(10'000);
   EXPECT_TRUE(both_carry(pair)) << "the rail did not come back";
   EXPECT_EQ(pair.cm->established(), 3u);
+  EXPECT_FALSE(pair.cm->deaf(1));
 }
 
 TEST(ConnectionManager, ARefusedAccessRecoversByIt) {

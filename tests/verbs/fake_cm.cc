@@ -23,6 +23,7 @@ FakeCm::FakeCm(FakeVerbs& verbs) : verbs_(verbs) {
     contexts_.back()->device = devices[i];
   }
   verbs.api().ibv_free_device_list(devices);
+  deaf_.resize(contexts_.size());
   api_ = fake_cm_calls();
 }
 
@@ -116,6 +117,7 @@ void FakeCm::destroy(FakeCmId& id) {
     return true;
   });
   for (FakeCmId* call : calls) destroy(*call);
+  if (id.state == FakeCmId::State::kUp && !verbs_.port_up(id.device)) deaf_[id.device] = true;
   if (id.peer != nullptr) {
     const bool up = id.peer->state == FakeCmId::State::kUp;
     push(*id.peer, up ? RDMA_CM_EVENT_DISCONNECTED : RDMA_CM_EVENT_REJECTED, up ? 0 : 4);

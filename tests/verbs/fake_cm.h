@@ -10,6 +10,9 @@
 // reply before the queue pair's attributes have been asked for, reading a blocking channel,
 // destroying an identifier or a channel with events that were not acknowledged, events
 // acknowledged twice.
+//
+// As with rdma_rxe, a device is deaf for ever once a goodbye could not leave it, because its port
+// was down when an established identifier was destroyed: no answer reaches it any more.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +57,7 @@ class FakeCm {
   std::string last_rejection() const { return last_rejection_; }
 
   uint64_t established() const { return established_; }
+  bool deaf(size_t device) const { return deaf_[device]; }
   size_t objects() const;
   std::vector<std::string> violations() const;
 
@@ -76,6 +80,7 @@ class FakeCm {
   std::vector<std::unique_ptr<ibv_context>> contexts_;  // its own, of every device
   std::list<std::unique_ptr<FakeCmChannel>> channels_;
   std::list<std::unique_ptr<FakeCmId>> ids_;
+  std::vector<bool> deaf_;  // by device
   uint16_t next_port_ = 40000;
   uint32_t next_sequence_ = 1000;
   uint64_t rejected_ = 0;

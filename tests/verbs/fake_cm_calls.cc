@@ -194,6 +194,7 @@ struct FakeCmCalls {
     if (id.peer == nullptr) return refuse(ECONNRESET);
     std::string data = data_of(*parameter, 196);
     if (cm().impostor) data.back() = static_cast<char>(data.back() ^ 1);
+    if (cm().deaf_[id.peer->device]) return 0;
     cm().push(*id.peer, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, data, parameter->qp_num);
     return 0;
   }
