@@ -73,6 +73,7 @@ struct WorkerStats {
   uint64_t bytes_moved = 0;  // of transfers that ended as done
   uint64_t slices_posted = 0;
   uint64_t slices_moved = 0;    // given to another rail after theirs failed
+  uint64_t rails_lost = 0;      // while others carried on
   uint64_t open_transfers = 0;  // submitted, not ended
   uint64_t peers_up = 0;
   uint64_t notifications_waiting = 0;
@@ -117,7 +118,8 @@ class Worker {
   PeerState peer_state(PeerId peer) const;
   // Why the peer is down; OK while it is connecting or up.
   absl::Status peer_status(PeerId peer) const;
-  // The route taken, and for each provider not used, why: for logs and people.
+  // The routes taken, why a rail was lost, and for each provider not used, why: for logs and
+  // people.
   std::string explain(PeerId peer) const;
   // The peer's region, mapped, so that it can be read in place: needs a rail that can do that (shm,
   // to pool memory) and the right to read. Unavailable while the connection is still coming up;

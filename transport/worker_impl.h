@@ -54,6 +54,7 @@ struct Peer {
   std::vector<std::string> untried;
   std::string route;               // of the rails in use
   std::vector<std::string> notes;  // "shm: not used because ..."
+  std::string rail_lost;           // why the last one was lost, while others carried on
 
   PeerId id() const { return {index, generation}; }
 };

@@ -232,7 +232,9 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
     if (peer->rails[i].rail.get() != &rail) continue;
     graveyard.push_back(std::move(peer->rails[i].rail));
     peer->rails.erase(peer->rails.begin() + static_cast<ptrdiff_t>(i));
-    if (peer->rails.empty()) peer_down(*peer, why);
+    if (peer->rails.empty()) return peer_down(*peer, why);
+    ++stats.rails_lost;
+    peer->rail_lost = std::string(why.message());
     return;
   }
 }
@@ -338,14 +340,23 @@ void Worker::Impl::push_event(PeerEvent event) {
 }
 
 std::string Worker::Impl::explain(const Peer& peer) const {
-  std::string out = absl::StrFormat("%s: %s", peer.name,
-                                    peer.state == PeerState::kUp ? peer.route
-                                    : peer.state == PeerState::kConnecting
-                                        ? absl::StrCat("connecting by ", peer.route)
-                                        : absl::StrCat("down: ", peer.why.message()));
-  if (peer.state == PeerState::kUp && !peer.notes.empty()) {
-    absl::StrAppend(&out, " [", absl::StrJoin(peer.notes, "; "), "]");
+  if (peer.state == PeerState::kConnecting) {
+    return absl::StrCat(peer.name, ": connecting by ", peer.route);
   }
+  if (peer.state == PeerState::kDown) {
+    return absl::StrCat(peer.name, ": down: ", peer.why.message());
+  }
+  std::vector<std::string> routes;
+  for (const RailState& state : peer.rails) {
+    const std::string& route = state.rail->properties().route;
+    if (std::find(routes.begin(), routes.end(), route) == routes.end()) routes.push_back(route);
+  }
+  std::vector<std::string> notes = peer.notes;
+  if (!peer.rail_lost.empty()) {
+    notes.push_back(absl::StrCat("the last rail that was lost: ", peer.rail_lost));
+  }
+  std::string out = absl::StrCat(peer.name, ": ", absl::StrJoin(routes, " + "));
+  if (!notes.empty()) absl::StrAppend(&out, " [", absl::StrJoin(notes, "; "), "]");
   return out;
 }
 

@@ -74,7 +74,7 @@ class Sender {
   uint64_t unsure_since_ = 0;  // ended otherwise: they may have raised the counter
   uint64_t done_ = 0, failed_ = 0, late_ = 0;
   uint64_t verified_ = 0;  // bytes
-  uint64_t moved_before_ = 0;
+  uint64_t lost_before_ = 0;
   std::thread injector_;
   std::atomic<int64_t> injected_ns_{0};
   absl::Status injection_;
@@ -127,8 +127,8 @@ absl::Status Sender::start(const std::string& host) {
 void Sender::look() {
   if (injected_ns_ == 0 || noticed_ >= Time(0)) return;
   const bool noticed = case_.outcome == Outcome::kLost ? lost()
-                       : case_.loses_rail ? worker_->stats().slices_moved > moved_before_
-                                          : false;
+                       : case_.loses_rail              ? worker_->stats().rails_lost > lost_before_
+                                                       : false;
   if (!noticed) return;
   noticed_ = now() - Time(injected_ns_.load());
   clock_ = lateness_.factor();
@@ -210,6 +210,8 @@ bool Sender::check() {
     const WorkerStats stats = worker_->stats();
     std::cerr << case_.name << ": no answer: " << worker_->explain(peer_) << "; open "
               << stats.open_transfers << ", slices moved " << stats.slices_moved << "\n";
+    // Where its threads stand, for the log.
+    board_.run_there(R"(head -n 99 /proc/$(<"$board/pid")/task/*/{comm,stack})").IgnoreError();
   } else if (!absl::StartsWith(answer.payload, "counter ")) {
     complain(answer.payload);
   } else {
@@ -228,7 +230,7 @@ bool Sender::check() {
 
 // Beside the transfers: they must not wait for a shell.
 void Sender::inject() {
-  moved_before_ = worker_->stats().slices_moved;
+  lost_before_ = worker_->stats().rails_lost;
   injector_ = std::thread([this] {
     const std::string there = case_.there;
     if (*case_.here != 0) injection_.Update(run_here(case_.here));

@@ -88,6 +88,8 @@ TEST_F(Faults, ACableThatIsPulledIsFoundOutByRetries) {
   ASSERT_TRUE(pair.connect());
   expect_survived(pair, [&] { pair.fake->set_cable(1, false); });
   EXPECT_GT(pair.a.worker->stats().slices_moved, 0u);
+  EXPECT_EQ(pair.a.worker->stats().rails_lost, 1u);
+  EXPECT_THAT(pair.a.worker->explain(pair.a.peer), HasSubstr("the last rail that was lost: "));
   EXPECT_FALSE(both_carry(pair));
   pair.fake->set_cable(1, true);
   pair.steps(30'000);
