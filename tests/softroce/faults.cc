@@ -110,6 +110,8 @@ WorkerOptions worker_options(const std::string& name, const std::string& host) {
   options.providers = {"verbs"};
   options.listen_host = host;
   options.settings = {{"verbs.timeout", "14"}, {"verbs.retry_count", "6"}};
+  if (std::getenv("SOFTROCE_RDMA_CM") != nullptr)
+    options.settings.push_back({"verbs.rdma_cm", "1"});
   return options;
 }
 

@@ -34,6 +34,11 @@ int table() {
     const auto row = nlohmann::json::parse(line, nullptr, false);
     if (!row.is_object()) continue;
     ++rows;
+    if (!row.contains("verdict")) {  // killed, or crashed: see its log
+      std::cout << "| " << row.value("case", "?") << " | | | | | | | | | FAILED: no result |\n";
+      ++failed;
+      continue;
+    }
     const bool good = row["verdict"] == "ok";
     failed += good ? 0 : 1;
     const double predicted = row["predicted_ms"], noticed = row["noticed_ms"];
