@@ -4,12 +4,11 @@
 // What comes of it:
 //
 //   connect() --> a Dial, which tries the endpoints of the address one after the other
-//                   --> `met`, with the Dial                 the peer is there and is the right one
-//                   --> EventSink::connect_failed()          no endpoint would do; says why, of
-//                   each
-//   query()   --> EventSink::resolved()                      the peer's Address, or why there is
-//   none a caller  --> `met`, without a Dial                      it holds the cluster key
-//             --> nothing                                    it does not, or it only asked a query
+//                   --> `met`, with the Dial           the peer is there and is the right one
+//                   --> EventSink::connect_failed()    no endpoint would do; says why, of each
+//   query()   --> EventSink::resolved()                the peer's Address, or why there is none
+//   a caller  --> `met`, without a Dial                it holds the cluster key
+//             --> nothing                              it does not, or it only asked a query
 //
 // A provider that cannot use a peer it has met hands the Dial back with try_next(), which goes on
 // with the endpoint after that one.
@@ -20,9 +19,8 @@
 //   - Strangers do not keep peers out. There are kMaxHalfOpen places for callers; when they are
 //     taken, the oldest call from the host with the most calls makes room for the next one. A host
 //     that floods therefore pushes out its own calls, not those of others.
-//   - Running out of descriptors costs callers kLookAway and no spinning: the listener is not
-//   looked
-//     at for so long. Callers wait in the kernel's queue meanwhile.
+//   - Running out of descriptors costs callers kLookAway and no spinning: for so long nobody looks
+//     at the listener. Callers wait in the kernel's queue meanwhile.
 //   - A dial succeeds only with the worker that was asked for, where its uid was given.
 //   - Every connect() and query() is answered once, from inside progress().
 //
