@@ -98,10 +98,10 @@ ratios_bench() {
   local rounds=${1:-3} device gid work status=0 verb
   ratios_begin
   for verb in write_bw read_bw; do
-    row "$rounds" $verb -s 65536 -n 600 -q 1 || status=1
-    row "$rounds" $verb -s 65536 -n 200 -q 4 || status=1
-    row "$rounds" $verb -s 1048576 -n 50 -q 1 || status=1
-    row "$rounds" $verb -s 1048576 -n 15 -q 4 || status=1
+    row "$rounds" $verb -s 65536 -n 1000 -q 1 || status=1
+    row "$rounds" $verb -s 65536 -n 300 -q 4 || status=1
+    row "$rounds" $verb -s 1048576 -n 80 -q 1 || status=1
+    row "$rounds" $verb -s 1048576 -n 30 -q 4 || status=1
   done
   row "$rounds" write_lat -s 8 -n 5000 || status=1
   row_kv "$rounds" || status=1
