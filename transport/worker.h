@@ -40,7 +40,7 @@ struct WorkerOptions {
   std::string require;                 // only this provider may be used: no silent fallback
   std::optional<ClusterKey> key;       // default: ClusterKey::for_this_user()
   std::string listen_host;             // "": loopback only; "0.0.0.0": every interface
-  uint16_t listen_port = 0;            // of the tcp provider; 0: any free port
+  uint16_t listen_port = 0;            // what tcp listens on; 0: any free port
   const Clock* clock = nullptr;        // default: Clock::steady()
   std::optional<LinkShape> shape;      // wrap every provider in shaped()
   Timeline* timeline = nullptr;        // wrap every provider in traced()

@@ -118,7 +118,8 @@ absl::Status Worker::Impl::start() {
       status = where.status();
       if (where.ok()) {
         self_address.providers.emplace_back(name, *where);
-        if (port == 0) port = port_of(*where);
+        const uint16_t at = port_of(*where);
+        if (port == 0 || (at != 0 && at == options.listen_port)) port = at;
       }
     }
     if (!status.ok()) {
@@ -140,6 +141,14 @@ absl::Status Worker::Impl::start() {
   if (providers.empty()) {
     return absl::UnavailableError(
         absl::StrCat("no provider can be used. ", absl::StrJoin(provider_notes, "; ")));
+  }
+  if (options.listen_port != 0 && port != options.listen_port) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "none of the providers %s listens on port %d, where peers would look for this worker: add "
+        "tcp, or leave the port out",
+        absl::StrJoin(self_address.providers, ", ",
+                      [](std::string* out, const auto& entry) { out->append(entry.first); }),
+        options.listen_port));
   }
   address = self_address.encode();
   for (auto& provider : providers) provider->set_worker_address(address);

@@ -258,6 +258,17 @@ std::vector<std::string> providers() {
   return out;
 }
 
+TEST(WorkerPort, IsOneThatAProviderListensOn) {
+  WorkerOptions options;
+  options.providers = {"shm"};
+  options.listen_port = 18999;
+  const auto worker = Worker::create(options);
+  ASSERT_FALSE(worker.ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(worker.status())) << worker.status();
+  EXPECT_NE(worker.status().message().find("shm listens on port 18999"), std::string::npos)
+      << worker.status();
+}
+
 INSTANTIATE_TEST_SUITE_P(Integration, Processes, testing::ValuesIn(providers()),
                          [](const auto& each) { return each.param; });
 
