@@ -66,6 +66,15 @@ FakeQp* FakeVerbs::find_queue_pair(uint32_t number) const {
   return number < queue_pairs_.size() ? queue_pairs_[number] : nullptr;
 }
 
+std::vector<ibv_ah_attr> FakeVerbs::addresses() const {
+  std::lock_guard lock(mutex_);
+  std::vector<ibv_ah_attr> out;
+  for (const FakeQp* qp : queue_pairs_) {
+    if (qp != nullptr && qp->qp.state == IBV_QPS_RTS) out.push_back(qp->attributes.ah_attr);
+  }
+  return out;
+}
+
 // To everyone who has the device open.
 void FakeVerbs::raise(size_t device, ibv_async_event event) {
   for (const auto& context : contexts_) {

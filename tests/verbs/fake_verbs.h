@@ -101,6 +101,8 @@ class FakeVerbs {
   size_t objects() const;               // contexts, domains, regions, queues that exist
   uint64_t moved(size_t device) const;  // bytes of work begun there
   std::vector<ibv_gid_entry> gids(size_t device) const { return devices_[device].gids; }
+  // Of the queue pairs that are connected.
+  std::vector<ibv_ah_attr> addresses() const;
   bool port_up(size_t device) const { return devices_[device].port_up; }
   // Packets get through there.
   bool linked(size_t device) const;
