@@ -202,6 +202,9 @@ class Provider {
   virtual Time next_timer() const { return kNever; }
 };
 
+// Slices and transfers up to this size overtake larger ones: control never waits behind bulk.
+inline constexpr size_t kUrgentBytes = 64 << 10;
+
 // What a provider gets when it is made. References outlive it.
 struct ProviderContext {
   const Clock& clock;

@@ -13,7 +13,6 @@
 namespace baton {
 namespace {
 
-constexpr size_t kUrgentBytes = 64 << 10;
 constexpr size_t kLeastSlice = 4 << 10;
 constexpr uint32_t kDepth = 4096;
 constexpr Time kSliceTime = std::chrono::milliseconds(1);

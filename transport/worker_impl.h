@@ -62,7 +62,6 @@ struct Peer {
 class Worker::Impl final : public EventSink {
  public:
   static constexpr uint32_t kMaxPeers = 1024;
-  static constexpr size_t kUrgentBytes = 64 << 10;
   static constexpr size_t kMaxWaitingNotifications = 1 << 16;
 
   Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,

@@ -123,7 +123,7 @@ TEST_P(ShmRail, SmallTransfersPassLargeOnes) {
   a_.add(near_large);
   const RemoteRegion remote = b_.share(far_);
   const RemoteRegion remote_large = b_.share(far_large);
-  const Layout small = Layout::contiguous(0, SliceRunner::kUrgentBytes);
+  const Layout small = Layout::contiguous(0, kUrgentBytes);
   const Layout large = Layout::contiguous(0, kLarge);
   near_.fill(5);
   near_large.fill(6);
@@ -138,7 +138,7 @@ TEST_P(ShmRail, SmallTransfersPassLargeOnes) {
   ASSERT_TRUE(done(2));
   EXPECT_EQ(a_.done[0].transfer, first.id);
   EXPECT_EQ(a_.done[1].transfer, second.id);
-  EXPECT_TRUE(far_.all(5, 0, SliceRunner::kUrgentBytes));
+  EXPECT_TRUE(far_.all(5, 0, kUrgentBytes));
   EXPECT_EQ(far_large.data[kLarge - 1], std::byte{0});
 
   // What was passed is still whole, and still is fenced.

@@ -23,6 +23,7 @@ void SliceRunner::Queue::remove(uint32_t i) {
 
 bool SliceRunner::post(const Slice& slice) {
   if (urgent_.size() + bulk_.size() == kDepth) return false;
+  // Small ones pass larger ones between two chunks.
   Active& active = (slice.transfer->bytes <= kUrgentBytes ? urgent_ : bulk_).push();
   active.slice = slice;
   active.cursor.emplace(slice.transfer->local, slice.transfer->remote_layout, slice.begin,

@@ -22,8 +22,6 @@ class SliceRunner {
   // How much is copied between two looks at the world: bounds the time that a fence waits.
   static constexpr size_t kChunkBytes = 256 << 10;
   static constexpr size_t kChunkPieces = 2048;
-  // Slices of transfers up to this size pass those of larger ones, between two chunks.
-  static constexpr size_t kUrgentBytes = 64 << 10;
 
   // `out` is the lane that we send on; `counters` the peer's table. All outlive the runner.
   SliceRunner(PeerMemory& peer, Lane& out, CounterTable::Word* counters, CmaBatch& cma)

@@ -29,8 +29,6 @@ struct OpenSlice {
   absl::Status error;       // reads: the first
   size_t bytes() const { return end - begin; }
   bool urgent() const { return bytes() <= kUrgentBytes; }
-
-  static constexpr size_t kUrgentBytes = 64 << 10;  // slices up to this size overtake larger ones
 };
 
 // `Slot` is an OpenSlice, or more.

@@ -160,9 +160,8 @@ void UcxRail::send_read(Slot& slot) {
               .generation = t.remote.generation,
               .key = t.remote.key,
               .slice_offset = slot.framed};
-  Packet* packet = shared_->engine->acquire(slot.bytes() <= Slot::kUrgentBytes / kMaxPieces
-                                                ? 1024
-                                                : kHeaderBytes + kMaxPieces * kPieceBytes);
+  Packet* packet = shared_->engine->acquire(
+      slot.bytes() <= kUrgentBytes / kMaxPieces ? 1024 : kHeaderBytes + kMaxPieces * kPieceBytes);
   char* out = packet->data.get() + kHead;
   const size_t most = (packet->capacity - Envelope::kBytes - kHeaderBytes) / kPieceBytes;
   TransferCursor cursor(t.local, t.remote_layout, slot.begin + slot.framed, slot.end);
