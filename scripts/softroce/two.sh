@@ -20,9 +20,13 @@ done
 rdma link add rxe0 type rxe netdev rail0 && rdma link add rxe1 type rxe netdev rail1 || exit 1
 faults=$PWD/build/release/tests/softroce/softroce_faults
 target_start() {
-  [[ ! -s $board/pid ]] || kill -KILL "$(<"$board/pid")" 2>/dev/null && wait 2>/dev/null
+  if [[ -s $board/pid ]]; then
+    kill -KILL "$(<"$board/pid")" 2>/dev/null
+    while kill -0 "$(<"$board/pid")" 2>/dev/null; do sleep 0.02; done
+  fi
   rm -f "$board/pid" "$board/offer"
   "$faults" target "$board" "10.99.10.$number" >>"$board/target.log" 2>&1 &
+  disown  # or the shell would tell everybody that it was killed
 }
 if [[ $role == b ]]; then  # the agent: does what the board says
   touch "$board/ready"
