@@ -52,7 +52,7 @@ struct Peer {
   Address address;
   std::string require;
   std::vector<std::string> untried;
-  std::string route;               // of the rails in use
+  std::string route;               // the provider that is being tried
   std::vector<std::string> notes;  // "shm: not used because ..."
   std::string rail_lost;           // why the last one was lost, while others carried on
 

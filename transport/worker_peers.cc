@@ -212,7 +212,6 @@ void Worker::Impl::peer_up(Peer& peer, const HelloInfo& info, std::unique_ptr<Ra
   peer.uid = info.uid;
   peer.uid_known = true;
   peer.name = info.name;
-  peer.route = rail->properties().route;
   rail->worker_tag = tag_of(peer.id());
   peer.rails.push_back({.rail = std::move(rail)});
   if (peer.state == PeerState::kUp) return;
@@ -233,6 +232,7 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
     graveyard.push_back(std::move(peer->rails[i].rail));
     peer->rails.erase(peer->rails.begin() + static_cast<ptrdiff_t>(i));
     if (peer->rails.empty()) return peer_down(*peer, why);
+    if (peer->state == PeerState::kDown) return;  // we are closing all of them
     ++stats.rails_lost;
     peer->rail_lost = std::string(why.message());
     return;
