@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -280,8 +281,13 @@ void note(std::string& notes, std::string_view text) {
 }  // namespace
 
 absl::StatusOr<Devices> open_devices(const VerbsApi& api, const Tuning& tuning) {
-  // Before anything is registered; kernels from 5.12 on do not need it and say so.
-  api.ibv_fork_init();
+  {
+    // Before anything is registered; kernels from 5.12 on do not need it and say so. Workers may
+    // start at once in several threads, and the library does not expect that here.
+    static std::mutex one_at_a_time;
+    const std::lock_guard lock(one_at_a_time);
+    api.ibv_fork_init();
+  }
   Devices found;
   std::vector<std::string> names, ports;
   int count = 0;
