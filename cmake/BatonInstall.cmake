@@ -1,5 +1,6 @@
-# `cmake --install` puts the command, the libraries and their headers in place, with a package that
-# makes find_package(baton) define baton::baton: everything under transport/, kvtransfer/ and collectives/.
+# `cmake --install` puts the command, the libraries and the public headers in place, with what makes
+# find_package(baton) define baton::baton and `pkg-config --static baton` know the same.
+include(BatonPublicHeaders)
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -30,11 +31,14 @@ set_target_properties(baton_all PROPERTIES EXPORT_NAME baton)
 target_link_libraries(baton_all INTERFACE ${libraries})
 
 install(TARGETS baton_all ${libraries} EXPORT baton_targets)
-install(DIRECTORY transport verbs kvtransfer collectives DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/baton
-        FILES_MATCHING PATTERN "*.h")
-if(TARGET baton)
-  install(TARGETS baton)
-endif()
+foreach(header IN LISTS BATON_PUBLIC_HEADERS)
+  get_filename_component(folder ${header} DIRECTORY)
+  install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/baton/${folder})
+endforeach()
+install(TARGETS baton)
+# All that is installed: `cmake --build ... --target baton_installed`. Packing does not need the tests.
+add_custom_target(baton_installed DEPENDS baton ${libraries})
+set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY ON)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/baton)
 install(EXPORT baton_targets NAMESPACE baton:: FILE baton-targets.cmake DESTINATION ${package_dir})
@@ -44,3 +48,79 @@ write_basic_package_version_file(baton-config-version.cmake COMPATIBILITY SameMi
 install(FILES ${PROJECT_BINARY_DIR}/baton-config.cmake
               ${PROJECT_BINARY_DIR}/baton-config-version.cmake DESTINATION ${package_dir})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# --- pkg-config ---------------------------------------------------------------------------------
+# Writes `item`, as CMake links it, the way a .pc file names it: into pc_requires, pc_libs or nowhere.
+macro(baton_pkg_config_item item)
+  if(${item} MATCHES "^absl::(.*)$")
+    list(APPEND pc_requires absl_${CMAKE_MATCH_1})
+  elseif(${item} STREQUAL OpenSSL::Crypto)
+    list(APPEND pc_requires libcrypto)
+  elseif(${item} MATCHES "^hwy::hwy$")
+    list(APPEND pc_requires libhwy)
+  elseif(${item} STREQUAL spdlog::spdlog)
+    list(APPEND pc_requires spdlog)
+  elseif(${item} STREQUAL Threads::Threads)
+    list(APPEND pc_libs -pthread)
+  elseif(${item} MATCHES "/lib([A-Za-z0-9_]+)\\.(so|a)$")
+    list(APPEND pc_libs -l${CMAKE_MATCH_1})
+  elseif(${item} MATCHES "^-?l?([a-z]+)$")
+    list(APPEND pc_libs -l${CMAKE_MATCH_1})
+  elseif(NOT ${item} MATCHES "^(\\$<.*|baton_.*|nlohmann_json::.*|PkgConfig::xxhash)$")
+    message(FATAL_ERROR "cmake/BatonInstall.cmake does not know what baton.pc has to say for ${item}")
+  endif()
+endmacro()
+
+set(pc_requires)
+set(pc_libs)
+set(pc_archives)
+set(pc_defined)  # Nothing calls into a provider: the linker keeps it because this name is required.
+foreach(library IN LISTS libraries)
+  list(APPEND pc_archives -l${library})
+  get_target_property(items ${library} LINK_LIBRARIES)
+  foreach(item IN LISTS items)
+    baton_pkg_config_item("${item}")
+  endforeach()
+  get_target_property(options ${library} INTERFACE_LINK_OPTIONS)
+  if(options MATCHES "LINKER:(--require-defined=[a-z_]+)")
+    list(APPEND pc_defined ${CMAKE_MATCH_1})
+  endif()
+endforeach()
+list(REMOVE_DUPLICATES pc_requires)
+list(REMOVE_DUPLICATES pc_libs)
+list(JOIN pc_requires " " pc_requires)
+list(JOIN pc_libs " " pc_libs)
+# One word, so that no tool puts its parts into another order.
+string(REPLACE ";" "," pc_archives "-Wl;--start-group;${pc_archives};--end-group;${pc_defined}")
+# Found from where the file lies: `cmake --install --prefix` may put it anywhere.
+file(RELATIVE_PATH pc_prefix /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
+configure_file(cmake/baton.pc.in baton.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/baton.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# --- a Debian package: `./run package` ----------------------------------------------------------
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME baton)
+set(CPACK_PACKAGE_VENDOR Baton)
+set(CPACK_PACKAGE_CONTACT "Baton <baton@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "moves tensors between machines")
+set(CPACK_PACKAGE_DIRECTORY ${PROJECT_BINARY_DIR}/packages)
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+# What a program that links against the libraries needs, and what providers load when it is there.
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "libabsl-dev, libhwy-dev, libssl-dev, nlohmann-json3-dev, libhwloc-dev")
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libibverbs1, librdmacm1, libucx0")
+set(CPACK_STRIP_FILES ON)
+include(CPack)
+
+# --- the reference: `./run docs` ----------------------------------------------------------------
+find_program(DOXYGEN doxygen)
+if(DOXYGEN)
+  set(doxygen_input ${BATON_PUBLIC_HEADERS})
+  list(TRANSFORM doxygen_input PREPEND ${PROJECT_SOURCE_DIR}/)
+  list(JOIN doxygen_input " " doxygen_input)
+  configure_file(docs/Doxyfile.in Doxyfile @ONLY)
+  add_custom_target(docs COMMAND ${DOXYGEN} ${PROJECT_BINARY_DIR}/Doxyfile
+                    COMMENT "The reference of the public headers: build/<preset>/docs/html/index.html")
+endif()

@@ -30,7 +30,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "collectives/types.h"
+#include "collectives/schedules/types.h"
 #include "transport/clock.h"
 #include "transport/worker.h"
 
@@ -128,7 +128,9 @@ class Communicator {
                                           absl::Span<const size_t> receive_counts,
                                           absl::Span<const size_t> receive_offsets, DataType type,
                                           const CallOptions& options = {});
-  // Point to point: matched by order between the two ranks alone; no other rank takes part.
+  // Point to point: matched by order between the two ranks alone; no other rank takes part. A send
+  // ends when the other rank has taken the data in a call of the same count and type; with another
+  // count or type both hear InvalidArgument.
   absl::StatusOr<Work> send_async(const void* in, size_t count, DataType type, int to,
                                   const CallOptions& options = {});
   absl::StatusOr<Work> receive_async(void* out, size_t count, DataType type, int from,

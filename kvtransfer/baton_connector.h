@@ -18,7 +18,7 @@
 #include "kvtransfer/kv_connector.h"
 #include "transport/worker.h"
 
-namespace baton {
+namespace baton::kvtransfer {
 
 enum class KvSendMode {
   kLayerwise,   // a layer's blocks leave as soon as save_layer() has them
@@ -45,4 +45,4 @@ absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(BatonConnector
 std::unique_ptr<KvConnector> make_baton_connector(std::unique_ptr<Worker> worker,
                                                   const BatonConnectorOptions& options);
 
-}  // namespace baton
+}  // namespace baton::kvtransfer

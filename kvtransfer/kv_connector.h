@@ -30,7 +30,7 @@
 #include "kvtransfer/kv_layout.h"
 #include "transport/clock.h"
 
-namespace baton {
+namespace baton::kvtransfer {
 
 using KvRequestId = uint64_t;  // chosen by the decode worker, unique in it
 
@@ -113,4 +113,4 @@ class KvConnector {
   virtual bool is_saved(uint64_t job) = 0;
 };
 
-}  // namespace baton
+}  // namespace baton::kvtransfer

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transport/wire.h"
+#include "transport/base/wire.h"
 
-namespace baton {
+namespace baton::kvtransfer {
 namespace {
 
 constexpr uint64_t kTooMuch = std::numeric_limits<uint64_t>::max();
@@ -205,4 +205,4 @@ Layout KvPlan::target_layout(const KvBox& box, uint32_t layer, absl::Span<const 
   return box_layout(target_, box.target_offset, box, layer, blocks, cache_offset);
 }
 
-}  // namespace baton
+}  // namespace baton::kvtransfer

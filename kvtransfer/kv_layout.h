@@ -16,7 +16,7 @@
 #include "absl/types/span.h"
 #include "transport/layout.h"
 
-namespace baton {
+namespace baton::kvtransfer {
 
 struct KvLayout {
   uint32_t layers = 0;
@@ -89,4 +89,4 @@ class KvPlan {
   std::vector<KvBox> boxes_;
 };
 
-}  // namespace baton
+}  // namespace baton::kvtransfer

@@ -9,7 +9,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "transport/wire.h"
+#include "transport/base/wire.h"
+#include "transport/identity.h"
 
 namespace baton {
 namespace {
@@ -56,7 +57,7 @@ absl::StatusOr<Address> Address::decode(std::string_view text) {
   Address address;
   const std::string_view uid = in.take(address.uid.bytes.size());
   if (!uid.empty()) std::memcpy(address.uid.bytes.data(), uid.data(), uid.size());
-  address.name = in.text(64);
+  address.name = in.text(kMaxWorkerName);
   address.host_id = in.text(256);
   const size_t count = in.number<uint16_t>();
   for (size_t i = 0; i < count && !in.failed(); ++i) {

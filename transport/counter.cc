@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
-#include "transport/wire.h"
+#include "transport/base/wire.h"
 
 namespace baton {
 namespace {

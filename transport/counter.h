@@ -40,6 +40,8 @@ struct RemoteCounter {
 class CounterTable {
  public:
   static constexpr size_t kCapacity = 16384;
+  // No counter at all, but credits for notifications: between workers, travels as a counter does.
+  static constexpr uint32_t kCredits = UINT32_MAX;
   using Word = std::atomic<uint64_t>;
 
   static absl::StatusOr<CounterTable> create(WorkerUid owner);

@@ -3,6 +3,10 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "transport/base/nearest_name.h"
+
 namespace baton {
 namespace {
 std::vector<std::pair<std::string, ProviderFactory>>& registry() {
@@ -11,16 +15,32 @@ std::vector<std::pair<std::string, ProviderFactory>>& registry() {
 }
 }  // namespace
 
-ProviderRegistration::ProviderRegistration(const char* name, ProviderFactory factory) {
+ProviderRegistration::ProviderRegistration(const char* name, ProviderFactory factory,
+                                           absl::Span<const Setting> settings) {
   // In the order of their names, whatever the linker's is.
   auto& all = registry();
   const auto at =
       std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.first > name; });
   all.emplace(at, name, std::move(factory));
+  declare_settings(settings);
 }
 
 const std::vector<std::pair<std::string, ProviderFactory>>& registered_providers() {
   return registry();
+}
+
+absl::Status check_provider(std::string_view name) {
+  std::vector<std::string> known;
+  for (const auto& [provider, factory] : registry()) {
+    if (provider == name) return absl::OkStatus();
+    known.push_back(provider);
+  }
+  const std::string all =
+      known.empty() ? "none (link baton_providers)" : absl::StrJoin(known, ", ");
+  const std::string near = did_you_mean(name, known);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "there is no provider \"", std::string(name), "\" in this program",
+      near.empty() ? absl::StrCat(": it has ", all) : absl::StrCat(near, " (it has ", all, ")")));
 }
 
 }  // namespace baton

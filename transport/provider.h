@@ -28,8 +28,9 @@
 #include "absl/status/statusor.h"
 #include "transport/clock.h"
 #include "transport/counter.h"
-#include "transport/handshake.h"
+#include "transport/identity.h"
 #include "transport/region.h"
+#include "transport/settings.h"
 #include "transport/transfer.h"
 
 namespace baton {
@@ -98,6 +99,9 @@ class EventSink {
   virtual void connect_failed(uint64_t session, absl::Status why) = 0;
   // A peer connected to us, authenticated. Rails of one session of one peer belong together.
   virtual void accepted(const HelloInfo& peer, std::unique_ptr<Rail> rail) = 0;
+  // Somebody called and was turned away before there was a rail: the wrong key or version
+  // (kPermissionDenied, kFailedPrecondition), or no whole handshake at all. `who`: for people.
+  virtual void handshake_refused(std::string_view /*who*/, const absl::Status& /*why*/) {}
   // The rail is gone; all its slices have been reported. The sink destroys it soon afterwards.
   virtual void rail_down(Rail& rail, absl::Status why) = 0;
   // Answer to Provider::query(): the peer's encoded Address, or why there is none.
@@ -215,9 +219,7 @@ struct ProviderContext {
   CounterTable& counters;
   std::string listen_host;   // "" = loopback only
   uint16_t listen_port = 0;  // 0 = any
-  // Settings as "key=value" strings, e.g. "tcp.sockets=4", "tcp.congestion=cubic", "tcp.io=epoll";
-  // read by transport/settings.h.
-  std::vector<std::pair<std::string, std::string>> settings;
+  SettingValues settings;    // to be read by a SettingsReader
 };
 
 using ProviderFactory = std::function<std::unique_ptr<Provider>(const ProviderContext&)>;
@@ -226,9 +228,13 @@ using ProviderFactory = std::function<std::unique_ptr<Provider>(const ProviderCo
 // that transport/ names none of them.
 class ProviderRegistration {
  public:
-  ProviderRegistration(const char* name, ProviderFactory factory);
+  // `settings`: all that the provider reads, in an array that stays.
+  ProviderRegistration(const char* name, ProviderFactory factory,
+                       absl::Span<const Setting> settings = {});
 };
 // All registered, by name.
 const std::vector<std::pair<std::string, ProviderFactory>>& registered_providers();
+// InvalidArgument: none is called that; says which there are, and which is nearest.
+absl::Status check_provider(std::string_view name);
 
 }  // namespace baton

@@ -4,7 +4,7 @@
 #include <openssl/rand.h>
 
 #include "absl/strings/str_format.h"
-#include "transport/wire.h"
+#include "transport/base/wire.h"
 
 namespace baton {
 namespace {
@@ -98,7 +98,8 @@ absl::StatusOr<RegionEntry*> RegionTable::add(std::byte* base, size_t size, Acce
            .generation = generation_,
            .access = access,
            .file = file,
-           .users = 0};
+           .users = 0,
+           .writable = true};
   ++registrations_;
   return &entry;
 }

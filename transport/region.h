@@ -80,6 +80,7 @@ struct RegionEntry {
   Access access = Access::kLocal;
   BackingFile file;
   uint32_t users = 0;  // open local transfers that use it
+  bool writable = true;
 };
 
 // All regions of one worker. Not thread-safe: the worker's progress lock guards it, and providers

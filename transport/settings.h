@@ -1,48 +1,99 @@
-// Reading a provider's settings, the "key=value" texts of its context.
+// The settings: one table that declares them all, what is wrong with given ones, and how a provider
+// reads its own. `baton info --settings` prints the table, and so does docs/settings.md.
+//
+// A setting is written KEY=VALUE: `--set tcp.sockets=4` on a command line, or
+// WorkerOptions::settings = {{"tcp.sockets", "4"}}. Providers declare theirs where they register
+// themselves, so the table of a program is the union of what it links.
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "transport/provider.h"
+#include "absl/types/span.h"
+#include "transport/clock.h"
 
 namespace baton {
+
+struct ProviderContext;
+
+// One row. A table is an array of them that lives as long as the program.
+struct Setting {
+  enum class Kind : uint8_t { kNumber, kChoice, kText };
+
+  std::string_view name;  // "tcp.slice_kib": the provider's, a dot, its own
+  Kind kind = Kind::kNumber;
+  std::string_view unit;      // of a number: "KiB", "ms", "bytes", or nothing
+  std::string_view standard;  // the default, as one would give it; "": `meaning` says what happens
+  int64_t least = 0;          // of a number
+  int64_t most = 0;
+  std::string_view choices;  // of a choice, separated by single blanks
+  std::string_view meaning;  // for people: a line
+
+  // "4 to 1048576", "auto, yes or no"; "" for a text.
+  std::string range() const;
+  // InvalidArgument: the value is none of these; names the setting, the value and what would do.
+  absl::Status check(std::string_view value) const;
+};
+
+// What was given: names and values, in this order; of equal names the first counts. An empty value
+// stands for the default.
+using SettingValues = std::vector<std::pair<std::string, std::string>>;
+
+// Adds a table to the program's. For providers: ProviderRegistration does it.
+void declare_settings(absl::Span<const Setting> table);
+
+// All that are declared in this program, by name.
+std::vector<Setting> known_settings();
+
+// InvalidArgument for a name that nobody declared, with the nearest that somebody did, and for a
+// value that its setting does not take. Worker::create() asks; a command does before it starts.
+absl::Status check_settings(const SettingValues& given);
+
+// Appends "KEY=VALUE" as it stands on a command line. InvalidArgument: it is no such pair.
+absl::Status add_setting(std::string_view text, SettingValues& to);
 
 // The value of a setting, or `fallback`.
 std::string_view setting(const ProviderContext& context, std::string_view key,
                          std::string_view fallback);
 
-// Reads one setting per call into a variable that holds its default, which stays where the setting
-// is missing, empty or wrong. status() is the first error, InvalidArgument: it names the setting,
-// its value and what would be accepted.
+// Reads one setting per call into a variable: what was given, else the declared default. Where that
+// is "", and where the value is wrong, the variable stays as it is. Everything declared must be
+// read, and nothing else: finish() says so, so that no row of the table can be untrue.
 class SettingsReader {
  public:
-  explicit SettingsReader(const ProviderContext& context) : context_(context) {}
+  SettingsReader(const ProviderContext& context, absl::Span<const Setting> declared)
+      : context_(context), declared_(declared) {}
 
   template <typename T>
-  void number(std::string_view key, T& value, int64_t least, int64_t most) {
+  void number(std::string_view key, T& value) {
     int64_t parsed = 0;
-    if (read(key, parsed, least, most)) value = static_cast<T>(parsed);
+    if (read_number(key, parsed)) value = static_cast<T>(parsed);
   }
-  // In the setting KiB, here bytes.
-  void kib(std::string_view key, size_t& bytes, int64_t least, int64_t most);
-  // Milliseconds, at most an hour.
-  void ms(std::string_view key, Time& time, int64_t least = 1);
-  void text(std::string_view key, std::string& value);
-  void choice(std::string_view key, std::string& value,
-              std::initializer_list<std::string_view> choices);
-  void on_off(std::string_view key, bool& value);
+  // The setting's unit is KiB, the variable's bytes.
+  void kib(std::string_view key, size_t& bytes);
+  // The setting's unit is ms.
+  void ms(std::string_view key, Time& time);
+  void text(std::string_view key, std::string& value);  // also a choice
+  void on_off(std::string_view key, bool& value);       // of a choice between on and off
 
-  const absl::Status& status() const { return status_; }
+  // To be called once, after all. InvalidArgument: the first wrong value. Internal: the table and
+  // the code that reads it differ.
+  absl::Status finish();
 
  private:
-  bool read(std::string_view key, int64_t& value, int64_t least, int64_t most);
-  void wrong(std::string_view key, std::string_view value, const std::string& give);
+  // The setting's row, or null and an error.
+  const Setting* row(std::string_view key);
+  // The value to take, checked; "": leave the variable alone.
+  std::string_view value(const Setting& row);
+  bool read_number(std::string_view key, int64_t& value, std::string_view unit = "");
 
   const ProviderContext& context_;
+  const absl::Span<const Setting> declared_;
+  std::vector<std::string_view> read_;
   absl::Status status_;
 };
 

@@ -63,8 +63,11 @@ struct TransferRequest {
   Layout remote_layout;
   RemoteCounter counter;  // writes only: incremented at the target when all bytes are there
   uint64_t increment = 1;
-  std::string_view notify;  // writes only: delivered at the target when all bytes are there
-  Time timeout = kNever;    // from submit(); past it the transfer ends as kDeadline
+  // Writes only: delivered at the target when all bytes are there. A peer's inbox takes 4 MiB of
+  // them from one sender (each counts 64 bytes more than it has): a transfer with the next one
+  // stays active until the application there has read some with next_notification().
+  std::string_view notify;
+  Time timeout = kNever;  // from submit(); past it the transfer ends as kDeadline
   EndCallback on_end = nullptr;
   void* context = nullptr;
   bool detached = false;  // the worker releases it when it has ended; on_end still comes

@@ -26,16 +26,17 @@
 #include "transport/clock.h"
 #include "transport/counter.h"
 #include "transport/decorators.h"
-#include "transport/handshake.h"
+#include "transport/identity.h"
 #include "transport/pool.h"
 #include "transport/provider.h"
 #include "transport/region.h"
+#include "transport/settings.h"
 #include "transport/transfer.h"
 
 namespace baton {
 
 struct WorkerOptions {
-  std::string name = "worker";         // told to peers, for messages
+  std::string name = "worker";         // told to peers, for messages; at most kMaxWorkerName bytes
   std::vector<std::string> providers;  // by name; empty: all that are registered
   std::string require;                 // only this provider may be used: no silent fallback
   std::optional<ClusterKey> key;       // default: ClusterKey::for_this_user()
@@ -45,7 +46,8 @@ struct WorkerOptions {
   std::optional<LinkShape> shape;      // wrap every provider in shaped()
   Timeline* timeline = nullptr;        // wrap every provider in traced()
   uint32_t max_transfers = 4096;       // slots: submitted and not yet released
-  std::vector<std::pair<std::string, std::string>> settings;  // for providers: "tcp.sockets" = "4"
+  // {"tcp.sockets", "4"}: docs/settings.md has them all. create() refuses others and wrong values.
+  SettingValues settings;
   // Providers made by the caller (sim), besides the registered ones.
   std::vector<ProviderFactory> extra_providers;
 };
@@ -72,9 +74,10 @@ struct WorkerStats {
   uint64_t transfers_ended = 0;
   uint64_t bytes_moved = 0;  // of transfers that ended as done
   uint64_t slices_posted = 0;
-  uint64_t slices_moved = 0;    // given to another rail after theirs failed
-  uint64_t rails_lost = 0;      // while others carried on
-  uint64_t open_transfers = 0;  // submitted, not ended
+  uint64_t slices_moved = 0;        // given to another rail after theirs failed
+  uint64_t rails_lost = 0;          // while others carried on
+  uint64_t handshakes_refused = 0;  // callers that did not prove themselves, or found no room
+  uint64_t open_transfers = 0;      // submitted, not ended
   uint64_t peers_up = 0;
   uint64_t notifications_waiting = 0;
 };
@@ -88,7 +91,9 @@ class Worker {
 
   // --- memory ------------------------------------------------------------------------------
   // Registers [data, data + size) for local use and, per `access`, for peers. The memory stays the
-  // caller's and must outlive the registration. For pool memory see transport/pool.h.
+  // caller's and must outlive the registration. InvalidArgument for memory that is not mapped,
+  // cannot be read, or cannot be written though peers may write. For pool memory see
+  // transport/pool.h.
   absl::StatusOr<MemoryRegion> register_memory(void* data, size_t size,
                                                Access access = Access::kRemoteReadWrite,
                                                BackingFile file = {});
@@ -157,8 +162,9 @@ class Worker {
   // --- progress ----------------------------------------------------------------------------
   // Advances everything by a bounded amount; true if anything happened. Never blocks.
   bool progress();
-  // Readable when progress() has work. Level-triggered; for epoll or poll. Call arm() before
-  // sleeping on it, and do not sleep if that returns false.
+  // Readable when progress() has work, or when another thread's progress() did some since arm().
+  // Level-triggered; for epoll or poll. Call arm() before sleeping on it, and do not sleep if that
+  // returns false. For one sleeper; any number of others may sleep in wait() and wait_until().
   int wait_fd() const;
   bool arm();
   // When progress() must be called at the latest, on the worker's clock.

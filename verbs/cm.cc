@@ -1,4 +1,4 @@
-// Resolving, calling, answering, and the events of all that.
+// Connects queue pairs by librdmacm: resolves addresses, calls, answers, and follows the events.
 #include "verbs/cm.h"
 
 #include <arpa/inet.h>
@@ -32,7 +32,7 @@ std::string reason_of(int status) { return strerror(status < 0 ? -status : statu
 absl::StatusOr<sockaddr_storage> socket_address(const Port& port, const ibv_gid& gid,
                                                 uint16_t number) {
   static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-  if (!port.routable()) {
+  if (port.infiniband()) {
     return absl::UnimplementedError(absl::StrCat(
         port.name(), " is InfiniBand, whose GIDs are no IP addresses: leave rdma_cm (-R) out"));
   }
@@ -224,7 +224,7 @@ absl::Status CmLink::establish() {
 // --- all of them ---
 
 absl::StatusOr<std::unique_ptr<ConnectionManager>> ConnectionManager::create(const CmApi& api,
-                                                                             tcp::Poller& poller) {
+                                                                             net::Poller& poller) {
   std::unique_ptr<ConnectionManager> made(new ConnectionManager(api, poller));
   made->channel_ = api.rdma_create_event_channel();
   if (made->channel_ == nullptr) {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "transport/tcp/io_engine.h"
+#include "transport/net/poller.h"
 #include "verbs/queue_pair.h"
 
 namespace baton::verbs {
@@ -95,7 +95,7 @@ class ConnectionManager {
 
   // Unavailable where this machine has no rdma_cm; the remedy is in the message.
   static absl::StatusOr<std::unique_ptr<ConnectionManager>> create(const CmApi& api,
-                                                                   tcp::Poller& poller);
+                                                                   net::Poller& poller);
   ~ConnectionManager();
   ConnectionManager(const ConnectionManager&) = delete;
   ConnectionManager& operator=(const ConnectionManager&) = delete;
@@ -120,14 +120,14 @@ class ConnectionManager {
 
  private:
   friend class CmLink;
-  explicit ConnectionManager(const CmApi& api, tcp::Poller& poller) : api_(api), poller_(poller) {}
+  explicit ConnectionManager(const CmApi& api, net::Poller& poller) : api_(api), poller_(poller) {}
 
   const CmApi& api_;
-  tcp::Poller& poller_;
+  net::Poller& poller_;
   rdma_event_channel* channel_ = nullptr;
   rdma_cm_id* listener_ = nullptr;
   std::vector<std::pair<rdma_cm_id*, const Port*>> parked_;
-  tcp::Watched watch_;
+  net::Watched watch_;
 };
 
 }  // namespace baton::verbs

@@ -1,4 +1,4 @@
-// Devices, regions, progress and sleeping.
+// The verbs provider: opens devices, registers regions, meets peers, runs sessions, sleeps.
 #include "verbs/provider.h"
 
 #include <sys/epoll.h>
@@ -13,9 +13,11 @@ namespace baton::verbs {
 
 // Named for the linker: see baton_provider() in cmake/BatonTargets.cmake.
 extern "C" const ProviderRegistration baton_provider_verbs(
-    "verbs", [](const ProviderContext& context) {
+    "verbs",
+    [](const ProviderContext& context) {
       return std::unique_ptr<Provider>(new VerbsProvider(context, nullptr));
-    });
+    },
+    verbs_settings());
 
 ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm,
                            std::shared_ptr<const Locality> locality) {
@@ -27,9 +29,9 @@ ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm,
 VerbsProvider::VerbsProvider(const ProviderContext& context, const VerbsApi* api, const CmApi* cm,
                              std::shared_ptr<const Locality> locality)
     : shared_(context),
-      meeting_(shared_.context, "verbs",
-               [this](int fd, HelloInfo peer, std::unique_ptr<tcp::Meeting::Dial> dial,
-                      EventSink&) { met(fd, std::move(peer), std::move(dial)); }) {
+      acceptor_(shared_.context, "verbs",
+                [this](int fd, HelloInfo peer, std::unique_ptr<net::Acceptor::Dial> dial,
+                       EventSink&) { met(fd, std::move(peer), std::move(dial)); }) {
   shared_.cm_api = cm;
   shared_.locality = std::move(locality);
   capabilities_.name = "verbs";
@@ -48,13 +50,13 @@ absl::Status VerbsProvider::configure(const VerbsApi* api) {
     if (!loaded.ok()) return loaded.status();
     api = *loaded;
   }
-  auto poller = tcp::Poller::create();
+  auto poller = net::Poller::create();
   if (!poller.ok()) return poller.status();
   shared_.poller = *std::move(poller);
-  meeting_.open(*shared_.poller, {.sockets = {.buffer_bytes = 0},
-                                  .patience = shared_.tuning.connect,
-                                  .patience_setting = "verbs.connect_ms",
-                                  .extra = [this] { return offers(); }});
+  acceptor_.open(*shared_.poller, {.sockets = {.buffer_bytes = 0},
+                                   .patience = shared_.tuning.connect,
+                                   .patience_setting = "verbs.connect_ms",
+                                   .extra = [this] { return offers(); }});
   auto hardware = open_devices(*api, shared_.tuning);
   if (!hardware.ok()) return hardware.status();
   shared_.hardware = *std::move(hardware);
@@ -97,6 +99,53 @@ absl::Status VerbsProvider::watch_devices() {
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+absl::Status VerbsProvider::reachable(const std::string& address, std::string_view host_id) const {
+  return net::reachable(address, host_id, shared_.context.host_id);
+}
+
+std::string VerbsProvider::offers() const {
+  std::vector<PortOffer> offers;
+  for (const auto& port : shared_.hardware.ports) {
+    PortOffer offer;
+    offer.families = families_of(port->gids);
+    auto gid = choose_gid(port->gids, shared_.tuning.gid_index, 0xff);
+    if (gid.ok()) {
+      offer.gid = gid->gid;
+      if (shared_.tuning.gid_index >= 0) offer.families = static_cast<uint8_t>(gid->family);
+    }
+    offers.push_back(offer);
+  }
+  return encode_offers(offers);
+}
+
+void VerbsProvider::connect(const ConnectRequest& request) {
+  if (!capabilities_.available) {
+    return acceptor_.refuse(request, absl::UnavailableError(capabilities_.detail));
+  }
+  acceptor_.connect(request);
+}
+
+absl::Status VerbsProvider::query(uint64_t session, const std::string& host_port) {
+  if (!capabilities_.available) return absl::FailedPreconditionError(capabilities_.detail);
+  return acceptor_.query(session, host_port);
+}
+
+void VerbsProvider::met(int fd, HelloInfo peer, std::unique_ptr<net::Acceptor::Dial> dial) {
+  // The rails are quicker to find out that the network fails; while one is up, the connection may
+  // take its time.
+  auto control = std::make_unique<net::MessageStream>(
+      fd, *shared_.poller,
+      net::MessageStream::Options{.max_message = kMessageBytes,
+                                  .silence = std::chrono::seconds(100)});
+  auto offers = decode_offers(peer.extra);
+  if (!offers.ok()) {
+    if (dial != nullptr) acceptor_.try_next(std::move(dial), offers.status());
+    return;
+  }
+  sessions_.push_back(std::make_unique<Session>(shared_, std::move(control), std::move(peer),
+                                                *std::move(offers), dial != nullptr));
 }
 
 absl::Status VerbsProvider::add_region(const RegionEntry& region) {
@@ -194,15 +243,15 @@ void VerbsProvider::on_event(Device& device, const Device::Event& event) {
 
 bool VerbsProvider::progress(EventSink& sink) {
   constexpr uint32_t kLookEvery = 32;
-  if (!capabilities_.available) return meeting_.progress(sink);
+  if (!capabilities_.available) return acceptor_.progress(sink);
   bool any = false;
   // System calls, and the clock may be one too: not in every round while the rails are busy.
-  const bool look = look_ || meeting_.busy() || ++rounds_ >= kLookEvery;
+  const bool look = look_ || acceptor_.busy() || ++rounds_ >= kLookEvery;
   if (look) {
     rounds_ = 0;
     now_ = shared_.context.clock.now();
     any |= shared_.poller->poll();
-    any |= meeting_.progress(sink);
+    any |= acceptor_.progress(sink);
     any |= device_events();
     if (shared_.cm != nullptr) any |= cm_events();
   }
@@ -218,7 +267,7 @@ bool VerbsProvider::progress(EventSink& sink) {
 }
 
 bool VerbsProvider::arm() {
-  if (!meeting_.arm()) return false;
+  if (!acceptor_.arm()) return false;
   look_ = true;
   bool armed = true;
   for (const auto& session : sessions_) armed &= session->arm();
@@ -226,7 +275,7 @@ bool VerbsProvider::arm() {
 }
 
 Time VerbsProvider::next_timer() const {
-  Time next = meeting_.next_timer();
+  Time next = acceptor_.next_timer();
   for (const auto& session : sessions_) next = std::min(next, session->next_timer());
   return next;
 }

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "transport/net/acceptor.h"
 #include "transport/provider.h"
-#include "transport/tcp/meeting.h"
 #include "verbs/session.h"
 
 namespace baton::verbs {
@@ -19,9 +19,9 @@ class VerbsProvider final : public Provider {
                 std::shared_ptr<const Locality> locality = nullptr);
 
   const Capabilities& capabilities() const override { return capabilities_; }
-  absl::StatusOr<std::string> listen() override { return meeting_.listen(); }
+  absl::StatusOr<std::string> listen() override { return acceptor_.listen(); }
   void set_worker_address(const std::string& encoded) override {
-    meeting_.set_worker_address(encoded);
+    acceptor_.set_worker_address(encoded);
   }
   absl::Status reachable(const std::string& address, std::string_view host_id) const override;
   void connect(const ConnectRequest& request) override;
@@ -35,15 +35,15 @@ class VerbsProvider final : public Provider {
 
  private:
   struct Watch {
-    tcp::Watched events;
-    tcp::Watched completions;
+    net::Watched events;
+    net::Watched completions;
   };
 
   absl::Status configure(const VerbsApi* api);
   absl::Status watch_devices();
   void note_distances(const RegionEntry& region);
   std::string offers() const;
-  void met(int fd, HelloInfo peer, std::unique_ptr<tcp::Meeting::Dial> dial);
+  void met(int fd, HelloInfo peer, std::unique_ptr<net::Acceptor::Dial> dial);
   bool device_events();
   bool cm_events();
   void on_event(Device& device, const Device::Event& event);
@@ -52,7 +52,7 @@ class VerbsProvider final : public Provider {
   Capabilities capabilities_;
   std::vector<Watch> watches_;  // one per device
   std::vector<std::unique_ptr<Session>> sessions_;
-  tcp::Meeting meeting_;
+  net::Acceptor acceptor_;
   bool look_ = true;     // at the descriptors, in the next round
   uint32_t rounds_ = 0;  // since the last look
   Time now_{};           // of the last look

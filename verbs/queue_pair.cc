@@ -1,4 +1,4 @@
-// The life of a queue pair: made, joined to the peer's, broken off, ended.
+// The life of a queue pair: created, connected to the peer's, put into error, destroyed.
 #include "verbs/queue_pair.h"
 
 #include <openssl/rand.h>
@@ -162,7 +162,7 @@ void QueuePair::destroy() {
     return;
   }
   // With all that the adapter may still look at.
-  port_.device->undertaker().bury(
+  port_.device->reaper().reap(
       [&api = api_, queue_pair, completions, registration = std::exchange(registration_, nullptr),
        memory = std::exchange(memory_, nullptr), armed = std::shared_ptr<bool>(std::move(armed_))] {
         api.ibv_destroy_qp(queue_pair);

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "verbs/device.h"
-#include "verbs/message.h"
+#include "verbs/device/device.h"
+#include "verbs/device/message.h"
 
 namespace baton::verbs {
 
@@ -103,7 +103,7 @@ class QueuePair {
   bool broken() const { return broken_; }
   bool drained() const { return idle() && (pool_ != nullptr ? closed_ : posted_receives_ == 0); }
   // Ends it: afterwards the adapter touches no memory for it. One that has broken, and flushes at
-  // once, is destroyed later by the device's undertaker; any other here and now.
+  // once, is destroyed later by the device's reaper; any other here and now.
   void destroy();
 
   bool is(const ibv_qp* queue_pair) const { return queue_pair_ == queue_pair; }

@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
+#include "transport/base/ring.h"
 #include "transport/provider.h"
-#include "transport/ring.h"
+#include "verbs/device/regions.h"
 #include "verbs/queue_pair.h"
-#include "verbs/regions.h"
 
 namespace baton::verbs {
 

@@ -1,4 +1,4 @@
-// What a rail hears: completions of its own work, and messages of its peer.
+// A verbs rail's incoming side: completions of its own work, and messages of its peer.
 #include <cstring>
 
 #include "absl/strings/str_cat.h"

@@ -1,8 +1,8 @@
-// Slices into work requests.
+// A verbs rail's outgoing side: cuts slices into work requests.
 #include "verbs/rail.h"
 
 #include "absl/strings/str_format.h"
-#include "transport/arrivals.h"
+#include "transport/internal/arrivals.h"
 #include "verbs/session.h"
 
 namespace baton::verbs {

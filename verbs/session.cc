@@ -1,4 +1,4 @@
-// The course of a session: progress, messages, what rails report, the end.
+// A session with one peer: runs its rails, handles its messages and what rails report, ends.
 #include "verbs/session.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace baton::verbs {
 
-Session::Session(Shared& shared, std::unique_ptr<tcp::MessageStream> control, HelloInfo peer,
+Session::Session(Shared& shared, std::unique_ptr<net::MessageStream> control, HelloInfo peer,
                  std::vector<PortOffer> offers, bool connecting)
     : shared_(shared),
       control_(std::move(control)),
@@ -40,7 +40,7 @@ bool Session::progress(Time now, bool look, EventSink& sink) {
     end(slots_.front().why, sink);
     any = true;
   }
-  while (!buried_.empty()) buried_.pop_back();
+  while (!discarded_.empty()) discarded_.pop_back();
   busy_ = unfinished();
   return any;
 }
@@ -91,7 +91,7 @@ void Session::end(const absl::Status& why, EventSink& sink) {
     slot.phase = Phase::kClosed;
     slot.pending.reset();
     slot.link.reset();
-    if (slot.fresh != nullptr) buried_.push_back(std::move(slot.fresh));
+    if (slot.fresh != nullptr) discarded_.push_back(std::move(slot.fresh));
   }
   if (connecting_ && !established_) {
     sink.connect_failed(peer_.session, absl::UnavailableError(cause.message()));
@@ -298,7 +298,7 @@ void Session::rail_gone(VerbsRail& rail, const absl::Status& why, bool closed) {
   Slot& slot = slots_[rail.index()];
   if (slot.rail != &rail && slot.fresh.get() != &rail) return;  // replaced already
   if (slot.rail == &rail) slot.rail = nullptr;
-  if (slot.fresh.get() == &rail) buried_.push_back(std::move(slot.fresh));
+  if (slot.fresh.get() == &rail) discarded_.push_back(std::move(slot.fresh));
   slot.pending.reset();
   slot.link.reset();
   slot.recovery = false;

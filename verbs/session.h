@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "transport/net/message_stream.h"
 #include "transport/provider.h"
-#include "transport/tcp/message_stream.h"
 #include "verbs/cm.h"
-#include "verbs/locality.h"
+#include "verbs/device/locality.h"
+#include "verbs/device/regions.h"
 #include "verbs/rail.h"
-#include "verbs/regions.h"
 
 namespace baton::verbs {
 
@@ -29,7 +29,7 @@ struct Shared {
   const ProviderContext& context;
   Tuning tuning;
   Devices hardware;
-  std::unique_ptr<tcp::Poller> poller;
+  std::unique_ptr<net::Poller> poller;
   const CmApi* cm_api = nullptr;          // null: this machine's library, once it is needed
   std::unique_ptr<ConnectionManager> cm;  // once it is needed
   std::shared_ptr<const Locality> locality;
@@ -42,7 +42,7 @@ struct Shared {
 class Session {
  public:
   // `session` as the connecting worker chose it. `offers` are the peer's ports.
-  Session(Shared& shared, std::unique_ptr<tcp::MessageStream> control, HelloInfo peer,
+  Session(Shared& shared, std::unique_ptr<net::MessageStream> control, HelloInfo peer,
           std::vector<PortOffer> offers, bool connecting);
   ~Session();
   Session(const Session&) = delete;
@@ -127,7 +127,7 @@ class Session {
   void on_connected(const Endpoint& peer);
   void on_ask(const RegionName& name, VerbsRail* rail);
   absl::Status on_rail_note(Kind kind, const RailNote& note, EventSink& sink);
-  // rdma_cm (session_cm.cc)
+  // With rdma_cm:
   CmTerms terms(const Slot& slot) const;
   absl::Status call_by_cm(Slot& slot);
   absl::Status await_cm(Slot& slot, const Endpoint& peer, Endpoint& end);
@@ -141,7 +141,7 @@ class Session {
   void end(const absl::Status& why, EventSink& sink);
 
   Shared& shared_;
-  std::unique_ptr<tcp::MessageStream> control_;
+  std::unique_ptr<net::MessageStream> control_;
   HelloInfo peer_;
   const std::vector<PortOffer> offers_;
   const bool connecting_;
@@ -150,8 +150,8 @@ class Session {
   bool disturbed_ = true;  // something has happened that progress() must look at
   bool busy_ = true;
   std::vector<Slot> slots_;
-  std::vector<VerbsRail*> rails_;                   // all that exist
-  std::vector<std::unique_ptr<VerbsRail>> buried_;  // never came up
+  std::vector<VerbsRail*> rails_;                      // all that exist
+  std::vector<std::unique_ptr<VerbsRail>> discarded_;  // never came up
   KnownRegions regions_;
   std::string scratch_;
 };

@@ -8,12 +8,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "engine/model/aligned.h"
-#include "engine/model/files.h"
-#include "engine/model/json_fields.h"
-#include "engine/model/safetensors.h"
+#include "engine/files/files.h"
+#include "engine/files/json_fields.h"
+#include "engine/files/safetensors.h"
+#include "engine/kernels/aligned.h"
 
-namespace baton {
+namespace baton::engine {
 namespace {
 
 constexpr size_t kMaxConfigBytes = 16 << 20;
@@ -205,4 +205,4 @@ absl::Status save_checkpoint(const std::string& directory, const Checkpoint& che
   return status;
 }
 
-}  // namespace baton
+}  // namespace baton::engine

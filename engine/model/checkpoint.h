@@ -10,9 +10,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/model/config.h"
-#include "engine/model/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
-namespace baton {
+namespace baton::engine {
 
 // One weight: bf16 bits, row-major, [rows][cols] as in Hugging Face ([out][in]); norms are
 // [1][hidden].
@@ -65,4 +65,4 @@ absl::StatusOr<std::vector<std::string>> parse_shard_index(std::string_view json
 absl::Status save_checkpoint(const std::string& directory, const Checkpoint& checkpoint,
                              const Tokenizer* tokenizer);
 
-}  // namespace baton
+}  // namespace baton::engine

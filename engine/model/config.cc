@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/model/json_fields.h"
+#include "engine/files/json_fields.h"
 
-namespace baton {
+namespace baton::engine {
 namespace {
 
 absl::Status field_error(const char* field, int value, const char* rule) {
@@ -223,4 +223,4 @@ std::string model_config_to_json(const ModelConfig& config) {
   return json.dump(2) + "\n";
 }
 
-}  // namespace baton
+}  // namespace baton::engine

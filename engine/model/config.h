@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/model/kv_cache.h"
+#include "engine/kernels/kv_cache.h"
 
-namespace baton {
+namespace baton::engine {
 
 // How rotary frequencies are stretched for contexts longer than the trained one.
 struct RopeScaling {
@@ -55,4 +55,4 @@ absl::StatusOr<ModelConfig> parse_model_config(std::string_view json);
 // config.json that transformers' LlamaForCausalLM loads; round-trips through parse_model_config.
 std::string model_config_to_json(const ModelConfig& config);
 
-}  // namespace baton
+}  // namespace baton::engine

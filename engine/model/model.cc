@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "engine/model/aligned.h"
-#include "engine/model/attention.h"
+#include "engine/kernels/aligned.h"
+#include "engine/kernels/attention.h"
+#include "engine/kernels/elementwise.h"
+#include "engine/kernels/gemm.h"
 #include "engine/model/checkpoint.h"
-#include "engine/model/elementwise.h"
-#include "engine/model/gemm.h"
+#include "engine/model/rope.h"
 
-namespace baton {
+namespace baton::engine {
 namespace {
 
 constexpr int kRowsPerTask = 16;      // of normalisation and activation
@@ -391,4 +392,4 @@ absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cach
   return absl::OkStatus();
 }
 
-}  // namespace baton
+}  // namespace baton::engine

@@ -14,11 +14,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/model/compute_pool.h"
+#include "engine/kernels/compute_pool.h"
+#include "engine/kernels/kv_cache.h"
 #include "engine/model/config.h"
-#include "engine/model/kv_cache.h"
 
-namespace baton {
+namespace baton::engine {
 
 struct Checkpoint;
 
@@ -105,4 +105,4 @@ class Model {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace baton
+}  // namespace baton::engine

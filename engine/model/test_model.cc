@@ -3,22 +3,16 @@
 
 #include <cmath>
 
-#include "engine/model/aligned.h"
+#include "engine/kernels/aligned.h"
+#include "transport/base/splitmix.h"
 
-namespace baton {
+namespace baton::engine {
 namespace {
-
-// splitmix64 (Steele, Lea, Flood 2014).
-uint64_t next(uint64_t& state) {
-  uint64_t z = (state += 0x9e3779b97f4a7c15u);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
 
 // Uniform in [-1, 1).
 float uniform(uint64_t& state) {
-  return static_cast<float>(static_cast<int64_t>(next(state) >> 40) - (1 << 23)) * 0x1p-23f;
+  return static_cast<float>(static_cast<int64_t>(splitmix_next(state) >> 40) - (1 << 23)) *
+         0x1p-23f;
 }
 
 }  // namespace
@@ -81,4 +75,4 @@ absl::Status write_test_model(const std::string& directory, const ModelConfig& c
   return save_checkpoint(directory, make_test_checkpoint(config, seed), &tokenizer);
 }
 
-}  // namespace baton
+}  // namespace baton::engine

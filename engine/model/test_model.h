@@ -7,9 +7,9 @@
 #include "absl/status/status.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/config.h"
-#include "engine/model/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
-namespace baton {
+namespace baton::engine {
 
 // d 32, 2 layers, 2 query heads of 16, 1 KV head, F 64, V 272, 512 positions: about 30 KB.
 ModelConfig tiny_model_config();
@@ -24,4 +24,4 @@ Tokenizer make_test_tokenizer(int vocab_size = 272);
 absl::Status write_test_model(const std::string& directory, const ModelConfig& config,
                               uint64_t seed);
 
-}  // namespace baton
+}  // namespace baton::engine

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 absl::Status Engine::add_request(Request request) {
   if (absl::Status status = request.sampling.validate(); !status.ok()) return status;
@@ -279,4 +279,4 @@ void Engine::advance(const ScheduledChunk& chunk, size_t row) {
   }
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

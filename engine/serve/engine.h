@@ -21,19 +21,19 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/model/compute_pool.h"
+#include "engine/kernels/compute_pool.h"
 #include "engine/model/model.h"
-#include "engine/model/tokenizer.h"
-#include "engine/serve/block_manager.h"
+#include "engine/serve/cache/block_manager.h"
 #include "engine/serve/prefill_jobs.h"
 #include "engine/serve/remote_loads.h"
 #include "engine/serve/request.h"
 #include "engine/serve/scheduler.h"
 #include "engine/serve/step_hook.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/timeline.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 enum class EngineRole : uint8_t {
   kAll,      // computes everything itself
@@ -76,10 +76,9 @@ struct EngineStats {
 class Engine {
  public:
   // `model`, `tokenizer`, `connector` (null for kAll) and the timeline must outlive the engine.
-  static absl::StatusOr<std::unique_ptr<Engine>> create(const Model& model,
-                                                        const Tokenizer& tokenizer,
-                                                        EngineOptions options,
-                                                        KvConnector* connector = nullptr);
+  static absl::StatusOr<std::unique_ptr<Engine>> create(
+      const Model& model, const Tokenizer& tokenizer, EngineOptions options,
+      kvtransfer::KvConnector* connector = nullptr);
   ~Engine();
 
   // InvalidArgument if a token or parameter is out of range, ResourceExhausted if the prompt is
@@ -100,13 +99,13 @@ class Engine {
   // Prompt and output together.
   size_t max_context() const { return max_context_; }
   EngineStats stats() const;
-  KvConnectorStats connector_stats() const;  // zeros without a connector
+  kvtransfer::KvConnectorStats connector_stats() const;  // zeros without a connector
   // Counts all blocks again; for tests.
   absl::Status check_integrity() const;
 
  private:
   Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions options,
-         KvConnector* connector);
+         kvtransfer::KvConnector* connector);
   absl::Status start();
 
   bool follow_jobs();
@@ -124,7 +123,7 @@ class Engine {
   const Model& model_;
   const Tokenizer& tokenizer_;
   const EngineOptions options_;
-  KvConnector* const connector_;
+  kvtransfer::KvConnector* const connector_;
   const Clock& clock_;
   ComputePool pool_;
   size_t max_context_ = 0;
@@ -144,4 +143,4 @@ class Engine {
   EngineStats stats_;
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -9,12 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "engine/serve/engine.h"
 
-namespace baton {
+namespace baton::engine::serve {
 namespace {
 
-KvLayout layout_of(const KvGeometry& geometry, uint32_t blocks) {
+kvtransfer::KvLayout layout_of(const KvGeometry& geometry, uint32_t blocks) {
   const auto heads = static_cast<uint32_t>(geometry.kv_heads);
-  return KvLayout::dense(
+  return kvtransfer::KvLayout::dense(
       static_cast<uint32_t>(geometry.layers), blocks, static_cast<uint32_t>(geometry.block_tokens),
       heads, static_cast<uint32_t>(geometry.block_bytes() / heads), "bf16 K[d][t] V[t][d]");
 }
@@ -36,7 +36,7 @@ std::string_view finish_reason_name(FinishReason reason) {
 }
 
 Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions options,
-               KvConnector* connector)
+               kvtransfer::KvConnector* connector)
     : model_(model),
       tokenizer_(tokenizer),
       options_(std::move(options)),
@@ -68,7 +68,7 @@ Engine::~Engine() = default;
 absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
                                                        const Tokenizer& tokenizer,
                                                        EngineOptions options,
-                                                       KvConnector* connector) {
+                                                       kvtransfer::KvConnector* connector) {
   if (options.blocks < 1 || options.max_sequences < 1 ||
       options.token_budget < options.max_sequences) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -143,8 +143,8 @@ EngineStats Engine::stats() const {
   return stats;
 }
 
-KvConnectorStats Engine::connector_stats() const {
-  return connector_ != nullptr ? connector_->stats() : KvConnectorStats{};
+kvtransfer::KvConnectorStats Engine::connector_stats() const {
+  return connector_ != nullptr ? connector_->stats() : kvtransfer::KvConnectorStats{};
 }
 
 absl::Status Engine::check_integrity() const {
@@ -154,4 +154,4 @@ absl::Status Engine::check_integrity() const {
   return blocks_.check_integrity(references);
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

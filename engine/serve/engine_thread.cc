@@ -7,7 +7,7 @@
 #include <chrono>
 #include <utility>
 
-namespace baton {
+namespace baton::engine::serve {
 
 EngineThread::EngineThread(Engine& engine)
     : engine_(engine),
@@ -52,7 +52,7 @@ EngineStats EngineThread::stats() const {
   return stats_;
 }
 
-KvConnectorStats EngineThread::connector_stats() const {
+kvtransfer::KvConnectorStats EngineThread::connector_stats() const {
   const std::lock_guard lock(mutex_);
   return connector_stats_;
 }
@@ -93,7 +93,7 @@ void EngineThread::loop() {
       stats_ = engine_.stats();
     }
     if (const Time now = Clock::steady().now(); !stepped || now - described > 100ms) {
-      KvConnectorStats connector_stats = engine_.connector_stats();
+      kvtransfer::KvConnectorStats connector_stats = engine_.connector_stats();
       const std::lock_guard lock(mutex_);
       connector_stats_ = std::move(connector_stats);
       described = now;
@@ -107,4 +107,4 @@ void EngineThread::loop() {
   engine_.abort_all();
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -10,7 +10,7 @@
 #include "engine/serve/engine.h"
 #include "engine/serve/request.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 // Idle, the thread sleeps until a request or a peer wakes it.
 class EngineThread {
@@ -30,7 +30,7 @@ class EngineThread {
   void abort(uint64_t id);
 
   EngineStats stats() const;
-  KvConnectorStats connector_stats() const;
+  kvtransfer::KvConnectorStats connector_stats() const;
   size_t max_context() const { return max_context_; }
 
  private:
@@ -48,10 +48,10 @@ class EngineThread {
   mutable std::mutex mutex_;
   std::vector<Command> commands_;
   EngineStats stats_;
-  KvConnectorStats connector_stats_;
+  kvtransfer::KvConnectorStats connector_stats_;
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 absl::StatusOr<LoadedModel> load_model(const std::string& directory) {
   namespace fs = std::filesystem;
@@ -26,4 +26,4 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory) {
   return LoadedModel{path.filename().string(), *std::move(model), *std::move(tokenizer)};
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

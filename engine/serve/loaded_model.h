@@ -5,9 +5,9 @@
 
 #include "absl/status/statusor.h"
 #include "engine/model/model.h"
-#include "engine/model/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 struct LoadedModel {
   std::string name;  // the directory's last part
@@ -18,4 +18,4 @@ struct LoadedModel {
 // Errors name the missing or broken file and what a model directory must contain.
 absl::StatusOr<LoadedModel> load_model(const std::string& directory);
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -1,13 +1,14 @@
-// Histograms, counters and their text form.
+// Latency histograms and counters, and their Prometheus text form.
 #include "engine/serve/metrics.h"
 
 #include <algorithm>
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "engine/model/strings.h"
+#include "engine/files/strings.h"
+#include "transport/base/quantile.h"
 
-namespace baton {
+namespace baton::engine::serve {
 namespace {
 
 double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
@@ -27,12 +28,7 @@ void single(std::string_view name, std::string_view help, std::string_view type,
 }  // namespace
 
 double percentile(std::vector<double> values, double p) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const double at = p / 100 * static_cast<double>(values.size() - 1);
-  const size_t low = static_cast<size_t>(at);
-  const size_t high = std::min(low + 1, values.size() - 1);
-  return values[low] + (values[high] - values[low]) * (at - static_cast<double>(low));
+  return interpolated_quantile(std::move(values), p / 100);
 }
 
 void ServingMetrics::Histogram::add(Time value) {
@@ -73,7 +69,7 @@ void ServingMetrics::observe(const RequestMetrics& metrics, FinishReason reason)
 }
 
 std::string ServingMetrics::prometheus(const EngineStats& engine,
-                                       const KvConnectorStats& connector) const {
+                                       const kvtransfer::KvConnectorStats& connector) const {
   std::string out;
   const std::lock_guard lock(mutex_);
   ttft_.print("time_to_first_token_seconds", "From arrival to the first token.", &out);
@@ -114,4 +110,4 @@ std::string ServingMetrics::prometheus(const EngineStats& engine,
   return out;
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

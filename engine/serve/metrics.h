@@ -11,7 +11,7 @@
 #include "engine/serve/engine.h"
 #include "engine/serve/request.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 // The p-th percentile (0..100) with linear interpolation, as numpy's; 0 of nothing.
 double percentile(std::vector<double> values, double p);
@@ -21,7 +21,8 @@ class ServingMetrics {
  public:
   void observe(const RequestMetrics& metrics, FinishReason reason);
   // The whole page for /metrics; names start with baton_.
-  std::string prometheus(const EngineStats& engine, const KvConnectorStats& connector) const;
+  std::string prometheus(const EngineStats& engine,
+                         const kvtransfer::KvConnectorStats& connector) const;
 
  private:
   static constexpr std::array<double, 14> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
@@ -40,4 +41,4 @@ class ServingMetrics {
   uint64_t output_tokens_ = 0;
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

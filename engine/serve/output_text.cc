@@ -1,10 +1,10 @@
-// Holding back what may become a stop string.
+// Output text as a client sees it: holds back what may become a stop string.
 #include "engine/serve/output_text.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace baton {
+namespace baton::engine::serve {
 
 OutputText::OutputText(const Tokenizer& tokenizer, std::vector<std::string> stop)
     : decoder_(tokenizer), stop_(std::move(stop)) {}
@@ -43,4 +43,4 @@ std::string OutputText::release(std::string_view piece) {
   return out;
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/model/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 // What has been given out after n tokens depends on those n tokens alone, so a stream can be
 // resumed elsewhere without repeating or losing a character. Not thread-safe.
@@ -33,4 +33,4 @@ class OutputText {
   bool stopped_ = false;
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

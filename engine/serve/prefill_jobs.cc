@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/model/kv_cache.h"
+#include "engine/kernels/kv_cache.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 BlockRange completed_blocks(size_t begin, size_t end, size_t total) {
   const size_t first = begin / kBlockTokens;
@@ -15,7 +15,7 @@ BlockRange completed_blocks(size_t begin, size_t end, size_t total) {
   return {first, last - first};
 }
 
-absl::Status PrefillJobs::check(const KvJob& job) const {
+absl::Status PrefillJobs::check(const kvtransfer::KvJob& job) const {
   if (job.tokens.empty()) return absl::InvalidArgumentError("the prompt has no tokens");
   if (job.tokens.size() > limits_.max_tokens) {
     return absl::ResourceExhaustedError(
@@ -38,7 +38,7 @@ absl::Status PrefillJobs::check(const KvJob& job) const {
 }
 
 std::unique_ptr<Sequence> PrefillJobs::accept() {
-  while (std::optional<KvJob> job = connector_.next_job()) {
+  while (std::optional<kvtransfer::KvJob> job = connector_.next_job()) {
     if (absl::Status status = check(*job); !status.ok()) {
       connector_.finish_job(job->job, status);
       saving_.push_back({job->job, {}});
@@ -86,4 +86,4 @@ uint64_t PrefillJobs::references() const {
   return sum;
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/serve/block_manager.h"
+#include "engine/serve/cache/block_manager.h"
 #include "engine/serve/sequence.h"
 #include "kvtransfer/kv_connector.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 struct PrefillLimits {
   int vocab_size = 0;
@@ -41,7 +41,7 @@ BlockRange completed_blocks(size_t begin, size_t end, size_t total);
 // Not thread-safe.
 class PrefillJobs {
  public:
-  PrefillJobs(PrefillLimits limits, KvConnector& connector, BlockManager& blocks)
+  PrefillJobs(PrefillLimits limits, kvtransfer::KvConnector& connector, BlockManager& blocks)
       : limits_(limits), connector_(connector), blocks_(blocks) {}
 
   // The next job as a sequence; null if there is none. Jobs that cannot be computed are refused
@@ -64,12 +64,12 @@ class PrefillJobs {
     uint64_t job = 0;
     std::vector<uint32_t> blocks;
   };
-  absl::Status check(const KvJob& job) const;
+  absl::Status check(const kvtransfer::KvJob& job) const;
 
   const PrefillLimits limits_;
-  KvConnector& connector_;
+  kvtransfer::KvConnector& connector_;
   BlockManager& blocks_;
   std::vector<Saving> saving_;
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "engine/model/kv_cache.h"
+#include "engine/kernels/kv_cache.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 bool RemoteLoads::wants(const Sequence& sequence, size_t cached) const {
   if (sequence.local_only || sequence.job.has_value()) return false;
@@ -14,7 +14,7 @@ bool RemoteLoads::wants(const Sequence& sequence, size_t cached) const {
 }
 
 absl::Status RemoteLoads::start(Sequence* sequence) {
-  KvLoad load;
+  kvtransfer::KvLoad load;
   load.id = next_id_++;
   load.prefill = sequence->request.prefill_address;
   load.tokens.assign(sequence->tokens.begin(), sequence->tokens.end() - 1);
@@ -23,7 +23,7 @@ absl::Status RemoteLoads::start(Sequence* sequence) {
   load.blocks.assign(sequence->blocks.begin() + sequence->computed / kBlockTokens,
                      sequence->blocks.begin() + end);
   load.timeout = options_.timeout;
-  const KvRequestId id = load.id;
+  const kvtransfer::KvRequestId id = load.id;
   if (absl::Status status = connector_.start_load(std::move(load)); !status.ok()) return status;
   sequence->load = id;
   // A sequence is fetched once; if it is preempted later, its KV is computed here.
@@ -42,7 +42,7 @@ absl::StatusOr<bool> RemoteLoads::is_complete(const Sequence& sequence) const {
 }
 
 void RemoteLoads::finish(Sequence* sequence) {
-  const KvRequestId id = std::exchange(sequence->load, 0);
+  const kvtransfer::KvRequestId id = std::exchange(sequence->load, 0);
   if (connector_.end_load(id)) return;
   // Complete, yet not quiet: the blocks stay pinned beyond the sequence's own use of them.
   blocks_.add_references(sequence->blocks);
@@ -50,7 +50,7 @@ void RemoteLoads::finish(Sequence* sequence) {
 }
 
 void RemoteLoads::give_up(Sequence* sequence) {
-  const KvRequestId id = std::exchange(sequence->load, 0);
+  const kvtransfer::KvRequestId id = std::exchange(sequence->load, 0);
   if (connector_.end_load(id)) {
     blocks_.release(sequence->blocks);
     sequence->blocks.clear();
@@ -67,4 +67,4 @@ void RemoteLoads::poll() {
   });
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

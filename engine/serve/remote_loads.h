@@ -8,12 +8,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/serve/block_manager.h"
+#include "engine/serve/cache/block_manager.h"
 #include "engine/serve/sequence.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 enum class LoadFailurePolicy : uint8_t { kRecompute, kFail };
 
@@ -28,7 +28,7 @@ struct RemoteLoadOptions {
 // can arrive in them any more.
 class RemoteLoads {
  public:
-  RemoteLoads(RemoteLoadOptions options, KvConnector& connector, BlockManager& blocks)
+  RemoteLoads(RemoteLoadOptions options, kvtransfer::KvConnector& connector, BlockManager& blocks)
       : options_(options), connector_(connector), blocks_(blocks) {}
 
   bool may_recompute() const { return options_.on_failure == LoadFailurePolicy::kRecompute; }
@@ -53,15 +53,15 @@ class RemoteLoads {
 
  private:
   struct Closing {
-    KvRequestId id = 0;
+    kvtransfer::KvRequestId id = 0;
     uint64_t quarantine = 0;
   };
 
   const RemoteLoadOptions options_;
-  KvConnector& connector_;
+  kvtransfer::KvConnector& connector_;
   BlockManager& blocks_;
-  KvRequestId next_id_ = 1;
+  kvtransfer::KvRequestId next_id_ = 1;
   std::vector<Closing> closing_;
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

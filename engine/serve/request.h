@@ -11,7 +11,7 @@
 #include "engine/serve/sampling.h"
 #include "transport/clock.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 enum class FinishReason : uint8_t {
   kStop,    // end-of-text token or a stop string
@@ -68,4 +68,4 @@ struct Request {
   std::function<void(const OutputEvent&)> on_event;
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -6,16 +6,10 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/splitmix.h"
 
-namespace baton {
+namespace baton::engine::serve {
 namespace {
-
-uint64_t mix(uint64_t value) {
-  value += 0x9e3779b97f4a7c15;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
 
 bool better(const std::pair<float, int32_t>& a, const std::pair<float, int32_t>& b) {
   return a.first > b.first || (a.first == b.first && a.second < b.second);
@@ -60,7 +54,7 @@ absl::Status SamplingParams::validate() const {
 }
 
 double uniform_at(uint64_t seed, uint64_t position) {
-  return static_cast<double>(mix(mix(seed) ^ mix(~position)) >> 11) * 0x1p-53;
+  return static_cast<double>(splitmix(splitmix(seed) ^ splitmix(~position)) >> 11) * 0x1p-53;
 }
 
 int32_t Sampler::sample(std::span<const float> logits, const SamplingParams& params,
@@ -124,4 +118,4 @@ TokenChoice Sampler::choose(std::span<const float> logits, const SamplingParams&
   return choice;
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

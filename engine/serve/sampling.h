@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 struct SamplingParams {
   double temperature = 0.0;  // 0: greedy
@@ -50,4 +50,4 @@ class Sampler {
   std::vector<double> weights_;
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -1,11 +1,11 @@
-// One token budget per step: running, ready, waiting; preemption by recompute.
+// The scheduler: one token budget per step for running, ready and waiting sequences; preemption.
 #include "engine/serve/scheduler.h"
 
 #include <algorithm>
 
-#include "engine/model/kv_cache.h"
+#include "engine/kernels/kv_cache.h"
 
-namespace baton {
+namespace baton::engine::serve {
 namespace {
 
 size_t blocks_for(size_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
@@ -202,4 +202,4 @@ void Scheduler::computed(const ScheduledChunk& chunk) {
   publish(chunk.sequence);
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/serve/block_manager.h"
+#include "engine/serve/cache/block_manager.h"
 #include "engine/serve/remote_loads.h"
 #include "engine/serve/sequence.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 struct ScheduledChunk {
   Sequence* sequence = nullptr;
@@ -90,4 +90,4 @@ class Scheduler {
   size_t budget_ = 0;
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

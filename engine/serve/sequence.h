@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/serve/block_hash.h"
+#include "engine/serve/cache/block_hash.h"
 #include "engine/serve/output_text.h"
 #include "engine/serve/request.h"
 #include "kvtransfer/kv_connector.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 enum class SequenceState : uint8_t {
   kWaiting,
@@ -26,9 +26,9 @@ enum class SequenceState : uint8_t {
 // A prefill job is a sequence that is only computed, never sampled from.
 struct PrefillJob {
   uint64_t job = 0;
-  KvRequestId request = 0;  // decode's number for it
-  size_t first_block = 0;   // the asking worker has the blocks before it
-  absl::Status status;      // of sending, so far
+  kvtransfer::KvRequestId request = 0;  // decode's number for it
+  size_t first_block = 0;               // the asking worker has the blocks before it
+  absl::Status status;                  // of sending, so far
 };
 
 struct Sequence {
@@ -41,8 +41,8 @@ struct Sequence {
   size_t published = 0;          // blocks, from the start, that the prefix cache knows
   SequenceState state = SequenceState::kWaiting;
 
-  KvRequestId load = 0;     // 0: no load is open
-  bool local_only = false;  // do not ask a prefill worker (again)
+  kvtransfer::KvRequestId load = 0;  // 0: no load is open
+  bool local_only = false;           // do not ask a prefill worker (again)
 
   std::optional<PrefillJob> job;
   std::optional<OutputText> text;  // none for jobs
@@ -53,4 +53,4 @@ struct Sequence {
   size_t remaining() const { return tokens.size() - computed; }
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -1,4 +1,4 @@
-// Sending, awaiting and timing layers.
+// Sends, awaits and times the KV of each layer during a forward pass.
 #include "engine/serve/step_hook.h"
 
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 void StepHook::begin(uint64_t request) {
   sends_.clear();
@@ -67,4 +67,4 @@ void StepHook::kv_written(int layer) {
   if (connector_ != nullptr) connector_->progress();
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

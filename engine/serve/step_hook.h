@@ -11,13 +11,13 @@
 #include "transport/clock.h"
 #include "transport/timeline.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 // Reused from step to step, so that its buffers are too.
 class StepHook : public LayerHook {
  public:
   // `connector` and `timeline` may be null.
-  StepHook(KvConnector* connector, Timeline* timeline, const Clock& clock)
+  StepHook(kvtransfer::KvConnector* connector, Timeline* timeline, const Clock& clock)
       : connector_(connector), timeline_(timeline), clock_(clock) {}
 
   // Forgets the last step. `request` labels the spans; 0 where the batch has several.
@@ -25,7 +25,7 @@ class StepHook : public LayerHook {
   // In every layer these blocks of `job` become complete; `blocks` must outlive the step.
   void send(uint64_t job, uint32_t first_block, absl::Span<const uint32_t> blocks);
   // Every layer of this load is waited for.
-  void await(KvRequestId load) { load_ = load; }
+  void await(kvtransfer::KvRequestId load) { load_ = load; }
   // Ends the last layer's span.
   void end();
 
@@ -43,14 +43,14 @@ class StepHook : public LayerHook {
     absl::Status status;
   };
 
-  KvConnector* const connector_;
+  kvtransfer::KvConnector* const connector_;
   Timeline* const timeline_;
   const Clock& clock_;
   std::vector<Send> sends_;
-  KvRequestId load_ = 0;
+  kvtransfer::KvRequestId load_ = 0;
   uint64_t request_ = 0;
   int layer_ = -1;  // whose span is open
   Time begin_{};
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -8,9 +8,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
-#include "engine/model/pre_tokenizer.h"
+#include "engine/tokenizer/pre_tokenizer.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 using Pair = std::pair<int32_t, int32_t>;
@@ -97,4 +97,4 @@ absl::StatusOr<Tokenizer> train_bpe(std::string_view text, int vocab_size) {
   return Tokenizer::create(std::move(spec));
 }
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -4,10 +4,10 @@
 #include <string>
 #include <utility>
 
-#include "engine/train/call_tracker.h"
+#include "engine/train/data_parallel/call_tracker.h"
 #include "transport/timeline.h"
 
-namespace baton {
+namespace baton::engine::train {
 
 class ComputeTrace {
  public:
@@ -33,4 +33,4 @@ class ComputeTrace {
   Time last_{};
 };
 
-}  // namespace baton
+}  // namespace baton::engine::train

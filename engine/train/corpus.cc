@@ -1,11 +1,12 @@
-// Runs `bible`, splits, tokenizes, samples.
+// The training text: runs `bible` or reads a file, splits, tokenizes, samples.
 #include "engine/train/corpus.h"
 
 #include <cstdio>
 
 #include "absl/status/status.h"
+#include "transport/base/splitmix.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 size_t split_point(std::string_view text) {
@@ -15,10 +16,7 @@ size_t split_point(std::string_view text) {
 
 // splitmix64 of a few numbers.
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b) {
-  uint64_t z = seed + a * 0x9e3779b97f4a7c15u + b * 0xd1342543de82ef95u + 0x2545f4914f6cdd1du;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
+  return splitmix_hash(seed + a * kSplitmixStep + b * 0xd1342543de82ef95u + 0x2545f4914f6cdd1du);
 }
 
 }  // namespace
@@ -59,4 +57,4 @@ std::span<const int32_t> Corpus::sample(uint64_t seed, int step, int index, int 
   return std::span(train).subspan(at, static_cast<size_t>(length) + 1);
 }
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/model/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
-namespace baton {
+namespace baton::engine::train {
 
 // The whole text that the `bible` program prints. NotFound with the packages to install where the
 // program is missing.
@@ -30,4 +30,4 @@ struct Corpus {
   std::span<const int32_t> sample(uint64_t seed, int step, int index, int length) const;
 };
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -1,4 +1,4 @@
-// Unions and intersections of spans, per process.
+// Computes exposed communication: unions and intersections of a timeline's spans, per process.
 #include "engine/train/exposure.h"
 
 #include <algorithm>
@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_format.h"
-#include "engine/model/json_fields.h"
+#include "engine/files/json_fields.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 constexpr double kLatest = 1e18;  // microseconds
@@ -131,4 +131,4 @@ absl::StatusOr<std::string> join_traces(const std::vector<std::string>& traces) 
   return joined.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace baton {
+namespace baton::engine::train {
 
 // Sums over all ranks (processes) of a trace.
 struct Exposure {
@@ -32,4 +32,4 @@ absl::StatusOr<Exposure> measure_exposure(std::string_view trace);
 // One trace of several, which may come from several processes. InvalidArgument for what is none.
 absl::StatusOr<std::string> join_traces(const std::vector<std::string>& traces);
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -1,4 +1,4 @@
-// Plain SVG: lines, dots and text.
+// Draws the loss curve as plain SVG: lines, dots and text.
 #include "engine/train/loss_curve.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 constexpr double kWidth = 800, kHeight = 450;
@@ -118,4 +118,4 @@ std::string draw_loss_curve(absl::Span<const LossPoint> points, std::string_view
   return out + "</svg>\n";
 }
 
-}  // namespace baton
+}  // namespace baton::engine::train

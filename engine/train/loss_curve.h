@@ -6,7 +6,7 @@
 
 #include "absl/types/span.h"
 
-namespace baton {
+namespace baton::engine::train {
 
 struct LossPoint {
   int step = 0;  // from 0
@@ -18,4 +18,4 @@ struct LossPoint {
 // the held-out bits per byte as labelled marks. Ignores losses that are no numbers.
 std::string draw_loss_curve(absl::Span<const LossPoint> points, std::string_view title);
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -1,11 +1,11 @@
-// Copying, agreeing, restoring.
+// Replicas of training state: copied to the next rank, agreed on, restored from.
 #include "engine/train/replica.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 bool holds(const Holdings& holdings, bool own, int64_t steps) {
@@ -119,4 +119,4 @@ absl::StatusOr<int64_t> Replicator::restore() {
   return steps;
 }
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -13,10 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "collectives/communicator.h"
-#include "engine/train/shard_state.h"
+#include "engine/train/data_parallel/shard_state.h"
 #include "engine/train/trainer.h"
 
-namespace baton {
+namespace baton::engine::train {
 
 // The copies that a process holds. They outlive communicators and trainers.
 struct ReplicaStore {
@@ -61,4 +61,4 @@ Holdings holdings_of(const ReplicaStore& store);
 // The newest steps that every rank or the one after it holds; kNothing if there are none.
 int64_t newest_common(absl::Span<const Holdings> ranks);
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -6,14 +6,15 @@
 #include <cstdio>
 #include <memory>
 
-#include "collectives/launch.h"
-#include "collectives/rendezvous.h"
-#include "engine/model/files.h"
+#include "collectives/launch/launch.h"
+#include "collectives/launch/rendezvous.h"
+#include "engine/command_line/command_line.h"
+#include "engine/files/files.h"
 #include "engine/train/bpe_trainer.h"
 #include "engine/train/exposure.h"
 #include "engine/train/train_run.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 struct Settings {
@@ -218,8 +219,10 @@ int train_main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
       ->group(going_on);
-  CLI11_PARSE(app, argc, argv);
+  if (const int status = command_line::parse(app, "baton train", argc, argv); status >= 0) {
+    return status;
+  }
   return settings.check.empty() ? train(settings) : check(settings.check);
 }
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -1,4 +1,4 @@
-// The loop around the steps.
+// A training run of one rank: the loop around the steps.
 #include "engine/train/train_run.h"
 
 #include <algorithm>
@@ -8,13 +8,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/model/files.h"
+#include "engine/files/files.h"
+#include "engine/train/data_parallel/sharded_checkpoint.h"
 #include "engine/train/exposure.h"
 #include "engine/train/loss_curve.h"
 #include "engine/train/replica.h"
-#include "engine/train/sharded_checkpoint.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 using Seconds = std::chrono::duration<double>;
@@ -85,7 +85,7 @@ absl::Status Run::run() {
                             ? !comm_->status().ok()
                             : !absl::IsInvalidArgument(status) && !absl::IsUnauthenticated(status);
     if (status.ok() || !options_.recover || !broken || attempt == kMostGenerations) return status;
-    std::fprintf(stderr, "rank %d: %s\nrank %d: meeting the others again\n", place_.rank,
+    std::fprintf(stderr, "rank %d: %s\nrank %d: joining the others again\n", place_.rank,
                  std::string(status.message()).c_str(), place_.rank);
     ++number;
   }
@@ -317,4 +317,4 @@ absl::Status run_rank(const RunOptions& options, const Corpus& corpus, const lau
   return Run(options, corpus, place).run();
 }
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -7,12 +7,12 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "collectives/launch.h"
+#include "collectives/launch/launch.h"
 #include "engine/train/corpus.h"
 #include "engine/train/trainer.h"
 #include "transport/decorators.h"
 
-namespace baton {
+namespace baton::engine::train {
 
 struct RunOptions {
   TrainerOptions trainer;
@@ -42,4 +42,4 @@ struct RunOptions {
 // Rank 0 prints. InvalidArgument for options that do not fit together.
 absl::Status run_rank(const RunOptions& options, const Corpus& corpus, const launch::Place& place);
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -1,4 +1,4 @@
-// One step after another.
+// The training step: micro-batches, sums over ranks, update; and evaluation.
 #include "engine/train/trainer.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "transport/clock.h"
 
-namespace baton {
+namespace baton::engine::train {
 
 namespace {
 
@@ -332,4 +332,4 @@ absl::StatusOr<double> Trainer::held_out_bits_per_byte(int max_windows, bool rou
          (static_cast<double>(windows) * static_cast<double>(length) * bytes_per_token);
 }
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -14,17 +14,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/model/compute_pool.h"
-#include "engine/train/backprop.h"
+#include "engine/kernels/compute_pool.h"
+#include "engine/train/backward/backprop.h"
+#include "engine/train/backward/parameters.h"
 #include "engine/train/compute_trace.h"
 #include "engine/train/corpus.h"
-#include "engine/train/data_parallel.h"
-#include "engine/train/optimizer.h"
-#include "engine/train/parameters.h"
-#include "engine/train/shard_state.h"
-#include "engine/train/zero.h"
+#include "engine/train/data_parallel/data_parallel.h"
+#include "engine/train/data_parallel/optimizer.h"
+#include "engine/train/data_parallel/shard_state.h"
+#include "engine/train/data_parallel/zero.h"
 
-namespace baton {
+namespace baton::engine::train {
 
 struct TrainerOptions {
   ModelConfig model;
@@ -121,4 +121,4 @@ class Trainer {
   std::unique_ptr<CallTracker> calls_;  // goes first, waiting until no call uses any of the arrays
 };
 
-}  // namespace baton
+}  // namespace baton::engine::train

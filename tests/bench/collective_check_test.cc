@@ -1,5 +1,5 @@
 // The inputs are exact whatever the order, and every kind of mistake is counted.
-#include "bench/collective_check.h"
+#include "bench/nccl_tests/collective_check.h"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "collectives/reduce.h"
+#include "collectives/reduce/reduce.h"
 #include "gtest/gtest.h"
 
 namespace baton::bench {

@@ -1,5 +1,5 @@
 // The command line of the collective benchmarks.
-#include "bench/collective_perf_options.h"
+#include "bench/nccl_tests/collective_perf_options.h"
 
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 // The collective benchmarks themselves: forked ranks, every collective, both files, exit statuses.
-#include "bench/collective_perf.h"
+#include "bench/nccl_tests/collective_perf.h"
 
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "bench/child_process.h"
+#include "bench/report/child_process.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

@@ -1,10 +1,10 @@
 // Sizes, bandwidths, rows and documents as nccl-tests has them.
-#include "bench/collective_perf_table.h"
+#include "bench/nccl_tests/collective_perf_table.h"
 
 #include <sstream>
 
-#include "bench/collective_perf_json.h"
-#include "bench/rivals/rivals.h"
+#include "bench/nccl_tests/baselines.h"
+#include "bench/nccl_tests/collective_perf_json.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/temporary_folder.h"
@@ -177,14 +177,14 @@ TEST(CollectiveJson, HouseRowsHaveTheKeysThatScriptsDependOn) {
   EXPECT_EQ(rows[1]["wrong"], 3);
 }
 
-TEST(CollectiveJson, RivalsJoinTheRowsOutOfPlace) {
+TEST(CollectiveJson, BaselinesJoinTheRowsOutOfPlace) {
   const CollectivePerfOptions options = options_of(Collective::kAllReduce);
   std::vector<Json> rows = house_rows(options, 2, "shm", measured_row());
   const double ours = rows[0]["latency_us"]["p50"];
-  RivalReport report;
-  report.rivals = {{"one_copy_loop", {ours}}, {"open_mpi_shm", {3 * ours}}, {"gloo_tcp", {0}}};
+  BaselineReport report;
+  report.baselines = {{"one_copy_loop", {ours}}, {"open_mpi_shm", {3 * ours}}, {"gloo_tcp", {0}}};
   report.missing = {"no such thing"};
-  const std::string table = join_rivals(report, {256}, rows);
+  const std::string table = join_baselines(report, {256}, rows);
   EXPECT_THAT(table, HasSubstr("3.00x"));
   EXPECT_THAT(table, HasSubstr("# no such thing"));
   EXPECT_EQ(rows[0]["floor"]["name"], "one_copy_loop");

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/child_process.h"
-#include "bench/report.h"
+#include "bench/report/child_process.h"
+#include "bench/report/report.h"
 
 namespace baton::bench {
 

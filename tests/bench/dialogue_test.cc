@@ -1,5 +1,5 @@
 // What is taken for a message, and what is not.
-#include "bench/dialogue.h"
+#include "bench/report/dialogue.h"
 
 #include "gtest/gtest.h"
 

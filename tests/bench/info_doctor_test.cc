@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/doctor.h"
-#include "bench/info.h"
+#include "bench/doctor/doctor.h"
+#include "bench/doctor/info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "info_tree.h"
@@ -131,17 +131,15 @@ TEST(Doctor, EveryOtherComplaintHasItsRemedy) {
   tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "0");
   tree.file("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise [never]");
   tree.file("/proc/sys/kernel/yama/ptrace_scope", "1");
-  tree.file("/proc/sys/kernel/io_uring_disabled", "2");
   tree.file("/proc/sys/net/core/rmem_max", "212992");
   tree.file("/proc/sys/net/ipv4/tcp_congestion_control", "bbr");
   tree.limits("unlimited", "256");
   tree.file("/proc/self/cgroup", "0::/x").file("/sys/fs/cgroup/x/memory.max", "1000000");
   tree.pci("pci0000:00/0000:00:02.0/0000:02:00.0", "0x10de", "0x030200", 0);
   const std::string text = doctor_text(checks_of(tree, ""));
-  for (const char* remedy :
-       {"modprobe ib_uverbs", "modprobe rdma_ucm", "vm.nr_hugepages", "shmem_enabled",
-        "yama.ptrace_scope=0", "io_uring_disabled=0", "net.core.rmem_max=16777216",
-        "modprobe tcp_cubic", "ulimit -n", "memory.max", "modprobe nvidia"}) {
+  for (const char* remedy : {"modprobe ib_uverbs", "modprobe rdma_ucm", "vm.nr_hugepages",
+                             "shmem_enabled", "yama.ptrace_scope=0", "net.core.rmem_max=16777216",
+                             "modprobe tcp_cubic", "ulimit -n", "memory.max", "modprobe nvidia"}) {
     EXPECT_THAT(text, HasSubstr(remedy));
   }
   tree.file("/proc/driver/nvidia/version", "NVRM version: NVIDIA Kernel Module  535.1  x");

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/commands.h"
-#include "bench/kv_bw_options.h"
+#include "bench/cli/commands.h"
+#include "bench/kv/kv_bw_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -43,11 +43,27 @@ TEST(KvBwOptions, DefaultsAreOneScatteredWriteOverShm) {
 }
 
 TEST(KvBwOptions, TakesSizesSettingsAndBothOps) {
-  const Parsed parsed =
-      parse({"--provider",   "tcp",     "--op",     "both",         "--pages",    "2",
-             "--page-bytes", "64K",     "--layout", "contiguous",   "--sockets",  "3",
-             "--congestion", "cubic",   "--set",    "tcp.io=epoll", "--inflight", "4",
-             "--no-pin",     "--iters", "10"});
+  const Parsed parsed = parse({"--provider",
+                               "tcp",
+                               "--op",
+                               "both",
+                               "--pages",
+                               "2",
+                               "--page-bytes",
+                               "64K",
+                               "--layout",
+                               "contiguous",
+                               "--sockets",
+                               "3",
+                               "--congestion",
+                               "cubic",
+                               "--set",
+                               "tcp.slice_kib=64",
+                               "--inflight",
+                               "4",
+                               "--no-pin",
+                               "--iters",
+                               "10"});
   ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
   const KvBwOptions& options = *parsed.command.options;
   EXPECT_EQ(options.ops, (std::vector<Op>{Op::kWrite, Op::kRead}));
@@ -55,7 +71,7 @@ TEST(KvBwOptions, TakesSizesSettingsAndBothOps) {
   EXPECT_FALSE(options.workload.scattered);
   EXPECT_EQ(options.setting("tcp.sockets", ""), "3");
   EXPECT_EQ(options.setting("tcp.congestion", ""), "cubic");
-  EXPECT_EQ(options.setting("tcp.io", ""), "epoll");
+  EXPECT_EQ(options.setting("tcp.slice_kib", ""), "64");
   EXPECT_EQ(options.setting("tcp.other", "none"), "none");
   EXPECT_EQ(options.inflight, 4u);
   EXPECT_EQ(options.transfers, 10u);
@@ -113,7 +129,12 @@ TEST_P(BadArguments, EndWithStatusTwoAndSayWhy) {
 
 INSTANTIATE_TEST_SUITE_P(
     KvBwOptions, BadArguments,
-    testing::Values(Bad{{"--bogus"}, "--bogus"}, Bad{{"--provider", "pigeon"}, "shm, tcp"},
+    testing::Values(Bad{{"--bogus"}, "there is no flag --bogus"},
+                    Bad{{"--porvider", "tcp"}, "did you mean --provider?"},
+                    Bad{{"--provider", "tpc"}, "did you mean tcp?"},
+                    Bad{{"--set", "tcp.sokets=4"}, "did you mean tcp.sockets?"},
+                    Bad{{"--set", "tcp.sockets=many"}, "a number from 1 to 64"},
+                    Bad{{"--provider", "pigeon"}, "shm, tcp"},
                     Bad{{"--op", "swap"}, "{write,read,both}"}, Bad{{"--pages", "0"}, "pages"},
                     Bad{{"--pages", "many"}, "--pages"}, Bad{{"--page-bytes", "0"}, "at least one"},
                     Bad{{"--pages", "4G"}, "number of pages"},
@@ -141,14 +162,29 @@ TEST(KvBwOptions, HelpIsNoError) {
 TEST(Commands, SuggestsTheNearestName) {
   constexpr std::array kCommands = {Command{"kv_bw", "", nullptr}, Command{"train", "", nullptr},
                                     Command{"serve_bench", "", nullptr}};
-  const auto suggestion = [&](const char* name) {
-    const Command* near = nearest(kCommands, name);
-    return std::string(near == nullptr ? "" : near->name);
+  const auto said = [&](std::string name) {
+    std::string tool = "baton";
+    std::array<char*, 2> argv = {tool.data(), name.data()};
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(run_command(kCommands, 2, argv.data()), 2);
+    return testing::internal::GetCapturedStderr();
   };
-  EXPECT_EQ(suggestion("kvbw"), "kv_bw");
-  EXPECT_EQ(suggestion("trian"), "train");
-  EXPECT_EQ(suggestion("serve-bench"), "serve_bench");
-  EXPECT_EQ(suggestion("all_reduce_perf"), "");
+  EXPECT_THAT(said("kvbw"), HasSubstr("did you mean kv_bw?"));
+  EXPECT_THAT(said("trian"), HasSubstr("did you mean train?"));
+  EXPECT_THAT(said("serve-bench"), HasSubstr("did you mean serve_bench?"));
+  EXPECT_THAT(said("all_reduce_perf"), HasSubstr("`baton --help` lists them"));
+}
+
+TEST(Commands, RefusesAnEnvironmentThatNobodyReads) {
+  constexpr std::array kCommands = {Command{"count", "", [](int, char**) { return 42; }}};
+  std::array<char, 6> tool = {"baton"}, name = {"count"};
+  std::array<char*, 2> argv = {tool.data(), name.data()};
+  setenv("BATON_KEYFILE", "/key", 1);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(run_command(kCommands, 2, argv.data()), 2);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("did you mean BATON_KEY_FILE?"));
+  unsetenv("BATON_KEYFILE");
+  EXPECT_EQ(run_command(kCommands, 2, argv.data()), 42);
 }
 
 TEST(Commands, RunsTheOneThatWasNamed) {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/dialogue.h"
-#include "bench/perf_plan.h"
+#include "bench/perftest/perf_plan.h"
+#include "bench/report/dialogue.h"
 #include "gmock/gmock.h"
 #include "tests/bench/perf_server_fixture.h"
 #include "tests/temporary_folder.h"

@@ -1,5 +1,5 @@
 // The histogram against sorted samples.
-#include "bench/perf_histogram.h"
+#include "bench/perftest/perf_histogram.h"
 
 #include <algorithm>
 #include <cmath>

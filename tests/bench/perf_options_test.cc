@@ -1,5 +1,5 @@
 // perftest's command lines, and what is said of those that are not here.
-#include "bench/perf_options.h"
+#include "bench/perftest/perf_options.h"
 
 #include <string>
 #include <vector>
@@ -65,7 +65,7 @@ TEST(PerfOptions, EveryFlagArrives) {
       "-d mlx5_0 -i 2 -x 3 -s 4096 -n 500 -q 4 -t 64 -l 8 -Q 16 -I 64 -b -F -p 4000 -m 4096 -S "
       "5 "
       "-T 106 -N -e -u 14 -r 256 -o 8 -w 10 -y 0.5 --report_gbits --cpu_util --out_json "
-      "--use_hugepages --write_with_imm --disable_pcie_relaxed --set tcp.io=epoll node7");
+      "--use_hugepages --write_with_imm --disable_pcie_relaxed --set tcp.slice_kib=64 node7");
   ASSERT_TRUE(parsed.ok()) << parsed.err;
   const PerfOptions& o = *parsed;
   EXPECT_EQ(o.host, "node7:4000");
@@ -92,7 +92,7 @@ TEST(PerfOptions, EveryFlagArrives) {
                                                         {"verbs.receive_depth", "256"},
                                                         {"verbs.rd_atomic", "8"},
                                                         {"verbs.relaxed_ordering", "0"},
-                                                        {"tcp.io", "epoll"}}) {
+                                                        {"tcp.slice_kib", "64"}}) {
     EXPECT_THAT(o.settings, Contains(Pair(key, value)));
   }
 }
@@ -206,6 +206,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"write_bw", "--set tcp h", "KEY=VALUE"}, Bad{"write_bw", "--loopback h", "no HOST"},
         Bad{"write_bw", "-a --run_infinitely h", "-s instead of -a"},
         Bad{"write_bw", "--frobnicate h", "there is no flag --frobnicate"},
+        Bad{"write_bw", "--reprot_gbits h", "did you mean --report_gbits?"},
+        Bad{"write_bw", "--set verbs.qp=2 h", "did you mean verbs.qps?"},
         Bad{"write_bw", "one two", "too many arguments"},
         // perftest's, with the nearest that is here
         Bad{"write_bw", "--odp h", "--use_hugepages"},

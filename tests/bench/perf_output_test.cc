@@ -1,5 +1,5 @@
 // perftest's columns, limits and report.
-#include "bench/perf_output.h"
+#include "bench/perftest/perf_output.h"
 
 #include <sstream>
 #include <string>

@@ -1,5 +1,5 @@
 // What a server accepts of what a client asks for.
-#include "bench/perf_plan.h"
+#include "bench/perftest/perf_plan.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

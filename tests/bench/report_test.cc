@@ -1,5 +1,5 @@
 // Percentiles, rows as JSON, tables.
-#include "bench/report.h"
+#include "bench/report/report.h"
 
 #include <fstream>
 #include <numeric>
@@ -35,7 +35,7 @@ TEST(Report, RowHasTheKeysThatScriptsDependOn) {
   row.gb_per_s = Rate::of({1, 2, 3});
   row.latency_us = Latency::of({5});
   row.floor = Reference{.name = "memcpy", .gb_per_s = 4};
-  row.rivals = {{.name = "ucx_tcp", .gb_per_s = 0.5}};
+  row.baselines = {{.name = "ucx_tcp", .gb_per_s = 0.5}};
   row.verified = true;
   const Json json = row.to_json();
   EXPECT_EQ(json["bench"], "kv_bw");

@@ -1,12 +1,12 @@
 // Workloads: the layouts that both sides derive, and the pattern that proves their bytes.
-#include "bench/workload.h"
+#include "bench/kv/workload.h"
 
 #include <cstring>
 #include <set>
 #include <vector>
 
-#include "bench/kv_models.h"
-#include "bench/pattern.h"
+#include "bench/kv/kv_models.h"
+#include "bench/report/pattern.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

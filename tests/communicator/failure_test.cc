@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "tests/communicator/group.h"
 #include "tests/temporary_folder.h"
+#include "transport/base/child.h"
 
 namespace baton {
 namespace {
@@ -60,7 +61,7 @@ void run_processes(int ranks, const CommunicatorOptions& options, const Body& bo
   for (int rank = 0; rank < ranks; ++rank) {
     int ends[2];
     ASSERT_EQ(pipe(ends), 0);
-    const pid_t child = fork();
+    const pid_t child = fork_child();
     ASSERT_GE(child, 0);
     if (child == 0) {
       close(ends[1]);

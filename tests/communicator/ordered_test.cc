@@ -3,8 +3,8 @@
 #include <cstring>
 #include <random>
 
-#include "collectives/reduce.h"
-#include "collectives/schedule.h"
+#include "collectives/reduce/reduce.h"
+#include "collectives/schedules/schedule.h"
 #include "tests/communicator/group.h"
 
 namespace baton {

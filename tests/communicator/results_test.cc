@@ -3,7 +3,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "collectives/schedule.h"
+#include "collectives/schedules/schedule.h"
 #include "tests/communicator/group.h"
 
 namespace baton {

@@ -2,8 +2,8 @@
 // loss, repetition, overtaking and rails that go down, and the right bytes at the end.
 #include <numeric>
 
-#include "collectives/executor.h"
-#include "collectives/transfer_link.h"
+#include "collectives/executor/executor.h"
+#include "collectives/executor/transfer_link.h"
 #include "gtest/gtest.h"
 #include "tests/sanitized.h"
 #include "transport/sim/fabric.h"
@@ -20,7 +20,7 @@ constexpr size_t kSlot = 64 << 10;
 // Ranks on a fabric, without a communicator: workers, links and executors.
 class SimGroup {
  public:
-  SimGroup(uint32_t ranks, SimOptions options) : fabric_(options), ranks_(ranks) {
+  SimGroup(uint32_t ranks, sim::SimOptions options) : fabric_(options), ranks_(ranks) {
     for (uint32_t r = 0; r < ranks; ++r) {
       auto worker = Worker::create({.name = "rank",
                                     .clock = &fabric_.clock(),
@@ -68,7 +68,7 @@ class SimGroup {
     }
   }
 
-  SimFabric& fabric() { return fabric_; }
+  sim::SimFabric& fabric() { return fabric_; }
 
   // Sums one vector per rank by this schedule; what every rank got.
   std::vector<std::vector<float>> all_reduce(Algorithm algorithm, bool ordered,
@@ -113,7 +113,7 @@ class SimGroup {
   }
 
  private:
-  SimFabric fabric_;
+  sim::SimFabric fabric_;
   const uint32_t ranks_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::unique_ptr<Memory>> memories_;

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,8 +10,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "transport/base/child.h"
+#include "transport/base/wire.h"
 #include "transport/pool.h"
-#include "transport/wire.h"
 
 namespace baton {
 namespace {
@@ -22,7 +22,6 @@ constexpr int kPipe = 3;
 
 // In the child: a worker, one region, and progress until the end.
 [[noreturn]] void serve(int out, const WorkerOptions& options, uint8_t seed) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
   auto worker = Worker::create(options);
   if (!worker.ok()) _exit(1);
   auto pool = MemoryPool::create(**worker, {.slab_bytes = kChildBytes});
@@ -69,7 +68,7 @@ Child::Child(const std::string& provider, const std::string& name, uint8_t seed,
   std::string values = std::to_string(seed);
   std::vector<const char*> args = {"/proc/self/exe", kServe,         provider.c_str(), name.c_str(),
                                    secret.c_str(),   values.c_str(), nullptr};
-  pid_ = fork();
+  pid_ = fork_child();
   if (pid_ == 0) {  // nothing but the end of the pipe goes along
     dup2(fds[1], kPipe);
     close_range(kPipe + 1, ~0u, 0);

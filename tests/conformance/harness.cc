@@ -12,8 +12,7 @@ std::vector<Variant> all_variants() {
   std::vector<Variant> variants = {
       {.name = "sim", .provider = "sim"},
       {.name = "shm", .provider = "shm"},
-      {.name = "tcp_uring", .provider = "tcp", .settings = {{"tcp.io", "uring"}}},
-      {.name = "tcp_epoll", .provider = "tcp", .settings = {{"tcp.io", "epoll"}}},
+      {.name = "tcp", .provider = "tcp"},
       {.name = "verbs_fake", .provider = "verbs_fake"},
       {.name = "verbs_fake_own_receives",
        .provider = "verbs_fake",
@@ -61,7 +60,7 @@ void Conformance::SetUp() { start(); }
 
 void Conformance::start(size_t block_bytes) {
   if (std::string_view(GetParam().provider) == "sim") {
-    fabric_.emplace(SimOptions{.nodes = 4, .rails = 2});
+    fabric_.emplace(sim::SimOptions{.nodes = 4, .rails = 2});
   }
   if (std::string_view(GetParam().provider) == "verbs_fake") {
     surroundings_ = fake_verbs_surroundings();

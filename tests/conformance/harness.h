@@ -90,7 +90,7 @@ class Conformance : public testing::TestWithParam<Variant> {
   absl::Status run(Side& side, const TransferRequest& request);
   absl::Status finish(Side& side, TransferId id);
 
-  std::optional<SimFabric> fabric_;
+  std::optional<sim::SimFabric> fabric_;
   std::unique_ptr<Surroundings> surroundings_;
   std::optional<Timeline> timeline_;
   uint32_t max_transfers_ = 512;

@@ -1,6 +1,6 @@
 // The verbs provider over a strict fake of the verbs calls: two devices, two queue pairs on each.
 #include "tests/conformance/harness.h"
-#include "tests/verbs/fake_verbs.h"
+#include "tests/verbs/fake/fake_verbs.h"
 #include "verbs/provider.h"
 
 namespace baton {

@@ -1,5 +1,5 @@
 // What the cost model chooses, against the simulator and against what one must expect.
-#include "collectives/cost_model.h"
+#include "collectives/proof/cost_model.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The simulator against closed formulas, counted bytes and programs small enough to check by hand.
-#include "collectives/simulate.h"
+#include "collectives/proof/simulate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

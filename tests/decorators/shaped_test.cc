@@ -7,6 +7,7 @@
 #include "transport/decorators.h"
 
 namespace baton {
+using namespace sim;
 namespace {
 
 using std::chrono::microseconds;

@@ -14,6 +14,7 @@
 #include "transport/timeline.h"
 
 namespace baton {
+using namespace sim;
 namespace {
 
 using nlohmann::json;

@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "engine/model/aligned.h"
-#include "engine/model/files.h"
+#include "engine/files/files.h"
+#include "engine/files/safetensors.h"
+#include "engine/kernels/aligned.h"
 #include "engine/model/model.h"
-#include "engine/model/safetensors.h"
 #include "engine/model/test_model.h"
 #include "tests/temporary_folder.h"
 
-namespace baton {
+namespace baton::engine {
 namespace {
 
 using ::testing::HasSubstr;
@@ -189,4 +189,4 @@ TEST(ShardIndex, RefusesPathsAndWrongTypes) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine

@@ -1,12 +1,12 @@
 // Every task runs exactly once, on any number of threads, time after time.
-#include "engine/model/compute_pool.h"
+#include "engine/kernels/compute_pool.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <vector>
 
-namespace baton {
+namespace baton::engine {
 namespace {
 
 TEST(ComputePool, RunsEveryTaskOnceOverManyKernels) {
@@ -56,4 +56,4 @@ TEST(ComputePool, AcceptsAPinThatIsRefused) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine

@@ -6,10 +6,10 @@
 
 #include <string>
 
-#include "engine/model/json_fields.h"
+#include "engine/files/json_fields.h"
 #include "engine/model/test_model.h"
 
-namespace baton {
+namespace baton::engine {
 namespace {
 
 using ::testing::HasSubstr;
@@ -135,4 +135,4 @@ TEST(ModelConfig, RefusesWhatIsNotJson) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine

@@ -24,7 +24,7 @@ std::atomic<size_t> allocations{0};
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
-namespace baton {
+namespace baton::engine {
 namespace {
 
 using ::testing::HasSubstr;
@@ -148,4 +148,4 @@ TEST(Workspace, RefusesImpossibleLimits) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine

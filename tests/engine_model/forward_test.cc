@@ -7,11 +7,12 @@
 #include <filesystem>
 #include <vector>
 
-#include "engine/model/elementwise.h"
-#include "engine/model/tokenizer.h"
+#include "engine/kernels/elementwise.h"
+#include "engine/model/rope.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "tests/engine_model/model_rig.h"
 
-namespace baton {
+namespace baton::engine {
 namespace {
 
 // A transformer as one would write it on a blackboard, in double, over the whole sequence.
@@ -243,4 +244,4 @@ TEST(CommittedModel, LoadsIsSmallAndContinuesScripture) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine

@@ -9,13 +9,14 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/model/aligned.h"
-#include "engine/model/attention.h"
-#include "engine/model/elementwise.h"
-#include "engine/model/gemm.h"
-#include "engine/model/peaks.h"
+#include "engine/kernels/aligned.h"
+#include "engine/kernels/attention.h"
+#include "engine/kernels/elementwise.h"
+#include "engine/kernels/gemm.h"
+#include "engine/kernels/peaks.h"
+#include "engine/model/rope.h"
 
-namespace baton {
+namespace baton::engine {
 namespace {
 
 std::vector<float> random_floats(size_t count, uint32_t seed) {
@@ -280,4 +281,4 @@ TEST(Peaks, MeasureSomething) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine

@@ -9,12 +9,12 @@
 #include <span>
 #include <vector>
 
-#include "engine/model/aligned.h"
+#include "engine/kernels/aligned.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/model.h"
 #include "engine/model/test_model.h"
 
-namespace baton {
+namespace baton::engine {
 
 using Tokens = std::vector<int32_t>;
 using Logits = std::vector<float>;
@@ -85,4 +85,4 @@ inline ModelConfig odd_config() {
   return config;
 }
 
-}  // namespace baton
+}  // namespace baton::engine

@@ -1,5 +1,5 @@
 // safetensors: round trips, and every way in which a file can lie.
-#include "engine/model/safetensors.h"
+#include "engine/files/safetensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/model/files.h"
+#include "engine/files/files.h"
 #include "tests/temporary_folder.h"
 
-namespace baton {
+namespace baton::engine {
 namespace {
 
 using ::testing::HasSubstr;
@@ -154,4 +154,4 @@ TEST(Files, WritesAtomicallyAndLeavesNothingBehindOnFailure) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine

@@ -1,5 +1,5 @@
 // Byte-level BPE: ids as the reference gives them, any bytes back again, streams of valid UTF-8.
-#include "engine/model/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "engine/model/json_fields.h"
-#include "engine/model/pre_tokenizer.h"
+#include "engine/files/json_fields.h"
 #include "engine/model/test_model.h"
-#include "engine/model/unicode_classes.h"
+#include "engine/tokenizer/pre_tokenizer.h"
+#include "engine/tokenizer/unicode_classes.h"
 
-namespace baton {
+namespace baton::engine {
 namespace {
 
 using ::testing::ElementsAre;
@@ -226,4 +226,4 @@ TEST(StreamDecoder, ReplacesWhatIsNoCharacter) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine

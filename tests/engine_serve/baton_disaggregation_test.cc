@@ -9,7 +9,7 @@
 #include "kvtransfer/baton_connector.h"
 #include "tests/engine_serve/engine_fixture.h"
 
-namespace baton {
+namespace baton::engine::serve {
 namespace {
 
 constexpr size_t kRequests = 200;
@@ -24,14 +24,15 @@ const std::map<uint64_t, Outcome>& expected() {
   return *outcomes;
 }
 
-std::unique_ptr<KvConnector> make_connector(const std::string& name, const std::string& provider,
-                                            KvSendMode mode) {
-  BatonConnectorOptions options;
+std::unique_ptr<kvtransfer::KvConnector> make_connector(const std::string& name,
+                                                        const std::string& provider,
+                                                        kvtransfer::KvSendMode mode) {
+  kvtransfer::BatonConnectorOptions options;
   options.worker.name = name;
   options.worker.providers = {provider};
   options.worker.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
   options.mode = mode;
-  auto connector = make_baton_connector(std::move(options));
+  auto connector = kvtransfer::make_baton_connector(std::move(options));
   EXPECT_TRUE(connector.ok()) << connector.status();
   return connector.ok() ? *std::move(connector) : nullptr;
 }
@@ -39,7 +40,7 @@ std::unique_ptr<KvConnector> make_connector(const std::string& name, const std::
 // A prefill engine on a thread of its own.
 class Prefill {
  public:
-  Prefill(std::unique_ptr<KvConnector> connector, EngineOptions options)
+  Prefill(std::unique_ptr<kvtransfer::KvConnector> connector, EngineOptions options)
       : connector_(std::move(connector)) {
     options.role = EngineRole::kPrefill;
     engine_ = *Engine::create(test_model(), test_tokenizer(), options, connector_.get());
@@ -58,7 +59,7 @@ class Prefill {
   std::string address() const { return connector_->address(); }
 
  private:
-  std::unique_ptr<KvConnector> connector_;
+  std::unique_ptr<kvtransfer::KvConnector> connector_;
   std::unique_ptr<Engine> engine_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
@@ -66,7 +67,7 @@ class Prefill {
 
 struct Case {
   const char* provider;
-  KvSendMode mode;
+  kvtransfer::KvSendMode mode;
 };
 
 class BatonDisaggregation : public testing::TestWithParam<Case> {};
@@ -129,14 +130,15 @@ TEST_P(BatonDisaggregation, PrefillThatIsGoneIsSurvived) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, BatonDisaggregation,
-                         testing::Values(Case{"shm", KvSendMode::kLayerwise},
-                                         Case{"tcp", KvSendMode::kLayerwise},
-                                         Case{"tcp", KvSendMode::kSerialized}),
+                         testing::Values(Case{"shm", kvtransfer::KvSendMode::kLayerwise},
+                                         Case{"tcp", kvtransfer::KvSendMode::kLayerwise},
+                                         Case{"tcp", kvtransfer::KvSendMode::kSerialized}),
                          [](const auto& test) {
                            return std::string(test.param.provider) +
-                                  (test.param.mode == KvSendMode::kLayerwise ? "Layerwise"
-                                                                             : "Serialized");
+                                  (test.param.mode == kvtransfer::KvSendMode::kLayerwise
+                                       ? "Layerwise"
+                                       : "Serialized");
                          });
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -1,5 +1,5 @@
 // The block manager: reference counts, prefix cache, LRU order, quarantine, random operations.
-#include "engine/serve/block_manager.h"
+#include "engine/serve/cache/block_manager.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace baton {
+namespace baton::engine::serve {
 namespace {
 
 std::vector<BlockHash> chain_of(std::vector<int32_t> tokens) {
@@ -215,4 +215,4 @@ TEST(BlockManager, SurvivesRandomOperations) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::serve

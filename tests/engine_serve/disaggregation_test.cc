@@ -7,7 +7,7 @@
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/engine_serve/loopback_connector.h"
 
-namespace baton {
+namespace baton::engine::serve {
 namespace {
 
 constexpr size_t kRequests = 200;
@@ -198,7 +198,7 @@ TEST(Disaggregation, HostileJobsAreRefused) {
                                    .head_stride = 1024,
                                    .format = "bf16 K[d][t] V[t][d]"})
                   .ok());
-  const auto outcome = [&](KvRequestId id, std::vector<int32_t> tokens) {
+  const auto outcome = [&](kvtransfer::KvRequestId id, std::vector<int32_t> tokens) {
     const size_t blocks = (tokens.size() + 15) / 16;
     EXPECT_TRUE(link.decode()
                     .start_load({.id = id,
@@ -218,4 +218,4 @@ TEST(Disaggregation, HostileJobsAreRefused) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::serve

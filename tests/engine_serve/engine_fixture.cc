@@ -7,7 +7,7 @@
 
 #include "engine/model/test_model.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 const Model& test_model() {
   static const Model* model =
@@ -140,4 +140,4 @@ void expect_same(const std::map<uint64_t, Outcome>& expected,
   }
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

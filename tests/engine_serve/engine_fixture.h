@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "engine/model/model.h"
-#include "engine/model/tokenizer.h"
 #include "engine/serve/engine.h"
+#include "engine/tokenizer/tokenizer.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 // What a client has seen of one request.
 struct Outcome {
@@ -48,4 +48,4 @@ std::map<uint64_t, Outcome> run_one_at_a_time(const std::vector<Request>& reques
 void expect_same(const std::map<uint64_t, Outcome>& expected,
                  const std::map<uint64_t, Outcome>& actual);
 
-}  // namespace baton
+}  // namespace baton::engine::serve

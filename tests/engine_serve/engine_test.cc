@@ -7,7 +7,7 @@
 
 #include "tests/engine_serve/engine_fixture.h"
 
-namespace baton {
+namespace baton::engine::serve {
 namespace {
 
 constexpr size_t kRequests = 200;
@@ -208,4 +208,4 @@ TEST(Engine, BadRequestsAndOptionsAreRefused) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::serve

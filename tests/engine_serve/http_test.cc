@@ -8,15 +8,15 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "engine/http/http_listener.h"
+#include "engine/http/http_server.h"
+#include "engine/http/openai_reply.h"
 #include "engine/model/test_model.h"
+#include "engine/router/router.h"
 #include "engine/serve/engine_thread.h"
-#include "engine/serve/http_listener.h"
-#include "engine/serve/http_server.h"
-#include "engine/serve/openai_api.h"
-#include "engine/serve/router.h"
 #include "tests/engine_serve/engine_fixture.h"
 
-namespace baton {
+namespace baton::engine::serve {
 namespace {
 
 using nlohmann::json;
@@ -27,8 +27,8 @@ class Worker {
   explicit Worker(const Model& model = test_model(), uint32_t blocks = 256)
       : engine_(*Engine::create(model, test_tokenizer(), {.blocks = blocks})),
         thread_(*engine_),
-        server_(*HttpServer::start({.port = 0, .connections = 8, .model = "tiny"}, thread_,
-                                   test_tokenizer())) {}
+        server_(*http::HttpServer::start({.port = 0, .connections = 8, .model = "tiny"}, thread_,
+                                         test_tokenizer())) {}
   int port() const { return server_->port(); }
   std::string url() const { return absl::StrCat("http://127.0.0.1:", port()); }
   EngineThread& thread() { return thread_; }
@@ -36,7 +36,7 @@ class Worker {
  private:
   std::unique_ptr<Engine> engine_;
   EngineThread thread_;
-  std::unique_ptr<HttpServer> server_;
+  std::unique_ptr<http::HttpServer> server_;
 };
 
 json request_body() {
@@ -183,7 +183,8 @@ TEST(Http, ModelsHealthMetrics) {
 
 TEST(Http, APortInUseIsAnError) {
   Worker worker;
-  const auto second = HttpServer::start({.port = worker.port()}, worker.thread(), test_tokenizer());
+  const auto second =
+      http::HttpServer::start({.port = worker.port()}, worker.thread(), test_tokenizer());
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_NE(second.status().message().find("--port"), absl::string_view::npos);
@@ -252,7 +253,7 @@ class DyingWorker {
   std::atomic<int> requests{0};
 
  private:
-  HttpListener listener_;
+  http::HttpListener listener_;
 };
 
 TEST(Router, StreamsSurviveDyingWorkers) {
@@ -263,9 +264,9 @@ TEST(Router, StreamsSurviveDyingWorkers) {
   for (size_t limit : {0u, 1u, 100u, 250u, 600u, 1200u, 2500u, 4000u}) {
     DyingWorker dying(healthy.port(), limit);
     // No health checks: it is the requests themselves that find out.
-    const auto router = *Router::start({.port = 0,
-                                        .decode = {dying.url(), healthy.url()},
-                                        .health_interval = std::chrono::hours(1)});
+    const auto router = *router::Router::start({.port = 0,
+                                                .decode = {dying.url(), healthy.url()},
+                                                .health_interval = std::chrono::hours(1)});
     for (bool stream : {true, false}) {
       body["stream"] = stream;
       const httplib::Result result = post(router->port(), body);
@@ -291,7 +292,7 @@ TEST(Router, StreamsSurviveDyingWorkers) {
 TEST(Router, UnseededStreamsAreResumedWithTheirOwnSeed) {
   Worker healthy;
   DyingWorker dying(healthy.port(), 1500);
-  const auto router = *Router::start({.port = 0, .decode = {dying.url(), healthy.url()}});
+  const auto router = *router::Router::start({.port = 0, .decode = {dying.url(), healthy.url()}});
   json body = request_body();
   body.erase("seed");
   const json got = post_json(router->port(), body);
@@ -300,7 +301,7 @@ TEST(Router, UnseededStreamsAreResumedWithTheirOwnSeed) {
 }
 
 TEST(Router, SaysSoWhenNobodyAnswers) {
-  const auto router = *Router::start({.port = 0, .decode = {"http://127.0.0.1:1"}});
+  const auto router = *router::Router::start({.port = 0, .decode = {"http://127.0.0.1:1"}});
   httplib::Client client("127.0.0.1", router->port());
   EXPECT_EQ(client.Get("/health")->status, 503);
   json body = request_body();
@@ -317,7 +318,7 @@ TEST(Router, SaysSoWhenNobodyAnswers) {
 
 TEST(Router, PassesWorkersErrorsOn) {
   Worker worker;
-  const auto router = *Router::start({.port = 0, .decode = {worker.url()}});
+  const auto router = *router::Router::start({.port = 0, .decode = {worker.url()}});
   const httplib::Result result =
       post(router->port(), {{"prompt", std::vector<int>(600, 1)}, {"max_tokens", 3}});
   ASSERT_TRUE(result);
@@ -327,4 +328,4 @@ TEST(Router, PassesWorkersErrorsOn) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -6,20 +6,20 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace baton {
+namespace baton::engine::serve {
 
-class LoopbackDecode : public KvConnector {
+class LoopbackDecode : public kvtransfer::KvConnector {
  public:
   explicit LoopbackDecode(LoopbackLink& link) : link_(link) {}
-  absl::StatusOr<void*> allocate_cache(const KvLayout& layout) override {
+  absl::StatusOr<void*> allocate_cache(const kvtransfer::KvLayout& layout) override {
     return link_.allocate(link_.target_, layout);
   }
   std::string address() const override { return "decode"; }
   void progress() override { link_.move_some(); }
   void wait(Time, int) override { link_.move_some(); }
-  KvConnectorStats stats() const override { return {}; }
+  kvtransfer::KvConnectorStats stats() const override { return {}; }
 
-  absl::Status start_load(KvLoad request) override {
+  absl::Status start_load(kvtransfer::KvLoad request) override {
     EXPECT_EQ(request.prefill, "prefill");
     EXPECT_EQ(request.first_token % 16, 0u);
     EXPECT_LT(request.first_token, request.tokens.size());
@@ -29,7 +29,7 @@ class LoopbackDecode : public KvConnector {
       return absl::UnavailableError("injected: the prefill worker cannot be reached");
     }
     ++link_.loads_started;
-    const KvRequestId id = request.id;
+    const kvtransfer::KvRequestId id = request.id;
     auto [it, inserted] = link_.loads_.try_emplace(id);
     EXPECT_TRUE(inserted) << "load id " << id << " is not new";
     LoopbackLink::Load& load = it->second;
@@ -50,7 +50,7 @@ class LoopbackDecode : public KvConnector {
     return absl::OkStatus();
   }
 
-  uint32_t layers_loaded(KvRequestId id) override {
+  uint32_t layers_loaded(kvtransfer::KvRequestId id) override {
     const LoopbackLink::Load& load = open(id);
     uint32_t layers = 0;
     while (layers < load.arrived.size() && load.arrived[layers] == load.request.blocks.size()) {
@@ -59,9 +59,9 @@ class LoopbackDecode : public KvConnector {
     return layers;
   }
 
-  absl::Status load_status(KvRequestId id) override { return open(id).status; }
+  absl::Status load_status(kvtransfer::KvRequestId id) override { return open(id).status; }
 
-  absl::Status wait_for_layer(KvRequestId id, uint32_t layer) override {
+  absl::Status wait_for_layer(kvtransfer::KvRequestId id, uint32_t layer) override {
     ++link_.layers_waited_for;
     while (layers_loaded(id) <= layer) {
       if (!load_status(id).ok()) return load_status(id);
@@ -71,7 +71,7 @@ class LoopbackDecode : public KvConnector {
     return absl::OkStatus();
   }
 
-  bool end_load(KvRequestId id) override {
+  bool end_load(kvtransfer::KvRequestId id) override {
     LoopbackLink::Load& load = link_.loads_.at(id);
     EXPECT_FALSE(load.gone) << "end_load after it returned true";
     if (!load.ended) {
@@ -82,7 +82,7 @@ class LoopbackDecode : public KvConnector {
     return load.gone;
   }
 
-  std::optional<KvJob> next_job() override { return std::nullopt; }
+  std::optional<kvtransfer::KvJob> next_job() override { return std::nullopt; }
   bool is_wanted(uint64_t) override { return false; }
   absl::Status save_layer(uint64_t, uint32_t, uint32_t, absl::Span<const uint32_t>) override {
     return absl::UnimplementedError("this is the decode side");
@@ -91,7 +91,7 @@ class LoopbackDecode : public KvConnector {
   bool is_saved(uint64_t) override { return true; }
 
  private:
-  LoopbackLink::Load& open(KvRequestId id) {
+  LoopbackLink::Load& open(kvtransfer::KvRequestId id) {
     LoopbackLink::Load& load = link_.loads_.at(id);
     EXPECT_FALSE(load.ended) << "load " << id << " was ended";
     return load;
@@ -99,31 +99,34 @@ class LoopbackDecode : public KvConnector {
   LoopbackLink& link_;
 };
 
-class LoopbackPrefill : public KvConnector {
+class LoopbackPrefill : public kvtransfer::KvConnector {
  public:
   explicit LoopbackPrefill(LoopbackLink& link) : link_(link) {}
-  absl::StatusOr<void*> allocate_cache(const KvLayout& layout) override {
+  absl::StatusOr<void*> allocate_cache(const kvtransfer::KvLayout& layout) override {
     return link_.allocate(link_.source_, layout);
   }
   std::string address() const override { return "prefill"; }
   void progress() override { link_.move_some(); }
   void wait(Time, int) override { link_.move_some(); }
-  KvConnectorStats stats() const override { return {}; }
+  kvtransfer::KvConnectorStats stats() const override { return {}; }
 
-  absl::Status start_load(KvLoad) override {
+  absl::Status start_load(kvtransfer::KvLoad) override {
     return absl::UnimplementedError("this is the prefill side");
   }
-  uint32_t layers_loaded(KvRequestId) override { return 0; }
-  absl::Status load_status(KvRequestId) override { return absl::OkStatus(); }
-  absl::Status wait_for_layer(KvRequestId, uint32_t) override { return absl::OkStatus(); }
-  bool end_load(KvRequestId) override { return true; }
+  uint32_t layers_loaded(kvtransfer::KvRequestId) override { return 0; }
+  absl::Status load_status(kvtransfer::KvRequestId) override { return absl::OkStatus(); }
+  absl::Status wait_for_layer(kvtransfer::KvRequestId, uint32_t) override {
+    return absl::OkStatus();
+  }
+  bool end_load(kvtransfer::KvRequestId) override { return true; }
 
-  std::optional<KvJob> next_job() override {
+  std::optional<kvtransfer::KvJob> next_job() override {
     for (auto& [id, load] : link_.loads_) {
       if (load.taken || load.ended || load.polls_left >= 0 || link_.chance(0.3)) continue;
       load.taken = true;
       load.job = link_.next_job_++;
-      return KvJob{load.job, id, "decode", load.request.tokens, load.request.first_token};
+      return kvtransfer::KvJob{load.job, id, "decode", load.request.tokens,
+                               load.request.first_token};
     }
     return std::nullopt;
   }
@@ -178,7 +181,7 @@ LoopbackLink::LoopbackLink(uint64_t seed, LoopbackFaults faults)
 
 LoopbackLink::~LoopbackLink() = default;
 
-void* LoopbackLink::allocate(Side& side, const KvLayout& layout) {
+void* LoopbackLink::allocate(Side& side, const kvtransfer::KvLayout& layout) {
   EXPECT_TRUE(layout.check().ok()) << layout.check();
   side.layout = layout;
   const size_t bytes = (layout.bytes() + 4095) / 4096 * 4096;
@@ -233,4 +236,4 @@ void LoopbackLink::move_some() {
   }
 }
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -14,7 +14,7 @@
 
 #include "kvtransfer/kv_connector.h"
 
-namespace baton {
+namespace baton::engine::serve {
 
 struct LoopbackFaults {
   double refuse_start = 0;  // start_load() itself fails
@@ -33,8 +33,8 @@ class LoopbackLink {
   explicit LoopbackLink(uint64_t seed, LoopbackFaults faults = {});
   ~LoopbackLink();
 
-  KvConnector& decode() { return *decode_; }
-  KvConnector& prefill() { return *prefill_; }
+  kvtransfer::KvConnector& decode() { return *decode_; }
+  kvtransfer::KvConnector& prefill() { return *prefill_; }
   // Steps the prefill engine while decode waits for a layer in its own step.
   void set_pump(std::function<void()> pump) { pump_ = std::move(pump); }
 
@@ -55,7 +55,7 @@ class LoopbackLink {
     std::string content;  // of the source when it was handed over
   };
   struct Load {
-    KvLoad request;
+    kvtransfer::KvLoad request;
     uint64_t job = 0;
     bool taken = false;     // by next_job()
     bool finished = false;  // finish_job() was called
@@ -70,14 +70,14 @@ class LoopbackLink {
     std::vector<Copy> queue;
   };
   struct Side {
-    KvLayout layout;
+    kvtransfer::KvLayout layout;
     std::unique_ptr<std::byte, void (*)(void*)> memory{nullptr, nullptr};
     std::byte* block(uint32_t layer, uint32_t index) const {
       return memory.get() + layer * layout.layer_stride + index * layout.block_stride;
     }
   };
 
-  void* allocate(Side& side, const KvLayout& layout);
+  void* allocate(Side& side, const kvtransfer::KvLayout& layout);
   void move_some();
   void deliver(Load& load, size_t index);
   Load* by_job(uint64_t job);
@@ -88,9 +88,9 @@ class LoopbackLink {
   const LoopbackFaults faults_;
   std::function<void()> pump_;
   Side source_, target_;
-  std::map<KvRequestId, Load> loads_;
+  std::map<kvtransfer::KvRequestId, Load> loads_;
   uint64_t next_job_ = 1000;
-  std::unique_ptr<KvConnector> decode_, prefill_;
+  std::unique_ptr<kvtransfer::KvConnector> decode_, prefill_;
 };
 
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -5,27 +5,27 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "engine/serve/router.h"
-#include "engine/serve/stream_relay.h"
-#include "engine/serve/worker_picker.h"
+#include "engine/router/router.h"
+#include "engine/router/stream_relay.h"
+#include "engine/router/worker_picker.h"
 
-namespace baton {
+namespace baton::engine::serve {
 namespace {
 
 using nlohmann::json;
 
 TEST(WorkerPicker, TakesTheLeastLoaded) {
-  WorkerPicker picker(3);
+  router::WorkerPicker picker(3);
   EXPECT_EQ(picker.pick({}), 0u);
   EXPECT_EQ(picker.pick({}), 1u);
   EXPECT_EQ(picker.pick({}), 2u);
   picker.release(1);
   EXPECT_EQ(picker.pick({}), 1u);
-  EXPECT_EQ(WorkerPicker(0).pick({}), std::nullopt);
+  EXPECT_EQ(router::WorkerPicker(0).pick({}), std::nullopt);
 }
 
 TEST(WorkerPicker, PrefersWorkersThatAreUpAndNotAvoided) {
-  WorkerPicker picker(3);
+  router::WorkerPicker picker(3);
   picker.set_up(0, false);
   EXPECT_EQ(picker.pick({}), 1u);
   const std::vector<size_t> avoid = {2};
@@ -37,9 +37,9 @@ TEST(WorkerPicker, PrefersWorkersThatAreUpAndNotAvoided) {
 }
 
 TEST(WorkerPicker, FollowsThePrefixUntilThatWorkerIsBusy) {
-  WorkerPicker picker(2);
-  const std::vector<BlockHash> verse = prompt_chain(std::string(1000, 'v'));
-  const std::vector<BlockHash> longer = prompt_chain(std::string(2000, 'v'));
+  router::WorkerPicker picker(2);
+  const std::vector<BlockHash> verse = router::prompt_chain(std::string(1000, 'v'));
+  const std::vector<BlockHash> longer = router::prompt_chain(std::string(2000, 'v'));
   ASSERT_EQ(verse.size(), 3u);
   ASSERT_EQ(longer.size(), 7u);
   EXPECT_EQ(picker.pick({}), 0u);
@@ -69,15 +69,16 @@ std::string worker_stream(const std::vector<int32_t>& tokens, const std::vector<
     } else {
       choice["text"] = text;
     }
-    out += sse({{"id", absl::StrCat("worker-", resume.size())},
-                {"object", "text_completion"},
-                {"created", resume.size()},
-                {"model", "m"},
-                {"choices", {choice}}});
+    out += http::sse({{"id", absl::StrCat("worker-", resume.size())},
+                      {"object", "text_completion"},
+                      {"created", resume.size()},
+                      {"model", "m"},
+                      {"choices", {choice}}});
     if (last) break;
   }
-  out += sse({{"id", "u"}, {"choices", json::array()}, {"usage", {{"completion_tokens", 4}}}});
-  return out.append(kSseDone);
+  out +=
+      http::sse({{"id", "u"}, {"choices", json::array()}, {"usage", {{"completion_tokens", 4}}}});
+  return out.append(http::kSseDone);
 }
 
 struct Relayed {
@@ -96,9 +97,9 @@ Relayed relay_with_cut(size_t cut, size_t piece, bool stream, bool chat, bool id
   } else {
     body["prompt"] = "hi";
   }
-  const ApiRequest request = *read_api_request(body, chat);
+  const http::ApiRequest request = *http::read_api_request(body, chat);
   Relayed out;
-  StreamRelay relay(body, request, [&](std::string_view bytes) {
+  router::StreamRelay relay(body, request, [&](std::string_view bytes) {
     out.bytes += bytes;
     return true;
   });
@@ -125,7 +126,7 @@ TEST(StreamRelay, NoCutRepeatsOrLosesAToken) {
     const size_t length = worker_stream({11, 22, 33, 44}, {}, chat).size();
     const Relayed want = relay_with_cut(length, 1 << 20, true, chat, true);
     EXPECT_NE(want.bytes.find("[44]"), std::string::npos);
-    EXPECT_TRUE(want.bytes.ends_with(kSseDone));
+    EXPECT_TRUE(want.bytes.ends_with(http::kSseDone));
     const Relayed want_whole = relay_with_cut(length, 1 << 20, false, chat, true);
     for (size_t cut = 0; cut < length; ++cut) {
       Relayed got = relay_with_cut(cut, 1 + cut % 7, true, chat, true);
@@ -150,9 +151,9 @@ TEST(StreamRelay, TokenIdsAreShownOnRequestOnly) {
 
 TEST(StreamRelay, WorkerErrorsAreToldApart) {
   const json body = {{"prompt", "x"}, {"stream", true}};
-  const ApiRequest request = *read_api_request(body, false);
+  const http::ApiRequest request = *http::read_api_request(body, false);
   const auto error_after = [&](std::string_view bytes) {
-    StreamRelay relay(body, request, [](std::string_view) { return true; });
+    router::StreamRelay relay(body, request, [](std::string_view) { return true; });
     relay.next_body("");
     EXPECT_FALSE(relay.receive(bytes));
     return relay.worker_error().code();
@@ -166,12 +167,12 @@ TEST(StreamRelay, WorkerErrorsAreToldApart) {
 
 TEST(StreamRelay, HostileEventsAreHarmless) {
   const json body = {{"prompt", "x"}, {"stream", true}};
-  const ApiRequest request = *read_api_request(body, false);
+  const http::ApiRequest request = *http::read_api_request(body, false);
   for (const char* event :
        {"data: 5\n\n", "data: []\n\n", "data: {\"choices\":5}\n\n", "data: {\"choices\":[5]}\n\n",
         "data: {\"choices\":[{\"token_ids\":7,\"text\":8,\"finish_reason\":9}]}\n\n",
         "data: [DONE]\n\n", "data: {\"choices\":[{\"logprobs\":{\"a\":{\"b\":1}}}]}\n\n"}) {
-    StreamRelay relay(body, request, [](std::string_view) { return true; });
+    router::StreamRelay relay(body, request, [](std::string_view) { return true; });
     relay.next_body("");
     relay.receive(event);
     EXPECT_FALSE(relay.done()) << event;
@@ -179,11 +180,11 @@ TEST(StreamRelay, HostileEventsAreHarmless) {
 }
 
 TEST(Router, RefusesBadOptions) {
-  EXPECT_EQ(Router::start({}).status().code(), absl::StatusCode::kInvalidArgument);
-  const absl::Status status = Router::start({.decode = {"localhost:1"}}).status();
+  EXPECT_EQ(router::Router::start({}).status().code(), absl::StatusCode::kInvalidArgument);
+  const absl::Status status = router::Router::start({.decode = {"localhost:1"}}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("http://"), absl::string_view::npos);
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -12,7 +12,7 @@
 #include "engine/model/test_model.h"
 #include "engine/serve/output_text.h"
 
-namespace baton {
+namespace baton::engine::serve {
 namespace {
 
 TEST(Sampling, GreedyTakesTheFirstOfEquals) {
@@ -140,4 +140,4 @@ TEST(OutputText, HoldsBackIncompleteCharacters) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::serve

@@ -1,5 +1,5 @@
 // The backward pass against finite differences, and its independence of threads.
-#include "engine/train/backprop.h"
+#include "engine/train/backward/backprop.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "engine/model/test_model.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 constexpr int kSequences = 2, kLength = 32;
@@ -86,4 +86,4 @@ TEST(Backprop, DoesNotDependOnThreads) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::train

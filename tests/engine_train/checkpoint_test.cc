@@ -5,12 +5,12 @@
 #include <filesystem>
 #include <fstream>
 
-#include "engine/model/files.h"
-#include "engine/train/sharded_checkpoint.h"
+#include "engine/files/files.h"
+#include "engine/train/data_parallel/sharded_checkpoint.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/temporary_folder.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -183,4 +183,4 @@ TEST_F(Checkpoints, ResumeOnAnotherNumberOfRanksWithTheSameBits) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::train

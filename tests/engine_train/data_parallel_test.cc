@@ -5,7 +5,7 @@
 
 #include "tests/engine_train/train_fixture.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 constexpr int kSteps = 6;  // the last two with long sequences
@@ -147,4 +147,4 @@ TEST(Buckets, CoverTheArrayInEqualPartsOfWholeBlocks) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -9,7 +9,7 @@
 #include "engine/train/loss_curve.h"
 #include "tests/engine_train/train_fixture.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 Span span(std::string_view track, int begin_us, int end_us, uint64_t bytes = 0) {
@@ -132,4 +132,4 @@ TEST(LossCurve, DrawsNothingAtAllAndASinglePoint) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::train

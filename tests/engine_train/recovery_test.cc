@@ -6,14 +6,14 @@
 #include <cstring>
 #include <filesystem>
 
-#include "engine/model/files.h"
+#include "engine/files/files.h"
+#include "engine/train/data_parallel/sharded_checkpoint.h"
 #include "engine/train/replica.h"
-#include "engine/train/sharded_checkpoint.h"
 #include "engine/train/train_run.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/temporary_folder.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -153,4 +153,4 @@ TEST_F(Recovery, NeedsZeroAndASecondRank) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -5,10 +5,10 @@
 
 #include <thread>
 
-#include "collectives/rendezvous.h"
+#include "collectives/launch/rendezvous.h"
 #include "engine/model/test_model.h"
 
-namespace baton {
+namespace baton::engine::train {
 
 std::string verses() {
   std::string text;
@@ -80,4 +80,4 @@ std::vector<std::vector<float>> train_ranks(int ranks, const TrainerOptions& opt
   return weights;
 }
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -9,7 +9,7 @@
 #include "collectives/communicator.h"
 #include "engine/train/trainer.h"
 
-namespace baton {
+namespace baton::engine::train {
 
 std::string verses();
 
@@ -32,4 +32,4 @@ void run_ranks(int ranks, bool ordered, const std::function<void(Communicator*, 
 std::vector<std::vector<float>> train_ranks(int ranks, const TrainerOptions& options, int steps,
                                             bool ordered = true);
 
-}  // namespace baton
+}  // namespace baton::engine::train

@@ -8,7 +8,7 @@
 #include "engine/train/bpe_trainer.h"
 #include "tests/engine_train/train_fixture.h"
 
-namespace baton {
+namespace baton::engine::train {
 namespace {
 
 TrainerOptions tiny(const Tokenizer& tokenizer) {
@@ -77,4 +77,4 @@ TEST(Bpe, MergesTheMostFrequentPairFirst) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::engine::train

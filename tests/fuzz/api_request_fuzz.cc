@@ -6,16 +6,17 @@
 #include <string>
 #include <string_view>
 
-#include "engine/serve/openai_api.h"
+#include "engine/http/openai_reply.h"
+#include "engine/http/openai_request.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view body(reinterpret_cast<const char*>(data), size);
   for (const bool chat : {false, true}) {
-    const auto request = baton::parse_api_request(body, chat);
+    const auto request = baton::engine::http::parse_api_request(body, chat);
     if (!request.ok()) {
       // The client is told which field: the reply must be text that JSON can carry.
-      if (baton::api_error(request.status()).empty()) std::abort();
-      if (baton::http_status(request.status()) / 100 != 4) std::abort();
+      if (baton::engine::http::api_error(request.status()).empty()) std::abort();
+      if (baton::engine::http::http_status(request.status()) / 100 != 4) std::abort();
       continue;
     }
     if (request->chat != chat || !request->sampling.validate().ok()) std::abort();

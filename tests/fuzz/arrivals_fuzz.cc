@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "transport/arrivals.h"
-#include "transport/wire.h"
+#include "transport/base/wire.h"
+#include "transport/internal/arrivals.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   baton::WireReader in({reinterpret_cast<const char*>(data), size});
-  baton::Arrivals arrivals;
+  baton::internal::Arrivals arrivals;
   absl::flat_hash_set<std::pair<uint32_t, uint32_t>> completed;  // by slot and generation
   for (int step = 0; step < 4096; ++step) {
     baton::Arrival arrival;
@@ -24,7 +24,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     arrival.notify = in.text(16);
     if (in.failed()) return 0;
     const auto complete = arrivals.add(arrival);
-    if (arrivals.open() > baton::Arrivals::kMaxOpen) std::abort();
+    if (arrivals.open() > baton::internal::Arrivals::kMaxOpen) std::abort();
     if (!complete.ok()) return 0;  // the worker drops a peer that contradicts itself
     if (!complete->now) continue;
     if (!completed.emplace(arrival.transfer.slot, arrival.transfer.generation).second) std::abort();

@@ -8,13 +8,13 @@
 #include <string>
 #include <string_view>
 
-#include "transport/handshake.h"
+#include "transport/net/handshake.h"
 
 namespace {
 
 using baton::ClusterKey;
-using baton::Handshake;
 using baton::HelloInfo;
+using baton::net::Handshake;
 
 const ClusterKey& key() {
   static const ClusterKey kKey = *ClusterKey::from_bytes("the key of the fuzzed cluster");

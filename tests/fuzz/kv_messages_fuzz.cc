@@ -6,25 +6,26 @@
 #include <string>
 #include <string_view>
 
+#include "kvtransfer/internal/kv_messages.h"
 #include "kvtransfer/kv_layout.h"
-#include "kvtransfer/kv_messages.h"
-#include "transport/wire.h"
+#include "transport/base/wire.h"
 
 namespace {
 
 void parse_body(std::string_view body) {
-  baton::KvLoadRequest request;
-  if (baton::decode_kv_request(body, request).ok()) {
+  baton::kvtransfer::KvLoadRequest request;
+  if (baton::kvtransfer::decode_kv_request(body, request).ok()) {
     std::string encoded;
-    baton::KvLoadRequest again;
-    if (!baton::check_kv_request(request).ok()) std::abort();
-    if (!baton::encode_kv_request(request, encoded).ok()) std::abort();
-    if (!baton::decode_kv_request(encoded, again).ok()) std::abort();
+    baton::kvtransfer::KvLoadRequest again;
+    if (!baton::kvtransfer::check_kv_request(request).ok()) std::abort();
+    if (!baton::kvtransfer::encode_kv_request(request, encoded).ok()) std::abort();
+    if (!baton::kvtransfer::decode_kv_request(encoded, again).ok()) std::abort();
     if (again.tokens != request.tokens || again.blocks != request.blocks) std::abort();
   }
-  if (baton::decode_kv_failure(body).ok()) std::abort();  // a failure is never OK
-  if (const auto layout = baton::KvLayout::decode(body); layout.ok()) {
-    if (!layout->check().ok() || layout->encode().size() > baton::KvLayout::kMaxEncoded) {
+  if (baton::kvtransfer::decode_kv_failure(body).ok()) std::abort();  // a failure is never OK
+  if (const auto layout = baton::kvtransfer::KvLayout::decode(body); layout.ok()) {
+    if (!layout->check().ok() ||
+        layout->encode().size() > baton::kvtransfer::KvLayout::kMaxEncoded) {
       std::abort();
     }
   }
@@ -34,19 +35,19 @@ void parse_body(std::string_view body) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   baton::WireReader in({reinterpret_cast<const char*>(data), size});
-  baton::KvAssembler assembler;
-  baton::KvSeenLoads seen;
+  baton::kvtransfer::KvAssembler assembler;
+  baton::kvtransfer::KvSeenLoads seen;
   std::string body;
   for (;;) {
     const std::string_view notification = in.text(UINT16_MAX);
     if (in.failed()) return 0;
     parse_body(notification);
-    baton::KvPart part;
-    if (!baton::decode_kv_part(notification, part).ok()) continue;
+    baton::kvtransfer::KvPart part;
+    if (!baton::kvtransfer::decode_kv_part(notification, part).ok()) continue;
     static_cast<void>(seen.add(part.load));
     const auto whole = assembler.add(part, body);
-    if (assembler.open() > baton::KvAssembler::kMaxOpen) std::abort();
-    if (assembler.held() > baton::KvAssembler::kMaxHeld) std::abort();
+    if (assembler.open() > baton::kvtransfer::KvAssembler::kMaxOpen) std::abort();
+    if (assembler.held() > baton::kvtransfer::KvAssembler::kMaxHeld) std::abort();
     if (whole.ok() && *whole) {
       if (body.size() != part.total) std::abort();
       parse_body(body);

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "collectives/cost_model.h"
-#include "collectives/transfer_link.h"
+#include "collectives/executor/transfer_link.h"
+#include "collectives/proof/cost_model.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace baton::collectives;

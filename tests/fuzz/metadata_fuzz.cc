@@ -8,7 +8,7 @@
 #include "transport/address.h"
 #include "transport/counter.h"
 #include "transport/decorators.h"
-#include "transport/handshake.h"
+#include "transport/net/handshake.h"
 #include "transport/region.h"
 
 namespace {

@@ -1,5 +1,6 @@
 // Fuzzes what ranks and their rendezvous read from each other after they have authenticated: the
-// input is a row of frames, as a server and as a rank would take them, and a card by itself.
+// input is a row of frames, as a server and as a rank would take them, and rank information by
+// itself.
 
 #include <chrono>
 #include <cstdint>
@@ -8,19 +9,19 @@
 #include <string_view>
 #include <vector>
 
-#include "collectives/gathering.h"
-#include "collectives/rendezvous_wire.h"
+#include "collectives/launch/gathering.h"
+#include "collectives/launch/rendezvous_wire.h"
 
 namespace {
 
 using namespace baton::collectives;
 
-void read_card(std::string_view bytes) {
-  const auto card = RankCard::decode(bytes);
-  if (!card.ok()) return;
-  const std::string encoded = card->encode();
-  const auto again = RankCard::decode(encoded);
-  if (encoded.size() > kMaxCardBytes || !again.ok() || again->encode() != encoded) std::abort();
+void read_info(std::string_view bytes) {
+  const auto info = RankInfo::decode(bytes);
+  if (!info.ok()) return;
+  const std::string encoded = info->encode();
+  const auto again = RankInfo::decode(encoded);
+  if (encoded.size() > kMaxRankInfoBytes || !again.ok() || again->encode() != encoded) std::abort();
 }
 
 // Every answer must be one that a rank can read.
@@ -32,7 +33,7 @@ void check(const std::vector<Gathering::Answer>& answers) {
       const auto whole = take_frame(in, frame);
       if (!whole.ok() || !*whole) std::abort();
       if (frame.type == FrameType::kRefusal && decode_refusal(frame.body).ok()) std::abort();
-      if (frame.type == FrameType::kCard && !RankCard::decode(frame.body).ok()) std::abort();
+      if (frame.type == FrameType::kRankInfo && !RankInfo::decode(frame.body).ok()) std::abort();
     }
   }
 }
@@ -41,7 +42,7 @@ void check(const std::vector<Gathering::Answer>& answers) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  read_card(bytes);
+  read_info(bytes);
 
   std::string in(bytes);
   Gathering fixed(2);
@@ -52,7 +53,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto whole = take_frame(in, frame);
     if (!whole.ok() || !*whole) return 0;
     if (frame.body.size() > kMaxFrameBody) std::abort();
-    read_card(frame.body);
+    read_info(frame.body);
     if (decode_refusal(frame.body).ok()) std::abort();
     const auto join = decode_join(frame.body);
     if (!join.ok()) continue;

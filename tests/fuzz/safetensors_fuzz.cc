@@ -4,11 +4,11 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "engine/model/safetensors.h"
+#include "engine/files/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view file(reinterpret_cast<const char*>(data), size);
-  const auto header = baton::parse_safetensors(file);
+  const auto header = baton::engine::parse_safetensors(file);
   if (!header.ok()) {
     if (header.status().message().empty()) std::abort();
     return 0;

@@ -5,11 +5,11 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "engine/model/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view json(reinterpret_cast<const char*>(data), size);
-  const auto tokenizer = baton::Tokenizer::parse(json);
+  const auto tokenizer = baton::engine::Tokenizer::parse(json);
   if (!tokenizer.ok()) return 0;
 
   const std::string_view text = json.substr(0, 512);
@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   if (tokenizer->decode(ids) != text) std::abort();
 
-  baton::StreamDecoder stream(*tokenizer);
+  baton::engine::StreamDecoder stream(*tokenizer);
   for (const int32_t id : tokenizer->encode(text)) stream.push(id);
   stream.finish();
   return 0;

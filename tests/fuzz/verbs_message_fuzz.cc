@@ -1,4 +1,4 @@
-// Fuzzes what two workers say to each other over RDMA: messages, and the ports of a greeting
+// Fuzzes what two workers say to each other over RDMA: messages, and the ports of a hello
 // (behind a first byte of 0, which no message begins with). What is accepted keeps within its
 // limits, and encodes to something that is accepted and says the same.
 
@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "transport/arrivals.h"
-#include "verbs/message.h"
+#include "transport/internal/arrivals.h"
+#include "verbs/device/message.h"
 
 namespace baton::verbs {
 namespace {
@@ -36,10 +36,11 @@ void check_message(const Message& message) {
   switch (message.kind) {
     case Kind::kArrival:
       if (auto arrival = check(message.body, decode_arrival); arrival.ok()) {
-        expect(arrival->slice < Arrivals::kMaxSlices &&
-               arrival->transfer.slot < Arrivals::kMaxSlots);
+        expect(arrival->slice < internal::Arrivals::kMaxSlices &&
+               arrival->transfer.slot < internal::Arrivals::kMaxSlots);
         expect(arrival->slice_bytes <= arrival->total_bytes);
-        expect(arrival->counter_index < CounterTable::kCapacity);
+        expect(arrival->counter_index < CounterTable::kCapacity ||
+               arrival->counter_index == CounterTable::kCredits);
         expect(arrival->notify.size() <= kMaxArrivalNotify);
       }
       return;

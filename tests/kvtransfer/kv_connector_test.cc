@@ -11,7 +11,7 @@
 
 #include "tests/kvtransfer/kv_pair.h"
 
-namespace baton {
+namespace baton::kvtransfer {
 namespace {
 
 using ::testing::AllOf;
@@ -316,4 +316,4 @@ INSTANTIATE_TEST_SUITE_P(Providers, KvConnectorTest,
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvConnectorTest);
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::kvtransfer

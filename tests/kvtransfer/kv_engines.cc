@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace baton {
+namespace baton::kvtransfer {
 namespace {
 
 constexpr std::byte kCanary{0xC5};
@@ -217,4 +217,4 @@ size_t TestDecode::open() const {
   }));
 }
 
-}  // namespace baton
+}  // namespace baton::kvtransfer

@@ -12,7 +12,7 @@
 
 #include "kvtransfer/kv_connector.h"
 
-namespace baton {
+namespace baton::kvtransfer {
 
 // The dense cache of a test: `heads` heads of 8 from `first_head`.
 KvLayout test_layout(uint32_t blocks, uint32_t first_head = 0, uint32_t heads = 8);
@@ -121,4 +121,4 @@ class TestDecode {
   std::map<KvRequestId, TestLoad> loads_;
 };
 
-}  // namespace baton
+}  // namespace baton::kvtransfer

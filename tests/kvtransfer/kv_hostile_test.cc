@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "kvtransfer/kv_messages.h"
+#include "kvtransfer/internal/kv_messages.h"
 #include "tests/kvtransfer/kv_pair.h"
-#include "transport/wire.h"
+#include "transport/base/wire.h"
 
-namespace baton {
+namespace baton::kvtransfer {
 namespace {
 
 using ::testing::HasSubstr;
@@ -195,4 +195,4 @@ INSTANTIATE_TEST_SUITE_P(Providers, KvHostileTest, ::testing::ValuesIn(real_prov
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvHostileTest);
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::kvtransfer

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace baton {
+namespace baton::kvtransfer {
 namespace {
 
 using ::testing::AllOf;
@@ -233,4 +233,4 @@ TEST(KvPlan, EveryHeadOfEveryBlockArrivesWhereItBelongsAndNothingElseChanges) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::kvtransfer

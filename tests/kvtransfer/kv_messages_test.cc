@@ -1,5 +1,5 @@
 // Messages between decode and prefill: what is sent is what is read, and nothing else is accepted.
-#include "kvtransfer/kv_messages.h"
+#include "kvtransfer/internal/kv_messages.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 #include "transport/transfer.h"
 
-namespace baton {
+namespace baton::kvtransfer {
 namespace {
 
 using ::testing::HasSubstr;
@@ -212,4 +212,4 @@ TEST(KvSeenLoads, AHostilePeerCannotMakeItGrow) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::kvtransfer

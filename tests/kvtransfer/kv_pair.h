@@ -12,7 +12,7 @@
 #include "tests/kvtransfer/kv_engines.h"
 #include "tests/usable_provider.h"
 
-namespace baton {
+namespace baton::kvtransfer {
 
 inline constexpr Time kLongEnough = std::chrono::seconds(60);
 
@@ -87,4 +87,4 @@ struct KvPair {
   std::optional<TestDecode> decode;
 };
 
-}  // namespace baton
+}  // namespace baton::kvtransfer

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,8 +12,9 @@
 #include <vector>
 
 #include "tests/kvtransfer/kv_pair.h"
+#include "transport/base/child.h"
 
-namespace baton {
+namespace baton::kvtransfer {
 namespace {
 
 using ::testing::HasSubstr;
@@ -61,7 +61,7 @@ class Process {
     std::vector<char*> args;
     for (std::string& word : words) args.push_back(word.data());
     args.push_back(nullptr);
-    pid_ = fork();
+    pid_ = fork_child();
     if (pid_ != 0) return;
     const auto first = static_cast<unsigned>(std::min(line.in(), line.out()));
     const auto last = static_cast<unsigned>(std::max(line.in(), line.out()));
@@ -198,16 +198,15 @@ INSTANTIATE_TEST_SUITE_P(Providers, KvProcessesTest, ::testing::ValuesIn(real_pr
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvProcessesTest);
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::kvtransfer
 
 int main(int argc, char** argv) {
-  using baton::Process;
+  using baton::kvtransfer::Process;
   const std::string_view role = argc == 6 ? argv[1] : "";
   if (role == Process::kPrefill || role == Process::kDecode) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    baton::Line line(std::stoi(argv[4]), std::stoi(argv[5]));
-    if (role == Process::kDecode) baton::decode_main(argv[2], line);
-    baton::prefill_main(argv[2], static_cast<uint32_t>(std::stoul(argv[3])), line);
+    baton::kvtransfer::Line line(std::stoi(argv[4]), std::stoi(argv[5]));
+    if (role == Process::kDecode) baton::kvtransfer::decode_main(argv[2], line);
+    baton::kvtransfer::prefill_main(argv[2], static_cast<uint32_t>(std::stoul(argv[3])), line);
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

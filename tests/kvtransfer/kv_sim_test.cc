@@ -12,7 +12,7 @@
 #include "tests/sanitized.h"
 #include "transport/sim/fabric.h"
 
-namespace baton {
+namespace baton::kvtransfer {
 namespace {
 
 using std::chrono::microseconds;
@@ -30,7 +30,7 @@ struct Node {
 // A fabric with a prefill and a decode worker on it.
 class World {
  public:
-  World(const SimOptions& sim, uint32_t seed, KvSendMode mode, const KvLayout& prefill_layout,
+  World(const sim::SimOptions& sim, uint32_t seed, KvSendMode mode, const KvLayout& prefill_layout,
         const KvLayout& decode_layout)
       : fabric_(sim),
         prefill_node_(make(kPrefillNode, "prefill-0", mode)),
@@ -43,7 +43,7 @@ class World {
 
   std::string prefill_address() const { return prefill_node_.connector->address(); }
   Time now() const { return fabric_.clock().now(); }
-  SimFabric& fabric() { return fabric_; }
+  sim::SimFabric& fabric() { return fabric_; }
   KvConnectorStats prefill_stats() const { return prefill_node_.connector->stats(); }
   KvConnectorStats decode_stats() const { return decode_node_.connector->stats(); }
 
@@ -85,7 +85,7 @@ class World {
     return made;
   }
 
-  SimFabric fabric_;
+  sim::SimFabric fabric_;
   Node prefill_node_;
   Node decode_node_;
   Time dead_at_[2] = {kNever, kNever};
@@ -95,8 +95,8 @@ class World {
   TestDecode decode;
 };
 
-SimOptions bad_network(std::mt19937& random) {
-  SimOptions sim;
+sim::SimOptions bad_network(std::mt19937& random) {
+  sim::SimOptions sim;
   sim.seed = random();
   sim.rails = 1 + random() % 3;
   sim.link.bytes_per_second = 50e6 * (1 + random() % 20);
@@ -149,7 +149,7 @@ TEST(KvOverSim, CancelledLoadsLeaveTheirBlocksAlone) {
   for (uint32_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(1000 + seed);
-    SimOptions sim = bad_network(random);
+    sim::SimOptions sim = bad_network(random);
     sim.link.bytes_per_second = 5e6;  // slow: most cancels meet bytes under way
     World world(sim, seed, KvSendMode::kLayerwise, test_layout(50), test_layout(64));
     for (uint32_t rail = 0; rail < sim.rails; ++rail) {
@@ -181,7 +181,7 @@ TEST(KvOverSim, ARailThatFailsDoesNotMakeBytesComeLate) {
   for (uint32_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(3000 + seed);
-    SimOptions sim = bad_network(random);
+    sim::SimOptions sim = bad_network(random);
     sim.rails = 3;
     sim.link.bytes_per_second = 5e6;
     sim.slice_bytes = 2048;
@@ -213,7 +213,7 @@ TEST(KvOverSim, EveryLoadAndJobEndsWhenAWorkerDies) {
   for (uint32_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(2000 + seed);
-    SimOptions sim = bad_network(random);
+    sim::SimOptions sim = bad_network(random);
     sim.link.bytes_per_second = 5e6;
     World world(sim, seed, KvSendMode::kLayerwise, test_layout(50), test_layout(64));
     for (KvRequestId id = 1; id <= 6; ++id) {
@@ -240,4 +240,4 @@ TEST(KvOverSim, EveryLoadAndJobEndsWhenAWorkerDies) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::kvtransfer

@@ -1,16 +1,49 @@
-# Installs the build in BUILD_DIR below WORK_DIR, then configures, builds and runs SOURCE_DIR there.
+# Installs the build in BUILD_DIR below WORK_DIR, the way a user would, and uses it from there: by
+# find_package, by pkg-config, and each public header alone. HEADERS is the list of public headers,
+# separated by commas: nothing else may be among the installed ones.
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output
                   ERROR_VARIABLE output)
   if(NOT result EQUAL 0)
     message(FATAL_ERROR "failed (${result}): ${ARGV}\n${output}")
   endif()
+  set(output "${output}" PARENT_SCOPE)
 endfunction()
 
 file(REMOVE_RECURSE ${WORK_DIR})
-run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/prefix)
+set(prefix ${WORK_DIR}/prefix)
+run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
+
+# The headers: all of the list, and no other.
+file(GLOB_RECURSE installed RELATIVE ${prefix}/include/baton ${prefix}/include/*)
+string(REPLACE "," ";" public "${HEADERS}")
+list(SORT installed)
+list(SORT public)
+if(NOT installed STREQUAL public)
+  message(FATAL_ERROR "installed headers are not those of cmake/BatonPublicHeaders.cmake:\n"
+                      "  installed: ${installed}\n  listed:    ${public}")
+endif()
+foreach(header IN LISTS public)
+  run(${CXX} -std=c++20 -fsyntax-only -Wall -Werror -I${prefix}/include/baton
+      -include ${header} -x c++ /dev/null)
+endforeach()
+
+# find_package.
 run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE_DIR} -B ${WORK_DIR}/build
-    -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix)
+    -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${prefix})
 run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
 run(${WORK_DIR}/build/consumer)
+set(found "${output}")
+
+# pkg-config.
+file(GLOB_RECURSE pc ${prefix}/baton.pc)
+get_filename_component(pc_folder "${pc}" DIRECTORY)
+set(ENV{PKG_CONFIG_PATH} ${pc_folder})
+run(pkg-config --static --cflags --libs baton)
+separate_arguments(flags UNIX_COMMAND "${output}")
+run(${CXX} -std=c++20 ${SOURCE_DIR}/consumer.cc -o ${WORK_DIR}/by_pkg_config ${flags})
+run(${WORK_DIR}/by_pkg_config)
+if(NOT output STREQUAL found)
+  message(FATAL_ERROR "by pkg-config: ${output}\nby find_package: ${found}")
+endif()
 file(REMOVE_RECURSE ${WORK_DIR})

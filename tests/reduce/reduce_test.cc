@@ -1,5 +1,5 @@
 // The vector loops against the plain ones: bit by bit, for every instruction set of this machine.
-#include "collectives/reduce.h"
+#include "collectives/reduce/reduce.h"
 
 #include <array>
 #include <cmath>

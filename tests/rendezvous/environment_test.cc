@@ -1,5 +1,5 @@
 // Environments of launchers, made up.
-#include "collectives/environment.h"
+#include "collectives/launch/environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

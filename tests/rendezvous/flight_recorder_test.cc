@@ -1,5 +1,5 @@
 // The flight recorder: what it keeps, what it says, and that events written at once stay whole.
-#include "collectives/flight_recorder.h"
+#include "collectives/executor/flight_recorder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "collectives/flight_dump.h"
 #include "tests/temporary_folder.h"
 
 namespace baton::collectives {

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,13 +13,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "collectives/launch.h"
-#include "collectives/rendezvous.h"
+#include "collectives/launch/launch.h"
+#include "collectives/launch/rendezvous.h"
+#include "transport/base/child.h"
 
 namespace baton::launch {
 namespace {
 
-using collectives::RankCard;
+using collectives::RankInfo;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -37,22 +37,22 @@ ForkOptions options(int ranks) {
   return options;
 }
 
-absl::StatusOr<std::vector<RankCard>> meet_others_and_keep(const Place& place,
+absl::StatusOr<std::vector<RankInfo>> meet_others_and_keep(const Place& place,
                                                            uint64_t generation) {
-  RankCard card{.rank = static_cast<uint32_t>(place.rank),
+  RankInfo info{.rank = static_cast<uint32_t>(place.rank),
                 .ranks = static_cast<uint32_t>(place.ranks),
                 .generation = generation,
                 .version = collectives::kCollectivesVersion,
                 .pid = static_cast<uint32_t>(getpid())};
-  card.host = "here";
-  return collectives::meet(place.rendezvous, key(), card, std::chrono::minutes(1));
+  info.host = "here";
+  return collectives::meet(place.rendezvous, key(), info, std::chrono::minutes(1));
 }
 
 // Meets the others; 0 if all are there.
 int meet_others(const Place& place, uint64_t generation) {
-  const auto cards = meet_others_and_keep(place, generation);
-  if (cards.ok()) return static_cast<int>(cards->size()) - place.ranks;
-  std::fprintf(stderr, "%s\n", std::string(cards.status().message()).c_str());
+  const auto rank_infos = meet_others_and_keep(place, generation);
+  if (rank_infos.ok()) return static_cast<int>(rank_infos->size()) - place.ranks;
+  std::fprintf(stderr, "%s\n", std::string(rank_infos.status().message()).c_str());
   return 99;
 }
 
@@ -152,11 +152,11 @@ TEST_F(ForkRanks, OthersThatFailByThemselvesAreNotReported) {
   ForkOptions patient = options(3);
   patient.grace = std::chrono::minutes(2);
   const Captured run = captured(patient, [](const Place& place, int) {
-    const auto cards = meet_others_and_keep(place, 0);
-    if (!cards.ok()) return 99;
+    const auto rank_infos = meet_others_and_keep(place, 0);
+    if (!rank_infos.ok()) return 99;
     if (place.rank == 0) return 7;
     // As ranks do that see another one die: end by themselves, when the launcher has seen it.
-    while (kill(static_cast<pid_t>(cards->at(0).pid), 0) == 0) sched_yield();
+    while (kill(static_cast<pid_t>(rank_infos->at(0).pid), 0) == 0) sched_yield();
     return 8;
   });
   EXPECT_EQ(7, run.status);
@@ -259,9 +259,8 @@ TEST_F(ForkRanks, NoRanksIsAnError) {
 
 // A launcher in a process of its own, whose ranks hold `lifeline` and write a byte when they run.
 pid_t launcher_of(int ranks, Lifeline& lifeline, int (*after_that)()) {
-  const pid_t pid = fork();
+  const pid_t pid = fork_child();
   if (pid != 0) return pid;
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
   const auto status = fork_ranks(options(ranks), [&](const Place& place, int) {
     sigset_t term;
     sigemptyset(&term);

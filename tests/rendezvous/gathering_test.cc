@@ -1,5 +1,5 @@
 // The gathering in virtual time: generations, patience, duplicates, and what each guest is told.
-#include "collectives/gathering.h"
+#include "collectives/launch/gathering.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,15 +17,15 @@ using namespace std::chrono_literals;
 
 class GatheringTest : public testing::Test {
  protected:
-  RankCard card(uint32_t rank, uint64_t generation = 0) const {
-    RankCard card{.rank = rank, .ranks = 3, .generation = generation};
-    card.version = kCollectivesVersion;
-    card.pid = 100 + rank;
-    card.host = "node";
-    return card;
+  RankInfo info(uint32_t rank, uint64_t generation = 0) const {
+    RankInfo info{.rank = rank, .ranks = 3, .generation = generation};
+    info.version = kCollectivesVersion;
+    info.pid = 100 + rank;
+    info.host = "node";
+    return info;
   }
-  void join(uint64_t guest, const RankCard& card, Time patience = kNever, Time now = 0s) {
-    gathering_.join(guest, {patience, card}, now, answers_);
+  void join(uint64_t guest, const RankInfo& info, Time patience = kNever, Time now = 0s) {
+    gathering_.join(guest, {patience, info}, now, answers_);
   }
   // What the guest was told since the last call.
   absl::Status told(uint64_t guest) {
@@ -36,9 +36,9 @@ class GatheringTest : public testing::Test {
       Frame frame;
       EXPECT_TRUE(*take_frame(in, frame));
       if (frame.type == FrameType::kRefusal) return decode_refusal(frame.body);
-      uint32_t cards = 1;
-      while (*take_frame(in, frame)) ++cards;
-      EXPECT_EQ(3, cards);
+      uint32_t rank_infos = 1;
+      while (*take_frame(in, frame)) ++rank_infos;
+      EXPECT_EQ(3, rank_infos);
       EXPECT_TRUE(in.empty());
       return absl::OkStatus();
     }
@@ -55,11 +55,11 @@ class GatheringTest : public testing::Test {
 };
 
 TEST_F(GatheringTest, EverybodyGetsTheSameCardsWhenTheLastHasCome) {
-  join(10, card(2));
-  join(11, card(0));
+  join(10, info(2));
+  join(11, info(0));
   EXPECT_TRUE(answers_.empty());
   EXPECT_EQ(0, gathering_.next_generation());
-  join(12, card(1));
+  join(12, info(1));
   ASSERT_EQ(3, answers_.size());
   EXPECT_EQ(answers_[0].frames, answers_[2].frames);
   for (uint64_t guest : {10, 11, 12}) EXPECT_TRUE(told(guest).ok());
@@ -67,28 +67,28 @@ TEST_F(GatheringTest, EverybodyGetsTheSameCardsWhenTheLastHasCome) {
 }
 
 TEST_F(GatheringTest, AGenerationThatIsOverTakesNobody) {
-  for (uint32_t rank : {0, 1, 2}) join(rank, card(rank));
+  for (uint32_t rank : {0, 1, 2}) join(rank, info(rank));
   answers_.clear();
-  join(5, card(1));
+  join(5, info(1));
   EXPECT_THAT(message(5, absl::StatusCode::kFailedPrecondition),
               AllOf(HasSubstr("generation 0 of this group is over"), HasSubstr("rank 1")));
 }
 
 TEST_F(GatheringTest, AHigherGenerationSendsTheWaitingAway) {
-  join(1, card(0));
-  join(2, card(1, 4));
+  join(1, info(0));
+  join(2, info(1, 4));
   EXPECT_THAT(message(1, absl::StatusCode::kFailedPrecondition),
               HasSubstr("has begun generation 4"));
   EXPECT_TRUE(answers_.empty());  // the other one waits
   EXPECT_EQ(4, gathering_.next_generation());
-  join(3, card(0, 4));
-  join(4, card(2, 4));
+  join(3, info(0, 4));
+  join(4, info(2, 4));
   for (uint64_t guest : {2, 3, 4}) EXPECT_TRUE(told(guest).ok());
 }
 
 TEST_F(GatheringTest, PatienceEndsForAllAtOnceAndNamesTheMissing) {
-  join(1, card(1), 5s, 100s);
-  join(2, card(0), 60s, 101s);
+  join(1, info(1), 5s, 100s);
+  join(2, info(0), 60s, 101s);
   EXPECT_EQ(Time(105s), gathering_.deadline());
   gathering_.expire(104s, answers_);
   EXPECT_TRUE(answers_.empty());
@@ -101,34 +101,34 @@ TEST_F(GatheringTest, PatienceEndsForAllAtOnceAndNamesTheMissing) {
 }
 
 TEST_F(GatheringTest, ALateRankHearsWhyTheFirstAttemptFailed) {
-  join(1, card(0));
-  join(2, card(0));
+  join(1, info(0));
+  join(2, info(0));
   EXPECT_THAT(message(1, absl::StatusCode::kInvalidArgument), HasSubstr("rank 0 came twice"));
   EXPECT_THAT(message(2, absl::StatusCode::kInvalidArgument), HasSubstr("rank 0 came twice"));
-  join(3, card(2), 1s, 0s);
+  join(3, info(2), 1s, 0s);
   gathering_.expire(1s, answers_);
   EXPECT_THAT(message(3, absl::StatusCode::kDeadlineExceeded),
               AllOf(HasSubstr("ranks 0-1 of 3"), HasSubstr("rank 0 came twice")));
 }
 
 TEST_F(GatheringTest, WhoLeavesIsForgotten) {
-  join(1, card(0));
+  join(1, info(0));
   gathering_.leave(1);
-  join(2, card(0));
+  join(2, info(0));
   EXPECT_TRUE(answers_.empty());
-  EXPECT_EQ(2, *gathering_.waiting_as(card(0)));
-  EXPECT_EQ(nullptr, gathering_.waiting_as(card(1)));
-  EXPECT_EQ(nullptr, gathering_.waiting_as(card(0, 1)));
+  EXPECT_EQ(2, *gathering_.waiting_as(info(0)));
+  EXPECT_EQ(nullptr, gathering_.waiting_as(info(1)));
+  EXPECT_EQ(nullptr, gathering_.waiting_as(info(0, 1)));
 }
 
 TEST_F(GatheringTest, DisagreementEndsTheAttemptForAll) {
-  RankCard version = card(1);
+  RankInfo version = info(1);
   version.version = kCollectivesVersion + 1;
-  RankCard ranks = card(1);
+  RankInfo ranks = info(1);
   ranks.ranks = 4;
-  const RankCard range = card(3);
+  const RankInfo range = info(3);
   const struct {
-    RankCard bad;
+    RankInfo bad;
     absl::StatusCode code;
     const char* says;
   } cases[] = {
@@ -139,7 +139,7 @@ TEST_F(GatheringTest, DisagreementEndsTheAttemptForAll) {
       {range, absl::StatusCode::kInvalidArgument, "rank 3 (pid 103 on node) is out of range"},
   };
   for (const auto& one : cases) {
-    join(1, card(0));
+    join(1, info(0));
     join(2, one.bad);
     for (uint64_t guest : {1, 2}) EXPECT_THAT(message(guest, one.code), HasSubstr(one.says));
   }
@@ -147,14 +147,14 @@ TEST_F(GatheringTest, DisagreementEndsTheAttemptForAll) {
 
 TEST_F(GatheringTest, WithoutANumberTheFirstToComeDecides) {
   Gathering any(0);
-  RankCard two = card(0);
+  RankInfo two = info(0);
   two.ranks = 2;
   any.join(1, {kNever, two}, 0s, answers_);
-  any.join(2, {kNever, card(1)}, 0s, answers_);
+  any.join(2, {kNever, info(1)}, 0s, answers_);
   for (uint64_t guest : {1, 2}) {
     EXPECT_THAT(message(guest, absl::StatusCode::kInvalidArgument), HasSubstr("expects 3 ranks"));
   }
-  for (uint32_t rank : {0, 1, 2}) any.join(rank, {kNever, card(rank)}, 0s, answers_);
+  for (uint32_t rank : {0, 1, 2}) any.join(rank, {kNever, info(rank)}, 0s, answers_);
   for (uint64_t guest : {0, 1, 2}) EXPECT_TRUE(told(guest).ok());
 }
 
@@ -166,22 +166,22 @@ TEST(ListRanks, JoinsNeighboursAndEnds) {
   EXPECT_THAT(list_ranks(odd), HasSubstr("31, and 34 more"));
 }
 
-TEST(RankCard, SurvivesEncoding) {
-  RankCard card{.rank = 3, .ranks = 5, .generation = 1ull << 40, .version = 9, .pid = 77};
-  card.host = "node";
-  card.worker_address = "baton1:abc";
-  card.payload = std::string("\0\1\2", 3);
-  const std::string bytes = card.encode();
-  const auto again = RankCard::decode(bytes);
+TEST(RankInfo, SurvivesEncoding) {
+  RankInfo info{.rank = 3, .ranks = 5, .generation = 1ull << 40, .version = 9, .pid = 77};
+  info.host = "node";
+  info.worker_address = "baton1:abc";
+  info.payload = std::string("\0\1\2", 3);
+  const std::string bytes = info.encode();
+  const auto again = RankInfo::decode(bytes);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(bytes, again->encode());
-  EXPECT_EQ(card.payload, again->payload);
+  EXPECT_EQ(info.payload, again->payload);
   for (size_t cut = 0; cut < bytes.size(); ++cut) {
-    EXPECT_FALSE(RankCard::decode(bytes.substr(0, cut)).ok()) << cut;
+    EXPECT_FALSE(RankInfo::decode(bytes.substr(0, cut)).ok()) << cut;
   }
-  EXPECT_FALSE(RankCard::decode(bytes + "x").ok());
-  card.host = "no\x1b[de";
-  EXPECT_EQ("no?[de", RankCard::decode(card.encode())->host);
+  EXPECT_FALSE(RankInfo::decode(bytes + "x").ok());
+  info.host = "no\x1b[de";
+  EXPECT_EQ("no?[de", RankInfo::decode(info.encode())->host);
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <string>
 
-#include "collectives/launch.h"
-#include "collectives/rendezvous.h"
+#include "collectives/launch/launch.h"
+#include "collectives/launch/rendezvous.h"
 
 using namespace baton;
 using namespace baton::collectives;
@@ -32,12 +32,12 @@ int main() {
     if (!started.ok()) return fail(started.status());
     server = *std::move(started);
   }
-  RankCard card{.rank = static_cast<uint32_t>(here.rank),
+  RankInfo info{.rank = static_cast<uint32_t>(here.rank),
                 .ranks = static_cast<uint32_t>(here.ranks)};
-  card.version = kCollectivesVersion;
-  card.pid = static_cast<uint32_t>(getpid());
-  const auto cards = meet(here.rendezvous, *key, card, std::chrono::minutes(1));
-  if (!cards.ok()) return fail(cards.status());
+  info.version = kCollectivesVersion;
+  info.pid = static_cast<uint32_t>(getpid());
+  const auto rank_infos = meet(here.rendezvous, *key, info, std::chrono::minutes(1));
+  if (!rank_infos.ok()) return fail(rank_infos.status());
   std::printf("%s rank %d of %d, local %d of %d\n", here.launcher.c_str(), here.rank, here.ranks,
               here.local_rank, here.local_ranks);
   return 0;

@@ -1,5 +1,5 @@
 // Ranks that meet over sockets: all of them, too few, twice, with other keys, among strangers.
-#include "collectives/rendezvous.h"
+#include "collectives/launch/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,15 +14,17 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "collectives/rendezvous_socket.h"
-#include "collectives/rendezvous_wire.h"
+#include "collectives/launch/rendezvous_wire.h"
+#include "transport/base/unique_fd.h"
+#include "transport/net/endpoint.h"
+#include "transport/net/handshake.h"
 
 namespace baton::collectives {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-using Cards = absl::StatusOr<std::vector<RankCard>>;
+using RankInfos = absl::StatusOr<std::vector<RankInfo>>;
 
 constexpr Time kPatient = std::chrono::minutes(2);
 constexpr Time kHasty = std::chrono::milliseconds(200);
@@ -32,14 +34,14 @@ const ClusterKey& key() {
   return kKey;
 }
 
-RankCard card_of(uint32_t rank, uint32_t ranks, uint64_t generation = 0) {
-  RankCard card{.rank = rank, .ranks = ranks, .generation = generation};
-  card.version = kCollectivesVersion;
-  card.pid = 1000 + rank;
-  card.host = absl::StrCat("node", rank);
-  card.worker_address = absl::StrCat("address of ", rank);
-  card.payload = std::string(1 + rank, 'p');
-  return card;
+RankInfo info_of(uint32_t rank, uint32_t ranks, uint64_t generation = 0) {
+  RankInfo info{.rank = rank, .ranks = ranks, .generation = generation};
+  info.version = kCollectivesVersion;
+  info.pid = 1000 + rank;
+  info.host = absl::StrCat("node", rank);
+  info.worker_address = absl::StrCat("address of ", rank);
+  info.payload = std::string(1 + rank, 'p');
+  return info;
 }
 
 std::unique_ptr<RendezvousServer> serve(uint32_t ranks) {
@@ -48,36 +50,35 @@ std::unique_ptr<RendezvousServer> serve(uint32_t ranks) {
   return *std::move(server);
 }
 
-std::future<Cards> meeting(const RendezvousServer& server, const RankCard& card,
-                           Time patience = kPatient) {
-  return std::async(std::launch::async, [address = server.address(), card, patience] {
-    return meet(address, key(), card, patience);
+std::future<RankInfos> acceptor(const RendezvousServer& server, const RankInfo& info,
+                                Time patience = kPatient) {
+  return std::async(std::launch::async, [address = server.address(), info, patience] {
+    return meet(address, key(), info, patience);
   });
 }
 
-void expect_all_met(std::vector<std::future<Cards>>& ranks, uint64_t generation = 0) {
+void expect_all_met(std::vector<std::future<RankInfos>>& ranks, uint64_t generation = 0) {
   for (auto& rank : ranks) {
-    const Cards cards = rank.get();
-    ASSERT_TRUE(cards.ok()) << cards.status();
-    ASSERT_EQ(ranks.size(), cards->size());
-    for (uint32_t i = 0; i < cards->size(); ++i) {
-      const RankCard expected = card_of(i, static_cast<uint32_t>(ranks.size()), generation);
-      EXPECT_EQ(expected.encode(), (*cards)[i].encode());
+    const RankInfos rank_infos = rank.get();
+    ASSERT_TRUE(rank_infos.ok()) << rank_infos.status();
+    ASSERT_EQ(ranks.size(), rank_infos->size());
+    for (uint32_t i = 0; i < rank_infos->size(); ++i) {
+      const RankInfo expected = info_of(i, static_cast<uint32_t>(ranks.size()), generation);
+      EXPECT_EQ(expected.encode(), (*rank_infos)[i].encode());
     }
   }
 }
 
 void expect_generation_meets(const RendezvousServer& server, uint32_t ranks, uint64_t generation) {
-  std::vector<std::future<Cards>> all;
+  std::vector<std::future<RankInfos>> all;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
-    all.push_back(meeting(server, card_of(rank, ranks, generation)));
+    all.push_back(acceptor(server, info_of(rank, ranks, generation)));
   }
   expect_all_met(all, generation);
 }
 
 int dial(const RendezvousServer& server) {
-  const auto parts = split_address(server.address());
-  const auto to = resolve(parts->first, parts->second);
+  const auto to = net::resolve(server.address());
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   EXPECT_EQ(
       0, ::connect(fd, reinterpret_cast<const sockaddr*>(&to->front().storage), to->front().size));
@@ -99,9 +100,9 @@ std::string read_to_end(int fd) {
 }
 
 // A blocking connection that has proved itself and may say anything now.
-Descriptor friend_of(const RendezvousServer& server, const HelloInfo& hello = rendezvous_hello()) {
-  Descriptor fd(dial(server));
-  Handshake handshake(Handshake::Role::kClient, key(), hello);
+UniqueFd friend_of(const RendezvousServer& server, const HelloInfo& hello = rendezvous_hello()) {
+  UniqueFd fd(dial(server));
+  net::Handshake handshake(net::Handshake::Role::kClient, key(), hello);
   while (true) {
     const std::string out(handshake.to_send());
     EXPECT_TRUE(send_all(fd.get(), out));
@@ -123,9 +124,9 @@ TEST(Rendezvous, SixtyFourRanksMeetGenerationAfterGeneration) {
 TEST(Rendezvous, OneRankMeetsItselfWithAndWithoutAServer) {
   const auto server = serve(1);
   for (const std::string& address : {server->address(), std::string()}) {
-    const Cards cards = meet(address, key(), card_of(0, 1), kPatient);
-    ASSERT_TRUE(cards.ok()) << cards.status();
-    EXPECT_EQ(card_of(0, 1).encode(), cards->at(0).encode());
+    const RankInfos rank_infos = meet(address, key(), info_of(0, 1), kPatient);
+    ASSERT_TRUE(rank_infos.ok()) << rank_infos.status();
+    EXPECT_EQ(info_of(0, 1).encode(), rank_infos->at(0).encode());
   }
 }
 
@@ -150,18 +151,18 @@ TEST(Rendezvous, RanksWaitForAServerThatStartsLater) {
     address = server->address();  // free again
   }
   auto early =
-      std::async(std::launch::async, [&] { return meet(address, key(), card_of(1, 2), kPatient); });
+      std::async(std::launch::async, [&] { return meet(address, key(), info_of(1, 2), kPatient); });
   const auto server = RendezvousServer::start_at(key(), address, 2);
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ(address, (*server)->address());
-  EXPECT_TRUE(meet(address, key(), card_of(0, 2), kPatient).ok());
+  EXPECT_TRUE(meet(address, key(), info_of(0, 2), kPatient).ok());
   EXPECT_TRUE(early.get().ok());
 }
 
 TEST(Rendezvous, MissingRanksAreNamedAtEveryRankThatCame) {
   const auto server = serve(6);
-  std::vector<std::future<Cards>> came;
-  for (uint32_t rank : {0, 4}) came.push_back(meeting(*server, card_of(rank, 6), kHasty));
+  std::vector<std::future<RankInfos>> came;
+  for (uint32_t rank : {0, 4}) came.push_back(acceptor(*server, info_of(rank, 6), kHasty));
   for (auto& rank : came) {
     const absl::Status why = rank.get().status();
     EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
@@ -177,31 +178,32 @@ TEST(Rendezvous, NobodyListensIsSaidWithTheAddress) {
     const auto server = serve(1);
     address = server->address();
   }
-  const absl::Status why = meet(address, key(), card_of(0, 2), kHasty).status();
+  const absl::Status why = meet(address, key(), info_of(0, 2), kHasty).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
   EXPECT_THAT(std::string(why.message()), AllOf(HasSubstr(address), HasSubstr("refused")));
 }
 
 TEST(Rendezvous, AServerThatSaysNothingIsSaidSo) {
-  const auto silent = listen_at("", 0);  // accepts by itself, and never answers
-  ASSERT_TRUE(silent.ok()) << silent.status();
+  const auto listener = net::listen_on("", 0, {});  // accepts by itself, and never answers
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  const UniqueFd silent(*listener);
   const absl::Status why =
-      meet(reachable_address(silent->get()), key(), card_of(0, 2), kHasty).status();
+      meet(net::advertised(silent.get()), key(), info_of(0, 2), kHasty).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
   EXPECT_THAT(std::string(why.message()), HasSubstr("says nothing"));
 }
 
 TEST(Rendezvous, BadArgumentsAreRefusedAtOnce) {
-  const auto refused = [](const std::string& address, const RankCard& card) {
-    const absl::Status why = meet(address, key(), card, kPatient).status();
+  const auto refused = [](const std::string& address, const RankInfo& info) {
+    const absl::Status why = meet(address, key(), info, kPatient).status();
     EXPECT_TRUE(absl::IsInvalidArgument(why)) << why;
   };
-  refused("127.0.0.1", card_of(0, 2));
-  refused("", card_of(0, 2));
-  refused("127.0.0.1:99999", card_of(0, 2));
-  refused("127.0.0.1:4711", card_of(2, 2));
-  RankCard large = card_of(0, 2);
-  large.payload.assign(kMaxCardBytes, 'x');
+  refused("127.0.0.1", info_of(0, 2));
+  refused("", info_of(0, 2));
+  refused("127.0.0.1:99999", info_of(0, 2));
+  refused("127.0.0.1:4711", info_of(2, 2));
+  RankInfo large = info_of(0, 2);
+  large.payload.assign(kMaxRankInfoBytes, 'x');
   refused("127.0.0.1:4711", large);
   EXPECT_FALSE(RendezvousServer::start(key(), "", 0, UINT32_MAX).ok());
 }
@@ -214,22 +216,22 @@ TEST(Rendezvous, APortInUseIsSaidSo) {
 
 TEST(Rendezvous, AnotherKeyIsUnauthenticatedAndHurtsNobody) {
   const auto server = serve(2);
-  std::vector<std::future<Cards>> all;
-  all.push_back(meeting(*server, card_of(0, 2)));
+  std::vector<std::future<RankInfos>> all;
+  all.push_back(acceptor(*server, info_of(0, 2)));
   const auto other = ClusterKey::from_bytes("the key of another cluster");
-  const absl::Status why = meet(server->address(), *other, card_of(1, 2), kPatient).status();
+  const absl::Status why = meet(server->address(), *other, info_of(1, 2), kPatient).status();
   EXPECT_TRUE(absl::IsUnauthenticated(why)) << why;
-  all.push_back(meeting(*server, card_of(1, 2)));
+  all.push_back(acceptor(*server, info_of(1, 2)));
   expect_all_met(all);
 }
 
 TEST(Rendezvous, ARankThatCameTwiceIsToldAtBothPlaces) {
   const auto server = serve(3);
-  RankCard twin = card_of(1, 3);
+  RankInfo twin = info_of(1, 3);
   twin.pid = 77;
   twin.host = "elsewhere";
-  auto first = meeting(*server, card_of(1, 3));
-  auto second = meeting(*server, twin);
+  auto first = acceptor(*server, info_of(1, 3));
+  auto second = acceptor(*server, twin);
   for (auto* one : {&first, &second}) {
     const absl::Status why = one->get().status();
     EXPECT_TRUE(absl::IsInvalidArgument(why)) << why;
@@ -242,53 +244,53 @@ TEST(Rendezvous, ARankThatCameTwiceIsToldAtBothPlaces) {
 TEST(Rendezvous, ARankThatLeavesWhileItWaitsMayComeAgain) {
   const auto server = serve(2);
   for (int time = 0; time < 3; ++time) {
-    const Descriptor fd = friend_of(*server);
+    const UniqueFd fd = friend_of(*server);
     EXPECT_TRUE(
-        send_all(fd.get(), encode_frame(FrameType::kJoin, encode_join({.card = card_of(0, 2)}))));
+        send_all(fd.get(), encode_frame(FrameType::kJoin, encode_join({.info = info_of(0, 2)}))));
   }
   expect_generation_meets(*server, 2, 0);
 }
 
 TEST(Rendezvous, StrangersAndBadFriendsAreDroppedAndHurtNobody) {
   const auto server = serve(2);
-  std::vector<std::future<Cards>> all;
-  all.push_back(meeting(*server, card_of(0, 2)));
+  std::vector<std::future<RankInfos>> all;
+  all.push_back(acceptor(*server, info_of(0, 2)));
 
-  std::vector<Descriptor> slow;  // say a little, and no more: more of them than there are places
+  std::vector<UniqueFd> slow;  // say a little, and no more: more of them than there are places
   for (int i = 0; i < 100; ++i) {
     slow.emplace_back(dial(*server));
     EXPECT_TRUE(send_all(slow.back().get(), "BATON"));
   }
-  const Descriptor garbage(dial(*server));
+  const UniqueFd garbage(dial(*server));
   send_all(garbage.get(), std::string(4096, 'x'));
   read_to_end(garbage.get());
 
-  const std::string join = encode_join({.card = card_of(1, 2)});
+  const std::string join = encode_join({.info = info_of(1, 2)});
   std::string oversize = encode_frame(FrameType::kJoin, join);
   oversize[3] = 0x7f;  // of its length
   for (const std::string& bytes :
-       {oversize, encode_frame(FrameType::kCard, join), encode_frame(FrameType::kJoin, "short"),
+       {oversize, encode_frame(FrameType::kRankInfo, join), encode_frame(FrameType::kJoin, "short"),
         encode_frame(static_cast<FrameType>(9), join),
         encode_frame(FrameType::kJoin, join) + "and more"}) {
-    const Descriptor fd = friend_of(*server);
+    const UniqueFd fd = friend_of(*server);
     send_all(fd.get(), bytes);
     EXPECT_EQ("", read_to_end(fd.get()));
   }
   {
     HelloInfo worker = rendezvous_hello();
     worker.extra = "shm";
-    const Descriptor fd = friend_of(*server, worker);
+    const UniqueFd fd = friend_of(*server, worker);
     EXPECT_EQ("", read_to_end(fd.get()));
   }
-  all.push_back(meeting(*server, card_of(1, 2)));
+  all.push_back(acceptor(*server, info_of(1, 2)));
   expect_all_met(all);
 }
 
 TEST(Rendezvous, AServerThatEndsClosesWhatIsOpen) {
   auto server = serve(2);
-  const Descriptor stranger(dial(*server));
-  const Descriptor waiting = friend_of(*server);
-  send_all(waiting.get(), encode_frame(FrameType::kJoin, encode_join({.card = card_of(0, 2)})));
+  const UniqueFd stranger(dial(*server));
+  const UniqueFd waiting = friend_of(*server);
+  send_all(waiting.get(), encode_frame(FrameType::kJoin, encode_join({.info = info_of(0, 2)})));
   server.reset();
   EXPECT_EQ("", read_to_end(stranger.get()));
   EXPECT_EQ("", read_to_end(waiting.get()));
@@ -296,18 +298,18 @@ TEST(Rendezvous, AServerThatEndsClosesWhatIsOpen) {
 
 TEST(Rendezvous, AServerThatEndsDeliversItsAnswers) {
   auto server = serve(16);
-  std::vector<std::future<Cards>> all;
+  std::vector<std::future<RankInfos>> all;
   for (uint32_t rank = 1; rank < 16; ++rank) {
-    RankCard large = card_of(rank, 16);
+    RankInfo large = info_of(rank, 16);
     large.payload.assign(60 << 10, 'x');  // together more than sockets buffer
-    all.push_back(meeting(*server, large));
+    all.push_back(acceptor(*server, large));
   }
-  EXPECT_TRUE(meeting(*server, card_of(0, 16)).get().ok());
+  EXPECT_TRUE(acceptor(*server, info_of(0, 16)).get().ok());
   server.reset();
   for (auto& rank : all) {
-    const Cards cards = rank.get();
-    ASSERT_TRUE(cards.ok()) << cards.status();
-    EXPECT_EQ(16, cards->size());
+    const RankInfos rank_infos = rank.get();
+    ASSERT_TRUE(rank_infos.ok()) << rank_infos.status();
+    EXPECT_EQ(16, rank_infos->size());
   }
 }
 
@@ -319,7 +321,7 @@ TEST(Rendezvous, ManyGroupsMayComeAtOnce) {
   for (uint32_t rank = 0; rank < 4; ++rank) {
     ranks.emplace_back([&, rank] {
       for (uint64_t generation = 0; generation < 20; ++generation) {
-        met += meet(server->address(), key(), card_of(rank, 4, generation), kPatient).ok();
+        met += meet(server->address(), key(), info_of(rank, 4, generation), kPatient).ok();
       }
     });
   }

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "collectives/schedule.h"
-#include "collectives/verify.h"
+#include "collectives/proof/verify.h"
+#include "collectives/schedules/schedule.h"
 #include "tests/sanitized.h"
 
 namespace baton::collectives {

@@ -6,9 +6,9 @@
 #include <iostream>
 #include <string>
 
-#include "collectives/schedule.h"
-#include "collectives/types.h"
-#include "collectives/verify.h"
+#include "collectives/proof/verify.h"
+#include "collectives/schedules/schedule.h"
+#include "collectives/schedules/types.h"
 #include "tests/sanitized.h"
 
 namespace baton::collectives {

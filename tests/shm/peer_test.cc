@@ -9,8 +9,10 @@
 #include <thread>
 
 #include "tests/shm/shm_node.h"
+#include "transport/base/child.h"
+#include "transport/base/wire.h"
+#include "transport/net/handshake.h"
 #include "transport/shm/packet_socket.h"
-#include "transport/wire.h"
 
 namespace baton::shm {
 namespace {
@@ -39,7 +41,7 @@ class Child {
   explicit Child(bool with_file, size_t bytes) {
     std::array<int, 2> ends;
     if (pipe(ends.data()) != 0) return;
-    pid = fork();
+    pid = fork_child();
     if (pid == 0) {
       close(ends[0]);
       ShmNode node("child");
@@ -77,8 +79,8 @@ class Child {
 };
 
 class ShmPeer : public testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Ways, ShmPeer, testing::Values(true, false),
-                         [](const auto& way) { return way.param ? "mapped" : "cma"; });
+INSTANTIATE_TEST_SUITE_P(Paths, ShmPeer, testing::Values(true, false),
+                         [](const auto& path) { return path.param ? "mapped" : "cma"; });
 
 TEST_P(ShmPeer, ReadsAndWritesAnotherProcess) {
   Child child(GetParam(), 1 << 20);
@@ -167,7 +169,7 @@ class RawPeer {
     socket_ = *PacketSocket::dial(address);
   }
   void authenticate() {
-    Handshake handshake(Handshake::Role::kClient, victim_.key, {.name = "raw"});
+    net::Handshake handshake(net::Handshake::Role::kClient, victim_.key, {.name = "raw"});
     std::string in;
     while (!handshake.done() || !handshake.to_send().empty()) {
       if (!handshake.to_send().empty()) {

@@ -35,8 +35,8 @@ class ShmRail : public testing::TestWithParam<bool> {
   ShmNode a_{"a"};
   ShmNode b_{"b"};
 };
-INSTANTIATE_TEST_SUITE_P(Ways, ShmRail, testing::Values(true, false),
-                         [](const auto& way) { return way.param ? "mapped" : "cma"; });
+INSTANTIATE_TEST_SUITE_P(Paths, ShmRail, testing::Values(true, false),
+                         [](const auto& path) { return path.param ? "mapped" : "cma"; });
 
 TEST_P(ShmRail, WritesAndReadsRunsAndPages) {
   const RemoteRegion remote = b_.share(far_);

@@ -10,7 +10,7 @@
 #include "transport/sim/fabric.h"
 #include "transport/worker.h"
 
-namespace baton {
+namespace baton::sim {
 
 inline ClusterKey test_key(std::string_view secret = "a secret of the tests") {
   return *ClusterKey::from_bytes(secret);
@@ -89,4 +89,4 @@ struct SimCluster {
   std::vector<Member> members;
 };
 
-}  // namespace baton
+}  // namespace baton::sim

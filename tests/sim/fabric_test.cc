@@ -6,7 +6,7 @@
 
 #include "tests/sim/cluster.h"
 
-namespace baton {
+namespace baton::sim {
 namespace {
 
 using std::chrono::microseconds;
@@ -203,4 +203,4 @@ TEST(SimFabric, ARingOfManyWorkersRunsInOneProcess) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::sim

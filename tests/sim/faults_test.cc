@@ -12,7 +12,7 @@
 #include "tests/sanitized.h"
 #include "tests/sim/cluster.h"
 
-namespace baton {
+namespace baton::sim {
 namespace {
 
 using std::chrono::microseconds;
@@ -345,4 +345,4 @@ TEST_P(FaultSchedules, EveryTransferEndsExactly) {
 INSTANTIATE_TEST_SUITE_P(Seeds, FaultSchedules, testing::Range(0, kShards));
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::sim

@@ -12,7 +12,7 @@
 #include "transport/sim/fabric.h"
 #include "transport/sim/network.h"
 
-namespace baton {
+namespace baton::sim {
 namespace {
 
 using std::chrono::microseconds;
@@ -313,4 +313,4 @@ TEST_F(QueuePairTest, BreaksWhenTheRetriesRunOutAndNotBefore) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::sim

@@ -216,7 +216,7 @@ bool Sender::check() {
     complain(answer.payload);
   } else {
     count = std::stoull(answer.payload.substr(8));
-    // The first value after a new meeting is where counting starts.
+    // The first value after a new acceptor is where counting starts.
     const uint64_t base = counted_.value_or(count - done_since_);
     if (count < base + done_since_ || count > base + done_since_ + unsure_since_) {
       complain(absl::StrCat("the counter rose by ", count - base, ", not ", done_since_));

@@ -1,22 +1,11 @@
 // Getting connected, and everything that may call itself a peer and is none.
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-
-#include <cstddef>
-#include <cstdio>
-#include <iterator>
-
 #include "tests/tcp/raw_peer.h"
-#include "transport/tcp/meeting.h"
+#include "transport/net/acceptor.h"
 
 namespace baton::tcp {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Engines, TcpPair, ::testing::Values("epoll", "uring"), engine_name);
-
-TEST_P(TcpPair, WrongClusterKeyIsRefusedOnBothSides) {
+TEST_F(TcpPair, WrongClusterKeyIsRefusedOnBothSides) {
   TcpNode a("a", settings(), "another secret here"), b("b", settings());
   auto address = b.provider->listen();
   a.provider->connect({.session = 1, .address = *address});
@@ -26,10 +15,10 @@ TEST_P(TcpPair, WrongClusterKeyIsRefusedOnBothSides) {
   EXPECT_TRUE(a.rails.empty() && b.rails.empty());
 }
 
-TEST_P(TcpPair, NobodyListens) {
+TEST_F(TcpPair, NobodyListens) {
   TcpNode a("a", settings());
-  const auto listener = listen_on("127.0.0.1", 0, {});
-  const std::string address = local_of(*listener).text();
+  const auto listener = net::listen_on("127.0.0.1", 0, {});
+  const std::string address = net::local_of(*listener).text();
   ::close(*listener);
   a.provider->connect({.session = 1, .address = address});
   ASSERT_TRUE(run_until({&a}, [&] { return !a.failed.ok(); }));
@@ -37,17 +26,17 @@ TEST_P(TcpPair, NobodyListens) {
   EXPECT_NE(a.failed.message().find(address), absl::string_view::npos) << a.failed;
 }
 
-TEST_P(TcpPair, PortInUse) {
+TEST_F(TcpPair, PortInUse) {
   TcpNode a("a", settings());
   auto address = a.provider->listen();
   ASSERT_TRUE(address.ok());
-  TcpNode b("b", settings(), "0123456789abcdef", split_host_port(*address)->second);
+  TcpNode b("b", settings(), "0123456789abcdef", net::split_host_port(*address)->second);
   auto second = b.provider->listen();
   ASSERT_FALSE(second.ok());
   EXPECT_NE(second.status().message().find("choose another"), absl::string_view::npos);
 }
 
-TEST_P(TcpPair, AddressOfARestartedWorkerIsNotTakenForTheOld) {
+TEST_F(TcpPair, AddressOfARestartedWorkerIsNotTakenForTheOld) {
   TcpNode a("a", settings()), b("b", settings());
   auto address = b.provider->listen();
   HelloInfo old;
@@ -58,17 +47,17 @@ TEST_P(TcpPair, AddressOfARestartedWorkerIsNotTakenForTheOld) {
   EXPECT_NE(a.failed.message().find("another worker answers"), absl::string_view::npos) << a.failed;
 }
 
-TEST_P(TcpPair, SecondAddressIsTriedWhenTheFirstIsDead) {
+TEST_F(TcpPair, SecondAddressIsTriedWhenTheFirstIsDead) {
   TcpNode a("a", settings()), b("b", settings());
-  const auto listener = listen_on("127.0.0.1", 0, {});
-  const std::string dead = local_of(*listener).text();
+  const auto listener = net::listen_on("127.0.0.1", 0, {});
+  const std::string dead = net::local_of(*listener).text();
   ::close(*listener);
   auto address = b.provider->listen();
   a.provider->connect({.session = 1, .address = dead + "," + *address});
   ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.rails.empty(); })) << a.failed;
 }
 
-TEST_P(TcpPair, QueryTellsTheWorkersAddress) {
+TEST_F(TcpPair, QueryTellsTheWorkersAddress) {
   TcpNode a("a", settings()), b("b", settings());
   auto address = b.provider->listen();
   b.provider->set_worker_address("baton1:something");
@@ -80,7 +69,7 @@ TEST_P(TcpPair, QueryTellsTheWorkersAddress) {
   EXPECT_FALSE(a.provider->query(4, "no port").ok());
 }
 
-TEST_P(TcpPair, StrangersNeitherGetInNorKeepPeersOut) {
+TEST_F(TcpPair, StrangersNeitherGetInNorKeepPeersOut) {
   ManualClock clock;
   TcpNode a("a", settings()), b("b", settings(), "0123456789abcdef", 0, clock);
   auto address = b.provider->listen();
@@ -97,7 +86,7 @@ TEST_P(TcpPair, StrangersNeitherGetInNorKeepPeersOut) {
   ::close(talker);
   // Many that say nothing do not keep a real peer out ...
   std::vector<int> silent;
-  for (size_t i = 0; i < Meeting::kMaxHalfOpen + 20; ++i) {
+  for (size_t i = 0; i < net::Acceptor::kMaxHalfOpen + 20; ++i) {
     silent.push_back(RawPeer::dial(*address));
     b.progress();
   }
@@ -115,11 +104,11 @@ TEST_P(TcpPair, StrangersNeitherGetInNorKeepPeersOut) {
   EXPECT_EQ(b.rails.size(), 1u);
 }
 
-TEST_P(TcpPair, SilentServerIsGivenUp) {
+TEST_F(TcpPair, SilentServerIsGivenUp) {
   ManualClock clock;
   TcpNode a("a", settings(), "0123456789abcdef", 0, clock);
-  const auto listener = listen_on("127.0.0.1", 0, {});
-  a.provider->connect({.session = 1, .address = local_of(*listener).text()});
+  const auto listener = net::listen_on("127.0.0.1", 0, {});
+  a.provider->connect({.session = 1, .address = net::local_of(*listener).text()});
   while (a.progress()) {
   }
   EXPECT_TRUE(a.failed.ok());
@@ -133,52 +122,25 @@ TEST(TcpProvider, BadSettingsMakeItUnavailableAndSayWhy) {
   TcpNode a("a", {{"tcp.sockets", "none"}});
   EXPECT_FALSE(a.provider->capabilities().available);
   EXPECT_NE(a.provider->capabilities().detail.find("tcp.sockets=none"), std::string::npos);
-  TcpNode b("b", {{"tcp.io", "carrier pigeon"}});
-  EXPECT_FALSE(b.provider->capabilities().available);
-}
-
-// Forbids io_uring to this process, as container runtimes do.
-bool forbid_io_uring() {
-  sock_filter filter[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{.len = std::size(filter), .filter = filter};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
-TEST(TcpProvider, WithoutIoUringItFallsBackAndSaysSo) {
-  EXPECT_EXIT(
-      {
-        if (!forbid_io_uring()) _exit(1);
-        TcpNode a("a", {{"tcp.io", "uring"}});
-        const Capabilities& can = a.provider->capabilities();
-        std::fprintf(stderr, "%d %s\n", can.available, can.detail.c_str());
-        _exit(0);
-      },
-      ::testing::ExitedWithCode(0), "1 epoll instead of io_uring: io_uring is forbidden");
 }
 
 TEST(Endpoint, HostAndPort) {
-  EXPECT_EQ(*split_host_port("10.0.0.1:4000"),
+  EXPECT_EQ(*net::split_host_port("10.0.0.1:4000"),
             std::make_pair(std::string("10.0.0.1"), uint16_t{4000}));
-  EXPECT_EQ(*split_host_port("[::1]:80"), std::make_pair(std::string("::1"), uint16_t{80}));
+  EXPECT_EQ(*net::split_host_port("[::1]:80"), std::make_pair(std::string("::1"), uint16_t{80}));
   for (const char* bad : {"", "host", "host:", ":80", "host:0", "host:70000", "::1:80", "a:b"}) {
-    EXPECT_FALSE(split_host_port(bad).ok()) << bad;
+    EXPECT_FALSE(net::split_host_port(bad).ok()) << bad;
   }
 }
 
 TEST(Endpoint, WhatIsLocal) {
-  EXPECT_TRUE(resolve("127.0.0.1:1")->front().loopback());
-  EXPECT_TRUE(resolve("[::1]:1")->front().loopback());
-  EXPECT_TRUE(resolve("[::ffff:127.0.0.1]:1")->front().loopback());
-  EXPECT_TRUE(resolve("192.168.1.1:1")->front().local_network());
-  EXPECT_TRUE(resolve("[fd00::1]:1")->front().local_network());
-  EXPECT_FALSE(resolve("8.8.8.8:1")->front().local_network());
-  EXPECT_FALSE(resolve("[2001:db8::1]:1")->front().local_network());
+  EXPECT_TRUE(net::resolve("127.0.0.1:1")->front().loopback());
+  EXPECT_TRUE(net::resolve("[::1]:1")->front().loopback());
+  EXPECT_TRUE(net::resolve("[::ffff:127.0.0.1]:1")->front().loopback());
+  EXPECT_TRUE(net::resolve("192.168.1.1:1")->front().local_network());
+  EXPECT_TRUE(net::resolve("[fd00::1]:1")->front().local_network());
+  EXPECT_FALSE(net::resolve("8.8.8.8:1")->front().local_network());
+  EXPECT_FALSE(net::resolve("[2001:db8::1]:1")->front().local_network());
 }
 
 TEST(TcpProvider, LoopbackAddressOfAnotherMachineIsUnreachable) {

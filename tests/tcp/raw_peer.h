@@ -8,8 +8,9 @@
 #include <thread>
 
 #include "tests/tcp/tcp_pair.h"
-#include "transport/tcp/endpoint.h"
-#include "transport/tcp/frame.h"
+#include "transport/framed/frame.h"
+#include "transport/net/endpoint.h"
+#include "transport/net/handshake.h"
 
 namespace baton::tcp {
 
@@ -19,9 +20,9 @@ class RawPeer {
 
   // A blocking connection to a listening node. Connecting needs nothing of the node yet.
   static int dial(const std::string& address) {
-    const auto endpoints = resolve(address);
+    const auto endpoints = net::resolve(address);
     const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const Endpoint& to = endpoints->front();
+    const net::Endpoint& to = endpoints->front();
     EXPECT_EQ(0, ::connect(fd, reinterpret_cast<const sockaddr*>(&to.storage), to.size));
     return fd;
   }
@@ -29,7 +30,7 @@ class RawPeer {
   // Connects to `node`, which runs meanwhile, and becomes a rail of it.
   void connect(TcpNode& node, const std::string& address) {
     fd_ = dial(address);
-    shake(node, Handshake::Role::kClient);
+    shake(node, net::Handshake::Role::kClient);
     ASSERT_TRUE(run_until({&node}, [&] { return !node.rails.empty(); }));
   }
   // Accepts a rail that `node` is connecting.
@@ -38,7 +39,7 @@ class RawPeer {
       fd_ = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
       return fd_ >= 0;
     }));
-    shake(node, Handshake::Role::kServer);
+    shake(node, net::Handshake::Role::kServer);
     ASSERT_TRUE(run_until({&node}, [&] { return !node.rails.empty(); }));
   }
 
@@ -57,15 +58,21 @@ class RawPeer {
     }));
     return in;
   }
+  // Closes so that the other side hears of a reset.
+  void reset() {
+    const linger at_once{.l_onoff = 1, .l_linger = 0};
+    if (fd_ >= 0) setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    close();
+  }
   void close() {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
   }
 
  private:
-  void shake(TcpNode& node, Handshake::Role role) {
+  void shake(TcpNode& node, net::Handshake::Role role) {
     HelloInfo self{.uid = WorkerUid::random(), .name = "raw"};
-    Handshake handshake(role, node.key, self);
+    net::Handshake handshake(role, node.key, self);
     std::string in;
     ASSERT_TRUE(run_until({&node}, [&] {
       const std::string_view out = handshake.to_send();
@@ -88,12 +95,12 @@ class RawPeer {
   int fd_ = -1;
 };
 
-inline std::string encoded(const Frame& frame, std::vector<WirePiece> pieces = {},
+inline std::string encoded(const framed::Frame& frame, std::vector<framed::WirePiece> pieces = {},
                            std::string_view rest = {}) {
-  std::string out(kHeaderBytes + pieces.size() * kPieceBytes, '\0');
-  encode_header(frame, out.data());
+  std::string out(framed::kHeaderBytes + pieces.size() * framed::kPieceBytes, '\0');
+  framed::encode_header(frame, out.data());
   for (size_t i = 0; i < pieces.size(); ++i) {
-    encode_piece(pieces[i], &out[kHeaderBytes + i * kPieceBytes]);
+    framed::encode_piece(pieces[i], &out[framed::kHeaderBytes + i * framed::kPieceBytes]);
   }
   out.append(rest);
   return out;

@@ -22,9 +22,7 @@ std::atomic<uint64_t> allocations{0};
 namespace baton::tcp {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Engines, TcpPair, ::testing::Values("epoll", "uring"), engine_name);
-
-TEST_P(TcpPair, NoAllocationPerSlice) {
+TEST_F(TcpPair, NoAllocationPerSlice) {
   TcpNode a("a", settings("2")), b("b", settings("2"));
   connect(a, b);
   constexpr size_t kPage = 4096, kPages = 4096;

@@ -76,11 +76,10 @@ class ManualClock final : public Clock {
   Time now_ = std::chrono::hours(1);
 };
 
-// Every test of this fixture runs on both engines.
-class TcpPair : public ::testing::TestWithParam<const char*> {
+class TcpPair : public ::testing::Test {
  protected:
   TcpNode::Settings settings(const std::string& sockets = "1") const {
-    return {{"tcp.io", GetParam()}, {"tcp.sockets", sockets}};
+    return {{"tcp.sockets", sockets}};
   }
   // Socket buffers so small that frames are always caught half way.
   TcpNode::Settings narrow(const std::string& sockets = "1") const {
@@ -107,9 +106,5 @@ class TcpPair : public ::testing::TestWithParam<const char*> {
     return ended ? feeder.result() : absl::InternalError("the transfer never ended");
   }
 };
-
-inline std::string engine_name(const ::testing::TestParamInfo<const char*>& info) {
-  return info.param;
-}
 
 }  // namespace baton::tcp

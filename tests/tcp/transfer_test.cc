@@ -7,9 +7,7 @@
 namespace baton::tcp {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Engines, TcpPair, ::testing::Values("epoll", "uring"), engine_name);
-
-TEST_P(TcpPair, RouteTellsWhatIsUsed) {
+TEST_F(TcpPair, RouteTellsWhatIsUsed) {
   TcpNode a("a", settings("2")), b("b", settings("2"));
   connect(a, b);
   const std::string& route = a.rails[0]->properties().route;
@@ -21,7 +19,7 @@ TEST_P(TcpPair, RouteTellsWhatIsUsed) {
   EXPECT_EQ(b.peer.rails, 2);
 }
 
-TEST_P(TcpPair, WritesAndReadsOfEverySize) {
+TEST_F(TcpPair, WritesAndReadsOfEverySize) {
   TcpNode a("a", settings("2")), b("b", settings("2"));
   connect(a, b);
   for (const size_t bytes : {size_t{1}, size_t{87}, size_t{4096}, size_t{65537}, size_t{1} << 20,
@@ -42,7 +40,7 @@ TEST_P(TcpPair, WritesAndReadsOfEverySize) {
 }
 
 // Pages so small that one slice needs many frames, shuffled differently on both sides.
-TEST_P(TcpPair, ScatteredPagesSpanFrames) {
+TEST_F(TcpPair, ScatteredPagesSpanFrames) {
   TcpNode a("a", settings("2")), b("b", settings("2"));
   connect(a, b);
   constexpr size_t kPage = 100, kPages = 5000;
@@ -68,7 +66,7 @@ TEST_P(TcpPair, ScatteredPagesSpanFrames) {
   EXPECT_EQ(local, sent);
 }
 
-TEST_P(TcpPair, ArrivalTellsCounterAndNotification) {
+TEST_F(TcpPair, ArrivalTellsCounterAndNotification) {
   TcpNode a("a", settings()), b("b", settings());
   connect(a, b);
   std::vector<char> local = pattern(5000, 1), remote(5000);
@@ -93,7 +91,7 @@ TEST_P(TcpPair, ArrivalTellsCounterAndNotification) {
   EXPECT_EQ(bytes, 5000u);
 }
 
-TEST_P(TcpPair, ZeroBytesCarryANotification) {
+TEST_F(TcpPair, ZeroBytesCarryANotification) {
   TcpNode a("a", settings()), b("b", settings());
   connect(a, b);
   std::vector<char> none;
@@ -106,7 +104,7 @@ TEST_P(TcpPair, ZeroBytesCarryANotification) {
   EXPECT_TRUE(run(a, b, read, 1 << 20).ok());
 }
 
-TEST_P(TcpPair, RefusedAccessTouchesNothingAndTheRailLives) {
+TEST_F(TcpPair, RefusedAccessTouchesNothingAndTheRailLives) {
   TcpNode a("a", settings()), b("b", settings());
   connect(a, b);
   constexpr size_t kBytes = 3 << 20;
@@ -149,7 +147,7 @@ TEST_P(TcpPair, RefusedAccessTouchesNothingAndTheRailLives) {
 }
 
 // A message does not wait behind megabytes, and never tears a slice that spans frames apart.
-TEST_P(TcpPair, SmallWritesOvertakeLargeOnes) {
+TEST_F(TcpPair, SmallWritesOvertakeLargeOnes) {
   TcpNode a("a", narrow()), b("b", narrow());
   connect(a, b);
   constexpr size_t kBytes = 8 << 20, kRow = 512;
@@ -173,7 +171,7 @@ TEST_P(TcpPair, SmallWritesOvertakeLargeOnes) {
   }
 }
 
-TEST_P(TcpPair, BothDirectionsAtOnce) {
+TEST_F(TcpPair, BothDirectionsAtOnce) {
   TcpNode a("a", settings("2")), b("b", settings("2"));
   connect(a, b);
   constexpr size_t kBytes = 16 << 20;

@@ -1,5 +1,5 @@
 // Arrivals: a transfer completes once, whatever the order and the repeats of its slices.
-#include "transport/arrivals.h"
+#include "transport/internal/arrivals.h"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ Arrival slice(uint32_t slot, uint32_t generation, uint32_t index, uint64_t bytes
 TEST(Arrivals, CountsShuffledAndRepeatedSlicesOnce) {
   std::mt19937 random(3);
   for (uint32_t generation = 1; generation <= 200; ++generation) {
-    Arrivals arrivals;
+    internal::Arrivals arrivals;
     std::vector<uint32_t> order;
     for (uint32_t i = 0; i < 20; ++i) order.insert(order.end(), 1 + random() % 3, i);
     std::shuffle(order.begin(), order.end(), random);
@@ -41,33 +41,33 @@ TEST(Arrivals, CountsShuffledAndRepeatedSlicesOnce) {
 }
 
 TEST(Arrivals, EmptyTransfersCompleteAtOnceAndOnce) {
-  Arrivals arrivals;
+  internal::Arrivals arrivals;
   EXPECT_TRUE(arrivals.add(slice(0, 1, 0, 0, 0, "a"))->now);
   EXPECT_FALSE(arrivals.add(slice(0, 1, 0, 0, 0, "a"))->now);
   EXPECT_TRUE(arrivals.add(slice(0, 2, 0, 0, 0, "b"))->now);
 }
 
 TEST(Arrivals, RefusesContradictions) {
-  Arrivals arrivals;
+  internal::Arrivals arrivals;
   EXPECT_FALSE(arrivals.add(slice(0, 1, 0, 11, 10)).ok());
-  EXPECT_FALSE(arrivals.add(slice(0, 1, Arrivals::kMaxSlices, 1, 10)).ok());
-  EXPECT_FALSE(arrivals.add(slice(Arrivals::kMaxSlots, 1, 0, 1, 10)).ok());
+  EXPECT_FALSE(arrivals.add(slice(0, 1, internal::Arrivals::kMaxSlices, 1, 10)).ok());
+  EXPECT_FALSE(arrivals.add(slice(internal::Arrivals::kMaxSlots, 1, 0, 1, 10)).ok());
   ASSERT_TRUE(arrivals.add(slice(0, 1, 0, 6, 10)).ok());
   EXPECT_FALSE(arrivals.add(slice(0, 1, 1, 6, 12)).ok());
   EXPECT_FALSE(arrivals.add(slice(0, 1, 1, 6, 10)).ok());
 }
 
 TEST(Arrivals, BoundsWhatAPeerCanLeaveOpen) {
-  Arrivals arrivals;
-  for (uint32_t i = 0; i < Arrivals::kMaxOpen; ++i) {
+  internal::Arrivals arrivals;
+  for (uint32_t i = 0; i < internal::Arrivals::kMaxOpen; ++i) {
     ASSERT_TRUE(arrivals.add(slice(i, 1, 0, 1, 2)).ok());
   }
-  EXPECT_EQ(arrivals.open(), Arrivals::kMaxOpen);
-  EXPECT_FALSE(arrivals.add(slice(Arrivals::kMaxOpen, 1, 0, 1, 2)).ok());
+  EXPECT_EQ(arrivals.open(), internal::Arrivals::kMaxOpen);
+  EXPECT_FALSE(arrivals.add(slice(internal::Arrivals::kMaxOpen, 1, 0, 1, 2)).ok());
 }
 
 TEST(Arrivals, ACancelledTransferGivesWayToTheNextOfItsSlot) {
-  Arrivals arrivals;
+  internal::Arrivals arrivals;
   for (uint32_t generation = 1; generation <= 100'000; ++generation) {
     ASSERT_TRUE(arrivals.add(slice(9, generation, 0, 1, 2, "old")).ok());
     ASSERT_EQ(arrivals.open(), 1u);

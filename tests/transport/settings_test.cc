@@ -1,14 +1,32 @@
-// Settings as a provider reads them: defaults, units, limits, and the first error.
+// Settings: what is declared, what is given, how a provider reads them, and what is wrong with
+// them.
 #include "transport/settings.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <array>
+
+#include "transport/worker.h"
 
 namespace baton {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+
+constexpr auto kChoice = Setting::Kind::kChoice;
+constexpr auto kText = Setting::Kind::kText;
+
+constexpr std::array kTable = {
+    Setting{.name = "p.count", .standard = "5", .least = 1, .most = 64},
+    Setting{.name = "p.size_kib", .unit = "KiB", .standard = "3", .least = 0, .most = 64},
+    Setting{.name = "p.wait_ms", .unit = "ms", .standard = "20", .least = 10, .most = 3600},
+    Setting{.name = "p.name", .kind = kText},
+    Setting{.name = "p.io", .kind = kChoice, .standard = "auto", .choices = "auto epoll uring"},
+    Setting{.name = "p.cma", .kind = kChoice, .standard = "on", .choices = "on off"},
+    Setting{.name = "p.chosen", .least = 1, .most = 9},
+};
 
 class SettingsTest : public testing::Test {
  protected:
@@ -23,78 +41,121 @@ class SettingsTest : public testing::Test {
                            .counters = counters_,
                            .listen_port = 0,
                            .settings = {}};
+
+  struct Values {
+    uint16_t count = 0;
+    size_t size = 0;
+    Time wait{0};
+    std::string name = "as it was", io;
+    bool cma = false;
+    int chosen = 7;
+  };
+  absl::Status read(Values& values) {
+    SettingsReader read(context_, kTable);
+    read.number("p.count", values.count);
+    read.kib("p.size_kib", values.size);
+    read.ms("p.wait_ms", values.wait);
+    read.text("p.name", values.name);
+    read.text("p.io", values.io);
+    read.on_off("p.cma", values.cma);
+    read.number("p.chosen", values.chosen);
+    return read.finish();
+  }
 };
 
 TEST_F(SettingsTest, WhatIsGivenReplacesTheDefault) {
   context_.settings = {{"p.count", "7"},   {"p.size_kib", "64"}, {"p.wait_ms", "1500"},
                        {"p.name", "eth0"}, {"p.io", "epoll"},    {"p.cma", "off"},
-                       {"p.empty", ""}};
-  uint16_t count = 1;
-  size_t size = 1;
-  Time wait{1};
-  std::string name = "none", io = "auto", empty = "as it was", missing = "as well";
-  bool cma = true, memfd = true;
-  SettingsReader read(context_);
-  read.number("p.count", count, 1, 64);
-  read.kib("p.size_kib", size, 0, 64);
-  read.ms("p.wait_ms", wait);
-  read.text("p.name", name);
-  read.choice("p.io", io, {"auto", "epoll", "uring"});
-  read.on_off("p.cma", cma);
-  read.on_off("p.memfd", memfd);
-  read.text("p.empty", empty);
-  read.text("p.missing", missing);
-  EXPECT_TRUE(read.status().ok()) << read.status();
-  EXPECT_EQ(count, 7);
-  EXPECT_EQ(size, 64u << 10);
-  EXPECT_EQ(wait, std::chrono::milliseconds(1500));
-  EXPECT_EQ(name, "eth0");
-  EXPECT_EQ(io, "epoll");
-  EXPECT_FALSE(cma);
-  EXPECT_TRUE(memfd);
-  EXPECT_EQ(empty, "as it was");
-  EXPECT_EQ(missing, "as well");
+                       {"p.chosen", "2"}};
+  Values values;
+  const absl::Status status = read(values);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(values.count, 7);
+  EXPECT_EQ(values.size, 64u << 10);
+  EXPECT_EQ(values.wait, std::chrono::milliseconds(1500));
+  EXPECT_EQ(values.name, "eth0");
+  EXPECT_EQ(values.io, "epoll");
+  EXPECT_FALSE(values.cma);
+  EXPECT_EQ(values.chosen, 2);
 }
 
-TEST_F(SettingsTest, WhatIsMissingLeavesTheDefaultToTheLastByte) {
-  size_t size = 1500;
-  Time wait{1234567};
-  SettingsReader read(context_);
-  read.kib("p.size_kib", size, 0, 64);
-  read.ms("p.wait_ms", wait);
-  EXPECT_EQ(size, 1500u);
-  EXPECT_EQ(wait, Time{1234567});
+TEST_F(SettingsTest, TheTableHoldsTheDefaults) {
+  context_.settings = {{"p.count", ""}};
+  Values values;
+  const absl::Status status = read(values);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(values.count, 5);
+  EXPECT_EQ(values.size, 3u << 10);
+  EXPECT_EQ(values.wait, std::chrono::milliseconds(20));
+  EXPECT_EQ(values.io, "auto");
+  EXPECT_TRUE(values.cma);
+  // Without one the provider's own choice stays.
+  EXPECT_EQ(values.name, "as it was");
+  EXPECT_EQ(values.chosen, 7);
 }
 
 TEST_F(SettingsTest, TheFirstErrorNamesSettingValueAndRemedy) {
   const auto error = [&](const std::string& key, const std::string& value) {
-    context_.settings = {{key, value}, {"p.later", "also wrong"}};
-    uint16_t count = 5;
-    Time wait{5};
-    std::string io = "auto";
-    bool cma = true;
-    int later = 5;
-    SettingsReader read(context_);
-    read.number("p.count", count, 1, 64);
-    read.ms("p.wait_ms", wait, 10);
-    read.choice("p.io", io, {"auto", "epoll"});
-    read.on_off("p.cma", cma);
-    read.number("p.later", later, 0, 9);
-    EXPECT_TRUE(absl::IsInvalidArgument(read.status()));
-    EXPECT_EQ(count, 5);
-    EXPECT_EQ(wait, Time{5});
-    EXPECT_EQ(io, "auto");
-    EXPECT_TRUE(cma);
-    EXPECT_EQ(later, 5);
-    return std::string(read.status().message());
+    context_.settings = {{key, value}, {"p.chosen", "also wrong"}};
+    Values values;
+    values.count = 55;
+    const absl::Status status = read(values);
+    EXPECT_TRUE(absl::IsInvalidArgument(status));
+    EXPECT_EQ(values.chosen, 7);
+    EXPECT_EQ(values.count, key == "p.count" ? 55 : 5);
+    return std::string(status.message());
   };
   for (const char* bad : {"0", "65", "-1", "many", "7 or so", "99999999999999999999"}) {
     EXPECT_EQ(error("p.count", bad),
               "setting p.count=" + std::string(bad) + ": give a number from 1 to 64");
   }
-  EXPECT_THAT(error("p.wait_ms", "9"), HasSubstr("from 10 to 3600000"));
-  EXPECT_THAT(error("p.io", "pigeon"), AllOf(HasSubstr("p.io=pigeon"), HasSubstr("auto or epoll")));
+  EXPECT_THAT(error("p.wait_ms", "9"), HasSubstr("from 10 to 3600 ms"));
+  EXPECT_THAT(error("p.io", "pigeon"),
+              AllOf(HasSubstr("p.io=pigeon"), HasSubstr("auto, epoll or uring")));
   EXPECT_THAT(error("p.cma", "no"), HasSubstr("on or off"));
+}
+
+TEST_F(SettingsTest, TheTableAndTheCodeMustAgree) {
+  int value = 0;
+  SettingsReader undeclared(context_, absl::MakeConstSpan(kTable).subspan(0, 1));
+  undeclared.number("p.count", value);
+  undeclared.number("p.other", value);
+  EXPECT_THAT(std::string(undeclared.finish().message()), HasSubstr("p.other is read and not"));
+  SettingsReader unread(context_, absl::MakeConstSpan(kTable).subspan(0, 2));
+  unread.number("p.count", value);
+  EXPECT_THAT(std::string(unread.finish().message()),
+              HasSubstr("p.size_kib is declared and never"));
+  SettingsReader otherwise(context_, absl::MakeConstSpan(kTable).subspan(0, 1));
+  size_t bytes = 0;
+  otherwise.kib("p.count", bytes);
+  EXPECT_THAT(std::string(otherwise.finish().message()), HasSubstr("number of KiB"));
+}
+
+TEST_F(SettingsTest, UnknownNamesAndWrongValuesAreErrorsThatSayWhatToWrite) {
+  declare_settings(kTable);
+  const auto refused = [](const std::string& name, const std::string& value) {
+    const absl::Status status = check_settings({{"p.count", "5"}, {name, value}});
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << name << "=" << value;
+    return std::string(status.message());
+  };
+  EXPECT_TRUE(check_settings({{"p.count", "5"}, {"p.name", ""}, {"p.io", "uring"}}).ok());
+  EXPECT_EQ(refused("p.cuont", "5"), "there is no setting \"p.cuont\"; did you mean p.count?");
+  EXPECT_EQ(refused("wait_ms", "5"), "there is no setting \"wait_ms\"; did you mean p.wait_ms?");
+  EXPECT_THAT(refused("q.frobnicate", "5"),
+              AllOf(HasSubstr("begin with a provider"), HasSubstr("baton info --settings")));
+  EXPECT_EQ(refused("p.count", "65"), "setting p.count=65: give a number from 1 to 64");
+
+  auto worker = Worker::create({.settings = {{"p.cuont", "5"}}});
+  EXPECT_THAT(std::string(worker.status().message()), HasSubstr("did you mean p.count?"));
+}
+
+TEST(AddSetting, TakesAPair) {
+  SettingValues values;
+  EXPECT_TRUE(add_setting("tcp.x=a=b", values).ok());
+  EXPECT_EQ(values, (SettingValues{{"tcp.x", "a=b"}}));
+  for (const char* bad : {"tcp.x", "=epoll", ""}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(add_setting(bad, values))) << bad;
+  }
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Transfer slots under many threads: no slot is handed out twice, none is lost, ids go stale.
-#include "transport/transfer_slots.h"
+#include "transport/internal/transfer_slots.h"
 
 #include <gtest/gtest.h>
 
@@ -8,13 +8,13 @@
 namespace baton {
 namespace {
 
-void end(TransferSlots& slots, TransferId id) {
+void end(internal::TransferSlots& slots, TransferId id) {
   slots[id.slot].word.store((uint64_t{id.generation} << 8) |
                             (static_cast<uint64_t>(TransferState::kDone) + 1));
 }
 
 TEST(TransferSlots, StaleIdsAreFoundOut) {
-  TransferSlots slots(1);
+  internal::TransferSlots slots(1);
   auto first = slots.acquire();
   ASSERT_TRUE(first.ok());
   EXPECT_EQ(slots.acquire().status().code(), absl::StatusCode::kResourceExhausted);
@@ -32,7 +32,7 @@ TEST(TransferSlots, StaleIdsAreFoundOut) {
 
 TEST(TransferSlots, ManySubmittersOneTaker) {
   constexpr int kThreads = 4, kEach = 20000;
-  TransferSlots slots(64);
+  internal::TransferSlots slots(64);
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&slots, t] {
@@ -50,7 +50,7 @@ TEST(TransferSlots, ManySubmittersOneTaker) {
   std::vector<uint64_t> last(kThreads, 0);
   for (int taken = 0; taken < kThreads * kEach;) {
     const uint32_t index = slots.pop_submitted();
-    if (index == TransferSlot::kNone) {
+    if (index == internal::TransferSlot::kNone) {
       std::this_thread::yield();
       continue;
     }

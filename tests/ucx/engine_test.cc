@@ -31,7 +31,7 @@ class UcxEngine : public testing::Test {
   std::unique_ptr<Engine> make() {
     auto engine = Engine::create(kLoopback, [this](std::string_view message) {
       ++messages_;
-      greetings_ += message.size() == kGreeting;
+      handshakes_ += message.size() == kLastMessage;
       bytes_ += message.size();
     });
     EXPECT_TRUE(engine.ok()) << engine.status();
@@ -52,9 +52,9 @@ class UcxEngine : public testing::Test {
     return true;
   }
 
-  static constexpr size_t kGreeting = 1000;
+  static constexpr size_t kLastMessage = 1000;
   size_t messages_ = 0;
-  size_t greetings_ = 0;
+  size_t handshakes_ = 0;
   size_t bytes_ = 0;
 };
 
@@ -117,8 +117,8 @@ TEST_F(UcxEngine, OneEndsBesideAPeerThatHasStoppedListening) {
     auto to_a = b->connect(a->address());
     ASSERT_TRUE(to_b.ok() && to_a.ok());
     // What it has not heard yet of the one before comes first.
-    send(*a, **to_b, kGreeting);
-    ASSERT_TRUE(drive({a.get(), b.get()}, [&] { return greetings_ == (noticed ? 2u : 1u); }));
+    send(*a, **to_b, kLastMessage);
+    ASSERT_TRUE(drive({a.get(), b.get()}, [&] { return handshakes_ == (noticed ? 2u : 1u); }));
     // From here on nothing of b runs, and the sockets between them fill up.
     for (int i = 0; i < 2000; ++i) {
       if ((*to_b)->under_way < 16) send(*a, **to_b, 60'000);
@@ -146,12 +146,12 @@ TEST_F(UcxEngine, AnAddressOfNobodyFails) {
     address = b->address();
     Engine::end(std::move(b));
   }
-  auto way = a->connect(address);
-  if (way.ok()) {
-    send(*a, **way, 100);
-    EXPECT_TRUE(drive({a.get()}, [&] { return !(*way)->failure.ok(); }));
-    EXPECT_TRUE(drive({a.get()}, [&] { return (*way)->under_way == 0; }));
-    a->release(*way);
+  auto endpoint = a->connect(address);
+  if (endpoint.ok()) {
+    send(*a, **endpoint, 100);
+    EXPECT_TRUE(drive({a.get()}, [&] { return !(*endpoint)->failure.ok(); }));
+    EXPECT_TRUE(drive({a.get()}, [&] { return (*endpoint)->under_way == 0; }));
+    a->release(*endpoint);
   }
   Engine::end(std::move(a));
 }

@@ -8,8 +8,8 @@
 namespace baton::ucx {
 namespace {
 
-using tcp::Frame;
-using tcp::FrameType;
+using framed::Frame;
+using framed::FrameType;
 using testing::HasSubstr;
 
 class UcxHostile : public testing::Test {
@@ -42,7 +42,7 @@ class UcxHostile : public testing::Test {
 TEST_F(UcxHostile, WordsThatIntroduceNobodyAreHungUpOn) {
   for (const std::string words : {"", "too short", "123456789012"}) {
     RawPeer raw;
-    raw.greet(node_, address_);
+    raw.introduce(node_, address_);
     if (HasFatalFailure()) return;
     raw.say(words);
     EXPECT_TRUE(run_until({&node_}, [&] { return !raw.put("x"); })) << words;
@@ -53,7 +53,7 @@ TEST_F(UcxHostile, WordsThatIntroduceNobodyAreHungUpOn) {
 
 TEST_F(UcxHostile, AnIntroductionLongerThanAllowedIsHungUpOn) {
   RawPeer raw;
-  raw.greet(node_, address_);
+  raw.introduce(node_, address_);
   if (HasFatalFailure()) return;
   EXPECT_TRUE(raw.put("\xff\xff\xff\x7f"));
   EXPECT_TRUE(run_until({&node_}, [&] { return !raw.put("x"); }));
@@ -85,7 +85,7 @@ TEST_F(UcxHostile, AnswersToNothingTakeTheRailDown) {
     raw.join(node_, address_);
     if (HasFatalFailure()) return;
     raw.send(Frame{.type = type});
-    EXPECT_THAT(fate(raw), HasSubstr("hostile")) << tcp::frame_name(type);
+    EXPECT_THAT(fate(raw), HasSubstr("hostile")) << framed::frame_name(type);
     node_.down.clear();
   }
   expect_serving();
@@ -104,7 +104,7 @@ TEST_F(UcxHostile, BytesThatAreNoFrameTakeTheRailDown) {
   RawPeer raw;
   raw.join(node_, address_);
   if (HasFatalFailure()) return;
-  std::string junk(Envelope::kBytes + tcp::kHeaderBytes + 50, '\x5a');
+  std::string junk(Envelope::kBytes + framed::kHeaderBytes + 50, '\x5a');
   raw.envelope().encode(junk.data());
   raw.send(junk);
   EXPECT_NE(fate(raw), "it is up still");
@@ -120,10 +120,10 @@ TEST_F(UcxHostile, AWrongKeyMovesNoByteAndIsAnswered) {
   RawPeer raw;
   raw.join(node_, address_);
   if (HasFatalFailure()) return;
-  std::string piece(tcp::kPieceBytes, '\0');
-  tcp::encode_piece({0, 8}, piece.data());
+  std::string piece(framed::kPieceBytes, '\0');
+  framed::encode_piece({0, 8}, piece.data());
   raw.send(Frame{.type = FrameType::kWrite,
-                 .flags = tcp::kLast,
+                 .flags = framed::kLast,
                  .transfer = {1, 1},
                  .bytes = 8,
                  .pieces = 1,
@@ -138,7 +138,7 @@ TEST_F(UcxHostile, AWrongKeyMovesNoByteAndIsAnswered) {
     return !raw.heard.empty();
   }));
   const auto answer =
-      tcp::decode_header(raw.heard.front().substr(Envelope::kBytes, tcp::kHeaderBytes));
+      framed::decode_header(raw.heard.front().substr(Envelope::kBytes, framed::kHeaderBytes));
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(answer->type, FrameType::kWriteAck);
   EXPECT_NE(answer->code, absl::StatusCode::kOk);

@@ -10,11 +10,12 @@
 #include <string>
 
 #include "tests/transport/provider_node.h"
-#include "transport/tcp/endpoint.h"
-#include "transport/tcp/frame.h"
+#include "transport/base/wire.h"
+#include "transport/framed/frame.h"
+#include "transport/net/endpoint.h"
+#include "transport/net/handshake.h"
 #include "transport/ucx/engine.h"
 #include "transport/ucx/message.h"
-#include "transport/wire.h"
 
 namespace baton::ucx {
 
@@ -36,14 +37,14 @@ class RawPeer {
   RawPeer& operator=(const RawPeer&) = delete;
 
   // Connects to `node` and proves itself.
-  void greet(ProviderNode& node, const std::string& address) {
-    const auto endpoints = tcp::resolve(address);
+  void introduce(ProviderNode& node, const std::string& address) {
+    const auto endpoints = net::resolve(address);
     ASSERT_TRUE(endpoints.ok()) << endpoints.status();
     fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const tcp::Endpoint& to = endpoints->front();
+    const net::Endpoint& to = endpoints->front();
     ASSERT_EQ(0, ::connect(fd_, reinterpret_cast<const sockaddr*>(&to.storage), to.size));
-    Handshake handshake(Handshake::Role::kClient, node.key,
-                        {.uid = WorkerUid::random(), .name = "raw"});
+    net::Handshake handshake(net::Handshake::Role::kClient, node.key,
+                             {.uid = WorkerUid::random(), .name = "raw"});
     std::string in;
     ASSERT_TRUE(run_until({&node}, [&] {
       const std::string_view out = handshake.to_send();
@@ -57,7 +58,7 @@ class RawPeer {
   }
   // Becomes a rail of `node`.
   void join(ProviderNode& node, const std::string& address) {
-    greet(node, address);
+    introduce(node, address);
     if (testing::Test::HasFatalFailure()) return;
     say(Introduction{{0, 1}, engine->address()}.encode());
     std::string in;
@@ -68,9 +69,9 @@ class RawPeer {
     const auto peer = Introduction::decode(std::string_view(in).substr(4));
     ASSERT_TRUE(peer.has_value());
     to_ = peer->to;
-    auto way = engine->connect(peer->address);
-    ASSERT_TRUE(way.ok()) << way.status();
-    way_ = *way;
+    auto endpoint = engine->connect(peer->address);
+    ASSERT_TRUE(endpoint.ok()) << endpoint.status();
+    endpoint_ = *endpoint;
     say("");
     ASSERT_TRUE(run_until({&node}, [&] {
       engine->progress();
@@ -92,12 +93,12 @@ class RawPeer {
     Packet* packet = engine->acquire(message.size());
     ASSERT_GE(packet->capacity, message.size());
     std::memcpy(packet->data.get(), message.data(), message.size());
-    engine->send(*way_, packet, message.size());
+    engine->send(*endpoint_, packet, message.size());
   }
-  void send(const tcp::Frame& frame, std::string_view rest = {}) {
-    std::string out(Envelope::kBytes + tcp::kHeaderBytes, '\0');
+  void send(const framed::Frame& frame, std::string_view rest = {}) {
+    std::string out(Envelope::kBytes + framed::kHeaderBytes, '\0');
     to_.encode(out.data());
-    tcp::encode_header(frame, out.data() + Envelope::kBytes);
+    framed::encode_header(frame, out.data() + Envelope::kBytes);
     send(out.append(rest));
   }
   Envelope& envelope() { return to_; }
@@ -123,7 +124,7 @@ class RawPeer {
 
   int fd_ = -1;
   Envelope to_;
-  Endpoint* way_ = nullptr;
+  Endpoint* endpoint_ = nullptr;
 };
 
 }  // namespace baton::ucx

@@ -6,8 +6,8 @@
 
 #include "tests/verbs/verbs_pair.h"
 #include "transport/address.h"
-#include "transport/tcp/meeting.h"
-#include "verbs/message.h"
+#include "transport/net/acceptor.h"
+#include "verbs/device/message.h"
 
 namespace baton {
 namespace {
@@ -187,8 +187,8 @@ TEST(BadInput, SilentStrangersKeepNoPeerOut) {
     if (name == "verbs") where = at;
   }
   std::vector<int> strangers;
-  for (size_t i = 0; i < tcp::Meeting::kMaxHalfOpen + 1; ++i) {
-    const auto fd = tcp::start_connect(tcp::resolve(where)->front(), {});
+  for (size_t i = 0; i < net::Acceptor::kMaxHalfOpen + 1; ++i) {
+    const auto fd = net::start_connect(net::resolve(where)->front(), {});
     ASSERT_TRUE(fd.ok()) << fd.status();
     strangers.push_back(*fd);
     pair.steps(40);

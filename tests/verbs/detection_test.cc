@@ -1,7 +1,7 @@
 // How soon a fault is noticed, in virtual time and with the settings that people get by default;
 // how work is shared among rails, and when a lost one returns.
 #include "tests/verbs/verbs_pair.h"
-#include "verbs/tuning.h"
+#include "verbs/device/tuning.h"
 
 namespace baton {
 namespace {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/verbs/fake_verbs.h"
+#include "tests/verbs/fake/fake_verbs.h"
 #include "tests/verbs/verbs_pair.h"
 
 namespace baton {

@@ -1,10 +1,10 @@
 // Which address of a port is used, and why.
-#include "verbs/gid.h"
+#include "verbs/device/gid.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/verbs/fake_verbs.h"
+#include "tests/verbs/fake/fake_verbs.h"
 
 namespace baton::verbs {
 namespace {

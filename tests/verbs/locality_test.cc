@@ -1,5 +1,5 @@
 // Where devices and memory are, as sysfs and hwloc tell it, and that the near rail gets more.
-#include "verbs/locality.h"
+#include "verbs/device/locality.h"
 
 #include "tests/temporary_folder.h"
 #include "tests/verbs/verbs_pair.h"

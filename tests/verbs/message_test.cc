@@ -1,5 +1,5 @@
 // Messages survive encoding; what no correct peer sends is refused, whatever it is.
-#include "verbs/message.h"
+#include "verbs/device/message.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Receives that the queue pairs of a device share: no more credits than receives, none lost, more
 // for the busy, and room for everybody.
-#include "verbs/receive_pool.h"
+#include "verbs/device/receive_pool.h"
 
 #include "tests/verbs/verbs_pair.h"
 #include "verbs/queue_pair.h"

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/verbs/fake_cm.h"
-#include "tests/verbs/fake_verbs.h"
+#include "tests/verbs/fake/fake_cm.h"
+#include "tests/verbs/fake/fake_verbs.h"
 #include "transport/worker.h"
 #include "verbs/provider.h"
 

@@ -1,4 +1,4 @@
-// A connection that is up: news from the peer, copying, fences, and how it ends.
+// A connection that is up: the peer's messages, copying, fences, and how it ends.
 #include "transport/shm/connection.h"
 
 #include <sched.h>
@@ -207,7 +207,11 @@ void Connection::fail(const absl::Status& why, EventSink& sink) {
     return;
   }
   release();
-  if (client_) sink.connect_failed(request_.session, why);
+  if (client_) {
+    sink.connect_failed(request_.session, why);
+  } else {
+    sink.handshake_refused(absl::StrFormat("shm process %d", socket_.peer_pid()), why);
+  }
 }
 
 void Connection::abandon() {

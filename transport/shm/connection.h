@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "transport/handshake.h"
+#include "transport/net/handshake.h"
 #include "transport/provider.h"
 #include "transport/shm/exports.h"
 #include "transport/shm/message.h"
@@ -37,6 +37,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ~Connection();
 
   State state() const { return state_; }
+  // Somebody dialed and has not authenticated himself yet.
+  bool stranger() const { return !client_ && state_ == State::kHandshake; }
   // Gone for good, and nobody holds its rail: may be forgotten.
   bool finished() const { return state_ == State::kDown && rail_ == nullptr; }
 
@@ -100,7 +102,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   UniqueFd pidfd_;
   bool watched_ = false;
   bool watching_writes_ = false;
-  std::optional<Handshake> handshake_;
+  std::optional<net::Handshake> handshake_;
   std::string handshake_in_;
   HelloInfo peer_;
   pid_t peer_pid_ = 0;

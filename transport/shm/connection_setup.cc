@@ -5,7 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
-#include "transport/copy_kernel.h"
+#include "transport/base/copy_kernel.h"
 #include "transport/shm/connection.h"
 
 namespace baton::shm {
@@ -30,7 +30,7 @@ Connection::Connection(Shared& shared, ConnectRequest request)
       request_(std::move(request)),
       state_(State::kDialing),
       deadline_(shared.context.clock.now() + kSetupTimeout),
-      handshake_(std::in_place, Handshake::Role::kClient, shared.context.key,
+      handshake_(std::in_place, net::Handshake::Role::kClient, shared.context.key,
                  hello(shared, request_.session)) {}
 
 Connection::Connection(Shared& shared, PacketSocket socket)
@@ -39,7 +39,8 @@ Connection::Connection(Shared& shared, PacketSocket socket)
       state_(State::kHandshake),
       deadline_(shared.context.clock.now() + kSetupTimeout),
       socket_(std::move(socket)),
-      handshake_(std::in_place, Handshake::Role::kServer, shared.context.key, hello(shared, 0)) {
+      handshake_(std::in_place, net::Handshake::Role::kServer, shared.context.key,
+                 hello(shared, 0)) {
   watch(false);
 }
 
@@ -111,7 +112,7 @@ absl::Status Connection::on_handshake_bytes(std::string_view bytes) {
   absl::Status flushed = flush_handshake();
   if (!status.ok()) return status;
   if (!flushed.ok() || !handshake_->done()) return flushed;
-  if (handshake_->purpose() != Handshake::Purpose::kRail) {
+  if (handshake_->purpose() != net::Handshake::Purpose::kRail) {
     return absl::UnimplementedError("shm answers no queries");
   }
   if (!handshake_in_.empty()) {

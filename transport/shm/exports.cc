@@ -1,4 +1,4 @@
-// The owner's side: regions published in the control segment, and the files behind them.
+// The owner's side of shm: regions published in the control segment, and the files behind them.
 #include "transport/shm/exports.h"
 
 #include <fcntl.h>

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
-#include "transport/wire.h"
+#include "transport/base/wire.h"
 
 namespace baton::shm {
 namespace {

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -152,6 +153,13 @@ pid_t PacketSocket::peer_pid() const {
   socklen_t length = sizeof peer;
   if (getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return 0;
   return peer.pid;
+}
+
+bool PacketSocket::peer_is_this_user() const {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  return getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
+         peer.uid == geteuid();
 }
 
 }  // namespace baton::shm

@@ -49,6 +49,8 @@ class PacketSocket {
   bool peer_gone() const;
   // The process at the other end as the kernel knows it; 0 when it is in another pid namespace.
   pid_t peer_pid() const;
+  // Whether that process runs as the user that this one runs as.
+  bool peer_is_this_user() const;
 
   int fd() const { return fd_.get(); }
   void close() { fd_.reset(); }

@@ -1,4 +1,4 @@
-// The initiator's side: what a peer's memory looks like from here.
+// The initiator's side of shm: finds, checks and maps the regions of a peer.
 #include "transport/shm/peer_memory.h"
 
 #include "absl/strings/str_format.h"
@@ -53,7 +53,7 @@ absl::Status PeerMemory::resolve(const TransferDescriptor& transfer, Target& tar
   if (number != 0) {
     const auto file = files_.find(number);
     if (file == files_.end()) {
-      target.way = Way::kNotYet;
+      target.path = Path::kNotYet;
       return absl::OkStatus();
     }
     mapping = file->second.status;
@@ -62,14 +62,14 @@ absl::Status PeerMemory::resolve(const TransferDescriptor& transfer, Target& tar
       if (size > mapped || offset > mapped - size) {
         return absl::OutOfRangeError("the remote region lies outside the file that its owner sent");
       }
-      target.way = Way::kMapped;
+      target.path = Path::kMapped;
       target.mapped = file->second.mapping->data() + offset;
       target.file = number;
       return absl::OkStatus();
     }
   }
   if (!cma_.ok()) return unreachable(mapping);
-  target.way = Way::kCma;
+  target.path = Path::kCma;
   target.address = base;
   return absl::OkStatus();
 }
@@ -81,12 +81,12 @@ absl::StatusOr<RemoteView> PeerMemory::view(const RemoteRegion& region) const {
   read.remote_layout = Layout::contiguous(0, region.size);
   Target target;
   if (absl::Status status = resolve(read, target); !status.ok()) return status;
-  switch (target.way) {
-    case Way::kNotYet:
+  switch (target.path) {
+    case Path::kNotYet:
       return absl::UnavailableError("the region's file is on its way: ask again");
-    case Way::kCma:
+    case Path::kCma:
       return absl::UnimplementedError("the region's memory does not come from a MemoryPool");
-    case Way::kMapped:
+    case Path::kMapped:
       break;
   }
   return RemoteView{target.mapped, region.size, files_.at(target.file).mapping};

@@ -23,13 +23,13 @@ class PeerMemory {
       : control_(std::move(control)), pid_(pid), cma_(std::move(cma)) {}
 
   // How the bytes of a region are reached.
-  enum class Way : uint8_t {
+  enum class Path : uint8_t {
     kMapped,  // at Target::mapped
     kCma,     // at Target::address in the peer
     kNotYet,  // its file is still on its way to us
   };
   struct Target {
-    Way way = Way::kNotYet;
+    Path path = Path::kNotYet;
     std::byte* mapped = nullptr;
     uint64_t file = 0;  // its number, where mapped
     uint64_t address = 0;

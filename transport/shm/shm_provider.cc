@@ -12,7 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "transport/copy_kernel.h"
+#include "transport/base/copy_kernel.h"
 #include "transport/settings.h"
 #include "transport/shm/connection.h"
 
@@ -22,8 +22,24 @@ namespace {
 constexpr int kRank = 300;
 constexpr std::string_view kPrefix = "baton-";
 constexpr size_t kMaxUnfinished = 128;  // connections that have not authenticated themselves yet
+constexpr int kAcceptsAtOnce = 16;      // in one round of progress: others wait for the next
 constexpr int kPollEvery = 16;          // rounds of progress between two looks at the sockets
 constexpr size_t kBudget = 1 << 20;     // bytes copied in one round, shared by the connections
+
+constexpr std::array kSettings = {
+    Setting{.name = "shm.memfd",
+            .kind = Setting::Kind::kChoice,
+            .standard = "on",
+            .choices = "on off",
+            .meaning = "off: the provider is not used"},
+    Setting{.name = "shm.cma",
+            .kind = Setting::Kind::kChoice,
+            .standard = "on",
+            .choices = "on off",
+            .meaning =
+                "off: only memory from a pool can be reached, not what the kernel would copy "
+                "with process_vm_readv"},
+};
 
 class ShmProvider final : public Provider {
  public:
@@ -148,10 +164,10 @@ class ShmProvider final : public Provider {
  private:
   absl::Status open() {
     bool memfd = true, cma = true;
-    SettingsReader read(context_);
+    SettingsReader read(context_, kSettings);
     read.on_off("shm.memfd", memfd);
     read.on_off("shm.cma", cma);
-    if (!read.status().ok()) return read.status();
+    if (absl::Status status = read.finish(); !status.ok()) return status;
     if (!memfd) {
       return absl::FailedPreconditionError("memfd is switched off (shm.memfd=off)");
     }
@@ -199,19 +215,23 @@ class ShmProvider final : public Provider {
     return any;
   }
 
+  // Bounded, since anybody on this machine may dial as fast as it can. Other users, who cannot have
+  // our memory anyway, take no place; and where the places run out, the one that has been silent
+  // for longest goes: a peer that means it is done with its handshake in no time.
   bool accept() {
-    bool any = false;
-    while (true) {
+    for (int i = 0; i < kAcceptsAtOnce; ++i) {
       auto socket = listener_.accept();
-      if (!socket.ok()) return any;
-      any = true;
-      const auto waiting =
-          std::count_if(connections_.begin(), connections_.end(),
-                        [](const auto& c) { return c->state() == Connection::State::kHandshake; });
-      if (static_cast<size_t>(waiting) >= kMaxUnfinished) continue;  // closes it
+      if (!socket.ok()) return i > 0;
+      if (!socket->peer_is_this_user()) continue;  // closes it
+      const auto silent = [](const auto& connection) { return connection->stranger(); };
+      const auto waiting = std::count_if(connections_.begin(), connections_.end(), silent);
+      if (static_cast<size_t>(waiting) >= kMaxUnfinished) {
+        (*std::find_if(connections_.begin(), connections_.end(), silent))->abandon();
+      }
       connections_.push_back(std::make_shared<Connection>(*shared_, *std::move(socket)));
       ++unfinished_;
     }
+    return true;
   }
 
   const ProviderContext& context_;
@@ -230,6 +250,8 @@ class ShmProvider final : public Provider {
 }  // namespace baton::shm
 
 extern "C" const baton::ProviderRegistration baton_provider_shm(
-    "shm", [](const baton::ProviderContext& context) {
+    "shm",
+    [](const baton::ProviderContext& context) {
       return std::make_unique<baton::shm::ShmProvider>(context);
-    });
+    },
+    baton::shm::kSettings);

@@ -1,11 +1,11 @@
-// The data path of one connection.
+// The data path of one connection: takes slices, copies their bytes, tells the target.
 #include "transport/shm/slice_runner.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_format.h"
-#include "transport/copy_kernel.h"
+#include "transport/base/copy_kernel.h"
 
 namespace baton::shm {
 namespace {
@@ -14,12 +14,12 @@ constexpr size_t kNoRecord = SIZE_MAX;
 constexpr size_t kSmallestStreamedPiece = 512;
 constexpr size_t kLookAhead = 16;  // pieces taken from the cursor at a time
 
-}  // namespace
-
-void SliceRunner::Queue::remove(uint32_t i) {
-  for (; i + 1 < count_; ++i) (*this)[i] = (*this)[i + 1];
-  --count_;
+// Other slices of it may go other ways, and the target adds them up; or it names no real counter.
+bool by_record(const Slice& slice) {
+  return !slice.whole() || slice.transfer->counter.index >= CounterTable::kCapacity;
 }
+
+}  // namespace
 
 bool SliceRunner::post(const Slice& slice) {
   if (urgent_.size() + bulk_.size() == kDepth) return false;
@@ -37,7 +37,7 @@ bool SliceRunner::take(TransferId transfer, uint32_t& slice) {
     for (uint32_t i = 0; i < queue->size(); ++i) {
       if ((*queue)[i].slice.transfer->id != transfer) continue;
       slice = (*queue)[i].slice.index;
-      queue->remove(i);
+      queue->remove_at(i);
       return true;
     }
   }
@@ -62,7 +62,7 @@ bool SliceRunner::runnable(const Queue& queue) const {
     if (!first.resolved) {
       PeerMemory::Target target;
       const absl::Status status = peer_.resolve(*first.slice.transfer, target);
-      return !status.ok() || target.way != PeerMemory::Way::kNotYet;
+      return !status.ok() || target.path != PeerMemory::Path::kNotYet;
     }
     if (first.cursor->remaining() != 0) return true;
   }
@@ -83,7 +83,7 @@ SliceRunner::Result SliceRunner::step(Queue& queue, size_t& budget) {
   const bool empty = active.slice.begin == active.slice.end;
   if (!empty && !active.resolved) {
     result.status = peer_.resolve(*active.slice.transfer, active.target);
-    if (result.status.ok() && active.target.way == PeerMemory::Way::kNotYet) return result;
+    if (result.status.ok() && active.target.path == PeerMemory::Path::kNotYet) return result;
     active.resolved = result.status.ok();
   }
   if (!empty && active.resolved && active.cursor->remaining() != 0) {
@@ -119,7 +119,7 @@ absl::Status SliceRunner::copy_chunk(Active& active, size_t& budget) {
     status = absl::UnavailableError("the peer is closing the connection");
   } else {
     const size_t limit = std::min(kChunkBytes, budget);
-    const size_t moved = active.target.way == PeerMemory::Way::kMapped
+    const size_t moved = active.target.path == PeerMemory::Path::kMapped
                              ? copy_mapped(active, limit)
                              : copy_cma(active, limit, status);
     budget -= std::min(moved, budget);
@@ -178,7 +178,7 @@ size_t SliceRunner::copy_cma(Active& active, size_t limit, absl::Status& status)
 
 size_t SliceRunner::record_bytes(const Slice& slice) {
   if (slice.transfer->op == Op::kRead) return kNoRecord;
-  if (!slice.whole()) return RingWriter::arrival_bytes(arrival_of(slice));
+  if (by_record(slice)) return RingWriter::arrival_bytes(arrival_of(slice));
   return slice.transfer->notify.empty() ? kNoRecord : slice.transfer->notify.size();
 }
 
@@ -197,7 +197,7 @@ Arrival SliceRunner::arrival_of(const Slice& slice) {
 // True when the target has news to look at.
 bool SliceRunner::deliver(const Slice& slice) {
   const TransferDescriptor& transfer = *slice.transfer;
-  if (!slice.whole()) {  // other slices of it may go other ways: the target adds them up
+  if (by_record(slice)) {
     ring_.push_arrival(arrival_of(slice));
     return true;
   }

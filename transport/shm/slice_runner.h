@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "transport/base/fixed_queue.h"
 #include "transport/provider.h"
 #include "transport/shm/cma.h"
 #include "transport/shm/notify_ring.h"
@@ -55,25 +56,7 @@ class SliceRunner {
     bool resolved = false;
   };
 
-  // First in, first out.
-  class Queue {
-   public:
-    bool empty() const { return count_ == 0; }
-    uint32_t size() const { return count_; }
-    Active& operator[](uint32_t i) { return items_[(head_ + i) % kDepth]; }
-    const Active& operator[](uint32_t i) const { return items_[(head_ + i) % kDepth]; }
-    Active& push() { return (*this)[count_++]; }
-    void pop() {
-      head_ = (head_ + 1) % kDepth;
-      --count_;
-    }
-    void remove(uint32_t i);
-
-   private:
-    std::array<Active, kDepth> items_;
-    uint32_t head_ = 0;
-    uint32_t count_ = 0;
-  };
+  using Queue = FixedQueue<Active, kDepth>;
 
   bool runnable(const Queue& queue) const;
   Result step(Queue& queue, size_t& budget);

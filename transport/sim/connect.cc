@@ -1,12 +1,13 @@
-// Connecting to another node, and bringing lost rails back.
+// Connects two nodes of the simulation, and brings lost rails back.
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "transport/net/handshake.h"
 #include "transport/sim/network.h"
 #include "transport/sim/provider.h"
 
-namespace baton {
+namespace baton::sim {
 
 void SimProvider::later(Time delay, std::function<void(SimProvider&)> call) {
   network_.at(network_.now() + delay, [&network = network_, node = node_,
@@ -105,7 +106,7 @@ void SimProvider::dial_arrived(uint64_t session, uint16_t rail, uint32_t attempt
   server_info.session = session;
   server_info.rail = rail;
   server_info.rails = it->second.rails;
-  // Its greeting, our proof, its verdict: three more journeys.
+  // Its hello, our proof, its verdict: three more journeys.
   later(3 * link.spec.latency,
         [session, server_info, client_info, incarnation = server->incarnation_](SimProvider& self) {
           self.complete(session, incarnation, server_info, client_info);
@@ -114,17 +115,17 @@ void SimProvider::dial_arrived(uint64_t session, uint16_t rail, uint32_t attempt
 
 absl::Status SimProvider::shake_hands(const SimProvider& server, const HelloInfo& introduction,
                                       HelloInfo& server_info, HelloInfo& client_info) const {
-  Handshake client(Handshake::Role::kClient, key_, introduction);
-  Handshake host(Handshake::Role::kServer, server.key_, server.self_);
+  net::Handshake client(net::Handshake::Role::kClient, key_, introduction);
+  net::Handshake host(net::Handshake::Role::kServer, server.key_, server.self_);
   std::string buffers[2];  // to the client, to the server
-  Handshake* ends[2] = {&client, &host};
+  net::Handshake* ends[2] = {&client, &host};
   while (!client.done() || !host.done()) {
     bool moved = false;
     for (int i = 0; i < 2; ++i) {
       std::string& sent = buffers[1 - i];
       sent.append(ends[i]->to_send());
       ends[i]->sent(ends[i]->to_send().size());
-      Handshake& to = *ends[1 - i];
+      net::Handshake& to = *ends[1 - i];
       while (to.wanted() > 0 && sent.size() >= to.wanted()) {
         moved = true;
         const std::string bytes = sent.substr(0, to.wanted());
@@ -183,4 +184,4 @@ void SimProvider::complete(uint64_t session, uint64_t server_incarnation, const 
   }
 }
 
-}  // namespace baton
+}  // namespace baton::sim

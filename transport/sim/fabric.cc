@@ -1,4 +1,4 @@
-// Drives workers in virtual time.
+// The simulated fabric: runs the workers of all nodes in virtual time, event by event.
 #include "transport/sim/fabric.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include "transport/sim/provider.h"
 #include "transport/worker.h"
 
-namespace baton {
+namespace baton::sim {
 namespace {
 // Rounds in which workers claim to be busy while no time passes, before we call it spinning.
 constexpr int kMaxIdleRounds = 1 << 20;
@@ -109,4 +109,4 @@ const std::vector<std::string>& SimFabric::violations() const { return network_-
 const SimStats& SimFabric::stats() const { return network_->stats(); }
 uint64_t SimFabric::digest() const { return network_->digest(); }
 
-}  // namespace baton
+}  // namespace baton::sim

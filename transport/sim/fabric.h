@@ -33,9 +33,12 @@
 #include "transport/provider.h"
 
 namespace baton {
+class Worker;
+}
+
+namespace baton::sim {
 
 class SimNetwork;
-class Worker;
 
 // One link between two nodes; both directions are alike.
 struct SimLink {
@@ -127,4 +130,4 @@ class SimFabric {
   std::vector<Driven> workers_;
 };
 
-}  // namespace baton
+}  // namespace baton::sim

@@ -3,9 +3,10 @@
 
 #include <algorithm>
 
+#include "transport/base/splitmix.h"
 #include "transport/sim/queue_pair.h"
 
-namespace baton {
+namespace baton::sim {
 namespace {
 constexpr size_t kMaxViolations = 1000;
 }
@@ -107,13 +108,7 @@ uint32_t SimNetwork::add(QueuePair* queue_pair) {
   return static_cast<uint32_t>(queue_pairs_.size() - 1);
 }
 
-// splitmix64 (Steele, Lea, Flood 2014).
-uint64_t SimNetwork::random() {
-  uint64_t z = (random_state_ += 0x9e3779b97f4a7c15);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  return z ^ (z >> 31);
-}
+uint64_t SimNetwork::random() { return splitmix_next(random_state_); }
 
 bool SimNetwork::chance(double probability) {
   if (probability <= 0) return false;
@@ -128,4 +123,4 @@ void SimNetwork::violation(std::string what) {
   if (violations_.size() < kMaxViolations) violations_.push_back(std::move(what));
 }
 
-}  // namespace baton
+}  // namespace baton::sim

@@ -13,7 +13,7 @@
 #include "transport/sim/fabric.h"
 #include "transport/sim/wire.h"
 
-namespace baton {
+namespace baton::sim {
 
 class QueuePair;
 class SimProvider;
@@ -109,4 +109,4 @@ class SimNetwork {
   uint64_t digest_ = 0xcbf29ce484222325;
 };
 
-}  // namespace baton
+}  // namespace baton::sim

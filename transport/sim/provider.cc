@@ -1,4 +1,4 @@
-// Turns what happens at simulated moments into events of the worker's next progress().
+// The sim provider: hands what happened at simulated moments to the worker's next progress().
 #include "transport/sim/provider.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "transport/sim/network.h"
 
-namespace baton {
+namespace baton::sim {
 
 SimProvider::SimProvider(SimNetwork& network, size_t node, const ProviderContext& context)
     : network_(network),
@@ -158,4 +158,4 @@ void SimProvider::deliver(Entry& entry, EventSink& sink) {
   }
 }
 
-}  // namespace baton
+}  // namespace baton::sim

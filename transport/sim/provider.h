@@ -12,7 +12,7 @@
 #include "transport/provider.h"
 #include "transport/sim/rail.h"
 
-namespace baton {
+namespace baton::sim {
 
 class SimNetwork;
 
@@ -102,4 +102,4 @@ class SimProvider final : public Provider {
   size_t added_ = 0;
 };
 
-}  // namespace baton
+}  // namespace baton::sim

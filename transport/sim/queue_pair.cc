@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "transport/sim/network.h"
 
-namespace baton {
+namespace baton::sim {
 
 QueuePair::QueuePair(SimNetwork& network, size_t node, size_t peer_node, size_t rail,
                      RegionTable& regions, QueuePairOwner& owner)
@@ -275,4 +275,4 @@ void QueuePair::on_timer() {
   arm_timer();
 }
 
-}  // namespace baton
+}  // namespace baton::sim

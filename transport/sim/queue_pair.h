@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "transport/base/ring.h"
 #include "transport/provider.h"
-#include "transport/ring.h"
 #include "transport/sim/wire.h"
 
-namespace baton {
+namespace baton::sim {
 
 // One work request: bytes [begin, end) of a transfer, or an atomic addition.
 struct WorkRequest {
@@ -179,4 +179,4 @@ class QueuePair {
   uint64_t packets_taken_ = 0;  // new to this end, in either role
 };
 
-}  // namespace baton
+}  // namespace baton::sim

@@ -7,7 +7,7 @@
 #include "transport/sim/network.h"
 #include "transport/sim/provider.h"
 
-namespace baton {
+namespace baton::sim {
 
 SimRail::SimRail(SimProvider& provider, size_t peer_node, const HelloInfo& peer, bool dialled)
     : provider_(provider),
@@ -134,4 +134,4 @@ void SimRail::broken(const absl::Status& cause, Break how) {
   provider_.rail_lost(*this, cause, closed_);
 }
 
-}  // namespace baton
+}  // namespace baton::sim

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <string>
 
+#include "transport/base/ring.h"
 #include "transport/provider.h"
-#include "transport/ring.h"
 #include "transport/sim/queue_pair.h"
 
-namespace baton {
+namespace baton::sim {
 
 class SimProvider;
 
@@ -59,4 +59,4 @@ class SimRail final : public Rail, private QueuePairOwner {
   Ring<Slice> flushed_;  // came back from a broken queue pair
 };
 
-}  // namespace baton
+}  // namespace baton::sim

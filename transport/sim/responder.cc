@@ -5,7 +5,7 @@
 #include "transport/sim/network.h"
 #include "transport/sim/queue_pair.h"
 
-namespace baton {
+namespace baton::sim {
 
 QueuePair::Outgoing* QueuePair::request_of_peer(const SimPacket& packet) {
   QueuePair* peer = network_.find(packet.from);
@@ -172,4 +172,4 @@ void QueuePair::take_response(const SimPacket& response) {
   if (message.received.count == message.packets) acknowledge(number);
 }
 
-}  // namespace baton
+}  // namespace baton::sim

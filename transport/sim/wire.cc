@@ -1,4 +1,4 @@
-// Transmission at the link's rate; loss, duplicates and reordering on the way.
+// One direction of a simulated link: sends at its rate; loses, repeats and reorders packets.
 #include "transport/sim/wire.h"
 
 #include <cmath>
@@ -6,7 +6,7 @@
 #include "transport/sim/network.h"
 #include "transport/sim/queue_pair.h"
 
-namespace baton {
+namespace baton::sim {
 
 void SimWire::offer(uint32_t queue_pair, bool responder) {
   waiting_.push_back({queue_pair, responder});
@@ -57,4 +57,4 @@ void SimWire::propagate(const SimPacket& packet) {
   }
 }
 
-}  // namespace baton
+}  // namespace baton::sim

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <memory>
 
-#include "transport/ring.h"
+#include "transport/base/ring.h"
 #include "transport/sim/fabric.h"
 
-namespace baton {
+namespace baton::sim {
 
 class SimNetwork;
 
@@ -67,4 +67,4 @@ struct SimLinkState {
   SimWire wires[2];
 };
 
-}  // namespace baton
+}  // namespace baton::sim

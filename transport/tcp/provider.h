@@ -1,14 +1,11 @@
-// The tcp provider: makes rails of the connections that its Meeting brings, and runs them.
-//
-// Settings: tcp.sockets (per session), tcp.io (auto, epoll, uring), tcp.congestion (auto, system,
-// or a name), tcp.slice_kib, tcp.buffer_kib (0: kernel), tcp.stall_ms, tcp.handshake_ms.
+// The tcp provider: makes rails of the connections that its Acceptor brings, and runs them.
 #pragma once
 
 #include <memory>
 #include <string>
 
+#include "transport/net/acceptor.h"
 #include "transport/provider.h"
-#include "transport/tcp/meeting.h"
 #include "transport/tcp/rail.h"
 
 namespace baton::tcp {
@@ -18,9 +15,9 @@ class TcpProvider final : public Provider {
   explicit TcpProvider(const ProviderContext& context);
 
   const Capabilities& capabilities() const override { return capabilities_; }
-  absl::StatusOr<std::string> listen() override { return meeting_.listen(); }
+  absl::StatusOr<std::string> listen() override { return acceptor_.listen(); }
   void set_worker_address(const std::string& encoded) override {
-    meeting_.set_worker_address(encoded);
+    acceptor_.set_worker_address(encoded);
   }
   absl::Status reachable(const std::string& address, std::string_view host_id) const override;
   void connect(const ConnectRequest& request) override;
@@ -34,15 +31,15 @@ class TcpProvider final : public Provider {
 
  private:
   absl::Status configure();
-  void choose_engine(std::string_view wish);
-  void met(int fd, const HelloInfo& peer, std::unique_ptr<Meeting::Dial> dial, EventSink& sink);
+  void met(int fd, const HelloInfo& peer, std::unique_ptr<net::Acceptor::Dial> dial,
+           EventSink& sink);
 
   std::shared_ptr<TcpShared> shared_;
   Capabilities capabilities_;
   uint16_t sockets_ = 2;
   bool look_ = true;     // at the descriptors, in the next round
   uint32_t rounds_ = 0;  // since the last look
-  Meeting meeting_;
+  net::Acceptor acceptor_;
 };
 
 }  // namespace baton::tcp

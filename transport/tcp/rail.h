@@ -9,11 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "transport/base/fixed_queue.h"
+#include "transport/framed/rail.h"
+#include "transport/net/endpoint.h"
 #include "transport/provider.h"
-#include "transport/tcp/endpoint.h"
-#include "transport/tcp/io_engine.h"
-#include "transport/tcp/open_slices.h"
 #include "transport/tcp/rx_stream.h"
+#include "transport/tcp/socket.h"
 #include "transport/tcp/tx_batch.h"
 
 namespace baton::tcp {
@@ -24,60 +25,36 @@ class TcpRail;
 struct TcpShared {
   explicit TcpShared(const ProviderContext& provider_context) : context(provider_context) {}
   ProviderContext context;
-  SocketOptions socket_options;
-  std::unique_ptr<Poller> poller;
-  std::unique_ptr<IoEngine> engine;
+  net::SocketOptions socket_options;
+  std::unique_ptr<net::Poller> poller;
   std::vector<TcpRail*> rails;  // null where one went away; compacted by progress()
   std::unique_ptr<char[]> nowhere{new char[RxStream::kNowhereBytes]};
   size_t slice_bytes = 1 << 20;
   Time stall = std::chrono::seconds(10);
 };
 
-// Small numbers in first-in first-out order, without allocation.
-class IndexQueue {
- public:
-  static constexpr size_t kCapacity = 64;
-  bool empty() const { return count_ == 0; }
-  uint8_t front() const { return items_[head_]; }
-  void push(uint8_t item) { items_[(head_ + count_++) % kCapacity] = item; }
-  void pop() {
-    head_ = (head_ + 1) % kCapacity;
-    --count_;
-  }
-  void remove(uint8_t item);
+// Numbers of slots or jobs, each of them once.
+using IndexQueue = FixedQueue<uint8_t, framed::OpenSlices::kMostSlots>;
 
- private:
-  std::array<uint8_t, kCapacity> items_{};
-  size_t head_ = 0;
-  size_t count_ = 0;
-};
-
-class TcpRail final : public Rail {
+class TcpRail final : public framed::FramedRail {
  public:
-  static constexpr uint32_t kDepth = IndexQueue::kCapacity;
+  static constexpr uint32_t kDepth = framed::OpenSlices::kMostSlots;
   static constexpr uint32_t kMaxReads = 32;  // READ frames without their READ_END
-  static constexpr Time kAbortGrace = std::chrono::seconds(1);
 
   // Takes over `fd`. `sockets`: how many the session has.
   static absl::StatusOr<std::unique_ptr<TcpRail>> create(std::shared_ptr<TcpShared> shared, int fd,
                                                          const HelloInfo& peer, int sockets);
   ~TcpRail() override;
 
-  const Properties& properties() const override { return properties_; }
-  absl::Status reaches(const RemoteRegion&) const override { return absl::OkStatus(); }
-  bool post(const Slice& slice, EventSink& sink) override;
-  void abort(TransferId transfer, EventSink& sink) override;
-  void close(absl::Status why, EventSink& sink) override;
-
-  // Called by the provider. After advance() or check_timers() the rail may be gone.
+  // Called by the provider. Moves what the socket takes and has, once each way; true if anything
+  // moved. The rail may be gone afterwards.
   bool advance(EventSink& sink);
-  void check_timers(Time now, EventSink& sink);
-  Time next_timer() const { return next_check_; }
+  // Whether advance() would do something right now, so that nobody should sleep.
   bool runnable() const;
   void remove_region(const RegionEntry& region);
 
  private:
-  using Slot = OpenSlice;
+  using Slot = framed::OpenSlice;
   // A read that was aborted while the target may still send data of it.
   struct Zombie {
     TransferId id;
@@ -87,7 +64,7 @@ class TcpRail final : public Rail {
   // A peer's write under way.
   struct Incoming {
     bool active = false;
-    Frame frame;  // of the latest frame
+    framed::Frame frame;  // of the latest frame
     size_t landed = 0;
     absl::Status error;
     std::string notify;
@@ -95,7 +72,7 @@ class TcpRail final : public Rail {
   // A peer's read to be answered.
   struct Job {
     bool live = false;
-    Frame frame;
+    framed::Frame frame;
     std::vector<iovec> pieces;
   };
   struct BatchedJob {
@@ -105,63 +82,49 @@ class TcpRail final : public Rail {
     char* trailer = nullptr;  // its READ_END
   };
 
-  TcpRail(std::shared_ptr<TcpShared> shared, int fd, const HelloInfo& peer);
+  TcpRail(std::shared_ptr<TcpShared> shared, int fd, const HelloInfo& peer, Properties properties);
 
   // rail.cc
-  void fail(absl::Status why);
-  absl::Status lost(std::string_view why) const;
-  void finish(EventSink& sink);
-  void report(Slot& slot, absl::Status status, EventSink& sink) {
-    slots_.report(*this, slot, std::move(status), sink);
-  }
-  void release_socket();
-  bool waiting() const;
+  void taken(Slot& slot) override;
+  void take_back(Slot& slot) override;
+  void leave() override;
+  bool waiting() const override;
+  uint64_t moved() const override;
+  bool something_to_send() const;
+  bool listening() const;
   IndexQueue& writes_of(const Slot& slot) { return slot.urgent() ? urgent_ : writes_; }
 
   // rail_send.cc
+  bool send();
   void compose();
   bool add_control();
   bool add_read();
   bool add_write();
   IndexQueue* next_writes();
   bool add_answer();
-  void on_sent(ssize_t result);
-  void put_control(const Frame& frame, std::string_view text = {});
-  void answer(FrameType type, const Frame& to, uint64_t offset, const absl::Status& status);
+  void send_control(const framed::Frame& frame, std::string_view text) override;
 
   // rail_receive.cc
-  void on_received(ssize_t result, EventSink& sink);
+  bool receive(EventSink& sink);
+  void landing_failed();
   void parse(EventSink& sink);
-  void handle(const Frame& frame, std::string_view meta, EventSink& sink);
-  void on_write(const Frame& frame, std::string_view meta, EventSink& sink);
+  void handle(const framed::Frame& frame, std::string_view meta, EventSink& sink);
+  void on_write(const framed::Frame& frame, std::string_view meta, EventSink& sink);
   void on_write_landed(EventSink& sink);
-  void on_write_ack(const Frame& frame, std::string_view text, EventSink& sink);
-  void on_read(const Frame& frame, std::string_view meta);
-  void on_read_data(const Frame& frame);
+  void on_read(const framed::Frame& frame, std::string_view meta);
+  void on_read_data(const framed::Frame& frame);
   void on_read_data_landed();
-  void on_read_end(const Frame& frame, std::string_view text, EventSink& sink);
-  void on_cancel_read(const Frame& frame);
-  absl::Status map_pieces(const Frame& frame, Access want, absl::Span<iovec> out);
-  Slot* find_slot(const Frame& frame, Op op) {
-    return slots_.find(frame.transfer, frame.slice, op);
-  }
-  Zombie* find_zombie(const Frame& frame);
+  void on_read_end(const framed::Frame& frame, std::string_view text, EventSink& sink);
+  void on_cancel_read(const framed::Frame& frame);
+  absl::Status map_pieces(const framed::Frame& frame, Access want, absl::Span<iovec> out) const;
+  Zombie* find_zombie(const framed::Frame& frame);
 
   std::shared_ptr<TcpShared> shared_;
-  IoSocket io_;
-  Properties properties_;
-  std::string peer_;  // "decode-0 (10.0.0.1:4000)"
+  Socket socket_;
 
-  absl::Status failure_;
-  bool failing_ = false;
-  bool closed_ = false;
-  bool inside_ = false;  // advance() is on the stack
-
-  OpenSlices<Slot, kDepth> slots_;
   IndexQueue writes_;  // slots with frames to send
   IndexQueue urgent_;  // the same, small ones: they overtake
   IndexQueue reads_;   // slots with bytes to ask for
-  uint32_t reads_open_ = 0;
   std::array<Zombie, kMaxReads> zombies_;
 
   TxBatch batch_;
@@ -171,17 +134,13 @@ class TcpRail final : public Rail {
 
   RxStream rx_;
   bool in_payload_ = false;
-  Frame payload_frame_;
+  framed::Frame payload_frame_;
   int landing_slot_ = -1;  // of READ_DATA
   Incoming incoming_;
-  std::vector<WirePiece> wire_pieces_;
+  std::vector<framed::WirePiece> wire_pieces_;
   std::vector<iovec> mapped_;
   std::array<Job, kDepth> jobs_;
   IndexQueue answers_;  // jobs to send
-
-  Time next_check_ = kNever;
-  Time last_moved_{};
-  uint64_t moved_ = 0;
 };
 
 }  // namespace baton::tcp

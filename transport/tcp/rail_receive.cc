@@ -3,44 +3,54 @@
 #include <cerrno>
 #include <cstring>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/str_cat.h"
 #include "transport/tcp/rail.h"
 
 namespace baton::tcp {
-namespace {
 
-// What a peer says, fit for messages and terminals.
-absl::Status status_of(const Frame& frame, std::string_view text) {
-  if (frame.code == absl::StatusCode::kOk) return absl::OkStatus();
-  std::string message(text);
-  for (char& c : message) {
-    if (!absl::ascii_isprint(static_cast<unsigned char>(c))) c = '?';
+// The memory where the payload was to land has been unmapped or protected. That is the end of this
+// slice; the stream goes on.
+void TcpRail::landing_failed() {
+  rx_.discard();
+  const absl::Status why = absl::FailedPreconditionError(
+      "the memory of this transfer's target is not mapped for writing any more: keep memory until "
+      "it is deregistered");
+  if (payload_frame_.type == framed::FrameType::kWrite) {
+    incoming_.error = why;
+  } else if (landing_slot_ >= 0) {
+    slots_[landing_slot_].error = why;
+    reads_.remove(static_cast<uint8_t>(landing_slot_));
+    landing_slot_ = -1;
   }
-  if (message.empty()) {
-    message = "the remote region is stale: its owner deregistered it during the transfer";
-  }
-  return absl::Status(frame.code, message);
 }
 
-}  // namespace
-
-void TcpRail::on_received(ssize_t result, EventSink& sink) {
-  if (result <= 0) {
-    fail(lost(result == 0 ? "it closed the connection" : strerror(static_cast<int>(-result))));
-    return;
+bool TcpRail::receive(EventSink& sink) {
+  msghdr message;
+  rx_.fill(message);
+  const ssize_t received = socket_.receive(message);
+  if (received == -EAGAIN) return false;
+  if (received == -EFAULT && in_payload_ && !rx_.discarding()) {
+    landing_failed();
+    return true;
   }
-  rx_.received(static_cast<size_t>(result));
+  if (received <= 0) {
+    fail(lost(received == 0 ? "it closed the connection" : strerror(static_cast<int>(-received))));
+    return true;
+  }
+  rx_.received(static_cast<size_t>(received));
   parse(sink);
+  return true;
 }
 
 void TcpRail::parse(EventSink& sink) {
   while (!failing_) {
     if (in_payload_) {
-      rx_.absorb();
+      if (!rx_.absorb()) {
+        landing_failed();
+        continue;
+      }
       if (rx_.payload_left() > 0) return;
       in_payload_ = false;
-      if (payload_frame_.type == FrameType::kWrite) {
+      if (payload_frame_.type == framed::FrameType::kWrite) {
         on_write_landed(sink);
       } else {
         on_read_data_landed();
@@ -48,57 +58,50 @@ void TcpRail::parse(EventSink& sink) {
       continue;
     }
     const std::string_view bytes = rx_.buffered();
-    if (bytes.size() < kHeaderBytes) return;
-    absl::StatusOr<Frame> frame = decode_header(bytes.substr(0, kHeaderBytes));
+    if (bytes.size() < framed::kHeaderBytes) return;
+    absl::StatusOr<framed::Frame> frame =
+        framed::decode_header(bytes.substr(0, framed::kHeaderBytes));
     if (!frame.ok()) {
       fail(lost(std::string(frame.status().message())));
       return;
     }
-    const size_t size = kHeaderBytes + frame->meta_bytes();
+    const size_t size = framed::kHeaderBytes + frame->meta_bytes();
     if (bytes.size() < size) return;
     rx_.consume(size);
-    handle(*frame, bytes.substr(kHeaderBytes, frame->meta_bytes()), sink);
+    handle(*frame, bytes.substr(framed::kHeaderBytes, frame->meta_bytes()), sink);
   }
 }
 
-void TcpRail::handle(const Frame& frame, std::string_view meta, EventSink& sink) {
+void TcpRail::handle(const framed::Frame& frame, std::string_view meta, EventSink& sink) {
   switch (frame.type) {
-    case FrameType::kWrite:
+    case framed::FrameType::kWrite:
       return on_write(frame, meta, sink);
-    case FrameType::kWriteAck:
-      return on_write_ack(frame, frame_text(frame, meta), sink);
-    case FrameType::kRead:
+    case framed::FrameType::kWriteAck:
+      return on_write_ack(frame, framed::frame_text(frame, meta), sink);
+    case framed::FrameType::kRead:
       return on_read(frame, meta);
-    case FrameType::kReadData:
+    case framed::FrameType::kReadData:
       return on_read_data(frame);
-    case FrameType::kReadEnd:
-      return on_read_end(frame, frame_text(frame, meta), sink);
-    case FrameType::kCancelRead:
+    case framed::FrameType::kReadEnd:
+      return on_read_end(frame, framed::frame_text(frame, meta), sink);
+    case framed::FrameType::kCancelRead:
       return on_cancel_read(frame);
   }
 }
 
-// The same check as RegionTable::resolve(), which is asked once per frame instead of once per
-// piece; it also words the refusal.
-absl::Status TcpRail::map_pieces(const Frame& frame, Access want, absl::Span<iovec> out) {
-  RegionTable& regions = shared_->context.regions;
-  auto base = regions.resolve(frame.region, frame.generation, frame.key, want, 0, 0);
+absl::Status TcpRail::map_pieces(const framed::Frame& frame, Access want,
+                                 absl::Span<iovec> out) const {
+  const absl::Span<const framed::WirePiece> pieces(wire_pieces_.data(), frame.pieces);
+  const auto base = resolve(frame, want, pieces);
   if (!base.ok()) return base.status();
-  const uint64_t size = regions.entries()[frame.region].size;
-  for (uint32_t i = 0; i < frame.pieces; ++i) {
-    const WirePiece& piece = wire_pieces_[i];
-    if (piece.bytes > size || piece.offset > size - piece.bytes) {
-      return regions
-          .resolve(frame.region, frame.generation, frame.key, want, piece.offset, piece.bytes)
-          .status();
-    }
-    out[i] = {*base + piece.offset, piece.bytes};
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    out[i] = {*base + pieces[i].offset, pieces[i].bytes};
   }
   return absl::OkStatus();
 }
 
-void TcpRail::on_write(const Frame& frame, std::string_view meta, EventSink& sink) {
-  if (absl::Status status = decode_pieces(frame, meta, absl::MakeSpan(wire_pieces_));
+void TcpRail::on_write(const framed::Frame& frame, std::string_view meta, EventSink& sink) {
+  if (absl::Status status = framed::decode_pieces(frame, meta, absl::MakeSpan(wire_pieces_));
       !status.ok()) {
     fail(lost(std::string(status.message())));
     return;
@@ -110,13 +113,14 @@ void TcpRail::on_write(const Frame& frame, std::string_view meta, EventSink& sin
   } else if (!incoming_.active || !(incoming_.frame.transfer == frame.transfer) ||
              incoming_.frame.slice != frame.slice || incoming_.landed != frame.slice_offset ||
              incoming_.frame.slice_bytes != frame.slice_bytes) {
-    fail(lost("hostile or damaged WRITE frame: it continues no slice"));
+    hostile(framed::FrameType::kWrite, "it continues no slice");
     return;
   }
   incoming_.frame = frame;
-  const std::string_view text = frame_text(frame, meta);
+  const std::string_view text = framed::frame_text(frame, meta);
   incoming_.notify.assign(text.data(), text.size());
-  if (frame.flags & kAbandoned) incoming_.error = absl::CancelledError("abandoned by its sender");
+  if (frame.flags & framed::kAbandoned)
+    incoming_.error = absl::CancelledError("abandoned by its sender");
   if (frame.bytes == 0) {
     on_write_landed(sink);
     return;
@@ -134,25 +138,18 @@ void TcpRail::on_write(const Frame& frame, std::string_view meta, EventSink& sin
 }
 
 void TcpRail::on_write_landed(EventSink& sink) {
-  const Frame frame = incoming_.frame;
+  const framed::Frame frame = incoming_.frame;
   incoming_.landed += frame.bytes;
-  if (!(frame.flags & kLast)) return;
+  if (!(frame.flags & framed::kLast)) return;
   incoming_.active = false;
   if (incoming_.error.ok()) {
-    sink.arrived(*this, {.transfer = frame.transfer,
-                         .slice = frame.slice,
-                         .slice_bytes = frame.slice_bytes,
-                         .total_bytes = frame.total_bytes,
-                         .counter_index = frame.counter,
-                         .counter_generation = frame.counter_generation,
-                         .increment = frame.increment,
-                         .notify = incoming_.notify});
+    arrived(frame, incoming_.notify, sink);
     if (failing_) return;
   }
-  answer(FrameType::kWriteAck, frame, 0, incoming_.error);
+  answer(framed::FrameType::kWriteAck, frame, incoming_.error);
 }
 
-TcpRail::Zombie* TcpRail::find_zombie(const Frame& frame) {
+TcpRail::Zombie* TcpRail::find_zombie(const framed::Frame& frame) {
   for (Zombie& zombie : zombies_) {
     if (zombie.reads_open > 0 && zombie.id == frame.transfer && zombie.slice == frame.slice) {
       return &zombie;
@@ -161,20 +158,8 @@ TcpRail::Zombie* TcpRail::find_zombie(const Frame& frame) {
   return nullptr;
 }
 
-void TcpRail::on_write_ack(const Frame& frame, std::string_view text, EventSink& sink) {
-  Slot* slot = find_slot(frame, Op::kWrite);
-  const bool all_sent =
-      slot != nullptr && slot->begun && (slot->aborted || slot->framed == slot->bytes());
-  if (!all_sent) {
-    fail(lost("hostile or damaged WRITE_ACK frame: no such slice was sent"));
-    return;
-  }
-  writes_of(*slot).remove(slots_.number_of(*slot));
-  report(*slot, status_of(frame, text), sink);
-}
-
-void TcpRail::on_read(const Frame& frame, std::string_view meta) {
-  absl::Status status = decode_pieces(frame, meta, absl::MakeSpan(wire_pieces_));
+void TcpRail::on_read(const framed::Frame& frame, std::string_view meta) {
+  absl::Status status = framed::decode_pieces(frame, meta, absl::MakeSpan(wire_pieces_));
   if (!status.ok()) {
     fail(lost(std::string(status.message())));
     return;
@@ -182,14 +167,14 @@ void TcpRail::on_read(const Frame& frame, std::string_view meta) {
   uint8_t at = 0;
   while (at < kDepth && jobs_[at].live) ++at;
   if (at == kDepth) {
-    fail(lost("hostile READ frame: too many reads at a time"));
+    hostile(framed::FrameType::kRead, "too many reads at a time");
     return;
   }
   Job& job = jobs_[at];
   job.pieces.resize(frame.pieces);
   status = map_pieces(frame, Access::kRemoteRead, absl::MakeSpan(job.pieces));
   if (!status.ok()) {
-    answer(FrameType::kReadEnd, frame, frame.slice_offset, status);
+    answer(framed::FrameType::kReadEnd, frame, status, frame.slice_offset);
     return;
   }
   job.live = true;
@@ -197,7 +182,7 @@ void TcpRail::on_read(const Frame& frame, std::string_view meta) {
   answers_.push(at);
 }
 
-void TcpRail::on_cancel_read(const Frame& frame) {
+void TcpRail::on_cancel_read(const framed::Frame& frame) {
   for (uint8_t at = 0; at < kDepth; ++at) {
     Job& job = jobs_[at];
     if (!job.live || !(job.frame.transfer == frame.transfer) || job.frame.slice != frame.slice) {
@@ -208,15 +193,15 @@ void TcpRail::on_cancel_read(const Frame& frame) {
     if (batched) continue;
     answers_.remove(at);
     job.live = false;
-    answer(FrameType::kReadEnd, job.frame, job.frame.slice_offset,
-           absl::CancelledError("cancelled"));
+    answer(framed::FrameType::kReadEnd, job.frame, absl::CancelledError("cancelled"),
+           job.frame.slice_offset);
   }
 }
 
-void TcpRail::on_read_data(const Frame& frame) {
+void TcpRail::on_read_data(const framed::Frame& frame) {
   Slot* slot = find_slot(frame, Op::kRead);
   if (slot == nullptr && find_zombie(frame) == nullptr) {
-    fail(lost("hostile or damaged READ_DATA frame: no such slice was asked for"));
+    hostile(framed::FrameType::kReadData, "no such slice was asked for");
     return;
   }
   in_payload_ = true;
@@ -225,7 +210,7 @@ void TcpRail::on_read_data(const Frame& frame) {
   landing_slot_ = -1;
   if (slot == nullptr || !slot->error.ok()) return;  // to nowhere
   if (slot->received != frame.slice_offset || frame.bytes > slot->framed - slot->received) {
-    fail(lost("hostile or damaged READ_DATA frame: it does not continue its slice"));
+    hostile(framed::FrameType::kReadData, "it does not continue its slice");
     return;
   }
   landing_slot_ = slots_.number_of(*slot);
@@ -235,11 +220,11 @@ void TcpRail::on_read_data(const Frame& frame) {
                         slot->begin + slot->received + frame.bytes);
   Piece piece;
   uint32_t pieces = 0;
-  for (; pieces < kMaxPieces && cursor.next(piece); ++pieces) {
+  for (; pieces < framed::kMaxPieces && cursor.next(piece); ++pieces) {
     rx_.add_piece(t.local_base + piece.local_offset, piece.bytes);
   }
   if (cursor.remaining() > 0) {
-    fail(lost("hostile or damaged READ_DATA frame: it answers more than one READ"));
+    hostile(framed::FrameType::kReadData, "it answers more than one READ");
   }
 }
 
@@ -248,22 +233,22 @@ void TcpRail::on_read_data_landed() {
   landing_slot_ = -1;
 }
 
-void TcpRail::on_read_end(const Frame& frame, std::string_view text, EventSink& sink) {
+void TcpRail::on_read_end(const framed::Frame& frame, std::string_view text, EventSink& sink) {
   Slot* slot = find_slot(frame, Op::kRead);
   if (slot == nullptr) {
     Zombie* zombie = find_zombie(frame);
     if (zombie == nullptr) {
-      fail(lost("hostile or damaged READ_END frame: no such slice was asked for"));
+      hostile(framed::FrameType::kReadEnd, "no such slice was asked for");
       return;
     }
     --zombie->reads_open;
     --reads_open_;
     return;
   }
-  const absl::Status status = status_of(frame, text);
+  const absl::Status status = framed::status_of(frame, text);
   if (slot->reads_open == 0 ||
       (status.ok() && slot->error.ok() && slot->received < frame.slice_offset)) {
-    fail(lost("hostile or damaged READ_END frame: its bytes have not come"));
+    hostile(framed::FrameType::kReadEnd, "its bytes have not come");
     return;
   }
   --slot->reads_open;
@@ -279,7 +264,7 @@ void TcpRail::on_read_end(const Frame& frame, std::string_view text, EventSink& 
     if (slot->received == slot->bytes()) {
       report(*slot, absl::OkStatus(), sink);
     } else {
-      fail(lost("hostile or damaged READ_END frame: bytes of the slice are missing"));
+      hostile(framed::FrameType::kReadEnd, "bytes of the slice are missing");
     }
   }
 }

@@ -15,11 +15,11 @@ constexpr size_t kBatchPayload = 256 << 10;
 // receiver can land at once), and hands every piece to `each`. Pieces that follow each other at the
 // target become one there.
 template <typename Each>
-void take_pieces(TransferCursor cursor, Frame& frame, char* out, const Each& each) {
-  WirePiece wire;
+void take_pieces(TransferCursor cursor, framed::Frame& frame, char* out, const Each& each) {
+  framed::WirePiece wire;
   Piece piece;
-  for (uint32_t n = 0;
-       n < kMaxPieces && frame.bytes < kMaxPayload && cursor.next(piece, kMaxPayload - frame.bytes);
+  for (uint32_t n = 0; n < framed::kMaxPieces && frame.bytes < framed::kMaxPayload &&
+                       cursor.next(piece, framed::kMaxPayload - frame.bytes);
        ++n) {
     each(piece);
     frame.bytes += static_cast<uint32_t>(piece.bytes);
@@ -29,52 +29,46 @@ void take_pieces(TransferCursor cursor, Frame& frame, char* out, const Each& eac
       wire = {piece.remote_offset, static_cast<uint32_t>(piece.bytes)};
       ++frame.pieces;
     }
-    encode_piece(wire, out + (frame.pieces - 1) * kPieceBytes);
+    framed::encode_piece(wire, out + (frame.pieces - 1) * framed::kPieceBytes);
   }
 }
 
 }  // namespace
 
-void TcpRail::put_control(const Frame& frame, std::string_view text) {
+void TcpRail::send_control(const framed::Frame& frame, std::string_view text) {
   const size_t at = control_.size();
-  control_.resize(at + kHeaderBytes);
-  encode_header(frame, control_.data() + at);
+  control_.resize(at + framed::kHeaderBytes);
+  framed::encode_header(frame, control_.data() + at);
   control_.append(text);
 }
 
-void TcpRail::answer(FrameType type, const Frame& to, uint64_t offset, const absl::Status& status) {
-  const std::string_view text(status.message().data(),
-                              std::min<size_t>(status.message().size(), kMaxText));
-  put_control({.type = type,
-               .code = status.code(),
-               .transfer = to.transfer,
-               .slice = to.slice,
-               .text = static_cast<uint32_t>(text.size()),
-               .slice_offset = offset},
-              text);
+bool TcpRail::send() {
+  if (batch_.sent()) compose();
+  if (batch_.sent()) return false;
+  msghdr message;
+  batch_.fill(message);
+  const ssize_t sent = socket_.send(message);
+  if (sent == -EAGAIN) return false;
+  if (sent < 0) {
+    fail(lost(strerror(static_cast<int>(-sent))));
+  } else {
+    batch_.advance(static_cast<size_t>(sent));
+  }
+  return true;
 }
 
 // Control frames first, then requests (they are small), then data: writes and answers in turn.
 void TcpRail::compose() {
-  if (!batch_.sent()) {  // the rest of the last batch
-    batch_.fill(io_.tx.message);
-    shared_->engine->send(io_);
-    return;
-  }
   for (const BatchedJob& batched : batched_) jobs_[batched.job].live = false;
   batched_.clear();
   batch_.clear();
-  if (add_control()) {
-    while (add_read()) {
-    }
-    while (batch_.payload() < kBatchPayload) {
-      answers_first_ = !answers_first_;
-      if (!(answers_first_ ? add_answer() || add_write() : add_write() || add_answer())) break;
-    }
+  if (!add_control()) return;
+  while (add_read()) {
   }
-  if (batch_.sent()) return;
-  batch_.fill(io_.tx.message);
-  shared_->engine->send(io_);
+  while (batch_.payload() < kBatchPayload) {
+    answers_first_ = !answers_first_;
+    if (!(answers_first_ ? add_answer() || add_write() : add_write() || add_answer())) break;
+  }
 }
 
 // False when control frames are left over: nothing may come between them.
@@ -101,18 +95,18 @@ bool TcpRail::add_write() {
   if (queue == nullptr || !batch_.fits_frame()) return false;
   Slot& slot = slots_[queue->front()];
   const TransferDescriptor& t = *slot.transfer;
-  Frame frame{.type = FrameType::kWrite,
-              .transfer = slot.id,
-              .slice = slot.slice,
-              .slice_offset = slot.framed,
-              .slice_bytes = slot.bytes(),
-              .total_bytes = t.bytes};
+  framed::Frame frame{.type = framed::FrameType::kWrite,
+                      .transfer = slot.id,
+                      .slice = slot.slice,
+                      .slice_offset = slot.framed,
+                      .slice_bytes = slot.bytes(),
+                      .total_bytes = t.bytes};
   char* head = batch_.next_header();
   const size_t vector = batch_.open_header();
   if (slot.aborted) {
-    frame.flags = kLast | kAbandoned;
+    frame.flags = framed::kLast | framed::kAbandoned;
   } else {
-    char* out = head + kHeaderBytes;
+    char* out = head + framed::kHeaderBytes;
     take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame, out,
                 [&](const Piece& piece) {
                   batch_.add_payload(t.local_base + piece.local_offset, piece.bytes, vector);
@@ -124,20 +118,23 @@ bool TcpRail::add_write() {
     }
     slot.framed += frame.bytes;
     if (slot.framed == slot.bytes()) {
-      frame.flags = kLast;
+      frame.flags = framed::kLast;
       if (slot.end == t.bytes && !t.notify.empty()) {
         frame.text = static_cast<uint32_t>(t.notify.size());
-        std::memcpy(out + frame.pieces * kPieceBytes, t.notify.data(), t.notify.size());
+        std::memcpy(out + frame.pieces * framed::kPieceBytes, t.notify.data(), t.notify.size());
       }
     }
     frame.counter = t.counter.index;
     frame.counter_generation = t.counter.generation;
     frame.increment = t.increment;
   }
-  encode_header(frame, head);
-  batch_.commit_header(vector, kHeaderBytes + frame.meta_bytes());
+  framed::encode_header(frame, head);
+  batch_.commit_header(vector, framed::kHeaderBytes + frame.meta_bytes());
   slot.begun = true;
-  if (frame.flags & kLast) queue->pop();
+  if (frame.flags & framed::kLast) {
+    slot.said = true;
+    queue->pop();
+  }
   return true;
 }
 
@@ -146,18 +143,18 @@ bool TcpRail::add_read() {
   Slot& slot = slots_[reads_.front()];
   const TransferDescriptor& t = *slot.transfer;
   if (slot.framed < slot.bytes()) {
-    Frame frame{.type = FrameType::kRead,
-                .transfer = slot.id,
-                .slice = slot.slice,
-                .region = t.remote.index,
-                .generation = t.remote.generation,
-                .key = t.remote.key,
-                .slice_offset = slot.framed};
+    framed::Frame frame{.type = framed::FrameType::kRead,
+                        .transfer = slot.id,
+                        .slice = slot.slice,
+                        .region = t.remote.index,
+                        .generation = t.remote.generation,
+                        .key = t.remote.key,
+                        .slice_offset = slot.framed};
     char* head = batch_.next_header();
     take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame,
-                head + kHeaderBytes, [](const Piece&) {});
-    encode_header(frame, head);
-    batch_.add_header(kHeaderBytes + frame.meta_bytes());
+                head + framed::kHeaderBytes, [](const Piece&) {});
+    framed::encode_header(frame, head);
+    batch_.add_header(framed::kHeaderBytes + frame.meta_bytes());
     slot.framed += frame.bytes;
     slot.begun = true;
     ++slot.reads_open;
@@ -168,39 +165,31 @@ bool TcpRail::add_read() {
 }
 
 bool TcpRail::add_answer() {
-  if (answers_.empty() || !batch_.fits_frame(kHeaderBytes)) return false;
+  if (answers_.empty() || !batch_.fits_frame(framed::kHeaderBytes)) return false;
   const uint8_t at = answers_.front();
   answers_.pop();
   const Job& job = jobs_[at];
-  Frame data{.type = FrameType::kReadData,
-             .transfer = job.frame.transfer,
-             .slice = job.frame.slice,
-             .bytes = job.frame.bytes,
-             .slice_offset = job.frame.slice_offset};
+  framed::Frame data{.type = framed::FrameType::kReadData,
+                     .transfer = job.frame.transfer,
+                     .slice = job.frame.slice,
+                     .bytes = job.frame.bytes,
+                     .slice_offset = job.frame.slice_offset};
   const size_t vector = batch_.open_header();
-  encode_header(data, batch_.next_header());
-  batch_.commit_header(vector, kHeaderBytes);
+  framed::encode_header(data, batch_.next_header());
+  batch_.commit_header(vector, framed::kHeaderBytes);
   for (const iovec& piece : job.pieces) {
     batch_.add_payload(static_cast<std::byte*>(piece.iov_base), piece.iov_len, vector);
   }
   const size_t end = batch_.vectors();
-  Frame trailer{.type = FrameType::kReadEnd,
-                .transfer = data.transfer,
-                .slice = data.slice,
-                .slice_offset = data.slice_offset + data.bytes};
+  framed::Frame trailer{.type = framed::FrameType::kReadEnd,
+                        .transfer = data.transfer,
+                        .slice = data.slice,
+                        .slice_offset = data.slice_offset + data.bytes};
   char* place = batch_.next_header();
-  encode_header(trailer, place);
-  batch_.add_header(kHeaderBytes);
+  framed::encode_header(trailer, place);
+  batch_.add_header(framed::kHeaderBytes);
   batched_.push_back({at, vector + 1, end, place});
   return true;
-}
-
-void TcpRail::on_sent(ssize_t result) {
-  if (result < 0) {
-    fail(lost(strerror(static_cast<int>(-result))));
-    return;
-  }
-  batch_.advance(static_cast<size_t>(result));
 }
 
 }  // namespace baton::tcp

@@ -13,13 +13,13 @@
 #include <memory>
 #include <string_view>
 
-#include "transport/tcp/frame.h"
+#include "transport/framed/frame.h"
 
 namespace baton::tcp {
 
 class RxStream {
  public:
-  static constexpr size_t kBufferBytes = 2 * (kHeaderBytes + kMaxMeta);
+  static constexpr size_t kBufferBytes = 2 * (framed::kHeaderBytes + framed::kMaxMeta);
 
   static constexpr size_t kNowhereBytes = 256 << 10;
 
@@ -36,12 +36,13 @@ class RxStream {
   // A frame's payload follows: either to the pieces added now, or to nowhere.
   void start_payload(size_t bytes);
   void add_piece(void* data, size_t bytes);
-  // From here on the rest of the payload goes nowhere. Not while the kernel holds the message.
+  // From here on the rest of the payload goes nowhere.
   void discard();
   bool discarding() const { return pieces_ == 0; }
   size_t payload_left() const { return payload_left_; }
-  // Moves buffered bytes that belong to the payload to where they belong.
-  void absorb();
+  // Moves buffered bytes that belong to the payload to where they belong. False when a large
+  // payload has no memory to go to any more; that of a small one must be there.
+  bool absorb();
 
   // What to receive next.
   void fill(msghdr& message);
@@ -56,10 +57,10 @@ class RxStream {
   size_t begin_ = 0;
   size_t end_ = 0;
   size_t payload_left_ = 0;
-  std::array<iovec, kMaxPieces + 1> iov_;  // pieces, then the buffer
+  std::array<iovec, framed::kMaxPieces + 1> iov_;  // pieces, then the buffer
   size_t piece_ = 0;
   size_t pieces_ = 0;  // 0: discard
-  size_t gap_ = kHeaderBytes;
+  size_t gap_ = framed::kHeaderBytes;
   size_t gap_seen_ = 0;
   bool bulk_ = false;
 };

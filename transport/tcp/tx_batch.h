@@ -11,13 +11,13 @@
 #include <memory>
 #include <string_view>
 
-#include "transport/tcp/frame.h"
+#include "transport/framed/frame.h"
 
 namespace baton::tcp {
 
 class TxBatch {
  public:
-  static constexpr size_t kArenaBytes = 2 * (kHeaderBytes + kMaxMeta);
+  static constexpr size_t kArenaBytes = 2 * (framed::kHeaderBytes + framed::kMaxMeta);
   static constexpr size_t kVectors = 1024;  // what the kernel takes at once (UIO_MAXIOV)
 
   TxBatch() : arena_(new char[kArenaBytes]) {}
@@ -27,8 +27,8 @@ class TxBatch {
 
   // Room for any one frame, with `trailer` more bytes of headers behind it?
   bool fits_frame(size_t trailer = 0) const {
-    return kArenaBytes - used_ >= kHeaderBytes + kMaxMeta + trailer &&
-           kVectors - vectors_ >= kMaxPieces + 2;
+    return kArenaBytes - used_ >= framed::kHeaderBytes + framed::kMaxMeta + trailer &&
+           kVectors - vectors_ >= framed::kMaxPieces + 2;
   }
   size_t arena_left() const { return kArenaBytes - used_; }
   size_t vectors() const { return vectors_; }

@@ -10,22 +10,22 @@ namespace baton::ucx {
 void UcxProvider::connect(const ConnectRequest& request) {
   absl::Status status = absl::UnavailableError(capabilities_.detail);
   if (capabilities_.available) status = start_engine();
-  if (!status.ok()) return meeting_.refuse(request, status);
-  meeting_.connect(request);
+  if (!status.ok()) return acceptor_.refuse(request, status);
+  acceptor_.connect(request);
 }
 
 absl::Status UcxProvider::query(uint64_t session, const std::string& host_port) {
   if (!capabilities_.available) return absl::FailedPreconditionError(capabilities_.detail);
-  return meeting_.query(session, host_port);
+  return acceptor_.query(session, host_port);
 }
 
 // Introduces the two rails to each other.
 void UcxProvider::met(int fd, HelloInfo peer, std::unique_ptr<Dial> dial) {
-  auto channel = std::make_unique<tcp::MessageStream>(fd, *shared_->poller, UcxRail::kChannel);
+  auto channel = std::make_unique<net::MessageStream>(fd, *shared_->poller, UcxRail::kChannel);
   absl::Status status = start_engine();
   status.Update(channel->why());
   if (!status.ok()) {
-    if (dial != nullptr) meeting_.try_next(std::move(dial), status);
+    if (dial != nullptr) acceptor_.try_next(std::move(dial), status);
     return;
   }
   Joining joining;
@@ -51,7 +51,7 @@ bool UcxProvider::advance_joining(EventSink& sink) {
       announce(std::move(joining), sink);
     } else if (joining.dial != nullptr) {
       joining.rail.reset();
-      meeting_.try_next(std::move(joining.dial), joined.status());
+      acceptor_.try_next(std::move(joining.dial), joined.status());
     }
   }
   return any;
@@ -59,7 +59,7 @@ bool UcxProvider::advance_joining(EventSink& sink) {
 
 // True once the rail can be used.
 absl::StatusOr<bool> UcxProvider::advance(Joining& joining) {
-  tcp::MessageStream& channel = joining.rail->channel();
+  net::MessageStream& channel = joining.rail->channel();
   const auto words = channel.next();
   if (!words.has_value()) {
     if (!channel.open()) return channel.why();

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "transport/wire.h"
+#include "transport/base/wire.h"
 
 namespace baton::ucx {
 

@@ -1,9 +1,10 @@
-// Settings, one round of progress, sleeping.
+// The ucx provider: reads its settings, runs its rails, and hands them UCX's messages.
 #include "transport/ucx/provider.h"
 
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 
@@ -18,6 +19,36 @@ constexpr int kRankOfSoftware = 5;  // below tcp, which does the same faster
 constexpr uint32_t kIdleRounds = 64;
 constexpr Time kNap = std::chrono::microseconds(100);
 
+constexpr std::array kSettings = {
+    Setting{.name = "ucx.tls",
+            .kind = Setting::Kind::kText,
+            .meaning = "UCX's transports, as in UCX_TLS, which holds by default; without that: all "
+                       "but shared memory"},
+    Setting{.name = "ucx.net_devices",
+            .kind = Setting::Kind::kText,
+            .meaning =
+                "UCX's devices, as in UCX_NET_DEVICES, which holds by default; without that: "
+                "lo for a worker on loopback, else all"},
+    Setting{.name = "ucx.slice_kib",
+            .unit = "KiB",
+            .standard = "1024",
+            .least = 4,
+            .most = 1 << 20,
+            .meaning = "size of a slice, the share of a transfer that is one message"},
+    Setting{.name = "ucx.stall_ms",
+            .unit = "ms",
+            .standard = "10000",
+            .least = 10,
+            .most = 3'600'000,
+            .meaning = "a peer that answers nothing for so long, and should, is lost"},
+    Setting{.name = "ucx.handshake_ms",
+            .unit = "ms",
+            .standard = "5000",
+            .least = 10,
+            .most = 3'600'000,
+            .meaning = "patience with a peer that is being met, connecting included"},
+};
+
 // Whether this machine has a device of a fabric that UCX may know how to use.
 bool has_fabric() {
   std::error_code error;
@@ -27,16 +58,19 @@ bool has_fabric() {
 }  // namespace
 
 // Named for the linker: see baton_provider() in cmake/BatonTargets.cmake.
-extern "C" const ProviderRegistration baton_provider_ucx("ucx", [](const ProviderContext& context) {
-  return std::unique_ptr<Provider>(new UcxProvider(context));
-});
+extern "C" const ProviderRegistration baton_provider_ucx(
+    "ucx",
+    [](const ProviderContext& context) {
+      return std::unique_ptr<Provider>(new UcxProvider(context));
+    },
+    kSettings);
 
 UcxProvider::UcxProvider(const ProviderContext& context)
     : shared_(std::make_shared<UcxShared>(context)),
-      meeting_(shared_->context, "ucx",
-               [this](int fd, HelloInfo peer, std::unique_ptr<Dial> dial, EventSink&) {
-                 met(fd, std::move(peer), std::move(dial));
-               }) {
+      acceptor_(shared_->context, "ucx",
+                [this](int fd, HelloInfo peer, std::unique_ptr<Dial> dial, EventSink&) {
+                  met(fd, std::move(peer), std::move(dial));
+                }) {
   capabilities_.name = "ucx";
   absl::Status status = configure();
   capabilities_.available = status.ok();
@@ -52,23 +86,23 @@ absl::Status UcxProvider::configure() {
   if (absl::Status status = Library::usable(); !status.ok()) return status;
   const auto library = Library::get();
   if (!library.ok()) return library.status();
-  auto poller = tcp::Poller::create();
+  auto poller = net::Poller::create();
   if (!poller.ok()) return poller.status();
   shared_->poller = *std::move(poller);
 
   const ProviderContext& context = shared_->context;
-  SettingsReader read(context);
-  read.kib("ucx.slice_kib", shared_->slice_bytes, 4, 1 << 20);
-  read.ms("ucx.stall_ms", shared_->stall, 10);
-  read.ms("ucx.handshake_ms", patience_, 10);
+  SettingsReader read(context, kSettings);
+  read.kib("ucx.slice_kib", shared_->slice_bytes);
+  read.ms("ucx.stall_ms", shared_->stall);
+  read.ms("ucx.handshake_ms", patience_);
   read.text("ucx.tls", options_.tls);
   read.text("ucx.net_devices", options_.net_devices);
-  if (!read.status().ok()) return read.status();
-  meeting_.open(*shared_->poller, {.patience = patience_, .patience_setting = "ucx.handshake_ms"});
+  if (absl::Status status = read.finish(); !status.ok()) return status;
+  acceptor_.open(*shared_->poller, {.patience = patience_, .patience_setting = "ucx.handshake_ms"});
   // UCX takes messages from anybody who reaches its ports: a worker that serves this machine only
   // must have none elsewhere.
   if (options_.net_devices.empty() && std::getenv("UCX_NET_DEVICES") == nullptr &&
-      tcp::loopback_host(context.listen_host)) {
+      net::loopback_host(context.listen_host)) {
     options_.net_devices = "lo";
   }
   const char* from_environment = std::getenv("UCX_TLS");
@@ -109,7 +143,7 @@ absl::Status UcxProvider::start_engine() {
 
 absl::Status UcxProvider::reachable(const std::string& address, std::string_view host_id) const {
   const std::string& here = shared_->context.host_id;
-  if (absl::Status status = tcp::reachable(address, host_id, here); !status.ok()) return status;
+  if (absl::Status status = net::reachable(address, host_id, here); !status.ok()) return status;
   if (!host_id.empty() && host_id != here && options_.net_devices == "lo") {
     return absl::FailedPreconditionError(
         "this worker listens on its loopback interface only, and UCX connects both ways: start it "
@@ -119,10 +153,11 @@ absl::Status UcxProvider::reachable(const std::string& address, std::string_view
 }
 
 bool UcxProvider::progress(EventSink& sink) {
-  if (!capabilities_.available) return meeting_.progress(sink);
+  if (!capabilities_.available) return acceptor_.progress(sink);
   std::vector<UcxRail*>& rails = shared_->rails;
-  const bool alone = !meeting_.busy() && std::all_of(rails.begin(), rails.end(),
-                                                     [](const UcxRail* r) { return r == nullptr; });
+  const bool alone =
+      !acceptor_.busy() &&
+      std::all_of(rails.begin(), rails.end(), [](const UcxRail* r) { return r == nullptr; });
   // Without peers there is only the listener to look at, now and then and after sleeping.
   if (alone && ++idle_rounds_ < kIdleRounds) return false;
   idle_rounds_ = 0;
@@ -133,7 +168,7 @@ bool UcxProvider::progress(EventSink& sink) {
   for (size_t i = 0; i < rails.size(); ++i) {
     if (rails[i] != nullptr && rails[i]->announced) any |= rails[i]->check_channel(sink);
   }
-  any |= meeting_.progress(sink);
+  any |= acceptor_.progress(sink);
   if (!joining_.empty()) any |= advance_joining(sink);
   if (shared_->engine != nullptr) {
     any |= shared_->engine->progress();
@@ -150,7 +185,7 @@ bool UcxProvider::progress(EventSink& sink) {
 // A message that has come through UCX, from whomever. Only who was told a rail's token in an
 // authenticated introduction is listened to.
 void UcxProvider::received(std::string_view message) {
-  if (message.size() < Envelope::kBytes + tcp::kHeaderBytes || sink_ == nullptr) return;
+  if (message.size() < Envelope::kBytes + framed::kHeaderBytes || sink_ == nullptr) return;
   const Envelope envelope = Envelope::decode(message);
   if (envelope.rail >= shared_->rails.size()) return;
   UcxRail* rail = shared_->rails[envelope.rail];
@@ -168,7 +203,7 @@ void UcxProvider::received(std::string_view message) {
 
 bool UcxProvider::arm() {
   idle_rounds_ = kIdleRounds;
-  if (!meeting_.arm()) return false;
+  if (!acceptor_.arm()) return false;
   const auto& rails = shared_->rails;
   if (std::any_of(rails.begin(), rails.end(),
                   [](const UcxRail* rail) { return rail != nullptr && rail->runnable(); })) {
@@ -178,7 +213,7 @@ bool UcxProvider::arm() {
 }
 
 Time UcxProvider::next_timer() const {
-  Time next = meeting_.next_timer();
+  Time next = acceptor_.next_timer();
   if (shared_->engine != nullptr && shared_->engine->holds_packets()) {
     next = std::min(next, shared_->context.clock.now() + kNap);
   }

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "transport/net/acceptor.h"
 #include "transport/provider.h"
-#include "transport/tcp/meeting.h"
 #include "transport/ucx/rail.h"
 
 namespace baton::ucx {
@@ -20,9 +20,9 @@ class UcxProvider final : public Provider {
   ~UcxProvider() override;
 
   const Capabilities& capabilities() const override { return capabilities_; }
-  absl::StatusOr<std::string> listen() override { return meeting_.listen(); }
+  absl::StatusOr<std::string> listen() override { return acceptor_.listen(); }
   void set_worker_address(const std::string& encoded) override {
-    meeting_.set_worker_address(encoded);
+    acceptor_.set_worker_address(encoded);
   }
   absl::Status reachable(const std::string& address, std::string_view host_id) const override;
   void connect(const ConnectRequest& request) override;
@@ -37,7 +37,7 @@ class UcxProvider final : public Provider {
   Time next_timer() const override;
 
  private:
-  using Dial = tcp::Meeting::Dial;
+  using Dial = net::Acceptor::Dial;
   // A rail that the worker does not know of yet.
   struct Joining {
     std::unique_ptr<UcxRail> rail;
@@ -58,8 +58,8 @@ class UcxProvider final : public Provider {
   Capabilities capabilities_;
   Engine::Options options_;
   Time patience_ = std::chrono::seconds(5);  // for the handshake, and for the introduction
-  tcp::Watched engine_watch_;
-  tcp::Meeting meeting_;
+  net::Watched engine_watch_;
+  net::Acceptor acceptor_;
   std::vector<Joining> joining_;
   EventSink* sink_ = nullptr;  // during progress()
   uint32_t idle_rounds_ = 0;

@@ -20,16 +20,18 @@ uint64_t random_token() {
 
 }  // namespace
 
-UcxRail::UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<tcp::MessageStream> channel,
+UcxRail::UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<net::MessageStream> channel,
                  HelloInfo peer)
-    : shared_(std::move(shared)), channel_(std::move(channel)), peer_info_(std::move(peer)) {
-  peer_ =
-      absl::StrCat(peer_info_.name.empty() ? "?" : peer_info_.name, " (", channel_->peer(), ")");
-  properties_ = {.provider = "ucx",
-                 .route = absl::StrFormat("ucx %s (%s)", channel_->peer(), shared_->transports),
-                 .bytes_per_second = 1e9,
-                 .slice_bytes = shared_->slice_bytes,
-                 .depth = kDepth};
+    : FramedRail(shared->context, shared->stall,
+                 absl::StrCat(peer.name.empty() ? "?" : peer.name, " (", channel->peer(), ")"),
+                 {.provider = "ucx",
+                  .route = absl::StrFormat("ucx %s (%s)", channel->peer(), shared->transports),
+                  .bytes_per_second = 1e9,
+                  .slice_bytes = shared->slice_bytes,
+                  .depth = kDepth}),
+      shared_(std::move(shared)),
+      channel_(std::move(channel)),
+      peer_info_(std::move(peer)) {
   auto& rails = shared_->rails;
   const auto free = std::find(rails.begin(), rails.end(), nullptr);
   inbound_ = {static_cast<uint32_t>(free - rails.begin()), random_token()};
@@ -66,66 +68,15 @@ absl::Status UcxRail::introduced(std::string_view words) {
   return absl::OkStatus();
 }
 
-bool UcxRail::post(const Slice& slice, EventSink& sink) {
-  if (closed_ || failing_) return false;
-  if (slice.begin == slice.end && slice.transfer->op == Op::kRead) {
-    sink.slice_done(*this, slice.transfer->id, slice.index, absl::OkStatus());
-    return true;
-  }
-  Slot* slot = slots_.take(slice);
-  if (slot == nullptr) return false;
-  slot->order = ++order_;
-  return true;
+// What still comes of a read finds no slot to land by.
+void UcxRail::take_back(Slot& slot) {
+  if (slot.reads_open == 0) return;
+  send_control({.type = framed::FrameType::kCancelRead, .transfer = slot.id, .slice = slot.slice},
+               {});
 }
 
-void UcxRail::abort(TransferId transfer, EventSink& sink) {
-  for (Slot& slot : slots_) {
-    if (closed_) return;
-    if (!slot.live || slot.aborted || !(slot.id == transfer)) continue;
-    if (slot.op == Op::kWrite && slot.begun) {
-      // What is on its way may land until the target has spoken: wait for that, for a while.
-      slot.aborted = true;
-      last_moved_ = shared_->context.clock.now();
-      next_check_ = Time::zero();
-      continue;
-    }
-    // What still comes of a read finds no slot to land by.
-    if (slot.reads_open > 0) {
-      send_control({.type = tcp::FrameType::kCancelRead, .transfer = slot.id, .slice = slot.slice});
-    }
-    report(slot, absl::CancelledError("aborted"), sink);
-  }
-}
-
-void UcxRail::close(absl::Status why, EventSink& sink) {
-  fail(std::move(why));
-  finish(sink);
-}
-
-void UcxRail::fail(absl::Status why) {
-  if (failing_) return;
-  failing_ = true;
-  failure_ = std::move(why);
-}
-
-absl::Status UcxRail::lost(std::string_view why) const {
-  return absl::UnavailableError(absl::StrCat("peer ", peer_, " over ucx: ", std::string(why)));
-}
-
-absl::Status UcxRail::hostile(std::string_view why) const {
-  return lost(absl::StrCat("hostile or damaged message: ", std::string(why)));
-}
-
-void UcxRail::finish(EventSink& sink) {
-  if (closed_) return;
-  closed_ = true;
-  next_check_ = kNever;
-  leave();
-  if (failure_.ok()) failure_ = absl::CancelledError("closed");
-  for (Slot& slot : slots_) {
-    if (slot.live) report(slot, failure_, sink);
-  }
-  sink.rail_down(*this, failure_);
+void UcxRail::hostile(std::string_view why) {
+  fail(lost(absl::StrCat("hostile or damaged message: ", std::string(why))));
 }
 
 bool UcxRail::check_channel(EventSink& sink) {
@@ -133,7 +84,7 @@ bool UcxRail::check_channel(EventSink& sink) {
   bool any = false;
   while (const auto words = channel_->next()) {
     any = true;  // "ready", overtaken by what it announced, is empty
-    if (!words->empty()) fail(hostile("words on the connection beside UCX"));
+    if (!words->empty()) hostile("words on the connection beside UCX");
   }
   if (!channel_->open()) fail(lost(std::string(channel_->why().message())));
   if (failing_) finish(sink);
@@ -156,43 +107,17 @@ bool UcxRail::runnable() const {
   const bool room = endpoint_->under_way < kWindow;
   return std::any_of(slots_.begin(), slots_.end(),
                      [&](const Slot& slot) {
-                       return (room && slot.unsaid()) ||
-                              (reads_open_ < kMaxReads && slot.unasked());
+                       return (room && unsaid(slot)) || (reads_open_ < kMaxReads && unasked(slot));
                      }) ||
          (room && jobs_live_ > 0);
 }
 
-// Whether anything is under way in either direction that needs the peer to move on.
 bool UcxRail::waiting() const {
   return slots_.live() > 0 || reads_open_ > 0 || jobs_live_ > 0 ||
          (endpoint_ != nullptr && endpoint_->under_way > 0) ||
          std::any_of(incoming_.begin(), incoming_.end(), [](const Incoming& i) { return i.live; });
 }
 
-void UcxRail::check_timers(Time now, EventSink& sink) {
-  if (closed_ || endpoint_ == nullptr) return;
-  if (!waiting()) {
-    next_check_ = kNever;
-    return;
-  }
-  const bool fresh = next_check_ == kNever;
-  if (!fresh && now < next_check_) return;
-  const uint64_t moved = moved_ + endpoint_->completed;
-  if (fresh || moved != seen_moved_) {
-    seen_moved_ = moved;
-    last_moved_ = now;
-  }
-  const Time limit = slots_.aborting() ? std::min(kAbortGrace, shared_->stall) : shared_->stall;
-  if (now - last_moved_ >= limit) {
-    endpoint_->silent = true;
-    fail(lost(absl::StrFormat(
-        "nothing moved for %.1f s with %u slices open: it is stopped, or the network between is "
-        "down",
-        std::chrono::duration<double>(now - last_moved_).count(), slots_.live())));
-    finish(sink);
-    return;
-  }
-  next_check_ = now + std::max<Time>(limit / 4, std::chrono::milliseconds(1));
-}
+uint64_t UcxRail::moved() const { return received_ + endpoint_->completed; }
 
 }  // namespace baton::ucx

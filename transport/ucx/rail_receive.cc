@@ -3,52 +3,41 @@
 #include <algorithm>
 #include <cstring>
 
-#include "absl/strings/ascii.h"
 #include "transport/ucx/rail.h"
 
 namespace baton::ucx {
 namespace {
 
-using tcp::Frame;
-using tcp::FrameType;
-
-// What a peer says, fit for messages and terminals.
-absl::Status status_of(const Frame& frame, std::string_view message) {
-  if (frame.code == absl::StatusCode::kOk) return absl::OkStatus();
-  std::string out(message);
-  for (char& c : out) {
-    if (!absl::ascii_isprint(static_cast<unsigned char>(c))) c = '?';
-  }
-  return absl::Status(frame.code, out);
-}
+using framed::Frame;
+using framed::FrameType;
 
 }  // namespace
 
 void UcxRail::receive(std::string_view bytes, EventSink& sink) {
   if (closed_ || failing_) return;
-  ++moved_;
+  ++received_;
   endpoint_->silent = false;
-  const auto frame = tcp::decode_header(bytes.substr(0, tcp::kHeaderBytes));
+  const auto frame = framed::decode_header(bytes.substr(0, framed::kHeaderBytes));
   if (!frame.ok()) {
     fail(lost(std::string(frame.status().message())));
     return;
   }
-  bytes.remove_prefix(tcp::kHeaderBytes);
+  bytes.remove_prefix(framed::kHeaderBytes);
   if (bytes.size() != frame->meta_bytes() + frame->payload_bytes()) {
-    fail(hostile("its length is not what it says"));
+    hostile("its length is not what it says");
     return;
   }
   const std::string_view meta = bytes.substr(0, frame->meta_bytes());
   const char* payload = bytes.data() + meta.size();
   pieces_.resize(frame->pieces);
   if (frame->pieces > 0) {
-    absl::Status status = tcp::decode_pieces(*frame, meta, absl::MakeSpan(pieces_));
+    absl::Status status = framed::decode_pieces(*frame, meta, absl::MakeSpan(pieces_));
     if (!status.ok()) {
       fail(lost(std::string(status.message())));
       return;
     }
   }
-  const std::string_view message = tcp::frame_text(*frame, meta);
+  const std::string_view message = framed::frame_text(*frame, meta);
   switch (frame->type) {
     case FrameType::kWrite:
       return on_write(*frame, message, payload, sink);
@@ -65,23 +54,6 @@ void UcxRail::receive(std::string_view bytes, EventSink& sink) {
   }
 }
 
-// RegionTable::resolve() once per frame, and the same check of bounds for every piece; it also
-// words the refusal. Returns the base of the region.
-absl::StatusOr<std::byte*> UcxRail::resolve(const Frame& frame, Access want,
-                                            const std::vector<tcp::WirePiece>& pieces) {
-  RegionTable& regions = shared_->context.regions;
-  auto base = regions.resolve(frame.region, frame.generation, frame.key, want, 0, 0);
-  if (!base.ok()) return base;
-  const uint64_t size = regions.entries()[frame.region].size;
-  for (const tcp::WirePiece& piece : pieces) {
-    if (piece.bytes > size || piece.offset > size - piece.bytes) {
-      return regions.resolve(frame.region, frame.generation, frame.key, want, piece.offset,
-                             piece.bytes);
-    }
-  }
-  return base;
-}
-
 void UcxRail::on_write(const Frame& frame, std::string_view notify, const char* payload,
                        EventSink& sink) {
   Incoming* write = nullptr;
@@ -93,7 +65,7 @@ void UcxRail::on_write(const Frame& frame, std::string_view notify, const char* 
     if (!other.live && write == nullptr) write = &other;
   }
   if (write == nullptr) {
-    fail(hostile("more slices at a time than a rail takes"));
+    hostile("more slices at a time than a rail takes");
     return;
   }
   if (!write->live) {
@@ -106,15 +78,15 @@ void UcxRail::on_write(const Frame& frame, std::string_view notify, const char* 
     write->notify.clear();
   }
   write->landed += frame.bytes;
-  if (frame.flags & tcp::kLast) {
+  if (frame.flags & framed::kLast) {
     if (write->ending) {
-      fail(hostile("a slice that ends twice"));
+      hostile("a slice that ends twice");
       return;
     }
     write->ending = true;
     write->last = frame;
     write->notify.assign(notify.data(), notify.size());
-    if (frame.flags & tcp::kAbandoned) {
+    if (frame.flags & framed::kAbandoned) {
       write->error.Update(absl::CancelledError("abandoned by its sender"));
     }
   }
@@ -131,36 +103,20 @@ void UcxRail::on_write(const Frame& frame, std::string_view notify, const char* 
   if (write->landed < expected) return;
   write->live = false;
   if (write->landed > expected) {
-    fail(hostile("a slice with more bytes than it has"));
+    hostile("a slice with more bytes than it has");
     return;
   }
   const Frame& last = write->last;
   if (write->error.ok()) {
-    sink.arrived(*this, {.transfer = last.transfer,
-                         .slice = last.slice,
-                         .slice_bytes = last.slice_bytes,
-                         .total_bytes = last.total_bytes,
-                         .counter_index = last.counter,
-                         .counter_generation = last.counter_generation,
-                         .increment = last.increment,
-                         .notify = write->notify});
+    arrived(last, write->notify, sink);
   }
   answer(FrameType::kWriteAck, last, write->error);
-}
-
-void UcxRail::on_write_ack(const Frame& frame, std::string_view message, EventSink& sink) {
-  Slot* slot = find_slot(frame, Op::kWrite);
-  if (slot == nullptr || !slot->said) {
-    fail(hostile("it acknowledges what was not sent"));
-    return;
-  }
-  report(*slot, status_of(frame, message), sink);
 }
 
 void UcxRail::on_read(const Frame& frame, std::string_view) {
   const auto job = std::find_if(jobs_.begin(), jobs_.end(), [](const Job& j) { return !j.live; });
   if (job == jobs_.end()) {
-    fail(hostile("too many reads at a time"));
+    hostile("too many reads at a time");
     return;
   }
   if (const auto base = resolve(frame, Access::kRemoteRead, pieces_); !base.ok()) {
@@ -181,7 +137,7 @@ void UcxRail::on_read_data(const Frame& frame, const char* payload, EventSink& s
   if (slot == nullptr || !slot->error.ok()) return;  // taken back meanwhile
   if (frame.slice_offset > slot->framed || frame.bytes > slot->framed - frame.slice_offset ||
       frame.bytes > slot->bytes() - slot->received) {
-    fail(hostile("bytes that were not asked for"));
+    hostile("bytes that were not asked for");
     return;
   }
   const TransferDescriptor& t = *slot->transfer;
@@ -196,18 +152,18 @@ void UcxRail::on_read_data(const Frame& frame, const char* payload, EventSink& s
 
 void UcxRail::on_read_end(const Frame& frame, std::string_view message, EventSink& sink) {
   if (reads_open_ == 0) {
-    fail(hostile("it answers what was not asked for"));
+    hostile("it answers what was not asked for");
     return;
   }
   --reads_open_;
   Slot* slot = find_slot(frame, Op::kRead);
   if (slot == nullptr) return;  // taken back meanwhile
   if (slot->reads_open == 0) {
-    fail(hostile("it answers what was not asked for"));
+    hostile("it answers what was not asked for");
     return;
   }
   --slot->reads_open;
-  slot->error.Update(status_of(frame, message));
+  slot->error.Update(framed::status_of(frame, message));
   end_read(*slot, sink);
 }
 

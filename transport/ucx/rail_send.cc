@@ -6,11 +6,11 @@
 
 namespace baton::ucx {
 
-using tcp::Frame;
-using tcp::FrameType;
-using tcp::kHeaderBytes;
-using tcp::kPieceBytes;
-using tcp::WirePiece;
+using framed::Frame;
+using framed::FrameType;
+using framed::kHeaderBytes;
+using framed::kPieceBytes;
+using framed::WirePiece;
 
 constexpr size_t kHead = Envelope::kBytes + kHeaderBytes;
 static_assert(kHead + UcxRail::kMaxPieces * kPieceBytes + UcxRail::kPayload + 256 <= kSegmentBytes,
@@ -27,27 +27,16 @@ void UcxRail::send_control(const Frame& frame, std::string_view message) {
   Packet* packet = shared_->engine->acquire(bytes);
   char* out = packet->data.get();
   outbound_.encode(out);
-  tcp::encode_header(frame, out + Envelope::kBytes);
+  framed::encode_header(frame, out + Envelope::kBytes);
   message.copy(out + kHead, message.size());
   shared_->engine->send(*endpoint_, packet, bytes);
-}
-
-void UcxRail::answer(FrameType type, const Frame& to, const absl::Status& status) {
-  const std::string_view message(status.message().data(),
-                                 std::min<size_t>(status.message().size(), tcp::kMaxText));
-  send_control({.type = type,
-                .code = status.code(),
-                .transfer = to.transfer,
-                .slice = to.slice,
-                .text = static_cast<uint32_t>(message.size())},
-               message);
 }
 
 // Requests first, they are small; then data, of ours and of the peer's reads in turn.
 bool UcxRail::compose() {
   bool any = false;
   while (!failing_ && reads_open_ < kMaxReads) {
-    Slot* slot = next_slot(&Slot::unasked);
+    Slot* slot = next_slot(unasked);
     if (slot == nullptr) break;
     send_read(*slot);
     any = true;
@@ -58,7 +47,7 @@ bool UcxRail::compose() {
       any = true;
       continue;
     }
-    Slot* slot = next_slot(&Slot::unsaid);
+    Slot* slot = next_slot(unsaid);
     if (slot != nullptr) {
       send_write(*slot);
     } else if (!send_answer()) {
@@ -70,11 +59,11 @@ bool UcxRail::compose() {
 }
 
 // The oldest slice that has something to say, small ones first.
-UcxRail::Slot* UcxRail::next_slot(bool (Slot::*wanted)() const) {
+UcxRail::Slot* UcxRail::next_slot(bool (*wanted)(const Slot&)) {
   if (slots_.live() == 0) return nullptr;
   Slot* best = nullptr;
   for (Slot& slot : slots_) {
-    if (!(slot.*wanted)()) continue;
+    if (!wanted(slot)) continue;
     if (best == nullptr || slot.urgent() > best->urgent() ||
         (slot.urgent() == best->urgent() && slot.order < best->order)) {
       best = &slot;
@@ -105,7 +94,7 @@ void UcxRail::send_write(Slot& slot) {
   char* out = head + kHeaderBytes;
   size_t used = 0;
   if (slot.aborted) {
-    frame.flags = tcp::kLast | tcp::kAbandoned;
+    frame.flags = framed::kLast | framed::kAbandoned;
   } else {
     // The pieces come before the payload, so they are counted first.
     pieces_.clear();
@@ -123,7 +112,7 @@ void UcxRail::send_write(Slot& slot) {
     }
     frame.pieces = static_cast<uint32_t>(pieces_.size());
     for (const WirePiece& wire : pieces_) {
-      tcp::encode_piece(wire, out + used);
+      framed::encode_piece(wire, out + used);
       used += kPieceBytes;
     }
     if (frame.pieces > 0) {
@@ -132,7 +121,7 @@ void UcxRail::send_write(Slot& slot) {
       frame.key = t.remote.key;
     }
     if (slot.framed + frame.bytes == slot.bytes()) {
-      frame.flags = tcp::kLast;
+      frame.flags = framed::kLast;
       frame.text = static_cast<uint32_t>(notify.size());
       notify.copy(out + used, notify.size());
       used += notify.size();
@@ -144,10 +133,10 @@ void UcxRail::send_write(Slot& slot) {
     used += frame.bytes;
   }
   outbound_.encode(packet->data.get());
-  tcp::encode_header(frame, head);
+  framed::encode_header(frame, head);
   slot.begun = true;
   slot.framed += frame.bytes;
-  slot.said = (frame.flags & tcp::kLast) != 0;
+  slot.said = (frame.flags & framed::kLast) != 0;
   shared_->engine->send(*endpoint_, packet, kHead + used);
 }
 
@@ -177,10 +166,10 @@ void UcxRail::send_read(Slot& slot) {
       wire = {piece.remote_offset, static_cast<uint32_t>(piece.bytes)};
       ++frame.pieces;
     }
-    tcp::encode_piece(wire, out + (frame.pieces - 1) * kPieceBytes);
+    framed::encode_piece(wire, out + (frame.pieces - 1) * kPieceBytes);
   }
   outbound_.encode(packet->data.get());
-  tcp::encode_header(frame, packet->data.get() + Envelope::kBytes);
+  framed::encode_header(frame, packet->data.get() + Envelope::kBytes);
   slot.framed += frame.bytes;
   slot.begun = true;
   ++slot.reads_open;
@@ -225,7 +214,7 @@ bool UcxRail::send_answer() {
   }
   job->answered += data.bytes;
   outbound_.encode(packet->data.get());
-  tcp::encode_header(data, packet->data.get() + Envelope::kBytes);
+  framed::encode_header(data, packet->data.get() + Envelope::kBytes);
   shared_->engine->send(*endpoint_, packet, kHead + data.bytes);
   if (job->answered == job->frame.bytes) {
     answer(FrameType::kReadEnd, job->frame, absl::OkStatus());

@@ -1,0 +1,85 @@
+// Open MPI's collectives, timed as baton times its own. mpirun starts it; rank 0 reports.
+#include <mpi.h>
+
+#include <map>
+
+#include "bench/baselines/baseline_job.h"
+
+namespace baton::baselines {
+namespace {
+
+struct Group {
+  int rank = 0;
+  int ranks = 1;
+  MPI_Datatype type = MPI_FLOAT;
+  MPI_Op op = MPI_SUM;
+};
+
+int run(const Job& job) {
+  Group group;
+  MPI_Comm_rank(MPI_COMM_WORLD, &group.rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &group.ranks);
+  const std::map<std::string, MPI_Datatype> types = {{"f32", MPI_FLOAT},   {"f64", MPI_DOUBLE},
+                                                     {"i8", MPI_INT8_T},   {"u8", MPI_UINT8_T},
+                                                     {"i32", MPI_INT32_T}, {"i64", MPI_INT64_T}};
+  const std::map<std::string, MPI_Op> ops = {
+      {"sum", MPI_SUM}, {"prod", MPI_PROD}, {"min", MPI_MIN}, {"max", MPI_MAX}};
+  const auto type = types.find(job.type);
+  const auto op = ops.find(job.op);
+  if (type == types.end() || op == ops.end()) {
+    if (group.rank == 0)
+      std::fprintf(stderr, "MPI has no %s of %s\n", job.op.c_str(), job.type.c_str());
+    return 1;
+  }
+  group.type = type->second;
+  group.op = op->second;
+  int element = 0;
+  MPI_Type_size(group.type, &element);
+
+  const size_t largest = *std::max_element(job.counts.begin(), job.counts.end());
+  const size_t bytes = (largest * static_cast<size_t>(element * group.ranks)) + 64;
+  std::vector<char> in(bytes, 1), out(bytes, 0);
+  std::vector<double> mine(static_cast<size_t>(job.iterations)), sum(mine.size());
+  for (const size_t elements : job.counts) {
+    const int count = static_cast<int>(elements);
+    const auto call = [&] {
+      if (job.collective == "all_reduce") {
+        MPI_Allreduce(in.data(), out.data(), count, group.type, group.op, MPI_COMM_WORLD);
+      } else if (job.collective == "reduce_scatter") {
+        MPI_Reduce_scatter_block(in.data(), out.data(), count, group.type, group.op,
+                                 MPI_COMM_WORLD);
+      } else if (job.collective == "all_gather") {
+        MPI_Allgather(in.data(), count, group.type, out.data(), count, group.type, MPI_COMM_WORLD);
+      } else if (job.collective == "broadcast") {
+        MPI_Bcast(in.data(), count, group.type, job.root, MPI_COMM_WORLD);
+      } else if (job.collective == "reduce") {
+        MPI_Reduce(in.data(), out.data(), count, group.type, group.op, job.root, MPI_COMM_WORLD);
+      } else if (job.collective == "all_to_all") {
+        MPI_Alltoall(in.data(), count, group.type, out.data(), count, group.type, MPI_COMM_WORLD);
+      } else {
+        const int after = (group.rank + 1) % group.ranks;
+        const int before = (group.rank + group.ranks - 1) % group.ranks;
+        MPI_Sendrecv(in.data(), count, group.type, after, 0, out.data(), count, group.type, before,
+                     0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+      }
+    };
+    time_calls(
+        job, call, [] { MPI_Barrier(MPI_COMM_WORLD); }, mine.data());
+    MPI_Reduce(mine.data(), sum.data(), job.iterations, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+    for (double& us : sum) us /= group.ranks;
+    if (group.rank == 0) report(elements, sum);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace baton::baselines
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  baton::baselines::Job job;
+  const bool good = baton::baselines::parse_job({argv + 1, argv + argc}, job);
+  const int status = good ? baton::baselines::run(job) : 2;
+  MPI_Finalize();
+  return status;
+}

@@ -1,0 +1,55 @@
+// The main function of the `baton` tool, and its table of commands.
+#include <array>
+
+#include "bench/cli/commands.h"
+#include "bench/doctor/doctor.h"
+#include "bench/doctor/info.h"
+#include "bench/kv/kv_bw.h"
+#include "bench/nccl_tests/collective_perf.h"
+#include "bench/nccl_tests/executor_bench.h"
+#include "bench/perftest/perf.h"
+#include "engine/commands/kernel_bench.h"
+#include "engine/commands/serve_cli.h"
+#include "engine/demo/demo.h"
+#include "engine/train/train_cli.h"
+
+int main(int argc, char** argv) {
+  using baton::bench::Command;
+  static constexpr std::array kCommands = {
+      Command{"demo", "the main job: prefill and decode in two processes, with a report",
+              baton::engine::demo::demo_main},
+      Command{"serve", "serve a model over HTTP: all in one, or --role prefill, decode, router",
+              baton::engine::commands::serve_main},
+      Command{"serve_bench", "load a server and report TTFT, TPOT and ITL",
+              baton::engine::commands::serve_bench_main},
+      Command{"generate", "continue a prompt", baton::engine::commands::generate_main},
+      Command{"train", "train a small model on text", baton::engine::train::train_main},
+      Command{"kv_bw", "paged transfers between two processes, against their floor",
+              baton::bench::kv_bw_main},
+      Command{"all_reduce_perf", "collectives, with the flags and columns of nccl-tests",
+              baton::bench::all_reduce_perf_main},
+      Command{"all_gather_perf", "the same for all_gather", baton::bench::all_gather_perf_main},
+      Command{"reduce_scatter_perf", "for reduce_scatter", baton::bench::reduce_scatter_perf_main},
+      Command{"broadcast_perf", "for broadcast", baton::bench::broadcast_perf_main},
+      Command{"reduce_perf", "for reduce", baton::bench::reduce_perf_main},
+      Command{"alltoall_perf", "for all_to_all", baton::bench::alltoall_perf_main},
+      Command{"sendrecv_perf", "for send and receive, around a ring",
+              baton::bench::sendrecv_perf_main},
+      Command{"executor_bench", "what a step of a schedule costs, with links that do nothing",
+              baton::bench::executor_bench_main},
+      Command{"write_bw", "perftest's flags and columns; and read_bw, send_bw, *_lat",
+              baton::bench::perf_main},
+      Command{"read_bw", "", baton::bench::perf_main},
+      Command{"send_bw", "", baton::bench::perf_main},
+      Command{"write_lat", "", baton::bench::perf_main},
+      Command{"read_lat", "", baton::bench::perf_main},
+      Command{"send_lat", "", baton::bench::perf_main},
+      Command{"info", "what this machine has: providers, RDMA devices, GPUs, limits",
+              baton::bench::info_main},
+      Command{"doctor", "what is wrong here, and the command that fixes it",
+              baton::bench::doctor_main},
+      Command{"kernel_bench", "the CPU kernels against the peaks of this machine",
+              baton::engine::commands::kernel_bench_main},
+  };
+  return baton::bench::run_command(kCommands, argc, argv);
+}

@@ -1,0 +1,128 @@
+// The checks of `baton doctor` on limits, memory, kernel features and GPUs.
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "bench/doctor/doctor_checks.h"
+
+namespace baton::bench {
+namespace {
+
+using Grade = Check::Grade;
+constexpr size_t kMiB = 1 << 20;
+constexpr size_t kSmallMemlock = 64 * kMiB;  // the smallest slab of a pool does not fit
+constexpr size_t kGoodMemlock = 1024 * kMiB;
+constexpr size_t kGoodSocketBuffer = 4 * kMiB;
+constexpr size_t kFewFiles = 1024;
+
+}  // namespace
+
+void check_limits(const Json& info, std::vector<Check>& out) {
+  const Json& limits = info["limits"];
+  const Json& memlock = limits["memlock"]["soft"];
+  const bool root = limits["ipc_lock"].get<bool>();
+  if (memlock.is_null() || root || memlock >= kGoodMemlock) {
+    out.push_back({Grade::kOk, "memlock", "verbs",
+                   root                ? "CAP_IPC_LOCK: memory may be locked without limit"
+                   : memlock.is_null() ? std::string("unlimited")
+                                       : absl::StrCat("up to ", human_bytes(memlock.get<size_t>())),
+                   ""});
+  } else {
+    out.push_back({memlock < kSmallMemlock ? Grade::kFail : Grade::kWarn, "memlock", "verbs",
+                   absl::StrFormat("only %s may be locked, so registering more fails",
+                                   human_bytes(memlock.get<size_t>())),
+                   "`ulimit -l unlimited`; for good: \"* - memlock unlimited\" in "
+                   "/etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, --ulimit "
+                   "memlock=-1 for a container"});
+  }
+  if (const Json& cgroup = limits["cgroup_memory"]; !cgroup.is_null() && cgroup < kGoodMemlock) {
+    out.push_back({Grade::kWarn, "cgroup memory", "",
+                   absl::StrFormat("this cgroup has %s", human_bytes(cgroup.get<size_t>())),
+                   "raise memory.max of the cgroup (--memory for a container)"});
+  }
+  const Json& files = limits["open_files"]["soft"];
+  if (!files.is_null() && files < kFewFiles) {
+    out.push_back({Grade::kWarn, "open files", "",
+                   absl::StrFormat("only %s files may be open", files.dump()),
+                   "`ulimit -n 65536`"});
+  }
+}
+
+void check_memory(const Json& info, std::vector<Check>& out) {
+  const Json& sizes = info["memory"]["huge_pages"];
+  const auto has = [&](const char* key) {
+    return std::any_of(sizes.begin(), sizes.end(), [&](const Json& size) {
+      return size[key].is_number() && size[key].get<uint64_t>() > 0;
+    });
+  };
+  if (has("free")) {
+    out.push_back({Grade::kOk, "huge pages", "", "some are free", ""});
+  } else {
+    out.push_back({Grade::kWarn, "huge pages", "",
+                   has("total") ? "all are in use: pools fall back to ordinary pages"
+                                : "none are reserved: pools use ordinary pages",
+                   "`sysctl vm.nr_hugepages=512` (1 GiB), early after boot"});
+  }
+  const Json& shmem = info["memory"]["transparent_shmem"];
+  if (shmem == "never" || shmem == "deny") {
+    out.push_back({Grade::kWarn, "transparent huge pages", "",
+                   absl::StrCat("shared memory gets none (", shmem.get<std::string>(), ")"),
+                   "`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`"});
+  }
+}
+
+void check_kernel(const Json& info, std::vector<Check>& out) {
+  const Json& kernel = info["kernel"];
+  const Json& scope = kernel["ptrace_scope"];
+  if (scope.is_null() || scope == 0) {
+    out.push_back({Grade::kOk, "ptrace scope", "shm",
+                   "processes of one user may copy from each other (CMA)", ""});
+  } else {
+    out.push_back({Grade::kWarn, "ptrace scope", "shm",
+                   absl::StrFormat("kernel.yama.ptrace_scope=%s: only pool memory can be shared",
+                                   scope.dump()),
+                   "allocate from a MemoryPool, or `sysctl kernel.yama.ptrace_scope=0`"});
+  }
+  const Json& network = info["network"];
+  for (const char* key : {"rmem_max", "wmem_max"}) {
+    const Json& most = network[key];
+    if (most.is_null() || most >= kGoodSocketBuffer) continue;
+    out.push_back({Grade::kWarn, absl::StrCat("net.core.", key), "tcp",
+                   absl::StrFormat("socket buffers end at %s", human_bytes(most.get<size_t>())),
+                   absl::StrFormat("`sysctl net.core.%s=%d`", key, 4 * kGoodSocketBuffer)});
+  }
+  const std::string available =
+      network["available"].is_string() ? network["available"].get<std::string>() : "";
+  if (network["congestion"] == "bbr" && !absl::StrContains(available, "cubic")) {
+    out.push_back({Grade::kWarn, "congestion control", "tcp",
+                   "bbr paces, which halves the speed of short links, and cubic is not there",
+                   "`modprobe tcp_cubic`"});
+  }
+}
+
+void check_gpus(const Json& info, std::vector<Check>& out) {
+  if (info["gpus"].empty()) return;
+  const Json& nvidia = info["nvidia"];
+  if (nvidia["driver"].is_null()) {
+    out.push_back({Grade::kWarn, "nvidia driver", "", "there is a GPU, but no driver is loaded",
+                   "install the driver (nvidia-open) and `modprobe nvidia`"});
+    return;
+  }
+  out.push_back({Grade::kOk, "nvidia driver", "", nvidia["driver"].get<std::string>(), ""});
+  if (info["rdma_devices"].empty()) return;
+  const bool dma_buf =
+      nvidia["open_module"].get<bool>() && info["kernel"]["dma_buf_registration"].get<bool>();
+  if (dma_buf || nvidia["peermem"].get<bool>()) {
+    out.push_back(
+        {Grade::kOk, "gpu memory over rdma", "verbs", dma_buf ? "dma-buf" : "nvidia_peermem", ""});
+  } else {
+    out.push_back(
+        {Grade::kWarn, "gpu memory over rdma", "verbs",
+         "neither dma-buf (open kernel module, Linux 5.12) nor nvidia_peermem: GPU memory "
+         "is staged through host memory",
+         "install nvidia-open, or `modprobe nvidia_peermem`"});
+  }
+}
+
+}  // namespace baton::bench

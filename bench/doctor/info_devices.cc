@@ -1,0 +1,176 @@
+// Reads RDMA devices and GPUs from sysfs: class/infiniband, bus/pci and the tree of PCI bridges.
+#include "bench/doctor/info_devices.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace baton::bench {
+namespace {
+
+constexpr const char* kInfiniband = "/sys/class/infiniband/";
+constexpr const char* kPci = "/sys/bus/pci/devices/";
+constexpr const char* kNvidia = "0x10de";
+constexpr uint64_t kRoceHeaders = 80;  // of the largest packet: what rdma_rxe leaves room for
+
+Json number_or_null(const std::optional<uint64_t>& number) {
+  return number ? Json(*number) : Json();
+}
+
+uint64_t roce_mtu(uint64_t netdev_mtu) {
+  uint64_t mtu = 4096;
+  while (mtu > 256 && mtu + kRoceHeaders > netdev_mtu) mtu /= 2;
+  return mtu;
+}
+
+bool is_pci(const std::string& name) {
+  return name.size() >= 12 && name[4] == ':' && name[7] == ':' && name[10] == '.';
+}
+
+// The bridges and the device itself, from the host bridge ("pci0000:00") down.
+std::vector<std::string> pci_path(const SystemRoot& root, const std::string& pci) {
+  std::vector<std::string> path;
+  for (const auto part : absl::StrSplit(root.real(kPci + pci), '/', absl::SkipEmpty())) {
+    const std::string name(part);
+    if (absl::StartsWith(name, "pci") || is_pci(name)) path.push_back(name);
+  }
+  return path;
+}
+
+// The PCI device that a class device belongs to: the last on its path.
+std::string pci_of(const SystemRoot& root, const std::string& path) {
+  std::string pci;
+  for (const auto part : absl::StrSplit(root.real(path), '/', absl::SkipEmpty())) {
+    if (is_pci(std::string(part))) pci = std::string(part);
+  }
+  return pci;
+}
+
+// -1 is what the kernel says on machines without NUMA.
+Json numa_node(const SystemRoot& root, const std::string& pci) {
+  return pci.empty() ? Json() : number_or_null(root.number(absl::StrCat(kPci, pci, "/numa_node")));
+}
+
+Json read_gids(const SystemRoot& root, const std::string& port) {
+  Json gids = Json::array();
+  for (const std::string& index : root.list(port + "/gids")) {
+    const std::string gid = root.text(absl::StrCat(port, "/gids/", index));
+    if (gid.find_first_not_of("0:") == std::string::npos) continue;  // unused
+    gids.push_back({{"index", std::atoi(index.c_str())},
+                    {"gid", gid},
+                    {"type", root.text(absl::StrCat(port, "/gid_attrs/types/", index))},
+                    {"netdev", root.text(absl::StrCat(port, "/gid_attrs/ndevs/", index))}});
+  }
+  return gids;
+}
+
+// What the port has counted, except what is zero.
+Json read_counters(const SystemRoot& root, const std::string& port) {
+  Json out = Json::object();
+  for (const char* folder : {"/counters/", "/hw_counters/"}) {
+    for (const std::string& name : root.list(port + folder)) {
+      const auto value = root.number(absl::StrCat(port, folder, name));
+      if (value && *value != 0) out[name] = *value;
+    }
+  }
+  return out;
+}
+
+Json read_port(const SystemRoot& root, const std::string& path, const std::string& number) {
+  const std::string state = root.text(path + "/state");  // "4: ACTIVE"
+  const size_t colon = state.find(": ");
+  Json port = {{"number", std::atoi(number.c_str())},
+               {"state", colon == std::string::npos ? state : state.substr(colon + 2)},
+               {"link_layer", root.text(path + "/link_layer")},
+               {"rate", root.text(path + "/rate")}};
+  port["gids"] = read_gids(root, path);
+  port["counters"] = read_counters(root, path);
+  std::string netdev;
+  for (const Json& gid : port["gids"]) {
+    if (netdev.empty()) netdev = gid["netdev"].get<std::string>();
+  }
+  if (netdev.empty()) netdev = root.text(path + "/gid_attrs/ndevs/0");
+  if (netdev.empty()) return port;
+  port["netdev"] = netdev;
+  if (const auto mtu = root.number(absl::StrCat("/sys/class/net/", netdev, "/mtu"))) {
+    port["netdev_mtu"] = *mtu;
+    if (port["link_layer"] == "Ethernet") port["mtu"] = roce_mtu(*mtu);
+  }
+  return port;
+}
+
+}  // namespace
+
+bool is_ipv4_gid(const std::string& gid) {
+  return absl::StartsWith(gid, "0000:0000:0000:0000:0000:ffff:");
+}
+
+Json rdma_devices(const SystemRoot& root) {
+  Json devices = Json::array();
+  for (const std::string& name : root.list(kInfiniband)) {
+    const std::string path = kInfiniband + name;
+    const std::string pci = pci_of(root, path);
+    Json device = {{"name", name},
+                   {"pci", pci.empty() ? Json() : Json(pci)},
+                   {"numa_node", numa_node(root, pci)},
+                   {"firmware", root.text(path + "/fw_ver")}};
+    device["ports"] = Json::array();
+    for (const std::string& number : root.list(path + "/ports")) {
+      device["ports"].push_back(read_port(root, absl::StrCat(path, "/ports/", number), number));
+    }
+    devices.push_back(std::move(device));
+  }
+  return devices;
+}
+
+Json gpus(const SystemRoot& root) {
+  Json found = Json::array();
+  for (const std::string& pci : root.list(kPci)) {
+    const std::string path = kPci + pci;
+    // Class 0x03xxxx: display controllers, among them GPUs without a display (0x0302xx).
+    if (root.text(path + "/vendor") != kNvidia) continue;
+    if (!absl::StartsWith(root.text(path + "/class"), "0x03")) continue;
+    const std::string driver = root.real(path + "/driver");
+    found.push_back(
+        {{"pci", pci},
+         {"numa_node", numa_node(root, pci)},
+         {"driver", driver.empty() ? Json() : Json(driver.substr(driver.rfind('/') + 1))}});
+  }
+  return found;
+}
+
+std::string pci_distance(const SystemRoot& root, const std::string& a, const std::string& b) {
+  const std::vector<std::string> left = pci_path(root, a), right = pci_path(root, b);
+  if (left.empty() || right.empty()) return "";
+  const size_t common = static_cast<size_t>(
+      std::mismatch(left.begin(), left.end(), right.begin(), right.end()).first - left.begin());
+  if (common > 1) {
+    // Below one switch: the port of the switch and the device itself, on either side.
+    const size_t steps = left.size() + right.size() - 2 * common;
+    return steps <= 4 ? "PIX" : "PXB";
+  }
+  if (common == 1) return "PHB";
+  const Json here = numa_node(root, a), there = numa_node(root, b);
+  return !here.is_null() && here == there ? "NODE" : "SYS";
+}
+
+Json distances(const SystemRoot& root, const Json& devices, const Json& gpu_list) {
+  Json out = Json::array();
+  for (const Json& device : devices) {
+    for (const Json& gpu : gpu_list) {
+      if (device["pci"].is_null()) continue;
+      const std::string pci = gpu["pci"].get<std::string>();
+      const std::string distance = pci_distance(root, device["pci"].get<std::string>(), pci);
+      if (!distance.empty()) {
+        out.push_back({{"rdma", device["name"]}, {"gpu", pci}, {"distance", distance}});
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace baton::bench

@@ -1,0 +1,117 @@
+// Floors of `baton kv_bw`: memcpy and plain sockets.
+#include "bench/kv/floors.h"
+
+#include <cstdio>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "bench/baselines/plain_sockets.h"
+#include "bench/report/pattern.h"
+
+namespace baton::bench {
+namespace {
+
+class MemcpyFloor final : public Floor {
+ public:
+  // The other pool takes the place of the peer's memory. Copies always go out of our own memory,
+  // also for a read: they must not bring in what the transfer is checked for.
+  static absl::StatusOr<std::unique_ptr<Floor>> make(KvSession& session) {
+    const size_t other = session.remote_bytes();
+    auto pool = MemoryPool::create(session.worker(), {.slab_bytes = other});
+    if (!pool.ok()) return pool.status();
+    auto block = (*pool)->allocate(other);
+    if (!block.ok()) return block.status();
+    poison(block->data, block->size);
+    std::unique_ptr<MemcpyFloor> floor(new MemcpyFloor(*std::move(pool)));
+
+    const TransferRequest& request = session.request();
+    TransferCursor cursor(request.local_layout, request.remote_layout, 0,
+                          session.workload().bytes());
+    for (Piece piece; cursor.next(piece);) {
+      floor->copies_.push_back({block->data + piece.remote_offset,
+                                session.local().data + piece.local_offset, piece.bytes});
+    }
+    floor->bytes_ = session.workload().bytes();
+    return floor;
+  }
+
+  const Reference& reference() const override { return reference_; }
+
+  absl::StatusOr<double> run(size_t count) override {
+    const Time begin = Clock::steady().now();
+    for (size_t i = 0; i < count; ++i) {
+      for (const Copy& copy : copies_) std::memcpy(copy.to, copy.from, copy.bytes);
+      asm volatile("" ::: "memory");  // every round counts
+    }
+    const std::chrono::duration<double, std::nano> took = Clock::steady().now() - begin;
+    return static_cast<double>(bytes_ * count) / took.count();
+  }
+
+ private:
+  struct Copy {
+    std::byte* to;
+    const std::byte* from;
+    size_t bytes;
+  };
+
+  explicit MemcpyFloor(std::unique_ptr<MemoryPool> pool) : pool_(std::move(pool)) {}
+
+  std::unique_ptr<MemoryPool> pool_;
+  std::vector<Copy> copies_;
+  size_t bytes_ = 0;
+  Reference reference_{.name = "memcpy", .note = "of the same pages, in one process"};
+};
+
+class SocketsFloor final : public Floor {
+ public:
+  explicit SocketsFloor(PlainSocketsOptions options) : options_(std::move(options)) {
+    reference_.name = "plain_sockets";
+    reference_.note = absl::StrFormat("%d blocking socket%s, %s", options_.sockets,
+                                      options_.sockets == 1 ? "" : "s", options_.congestion);
+  }
+
+  const Reference& reference() const override { return reference_; }
+
+  absl::StatusOr<double> run(size_t count) override {
+    options_.rounds = static_cast<int>(count);
+    const auto result = plain_sockets(options_);
+    if (!result.ok()) return result.status();
+    return result->median;
+  }
+
+ private:
+  PlainSocketsOptions options_;
+  Reference reference_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Floor>> memcpy_floor(KvSession& session) {
+  return MemcpyFloor::make(session);
+}
+
+absl::StatusOr<std::unique_ptr<Floor>> sockets_floor(const KvBwOptions& options, size_t bytes,
+                                                     Cores cores, const std::string& route) {
+  // The route names what is in force: "tcp 127.0.0.1:4000 (cubic, 2 sockets)".
+  char congestion[32] = "";
+  int sockets = 0;
+  const size_t open = route.find('(');
+  if (open == std::string::npos ||
+      std::sscanf(route.c_str() + open, "(%31[^,], %d socket", congestion, &sockets) != 2) {
+    return absl::InternalError(
+        absl::StrFormat("the route \"%s\" names neither congestion control nor sockets", route));
+  }
+  PlainSocketsOptions plain;
+  plain.sockets = sockets;
+  plain.congestion = congestion;
+  plain.bytes = bytes;
+  plain.sender_cpu = cores.target;
+  if (const std::string kib = options.setting("tcp.buffer_kib", ""); !kib.empty()) {
+    plain.buffer_bytes = std::stoul(kib) << 10;  // the provider has checked it
+  }
+  return std::make_unique<SocketsFloor>(std::move(plain));
+}
+
+}  // namespace baton::bench

@@ -1,0 +1,198 @@
+// Parsing and checking the arguments of `baton kv_bw`.
+#include "bench/kv/kv_bw_options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <iostream>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "engine/command_line/command_line.h"
+#include "transport/provider.h"
+
+namespace baton::bench {
+namespace {
+
+constexpr int kUsage = 2;
+
+constexpr const char* kFooter = R"(Examples:
+  baton kv_bw --provider shm --op both                     4,096 scattered pages of 16 KiB
+  baton kv_bw --provider tcp --op read --baselines         the same over tcp, and UCX beside it
+  baton kv_bw --model llama3-8b --tokens 8192 --tp 2:1     one request of a real model
+  baton kv_bw --suite --json rows.jsonl                    every row of docs/benchmarks.md
+  baton kv_bw --listen 0.0.0.0 ... baton kv_bw HOST        two machines, one cluster key
+Sizes take K, M and G (powers of 1024). GB/s are 10^9 bytes per second.)";
+
+// "a:b" into two numbers, or false.
+bool split_pair(const std::string& text, uint32_t& a, uint32_t& b) {
+  const char* end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, a);
+  if (first.ec != std::errc() || first.ptr == end || *first.ptr != ':') return false;
+  const auto second = std::from_chars(first.ptr + 1, end, b);
+  return second.ec == std::errc() && second.ptr == end;
+}
+
+// "host:port", "host", ":port", "[v6]:port", "port"; parts that are missing stay as they are.
+absl::Status split_address(const std::string& text, std::string& host, uint16_t& port) {
+  std::string digits;
+  const size_t colon = text.rfind(':');
+  if (text.find_first_not_of("0123456789") == std::string::npos) {
+    digits = text;
+  } else if (text.front() == '[') {
+    const size_t close = text.find(']');
+    if (close == std::string::npos) return absl::InvalidArgumentError("a [ without its ]");
+    host = text.substr(1, close - 1);
+    if (close + 1 < text.size()) digits = text.substr(close + 2);
+  } else if (colon != std::string::npos && text.find(':') == colon) {
+    host = text.substr(0, colon);
+    digits = text.substr(colon + 1);
+  } else {
+    host = text;
+  }
+  if (digits.empty()) return absl::OkStatus();
+  const auto end = digits.data() + digits.size();
+  const auto number = std::from_chars(digits.data(), end, port);
+  if (number.ec == std::errc() && number.ptr == end) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("\"%s\" has no port from 0 to 65535: write host:port", text));
+}
+
+// Everything that CLI11 cannot check by itself.
+absl::Status finish(KvBwOptions& options, const std::string& op, const std::string& tp,
+                    const std::vector<std::string>& settings, const std::string& listen) {
+  if (op == "read") options.ops = {Op::kRead};
+  if (op == "both") options.ops = {Op::kWrite, Op::kRead};
+  if (!tp.empty() && !split_pair(tp, options.workload.tp_source, options.workload.tp_target)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--tp %s: write SOURCE:TARGET, for example --tp 2:1", tp));
+  }
+  for (const std::string& entry : settings) {
+    if (absl::Status status = add_setting(entry, options.settings); !status.ok()) return status;
+  }
+  if (absl::Status status = check_settings(options.settings); !status.ok()) return status;
+  if (absl::Status status = check_provider(options.provider); !status.ok()) return status;
+  if (options.listen) {
+    options.listen_port = KvBwOptions::kPort;
+    return split_address(listen, options.listen_host, options.listen_port);
+  }
+  if (!options.host.empty()) {
+    uint16_t port = KvBwOptions::kPort;
+    std::string host;
+    if (absl::Status status = split_address(options.host, host, port); !status.ok()) return status;
+    if (host.empty()) host = "127.0.0.1";
+    const bool v6 = host.find(':') != std::string::npos;
+    options.host = v6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+  }
+  return Workload::make(options.workload).status();
+}
+
+}  // namespace
+
+const char* name_of(Op op) { return op == Op::kWrite ? "write" : "read"; }
+
+std::string KvBwOptions::setting(const std::string& key, std::string fallback) const {
+  for (const auto& [name, value] : settings) {
+    if (name == key) fallback = value;
+  }
+  return fallback;
+}
+
+KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
+  KvBwOptions options;
+  WorkloadSpec& work = options.workload;
+  std::string op = "write", layout = "scattered", tp, listen, sockets, congestion;
+  std::vector<std::string> settings;
+
+  CLI::App app("Moves pages of KV cache between two processes and measures it against its floor.",
+               "baton kv_bw");
+  app.footer(kFooter);
+  app.get_formatter()->column_width(34);
+  const auto choice = [&](const char* flag, std::string& value, std::vector<std::string> values,
+                          const char* text) {
+    const std::string names = "{" + absl::StrJoin(values, ",") + "}";
+    app.add_option(flag, value, text)
+        ->type_name(names)
+        ->check([values, names](const std::string& given) {
+          const bool good = std::find(values.begin(), values.end(), given) != values.end();
+          return good ? std::string() : absl::StrCat("\"", given, "\" is none of ", names);
+        });
+  };
+  CLI::AsSizeValue size(false);
+  size.description("");
+  app.add_option("HOST", options.host,
+                 "a `baton kv_bw --listen` to connect to; default: both "
+                 "sides run here")
+      ->type_name("HOST[:PORT]");
+  app.add_option("--provider", options.provider, "the way the bytes travel (default shm)")
+      ->type_name("NAME");
+  choice("--op", op, {"write", "read", "both"}, "default write");
+  auto* pages = app.add_option("--pages", work.pages, "pages in a transfer (default 4096)")
+                    ->transform(size)
+                    ->type_name("N");
+  auto* page_bytes = app.add_option("--page-bytes", work.page_bytes, "default 16K")
+                         ->transform(size)
+                         ->type_name("BYTES");
+  choice("--layout", layout, {"scattered", "contiguous"}, "default scattered");
+  auto* model = app.add_option("--model", work.model,
+                               "the KV cache of a model instead of --pages and --page-bytes")
+                    ->type_name("NAME")
+                    ->excludes(pages)
+                    ->excludes(page_bytes);
+  app.add_option("--tokens", work.tokens, "of the request (default 4096)")
+      ->type_name("T")
+      ->needs(model);
+  app.add_option("--block-tokens", work.block_tokens, "in a page of the cache (default 16)")
+      ->type_name("B")
+      ->needs(model);
+  app.add_option("--tp", tp, "tensor-parallel degrees of the two sides (default 1:1)")
+      ->type_name("SRC:DST")
+      ->needs(model);
+  app.add_option("--seconds", options.seconds, "of transfers, and again of the floor (default 2)")
+      ->type_name("S")
+      ->check(CLI::Range(0.01, 3600.0));
+  app.add_option("--iters", options.transfers, "so many transfers instead")
+      ->type_name("N")
+      ->check(CLI::Range(size_t{1}, size_t{1} << 32));
+  app.add_option("--inflight", options.inflight, "transfers under way at a time (default 1)")
+      ->type_name("K")
+      ->check(CLI::Range(size_t{1}, size_t{1024}));
+  app.add_option("--sockets", sockets, "same as --set tcp.sockets=N")->type_name("N");
+  app.add_option("--congestion", congestion, "same as --set tcp.congestion=NAME")
+      ->type_name("NAME");
+  app.add_option("--set", settings,
+                 "a setting of the provider (`baton info --settings`); may be repeated")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  app.add_flag("--baselines,--rivals", options.baselines,
+               "measure UCX too (tcp; needs ucx_perftest)");
+  app.add_flag("--pin,!--no-pin", options.pin,
+               "initiator on the first core, target on the second (default, given two cores)");
+  app.add_option("--json", options.json, "write one JSON object per row")->type_name("FILE");
+  auto* suite = app.add_flag("--suite", options.suite, "run every row of docs/benchmarks.md");
+  auto* listener =
+      app.add_option("--listen", listen,
+                     absl::StrFormat("be the target for others (default 127.0.0.1:%u; 0.0.0.0 for "
+                                     "other machines)",
+                                     KvBwOptions::kPort))
+          ->type_name("[HOST:PORT]")
+          ->expected(0, 1)
+          ->excludes(suite);
+  app.add_flag("--once", options.once, "with --listen: end when the first initiator has left")
+      ->needs(listener);
+
+  const int leave = engine::command_line::parse(app, "baton kv_bw", argc, argv);
+  if (leave >= 0) return {.options = std::nullopt, .exit_status = leave};
+  options.listen = listener->count() > 0;
+  work.scattered = layout == "scattered";
+  if (!sockets.empty()) settings.push_back("tcp.sockets=" + sockets);
+  if (!congestion.empty()) settings.push_back("tcp.congestion=" + congestion);
+  if (absl::Status status = finish(options, op, tp, settings, listen); !status.ok()) {
+    std::cerr << "baton kv_bw: " << status.message() << "\n";
+    return {.options = std::nullopt, .exit_status = kUsage};
+  }
+  return {.options = std::move(options), .exit_status = 0};
+}
+
+}  // namespace baton::bench

@@ -1,0 +1,51 @@
+// The command line of `baton kv_bw`.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "bench/kv/workload.h"
+#include "transport/transfer.h"
+
+namespace baton::bench {
+
+struct KvBwOptions {
+  std::string provider = "shm";
+  std::vector<Op> ops = {Op::kWrite};
+  WorkloadSpec workload;
+  double seconds = 2;    // of transfers, and again of the floor
+  size_t transfers = 0;  // so many instead, when > 0
+  size_t inflight = 1;   // transfers under way at a time
+  std::vector<std::pair<std::string, std::string>> settings;  // for providers
+  bool baselines = false;
+  bool pin = true;
+  std::string json;  // file for the rows; "": none
+
+  std::string host;  // the other side is there, "host:port"; "": in a process of our own
+  bool listen = false;
+  std::string listen_host;
+  uint16_t listen_port = 0;
+  bool once = false;
+  bool suite = false;
+
+  static constexpr uint16_t kPort = 18516;
+
+  // The value of a provider setting, or `fallback`.
+  std::string setting(const std::string& key, std::string fallback) const;
+};
+
+// What to do: run with these options, or leave at once with an exit status, the text (help, or what
+// is wrong with the arguments) having been printed.
+struct KvBwCommand {
+  std::optional<KvBwOptions> options;
+  int exit_status = 0;
+};
+KvBwCommand parse_kv_bw(int argc, const char* const* argv);
+
+const char* name_of(Op op);
+
+}  // namespace baton::bench

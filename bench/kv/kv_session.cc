@@ -1,0 +1,188 @@
+// The active side of `baton kv_bw`: connects to a target, posts transfers, times them.
+#include "bench/kv/kv_session.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "bench/kv/kv_target.h"
+#include "bench/report/dialogue.h"
+#include "bench/report/pattern.h"
+
+namespace baton::bench {
+namespace {
+
+constexpr Time kStartTimeout = std::chrono::seconds(15);
+constexpr const char* kReady = "ready ";
+
+WorkerOptions worker_options(const char* name, const KvBwOptions& options) {
+  WorkerOptions out;
+  out.name = name;
+  out.providers = {options.provider};
+  out.require = options.provider;
+  out.settings = options.settings;
+  return out;
+}
+
+// Tells the other end of the pipe one line.
+void tell(int out, const std::string& line) {
+  const std::string text = line + "\n";
+  [[maybe_unused]] const ssize_t put = write(out, text.data(), text.size());
+}
+
+int run_target(const KvBwOptions& options, int out) {
+  auto worker = Worker::create(worker_options("kv_bw-target", options));
+  if (!worker.ok()) {
+    tell(out, std::string(worker.status().message()));
+    return 1;
+  }
+  tell(out, kReady + (*worker)->address());
+  return serve_kv_target(**worker, {.once = true}).ok() ? 0 : 1;
+}
+
+}  // namespace
+
+Cores choose_cores(const KvBwOptions& options) {
+  const std::vector<int>& cpus = allowed_cpus();
+  if (!options.pin || cpus.size() < 2) return {};
+  return {.initiator = cpus[0], .target = cpus[1]};
+}
+
+absl::StatusOr<std::unique_ptr<KvSession>> KvSession::open(const KvBwOptions& options,
+                                                           Cores cores) {
+  std::unique_ptr<KvSession> session(new KvSession);
+  WorkerOptions mine = worker_options("kv_bw", options);
+  std::string address = options.host;
+  if (address.empty()) {
+    auto child =
+        ChildProcess::fork(cores.target, [&](int out) { return run_target(options, out); });
+    if (!child.ok()) return child.status();
+    session->target_ = *std::move(child);
+    const auto line = session->target_->read_line(kStartTimeout);
+    if (!line.ok()) return line.status();
+    const size_t prefix = std::string(kReady).size();
+    if (line->compare(0, prefix, kReady) != 0) return absl::UnavailableError(*line);
+    address = line->substr(prefix);
+  } else if (options.provider != "tcp") {
+    mine.providers.emplace_back("tcp");  // looks host:port up
+  }
+  pin_to(cores.initiator);
+  auto worker = Worker::create(std::move(mine));
+  if (!worker.ok()) return worker.status();
+  session->worker_ = *std::move(worker);
+  const auto peer =
+      connect_to_server(*session->worker_, address, options.provider, "`baton kv_bw --listen`");
+  if (!peer.ok()) return peer.status();
+  session->peer_ = *peer;
+  return session;
+}
+
+KvSession::~KvSession() {
+  if (worker_ != nullptr) say_bye(*worker_, peer_);
+  pool_.reset();
+  worker_.reset();
+  if (target_) target_->wait(std::chrono::seconds(5)).IgnoreError();
+}
+
+absl::StatusOr<Json> KvSession::ask(const Json& question) {
+  const auto hear = [this](std::string& message) {
+    Notification next;
+    if (!worker_->next_notification(next)) return false;
+    message = std::move(next.payload);
+    return true;
+  };
+  return bench::ask(*worker_, peer_, question, hear);
+}
+
+size_t KvSession::remote_bytes() const {
+  return op_ == Op::kWrite ? workload_->target_bytes() : workload_->source_bytes();
+}
+
+absl::Status KvSession::prepare(Op op, const WorkloadSpec& spec) {
+  auto workload = Workload::make(spec);
+  if (!workload.ok()) return workload.status();
+  pool_.reset();
+  workload_ = *std::move(workload);
+  op_ = op;
+  seed_ += 1000;
+  const bool writes = op == Op::kWrite;
+  const auto made =
+      ask({{"do", "setup"}, {"role", writes ? "target" : "source"}, {"workload", spec.to_json()}});
+  if (!made.ok()) return made.status();
+  const auto region = made->find("region");
+  const auto offset = made->find("offset");
+  if (region == made->end() || !region->is_string() || offset == made->end() || *offset != 0) {
+    return absl::InvalidArgumentError("the target names no region: run the same release");
+  }
+  const auto remote = RemoteRegion::decode(absl::HexStringToBytes(region->get<std::string>()));
+  if (!remote.ok()) return remote.status();
+
+  const size_t bytes = writes ? workload_->source_bytes() : workload_->target_bytes();
+  auto pool = MemoryPool::create(*worker_, {.slab_bytes = bytes});
+  if (!pool.ok()) return pool.status();
+  auto block = (*pool)->allocate(bytes);
+  if (!block.ok()) return block.status();
+  pool_ = *std::move(pool);
+  local_ = *block;
+  poison(local_.data, local_.size);
+  if (writes) fill(local_.data, workload_->source(), seed_);
+  if (auto poisoned = ask({{"do", "poison"}}); !poisoned.ok()) return poisoned.status();
+  if (!writes) {
+    if (auto filled = ask({{"do", "fill"}, {"seed", seed_}}); !filled.ok()) return filled.status();
+  }
+  request_ = {.op = op,
+              .peer = peer_,
+              .local = local_.region,
+              .local_layout = writes ? workload_->source() : workload_->target(),
+              .remote = *remote,
+              .remote_layout = writes ? workload_->target() : workload_->source()};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> KvSession::run(size_t count, size_t inflight) {
+  flights_.assign(std::min(count, inflight), {});
+  TransferRequest request = request_;
+  request.on_end = [](void* context, TransferId, const absl::Status&) {
+    static_cast<Flight*>(context)->end = Clock::steady().now();
+  };
+  latencies_.reserve(latencies_.size() + count);
+  const Time begin = Clock::steady().now();
+  absl::Status status;
+  for (size_t i = 0; i < count && status.ok(); ++i) {
+    Flight& flight = flights_[i % flights_.size()];
+    status = land(flight);
+    if (!status.ok()) break;
+    request.context = &flight;
+    flight.begin = Clock::steady().now();
+    auto id = worker_->submit(request);
+    if (id.ok()) flight.id = *id;
+    status = id.status();
+  }
+  for (Flight& flight : flights_) {
+    const absl::Status landed = land(flight);
+    if (status.ok()) status = landed;
+  }
+  if (!status.ok()) return status;
+  return std::chrono::duration<double>(Clock::steady().now() - begin).count();
+}
+
+// Waits for a transfer, if there is one.
+absl::Status KvSession::land(Flight& flight) {
+  if (flight.id.generation == 0) return absl::OkStatus();
+  const absl::Status status = worker_->wait(flight.id);
+  latencies_.push_back(
+      std::chrono::duration<double, std::micro>(flight.end - flight.begin).count());
+  flight.id = {};
+  return status;
+}
+
+absl::Status KvSession::verify() {
+  if (op_ == Op::kRead) return check(local_.data, local_.size, workload_->target(), seed_);
+  return ask({{"do", "check"}, {"seed", seed_}}).status();
+}
+
+std::string KvSession::route() const { return worker_->explain(peer_); }
+
+}  // namespace baton::bench

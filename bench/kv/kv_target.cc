@@ -1,0 +1,125 @@
+// The passive side of `baton kv_bw`: provides the memory that an initiator asks for.
+#include "bench/kv/kv_target.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "bench/kv/workload.h"
+#include "bench/report/dialogue.h"
+#include "bench/report/pattern.h"
+
+namespace baton::bench {
+namespace {
+
+// One initiator and the memory it works on.
+class Guest {
+ public:
+  Guest(Worker& worker, PeerId peer) : worker_(worker), peer_(peer) {}
+
+  PeerId peer() const { return peer_; }
+
+  Json answer(const Json& request) {
+    const std::string what = text_of(request, "do");
+    if (what == "setup") return setup(request);
+    if (pool_ == nullptr) return refusal(absl::FailedPreconditionError("\"setup\" comes first"));
+    const Layout& layout = source_ ? workload_->source() : workload_->target();
+    const auto seed = request.find("seed");
+    const uint64_t number =
+        seed != request.end() && seed->is_number_unsigned() ? seed->get<uint64_t>() : 0;
+    if (what == "poison") {
+      poison(block_.data, block_.size);
+    } else if (what == "fill") {
+      fill(block_.data, layout, number);
+    } else if (what == "check") {
+      if (absl::Status status = check(block_.data, block_.size, layout, number); !status.ok()) {
+        return refusal(status);
+      }
+    } else {
+      return refusal(absl::InvalidArgumentError(absl::StrCat("unknown request \"", what, "\"")));
+    }
+    return {{"ok", true}};
+  }
+
+ private:
+  Json setup(const Json& request) {
+    const auto spec = WorkloadSpec::from_json(request.value("workload", Json()));
+    if (!spec.ok()) return refusal(spec.status());
+    auto workload = Workload::make(*spec);
+    if (!workload.ok()) return refusal(workload.status());
+    pool_.reset();
+    workload_ = *std::move(workload);
+    source_ = text_of(request, "role") == "source";
+    const size_t bytes = source_ ? workload_->source_bytes() : workload_->target_bytes();
+    auto pool = MemoryPool::create(worker_, {.slab_bytes = bytes});
+    if (!pool.ok()) return refusal(pool.status());
+    auto block = (*pool)->allocate(bytes);
+    if (!block.ok()) return refusal(block.status());
+    const auto region = worker_.remote_region(block->region);
+    if (!region.ok()) return refusal(region.status());
+    pool_ = *std::move(pool);
+    block_ = *block;
+    return {{"ok", true},
+            {"region", std::string(absl::BytesToHexString(region->encode()))},
+            {"offset", block_.offset},
+            {"backing", pool_->backing()}};
+  }
+
+  Worker& worker_;
+  const PeerId peer_;
+  std::unique_ptr<Workload> workload_;
+  std::unique_ptr<MemoryPool> pool_;
+  Block block_;
+  bool source_ = false;
+};
+
+}  // namespace
+
+absl::Status serve_kv_target(Worker& worker, const KvTargetOptions& options) {
+  std::unique_ptr<Guest> guest;
+  const auto leave = [&] {
+    guest.reset();
+    if (options.say) options.say("the initiator has left");
+  };
+  while (true) {
+    Notification message;
+    std::optional<PeerEvent> event;
+    bool told = false;
+    const absl::Status status = worker.wait_until([&] {
+      told = worker.next_notification(message);
+      if (!told) event = worker.next_peer_event();
+      return told || event.has_value();
+    });
+    if (!status.ok()) return status;
+    if (event.has_value()) {
+      if (event->kind == PeerEvent::Kind::kUp) {
+        if (options.say) options.say(absl::StrCat("connected: ", worker.explain(event->peer)));
+      } else if (guest != nullptr && event->peer == guest->peer()) {
+        leave();
+        if (options.once) return absl::OkStatus();
+      }
+      continue;
+    }
+    const Json request = parse_message(message.payload);
+    const bool known = guest != nullptr && message.peer == guest->peer();
+    Json reply;
+    if (request.is_null()) {
+      reply = refusal(absl::InvalidArgumentError("a request is a JSON object"));
+    } else if (text_of(request, "do") == "bye") {
+      if (!known) continue;
+      leave();
+      if (options.once) return absl::OkStatus();
+      continue;
+    } else if (guest != nullptr && !known) {
+      reply = refusal(absl::UnavailableError("another initiator is being served: try again later"));
+    } else {
+      if (!known) guest = std::make_unique<Guest>(worker, message.peer);
+      reply = guest->answer(request);
+    }
+    worker.notify_detached(message.peer, reply.dump()).IgnoreError();
+  }
+}
+
+}  // namespace baton::bench

@@ -1,0 +1,173 @@
+// Derives the page lists and layouts of a workload.
+#include "bench/kv/workload.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "bench/kv/kv_models.h"
+
+namespace baton::bench {
+namespace {
+
+constexpr const char* kFormat = "bf16 K[d][t] V[t][d]";
+
+// `count` of the pages [0, total), in an order that depends on the seed alone, on every machine.
+std::vector<uint32_t> scatter(size_t count, size_t total, uint64_t seed) {
+  std::vector<uint32_t> pages(total);
+  std::iota(pages.begin(), pages.end(), 0u);
+  for (size_t i = 0; i < count; ++i) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    std::swap(pages[i], pages[i + (seed >> 33) % (total - i)]);
+  }
+  pages.resize(count);
+  return pages;
+}
+
+std::vector<uint32_t> in_order(size_t count) {
+  std::vector<uint32_t> pages(count);
+  std::iota(pages.begin(), pages.end(), 0u);
+  return pages;
+}
+
+// Heads [0, kv_heads / tp) of the model, as the first worker of its group holds them.
+kvtransfer::KvLayout shard(const KvModel& model, uint32_t tp, uint32_t blocks,
+                           uint32_t block_tokens) {
+  kvtransfer::KvLayout layout =
+      kvtransfer::KvLayout::dense(model.layers, blocks, block_tokens, model.kv_heads / tp,
+                                  model.head_token_bytes() * block_tokens, kFormat);
+  layout.total_heads = model.kv_heads;
+  return layout;
+}
+
+size_t count_pieces(const Layout& source, const Layout& target) {
+  TransferCursor cursor(source, target, 0, source.bytes());
+  size_t pieces = 0;
+  for (Piece piece; cursor.next(piece);) ++pieces;
+  return pieces;
+}
+
+absl::Status out_of_range(const char* what, uint64_t least, uint64_t most) {
+  return absl::InvalidArgumentError(absl::StrFormat("%s must be from %u to %u", what, least, most));
+}
+
+}  // namespace
+
+Json WorkloadSpec::to_json() const {
+  if (model.empty()) {
+    return {{"pages", pages},
+            {"page_bytes", page_bytes},
+            {"layout", scattered ? "scattered" : "contiguous"}};
+  }
+  return {{"model", model},
+          {"tokens", tokens},
+          {"block_tokens", block_tokens},
+          {"tp", absl::StrCat(tp_source, ":", tp_target)},
+          {"layout", scattered ? "scattered" : "contiguous"}};
+}
+
+absl::StatusOr<WorkloadSpec> WorkloadSpec::from_json(const Json& json) {
+  WorkloadSpec spec;
+  const auto number = [&](const char* key, auto& out) {
+    const auto it = json.find(key);
+    if (it == json.end() || !it->is_number_unsigned()) return false;
+    const auto value = it->get<uint64_t>();
+    out = static_cast<std::decay_t<decltype(out)>>(value);
+    return out == value;
+  };
+  const auto text = [&](const char* key, std::string& out) {
+    const auto it = json.find(key);
+    if (it == json.end() || !it->is_string()) return false;
+    out = it->get<std::string>();
+    return true;
+  };
+  const absl::Status bad = absl::InvalidArgumentError("not the description of a workload");
+  std::string layout, tp;
+  if (!json.is_object() || !text("layout", layout)) return bad;
+  spec.scattered = layout == "scattered";
+  if (!json.contains("model")) {
+    return number("pages", spec.pages) && number("page_bytes", spec.page_bytes)
+               ? absl::StatusOr<WorkloadSpec>(spec)
+               : bad;
+  }
+  const bool good = text("model", spec.model) && number("tokens", spec.tokens) &&
+                    number("block_tokens", spec.block_tokens) && text("tp", tp) &&
+                    std::sscanf(tp.c_str(), "%9u:%9u", &spec.tp_source, &spec.tp_target) == 2;
+  return good ? absl::StatusOr<WorkloadSpec>(spec) : bad;
+}
+
+absl::Status Workload::make_pages(const WorkloadSpec& spec) {
+  if (spec.pages < 1 || spec.pages > UINT32_MAX / 2) {
+    return out_of_range("the number of pages", 1, UINT32_MAX / 2);
+  }
+  if (spec.page_bytes < 1 || spec.page_bytes > WorkloadSpec::kMaxBytes / spec.pages) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%u pages of %u bytes: give pages of at least one byte, and at most 1 TiB "
+                        "altogether",
+                        spec.pages, spec.page_bytes));
+  }
+  const size_t bytes = spec.pages * spec.page_bytes;
+  if (!spec.scattered) {
+    source_ = target_ = Layout::contiguous(0, bytes);
+    source_bytes_ = target_bytes_ = bytes;
+    summary_ = absl::StrCat(human_bytes(bytes), " contiguous");
+    return absl::OkStatus();
+  }
+  source_pages_ = scatter(spec.pages, 2 * spec.pages, 1);
+  target_pages_ = scatter(spec.pages, 2 * spec.pages, 2);
+  source_ = Layout::paged(0, source_pages_, spec.page_bytes, spec.page_bytes);
+  target_ = Layout::paged(0, target_pages_, spec.page_bytes, spec.page_bytes);
+  source_bytes_ = target_bytes_ = 2 * bytes;
+  pieces_ = spec.pages;
+  summary_ = absl::StrFormat("%u pages x %s, scattered", spec.pages, human_bytes(spec.page_bytes));
+  return absl::OkStatus();
+}
+
+absl::Status Workload::make_model(const WorkloadSpec& spec) {
+  const absl::StatusOr<KvModel> model = find_kv_model(spec.model);
+  if (!model.ok()) return model.status();
+  if (spec.block_tokens < 1 || spec.block_tokens > 1024) {
+    return out_of_range("the number of tokens in a block", 1, 1024);
+  }
+  const size_t most = WorkloadSpec::kMaxBytes / 4 / model->token_bytes();
+  if (spec.tokens < 1 || spec.tokens > most) return out_of_range("the number of tokens", 1, most);
+  for (const uint32_t tp : {spec.tp_source, spec.tp_target}) {
+    if (tp < 1 || model->kv_heads % tp != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s has %u KV heads, which cannot be split over %u workers: give --tp "
+                          "two divisors of %u, for example --tp %u:1",
+                          model->name, model->kv_heads, tp, model->kv_heads, model->kv_heads));
+    }
+  }
+  const auto blocks = static_cast<uint32_t>((spec.tokens - 1) / spec.block_tokens + 1);
+  const uint32_t cache = spec.scattered ? 2 * blocks : blocks;
+  source_pages_ = spec.scattered ? scatter(blocks, cache, 1) : in_order(blocks);
+  target_pages_ = spec.scattered ? scatter(blocks, cache, 2) : in_order(blocks);
+  const auto plan =
+      kvtransfer::KvPlan::make(shard(*model, spec.tp_source, cache, spec.block_tokens),
+                               shard(*model, spec.tp_target, cache, spec.block_tokens));
+  if (!plan.ok()) return plan.status();
+  const kvtransfer::KvBox& box = plan->boxes().front();
+  source_ = plan->source_layout(box, 0, source_pages_)
+                .repeated(model->layers, plan->source().layer_stride);
+  target_ = plan->target_layout(box, 0, target_pages_)
+                .repeated(model->layers, plan->target().layer_stride);
+  source_bytes_ = plan->source().bytes();
+  target_bytes_ = plan->target().bytes();
+  pieces_ = count_pieces(source_, target_);
+  summary_ = absl::StrFormat("%s, %u tokens, tp %u:%u: %u pieces x %s", model->name, spec.tokens,
+                             spec.tp_source, spec.tp_target, pieces_, human_bytes(piece_bytes()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Workload>> Workload::make(const WorkloadSpec& spec) {
+  std::unique_ptr<Workload> workload(new Workload);
+  const absl::Status status =
+      spec.model.empty() ? workload->make_pages(spec) : workload->make_model(spec);
+  if (!status.ok()) return status;
+  return workload;
+}
+
+}  // namespace baton::bench

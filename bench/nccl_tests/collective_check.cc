@@ -1,0 +1,258 @@
+// Inputs and expected results of collectives, element by element.
+#include "bench/nccl_tests/collective_check.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "transport/base/splitmix.h"
+
+namespace baton::bench {
+namespace {
+
+// The same at all ranks; and of one rank.
+uint64_t shared_hash(uint64_t call, size_t index) {
+  return splitmix_hash(call * kSplitmixStep + index + 1);
+}
+uint64_t rank_hash(uint64_t shared, int rank) {
+  return splitmix_hash(shared + (static_cast<uint64_t>(rank) + 1) * kSplitmixStep);
+}
+
+// --- types ------------------------------------------------------------------------------------
+
+struct F16 {
+  uint16_t bits;
+  static constexpr int kSignificand = 11, kLowestExponent = -14;
+};
+struct BF16 {
+  uint16_t bits;
+  static constexpr int kSignificand = 8, kLowestExponent = -126;
+};
+
+template <class T>
+constexpr bool kIsFloat = !std::is_integral_v<T>;
+
+template <class T>
+constexpr int significand_bits() {
+  if constexpr (std::is_arithmetic_v<T>) {
+    return std::numeric_limits<T>::digits;
+  } else {
+    return T::kSignificand;
+  }
+}
+
+template <class T>
+constexpr int lowest_exponent() {
+  if constexpr (std::is_arithmetic_v<T>) {
+    return std::numeric_limits<T>::min_exponent - 1;
+  } else {
+    return T::kLowestExponent;
+  }
+}
+
+// To the nearest, ties to even. 16-bit floats come from f32, as their results do; here they are
+// always normal and never too large.
+template <class T>
+T encode(double value) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return static_cast<T>(value);
+  } else {
+    uint32_t bits = 0;
+    const float single = static_cast<float>(value);
+    std::memcpy(&bits, &single, sizeof bits);
+    constexpr int kCut = 24 - T::kSignificand;
+    const uint32_t magnitude = bits & 0x7FFFFFFFu;
+    uint32_t rounded = (magnitude + ((magnitude >> kCut) & 1) + ((1u << (kCut - 1)) - 1)) >> kCut;
+    constexpr uint32_t kRebias = static_cast<uint32_t>(127 - (1 - T::kLowestExponent))
+                                 << (T::kSignificand - 1);
+    rounded = magnitude == 0 ? 0 : rounded - kRebias;
+    return {static_cast<uint16_t>((bits >> 31 << 15) | rounded)};
+  }
+}
+
+// --- values -----------------------------------------------------------------------------------
+
+// What keeps combinations of `ranks` floats exact. (Integers wrap, and need none.)
+template <class T>
+struct Budget {
+  explicit Budget(int ranks)
+      : share((int64_t{1} << kRoom) / ranks),
+        sum_stride(stride(ranks, int64_t{1} << kRoom)),
+        product_stride(stride(ranks, std::max(1, -lowest_exponent<T>() - 2))) {}
+  static constexpr int kRoom = std::min(significand_bits<T>(), 31);
+  // No more than `room` of the ranks are multiples of the stride.
+  static uint64_t stride(int ranks, int64_t room) {
+    return static_cast<uint64_t>((ranks + room - 1) / room);
+  }
+
+  int64_t share;  // of the significand, for each rank; 0: only some ranks contribute to sums
+  uint64_t sum_stride;
+  uint64_t product_stride;  // who shifts the exponent of a product
+};
+
+// A float that a sum can be made of: a multiple of a power of two, the same for all ranks.
+template <class T>
+double summand(const Budget<T>& budget, uint64_t shared, int rank) {
+  constexpr std::array kUnits = {0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0};
+  const uint64_t own = rank_hash(shared, rank);
+  int64_t multiple = 0;
+  if (budget.share > 0) {
+    const uint64_t range = 2 * static_cast<uint64_t>(budget.share) + 1;
+    multiple = static_cast<int64_t>((own >> 32) * range >> 32) - budget.share;
+  } else if ((static_cast<uint64_t>(rank) + shared % budget.sum_stride) % budget.sum_stride == 0) {
+    multiple = (own & 1) != 0 ? 1 : -1;
+  }
+  return static_cast<double>(multiple) * kUnits[shared >> 61];
+}
+
+// A float that a product can be made of: a power of two near one, and at one rank an odd factor.
+template <class T>
+double factor(const Budget<T>& budget, uint64_t shared, int rank, int ranks) {
+  constexpr std::array kPowers = {0.5, 1.0, 2.0};
+  const uint64_t own = rank_hash(shared, rank);
+  const uint64_t turn = static_cast<uint64_t>(rank) + shared % budget.product_stride;
+  const double power = turn % budget.product_stride == 0 ? kPowers[own % 3] : 1;
+  const bool odd = static_cast<int>((shared >> 32) % static_cast<uint64_t>(ranks)) == rank;
+  const double fraction = odd ? static_cast<double>((own >> 8) % 128) / 128 : 0;
+  return ((own >> 40 & 1) != 0 ? -power : power) * (1 + fraction);
+}
+
+template <class T>
+struct Values {
+  const CollectiveCase& c;
+  const Budget<T> budget{c.ranks};
+  const bool reduces = c.collective == Collective::kAllReduce ||
+                       c.collective == Collective::kReduceScatter ||
+                       c.collective == Collective::kReduce;
+
+  double contribution(uint64_t shared, int rank) const {
+    return c.op == ReduceOp::kProd ? factor(budget, shared, rank, c.ranks)
+                                   : summand(budget, shared, rank);
+  }
+
+  // Element `index` of the input of `rank`. What is only moved may be any bits.
+  T input(int rank, size_t index) const {
+    const uint64_t shared = shared_hash(c.call, index);
+    if constexpr (kIsFloat<T>) {
+      if (reduces) return encode<T>(contribution(shared, rank));
+    }
+    const uint64_t own = rank_hash(shared, rank);
+    T value;
+    std::memcpy(&value, &own, sizeof value);
+    return value;
+  }
+
+  T reduced(size_t index) const {
+    const uint64_t shared = shared_hash(c.call, index);
+    if constexpr (kIsFloat<T>) {
+      double value = contribution(shared, 0);
+      for (int rank = 1; rank < c.ranks; ++rank) {
+        value = combine(value, contribution(shared, rank));
+      }
+      // All sums are exact. Dividing rounds: f64 in f64, the others in f32.
+      if (c.op != ReduceOp::kAvg) return encode<T>(value);
+      if constexpr (std::is_same_v<T, double>) {
+        return value / c.ranks;
+      } else {
+        return encode<T>(static_cast<float>(value) / static_cast<float>(c.ranks));
+      }
+    } else {
+      T value = input(0, index);
+      for (int rank = 1; rank < c.ranks; ++rank) value = combine(value, input(rank, index));
+      return c.op == ReduceOp::kAvg ? static_cast<T>(value / int64_t{c.ranks}) : value;
+    }
+  }
+
+  template <class V>
+  V combine(V a, V b) const {
+    if (c.op == ReduceOp::kMin) return std::min(a, b);
+    if (c.op == ReduceOp::kMax) return std::max(a, b);
+    if constexpr (std::is_integral_v<V>) {
+      const uint64_t x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b);
+      return static_cast<V>(c.op == ReduceOp::kProd ? x * y : x + y);
+    } else {
+      return c.op == ReduceOp::kProd ? a * b : a + b;
+    }
+  }
+
+  // Element `index` of the output of `rank`.
+  T output(int rank, size_t index, size_t count) const {
+    switch (c.collective) {
+      case Collective::kReduceScatter:
+        return reduced(static_cast<size_t>(rank) * count + index);
+      case Collective::kAllGather:
+        return input(static_cast<int>(index / count), index % count);
+      case Collective::kAllToAll:
+        return input(static_cast<int>(index / count),
+                     static_cast<size_t>(rank) * count + index % count);
+      case Collective::kBroadcast:
+        return input(c.root, index);
+      case Collective::kSendReceive:
+        return input((rank + c.ranks - 1) % c.ranks, index);
+      default:
+        return reduced(index);
+    }
+  }
+};
+
+// Calls `visit` with Values of the type.
+template <class Visit>
+auto with_type(const CollectiveCase& c, const Visit& visit) {
+  switch (c.type) {
+    case DataType::kF16:
+      return visit(Values<F16>{c});
+    case DataType::kBF16:
+      return visit(Values<BF16>{c});
+    case DataType::kF64:
+      return visit(Values<double>{c});
+    case DataType::kI8:
+      return visit(Values<int8_t>{c});
+    case DataType::kU8:
+      return visit(Values<uint8_t>{c});
+    case DataType::kI32:
+      return visit(Values<int32_t>{c});
+    case DataType::kI64:
+      return visit(Values<int64_t>{c});
+    default:
+      return visit(Values<float>{c});
+  }
+}
+
+// By their bits.
+template <class T, class Expected>
+uint64_t differing(const void* data, size_t count, const Expected& expected) {
+  uint64_t wrong = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const T want = expected(i);
+    wrong += std::memcmp(static_cast<const T*>(data) + i, &want, sizeof want) == 0 ? 0 : 1;
+  }
+  return wrong;
+}
+
+}  // namespace
+
+void fill_input(const CollectiveCase& the_case, int rank, void* input, size_t count) {
+  with_type(the_case, [&]<class T>(const Values<T>& values) {
+    for (size_t i = 0; i < count; ++i) static_cast<T*>(input)[i] = values.input(rank, i);
+  });
+}
+
+uint64_t count_changed(const CollectiveCase& the_case, int rank, const void* input, size_t count) {
+  return with_type(the_case, [&]<class T>(const Values<T>& values) {
+    return differing<T>(input, count, [&](size_t i) { return values.input(rank, i); });
+  });
+}
+
+uint64_t count_wrong(const CollectiveCase& the_case, int rank, const void* output, size_t count) {
+  const bool wide =
+      the_case.collective == Collective::kAllGather || the_case.collective == Collective::kAllToAll;
+  if (the_case.collective == Collective::kReduce && rank != the_case.root) return 0;
+  const size_t elements = wide ? count * static_cast<size_t>(the_case.ranks) : count;
+  return with_type(the_case, [&]<class T>(const Values<T>& values) {
+    return differing<T>(output, elements, [&](size_t i) { return values.output(rank, i, count); });
+  });
+}
+
+}  // namespace baton::bench

@@ -1,0 +1,180 @@
+// Writes the results of a collective benchmark as JSON.
+#include "bench/nccl_tests/collective_perf_json.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace baton::bench {
+namespace {
+
+constexpr int kNcclVersion = 3;  // of its JSON
+
+std::string dump(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+// nccl-tests writes truth as text.
+const char* word(bool truth) { return truth ? "true" : "false"; }
+
+Json nccl_half(const std::optional<PerfHalf>& half, bool cpu_time) {
+  if (!half) return nullptr;
+  return {{cpu_time ? "cpu_time" : "time", half->us},
+          {"alg_bw", half->bandwidth.algorithm},
+          {"bus_bw", half->bandwidth.bus},
+          {"nwrong", half->wrong ? Json(*half->wrong) : Json(nullptr)}};
+}
+
+Json nccl_iterations(const PerfHalf& half, int skipped) {
+  const std::vector<double>& all = half.slowest_us;
+  const IterationStats stats = IterationStats::of({all.begin() + skipped, all.end()});
+  return {{"skipped_iterations", skipped},
+          {"min_us", stats.min},
+          {"max_us", stats.max},
+          {"avg_us", stats.mean},
+          {"p50_us", stats.p50},
+          {"p95_us", stats.p95},
+          {"p99_us", stats.p99},
+          {"stdev_us", stats.deviation},
+          {"cv_pct", stats.variation_percent()},
+          {"times_us", all}};
+}
+
+}  // namespace
+
+std::vector<Json> house_rows(const CollectivePerfOptions& options, int ranks,
+                             const std::string& route, const PerfRow& row) {
+  std::vector<Json> out;
+  for (size_t i = 0; i < row.halves.size(); ++i) {
+    if (!row.halves[i]) continue;
+    const PerfHalf& half = *row.halves[i];
+    const Latency latency = Latency::of(half.average_us);
+    Json json;
+    json["bench"] = options.command;
+    json["params"] = {
+        {"ranks", ranks},
+        {"type", std::string(name_of(row.point.type))},
+        {"op", redop_name(options, row.point.op)},
+        {"count", row.point.count},
+        {"in_place", i == 1},
+        {"iterations", options.iterations},
+        {"in_flight", options.aggregated},
+        {"algorithm",
+         options.call.algorithm ? std::string(name_of(*options.call.algorithm)) : "chosen"},
+        {"ordered", options.call.ordered.value_or(false)}};
+    if (options.has_root()) json["params"]["root"] = options.root;
+    if (options.call.channels > 0) json["params"]["channels"] = options.call.channels;
+    if (options.call.chunk_bytes > 0) json["params"]["chunk"] = options.call.chunk_bytes;
+    if (!options.link.empty()) json["params"]["link"] = options.link;
+    if (options.plain_memory) json["params"]["malloc"] = true;
+    if (options.cpu_time) json["params"]["time"] = "cpu";
+    json["route"] = route;
+    json["bytes"] = row.point.bytes;
+    json["seconds"] = half.us * 1e-6;
+    json["GB_per_s"] = half.bandwidth.algorithm;
+    json["bus_GB_per_s"] = half.bandwidth.bus;
+    json["latency_us"] = {{"p50", latency.p50},
+                          {"p90", latency.p90},
+                          {"p99", latency.p99},
+                          {"p999", latency.p999},
+                          {"max", latency.max}};
+    if (half.wrong) json["wrong"] = *half.wrong;
+    if (half.wrong) json["verified"] = *half.wrong == 0;
+    out.push_back(std::move(json));
+  }
+  return out;
+}
+
+Json nccl_result(const CollectivePerfOptions& options, const PerfRow& row) {
+  Json json = {{"size", row.point.bytes},
+               {"count", row.point.count},
+               {"type", nccl_name(row.point.type)},
+               {"redop", redop_name(options, row.point.op)},
+               {"root", absl::StrFormat("%6d", options.has_root() ? options.root : -1)}};
+  constexpr std::array kKeys = {"out_of_place", "in_place"};
+  for (size_t i = 0; i < row.halves.size(); ++i) {
+    json[kKeys[i]] = nccl_half(row.halves[i], options.cpu_time);
+    if (options.per_iteration && row.halves[i]) {
+      json[absl::StrCat(kKeys[i], "_per_iter")] =
+          nccl_iterations(*row.halves[i], options.per_iteration_skip);
+    }
+  }
+  json["actual_iterations"] = options.iterations;
+  json["experiment_name"] = options.command;
+  return json;
+}
+
+Json nccl_json(const CollectivePerfOptions& options, const NcclDocument& document) {
+  Json config = {{"nthreads", 1},
+                 {"ngpus", 1},
+                 {"minimum_bytes", options.min_bytes},
+                 {"maximum_bytes", options.max_bytes}};
+  if (options.step_factor > 1) {
+    config["step_factor"] = options.step_factor;
+  } else {
+    config["step_bytes"] = options.step_bytes;
+  }
+  config["warmup_iters"] = options.warmup;
+  config["iterations"] = options.iterations;
+  config["aggregated_iterations"] = options.aggregated;
+  config["validation"] = options.checks;
+  config["graph"] = 0;
+  config["blocking_collectives"] = word(options.blocking != 0);
+  config["per_iter_timing"] = word(options.per_iteration);
+  config["per_iter_skip"] = options.per_iteration_skip;
+  config["parallel_init"] = word(true);
+  config["devices"] = Json::array();
+  for (const RankInfo& rank : document.ranks) {
+    config["devices"].push_back({{"rank", rank.rank},
+                                 {"group", 0},
+                                 {"pid", rank.pid},
+                                 {"hostname", rank.host},
+                                 {"device", rank.rank},
+                                 {"device_hex", ""},
+                                 {"device_info", rank.device}});
+  }
+  const bool slow = footer_fails(0, document.average_bus, document.least_bus);
+  return {{"version", kNcclVersion},
+          {"start_time", document.start_time},
+          {"args", document.arguments},
+          {"env", document.environment},
+          {"nccl_version", 0},
+          {"config", std::move(config)},
+          {"results", document.results},
+          {"out_of_bounds", {{"count", document.wrong}, {"okay", word(document.wrong == 0)}}},
+          {"average_bus_bandwidth",
+           {{"bandwidth", document.average_bus},
+            {"okay", document.least_bus ? word(!slow) : "unchecked"}}},
+          {"end_time", document.end_time}};
+}
+
+absl::StatusOr<std::string> write_new_file(const std::string& path, const Json& json) {
+  std::string name = path;
+  for (int i = 0; i < 1000; ++i) {
+    if (std::FILE* const file = std::fopen(name.c_str(), "wx"); file != nullptr) {
+      const std::string text = dump(json, 1) + "\n";
+      const bool whole = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+      if (std::fclose(file) == 0 && whole) return name;
+      return absl::ResourceExhaustedError(absl::StrFormat("%s could not be written whole", name));
+    }
+    if (errno != EEXIST) break;
+    name = absl::StrCat(path, ".", i);
+  }
+  return absl::PermissionDeniedError(absl::StrFormat(
+      "cannot write %s (%s): name a file that can be written after -J", name, strerror(errno)));
+}
+
+absl::Status write_lines(const std::string& path, const std::vector<Json>& rows) {
+  std::ofstream file(path, std::ios::trunc);
+  for (const Json& row : rows) file << dump(row, -1) << '\n';
+  file.flush();
+  if (file.good()) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrFormat(
+      "cannot write %s (%s): name a file that can be written after --json", path, strerror(errno)));
+}
+
+}  // namespace baton::bench

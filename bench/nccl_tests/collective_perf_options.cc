@@ -1,0 +1,222 @@
+// Parsing and checking the arguments of the collective benchmarks.
+#include "bench/nccl_tests/collective_perf_options.h"
+
+#include <algorithm>
+#include <array>
+#include <iostream>
+#include <map>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "engine/command_line/command_line.h"
+#include "transport/decorators.h"
+#include "transport/provider.h"
+
+namespace baton::bench {
+namespace {
+
+constexpr int kUsage = 2;
+
+constexpr const char* kFooter = R"(Examples:
+  baton all_reduce_perf --ranks 2 -b 8 -e 64M -f 2             shm, the columns of nccl-tests
+  baton all_reduce_perf --ranks 2 -b 8 -e 64M -f 8 --baselines  Open MPI and Gloo beside it
+  baton all_gather_perf --ranks 4 --provider tcp -d bfloat16
+  mpirun -n 4 baton reduce_scatter_perf -b 1M -e 1M            ranks from mpirun, srun, torchrun
+Sizes take K, M and G (powers of 1024). GB/s are 10^9 bytes per second. Exit status 1: a wrong
+value, an error, or less than NCCL_TESTS_MIN_BW.)";
+
+// What nccl-tests has and a library without GPUs has not.
+struct Foreign {
+  const char* flags;
+  const char* instead;
+};
+constexpr std::array kForeign = {
+    Foreign{"-t,--nthreads", "every rank is a process: use --ranks N"},
+    Foreign{"-g,--ngpus", "every rank is a process: use --ranks N"},
+    Foreign{"-p,--parallel_init", "ranks always start in parallel: leave it out"},
+    Foreign{"-y,--stream_null", "there are no streams: see -z for how calls are waited for"},
+    Foreign{"-G,--cudagraph", "there are no graphs: -m N puts N calls in flight at once"},
+    Foreign{"-R,--local_register", "buffers are registered unless you say --malloc"},
+    Foreign{"-x,--cta_policy", "no GPU core takes part: --channels N spreads the load"},
+    Foreign{"-D,--device_implementation", "choose with --algorithm NAME"},
+    Foreign{"-V,--device_cta_count", "choose with --channels N"},
+    Foreign{"-M,--memory", "--malloc shows what registered memory brings"},
+};
+
+// The text of those options that CLI11 cannot check by itself.
+struct Texts {
+  std::string type = "float";
+  std::string op = "sum";
+  std::string algorithm;
+};
+
+absl::Status finish(CollectivePerfOptions& options, const Texts& texts) {
+  if (texts.type == "all") {
+    options.types.clear();
+    for (int i = 0; i < kDataTypes; ++i) options.types.push_back(static_cast<DataType>(i));
+  } else {
+    const auto type = parse_data_type(texts.type);
+    if (!type.ok()) return type.status();
+    options.types = {*type};
+  }
+  if (texts.op == "all") {
+    options.ops.clear();
+    for (int i = 0; i < kReduceOps; ++i) options.ops.push_back(static_cast<ReduceOp>(i));
+  } else {
+    const auto op = parse_reduce_op(texts.op);
+    if (!op.ok()) return op.status();
+    options.ops = {*op};
+  }
+  if (!options.reduces()) options.ops.resize(1);
+  if (!texts.algorithm.empty()) {
+    const auto algorithm = parse_algorithm(texts.algorithm);
+    if (!algorithm.ok()) return algorithm.status();
+    options.call.algorithm = *algorithm;
+  }
+  if (options.min_bytes > options.max_bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat("-b %u is more than -e %u: give both",
+                                                      options.min_bytes, options.max_bytes));
+  }
+  if (options.step_factor == 0 || (options.step_factor == 1 && options.step_bytes == 0)) {
+    return absl::InvalidArgumentError("-f and -i must be positive, or the sweep never ends");
+  }
+  if (options.per_iteration_skip >= options.iterations) {
+    return absl::InvalidArgumentError("-K leaves no iteration: it must be less than -n");
+  }
+  if (options.ranks > 0 && options.root >= options.ranks) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("-r %d: there are ranks 0 to %d", options.root, options.ranks - 1));
+  }
+  if (!options.link.empty()) {
+    if (const auto shape = LinkShape::parse(options.link); !shape.ok()) return shape.status();
+  }
+  if (!options.provider.empty()) return check_provider(options.provider);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool CollectivePerfOptions::reduces() const {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+         collective == Collective::kReduce;
+}
+
+bool CollectivePerfOptions::has_root() const {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce;
+}
+
+bool CollectivePerfOptions::can_be_in_place() const {
+  return collective != Collective::kAllToAll && collective != Collective::kSendReceive;
+}
+
+CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
+                                            const char* const* argv) {
+  CollectivePerfOptions options;
+  options.collective = collective;
+  options.command = argv[0];
+  Texts texts;
+
+  CLI::App app("Measures a collective among processes, as nccl-tests does among GPUs.",
+               absl::StrCat("baton ", options.command));
+  app.footer(kFooter);
+  app.get_formatter()->column_width(34);
+  CLI::AsSizeValue size(false);
+  size.description("");
+  const auto bytes = [&](const char* flag, size_t& value, const char* text) {
+    app.add_option(flag, value, text)->transform(size)->type_name("BYTES");
+  };
+  const auto number = [&](const char* flag, int& value, int least, int most, const char* text) {
+    app.add_option(flag, value, text)->type_name("N")->check(CLI::Range(least, most));
+  };
+  constexpr int kMost = 1 << 24;
+  bytes("-b,--minbytes", options.min_bytes, "smallest size (default 32M)");
+  auto* most_bytes = app.add_option("-e,--maxbytes", options.max_bytes, "largest (default 32M)")
+                         ->transform(size)
+                         ->type_name("BYTES");
+  bytes("-i,--stepbytes", options.step_bytes, "from size to size (default 1M)");
+  app.add_option("-f,--stepfactor", options.step_factor, "multiply instead (default: add -i)")
+      ->type_name("N");
+  number("-n,--iters", options.iterations, 1, kMost, "timed calls (default 20)");
+  number("-m,--agg_iters", options.aggregated, 1, 256, "calls in flight together (default 1)");
+  number("-w,--warmup_iters", options.warmup, 0, kMost, "before them (default 1)");
+  number("-N,--run_cycles", options.cycles, 0, kMost, "the whole sweep again; 0: for ever");
+  number("-c,--check", options.checks, 0, kMost, "calls whose every value is checked (default 1)");
+  app.add_option("-o,--op", texts.op, "sum, prod, min, max, avg or all (default sum)");
+  app.add_option("-d,--datatype", texts.type,
+                 "float, half, bfloat16, double, int8, uint8, int32, int64 or all");
+  number("-r,--root", options.root, 0, kMost, "of broadcast and reduce (default 0)");
+  number(
+      "-z,--blocking", options.blocking, 0, 3,
+      "calls are always waited for; 1: a barrier after each -m too, 3: after each -n, not timed");
+  std::map<std::string, Average> averages = {
+      {"0", Average::kRank0}, {"1", Average::kMean}, {"2", Average::kMin}, {"3", Average::kMax}};
+  app.add_option("-a,--average", options.average,
+                 "of the ranks' times: 0 rank 0, 1 mean (default), 2 min, 3 max")
+      ->transform(CLI::CheckedTransformer(averages).description(""))
+      ->type_name("N");
+  app.add_option("-C,--report_cputime", options.cpu_time, "CPU time instead of elapsed time")
+      ->type_name("0/1");
+  app.add_option("-S,--report_timestamps", options.timestamps, "when each row was done")
+      ->type_name("0/1");
+  app.add_option("-I,--per_iter_timing", options.per_iteration,
+                 "min, max, p99 and variation of the calls, of the slowest rank of each")
+      ->type_name("0/1");
+  number("-K,--per_iter_skip", options.per_iteration_skip, 0, kMost, "of -I: leave out the first");
+  app.add_option("-u,--unalign", options.unalign, "start so many elements into the buffers")
+      ->type_name("N")
+      ->check(CLI::Range(size_t{0}, size_t{1} << 20));
+  app.add_option("-J,--output_file", options.nccl_json, "nccl-tests' JSON")->type_name("FILE");
+  app.add_option("-T,--timeout", options.timeout_s, "seconds for each call (default 60)")
+      ->type_name("S")
+      ->check(CLI::Range(0.001, 1e6));
+
+  app.add_option("--ranks", options.ranks,
+                 "fork so many (default: what started this, mpirun, srun, torchrun; else 2)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--provider", options.provider, "the only way the bytes may travel")
+      ->type_name("NAME");
+  app.add_option("--link", options.link, "pretend to have this link, such as 1Gb/s,50us")
+      ->type_name("SHAPE");
+  app.add_option("--algorithm", texts.algorithm, "instead of the chosen one")->type_name("NAME");
+  app.add_option("--channels", options.call.channels, "instead of the chosen number")
+      ->type_name("N");
+  bytes("--chunk", options.call.chunk_bytes, "of one message, instead of the chosen size");
+  bool ordered = false;
+  app.add_flag("--ordered", ordered, "bit-identical results whatever the algorithm");
+  app.add_flag("--malloc", options.plain_memory, "buffers that peers cannot reach directly");
+  app.add_flag("--explain", options.explain, "why each size runs as it does");
+  app.add_flag("--baselines,--rivals", options.baselines,
+               "measure Open MPI, Gloo and a one-copy loop too (./run install-deps all)");
+  app.add_flag("--pin,!--no-pin", options.pin,
+               "each rank on a core of its own (default, given enough of them)");
+  app.add_option("--json", options.json, "write one JSON object per row")->type_name("FILE");
+
+  std::vector<CLI::Option*> foreign;
+  std::string ignored;
+  for (const Foreign& flag : kForeign) {
+    foreign.push_back(app.add_option(flag.flags, ignored)->group(""));
+  }
+
+  const int leave = engine::command_line::parse(app, "baton " + options.command, argc, argv);
+  if (leave >= 0) return {.options = std::nullopt, .exit_status = leave};
+  absl::Status status;
+  for (size_t i = 0; i < foreign.size(); ++i) {
+    if (foreign[i]->count() == 0) continue;
+    status = absl::InvalidArgumentError(
+        absl::StrFormat("%s means nothing here: %s", kForeign[i].flags, kForeign[i].instead));
+  }
+  if (most_bytes->count() == 0) options.max_bytes = std::max(options.max_bytes, options.min_bytes);
+  if (ordered) options.call.ordered = true;
+  if (status.ok()) status = finish(options, texts);
+  if (!status.ok()) {
+    std::cerr << "baton " << options.command << ": " << status.message() << "\n";
+    return {.options = std::nullopt, .exit_status = kUsage};
+  }
+  return {.options = std::move(options), .exit_status = 0};
+}
+
+}  // namespace baton::bench

@@ -1,0 +1,23 @@
+// What each rank of a collective benchmark does, from joining the others to the footer.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "bench/nccl_tests/collective_perf_json.h"
+#include "collectives/launch/launch.h"
+
+namespace baton::bench {
+
+// What rank 0 has found, for whoever writes the files.
+struct PerfResults {
+  std::vector<Json> rows;  // ours
+  Json nccl_json;          // the whole document
+};
+
+// Runs one rank; rank 0 prints the table. Returns the exit status: 1 for a wrong value, an error
+// (printed to stderr) or too low a bandwidth. `results` is filled at rank 0, also after an error.
+int run_perf_rank(const CollectivePerfOptions& options, const std::vector<std::string>& arguments,
+                  const launch::Place& place, PerfResults& results);
+
+}  // namespace baton::bench

@@ -1,0 +1,318 @@
+// One rank's timed calls of a collective, and the calls whose results are checked.
+#include "bench/nccl_tests/collective_perf_run.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "bench/nccl_tests/collective_check.h"
+#include "transport/clock.h"
+
+namespace baton::bench {
+namespace {
+
+double cpu_us() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
+}
+
+double steady_us() {
+  return std::chrono::duration<double, std::micro>(Clock::steady().now()).count();
+}
+
+// A buffer of the communicator, or (--malloc) plain memory.
+class Buffer {
+ public:
+  static absl::StatusOr<std::unique_ptr<Buffer>> make(Communicator& group, size_t bytes,
+                                                      bool plain) {
+    std::unique_ptr<Buffer> buffer(new Buffer(group));
+    if (plain) {
+      buffer->plain_.resize(bytes + 64);
+      const size_t past = reinterpret_cast<uintptr_t>(buffer->plain_.data()) % 64;
+      buffer->data_ = buffer->plain_.data() + (64 - past);
+      return buffer;
+    }
+    const auto shared = group.allocate(bytes);
+    if (!shared.ok()) return shared.status();
+    buffer->shared_ = *shared;
+    buffer->data_ = shared->data;
+    return buffer;
+  }
+  ~Buffer() {
+    if (shared_.data != nullptr) group_.free(shared_);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  explicit Buffer(Communicator& group) : group_(group) {}
+  Communicator& group_;
+  std::vector<std::byte> plain_;
+  CommBuffer shared_;
+  std::byte* data_ = nullptr;
+};
+
+// What one rank measured of one half of a row, in a form that all ranks can exchange.
+struct Samples {
+  double mean_us = 0;
+  double wrong = 0;
+  std::vector<double> iterations_us;
+};
+
+class Measurement {
+ public:
+  Measurement(const CollectivePerfOptions& options, Communicator& group)
+      : options_(options), group_(group), rank_(group.rank()), ranks_(group.ranks()) {}
+
+  absl::Status allocate(const std::vector<CollectivePoint>& points) {
+    for (const CollectivePoint& point : points) {
+      const size_t element = size_of(point.type);
+      const size_t skip = options_.unalign * element;
+      in_stride_ = std::max(in_stride_, padded(point.in_elements * element + skip));
+      out_stride_ = std::max(out_stride_, padded(point.out_elements * element + skip));
+    }
+    // In place, the larger of input and output lies in `out`.
+    out_stride_ = std::max(in_stride_, out_stride_);
+    const size_t copies = static_cast<size_t>(options_.aggregated);
+    auto in = Buffer::make(group_, in_stride_ * copies, options_.plain_memory);
+    if (!in.ok()) return in.status();
+    auto out = Buffer::make(group_, out_stride_ * copies, options_.plain_memory);
+    if (!out.ok()) return out.status();
+    in_ = *std::move(in);
+    out_ = *std::move(out);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<PerfRow> row(const CollectivePoint& point) {
+    point_ = point;
+    PerfRow row{.point = point};
+    for (const bool in_place : {false, true}) {
+      if (in_place && !options_.can_be_in_place()) continue;
+      in_place_ = in_place;
+      auto half = this->half();
+      if (!half.ok()) return half.status();
+      row.halves[in_place ? 1 : 0] = *std::move(half);
+    }
+    return row;
+  }
+
+ private:
+  static size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  size_t element() const { return size_of(point_.type); }
+  // Copy `slot` of the output; and of the input, which in place is a part of the output.
+  std::byte* out(int slot) const {
+    std::byte* const start =
+        out_->data() + out_stride_ * static_cast<size_t>(slot) + options_.unalign * element();
+    if (!in_place_ || options_.collective != Collective::kReduceScatter) return start;
+    return start + static_cast<size_t>(rank_) * point_.count * element();
+  }
+  std::byte* in(int slot) const {
+    if (!in_place_) {
+      return in_->data() + in_stride_ * static_cast<size_t>(slot) + options_.unalign * element();
+    }
+    std::byte* const start =
+        out_->data() + out_stride_ * static_cast<size_t>(slot) + options_.unalign * element();
+    if (options_.collective != Collective::kAllGather) return start;
+    return start + static_cast<size_t>(rank_) * point_.count * element();
+  }
+
+  // Starts the call on copy `slot` of the buffers.
+  absl::Status start(int slot) {
+    const void* from = in(slot);
+    void* to = out(slot);
+    const CallOptions& call = options_.call;
+    const size_t count = point_.count;
+    const DataType type = point_.type;
+    switch (options_.collective) {
+      case Collective::kAllReduce:
+        return keep(group_.all_reduce_async(from, to, count, type, point_.op, call));
+      case Collective::kReduceScatter:
+        return keep(group_.reduce_scatter_async(from, to, count, type, point_.op, call));
+      case Collective::kAllGather:
+        return keep(group_.all_gather_async(from, to, count, type, call));
+      case Collective::kBroadcast:
+        return keep(group_.broadcast_async(from, to, count, type, options_.root, call));
+      case Collective::kReduce:
+        return keep(group_.reduce_async(from, to, count, type, point_.op, options_.root, call));
+      case Collective::kAllToAll:
+        return keep(group_.all_to_all_async(from, to, count, type, call));
+      case Collective::kSendReceive: {
+        const int after = (rank_ + 1) % ranks_, before = (rank_ + ranks_ - 1) % ranks_;
+        absl::Status status = keep(group_.send_async(from, count, type, after, call));
+        if (!status.ok()) return status;
+        return keep(group_.receive_async(to, count, type, before, call));
+      }
+      case Collective::kBarrier:
+        break;
+    }
+    return keep(group_.barrier_async(call));
+  }
+
+  absl::Status keep(absl::StatusOr<Work> work) {
+    if (work.ok()) works_.push_back(*work);
+    return work.status();
+  }
+
+  // One iteration: -m calls, waited for.
+  absl::Status iterate() {
+    works_.clear();
+    for (int slot = 0; slot < options_.aggregated; ++slot) {
+      if (absl::Status status = start(slot); !status.ok()) return status;
+    }
+    absl::Status first;
+    for (const Work& work : works_) first.Update(group_.wait(work));
+    return first;
+  }
+
+  CollectiveCase the_case() const {
+    return {.collective = options_.collective,
+            .type = point_.type,
+            .op = point_.op,
+            .ranks = ranks_,
+            .root = options_.root,
+            .call = call_};
+  }
+
+  // New inputs in every copy, and outputs that hold none of them.
+  void prepare() {
+    ++call_;
+    for (int slot = 0; slot < options_.aggregated; ++slot) {
+      if (!in_place_) std::memset(out(slot), 0x5A, point_.out_elements * element());
+      fill_input(the_case(), rank_, in(slot), point_.in_elements);
+    }
+  }
+
+  double wrong() const {
+    uint64_t wrong = 0;
+    for (int slot = 0; slot < options_.aggregated; ++slot) {
+      wrong += count_wrong(the_case(), rank_, out(slot), point_.count);
+      if (!in_place_) wrong += count_changed(the_case(), rank_, in(slot), point_.in_elements);
+    }
+    return static_cast<double>(wrong);
+  }
+
+  // Fills, warms up, times, checks.
+  absl::StatusOr<PerfHalf> half() {
+    Samples samples;
+    samples.iterations_us.resize(static_cast<size_t>(options_.iterations));
+    prepare();
+    for (int i = 0; i < options_.warmup; ++i) {
+      if (absl::Status status = iterate(); !status.ok()) return status;
+    }
+    if (absl::Status status = group_.barrier(); !status.ok()) return status;
+    if (absl::Status status = timed(samples); !status.ok()) return status;
+    // Out of place the timed calls themselves can be checked: all of them had the same input.
+    if (options_.checks > 0 && !in_place_) samples.wrong += wrong();
+    for (int i = 0; i < options_.checks; ++i) {
+      prepare();
+      if (absl::Status status = iterate(); !status.ok()) return status;
+      samples.wrong += wrong();
+    }
+    return exchange(samples);
+  }
+
+  absl::Status timed(Samples& samples) {
+    const bool barriers = options_.blocking == 1 || options_.blocking == 3;
+    const bool counts_barriers = options_.blocking == 1;
+    const auto now = [this] { return options_.cpu_time ? cpu_us() : steady_us(); };
+    double total = 0;
+    double from = now();
+    for (double& sample : samples.iterations_us) {
+      if (absl::Status status = iterate(); !status.ok()) return status;
+      double to = now();
+      if (barriers) {
+        if (absl::Status status = group_.barrier(); !status.ok()) return status;
+        const double after = now();
+        sample = (counts_barriers ? after : to) - from;
+        to = after;
+      } else {
+        sample = to - from;
+      }
+      total += sample;
+      sample /= options_.aggregated;
+      from = to;
+    }
+    samples.mean_us = total / (options_.iterations * options_.aggregated);
+    return absl::OkStatus();
+  }
+
+  // Every rank learns what all measured, and makes the same of it.
+  absl::StatusOr<PerfHalf> exchange(const Samples& samples) {
+    std::vector<double> mine = {samples.mean_us, samples.wrong};
+    mine.insert(mine.end(), samples.iterations_us.begin(), samples.iterations_us.end());
+    const size_t width = mine.size();
+    std::vector<double> all(width * static_cast<size_t>(ranks_));
+    const absl::Status status = group_.all_gather(mine.data(), all.data(), width, DataType::kF64);
+    if (!status.ok()) return status;
+    const auto column = [&](size_t i) {
+      std::vector<double> values;
+      for (size_t at = i; at < all.size(); at += width) values.push_back(all[at]);
+      return values;
+    };
+    PerfHalf half;
+    half.us = average(column(0));
+    half.bandwidth = bandwidth_of(options_.collective, point_.bytes, ranks_, half.us * 1e-6);
+    if (options_.checks > 0) {
+      const std::vector<double> wrong = column(1);
+      half.wrong = std::accumulate(wrong.begin(), wrong.end(), 0.0);
+    }
+    for (size_t i = 2; i < width; ++i) {
+      const std::vector<double> values = column(i);
+      half.average_us.push_back(average(values));
+      half.slowest_us.push_back(*std::max_element(values.begin(), values.end()));
+    }
+    return half;
+  }
+
+  double average(const std::vector<double>& values) const {
+    switch (options_.average) {
+      case Average::kRank0:
+        return values.front();
+      case Average::kMin:
+        return *std::min_element(values.begin(), values.end());
+      case Average::kMax:
+        return *std::max_element(values.begin(), values.end());
+      case Average::kMean:
+        break;
+    }
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  }
+
+  const CollectivePerfOptions& options_;
+  Communicator& group_;
+  const int rank_;
+  const int ranks_;
+  size_t in_stride_ = 0;
+  size_t out_stride_ = 0;
+  std::unique_ptr<Buffer> in_;
+  std::unique_ptr<Buffer> out_;
+  CollectivePoint point_;
+  bool in_place_ = false;
+  uint64_t call_ = 0;
+  std::vector<Work> works_;
+};
+
+}  // namespace
+
+absl::Status measure_collectives(const CollectivePerfOptions& options, Communicator& group,
+                                 const std::function<void(const PerfRow&)>& on_row) {
+  const std::vector<CollectivePoint> points = sweep(options, group.ranks());
+  Measurement measurement(options, group);
+  if (absl::Status status = measurement.allocate(points); !status.ok()) return status;
+  for (int cycle = 0; options.cycles == 0 || cycle < options.cycles; ++cycle) {
+    for (const CollectivePoint& point : points) {
+      const auto row = measurement.row(point);
+      if (!row.ok()) return row.status();
+      on_row(*row);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace baton::bench

@@ -1,0 +1,195 @@
+// nccl-tests' table: sizes, bandwidths, header, rows and footer.
+#include "bench/nccl_tests/collective_perf_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "bench/report/stats.h"
+
+namespace baton::bench {
+namespace {
+
+// Every rank has a part of its own in the input or the output.
+bool cut_among_ranks(Collective collective) {
+  return collective == Collective::kAllGather || collective == Collective::kReduceScatter ||
+         collective == Collective::kAllToAll;
+}
+
+}  // namespace
+
+CollectivePoint point_of(Collective collective, size_t bytes, int ranks, DataType type,
+                         ReduceOp op) {
+  const size_t element = size_of(type);
+  const size_t n = static_cast<size_t>(ranks);
+  CollectivePoint point{.type = type, .op = op, .count = bytes / element};
+  if (cut_among_ranks(collective)) point.count = point.count / n & ~(16 / element - 1);
+  const bool wide_in =
+      collective == Collective::kReduceScatter || collective == Collective::kAllToAll;
+  const bool wide_out = collective == Collective::kAllGather || collective == Collective::kAllToAll;
+  point.in_elements = wide_in ? point.count * n : point.count;
+  point.out_elements = wide_out ? point.count * n : point.count;
+  point.bytes = std::max(point.in_elements, point.out_elements) * element;
+  return point;
+}
+
+std::vector<CollectivePoint> sweep(const CollectivePerfOptions& options, int ranks) {
+  std::vector<CollectivePoint> points;
+  for (const DataType type : options.types) {
+    for (const ReduceOp op : options.ops) {
+      for (size_t bytes = options.min_bytes; bytes <= options.max_bytes;) {
+        points.push_back(point_of(options.collective, bytes, ranks, type, op));
+        const size_t next = options.step_factor > 1
+                                ? std::max<size_t>(bytes, 1) * options.step_factor
+                                : bytes + options.step_bytes;
+        if (next <= bytes) break;  // no larger size exists
+        bytes = next;
+      }
+    }
+  }
+  return points;
+}
+
+Bandwidth bandwidth_of(Collective collective, size_t bytes, int ranks, double seconds) {
+  if (seconds <= 0) return {};
+  const double n = ranks;
+  const double rate = static_cast<double>(bytes) / 1e9 / seconds;
+  double factor = 1;
+  if (collective == Collective::kAllReduce) factor = 2 * (n - 1) / n;
+  if (cut_among_ranks(collective)) factor = (n - 1) / n;
+  return {.algorithm = rate, .bus = rate * factor};
+}
+
+IterationStats IterationStats::of(std::vector<double> samples) {
+  IterationStats stats;
+  if (samples.empty()) return stats;
+  std::sort(samples.begin(), samples.end());
+  stats.min = samples.front();
+  stats.max = samples.back();
+  stats.mean = std::accumulate(samples.begin(), samples.end(), 0.0) / samples.size();
+  double squares = 0;
+  for (const double sample : samples) squares += (sample - stats.mean) * (sample - stats.mean);
+  stats.deviation = std::sqrt(squares / samples.size());
+  stats.p50 = quantile(samples, 0.5);
+  stats.p95 = quantile(samples, 0.95);
+  stats.p99 = quantile(samples, 0.99);
+  return stats;
+}
+
+std::string nccl_name(DataType type) {
+  switch (type) {
+    case DataType::kF32:
+      return "float";
+    case DataType::kF16:
+      return "half";
+    case DataType::kBF16:
+      return "bfloat16";
+    case DataType::kF64:
+      return "double";
+    case DataType::kI8:
+      return "int8";
+    case DataType::kU8:
+      return "uint8";
+    case DataType::kI32:
+      return "int32";
+    case DataType::kI64:
+      return "int64";
+  }
+  return "";
+}
+
+std::string redop_name(const CollectivePerfOptions& options, ReduceOp op) {
+  return options.reduces() ? std::string(name_of(op)) : "none";
+}
+
+std::string fit(double value, int width) {
+  const size_t most = static_cast<size_t>(width);
+  for (const std::string& text :
+       {absl::StrFormat("%*.2f", width, value), absl::StrFormat("%*.1f", width, value),
+        absl::StrFormat("%*.0f", width, value)}) {
+    if (text.size() <= most) return text;
+  }
+  return width >= 7 ? absl::StrFormat("%*.1e", width, value)
+                    : absl::StrFormat("%*.0e", width, value);
+}
+
+std::string table_header(const CollectivePerfOptions& options) {
+  const char* time = options.cpu_time ? "cputime" : "time";
+  const std::string start = absl::StrFormat("# %10s  %12s  %8s  %6s  %6s", "", "", "", "", "");
+  const std::string stamp = options.timestamps ? absl::StrFormat(" %19s", "timestamp") : " ";
+  const std::string stamp_format =
+      options.timestamps ? absl::StrFormat(" %19s", "%Y-%m-%d %H:%M:%S") : " ";
+  std::string names, units;
+  for (int half = 0; half < 2; ++half) {
+    absl::StrAppend(&names,
+                    absl::StrFormat("  %7s  %6s  %6s  %6s", time, "algbw", "busbw", "#wrong"));
+    absl::StrAppend(&units,
+                    absl::StrFormat("  %7s  %6s  %6s  %6s", "(us)", "(GB/s)", "(GB/s)", ""));
+    if (!options.per_iteration) continue;
+    absl::StrAppend(&names,
+                    absl::StrFormat("  %7s  %7s  %7s  %7s", "i_min", "i_max", "i_p99", "i_cv%"));
+    absl::StrAppend(&units, absl::StrFormat("  %7s  %7s  %7s  %7s", "(us)", "(us)", "(us)", "(%)"));
+  }
+  const char* halves =
+      options.per_iteration
+          ? "              out-of-place (+ per-iteration)                                "
+            "in-place (+ per-iteration)\n"
+          : "           out-of-place                       in-place          \n";
+  return absl::StrCat(
+      "#\n", start, halves,
+      absl::StrFormat("# %10s  %12s  %8s  %6s  %6s", "size", "count", "type", "redop", "root"),
+      names, stamp, "\n",
+      absl::StrFormat("# %10s  %12s  %8s  %6s  %6s", "(B)", "(elements)", "", "", ""), units,
+      stamp_format, "\n");
+}
+
+std::string table_row(const CollectivePerfOptions& options, const PerfRow& row,
+                      const std::string& timestamp) {
+  const CollectivePoint& point = row.point;
+  std::string line =
+      absl::StrFormat("%12d  %12d  %8s  %6s  %6d", point.bytes, point.count, nccl_name(point.type),
+                      redop_name(options, point.op), options.has_root() ? options.root : -1);
+  for (const std::optional<PerfHalf>& half : row.halves) {
+    if (!half) {
+      absl::StrAppend(&line, absl::StrFormat("  %7s  %6s  %6s  %6s", "N/A", "N/A", "N/A", "N/A"));
+      if (options.per_iteration) {
+        absl::StrAppend(&line, absl::StrFormat("  %7s  %7s  %7s  %7s", "N/A", "N/A", "N/A", "N/A"));
+      }
+      continue;
+    }
+    absl::StrAppend(&line, "  ", fit(half->us, 7), "  ", fit(half->bandwidth.algorithm, 6), "  ",
+                    fit(half->bandwidth.bus, 6));
+    if (half->wrong) {
+      absl::StrAppend(&line, absl::StrFormat("  %6g", *half->wrong));
+    } else {
+      absl::StrAppend(&line, "    N/A");
+    }
+    if (options.per_iteration) {
+      std::vector<double> samples = half->slowest_us;
+      samples.erase(samples.begin(),
+                    samples.begin() + std::min<size_t>(samples.size(), options.per_iteration_skip));
+      const IterationStats stats = IterationStats::of(std::move(samples));
+      for (const double value : {stats.min, stats.max, stats.p99, stats.variation_percent()}) {
+        absl::StrAppend(&line, "  ", fit(value, 7));
+      }
+    }
+  }
+  if (options.timestamps) absl::StrAppend(&line, absl::StrFormat("%21s", timestamp));
+  return line + "\n";
+}
+
+bool footer_fails(double wrong, double average_bus, std::optional<double> least_bus) {
+  return wrong > 0 || (least_bus && average_bus < 0.9 * *least_bus);
+}
+
+std::string table_footer(const CollectivePerfOptions& options, double wrong, double average_bus,
+                         std::optional<double> least_bus) {
+  const char* bus = !least_bus ? "" : footer_fails(0, average_bus, least_bus) ? "FAILED" : "OK";
+  return absl::StrFormat("# %-20s : %.0f %s\n# %-20s : %g %s\n#\n# Collective test concluded: %s\n",
+                         "Out of bounds values", wrong, wrong > 0 ? "FAILED" : "OK",
+                         "Avg bus bandwidth", average_bus, bus, options.command);
+}
+
+}  // namespace baton::bench

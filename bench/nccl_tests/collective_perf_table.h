@@ -1,0 +1,74 @@
+// nccl-tests' table: which sizes a sweep has, and how a row is written.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/nccl_tests/collective_perf_options.h"
+#include "collectives/schedules/types.h"
+
+namespace baton::bench {
+
+// One line of the table, before it is measured.
+struct CollectivePoint {
+  DataType type = DataType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+  size_t count = 0;         // the call's argument, and the table's column: elements
+  size_t in_elements = 0;   // of a rank's input
+  size_t out_elements = 0;  // of a rank's output
+  size_t bytes = 0;         // the table's column: of the larger of the two
+};
+
+// Counts are those of nccl-tests: where `bytes` is cut among ranks, each part is a multiple of 16
+// bytes.
+CollectivePoint point_of(Collective collective, size_t bytes, int ranks, DataType type,
+                         ReduceOp op);
+std::vector<CollectivePoint> sweep(const CollectivePerfOptions& options, int ranks);
+
+struct Bandwidth {
+  double algorithm = 0;  // GB/s: the size by the time
+  double bus = 0;        // what each link must have carried, whatever the algorithm
+};
+Bandwidth bandwidth_of(Collective collective, size_t bytes, int ranks, double seconds);
+
+// How the calls of one measurement spread.
+struct IterationStats {
+  double min = 0, max = 0, mean = 0, p50 = 0, p95 = 0, p99 = 0, deviation = 0;
+  double variation_percent() const { return mean > 0 ? deviation / mean * 100 : 0; }
+  static IterationStats of(std::vector<double> samples);
+};
+
+// One half of a row: out of place, or in place.
+struct PerfHalf {
+  double us = 0;  // the time column
+  Bandwidth bandwidth;
+  std::optional<double> wrong;     // elements, of all ranks; none: not checked
+  std::vector<double> slowest_us;  // of each iteration, the rank that took longest
+  std::vector<double> average_us;  // of each iteration, over the ranks as -a says
+};
+
+struct PerfRow {
+  CollectivePoint point;
+  std::array<std::optional<PerfHalf>, 2> halves;  // out of place, in place; none: does not exist
+};
+
+// The names in the table: "float", "bfloat16"; "sum", or "none" where nothing is combined.
+std::string nccl_name(DataType type);
+std::string redop_name(const CollectivePerfOptions& options, ReduceOp op);
+
+// A number that fits in `width` by losing its decimals first.
+std::string fit(double value, int width);
+
+std::string table_header(const CollectivePerfOptions& options);
+std::string table_row(const CollectivePerfOptions& options, const PerfRow& row,
+                      const std::string& timestamp);
+// `least_bus` is NCCL_TESTS_MIN_BW.
+std::string table_footer(const CollectivePerfOptions& options, double wrong, double average_bus,
+                         std::optional<double> least_bus);
+// Whether the footer says FAILED anywhere.
+bool footer_fails(double wrong, double average_bus, std::optional<double> least_bus);
+
+}  // namespace baton::bench

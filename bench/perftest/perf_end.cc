@@ -1,0 +1,178 @@
+// One end of a perftest-shaped test: its memory, the other end's, and the check of the bytes.
+#include "bench/perftest/perf_end.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_format.h"
+#include "bench/report/dialogue.h"
+#include "bench/report/pattern.h"
+
+namespace baton::bench {
+namespace {
+
+using Verb = PerfTest::Verb;
+constexpr char kDataBit = '\x80';  // set in the first byte of a message: control begins with '{'
+
+constexpr size_t kBeyond = 4096;  // bytes behind the last message that are checked for strays
+constexpr size_t kCacheLine = 64;
+
+// Written by the other side while we look: never cached, never torn.
+std::byte peek(const std::byte* at) {
+  return std::atomic_ref(*const_cast<std::byte*>(at)).load(std::memory_order_acquire);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PerfEnd>> PerfEnd::create(Worker& worker, PeerId peer,
+                                                         const PerfPlan& plan, bool huge_pages) {
+  std::unique_ptr<PerfEnd> end(new PerfEnd(worker, peer, plan));
+  const size_t bytes = 2 * plan.area;
+  auto pool = MemoryPool::create(worker, {.slab_bytes = bytes});
+  if (!pool.ok()) return pool.status();
+  auto block = (*pool)->allocate(bytes);
+  if (!block.ok()) return block.status();
+  end->pool_ = *std::move(pool);
+  end->block_ = *block;
+  end->tx_ = block->data;
+  end->rx_ = block->data + plan.area;
+  if (huge_pages && end->backing().find("MiB") == std::string::npos) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "--use_hugepages: the memory is %s; reserve some: `sysctl vm.nr_hugepages=%u`",
+        end->backing(), bytes / (size_t{2} << 20) + 1));
+  }
+  const auto counter = worker.allocate_counter();
+  if (!counter.ok()) return counter.status();
+  end->counter_ = *counter;
+  return end;
+}
+
+PerfEnd::~PerfEnd() {
+  if (counter_.generation != 0) worker_.free_counter(counter_).IgnoreError();
+}
+
+absl::StatusOr<Json> PerfEnd::describe() const {
+  const auto region = worker_.remote_region(block_.region);
+  if (!region.ok()) return region.status();
+  return Json{
+      {"region", std::string(absl::BytesToHexString(region->encode()))},
+      {"offset", block_.offset},
+      {"counter", std::string(absl::BytesToHexString(worker_.remote_counter(counter_).encode()))}};
+}
+
+absl::Status PerfEnd::attach(const Json& message) {
+  const auto ends = message.find("ends");
+  const Json none;
+  const Json& told = ends == message.end() ? none : *ends;
+  const auto region =
+      RemoteRegion::decode(std::string(absl::HexStringToBytes(text_of(told, "region"))));
+  if (!region.ok()) return region.status();
+  const auto counter =
+      RemoteCounter::decode(std::string(absl::HexStringToBytes(text_of(told, "counter"))));
+  if (!counter.ok()) return counter.status();
+  const auto offset = told.find("offset");
+  if (offset == told.end() || !offset->is_number_unsigned() ||
+      offset->get<uint64_t>() > region->size ||
+      region->size - offset->get<uint64_t>() < 2 * plan_.area) {
+    return absl::InvalidArgumentError("the other side's memory is smaller than agreed");
+  }
+  remote_ = *region;
+  remote_offset_ = offset->get<uint64_t>();
+  remote_counter_ = *counter;
+  return absl::OkStatus();
+}
+
+// The checked part of the first `messages` messages of an area.
+Layout PerfEnd::payload(size_t messages) const {
+  const size_t bytes = run_.size - (marks() ? 1 : 0);
+  return bytes == 0 ? Layout() : Layout::strided(0, messages, PerfPlan::stride(run_.size), bytes);
+}
+
+void PerfEnd::prepare(const PerfRun& run) {
+  run_ = run;
+  slots_ = std::max<size_t>(1, plan_.slots(run.size));
+  const size_t places = static_cast<size_t>(
+      run.iterations == 0 ? slots_ : std::min<uint64_t>(slots_, run.iterations));
+  used_ = std::min(plan_.area, places * PerfPlan::stride(run.size) + kBeyond);
+  if (plan_.verify || marks()) {
+    poison(rx_, used_);
+    poison(tx_, used_);
+    if (payload(1).bytes() > 0) fill(tx_, payload(places), run.seed);
+  }
+  if (plan_.cold) {
+    for (size_t at = 0; at < block_.size; at += kCacheLine) peek(block_.data + at);
+  }
+  counted_ = worker_.counter_value(counter_);
+  arrived_ = 0;
+  bad_message_ = absl::OkStatus();
+  if (plan_.test.verb == Verb::kSend) {
+    message_.resize(run.size);
+    fill(reinterpret_cast<std::byte*>(message_.data()), Layout::contiguous(0, run.size), run.seed);
+    message_.front() = static_cast<char>(message_.front() | kDataBit);
+  }
+}
+
+TransferRequest PerfEnd::request(uint64_t number) const {
+  TransferRequest out;
+  out.peer = peer_;
+  if (plan_.test.verb == Verb::kSend) {
+    out.notify = message_;
+    return out;
+  }
+  const size_t at = slot(number) * PerfPlan::stride(run_.size);
+  const bool writes = plan_.test.verb == Verb::kWrite;
+  const size_t tx = at, rx = plan_.area + at;
+  out.op = writes ? Op::kWrite : Op::kRead;
+  out.local = block_.region;
+  out.local_layout = Layout::contiguous(block_.offset + (writes ? tx : rx), run_.size);
+  out.remote = remote_;
+  out.remote_layout = Layout::contiguous(remote_offset_ + (writes ? rx : tx), run_.size);
+  if (plan_.immediate && writes) out.counter = remote_counter_;
+  return out;
+}
+
+void PerfEnd::mark(uint64_t number) {
+  tx_[slot(number) * PerfPlan::stride(run_.size) + run_.size - 1] = std::byte{mark_of(number)};
+}
+
+bool PerfEnd::marked(uint64_t number) const {
+  if (plan_.immediate) return worker_.counter_value(counter_) - counted_ > number;
+  const std::byte* last = rx_ + slot(number) * PerfPlan::stride(run_.size) + run_.size - 1;
+  return peek(last) == std::byte{mark_of(number)};
+}
+
+void PerfEnd::arrived(std::string_view payload) {
+  ++arrived_;
+  if (!bad_message_.ok() || !plan_.verify) return;
+  if (payload.size() != message_.size()) {
+    bad_message_ = absl::DataLossError(absl::StrFormat("message %u has %u bytes and should have %u",
+                                                       arrived_, payload.size(), message_.size()));
+  } else if (payload != message_) {
+    const auto wrong = std::mismatch(payload.begin(), payload.end(), message_.begin()).first;
+    bad_message_ = absl::DataLossError(
+        absl::StrFormat("byte %u of message %u is wrong", wrong - payload.begin(), arrived_));
+  }
+}
+
+absl::Status PerfEnd::verify(uint64_t messages) {
+  if (plan_.test.verb == Verb::kSend) return bad_message_;
+  const size_t touched = static_cast<size_t>(std::min<uint64_t>(messages, slots_));
+  const size_t stride = PerfPlan::stride(run_.size);
+  for (size_t i = 0; marks() && i < touched; ++i) {
+    // The last message that used this place.
+    const uint64_t last = i + (messages - 1 - i) / slots_ * slots_;
+    std::byte* mark = rx_ + i * stride + run_.size - 1;
+    if (peek(mark) != std::byte{mark_of(last)}) {
+      return absl::DataLossError(absl::StrFormat("the last byte of message %u is wrong", last));
+    }
+    poison(mark, 1);
+  }
+  if (!plan_.verify) return absl::OkStatus();
+  return check(rx_, used_, touched == 0 || payload(1).bytes() == 0 ? Layout() : payload(touched),
+               run_.seed);
+}
+
+}  // namespace baton::bench

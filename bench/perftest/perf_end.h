@@ -1,0 +1,86 @@
+// One end of a test: its memory and counter, what it knows of the other end, and the check of what
+// arrived. Both sides have one; they differ only in who sends.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "bench/perftest/perf_plan.h"
+#include "transport/pool.h"
+#include "transport/worker.h"
+
+namespace baton::bench {
+
+// Not thread-safe. Destroy it when no transfer of it is open, before its worker.
+class PerfEnd {
+ public:
+  // Allocates two areas: one to send from, one to receive into.
+  static absl::StatusOr<std::unique_ptr<PerfEnd>> create(Worker& worker, PeerId peer,
+                                                         const PerfPlan& plan, bool huge_pages);
+  ~PerfEnd();
+  PerfEnd(const PerfEnd&) = delete;
+  PerfEnd& operator=(const PerfEnd&) = delete;
+
+  // The member "ends" of a message: what the other side needs to reach this one; and its use there.
+  absl::StatusOr<Json> describe() const;
+  absl::Status attach(const Json& message);
+
+  // Pattern into what is sent, poison into what is received; both out of the caches when cold.
+  void prepare(const PerfRun& run);
+  const PerfRun& run() const { return run_; }
+  const PerfPlan& plan() const { return plan_; }
+  Worker& worker() { return worker_; }
+  PeerId peer() const { return peer_; }
+  const std::string& backing() const { return pool_->backing(); }
+
+  // The transfer of message `number`: a write, a read, or a notification.
+  TransferRequest request(uint64_t number) const;
+
+  // Latency by writes. The last byte of a message tells how often its place was used: mark() sets
+  // it before message `number` is sent, marked() tells that it has arrived here. With a plan of
+  // `immediate` the counter tells, and the marks are only checked.
+  void mark(uint64_t number);
+  bool marked(uint64_t number) const;
+
+  // A message of a send test arrived: counts and checks it.
+  void arrived(std::string_view payload);
+  uint64_t messages_arrived() const { return arrived_; }
+
+  // The check of `messages` messages that were written to, or read by, this end; or of those that
+  // arrived(). DataLoss names the first byte that is wrong. Poisons what it checked.
+  absl::Status verify(uint64_t messages);
+
+ private:
+  PerfEnd(Worker& worker, PeerId peer, const PerfPlan& plan)
+      : worker_(worker), peer_(peer), plan_(plan) {}
+  size_t slot(uint64_t number) const { return number % slots_; }
+  uint8_t mark_of(uint64_t number) const { return static_cast<uint8_t>(number / slots_ + 1); }
+  bool marks() const { return plan_.test.latency && plan_.test.verb == PerfTest::Verb::kWrite; }
+  Layout payload(size_t messages) const;
+
+  Worker& worker_;
+  const PeerId peer_;
+  const PerfPlan plan_;
+  std::unique_ptr<MemoryPool> pool_;
+  Block block_;
+  std::byte* tx_ = nullptr;
+  std::byte* rx_ = nullptr;
+  CounterId counter_;
+  uint64_t counted_ = 0;  // its value when the run began
+  RemoteRegion remote_;
+  size_t remote_offset_ = 0;
+  RemoteCounter remote_counter_;
+  PerfRun run_;
+  size_t slots_ = 1;     // places that messages go to in turn
+  size_t used_ = 0;      // bytes of an area that this run can touch, and some more
+  std::string message_;  // of a send test
+  uint64_t arrived_ = 0;
+  absl::Status bad_message_;
+};
+
+}  // namespace baton::bench

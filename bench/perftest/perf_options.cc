@@ -1,0 +1,344 @@
+// Parsing and checking the arguments of the perftest-shaped commands.
+#include "bench/perftest/perf_options.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <iostream>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "engine/command_line/command_line.h"
+#include "transport/provider.h"
+#include "transport/transfer.h"
+
+namespace baton::bench {
+namespace {
+
+constexpr int kUsage = 2;
+constexpr size_t kAllLast = size_t{1} << 23;
+constexpr const char* kJsonName = "perftest_out.json";
+using Verb = PerfTest::Verb;
+
+constexpr const char* kFooter =
+    R"(No HOST: a server, for any of the six tests, until Ctrl-C. Flags of the test go on the client.
+Examples:
+  baton write_bw                                  the server
+  baton write_bw -d mlx5_0 -x 3 -F --report_gbits HOST
+  baton write_lat -a --provider tcp HOST          every size over tcp
+  baton send_bw --provider shm --loopback         both sides on this machine
+Sizes take K, M and G (powers of 1024). MiB/sec are 2^20, Gb/sec 10^9 bits.)";
+
+// A flag that becomes a setting of the provider.
+struct Knob {
+  const char* flag;
+  const char* setting;
+  const char* text;
+  uint64_t least;
+  uint64_t most;
+};
+constexpr std::array kKnobs = {
+    Knob{"-S,--sl", "verbs.service_level", "service level", 0, 15},
+    Knob{"--tclass", "verbs.traffic_class", "traffic class", 0, 255},
+    Knob{"-T,--tos", "verbs.traffic_class", "the same as --tclass", 0, 255},
+    Knob{"-u,--qp-timeout", "verbs.timeout", "4.096 us * 2^N until a retry", 1, 31},
+    Knob{"--retry_count", "verbs.retry_count", "retries until a peer is given up", 0, 7},
+    Knob{"-r,--rx-depth", "verbs.receive_depth", "receives posted", 16, 8192},
+};
+
+// "host", "host:port", "[v6]:port" or a bare v6 address.
+absl::Status set_host(const std::string& text, PerfOptions& options) {
+  const size_t colon = text.rfind(':');
+  const bool bare_v6 = text.front() != '[' && text.find(':') != colon;
+  std::string host = bare_v6 ? absl::StrCat("[", text, "]") : text;
+  if (!bare_v6 && colon != std::string::npos && text.back() != ']') {
+    const char* end = text.data() + text.size();
+    const auto number = std::from_chars(text.data() + colon + 1, end, options.port);
+    if (number.ec != std::errc() || number.ptr != end) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("\"%s\" has no port from 0 to 65535: write host:port", text));
+    }
+    host = text.substr(0, colon);
+  }
+  options.host = absl::StrCat(host.empty() ? "127.0.0.1" : host, ":", options.port);
+  return absl::OkStatus();
+}
+
+// "mlx5_0,mlx5_1:2" and port 3: "mlx5_0:3,mlx5_1:2".
+std::string devices_with_port(const std::string& devices, const std::optional<uint64_t>& port) {
+  if (!port) return devices;
+  std::vector<std::string> out;
+  for (const auto device : absl::StrSplit(devices, ',')) {
+    out.emplace_back(device);
+    if (out.back().find(':') == std::string::npos) absl::StrAppend(&out.back(), ":", *port);
+  }
+  return absl::StrJoin(out, ",");
+}
+
+void set_sizes(bool all, size_t size, PerfOptions& options) {
+  const bool send = options.test.verb == Verb::kSend;
+  if (!all) {
+    options.sizes = {size};
+    return;
+  }
+  for (size_t bytes = 2; bytes <= kAllLast; bytes *= 2) {
+    if (!send || bytes <= kMaxNotification) options.sizes.push_back(bytes);
+  }
+  if (send) {
+    options.notes.push_back(absl::StrFormat(
+        "sizes above %u are left out: messages end there; write_bw and write_lat carry more",
+        kMaxNotification));
+  }
+}
+
+// Everything that CLI11 cannot check by itself.
+absl::Status finish(PerfOptions& options, const std::vector<std::string>& sets,
+                    const std::string& connection, bool margin_given) {
+  if (!options.provider.empty()) {
+    if (absl::Status status = check_provider(options.provider); !status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(status.message(), "; --provider tcp works everywhere"));
+    }
+  }
+  if (connection != "RC") {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "-c %s: queue pairs are reliable connections here; leave it out, or -c RC", connection));
+  }
+  for (const std::string& entry : sets) {
+    if (absl::Status status = add_setting(entry, options.settings); !status.ok()) return status;
+  }
+  if (absl::Status status = check_settings(options.settings); !status.ok()) return status;
+  const bool send = options.test.verb == Verb::kSend;
+  for (const size_t size : options.sizes) {
+    if (send && size > kMaxNotification) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("-s %u: a message has at most %u bytes; use write_%s for more", size,
+                          kMaxNotification, options.test.latency ? "lat" : "bw"));
+    }
+    if (size == 0 || size > PerfPlan::kMaxArea / 2) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("-s %u: give a size from 1 to %u", size, PerfPlan::kMaxArea / 2));
+    }
+  }
+  if (options.test.latency && options.bidirectional) {
+    return absl::InvalidArgumentError("-b is for the bandwidth tests; a latency goes both ways");
+  }
+  if (options.immediate && options.test.verb != Verb::kWrite) {
+    return absl::InvalidArgumentError("--write_with_imm is for write_bw and write_lat");
+  }
+  if (options.events && options.test.latency && options.test.verb == Verb::kWrite &&
+      !options.immediate) {
+    options.immediate = true;
+    options.notes.push_back("a plain write wakes nobody: with -e a counter tells its arrival");
+  }
+  if (options.post_list > options.depth) {
+    return absl::InvalidArgumentError(absl::StrFormat("-l %u: at most -t, which is %u; raise -t",
+                                                      options.post_list, options.depth));
+  }
+  if (options.endless && options.duration == 0) options.duration = 5;
+  if (options.endless) {
+    options.margin = 0;
+    if (options.sizes.size() > 1) {
+      return absl::InvalidArgumentError("--run_infinitely is for one size: -s instead of -a");
+    }
+  } else if (options.duration <= 2 * options.margin && options.duration > 0) {
+    if (margin_given) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("-D %g: must be longer than the margins at both ends (-f %g)",
+                          options.duration, options.margin));
+    }
+    options.margin = options.duration / 10;
+  }
+  if (options.output == "latency" && !options.test.latency) {
+    return absl::InvalidArgumentError("--output=latency is for the latency tests");
+  }
+  if (!options.output.empty() && options.output != "latency" && options.test.latency) {
+    return absl::InvalidArgumentError("a latency test has --output=latency");
+  }
+  return absl::OkStatus();
+}
+
+// What to say of arguments that nobody knows.
+std::string complaint(const CLI::App& app, const std::vector<std::string>& unknown) {
+  for (const std::string& argument : unknown) {
+    if (argument.size() < 2 || argument[0] != '-') continue;
+    const std::string instead = instead_of(argument);
+    if (instead.empty()) {
+      return absl::StrCat("there is no flag ", argument,
+                          engine::command_line::did_you_mean_flag(app, argument));
+    }
+    return absl::StrFormat("perftest's %s is not here: %s", argument, instead);
+  }
+  return absl::StrFormat("too many arguments: \"%s\"", unknown.front());
+}
+
+}  // namespace
+
+PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) {
+  PerfOptions options;
+  options.test = test;
+  options.margin = PerfOptions::kMargin;
+  options.depth = test.latency ? 1 : 128;
+  options.iterations = test.verb == Verb::kWrite && !test.latency ? 5000 : 1000;
+  size_t size = test.latency ? 2 : 65536;
+  bool all = false, quiet = false, validation = false, warm = false, out_json = false;
+  bool strict_order = false, no_verify = false, no_peak = false;
+  std::string connection = "RC", host, out_json_file;
+  std::vector<std::string> sets;
+  std::array<std::optional<uint64_t>, kKnobs.size()> knobs;
+  std::optional<uint64_t> ib_port;
+
+  const std::string name = "baton " + test.name();
+  CLI::App app(test.latency ? "Measures latency the way perftest does, over any provider."
+                            : "Measures bandwidth the way perftest does, over any provider.",
+               name);
+  app.footer(kFooter);
+  app.get_formatter()->column_width(34);
+  app.allow_extras(true);
+  CLI::AsSizeValue bytes(false);
+  bytes.description("");
+  const auto number = [&](const char* flag, auto& value, uint64_t least, uint64_t most,
+                          const char* text) {
+    return app.add_option(flag, value, text)->check(CLI::Range(least, most))->type_name("N");
+  };
+
+  app.add_option("HOST", host, "the server; default: be one")->type_name("HOST[:PORT]");
+  app.add_flag("-a,--all", all, "sizes from 2 to 2^23");
+  app.add_flag("-b,--bidirectional", options.bidirectional, "both sides send");
+  app.add_option("-c,--connection", connection, "only RC")->type_name("RC");
+  app.add_option("-d,--ib-dev", options.device, "device, or several (default: the best)")
+      ->type_name("DEV[,DEV]");
+  auto* duration = app.add_option("-D,--duration", options.duration, "seconds, instead of -n")
+                       ->check(CLI::Range(0.01, 1e6))
+                       ->type_name("S");
+  app.add_flag("-e,--events", options.events, "sleep until something happens (default: poll)");
+  auto* margin = app.add_option("-f,--margin", options.margin,
+                                "with -D: seconds at each end that do not count (default 2)")
+                     ->check(CLI::Range(0.0, 1e6))
+                     ->type_name("S");
+  app.add_flag("-F,--CPU-freq", quiet, "accepted; there is no such warning to silence");
+  number("-i,--ib-port", ib_port, 1, 255, "port of the device (default 1)");
+  number("-I,--inline_size", options.inline_size, 0, 1024, "largest message sent inline");
+  number("-l,--post_list", options.post_list, 1, PerfPlan::kMaxDepth, "messages posted together");
+  app.add_option("-m,--mtu", options.mtu, "path MTU")
+      ->check(CLI::IsMember({256, 512, 1024, 2048, 4096}))
+      ->type_name("N");
+  number("-n,--iters", options.iterations, 5, uint64_t{1} << 32,
+         "messages (default 1000; write_bw 5000)")
+      ->excludes(duration);
+  app.add_flag("-N,--noPeak", no_peak, "measure neither the peak nor each message");
+  number("-o,--outs", options.outs, 1, 255, "reads outstanding at the device");
+  number("-p,--port", options.port, 0, 65535, "port to listen on or connect to (default 18515)");
+  number("-q,--qp", options.streams, 1, 64, "queue pairs; sockets over tcp (default 1)");
+  number("-Q,--cq-mod", options.cq_mod, 1, 1024, "completions per signal");
+  app.add_flag("-R,--rdma_cm", options.rdma_cm, "connect queue pairs by rdma_cm");
+  app.add_option("-s,--size", size, "bytes of a message (default 65536; latency 2)")
+      ->transform(bytes)
+      ->type_name("BYTES");
+  number("-t,--tx-depth", options.depth, 1, PerfPlan::kMaxDepth,
+         "messages under way (default 128; latency 1)");
+  for (size_t i = 0; i < kKnobs.size(); ++i) {
+    number(kKnobs[i].flag, knobs[i], kKnobs[i].least, kKnobs[i].most, kKnobs[i].text);
+  }
+  app.add_option("-w,--limit_bw", options.limit_bw, "exit 1 below this average")->type_name("BW");
+  number("-x,--gid-index", options.gid_index, 0, 255, "GID of the port (default: the best)");
+  app.add_option("-y,--limit_msgrate", options.limit_msgrate, "exit 1 below this [Mpps]")
+      ->type_name("RATE");
+  app.add_flag("--cpu_util", options.cpu, "a column with this process's share of a core");
+  app.add_flag("--data_validation", validation, "accepted; data are always verified");
+  app.add_flag("--disable_pcie_relaxed", strict_order, "strict PCIe ordering");
+  app.add_flag("--out_json", out_json,
+               absl::StrFormat("perftest's report, every size, into %s", kJsonName));
+  app.add_option("--out_json_file", out_json_file, "the same into a file of this name")
+      ->type_name("FILE");
+  app.add_option("--output", options.output, "print one number: bandwidth, message_rate, latency")
+      ->check(CLI::IsMember({"bandwidth", "message_rate", "latency"}))
+      ->type_name("WHAT");
+  app.add_flag("--perform_warm_up", warm, "accepted; every size is warmed up");
+  app.add_flag("--report_gbits", options.gbits, "Gb/sec instead of MiB/sec");
+  app.add_flag("--run_infinitely", options.endless, "a row every -D seconds (default 5)");
+  app.add_flag("--use_hugepages", options.huge_pages, "fail where there are no huge pages");
+  app.add_flag("--write_with_imm", options.immediate, "arrival is told by a counter");
+  app.add_option("--provider", options.provider, "the way the bytes travel (default verbs)")
+      ->type_name("NAME");
+  app.add_option("--set", sets,
+                 "a setting of the provider (`baton info --settings`); may be repeated")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  app.add_option("--listen", options.listen, "address of the server (default: all)")
+      ->type_name("HOST");
+  app.add_flag("--once", options.once, "the server ends after one client");
+  app.add_flag("--loopback", options.loopback, "both sides, on this machine");
+  app.add_flag("--pin,!--no_pin", options.pin, "with --loopback: a core for each side (default)");
+  app.add_flag("--cold", options.cold, "walk memory larger than the caches");
+  app.add_flag("--no_verify", no_verify, "do not check the bytes that arrived");
+  app.add_flag("--live", options.live, "a line every second, also where stderr is no terminal");
+  app.add_option("--json", options.json, "one JSON object per row")->type_name("FILE");
+
+  const auto refuse = [&](std::string_view what) {
+    std::cerr << name << ": " << what << " (see " << name << " --help)\n";
+    return PerfCommand{.options = std::nullopt, .exit_status = kUsage};
+  };
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
+      return {.options = std::nullopt, .exit_status = app.exit(error, std::cout, std::cerr)};
+    }
+    return refuse(error.what());
+  }
+  if (const auto unknown = app.remaining(); !unknown.empty())
+    return refuse(complaint(app, unknown));
+  if (options.loopback && !host.empty()) return refuse("--loopback takes no HOST");
+
+  // Flags become settings of providers, also of those that this program may have been built
+  // without.
+  const auto set = [&](std::string_view key, std::string value) {
+    if (!check_provider(key.substr(0, key.find('.'))).ok()) return;
+    options.settings.emplace_back(key, std::move(value));
+  };
+  // One, as perftest has it: a table says what ran, not what the provider likes best.
+  set("tcp.sockets", absl::StrCat(options.streams));
+  set("verbs.qps", absl::StrCat(options.streams));
+  if (ib_port && options.device.empty() && *ib_port != 1)
+    return refuse("-i needs -d DEV beside it");
+  if (!options.device.empty()) set("verbs.devices", devices_with_port(options.device, ib_port));
+  if (options.gid_index) set("verbs.gid_index", absl::StrCat(*options.gid_index));
+  if (options.mtu) set("verbs.mtu", absl::StrCat(*options.mtu));
+  if (options.inline_size) set("verbs.inline_bytes", absl::StrCat(*options.inline_size));
+  if (options.cq_mod) {
+    options.notes.push_back("-Q has no effect: the provider chooses how often it signals");
+  }
+  if (options.outs) set("verbs.rd_atomic", absl::StrCat(*options.outs));
+  for (size_t i = 0; i < kKnobs.size(); ++i) {
+    if (knobs[i]) set(kKnobs[i].setting, absl::StrCat(*knobs[i]));
+  }
+  if (options.rdma_cm) {
+    set("verbs.rdma_cm", "1");
+    if (options.client_provider() != "verbs") {
+      options.notes.push_back("-R has no effect: there are queue pairs over verbs only");
+    }
+  }
+  if (strict_order) set("verbs.relaxed_ordering", "0");
+  options.verify = !no_verify;
+  options.peak = !no_peak;
+  if (!out_json_file.empty()) {
+    options.out_json = out_json_file;
+  } else if (out_json) {
+    options.out_json = kJsonName;
+  }
+  set_sizes(all, size, options);
+  if (!host.empty()) {
+    if (absl::Status status = set_host(host, options); !status.ok()) {
+      return refuse(std::string(status.message()));
+    }
+  }
+  const absl::Status status = finish(options, sets, connection, margin->count() > 0);
+  if (!status.ok()) return refuse(std::string(status.message()));
+  return {.options = std::move(options), .exit_status = 0};
+}
+
+}  // namespace baton::bench

@@ -1,0 +1,77 @@
+// The command line of `baton write_bw` and its five sisters: perftest's flags, and our own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/perftest/perf_plan.h"
+
+namespace baton::bench {
+
+struct PerfOptions {
+  static constexpr uint16_t kPort = 18515;
+  static constexpr double kMargin = 2;
+
+  PerfTest test;
+
+  // Where and how. No host: a server, unless `loopback` runs both sides here.
+  std::string provider;  // "": verbs for a client, all there are for a server
+  std::string host;      // "host:port" to connect to
+  std::string listen = "0.0.0.0";
+  uint16_t port = kPort;
+  bool once = false;
+  bool loopback = false;
+  bool pin = true;
+  std::vector<std::pair<std::string, std::string>> settings;  // for providers
+  std::string device;                                         // as given with -d
+  std::optional<uint64_t> gid_index, mtu, inline_size, cq_mod, outs;
+  uint64_t streams = 1;
+  bool huge_pages = false;
+  bool rdma_cm = false;  // connects queue pairs
+
+  // The traffic.
+  std::vector<size_t> sizes;
+  uint64_t iterations = 0;
+  double duration = 0;  // seconds for each size, instead of iterations
+  double margin = 0;
+  bool endless = false;
+  size_t depth = 0;
+  size_t post_list = 1;
+  bool bidirectional = false;
+  bool events = false;
+  bool immediate = false;
+  bool cold = false;
+  bool verify = true;
+  bool peak = true;
+
+  // The report.
+  bool gbits = false;
+  bool cpu = false;
+  bool live = false;
+  std::optional<double> limit_bw, limit_msgrate;  // in the units of the table
+  std::string output;                             // "": the whole table
+  std::string json;                               // house rows
+  std::string out_json;                           // perftest's report
+  std::vector<std::string> notes;                 // for people: what was made of the arguments
+
+  bool server() const { return host.empty() && !loopback; }
+  std::string client_provider() const { return provider.empty() ? "verbs" : provider; }
+};
+
+// What to do: run with these options, or leave at once with an exit status, the text (help, or what
+// is wrong with the arguments) having been printed. argv[0] is the name of the test.
+struct PerfCommand {
+  std::optional<PerfOptions> options;
+  int exit_status = 0;
+};
+PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv);
+
+// A flag that perftest has and these commands do not: what to use instead. Empty for a flag that
+// perftest does not have either.
+std::string instead_of(const std::string& flag);
+
+}  // namespace baton::bench

@@ -1,0 +1,128 @@
+// The bandwidth tests: windows and lists of messages, and the best stretch among them.
+#include <algorithm>
+#include <vector>
+
+#include "bench/perftest/perf_sender.h"
+
+namespace baton::bench {
+namespace {
+
+class Stream final : public PerfSender {
+ public:
+  Stream(PerfEnd& end, bool each)
+      : PerfSender(end),
+        each_(each),
+        flights_(end.plan().depth),
+        recent_(each ? 2 * end.plan().depth : 0) {
+    for (uint32_t i = 0; i < flights_.size(); ++i) {
+      flights_[i].stream = this;
+      flights_[i].next_free = i + 1;
+    }
+  }
+
+  void start() override {
+    start_clock();
+    last_ = from_;
+  }
+  bool finished() const override { return open_ == 0 && exhausted(sent_); }
+  bool step() override;
+  SenderResult result() const override;
+
+ private:
+  struct Flight {
+    Stream* stream = nullptr;
+    Time posted{};
+    uint32_t next_free = 0;
+  };
+  bool post();
+  void landed(Flight& flight, const absl::Status& status);
+
+  const bool each_;
+  std::vector<Flight> flights_;
+  uint32_t free_ = 0;  // head of the list of flights that are not under way
+  uint64_t sent_ = 0;
+  uint64_t counted_ = 0;
+  Time last_{};
+  std::vector<Time> recent_;  // a ring: when the last messages that ended were submitted
+  uint64_t recent_count_ = 0;
+  Time best_ = kNever;  // the shortest time that a ring of messages took
+};
+
+bool Stream::step() {
+  bool any = false;
+  while (open_ < flights_.size() && !exhausted(sent_)) {
+    size_t list = end_.plan().post_list;
+    if (!by_time()) list = std::min<uint64_t>(list, end_.run().iterations - sent_);
+    if (flights_.size() - open_ < list) break;
+    for (size_t i = 0; i < list; ++i) {
+      if (!post()) return any;
+      any = true;
+    }
+  }
+  return any;
+}
+
+bool Stream::post() {
+  Flight& flight = flights_[free_];
+  if (each_) flight.posted = now();
+  TransferRequest request = end_.request(sent_);
+  request.detached = true;
+  request.context = &flight;
+  request.on_end = [](void* context, TransferId, const absl::Status& status) {
+    Flight& ended = *static_cast<Flight*>(context);
+    ended.stream->landed(ended, status);
+  };
+  if (const auto id = end_.worker().submit(request); !id.ok()) {
+    status_ = id.status();
+    return false;
+  }
+  free_ = flight.next_free;
+  ++sent_;
+  ++open_;
+  return true;
+}
+
+void Stream::landed(Flight& flight, const absl::Status& status) {
+  flight.next_free = free_;
+  free_ = static_cast<uint32_t>(&flight - flights_.data());
+  --open_;
+  if (!status.ok()) {
+    if (status_.ok()) status_ = status;
+    return;
+  }
+  ++ended_;
+  if (!each_ && !by_time()) {
+    ++counted_;
+    if (ended_ == end_.run().iterations) last_ = now();
+    return;
+  }
+  const Time at = now();
+  if (!measured(at)) return;
+  last_ = at;
+  ++counted_;
+  if (!each_) return;
+  latencies_.record(at - flight.posted);
+  recent_[recent_count_++ % recent_.size()] = flight.posted;
+  if (recent_count_ >= recent_.size()) {
+    best_ = std::min(best_, at - recent_[recent_count_ % recent_.size()]);
+  }
+}
+
+SenderResult Stream::result() const {
+  SenderResult out = result_of(counted_, sent_, last_);
+  if (!each_) return out;
+  out.peak = out.average;
+  if (best_ != kNever && best_ > Time(0)) {
+    const double bytes = static_cast<double>(recent_.size()) * static_cast<double>(end_.run().size);
+    out.peak = std::max(out.peak, bytes / std::chrono::duration<double>(best_).count());
+  }
+  return out;
+}
+
+}  // namespace
+
+std::unique_ptr<PerfSender> make_stream(PerfEnd& end, bool each) {
+  return std::make_unique<Stream>(end, each);
+}
+
+}  // namespace baton::bench

@@ -1,0 +1,83 @@
+// The two sides of a benchmark: connecting, requests, refusals, the end.
+#include "bench/report/dialogue.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace baton::bench {
+namespace {
+
+constexpr std::chrono::seconds kConnectTimeout(15);
+
+}  // namespace
+
+absl::StatusOr<PeerId> connect_to_server(Worker& worker, const std::string& address,
+                                         const std::string& provider, std::string_view server) {
+  const auto peer = worker.connect(address, provider);
+  if (!peer.ok()) return peer.status();
+  const absl::Status waited = worker.wait_until(
+      [&] { return worker.peer_state(*peer) != PeerState::kConnecting; }, kConnectTimeout);
+  if (!waited.ok()) {
+    return absl::UnavailableError(
+        absl::StrFormat("%s did not answer within %d s: is %s running there, and is its port open?",
+                        address, kConnectTimeout.count(), server));
+  }
+  if (absl::Status status = worker.peer_status(*peer); !status.ok()) return status;
+  return *peer;
+}
+
+absl::Status server_has_gone(Worker& worker, PeerId peer) {
+  return absl::UnavailableError(
+      absl::StrCat("the server has gone: ", std::string(worker.peer_status(peer).message())));
+}
+
+absl::StatusOr<Json> ask(Worker& worker, PeerId peer, const Json& question, const Hear& hear,
+                         Time timeout) {
+  if (!question.is_null()) {
+    const absl::Status sent = worker.notify_detached(peer, question.dump());
+    if (!sent.ok()) return sent;
+  }
+  std::string message;
+  bool heard = false;
+  const absl::Status waited = worker.wait_until(
+      [&] {
+        heard = heard || hear(message);
+        return heard || worker.peer_state(peer) == PeerState::kDown;
+      },
+      timeout);
+  if (!waited.ok()) {
+    return absl::DeadlineExceededError(
+        "the server does not answer: is it a server of this test, and is it still alive?");
+  }
+  if (!heard) return server_has_gone(worker, peer);
+  Json answer = parse_message(message);
+  if (answer.is_null()) {
+    return absl::InvalidArgumentError("the server speaks another language: run the same release");
+  }
+  if (const std::string error = text_of(answer, "error"); !error.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("the server says: ", error));
+  }
+  return answer;
+}
+
+void say_bye(Worker& worker, PeerId peer) {
+  if (worker.peer_state(peer) != PeerState::kUp) return;
+  if (const auto id = worker.notify(peer, R"({"do":"bye"})"); id.ok()) {
+    worker.wait(*id, std::chrono::seconds(1)).IgnoreError();
+  }
+}
+
+Json parse_message(std::string_view payload) {
+  Json json = Json::parse(payload, nullptr, false);
+  return json.is_object() ? json : Json();
+}
+
+std::string text_of(const Json& object, const char* key) {
+  if (!object.is_object()) return "";
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() ? it->get<std::string>() : std::string();
+}
+
+Json refusal(const absl::Status& status) { return {{"error", std::string(status.message())}}; }
+
+}  // namespace baton::bench

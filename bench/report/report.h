@@ -1,0 +1,67 @@
+// What a benchmark found: one row per measurement, as JSON for machines and as a table for people.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "bench/report/stats.h"
+#include "nlohmann/json.hpp"
+
+namespace baton::bench {
+
+using Json = nlohmann::ordered_json;
+
+// Something else that did the same job: the floor of a row, or a baseline.
+struct Reference {
+  std::string name;  // "memcpy", "plain_sockets", "ucx_tcp"
+  double gb_per_s = 0;
+  std::string note;  // for people: what exactly it was
+};
+
+// GB is 10^9 bytes. Members that do not apply stay empty and are left out of the JSON.
+struct Row {
+  std::string bench;
+  Json params = Json::object();
+  std::string route;
+  size_t bytes = 0;    // of one transfer
+  size_t pieces = 0;   // contiguous runs in one transfer
+  double seconds = 0;  // of one transfer, median
+  Rate gb_per_s;       // over the repetitions
+  std::optional<Latency> latency_us;
+  std::optional<Reference> floor;
+  std::vector<Reference> baselines;
+  std::optional<double> cpu_percent;  // of one core
+  std::optional<bool> verified;       // every byte was checked in this run
+
+  double ratio_to_floor() const { return floor ? ratio_to(*floor) : 0; }
+  double ratio_to(const Reference& reference) const;
+  double pieces_per_s() const { return seconds > 0 ? static_cast<double>(pieces) / seconds : 0; }
+  Json to_json() const;
+};
+
+// One JSON object per line. NotFound or PermissionDenied, naming the file, where that fails.
+absl::Status write_json(const std::string& path, absl::Span<const Row> rows);
+
+// "4.0 KiB", "64 MiB".
+std::string human_bytes(size_t bytes);
+// "2.61 M", "730 k".
+std::string human_count(double count);
+
+// Text in columns: the first left-aligned, the others right-aligned, each as wide as it must be.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> heads) { rows_.push_back(std::move(heads)); }
+  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  std::vector<std::string>& back() { return rows_.back(); }
+  std::string text() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace baton::bench

@@ -1,0 +1,29 @@
+# The public headers: what a program that uses an installed Baton may include, and all that is installed.
+# Read in this order they are a manual. A header that one of these includes belongs here too
+# (tests/package compiles each of them alone, out of the installed folder).
+set(BATON_PUBLIC_HEADERS
+  # The transport: a worker, its memory, its peers, its transfers.
+  transport/worker.h
+  transport/transfer.h
+  transport/layout.h
+  transport/region.h
+  transport/pool.h
+  transport/counter.h
+  transport/progress_thread.h
+  transport/address.h
+  transport/identity.h
+  transport/clock.h
+  transport/decorators.h
+  transport/timeline.h
+  # For whoever writes a provider.
+  transport/provider.h
+  transport/settings.h
+  # The KV cache of a serving engine.
+  kvtransfer/kv_connector.h
+  kvtransfer/kv_layout.h
+  kvtransfer/baton_connector.h
+  # Collectives, and starting their ranks.
+  collectives/communicator.h
+  collectives/schedules/types.h
+  collectives/launch/launch.h
+  collectives/launch/rendezvous.h)

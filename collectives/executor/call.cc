@@ -1,0 +1,41 @@
+// Naming calls for people, and comparing them by fingerprint.
+#include "collectives/executor/call.h"
+
+#include <array>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+
+namespace baton::collectives {
+
+uint32_t CallDescriptor::fingerprint() const {
+  std::array<uint64_t, sizeof(CallDescriptor) / sizeof(uint64_t)> words;
+  std::memcpy(words.data(), this, sizeof *this);
+  uint64_t hash = 0x9e3779b97f4a7c15;
+  for (uint64_t word : words) {
+    hash = (hash ^ word) * 0xff51afd7ed558ccd;
+    hash ^= hash >> 32;
+  }
+  return static_cast<uint32_t>(hash) | 1;
+}
+
+std::string CallDescriptor::to_string() const {
+  const auto what = static_cast<Collective>(collective);
+  std::string out = absl::StrFormat("%s #%u", std::string(name_of(what)), sequence);
+  if (what == Collective::kBarrier) return out;
+  absl::StrAppendFormat(&out, " of %u %s", count,
+                        std::string(name_of(static_cast<DataType>(type))));
+  if (what == Collective::kSendReceive) return out;
+  if (what == Collective::kAllReduce || what == Collective::kReduceScatter ||
+      what == Collective::kReduce) {
+    absl::StrAppendFormat(&out, " (%s)", std::string(name_of(static_cast<ReduceOp>(op))));
+  }
+  if (what == Collective::kBroadcast || what == Collective::kReduce) {
+    absl::StrAppendFormat(&out, ", root %u", root);
+  }
+  absl::StrAppendFormat(&out, ", %s%s", std::string(name_of(static_cast<Algorithm>(algorithm))),
+                        ordered != 0 ? ", ordered" : "");
+  return out;
+}
+
+}  // namespace baton::collectives

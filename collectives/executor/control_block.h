@@ -1,0 +1,75 @@
+// What a rank publishes in memory that ranks on the same machine map and read: never written by
+// anybody else. One ControlBlock, then one Outbox for every rank of the group.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "collectives/executor/call.h"
+#include "collectives/executor/memory.h"
+#include "transport/region.h"
+
+namespace baton::collectives {
+
+// Pieces in flight. The lane behind them is for point-to-point calls.
+inline constexpr uint32_t kLanes = 8;
+inline constexpr uint32_t kPointToPointLane = kLanes;
+inline constexpr uint32_t kAllLanes = kLanes + 1;
+
+// A message: small ones carry their bytes with them, one cache line for up to 32 bytes; for large
+// ones `bytes` tells where they can be read in place.
+struct DirectMessage {
+  static constexpr size_t kBytes = 8192;
+  static constexpr size_t kPayload = kBytes - 32;
+  enum Kind : uint32_t { kInline = 1, kInPlace = 2 };
+
+  alignas(64) std::atomic<uint64_t> number;  // of the message, written last
+  uint32_t fingerprint;                      // of its call
+  uint32_t kind;
+  uint64_t sequence;  // of its call
+  uint64_t length;    // bytes in all
+  std::byte bytes[kPayload];
+};
+static_assert(sizeof(DirectMessage) == DirectMessage::kBytes);
+
+// In a DirectMessage of kind kInPlace.
+struct Whereabouts {
+  uint32_t region;  // number in ControlBlock::regions
+  uint32_t runs;
+  uint64_t offset;
+  uint64_t run_bytes;
+  uint64_t stride;
+};
+
+// What this rank tells one other.
+struct Outbox {
+  alignas(64) std::atomic<uint64_t> consumed[16];  // messages of the other, by lane
+  DirectMessage messages[kAllLanes][kMessagesAhead];
+};
+
+struct ControlBlock {
+  static constexpr uint32_t kMaxRegions = Memory::kMaxRegions;
+  static constexpr uint32_t kCalls = 64;
+
+  alignas(64) std::atomic<uint32_t> sleeping;  // the rank waits in the kernel: wake it
+  // The rank's calls have ended, well or not: what it sent in place may be written over any time.
+  std::atomic<uint32_t> ended;
+  alignas(64) std::atomic<uint64_t> entered;  // sequence of the last call
+  CallDescriptor calls[kCalls];               // the last calls, by sequence
+  alignas(64) std::atomic<uint32_t> region_count;
+  struct {
+    char bytes[RemoteRegion::kEncodedBytes];
+  } regions[kMaxRegions];  // memory that peers may read in place
+
+  static constexpr size_t bytes(uint32_t ranks) {
+    return sizeof(ControlBlock) + ranks * sizeof(Outbox);
+  }
+  Outbox& outbox(uint32_t rank) { return reinterpret_cast<Outbox*>(this + 1)[rank]; }
+  const Outbox& outbox(uint32_t rank) const {
+    return reinterpret_cast<const Outbox*>(this + 1)[rank];
+  }
+};
+static_assert(sizeof(ControlBlock) % 64 == 0);
+
+}  // namespace baton::collectives

@@ -1,0 +1,183 @@
+// Sending over a DirectLink by writing our own outbox, and receiving by reading the peer's.
+#include "collectives/executor/direct_link.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace baton::collectives {
+
+DirectLink::DirectLink(Ends ends)
+    : ends_(std::move(ends)),
+      theirs_(*reinterpret_cast<const ControlBlock*>(ends_.peer_control.data)),
+      out_(ends_.control.outbox(ends_.peer_rank)),
+      in_(theirs_.outbox(ends_.rank)) {}
+
+DirectLink::~DirectLink() {
+  for (auto& lane : staging_) {
+    for (Block& block : lane) {
+      if (block.data != nullptr) ends_.memory.free(block);
+    }
+  }
+}
+
+bool DirectLink::room(uint32_t lane) {
+  if (sent_[lane] - known_consumed_[lane] < kMessages) return true;
+  // One look at the peer's line serves all lanes.
+  for (uint32_t i = 0; i < kAllLanes; ++i) {
+    known_consumed_[i] = in_.consumed[i].load(std::memory_order_acquire);
+  }
+  return sent_[lane] - known_consumed_[lane] < kMessages;
+}
+
+std::byte* DirectLink::staging(uint32_t lane, uint64_t number) {
+  Block& block = staging_[lane][number % kMessages];
+  if (block.data == nullptr) {
+    absl::StatusOr<Block> made = ends_.memory.allocate(ends_.slot_bytes);
+    if (!made.ok()) return nullptr;
+    block = *made;
+  }
+  return block.data;
+}
+
+uint64_t DirectLink::send(uint32_t lane, const Segments& source, const CallTag& tag) {
+  if (!room(lane)) return 0;
+  const uint64_t number = sent_[lane] + 1;
+  DirectMessage& entry = out_.messages[lane][number % kMessages];
+  const size_t length = source.total();
+  if (length <= DirectMessage::kPayload) {
+    copy({entry.bytes, length, 1, 0}, source);
+    entry.kind = DirectMessage::kInline;
+  } else {
+    Segments place = source;
+    const Memory::Region* region = ends_.memory.find(place);
+    if (region == nullptr) {
+      place = {staging(lane, number), length, 1, 0};
+      if (place.data == nullptr) return 0;
+      copy(place, source);
+      region = ends_.memory.find(place);
+    }
+    const Whereabouts where{region->number, place.count,
+                            static_cast<uint64_t>(place.data - region->local.base), place.bytes,
+                            place.stride};
+    std::memcpy(entry.bytes, &where, sizeof where);
+    entry.kind = DirectMessage::kInPlace;
+  }
+  entry.fingerprint = tag.fingerprint;
+  entry.sequence = tag.call->sequence;
+  entry.length = length;
+  entry.number.store(number, std::memory_order_release);
+  sent_[lane] = number;
+  dirty_ = true;
+  return number;
+}
+
+bool DirectLink::delivered(uint32_t lane, uint64_t number) {
+  if (known_consumed_[lane] >= number) return true;
+  // Direct messages of the last few numbers are still there, and say whether they needed the
+  // source.
+  if (lane != kPointToPointLane && sent_[lane] - number < kMessages &&
+      out_.messages[lane][number % kMessages].kind == DirectMessage::kInline) {
+    return true;
+  }
+  known_consumed_[lane] = in_.consumed[lane].load(std::memory_order_acquire);
+  return known_consumed_[lane] >= number;
+}
+
+absl::StatusOr<const std::byte*> DirectLink::map(const Whereabouts& place, uint64_t length) {
+  if (place.runs == 0 || place.runs > UINT16_MAX || place.run_bytes > length ||
+      place.run_bytes * place.runs != length || place.stride > SIZE_MAX / 2 / place.runs) {
+    return absl::InvalidArgumentError("the peer sent a place that makes no sense");
+  }
+  while (views_.size() <= place.region) {
+    const auto number = static_cast<uint32_t>(views_.size());
+    if (number >= theirs_.region_count.load(std::memory_order_acquire)) {
+      return absl::UnavailableError("the peer has not published that region yet");
+    }
+    auto region = RemoteRegion::decode(
+        std::string_view(theirs_.regions[number].bytes, RemoteRegion::kEncodedBytes));
+    if (!region.ok()) return region.status();
+    absl::StatusOr<RemoteView> view = ends_.worker.view(ends_.peer, *region);
+    if (!view.ok()) return view.status();
+    views_.push_back(*std::move(view));
+  }
+  const RemoteView& view = views_[place.region];
+  const uint64_t span = place.stride * (place.runs - 1) + place.run_bytes;
+  if (place.offset > view.size || span > view.size - place.offset) {
+    return absl::OutOfRangeError("the peer named bytes outside its region");
+  }
+  return view.data + place.offset;
+}
+
+bool DirectLink::peek(uint32_t lane, size_t, const CallTag& tag, Segments& message,
+                      absl::Status& error) {
+  const uint64_t number = taken_[lane] + 1;
+  const DirectMessage& entry = in_.messages[lane][number % kMessages];
+  if (entry.number.load(std::memory_order_acquire) != number) return false;
+  if (entry.fingerprint != tag.fingerprint) {
+    error = absl::FailedPreconditionError(absl::StrFormat(
+        "the peer sent %u bytes of another call: both ends must name the same count and type",
+        entry.length));
+    return false;
+  }
+  const uint64_t length = entry.length;
+  if (entry.kind == DirectMessage::kInline) {
+    if (length > DirectMessage::kPayload) {
+      error = absl::InvalidArgumentError("the peer sent a message that is too long");
+      return false;
+    }
+    message = {const_cast<std::byte*>(entry.bytes), length, 1, 0};
+    return true;
+  }
+  if (theirs_.ended.load(std::memory_order_acquire) != 0) return false;  // why is in the mail
+  Whereabouts where;
+  std::memcpy(&where, entry.bytes, sizeof where);
+  absl::StatusOr<const std::byte*> data = map(where, length);
+  if (!data.ok()) {
+    // Its file may still be on its way to us.
+    if (!absl::IsUnavailable(data.status())) error = data.status();
+    return false;
+  }
+  message = {const_cast<std::byte*>(*data), where.run_bytes, where.runs, where.stride};
+  in_place_bytes_ += length;
+  return true;
+}
+
+bool DirectLink::consume(uint32_t lane) {
+  const uint64_t number = taken_[lane] + 1;
+  const bool in_place = in_.messages[lane][number % kMessages].kind == DirectMessage::kInPlace;
+  if (in_place) {
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (theirs_.ended.load(std::memory_order_relaxed) != 0) return false;
+  }
+  taken_[lane] = number;
+  out_.consumed[lane].store(number, std::memory_order_release);
+  // Whoever sent in place, or point to point, waits for this. Whoever sent a message does so only
+  // when out of room, and would have to fall asleep in this very moment to miss it.
+  if (in_place || lane == kPointToPointLane) {
+    dirty_ = true;
+  } else {
+    consumed_ = true;
+  }
+  return true;
+}
+
+void DirectLink::flush() {
+  const bool consumed = std::exchange(consumed_, false);
+  if (!std::exchange(dirty_, false)) {
+    if (consumed && theirs_.sleeping.load(std::memory_order_relaxed) != 0) wake();
+    return;
+  }
+  // The sleeper raises its flag and then looks at our messages once more; we published and now look
+  // at its flag: one of the two sees the other.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (theirs_.sleeping.load(std::memory_order_relaxed) != 0) wake();
+}
+
+void DirectLink::wake() {
+  ends_.worker.notify_detached(ends_.peer, "w").IgnoreError();
+  ends_.worker.progress();
+}
+
+}  // namespace baton::collectives

@@ -1,0 +1,76 @@
+// A link between two ranks of one machine that read each other's memory in place.
+//
+// Sending writes a DirectMessage into our own Outbox for the peer, who polls it: one cache line
+// travels for a small message. A large message is a DirectMessage that says where the bytes lie;
+// the peer combines straight from there, one pass and no staging, and then raises its `consumed`.
+// Bytes that the peer cannot map (the caller's own memory) are first copied into a staging block
+// that it can.
+//
+// A sender whose call ends early raises ControlBlock::ended before its caller may write to the
+// source again. The receiver looks at that flag after it has read a message in place, and before it
+// believes what it has read.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "collectives/executor/control_block.h"
+#include "collectives/executor/link.h"
+#include "collectives/executor/memory.h"
+#include "transport/worker.h"
+
+namespace baton::collectives {
+
+class DirectLink final : public Link {
+ public:
+  struct Ends {
+    Worker& worker;
+    Memory& memory;  // ours: staging
+    PeerId peer;
+    uint32_t rank;            // ours
+    uint32_t peer_rank;       // theirs
+    ControlBlock& control;    // ours
+    RemoteView peer_control;  // theirs
+    size_t slot_bytes;        // the largest message
+  };
+  explicit DirectLink(Ends ends);
+  ~DirectLink() override;
+
+  uint64_t send(uint32_t lane, const Segments& source, const CallTag& tag) override;
+  bool delivered(uint32_t lane, uint64_t number) override;
+  bool peek(uint32_t lane, size_t expected, const CallTag& tag, Segments& message,
+            absl::Status& error) override;
+  bool consume(uint32_t lane) override;
+  void flush() override;
+  std::string route() const override { return "shm, direct"; }
+
+  uint64_t in_place_bytes() const { return in_place_bytes_; }
+
+ private:
+  static constexpr uint32_t kMessages = kMessagesAhead;
+
+  bool room(uint32_t lane);
+  void wake();
+  std::byte* staging(uint32_t lane, uint64_t number);
+  absl::StatusOr<const std::byte*> map(const Whereabouts& place, uint64_t length);
+
+  Ends ends_;
+  const ControlBlock& theirs_;
+  Outbox& out_;
+  const Outbox& in_;
+  std::array<uint64_t, kAllLanes> sent_{};
+  std::array<uint64_t, kAllLanes> taken_{};           // consumed by us
+  std::array<uint64_t, kAllLanes> known_consumed_{};  // by the peer, when we last looked
+  std::array<std::array<Block, kMessages>, kAllLanes> staging_{};
+  std::vector<RemoteView> views_;  // the peer's regions, by number
+  uint64_t in_place_bytes_ = 0;
+  // Since the last flush(): something that the peer surely waits for, or may wait for.
+  bool dirty_ = false;
+  bool consumed_ = false;
+};
+
+}  // namespace baton::collectives

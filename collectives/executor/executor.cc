@@ -1,0 +1,386 @@
+// Running a lane: beginning pieces, the steps of a program, ending calls.
+#include "collectives/executor/executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "collectives/reduce/reduce.h"
+#include "transport/base/copy_kernel.h"
+
+namespace baton::collectives {
+namespace {
+
+// Steps that a lane runs before it is another lane's turn.
+constexpr int kStepsInARow = 4;
+
+// Bytes that move between two looks at the clock.
+constexpr size_t kMovedPerLook = 64 << 10;
+constexpr size_t kSmallStep = 2048;
+
+// Calls of so many bytes leave nothing of their beginning in the caches: what they write last is
+// streamed past them.
+constexpr size_t kStreamCallsFrom = 8 << 20;
+
+// Walks three places of equal length together.
+template <typename Run>
+void walk3(const Segments& t, const Segments& a, const Segments& b, Run&& run) {
+  if (t.contiguous() && a.contiguous() && b.contiguous()) {
+    const size_t n = std::min({t.total(), a.total(), b.total()});
+    if (n > 0) run(t.data, a.data, b.data, n);
+    return;
+  }
+  const size_t total = std::min({t.total(), a.total(), b.total()});
+  const Segments* places[3] = {&t, &a, &b};
+  size_t done = 0;
+  while (done < total) {
+    std::byte* at[3];
+    size_t n = total - done;
+    for (int i = 0; i < 3; ++i) {
+      const size_t inside = done % places[i]->bytes;
+      at[i] = places[i]->run(static_cast<uint32_t>(done / places[i]->bytes)) + inside;
+      n = std::min(n, places[i]->bytes - inside);
+    }
+    run(at[0], at[1], at[2], n);
+    done += n;
+  }
+}
+
+}  // namespace
+
+Executor::Executor(uint32_t rank, std::vector<Link*> links, Memory* memory, const Clock& clock,
+                   FlightRecorder* recorder)
+    : rank_(rank), links_(std::move(links)), memory_(memory), clock_(clock), recorder_(recorder) {
+  for (uint32_t i = 0; i < kLanes; ++i) {
+    lanes_[i].number = i;
+    lanes_[i].task = i;
+  }
+  point_to_point_.resize(2 * links_.size());
+  calls_.reserve(256);
+  fold_sources_.resize(links_.size());
+}
+
+Executor::~Executor() {
+  for (Lane& lane : lanes_) {
+    if (lane.scratch.data != nullptr) memory_->free(lane.scratch);
+  }
+}
+
+void Executor::start(Call& call) {
+  now_ = call.began;
+  ++active_;
+  call.pieces_done = 0;
+  call.next = nullptr;
+  if (call.programs != nullptr) {
+    calls_.push_back({&call, next_task_});
+    next_task_ += call.pieces;
+    return;
+  }
+  Lane& lane = point_to_point_lane(call.peer, call.sends);
+  if (lane.last != nullptr) {
+    lane.last->next = &call;
+  } else {
+    lane.call = &call;
+    lane.piece = 0;
+  }
+  lane.last = &call;
+}
+
+Executor::Lane& Executor::point_to_point_lane(uint32_t peer, bool sends) {
+  std::unique_ptr<Lane>& lane = point_to_point_[2 * peer + (sends ? 1 : 0)];
+  if (lane == nullptr) {
+    lane = std::make_unique<Lane>();
+    lane->number = kPointToPointLane;
+    lane->peer = peer;
+    Program program;
+    Step step;
+    step.kind = sends ? Step::Kind::kSend : Step::Kind::kReceive;
+    step.peer = peer;
+    step.source = {BufferName::kInput, 0};
+    step.target = {BufferName::kOutput, 0};
+    program.steps.push_back(step);
+    lane->own_program = prepare(std::move(program), Collective::kSendReceive, rank_, false);
+  }
+  return *lane;
+}
+
+absl::StatusOr<bool> Executor::advance() {
+  if (active_ == 0) return false;
+  bool any = false;
+  for (Lane& lane : lanes_) {
+    if (lane.task >= next_task_) continue;
+    absl::StatusOr<bool> moved = run(lane);
+    if (!moved.ok()) return moved;
+    any |= *moved;
+  }
+  for (std::unique_ptr<Lane>& lane : point_to_point_) {
+    if (lane == nullptr || lane->call == nullptr) continue;
+    absl::StatusOr<bool> moved = run(*lane);
+    if (!moved.ok()) return moved;
+    any |= *moved;
+  }
+  if (std::exchange(touched_, false)) {
+    // Looking at the clock would cost more than a small step does.
+    if (std::exchange(moved_, 0) >= kMovedPerLook) now_ = clock_.now();
+    for (Link* link : links_) {
+      if (link != nullptr) link->flush();
+    }
+  }
+  return any;
+}
+
+// Runs a lane for a while; true if it moved.
+absl::StatusOr<bool> Executor::run(Lane& lane) {
+  bool any = false;
+  for (int i = 0; i < kStepsInARow; ++i) {
+    if (lane.program == nullptr) {
+      absl::StatusOr<bool> begun = begin_piece(lane);
+      if (!begun.ok()) return begun;
+      if (!*begun) return any;
+    }
+    if (lane.step == lane.program->steps.size()) {
+      if (!all_delivered(lane)) return any;
+      end_piece(lane);
+      any = true;
+      continue;
+    }
+    absl::StatusOr<bool> moved = run_step(lane);
+    if (!moved.ok()) return moved;
+    if (!*moved) return any;
+    ++steps_;
+    ++lane.step;
+    any = true;
+  }
+  return any;
+}
+
+absl::StatusOr<bool> Executor::begin_piece(Lane& lane) {
+  if (lane.number == kPointToPointLane) {
+    if (lane.call == nullptr) return false;
+    lane.program = &lane.own_program;
+  } else {
+    const Active* active = nullptr;
+    for (const Active& candidate : calls_) {
+      if (lane.task >= candidate.first_task + candidate.call->pieces) continue;
+      active = &candidate;
+      break;
+    }
+    if (active == nullptr || lane.task < active->first_task) return false;
+    lane.call = active->call;
+    lane.piece = lane.task - active->first_task;
+    const auto& programs = *lane.call->programs;
+    lane.program = &programs[lane.piece % programs.size()];
+  }
+  lane.step = 0;
+  lane.delivered = 0;
+  if (lane.numbers.size() < lane.program->steps.size()) {
+    lane.numbers.resize(lane.program->steps.size());
+  }
+  const size_t scratch = lane.call->geometry.scratch_bytes(lane.program->scratch_parts);
+  if (absl::Status status = ensure_scratch(lane, scratch); !status.ok()) return status;
+  return true;
+}
+
+absl::Status Executor::ensure_scratch(Lane& lane, size_t bytes) {
+  if (bytes <= lane.scratch.size) return absl::OkStatus();
+  if (lane.scratch.data != nullptr) memory_->free(lane.scratch);
+  lane.scratch = Block{};
+  absl::StatusOr<Block> block = memory_->allocate(bytes);
+  if (!block.ok()) return block.status();
+  lane.scratch = *block;
+  return absl::OkStatus();
+}
+
+Segments Executor::locate(const Lane& lane, const Place& place, uint32_t parts) const {
+  const Call& call = *lane.call;
+  std::byte* base = place.buffer == BufferName::kInput    ? call.in
+                    : place.buffer == BufferName::kOutput ? call.out
+                                                          : lane.scratch.data;
+  return call.geometry.locate(base, place.buffer, place.part, parts, lane.piece);
+}
+
+bool Executor::hazards_clear(Lane& lane, uint32_t step) {
+  const PreparedProgram& program = *lane.program;
+  for (uint32_t h = program.first_hazard[step]; h < program.first_hazard[step + 1]; ++h) {
+    const uint32_t send = program.hazards[h];
+    if (!links_[program.steps[send].peer]->delivered(lane.number, lane.numbers[send])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Executor::all_delivered(Lane& lane) {
+  const PreparedProgram& program = *lane.program;
+  for (; lane.delivered < program.sends.size(); ++lane.delivered) {
+    const uint32_t send = program.sends[lane.delivered];
+    if (!links_[program.steps[send].peer]->delivered(lane.number, lane.numbers[send])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Executor::end_piece(Lane& lane) {
+  Call& call = *lane.call;
+  lane.program = nullptr;
+  if (lane.number != kPointToPointLane) {
+    lane.call = nullptr;
+    lane.task += kLanes;
+    if (++call.pieces_done == call.pieces) {
+      calls_.erase(std::find_if(calls_.begin(), calls_.end(),
+                                [&](const Active& active) { return active.call == &call; }));
+      end_call(call);
+    }
+    return;
+  }
+  ++lane.piece;
+  if (++call.pieces_done < call.pieces) return;
+  lane.call = call.next;
+  lane.piece = 0;
+  if (lane.call == nullptr) lane.last = nullptr;
+  end_call(call);
+}
+
+void Executor::end_call(Call& call) {
+  --active_;
+  if (call.on_done != nullptr) call.on_done(call, call.context);
+}
+
+// True if the step is done, false if it has to wait.
+absl::StatusOr<bool> Executor::run_step(Lane& lane) {
+  const Step& step = lane.program->steps[lane.step];
+  switch (step.kind) {
+    case Step::Kind::kSend: {
+      Link& link = *links_[step.peer];
+      const Segments source = locate(lane, step.source, step.parts);
+      const CallTag tag{&lane.call->descriptor, lane.call->fingerprint};
+      const uint64_t number = link.send(lane.number, source, tag);
+      if (number == 0) return false;
+      lane.numbers[lane.step] = number;
+      ++messages_;
+      bytes_sent_ += source.total();
+      touched_ = true;
+      record(FlightEvent::Kind::kSend, lane, step.peer, source.total());
+      return true;
+    }
+    case Step::Kind::kReceive:
+    case Step::Kind::kReceiveReduce:
+      return receive(lane, step);
+    case Step::Kind::kCopy: {
+      const Segments source = locate(lane, step.source, step.parts);
+      const Segments target = locate(lane, step.target, step.parts);
+      if (source.data == target.data) return true;  // in place: nothing is written
+      if (!hazards_clear(lane, lane.step)) return false;
+      copy(target, source);
+      return true;
+    }
+    case Step::Kind::kReduce: {
+      if (!hazards_clear(lane, lane.step)) return false;
+      const Segments target = locate(lane, step.target, step.parts);
+      combine(lane, step, target, target, locate(lane, step.source, step.parts));
+      return true;
+    }
+    case Step::Kind::kFold:
+      if (!hazards_clear(lane, lane.step)) return false;
+      fold_step(lane, step);
+      return true;
+  }
+  return absl::InternalError("a program has a step of an unknown kind");
+}
+
+absl::StatusOr<bool> Executor::receive(Lane& lane, const Step& step) {
+  Link& link = *links_[step.peer];
+  const Segments target = locate(lane, step.target, step.parts);
+  Segments message;
+  absl::Status error;
+  const CallTag tag{&lane.call->descriptor, lane.call->fingerprint};
+  if (!link.peek(lane.number, target.total(), tag, message, error)) {
+    if (error.ok()) return false;
+    return error;
+  }
+  if (!hazards_clear(lane, lane.step)) return false;
+  if (step.kind == Step::Kind::kReceive) {
+    const Geometry& geometry = lane.call->geometry;
+    if (lane.program->final_write[lane.step] &&
+        geometry.count * geometry.element_bytes >= kStreamCallsFrom) {
+      walk(target, message,
+           [](std::byte* to, std::byte* from, size_t n) { stream_copy(to, from, n); });
+      stream_fence();
+    } else {
+      copy(target, message);
+    }
+  } else {
+    combine(lane, step, target, locate(lane, step.source, step.parts), message);
+  }
+  if (!link.consume(lane.number)) return false;
+  touched_ = true;
+  record(FlightEvent::Kind::kReceive, lane, step.peer, target.total());
+  return true;
+}
+
+void Executor::combine(const Lane& lane, const Step& step, const Segments& target,
+                       const Segments& a, const Segments& b) const {
+  const Call& call = *lane.call;
+  const size_t element = call.geometry.element_bytes;
+  const uint32_t divide_by =
+      step.final && call.op == ReduceOp::kAvg ? static_cast<uint32_t>(links_.size()) : 1;
+  walk3(target, a, b, [&](std::byte* t, const std::byte* x, const std::byte* y, size_t bytes) {
+    reduce(call.type, call.op, t, x, y, bytes / element, divide_by);
+  });
+}
+
+void Executor::fold_step(const Lane& lane, const Step& step) {
+  const Call& call = *lane.call;
+  const Segments target = locate(lane, step.target, 1);
+  for (uint32_t i = 0; i < fold_sources_.size(); ++i) {
+    const Place place = i == rank_ ? Place{BufferName::kInput, step.target.part}
+                                   : Place{BufferName::kScratch, step.source.part + i};
+    fold_sources_[i] = locate(lane, place, 1).data;
+  }
+  const uint32_t divide_by =
+      step.final && call.op == ReduceOp::kAvg ? static_cast<uint32_t>(links_.size()) : 1;
+  fold(call.type, call.op, target.data, fold_sources_, target.bytes / call.geometry.element_bytes,
+       divide_by);
+}
+
+Blocked Executor::blocked() const {
+  Blocked found;
+  auto look = [&](const Lane& lane) {
+    if (lane.call == nullptr || lane.program == nullptr) return;
+    if (found.call != nullptr &&
+        found.call->descriptor.sequence <= lane.call->descriptor.sequence) {
+      return;
+    }
+    found = {lane.call, lane.number, lane.piece, lane.step, lane.peer, false};
+    if (lane.step < lane.program->steps.size()) {
+      const Step& step = lane.program->steps[lane.step];
+      found.peer = step.peer;
+      found.to_send = step.kind == Step::Kind::kSend;
+    } else if (lane.delivered < lane.program->sends.size()) {
+      found.peer = lane.program->steps[lane.program->sends[lane.delivered]].peer;
+      found.to_send = true;
+    }
+  };
+  for (const Lane& lane : lanes_) look(lane);
+  for (const auto& lane : point_to_point_) {
+    if (lane != nullptr) look(*lane);
+  }
+  return found;
+}
+
+void Executor::record(FlightEvent::Kind kind, const Lane& lane, uint32_t peer, size_t bytes) {
+  moved_ += bytes;
+  // The steps of a small call are not worth their record: its beginning and end tell as much.
+  if (recorder_ == nullptr || (bytes <= kSmallStep && lane.call->pieces == 1)) return;
+  recorder_->record({.at = now_,
+                     .kind = kind,
+                     .collective = lane.call->geometry.collective,
+                     .lane = static_cast<uint8_t>(lane.number),
+                     .peer = peer,
+                     .sequence = lane.call->descriptor.sequence,
+                     .piece = static_cast<uint32_t>(lane.piece),
+                     .step = lane.step,
+                     .bytes = bytes});
+}
+
+}  // namespace baton::collectives

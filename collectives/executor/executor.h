@@ -1,0 +1,139 @@
+// The executor: runs calls, cut into pieces, over links.
+//
+// A lane is a virtual thread: it runs one piece of one call after another, step by step, and waits
+// where a step has to wait. kLanes of them run side by side; that is the pipeline. Every lane of
+// every rank runs the same pieces in the same order, so messages need no tags: piece t of all
+// pieces ever belongs to lane t % kLanes. Point-to-point calls have a lane of their own for each
+// peer and direction.
+//
+// Not thread-safe: the communicator guards it. Never blocks. No allocation in the steady state.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "collectives/executor/call.h"
+#include "collectives/executor/control_block.h"
+#include "collectives/executor/flight_recorder.h"
+#include "collectives/executor/geometry.h"
+#include "collectives/executor/link.h"
+#include "collectives/executor/memory.h"
+#include "collectives/executor/prepared.h"
+#include "transport/clock.h"
+
+namespace baton::collectives {
+
+// A call as the executor runs it. Owned by the communicator, at a fixed address.
+struct Call {
+  CallDescriptor descriptor;
+  uint32_t fingerprint = 0;
+  Geometry geometry;
+  DataType type = DataType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+  std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  // By channel; null for point-to-point calls.
+  const std::vector<PreparedProgram>* programs = nullptr;
+  uint32_t peer = 0;   // of point-to-point calls: the other rank
+  bool sends = false;  // of point-to-point calls
+  size_t pieces = 1;
+  size_t pieces_done = 0;
+  Time began{};
+  Time deadline = kNever;
+  Call* next = nullptr;  // of point-to-point calls: the one behind it in its lane
+  // Called once, when the last piece is done.
+  void (*on_done)(Call& call, void* context) = nullptr;
+  void* context = nullptr;
+};
+
+// Why a lane stands still.
+struct Blocked {
+  const Call* call = nullptr;
+  uint32_t lane = 0;
+  size_t piece = 0;
+  uint32_t step = 0;
+  uint32_t peer = 0;     // whom it waits for
+  bool to_send = false;  // for room at the peer, or for the peer to take what was sent
+};
+
+class Executor {
+ public:
+  // `links` by rank; null at our own. All outlive the executor. `recorder` may be null.
+  Executor(uint32_t rank, std::vector<Link*> links, Memory* memory, const Clock& clock,
+           FlightRecorder* recorder);
+  ~Executor();
+
+  // Starts a call. Collectives run in the order in which they are started.
+  void start(Call& call);
+  // Advances everything as far as it goes; true if anything happened. An error ends the executor:
+  // nothing advances any more.
+  absl::StatusOr<bool> advance();
+  bool idle() const { return active_ == 0; }
+
+  // One lane that stands still (the one that is furthest behind), for messages.
+  Blocked blocked() const;
+  uint64_t messages() const { return messages_; }
+  uint64_t bytes_sent() const { return bytes_sent_; }
+  uint64_t steps() const { return steps_; }
+
+ private:
+  struct Lane {
+    uint32_t number = 0;   // of the links' lanes
+    uint64_t task = 0;     // the piece to run next or now, counted over all calls
+    Call* call = nullptr;  // whose piece runs; null: none
+    size_t piece = 0;
+    const PreparedProgram* program = nullptr;
+    uint32_t step = 0;
+    size_t delivered = 0;           // sends known as delivered, while the piece ends
+    std::vector<uint64_t> numbers;  // of the messages sent, by step
+    Block scratch;
+    // Point-to-point: the other rank, the calls that wait, and the program of one step.
+    uint32_t peer = 0;
+    Call* last = nullptr;
+    PreparedProgram own_program;
+  };
+  // A collective that has pieces left.
+  struct Active {
+    Call* call = nullptr;
+    uint64_t first_task = 0;
+  };
+
+  absl::StatusOr<bool> run(Lane& lane);
+  absl::StatusOr<bool> begin_piece(Lane& lane);
+  absl::StatusOr<bool> run_step(Lane& lane);
+  absl::StatusOr<bool> receive(Lane& lane, const Step& step);
+  bool hazards_clear(Lane& lane, uint32_t step);
+  bool all_delivered(Lane& lane);
+  void end_piece(Lane& lane);
+  void end_call(Call& call);
+  Segments locate(const Lane& lane, const Place& place, uint32_t parts) const;
+  void combine(const Lane& lane, const Step& step, const Segments& target, const Segments& a,
+               const Segments& b) const;
+  void fold_step(const Lane& lane, const Step& step);
+  absl::Status ensure_scratch(Lane& lane, size_t bytes);
+  Lane& point_to_point_lane(uint32_t peer, bool sends);
+  void record(FlightEvent::Kind kind, const Lane& lane, uint32_t peer, size_t bytes);
+
+  const uint32_t rank_;
+  std::vector<Link*> links_;
+  Memory* memory_;
+  const Clock& clock_;
+  FlightRecorder* recorder_;
+  std::array<Lane, kLanes> lanes_;
+  std::vector<std::unique_ptr<Lane>> point_to_point_;  // 2 * peer + sends; made when first used
+  uint64_t next_task_ = 0;                             // of the next collective's first piece
+  std::vector<Active> calls_;                          // in order
+  std::vector<const void*> fold_sources_;
+  Time now_{};
+  size_t moved_ = 0;      // bytes since the last look at the clock
+  uint64_t active_ = 0;   // calls
+  bool touched_ = false;  // links want flush()
+  uint64_t messages_ = 0, bytes_sent_ = 0, steps_ = 0;
+};
+
+}  // namespace baton::collectives

@@ -1,0 +1,82 @@
+// Geometry: where the parts of each piece of a call lie in its buffers.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "collectives/executor/segments.h"
+#include "collectives/schedules/schedule.h"
+
+namespace baton::collectives {
+
+// Sizes in elements, unless they say bytes. See schedule.h for which part is what.
+struct Geometry {
+  Collective collective = Collective::kAllReduce;
+  size_t element_bytes = 4;
+  size_t count = 0;          // of the vector, or of one rank's block
+  size_t part_elements = 1;  // of a full part
+  uint32_t parts = 1;        // of a piece
+
+  // Data comes in one block per rank, and every piece takes the same range of each.
+  bool blocks() const {
+    return collective == Collective::kReduceScatter || collective == Collective::kAllGather ||
+           collective == Collective::kAllToAll;
+  }
+  size_t piece_elements() const { return blocks() ? part_elements : part_elements * parts; }
+  // At least one: an empty call is one empty piece, and is matched like any other.
+  size_t pieces() const {
+    const size_t each = piece_elements();
+    return std::max<size_t>(1, (count + each - 1) / each);
+  }
+  // The buffer holds the blocks of all ranks, not only our own.
+  bool holds_all_blocks(BufferName buffer) const {
+    return buffer == BufferName::kInput ? collective != Collective::kAllGather
+                                        : collective != Collective::kReduceScatter;
+  }
+  size_t scratch_bytes(uint32_t scratch_parts) const {
+    return scratch_parts * part_elements * element_bytes;
+  }
+
+  // `base` is where the buffer starts. Parts at the end of the data are short or empty. Scratch
+  // parts are as long as the longest part of their piece: what lies behind the data in them means
+  // nothing, and never gets into an output.
+  Segments locate(std::byte* base, BufferName buffer, uint32_t part, uint32_t number,
+                  size_t piece) const {
+    Segments place;
+    size_t first = 0, run = 0, stride = 0;
+    uint32_t runs = 1;
+    if (number == 0) return place;
+    if (!blocks()) {
+      first = (buffer == BufferName::kScratch ? part : piece * parts + part) * part_elements;
+      run = number * part_elements;
+      if (buffer != BufferName::kScratch) run = first < count ? std::min(run, count - first) : 0;
+    } else {
+      const size_t begin = piece * part_elements;
+      run = begin < count ? std::min(part_elements, count - begin) : 0;
+      if (buffer == BufferName::kScratch) {
+        first = part * part_elements;
+        stride = part_elements;
+        runs = number;
+      } else if (holds_all_blocks(buffer)) {
+        first = part * count + begin;
+        stride = count;
+        runs = number;
+      } else {
+        first = begin;
+      }
+    }
+    // Nothing lies anywhere: the buffer of an empty call may be null.
+    place.data = run == 0 ? base : base + first * element_bytes;
+    place.bytes = run * element_bytes;
+    place.count = runs;
+    place.stride = stride * element_bytes;
+    if (runs > 1 && stride == run) {
+      place.bytes *= runs;
+      place.count = 1;
+    }
+    return place;
+  }
+};
+
+}  // namespace baton::collectives

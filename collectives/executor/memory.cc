@@ -1,0 +1,57 @@
+// Allocating the blocks of a communicator, and listing the regions that they come from.
+#include "collectives/executor/memory.h"
+
+#include <cstring>
+
+namespace baton::collectives {
+
+absl::StatusOr<std::unique_ptr<Memory>> Memory::create(Worker& worker) {
+  return create(worker, Limits{});
+}
+
+absl::StatusOr<std::unique_ptr<Memory>> Memory::create(Worker& worker, const Limits& limits) {
+  absl::StatusOr<std::unique_ptr<MemoryPool>> pool =
+      MemoryPool::create(worker, {.slab_bytes = limits.slab_bytes});
+  if (!pool.ok()) return pool.status();
+  return std::unique_ptr<Memory>(new Memory(*std::move(pool), limits));
+}
+
+absl::StatusOr<Block> Memory::allocate(size_t bytes) {
+  absl::StatusOr<Block> block = pool_->allocate(bytes);
+  if (!block.ok()) return block;
+  std::memset(block->data, 0, block->size);
+  if (list_region(*block, limits_.regions)) return block;
+  pool_->free(*block);
+  return absl::ResourceExhaustedError("a communicator has no room for more regions of memory");
+}
+
+absl::StatusOr<Block> Memory::allocate_for_caller(size_t bytes) {
+  absl::StatusOr<Block> block = pool_->allocate(bytes);
+  if (!block.ok()) return block;
+  std::memset(block->data, 0, block->size);
+  list_region(*block, limits_.regions_of_callers);
+  return block;
+}
+
+// False: the region of this block is not listed, and the list is full.
+bool Memory::list_region(const Block& block, size_t most) {
+  for (const Region& region : regions_) {
+    if (region.local.index == block.region.index) return true;
+  }
+  if (regions_.size() >= most) return false;
+  regions_.push_back({block.region, static_cast<uint32_t>(regions_.size())});
+  return true;
+}
+
+const Memory::Region* Memory::find(const Segments& place) const {
+  if (place.total() == 0) return nullptr;
+  const std::byte* end = place.run(place.count - 1) + place.bytes;
+  for (const Region& region : regions_) {
+    if (place.data >= region.local.base && end <= region.local.base + region.local.size) {
+      return &region;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace baton::collectives

@@ -1,0 +1,56 @@
+// The memory of a communicator: pool blocks for callers and for staging, and whether a pointer of a
+// caller lies in it.
+//
+// Peers know the first kMaxRegions regions only. Callers cannot use up all of them: some are kept
+// for what links stage. Memory of a caller in any further region works as memory from elsewhere
+// does, with a copy on its way.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "collectives/executor/segments.h"
+#include "transport/pool.h"
+#include "transport/worker.h"
+
+namespace baton::collectives {
+
+class Memory {
+ public:
+  static constexpr size_t kMaxRegions = 512;
+  struct Limits {
+    size_t slab_bytes = 16 << 20;
+    size_t regions = kMaxRegions;  // that peers may know; no more than that
+    size_t regions_of_callers = kMaxRegions - 112;
+  };
+
+  static absl::StatusOr<std::unique_ptr<Memory>> create(Worker& worker, const Limits& limits);
+  static absl::StatusOr<std::unique_ptr<Memory>> create(Worker& worker);
+
+  // Zeroed. ResourceExhausted: no memory, or, where peers must know the block, too many regions.
+  absl::StatusOr<Block> allocate(size_t bytes);
+  absl::StatusOr<Block> allocate_for_caller(size_t bytes);
+  void free(const Block& block) { pool_->free(block); }
+
+  // A registered region of ours.
+  struct Region {
+    MemoryRegion local;
+    uint32_t number = 0;  // of regions(), from 0
+  };
+  // The region that holds all of `place`; null if none does.
+  const Region* find(const Segments& place) const;
+  // In the order in which they came up; only grows.
+  const std::vector<Region>& regions() const { return regions_; }
+
+ private:
+  Memory(std::unique_ptr<MemoryPool> pool, const Limits& limits)
+      : limits_(limits), pool_(std::move(pool)) {}
+  bool list_region(const Block& block, size_t most);
+  const Limits limits_;
+  std::unique_ptr<MemoryPool> pool_;
+  std::vector<Region> regions_;
+};
+
+}  // namespace baton::collectives

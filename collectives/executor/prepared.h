@@ -1,0 +1,28 @@
+// A prepared program: a rank's steps, with what each must wait for before it overwrites data that
+// an earlier send may still be reading.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "collectives/schedules/schedule.h"
+
+namespace baton::collectives {
+
+struct PreparedProgram {
+  std::vector<Step> steps;
+  // Of step s: sends (indices of steps) hazards[first_hazard[s] .. first_hazard[s + 1]).
+  std::vector<uint32_t> first_hazard;
+  std::vector<uint32_t> hazards;
+  std::vector<uint32_t> sends;  // all sends, in order
+  // Of step s: nobody reads what it writes before the call ends, so it need not stay in the caches.
+  std::vector<bool> final_write;
+  uint32_t scratch_parts = 0;
+  uint32_t max_message_parts = 1;
+};
+
+// `in_place`: input and output are the same memory (for reduce_scatter and all_gather: the rank's
+// own part of the larger buffer is the smaller buffer). `rank` is whose program it is.
+PreparedProgram prepare(Program program, Collective collective, uint32_t rank, bool in_place);
+
+}  // namespace baton::collectives

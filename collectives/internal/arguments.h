@@ -1,0 +1,49 @@
+// Requests for collective calls, and what is said of arguments that make no sense.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "collectives/communicator.h"
+
+namespace baton::collectives {
+
+// A collective call, as the caller of a communicator asks for it.
+struct Request {
+  Collective collective = Collective::kAllReduce;
+  const void* in = nullptr;
+  void* out = nullptr;
+  size_t count = 0;
+  DataType type = DataType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  CallOptions options;
+};
+
+// InvalidArgument: "all_reduce: why".
+absl::Status refuse(Collective collective, std::string_view why);
+
+// Refuses a null or misaligned pointer to `count` elements of `element` bytes; none: anything goes.
+absl::Status check_pointer(Collective collective, const char* name, const void* pointer,
+                           size_t count, size_t element);
+
+// Whether `request` makes sense at `rank` of `ranks`, and whether it is in place.
+absl::Status check_request(const Request& request, uint32_t rank, uint32_t ranks, bool& in_place);
+
+// The same for a call between `rank` and `other`, and for one with counts and offsets of each rank.
+absl::Status check_point_to_point(bool sends, const void* data, size_t count, DataType type,
+                                  int other, uint32_t rank, uint32_t ranks);
+
+// One block of elements per rank.
+struct Blocks {
+  absl::Span<const size_t> counts;
+  absl::Span<const size_t> offsets;
+};
+absl::Status check_all_to_all_v(const void* in, const Blocks& send, const void* out,
+                                const Blocks& receive, DataType type, uint32_t rank,
+                                uint32_t ranks);
+
+}  // namespace baton::collectives

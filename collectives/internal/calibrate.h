@@ -1,0 +1,33 @@
+// Measuring what links and reductions cost, once, when a communicator starts.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "collectives/executor/memory.h"
+#include "collectives/proof/cost_model.h"
+#include "transport/clock.h"
+
+namespace baton::collectives {
+
+// What measuring needs of the communicator.
+struct Calibration {
+  uint32_t rank = 0;
+  uint32_t ranks = 1;
+  uint32_t node_size = 1;
+  size_t slot_bytes = 0;
+  Memory* memory = nullptr;
+  const Clock* clock = nullptr;
+  // Sends to `other` or receives from it, and waits.
+  std::function<absl::Status(bool sends, std::byte* data, size_t bytes, uint32_t other)> exchange;
+  // Gathers `mine` of all ranks, in their order, in `all`.
+  std::function<absl::Status(const std::string& mine, char* all)> gather;
+};
+
+// Takes under 100 ms. All ranks call it together, and get the same: `before`, where nothing could
+// be measured.
+absl::StatusOr<CostParameters> measure_costs(const Calibration& with, const CostParameters& before);
+
+}  // namespace baton::collectives

@@ -1,0 +1,143 @@
+// Beginning a call: checks, the vote that may have to go before it, its start.
+#include "collectives/internal/call_starter.h"
+
+namespace baton::collectives {
+
+CallShape CallStarter::shape_of(const Request& request) const {
+  const Collective what = request.collective;
+  const bool reduces = what == Collective::kAllReduce || what == Collective::kReduceScatter ||
+                       what == Collective::kReduce;
+  const bool blocks = what == Collective::kReduceScatter || what == Collective::kAllGather ||
+                      what == Collective::kAllToAll;
+  CallShape shape;
+  shape.collective = what;
+  shape.ranks = needs_.mesh.ranks();
+  shape.root = static_cast<uint32_t>(request.root);
+  shape.element_bytes = size_of(request.type);
+  shape.bytes = request.count * shape.element_bytes * (blocks ? needs_.mesh.ranks() : 1);
+  shape.ordered = reduces && request.options.ordered.value_or(needs_.options.ordered);
+  return shape;
+}
+
+absl::StatusOr<Work> CallStarter::begin(const Request& request) {
+  Lock lock(needs_.mutex);
+  return begin(request, lock);
+}
+
+absl::Status CallStarter::run(const Request& request) {
+  absl::StatusOr<Work> work;
+  {
+    Lock lock(needs_.mutex);
+    work = begin(request, lock);
+    if (!work.ok()) return work.status();
+    // A short call is over before it pays to let go of the lock.
+    if (auto result = needs_.driver.run_short(*work)) return *std::move(result);
+  }
+  return needs_.driver.wait(*work);
+}
+
+absl::StatusOr<Work> CallStarter::begin(const Request& request, Lock& lock) {
+  bool in_place = false;
+  if (absl::Status status =
+          check_request(request, needs_.mesh.rank(), needs_.mesh.ranks(), in_place);
+      !status.ok()) {
+    return status;
+  }
+  if (voting_) voted_.wait(lock, [this] { return !voting_; });
+  if (!needs_.failure.broken().ok()) return needs_.failure.broken();
+  if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
+  Override fixed;
+  fixed.has_algorithm = request.options.algorithm.has_value();
+  fixed.algorithm = request.options.algorithm.value_or(Algorithm::kRing);
+  fixed.channels = request.options.channels;
+  fixed.chunk_bytes = request.options.chunk_bytes;
+  absl::StatusOr<Tuner::Entry*> entry = needs_.tuner.entry_of(shape_of(request), fixed);
+  if (!entry.ok()) return entry.status();
+  absl::Status status;
+  if (const Tuner::Due due = needs_.tuner.due(**entry); due == Tuner::Due::kVote) {
+    status = prepare_vote(**entry);
+  } else if (due == Tuner::Due::kAwait) {
+    status = await_vote(**entry, lock);
+  }
+  if (!status.ok()) return status;
+  return start(request, **entry, in_place);
+}
+
+absl::StatusOr<Work> CallStarter::start(const Request& request, Tuner::Entry& entry,
+                                        bool in_place) {
+  // A call that is refused must not count in the tuner: other ranks may have had room for it.
+  if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
+  absl::StatusOr<Tuner::Pick> pick = needs_.tuner.take(entry, in_place);
+  if (!pick.ok()) return pick.status();
+  absl::StatusOr<Work> work = needs_.calls.start(request, *pick);
+  if (!work.ok()) return work;
+  if (needs_.mesh.any_transfer()) needs_.failure.compare_calls();
+  needs_.driver.call_started();
+  return work;
+}
+
+// The vote is a call like any other, right before the one that begins.
+absl::Status CallStarter::prepare_vote(Tuner::Entry& entry) {
+  if (absl::Status status = needs_.calls.room_for(2); !status.ok()) return status;
+  std::vector<double>& votes = needs_.tuner.votes(entry);
+  CallOptions plain;
+  plain.algorithm = Algorithm::kRecursiveDoubling;
+  plain.ordered = false;
+  const Request request{Collective::kAllReduce,
+                        votes.data(),
+                        votes.data(),
+                        votes.size(),
+                        DataType::kF64,
+                        ReduceOp::kMax,
+                        0,
+                        plain};
+  absl::StatusOr<Tuner::Entry*> own = needs_.tuner.entry_of(
+      shape_of(request), {.has_algorithm = true, .algorithm = Algorithm::kRecursiveDoubling});
+  absl::StatusOr<Work> work =
+      own.ok() ? start(request, **own, true) : absl::StatusOr<Work>(own.status());
+  needs_.tuner.vote_began(entry, work.ok() ? *work : Work{});
+  return work.status();
+}
+
+// Without the lock: others may abort() meanwhile, but none may begin a call before this one.
+absl::Status CallStarter::await_vote(Tuner::Entry& entry, Lock& lock) {
+  const Work vote = needs_.tuner.vote_of(entry);
+  voting_ = true;
+  lock.unlock();
+  absl::Status status = needs_.driver.wait(vote);
+  lock.lock();
+  voting_ = false;
+  voted_.notify_all();
+  if (status.ok()) needs_.tuner.vote_ended(entry);
+  return status;
+}
+
+absl::StatusOr<Work> CallStarter::begin_point_to_point(bool sends, void* data, size_t count,
+                                                       DataType type, int other,
+                                                       const CallOptions& call_options) {
+  absl::Status status = check_point_to_point(sends, data, count, type, other, needs_.mesh.rank(),
+                                             needs_.mesh.ranks());
+  if (!status.ok()) return status;
+  Lock lock(needs_.mutex);
+  if (!needs_.failure.broken().ok()) return needs_.failure.broken();
+  auto work = needs_.calls.start_point_to_point(sends, data, count, type, other, call_options);
+  if (work.ok()) needs_.driver.call_started();
+  return work;
+}
+
+absl::StatusOr<Work> CallStarter::begin_all_to_all_v(const void* in, const Blocks& send, void* out,
+                                                     const Blocks& receive, DataType type,
+                                                     const CallOptions& call_options) {
+  absl::Status status =
+      check_all_to_all_v(in, send, out, receive, type, needs_.mesh.rank(), needs_.mesh.ranks());
+  if (!status.ok()) return status;
+  Lock lock(needs_.mutex);
+  if (!needs_.failure.broken().ok()) return needs_.failure.broken();
+  auto work =
+      needs_.calls.start_all_to_all_v(static_cast<const std::byte*>(in), send,
+                                      static_cast<std::byte*>(out), receive, type, call_options);
+  if (work.ok()) needs_.driver.call_started();
+  return work;
+}
+
+}  // namespace baton::collectives

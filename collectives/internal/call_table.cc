@@ -1,0 +1,156 @@
+// The slots of calls; starting collective calls and ending all calls.
+#include "collectives/internal/call_table.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+
+namespace baton::collectives {
+
+CallTable::CallTable(const Needs& needs)
+    : needs_(needs),
+      rank_(needs.mesh.rank()),
+      ranks_(needs.mesh.ranks()),
+      slots_(std::make_unique<Slot[]>(kSlots)),
+      sent_(ranks_),
+      received_(ranks_) {
+  done_.reserve(kSlots);
+  in_flight_.reserve(kSlots);
+}
+
+absl::Status CallTable::room_for(size_t calls) const {
+  if (calls <= free_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "%u calls are open: wait() for the first of them, or test() it until it has ended",
+      kSlots - free_));
+}
+
+CallTable::Slot& CallTable::take_slot() {
+  while (slots_[next_work_ % kSlots].id != 0) ++next_work_;
+  Slot& slot = slots_[next_work_ % kSlots];
+  --free_;
+  slot.done = false;
+  slot.result = absl::OkStatus();
+  slot.owner = this;
+  slot.entry = UINT32_MAX;
+  slot.call = Call{};
+  slot.call.on_done = &CallTable::on_done;
+  slot.call.context = &slot;
+  slot.call.began = needs_.mesh.now();
+  slot.id = next_work_++;
+  in_flight_.push_back(&slot);
+  ++calls_made_;
+  return slot;
+}
+
+void CallTable::free_slot(Slot& slot) {
+  slot.id = 0;
+  ++free_;
+  if (slot.parts.empty()) return;
+  spare_parts_.push_back(std::move(slot.parts));
+  slot.parts.clear();
+}
+
+Time CallTable::deadline(const Call& call, const CallOptions& options) const {
+  const Time timeout = options.timeout == Time::zero() ? needs_.options.timeout : options.timeout;
+  return timeout == kNever ? kNever : call.began + timeout;
+}
+
+absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick& pick) {
+  if (absl::Status status = room_for(1); !status.ok()) return status;
+  Slot& slot = take_slot();
+  slot.entry = pick.entry;
+  slot.candidate = pick.candidate;
+  Call& call = slot.call;
+  const Choice& choice = *pick.choice;
+  const size_t element = size_of(request.type);
+  // Whole cache lines, but never more than a link's slot holds.
+  size_t part = std::max<size_t>(choice.part_bytes, 1);
+  if (part >= 64) part = (part + 63) & ~size_t{63};
+  part = std::min(part, needs_.options.slot_bytes / pick.programs->max_message_parts);
+  call.geometry = {request.collective, element, request.count,
+                   std::max<size_t>(1, (part < 64 ? part + element - 1 : part) / element),
+                   pick.programs->parts};
+  call.type = request.type;
+  call.op = request.op;
+  // The executor writes to `out` only, or to `in` where that is the same memory.
+  call.in = static_cast<std::byte*>(const_cast<void*>(request.in));
+  call.out = static_cast<std::byte*>(request.out);
+  call.programs = &pick.programs->programs;
+  call.pieces = call.geometry.pieces();
+  call.deadline = deadline(call, request.options);
+  call.descriptor = {.sequence = ++sequence_,
+                     .count = request.count,
+                     .part_elements = call.geometry.part_elements,
+                     .root = static_cast<uint32_t>(request.root),
+                     .node_size = choice.spec.node_size,
+                     .channels = static_cast<uint16_t>(choice.spec.channels),
+                     .collective = static_cast<uint8_t>(request.collective),
+                     .type = static_cast<uint8_t>(request.type),
+                     .op = static_cast<uint8_t>(request.op),
+                     .algorithm = static_cast<uint8_t>(choice.spec.algorithm),
+                     .ordered = static_cast<uint8_t>(choice.spec.ordered ? 1 : 0)};
+  call.fingerprint = call.descriptor.fingerprint();
+  ControlBlock& control = needs_.mesh.control();
+  control.calls[sequence_ % ControlBlock::kCalls] = call.descriptor;
+  control.entered.store(sequence_, std::memory_order_release);
+  needs_.recorder.record({.at = call.began,
+                          .kind = FlightEvent::Kind::kCallBegin,
+                          .collective = request.collective,
+                          .sequence = sequence_,
+                          .bytes = request.count * element});
+  needs_.executor.start(call);
+  return Work{slot.id};
+}
+
+std::optional<absl::Status> CallTable::reap(Work work) {
+  Slot& slot = slots_[work.sequence % kSlots];
+  if (work.sequence == 0 || slot.id != work.sequence) {
+    return absl::NotFoundError("there is no such call: its end was already reported");
+  }
+  if (!slot.done) return std::nullopt;
+  absl::Status result = std::move(slot.result);
+  free_slot(slot);
+  return result;
+}
+
+void CallTable::on_done(Call&, void* context) {
+  auto* slot = static_cast<Slot*>(context);
+  slot->owner->done_.push_back(slot);
+}
+
+void CallTable::finish() {
+  for (size_t i = 0; i < done_.size(); ++i) end(*done_[i], absl::OkStatus());
+  done_.clear();
+}
+
+void CallTable::fail_all(const absl::Status& why) {
+  done_.clear();
+  while (!in_flight_.empty()) end(*in_flight_.back(), why);
+  ended_.notify_all();
+}
+
+// The call has ended. Its slot is free once the caller has heard of it.
+void CallTable::end(Slot& slot, const absl::Status& result) {
+  const Call& call = slot.call;
+  in_flight_.erase(std::find(in_flight_.begin(), in_flight_.end(), &slot));
+  // The clock costs as much as a small call: look at it now and then only.
+  const bool small = call.pieces == 1 && call.descriptor.sequence % 16 != 0 && result.ok() &&
+                     !needs_.tuner.measuring(slot.entry) &&
+                     call.geometry.count * call.geometry.element_bytes <= DirectMessage::kPayload;
+  const Time end_time = small ? call.began : needs_.mesh.now();
+  needs_.recorder.record({.at = end_time,
+                          .kind = FlightEvent::Kind::kCallEnd,
+                          .collective = call.geometry.collective,
+                          .status = static_cast<uint8_t>(result.code()),
+                          .sequence = call.descriptor.sequence});
+  if (result.ok() && !small) {
+    needs_.tuner.measured(slot.entry, slot.candidate,
+                          std::chrono::duration<double>(end_time - call.began).count());
+  }
+  slot.result = result;
+  slot.done = true;
+  ended_.notify_all();
+}
+
+}  // namespace baton::collectives

@@ -1,0 +1,105 @@
+// The call table: calls from their start to the moment when the caller has heard how they ended.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "collectives/communicator.h"
+#include "collectives/executor/executor.h"
+#include "collectives/executor/flight_recorder.h"
+#include "collectives/internal/arguments.h"
+#include "collectives/internal/mesh.h"
+#include "collectives/internal/tuner.h"
+
+namespace baton::collectives {
+
+// Everything under the communicator's lock. Starting a call hands it to the executor; it advances
+// when the executor does.
+class CallTable {
+ public:
+  static constexpr size_t kSlots = 256;
+
+  struct Slot;
+  // One of the sends and receives that an all_to_all_v is made of.
+  struct Part {
+    Call call;
+    Slot* whole = nullptr;
+  };
+  // A call in flight, and what the caller will hear of it.
+  struct Slot {
+    Call call;
+    uint64_t id = 0;  // Work::sequence; 0: free
+    bool done = false;
+    absl::Status result;
+    CallTable* owner = nullptr;
+    std::vector<Part> parts;  // of an all_to_all_v
+    size_t parts_left = 0;
+    uint32_t entry = UINT32_MAX, candidate = 0;  // of the tuner
+  };
+
+  // All outlive the table.
+  struct Needs {
+    const CommunicatorOptions& options;
+    Mesh& mesh;
+    Tuner& tuner;
+    Executor& executor;
+    FlightRecorder& recorder;
+  };
+  explicit CallTable(const Needs& needs);
+
+  // OK, or ResourceExhausted: fewer than `calls` slots are free.
+  absl::Status room_for(size_t calls) const;
+
+  // Starts a call for which there is room, and whose arguments have been checked.
+  absl::StatusOr<Work> start(const Request& request, const Tuner::Pick& pick);
+  absl::StatusOr<Work> start_point_to_point(bool sends, void* data, size_t count, DataType type,
+                                            int other, const CallOptions& options);
+  absl::StatusOr<Work> start_all_to_all_v(const std::byte* in, const Blocks& send, std::byte* out,
+                                          const Blocks& receive, DataType type,
+                                          const CallOptions& options);
+
+  // Nothing while the call runs; then how it ended, once.
+  std::optional<absl::Status> reap(Work work);
+  // Calls that the executor is done with: finish() ends them well.
+  bool any_done() const { return !done_.empty(); }
+  void finish();
+  // Ends every call with `why`.
+  void fail_all(const absl::Status& why);
+
+  const std::vector<Slot*>& in_flight() const { return in_flight_; }
+  uint64_t sequence() const { return sequence_; }  // of the last collective
+  uint64_t calls_made() const { return calls_made_; }
+  // Notified whenever a call has ended.
+  std::condition_variable& ended() { return ended_; }
+
+ private:
+  Slot& take_slot();
+  void start_point_to_point(Call& call, bool sends, std::byte* data, size_t count, DataType type,
+                            uint32_t other);
+  Time deadline(const Call& call, const CallOptions& options) const;
+  static void on_done(Call& call, void* context);
+  static void on_part_done(Call& call, void* context);
+  void end(Slot& slot, const absl::Status& result);
+  void free_slot(Slot& slot);
+
+  const Needs needs_;
+  const uint32_t rank_, ranks_;
+  std::unique_ptr<Slot[]> slots_;
+  size_t free_ = kSlots;
+  uint64_t next_work_ = 1;
+  uint64_t sequence_ = 0;
+  uint64_t calls_made_ = 0;
+  std::vector<uint64_t> sent_, received_;  // point-to-point calls, by the other rank
+  std::vector<Slot*> done_;
+  std::vector<Slot*> in_flight_;
+  std::vector<std::vector<Part>> spare_parts_;  // their memory is reused
+  std::condition_variable ended_;
+};
+
+}  // namespace baton::collectives

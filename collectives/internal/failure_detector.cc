@@ -1,0 +1,260 @@
+// Finding failures: executor errors, aborts, ranks that are gone, calls that differ, deadlines.
+#include "collectives/internal/failure_detector.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace baton::collectives {
+
+namespace {
+
+constexpr Time kLook = std::chrono::milliseconds(1);
+// How long answers to a query are awaited once a call is past its deadline: a rank that has a core
+// answers at once, one that has to share it may need longer.
+constexpr Time kPatience = std::chrono::milliseconds(150);
+constexpr Time kMostPatience = std::chrono::seconds(1);
+Time patience(Time timeout) { return std::clamp(timeout / 4, kPatience, kMostPatience); }
+
+// An abort on the wire: code, culprit, text.
+std::string encode_verdict(const absl::Status& why, uint32_t culprit) {
+  std::string out(1, static_cast<char>(why.code()));
+  out.append(reinterpret_cast<const char*>(&culprit), sizeof culprit);
+  out.append(std::string(why.message()).substr(0, 1024));
+  return out;
+}
+
+template <typename T>
+std::string_view bytes_of(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+template <typename T>
+bool read(std::string_view body, T& value) {
+  if (body.size() != sizeof value) return false;
+  std::memcpy(&value, body.data(), sizeof value);
+  return true;
+}
+
+}  // namespace
+
+FailureDetector::FailureDetector(const std::string& group, Mesh& mesh, FlightRecorder& recorder)
+    : group_(group), mesh_(mesh), recorder_(recorder), lost_(mesh.ranks()), known_(mesh.ranks()) {}
+
+void FailureDetector::watch(Executor& executor, CallTable& calls) {
+  executor_ = &executor;
+  calls_ = &calls;
+}
+
+void FailureDetector::on_mail(uint32_t from, Mail kind, std::string_view body) {
+  Known& known = known_[from];
+  if (kind == Mail::kAbort) {
+    on_abort(from, body);
+  } else if (kind == Mail::kCall) {
+    CallDescriptor theirs;
+    if (!read(body, theirs)) return;
+    known.announced[theirs.sequence % ControlBlock::kCalls] = theirs;
+    compare_calls();
+  } else if (kind == Mail::kQuery || kind == Mail::kStanding) {
+    if (!read(body, known.standing)) return;
+    known.standing_fresh = true;
+    if (kind == Mail::kQuery) mesh_.tell(from, Mail::kStanding, bytes_of(standing()));
+  }
+}
+
+void FailureDetector::on_abort(uint32_t from, std::string_view body) {
+  uint32_t culprit = 0;
+  if (body.size() < 1 + sizeof culprit) return;
+  std::memcpy(&culprit, body.data() + 1, sizeof culprit);
+  if (culprit < mesh_.ranks() && culprit != mesh_.rank() && culprit != from) mark_lost(culprit);
+  fail(absl::Status(static_cast<absl::StatusCode>(body[0]),
+                    absl::StrCat(mesh_.member(from).label,
+                                 " reports: ", std::string(body.substr(1 + sizeof culprit)))),
+       culprit, false);
+}
+
+void FailureDetector::on_down(uint32_t rank, const absl::Status& why) {
+  mark_lost(rank);
+  recorder_.record({.at = mesh_.now(), .kind = FlightEvent::Kind::kPeerLost, .peer = rank});
+  const Blocked blocked = executor_ != nullptr ? executor_->blocked() : Blocked{};
+  fail(absl::UnavailableError(absl::StrFormat(
+           "%s is gone: %s%s", mesh_.member(rank).label, std::string(why.message()),
+           blocked.call != nullptr ? absl::StrCat("; ", where(blocked)) : std::string())),
+       rank, true);
+}
+
+// "all_reduce #17 of 8 f32 (sum), ring: rank 0 waits for rank 1 (host, pid 7) at chunk 3 of 64,
+// step 2, over shm, direct"
+std::string FailureDetector::where(const Blocked& blocked) const {
+  const Mesh::Member& peer = mesh_.member(blocked.peer);
+  return absl::StrFormat("%s: rank %u waits for %s%s at chunk %u of %u, step %u, over %s",
+                         blocked.call->descriptor.to_string(), mesh_.rank(),
+                         blocked.peer == mesh_.rank() ? std::string("itself") : peer.label,
+                         blocked.to_send ? " to take what was sent" : "", blocked.piece + 1,
+                         blocked.call->pieces, blocked.step,
+                         peer.link != nullptr ? peer.link->route() : std::string("no link"));
+}
+
+void FailureDetector::fail(absl::Status why, uint32_t culprit, bool tell_others) {
+  if (!broken_.ok()) return;
+  broken_ = why;
+  is_broken_.store(true, std::memory_order_release);
+  recorder_.record({.at = mesh_.now(),
+                    .kind = FlightEvent::Kind::kAbort,
+                    .status = static_cast<uint8_t>(why.code()),
+                    .peer = culprit});
+  if (tell_others) mesh_.tell_all(Mail::kAbort, encode_verdict(why, culprit));
+  // No byte of a call moves once its end is reported.
+  mesh_.end_transfers();
+  if (calls_ == nullptr) return;
+  if (!calls_->in_flight().empty()) {
+    const std::string where = dump_flight_record(recorder_, flight_path(group_, mesh_.rank()));
+    why = absl::Status(why.code(), absl::StrCat(why.message(), where));
+  }
+  calls_->fail_all(why);
+}
+
+void FailureDetector::on_executor_error(const absl::Status& error) {
+  const Blocked blocked = executor_->blocked();
+  const bool calls_differ = absl::IsFailedPrecondition(error) && blocked.call != nullptr;
+  if (calls_differ) compare_calls();
+  if (!broken_.ok()) return;
+  fail(absl::Status(calls_differ ? absl::StatusCode::kInvalidArgument : error.code(),
+                    blocked.call == nullptr ? std::string(error.message())
+                                            : absl::StrCat(where(blocked), ": ", error.message())),
+       blocked.call == nullptr ? mesh_.rank() : blocked.peer, true);
+}
+
+void FailureDetector::compare_calls() {
+  if (calls_ == nullptr || calls_->sequence() == 0 || !broken_.ok()) return;
+  const uint64_t sequence = calls_->sequence();
+  const uint32_t rank = mesh_.rank();
+  // Every call still open, and the last one.
+  const uint64_t oldest =
+      sequence > ControlBlock::kCalls / 2 ? sequence - ControlBlock::kCalls / 2 : 1;
+  for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
+    const Mesh::Member& member = mesh_.member(r);
+    if (r == rank || (member.direct == nullptr && member.transfer == nullptr)) continue;
+    for (uint64_t s = calls_->in_flight().empty() ? sequence : oldest; s <= sequence; ++s) {
+      const CallDescriptor& ours = mesh_.control().calls[s % ControlBlock::kCalls];
+      CallDescriptor theirs = known_[r].announced[s % ControlBlock::kCalls];
+      if (member.direct != nullptr) {
+        const ControlBlock& block = member.block();
+        if (block.entered.load(std::memory_order_acquire) < s) break;
+        theirs = block.calls[s % ControlBlock::kCalls];
+        // Its place may be another call's by now, or while we read.
+        std::atomic_thread_fence(std::memory_order_acquire);
+        if (block.entered.load(std::memory_order_relaxed) + 1 >= s + ControlBlock::kCalls) continue;
+      }
+      if (theirs.sequence != s || ours.sequence != s || theirs == ours) continue;
+      fail(
+          absl::InvalidArgumentError(absl::StrFormat(
+              "ranks disagree about call #%u: rank %u called %s, %s called %s. All ranks must make "
+              "the same calls in the same order",
+              s, rank, ours.to_string(), member.label, theirs.to_string())),
+          r, true);
+      return;
+    }
+  }
+}
+
+FailureDetector::Standing FailureDetector::standing() const {
+  Standing out;
+  out.entered = calls_ != nullptr ? calls_->sequence() : 0;
+  if (executor_ == nullptr) return out;
+  const Blocked blocked = executor_->blocked();
+  if (blocked.call == nullptr) return out;
+  out.call = blocked.call->descriptor;
+  out.waits_for = blocked.peer;
+  return out;
+}
+
+bool FailureDetector::look(Time now) {
+  if (now < next_look_) return false;
+  next_look_ = now + kLook;
+  check_deadlines(now);
+  return true;
+}
+
+void FailureDetector::check_deadlines(Time now) {
+  if (!broken_.ok() || executor_ == nullptr || executor_->idle()) {
+    diagnosing_ = Time::zero();
+    return;
+  }
+  compare_calls();
+  if (!broken_.ok()) return;
+  const Blocked blocked = executor_->blocked();
+  if (blocked.call == nullptr) return;
+  const Mesh::Member& peer = mesh_.member(blocked.peer);
+  if (peer.bye && !peer.up) {
+    fail(absl::UnavailableError(
+             absl::StrCat(where(blocked), ", which has left the group without making this call")),
+         blocked.peer, true);
+    return;
+  }
+  if (peer.link != nullptr && !peer.link->status().ok()) {
+    fail(absl::Status(peer.link->status().code(),
+                      absl::StrCat(where(blocked), ": ", peer.link->status().message())),
+         blocked.peer, true);
+    return;
+  }
+  for (const CallTable::Slot* slot : calls_->in_flight()) {
+    if (slot->call.deadline > now) continue;
+    diagnose(blocked, now);
+    return;
+  }
+}
+
+// The deadline is over. Asks everybody where they stand, and follows who waits for whom to the rank
+// that all wait for.
+void FailureDetector::diagnose(const Blocked& blocked, Time now) {
+  if (diagnosing_ == Time::zero()) {
+    diagnosing_ = now;
+    for (Known& known : known_) known.standing_fresh = false;
+    mesh_.tell_all(Mail::kQuery, bytes_of(standing()));
+    return;
+  }
+  bool all = true;
+  for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
+    all &= !mesh_.member(r).known || known_[r].standing_fresh;
+  }
+  if (!all && now - diagnosing_ < patience(blocked.call->deadline - blocked.call->began)) return;
+
+  const uint64_t wanted = blocked.call->descriptor.sequence;
+  const bool collective = blocked.call->programs != nullptr;
+  uint32_t culprit = blocked.peer;
+  std::string why;
+  for (uint32_t hop = 0; hop < mesh_.ranks() && why.empty(); ++hop) {
+    const Mesh::Member& member = mesh_.member(culprit);
+    const Known& known = known_[culprit];
+    if (culprit == mesh_.rank()) {
+      why = "all ranks wait for each other";
+    } else if (!known.standing_fresh) {
+      uint64_t entered = UINT64_MAX;
+      if (member.direct != nullptr) {
+        entered = member.block().entered.load(std::memory_order_acquire);
+      }
+      const bool late = collective && entered < wanted;
+      why = absl::StrFormat(
+          "%s does not answer: it is stopped, busy with something else, or cut off%s", member.label,
+          late ? absl::StrFormat("; it has not made this call (its last is #%u)", entered)
+               : std::string());
+      mark_lost(culprit);
+    } else if (collective && known.standing.entered < wanted) {
+      why = absl::StrFormat("%s is alive and has not made this call: its last is #%u", member.label,
+                            known.standing.entered);
+    } else if (known.standing.waits_for >= mesh_.ranks() || known.standing.waits_for == culprit) {
+      why = absl::StrFormat("%s is alive, has made this call and does not go on", member.label);
+    } else {
+      culprit = known.standing.waits_for;
+    }
+  }
+  if (why.empty()) why = "ranks wait for each other in a circle";
+  fail(absl::DeadlineExceededError(
+           absl::StrFormat("%s: the deadline has passed. %s", where(blocked), why)),
+       culprit, true);
+}
+
+}  // namespace baton::collectives

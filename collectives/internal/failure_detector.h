@@ -1,0 +1,82 @@
+// The failure detector: what goes wrong, how it is found out, and who is told.
+//
+// A rank that died, left, stopped, is late or called something else, and abort(), all end in
+// fail(): every call ends with an error that names the rank, and the others are told.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "collectives/executor/executor.h"
+#include "collectives/executor/flight_recorder.h"
+#include "collectives/internal/call_table.h"
+#include "collectives/internal/mesh.h"
+
+namespace baton::collectives {
+
+// Everything under the communicator's lock, except is_broken().
+class FailureDetector {
+ public:
+  // `group`: its name, for the file that the flight record is written to. All outlive this.
+  FailureDetector(const std::string& group, Mesh& mesh, FlightRecorder& recorder);
+  // From when there are calls.
+  void watch(Executor& executor, CallTable& calls);
+
+  // OK, or why everything fails.
+  const absl::Status& broken() const { return broken_; }
+  bool is_broken() const { return is_broken_.load(std::memory_order_acquire); }
+  // Ranks that are dead or stopped.
+  const std::vector<bool>& lost() const { return lost_; }
+  void mark_lost(uint32_t rank) { lost_[rank] = true; }
+
+  // Ends every call. `culprit`: the rank that is to blame, or our own.
+  void fail(absl::Status why, uint32_t culprit, bool tell_others);
+  void on_executor_error(const absl::Status& error);
+  void on_down(uint32_t rank, const absl::Status& why);
+  void on_mail(uint32_t from, Mail kind, std::string_view body);
+
+  // What peers called must be what we called under the same number.
+  void compare_calls();
+  // Looks for ranks that have left and calls that are late, once a millisecond at most; true if it
+  // has looked.
+  bool look(Time now);
+  Time next_look() const { return next_look_; }
+
+ private:
+  // Where a rank stands, told when calls take too long.
+  struct Standing {
+    CallDescriptor call;   // the one that stands still; sequence 0: none
+    uint64_t entered = 0;  // sequence of the last call
+    uint32_t waits_for = UINT32_MAX;
+  };
+  struct Known {  // of another rank
+    // What it announced, by sequence % kCalls; sequence 0: nothing.
+    std::array<CallDescriptor, ControlBlock::kCalls> announced{};
+    Standing standing;
+    bool standing_fresh = false;
+  };
+
+  void on_abort(uint32_t from, std::string_view body);
+  void check_deadlines(Time now);
+  void diagnose(const Blocked& blocked, Time now);
+  Standing standing() const;
+  std::string where(const Blocked& blocked) const;
+
+  const std::string group_;
+  Mesh& mesh_;
+  FlightRecorder& recorder_;
+  Executor* executor_ = nullptr;
+  CallTable* calls_ = nullptr;
+  absl::Status broken_;
+  std::atomic<bool> is_broken_{false};
+  std::vector<bool> lost_;
+  std::vector<Known> known_;
+  Time diagnosing_{};  // since when answers are awaited; zero: not
+  Time next_look_{};
+};
+
+}  // namespace baton::collectives

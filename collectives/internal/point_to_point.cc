@@ -1,0 +1,98 @@
+// Starting calls between two ranks, and all_to_all_v, which is made of them.
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "collectives/internal/arguments.h"
+#include "collectives/internal/call_table.h"
+
+namespace baton::collectives {
+
+// `call.began`, its deadline and whom it tells of its end are set.
+void CallTable::start_point_to_point(Call& call, bool sends, std::byte* data, size_t count,
+                                     DataType type, uint32_t other) {
+  const size_t element = size_of(type);
+  const uint64_t number = sends ? ++sent_[other] : ++received_[other];
+  call.geometry = {Collective::kSendReceive, element, count, needs_.options.slot_bytes / element,
+                   1};
+  call.type = type;
+  (sends ? call.in : call.out) = data;
+  call.peer = other;
+  call.sends = sends;
+  call.pieces = call.geometry.pieces();
+  call.descriptor = {.sequence = number,
+                     .count = count,
+                     .part_elements = call.geometry.part_elements,
+                     .root = sends ? rank_ : other,
+                     .collective = static_cast<uint8_t>(Collective::kSendReceive),
+                     .type = static_cast<uint8_t>(type)};
+  call.fingerprint = call.descriptor.fingerprint();
+  needs_.recorder.record({.at = call.began,
+                          .kind = FlightEvent::Kind::kCallBegin,
+                          .collective = Collective::kSendReceive,
+                          .peer = other,
+                          .sequence = number,
+                          .bytes = count * element});
+  needs_.executor.start(call);
+}
+
+absl::StatusOr<Work> CallTable::start_point_to_point(bool sends, void* data, size_t count,
+                                                     DataType type, int other,
+                                                     const CallOptions& options) {
+  if (absl::Status status = room_for(1); !status.ok()) return status;
+  Slot& slot = take_slot();
+  slot.call.deadline = deadline(slot.call, options);
+  start_point_to_point(slot.call, sends, static_cast<std::byte*>(data), count, type,
+                       static_cast<uint32_t>(other));
+  return Work{slot.id};
+}
+
+absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Blocks& send,
+                                                   std::byte* out, const Blocks& receive,
+                                                   DataType type, const CallOptions& options) {
+  if (absl::Status status = room_for(1); !status.ok()) return status;
+  Slot& slot = take_slot();
+  const size_t element = size_of(type);
+  slot.call.descriptor.collective = static_cast<uint8_t>(Collective::kAllToAll);
+  slot.call.geometry.collective = Collective::kAllToAll;
+  slot.call.deadline = deadline(slot.call, options);
+  if (send.counts[rank_] > 0) {
+    std::memmove(out + receive.offsets[rank_] * element, in + send.offsets[rank_] * element,
+                 send.counts[rank_] * element);
+  }
+  if (ranks_ == 1) {
+    done_.push_back(&slot);
+    return Work{slot.id};
+  }
+  if (!spare_parts_.empty()) {
+    slot.parts = std::move(spare_parts_.back());
+    spare_parts_.pop_back();
+  }
+  slot.parts.resize(2 * (ranks_ - 1));
+  slot.parts_left = slot.parts.size();
+  size_t next = 0;
+  // Everybody begins with another peer.
+  for (uint32_t distance = 1; distance < ranks_; ++distance) {
+    for (bool sends : {true, false}) {
+      Part& part = slot.parts[next++];
+      part.whole = &slot;
+      part.call = Call{};
+      part.call.began = slot.call.began;
+      part.call.deadline = slot.call.deadline;
+      part.call.on_done = &CallTable::on_part_done;
+      part.call.context = &part;
+      const uint32_t other = (rank_ + (sends ? distance : ranks_ - distance)) % ranks_;
+      std::byte* data = sends ? const_cast<std::byte*>(in) + send.offsets[other] * element
+                              : out + receive.offsets[other] * element;
+      start_point_to_point(part.call, sends, data,
+                           sends ? send.counts[other] : receive.counts[other], type, other);
+    }
+  }
+  return Work{slot.id};
+}
+
+void CallTable::on_part_done(Call&, void* context) {
+  Slot* whole = static_cast<Part*>(context)->whole;
+  if (--whole->parts_left == 0) whole->owner->done_.push_back(whole);
+}
+
+}  // namespace baton::collectives

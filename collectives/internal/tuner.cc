@@ -1,0 +1,228 @@
+// Choosing the candidates of a shape, trying them, and settling on one by a vote of all ranks.
+#include "collectives/internal/tuner.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "collectives/executor/control_block.h"
+
+namespace baton::collectives {
+
+namespace {
+
+constexpr size_t kMaxEntries = 64;
+constexpr size_t kMostCandidates = 5;
+// Candidates that are predicted to take longer than the best by this factor are not tried.
+constexpr double kWorthTrying = 5;
+// Rounds of trials: small calls are cheap to try, and are disturbed more easily.
+constexpr uint32_t kRounds = 4;
+constexpr uint32_t kRoundsOfSmall = 21;
+constexpr double kSmallCall = 1e-3;  // seconds, as predicted
+// Calls between the start of the vote and its use: it travels while they run.
+constexpr uint32_t kVoting = 4;
+// A candidate must be so much faster than a better predicted one to be taken instead: trials are
+// few.
+constexpr double kClearly = 0.88;
+constexpr double kNotThis = 1e9;  // seconds
+
+}  // namespace
+
+// One candidate to run calls of a shape, and what it took.
+struct Tuner::Candidate {
+  Choice choice;
+  const Programs* programs[2] = {nullptr, nullptr};  // out of place, in place
+  std::vector<double> trials;                        // seconds
+  double last = 0;                                   // of the last call
+};
+
+// The candidates, the predicted best first: they are tried in turn.
+class Tuner::Entry {
+ public:
+  bool small() const { return candidates.front().choice.seconds < kSmallCall; }
+  uint32_t rounds() const { return small() ? kRoundsOfSmall : kRounds; }
+  uint32_t trials() const { return static_cast<uint32_t>(candidates.size()) * rounds(); }
+  // The candidate of the next call.
+  uint32_t next() const { return settled || calls >= trials() ? best : calls / rounds(); }
+
+  CallShape shape;
+  Override fixed;
+  std::vector<Candidate> candidates;
+  uint32_t best = 0;   // in `candidates`
+  uint32_t calls = 0;  // so far, while candidates are tried
+  bool settled = false;
+  std::vector<double> votes;  // what the ranks measured, being combined
+  Work vote;                  // sequence 0: none under way
+};
+
+Tuner::Tuner(const Settings& settings, const CostParameters& cost)
+    : settings_(settings), model_(cost, settings.slot_bytes, kLanes) {
+  entries_.reserve(kMaxEntries);
+}
+
+Tuner::~Tuner() = default;
+
+absl::StatusOr<Tuner::Entry*> Tuner::entry_of(const CallShape& shape, const Override& fixed) {
+  auto matches = [&](const Entry& entry) { return entry.shape == shape && entry.fixed == fixed; };
+  if (last_ != nullptr && matches(*last_)) return last_;
+  for (Entry& entry : entries_) {
+    if (matches(entry)) return last_ = &entry;
+  }
+  absl::StatusOr<std::vector<Candidate>> candidates = candidates_for(shape, fixed);
+  if (!candidates.ok()) return candidates.status();
+  if (entries_.size() < kMaxEntries) {
+    last_ = &entries_.emplace_back();
+  } else {
+    do {
+      last_ = &entries_[next_++ % kMaxEntries];
+    } while (last_->vote.sequence != 0);
+    *last_ = Entry{};
+  }
+  last_->shape = shape;
+  last_->fixed = fixed;
+  last_->candidates = *std::move(candidates);
+  last_->settled = last_->candidates.size() == 1;
+  return last_;
+}
+
+absl::StatusOr<std::vector<Tuner::Candidate>> Tuner::candidates_for(const CallShape& shape,
+                                                                    const Override& fixed) const {
+  std::vector<Candidate> candidates;
+  const bool tries = settings_.tune && settings_.ranks > 1 && !fixed.has_algorithm &&
+                     fixed.channels == 0 && fixed.chunk_bytes == 0 &&
+                     shape.collective != Collective::kBarrier;
+  if (!tries) {
+    absl::StatusOr<Choice> choice = model_.choose(shape, fixed);
+    if (!choice.ok()) return choice.status();
+    candidates.push_back({.choice = *choice});
+    return candidates;
+  }
+  absl::StatusOr<std::vector<Choice>> all = model_.candidates(shape, fixed);
+  if (!all.ok()) return all.status();
+  for (const Choice& choice : *all) {
+    if (choice.seconds > kWorthTrying * all->front().seconds ||
+        candidates.size() == kMostCandidates) {
+      break;
+    }
+    const bool known =
+        std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+          return candidate.choice.spec.algorithm == choice.spec.algorithm;
+        });
+    if (known) continue;
+    candidates.push_back({.choice = choice});
+    candidates.back().trials.reserve(kRoundsOfSmall);
+  }
+  return candidates;
+}
+
+Tuner::Due Tuner::due(const Entry& entry) const {
+  if (entry.settled || entry.calls < entry.trials()) return Due::kNothing;
+  if (entry.vote.sequence == 0) return Due::kVote;
+  return entry.calls < entry.trials() + kVoting ? Due::kNothing : Due::kAwait;
+}
+
+std::vector<double>& Tuner::votes(Entry& entry) {
+  entry.votes.clear();
+  for (Candidate& candidate : entry.candidates) {
+    std::sort(candidate.trials.begin(), candidate.trials.end());
+    entry.votes.push_back(candidate.trials.empty() ? kNotThis
+                                                   : candidate.trials[candidate.trials.size() / 2]);
+  }
+  if (entry.small() && settings_.short_trials_mean_nothing) {
+    std::fill(entry.votes.begin() + 1, entry.votes.end(), kNotThis);
+  }
+  return entry.votes;
+}
+
+void Tuner::vote_began(Entry& entry, Work vote) { entry.vote = vote; }
+
+Work Tuner::vote_of(const Entry& entry) const { return entry.vote; }
+
+void Tuner::vote_ended(Entry& entry) {
+  entry.vote = Work{};
+  for (uint32_t candidate = 0; candidate < entry.candidates.size(); ++candidate) {
+    if (entry.votes[candidate] < kClearly * entry.votes[entry.best]) entry.best = candidate;
+  }
+  entry.settled = true;
+}
+
+absl::StatusOr<Tuner::Pick> Tuner::take(Entry& entry, bool in_place) {
+  const uint32_t number = entry.next();
+  Candidate& candidate = entry.candidates[number];
+  const Programs*& schedule = candidate.programs[in_place ? 1 : 0];
+  if (schedule == nullptr) {
+    absl::StatusOr<const Programs*> made = programs(candidate.choice.spec, in_place);
+    if (!made.ok()) return made.status();
+    schedule = *made;
+  }
+  if (!entry.settled) ++entry.calls;
+  return Pick{&candidate.choice, schedule, static_cast<uint32_t>(&entry - entries_.data()), number};
+}
+
+absl::StatusOr<const Tuner::Programs*> Tuner::programs(const ScheduleSpec& spec, bool in_place) {
+  for (const auto& known : programs_) {
+    if (known->spec == spec && known->in_place == in_place) return known.get();
+  }
+  auto fresh = std::make_unique<Programs>();
+  fresh->spec = spec;
+  fresh->in_place = in_place;
+  fresh->parts = parts_of(spec);
+  fresh->max_message_parts = std::max(1u, max_message_parts(spec));
+  for (uint32_t channel = 0; channel < spec.channels; ++channel) {
+    ScheduleSpec own = spec;
+    own.separate = !in_place;
+    absl::StatusOr<Program> program = write_program(own, settings_.rank, channel);
+    if (!program.ok()) return program.status();
+    fresh->programs.push_back(
+        prepare(*std::move(program), spec.collective, settings_.rank, in_place));
+  }
+  programs_.push_back(std::move(fresh));
+  return programs_.back().get();
+}
+
+bool Tuner::measuring(uint32_t entry) const {
+  return entry < entries_.size() && !entries_[entry].settled;
+}
+
+void Tuner::measured(uint32_t entry, uint32_t candidate, double seconds) {
+  if (entry >= entries_.size() || candidate >= entries_[entry].candidates.size()) return;
+  Candidate& one = entries_[entry].candidates[candidate];
+  one.last = seconds;
+  if (!entries_[entry].settled && one.trials.size() < one.trials.capacity()) {
+    one.trials.push_back(seconds);
+  }
+}
+
+void Tuner::set_parameters(const CostParameters& cost, Time took) {
+  model_.set_parameters(cost);
+  entries_.clear();
+  last_ = nullptr;
+  calibrated_in_ = took;
+}
+
+std::string Tuner::explain(const CallShape& shape) const {
+  absl::StatusOr<std::vector<Choice>> all = model_.candidates(shape);
+  if (!all.ok()) return std::string(all.status().message());
+  double actual = 0;
+  for (const Entry& entry : entries_) {
+    if (!(entry.shape == shape) || entry.candidates.empty()) continue;
+    const Candidate& best = entry.candidates[entry.best];
+    actual = best.last;
+    if (!entry.settled) continue;
+    // What trials have found goes before what was predicted.
+    auto at = std::find_if(all->begin(), all->end(), [&](const Choice& choice) {
+      return choice.spec == best.choice.spec && choice.part_bytes == best.choice.part_bytes;
+    });
+    if (at != all->end()) std::rotate(all->begin(), at, at + 1);
+  }
+  const std::string table = collectives::explain(shape, *all, actual);
+  if (calibrated_in_ == Time::zero()) return table + "model, not measured: assumed costs\n";
+  const CostParameters& cost = model_.parameters();
+  return absl::StrFormat(
+      "%smodel, measured in %.1f ms at the start: a message takes %.2f us and %.2f GB/s here, "
+      "%.2f us and %.2f GB/s to other nodes; combining %.1f GB/s\n",
+      table, std::chrono::duration<double, std::milli>(calibrated_in_).count(),
+      cost.local.alpha * 1e6, 1e-9 / cost.local.beta, cost.remote.alpha * 1e6,
+      1e-9 / cost.remote.beta, 1e-9 / cost.gamma);
+}
+
+}  // namespace baton::collectives

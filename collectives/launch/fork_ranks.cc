@@ -1,0 +1,272 @@
+// The launcher: forks ranks, serves their rendezvous, passes signals on, restarts and buries them.
+// One thread, so that it can fork at any time.
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "collectives/launch/gathering.h"
+#include "collectives/launch/launch.h"
+#include "collectives/launch/line_relay.h"
+#include "collectives/launch/rendezvous_service.h"
+#include "transport/base/child.h"
+#include "transport/base/unique_fd.h"
+
+namespace baton::launch {
+namespace {
+
+using collectives::LineRelay;
+using collectives::RendezvousService;
+using RankMain = std::function<int(const Place&, int restarts)>;
+
+// Takes the signals of a launcher out of their usual way, into a descriptor.
+class Signals {
+ public:
+  Signals() {
+    sigemptyset(&set_);
+    for (int number : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&set_, number);
+    pthread_sigmask(SIG_BLOCK, &set_, &old_mask_);
+    struct sigaction normal {};
+    normal.sa_handler = SIG_DFL;  // ignored children would leave no status
+    sigaction(SIGCHLD, &normal, &old_child_);
+    fd_ = UniqueFd(::signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+  ~Signals() { restore(); }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+  void restore() {
+    sigaction(SIGCHLD, &old_child_, nullptr);
+    pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
+  }
+  int fd() const { return fd_.get(); }
+  bool next(signalfd_siginfo& info) {
+    return ::read(fd_.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info));
+  }
+
+ private:
+  sigset_t set_{};
+  sigset_t old_mask_{};
+  struct sigaction old_child_ {};
+  UniqueFd fd_;
+};
+
+struct Rank {
+  pid_t pid = -1;  // -1: not running
+  int restarts = 0;
+  std::vector<LineRelay> output;
+};
+
+std::string how_it_ended(int status) {
+  if (WIFSIGNALED(status)) {
+    return absl::StrFormat("was killed by signal %d (%s)", WTERMSIG(status),
+                           strsignal(WTERMSIG(status)));
+  }
+  return absl::StrFormat("failed with exit status %d", WEXITSTATUS(status));
+}
+
+class Launcher {
+ public:
+  Launcher(const ForkOptions& options, const RankMain& rank_main,
+           std::unique_ptr<RendezvousService> service)
+      : options_(options),
+        rank_main_(rank_main),
+        service_(std::move(service)),
+        ranks_(static_cast<size_t>(options.ranks)) {}
+  ~Launcher() { kill_all(); }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  absl::StatusOr<int> run();
+
+ private:
+  absl::Status start(int rank);
+  [[noreturn]] void be(int rank);
+  void relay(const std::vector<pollfd>& polled);
+  void on_signals();
+  absl::Status reap();
+  absl::Status on_end(int rank, int status);
+  std::vector<uint32_t> running() const;
+  void kill_all();
+
+  const ForkOptions& options_;
+  const RankMain& rank_main_;
+  Signals signals_;
+  std::unique_ptr<RendezvousService> service_;
+  std::vector<Rank> ranks_;
+  bool ending_ = false;  // a rank has failed for good, or we were told to end: no more restarts
+  int result_ = 0;
+  Time kill_at_ = kNever;
+};
+
+absl::StatusOr<int> Launcher::run() {
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    if (absl::Status good = start(rank); !good.ok()) return good;
+  }
+  while (!running().empty()) {
+    std::vector<pollfd> polled = {{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
+    for (const Rank& rank : ranks_) {
+      for (const LineRelay& out : rank.output) {
+        polled.push_back({.fd = out.fd(), .events = POLLIN, .revents = 0});
+      }
+    }
+    service_->run_once(absl::MakeSpan(polled), kill_at_);
+    relay(polled);
+    on_signals();
+    if (absl::Status good = reap(); !good.ok()) return good;
+    if (Clock::steady().now() >= kill_at_ && !running().empty()) {
+      std::fprintf(stderr, "baton: rank(s) %s did not end within %.1f s of that and are killed\n",
+                   collectives::list_ranks(running()).c_str(),
+                   std::chrono::duration<double>(options_.grace).count());
+      kill_all();
+    }
+  }
+  return result_;
+}
+
+absl::Status Launcher::start(int rank) {
+  Rank& one = ranks_[static_cast<size_t>(rank)];
+  one.output.clear();
+  if (options_.prefix_output) {
+    for (int to : {STDOUT_FILENO, STDERR_FILENO}) {
+      auto out = LineRelay::create(absl::StrCat("[", rank, "] "), to);
+      if (!out.ok()) return out.status();
+      one.output.push_back(*std::move(out));
+    }
+  }
+  std::fflush(nullptr);  // or the child would print it too
+  const pid_t pid = fork_child();
+  if (pid == 0) be(rank);
+  if (pid < 0) {
+    return absl::UnavailableError(absl::StrFormat(
+        "starting rank %d: %s; raise the limit on processes (ulimit -u) or free memory", rank,
+        strerror(errno)));
+  }
+  one.pid = pid;
+  for (LineRelay& out : one.output) out.child_has_it();
+  return absl::OkStatus();
+}
+
+void Launcher::be(int rank) {
+  Place place;
+  place.rank = place.local_rank = rank;
+  place.ranks = place.local_ranks = options_.ranks;
+  place.rendezvous = service_->address();
+  place.generation = service_->next_generation();
+  place.launcher = "baton";
+  const int restarts = ranks_[static_cast<size_t>(rank)].restarts;
+
+  for (LineRelay& out : ranks_[static_cast<size_t>(rank)].output) out.become();
+  if (options_.prefix_output) setvbuf(stdout, nullptr, _IOLBF, 0);
+  // What is shared with the launcher would keep connections and pipes open after it closed them.
+  service_->leave_to_parent();
+  service_.reset();
+  ranks_.clear();
+  signals_.restore();
+  const int result = rank_main_(place, restarts);
+  std::fflush(nullptr);
+  _exit(result != 0 && (result & 0xff) == 0 ? 1 : result);
+}
+
+void Launcher::relay(const std::vector<pollfd>& polled) {
+  size_t at = 1;
+  for (Rank& rank : ranks_) {
+    for (size_t i = 0; i < rank.output.size(); ++at) {
+      if (polled[at].revents != 0 && !rank.output[i].relay()) {
+        rank.output[i].finish();
+        rank.output.erase(rank.output.begin() + static_cast<std::ptrdiff_t>(i));
+      } else {
+        ++i;
+      }
+    }
+  }
+}
+
+void Launcher::on_signals() {
+  for (signalfd_siginfo info{}; signals_.next(info);) {
+    if (info.ssi_signo == SIGCHLD) continue;
+    ending_ = true;
+    // A terminal's ^C has reached the ranks already: they are in our process group.
+    if (info.ssi_code == SI_KERNEL) continue;
+    for (const Rank& rank : ranks_) {
+      if (rank.pid > 0) ::kill(rank.pid, static_cast<int>(info.ssi_signo));
+    }
+  }
+}
+
+absl::Status Launcher::reap() {
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    Rank& one = ranks_[static_cast<size_t>(rank)];
+    int status = 0;
+    if (one.pid <= 0 || waitpid(one.pid, &status, WNOHANG) != one.pid) continue;
+    one.pid = -1;
+    for (LineRelay& out : one.output) out.finish();
+    one.output.clear();
+    if (status == 0) continue;
+    if (absl::Status good = on_end(rank, status); !good.ok()) return good;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::on_end(int rank, int status) {
+  Rank& one = ranks_[static_cast<size_t>(rank)];
+  if (options_.restart && !ending_ && one.restarts < options_.max_restarts) {
+    ++one.restarts;
+    std::fprintf(stderr, "baton: rank %d %s; it is started anew (%d of %d)\n", rank,
+                 how_it_ended(status).c_str(), one.restarts, options_.max_restarts);
+    return start(rank);
+  }
+  ending_ = true;
+  if (result_ != 0) return absl::OkStatus();  // the first says why, the others follow
+  result_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  kill_at_ = Clock::steady().now() + options_.grace;
+  std::fprintf(stderr, "baton: rank %d %s\n", rank, how_it_ended(status).c_str());
+  return absl::OkStatus();
+}
+
+std::vector<uint32_t> Launcher::running() const {
+  std::vector<uint32_t> out;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].pid > 0) out.push_back(static_cast<uint32_t>(rank));
+  }
+  return out;
+}
+
+void Launcher::kill_all() {
+  for (Rank& rank : ranks_) {
+    if (rank.pid > 0) ::kill(rank.pid, SIGKILL);
+  }
+  for (Rank& rank : ranks_) {
+    while (rank.pid > 0 && waitpid(rank.pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    rank.pid = -1;
+    for (LineRelay& out : rank.output) out.finish();
+    rank.output.clear();
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<int> fork_ranks(const ForkOptions& options, const RankMain& rank_main) {
+  if (options.ranks < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("cannot start %d ranks: there must be 1 at least", options.ranks));
+  }
+  absl::StatusOr<ClusterKey> key =
+      options.key.has_value() ? *options.key : ClusterKey::for_this_user();
+  if (!key.ok()) return key.status();
+  auto service = RendezvousService::listen(*key, "", 0, static_cast<uint32_t>(options.ranks));
+  if (!service.ok()) return service.status();
+  return Launcher(options, rank_main, *std::move(service)).run();
+}
+
+}  // namespace baton::launch

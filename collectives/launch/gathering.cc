@@ -1,0 +1,147 @@
+// Gathering the ranks of a generation: duplicates, versions, missing ranks and their answers.
+#include "collectives/launch/gathering.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace baton::collectives {
+namespace {
+
+std::shared_ptr<const std::string> refusal(const absl::Status& why) {
+  return std::make_shared<const std::string>(
+      encode_frame(FrameType::kRefusal, encode_refusal(why)));
+}
+
+std::string describe(const RankInfo& info) {
+  return absl::StrFormat("rank %u (pid %u on %s)", info.rank, info.pid, info.host);
+}
+
+}  // namespace
+
+std::string list_ranks(const std::vector<uint32_t>& ascending) {
+  constexpr size_t kMost = 16;
+  std::vector<std::string> ranges;
+  for (size_t i = 0; i < ascending.size();) {
+    size_t end = i + 1;
+    while (end < ascending.size() && ascending[end] == ascending[end - 1] + 1) ++end;
+    if (ranges.size() == kMost) {
+      ranges.push_back(absl::StrCat("and ", ascending.size() - i, " more"));
+      break;
+    }
+    ranges.push_back(end - i == 1 ? absl::StrCat(ascending[i])
+                                  : absl::StrCat(ascending[i], "-", ascending[end - 1]));
+    i = end;
+  }
+  return absl::StrJoin(ranges, ", ");
+}
+
+absl::Status Gathering::check(const RankInfo& info) const {
+  if (info.version != kCollectivesVersion) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s speaks version %u of the collectives, the rendezvous %u: install the same Baton "
+        "everywhere",
+        describe(info), info.version, kCollectivesVersion));
+  }
+  if (info.ranks != ranks_) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s expects %u ranks, but the rendezvous is one of %u ranks: start all "
+                        "with the same number",
+                        describe(info), info.ranks, ranks_));
+  }
+  if (info.rank >= ranks_) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s is out of range: there are %u ranks, counted from 0", describe(info), ranks_));
+  }
+  if (const auto same = waiting_.find(info.rank);
+      same != waiting_.end() && same->second.info.generation == info.generation) {
+    const RankInfo& first = same->second.info;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "rank %u came twice, as pid %u on %s and as pid %u on %s: give every process another rank",
+        info.rank, first.pid, first.host, info.pid, info.host));
+  }
+  return absl::OkStatus();
+}
+
+void Gathering::join(Guest guest, const Join& join, Time now, std::vector<Answer>& answers) {
+  const RankInfo& info = join.info;
+  if (fixed_ranks_ == 0 && waiting_.empty()) ranks_ = std::min(info.ranks, kMostRanks);
+  if (info.version == kCollectivesVersion && info.generation < next_) {
+    answers.push_back({guest, refusal(absl::FailedPreconditionError(absl::StrFormat(
+                                  "generation %u of this group is over: %s must come with %u or "
+                                  "higher",
+                                  info.generation, describe(info), next_)))});
+    return;
+  }
+  if (const absl::Status good = check(info); !good.ok()) {
+    answers.push_back({guest, refusal(good)});
+    refuse_all(good, answers);
+    return;
+  }
+  if (info.generation > next_) {
+    refuse_all(absl::FailedPreconditionError(absl::StrFormat(
+                   "generation %u of this group is over: %s has begun generation %u", next_,
+                   describe(info), info.generation)),
+               answers);
+    next_ = info.generation;
+    last_failure_.clear();
+  }
+  waiting_[info.rank] = {guest, info, join.patience == kNever ? kNever : now + join.patience};
+  if (waiting_.size() < ranks_) return;
+
+  std::string frames;
+  for (const auto& [rank, one] : waiting_)
+    frames += encode_frame(FrameType::kRankInfo, one.info.encode());
+  const auto shared = std::make_shared<const std::string>(std::move(frames));
+  for (const auto& [rank, one] : waiting_) answers.push_back({one.guest, shared});
+  waiting_.clear();
+  last_failure_.clear();
+  ++next_;
+}
+
+void Gathering::refuse_all(const absl::Status& why, std::vector<Answer>& answers) {
+  const auto frames = refusal(why);
+  for (const auto& [rank, one] : waiting_) answers.push_back({one.guest, frames});
+  waiting_.clear();
+  last_failure_ = std::string(why.message());
+}
+
+void Gathering::leave(Guest guest) {
+  std::erase_if(waiting_, [&](const auto& entry) { return entry.second.guest == guest; });
+}
+
+void Gathering::expire(Time now, std::vector<Answer>& answers) {
+  const auto gone = std::find_if(waiting_.begin(), waiting_.end(),
+                                 [&](const auto& entry) { return entry.second.deadline <= now; });
+  if (gone == waiting_.end()) return;
+  std::vector<uint32_t> missing;
+  for (uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (!waiting_.contains(rank)) missing.push_back(rank);
+  }
+  std::string what = absl::StrFormat(
+      "%s %s of %u did not come to the rendezvous while %s waited: look at their output, or wait "
+      "longer",
+      missing.size() == 1 ? "rank" : "ranks", list_ranks(missing), ranks_,
+      describe(gone->second.info));
+  if (!last_failure_.empty()) absl::StrAppend(&what, " (an earlier attempt: ", last_failure_, ")");
+  std::string earlier = std::exchange(last_failure_, "");
+  refuse_all(absl::DeadlineExceededError(what), answers);
+  if (!earlier.empty()) last_failure_ = std::move(earlier);  // the cause, not its consequence
+}
+
+Time Gathering::deadline() const {
+  Time first = kNever;
+  for (const auto& [rank, one] : waiting_) first = std::min(first, one.deadline);
+  return first;
+}
+
+const Gathering::Guest* Gathering::waiting_as(const RankInfo& info) const {
+  const auto found = waiting_.find(info.rank);
+  if (found == waiting_.end() || found->second.info.generation != info.generation) return nullptr;
+  return &found->second.guest;
+}
+
+}  // namespace baton::collectives

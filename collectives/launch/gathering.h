@@ -1,0 +1,65 @@
+// The gathering: who has come to a rendezvous, and what each is told. No I/O: a server feeds it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "collectives/launch/rendezvous_wire.h"
+#include "transport/clock.h"
+
+namespace baton::collectives {
+
+// Gathers one generation after the other. Times are those of one clock, the caller's.
+class Gathering {
+ public:
+  using Guest = uint64_t;  // a connection, by the caller's number
+  // What to send to a guest, after which it is no longer here.
+  struct Answer {
+    Guest guest;
+    std::shared_ptr<const std::string> frames;
+  };
+
+  // `ranks` 0: every attempt takes the number that its first guest expects.
+  explicit Gathering(uint32_t ranks) : fixed_ranks_(ranks), ranks_(ranks) {}
+
+  // A guest has shown its info. Appends an answer for everybody who need not wait any longer.
+  void join(Guest guest, const Join& join, Time now, std::vector<Answer>& answers);
+  // A guest has hung up; it may come again.
+  void leave(Guest guest);
+  // Gives up if somebody's patience has ended.
+  void expire(Time now, std::vector<Answer>& answers);
+  // When expire() has something to do; kNever: nobody waits or all do for ever.
+  Time deadline() const;
+
+  // The guest that waits as this info's rank in its generation; nullptr: nobody.
+  const Guest* waiting_as(const RankInfo& info) const;
+  // The generation that the next group will have: one above the last that has met.
+  uint64_t next_generation() const { return next_; }
+
+ private:
+  struct Waiting {
+    Guest guest = 0;
+    RankInfo info;
+    Time deadline = kNever;
+  };
+
+  absl::Status check(const RankInfo& info) const;
+  void refuse_all(const absl::Status& why, std::vector<Answer>& answers);
+
+  const uint32_t fixed_ranks_;
+  uint32_t ranks_;     // of those who wait
+  uint64_t next_ = 0;  // lower generations are over; those who wait are of this one
+  std::map<uint32_t, Waiting> waiting_;  // by rank
+  std::string last_failure_;             // of an earlier attempt at this generation
+};
+
+inline constexpr uint32_t kMostRanks = 1 << 16;
+
+// "1, 3-7, 9", cut short after a few.
+std::string list_ranks(const std::vector<uint32_t>& ascending);
+
+}  // namespace baton::collectives

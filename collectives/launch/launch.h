@@ -1,0 +1,55 @@
+// Starting ranks: forked by this process, or started by mpirun, srun or torchrun.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "transport/clock.h"
+#include "transport/identity.h"
+
+namespace baton::launch {
+
+// Where this process stands in its group.
+struct Place {
+  int rank = 0;
+  int ranks = 1;
+  int local_rank = 0;  // among those of this machine
+  int local_ranks = 1;
+  std::string rendezvous;   // "host:port"; empty: not said (one rank)
+  bool serves = false;      // this rank must start the RendezvousServer at that address (start_at)
+  uint64_t generation = 0;  // of the group to join there
+  std::string launcher;     // "mpirun", "srun", "torchrun", "baton", or "" (alone)
+};
+
+// Reads the environment, in this order: BATON_RANK / BATON_RANKS / BATON_RENDEZVOUS (and
+// BATON_LOCAL_RANK / BATON_LOCAL_RANKS, else all ranks are taken to be on this machine), torchrun
+// (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Open MPI (OMPI_COMM_WORLD_*), PMI, Slurm
+// (SLURM_PROCID, SLURM_NTASKS, the first host of SLURM_JOB_NODELIST; only within a step, as srun
+// starts it). BATON_RENDEZVOUS goes before the launcher's own address; where neither says one, it
+// is made of the job's number and the user's, which is possible on one machine and under Slurm.
+// nullopt: not started by any of them. InvalidArgument names the variable that makes no sense.
+absl::StatusOr<std::optional<Place>> from_environment();
+
+struct ForkOptions {
+  int ranks = 2;
+  bool restart = false;                  // start a rank that died anew, with the next generation
+  int max_restarts = 3;                  // of each rank
+  bool prefix_output = false;            // put "[rank] " before every line of a rank's output
+  Time grace = std::chrono::seconds(5);  // for the others to end by themselves after a failure
+  std::optional<ClusterKey> key;         // of the rendezvous; default: ClusterKey::for_this_user()
+};
+
+// Forks `ranks` processes that each run `rank_main` and exit with what it returns; serves their
+// rendezvous; waits for all. Returns the exit status: 0 if all returned 0, else that of the first
+// that failed (128 + signal for a killed one; stderr says which rank and how), after which the
+// others get some time to fail by themselves and are then killed. Passes SIGINT and SIGTERM on.
+// Ranks die with the launcher. Call it before there are threads; it starts none.
+// `restarts` is 0 at first and counts how often that rank was started anew. Its place then has the
+// first generation that has not met yet: survivors join it with the one after their own.
+absl::StatusOr<int> fork_ranks(const ForkOptions& options,
+                               const std::function<int(const Place&, int restarts)>& rank_main);
+
+}  // namespace baton::launch

@@ -1,0 +1,243 @@
+// A rank's side of the rendezvous.
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "collectives/launch/rendezvous.h"
+#include "collectives/launch/rendezvous_wire.h"
+#include "transport/base/unique_fd.h"
+#include "transport/net/endpoint.h"
+#include "transport/net/handshake_connection.h"
+#include "transport/net/poller.h"
+
+namespace baton::collectives {
+namespace {
+
+constexpr Time kConnectTime = std::chrono::seconds(3);  // then another address is tried
+constexpr Time kFirstPause = std::chrono::milliseconds(5);
+constexpr Time kLongestPause = std::chrono::milliseconds(250);
+
+Time now() { return Clock::steady().now(); }
+
+Time left_until(Time deadline) {
+  return deadline == kNever ? kNever : std::max(Time::zero(), deadline - now());
+}
+
+// Waits for `events` of `fd` (or, with -1, for nothing) until `deadline`; false: it has passed.
+bool wait_for(int fd, short events, Time deadline) {  // NOLINT(google-runtime-int): poll's type
+  while (true) {
+    const Time left = left_until(deadline);
+    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+    pollfd one{.fd = fd, .events = events, .revents = 0};
+    const int ready =
+        ::poll(&one, 1, left == kNever ? -1 : static_cast<int>(std::min<int64_t>(ms, 1 << 30)));
+    if (ready > 0) return true;
+    if (left == Time::zero()) return false;
+  }
+}
+
+// One connection to the server. Unavailable: worth another try.
+class RendezvousClient {
+ public:
+  RendezvousClient(const ClusterKey& key, const RankInfo& info, Time deadline)
+      : key_(key), info_(info), deadline_(deadline) {}
+
+  absl::StatusOr<std::vector<RankInfo>> run(const net::Endpoint& to) {
+    if (absl::Status good = connect(to); !good.ok()) return good;
+    // The server answers a little before our own patience ends, for it knows who is missing.
+    Join join{.patience = left_until(deadline_), .info = info_};
+    if (join.patience != kNever) {
+      join.patience -= std::min<Time>(join.patience / 4, std::chrono::milliseconds(500));
+    }
+    if (absl::Status good = send(encode_frame(FrameType::kJoin, encode_join(join))); !good.ok()) {
+      return good;
+    }
+    return receive_rank_infos();
+  }
+
+ private:
+  // Leaves an authenticated connection in fd_.
+  absl::Status connect(const net::Endpoint& to) {
+    auto poller = net::Poller::create();
+    if (!poller.ok()) return poller.status();
+    auto fd = net::start_connect(to, rendezvous_sockets());
+    if (!fd.ok()) return fd.status();
+    net::HandshakeConnection handshake(*fd, **poller, net::Handshake::Role::kClient, key_,
+                                       rendezvous_hello(), net::Handshake::Purpose::kRail,
+                                       deadline_, nullptr);
+    const Time until =
+        deadline_ == kNever ? now() + kConnectTime : std::min(deadline_, now() + kConnectTime);
+    if (!wait_for(*fd, POLLOUT, until)) {
+      return absl::UnavailableError(
+          "the connection attempt is not answered: is a firewall between?");
+    }
+    using State = net::HandshakeConnection::State;
+    while (true) {
+      (*poller)->poll();
+      const State state = handshake.advance();
+      if (state == State::kDone) break;
+      if (state == State::kFailed) return refusal(to, handshake.error());
+      if (!wait_for((*poller)->fd(), POLLIN, deadline_)) {
+        return late("it took the connection but says nothing");
+      }
+    }
+    if (!is_rendezvous(handshake.peer())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(to.text(),
+                       " is a Baton worker, not a rendezvous: pass the address at which "
+                       "rank 0 or the launcher serves it"));
+    }
+    fd_ = UniqueFd(handshake.take_fd());
+    net::tune(fd_.get(), to, rendezvous_sockets());
+    return absl::OkStatus();
+  }
+
+  static absl::Status refusal(const net::Endpoint& to, const absl::Status& why) {
+    if (!absl::IsPermissionDenied(why)) return why;
+    return absl::UnauthenticatedError(
+        absl::StrCat("the rendezvous at ", to.text(), ": ", std::string(why.message())));
+  }
+
+  absl::StatusOr<std::vector<RankInfo>> receive_rank_infos() {
+    std::vector<RankInfo> rank_infos;
+    std::string in;
+    while (true) {
+      Frame frame;
+      auto whole = take_frame(in, frame);
+      if (!whole.ok()) return whole.status();
+      if (!*whole) {
+        if (absl::Status good = read(16 << 10, in); !good.ok()) return good;
+        continue;
+      }
+      if (frame.type == FrameType::kRefusal) return decode_refusal(frame.body);
+      auto info = RankInfo::decode(frame.body);
+      if (!info.ok()) return info.status();
+      if (frame.type != FrameType::kRankInfo || info->rank != rank_infos.size() ||
+          info->ranks != info_.ranks || info->generation != info_.generation) {
+        return absl::InternalError("the rendezvous sent rank info that is none of this group");
+      }
+      rank_infos.push_back(*std::move(info));
+      if (rank_infos.size() == info_.ranks) return rank_infos;
+    }
+  }
+
+  absl::Status send(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (n >= 0) {
+        bytes.remove_prefix(static_cast<size_t>(n));
+      } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        if (!wait_for(fd_.get(), POLLOUT, deadline_)) return late();
+      } else if (errno != EINTR) {
+        return absl::UnavailableError(strerror(errno));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // At least one byte and at most `most`.
+  absl::Status read(size_t most, std::string& in) {
+    char bytes[16 << 10];
+    while (true) {
+      const ssize_t n = ::recv(fd_.get(), bytes, std::min(most, sizeof(bytes)), MSG_DONTWAIT);
+      if (n > 0) {
+        in.append(bytes, static_cast<size_t>(n));
+        return absl::OkStatus();
+      }
+      if (n == 0) return absl::UnavailableError("the server closed the connection");
+      if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        if (!wait_for(fd_.get(), POLLIN, deadline_)) return late();
+      } else if (errno != EINTR) {
+        return absl::UnavailableError(strerror(errno));
+      }
+    }
+  }
+
+  static absl::Status late(std::string_view what) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(std::string(what), ": is its process stopped?"));
+  }
+  static absl::Status late() {
+    return late("it took this rank's information but does not say who is missing");
+  }
+
+  const ClusterKey& key_;
+  const RankInfo& info_;
+  const Time deadline_;
+  UniqueFd fd_;
+};
+
+// The endpoints behind "host:port[,host:port]".
+absl::StatusOr<std::vector<net::Endpoint>> resolve_all(const std::string& addresses) {
+  std::vector<net::Endpoint> all;
+  absl::Status why;
+  for (const auto one : absl::StrSplit(addresses, ',')) {
+    auto found = net::resolve(std::string(one));
+    if (found.ok()) {
+      all.insert(all.end(), found->begin(), found->end());
+    } else if (why.ok() || absl::IsInvalidArgument(found.status())) {
+      why = found.status();
+    }
+  }
+  if (all.empty() || absl::IsInvalidArgument(why)) return why;
+  return all;
+}
+
+absl::Status check(const RankInfo& info) {
+  if (info.ranks == 0 || info.rank >= info.ranks) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "rank %u of %u is out of range: ranks are counted from 0", info.rank, info.ranks));
+  }
+  if (const size_t size = info.encode().size(); size > kMaxRankInfoBytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the information of rank %u has %u bytes, more than %u: give it fewer regions", info.rank,
+        size, kMaxRankInfoBytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<RankInfo>> meet(const std::string& address, const ClusterKey& key,
+                                           const RankInfo& info, Time timeout) {
+  if (absl::Status good = check(info); !good.ok()) return good;
+  if (address.empty() && info.ranks == 1) return std::vector<RankInfo>{info};
+  const Time deadline = timeout == kNever ? kNever : now() + timeout;
+  Time pause = kFirstPause;
+  absl::Status last;
+  for (size_t attempt = 0;; ++attempt) {
+    auto found = resolve_all(address);
+    if (absl::IsInvalidArgument(found.status())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the rendezvous ", std::string(found.status().message())));
+    }
+    if (found.ok()) {
+      RendezvousClient client(key, info, deadline);
+      auto rank_infos = client.run((*found)[attempt % found->size()]);
+      if (rank_infos.ok()) return rank_infos;
+      last = rank_infos.status();
+      // A server that answers says everything; one that cannot be reached may still be on its way.
+      const bool own = absl::IsDeadlineExceeded(last) && left_until(deadline) == Time::zero();
+      if (!absl::IsUnavailable(last) && !own) return last;
+    } else {
+      last = found.status();
+    }
+    if (left_until(deadline) == Time::zero()) break;
+    wait_for(-1, 0, deadline == kNever ? now() + pause : std::min(deadline, now() + pause));
+    pause = std::min(2 * pause, kLongestPause);
+  }
+  return absl::DeadlineExceededError(
+      absl::StrFormat("rank %u of %u did not meet the others at the rendezvous %s within %.1f s: "
+                      "%s; check that rank "
+                      "0 or the launcher serves at this address",
+                      info.rank, info.ranks, address,
+                      std::chrono::duration<double>(timeout).count(), std::string(last.message())));
+}
+
+}  // namespace baton::collectives

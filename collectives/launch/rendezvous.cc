@@ -1,0 +1,71 @@
+// The rendezvous on a thread of its own.
+#include "collectives/launch/rendezvous.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "collectives/launch/rendezvous_service.h"
+#include "transport/base/unique_fd.h"
+#include "transport/net/endpoint.h"
+
+namespace baton::collectives {
+
+struct RendezvousServer::Impl {
+  explicit Impl(std::unique_ptr<RendezvousService> served)
+      : service(std::move(served)), wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    thread = std::thread([this] {
+      pollfd stop{.fd = wake.get(), .events = POLLIN, .revents = 0};
+      while (!stopped.load(std::memory_order_acquire)) service->run_once({&stop, 1}, kNever);
+      // A rank may end its server as soon as it has its own answer.
+      while (service->answering()) service->run_once({}, kNever);
+    });
+  }
+  ~Impl() {
+    stopped.store(true, std::memory_order_release);
+    eventfd_write(wake.get(), 1);
+    thread.join();
+  }
+
+  std::unique_ptr<RendezvousService> service;
+  UniqueFd wake;
+  std::atomic<bool> stopped = false;
+  std::thread thread;
+};
+
+RendezvousServer::RendezvousServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+RendezvousServer::~RendezvousServer() = default;
+
+absl::StatusOr<std::unique_ptr<RendezvousServer>> RendezvousServer::start(const ClusterKey& key,
+                                                                          const std::string& host,
+                                                                          uint16_t port,
+                                                                          uint32_t ranks) {
+  auto service = RendezvousService::listen(key, host, port, ranks);
+  if (!service.ok()) return service.status();
+  return std::unique_ptr<RendezvousServer>(
+      new RendezvousServer(std::make_unique<Impl>(*std::move(service))));
+}
+
+absl::StatusOr<std::unique_ptr<RendezvousServer>> RendezvousServer::start_at(
+    const ClusterKey& key, const std::string& rendezvous, uint32_t ranks) {
+  auto parts = net::split_host_port(rendezvous);
+  if (!parts.ok()) return parts.status();
+  auto found = net::resolve(rendezvous);
+  if (!found.ok()) return found.status();
+  // A host's own name often resolves to loopback on the host itself: only a literal address is
+  // taken to mean that nobody else is to come.
+  const bool literal =
+      parts->first == "localhost" ||
+      parts->first.find_first_not_of("0123456789abcdefABCDEF.:") == std::string::npos;
+  const bool only_here =
+      literal && std::all_of(found->begin(), found->end(),
+                             [](const net::Endpoint& a) { return a.loopback(); });
+  return start(key, only_here ? parts->first : "*", parts->second, ranks);
+}
+
+std::string RendezvousServer::address() const { return impl_->service->address(); }
+
+}  // namespace baton::collectives

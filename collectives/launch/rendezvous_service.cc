@@ -1,0 +1,197 @@
+// Accepting callers, and advancing ranks from their join to their answer.
+#include "collectives/launch/rendezvous_service.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "transport/clock.h"
+#include "transport/net/acceptor.h"
+#include "transport/net/admission.h"
+
+namespace baton::collectives {
+namespace {
+
+using net::Acceptor;
+
+constexpr Time kHandshakeTime = std::chrono::seconds(5);
+
+int milliseconds_until(Time until, Time now) {
+  if (until == kNever) return -1;
+  if (until <= now) return 0;
+  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
+  return static_cast<int>(std::min<int64_t>(ms, 1 << 30));
+}
+
+absl::StatusOr<int> listen_at(const std::string& host, uint16_t port) {
+  if (host != "*") return net::listen_on(host, port, rendezvous_sockets());
+  const auto both = net::listen_on("::", port, rendezvous_sockets());
+  if (both.ok() || absl::IsAlreadyExists(both.status())) return both;
+  return net::listen_on("0.0.0.0", port, rendezvous_sockets());  // no IPv6 here
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RendezvousService>> RendezvousService::listen(
+    const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks) {
+  if (ranks > kMostRanks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a rendezvous of ", ranks, " ranks: there can be ", kMostRanks, " at most"));
+  }
+  auto poller = net::Poller::create();
+  if (!poller.ok()) return poller.status();
+  auto listener = listen_at(host, port);
+  if (!listener.ok()) {
+    return absl::Status(
+        listener.status().code(),
+        absl::StrCat("serving the rendezvous (BATON_RENDEZVOUS): ", listener.status().message()));
+  }
+  std::unique_ptr<RendezvousService> service(
+      new RendezvousService(key, *listener, *std::move(poller), ranks));
+  absl::Status watched = service->poller_->add(*listener, EPOLLIN, service->listener_watch_);
+  if (!watched.ok()) return watched;
+  return service;
+}
+
+RendezvousService::RendezvousService(const ClusterKey& key, int listener,
+                                     std::unique_ptr<net::Poller> poller, uint32_t ranks)
+    : key_(key),
+      poller_(std::move(poller)),
+      listener_(listener),
+      address_(net::advertised(listener)),
+      // Twice: those of one generation may still be leaving while the next one comes.
+      most_ranks_(2 * size_t{ranks == 0 ? kMostRanks : ranks}),
+      gathering_(ranks) {}
+
+RendezvousService::~RendezvousService() = default;
+
+void RendezvousService::run_once(absl::Span<pollfd> others, Time until) {
+  Time now = Clock::steady().now();
+  until = std::min({until, gathering_.deadline(), look_again_});
+  for (const Caller& caller : callers_) until = std::min(until, caller.handshake->deadline());
+  for (const auto& [id, rank] : ranks_) {
+    until = std::min(until, rank->ready != 0 ? now : rank->deadline());
+  }
+  polled_.assign(others.begin(), others.end());
+  polled_.push_back({.fd = poller_->fd(), .events = POLLIN, .revents = 0});
+  const int ready = ::poll(polled_.data(), polled_.size(), milliseconds_until(until, now));
+  for (size_t i = 0; i < others.size(); ++i) others[i].revents = ready > 0 ? polled_[i].revents : 0;
+  poller_->poll();
+
+  now = Clock::steady().now();
+  advance_ranks(now);
+  advance_callers(now);
+  std::vector<Gathering::Answer> answers;
+  gathering_.expire(now, answers);
+  deliver(answers, now);
+  if (listener_watch_.ready != 0) accept_callers(now);
+  if (look_again_ <= now) {
+    const bool looks = poller_->add(listener_.get(), EPOLLIN, listener_watch_).ok();
+    look_again_ = looks ? kNever : now + Acceptor::kLookAway;
+  }
+}
+
+bool RendezvousService::answering() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
+    return entry.second->stage() == RankConnection::Stage::kAnswering;
+  });
+}
+
+void RendezvousService::accept_callers(Time now) {
+  listener_watch_.ready = 0;
+  while (true) {
+    net::Endpoint from;
+    from.size = sizeof from.storage;
+    const int fd = ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from.storage),
+                             &from.size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      // No descriptor, no memory: the listener stays readable, so look away for a moment.
+      if (!callers_.empty()) drop_a_caller();
+      poller_->remove(listener_.get());
+      look_again_ = now + Acceptor::kLookAway;
+      return;
+    }
+    if (callers_.size() >= Acceptor::kMaxHalfOpen) drop_a_caller();
+    callers_.push_back({std::make_unique<net::HandshakeConnection>(
+                            fd, *poller_, net::Handshake::Role::kServer, key_, rendezvous_hello(),
+                            net::Handshake::Purpose::kRail, now + kHandshakeTime, &no_answer_),
+                        from});
+  }
+}
+
+void RendezvousService::drop_a_caller() {
+  std::vector<const net::Endpoint*> from;
+  for (const Caller& caller : callers_) from.push_back(&caller.from);
+  callers_.erase(callers_.begin() + static_cast<std::ptrdiff_t>(net::caller_to_drop(from)));
+}
+
+void RendezvousService::advance_callers(Time now) {
+  using State = net::HandshakeConnection::State;
+  for (size_t i = 0; i < callers_.size();) {
+    net::HandshakeConnection& handshake = *callers_[i].handshake;
+    const bool look = handshake.ready != 0 || !handshake.error().ok();
+    const State state = look ? handshake.advance() : State::kUnderway;
+    if (state == State::kUnderway && now < handshake.deadline()) {
+      ++i;
+      continue;
+    }
+    const bool rank = state == State::kDone &&
+                      handshake.purpose() == net::Handshake::Purpose::kRail &&
+                      is_rendezvous(handshake.peer()) && ranks_.size() < most_ranks_;
+    if (rank) {
+      const int fd = handshake.take_fd();
+      net::tune(fd, callers_[i].from, rendezvous_sockets());
+      ranks_.emplace(next_rank_++, std::make_unique<RankConnection>(fd, *poller_, now));
+    }
+    callers_.erase(callers_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+void RendezvousService::advance_ranks(Time now) {
+  std::vector<uint64_t> ids;
+  for (const auto& [id, rank] : ranks_) {
+    if (rank->ready != 0 || rank->deadline() <= now) ids.push_back(id);
+  }
+  for (const uint64_t id : ids) {
+    const auto found = ranks_.find(id);  // may have been dropped on behalf of another
+    if (found == ranks_.end()) continue;
+    RankConnection& rank = *found->second;
+    const bool waited = rank.stage() == RankConnection::Stage::kWaiting;
+    if (!rank.advance(now)) {
+      drop(id);
+    } else if (!waited && rank.stage() == RankConnection::Stage::kWaiting) {
+      on_join(id, rank, now);
+    }
+  }
+}
+
+void RendezvousService::on_join(uint64_t id, RankConnection& rank, Time now) {
+  // A rank that died and was started anew may be here before we have read the end of its old self.
+  if (const auto* twin = gathering_.waiting_as(rank.join().info);
+      twin != nullptr && ranks_.at(*twin)->hung_up()) {
+    drop(*twin);
+  }
+  std::vector<Gathering::Answer> answers;
+  gathering_.join(id, rank.join(), now, answers);
+  deliver(answers, now);
+}
+
+void RendezvousService::deliver(std::vector<Gathering::Answer>& answers, Time now) {
+  for (auto& answer : answers) {
+    RankConnection& rank = *ranks_.at(answer.guest);
+    rank.answer(std::move(answer.frames), now);
+    if (!rank.advance(now)) drop(answer.guest);
+  }
+}
+
+void RendezvousService::drop(uint64_t id) {
+  gathering_.leave(id);
+  ranks_.erase(id);
+}
+
+}  // namespace baton::collectives

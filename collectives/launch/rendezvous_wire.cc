@@ -1,0 +1,106 @@
+// Encoding and decoding what ranks and their rendezvous say to each other.
+#include "collectives/launch/rendezvous_wire.h"
+
+#include <unistd.h>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "transport/base/wire.h"
+
+namespace baton::collectives {
+namespace {
+
+constexpr size_t kHeaderBytes = sizeof(uint32_t) + sizeof(uint8_t);
+constexpr size_t kMaxMessage = 8 << 10;
+constexpr std::string_view kPurpose = "rendezvous";
+// Nobody waits longer: more is for ever. Keeps sums of times far from overflowing.
+constexpr uint64_t kLongestMs = uint64_t{366} * 24 * 3600 * 1000;
+
+}  // namespace
+
+std::string encode_frame(FrameType type, std::string_view body) {
+  std::string out;
+  put_number(out, static_cast<uint32_t>(body.size()));
+  put_number(out, static_cast<uint8_t>(type));
+  out.append(body);
+  return out;
+}
+
+absl::StatusOr<bool> take_frame(std::string& in, Frame& frame) {
+  if (in.size() < kHeaderBytes) return false;
+  WireReader header(in);
+  const uint32_t length = header.number<uint32_t>();
+  const uint8_t type = header.number<uint8_t>();
+  if (length > kMaxFrameBody || type < static_cast<uint8_t>(FrameType::kJoin) ||
+      type > static_cast<uint8_t>(FrameType::kRefusal)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a frame of type ", type, " with ", length, " bytes is none of ours"));
+  }
+  if (in.size() - kHeaderBytes < length) return false;
+  frame.type = static_cast<FrameType>(type);
+  frame.body = in.substr(kHeaderBytes, length);
+  in.erase(0, kHeaderBytes + length);
+  return true;
+}
+
+std::string encode_join(const Join& join) {
+  std::string out;
+  put_number(out,
+             join.patience == kNever
+                 ? UINT64_MAX
+                 : static_cast<uint64_t>(std::max<int64_t>(
+                       0, std::chrono::ceil<std::chrono::milliseconds>(join.patience).count())));
+  return out + join.info.encode();
+}
+
+absl::StatusOr<Join> decode_join(std::string_view body) {
+  WireReader in(body);
+  const uint64_t ms = in.number<uint64_t>();
+  if (in.failed()) return absl::InvalidArgumentError("a rank's first message is too short");
+  auto info = RankInfo::decode(body.substr(sizeof(ms)));
+  if (!info.ok()) return info.status();
+  Join join;
+  if (ms <= kLongestMs) join.patience = std::chrono::milliseconds(static_cast<int64_t>(ms));
+  join.info = *std::move(info);
+  return join;
+}
+
+std::string encode_refusal(const absl::Status& why) {
+  std::string out;
+  put_number(out, static_cast<uint8_t>(why.code()));
+  out += std::string(why.message()).substr(0, kMaxMessage);
+  return out;
+}
+
+absl::Status decode_refusal(std::string_view body) {
+  WireReader in(body);
+  const uint8_t code = in.number<uint8_t>();
+  if (in.failed() || code == 0 || code > static_cast<uint8_t>(absl::StatusCode::kUnauthenticated) ||
+      body.size() > kMaxMessage + 1) {
+    return absl::InvalidArgumentError("the rendezvous refused this rank without a reason");
+  }
+  std::string message(body.substr(1));
+  for (char& c : message) {
+    if (!absl::ascii_isprint(static_cast<unsigned char>(c))) c = '?';
+  }
+  return absl::Status(static_cast<absl::StatusCode>(code), message);
+}
+
+const net::SocketOptions& rendezvous_sockets() {
+  // Small messages, and ranks that may wait for minutes: a dead one is found out within one.
+  static const net::SocketOptions kOptions{
+      .congestion = "system", .buffer_bytes = 0, .user_timeout_ms = 60000};
+  return kOptions;
+}
+
+HelloInfo rendezvous_hello() {
+  HelloInfo hello;
+  hello.name = std::string(kPurpose);
+  hello.pid = static_cast<uint32_t>(getpid());
+  hello.extra = std::string(kPurpose);
+  return hello;
+}
+
+bool is_rendezvous(const HelloInfo& peer) { return peer.extra == kPurpose; }
+
+}  // namespace baton::collectives

@@ -1,0 +1,203 @@
+// The cost model: predicting every candidate of a call, and choosing the fastest.
+#include "collectives/proof/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_format.h"
+#include "collectives/proof/cost_model_shape.h"
+
+namespace baton::collectives {
+namespace {
+
+constexpr size_t kLeastChunk = 16 << 10;
+constexpr size_t kCacheLine = 64;
+constexpr size_t kMostShapes = 512;
+constexpr size_t kMostChoices = 1024;
+
+struct ShapeKey {
+  ScheduleSpec spec;
+  uint32_t node_size = 1;
+  bool operator==(const ShapeKey&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H hash, const ShapeKey& key) {
+    const ScheduleSpec& s = key.spec;
+    return H::combine(std::move(hash), static_cast<int>(s.collective),
+                      static_cast<int>(s.algorithm), s.ranks, s.root, s.peer, s.node_size,
+                      s.channels, s.ordered, key.node_size);
+  }
+};
+
+struct ChoiceKey {
+  CallShape call;
+  Override fixed;
+  bool operator==(const ChoiceKey&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H hash, const ChoiceKey& key) {
+    const CallShape& c = key.call;
+    const Override& o = key.fixed;
+    return H::combine(std::move(hash), static_cast<int>(c.collective), c.ranks, c.root, c.peer,
+                      c.bytes, c.element_bytes, c.ordered, o.has_algorithm,
+                      static_cast<int>(o.algorithm), o.channels, o.chunk_bytes);
+  }
+};
+
+size_t divide_up(size_t a, size_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
+// Whole elements, and whole cache lines where a part is longer than a few.
+size_t round_part(size_t bytes, size_t element_bytes, bool up) {
+  size_t unit = element_bytes;
+  if (bytes >= 16 * kCacheLine && kCacheLine % element_bytes == 0) unit = kCacheLine;
+  return std::max(element_bytes, up ? divide_up(bytes, unit) * unit : bytes / unit * unit);
+}
+
+// The same schedule for all roots, as far as time goes.
+ShapeKey key_of(const ScheduleSpec& spec, uint32_t node_size) {
+  ShapeKey key{spec, node_size};
+  key.spec.root = 0;
+  if (spec.collective == Collective::kSendReceive) {
+    const bool local = spec.root / node_size == spec.peer / node_size;
+    key.spec.peer = std::min(local ? 1 : node_size, spec.ranks - 1);
+  }
+  return key;
+}
+
+absl::Status check(const CallShape& call) {
+  if (call.ranks == 0 || call.element_bytes == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a call of %u ranks on elements of %u bytes: both must be at least 1",
+                        call.ranks, call.element_bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+struct CostModel::Memory {
+  absl::flat_hash_map<ShapeKey, ScheduleShape> shapes;
+  absl::flat_hash_map<ChoiceKey, Choice> choices;
+
+  // Valid until the next call.
+  absl::StatusOr<const ScheduleShape*> shape_of(const ScheduleSpec& spec, uint32_t node_size) {
+    const ShapeKey key = key_of(spec, node_size);
+    if (const auto at = shapes.find(key); at != shapes.end()) return &at->second;
+    if (absl::Status status = validate(spec); !status.ok()) return status;
+    absl::StatusOr<ScheduleShape> counted = count_shape(key.spec, node_size);
+    if (!counted.ok()) return counted.status();
+    if (shapes.size() >= kMostShapes) shapes.clear();
+    return &shapes.emplace(key, *std::move(counted)).first->second;
+  }
+};
+
+CostModel::CostModel(CostParameters parameters, size_t slot_bytes, uint32_t lanes)
+    : slot_bytes_(std::max<size_t>(1, slot_bytes)),
+      lanes_(std::max(1u, lanes)),
+      memory_(std::make_unique<Memory>()) {
+  set_parameters(parameters);
+}
+CostModel::~CostModel() = default;
+CostModel::CostModel(CostModel&&) noexcept = default;
+CostModel& CostModel::operator=(CostModel&&) noexcept = default;
+
+void CostModel::set_parameters(const CostParameters& parameters) {
+  parameters_ = parameters;
+  parameters_.node_size = std::max(1u, parameters.node_size);
+  memory_->choices.clear();
+}
+
+absl::StatusOr<double> CostModel::predict(const CallShape& call, const Choice& choice) const {
+  if (absl::Status status = check(call); !status.ok()) return status;
+  absl::StatusOr<const ScheduleShape*> shape =
+      memory_->shape_of(choice.spec, parameters_.node_size);
+  if (!shape.ok()) return shape.status();
+  const size_t parts = (*shape)->parts;
+  const size_t whole = std::max<size_t>(1, divide_up(call.bytes, parts));
+  const size_t part = std::clamp<size_t>(choice.part_bytes, 1, whole);
+  const double pieces = static_cast<double>(whole) / static_cast<double>(part);
+  const double turns = std::ceil(std::ceil(pieces) / lanes_);
+  const bool barrier = call.collective == Collective::kBarrier;
+  const PieceSeconds seconds =
+      price(**shape, parameters_, barrier || call.bytes == 0 ? 0 : static_cast<double>(part));
+  // The first piece fills the pipeline; then either a core or a port is always busy, or each lane
+  // waits for its own piece before it begins the next.
+  return seconds.alone + std::max((pieces - 1) * seconds.busy, (turns - 1) * seconds.next);
+}
+
+absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
+                                                          const Override& fixed) const {
+  if (absl::Status status = check(call); !status.ok()) return status;
+  std::vector<Algorithm> algorithms = algorithms_for(call.collective);
+  if (fixed.has_algorithm) algorithms = {fixed.algorithm};
+  std::vector<Choice> out;
+  absl::Status refused = absl::InvalidArgumentError(
+      absl::StrFormat("no algorithm for %s", std::string(name_of(call.collective))));
+  for (Algorithm algorithm : algorithms) {
+    const bool hierarchical = algorithm == Algorithm::kHierarchical;
+    const uint32_t node_size = parameters_.node_size;
+    if (hierarchical && !fixed.has_algorithm && (node_size == 1 || node_size >= call.ranks)) {
+      continue;  // no hierarchy
+    }
+    for (uint32_t channels : {1u, 2u}) {
+      if (fixed.channels != 0 && channels > 1) break;
+      Choice choice;
+      choice.spec = {.collective = call.collective,
+                     .algorithm = algorithm,
+                     .ranks = call.ranks,
+                     .root = call.root,
+                     .peer = call.peer,
+                     .node_size = hierarchical ? node_size : 1,
+                     .channels = fixed.channels != 0 ? fixed.channels : channels,
+                     .ordered = call.ordered};
+      absl::StatusOr<const ScheduleShape*> shape = memory_->shape_of(choice.spec, node_size);
+      if (!shape.ok()) {
+        if (channels == 1) refused = shape.status();
+        continue;
+      }
+      if (channels == 2 && !(*shape)->channels_differ) continue;
+      const size_t message_parts = (*shape)->max_message_parts;
+      const size_t whole = std::max<size_t>(1, divide_up(call.bytes, (*shape)->parts));
+      const size_t most =
+          fixed.chunk_bytes != 0 ? std::min(fixed.chunk_bytes, slot_bytes_) : slot_bytes_;
+      if (message_parts * call.element_bytes > slot_bytes_) {
+        refused = absl::InvalidArgumentError(absl::StrFormat(
+            "a message of %s carries %u parts of at least %u bytes, but slots hold %u bytes: use "
+            "larger slots or another algorithm",
+            choice.spec.to_string(), message_parts, call.element_bytes, slot_bytes_));
+        continue;
+      }
+      const size_t least = fixed.chunk_bytes != 0 ? most : std::min(kLeastChunk, most);
+      size_t before = 0;
+      for (size_t chunk = most; chunk >= least && chunk > 0; chunk /= 2) {
+        // As few pieces as this chunk allows, all alike.
+        const size_t full = round_part(chunk / message_parts, call.element_bytes, false);
+        const size_t pieces = divide_up(whole, full);
+        if (channels == 2 && pieces < 2) continue;  // the second would have nothing to do
+        choice.part_bytes =
+            std::min(full, round_part(divide_up(whole, pieces), call.element_bytes, true));
+        if (choice.part_bytes == before) continue;
+        before = choice.part_bytes;
+        absl::StatusOr<double> seconds = predict(call, choice);
+        if (!seconds.ok()) return seconds.status();
+        choice.seconds = *seconds;
+        out.push_back(choice);
+      }
+    }
+  }
+  if (out.empty()) return refused;
+  std::stable_sort(out.begin(), out.end(),
+                   [](const Choice& a, const Choice& b) { return a.seconds < b.seconds; });
+  return out;
+}
+
+absl::StatusOr<Choice> CostModel::choose(const CallShape& call, const Override& fixed) const {
+  const ChoiceKey key{call, fixed};
+  if (const auto at = memory_->choices.find(key); at != memory_->choices.end()) return at->second;
+  absl::StatusOr<std::vector<Choice>> all = candidates(call, fixed);
+  if (!all.ok()) return all.status();
+  if (memory_->choices.size() >= kMostChoices) memory_->choices.clear();
+  memory_->choices.emplace(key, all->front());
+  return all->front();
+}
+
+}  // namespace baton::collectives

@@ -1,0 +1,96 @@
+// The cost model: predicts what each schedule would take, picks one, and says why.
+//
+// It knows schedules only by their shape (rounds, bytes on the wire, bytes combined, messages),
+// which it counts once per spec, and the machine only by CostParameters, which the communicator
+// measures when it starts and corrects by what it observes. All ranks hold the same parameters, so
+// all make the same choice: it depends on nothing else, not on what was asked before.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "collectives/proof/simulate.h"
+#include "collectives/schedules/schedule.h"
+
+namespace baton::collectives {
+
+// How a call is run: everything that is chosen.
+struct Choice {
+  ScheduleSpec spec;
+  size_t part_bytes = 0;  // of one part in one piece
+  double seconds = 0;     // predicted
+};
+
+// What the caller fixes; the rest is chosen.
+struct Override {
+  bool has_algorithm = false;
+  Algorithm algorithm = Algorithm::kRing;
+  uint32_t channels = 0;   // 0: choose
+  size_t chunk_bytes = 0;  // of one message, at most; 0: choose
+  bool operator==(const Override&) const = default;
+};
+
+// What a call is, as far as choosing goes.
+struct CallShape {
+  Collective collective = Collective::kAllReduce;
+  uint32_t ranks = 1;
+  uint32_t root = 0;
+  uint32_t peer = 0;  // of send_receive
+  size_t bytes = 0;   // nccl-tests' size: of the whole vector
+  size_t element_bytes = 4;
+  bool ordered = false;
+  bool operator==(const CallShape&) const = default;
+};
+
+// Used by one thread at a time: what is asked often is remembered, also by const calls.
+class CostModel {
+ public:
+  // `slot_bytes`: the largest message; `lanes`: pieces in flight.
+  CostModel(CostParameters parameters, size_t slot_bytes, uint32_t lanes);
+  ~CostModel();
+  CostModel(CostModel&&) noexcept;
+  CostModel& operator=(CostModel&&) noexcept;
+
+  const CostParameters& parameters() const { return parameters_; }
+  void set_parameters(const CostParameters& parameters);
+
+  // Seconds for this choice. InvalidArgument where the schedule does not exist.
+  absl::StatusOr<double> predict(const CallShape& call, const Choice& choice) const;
+  // Every candidate, the fastest first; never empty. InvalidArgument for a call or an override that
+  // no schedule serves.
+  absl::StatusOr<std::vector<Choice>> candidates(const CallShape& call,
+                                                 const Override& fixed = {}) const;
+  // The first of the candidates. Of a call chosen before: under 20 us, and nothing is allocated.
+  absl::StatusOr<Choice> choose(const CallShape& call, const Override& fixed = {}) const;
+
+ private:
+  struct Memory;  // the shapes of schedules, and choices made
+
+  CostParameters parameters_;
+  size_t slot_bytes_;
+  uint32_t lanes_;
+  std::unique_ptr<Memory> memory_;
+};
+
+// A table of the candidates for people: algorithm, channels, chunk, predicted; and, where it is
+// known, what the chosen one took.
+std::string explain(const CallShape& call, absl::Span<const Choice> candidates,
+                    double actual_seconds = 0);
+
+// What all ranks use, made of what each has measured: the median of each field. Values that are no
+// costs (negative, infinite) are left out; the defaults where none remain.
+CostParameters agree(absl::Span<const CostParameters> measured);
+
+// For sending: always kEncodedCostBytes bytes, little-endian. InvalidArgument for anything else and
+// for values that are no costs.
+inline constexpr size_t kEncodedCostBytes = 56;
+std::string encode(const CostParameters& parameters);
+absl::StatusOr<CostParameters> decode_cost_parameters(std::string_view bytes);
+
+}  // namespace baton::collectives

@@ -1,0 +1,37 @@
+// The verifier's front: each channel of a schedule, with separate buffers and in place.
+#include "collectives/proof/verify.h"
+
+#include "collectives/proof/verify_run.h"
+
+namespace baton::collectives {
+namespace {
+
+bool can_be_in_place(const ScheduleSpec& spec) {
+  return !spec.separate && spec.collective != Collective::kAllToAll &&
+         spec.collective != Collective::kSendReceive && spec.collective != Collective::kBarrier;
+}
+
+}  // namespace
+
+absl::StatusOr<VerifyReport> verify(const ScheduleSpec& spec, const ProgramSource& program,
+                                    const VerifyOptions& options) {
+  if (absl::Status valid = validate(spec); !valid.ok()) return valid;
+  const symbolic::Contributions contributions(spec, options.sampled_parts, options.seed);
+  VerifyReport report;
+  for (uint32_t channel = 0; channel < spec.channels; ++channel) {
+    symbolic::Run run(spec, options, contributions, channel);
+    absl::Status status = run.load(program);
+    if (status.ok()) status = run.run(false, report);
+    if (status.ok() && can_be_in_place(spec)) status = run.run(true, report);
+    if (!status.ok()) return status;
+  }
+  return report;
+}
+
+absl::StatusOr<VerifyReport> verify(const ScheduleSpec& spec, const VerifyOptions& options) {
+  return verify(
+      spec, [&spec](uint32_t rank, uint32_t channel) { return write_program(spec, rank, channel); },
+      options);
+}
+
+}  // namespace baton::collectives

@@ -1,0 +1,104 @@
+// One run of the verifier: all ranks of one channel against each other, symbolically. Internal to
+// verify*.cc.
+//
+// A message here is nothing but a note that its sender may go on; the receiver reads the sender's
+// memory when it takes it, as late as any executor might. So a step that overwrites what an earlier
+// send has not delivered waits for that delivery, as executors do. This is the slowest that any
+// executor can be: one that copies messages on their way waits for less, and cannot deadlock where
+// this one does not.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "collectives/proof/verify.h"
+#include "collectives/proof/verify_values.h"
+#include "collectives/schedules/schedule.h"
+
+namespace baton::collectives::symbolic {
+
+struct Message {
+  uint32_t step = 0;   // of the sender
+  uint32_t place = 0;  // the first one
+  uint32_t parts = 0;
+  uint32_t depth = 0;  // of the chain of messages that ends with it
+};
+
+// Messages from one rank to another, in order.
+struct Link {
+  uint32_t from = 0, to = 0;
+  uint32_t taken = 0;
+  std::vector<Message> sent;
+};
+
+struct Pending {  // a send whose source must stay
+  uint32_t link = 0, number = 0;
+  uint32_t place = 0, parts = 0;
+};
+
+struct RankState {
+  Program program;
+  std::vector<uint32_t> links;  // of each step that sends or receives
+  uint32_t next = 0;
+  Memory memory;
+  std::vector<Pending> pending;
+  uint32_t depth = 0;
+  uint64_t parts_sent = 0, parts_reduced = 0;
+  bool queued = true;
+};
+
+class Run {
+ public:
+  Run(const ScheduleSpec& spec, const VerifyOptions& options, const Contributions& contributions,
+      uint32_t channel)
+      : spec_(spec),
+        options_(options),
+        contributions_(contributions),
+        channel_(channel),
+        parts_(parts_of(spec)),
+        ranks_(spec.ranks) {}
+  absl::Status load(const ProgramSource& source);
+
+  // Runs everything from the beginning. `in_place`: input and output of each rank are one memory.
+  absl::Status run(bool in_place, VerifyReport& report);
+
+ private:
+  absl::Status error(uint32_t rank, uint32_t step, const std::string& what) const;
+  bool reduces() const;
+  bool has_input(uint32_t rank, uint32_t part) const;
+  bool has_output(uint32_t rank, uint32_t part) const;
+  Value expected(uint32_t rank, uint32_t part) const;
+
+  // Inputs, then outputs (the same in place), then scratch.
+  uint32_t place_of(const Place& place) const;
+  void start(uint32_t rank);
+  void wake(uint32_t rank);
+
+  // Runs steps until one must wait.
+  absl::Status advance(uint32_t rank);
+  absl::Status check_range(uint32_t rank, const Place& place, uint32_t parts, bool write) const;
+  absl::Status check_written(uint32_t rank, const Place& place, uint32_t parts) const;
+
+  // True if an earlier send may still be reading this.
+  bool must_stay(uint32_t rank, uint32_t place, uint32_t parts);
+  absl::Status step(uint32_t rank, bool& waits);
+  absl::Status combine(uint32_t rank, const Value& a, const Value& b, Value& sum) const;
+  absl::Status fold(uint32_t rank, const Step& step);
+  absl::Status check_end() const;
+  void count(VerifyReport& report) const;
+  std::string why_waiting(uint32_t rank) const;
+
+  const ScheduleSpec& spec_;
+  const VerifyOptions& options_;
+  const Contributions& contributions_;
+  const uint32_t channel_;
+  const uint32_t parts_;
+  bool in_place_ = false;
+  std::vector<RankState> ranks_;
+  std::vector<Link> links_;
+  std::vector<Value> totals_;
+  std::vector<uint32_t>* ready_ = nullptr;
+};
+
+}  // namespace baton::collectives::symbolic

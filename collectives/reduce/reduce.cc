@@ -1,0 +1,130 @@
+// Reductions: one loop (reduce-inl.h) for every type, operation and instruction set.
+#include "collectives/reduce/reduce.h"
+
+#include <array>
+
+// AVX-512, AVX2, SSE4 and a fallback are enough; fewer targets compile faster.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "collectives/reduce/reduce.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+#include "hwy/highway.h"
+
+#include "collectives/reduce/reduce-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace baton::collectives {
+namespace HWY_NAMESPACE {
+
+using Loop = void (*)(void*, const void* const*, size_t, size_t, uint32_t);
+
+// Sums and products wrap: they are the same for signed and unsigned, and defined for the latter.
+template <class Wrapping, class Ordered, size_t kSources>
+Loop loop_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg:
+      return fold_loop<Wrapping, Sum, kSources>;
+    case ReduceOp::kProd:
+      return fold_loop<Wrapping, Prod, kSources>;
+    case ReduceOp::kMin:
+      return fold_loop<Ordered, Min, kSources>;
+    case ReduceOp::kMax:
+      return fold_loop<Ordered, Max, kSources>;
+  }
+  return nullptr;
+}
+
+template <size_t kSources>
+Loop loop_of(DataType type, ReduceOp op) {
+  using U8 = PlainLanes<uint8_t>;
+  using U32 = PlainLanes<uint32_t>;
+  using U64 = PlainLanes<uint64_t>;
+  switch (type) {
+    case DataType::kF32:
+      return loop_of<PlainLanes<float>, PlainLanes<float>, kSources>(op);
+    case DataType::kF16:
+      return loop_of<F16Lanes, F16Lanes, kSources>(op);
+    case DataType::kBF16:
+      return loop_of<BF16Lanes, BF16Lanes, kSources>(op);
+    case DataType::kF64:
+      return loop_of<PlainLanes<double>, PlainLanes<double>, kSources>(op);
+    case DataType::kI8:
+      return loop_of<U8, PlainLanes<int8_t>, kSources>(op);
+    case DataType::kU8:
+      return loop_of<U8, U8, kSources>(op);
+    case DataType::kI32:
+      return loop_of<U32, PlainLanes<int32_t>, kSources>(op);
+    case DataType::kI64:
+      return loop_of<U64, PlainLanes<int64_t>, kSources>(op);
+  }
+  return nullptr;
+}
+
+void fold_any(DataType type, ReduceOp op, void* target, const void* const* sources,
+              size_t source_count, size_t count, uint32_t divide_by) {
+  const Loop loop = source_count == 2 ? loop_of<2>(type, op) : loop_of<0>(type, op);
+  loop(target, sources, source_count, count, divide_by);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace baton::collectives
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace baton::collectives {
+namespace {
+
+HWY_EXPORT(fold_any);
+
+template <class T>
+void divide_integers(void* target, size_t count, uint32_t by) {
+  T* const out = static_cast<T*>(target);
+  for (size_t i = 0; i < count; ++i) out[i] = static_cast<T>(out[i] / int64_t{by});
+}
+
+// No instruction set divides integers. True if the type was one.
+bool divide_if_integer(DataType type, void* target, size_t count, uint32_t by) {
+  switch (type) {
+    case DataType::kI8:
+      divide_integers<int8_t>(target, count, by);
+      return true;
+    case DataType::kU8:
+      divide_integers<uint8_t>(target, count, by);
+      return true;
+    case DataType::kI32:
+      divide_integers<int32_t>(target, count, by);
+      return true;
+    case DataType::kI64:
+      divide_integers<int64_t>(target, count, by);
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+void reduce(DataType type, ReduceOp op, void* target, const void* a, const void* b, size_t count,
+            uint32_t divide_by) {
+  const std::array<const void*, 2> sources = {a, b};
+  fold(type, op, target, sources, count, divide_by);
+}
+
+void fold(DataType type, ReduceOp op, void* target, absl::Span<const void* const> sources,
+          size_t count, uint32_t divide_by) {
+  if (count == 0) return;
+  HWY_DYNAMIC_DISPATCH(fold_any)
+  (type, op, target, sources.data(), sources.size(), count, divide_by);
+  if (divide_by > 1) divide_if_integer(type, target, count, divide_by);
+}
+
+void divide(DataType type, void* target, size_t count, uint32_t by) {
+  if (by <= 1 || count == 0 || divide_if_integer(type, target, count, by)) return;
+  const std::array<const void*, 1> sources = {target};
+  fold(type, ReduceOp::kSum, target, sources, count, by);
+}
+
+}  // namespace baton::collectives
+#endif  // HWY_ONCE

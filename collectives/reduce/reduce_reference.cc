@@ -1,0 +1,141 @@
+// The plain versions of the reductions: one element at a time, 16-bit floats by arithmetic.
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "collectives/reduce/reduce.h"
+
+namespace baton::collectives::reference {
+namespace {
+
+// A 16-bit float: a sign, an exponent and `kFraction` bits of fraction.
+template <int kFraction>
+struct Float16 {
+  static constexpr int kExponent = 15 - kFraction;
+  static constexpr int kBias = (1 << (kExponent - 1)) - 1;
+  static constexpr uint16_t kInfinity = ((1 << kExponent) - 1) << kFraction;
+  uint16_t bits = 0;
+
+  float widen() const {
+    const int exponent = (bits & kInfinity) >> kFraction;
+    const int fraction = bits & ((1 << kFraction) - 1);
+    float magnitude = 0;
+    if ((bits & kInfinity) == kInfinity) {
+      magnitude = fraction != 0 ? std::numeric_limits<float>::quiet_NaN()
+                                : std::numeric_limits<float>::infinity();
+    } else {
+      const int significand = exponent == 0 ? fraction : fraction + (1 << kFraction);
+      magnitude = std::ldexp(static_cast<float>(significand),
+                             (exponent == 0 ? 1 : exponent) - kBias - kFraction);
+    }
+    return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+  }
+
+  static Float16 round(float value) {
+    const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+    const auto made = [sign](int magnitude) {
+      return Float16{static_cast<uint16_t>(sign | magnitude)};
+    };
+    if (std::isnan(value)) return made(kInfinity | (1 << (kFraction - 1)));
+    if (std::isinf(value)) return made(kInfinity);
+    if (value == 0) return made(0);
+    // The value in units of the last place, which the smallest normal shares with denormals.
+    const int exponent = std::max(std::ilogb(value), 1 - kBias);
+    const double units =
+        std::nearbyint(std::ldexp(std::fabs(static_cast<double>(value)), kFraction - exponent));
+    // Rounding up to the next power of two carries into the exponent, the largest into infinity.
+    const int magnitude = (exponent + kBias - 1) * (1 << kFraction) + static_cast<int>(units);
+    return made(std::min<int>(magnitude, kInfinity));
+  }
+};
+
+template <class T>
+auto wide(T value) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    return value;
+  } else {
+    return value.widen();
+  }
+}
+
+template <class T>
+T combine(ReduceOp op, T a, T b) {
+  if constexpr (std::is_floating_point_v<T>) {
+    const bool extreme = op == ReduceOp::kMin || op == ReduceOp::kMax;
+    if (extreme && std::isnan(a)) return a;
+    if (extreme && std::isnan(b)) return b;
+    const auto below = [](T x, T y) { return x < y || (x == y && std::signbit(x)); };
+    if (op == ReduceOp::kMin) return below(a, b) ? a : b;
+    if (op == ReduceOp::kMax) return below(a, b) ? b : a;
+    return op == ReduceOp::kProd ? a * b : a + b;
+  } else {
+    if (op == ReduceOp::kMin) return a < b ? a : b;
+    if (op == ReduceOp::kMax) return a < b ? b : a;
+    const uint64_t x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b);
+    return static_cast<T>(op == ReduceOp::kProd ? x * y : x + y);
+  }
+}
+
+template <class T>
+T quotient(T value, uint32_t by) {
+  if (by <= 1) return value;
+  if constexpr (std::is_floating_point_v<T>) {
+    return value / static_cast<T>(by);
+  } else {
+    return static_cast<T>(static_cast<int64_t>(value) / int64_t{by});
+  }
+}
+
+template <class T>
+void fold_typed(ReduceOp op, void* target, absl::Span<const void* const> sources, size_t count,
+                uint32_t divide_by) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto at = [i](const void* source) {
+      T element{};
+      std::memcpy(&element, static_cast<const T*>(source) + i, sizeof element);
+      return wide(element);
+    };
+    auto value = at(sources[0]);
+    for (const void* source : sources.subspan(1)) value = combine(op, value, at(source));
+    value = quotient(value, divide_by);
+    if constexpr (std::is_arithmetic_v<T>) {
+      static_cast<T*>(target)[i] = value;
+    } else {
+      static_cast<T*>(target)[i] = T::round(value);
+    }
+  }
+}
+
+}  // namespace
+
+void reduce(DataType type, ReduceOp op, void* target, const void* a, const void* b, size_t count,
+            uint32_t divide_by) {
+  const std::array<const void*, 2> sources = {a, b};
+  fold(type, op, target, sources, count, divide_by);
+}
+
+void fold(DataType type, ReduceOp op, void* target, absl::Span<const void* const> sources,
+          size_t count, uint32_t divide_by) {
+  switch (type) {
+    case DataType::kF32:
+      return fold_typed<float>(op, target, sources, count, divide_by);
+    case DataType::kF16:
+      return fold_typed<Float16<10>>(op, target, sources, count, divide_by);
+    case DataType::kBF16:
+      return fold_typed<Float16<7>>(op, target, sources, count, divide_by);
+    case DataType::kF64:
+      return fold_typed<double>(op, target, sources, count, divide_by);
+    case DataType::kI8:
+      return fold_typed<int8_t>(op, target, sources, count, divide_by);
+    case DataType::kU8:
+      return fold_typed<uint8_t>(op, target, sources, count, divide_by);
+    case DataType::kI32:
+      return fold_typed<int32_t>(op, target, sources, count, divide_by);
+    case DataType::kI64:
+      return fold_typed<int64_t>(op, target, sources, count, divide_by);
+  }
+}
+
+}  // namespace baton::collectives::reference

@@ -1,0 +1,12 @@
+// Ordered reductions: schedules that carry contributions instead of sums, and combine them once,
+// in rank order (Step::kFold). Internal to schedule.cc.
+#pragma once
+
+#include "collectives/schedules/algorithms.h"
+
+namespace baton::collectives {
+
+Shape ordered_shape(const ScheduleSpec& spec);
+void write_ordered(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Writer& w);
+
+}  // namespace baton::collectives

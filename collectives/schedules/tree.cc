@@ -1,0 +1,71 @@
+// Double binary tree (Sanders, Speck, Träff 2009): two trees, one for every other piece, so that
+// whoever is inside one is a leaf of the other. A piece goes up and down one of them.
+//
+// Virtual rank 0 is the root and has one child. The others form an in-order binary tree: a number
+// with its lowest set bit b has the children v - b/2 and v + b/2 and v - b + 1 ... v + b - 1 below.
+#include "collectives/schedules/algorithms.h"
+
+namespace baton::collectives {
+namespace {
+
+// The numbers 1..n-1 of the second tree are those of the first, backwards if that makes even odd
+// and else shifted by one. Each is its own kind of permutation that leaves the root alone.
+uint32_t to_second(uint32_t v, uint32_t n) {
+  if (v == 0) return 0;
+  if (n % 2 == 1) return n - v;
+  return v == n - 1 ? 1 : v + 1;
+}
+uint32_t from_second(uint32_t v, uint32_t n) {
+  if (v == 0) return 0;
+  if (n % 2 == 1) return n - v;
+  return v == 1 ? n - 1 : v - 1;
+}
+
+}  // namespace
+
+Branch binary_branch(uint32_t ranks, uint32_t root, uint32_t rank, uint32_t channel) {
+  const bool second = channel % 2 == 1;
+  const auto rank_of = [ranks, root, second](uint32_t v) {
+    return (root + (second ? from_second(v, ranks) : v)) % ranks;
+  };
+  const uint32_t plain = (rank + ranks - root) % ranks;
+  const uint32_t v = second ? to_second(plain, ranks) : plain;
+  const uint32_t low = v == 0 ? power_of_two_from(ranks) : (v & (~v + 1));
+  const uint32_t last = std::min(v + low - 1, ranks - 1);
+  Branch branch{.root = v == 0, .parent = 0, .ranks = {}, .children = {}};
+  if (!branch.root) {
+    const uint32_t up = (v ^ low) | (low << 1);
+    branch.parent = rank_of(up < ranks ? up : v ^ low);
+    if (low > 1) branch.children.push_back({rank_of(v - low / 2), {rank_of(v - low + 1), low - 1}});
+  }
+  // The right child's place may lie beyond the end; then it is the top of what there is.
+  for (uint32_t half = low / 2; half > 0; half /= 2) {
+    if (v + half >= ranks) continue;
+    branch.children.push_back({rank_of(v + half), {rank_of(v + 1), last - v}});
+    break;
+  }
+  const uint32_t begin = branch.root ? 0 : v - low + 1;
+  branch.ranks = {rank_of(begin), last - begin + 1};
+  return branch;
+}
+
+void write_tree(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Writer& w) {
+  const uint32_t root = spec.collective == Collective::kAllReduce ? 0 : spec.root;
+  const Branch branch = binary_branch(spec.ranks, root, rank, channel);
+  switch (spec.collective) {
+    case Collective::kAllReduce:
+      reduce_up(w, branch, true);
+      broadcast_down(w, branch, output(0));
+      break;
+    case Collective::kBroadcast:
+      broadcast_down(w, branch, input(0));
+      break;
+    case Collective::kReduce:
+      reduce_up(w, branch, false);
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace baton::collectives

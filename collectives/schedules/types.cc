@@ -1,0 +1,81 @@
+// Names and sizes of the words of collectives.
+#include "collectives/schedules/types.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace baton {
+namespace {
+
+constexpr std::string_view kCollectiveNames[kCollectives] = {
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast",
+    "reduce",     "all_to_all",     "barrier",    "send_receive"};
+constexpr std::string_view kReduceOpNames[kReduceOps] = {"sum", "prod", "min", "max", "avg"};
+constexpr std::string_view kAlgorithmNames[kAlgorithms] = {
+    "ring", "recursive_doubling", "halving_doubling", "tree", "direct", "hierarchical"};
+
+struct TypeNames {
+  std::string_view ours, theirs;  // theirs: nccl-tests'
+  size_t bytes;
+};
+constexpr TypeNames kTypes[kDataTypes] = {
+    {"f32", "float", 4}, {"f16", "half", 2}, {"bf16", "bfloat16", 2}, {"f64", "double", 8},
+    {"i8", "int8", 1},   {"u8", "uint8", 1}, {"i32", "int32", 4},     {"i64", "int64", 8}};
+
+template <size_t N>
+std::string_view name_at(const std::string_view (&names)[N], size_t index) {
+  return index < N ? names[index] : "unknown";
+}
+
+template <typename T, size_t N>
+absl::StatusOr<T> parse(const std::string_view (&names)[N], std::string_view name,
+                        std::string_view what) {
+  std::string known;
+  for (size_t i = 0; i < N; ++i) {
+    if (names[i] == name) return static_cast<T>(i);
+    absl::StrAppend(&known, i == 0 ? "" : ", ", std::string(names[i]));
+  }
+  return absl::InvalidArgumentError(absl::StrFormat("unknown %s '%s': use one of %s",
+                                                    std::string(what), std::string(name), known));
+}
+
+}  // namespace
+
+size_t size_of(DataType type) {
+  const auto index = static_cast<size_t>(type);
+  return index < kDataTypes ? kTypes[index].bytes : 0;
+}
+
+std::string_view name_of(Collective collective) {
+  return name_at(kCollectiveNames, static_cast<size_t>(collective));
+}
+std::string_view name_of(DataType type) {
+  const auto index = static_cast<size_t>(type);
+  return index < kDataTypes ? kTypes[index].ours : "unknown";
+}
+std::string_view name_of(ReduceOp op) { return name_at(kReduceOpNames, static_cast<size_t>(op)); }
+std::string_view name_of(Algorithm algorithm) {
+  return name_at(kAlgorithmNames, static_cast<size_t>(algorithm));
+}
+
+absl::StatusOr<DataType> parse_data_type(std::string_view name) {
+  std::string known;
+  for (size_t i = 0; i < kDataTypes; ++i) {
+    if (name == kTypes[i].ours || name == kTypes[i].theirs) return static_cast<DataType>(i);
+    absl::StrAppend(&known, i == 0 ? "" : ", ", std::string(kTypes[i].ours), " (",
+                    std::string(kTypes[i].theirs), ")");
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("unknown data type '%s': use one of %s", std::string(name), known));
+}
+
+absl::StatusOr<ReduceOp> parse_reduce_op(std::string_view name) {
+  return parse<ReduceOp>(kReduceOpNames, name, "reduction");
+}
+absl::StatusOr<Algorithm> parse_algorithm(std::string_view name) {
+  return parse<Algorithm>(kAlgorithmNames, name, "algorithm");
+}
+
+}  // namespace baton

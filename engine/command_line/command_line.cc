@@ -1,0 +1,47 @@
+// Flags that do not exist, and their neighbours.
+#include "engine/command_line/command_line.h"
+
+#include <iostream>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "transport/base/nearest_name.h"
+
+namespace baton::engine::command_line {
+
+std::string did_you_mean_flag(const CLI::App& app, const std::string& flag) {
+  // A letter is as near to any other as to the one that was meant.
+  if (flag.size() <= 2) return "";
+  std::vector<std::string> known = {"--help"};
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) continue;  // hidden
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  return did_you_mean(flag.substr(0, flag.find('=')), known);
+}
+
+std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError)) return error.what();
+  const std::vector<std::string> unknown = app.remaining();
+  for (const std::string& argument : unknown) {
+    if (argument.size() < 2 || argument[0] != '-') continue;
+    return absl::StrCat("there is no flag ", argument, did_you_mean_flag(app, argument));
+  }
+  return unknown.empty() ? error.what()
+                         : absl::StrCat("too many arguments: \"", unknown.front(), "\"");
+}
+
+int parse(CLI::App& app, const std::string& name, int argc, const char* const* argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
+      return app.exit(error, std::cout, std::cerr);
+    }
+    std::cerr << name << ": " << complaint(app, error) << " (see " << name << " --help)\n";
+    return kUsage;
+  }
+  return -1;
+}
+
+}  // namespace baton::engine::command_line

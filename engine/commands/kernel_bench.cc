@@ -1,0 +1,246 @@
+// `baton kernel_bench`: GEMM against the multiply-add peak, attention against read bandwidth.
+#include "engine/commands/kernel_bench.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/command_line/command_line.h"
+#include "engine/files/files.h"
+#include "engine/kernels/aligned.h"
+#include "engine/kernels/attention.h"
+#include "engine/kernels/compute_pool.h"
+#include "engine/kernels/gemm.h"
+#include "engine/kernels/peaks.h"
+#include "transport/base/quantile.h"
+
+namespace baton::engine::commands {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::string json;
+  int threads = 0;
+  bool quick = false;
+};
+
+struct Rows {
+  std::string json;
+  bool all_verified = true;
+
+  void add(const Json& row) {
+    json += row.dump() + "\n";
+    all_verified = all_verified && row["verified"].get<bool>();
+  }
+};
+
+template <typename Fn>
+double timed(Fn&& fn) {
+  const auto start = std::chrono::steady_clock::now();
+  fn();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Calls `pair` (floor, then kernel) again and again. Runs are short and many: on a shared machine
+// most are disturbed, but the best of each are not.
+template <typename Fn>
+void repeat(const Options& options, Fn&& pair) {
+  const double budget = options.quick ? 0.3 : 2.0;
+  double spent = 0;
+  for (int i = 0; i < 5 || spent < budget; ++i) spent += timed(pair);
+}
+
+void fill(float* data, size_t count, uint32_t seed) {
+  std::minstd_rand random(seed);
+  for (size_t i = 0; i < count; ++i) {
+    data[i] = static_cast<float>(random() % 2001) * 1e-3f - 1.0f;
+  }
+}
+
+struct GemmCase {
+  int m, n, k;
+  bool bf16;  // B as the model stores it
+};
+
+void bench_gemm(const GemmCase& c, const Options& options, ComputePool& pool, Rows& rows) {
+  const size_t m = size_t(c.m), n = size_t(c.n), k = size_t(c.k);
+  AlignedArray<float> a(m * k), b(k * n), out(m * n), packed(packed_elements(c.k, c.n));
+  AlignedArray<uint16_t> weight(n * k), packed_bf16(packed_elements(c.k, c.n));
+  fill(a.data(), a.size(), 1);
+  fill(b.data(), b.size(), 2);
+  for (size_t i = 0; i < k * n; ++i) {
+    const uint16_t bits = bf16_from_float(b[i]);
+    if (c.bf16) b[i] = float_from_bf16(bits);
+    weight[(i % n) * k + i / n] = bits;
+  }
+  pack_b(pool, c.k, c.n, {b.data(), n, 1}, packed.data());
+  pack_weight(c.k, c.n, weight.data(), packed_bf16.data());
+  PackedB view{.k = c.k, .n = c.n, .panel_rows = k};
+  if (c.bf16) {
+    view.bf16 = packed_bf16.data();
+  } else {
+    view.f32 = packed.data();
+  }
+
+  GemmScratch scratch(pool.size());
+  const double operations = 2.0 * c.m * c.n * c.k;
+  std::vector<double> peaks, times;
+  repeat(options, [&] {
+    peaks.push_back(measure_fma_peak(pool, 300'000));
+    times.push_back(timed([&] {
+      gemm(pool, scratch, c.m, {a.data(), k, 1}, view, out.data(), n, false);
+    }));
+  });
+  const double seconds = *std::min_element(times.begin(), times.end());
+  const double peak = *std::max_element(peaks.begin(), peaks.end());
+  const double rate = operations / seconds;
+  // A sample of elements, each of which must be exactly the reference's chain.
+  bool verified = true;
+  for (size_t s = 0; s < 200; ++s) {
+    const size_t i = s * 7919 % m, j = s * 104729 % n;
+    float expected = 0;
+    reference_gemm(1, 1, c.k, {a.data() + i * k, k, 1}, {b.data() + j, n, 1}, &expected, 1, false);
+    verified = verified && std::fabs(out[i * n + j] - expected) <= 1e-4f * std::sqrt(c.k);
+  }
+  std::printf("gemm %-4s %5d x %5d x %5d %10.1f us %8.1f GFLOP/s  peak %8.1f  ratio %.2f  %s\n",
+              c.bf16 ? "bf16" : "fp32", c.m, c.n, c.k, seconds * 1e6, rate * 1e-9, peak * 1e-9,
+              rate / peak, verified ? "verified" : "WRONG");
+  rows.add({{"bench", "gemm"},
+            {"params",
+             {{"m", c.m},
+              {"n", c.n},
+              {"k", c.k},
+              {"b", c.bf16 ? "bf16" : "f32"},
+              {"threads", pool.size()}}},
+            {"seconds", seconds},
+            {"seconds_median", median(times)},
+            {"GFLOP_per_s", rate * 1e-9},
+            {"floor", {{"name", "fma_peak"}, {"GFLOP_per_s", peak * 1e-9}}},
+            {"ratio_to_floor", rate / peak},
+            {"verified", verified}});
+}
+
+struct AttentionCase {
+  int head_dim, kv_heads, group, context;
+};
+
+void bench_attention(const AttentionCase& c, const Options& options, ComputePool& pool,
+                     Rows& rows) {
+  const KvGeometry geometry{.layers = 1, .kv_heads = c.kv_heads, .head_dim = c.head_dim};
+  const size_t target = options.quick ? size_t{32} << 20 : size_t{256} << 20;
+  const size_t per_sequence = geometry.blocks_for(size_t(c.context));
+  const size_t sequences = std::max<size_t>(1, target / (per_sequence * geometry.block_bytes()));
+  const size_t blocks = sequences * per_sequence;
+  AlignedArray<uint16_t> memory(geometry.cache_bytes(blocks) / 2);
+  std::minstd_rand random(3);
+  for (size_t i = 0; i < memory.size(); ++i) {
+    memory[i] = static_cast<uint16_t>(0x3f00 + random() % 128 + (random() % 2 << 15));
+  }
+  const KvCache cache(geometry, memory.data(), blocks);
+  std::vector<uint32_t> table(blocks);
+  std::iota(table.begin(), table.end(), 0u);
+  std::shuffle(table.begin(), table.end(), std::minstd_rand(4));
+
+  const size_t width = size_t(c.kv_heads) * c.group * c.head_dim;
+  AlignedArray<float> q(sequences * width), out(q.size()), expected(width);
+  fill(q.data(), q.size(), 5);
+  const size_t scratch_size = attention_scratch_size(c.context);
+  AlignedArray<float> scratch(scratch_size * pool.size());
+  const auto call = [&](size_t sequence, int head, float* to) {
+    const size_t at = size_t(head) * c.group * c.head_dim;
+    return AttentionCall{.cache = &cache,
+                         .layer = 0,
+                         .kv_head = head,
+                         .block_table = {table.data() + sequence * per_sequence, per_sequence},
+                         .position = c.context - 1,
+                         .tokens = 1,
+                         .group = c.group,
+                         .q = q.data() + sequence * width + at,
+                         .q_stride = width,
+                         .out = to + at,
+                         .out_stride = width};
+  };
+  std::vector<double> bandwidths, times;
+  const auto bytes_view = std::as_bytes(std::span(memory.data(), memory.size()));
+  repeat(options, [&] {
+    bandwidths.push_back(measure_read_bandwidth(pool, bytes_view));
+    times.push_back(timed([&] {
+      pool.parallel_for(int64_t(sequences) * c.kv_heads, [&](int64_t task, int thread) {
+        const size_t sequence = size_t(task / c.kv_heads);
+        paged_attention(
+            call(sequence, static_cast<int>(task % c.kv_heads), out.data() + sequence * width),
+            scratch.data() + size_t(thread) * scratch_size);
+      });
+    }));
+  });
+  const double seconds = *std::min_element(times.begin(), times.end());
+  const double floor = *std::max_element(bandwidths.begin(), bandwidths.end());
+  const double bytes = static_cast<double>(geometry.cache_bytes(blocks));
+  const double rate = bytes / seconds;
+  bool verified = true;
+  for (int head = 0; head < c.kv_heads; ++head) reference_attention(call(0, head, expected.data()));
+  for (size_t i = 0; i < width; ++i) {
+    verified = verified && std::fabs(out[i] - expected[i]) < 1e-3f;
+  }
+  std::printf(
+      "attention hd %3d kv %2d group %d ctx %5d x %4zu %8.1f us %6.2f GB/s  read %6.2f  ratio %.2f "
+      " %s\n",
+      c.head_dim, c.kv_heads, c.group, c.context, sequences, seconds * 1e6, rate * 1e-9,
+      floor * 1e-9, rate / floor, verified ? "verified" : "WRONG");
+  rows.add({{"bench", "decode_attention"},
+            {"params",
+             {{"head_dim", c.head_dim},
+              {"kv_heads", c.kv_heads},
+              {"group", c.group},
+              {"context", c.context},
+              {"sequences", sequences},
+              {"threads", pool.size()}}},
+            {"bytes", geometry.cache_bytes(blocks)},
+            {"seconds", seconds},
+            {"seconds_median", median(times)},
+            {"GB_per_s", rate * 1e-9},
+            {"floor", {{"name", "dram_read"}, {"GB_per_s", floor * 1e-9}}},
+            {"ratio_to_floor", rate / floor},
+            {"verified", verified}});
+}
+
+}  // namespace
+
+int kernel_bench_main(int argc, char** argv) {
+  Options options;
+  CLI::App app("The CPU kernels against the peaks of this machine, measured in the same run.");
+  app.add_option("--json", options.json, "write one JSON object per row to FILE");
+  app.add_option("--threads", options.threads, "threads (0: one per CPU)")
+      ->check(CLI::Range(0, 1024));
+  app.add_flag("--quick", options.quick, "fewer repetitions, smaller buffers");
+  if (const int status = command_line::parse(app, "baton kernel_bench", argc, argv); status >= 0) {
+    return status;
+  }
+  ComputePool pool(options.threads);
+  std::printf("# %d threads; best of interleaved runs of kernel and floor\n", pool.size());
+  Rows rows;
+  const GemmCase gemms[] = {{1024, 1024, 384, false}, {1024, 384, 1024, false},
+                            {2048, 1536, 512, false}, {1024, 1024, 384, true},
+                            {256, 1024, 1024, true},  {512, 1024, 192, true}};
+  for (const GemmCase& c : gemms) bench_gemm(c, options, pool, rows);
+  const AttentionCase attentions[] = {{64, 4, 4, 2048}, {128, 8, 4, 4096}, {32, 3, 2, 1024}};
+  for (const AttentionCase& c : attentions) bench_attention(c, options, pool, rows);
+  if (!options.json.empty()) {
+    if (absl::Status status = write_file_atomically(options.json, rows.json); !status.ok()) {
+      std::fprintf(stderr, "kernel_bench: %s\n", std::string(status.message()).c_str());
+      return 1;
+    }
+  }
+  return rows.all_verified ? 0 : 1;
+}
+
+}  // namespace baton::engine::commands

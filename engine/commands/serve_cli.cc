@@ -1,0 +1,245 @@
+// `baton serve` and `baton generate`: command lines, and running what they ask for.
+#include "engine/commands/serve_cli.h"
+
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "engine/command_line/command_line.h"
+#include "engine/http/http_server.h"
+#include "engine/router/router.h"
+#include "engine/serve/engine.h"
+#include "engine/serve/engine_thread.h"
+#include "engine/serve/loaded_model.h"
+#include "kvtransfer/baton_connector.h"
+
+namespace baton::engine::commands {
+namespace {
+
+struct ServeFlags {
+  std::string model = "models/kjv-1.8m";
+  std::string role = "all";
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  serve::EngineOptions engine;
+  std::string on_load_failure = "recompute";
+  // KV transfer.
+  std::string kv_host;
+  uint16_t kv_port = 0;
+  std::string key_file;
+  std::vector<std::string> providers;
+  std::string link;
+  std::string timeline;
+  // Router.
+  std::vector<std::string> prefill;
+  std::vector<std::string> decode;
+};
+
+int fail(const char* command, const absl::Status& status) {
+  std::fprintf(stderr, "baton %s: %s\n", command, std::string(status.message()).c_str());
+  return 1;
+}
+
+void add_engine_flags(CLI::App& app, serve::EngineOptions* engine) {
+  app.add_option("--blocks", engine->blocks, "KV cache size, in blocks of 16 tokens")
+      ->capture_default_str();
+  app.add_option("--token-budget", engine->token_budget, "Tokens computed per step, at most")
+      ->capture_default_str();
+  app.add_option("--max-seqs", engine->max_sequences, "Requests in one step, at most")
+      ->capture_default_str();
+  app.add_option("--threads", engine->threads, "Threads that compute; 0: one per CPU")
+      ->capture_default_str();
+  app.add_flag("--prefix-cache,!--no-prefix-cache", engine->prefix_cache,
+               "Reuse the KV of prompts that begin alike; default: yes");
+  app.add_option("--cpus", engine->cpus, "CPUs to pin them to")->delimiter(',');
+}
+
+// Blocks until SIGINT or SIGTERM; `signals` must be blocked in all threads.
+void wait_for_signal(const sigset_t& signals) {
+  int signal = 0;
+  sigwait(&signals, &signal);
+}
+
+absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const ServeFlags& flags,
+                                                                        Timeline* timeline) {
+  kvtransfer::BatonConnectorOptions options;
+  options.worker.name = absl::StrCat(flags.role, "-", flags.port);
+  options.worker.providers = flags.providers;
+  options.worker.listen_host = flags.kv_host;
+  options.worker.listen_port = flags.kv_port;
+  options.worker.timeline = timeline;
+  if (!flags.key_file.empty()) {
+    absl::StatusOr<ClusterKey> key = ClusterKey::from_file(flags.key_file);
+    if (!key.ok()) return key.status();
+    options.worker.key = *std::move(key);
+  }
+  if (!flags.link.empty()) {
+    absl::StatusOr<LinkShape> shape = LinkShape::parse(flags.link);
+    if (!shape.ok()) return shape.status();
+    options.worker.shape = *shape;
+  }
+  return kvtransfer::make_baton_connector(std::move(options));
+}
+
+absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
+  absl::StatusOr<std::unique_ptr<router::Router>> router = router::Router::start(
+      {.host = flags.host, .port = flags.port, .prefill = flags.prefill, .decode = flags.decode});
+  if (!router.ok()) return router.status();
+  std::printf("ready: router on http://%s:%d\n", flags.host.c_str(), (*router)->port());
+  std::fflush(stdout);
+  wait_for_signal(signals);
+  return absl::OkStatus();
+}
+
+absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
+  absl::StatusOr<serve::LoadedModel> loaded = serve::load_model(flags.model);
+  if (!loaded.ok()) return loaded.status();
+  std::optional<Timeline> timeline;
+  if (!flags.timeline.empty()) {
+    timeline.emplace(flags.role);
+    flags.engine.timeline = &*timeline;
+  }
+  std::unique_ptr<kvtransfer::KvConnector> connector;
+  std::string kv_address;
+  if (flags.role != "all") {
+    auto made = make_connector(flags, flags.engine.timeline);
+    if (!made.ok()) return made.status();
+    connector = *std::move(made);
+    kv_address = connector->address();
+    flags.engine.role =
+        flags.role == "prefill" ? serve::EngineRole::kPrefill : serve::EngineRole::kDecode;
+  }
+  flags.engine.on_load_failure = flags.on_load_failure == "fail"
+                                     ? serve::LoadFailurePolicy::kFail
+                                     : serve::LoadFailurePolicy::kRecompute;
+  auto engine =
+      serve::Engine::create(loaded->model, loaded->tokenizer, flags.engine, connector.get());
+  if (!engine.ok()) return engine.status();
+  {
+    serve::EngineThread thread(**engine);
+    auto server = http::HttpServer::start(
+        {.host = flags.host, .port = flags.port, .model = loaded->name, .kv_address = kv_address},
+        thread, loaded->tokenizer);
+    if (!server.ok()) return server.status();
+    std::printf("ready: %s on http://%s:%d\n", flags.role.c_str(), flags.host.c_str(),
+                (*server)->port());
+    std::fflush(stdout);
+    wait_for_signal(signals);
+  }
+  return timeline.has_value() ? timeline->write(flags.timeline) : absl::OkStatus();
+}
+
+}  // namespace
+
+int serve_main(int argc, char** argv) {
+  ServeFlags flags;
+  CLI::App app("Serves a model over HTTP, alone or as one part of a prefill/decode pair.", "serve");
+  app.add_option("--model", flags.model, "Directory of the model")->capture_default_str();
+  app.add_option("--role", flags.role, "all, prefill, decode or router")
+      ->check(CLI::IsMember({"all", "prefill", "decode", "router"}))
+      ->capture_default_str();
+  app.add_option("--host", flags.host, "Address to listen on for HTTP")->capture_default_str();
+  app.add_option("--port", flags.port, "Port to listen on for HTTP; 0: any")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  add_engine_flags(app, &flags.engine);
+  app.add_option("--min-remote-tokens", flags.engine.min_remote_tokens,
+                 "decode: prompts with fewer tokens to compute are computed here")
+      ->capture_default_str();
+  app.add_option("--on-load-failure", flags.on_load_failure,
+                 "decode: recompute a prompt whose KV does not come, or fail the request")
+      ->check(CLI::IsMember({"recompute", "fail"}))
+      ->capture_default_str();
+  app.add_option("--kv-host", flags.kv_host, "Address to listen on for KV; default: loopback");
+  app.add_option("--kv-port", flags.kv_port, "Port to listen on for KV; 0: any");
+  app.add_option("--key-file", flags.key_file, "Cluster key; default: this user's own");
+  app.add_option("--provider", flags.providers, "Only these transports, such as shm,tcp")
+      ->delimiter(',');
+  app.add_option("--link", flags.link, "Pretend to have this link, such as 100MB/s,50us");
+  app.add_option("--timeline", flags.timeline, "Write a Perfetto timeline to this file at the end");
+  app.add_option("--prefill", flags.prefill, "router: URLs of prefill workers");
+  app.add_option("--decode", flags.decode, "router: URLs of decode workers");
+  if (const int status = command_line::parse(app, "baton serve", argc, argv); status >= 0) {
+    return status;
+  }
+
+  // Blocked here so that every thread inherits it; wait_for_signal() takes them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  const absl::Status status =
+      flags.role == "router" ? serve_router(flags, signals) : serve_engine(flags, signals);
+  return status.ok() ? 0 : fail("serve", status);
+}
+
+int generate_main(int argc, char** argv) {
+  std::string directory = "models/kjv-1.8m";
+  std::string prompt = "In the beginning";
+  serve::EngineOptions options{.blocks = 256, .threads = 0};
+  serve::Request request;
+  serve::SamplingParams& sampling = request.sampling;
+  sampling = {.temperature = 0.7, .top_k = 40, .seed = std::random_device()(), .max_tokens = 100};
+  bool quiet = false;
+  CLI::App app("Continues a text.", "generate");
+  app.add_option("--model", directory, "Directory of the model")->capture_default_str();
+  app.add_option("--prompt", prompt, "The text to continue")->capture_default_str();
+  app.add_option("--max-tokens", sampling.max_tokens, "Tokens to write, at most")
+      ->capture_default_str();
+  app.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
+      ->capture_default_str();
+  app.add_option("--seed", sampling.seed, "The same seed gives the same text; default: random");
+  app.add_option("--top-k", sampling.top_k, "Only the k likeliest tokens; 0: all")
+      ->capture_default_str();
+  app.add_option("--top-p", sampling.top_p, "Only the likeliest tokens with this probability")
+      ->capture_default_str();
+  app.add_option("--stop", sampling.stop, "Stop before this text");
+  app.add_flag("--ignore-eos", sampling.ignore_eos, "Go on after the end-of-text token");
+  app.add_flag("--quiet", quiet, "No statistics on stderr");
+  add_engine_flags(app, &options);
+  if (const int status = command_line::parse(app, "baton generate", argc, argv); status >= 0) {
+    return status;
+  }
+
+  const absl::StatusOr<serve::LoadedModel> loaded = serve::load_model(directory);
+  if (!loaded.ok()) return fail("generate", loaded.status());
+  auto engine = serve::Engine::create(loaded->model, loaded->tokenizer, options);
+  if (!engine.ok()) return fail("generate", engine.status());
+  request.tokens = loaded->tokenizer.encode(prompt);
+  absl::Status outcome;
+  serve::RequestMetrics metrics;
+  request.on_event = [&](const serve::OutputEvent& event) {
+    std::fputs(event.text.c_str(), stdout);
+    std::fflush(stdout);
+    if (!event.finished) return;
+    outcome = event.status;
+    metrics = *event.metrics;
+  };
+  if (absl::Status status = (*engine)->add_request(std::move(request)); !status.ok()) {
+    return fail("generate", status);
+  }
+  std::fputs(prompt.c_str(), stdout);
+  while ((*engine)->has_work()) (*engine)->step();
+  std::fputs("\n", stdout);
+  if (!outcome.ok()) return fail("generate", outcome);
+  if (!quiet) {
+    const double ms = 1e-6;
+    std::fprintf(stderr,
+                 "%u prompt tokens, %u output tokens, first after %.2f ms, then %.3f ms each\n",
+                 metrics.prompt_tokens, metrics.output_tokens,
+                 static_cast<double>(metrics.ttft().count()) * ms,
+                 static_cast<double>(metrics.tpot().count()) * ms);
+  }
+  return 0;
+}
+
+}  // namespace baton::engine::commands

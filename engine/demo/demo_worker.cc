@@ -1,0 +1,168 @@
+// A worker process of the demo: a model, and an engine with a connector between start and stop.
+#include <poll.h>
+#include <sched.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/demo/demo_process.h"
+#include "engine/serve/loaded_model.h"
+#include "kvtransfer/baton_connector.h"
+
+namespace baton::engine::demo {
+namespace {
+
+using nlohmann::json;
+
+double ms(Time time) { return static_cast<double>(time.count()) * 1e-6; }
+
+class DemoWorker {
+ public:
+  DemoWorker(const DemoProcessOptions& options, int socket) : options_(options), socket_(socket) {}
+
+  void serve() {
+    std::string buffer;
+    for (;;) {
+      pollfd entry{socket_, POLLIN, 0};
+      if (poll(&entry, 1, engine_ != nullptr ? 0 : -1) > 0) {
+        const absl::StatusOr<json> command = receive_line(socket_, &buffer);
+        if (!command.ok()) return;
+        absl::StatusOr<json> reply = handle(*command);
+        if (!reply.ok()) reply = json{{"error", std::string(reply.status().message())}};
+        if (!send_line(socket_, *reply).ok()) return;
+      } else if (!engine_->step()) {
+        engine_->wait(std::chrono::milliseconds(100), socket_);
+      }
+    }
+  }
+
+ private:
+  absl::StatusOr<json> handle(const json& command) {
+    const std::string what = command.value("do", "");
+    if (what == "start") return start(command);
+    if (engine_ == nullptr) return absl::FailedPreconditionError("start comes first");
+    if (what == "run") return run(command);
+    if (what == "stop") return stop();
+    return absl::InvalidArgumentError("unknown command " + what);
+  }
+
+  absl::StatusOr<json> start(const json& command) {
+    if (!model_.has_value()) {
+      absl::StatusOr<serve::LoadedModel> loaded = serve::load_model(options_.model);
+      if (!loaded.ok()) return loaded.status();
+      model_.emplace(*std::move(loaded));
+    }
+    engine_.reset();
+    connector_.reset();
+    timeline_ = std::make_unique<Timeline>(options_.name);
+    if (options_.role != serve::EngineRole::kAll) {
+      kvtransfer::BatonConnectorOptions options;
+      options.worker.name = options_.name;
+      options.worker.providers = command["providers"].get<std::vector<std::string>>();
+      absl::StatusOr<ClusterKey> key = ClusterKey::from_bytes(options_.secret);
+      if (!key.ok()) return key.status();
+      options.worker.key = *std::move(key);
+      const std::string link = command["link"];
+      if (!link.empty() && options_.role == serve::EngineRole::kPrefill) {  // the side that sends
+        absl::StatusOr<LinkShape> shape = LinkShape::parse(link);
+        if (!shape.ok()) return shape.status();
+        options.worker.shape = *shape;
+        options.progress_cpu = options_.other_cpu;
+      }
+      if (command["serialized"]) options.mode = kvtransfer::KvSendMode::kSerialized;
+      options.worker.timeline = timeline_.get();
+      auto connector = kvtransfer::make_baton_connector(std::move(options));
+      if (!connector.ok()) return connector.status();
+      connector_ = *std::move(connector);
+    }
+    // Without the prefix cache: every run computes and moves its whole prompt.
+    serve::EngineOptions options{.role = options_.role,
+                                 .blocks = 1024,
+                                 .prefix_cache = false,
+                                 .threads = 1,
+                                 .timeline = timeline_.get()};
+    auto engine =
+        serve::Engine::create(model_->model, model_->tokenizer, options, connector_.get());
+    if (!engine.ok()) return engine.status();
+    engine_ = *std::move(engine);
+    return json{{"address", connector_ != nullptr ? connector_->address() : ""},
+                {"context", engine_->max_context()}};
+  }
+
+  absl::StatusOr<json> run(const json& command) {
+    std::vector<json> outcomes(command["requests"].size());
+    const bool together = command["together"];
+    for (size_t i = 0; i < outcomes.size(); ++i) {
+      const json& given = command["requests"][i];
+      serve::Request request;
+      request.id = next_id_++;
+      request.tokens = given["tokens"].get<std::vector<int32_t>>();
+      request.prefill_address = command["prefill"];
+      request.sampling.max_tokens = given["max_tokens"];
+      request.sampling.temperature = given["temperature"];
+      request.sampling.top_k = 40;
+      request.sampling.seed = given["seed"];
+      request.sampling.ignore_eos = true;
+      json& outcome = outcomes[i];
+      outcome = {{"tokens", json::array()}, {"text", ""}};
+      request.on_event = [&outcome](const serve::OutputEvent& event) {
+        if (event.has_token) outcome["tokens"].push_back(event.choice.token);
+        outcome["text"] = outcome["text"].get<std::string>() + event.text;
+        if (!event.finished) return;
+        const serve::RequestMetrics& metrics = *event.metrics;
+        outcome["ttft_ms"] = ms(metrics.ttft());
+        outcome["tpot_ms"] = ms(metrics.tpot());
+        outcome["gaps_ms"] = json::array();
+        for (Time gap : metrics.gaps) outcome["gaps_ms"].push_back(ms(gap));
+        outcome["loaded_tokens"] = metrics.loaded_tokens;
+        const absl::Status& error = event.status.ok() ? metrics.load_error : event.status;
+        outcome["error"] = std::string(error.message());
+      };
+      if (absl::Status status = engine_->add_request(std::move(request)); !status.ok()) {
+        return status;
+      }
+      if (!together) finish();
+    }
+    finish();
+    return json{{"outcomes", outcomes}};
+  }
+
+  void finish() {
+    while (engine_->has_work()) {
+      if (!engine_->step()) engine_->wait(std::chrono::milliseconds(10), -1);
+    }
+  }
+
+  absl::StatusOr<json> stop() {
+    finish();
+    const kvtransfer::KvConnectorStats stats = engine_->connector_stats();
+    engine_.reset();
+    connector_.reset();
+    return json{{"timeline", json::parse(timeline_->to_json())},
+                {"route", stats.route},
+                {"bytes", stats.bytes_sent}};
+  }
+
+  const DemoProcessOptions options_;
+  const int socket_;
+  std::optional<serve::LoadedModel> model_;
+  std::unique_ptr<Timeline> timeline_;
+  std::unique_ptr<kvtransfer::KvConnector> connector_;
+  std::unique_ptr<serve::Engine> engine_;
+  uint64_t next_id_ = 1;
+};
+
+}  // namespace
+
+void run_demo_worker(const DemoProcessOptions& options, int socket) {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  CPU_SET(options.cpu, &cpus);
+  sched_setaffinity(0, sizeof(cpus), &cpus);  // refused: slower, not wrong
+  DemoWorker(options, socket).serve();
+}
+
+}  // namespace baton::engine::demo

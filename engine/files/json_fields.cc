@@ -1,0 +1,107 @@
+// Checked access to JSON from files.
+#include "engine/files/json_fields.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "engine/files/strings.h"
+
+namespace baton::engine {
+namespace {
+
+constexpr int kMaxDepth = 64;
+
+bool nested_too_deep(std::string_view text) {
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') {
+        ++i;
+      } else if (c == '"') {
+        in_string = false;
+      }
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      if (++depth > kMaxDepth) return true;
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+absl::StatusOr<nlohmann::json> parse_json(std::string_view text, std::string_view what) {
+  if (nested_too_deep(text)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(view(what), " is nested more than ", kMaxDepth, " deep"));
+  }
+  nlohmann::json value = nlohmann::json::parse(text.begin(), text.end(), nullptr, false);
+  if (value.is_discarded()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(view(what), " is not valid JSON (", text.size(), " bytes)"));
+  }
+  return value;
+}
+
+const nlohmann::json& member(const nlohmann::json& object, const char* key) {
+  static const nlohmann::json kNull;
+  if (!object.is_object()) return kNull;
+  const auto it = object.find(key);
+  return it == object.end() ? kNull : *it;
+}
+
+absl::StatusOr<int64_t> int_field(const nlohmann::json& object, const char* key, int64_t low,
+                                  int64_t high, int64_t fallback) {
+  const nlohmann::json& value = member(object, key);
+  if (value.is_null()) return fallback;
+  bool fits = value.is_number_integer();
+  if (value.is_number_unsigned()) fits = value.get<uint64_t>() <= uint64_t{INT64_MAX};
+  if (!fits) return absl::InvalidArgumentError(absl::StrCat("\"", key, "\" must be an integer"));
+  const int64_t number = value.get<int64_t>();
+  if (number < low || number > high) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", key, "\" is ", number, ", outside [", low, ", ", high, "]"));
+  }
+  return number;
+}
+
+absl::StatusOr<double> number_field(const nlohmann::json& object, const char* key, double low,
+                                    double high, double fallback) {
+  const nlohmann::json& value = member(object, key);
+  if (value.is_null()) return fallback;
+  if (!value.is_number()) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", key, "\" must be a number"));
+  }
+  const double number = value.get<double>();
+  if (!(number >= low && number <= high)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", key, "\" is ", number, ", outside [", low, ", ", high, "]"));
+  }
+  return number;
+}
+
+absl::StatusOr<bool> bool_field(const nlohmann::json& object, const char* key, bool fallback) {
+  const nlohmann::json& value = member(object, key);
+  if (value.is_null()) return fallback;
+  if (!value.is_boolean()) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", key, "\" must be true or false"));
+  }
+  return value.get<bool>();
+}
+
+absl::StatusOr<std::string> string_field(const nlohmann::json& object, const char* key,
+                                         std::string_view fallback) {
+  const nlohmann::json& value = member(object, key);
+  if (value.is_null()) return std::string(fallback);
+  if (!value.is_string()) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", key, "\" must be a string"));
+  }
+  return value.get<std::string>();
+}
+
+}  // namespace baton::engine

@@ -1,0 +1,45 @@
+// Attention over the paged KV cache, for prefill and decode alike.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "engine/kernels/kv_cache.h"
+
+namespace baton::engine {
+
+// Rounds K and V of `tokens` new tokens to bf16 and stores them in their blocks, all KV heads.
+// k and v are [tokens][kv_heads][head_dim] with `stride` floats between tokens.
+void store_kv(const KvCache& cache, int layer, std::span<const uint32_t> block_table, int position,
+              int tokens, const float* k, const float* v, size_t stride);
+
+// One KV head of one sequence. Token i attends to positions [0, position + i].
+struct AttentionCall {
+  const KvCache* cache = nullptr;
+  int layer = 0;
+  int kv_head = 0;
+  std::span<const uint32_t> block_table;
+  int position = 0;
+  int tokens = 0;
+  int group = 1;             // query heads that share this KV head
+  const float* q = nullptr;  // [tokens][group][head_dim], already scaled by 1 / sqrt(head_dim)
+  size_t q_stride = 0;       // floats between tokens
+  float* out = nullptr;      // like q
+  size_t out_stride = 0;
+};
+
+// Queries (token, head) computed together.
+inline constexpr int kQueryTile = 8;
+
+// Floats of scratch that paged_attention needs for contexts of up to `max_context` tokens.
+size_t attention_scratch_size(int max_context);
+
+// Scores of all blocks in order, exact maximum, exp, then the sum over V in token order: the
+// steps for a query do not depend on how many queries are computed together.
+void paged_attention(const AttentionCall& call, float* scratch);
+
+// The same by plain loops with std::exp.
+void reference_attention(const AttentionCall& call);
+
+}  // namespace baton::engine

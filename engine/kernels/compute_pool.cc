@@ -1,0 +1,94 @@
+// ComputePool: tasks are claimed from one atomic ticket.
+#include "engine/kernels/compute_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#include "hwy/base.h"
+#include "hwy/cache_control.h"
+
+namespace baton::engine {
+namespace {
+
+// About 50 us of spinning before a worker sleeps: longer than the gap between two kernels.
+constexpr int kSpins = 1000;
+
+}  // namespace
+
+ComputePool::ComputePool(int threads, std::span<const int> cpus)
+    : size_(threads > 0 ? threads : std::max(1, int(std::thread::hardware_concurrency()))) {
+  for (int i = 1; i < size_; ++i) {
+    threads_.emplace_back([this, i] { work(i); });
+    if (!cpus.empty()) {
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      const int cpu = cpus[static_cast<size_t>(i) % cpus.size()];
+      if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
+      pthread_setaffinity_np(threads_.back().native_handle(), sizeof(set), &set);
+    }
+  }
+}
+
+ComputePool::~ComputePool() {
+  stop_.store(true);
+  epoch_.fetch_add(1);
+  epoch_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool ComputePool::run_one(int thread) {
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  while ((ticket & 0xffffffffu) != 0) {
+    const Call call = call_.load(std::memory_order_relaxed);
+    void* const target = target_.load(std::memory_order_relaxed);
+    const int64_t tasks = tasks_.load(std::memory_order_relaxed);
+    if (ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) {
+      call(target, tasks - static_cast<int64_t>((ticket & 0xffffffffu)), thread);
+      done_.fetch_add(1, std::memory_order_release);
+      return true;
+    }
+  }
+  return false;
+}
+
+void ComputePool::run(int64_t tasks, Call call, void* target) {
+  if (size_ == 1 || tasks <= 1) {
+    for (int64_t task = 0; task < tasks; ++task) call(target, task, 0);
+    return;
+  }
+  call_.store(call, std::memory_order_relaxed);
+  target_.store(target, std::memory_order_relaxed);
+  tasks_.store(tasks, std::memory_order_relaxed);
+  done_.store(0, std::memory_order_relaxed);
+  const uint64_t kernel = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+  ticket_.store(kernel << 32 | static_cast<uint64_t>(tasks), std::memory_order_release);
+  epoch_.fetch_add(1);
+  epoch_.notify_all();
+  while (run_one(0)) {
+  }
+  for (int spins = 0; done_.load(std::memory_order_acquire) != tasks; ++spins) {
+    if (spins < kSpins) {
+      hwy::Pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+void ComputePool::work(int thread) {
+  while (!stop_.load()) {
+    const int epoch = epoch_.load();
+    while (run_one(thread)) {
+    }
+    int spins = 0;
+    while (spins < kSpins && epoch_.load(std::memory_order_acquire) == epoch) {
+      hwy::Pause();
+      ++spins;
+    }
+    if (spins == kSpins) epoch_.wait(epoch);
+  }
+}
+
+}  // namespace baton::engine

@@ -1,0 +1,58 @@
+// A few threads that run the tasks of one kernel at a time and allocate nothing per call.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace baton::engine {
+
+// One caller at a time. The calling thread takes part, so a pool of n starts n - 1 threads and a
+// pool of one runs everything inline. Workers spin briefly for the next kernel, then sleep; a
+// worker that is slow to wake is not waited for.
+class ComputePool {
+ public:
+  // `threads` < 1 means one per online CPU. `cpus`, if given, pins thread i (the caller is thread
+  // 0 and is not pinned) to cpus[i % size]; a refused pin is ignored.
+  explicit ComputePool(int threads = 1, std::span<const int> cpus = {});
+  ~ComputePool();
+  ComputePool(const ComputePool&) = delete;
+  ComputePool& operator=(const ComputePool&) = delete;
+
+  int size() const { return size_; }
+
+  // Runs fn(task, thread) for every task in [0, tasks) and returns when all are done. Which
+  // thread runs which task is not determined, so a task's result must not depend on it.
+  template <typename Fn>
+  void parallel_for(int64_t tasks, Fn&& fn) {
+    using Target = std::remove_reference_t<Fn>;
+    const Call call = [](void* target, int64_t task, int thread) {
+      (*static_cast<Target*>(target))(task, thread);
+    };
+    run(tasks, call, const_cast<std::remove_const_t<Target>*>(&fn));
+  }
+
+ private:
+  using Call = void (*)(void* target, int64_t task, int thread);
+  void run(int64_t tasks, Call call, void* target);
+  void work(int thread);
+  bool run_one(int thread);
+
+  int size_;
+  // High half: which kernel; low half: tasks of it that are not claimed yet. The three fields
+  // below it change only while no task is claimed or claimable, so a successful claim proves that
+  // they were read from the same kernel.
+  std::atomic<uint64_t> ticket_{0};
+  std::atomic<Call> call_{nullptr};
+  std::atomic<void*> target_{nullptr};
+  std::atomic<int64_t> tasks_{0};
+  std::atomic<int64_t> done_{0};
+  std::atomic<int> epoch_{0};  // workers sleep on it
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace baton::engine

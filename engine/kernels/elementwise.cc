@@ -1,0 +1,101 @@
+// rms_norm, swiglu, scale, rope: the vector kernels.
+#include "engine/kernels/elementwise.h"
+
+#include <cmath>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "engine/kernels/elementwise.cc"
+#include "engine/kernels/simd_targets.h"
+
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+#include "hwy/highway.h"
+
+#include "engine/kernels/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace baton::engine {
+namespace HWY_NAMESPACE {
+
+float rms_norm_row(const float* x, const float* weight, float* y, int size, float eps) {
+  const F f;
+  V squares[kSub];
+  for (size_t s = 0; s < kSub; ++s) squares[s] = hn::Zero(f);
+  for (int i = 0; i < size; i += 16) {
+    for (size_t s = 0; s < kSub; ++s) {
+      const V value = hn::LoadU(f, x + i + s * kLanes);
+      squares[s] = hn::MulAdd(value, value, squares[s]);
+    }
+  }
+  const float factor = 1.0f / std::sqrt(sum_in_order(squares) / static_cast<float>(size) + eps);
+  const V scaled = hn::Set(f, factor);
+  for (int i = 0; i < size; i += static_cast<int>(kLanes)) {
+    const V value = hn::Mul(hn::LoadU(f, x + i), scaled);
+    hn::StoreU(hn::Mul(value, hn::LoadU(f, weight + i)), f, y + i);
+  }
+  return factor;
+}
+
+void swiglu_row(const float* gate, const float* up, float* out, int size) {
+  const F f;
+  const V one = hn::Set(f, 1.0f);
+  for (int i = 0; i < size; i += static_cast<int>(kLanes)) {
+    const V g = hn::LoadU(f, gate + i);
+    const V silu = hn::Div(g, hn::Add(one, exp_vector(hn::Neg(g))));
+    hn::StoreU(hn::Mul(silu, hn::LoadU(f, up + i)), f, out + i);
+  }
+}
+
+void scale_row(float* x, float factor, int size) {
+  const F f;
+  const V by = hn::Set(f, factor);
+  for (int i = 0; i < size; i += static_cast<int>(kLanes)) {
+    hn::StoreU(hn::Mul(hn::LoadU(f, x + i), by), f, x + i);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace baton::engine
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace baton::engine {
+
+HWY_EXPORT(rms_norm_row);
+HWY_EXPORT(swiglu_row);
+HWY_EXPORT(scale_row);
+
+float rms_norm(const float* x, const float* weight, float* y, int size, float eps) {
+  return HWY_DYNAMIC_DISPATCH(rms_norm_row)(x, weight, y, size, eps);
+}
+
+void swiglu(const float* gate, const float* up, float* out, int size) {
+  HWY_DYNAMIC_DISPATCH(swiglu_row)(gate, up, out, size);
+}
+
+void scale(float* x, float factor, int size) { HWY_DYNAMIC_DISPATCH(scale_row)(x, factor, size); }
+
+void rope(float* head, const float* cos, const float* sin, int head_dim, float direction) {
+  const int half = head_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const float a = head[i], b = head[i + half], s = sin[i] * direction;
+    head[i] = a * cos[i] - b * s;
+    head[i + half] = b * cos[i] + a * s;
+  }
+}
+
+void reference_rms_norm(const float* x, const float* weight, float* y, int size, float eps) {
+  double squares = 0;
+  for (int i = 0; i < size; ++i) squares += static_cast<double>(x[i]) * x[i];
+  const double factor = 1.0 / std::sqrt(squares / size + eps);
+  for (int i = 0; i < size; ++i) y[i] = static_cast<float>(x[i] * factor * weight[i]);
+}
+
+void reference_swiglu(const float* gate, const float* up, float* out, int size) {
+  for (int i = 0; i < size; ++i) {
+    out[i] = static_cast<float>(gate[i] / (1.0 + std::exp(-static_cast<double>(gate[i]))) * up[i]);
+  }
+}
+
+}  // namespace baton::engine
+#endif  // HWY_ONCE

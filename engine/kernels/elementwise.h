@@ -1,0 +1,26 @@
+// The kernels between the matrix products: normalisation, rotary embedding, gated activation.
+#pragma once
+
+#include <cstddef>
+
+namespace baton::engine {
+
+// y = x / sqrt(mean(x^2) + eps) * weight over one row of `size` (a multiple of 16) elements.
+// Returns the factor on x, which the backward pass needs.
+float rms_norm(const float* x, const float* weight, float* y, int size, float eps);
+
+// out = silu(gate) * up, `size` elements.
+void swiglu(const float* gate, const float* up, float* out, int size);
+
+// x *= factor.
+void scale(float* x, float factor, int size);
+
+// Rotates one head in place, pairing element i with i + head_dim / 2 (the Hugging Face layout).
+// cos and sin have head_dim / 2 entries; direction -1 rotates back.
+void rope(float* head, const float* cos, const float* sin, int head_dim, float direction = 1.0f);
+
+// Plain versions, for tests.
+void reference_rms_norm(const float* x, const float* weight, float* y, int size, float eps);
+void reference_swiglu(const float* gate, const float* up, float* out, int size);
+
+}  // namespace baton::engine

@@ -1,0 +1,60 @@
+// One client's stream, put together from the streams of one worker after the other.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/http/openai_reply.h"
+
+namespace baton::engine::router {
+
+// Exactly-once: an event counts when it has arrived whole, its token is remembered before it is
+// passed on, and a worker that takes over is told the tokens seen so far. Since the text that n
+// tokens let out depends on them alone, nothing is repeated and nothing lost.
+class StreamRelay {
+ public:
+  // `body` is the client's request, `request` the same parsed. `send` passes bytes to the client
+  // and says whether it is still there; without streaming it is not called.
+  StreamRelay(nlohmann::json body, const http::ApiRequest& request,
+              std::function<bool(std::string_view)> send);
+
+  // What to post to the next worker; `prefill` may be empty. Forgets half-received events.
+  std::string next_body(std::string_view prefill);
+  // Bytes from the worker. False when the client is gone or the worker has reported an error.
+  bool receive(std::string_view bytes);
+
+  bool done() const { return done_; }
+  bool client_gone() const { return client_gone_; }
+  // The error the worker reported in its stream; OK if there was none.
+  const absl::Status& worker_error() const { return worker_error_; }
+  size_t tokens_seen() const { return tokens_.size(); }
+  // The reply to a client that did not ask for a stream. Call when done().
+  std::string whole() const;
+
+ private:
+  bool handle(std::string_view data);
+  bool pass_on(nlohmann::json event);
+
+  nlohmann::json body_;
+  const http::ApiRequest request_;
+  const std::function<bool(std::string_view)> send_;
+  std::string buffer_;
+  std::vector<int32_t> tokens_;
+  nlohmann::json head_;  // id, created, model of the first event
+  nlohmann::json usage_;
+  nlohmann::json logprobs_;
+  std::string text_;
+  std::string finish_reason_;
+  bool begun_ = false;
+  bool finished_ = false;  // the choice has its finish_reason
+  bool done_ = false;
+  bool client_gone_ = false;
+  absl::Status worker_error_;
+};
+
+}  // namespace baton::engine::router

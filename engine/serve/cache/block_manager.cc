@@ -1,0 +1,149 @@
+// Block reference counts, the intrusive free list and the prefix cache.
+#include "engine/serve/cache/block_manager.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::engine::serve {
+
+BlockManager::BlockManager(uint32_t num_blocks) : blocks_(num_blocks) {
+  cached_.reserve(num_blocks);
+  for (uint32_t block = 0; block < num_blocks; ++block) push_free(block, false);
+}
+
+void BlockManager::push_free(uint32_t index, bool reuse_first) {
+  Block& block = blocks_[index];
+  block.previous = reuse_first ? kNone : free_tail_;
+  block.next = reuse_first ? free_head_ : kNone;
+  (block.previous == kNone ? free_head_ : blocks_[block.previous].next) = index;
+  (block.next == kNone ? free_tail_ : blocks_[block.next].previous) = index;
+  ++free_count_;
+}
+
+void BlockManager::remove_free(uint32_t index) {
+  Block& block = blocks_[index];
+  (block.previous == kNone ? free_head_ : blocks_[block.previous].next) = block.next;
+  (block.next == kNone ? free_tail_ : blocks_[block.next].previous) = block.previous;
+  block.previous = block.next = kNone;
+  --free_count_;
+}
+
+void BlockManager::forget(Block& block) {
+  if (!block.published) return;
+  cached_.erase(block.hash);
+  block.published = false;
+}
+
+bool BlockManager::allocate(size_t count, std::vector<uint32_t>* table) {
+  if (count > free_count_) return false;
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t index = free_head_;
+    remove_free(index);
+    forget(blocks_[index]);
+    blocks_[index].references = 1;
+    table->push_back(index);
+  }
+  return true;
+}
+
+void BlockManager::add_references(std::span<const uint32_t> blocks) {
+  for (uint32_t block : blocks) ++blocks_[block].references;
+}
+
+void BlockManager::release(std::span<const uint32_t> blocks) {
+  for (size_t i = blocks.size(); i-- > 0;) {
+    Block& block = blocks_[blocks[i]];
+    // Blocks that nobody can find are worth nothing: they go first.
+    if (--block.references == 0) push_free(blocks[i], !block.published);
+  }
+}
+
+BlockManager::Match BlockManager::find(std::span<const BlockHash> chain) const {
+  Match match;
+  for (const BlockHash& hash : chain) {
+    const auto it = cached_.find(hash);
+    if (it == cached_.end()) break;
+    ++match.blocks;
+    if (blocks_[it->second].references == 0) ++match.free_blocks;
+  }
+  return match;
+}
+
+void BlockManager::acquire(std::span<const BlockHash> chain, std::vector<uint32_t>* table) {
+  for (const BlockHash& hash : chain) {
+    const auto it = cached_.find(hash);
+    if (it == cached_.end()) return;
+    if (blocks_[it->second].references++ == 0) remove_free(it->second);
+    table->push_back(it->second);
+  }
+}
+
+void BlockManager::publish(uint32_t index, const BlockHash& hash) {
+  Block& block = blocks_[index];
+  if (block.published || !cached_.try_emplace(hash, index).second) return;
+  block.published = true;
+  block.hash = hash;
+}
+
+uint64_t BlockManager::quarantine(std::vector<uint32_t> blocks) {
+  quarantined_ += static_cast<uint32_t>(blocks.size());
+  quarantine_.emplace(next_entry_, std::move(blocks));
+  return next_entry_++;
+}
+
+void BlockManager::end_quarantine(uint64_t entry) {
+  const auto it = quarantine_.find(entry);
+  if (it == quarantine_.end()) return;
+  quarantined_ -= static_cast<uint32_t>(it->second.size());
+  release(it->second);
+  quarantine_.erase(it);
+}
+
+absl::Status BlockManager::check_integrity(std::optional<uint64_t> references) const {
+  uint32_t listed = 0;
+  uint32_t previous = kNone;
+  for (uint32_t i = free_head_; i != kNone; previous = i, i = blocks_[i].next) {
+    if (blocks_[i].references != 0) {
+      return absl::InternalError(absl::StrCat("block ", i, " is on the free list with ",
+                                              blocks_[i].references, " references"));
+    }
+    if (blocks_[i].previous != previous || ++listed > blocks_.size()) {
+      return absl::InternalError(absl::StrCat("the free list is broken at block ", i));
+    }
+  }
+  uint32_t unused = 0;
+  uint32_t published = 0;
+  uint64_t total = 0;
+  for (uint32_t i = 0; i < blocks_.size(); ++i) {
+    const Block& block = blocks_[i];
+    if (block.references == 0) ++unused;
+    total += block.references;
+    if (!block.published) continue;
+    ++published;
+    const auto it = cached_.find(block.hash);
+    if (it == cached_.end() || it->second != i) {
+      return absl::InternalError(absl::StrCat("block ", i, " is published but cannot be found"));
+    }
+  }
+  if (free_tail_ != previous || listed != free_count_ || unused != free_count_) {
+    return absl::InternalError(absl::StrCat(unused, " blocks are unused, ", listed,
+                                            " are on the free list, ", free_count_, " counted"));
+  }
+  if (published != cached_.size()) {
+    return absl::InternalError(
+        absl::StrCat(published, " blocks are published, the cache lists ", cached_.size()));
+  }
+  uint64_t held = 0;
+  for (const auto& [entry, blocks] : quarantine_) held += blocks.size();
+  if (held != quarantined_) {
+    return absl::InternalError(absl::StrCat(held, " blocks are held, ", quarantined_, " counted"));
+  }
+  if (references.has_value() && total != *references + held) {
+    return absl::InternalError(absl::StrCat("blocks have ", total, " references; ", *references,
+                                            " and ", held, " of the quarantine are known"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace baton::engine::serve

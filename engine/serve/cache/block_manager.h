@@ -1,0 +1,82 @@
+// Who uses which block of the KV cache: reference counts, the prefix cache and quarantine.
+//
+// A block is in exactly one of these states:
+//   used         references > 0: sequences, jobs being sent and loads being received hold some
+//   free         no reference; on the free list, least recently used first. Its content stays
+//                findable under its hash until the block is handed out again.
+// Quarantine holds references like any other user: bytes may still arrive in those blocks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "engine/serve/cache/block_hash.h"
+
+namespace baton::engine::serve {
+
+// All operations take O(blocks named). Not thread-safe: one engine owns it.
+class BlockManager {
+ public:
+  explicit BlockManager(uint32_t num_blocks);
+
+  uint32_t num_blocks() const { return static_cast<uint32_t>(blocks_.size()); }
+  uint32_t free_blocks() const { return free_count_; }
+  uint32_t cached_blocks() const { return static_cast<uint32_t>(cached_.size()); }
+  // Blocks held by quarantine entries, counted once per entry.
+  uint32_t quarantined_blocks() const { return quarantined_; }
+
+  // Appends `count` blocks with one reference each; false, and nothing changed, if there are fewer.
+  [[nodiscard]] bool allocate(size_t count, std::vector<uint32_t>* table);
+  void add_references(std::span<const uint32_t> blocks);
+  // Drops one reference each. The last block named becomes the first to be reused: the end of a
+  // sequence is shared by fewer others than its start.
+  void release(std::span<const uint32_t> blocks);
+
+  struct Match {
+    size_t blocks = 0;       // of the chain's start that are cached
+    size_t free_blocks = 0;  // those among them that acquire() takes from the free list
+  };
+  Match find(std::span<const BlockHash> chain) const;
+  // Appends the blocks of find(chain).blocks hashes, with one more reference each.
+  void acquire(std::span<const BlockHash> chain, std::vector<uint32_t>* table);
+  // The block is used and its content is complete and will not change: others may find it. Where
+  // another block has the hash already, nothing happens (tables are append-only, so no merging).
+  void publish(uint32_t block, const BlockHash& hash);
+
+  // Takes over one reference of each block until end_quarantine().
+  uint64_t quarantine(std::vector<uint32_t> blocks);
+  void end_quarantine(uint64_t entry);
+
+  // Counts everything again. Internal says what does not add up. `references` (optional) is the
+  // number of references that the callers know of, quarantine excluded.
+  absl::Status check_integrity(std::optional<uint64_t> references = std::nullopt) const;
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  struct Block {
+    uint32_t references = 0;
+    uint32_t previous = kNone;  // neighbours on the free list
+    uint32_t next = kNone;
+    bool published = false;
+    BlockHash hash;
+  };
+
+  void push_free(uint32_t block, bool reuse_first);
+  void remove_free(uint32_t block);
+  void forget(Block& block);
+
+  std::vector<Block> blocks_;
+  uint32_t free_head_ = kNone;  // reused next
+  uint32_t free_tail_ = kNone;
+  uint32_t free_count_ = 0;
+  absl::flat_hash_map<BlockHash, uint32_t> cached_;
+  absl::flat_hash_map<uint64_t, std::vector<uint32_t>> quarantine_;
+  uint64_t next_entry_ = 1;
+  uint32_t quarantined_ = 0;
+};
+
+}  // namespace baton::engine::serve

@@ -1,0 +1,131 @@
+// The three word patterns in use, matched by hand: they need no regular expression engine.
+//
+//   GPT-2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+//   Llama 3  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
+//            ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+//   Qwen 2   the same with \p{N}
+#include "engine/tokenizer/pre_tokenizer.h"
+
+#include "engine/tokenizer/unicode_classes.h"
+
+namespace baton::engine {
+namespace {
+
+enum class Kind { kLetter, kNumber, kSpace, kOther, kEnd };
+
+struct Scan {
+  std::string_view text;
+
+  Kind kind(size_t at, size_t* bytes = nullptr) const {
+    if (at >= text.size()) return Kind::kEnd;
+    const Character c = decode_character(text, at);
+    if (bytes != nullptr) *bytes = c.bytes;
+    if (!c.valid) return Kind::kOther;
+    if (is_letter(c.code)) return Kind::kLetter;
+    if (is_number(c.code)) return Kind::kNumber;
+    return is_space(c.code) ? Kind::kSpace : Kind::kOther;
+  }
+  // The end of the run of `kind` from `at`, at most `limit` characters.
+  size_t run(size_t at, Kind want, size_t limit = SIZE_MAX) const {
+    size_t bytes = 0;
+    for (; limit > 0 && kind(at, &bytes) == want; --limit) at += bytes;
+    return at;
+  }
+  bool newline(size_t at) const {
+    return at < text.size() && (text[at] == '\n' || text[at] == '\r');
+  }
+};
+
+// 's 't 're 've 'm 'll 'd at the start of the text; 0 if none.
+size_t contraction(std::string_view text, bool any_case) {
+  if (text.size() < 2 || text[0] != '\'') return 0;
+  const auto lower = [&](size_t i) -> char {
+    if (i >= text.size()) return '\0';
+    const char c = text[i];
+    return any_case && c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+  };
+  const char a = lower(1), b = lower(2);
+  if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
+  if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return 3;
+  return 0;
+}
+
+// \s+(?!\S)|\s+ : a run of spaces leaves its last one to the word behind it.
+size_t spaces(const Scan& scan) {
+  const size_t end = scan.run(0, Kind::kSpace);
+  if (end == scan.text.size()) return end;
+  size_t last = 0;
+  for (size_t at = 0; at < end;) {
+    size_t bytes = 0;
+    scan.kind(at, &bytes);
+    last = at;
+    at += bytes;
+  }
+  return last > 0 ? last : end;
+}
+
+size_t gpt2_word(std::string_view text) {
+  if (const size_t n = contraction(text, false); n > 0) return n;
+  const Scan scan{text};
+  const size_t start = text[0] == ' ' && scan.kind(1) != Kind::kEnd ? 1 : 0;
+  const Kind kind = scan.kind(start);
+  if (kind != Kind::kSpace) return scan.run(start, kind);
+  return spaces(scan);
+}
+
+size_t llama3_word(std::string_view text, size_t digits) {
+  if (const size_t n = contraction(text, true); n > 0) return n;
+  const Scan scan{text};
+  size_t first_bytes = 0;
+  const Kind first = scan.kind(0, &first_bytes);
+  // A word may take any one character before it that is neither a line end nor a number.
+  if (first == Kind::kLetter) return scan.run(0, Kind::kLetter);
+  if (first != Kind::kNumber && !scan.newline(0) && scan.kind(first_bytes) == Kind::kLetter) {
+    return scan.run(first_bytes, Kind::kLetter);
+  }
+  if (first == Kind::kNumber) return scan.run(0, Kind::kNumber, digits);
+  const size_t start = text[0] == ' ' ? 1 : 0;
+  if (scan.kind(start) == Kind::kOther) {
+    size_t end = scan.run(start, Kind::kOther);
+    while (scan.newline(end)) ++end;
+    return end;
+  }
+  // \s*[\r\n]+ : up to the last line end of the run of spaces.
+  const size_t end = scan.run(0, Kind::kSpace);
+  for (size_t at = end; at > 0; --at) {
+    if (scan.newline(at - 1)) return at;
+  }
+  return spaces(scan);
+}
+
+}  // namespace
+
+Character decode_character(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
+  const uint8_t lead = byte(at);
+  if (lead < 0x80) return {lead, 1, true};
+  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || at + length > text.size()) return {lead, 1, false};
+  uint32_t code = lead & (0x7fu >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(at + i) & 0xc0) != 0x80) return {lead, 1, false};
+    code = (code << 6) | (byte(at + i) & 0x3f);
+  }
+  const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
+  if (overlong || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return {lead, 1, false};
+  return {code, length, true};
+}
+
+size_t next_word(std::string_view text, PreTokenizer pattern) {
+  switch (pattern) {
+    case PreTokenizer::kGpt2:
+      return gpt2_word(text);
+    case PreTokenizer::kLlama3:
+      return llama3_word(text, 3);
+    case PreTokenizer::kQwen2:
+      return llama3_word(text, 1);
+  }
+  return text.size();
+}
+
+}  // namespace baton::engine

@@ -1,0 +1,24 @@
+// Cutting text into the words that BPE merges within.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "engine/tokenizer/tokenizer.h"
+
+namespace baton::engine {
+
+// Decodes one character at `text[at]`, at < text.size(). Bytes that are not UTF-8 count as one
+// character each that is neither letter, number nor space.
+struct Character {
+  uint32_t code = 0;
+  size_t bytes = 1;
+  bool valid = true;
+};
+Character decode_character(std::string_view text, size_t at);
+
+// Length in bytes of the first word of `text` (not empty), as the pattern of the field matches it.
+size_t next_word(std::string_view text, PreTokenizer pattern);
+
+}  // namespace baton::engine

@@ -1,0 +1,91 @@
+// Byte-level BPE, read from and written as Hugging Face tokenizer.json.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace baton::engine {
+
+// How text is cut into words before merging; the three patterns found in the field.
+enum class PreTokenizer {
+  kGpt2,    // "ByteLevel" with use_regex
+  kLlama3,  // "Split" with the Llama 3 pattern (digits in runs of 1 to 3)
+  kQwen2,   // the same with single digits
+};
+
+struct TokenizerSpec {
+  // Token bytes by id (real bytes, not the printable stand-ins of tokenizer.json). Unused ids are
+  // empty strings.
+  std::vector<std::string> tokens;
+  // Pairs of ids in order of rank; the merged token is their concatenation.
+  std::vector<std::pair<int32_t, int32_t>> merges;
+  // Ids of control tokens such as <|endoftext|>: matched whole in text when asked, never merged.
+  std::vector<int32_t> special_ids;
+  PreTokenizer pre_tokenizer = PreTokenizer::kGpt2;
+  bool ignore_merges = false;  // a word that is a token is taken whole (Llama 3)
+  int32_t prepend_id = -1;     // put in front of every text by the post-processor (BOS); -1: none
+};
+
+// Immutable after creation; any number of threads may use one.
+class Tokenizer {
+ public:
+  // InvalidArgument if ids are out of range, a byte has no token, or a merge makes no token.
+  static absl::StatusOr<Tokenizer> create(TokenizerSpec spec);
+  // Parses tokenizer.json. Anything that would change the ids it produces and is not understood
+  // (another model type, a normalizer, an unknown split pattern) is an error that names it.
+  static absl::StatusOr<Tokenizer> parse(std::string_view json);
+  static absl::StatusOr<Tokenizer> load(const std::string& path);
+
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  struct EncodeOptions {
+    bool add_prefix = true;     // prepend_id, if there is one
+    bool parse_special = true;  // "<|endoftext|>" in the text becomes its id
+  };
+  // Any bytes are accepted (invalid UTF-8 too) and decode(encode(x)) == x.
+  std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options) const;
+  std::vector<int32_t> encode(std::string_view text) const { return encode(text, EncodeOptions{}); }
+
+  // Concatenated bytes; ids out of range and special tokens give nothing.
+  std::string decode(const std::vector<int32_t>& ids) const;
+  // Bytes of one token (empty if out of range); special tokens give their text.
+  std::string_view token_bytes(int32_t id) const;
+  bool is_special(int32_t id) const;
+  // Id of a special token by its text, or -1.
+  int32_t special_id(std::string_view text) const;
+
+  int vocab_size() const;
+  const TokenizerSpec& spec() const;
+  // tokenizer.json that the `tokenizers` library loads.
+  std::string to_json() const;
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Turns a stream of tokens into pieces that are valid UTF-8: bytes of a character that is not
+// complete yet are held back. One per sequence; cheap to copy. The tokenizer must outlive it.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  // The text that `id` completes; may be empty. Invalid bytes come out as U+FFFD.
+  std::string push(int32_t id);
+  // What is held back at the end of the stream, as U+FFFD if it is not a character.
+  std::string finish();
+
+ private:
+  const Tokenizer* tokenizer_;
+  std::string pending_;
+};
+
+}  // namespace baton::engine

@@ -1,0 +1,38 @@
+// Buckets: the flat array cut into pieces that travel between ranks one by one.
+//
+// Gradients become final from the front of the array to its back, so buckets do too; weights are
+// read from its back to its front. Every cut lies on a multiple of ranks * kNormBlock elements:
+// the parts of all ranks are equal, and no block of the gradient norm is ever divided.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "engine/train/backward/parameters.h"
+
+namespace baton::engine::train {
+
+// Elements [begin, end) of the flat array.
+struct FlatRange {
+  size_t begin = 0;
+  size_t end = 0;
+  size_t size() const { return end - begin; }
+  bool operator==(const FlatRange&) const = default;
+};
+
+// The gradient's norm is summed over blocks of so many elements, whoever owns them: the same sum in
+// the same order on any number of ranks.
+inline constexpr size_t kNormBlock = 1024;
+
+// `size` rounded up so that it can be shared between the ranks. What is added stays zero.
+size_t padded_size(size_t size, int ranks);
+
+// Covers [0, padded_size). `bytes` is the size of a bucket of fp32; 0: a 24th of all, and 64 KiB
+// at least. The first bucket is a quarter as large, so that the link has work early, and the
+// embedding, whose gradient is final last, does not hold up what comes before it.
+std::vector<FlatRange> cut_buckets(const ParameterMap& map, int ranks, size_t bytes);
+
+// The part of a bucket that a rank owns.
+FlatRange part_of(const FlatRange& bucket, int rank, int ranks);
+
+}  // namespace baton::engine::train

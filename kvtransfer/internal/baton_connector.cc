@@ -1,0 +1,236 @@
+// The KvConnector over Baton's transport: hands messages and events to its two halves, and sleeps.
+#include "kvtransfer/baton_connector.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvtransfer/internal/kv_jobs.h"
+#include "kvtransfer/internal/kv_loads.h"
+#include "kvtransfer/internal/kv_mailbox.h"
+#include "transport/base/timespec.h"
+#include "transport/pool.h"
+#include "transport/progress_thread.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+// Events come in quick succession while pages arrive: look this long before sleeping.
+constexpr Time kSpin = std::chrono::microseconds(20);
+
+class BatonConnector final : public KvConnector {
+ public:
+  BatonConnector(std::unique_ptr<Worker> worker, const BatonConnectorOptions& options)
+      : huge_pages_(options.huge_pages),
+        worker_(std::move(worker)),
+        mailbox_(*worker_),
+        jobs_(*worker_, mailbox_, options.worker.timeline, options.mode == KvSendMode::kSerialized),
+        loads_(*worker_, mailbox_, options.worker.timeline, options.worker.name) {
+    if (options.progress_thread.value_or(options.worker.shape.has_value())) {
+      ProgressThread::Options how;
+      how.cpu = options.progress_cpu;
+      thread_ = std::make_unique<ProgressThread>(*worker_, how);
+    }
+  }
+
+  ~BatonConnector() override {
+    thread_ = nullptr;
+    // Transfers under way use the cache: end them before it goes.
+    jobs_.abandon();
+    for (int round = 0; jobs_.open_transfers() > 0 && round < 1000; ++round) {
+      bool moved = worker_->progress();
+      moved = jobs_.progress() || moved;
+      if (!moved) poll(nullptr, 0, 1);
+    }
+    pool_ = nullptr;
+    worker_ = nullptr;  // before jobs_, which its last callbacks use
+  }
+
+  absl::StatusOr<void*> allocate_cache(const KvLayout& layout) override {
+    if (pool_ != nullptr) return absl::FailedPreconditionError("the KV cache is allocated already");
+    if (absl::Status status = layout.check(); !status.ok()) return status;
+    PoolOptions options;
+    options.huge_pages = huge_pages_;
+    options.slab_bytes = 4096;  // the cache gets a slab of its own
+    // Peers write into it; nobody reads it from outside.
+    options.access = Access::kRemoteWrite;
+    auto pool = MemoryPool::create(*worker_, options);
+    if (!pool.ok()) return pool.status();
+    absl::StatusOr<Block> block = (*pool)->allocate(std::max<uint64_t>(layout.bytes(), 4096));
+    if (!block.ok()) return block.status();
+    absl::StatusOr<RemoteRegion> remote = worker_->remote_region(block->region);
+    if (!remote.ok()) return remote.status();
+    cache_ = {layout, block->region, *remote, block->offset};
+    pool_ = *std::move(pool);
+    jobs_.set_cache(&cache_);
+    loads_.set_cache(&cache_);
+    return block->data;
+  }
+
+  std::string address() const override { return worker_->address(); }
+
+  void progress() override { pump(); }
+
+  void wait(Time timeout, int fd) override {
+    if (!pump()) {
+      sleep(timeout, fd);
+      pump();
+    }
+  }
+
+  KvConnectorStats stats() const override {
+    KvConnectorStats stats;
+    stats.bytes_sent = jobs_.bytes_sent();
+    stats.bytes_loaded = loads_.bytes_loaded();
+    stats.loads_failed = loads_.loads_failed();
+    stats.jobs_failed = jobs_.jobs_failed();
+    const PeerId peer = loads_.last_peer().generation != 0 ? loads_.last_peer() : newest_peer_;
+    if (peer.generation != 0) stats.route = worker_->explain(peer);
+    return stats;
+  }
+
+  absl::Status start_load(KvLoad load) override {
+    pump();
+    return loads_.start(std::move(load));
+  }
+  uint32_t layers_loaded(KvRequestId id) override { return loads_.layers_loaded(id); }
+  absl::Status load_status(KvRequestId id) override { return loads_.status(id); }
+
+  absl::Status wait_for_layer(KvRequestId id, uint32_t layer) override {
+    if (layer >= cache_.layout.layers) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer ", layer, " of ", cache_.layout.layers));
+    }
+    Time busy = worker_->clock().now();
+    while (true) {
+      if (loads_.layers_loaded(id) > layer) return absl::OkStatus();
+      if (absl::Status status = loads_.status(id); !status.ok()) return status;
+      const bool moved = pump();
+      const Time now = worker_->clock().now();
+      if (moved) busy = now;
+      if (now - busy < kSpin) continue;
+      sleep(kNever, -1);  // a load's own deadline ends it
+    }
+  }
+
+  bool end_load(KvRequestId id) override {
+    pump();
+    return loads_.end(id);
+  }
+
+  std::optional<KvJob> next_job() override { return jobs_.next_job(); }
+  bool is_wanted(uint64_t job) override { return jobs_.is_wanted(job); }
+  absl::Status save_layer(uint64_t job, uint32_t layer, uint32_t first_block,
+                          absl::Span<const uint32_t> blocks) override {
+    absl::Status status = jobs_.save_layer(job, layer, first_block, blocks);
+    pump();
+    return status;
+  }
+  void finish_job(uint64_t job, const absl::Status& outcome) override {
+    jobs_.finish_job(job, outcome);
+    pump();
+  }
+  bool is_saved(uint64_t job) override { return jobs_.is_saved(job); }
+
+ private:
+  bool pump() {
+    bool any = thread_ == nullptr && worker_->progress();
+    any |= jobs_.progress();
+    while (mailbox_.receive(message_)) {
+      dispatch(message_);
+      any = true;
+    }
+    while (std::optional<PeerEvent> event = worker_->next_peer_event()) {
+      if (event->kind == PeerEvent::Kind::kUp) {
+        newest_peer_ = event->peer;
+      } else {
+        mailbox_.forget(event->peer);
+        jobs_.on_peer_down(event->peer, event->why);
+        loads_.on_peer_down(event->peer, event->why);
+      }
+      any = true;
+    }
+    any |= mailbox_.flush();
+    any |= loads_.progress();
+    return any;
+  }
+
+  void dispatch(const KvMessage& message) {
+    if (!message.status.ok()) {
+      // Only a request has somebody who waits for an answer; the rest is not worth one.
+      if (message.kind == KvMessageKind::kRequest && message.load != 0) {
+        jobs_.on_bad_request(message.peer, message.load, message.status);
+      }
+      return;
+    }
+    switch (message.kind) {
+      case KvMessageKind::kRequest:
+        return jobs_.on_request(message.peer, message.load, message.body);
+      case KvMessageKind::kCancel:
+        return jobs_.on_cancel(message.peer, message.load);
+      case KvMessageKind::kDone:
+        return loads_.on_done(message.peer, message.load);
+      case KvMessageKind::kFailed:
+        return loads_.on_failed(message.peer, message.load, message.body);
+      case KvMessageKind::kCancelled:
+        return loads_.on_cancelled(message.peer, message.load);
+      case KvMessageKind::kProbe:
+        return;
+    }
+  }
+
+  // Until something may have happened, `fd` is readable, or a deadline of ours.
+  void sleep(Time timeout, int fd) {
+    const Time now = worker_->clock().now();
+    Time until = timeout < kNever - now ? now + timeout : kNever;
+    until = std::min({until, loads_.next_deadline(), jobs_.next_deadline()});
+    int own = -1;
+    if (thread_ != nullptr) {
+      own = worker_->event_fd();
+    } else {
+      if (!worker_->arm()) return;
+      own = worker_->wait_fd();
+      until = std::min(until, worker_->next_timer());
+    }
+    const Time left = std::clamp<Time>(until - now, Time::zero(), std::chrono::hours(1));
+    const timespec time = to_timespec(left);
+    std::array<pollfd, 2> fds = {pollfd{own, POLLIN, 0}, pollfd{fd, POLLIN, 0}};
+    ppoll(fds.data(), fds.size(), &time, nullptr);
+    if (thread_ != nullptr && (fds[0].revents & POLLIN) != 0) {
+      uint64_t events = 0;
+      [[maybe_unused]] const ssize_t got = read(own, &events, sizeof events);
+    }
+  }
+
+  const bool huge_pages_;
+  std::unique_ptr<Worker> worker_;
+  KvMailbox mailbox_;
+  KvJobs jobs_;
+  KvLoads loads_;
+  std::unique_ptr<MemoryPool> pool_;
+  KvCacheMemory cache_;
+  KvMessage message_;
+  PeerId newest_peer_;
+  std::unique_ptr<ProgressThread> thread_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(BatonConnectorOptions options) {
+  absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options.worker);
+  if (!worker.ok()) return worker.status();
+  return make_baton_connector(*std::move(worker), options);
+}
+
+std::unique_ptr<KvConnector> make_baton_connector(std::unique_ptr<Worker> worker,
+                                                  const BatonConnectorOptions& options) {
+  return std::make_unique<BatonConnector>(std::move(worker), options);
+}
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,139 @@
+// The prefill side: the loads that decode workers asked for, and the blocks sent for them.
+//
+// A job lives from its request until the engine has finished it and nothing of it moves any more.
+// One message ends it for decode - done, failed or cancelled - and is sent only when no transfer of
+// the job is open: when decode has it, its blocks are quiet.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kvtransfer/internal/kv_mailbox.h"
+#include "kvtransfer/internal/kv_messages.h"
+#include "kvtransfer/internal/kv_sends.h"
+#include "kvtransfer/kv_connector.h"
+#include "kvtransfer/kv_layout.h"
+#include "transport/timeline.h"
+#include "transport/worker.h"
+
+namespace baton::kvtransfer {
+
+// Where this worker's cache lies.
+struct KvCacheMemory {
+  KvLayout layout;
+  MemoryRegion region;
+  RemoteRegion remote;
+  uint64_t offset = 0;  // of the cache in the region
+};
+
+struct KvSendJob {
+  uint64_t number = 0;
+  PeerId peer;
+  uint64_t load = 0;  // the peer's number
+  KvLoadRequest request;
+  std::shared_ptr<const KvPlan> plan;
+  uint32_t first_block = 0;
+  uint32_t blocks = 0;          // to send, per layer
+  std::vector<uint32_t> pages;  // [layers][blocks]: ours that hold them; kNotSaved
+  uint64_t saved = 0;           // entries of `pages` that are set
+  uint64_t landed = 0;          // heads of blocks, all layers, whose transfer is done
+  Time deadline = kNever;
+  std::vector<KvSend*> sends;  // not ended; the page lists of these lie in `pages`
+  bool taken = false;          // by next_job()
+  bool finished = false;       // by finish_job()
+  bool wanted = true;
+  bool told = false;       // decode knows how it ended
+  bool cancelled = false;  // by decode
+  absl::Status why;        // it is not wanted, unless cancelled
+
+  static constexpr uint32_t kNotSaved = UINT32_MAX;
+  uint64_t heads_of_blocks() const {
+    return uint64_t{request.layout.layers} * blocks * request.layout.heads;
+  }
+};
+
+class KvJobs {
+ public:
+  static constexpr size_t kMaxJobs = 4096;
+
+  // `serialized`: blocks are sent only when the job is finished. `timeline` may be null.
+  KvJobs(Worker& worker, KvMailbox& mailbox, Timeline* timeline, bool serialized)
+      : worker_(worker),
+        mailbox_(mailbox),
+        timeline_(timeline),
+        serialized_(serialized),
+        sends_(worker) {}
+
+  void set_cache(const KvCacheMemory* cache) { cache_ = cache; }
+
+  // From peers.
+  void on_request(PeerId peer, uint64_t load, std::string_view body);
+  // What was to be a request cannot be read.
+  void on_bad_request(PeerId peer, uint64_t load, const absl::Status& why);
+  void on_cancel(PeerId peer, uint64_t load);
+  void on_peer_down(PeerId peer, const absl::Status& why);
+
+  // From the engine, as KvConnector says.
+  std::optional<KvJob> next_job();
+  bool is_wanted(uint64_t job) const;
+  absl::Status save_layer(uint64_t job, uint32_t layer, uint32_t first_block,
+                          absl::Span<const uint32_t> blocks);
+  void finish_job(uint64_t job, const absl::Status& outcome);
+  bool is_saved(uint64_t job);
+
+  // Hears of ended transfers, retries, looks at deadlines. True if anything happened.
+  bool progress();
+  Time next_deadline() const;  // kNever: none
+  // Disconnects every peer with open transfers, so that they end.
+  void abandon();
+  size_t open_transfers() const { return sends_.open(); }
+
+  uint64_t bytes_sent() const { return bytes_sent_; }
+  uint64_t jobs_failed() const { return jobs_failed_; }
+
+ private:
+  struct PeerRecord {
+    KvSeenLoads seen;
+    std::shared_ptr<const KvPlan> plan;  // of its last layout
+  };
+  using Key = std::pair<uint64_t, uint64_t>;  // peer_key(), load
+
+  absl::Status accept(PeerId peer, uint64_t load, PeerRecord& state);
+  absl::StatusOr<std::shared_ptr<const KvPlan>> plan_for(PeerRecord& state, const KvLayout& target);
+  KvSendJob* find(uint64_t job) const;
+  void send_blocks(KvSendJob& job, uint32_t layer, uint32_t first, uint32_t count);
+  bool submit(KvSend& send);  // false: no slot, keep it
+  void drop(KvSend& send);    // out of its job, record reused
+  void on_ended(KvSend& send);
+  void fail(KvSendJob& job, const absl::Status& why);
+  void stop(KvSendJob& job);
+  void settle(KvSendJob& job);
+  void forget(KvSendJob& job);
+
+  Worker& worker_;
+  KvMailbox& mailbox_;
+  Timeline* const timeline_;
+  const bool serialized_;
+  const KvCacheMemory* cache_ = nullptr;
+  KvSends sends_;
+  std::deque<KvSend*> waiting_;  // for a slot of the worker
+  uint64_t next_number_ = 1;
+  absl::flat_hash_map<uint64_t, std::unique_ptr<KvSendJob>> jobs_;
+  absl::flat_hash_map<Key, KvSendJob*> by_load_;
+  absl::flat_hash_map<uint64_t, PeerRecord> peers_;  // by peer_key()
+  std::deque<uint64_t> fresh_;                       // not taken yet
+  std::vector<std::unique_ptr<KvSendJob>> spare_;    // their vectors keep their memory
+  KvLoadRequest incoming_;
+  uint64_t bytes_sent_ = 0;
+  uint64_t jobs_failed_ = 0;
+};
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,110 @@
+// The decode side: loads under way, the counters that tell which layers are here, and the
+// quarantine of their blocks.
+//
+// A load is quiet when no byte of it can arrive any more: prefill has said so (done, failed or
+// cancelled), or it is gone. Full counters alone are not enough: after a rail has failed, a slice
+// may be on its way a second time although its first copy was counted.
+//
+// Decode only listens while a load is under way, and a listener does not notice that a machine fell
+// silent. So it sends a small probe now and then: the transport fails on that, and the peer is
+// down.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvtransfer/internal/kv_jobs.h"
+#include "kvtransfer/internal/kv_mailbox.h"
+#include "kvtransfer/internal/kv_messages.h"
+#include "kvtransfer/kv_connector.h"
+#include "transport/timeline.h"
+#include "transport/worker.h"
+
+namespace baton::kvtransfer {
+
+class KvLoads {
+ public:
+  static constexpr Time kProbeInterval = std::chrono::milliseconds(500);
+
+  // `name` is this worker's, told to prefill workers. `timeline` may be null.
+  KvLoads(Worker& worker, KvMailbox& mailbox, Timeline* timeline, std::string name)
+      : worker_(worker), mailbox_(mailbox), timeline_(timeline), name_(std::move(name)) {}
+
+  void set_cache(const KvCacheMemory* cache) { cache_ = cache; }
+
+  // From the engine, as KvConnector says.
+  absl::Status start(KvLoad load);
+  uint32_t layers_loaded(KvRequestId id);
+  absl::Status status(KvRequestId id);
+  bool end(KvRequestId id);
+
+  // From peers.
+  void on_done(PeerId peer, uint64_t number);
+  void on_failed(PeerId peer, uint64_t number, std::string_view body);
+  void on_cancelled(PeerId peer, uint64_t number);
+  void on_peer_down(PeerId peer, const absl::Status& why);
+
+  // Looks at counters and deadlines; true if a layer came or a load failed.
+  bool progress();
+  Time next_deadline() const;  // kNever: none
+
+  // The peer of the newest load; generation 0: none yet.
+  PeerId last_peer() const { return last_peer_; }
+  uint64_t bytes_loaded() const { return bytes_loaded_; }
+  uint64_t loads_failed() const { return loads_failed_; }
+
+ private:
+  struct Load {
+    KvRequestId id = 0;
+    PeerId peer;
+    uint64_t number = 0;  // for this peer
+    std::string prefill;  // its name
+    std::vector<CounterId> counters;
+    uint32_t loaded = 0;  // layers, from 0
+    uint64_t heads = 0;   // of blocks, that make a layer
+    uint64_t layer_bytes = 0;
+    Time timeout{};
+    Time deadline = kNever;
+    bool quiet = false;
+    bool cancel_sent = false;
+    absl::Status failure;
+    bool complete() const { return loaded == counters.size(); }
+  };
+  struct PeerRecord {
+    uint64_t last_number = 0;
+    Time probe_at = kNever;  // kNever: no load of it is under way
+  };
+  using Key = std::pair<uint64_t, uint64_t>;  // peer_key(), number
+
+  absl::StatusOr<PeerId> peer_at(const std::string& address);
+  absl::Status allocate_counters(std::vector<CounterId>& counters);
+  void free_counters(const std::vector<CounterId>& counters);
+  bool probe(Time now);
+  Load* find(KvRequestId id);
+  Load* find(PeerId peer, uint64_t number);
+  bool refresh(Load& load);
+  void fail(Load& load, const absl::Status& why);
+
+  Worker& worker_;
+  KvMailbox& mailbox_;
+  Timeline* const timeline_;
+  const std::string name_;
+  const KvCacheMemory* cache_ = nullptr;
+  absl::flat_hash_map<KvRequestId, std::unique_ptr<Load>> loads_;
+  absl::flat_hash_map<Key, Load*> by_number_;
+  absl::flat_hash_map<std::string, PeerId> connected_;  // by address
+  absl::flat_hash_map<uint64_t, PeerRecord> peers_;     // by peer_key()
+  KvLoadRequest request_;                               // scratch, as is body_
+  std::string body_;
+  PeerId last_peer_;
+  uint64_t bytes_loaded_ = 0;
+  uint64_t loads_failed_ = 0;
+};
+
+}  // namespace baton::kvtransfer

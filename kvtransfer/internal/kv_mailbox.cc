@@ -1,0 +1,49 @@
+// Messages about loads over a worker's notifications: cut, sent, put together again.
+#include "kvtransfer/internal/kv_mailbox.h"
+
+#include <utility>
+
+namespace baton::kvtransfer {
+
+bool KvMailbox::post(PeerId peer, const std::string& notification) {
+  return !absl::IsResourceExhausted(worker_.notify_detached(peer, notification));
+}
+
+void KvMailbox::send(PeerId peer, KvMessageKind kind, uint64_t load, std::string_view body) {
+  size_t offset = 0;
+  do {
+    encode_kv_part(kind, load, body, offset, scratch_);
+    if (!outbox_.empty() || !post(peer, scratch_)) outbox_.push_back({peer, scratch_});
+  } while (offset < body.size());
+}
+
+bool KvMailbox::flush() {
+  bool any = false;
+  while (!outbox_.empty() && post(outbox_.front().peer, outbox_.front().notification)) {
+    outbox_.pop_front();
+    any = true;
+  }
+  return any;
+}
+
+bool KvMailbox::receive(KvMessage& out) {
+  while (worker_.next_notification(notification_)) {
+    KvPart part;
+    out.status = decode_kv_part(notification_.payload, part);
+    out.peer = notification_.peer;
+    out.kind = part.kind;
+    out.load = part.load;
+    if (!out.status.ok()) return true;
+    absl::StatusOr<bool> whole = assemblers_[peer_key(out.peer)].add(part, out.body);
+    out.status = whole.status();
+    if (!whole.ok() || *whole) return true;
+  }
+  return false;
+}
+
+void KvMailbox::forget(PeerId peer) {
+  assemblers_.erase(peer_key(peer));
+  std::erase_if(outbox_, [&](const Waiting& waiting) { return waiting.peer == peer; });
+}
+
+}  // namespace baton::kvtransfer

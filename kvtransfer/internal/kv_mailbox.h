@@ -1,0 +1,60 @@
+// Messages about loads, over a worker's notifications: cut into parts, kept while the worker has no
+// free slot, put together again per peer.
+//
+// Takes every notification of its worker. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "kvtransfer/internal/kv_messages.h"
+#include "transport/transfer.h"
+#include "transport/worker.h"
+
+namespace baton::kvtransfer {
+
+// A peer as a key: its index and generation in one number.
+inline uint64_t peer_key(PeerId peer) { return uint64_t{peer.index} << 32 | peer.generation; }
+
+struct KvMessage {
+  PeerId peer;
+  KvMessageKind kind = KvMessageKind::kCancel;
+  uint64_t load = 0;
+  absl::Status status;  // not OK: a bad message, of which only the above is known (load 0: nothing)
+  std::string body;
+};
+
+class KvMailbox {
+ public:
+  explicit KvMailbox(Worker& worker) : worker_(worker) {}
+
+  // Sends a message, now or from flush(). One to a peer that is gone is dropped: that the peer went
+  // down says all.
+  void send(PeerId peer, KvMessageKind kind, uint64_t load, std::string_view body = {});
+  // The next message that is whole (or bad); false when there is none. Reuses the memory of `out`.
+  bool receive(KvMessage& out);
+  // Sends what had to wait; true if anything went.
+  bool flush();
+  // Nothing more comes from or goes to this peer.
+  void forget(PeerId peer);
+
+ private:
+  // False when the worker has no slot.
+  bool post(PeerId peer, const std::string& notification);
+
+  struct Waiting {
+    PeerId peer;
+    std::string notification;
+  };
+  Worker& worker_;
+  std::deque<Waiting> outbox_;
+  absl::flat_hash_map<uint64_t, KvAssembler> assemblers_;  // by peer_key()
+  std::string scratch_;
+  Notification notification_;
+};
+
+}  // namespace baton::kvtransfer

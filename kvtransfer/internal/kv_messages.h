@@ -1,0 +1,145 @@
+// What decode and prefill workers tell each other about a load, and its form on the wire.
+//
+//   decode -> prefill   request    please write the KV of these tokens into these blocks
+//                       cancel     stop; tell me when nothing moves any more
+//                       probe      nothing: it cannot be delivered where prefill died silently
+//   prefill -> decode   done       every block is there and nothing moves any more
+//                       failed     it will not come, nothing moves any more; with the reason
+//                       cancelled  nothing moves any more
+//
+// Messages travel as notifications, in no promised order. A message longer than one notification is
+// cut into parts, each with the same header:
+//
+//   magic(4) version(2) kind(1) zero(1) load(8) total(4) offset(4), then bytes [offset, ...) of the
+//   body, which has `total` bytes; every part but the last is kKvPartBytes long
+//
+// Everything here takes bytes from a peer: any input gives a value or a Status, and memory in
+// proportion to the bytes that really came. The functions and classes are free of I/O and threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvtransfer/kv_layout.h"
+#include "transport/clock.h"
+#include "transport/counter.h"
+#include "transport/region.h"
+#include "transport/transfer.h"
+
+namespace baton::kvtransfer {
+
+inline constexpr uint32_t kKvMagic = 0x764b7442;  // "BtKv"
+inline constexpr uint16_t kKvVersion = 1;
+inline constexpr size_t kKvHeaderBytes = 24;
+inline constexpr size_t kKvPartBytes = kMaxNotification - kKvHeaderBytes;
+// Of a request: about three million tokens in blocks of 16.
+inline constexpr size_t kMaxKvMessage = 16 << 20;
+// Of all other kinds.
+inline constexpr size_t kMaxKvReply = 4096;
+
+enum class KvMessageKind : uint8_t {
+  kRequest = 1,
+  kCancel = 2,
+  kDone = 3,
+  kFailed = 4,
+  kCancelled = 5,
+  kProbe = 6,
+};
+
+// One notification: a part of a message, or all of it.
+struct KvPart {
+  KvMessageKind kind = KvMessageKind::kCancel;
+  uint64_t load = 0;   // the decode worker's number for the load, dense from 1 for each peer
+  uint32_t total = 0;  // bytes of the whole body
+  uint32_t offset = 0;
+  std::string_view bytes;  // inside the notification
+};
+
+// InvalidArgument for anything but a part as above; FailedPrecondition, with the remedy, for one of
+// another version. Kind and load lead the header in every version: they are set even then, so that
+// the sender can be told (load 0: not even that could be read).
+absl::Status decode_kv_part(std::string_view notification, KvPart& part);
+
+// The part of a message that starts at `offset` of its body, as a notification; `offset` moves past
+// it. Reuses the memory of `out`. Call until offset == body.size(), at least once.
+void encode_kv_part(KvMessageKind kind, uint64_t load, std::string_view body, size_t& offset,
+                    std::string& out);
+
+// Puts the messages of one peer together again. Parts may come in any order.
+class KvAssembler {
+ public:
+  static constexpr size_t kMaxOpen = 256;                // messages under way
+  static constexpr size_t kMaxHeld = 4 * kMaxKvMessage;  // bytes of them
+
+  // True when this part completes its message: `body` is then the whole of it. An error means that
+  // the peer contradicts itself or sends too much; what it has sent of that message is dropped.
+  absl::StatusOr<bool> add(const KvPart& part, std::string& body);
+
+  size_t open() const { return open_.size(); }
+  size_t held() const { return held_; }
+
+ private:
+  struct Partial {
+    uint32_t total = 0;
+    size_t received = 0;
+    std::vector<std::string> parts;  // empty: not here yet
+  };
+  using Key = std::pair<uint64_t, KvMessageKind>;
+  absl::Status refuse(const Key& key, absl::string_view why);
+
+  absl::flat_hash_map<Key, Partial> open_;
+  size_t held_ = 0;
+};
+
+// The body of a request.
+struct KvLoadRequest {
+  uint64_t request = 0;          // the decode engine's own id of it, for timelines
+  std::string decode;            // who asks, for people
+  Time timeout{};                // from now
+  std::vector<int32_t> tokens;   // from the start of the sequence
+  uint32_t first_token = 0;      // a multiple of layout.block_tokens
+  std::vector<uint32_t> blocks;  // of the decode worker's cache: where [first_token, ...) goes
+  KvLayout layout;               // of that cache
+  RemoteRegion region;           // that holds it
+  uint64_t cache_offset = 0;     // where it begins in the region
+  std::vector<RemoteCounter> counters;  // one per layer: counts heads of blocks that have arrived
+
+  static constexpr size_t kMaxName = 64;
+  static constexpr Time kMaxTimeout = std::chrono::hours(24);
+  uint32_t first_block() const { return first_token / layout.block_tokens; }
+};
+
+// InvalidArgument where the request contradicts itself or is longer than kMaxKvMessage. A request
+// that encodes also decodes, and what decodes has passed check_kv_request().
+absl::Status check_kv_request(const KvLoadRequest& request);
+absl::Status encode_kv_request(const KvLoadRequest& request, std::string& body);
+absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request);  // reuses memory
+
+// The body of a failed message: why.
+std::string encode_kv_failure(const absl::Status& why);
+// The status told; InvalidArgument for a body that tells none.
+absl::Status decode_kv_failure(std::string_view body);
+
+// Which loads of a peer have been heard of: a set of numbers that are dense in the long run. Makes
+// a cancel that overtakes its request as good as one that follows it.
+class KvSeenLoads {
+ public:
+  static constexpr size_t kMaxAhead = 4096;
+  // False when `load` was there already. ResourceExhausted, and not added, when too many smaller
+  // ones are missing.
+  absl::StatusOr<bool> add(uint64_t load);
+
+ private:
+  uint64_t all_below_ = 1;  // numbers start at 1
+  absl::flat_hash_set<uint64_t> ahead_;
+};
+
+}  // namespace baton::kvtransfer

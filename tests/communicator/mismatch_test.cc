@@ -1,0 +1,201 @@
+// Calls that do not fit together, or come too late: errors on both sides, never other data.
+#include <atomic>
+#include <future>
+
+#include "gmock/gmock.h"
+#include "tests/communicator/group.h"
+
+namespace baton {
+namespace {
+
+using testing::AnyOf;
+using testing::HasSubstr;
+
+class Mismatch : public testing::TestWithParam<std::string> {
+ protected:
+  static CommunicatorOptions options() {
+    CommunicatorOptions out = test_options(GetParam());
+    out.timeout = std::chrono::seconds(30);
+    return out;
+  }
+};
+
+// One count that fits a small message, one that does not, one of several messages.
+const size_t kCounts[] = {100, 10000, 100000};
+
+TEST_P(Mismatch, SendingLessThanIsReceivedIsAnErrorOnBothSides) {
+  for (size_t count : kCounts) {
+    for (size_t received : {2 * count, count / 2}) {
+      run_group(2, options(), [&](Communicator& comm) {
+        std::vector<float> data(2 * count, 1);
+        const absl::Status status = comm.rank() == 0
+                                        ? comm.send(data.data(), count, DataType::kF32, 1)
+                                        : comm.receive(data.data(), received, DataType::kF32, 0);
+        EXPECT_TRUE(absl::IsInvalidArgument(status)) << comm.rank() << ": " << status;
+        EXPECT_THAT(std::string(status.message()), HasSubstr("same count and type"));
+      });
+    }
+  }
+}
+
+TEST_P(Mismatch, AnotherTypeIsAnErrorOnBothSides) {
+  run_group(2, options(), [](Communicator& comm) {
+    std::vector<float> data(100, 1);
+    const absl::Status status = comm.rank() == 0
+                                    ? comm.send(data.data(), 100, DataType::kF32, 1)
+                                    : comm.receive(data.data(), 100, DataType::kI32, 0);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << comm.rank() << ": " << status;
+  });
+}
+
+TEST_P(Mismatch, AllToAllVWithCountsThatDoNotFitIsAnErrorOnBothSides) {
+  for (size_t count : kCounts) {
+    run_group(2, options(), [&](Communicator& comm) {
+      std::vector<float> in(4 * count, 1), out(4 * count, 1);
+      // Rank 0 sends `count` elements to rank 1, which expects twice as many.
+      const size_t sent[2] = {count, count}, at[2] = {0, 2 * count};
+      const size_t expected[2] = {comm.rank() == 1 ? 2 * count : count, count};
+      auto work =
+          comm.all_to_all_v_async(in.data(), sent, at, out.data(), expected, at, DataType::kF32);
+      ASSERT_TRUE(work.ok()) << work.status();
+      const absl::Status status = comm.wait(*work);
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << comm.rank() << ": " << status;
+    });
+  }
+}
+
+// What a late rank gets is what was sent, or an error: never what the sender wrote there later.
+void expect_never_later_data(Communicator& comm, std::promise<void>& rewritten, size_t count,
+                             const std::function<absl::Status(float*)>& call) {
+  const absl::Status met = comm.barrier();  // rank 1 does not answer from here on
+  auto buffer = comm.allocate(count * sizeof(float));
+  ASSERT_TRUE(met.ok() && buffer.ok()) << met;
+  auto* data = reinterpret_cast<float*>(buffer->data);
+  if (comm.rank() == 0) {
+    std::fill(data, data + count, 1.0F);
+    // A collective may be over for a rank that only sends: the data is on its way then.
+    const absl::Status status = call(data);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status) || status.ok()) << status;
+    std::fill(data, data + count, 2.0F);
+    rewritten.set_value();
+    return;
+  }
+  rewritten.get_future().wait();
+  const absl::Status status = call(data);
+  if (!status.ok()) return;
+  for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], 1.0F) << i;
+}
+
+TEST_P(Mismatch, ALateReceiverNeverGetsWhatTheSenderWroteAfterItsDeadline) {
+  for (size_t count : kCounts) {
+    for (const char* what : {"send", "broadcast", "reduce", "all_to_all_v"}) {
+      SCOPED_TRACE(what);
+      std::promise<void> rewritten;
+      CommunicatorOptions own = options();
+      own.tune = false;
+      run_group(2, own, [&](Communicator& comm) {
+        CallOptions hasty;
+        if (comm.rank() == 0) hasty.timeout = std::chrono::milliseconds(50);
+        std::vector<float> sum(count);
+        expect_never_later_data(comm, rewritten, count, [&](float* data) -> absl::Status {
+          const std::string name = what;
+          if (name == "send" && comm.rank() == 0) {
+            const absl::Status status = comm.send(data, count, DataType::kF32, 1, hasty);
+            EXPECT_FALSE(status.ok()) << "nobody has received it";
+            return status;
+          }
+          if (name == "send") return comm.receive(data, count, DataType::kF32, 0);
+          if (name == "broadcast")
+            return comm.broadcast(data, data, count, DataType::kF32, 0, hasty);
+          if (name == "reduce") {
+            // Rank 1 contributes nothing and is the root.
+            return comm.reduce(data, data, count, DataType::kF32, ReduceOp::kSum, 1, hasty);
+          }
+          const size_t sent[2] = {0, comm.rank() == 0 ? count : 0}, at[2] = {0, 0};
+          const size_t got[2] = {comm.rank() == 1 ? count : 0, 0};
+          auto work = comm.all_to_all_v_async(data, sent, at, data, got, at, DataType::kF32, hasty);
+          return work.ok() ? comm.wait(*work) : work.status();
+        });
+      });
+    }
+  }
+}
+
+TEST_P(Mismatch, CallsThatWereRefusedDoNotMakeRanksDisagreeLater) {
+  constexpr size_t kOpen = 256, kCount = 3000;
+  run_group(2, options(), [](Communicator& comm) {
+    std::vector<int32_t> tokens(kOpen, comm.rank());
+    std::vector<float> data(kCount, 1);
+    const auto sum = [&] {
+      return comm.all_reduce_async(data.data(), data.data(), kCount, DataType::kF32,
+                                   ReduceOp::kMax);
+    };
+    std::vector<Work> open;
+    if (comm.rank() == 0) {
+      for (int32_t& token : tokens) {
+        auto work = comm.receive_async(&token, 1, DataType::kI32, 1);
+        ASSERT_TRUE(work.ok()) << work.status();
+        open.push_back(*work);
+      }
+      for (int i = 0; i < 30; ++i) EXPECT_TRUE(absl::IsResourceExhausted(sum().status()));
+    }
+    // A receive keeps its place until its end has been asked for.
+    if (comm.rank() == 1) {
+      for (int32_t& token : tokens) {
+        ASSERT_EQ(comm.send(&token, 1, DataType::kI32, 0), absl::OkStatus());
+      }
+    }
+    for (Work work : open) ASSERT_EQ(comm.wait(work), absl::OkStatus());
+    for (int call = 0; call < 200; ++call) {
+      auto work = sum();
+      ASSERT_TRUE(work.ok()) << call << ": " << work.status();
+      ASSERT_EQ(comm.wait(*work), absl::OkStatus()) << call;
+    }
+  });
+}
+
+// Begins calls that rank 1 never makes until one is refused; says how many there were.
+absl::Status begin_calls(Communicator& comm, std::atomic<int>& begun) {
+  std::vector<float> data(100);
+  while (true) {
+    auto work = comm.all_reduce_async(data.data(), data.data(), data.size(), DataType::kF32,
+                                      ReduceOp::kMax);
+    if (!work.ok()) return work.status();
+    ++begun;
+  }
+}
+
+TEST_P(Mismatch, AbortReturnsWhileACallWaitsForTheVoteOnHowItRuns) {
+  int until_vote = 0;
+  for (bool aborts : {false, true}) {
+    CommunicatorOptions own = options();
+    if (!aborts) own.timeout = std::chrono::milliseconds(300);
+    run_group(2, own, [&](Communicator& comm) {
+      const absl::Status met = comm.barrier();  // rank 1 may hear of the abort in it
+      if (comm.rank() == 1) {
+        while (comm.status().ok()) comm.progress();
+        return;
+      }
+      ASSERT_EQ(met, absl::OkStatus());
+      std::atomic<int> begun{0};
+      if (!aborts) {
+        EXPECT_TRUE(absl::IsDeadlineExceeded(begin_calls(comm, begun)));
+        until_vote = begun;
+        return;
+      }
+      std::thread other([&] {
+        while (begun < until_vote) std::this_thread::yield();
+        comm.abort(absl::InternalError("enough"));
+      });
+      const absl::Status ended = begin_calls(comm, begun);
+      other.join();
+      EXPECT_TRUE(absl::IsInternal(ended)) << ended;
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, Mismatch, testing::Values("shm", "tcp"),
+                         [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,116 @@
+// Inbox that the application does not read: what was acknowledged is delivered, the rest
+// waits at its sender, and nobody is closed for it.
+#include <vector>
+
+#include "tests/conformance/harness.h"
+
+namespace baton {
+namespace {
+
+// What Baton says a peer's inbox takes from one sender (transport/transfer.h).
+constexpr size_t kWindow = 4 << 20;
+constexpr size_t kCost = 64;
+
+class Inbox : public Conformance {
+ protected:
+  // Those of `ids` that ended as done; none may have ended in another way.
+  size_t acknowledged(const std::vector<TransferId>& ids) {
+    size_t count = 0;
+    for (const TransferId id : ids) {
+      const TransferState state = *a_.worker->state(id);
+      EXPECT_TRUE(state == TransferState::kActive || state == TransferState::kDone)
+          << a_.worker->status(id);
+      count += state == TransferState::kDone ? 1 : 0;
+    }
+    return count;
+  }
+};
+
+TEST_P(Inbox, WaitAtTheirSenderWhileNobodyReads) {
+  constexpr size_t kBytes = 60000;
+  constexpr size_t kFit = kWindow / (kBytes + kCost);
+  std::vector<TransferId> ids;
+  for (size_t i = 0; i < 3 * kFit; ++i) {
+    ids.push_back(
+        *a_.worker->notify(a_.peer, std::string(kBytes, static_cast<char>('a' + i % 26))));
+  }
+  ASSERT_TRUE(drive([&] { return acknowledged(ids) >= kFit; }));
+  nudge(200);
+  EXPECT_EQ(acknowledged(ids), kFit) << "more than fits was acknowledged";
+
+  // One that waits can be cancelled at once, and the others still come.
+  ASSERT_TRUE(a_.worker->cancel(ids.back()).ok());
+  ASSERT_TRUE(drive([&] { return ended(a_, ids.back()); }));
+  EXPECT_EQ(*a_.worker->state(ids.back()), TransferState::kCancelled);
+  EXPECT_TRUE(a_.worker->release(ids.back()).ok());
+  ids.pop_back();
+
+  // Other work is not held up by those that wait.
+  EXPECT_TRUE(run(a_, request(Op::kWrite, a_, b_, 0, 4096)).ok());
+  EXPECT_TRUE(run(b_, request(Op::kRead, b_, a_, 0, 4096)).ok());
+
+  size_t got = 0;
+  Notification note;
+  ASSERT_TRUE(drive([&] {
+    while (b_.worker->next_notification(note)) {
+      EXPECT_EQ(note.payload.size(), kBytes);
+      ++got;
+    }
+    return got == ids.size() && acknowledged(ids) == ids.size();
+  })) << got
+      << " of " << ids.size();
+  nudge(20);
+  EXPECT_FALSE(b_.worker->next_notification(note));
+  EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
+  EXPECT_EQ(b_.worker->peer_state(b_.peer), PeerState::kUp);
+  for (const TransferId id : ids) EXPECT_TRUE(a_.worker->release(id).ok());
+}
+
+// All slots of both workers hold what waits for the other: their credits still get through.
+TEST_P(Inbox, BothWaysWithAllTransfersInUse) {
+  const std::string payload(50000, 'x');
+  size_t sent_a = 0;
+  size_t sent_b = 0;
+  while (a_.worker->notify_detached(a_.peer, payload).ok()) ++sent_a;
+  while (b_.worker->notify_detached(b_.peer, payload).ok()) ++sent_b;
+  EXPECT_EQ(sent_a, max_transfers_);
+  size_t got_a = 0;
+  size_t got_b = 0;
+  Notification note;
+  EXPECT_TRUE(drive([&] {
+    while (a_.worker->next_notification(note)) ++got_a;
+    while (b_.worker->next_notification(note)) ++got_b;
+    return got_a == sent_b && got_b == sent_a;
+  })) << got_a
+      << " of " << sent_b << ", " << got_b << " of " << sent_a;
+}
+
+// More than the count that was once the inbox's limit, past which they were lost.
+TEST_P(Inbox, AsManyArriveAsWereAcknowledged) {
+  const size_t all = static_cast<size_t>(rounds(70000));
+  size_t sent = 0;
+  size_t got = 0;
+  Notification note;
+  const auto send = [&] {
+    while (sent < all && a_.worker->notify_detached(a_.peer, "x").ok()) ++sent;
+  };
+  // Nobody reads until no more are taken.
+  const size_t fit = std::min(all, kWindow / (kCost + 1));
+  ASSERT_TRUE(drive([&] {
+    send();
+    return b_.worker->stats().notifications_waiting >= fit;
+  })) << b_.worker->stats().notifications_waiting;
+  EXPECT_EQ(b_.worker->stats().notifications_waiting, fit);
+  ASSERT_TRUE(drive([&] {
+    send();
+    while (b_.worker->next_notification(note)) ++got;
+    return got == all;
+  })) << got;
+  EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, Inbox, testing::ValuesIn(all_variants()),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,373 @@
+// Acceptor, as its manual page has it: who gets in, who is kept out, and what it costs.
+#include "transport/net/acceptor.h"
+
+#include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+
+#include <optional>
+
+#include "tests/tcp/raw_peer.h"
+
+namespace baton::net {
+namespace {
+
+using tcp::ManualClock;
+using tcp::RawPeer;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// A provider that does nothing but meet: it keeps whom it has met.
+class PlainProvider final : public Provider {
+ public:
+  explicit PlainProvider(const ProviderContext& context)
+      : acceptor(context, "plain",
+                 [this](int fd, HelloInfo peer, std::unique_ptr<Acceptor::Dial> dial, EventSink&) {
+                   if (refuses > 0) {
+                     --refuses;
+                     ::close(fd);
+                     acceptor.try_next(std::move(dial), absl::UnavailableError("not good enough"));
+                     return;
+                   }
+                   met.push_back({fd, std::move(peer), dial != nullptr});
+                   last_dial = std::move(dial);
+                 }) {
+    poller = *Poller::create();
+    acceptor.open(*poller, {.patience = std::chrono::seconds(2),
+                            .patience_setting = "plain.patience",
+                            .extra = [this] { return "extra " + std::to_string(asked++); }});
+  }
+  ~PlainProvider() override {
+    for (const auto& one : met) ::close(one.fd);
+  }
+
+  const Capabilities& capabilities() const override { return can; }
+  absl::StatusOr<std::string> listen() override { return acceptor.listen(); }
+  void set_worker_address(const std::string& encoded) override {
+    acceptor.set_worker_address(encoded);
+  }
+  absl::Status reachable(const std::string&, std::string_view) const override { return {}; }
+  void connect(const ConnectRequest& request) override { acceptor.connect(request, rails); }
+  absl::Status query(uint64_t session, const std::string& host_port) override {
+    return acceptor.query(session, host_port);
+  }
+  absl::Status add_region(const RegionEntry&) override { return {}; }
+  void remove_region(const RegionEntry&, EventSink&) override {}
+  bool progress(EventSink& sink) override {
+    const bool any = poller->poll();
+    return acceptor.progress(sink) || any;
+  }
+  int wait_fd() const override { return poller->fd(); }
+  bool arm() override { return acceptor.arm(); }
+  Time next_timer() const override { return acceptor.next_timer(); }
+
+  struct Guest {
+    int fd;
+    HelloInfo peer;
+    bool dialled;
+  };
+  Capabilities can{.name = "plain", .available = true};
+  std::unique_ptr<Poller> poller;
+  Acceptor acceptor;
+  std::vector<Guest> met;
+  std::unique_ptr<Acceptor::Dial> last_dial;
+  uint16_t rails = 1;
+  int refuses = 0;  // of those to be met
+  int asked = 0;
+};
+
+const ProviderRegistration plain("plain", [](const ProviderContext& context) {
+  return std::unique_ptr<Provider>(new PlainProvider(context));
+});
+
+struct Host : ProviderNode {
+  explicit Host(const std::string& name, const Clock& clock = Clock::steady(),
+                const std::string& secret = "0123456789abcdef")
+      : ProviderNode("plain", name, {}, secret, 0, clock),
+        it(static_cast<PlainProvider&>(*provider)) {}
+  // Rounds until one finds nothing to do.
+  void settle() {
+    while (progress()) {
+    }
+  }
+  PlainProvider& it;
+};
+
+std::string dead_address() {
+  const auto listener = listen_on("127.0.0.1", 0, {});
+  std::string address = local_of(*listener).text();
+  ::close(*listener);
+  return address;
+}
+
+// A blocking connection from another address of this host.
+int dial_from(const char* source, const std::string& address) {
+  const Endpoint from = resolve(std::string(source) + ":1")->front();
+  sockaddr_in any_port = reinterpret_cast<const sockaddr_in&>(from.storage);
+  any_port.sin_port = 0;
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(0, ::bind(fd, reinterpret_cast<const sockaddr*>(&any_port), sizeof any_port));
+  const Endpoint to = resolve(address)->front();
+  EXPECT_EQ(0, ::connect(fd, reinterpret_cast<const sockaddr*>(&to.storage), to.size));
+  return fd;
+}
+
+bool hung_up(int fd) {
+  char byte;
+  return ::recv(fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 0 || errno == ECONNRESET;
+}
+
+TEST(Acceptor, BothSidesLearnWhoTheOtherIs) {
+  Host a("a"), b("b");
+  const auto address = b.provider->listen();
+  ASSERT_TRUE(address.ok()) << address.status();
+  a.it.rails = 3;
+  a.provider->connect({.session = 7, .address = *address});
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return a.it.met.size() == 1 && b.it.met.size() == 1; }));
+  const HelloInfo dialled = a.it.met[0].peer;
+  const HelloInfo caller = b.it.met[0].peer;
+  EXPECT_TRUE(a.it.met[0].dialled && !b.it.met[0].dialled);
+  EXPECT_EQ(dialled.uid, b.self.uid);
+  EXPECT_EQ(caller.uid, a.self.uid);
+  for (const HelloInfo& info : {dialled, caller}) {
+    EXPECT_EQ(info.session, 7u);
+    EXPECT_EQ(info.rail, 0u);
+    EXPECT_EQ(info.rails, 3u);
+  }
+  // The connection is theirs now.
+  ASSERT_EQ(::send(a.it.met[0].fd, "hello", 5, MSG_NOSIGNAL), 5);
+  char bytes[5] = {};
+  ASSERT_TRUE(run_until({&b}, [&] { return ::recv(b.it.met[0].fd, bytes, 5, MSG_DONTWAIT) == 5; }));
+  EXPECT_EQ(std::string(bytes, 5), "hello");
+  // Another connection goes where the first did; what is told besides is asked for each time.
+  a.it.acceptor.connect_another(*a.it.last_dial, dialled, 2);
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return a.it.met.size() == 2 && b.it.met.size() == 2; }));
+  EXPECT_EQ(b.it.met[1].peer.rail, 2u);
+  EXPECT_EQ(b.it.met[0].peer.extra, "extra 0");
+  EXPECT_EQ(b.it.met[1].peer.extra, "extra 1");
+  EXPECT_FALSE(a.it.acceptor.busy() || b.it.acceptor.busy());
+}
+
+TEST(Acceptor, EveryEndpointIsTriedAndNamed) {
+  Host a("a"), b("b"), c("c");
+  const std::string dead = dead_address();
+  const std::string first = *b.provider->listen();
+  const std::string second = *c.provider->listen();
+  a.it.refuses = 1;
+  a.provider->connect({.session = 1, .address = dead + ",nonsense," + first + "," + second});
+  ASSERT_TRUE(run_until({&a, &b, &c}, [&] { return !a.it.met.empty() || !a.failed.ok(); }));
+  ASSERT_TRUE(a.failed.ok()) << a.failed;
+  EXPECT_EQ(a.it.met[0].peer.uid, c.self.uid);
+  EXPECT_THAT(a.it.last_dial->errors,
+              AllOf(HasSubstr(dead + ": Connection refused"), HasSubstr("\"nonsense\" is not host"),
+                    HasSubstr(first + ": not good enough")));
+  a.it.refuses = 2;
+  a.provider->connect({.session = 2, .address = first + "," + second});
+  ASSERT_TRUE(run_until({&a, &b, &c}, [&] { return !a.failed.ok(); }));
+  EXPECT_TRUE(absl::IsUnavailable(a.failed)) << a.failed;
+  EXPECT_THAT(std::string(a.failed.message()),
+              AllOf(HasSubstr("over plain failed"), HasSubstr(first + ": not good enough"),
+                    HasSubstr(second + ": not good enough")));
+}
+
+TEST(Acceptor, WhoAnswersMustBeWhoWasAskedFor) {
+  Host a("a"), b("b");
+  const std::string address = *b.provider->listen();
+  HelloInfo old;
+  old.uid = WorkerUid::random();
+  a.provider->connect({.session = 1, .address = address, .expected = old});
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.failed.ok(); }));
+  EXPECT_TRUE(absl::IsFailedPrecondition(a.failed)) << a.failed;
+  EXPECT_THAT(std::string(a.failed.message()),
+              AllOf(HasSubstr("another worker answers there"), HasSubstr(old.uid.hex()),
+                    HasSubstr(b.self.uid.hex()), HasSubstr("ask for its address again")));
+  EXPECT_TRUE(a.it.met.empty());
+  a.provider->connect({.session = 2, .address = address, .expected = b.self});
+  EXPECT_TRUE(run_until({&a, &b}, [&] { return !a.it.met.empty(); }));
+}
+
+TEST(Acceptor, TheWrongKeyIsSaidAndNobodyIsMet) {
+  Host a("a", Clock::steady(), "another secret here"), b("b");
+  const std::string address = *b.provider->listen();
+  a.provider->connect({.session = 1, .address = address});
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.failed.ok(); }));
+  EXPECT_TRUE(absl::IsPermissionDenied(a.failed)) << a.failed;
+  EXPECT_THAT(std::string(a.failed.message()), testing::Not(HasSubstr("firewall")));
+  EXPECT_TRUE(a.it.met.empty() && b.it.met.empty());
+}
+
+TEST(Acceptor, QueriesAreAnsweredAndMeetNobody) {
+  Host a("a"), b("b");
+  const std::string address = *b.provider->listen();
+  b.provider->set_worker_address("baton1:something");
+  ASSERT_TRUE(a.provider->query(3, address).ok());
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return a.answer != nullptr; }));
+  EXPECT_EQ(**a.answer, "baton1:something");
+  a.answer.reset();
+  ASSERT_TRUE(a.provider->query(4, dead_address()).ok());
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return a.answer != nullptr; }));
+  EXPECT_THAT(std::string(a.answer->status().message()),
+              AllOf(HasSubstr("refused"), HasSubstr("is a worker listening there")));
+  EXPECT_TRUE(absl::IsInvalidArgument(a.provider->query(5, "no port")));
+  EXPECT_TRUE(a.it.met.empty() && b.it.met.empty());
+  run_until({&a, &b}, [&] { return !b.it.acceptor.busy(); });
+}
+
+TEST(Acceptor, WhatIsRefusedBeforehandIsReportedAllTheSame) {
+  Host a("a");
+  a.it.acceptor.refuse({.session = 1, .address = "10.0.0.1:4000"},
+                       absl::FailedPreconditionError("no such hardware"));
+  EXPECT_FALSE(a.provider->arm());
+  a.progress();
+  EXPECT_TRUE(absl::IsFailedPrecondition(a.failed));
+  EXPECT_EQ(a.failed.message(), "connecting to 10.0.0.1:4000 over plain failed; no such hardware");
+  EXPECT_TRUE(a.provider->arm());
+}
+
+TEST(Acceptor, NobodyHoldsAPlaceForLongerThanTheHandshakeMayTake) {
+  ManualClock clock;
+  Host b("b", clock);
+  const std::string address = *b.provider->listen();
+  const int silent = RawPeer::dial(address);
+  const int slow = RawPeer::dial(address);
+  ASSERT_TRUE(run_until({&b}, [&] { return b.it.acceptor.next_timer() != kNever; }));
+  b.settle();
+  const Time end = clock.now() + std::chrono::seconds(2);
+  // A byte now and then buys no time.
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(b.it.acceptor.next_timer(), end);
+    EXPECT_TRUE(b.it.acceptor.busy());
+    ASSERT_EQ(::send(slow, "b", 1, MSG_NOSIGNAL), 1);
+    b.settle();
+    clock.advance(std::chrono::milliseconds(499));
+  }
+  EXPECT_FALSE(hung_up(slow) || hung_up(silent));
+  clock.advance(std::chrono::milliseconds(4));
+  ASSERT_TRUE(run_until({&b}, [&] { return hung_up(slow) && hung_up(silent); }));
+  EXPECT_FALSE(b.it.acceptor.busy());
+  EXPECT_EQ(b.it.acceptor.next_timer(), kNever);
+  ::close(silent);
+  ::close(slow);
+}
+
+TEST(Acceptor, WhoDoesNotAnswerIsGivenUpAndTheSettingNamed) {
+  ManualClock clock;
+  Host a("a", clock);
+  const auto listener = listen_on("127.0.0.1", 0, {});
+  a.provider->connect({.session = 1, .address = local_of(*listener).text()});
+  a.settle();
+  EXPECT_TRUE(a.failed.ok());
+  clock.advance(std::chrono::seconds(2));
+  ASSERT_TRUE(run_until({&a}, [&] { return !a.failed.ok(); }));
+  EXPECT_THAT(std::string(a.failed.message()),
+              AllOf(HasSubstr("no answer within 2 s"), HasSubstr("plain.patience")));
+  ::close(*listener);
+}
+
+TEST(Acceptor, AHostThatFloodsPushesOutItsOwnCalls) {
+  Host b("b");
+  const std::string address = *b.provider->listen();
+  // Half way through its handshake, and the oldest call of all.
+  Handshake handshake(Handshake::Role::kClient, b.key, {.uid = WorkerUid::random(), .name = "raw"});
+  const int honest = RawPeer::dial(address);
+  ASSERT_EQ(::send(honest, handshake.to_send().data(), 10, MSG_NOSIGNAL), 10);
+  handshake.sent(10);
+  ASSERT_TRUE(run_until({&b}, [&] { return b.it.acceptor.busy(); }));
+  std::vector<int> strangers;
+  for (size_t i = 0; i < 3 * Acceptor::kMaxHalfOpen; ++i) {
+    strangers.push_back(dial_from("127.0.0.2", address));
+    b.progress();
+  }
+  b.settle();
+  EXPECT_FALSE(hung_up(honest));
+  const auto gone = std::count_if(strangers.begin(), strangers.end(), hung_up);
+  EXPECT_EQ(static_cast<size_t>(gone), 2 * Acceptor::kMaxHalfOpen + 1);
+  EXPECT_TRUE(hung_up(strangers.front()) && !hung_up(strangers.back()));
+  std::string in;
+  ASSERT_TRUE(run_until({&b}, [&] {
+    const std::string_view out = handshake.to_send();
+    if (!out.empty())
+      handshake.sent(static_cast<size_t>(::send(honest, out.data(), out.size(), 0)));
+    char bytes[1024];
+    const ssize_t n =
+        ::recv(honest, bytes, std::min(handshake.wanted() - in.size(), sizeof bytes), MSG_DONTWAIT);
+    if (n > 0) in.append(bytes, static_cast<size_t>(n));
+    if (!handshake.done() && in.size() == handshake.wanted()) {
+      EXPECT_TRUE(handshake.receive(in).ok());
+      in.clear();
+    }
+    return !b.it.met.empty();
+  }));
+  for (const int fd : strangers) ::close(fd);
+  ::close(honest);
+}
+
+// Takes this process all descriptors it does not have yet.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    EXPECT_EQ(0, getrlimit(RLIMIT_NOFILE, &before_));
+    const rlimit none{3, before_.rlim_max};
+    EXPECT_EQ(0, setrlimit(RLIMIT_NOFILE, &none));
+  }
+  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+bool readable(int fd) {
+  pollfd one{fd, POLLIN, 0};
+  return ::poll(&one, 1, 0) == 1;
+}
+
+TEST(Acceptor, RunningOutOfDescriptorsCostsTimeAndNoSpinning) {
+  ManualClock clock;
+  Host a("a"), b("b", clock);
+  const std::string address = *b.provider->listen();
+  a.provider->connect({.session = 1, .address = address});
+  {
+    const NoDescriptors none;
+    ASSERT_TRUE(run_until({&a, &b}, [&] { return b.provider->next_timer() != kNever; }));
+    // Somebody waits, and b sleeps nevertheless, until its timer.
+    EXPECT_EQ(b.provider->next_timer(), clock.now() + Acceptor::kLookAway);
+    EXPECT_TRUE(b.provider->arm());
+    EXPECT_FALSE(readable(b.provider->wait_fd()));
+    clock.advance(Acceptor::kLookAway - std::chrono::nanoseconds(1));
+    EXPECT_FALSE(b.progress());
+    EXPECT_FALSE(readable(b.provider->wait_fd()));
+    // It looks again, once, and away again.
+    clock.advance(std::chrono::nanoseconds(1));
+    b.progress();
+    EXPECT_TRUE(readable(b.provider->wait_fd()));
+    b.progress();
+    EXPECT_EQ(b.provider->next_timer(), clock.now() + Acceptor::kLookAway);
+    EXPECT_FALSE(readable(b.provider->wait_fd()));
+    EXPECT_TRUE(b.it.met.empty());
+  }
+  // Who waited gets in.
+  clock.advance(Acceptor::kLookAway);
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.it.met.empty() && !b.it.met.empty(); }));
+  // One that cannot dial says what is missing.
+  const NoDescriptors none;
+  a.provider->connect({.session = 2, .address = address});
+  a.progress();
+  EXPECT_THAT(std::string(a.failed.message()),
+              AllOf(HasSubstr("Too many open files"), HasSubstr("ulimit -n")));
+}
+
+TEST(Acceptor, LoopbackAddressesAreOfThisMachineOnly) {
+  EXPECT_TRUE(reachable("127.0.0.1:4000,[::1]:4000", "here", "here").ok());
+  EXPECT_TRUE(reachable("localhost:4000", "", "here").ok());
+  EXPECT_TRUE(reachable("127.0.0.1:4000,10.0.0.1:4000", "there", "here").ok());
+  for (const char* loopback : {"127.0.0.1:4000", "127.1.2.3:4000,[::1]:4000", "localhost:4000"}) {
+    const absl::Status status = reachable(loopback, "there", "here");
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << loopback;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("listen_host"));
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(reachable("nonsense", "here", "here")));
+}
+
+}  // namespace
+}  // namespace baton::net

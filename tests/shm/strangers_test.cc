@@ -1,0 +1,109 @@
+// Sockets of strangers: of other users, and of those who dial and then say nothing. None of them
+// keeps a peer out, and none holds up a round of progress.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "tests/shm/shm_node.h"
+#include "transport/shm/packet_socket.h"
+
+namespace {
+bool pretend_other_user = false;
+}
+
+// Stands in for the C library's: whoever dials belongs to another user, if the test says so.
+extern "C" int getsockopt(int fd, int level, int name, void* value, socklen_t* length) noexcept {
+  const long result = syscall(SYS_getsockopt, fd, level, name, value, length);
+  if (pretend_other_user && result == 0 && level == SOL_SOCKET && name == SO_PEERCRED) {
+    ++static_cast<ucred*>(value)->uid;
+  }
+  return static_cast<int>(result);
+}
+
+namespace baton::shm {
+namespace {
+
+bool closed(const PacketSocket& socket) {
+  pollfd query{.fd = socket.fd(), .events = POLLRDHUP, .revents = 0};
+  return ::poll(&query, 1, 0) > 0;
+}
+
+struct Strangers {
+  // As many as the backlog has room for, at most `count`.
+  void dial(const std::string& address, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      auto socket = PacketSocket::dial(address);
+      if (!socket.ok()) return;
+      sockets.push_back(*std::move(socket));
+    }
+  }
+  size_t turned_away() const {
+    return static_cast<size_t>(std::count_if(sockets.begin(), sockets.end(), closed));
+  }
+  std::vector<PacketSocket> sockets;
+};
+
+// connect_nodes() for a server that listens already.
+bool joins(ShmNode& client, ShmNode& server, const std::string& address) {
+  client.provider->connect({.session = 1, .address = address, .expected = server.self});
+  return run_until({&client, &server},
+                   [&] { return !client.rails.empty() && !server.rails.empty(); });
+}
+
+TEST(Strangers, OfAnotherUserTakeNoPlace) {
+  ShmNode server("server"), client("client");
+  const std::string address = *server.provider->listen();
+  pretend_other_user = true;
+  Strangers strangers;
+  for (int i = 0; i < 3; ++i) {
+    strangers.dial(address, 100);
+    for (int round = 0; round < 50; ++round) {
+      server.provider->arm();  // the next round looks at the sockets
+      server.progress();
+    }
+    EXPECT_EQ(strangers.turned_away(), strangers.sockets.size());
+  }
+  pretend_other_user = false;
+  EXPECT_TRUE(joins(client, server, address)) << client.failed;
+}
+
+TEST(Strangers, WhoSayNothingMakeRoomForAPeer) {
+  ShmNode server("server"), client("client");
+  const std::string address = *server.provider->listen();
+  Strangers strangers;
+  for (int i = 0; i < 3; ++i) {
+    strangers.dial(address, 100);
+    while (server.progress()) {
+    }
+  }
+  EXPECT_GT(strangers.sockets.size(), 128U);
+  ASSERT_TRUE(joins(client, server, address)) << client.failed;
+  EXPECT_TRUE(closed(strangers.sockets.front())) << "the oldest goes";
+  EXPECT_FALSE(closed(strangers.sockets.back()));
+}
+
+TEST(Strangers, AreLetInAFewAtATime) {
+  ShmNode server("server");
+  const std::string address = *server.provider->listen();
+  pretend_other_user = true;
+  Strangers strangers;
+  strangers.dial(address, 100);
+  ASSERT_GT(strangers.sockets.size(), 50U);
+  size_t most = 0;
+  while (strangers.turned_away() < strangers.sockets.size()) {
+    const size_t before = strangers.turned_away();
+    server.provider->arm();
+    server.progress();
+    most = std::max(most, strangers.turned_away() - before);
+  }
+  pretend_other_user = false;
+  EXPECT_LE(most, 16U);
+}
+
+}  // namespace
+}  // namespace baton::shm

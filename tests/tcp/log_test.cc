@@ -1,0 +1,91 @@
+// What a worker tells its log: peers up and down with the route, who was refused and why, memory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/base/log.h"
+#include "transport/worker.h"
+
+namespace baton {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr Time kPatience = std::chrono::seconds(60);
+
+class WorkerLog : public testing::Test {
+ protected:
+  WorkerLog() {
+    set_log_level(LogLevel::kDebug);
+    set_log_sink([this](LogLevel level, std::string_view line) {
+      lines_.emplace_back((level == LogLevel::kWarning ? "warning: " : "") + std::string(line));
+    });
+  }
+  ~WorkerLog() override {
+    set_log_sink(nullptr);
+    set_log_level(LogLevel::kError);
+  }
+
+  static std::unique_ptr<Worker> worker(const std::string& name, const std::string& secret) {
+    auto made = Worker::create(
+        {.name = name, .providers = {"tcp"}, .key = *ClusterKey::from_bytes(secret)});
+    EXPECT_TRUE(made.ok()) << made.status();
+    return *std::move(made);
+  }
+  // Runs both, on this thread, until `ready`.
+  static bool run(Worker& a, Worker& b, const std::function<bool()>& ready) {
+    return a.wait_until([&] { return b.progress(), ready(); }, kPatience).ok();
+  }
+
+  std::vector<std::string> lines_;
+};
+
+TEST_F(WorkerLog, TellsPeersUpAndDownWithTheirRoute) {
+  const auto a = worker("alice", "0123456789abcdef"), b = worker("bob", "0123456789abcdef");
+  const auto peer = a->connect(b->address());
+  ASSERT_TRUE(peer.ok()) << peer.status();
+  ASSERT_TRUE(run(*a, *b, [&] { return a->stats().peers_up == 1 && b->stats().peers_up == 1; }));
+  EXPECT_THAT(lines_,
+              Contains(AllOf(HasSubstr("alice: peer up: bob: tcp"), HasSubstr("127.0.0.1"))));
+  EXPECT_THAT(lines_, Contains(HasSubstr("bob: peer up: alice: tcp")));
+  a->disconnect(*peer);
+  ASSERT_TRUE(run(*b, *a, [&] { return b->stats().peers_up == 0; }));
+  EXPECT_THAT(lines_, Contains(HasSubstr("alice: peer down: bob: disconnect()")));
+  EXPECT_THAT(lines_, Contains(HasSubstr("bob: peer down: alice: ")));
+  EXPECT_THAT(lines_, Not(Contains(HasSubstr("warning"))));
+  EXPECT_EQ(a->stats().handshakes_refused + b->stats().handshakes_refused, 0u);
+}
+
+TEST_F(WorkerLog, TellsAndCountsWhoWasRefused) {
+  const auto a = worker("alice", "another secret here"), b = worker("bob", "0123456789abcdef");
+  const auto peer = a->connect(b->address());
+  ASSERT_TRUE(peer.ok()) << peer.status();
+  ASSERT_TRUE(run(*a, *b, [&] {
+    return a->peer_state(*peer) == PeerState::kDown && b->stats().handshakes_refused == 1;
+  }));
+  EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("bob: refused tcp 127.0.0.1:"),
+                                     HasSubstr("(1 refused so far)"))));
+  EXPECT_THAT(lines_, Contains(HasSubstr("alice: peer not reached: bob: ")));
+  EXPECT_EQ(b->stats().peers_up, 0u);
+}
+
+TEST_F(WorkerLog, TellsMemoryComingAndGoing) {
+  const auto a = worker("alice", "0123456789abcdef");
+  std::vector<std::byte> memory(4096);
+  const auto region = a->register_memory(memory.data(), memory.size());
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_TRUE(a->deregister_memory(*region).ok());
+  EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("alice: registered region"), HasSubstr("4096 bytes"),
+                                     HasSubstr("with tcp"))));
+  EXPECT_THAT(lines_, Contains(HasSubstr("alice: deregistered region")));
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,114 @@
+// The small parts that everything else is made of: queues, descriptors, numbers, children.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+
+#include <utility>
+
+#include "transport/base/child.h"
+#include "transport/base/fixed_queue.h"
+#include "transport/base/quantile.h"
+#include "transport/base/splitmix.h"
+#include "transport/base/timespec.h"
+#include "transport/base/unique_fd.h"
+
+namespace baton {
+namespace {
+
+TEST(FixedQueue, IsFirstInFirstOutAroundItsEnd) {
+  FixedQueue<int, 4> queue;
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 4; ++i) queue.push(10 * round + i);
+    EXPECT_EQ(queue.size(), 4u);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(queue.front(), 10 * round + i);
+      queue.pop();
+    }
+    EXPECT_EQ(queue[0], 10 * round + 3);
+    queue.pop();
+    EXPECT_TRUE(queue.empty());
+    queue.push(0);  // so that each round begins elsewhere
+    queue.pop();
+  }
+}
+
+TEST(FixedQueue, RemovesByPlaceAndByValue) {
+  FixedQueue<int, 4> queue;
+  queue.push(0);
+  queue.pop();
+  for (const int item : {1, 2, 1, 3}) queue.push(item);
+  queue.remove(1);
+  ASSERT_EQ(queue.size(), 2u);
+  EXPECT_EQ(queue[0], 2);
+  EXPECT_EQ(queue[1], 3);
+  queue.push(4);
+  queue.remove_at(1);
+  ASSERT_EQ(queue.size(), 2u);
+  EXPECT_EQ(queue[0], 2);
+  EXPECT_EQ(queue[1], 4);
+}
+
+TEST(UniqueFd, ClosesOnceAndHandsOver) {
+  int ends[2];
+  ASSERT_EQ(0, pipe2(ends, O_CLOEXEC));
+  const auto open = [](int fd) { return fcntl(fd, F_GETFD) >= 0; };
+  UniqueFd in(ends[0]);
+  {
+    UniqueFd out(ends[1]);
+    UniqueFd owner(std::move(out));
+    EXPECT_FALSE(out.valid());
+    EXPECT_EQ(owner.get(), ends[1]);
+  }
+  EXPECT_FALSE(open(ends[1]));
+  in = UniqueFd(in.release());
+  EXPECT_TRUE(open(ends[0]));
+  in.reset();
+  EXPECT_FALSE(open(ends[0]));
+}
+
+// As the authors' implementation in C has it.
+TEST(Splitmix, IsTheGeneratorThatEverybodyKnows) {
+  uint64_t state = 0;
+  EXPECT_EQ(splitmix_next(state), 0xe220a8397b1dcdafu);
+  EXPECT_EQ(splitmix_next(state), 0x6e789e6aa1b965f4u);
+  EXPECT_EQ(splitmix(0), 0xe220a8397b1dcdafu);
+}
+
+TEST(Quantile, NearestRankAndInterpolated) {
+  EXPECT_EQ(quantile({}, 0.5), 0);
+  EXPECT_EQ(interpolated_quantile({}, 0.5), 0);
+  EXPECT_EQ(quantile({4, 1, 3, 2, 5}, 0.5), 3);
+  EXPECT_EQ(quantile({1, 2, 3, 4}, 0.99), 4);
+  EXPECT_EQ(median({7}), 7);
+  EXPECT_DOUBLE_EQ(interpolated_quantile({4, 1, 3, 2}, 0.5), 2.5);
+  EXPECT_DOUBLE_EQ(interpolated_quantile({0, 10}, 0.99), 9.9);
+}
+
+TEST(Timespec, SplitsSeconds) {
+  const timespec time = to_timespec(std::chrono::milliseconds(2500));
+  EXPECT_EQ(time.tv_sec, 2);
+  EXPECT_EQ(time.tv_nsec, 500'000'000);
+}
+
+// A child holds the write end of a pipe; its parent, a child of ours, ends at once.
+TEST(Child, DoesNotOutliveItsParent) {
+  int ends[2];
+  ASSERT_EQ(0, pipe2(ends, O_CLOEXEC));
+  const pid_t parent = fork_child();
+  if (parent == 0) {
+    if (fork_child() == 0) {
+      while (true) pause();
+    }
+    _exit(0);
+  }
+  close(ends[1]);
+  EXPECT_EQ(waitpid(parent, nullptr, 0), parent);
+  pollfd closed{.fd = ends[0], .events = 0, .revents = 0};
+  EXPECT_EQ(poll(&closed, 1, 60'000), 1) << "the grandchild holds the pipe still";
+  EXPECT_TRUE(closed.revents & POLLHUP);
+  close(ends[0]);
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,168 @@
+// Cluster keys are taken from where only their user can have put them; names fit into addresses.
+#include "transport/identity.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "tests/temporary_folder.h"
+#include "tests/transport/stub_provider.h"
+
+namespace {
+std::string home_of_account;  // NOLINT: what the account database of this test says
+uid_t user_offset = 0;
+}  // namespace
+
+// Stand in for the C library's: a test cannot make accounts.
+extern "C" int getpwuid_r(uid_t, passwd* account, char*, size_t, passwd** found) {
+  account->pw_dir = home_of_account.data();
+  *found = home_of_account.empty() ? nullptr : account;
+  return 0;
+}
+extern "C" uid_t geteuid() { return static_cast<uid_t>(syscall(SYS_geteuid)) + user_offset; }
+
+namespace baton {
+namespace {
+
+using ::testing::HasSubstr;
+
+// The environment without what says where keys are; put back afterwards.
+class Environment {
+ public:
+  Environment() {
+    for (Variable& variable : variables_) {
+      const char* value = std::getenv(variable.name);
+      variable.was_set = value != nullptr;
+      if (value != nullptr) variable.value = value;
+      unsetenv(variable.name);
+    }
+  }
+  ~Environment() {
+    for (const Variable& variable : variables_) {
+      if (variable.was_set) {
+        setenv(variable.name, variable.value.c_str(), 1);
+      } else {
+        unsetenv(variable.name);
+      }
+    }
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  struct Variable {
+    const char* name;
+    bool was_set = false;
+    std::string value;
+  };
+  Variable variables_[3] = {{"HOME"}, {"XDG_CONFIG_HOME"}, {"BATON_KEY_FILE"}};
+};
+
+struct KeyFile {
+  explicit KeyFile(mode_t mode) : path(folder.file("key", "0123456789abcdef").path("key")) {
+    EXPECT_EQ(chmod(path.c_str(), mode), 0);
+  }
+  TemporaryFolder folder;
+  const std::string path;
+};
+
+TEST(ClusterKey, IsInTheAccountsHomeWhenHomeIsNotSet) {
+  const Environment environment;
+  const TemporaryFolder folder;
+  home_of_account = folder.path();
+  const auto made = ClusterKey::for_this_user();
+  ASSERT_TRUE(made.ok()) << made.status();
+  struct stat info {};
+  ASSERT_EQ(stat(folder.path(".config/baton/cluster.key").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600U);
+  const auto again = ClusterKey::for_this_user();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(made->hmac("x"), again->hmac("x"));
+}
+
+TEST(ClusterKey, IsNowhereForAUserWithoutAHome) {
+  const Environment environment;
+  home_of_account.clear();
+  const auto key = ClusterKey::for_this_user();
+  ASSERT_FALSE(key.ok());
+  EXPECT_THAT(std::string(key.status().message()), HasSubstr("BATON_KEY_FILE"));
+}
+
+TEST(ClusterKey, OthersMustNotReadOrWriteItsFile) {
+  for (const mode_t mode : {0644, 0640, 0620, 0602}) {
+    const KeyFile file(mode);
+    const auto key = ClusterKey::from_file(file.path);
+    ASSERT_FALSE(key.ok()) << mode;
+    EXPECT_EQ(key.status().code(), absl::StatusCode::kPermissionDenied);
+    EXPECT_THAT(std::string(key.status().message()), HasSubstr("chmod 600 " + file.path));
+  }
+  for (const mode_t mode : {0600, 0400}) {
+    const KeyFile file(mode);
+    EXPECT_TRUE(ClusterKey::from_file(file.path).ok()) << mode;
+  }
+}
+
+TEST(ClusterKey, AnothersFileIsNotBelieved) {
+  const KeyFile file(0600);
+  if (getuid() == 0) {
+    ASSERT_EQ(chown(file.path.c_str(), 4242, 4242), 0);
+  } else {
+    user_offset = 1;
+  }
+  const auto key = ClusterKey::from_file(file.path);
+  user_offset = 0;
+  ASSERT_FALSE(key.ok());
+  EXPECT_EQ(key.status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(key.status().message()), HasSubstr("chown"));
+}
+
+TEST(ClusterKey, AFolderOrAPipeIsNoKey) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(ClusterKey::from_file(folder.path()).status().code(),
+            absl::StatusCode::kPermissionDenied);
+  ASSERT_EQ(mkfifo(folder.path("pipe").c_str(), 0600), 0);
+  EXPECT_EQ(ClusterKey::from_file(folder.path("pipe")).status().code(),
+            absl::StatusCode::kPermissionDenied);
+}
+
+absl::StatusOr<std::unique_ptr<Worker>> named(size_t bytes, std::atomic<int>& armed) {
+  WorkerOptions options;
+  options.name = std::string(bytes, 'n');
+  options.key = *ClusterKey::from_bytes("a secret of the tests");
+  options.extra_providers.push_back(
+      [&armed](const ProviderContext&) { return std::make_unique<StubProvider>(armed); });
+  return Worker::create(std::move(options));
+}
+
+TEST(WorkerName, FitsIntoAnAddressOrIsRefused) {
+  std::atomic<int> armed{0};
+  const auto longest = named(kMaxWorkerName, armed);
+  ASSERT_TRUE(longest.ok()) << longest.status();
+  const auto address = Address::decode((*longest)->address());
+  ASSERT_TRUE(address.ok()) << address.status();
+  EXPECT_EQ(address->name, std::string(kMaxWorkerName, 'n'));
+
+  const auto longer = named(kMaxWorkerName + 1, armed);
+  ASSERT_EQ(longer.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(longer.status().message()), HasSubstr("at most 64"));
+}
+
+TEST(WorkerAddress, ThatNobodyCouldReadIsRefused) {
+  std::atomic<int> armed{0};
+  WorkerOptions options;
+  options.key = *ClusterKey::from_bytes("a secret of the tests");
+  options.extra_providers.push_back([&armed](const ProviderContext&) {
+    return std::make_unique<StubProvider>(armed, std::string(2000, 'x'));
+  });
+  const auto worker = Worker::create(std::move(options));
+  EXPECT_EQ(worker.status().code(), absl::StatusCode::kInternal) << worker.status();
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,124 @@
+// Nobody sleeps through what it waits for, whoever else drives the worker; and nobody who has
+// nothing to do is kept awake.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <functional>
+#include <thread>
+
+#include "tests/transport/stub_provider.h"
+#include "transport/progress_thread.h"
+
+namespace {
+thread_local std::function<void()> before_write;  // NOLINT: once, then gone
+}
+
+// Stands in for the C library's: the only way into the middle of a wake-up.
+extern "C" ssize_t write(int fd, const void* data, size_t size) {
+  if (before_write) std::exchange(before_write, nullptr)();
+  return syscall(SYS_write, fd, data, size);
+}
+
+namespace baton {
+namespace {
+
+constexpr Time kPatience = std::chrono::seconds(60);
+
+bool readable(int fd) {
+  pollfd waiting{.fd = fd, .events = POLLIN, .revents = 0};
+  return poll(&waiting, 1, 0) == 1;
+}
+
+TEST(Sleep, OnTheDescriptorSurvivesAnothersProgress) {
+  StubWorker stub;
+  Worker& worker = *stub.worker;
+  while (worker.progress() || !worker.arm()) {
+  }
+  ASSERT_FALSE(readable(worker.wait_fd()));
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(worker.progress()) << "another thread's, with no work";
+  EXPECT_FALSE(readable(worker.wait_fd())) << "woken for nothing";
+  ASSERT_TRUE(worker.notify_detached(stub.peer, "news").ok());
+  EXPECT_TRUE(readable(worker.wait_fd())) << "disarmed by another's progress()";
+}
+
+TEST(Sleep, OnTheDescriptorHearsOfWorkThatAnotherDid) {
+  StubWorker stub;
+  Worker& worker = *stub.worker;
+  const TransferId id = *worker.notify(stub.peer, "news");
+  while (worker.progress() || !worker.arm()) {
+  }
+  ASSERT_TRUE(worker.cancel(id).ok());
+  EXPECT_TRUE(worker.progress()) << "another thread's: ends the transfer, uses the wake-up";
+  EXPECT_EQ(*worker.state(id), TransferState::kCancelled);
+  EXPECT_TRUE(readable(worker.wait_fd()));
+  while (worker.progress() || !worker.arm()) {
+  }
+  EXPECT_FALSE(readable(worker.wait_fd())) << "heard, and armed again";
+}
+
+// The sleeper of a test: waits for a transfer, in its own thread.
+struct Waiter {
+  explicit Waiter(StubWorker& stub)
+      : id(*stub.worker->notify(stub.peer, "never delivered")),
+        thread([this, &stub] { result = stub.worker->wait(id, kPatience); }) {}
+  const TransferId id;
+  absl::Status result;
+  std::thread thread;
+};
+
+TEST(Sleep, InAWaitSurvivesAnothersProgress) {
+  StubWorker stub;
+  Waiter waiter(stub);
+  while (stub.armed == 0) std::this_thread::yield();
+  stub.worker->progress();
+  ASSERT_TRUE(stub.worker->cancel(waiter.id).ok());
+  waiter.thread.join();
+  EXPECT_EQ(waiter.result.code(), absl::StatusCode::kCancelled) << waiter.result;
+}
+
+TEST(Sleep, InAWaitHearsOfAnEndThatAnotherBrought) {
+  StubWorker stub;
+  Waiter first(stub);
+  Waiter second(stub);
+  while (stub.armed < 2) std::this_thread::yield();
+  stub.worker->disconnect(stub.peer);
+  first.thread.join();
+  second.thread.join();
+  EXPECT_EQ(first.result.code(), absl::StatusCode::kUnavailable) << first.result;
+  EXPECT_EQ(second.result.code(), absl::StatusCode::kUnavailable) << second.result;
+}
+
+TEST(Sleep, EndsWithTheProgressThread) {
+  StubWorker stub;
+  for (int i = 0; i < 200; ++i) {
+    const int before = stub.armed;
+    ProgressThread thread(*stub.worker, {.spin = Time::zero()});
+    while (stub.armed == before) stub.worker->progress();
+  }
+}
+
+// The order that once left the bell readable for ever: the worker's round falls between the two
+// steps of a wake-up. Such a worker never slept again.
+TEST(Sleep, IsSoundAfterARoundInTheMiddleOfAWakeUp) {
+  StubWorker stub;
+  Worker& worker = *stub.worker;
+  while (worker.progress() || !worker.arm()) {
+  }
+  bool hit = false;
+  before_write = [&] {
+    hit = true;
+    worker.progress();
+  };
+  ASSERT_TRUE(worker.notify_detached(stub.peer, "news").ok());
+  ASSERT_TRUE(hit);
+  for (int i = 0; i < 3; ++i) {
+    while (worker.progress() || !worker.arm()) {
+    }
+  }
+  EXPECT_FALSE(readable(worker.wait_fd())) << "it will be awake for ever";
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,56 @@
+// A provider that reaches nobody: peers stay as they are, so that a test decides what happens.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "transport/worker.h"
+
+namespace baton {
+
+class StubProvider final : public Provider {
+ public:
+  // Counts how often the worker made ready to sleep.
+  explicit StubProvider(std::atomic<int>& armed, std::string where = "nowhere")
+      : armed_(armed), where_(std::move(where)) {}
+
+  const Capabilities& capabilities() const override { return capabilities_; }
+  absl::StatusOr<std::string> listen() override { return where_; }
+  absl::Status reachable(const std::string&, std::string_view) const override {
+    return absl::OkStatus();
+  }
+  void connect(const ConnectRequest&) override {}
+  absl::Status add_region(const RegionEntry&) override { return absl::OkStatus(); }
+  void remove_region(const RegionEntry&, EventSink&) override {}
+  bool progress(EventSink&) override { return false; }
+  int wait_fd() const override { return -1; }
+  bool arm() override {
+    ++armed_;
+    return true;
+  }
+
+ private:
+  std::atomic<int>& armed_;
+  const std::string where_;
+  Capabilities capabilities_{.name = "stub", .available = true};
+};
+
+// A worker with nothing but this provider, and a peer of it that never comes up.
+struct StubWorker {
+  StubWorker() {
+    WorkerOptions options;
+    options.name = "stubbed";
+    options.key = *ClusterKey::from_bytes("a secret of the tests");
+    options.extra_providers.push_back(
+        [this](const ProviderContext&) { return std::make_unique<StubProvider>(armed); });
+    worker = *Worker::create(std::move(options));
+    peer = *worker->connect(worker->address());
+  }
+  std::atomic<int> armed{0};
+  std::unique_ptr<Worker> worker;
+  PeerId peer;
+};
+
+}  // namespace baton

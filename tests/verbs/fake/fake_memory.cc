@@ -1,0 +1,102 @@
+// The fake's memory: protection domains and regions.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "tests/verbs/fake/fake_calls.h"
+
+namespace baton {
+
+struct FakeMemoryCalls : FakeCall {
+  static ibv_pd* alloc_pd(ibv_context* context) {
+    FakeVerbs& fake = of(context);
+    Lock lock(fake.mutex_);
+    auto* made = new FakePd;
+    made->pd.context = context;
+    ++fake_of_context(context).users;
+    ++fake.objects_;
+    return &made->pd;
+  }
+  static int dealloc_pd(ibv_pd* pd) {
+    FakeVerbs& fake = of(pd->context);
+    Lock lock(fake.mutex_);
+    auto& domain = fake_of<FakePd>(pd);
+    if (domain.users != 0) fake.violation("a protection domain freed while its objects exist");
+    --fake_of_context(pd->context).users;
+    --fake.objects_;
+    delete &domain;
+    return 0;
+  }
+  static ibv_mr* reg_mr_iova2(ibv_pd* pd, void* data, size_t bytes, uint64_t, unsigned access) {
+    FakeVerbs& fake = of(pd->context);
+    Lock lock(fake.mutex_);
+    FakeContext& context = fake_of_context(pd->context);
+    if (!fake.fork_safe_) fake.violation("memory registered before ibv_fork_init()");
+    if (context.regions >= fake.options_.max_regions ||
+        bytes >
+            fake.options_.pinnable_bytes - std::min(fake.options_.pinnable_bytes, context.pinned)) {
+      errno = ENOMEM;
+      return nullptr;
+    }
+    context.pinned += bytes;
+    ++context.regions;
+    auto* made = new FakeMr;
+    made->access = access;
+    made->mr.context = pd->context;
+    made->mr.pd = pd;
+    made->mr.addr = data;
+    made->mr.length = bytes;
+    made->mr.lkey = made->mr.rkey = static_cast<uint32_t>(fake.regions_.size());
+    fake.regions_.push_back(made);
+    ++fake_of<FakePd>(pd).users;
+    ++fake.objects_;
+    return &made->mr;
+  }
+  static ibv_mr* reg_mr(ibv_pd* pd, void* data, size_t bytes, int access) {
+    return reg_mr_iova2(pd, data, bytes, 0, static_cast<unsigned>(access));
+  }
+  static ibv_mr* reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t bytes, uint64_t address, int fd,
+                               int access) {
+    FakeVerbs& fake = of(pd->context);
+    struct stat file {};
+    if (!fake.options_.dma_buf) {
+      errno = EOPNOTSUPP;
+      return nullptr;
+    }
+    if (fstat(fd, &file) != 0) return nullptr;  // EBADF
+    if (offset + bytes > static_cast<uint64_t>(file.st_size)) {
+      errno = EINVAL;
+      return nullptr;
+    }
+    {
+      Lock lock(fake.mutex_);
+      ++fake.stats_.dma_bufs;
+    }
+    return reg_mr_iova2(pd, reinterpret_cast<void*>(address), bytes, address,
+                        static_cast<unsigned>(access));
+  }
+  static int dereg_mr(ibv_mr* mr) {
+    FakeVerbs& fake = of(mr->context);
+    Lock lock(fake.mutex_);
+    fake.regions_[mr->lkey] = nullptr;
+    fake_of_context(mr->context).pinned -= mr->length;
+    --fake_of_context(mr->context).regions;
+    --fake_of<FakePd>(mr->pd).users;
+    --fake.objects_;
+    delete &fake_of<FakeMr>(mr);
+    return 0;
+  }
+};
+
+void add_memory_calls(verbs::VerbsApi& api) {
+  using Calls = FakeMemoryCalls;
+  api.ibv_alloc_pd = Calls::alloc_pd;
+  api.ibv_dealloc_pd = Calls::dealloc_pd;
+  api.ibv_reg_mr = Calls::reg_mr;
+  api.ibv_reg_mr_iova2 = Calls::reg_mr_iova2;
+  api.ibv_dereg_mr = Calls::dereg_mr;
+  api.ibv_reg_dmabuf_mr = Calls::reg_dmabuf_mr;
+}
+
+}  // namespace baton

@@ -1,0 +1,103 @@
+// What the fake's handles really are.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <vector>
+
+#include "tests/verbs/fake/fake_verbs.h"
+#include "transport/base/ring.h"
+
+namespace baton {
+
+struct FakeContext {
+  verbs_context extended{};
+  FakeVerbs* fake = nullptr;
+  size_t device = 0;
+  size_t pinned = 0;
+  size_t regions = 0;
+  size_t users = 0;
+  Ring<ibv_async_event> events;
+  ibv_context& context() { return extended.context; }
+};
+
+struct FakePd {
+  ibv_pd pd{};
+  size_t users = 0;
+};
+
+struct FakeMr {
+  ibv_mr mr{};
+  unsigned access = 0;
+};
+
+struct FakeChannel {
+  ibv_comp_channel channel{};
+  Ring<ibv_cq*> events;
+};
+
+struct FakeCq {
+  ibv_cq cq{};
+  struct Entry {
+    ibv_wc completion{};
+    FakeQp* qp = nullptr;
+    uint32_t retires = 0;  // slots of the send queue that polling this gives back
+  };
+  Ring<Entry> entries;
+  bool armed = false;
+  size_t users = 0;
+};
+
+struct FakeWork {
+  static constexpr size_t kMaxSge = 32;
+  static constexpr size_t kMaxInline = 512;
+  ibv_send_wr request{};
+  std::array<ibv_sge, kMaxSge> sge;
+  std::array<char, kMaxInline> inlined;
+  uint64_t bytes = 0;
+  bool signalled = false;
+};
+
+struct FakeReceive {
+  uint64_t id = 0;
+  ibv_sge sge{};
+};
+
+struct FakeSrq {
+  ibv_srq srq{};
+  uint32_t most = 0;
+  Ring<FakeReceive> receives;
+  size_t users = 0;
+};
+
+struct FakeQp {
+  ibv_qp qp{};
+  FakeContext* context = nullptr;
+  ibv_qp_init_attr limits{};
+  ibv_qp_attr attributes{};
+  Ring<FakeWork> sends;
+  Ring<FakeReceive> receives;
+  uint32_t used = 0;         // slots of the send queue
+  uint32_t finished = 0;     // of those, executed without a completion yet
+  uint32_t unsignalled = 0;  // posted since the last signalled one
+  uint64_t done = 0;         // bytes of the first work request
+  bool waiting = false;
+  Time waiting_since{};
+  // Where messages go: its own receives, or the shared ones.
+  Ring<FakeReceive>& receive_ring() {
+    return qp.srq != nullptr ? reinterpret_cast<FakeSrq*>(qp.srq)->receives : receives;
+  }
+  FakeCq& send_queue() const { return *reinterpret_cast<FakeCq*>(qp.send_cq); }
+  FakeCq& receive_queue() const { return *reinterpret_cast<FakeCq*>(qp.recv_cq); }
+};
+
+// The handle is the first member of each, so a pointer to one is a pointer to the other.
+template <typename Fake, typename Handle>
+Fake& fake_of(Handle* handle) {
+  return *reinterpret_cast<Fake*>(handle);
+}
+inline FakeContext& fake_of_context(ibv_context* context) {
+  return fake_of<FakeContext>(verbs_get_ctx(context));
+}
+
+}  // namespace baton

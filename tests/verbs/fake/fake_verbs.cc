@@ -1,0 +1,188 @@
+// The fake itself, and the faults that tests inject.
+#include "tests/verbs/fake/fake_verbs.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "tests/verbs/fake/fake_objects.h"
+
+namespace baton {
+
+FakeVerbs* FakeVerbs::current_ = nullptr;
+
+FakeVerbs::FakeVerbs(FakeOptions options) : options_(options), devices_(options.devices) {
+  if (options_.clock == nullptr) options_.clock = &Clock::steady();
+  current_ = this;
+  // Number 0 names none.
+  regions_.push_back(nullptr);
+  queue_pairs_.push_back(nullptr);
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    const std::string name = absl::StrCat("fake", i);
+    std::copy(name.begin(), name.end(), devices_[i].device.name);
+    devices_[i].gids = default_gids(i);
+  }
+  api_ = fake_calls();
+}
+
+FakeVerbs::~FakeVerbs() { current_ = nullptr; }
+
+std::vector<ibv_gid_entry> FakeVerbs::default_gids(size_t device) {
+  std::vector<ibv_gid_entry> gids(4);
+  for (uint32_t i = 0; i < 4; ++i) {
+    gids[i].gid_index = i;
+    gids[i].port_num = 1;
+    gids[i].gid_type = i % 2 == 0 ? IBV_GID_TYPE_ROCE_V1 : IBV_GID_TYPE_ROCE_V2;
+    uint8_t* raw = gids[i].gid.raw;
+    const auto number = static_cast<uint8_t>(device);
+    if (i < 2) {
+      const uint8_t link_local[16] = {0xfe, 0x80, 0, 0,    0,    0, 0,      0,
+                                      2,    0,    0, 0xff, 0xfe, 0, number, 1};
+      std::copy_n(link_local, 16, raw);
+    } else {
+      const uint8_t ipv4[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, number, 1};
+      std::copy_n(ipv4, 16, raw);
+    }
+  }
+  return gids;
+}
+
+void FakeVerbs::violation(std::string what) {
+  if (violations_.size() < 100) violations_.push_back(std::move(what));
+}
+
+size_t FakeVerbs::index_of(const ibv_device* device) const {
+  size_t i = 0;
+  while (&devices_[i].device != device) ++i;
+  return i;
+}
+
+FakeMr* FakeVerbs::find_region(uint32_t key) const {
+  return key < regions_.size() ? regions_[key] : nullptr;
+}
+
+FakeQp* FakeVerbs::find_queue_pair(uint32_t number) const {
+  return number < queue_pairs_.size() ? queue_pairs_[number] : nullptr;
+}
+
+std::vector<ibv_ah_attr> FakeVerbs::addresses() const {
+  std::lock_guard lock(mutex_);
+  std::vector<ibv_ah_attr> out;
+  for (const FakeQp* qp : queue_pairs_) {
+    if (qp != nullptr && qp->qp.state == IBV_QPS_RTS) out.push_back(qp->attributes.ah_attr);
+  }
+  return out;
+}
+
+// To everyone who has the device open.
+void FakeVerbs::raise(size_t device, ibv_async_event event) {
+  for (const auto& context : contexts_) {
+    if (context->device != device) continue;
+    context->events.push_back(event);
+    const uint64_t one = 1;
+    [[maybe_unused]] ssize_t put = write(context->context().async_fd, &one, sizeof one);
+  }
+}
+
+void FakeVerbs::set_port(size_t device, bool up) {
+  std::lock_guard lock(mutex_);
+  devices_[device].port_up = up;
+  ibv_async_event event{};
+  event.element.port_num = 1;
+  event.event_type = up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR;
+  raise(device, event);
+}
+
+void FakeVerbs::set_cable(size_t device, bool in) {
+  std::lock_guard lock(mutex_);
+  devices_[device].cable = in;
+}
+
+void FakeVerbs::set_hanging(size_t device, bool hanging) {
+  std::lock_guard lock(mutex_);
+  devices_[device].hanging = hanging;
+}
+
+void FakeVerbs::kill(size_t device) {
+  std::lock_guard lock(mutex_);
+  devices_[device].dead = true;
+  ibv_async_event event{};
+  event.event_type = IBV_EVENT_DEVICE_FATAL;
+  raise(device, event);
+}
+
+void FakeVerbs::set_gids(size_t device, std::vector<ibv_gid_entry> gids) {
+  std::lock_guard lock(mutex_);
+  devices_[device].gids = std::move(gids);
+  ibv_async_event event{};
+  event.element.port_num = 1;
+  event.event_type = IBV_EVENT_GID_CHANGE;
+  raise(device, event);
+}
+
+void FakeVerbs::break_queue_pairs(size_t device) {
+  std::lock_guard lock(mutex_);
+  for (FakeQp* qp : running_) {
+    if (qp->context->device != device) continue;
+    to_error(*qp);
+    report(*qp, IBV_EVENT_QP_FATAL);
+  }
+}
+
+void FakeVerbs::report(FakeQp& qp, ibv_event_type type) {
+  ibv_async_event event{};
+  event.element.qp = &qp.qp;
+  event.event_type = type;
+  qp.context->events.push_back(event);
+  const uint64_t one = 1;
+  [[maybe_unused]] ssize_t put = write(qp.context->context().async_fd, &one, sizeof one);
+}
+
+void FakeVerbs::take_receives(size_t device) {
+  std::lock_guard lock(mutex_);
+  for (FakeQp* qp : running_) {
+    if (qp->context->device != device) continue;
+    while (!qp->receive_ring().empty()) qp->receive_ring().pop_front();
+  }
+}
+
+void FakeVerbs::set_max_queue_pairs(size_t most) {
+  std::lock_guard lock(mutex_);
+  options_.max_queue_pairs = most;
+}
+
+std::vector<std::string> FakeVerbs::violations() const {
+  std::lock_guard lock(mutex_);
+  return violations_;
+}
+
+FakeStats FakeVerbs::stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+uint64_t FakeVerbs::moved(size_t device) const {
+  std::lock_guard lock(mutex_);
+  return devices_[device].moved;
+}
+
+bool FakeVerbs::linked(size_t device) const {
+  std::lock_guard lock(mutex_);
+  const FakeDevice& d = devices_[device];
+  return d.port_up && d.cable && !d.dead;
+}
+
+size_t FakeVerbs::shared_receives() const {
+  std::lock_guard lock(mutex_);
+  size_t posted = 0;
+  for (const FakeSrq* queue : shared_) posted += queue->receives.size();
+  return posted;
+}
+
+size_t FakeVerbs::objects() const {
+  std::lock_guard lock(mutex_);
+  return objects_;
+}
+
+}  // namespace baton

@@ -1,0 +1,170 @@
+// A fake of the verbs calls, in this process: devices, queue pairs and a network between them, with
+// the rules of a real adapter and none of the leniency of soft-RoCE.
+//
+//   FakeVerbs fake({.devices = 2});
+//   WorkerOptions{.extra_providers = {verbs::verbs_over(fake.api())}};
+//   fake.set_port(0, false);                        // IBV_EVENT_PORT_ERR, and nothing gets through
+//   EXPECT_THAT(fake.violations(), IsEmpty());
+//
+// All devices are on one machine and one network, as loopback through an adapter is; whoever opens
+// a device has its own context. Work moves when somebody polls a completion queue, by at most
+// `bytes_per_poll`, queue pairs in turn; arming a completion queue lets everything finish, because
+// whoever arms is about to sleep. Timeouts go by `clock`. Nothing else happens by itself, so in one
+// thread everything follows from the calls made.
+//
+// Refused, and put in violations(): more work than the queue holds (a slot is free only when the
+// completion of it, or of a later one, has been polled), a queue full of unsignalled work,
+// messages, inline data or gather lists beyond the limits, atomics that are not aligned, queue
+// pairs moved through wrong states or with attributes missing, RESET with work outstanding, a
+// receive queue, shared or not, or a completion queue that overflows, ends that disagree about MTU,
+// packet numbers or reads, objects destroyed while others use them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/clock.h"
+#include "verbs/device/verbs_api.h"
+
+namespace baton {
+
+struct FakeOptions {
+  size_t devices = 1;
+  const Clock* clock = nullptr;  // steady
+  size_t bytes_per_poll = 64 << 10;
+  ibv_mtu mtu = IBV_MTU_4096;
+  uint32_t max_message = 8 << 20;
+  int max_work = 4096;  // per queue
+  int max_sge = 30;
+  int max_sge_rd = 30;  // of a read
+  uint32_t max_inline = 256;
+  int max_reads = 16;
+  int max_shared = 8192;              // entries of a shared receive queue; 0: there is none
+  size_t pinnable_bytes = SIZE_MAX;   // RLIMIT_MEMLOCK, per device context
+  size_t max_regions = SIZE_MAX;      // per device context
+  size_t max_queue_pairs = SIZE_MAX;  // of all devices together
+  bool dma_buf = true;                // the driver can
+  std::vector<uint8_t> speeds;  // ibv_port_attr::active_speed of each device (default: 25 Gb/s)
+};
+
+struct FakeStats {
+  uint64_t doorbells = 0;
+  uint64_t work = 0;
+  uint64_t signalled = 0;
+  uint64_t inlined = 0;
+  uint64_t gathered = 0;  // with more than one piece of local memory
+  uint64_t immediates = 0;
+  uint64_t not_ready = 0;  // a message found no receive
+  uint64_t flushed = 0;
+  uint64_t queue_pairs = 0;  // made
+  uint64_t dma_bufs = 0;     // registered through one
+};
+
+struct FakeQp;
+struct FakeCq;
+struct FakeSrq;
+struct FakeContext;
+struct FakeMr;
+
+verbs::VerbsApi fake_calls();
+
+class FakeVerbs {
+ public:
+  explicit FakeVerbs(FakeOptions options = {});  // one at a time in a process
+  ~FakeVerbs();
+  FakeVerbs(const FakeVerbs&) = delete;
+  FakeVerbs& operator=(const FakeVerbs&) = delete;
+
+  const verbs::VerbsApi& api() const { return api_; }
+
+  // From here on nothing moves, and work is done as soon as it is posted: what remains is the cost
+  // of the caller. For good.
+  void become_weightless();
+
+  // --- faults ---
+  void set_port(size_t device, bool up);          // with its event
+  void set_cable(size_t device, bool in);         // silently: what is sent is lost
+  void set_hanging(size_t device, bool hanging);  // work started there never completes
+  void kill(size_t device);                       // IBV_EVENT_DEVICE_FATAL; nothing completes
+  void set_gids(size_t device, std::vector<ibv_gid_entry> gids);  // IBV_EVENT_GID_CHANGE
+  void break_queue_pairs(size_t device);                          // IBV_EVENT_QP_FATAL
+
+  void take_receives(size_t device);  // those that are posted are gone, and never complete
+  void set_max_queue_pairs(size_t most);
+
+  std::vector<std::string> violations() const;
+  FakeStats stats() const;
+  size_t shared_receives() const;       // posted
+  size_t objects() const;               // contexts, domains, regions, queues that exist
+  uint64_t moved(size_t device) const;  // bytes of work begun there
+  std::vector<ibv_gid_entry> gids(size_t device) const { return devices_[device].gids; }
+  // Of the queue pairs that are connected.
+  std::vector<ibv_ah_attr> addresses() const;
+  bool port_up(size_t device) const { return devices_[device].port_up; }
+  // Packets get through there.
+  bool linked(size_t device) const;
+  ibv_mtu mtu() const { return options_.mtu; }
+  // RoCEv2 over IPv4 10.0.<device>.1 and link-local IPv6, both also as RoCEv1.
+  static std::vector<ibv_gid_entry> default_gids(size_t device);
+
+ private:
+  // The functions of the table.
+  friend struct FakeDeviceCalls;
+  friend struct FakeMemoryCalls;
+  friend struct FakeCompletionCalls;
+  friend struct FakeQueueCalls;
+  struct FakeDevice {
+    ibv_device device{};
+    std::vector<ibv_gid_entry> gids;
+    bool port_up = true;
+    bool cable = true;
+    bool hanging = false;
+    bool dead = false;
+    uint64_t moved = 0;
+  };
+
+  Time now() const { return options_.clock->now(); }
+  void violation(std::string what);
+  size_t index_of(const ibv_device* device) const;
+  void raise(size_t device, ibv_async_event event);
+  FakeMr* find_region(uint32_t key) const;
+  FakeQp* find_queue_pair(uint32_t number) const;
+
+  // The network (fake_wire.cc).
+  void run(size_t bytes);
+  bool advance(FakeQp& qp, size_t& bytes);
+  bool reachable(FakeQp& qp, FakeQp*& peer);
+  bool wait(FakeQp& qp, Time limit, ibv_wc_status status);
+  ibv_wc_status check_local(const FakeQp& qp, bool written) const;
+  bool check_remote(const FakeQp& qp, const FakeQp& peer, uint64_t bytes, unsigned right);
+  void copy(FakeQp& qp, std::byte* remote, size_t at, size_t bytes, bool to_local);
+  void refuse(FakeQp& qp, FakeQp& peer, ibv_wc_status here);
+  bool deliver(FakeQp& qp, FakeQp& peer, bool immediate);
+  static void report(FakeQp& qp, ibv_event_type type);
+  void complete(FakeQp& qp, ibv_wc_status status);
+  void to_error(FakeQp& qp);
+  void push(FakeCq& queue, const ibv_wc& completion, FakeQp* sender, uint32_t retires);
+  int post(FakeQp& qp, const ibv_send_wr& request);
+
+  static FakeVerbs* current_;
+
+  FakeOptions options_;
+  verbs::VerbsApi api_;
+  mutable std::mutex mutex_;
+  std::vector<FakeDevice> devices_;
+  std::vector<std::unique_ptr<FakeContext>> contexts_;
+  std::vector<FakeMr*> regions_;      // by key
+  std::vector<FakeQp*> queue_pairs_;  // by number
+  std::vector<FakeQp*> running_;      // in turn
+  std::vector<FakeSrq*> shared_;
+  size_t turn_ = 0;
+  size_t objects_ = 0;
+  bool fork_safe_ = false;
+  FakeStats stats_;
+  std::vector<std::string> violations_;
+};
+
+}  // namespace baton

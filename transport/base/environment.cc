@@ -1,0 +1,65 @@
+// The table, and the process's environment held against it.
+#include "transport/base/environment.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/str_cat.h"
+#include "transport/base/log.h"
+#include "transport/base/nearest_name.h"
+
+namespace baton {
+namespace {
+
+constexpr std::string_view kPrefix = "BATON_";
+
+constexpr std::array kVariables = {
+    EnvironmentVariable{"BATON_FLIGHT_RECORDER", "/tmp/baton-flight-USER-GROUP",
+                        "where a failed collective writes its last events: this and .RANK.json; "
+                        "none: nowhere"},
+    EnvironmentVariable{"BATON_INSTALL", "yes",
+                        "no: missing packages are named by ./run, not installed"},
+    EnvironmentVariable{"BATON_KEY_FILE", "~/.config/baton/cluster.key, made when it is missing",
+                        "file with the secret that all workers of a cluster share"},
+    EnvironmentVariable{"BATON_LINT_MOST", "100000", "how many files ./run lint looks at, at most"},
+    EnvironmentVariable{"BATON_LOCAL_RANK", "BATON_RANK", "number of this rank on its machine"},
+    EnvironmentVariable{"BATON_LOCAL_RANKS", "BATON_RANKS", "how many ranks this machine has"},
+    EnvironmentVariable{"BATON_LOG", "warning",
+                        "what is told on stderr: trace, debug, info, warning, error or off"},
+    EnvironmentVariable{"BATON_RANK", "that of the launcher (torchrun, Open MPI, Slurm)",
+                        "number of this rank, from 0"},
+    EnvironmentVariable{"BATON_RANKS", "that of the launcher", "how many ranks there are"},
+    EnvironmentVariable{"BATON_RENDEZVOUS", "that of the launcher",
+                        "HOST:PORT where the ranks find each other"},
+    EnvironmentVariable{"BATON_SEED", "all", "the one seed that tests with random faults run"},
+};
+
+}  // namespace
+
+absl::Span<const EnvironmentVariable> known_environment() { return kVariables; }
+
+std::vector<std::string> wrong_environment() {
+  std::vector<std::string> known, wrong;
+  for (const EnvironmentVariable& variable : kVariables) known.emplace_back(variable.name);
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    if (text.substr(0, kPrefix.size()) != kPrefix) continue;
+    const std::string name(text.substr(0, text.find('=')));
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string hint = did_you_mean(name, known);
+    wrong.push_back(absl::StrCat(
+        "Baton reads no environment variable ", name,
+        hint.empty()
+            ? absl::StrCat("; `env -u ", name, " baton info --settings` lists those it does")
+            : hint));
+  }
+  if (absl::Status status = log_level_status(); !status.ok()) {
+    wrong.emplace_back(status.message());
+  }
+  std::sort(wrong.begin(), wrong.end());
+  return wrong;
+}
+
+}  // namespace baton

@@ -1,0 +1,92 @@
+// The one place that knows the logging library.
+#include "transport/base/log.h"
+
+#include <spdlog/logger.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "transport/base/nearest_name.h"
+
+namespace baton {
+namespace {
+
+constexpr std::array<std::string_view, 6> kNames = {"trace",   "debug", "info",
+                                                    "warning", "error", "off"};
+constexpr std::array kLevels = {spdlog::level::trace, spdlog::level::debug, spdlog::level::info,
+                                spdlog::level::warn,  spdlog::level::err,   spdlog::level::off};
+
+absl::StatusOr<LogLevel> level_of_environment() {
+  const char* text = std::getenv("BATON_LOG");
+  if (text == nullptr || *text == '\0') return LogLevel::kWarning;
+  absl::StatusOr<LogLevel> level = parse_log_level(text);
+  if (level.ok()) return level;
+  return absl::InvalidArgumentError(
+      absl::StrCat("BATON_LOG=", text, ": ", level.status().message()));
+}
+
+// Never destroyed: threads may log until the program's last moment.
+struct Log {
+  Log()
+      : asked(level_of_environment()),
+        least(asked.value_or(LogLevel::kWarning)),
+        logger("baton", std::make_shared<spdlog::sinks::stderr_color_sink_mt>()) {
+    logger.set_level(spdlog::level::trace);  // log_wanted() has decided
+    logger.set_pattern("%Y-%m-%d %H:%M:%S.%e baton[%P] %^%l%$: %v");
+  }
+
+  const absl::StatusOr<LogLevel> asked;
+  std::atomic<LogLevel> least;
+  std::mutex mutex;  // guards `sink`
+  LogSink sink;
+  spdlog::logger logger;
+};
+
+Log& the_log() {
+  static Log& log = *new Log;
+  return log;
+}
+
+}  // namespace
+
+absl::StatusOr<LogLevel> parse_log_level(std::string_view text) {
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == text) return static_cast<LogLevel>(i);
+  }
+  const std::vector<std::string> known(kNames.begin(), kNames.end());
+  return absl::InvalidArgumentError(
+      absl::StrCat("give trace, debug, info, warning, error or off", did_you_mean(text, known)));
+}
+
+absl::Status log_level_status() { return the_log().asked.status(); }
+
+void set_log_level(LogLevel level) { the_log().least.store(level, std::memory_order_relaxed); }
+
+bool log_wanted(LogLevel level) {
+  return level >= the_log().least.load(std::memory_order_relaxed) && level != LogLevel::kOff;
+}
+
+void set_log_sink(LogSink sink) {
+  Log& log = the_log();
+  std::lock_guard lock(log.mutex);
+  log.sink = std::move(sink);
+}
+
+void write_log(LogLevel level, std::string_view line) {
+  Log& log = the_log();
+  {
+    std::lock_guard lock(log.mutex);
+    if (log.sink) return log.sink(level, line);
+  }
+  log.logger.log(kLevels[static_cast<size_t>(level)], line);
+}
+
+}  // namespace baton

@@ -1,0 +1,48 @@
+// The log: events that nobody waits for, one line each, on stderr. BATON_LOG sets the least level
+// that is written: trace, debug, info, warning (the default), error or off.
+//
+//   log_event(LogLevel::kInfo, "%s: %s is up: %s", self, peer, route);
+//
+// Never on the data path: a peer, a rail, a registration, a refusal; not a transfer, not a slice.
+// A line that is not wanted costs one load of an atomic.
+// Any thread may log.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_format.h"
+
+namespace baton {
+
+enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarning, kError, kOff };
+
+// "trace" and so on. InvalidArgument: none of them; says which there are and which is nearest.
+absl::StatusOr<LogLevel> parse_log_level(std::string_view text);
+
+// InvalidArgument where BATON_LOG is no level; kWarning holds then.
+absl::Status log_level_status();
+
+// In place of BATON_LOG.
+void set_log_level(LogLevel level);
+
+// Whether events of this level are written.
+bool log_wanted(LogLevel level);
+
+// Where lines go instead of stderr, for a program with a log of its own; null: stderr again. Lines
+// come from any thread, one at a time. The sink must not log.
+using LogSink = std::function<void(LogLevel level, std::string_view line)>;
+void set_log_sink(LogSink sink);
+
+// Writes the line, wanted or not.
+void write_log(LogLevel level, std::string_view line);
+
+template <typename... Args>
+void log_event(LogLevel level, const absl::FormatSpec<Args...>& format, const Args&... args) {
+  if (log_wanted(level)) write_log(level, absl::StrFormat(format, args...));
+}
+
+}  // namespace baton

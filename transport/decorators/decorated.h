@@ -1,0 +1,119 @@
+// What all decorators share: a provider around a provider, whose rails are around its rails.
+// Internal to transport/.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "transport/provider.h"
+
+namespace baton {
+
+// Passes everything on. The inner rail's worker_tag leads back to the rail around it.
+class DecoratedRail : public Rail {
+ public:
+  explicit DecoratedRail(std::unique_ptr<Rail> inner)
+      : inner_(std::move(inner)), properties_(inner_->properties()) {
+    inner_->worker_tag = reinterpret_cast<uint64_t>(this);
+  }
+  static DecoratedRail& around(Rail& inner) {
+    return *reinterpret_cast<DecoratedRail*>(inner.worker_tag);
+  }
+
+  const Properties& properties() const override { return properties_; }
+  double share(uint32_t region) const override {
+    return std::min(properties_.bytes_per_second, inner_->share(region));
+  }
+  absl::Status reaches(const RemoteRegion& remote) const override {
+    return inner_->reaches(remote);
+  }
+
+ protected:
+  std::unique_ptr<Rail> inner_;
+  Properties properties_;
+};
+
+class DecoratedProvider : public Provider {
+ public:
+  explicit DecoratedProvider(std::unique_ptr<Provider> inner) : inner_(std::move(inner)) {}
+
+  const Capabilities& capabilities() const override { return inner_->capabilities(); }
+  absl::StatusOr<std::string> listen() override { return inner_->listen(); }
+  void set_worker_address(const std::string& encoded) override {
+    inner_->set_worker_address(encoded);
+  }
+  absl::Status reachable(const std::string& address, std::string_view host_id) const override {
+    return inner_->reachable(address, host_id);
+  }
+  void connect(const ConnectRequest& request) override { inner_->connect(request); }
+  absl::Status query(uint64_t session, const std::string& host_port) override {
+    return inner_->query(session, host_port);
+  }
+  absl::Status add_region(const RegionEntry& region) override { return inner_->add_region(region); }
+  void remove_region(const RegionEntry& region, EventSink& sink) override {
+    Sink inside(*this, sink);
+    inner_->remove_region(region, inside);
+  }
+  bool progress(EventSink& sink) override {
+    Sink inside(*this, sink);
+    return inner_->progress(inside);
+  }
+  int wait_fd() const override { return inner_->wait_fd(); }
+  bool arm() override { return inner_->arm(); }
+  Time next_timer() const override { return inner_->next_timer(); }
+
+  // What the inner provider talks to: tells the worker about the rails around the inner ones.
+  class Sink final : public EventSink {
+   public:
+    Sink(DecoratedProvider& provider, EventSink& outer) : provider_(provider), outer_(outer) {}
+    void slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status why) override {
+      provider_.on_slice_done(DecoratedRail::around(rail), transfer, slice, std::move(why), outer_);
+    }
+    void arrived(Rail& rail, const Arrival& arrival) override {
+      outer_.arrived(DecoratedRail::around(rail), arrival);
+    }
+    void notified(Rail& rail, std::string_view payload) override {
+      outer_.notified(DecoratedRail::around(rail), payload);
+    }
+    void counters_moved(Rail& rail) override { outer_.counters_moved(DecoratedRail::around(rail)); }
+    void connected(uint64_t session, const HelloInfo& peer, std::unique_ptr<Rail> rail) override {
+      outer_.connected(session, peer, provider_.decorate(std::move(rail)));
+    }
+    void connect_failed(uint64_t session, absl::Status why) override {
+      outer_.connect_failed(session, std::move(why));
+    }
+    void accepted(const HelloInfo& peer, std::unique_ptr<Rail> rail) override {
+      outer_.accepted(peer, provider_.decorate(std::move(rail)));
+    }
+    void handshake_refused(std::string_view who, const absl::Status& why) override {
+      outer_.handshake_refused(who, why);
+    }
+    void rail_down(Rail& rail, absl::Status why) override {
+      provider_.on_rail_down(DecoratedRail::around(rail), std::move(why), outer_);
+    }
+    void resolved(uint64_t session, absl::StatusOr<std::string> address) override {
+      outer_.resolved(session, std::move(address));
+    }
+
+   private:
+    DecoratedProvider& provider_;
+    EventSink& outer_;
+  };
+
+ protected:
+  virtual std::unique_ptr<Rail> decorate(std::unique_ptr<Rail> inner) = 0;
+  virtual void on_slice_done(DecoratedRail& rail, TransferId transfer, uint32_t slice,
+                             absl::Status status, EventSink& sink) {
+    sink.slice_done(rail, transfer, slice, std::move(status));
+  }
+  virtual void on_rail_down(DecoratedRail& rail, absl::Status why, EventSink& sink) {
+    sink.rail_down(rail, std::move(why));
+  }
+
+  std::unique_ptr<Provider> inner_;
+};
+
+}  // namespace baton

@@ -1,0 +1,51 @@
+// Who a worker is and how it proves that it belongs: the cluster's key and what a worker tells of
+// itself once that is proved (transport/net/handshake.h does the proving).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "transport/region.h"
+
+namespace baton {
+
+// The longest name of a worker, in bytes: what fits into its address and its introduction.
+inline constexpr size_t kMaxWorkerName = 64;
+
+// The secret that the workers of one cluster share. At least 16 bytes.
+class ClusterKey {
+ public:
+  static absl::StatusOr<ClusterKey> from_bytes(std::string_view secret);
+  // PermissionDenied unless the file belongs to this user (or root) and to nobody else: mode 0600
+  // or less.
+  static absl::StatusOr<ClusterKey> from_file(const std::string& path);
+  // The key of this user on this machine: $BATON_KEY_FILE, else baton/cluster.key in
+  // $XDG_CONFIG_HOME or in ~/.config, which is made (mode 0600, random) when it is missing. Without
+  // HOME the home is the one of the user's account.
+  static absl::StatusOr<ClusterKey> for_this_user();
+
+  std::array<uint8_t, 32> hmac(std::string_view message) const;
+
+ private:
+  std::string secret_;
+};
+
+// Who is at the other end, as told after authentication.
+struct HelloInfo {
+  WorkerUid uid;
+  std::string name;      // at most kMaxWorkerName, for people: "decode-0"
+  uint64_t session = 0;  // chosen by the connecting worker; groups the rails of one connection
+  uint16_t rail = 0;     // of this connection in the session
+  uint16_t rails = 1;    // how many the session will have
+  uint32_t pid = 0;
+  std::string extra;  // provider-specific, at most 512 bytes
+
+  std::string encode() const;
+  static absl::StatusOr<HelloInfo> decode(std::string_view bytes);
+};
+
+}  // namespace baton

@@ -1,0 +1,70 @@
+// The target's side of a write: adds up the slices of each incoming transfer.
+#include "transport/internal/arrivals.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+
+namespace baton::internal {
+namespace {
+// As many slots as a worker has by default: their table is made at once, not while transfers run.
+constexpr size_t kUsualSlots = 4096;
+}  // namespace
+
+absl::StatusOr<Arrivals::Complete> Arrivals::add(const Arrival& arrival) {
+  const auto [slot, generation] = arrival.transfer;
+  if (arrival.slice_bytes > arrival.total_bytes || arrival.slice >= kMaxSlices ||
+      slot >= kMaxSlots) {
+    return absl::InvalidArgumentError("the peer described an impossible slice");
+  }
+  if (slot >= completed_.size()) completed_.resize(std::max<size_t>(kUsualSlots, slot + 1));
+  // Generations of a slot only grow.
+  if (completed_[slot] != 0 && static_cast<int32_t>(generation - completed_[slot]) <= 0) {
+    return Complete{};
+  }
+  if (arrival.slice_bytes == arrival.total_bytes) {
+    completed_[slot] = generation;
+    return Complete{true, arrival.notify};
+  }
+
+  auto it = open_.find(slot);
+  if (it == open_.end()) {
+    Partial fresh;
+    if (!spare_.empty()) {
+      fresh = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    it = open_.emplace(slot, std::move(fresh)).first;
+    it->second.generation = generation - 1;
+  }
+  Partial& partial = it->second;
+  if (static_cast<int32_t>(generation - partial.generation) < 0) return Complete{};
+  if (partial.generation != generation) {
+    partial.generation = generation;
+    partial.total = arrival.total_bytes;
+    partial.bytes = 0;
+    partial.notify.clear();
+    partial.seen.assign((kMaxSlices + 63) / 64, 0);
+  }
+  if (partial.total != arrival.total_bytes) {
+    return absl::InvalidArgumentError("the peer changed the size of a transfer under way");
+  }
+  uint64_t& word = partial.seen[arrival.slice / 64];
+  const uint64_t bit = uint64_t{1} << (arrival.slice % 64);
+  if (word & bit) return Complete{};
+  word |= bit;
+  partial.bytes += arrival.slice_bytes;
+  if (!arrival.notify.empty()) partial.notify.assign(arrival.notify);
+  if (partial.bytes > partial.total) {
+    return absl::InvalidArgumentError("the peer sent more bytes than its transfer has");
+  }
+  if (partial.bytes < partial.total) return Complete{};
+
+  notify_.swap(partial.notify);
+  spare_.push_back(std::move(partial));
+  open_.erase(it);
+  completed_[slot] = generation;
+  return Complete{true, notify_};
+}
+
+}  // namespace baton::internal

@@ -1,0 +1,49 @@
+// Bell: a descriptor that wakes whoever polls it. Rung by any thread, silenced by one at a time.
+#pragma once
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace baton::internal {
+
+class Bell {
+ public:
+  // fd() < 0 afterwards: no descriptors are left.
+  Bell() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+  ~Bell() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Bell(const Bell&) = delete;
+  Bell& operator=(const Bell&) = delete;
+
+  int fd() const { return fd_; }
+
+  // Noted after it was rung: a silence() in between sees the next round, or nothing. The other way
+  // round it would take back the note of a ring that is yet to come, and nobody would ever silence
+  // that one.
+  void ring() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t put = write(fd_, &one, sizeof one);
+    rung_.store(true);
+  }
+  void silence() {
+    if (!rung_.load(std::memory_order_relaxed) || !rung_.exchange(false)) return;
+    uint64_t ignored = 0;
+    [[maybe_unused]] const ssize_t got = read(fd_, &ignored, sizeof ignored);
+  }
+
+ private:
+  const int fd_;
+  std::atomic<bool> rung_{false};
+};
+
+// A thread that sleeps until the worker has work. Under the worker's progress lock, but for the
+// polling. Each has a bell of its own: what one has heard, the others must still hear.
+struct Sleeper {
+  Bell bell;
+};
+
+}  // namespace baton::internal

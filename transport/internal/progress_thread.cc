@@ -1,0 +1,68 @@
+// Runs progress(): polls while there is work, sleeps when there is none.
+#include "transport/progress_thread.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#include "transport/internal/worker_impl.h"
+
+namespace baton {
+
+ProgressThread::ProgressThread(Worker& worker, Options options)
+    : worker_(worker), options_(options) {
+  worker_.impl_->threaded.store(true);
+  thread_ = std::thread([this] { run(); });
+}
+
+ProgressThread::~ProgressThread() {
+  stop_.store(true);
+  {
+    // Not wake(): the thread may be armed by another's progress(), which looks for work only.
+    std::lock_guard lock(worker_.impl_->mutex);
+    worker_.impl_->rouse();
+  }
+  thread_.join();
+  worker_.impl_->threaded.store(false);
+  std::lock_guard lock(worker_.impl_->wait_mutex);
+  worker_.impl_->wait_condition.notify_all();
+}
+
+void ProgressThread::run() {
+  if (options_.cpu >= 0) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<size_t>(options_.cpu), &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+  }
+  Worker::Impl& impl = *worker_.impl_;
+  internal::Sleeper mine;
+  Time busy = impl.clock.now();
+  while (!stop_.load()) {
+    if (worker_.progress()) {
+      busy = impl.clock.now();
+      continue;
+    }
+    if (impl.clock.now() - busy < options_.spin) continue;
+    bool armed = false;
+    Time timer = kNever;
+    {
+      std::lock_guard lock(impl.mutex);
+      armed = !stop_.load() && impl.arm(mine);
+      if (armed) timer = impl.next_timer();
+    }
+    // A peer on this machine may have moved a counter without an event of ours.
+    impl.tell_waiters();
+    if (!armed) continue;
+    impl.sleep(mine, timer);
+    {
+      std::lock_guard lock(impl.mutex);
+      impl.disarm(mine);
+    }
+    impl.tell_waiters();
+    busy = impl.clock.now();
+  }
+}
+
+}  // namespace baton

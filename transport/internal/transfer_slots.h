@@ -1,0 +1,98 @@
+// Transfer slots: the fixed table behind TransferId, and the lock-free way from submit() to the
+// progress thread. Internal to the worker.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/provider.h"
+#include "transport/transfer.h"
+
+namespace baton::internal {
+
+struct TransferSlot {
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  // generation (32 bits) << 8 | TransferState + 1; low byte 0: free. Written by submit() and
+  // release(), and by the progress thread when the transfer ends.
+  std::atomic<uint64_t> word{0};
+  std::atomic<uint32_t> cancel_generation{0};  // == generation: cancel() was called
+  std::atomic<uint32_t> next_submitted{kNone};
+  std::atomic<uint32_t> next_free{kNone};
+
+  // Filled by submit(), then read by the progress thread only.
+  TransferDescriptor descriptor;
+  PeerId peer;
+  MemoryRegion local;
+  Time deadline = kNever;
+  EndCallback on_end = nullptr;
+  void* context = nullptr;
+  bool detached = false;
+  bool control = false;  // the worker's own: gives a peer credit for notifications
+  std::array<char, kInlineNotification> notify_inline;
+  std::string notify_heap;
+
+  // The progress thread's.
+  size_t slice_bytes = 0;
+  uint32_t slices = 0;       // in all
+  uint32_t next_slice = 0;   // not posted yet from here on
+  uint32_t outstanding = 0;  // posted and not reported
+  uint32_t reposts = 0;
+  uint32_t landed = 0;          // slices that were reported as done
+  uint64_t credit = 0;          // taken from the peer's window for the notification
+  bool held = false;            // waits for credit
+  std::vector<uint32_t> again;  // came back from a failed rail
+  uint32_t live = 0;            // the generation that the fields here belong to
+  bool uses_region = false;     // counted in its region's users
+  bool queued = false;
+  bool listed = false;    // among the stopped, soon to be announced
+  uint32_t prev = kNone;  // in its peer's queue
+  uint32_t next = kNone;
+  TransferState verdict = TransferState::kActive;  // != kActive: stopped, waiting for its slices
+  absl::Status result;
+
+  bool all_posted() const { return next_slice == slices && again.empty(); }
+};
+
+class TransferSlots {
+ public:
+  explicit TransferSlots(uint32_t capacity);
+
+  // Any thread. Takes a free slot: its generation moves on and it reads as active.
+  absl::StatusOr<TransferId> acquire();
+  // Progress thread. One slot that submit() never gets: for the worker's own words to its peers.
+  absl::StatusOr<TransferId> acquire_reserved();
+  // Any thread. Hands a filled slot to the progress thread.
+  void push(TransferId id);
+  // Any thread. The slot behind a live id, or null.
+  TransferSlot* find(TransferId id);
+  const TransferSlot* find(TransferId id) const;
+  // Any thread. Gives the slot of an ended transfer back; false if it is active or not live.
+  bool release(TransferId id);
+
+  // Progress thread: the oldest submitted slot, or kNone. FIFO per submitting thread.
+  uint32_t pop_submitted();
+  bool has_submitted() const;
+
+  TransferSlot& operator[](uint32_t index) { return slots_[index]; }
+  uint32_t capacity() const { return capacity_; }
+
+  static TransferState state_of(uint64_t word) {
+    return static_cast<TransferState>((word & 0xff) - 1);
+  }
+
+ private:
+  const uint32_t capacity_;
+  std::unique_ptr<TransferSlot[]> slots_;
+  std::atomic<uint64_t> free_head_;                            // tag << 32 | index
+  std::atomic<uint32_t> submitted_head_{TransferSlot::kNone};  // newest first
+  uint32_t taken_ = TransferSlot::kNone;                       // oldest first
+};
+
+}  // namespace baton::internal

@@ -1,0 +1,326 @@
+// The worker's public calls: each takes the progress lock, or needs none.
+#include "transport/worker.h"
+
+#include <sys/eventfd.h>
+
+#include <mutex>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "transport/base/environment.h"
+#include "transport/base/log.h"
+#include "transport/internal/mapped.h"
+#include "transport/internal/worker_impl.h"
+
+namespace baton {
+namespace {
+
+absl::Status stale_id() {
+  return absl::NotFoundError(
+      "no such transfer: its id is stale (released already) or from another worker");
+}
+
+// Names that nobody reads are most likely mistyped: said once in a process.
+void warn_of_environment() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    for (const std::string& wrong : wrong_environment()) log_event(LogLevel::kWarning, "%s", wrong);
+  });
+}
+
+std::string names(const std::vector<std::unique_ptr<Provider>>& providers) {
+  return absl::StrJoin(providers, ", ", [](std::string* out, const auto& provider) {
+    out->append(provider->capabilities().name);
+  });
+}
+
+}  // namespace
+
+Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Worker::~Worker() = default;
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::create(WorkerOptions options) {
+  if (options.max_transfers == 0 || options.max_transfers >= internal::Arrivals::kMaxSlots) {
+    // One slot is the worker's own.
+    return absl::InvalidArgumentError(
+        absl::StrFormat("max_transfers must be in [1, %u]", internal::Arrivals::kMaxSlots - 1));
+  }
+  if (options.name.size() > kMaxWorkerName) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the worker's name \"%s...\" has %u bytes: at most %u fit into its address",
+                        options.name.substr(0, 16), options.name.size(), kMaxWorkerName));
+  }
+  if (absl::Status status = log_level_status(); !status.ok()) return status;
+  warn_of_environment();
+  if (absl::Status status = check_settings(options.settings); !status.ok()) return status;
+  absl::StatusOr<ClusterKey> key = options.key ? *options.key : ClusterKey::for_this_user();
+  if (!key.ok()) return key.status();
+  const WorkerUid uid = WorkerUid::random();
+  absl::StatusOr<CounterTable> counters = CounterTable::create(uid);
+  if (!counters.ok()) return counters.status();
+  auto impl =
+      std::make_unique<Impl>(std::move(options), *std::move(key), uid, *std::move(counters));
+  if (absl::Status status = impl->start(); !status.ok()) return status;
+  return std::unique_ptr<Worker>(new Worker(std::move(impl)));
+}
+
+absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Access access,
+                                                     BackingFile file) {
+  // A byte that a peer sends to memory that cannot take it would end this process.
+  internal::Mapped mapped;
+  if (data != nullptr && !file.dma_buf) {
+    absl::StatusOr<internal::Mapped> found = internal::check_mapped(data, size, access);
+    if (!found.ok()) return found.status();
+    mapped = *found;
+  }
+  std::lock_guard lock(impl_->mutex);
+  auto entry = impl_->regions.add(static_cast<std::byte*>(data), size, access, file);
+  if (!entry.ok()) return entry.status();
+  (*entry)->writable = mapped.writable;
+  const RegionEntry& row = **entry;
+  const MemoryRegion region{row.base, row.size, row.index, row.generation, row.access};
+  for (size_t i = 0; i < impl_->providers.size(); ++i) {
+    absl::Status status = impl_->providers[i]->add_region(row);
+    if (status.ok()) continue;
+    for (size_t k = 0; k < i; ++k) impl_->providers[k]->remove_region(row, *impl_);
+    [[maybe_unused]] absl::Status removed = impl_->regions.remove(region);
+    return status;
+  }
+  log_event(LogLevel::kDebug, "%s: registered region %u, %u bytes at %p, with %s", impl_->self.name,
+            region.index, size, data, names(impl_->providers));
+  return region;
+}
+
+absl::Status Worker::deregister_memory(const MemoryRegion& region) {
+  std::lock_guard lock(impl_->mutex);
+  auto entry = impl_->regions.find(region);
+  if (!entry.ok()) return entry.status();
+  impl_->take_submissions();
+  if ((*entry)->users > 0) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%u open transfers still use this memory: wait for them or cancel() them first",
+        (*entry)->users));
+  }
+  // Stale for everybody first, then fenced: nobody can start while we wait for those under way.
+  const RegionEntry row = **entry;
+  absl::Status removed = impl_->regions.remove(region);
+  for (auto& provider : impl_->providers) provider->remove_region(row, *impl_);
+  log_event(LogLevel::kDebug, "%s: deregistered region %u, %u bytes", impl_->self.name, row.index,
+            row.size);
+  return removed;
+}
+
+absl::StatusOr<RemoteRegion> Worker::remote_region(const MemoryRegion& region) const {
+  std::lock_guard lock(impl_->mutex);
+  auto entry = impl_->regions.find(region);
+  if (!entry.ok()) return entry.status();
+  if ((*entry)->access == Access::kLocal) {
+    return absl::FailedPreconditionError(
+        "this memory was registered for local use only: register it with remote access");
+  }
+  return impl_->regions.describe(**entry);
+}
+
+absl::StatusOr<CounterId> Worker::allocate_counter() {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->counters.allocate();
+}
+
+absl::Status Worker::free_counter(CounterId id) {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->counters.free(id);
+}
+
+uint64_t Worker::counter_value(CounterId id) const { return impl_->counters.value(id); }
+
+RemoteCounter Worker::remote_counter(CounterId id) const { return impl_->counters.describe(id); }
+
+const std::string& Worker::address() const { return impl_->address; }
+uint16_t Worker::port() const { return impl_->port; }
+
+absl::StatusOr<PeerId> Worker::connect(std::string_view address, std::string_view require) {
+  std::lock_guard lock(impl_->mutex);
+  auto peer = impl_->connect(address, require);
+  impl_->wake();
+  return peer;
+}
+
+void Worker::disconnect(PeerId id) {
+  {
+    std::lock_guard lock(impl_->mutex);
+    internal::Peer* peer = impl_->find_peer(id);
+    if (peer == nullptr) return;
+    impl_->take_submissions();
+    impl_->disconnect(*peer, absl::UnavailableError("disconnect() closed the connection"));
+    impl_->run_doomed();
+    impl_->finish_stopped();
+    impl_->rouse();
+  }
+  impl_->tell_waiters();
+}
+
+PeerState Worker::peer_state(PeerId id) const {
+  if (id.generation == 0 || id.index >= Impl::kMaxPeers) return PeerState::kDown;
+  const uint64_t word = impl_->peer_words[id.index].load(std::memory_order_acquire);
+  return word >> 8 == id.generation ? static_cast<PeerState>((word & 0xff) - 1) : PeerState::kDown;
+}
+
+absl::Status Worker::peer_status(PeerId id) const {
+  std::lock_guard lock(impl_->mutex);
+  const internal::Peer* peer = impl_->find_peer(id);
+  return peer == nullptr ? absl::NotFoundError("no such peer") : peer->why;
+}
+
+std::string Worker::explain(PeerId id) const {
+  std::lock_guard lock(impl_->mutex);
+  const internal::Peer* peer = impl_->find_peer(id);
+  return peer == nullptr ? "no such peer" : impl_->explain(*peer);
+}
+
+absl::StatusOr<RemoteView> Worker::view(PeerId id, const RemoteRegion& region) const {
+  std::lock_guard lock(impl_->mutex);
+  const internal::Peer* peer = impl_->find_peer(id);
+  if (peer == nullptr) return absl::NotFoundError("no such peer");
+  if (peer->state == PeerState::kDown) return peer->why;
+  if (peer->rails.empty()) return absl::UnavailableError("the peer is not connected yet");
+  if (region.owner != peer->uid) {
+    return absl::InvalidArgumentError("the region belongs to another worker than this peer");
+  }
+  absl::StatusOr<RemoteView> view = absl::UnimplementedError("no rail");
+  for (const internal::RailState& rail : peer->rails) {
+    view = rail.rail->view(region);
+    if (view.ok()) break;
+  }
+  return view;
+}
+
+std::optional<PeerEvent> Worker::next_peer_event() {
+  std::lock_guard lock(impl_->mutex);
+  if (impl_->events.empty()) return std::nullopt;
+  PeerEvent event = std::move(impl_->events.front());
+  impl_->events.pop_front();
+  return event;
+}
+
+absl::StatusOr<TransferId> Worker::submit(const TransferRequest& request) {
+  return impl_->submit(request);
+}
+
+absl::StatusOr<TransferId> Worker::notify(PeerId peer, std::string_view payload) {
+  return impl_->submit({.op = Op::kWrite, .peer = peer, .notify = payload});
+}
+
+absl::Status Worker::notify_detached(PeerId peer, std::string_view payload) {
+  return impl_->submit({.op = Op::kWrite, .peer = peer, .notify = payload, .detached = true})
+      .status();
+}
+
+absl::StatusOr<TransferState> Worker::state(TransferId id) const {
+  const internal::TransferSlot* slot = impl_->slots.find(id);
+  if (slot == nullptr) return stale_id();
+  const uint64_t word = slot->word.load(std::memory_order_acquire);
+  return word >> 8 == id.generation && (word & 0xff) != 0
+             ? internal::TransferSlots::state_of(word)
+             : absl::StatusOr<TransferState>(stale_id());
+}
+
+absl::Status Worker::status(TransferId id) const {
+  auto now = state(id);
+  if (!now.ok()) return now.status();
+  if (!ended(*now)) return absl::UnavailableError("the transfer has not ended yet");
+  return impl_->slots[id.slot].result;
+}
+
+absl::Status Worker::cancel(TransferId id) {
+  internal::TransferSlot* slot = impl_->slots.find(id);
+  if (slot == nullptr) return stale_id();
+  slot->cancel_generation.store(id.generation, std::memory_order_release);
+  impl_->cancels.store(true);
+  impl_->wake();
+  return absl::OkStatus();
+}
+
+absl::Status Worker::release(TransferId id) {
+  if (impl_->slots.release(id)) return absl::OkStatus();
+  if (impl_->slots.find(id) == nullptr) return stale_id();
+  return absl::FailedPreconditionError(
+      "the transfer has not ended: cancel() it and wait for its end before release()");
+}
+
+absl::Status Worker::wait(TransferId id, Time timeout) {
+  if (impl_->slots.find(id) == nullptr) return stale_id();
+  absl::Status waited = wait_until(
+      [&] {
+        auto now = state(id);
+        return !now.ok() || ended(*now);
+      },
+      timeout);
+  if (!waited.ok()) return waited;
+  absl::Status result = status(id);
+  release(id).IgnoreError();
+  return result;
+}
+
+absl::Status Worker::wait_until(const std::function<bool()>& ready, Time timeout) {
+  return impl_->wait_until(ready, timeout);
+}
+
+bool Worker::next_notification(Notification& out) {
+  std::lock_guard lock(impl_->mutex);
+  if (impl_->inbox_count == 0) return false;
+  Notification& next = impl_->inbox[impl_->inbox_head];
+  out.peer = next.peer;
+  out.payload.swap(next.payload);
+  impl_->inbox_head = (impl_->inbox_head + 1) % impl_->inbox.size();
+  --impl_->inbox_count;
+  impl_->notification_read(out);
+  return true;
+}
+
+bool Worker::progress() {
+  bool any = false;
+  {
+    std::lock_guard lock(impl_->mutex);
+    any = impl_->progress();
+  }
+  if (any) impl_->tell_waiters();
+  return any;
+}
+
+int Worker::wait_fd() const { return impl_->outside_fd; }
+
+bool Worker::arm() {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->arm(impl_->outside);
+}
+
+Time Worker::next_timer() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->next_timer();
+}
+
+int Worker::event_fd() const {
+  int fd = impl_->event_fd.load();
+  if (fd >= 0) return fd;
+  std::lock_guard lock(impl_->mutex);
+  fd = impl_->event_fd.load();
+  if (fd < 0) {
+    // Readable at once: something may have happened before anybody watched.
+    fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
+    impl_->event_fd.store(fd);
+  }
+  return fd;
+}
+
+const Clock& Worker::clock() const { return impl_->clock; }
+
+WorkerStats Worker::stats() const {
+  std::lock_guard lock(impl_->mutex);
+  WorkerStats stats = impl_->stats;
+  stats.registrations = impl_->regions.registrations();
+  stats.transfers_submitted = impl_->submitted.load(std::memory_order_relaxed);
+  stats.notifications_waiting = impl_->inbox_count;
+  return stats;
+}
+
+}  // namespace baton

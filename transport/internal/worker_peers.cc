@@ -1,0 +1,449 @@
+// Peers inside a worker: which routes reach one, in what order they are tried, what became of each,
+// and what happens when the last rail is gone.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "transport/base/log.h"
+#include "transport/internal/worker_impl.h"
+
+namespace baton {
+namespace {
+constexpr uint32_t kNone = internal::TransferSlot::kNone;
+constexpr std::string_view kAddressPrefix = "baton1:";
+
+uint64_t tag_of(PeerId id) { return (uint64_t{id.generation} << 32) | id.index; }
+PeerId peer_id_of(uint64_t tag) {
+  return {static_cast<uint32_t>(tag), static_cast<uint32_t>(tag >> 32)};
+}
+}  // namespace
+
+internal::Peer* Worker::Impl::find_peer(PeerId id) {
+  if (id.generation == 0 || id.index >= peers.size() || peers[id.index] == nullptr) return nullptr;
+  internal::Peer* peer = peers[id.index].get();
+  return peer->generation == id.generation ? peer : nullptr;
+}
+
+internal::Peer* Worker::Impl::peer_of(const Rail& rail) {
+  return find_peer(peer_id_of(rail.worker_tag));
+}
+
+// A new row, or the row of a peer that is down once all rows were used.
+internal::Peer* Worker::Impl::new_peer() {
+  size_t index = peers.size();
+  if (index == kMaxPeers) {
+    for (index = 0; index < kMaxPeers; ++index) {
+      if (peers[index]->state == PeerState::kDown) break;
+    }
+    if (index == kMaxPeers) return nullptr;
+  } else {
+    peers.push_back(nullptr);
+  }
+  const uint32_t generation =
+      static_cast<uint32_t>(peer_words[index].load(std::memory_order_relaxed) >> 8) + 1;
+  auto peer = std::make_unique<internal::Peer>();
+  peer->index = static_cast<uint32_t>(index);
+  peer->generation = generation == 0 ? 1 : generation;
+  peers[index] = std::move(peer);
+  set_peer_state(*peers[index], PeerState::kConnecting);
+  return peers[index].get();
+}
+
+void Worker::Impl::set_peer_state(internal::Peer& peer, PeerState state) {
+  peer.state = state;
+  peer_words[peer.index].store(
+      (uint64_t{peer.generation} << 8) | (static_cast<uint64_t>(state) + 1),
+      std::memory_order_release);
+}
+
+absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, std::string_view need) {
+  internal::Peer* peer = new_peer();
+  if (peer == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("all %u peers are in use: disconnect() some", kMaxPeers));
+  }
+  peer->require = need.empty() ? options.require : std::string(need);
+  peer->name = std::string(target.substr(0, 64));
+  if (target.substr(0, kAddressPrefix.size()) == kAddressPrefix) {
+    auto decoded = Address::decode(target);
+    if (!decoded.ok()) {
+      peer_down(*peer, decoded.status());
+      return decoded.status();
+    }
+    peer->address = *std::move(decoded);
+    plan_routes(*peer);
+    return peer->id();
+  }
+  // host:port: the worker behind it tells its whole address, and so which better routes there are.
+  absl::Status status = absl::UnavailableError("no provider here can look up host:port");
+  for (auto& provider : providers) {
+    const uint64_t session = next_session++;
+    status = provider->query(session, std::string(target));
+    if (absl::IsUnimplemented(status)) continue;
+    if (!status.ok()) break;
+    sessions[session] = peer->id();
+    return peer->id();
+  }
+  peer_down(*peer, status);
+  return status;
+}
+
+void Worker::Impl::resolved(uint64_t session, absl::StatusOr<std::string> encoded) {
+  auto it = sessions.find(session);
+  internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
+  sessions.erase(session);
+  if (peer == nullptr || peer->state != PeerState::kConnecting) return;
+  absl::StatusOr<Address> decoded =
+      encoded.ok() ? Address::decode(*encoded) : absl::StatusOr<Address>(encoded.status());
+  if (!decoded.ok()) {
+    peer_down(*peer, decoded.status());
+    return;
+  }
+  peer->address = *std::move(decoded);
+  plan_routes(*peer);
+}
+
+// Ranks the providers that both sides have and notes why the others are out.
+void Worker::Impl::plan_routes(internal::Peer& peer) {
+  peer.name = peer.address.name;
+  peer.uid = peer.address.uid;
+  peer.uid_known = true;
+  std::vector<std::pair<int, std::string>> ranked;
+  for (auto& provider : providers) {
+    const Capabilities& can = provider->capabilities();
+    std::string note;
+    auto theirs = std::find_if(peer.address.providers.begin(), peer.address.providers.end(),
+                               [&](const auto& entry) { return entry.first == can.name; });
+    if (!peer.require.empty() && can.name != peer.require) {
+      note = absl::StrCat("not wanted (require=", peer.require, ")");
+    } else if (!can.available) {
+      note = can.detail;
+    } else if (theirs == peer.address.providers.end()) {
+      note = "the peer does not have it";
+    } else if (absl::Status status = provider->reachable(theirs->second, peer.address.host_id);
+               !status.ok()) {
+      note = std::string(status.message());
+    } else {
+      ranked.emplace_back(-can.rank, can.name);
+      continue;
+    }
+    peer.notes.push_back(absl::StrCat(can.name, ": ", note));
+  }
+  for (const std::string& note : provider_notes) peer.notes.push_back(note);
+  std::sort(ranked.begin(), ranked.end());
+  for (auto& [rank, name] : ranked) peer.untried.push_back(name);
+  try_next_route(peer);
+}
+
+void Worker::Impl::try_next_route(internal::Peer& peer) {
+  if (peer.untried.empty()) {
+    peer_down(peer,
+              absl::UnavailableError(absl::StrFormat(
+                  "no route to %s%s. %s", peer.name,
+                  peer.require.empty() ? std::string()
+                                       : absl::StrFormat(" (only %s is allowed)", peer.require),
+                  absl::StrJoin(peer.notes, "; "))));
+    return;
+  }
+  const std::string name = peer.untried.front();
+  peer.untried.erase(peer.untried.begin());
+  for (auto& provider : providers) {
+    if (provider->capabilities().name != name) continue;
+    ConnectRequest request;
+    request.session = peer.session = next_session++;
+    for (const auto& [theirs, where] : peer.address.providers) {
+      if (theirs == name) request.address = where;
+    }
+    request.expected.uid = peer.address.uid;
+    request.expected.name = peer.address.name;
+    sessions[request.session] = peer.id();
+    peer.route = name;
+    provider->connect(request);
+    return;
+  }
+}
+
+void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
+  auto it = sessions.find(session);
+  internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
+  sessions.erase(session);
+  if (peer == nullptr || peer->session != session || !peer->rails.empty()) return;
+  if (peer->state != PeerState::kConnecting) return;
+  peer->notes.push_back(absl::StrCat(peer->route, ": ", why.message()));
+  log_event(LogLevel::kInfo, "%s: no route to %s by %s: %s", self.name, peer->name, peer->route,
+            why.message());
+  // A wrong key or version will not get better on another route.
+  if (absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why)) peer->untried.clear();
+  if (peer->untried.empty() && peer->notes.size() == 1) {
+    peer_down(*peer, why);
+  } else {
+    try_next_route(*peer);
+  }
+}
+
+void Worker::Impl::connected(uint64_t session, const HelloInfo& info, std::unique_ptr<Rail> rail) {
+  auto it = sessions.find(session);
+  internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
+  if (peer == nullptr || peer->state == PeerState::kDown || peer->session != session) {
+    Rail* stray = rail.get();
+    graveyard.push_back(std::move(rail));
+    stray->close(absl::CancelledError("this connection is no longer wanted"), *this);
+    return;
+  }
+  peer_up(*peer, info, std::move(rail));
+}
+
+void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
+  internal::Peer* peer = nullptr;
+  for (auto& other : peers) {
+    if (other != nullptr && other->state == PeerState::kUp && other->uid == info.uid &&
+        other->session == info.session && other->address.providers.empty()) {
+      peer = other.get();
+    }
+  }
+  if (peer == nullptr) peer = new_peer();
+  if (peer == nullptr) {
+    Rail* stray = rail.get();
+    graveyard.push_back(std::move(rail));
+    const absl::Status full =
+        absl::ResourceExhaustedError("this worker has no room for more peers");
+    stray->close(full, *this);
+    handshake_refused(info.name, full);
+    return;
+  }
+  peer->session = info.session;
+  peer_up(*peer, info, std::move(rail));
+}
+
+void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
+                           std::unique_ptr<Rail> rail) {
+  peer.uid = info.uid;
+  peer.uid_known = true;
+  peer.name = info.name;
+  rail->worker_tag = tag_of(peer.id());
+  peer.rails.push_back({.rail = std::move(rail)});
+  if (peer.state == PeerState::kUp) return;
+  set_peer_state(peer, PeerState::kUp);
+  for (const std::string& name : peer.untried) {
+    peer.notes.push_back(absl::StrCat(name, ": ranks below the route taken"));
+  }
+  peer.untried.clear();
+  ++stats.peers_up;
+  log_event(LogLevel::kInfo, "%s: peer up: %s", self.name, explain(peer));
+  push_event({PeerEvent::Kind::kUp, peer.id(), peer.name, absl::OkStatus(), peer.uid});
+}
+
+void Worker::Impl::handshake_refused(std::string_view who, const absl::Status& why) {
+  ++stats.handshakes_refused;
+  // Somebody who hangs up is a port scanner or a health check; a wrong key is for people to fix.
+  // Who calls again and again must not fill the disk.
+  const bool gave_up = absl::IsUnavailable(why);
+  const Time now = clock.now();
+  const bool quiet = gave_up || now < refusals_quiet_until;
+  if (!quiet) refusals_quiet_until = now + std::chrono::seconds(1);
+  log_event(quiet ? LogLevel::kDebug : LogLevel::kWarning, "%s: refused %s: %s (%u refused so far)",
+            self.name, who, why.message(), stats.handshakes_refused);
+}
+
+void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
+  internal::Peer* peer = peer_of(rail);
+  if (peer == nullptr) return;
+  for (size_t i = 0; i < peer->rails.size(); ++i) {
+    if (peer->rails[i].rail.get() != &rail) continue;
+    const uint32_t moved = peer->rails[i].moved;
+    graveyard.push_back(std::move(peer->rails[i].rail));
+    peer->rails.erase(peer->rails.begin() + static_cast<ptrdiff_t>(i));
+    if (peer->rails.empty()) return peer_down(*peer, why);
+    if (peer->state == PeerState::kDown) return;  // we are closing all of them
+    ++stats.rails_lost;
+    peer->rail_lost = std::string(why.message());
+    log_event(LogLevel::kWarning,
+              "%s: lost a rail to %s: %s (%s); %u slices go on over the %u that are left",
+              self.name, peer->name, why.message(), rail.properties().route, moved,
+              peer->rails.size());
+    return;
+  }
+}
+
+void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
+  if (peer.state == PeerState::kDown) return;
+  const bool was_up = peer.state == PeerState::kUp;
+  if (was_up) --stats.peers_up;
+  set_peer_state(peer, PeerState::kDown);
+  peer.why = why.ok() ? absl::UnavailableError("the connection was closed") : why;
+  sessions.erase(peer.session);
+  log_event(LogLevel::kInfo, "%s: peer %s: %s: %s", self.name, was_up ? "down" : "not reached",
+            peer.name, peer.why.message());
+  for (internal::SlotQueue* queue : {&peer.urgent, &peer.bulk, &peer.held}) {
+    while (queue->head != kNone) stop(queue->head, TransferState::kFailed, peer.why);
+  }
+  push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
+}
+
+void Worker::Impl::close_rails(internal::Peer& peer, const absl::Status& why) {
+  while (!peer.rails.empty()) {
+    const size_t before = peer.rails.size();
+    peer.rails.back().rail->close(why, *this);
+    if (peer.rails.size() == before) {  // it will report later: do not wait for it
+      graveyard.push_back(std::move(peer.rails.back().rail));
+      peer.rails.pop_back();
+    }
+  }
+}
+
+void Worker::Impl::disconnect(internal::Peer& peer, const absl::Status& why) {
+  if (peer.state == PeerState::kDown) return;
+  // Slices that come back must not be posted to the next rail, so the peer goes down first.
+  peer_down(peer, why);
+  close_rails(peer, why);
+}
+
+bool Worker::Impl::run_doomed() {
+  bool any = false;
+  while (!doomed.empty()) {
+    auto [rail, why] = std::move(doomed.back());
+    doomed.pop_back();
+    internal::Peer* peer = nullptr;
+    for (auto& other : peers) {
+      if (other != nullptr && rail_state(*other, rail) != nullptr) peer = other.get();
+    }
+    if (peer == nullptr) continue;  // went down by itself meanwhile
+    rail->close(why, *this);
+    any = true;
+  }
+  if (!graveyard.empty()) {
+    graveyard.clear();
+    any = true;
+  }
+  return any;
+}
+
+void Worker::Impl::arrived(Rail& rail, const Arrival& arrival) {
+  internal::Peer* peer = peer_of(rail);
+  if (peer == nullptr) return;
+  auto complete = peer->arrivals.add(arrival);
+  if (!complete.ok()) {
+    doomed.emplace_back(&rail, complete.status());
+    return;
+  }
+  if (!complete->now) return;
+  if (arrival.counter_index == CounterTable::kCredits) return take_credit(*peer, arrival.increment);
+  if (arrival.counter_generation != 0) {
+    counters.add(arrival.counter_index, arrival.counter_generation, arrival.increment);
+    signal();
+  }
+  if (!complete->notify.empty()) push_notification(peer->id(), complete->notify);
+}
+
+void Worker::Impl::notified(Rail& rail, std::string_view payload) {
+  internal::Peer* peer = peer_of(rail);
+  if (peer != nullptr) push_notification(peer->id(), payload);
+}
+
+void Worker::Impl::push_notification(PeerId from, std::string_view payload) {
+  internal::Peer* peer = find_peer(from);
+  if (peer == nullptr) return;
+  peer->unread += payload.size() + internal::kNotificationCost;
+  // Twice the window: a credit that the peer took back may belong to one that arrived after all.
+  if (peer->unread > 2 * internal::kNotificationWindow) {
+    if (!peer->rails.empty()) {
+      doomed.emplace_back(
+          peer->rails.front().rail.get(),
+          absl::InvalidArgumentError("the peer sent more notifications than it had credit for"));
+    }
+    return;
+  }
+  if (inbox_count == inbox.size()) {
+    std::rotate(inbox.begin(), inbox.begin() + static_cast<ptrdiff_t>(inbox_head), inbox.end());
+    inbox_head = 0;
+    inbox.resize(std::max<size_t>(64, 2 * inbox.size()));
+  }
+  Notification& slot = inbox[(inbox_head + inbox_count) % inbox.size()];
+  slot.peer = from;
+  slot.payload.assign(payload);
+  ++inbox_count;
+  signal();
+}
+
+void Worker::Impl::notification_read(const Notification& notification) {
+  internal::Peer* peer = find_peer(notification.peer);
+  if (peer == nullptr || peer->state != PeerState::kUp) return;
+  const uint64_t cost = notification.payload.size() + internal::kNotificationCost;
+  peer->unread -= std::min(cost, peer->unread);
+  peer->untold += cost;
+  if (peer->untold < internal::kNotificationWindow / 4) return;
+  credits_due = true;
+  wake();
+}
+
+// What the application has read, back to those who sent it: a transfer of no bytes whose counter is
+// none. A quarter of the window at a time; one that finds no slot waits for the end of another.
+bool Worker::Impl::give_credits() {
+  if (!std::exchange(credits_due, false)) return false;
+  for (auto& peer : peers) {
+    if (peer == nullptr || peer->state != PeerState::kUp ||
+        peer->untold < internal::kNotificationWindow / 4) {
+      continue;
+    }
+    absl::StatusOr<TransferId> id = slots.acquire();
+    const bool reserved = !id.ok();
+    if (reserved) id = slots.acquire_reserved();
+    if (!id.ok()) return true;
+    internal::TransferSlot& slot = slots[id->slot];
+    slot.descriptor = TransferDescriptor{.id = *id,
+                                         .counter = {peer->uid, CounterTable::kCredits, 1},
+                                         .increment = std::exchange(peer->untold, 0)};
+    slot.peer = peer->id();
+    slot.local = {};
+    slot.deadline = kNever;
+    slot.on_end = nullptr;
+    slot.detached = !reserved;
+    slot.control = true;
+    activate(id->slot);
+  }
+  return true;
+}
+
+// From the peer, or back from a notification that was not delivered.
+void Worker::Impl::take_credit(internal::Peer& peer, uint64_t amount) {
+  peer.credit += std::min(amount, internal::kNotificationWindow - peer.credit);
+  while (peer.held.head != kNone) {
+    const uint32_t index = peer.held.head;
+    internal::TransferSlot& slot = slots[index];
+    const uint64_t cost = slot.descriptor.notify.size() + internal::kNotificationCost;
+    if (peer.credit < cost) return;
+    dequeue(peer, index);
+    peer.credit -= slot.credit = cost;
+    slot.held = false;
+    enqueue(peer, index);
+  }
+}
+
+void Worker::Impl::push_event(PeerEvent event) {
+  events.push_back(std::move(event));
+  signal();
+}
+
+std::string Worker::Impl::explain(const internal::Peer& peer) const {
+  if (peer.state == PeerState::kConnecting) {
+    return absl::StrCat(peer.name, ": connecting by ", peer.route);
+  }
+  if (peer.state == PeerState::kDown) {
+    return absl::StrCat(peer.name, ": down: ", peer.why.message());
+  }
+  std::vector<std::string> routes;
+  for (const internal::RailState& state : peer.rails) {
+    const std::string& route = state.rail->properties().route;
+    if (std::find(routes.begin(), routes.end(), route) == routes.end()) routes.push_back(route);
+  }
+  std::vector<std::string> notes = peer.notes;
+  if (!peer.rail_lost.empty()) {
+    notes.push_back(absl::StrCat("the last rail that was lost: ", peer.rail_lost));
+  }
+  std::string out = absl::StrCat(peer.name, ": ", absl::StrJoin(routes, " + "));
+  if (!notes.empty()) absl::StrAppend(&out, " [", absl::StrJoin(notes, "; "), "]");
+  return out;
+}
+
+}  // namespace baton

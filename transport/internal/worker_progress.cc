@@ -1,0 +1,307 @@
+// A worker's start, its round of progress, and how it sleeps and wakes.
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "transport/base/timespec.h"
+#include "transport/internal/worker_impl.h"
+
+namespace baton {
+namespace {
+
+constexpr const char* kNoDescriptors = "no file descriptors are left: raise `ulimit -n`";
+
+uint16_t port_of(const std::string& host_port) {
+  const size_t colon = host_port.rfind(':');
+  uint16_t port = 0;
+  if (colon != std::string::npos) {
+    std::from_chars(host_port.data() + colon + 1, host_port.data() + host_port.size(), port);
+  }
+  return port;
+}
+
+}  // namespace
+
+Worker::Impl::Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
+                   CounterTable counter_table)
+    : options(std::move(worker_options)),
+      key(std::move(cluster_key)),
+      clock(options.clock != nullptr ? *options.clock : Clock::steady()),
+      regions(uid),
+      counters(std::move(counter_table)),
+      slots(options.max_transfers) {
+  self.uid = uid;
+  self.name = options.name;
+  self.pid = static_cast<uint32_t>(getpid());
+  deadlines.reserve(2 * size_t{options.max_transfers} + 1);
+  stopped.reserve(options.max_transfers);
+}
+
+Worker::Impl::~Impl() {
+  {
+    std::lock_guard lock(mutex);
+    take_submissions();
+    for (auto& peer : peers) {
+      if (peer != nullptr) disconnect(*peer, absl::CancelledError("the worker was shut down"));
+    }
+    finish_stopped();
+    graveyard.clear();
+    providers.clear();
+  }
+  for (int fd : {epoll_fd, outside_fd, event_fd.load()}) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+// The two sets are flat: a set within a set within a user's own soon is deeper than the kernel
+// allows.
+absl::Status Worker::Impl::watch(int fd) {
+  for (const int set : {epoll_fd, outside_fd}) {
+    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+    if (epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0) continue;
+    return absl::InternalError(absl::StrFormat("cannot watch a descriptor: %s", strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Worker::Impl::start() {
+  epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  outside_fd = epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{.events = EPOLLIN, .data = {.fd = outside.bell.fd()}};
+  if (epoll_fd < 0 || outside_fd < 0 || bell.fd() < 0 || outside.bell.fd() < 0 ||
+      epoll_ctl(outside_fd, EPOLL_CTL_ADD, outside.bell.fd(), &event) != 0) {
+    return absl::ResourceExhaustedError(kNoDescriptors);
+  }
+  if (absl::Status status = watch(bell.fd()); !status.ok()) return status;
+
+  Address self_address{.uid = self.uid, .name = self.name, .host_id = this_host_id()};
+  context = std::make_unique<ProviderContext>(ProviderContext{.clock = clock,
+                                                              .key = key,
+                                                              .self = self,
+                                                              .host_id = self_address.host_id,
+                                                              .regions = regions,
+                                                              .counters = counters,
+                                                              .listen_host = options.listen_host,
+                                                              .listen_port = options.listen_port,
+                                                              .settings = options.settings});
+
+  std::vector<std::string> wanted = options.providers;
+  if (wanted.empty() && options.extra_providers.empty()) {
+    for (const auto& [name, factory] : registered_providers()) wanted.push_back(name);
+  }
+  std::vector<std::unique_ptr<Provider>> made;
+  for (const std::string& name : wanted) {
+    auto it = std::find_if(registered_providers().begin(), registered_providers().end(),
+                           [&](const auto& entry) { return entry.first == name; });
+    if (it == registered_providers().end()) return check_provider(name);
+    made.push_back(it->second(*context));
+  }
+  for (const ProviderFactory& factory : options.extra_providers) made.push_back(factory(*context));
+
+  for (std::unique_ptr<Provider>& provider : made) {
+    const std::string name = provider->capabilities().name;
+    absl::Status status = provider->capabilities().available
+                              ? absl::OkStatus()
+                              : absl::UnavailableError(provider->capabilities().detail);
+    if (status.ok()) {
+      if (options.shape) provider = shaped(std::move(provider), *options.shape, clock);
+      if (options.timeline != nullptr) {
+        provider = traced(std::move(provider), *options.timeline, clock);
+      }
+      absl::StatusOr<std::string> where = provider->listen();
+      status = where.status();
+      if (where.ok()) {
+        self_address.providers.emplace_back(name, *where);
+        const uint16_t at = port_of(*where);
+        if (port == 0 || (at != 0 && at == options.listen_port)) port = at;
+      }
+    }
+    if (!status.ok()) {
+      // Asked for by name, it must work; otherwise the others may do.
+      const bool named = options.require == name ||
+                         (std::find(options.providers.begin(), options.providers.end(), name) !=
+                              options.providers.end() &&
+                          made.size() == 1) ||
+                         absl::IsAlreadyExists(status);
+      if (named) return absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
+      provider_notes.push_back(absl::StrCat(name, ": ", status.message()));
+      continue;
+    }
+    if (provider->wait_fd() >= 0) {
+      if (absl::Status added = watch(provider->wait_fd()); !added.ok()) return added;
+    }
+    providers.push_back(std::move(provider));
+  }
+  if (providers.empty()) {
+    return absl::UnavailableError(
+        absl::StrCat("no provider can be used. ", absl::StrJoin(provider_notes, "; ")));
+  }
+  if (options.listen_port != 0 && port != options.listen_port) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "none of the providers %s listens on port %d, where peers would look for this worker: add "
+        "tcp, or leave the port out",
+        absl::StrJoin(self_address.providers, ", ",
+                      [](std::string* out, const auto& entry) { out->append(entry.first); }),
+        options.listen_port));
+  }
+  address = self_address.encode();
+  if (absl::Status readable = Address::decode(address).status(); !readable.ok()) {
+    return absl::InternalError(absl::StrCat(
+        "no peer could read this worker's address, so name fewer providers (WorkerOptions::"
+        "providers): ",
+        readable.message()));
+  }
+  for (auto& provider : providers) provider->set_worker_address(address);
+  return absl::OkStatus();
+}
+
+bool Worker::Impl::progress() {
+  sleeping.store(false, std::memory_order_relaxed);
+  bell.silence();
+  bool any = take_submissions();
+  any |= give_credits();
+  any |= take_cancels();
+  if (!deadlines.empty()) any |= expire(clock.now());
+  any |= pump();
+  for (auto& provider : providers) any |= provider->progress(*this);
+  any |= run_doomed();
+  any |= finish_stopped();
+  // This round took from those who sleep what would have woken them. What happened may be what they
+  // wait for; if nothing did, they sleep on, armed again.
+  if (!asleep.empty() && (any || !ready_to_sleep())) rouse();
+  return any;
+}
+
+// True when there is nothing to do, and whatever there is to do from now on will wake the sleepers.
+bool Worker::Impl::ready_to_sleep() {
+  sleeping.store(true, std::memory_order_seq_cst);
+  bool idle = !slots.has_submitted() && !cancels.load() && doomed.empty() && stopped.empty() &&
+              !credits_due;
+  for (auto& provider : providers) idle = provider->arm() && idle;
+  return idle;
+}
+
+bool Worker::Impl::arm(internal::Sleeper& sleeper) {
+  disarm(sleeper);
+  if (ready_to_sleep()) {
+    asleep.push_back(&sleeper);
+    return true;
+  }
+  if (asleep.empty()) sleeping.store(false, std::memory_order_relaxed);
+  return false;
+}
+
+void Worker::Impl::disarm(internal::Sleeper& sleeper) {
+  std::erase(asleep, &sleeper);
+  sleeper.bell.silence();
+}
+
+void Worker::Impl::rouse() {
+  for (internal::Sleeper* sleeper : asleep) sleeper->bell.ring();
+  asleep.clear();
+  sleeping.store(false, std::memory_order_relaxed);
+}
+
+Time Worker::Impl::next_timer() {
+  Time next = deadlines.empty() ? kNever : deadlines.front().first;
+  for (auto& provider : providers) next = std::min(next, provider->next_timer());
+  return next;
+}
+
+// Called after something was made visible to the progress thread; ready_to_sleep() looks for it
+// after it has set `sleeping`, so one of the two sees the other.
+void Worker::Impl::wake() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!sleeping.load(std::memory_order_relaxed) || !sleeping.exchange(false)) return;
+  bell.ring();
+}
+
+void Worker::Impl::signal() {
+  const int fd = event_fd.load(std::memory_order_relaxed);
+  if (fd < 0) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] ssize_t put = write(fd, &one, sizeof one);
+}
+
+void Worker::Impl::tell_waiters() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (waiters.load() == 0) return;
+  std::lock_guard lock(wait_mutex);
+  wait_condition.notify_all();
+}
+
+void Worker::Impl::sleep(const internal::Sleeper& sleeper, Time until) {
+  std::array<pollfd, 2> fds{{{.fd = epoll_fd, .events = POLLIN, .revents = 0},
+                             {.fd = sleeper.bell.fd(), .events = POLLIN, .revents = 0}}};
+  const Time left = until == kNever ? std::chrono::seconds(3600) : until - clock.now();
+  if (left <= Time::zero()) return;
+  const timespec timeout = to_timespec(left);
+  ppoll(fds.data(), fds.size(), &timeout, nullptr);
+}
+
+absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time timeout) {
+  constexpr Time kSpin = std::chrono::microseconds(20);
+  const Time end = timeout == kNever ? kNever : clock.now() + timeout;
+  Time busy = clock.now();  // when something last happened
+  // Lent to this wait from its first sleep on.
+  struct Lent {
+    ~Lent() {
+      if (sleeper == nullptr) return;
+      std::lock_guard lock(impl.mutex);
+      impl.disarm(*sleeper);
+      impl.spare_sleepers.push_back(std::move(sleeper));
+    }
+    Impl& impl;
+    std::unique_ptr<internal::Sleeper> sleeper;
+  } mine{*this, nullptr};
+  while (true) {
+    if (ready()) return absl::OkStatus();
+    const Time now = clock.now();
+    if (now >= end) return absl::DeadlineExceededError("the wait's timeout ran out");
+    if (threaded.load(std::memory_order_acquire)) {
+      std::unique_lock lock(wait_mutex);
+      waiters.fetch_add(1);
+      if (!ready()) {
+        const Time nap = std::min<Time>(end - now, std::chrono::milliseconds(50));
+        wait_condition.wait_for(lock, nap);
+      }
+      waiters.fetch_sub(1);
+      continue;
+    }
+    bool armed = false;
+    Time timer = kNever;
+    {
+      std::lock_guard lock(mutex);
+      if (mine.sleeper != nullptr) disarm(*mine.sleeper);
+      if (progress()) {
+        busy = now;
+        continue;
+      }
+      if (now - busy < kSpin) continue;
+      if (mine.sleeper == nullptr) {
+        if (spare_sleepers.empty()) {
+          auto fresh = std::make_unique<internal::Sleeper>();
+          if (fresh->bell.fd() < 0) return absl::ResourceExhaustedError(kNoDescriptors);
+          mine.sleeper = std::move(fresh);
+        } else {
+          mine.sleeper = std::move(spare_sleepers.back());
+          spare_sleepers.pop_back();
+        }
+      }
+      armed = arm(*mine.sleeper);
+      if (armed) timer = next_timer();
+    }
+    if (armed && !ready()) sleep(*mine.sleeper, std::min(end, timer));
+  }
+}
+
+}  // namespace baton

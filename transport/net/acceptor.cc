@@ -1,0 +1,283 @@
+// The Acceptor: connections dialled and accepted, authenticated, and handed to the provider.
+#include "transport/net/acceptor.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "transport/net/admission.h"
+
+namespace baton::net {
+
+// `why` is of the endpoint tried last, if any was.
+void Acceptor::Dial::note(const absl::Status& why) {
+  absl::StrAppend(&errors, "; ", next == 0 ? "" : endpoints[next - 1].text() + ": ", why.message());
+  if (absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why)) refusal = why.code();
+}
+
+Acceptor::Acceptor(const ProviderContext& context, std::string provider, Met met)
+    : context_(context), provider_(std::move(provider)), met_(std::move(met)) {}
+
+Acceptor::~Acceptor() {
+  if (listener_ < 0) return;
+  poller_->remove(listener_);
+  ::close(listener_);
+}
+
+void Acceptor::open(Poller& poller, Options options) {
+  poller_ = &poller;
+  options_ = std::move(options);
+}
+
+absl::StatusOr<std::string> Acceptor::listen() {
+  auto fd = listen_on(context_.listen_host, options_.port, options_.sockets);
+  if (!fd.ok()) return fd.status();
+  listener_ = *fd;
+  absl::Status status = poller_->add(listener_, EPOLLIN, listener_watch_);
+  if (!status.ok()) return status;
+  return advertised(listener_);
+}
+
+void Acceptor::connect(const ConnectRequest& request, uint16_t rails) {
+  auto dial = std::make_unique<Dial>();
+  dial->session = request.session;
+  dial->expected = request.expected;
+  dial->rails = rails;
+  dial->address = request.address;
+  for (const auto one : absl::StrSplit(request.address, ',')) {
+    auto endpoints = resolve(std::string(one));
+    if (!endpoints.ok()) {
+      dial->note(endpoints.status());
+      continue;
+    }
+    dial->endpoints.insert(dial->endpoints.end(), endpoints->begin(), endpoints->end());
+  }
+  start(std::move(dial));
+}
+
+void Acceptor::refuse(const ConnectRequest& request, const absl::Status& why) {
+  auto dial = std::make_unique<Dial>();
+  dial->session = request.session;
+  dial->address = request.address;
+  dial->note(why);
+  failed_.push_back(std::move(dial));
+}
+
+void Acceptor::connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail) {
+  auto dial = std::make_unique<Dial>();
+  dial->session = first.session;
+  dial->expected = peer;
+  dial->rail = rail;
+  dial->rails = first.rails;
+  dial->address = first.address;
+  dial->endpoints = {first.endpoints[first.next - 1]};
+  start(std::move(dial));
+}
+
+absl::Status Acceptor::query(uint64_t session, const std::string& host_port) {
+  auto endpoints = resolve(host_port);
+  if (!endpoints.ok()) return endpoints.status();
+  auto dial = std::make_unique<Dial>();
+  dial->session = session;
+  dial->purpose = Handshake::Purpose::kQuery;
+  dial->address = host_port;
+  dial->endpoints = *std::move(endpoints);
+  start(std::move(dial));
+  return absl::OkStatus();
+}
+
+void Acceptor::try_next(std::unique_ptr<Dial> dial, const absl::Status& why) {
+  dial->note(why);
+  start(std::move(dial));
+}
+
+std::unique_ptr<HandshakeConnection> Acceptor::start_handshake(int fd, Handshake::Role role,
+                                                               const Dial* dial) {
+  HelloInfo self = context_.self;
+  if (dial != nullptr) {
+    self.session = dial->session;
+    self.rail = dial->rail;
+    self.rails = dial->rails;
+  }
+  if (options_.extra) self.extra = options_.extra();
+  return std::make_unique<HandshakeConnection>(
+      fd, *poller_, role, context_.key, std::move(self),
+      dial != nullptr ? dial->purpose : Handshake::Purpose::kRail,
+      context_.clock.now() + options_.patience, &worker_address_);
+}
+
+// Tries the next endpoint; with none left the dial has failed, which progress() will report.
+void Acceptor::start(std::unique_ptr<Dial> dial) {
+  while (dial->next < dial->endpoints.size()) {
+    auto fd = start_connect(dial->endpoints[dial->next++], options_.sockets);
+    if (!fd.ok()) {
+      dial->note(fd.status());
+      continue;
+    }
+    auto handshake = start_handshake(*fd, Handshake::Role::kClient, dial.get());
+    calls_.push_back({std::move(handshake), std::move(dial), {}});
+    return;
+  }
+  failed_.push_back(std::move(dial));
+}
+
+void Acceptor::give_up(const Dial& dial, EventSink& sink) const {
+  if (dial.rail > 0) return;
+  const bool unanswered = dial.next > 0 && dial.refusal == absl::StatusCode::kUnavailable;
+  absl::Status why(
+      dial.refusal,
+      absl::StrCat("connecting to ", dial.address, " over ", provider_, " failed", dial.errors,
+                   unanswered
+                       ? "; is a worker listening there, and does every firewall let it through?"
+                       : ""));
+  if (dial.purpose == Handshake::Purpose::kQuery) {
+    sink.resolved(dial.session, std::move(why));
+  } else {
+    sink.connect_failed(dial.session, std::move(why));
+  }
+}
+
+void Acceptor::accept_some(EventSink& sink) {
+  constexpr int kAtATime = 16;
+  listener_watch_.ready = 0;
+  for (int i = 0; i < kAtATime; ++i) {
+    Endpoint from;
+    from.size = sizeof from.storage;
+    const int fd = ::accept4(listener_, reinterpret_cast<sockaddr*>(&from.storage), &from.size,
+                             SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) {
+      if (errno == EAGAIN) return;
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      // No descriptor, no memory: the listener stays readable, so look away for a moment.
+      poller_->remove(listener_);
+      look_again_ = context_.clock.now() + kLookAway;
+      return;
+    }
+    make_room(sink);
+    calls_.push_back({start_handshake(fd, Handshake::Role::kServer, nullptr), nullptr, from});
+  }
+}
+
+void Acceptor::refused(const Call& caller, const absl::Status& why, EventSink& sink) const {
+  sink.handshake_refused(absl::StrCat(provider_, " ", caller.from.text()), why);
+}
+
+void Acceptor::make_room(EventSink& sink) {
+  std::vector<size_t> callers;
+  std::vector<const Endpoint*> from;
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    if (calls_[i].dial != nullptr) continue;
+    callers.push_back(i);
+    from.push_back(&calls_[i].from);
+  }
+  if (callers.size() < kMaxHalfOpen) return;
+  const auto victim = calls_.begin() + static_cast<ptrdiff_t>(callers[caller_to_drop(from)]);
+  const Call crowded_out = std::move(*victim);
+  calls_.erase(victim);
+  refused(crowded_out,
+          absl::ResourceExhaustedError(absl::StrCat("dropped for a new caller: ", kMaxHalfOpen,
+                                                    " have not proved themselves yet")),
+          sink);
+}
+
+bool Acceptor::advance_calls(EventSink& sink) {
+  bool any = false;
+  const Time now = context_.clock.now();
+  for (size_t i = 0; i < calls_.size();) {
+    using State = HandshakeConnection::State;
+    HandshakeConnection& handshake = *calls_[i].handshake;
+    const bool look = handshake.ready != 0 || !handshake.error().ok();
+    State state = look ? handshake.advance() : State::kUnderway;
+    absl::Status why = handshake.error();
+    if (state == State::kUnderway && now >= handshake.deadline()) {
+      state = State::kFailed;
+      why = absl::UnavailableError(absl::StrCat(
+          "no answer within ", std::chrono::duration<double>(options_.patience).count(), " s (",
+          options_.patience_setting, ")"));
+    }
+    if (state == State::kUnderway) {
+      ++i;
+      continue;
+    }
+    any = true;
+    Call call = std::move(calls_[i]);
+    calls_.erase(calls_.begin() + static_cast<ptrdiff_t>(i));
+    if (state == State::kDone) {
+      call_done(std::move(call), sink);
+    } else if (call.dial == nullptr) {
+      refused(call, why, sink);
+    } else {
+      call.handshake.reset();
+      try_next(std::move(call.dial), why);
+    }
+  }
+  return any;
+}
+
+void Acceptor::call_done(Call call, EventSink& sink) {
+  HandshakeConnection& handshake = *call.handshake;
+  Dial* const dial = call.dial.get();
+  if (handshake.purpose() == Handshake::Purpose::kQuery) {
+    if (dial != nullptr) sink.resolved(dial->session, handshake.answer());
+    return;
+  }
+  HelloInfo peer = handshake.peer();
+  if (dial != nullptr) {
+    if (dial->expected.uid != WorkerUid{} && peer.uid != dial->expected.uid) {
+      return try_next(
+          std::move(call.dial),
+          absl::FailedPreconditionError(absl::StrCat(
+              "another worker answers there (", peer.uid.hex(), " instead of ",
+              dial->expected.uid.hex(), "): if it was restarted, ask for its address again")));
+    }
+    peer.session = dial->session;
+    peer.rail = dial->rail;
+    peer.rails = dial->rails;
+  }
+  met_(handshake.take_fd(), std::move(peer), std::move(call.dial), sink);
+}
+
+bool Acceptor::progress(EventSink& sink) {
+  bool any = false;
+  while (!failed_.empty()) {
+    const auto dial = std::move(failed_.back());
+    failed_.pop_back();
+    give_up(*dial, sink);
+    any = true;
+  }
+  if (listener_watch_.ready != 0) accept_some(sink);
+  if (!calls_.empty()) any |= advance_calls(sink);
+  if (look_again_ != kNever && context_.clock.now() >= look_again_) {
+    const bool looks = poller_->add(listener_, EPOLLIN, listener_watch_).ok();
+    look_again_ = looks ? kNever : context_.clock.now() + kLookAway;
+  }
+  return any;
+}
+
+Time Acceptor::next_timer() const {
+  Time next = look_again_;
+  for (const Call& call : calls_) next = std::min(next, call.handshake->deadline());
+  return next;
+}
+
+absl::Status reachable(const std::string& addresses, std::string_view host_id,
+                       std::string_view here) {
+  bool elsewhere = !host_id.empty() && host_id != here;
+  for (const auto one : absl::StrSplit(addresses, ',')) {
+    auto parts = split_host_port(std::string(one));
+    if (!parts.ok()) return parts.status();
+    if (!loopback_host(parts->first)) elsewhere = false;
+  }
+  if (!elsewhere) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the peer listens on its loopback interface only (", addresses,
+                   "): start it with a listen_host that others can reach, for example 0.0.0.0"));
+}
+
+}  // namespace baton::net

@@ -1,0 +1,150 @@
+// How workers meet over TCP: one listens, the other dials, both prove themselves. Every provider
+// whose peers meet this way has one Acceptor, and hears of a peer once that peer is authenticated.
+//
+// What comes of it:
+//
+//   connect() --> a Dial, which tries the endpoints of the address one after the other
+//                   --> `met`, with the Dial           the peer is there and is the right one
+//                   --> EventSink::connect_failed()    no endpoint would do; says why, of each
+//   query()   --> EventSink::resolved()                the peer's Address, or why there is none
+//   a caller  --> `met`, without a Dial                it holds the cluster key
+//             --> nothing                              it does not, or it only asked a query
+//
+// A provider that cannot use a peer it has met hands the Dial back with try_next(), which goes on
+// with the endpoint after that one.
+//
+// What it guarantees:
+//   - Nobody who has not proved itself holds a place for longer than Options::patience, whatever it
+//     sends.
+//   - Strangers do not keep peers out. There are kMaxHalfOpen places for callers; when they are
+//     taken, the oldest call from the host with the most calls makes room for the next one. A host
+//     that floods therefore pushes out its own calls, not those of others.
+//   - Running out of descriptors costs callers kLookAway and no spinning: for so long nobody looks
+//     at the listener. Callers wait in the kernel's queue meanwhile.
+//   - A dial succeeds only with the worker that was asked for, where its uid was given.
+//   - Every connect() and query() is answered once, from inside progress().
+//
+// Threads: none of its own, no locks; all calls come from the provider's thread.
+// Ownership: it owns the listener and every connection until `met` has it. It uses `context` and
+// the poller for as long as it lives, which must outlive it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/net/endpoint.h"
+#include "transport/net/handshake_connection.h"
+#include "transport/provider.h"
+
+namespace baton::net {
+
+class Acceptor {
+ public:
+  static constexpr size_t kMaxHalfOpen = 64;  // callers that have not proved themselves yet
+  static constexpr Time kLookAway = std::chrono::milliseconds(100);
+
+  struct Options {
+    uint16_t port = 0;  // of the listener, on context.listen_host; 0: any
+    SocketOptions sockets;
+    Time patience = std::chrono::seconds(5);       // for one handshake, connecting included
+    std::string patience_setting;                  // "tcp.handshake_ms": named when it expires
+    std::function<std::string()> extra = nullptr;  // HelloInfo::extra, asked for each connection
+  };
+
+  // An attempt to reach a peer.
+  struct Dial {
+    uint64_t session = 0;
+    HelloInfo expected;  // its uid must match where set
+    Handshake::Purpose purpose = Handshake::Purpose::kRail;
+    uint16_t rail = 0;  // which connection of the session this is, of how many
+    uint16_t rails = 1;
+    std::string address;  // as asked for
+    std::vector<Endpoint> endpoints;
+    size_t next = 0;     // endpoint to try
+    std::string errors;  // of those tried
+    // What somebody who answered said no with; kUnavailable while nobody has.
+    absl::StatusCode refusal = absl::StatusCode::kUnavailable;
+
+    void note(const absl::Status& why);
+  };
+
+  // A peer has proved itself. `fd` is non-blocking, connected, and the callee's to close. `peer`
+  // carries the session, rail and rails of the Dial, or, without one, those that the peer chose.
+  using Met = std::function<void(int fd, HelloInfo peer, std::unique_ptr<Dial> dial, EventSink&)>;
+
+  // `provider`: its name, for messages.
+  Acceptor(const ProviderContext& context, std::string provider, Met met);
+  ~Acceptor();
+  Acceptor(const Acceptor&) = delete;
+  Acceptor& operator=(const Acceptor&) = delete;
+
+  // Before listen(), connect() and query().
+  void open(Poller& poller, Options options);
+  // Starts listening; returns the addresses to hand out, as Provider::listen() does.
+  absl::StatusOr<std::string> listen();
+  // What queries are answered with.
+  void set_worker_address(const std::string& encoded) { worker_address_ = encoded; }
+
+  // Dials request.address, "host:port[,host:port]". For a name (listen() gives out literal
+  // addresses) the resolver is asked, which may block. `rails`: how many connections the session
+  // will have.
+  void connect(const ConnectRequest& request, uint16_t rails = 1);
+  // As connect(), where the provider knows already that it will fail. Needs no open().
+  void refuse(const ConnectRequest& request, const absl::Status& why);
+  // Another connection of the session of `first`, to `peer` at the endpoint where that was met.
+  // Nobody is told when it fails: the session lives on the connections it has.
+  void connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail);
+  absl::Status query(uint64_t session, const std::string& host_port);
+  // The peer that `dial` has met will not do.
+  void try_next(std::unique_ptr<Dial> dial, const absl::Status& why);
+
+  // To be called after each Poller::poll(), by next_timer(), and while busy().
+  bool progress(EventSink& sink);
+  // Somebody is being met, or there is an outcome to report.
+  bool busy() const { return !calls_.empty() || !failed_.empty(); }
+  // False: progress() has something to report, so that nobody should sleep.
+  bool arm() const { return failed_.empty(); }
+  Time next_timer() const;
+
+ private:
+  struct Call {
+    std::unique_ptr<HandshakeConnection> handshake;
+    std::unique_ptr<Dial> dial;  // null: they called us
+    Endpoint from;               // of a caller
+  };
+
+  std::unique_ptr<HandshakeConnection> start_handshake(int fd, Handshake::Role role,
+                                                       const Dial* dial);
+  void start(std::unique_ptr<Dial> dial);
+  void give_up(const Dial& dial, EventSink& sink) const;
+  void accept_some(EventSink& sink);
+  void make_room(EventSink& sink);
+  bool advance_calls(EventSink& sink);
+  void call_done(Call call, EventSink& sink);
+  void refused(const Call& caller, const absl::Status& why, EventSink& sink) const;
+
+  const ProviderContext& context_;
+  const std::string provider_;
+  const Met met_;
+  Poller* poller_ = nullptr;
+  Options options_;
+  std::string worker_address_;
+  int listener_ = -1;
+  Watched listener_watch_;
+  Time look_again_ = kNever;  // at the listener
+  std::vector<Call> calls_;
+  std::vector<std::unique_ptr<Dial>> failed_;
+};
+
+// Whether a worker on `host_id` that listens on `addresses` can be reached from `here`: not if that
+// is another machine and they are of its loopback interface. InvalidArgument: they are no
+// addresses.
+absl::Status reachable(const std::string& addresses, std::string_view host_id,
+                       std::string_view here);
+
+}  // namespace baton::net

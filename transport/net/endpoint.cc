@@ -1,0 +1,308 @@
+// Socket addresses as text, listening and connecting sockets, and their options.
+#include "transport/net/endpoint.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <linux/tcp.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#ifndef TCP_USER_TIMEOUT
+#define TCP_USER_TIMEOUT 18
+#endif
+
+namespace baton::net {
+namespace {
+
+const sockaddr_in& v4(const Endpoint& e) { return reinterpret_cast<const sockaddr_in&>(e.storage); }
+const sockaddr_in6& v6(const Endpoint& e) {
+  return reinterpret_cast<const sockaddr_in6&>(e.storage);
+}
+sockaddr* raw(Endpoint& e) { return reinterpret_cast<sockaddr*>(&e.storage); }
+const sockaddr* raw(const Endpoint& e) { return reinterpret_cast<const sockaddr*>(&e.storage); }
+
+// The IPv4 address of an endpoint in host order, also when it is mapped into IPv6; 0: none.
+uint32_t ipv4_of(const Endpoint& e) {
+  if (e.storage.ss_family == AF_INET) return ntohl(v4(e).sin_addr.s_addr);
+  if (e.storage.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6(e).sin6_addr)) {
+    uint32_t address;
+    std::memcpy(&address, &v6(e).sin6_addr.s6_addr[12], 4);
+    return ntohl(address);
+  }
+  return 0;
+}
+
+bool link_local(const Endpoint& e) {
+  const uint32_t ip = ipv4_of(e);
+  if (ip != 0) return (ip >> 16) == 0xA9FE;
+  return e.storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6(e).sin6_addr);
+}
+
+size_t sysctl_number(const char* path) {
+  FILE* file = std::fopen(path, "re");
+  if (file == nullptr) return 0;
+  size_t value = 0;
+  if (std::fscanf(file, "%zu", &value) != 1) value = 0;
+  std::fclose(file);
+  return value;
+}
+
+// An explicit size ends the kernel's autotuning, so it is only set where it is granted in full.
+void set_buffer(int fd, int option, int force_option, const char* limit, size_t bytes) {
+  if (bytes == 0) return;
+  const int value = static_cast<int>(std::min<size_t>(bytes, 1 << 30));
+  if (setsockopt(fd, SOL_SOCKET, force_option, &value, sizeof(value)) == 0) return;
+  if (sysctl_number(limit) >= bytes) setsockopt(fd, SOL_SOCKET, option, &value, sizeof(value));
+}
+
+// Before connect() or listen(), because the window scale is fixed there.
+void set_buffers(int fd, size_t bytes) {
+  set_buffer(fd, SO_SNDBUF, SO_SNDBUFFORCE, "/proc/sys/net/core/wmem_max", bytes);
+  set_buffer(fd, SO_RCVBUF, SO_RCVBUFFORCE, "/proc/sys/net/core/rmem_max", bytes);
+}
+
+std::string congestion_of(int fd) {
+  char name[32] = {};
+  socklen_t size = sizeof(name) - 1;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &size) != 0) return "unknown";
+  return name;
+}
+
+bool set_congestion(int fd, const std::string& name) {
+  return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(),
+                    static_cast<socklen_t>(name.size())) == 0;
+}
+
+void set_int(int fd, int level, int option, int value) {
+  setsockopt(fd, level, option, &value, sizeof(value));
+}
+
+absl::StatusOr<std::vector<Endpoint>> lookup(const std::string& host, uint16_t port, int flags) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  if (error != 0) {
+    return absl::NotFoundError(absl::StrCat("host ", host, " is unknown (", gai_strerror(error),
+                                            "); check the name, or pass an IP address"));
+  }
+  std::vector<Endpoint> found;
+  for (addrinfo* at = list; at != nullptr; at = at->ai_next) {
+    Endpoint endpoint;
+    std::memcpy(&endpoint.storage, at->ai_addr, at->ai_addrlen);
+    endpoint.size = at->ai_addrlen;
+    found.push_back(endpoint);
+  }
+  freeaddrinfo(list);
+  return found;
+}
+
+// Interfaces that lead to other machines come first; bridges of containers and VMs have the same
+// addresses everywhere and come last.
+int unlikeliness(const ifaddrs& interface, const Endpoint& e) {
+  const std::string_view name = interface.ifa_name;
+  for (std::string_view bridge : {"docker", "br-", "virbr", "veth", "cni", "flannel", "cali"}) {
+    if (name.starts_with(bridge)) return 2;
+  }
+  return e.storage.ss_family == AF_INET ? 0 : 1;
+}
+
+void set_port(Endpoint& e, uint16_t port) {
+  if (e.storage.ss_family == AF_INET) {
+    reinterpret_cast<sockaddr_in&>(e.storage).sin_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in6&>(e.storage).sin6_port = htons(port);
+  }
+}
+
+}  // namespace
+
+std::string Endpoint::text() const {
+  char host[NI_MAXHOST] = "?";
+  char port[NI_MAXSERV] = "?";
+  const uint32_t mapped = storage.ss_family == AF_INET6 ? ipv4_of(*this) : 0;
+  if (mapped != 0) {
+    return absl::StrCat(mapped >> 24, ".", (mapped >> 16) & 255, ".", (mapped >> 8) & 255, ".",
+                        mapped & 255, ":", ntohs(v6(*this).sin6_port));
+  }
+  getnameinfo(raw(*this), size, host, sizeof(host), port, sizeof(port),
+              NI_NUMERICHOST | NI_NUMERICSERV);
+  if (storage.ss_family == AF_INET6) return absl::StrCat("[", host, "]:", port);
+  return absl::StrCat(host, ":", port);
+}
+
+bool Endpoint::loopback() const {
+  const uint32_t ip = ipv4_of(*this);
+  if (ip != 0) return (ip >> 24) == 127;
+  return storage.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6(*this).sin6_addr);
+}
+
+bool Endpoint::same_host(const Endpoint& other) const {
+  const uint32_t ip = ipv4_of(*this);
+  if (ip != 0 || ipv4_of(other) != 0) return ip == ipv4_of(other);
+  return storage.ss_family == other.storage.ss_family &&
+         std::memcmp(&v6(*this).sin6_addr, &v6(other).sin6_addr, sizeof(in6_addr)) == 0;
+}
+
+bool Endpoint::local_network() const {
+  if (loopback() || link_local(*this)) return true;
+  const uint32_t ip = ipv4_of(*this);
+  if (ip != 0) return (ip >> 24) == 10 || (ip >> 20) == 0xAC1 || (ip >> 16) == 0xC0A8;
+  return storage.ss_family == AF_INET6 && (v6(*this).sin6_addr.s6_addr[0] & 0xFE) == 0xFC;
+}
+
+absl::StatusOr<std::pair<std::string, uint16_t>> split_host_port(std::string_view text) {
+  const auto bad = [&] {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", std::string(text),
+                     "\" is not host:port; write 10.0.0.1:4000, name:4000 or [::1]:4000"));
+  };
+  const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos) return bad();
+  std::string_view host = text.substr(0, colon);
+  uint32_t port = 0;
+  if (!absl::SimpleAtoi(std::string(text.substr(colon + 1)), &port) || port == 0 || port > 65535)
+    return bad();
+  if (host.starts_with("[") && host.ends_with("]")) {
+    host = host.substr(1, host.size() - 2);
+  } else if (host.find(':') != std::string_view::npos) {
+    return bad();
+  }
+  if (host.empty()) return bad();
+  return std::make_pair(std::string(host), static_cast<uint16_t>(port));
+}
+
+bool loopback_host(std::string_view host) {
+  return host.empty() || host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+absl::StatusOr<std::vector<Endpoint>> resolve(std::string_view host_port) {
+  auto parts = split_host_port(host_port);
+  if (!parts.ok()) return parts.status();
+  return lookup(parts->first, parts->second, 0);
+}
+
+absl::StatusOr<int> listen_on(const std::string& host, uint16_t port,
+                              const SocketOptions& options) {
+  auto endpoints = lookup(host.empty() ? "127.0.0.1" : host, port, AI_PASSIVE);
+  if (!endpoints.ok()) return endpoints.status();
+  const Endpoint& at = endpoints->front();
+  const int fd = ::socket(at.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return absl::UnavailableError(absl::StrCat("socket: ", strerror(errno)));
+  set_int(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+  if (at.storage.ss_family == AF_INET6) set_int(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+  set_buffers(fd, options.buffer_bytes);
+  if (bind(fd, raw(at), at.size) != 0 || ::listen(fd, 128) != 0) {
+    const int error = errno;
+    ::close(fd);
+    const std::string what = absl::StrCat("listening on ", at.text(), ": ", strerror(error));
+    if (error == EADDRINUSE) {
+      return absl::AlreadyExistsError(absl::StrCat(
+          what, "; another process has this port: choose another, or 0 for any free one"));
+    }
+    if (error == EADDRNOTAVAIL) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          what, "; no interface here has this address: pass one of this machine, or 0.0.0.0"));
+    }
+    return absl::UnavailableError(what);
+  }
+  return fd;
+}
+
+std::string advertised(int listener) {
+  const Endpoint at = local_of(listener);
+  const bool any4 = at.storage.ss_family == AF_INET && v4(at).sin_addr.s_addr == INADDR_ANY;
+  const bool any6 = at.storage.ss_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&v6(at).sin6_addr);
+  if (!any4 && !any6) return at.text();
+
+  const uint16_t port = ntohs(any4 ? v4(at).sin_port : v6(at).sin6_port);
+  std::vector<std::pair<int, std::string>> found;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) == 0) {
+    for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+      if (i->ifa_addr == nullptr || !(i->ifa_flags & IFF_UP)) continue;
+      const int family = i->ifa_addr->sa_family;
+      if (family != AF_INET && !(family == AF_INET6 && any6)) continue;
+      Endpoint e;
+      e.size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      std::memcpy(&e.storage, i->ifa_addr, e.size);
+      set_port(e, port);
+      if (e.loopback() || link_local(e)) continue;
+      found.emplace_back(unlikeliness(*i, e), e.text());
+    }
+    freeifaddrs(list);
+  }
+  if (found.empty()) return absl::StrCat("127.0.0.1:", port);
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  if (found.size() > 4) found.resize(4);
+  return absl::StrJoin(found, ",",
+                       [](std::string* out, const auto& entry) { out->append(entry.second); });
+}
+
+absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& options) {
+  const int fd = ::socket(to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    return absl::UnavailableError(
+        absl::StrCat("socket: ", strerror(errno), "; raise the limit on open files (ulimit -n)"));
+  }
+  set_buffers(fd, options.buffer_bytes);
+  if (::connect(fd, raw(to), to.size) != 0 && errno != EINPROGRESS) {
+    const int error = errno;
+    ::close(fd);
+    return absl::UnavailableError(absl::StrCat(strerror(error)));
+  }
+  return fd;
+}
+
+std::string tune(int fd, const Endpoint& peer, const SocketOptions& options) {
+  set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_int(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_int(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set_int(fd, IPPROTO_TCP, TCP_KEEPINTVL, 3);
+  set_int(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set_int(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, options.user_timeout_ms);
+  if (options.congestion == "auto") {
+    // bbr paces: on a fabric or on loopback that halves the speed. Elsewhere the system knows best.
+    if (peer.local_network() && congestion_of(fd) == "bbr") set_congestion(fd, "cubic");
+  } else if (options.congestion != "system") {
+    set_congestion(fd, options.congestion);
+  }
+  return congestion_of(fd);
+}
+
+Endpoint peer_of(int fd) {
+  Endpoint e;
+  e.size = sizeof(e.storage);
+  if (getpeername(fd, raw(e), &e.size) != 0) e.size = 0;
+  return e;
+}
+
+Endpoint local_of(int fd) {
+  Endpoint e;
+  e.size = sizeof(e.storage);
+  if (getsockname(fd, raw(e), &e.size) != 0) e.size = 0;
+  return e;
+}
+
+uint64_t bytes_moved(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
+  return info.tcpi_bytes_acked + info.tcpi_bytes_received;
+}
+
+}  // namespace baton::net

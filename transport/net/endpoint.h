@@ -1,0 +1,66 @@
+// Addresses and sockets: "host:port" texts, listening, starting to connect, per-socket options.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace baton::net {
+
+// A socket address, IPv4 or IPv6.
+struct Endpoint {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+
+  std::string text() const;  // "10.0.0.1:4000", "[fe80::1%eth0]:4000"
+  bool loopback() const;
+  bool same_host(const Endpoint& other) const;  // whatever the ports
+  bool local_network() const;  // loopback, private, link-local: a fabric rather than the internet
+};
+
+// What every tcp socket of a worker is set up with.
+struct SocketOptions {
+  std::string congestion = "auto";  // "auto", "system" or a name the kernel knows
+  size_t buffer_bytes = 4 << 20;    // SO_SNDBUF and SO_RCVBUF; 0: the kernel decides
+  int user_timeout_ms = 10000;      // unacknowledged that long: the peer is dead
+};
+
+// Splits "host:port", "[v6]:port". InvalidArgument says what a good one looks like.
+absl::StatusOr<std::pair<std::string, uint16_t>> split_host_port(std::string_view text);
+
+// Whether a host, as split_host_port() gives it, is this machine's loopback interface; "" is, as it
+// is to listen_on().
+bool loopback_host(std::string_view host);
+
+// The endpoints behind "host:port". Literal addresses cost nothing; a name asks the resolver, which
+// may block for as long as DNS takes.
+absl::StatusOr<std::vector<Endpoint>> resolve(std::string_view host_port);
+
+// A non-blocking listener. `host` "" is loopback, "0.0.0.0" and "::" every interface; port 0 takes
+// any. The message for a port in use says how to choose another.
+absl::StatusOr<int> listen_on(const std::string& host, uint16_t port, const SocketOptions& options);
+
+// The addresses at which others reach a listener, as "host:port" or "host:port,host:port": of a
+// wildcard those of the interfaces that are up, likely ones first.
+std::string advertised(int listener);
+
+// A non-blocking socket on its way to `to`.
+absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& options);
+
+// Options for an established connection: congestion control, no delay, keepalive, user timeout.
+// Returns the congestion control in force.
+std::string tune(int fd, const Endpoint& peer, const SocketOptions& options);
+
+Endpoint peer_of(int fd);
+Endpoint local_of(int fd);
+
+// Bytes acknowledged by the peer plus bytes received from it: grows while anything moves.
+uint64_t bytes_moved(int fd);
+
+}  // namespace baton::net

@@ -1,0 +1,63 @@
+// A connection that is not a rail yet: connecting, proving itself, or asking for an Address.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "transport/clock.h"
+#include "transport/net/handshake.h"
+#include "transport/net/poller.h"
+
+namespace baton::net {
+
+// Drives one Handshake over one non-blocking socket. Nothing that comes before the peer has proved
+// itself has a length of the peer's choosing.
+class HandshakeConnection : public Watched {
+ public:
+  enum class State { kUnderway, kDone, kFailed };
+
+  // Takes over `fd`, which may still be connecting. `answer`: what a server tells to a query.
+  HandshakeConnection(int fd, Poller& poller, Handshake::Role role, const ClusterKey& key,
+                      HelloInfo self, Handshake::Purpose purpose, Time deadline,
+                      const std::string* answer);
+  ~HandshakeConnection();
+  HandshakeConnection(const HandshakeConnection&) = delete;
+  HandshakeConnection& operator=(const HandshakeConnection&) = delete;
+
+  // Goes on as far as the socket allows. kDone: a rail can be made of take_fd() (kRail), or
+  // answer() is complete (client of a kQuery), or all has been said (server of a kQuery).
+  State advance();
+  const absl::Status& error() const { return error_; }
+
+  Time deadline() const { return deadline_; }
+  const HelloInfo& peer() const { return handshake_.peer(); }
+  Handshake::Purpose purpose() const { return handshake_.purpose(); }
+  const std::string& answer() const { return in_; }
+  int take_fd();
+
+ private:
+  enum class Step { kConnecting, kShaking, kAnswering, kLength, kAnswer, kLingering };
+  static constexpr size_t kMaxAnswer = 4096;
+
+  State fail(absl::Status why);
+  bool connected();        // false: not yet, or failed
+  bool flush();            // false: the socket takes no more, or failed
+  bool read(size_t want);  // into in_, up to `want` bytes; false: not there yet, or failed
+  State shake();
+  State query();
+
+  int fd_;
+  Poller& poller_;
+  Handshake::Role role_;
+  Handshake handshake_;
+  Time deadline_;
+  const std::string* told_;
+  Step step_;
+  std::string in_;
+  std::string out_;
+  uint32_t length_ = 0;
+  absl::Status error_;
+};
+
+}  // namespace baton::net

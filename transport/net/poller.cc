@@ -1,0 +1,56 @@
+// The poller over epoll.
+#include "transport/net/poller.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::net {
+
+absl::StatusOr<std::unique_ptr<Poller>> Poller::create() {
+  const int fd = epoll_create1(EPOLL_CLOEXEC);
+  if (fd < 0) {
+    return absl::UnavailableError(absl::StrCat("epoll_create1: ", strerror(errno),
+                                               "; raise the limit on open files (ulimit -n)"));
+  }
+  return std::unique_ptr<Poller>(new Poller(fd));
+}
+
+Poller::~Poller() { leave_to_parent(); }
+
+void Poller::leave_to_parent() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+absl::Status Poller::add(int fd, uint32_t events, Watched& watched) {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = &watched;
+  if (epoll_ctl(fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
+    return absl::UnavailableError(absl::StrCat("epoll_ctl: ", strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+void Poller::modify(int fd, uint32_t events, Watched& watched) {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = &watched;
+  epoll_ctl(fd_, EPOLL_CTL_MOD, fd, &event);
+}
+
+void Poller::remove(int fd) { epoll_ctl(fd_, EPOLL_CTL_DEL, fd, nullptr); }
+
+bool Poller::poll() {
+  epoll_event events[64];
+  const int n = epoll_wait(fd_, events, 64, 0);
+  for (int i = 0; i < n; ++i) static_cast<Watched*>(events[i].data.ptr)->ready |= events[i].events;
+  return n > 0;
+}
+
+}  // namespace baton::net

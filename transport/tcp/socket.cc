@@ -1,0 +1,69 @@
+// Moves a rail's bytes with non-blocking sendmsg and recvmsg.
+#include "transport/tcp/socket.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace baton::tcp {
+namespace {
+
+size_t bytes_of(const msghdr& message) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < message.msg_iovlen; ++i) bytes += message.msg_iov[i].iov_len;
+  return bytes;
+}
+
+}  // namespace
+
+absl::Status Socket::watch() {
+  watched_.ready = EPOLLIN | EPOLLOUT;
+  return poller_.add(fd_, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, watched_);
+}
+
+void Socket::close() {
+  if (fd_ < 0) return;
+  poller_.remove(fd_);
+  ::close(fd_);
+  fd_ = -1;
+}
+
+void Socket::reset_on_close() {
+  const linger at_once{.l_onoff = 1, .l_linger = 0};
+  setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+}
+
+// errno of a connection that has failed; 0: it stands.
+int Socket::error() {
+  int error = 0;
+  socklen_t size = sizeof(error);
+  getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size);
+  if (error == 0 && (watched_.ready & kGone)) error = ECONNRESET;
+  if (error != 0) watched_.ready |= kGone;  // the kernel says it once
+  return error;
+}
+
+ssize_t Socket::receive(msghdr& message) {
+  // recvmsg() would hand out what lies in the buffer before it tells of a reset, so it is asked for
+  // that first, each time: the poller's word may be older than the reset.
+  if (const int failed = error(); failed != 0) return -failed;
+  return account(recvmsg(fd_, &message, MSG_DONTWAIT), message, EPOLLIN);
+}
+
+ssize_t Socket::send(const msghdr& message) {
+  if (watched_.ready & kGone) return -error();
+  return account(sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL), message, EPOLLOUT);
+}
+
+ssize_t Socket::account(ssize_t moved, const msghdr& message, uint32_t bit) {
+  if (moved < 0) {
+    const int why = errno == EWOULDBLOCK || errno == EINTR ? EAGAIN : errno;
+    if (why == EAGAIN && errno != EINTR) watched_.ready &= ~bit;
+    return -why;
+  }
+  // A short count means that the buffer is empty (full): the next edge will say otherwise.
+  if (moved > 0 && static_cast<size_t>(moved) < bytes_of(message)) watched_.ready &= ~bit;
+  return moved;
+}
+
+}  // namespace baton::tcp

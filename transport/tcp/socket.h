@@ -1,0 +1,50 @@
+// A rail's socket: non-blocking, watched edge-triggered, and mute once its connection was reset.
+#pragma once
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "transport/net/poller.h"
+
+namespace baton::tcp {
+
+class Socket {
+ public:
+  // Takes over `fd`, which must be non-blocking. `poller` must outlive the socket.
+  Socket(int fd, net::Poller& poller) : fd_(fd), poller_(poller) {}
+  ~Socket() { close(); }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  absl::Status watch();
+  // What is unsent and unread is lost at once where reset_on_close() was called.
+  void close();
+  void reset_on_close();
+  int fd() const { return fd_; }
+
+  // Whether a call may move bytes; it stays so until the kernel has said otherwise.
+  bool can_receive() const { return watched_.ready & (EPOLLIN | EPOLLRDHUP | kGone); }
+  bool can_send() const { return watched_.ready & (EPOLLOUT | kGone); }
+
+  // Bytes moved; receive() 0: the peer closed its side; otherwise -errno, where -EAGAIN says that
+  // the poller will tell when to go on. Once the peer has reset the connection, receive() fails:
+  // what lies unread in the buffer belongs to transfers that the peer has given up, and none of it
+  // may land any more.
+  ssize_t receive(msghdr& message);
+  ssize_t send(const msghdr& message);
+
+ private:
+  static constexpr uint32_t kGone = EPOLLERR | EPOLLHUP;
+  int error();
+  ssize_t account(ssize_t moved, const msghdr& message, uint32_t bit);
+
+  int fd_;
+  net::Poller& poller_;
+  net::Watched watched_;
+};
+
+}  // namespace baton::tcp

@@ -1,0 +1,116 @@
+// One opened RDMA device: its ports and their addresses, the registrations of the worker's regions
+// on it, its events.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "transport/region.h"
+#include "verbs/device/gid.h"
+#include "verbs/device/queue_pair_reaper.h"
+#include "verbs/device/receive_pool.h"
+#include "verbs/device/tuning.h"
+#include "verbs/device/verbs_api.h"
+
+namespace baton::verbs {
+
+class Device;
+
+struct Port {
+  Device* device = nullptr;
+  uint8_t number = 1;
+  uint8_t index = 0;  // among all ports that the provider uses
+  ibv_port_attr attributes{};
+  std::vector<ibv_gid_entry> gids;
+
+  bool up() const { return attributes.state == IBV_PORT_ACTIVE; }
+  bool infiniband() const { return attributes.link_layer == IBV_LINK_LAYER_INFINIBAND; }
+  std::string name() const;  // "mlx5_0:1"
+  double bytes_per_second() const;
+};
+
+class Device {
+ public:
+  static absl::StatusOr<std::unique_ptr<Device>> open(const VerbsApi& api, ibv_device* device,
+                                                      const Tuning& tuning);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const std::string& name() const { return name_; }
+  const VerbsApi& api() const { return api_; }
+  const ibv_device_attr& attributes() const { return attributes_; }
+  ibv_context* context() const { return context_; }
+  ibv_pd* pd() const { return pd_; }
+  ibv_comp_channel* channel() const { return channel_; }
+  // What its queue pairs receive into; null where each has its own receives.
+  ReceivePool* receive_pool() const { return receive_pool_.get(); }
+  // NUMA node, Locality::kUnknown where it has none.
+  int node() const { return node_; }
+  void set_node(int node) { node_ = node; }
+  // Where its queue pairs end.
+  QueuePairReaper& reaper() { return *reaper_; }
+  bool dead() const { return dead_; }
+  void set_dead() { dead_ = true; }
+
+  // Reads state and addresses of a port anew.
+  absl::Status refresh(Port& port) const;
+
+  // The worker's regions, by their index in its table. remove_region() fences: when it has returned
+  // the adapter does not touch the memory any more.
+  absl::Status add_region(const RegionEntry& region);
+  void remove_region(uint32_t index);
+  const ibv_mr* region(uint32_t index) const { return regions_[index]; }
+
+  // Whether memory can be registered through a dma-buf here; why not.
+  absl::Status dma_buf() const;
+
+  // Memory of our own, for messages.
+  absl::StatusOr<ibv_mr*> register_own(void* data, size_t bytes) const;
+
+  // The next event of the device, if there is one. `queue_pair`, `port`: whom it is about, or null
+  // and 0.
+  struct Event {
+    ibv_event_type type{};
+    const ibv_qp* queue_pair = nullptr;
+    int port = 0;
+  };
+  bool next_event(Event& event) const;
+  // Takes one completion event off the channel; false when there is none.
+  bool next_completion_event() const;
+
+ private:
+  Device(const VerbsApi& api, std::string name, const Tuning& tuning)
+      : api_(api), name_(std::move(name)), relaxed_(tuning.relaxed_ordering) {}
+  absl::StatusOr<ibv_mr*> register_memory(void* data, size_t bytes, int access,
+                                          const BackingFile& file = {}) const;
+  absl::Status refusal(size_t bytes, int error) const;
+
+  const VerbsApi& api_;
+  const std::string name_;
+  const bool relaxed_;
+  ibv_context* context_ = nullptr;
+  ibv_pd* pd_ = nullptr;
+  ibv_comp_channel* channel_ = nullptr;
+  std::unique_ptr<ReceivePool> receive_pool_;
+  std::unique_ptr<QueuePairReaper> reaper_ = std::make_unique<QueuePairReaper>();
+  ibv_device_attr attributes_{};
+  std::vector<ibv_mr*> regions_;
+  size_t pinned_bytes_ = 0;  // of the worker's regions
+  int pinned_regions_ = 0;
+  int node_ = -1;
+  bool dead_ = false;
+};
+
+// The devices and ports that `tuning` asks for, or all that are active; why there is none.
+struct Devices {
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<std::unique_ptr<Port>> ports;
+  std::string notes;  // about those that were left out
+};
+absl::StatusOr<Devices> open_devices(const VerbsApi& api, const Tuning& tuning);
+
+}  // namespace baton::verbs

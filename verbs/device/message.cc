@@ -1,0 +1,249 @@
+// Encodes the messages between two verbs workers, and decodes them strictly.
+#include "verbs/device/message.h"
+
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "transport/base/wire.h"
+#include "transport/internal/arrivals.h"
+
+namespace baton::verbs {
+namespace {
+
+constexpr uint8_t kOffersVersion = 2;
+constexpr size_t kMaxText = 512;
+
+absl::Status malformed() {
+  return absl::InvalidArgumentError(
+      "the peer sent a malformed message: install the same Baton on both sides");
+}
+
+void put_gid(std::string& out, const ibv_gid& gid) {
+  out.append(reinterpret_cast<const char*>(gid.raw), sizeof gid.raw);
+}
+
+ibv_gid take_gid(WireReader& in) {
+  ibv_gid gid{};
+  const std::string_view raw = in.take(sizeof gid.raw);
+  if (!raw.empty()) std::memcpy(gid.raw, raw.data(), raw.size());
+  return gid;
+}
+
+bool take_flag(WireReader& in, bool& good) {
+  const uint8_t value = in.number<uint8_t>();
+  good = good && value <= 1;
+  return value == 1;
+}
+
+RegionName take_name(WireReader& in) {
+  RegionName name;
+  name.index = in.number<uint32_t>();
+  name.generation = in.number<uint32_t>();
+  name.key = in.number<uint64_t>();
+  return name;
+}
+
+}  // namespace
+
+absl::StatusOr<Message> decode_message(std::string_view bytes) {
+  WireReader in(bytes);
+  const uint8_t kind = in.number<uint8_t>();
+  const uint8_t zero = in.number<uint8_t>();
+  Message message{static_cast<Kind>(kind), in.number<uint16_t>(), {}};
+  if (in.failed() || zero != 0 || kind < static_cast<uint8_t>(Kind::kReady) ||
+      kind > static_cast<uint8_t>(Kind::kGoodbye) || bytes.size() > kMessageBytes) {
+    return malformed();
+  }
+  message.body = bytes.substr(kHeaderBytes);
+  return message;
+}
+
+void begin_message(std::string& out, Kind kind, uint16_t credits) {
+  out.clear();
+  put_number(out, static_cast<uint8_t>(kind));
+  put_number(out, uint8_t{0});
+  put_number(out, credits);
+}
+
+void set_credits(std::string& message, uint16_t credits) {
+  std::memcpy(message.data() + 2, &credits, sizeof credits);
+}
+
+void encode(std::string& out, const Arrival& arrival) {
+  put_number(out, arrival.transfer.slot);
+  put_number(out, arrival.transfer.generation);
+  put_number(out, arrival.slice);
+  put_number(out, arrival.slice_bytes);
+  put_number(out, arrival.total_bytes);
+  put_number(out, arrival.counter_index);
+  put_number(out, arrival.counter_generation);
+  put_number(out, arrival.increment);
+  put_text(out, arrival.notify);
+}
+
+absl::StatusOr<Arrival> decode_arrival(std::string_view body) {
+  WireReader in(body);
+  Arrival arrival;
+  arrival.transfer.slot = in.number<uint32_t>();
+  arrival.transfer.generation = in.number<uint32_t>();
+  arrival.slice = in.number<uint32_t>();
+  arrival.slice_bytes = in.number<uint64_t>();
+  arrival.total_bytes = in.number<uint64_t>();
+  arrival.counter_index = in.number<uint32_t>();
+  arrival.counter_generation = in.number<uint16_t>();
+  arrival.increment = in.number<uint64_t>();
+  arrival.notify = in.text(kMaxArrivalNotify);
+  if (!in.finished() || arrival.slice >= internal::Arrivals::kMaxSlices ||
+      arrival.transfer.slot >= internal::Arrivals::kMaxSlots ||
+      arrival.slice_bytes > arrival.total_bytes ||
+      (arrival.counter_index >= CounterTable::kCapacity &&
+       arrival.counter_index != CounterTable::kCredits)) {
+    return malformed();
+  }
+  return arrival;
+}
+
+void encode(std::string& out, const RegionName& name) {
+  put_number(out, name.index);
+  put_number(out, name.generation);
+  put_number(out, name.key);
+}
+
+absl::StatusOr<RegionName> decode_name(std::string_view body) {
+  WireReader in(body);
+  const RegionName name = take_name(in);
+  if (!in.finished()) return malformed();
+  return name;
+}
+
+void encode(std::string& out, const RegionAnswer& answer) {
+  encode(out, answer.name);
+  put_number(out, static_cast<uint8_t>(answer.refusal.code()));
+  put_text(out, std::string_view(answer.refusal.message().data(),
+                                 std::min(answer.refusal.message().size(), kMaxText)));
+  put_number(out, answer.base);
+  put_number(out, answer.size);
+  put_number(out, static_cast<uint8_t>(answer.access));
+  put_number(out, static_cast<uint8_t>(answer.rkeys.size()));
+  for (uint32_t rkey : answer.rkeys) put_number(out, rkey);
+}
+
+absl::StatusOr<RegionAnswer> decode_answer(std::string_view body) {
+  WireReader in(body);
+  RegionAnswer answer;
+  answer.name = take_name(in);
+  const uint8_t code = in.number<uint8_t>();
+  const std::string_view text = in.text(kMaxText);
+  if (code > static_cast<uint8_t>(absl::StatusCode::kUnauthenticated)) return malformed();
+  answer.refusal = absl::Status(static_cast<absl::StatusCode>(code), std::string(text));
+  answer.base = in.number<uint64_t>();
+  answer.size = in.number<uint64_t>();
+  const uint8_t access = in.number<uint8_t>();
+  const uint8_t count = in.number<uint8_t>();
+  if (in.failed() || access > 3 || count > kMaxPorts) return malformed();
+  answer.access = static_cast<Access>(access);
+  for (uint8_t i = 0; i < count; ++i) answer.rkeys.push_back(in.number<uint32_t>());
+  if (!in.finished() || answer.base + answer.size < answer.base) return malformed();
+  return answer;
+}
+
+void encode(std::string& out, const Endpoint& endpoint) {
+  put_number(out, endpoint.rail);
+  put_number(out, endpoint.rails);
+  put_number(out, endpoint.incarnation);
+  put_number(out, endpoint.port);
+  put_number(out, endpoint.origin);
+  put_number(out, static_cast<uint8_t>(endpoint.recovery));
+  put_number(out, endpoint.mtu);
+  put_number(out, endpoint.family);
+  put_number(out, endpoint.rd_atomic);
+  put_number(out, endpoint.lid);
+  put_number(out, endpoint.receives);
+  put_number(out, endpoint.queue_pair);
+  put_number(out, endpoint.sequence);
+  put_number(out, static_cast<uint8_t>(endpoint.by_cm));
+  put_number(out, endpoint.cm_port);
+  put_gid(out, endpoint.gid);
+}
+
+absl::StatusOr<Endpoint> decode_endpoint(std::string_view body) {
+  WireReader in(body);
+  Endpoint endpoint;
+  bool good = true;
+  endpoint.rail = in.number<uint16_t>();
+  endpoint.rails = in.number<uint16_t>();
+  endpoint.incarnation = in.number<uint32_t>();
+  endpoint.port = in.number<uint8_t>();
+  endpoint.origin = in.number<uint8_t>();
+  endpoint.recovery = take_flag(in, good);
+  endpoint.mtu = in.number<uint8_t>();
+  endpoint.family = in.number<uint8_t>();
+  endpoint.rd_atomic = in.number<uint8_t>();
+  endpoint.lid = in.number<uint16_t>();
+  endpoint.receives = in.number<uint16_t>();
+  endpoint.queue_pair = in.number<uint32_t>();
+  endpoint.sequence = in.number<uint32_t>();
+  endpoint.by_cm = take_flag(in, good);
+  endpoint.cm_port = in.number<uint16_t>();
+  endpoint.gid = take_gid(in);
+  if (!in.finished() || !good || endpoint.rail >= endpoint.rails || endpoint.incarnation == 0 ||
+      endpoint.mtu < IBV_MTU_256 || endpoint.mtu > IBV_MTU_4096 || endpoint.rd_atomic == 0 ||
+      endpoint.receives < 8 || endpoint.queue_pair >> 24 != 0 || endpoint.sequence >> 24 != 0) {
+    return malformed();
+  }
+  return endpoint;
+}
+
+void encode(std::string& out, const RailNote& note) {
+  put_number(out, note.rail);
+  put_number(out, note.incarnation);
+  put_number(out, note.received);
+  put_number(out, static_cast<uint8_t>(note.lost));
+  put_text(out, note.text.substr(0, kMaxText));
+}
+
+absl::StatusOr<RailNote> decode_note(std::string_view body) {
+  WireReader in(body);
+  RailNote note;
+  bool good = true;
+  note.rail = in.number<uint16_t>();
+  note.incarnation = in.number<uint32_t>();
+  note.received = in.number<uint64_t>();
+  note.lost = take_flag(in, good);
+  note.text = in.text(kMaxText);
+  if (!in.finished() || !good) return malformed();
+  return note;
+}
+
+std::string encode_offers(const std::vector<PortOffer>& offers) {
+  std::string out;
+  put_number(out, kOffersVersion);
+  put_number(out, static_cast<uint8_t>(offers.size()));
+  for (const PortOffer& offer : offers) {
+    put_number(out, offer.families);
+    put_gid(out, offer.gid);
+  }
+  return out;
+}
+
+absl::StatusOr<std::vector<PortOffer>> decode_offers(std::string_view extra) {
+  WireReader in(extra);
+  const uint8_t version = in.number<uint8_t>();
+  const uint8_t count = in.number<uint8_t>();
+  if (!in.failed() && version != kOffersVersion) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "the peer speaks version %u of the verbs provider's messages and this side %u: install the "
+        "same Baton on both sides",
+        version, kOffersVersion));
+  }
+  if (in.failed() || count == 0 || count > kMaxPorts) return malformed();
+  std::vector<PortOffer> offers(count);
+  for (PortOffer& offer : offers) {
+    offer.families = in.number<uint8_t>();
+    offer.gid = take_gid(in);
+  }
+  if (!in.finished()) return malformed();
+  return offers;
+}
+
+}  // namespace baton::verbs
