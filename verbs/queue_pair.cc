@@ -120,9 +120,9 @@ QueuePair::~QueuePair() {
   std::free(memory_);
 }
 
-// Takes what completes, for a while, and gives nobody word of it. What this queue pair has taken
-// from the pool goes back there. True once the adapter has reported all that was posted.
-bool QueuePair::flush() {
+// Takes what completes, for a while. What this queue pair has taken from the pool goes back there.
+// True once the adapter has reported all that was posted.
+bool QueuePair::flush(QueuePairOwner* heir) {
   constexpr int kPolls = 20'000;  // a fraction of a millisecond, where nothing comes
   uint64_t sent = first_;
   uint32_t receives = posted_receives_;
@@ -134,7 +134,11 @@ bool QueuePair::flush() {
       if (sent >= handed_ && (pool_ != nullptr || receives == 0)) return true;
       continue;
     }
-    if ((completion.wr_id & kReceiveId) == 0) {
+    const bool is_send = (completion.wr_id & kReceiveId) == 0;
+    if (!is_send && heir != nullptr && completion.status == IBV_WC_SUCCESS && !closed_) {
+      receive(*heir, completion);
+    }
+    if (is_send) {
       sent = std::max(sent, completion.wr_id + 1);
     } else if (pool_ != nullptr) {
       const auto index = static_cast<uint32_t>(completion.wr_id & ~kReceiveId);
@@ -146,12 +150,12 @@ bool QueuePair::flush() {
   return false;
 }
 
-void QueuePair::destroy() {
+void QueuePair::destroy(QueuePairOwner* heir) {
   const bool troubled = std::exchange(broken_, true);
   bool flushed = false;
   if (queue_pair_ != nullptr && completions_ != nullptr) {
     if (!erred_) break_off();
-    flushed = flush();
+    flushed = flush(heir);
   }
   if (pool_ != nullptr) pool_->take_back(std::exchange(window_, 0));
   ibv_qp* const queue_pair = std::exchange(queue_pair_, nullptr);

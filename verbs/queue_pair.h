@@ -103,8 +103,9 @@ class QueuePair {
   bool broken() const { return broken_; }
   bool drained() const { return idle() && (pool_ != nullptr ? closed_ : posted_receives_ == 0); }
   // Ends it: afterwards the adapter touches no memory for it. One that has broken, and flushes at
-  // once, is destroyed later by the device's reaper; any other here and now.
-  void destroy();
+  // once, is destroyed later by the device's reaper; any other here and now. `heir` hears what
+  // comes up to the end: a peer may know of it already.
+  void destroy(QueuePairOwner* heir = nullptr);
 
   bool is(const ibv_qp* queue_pair) const { return queue_pair_ == queue_pair; }
   uint32_t number() const { return number_; }
@@ -132,7 +133,7 @@ class QueuePair {
   void add_record(ibv_send_wr& request, const Record& record);
   ibv_send_wr& next_request();
   void complete(QueuePairOwner& owner, ibv_wc_status status);
-  bool flush();
+  bool flush(QueuePairOwner* heir);
   void on_sent(QueuePairOwner& owner, const ibv_wc& completion);
 
   const Port& port_;

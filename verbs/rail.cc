@@ -97,22 +97,27 @@ void VerbsRail::abort(TransferId transfer, EventSink& sink) {
 }
 
 void VerbsRail::close(absl::Status why, EventSink& sink) {
-  if (state_ == State::kDown) return;
+  if (state_ == State::kDown || ending_) return;
   EventSink* const before = std::exchange(sink_, &sink);
   go_down(why, why, true);
   sink_ = before;
 }
 
 void VerbsRail::lose(const absl::Status& why, EventSink& sink) {
-  if (state_ == State::kDown) return;
+  if (state_ == State::kDown || ending_) return;
   EventSink* const before = std::exchange(sink_, &sink);
   go_down(why, absl::UnavailableError(why.message()), false);
   sink_ = before;
 }
 
 void VerbsRail::go_down(const absl::Status& why, const absl::Status& slices, bool closed) {
+  ending_ = true;
+  // Word of the end may come by another way, before what went ahead of it has been looked at: what
+  // the peer knows to have arrived counts.
+  while (known_ && queue_pair_ != nullptr && queue_pair_->poll(*this)) {
+  }
   // Destroyed first: when the slices are reported the adapter has let go of their memory.
-  if (queue_pair_ != nullptr) queue_pair_->destroy();
+  if (queue_pair_ != nullptr) queue_pair_->destroy(known_ ? this : nullptr);
   state_ = State::kDown;
   control_.clear();
   waiting_.clear();

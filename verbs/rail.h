@@ -138,7 +138,8 @@ class VerbsRail final : public Rail, private QueuePairOwner {
   const uint16_t index_;
   Properties properties_;
   State state_ = State::kConnecting;
-  bool known_ = false;  // the worker has it
+  bool known_ = false;   // the worker has it
+  bool ending_ = false;  // going down, or down
   uint32_t incarnation_ = 0;
   uint8_t peer_port_ = 0;
   std::unique_ptr<QueuePair> queue_pair_;
