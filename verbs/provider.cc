@@ -225,17 +225,8 @@ void VerbsProvider::on_event(Device& device, const Device::Event& event) {
       changed(*port);
     } else if (event.port == port->number) {
       // Read anew: after a flap the addresses may be the same under another index.
-      const bool was_up = port->up();
-      std::vector<ibv_gid_entry> before = std::move(port->gids);
       (void)device.refresh(*port);
-      const bool same = before.size() == port->gids.size() &&
-                        std::equal(before.begin(), before.end(), port->gids.begin(),
-                                   [](const ibv_gid_entry& a, const ibv_gid_entry& b) {
-                                     return a.gid_index == b.gid_index &&
-                                            a.gid_type == b.gid_type &&
-                                            std::equal(a.gid.raw, a.gid.raw + 16, b.gid.raw);
-                                   });
-      if (was_up && (!port->up() || !same)) changed(*port);
+      changed(*port);
       if (port->up() && shared_.cm != nullptr) shared_.cm->port_up(*port);
     }
   }

@@ -14,6 +14,12 @@
 namespace baton::verbs {
 namespace {
 
+const ibv_gid_entry* find_gid(const Port& port, uint32_t index) {
+  const auto it = std::find_if(port.gids.begin(), port.gids.end(),
+                               [&](const auto& entry) { return entry.gid_index == index; });
+  return it == port.gids.end() ? nullptr : &*it;
+}
+
 uint8_t mtu_code(uint32_t bytes) {
   uint8_t code = IBV_MTU_256;
   while (code < IBV_MTU_4096 && (256u << code) <= bytes) ++code;
@@ -208,6 +214,14 @@ Endpoint QueuePair::local() const {
   return end;
 }
 
+bool QueuePair::address_stands() const {
+  if (port_.infiniband() && port_.attributes.lid != lid_) return false;
+  if (!source_) return true;
+  const ibv_gid_entry* now = find_gid(port_, source_->gid_index);
+  return now != nullptr && now->gid_type == source_->gid_type &&
+         std::equal(now->gid.raw, now->gid.raw + sizeof now->gid.raw, source_->gid.raw);
+}
+
 uint8_t QueuePair::reads_asked(const Endpoint& peer) const {
   const int own = std::max(1, port_.device->attributes().max_qp_init_rd_atom);
   return static_cast<uint8_t>(std::min({own, int{peer.rd_atomic}, 255}));
@@ -237,7 +251,14 @@ absl::Status QueuePair::connect(const Endpoint& peer, const Path* path) {
     ready.ah_attr.grh.sgid_index = static_cast<uint8_t>(gid_.index);
     ready.ah_attr.grh.hop_limit = 64;
   }
-  if (ready.ah_attr.is_global) ready.ah_attr.grh.traffic_class = tuning_.traffic_class;
+  // What rdma_cm brings along stands, unless another one was asked for.
+  if (ready.ah_attr.is_global && (path == nullptr || tuning_.traffic_class != 0)) {
+    ready.ah_attr.grh.traffic_class = tuning_.traffic_class;
+  }
+  lid_ = port_.attributes.lid;
+  const uint32_t index = ready.ah_attr.grh.sgid_index;
+  const ibv_gid_entry* source = ready.ah_attr.is_global ? find_gid(port_, index) : nullptr;
+  if (source != nullptr) source_ = *source;
   absl::Status status = modify(ready,
                                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
                                    IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -107,6 +108,8 @@ class QueuePair {
   // comes up to the end: a peer may know of it already.
   void destroy(QueuePairOwner* heir = nullptr);
 
+  // Whether its port still has the address that its packets leave from, under the same index.
+  bool address_stands() const;
   bool is(const ibv_qp* queue_pair) const { return queue_pair_ == queue_pair; }
   uint32_t number() const { return number_; }
   uint32_t mtu_bytes() const { return 128u << mtu_; }
@@ -151,6 +154,8 @@ class QueuePair {
   uint8_t mtu_ = IBV_MTU_1024;
   uint32_t sequence_ = 0;
   uint32_t number_ = 0;
+  std::optional<ibv_gid_entry> source_;  // of its packets, once it is connected
+  uint16_t lid_ = 0;                     // of InfiniBand
 
   ibv_cq* completions_ = nullptr;
   ibv_qp* queue_pair_ = nullptr;

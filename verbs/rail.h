@@ -63,6 +63,8 @@ class VerbsRail final : public Rail, private QueuePairOwner {
   void set_up() { state_ = State::kUp; }  // kReady came, or went
   // Puts a message of the session into the queue.
   void send(std::string message) { control_.push_back(std::move(message)); }
+  // State or addresses of its port have been read anew.
+  void port_changed();
   // The queue pair is no good any more. `lost`: and a new one would not help.
   void fail(const absl::Status& why, bool lost);
   // The peer's end broke too, after it had received that many messages.
@@ -126,6 +128,7 @@ class VerbsRail final : public Rail, private QueuePairOwner {
     return static_cast<uint32_t>(&active - active_.data());
   }
   void finish(Active& active, absl::Status status);
+  absl::Status went_down() const;
   void culprit(uint32_t tag, ibv_wc_status status);
   void probe(Time now);
   Time probe_after() const;
@@ -169,6 +172,7 @@ class VerbsRail final : public Rail, private QueuePairOwner {
   Time deadline_ = kNever;     // of the step under way
   Time last_moved_ = kNever;   // of a completion, while work is in the queue
   Time quiet_since_ = kNever;  // nothing is in the queue, and nothing has come
+  Time down_until_ = kNever;   // the port is down, and has so long to come back
 };
 
 }  // namespace baton::verbs

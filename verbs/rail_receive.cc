@@ -31,6 +31,8 @@ void VerbsRail::sent(uint32_t tag, ibv_wc_status status) {
 void VerbsRail::culprit(uint32_t tag, ibv_wc_status status) {
   Active* active = tag < active_.size() ? &active_[tag] : nullptr;
   const std::string where = absl::StrCat("on ", port_.name());
+  const bool unanswered = status == IBV_WC_RETRY_EXC_ERR || status == IBV_WC_LOC_QP_OP_ERR;
+  if (unanswered && down_until_ != kNever) return fail(went_down(), true);
   switch (status) {
     case IBV_WC_REM_ACCESS_ERR:
     case IBV_WC_REM_INV_REQ_ERR:

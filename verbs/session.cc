@@ -14,6 +14,7 @@ Session::Session(Shared& shared, std::unique_ptr<net::MessageStream> control, He
       control_(std::move(control)),
       peer_(std::move(peer)),
       offers_(std::move(offers)),
+      tuning_(shared.tuning.for_session(shared.hardware.ports.size() > 1 && offers_.size() > 1)),
       connecting_(connecting) {
   if (connecting_) pair_ports();
 }
@@ -135,7 +136,7 @@ void Session::say(const std::string& message, const VerbsRail* about) {
 
 bool Session::others_up(const VerbsRail& rail) const {
   return std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
-    return slot.rail != nullptr && slot.rail != &rail &&
+    return slot.rail != nullptr && slot.rail != &rail && slot.rail->port().up() &&
            slot.rail->state() == VerbsRail::State::kUp;
   });
 }
@@ -305,7 +306,7 @@ void Session::rail_gone(VerbsRail& rail, const absl::Status& why, bool closed) {
   slot.why = why;
   if (over_ || slot.phase == Phase::kClosed) return;
   slot.phase = closed ? Phase::kClosed : Phase::kIdle;
-  slot.due = connecting_ && established_ ? now() + shared_.tuning.hold : kNever;
+  slot.due = connecting_ && established_ ? now() + tuning_.hold : kNever;
   if (closed) {
     begin_message(scratch_, Kind::kGoodbye);
     encode(scratch_, RailNote{.rail = rail.index(), .incarnation = rail.incarnation(), .text = {}});
@@ -323,11 +324,7 @@ void Session::forget(VerbsRail& rail) {
 
 void Session::port_changed(const Port& port) {
   for (VerbsRail* rail : rails_) {
-    if (&rail->port() != &port || rail->state() == VerbsRail::State::kDown) continue;
-    rail->fail(absl::UnavailableError(
-                   port.up() ? absl::StrCat("the addresses of ", port.name(), " changed")
-                             : absl::StrCat(port.name(), " went down")),
-               true);
+    if (&rail->port() == &port) rail->port_changed();
   }
 }
 

@@ -66,7 +66,7 @@ class Session {
   absl::Status on_cm_request(const CmRequest& request);
 
   // --- for its rails ---
-  const Tuning& tuning() const { return shared_.tuning; }
+  const Tuning& tuning() const { return tuning_; }
   CounterTable& counters() { return shared_.context.counters; }
   Time now() const { return shared_.context.clock.now(); }
   bool others_up(const VerbsRail& rail) const;
@@ -144,6 +144,7 @@ class Session {
   std::unique_ptr<net::MessageStream> control_;
   HelloInfo peer_;
   const std::vector<PortOffer> offers_;
+  const Tuning tuning_;
   const bool connecting_;
   bool established_ = false;  // has had a rail
   bool over_ = false;

@@ -13,7 +13,7 @@ void Session::pair_ports() {
   const auto& ports = shared_.hardware.ports;
   std::vector<ibv_gid> own;
   for (const auto& port : ports) {
-    auto gid = choose_gid(port->gids, shared_.tuning.gid_index, 0xff);
+    auto gid = choose_gid(port->gids, tuning_.gid_index, 0xff);
     own.push_back(gid.ok() ? gid->gid : ibv_gid{});
   }
   std::vector<size_t> used(offers_.size());
@@ -29,7 +29,7 @@ void Session::pair_ports() {
       if (better(j, best)) best = j;
     }
     ++used[best];
-    for (uint32_t q = 0; q < shared_.tuning.queue_pairs; ++q) {
+    for (uint32_t q = 0; q < tuning_.queue_pairs; ++q) {
       Slot slot;
       slot.port = static_cast<uint8_t>(mine);
       slot.peer_port = static_cast<uint8_t>(best);
@@ -50,14 +50,14 @@ absl::StatusOr<std::unique_ptr<QueuePair>> Session::make_queue_pair(const Slot& 
         port.name(), " is down: bring its network interface up (`ip link set ... up`)"));
   }
   GidChoice gid;
-  if (!port.infiniband() || shared_.tuning.gid_index >= 0) {
-    auto chosen = choose_gid(now.gids, shared_.tuning.gid_index, families);
+  if (!port.infiniband() || tuning_.gid_index >= 0) {
+    auto chosen = choose_gid(now.gids, tuning_.gid_index, families);
     if (!chosen.ok()) {
       return absl::UnavailableError(absl::StrCat(port.name(), ": ", chosen.status().message()));
     }
     gid = *std::move(chosen);
   }
-  return QueuePair::create(port, gid, shared_.tuning);
+  return QueuePair::create(port, gid, tuning_);
 }
 
 void Session::call(uint16_t index) {
@@ -69,14 +69,14 @@ void Session::call(uint16_t index) {
   if (!made.ok()) return attempt_failed(index, made.status());
   slot.pending = *std::move(made);
   slot.phase = Phase::kCalling;
-  slot.due = now() + shared_.tuning.connect;
+  slot.due = now() + tuning_.connect;
   Endpoint end = slot.pending->local();
   end.rail = index;
   end.rails = static_cast<uint16_t>(slots_.size());
   end.incarnation = slot.incarnation;
   end.port = slot.peer_port;
   end.recovery = slot.recovery;
-  end.by_cm = shared_.tuning.rdma_cm;
+  end.by_cm = tuning_.rdma_cm;
   begin_message(scratch_, Kind::kConnect);
   encode(scratch_, end);
   say(scratch_, slot.rail);
@@ -151,7 +151,7 @@ void Session::on_connected(const Endpoint& peer) {
   if (slot.phase != Phase::kCalling || slot.incarnation != peer.incarnation) return;
   if (slot.link != nullptr) return;  // heard before
   slot.peer = peer;
-  absl::Status status = shared_.tuning.rdma_cm ? call_by_cm(slot) : join(peer.rail, peer, nullptr);
+  absl::Status status = tuning_.rdma_cm ? call_by_cm(slot) : join(peer.rail, peer, nullptr);
   if (!status.ok()) attempt_failed(peer.rail, status);
 }
 
@@ -159,7 +159,7 @@ absl::Status Session::join(uint16_t index, const Endpoint& peer, const Path* pat
   Slot& slot = slots_[index];
   if (absl::Status status = slot.pending->connect(peer, path); !status.ok()) return status;
   slot.phase = Phase::kProving;
-  slot.due = now() + shared_.tuning.connect;
+  slot.due = now() + tuning_.connect;
   VerbsRail* rail = slot.rail;
   if (!slot.recovery || rail == nullptr) {
     slot.fresh = std::make_unique<VerbsRail>(*this, *shared_.hardware.ports[slot.port], index);
@@ -180,7 +180,7 @@ void Session::attempt_failed(uint16_t index, const absl::Status& why) {
   if (slot.rail != nullptr) {
     slot.rail->fail(why, true);  // it goes down by itself
   } else {
-    slot.due = connecting_ && established_ ? now() + shared_.tuning.hold : kNever;
+    slot.due = connecting_ && established_ ? now() + tuning_.hold : kNever;
   }
 }
 
@@ -264,7 +264,7 @@ absl::Status Session::call_by_cm(Slot& slot) {
   auto manager = shared_.connection_manager();
   if (!manager.ok()) return manager.status();
   auto link = (*manager)->call(*shared_.hardware.ports[slot.port], slot.pending->local().gid,
-                               slot.peer.gid, slot.peer.cm_port, terms(slot), shared_.tuning);
+                               slot.peer.gid, slot.peer.cm_port, terms(slot), tuning_);
   if (!link.ok()) return link.status();
   slot.link = *std::move(link);
   return absl::OkStatus();
@@ -280,7 +280,7 @@ absl::Status Session::await_cm(Slot& slot, const Endpoint& peer, Endpoint& end) 
   end.cm_port = *port;
   slot.peer = peer;
   slot.phase = Phase::kCalling;
-  slot.due = now() + shared_.tuning.connect;
+  slot.due = now() + tuning_.connect;
   return absl::OkStatus();
 }
 

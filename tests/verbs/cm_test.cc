@@ -154,6 +154,20 @@ TEST(ConnectionManager, ARouteByAnotherDeviceIsRefused) {
                                    HasSubstr("different subnets")));
 }
 
+// (/sys/kernel/config/rdma_cm/DEVICE/ports/PORT/default_roce_tos)
+TEST(ConnectionManager, TheTrafficClassOfTheFabricStandsUnlessOneIsGiven) {
+  for (const uint8_t given : {0, 40}) {
+    VerbsPair pair({}, with_cm({{"verbs.traffic_class", std::to_string(given)}}));
+    pair.cm->traffic_class = 104;
+    ASSERT_TRUE(pair.connect());
+    const auto addresses = pair.fake->addresses();
+    ASSERT_EQ(addresses.size(), 2u);
+    for (const ibv_ah_attr& each : addresses) {
+      EXPECT_EQ(each.grh.traffic_class, given != 0 ? given : 104);
+    }
+  }
+}
+
 TEST(ConnectionManager, StrangersAreRejected) {
   VerbsPair pair({}, with_cm());
   ASSERT_TRUE(pair.connect());

@@ -83,6 +83,41 @@ TEST_F(Faults, APortThatGoesDownAndComesBack) {
   }
 }
 
+// A switch that starts anew, a cable in the wrong hand: nobody has another way to take.
+TEST_F(Faults, TheOnlyPortMayBlink) {
+  for (const bool by_cm : {false, true}) {
+    SCOPED_TRACE(by_cm);
+    VerbsPair pair({.devices = 1}, {{"verbs.rdma_cm", by_cm ? "1" : "0"}, {"verbs.qps", "2"}});
+    pair.tick = milliseconds(1);
+    ASSERT_TRUE(pair.connect());
+    const uint64_t made = pair.fake->stats().queue_pairs;
+    for (int round = 0; round < 3; ++round) {
+      expect_survived(pair, [&] {
+        pair.fake->set_port(0, false);
+        pair.steps(4000);
+        pair.fake->set_port(0, true);
+      });
+    }
+    EXPECT_EQ(pair.fake->stats().queue_pairs, made);
+    EXPECT_EQ(pair.a.worker->stats().rails_lost, 0u);
+  }
+}
+
+TEST_F(Faults, APortThatComesBackWithOtherAddressesLosesItsRail) {
+  VerbsPair pair({.devices = 1}, {});
+  pair.tick = milliseconds(1);
+  ASSERT_TRUE(pair.connect());
+  pair.fake->set_port(0, false);
+  pair.steps(100);
+  EXPECT_EQ(pair.a.worker->peer_state(pair.a.peer), PeerState::kUp);
+  std::vector<ibv_gid_entry> gids = pair.fake->gids(0);
+  for (ibv_gid_entry& entry : gids) entry.gid_index += 5;
+  pair.fake->set_gids(0, gids);
+  pair.fake->set_port(0, true);
+  pair.steps(100);
+  EXPECT_EQ(pair.a.worker->peer_state(pair.a.peer), PeerState::kDown);
+}
+
 TEST_F(Faults, ACableThatIsPulledIsFoundOutByRetries) {
   VerbsPair pair({.devices = 2}, quick_);
   ASSERT_TRUE(pair.connect());
@@ -184,6 +219,33 @@ TEST_F(Faults, AddressesThatMoveToAnotherIndex) {
   });
   pair.steps(10'000);
   EXPECT_TRUE(both_carry(pair));
+}
+
+// An IPv6 address more, a container's bridge: it happens all the time, and to nobody's queue pair.
+TEST_F(Faults, OtherAddressesOfThePortComeAndGo) {
+  for (const bool by_cm : {false, true}) {
+    SCOPED_TRACE(by_cm);
+    Settings settings = quick_;
+    settings.emplace_back("verbs.rdma_cm", by_cm ? "1" : "0");
+    VerbsPair pair({.devices = 1}, settings);
+    ASSERT_TRUE(pair.connect());
+    const uint64_t made = pair.fake->stats().queue_pairs;
+    expect_survived(pair, [&] {
+      const std::vector<ibv_gid_entry> before = pair.fake->gids(0);
+      std::vector<ibv_gid_entry> more = before;
+      more.push_back(before[3]);
+      more.back().gid_index = 9;
+      more.back().gid.raw[15] = 77;
+      pair.fake->set_gids(0, more);
+      pair.steps(40);
+      more.erase(more.begin());  // the RoCEv1 one, which nobody uses
+      pair.fake->set_gids(0, more);
+      pair.steps(40);
+      pair.fake->set_gids(0, before);
+    });
+    EXPECT_EQ(pair.fake->stats().queue_pairs, made);
+    EXPECT_EQ(pair.a.worker->stats().rails_lost, 0u);
+  }
 }
 
 TEST_F(Faults, OneFaultAfterTheOtherAtRandomTimes) {

@@ -77,7 +77,7 @@ class QueuePairs : public testing::TestWithParam<uint32_t> {
 
   ManualClock clock_;
   FakeVerbs fake_{{.clock = &clock_}};
-  Tuning tuning_;
+  Tuning tuning_ = Tuning().for_session(true);
   std::vector<std::byte> memory_ = std::vector<std::byte>(1 << 17);
   Devices devices_;
   const ibv_mr* region_ = nullptr;

@@ -67,10 +67,11 @@ constexpr std::array kSettings = {
             .most = 1 << 20,
             .meaning = "posted at a time on a queue pair: what a cancel has to wait for"},
     Setting{.name = "verbs.timeout",
-            .standard = "14",
-            .least = 1,
+            .standard = "0",
+            .least = 0,
             .most = 31,
-            .meaning = "an unanswered packet is sent again after 4.096 us * 2^N (-u)"},
+            .meaning = "an unanswered packet is sent again after 4.096 us * 2^N (-u); 0: 14, or 18 "
+                       "where one side has a single port and no other rail could take over"},
     Setting{.name = "verbs.retry_count",
             .standard = "6",
             .least = 0,
@@ -114,6 +115,13 @@ constexpr std::array kSettings = {
         .most = 3'600'000,
         .meaning =
             "work that takes longer hangs; at least four times what timeout and retry_count make"},
+    Setting{.name = "verbs.port_grace_ms",
+            .unit = "ms",
+            .standard = "5000",
+            .least = 0,
+            .most = 3'600'000,
+            .meaning = "a port that is down has so long to come back before its rail is lost, "
+                       "unless another rail can take over"},
     Setting{.name = "verbs.hold_ms",
             .unit = "ms",
             .standard = "1000",
@@ -144,9 +152,16 @@ constexpr std::array kSettings = {
 
 absl::Span<const Setting> verbs_settings() { return kSettings; }
 
-Time Tuning::detection() const {
-  const int64_t once = timeout == 0 ? int64_t{1} << 42 : int64_t{4096} << timeout;
-  return Time(once * (retry_count + 1));
+Time Tuning::detection() const { return Time((int64_t{4096} << timeout) * (retry_count + 1)); }
+
+Tuning Tuning::for_session(bool redundant) const {
+  constexpr uint8_t kWithOthers = 14, kAlone = 18;
+  Tuning out = *this;
+  if (timeout == 0) out.timeout = redundant ? kWithOthers : kAlone;
+  // The adapter's own verdict comes first where it comes at all: an attempt may take it four times
+  // as long as it was told (InfiniBand specification, 9.7.6.1.3).
+  out.stall = std::max(stall, 4 * out.detection());
+  return out;
 }
 
 absl::StatusOr<Tuning> read_tuning(const ProviderContext& context) {
@@ -173,14 +188,12 @@ absl::StatusOr<Tuning> read_tuning(const ProviderContext& context) {
   read.number("verbs.relaxed_ordering", tuning.relaxed_ordering);
   read.number("verbs.rdma_cm", tuning.rdma_cm);
   read.ms("verbs.stall_ms", tuning.stall);
+  read.ms("verbs.port_grace_ms", tuning.port_grace);
   read.ms("verbs.hold_ms", tuning.hold);
   read.ms("verbs.settle_ms", tuning.settle);
   read.ms("verbs.connect_ms", tuning.connect);
   read.ms("verbs.probe_ms", tuning.probe);
   if (absl::Status status = read.finish(); !status.ok()) return status;
-  // The adapter's own verdict comes first where it comes at all: an attempt may take it four times
-  // as long as it was told (InfiniBand specification, 9.7.6.1.3).
-  tuning.stall = std::max(tuning.stall, 4 * tuning.detection());
   return tuning;
 }
 

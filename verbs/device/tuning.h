@@ -21,21 +21,25 @@ struct Tuning {
   uint32_t inline_bytes = 220;
   size_t slice_bytes = 1 << 20;
   size_t inflight_bytes = 4 << 20;  // per queue pair: what a cancel has to wait for
-  uint8_t timeout = 14;             // 4.096 us * 2^timeout per attempt
+  uint8_t timeout = 0;              // 4.096 us * 2^timeout per attempt; 0: see for_session()
   uint8_t retry_count = 6;          // rdma_rxe takes 7 for "for ever"
   uint8_t rnr_retry = 3;
   uint8_t rd_atomic = 16;
   uint8_t traffic_class = 0;
   uint8_t service_level = 0;
   bool relaxed_ordering = true;
-  bool rdma_cm = false;                   // connects queue pairs
-  Time stall = std::chrono::seconds(2);   // a work request that takes longer hangs
-  Time hold = std::chrono::seconds(1);    // a lost rail stays away that long
-  Time settle = std::chrono::seconds(2);  // for the peer to say what a broken rail delivered
+  bool rdma_cm = false;                       // connects queue pairs
+  Time stall = std::chrono::seconds(2);       // a work request that takes longer hangs
+  Time port_grace = std::chrono::seconds(5);  // a port may be down, while it is the last one
+  Time hold = std::chrono::seconds(1);        // a lost rail stays away that long
+  Time settle = std::chrono::seconds(2);      // for the peer to say what a broken rail delivered
   Time connect = std::chrono::seconds(5);
   Time probe = std::chrono::seconds(1);  // a quiet queue pair asks whether the peer is there
 
-  // How long the adapter tries before it reports that a peer does not answer.
+  // With what depends on whether another rail could take over: a rail that could be replaced is
+  // given up soon, the only one late.
+  Tuning for_session(bool redundant) const;
+  // How long the adapter tries before it reports that a peer does not answer. Of a session.
   Time detection() const;
 };
 

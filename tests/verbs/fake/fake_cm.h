@@ -47,7 +47,8 @@ class FakeCm {
   bool unroutable = false;  // addresses are not found
   bool impostor = false;    // replies carry somebody else's proof
   bool nobody_listens = false;
-  int wrong_device = -1;  // routes lead by this device
+  int wrong_device = -1;      // routes lead by this device
+  uint8_t traffic_class = 0;  // what an administrator has set for all of rdma_cm
   void disconnect_all();
   void remove_device(size_t device);
   // A stranger calls everybody who listens, with this private data and queue pair 77. How often

@@ -182,6 +182,7 @@ struct FakeCmCalls {
     attributes->ah_attr.is_global = 1;
     attributes->ah_attr.port_num = 1;
     attributes->ah_attr.grh.hop_limit = 64;
+    attributes->ah_attr.grh.traffic_class = cm().traffic_class;
     attributes->ah_attr.grh.sgid_index = static_cast<uint8_t>(ipv4(id.device).gid_index);
     attributes->ah_attr.grh.dgid = ipv4(id.peer->device).gid;
     return 0;
