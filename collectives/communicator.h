@@ -42,7 +42,10 @@ struct CommunicatorOptions {
   std::string rendezvous;      // "host:port" where rank 0 (or a launcher) serves; see rendezvous.h
   uint64_t generation = 0;     // of the group: higher for one that replaces a broken one
   std::string name = "world";  // for messages and timelines
-  WorkerOptions worker;        // providers, key, shape, timeline: as for any worker
+  // Providers, key, shape, timeline: as for any worker. An empty listen_host means loopback where
+  // the rendezvous is a loopback address ("127.0.0.1:4711", "localhost:4711"), else every
+  // interface, for ranks on other machines.
+  WorkerOptions worker;
   Time start_timeout = std::chrono::seconds(30);  // until all ranks have met
   Time timeout = std::chrono::seconds(60);        // of each call, from its start; kNever: none
   bool background = false;  // a thread advances calls while the caller computes

@@ -38,19 +38,10 @@ std::optional<double> least_bus_bandwidth() {
 // Serves the rendezvous if the launcher of this rank does not.
 absl::StatusOr<std::unique_ptr<collectives::RendezvousServer>> serve(const launch::Place& place) {
   if (!place.serves) return nullptr;
-  const size_t colon = place.rendezvous.rfind(':');
-  uint32_t port = 0;
-  if (colon == std::string::npos || !absl::SimpleAtoi(place.rendezvous.substr(colon + 1), &port) ||
-      port > 65535) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the rendezvous \"%s\" is no host:port", place.rendezvous));
-  }
   const auto key = ClusterKey::for_this_user();
   if (!key.ok()) return key.status();
-  const bool alone = place.local_ranks == place.ranks;
-  return collectives::RendezvousServer::start(*key, alone ? "" : "0.0.0.0",
-                                              static_cast<uint16_t>(port),
-                                              static_cast<uint32_t>(place.ranks));
+  return collectives::RendezvousServer::start_at(*key, place.rendezvous,
+                                                 static_cast<uint32_t>(place.ranks));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> join(const CollectivePerfOptions& options,
@@ -66,7 +57,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> join(const CollectivePerfOptions& 
     group.worker.providers = {options.provider};
     group.worker.require = options.provider;
   }
-  if (place.local_ranks < place.ranks) group.worker.listen_host = "0.0.0.0";
   if (!options.link.empty()) {
     const auto shape = LinkShape::parse(options.link);
     if (!shape.ok()) return shape.status();

@@ -29,6 +29,12 @@ std::string host_name() {
   return name;
 }
 
+// Where others come to the rendezvous from other machines, they must reach this rank too.
+std::string listen_host_for(const std::string& rendezvous) {
+  if (only_this_machine(rendezvous)) return "";
+  return rendezvous.starts_with('[') ? "::" : "0.0.0.0";
+}
+
 // Ranks per node if the hosts come in equal consecutive groups, else 1.
 uint32_t count_node_size(const std::vector<RankInfo>& rank_infos) {
   uint32_t size = 1;
@@ -79,6 +85,9 @@ absl::Status Mesh::open() {
                         options_.slot_bytes));
   }
   options_.worker.name = absl::StrCat(options_.name, ".", rank_);
+  if (options_.worker.listen_host.empty() && ranks_ > 1) {
+    options_.worker.listen_host = listen_host_for(options_.rendezvous);
+  }
   absl::StatusOr<std::unique_ptr<Worker>> made = Worker::create(options_.worker);
   if (!made.ok()) return made.status();
   worker_ = *std::move(made);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <thread>
 
+#include "absl/strings/str_split.h"
 #include "collectives/launch/rendezvous_service.h"
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
@@ -53,17 +54,15 @@ absl::StatusOr<std::unique_ptr<RendezvousServer>> RendezvousServer::start_at(
     const ClusterKey& key, const std::string& rendezvous, uint32_t ranks) {
   auto parts = net::split_host_port(rendezvous);
   if (!parts.ok()) return parts.status();
-  auto found = net::resolve(rendezvous);
-  if (!found.ok()) return found.status();
-  // A host's own name often resolves to loopback on the host itself: only a literal address is
-  // taken to mean that nobody else is to come.
-  const bool literal =
-      parts->first == "localhost" ||
-      parts->first.find_first_not_of("0123456789abcdefABCDEF.:") == std::string::npos;
-  const bool only_here =
-      literal && std::all_of(found->begin(), found->end(),
-                             [](const net::Endpoint& a) { return a.loopback(); });
-  return start(key, only_here ? parts->first : "*", parts->second, ranks);
+  return start(key, only_this_machine(rendezvous) ? parts->first : "*", parts->second, ranks);
+}
+
+bool only_this_machine(const std::string& rendezvous) {
+  const std::vector<std::string> places = absl::StrSplit(rendezvous, ',');
+  return std::all_of(places.begin(), places.end(), [](const std::string& place) {
+    const auto parts = net::split_host_port(place);
+    return parts.ok() && net::loopback_host(parts->first);
+  });
 }
 
 std::string RendezvousServer::address() const { return impl_->service->address(); }

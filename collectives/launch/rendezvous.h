@@ -61,6 +61,11 @@ class RendezvousServer {
   std::unique_ptr<Impl> impl_;
 };
 
+// Whether only ranks of this machine can come to `rendezvous` ("host:port[,host:port]"): loopback
+// addresses, in numbers or as "localhost". A host's own name often resolves to loopback on the host
+// itself, so a name says nothing.
+bool only_this_machine(const std::string& rendezvous);
+
 // Hands `info` to the server at `address` and returns the rank_infos of all ranks of its
 // generation, ordered by rank. Blocks, retries while nobody listens. One rank needs no server: with
 // an empty address it meets itself. Errors, at every rank that has come:

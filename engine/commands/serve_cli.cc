@@ -72,7 +72,7 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
   kvtransfer::BatonConnectorOptions options;
   options.worker.name = absl::StrCat(flags.role, "-", flags.port);
   options.worker.providers = flags.providers;
-  options.worker.listen_host = flags.kv_host;
+  options.worker.listen_host = flags.kv_host.empty() ? flags.host : flags.kv_host;
   options.worker.listen_port = flags.kv_port;
   options.worker.timeline = timeline;
   if (!flags.key_file.empty()) {
@@ -157,7 +157,8 @@ int serve_main(int argc, char** argv) {
                  "decode: recompute a prompt whose KV does not come, or fail the request")
       ->check(CLI::IsMember({"recompute", "fail"}))
       ->capture_default_str();
-  app.add_option("--kv-host", flags.kv_host, "Address to listen on for KV; default: loopback");
+  app.add_option("--kv-host", flags.kv_host,
+                 "Address to listen on for KV; default: that of --host");
   app.add_option("--kv-port", flags.kv_port, "Port to listen on for KV; 0: any");
   app.add_option("--key-file", flags.key_file, "Cluster key; default: this user's own");
   app.add_option("--provider", flags.providers, "Only these transports, such as shm,tcp")

@@ -62,10 +62,13 @@ json ApiReply::envelope(const char* kind) const {
 
 json ApiReply::usage(const serve::RequestMetrics& metrics) const {
   const uint64_t output = metrics.output_tokens + request_.resume_tokens.size();
+  json prompt = {{"cached_tokens", metrics.cached_tokens},
+                 {"kv_loaded_tokens", metrics.loaded_tokens}};
+  if (!metrics.load_error.ok()) prompt["kv_load_error"] = metrics.load_error.message();
   return {{"prompt_tokens", metrics.prompt_tokens},
           {"completion_tokens", output},
           {"total_tokens", metrics.prompt_tokens + output},
-          {"prompt_tokens_details", {{"cached_tokens", metrics.cached_tokens}}}};
+          {"prompt_tokens_details", std::move(prompt)}};
 }
 
 std::string ApiReply::token_text(int32_t token) const {

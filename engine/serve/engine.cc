@@ -5,8 +5,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/log.h"
 
 namespace baton::engine::serve {
+namespace {
+
+constexpr Time kFailedLoadsApart = std::chrono::seconds(10);  // lines about them, in the log
+
+}  // namespace
 
 absl::Status Engine::add_request(Request request) {
   if (absl::Status status = request.sampling.validate(); !status.ok()) return status;
@@ -156,9 +162,22 @@ void Engine::load_finished(Sequence* sequence) {
   scheduler_.loaded(sequence);
 }
 
-void Engine::load_failed(Sequence* sequence, const absl::Status& why) {
+// A prompt that is computed twice is dear, so nobody may fail to hear of it: it is counted, told
+// with the answer, and logged.
+void Engine::note_failed_load(Sequence* sequence, const absl::Status& why) {
   ++stats_.loads_failed;
   sequence->metrics.load_error = why;
+  const Time now = clock_.now();
+  if (now < log_failed_loads_at_) return;
+  log_failed_loads_at_ = now + kFailedLoadsApart;
+  log_event(LogLevel::kWarning, "%d KV loads have failed since the last line like this; %s: %s",
+            stats_.loads_failed - std::exchange(logged_failed_loads_, stats_.loads_failed),
+            loads_->may_recompute() ? "the prompt is computed here" : "the request fails",
+            std::string(why.message()));
+}
+
+void Engine::load_failed(Sequence* sequence, const absl::Status& why) {
+  note_failed_load(sequence, why);
   if (loads_->may_recompute()) {
     loads_->give_up(sequence);
     scheduler_.load_failed(sequence);
@@ -174,10 +193,11 @@ bool Engine::step() {
   if (loads_.has_value()) changed |= follow_loads();
   const StepPlan& plan = scheduler_.schedule();
   for (const auto& [sequence, status] : plan.failed) {
-    ++stats_.loads_failed;
+    note_failed_load(sequence, status);
     finish(sequence, FinishReason::kError, status);
     changed = true;
   }
+  for (const auto& [sequence, status] : plan.not_loaded) note_failed_load(sequence, status);
   for (Sequence* sequence : plan.admitted_jobs) {
     changed = true;
     if (absl::Status status = jobs_->send_cached(*sequence); !status.ok()) {

@@ -112,6 +112,7 @@ class Engine {
   bool follow_loads();
   void run(const StepPlan& plan);
   absl::Status compute(const StepPlan& plan);
+  void note_failed_load(Sequence* sequence, const absl::Status& why);
   void load_failed(Sequence* sequence, const absl::Status& why);
   void load_finished(Sequence* sequence);
   void advance(const ScheduledChunk& chunk, size_t row);
@@ -141,6 +142,8 @@ class Engine {
   absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> requests_;
   absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> prefills_;  // by job
   EngineStats stats_;
+  uint64_t logged_failed_loads_ = 0;
+  Time log_failed_loads_at_{};
 };
 
 }  // namespace baton::engine::serve

@@ -142,11 +142,11 @@ bool Scheduler::admit(Sequence* sequence) {
       sequence->state = SequenceState::kWaitingForRemoteKv;
       loading_.push_back(sequence);
     } else {
-      sequence->metrics.load_error = status;
       blocks_.release(sequence->blocks);
       sequence->blocks.clear();
       if (loads_->may_recompute()) {
         load_failed(sequence);
+        plan_.not_loaded.emplace_back(sequence, status);
       } else {
         sequence->state = SequenceState::kDone;
         plan_.failed.emplace_back(sequence, status);
@@ -179,6 +179,7 @@ const StepPlan& Scheduler::schedule() {
   plan_.chunks.clear();
   plan_.admitted_jobs.clear();
   plan_.failed.clear();
+  plan_.not_loaded.clear();
   plan_.streaming = nullptr;
   budget_ = options_.token_budget;
   plan_.preempted = false;

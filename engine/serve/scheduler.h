@@ -27,8 +27,10 @@ struct StepPlan {
   std::vector<ScheduledChunk> chunks;
   // Prefill jobs that left the queue; those with nothing to compute are in no chunk.
   std::vector<Sequence*> admitted_jobs;
-  // Sequences that cannot go on, already removed.
+  // Sequences that cannot go on, already removed: their loads could not even be started.
   std::vector<std::pair<Sequence*, absl::Status>> failed;
+  // The same, but they are computed here.
+  std::vector<std::pair<Sequence*, absl::Status>> not_loaded;
   // The only chunk's sequence, if its KV is still arriving: each layer has to be waited for.
   Sequence* streaming = nullptr;
   bool preempted = false;  // some sequence gave its blocks up

@@ -6,6 +6,7 @@
 #include "engine/serve/engine.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/engine_serve/loopback_connector.h"
+#include "transport/base/log.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -124,6 +125,25 @@ TEST(Disaggregation, FailedLoadsAreRecomputed) {
     expect_same(expected(), pair.outcomes);
     EXPECT_GT(pair.decode.loads_failed, 20u);
     EXPECT_GT(pair.link->late_writes, 0u);
+  }
+}
+
+// Neither a prefill worker that cannot be asked nor one that does not answer goes unnoticed.
+TEST(Disaggregation, PromptsComputedTwiceAreCountedToldAndLogged) {
+  for (const LoopbackFaults faults : {LoopbackFaults{.refuse_start = 1}, {.fail_load = 1}}) {
+    std::vector<std::string> lines;
+    set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+    const Pair pair = run_pair(
+        {.seed = 15, .faults = faults, .prefill = {.blocks = 256}, .decode = {.blocks = 256}});
+    set_log_sink(nullptr);
+    expect_same(expected(), pair.outcomes);
+    size_t told = 0;
+    for (const auto& [id, outcome] : pair.outcomes) told += !outcome.metrics.load_error.ok();
+    EXPECT_GT(told, kRequests / 2);
+    EXPECT_EQ(pair.decode.loads_failed, told);
+    ASSERT_FALSE(lines.empty());
+    EXPECT_NE(lines[0].find("computed here"), std::string::npos) << lines[0];
+    EXPECT_NE(lines[0].find("injected"), std::string::npos) << lines[0];
   }
 }
 
