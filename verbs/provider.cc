@@ -210,12 +210,19 @@ void VerbsProvider::on_event(Device& device, const Device::Event& event) {
   const auto changed = [&](Port& port) {
     for (const auto& session : sessions_) session->port_changed(port);
   };
-  if (event.queue_pair != nullptr) {
-    if (event.type == IBV_EVENT_QP_FATAL || event.type == IBV_EVENT_QP_ACCESS_ERR ||
-        event.type == IBV_EVENT_QP_REQ_ERR) {
-      for (const auto& session : sessions_) session->device_event(event);
-    }
-    return;
+  switch (event.type) {
+    case IBV_EVENT_SRQ_ERR:
+      device.give_up_receive_pool();
+      [[fallthrough]];
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_ACCESS_ERR:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+    case IBV_EVENT_CQ_ERR:
+      for (const auto& session : sessions_) session->device_event(device, event);
+      return;
+    default:
+      break;
   }
   if (event.type == IBV_EVENT_DEVICE_FATAL) device.set_dead();
   for (const auto& port : shared_.hardware.ports) {

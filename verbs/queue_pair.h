@@ -110,12 +110,20 @@ class QueuePair {
 
   // Whether its port still has the address that its packets leave from, under the same index.
   bool address_stands() const;
+  // The adapter says that this one takes no more of the shared receives.
+  void set_last_receive() { last_receive_ = true; }
+
   bool is(const ibv_qp* queue_pair) const { return queue_pair_ == queue_pair; }
+  bool is(const ibv_cq* completions) const { return completions_ == completions; }
+  bool shares_receives() const { return pool_ != nullptr; }
   uint32_t number() const { return number_; }
   uint32_t mtu_bytes() const { return 128u << mtu_; }
 
  private:
   static constexpr size_t kChain = 16;
+  // Some drivers (rdma_rxe) never say that the last receive was used: after so many polls in which
+  // nothing came, it was.
+  static constexpr uint32_t kQuietPolls = 300;
 
   struct Record {
     uint32_t tag = kNoTag;
@@ -166,6 +174,8 @@ class QueuePair {
   bool broken_ = false;
   bool erred_ = false;   // told to be in the error state
   bool closed_ = false;  // and what came before has been seen; what comes later does not count
+  bool last_receive_ = false;
+  uint32_t quiet_polls_ = 0;  // since all that was sent has completed
 
   std::vector<Record> records_;
   uint64_t first_ = 0;   // oldest not known to be complete

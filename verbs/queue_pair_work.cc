@@ -145,9 +145,10 @@ bool QueuePair::poll(QueuePairOwner& owner) {
     if (free > 0) post_receives(again, free);
     if (count < kBatch) break;
   }
-  // Shared receives do not flush. What the adapter may still have been writing when it was told to
-  // stop has no completion, and by this end's word to the peer it has not arrived.
-  if (erred_ && !any && idle()) closed_ = true;
+  // Shared receives do not flush: an event says that the last one was used. What the adapter may
+  // still have been writing when it was told to stop has not arrived, by this end's word to the
+  // peer.
+  if (erred_ && !any && idle() && (last_receive_ || ++quiet_polls_ > kQuietPolls)) closed_ = true;
   // What was added after the break was never handed over.
   if (completions_ != nullptr && broken_ && first_ >= handed_ && first_ < next_) {
     chain_ = 0;

@@ -174,6 +174,24 @@ void VerbsRail::port_changed() {
   }
 }
 
+void VerbsRail::device_event(const Device::Event& event) {
+  if (queue_pair_ == nullptr) return;
+  const auto failed = [&](const char* what, bool lost) {
+    fail(absl::UnavailableError(absl::StrFormat("the adapter reported event %u (%s) on %s",
+                                                event.type, what, port_.name())),
+         lost);
+  };
+  if (event.type == IBV_EVENT_SRQ_ERR) {
+    if (queue_pair_->shares_receives()) failed("shared receives", false);
+  } else if (event.type == IBV_EVENT_CQ_ERR) {
+    // What had come cannot be known any more.
+    if (queue_pair_->is(event.completions)) failed("completion queue", true);
+  } else if (queue_pair_->is(event.queue_pair)) {
+    if (event.type == IBV_EVENT_QP_LAST_WQE_REACHED) return queue_pair_->set_last_receive();
+    failed("queue pair", event.type == IBV_EVENT_QP_FATAL);
+  }
+}
+
 absl::Status VerbsRail::went_down() const {
   return absl::UnavailableError(absl::StrCat(port_.name(), " went down"));
 }
@@ -296,7 +314,8 @@ Time VerbsRail::probe_after() const {
 
 Time VerbsRail::next_timer() const {
   if (state_ == State::kDown) return kNever;
-  if (state_ == State::kBroken) return deadline_;
+  // While it drains an event may end it, or, where there is none, polling (QueuePair::drained()).
+  if (state_ == State::kBroken) return !drained_ && queue_pair_->idle() ? Time::zero() : deadline_;
   if (quiet_since_ != kNever) return std::min(down_until_, quiet_since_ + probe_after());
   return last_moved_ == kNever ? down_until_
                                : std::min(down_until_, last_moved_ + session_.tuning().stall);

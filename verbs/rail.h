@@ -74,9 +74,8 @@ class VerbsRail final : public Rail, private QueuePairOwner {
   uint64_t received() const { return received_; }
   // Reports everything and goes down, now.
   void lose(const absl::Status& why, EventSink& sink);
-  bool uses(const ibv_qp* queue_pair) const {
-    return queue_pair_ != nullptr && queue_pair_->is(queue_pair);
-  }
+  // An event of the device, which may be about the queue pair of this rail.
+  void device_event(const Device::Event& event);
 
  private:
   static constexpr uint32_t kReservedCredits = 4;  // for kCredit and answers

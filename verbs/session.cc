@@ -328,12 +328,9 @@ void Session::port_changed(const Port& port) {
   }
 }
 
-void Session::device_event(const Device::Event& event) {
+void Session::device_event(const Device& device, const Device::Event& event) {
   for (VerbsRail* rail : rails_) {
-    if (!rail->uses(event.queue_pair)) continue;
-    rail->fail(absl::UnavailableError(absl::StrFormat("the adapter reported event %u on %s",
-                                                      event.type, rail->port().name())),
-               event.type == IBV_EVENT_QP_FATAL);
+    if (rail->port().device == &device) rail->device_event(event);
   }
 }
 

@@ -61,7 +61,7 @@ class Session {
   // Of the provider.
   void region_removed(const RegionName& name);
   void port_changed(const Port& port);
-  void device_event(const Device::Event& event);
+  void device_event(const Device& device, const Device::Event& event);
   // A call by rdma_cm: NotFound when it is not for this session.
   absl::Status on_cm_request(const CmRequest& request);
 

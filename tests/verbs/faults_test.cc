@@ -209,6 +209,46 @@ TEST_F(Faults, QueuePairsThatTheAdapterBreaks) {
   EXPECT_TRUE(both_carry(pair));
 }
 
+TEST_F(Faults, CompletionQueuesThatBreakAreNotWaitedFor) {
+  VerbsPair pair({.devices = 2}, {});
+  ASSERT_TRUE(pair.connect());
+  const Time before = pair.clock.now();
+  expect_survived(pair, [&] { pair.fake->break_completion_queues(1); });
+  EXPECT_LT(pair.clock.now() - before, milliseconds(1500)) << "as long as work that hangs";
+  pair.steps(100'000);
+  EXPECT_TRUE(both_carry(pair)) << "the rail did not come back";
+}
+
+// Those that come after it have receives of their own.
+TEST_F(Faults, SharedReceivesThatBreakAreReplaced) {
+  VerbsPair pair({.devices = 2}, quick_);
+  ASSERT_TRUE(pair.connect());
+  pair.expect_ready = false;
+  expect_survived(pair, [&] { pair.fake->break_shared_receives(1); });
+  pair.steps(10'000);
+  EXPECT_TRUE(both_carry(pair)) << "the rail did not come back";
+  expect_survived(pair, [] {});
+  EXPECT_TRUE(both_carry(pair)) << "and stays";
+}
+
+// Until it says so (IBV_EVENT_QP_LAST_WQE_REACHED) it may hold a receive that belongs to all.
+TEST_F(Faults, AQueuePairThatBreaksGivesBackTheReceiveThatItHad) {
+  for (const int polls : {1, 20, 200}) {
+    SCOPED_TRACE(polls);
+    VerbsPair pair({.devices = 2}, quick_);
+    ASSERT_TRUE(pair.connect());
+    pair.fake->set_slow_to_stop(polls);
+    const size_t posted = pair.fake->shared_receives();
+    for (int round = 0; round < 3; ++round) {
+      expect_survived(pair, [&] { pair.fake->break_queue_pairs(1); });
+      pair.steps(10'000);
+      EXPECT_TRUE(both_carry(pair));
+    }
+    pair.steps(1000);
+    EXPECT_GE(pair.fake->shared_receives(), posted) << "receives were lost";
+  }
+}
+
 TEST_F(Faults, AddressesThatMoveToAnotherIndex) {
   VerbsPair pair({.devices = 2}, quick_);
   ASSERT_TRUE(pair.connect());

@@ -70,6 +70,13 @@ class QueuePairs : public testing::TestWithParam<uint32_t> {
   }
   void poll(int rounds = 5) {
     for (int i = 0; i < rounds; ++i) {
+      Device::Event event;
+      while (devices_.devices[0]->next_event(event)) {
+        if (event.type != IBV_EVENT_QP_LAST_WQE_REACHED) continue;
+        for (const auto& each : {a_.get(), b_.get()}) {
+          if (each->is(event.queue_pair)) each->set_last_receive();
+        }
+      }
       a_->poll(at_a_);
       b_->poll(at_b_);
     }

@@ -225,7 +225,7 @@ absl::StatusOr<ibv_mr*> Device::register_own(void* data, size_t bytes) const {
 bool Device::next_event(Event& event) const {
   ibv_async_event raw{};
   if (dead_ || api_.ibv_get_async_event(context_, &raw) != 0) return false;
-  event = {.type = raw.event_type, .queue_pair = nullptr, .port = 0};
+  event = {.type = raw.event_type};
   switch (raw.event_type) {
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
@@ -236,6 +236,9 @@ bool Device::next_event(Event& event) const {
     case IBV_EVENT_PATH_MIG_ERR:
     case IBV_EVENT_QP_LAST_WQE_REACHED:
       event.queue_pair = raw.element.qp;
+      break;
+    case IBV_EVENT_CQ_ERR:
+      event.completions = raw.element.cq;
       break;
     case IBV_EVENT_PORT_ACTIVE:
     case IBV_EVENT_PORT_ERR:

@@ -47,7 +47,9 @@ class Device {
   ibv_pd* pd() const { return pd_; }
   ibv_comp_channel* channel() const { return channel_; }
   // What its queue pairs receive into; null where each has its own receives.
-  ReceivePool* receive_pool() const { return receive_pool_.get(); }
+  ReceivePool* receive_pool() const { return pool_broken_ ? nullptr : receive_pool_.get(); }
+  // The shared queue failed: new queue pairs have receives of their own.
+  void give_up_receive_pool() { pool_broken_ = true; }
   // NUMA node, Locality::kUnknown where it has none.
   int node() const { return node_; }
   void set_node(int node) { node_ = node; }
@@ -71,11 +73,11 @@ class Device {
   // Memory of our own, for messages.
   absl::StatusOr<ibv_mr*> register_own(void* data, size_t bytes) const;
 
-  // The next event of the device, if there is one. `queue_pair`, `port`: whom it is about, or null
-  // and 0.
+  // The next event of the device, if there is one. The rest: whom it is about, or null and 0.
   struct Event {
     ibv_event_type type{};
     const ibv_qp* queue_pair = nullptr;
+    const ibv_cq* completions = nullptr;
     int port = 0;
   };
   bool next_event(Event& event) const;
@@ -103,6 +105,7 @@ class Device {
   int pinned_regions_ = 0;
   int node_ = -1;
   bool dead_ = false;
+  bool pool_broken_ = false;
 };
 
 // The devices and ports that `tuning` asks for, or all that are active; why there is none.

@@ -57,6 +57,7 @@ struct FakeCompletionCalls : FakeCall {
     made->cq.cqe = entries;
     made->cq.channel = channel;
     if (channel != nullptr) ++channel->refcnt;
+    fake.completion_queues_.push_back(made);
     ++fake_of_context(context).users;
     ++fake.objects_;
     return &made->cq;
@@ -72,6 +73,7 @@ struct FakeCompletionCalls : FakeCall {
         return each == queue && take_count(queue->channel->fd);
       });
     }
+    std::erase(fake.completion_queues_, &cq);
     --fake_of_context(queue->context).users;
     --fake.objects_;
     delete &cq;
@@ -82,6 +84,8 @@ struct FakeCompletionCalls : FakeCall {
     Lock lock(fake.mutex_);
     fake.run(fake.options_.bytes_per_poll);
     auto& cq = fake_of<FakeCq>(queue);
+    fake.let_go(cq);
+    if (cq.broken) return 0;
     int count = 0;
     for (; count < most && !cq.entries.empty(); ++count) {
       const FakeCq::Entry& entry = cq.entries.front();

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "tests/verbs/fake/fake_verbs.h"
@@ -45,6 +46,7 @@ struct FakeCq {
   };
   Ring<Entry> entries;
   bool armed = false;
+  bool broken = false;  // nothing comes out of it any more
   size_t users = 0;
 };
 
@@ -66,6 +68,7 @@ struct FakeReceive {
 struct FakeSrq {
   ibv_srq srq{};
   uint32_t most = 0;
+  bool broken = false;  // takes no more receives, and gives none out
   Ring<FakeReceive> receives;
   size_t users = 0;
 };
@@ -83,6 +86,9 @@ struct FakeQp {
   uint64_t done = 0;         // bytes of the first work request
   bool waiting = false;
   Time waiting_since{};
+  // In the error state: a shared receive that it had taken, and still owes a completion for.
+  std::optional<FakeReceive> held;
+  int held_polls = 0;
   // Where messages go: its own receives, or the shared ones.
   Ring<FakeReceive>& receive_ring() {
     return qp.srq != nullptr ? reinterpret_cast<FakeSrq*>(qp.srq)->receives : receives;

@@ -40,6 +40,10 @@ struct FakeQueueCalls : FakeCall {
     FakeVerbs& fake = of(handle->context);
     Lock lock(fake.mutex_);
     auto& queue = fake_of<FakeSrq>(handle);
+    if (queue.broken) {
+      *bad = request;
+      return EIO;
+    }
     for (; request != nullptr; request = request->next) {
       if (request->num_sge != 1 || queue.receives.size() >= queue.most) {
         fake.violation("the shared receive queue overflows");

@@ -78,10 +78,7 @@ std::vector<ibv_ah_attr> FakeVerbs::addresses() const {
 // To everyone who has the device open.
 void FakeVerbs::raise(size_t device, ibv_async_event event) {
   for (const auto& context : contexts_) {
-    if (context->device != device) continue;
-    context->events.push_back(event);
-    const uint64_t one = 1;
-    [[maybe_unused]] ssize_t put = write(context->context().async_fd, &one, sizeof one);
+    if (context->device == device) report(*context, event);
   }
 }
 
@@ -130,13 +127,49 @@ void FakeVerbs::break_queue_pairs(size_t device) {
   }
 }
 
+void FakeVerbs::break_completion_queues(size_t device) {
+  std::lock_guard lock(mutex_);
+  for (FakeCq* queue : completion_queues_) {
+    FakeContext& context = fake_of_context(queue->cq.context);
+    if (context.device != device) continue;
+    queue->broken = true;
+    ibv_async_event event{};
+    event.element.cq = &queue->cq;
+    event.event_type = IBV_EVENT_CQ_ERR;
+    report(context, event);
+  }
+}
+
+void FakeVerbs::break_shared_receives(size_t device) {
+  std::lock_guard lock(mutex_);
+  for (FakeSrq* queue : shared_) {
+    FakeContext& context = fake_of_context(queue->srq.context);
+    if (context.device != device) continue;
+    queue->broken = true;
+    queue->receives.clear();
+    ibv_async_event event{};
+    event.element.srq = &queue->srq;
+    event.event_type = IBV_EVENT_SRQ_ERR;
+    report(context, event);
+  }
+}
+
+void FakeVerbs::set_slow_to_stop(int polls) {
+  std::lock_guard lock(mutex_);
+  slow_to_stop_ = polls;
+}
+
+void FakeVerbs::report(FakeContext& context, const ibv_async_event& event) {
+  context.events.push_back(event);
+  const uint64_t one = 1;
+  [[maybe_unused]] ssize_t put = write(context.context().async_fd, &one, sizeof one);
+}
+
 void FakeVerbs::report(FakeQp& qp, ibv_event_type type) {
   ibv_async_event event{};
   event.element.qp = &qp.qp;
   event.event_type = type;
-  qp.context->events.push_back(event);
-  const uint64_t one = 1;
-  [[maybe_unused]] ssize_t put = write(qp.context->context().async_fd, &one, sizeof one);
+  report(*qp.context, event);
 }
 
 void FakeVerbs::take_receives(size_t device) {

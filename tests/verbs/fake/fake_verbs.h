@@ -92,6 +92,12 @@ class FakeVerbs {
   void set_gids(size_t device, std::vector<ibv_gid_entry> gids);  // IBV_EVENT_GID_CHANGE
   void break_queue_pairs(size_t device);                          // IBV_EVENT_QP_FATAL
 
+  void break_completion_queues(size_t device);  // IBV_EVENT_CQ_ERR; nothing comes out of them
+  void break_shared_receives(size_t device);    // IBV_EVENT_SRQ_ERR; nothing comes in any more
+  // A queue pair that breaks has begun to receive one message, and lets go of the shared receive
+  // for it only when its completion queue has been polled so often; 0: at once.
+  void set_slow_to_stop(int polls);
+
   void take_receives(size_t device);  // those that are posted are gone, and never complete
   void set_max_queue_pairs(size_t most);
 
@@ -144,8 +150,10 @@ class FakeVerbs {
   void refuse(FakeQp& qp, FakeQp& peer, ibv_wc_status here);
   bool deliver(FakeQp& qp, FakeQp& peer, bool immediate);
   static void report(FakeQp& qp, ibv_event_type type);
+  static void report(FakeContext& context, const ibv_async_event& event);
   void complete(FakeQp& qp, ibv_wc_status status);
   void to_error(FakeQp& qp);
+  void let_go(FakeCq& queue);
   void push(FakeCq& queue, const ibv_wc& completion, FakeQp* sender, uint32_t retires);
   int post(FakeQp& qp, const ibv_send_wr& request);
 
@@ -160,8 +168,10 @@ class FakeVerbs {
   std::vector<FakeQp*> queue_pairs_;  // by number
   std::vector<FakeQp*> running_;      // in turn
   std::vector<FakeSrq*> shared_;
+  std::vector<FakeCq*> completion_queues_;
   size_t turn_ = 0;
   size_t objects_ = 0;
+  int slow_to_stop_ = 0;
   bool fork_safe_ = false;
   FakeStats stats_;
   std::vector<std::string> violations_;

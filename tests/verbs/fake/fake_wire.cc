@@ -134,7 +134,15 @@ void FakeVerbs::to_error(FakeQp& qp) {
   if (device.dead || device.hanging) return;  // not even that
   while (!qp.sends.empty()) complete(qp, IBV_WC_WR_FLUSH_ERR);
   // Shared receives stay for the others; an event says that this one takes no more of them.
-  if (qp.qp.srq != nullptr) report(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
+  if (qp.qp.srq != nullptr) {
+    if (slow_to_stop_ > 0 && !qp.receive_ring().empty()) {
+      qp.held = qp.receive_ring().front();
+      qp.held_polls = slow_to_stop_;
+      qp.receive_ring().pop_front();
+    } else {
+      report(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
+    }
+  }
   while (!qp.receives.empty()) {
     ibv_wc completion{};
     completion.wr_id = qp.receives.front().id;
@@ -144,6 +152,19 @@ void FakeVerbs::to_error(FakeQp& qp) {
     qp.receives.pop_front();
     ++stats_.flushed;
     push(qp.receive_queue(), completion, nullptr, 0);
+  }
+}
+
+void FakeVerbs::let_go(FakeCq& queue) {
+  for (FakeQp* qp : running_) {
+    if (!qp->held || &qp->receive_queue() != &queue || --qp->held_polls > 0) continue;
+    ibv_wc completion{};
+    completion.wr_id = qp->held->id;
+    completion.status = IBV_WC_WR_FLUSH_ERR;
+    completion.qp_num = qp->qp.qp_num;
+    qp->held.reset();
+    push(queue, completion, nullptr, 0);
+    report(*qp, IBV_EVENT_QP_LAST_WQE_REACHED);
   }
 }
 
