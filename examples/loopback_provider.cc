@@ -1,17 +1,17 @@
 // A provider of your own: moves bytes between workers of one process. The guide to it is
-// docs/write-a-provider.md. The side that owns the remote memory copies, in its own progress(): its
-// region table needs no other lock, and a region that it takes back is fenced by that alone.
+// docs/write-a-provider.md; use_loopback.cc is a program that uses it, and tests/conformance runs
+// over it. The side that owns the remote memory copies, in its own progress(): its region table
+// needs no other lock, and a region that it takes back is fenced by that alone.
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <mutex>
+#include <string>
+#include <vector>
 
-#include "transport/progress_thread.h"
-#include "transport/worker.h"
+#include "transport/provider.h"
 
 using namespace baton;
 
@@ -45,7 +45,7 @@ struct Inbox {
     eventfd_write(event_fd, 1);
   }
   std::mutex mutex;
-  std::deque<Message> messages;
+  std::vector<Message> messages;  // few: it keeps its capacity, and a slice allocates nothing
   const int event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 };
 
@@ -138,6 +138,7 @@ class LoopbackProvider final : public Provider {
   std::map<uint64_t, LoopbackRail*> rails_;
   std::vector<uint64_t> failed_;  // sessions whose peer was gone
   uint64_t last_rail_ = 0;
+  std::string notify_;  // of the slice that is being told; it keeps its capacity
 };
 
 // --- a rail: the initiator's side of slices
@@ -248,12 +249,12 @@ bool LoopbackProvider::progress(EventSink& sink) {
     Message message;
     absl::Status copied;
     Arrival arrival;
-    std::string notify;
+    notify_.clear();
     {
       const std::lock_guard lock(inbox_->mutex);
       if (inbox_->messages.empty()) return any;
       message = std::move(inbox_->messages.front());
-      inbox_->messages.pop_front();
+      inbox_->messages.erase(inbox_->messages.begin());
       if (message.kind == Message::Kind::kSlice) {
         // All that is read of the slice is read here: later the initiator may have withdrawn it.
         const Slice& slice = message.slice;
@@ -262,7 +263,7 @@ bool LoopbackProvider::progress(EventSink& sink) {
         copied = known ? copy(slice) : absl::UnavailableError("the rail is gone");
         message.transfer = transfer.id;
         message.index = slice.index;
-        if (transfer.op == Op::kWrite && slice.end == transfer.bytes) notify = transfer.notify;
+        if (transfer.op == Op::kWrite && slice.end == transfer.bytes) notify_ = transfer.notify;
         arrival = {.transfer = transfer.id,
                    .slice = slice.index,
                    .slice_bytes = slice.end - slice.begin,
@@ -276,7 +277,7 @@ bool LoopbackProvider::progress(EventSink& sink) {
     }
     any = true;
     if (message.kind == Message::Kind::kSlice && copied.ok() && arrival.transfer.generation != 0) {
-      arrival.notify = notify;
+      arrival.notify = notify_;
       sink.arrived(*rails_.at(message.rail), arrival);
     }
     handle(message, sink);
@@ -309,6 +310,7 @@ void LoopbackProvider::handle(Message& message, EventSink& sink) {
       if (message.proof != context_.key.hmac(address_)) {
         answer.kind = Message::Kind::kRefused;
         answer.status = absl::PermissionDeniedError("the cluster keys differ");
+        sink.handshake_refused(message.who.name, answer.status);
         message.sender->put(std::move(answer));
         return;
       }
@@ -350,45 +352,7 @@ std::unique_ptr<Provider> make_loopback(const ProviderContext& context) {
   return std::make_unique<LoopbackProvider>(context);
 }
 
-// --- a transfer over it
-// ---------------------------------------------------------------------------
-
-WorkerOptions options(const char* name) {
-  WorkerOptions made{.name = name, .require = "loopback"};
-  made.extra_providers = {make_loopback};  // or a ProviderRegistration, for every worker
-  return made;
-}
-
 }  // namespace
 
-int main() {
-  auto source = Worker::create(options("source")).value();
-  auto target = Worker::create(options("target")).value();
-  ProgressThread target_thread(*target);
-  auto pool = MemoryPool::create(*source).value(), other = MemoryPool::create(*target).value();
-  constexpr size_t kPage = 16 << 10, kPages = 256;
-  Block from = pool->allocate(kPages * kPage).value(), to = other->allocate(kPages * kPage).value();
-  std::memset(from.data, 7, from.size);
-  std::vector<uint32_t> even;
-  for (uint32_t page = 0; page < kPages; page += 2) even.push_back(page);
-
-  const CounterId counter = target->allocate_counter().value();
-  TransferRequest request{.peer = source->connect(target->address()).value(),
-                          .local = from.region,
-                          .local_layout = Layout::contiguous(from.offset, even.size() * kPage),
-                          .remote = target->remote_region(to.region).value(),
-                          .remote_layout = Layout::paged(to.offset, even, kPage, kPage),
-                          .counter = target->remote_counter(counter)};
-  const absl::Status written = source->wait(source->submit(request).value());
-  bool right = written.ok() && target->counter_value(counter) == 1;
-  for (size_t i = 0; i < kPages * kPage; ++i) {
-    right = right && to.data[i] == std::byte(i / kPage % 2 == 0 ? 7 : 0);
-  }
-  std::printf("%s over %s: %s\n", written.ToString().c_str(), source->explain(request.peer).c_str(),
-              right ? "every byte is right" : "WRONG");
-
-  request.remote.key ^= 1;  // forged
-  const absl::Status refused = source->wait(source->submit(request).value());
-  std::printf("with a forged key: %s\n", refused.ToString().c_str());
-  return right && !refused.ok() && target->counter_value(counter) == 1 ? 0 : 1;
-}
+// Whoever links this file has it, by name.
+extern "C" const ProviderRegistration baton_provider_loopback("loopback", make_loopback);

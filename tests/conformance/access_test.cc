@@ -72,6 +72,30 @@ TEST_P(Accesses, OutOfBoundsIsRefusedHereAndThere) {
   }
 }
 
+TEST_P(Accesses, AWorkerOfAnotherClusterIsRefused) {
+  if (sim()) GTEST_SKIP() << "the simulated network has one cluster";
+  cluster_key_ = "the secret of another cluster";
+  Side stranger;
+  make_side(stranger, "stranger", 2, kBlockBytes);
+  if (HasFatalFailure()) return;
+  for (const bool calls : {true, false}) {
+    SCOPED_TRACE(calls ? "it connects" : "it is connected to");
+    Side& from = calls ? stranger : a_;
+    const auto peer = from.worker->connect((calls ? a_ : stranger).worker->address());
+    ASSERT_TRUE(peer.ok()) << peer.status();
+    ASSERT_TRUE(drive([&] {
+      stranger.worker->progress();
+      return from.worker->peer_state(*peer) == PeerState::kDown;
+    }));
+    const absl::Status why = from.worker->peer_status(*peer);
+    EXPECT_TRUE(absl::IsPermissionDenied(why)) << why;
+    EXPECT_THAT(std::string(why.message()), HasSubstr("cluster key"));
+  }
+  EXPECT_EQ(a_.worker->stats().handshakes_refused, 1u);
+  EXPECT_TRUE(run(a_, request(Op::kWrite, a_, b_, 0, 1000)).ok());
+  stranger.pool.reset();
+}
+
 TEST_P(Accesses, MissingRightsAreRefused) {
   auto readable = b_.worker->register_memory(b_.data(), 100'000, Access::kRemoteRead);
   auto writable = b_.worker->register_memory(b_.data(), 100'000, Access::kRemoteWrite);

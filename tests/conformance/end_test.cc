@@ -236,6 +236,27 @@ TEST_P(Ends, DisconnectInTheMiddleAndConnectAnew) {
   }
 }
 
+TEST_P(Ends, AfterADisconnectItsOwnMemoryStaysAsItIs) {
+  std::mt19937_64 random(15);
+  for (int round = 0, all = rounds(20); round < all; ++round) {
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    fill(b_.data(), kBytes, static_cast<uint64_t>(round));
+    const TransferId id = submit(a_, request(Op::kRead, a_, b_, 0, kBytes));
+    if (sim() || round % 2 == 0) {
+      nudge(random() % (sim() ? 150 : 20));
+    } else {
+      a_.worker->progress();  // asked for, and the other side has not looked yet
+    }
+    a_.worker->disconnect(a_.peer);
+    ASSERT_TRUE(drive([&] { return ended(a_, id); }));
+    (void)finish(a_, id);
+    std::fill_n(a_.data(), kBytes, kReused);
+    nudge(sim() ? 10'000 : 100);
+    ASSERT_TRUE(holds(a_.data(), kBytes, kReused)) << "bytes moved after the end";
+    std::tie(a_.peer, b_.peer) = connect(a_, b_);
+  }
+}
+
 TEST_P(Ends, AWorkerThatIsDestroyedEndsItsPeersTransfers) {
   std::vector<TransferId> ids;
   for (int i = 0; i < 50; ++i) {

@@ -13,6 +13,7 @@ std::vector<Variant> all_variants() {
       {.name = "sim", .provider = "sim"},
       {.name = "shm", .provider = "shm"},
       {.name = "tcp", .provider = "tcp"},
+      {.name = "example", .provider = "loopback"},  // of docs/write-a-provider.md
       {.name = "verbs_fake", .provider = "verbs_fake"},
       {.name = "verbs_fake_own_receives",
        .provider = "verbs_fake",
@@ -38,7 +39,7 @@ std::vector<Variant> all_variants() {
 WorkerOptions Conformance::options(const char* name, size_t node) {
   WorkerOptions options;
   options.name = name;
-  options.key = *ClusterKey::from_bytes("a secret of the conformance suite");
+  options.key = *ClusterKey::from_bytes(cluster_key_);
   options.settings = GetParam().settings;
   options.max_transfers = max_transfers_;
   if (sim()) {

@@ -93,6 +93,7 @@ class Conformance : public testing::TestWithParam<Variant> {
   std::optional<sim::SimFabric> fabric_;
   std::unique_ptr<Surroundings> surroundings_;
   std::optional<Timeline> timeline_;
+  std::string_view cluster_key_ = "a secret of the conformance suite";
   uint32_t max_transfers_ = 512;
   Side a_;
   Side b_;
