@@ -78,6 +78,13 @@ absl::Status write_file_atomically(const std::string& path, std::string_view byt
   return write_file_atomically(path, std::span<const std::string_view>(&bytes, 1));
 }
 
+absl::Status sync_directory(const std::string& path) {
+  const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0) return failure(errno, "opening", path);
+  if (::fsync(directory.get()) != 0) return failure(errno, "syncing", path);
+  return absl::OkStatus();
+}
+
 absl::Status make_directories(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);

@@ -20,6 +20,9 @@ absl::Status write_file_atomically(const std::string& path,
                                    std::span<const std::string_view> pieces);
 absl::Status write_file_atomically(const std::string& path, std::string_view bytes);
 
+// Makes what was created and renamed in the directory outlast a crash of the machine.
+absl::Status sync_directory(const std::string& path);
+
 // mkdir -p.
 absl::Status make_directories(const std::string& path);
 

@@ -165,6 +165,10 @@ int train_main(int argc, char** argv) {
   app.add_option("--threads", run.threads, "of each rank (default: its share of the CPUs)")
       ->check(CLI::PositiveNumber);
   app.add_option("--seed", settings.seed, "of weights and data order")->capture_default_str();
+  app.add_option("--max-skipped", run.trainer.max_skipped,
+                 "end after more steps in a row than this whose gradient is not finite")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--timeline", run.timeline_file, "write a Perfetto trace of all ranks");
   app.add_option("--curve", run.curve_file, "draw the loss as SVG");
   app.add_option("--check", settings.check,
@@ -211,6 +215,9 @@ int train_main(int argc, char** argv) {
       ->capture_default_str()
       ->group(going_on);
   app.add_option("--resume", run.resume_dir, "go on from the newest checkpoint in this directory")
+      ->group(going_on);
+  app.add_flag("--new-schedule", run.new_schedule,
+               "resume although --steps, and so the learning rate, was another")
       ->group(going_on);
   app.add_flag("--restart", settings.restart,
                "start a killed rank anew, with its state from a peer's memory (needs --zero 1)")

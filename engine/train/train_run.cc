@@ -32,6 +32,7 @@ class Run {
   absl::Status generation(uint64_t number);
   absl::StatusOr<int64_t> start(uint64_t number);  // the steps that are done already
   absl::StatusOr<int64_t> load_checkpoint(const std::string& directory);
+  absl::Status check_schedule(const CheckpointManifest& manifest) const;
   absl::Status step(int number);
   absl::Status save_checkpoint(int64_t steps);
   absl::Status report(const StepReport& report);
@@ -174,6 +175,20 @@ absl::StatusOr<int64_t> Run::start(uint64_t number) {
   return steps;
 }
 
+// The rate of a step follows from how many there are to be.
+absl::Status Run::check_schedule(const CheckpointManifest& manifest) const {
+  if (manifest.schedule_steps == steps() || options_.new_schedule) return absl::OkStatus();
+  if (manifest.schedule_steps == 0) return absl::OkStatus();  // of a version that did not say
+  OptimizerOptions begun = options_.trainer.optimizer;
+  begun.steps = static_cast<int>(manifest.schedule_steps);
+  const auto next = static_cast<int>(manifest.steps);
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s was trained with --steps %d; with --steps %d the learning rate of the next step would be "
+      "%.2e instead of %.2e. Resume with --steps %d, or say --new-schedule if that is meant",
+      manifest.path, begun.steps, steps(), learning_rate(options_.trainer.optimizer, next),
+      learning_rate(begun, next), begun.steps));
+}
+
 absl::StatusOr<int64_t> Run::load_checkpoint(const std::string& directory) {
   const absl::StatusOr<CheckpointManifest> manifest =
       find_checkpoint(directory, identity_, trainer_->map().size);
@@ -183,6 +198,7 @@ absl::StatusOr<int64_t> Run::load_checkpoint(const std::string& directory) {
         absl::StrFormat("%s has gone %d steps already, more than --steps %d", manifest->path,
                         manifest->steps, steps()));
   }
+  if (absl::Status status = check_schedule(*manifest); !status.ok()) return status;
   size_t elements = 0;
   for (int shard = 0; shard < static_cast<int>(manifest->shards.size()); ++shard) {
     const absl::StatusOr<ShardState> state = read_shard(*manifest, shard);
@@ -218,7 +234,7 @@ absl::Status Run::save_checkpoint(int64_t steps) {
   const absl::StatusOr<ShardSeal> seal =
       write_shard(options_.checkpoint_dir, shard_, place_.rank, place_.ranks);
   if (!seal.ok()) return seal.status();
-  CheckpointManifest manifest{"", steps, trainer_->map().size, identity_, {*seal}};
+  CheckpointManifest manifest{"", steps, trainer_->map().size, this->steps(), identity_, {*seal}};
   if (comm_ != nullptr) {
     manifest.shards.resize(static_cast<size_t>(place_.ranks));
     static_assert(sizeof(ShardSeal) == 2 * sizeof(int64_t));
@@ -231,6 +247,11 @@ absl::Status Run::save_checkpoint(int64_t steps) {
 absl::Status Run::report(const StepReport& report) {
   const int count = report.step + 1;
   const bool last = count == steps();
+  if (report.skipped && leads()) {
+    std::fprintf(stderr,
+                 "step %d: skipped, because the loss is %g and the norm of the gradient %g\n",
+                 count, report.loss, report.norm);
+  }
   ++reported_steps_;
   exposed_ += report.exposed;
   stepping_ += report.took;

@@ -26,6 +26,7 @@ struct RunOptions {
   std::string checkpoint_dir;  // empty: none
   int checkpoint_every = 200;  // steps; and after the last one
   std::string resume_dir;      // empty: from the start
+  bool new_schedule = false;   // resume although it was begun with another number of steps
   // Survive the loss of ranks that a launcher starts anew: needs ZeRO-1 and more than one rank.
   bool recover = false;
   int copy_every = 1;  // steps between copies in a peer's memory

@@ -2,6 +2,7 @@
 #include "engine/train/trainer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numbers>
 
 #include "absl/strings/str_format.h"
@@ -228,6 +229,7 @@ absl::StatusOr<float> Trainer::update(int number) {
   }
   trace_.mark();
   const float norm = norm_of(squares_);
+  if (!all_finite(norm)) return norm;  // at every rank, for all have the same numbers
   for (size_t i = buckets_.size(); i-- > 0;) {
     optimizer_.update(i, number, norm, divisor, parameters_.data(), gradients_.data());
     if (gatherer_ != nullptr) gatherer_->updated(i, parameters_.data());
@@ -237,6 +239,21 @@ absl::StatusOr<float> Trainer::update(int number) {
     if (absl::Status status = finish(); !status.ok()) return status;
   }
   return norm;
+}
+
+bool Trainer::all_finite(float norm) const {
+  return std::isfinite(norm) && std::all_of(losses_.begin(), losses_.end(),
+                                            [](double loss) { return std::isfinite(loss); });
+}
+
+absl::Status Trainer::count_skipped(const StepReport& report) {
+  skipped_ = report.skipped ? skipped_ + 1 : 0;
+  if (skipped_ <= options_.max_skipped) return absl::OkStatus();
+  return absl::DataLossError(absl::StrFormat(
+      "step %d: the loss is %g and the norm of the gradient %g, and so it was %d times in a row; "
+      "nothing of that was applied or saved. Resume from the newest checkpoint with a lower "
+      "learning rate or with other data",
+      report.step + 1, report.loss, report.norm, skipped_));
 }
 
 absl::StatusOr<StepReport> Trainer::step(int number) {
@@ -251,9 +268,11 @@ absl::StatusOr<StepReport> Trainer::step(int number) {
   report.step = number;
   report.loss = static_cast<float>(loss / micro_batches_);
   report.norm = *norm;
-  report.rate = optimizer_.learning_rate(number);
+  report.rate = learning_rate(options_.optimizer, number);
   report.took = Clock::steady().now() - begin;
   if (calls_ != nullptr) report.exposed = calls_->blocked() - blocked;
+  report.skipped = !all_finite(*norm);
+  if (absl::Status status = count_skipped(report); !status.ok()) return status;
   return report;
 }
 

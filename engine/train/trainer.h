@@ -35,6 +35,7 @@ struct TrainerOptions {
   int long_length = 1024;   // and in the last `long_share` of the steps, so that long prompts
   float long_share = 0.3f;  // make sense too; both multiples of 16
   ParallelOptions parallel;
+  int max_skipped = 10;  // steps in a row whose loss or gradient is not finite
 };
 
 struct StepReport {
@@ -44,6 +45,8 @@ struct StepReport {
   float rate = 0;  // learning rate
   Time took{};     // by the clock
   Time exposed{};  // of that, blocked until communication was done
+  // Its loss or gradient was no finite number, at whatever rank: nothing was updated.
+  bool skipped = false;
 };
 
 class Trainer {
@@ -55,7 +58,8 @@ class Trainer {
                                                          Communicator* comm = nullptr,
                                                          Timeline* timeline = nullptr);
 
-  // One step, the same at all ranks. After an error this trainer is of no more use.
+  // One step, the same at all ranks. DataLoss after more than max_skipped steps that were skipped
+  // in a row. After an error this trainer is of no more use.
   absl::StatusOr<StepReport> step(int number);
   // Waits for weights that are still on their way from the last step.
   absl::Status finish();
@@ -93,8 +97,10 @@ class Trainer {
   std::vector<FlatRange> owned() const;
   // Runs this rank's micro-batches; their sum is in gradients_, or on its way.
   absl::Status compute_gradients(int number);
-  // Reduces, then clips and updates. Returns the norm.
+  // Reduces; then clips and updates, unless something is not finite. Returns the norm.
   absl::StatusOr<float> update(int number);
+  bool all_finite(float norm) const;
+  absl::Status count_skipped(const StepReport& report);
   // Brings the losses and the blocks of the norm of all ranks together.
   absl::Status share_numbers();
 
@@ -114,6 +120,7 @@ class Trainer {
   std::vector<double> losses_;   // of every micro-batch of the step
   std::vector<double> squares_;  // of every block of the gradient
   std::vector<double> mine_, everybodys_;
+  int skipped_ = 0;  // in a row, up to now
   ComputeTrace trace_;
   std::function<absl::Status()> before_update_;
   std::unique_ptr<GradientReducer> reducer_;

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
@@ -35,7 +36,7 @@ ShardState shard(int64_t steps, int rank, int ranks) {
 class Checkpoints : public Test {
  protected:
   void write(int64_t steps, int ranks) {
-    CheckpointManifest manifest{"", steps, kParameters, kIdentity, {}};
+    CheckpointManifest manifest{"", steps, kParameters, 100, kIdentity, {}};
     for (int rank = 0; rank < ranks; ++rank) {
       auto seal = write_shard(directory_, shard(steps, rank, ranks), rank, ranks);
       ASSERT_TRUE(seal.ok()) << seal.status();
@@ -98,6 +99,35 @@ TEST_F(Checkpoints, KeepTheNewestTwoAndIgnoreIncompleteOnes) {
   EXPECT_EQ(std::distance(fs::directory_iterator(checkpoint_path(directory_, 60)), {}), 2);
 }
 
+TEST_F(Checkpoints, AreNeverWrittenTo) {
+  const std::string name = "shard-0-of-2.safetensors";
+  write(10, 2);
+  const std::string good = read_file(path(name)).value();
+  ShardState other = shard(10, 0, 2);
+  other.values[0] = 77;
+  ASSERT_TRUE(write_shard(directory_, other, 0, 2).ok());  // the same step again, and then a crash
+  EXPECT_EQ(read_file(path(name)).value(), good);
+  ASSERT_TRUE(find().ok());
+  EXPECT_TRUE(read_shard(*find(), 0).ok()) << read_shard(*find(), 0).status();
+  // Between the two renames that replace it.
+  fs::rename(checkpoint_path(directory_, 10), checkpoint_path(directory_, 10) + ".old");
+  ASSERT_TRUE(find().ok()) << find().status();
+  EXPECT_TRUE(read_shard(*find(), 0).ok()) << read_shard(*find(), 0).status();
+  write(10, 1);
+  EXPECT_EQ(find()->shards.size(), 1u);
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory_), {}), 1);
+}
+
+TEST_F(Checkpoints, HoldFiniteNumbersOnly) {
+  for (const float bad : {NAN, INFINITY}) {
+    ShardState state = shard(10, 0, 1);
+    state.values[5000] = bad;
+    const absl::Status status = write_shard(directory_, state, 0, 1).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_FALSE(fs::exists(directory_));
+  }
+}
+
 TEST_F(Checkpoints, RefuseMissingShortAndDamagedShards) {
   const std::string name = "shard-1-of-2.safetensors";
   write(10, 2);
@@ -140,7 +170,7 @@ void resume(const std::string& directory, int before, int after) {
   // Four micro-batches in one sum, on any number of ranks that is 1 or 4.
   options.parallel.accumulate = 4 / before;
   const TinyText& text = TinyText::get();
-  CheckpointManifest manifest{"", kStop, ParameterMap(options.model).size, kIdentity, {}};
+  CheckpointManifest manifest{"", kStop, ParameterMap(options.model).size, kSteps, kIdentity, {}};
   manifest.shards.resize(before);
   run_ranks(before, true, [&](Communicator* comm, int rank) {
     ComputePool pool(1);

@@ -1,8 +1,10 @@
 // Ranks, micro-batches, buckets, ZeRO and overlap: the weights are the same, bit for bit.
 #include <gtest/gtest.h>
 
-#include "engine/model/test_model.h"
+#include <algorithm>
+#include <cmath>
 
+#include "engine/model/test_model.h"
 #include "tests/engine_train/train_fixture.h"
 
 namespace baton::engine::train {
@@ -49,6 +51,46 @@ INSTANTIATE_TEST_SUITE_P(
                       Variant{"TwoRanksZeroWithoutOverlap", 2, 1, false, 16 << 10},
                       Variant{"FourRanks", 4, 0, true, 1}, Variant{"FourRanksZero", 4, 1, true, 1}),
     [](const auto& test) { return test.param.name; });
+
+// One rank's weights are spoilt for one step: no rank applies what came of it.
+void expect_a_bad_step_is_skipped(int ranks, int zero, bool overlap) {
+  TrainerOptions options = tiny_options(kSteps);
+  options.parallel.zero = zero;
+  options.parallel.overlap = overlap;
+  std::vector<std::vector<float>> weights(ranks), expected(ranks);
+  for (const bool spoil : {true, false}) {
+    run_ranks(ranks, true, [&](Communicator* comm, int rank) {
+      ComputePool pool(1);
+      auto trainer = Trainer::create(options, TinyText::get().corpus, pool, comm).value();
+      ShardState good, bad;
+      const size_t size = trainer->map().size;
+      for (int step = 0; step < kSteps; ++step) {
+        if (step == 3) {
+          if (!spoil) continue;
+          ASSERT_TRUE(trainer->finish().ok());
+          for (ShardState* state : {&good, &bad}) trainer->save(step, *state);
+          std::fill_n(bad.weights(), bad.owned(), NAN);
+          if (rank == ranks - 1) trainer->load(bad);
+        }
+        const auto report = trainer->step(step);
+        ASSERT_TRUE(report.ok()) << report.status();
+        EXPECT_EQ(report->skipped, spoil && step == 3);
+        if (step == 3 && rank == ranks - 1) trainer->load(good);
+      }
+      ASSERT_TRUE(trainer->finish().ok());
+      (spoil ? weights : expected)[rank].assign(trainer->parameters(),
+                                                trainer->parameters() + size);
+    });
+  }
+  EXPECT_EQ(weights, expected);
+}
+
+TEST(DataParallel, AGradientThatIsNotFiniteIsAppliedNowhere) {
+  expect_a_bad_step_is_skipped(1, 0, true);
+  expect_a_bad_step_is_skipped(2, 0, true);
+  expect_a_bad_step_is_skipped(2, 1, true);
+  expect_a_bad_step_is_skipped(2, 1, false);
+}
 
 TEST(DataParallel, OneRankStandsForSeveralThatAccumulate) {
   TrainerOptions options = tiny_options(kSteps);

@@ -3,10 +3,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
 #include "engine/files/files.h"
+#include "engine/files/safetensors.h"
 #include "engine/train/data_parallel/sharded_checkpoint.h"
 #include "engine/train/replica.h"
 #include "engine/train/train_run.h"
@@ -132,6 +134,52 @@ TEST_F(Recovery, FromACheckpointWhereNoPeerHoldsACopy) {
   run.trainer.parallel.accumulate = 2;
   EXPECT_EQ(train(1, run, {}), 0);
   expect_undisturbed(2);
+}
+
+TEST_F(Recovery, AnotherScheduleIsNotSlippedInto) {
+  RunOptions run = options();
+  run.recover = false;
+  run.checkpoint_dir = folder_.path("checkpoints");
+  run.checkpoint_every = 3;
+  EXPECT_EQ(train(2, run, {}), 0);
+  fs::remove_all(checkpoint_path(run.checkpoint_dir, kSteps));
+  const launch::Place alone;
+  const Corpus& corpus = TinyText::get().corpus;
+  run.trainer.parallel.accumulate = 2;
+  run.resume_dir = run.checkpoint_dir;
+  run.trainer.optimizer.steps = kSteps + 2;
+  const absl::Status status = run_rank(run, corpus, alone);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_NE(status.message().find("--steps 8"), std::string::npos) << status;
+  EXPECT_NE(status.message().find("--new-schedule"), std::string::npos) << status;
+  run.new_schedule = true;
+  EXPECT_TRUE(run_rank(run, corpus, alone).ok());
+}
+
+// However long it takes until somebody looks, what was good is still there.
+TEST_F(Recovery, ARunThatDivergesEndsAndKeepsItsCheckpoints) {
+  RunOptions run = options();
+  run.recover = false;
+  run.checkpoint_dir = folder_.path("checkpoints");
+  run.checkpoint_every = 1;
+  run.trainer.max_skipped = 2;
+  run.trainer.optimizer.learning_rate = 1e37f;
+  EXPECT_NE(train(2, run, {}), 0);
+  EXPECT_FALSE(fs::exists(weights_file()));
+  size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(run.checkpoint_dir)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    const std::string bytes = read_file(entry.path().string()).value();
+    const SafetensorsHeader header = parse_safetensors(bytes).value();
+    const auto& weights = header.tensors.at("weights");
+    for (size_t i = 0; i < weights.elements(); ++i) {
+      float value = 0;
+      std::memcpy(&value, bytes.data() + weights.begin + i * sizeof value, sizeof value);
+      ASSERT_TRUE(std::isfinite(value)) << entry.path();
+    }
+    ++files;
+  }
+  EXPECT_EQ(files, 4u);  // two checkpoints of two shards
 }
 
 TEST_F(Recovery, WithoutItAKilledRankEndsTheRun) {

@@ -33,6 +33,18 @@ double block_squares(const float* gradients, size_t count, float divisor) {
 
 }  // namespace
 
+float learning_rate(const OptimizerOptions& options, int step) {
+  if (step < options.warmup_steps) {
+    return options.learning_rate * static_cast<float>(step + 1) /
+           static_cast<float>(options.warmup_steps);
+  }
+  const double way = static_cast<double>(step - options.warmup_steps) /
+                     std::max(1, options.steps - options.warmup_steps);
+  const double wave = 0.5 + 0.5 * std::cos(std::numbers::pi * std::min(1.0, way));
+  return options.learning_rate *
+         static_cast<float>(options.final_share + (1.0 - options.final_share) * wave);
+}
+
 float norm_of(std::span<const double> squares) {
   double total = 0;
   for (double sum : squares) total += sum;
@@ -51,18 +63,6 @@ AdamW::AdamW(const ParameterMap& map, const OptimizerOptions& options,
   second_ = AlignedArray<float>(owned);
 }
 
-float AdamW::learning_rate(int step) const {
-  if (step < options_.warmup_steps) {
-    return options_.learning_rate * static_cast<float>(step + 1) /
-           static_cast<float>(options_.warmup_steps);
-  }
-  const double way = static_cast<double>(step - options_.warmup_steps) /
-                     std::max(1, options_.steps - options_.warmup_steps);
-  const double wave = 0.5 + 0.5 * std::cos(std::numbers::pi * std::min(1.0, way));
-  return options_.learning_rate *
-         static_cast<float>(options_.final_share + (1.0 - options_.final_share) * wave);
-}
-
 void AdamW::sum_squares(size_t piece, const float* gradients, float divisor,
                         double* squares) const {
   const FlatRange range{pieces_[piece].begin, std::min(pieces_[piece].end, map_.size)};
@@ -79,7 +79,7 @@ void AdamW::sum_squares(size_t piece, const float* gradients, float divisor,
 void AdamW::update(size_t piece, int step, float norm, float divisor, float* parameters,
                    const float* gradients) {
   const float factor = norm > options_.clip ? options_.clip / norm : 1.0f;
-  const float rate = learning_rate(step);
+  const float rate = learning_rate(options_, step);
   const float correct1 = 1.0f - std::pow(options_.beta1, static_cast<float>(step + 1));
   const float correct2 = 1.0f - std::pow(options_.beta2, static_cast<float>(step + 1));
   const float b1 = options_.beta1, b2 = options_.beta2;

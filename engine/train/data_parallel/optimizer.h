@@ -25,6 +25,9 @@ struct OptimizerOptions {
   float clip = 1.0f;          // largest norm of the whole gradient
 };
 
+// Linear warm-up, then a cosine down to final_share of the peak. Steps count from 0.
+float learning_rate(const OptimizerOptions& options, int step);
+
 // The norm of a gradient from the sums of squares of its blocks, added in their order.
 float norm_of(std::span<const double> squares);
 
@@ -35,9 +38,6 @@ class AdamW {
   // `pieces` are disjoint; each begins at a multiple of kNormBlock.
   AdamW(const ParameterMap& map, const OptimizerOptions& options, std::vector<FlatRange> pieces,
         ComputePool& pool);
-
-  // Linear warm-up, then a cosine down to final_share of the peak. Steps count from 0.
-  float learning_rate(int step) const;
 
   // A gradient is gradients[i] / divisor below: a sum over micro-batches and how many there were.
 

@@ -5,11 +5,13 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 #include <system_error>
+#include <tuple>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -50,25 +52,72 @@ absl::StatusOr<uint64_t> hex_field(const nlohmann::json& object, const char* key
   return value;
 }
 
-// Checkpoint directories by their steps, oldest first, complete or not.
-std::vector<std::pair<int64_t, std::string>> checkpoints_in(const std::string& directory) {
-  std::vector<std::pair<int64_t, std::string>> found;
+constexpr std::string_view kPart = ".part", kOld = ".old";
+std::string part_of_checkpoint(const std::string& checkpoint) {
+  return absl::StrCat(checkpoint, view(kPart));
+}
+
+// A directory "step-N", "step-N.part" or "step-N.old".
+struct Place {
+  int64_t steps = 0;
+  std::string path;
+  std::string suffix;
+};
+
+// Oldest first, complete or not; the old one of two of the same step first.
+std::vector<Place> places_in(const std::string& directory) {
+  std::vector<Place> found;
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
-    int64_t steps = 0;
-    if (name.compare(0, kStepPrefix.size(), kStepPrefix) == 0 &&
-        absl::SimpleAtoi(name.substr(kStepPrefix.size()), &steps)) {
-      found.emplace_back(steps, it->path().string());
+    const std::string suffix = it->path().extension().string();
+    const std::string stem = it->path().stem().string();
+    Place place{0, it->path().string(), suffix};
+    if (stem.compare(0, kStepPrefix.size(), kStepPrefix) == 0 &&
+        absl::SimpleAtoi(stem.substr(kStepPrefix.size()), &place.steps) &&
+        (suffix.empty() || suffix == kPart || suffix == kOld)) {
+      found.push_back(std::move(place));
     }
   }
-  std::sort(found.begin(), found.end());
+  std::sort(found.begin(), found.end(), [](const Place& a, const Place& b) {
+    return std::make_tuple(a.steps, a.suffix != kOld, a.suffix) <
+           std::make_tuple(b.steps, b.suffix != kOld, b.suffix);
+  });
   return found;
 }
 
-bool is_complete(const std::string& checkpoint) {
+bool is_complete(const Place& place) {
   std::error_code error;
-  return fs::exists(manifest_path(checkpoint), error);
+  return place.suffix != kPart && fs::exists(manifest_path(place.path), error);
+}
+
+void remove_checkpoint(const std::string& path) {
+  std::error_code error;
+  // First what makes it a checkpoint: half of one must never look whole.
+  fs::remove(manifest_path(path), error);
+  fs::remove_all(path, error);
+}
+
+// Puts what is whole in its ".part" into the place of the checkpoint.
+absl::Status commit(const std::string& directory, const std::string& checkpoint) {
+  const std::string part = part_of_checkpoint(checkpoint);
+  const std::string old = absl::StrCat(checkpoint, view(kOld));
+  if (absl::Status status = sync_directory(part); !status.ok()) return status;
+  std::error_code error;
+  if (fs::exists(manifest_path(checkpoint), error)) {
+    remove_checkpoint(old);
+    fs::rename(checkpoint, old, error);
+  } else {
+    remove_checkpoint(checkpoint);  // what a crash left
+  }
+  if (!error) fs::rename(part, checkpoint, error);
+  if (error) {
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrCat("renaming ", part, " into ", checkpoint));
+  }
+  if (absl::Status status = sync_directory(directory); !status.ok()) return status;
+  remove_checkpoint(old);
+  return absl::OkStatus();
 }
 
 std::string encode_pieces(const std::vector<FlatRange>& pieces) {
@@ -141,15 +190,17 @@ absl::StatusOr<CheckpointManifest> parse_manifest(const std::string& checkpoint,
   if (*format != kFormat) return absl::InvalidArgumentError("\"format\" is missing");
   const auto steps = int_field(*json, "steps", 0, int64_t{1} << 31, -1);
   const auto parameters = int_field(*json, "parameters", 1, int64_t{1} << 48, -1);
+  const auto schedule = int_field(*json, "schedule_steps", 0, int64_t{1} << 31, 0);
   const auto model = hex_field(*json, "model");
   const auto data = hex_field(*json, "data");
   const auto seed = hex_field(*json, "seed");
-  for (const absl::Status& status :
-       {steps.status(), parameters.status(), model.status(), data.status(), seed.status()}) {
+  for (const absl::Status& status : {steps.status(), parameters.status(), schedule.status(),
+                                     model.status(), data.status(), seed.status()}) {
     if (!status.ok()) return status;
   }
   manifest.steps = *steps;
   manifest.parameters = static_cast<uint64_t>(*parameters);
+  manifest.schedule_steps = *schedule;
   manifest.identity = {*model, *data, *seed};
   const nlohmann::json& shards = member(*json, "shards");
   if (!shards.is_array() || shards.empty() || shards.size() > kMaxShards) {
@@ -192,7 +243,14 @@ std::string checkpoint_path(const std::string& directory, int64_t steps) {
 
 absl::StatusOr<ShardSeal> write_shard(const std::string& directory, const ShardState& state,
                                       int rank, int ranks) {
-  const std::string checkpoint = checkpoint_path(directory, state.steps);
+  for (size_t i = 0; i < state.values.size(); ++i) {
+    if (std::isfinite(state.values[i])) continue;
+    return absl::DataLossError(absl::StrFormat(
+        "the state after %d steps is not saved: rank %d holds numbers that are not finite. The "
+        "checkpoints in %s stay as they are: resume from them",
+        state.steps, rank, directory));
+  }
+  const std::string checkpoint = part_of_checkpoint(checkpoint_path(directory, state.steps));
   if (absl::Status status = make_directories(checkpoint); !status.ok()) return status;
   const std::string path = absl::StrCat(checkpoint, "/", shard_name(rank, ranks));
   const size_t owned = state.owned();
@@ -216,10 +274,12 @@ absl::StatusOr<ShardSeal> write_shard(const std::string& directory, const ShardS
 absl::Status finish_checkpoint(const std::string& directory, const CheckpointManifest& manifest,
                                int keep) {
   CheckpointManifest placed = manifest;
-  placed.path = checkpoint_path(directory, manifest.steps);
+  const std::string checkpoint = checkpoint_path(directory, manifest.steps);
+  placed.path = part_of_checkpoint(checkpoint);
   nlohmann::ordered_json json = {{"format", kFormat},
                                  {"steps", manifest.steps},
                                  {"parameters", manifest.parameters},
+                                 {"schedule_steps", manifest.schedule_steps},
                                  {"model", hex(manifest.identity.model)},
                                  {"data", hex(manifest.identity.data)},
                                  {"seed", hex(manifest.identity.seed)},
@@ -230,18 +290,16 @@ absl::Status finish_checkpoint(const std::string& directory, const CheckpointMan
                               {"bytes", manifest.shards[i].bytes},
                               {"xxh3", hex(manifest.shards[i].checksum)}});
   }
+  remove_strangers(placed);
   absl::Status status = write_file_atomically(manifest_path(placed.path), json.dump(1) + "\n");
   if (!status.ok()) return status;
-  remove_strangers(placed);
-  auto all = checkpoints_in(directory);
+  if (status = commit(directory, checkpoint); !status.ok()) return status;
+  auto all = places_in(directory);
   int complete = 0;
   for (auto it = all.rbegin(); it != all.rend(); ++it) {
-    if (it->first > manifest.steps) continue;  // of a run that went further, and was taken back
-    if (is_complete(it->second) && ++complete <= keep) continue;
-    std::error_code error;
-    // First what makes it a checkpoint: half of one must never look whole.
-    fs::remove(manifest_path(it->second), error);
-    fs::remove_all(it->second, error);
+    if (it->steps > manifest.steps) continue;  // of a run that went further, and was taken back
+    if (is_complete(*it) && ++complete <= keep) continue;
+    remove_checkpoint(it->path);
   }
   return absl::OkStatus();
 }
@@ -250,8 +308,8 @@ absl::StatusOr<CheckpointManifest> find_checkpoint(const std::string& directory,
                                                    const RunIdentity& identity,
                                                    uint64_t parameters) {
   std::string newest;
-  for (const auto& [steps, path] : checkpoints_in(directory)) {
-    if (is_complete(path)) newest = path;
+  for (const Place& place : places_in(directory)) {
+    if (is_complete(place)) newest = place.path;
   }
   if (newest.empty()) {
     return absl::NotFoundError(

@@ -4,9 +4,10 @@
 //   DIR/step-00000400/shard-1-of-2.safetensors
 //   DIR/step-00000400/manifest.json              written last: sizes and XXH3 checksums
 //
-// Every file is written beside its name, synced and renamed. A directory without a manifest is what
-// a crash left, and is no checkpoint. Shards say which elements they hold, so any number of ranks
-// can read what another number wrote.
+// All of it is written and synced in step-00000400.part, which is renamed when it is whole: a
+// checkpoint that is there is never written to. One of the same step makes way as step-00000400.old
+// and is removed then. Whatever a crash leaves, the last checkpoint is found whole. Shards say
+// which elements they hold, so any number of ranks can read what another number wrote.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,8 @@ struct ShardSeal {
 struct CheckpointManifest {
   std::string path;  // of the checkpoint: "DIR/step-00000400"
   int64_t steps = 0;
-  uint64_t parameters = 0;  // elements of the flat array, without padding
+  uint64_t parameters = 0;     // elements of the flat array, without padding
+  int64_t schedule_steps = 0;  // how many the whole run is to have; 0: it was not said
   RunIdentity identity;
   std::vector<ShardSeal> shards;
 };
@@ -48,6 +50,7 @@ struct CheckpointManifest {
 std::string checkpoint_path(const std::string& directory, int64_t steps);
 
 // Writes this rank's shard. All ranks must have done so before anyone writes the manifest.
+// DataLoss, and nothing written, where a number in it is not finite.
 absl::StatusOr<ShardSeal> write_shard(const std::string& directory, const ShardState& state,
                                       int rank, int ranks);
 // Makes a checkpoint of the shards, then removes all but the newest `keep` checkpoints and whatever
