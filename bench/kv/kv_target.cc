@@ -15,9 +15,9 @@ namespace baton::bench {
 namespace {
 
 // One initiator and the memory it works on.
-class Guest {
+class Client {
  public:
-  Guest(Worker& worker, PeerId peer) : worker_(worker), peer_(peer) {}
+  Client(Worker& worker, PeerId peer) : worker_(worker), peer_(peer) {}
 
   PeerId peer() const { return peer_; }
 
@@ -78,9 +78,9 @@ class Guest {
 }  // namespace
 
 absl::Status serve_kv_target(Worker& worker, const KvTargetOptions& options) {
-  std::unique_ptr<Guest> guest;
+  std::unique_ptr<Client> client;
   const auto leave = [&] {
-    guest.reset();
+    client.reset();
     if (options.say) options.say("the initiator has left");
   };
   while (true) {
@@ -96,14 +96,14 @@ absl::Status serve_kv_target(Worker& worker, const KvTargetOptions& options) {
     if (event.has_value()) {
       if (event->kind == PeerEvent::Kind::kUp) {
         if (options.say) options.say(absl::StrCat("connected: ", worker.explain(event->peer)));
-      } else if (guest != nullptr && event->peer == guest->peer()) {
+      } else if (client != nullptr && event->peer == client->peer()) {
         leave();
         if (options.once) return absl::OkStatus();
       }
       continue;
     }
     const Json request = parse_message(message.payload);
-    const bool known = guest != nullptr && message.peer == guest->peer();
+    const bool known = client != nullptr && message.peer == client->peer();
     Json reply;
     if (request.is_null()) {
       reply = refusal(absl::InvalidArgumentError("a request is a JSON object"));
@@ -112,11 +112,11 @@ absl::Status serve_kv_target(Worker& worker, const KvTargetOptions& options) {
       leave();
       if (options.once) return absl::OkStatus();
       continue;
-    } else if (guest != nullptr && !known) {
+    } else if (client != nullptr && !known) {
       reply = refusal(absl::UnavailableError("another initiator is being served: try again later"));
     } else {
-      if (!known) guest = std::make_unique<Guest>(worker, message.peer);
-      reply = guest->answer(request);
+      if (!known) client = std::make_unique<Client>(worker, message.peer);
+      reply = client->answer(request);
     }
     worker.notify_detached(message.peer, reply.dump()).IgnoreError();
   }

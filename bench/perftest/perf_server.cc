@@ -18,10 +18,10 @@ namespace baton::bench {
 namespace {
 
 // A client that is being served.
-class Guest {
+class Client {
  public:
-  Guest(Worker& worker, PeerId peer) : worker_(worker), peer_(peer) {}
-  ~Guest() { finish_run(); }
+  Client(Worker& worker, PeerId peer) : worker_(worker), peer_(peer) {}
+  ~Client() { finish_run(); }
 
   PeerId peer() const { return peer_; }
   bool running() const { return running_; }
@@ -134,9 +134,9 @@ class Server {
     constexpr size_t kTurnEvery = 16;
     size_t rounds = 0, idle = 0;
     while (!done_) {
-      if (guest_ != nullptr && guest_->polls()) {
+      if (client_ != nullptr && client_->polls()) {
         // Control messages can wait a little; a message that is measured cannot.
-        bool any = guest_->hears() || ++rounds % kTurnEvery == 0 ? turn() : guest_->step();
+        bool any = client_->hears() || ++rounds % kTurnEvery == 0 ? turn() : client_->step();
         any |= worker_.progress();
         idle = any ? 0 : idle + 1;
         if (idle >= kYieldAfter) sched_yield();  // the client may need this core
@@ -160,19 +160,19 @@ class Server {
       any = true;
       hear();
     }
-    if (guest_ == nullptr) return any;
-    any |= guest_->step();
-    if (auto outcome = guest_->outcome()) {
-      tell(guest_->peer(), *outcome);
+    if (client_ == nullptr) return any;
+    any |= client_->step();
+    if (auto outcome = client_->outcome()) {
+      tell(client_->peer(), *outcome);
       any = true;
     }
     return any;
   }
 
   void hear() {
-    const bool ours = guest_ != nullptr && message_.peer == guest_->peer();
+    const bool ours = client_ != nullptr && message_.peer == client_->peer();
     const bool control = !message_.payload.empty() && message_.payload.front() == '{';
-    if (ours && !control) return guest_->data(message_.payload);
+    if (ours && !control) return client_->data(message_.payload);
     const Json request = parse_message(message_.payload);
     const std::string what = text_of(request, "do");
     if (what.empty()) return;  // whoever it is, he gets no answer that he might answer
@@ -184,11 +184,11 @@ class Server {
     }
     if (what == "bye") return left(message_.peer);
     if (what == "run") {
-      const auto answer = guest_->run(request);
+      const auto answer = client_->run(request);
       return tell(message_.peer, answer.ok() ? *answer : refusal(answer.status()));
     }
     const absl::Status status =
-        what == "end" ? guest_->end(request)
+        what == "end" ? client_->end(request)
                       : absl::InvalidArgumentError(absl::StrCat("unknown request \"", what, "\""));
     if (!status.ok()) tell(message_.peer, refusal(status));
   }
@@ -202,26 +202,26 @@ class Server {
                     "run the same release of baton on both sides",
                     speaks == request.end() ? std::string("?") : speaks->dump(), kPerfProtocol))));
     }
-    if (guest_ != nullptr) {
-      tell(peer, {{"wait", absl::StrFormat("the server is busy with %s", guest_->summary())}});
+    if (client_ != nullptr) {
+      tell(peer, {{"wait", absl::StrFormat("the server is busy with %s", client_->summary())}});
       waiting_.emplace_back(peer, request);
       return;
     }
-    auto guest = std::make_unique<Guest>(worker_, peer);
-    const auto answer = guest->start(request, options_.huge_pages);
+    auto client = std::make_unique<Client>(worker_, peer);
+    const auto answer = client->start(request, options_.huge_pages);
     tell(peer, answer.ok() ? *answer : refusal(answer.status()));
     if (!answer.ok()) return;
-    guest_ = std::move(guest);
+    client_ = std::move(client);
     say(absl::StrCat("client ", worker_.explain(peer)));
   }
 
   void left(PeerId peer) {
     std::erase_if(waiting_, [&](const auto& entry) { return entry.first == peer; });
-    if (guest_ == nullptr || !(guest_->peer() == peer)) return;
-    say(absl::StrCat("client left: ", guest_->summary()));
-    guest_.reset();
+    if (client_ == nullptr || !(client_->peer() == peer)) return;
+    say(absl::StrCat("client left: ", client_->summary()));
+    client_.reset();
     done_ = options_.once;
-    while (!done_ && guest_ == nullptr && !waiting_.empty()) {
+    while (!done_ && client_ == nullptr && !waiting_.empty()) {
       const auto next = std::move(waiting_.front());
       waiting_.pop_front();
       greet(next.first, next.second);
@@ -238,7 +238,7 @@ class Server {
 
   Worker& worker_;
   const PerfServerOptions& options_;
-  std::unique_ptr<Guest> guest_;
+  std::unique_ptr<Client> client_;
   std::deque<std::pair<PeerId, Json>> waiting_;
   Notification message_;
   bool done_ = false;

@@ -66,18 +66,20 @@ absl::Status Gathering::check(const RankInfo& info) const {
   return absl::OkStatus();
 }
 
-void Gathering::join(Guest guest, const Join& join, Time now, std::vector<Answer>& answers) {
+void Gathering::join(ConnectionId connection, const Join& join, Time now,
+                     std::vector<Answer>& answers) {
   const RankInfo& info = join.info;
   if (fixed_ranks_ == 0 && waiting_.empty()) ranks_ = std::min(info.ranks, kMostRanks);
   if (info.version == kCollectivesVersion && info.generation < next_) {
-    answers.push_back({guest, refusal(absl::FailedPreconditionError(absl::StrFormat(
-                                  "generation %u of this group is over: %s must come with %u or "
-                                  "higher",
-                                  info.generation, describe(info), next_)))});
+    answers.push_back(
+        {connection, refusal(absl::FailedPreconditionError(absl::StrFormat(
+                         "generation %u of this group is over: %s must come with %u or "
+                         "higher",
+                         info.generation, describe(info), next_)))});
     return;
   }
   if (const absl::Status good = check(info); !good.ok()) {
-    answers.push_back({guest, refusal(good)});
+    answers.push_back({connection, refusal(good)});
     refuse_all(good, answers);
     return;
   }
@@ -89,14 +91,14 @@ void Gathering::join(Guest guest, const Join& join, Time now, std::vector<Answer
     next_ = info.generation;
     last_failure_.clear();
   }
-  waiting_[info.rank] = {guest, info, join.patience == kNever ? kNever : now + join.patience};
+  waiting_[info.rank] = {connection, info, join.patience == kNever ? kNever : now + join.patience};
   if (waiting_.size() < ranks_) return;
 
   std::string frames;
   for (const auto& [rank, one] : waiting_)
     frames += encode_frame(FrameType::kRankInfo, one.info.encode());
   const auto shared = std::make_shared<const std::string>(std::move(frames));
-  for (const auto& [rank, one] : waiting_) answers.push_back({one.guest, shared});
+  for (const auto& [rank, one] : waiting_) answers.push_back({one.connection, shared});
   waiting_.clear();
   last_failure_.clear();
   ++next_;
@@ -104,13 +106,13 @@ void Gathering::join(Guest guest, const Join& join, Time now, std::vector<Answer
 
 void Gathering::refuse_all(const absl::Status& why, std::vector<Answer>& answers) {
   const auto frames = refusal(why);
-  for (const auto& [rank, one] : waiting_) answers.push_back({one.guest, frames});
+  for (const auto& [rank, one] : waiting_) answers.push_back({one.connection, frames});
   waiting_.clear();
   last_failure_ = std::string(why.message());
 }
 
-void Gathering::leave(Guest guest) {
-  std::erase_if(waiting_, [&](const auto& entry) { return entry.second.guest == guest; });
+void Gathering::leave(ConnectionId connection) {
+  std::erase_if(waiting_, [&](const auto& entry) { return entry.second.connection == connection; });
 }
 
 void Gathering::expire(Time now, std::vector<Answer>& answers) {
@@ -138,10 +140,10 @@ Time Gathering::deadline() const {
   return first;
 }
 
-const Gathering::Guest* Gathering::waiting_as(const RankInfo& info) const {
+const Gathering::ConnectionId* Gathering::waiting_as(const RankInfo& info) const {
   const auto found = waiting_.find(info.rank);
   if (found == waiting_.end() || found->second.info.generation != info.generation) return nullptr;
-  return &found->second.guest;
+  return &found->second.connection;
 }
 
 }  // namespace baton::collectives

@@ -16,33 +16,33 @@ namespace baton::collectives {
 // Gathers one generation after the other. Times are those of one clock, the caller's.
 class Gathering {
  public:
-  using Guest = uint64_t;  // a connection, by the caller's number
-  // What to send to a guest, after which it is no longer here.
+  using ConnectionId = uint64_t;  // by the caller's number
+  // What to send over a connection, whose rank is then no longer here.
   struct Answer {
-    Guest guest;
+    ConnectionId connection;
     std::shared_ptr<const std::string> frames;
   };
 
-  // `ranks` 0: every attempt takes the number that its first guest expects.
+  // `ranks` 0: every attempt takes the number that the first rank to come expects.
   explicit Gathering(uint32_t ranks) : fixed_ranks_(ranks), ranks_(ranks) {}
 
-  // A guest has shown its info. Appends an answer for everybody who need not wait any longer.
-  void join(Guest guest, const Join& join, Time now, std::vector<Answer>& answers);
-  // A guest has hung up; it may come again.
-  void leave(Guest guest);
+  // A rank has shown its info. Appends an answer for everybody who need not wait any longer.
+  void join(ConnectionId connection, const Join& join, Time now, std::vector<Answer>& answers);
+  // A rank has hung up; it may come again.
+  void leave(ConnectionId connection);
   // Gives up if somebody's patience has ended.
   void expire(Time now, std::vector<Answer>& answers);
   // When expire() has something to do; kNever: nobody waits or all do for ever.
   Time deadline() const;
 
-  // The guest that waits as this info's rank in its generation; nullptr: nobody.
-  const Guest* waiting_as(const RankInfo& info) const;
+  // The connection that waits as this info's rank in its generation; nullptr: nobody.
+  const ConnectionId* waiting_as(const RankInfo& info) const;
   // The generation that the next group will have: one above the last that has met.
   uint64_t next_generation() const { return next_; }
 
  private:
   struct Waiting {
-    Guest guest = 0;
+    ConnectionId connection = 0;
     RankInfo info;
     Time deadline = kNever;
   };

@@ -183,9 +183,9 @@ void RendezvousService::on_join(uint64_t id, RankConnection& rank, Time now) {
 
 void RendezvousService::deliver(std::vector<Gathering::Answer>& answers, Time now) {
   for (auto& answer : answers) {
-    RankConnection& rank = *ranks_.at(answer.guest);
+    RankConnection& rank = *ranks_.at(answer.connection);
     rank.answer(std::move(answer.frames), now);
-    if (!rank.advance(now)) drop(answer.guest);
+    if (!rank.advance(now)) drop(answer.connection);
   }
 }
 

@@ -48,8 +48,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Gathering fixed(2);
   Gathering any(0);
   baton::Time now{};
-  uint64_t guest = 0;
-  for (Frame frame;; ++guest) {
+  uint64_t connection = 0;
+  for (Frame frame;; ++connection) {
     const auto whole = take_frame(in, frame);
     if (!whole.ok() || !*whole) return 0;
     if (frame.body.size() > kMaxFrameBody) std::abort();
@@ -60,7 +60,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     now += std::chrono::milliseconds(1);
     for (Gathering* gathering : {&fixed, &any}) {
       std::vector<Gathering::Answer> answers;
-      gathering->join(guest, *join, now, answers);
+      gathering->join(connection, *join, now, answers);
       gathering->expire(now, answers);
       check(answers);
     }

@@ -62,7 +62,7 @@ class PlainProvider final : public Provider {
   bool arm() override { return acceptor.arm(); }
   Time next_timer() const override { return acceptor.next_timer(); }
 
-  struct Guest {
+  struct Connection {
     int fd;
     HelloInfo peer;
     bool dialled;
@@ -70,7 +70,7 @@ class PlainProvider final : public Provider {
   Capabilities can{.name = "plain", .available = true};
   std::unique_ptr<Poller> poller;
   Acceptor acceptor;
-  std::vector<Guest> met;
+  std::vector<Connection> met;
   std::unique_ptr<Acceptor::Dial> last_dial;
   uint16_t rails = 1;
   int refuses = 0;  // of those to be met

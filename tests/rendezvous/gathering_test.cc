@@ -1,4 +1,4 @@
-// The gathering in virtual time: generations, patience, duplicates, and what each guest is told.
+// The gathering in virtual time: generations, patience, duplicates, and what each rank is told.
 #include "collectives/launch/gathering.h"
 
 #include <gmock/gmock.h>
@@ -24,13 +24,13 @@ class GatheringTest : public testing::Test {
     info.host = "node";
     return info;
   }
-  void join(uint64_t guest, const RankInfo& info, Time patience = kNever, Time now = 0s) {
-    gathering_.join(guest, {patience, info}, now, answers_);
+  void join(uint64_t connection, const RankInfo& info, Time patience = kNever, Time now = 0s) {
+    gathering_.join(connection, {patience, info}, now, answers_);
   }
-  // What the guest was told since the last call.
-  absl::Status told(uint64_t guest) {
+  // What the rank was told since the last call.
+  absl::Status told(uint64_t connection) {
     for (auto at = answers_.begin(); at != answers_.end(); ++at) {
-      if (at->guest != guest) continue;
+      if (at->connection != connection) continue;
       std::string in = *at->frames;
       answers_.erase(at);
       Frame frame;
@@ -44,8 +44,8 @@ class GatheringTest : public testing::Test {
     }
     return absl::NotFoundError("nothing");
   }
-  std::string message(uint64_t guest, absl::StatusCode code) {
-    const absl::Status status = told(guest);
+  std::string message(uint64_t connection, absl::StatusCode code) {
+    const absl::Status status = told(connection);
     EXPECT_EQ(code, status.code()) << status;
     return std::string(status.message());
   }
@@ -62,7 +62,7 @@ TEST_F(GatheringTest, EverybodyGetsTheSameCardsWhenTheLastHasCome) {
   join(12, info(1));
   ASSERT_EQ(3, answers_.size());
   EXPECT_EQ(answers_[0].frames, answers_[2].frames);
-  for (uint64_t guest : {10, 11, 12}) EXPECT_TRUE(told(guest).ok());
+  for (uint64_t connection : {10, 11, 12}) EXPECT_TRUE(told(connection).ok());
   EXPECT_EQ(1, gathering_.next_generation());
 }
 
@@ -83,7 +83,7 @@ TEST_F(GatheringTest, AHigherGenerationSendsTheWaitingAway) {
   EXPECT_EQ(4, gathering_.next_generation());
   join(3, info(0, 4));
   join(4, info(2, 4));
-  for (uint64_t guest : {2, 3, 4}) EXPECT_TRUE(told(guest).ok());
+  for (uint64_t connection : {2, 3, 4}) EXPECT_TRUE(told(connection).ok());
 }
 
 TEST_F(GatheringTest, PatienceEndsForAllAtOnceAndNamesTheMissing) {
@@ -93,8 +93,8 @@ TEST_F(GatheringTest, PatienceEndsForAllAtOnceAndNamesTheMissing) {
   gathering_.expire(104s, answers_);
   EXPECT_TRUE(answers_.empty());
   gathering_.expire(105s, answers_);
-  for (uint64_t guest : {1, 2}) {
-    EXPECT_THAT(message(guest, absl::StatusCode::kDeadlineExceeded),
+  for (uint64_t connection : {1, 2}) {
+    EXPECT_THAT(message(connection, absl::StatusCode::kDeadlineExceeded),
                 HasSubstr("rank 2 of 3 did not come to the rendezvous while rank 1 (pid 101"));
   }
   EXPECT_EQ(kNever, gathering_.deadline());
@@ -141,7 +141,8 @@ TEST_F(GatheringTest, DisagreementEndsTheAttemptForAll) {
   for (const auto& one : cases) {
     join(1, info(0));
     join(2, one.bad);
-    for (uint64_t guest : {1, 2}) EXPECT_THAT(message(guest, one.code), HasSubstr(one.says));
+    for (uint64_t connection : {1, 2})
+      EXPECT_THAT(message(connection, one.code), HasSubstr(one.says));
   }
 }
 
@@ -151,11 +152,12 @@ TEST_F(GatheringTest, WithoutANumberTheFirstToComeDecides) {
   two.ranks = 2;
   any.join(1, {kNever, two}, 0s, answers_);
   any.join(2, {kNever, info(1)}, 0s, answers_);
-  for (uint64_t guest : {1, 2}) {
-    EXPECT_THAT(message(guest, absl::StatusCode::kInvalidArgument), HasSubstr("expects 3 ranks"));
+  for (uint64_t connection : {1, 2}) {
+    EXPECT_THAT(message(connection, absl::StatusCode::kInvalidArgument),
+                HasSubstr("expects 3 ranks"));
   }
   for (uint32_t rank : {0, 1, 2}) any.join(rank, {kNever, info(rank)}, 0s, answers_);
-  for (uint64_t guest : {0, 1, 2}) EXPECT_TRUE(told(guest).ok());
+  for (uint64_t connection : {0, 1, 2}) EXPECT_TRUE(told(connection).ok());
 }
 
 TEST(ListRanks, JoinsNeighboursAndEnds) {
