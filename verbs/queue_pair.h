@@ -72,6 +72,7 @@ class QueuePair {
     uint32_t rkey = 0;
     uint32_t immediate = 0;
     uint32_t bytes = 0;
+    bool host_memory = true;  // the processor may read the local bytes
     int sges = 0;
     ibv_sge sge[kMaxSges];
   };

@@ -56,7 +56,8 @@ void QueuePair::add(const Work& work) {
   request.num_sge = work.sges;
   request.opcode = work.opcode;
   request.send_flags = 0;
-  if (work.opcode != IBV_WR_RDMA_READ && work.bytes <= max_inline_ && work.bytes > 0) {
+  if (work.opcode != IBV_WR_RDMA_READ && work.bytes <= max_inline_ && work.bytes > 0 &&
+      work.host_memory) {
     request.send_flags = IBV_SEND_INLINE;
   }
   request.imm_data = htonl(work.immediate);

@@ -106,6 +106,7 @@ void VerbsRail::gather(Active& active, QueuePair::Work& work) {
   const TransferDescriptor& transfer = *active.slice.transfer;
   const uint32_t lkey = port_.device->region(transfer.local_region)->lkey;
   const size_t most = std::min<size_t>(kMaxWork, std::max(1u, port_.attributes.max_msg_sz));
+  work.host_memory = session_.host_memory(transfer.local_region);
   work.remote = active.base + active.piece.remote_offset;
   work.rkey = active.rkey;
   work.bytes = 0;

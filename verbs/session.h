@@ -74,6 +74,10 @@ class Session {
   double distance(const Port& port, uint32_t region) const {
     return shared_.distances.empty() ? 1 : shared_.distances[region * kMaxPorts + port.index];
   }
+  // Whether a local region is memory that the processor can read as any other.
+  bool host_memory(uint32_t region) const {
+    return !shared_.context.regions.entries()[region].file.dma_buf;
+  }
   const KnownRegion* region(const RegionName& name, VerbsRail& rail);
   void forget(const RegionName& name) { regions_.forget(name); }
   absl::Status on_message(const Message& message, VerbsRail* rail, EventSink& sink);

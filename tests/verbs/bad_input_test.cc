@@ -167,6 +167,28 @@ TEST_F(DmaBuf, MemoryIsRegisteredThroughIt) {
   }
 }
 
+// Inline means that the processor copies the bytes into the work request: from memory of a device
+// that is slow at best, and otherwise a crash.
+TEST_F(DmaBuf, TheProcessorDoesNotReadIt) {
+  VerbsPair pair({});
+  ASSERT_TRUE(pair.connect());
+  const auto region = pair.a.worker->register_memory(data_, kBytes, Access::kLocal,
+                                                     BackingFile{fd_, 0, true});
+  ASSERT_TRUE(region.ok()) << region.status();
+  ASSERT_TRUE(pair.run(pair.request(Op::kWrite, 100)).ok());
+  const auto inlined = [&](const MemoryRegion& from) {
+    const uint64_t before = pair.fake->stats().inlined;
+    TransferRequest request = pair.request(Op::kWrite, 100);
+    request.local = from;
+    EXPECT_TRUE(pair.run(request).ok());
+    return pair.fake->stats().inlined - before;
+  };
+  EXPECT_EQ(inlined(pair.a.region), 1u);
+  memset(data_, 7, 100);
+  EXPECT_EQ(inlined(*region), 0u);
+  EXPECT_EQ(memcmp(data_, pair.b.memory.data(), 100), 0);
+}
+
 TEST_F(DmaBuf, ADriverWithoutSaysSo) {
   VerbsPair pair({.dma_buf = false});
   const absl::Status status =
