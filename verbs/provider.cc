@@ -110,12 +110,13 @@ std::string VerbsProvider::offers() const {
   for (const auto& port : shared_.hardware.ports) {
     PortOffer offer;
     offer.families = families_of(port->gids);
-    auto gid = choose_gid(port->gids, shared_.tuning.gid_index, 0xff);
-    if (gid.ok()) {
-      offer.gid = gid->gid;
-      if (shared_.tuning.gid_index >= 0) offer.families = static_cast<uint8_t>(gid->family);
+    offer.gids = best_gids(port->gids, most_gids(shared_.hardware.ports.size()));
+    if (shared_.tuning.gid_index >= 0) {
+      if (auto gid = choose_gid(port->gids, shared_.tuning.gid_index, 0xff); gid.ok()) {
+        offer = {.families = static_cast<uint8_t>(gid->family), .gids = {gid->gid}};
+      }
     }
-    offers.push_back(offer);
+    offers.push_back(std::move(offer));
   }
   return encode_offers(offers);
 }

@@ -66,7 +66,7 @@ bool VerbsRail::post(const Slice& slice, EventSink&) {
   active.slice = slice;
   active.has_piece = false;
   active.failure = absl::OkStatus();
-  waiting_.push_back(index);  // posted by progress(), together with what else comes
+  queue_of(active).push_back(index);  // posted by progress(), together with what else comes
   return true;
 }
 
@@ -78,18 +78,21 @@ void VerbsRail::finish(Active& active, absl::Status status) {
   sink_->slice_done(*this, id, slice, std::move(status));
 }
 
-// What is in the queue pair completes by itself, soon: only the rest is held back.
+// What is in the queue pair completes by itself, soon: only the rest is held back. The rest of a
+// notification is not, because the peer would take its beginning for that of the next one.
 void VerbsRail::abort(TransferId transfer, EventSink& sink) {
   EventSink* const before = std::exchange(sink_, &sink);
-  waiting_.remove_if([&](uint32_t index) {
-    Active& active = active_[index];
-    if (active.slice.transfer->id != transfer) return false;
-    active.aborted = true;
-    return true;
-  });
+  for (Ring<uint32_t>* queue : {&urgent_, &bulk_}) {
+    queue->remove_if([&](uint32_t index) {
+      Active& active = active_[index];
+      if (active.slice.transfer->id != transfer) return false;
+      active.aborted = true;
+      return !half_told(active);
+    });
+  }
   for (Active& active : active_) {
     if (active.used && active.aborted && active.outstanding == 0 && !active.posted &&
-        active.slice.transfer->id == transfer) {
+        !half_told(active) && active.slice.transfer->id == transfer) {
       finish(active, absl::CancelledError("cancelled"));
     }
   }
@@ -120,7 +123,8 @@ void VerbsRail::go_down(const absl::Status& why, const absl::Status& slices, boo
   if (queue_pair_ != nullptr) queue_pair_->destroy(known_ ? this : nullptr);
   state_ = State::kDown;
   control_.clear();
-  waiting_.clear();
+  urgent_.clear();
+  bulk_.clear();
   const bool others = session_.others_up(*this);
   for (Active& active : active_) {
     if (!active.used) continue;
@@ -234,7 +238,8 @@ bool VerbsRail::move_on(Time now) {
 // Nothing of this queue pair moves any more, at either end, and both know what has arrived.
 void VerbsRail::settle() {
   std::vector<uint32_t> again;
-  waiting_.clear();
+  urgent_.clear();
+  bulk_.clear();
   for (uint32_t i = 0; i < active_.size(); ++i) {
     Active& active = active_[i];
     active.outstanding = 0;
@@ -257,7 +262,7 @@ void VerbsRail::settle() {
     if (!active.used) continue;  // aborted by a report of another
     active.prepared = active.posted = active.told = false;
     active.notified = 0;
-    waiting_.push_back(index);
+    queue_of(active).push_back(index);
   }
 }
 
@@ -309,7 +314,7 @@ void VerbsRail::probe(Time now) {
 
 Time VerbsRail::probe_after() const {
   const Time idle = session_.tuning().probe;
-  return waiting_.empty() && control_.empty() ? idle : idle / 10;
+  return urgent_.empty() && bulk_.empty() && control_.empty() ? idle : idle / 10;
 }
 
 Time VerbsRail::next_timer() const {

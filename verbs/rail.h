@@ -1,8 +1,9 @@
 // A rail of the verbs provider: slices in, work requests on one queue pair out.
 //
-// Slices wait in `waiting_` in order. The first is turned into work requests as far as queue,
-// credits and the limit on bytes in flight allow: pieces that are neighbours at the peer are
-// gathered into one request. Once all of a slice is posted it waits for its completions.
+// Slices wait in `bulk_` in order, those of small transfers in `urgent_`, which overtakes. The
+// first is turned into work requests as far as queue, credits and the limit on bytes in flight
+// allow: pieces that are neighbours at the peer are gathered into one request. Once all of a slice
+// is posted it waits for its completions.
 //
 // When the queue pair breaks the rail drains it through the error state and learns from the peer
 // how many messages came over it, so that nothing that arrived is told again. After an access that
@@ -113,6 +114,16 @@ class VerbsRail final : public Rail, private QueuePairOwner {
 
   // Sending (rail_send.cc)
   void pump();
+  // The first of a queue; false: there is none, or it cannot go on.
+  bool pump_first(Ring<uint32_t>& queue);
+  // Its notification has gone out in part: no other may begin.
+  static bool half_told(const Active& active) { return active.notified > 0 && !active.told; }
+  bool half_told(const Ring<uint32_t>& queue) const {
+    return !queue.empty() && half_told(active_[queue.front()]);
+  }
+  Ring<uint32_t>& queue_of(const Active& active) {
+    return active.slice.transfer->bytes <= kUrgentBytes ? urgent_ : bulk_;
+  }
   bool prepare(Active& active);  // false: not yet, or it has failed and is gone
   bool post_bytes(Active& active);
   bool tell(Active& active);
@@ -150,7 +161,8 @@ class VerbsRail final : public Rail, private QueuePairOwner {
 
   std::vector<Active> active_;
   std::vector<uint32_t> free_;
-  Ring<uint32_t> waiting_;
+  Ring<uint32_t> urgent_;
+  Ring<uint32_t> bulk_;
   uint64_t next_order_ = 0;
   Ring<std::string> control_;
   std::string message_;  // being encoded

@@ -22,7 +22,7 @@ void VerbsRail::sent(uint32_t tag, ibv_wc_status status) {
   } else if (active != nullptr && active->outstanding == 0) {
     if (active->posted) {
       finish(*active, absl::OkStatus());
-    } else if (active->aborted) {
+    } else if (active->aborted && !half_told(*active)) {
       finish(*active, absl::CancelledError("cancelled"));
     }
   }

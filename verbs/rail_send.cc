@@ -16,6 +16,7 @@ uint32_t immediate_of(const RemoteCounter& counter) {
 
 // Of one work request: a completion every now and then, and bytes in flight that stay in step.
 constexpr size_t kMaxWork = 1 << 20;
+constexpr size_t kUrgentShare = 1 << 20;
 
 }  // namespace
 
@@ -36,30 +37,36 @@ bool VerbsRail::counts_by_immediate(const Active& active) const {
 void VerbsRail::pump() {
   if (state_ != State::kUp && !ready_owed_) return;
   if (send_control() && state_ == State::kUp) {
-    while (!waiting_.empty()) {
-      Active& active = active_[waiting_.front()];
-      if (!active.prepared) {
-        const uint32_t tag = waiting_.front();
-        if (!prepare(active)) {
-          // Failed and gone, or waiting for the peer's answer.
-          if (!waiting_.empty() && waiting_.front() == tag) break;
-          continue;
-        }
-      }
-      if (!post_bytes(active) || !tell(active)) break;
-      active.posted = true;
-      waiting_.pop_front();
-      if (active.outstanding == 0) finish(active, absl::OkStatus());
+    if (half_told(bulk_)) pump_first(bulk_);
+    while (!half_told(bulk_) && pump_first(urgent_)) {
+    }
+    // With a doorbell of its own: its completion must not wait for that of bulk behind it.
+    if (!bulk_.empty()) queue_pair_->ring();
+    while (!half_told(urgent_) && pump_first(bulk_)) {
     }
   }
   queue_pair_->ring();
+}
+
+bool VerbsRail::pump_first(Ring<uint32_t>& queue) {
+  if (queue.empty()) return false;
+  const uint32_t tag = queue.front();
+  Active& active = active_[tag];
+  if (!active.prepared && !prepare(active)) {
+    return queue.empty() || queue.front() != tag;  // failed and gone, or waiting for an answer
+  }
+  if (!post_bytes(active) || !tell(active)) return false;
+  active.posted = true;
+  queue.pop_front();
+  if (active.outstanding == 0) finish(active, absl::OkStatus());
+  return true;
 }
 
 bool VerbsRail::prepare(Active& active) {
   const Slice& slice = active.slice;
   const TransferDescriptor& transfer = *slice.transfer;
   const auto refuse = [&](absl::Status why) {
-    waiting_.pop_front();
+    queue_of(active).pop_front();
     finish(active, std::move(why));
     return false;
   };
@@ -134,9 +141,11 @@ void VerbsRail::gather(Active& active, QueuePair::Work& work) {
 
 bool VerbsRail::post_bytes(Active& active) {
   const Op op = active.slice.transfer->op;
+  // The limit is there for bulk; what overtakes it has a share of its own.
+  const size_t most =
+      session_.tuning().inflight_bytes + (&queue_of(active) == &urgent_ ? kUrgentShare : 0);
   while (active.has_piece) {
-    if (queue_pair_->room() <= kReservedRoom ||
-        queue_pair_->inflight_bytes() >= session_.tuning().inflight_bytes) {
+    if (queue_pair_->room() <= kReservedRoom || queue_pair_->inflight_bytes() >= most) {
       return false;
     }
     const bool immediate = counts_by_immediate(active);

@@ -117,8 +117,8 @@ class Session {
 
   void pair_ports();
   void say(const std::string& message, const VerbsRail* about);
-  absl::StatusOr<std::unique_ptr<QueuePair>> make_queue_pair(const Slot& slot,
-                                                             uint8_t families) const;
+  absl::StatusOr<std::unique_ptr<QueuePair>> make_queue_pair(const Slot& slot, uint8_t families,
+                                                             absl::Span<const ibv_gid> near) const;
   void call(uint16_t index);
   void answer(uint16_t index, EventSink& sink);
   absl::Status join(uint16_t index, const Endpoint& peer, const Path* path);

@@ -11,10 +11,11 @@ namespace baton::verbs {
 // that have the fewest rails yet, in order.
 void Session::pair_ports() {
   const auto& ports = shared_.hardware.ports;
-  std::vector<ibv_gid> own;
+  std::vector<std::vector<ibv_gid>> own;
   for (const auto& port : ports) {
-    auto gid = choose_gid(port->gids, tuning_.gid_index, 0xff);
-    own.push_back(gid.ok() ? gid->gid : ibv_gid{});
+    own.push_back(best_gids(port->gids, most_gids(1)));
+    auto set = choose_gid(port->gids, tuning_.gid_index, 0xff);
+    if (tuning_.gid_index >= 0 && set.ok()) own.back() = {set->gid};
   }
   std::vector<size_t> used(offers_.size());
   const size_t pairs = std::max(ports.size(), offers_.size());
@@ -23,7 +24,7 @@ void Session::pair_ports() {
     size_t best = 0;
     const auto better = [&](size_t a, size_t b) {
       if (used[a] != used[b]) return used[a] < used[b];
-      return shared_prefix(own[mine], offers_[a].gid) > shared_prefix(own[mine], offers_[b].gid);
+      return shared_prefix(own[mine], offers_[a].gids) > shared_prefix(own[mine], offers_[b].gids);
     };
     for (size_t j = 1; j < offers_.size(); ++j) {
       if (better(j, best)) best = j;
@@ -39,8 +40,8 @@ void Session::pair_ports() {
   }
 }
 
-absl::StatusOr<std::unique_ptr<QueuePair>> Session::make_queue_pair(const Slot& slot,
-                                                                    uint8_t families) const {
+absl::StatusOr<std::unique_ptr<QueuePair>> Session::make_queue_pair(
+    const Slot& slot, uint8_t families, absl::Span<const ibv_gid> near) const {
   const Port& port = *shared_.hardware.ports[slot.port];
   // Read anew: after a flap an address may be under another index, whatever events came of it.
   Port now = port;
@@ -51,7 +52,7 @@ absl::StatusOr<std::unique_ptr<QueuePair>> Session::make_queue_pair(const Slot& 
   }
   GidChoice gid;
   if (!port.infiniband() || tuning_.gid_index >= 0) {
-    auto chosen = choose_gid(now.gids, tuning_.gid_index, families);
+    auto chosen = choose_gid(now.gids, tuning_.gid_index, families, near);
     if (!chosen.ok()) {
       return absl::UnavailableError(absl::StrCat(port.name(), ": ", chosen.status().message()));
     }
@@ -65,7 +66,8 @@ void Session::call(uint16_t index) {
   slot.due = kNever;
   slot.link.reset();
   ++slot.incarnation;
-  auto made = make_queue_pair(slot, offers_[slot.peer_port].families);
+  const PortOffer& offer = offers_[slot.peer_port];
+  auto made = make_queue_pair(slot, offer.families, offer.gids);
   if (!made.ok()) return attempt_failed(index, made.status());
   slot.pending = *std::move(made);
   slot.phase = Phase::kCalling;
@@ -108,7 +110,7 @@ void Session::answer(uint16_t index, EventSink& sink) {
   slot.port = peer.port;
   absl::Status status = absl::InvalidArgumentError("there is no such port here");
   if (peer.port < shared_.hardware.ports.size()) {
-    auto made = make_queue_pair(slot, peer.family);
+    auto made = make_queue_pair(slot, peer.family, {&peer.gid, 1});
     status = made.status();
     if (made.ok()) {
       slot.pending = *std::move(made);

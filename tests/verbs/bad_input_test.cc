@@ -172,8 +172,8 @@ TEST_F(DmaBuf, MemoryIsRegisteredThroughIt) {
 TEST_F(DmaBuf, TheProcessorDoesNotReadIt) {
   VerbsPair pair({});
   ASSERT_TRUE(pair.connect());
-  const auto region = pair.a.worker->register_memory(data_, kBytes, Access::kLocal,
-                                                     BackingFile{fd_, 0, true});
+  const auto region =
+      pair.a.worker->register_memory(data_, kBytes, Access::kLocal, BackingFile{fd_, 0, true});
   ASSERT_TRUE(region.ok()) << region.status();
   ASSERT_TRUE(pair.run(pair.request(Op::kWrite, 100)).ok());
   const auto inlined = [&](const MemoryRegion& from) {

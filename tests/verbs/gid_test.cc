@@ -48,6 +48,29 @@ TEST(Gid, LoopbackAndContainerBridgesComeLast) {
   EXPECT_EQ(choose_gid(absl::MakeSpan(gids).first(1), -1, 0xff)->index, 0);
 }
 
+TEST(Gid, OfSeveralTheOneOnThePeersSubnet) {
+  const auto at = [](uint8_t net, uint8_t host) {
+    return entry(net, IBV_GID_TYPE_ROCE_V2, {10, 0, net, host}, true);
+  };
+  const std::vector<ibv_gid_entry> own = {at(1, 1), at(2, 1), at(3, 1)};
+  const std::vector<ibv_gid> peer = {at(7, 9).gid, at(2, 9).gid};
+  EXPECT_EQ(choose_gid(own, -1, 0xff)->index, 1);
+  EXPECT_EQ(choose_gid(own, -1, 0xff, peer)->index, 2);
+  EXPECT_EQ(choose_gid(own, 3, 0xff, peer)->index, 3) << "what is set stands";
+  // A container's bridge is everywhere, and leads nowhere.
+  const auto bridge = entry(0, IBV_GID_TYPE_ROCE_V2, {172, 17, 0, 1}, true);
+  const std::vector<ibv_gid_entry> with_bridge = {bridge, at(1, 1)};
+  const std::vector<ibv_gid> peer_with_bridge = {at(9, 9).gid, bridge.gid};
+  EXPECT_EQ(choose_gid(with_bridge, -1, 0xff, peer_with_bridge)->index, 1);
+}
+
+TEST(Gid, ThePeerIsToldOfTheBestOnce) {
+  const auto told = best_gids(FakeVerbs::default_gids(4), 4);
+  ASSERT_EQ(told.size(), 2u) << "each is there as RoCEv1 too";
+  EXPECT_EQ(gid_text(told[0]), "10.0.4.1");
+  EXPECT_EQ(best_gids(FakeVerbs::default_gids(4), 1).size(), 1u);
+}
+
 TEST(Gid, AnIndexThatIsSetIsTakenOrRefused) {
   const auto gids = FakeVerbs::default_gids(0);
   EXPECT_EQ(choose_gid(gids, 0, 0)->family, Family::kRoceV1);

@@ -5,6 +5,88 @@
 namespace baton {
 namespace {
 
+// Not behind all that is queued: behind what is posted (4 MiB), a slice until there is room for
+// another, and the one that is posted in the same moment.
+TEST(Urgent, OvertakesBulk) {
+  VerbsPair pair({.devices = 1});
+  ASSERT_TRUE(pair.connect());
+  ASSERT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+  std::vector<TransferId> bulk;
+  for (int i = 0; i < 20; ++i) bulk.push_back(*pair.a.worker->submit(pair.request(Op::kWrite)));
+  pair.steps(2);
+  const CounterId counter = *pair.b.worker->allocate_counter();
+  const uint64_t before = pair.fake->moved(0);
+  TransferRequest small = pair.request(Op::kWrite, 8);
+  small.counter = pair.b.worker->remote_counter(counter);
+  TransferRequest told = pair.request(Op::kWrite, 8);
+  told.notify = "look";
+  const TransferId ids[] = {*pair.a.worker->submit(small), *pair.a.worker->submit(told)};
+  for (TransferId id : ids) EXPECT_TRUE(pair.finish(id).ok());
+  EXPECT_LT(pair.fake->moved(0) - before, 7u << 20);
+  EXPECT_EQ(*pair.a.worker->state(bulk.back()), TransferState::kActive);
+  for (TransferId id : bulk) EXPECT_TRUE(pair.finish(id).ok());
+}
+
+// Its notification has gone out in part: what comes after it is not mixed up with that.
+TEST(Urgent, ANotificationThatIsCancelledHalfWayLeavesNothingBehind) {
+  for (const bool region : {false, true}) {
+    SCOPED_TRACE(region);
+    VerbsPair pair({.devices = 1}, {{"verbs.receive_depth", "16"}});
+    ASSERT_TRUE(pair.connect());
+    ASSERT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+    pair.steps(100);
+    TransferRequest large = pair.request(Op::kWrite, region ? 1 << 20 : 0);
+    if (!region) large.local = {};
+    const std::string text(60'000, 'x');
+    large.notify = text;
+    const TransferId id = *pair.a.worker->submit(large);
+    for (int i = 0; i < 100; ++i) pair.a.worker->progress();  // as far as credits reach
+    TransferRequest small = pair.request(Op::kWrite, 8);
+    small.notify = "small";
+    const TransferId next = *pair.a.worker->submit(small);
+    pair.a.worker->progress();
+    pair.a.worker->cancel(id).IgnoreError();
+    pair.a.worker->progress();
+    EXPECT_TRUE(pair.finish(next).ok());
+    pair.finish(id).IgnoreError();
+    pair.steps(100);
+    Notification note;
+    int small_ones = 0;
+    while (pair.b.worker->next_notification(note)) {
+      EXPECT_TRUE(note.payload == "small" || note.payload == text) << note.payload.size();
+      small_ones += note.payload == "small";
+    }
+    EXPECT_EQ(small_ones, 1);
+  }
+}
+
+// Each has an address of its own on a network that the other does not know, and it comes first.
+TEST(Addresses, AreThoseOfTheSubnetThatBothSidesShare) {
+  VerbsPair pair({.devices = 2});
+  const auto restart = [&](VerbsPair::Side& side, const char* name, const char* device) {
+    side.worker.reset();
+    pair.settings = {{"verbs.devices", device}};
+    pair.start(side, name);
+  };
+  for (const uint8_t device : {0, 1}) {
+    std::vector<ibv_gid_entry> gids = pair.fake->gids(device);
+    gids.push_back(gids[3]);
+    gids[4].gid_index = 4;
+    gids[4].gid.raw[14] = 77;
+    gids[4].gid.raw[15] = static_cast<uint8_t>(1 + device);
+    pair.fake->set_gids(device, gids);
+  }
+  restart(pair.a, "a", "fake0");
+  restart(pair.b, "b", "fake1");
+  ASSERT_TRUE(pair.connect());
+  ASSERT_EQ(pair.fake->addresses().size(), 2u);
+  for (const ibv_ah_attr& each : pair.fake->addresses()) {
+    EXPECT_EQ(each.grh.sgid_index, 4);
+    EXPECT_EQ(each.grh.dgid.raw[14], 77);
+  }
+  EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+}
+
 using testing::HasSubstr;
 
 std::vector<uint32_t> evens(uint32_t count) {

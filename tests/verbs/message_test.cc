@@ -85,9 +85,10 @@ TEST(Message, RoundTrips) {
   EXPECT_EQ(back->notify, "nine");
   EXPECT_EQ(back->increment, 8u);
 
-  const auto offers = decode_offers(encode_offers({{.families = 3, .gid = {}}}));
+  const auto offers = decode_offers(encode_offers({{.families = 3, .gids = {{}, {}}}}));
   ASSERT_TRUE(offers.ok());
   EXPECT_EQ(offers->front().families, 3);
+  EXPECT_EQ(offers->front().gids.size(), 2u);
 }
 
 TEST(Message, WhatDoesNotFitIsRefused) {

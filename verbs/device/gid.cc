@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -26,6 +27,11 @@ bool zero(const ibv_gid& gid) {
 bool unlikely(const ibv_gid& gid) {
   if (!ipv4_mapped(gid)) return false;
   return gid.raw[12] == 127 || (gid.raw[12] == 172 && gid.raw[13] == 17);
+}
+
+// Less is better.
+int rank_of(const ibv_gid_entry& entry) {
+  return 2 * std::countr_zero(static_cast<uint8_t>(family_of(entry))) + unlikely(entry.gid);
 }
 
 }  // namespace
@@ -72,9 +78,9 @@ uint8_t families_of(absl::Span<const ibv_gid_entry> gids) {
 }
 
 absl::StatusOr<GidChoice> choose_gid(absl::Span<const ibv_gid_entry> gids, int wanted,
-                                     uint8_t allowed) {
+                                     uint8_t allowed, absl::Span<const ibv_gid> near) {
   const ibv_gid_entry* best = nullptr;
-  int best_rank = 0;
+  std::pair<int, int> best_rank;
   for (const ibv_gid_entry& entry : gids) {
     const Family family = family_of(entry);
     if (wanted >= 0) {
@@ -84,7 +90,7 @@ absl::StatusOr<GidChoice> choose_gid(absl::Span<const ibv_gid_entry> gids, int w
           absl::StrFormat("GID %d (%s %s), as set", wanted, name_of(family), gid_text(entry.gid))};
     }
     if ((static_cast<uint8_t>(family) & allowed) == 0) continue;
-    const int rank = 2 * std::countr_zero(static_cast<uint8_t>(family)) + unlikely(entry.gid);
+    const std::pair rank(rank_of(entry), -shared_prefix({&entry.gid, 1}, near));
     if (best == nullptr || rank < best_rank) {
       best = &entry;
       best_rank = rank;
@@ -108,6 +114,23 @@ absl::StatusOr<GidChoice> choose_gid(absl::Span<const ibv_gid_entry> gids, int w
                                    name_of(family), gid_text(best->gid), gids.size())};
 }
 
+std::vector<ibv_gid> best_gids(absl::Span<const ibv_gid_entry> gids, size_t most) {
+  std::vector<const ibv_gid_entry*> known;
+  for (const ibv_gid_entry& entry : gids) {
+    if (family_of(entry) != Family::kNone) known.push_back(&entry);
+  }
+  std::stable_sort(known.begin(), known.end(),
+                   [](auto* a, auto* b) { return rank_of(*a) < rank_of(*b); });
+  std::vector<ibv_gid> out;
+  for (const ibv_gid_entry* entry : known) {
+    const bool told = std::any_of(out.begin(), out.end(), [&](const ibv_gid& gid) {
+      return std::memcmp(gid.raw, entry->gid.raw, sizeof gid.raw) == 0;
+    });
+    if (!told && out.size() < most) out.push_back(entry->gid);
+  }
+  return out;
+}
+
 std::string gid_text(const ibv_gid& gid) {
   char text[INET6_ADDRSTRLEN] = "?";
   const bool v4 = ipv4_mapped(gid);
@@ -122,6 +145,14 @@ int shared_prefix(const ibv_gid& a, const ibv_gid& b) {
     if ((a.raw[bit / 8] ^ b.raw[bit / 8]) & mask) return bit;
   }
   return limit;
+}
+
+int shared_prefix(absl::Span<const ibv_gid> a, absl::Span<const ibv_gid> b) {
+  int most = 0;
+  for (const ibv_gid& here : a) {
+    for (const ibv_gid& there : b) most = std::max(most, shared_prefix(here, there));
+  }
+  return most;
 }
 
 }  // namespace baton::verbs

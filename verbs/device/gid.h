@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -33,9 +34,13 @@ struct GidChoice {
 
 // The GID to use: `wanted` if it is not negative, otherwise the best of the families in `allowed`
 // (bits of Family), in the order of the enumeration; the addresses of loopback and of containers'
-// bridges last.
+// bridges last. Of several that are as good, the one that is nearest to an address of the peer's
+// (`near`): two ports that share a subnet may share several, and not all.
 absl::StatusOr<GidChoice> choose_gid(absl::Span<const ibv_gid_entry> gids, int wanted,
-                                     uint8_t allowed);
+                                     uint8_t allowed, absl::Span<const ibv_gid> near = {});
+
+// Those to tell a peer of, `most` of them, the best first.
+std::vector<ibv_gid> best_gids(absl::Span<const ibv_gid_entry> gids, size_t most);
 
 // "10.0.0.1" or "fe80::1".
 std::string gid_text(const ibv_gid& gid);
@@ -43,5 +48,7 @@ std::string gid_text(const ibv_gid& gid);
 // How many leading bits two GIDs share, of the part that names a network: at most 120 of an IPv4
 // address (a /24), 64 of an IPv6 one. For pairing ports that are on one subnet.
 int shared_prefix(const ibv_gid& a, const ibv_gid& b);
+// The most that any two of them share.
+int shared_prefix(absl::Span<const ibv_gid> a, absl::Span<const ibv_gid> b);
 
 }  // namespace baton::verbs

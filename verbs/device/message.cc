@@ -10,7 +10,7 @@
 namespace baton::verbs {
 namespace {
 
-constexpr uint8_t kOffersVersion = 2;
+constexpr uint8_t kOffersVersion = 3;
 constexpr size_t kMaxText = 512;
 
 absl::Status malformed() {
@@ -221,7 +221,8 @@ std::string encode_offers(const std::vector<PortOffer>& offers) {
   put_number(out, static_cast<uint8_t>(offers.size()));
   for (const PortOffer& offer : offers) {
     put_number(out, offer.families);
-    put_gid(out, offer.gid);
+    put_number(out, static_cast<uint8_t>(offer.gids.size()));
+    for (const ibv_gid& gid : offer.gids) put_gid(out, gid);
   }
   return out;
 }
@@ -240,7 +241,9 @@ absl::StatusOr<std::vector<PortOffer>> decode_offers(std::string_view extra) {
   std::vector<PortOffer> offers(count);
   for (PortOffer& offer : offers) {
     offer.families = in.number<uint8_t>();
-    offer.gid = take_gid(in);
+    const uint8_t gids = in.number<uint8_t>();
+    if (in.failed() || gids > most_gids(count)) return malformed();
+    for (uint8_t i = 0; i < gids; ++i) offer.gids.push_back(take_gid(in));
   }
   if (!in.finished()) return malformed();
   return offers;

@@ -116,9 +116,15 @@ absl::StatusOr<RailNote> decode_note(std::string_view body);
 
 // HelloInfo::extra: the ports of a worker.
 struct PortOffer {
-  uint8_t families = 0;  // bits of Family
-  ibv_gid gid{};         // the best one
+  uint8_t families = 0;       // bits of Family
+  std::vector<ibv_gid> gids;  // the best first
 };
+// Of so many ports each may tell of so many GIDs: HelloInfo::extra takes 512 bytes.
+constexpr size_t most_gids(size_t ports) {
+  const size_t fit = ((512 - 2) / (ports == 0 ? 1 : ports) - 2) / sizeof(ibv_gid);
+  return fit < 4 ? fit : 4;
+}
+static_assert(most_gids(kMaxPorts) == 1);
 std::string encode_offers(const std::vector<PortOffer>& offers);
 absl::StatusOr<std::vector<PortOffer>> decode_offers(std::string_view extra);
 
