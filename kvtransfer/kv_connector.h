@@ -80,7 +80,8 @@ class KvConnector {
 
   // --- decode ----------------------------------------------------------------------------------
   // Asks the prefill worker for a request's KV. Returns at once; what goes wrong later shows in
-  // load_status(). The blocks are pinned until end_load() has returned true.
+  // load_status(). The blocks are pinned until end_load() has returned true: a layer that is here
+  // may be read, but what arrived may arrive once more.
   virtual absl::Status start_load(KvLoad load) = 0;
   // How many layers, counted from layer 0, are here completely.
   virtual uint32_t layers_loaded(KvRequestId id) = 0;

@@ -157,7 +157,7 @@ bool Engine::follow_loads() {
 
 void Engine::load_finished(Sequence* sequence) {
   sequence->metrics.loaded_tokens =
-      static_cast<uint32_t>(sequence->tokens.size() - 1 - sequence->metrics.cached_tokens);
+      static_cast<uint32_t>(RemoteLoads::loadable(*sequence) - sequence->metrics.cached_tokens);
   loads_->finish(sequence);
   scheduler_.loaded(sequence);
 }

@@ -7,21 +7,25 @@
 
 namespace baton::engine::serve {
 
+size_t RemoteLoads::loadable(const Sequence& sequence) {
+  return (sequence.tokens.size() - 1) / kBlockTokens * kBlockTokens;
+}
+
 bool RemoteLoads::wants(const Sequence& sequence, size_t cached) const {
   if (sequence.local_only || sequence.job.has_value()) return false;
   if (sequence.request.prefill_address.empty()) return false;
-  return sequence.tokens.size() - 1 - cached >= std::max<size_t>(options_.min_tokens, 1);
+  return loadable(sequence) > cached && sequence.tokens.size() - 1 - cached >= options_.min_tokens;
 }
 
 absl::Status RemoteLoads::start(Sequence* sequence) {
   kvtransfer::KvLoad load;
   load.id = next_id_++;
   load.prefill = sequence->request.prefill_address;
-  load.tokens.assign(sequence->tokens.begin(), sequence->tokens.end() - 1);
+  const size_t tokens = loadable(*sequence);
+  load.tokens.assign(sequence->tokens.begin(), sequence->tokens.begin() + tokens);
   load.first_token = static_cast<uint32_t>(sequence->computed);
-  const size_t end = (load.tokens.size() + kBlockTokens - 1) / kBlockTokens;
   load.blocks.assign(sequence->blocks.begin() + sequence->computed / kBlockTokens,
-                     sequence->blocks.begin() + end);
+                     sequence->blocks.begin() + tokens / kBlockTokens);
   load.timeout = options_.timeout;
   const kvtransfer::KvRequestId id = load.id;
   if (absl::Status status = connector_.start_load(std::move(load)); !status.ok()) return status;

@@ -34,7 +34,11 @@ class RemoteLoads {
   bool may_recompute() const { return options_.on_failure == LoadFailurePolicy::kRecompute; }
   // Whether the KV of a sequence with `cached` tokens in the prefix cache should be fetched.
   bool wants(const Sequence& sequence, size_t cached) const;
-  // Asks for the KV of [computed, tokens - 1); the sequence has blocks for all its tokens.
+  // How many tokens of a sequence are loaded: all that fill a block, without the last one, whose
+  // logits are wanted. A block is not written to before its load has ended, for what arrived may
+  // arrive once more; so the one in which the sequence goes on is computed here from its start.
+  static size_t loadable(const Sequence& sequence);
+  // Asks for the KV of [computed, loadable()); the sequence has blocks for all its tokens.
   absl::Status start(Sequence* sequence);
 
   // Whether layer 0 is here, so that the sequence can be computed while the rest arrives.

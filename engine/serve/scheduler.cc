@@ -33,7 +33,7 @@ void Scheduler::remove(Sequence* sequence) {
 
 void Scheduler::loaded(Sequence* sequence) {
   std::erase(loading_, sequence);
-  sequence->computed = sequence->tokens.size() - 1;
+  sequence->computed = RemoteLoads::loadable(*sequence);
   publish(sequence);
   if (sequence->state != SequenceState::kWaitingForRemoteKv) return;  // streamed: runs already
   sequence->state = SequenceState::kReady;
@@ -168,9 +168,9 @@ void Scheduler::schedule_streaming() {
   if (!plan_.chunks.empty() || loads_ == nullptr || !running_.empty()) return;
   for (Sequence* sequence : loading_) {
     if (!loads_->has_begun(*sequence)) continue;
-    sequence->computed = sequence->tokens.size() - 1;
+    sequence->computed = RemoteLoads::loadable(*sequence);
     plan_.streaming = sequence;
-    start(sequence, 1);
+    start(sequence, std::min(sequence->remaining(), budget_));
     return;
   }
 }

@@ -53,7 +53,7 @@ class Scheduler {
   // Takes a sequence out, whatever its state, and frees its blocks (a job keeps them: they may be
   // in flight; an open load's go to quarantine).
   void remove(Sequence* sequence);
-  // The load of `sequence` has ended: it goes on with all but its last token computed...
+  // The load of `sequence` has ended: it goes on behind the tokens that were loaded...
   void loaded(Sequence* sequence);
   // ... or gets in line again, first, to be computed here. Its blocks are gone.
   void load_failed(Sequence* sequence);

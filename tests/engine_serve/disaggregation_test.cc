@@ -87,6 +87,7 @@ TEST(Disaggregation, SameTokensAsOneEngine) {
   expect_same(expected(), pair.outcomes);
   EXPECT_GT(pair.link->loads_started, kRequests / 2);
   EXPECT_GT(pair.link->blocks_moved, kRequests);
+  EXPECT_GT(pair.link->repeats, kRequests);
   EXPECT_GT(pair.decode.loaded_tokens, 0u);
   EXPECT_EQ(pair.decode.loads_failed, 0u);
 }

@@ -199,7 +199,7 @@ LoopbackLink::Load* LoopbackLink::by_job(uint64_t job) {
 }
 
 void LoopbackLink::deliver(Load& load, size_t index) {
-  const Copy copy = std::move(load.queue[index]);
+  Copy copy = std::move(load.queue[index]);
   load.queue.erase(load.queue.begin() + static_cast<ptrdiff_t>(index));
   EXPECT_EQ(
       std::memcmp(copy.content.data(), source_.block(copy.layer, copy.source), copy.content.size()),
@@ -216,6 +216,14 @@ void LoopbackLink::deliver(Load& load, size_t index) {
   std::memcpy(target_.block(copy.layer, copy.target), copy.content.data(), copy.content.size());
   ++load.arrived[copy.layer];
   ++blocks_moved;
+  load.arrived_copies.push_back(std::move(copy));
+}
+
+// As after a rail was lost before its acknowledgements came.
+void LoopbackLink::repeat_one(const Load& load) {
+  const Copy& copy = load.arrived_copies[random_() % load.arrived_copies.size()];
+  std::memcpy(target_.block(copy.layer, copy.target), copy.content.data(), copy.content.size());
+  ++repeats;
 }
 
 void LoopbackLink::move_some() {
@@ -233,6 +241,7 @@ void LoopbackLink::move_some() {
       if (load.fails_after > 0) --load.fails_after;
       deliver(load, random_() % load.queue.size());
     }
+    if (!load.gone && !load.arrived_copies.empty() && chance(faults_.repeat)) repeat_one(load);
   }
 }
 

@@ -21,13 +21,15 @@ struct LoopbackFaults {
   double fail_load = 0;     // the load fails at a random moment
   double lose_load = 0;     // nothing ever arrives: time out after some polls
   double speed = 0.5;       // how likely each of five copies per load and poll is to move
+  double repeat = 0.5;      // how likely one copy per load and poll is to move once more
 };
 
 // Checks the rules that a real connector relies on, as GoogleTest expectations: source blocks do
 // not change between save_layer() and the moment they are sent; no block is handed over twice; jobs
 // and loads are used as the header says. Target blocks are filled with NaN before a load, and
 // ended loads go on writing NaN until end_load() has returned true: a block reused or read too
-// early shows in the tokens.
+// early shows in the tokens. So does one that decode writes to before that: until then what has
+// arrived may arrive once more.
 class LoopbackLink {
  public:
   explicit LoopbackLink(uint64_t seed, LoopbackFaults faults = {});
@@ -42,6 +44,7 @@ class LoopbackLink {
   uint64_t loads_failed = 0;
   uint64_t blocks_moved = 0;
   uint64_t late_writes = 0;
+  uint64_t repeats = 0;
   uint64_t layers_waited_for = 0;
 
  private:
@@ -68,6 +71,7 @@ class LoopbackLink {
     std::vector<size_t> arrived;  // blocks per layer
     std::set<std::pair<uint32_t, uint32_t>> handed_over;
     std::vector<Copy> queue;
+    std::vector<Copy> arrived_copies;
   };
   struct Side {
     kvtransfer::KvLayout layout;
@@ -80,6 +84,7 @@ class LoopbackLink {
   void* allocate(Side& side, const kvtransfer::KvLayout& layout);
   void move_some();
   void deliver(Load& load, size_t index);
+  void repeat_one(const Load& load);
   Load* by_job(uint64_t job);
   bool chance(double probability) { return uniform_(random_) < probability; }
 
