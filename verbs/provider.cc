@@ -255,6 +255,7 @@ bool VerbsProvider::progress(EventSink& sink) {
     if (shared_.cm != nullptr) any |= cm_events();
   }
   look_ = false;
+  shared_.may_make_queue_pair = true;
   for (size_t i = 0; i < sessions_.size(); ++i) {
     any |= sessions_[i]->progress(now_, look, sink);
     look_ |= sessions_[i]->busy();

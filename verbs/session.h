@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/net/message_stream.h"
@@ -33,6 +34,8 @@ struct Shared {
   const CmApi* cm_api = nullptr;          // null: this machine's library, once it is needed
   std::unique_ptr<ConnectionManager> cm;  // once it is needed
   std::shared_ptr<const Locality> locality;
+  // Making one takes the kernel long (some 100 us), so a round of progress makes one at most.
+  bool may_make_queue_pair = true;
   // By region and port, as Locality::distance(); empty while all are 1.
   std::vector<float> distances;
 
@@ -117,6 +120,12 @@ class Session {
 
   void pair_ports();
   void say(const std::string& message, const VerbsRail* about);
+  // False: not in this round of progress.
+  bool may_make_queue_pair() {
+    const bool may = std::exchange(shared_.may_make_queue_pair, false);
+    disturbed_ = disturbed_ || !may;
+    return may;
+  }
   absl::StatusOr<std::unique_ptr<QueuePair>> make_queue_pair(const Slot& slot, uint8_t families,
                                                              absl::Span<const ibv_gid> near) const;
   void call(uint16_t index);

@@ -100,6 +100,7 @@ void Session::answer(uint16_t index, EventSink& sink) {
   const bool recovers = peer.recovery && slot.rail != nullptr;
   // What came over the broken queue pair has to be settled first.
   if (recovers && !slot.rail->settled() && slot.rail->state() != VerbsRail::State::kDown) return;
+  if (!may_make_queue_pair()) return;
   slot.asked.reset();
   slot.link.reset();
   if (slot.fresh != nullptr) {
@@ -192,7 +193,7 @@ void Session::check_timers(Time now) {
     if (now < slot.due) continue;
     switch (slot.phase) {
       case Phase::kIdle:
-        call(i);
+        if (may_make_queue_pair()) call(i);
         break;
       case Phase::kCalling:
         attempt_failed(

@@ -27,6 +27,52 @@ TEST(Urgent, OvertakesBulk) {
   for (TransferId id : bulk) EXPECT_TRUE(pair.finish(id).ok());
 }
 
+// Its owner gives away what is in it and nothing around it, though all of that is registered too.
+TEST(Regions, ABlockMayBeOneOfItsOwn) {
+  VerbsPair pair({.devices = 1});
+  ASSERT_TRUE(pair.connect());
+  constexpr size_t kAt = 1 << 20, kBlock = 64 << 10;
+  const auto block = pair.b.worker->register_memory(pair.b.memory.data() + kAt, kBlock);
+  ASSERT_TRUE(block.ok()) << block.status();
+  pair.fill(4);
+  TransferRequest request = pair.request(Op::kWrite, kBlock);
+  request.remote = *pair.b.worker->remote_region(*block);
+  EXPECT_TRUE(pair.run(request).ok());
+  EXPECT_EQ(memcmp(pair.b.memory.data() + kAt, pair.a.memory.data(), kBlock), 0);
+  EXPECT_EQ(std::count(pair.b.memory.begin(), pair.b.memory.end(), std::byte{0}),
+            static_cast<ptrdiff_t>(pair.b.memory.size()) - static_cast<ptrdiff_t>(kBlock) +
+                std::count(pair.a.memory.begin(), pair.a.memory.begin() + kBlock, std::byte{0}));
+  request.remote.size = VerbsPair::kBytes;  // says the peer
+  request.remote_layout = Layout::contiguous(4096, kBlock);
+  const absl::Status status = pair.run(request);
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange) << status;
+  // The larger region goes on when it is gone.
+  ASSERT_TRUE(pair.b.worker->deregister_memory(*block).ok());
+  EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
+}
+
+// The kernel takes its time for each, and other peers wait meanwhile.
+TEST(Progress, MakesOneQueuePairAtATime) {
+  VerbsPair pair({.devices = 2}, {{"verbs.qps", "16"}});
+  auto peer = pair.a.worker->connect(pair.b.worker->address());
+  ASSERT_TRUE(peer.ok());
+  uint64_t made = 0;
+  for (int i = 0; i < 5000 && made < 64; ++i) {
+    for (VerbsPair::Side* side : {&pair.a, &pair.b}) {
+      side->worker->progress();
+      const uint64_t now = pair.fake->stats().queue_pairs;
+      EXPECT_LE(now - made, 1u);
+      made = now;
+    }
+    pair.clock.advance(pair.tick);
+  }
+  EXPECT_EQ(made, 64u);
+  pair.steps(100);
+  EXPECT_EQ(pair.a.worker->peer_state(*peer), PeerState::kUp);
+  pair.steps(100);
+  EXPECT_EQ(pair.fake->addresses().size(), 64u);
+}
+
 // Its notification has gone out in part: what comes after it is not mixed up with that.
 TEST(Urgent, ANotificationThatIsCancelledHalfWayLeavesNothingBehind) {
   for (const bool region : {false, true}) {
