@@ -46,8 +46,8 @@ void run(Side& own, Side& peer, bool first, int iterations, int warmup) {
   meet();
   double from = now();
   for (int i = -warmup; i < iterations; ++i) {
-    collectives::reduce(DataType::kF32, ReduceOp::kSum, own.out.data() + begin,
-                        own.in.data() + begin, peer.in.data() + begin, length);
+    collectives::reduce::reduce(DataType::kF32, ReduceOp::kSum, own.out.data() + begin,
+                                own.in.data() + begin, peer.in.data() + begin, length);
     meet();
     std::memcpy(own.out.data() + other, peer.out.data() + other, other_length * sizeof(float));
     meet();  // before anybody writes again what the other may still read

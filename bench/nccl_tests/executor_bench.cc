@@ -14,11 +14,11 @@
 namespace baton::bench {
 namespace {
 
-using collectives::Call;
-using collectives::CallTag;
-using collectives::Executor;
-using collectives::Link;
-using collectives::Segments;
+using collectives::executor::Call;
+using collectives::executor::CallTag;
+using collectives::executor::Executor;
+using collectives::executor::Link;
+using collectives::executor::Segments;
 
 class NullLink final : public Link {
  public:
@@ -32,7 +32,7 @@ class NullLink final : public Link {
   std::string route() const override { return "null"; }
 
  private:
-  uint64_t sent_[collectives::kAllLanes] = {};
+  uint64_t sent_[collectives::executor::kAllLanes] = {};
   alignas(64) std::byte bytes_[64] = {};
 };
 
@@ -43,20 +43,21 @@ struct Options {
 };
 
 int run(const Options& options) {
-  const collectives::ScheduleSpec spec{
+  const collectives::schedules::ScheduleSpec spec{
       .collective = Collective::kAllReduce, .algorithm = Algorithm::kRing, .ranks = options.ranks};
-  absl::StatusOr<collectives::Program> program = collectives::write_program(spec, 0);
+  absl::StatusOr<collectives::schedules::Program> program =
+      collectives::schedules::write_program(spec, 0);
   if (!program.ok()) {
     std::fprintf(stderr, "baton executor_bench: %s\n",
                  std::string(program.status().message()).c_str());
     return 2;
   }
-  std::vector<collectives::PreparedProgram> programs;
-  programs.push_back(collectives::prepare(*std::move(program), spec.collective, 0, true));
+  std::vector<collectives::executor::PreparedProgram> programs;
+  programs.push_back(collectives::executor::prepare(*std::move(program), spec.collective, 0, true));
   std::vector<NullLink> nulls(options.ranks);
   std::vector<Link*> links;
   for (NullLink& link : nulls) links.push_back(&link);
-  collectives::FlightRecorder recorder(0);
+  collectives::executor::FlightRecorder recorder(0);
   Executor executor(0, links, nullptr, Clock::steady(), &recorder);
 
   // Parts of one float: the arithmetic costs nothing, the steps remain. 64 pieces a call.

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 uint32_t CallDescriptor::fingerprint() const {
   std::array<uint64_t, sizeof(CallDescriptor) / sizeof(uint64_t)> words;
@@ -38,4 +38,4 @@ std::string CallDescriptor::to_string() const {
   return out;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

@@ -6,7 +6,7 @@
 
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 // Plain data: lies in shared memory and travels in messages.
 struct CallDescriptor {
@@ -31,4 +31,4 @@ struct CallDescriptor {
 };
 static_assert(sizeof(CallDescriptor) == 40);
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

@@ -10,7 +10,7 @@
 #include "collectives/executor/memory.h"
 #include "transport/region.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 // Pieces in flight. The lane behind them is for point-to-point calls.
 inline constexpr uint32_t kLanes = 8;
@@ -45,7 +45,7 @@ struct Whereabouts {
 // What this rank tells one other.
 struct Outbox {
   alignas(64) std::atomic<uint64_t> consumed[16];  // messages of the other, by lane
-  DirectMessage messages[kAllLanes][kMessagesAhead];
+  DirectMessage messages[kAllLanes][schedules::kMessagesAhead];
 };
 
 struct ControlBlock {
@@ -72,4 +72,4 @@ struct ControlBlock {
 };
 static_assert(sizeof(ControlBlock) % 64 == 0);
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

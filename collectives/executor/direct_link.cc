@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 DirectLink::DirectLink(Ends ends)
     : ends_(std::move(ends)),
@@ -180,4 +180,4 @@ void DirectLink::wake() {
   ends_.worker.progress();
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

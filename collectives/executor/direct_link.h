@@ -23,7 +23,7 @@
 #include "collectives/executor/memory.h"
 #include "transport/worker.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 class DirectLink final : public Link {
  public:
@@ -51,7 +51,7 @@ class DirectLink final : public Link {
   uint64_t in_place_bytes() const { return in_place_bytes_; }
 
  private:
-  static constexpr uint32_t kMessages = kMessagesAhead;
+  static constexpr uint32_t kMessages = schedules::kMessagesAhead;
 
   bool room(uint32_t lane);
   void wake();
@@ -73,4 +73,4 @@ class DirectLink final : public Link {
   bool consumed_ = false;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

@@ -7,7 +7,12 @@
 #include "collectives/reduce/reduce.h"
 #include "transport/base/copy_kernel.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
+
+using schedules::BufferName;
+using schedules::Place;
+using schedules::Step;
+
 namespace {
 
 // Steps that a lane runs before it is another lane's turn.
@@ -91,7 +96,7 @@ Executor::Lane& Executor::point_to_point_lane(uint32_t peer, bool sends) {
     lane = std::make_unique<Lane>();
     lane->number = kPointToPointLane;
     lane->peer = peer;
-    Program program;
+    schedules::Program program;
     Step step;
     step.kind = sends ? Step::Kind::kSend : Step::Kind::kReceive;
     step.peer = peer;
@@ -325,7 +330,7 @@ void Executor::combine(const Lane& lane, const Step& step, const Segments& targe
   const uint32_t divide_by =
       step.final && call.op == ReduceOp::kAvg ? static_cast<uint32_t>(links_.size()) : 1;
   walk3(target, a, b, [&](std::byte* t, const std::byte* x, const std::byte* y, size_t bytes) {
-    reduce(call.type, call.op, t, x, y, bytes / element, divide_by);
+    reduce::reduce(call.type, call.op, t, x, y, bytes / element, divide_by);
   });
 }
 
@@ -339,8 +344,8 @@ void Executor::fold_step(const Lane& lane, const Step& step) {
   }
   const uint32_t divide_by =
       step.final && call.op == ReduceOp::kAvg ? static_cast<uint32_t>(links_.size()) : 1;
-  fold(call.type, call.op, target.data, fold_sources_, target.bytes / call.geometry.element_bytes,
-       divide_by);
+  reduce::fold(call.type, call.op, target.data, fold_sources_,
+               target.bytes / call.geometry.element_bytes, divide_by);
 }
 
 Blocked Executor::blocked() const {
@@ -383,4 +388,4 @@ void Executor::record(FlightEvent::Kind kind, const Lane& lane, uint32_t peer, s
                      .bytes = bytes});
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

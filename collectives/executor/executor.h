@@ -26,7 +26,7 @@
 #include "collectives/executor/prepared.h"
 #include "transport/clock.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 // A call as the executor runs it. Owned by the communicator, at a fixed address.
 struct Call {
@@ -106,15 +106,15 @@ class Executor {
   absl::StatusOr<bool> run(Lane& lane);
   absl::StatusOr<bool> begin_piece(Lane& lane);
   absl::StatusOr<bool> run_step(Lane& lane);
-  absl::StatusOr<bool> receive(Lane& lane, const Step& step);
+  absl::StatusOr<bool> receive(Lane& lane, const schedules::Step& step);
   bool hazards_clear(Lane& lane, uint32_t step);
   bool all_delivered(Lane& lane);
   void end_piece(Lane& lane);
   void end_call(Call& call);
-  Segments locate(const Lane& lane, const Place& place, uint32_t parts) const;
-  void combine(const Lane& lane, const Step& step, const Segments& target, const Segments& a,
-               const Segments& b) const;
-  void fold_step(const Lane& lane, const Step& step);
+  Segments locate(const Lane& lane, const schedules::Place& place, uint32_t parts) const;
+  void combine(const Lane& lane, const schedules::Step& step, const Segments& target,
+               const Segments& a, const Segments& b) const;
+  void fold_step(const Lane& lane, const schedules::Step& step);
   absl::Status ensure_scratch(Lane& lane, size_t bytes);
   Lane& point_to_point_lane(uint32_t peer, bool sends);
   void record(FlightEvent::Kind kind, const Lane& lane, uint32_t peer, size_t bytes);
@@ -136,4 +136,4 @@ class Executor {
   uint64_t messages_ = 0, bytes_sent_ = 0, steps_ = 0;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 namespace {
 
 constexpr size_t kWords = sizeof(FlightEvent) / sizeof(uint64_t);
@@ -223,4 +223,4 @@ std::string dump_flight_record(const FlightRecorder& recorder, const std::string
       path, std::generic_category().message(why));
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

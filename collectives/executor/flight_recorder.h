@@ -11,7 +11,7 @@
 #include "collectives/schedules/types.h"
 #include "transport/clock.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 struct FlightEvent {
   enum class Kind : uint8_t {
@@ -67,4 +67,4 @@ std::string flight_path(const std::string& group, uint32_t rank);
 // in FILE", why they are not, or nothing where they are not wanted.
 std::string dump_flight_record(const FlightRecorder& recorder, const std::string& path);
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

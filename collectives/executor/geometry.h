@@ -8,7 +8,7 @@
 #include "collectives/executor/segments.h"
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 // Sizes in elements, unless they say bytes. See schedule.h for which part is what.
 struct Geometry {
@@ -30,9 +30,9 @@ struct Geometry {
     return std::max<size_t>(1, (count + each - 1) / each);
   }
   // The buffer holds the blocks of all ranks, not only our own.
-  bool holds_all_blocks(BufferName buffer) const {
-    return buffer == BufferName::kInput ? collective != Collective::kAllGather
-                                        : collective != Collective::kReduceScatter;
+  bool holds_all_blocks(schedules::BufferName buffer) const {
+    return buffer == schedules::BufferName::kInput ? collective != Collective::kAllGather
+                                                   : collective != Collective::kReduceScatter;
   }
   size_t scratch_bytes(uint32_t scratch_parts) const {
     return scratch_parts * part_elements * element_bytes;
@@ -41,20 +41,22 @@ struct Geometry {
   // `base` is where the buffer starts. Parts at the end of the data are short or empty. Scratch
   // parts are as long as the longest part of their piece: what lies behind the data in them means
   // nothing, and never gets into an output.
-  Segments locate(std::byte* base, BufferName buffer, uint32_t part, uint32_t number,
+  Segments locate(std::byte* base, schedules::BufferName buffer, uint32_t part, uint32_t number,
                   size_t piece) const {
     Segments place;
     size_t first = 0, run = 0, stride = 0;
     uint32_t runs = 1;
     if (number == 0) return place;
     if (!blocks()) {
-      first = (buffer == BufferName::kScratch ? part : piece * parts + part) * part_elements;
+      first =
+          (buffer == schedules::BufferName::kScratch ? part : piece * parts + part) * part_elements;
       run = number * part_elements;
-      if (buffer != BufferName::kScratch) run = first < count ? std::min(run, count - first) : 0;
+      if (buffer != schedules::BufferName::kScratch)
+        run = first < count ? std::min(run, count - first) : 0;
     } else {
       const size_t begin = piece * part_elements;
       run = begin < count ? std::min(part_elements, count - begin) : 0;
-      if (buffer == BufferName::kScratch) {
+      if (buffer == schedules::BufferName::kScratch) {
         first = part * part_elements;
         stride = part_elements;
         runs = number;
@@ -79,4 +81,4 @@ struct Geometry {
   }
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

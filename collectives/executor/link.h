@@ -12,7 +12,7 @@
 #include "collectives/executor/call.h"
 #include "collectives/executor/segments.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 // The call that a message belongs to.
 struct CallTag {
@@ -49,4 +49,4 @@ class Link {
   virtual std::string route() const = 0;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 absl::StatusOr<std::unique_ptr<Memory>> Memory::create(Worker& worker) {
   return create(worker, Limits{});
@@ -54,4 +54,4 @@ const Memory::Region* Memory::find(const Segments& place) const {
   return nullptr;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

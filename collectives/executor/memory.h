@@ -15,7 +15,7 @@
 #include "transport/pool.h"
 #include "transport/worker.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 class Memory {
  public:
@@ -53,4 +53,4 @@ class Memory {
   std::vector<Region> regions_;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

@@ -4,7 +4,11 @@
 #include <algorithm>
 #include <optional>
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
+
+using schedules::BufferName;
+using schedules::Step;
+
 namespace {
 
 // A range of parts in memory: places in different buffers that are the same memory compare equal.
@@ -16,7 +20,7 @@ struct Range {
   }
 };
 
-Range range_of(const Place& place, uint32_t parts, Collective collective, uint32_t rank,
+Range range_of(const schedules::Place& place, uint32_t parts, Collective collective, uint32_t rank,
                bool in_place) {
   Range range{place.buffer, place.part, place.part + parts};
   // The smaller buffer has one part only, whatever it is called.
@@ -36,7 +40,8 @@ std::optional<Range> written(const Step& step, Collective collective, uint32_t r
 
 }  // namespace
 
-PreparedProgram prepare(Program program, Collective collective, uint32_t rank, bool in_place) {
+PreparedProgram prepare(schedules::Program program, Collective collective, uint32_t rank,
+                        bool in_place) {
   PreparedProgram out;
   out.steps = std::move(program.steps);
   out.scratch_parts = program.scratch_parts;
@@ -79,4 +84,4 @@ PreparedProgram prepare(Program program, Collective collective, uint32_t rank, b
   return out;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

@@ -7,10 +7,10 @@
 
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 struct PreparedProgram {
-  std::vector<Step> steps;
+  std::vector<schedules::Step> steps;
   // Of step s: sends (indices of steps) hazards[first_hazard[s] .. first_hazard[s + 1]).
   std::vector<uint32_t> first_hazard;
   std::vector<uint32_t> hazards;
@@ -23,6 +23,7 @@ struct PreparedProgram {
 
 // `in_place`: input and output are the same memory (for reduce_scatter and all_gather: the rank's
 // own part of the larger buffer is the smaller buffer). `rank` is whose program it is.
-PreparedProgram prepare(Program program, Collective collective, uint32_t rank, bool in_place);
+PreparedProgram prepare(schedules::Program program, Collective collective, uint32_t rank,
+                        bool in_place);
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

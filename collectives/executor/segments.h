@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 // `count` runs of `bytes` bytes, `stride` bytes apart.
 struct Segments {
@@ -44,4 +44,4 @@ inline void copy(const Segments& to, const Segments& from) {
   walk(to, from, [](std::byte* t, std::byte* f, size_t n) { std::memcpy(t, f, n); });
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

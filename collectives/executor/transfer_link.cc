@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "transport/base/wire.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worker, Memory& memory,
                                                                    PeerId peer, size_t slot_bytes) {
@@ -237,4 +237,4 @@ absl::StatusOr<TransferLink::Offer> TransferLink::Offer::decode(std::string_view
   return offer;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

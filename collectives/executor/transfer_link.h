@@ -22,12 +22,12 @@
 #include "collectives/executor/memory.h"
 #include "transport/worker.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 
 class TransferLink final : public Link {
  public:
   static constexpr uint32_t kSlots = 4;  // of a lane
-  static_assert(kSlots >= kMessagesAhead + 1, "slots come back two by two");
+  static_assert(kSlots >= schedules::kMessagesAhead + 1, "slots come back two by two");
 
   // What the other side must know before it can send: travels once.
   struct Offer {
@@ -102,4 +102,4 @@ class TransferLink final : public Link {
   absl::Status failure_;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

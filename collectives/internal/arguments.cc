@@ -6,8 +6,7 @@
 
 #include "absl/strings/str_format.h"
 
-namespace baton::collectives {
-
+namespace baton::collectives::internal {
 namespace {
 
 bool overlap(const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_bytes) {
@@ -107,4 +106,4 @@ absl::Status check_all_to_all_v(const void* in, const Blocks& send, const void* 
   return absl::OkStatus();
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

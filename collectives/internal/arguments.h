@@ -9,7 +9,7 @@
 #include "absl/types/span.h"
 #include "collectives/communicator.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
 
 // A collective call, as the caller of a communicator asks for it.
 struct Request {
@@ -46,4 +46,4 @@ absl::Status check_all_to_all_v(const void* in, const Blocks& send, const void* 
                                 const Blocks& receive, DataType type, uint32_t rank,
                                 uint32_t ranks);
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

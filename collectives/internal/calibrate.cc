@@ -7,7 +7,9 @@
 
 #include "collectives/reduce/reduce.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
+
+using proof::CostParameters;
 
 namespace {
 
@@ -51,7 +53,7 @@ class Measurement {
     std::vector<double> passes;
     for (int i = 0; i < kPasses; ++i) {
       const Time begin = with_.clock->now();
-      reduce(DataType::kF32, ReduceOp::kSum, a, a, a + count, count);
+      reduce::reduce(DataType::kF32, ReduceOp::kSum, a, a, a + count, count);
       passes.push_back(seconds_since(begin));
     }
     return median(passes) / static_cast<double>(kReduceBytes);
@@ -62,7 +64,7 @@ class Measurement {
     return std::chrono::duration<double>(with_.clock->now() - begin).count();
   }
 
-  absl::Status link(uint32_t other, LinkCost& cost) {
+  absl::Status link(uint32_t other, proof::LinkCost& cost) {
     absl::StatusOr<double> small = message(other, 8, kPings);
     if (!small.ok()) return small.status();
     absl::StatusOr<double> large = message(other, with_.slot_bytes, kLarge);
@@ -99,8 +101,8 @@ absl::StatusOr<CostParameters> agreed(const Calibration& with, const CostParamet
   if (absl::Status status = with.gather(mine, gathered.data()); !status.ok()) return status;
   std::vector<CostParameters> all;
   for (uint32_t r = 0; r < with.ranks; ++r) {
-    absl::StatusOr<CostParameters> theirs =
-        decode_cost_parameters(std::string_view(gathered.data() + r * mine.size(), mine.size()));
+    absl::StatusOr<CostParameters> theirs = proof::decode_cost_parameters(
+        std::string_view(gathered.data() + r * mine.size(), mine.size()));
     if (!theirs.ok()) return theirs.status();
     all.push_back(*theirs);
   }
@@ -120,9 +122,10 @@ absl::StatusOr<CostParameters> measure_costs(const Calibration& with,
   with.memory->free(*block);
   if (!status.ok()) return status;
   absl::StatusOr<CostParameters> result =
-      with.ranks > 1 ? agreed(with, cost) : absl::StatusOr<CostParameters>(agree({&cost, 1}));
+      with.ranks > 1 ? agreed(with, cost)
+                     : absl::StatusOr<CostParameters>(proof::agree({&cost, 1}));
   if (result.ok()) result->cores_move_local = before.cores_move_local;
   return result;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

@@ -10,7 +10,7 @@
 #include "collectives/proof/cost_model.h"
 #include "transport/clock.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
 
 // What measuring needs of the communicator.
 struct Calibration {
@@ -18,7 +18,7 @@ struct Calibration {
   uint32_t ranks = 1;
   uint32_t node_size = 1;
   size_t slot_bytes = 0;
-  Memory* memory = nullptr;
+  executor::Memory* memory = nullptr;
   const Clock* clock = nullptr;
   // Sends to `other` or receives from it, and waits.
   std::function<absl::Status(bool sends, std::byte* data, size_t bytes, uint32_t other)> exchange;
@@ -28,6 +28,7 @@ struct Calibration {
 
 // Takes under 100 ms. All ranks call it together, and get the same: `before`, where nothing could
 // be measured.
-absl::StatusOr<CostParameters> measure_costs(const Calibration& with, const CostParameters& before);
+absl::StatusOr<proof::CostParameters> measure_costs(const Calibration& with,
+                                                    const proof::CostParameters& before);
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

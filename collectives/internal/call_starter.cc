@@ -1,15 +1,15 @@
 // Beginning a call: checks, the vote that may have to go before it, its start.
 #include "collectives/internal/call_starter.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
 
-CallShape CallStarter::shape_of(const Request& request) const {
+proof::CallShape CallStarter::shape_of(const Request& request) const {
   const Collective what = request.collective;
   const bool reduces = what == Collective::kAllReduce || what == Collective::kReduceScatter ||
                        what == Collective::kReduce;
   const bool blocks = what == Collective::kReduceScatter || what == Collective::kAllGather ||
                       what == Collective::kAllToAll;
-  CallShape shape;
+  proof::CallShape shape;
   shape.collective = what;
   shape.ranks = needs_.mesh.ranks();
   shape.root = static_cast<uint32_t>(request.root);
@@ -46,7 +46,7 @@ absl::StatusOr<Work> CallStarter::begin(const Request& request, Lock& lock) {
   if (voting_) voted_.wait(lock, [this] { return !voting_; });
   if (!needs_.failure.broken().ok()) return needs_.failure.broken();
   if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
-  Override fixed;
+  proof::Override fixed;
   fixed.has_algorithm = request.options.algorithm.has_value();
   fixed.algorithm = request.options.algorithm.value_or(Algorithm::kRing);
   fixed.channels = request.options.channels;
@@ -140,4 +140,4 @@ absl::StatusOr<Work> CallStarter::begin_all_to_all_v(const void* in, const Block
   return work;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

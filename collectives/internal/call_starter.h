@@ -18,7 +18,7 @@
 #include "collectives/internal/mesh.h"
 #include "collectives/internal/tuner.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
 
 class CallStarter {
  public:
@@ -43,7 +43,7 @@ class CallStarter {
                                           const Blocks& receive, DataType type,
                                           const CallOptions& options);
 
-  CallShape shape_of(const Request& request) const;
+  proof::CallShape shape_of(const Request& request) const;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -58,4 +58,4 @@ class CallStarter {
   std::condition_variable voted_;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

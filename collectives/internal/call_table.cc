@@ -5,7 +5,9 @@
 
 #include "absl/strings/str_format.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
+
+using executor::Call;
 
 CallTable::CallTable(const Needs& needs)
     : needs_(needs),
@@ -62,7 +64,7 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
   slot.entry = pick.entry;
   slot.candidate = pick.candidate;
   Call& call = slot.call;
-  const Choice& choice = *pick.choice;
+  const proof::Choice& choice = *pick.choice;
   const size_t element = size_of(request.type);
   // Whole cache lines, but never more than a link's slot holds.
   size_t part = std::max<size_t>(choice.part_bytes, 1);
@@ -91,11 +93,11 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
                      .algorithm = static_cast<uint8_t>(choice.spec.algorithm),
                      .ordered = static_cast<uint8_t>(choice.spec.ordered ? 1 : 0)};
   call.fingerprint = call.descriptor.fingerprint();
-  ControlBlock& control = needs_.mesh.control();
-  control.calls[sequence_ % ControlBlock::kCalls] = call.descriptor;
+  executor::ControlBlock& control = needs_.mesh.control();
+  control.calls[sequence_ % executor::ControlBlock::kCalls] = call.descriptor;
   control.entered.store(sequence_, std::memory_order_release);
   needs_.recorder.record({.at = call.began,
-                          .kind = FlightEvent::Kind::kCallBegin,
+                          .kind = executor::FlightEvent::Kind::kCallBegin,
                           .collective = request.collective,
                           .sequence = sequence_,
                           .bytes = request.count * element});
@@ -135,12 +137,13 @@ void CallTable::end(Slot& slot, const absl::Status& result) {
   const Call& call = slot.call;
   in_flight_.erase(std::find(in_flight_.begin(), in_flight_.end(), &slot));
   // The clock costs as much as a small call: look at it now and then only.
-  const bool small = call.pieces == 1 && call.descriptor.sequence % 16 != 0 && result.ok() &&
-                     !needs_.tuner.measuring(slot.entry) &&
-                     call.geometry.count * call.geometry.element_bytes <= DirectMessage::kPayload;
+  const bool small =
+      call.pieces == 1 && call.descriptor.sequence % 16 != 0 && result.ok() &&
+      !needs_.tuner.measuring(slot.entry) &&
+      call.geometry.count * call.geometry.element_bytes <= executor::DirectMessage::kPayload;
   const Time end_time = small ? call.began : needs_.mesh.now();
   needs_.recorder.record({.at = end_time,
-                          .kind = FlightEvent::Kind::kCallEnd,
+                          .kind = executor::FlightEvent::Kind::kCallEnd,
                           .collective = call.geometry.collective,
                           .status = static_cast<uint8_t>(result.code()),
                           .sequence = call.descriptor.sequence});
@@ -153,4 +156,4 @@ void CallTable::end(Slot& slot, const absl::Status& result) {
   ended_.notify_all();
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

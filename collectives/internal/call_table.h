@@ -17,7 +17,7 @@
 #include "collectives/internal/mesh.h"
 #include "collectives/internal/tuner.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
 
 // Everything under the communicator's lock. Starting a call hands it to the executor; it advances
 // when the executor does.
@@ -28,12 +28,12 @@ class CallTable {
   struct Slot;
   // One of the sends and receives that an all_to_all_v is made of.
   struct Part {
-    Call call;
+    executor::Call call;
     Slot* whole = nullptr;
   };
   // A call in flight, and what the caller will hear of it.
   struct Slot {
-    Call call;
+    executor::Call call;
     uint64_t id = 0;  // Work::sequence; 0: free
     bool done = false;
     absl::Status result;
@@ -48,8 +48,8 @@ class CallTable {
     const CommunicatorOptions& options;
     Mesh& mesh;
     Tuner& tuner;
-    Executor& executor;
-    FlightRecorder& recorder;
+    executor::Executor& executor;
+    executor::FlightRecorder& recorder;
   };
   explicit CallTable(const Needs& needs);
 
@@ -80,11 +80,11 @@ class CallTable {
 
  private:
   Slot& take_slot();
-  void start_point_to_point(Call& call, bool sends, std::byte* data, size_t count, DataType type,
-                            uint32_t other);
-  Time deadline(const Call& call, const CallOptions& options) const;
-  static void on_done(Call& call, void* context);
-  static void on_part_done(Call& call, void* context);
+  void start_point_to_point(executor::Call& call, bool sends, std::byte* data, size_t count,
+                            DataType type, uint32_t other);
+  Time deadline(const executor::Call& call, const CallOptions& options) const;
+  static void on_done(executor::Call& call, void* context);
+  static void on_part_done(executor::Call& call, void* context);
   void end(Slot& slot, const absl::Status& result);
   void free_slot(Slot& slot);
 
@@ -102,4 +102,4 @@ class CallTable {
   std::condition_variable ended_;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

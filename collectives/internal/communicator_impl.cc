@@ -8,10 +8,15 @@
 
 namespace baton {
 
-using collectives::CallShape;
-using collectives::Mail;
-using collectives::Request;
-using collectives::Tuner;
+using collectives::internal::Calibration;
+using collectives::internal::CallStarter;
+using collectives::internal::CallTable;
+using collectives::internal::Driver;
+using collectives::internal::Mail;
+using collectives::internal::Mesh;
+using collectives::internal::Request;
+using collectives::internal::Tuner;
+using collectives::proof::CallShape;
 
 Communicator::Impl::Impl(CommunicatorOptions communicator_options)
     : options(std::move(communicator_options)),
@@ -28,9 +33,9 @@ Communicator::Impl::~Impl() {
 
 absl::Status Communicator::Impl::start() {
   if (absl::Status status = mesh.start(); !status.ok()) return status;
-  executor = std::make_unique<collectives::Executor>(mesh.rank(), mesh.links(), &mesh.memory(),
-                                                     mesh.worker().clock(), &recorder);
-  collectives::CostParameters cost;
+  executor = std::make_unique<collectives::executor::Executor>(
+      mesh.rank(), mesh.links(), &mesh.memory(), mesh.worker().clock(), &recorder);
+  collectives::proof::CostParameters cost;
   cost.node_size = mesh.node_size();
   cost.cores_move_local = true;
   // With more ranks than cores, a short call in shared memory is over when the kernel lets it be.
@@ -38,13 +43,11 @@ absl::Status Communicator::Impl::start() {
   tuner = std::make_unique<Tuner>(Tuner::Settings{mesh.rank(), mesh.ranks(), options.slot_bytes,
                                                   options.tune, at_the_kernels_mercy},
                                   cost);
-  calls = std::make_unique<collectives::CallTable>(
-      collectives::CallTable::Needs{options, mesh, *tuner, *executor, recorder});
+  calls = std::make_unique<CallTable>(CallTable::Needs{options, mesh, *tuner, *executor, recorder});
   failure.watch(*executor, *calls);
-  driver = std::make_unique<collectives::Driver>(
-      collectives::Driver::Needs{mutex, mesh, *executor, *calls, failure});
-  starter = std::make_unique<collectives::CallStarter>(
-      collectives::CallStarter::Needs{options, mutex, mesh, *tuner, *calls, failure, *driver});
+  driver = std::make_unique<Driver>(Driver::Needs{mutex, mesh, *executor, *calls, failure});
+  starter = std::make_unique<CallStarter>(
+      CallStarter::Needs{options, mutex, mesh, *tuner, *calls, failure, *driver});
   if (options.calibrate) {
     if (absl::Status status = calibrate(); !status.ok()) return status;
   }
@@ -56,7 +59,7 @@ absl::Status Communicator::Impl::calibrate() {
   const auto wait = [this](const absl::StatusOr<Work>& work) {
     return work.ok() ? driver->wait(*work) : work.status();
   };
-  collectives::Calibration with;
+  Calibration with;
   with.rank = mesh.rank();
   with.ranks = mesh.ranks();
   with.node_size = mesh.node_size();
@@ -74,7 +77,7 @@ absl::Status Communicator::Impl::calibrate() {
                                 DataType::kU8, ReduceOp::kSum, 0, plain}));
   };
   const Time started = mesh.now();
-  auto cost = collectives::measure_costs(with, tuner->parameters());
+  auto cost = collectives::internal::measure_costs(with, tuner->parameters());
   if (!cost.ok()) return cost.status();
   tuner->set_parameters(*cost, mesh.now() - started);
   return absl::OkStatus();
@@ -162,7 +165,7 @@ std::string Communicator::Impl::explain(Collective collective, size_t bytes,
 std::string Communicator::Impl::routes() const {
   Lock lock(mutex);
   std::string out;
-  for (const collectives::Mesh::Member& member : mesh.members()) {
+  for (const Mesh::Member& member : mesh.members()) {
     if (member.link != nullptr)
       absl::StrAppend(&out, member.label, ": ", member.link->route(), "\n");
   }
@@ -184,7 +187,7 @@ CommunicatorStats Communicator::Impl::stats() const {
   stats.calls = calls->calls_made();
   stats.messages = executor->messages();
   stats.bytes_sent = executor->bytes_sent();
-  for (const collectives::Mesh::Member& member : mesh.members()) {
+  for (const Mesh::Member& member : mesh.members()) {
     if (member.direct != nullptr) stats.direct_bytes += member.direct->in_place_bytes();
   }
   stats.sleeps = driver->sleeps();

@@ -27,7 +27,7 @@
 
 namespace baton {
 
-class Communicator::Impl final : private collectives::Mesh::Listener {
+class Communicator::Impl final : private collectives::internal::Mesh::Listener {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
@@ -50,19 +50,19 @@ class Communicator::Impl final : private collectives::Mesh::Listener {
 
   CommunicatorOptions options;
   mutable std::mutex mutex;  // guards all of the following
-  collectives::Mesh mesh;
-  collectives::FlightRecorder recorder;
-  collectives::FailureDetector failure;
-  collectives::Survivors survivors;
+  collectives::internal::Mesh mesh;
+  collectives::executor::FlightRecorder recorder;
+  collectives::internal::FailureDetector failure;
+  collectives::internal::Survivors survivors;
   // From start() on.
-  std::unique_ptr<collectives::Executor> executor;
-  std::unique_ptr<collectives::Tuner> tuner;
-  std::unique_ptr<collectives::CallTable> calls;
-  std::unique_ptr<collectives::Driver> driver;
-  std::unique_ptr<collectives::CallStarter> starter;
+  std::unique_ptr<collectives::executor::Executor> executor;
+  std::unique_ptr<collectives::internal::Tuner> tuner;
+  std::unique_ptr<collectives::internal::CallTable> calls;
+  std::unique_ptr<collectives::internal::Driver> driver;
+  std::unique_ptr<collectives::internal::CallStarter> starter;
 
  private:
-  void on_mail(uint32_t from, collectives::Mail kind, std::string_view body) override;
+  void on_mail(uint32_t from, collectives::internal::Mail kind, std::string_view body) override;
   void on_down(uint32_t rank, const absl::Status& why) override;
 
   absl::Status calibrate();

@@ -3,8 +3,7 @@
 
 #include <algorithm>
 
-namespace baton::collectives {
-
+namespace baton::collectives::internal {
 namespace {
 
 // How long a waiting thread polls before it lets others run, and before it sleeps.
@@ -149,4 +148,4 @@ void Driver::run_background() {
   }
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

@@ -13,7 +13,7 @@
 #include "collectives/internal/failure_detector.h"
 #include "collectives/internal/mesh.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
 
 class Driver {
  public:
@@ -21,7 +21,7 @@ class Driver {
   struct Needs {
     std::mutex& mutex;
     Mesh& mesh;
-    Executor& executor;
+    executor::Executor& executor;
     CallTable& calls;
     FailureDetector& failure;
   };
@@ -60,4 +60,4 @@ class Driver {
   std::atomic<uint64_t> sleeps_{0};
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

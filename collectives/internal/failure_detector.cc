@@ -7,7 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
+
+using executor::Blocked;
+using executor::CallDescriptor;
+using executor::ControlBlock;
 
 namespace {
 
@@ -40,10 +44,11 @@ bool read(std::string_view body, T& value) {
 
 }  // namespace
 
-FailureDetector::FailureDetector(const std::string& group, Mesh& mesh, FlightRecorder& recorder)
+FailureDetector::FailureDetector(const std::string& group, Mesh& mesh,
+                                 executor::FlightRecorder& recorder)
     : group_(group), mesh_(mesh), recorder_(recorder), lost_(mesh.ranks()), known_(mesh.ranks()) {}
 
-void FailureDetector::watch(Executor& executor, CallTable& calls) {
+void FailureDetector::watch(executor::Executor& executor, CallTable& calls) {
   executor_ = &executor;
   calls_ = &calls;
 }
@@ -77,7 +82,8 @@ void FailureDetector::on_abort(uint32_t from, std::string_view body) {
 
 void FailureDetector::on_down(uint32_t rank, const absl::Status& why) {
   mark_lost(rank);
-  recorder_.record({.at = mesh_.now(), .kind = FlightEvent::Kind::kPeerLost, .peer = rank});
+  recorder_.record(
+      {.at = mesh_.now(), .kind = executor::FlightEvent::Kind::kPeerLost, .peer = rank});
   const Blocked blocked = executor_ != nullptr ? executor_->blocked() : Blocked{};
   fail(absl::UnavailableError(absl::StrFormat(
            "%s is gone: %s%s", mesh_.member(rank).label, std::string(why.message()),
@@ -102,7 +108,7 @@ void FailureDetector::fail(absl::Status why, uint32_t culprit, bool tell_others)
   broken_ = why;
   is_broken_.store(true, std::memory_order_release);
   recorder_.record({.at = mesh_.now(),
-                    .kind = FlightEvent::Kind::kAbort,
+                    .kind = executor::FlightEvent::Kind::kAbort,
                     .status = static_cast<uint8_t>(why.code()),
                     .peer = culprit});
   if (tell_others) mesh_.tell_all(Mail::kAbort, encode_verdict(why, culprit));
@@ -110,7 +116,8 @@ void FailureDetector::fail(absl::Status why, uint32_t culprit, bool tell_others)
   mesh_.end_transfers();
   if (calls_ == nullptr) return;
   if (!calls_->in_flight().empty()) {
-    const std::string where = dump_flight_record(recorder_, flight_path(group_, mesh_.rank()));
+    const std::string where =
+        executor::dump_flight_record(recorder_, executor::flight_path(group_, mesh_.rank()));
     why = absl::Status(why.code(), absl::StrCat(why.message(), where));
   }
   calls_->fail_all(why);
@@ -257,4 +264,4 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
        culprit, true);
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

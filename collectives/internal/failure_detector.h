@@ -16,15 +16,15 @@
 #include "collectives/internal/call_table.h"
 #include "collectives/internal/mesh.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
 
 // Everything under the communicator's lock, except is_broken().
 class FailureDetector {
  public:
   // `group`: its name, for the file that the flight record is written to. All outlive this.
-  FailureDetector(const std::string& group, Mesh& mesh, FlightRecorder& recorder);
+  FailureDetector(const std::string& group, Mesh& mesh, executor::FlightRecorder& recorder);
   // From when there are calls.
-  void watch(Executor& executor, CallTable& calls);
+  void watch(executor::Executor& executor, CallTable& calls);
 
   // OK, or why everything fails.
   const absl::Status& broken() const { return broken_; }
@@ -49,27 +49,27 @@ class FailureDetector {
  private:
   // Where a rank stands, told when calls take too long.
   struct Standing {
-    CallDescriptor call;   // the one that stands still; sequence 0: none
-    uint64_t entered = 0;  // sequence of the last call
+    executor::CallDescriptor call;  // the one that stands still; sequence 0: none
+    uint64_t entered = 0;           // sequence of the last call
     uint32_t waits_for = UINT32_MAX;
   };
   struct Known {  // of another rank
     // What it announced, by sequence % kCalls; sequence 0: nothing.
-    std::array<CallDescriptor, ControlBlock::kCalls> announced{};
+    std::array<executor::CallDescriptor, executor::ControlBlock::kCalls> announced{};
     Standing standing;
     bool standing_fresh = false;
   };
 
   void on_abort(uint32_t from, std::string_view body);
   void check_deadlines(Time now);
-  void diagnose(const Blocked& blocked, Time now);
+  void diagnose(const executor::Blocked& blocked, Time now);
   Standing standing() const;
-  std::string where(const Blocked& blocked) const;
+  std::string where(const executor::Blocked& blocked) const;
 
   const std::string group_;
   Mesh& mesh_;
-  FlightRecorder& recorder_;
-  Executor* executor_ = nullptr;
+  executor::FlightRecorder& recorder_;
+  executor::Executor* executor_ = nullptr;
   CallTable* calls_ = nullptr;
   absl::Status broken_;
   std::atomic<bool> is_broken_{false};
@@ -79,4 +79,4 @@ class FailureDetector {
   Time next_look_{};
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

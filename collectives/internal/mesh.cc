@@ -14,7 +14,10 @@
 #include "transport/address.h"
 #include "transport/base/timespec.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
+
+using executor::ControlBlock;
+using executor::TransferLink;
 
 namespace {
 
@@ -76,7 +79,8 @@ absl::Status Mesh::start() {
 
 absl::Status Mesh::open() {
   while (options_.slot_bytes > kLeastSlot &&
-         (ranks_ - 1) * options_.slot_bytes * TransferLink::kSlots * kAllLanes > kSlotBudget) {
+         (ranks_ - 1) * options_.slot_bytes * TransferLink::kSlots * executor::kAllLanes >
+             kSlotBudget) {
     options_.slot_bytes /= 2;
   }
   if (options_.slot_bytes < kLeastSlot || options_.slot_bytes % 4096 != 0) {
@@ -91,7 +95,7 @@ absl::Status Mesh::open() {
   absl::StatusOr<std::unique_ptr<Worker>> made = Worker::create(options_.worker);
   if (!made.ok()) return made.status();
   worker_ = *std::move(made);
-  absl::StatusOr<std::unique_ptr<Memory>> pool = Memory::create(*worker_);
+  absl::StatusOr<std::unique_ptr<executor::Memory>> pool = executor::Memory::create(*worker_);
   if (!pool.ok()) return pool.status();
   memory_ = *std::move(pool);
   absl::StatusOr<Block> block = memory_->allocate(ControlBlock::bytes(ranks_));
@@ -114,8 +118,8 @@ void Mesh::count_neighbours() {
   }
 }
 
-std::vector<Link*> Mesh::links() const {
-  std::vector<Link*> links;
+std::vector<executor::Link*> Mesh::links() const {
+  std::vector<executor::Link*> links;
   for (const Member& member : members_) links.push_back(member.link.get());
   return links;
 }
@@ -228,7 +232,7 @@ absl::Status Mesh::link_up(uint32_t rank) {
   }
   if (member.can_view < 0) return absl::OkStatus();
   if (member.can_view == 1 && member.we_can_view == 1) {
-    auto link = std::make_unique<DirectLink>(DirectLink::Ends{
+    auto link = std::make_unique<executor::DirectLink>(executor::DirectLink::Ends{
         *worker_, *memory_, member.peer, rank_, rank, *control_, member.view, options_.slot_bytes});
     member.direct = link.get();
     member.link = std::move(link);
@@ -319,7 +323,7 @@ void Mesh::on_mail(Member& member, std::string_view mail) {
       member.bye = true;
       return;
     case Mail::kCall: {
-      CallDescriptor call;
+      executor::CallDescriptor call;
       if (body.size() != sizeof call) return;
       std::memcpy(&call, body.data(), sizeof call);
       if (call.collective != static_cast<uint8_t>(Collective::kSendReceive)) {
@@ -393,4 +397,4 @@ void Mesh::leave() {
   }
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

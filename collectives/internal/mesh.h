@@ -19,7 +19,7 @@
 #include "collectives/executor/transfer_link.h"
 #include "collectives/launch/rendezvous.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
 
 // What ranks tell each other besides data: the first byte of a notification.
 enum class Mail : char {
@@ -60,14 +60,16 @@ class Mesh {
     int can_view = -1;  // whether it can map us; -1: not told yet
     int we_can_view = -1;
     RemoteView view;  // of its control block
-    std::unique_ptr<Link> link;
-    DirectLink* direct = nullptr;  // `link`, if it is one
-    TransferLink* transfer = nullptr;
+    std::unique_ptr<executor::Link> link;
+    executor::DirectLink* direct = nullptr;  // `link`, if it is one
+    executor::TransferLink* transfer = nullptr;
     std::string offer;   // of a TransferLink, as it came
     bool ready = false;  // the link can be used
 
     // Its control block; only with a direct link.
-    const ControlBlock& block() const { return *reinterpret_cast<const ControlBlock*>(view.data); }
+    const executor::ControlBlock& block() const {
+      return *reinterpret_cast<const executor::ControlBlock*>(view.data);
+    }
   };
 
   // `options` and `listener` outlive the mesh. start() may lower options.slot_bytes.
@@ -85,13 +87,13 @@ class Mesh {
   uint32_t rank() const { return rank_; }
   uint32_t ranks() const { return ranks_; }
   Worker& worker() { return *worker_; }
-  Memory& memory() { return *memory_; }
-  ControlBlock& control() { return *control_; }
+  executor::Memory& memory() { return *memory_; }
+  executor::ControlBlock& control() { return *control_; }
   std::vector<Member>& members() { return members_; }  // by rank; our own is unused
   const std::vector<Member>& members() const { return members_; }
   Member& member(uint32_t rank) { return members_[rank]; }
   const Member& member(uint32_t rank) const { return members_[rank]; }
-  std::vector<Link*> links() const;  // by rank
+  std::vector<executor::Link*> links() const;  // by rank
   Time now() const { return worker_->clock().now(); }
 
   // Some link needs the worker to advance.
@@ -134,9 +136,9 @@ class Mesh {
   const uint32_t ranks_;
   const std::string host_;
   std::unique_ptr<Worker> worker_;
-  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<executor::Memory> memory_;
   Block control_memory_;
-  ControlBlock* control_ = nullptr;
+  executor::ControlBlock* control_ = nullptr;
   size_t published_regions_ = 0;
   std::vector<RankInfo> rank_infos_;
   std::vector<Member> members_;
@@ -147,4 +149,4 @@ class Mesh {
   Notification notification_;  // its memory is reused
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

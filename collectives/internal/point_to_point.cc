@@ -5,7 +5,9 @@
 #include "collectives/internal/arguments.h"
 #include "collectives/internal/call_table.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
+
+using executor::Call;
 
 // `call.began`, its deadline and whom it tells of its end are set.
 void CallTable::start_point_to_point(Call& call, bool sends, std::byte* data, size_t count,
@@ -27,7 +29,7 @@ void CallTable::start_point_to_point(Call& call, bool sends, std::byte* data, si
                      .type = static_cast<uint8_t>(type)};
   call.fingerprint = call.descriptor.fingerprint();
   needs_.recorder.record({.at = call.began,
-                          .kind = FlightEvent::Kind::kCallBegin,
+                          .kind = executor::FlightEvent::Kind::kCallBegin,
                           .collective = Collective::kSendReceive,
                           .peer = other,
                           .sequence = number,
@@ -95,4 +97,4 @@ void CallTable::on_part_done(Call&, void* context) {
   if (--whole->parts_left == 0) whole->owner->done_.push_back(whole);
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

@@ -5,8 +5,7 @@
 
 #include "absl/strings/str_format.h"
 
-namespace baton::collectives {
-
+namespace baton::collectives::internal {
 namespace {
 
 // A rank that is connected and has not voted after so long is stopped.
@@ -81,4 +80,4 @@ absl::StatusOr<CommunicatorOptions> Survivors::agree() {
   }
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

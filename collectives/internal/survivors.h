@@ -12,7 +12,7 @@
 #include "collectives/internal/mesh.h"
 #include "collectives/launch/rendezvous.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
 
 // Everything under the communicator's lock.
 class Survivors {
@@ -37,4 +37,4 @@ class Survivors {
   std::unique_ptr<RendezvousServer> server_;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

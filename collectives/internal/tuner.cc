@@ -6,7 +6,12 @@
 #include "absl/strings/str_format.h"
 #include "collectives/executor/control_block.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
+
+using proof::CallShape;
+using proof::Choice;
+using proof::CostParameters;
+using proof::Override;
 
 namespace {
 
@@ -55,7 +60,7 @@ class Tuner::Entry {
 };
 
 Tuner::Tuner(const Settings& settings, const CostParameters& cost)
-    : settings_(settings), model_(cost, settings.slot_bytes, kLanes) {
+    : settings_(settings), model_(cost, settings.slot_bytes, executor::kLanes) {
   entries_.reserve(kMaxEntries);
 }
 
@@ -158,22 +163,24 @@ absl::StatusOr<Tuner::Pick> Tuner::take(Entry& entry, bool in_place) {
   return Pick{&candidate.choice, schedule, static_cast<uint32_t>(&entry - entries_.data()), number};
 }
 
-absl::StatusOr<const Tuner::Programs*> Tuner::programs(const ScheduleSpec& spec, bool in_place) {
+absl::StatusOr<const Tuner::Programs*> Tuner::programs(const schedules::ScheduleSpec& spec,
+                                                       bool in_place) {
   for (const auto& known : programs_) {
     if (known->spec == spec && known->in_place == in_place) return known.get();
   }
   auto fresh = std::make_unique<Programs>();
   fresh->spec = spec;
   fresh->in_place = in_place;
-  fresh->parts = parts_of(spec);
-  fresh->max_message_parts = std::max(1u, max_message_parts(spec));
+  fresh->parts = schedules::parts_of(spec);
+  fresh->max_message_parts = std::max(1u, schedules::max_message_parts(spec));
   for (uint32_t channel = 0; channel < spec.channels; ++channel) {
-    ScheduleSpec own = spec;
+    schedules::ScheduleSpec own = spec;
     own.separate = !in_place;
-    absl::StatusOr<Program> program = write_program(own, settings_.rank, channel);
+    absl::StatusOr<schedules::Program> program =
+        schedules::write_program(own, settings_.rank, channel);
     if (!program.ok()) return program.status();
     fresh->programs.push_back(
-        prepare(*std::move(program), spec.collective, settings_.rank, in_place));
+        executor::prepare(*std::move(program), spec.collective, settings_.rank, in_place));
   }
   programs_.push_back(std::move(fresh));
   return programs_.back().get();
@@ -214,7 +221,7 @@ std::string Tuner::explain(const CallShape& shape) const {
     });
     if (at != all->end()) std::rotate(all->begin(), at, at + 1);
   }
-  const std::string table = collectives::explain(shape, *all, actual);
+  const std::string table = proof::explain(shape, *all, actual);
   if (calibrated_in_ == Time::zero()) return table + "model, not measured: assumed costs\n";
   const CostParameters& cost = model_.parameters();
   return absl::StrFormat(
@@ -225,4 +232,4 @@ std::string Tuner::explain(const CallShape& shape) const {
       1e-9 / cost.remote.beta, 1e-9 / cost.gamma);
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

@@ -20,7 +20,7 @@
 #include "collectives/executor/prepared.h"
 #include "collectives/proof/cost_model.h"
 
-namespace baton::collectives {
+namespace baton::collectives::internal {
 
 // Everything under the communicator's lock.
 class Tuner {
@@ -36,11 +36,11 @@ class Tuner {
 
   // This rank's programs of one schedule.
   struct Programs {
-    ScheduleSpec spec;
+    schedules::ScheduleSpec spec;
     bool in_place = false;
     uint32_t parts = 1;
     uint32_t max_message_parts = 1;
-    std::vector<PreparedProgram> programs;  // by channel
+    std::vector<executor::PreparedProgram> programs;  // by channel
   };
 
   // What is known of the calls of one shape. Only the tuner looks inside.
@@ -48,19 +48,19 @@ class Tuner {
 
   // How one call is run.
   struct Pick {
-    const Choice* choice = nullptr;
+    const proof::Choice* choice = nullptr;
     const Programs* programs = nullptr;
     uint32_t entry = UINT32_MAX;  // for measured()
     uint32_t candidate = 0;
   };
 
-  Tuner(const Settings& settings, const CostParameters& cost);
+  Tuner(const Settings& settings, const proof::CostParameters& cost);
   ~Tuner();
   Tuner(const Tuner&) = delete;
   Tuner& operator=(const Tuner&) = delete;
 
   // The entry of a shape: valid until the next call of entry_of().
-  absl::StatusOr<Entry*> entry_of(const CallShape& shape, const Override& fixed);
+  absl::StatusOr<Entry*> entry_of(const proof::CallShape& shape, const proof::Override& fixed);
 
   // What has to be done before take(), once for each shape. kVote: combine votes(), by maximum over
   // all ranks, with the call that vote_began() is told of. kAwait: wait for that call, then
@@ -80,21 +80,21 @@ class Tuner {
   void measured(uint32_t entry, uint32_t candidate, double seconds);
 
   // New costs, measured in `took`: nothing is settled any more.
-  void set_parameters(const CostParameters& cost, Time took);
-  const CostParameters& parameters() const { return model_.parameters(); }
+  void set_parameters(const proof::CostParameters& cost, Time took);
+  const proof::CostParameters& parameters() const { return model_.parameters(); }
 
   // For people: every alternative with its predicted time, and what the last such call took.
-  std::string explain(const CallShape& shape) const;
+  std::string explain(const proof::CallShape& shape) const;
 
  private:
   struct Candidate;
 
-  absl::StatusOr<std::vector<Candidate>> candidates_for(const CallShape& shape,
-                                                        const Override& fixed) const;
-  absl::StatusOr<const Programs*> programs(const ScheduleSpec& spec, bool in_place);
+  absl::StatusOr<std::vector<Candidate>> candidates_for(const proof::CallShape& shape,
+                                                        const proof::Override& fixed) const;
+  absl::StatusOr<const Programs*> programs(const schedules::ScheduleSpec& spec, bool in_place);
 
   const Settings settings_;
-  CostModel model_;
+  proof::CostModel model_;
   Time calibrated_in_{};
   std::vector<std::unique_ptr<Programs>> programs_;
   std::vector<Entry> entries_;
@@ -102,4 +102,4 @@ class Tuner {
   Entry* last_ = nullptr;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::internal

@@ -24,8 +24,6 @@
 namespace baton::launch {
 namespace {
 
-using collectives::LineRelay;
-using collectives::RendezvousService;
 using RankMain = std::function<int(const Place&, int restarts)>;
 
 // Takes the signals of a launcher out of their usual way, into a descriptor.
@@ -125,7 +123,7 @@ absl::StatusOr<int> Launcher::run() {
     if (absl::Status good = reap(); !good.ok()) return good;
     if (Clock::steady().now() >= kill_at_ && !running().empty()) {
       std::fprintf(stderr, "baton: rank(s) %s did not end within %.1f s of that and are killed\n",
-                   collectives::list_ranks(running()).c_str(),
+                   list_ranks(running()).c_str(),
                    std::chrono::duration<double>(options_.grace).count());
       kill_all();
     }

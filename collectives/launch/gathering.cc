@@ -8,7 +8,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
-namespace baton::collectives {
+namespace baton::launch {
+
+using collectives::RankInfo;
+
 namespace {
 
 std::shared_ptr<const std::string> refusal(const absl::Status& why) {
@@ -40,11 +43,11 @@ std::string list_ranks(const std::vector<uint32_t>& ascending) {
 }
 
 absl::Status Gathering::check(const RankInfo& info) const {
-  if (info.version != kCollectivesVersion) {
+  if (info.version != collectives::kCollectivesVersion) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "%s speaks version %u of the collectives, the rendezvous %u: install the same Baton "
         "everywhere",
-        describe(info), info.version, kCollectivesVersion));
+        describe(info), info.version, collectives::kCollectivesVersion));
   }
   if (info.ranks != ranks_) {
     return absl::InvalidArgumentError(
@@ -70,7 +73,7 @@ void Gathering::join(ConnectionId connection, const Join& join, Time now,
                      std::vector<Answer>& answers) {
   const RankInfo& info = join.info;
   if (fixed_ranks_ == 0 && waiting_.empty()) ranks_ = std::min(info.ranks, kMostRanks);
-  if (info.version == kCollectivesVersion && info.generation < next_) {
+  if (info.version == collectives::kCollectivesVersion && info.generation < next_) {
     answers.push_back(
         {connection, refusal(absl::FailedPreconditionError(absl::StrFormat(
                          "generation %u of this group is over: %s must come with %u or "
@@ -146,4 +149,4 @@ const Gathering::ConnectionId* Gathering::waiting_as(const RankInfo& info) const
   return &found->second.connection;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::launch

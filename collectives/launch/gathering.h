@@ -11,7 +11,7 @@
 #include "collectives/launch/rendezvous_wire.h"
 #include "transport/clock.h"
 
-namespace baton::collectives {
+namespace baton::launch {
 
 // Gathers one generation after the other. Times are those of one clock, the caller's.
 class Gathering {
@@ -36,18 +36,18 @@ class Gathering {
   Time deadline() const;
 
   // The connection that waits as this info's rank in its generation; nullptr: nobody.
-  const ConnectionId* waiting_as(const RankInfo& info) const;
+  const ConnectionId* waiting_as(const collectives::RankInfo& info) const;
   // The generation that the next group will have: one above the last that has met.
   uint64_t next_generation() const { return next_; }
 
  private:
   struct Waiting {
     ConnectionId connection = 0;
-    RankInfo info;
+    collectives::RankInfo info;
     Time deadline = kNever;
   };
 
-  absl::Status check(const RankInfo& info) const;
+  absl::Status check(const collectives::RankInfo& info) const;
   void refuse_all(const absl::Status& why, std::vector<Answer>& answers);
 
   const uint32_t fixed_ranks_;
@@ -62,4 +62,4 @@ inline constexpr uint32_t kMostRanks = 1 << 16;
 // "1, 3-7, 9", cut short after a few.
 std::string list_ranks(const std::vector<uint32_t>& ascending);
 
-}  // namespace baton::collectives
+}  // namespace baton::launch

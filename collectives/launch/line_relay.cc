@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace baton::collectives {
+namespace baton::launch {
 namespace {
 
 constexpr size_t kLongestLine = 64 << 10;  // longer ones are cut
@@ -73,4 +73,4 @@ void LineRelay::finish() {
   pending_.clear();
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::launch

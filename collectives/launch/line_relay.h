@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "transport/base/unique_fd.h"
 
-namespace baton::collectives {
+namespace baton::launch {
 
 class LineRelay {
  public:
@@ -35,4 +35,4 @@ class LineRelay {
   std::string pending_;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::launch

@@ -17,6 +17,9 @@
 #include "transport/net/poller.h"
 
 namespace baton::collectives {
+
+using launch::FrameType;
+
 namespace {
 
 constexpr Time kConnectTime = std::chrono::seconds(3);  // then another address is tried
@@ -51,11 +54,12 @@ class RendezvousClient {
   absl::StatusOr<std::vector<RankInfo>> run(const net::Endpoint& to) {
     if (absl::Status good = connect(to); !good.ok()) return good;
     // The server answers a little before our own patience ends, for it knows who is missing.
-    Join join{.patience = left_until(deadline_), .info = info_};
+    launch::Join join{.patience = left_until(deadline_), .info = info_};
     if (join.patience != kNever) {
       join.patience -= std::min<Time>(join.patience / 4, std::chrono::milliseconds(500));
     }
-    if (absl::Status good = send(encode_frame(FrameType::kJoin, encode_join(join))); !good.ok()) {
+    if (absl::Status good = send(launch::encode_frame(FrameType::kJoin, encode_join(join)));
+        !good.ok()) {
       return good;
     }
     return receive_rank_infos();
@@ -66,10 +70,10 @@ class RendezvousClient {
   absl::Status connect(const net::Endpoint& to) {
     auto poller = net::Poller::create();
     if (!poller.ok()) return poller.status();
-    auto fd = net::start_connect(to, rendezvous_sockets());
+    auto fd = net::start_connect(to, launch::rendezvous_sockets());
     if (!fd.ok()) return fd.status();
     net::HandshakeConnection handshake(*fd, **poller, net::Handshake::Role::kClient, key_,
-                                       rendezvous_hello(), net::Handshake::Purpose::kRail,
+                                       launch::rendezvous_hello(), net::Handshake::Purpose::kRail,
                                        deadline_, nullptr);
     const Time until =
         deadline_ == kNever ? now() + kConnectTime : std::min(deadline_, now() + kConnectTime);
@@ -87,14 +91,14 @@ class RendezvousClient {
         return late("it took the connection but says nothing");
       }
     }
-    if (!is_rendezvous(handshake.peer())) {
+    if (!launch::is_rendezvous(handshake.peer())) {
       return absl::InvalidArgumentError(
           absl::StrCat(to.text(),
                        " is a Baton worker, not a rendezvous: pass the address at which "
                        "rank 0 or the launcher serves it"));
     }
     fd_ = UniqueFd(handshake.take_fd());
-    net::tune(fd_.get(), to, rendezvous_sockets());
+    net::tune(fd_.get(), to, launch::rendezvous_sockets());
     return absl::OkStatus();
   }
 
@@ -108,14 +112,14 @@ class RendezvousClient {
     std::vector<RankInfo> rank_infos;
     std::string in;
     while (true) {
-      Frame frame;
-      auto whole = take_frame(in, frame);
+      launch::Frame frame;
+      auto whole = launch::take_frame(in, frame);
       if (!whole.ok()) return whole.status();
       if (!*whole) {
         if (absl::Status good = read(16 << 10, in); !good.ok()) return good;
         continue;
       }
-      if (frame.type == FrameType::kRefusal) return decode_refusal(frame.body);
+      if (frame.type == FrameType::kRefusal) return launch::decode_refusal(frame.body);
       auto info = RankInfo::decode(frame.body);
       if (!info.ok()) return info.status();
       if (frame.type != FrameType::kRankInfo || info->rank != rank_infos.size() ||
@@ -194,10 +198,10 @@ absl::Status check(const RankInfo& info) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "rank %u of %u is out of range: ranks are counted from 0", info.rank, info.ranks));
   }
-  if (const size_t size = info.encode().size(); size > kMaxRankInfoBytes) {
+  if (const size_t size = info.encode().size(); size > launch::kMaxRankInfoBytes) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "the information of rank %u has %u bytes, more than %u: give it fewer regions", info.rank,
-        size, kMaxRankInfoBytes));
+        size, launch::kMaxRankInfoBytes));
   }
   return absl::OkStatus();
 }

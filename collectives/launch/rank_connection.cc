@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 
-namespace baton::collectives {
+namespace baton::launch {
 namespace {
 
 // For a whole Join, and for taking the answer: nobody holds a place for longer.
@@ -110,4 +110,4 @@ bool RankConnection::hung_up() const {
   return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::launch

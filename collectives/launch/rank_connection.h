@@ -10,7 +10,7 @@
 #include "transport/clock.h"
 #include "transport/net/poller.h"
 
-namespace baton::collectives {
+namespace baton::launch {
 
 class RankConnection : public net::Watched {
  public:
@@ -48,4 +48,4 @@ class RankConnection : public net::Watched {
   std::string_view unsent_;                    // of answer_
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::launch

@@ -32,7 +32,7 @@ std::string RankInfo::encode() const {
 }
 
 absl::StatusOr<RankInfo> RankInfo::decode(std::string_view bytes) {
-  if (bytes.size() > kMaxRankInfoBytes)
+  if (bytes.size() > launch::kMaxRankInfoBytes)
     return absl::InvalidArgumentError("a rank's information is too long");
   WireReader in(bytes);
   RankInfo info;

@@ -15,6 +15,8 @@
 
 namespace baton::collectives {
 
+using launch::RendezvousService;
+
 struct RendezvousServer::Impl {
   explicit Impl(std::unique_ptr<RendezvousService> served)
       : service(std::move(served)), wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {

@@ -12,7 +12,7 @@
 #include "transport/net/acceptor.h"
 #include "transport/net/admission.h"
 
-namespace baton::collectives {
+namespace baton::launch {
 namespace {
 
 using net::Acceptor;
@@ -194,4 +194,4 @@ void RendezvousService::drop(uint64_t id) {
   ranks_.erase(id);
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::launch

@@ -19,7 +19,7 @@
 #include "transport/net/handshake_connection.h"
 #include "transport/net/poller.h"
 
-namespace baton::collectives {
+namespace baton::launch {
 
 // One thread at a time.
 class RendezvousService {
@@ -73,4 +73,4 @@ class RendezvousService {
   std::vector<pollfd> polled_;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::launch

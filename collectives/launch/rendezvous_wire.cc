@@ -7,7 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "transport/base/wire.h"
 
-namespace baton::collectives {
+namespace baton::launch {
+
+using collectives::RankInfo;
+
 namespace {
 
 constexpr size_t kHeaderBytes = sizeof(uint32_t) + sizeof(uint8_t);
@@ -103,4 +106,4 @@ HelloInfo rendezvous_hello() {
 
 bool is_rendezvous(const HelloInfo& peer) { return peer.extra == kPurpose; }
 
-}  // namespace baton::collectives
+}  // namespace baton::launch

@@ -17,7 +17,7 @@
 #include "transport/identity.h"
 #include "transport/net/endpoint.h"
 
-namespace baton::collectives {
+namespace baton::launch {
 
 inline constexpr size_t kMaxRankInfoBytes = 64 << 10;
 inline constexpr size_t kMaxFrameBody = kMaxRankInfoBytes + sizeof(uint64_t);
@@ -35,7 +35,7 @@ absl::StatusOr<bool> take_frame(std::string& in, Frame& frame);
 
 struct Join {
   Time patience = kNever;
-  RankInfo info;
+  collectives::RankInfo info;
 };
 std::string encode_join(const Join& join);
 absl::StatusOr<Join> decode_join(std::string_view body);
@@ -51,4 +51,4 @@ const net::SocketOptions& rendezvous_sockets();
 HelloInfo rendezvous_hello();
 bool is_rendezvous(const HelloInfo& peer);
 
-}  // namespace baton::collectives
+}  // namespace baton::launch

@@ -8,7 +8,10 @@
 #include "absl/strings/str_format.h"
 #include "collectives/proof/cost_model_shape.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
+
+using schedules::ScheduleSpec;
+
 namespace {
 
 constexpr size_t kLeastChunk = 16 << 10;
@@ -82,7 +85,7 @@ struct CostModel::Memory {
   absl::StatusOr<const ScheduleShape*> shape_of(const ScheduleSpec& spec, uint32_t node_size) {
     const ShapeKey key = key_of(spec, node_size);
     if (const auto at = shapes.find(key); at != shapes.end()) return &at->second;
-    if (absl::Status status = validate(spec); !status.ok()) return status;
+    if (absl::Status status = schedules::validate(spec); !status.ok()) return status;
     absl::StatusOr<ScheduleShape> counted = count_shape(key.spec, node_size);
     if (!counted.ok()) return counted.status();
     if (shapes.size() >= kMostShapes) shapes.clear();
@@ -127,7 +130,7 @@ absl::StatusOr<double> CostModel::predict(const CallShape& call, const Choice& c
 absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
                                                           const Override& fixed) const {
   if (absl::Status status = check(call); !status.ok()) return status;
-  std::vector<Algorithm> algorithms = algorithms_for(call.collective);
+  std::vector<Algorithm> algorithms = schedules::algorithms_for(call.collective);
   if (fixed.has_algorithm) algorithms = {fixed.algorithm};
   std::vector<Choice> out;
   absl::Status refused = absl::InvalidArgumentError(
@@ -200,4 +203,4 @@ absl::StatusOr<Choice> CostModel::choose(const CallShape& call, const Override& 
   return all->front();
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

@@ -18,11 +18,11 @@
 #include "collectives/proof/simulate.h"
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
 
 // How a call is run: everything that is chosen.
 struct Choice {
-  ScheduleSpec spec;
+  schedules::ScheduleSpec spec;
   size_t part_bytes = 0;  // of one part in one piece
   double seconds = 0;     // predicted
 };
@@ -93,4 +93,4 @@ inline constexpr size_t kEncodedCostBytes = 56;
 std::string encode(const CostParameters& parameters);
 absl::StatusOr<CostParameters> decode_cost_parameters(std::string_view bytes);
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

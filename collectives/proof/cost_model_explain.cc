@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "collectives/proof/cost_model.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
 namespace {
 
 std::string size_text(size_t bytes) {
@@ -27,12 +27,13 @@ std::string explain(const CallShape& call, absl::Span<const Choice> candidates,
   absl::StrAppendFormat(&out, "  %-20s %8s %10s %14s %8s %12s\n", "algorithm", "channels", "chunk",
                         "predicted (us)", "to best", "actual (us)");
   const double best = std::max(candidates.front().seconds, 1e-12);
-  std::vector<ScheduleSpec> shown;  // with the best of their chunks
+  std::vector<schedules::ScheduleSpec> shown;  // with the best of their chunks
   for (const Choice& choice : candidates) {
     if (std::find(shown.begin(), shown.end(), choice.spec) != shown.end()) continue;
     const bool chosen = shown.empty();
     shown.push_back(choice.spec);
-    const size_t chunk = choice.part_bytes * std::max(1u, max_message_parts(choice.spec));
+    const size_t chunk =
+        choice.part_bytes * std::max(1u, schedules::max_message_parts(choice.spec));
     absl::StrAppendFormat(&out, "%s %-20s %8u %10s %14.2f %7.2fx", chosen ? "*" : " ",
                           std::string(name_of(choice.spec.algorithm)), choice.spec.channels,
                           size_text(chunk), choice.seconds * 1e6, choice.seconds / best);
@@ -44,4 +45,4 @@ std::string explain(const CallShape& call, absl::Span<const Choice> candidates,
   return out;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

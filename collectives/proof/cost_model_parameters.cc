@@ -8,7 +8,7 @@
 #include "collectives/proof/cost_model.h"
 #include "transport/base/wire.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
 namespace {
 
 constexpr uint32_t kMagic = 0x31504342;  // "BCP1"
@@ -88,4 +88,4 @@ absl::StatusOr<CostParameters> decode_cost_parameters(std::string_view bytes) {
   return parameters;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

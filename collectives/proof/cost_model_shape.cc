@@ -5,7 +5,11 @@
 
 #include "collectives/proof/simulate_programs.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
+
+using schedules::Program;
+using schedules::Step;
+
 namespace {
 
 // Above this many steps of all ranks together, or of one, ranks are sampled. Long programs are
@@ -130,7 +134,7 @@ Amounts in_parts(const Instant& instant, size_t part_bytes) {
   return amounts;
 }
 
-absl::Status count_chains(const ScheduleSpec& spec, const ProgramSource& program,
+absl::Status count_chains(const schedules::ScheduleSpec& spec, const ProgramSource& program,
                           uint32_t node_size, ScheduleShape& shape) {
   // Channels are variants of each other: the first tells how long one takes.
   absl::StatusOr<SimulatedPrograms> programs = read_programs(spec, program, 1);
@@ -182,15 +186,15 @@ PieceSeconds price(const ScheduleShape& shape, const CostParameters& cost, doubl
   return out;
 }
 
-absl::StatusOr<ScheduleShape> count_shape(const ScheduleSpec& spec, uint32_t node_size) {
-  if (absl::Status status = validate(spec); !status.ok()) return status;
+absl::StatusOr<ScheduleShape> count_shape(const schedules::ScheduleSpec& spec, uint32_t node_size) {
+  if (absl::Status status = schedules::validate(spec); !status.ok()) return status;
   ScheduleShape shape;
-  shape.parts = std::max(1u, parts_of(spec));
-  shape.max_message_parts = std::max(1u, max_message_parts(spec));
-  absl::StatusOr<Program> first = write_program(spec, 0);
+  shape.parts = std::max(1u, schedules::parts_of(spec));
+  shape.max_message_parts = std::max(1u, schedules::max_message_parts(spec));
+  absl::StatusOr<Program> first = schedules::write_program(spec, 0);
   if (!first.ok()) return first.status();
   // Rank 0 may be a leaf, or the only one that works: look at one in the middle as well.
-  absl::StatusOr<Program> middle = write_program(spec, spec.ranks / 2);
+  absl::StatusOr<Program> middle = schedules::write_program(spec, spec.ranks / 2);
   if (!middle.ok()) return middle.status();
   const size_t steps = std::max(first->steps.size(), middle->steps.size());
   const bool sampled = steps > kMostStepsOfARank || steps * spec.ranks > kMostSimulatedSteps;
@@ -200,7 +204,7 @@ absl::StatusOr<ScheduleShape> count_shape(const ScheduleSpec& spec, uint32_t nod
     RankLoad load(rank, node_size);
     absl::StatusOr<Program> first_channel;
     for (uint32_t channel = 0; channel < spec.channels; ++channel) {
-      absl::StatusOr<Program> program = write_program(spec, rank, channel);
+      absl::StatusOr<Program> program = schedules::write_program(spec, rank, channel);
       if (!program.ok()) return program.status();
       load.add(*program, 1.0 / spec.channels);
       if (channel == 0) {
@@ -228,4 +232,4 @@ absl::StatusOr<ScheduleShape> count_shape(const ScheduleSpec& spec, uint32_t nod
   return shape;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

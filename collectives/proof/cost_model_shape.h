@@ -9,7 +9,7 @@
 #include "collectives/proof/simulate.h"
 #include "collectives/proof/simulate_engine.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
 
 // How often something costs each of the things in Spent; bytes are counted in parts.
 using Amounts = std::array<double, kSpentKinds>;
@@ -40,6 +40,6 @@ PieceSeconds price(const ScheduleShape& shape, const CostParameters& cost, doubl
 // Counts a shape by running one piece with costs that are always the same, so that all ranks count
 // alike. Schedules of very many steps are sampled: there a chain is what a single rank goes
 // through. `node_size` says which links are local, whatever the spec says.
-absl::StatusOr<ScheduleShape> count_shape(const ScheduleSpec& spec, uint32_t node_size);
+absl::StatusOr<ScheduleShape> count_shape(const schedules::ScheduleSpec& spec, uint32_t node_size);
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

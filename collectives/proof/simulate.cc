@@ -8,7 +8,10 @@
 #include "collectives/proof/simulate_engine.h"
 #include "collectives/proof/simulate_programs.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
+
+using schedules::ScheduleSpec;
+
 namespace {
 
 bool is_time(double seconds) { return std::isfinite(seconds) && seconds >= 0; }
@@ -67,10 +70,10 @@ absl::StatusOr<SimulateReport> simulate(const ScheduleSpec& spec, const ProgramS
 }
 
 absl::StatusOr<SimulateReport> simulate(const ScheduleSpec& spec, const SimulateOptions& options) {
-  if (absl::Status status = validate(spec); !status.ok()) return status;
+  if (absl::Status status = schedules::validate(spec); !status.ok()) return status;
   return simulate(
       spec, [&spec](uint32_t rank, uint32_t channel) { return write_program(spec, rank, channel); },
       options);
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

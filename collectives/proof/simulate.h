@@ -16,7 +16,7 @@
 #include "collectives/proof/verify.h"
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
 
 // What one kind of link costs.
 struct LinkCost {
@@ -43,7 +43,7 @@ struct SimulateOptions {
   size_t bytes = 0;               // of the vector: nccl-tests' size
   size_t piece_bytes = SIZE_MAX;  // cut the vector into pieces of this many bytes
   uint32_t lanes = 8;             // pieces in flight
-  uint32_t messages_ahead = kMessagesAhead;
+  uint32_t messages_ahead = schedules::kMessagesAhead;
   // Off: every message has its own wire, as the closed formulas assume. On: messages of one rank
   // queue for its port of that class of link, out and in.
   bool contention = true;
@@ -62,10 +62,12 @@ struct SimulateReport {
 // InvalidArgument for a spec that does not exist or options that make no sense; Internal, naming
 // the rank and its step, for programs that wait for ever. Takes 16 bytes of memory per step of all
 // ranks, and some for every pair of ranks that exchange messages, in every lane.
-absl::StatusOr<SimulateReport> simulate(const ScheduleSpec& spec, const SimulateOptions& options);
-
-// The same for schedules that are not ours: `program(rank, channel)` is the rank's program.
-absl::StatusOr<SimulateReport> simulate(const ScheduleSpec& spec, const ProgramSource& program,
+absl::StatusOr<SimulateReport> simulate(const schedules::ScheduleSpec& spec,
                                         const SimulateOptions& options);
 
-}  // namespace baton::collectives
+// The same for schedules that are not ours: `program(rank, channel)` is the rank's program.
+absl::StatusOr<SimulateReport> simulate(const schedules::ScheduleSpec& spec,
+                                        const ProgramSource& program,
+                                        const SimulateOptions& options);
+
+}  // namespace baton::collectives::proof

@@ -14,7 +14,7 @@
 #include "collectives/proof/simulate.h"
 #include "collectives/proof/simulate_programs.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
 
 // What time is spent on.
 enum Spent : int { kLocalAlpha, kRemoteAlpha, kLocalBytes, kRemoteBytes, kCombinedBytes, kSteps };
@@ -62,7 +62,7 @@ class SimulateEngine {
       const SimulatedStep& step = programs_.steps[lane.next];
       const SimulatedPair& pair = programs_.pairs[step.pair];
       const size_t rank = at / lanes_;
-      const bool sends = step.kind == static_cast<uint32_t>(Step::Kind::kSend);
+      const bool sends = step.kind == static_cast<uint32_t>(schedules::Step::Kind::kSend);
       return absl::InternalError(absl::StrFormat(
           "rank %d waits for ever in step %d of piece %d, %s rank %u: the programs do not match",
           rank, lane.next - start_of(rank, lane.piece), lane.piece,
@@ -172,11 +172,12 @@ class SimulateEngine {
   // case an event will come.
   bool run_step(size_t rank, size_t index, const RankLane& lane, Instant& now) {
     const SimulatedStep& step = programs_.steps[lane.next];
-    const auto kind = static_cast<Step::Kind>(step.kind);
+    const auto kind = static_cast<schedules::Step::Kind>(step.kind);
     const size_t bytes = programs_.bytes_of(step, cut_, lane.piece);
-    if (kind == Step::Kind::kSend) return send(rank, index, step, bytes, now);
-    if (kind == Step::Kind::kReceive || kind == Step::Kind::kReceiveReduce) {
-      return receive(rank, index, step, kind == Step::Kind::kReceiveReduce ? bytes : 0, now);
+    if (kind == schedules::Step::Kind::kSend) return send(rank, index, step, bytes, now);
+    if (kind == schedules::Step::Kind::kReceive || kind == schedules::Step::Kind::kReceiveReduce) {
+      return receive(rank, index, step, kind == schedules::Step::Kind::kReceiveReduce ? bytes : 0,
+                     now);
     }
     work(rank, bytes, now);
     return true;
@@ -298,4 +299,4 @@ class SimulateEngine {
   uint64_t messages_ = 0;
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

@@ -4,7 +4,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_format.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
+
+using schedules::Step;
+
 namespace {
 
 bool moves(Step::Kind kind) {
@@ -52,12 +55,12 @@ SimulatedPrograms::Cut SimulatedPrograms::cut(size_t bytes, size_t piece_bytes) 
   return cut;
 }
 
-absl::StatusOr<SimulatedPrograms> read_programs(const ScheduleSpec& spec,
+absl::StatusOr<SimulatedPrograms> read_programs(const schedules::ScheduleSpec& spec,
                                                 const ProgramSource& program, uint32_t channels) {
   SimulatedPrograms out;
   out.ranks = spec.ranks;
   out.channels = channels;
-  out.parts = std::max(1u, parts_of(spec));
+  out.parts = std::max(1u, schedules::parts_of(spec));
   out.blocks = spec.collective == Collective::kReduceScatter ||
                spec.collective == Collective::kAllGather ||
                spec.collective == Collective::kAllToAll;
@@ -65,14 +68,14 @@ absl::StatusOr<SimulatedPrograms> read_programs(const ScheduleSpec& spec,
   PairNumbers numbers(out.pairs);
   for (uint32_t rank = 0; rank < spec.ranks; ++rank) {
     for (uint32_t channel = 0; channel < channels; ++channel) {
-      absl::StatusOr<Program> written = program(rank, channel);
+      absl::StatusOr<schedules::Program> written = program(rank, channel);
       if (!written.ok()) return written.status();
       out.starts.push_back(out.steps.size());
       if (rank == 0 && channel == 0) out.steps.reserve(written->steps.size() * spec.ranks);
       for (const Step& step : written->steps) {
         const bool message = moves(step.kind);
-        const Place& place = step.kind == Step::Kind::kSend ? step.source : step.target;
-        const bool scratch = place.buffer == BufferName::kScratch;
+        const schedules::Place& place = step.kind == Step::Kind::kSend ? step.source : step.target;
+        const bool scratch = place.buffer == schedules::BufferName::kScratch;
         if ((message && (step.peer >= spec.ranks || step.peer == rank)) ||
             (!scratch && (place.part > out.parts || step.parts > out.parts - place.part)) ||
             out.parts >= SimulatedStep::kScratchPart) {
@@ -97,4 +100,4 @@ absl::StatusOr<SimulatedPrograms> read_programs(const ScheduleSpec& spec,
   return out;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

@@ -11,7 +11,7 @@
 #include "collectives/proof/verify.h"
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
 
 // One step. Its bytes are those of parts [part, part + parts) of the piece; scratch parts are full.
 struct SimulatedStep {
@@ -51,7 +51,7 @@ struct SimulatedPrograms {
     const size_t left = first < cut.bytes ? cut.bytes - first : 0;
     if (blocks) return step.parts * std::min(left, cut.part_bytes);
     // A fold reads its one part from many ranks; all else is a range of the vector.
-    if (step.kind == static_cast<uint32_t>(Step::Kind::kFold)) {
+    if (step.kind == static_cast<uint32_t>(schedules::Step::Kind::kFold)) {
       return step.parts * std::min(left, cut.part_bytes);
     }
     return std::min(left, step.parts * cut.part_bytes);
@@ -60,7 +60,7 @@ struct SimulatedPrograms {
 
 // The programs of these ranks (all of them: `ranks` empty) on the first `channels` channels.
 // InvalidArgument where a step names a rank or a part that does not exist.
-absl::StatusOr<SimulatedPrograms> read_programs(const ScheduleSpec& spec,
+absl::StatusOr<SimulatedPrograms> read_programs(const schedules::ScheduleSpec& spec,
                                                 const ProgramSource& program, uint32_t channels);
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

@@ -3,7 +3,10 @@
 
 #include "collectives/proof/verify_run.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
+
+using schedules::ScheduleSpec;
+
 namespace {
 
 bool can_be_in_place(const ScheduleSpec& spec) {
@@ -15,7 +18,7 @@ bool can_be_in_place(const ScheduleSpec& spec) {
 
 absl::StatusOr<VerifyReport> verify(const ScheduleSpec& spec, const ProgramSource& program,
                                     const VerifyOptions& options) {
-  if (absl::Status valid = validate(spec); !valid.ok()) return valid;
+  if (absl::Status valid = schedules::validate(spec); !valid.ok()) return valid;
   const symbolic::Contributions contributions(spec, options.sampled_parts, options.seed);
   VerifyReport report;
   for (uint32_t channel = 0; channel < spec.channels; ++channel) {
@@ -34,4 +37,4 @@ absl::StatusOr<VerifyReport> verify(const ScheduleSpec& spec, const VerifyOption
       options);
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

@@ -14,10 +14,10 @@
 #include "absl/status/statusor.h"
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
 
 struct VerifyOptions {
-  uint32_t messages_ahead = kMessagesAhead;
+  uint32_t messages_ahead = schedules::kMessagesAhead;
   // Above 64 ranks: follow only this many parts, chosen by `seed` (all messages are still matched),
   // with contributions as random 128-bit fingerprints instead of exact sets.
   uint32_t sampled_parts = 8;
@@ -38,11 +38,14 @@ struct VerifyReport {
 // read before it is written, no step overwrites what a send has not delivered yet without the
 // executor being able to see it, and no rank waits for ever. Otherwise an error that names the
 // rank, the step and the channel.
-absl::StatusOr<VerifyReport> verify(const ScheduleSpec& spec, const VerifyOptions& options = {});
-
-// The same for schedules that are not ours: `program(rank, channel)` is the rank's program.
-using ProgramSource = std::function<absl::StatusOr<Program>(uint32_t rank, uint32_t channel)>;
-absl::StatusOr<VerifyReport> verify(const ScheduleSpec& spec, const ProgramSource& program,
+absl::StatusOr<VerifyReport> verify(const schedules::ScheduleSpec& spec,
                                     const VerifyOptions& options = {});
 
-}  // namespace baton::collectives
+// The same for schedules that are not ours: `program(rank, channel)` is the rank's program.
+using ProgramSource =
+    std::function<absl::StatusOr<schedules::Program>(uint32_t rank, uint32_t channel)>;
+absl::StatusOr<VerifyReport> verify(const schedules::ScheduleSpec& spec,
+                                    const ProgramSource& program,
+                                    const VerifyOptions& options = {});
+
+}  // namespace baton::collectives::proof

@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_format.h"
 
-namespace baton::collectives::symbolic {
+namespace baton::collectives::proof::symbolic {
 
-using Kind = Step::Kind;
+using Kind = schedules::Step::Kind;
 
 namespace {
 
@@ -33,7 +33,7 @@ const char* name_of(Kind kind) {
 
 absl::Status Run::error(uint32_t rank, uint32_t step, const std::string& what) const {
   std::string where;
-  const std::vector<Step>& steps = ranks_[rank].program.steps;
+  const std::vector<schedules::Step>& steps = ranks_[rank].program.steps;
   if (step < steps.size()) {
     where = absl::StrFormat("step %d (%s), ", step, name_of(steps[step].kind));
   }
@@ -91,33 +91,34 @@ Value Run::expected(uint32_t rank, uint32_t part) const {
 }
 
 // Inputs, then outputs (the same in place), then scratch.
-uint32_t Run::place_of(const Place& place) const {
+uint32_t Run::place_of(const schedules::Place& place) const {
   const uint32_t output = in_place_ ? 0 : parts_;
   switch (place.buffer) {
-    case BufferName::kInput:
+    case schedules::BufferName::kInput:
       return place.part;
-    case BufferName::kOutput:
+    case schedules::BufferName::kOutput:
       return output + place.part;
     default:
       return output + parts_ + place.part;
   }
 }
 
-absl::Status Run::check_range(uint32_t rank, const Place& place, uint32_t parts, bool write) const {
+absl::Status Run::check_range(uint32_t rank, const schedules::Place& place, uint32_t parts,
+                              bool write) const {
   const RankState& state = ranks_[rank];
   const char* names[] = {"input", "output", "scratch"};
   const char* name = names[static_cast<int>(place.buffer) % 3];
   const uint32_t limit =
-      place.buffer == BufferName::kScratch ? state.program.scratch_parts : parts_;
+      place.buffer == schedules::BufferName::kScratch ? state.program.scratch_parts : parts_;
   if (place.part > limit || parts > limit - place.part) {
     return error(rank, state.next,
                  absl::StrFormat("%s parts %d to %d are outside its %d parts", name, place.part,
                                  place.part + parts, limit));
   }
-  if (place.buffer == BufferName::kInput && write && parts > 0) {
+  if (place.buffer == schedules::BufferName::kInput && write && parts > 0) {
     return error(rank, state.next, "writes to the input");
   }
-  if (place.buffer == BufferName::kOutput) {
+  if (place.buffer == schedules::BufferName::kOutput) {
     for (uint32_t i = 0; i < parts; ++i) {
       if (!has_output(rank, place.part + i)) {
         return error(rank, state.next,
@@ -128,7 +129,8 @@ absl::Status Run::check_range(uint32_t rank, const Place& place, uint32_t parts,
   return absl::OkStatus();
 }
 
-absl::Status Run::check_written(uint32_t rank, const Place& place, uint32_t parts) const {
+absl::Status Run::check_written(uint32_t rank, const schedules::Place& place,
+                                uint32_t parts) const {
   const uint32_t first = place_of(place);
   for (uint32_t i = 0; i < parts; ++i) {
     if (!ranks_[rank].memory.read(first + i).written()) {
@@ -166,18 +168,19 @@ absl::Status Run::combine(uint32_t rank, const Value& a, const Value& b, Value& 
   return absl::OkStatus();
 }
 
-absl::Status Run::fold(uint32_t rank, const Step& step) {
+absl::Status Run::fold(uint32_t rank, const schedules::Step& step) {
   RankState& state = ranks_[rank];
   if (!reduces() || !spec_.ordered) {
     return error(rank, state.next, "folds, in a schedule that is not an ordered reduction");
   }
-  const Place own{BufferName::kInput, step.target.part};
-  if (step.parts != 1 || step.source.buffer != BufferName::kScratch) {
+  const schedules::Place own{schedules::BufferName::kInput, step.target.part};
+  if (step.parts != 1 || step.source.buffer != schedules::BufferName::kScratch) {
     return error(rank, state.next, "folds one part, from scratch");
   }
   Value sum;
   for (uint32_t i = 0; i < spec_.ranks; ++i) {
-    const Place from = i == rank ? own : Place{BufferName::kScratch, step.source.part + i};
+    const schedules::Place from =
+        i == rank ? own : schedules::Place{schedules::BufferName::kScratch, step.source.part + i};
     if (absl::Status ok = check_range(rank, from, 1, false); !ok.ok()) return ok;
     if (absl::Status ok = check_written(rank, from, 1); !ok.ok()) return ok;
     const Value value = state.memory.read(place_of(from));
@@ -201,7 +204,7 @@ absl::Status Run::fold(uint32_t rank, const Step& step) {
 
 std::string Run::why_waiting(uint32_t rank) const {
   const RankState& state = ranks_[rank];
-  const Step& step = state.program.steps[state.next];
+  const schedules::Step& step = state.program.steps[state.next];
   if (step.kind == Kind::kSend) {
     return absl::StrFormat("waits for ever to send: rank %d does not take the messages before it",
                            step.peer);
@@ -231,7 +234,8 @@ absl::Status Run::check_end() const {
   for (uint32_t rank = 0; rank < spec_.ranks; ++rank) {
     for (uint32_t part = 0; part < parts_; ++part) {
       if (!has_output(rank, part)) continue;
-      const Value value = ranks_[rank].memory.read(place_of({BufferName::kOutput, part}));
+      const Value value =
+          ranks_[rank].memory.read(place_of({schedules::BufferName::kOutput, part}));
       const Value want = expected(rank, part);
       if (!value.written()) {
         return error(rank, UINT32_MAX, absl::StrFormat("output part %d is never written", part));
@@ -262,4 +266,4 @@ void Run::count(VerifyReport& report) const {
   }
 }
 
-}  // namespace baton::collectives::symbolic
+}  // namespace baton::collectives::proof::symbolic

@@ -7,21 +7,21 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_format.h"
 
-namespace baton::collectives::symbolic {
+namespace baton::collectives::proof::symbolic {
 
-using Kind = Step::Kind;
+using Kind = schedules::Step::Kind;
 
 absl::Status Run::load(const ProgramSource& source) {
   absl::flat_hash_map<uint64_t, uint32_t> known;
   for (uint32_t rank = 0; rank < spec_.ranks; ++rank) {
-    absl::StatusOr<Program> program = source(rank, channel_);
+    absl::StatusOr<schedules::Program> program = source(rank, channel_);
     if (!program.ok()) return program.status();
     RankState& state = ranks_[rank];
     state.program = *std::move(program);
-    const std::vector<Step>& steps = state.program.steps;
+    const std::vector<schedules::Step>& steps = state.program.steps;
     state.links.resize(steps.size());
     for (uint32_t i = 0; i < steps.size(); ++i) {
-      const Step& step = steps[i];
+      const schedules::Step& step = steps[i];
       if (step.kind != Kind::kSend && step.kind != Kind::kReceive &&
           step.kind != Kind::kReceiveReduce) {
         continue;
@@ -113,7 +113,7 @@ bool Run::must_stay(uint32_t rank, uint32_t place, uint32_t parts) {
 
 absl::Status Run::step(uint32_t rank, bool& waits) {
   RankState& state = ranks_[rank];
-  const Step& step = state.program.steps[state.next];
+  const schedules::Step& step = state.program.steps[state.next];
   const bool receives = step.kind == Kind::kReceive || step.kind == Kind::kReceiveReduce;
   const bool combines = step.kind == Kind::kReceiveReduce || step.kind == Kind::kReduce;
   const bool writes = step.kind != Kind::kSend;
@@ -197,4 +197,4 @@ absl::Status Run::step(uint32_t rank, bool& waits) {
   return absl::OkStatus();
 }
 
-}  // namespace baton::collectives::symbolic
+}  // namespace baton::collectives::proof::symbolic

@@ -16,7 +16,7 @@
 #include "collectives/proof/verify_values.h"
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives::symbolic {
+namespace baton::collectives::proof::symbolic {
 
 struct Message {
   uint32_t step = 0;   // of the sender
@@ -38,7 +38,7 @@ struct Pending {  // a send whose source must stay
 };
 
 struct RankState {
-  Program program;
+  schedules::Program program;
   std::vector<uint32_t> links;  // of each step that sends or receives
   uint32_t next = 0;
   Memory memory;
@@ -50,13 +50,13 @@ struct RankState {
 
 class Run {
  public:
-  Run(const ScheduleSpec& spec, const VerifyOptions& options, const Contributions& contributions,
-      uint32_t channel)
+  Run(const schedules::ScheduleSpec& spec, const VerifyOptions& options,
+      const Contributions& contributions, uint32_t channel)
       : spec_(spec),
         options_(options),
         contributions_(contributions),
         channel_(channel),
-        parts_(parts_of(spec)),
+        parts_(schedules::parts_of(spec)),
         ranks_(spec.ranks) {}
   absl::Status load(const ProgramSource& source);
 
@@ -71,25 +71,26 @@ class Run {
   Value expected(uint32_t rank, uint32_t part) const;
 
   // Inputs, then outputs (the same in place), then scratch.
-  uint32_t place_of(const Place& place) const;
+  uint32_t place_of(const schedules::Place& place) const;
   void start(uint32_t rank);
   void wake(uint32_t rank);
 
   // Runs steps until one must wait.
   absl::Status advance(uint32_t rank);
-  absl::Status check_range(uint32_t rank, const Place& place, uint32_t parts, bool write) const;
-  absl::Status check_written(uint32_t rank, const Place& place, uint32_t parts) const;
+  absl::Status check_range(uint32_t rank, const schedules::Place& place, uint32_t parts,
+                           bool write) const;
+  absl::Status check_written(uint32_t rank, const schedules::Place& place, uint32_t parts) const;
 
   // True if an earlier send may still be reading this.
   bool must_stay(uint32_t rank, uint32_t place, uint32_t parts);
   absl::Status step(uint32_t rank, bool& waits);
   absl::Status combine(uint32_t rank, const Value& a, const Value& b, Value& sum) const;
-  absl::Status fold(uint32_t rank, const Step& step);
+  absl::Status fold(uint32_t rank, const schedules::Step& step);
   absl::Status check_end() const;
   void count(VerifyReport& report) const;
   std::string why_waiting(uint32_t rank) const;
 
-  const ScheduleSpec& spec_;
+  const schedules::ScheduleSpec& spec_;
   const VerifyOptions& options_;
   const Contributions& contributions_;
   const uint32_t channel_;
@@ -101,4 +102,4 @@ class Run {
   std::vector<uint32_t>* ready_ = nullptr;
 };
 
-}  // namespace baton::collectives::symbolic
+}  // namespace baton::collectives::proof::symbolic

@@ -5,17 +5,18 @@
 
 #include "transport/base/splitmix.h"
 
-namespace baton::collectives::symbolic {
+namespace baton::collectives::proof::symbolic {
 namespace {
 
 enum : uint8_t { kUnwritten, kAlike, kKept };
 
 }  // namespace
 
-Contributions::Contributions(const ScheduleSpec& spec, uint32_t sampled_parts, uint64_t seed)
+Contributions::Contributions(const schedules::ScheduleSpec& spec, uint32_t sampled_parts,
+                             uint64_t seed)
     : ranks_(spec.ranks), exact_(spec.ranks <= 64), seed_(seed) {
   if (exact_) return;
-  const uint32_t parts = parts_of(spec);
+  const uint32_t parts = schedules::parts_of(spec);
   for (uint32_t i = 0; i < sampled_parts; ++i) {
     sample_.push_back(static_cast<uint32_t>(splitmix(splitmix(seed) + i) % parts));
   }
@@ -86,4 +87,4 @@ void Memory::write(uint32_t place, const Value& value) {
   state_[place] = !value.written() ? kUnwritten : value.followed() ? kKept : kAlike;
 }
 
-}  // namespace baton::collectives::symbolic
+}  // namespace baton::collectives::proof::symbolic

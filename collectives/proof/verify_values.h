@@ -6,7 +6,7 @@
 
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives::symbolic {
+namespace baton::collectives::proof::symbolic {
 
 // What one place holds.
 struct Value {
@@ -29,7 +29,7 @@ struct Value {
 // The contributions of all ranks.
 class Contributions {
  public:
-  Contributions(const ScheduleSpec& spec, uint32_t sampled_parts, uint64_t seed);
+  Contributions(const schedules::ScheduleSpec& spec, uint32_t sampled_parts, uint64_t seed);
 
   bool exact() const { return exact_; }
   // Of one rank to one part.
@@ -62,4 +62,4 @@ class Memory {
   std::vector<uint32_t> where_;  // the places of values_
 };
 
-}  // namespace baton::collectives::symbolic
+}  // namespace baton::collectives::proof::symbolic

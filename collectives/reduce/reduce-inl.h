@@ -17,7 +17,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace baton::collectives {
+namespace baton::collectives::reduce {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -233,7 +233,7 @@ HWY_NOINLINE void fold_loop(void* target, const void* const* source_list, size_t
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace baton::collectives
+}  // namespace baton::collectives::reduce
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

@@ -14,7 +14,7 @@
 #include "collectives/reduce/reduce-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace baton::collectives {
+namespace baton::collectives::reduce {
 namespace HWY_NAMESPACE {
 
 using Loop = void (*)(void*, const void* const*, size_t, size_t, uint32_t);
@@ -69,11 +69,11 @@ void fold_any(DataType type, ReduceOp op, void* target, const void* const* sourc
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace baton::collectives
+}  // namespace baton::collectives::reduce
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace baton::collectives {
+namespace baton::collectives::reduce {
 namespace {
 
 HWY_EXPORT(fold_any);
@@ -126,5 +126,5 @@ void divide(DataType type, void* target, size_t count, uint32_t by) {
   fold(type, ReduceOp::kSum, target, sources, count, by);
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::reduce
 #endif  // HWY_ONCE

@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 #include "collectives/schedules/types.h"
 
-namespace baton::collectives {
+namespace baton::collectives::reduce {
 
 // target[i] = a[i] (+) b[i] for `count` elements. target may be a or b; no other overlap. Pointers
 // are aligned to the element. `divide_by` > 1 divides the result by it (kAvg at its last step;
@@ -36,4 +36,4 @@ void fold(DataType type, ReduceOp op, void* target, absl::Span<const void* const
           size_t count, uint32_t divide_by = 1);
 }  // namespace reference
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::reduce

@@ -7,7 +7,7 @@
 
 #include "collectives/reduce/reduce.h"
 
-namespace baton::collectives::reference {
+namespace baton::collectives::reduce::reference {
 namespace {
 
 // A 16-bit float: a sign, an exponent and `kFraction` bits of fraction.
@@ -138,4 +138,4 @@ void fold(DataType type, ReduceOp op, void* target, absl::Span<const void* const
   }
 }
 
-}  // namespace baton::collectives::reference
+}  // namespace baton::collectives::reduce::reference

@@ -26,7 +26,7 @@
 #include "absl/functional/function_ref.h"
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 
 inline constexpr Place input(uint32_t part) { return {BufferName::kInput, part}; }
 inline constexpr Place output(uint32_t part) { return {BufferName::kOutput, part}; }
@@ -200,4 +200,4 @@ uint32_t ordered_halving_message(uint32_t ranks);
 void write_ordered_hierarchical(const ScheduleSpec& spec, uint32_t rank, Writer& w);
 Shape ordered_hierarchical_shape(const ScheduleSpec& spec);  // reduce_scatter, reduce
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

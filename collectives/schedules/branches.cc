@@ -1,7 +1,7 @@
 // Sending down a tree and reducing up it, whatever tree it is: for every algorithm with trees.
 #include "collectives/schedules/algorithms.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 
 Branch star_branch(uint32_t ranks, uint32_t root, uint32_t rank) {
   Branch branch{.root = rank == root, .parent = root, .ranks = {rank, 1}, .children = {}};
@@ -38,4 +38,4 @@ void reduce_up(Writer& w, const Branch& branch, bool use_output) {
   w.send(branch.parent, own);
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

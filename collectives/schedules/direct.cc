@@ -2,7 +2,7 @@
 // first goal of all.
 #include "collectives/schedules/algorithms.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 namespace {
 
 void reduce_scatter(uint32_t n, uint32_t rank, Writer& w) {
@@ -63,4 +63,4 @@ void write_direct(const ScheduleSpec& spec, uint32_t rank, uint32_t, Writer& w) 
   }
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -3,7 +3,7 @@
 // With n not a power of two, the others hand in everything first and get everything back last.
 #include "collectives/schedules/algorithms.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 
 Core::Core(const Group& of) : group(of), size(power_of_two_up_to(of.size)), others(of.size - size) {
   if (group.me < 2 * others) {
@@ -177,4 +177,4 @@ void write_halving_doubling(const ScheduleSpec& spec, uint32_t rank, uint32_t, W
   }
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

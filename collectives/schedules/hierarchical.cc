@@ -2,7 +2,7 @@
 // and a ring inside each node. Nodes exchange nothing twice, and all ranks of a node share in it.
 #include "collectives/schedules/nodes.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 namespace {
 
 void all_reduce(const Nodes& nodes, Writer& w) {
@@ -180,4 +180,4 @@ void write_hierarchical(const ScheduleSpec& spec, uint32_t rank, uint32_t channe
   }
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -6,7 +6,7 @@
 
 #include "collectives/schedules/algorithms.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 
 struct Nodes {
   Nodes(const ScheduleSpec& spec, uint32_t rank, uint32_t channel)
@@ -58,4 +58,4 @@ struct Nodes {
   Group inside;                 // the ring of our node
 };
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

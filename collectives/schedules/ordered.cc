@@ -14,7 +14,7 @@
 //   hierarchical        reduce_scatter, reduce: algorithms/ordered_hierarchical.cc
 #include "collectives/schedules/ordered.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 namespace {
 
 // Contributions of ranks that may wrap around, within the n places from `base` on.
@@ -220,4 +220,4 @@ void write_ordered(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Wr
   }
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -4,9 +4,9 @@
 
 #include "collectives/schedules/algorithms.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 
 Shape ordered_shape(const ScheduleSpec& spec);
 void write_ordered(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Writer& w);
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -7,7 +7,7 @@
 
 #include "collectives/schedules/algorithms.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 namespace {
 
 // Contributions to a range of parts, by part and then by contributor.
@@ -147,4 +147,4 @@ uint32_t ordered_halving_message(uint32_t n) {
   return most;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -2,7 +2,7 @@
 // hand them along the block's rail in one message to where the block is folded.
 #include "collectives/schedules/nodes.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 namespace {
 
 // The contributions of our node to one part each go from every member to the part's owner here.
@@ -107,4 +107,4 @@ void write_ordered_hierarchical(const ScheduleSpec& spec, uint32_t rank, Writer&
   }
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -5,7 +5,7 @@
 // belongs. broadcast and reduce: binomial tree. barrier: dissemination (Hensgen et al. 1988).
 #include "collectives/schedules/algorithms.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 
 Branch binomial_branch(uint32_t ranks, uint32_t root, uint32_t rank) {
   const uint32_t v = (rank + ranks - root) % ranks;
@@ -117,4 +117,4 @@ void write_recursive_doubling(const ScheduleSpec& spec, uint32_t rank, uint32_t,
   }
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -1,7 +1,7 @@
 // Ring: everybody talks to the next and listens to the previous; bandwidth-optimal.
 #include "collectives/schedules/algorithms.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 
 void ring_reduce_scatter(Writer& w, const Group& group, uint32_t blocks, BlockRange range,
                          PartialPlace partial, bool final) {
@@ -96,4 +96,4 @@ void write_ring(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Write
   }
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -9,7 +9,7 @@
 #include "collectives/schedules/algorithms.h"
 #include "collectives/schedules/ordered.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 namespace {
 
 constexpr uint32_t kMostRanks = 1u << 20;
@@ -157,4 +157,4 @@ absl::StatusOr<Program> write_program(const ScheduleSpec& spec, uint32_t rank, u
   return program;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -28,7 +28,7 @@
 #include "absl/status/statusor.h"
 #include "collectives/schedules/types.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 
 // How many messages a sender may be ahead of one receiver, within one lane.
 inline constexpr uint32_t kMessagesAhead = 2;
@@ -112,4 +112,4 @@ uint32_t max_message_parts(const ScheduleSpec& spec);
 absl::StatusOr<Program> write_program(const ScheduleSpec& spec, uint32_t rank,
                                       uint32_t channel = 0);
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

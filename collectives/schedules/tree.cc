@@ -5,7 +5,7 @@
 // with its lowest set bit b has the children v - b/2 and v + b/2 and v - b + 1 ... v + b - 1 below.
 #include "collectives/schedules/algorithms.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 namespace {
 
 // The numbers 1..n-1 of the second tree are those of the first, backwards if that makes even odd
@@ -68,4 +68,4 @@ void write_tree(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Write
   }
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -3,7 +3,7 @@
 
 #include "collectives/schedules/algorithms.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 
 void Writer::send(uint32_t peer, Place source, uint32_t parts) {
   if (parts == 0) return;
@@ -84,4 +84,4 @@ Group ring_group(uint32_t ranks, uint32_t rank, uint32_t channel) {
   return group;
 }
 
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -49,8 +49,8 @@ Bytes combine(const CollectiveCase& c, const std::vector<Bytes>& inputs,
     for (size_t i = 0; i < values.size(); ++i) {
       const bool joins = i + 1 < values.size() && (pairwise || i == 0);
       if (joins) {
-        collectives::reduce(c.type, c.op, values[i].data(), values[i].data(), values[i + 1].data(),
-                            elements, by);
+        collectives::reduce::reduce(c.type, c.op, values[i].data(), values[i].data(),
+                                    values[i + 1].data(), elements, by);
       }
       next.push_back(std::move(values[i]));
       i += joins ? 1 : 0;

@@ -11,7 +11,7 @@ TEST(Memory, CallersCannotUseUpTheRegionsThatPeersKnow) {
   constexpr size_t kOfCallers = 3, kAll = 5;
   auto worker = Worker::create({.providers = {"shm"}});
   ASSERT_TRUE(worker.ok()) << worker.status();
-  auto memory = Memory::create(
+  auto memory = executor::Memory::create(
       **worker, {.slab_bytes = kSlab, .regions = kAll, .regions_of_callers = kOfCallers});
   ASSERT_TRUE(memory.ok()) << memory.status();
   const auto known = [&](const Block& block) {

@@ -10,6 +10,8 @@
 namespace baton {
 namespace {
 
+using collectives::schedules::algorithms_for;
+
 constexpr size_t kCount = 5003;
 
 // Floats whose sum depends on its order.
@@ -62,8 +64,8 @@ std::vector<std::byte> folded(DataType type, ReduceOp op, int ranks, size_t coun
   for (int r = 0; r < ranks; ++r) all.push_back(elements(type, r, count));
   for (const auto& one : all) sources.push_back(one.data());
   std::vector<std::byte> out(count * size_of(type));
-  collectives::reference::fold(type, op, out.data(), sources, count,
-                               op == ReduceOp::kAvg ? static_cast<uint32_t>(ranks) : 1);
+  collectives::reduce::reference::fold(type, op, out.data(), sources, count,
+                                       op == ReduceOp::kAvg ? static_cast<uint32_t>(ranks) : 1);
   return out;
 }
 
@@ -73,7 +75,7 @@ TEST(Ordered, EveryAlgorithmChunkAndProviderGivesTheSameBits) {
       for (DataType type : {DataType::kF32, DataType::kBF16, DataType::kF16}) {
         const std::vector<std::byte> wanted = folded(type, ReduceOp::kSum, ranks, kCount);
         run_group(ranks, test_options(provider), [&](Communicator& comm) {
-          for (Algorithm algorithm : collectives::algorithms_for(Collective::kAllReduce)) {
+          for (Algorithm algorithm : algorithms_for(Collective::kAllReduce)) {
             for (size_t chunk : {size_t{512}, size_t{4096}, size_t{65536}}) {
               CallOptions options;
               options.ordered = true;
@@ -109,7 +111,7 @@ TEST(Ordered, ReduceScatterAndReduceOnOneNodeAndSeveral) {
         CallOptions options;
         options.ordered = true;
         options.chunk_bytes = 4096;
-        for (Algorithm algorithm : collectives::algorithms_for(Collective::kReduceScatter)) {
+        for (Algorithm algorithm : algorithms_for(Collective::kReduceScatter)) {
           options.algorithm = algorithm;
           const std::vector<std::byte> in = elements(DataType::kF32, comm.rank(), n * kShare);
           std::vector<std::byte> out(bytes);
@@ -119,7 +121,7 @@ TEST(Ordered, ReduceScatterAndReduceOnOneNodeAndSeveral) {
           ASSERT_EQ(std::memcmp(out.data(), wanted.data() + rank * bytes, bytes), 0)
               << provider << " n=" << ranks << " " << name_of(algorithm);
         }
-        for (Algorithm algorithm : collectives::algorithms_for(Collective::kReduce)) {
+        for (Algorithm algorithm : algorithms_for(Collective::kReduce)) {
           options.algorithm = algorithm;
           const int root = ranks - 1;
           const std::vector<std::byte> in = elements(DataType::kF32, comm.rank(), n * kShare);
@@ -154,7 +156,7 @@ TEST(Ordered, EveryTypeAndOperation) {
         const bool exact =
             t >= static_cast<int>(DataType::kI8) || op == ReduceOp::kMin || op == ReduceOp::kMax;
         if (!exact) continue;
-        for (Algorithm algorithm : collectives::algorithms_for(Collective::kAllReduce)) {
+        for (Algorithm algorithm : algorithms_for(Collective::kAllReduce)) {
           CallOptions free;
           free.ordered = false;
           free.algorithm = algorithm;

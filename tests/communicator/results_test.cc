@@ -9,6 +9,7 @@
 namespace baton {
 namespace {
 
+using collectives::schedules::algorithms_for;
 using testing::Combine;
 using testing::Values;
 
@@ -45,7 +46,7 @@ TEST_P(Results, AllReduceByEveryAlgorithm) {
   run([](Communicator& comm) {
     const int n = comm.ranks();
     for (bool ordered : {false, true}) {
-      for (Algorithm algorithm : collectives::algorithms_for(Collective::kAllReduce)) {
+      for (Algorithm algorithm : algorithms_for(Collective::kAllReduce)) {
         for (size_t count : kCounts) {
           CallOptions options;
           options.algorithm = algorithm;
@@ -95,7 +96,7 @@ TEST_P(Results, ReduceScatterAndAllGather) {
     const auto n = static_cast<size_t>(comm.ranks());
     const auto rank = static_cast<size_t>(comm.rank());
     for (bool ordered : {false, true}) {
-      for (Algorithm algorithm : collectives::algorithms_for(Collective::kReduceScatter)) {
+      for (Algorithm algorithm : algorithms_for(Collective::kReduceScatter)) {
         for (size_t count : kCounts) {
           CallOptions options;
           options.algorithm = algorithm;
@@ -119,7 +120,7 @@ TEST_P(Results, ReduceScatterAndAllGather) {
         }
       }
     }
-    for (Algorithm algorithm : collectives::algorithms_for(Collective::kAllGather)) {
+    for (Algorithm algorithm : algorithms_for(Collective::kAllGather)) {
       for (size_t count : kCounts) {
         CallOptions options;
         options.algorithm = algorithm;
@@ -148,7 +149,7 @@ TEST_P(Results, ReduceScatterAndAllGather) {
 TEST_P(Results, BroadcastAndReduceFromEveryRoot) {
   run([](Communicator& comm) {
     for (Collective what : {Collective::kBroadcast, Collective::kReduce}) {
-      for (Algorithm algorithm : collectives::algorithms_for(what)) {
+      for (Algorithm algorithm : algorithms_for(what)) {
         for (int root = 0; root < comm.ranks(); ++root) {
           for (size_t count : {size_t{0}, size_t{1}, size_t{1000}, size_t{20001}}) {
             CallOptions options;

@@ -10,6 +10,9 @@
 #include "transport/worker.h"
 
 namespace baton::collectives {
+
+using executor::TransferLink;
+
 namespace {
 
 using std::chrono::milliseconds;
@@ -28,7 +31,7 @@ class SimGroup {
       EXPECT_TRUE(worker.ok()) << worker.status();
       fabric_.attach(**worker, r);
       workers_.push_back(*std::move(worker));
-      memories_.push_back(*Memory::create(*workers_.back()));
+      memories_.push_back(*executor::Memory::create(*workers_.back()));
     }
     std::vector<std::vector<PeerId>> peers(ranks, std::vector<PeerId>(ranks));
     for (uint32_t a = 0; a < ranks; ++a) {
@@ -57,14 +60,14 @@ class SimGroup {
       }
     }
     for (uint32_t a = 0; a < ranks; ++a) {
-      std::vector<Link*> row;
+      std::vector<executor::Link*> row;
       for (uint32_t b = 0; b < ranks; ++b) {
         if (a != b)
           links_[a][b]->set_offer(*TransferLink::Offer::decode(links_[b][a]->offer()->encode()));
         row.push_back(links_[a][b].get());
       }
-      executors_.push_back(
-          std::make_unique<Executor>(a, row, memories_[a].get(), fabric_.clock(), nullptr));
+      executors_.push_back(std::make_unique<executor::Executor>(a, row, memories_[a].get(),
+                                                                fabric_.clock(), nullptr));
     }
   }
 
@@ -73,19 +76,21 @@ class SimGroup {
   // Sums one vector per rank by this schedule; what every rank got.
   std::vector<std::vector<float>> all_reduce(Algorithm algorithm, bool ordered,
                                              std::vector<std::vector<float>> data) {
-    const ScheduleSpec spec{.collective = Collective::kAllReduce,
-                            .algorithm = algorithm,
-                            .ranks = ranks_,
-                            .ordered = ordered};
-    std::vector<std::vector<PreparedProgram>> programs(ranks_);
-    std::vector<Call> calls(ranks_);
-    const size_t part = kSlot / std::max(1u, max_message_parts(spec)) / sizeof(float) / 4;
+    const schedules::ScheduleSpec spec{.collective = Collective::kAllReduce,
+                                       .algorithm = algorithm,
+                                       .ranks = ranks_,
+                                       .ordered = ordered};
+    std::vector<std::vector<executor::PreparedProgram>> programs(ranks_);
+    std::vector<executor::Call> calls(ranks_);
+    const size_t part =
+        kSlot / std::max(1u, schedules::max_message_parts(spec)) / sizeof(float) / 4;
     for (uint32_t r = 0; r < ranks_; ++r) {
-      auto program = write_program(spec, r);
+      auto program = schedules::write_program(spec, r);
       EXPECT_TRUE(program.ok()) << program.status();
-      programs[r].push_back(prepare(*std::move(program), spec.collective, r, true));
-      Call& call = calls[r];
-      call.geometry = {Collective::kAllReduce, sizeof(float), data[r].size(), part, parts_of(spec)};
+      programs[r].push_back(executor::prepare(*std::move(program), spec.collective, r, true));
+      executor::Call& call = calls[r];
+      call.geometry = {Collective::kAllReduce, sizeof(float), data[r].size(), part,
+                       schedules::parts_of(spec)};
       call.in = call.out = reinterpret_cast<std::byte*>(data[r].data());
       call.programs = &programs[r];
       call.pieces = call.geometry.pieces();
@@ -116,9 +121,9 @@ class SimGroup {
   sim::SimFabric fabric_;
   const uint32_t ranks_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::vector<std::unique_ptr<Memory>> memories_;
+  std::vector<std::unique_ptr<executor::Memory>> memories_;
   std::vector<std::vector<std::unique_ptr<TransferLink>>> links_;
-  std::vector<std::unique_ptr<Executor>> executors_;
+  std::vector<std::unique_ptr<executor::Executor>> executors_;
   uint64_t sequence_ = 0;
 };
 
@@ -145,7 +150,7 @@ TEST(SimExecutor, EveryAlgorithmGivesTheRightSumOnABadFabric) {
       for (size_t i = 0; i < count; ++i) wanted[i] += row[i];
     }
     for (bool ordered : {false, true}) {
-      for (Algorithm algorithm : algorithms_for(Collective::kAllReduce)) {
+      for (Algorithm algorithm : schedules::algorithms_for(Collective::kAllReduce)) {
         for (const auto& got : group.all_reduce(algorithm, ordered, in)) {
           ASSERT_EQ(got, wanted) << name_of(algorithm) << " n=" << ranks;
         }

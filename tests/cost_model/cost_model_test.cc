@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
 namespace {
 
 using testing::HasSubstr;
@@ -249,4 +249,4 @@ TEST(CostParameters, SurviveTheWireAndNothingElseDoes) {
 }
 
 }  // namespace
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

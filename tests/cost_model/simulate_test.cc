@@ -8,7 +8,11 @@
 #include <cmath>
 #include <vector>
 
-namespace baton::collectives {
+namespace baton::collectives::proof {
+
+using schedules::ScheduleSpec;
+using schedules::Step;
+
 namespace {
 
 constexpr double kAlpha = 5e-6, kBeta = 1 / 50e9;
@@ -206,8 +210,8 @@ absl::StatusOr<SimulateReport> run(const Programs& programs, const SimulateOptio
                           .ranks = static_cast<uint32_t>(programs.size())};
   return simulate(
       spec,
-      [&programs](uint32_t rank, uint32_t) -> absl::StatusOr<Program> {
-        return Program{.steps = programs[rank]};
+      [&programs](uint32_t rank, uint32_t) -> absl::StatusOr<schedules::Program> {
+        return schedules::Program{.steps = programs[rank]};
       },
       options);
 }
@@ -336,4 +340,4 @@ TEST(Simulate, RefusesNonsense) {
 }
 
 }  // namespace
-}  // namespace baton::collectives
+}  // namespace baton::collectives::proof

@@ -11,14 +11,14 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace baton::collectives;
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  if (const auto offer = TransferLink::Offer::decode(bytes); offer.ok()) {
+  if (const auto offer = executor::TransferLink::Offer::decode(bytes); offer.ok()) {
     if (offer->offset > offer->slots.size || offer->slot_bytes > offer->slots.size - offer->offset)
       std::abort();
     if (offer->encode() != bytes) std::abort();
   }
-  if (const auto cost = decode_cost_parameters(bytes); cost.ok()) {
+  if (const auto cost = proof::decode_cost_parameters(bytes); cost.ok()) {
     const std::string encoded = encode(*cost);
-    const auto again = decode_cost_parameters(encoded);
+    const auto again = proof::decode_cost_parameters(encoded);
     if (!again.ok() || encode(*again) != encoded) std::abort();
     if (!(cost->gamma >= 0) || !(cost->local.alpha >= 0)) std::abort();
   }

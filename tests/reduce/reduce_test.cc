@@ -15,7 +15,7 @@
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)  // as reduce.cc does
 #include "hwy/highway.h"
 
-namespace baton::collectives {
+namespace baton::collectives::reduce {
 namespace {
 
 constexpr std::array kTypes = {DataType::kF32, DataType::kF16, DataType::kBF16, DataType::kF64,
@@ -303,4 +303,4 @@ TEST(Reduce, NothingIsTouchedBehindTheEndOrForNoElements) {
 }
 
 }  // namespace
-}  // namespace baton::collectives
+}  // namespace baton::collectives::reduce

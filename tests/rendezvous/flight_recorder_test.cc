@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "tests/temporary_folder.h"
 
-namespace baton::collectives {
+namespace baton::collectives::executor {
 namespace {
 
 FlightEvent numbered(uint64_t number) {
@@ -151,4 +151,4 @@ TEST(FlightDump, IsJsonOfThisUserAndReplacesTheLastOne) {
 }
 
 }  // namespace
-}  // namespace baton::collectives
+}  // namespace baton::collectives::executor

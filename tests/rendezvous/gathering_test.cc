@@ -8,7 +8,10 @@
 #include <string>
 #include <vector>
 
-namespace baton::collectives {
+namespace baton::launch {
+
+using collectives::kCollectivesVersion;
+using collectives::RankInfo;
 namespace {
 
 using testing::AllOf;
@@ -187,4 +190,4 @@ TEST(RankInfo, SurvivesEncoding) {
 }
 
 }  // namespace
-}  // namespace baton::collectives
+}  // namespace baton::launch

@@ -20,6 +20,9 @@
 #include "transport/net/handshake.h"
 
 namespace baton::collectives {
+
+using launch::FrameType;
+
 namespace {
 
 using testing::AllOf;
@@ -100,7 +103,8 @@ std::string read_to_end(int fd) {
 }
 
 // A blocking connection that has proved itself and may say anything now.
-UniqueFd friend_of(const RendezvousServer& server, const HelloInfo& hello = rendezvous_hello()) {
+UniqueFd friend_of(const RendezvousServer& server,
+                   const HelloInfo& hello = launch::rendezvous_hello()) {
   UniqueFd fd(dial(server));
   net::Handshake handshake(net::Handshake::Role::kClient, key(), hello);
   while (true) {
@@ -203,7 +207,7 @@ TEST(Rendezvous, BadArgumentsAreRefusedAtOnce) {
   refused("127.0.0.1:99999", info_of(0, 2));
   refused("127.0.0.1:4711", info_of(2, 2));
   RankInfo large = info_of(0, 2);
-  large.payload.assign(kMaxRankInfoBytes, 'x');
+  large.payload.assign(launch::kMaxRankInfoBytes, 'x');
   refused("127.0.0.1:4711", large);
   EXPECT_FALSE(RendezvousServer::start(key(), "", 0, UINT32_MAX).ok());
 }
@@ -245,8 +249,9 @@ TEST(Rendezvous, ARankThatLeavesWhileItWaitsMayComeAgain) {
   const auto server = serve(2);
   for (int time = 0; time < 3; ++time) {
     const UniqueFd fd = friend_of(*server);
-    EXPECT_TRUE(
-        send_all(fd.get(), encode_frame(FrameType::kJoin, encode_join({.info = info_of(0, 2)}))));
+    EXPECT_TRUE(send_all(
+        fd.get(),
+        launch::encode_frame(FrameType::kJoin, launch::encode_join({.info = info_of(0, 2)}))));
   }
   expect_generation_meets(*server, 2, 0);
 }
@@ -265,19 +270,19 @@ TEST(Rendezvous, StrangersAndBadFriendsAreDroppedAndHurtNobody) {
   send_all(garbage.get(), std::string(4096, 'x'));
   read_to_end(garbage.get());
 
-  const std::string join = encode_join({.info = info_of(1, 2)});
-  std::string oversize = encode_frame(FrameType::kJoin, join);
+  const std::string join = launch::encode_join({.info = info_of(1, 2)});
+  std::string oversize = launch::encode_frame(FrameType::kJoin, join);
   oversize[3] = 0x7f;  // of its length
-  for (const std::string& bytes :
-       {oversize, encode_frame(FrameType::kRankInfo, join), encode_frame(FrameType::kJoin, "short"),
-        encode_frame(static_cast<FrameType>(9), join),
-        encode_frame(FrameType::kJoin, join) + "and more"}) {
+  for (const std::string& bytes : {oversize, launch::encode_frame(FrameType::kRankInfo, join),
+                                   launch::encode_frame(FrameType::kJoin, "short"),
+                                   launch::encode_frame(static_cast<FrameType>(9), join),
+                                   launch::encode_frame(FrameType::kJoin, join) + "and more"}) {
     const UniqueFd fd = friend_of(*server);
     send_all(fd.get(), bytes);
     EXPECT_EQ("", read_to_end(fd.get()));
   }
   {
-    HelloInfo worker = rendezvous_hello();
+    HelloInfo worker = launch::rendezvous_hello();
     worker.extra = "shm";
     const UniqueFd fd = friend_of(*server, worker);
     EXPECT_EQ("", read_to_end(fd.get()));
@@ -290,7 +295,8 @@ TEST(Rendezvous, AServerThatEndsClosesWhatIsOpen) {
   auto server = serve(2);
   const UniqueFd stranger(dial(*server));
   const UniqueFd waiting = friend_of(*server);
-  send_all(waiting.get(), encode_frame(FrameType::kJoin, encode_join({.info = info_of(0, 2)})));
+  send_all(waiting.get(),
+           launch::encode_frame(FrameType::kJoin, launch::encode_join({.info = info_of(0, 2)})));
   server.reset();
   EXPECT_EQ("", read_to_end(stranger.get()));
   EXPECT_EQ("", read_to_end(waiting.get()));

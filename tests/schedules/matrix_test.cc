@@ -10,7 +10,7 @@
 #include "collectives/schedules/schedule.h"
 #include "tests/sanitized.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 namespace {
 
 bool has_root(Collective collective) {
@@ -53,7 +53,7 @@ void prove_all(const ScheduleSpec& start) {
       spec.peer = (root + spec.ranks / 2) % spec.ranks;
       for (const uint32_t node_size : node_sizes_of(spec.algorithm, spec.ranks)) {
         spec.node_size = node_size;
-        const auto report = verify(spec);
+        const auto report = proof::verify(spec);
         ASSERT_TRUE(report.ok()) << report.status();
       }
     }
@@ -83,4 +83,4 @@ INSTANTIATE_TEST_SUITE_P(Collectives, Matrix,
                          [](const auto& name) { return std::string(name_of(name.param)); });
 
 }  // namespace
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

@@ -9,7 +9,7 @@
 #include "collectives/proof/verify.h"
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 namespace {
 
 using testing::AllOf;
@@ -19,7 +19,7 @@ using Edit = std::function<void(uint32_t rank, Program& program)>;
 
 // What the verifier says to a schedule that somebody has edited.
 std::string refusal(const ScheduleSpec& spec, const Edit& edit) {
-  const auto report = verify(spec, [&](uint32_t rank, uint32_t channel) {
+  const auto report = proof::verify(spec, [&](uint32_t rank, uint32_t channel) {
     absl::StatusOr<Program> program = write_program(spec, rank, channel);
     if (program.ok()) edit(rank, *program);
     return program;
@@ -184,7 +184,7 @@ TEST(Refused, OrderedContributionsOutOfOrder) {
   EXPECT_THAT(refusal(spec, swapped),
               AllOf(HasSubstr("rank 0"), HasSubstr("(fold)"), HasSubstr("not in its place")));
   // Sums that depend on who met whom are not ordered, however complete.
-  const auto unordered = verify(spec, [](uint32_t rank, uint32_t channel) {
+  const auto unordered = proof::verify(spec, [](uint32_t rank, uint32_t channel) {
     return write_program({.algorithm = Algorithm::kDirect, .ranks = 4}, rank, channel);
   });
   EXPECT_THAT(std::string(unordered.status().message()), HasSubstr("only folds"));
@@ -206,4 +206,4 @@ TEST(Refused, FingerprintsSeeItToo) {
 }
 
 }  // namespace
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules

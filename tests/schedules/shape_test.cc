@@ -11,7 +11,7 @@
 #include "collectives/schedules/types.h"
 #include "tests/sanitized.h"
 
-namespace baton::collectives {
+namespace baton::collectives::schedules {
 namespace {
 
 using testing::HasSubstr;
@@ -19,10 +19,10 @@ using A = Algorithm;
 using C = Collective;
 using Kind = Step::Kind;
 
-VerifyReport proven(const ScheduleSpec& spec, const VerifyOptions& options = {}) {
-  const auto report = verify(spec, options);
+proof::VerifyReport proven(const ScheduleSpec& spec, const proof::VerifyOptions& options = {}) {
+  const auto report = proof::verify(spec, options);
   EXPECT_TRUE(report.ok()) << report.status();
-  return report.value_or(VerifyReport{});
+  return report.value_or(proof::VerifyReport{});
 }
 
 uint32_t log2_up(uint32_t n) {
@@ -33,12 +33,13 @@ uint32_t log2_up(uint32_t n) {
 
 TEST(Shape, RingSendsTheLeastInTheMostRounds) {
   for (const uint32_t n : {2u, 3u, 8u, 13u, 64u}) {
-    const VerifyReport all = proven({.algorithm = A::kRing, .ranks = n, .channels = 4});
+    const proof::VerifyReport all = proven({.algorithm = A::kRing, .ranks = n, .channels = 4});
     EXPECT_EQ(all.most_parts_sent, 2 * (n - 1));
     EXPECT_EQ(all.most_parts_reduced, n - 1);
     EXPECT_EQ(all.rounds, 2 * (n - 1));
     for (const C half : {C::kReduceScatter, C::kAllGather}) {
-      const VerifyReport report = proven({.collective = half, .algorithm = A::kRing, .ranks = n});
+      const proof::VerifyReport report =
+          proven({.collective = half, .algorithm = A::kRing, .ranks = n});
       EXPECT_EQ(report.most_parts_sent, n - 1);
       EXPECT_EQ(report.rounds, n - 1);
     }
@@ -49,14 +50,14 @@ TEST(Shape, LogStepAlgorithmsTakeLogSteps) {
   for (const uint32_t n : {2u, 4u, 16u, 64u}) {
     const uint32_t log = log2_up(n);
     EXPECT_EQ(proven({.algorithm = A::kRecursiveDoubling, .ranks = n}).rounds, log);
-    const VerifyReport halving = proven({.algorithm = A::kHalvingDoubling, .ranks = n});
+    const proof::VerifyReport halving = proven({.algorithm = A::kHalvingDoubling, .ranks = n});
     EXPECT_EQ(halving.rounds, 2 * log);
     EXPECT_EQ(halving.most_parts_sent, 2 * (n - 1));
     EXPECT_EQ(halving.most_parts_reduced, n - 1);
   }
   for (uint32_t n = 2; n <= 64; ++n) {
     const uint32_t log = log2_up(n);
-    const VerifyReport gather =
+    const proof::VerifyReport gather =
         proven({.collective = C::kAllGather, .algorithm = A::kRecursiveDoubling, .ranks = n});
     EXPECT_EQ(gather.rounds, log);
     EXPECT_EQ(gather.most_parts_sent, n - 1);
@@ -72,14 +73,15 @@ TEST(Shape, DirectTakesOneRoundEachWay) {
   EXPECT_EQ(proven({.algorithm = A::kDirect, .ranks = 16}).rounds, 2u);
   EXPECT_EQ(proven({.collective = C::kAllToAll, .algorithm = A::kDirect, .ranks = 16}).rounds, 1u);
   // Ordered costs no more on the wire.
-  const VerifyReport ordered = proven({.algorithm = A::kDirect, .ranks = 16, .ordered = true});
+  const proof::VerifyReport ordered =
+      proven({.algorithm = A::kDirect, .ranks = 16, .ordered = true});
   EXPECT_EQ(ordered.rounds, 2u);
   EXPECT_EQ(ordered.most_parts_sent, 30u);
 }
 
 TEST(Shape, HierarchicalIsTwoRingsAndHalvingDoublingBetween) {
   const uint32_t node = 8, nodes = 8, part = nodes;
-  const VerifyReport report =
+  const proof::VerifyReport report =
       proven({.algorithm = A::kHierarchical, .ranks = node * nodes, .node_size = node});
   EXPECT_EQ(report.rounds, 2 * (node - 1) + 2 * log2_up(nodes));
   EXPECT_EQ(report.most_parts_sent, 2 * (node - 1) * part + 2 * (nodes - 1));
@@ -192,12 +194,12 @@ TEST(Shape, ThousandsOfRanksAreProvedBySample) {
 }
 
 TEST(Shape, OrderedHalvingTakesAsManyRounds) {
-  const VerifyReport sums =
+  const proof::VerifyReport sums =
       proven({.collective = C::kReduceScatter, .algorithm = A::kHalvingDoubling, .ranks = 32});
-  const VerifyReport ordered = proven({.collective = C::kReduceScatter,
-                                       .algorithm = A::kHalvingDoubling,
-                                       .ranks = 32,
-                                       .ordered = true});
+  const proof::VerifyReport ordered = proven({.collective = C::kReduceScatter,
+                                              .algorithm = A::kHalvingDoubling,
+                                              .ranks = 32,
+                                              .ordered = true});
   EXPECT_EQ(ordered.rounds, sums.rounds);
   EXPECT_EQ(ordered.most_parts_sent, 5u * 16);  // half of the contributions in each round
 }
@@ -236,4 +238,4 @@ TEST(Names, AreReadAsTheyAreWritten) {
 }
 
 }  // namespace
-}  // namespace baton::collectives
+}  // namespace baton::collectives::schedules
