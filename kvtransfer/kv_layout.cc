@@ -97,6 +97,9 @@ absl::Status KvLayout::check() const {
   if (format.size() > kMaxFormat) {
     return invalid("the format's name has ", format.size(), " bytes; at most ", kMaxFormat);
   }
+  if (model.size() > kMaxModel) {
+    return invalid("the model's name has ", model.size(), " bytes; at most ", kMaxModel);
+  }
   if (heads > total_heads || first_head > total_heads - heads) {
     return invalid("heads [", first_head, ", ", uint64_t{first_head} + heads,
                    ") are not among the model's ", total_heads);
@@ -123,6 +126,7 @@ std::string KvLayout::encode() const {
   }
   for (uint64_t stride : {layer_stride, block_stride, head_stride}) put_number(out, stride);
   put_text(out, format);
+  put_text(out, model);
   return out;
 }
 
@@ -138,6 +142,7 @@ absl::StatusOr<KvLayout> KvLayout::decode(std::string_view bytes) {
     *stride = in.number<uint64_t>();
   }
   layout.format = in.text(kMaxFormat);
+  layout.model = in.text(kMaxModel);
   if (!in.finished()) return absl::InvalidArgumentError("KV layout: truncated or overlong");
   if (absl::Status status = layout.check(); !status.ok()) return status;
   return layout;
@@ -151,6 +156,11 @@ absl::StatusOr<KvPlan> KvPlan::make(const KvLayout& source, const KvLayout& targ
     return differs("the format of a block", absl::StrCat("\"", source.format, "\""),
                    absl::StrCat("\"", target.format, "\""),
                    "run the same release with the same KV data type on both workers");
+  }
+  if (source.model != target.model) {
+    return differs("the model", absl::StrCat("\"", source.model, "\""),
+                   absl::StrCat("\"", target.model, "\""),
+                   "serve the same checkpoint, with the same config, on both workers");
   }
   if (source.layers != target.layers) {
     return differs("the number of layers", number(source.layers), number(target.layers),

@@ -30,6 +30,9 @@ struct KvLayout {
   uint64_t block_stride = 0;
   uint64_t head_stride = 0;
   std::string format;  // what lies inside a head: "bf16 K[d][t] V[t][d]"; must be equal
+  // What computes the KV: a hash over weights and config, or a name that stands for them; must be
+  // equal, for with the KV of another checkpoint of the same shape the text would be wrong.
+  std::string model;
 
   // The cache without gaps: [layer][block][head], each head directly behind the one before.
   static KvLayout dense(uint32_t layers, uint32_t blocks, uint32_t block_tokens, uint32_t heads,
@@ -51,7 +54,8 @@ struct KvLayout {
 
   static constexpr uint32_t kMaxLayers = 4096;
   static constexpr size_t kMaxFormat = 128;
-  static constexpr size_t kMaxEncoded = 7 * 4 + 3 * 8 + 2 + kMaxFormat;
+  static constexpr size_t kMaxModel = 128;
+  static constexpr size_t kMaxEncoded = 7 * 4 + 3 * 8 + 2 + kMaxFormat + 2 + kMaxModel;
 };
 
 // One box of a plan: these heads of every block go from one worker to the other.
@@ -65,8 +69,8 @@ struct KvBox {
 class KvPlan {
  public:
   // The boxes that `source` owes `target`: the heads that both hold, none where they share none.
-  // FailedPrecondition, naming the difference and the remedy, where format, block size, head size,
-  // layers or total heads differ.
+  // FailedPrecondition, naming the difference and the remedy, where format, model, block size, head
+  // size, layers or total heads differ.
   static absl::StatusOr<KvPlan> make(const KvLayout& source, const KvLayout& target);
 
   const KvLayout& source() const { return source_; }

@@ -1,12 +1,17 @@
 // Checkpoint: Hugging Face directories in and out.
 #include "engine/model/checkpoint.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <memory>
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/files/files.h"
 #include "engine/files/json_fields.h"
@@ -124,6 +129,23 @@ std::vector<Weight> weight_list(const ModelConfig& c) {
   vector("model.norm.weight", d);
   if (!c.tie_word_embeddings) matrix("lm_head.weight", c.vocab_size, d);
   return list;
+}
+
+std::string fingerprint(const Checkpoint& checkpoint) {
+  ModelConfig config = checkpoint.config;
+  config.bos_token_id = -1;
+  config.eos_token_ids.clear();
+  config.max_position_embeddings = 0;
+  const std::string text = model_config_to_json(config);
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash(XXH3_createState(),
+                                                                             XXH3_freeState);
+  XXH3_128bits_reset(hash.get());
+  XXH3_128bits_update(hash.get(), text.data(), text.size());
+  for (const Weight& weight : checkpoint.weights) {
+    XXH3_128bits_update(hash.get(), weight.data.data(), weight.data.size() * sizeof(uint16_t));
+  }
+  const XXH128_hash_t sum = XXH3_128bits_digest(hash.get());
+  return absl::StrFormat("%016x%016x", sum.high64, sum.low64);
 }
 
 absl::StatusOr<std::vector<std::string>> parse_shard_index(std::string_view text) {

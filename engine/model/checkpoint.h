@@ -53,6 +53,11 @@ struct Checkpoint {
 // The weights that a config calls for, names and shapes set, data empty.
 std::vector<Weight> weight_list(const ModelConfig& config);
 
+// 32 hex digits that stand for the weights (as bf16, whatever files they came from) and for those
+// parts of the config that logits follow from: a hash of all of it (XXH3, 128 bits). Two
+// checkpoints of one shape have different ones.
+std::string fingerprint(const Checkpoint& checkpoint);
+
 // Reads config.json and model.safetensors, or model.safetensors.index.json and its shards.
 // Errors name the file, the tensor, what was found and what was expected.
 absl::StatusOr<Checkpoint> load_checkpoint(const std::string& directory);

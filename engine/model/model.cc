@@ -135,6 +135,7 @@ size_t Workspace::bytes() const { return impl_->bytes(); }
 
 struct Model::Impl {
   ModelConfig config;
+  std::string fingerprint;
   std::vector<uint16_t> embedding;  // [V][d]
   std::vector<Layer> layers;
   AlignedArray<float> final_norm;  // [d]
@@ -300,6 +301,7 @@ Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Model::Model(Model&&) noexcept = default;
 Model& Model::operator=(Model&&) noexcept = default;
 Model::~Model() = default;
+const std::string& Model::fingerprint() const { return impl_->fingerprint; }
 const ModelConfig& Model::config() const { return impl_->config; }
 KvGeometry Model::kv_geometry() const { return impl_->config.kv_geometry(); }
 
@@ -332,6 +334,7 @@ absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint) {
   }
   auto impl = std::make_unique<Impl>();
   impl->config = checkpoint.config;
+  impl->fingerprint = engine::fingerprint(checkpoint);
   impl->embedding = checkpoint.embedding().data;
   for (int l = 0; l < checkpoint.config.num_layers; ++l) {
     const auto weight = [&](LayerWeight kind) { return &checkpoint.layer(l, kind); };

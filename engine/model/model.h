@@ -85,6 +85,8 @@ class Model {
 
   const ModelConfig& config() const;
   KvGeometry kv_geometry() const;
+  // Of the checkpoint (engine/model/checkpoint.h).
+  const std::string& fingerprint() const;
   // Bytes of packed weights.
   size_t weight_bytes() const;
 

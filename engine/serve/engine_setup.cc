@@ -12,11 +12,14 @@
 namespace baton::engine::serve {
 namespace {
 
-kvtransfer::KvLayout layout_of(const KvGeometry& geometry, uint32_t blocks) {
+kvtransfer::KvLayout layout_of(const Model& model, uint32_t blocks) {
+  const KvGeometry geometry = model.kv_geometry();
   const auto heads = static_cast<uint32_t>(geometry.kv_heads);
-  return kvtransfer::KvLayout::dense(
+  kvtransfer::KvLayout layout = kvtransfer::KvLayout::dense(
       static_cast<uint32_t>(geometry.layers), blocks, static_cast<uint32_t>(geometry.block_tokens),
       heads, static_cast<uint32_t>(geometry.block_bytes() / heads), "bf16 K[d][t] V[t][d]");
+  layout.model = model.fingerprint();
+  return layout;
 }
 
 }  // namespace
@@ -93,7 +96,7 @@ absl::Status Engine::start() {
   const KvGeometry geometry = model_.kv_geometry();
   void* base = nullptr;
   if (connector_ != nullptr) {
-    absl::StatusOr<void*> memory = connector_->allocate_cache(layout_of(geometry, options_.blocks));
+    absl::StatusOr<void*> memory = connector_->allocate_cache(layout_of(model_, options_.blocks));
     if (!memory.ok()) return memory.status();
     base = *memory;
   } else {

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/log.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -69,7 +71,14 @@ absl::StatusOr<std::shared_ptr<const KvPlan>> KvJobs::plan_for(PeerRecord& state
                                                                const KvLayout& target) {
   if (state.plan == nullptr || state.plan->target() != target) {
     absl::StatusOr<KvPlan> plan = KvPlan::make(cache_->layout, target);
-    if (!plan.ok()) return plan.status();
+    if (!plan.ok()) {
+      // Decode computes its prompts itself then: whoever looks after this worker should know.
+      if (!std::exchange(state.misfit_logged, true)) {
+        log_event(LogLevel::kWarning, "no KV can be sent to decode worker %s: %s", incoming_.decode,
+                  std::string(plan.status().message()));
+      }
+      return plan.status();
+    }
     state.plan = std::make_shared<const KvPlan>(*std::move(plan));
   }
   if (!state.plan->complete()) {

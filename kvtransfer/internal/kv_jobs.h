@@ -103,6 +103,7 @@ class KvJobs {
   struct PeerRecord {
     KvSeenLoads seen;
     std::shared_ptr<const KvPlan> plan;  // of its last layout
+    bool misfit_logged = false;          // that there can be none
   };
   using Key = std::pair<uint64_t, uint64_t>;  // peer_key(), load
 

@@ -37,7 +37,7 @@
 namespace baton::kvtransfer {
 
 inline constexpr uint32_t kKvMagic = 0x764b7442;  // "BtKv"
-inline constexpr uint16_t kKvVersion = 1;
+inline constexpr uint16_t kKvVersion = 2;         // 2: a layout names its model
 inline constexpr size_t kKvHeaderBytes = 24;
 inline constexpr size_t kKvPartBytes = kMaxNotification - kKvHeaderBytes;
 // Of a request: about three million tokens in blocks of 16.

@@ -178,6 +178,26 @@ TEST_F(CheckpointTest, RefusesWeightsThatDoNotFitTheConfig) {
   EXPECT_TRUE(absl::IsInvalidArgument(Model::create(checkpoint).status()));
 }
 
+TEST_F(CheckpointTest, FingerprintsFollowFromWhatLogitsFollowFrom) {
+  const Checkpoint checkpoint = make_test_checkpoint(tiny_model_config(), 3);
+  const std::string before = fingerprint(checkpoint);
+  EXPECT_EQ(before.size(), 32u);
+  Checkpoint same = checkpoint;
+  same.config.eos_token_ids.push_back(9);
+  same.config.max_position_embeddings /= 2;
+  EXPECT_EQ(fingerprint(same), before);
+  ASSERT_TRUE(save_checkpoint(folder_, checkpoint, nullptr).ok());
+  EXPECT_EQ(fingerprint(load_checkpoint(folder_).value()), before);
+  for (size_t i = 0; i < checkpoint.weights.size(); ++i) {
+    Checkpoint other = checkpoint;
+    other.weights[i].data.back() ^= 1;
+    EXPECT_NE(fingerprint(other), before) << other.weights[i].name;
+  }
+  Checkpoint rope = checkpoint;
+  rope.config.rope_theta *= 2;
+  EXPECT_NE(fingerprint(rope), before);
+}
+
 TEST(ShardIndex, RefusesPathsAndWrongTypes) {
   EXPECT_TRUE(parse_shard_index(R"({"weight_map":{"a":"x.safetensors"}})").ok());
   for (const char* text :

@@ -1,13 +1,17 @@
 // Two engines joined by Baton itself: the same tokens as one, over every transport.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <string>
 #include <thread>
 
+#include "engine/model/test_model.h"
 #include "engine/serve/engine.h"
 #include "kvtransfer/baton_connector.h"
 #include "tests/engine_serve/engine_fixture.h"
+#include "transport/base/log.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -40,10 +44,11 @@ std::unique_ptr<kvtransfer::KvConnector> make_connector(const std::string& name,
 // A prefill engine on a thread of its own.
 class Prefill {
  public:
-  Prefill(std::unique_ptr<kvtransfer::KvConnector> connector, EngineOptions options)
+  Prefill(std::unique_ptr<kvtransfer::KvConnector> connector, EngineOptions options,
+          const Model& model = test_model())
       : connector_(std::move(connector)) {
     options.role = EngineRole::kPrefill;
-    engine_ = *Engine::create(test_model(), test_tokenizer(), options, connector_.get());
+    engine_ = *Engine::create(model, test_tokenizer(), options, connector_.get());
     thread_ = std::thread([this] {
       while (!stop_) {
         if (!engine_->step()) engine_->wait(std::chrono::milliseconds(1), -1);
@@ -127,6 +132,49 @@ TEST_P(BatonDisaggregation, PrefillThatIsGoneIsSurvived) {
   }
   for (const auto& [id, outcome] : outcomes) EXPECT_EQ(outcome.tokens, expected().at(id).tokens);
   EXPECT_EQ(decode->stats().free_blocks, 64u);
+}
+
+TEST_P(BatonDisaggregation, TheKvOfAnotherCheckpointIsRefusedAtBothEnds) {
+  const Case& given = GetParam();
+  Checkpoint tuned = make_test_checkpoint(tiny_model_config(), 1);
+  tuned.weights[3].data[5] ^= 1;  // one bit of one weight
+  const Model other = Model::create(tuned).value();
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    lines.emplace_back(line);
+  });
+  Prefill prefill(make_connector("prefill", given.provider, given.mode), {.blocks = 64}, other);
+  const auto connector = make_connector("decode", given.provider, given.mode);
+  auto decode = *Engine::create(test_model(), test_tokenizer(),
+                                {.role = EngineRole::kDecode, .blocks = 64, .min_remote_tokens = 8},
+                                connector.get());
+  std::map<uint64_t, Outcome> outcomes;
+  for (size_t i = 0; i < 5; ++i) {
+    Request request = requests()[i];
+    request.tokens.resize(40, 7);
+    request.prefill_address = prefill.address();
+    ASSERT_TRUE(submit(*decode, request, &outcomes[request.id]).ok());
+    while (decode->has_work()) {
+      if (!decode->step()) decode->wait(std::chrono::milliseconds(10), -1);
+    }
+    request.prefill_address.clear();
+    EXPECT_EQ(outcomes[request.id].tokens, oracle_tokens(request));
+    const std::string why(outcomes[request.id].metrics.load_error.message());
+    EXPECT_NE(why.find("same checkpoint"), std::string::npos) << why;
+  }
+  set_log_sink(nullptr);
+  EXPECT_EQ(decode->stats().loads_failed, 5u);
+  EXPECT_EQ(decode->stats().loaded_tokens, 0u);
+  const auto said = [&](std::string_view what) {
+    return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
+      return line.find(what) != std::string::npos &&
+             line.find("same checkpoint") != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(said("no KV can be sent to decode worker decode"));
+  EXPECT_TRUE(said("KV loads have failed"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, BatonDisaggregation,

@@ -44,6 +44,7 @@ TEST(KvLayout, RefusesNonsense) {
   EXPECT_FALSE(broken([](KvLayout& l) { l.layer_stride = UINT64_MAX / 2; }).ok());
   EXPECT_FALSE(broken([](KvLayout& l) { l.layers = KvLayout::kMaxLayers + 1; }).ok());
   EXPECT_FALSE(broken([](KvLayout& l) { l.format = std::string(200, 'x'); }).ok());
+  EXPECT_FALSE(broken([](KvLayout& l) { l.model = std::string(200, 'x'); }).ok());
   // Blocks outside, layers inside: the layout of a cache with all layers of a block together.
   EXPECT_TRUE(broken([](KvLayout& l) {
                 l.layer_stride = l.heads * l.head_stride;
@@ -102,6 +103,8 @@ TEST(KvPlan, DifferencesAreRefusedWithTheRemedy) {
   EXPECT_THAT(refused([](KvLayout& l) { l.head_bytes = 95; }), HasSubstr("same KV data type"));
   EXPECT_THAT(refused([](KvLayout& l) { l.format = "fp8"; }),
               AllOf(HasSubstr("\"test\""), HasSubstr("\"fp8\"")));
+  EXPECT_THAT(refused([](KvLayout& l) { l.model = "another"; }),
+              AllOf(HasSubstr("\"another\""), HasSubstr("same checkpoint")));
 }
 
 TEST(KvPlan, ShardsWithoutCommonHeadsOweEachOtherNothing) {
