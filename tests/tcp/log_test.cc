@@ -3,11 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "transport/base/log.h"
+#include "tests/captured_log.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -22,17 +21,6 @@ constexpr Time kPatience = std::chrono::seconds(60);
 
 class WorkerLog : public testing::Test {
  protected:
-  WorkerLog() {
-    set_log_level(LogLevel::kDebug);
-    set_log_sink([this](LogLevel level, std::string_view line) {
-      lines_.emplace_back((level == LogLevel::kWarning ? "warning: " : "") + std::string(line));
-    });
-  }
-  ~WorkerLog() override {
-    set_log_sink(nullptr);
-    set_log_level(LogLevel::kError);
-  }
-
   static std::unique_ptr<Worker> worker(const std::string& name, const std::string& secret) {
     auto made = Worker::create(
         {.name = name, .providers = {"tcp"}, .key = *ClusterKey::from_bytes(secret)});
@@ -44,7 +32,8 @@ class WorkerLog : public testing::Test {
     return a.wait_until([&] { return b.progress(), ready(); }, kPatience).ok();
   }
 
-  std::vector<std::string> lines_;
+  CapturedLog log_{LogLevel::kDebug};
+  const std::vector<std::string>& lines_ = log_.lines;
 };
 
 TEST_F(WorkerLog, TellsPeersUpAndDownWithTheirRoute) {

@@ -1,4 +1,5 @@
-// The log and the environment: levels, wrong values, names that nobody reads; and nearest names.
+// The log and the environment: levels, wrong values, names that nobody reads, who is refused; and
+// nearest names.
 #include "transport/base/log.h"
 
 #include <gmock/gmock.h>
@@ -9,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/captured_log.h"
+#include "tests/transport/stub_provider.h"
 #include "transport/base/environment.h"
 #include "transport/base/nearest_name.h"
 
@@ -20,22 +23,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// Lines of the log while it lives.
-class Captured {
- public:
-  explicit Captured(LogLevel least) {
-    set_log_level(least);
-    set_log_sink([this](LogLevel, std::string_view line) { lines.emplace_back(line); });
-  }
-  ~Captured() {
-    set_log_sink(nullptr);
-    set_log_level(LogLevel::kError);
-  }
-  std::vector<std::string> lines;
-};
-
 TEST(Log, WritesWhatIsWantedAndFormatsNothingElse) {
-  const Captured log(LogLevel::kInfo);
+  const CapturedLog log(LogLevel::kInfo);
   log_event(LogLevel::kDebug, "%s", "too little");
   log_event(LogLevel::kInfo, "%s has %d", "one", 1);
   log_event(LogLevel::kError, "%s", "worse");
@@ -50,6 +39,56 @@ TEST(Log, GoesToStandardErrorWithItsLevel) {
   write_log(LogLevel::kWarning, "a line");
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               AllOf(HasSubstr("warning"), HasSubstr("a line\n")));
+}
+
+// Somebody at the door, as often as the test says.
+class RefusingProvider final : public StubProvider {
+ public:
+  using StubProvider::StubProvider;
+  bool progress(EventSink& sink) override {
+    for (const absl::Status& why : std::exchange(refusals, {}))
+      sink.handshake_refused("tcp x", why);
+    return false;
+  }
+  std::vector<absl::Status> refusals;
+};
+
+class ManualClock final : public Clock {
+ public:
+  Time now() const override { return time; }
+  Time time = std::chrono::hours(1);
+};
+
+TEST(Log, WhoIsRefusedAgainAndAgainIsAWarningOnceASecond) {
+  ManualClock clock;
+  std::atomic<int> armed{0};
+  RefusingProvider* provider = nullptr;
+  const auto worker = *Worker::create({.name = "door",
+                                       .key = *ClusterKey::from_bytes("a secret of the tests"),
+                                       .clock = &clock,
+                                       .extra_providers = {[&](const ProviderContext&) {
+                                         auto made = std::make_unique<RefusingProvider>(armed);
+                                         provider = made.get();
+                                         return made;
+                                       }}});
+  const CapturedLog log(LogLevel::kWarning);
+  const auto refuse = [&](const absl::Status& why) {
+    provider->refusals = {why};
+    worker->progress();
+  };
+  const absl::Status wrong_key = absl::PermissionDeniedError("the cluster keys differ");
+  refuse(absl::UnavailableError("hung up"));
+  EXPECT_THAT(log.lines, IsEmpty()) << "a health check";
+  refuse(wrong_key);
+  clock.time += std::chrono::milliseconds(999);
+  refuse(wrong_key);
+  clock.time += std::chrono::milliseconds(1);
+  refuse(wrong_key);
+  EXPECT_THAT(
+      log.lines,
+      ElementsAre("warning: door: refused tcp x: the cluster keys differ (2 refused so far)",
+                  "warning: door: refused tcp x: the cluster keys differ (4 refused so far)"));
+  EXPECT_EQ(worker->stats().handshakes_refused, 4u);
 }
 
 TEST(Log, LevelsHaveNames) {

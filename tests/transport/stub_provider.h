@@ -10,7 +10,7 @@
 
 namespace baton {
 
-class StubProvider final : public Provider {
+class StubProvider : public Provider {
  public:
   // Counts how often the worker made ready to sleep.
   explicit StubProvider(std::atomic<int>& armed, std::string where = "nowhere")
