@@ -20,8 +20,10 @@
 namespace baton::bench {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 namespace fs = std::filesystem;
 
@@ -128,6 +130,17 @@ TEST(Settings, ThePageSaysWhatTheProgramSays) {
     EXPECT_THAT(page, HasSubstr(ours.substr(at, end - at)));
     at = end + 1;
   }
+}
+
+TEST(Settings, AnUnknownOneOfNoProviderNamesTheProviders) {
+  const auto refused = [](const std::string& name) {
+    return std::string(check_settings({{name, "1"}}).message());
+  };
+  EXPECT_THAT(refused("frobnicate.it"),
+              AllOf(HasSubstr("this program, which has "), HasSubstr("shm"), HasSubstr("tcp"),
+                    HasSubstr("info --settings")));
+  EXPECT_THAT(refused("tcp.frobnicate.it"),
+              AllOf(Not(HasSubstr("this program")), HasSubstr("info --settings")));
 }
 
 TEST(Settings, EveryRowIsWhole) {

@@ -31,14 +31,26 @@ TEST(Log, WritesWhatIsWantedAndFormatsNothingElse) {
   EXPECT_THAT(log.lines, ElementsAre("one has 1", "worse"));
   set_log_level(LogLevel::kOff);
   log_event(LogLevel::kError, "%s", "unheard");
+  EXPECT_FALSE(log_wanted(LogLevel::kOff)) << "it is no level of a line";
   EXPECT_THAT(log.lines, testing::SizeIs(2));
 }
 
 TEST(Log, GoesToStandardErrorWithItsLevel) {
   testing::internal::CaptureStderr();
   write_log(LogLevel::kWarning, "a line");
+  write_log(LogLevel::kDebug, "another");
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              AllOf(HasSubstr("warning"), HasSubstr("a line\n")));
+              AllOf(HasSubstr(" warning: a line\n"), HasSubstr(" debug: another\n")));
+}
+
+TEST(Log, GoesToTheSinkInstead) {
+  testing::internal::CaptureStderr();
+  {
+    const CapturedLog log(LogLevel::kInfo);
+    write_log(LogLevel::kInfo, "a line");
+    EXPECT_THAT(log.lines, ElementsAre("a line"));
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
 // Somebody at the door, as often as the test says.
@@ -105,6 +117,10 @@ TEST(Environment, NamesThatNobodyReadAreWrong) {
   setenv("BATON_KEYFILE", "/key", 1);
   EXPECT_THAT(wrong_environment(), ElementsAre(AllOf(HasSubstr("BATON_KEYFILE"),
                                                      HasSubstr("did you mean BATON_KEY_FILE?"))));
+  setenv("BATON_HOLE", "", 1);
+  EXPECT_THAT(wrong_environment(), ElementsAre(HasSubstr("BATON_HOLE"), HasSubstr("BATON_KEYFILE")))
+      << "in their order";
+  unsetenv("BATON_HOLE");
   unsetenv("BATON_KEYFILE");
   setenv("BATON_X", "", 1);
   EXPECT_THAT(wrong_environment(), ElementsAre(HasSubstr("env -u BATON_X baton info --settings")));

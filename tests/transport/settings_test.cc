@@ -79,6 +79,13 @@ TEST_F(SettingsTest, WhatIsGivenReplacesTheDefault) {
   EXPECT_EQ(values.chosen, 2);
 }
 
+TEST_F(SettingsTest, OfEqualNamesTheFirstCounts) {
+  context_.settings = {{"p.count", "7"}, {"p.count", "9"}};
+  Values values;
+  EXPECT_TRUE(read(values).ok());
+  EXPECT_EQ(values.count, 7);
+}
+
 TEST_F(SettingsTest, TheTableHoldsTheDefaults) {
   context_.settings = {{"p.count", ""}};
   Values values;
@@ -99,9 +106,11 @@ TEST_F(SettingsTest, TheFirstErrorNamesSettingValueAndRemedy) {
     context_.settings = {{key, value}, {"p.chosen", "also wrong"}};
     Values values;
     values.count = 55;
+    values.cma = true;
     const absl::Status status = read(values);
     EXPECT_TRUE(absl::IsInvalidArgument(status));
     EXPECT_EQ(values.chosen, 7);
+    EXPECT_TRUE(values.cma);
     EXPECT_EQ(values.count, key == "p.count" ? 55 : 5);
     return std::string(status.message());
   };
@@ -129,6 +138,9 @@ TEST_F(SettingsTest, TheTableAndTheCodeMustAgree) {
   size_t bytes = 0;
   otherwise.kib("p.count", bytes);
   EXPECT_THAT(std::string(otherwise.finish().message()), HasSubstr("number of KiB"));
+  SettingsReader text(context_, absl::MakeConstSpan(kTable).subspan(3, 1));
+  text.number("p.name", value);
+  EXPECT_THAT(std::string(text.finish().message()), HasSubstr("read as a number"));
 }
 
 TEST_F(SettingsTest, UnknownNamesAndWrongValuesAreErrorsThatSayWhatToWrite) {
