@@ -14,6 +14,8 @@
 namespace baton::verbs {
 namespace {
 
+constexpr int kMostReads = 128;  // that this end answers at a time; how many are asked is a setting
+
 const ibv_gid_entry* find_gid(const Port& port, uint32_t index) {
   const auto it = std::find_if(port.gids.begin(), port.gids.end(),
                                [&](const auto& entry) { return entry.gid_index == index; });
@@ -207,13 +209,15 @@ Endpoint QueuePair::local() const {
   end.origin = port_.index;
   end.mtu = mtu_;
   end.family = static_cast<uint8_t>(gid_.family);
-  end.rd_atomic = static_cast<uint8_t>(
-      std::clamp(port_.device->attributes().max_qp_rd_atom, 1, int{tuning_.rd_atomic}));
+  end.rd_atomic =
+      static_cast<uint8_t>(std::clamp(port_.device->attributes().max_qp_rd_atom, 1, kMostReads));
   end.lid = port_.attributes.lid;
   end.receives = static_cast<uint16_t>(window_);
   end.queue_pair = number_;
   end.sequence = sequence_;
   end.gid = gid_.gid;
+  end.traffic_class = tuning_.traffic_class;
+  end.service_level = tuning_.service_level;
   return end;
 }
 
@@ -227,7 +231,7 @@ bool QueuePair::address_stands() const {
 
 uint8_t QueuePair::reads_asked(const Endpoint& peer) const {
   const int own = std::max(1, port_.device->attributes().max_qp_init_rd_atom);
-  return static_cast<uint8_t>(std::min({own, int{peer.rd_atomic}, 255}));
+  return static_cast<uint8_t>(std::min({own, int{peer.rd_atomic}, int{tuning_.rd_atomic}}));
 }
 
 absl::Status QueuePair::connect(const Endpoint& peer, const Path* path) {
@@ -246,7 +250,10 @@ absl::Status QueuePair::connect(const Endpoint& peer, const Path* path) {
     sequence_ = path->own_sequence;
   }
   ready.ah_attr.port_num = port_.number;
-  if (tuning_.service_level != 0) ready.ah_attr.sl = tuning_.service_level;
+  const auto either = [](uint8_t own, uint8_t theirs) { return own != 0 ? own : theirs; };
+  const uint8_t level = either(tuning_.service_level, peer.service_level);
+  const uint8_t traffic = either(tuning_.traffic_class, peer.traffic_class);
+  if (level != 0) ready.ah_attr.sl = level;
   if (path == nullptr) ready.ah_attr.dlid = peer.lid;
   if (path == nullptr && gid_.family != Family::kNone) {
     ready.ah_attr.is_global = 1;
@@ -255,8 +262,8 @@ absl::Status QueuePair::connect(const Endpoint& peer, const Path* path) {
     ready.ah_attr.grh.hop_limit = 64;
   }
   // What rdma_cm brings along stands, unless another one was asked for.
-  if (ready.ah_attr.is_global && (path == nullptr || tuning_.traffic_class != 0)) {
-    ready.ah_attr.grh.traffic_class = tuning_.traffic_class;
+  if (ready.ah_attr.is_global && (path == nullptr || traffic != 0)) {
+    ready.ah_attr.grh.traffic_class = traffic;
   }
   lid_ = port_.attributes.lid;
   const uint32_t index = ready.ah_attr.grh.sgid_index;

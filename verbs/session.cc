@@ -14,7 +14,8 @@ Session::Session(Shared& shared, std::unique_ptr<net::MessageStream> control, He
       control_(std::move(control)),
       peer_(std::move(peer)),
       offers_(std::move(offers)),
-      tuning_(shared.tuning.for_session(shared.hardware.ports.size() > 1 && offers_.size() > 1)),
+      tuning_(shared.tuning.for_session(shared.hardware.ports.size() > 1 && offers_.size() > 1 &&
+                                        (!connecting || shared.tuning.pairs != 1))),
       connecting_(connecting) {
   if (connecting_) pair_ports();
 }

@@ -157,7 +157,7 @@ class Session {
   std::unique_ptr<net::MessageStream> control_;
   HelloInfo peer_;
   const std::vector<PortOffer> offers_;
-  const Tuning tuning_;
+  Tuning tuning_;
   const bool connecting_;
   bool established_ = false;  // has had a rail
   bool over_ = false;

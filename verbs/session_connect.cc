@@ -8,7 +8,7 @@
 namespace baton::verbs {
 
 // Every port of either side gets a rail. Ports on one subnet go together; among those, the ones
-// that have the fewest rails yet, in order.
+// that have the fewest rails yet, in order. Fewer, where so many pairs are not wanted.
 void Session::pair_ports() {
   const auto& ports = shared_.hardware.ports;
   std::vector<std::vector<ibv_gid>> own;
@@ -18,7 +18,8 @@ void Session::pair_ports() {
     if (tuning_.gid_index >= 0 && set.ok()) own.back() = {set->gid};
   }
   std::vector<size_t> used(offers_.size());
-  const size_t pairs = std::max(ports.size(), offers_.size());
+  size_t pairs = std::max(ports.size(), offers_.size());
+  if (tuning_.pairs > 0) pairs = std::min<size_t>(pairs, tuning_.pairs);
   for (size_t i = 0; i < pairs; ++i) {
     const size_t mine = i % ports.size();
     size_t best = 0;
@@ -86,7 +87,10 @@ void Session::call(uint16_t index) {
 
 void Session::on_connect(const Endpoint& peer) {
   constexpr size_t kMaxRails = 1024;
-  if (slots_.empty() && peer.rails <= kMaxRails) slots_.resize(peer.rails);
+  if (slots_.empty() && peer.rails <= kMaxRails) {
+    slots_.resize(peer.rails);
+    if (peer.rails == 1) tuning_ = shared_.tuning.for_session(false);  // whatever ports there are
+  }
   if (peer.rail >= slots_.size()) return;
   Slot& slot = slots_[peer.rail];
   if (slot.phase == Phase::kClosed || peer.incarnation <= slot.incarnation) return;

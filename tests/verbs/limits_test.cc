@@ -27,6 +27,43 @@ TEST(Urgent, OvertakesBulk) {
   for (TransferId id : bulk) EXPECT_TRUE(pair.finish(id).ok());
 }
 
+// The flags of a client are the client's: the server has none.
+class ClientSettings : public testing::Test {
+ protected:
+  static std::unique_ptr<VerbsPair> client_with(VerbsPair::Settings settings, size_t devices = 1) {
+    auto pair = std::make_unique<VerbsPair>(FakeOptions{.devices = devices});
+    pair->a.worker.reset();
+    pair->settings = std::move(settings);
+    pair->start(pair->a, "a");
+    EXPECT_TRUE(pair->connect());
+    return pair;
+  }
+};
+
+TEST_F(ClientSettings, ReadsOutstandingAreThoseThatItAsks) {
+  EXPECT_THAT(client_with({{"verbs.rd_atomic", "4"}})->fake->reads_asked(),
+              testing::UnorderedElementsAre(4, 16));
+  EXPECT_THAT(client_with({})->fake->reads_asked(), testing::UnorderedElementsAre(16, 16));
+}
+
+TEST_F(ClientSettings, TheTrafficClassIsThatOfBothWays) {
+  auto pair = client_with({{"verbs.traffic_class", "104"}, {"verbs.service_level", "3"}});
+  ASSERT_EQ(pair->fake->addresses().size(), 2u);
+  for (const ibv_ah_attr& each : pair->fake->addresses()) {
+    EXPECT_EQ(each.grh.traffic_class, 104);
+    EXPECT_EQ(each.sl, 3);
+  }
+}
+
+TEST_F(ClientSettings, PairsOfPortsAreNoMoreThanItWants) {
+  EXPECT_EQ(client_with({{"verbs.devices", "fake0"}}, 3)->fake->addresses().size(), 6u);
+  EXPECT_EQ(
+      client_with({{"verbs.devices", "fake0"}, {"verbs.pairs", "1"}}, 3)->fake->addresses().size(),
+      2u);
+  EXPECT_EQ(client_with({{"verbs.pairs", "2"}, {"verbs.qps", "2"}}, 3)->fake->addresses().size(),
+            8u);
+}
+
 // Its owner gives away what is in it and nothing around it, though all of that is registered too.
 TEST(Regions, ABlockMayBeOneOfItsOwn) {
   VerbsPair pair({.devices = 1});

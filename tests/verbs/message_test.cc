@@ -33,6 +33,8 @@ Endpoint endpoint() {
   end.queue_pair = 0x1234;
   end.sequence = 0xabcdef;
   end.gid.raw[15] = 4;
+  end.traffic_class = 104;
+  end.service_level = 3;
   return end;
 }
 

@@ -164,6 +164,8 @@ void encode(std::string& out, const Endpoint& endpoint) {
   put_number(out, static_cast<uint8_t>(endpoint.by_cm));
   put_number(out, endpoint.cm_port);
   put_gid(out, endpoint.gid);
+  put_number(out, endpoint.traffic_class);
+  put_number(out, endpoint.service_level);
 }
 
 absl::StatusOr<Endpoint> decode_endpoint(std::string_view body) {
@@ -186,9 +188,12 @@ absl::StatusOr<Endpoint> decode_endpoint(std::string_view body) {
   endpoint.by_cm = take_flag(in, good);
   endpoint.cm_port = in.number<uint16_t>();
   endpoint.gid = take_gid(in);
+  endpoint.traffic_class = in.number<uint8_t>();
+  endpoint.service_level = in.number<uint8_t>();
   if (!in.finished() || !good || endpoint.rail >= endpoint.rails || endpoint.incarnation == 0 ||
       endpoint.mtu < IBV_MTU_256 || endpoint.mtu > IBV_MTU_4096 || endpoint.rd_atomic == 0 ||
-      endpoint.receives < 8 || endpoint.queue_pair >> 24 != 0 || endpoint.sequence >> 24 != 0) {
+      endpoint.receives < 8 || endpoint.service_level > 15 || endpoint.queue_pair >> 24 != 0 ||
+      endpoint.sequence >> 24 != 0) {
     return malformed();
   }
   return endpoint;

@@ -99,6 +99,10 @@ struct Endpoint {
   bool by_cm = false;     // rdma_cm joins the two ends; not these messages
   uint16_t cm_port = 0;   // kConnected: where the answering side takes its calls
   ibv_gid gid{};
+  // 0: none is asked for. What one side was told holds for both: what is read travels from the
+  // other.
+  uint8_t traffic_class = 0;
+  uint8_t service_level = 0;
 };
 void encode(std::string& out, const Endpoint& endpoint);
 absl::StatusOr<Endpoint> decode_endpoint(std::string_view body);

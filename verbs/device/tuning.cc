@@ -21,6 +21,12 @@ constexpr std::array kSettings = {
             .least = 1,
             .most = 64,
             .meaning = "queue pairs per pair of ports (-q); each is a rail"},
+    Setting{.name = "verbs.pairs",
+            .standard = "0",
+            .least = 0,
+            .most = 256,
+            .meaning = "of the connecting side: pairs of ports at most; 0: every port of either "
+                       "side is in one"},
     Setting{.name = "verbs.gid_index",
             .standard = "-1",
             .least = -1,
@@ -171,6 +177,7 @@ absl::StatusOr<Tuning> read_tuning(const ProviderContext& context) {
   read.text("verbs.devices", devices);
   if (!devices.empty()) tuning.devices = absl::StrSplit(devices, ',');
   read.number("verbs.qps", tuning.queue_pairs);
+  read.number("verbs.pairs", tuning.pairs);
   read.number("verbs.gid_index", tuning.gid_index);
   read.number("verbs.mtu", tuning.mtu);
   read.number("verbs.send_depth", tuning.send_depth);

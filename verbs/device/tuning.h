@@ -13,6 +13,7 @@ namespace baton::verbs {
 struct Tuning {
   std::vector<std::string> devices;  // "name" or "name:port"; empty: all with an active port
   uint32_t queue_pairs = 1;          // per pair of ports
+  uint32_t pairs = 0;                // of ports, at most; 0: every port of either side is in one
   int gid_index = -1;
   uint32_t mtu = 4096;  // at most; the connection takes the least of both ports' and this
   uint32_t send_depth = 256;

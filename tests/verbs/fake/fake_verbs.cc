@@ -75,6 +75,15 @@ std::vector<ibv_ah_attr> FakeVerbs::addresses() const {
   return out;
 }
 
+std::vector<int> FakeVerbs::reads_asked() const {
+  std::lock_guard lock(mutex_);
+  std::vector<int> out;
+  for (const FakeQp* qp : queue_pairs_) {
+    if (qp != nullptr && qp->qp.state == IBV_QPS_RTS) out.push_back(qp->attributes.max_rd_atomic);
+  }
+  return out;
+}
+
 // To everyone who has the device open.
 void FakeVerbs::raise(size_t device, ibv_async_event event) {
   for (const auto& context : contexts_) {

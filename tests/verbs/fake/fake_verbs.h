@@ -109,6 +109,7 @@ class FakeVerbs {
   std::vector<ibv_gid_entry> gids(size_t device) const { return devices_[device].gids; }
   // Of the queue pairs that are connected.
   std::vector<ibv_ah_attr> addresses() const;
+  std::vector<int> reads_asked() const;
   bool port_up(size_t device) const { return devices_[device].port_up; }
   // Packets get through there.
   bool linked(size_t device) const;
