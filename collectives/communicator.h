@@ -131,9 +131,12 @@ class Communicator {
                                           absl::Span<const size_t> receive_counts,
                                           absl::Span<const size_t> receive_offsets, DataType type,
                                           const CallOptions& options = {});
-  // Point to point: matched by order between the two ranks alone; no other rank takes part. A send
-  // ends when the other rank has taken the data in a call of the same count and type; with another
-  // count or type both hear InvalidArgument.
+  // Point to point: matched by order between the two ranks alone; no other rank takes part. Sends
+  // are synchronous (as MPI_Ssend): one ends only when the other rank has taken the data in a call
+  // of the same count and type. So two ranks that both call send() first wait for each other until
+  // the deadline: begin one of the two calls with send_async() or receive_async(). With another
+  // count or type both hear InvalidArgument. The same holds for each message of an all_to_all_v,
+  // which begins all of its sends and receives at once.
   absl::StatusOr<Work> send_async(const void* in, size_t count, DataType type, int to,
                                   const CallOptions& options = {});
   absl::StatusOr<Work> receive_async(void* out, size_t count, DataType type, int from,

@@ -11,8 +11,8 @@ using executor::Call;
 
 CallTable::CallTable(const Needs& needs)
     : needs_(needs),
-      rank_(needs.mesh.rank()),
-      ranks_(needs.mesh.ranks()),
+      rank_(needs.rank),
+      ranks_(needs.ranks),
       slots_(std::make_unique<Slot[]>(kSlots)),
       sent_(ranks_),
       received_(ranks_) {
@@ -38,7 +38,7 @@ CallTable::Slot& CallTable::take_slot() {
   slot.call = Call{};
   slot.call.on_done = &CallTable::on_done;
   slot.call.context = &slot;
-  slot.call.began = needs_.mesh.now();
+  slot.call.began = needs_.clock.now();
   slot.id = next_work_++;
   in_flight_.push_back(&slot);
   ++calls_made_;
@@ -93,7 +93,7 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
                      .algorithm = static_cast<uint8_t>(choice.spec.algorithm),
                      .ordered = static_cast<uint8_t>(choice.spec.ordered ? 1 : 0)};
   call.fingerprint = call.descriptor.fingerprint();
-  executor::ControlBlock& control = needs_.mesh.control();
+  executor::ControlBlock& control = needs_.control;
   control.calls[sequence_ % executor::ControlBlock::kCalls] = call.descriptor;
   control.entered.store(sequence_, std::memory_order_release);
   needs_.recorder.record({.at = call.began,
@@ -141,7 +141,7 @@ void CallTable::end(Slot& slot, const absl::Status& result) {
       call.pieces == 1 && call.descriptor.sequence % 16 != 0 && result.ok() &&
       !needs_.tuner.measuring(slot.entry) &&
       call.geometry.count * call.geometry.element_bytes <= executor::DirectMessage::kPayload;
-  const Time end_time = small ? call.began : needs_.mesh.now();
+  const Time end_time = small ? call.began : needs_.clock.now();
   needs_.recorder.record({.at = end_time,
                           .kind = executor::FlightEvent::Kind::kCallEnd,
                           .collective = call.geometry.collective,

@@ -11,10 +11,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "collectives/communicator.h"
+#include "collectives/executor/control_block.h"
 #include "collectives/executor/executor.h"
 #include "collectives/executor/flight_recorder.h"
 #include "collectives/internal/arguments.h"
-#include "collectives/internal/mesh.h"
 #include "collectives/internal/tuner.h"
 
 namespace baton::collectives::internal {
@@ -46,7 +46,9 @@ class CallTable {
   // All outlive the table.
   struct Needs {
     const CommunicatorOptions& options;
-    Mesh& mesh;
+    const uint32_t rank, ranks;
+    const Clock& clock;
+    executor::ControlBlock& control;  // says which call this rank is in
     Tuner& tuner;
     executor::Executor& executor;
     executor::FlightRecorder& recorder;

@@ -43,7 +43,9 @@ absl::Status Communicator::Impl::start() {
   tuner = std::make_unique<Tuner>(Tuner::Settings{mesh.rank(), mesh.ranks(), options.slot_bytes,
                                                   options.tune, at_the_kernels_mercy},
                                   cost);
-  calls = std::make_unique<CallTable>(CallTable::Needs{options, mesh, *tuner, *executor, recorder});
+  calls = std::make_unique<CallTable>(CallTable::Needs{options, mesh.rank(), mesh.ranks(),
+                                                       mesh.worker().clock(), mesh.control(),
+                                                       *tuner, *executor, recorder});
   failure.watch(*executor, *calls);
   driver = std::make_unique<Driver>(Driver::Needs{mutex, mesh, *executor, *calls, failure});
   starter = std::make_unique<CallStarter>(

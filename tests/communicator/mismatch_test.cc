@@ -4,6 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "tests/communicator/group.h"
+#include "tests/usable_provider.h"
 
 namespace baton {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 using testing::AnyOf;
 using testing::HasSubstr;
 
-class Mismatch : public testing::TestWithParam<std::string> {
+class Mismatch : public OverEveryProvider<std::string> {
  protected:
   static CommunicatorOptions options() {
     CommunicatorOptions out = test_options(GetParam());
@@ -194,7 +195,7 @@ TEST_P(Mismatch, AbortReturnsWhileACallWaitsForTheVoteOnHowItRuns) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Providers, Mismatch, testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Providers, Mismatch, testing::Values("shm", "tcp", "ucx"),
                          [](const auto& param) { return param.param; });
 
 }  // namespace

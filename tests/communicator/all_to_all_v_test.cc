@@ -1,0 +1,158 @@
+// all_to_all_v among more ranks than there are slots for calls: call tables and executors of all
+// ranks in one thread, over links that are queues.
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/internal/call_table.h"
+#include "gtest/gtest.h"
+
+namespace baton::collectives::internal {
+namespace {
+
+// The point-to-point lane between two ranks, in both directions: a message waits until it is taken.
+class QueueLink final : public executor::Link {
+ public:
+  void connect(QueueLink& other) { other_ = &other; }
+
+  uint64_t send(uint32_t, const executor::Segments& source, const executor::CallTag& tag) override {
+    if (sent_ - other_->taken_ == kAhead) return 0;
+    Message message{*tag.call, std::string(source.total(), '\0')};
+    executor::copy({reinterpret_cast<std::byte*>(message.bytes.data()), message.bytes.size()},
+                   source);
+    other_->arrived_.push_back(std::move(message));
+    return ++sent_;
+  }
+  bool delivered(uint32_t, uint64_t number) override { return other_->taken_ >= number; }
+  bool peek(uint32_t, size_t expected, const executor::CallTag& tag, executor::Segments& message,
+            absl::Status& error) override {
+    if (arrived_.empty()) return false;
+    if (arrived_.front().call != *tag.call || arrived_.front().bytes.size() != expected) {
+      error = absl::InternalError("the message of another call");
+      return false;
+    }
+    message = {reinterpret_cast<std::byte*>(arrived_.front().bytes.data()), expected};
+    return true;
+  }
+  bool consume(uint32_t) override {
+    arrived_.pop_front();
+    ++taken_;
+    return true;
+  }
+  std::string route() const override { return "queue"; }
+
+ private:
+  static constexpr uint64_t kAhead = 2;
+  struct Message {
+    executor::CallDescriptor call;
+    std::string bytes;
+  };
+  QueueLink* other_ = nullptr;
+  std::deque<Message> arrived_;
+  uint64_t sent_ = 0, taken_ = 0;
+};
+
+class Rank {
+ public:
+  Rank(uint32_t rank, uint32_t ranks)
+      : rank_(rank), links_(ranks), recorder_(rank), tuner_({rank, ranks, kSlotBytes}, {}) {
+    options_.slot_bytes = kSlotBytes;
+    options_.timeout = kNever;
+    for (uint32_t other = 0; other < ranks; ++other) {
+      if (other != rank) links_[other] = std::make_unique<QueueLink>();
+    }
+  }
+  void connect(std::vector<std::unique_ptr<Rank>>& all) {
+    std::vector<executor::Link*> links;
+    for (size_t other = 0; other < links_.size(); ++other) {
+      if (other != rank_) links_[other]->connect(*all[other]->links_[rank_]);
+      links.push_back(links_[other].get());
+    }
+    executor_ =
+        std::make_unique<executor::Executor>(rank_, links, nullptr, Clock::steady(), &recorder_);
+    calls_ = std::make_unique<CallTable>(
+        CallTable::Needs{options_, rank_, static_cast<uint32_t>(links_.size()), Clock::steady(),
+                         control_, tuner_, *executor_, recorder_});
+  }
+  // What `from` sends to `to`: nothing, a few elements, or several messages of them.
+  static size_t count(uint32_t from, uint32_t to) {
+    if ((from + to) % 3 == 0) return 0;
+    return (from * 7 + to * 3) % 11 + (from == to + 1 ? 3 * kSlotBytes / sizeof(uint64_t) : 0);
+  }
+  static uint64_t value(uint32_t from, uint32_t to, size_t i) {
+    return (uint64_t{from} << 40) | (uint64_t{to} << 20) | i;
+  }
+
+  void start() {
+    const auto ranks = static_cast<uint32_t>(links_.size());
+    for (uint32_t other = 0; other < ranks; ++other) {
+      send_at_.push_back(in_.size());
+      receive_at_.push_back(out_.size());
+      send_.push_back(count(rank_, other));
+      receive_.push_back(count(other, rank_));
+      for (size_t i = 0; i < send_.back(); ++i) in_.push_back(value(rank_, other, i));
+      out_.resize(out_.size() + receive_.back());
+    }
+    const Blocks send{send_, send_at_}, receive{receive_, receive_at_};
+    ASSERT_TRUE(
+        check_all_to_all_v(in_.data(), send, out_.data(), receive, DataType::kI64, rank_, ranks)
+            .ok());
+    const auto work = calls_->start_all_to_all_v(reinterpret_cast<const std::byte*>(in_.data()),
+                                                 send, reinterpret_cast<std::byte*>(out_.data()),
+                                                 receive, DataType::kI64, {});
+    ASSERT_TRUE(work.ok()) << work.status();
+    work_ = *work;
+  }
+  // True when something has moved.
+  bool advance() {
+    const auto moved = executor_->advance();
+    EXPECT_TRUE(moved.ok()) << moved.status();
+    return moved.ok() && *moved;
+  }
+  void expect_everything() {
+    calls_->finish();
+    const auto ended = calls_->reap(work_);
+    ASSERT_TRUE(ended.has_value()) << "rank " << rank_ << " still waits";
+    ASSERT_TRUE(ended->ok()) << *ended;
+    for (uint32_t other = 0; other < links_.size(); ++other) {
+      for (size_t i = 0; i < receive_[other]; ++i) {
+        ASSERT_EQ(out_[receive_at_[other] + i], value(other, rank_, i)) << other << " to " << rank_;
+      }
+    }
+  }
+
+ private:
+  static constexpr size_t kSlotBytes = 64;
+  const uint32_t rank_;
+  CommunicatorOptions options_;
+  std::vector<std::unique_ptr<QueueLink>> links_;  // by rank; none to itself
+  executor::FlightRecorder recorder_;
+  executor::ControlBlock control_;
+  Tuner tuner_;
+  std::unique_ptr<executor::Executor> executor_;
+  std::unique_ptr<CallTable> calls_;
+  std::vector<uint64_t> in_, out_;
+  std::vector<size_t> send_, send_at_, receive_, receive_at_;
+  Work work_;
+};
+
+TEST(AllToAllV, EverybodyGetsEverythingWhateverTheNumberOfRanks) {
+  for (const uint32_t ranks : {1U, 2U, 3U, 128U, 129U, 300U}) {
+    SCOPED_TRACE(ranks);
+    std::vector<std::unique_ptr<Rank>> all;
+    for (uint32_t rank = 0; rank < ranks; ++rank)
+      all.push_back(std::make_unique<Rank>(rank, ranks));
+    for (auto& rank : all) rank->connect(all);
+    for (auto& rank : all) rank->start();
+    if (testing::Test::HasFatalFailure()) return;
+    for (bool any = true; any;) {
+      any = false;
+      for (auto& rank : all) any = rank->advance() || any;
+    }
+    for (auto& rank : all) rank->expect_everything();
+  }
+}
+
+}  // namespace
+}  // namespace baton::collectives::internal
