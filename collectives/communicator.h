@@ -172,7 +172,7 @@ class Communicator {
 
   // --- failure -----------------------------------------------------------------------------
   // Ends every call here and at all ranks with `why`. From any thread; returns at once.
-  void abort(absl::Status why);
+  void abort(const absl::Status& why);
   // OK, or what broke the communicator.
   absl::Status status() const;
   // The ranks known to be dead or stopped, by their numbers here.

@@ -25,7 +25,7 @@ struct EngineWorker {
   explicit EngineWorker(const char* name) {
     BatonConnectorOptions options;
     options.worker.name = name;
-    connector = make_baton_connector(std::move(options)).value();
+    connector = make_baton_connector(options).value();
     cache = static_cast<std::byte*>(connector->allocate_cache(layout).value());
   }
   std::byte* block(uint32_t layer, uint32_t number) const {

@@ -3,7 +3,7 @@
 //
 //   BatonConnectorOptions options;
 //   options.worker.name = "prefill-0";
-//   auto connector = make_baton_connector(std::move(options));
+//   auto connector = make_baton_connector(options);
 //   auto cache = (*connector)->allocate_cache(layout);
 //
 // Threads: as KvConnector says, one engine thread calls everything. With `progress_thread` a second
@@ -38,7 +38,8 @@ struct BatonConnectorOptions {
 };
 
 // Errors: what Worker::create() says.
-absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(BatonConnectorOptions options);
+absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(
+    const BatonConnectorOptions& options);
 
 // Over a worker that is there already, made with `options.worker`: for whoever must drive it too,
 // as a simulated fabric does. The connector takes every notification and peer event of it.

@@ -1,8 +1,9 @@
 // The C allocator, counted: operator new, and all else, ends up here.
 #include "tests/count_allocations.h"
 
-#include <errno.h>
 #include <malloc.h>
+
+#include <cerrno>
 
 extern "C" {
 void* __libc_malloc(size_t);

@@ -109,8 +109,8 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
                "baton kv_bw");
   app.footer(kFooter);
   app.get_formatter()->column_width(34);
-  const auto choice = [&](const char* flag, std::string& value, std::vector<std::string> values,
-                          const char* text) {
+  const auto choice = [&](const char* flag, std::string& value,
+                          const std::vector<std::string>& values, const char* text) {
     const std::string names = "{" + absl::StrJoin(values, ",") + "}";
     app.add_option(flag, value, text)
         ->type_name(names)

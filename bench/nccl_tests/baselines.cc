@@ -48,7 +48,7 @@ class Runner {
     const bool shm = options_.provider.empty() || options_.provider == "shm";
     const bool tcp = options_.provider.empty() || options_.provider == "tcp";
     if (!options_.link.empty()) {
-      report_.missing.push_back(
+      report_.missing.emplace_back(
           "baselines cannot pretend to have a link: --baselines without --link");
       return std::move(report_);
     }
@@ -80,7 +80,8 @@ class Runner {
     }
     if (type_ == DataType::kF16 || type_ == DataType::kBF16 ||
         (options_.reduces() && op_ == ReduceOp::kAvg)) {
-      return report_.missing.push_back("Open MPI has neither 16-bit floats nor averages");
+      report_.missing.emplace_back("Open MPI has neither 16-bit floats nor averages");
+      return;
     }
     const bool binds = options_.pin && static_cast<size_t>(ranks_) <= allowed_cpus().size();
     for (const bool over_tcp : {false, true}) {
@@ -113,7 +114,8 @@ class Runner {
     }
     if (type_ != DataType::kF32 || op_ != ReduceOp::kSum ||
         options_.collective == Collective::kSendReceive) {
-      return report_.missing.push_back("Gloo is only compared by sums of float");
+      report_.missing.emplace_back("Gloo is only compared by sums of float");
+      return;
     }
     const bool two_ways = options_.collective == Collective::kAllReduce;
     for (const char* algorithm : {"ring", "halving_doubling"}) {
@@ -171,7 +173,7 @@ std::string join_baselines(const BaselineReport& report, const std::vector<size_
   std::vector<std::string> heads = {"#", "size", "count", "baton us"};
   for (const BaselineResult& baseline : report.baselines) {
     heads.push_back(baseline.name);
-    heads.push_back("ratio");
+    heads.emplace_back("ratio");
   }
   Table table(std::move(heads));
   for (size_t i = 0; i < counts.size(); ++i) {

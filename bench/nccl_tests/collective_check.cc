@@ -170,7 +170,8 @@ struct Values {
     if (c.op == ReduceOp::kMin) return std::min(a, b);
     if (c.op == ReduceOp::kMax) return std::max(a, b);
     if constexpr (std::is_integral_v<V>) {
-      const uint64_t x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b);
+      using Bits = std::make_unsigned_t<V>;  // which wrap around, and widen without a sign
+      const uint64_t x = static_cast<Bits>(a), y = static_cast<Bits>(b);
       return static_cast<V>(c.op == ReduceOp::kProd ? x * y : x + y);
     } else {
       return c.op == ReduceOp::kProd ? a * b : a + b;
@@ -226,6 +227,7 @@ uint64_t differing(const void* data, size_t count, const Expected& expected) {
   uint64_t wrong = 0;
   for (size_t i = 0; i < count; ++i) {
     const T want = expected(i);
+    // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): -0 is not 0, a NaN is itself
     wrong += std::memcmp(static_cast<const T*>(data) + i, &want, sizeof want) == 0 ? 0 : 1;
   }
   return wrong;

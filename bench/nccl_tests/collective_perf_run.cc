@@ -1,10 +1,9 @@
 // One rank's timed calls of a collective, and the calls whose results are checked.
 #include "bench/nccl_tests/collective_perf_run.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <numeric>
 
 #include "bench/nccl_tests/collective_check.h"

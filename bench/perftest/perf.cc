@@ -1,9 +1,9 @@
 // The perftest-shaped commands: runs server, client or both, and prints the results.
 #include "bench/perftest/perf.h"
 
-#include <signal.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <iostream>
 #include <utility>

@@ -132,7 +132,7 @@ absl::Status finish(PerfOptions& options, const std::vector<std::string>& sets,
   if (options.events && options.test.latency && options.test.verb == Verb::kWrite &&
       !options.immediate) {
     options.immediate = true;
-    options.notes.push_back("a plain write wakes nobody: with -e a counter tells its arrival");
+    options.notes.emplace_back("a plain write wakes nobody: with -e a counter tells its arrival");
   }
   if (options.post_list > options.depth) {
     return absl::InvalidArgumentError(absl::StrFormat("-l %u: at most -t, which is %u; raise -t",
@@ -310,7 +310,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   if (options.mtu) set("verbs.mtu", absl::StrCat(*options.mtu));
   if (options.inline_size) set("verbs.inline_bytes", absl::StrCat(*options.inline_size));
   if (options.cq_mod) {
-    options.notes.push_back("-Q has no effect: the provider chooses how often it signals");
+    options.notes.emplace_back("-Q has no effect: the provider chooses how often it signals");
   }
   if (options.outs) set("verbs.rd_atomic", absl::StrCat(*options.outs));
   for (size_t i = 0; i < kKnobs.size(); ++i) {
@@ -319,7 +319,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   if (options.rdma_cm) {
     set("verbs.rdma_cm", "1");
     if (options.client_provider() != "verbs") {
-      options.notes.push_back("-R has no effect: there are queue pairs over verbs only");
+      options.notes.emplace_back("-R has no effect: there are queue pairs over verbs only");
     }
   }
   if (strict_order) set("verbs.relaxed_ordering", "0");

@@ -138,7 +138,7 @@ absl::Status Communicator::wait(Work work) { return impl_->driver->wait(work); }
 std::optional<absl::Status> Communicator::test(Work work) { return impl_->test(work); }
 bool Communicator::progress() { return impl_->progress(); }
 
-void Communicator::abort(absl::Status why) { impl_->abort(why); }
+void Communicator::abort(const absl::Status& why) { impl_->abort(why); }
 
 absl::Status Communicator::status() const {
   if (!impl_->failure.is_broken()) return absl::OkStatus();

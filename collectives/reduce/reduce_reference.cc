@@ -73,7 +73,8 @@ T combine(ReduceOp op, T a, T b) {
   } else {
     if (op == ReduceOp::kMin) return a < b ? a : b;
     if (op == ReduceOp::kMax) return a < b ? b : a;
-    const uint64_t x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b);
+    using Bits = std::make_unsigned_t<T>;  // which wrap around, and widen without a sign
+    const uint64_t x = static_cast<Bits>(a), y = static_cast<Bits>(b);
     return static_cast<T>(op == ReduceOp::kProd ? x * y : x + y);
   }
 }

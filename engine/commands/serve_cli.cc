@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
     if (!shape.ok()) return shape.status();
     options.worker.shape = *shape;
   }
-  return kvtransfer::make_baton_connector(std::move(options));
+  return kvtransfer::make_baton_connector(options);
 }
 
 absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {

@@ -1,12 +1,12 @@
 // The demo's worker processes: forks them, and exchanges lines of JSON with them.
 #include "engine/demo/demo_process.h"
 
-#include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <utility>
 

@@ -74,7 +74,7 @@ class DemoWorker {
       }
       if (command["serialized"]) options.mode = kvtransfer::KvSendMode::kSerialized;
       options.worker.timeline = timeline_.get();
-      auto connector = kvtransfer::make_baton_connector(std::move(options));
+      auto connector = kvtransfer::make_baton_connector(options);
       if (!connector.ok()) return connector.status();
       connector_ = *std::move(connector);
     }

@@ -222,7 +222,8 @@ class BatonConnector final : public KvConnector {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(BatonConnectorOptions options) {
+absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(
+    const BatonConnectorOptions& options) {
   absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options.worker);
   if (!worker.ok()) return worker.status();
   return make_baton_connector(*std::move(worker), options);

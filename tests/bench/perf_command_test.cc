@@ -1,12 +1,12 @@
 // The perftest-shaped commands as a user runs them: every test over every provider, and a server
 // that outlives its clients.
 #include <arpa/inet.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
+#include <csignal>
 #include <fstream>
 #include <string>
 #include <vector>

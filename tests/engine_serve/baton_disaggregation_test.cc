@@ -36,7 +36,7 @@ std::unique_ptr<kvtransfer::KvConnector> make_connector(const std::string& name,
   options.worker.providers = {provider};
   options.worker.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
   options.mode = mode;
-  auto connector = kvtransfer::make_baton_connector(std::move(options));
+  auto connector = kvtransfer::make_baton_connector(options);
   EXPECT_TRUE(connector.ok()) << connector.status();
   return connector.ok() ? *std::move(connector) : nullptr;
 }

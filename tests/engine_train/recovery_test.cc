@@ -1,9 +1,9 @@
 // Ranks that are killed while they train: the final weights are those of an undisturbed run.
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 

@@ -1,11 +1,11 @@
 // Two processes: prefill in one, decode in the other, and kill -9 for either of them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <functional>
 #include <string>
 #include <string_view>

@@ -1,10 +1,10 @@
 // Peers in other processes and threads: death in the middle, doorbells, and hostile ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/wait.h>
 
 #include <array>
+#include <csignal>
 #include <fstream>
 #include <thread>
 

@@ -1,10 +1,11 @@
 // Forking a child that does not outlive its parent.
 #pragma once
 
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/types.h>
 #include <unistd.h>
+
+#include <csignal>
 
 namespace baton {
 

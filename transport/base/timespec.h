@@ -1,9 +1,8 @@
 // Durations for system calls that take a timespec: ppoll(), nanosleep().
 #pragma once
 
-#include <time.h>
-
 #include <chrono>
+#include <ctime>
 
 namespace baton {
 
