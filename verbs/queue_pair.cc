@@ -229,6 +229,16 @@ bool QueuePair::address_stands() const {
          std::equal(now->gid.raw, now->gid.raw + sizeof now->gid.raw, source_->gid.raw);
 }
 
+std::string QueuePair::ends() const {
+  const auto end = [](unsigned lid, uint32_t number, uint32_t sequence, const ibv_gid& gid) {
+    return absl::StrFormat("LID %#04x QPN %#06x PSN %#06x GID %s", lid, number, sequence,
+                           gid_text(gid));
+  };
+  return absl::StrFormat("local %s, remote %s",
+                         end(lid_, number_, sequence_, source_ ? source_->gid : gid_.gid),
+                         end(peer_.lid, peer_.queue_pair, peer_.sequence, peer_.gid));
+}
+
 uint8_t QueuePair::reads_asked(const Endpoint& peer) const {
   const int own = std::max(1, port_.device->attributes().max_qp_init_rd_atom);
   return static_cast<uint8_t>(std::min({own, int{peer.rd_atomic}, int{tuning_.rd_atomic}}));
@@ -265,6 +275,8 @@ absl::Status QueuePair::connect(const Endpoint& peer, const Path* path) {
   if (ready.ah_attr.is_global && (path == nullptr || traffic != 0)) {
     ready.ah_attr.grh.traffic_class = traffic;
   }
+  peer_ = peer;
+  peer_.sequence = ready.rq_psn;
   lid_ = port_.attributes.lid;
   const uint32_t index = ready.ah_attr.grh.sgid_index;
   const ibv_gid_entry* source = ready.ah_attr.is_global ? find_gid(port_, index) : nullptr;

@@ -118,6 +118,8 @@ class QueuePair {
   bool is(const ibv_cq* completions) const { return completions_ == completions; }
   bool shares_receives() const { return pool_ != nullptr; }
   uint32_t number() const { return number_; }
+  // Of a connected one, for people and as perftest writes it: both ends' LID, QPN, PSN and GID.
+  std::string ends() const;
   uint32_t mtu_bytes() const { return 128u << mtu_; }
 
  private:
@@ -165,6 +167,7 @@ class QueuePair {
   uint32_t number_ = 0;
   std::optional<ibv_gid_entry> source_;  // of its packets, once it is connected
   uint16_t lid_ = 0;                     // of InfiniBand
+  Endpoint peer_;                        // as it was connected to
 
   ibv_cq* completions_ = nullptr;
   ibv_qp* queue_pair_ = nullptr;

@@ -59,10 +59,10 @@ int run_server(const PerfOptions& options) {
             << stars << "\n"
             << absl::StrFormat("listening on %s:%d by %s%s", options.listen, (*worker)->port(),
                                absl::StrJoin(providers, ", "),
-                               options.once ? "; ends after one client" : "; Ctrl-C ends it")
+                               options.keep ? "; Ctrl-C ends it" : "; ends after one client")
             << std::endl;
   const absl::Status status = serve_perf(
-      **worker, {.once = options.once,
+      **worker, {.once = !options.keep,
                  .huge_pages = options.huge_pages,
                  .say = [](const std::string& line) { std::cout << line << std::endl; }});
   return status.ok() ? 0 : fail(options, status);

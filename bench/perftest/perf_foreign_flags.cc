@@ -15,19 +15,12 @@ struct Foreign {
 
 constexpr std::array kForeign = {
     Foreign{"-A --atomic_type", "there are no atomic tests; the nearest is write_lat"},
-    Foreign{"-C --report-cycles", "times are in microseconds; --json FILE holds percentiles"},
-    Foreign{"-H --report-histogram --report-histogrm -U --report-unsorted",
-            "samples are not kept, a histogram is: --json FILE holds p50 to p99.9 and the maximum"},
+    Foreign{"--report-histogrm", "the same is -H"},
     Foreign{"-g --mcg -M --MGID --connectionless", "there is no multicast; the nearest is send_bw"},
     Foreign{"-L --hop_limit", "there is no setting for it; the nearest is --tclass"},
-    Foreign{"-O --dualport --report-per-port",
-            "name two devices instead: -d DEV1,DEV2 uses both as rails"},
-    Foreign{"-V --version", "`baton --version` prints it"},
-    Foreign{"-W --report-counters", "`baton info` shows the counters of every port"},
+    Foreign{"--report-per-port",
+            "the two ports are one row; `baton info` shows the counters of each"},
     Foreign{"-X --vector", "the nearest is -e, which sleeps on events"},
-    Foreign{"-z --comm_rdma_cm",
-            "addresses are exchanged over TCP, where both sides prove who they are; the nearest is "
-            "-R, which connects the queue pairs by rdma_cm"},
     Foreign{"--force-link --dlid --pkey_index --flow_label",
             "there is no setting for it; `baton info --settings` lists those there are"},
     Foreign{"--dont_xchg_versions", "both sides must speak the same version"},

@@ -24,9 +24,9 @@ constexpr const char* kJsonName = "perftest_out.json";
 using Verb = PerfTest::Verb;
 
 constexpr const char* kFooter =
-    R"(No HOST: a server, for any of the six tests, until Ctrl-C. Flags of the test go on the client.
+    R"(No HOST: a server for one client, for any of the six tests. Flags of the test go on the client.
 Examples:
-  baton write_bw                                  the server
+  baton write_bw                                  the server; with --keep, until Ctrl-C
   baton write_bw -d mlx5_0 -x 3 -F --report_gbits HOST
   baton write_lat -a --provider tcp HOST          every size over tcp
   baton send_bw --provider shm --loopback         both sides on this machine
@@ -80,6 +80,11 @@ std::string devices_with_port(const std::string& devices, const std::optional<ui
 
 void set_sizes(bool all, size_t size, PerfOptions& options) {
   const bool send = options.test.verb == Verb::kSend;
+  if (send && options.client_provider() == "verbs") {
+    options.notes.push_back(
+        "messages are notifications: SENDs of at most 1020 bytes each, copied at both ends; "
+        "one RDMA operation that tells its arrival is write_bw --write_with_imm");
+  }
   if (!all) {
     options.sizes = {size};
     return;
@@ -185,7 +190,9 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   options.iterations = test.verb == Verb::kWrite && !test.latency ? 5000 : 1000;
   size_t size = test.latency ? 2 : 65536;
   bool all = false, quiet = false, validation = false, warm = false, out_json = false;
-  bool strict_order = false, no_verify = false, no_peak = false;
+  bool strict_order = false, no_verify = false, no_peak = false, once = false, version = false;
+  bool by_cm = false, histogram = false, unsorted = false, cycles = false, dual_port = false;
+  std::string counters;
   std::string connection = "RC", host, out_json_file;
   std::vector<std::string> sets;
   std::array<std::optional<uint64_t>, kKnobs.size()> knobs;
@@ -219,7 +226,9 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
                                 "with -D: seconds at each end that do not count (default 2)")
                      ->check(CLI::Range(0.0, 1e6))
                      ->type_name("S");
+  app.add_flag("-C,--report-cycles", cycles, "accepted; times stay in microseconds");
   app.add_flag("-F,--CPU-freq", quiet, "accepted; there is no such warning to silence");
+  app.add_flag("-H,--report-histogram", histogram, "accepted; --json FILE holds the percentiles");
   number("-i,--ib-port", ib_port, 1, 255, "port of the device (default 1)");
   number("-I,--inline_size", options.inline_size, 0, 1024, "largest message sent inline");
   number("-l,--post_list", options.post_list, 1, PerfPlan::kMaxDepth, "messages posted together");
@@ -231,6 +240,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
       ->excludes(duration);
   app.add_flag("-N,--noPeak", no_peak, "measure neither the peak nor each message");
   number("-o,--outs", options.outs, 1, 255, "reads outstanding at the device");
+  app.add_flag("-O,--dualport", dual_port, "ports 1 and 2 of the device of -d");
   number("-p,--port", options.port, 0, 65535, "port to listen on or connect to (default 18515)");
   number("-q,--qp", options.streams, 1, 64, "queue pairs; sockets over tcp (default 1)");
   number("-Q,--cq-mod", options.cq_mod, 1, 1024, "completions per signal");
@@ -243,10 +253,15 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   for (size_t i = 0; i < kKnobs.size(); ++i) {
     number(kKnobs[i].flag, knobs[i], kKnobs[i].least, kKnobs[i].most, kKnobs[i].text);
   }
+  app.add_flag("-U,--report-unsorted", unsorted, "accepted, as -H");
+  app.add_flag("-V,--version", version, "print the version and end");
+  app.add_option("-W,--report-counters", counters, "accepted; `baton info` shows the counters")
+      ->type_name("NAMES");
   app.add_option("-w,--limit_bw", options.limit_bw, "exit 1 below this average")->type_name("BW");
   number("-x,--gid-index", options.gid_index, 0, 255, "GID of the port (default: the best)");
   app.add_option("-y,--limit_msgrate", options.limit_msgrate, "exit 1 below this [Mpps]")
       ->type_name("RATE");
+  app.add_flag("-z,--comm_rdma_cm", by_cm, "accepted; addresses are exchanged over TCP");
   app.add_flag("--cpu_util", options.cpu, "a column with this process's share of a core");
   app.add_flag("--data_validation", validation, "accepted; data are always verified");
   app.add_flag("--disable_pcie_relaxed", strict_order, "strict PCIe ordering");
@@ -270,7 +285,9 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
       ->allow_extra_args(false);
   app.add_option("--listen", options.listen, "address of the server (default: all)")
       ->type_name("HOST");
-  app.add_flag("--once", options.once, "the server ends after one client");
+  app.add_flag("--keep", options.keep,
+               "the server serves one client after the other, until Ctrl-C");
+  app.add_flag("--once", once, "accepted; a server without --keep ends after one client");
   app.add_flag("--loopback", options.loopback, "both sides, on this machine");
   app.add_flag("--pin,!--no_pin", options.pin, "with --loopback: a core for each side (default)");
   app.add_flag("--cold", options.cold, "walk memory larger than the caches");
@@ -292,6 +309,20 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   }
   if (const auto unknown = app.remaining(); !unknown.empty())
     return refuse(complaint(app, unknown));
+  if (version) {
+    std::cout << "Version: baton " << BATON_VERSION << "\n";
+    return {.options = std::nullopt, .exit_status = 0};
+  }
+  const auto no_effect = [&](bool given, const char* flag, const char* instead) {
+    if (!given) return;
+    options.notes.push_back(absl::StrFormat("%s has no effect: %s", flag, instead));
+  };
+  no_effect(by_cm, "-z", "addresses are exchanged over TCP, where both sides prove who they are");
+  no_effect(histogram, "-H",
+            "samples are not kept; --json FILE holds p50 to p99.9 and the maximum");
+  no_effect(unsorted, "-U", "samples are not kept; --json FILE holds p50 to p99.9 and the maximum");
+  no_effect(cycles, "-C", "times are in microseconds");
+  no_effect(!counters.empty(), "-W", "`baton info` shows the counters of every port");
   if (options.loopback && !host.empty()) return refuse("--loopback takes no HOST");
 
   // Flags become settings of providers, also of those that this program may have been built
@@ -305,7 +336,18 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   set("verbs.qps", absl::StrCat(options.streams));
   if (ib_port && options.device.empty() && *ib_port != 1)
     return refuse("-i needs -d DEV beside it");
+  if (dual_port) {
+    if (options.device.empty() || ib_port ||
+        options.device.find_first_of(",:") != std::string::npos) {
+      return refuse("-O goes with one device, -d DEV, whose ports 1 and 2 it means");
+    }
+    options.device = absl::StrCat(options.device, ":1,", options.device, ":2");
+    options.dual_port = true;
+  }
   if (!options.device.empty()) set("verbs.devices", devices_with_port(options.device, ib_port));
+  // One device on this side is one on the other, however many the server has.
+  const auto devices = 1 + std::count(options.device.begin(), options.device.end(), ',');
+  set("verbs.pairs", absl::StrCat(devices));
   if (options.gid_index) set("verbs.gid_index", absl::StrCat(*options.gid_index));
   if (options.mtu) set("verbs.mtu", absl::StrCat(*options.mtu));
   if (options.inline_size) set("verbs.inline_bytes", absl::StrCat(*options.inline_size));

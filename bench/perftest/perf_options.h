@@ -23,7 +23,7 @@ struct PerfOptions {
   std::string host;      // "host:port" to connect to
   std::string listen = "0.0.0.0";
   uint16_t port = kPort;
-  bool once = false;
+  bool keep = false;  // the server goes on after its client
   bool loopback = false;
   bool pin = true;
   std::vector<std::pair<std::string, std::string>> settings;  // for providers
@@ -31,7 +31,8 @@ struct PerfOptions {
   std::optional<uint64_t> gid_index, mtu, inline_size, cq_mod, outs;
   uint64_t streams = 1;
   bool huge_pages = false;
-  bool rdma_cm = false;  // connects queue pairs
+  bool rdma_cm = false;    // connects queue pairs
+  bool dual_port = false;  // two ports of one device
 
   // The traffic.
   std::vector<size_t> sizes;

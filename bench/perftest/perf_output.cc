@@ -1,12 +1,17 @@
 // perftest's table and JSON report, and the latency and bandwidth limits of the command line.
 #include "bench/perftest/perf_output.h"
 
+#include <arpa/inet.h>
+
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <regex>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 namespace baton::bench {
 namespace {
@@ -37,8 +42,43 @@ bool has_setting(const PerfOptions& options, std::string_view key) {
   return false;
 }
 
+bool using_srq(const PerfOptions& options) {
+  if (options.client_provider() != "verbs") return false;
+  // The last one given holds.
+  std::string given;
+  for (const auto& [name, value] : options.settings) {
+    if (name == "verbs.shared_receives") given = value;
+  }
+  return given != "0";
+}
+
 bool by_cm(const PerfOptions& options) {
   return options.rdma_cm && options.client_provider() == "verbs";
+}
+
+// As perftest writes an address: its bytes in decimal.
+std::string gid_bytes(const std::string& text) {
+  std::array<unsigned char, 16> raw{};
+  raw[10] = raw[11] = 0xff;
+  if (inet_pton(AF_INET, text.c_str(), &raw[12]) != 1)
+    inet_pton(AF_INET6, text.c_str(), raw.data());
+  return absl::StrJoin(raw, ":", [](std::string* out, unsigned char byte) {
+    absl::StrAppendFormat(out, "%02d", byte);
+  });
+}
+
+// " local address: LID ..." and " GID: ..." of every queue pair that the route names, then the
+// remote ones; nothing of other providers.
+std::string addresses_of(const std::string& route) {
+  std::string out;
+  for (const char* side : {"local", "remote"}) {
+    const std::regex end(absl::StrCat(side, " (LID \\S+ QPN \\S+ PSN \\S+) GID ([0-9a-fA-F.:]+)"));
+    for (std::sregex_iterator it(route.begin(), route.end(), end), none; it != none; ++it) {
+      absl::StrAppend(&out, " ", side, " address: ", (*it)[1].str(),
+                      "\n GID: ", gid_bytes((*it)[2].str()), "\n");
+    }
+  }
+  return out;
 }
 
 std::string device_of(const PerfOptions& options) {
@@ -65,12 +105,12 @@ std::string header_text(const PerfOptions& options, const PerfHeader& header) {
                   options.post_list > 1 ? "Post List " : "", lat ? "Latency " : "BW ", "Test\n");
   if (options.events) absl::StrAppend(&out, " Test with events\n");
   absl::StrAppend(
-      &out, absl::StrFormat(" Dual-port       : OFF\t\tDevice         : %s\n", device_of(options)),
+      &out,
+      absl::StrFormat(" Dual-port       : %s\t\tDevice         : %s\n", on(options.dual_port),
+                      device_of(options)),
       absl::StrFormat(" Number of qps   : %d\t\tTransport type : %s\n", options.streams,
                       options.client_provider()),
-      absl::StrFormat(" Connection type : RC\t\tUsing SRQ      : %s\n",
-                      on(options.client_provider() == "verbs" &&
-                         !has_setting(options, "verbs.shared_receives"))),
+      absl::StrFormat(" Connection type : RC\t\tUsing SRQ      : %s\n", on(using_srq(options))),
       absl::StrFormat(" PCIe relax order: %s\n",
                       on(!has_setting(options, "verbs.relaxed_ordering"))));
   absl::StrAppend(&out, absl::StrFormat(" TX depth        : %d\n", lat ? 1 : options.depth));
@@ -94,6 +134,9 @@ std::string header_text(const PerfOptions& options, const PerfHeader& header) {
   for (const std::string& note : options.notes)
     absl::StrAppend(&out, " Note            : ", note, "\n");
   absl::StrAppend(&out, rule());
+  if (const std::string addresses = addresses_of(header.route); !addresses.empty()) {
+    absl::StrAppend(&out, addresses, rule());
+  }
   return out;
 }
 
@@ -163,12 +206,12 @@ absl::Status check_limits(const PerfOptions& options, const PerfResult& result) 
 Json perftest_json(const PerfOptions& options, const PerfHeader& header,
                    const std::vector<PerfResult>& results) {
   Json info = {{"test", test_name(options)},
-               {"Dual_port", "OFF"},
+               {"Dual_port", on(options.dual_port)},
                {"Device", device_of(options)},
                {"Number_of_qps", options.streams},
                {"Transport_type", options.client_provider()},
                {"Connection_type", "RC"},
-               {"Using_SRQ", "OFF"},
+               {"Using_SRQ", on(using_srq(options))},
                {"PCIe_relax_order", on(!has_setting(options, "verbs.relaxed_ordering"))},
                {"TX_depth", options.test.latency ? 1 : options.depth}};
   if (options.post_list > 1) info["Post_List"] = options.post_list;

@@ -242,7 +242,7 @@ TEST_F(PerfServer, TellsAnotherBenchmarkWhatItIs) {
 }
 
 TEST(Perf, AServerOfOneClientEnds) {
-  ChildProcess server = start("write_bw --listen 127.0.0.1 -p 0 --once");
+  ChildProcess server = start("write_bw --listen 127.0.0.1 -p 0");
   EXPECT_EQ(baton("read_bw --provider tcp -n 10 " + address_of(server)).status, 0);
   EXPECT_EQ(end_of(server).status, 0);
 }

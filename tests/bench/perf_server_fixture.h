@@ -10,7 +10,8 @@ namespace baton::bench {
 
 class PerfServer : public testing::Test {
  protected:
-  PerfServer() : server_(start("write_bw --listen 127.0.0.1 -p 0")), where_(address_of(server_)) {}
+  PerfServer()
+      : server_(start("write_bw --listen 127.0.0.1 -p 0 --keep")), where_(address_of(server_)) {}
 
   Ended client(const std::string& arguments) { return baton(arguments + " " + where_); }
   void expect_alive() {

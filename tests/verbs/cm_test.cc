@@ -36,6 +36,9 @@ TEST(ConnectionManager, ConnectsEveryRail) {
   ASSERT_TRUE(pair.connect());
   EXPECT_EQ(pair.cm->established(), 4u);
   EXPECT_THAT(pair.a.worker->explain(pair.a.peer), HasSubstr("by rdma_cm"));
+  EXPECT_THAT(pair.a.worker->explain(pair.a.peer),
+              testing::ContainsRegex("local LID 0000 QPN 0x[0-9a-f]+ PSN 0x[0-9a-f]+ GID 10.0.1.1, "
+                                     "remote LID 0000 QPN 0x[0-9a-f]+ PSN"));
   pair.fill(1);
   EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
   EXPECT_TRUE(pair.a.memory == pair.b.memory);
