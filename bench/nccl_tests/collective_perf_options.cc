@@ -29,31 +29,32 @@ Sizes take K, M and G (powers of 1024). GB/s are 10^9 bytes per second. Exit sta
 value, an error, or less than NCCL_TESTS_MIN_BW.)";
 
 // What nccl-tests has and a library without GPUs has not.
-struct Foreign {
+struct UnsupportedFlag {
   const char* flags;
   const char* instead;
 };
-constexpr std::array kForeign = {
-    Foreign{"-t,--nthreads", "every rank is a process: use --ranks N"},
-    Foreign{"-g,--ngpus", "every rank is a process: use --ranks N"},
-    Foreign{"-p,--parallel_init", "ranks always start in parallel: leave it out"},
-    Foreign{"-y,--stream_null", "there are no streams: see -z for how calls are waited for"},
-    Foreign{"-G,--cudagraph", "there are no graphs: -m N puts N calls in flight at once"},
-    Foreign{"-R,--local_register", "buffers are registered unless you say --malloc"},
-    Foreign{"-x,--cta_policy", "no GPU core takes part: --channels N spreads the load"},
-    Foreign{"-D,--device_implementation", "choose with --algorithm NAME"},
-    Foreign{"-V,--device_cta_count", "choose with --channels N"},
-    Foreign{"-M,--memory", "--malloc shows what registered memory brings"},
+constexpr std::array kUnsupported = {
+    UnsupportedFlag{"-t,--nthreads", "every rank is a process: use --ranks N"},
+    UnsupportedFlag{"-g,--ngpus", "every rank is a process: use --ranks N"},
+    UnsupportedFlag{"-p,--parallel_init", "ranks always start in parallel: leave it out"},
+    UnsupportedFlag{"-y,--stream_null",
+                    "there are no streams: see -z for how calls are waited for"},
+    UnsupportedFlag{"-G,--cudagraph", "there are no graphs: -m N puts N calls in flight at once"},
+    UnsupportedFlag{"-R,--local_register", "buffers are registered unless you say --malloc"},
+    UnsupportedFlag{"-x,--cta_policy", "no GPU core takes part: --channels N spreads the load"},
+    UnsupportedFlag{"-D,--device_implementation", "choose with --algorithm NAME"},
+    UnsupportedFlag{"-V,--device_cta_count", "choose with --channels N"},
+    UnsupportedFlag{"-M,--memory", "--malloc shows what registered memory brings"},
 };
 
 // The text of those options that CLI11 cannot check by itself.
-struct Texts {
+struct UncheckedOptions {
   std::string type = "float";
   std::string op = "sum";
   std::string algorithm;
 };
 
-absl::Status finish(CollectivePerfOptions& options, const Texts& texts) {
+absl::Status finish(CollectivePerfOptions& options, const UncheckedOptions& texts) {
   if (texts.type == "all") {
     options.types.clear();
     for (int i = 0; i < kDataTypes; ++i) options.types.push_back(static_cast<DataType>(i));
@@ -117,7 +118,7 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
   CollectivePerfOptions options;
   options.collective = collective;
   options.command = argv[0];
-  Texts texts;
+  UncheckedOptions texts;
 
   CLI::App app("Measures a collective among processes, as nccl-tests does among GPUs.",
                absl::StrCat("baton ", options.command));
@@ -195,19 +196,19 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
                "each rank on a core of its own (default, given enough of them)");
   app.add_option("--json", options.json, "write one JSON object per row")->type_name("FILE");
 
-  std::vector<CLI::Option*> foreign;
+  std::vector<CLI::Option*> unsupported;
   std::string ignored;
-  for (const Foreign& flag : kForeign) {
-    foreign.push_back(app.add_option(flag.flags, ignored)->group(""));
+  for (const UnsupportedFlag& flag : kUnsupported) {
+    unsupported.push_back(app.add_option(flag.flags, ignored)->group(""));
   }
 
   const int leave = engine::command_line::parse(app, "baton " + options.command, argc, argv);
   if (leave >= 0) return {.options = std::nullopt, .exit_status = leave};
   absl::Status status;
-  for (size_t i = 0; i < foreign.size(); ++i) {
-    if (foreign[i]->count() == 0) continue;
-    status = absl::InvalidArgumentError(
-        absl::StrFormat("%s means nothing here: %s", kForeign[i].flags, kForeign[i].instead));
+  for (size_t i = 0; i < unsupported.size(); ++i) {
+    if (unsupported[i]->count() == 0) continue;
+    status = absl::InvalidArgumentError(absl::StrFormat(
+        "%s means nothing here: %s", kUnsupported[i].flags, kUnsupported[i].instead));
   }
   if (most_bytes->count() == 0) options.max_bytes = std::max(options.max_bytes, options.min_bytes);
   if (ordered) options.call.ordered = true;

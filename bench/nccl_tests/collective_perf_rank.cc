@@ -66,20 +66,20 @@ absl::StatusOr<std::unique_ptr<Communicator>> join(const CollectivePerfOptions& 
 }
 
 // A rank of the header, as it travels.
-struct Introduction {
+struct HeaderRank {
   int32_t pid = 0;
   int32_t cpu = -1;
   std::array<char, 120> host{};
 };
 
 absl::StatusOr<std::vector<RankInfo>> introduce(Communicator& group, int cpu) {
-  Introduction mine{.pid = static_cast<int32_t>(getpid()), .cpu = cpu};
+  HeaderRank mine{.pid = static_cast<int32_t>(getpid()), .cpu = cpu};
   gethostname(mine.host.data(), mine.host.size() - 1);
-  std::vector<Introduction> all(static_cast<size_t>(group.ranks()));
+  std::vector<HeaderRank> all(static_cast<size_t>(group.ranks()));
   const absl::Status status = group.all_gather(&mine, all.data(), sizeof mine, DataType::kU8);
   if (!status.ok()) return status;
   std::vector<RankInfo> ranks;
-  for (const Introduction& one : all) {
+  for (const HeaderRank& one : all) {
     RankInfo& info = ranks.emplace_back();
     info.rank = static_cast<int>(ranks.size()) - 1;
     info.pid = one.pid;

@@ -33,7 +33,7 @@ Examples:
 Sizes take K, M and G (powers of 1024). MiB/sec are 2^20, Gb/sec 10^9 bits.)";
 
 // A flag that becomes a setting of the provider.
-struct Knob {
+struct SettingFlag {
   const char* flag;
   const char* setting;
   const char* text;
@@ -41,12 +41,12 @@ struct Knob {
   uint64_t most;
 };
 constexpr std::array kKnobs = {
-    Knob{"-S,--sl", "verbs.service_level", "service level", 0, 15},
-    Knob{"--tclass", "verbs.traffic_class", "traffic class", 0, 255},
-    Knob{"-T,--tos", "verbs.traffic_class", "the same as --tclass", 0, 255},
-    Knob{"-u,--qp-timeout", "verbs.timeout", "4.096 us * 2^N until a retry", 1, 31},
-    Knob{"--retry_count", "verbs.retry_count", "retries until a peer is given up", 0, 7},
-    Knob{"-r,--rx-depth", "verbs.receive_depth", "receives posted", 16, 8192},
+    SettingFlag{"-S,--sl", "verbs.service_level", "service level", 0, 15},
+    SettingFlag{"--tclass", "verbs.traffic_class", "traffic class", 0, 255},
+    SettingFlag{"-T,--tos", "verbs.traffic_class", "the same as --tclass", 0, 255},
+    SettingFlag{"-u,--qp-timeout", "verbs.timeout", "4.096 us * 2^N until a retry", 1, 31},
+    SettingFlag{"--retry_count", "verbs.retry_count", "retries until a peer is given up", 0, 7},
+    SettingFlag{"-r,--rx-depth", "verbs.receive_depth", "receives posted", 16, 8192},
 };
 
 // "host", "host:port", "[v6]:port" or a bare v6 address.

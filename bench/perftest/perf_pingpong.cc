@@ -7,9 +7,9 @@ namespace {
 using Verb = PerfTest::Verb;
 
 // What ping and echo share: sending message `number`, and seeing that one has arrived.
-class Player : public PerfSender {
+class PingPongSender : public PerfSender {
  protected:
-  explicit Player(PerfEnd& end) : PerfSender(end), verb_(end.plan().test.verb) {}
+  explicit PingPongSender(PerfEnd& end) : PerfSender(end), verb_(end.plan().test.verb) {}
 
   // The place in memory that message `number` is sent from may be written again.
   bool may_send(uint64_t number) const {
@@ -23,7 +23,7 @@ class Player : public PerfSender {
     request.detached = true;
     request.context = this;
     request.on_end = [](void* context, TransferId, const absl::Status& status) {
-      Player& self = *static_cast<Player*>(context);
+      PingPongSender& self = *static_cast<PingPongSender*>(context);
       --self.open_;
       if (status.ok()) {
         ++self.ended_;
@@ -54,9 +54,9 @@ class Player : public PerfSender {
   const Verb verb_;
 };
 
-class Ping final : public Player {
+class Ping final : public PingPongSender {
  public:
-  explicit Ping(PerfEnd& end) : Player(end) {}
+  explicit Ping(PerfEnd& end) : PingPongSender(end) {}
 
   void start() override {
     start_clock();
@@ -96,9 +96,9 @@ class Ping final : public Player {
   Time last_{};
 };
 
-class Echo final : public Player {
+class Echo final : public PingPongSender {
  public:
-  explicit Echo(PerfEnd& end) : Player(end) {}
+  explicit Echo(PerfEnd& end) : PingPongSender(end) {}
   void start() override { start_clock(); }
   bool step() override {
     bool any = false;

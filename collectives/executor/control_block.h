@@ -34,7 +34,7 @@ struct DirectMessage {
 static_assert(sizeof(DirectMessage) == DirectMessage::kBytes);
 
 // In a DirectMessage of kind kInPlace.
-struct Whereabouts {
+struct InPlaceRuns {
   uint32_t region;  // number in ControlBlock::regions
   uint32_t runs;
   uint64_t offset;

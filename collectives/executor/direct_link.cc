@@ -58,7 +58,7 @@ uint64_t DirectLink::send(uint32_t lane, const Segments& source, const CallTag& 
       copy(place, source);
       region = ends_.memory.find(place);
     }
-    const Whereabouts where{region->number, place.count,
+    const InPlaceRuns where{region->number, place.count,
                             static_cast<uint64_t>(place.data - region->local.base), place.bytes,
                             place.stride};
     std::memcpy(entry.bytes, &where, sizeof where);
@@ -85,7 +85,7 @@ bool DirectLink::delivered(uint32_t lane, uint64_t number) {
   return known_consumed_[lane] >= number;
 }
 
-absl::StatusOr<const std::byte*> DirectLink::map(const Whereabouts& place, uint64_t length) {
+absl::StatusOr<const std::byte*> DirectLink::map(const InPlaceRuns& place, uint64_t length) {
   if (place.runs == 0 || place.runs > UINT16_MAX || place.run_bytes > length ||
       place.run_bytes * place.runs != length || place.stride > SIZE_MAX / 2 / place.runs) {
     return absl::InvalidArgumentError("the peer sent a place that makes no sense");
@@ -130,8 +130,9 @@ bool DirectLink::peek(uint32_t lane, size_t, const CallTag& tag, Segments& messa
     message = {const_cast<std::byte*>(entry.bytes), length, 1, 0};
     return true;
   }
-  if (theirs_.ended.load(std::memory_order_acquire) != 0) return false;  // why is in the mail
-  Whereabouts where;
+  if (theirs_.ended.load(std::memory_order_acquire) != 0)
+    return false;  // a control message says why
+  InPlaceRuns where;
   std::memcpy(&where, entry.bytes, sizeof where);
   absl::StatusOr<const std::byte*> data = map(where, length);
   if (!data.ok()) {

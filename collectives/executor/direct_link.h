@@ -56,7 +56,7 @@ class DirectLink final : public Link {
   bool room(uint32_t lane);
   void wake();
   std::byte* staging(uint32_t lane, uint64_t number);
-  absl::StatusOr<const std::byte*> map(const Whereabouts& place, uint64_t length);
+  absl::StatusOr<const std::byte*> map(const InPlaceRuns& place, uint64_t length);
 
   Ends ends_;
   const ControlBlock& theirs_;

@@ -11,8 +11,8 @@ namespace baton {
 using collectives::internal::Calibration;
 using collectives::internal::CallStarter;
 using collectives::internal::CallTable;
+using collectives::internal::ControlMessage;
 using collectives::internal::Driver;
-using collectives::internal::Mail;
 using collectives::internal::Mesh;
 using collectives::internal::Request;
 using collectives::internal::Tuner;
@@ -85,11 +85,12 @@ absl::Status Communicator::Impl::calibrate() {
   return absl::OkStatus();
 }
 
-void Communicator::Impl::on_mail(uint32_t from, Mail kind, std::string_view body) {
-  if (kind == Mail::kBallot) {
+void Communicator::Impl::on_control_message(uint32_t from, ControlMessage kind,
+                                            std::string_view body) {
+  if (kind == ControlMessage::kBallot) {
     survivors.on_ballot(from, body);
   } else {
-    failure.on_mail(from, kind, body);
+    failure.on_control_message(from, kind, body);
   }
 }
 

@@ -62,7 +62,8 @@ class Communicator::Impl final : private collectives::internal::Mesh::Listener {
   std::unique_ptr<collectives::internal::CallStarter> starter;
 
  private:
-  void on_mail(uint32_t from, collectives::internal::Mail kind, std::string_view body) override;
+  void on_control_message(uint32_t from, collectives::internal::ControlMessage kind,
+                          std::string_view body) override;
   void on_down(uint32_t rank, const absl::Status& why) override;
 
   absl::Status calibrate();

@@ -47,7 +47,7 @@ bool Driver::advance() {
     needs_.failure.fail(status, needs_.mesh.rank(), true);
   }
   if (needs_.calls.any_done()) {
-    // Mail that says "I called something else" comes with the data, not after it.
+    // A control message that says "I called something else" comes with the data, not after it.
     if (any_transfer) needs_.mesh.drain();
     needs_.calls.finish();
   }

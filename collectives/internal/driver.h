@@ -36,7 +36,7 @@ class Driver {
 
   // --- under the lock ---
   bool advance();         // false: nothing happened
-  bool tick();            // the worker's part of it: mail, peers, deadlines
+  bool tick();            // the worker's part of it: messages, peers, deadlines
   void tick_sometimes();  // for callers that poll: not more often than deadlines need
   // How the call ended, if it is over within some microseconds. Nothing with a background thread.
   std::optional<absl::Status> run_short(Work work);

@@ -53,19 +53,21 @@ void FailureDetector::watch(executor::Executor& executor, CallTable& calls) {
   calls_ = &calls;
 }
 
-void FailureDetector::on_mail(uint32_t from, Mail kind, std::string_view body) {
+void FailureDetector::on_control_message(uint32_t from, ControlMessage kind,
+                                         std::string_view body) {
   Known& known = known_[from];
-  if (kind == Mail::kAbort) {
+  if (kind == ControlMessage::kAbort) {
     on_abort(from, body);
-  } else if (kind == Mail::kCall) {
+  } else if (kind == ControlMessage::kCall) {
     CallDescriptor theirs;
     if (!read(body, theirs)) return;
     known.announced[theirs.sequence % ControlBlock::kCalls] = theirs;
     compare_calls();
-  } else if (kind == Mail::kQuery || kind == Mail::kStanding) {
+  } else if (kind == ControlMessage::kQuery || kind == ControlMessage::kStanding) {
     if (!read(body, known.standing)) return;
     known.standing_fresh = true;
-    if (kind == Mail::kQuery) mesh_.tell(from, Mail::kStanding, bytes_of(standing()));
+    if (kind == ControlMessage::kQuery)
+      mesh_.tell(from, ControlMessage::kStanding, bytes_of(standing()));
   }
 }
 
@@ -111,7 +113,7 @@ void FailureDetector::fail(absl::Status why, uint32_t culprit, bool tell_others)
                     .kind = executor::FlightEvent::Kind::kAbort,
                     .status = static_cast<uint8_t>(why.code()),
                     .peer = culprit});
-  if (tell_others) mesh_.tell_all(Mail::kAbort, encode_verdict(why, culprit));
+  if (tell_others) mesh_.tell_all(ControlMessage::kAbort, encode_verdict(why, culprit));
   // No byte of a call moves once its end is reported.
   mesh_.end_transfers();
   if (calls_ == nullptr) return;
@@ -220,7 +222,7 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
   if (diagnosing_ == Time::zero()) {
     diagnosing_ = now;
     for (Known& known : known_) known.standing_fresh = false;
-    mesh_.tell_all(Mail::kQuery, bytes_of(standing()));
+    mesh_.tell_all(ControlMessage::kQuery, bytes_of(standing()));
     return;
   }
   bool all = true;

@@ -37,7 +37,7 @@ class FailureDetector {
   void fail(absl::Status why, uint32_t culprit, bool tell_others);
   void on_executor_error(const absl::Status& error);
   void on_down(uint32_t rank, const absl::Status& why);
-  void on_mail(uint32_t from, Mail kind, std::string_view body);
+  void on_control_message(uint32_t from, ControlMessage kind, std::string_view body);
 
   // What peers called must be what we called under the same number.
   void compare_calls();

@@ -198,7 +198,7 @@ absl::Status Mesh::connect_all() {
       waiting += members_[r].ready ? 0 : 1;
     }
     if (waiting == 0) {
-      // The others wait for our mail, and the caller may now compute for a while.
+      // The others wait for our message, and the caller may now compute for a while.
       while (worker_->stats().open_transfers > 0 && now() < end) worker_->progress();
       return absl::OkStatus();
     }
@@ -228,7 +228,7 @@ absl::Status Mesh::link_up(uint32_t rank) {
       member.view = *std::move(view);
       member.view.data += member.control_offset;
     }
-    tell(rank, Mail::kView, fits ? "1" : "0");
+    tell(rank, ControlMessage::kView, fits ? "1" : "0");
   }
   if (member.can_view < 0) return absl::OkStatus();
   if (member.can_view == 1 && member.we_can_view == 1) {
@@ -247,7 +247,7 @@ absl::Status Mesh::link_up(uint32_t rank) {
     if (!offer.ok()) return offer.status();
     member.transfer = link->get();
     member.link = *std::move(link);
-    tell(rank, Mail::kOffer, offer->encode());
+    tell(rank, ControlMessage::kOffer, offer->encode());
   }
   if (member.offer.empty()) return absl::OkStatus();
   absl::StatusOr<TransferLink::Offer> theirs = TransferLink::Offer::decode(member.offer);
@@ -277,7 +277,7 @@ Mesh::Member* Mesh::member_of(PeerId peer) {
   return nullptr;
 }
 
-void Mesh::tell(uint32_t rank, Mail kind, std::string_view body) {
+void Mesh::tell(uint32_t rank, ControlMessage kind, std::string_view body) {
   const Member& member = members_[rank];
   if (!member.up) return;
   worker_
@@ -286,7 +286,7 @@ void Mesh::tell(uint32_t rank, Mail kind, std::string_view body) {
       .IgnoreError();
 }
 
-void Mesh::tell_all(Mail kind, std::string_view body) {
+void Mesh::tell_all(ControlMessage kind, std::string_view body) {
   for (uint32_t r = 0; r < ranks_; ++r) {
     if (members_[r].known) tell(r, kind, body);
   }
@@ -301,43 +301,43 @@ void Mesh::drain() {
       member = member_of(notification_.peer);
     }
     if (member != nullptr && !notification_.payload.empty()) {
-      on_mail(*member, notification_.payload);
+      on_control_message(*member, notification_.payload);
     }
   }
   on_events();
 }
 
-void Mesh::on_mail(Member& member, std::string_view mail) {
-  const auto kind = static_cast<Mail>(mail[0]);
-  const std::string_view body = mail.substr(1);
+void Mesh::on_control_message(Member& member, std::string_view bytes) {
+  const auto kind = static_cast<ControlMessage>(bytes[0]);
+  const std::string_view body = bytes.substr(1);
   switch (kind) {
-    case Mail::kWake:
+    case ControlMessage::kWake:
       return;
-    case Mail::kView:
+    case ControlMessage::kView:
       member.can_view = body == "1" ? 1 : 0;
       return;
-    case Mail::kOffer:
+    case ControlMessage::kOffer:
       member.offer = std::string(body);
       return;
-    case Mail::kBye:
+    case ControlMessage::kBye:
       member.bye = true;
       return;
-    case Mail::kCall: {
+    case ControlMessage::kCall: {
       executor::CallDescriptor call;
       if (body.size() != sizeof call) return;
       std::memcpy(&call, body.data(), sizeof call);
       if (call.collective != static_cast<uint8_t>(Collective::kSendReceive)) {
-        listener_.on_mail(rank_of(member), kind, body);
+        listener_.on_control_message(rank_of(member), kind, body);
       } else if (member.transfer != nullptr) {
         member.transfer->announced(call);
       }
       return;
     }
-    case Mail::kAbort:
-    case Mail::kQuery:
-    case Mail::kStanding:
-    case Mail::kBallot:
-      listener_.on_mail(rank_of(member), kind, body);
+    case ControlMessage::kAbort:
+    case ControlMessage::kQuery:
+    case ControlMessage::kStanding:
+    case ControlMessage::kBallot:
+      listener_.on_control_message(rank_of(member), kind, body);
       return;
   }
 }
@@ -385,7 +385,7 @@ void Mesh::leave() {
   if (worker_ == nullptr || ranks_ == 1) return;
   leaving_ = true;
   if (control_ != nullptr) control_->ended.store(1, std::memory_order_seq_cst);
-  tell_all(Mail::kBye, "");
+  tell_all(ControlMessage::kBye, "");
   const Time end = now() + kLeaving;
   while (now() < end) {
     const bool any = worker_->progress();

@@ -1,9 +1,9 @@
 // The mesh: who is in the group, how each rank is reached, and the memory that they reach.
 //
 // Meets the others at the rendezvous, connects to each of them, and makes a link per pair: a
-// DirectLink where both can map the other's memory, else a TransferLink. Then it carries mail:
-// short notifications between ranks. What mail means, and what follows when a rank goes down, is
-// its listener's business.
+// DirectLink where both can map the other's memory, else a TransferLink. It also carries control
+// messages: short notifications between ranks. What they mean, and what follows when a rank goes
+// down, is its listener's business.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@
 namespace baton::collectives::internal {
 
 // What ranks tell each other besides data: the first byte of a notification.
-enum class Mail : char {
+enum class ControlMessage : char {
   kWake = 'w',      // look at your links
   kCall = 'c',      // CallDescriptor: what I called
   kView = 'v',      // one byte: whether I can map your memory
@@ -42,7 +42,7 @@ class Mesh {
     virtual ~Listener() = default;
     // Of the kinds that the mesh does not deal with itself: kCall, kAbort, kQuery, kStanding,
     // kBallot.
-    virtual void on_mail(uint32_t from, Mail kind, std::string_view body) = 0;
+    virtual void on_control_message(uint32_t from, ControlMessage kind, std::string_view body) = 0;
     virtual void on_down(uint32_t rank, const absl::Status& why) = 0;
     // What ends the start of the mesh early.
     virtual absl::Status status() const = 0;
@@ -105,9 +105,9 @@ class Mesh {
   // Publishes regions of memory() that peers do not know yet.
   absl::Status publish_regions();
 
-  void tell(uint32_t rank, Mail kind, std::string_view body);
-  void tell_all(Mail kind, std::string_view body);
-  // Takes what has come, mail before news of who went down: whoever leaves or gives up says so
+  void tell(uint32_t rank, ControlMessage kind, std::string_view body);
+  void tell_all(ControlMessage kind, std::string_view body);
+  // Takes what has come, messages before news of who went down: whoever leaves or gives up says so
   // first.
   void drain();
   // Sleeps until the worker has something to do. Needs no lock.
@@ -127,7 +127,7 @@ class Mesh {
   uint32_t rank_of(const Member& member) const {
     return static_cast<uint32_t>(&member - members_.data());
   }
-  void on_mail(Member& member, std::string_view mail);
+  void on_control_message(Member& member, std::string_view bytes);
   void on_events();
 
   CommunicatorOptions& options_;

@@ -56,7 +56,7 @@ absl::StatusOr<CommunicatorOptions> Survivors::agree() {
     const std::string mine = lost(mesh_.now() - begin > kVoting);
     if (mine != lost_of(cast, ranks)) {
       cast = mine + (*own)->address();
-      mesh_.tell_all(Mail::kBallot, cast);
+      mesh_.tell_all(ControlMessage::kBallot, cast);
     }
     std::vector<uint32_t> left;
     bool agreed = true;
