@@ -49,7 +49,7 @@ absl::StatusOr<json> receive_line(int socket, std::string* buffer) {
 DemoProcess::DemoProcess(std::string name, pid_t pid, int socket)
     : name_(std::move(name)), pid_(pid), socket_(socket) {}
 
-absl::StatusOr<std::unique_ptr<DemoProcess>> DemoProcess::fork(DemoProcessOptions options) {
+absl::StatusOr<std::unique_ptr<DemoProcess>> DemoProcess::fork(const DemoProcessOptions& options) {
   int sockets[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) {
     return absl::UnavailableError(absl::StrCat("socketpair failed: ", std::strerror(errno)));

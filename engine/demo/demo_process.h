@@ -32,7 +32,7 @@ struct DemoProcessOptions {
 // The parent's handle. The child ends with it, and with the parent.
 class DemoProcess {
  public:
-  static absl::StatusOr<std::unique_ptr<DemoProcess>> fork(DemoProcessOptions options);
+  static absl::StatusOr<std::unique_ptr<DemoProcess>> fork(const DemoProcessOptions& options);
   ~DemoProcess();
   DemoProcess(const DemoProcess&) = delete;
   DemoProcess& operator=(const DemoProcess&) = delete;
