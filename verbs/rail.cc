@@ -282,8 +282,8 @@ bool VerbsRail::progress(Time now, EventSink& sink) {
   if (state_ == State::kUp && queue_pair_->idle()) probe(now);
   if (queue_pair_->idle()) {
     last_moved_ = kNever;
-  } else if (last_moved_ == kNever) {
-    last_moved_ = now;
+  } else if (last_moved_ == kNever || now - looked_ >= session_.tuning().stall / 2) {
+    last_moved_ = now;  // while this program stood still, nothing could be heard
   } else if (now - last_moved_ >= session_.tuning().stall && state_ != State::kBroken) {
     fail(absl::UnavailableError(absl::StrFormat(
              "a work request on %s hangs since %d ms: see the counters under "
@@ -293,6 +293,7 @@ bool VerbsRail::progress(Time now, EventSink& sink) {
              port_.device->name(), port_.number)),
          true);
   }
+  looked_ = now;
   if (now >= down_until_) fail(went_down(), true);
   if (state_ == State::kBroken) any |= move_on(now);
   sink_ = nullptr;
@@ -322,8 +323,10 @@ Time VerbsRail::next_timer() const {
   // While it drains an event may end it, or, where there is none, polling (QueuePair::drained()).
   if (state_ == State::kBroken) return !drained_ && queue_pair_->idle() ? Time::zero() : deadline_;
   if (quiet_since_ != kNever) return std::min(down_until_, quiet_since_ + probe_after());
-  return last_moved_ == kNever ? down_until_
-                               : std::min(down_until_, last_moved_ + session_.tuning().stall);
+  if (last_moved_ == kNever) return down_until_;
+  // Looked at in between, so that it is known how much of the time was spent asleep.
+  const Time stall = session_.tuning().stall;
+  return std::min({down_until_, last_moved_ + stall, looked_ + stall / 4});
 }
 
 }  // namespace baton::verbs

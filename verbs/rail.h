@@ -182,6 +182,7 @@ class VerbsRail final : public Rail, private QueuePairOwner {
   uint64_t received_ = 0;
   Time deadline_ = kNever;     // of the step under way
   Time last_moved_ = kNever;   // of a completion, while work is in the queue
+  Time looked_ = kNever;       // of the last look at it
   Time quiet_since_ = kNever;  // nothing is in the queue, and nothing has come
   Time down_until_ = kNever;   // the port is down, and has so long to come back
 };

@@ -185,6 +185,16 @@ TEST_F(Faults, AQuietPeerThatLosesItsPowerIsMissedToo) {
                          milliseconds(300)));
 }
 
+// Stopped, swapped out, a virtual machine that was moved: the adapter had no chance to be heard.
+TEST_F(Faults, AWorkerThatStoodStillBlamesNobody) {
+  VerbsPair pair({.devices = 2}, quick_);
+  ASSERT_TRUE(pair.connect());
+  for (const Time still : {milliseconds(60), milliseconds(5000)}) {
+    expect_survived(pair, [&] { pair.clock.advance(still); });
+  }
+  EXPECT_EQ(pair.a.worker->stats().rails_lost, 0u);
+}
+
 TEST_F(Faults, WorkThatHangsIsGivenUp) {
   VerbsPair pair({.devices = 2}, quick_);
   ASSERT_TRUE(pair.connect());

@@ -4,8 +4,6 @@
 namespace baton {
 namespace {
 
-using std::chrono::milliseconds;
-
 constexpr int kEach = 40;
 
 // `a` writes with counters and notifications until it knows that all have arrived. `b` looks at
@@ -47,8 +45,7 @@ struct Arrived {
     arrive_unseen(pair, counter);
   }
   bool b_hears_of_it() {
-    return pair.drive([&] { return pair.b.worker->peer_state(pair.b.peer) == PeerState::kDown; },
-                      milliseconds(1000));
+    return pair.drive([&] { return pair.b.worker->peer_state(pair.b.peer) == PeerState::kDown; });
   }
   VerbsPair pair;
   CounterId counter;
