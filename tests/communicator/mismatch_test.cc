@@ -4,6 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "tests/communicator/group.h"
+#include "tests/conformance/harness.h"
 #include "tests/usable_provider.h"
 
 namespace baton {
@@ -12,13 +13,31 @@ namespace {
 using testing::AnyOf;
 using testing::HasSubstr;
 
-class Mismatch : public OverEveryProvider<std::string> {
+class Mismatch : public testing::TestWithParam<std::string> {
  protected:
-  static CommunicatorOptions options() {
+  void SetUp() override {
+    if (GetParam() != "verbs_fake") {
+      if (const std::string why = why_unusable(GetParam()); !why.empty()) GTEST_SKIP() << why;
+      return;
+    }
+    verbs_ = fake_verbs_surroundings();
+    if (verbs_ == nullptr) GTEST_SKIP() << "built without the headers of rdma-core";
+  }
+  void TearDown() override {
+    if (verbs_ != nullptr) verbs_->check();
+  }
+  CommunicatorOptions options() {
     CommunicatorOptions out = test_options(GetParam());
+    if (verbs_ != nullptr) {
+      out.worker.providers.clear();
+      verbs_->prepare(out.worker);
+    }
     out.timeout = std::chrono::seconds(30);
     return out;
   }
+
+ private:
+  std::unique_ptr<Surroundings> verbs_;
 };
 
 // One count that fits a small message, one that does not, one of several messages.
@@ -195,7 +214,7 @@ TEST_P(Mismatch, AbortReturnsWhileACallWaitsForTheVoteOnHowItRuns) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Providers, Mismatch, testing::Values("shm", "tcp", "ucx"),
+INSTANTIATE_TEST_SUITE_P(Providers, Mismatch, testing::Values("shm", "tcp", "ucx", "verbs_fake"),
                          [](const auto& param) { return param.param; });
 
 }  // namespace

@@ -59,27 +59,66 @@ TEST(Arrivals, RefusesContradictions) {
 
 TEST(Arrivals, BoundsWhatAPeerCanLeaveOpen) {
   internal::Arrivals arrivals;
-  for (uint32_t i = 0; i < internal::Arrivals::kMaxOpen; ++i) {
-    ASSERT_TRUE(arrivals.add(slice(i, 1, 0, 1, 2)).ok());
+  for (uint32_t i = 0; i < internal::Arrivals::kMaxSlots; ++i) {
+    for (uint32_t generation = 1; generation <= 10; ++generation) {
+      ASSERT_TRUE(arrivals.add(slice(i, generation, 0, 1, 2)).ok());
+    }
   }
   EXPECT_EQ(arrivals.open(), internal::Arrivals::kMaxOpen);
-  EXPECT_FALSE(arrivals.add(slice(internal::Arrivals::kMaxOpen, 1, 0, 1, 2)).ok());
+  EXPECT_FALSE(arrivals.add(slice(internal::Arrivals::kMaxSlots, 1, 0, 1, 2)).ok());
 }
 
-TEST(Arrivals, ACancelledTransferGivesWayToTheNextOfItsSlot) {
+TEST(Arrivals, ACancelledTransferGivesWayToALaterOneOfItsSlot) {
+  constexpr uint32_t kLast = 100'000, kPlaces = internal::Arrivals::kOpenPerSlot;
   internal::Arrivals arrivals;
-  for (uint32_t generation = 1; generation <= 100'000; ++generation) {
+  for (uint32_t generation = 1; generation <= kLast; ++generation) {
     ASSERT_TRUE(arrivals.add(slice(9, generation, 0, 1, 2, "old")).ok());
-    ASSERT_EQ(arrivals.open(), 1u);
+    ASSERT_LE(arrivals.open(), kPlaces);
   }
-  auto late = arrivals.add(slice(9, 99'999, 1, 1, 2));  // of one that was given up
+  auto late = arrivals.add(slice(9, kLast - kPlaces, 1, 1, 2));  // of one that was given up
   ASSERT_TRUE(late.ok());
   EXPECT_FALSE(late->now);
-  auto last = arrivals.add(slice(9, 100'000, 1, 1, 2, "new"));
+  auto last = arrivals.add(slice(9, kLast, 1, 1, 2, "new"));
   ASSERT_TRUE(last.ok());
   EXPECT_TRUE(last->now);
   EXPECT_EQ(last->notify, "new");
+  EXPECT_EQ(arrivals.open(), kPlaces - 1);
+}
+
+// Two rails, looked at one after the other: what came over the first is told of late.
+TEST(Arrivals, ATransferThatItsSlotsNextOneOvertookStillCounts) {
+  internal::Arrivals arrivals;
+  EXPECT_TRUE(arrivals.add(slice(3, 7, 0, 5, 5))->now);
+  EXPECT_TRUE(arrivals.add(slice(3, 6, 0, 5, 5, "late"))->now);
+  EXPECT_FALSE(arrivals.add(slice(3, 6, 0, 5, 5, "late"))->now);
+  EXPECT_FALSE(arrivals.add(slice(3, 7, 0, 5, 5))->now);
+  // In slices.
+  EXPECT_FALSE(arrivals.add(slice(3, 9, 1, 5, 10))->now);
+  EXPECT_FALSE(arrivals.add(slice(3, 8, 0, 5, 10))->now);
+  EXPECT_TRUE(arrivals.add(slice(3, 9, 0, 5, 10))->now);
+  EXPECT_TRUE(arrivals.add(slice(3, 8, 1, 5, 10))->now);
   EXPECT_EQ(arrivals.open(), 0u);
+}
+
+TEST(Arrivals, EachGenerationCountsOnceInAnyOrder) {
+  std::mt19937 random(5);
+  for (uint32_t first : {1U, 1000U, UINT32_MAX - 20}) {  // generations wrap around
+    internal::Arrivals arrivals;
+    std::vector<uint32_t> order;
+    for (uint32_t i = 0; i < 300; ++i) order.push_back(i);
+    for (uint32_t i = 0; i + 20 <= 300; i += 20) {
+      std::shuffle(order.begin() + i, order.begin() + i + 20, random);
+    }
+    int complete = 0;
+    for (uint32_t i : order) {
+      const uint32_t generation = first + i;
+      if (generation == 0) continue;
+      for (int again = 0; again < 3; ++again) {
+        complete += arrivals.add(slice(1, generation, 0, 4, 4))->now ? 1 : 0;
+      }
+    }
+    EXPECT_EQ(complete, first == UINT32_MAX - 20 ? 299 : 300);
+  }
 }
 
 }  // namespace

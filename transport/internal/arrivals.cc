@@ -11,6 +11,26 @@ namespace {
 constexpr size_t kUsualSlots = 4096;
 }  // namespace
 
+bool Arrivals::Completed::holds(uint32_t generation) const {
+  const auto behind = static_cast<int32_t>(newest - generation);
+  if (newest == 0 || behind < 0) return false;
+  if (behind == 0) return true;
+  if (behind > static_cast<int32_t>(kRemembered)) return false;
+  return (before >> (behind - 1) & 1) != 0;
+}
+
+void Arrivals::Completed::add(uint32_t generation) {
+  const auto ahead = static_cast<int32_t>(generation - newest);
+  if (newest == 0) {
+    newest = generation;
+  } else if (ahead > 0) {
+    before = static_cast<uint32_t>((uint64_t{before} << 1 | 1) << std::min(ahead - 1, 32));
+    newest = generation;
+  } else if (-ahead <= static_cast<int32_t>(kRemembered)) {
+    before |= uint32_t{1} << (-ahead - 1);
+  }
+}
+
 absl::StatusOr<Arrivals::Complete> Arrivals::add(const Arrival& arrival) {
   const auto [slot, generation] = arrival.transfer;
   if (arrival.slice_bytes > arrival.total_bytes || arrival.slice >= kMaxSlices ||
@@ -18,23 +38,21 @@ absl::StatusOr<Arrivals::Complete> Arrivals::add(const Arrival& arrival) {
     return absl::InvalidArgumentError("the peer described an impossible slice");
   }
   if (slot >= completed_.size()) completed_.resize(std::max<size_t>(kUsualSlots, slot + 1));
-  // Generations of a slot only grow.
-  if (completed_[slot] != 0 && static_cast<int32_t>(generation - completed_[slot]) <= 0) {
-    return Complete{};
-  }
+  if (completed_[slot].holds(generation)) return Complete{};
   if (arrival.slice_bytes == arrival.total_bytes) {
-    completed_[slot] = generation;
+    completed_[slot].add(generation);
     return Complete{true, arrival.notify};
   }
 
-  auto it = open_.find(slot);
+  const uint32_t place = place_of(arrival.transfer);
+  auto it = open_.find(place);
   if (it == open_.end()) {
     Partial fresh;
     if (!spare_.empty()) {
       fresh = std::move(spare_.back());
       spare_.pop_back();
     }
-    it = open_.emplace(slot, std::move(fresh)).first;
+    it = open_.emplace(place, std::move(fresh)).first;
     it->second.generation = generation - 1;
   }
   Partial& partial = it->second;
@@ -63,8 +81,16 @@ absl::StatusOr<Arrivals::Complete> Arrivals::add(const Arrival& arrival) {
   notify_.swap(partial.notify);
   spare_.push_back(std::move(partial));
   open_.erase(it);
-  completed_[slot] = generation;
+  completed_[slot].add(generation);
   return Complete{true, notify_};
+}
+
+bool Arrivals::has(TransferId transfer, uint32_t slice) const {
+  const auto [slot, generation] = transfer;
+  if (slot < completed_.size() && completed_[slot].holds(generation)) return true;
+  const auto it = open_.find(place_of(transfer));
+  return it != open_.end() && it->second.generation == generation && slice < kMaxSlices &&
+         (it->second.seen[slice / 64] & (uint64_t{1} << (slice % 64))) != 0;
 }
 
 }  // namespace baton::internal

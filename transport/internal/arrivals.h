@@ -19,7 +19,11 @@ class Arrivals {
   // per slot of the sender.
   static constexpr uint32_t kMaxSlices = 4096;
   static constexpr uint32_t kMaxSlots = 1 << 16;
-  static constexpr size_t kMaxOpen = kMaxSlots;
+  // So many transfers of one slot may be under way here, one after the other at their sender. Where
+  // an adapter tells the sender that all is written, the slot's next transfer can be told of on
+  // another rail before this one's rail is looked at.
+  static constexpr uint32_t kOpenPerSlot = 4;
+  static constexpr size_t kMaxOpen = size_t{kMaxSlots} * kOpenPerSlot;
 
   struct Complete {
     bool now = false;         // this slice was the last one
@@ -27,6 +31,9 @@ class Arrivals {
   };
   // InvalidArgument when the peer contradicts itself.
   absl::StatusOr<Complete> add(const Arrival& arrival);
+
+  // Whether the slice has arrived; also of a transfer that was completed.
+  bool has(TransferId transfer, uint32_t slice) const;
 
   size_t open() const { return open_.size(); }
 
@@ -38,12 +45,25 @@ class Arrivals {
     std::vector<uint64_t> seen;  // one bit per slice
     std::string notify;
   };
-  // By slot. One that was cancelled half way stays until its slot has a new transfer.
+  // What is known of a slot's transfers: those that completed, by their generation.
+  struct Completed {
+    static constexpr uint32_t kRemembered = 32;
+    uint32_t newest = 0;  // 0: none
+    // Bit i: newest - 1 - i. What is older is taken for new: nothing is sent twice without asking
+    // whether it had arrived, and one that many others of its slot overtook must not be lost.
+    uint32_t before = 0;
+    bool holds(uint32_t generation) const;
+    void add(uint32_t generation);
+  };
+  static uint32_t place_of(TransferId transfer) {
+    return transfer.slot * kOpenPerSlot + transfer.generation % kOpenPerSlot;
+  }
+  // By slot and generation modulo kOpenPerSlot. One that was cancelled half way stays until a new
+  // transfer takes its place.
   absl::flat_hash_map<uint32_t, Partial> open_;
   std::vector<Partial> spare_;  // emptied, their memory kept
-  // The generation last completed in each of the sender's slots: a repeated slice cannot open its
-  // transfer again.
-  std::vector<uint32_t> completed_;
+  // By slot: a repeated slice cannot open its transfer again.
+  std::vector<Completed> completed_;
   std::string notify_;
 };
 
