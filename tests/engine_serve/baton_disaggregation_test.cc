@@ -141,6 +141,7 @@ TEST_P(BatonDisaggregation, TheKvOfAnotherCheckpointIsRefusedAtBothEnds) {
   const Model other = Model::create(tuned).value();
   std::mutex mutex;
   std::vector<std::string> lines;
+  set_log_level(LogLevel::kWarning);
   set_log_sink([&](LogLevel, std::string_view line) {
     const std::lock_guard lock(mutex);
     lines.emplace_back(line);
@@ -165,6 +166,7 @@ TEST_P(BatonDisaggregation, TheKvOfAnotherCheckpointIsRefusedAtBothEnds) {
     EXPECT_NE(why.find("same checkpoint"), std::string::npos) << why;
   }
   set_log_sink(nullptr);
+  set_log_level(LogLevel::kError);
   EXPECT_EQ(decode->stats().loads_failed, 5u);
   EXPECT_EQ(decode->stats().loaded_tokens, 0u);
   const auto said = [&](std::string_view what) {

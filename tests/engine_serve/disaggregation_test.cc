@@ -4,9 +4,9 @@
 #include <random>
 
 #include "engine/serve/engine.h"
+#include "tests/captured_log.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/engine_serve/loopback_connector.h"
-#include "transport/base/log.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -132,11 +132,10 @@ TEST(Disaggregation, FailedLoadsAreRecomputed) {
 // Neither a prefill worker that cannot be asked nor one that does not answer goes unnoticed.
 TEST(Disaggregation, PromptsComputedTwiceAreCountedToldAndLogged) {
   for (const LoopbackFaults faults : {LoopbackFaults{.refuse_start = 1}, {.fail_load = 1}}) {
-    std::vector<std::string> lines;
-    set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+    const CapturedLog log(LogLevel::kWarning);
+    const std::vector<std::string>& lines = log.lines;
     const Pair pair = run_pair(
         {.seed = 15, .faults = faults, .prefill = {.blocks = 256}, .decode = {.blocks = 256}});
-    set_log_sink(nullptr);
     expect_same(expected(), pair.outcomes);
     size_t told = 0;
     for (const auto& [id, outcome] : pair.outcomes) told += !outcome.metrics.load_error.ok();

@@ -144,7 +144,7 @@ TEST_P(KvHostileTest, AnotherVersionIsToldWhatToDo) {
   size_t offset = 0;
   std::string part;
   encode_kv_part(KvMessageKind::kRequest, 1, encoded(request()), offset, part);
-  part[4] = 2;
+  ++part[4];
   ASSERT_NO_FATAL_FAILURE(send(part));
   const absl::Status why = decode_kv_failure(answer().bytes);
   EXPECT_TRUE(absl::IsFailedPrecondition(why)) << why;
