@@ -156,14 +156,22 @@ std::array<uint8_t, 32> ClusterKey::hmac(std::string_view message) const {
   return out;
 }
 
+uint64_t link_number() {
+  static std::atomic<uint64_t> last{0};
+  return (last.fetch_add(1, std::memory_order_relaxed) + 1) << 20;
+}
+
 std::string HelloInfo::encode() const {
   std::string out(reinterpret_cast<const char*>(uid.bytes.data()), uid.bytes.size());
   put_number(out, session);
+  put_number(out, link);
+  put_number(out, static_cast<uint8_t>(resume));
   put_number(out, rail);
   put_number(out, rails);
   put_number(out, pid);
   put_text(out, std::string_view(name).substr(0, kMaxWorkerName));
   put_text(out, extra);
+  put_text(out, address.size() <= kMaxHelloAddress ? address : std::string());
   return out;
 }
 
@@ -173,12 +181,17 @@ absl::StatusOr<HelloInfo> HelloInfo::decode(std::string_view bytes) {
   const std::string_view uid = in.take(info.uid.bytes.size());
   if (!uid.empty()) std::memcpy(info.uid.bytes.data(), uid.data(), uid.size());
   info.session = in.number<uint64_t>();
+  info.link = in.number<uint64_t>();
+  const uint8_t resume = in.number<uint8_t>();
+  info.resume = static_cast<Resume>(resume);
   info.rail = in.number<uint16_t>();
   info.rails = in.number<uint16_t>();
   info.pid = in.number<uint32_t>();
   info.name = in.text(kMaxWorkerName);
   info.extra = in.text(512);
-  if (!in.finished() || info.rails == 0 || info.rail >= info.rails) {
+  info.address = in.text(kMaxHelloAddress);
+  if (!in.finished() || info.rails == 0 || info.rail >= info.rails ||
+      resume > static_cast<uint8_t>(Resume::kTheirs)) {
     return absl::InvalidArgumentError("the peer sent a malformed introduction");
   }
   // Names end up in messages and terminals: keep them printable.

@@ -34,15 +34,32 @@ class ClusterKey {
   std::string secret_;
 };
 
+// What a connection is to its session.
+enum class Resume : uint8_t {
+  kNew,     // its first, or one more of those that make it up
+  kOurs,    // all were lost; the worker that chose the session calls again
+  kTheirs,  // all were lost; the other one calls
+};
+
+// An address that is longer is not told: such a worker is not called back, it calls.
+inline constexpr size_t kMaxHelloAddress = 640;
+
+// A number that no other rail dialled by this process has, also over time. Its lowest 20 bits are
+// zero: a provider whose rails come back by themselves counts there.
+uint64_t link_number();
+
 // Who is at the other end, as told after authentication.
 struct HelloInfo {
   WorkerUid uid;
   std::string name;      // at most kMaxWorkerName, for people: "decode-0"
   uint64_t session = 0;  // chosen by the connecting worker; groups the rails of one connection
-  uint16_t rail = 0;     // of this connection in the session
-  uint16_t rails = 1;    // how many the session will have
+  uint64_t link = 0;     // of this rail alone, chosen by the side that dialled it: link_number()
+  Resume resume = Resume::kNew;
+  uint16_t rail = 0;   // of this connection in the session
+  uint16_t rails = 1;  // how many the session will have
   uint32_t pid = 0;
-  std::string extra;  // provider-specific, at most 512 bytes
+  std::string extra;    // provider-specific, at most 512 bytes
+  std::string address;  // where it listens, encoded, at most kMaxHelloAddress bytes; or nothing
 
   std::string encode() const;
   static absl::StatusOr<HelloInfo> decode(std::string_view bytes);

@@ -8,7 +8,8 @@
 // Rules a provider keeps:
 //   - progress() never blocks and does a bounded amount of work.
 //   - Every slice that post() accepted is reported with slice_done() exactly once. After that
-//     report no byte of the slice moves any more, on either side.
+//     report no byte of the slice moves any more, on either side; but for kUnknown.
+//   - A rail that was closed here lands nothing more here, and reports nothing more as arrived().
 //   - A rail that goes down reports all its slices first, then rail_down().
 //   - Nothing from a peer is parsed before the handshake has authenticated it; every remote access
 //     goes through RegionTable::resolve() (or an equal check) before a byte moves.
@@ -83,18 +84,19 @@ class EventSink {
   virtual ~EventSink() = default;
 
   // A slice is finished. OK: its bytes are visible at their destination. kUnavailable: this rail
-  // could not do it, another may. kCancelled: aborted. Anything else fails the transfer.
+  // could not do it, another may. kCancelled: aborted. kUnknown: this rail is being lost, and its
+  // bytes may have landed, or may still do so until the peer has closed its end (of a write; the
+  // worker asks). Anything else fails the transfer.
   virtual void slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status status) = 0;
 
   // Target side: the bytes of a slice of a peer's write are visible here.
   virtual void arrived(Rail& rail, const Arrival& arrival) = 0;
-  // Target side, for rails that applied the counter themselves: only the notification.
-  virtual void notified(Rail& rail, std::string_view payload) = 0;
   // Target side, for rails whose peers raise our counters themselves: some may have risen.
   virtual void counters_moved(Rail& /*rail*/) {}
 
   // A rail asked for with Provider::connect() is up (the first of them makes the peer usable), or
-  // the attempt has failed for good.
+  // the attempt has failed for good: kNotFound where nobody lives at the address any more,
+  // kPermissionDenied or kFailedPrecondition where somebody said no.
   virtual void connected(uint64_t session, const HelloInfo& peer, std::unique_ptr<Rail> rail) = 0;
   virtual void connect_failed(uint64_t session, absl::Status why) = 0;
   // A peer connected to us, authenticated. Rails of one session of one peer belong together.
@@ -103,6 +105,8 @@ class EventSink {
   // (kPermissionDenied, kFailedPrecondition), or no whole handshake at all. `who`: for people.
   virtual void handshake_refused(std::string_view /*who*/, const absl::Status& /*why*/) {}
   // The rail is gone; all its slices have been reported. The sink destroys it soon afterwards.
+  // `why` kUnavailable: it was lost, and the peer may be called again. Anything else: the peer has
+  // said goodbye, or is none to talk to.
   virtual void rail_down(Rail& rail, absl::Status why) = 0;
   // Answer to Provider::query(): the peer's encoded Address, or why there is none.
   virtual void resolved(uint64_t session, absl::StatusOr<std::string> address) = 0;
@@ -168,8 +172,9 @@ struct Capabilities {
 
 struct ConnectRequest {
   uint64_t session = 0;  // chosen by the worker; comes back in the events
-  std::string address;   // the peer's, as its provider's listen() returned it
-  HelloInfo expected;    // uid must match where set (not all zero)
+  Resume resume = Resume::kNew;
+  std::string address;  // the peer's, as its provider's listen() returned it
+  HelloInfo expected;   // uid must match where set (not all zero)
 };
 
 class Provider {

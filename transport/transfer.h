@@ -1,7 +1,9 @@
 // Transfers: the one operation. A transfer moves bytes between local and remote memory.
 //
 // Every transfer ends exactly once: done, failed, cancelled or past its deadline. After it has
-// ended no byte of it moves any more, so its pages can be reused at once.
+// ended no byte of it moves any more, so its pages can be reused at once. One that is cancelled or
+// out of time while its target is silent is `ending` until the target answers or is given up: that
+// delays nobody else.
 #pragma once
 
 #include <cstddef>
@@ -37,12 +39,15 @@ enum class Op : uint8_t {
 
 enum class TransferState : uint8_t {
   kActive,     // submitted, not ended
+  kEnding,     // cancelled, out of time or failed; bytes of it may move until the target has spoken
   kDone,       // all bytes moved
   kFailed,     // status() says why and what to do
   kCancelled,  // ended by cancel()
   kDeadline,   // ended by its timeout
 };
-constexpr bool ended(TransferState s) { return s != TransferState::kActive; }
+constexpr bool ended(TransferState s) {
+  return s != TransferState::kActive && s != TransferState::kEnding;
+}
 
 // Up to this many bytes, a notification costs no heap allocation.
 inline constexpr size_t kInlineNotification = 256;

@@ -52,14 +52,17 @@ struct WorkerOptions {
   std::vector<ProviderFactory> extra_providers;
 };
 
-enum class PeerState : uint8_t { kConnecting, kUp, kDown };
+// kReconnecting: every path to it was lost, and it is called again, by all providers that reach it,
+// for peer.redial_ms. Open transfers and new ones wait; what had landed is not sent twice. It is
+// down when that time is over, when nobody lives at its address any more, or when it says goodbye.
+enum class PeerState : uint8_t { kConnecting, kUp, kReconnecting, kDown };
 
 struct PeerEvent {
-  enum class Kind : uint8_t { kUp, kDown };
+  enum class Kind : uint8_t { kUp, kLost, kResumed, kDown };  // kLost: it is being reconnected
   Kind kind = Kind::kUp;
   PeerId peer;
   std::string name;
-  absl::Status why;  // of a kDown
+  absl::Status why;  // of a kLost and a kDown
   WorkerUid uid;     // of the peer; zeros where it never told
 };
 
@@ -76,6 +79,8 @@ struct WorkerStats {
   uint64_t slices_posted = 0;
   uint64_t slices_moved = 0;        // given to another rail after theirs failed
   uint64_t rails_lost = 0;          // while others carried on
+  uint64_t peers_lost = 0;          // all of a peer's rails at once
+  uint64_t peers_resumed = 0;       // of them, back again
   uint64_t handshakes_refused = 0;  // callers that did not prove themselves, or found no room
   uint64_t open_transfers = 0;      // submitted, not ended
   uint64_t peers_up = 0;

@@ -100,6 +100,7 @@ void VerbsRail::abort(TransferId transfer, EventSink& sink) {
 }
 
 void VerbsRail::close(absl::Status why, EventSink& sink) {
+  if (absl::IsUnavailable(why)) return lose(why, sink);  // not for good: it comes back
   if (state_ == State::kDown || ending_) return;
   EventSink* const before = std::exchange(sink_, &sink);
   go_down(why, why, true);
@@ -125,14 +126,18 @@ void VerbsRail::go_down(const absl::Status& why, const absl::Status& slices, boo
   control_.clear();
   urgent_.clear();
   bulk_.clear();
-  const bool others = session_.others_up(*this);
   for (Active& active : active_) {
     if (!active.used) continue;
-    if (active.aborted) {
+    const bool sent = active.outstanding > 0 || active.posted || active.told;
+    if (sent && !closed && active.slice.transfer->op == Op::kWrite) {
+      // An immediate raises the counter without a name that the peer could be asked for.
+      const bool unnamed = active.by_immediate && !active.aborted;
+      finish(active, unnamed
+                         ? absl::AbortedError(absl::StrCat(
+                               "it is not known whether the counter was raised: ", why.message()))
+                         : absl::UnknownError(why.message()));
+    } else if (active.aborted) {
       finish(active, absl::CancelledError("cancelled"));
-    } else if (others && active.by_immediate && !closed) {
-      finish(active, absl::AbortedError(absl::StrCat(
-                         "it is not known whether the counter was raised: ", why.message())));
     } else {
       finish(active, slices);
     }

@@ -242,7 +242,7 @@ absl::Status Session::on_rail_note(Kind kind, const RailNote& note, EventSink& s
       rail->peer_drained(note.received, note.lost);
     } else {
       slot.phase = Phase::kClosed;
-      rail->lose(absl::UnavailableError("the peer closed the connection"), sink);
+      rail->lose(absl::AbortedError("the peer closed the connection"), sink);
     }
     break;
   }
@@ -262,6 +262,7 @@ void Session::rail_ready(VerbsRail& rail, EventSink& sink) {
   rail.set_known();
   HelloInfo peer = peer_;
   peer.rail = rail.index();
+  peer.link = peer_.link + ((uint64_t{rail.index()} & 1023) << 10 | (rail.incarnation() & 1023));
   peer.rails = static_cast<uint16_t>(slots_.size());
   established_ = true;
   if (connecting_) {

@@ -96,7 +96,8 @@ absl::Status serve_kv_target(Worker& worker, const KvTargetOptions& options) {
     if (event.has_value()) {
       if (event->kind == PeerEvent::Kind::kUp) {
         if (options.say) options.say(absl::StrCat("connected: ", worker.explain(event->peer)));
-      } else if (client != nullptr && event->peer == client->peer()) {
+      } else if (event->kind == PeerEvent::Kind::kDown && client != nullptr &&
+                 event->peer == client->peer()) {
         leave();
         if (options.once) return absl::OkStatus();
       }

@@ -354,7 +354,7 @@ void Mesh::on_events() {
         }
       }
       if (member != nullptr) member->up = true;
-    } else if (member != nullptr) {
+    } else if (member != nullptr && event->kind == PeerEvent::Kind::kDown) {
       member->up = false;
       // Whoever waits for one that left in order finds out when it looks at deadlines.
       if (!leaving_ && !member->bye) listener_.on_down(rank_of(*member), event->why);

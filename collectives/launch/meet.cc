@@ -228,7 +228,8 @@ absl::StatusOr<std::vector<RankInfo>> meet(const std::string& address, const Clu
       last = rank_infos.status();
       // A server that answers says everything; one that cannot be reached may still be on its way.
       const bool own = absl::IsDeadlineExceeded(last) && left_until(deadline) == Time::zero();
-      if (!absl::IsUnavailable(last) && !own) return last;
+      const bool nobody = absl::IsUnavailable(last) || absl::IsNotFound(last);
+      if (!nobody && !own) return last;
     } else {
       last = found.status();
     }

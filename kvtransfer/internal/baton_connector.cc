@@ -149,7 +149,7 @@ class BatonConnector final : public KvConnector {
     while (std::optional<PeerEvent> event = worker_->next_peer_event()) {
       if (event->kind == PeerEvent::Kind::kUp) {
         newest_peer_ = event->peer;
-      } else {
+      } else if (event->kind == PeerEvent::Kind::kDown) {
         mailbox_.forget(event->peer);
         jobs_.on_peer_down(event->peer, event->why);
         loads_.on_peer_down(event->peer, event->why);

@@ -175,7 +175,7 @@ TEST_F(ShapedTest, ALostPeerFailsWhatWaitsForTheLink) {
   for (int i = 0; i < 10; ++i) ids.push_back(submit(Op::kWrite, 1'000'000));
   cluster->fabric.kill(1, start + milliseconds(500));
   for (TransferId id : ids) {
-    EXPECT_LE(end_of(id), milliseconds(550));
+    EXPECT_LE(end_of(id), milliseconds(550) + seconds(5));  // peer.redial_ms
     EXPECT_EQ(status(id).code(), absl::StatusCode::kUnavailable);
   }
   EXPECT_EQ(cluster->worker(0).peer_state(peer), PeerState::kDown);

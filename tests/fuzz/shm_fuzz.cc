@@ -39,11 +39,11 @@ void read_ring(std::string_view bytes) {
   kLane->tail = claimed;
 
   baton::shm::RingReader reader(*kLane);
-  baton::shm::RingReader::Record record;
+  baton::Arrival arrival;
   for (size_t records = 0;; ++records) {
-    const auto more = reader.next(record);
+    const auto more = reader.next(arrival);
     if (!more.ok() || !*more) return;
-    if (record.notify.size() > baton::kMaxNotification) std::abort();
+    if (arrival.notify.size() > baton::kMaxNotification) std::abort();
     // A record takes at least its header.
     if (records > baton::shm::Lane::kRingBytes / 8) std::abort();
   }

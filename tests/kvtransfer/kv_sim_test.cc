@@ -227,7 +227,7 @@ TEST(KvOverSim, EveryLoadAndJobEndsWhenAWorkerDies) {
                           : world.dead(kDecodeNode) && world.prefill.open_jobs() == 0;
     };
     // Long before the timeout of the loads, which is a minute.
-    ASSERT_TRUE(world.run(survivor_is_clean, seconds(5)));
+    ASSERT_TRUE(world.run(survivor_is_clean, seconds(10)));
     for (KvRequestId id = 1; prefill_dies && id <= 6; ++id) {
       const TestLoad& load = world.decode.load(id);
       EXPECT_FALSE(load.wrong);

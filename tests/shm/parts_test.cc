@@ -46,16 +46,16 @@ struct RingPair {
 
 TEST(NotifyRing, CarriesRecordsOfEverySizeAroundTheEnd) {
   RingPair ring;
-  RingReader::Record record;
+  Arrival arrival;
   for (size_t i = 0; i < 2000; ++i) {
     const std::string text(i * 37 % (kMaxNotification + 1), static_cast<char>('a' + i % 26));
-    ASSERT_TRUE(ring.writer.fits(text.size()));
-    ring.writer.push(text);
-    ASSERT_TRUE(*ring.reader.next(record));
-    ASSERT_EQ(record.kind, RecordKind::kNotification);
-    ASSERT_EQ(record.notify, text);
+    const Arrival sent{.notify = text};
+    ASSERT_TRUE(ring.writer.fits(sent));
+    ring.writer.push(sent);
+    ASSERT_TRUE(*ring.reader.next(arrival));
+    ASSERT_EQ(arrival.notify, text);
   }
-  EXPECT_FALSE(*ring.reader.next(record));
+  EXPECT_FALSE(*ring.reader.next(arrival));
 }
 
 TEST(NotifyRing, CarriesArrivals) {
@@ -68,29 +68,29 @@ TEST(NotifyRing, CarriesArrivals) {
                      .counter_generation = 65535,
                      .increment = 11,
                      .notify = "last"};
-  ring.writer.push_arrival(sent);
-  RingReader::Record record;
-  ASSERT_TRUE(*ring.reader.next(record));
-  ASSERT_EQ(record.kind, RecordKind::kArrival);
-  EXPECT_EQ(record.arrival.transfer, sent.transfer);
-  EXPECT_EQ(record.arrival.slice, 3u);
-  EXPECT_EQ(record.arrival.slice_bytes, 100u);
-  EXPECT_EQ(record.arrival.total_bytes, 1000u);
-  EXPECT_EQ(record.arrival.counter_index, 5u);
-  EXPECT_EQ(record.arrival.counter_generation, 65535);
-  EXPECT_EQ(record.arrival.increment, 11u);
-  EXPECT_EQ(record.notify, "last");
+  ring.writer.push(sent);
+  Arrival arrival;
+  ASSERT_TRUE(*ring.reader.next(arrival));
+  EXPECT_EQ(arrival.transfer, sent.transfer);
+  EXPECT_EQ(arrival.slice, 3u);
+  EXPECT_EQ(arrival.slice_bytes, 100u);
+  EXPECT_EQ(arrival.total_bytes, 1000u);
+  EXPECT_EQ(arrival.counter_index, 5u);
+  EXPECT_EQ(arrival.counter_generation, 65535);
+  EXPECT_EQ(arrival.increment, 11u);
+  EXPECT_EQ(arrival.notify, "last");
 }
 
 TEST(NotifyRing, IsFullWhenItIsFull) {
   RingPair ring;
   const std::string text(1000, 'x');
+  const Arrival sent{.notify = text};
   size_t pushed = 0;
-  for (; ring.writer.fits(text.size()); ++pushed) ring.writer.push(text);
-  EXPECT_EQ(pushed, Lane::kRingBytes / 1008);
-  RingReader::Record record;
-  ASSERT_TRUE(*ring.reader.next(record));
-  EXPECT_TRUE(ring.writer.fits(text.size()));
+  for (; ring.writer.fits(sent); ++pushed) ring.writer.push(sent);
+  EXPECT_EQ(pushed, Lane::kRingBytes / (8 + 48 + 1000));
+  Arrival arrival;
+  ASSERT_TRUE(*ring.reader.next(arrival));
+  EXPECT_TRUE(ring.writer.fits(sent));
   EXPECT_FALSE(ring.reader.room_was_awaited());
   ring.writer.wait_for_room();
   EXPECT_TRUE(ring.reader.room_was_awaited());
@@ -98,16 +98,16 @@ TEST(NotifyRing, IsFullWhenItIsFull) {
 }
 
 TEST(NotifyRing, RefusesWhatAHostileSenderWrites) {
-  RingReader::Record record;
+  Arrival arrival;
   {
     RingPair ring;  // more bytes than the ring holds
     ring.lane->tail.store(Lane::kRingBytes + 8);
-    EXPECT_FALSE(ring.reader.next(record).ok());
+    EXPECT_FALSE(ring.reader.next(arrival).ok());
   }
   {
     RingPair ring;  // less than a header
     ring.lane->tail.store(4);
-    EXPECT_FALSE(ring.reader.next(record).ok());
+    EXPECT_FALSE(ring.reader.next(arrival).ok());
   }
   for (const auto& [bytes, kind] : std::vector<std::pair<uint32_t, uint32_t>>{
            {16, 1}, {UINT32_MAX, 1}, {kMaxNotification + 1000, 1}, {8, 2}, {8, 99}}) {
@@ -115,7 +115,7 @@ TEST(NotifyRing, RefusesWhatAHostileSenderWrites) {
     std::memcpy(ring.lane->ring, &bytes, 4);
     std::memcpy(ring.lane->ring + 4, &kind, 4);
     ring.lane->tail.store(16);
-    EXPECT_FALSE(ring.reader.next(record).ok()) << bytes << " bytes of kind " << kind;
+    EXPECT_FALSE(ring.reader.next(arrival).ok()) << bytes << " bytes of kind " << kind;
   }
 }
 

@@ -95,7 +95,6 @@ TEST_P(ShmRail, CountsAndNotifiesAfterTheBytes) {
   EXPECT_EQ(b_.counters.value(counter), 5u);
   ASSERT_TRUE(run_until({&a_, &b_}, [&] { return !b_.notes.empty(); }));
   EXPECT_EQ(b_.notes[0], "here");
-  EXPECT_TRUE(b_.landed.empty());
 }
 
 TEST_P(ShmRail, ReportsPartsOfATransferAsArrivals) {
@@ -112,7 +111,6 @@ TEST_P(ShmRail, ReportsPartsOfATransferAsArrivals) {
   EXPECT_EQ(b_.landed[1].arrival.slice, 1u);
   EXPECT_EQ(b_.landed[1].arrival.total_bytes, kBytes);
   EXPECT_EQ(b_.landed[1].notify, "whole");
-  EXPECT_TRUE(b_.notes.empty());
   EXPECT_TRUE(far_.all(4));
 }
 
@@ -208,7 +206,7 @@ TEST_P(ShmRail, AFullRingHoldsBackAndLosesNothing) {
     any = a_.progress();
   }
   const size_t in_ring = a_.done.size();
-  EXPECT_EQ(in_ring, Lane::kRingBytes / 4016);
+  EXPECT_EQ(in_ring, Lane::kRingBytes / (8 + 48 + 4008));
   EXPECT_LT(posted, kMessages);
   ASSERT_TRUE(run_until({&a_, &b_}, [&] {
     while (posted < kMessages && a_.post(a_.message(std::to_string(posted) + filler))) ++posted;
@@ -226,7 +224,7 @@ TEST_P(ShmRail, ClosingReportsEverySliceAndTellsThePeerWhy) {
   EXPECT_TRUE(absl::IsCancelled(a_.done[0].status));
   ASSERT_EQ(a_.down.size(), 1u);
   ASSERT_TRUE(run_until({&a_, &b_}, [&] { return !b_.down.empty(); }));
-  EXPECT_TRUE(absl::IsUnavailable(b_.down[0]));
+  EXPECT_TRUE(absl::IsAborted(b_.down[0]));
   EXPECT_THAT(std::string(b_.down[0].message()), HasSubstr("going home"));
 }
 
@@ -264,7 +262,7 @@ TEST(ShmProvider, SaysThatNobodyListens) {
   ShmNode a("a");
   a.provider->connect({.session = 1, .address = "baton-gone"});
   ASSERT_TRUE(run_until({&a}, [&] { return !a.failed.ok(); }));
-  EXPECT_TRUE(absl::IsUnavailable(a.failed)) << a.failed;
+  EXPECT_TRUE(absl::IsNotFound(a.failed)) << a.failed;
 }
 
 TEST(ShmProvider, RefusesAnotherWorkerAtTheAddress) {

@@ -142,13 +142,14 @@ TEST(SimFabric, ADeadPeerFailsEveryOpenTransferInBoundedTime) {
   const Time death = cluster.fabric.clock().now() + milliseconds(10);
   cluster.fabric.kill(1, death);
   for (TransferId id : ids) {
-    ASSERT_TRUE(cluster.run_to_end(0, id, seconds(1)));
+    ASSERT_TRUE(cluster.run_to_end(0, id, seconds(10)));
     if (*cluster.worker(0).state(id) != TransferState::kDone) {
       EXPECT_EQ(cluster.worker(0).status(id).code(), absl::StatusCode::kUnavailable);
     }
   }
   // Two rounds of retries: a slice may move to the second rail when the first has given up.
-  EXPECT_LE(cluster.fabric.clock().now(), death + 2 * 8 * microseconds(502) + milliseconds(1));
+  EXPECT_LE(cluster.fabric.clock().now(),
+            death + 2 * 8 * microseconds(502) + milliseconds(1) + seconds(5));  // peer.redial_ms
   EXPECT_EQ(cluster.worker(0).peer_state(peer), PeerState::kDown);
   auto id = cluster.worker(0).submit(cluster.request(Op::kRead, 0, other, 2, 8 << 20));
   ASSERT_TRUE(id.ok());

@@ -1,5 +1,6 @@
 // Thousands of seeded fault schedules: whatever the network does, every transfer ends, what is done
-// is exact, and after its end no byte of a transfer moves.
+// is exact, after its end no byte of a transfer moves, and none after its target has heard that it
+// is there: from then on the target uses the memory for something else.
 //
 // BATON_SEED=n runs only schedule n.
 #include <gmock/gmock.h>
@@ -24,6 +25,7 @@ constexpr size_t kTransfers = 32;
 constexpr size_t kHalf = kBlock * kTransfers;  // sources first, then destinations
 constexpr std::byte kUntouched{0xee};
 constexpr std::byte kPoison{0xdd};
+constexpr std::byte kReused{0xcc};
 
 constexpr uint64_t kPerShard = kSanitized ? 25 : 125;
 // All of it is in one thread, where the thread sanitizer finds little and takes longest.
@@ -31,7 +33,7 @@ constexpr int kShards = kThreadSanitized ? 6 : 20;
 
 std::byte pattern(uint64_t seed, size_t transfer, size_t at) {
   return std::byte((seed * 131 + transfer * 17 + at * 7 + (at >> 8) * 3) &
-                   127);  // neither 0xdd nor 0xee
+                   127);  // none of the above
 }
 
 // A random layout of `bytes` bytes inside [base, base + kBlock), and where each byte lies.
@@ -99,7 +101,7 @@ class Schedule {
             return item.ended || !item.submitted || dead(item.from);
           });
         },
-        seconds(5));
+        seconds(30));
     EXPECT_TRUE(all) << ended_ << " ended, " << refused_ << " refused of " << kTransfers;
     fabric.run_for(milliseconds(50));  // whatever is still on the wires
     collect_notifications();
@@ -244,9 +246,21 @@ class Schedule {
         Item& item = items_[number];
         EXPECT_EQ(item.target_node(), node);
         EXPECT_EQ(notification_.payload, item.notify);
-        ++item.notified;
+        if (++item.notified == 1) reuse(item);
       }
     }
+  }
+
+  // The target has got it, and needs the pages for the next.
+  void reuse(Item& item) {
+    for (size_t i = 0; i < item.bytes; ++i) {
+      if (memory(item.target_node())[item.target.offsets[i]] != pattern(seed_, item.number, i)) {
+        FAIL() << "byte " << i << " of transfer " << item.number
+               << " is wrong when it is announced";
+      }
+    }
+    std::byte* target = memory(item.target_node()) + kHalf + item.number * kBlock;
+    std::fill(target, target + kBlock, kReused);
   }
 
   void check(size_t number) {
@@ -258,9 +272,14 @@ class Schedule {
       EXPECT_TRUE(dead(item.from));
       return;
     }
-    EXPECT_TRUE(std::equal(item.at_end.begin(), item.at_end.end(), target))
-        << "bytes moved after the end: " << item.result;
-    if (item.result.ok()) {
+    if (item.notified != 0) {
+      EXPECT_EQ(std::count(target, target + kBlock, kReused), static_cast<ptrdiff_t>(kBlock))
+          << "bytes landed in memory that had been reused: " << item.result;
+    } else {
+      EXPECT_TRUE(std::equal(item.at_end.begin(), item.at_end.end(), target))
+          << "bytes moved after the end: " << item.result;
+    }
+    if (item.result.ok() && item.notified == 0) {
       for (size_t i = 0; i < item.bytes; ++i) {
         if (memory(item.target_node())[item.target.offsets[i]] != pattern(seed_, number, i)) {
           FAIL() << "byte " << i << " of " << item.bytes << " is wrong";
@@ -270,7 +289,7 @@ class Schedule {
     std::vector<bool> own(kBlock);
     for (size_t offset : item.target.offsets) own[offset - kHalf - number * kBlock] = true;
     for (size_t at = 0; at < kBlock; ++at) {
-      if (!own[at] && target[at] != kUntouched) {
+      if (!own[at] && item.notified == 0 && target[at] != kUntouched) {
         FAIL() << "written outside, at " << at << " of the block";
       }
     }

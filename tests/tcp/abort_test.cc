@@ -169,14 +169,15 @@ TEST_F(TcpPair, PeerThatStopsReadingIsGivenUp) {
   EXPECT_TRUE(absl::IsUnavailable(a.down[0]));
   EXPECT_NE(a.down[0].message().find("nothing moved"), absl::string_view::npos) << a.down[0];
   EXPECT_EQ(feeder.reports(), feeder.posted());
-  EXPECT_TRUE(absl::IsUnavailable(feeder.result()));
+  EXPECT_TRUE(absl::IsUnknown(feeder.result())) << "some may have landed";
   // What still lay in b's socket belongs to a connection that is gone.
   std::vector<char> before = remote;
   ASSERT_TRUE(run_until({&b}, [&] { return !b.down.empty(); }));
   EXPECT_EQ(remote, before);
 }
 
-TEST_F(TcpPair, AbortTowardsAPeerThatStopsReadingIsBounded) {
+// An abort waits for the target's word, and costs the others on the rail nothing.
+TEST_F(TcpPair, AbortTowardsATargetThatSleepsWaitsForIt) {
   ManualClock clock;
   TcpNode a("a", settings(), "0123456789abcdef", 0, clock), b("b", settings());
   connect(a, b);
@@ -189,21 +190,14 @@ TEST_F(TcpPair, AbortTowardsAPeerThatStopsReadingIsBounded) {
   }
   a.rails[0]->abort(t.id, a);
   EXPECT_LT(feeder.reports(), feeder.posted()) << "what is on the wire cannot be called back";
-  // The kernel still moves bytes in its own time, and each of them renews the patience: it gets a
-  // real millisecond for every virtual 50. Without the abort, patience would last 10 s.
-  Time waited{};
-  while (a.down.empty() && waited < std::chrono::seconds(20)) {
+  for (int i = 0; i < 9; ++i) {  // less than tcp.stall_ms
+    clock.advance(std::chrono::seconds(1));
     while (a.progress()) {
     }
-    if (!a.down.empty()) break;
-    pollfd kernel{.fd = a.provider->wait_fd(), .events = POLLIN, .revents = 0};
-    poll(&kernel, 1, 1);
-    clock.advance(std::chrono::milliseconds(50));
-    waited += std::chrono::milliseconds(50);
   }
-  EXPECT_EQ(feeder.reports(), feeder.posted());
-  EXPECT_GE(waited, std::chrono::milliseconds(900));
-  EXPECT_LT(waited, std::chrono::seconds(9));
+  EXPECT_TRUE(a.down.empty());
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return feeder.reports() == feeder.posted(); }));
+  EXPECT_TRUE(a.down.empty());
 }
 
 TEST_F(TcpPair, CloseReportsEverySliceThenTheRail) {
@@ -215,9 +209,11 @@ TEST_F(TcpPair, CloseReportsEverySliceThenTheRail) {
   Feeder feeder(a, t, kSlice);
   feeder.feed();
   a.progress();
-  a.rails[0]->close(absl::AbortedError("enough"), a);
+  a.rails[0]->close(absl::CancelledError("enough"), a);
   EXPECT_EQ(feeder.reports(), feeder.posted());
-  for (const auto& d : a.done) EXPECT_TRUE(absl::IsAborted(d.status)) << d.status;
+  for (const auto& d : a.done) {  // one whose bytes may be on their way, one of which none is
+    EXPECT_TRUE(absl::IsUnknown(d.status) || absl::IsCancelled(d.status)) << d.status;
+  }
   ASSERT_EQ(a.down.size(), 1u);
   ASSERT_TRUE(run_until({&a, &b}, [&] { return b.down.size() == 1; }));
   EXPECT_TRUE(absl::IsUnavailable(b.down[0])) << b.down[0];

@@ -56,8 +56,11 @@ class ProviderNode : public EventSink {
   void arrived(Rail&, const Arrival& arrival) override {
     landed.push_back({arrival, std::string(arrival.notify)});
     landed.back().arrival.notify = {};
+    if (!arrival.notify.empty()) notes.emplace_back(arrival.notify);
+    if (arrival.slice_bytes == arrival.total_bytes && arrival.counter_generation != 0) {
+      counters.add(arrival.counter_index, arrival.counter_generation, arrival.increment);
+    }
   }
-  void notified(Rail&, std::string_view payload) override { notes.emplace_back(payload); }
   void connected(uint64_t, const HelloInfo& info, std::unique_ptr<Rail> rail) override {
     peer = info;
     rails.push_back(std::move(rail));

@@ -41,6 +41,8 @@ struct VerbsPair {
   explicit VerbsPair(FakeOptions options, Settings extra = {},
                      std::shared_ptr<const verbs::Locality> where = nullptr)
       : settings(std::move(extra)), locality(std::move(where)) {
+    // The tests are of the provider: without more from them, a peer whose rails are lost is down.
+    settings.emplace_back("peer.redial_ms", "0");
     options.clock = &clock;
     fake.emplace(options);
     cm.emplace(*fake);

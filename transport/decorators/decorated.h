@@ -75,9 +75,6 @@ class DecoratedProvider : public Provider {
     void arrived(Rail& rail, const Arrival& arrival) override {
       outer_.arrived(DecoratedRail::around(rail), arrival);
     }
-    void notified(Rail& rail, std::string_view payload) override {
-      outer_.notified(DecoratedRail::around(rail), payload);
-    }
     void counters_moved(Rail& rail) override { outer_.counters_moved(DecoratedRail::around(rail)); }
     void connected(uint64_t session, const HelloInfo& peer, std::unique_ptr<Rail> rail) override {
       outer_.connected(session, peer, provider_.decorate(std::move(rail)));

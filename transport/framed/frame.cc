@@ -81,6 +81,7 @@ absl::Status check(const Frame& f) {
       if (f.slice_offset != 0) return refuse(f, "unexpected fields");
       [[fallthrough]];
     case FrameType::kReadEnd:
+    case FrameType::kGoodbye:
       if (f.bytes != 0) return refuse(f, "unexpected payload");
       if (f.text > kMaxText) return refuse(f, "text too long");
       break;
@@ -108,6 +109,8 @@ const char* frame_name(FrameType type) {
       return "READ_END";
     case FrameType::kCancelRead:
       return "CANCEL_READ";
+    case FrameType::kGoodbye:
+      return "GOODBYE";
   }
   return "unknown";
 }
@@ -149,7 +152,7 @@ absl::StatusOr<Frame> decode_header(std::string_view bytes) {
   Frame f;
   const uint8_t type = in.number<uint8_t>();
   if (type < static_cast<uint8_t>(FrameType::kWrite) ||
-      type > static_cast<uint8_t>(FrameType::kCancelRead)) {
+      type > static_cast<uint8_t>(FrameType::kGoodbye)) {
     return absl::InvalidArgumentError(absl::StrCat("unknown frame type ", type));
   }
   f.type = static_cast<FrameType>(type);

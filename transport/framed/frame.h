@@ -11,6 +11,7 @@
 //   kReadEnd    target -> initiator   closes one kRead: the bytes before it are good, or code and
 //                                     text say why not
 //   kCancelRead initiator -> target   data of this slice that has not been sent need not be
+//   kGoodbye    either way            the sender closes the connection for good; text says why
 //
 // Encoding and decoding are pure functions over bytes. decode_header() and decode_pieces() accept
 // nothing that a correct peer would not send, and never read past what they are given.
@@ -34,6 +35,7 @@ enum class FrameType : uint8_t {
   kReadData = 4,
   kReadEnd = 5,
   kCancelRead = 6,
+  kGoodbye = 7,
 };
 
 inline constexpr uint8_t kLast = 1;       // kWrite: the slice is complete with this frame

@@ -78,10 +78,6 @@ class OpenSlices {
   }
 
   uint32_t live() const { return live_; }
-  bool aborting() const {
-    return std::any_of(begin(), end(),
-                       [](const OpenSlice& slot) { return slot.live && slot.aborted; });
-  }
 
   // Slots keep their numbers.
   OpenSlice& operator[](size_t at) { return slots_[at]; }

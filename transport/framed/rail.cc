@@ -47,10 +47,8 @@ void FramedRail::abort(TransferId transfer, EventSink& sink) {
     if (closed_) return;
     if (!slot.live || slot.aborted || !(slot.id == transfer)) continue;
     if (slot.op == Op::kWrite && slot.begun) {
-      // What is on its way may land until the target has spoken: wait for that, for a while.
+      // What is on its way may land until the target has spoken: wait for that.
       slot.aborted = true;
-      last_moved_ = context_.clock.now();
-      next_check_ = Time::zero();
       continue;
     }
     take_back(slot);
@@ -59,6 +57,7 @@ void FramedRail::abort(TransferId transfer, EventSink& sink) {
 }
 
 void FramedRail::close(absl::Status why, EventSink& sink) {
+  if (!closed_ && !failing_ && !absl::IsUnavailable(why)) say_goodbye(std::string(why.message()));
   fail(std::move(why));
   if (!inside_) finish(sink);
 }
@@ -74,8 +73,17 @@ absl::Status FramedRail::lost(std::string_view why) const {
       absl::StrCat("peer ", peer_, " over ", properties_.provider, ": ", std::string(why)));
 }
 
+void FramedRail::hostile(std::string_view what) { fail(absl::DataLossError(lost(what).message())); }
+
 void FramedRail::hostile(FrameType type, std::string_view why) {
-  fail(lost(absl::StrCat("hostile or damaged ", frame_name(type), " frame: ", std::string(why))));
+  hostile(absl::StrCat("hostile or damaged ", frame_name(type), " frame: ", std::string(why)));
+}
+
+void FramedRail::on_goodbye(const Frame& frame, std::string_view text) {
+  const absl::Status said =
+      status_of({.code = absl::StatusCode::kAborted, .text = frame.text}, text);
+  fail(absl::AbortedError(
+      lost(absl::StrCat("it closed the connection: ", said.message())).message()));
 }
 
 void FramedRail::finish(EventSink& sink) {
@@ -84,8 +92,15 @@ void FramedRail::finish(EventSink& sink) {
   next_check_ = kNever;
   leave();
   if (failure_.ok()) failure_ = absl::CancelledError("closed");
+  // What the peer did wrong is no fault of a slice that another rail may still carry.
+  absl::Status untouched = failure_;
+  if (absl::IsDataLoss(failure_) || absl::IsAborted(failure_)) {
+    untouched = absl::UnavailableError(failure_.message());
+  }
   for (OpenSlice& slot : slots_) {
-    if (slot.live) report(slot, failure_, sink);
+    if (!slot.live) continue;
+    const bool may_have_landed = slot.op == Op::kWrite && slot.begun;
+    report(slot, may_have_landed ? absl::UnknownError(failure_.message()) : untouched, sink);
   }
   sink.rail_down(*this, failure_);
 }
@@ -103,8 +118,7 @@ void FramedRail::check_timers(Time now, EventSink& sink) {
     seen_moved_ = seen;
     last_moved_ = now;
   }
-  const Time limit = slots_.aborting() ? std::min(kAbortGrace, stall_) : stall_;
-  if (now - last_moved_ >= limit) {
+  if (now - last_moved_ >= stall_) {
     stalled();
     fail(lost(absl::StrFormat(
         "nothing moved for %.1f s with %u slices open: it has stopped reading, is stopped, or the "
@@ -113,7 +127,7 @@ void FramedRail::check_timers(Time now, EventSink& sink) {
     finish(sink);
     return;
   }
-  next_check_ = now + std::max<Time>(limit / 4, std::chrono::milliseconds(1));
+  next_check_ = now + std::max<Time>(stall_ / 4, std::chrono::milliseconds(1));
 }
 
 void FramedRail::answer(FrameType type, const Frame& to, const absl::Status& status,

@@ -21,9 +21,6 @@ namespace baton::framed {
 
 class FramedRail : public Rail {
  public:
-  // How long an aborted write waits for the target's word once nothing moves any more.
-  static constexpr Time kAbortGrace = std::chrono::seconds(1);
-
   const Properties& properties() const final { return properties_; }
   absl::Status reaches(const RemoteRegion&) const final { return absl::OkStatus(); }
   bool post(const Slice& slice, EventSink& sink) final;
@@ -46,6 +43,8 @@ class FramedRail : public Rail {
   virtual void take_back(OpenSlice& slot) = 0;
   // Ends the connection: afterwards nothing is read from or written to any memory for the peer.
   virtual void leave() = 0;
+  // Tells the peer, if that is possible at once, that leave() follows and is meant.
+  virtual void say_goodbye(std::string_view why) = 0;
   // Whether anything is under way in either direction that needs the peer to move on.
   virtual bool waiting() const = 0;
   // Grows as long as anything moves.
@@ -59,8 +58,10 @@ class FramedRail : public Rail {
   void fail(absl::Status why);
   // "peer NAME over PROVIDER: why"
   absl::Status lost(std::string_view why) const;
-  // The peer sent what no correct peer sends.
+  // The peer sent what no correct peer sends: it is not called again.
+  void hostile(std::string_view what);
   void hostile(FrameType type, std::string_view why);
+  void on_goodbye(const Frame& frame, std::string_view text);
   void finish(EventSink& sink);
   void report(OpenSlice& slot, absl::Status status, EventSink& sink) {
     slots_.report(*this, slot, std::move(status), sink);

@@ -11,7 +11,7 @@ constexpr uint64_t word_of(uint32_t generation, TransferState state) {
 }  // namespace
 
 TransferSlots::TransferSlots(uint32_t capacity)
-    : capacity_(capacity), slots_(new TransferSlot[capacity + 1]), free_head_(0) {
+    : capacity_(capacity), slots_(new TransferSlot[capacity + kReserved]), free_head_(0) {
   for (uint32_t i = 0; i < capacity; ++i) {
     slots_[i].next_free = i + 1 < capacity ? i + 1 : TransferSlot::kNone;
   }
@@ -40,15 +40,16 @@ absl::StatusOr<TransferId> TransferSlots::acquire() {
 }
 
 absl::StatusOr<TransferId> TransferSlots::acquire_reserved() {
-  TransferSlot& slot = slots_[capacity_];
-  const uint64_t word = slot.word.load(std::memory_order_relaxed);
-  if ((word & 0xff) != 0 && !ended(state_of(word))) {
-    return absl::ResourceExhaustedError("the reserved transfer is in use");
+  for (uint32_t index = capacity_; index < capacity_ + kReserved; ++index) {
+    const uint64_t word = slots_[index].word.load(std::memory_order_relaxed);
+    if ((word & 0xff) != 0 && !ended(state_of(word))) continue;
+    uint32_t generation = static_cast<uint32_t>(word >> 8) + 1;
+    if (generation == 0) generation = 1;
+    slots_[index].word.store(word_of(generation, TransferState::kActive),
+                             std::memory_order_release);
+    return TransferId{index, generation};
   }
-  uint32_t generation = static_cast<uint32_t>(word >> 8) + 1;
-  if (generation == 0) generation = 1;
-  slot.word.store(word_of(generation, TransferState::kActive), std::memory_order_release);
-  return TransferId{capacity_, generation};
+  return absl::ResourceExhaustedError("all reserved transfers are in use");
 }
 
 void TransferSlots::push(TransferId id) {
@@ -60,7 +61,7 @@ void TransferSlots::push(TransferId id) {
 }
 
 const TransferSlot* TransferSlots::find(TransferId id) const {
-  if (id.slot > capacity_ || id.generation == 0) return nullptr;
+  if (id.slot >= capacity_ + kReserved || id.generation == 0) return nullptr;
   const uint64_t word = slots_[id.slot].word.load(std::memory_order_acquire);
   return word >> 8 == id.generation && (word & 0xff) != 0 ? &slots_[id.slot] : nullptr;
 }

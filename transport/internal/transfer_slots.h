@@ -43,6 +43,7 @@ struct TransferSlot {
   uint32_t slices = 0;       // in all
   uint32_t next_slice = 0;   // not posted yet from here on
   uint32_t outstanding = 0;  // posted and not reported
+  uint32_t unsettled = 0;    // reported by a rail that was lost: the target is being asked
   uint32_t reposts = 0;
   uint32_t landed = 0;          // slices that were reported as done
   uint64_t credit = 0;          // taken from the peer's window for the notification
@@ -66,7 +67,9 @@ class TransferSlots {
 
   // Any thread. Takes a free slot: its generation moves on and it reads as active.
   absl::StatusOr<TransferId> acquire();
-  // Progress thread. One slot that submit() never gets: for the worker's own words to its peers.
+  // Slots that submit() never gets: for the worker's own words to its peers.
+  static constexpr uint32_t kReserved = 64;
+  // Progress thread. One of them; it is free again when its transfer has ended.
   absl::StatusOr<TransferId> acquire_reserved();
   // Any thread. Hands a filled slot to the progress thread.
   void push(TransferId id);

@@ -15,6 +15,10 @@
 namespace baton {
 namespace {
 
+// The others are the worker's own.
+constexpr uint32_t kMostTransfers =
+    internal::Arrivals::kMaxSlots - internal::TransferSlots::kReserved;
+
 absl::Status stale_id() {
   return absl::NotFoundError(
       "no such transfer: its id is stale (released already) or from another worker");
@@ -40,10 +44,9 @@ Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Worker::~Worker() = default;
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::create(WorkerOptions options) {
-  if (options.max_transfers == 0 || options.max_transfers >= internal::Arrivals::kMaxSlots) {
-    // One slot is the worker's own.
+  if (options.max_transfers == 0 || options.max_transfers > kMostTransfers) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("max_transfers must be in [1, %u]", internal::Arrivals::kMaxSlots - 1));
+        absl::StrFormat("max_transfers must be in [1, %u]", kMostTransfers));
   }
   if (options.name.size() > kMaxWorkerName) {
     return absl::InvalidArgumentError(

@@ -1,6 +1,7 @@
 // The inside of a worker. Everything here runs under `mutex`, except what is marked lock-free.
 // Split by subject: worker.cc (the public calls), worker_progress.cc (start, progress, sleeping),
-// worker_peers.cc (routes, connecting, peers going down), worker_transfers.cc (slices, ends).
+// worker_peers.cc (routes, connecting, peers going down), worker_sessions.cc (rails that were lost,
+// and peers that are called again), worker_transfers.cc (slices, ends).
 #pragma once
 
 #include <array>
@@ -15,6 +16,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "transport/internal/arrivals.h"
 #include "transport/internal/bell.h"
+#include "transport/internal/control_message.h"
 #include "transport/internal/transfer_slots.h"
 #include "transport/worker.h"
 
@@ -34,10 +36,31 @@ inline constexpr uint64_t kNotificationCost = 64;
 
 struct RailState {
   std::unique_ptr<Rail> rail;
+  uint64_t link = 0;  // HelloInfo::link
   uint64_t outstanding_bytes = 0;
   uint32_t outstanding = 0;
   uint32_t moved = 0;  // slices that it gave back for others to do
   bool full = false;   // refused a slice; cleared by its next report
+};
+
+// A rail that was lost while slices of ours were on it. They go on when the peer has said which of
+// them had landed, and that no byte of the others will.
+struct LostRail {
+  explicit LostRail(uint64_t number) : link(number) {}
+
+  uint64_t link = 0;
+  std::vector<SliceName> unsettled;
+  bool gone = false;       // it has reported all that it had
+  Time asked_at = kNever;  // the peer has been asked
+};
+
+// How a peer of which all rails were lost is called again.
+struct Redial {
+  Time give_up_at = kNever;  // kNever: it answered since it was lost last
+  Time call_at = kNever;
+  Time pause{};          // before the call after that
+  bool calling = false;  // a call is under way
+  bool nobody = false;   // somewhere nobody lives at its address any more
 };
 
 struct Peer {
@@ -56,6 +79,12 @@ struct Peer {
   SlotQueue bulk;
   SlotQueue held;  // transfers whose notification waits for credit
   Arrivals arrivals;
+
+  bool dialled = false;  // we called it first
+  std::vector<LostRail> lost_rails;
+  std::vector<uint64_t> fenced;  // links that the peer has given up before they came up here
+  std::string goodbye;           // what it said when it closed a rail for good
+  Redial redial;
 
   // Notifications, in bytes as the inbox counts them.
   uint64_t credit = kNotificationWindow;  // we may still send
@@ -113,6 +142,28 @@ class Worker::Impl final : public EventSink {
   void push_event(PeerEvent event);
   bool run_doomed();
   internal::Peer* peer_of(const Rail& rail);
+  internal::Peer* session_of(const HelloInfo& info);
+  static bool fenced(const internal::Peer& peer, uint64_t link);
+  void drop(std::unique_ptr<Rail> rail);
+  void refuse(const HelloInfo& info, std::unique_ptr<Rail> rail, const absl::Status& why);
+
+  // worker_sessions.cc
+  internal::LostRail& lost_rail(internal::Peer& peer, uint64_t link);
+  void unsettled(internal::Peer& peer, uint64_t link, const internal::SliceName& name);
+  void settle(const internal::SliceName& name, bool landed);
+  void settle_all(internal::Peer& peer, const absl::Status& why);
+  void ask_about_lost_rails(internal::Peer& peer);
+  void say(internal::Peer& peer, const internal::ControlMessage& message);
+  bool say_what_waits();
+  void hear(internal::Peer& peer, Rail& rail, std::string_view words);
+  void on_fenced(internal::Peer& peer, const internal::ControlMessage& answer);
+  bool answer_questions();
+  void peer_lost(internal::Peer& peer, const absl::Status& why);
+  void peer_resumed(internal::Peer& peer);
+  Time answer_due(const internal::Peer& peer) const;
+  bool check_answers(Time now);
+  bool call_lost_peers(Time now);
+  void round_over(internal::Peer& peer);
 
   // worker_transfers.cc
   absl::StatusOr<TransferId> submit(const TransferRequest& request);  // lock-free
@@ -140,7 +191,6 @@ class Worker::Impl final : public EventSink {
   // EventSink
   void slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status status) override;
   void arrived(Rail& rail, const Arrival& arrival) override;
-  void notified(Rail& rail, std::string_view payload) override;
   void counters_moved(Rail&) override { signal(); }
   void connected(uint64_t session, const HelloInfo& info, std::unique_ptr<Rail> rail) override;
   void connect_failed(uint64_t session, absl::Status why) override;
@@ -167,9 +217,17 @@ class Worker::Impl final : public EventSink {
   // generation << 8 | PeerState + 1, for lock-free checks by submit().
   std::array<std::atomic<uint64_t>, kMaxPeers> peer_words{};
   absl::flat_hash_map<uint64_t, PeerId> sessions;  // ours, by the number we gave out
-  uint64_t next_session = 1;
+  uint64_t next_session;  // from anywhere: the other side of a session has numbers of its own
   std::vector<std::unique_ptr<Rail>> graveyard;        // freed once their provider has returned
   std::vector<std::pair<Rail*, absl::Status>> doomed;  // to be closed for misbehaving
+  std::vector<std::pair<PeerId, internal::ControlMessage>> questions;  // kFence, to be answered
+  bool answering = false;  // a rail that goes down now does so because the peer has lost it
+  std::deque<std::pair<PeerId, std::string>> unsaid;  // waits for a slot of its own
+  bool unsaid_due = false;                            // some slot may be free
+  size_t peers_reconnecting = 0;
+  size_t unanswered = 0;                               // questions of ours
+  Time patience = std::chrono::seconds(15);            // peer.answer_ms
+  Time redial = std::chrono::seconds(5);               // peer.redial_ms
   std::vector<std::pair<Time, TransferId>> deadlines;  // heap, earliest first
   std::vector<uint32_t> stopped;                       // ended, not announced yet
   std::deque<PeerEvent> events;

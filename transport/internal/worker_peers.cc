@@ -63,6 +63,7 @@ absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, std::strin
     return absl::ResourceExhaustedError(
         absl::StrFormat("all %u peers are in use: disconnect() some", kMaxPeers));
   }
+  peer->dialled = true;
   peer->require = need.empty() ? options.require : std::string(need);
   peer->name = std::string(target.substr(0, 64));
   if (target.substr(0, kAddressPrefix.size()) == kAddressPrefix) {
@@ -137,7 +138,9 @@ void Worker::Impl::plan_routes(internal::Peer& peer) {
 }
 
 void Worker::Impl::try_next_route(internal::Peer& peer) {
+  const bool again = peer.state == PeerState::kReconnecting;
   if (peer.untried.empty()) {
+    if (again) return round_over(peer);
     peer_down(peer,
               absl::UnavailableError(absl::StrFormat(
                   "no route to %s%s. %s", peer.name,
@@ -151,7 +154,9 @@ void Worker::Impl::try_next_route(internal::Peer& peer) {
   for (auto& provider : providers) {
     if (provider->capabilities().name != name) continue;
     ConnectRequest request;
-    request.session = peer.session = next_session++;
+    if (!again) peer.session = next_session++;
+    request.session = peer.session;
+    if (again) request.resume = peer.dialled ? Resume::kOurs : Resume::kTheirs;
     for (const auto& [theirs, where] : peer.address.providers) {
       if (theirs == name) request.address = where;
     }
@@ -169,12 +174,18 @@ void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
   internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
   sessions.erase(session);
   if (peer == nullptr || peer->session != session || !peer->rails.empty()) return;
-  if (peer->state != PeerState::kConnecting) return;
+  const bool again = peer->state == PeerState::kReconnecting;
+  if (peer->state != PeerState::kConnecting && !again) return;
   peer->notes.push_back(absl::StrCat(peer->route, ": ", why.message()));
   log_event(LogLevel::kInfo, "%s: no route to %s by %s: %s", self.name, peer->name, peer->route,
             why.message());
-  // A wrong key or version will not get better on another route.
-  if (absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why)) peer->untried.clear();
+  // A wrong key or version will not get better on another route; nor by calling again.
+  const bool refused = absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why);
+  if (refused) peer->untried.clear();
+  if (again) {
+    peer->redial.nobody |= refused || absl::IsNotFound(why);
+    return try_next_route(*peer);
+  }
   if (peer->untried.empty() && peer->notes.size() == 1) {
     peer_down(*peer, why);
   } else {
@@ -191,28 +202,63 @@ void Worker::Impl::connected(uint64_t session, const HelloInfo& info, std::uniqu
     stray->close(absl::CancelledError("this connection is no longer wanted"), *this);
     return;
   }
+  if (fenced(*peer, info.link)) return drop(std::move(rail));
   peer_up(*peer, info, std::move(rail));
 }
 
-void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
-  internal::Peer* peer = nullptr;
-  for (auto& other : peers) {
-    if (other != nullptr && other->state == PeerState::kUp && other->uid == info.uid &&
-        other->session == info.session && other->address.providers.empty()) {
-      peer = other.get();
+// The peer that this rail belongs to, in whatever state.
+internal::Peer* Worker::Impl::session_of(const HelloInfo& info) {
+  const bool dialled = info.resume == Resume::kTheirs;  // by us, once
+  for (auto& peer : peers) {
+    if (peer != nullptr && peer->uid == info.uid && peer->session == info.session &&
+        peer->dialled == dialled) {
+      return peer.get();
     }
   }
-  if (peer == nullptr) peer = new_peer();
+  return nullptr;
+}
+
+// The other side has lost this rail before it was heard of here.
+bool Worker::Impl::fenced(const internal::Peer& peer, uint64_t link) {
+  return std::find(peer.fenced.begin(), peer.fenced.end(), link) != peer.fenced.end();
+}
+
+void Worker::Impl::drop(std::unique_ptr<Rail> rail) {
+  Rail* stray = rail.get();
+  graveyard.push_back(std::move(rail));
+  stray->close(absl::UnavailableError("the peer has lost its end of this rail"), *this);
+}
+
+void Worker::Impl::refuse(const HelloInfo& info, std::unique_ptr<Rail> rail,
+                          const absl::Status& why) {
+  Rail* stray = rail.get();
+  graveyard.push_back(std::move(rail));
+  stray->close(why, *this);
+  handshake_refused(info.name, why);
+}
+
+void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
+  internal::Peer* peer = session_of(info);
+  if (peer != nullptr) {
+    if (peer->state == PeerState::kDown) {
+      return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
+    }
+    if (fenced(*peer, info.link)) return drop(std::move(rail));
+    return peer_up(*peer, info, std::move(rail));
+  }
+  if (info.resume != Resume::kNew) {
+    return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
+  }
+  peer = new_peer();
   if (peer == nullptr) {
-    Rail* stray = rail.get();
-    graveyard.push_back(std::move(rail));
-    const absl::Status full =
-        absl::ResourceExhaustedError("this worker has no room for more peers");
-    stray->close(full, *this);
-    handshake_refused(info.name, full);
-    return;
+    return refuse(info, std::move(rail),
+                  absl::ResourceExhaustedError("this worker has no room for more peers"));
   }
   peer->session = info.session;
+  // Where it may be called again; by the provider that it chose.
+  absl::StatusOr<Address> home = Address::decode(info.address);
+  if (home.ok() && home->uid == info.uid) peer->address = *std::move(home);
+  peer->require = rail->properties().provider;
   peer_up(*peer, info, std::move(rail));
 }
 
@@ -222,14 +268,16 @@ void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
   peer.uid_known = true;
   peer.name = info.name;
   rail->worker_tag = tag_of(peer.id());
-  peer.rails.push_back({.rail = std::move(rail)});
+  peer.rails.push_back({.rail = std::move(rail), .link = info.link});
   if (peer.state == PeerState::kUp) return;
+  const bool again = peer.state == PeerState::kReconnecting;
   set_peer_state(peer, PeerState::kUp);
+  ++stats.peers_up;
+  if (again) return peer_resumed(peer);
   for (const std::string& name : peer.untried) {
     peer.notes.push_back(absl::StrCat(name, ": ranks below the route taken"));
   }
   peer.untried.clear();
-  ++stats.peers_up;
   log_event(LogLevel::kInfo, "%s: peer up: %s", self.name, explain(peer));
   push_event({PeerEvent::Kind::kUp, peer.id(), peer.name, absl::OkStatus(), peer.uid});
 }
@@ -252,32 +300,46 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
   for (size_t i = 0; i < peer->rails.size(); ++i) {
     if (peer->rails[i].rail.get() != &rail) continue;
     const uint32_t moved = peer->rails[i].moved;
+    if (peer->state != PeerState::kDown) lost_rail(*peer, peer->rails[i].link).gone = true;
+    const bool closed = absl::IsAborted(why);
+    if (closed) peer->goodbye = std::string(why.message());
     graveyard.push_back(std::move(peer->rails[i].rail));
     peer->rails.erase(peer->rails.begin() + static_cast<ptrdiff_t>(i));
-    if (peer->rails.empty()) return peer_down(*peer, why);
     if (peer->state == PeerState::kDown) return;  // we are closing all of them
+    if (peer->rails.empty()) {
+      if (absl::IsUnavailable(why) && peer->goodbye.empty()) return peer_lost(*peer, why);
+      return peer_down(*peer, peer->goodbye.empty() ? why : absl::AbortedError(peer->goodbye));
+    }
+    if (closed) return;  // the others will follow
     ++stats.rails_lost;
     peer->rail_lost = std::string(why.message());
     log_event(LogLevel::kWarning,
               "%s: lost a rail to %s: %s (%s); %u slices go on over the %u that are left",
               self.name, peer->name, why.message(), rail.properties().route, moved,
               peer->rails.size());
+    if (!answering) ask_about_lost_rails(*peer);
     return;
   }
 }
 
 void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
   if (peer.state == PeerState::kDown) return;
-  const bool was_up = peer.state == PeerState::kUp;
-  if (was_up) --stats.peers_up;
+  const bool was_up = peer.state == PeerState::kUp || peer.state == PeerState::kReconnecting;
+  if (peer.state == PeerState::kUp) --stats.peers_up;
+  if (peer.state == PeerState::kReconnecting) --peers_reconnecting;
   set_peer_state(peer, PeerState::kDown);
   peer.why = why.ok() ? absl::UnavailableError("the connection was closed") : why;
+  // Why a rail went is for the worker; to its callers, the peer is gone.
+  if (absl::IsAborted(why) || absl::IsDataLoss(why) || absl::IsNotFound(why)) {
+    peer.why = absl::UnavailableError(why.message());
+  }
   sessions.erase(peer.session);
   log_event(LogLevel::kInfo, "%s: peer %s: %s: %s", self.name, was_up ? "down" : "not reached",
             peer.name, peer.why.message());
   for (internal::SlotQueue* queue : {&peer.urgent, &peer.bulk, &peer.held}) {
     while (queue->head != kNone) stop(queue->head, TransferState::kFailed, peer.why);
   }
+  settle_all(peer, peer.why);
   push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
 }
 
@@ -296,7 +358,8 @@ void Worker::Impl::disconnect(internal::Peer& peer, const absl::Status& why) {
   if (peer.state == PeerState::kDown) return;
   // Slices that come back must not be posted to the next rail, so the peer goes down first.
   peer_down(peer, why);
-  close_rails(peer, why);
+  // Not lost: the peer is told not to call again.
+  close_rails(peer, absl::IsUnavailable(why) ? absl::CancelledError(why.message()) : why);
 }
 
 bool Worker::Impl::run_doomed() {
@@ -322,6 +385,7 @@ bool Worker::Impl::run_doomed() {
 void Worker::Impl::arrived(Rail& rail, const Arrival& arrival) {
   internal::Peer* peer = peer_of(rail);
   if (peer == nullptr) return;
+  peer->redial.give_up_at = kNever;  // it is there, and knows us
   auto complete = peer->arrivals.add(arrival);
   if (!complete.ok()) {
     doomed.emplace_back(&rail, complete.status());
@@ -329,16 +393,14 @@ void Worker::Impl::arrived(Rail& rail, const Arrival& arrival) {
   }
   if (!complete->now) return;
   if (arrival.counter_index == CounterTable::kCredits) return take_credit(*peer, arrival.increment);
+  if (arrival.counter_index == CounterTable::kControl) {
+    return hear(*peer, rail, complete->notify);
+  }
   if (arrival.counter_generation != 0) {
     counters.add(arrival.counter_index, arrival.counter_generation, arrival.increment);
     signal();
   }
   if (!complete->notify.empty()) push_notification(peer->id(), complete->notify);
-}
-
-void Worker::Impl::notified(Rail& rail, std::string_view payload) {
-  internal::Peer* peer = peer_of(rail);
-  if (peer != nullptr) push_notification(peer->id(), payload);
 }
 
 void Worker::Impl::push_notification(PeerId from, std::string_view payload) {
@@ -428,6 +490,9 @@ void Worker::Impl::push_event(PeerEvent event) {
 std::string Worker::Impl::explain(const internal::Peer& peer) const {
   if (peer.state == PeerState::kConnecting) {
     return absl::StrCat(peer.name, ": connecting by ", peer.route);
+  }
+  if (peer.state == PeerState::kReconnecting) {
+    return absl::StrCat(peer.name, ": lost, and being called again: ", peer.why.message());
   }
   if (peer.state == PeerState::kDown) {
     return absl::StrCat(peer.name, ": down: ", peer.why.message());

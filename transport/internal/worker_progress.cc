@@ -20,6 +20,24 @@ namespace {
 
 constexpr const char* kNoDescriptors = "no file descriptors are left: raise `ulimit -n`";
 
+constexpr std::array kSettings = {
+    Setting{
+        .name = "peer.answer_ms",
+        .unit = "ms",
+        .standard = "15000",
+        .least = 10,
+        .most = 3'600'000,
+        .meaning = "a peer that does not say for so long what had come over a lost rail is lost"},
+    Setting{.name = "peer.redial_ms",
+            .unit = "ms",
+            .standard = "5000",
+            .least = 0,
+            .most = 3'600'000,
+            .meaning = "a peer that was lost is called again for so long before it is given up; 0: "
+                       "not at all"},
+};
+[[maybe_unused]] const bool declared = (declare_settings(kSettings), true);
+
 uint16_t port_of(const std::string& host_port) {
   const size_t colon = host_port.rfind(':');
   uint16_t port = 0;
@@ -39,6 +57,7 @@ Worker::Impl::Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerU
       regions(uid),
       counters(std::move(counter_table)),
       slots(options.max_transfers) {
+  std::memcpy(&next_session, uid.bytes.data(), sizeof next_session);
   self.uid = uid;
   self.name = options.name;
   self.pid = static_cast<uint32_t>(getpid());
@@ -94,6 +113,10 @@ absl::Status Worker::Impl::start() {
                                                               .listen_port = options.listen_port,
                                                               .settings = options.settings});
 
+  SettingsReader read(*context, kSettings);
+  read.ms("peer.redial_ms", redial);
+  read.ms("peer.answer_ms", patience);
+  if (absl::Status status = read.finish(); !status.ok()) return status;
   std::vector<std::string> wanted = options.providers;
   if (wanted.empty() && options.extra_providers.empty()) {
     for (const auto& [name, factory] : registered_providers()) wanted.push_back(name);
@@ -160,6 +183,7 @@ absl::Status Worker::Impl::start() {
         "providers): ",
         readable.message()));
   }
+  context->self.address = address;
   for (auto& provider : providers) provider->set_worker_address(address);
   return absl::OkStatus();
 }
@@ -169,10 +193,14 @@ bool Worker::Impl::progress() {
   bell.silence();
   bool any = take_submissions();
   any |= give_credits();
+  any |= say_what_waits();
   any |= take_cancels();
   if (!deadlines.empty()) any |= expire(clock.now());
+  if (unanswered != 0) any |= check_answers(clock.now());
+  if (peers_reconnecting != 0) any |= call_lost_peers(clock.now());
   any |= pump();
   for (auto& provider : providers) any |= provider->progress(*this);
+  any |= answer_questions();
   any |= run_doomed();
   any |= finish_stopped();
   // This round took from those who sleep what would have woken them. What happened may be what they
@@ -185,7 +213,7 @@ bool Worker::Impl::progress() {
 bool Worker::Impl::ready_to_sleep() {
   sleeping.store(true, std::memory_order_seq_cst);
   bool idle = !slots.has_submitted() && !cancels.load() && doomed.empty() && stopped.empty() &&
-              !credits_due;
+              !credits_due && !unsaid_due;
   for (auto& provider : providers) idle = provider->arm() && idle;
   return idle;
 }
@@ -214,6 +242,14 @@ void Worker::Impl::rouse() {
 Time Worker::Impl::next_timer() {
   Time next = deadlines.empty() ? kNever : deadlines.front().first;
   for (auto& provider : providers) next = std::min(next, provider->next_timer());
+  if (peers_reconnecting + unanswered == 0) return next;
+  for (const auto& peer : peers) {
+    if (peer == nullptr) continue;
+    next = std::min(next, answer_due(*peer));
+    if (peer->state != PeerState::kReconnecting) continue;
+    next = std::min(next, peer->redial.give_up_at);
+    if (!peer->redial.calling) next = std::min(next, peer->redial.call_at);
+  }
   return next;
 }
 

@@ -117,7 +117,7 @@ void Worker::Impl::activate(uint32_t index) {
   const TransferDescriptor& d = slot.descriptor;
   slot.slice_bytes = 0;  // decided when the peer's rails are known
   slot.slices = 1;
-  slot.next_slice = slot.outstanding = slot.reposts = slot.landed = 0;
+  slot.next_slice = slot.outstanding = slot.unsettled = slot.reposts = slot.landed = 0;
   slot.credit = 0;
   slot.held = false;
   slot.again.clear();
@@ -125,7 +125,7 @@ void Worker::Impl::activate(uint32_t index) {
   slot.uses_region = slot.queued = slot.listed = false;
   slot.verdict = TransferState::kActive;
   slot.result = absl::OkStatus();
-  ++stats.open_transfers;
+  if (!slot.control) ++stats.open_transfers;
 
   internal::Peer* peer = find_peer(slot.peer);
   if (peer == nullptr || peer->state == PeerState::kDown) {
@@ -157,7 +157,7 @@ void Worker::Impl::activate(uint32_t index) {
     deadlines.emplace_back(slot.deadline, d.id);
     std::push_heap(deadlines.begin(), deadlines.end(), later);
   }
-  if (!d.notify.empty()) {
+  if (!d.notify.empty() && !slot.control) {
     const uint64_t cost = d.notify.size() + internal::kNotificationCost;
     slot.held = peer->held.head != kNone || peer->credit < cost;
     if (!slot.held) peer->credit -= slot.credit = cost;
@@ -289,12 +289,25 @@ void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
   internal::TransferSlot* slot = slots.find(transfer);
   if (slot == nullptr || slot->outstanding == 0) return;  // a provider's bug must not become ours
   --slot->outstanding;
-  if (status.ok()) ++slot->landed;
+  if (status.ok()) {
+    ++slot->landed;
+    if (peer != nullptr) peer->redial.give_up_at = kNever;  // it is there, and knows us
+  }
   if (internal::RailState* state = peer == nullptr ? nullptr : rail_state(*peer, &rail);
       state != nullptr) {
     --state->outstanding;
     state->outstanding_bytes -= slice_end(*slot, slice) - slice_begin(*slot, slice);
     state->full = false;
+  }
+  // Of a read, no byte moves here once its rail has reported it.
+  if (absl::IsUnknown(status)) {
+    if (slot->descriptor.op == Op::kWrite && peer != nullptr && peer->state != PeerState::kDown) {
+      if (internal::RailState* state = rail_state(*peer, &rail); state != nullptr) {
+        ++state->moved;
+        return unsettled(*peer, state->link, {transfer, slice});
+      }
+    }
+    status = absl::UnavailableError(status.message());
   }
   const bool may_retry = absl::IsUnavailable(status) && ++slot->reposts <= kMaxReposts;
   if (status.ok() || slot->verdict != TransferState::kActive) {
@@ -305,7 +318,8 @@ void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
     slot->again.push_back(slice);
     if (!slot->queued) enqueue(*peer, transfer.slot);
   } else {
-    stop(transfer.slot, TransferState::kFailed, std::move(status));
+    const bool down = peer != nullptr && peer->state == PeerState::kDown;
+    stop(transfer.slot, TransferState::kFailed, down ? peer->why : std::move(status));
   }
 }
 
@@ -326,12 +340,17 @@ void Worker::Impl::stop(uint32_t index, TransferState verdict, absl::Status why)
       if (i < peer->rails.size() && peer->rails[i].rail.get() != rail) --i;
     }
   }
+  if (slot.outstanding + slot.unsettled > 0) {
+    slot.word.store((uint64_t{slot.descriptor.id.generation} << 8) |
+                        (static_cast<uint64_t>(TransferState::kEnding) + 1),
+                    std::memory_order_release);
+  }
   maybe_finish(index);
 }
 
 void Worker::Impl::maybe_finish(uint32_t index) {
   internal::TransferSlot& slot = slots[index];
-  if (slot.outstanding != 0 || !slot.all_posted()) return;
+  if (slot.outstanding != 0 || slot.unsettled != 0 || !slot.all_posted()) return;
   if (std::exchange(slot.listed, true)) return;
   stopped.push_back(index);
 }
@@ -357,9 +376,11 @@ bool Worker::Impl::finish_stopped() {
         peer->untold += slot.descriptor.increment;
       }
     }
-    if (slot.control) credits_due = true;  // others may have waited for the slot
-    --stats.open_transfers;
-    ++stats.transfers_ended;
+    if (slot.control) credits_due = unsaid_due = true;  // others may have waited for the slot
+    if (!slot.control) {
+      --stats.open_transfers;
+      ++stats.transfers_ended;
+    }
     const TransferId id = slot.descriptor.id;
     const bool detached = slot.detached;
     if (slot.on_end != nullptr) slot.on_end(slot.context, id, slot.result);

@@ -18,7 +18,9 @@ namespace baton::net {
 // `why` is of the endpoint tried last, if any was.
 void Acceptor::Dial::note(const absl::Status& why) {
   absl::StrAppend(&errors, "; ", next == 0 ? "" : endpoints[next - 1].text() + ": ", why.message());
-  if (absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why)) refusal = why.code();
+  const bool refused = absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why);
+  const bool nobody = absl::IsNotFound(why) && refusal == absl::StatusCode::kUnavailable;
+  if (refused || nobody) refusal = why.code();
 }
 
 Acceptor::Acceptor(const ProviderContext& context, std::string provider, Met met)
@@ -47,6 +49,8 @@ absl::StatusOr<std::string> Acceptor::listen() {
 void Acceptor::connect(const ConnectRequest& request, uint16_t rails) {
   auto dial = std::make_unique<Dial>();
   dial->session = request.session;
+  dial->resume = request.resume;
+  dial->link = link_number();
   dial->expected = request.expected;
   dial->rails = rails;
   dial->address = request.address;
@@ -72,6 +76,8 @@ void Acceptor::refuse(const ConnectRequest& request, const absl::Status& why) {
 void Acceptor::connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail) {
   auto dial = std::make_unique<Dial>();
   dial->session = first.session;
+  dial->resume = first.resume;
+  dial->link = link_number();
   dial->expected = peer;
   dial->rail = rail;
   dial->rails = first.rails;
@@ -102,10 +108,13 @@ std::unique_ptr<HandshakeConnection> Acceptor::start_handshake(int fd, Handshake
   HelloInfo self = context_.self;
   if (dial != nullptr) {
     self.session = dial->session;
+    self.resume = dial->resume;
+    self.link = dial->link;
     self.rail = dial->rail;
     self.rails = dial->rails;
   }
   if (options_.extra) self.extra = options_.extra();
+  self.address = worker_address_;
   return std::make_unique<HandshakeConnection>(
       fd, *poller_, role, context_.key, std::move(self),
       dial != nullptr ? dial->purpose : Handshake::Purpose::kRail,
@@ -129,7 +138,8 @@ void Acceptor::start(std::unique_ptr<Dial> dial) {
 
 void Acceptor::give_up(const Dial& dial, EventSink& sink) const {
   if (dial.rail > 0) return;
-  const bool unanswered = dial.next > 0 && dial.refusal == absl::StatusCode::kUnavailable;
+  const bool unanswered = dial.next > 0 && (dial.refusal == absl::StatusCode::kUnavailable ||
+                                            dial.refusal == absl::StatusCode::kNotFound);
   absl::Status why(
       dial.refusal,
       absl::StrCat("connecting to ", dial.address, " over ", provider_, " failed", dial.errors,
@@ -237,6 +247,8 @@ void Acceptor::call_done(Call call, EventSink& sink) {
               dial->expected.uid.hex(), "): if it was restarted, ask for its address again")));
     }
     peer.session = dial->session;
+    peer.resume = dial->resume;
+    peer.link = dial->link;
     peer.rail = dial->rail;
     peer.rails = dial->rails;
   }

@@ -59,6 +59,8 @@ class Acceptor {
   // An attempt to reach a peer.
   struct Dial {
     uint64_t session = 0;
+    Resume resume = Resume::kNew;
+    uint64_t link = 0;   // HelloInfo::link
     HelloInfo expected;  // its uid must match where set
     Handshake::Purpose purpose = Handshake::Purpose::kRail;
     uint16_t rail = 0;  // which connection of the session this is, of how many
@@ -67,14 +69,16 @@ class Acceptor {
     std::vector<Endpoint> endpoints;
     size_t next = 0;     // endpoint to try
     std::string errors;  // of those tried
-    // What somebody who answered said no with; kUnavailable while nobody has.
+    // What somebody who answered said no with; kNotFound: nobody listens there; kUnavailable while
+    // there is no answer at all.
     absl::StatusCode refusal = absl::StatusCode::kUnavailable;
 
     void note(const absl::Status& why);
   };
 
   // A peer has proved itself. `fd` is non-blocking, connected, and the callee's to close. `peer`
-  // carries the session, rail and rails of the Dial, or, without one, those that the peer chose.
+  // carries the session, link, rail and rails of the Dial, or, without one, those that the peer
+  // chose.
   using Met = std::function<void(int fd, HelloInfo peer, std::unique_ptr<Dial> dial, EventSink&)>;
 
   // `provider`: its name, for messages.

@@ -263,7 +263,8 @@ absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& optio
   if (::connect(fd, raw(to), to.size) != 0 && errno != EINPROGRESS) {
     const int error = errno;
     ::close(fd);
-    return absl::UnavailableError(absl::StrCat(strerror(error)));
+    if (error == ECONNREFUSED) return absl::NotFoundError(strerror(error));
+    return absl::UnavailableError(strerror(error));
   }
   return fd;
 }

@@ -18,7 +18,7 @@ constexpr std::string_view kMagic = "BATON\r\n\x1a";
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kHelloBytes = 8 + 4 + 4 + kNonceBytes;
 constexpr size_t kMacBytes = 32;
-constexpr size_t kMaxInfoBytes = 1024;
+constexpr size_t kMaxInfoBytes = 2048;
 constexpr uint32_t kAccepted = 1;
 constexpr uint32_t kRefused = 2;
 
@@ -73,7 +73,15 @@ absl::Status Handshake::receive(std::string_view bytes) {
       status = on_length(bytes);
       break;
     case State::kInfo: {
-      auto info = HelloInfo::decode(bytes);
+      const std::string_view said = bytes.substr(0, bytes.size() - kMacBytes);
+      const auto proof = info_proof(role_ == Role::kClient ? Role::kServer : Role::kClient, said);
+      if (CRYPTO_memcmp(proof.data(), bytes.data() + said.size(), proof.size()) != 0) {
+        status = absl::PermissionDeniedError(
+            "the peer's introduction was changed on its way: somebody between the two workers is "
+            "no part of the cluster");
+        break;
+      }
+      auto info = HelloInfo::decode(said);
       status = info.status();
       if (info.ok()) {
         peer_ = *std::move(info);
@@ -157,7 +165,7 @@ absl::Status Handshake::on_length(std::string_view bytes) {
   if (length == 0 || length > kMaxInfoBytes) {
     return absl::InvalidArgumentError("the peer's introduction has an impossible length");
   }
-  expect(State::kInfo, length);
+  expect(State::kInfo, length + kMacBytes);
   return absl::OkStatus();
 }
 
@@ -165,6 +173,14 @@ void Handshake::send_info() {
   const std::string info = self_.encode();
   put_number(out_, static_cast<uint32_t>(info.size()));
   out_ += info;
+  const auto proof = info_proof(role_, info);
+  out_.append(reinterpret_cast<const char*>(proof.data()), proof.size());
+}
+
+// What a side says of itself is as much its own as the proof: nobody between changes a byte of it.
+std::array<uint8_t, kMacBytes> Handshake::info_proof(Role of, std::string_view info) const {
+  return key_.hmac(absl::StrCat(of == Role::kClient ? "baton client info" : "baton server info",
+                                client_hello_, server_hello_, std::string(info)));
 }
 
 }  // namespace baton::net

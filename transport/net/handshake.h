@@ -7,12 +7,15 @@
 //   server -> client   magic(8) version(4) zero(4) nonce(32)
 //   client -> server   HMAC-SHA256(key, "baton client" | first message | second message)
 //   server -> client   verdict(4), HMAC-SHA256(key, "baton server" | both messages)
-//   both               length(4), HelloInfo
+//   both               length(4), HelloInfo,
+//                      HMAC-SHA256(key, "baton client info" or "... server info" | both messages |
+//                      HelloInfo)
 //
 // The class is a state machine over bytes: it does no I/O, so every provider (and the fuzzer) uses
 // the same one.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -22,7 +25,7 @@
 
 namespace baton::net {
 
-inline constexpr uint32_t kProtocolVersion = 2;
+inline constexpr uint32_t kProtocolVersion = 3;
 
 class Handshake {
  public:
@@ -44,6 +47,7 @@ class Handshake {
   // True once the peer is authenticated and its HelloInfo is known. to_send() may still hold bytes.
   bool done() const { return state_ == State::kDone; }
   const HelloInfo& peer() const { return peer_; }
+  const HelloInfo& self() const { return self_; }
   Purpose purpose() const { return purpose_; }
 
  private:
@@ -53,6 +57,7 @@ class Handshake {
   absl::Status on_verdict(std::string_view bytes);
   absl::Status on_length(std::string_view bytes);
   void send_info();
+  std::array<uint8_t, 32> info_proof(Role of, std::string_view info) const;
   void expect(State state, size_t bytes);
 
   Role role_;

@@ -49,7 +49,8 @@ bool HandshakeConnection::connected() {
   socklen_t size = sizeof(code);
   getsockopt(fd_, SOL_SOCKET, SO_ERROR, &code, &size);
   if (code == 0) return true;
-  fail(absl::UnavailableError(strerror(code)));
+  fail(code == ECONNREFUSED ? absl::NotFoundError(strerror(code))
+                            : absl::UnavailableError(strerror(code)));
   return false;
 }
 

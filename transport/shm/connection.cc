@@ -53,20 +53,17 @@ bool Connection::receive(EventSink& sink) {
   if (activity != seen_activity_) sink.counters_moved(*rail_);
   seen_activity_ = activity;
   ring_pending_ = true;
-  RingReader::Record record;
+  Arrival arrival;
   for (int i = 0; i < kRecordsAtOnce && ring_pending_; ++i) {
-    const absl::StatusOr<bool> found = reader_->next(record);
+    const absl::StatusOr<bool> found = reader_->next(arrival);
     if (!found.ok()) {
       fail(found.status(), sink);
       return true;
     }
     if (!*found) {
       ring_pending_ = false;
-    } else if (record.kind == RecordKind::kNotification) {
-      sink.notified(*rail_, record.notify);
     } else {
-      record.arrival.notify = record.notify;
-      sink.arrived(*rail_, record.arrival);
+      sink.arrived(*rail_, arrival);
     }
     if (state_ != State::kUp) return true;
   }
@@ -107,7 +104,7 @@ bool Connection::on_socket(EventSink& sink) {
     if (status.ok()) {
       if (*io == PacketSocket::Io::kLater) break;
       if (*io == PacketSocket::Io::kClosed) {
-        peer_closed(sink);
+        peer_closed(/*ended=*/false, sink);
         return true;
       }
       status = on_packet(packet, sink);
@@ -123,24 +120,30 @@ void Connection::on_peer_exit(EventSink& sink) {
   for (int i = 0; i < kPacketsAtOnce && state_ != State::kDown && on_socket(sink); ++i) {
     if (!socket_.peer_gone()) break;
   }
-  if (state_ != State::kDown) peer_closed(sink);
+  if (state_ != State::kDown) peer_closed(/*ended=*/true, sink);
 }
 
-void Connection::peer_closed(EventSink& sink) {
-  // Its last deliveries are in our memory: they count.
+// Its last deliveries are in our memory: they count.
+void Connection::drain(EventSink& sink) {
   for (size_t i = 0; i < Lane::kRingBytes / 8 && state_ == State::kUp; ++i) {
     if (!receive(sink)) break;
   }
+}
+
+// `ended`: its process has; else it may have lost this connection only.
+void Connection::peer_closed(bool ended, EventSink& sink) {
+  drain(sink);
   if (state_ == State::kDown) return;
   if (state_ == State::kHandshake && client_) {
     return fail(absl::UnavailableError("the peer closed the connection during the handshake: does "
                                        "it use the same cluster key?"),
                 sink);
   }
-  fail(absl::UnavailableError(goodbye_.empty()
-                                  ? peer_label() + " died or closed the connection"
-                                  : peer_label() + " closed the connection: " + goodbye_),
-       sink);
+  if (!goodbye_.empty()) {
+    return fail(absl::AbortedError(peer_label() + " closed the connection: " + goodbye_), sink);
+  }
+  const std::string what = peer_label() + " died or closed the connection";
+  fail(ended ? absl::AbortedError(what) : absl::UnavailableError(what), sink);
 }
 
 bool Connection::wait_until_idle(uint32_t busy_value, Time patience) const {
@@ -185,12 +188,21 @@ absl::StatusOr<RemoteView> Connection::view(const RemoteRegion& remote) const {
   return absl::UnavailableError("the connection is not up");
 }
 
-void Connection::close(const absl::Status& why, EventSink& sink) { fail(why, sink); }
+void Connection::close(const absl::Status& why, EventSink& sink) {
+  if (state_ == State::kUp) {
+    // From here on the peer delivers nothing more; what it has delivered counts.
+    in_->closed.store(1, std::memory_order_seq_cst);
+    drain(sink);
+  }
+  fail(why, sink);
+}
 
 void Connection::fail(const absl::Status& why, EventSink& sink) {
   if (state_ == State::kDown) return;
   const State before = std::exchange(state_, State::kDown);
-  if (before == State::kSetup || before == State::kUp) {
+  // Who only loses this connection says nothing: the peer calls again, or is called.
+  const bool lost = absl::IsUnavailable(why) && before == State::kUp;
+  if (!lost && (before == State::kSetup || before == State::kUp)) {
     Message goodbye;
     goodbye.kind = Message::Kind::kGoodbye;
     goodbye.text = std::string(why.message());
@@ -199,8 +211,9 @@ void Connection::fail(const absl::Status& why, EventSink& sink) {
   if (before == State::kUp && rail_ != nullptr) {
     TransferId transfer;
     uint32_t slice = 0;
+    const absl::Status slices = absl::IsAborted(why) ? absl::UnavailableError(why.message()) : why;
     while (rail_ != nullptr && runner_->take_any(transfer, slice)) {
-      sink.slice_done(*rail_, transfer, slice, why);
+      sink.slice_done(*rail_, transfer, slice, slices);
     }
     release();
     if (rail_ != nullptr) sink.rail_down(*rail_, why);

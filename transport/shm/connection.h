@@ -88,7 +88,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void tell_peer();
   bool wait_until_idle(uint32_t busy_value, Time patience) const;
   void fail(const absl::Status& why, EventSink& sink);
-  void peer_closed(EventSink& sink);
+  void peer_closed(bool ended, EventSink& sink);
+  void drain(EventSink& sink);
   void release();
   std::string peer_label() const;
 
@@ -105,6 +106,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<net::Handshake> handshake_;
   std::string handshake_in_;
   HelloInfo peer_;
+  uint64_t link_ = 0;  // of a client
   pid_t peer_pid_ = 0;
   std::string goodbye_;  // what the peer said before it closed
   std::deque<Message> out_queue_;

@@ -14,9 +14,11 @@ namespace {
 constexpr Time kSetupTimeout = std::chrono::seconds(5);
 constexpr Time kRedial = std::chrono::milliseconds(5);
 
-HelloInfo hello(const Shared& shared, uint64_t session) {
+HelloInfo hello(const Shared& shared, const ConnectRequest& request) {
   HelloInfo self = shared.context.self;
-  self.session = session;
+  self.session = request.session;
+  self.resume = request.resume;
+  self.link = link_number();
   self.rail = 0;
   self.rails = 1;
   return self;
@@ -31,7 +33,9 @@ Connection::Connection(Shared& shared, ConnectRequest request)
       state_(State::kDialing),
       deadline_(shared.context.clock.now() + kSetupTimeout),
       handshake_(std::in_place, net::Handshake::Role::kClient, shared.context.key,
-                 hello(shared, request_.session)) {}
+                 hello(shared, request_)) {
+  link_ = handshake_->self().link;
+}
 
 Connection::Connection(Shared& shared, PacketSocket socket)
     : shared_(shared),
@@ -40,7 +44,7 @@ Connection::Connection(Shared& shared, PacketSocket socket)
       deadline_(shared.context.clock.now() + kSetupTimeout),
       socket_(std::move(socket)),
       handshake_(std::in_place, net::Handshake::Role::kServer, shared.context.key,
-                 hello(shared, 0)) {
+                 hello(shared, {})) {
   watch(false);
 }
 
@@ -119,8 +123,9 @@ absl::Status Connection::on_handshake_bytes(std::string_view bytes) {
     return absl::InvalidArgumentError("the peer sent bytes after the handshake's end");
   }
   peer_ = handshake_->peer();
+  if (client_) peer_.link = link_;
   if (client_ && request_.expected.uid != WorkerUid{} && peer_.uid != request_.expected.uid) {
-    return absl::UnavailableError(
+    return absl::NotFoundError(
         "another worker answers at this address: the peer was restarted; get its address again");
   }
   return begin_setup();

@@ -1,4 +1,4 @@
-// The ring that carries notifications and arrivals of one direction.
+// The ring that carries the arrivals of one direction.
 #include "transport/shm/notify_ring.h"
 
 #include <algorithm>
@@ -7,9 +7,11 @@
 namespace baton::shm {
 namespace {
 
+constexpr uint32_t kArrival = 2;
+
 struct RecordHeader {
   uint32_t bytes = 0;  // of the payload
-  RecordKind kind = RecordKind::kNotification;
+  uint32_t kind = kArrival;
 };
 
 // An Arrival as it lies in the ring.
@@ -33,14 +35,14 @@ constexpr size_t padded(size_t bytes) { return (bytes + 7) & ~size_t{7}; }
 
 }  // namespace
 
-bool RingWriter::fits(size_t payload) const {
+bool RingWriter::fits(const Arrival& arrival) const {
   const uint64_t used = tail_ - lane_->head.load(std::memory_order_seq_cst);
-  const size_t need = sizeof(RecordHeader) + padded(payload);
+  const size_t need = sizeof(RecordHeader) + padded(sizeof(ArrivalRecord) + arrival.notify.size());
   return used <= Lane::kRingBytes && need <= Lane::kRingBytes - used;
 }
 
-void RingWriter::begin(RecordKind kind, size_t payload) {
-  const RecordHeader header{static_cast<uint32_t>(payload), kind};
+void RingWriter::begin(size_t payload) {
+  const RecordHeader header{static_cast<uint32_t>(payload)};
   cursor_ = tail_;
   append(&header, sizeof header);
 }
@@ -57,25 +59,15 @@ void RingWriter::append(const void* bytes, size_t count) {
 
 void RingWriter::commit() {
   tail_ += padded(cursor_ - tail_);
-  lane_->tail.store(tail_, std::memory_order_release);
+  lane_->tail.store(tail_, std::memory_order_seq_cst);  // before a look at Lane::closed
 }
 
-void RingWriter::push(std::string_view payload) {
-  begin(RecordKind::kNotification, payload.size());
-  append(payload.data(), payload.size());
-  commit();
-}
-
-size_t RingWriter::arrival_bytes(const Arrival& arrival) {
-  return sizeof(ArrivalRecord) + arrival.notify.size();
-}
-
-void RingWriter::push_arrival(const Arrival& arrival) {
+void RingWriter::push(const Arrival& arrival) {
   const ArrivalRecord record{
       arrival.transfer.slot, arrival.transfer.generation, arrival.slice_bytes,
       arrival.total_bytes,   arrival.increment,           arrival.slice,
       arrival.counter_index, arrival.counter_generation,  0};
-  begin(RecordKind::kArrival, arrival_bytes(arrival));
+  begin(sizeof record + arrival.notify.size());
   append(&record, sizeof record);
   append(arrival.notify.data(), arrival.notify.size());
   commit();
@@ -88,8 +80,8 @@ void RingReader::read(uint64_t at, void* to, size_t count) const {
   if (first < count) std::memcpy(static_cast<char*>(to) + first, lane_->ring, count - first);
 }
 
-absl::StatusOr<bool> RingReader::next(Record& record) {
-  const uint64_t available = lane_->tail.load(std::memory_order_acquire) - head_;
+absl::StatusOr<bool> RingReader::next(Arrival& arrival) {
+  const uint64_t available = lane_->tail.load(std::memory_order_seq_cst) - head_;
   if (available == 0) return false;
   if (available > Lane::kRingBytes || available < sizeof(RecordHeader)) return broken();
   RecordHeader header;
@@ -97,29 +89,21 @@ absl::StatusOr<bool> RingReader::next(Record& record) {
   const uint64_t start = head_ + sizeof header;
   if (padded(header.bytes) > available - sizeof header) return broken();
 
-  size_t skip = 0;
-  if (header.kind == RecordKind::kArrival) {
-    ArrivalRecord raw{};
-    if (header.bytes < sizeof raw) return broken();
-    read(start, &raw, sizeof raw);
-    if (raw.counter_generation > UINT16_MAX) return broken();
-    skip = sizeof raw;
-    record.arrival = {.transfer = {raw.transfer_slot, raw.transfer_generation},
-                      .slice = raw.slice,
-                      .slice_bytes = raw.slice_bytes,
-                      .total_bytes = raw.total_bytes,
-                      .counter_index = raw.counter_index,
-                      .counter_generation = static_cast<uint16_t>(raw.counter_generation),
-                      .increment = raw.increment,
-                      .notify = {}};
-  } else if (header.kind != RecordKind::kNotification) {
-    return broken();
-  }
-  if (header.bytes - skip > kMaxNotification) return broken();
-  record.kind = header.kind;
-  payload_.resize(header.bytes - skip);
-  read(start + skip, payload_.data(), payload_.size());
-  record.notify = payload_;
+  ArrivalRecord raw{};
+  if (header.kind != kArrival || header.bytes < sizeof raw) return broken();
+  const size_t notify = header.bytes - sizeof raw;
+  read(start, &raw, sizeof raw);
+  if (raw.counter_generation > UINT16_MAX || notify > kMaxNotification) return broken();
+  payload_.resize(notify);
+  read(start + sizeof raw, payload_.data(), notify);
+  arrival = {.transfer = {raw.transfer_slot, raw.transfer_generation},
+             .slice = raw.slice,
+             .slice_bytes = raw.slice_bytes,
+             .total_bytes = raw.total_bytes,
+             .counter_index = raw.counter_index,
+             .counter_generation = static_cast<uint16_t>(raw.counter_generation),
+             .increment = raw.increment,
+             .notify = payload_};
   head_ = start + padded(header.bytes);
   lane_->head.store(head_, std::memory_order_seq_cst);
   return true;

@@ -58,7 +58,7 @@ absl::StatusOr<PacketSocket> PacketSocket::dial(const std::string& name) {
   }
   if (connect(out.fd(), reinterpret_cast<sockaddr*>(&at->address), at->length) != 0) {
     if (errno == EAGAIN) return absl::ResourceExhaustedError("the peer's backlog is full");
-    return absl::UnavailableError(
+    return absl::NotFoundError(
         absl::StrFormat("nobody listens on the peer's unix socket (%s): it has ended or restarted; "
                         "get its address again",
                         strerror(errno)));

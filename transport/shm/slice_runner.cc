@@ -10,13 +10,15 @@
 namespace baton::shm {
 namespace {
 
-constexpr size_t kNoRecord = SIZE_MAX;
 constexpr size_t kSmallestStreamedPiece = 512;
 constexpr size_t kLookAhead = 16;  // pieces taken from the cursor at a time
 
-// Other slices of it may go other ways, and the target adds them up; or it names no real counter.
+// Other slices of it may go other ways, and the target adds them up; or it names no real counter;
+// or the target must be able to say whether it has got it, notification and all.
 bool by_record(const Slice& slice) {
-  return !slice.whole() || slice.transfer->counter.index >= CounterTable::kCapacity;
+  return slice.transfer->op == Op::kWrite &&
+         (!slice.whole() || slice.transfer->counter.index >= CounterTable::kCapacity ||
+          !slice.transfer->notify.empty());
 }
 
 }  // namespace
@@ -66,8 +68,7 @@ bool SliceRunner::runnable(const Queue& queue) const {
     }
     if (first.cursor->remaining() != 0) return true;
   }
-  const size_t record = record_bytes(first.slice);
-  return record == kNoRecord || ring_.fits(record);
+  return !by_record(first.slice) || ring_.fits(arrival_of(first.slice));
 }
 
 SliceRunner::Result SliceRunner::step(size_t& budget) {
@@ -92,12 +93,22 @@ SliceRunner::Result SliceRunner::step(Queue& queue, size_t& budget) {
     if (result.status.ok() && active.cursor->remaining() != 0) return result;
   }
   if (result.status.ok() && active.slice.transfer->op == Op::kWrite) {
-    const size_t record = record_bytes(active.slice);
-    if (record != kNoRecord && !ring_.fits(record)) {
+    const bool record = by_record(active.slice);
+    if (record && !ring_.fits(arrival_of(active.slice))) {
       ring_.wait_for_room();
-      if (!ring_.fits(record)) return result;  // the bytes are there; the news must wait
+      // The bytes are there; the news must wait.
+      if (!ring_.fits(arrival_of(active.slice))) return result;
     }
-    result.delivered = deliver(active.slice);
+    // The target sets `closed` and then reads the ring to its end; we push and then look at
+    // `closed`. Either the record was read, or we know that it may not have been.
+    if (out_.closed.load(std::memory_order_seq_cst) != 0) {
+      result.status = absl::UnavailableError("the peer is closing the connection");
+    } else {
+      result.delivered = deliver(active.slice);
+      if (record && out_.closed.load(std::memory_order_seq_cst) != 0) {
+        result.status = absl::UnknownError("the peer closed the connection meanwhile");
+      }
+    }
   }
   result.moved = result.finished = true;
   result.transfer = active.slice.transfer->id;
@@ -176,12 +187,6 @@ size_t SliceRunner::copy_cma(Active& active, size_t limit, absl::Status& status)
   return limit - left;
 }
 
-size_t SliceRunner::record_bytes(const Slice& slice) {
-  if (slice.transfer->op == Op::kRead) return kNoRecord;
-  if (by_record(slice)) return RingWriter::arrival_bytes(arrival_of(slice));
-  return slice.transfer->notify.empty() ? kNoRecord : slice.transfer->notify.size();
-}
-
 Arrival SliceRunner::arrival_of(const Slice& slice) {
   const TransferDescriptor& transfer = *slice.transfer;
   return {.transfer = transfer.id,
@@ -198,19 +203,12 @@ Arrival SliceRunner::arrival_of(const Slice& slice) {
 bool SliceRunner::deliver(const Slice& slice) {
   const TransferDescriptor& transfer = *slice.transfer;
   if (by_record(slice)) {
-    ring_.push_arrival(arrival_of(slice));
+    ring_.push(arrival_of(slice));
     return true;
   }
-  bool news = false;
-  if (transfer.counter.generation != 0) {
-    news = CounterTable::add(counters_, transfer.counter.index, transfer.counter.generation,
-                             transfer.increment);
-  }
-  if (!transfer.notify.empty()) {
-    ring_.push(transfer.notify);
-    news = true;
-  }
-  return news;
+  return transfer.counter.generation != 0 &&
+         CounterTable::add(counters_, transfer.counter.index, transfer.counter.generation,
+                           transfer.increment);
 }
 
 }  // namespace baton::shm

@@ -63,7 +63,6 @@ class SliceRunner {
   absl::Status copy_chunk(Active& active, size_t& budget);
   size_t copy_mapped(Active& active, size_t limit);
   size_t copy_cma(Active& active, size_t limit, absl::Status& status);
-  static size_t record_bytes(const Slice& slice);
   static Arrival arrival_of(const Slice& slice);
   bool deliver(const Slice& slice);
 

@@ -82,12 +82,14 @@ void SimProvider::dial_arrived(uint64_t session, uint16_t rail, uint32_t attempt
     return;
   }
   if (server == nullptr || !server->listening_) {
-    give_up(session, absl::UnavailableError(
-                         absl::StrFormat("connection refused: no worker on node %u", node)));
+    give_up(session,
+            absl::NotFoundError(absl::StrFormat("connection refused: no worker on node %u", node)));
     return;
   }
   HelloInfo introduction = self_;
   introduction.session = session;
+  introduction.resume = it->second.request.resume;
+  introduction.link = link_number();
   introduction.rail = rail;
   introduction.rails = it->second.rails;
   HelloInfo server_info;
@@ -104,6 +106,7 @@ void SimProvider::dial_arrived(uint64_t session, uint16_t rail, uint32_t attempt
     return;
   }
   server_info.session = session;
+  server_info.link = introduction.link;
   server_info.rail = rail;
   server_info.rails = it->second.rails;
   // Its hello, our proof, its verdict: three more journeys.

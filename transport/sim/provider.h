@@ -23,6 +23,7 @@ class SimProvider final : public Provider {
 
   const Capabilities& capabilities() const override { return capabilities_; }
   absl::StatusOr<std::string> listen() override;
+  void set_worker_address(const std::string& encoded) override { self_.address = encoded; }
   absl::Status reachable(const std::string& address, std::string_view host_id) const override;
   void connect(const ConnectRequest& request) override;
   absl::Status add_region(const RegionEntry& region) override;
@@ -89,7 +90,7 @@ class SimProvider final : public Provider {
   SimNetwork& network_;
   const size_t node_;
   const ClusterKey& key_;
-  const HelloInfo self_;
+  HelloInfo self_;
   RegionTable& regions_;
   Capabilities capabilities_;
   bool listening_ = false;

@@ -198,12 +198,23 @@ void QueuePair::fail(uint64_t culprit, const absl::Status& cause, Break how) {
       owner_.completed(message.request.id, absl::OkStatus(), false);
     } else if (number == culprit) {
       owner_.completed(message.request.id, cause, false);
+    } else if (how != Break::kLost && executed(number)) {
+      // The two ends agree on what came before they go on.
+      owner_.completed(message.request.id, absl::OkStatus(), false);
     } else {
       owner_.completed(message.request.id, flush, true);
     }
   }
   send_ = next_;
   owner_.broken(cause, how);
+}
+
+// Whether the other end has all of it; a write only.
+bool QueuePair::executed(uint64_t number) {
+  QueuePair* target = network_.find(peer_);
+  if (target == nullptr || out(number).request.op == WorkRequest::Op::kRead) return false;
+  const Incoming& incoming = target->in(number);
+  return incoming.message == number && incoming.executed && incoming.refusal.ok();
 }
 
 void QueuePair::recover() {

@@ -137,6 +137,7 @@ class QueuePair {
   bool next_response(SimPacket& packet, size_t& bytes);
   void acknowledge(uint64_t message);
   void refused(uint64_t message);
+  bool executed(uint64_t number);
   void fail(uint64_t culprit, const absl::Status& cause, Break how);
   Time timeout() const;
   void arm_timer();

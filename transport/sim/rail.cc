@@ -128,7 +128,12 @@ void SimRail::broken(const absl::Status& cause, Break how) {
   // A rail that the worker closes reports the worker's reason; a lost one lets others take over.
   const absl::Status why = closed_ ? cause : absl::UnavailableError(cause.message());
   for (Ring<Slice>* queue : {&flushed_, &waiting_}) {
-    for (size_t i = 0; i < queue->size(); ++i) provider_.report_done(*this, (*queue)[i], why);
+    for (size_t i = 0; i < queue->size(); ++i) {
+      const Slice& slice = (*queue)[i];
+      const bool may_have_landed = queue == &flushed_ && slice.transfer->op == Op::kWrite;
+      provider_.report_done(*this, slice,
+                            may_have_landed ? absl::UnknownError(cause.message()) : why);
+    }
     queue->clear();
   }
   provider_.rail_lost(*this, cause, closed_);

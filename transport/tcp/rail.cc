@@ -69,9 +69,18 @@ void TcpRail::leave() {
   if (socket_.fd() < 0) return;
   // Where anything is under way the kernel must forget it at once; an idle connection ends
   // politely.
-  if (waiting() || failing_) socket_.reset_on_close();
+  if (waiting() || (failing_ && absl::IsUnavailable(failure_))) socket_.reset_on_close();
   socket_.close();
   std::replace(shared_->rails.begin(), shared_->rails.end(), this, static_cast<TcpRail*>(nullptr));
+}
+
+// Only between two frames, and only what the socket takes now: nobody waits for a goodbye.
+void TcpRail::say_goodbye(std::string_view why) {
+  if (socket_.fd() < 0 || waiting()) return;
+  const std::string_view text = why.substr(0, framed::kMaxText);
+  send_control({.type = framed::FrameType::kGoodbye, .text = static_cast<uint32_t>(text.size())},
+               text);
+  send();
 }
 
 bool TcpRail::advance(EventSink& sink) {

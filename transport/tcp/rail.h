@@ -88,6 +88,7 @@ class TcpRail final : public framed::FramedRail {
   void taken(Slot& slot) override;
   void take_back(Slot& slot) override;
   void leave() override;
+  void say_goodbye(std::string_view why) override;
   bool waiting() const override;
   uint64_t moved() const override;
   bool something_to_send() const;

@@ -62,7 +62,7 @@ void TcpRail::parse(EventSink& sink) {
     absl::StatusOr<framed::Frame> frame =
         framed::decode_header(bytes.substr(0, framed::kHeaderBytes));
     if (!frame.ok()) {
-      fail(lost(std::string(frame.status().message())));
+      hostile(std::string(frame.status().message()));
       return;
     }
     const size_t size = framed::kHeaderBytes + frame->meta_bytes();
@@ -86,6 +86,8 @@ void TcpRail::handle(const framed::Frame& frame, std::string_view meta, EventSin
       return on_read_end(frame, framed::frame_text(frame, meta), sink);
     case framed::FrameType::kCancelRead:
       return on_cancel_read(frame);
+    case framed::FrameType::kGoodbye:
+      return on_goodbye(frame, framed::frame_text(frame, meta));
   }
 }
 
@@ -103,7 +105,7 @@ absl::Status TcpRail::map_pieces(const framed::Frame& frame, Access want,
 void TcpRail::on_write(const framed::Frame& frame, std::string_view meta, EventSink& sink) {
   if (absl::Status status = framed::decode_pieces(frame, meta, absl::MakeSpan(wire_pieces_));
       !status.ok()) {
-    fail(lost(std::string(status.message())));
+    hostile(std::string(status.message()));
     return;
   }
   if (frame.slice_offset == 0) {
@@ -161,7 +163,7 @@ TcpRail::Zombie* TcpRail::find_zombie(const framed::Frame& frame) {
 void TcpRail::on_read(const framed::Frame& frame, std::string_view meta) {
   absl::Status status = framed::decode_pieces(frame, meta, absl::MakeSpan(wire_pieces_));
   if (!status.ok()) {
-    fail(lost(std::string(status.message())));
+    hostile(std::string(status.message()));
     return;
   }
   uint8_t at = 0;

@@ -75,16 +75,37 @@ void UcxRail::take_back(Slot& slot) {
                {});
 }
 
+void UcxRail::say_goodbye(std::string_view why) {
+  if (channel_ == nullptr) return;
+  std::string text(framed::kHeaderBytes, '\0');
+  const std::string_view reason = why.substr(0, framed::kMaxText);
+  framed::encode_header(
+      {.type = framed::FrameType::kGoodbye, .text = static_cast<uint32_t>(reason.size())},
+      text.data());
+  channel_->send(text.append(reason));
+}
+
 void UcxRail::hostile(std::string_view why) {
-  fail(lost(absl::StrCat("hostile or damaged message: ", std::string(why))));
+  FramedRail::hostile(absl::StrCat("hostile or damaged message: ", std::string(why)));
+}
+
+// "ready", overtaken by what it announced, is empty; else there is nothing to say but goodbye.
+void UcxRail::on_words(std::string_view words) {
+  if (words.empty()) return;
+  const auto frame = framed::decode_header(words.substr(0, framed::kHeaderBytes));
+  if (!frame.ok() || frame->type != framed::FrameType::kGoodbye ||
+      words.size() != framed::kHeaderBytes + frame->text) {
+    return hostile("words on the connection beside UCX");
+  }
+  on_goodbye(*frame, words.substr(framed::kHeaderBytes));
 }
 
 bool UcxRail::check_channel(EventSink& sink) {
   if (closed_) return false;
   bool any = false;
   while (const auto words = channel_->next()) {
-    any = true;  // "ready", overtaken by what it announced, is empty
-    if (!words->empty()) hostile("words on the connection beside UCX");
+    any = true;
+    on_words(*words);
   }
   if (!channel_->open()) fail(lost(std::string(channel_->why().message())));
   if (failing_) finish(sink);

@@ -90,6 +90,8 @@ class UcxRail final : public framed::FramedRail {
   void taken(Slot&) override {}
   void take_back(Slot& slot) override;
   void leave() override;
+  void say_goodbye(std::string_view why) override;
+  void on_words(std::string_view words);
   bool waiting() const override;
   uint64_t moved() const override;
   void stalled() override { endpoint_->silent = true; }

@@ -19,7 +19,7 @@ void UcxRail::receive(std::string_view bytes, EventSink& sink) {
   endpoint_->silent = false;
   const auto frame = framed::decode_header(bytes.substr(0, framed::kHeaderBytes));
   if (!frame.ok()) {
-    fail(lost(std::string(frame.status().message())));
+    FramedRail::hostile(std::string(frame.status().message()));
     return;
   }
   bytes.remove_prefix(framed::kHeaderBytes);
@@ -33,7 +33,7 @@ void UcxRail::receive(std::string_view bytes, EventSink& sink) {
   if (frame->pieces > 0) {
     absl::Status status = framed::decode_pieces(*frame, meta, absl::MakeSpan(pieces_));
     if (!status.ok()) {
-      fail(lost(std::string(status.message())));
+      FramedRail::hostile(std::string(status.message()));
       return;
     }
   }
@@ -51,6 +51,8 @@ void UcxRail::receive(std::string_view bytes, EventSink& sink) {
       return on_read_end(*frame, message, sink);
     case FrameType::kCancelRead:
       return on_cancel_read(*frame);
+    case FrameType::kGoodbye:
+      return hostile("a goodbye has its place on the connection beside UCX");
   }
 }
 

@@ -97,7 +97,7 @@ absl::StatusOr<Arrival> decode_arrival(std::string_view body) {
       arrival.transfer.slot >= internal::Arrivals::kMaxSlots ||
       arrival.slice_bytes > arrival.total_bytes ||
       (arrival.counter_index >= CounterTable::kCapacity &&
-       arrival.counter_index != CounterTable::kCredits)) {
+       !CounterTable::reserved(arrival.counter_index))) {
     return malformed();
   }
   return arrival;

@@ -1,0 +1,166 @@
+// A network between two workers that a test can break: a relay in front of a worker's listener. It
+// has no thread; a test drives it, as it drives the workers, so that nothing depends on time.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/address.h"
+#include "transport/net/endpoint.h"
+
+namespace baton::tcp {
+
+class FaultyNetwork {
+ public:
+  enum Direction : uint8_t { kThere, kBack };  // from the side that dialled, and to it
+
+  struct Line {
+    std::array<int, 2> ends{-1, -1};  // of the dialler, of the worker behind
+    std::array<std::string, 2> under_way;
+    std::array<bool, 2> held{};
+    bool open() const { return ends[0] >= 0; }
+  };
+
+  // `encoded`: of the worker behind.
+  explicit FaultyNetwork(const std::string& encoded) : address_(*Address::decode(encoded)) {
+    for (auto& [provider, where] : address_.providers) {
+      if (provider != "tcp") continue;
+      far_ = net::resolve(where)->front();
+      listen();
+      where = net::local_of(listener_).text();
+    }
+  }
+  ~FaultyNetwork() {
+    cut_all();
+    refuse();
+  }
+  FaultyNetwork(const FaultyNetwork&) = delete;
+  FaultyNetwork& operator=(const FaultyNetwork&) = delete;
+
+  // The worker's address, with this network in front of it.
+  std::string address() const { return address_.encode(); }
+  std::vector<Line>& lines() { return lines_; }
+  size_t open_lines() const {
+    size_t count = 0;
+    for (const Line& line : lines_) count += line.open() ? 1 : 0;
+    return count;
+  }
+
+  void hold(Direction way, bool held) {
+    for (Line& line : lines_) line.held[way] = held;
+    hold_new_[way] = held;
+  }
+  // Both ends are reset; what is under way is lost.
+  void cut(Line& line) {
+    for (int& end : line.ends) {
+      if (end < 0) continue;
+      const linger at_once{.l_onoff = 1, .l_linger = 0};
+      setsockopt(end, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+      ::close(end);
+      end = -1;
+    }
+    for (std::string& bytes : line.under_way) bytes.clear();
+  }
+  // Only the dialler's end is reset; what is under way to the other one still comes.
+  void cut_near(Line& line) {
+    const linger at_once{.l_onoff = 1, .l_linger = 0};
+    setsockopt(line.ends[0], SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    ::close(line.ends[0]);
+    line.ends[0] = -1;
+  }
+  void cut_all() {
+    for (Line& line : lines_) cut(line);
+  }
+  // Nobody listens any more.
+  void refuse() {
+    if (listener_ >= 0) ::close(listener_);
+    listener_ = -1;
+  }
+
+  // Moves what can be moved; true if anything did.
+  bool step() {
+    bool any = accept();
+    for (Line& line : lines_) {
+      for (const Direction way : {kThere, kBack}) any |= line.ends[1] >= 0 && relay(line, way);
+    }
+    return any;
+  }
+
+ private:
+  static constexpr size_t kMostUnderWay = 1 << 20;
+
+  void listen() {
+    auto fd = net::listen_on("127.0.0.1", 0, {});
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    listener_ = *fd;
+  }
+
+  bool accept() {
+    const int near = listener_ < 0 ? -1 : accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK);
+    if (near < 0) return false;
+    auto far = net::start_connect(far_, {});
+    Line line;
+    line.ends = {near, far.ok() ? *far : -1};
+    line.held = hold_new_;
+    if (far.ok()) {
+      pollfd connected{.fd = *far, .events = POLLOUT, .revents = 0};
+      poll(&connected, 1, 1000);  // on this machine: at once
+      lines_.push_back(std::move(line));
+    } else {
+      cut(line);
+    }
+    return true;
+  }
+
+  bool relay(Line& line, Direction way) {
+    const int from = line.ends[way == kThere ? 0 : 1];
+    const int to = line.ends[way == kThere ? 1 : 0];
+    std::string& bytes = line.under_way[way];
+    bool any = false;
+    char buffer[64 << 10];
+    if (from >= 0 && bytes.size() < kMostUnderWay) {
+      const ssize_t got = recv(from, buffer, sizeof buffer, MSG_DONTWAIT);
+      if (got > 0) {
+        bytes.append(buffer, static_cast<size_t>(got));
+        any = true;
+      } else if (got == 0 || errno != EAGAIN) {
+        ended(line, way);
+        return true;
+      }
+    }
+    if (line.held[way] || bytes.empty() || to < 0) return any;
+    const ssize_t put = send(to, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (put > 0) bytes.erase(0, static_cast<size_t>(put));
+    if (put < 0 && errno != EAGAIN) cut(line);
+    return any || put > 0;
+  }
+
+  // One side has closed: the other one gets what is still under way, and the end.
+  void ended(Line& line, Direction way) {
+    std::string& bytes = line.under_way[way];
+    if (!line.held[way] && !bytes.empty()) {
+      [[maybe_unused]] const ssize_t put = send(line.ends[way == kThere ? 1 : 0], bytes.data(),
+                                                bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+    for (int& end : line.ends) {
+      if (end >= 0) ::close(end);
+      end = -1;
+    }
+  }
+
+  Address address_;
+  net::Endpoint far_;
+  int listener_ = -1;
+  std::array<bool, 2> hold_new_{};
+  std::vector<Line> lines_;
+};
+
+}  // namespace baton::tcp

@@ -1,0 +1,260 @@
+// Sockets that are lost between landing and acknowledgement, targets that sleep, peers that are
+// lost and come back: nothing lands twice, nothing late, and nobody else pays.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/tcp/faulty_network.h"
+#include "tests/tcp/tcp_pair.h"
+#include "transport/worker.h"
+
+namespace baton::tcp {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+constexpr size_t kBytes = 4 << 20;
+constexpr char kReused = 'R';
+
+class Session : public testing::Test {
+ protected:
+  struct Side {
+    std::unique_ptr<Worker> worker;
+    std::vector<char> memory;
+    MemoryRegion region;
+    RemoteRegion remote;
+    PeerId peer;
+    std::vector<PeerEvent::Kind> events;
+  };
+
+  void SetUp() override {
+    start(a_, "a");
+    start(b_, "b");
+    network_ = std::make_unique<FaultyNetwork>(b_.worker->address());
+    auto peer = a_.worker->connect(network_->address());
+    ASSERT_TRUE(peer.ok()) << peer.status();
+    a_.peer = *peer;
+    ASSERT_TRUE(run([&] { return b_.peer.generation != 0 && network_->open_lines() == 2; }));
+    run_out();
+  }
+
+  void start(Side& side, const std::string& name) {
+    auto worker = Worker::create({.name = name,
+                                  .providers = {"tcp"},
+                                  .key = *ClusterKey::from_bytes("0123456789abcdef"),
+                                  .clock = &clock_,
+                                  .settings = {{"tcp.sockets", "2"}, {"tcp.slice_kib", "256"}}});
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    side.worker = *std::move(worker);
+    side.memory = pattern(kBytes, static_cast<uint64_t>(name[0]));
+    auto region = side.worker->register_memory(side.memory.data(), side.memory.size());
+    ASSERT_TRUE(region.ok()) << region.status();
+    side.region = *region;
+    side.remote = *side.worker->remote_region(*region);
+  }
+
+  bool step(bool with_b = true) {
+    bool any = a_.worker->progress();
+    if (with_b && b_.worker != nullptr) any |= b_.worker->progress();
+    any |= network_->step();
+    for (Side* side : {&a_, &b_}) {
+      if (side->worker == nullptr) continue;
+      while (auto event = side->worker->next_peer_event()) {
+        side->peer = event->peer;
+        side->events.push_back(event->kind);
+      }
+    }
+    return any;
+  }
+  // The kernel moves bytes in its own time; the workers' clock stands still.
+  template <typename Ready>
+  bool run(const Ready& ready, bool with_b = true) {
+    const Time until = Clock::steady().now() + seconds(60);
+    while (!ready()) {
+      if (!step(with_b) && Clock::steady().now() > until) return false;
+    }
+    return true;
+  }
+  // Until nothing has moved for a while.
+  void run_out() {
+    for (int quiet = 0; quiet < 200; ++quiet) {
+      if (step()) quiet = 0;
+    }
+  }
+
+  TransferId write(CounterId counter, Time timeout = kNever, size_t bytes = kBytes) {
+    auto id = a_.worker->submit({.op = Op::kWrite,
+                                 .peer = a_.peer,
+                                 .local = a_.region,
+                                 .local_layout = Layout::contiguous(0, bytes),
+                                 .remote = b_.remote,
+                                 .remote_layout = Layout::contiguous(0, bytes),
+                                 .counter = b_.worker->remote_counter(counter),
+                                 .timeout = timeout});
+    EXPECT_TRUE(id.ok()) << id.status();
+    return *id;
+  }
+  bool ended_at_a(TransferId id) { return ended(*a_.worker->state(id)); }
+  // The target has been told that the bytes are there: it uses the memory for something else.
+  void reuse() {
+    EXPECT_EQ(b_.memory, a_.memory);
+    std::fill(b_.memory.begin(), b_.memory.end(), kReused);
+  }
+  bool reused_is_whole() const {
+    return std::count(b_.memory.begin(), b_.memory.end(), kReused) ==
+           static_cast<ptrdiff_t>(kBytes);
+  }
+
+  ManualClock clock_;
+  Side a_;
+  Side b_;
+  std::unique_ptr<FaultyNetwork> network_;
+};
+
+TEST_F(Session, ASocketLostBetweenLandingAndAcknowledgementRepeatsNothing) {
+  const CounterId counter = *b_.worker->allocate_counter();
+  network_->hold(FaultyNetwork::kBack, true);
+  const TransferId id = write(counter);
+  ASSERT_TRUE(run([&] { return b_.worker->counter_value(counter) == 1; }));
+  reuse();
+  network_->cut(network_->lines()[0]);
+  network_->hold(FaultyNetwork::kBack, false);
+  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
+  run_out();
+  EXPECT_TRUE(reused_is_whole());
+  EXPECT_EQ(b_.worker->counter_value(counter), 1u);
+  EXPECT_EQ(a_.worker->stats().rails_lost, 1u);
+}
+
+// What still is on its way over a socket that only its sender has lost does not land after all.
+TEST_F(Session, ALostSocketIsClosedAtTheTargetBeforeAnythingIsRepeated) {
+  const CounterId counter = *b_.worker->allocate_counter();
+  FaultyNetwork::Line& line = network_->lines()[0];
+  line.held[FaultyNetwork::kThere] = true;
+  const TransferId id = write(counter);
+  ASSERT_TRUE(run([&] { return line.under_way[FaultyNetwork::kThere].size() >= 300 << 10; }));
+  run_out();
+  network_->cut_near(line);
+  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
+  EXPECT_EQ(b_.worker->counter_value(counter), 1u);
+  reuse();
+  line.held[FaultyNetwork::kThere] = false;
+  run_out();
+  EXPECT_TRUE(reused_is_whole());
+}
+
+TEST_F(Session, AllSocketsLostBetweenLandingAndAcknowledgementRepeatNothing) {
+  const CounterId counter = *b_.worker->allocate_counter();
+  network_->hold(FaultyNetwork::kBack, true);
+  const TransferId id = write(counter);
+  ASSERT_TRUE(run([&] { return b_.worker->counter_value(counter) == 1; }));
+  reuse();
+  network_->cut_all();
+  network_->hold(FaultyNetwork::kBack, false);
+  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
+  run_out();
+  EXPECT_TRUE(reused_is_whole());
+  EXPECT_EQ(b_.worker->counter_value(counter), 1u);
+  EXPECT_EQ(a_.worker->stats().peers_resumed, 1u);
+  EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
+  using Kind = PeerEvent::Kind;
+  EXPECT_THAT(a_.events, testing::ElementsAre(Kind::kUp, Kind::kLost, Kind::kResumed));
+  EXPECT_THAT(b_.events, testing::ElementsAre(Kind::kUp, Kind::kLost, Kind::kResumed));
+}
+
+// Half of the bytes are there, the rest goes over the new connection.
+TEST_F(Session, ATransferGoesOnAfterEverythingWasLost) {
+  const CounterId counter = *b_.worker->allocate_counter();
+  const TransferId id = write(counter);
+  ASSERT_TRUE(run([&] { return b_.memory[0] == a_.memory[0]; }));
+  for (int i = 0; i < 3; ++i) {
+    network_->cut_all();
+    const TransferId during = write(counter, kNever, 1000);  // waits for the peer
+    ASSERT_TRUE(run([&] { return ended_at_a(during); }));
+    EXPECT_TRUE(a_.worker->status(during).ok()) << a_.worker->status(during);
+  }
+  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
+  EXPECT_EQ(b_.memory, a_.memory);
+  EXPECT_EQ(b_.worker->counter_value(counter), 4u);
+}
+
+// A deadline against a target that is busy costs that transfer, and nobody else.
+TEST_F(Session, ADeadlineWaitsForABusyTargetAndCostsNobodyElse) {
+  const CounterId counter = *b_.worker->allocate_counter();
+  const TransferId late = write(counter, milliseconds(100));
+  for (int k = 0; k < 20; ++k) step(/*with_b=*/false);  // bytes of it are on their way
+  const TransferId other = write(counter);
+  for (int i = 0; i < 25; ++i) {
+    clock_.advance(milliseconds(100));
+    for (int k = 0; k < 20; ++k) step(/*with_b=*/false);
+  }
+  EXPECT_EQ(*a_.worker->state(late), TransferState::kEnding);
+  EXPECT_EQ(*a_.worker->state(other), TransferState::kActive);
+  EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
+  EXPECT_EQ(a_.worker->stats().rails_lost, 0u);
+  ASSERT_TRUE(run([&] { return ended_at_a(late) && ended_at_a(other); }));
+  EXPECT_EQ(*a_.worker->state(late), TransferState::kDeadline);
+  EXPECT_TRUE(a_.worker->status(other).ok()) << a_.worker->status(other);
+  EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
+}
+
+TEST_F(Session, APeerThatIsGoneIsDownAtOnce) {
+  const CounterId counter = *b_.worker->allocate_counter();
+  network_->hold(FaultyNetwork::kThere, true);
+  const TransferId id = write(counter);
+  network_->refuse();
+  network_->cut_all();
+  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  EXPECT_TRUE(absl::IsUnavailable(a_.worker->status(id)));
+  EXPECT_THAT(std::string(a_.worker->status(id).message()), HasSubstr("nobody lives"));
+  EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kDown);
+}
+
+TEST_F(Session, APeerThatStaysAwayIsGivenUp) {
+  network_->hold(FaultyNetwork::kThere, true);
+  network_->hold(FaultyNetwork::kBack, true);
+  network_->cut_all();
+  const TransferId id = write(*b_.worker->allocate_counter());
+  const Time lost = clock_.now();
+  while (a_.worker->peer_state(a_.peer) != PeerState::kDown && clock_.now() < lost + seconds(60)) {
+    for (int k = 0; k < 20; ++k) step(/*with_b=*/false);
+    clock_.advance(milliseconds(100));
+  }
+  EXPECT_GE(clock_.now() - lost, seconds(5));  // peer.redial_ms
+  EXPECT_LE(clock_.now() - lost, seconds(6));
+  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  EXPECT_THAT(std::string(a_.worker->status(id).message()), HasSubstr("peer.redial_ms"));
+}
+
+TEST_F(Session, AGoodbyeIsNotCalledBack) {
+  b_.worker->disconnect(b_.peer);
+  ASSERT_TRUE(run([&] { return a_.worker->peer_state(a_.peer) == PeerState::kDown; }));
+  EXPECT_THAT(a_.events, testing::ElementsAre(PeerEvent::Kind::kUp, PeerEvent::Kind::kDown));
+  EXPECT_THAT(std::string(a_.worker->peer_status(a_.peer).message()), HasSubstr("disconnect()"));
+}
+
+// The side that was called knows where the other one listens, and finds it gone.
+TEST_F(Session, ACallerThatDiedIsFoundOut) {
+  a_.worker.reset();
+  network_->cut_all();
+  a_.worker = nullptr;
+  const Time until = Clock::steady().now() + seconds(60);
+  while (b_.worker->peer_state(b_.peer) != PeerState::kDown && Clock::steady().now() < until) {
+    b_.worker->progress();
+    clock_.advance(milliseconds(1));
+  }
+  EXPECT_EQ(b_.worker->peer_state(b_.peer), PeerState::kDown);
+}
+
+}  // namespace
+}  // namespace baton::tcp

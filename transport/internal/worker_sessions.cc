@@ -1,0 +1,275 @@
+// Rails that were lost, and peers that are called again.
+//
+// When a rail is lost, some of our slices on it may have landed, and bytes of others may still lie
+// in buffers on the way. Before one of them is sent again the peer closes its end of that rail, so
+// that nothing more comes over it, and says which had landed (its Arrivals know): those are done,
+// the others go on over another rail. Nothing lands twice, and nothing late.
+//
+// When the last rail is lost the peer is called again, by both sides, over every provider that
+// reaches it. The session goes on: transfers, counters and credits are of the peer, not of its
+// rails.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "transport/base/log.h"
+#include "transport/internal/worker_impl.h"
+
+namespace baton {
+namespace {
+
+using internal::ControlMessage;
+
+constexpr Time kFirstPause = std::chrono::milliseconds(10);
+constexpr Time kLongestPause = std::chrono::seconds(1);
+// The side that was called lets the other one begin.
+constexpr Time kCourtesy = std::chrono::milliseconds(50);
+constexpr size_t kMostFenced = 256;
+
+}  // namespace
+
+internal::LostRail& Worker::Impl::lost_rail(internal::Peer& peer, uint64_t link) {
+  const auto lost = std::find_if(peer.lost_rails.begin(), peer.lost_rails.end(),
+                                 [&](const internal::LostRail& rail) { return rail.link == link; });
+  return lost != peer.lost_rails.end() ? *lost : peer.lost_rails.emplace_back(link);
+}
+
+void Worker::Impl::unsettled(internal::Peer& peer, uint64_t link, const internal::SliceName& name) {
+  lost_rail(peer, link).unsettled.push_back(name);
+  ++slots[name.transfer.slot].unsettled;
+}
+
+void Worker::Impl::settle(const internal::SliceName& name, bool landed) {
+  internal::TransferSlot* slot = slots.find(name.transfer);
+  if (slot == nullptr || slot->unsettled == 0) return;
+  --slot->unsettled;
+  if (landed) ++slot->landed;
+  internal::Peer* peer = find_peer(slot->peer);
+  if (landed || slot->verdict != TransferState::kActive || peer == nullptr) {
+    maybe_finish(name.transfer.slot);
+    return;
+  }
+  ++stats.slices_moved;
+  slot->again.push_back(name.slice);
+  if (!slot->queued) enqueue(*peer, name.transfer.slot);
+}
+
+// The peer is down, and nobody can be asked any more.
+void Worker::Impl::settle_all(internal::Peer& peer, const absl::Status& why) {
+  const std::vector<internal::LostRail> lost = std::move(peer.lost_rails);
+  peer.lost_rails.clear();
+  for (const internal::LostRail& rail : lost) {
+    if (rail.asked_at != kNever) --unanswered;
+    for (const internal::SliceName& name : rail.unsettled) {
+      internal::TransferSlot* slot = slots.find(name.transfer);
+      if (slot == nullptr || slot->unsettled == 0) continue;
+      --slot->unsettled;
+      stop(name.transfer.slot, TransferState::kFailed, why);
+      maybe_finish(name.transfer.slot);
+    }
+  }
+}
+
+// Also where nothing of ours was on it: the peer may not have noticed, and wait for what it sent.
+void Worker::Impl::ask_about_lost_rails(internal::Peer& peer) {
+  if (peer.state != PeerState::kUp) return;
+  for (internal::LostRail& rail : peer.lost_rails) {
+    if (!rail.gone || rail.asked_at != kNever) continue;
+    rail.asked_at = clock.now();
+    ++unanswered;
+    say(peer, {.kind = ControlMessage::Kind::kFence, .link = rail.link, .slices = rail.unsettled});
+  }
+}
+
+void Worker::Impl::say(internal::Peer& peer, const ControlMessage& message) {
+  unsaid.emplace_back(peer.id(), message.encode());
+  unsaid_due = true;
+}
+
+// As transfers of no bytes, in slots that no caller can have taken.
+bool Worker::Impl::say_what_waits() {
+  if (!std::exchange(unsaid_due, false)) return false;
+  while (!unsaid.empty()) {
+    internal::Peer* peer = find_peer(unsaid.front().first);
+    if (peer != nullptr && peer->state != PeerState::kDown) {
+      const absl::StatusOr<TransferId> id = slots.acquire_reserved();
+      if (!id.ok()) return true;
+      internal::TransferSlot& slot = slots[id->slot];
+      slot.notify_heap = std::move(unsaid.front().second);
+      slot.descriptor = TransferDescriptor{
+          .id = *id, .counter = {peer->uid, CounterTable::kControl, 1}, .notify = slot.notify_heap};
+      slot.peer = peer->id();
+      slot.local = {};
+      slot.deadline = kNever;
+      slot.on_end = nullptr;
+      slot.detached = false;
+      slot.control = true;
+      activate(id->slot);
+    }
+    unsaid.pop_front();
+  }
+  return true;
+}
+
+// From inside a provider, so what closes rails waits until that has returned.
+void Worker::Impl::hear(internal::Peer& peer, Rail& rail, std::string_view words) {
+  absl::StatusOr<ControlMessage> message = ControlMessage::decode(words);
+  if (!message.ok()) {
+    doomed.emplace_back(&rail, message.status());
+    return;
+  }
+  if (message->kind == ControlMessage::Kind::kFenced) return on_fenced(peer, *message);
+  questions.emplace_back(peer.id(), *std::move(message));
+}
+
+void Worker::Impl::on_fenced(internal::Peer& peer, const ControlMessage& answer) {
+  const auto lost = std::find_if(peer.lost_rails.begin(), peer.lost_rails.end(),
+                                 [&](const internal::LostRail& rail) {
+                                   return rail.link == answer.link && rail.asked_at != kNever;
+                                 });
+  if (lost == peer.lost_rails.end()) return;  // a mere sign of life
+  const internal::LostRail rail = std::move(*lost);
+  peer.lost_rails.erase(lost);
+  --unanswered;
+  for (size_t i = 0; i < rail.unsettled.size(); ++i) {
+    settle(rail.unsettled[i], i < answer.landed.size() && answer.landed[i]);
+  }
+}
+
+bool Worker::Impl::answer_questions() {
+  if (questions.empty()) return false;
+  const auto asked = std::move(questions);
+  questions.clear();
+  answering = true;
+  for (const auto& [id, question] : asked) {
+    internal::Peer* peer = find_peer(id);
+    if (peer == nullptr || peer->state == PeerState::kDown) continue;
+    const auto state =
+        std::find_if(peer->rails.begin(), peer->rails.end(), [&](const internal::RailState& rail) {
+          return question.link != 0 && rail.link == question.link;
+        });
+    if (state != peer->rails.end()) {
+      Rail* rail = state->rail.get();
+      rail->close(absl::UnavailableError("the peer lost its end of this rail"), *this);
+      // It knows, so there is nothing to say; but perhaps something to ask.
+      std::erase_if(peer->lost_rails, [&](const internal::LostRail& lost) {
+        return lost.link == question.link && lost.unsettled.empty() && lost.asked_at == kNever;
+      });
+      ask_about_lost_rails(*peer);
+    } else if (question.link != 0) {
+      if (peer->fenced.size() == kMostFenced) peer->fenced.erase(peer->fenced.begin());
+      peer->fenced.push_back(question.link);
+    }
+    ControlMessage answer{.kind = ControlMessage::Kind::kFenced, .link = question.link};
+    for (const internal::SliceName& name : question.slices) {
+      answer.landed.push_back(peer->arrivals.has(name.transfer, name.slice));
+    }
+    say(*peer, answer);
+  }
+  answering = false;
+  return true;
+}
+
+void Worker::Impl::peer_lost(internal::Peer& peer, const absl::Status& why) {
+  if (redial == Time::zero()) return peer_down(peer, why);
+  const Time now = clock.now();
+  internal::Redial& again = peer.redial;
+  again.calling = again.nobody = false;
+  if (again.give_up_at == kNever) {
+    again.give_up_at = now + redial;
+    again.pause = kFirstPause;
+    again.call_at = peer.dialled ? now : now + kCourtesy;
+  } else {  // it was back, and did not say a word
+    again.call_at = now + again.pause;
+    again.pause = std::min(2 * again.pause, kLongestPause);
+  }
+  if (peer.address.providers.empty()) again.call_at = kNever;  // it never said where it listens
+  set_peer_state(peer, PeerState::kReconnecting);
+  --stats.peers_up;
+  ++stats.peers_lost;
+  ++peers_reconnecting;
+  peer.why = why;
+  log_event(LogLevel::kWarning, "%s: lost peer %s: %s; calling it again for %.1f s", self.name,
+            peer.name, why.message(),
+            std::chrono::duration<double>(again.give_up_at - now).count());
+  push_event({PeerEvent::Kind::kLost, peer.id(), peer.name, why, peer.uid});
+}
+
+// Its first new rail is up.
+void Worker::Impl::peer_resumed(internal::Peer& peer) {
+  --peers_reconnecting;
+  ++stats.peers_resumed;
+  peer.redial.calling = false;
+  peer.why = absl::OkStatus();
+  log_event(LogLevel::kInfo, "%s: peer resumed: %s", self.name, explain(peer));
+  push_event({PeerEvent::Kind::kResumed, peer.id(), peer.name, absl::OkStatus(), peer.uid});
+  for (internal::LostRail& rail : peer.lost_rails) {
+    if (rail.asked_at != kNever) rail.asked_at = clock.now();
+  }
+  ask_about_lost_rails(peer);
+  // With nothing to ask, whether it still knows this session.
+  if (peer.lost_rails.empty()) say(peer, {.kind = ControlMessage::Kind::kFence});
+}
+
+Time Worker::Impl::answer_due(const internal::Peer& peer) const {
+  Time due = kNever;
+  if (peer.state != PeerState::kUp) return due;
+  for (const internal::LostRail& rail : peer.lost_rails) {
+    if (rail.asked_at != kNever) due = std::min(due, rail.asked_at + patience);
+  }
+  return due;
+}
+
+// An adapter acknowledges for a process that has stopped, and a dead host says nothing.
+bool Worker::Impl::check_answers(Time now) {
+  bool any = false;
+  for (auto& peer : peers) {
+    if (peer == nullptr || now < answer_due(*peer)) continue;
+    any = true;
+    for (internal::LostRail& rail : peer->lost_rails) {
+      if (rail.asked_at != kNever) rail.asked_at = now;
+    }
+    close_rails(*peer, absl::UnavailableError(absl::StrFormat(
+                           "%s did not say within %.1f s what had come over a lost rail "
+                           "(peer.answer_ms)",
+                           peer->name, std::chrono::duration<double>(patience).count())));
+  }
+  return any;
+}
+
+bool Worker::Impl::call_lost_peers(Time now) {
+  bool any = false;
+  for (auto& peer : peers) {
+    if (peer == nullptr || peer->state != PeerState::kReconnecting) continue;
+    internal::Redial& again = peer->redial;
+    if (now >= again.give_up_at) {
+      any = true;
+      const absl::Status why = peer->why;
+      peer_down(*peer, absl::UnavailableError(absl::StrFormat(
+                           "%s; it could not be reached again within %.1f s (peer.redial_ms)%s",
+                           why.message(), std::chrono::duration<double>(redial).count(),
+                           peer->notes.empty() ? "" : absl::StrCat(": ", peer->notes.back()))));
+    } else if (!again.calling && now >= again.call_at) {
+      any = again.calling = true;
+      again.nobody = false;
+      peer->notes.clear();
+      plan_routes(*peer);
+    }
+  }
+  return any;
+}
+
+// No route of this round led to the peer.
+void Worker::Impl::round_over(internal::Peer& peer) {
+  internal::Redial& again = peer.redial;
+  again.calling = false;
+  if (again.nobody) {
+    peer_down(peer, absl::UnavailableError(absl::StrFormat(
+                        "%s; nobody lives at its address any more", peer.why.message())));
+    return;
+  }
+  again.call_at = clock.now() + again.pause;
+  again.pause = std::min(2 * again.pause, kLongestPause);
+}
+
+}  // namespace baton
