@@ -1,11 +1,14 @@
 // Fuzzes the counting of arrivals, whose numbers all come from a peer: any sequence of them is
-// counted or refused within bounded memory, and a slice that comes twice never counts twice.
+// counted or refused within bounded memory, and a transfer that comes twice never counts twice,
+// unless more of its slot than are remembered have come since.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "transport/base/wire.h"
 #include "transport/internal/arrivals.h"
@@ -14,6 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   baton::WireReader in({reinterpret_cast<const char*>(data), size});
   baton::internal::Arrivals arrivals;
   absl::flat_hash_set<std::pair<uint32_t, uint32_t>> completed;  // by slot and generation
+  absl::flat_hash_map<uint32_t, uint32_t> newest;                // generation, by slot
   for (int step = 0; step < 4096; ++step) {
     baton::Arrival arrival;
     arrival.transfer.slot = in.number<uint8_t>();
@@ -27,7 +31,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (arrivals.open() > baton::internal::Arrivals::kMaxOpen) std::abort();
     if (!complete.ok()) return 0;  // the worker drops a peer that contradicts itself
     if (!complete->now) continue;
-    if (!completed.emplace(arrival.transfer.slot, arrival.transfer.generation).second) std::abort();
+    const auto [slot, generation] = arrival.transfer;
+    const bool remembered = newest[slot] < generation + baton::internal::Arrivals::kRemembered;
+    if (!completed.emplace(slot, generation).second && remembered) std::abort();
+    if (!arrivals.has(arrival.transfer, arrival.slice) && remembered) std::abort();
+    newest[slot] = std::max(newest[slot], generation);
   }
   return 0;
 }

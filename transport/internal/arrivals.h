@@ -23,6 +23,8 @@ class Arrivals {
   // an adapter tells the sender that all is written, the slot's next transfer can be told of on
   // another rail before this one's rail is looked at.
   static constexpr uint32_t kOpenPerSlot = 4;
+  // Of so many generations of a slot before the newest it is known whether they have completed.
+  static constexpr uint32_t kRemembered = 32;
   static constexpr size_t kMaxOpen = size_t{kMaxSlots} * kOpenPerSlot;
 
   struct Complete {
@@ -47,7 +49,6 @@ class Arrivals {
   };
   // What is known of a slot's transfers: those that completed, by their generation.
   struct Completed {
-    static constexpr uint32_t kRemembered = 32;
     uint32_t newest = 0;  // 0: none
     // Bit i: newest - 1 - i. What is older is taken for new: nothing is sent twice without asking
     // whether it had arrived, and one that many others of its slot overtook must not be lost.

@@ -8,72 +8,45 @@ namespace baton::internal {
 std::string ControlMessage::encode() const {
   std::string out;
   put_number(out, static_cast<uint8_t>(kind));
-  switch (kind) {
-    case Kind::kAddress:
-      put_text(out, require);
-      put_text(out, address);
-      break;
-    case Kind::kFence:
-      put_number(out, link);
-      put_number(out, static_cast<uint32_t>(slices.size()));
-      for (const SliceName& name : slices) {
-        put_number(out, name.transfer.slot);
-        put_number(out, name.transfer.generation);
-        put_number(out, name.slice);
-      }
-      break;
-    case Kind::kFenced:
-      put_number(out, link);
-      put_number(out, static_cast<uint32_t>(landed.size()));
-      for (const bool each : landed) put_number(out, static_cast<uint8_t>(each));
-      break;
+  put_number(out, link);
+  if (kind == Kind::kFence) {
+    put_number(out, static_cast<uint32_t>(slices.size()));
+    for (const SliceName& name : slices) {
+      put_number(out, name.transfer.slot);
+      put_number(out, name.transfer.generation);
+      put_number(out, name.slice);
+    }
+  } else {
+    put_number(out, static_cast<uint32_t>(landed.size()));
+    for (const bool each : landed) put_number(out, static_cast<uint8_t>(each));
   }
   return out;
 }
 
 absl::StatusOr<ControlMessage> ControlMessage::decode(std::string_view bytes) {
-  const auto malformed = [] {
-    return absl::InvalidArgumentError("the peer sent a malformed message about its rails");
-  };
   WireReader in(bytes);
   ControlMessage message;
   const uint8_t kind = in.number<uint8_t>();
   message.kind = static_cast<Kind>(kind);
-  uint32_t count = 0;
-  switch (message.kind) {
-    case Kind::kAddress:
-      message.require = in.text(64);
-      message.address = in.text(kMaxAddress);
-      break;
-    case Kind::kFence:
-      message.link = in.number<uint64_t>();
-      count = in.number<uint32_t>();
-      if (count > kMaxSlices) return malformed();
-      message.slices.reserve(count);
-      for (uint32_t i = 0; i < count; ++i) {
-        SliceName name;
-        name.transfer.slot = in.number<uint32_t>();
-        name.transfer.generation = in.number<uint32_t>();
-        name.slice = in.number<uint32_t>();
-        message.slices.push_back(name);
-      }
-      break;
-    case Kind::kFenced:
-      message.link = in.number<uint64_t>();
-      count = in.number<uint32_t>();
-      if (count > kMaxSlices) return malformed();
-      message.landed.reserve(count);
-      for (uint32_t i = 0; i < count; ++i) {
-        const uint8_t landed = in.number<uint8_t>();
-        if (landed > 1) return malformed();
-        message.landed.push_back(landed == 1);
-      }
-      break;
-    default:
-      return malformed();
+  message.link = in.number<uint64_t>();
+  const uint32_t count = in.number<uint32_t>();
+  bool good =
+      (message.kind == Kind::kFence || message.kind == Kind::kFenced) && count <= kMaxSlices;
+  for (uint32_t i = 0; good && i < count; ++i) {
+    if (message.kind == Kind::kFence) {
+      SliceName& name = message.slices.emplace_back();
+      name.transfer.slot = in.number<uint32_t>();
+      name.transfer.generation = in.number<uint32_t>();
+      name.slice = in.number<uint32_t>();
+    } else {
+      const uint8_t landed = in.number<uint8_t>();
+      message.landed.push_back(landed == 1);
+      good = landed <= 1;
+    }
+    good = good && !in.failed();
   }
-  if (!in.finished()) return malformed();
-  return message;
+  if (good && in.finished()) return message;
+  return absl::InvalidArgumentError("the peer sent a malformed message about its rails");
 }
 
 }  // namespace baton::internal

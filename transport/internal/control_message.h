@@ -2,16 +2,13 @@
 // the notification of a transfer of no bytes whose counter is CounterTable::kControl, so that every
 // provider can carry it, and like any other it arrives once.
 //
-//   kAddress  a side that dialled -> the other   where I listen, and which provider I insist on
-//   kFence    either way                         close your end of this rail; which of these slices
-//                                                had landed by then?
-//   kFenced   the answer                         no byte comes over that rail any more; those that
-//                                                had landed
+//   kFence    close your end of this rail; which of these slices had landed by then?
+//   kFenced   the answer: no byte comes over that rail any more, and those had landed
 //
-// Layout (little-endian): kind (1 byte), then
-//   kAddress  require (text), address (text)
-//   kFence    link (8), count (4), then for each slice: slot (4), generation (4), slice (4)
-//   kFenced   link (8), count (4), then a byte for each slice of the question, in order: 0 or 1
+// Layout (little-endian): kind (1 byte), link (8), count (4), then
+//   kFence    for each slice: slot (4), generation (4), slice (4)
+//   kFenced   a byte for each slice of the question, in order: 0 or 1
+// Link 0 is no rail: the question is a sign of life, and so is its answer.
 #pragma once
 
 #include <cstdint>
@@ -32,17 +29,13 @@ struct SliceName {
 };
 
 struct ControlMessage {
-  enum class Kind : uint8_t { kAddress = 1, kFence, kFenced };
-  // More than any rail takes at a time; a question with more is asked in parts.
-  static constexpr uint32_t kMaxSlices = 4096;
-  static constexpr size_t kMaxAddress = 32 << 10;
+  enum class Kind : uint8_t { kFence = 1, kFenced };
+  static constexpr uint32_t kMaxSlices = 4096;  // more than any rail takes at a time
 
   Kind kind = Kind::kFence;
-  uint64_t link = 0;              // kFence, kFenced: HelloInfo::link of the rail
+  uint64_t link = 0;              // HelloInfo::link of the rail
   std::vector<SliceName> slices;  // kFence
   std::vector<bool> landed;       // kFenced
-  std::string require;            // kAddress
-  std::string address;            // kAddress
 
   std::string encode() const;
   // InvalidArgument for what no correct peer sends.

@@ -228,6 +228,8 @@ absl::StatusOr<TransferState> Worker::state(TransferId id) const {
 }
 
 absl::Status Worker::status(TransferId id) const {
+  // Another thread may release the transfer, and a third one use its slot, while we copy.
+  std::lock_guard lock(impl_->mutex);
   auto now = state(id);
   if (!now.ok()) return now.status();
   if (!ended(*now)) return absl::UnavailableError("the transfer has not ended yet");
@@ -237,7 +239,14 @@ absl::Status Worker::status(TransferId id) const {
 absl::Status Worker::cancel(TransferId id) {
   internal::TransferSlot* slot = impl_->slots.find(id);
   if (slot == nullptr) return stale_id();
-  slot->cancel_generation.store(id.generation, std::memory_order_release);
+  // Of two that ask at once, for this transfer and for the next one in its slot, the later counts.
+  uint32_t asked = slot->cancel_generation.load(std::memory_order_relaxed);
+  while (asked == 0 || static_cast<int32_t>(id.generation - asked) > 0) {
+    if (slot->cancel_generation.compare_exchange_weak(
+            asked, id.generation, std::memory_order_release, std::memory_order_relaxed)) {
+      break;
+    }
+  }
   impl_->cancels.store(true);
   impl_->wake();
   return absl::OkStatus();

@@ -172,7 +172,8 @@ void Worker::Impl::try_next_route(internal::Peer& peer) {
 void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
   auto it = sessions.find(session);
   internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
-  sessions.erase(session);
+  // A session that was up keeps its number: another call for it may still be under way.
+  if (peer == nullptr || peer->state == PeerState::kConnecting) sessions.erase(session);
   if (peer == nullptr || peer->session != session || !peer->rails.empty()) return;
   const bool again = peer->state == PeerState::kReconnecting;
   if (peer->state != PeerState::kConnecting && !again) return;

@@ -253,6 +253,7 @@ bool Worker::Impl::call_lost_peers(Time now) {
       any = again.calling = true;
       again.nobody = false;
       peer->notes.clear();
+      peer->untried.clear();
       plan_routes(*peer);
     }
   }
