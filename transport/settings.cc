@@ -2,6 +2,7 @@
 #include "transport/settings.h"
 
 #include <algorithm>
+#include <array>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -13,8 +14,26 @@
 namespace baton {
 namespace {
 
+// A worker's own.
+constexpr std::array kPeerSettings = {
+    Setting{
+        .name = "peer.answer_ms",
+        .unit = "ms",
+        .standard = "15000",
+        .least = 10,
+        .most = 3'600'000,
+        .meaning = "a peer that does not say for so long what had come over a lost rail is lost"},
+    Setting{.name = "peer.redial_ms",
+            .unit = "ms",
+            .standard = "5000",
+            .least = 0,
+            .most = 3'600'000,
+            .meaning = "a peer that was lost is called again for so long before it is given up; 0: "
+                       "not at all"},
+};
+
 std::vector<Setting>& table() {
-  static std::vector<Setting> all;
+  static std::vector<Setting> all(kPeerSettings.begin(), kPeerSettings.end());
   return all;
 }
 
@@ -53,6 +72,8 @@ absl::Status unknown_setting(std::string_view name) {
 }
 
 }  // namespace
+
+absl::Span<const Setting> peer_settings() { return kPeerSettings; }
 
 std::string Setting::range() const {
   if (kind == Kind::kNumber) return absl::StrCat(least, " to ", most);

@@ -46,6 +46,9 @@ using SettingValues = std::vector<std::pair<std::string, std::string>>;
 // Adds a table to the program's. For providers: ProviderRegistration does it.
 void declare_settings(absl::Span<const Setting> table);
 
+// Those of every worker, whatever its providers: always declared.
+absl::Span<const Setting> peer_settings();
+
 // All that are declared in this program, by name.
 std::vector<Setting> known_settings();
 

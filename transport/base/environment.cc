@@ -34,6 +34,8 @@ constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_RENDEZVOUS", "that of the launcher",
                         "HOST:PORT where the ranks find each other"},
     EnvironmentVariable{"BATON_SEED", "all", "the one seed that tests with random faults run"},
+    EnvironmentVariable{"BATON_SEEDS", "a few hundred or thousand",
+                        "how many seeds those tests run"},
 };
 
 }  // namespace

@@ -20,24 +20,6 @@ namespace {
 
 constexpr const char* kNoDescriptors = "no file descriptors are left: raise `ulimit -n`";
 
-constexpr std::array kSettings = {
-    Setting{
-        .name = "peer.answer_ms",
-        .unit = "ms",
-        .standard = "15000",
-        .least = 10,
-        .most = 3'600'000,
-        .meaning = "a peer that does not say for so long what had come over a lost rail is lost"},
-    Setting{.name = "peer.redial_ms",
-            .unit = "ms",
-            .standard = "5000",
-            .least = 0,
-            .most = 3'600'000,
-            .meaning = "a peer that was lost is called again for so long before it is given up; 0: "
-                       "not at all"},
-};
-[[maybe_unused]] const bool declared = (declare_settings(kSettings), true);
-
 uint16_t port_of(const std::string& host_port) {
   const size_t colon = host_port.rfind(':');
   uint16_t port = 0;
@@ -113,7 +95,7 @@ absl::Status Worker::Impl::start() {
                                                               .listen_port = options.listen_port,
                                                               .settings = options.settings});
 
-  SettingsReader read(*context, kSettings);
+  SettingsReader read(*context, peer_settings());
   read.ms("peer.redial_ms", redial);
   read.ms("peer.answer_ms", patience);
   if (absl::Status status = read.finish(); !status.ok()) return status;

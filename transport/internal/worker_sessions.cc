@@ -141,8 +141,9 @@ bool Worker::Impl::answer_questions() {
   const auto asked = std::move(questions);
   questions.clear();
   answering = true;
-  for (const auto& [id, question] : asked) {
-    internal::Peer* peer = find_peer(id);
+  for (const auto& each : asked) {
+    const ControlMessage& question = each.second;
+    internal::Peer* peer = find_peer(each.first);
     if (peer == nullptr || peer->state == PeerState::kDown) continue;
     const auto state =
         std::find_if(peer->rails.begin(), peer->rails.end(), [&](const internal::RailState& rail) {
