@@ -13,6 +13,10 @@ namespace baton {
 
 // Empty where `provider` works here; otherwise why not, with the remedy: the reason to skip.
 inline std::string why_unusable(const std::string& provider) {
+  // Sanitizer builds are without some.
+  if (const absl::Status linked = check_provider(provider); !linked.ok()) {
+    return std::string(linked.message());
+  }
   WorkerOptions options;
   options.name = "is-it-usable";
   options.key = *ClusterKey::from_bytes("a key for this question only");

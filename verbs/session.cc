@@ -20,7 +20,11 @@ Session::Session(Shared& shared, std::unique_ptr<net::MessageStream> control, He
   if (connecting_) pair_ports();
 }
 
-Session::~Session() = default;
+// Rails that never came up take themselves out of the list of all, so they go while that is there.
+Session::~Session() {
+  slots_.clear();
+  discarded_.clear();
+}
 
 bool Session::progress(Time now, bool look, EventSink& sink) {
   bool any = false;
