@@ -40,7 +40,7 @@ void check_message(const Message& message) {
                arrival->transfer.slot < internal::Arrivals::kMaxSlots);
         expect(arrival->slice_bytes <= arrival->total_bytes);
         expect(arrival->counter_index < CounterTable::kCapacity ||
-               arrival->counter_index == CounterTable::kCredits);
+               CounterTable::reserved(arrival->counter_index));
         expect(arrival->notify.size() <= kMaxArrivalNotify);
       }
       return;
