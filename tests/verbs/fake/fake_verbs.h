@@ -173,7 +173,7 @@ class FakeVerbs {
   size_t turn_ = 0;
   size_t objects_ = 0;
   int slow_to_stop_ = 0;
-  bool fork_safe_ = false;
+  std::atomic<bool> fork_safe_{false};
   FakeStats stats_;
   std::vector<std::string> violations_;
 };
