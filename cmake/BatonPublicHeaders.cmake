@@ -18,6 +18,8 @@ set(BATON_PUBLIC_HEADERS
   # For whoever writes a provider.
   transport/provider.h
   transport/settings.h
+  # Memory of an engine's own, moved by lists of descriptors.
+  kvtransfer/agent.h
   # The KV cache of a serving engine.
   kvtransfer/kv_connector.h
   kvtransfer/kv_layout.h

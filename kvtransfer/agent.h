@@ -1,0 +1,266 @@
+// Agent: memory that other processes move to and fro by lists of descriptors. The face for engines
+// that bring their own memory and call a transfer library the way they call NIXL.
+//
+//   auto agent = Agent::create({.name = "decode-0"});
+//   (*agent)->register_memory({{address, bytes, 0}});
+//   auto prefill = (*agent)->add_remote(bytes_of_the_other_agents_metadata);  // its name
+//   auto mine   = (*agent)->prepare_local(pages_here);
+//   auto theirs = (*agent)->prepare_remote(*prefill, pages_there);
+//   auto move   = (*agent)->make_transfer(Op::kRead, *mine, {3, 1}, *theirs, {7, 8}, "request 5");
+//   (*agent)->post(*move);
+//   absl::Status status = (*agent)->wait(*move);
+//
+// A descriptor is (address, bytes, device), as its owner sees the address. A list of them is
+// prepared once and becomes layouts (transport/layout.h): a transfer names two lists and the
+// indices to pair. Posting one costs nothing that grows with the number of its descriptors but a
+// check of the page list (about 0.1 ns each), and allocates nothing per descriptor.
+//
+// Threads: every call may come from any thread. Calls on one agent take its lock for a moment; of
+// two threads that post one transfer at once, one gets AlreadyExists. A forked child must not use
+// its parent's agent: create another one there.
+//
+// Ownership: memory stays the caller's and must stay mapped until deregister_memory() has returned
+// OK. Lists, indices and messages are copied. Ids are never used again in a process, so one that
+// was released, or that belongs to another agent, is NotFound.
+//
+// Errors, everywhere: InvalidArgument (the request is wrong), NotFound (an id, an agent, or memory
+// that is not known, or not any more), DataLoss (metadata that is damaged, of another version or of
+// another cluster), Unavailable (the other agent is gone), ResourceExhausted, Unimplemented.
+//
+// Source: the calls and their meaning follow NIXL (ai-dynamo/nixl, src/api/cpp/nixl.h, 1.5);
+// docs/from-nixl.md lists what differs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "transport/transfer.h"
+#include "transport/worker.h"
+
+namespace baton::kvtransfer {
+
+// The longest name of an agent, in bytes: it is told in the handshake, where it is authenticated.
+inline constexpr size_t kMaxAgentName = kMaxWorkerName;
+// The longest message of notify() and of a transfer, in bytes.
+inline constexpr size_t kMaxAgentMessage = 16 << 20;
+
+// Kinds of memory, numbered as in NIXL. Only kDram can be registered today; the others are refused
+// with Unimplemented, by name.
+enum class MemoryKind : uint8_t { kDram = 0, kVram = 1, kBlock = 2, kObject = 3, kFile = 4 };
+
+// `bytes` bytes at `address` of the owner's process. `device` must be the one that the memory was
+// registered with; for host memory it means nothing else.
+struct Descriptor {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  uint64_t device = 0;
+  bool operator==(const Descriptor&) const = default;
+};
+
+// `count` descriptors, each `stride` bytes (>= bytes) after the one before.
+struct StridedDescriptor {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  uint64_t device = 0;
+  uint64_t stride = 0;
+  uint64_t count = 0;
+};
+
+// A prepared list, and a transfer made from two: valid until released. 0: none.
+struct AgentListId {
+  uint64_t value = 0;
+  bool operator==(const AgentListId&) const = default;
+};
+struct AgentTransferId {
+  uint64_t value = 0;
+  bool operator==(const AgentTransferId&) const = default;
+};
+
+enum class AgentTransferState : uint8_t {
+  kIdle,       // made, not posted
+  kRunning,    // posted; or aborted, and bytes of it may still move
+  kDone,       // all bytes are there, and its message is in the other agent's inbox
+  kFailed,     // status() says why
+  kCancelled,  // ended by abort()
+};
+
+// Of the last post() of a transfer.
+struct AgentTelemetry {
+  Time start{};              // when it was posted, on the worker's clock
+  Time post_duration{};      // inside post()
+  Time transfer_duration{};  // from post() to the end
+  uint64_t bytes = 0;
+  uint64_t descriptors = 0;  // after neighbours on both sides were merged
+};
+
+struct AgentMessage {
+  std::string agent;  // who sent it
+  std::string payload;
+};
+
+struct AgentStats {
+  uint64_t lists = 0;       // prepared and not released
+  uint64_t transfers = 0;   // made and not released
+  uint64_t running = 0;     // of them, posted and not ended
+  uint64_t remotes = 0;     // agents whose metadata is loaded
+  uint64_t registered = 0;  // descriptors registered now
+  WorkerStats worker;
+};
+
+struct AgentOptions {
+  std::string name;      // unique among the agents that meet; 1 to kMaxAgentName bytes
+  WorkerOptions worker;  // key, listener, providers, settings; its name is the agent's
+  // A thread that moves the bytes; it sleeps when there is nothing to do. Without it they move
+  // inside post(), state(), wait(), release() and messages() only.
+  bool progress_thread = true;
+  // A thread that serves metadata to, and takes it from, agents that call fetch_metadata() and
+  // send_metadata() with this agent's host:port (worker.listen_host and .listen_port).
+  bool serve_metadata = false;
+};
+
+class Agent {
+ public:
+  // InvalidArgument for a name that is empty or too long, and what Worker::create() says.
+  static absl::StatusOr<std::unique_ptr<Agent>> create(AgentOptions options);
+  // Over a worker that is there already, whose messages and peer events the agent takes from now
+  // on: for whoever must drive it too, as a simulated fabric does. options.worker is not used but
+  // for its key.
+  static absl::StatusOr<std::unique_ptr<Agent>> create(std::unique_ptr<Worker> worker,
+                                                       AgentOptions options);
+  // Cancels and fences what runs. Nobody touches registered memory afterwards.
+  ~Agent();
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+  const std::string& name() const;
+  // Where this agent listens: host:port users type the second one.
+  const std::string& address() const;
+  uint16_t port() const;
+
+  // --- memory ------------------------------------------------------------------------------
+  // Registers each range; all or none. Ranges may overlap and repeat. Memory that is mapped
+  // read-only can be read by others and not written.
+  absl::Status register_memory(absl::Span<const Descriptor> ranges,
+                               MemoryKind kind = MemoryKind::kDram);
+  // Takes registrations back, each named as it was registered; NotFound, and nothing changes, if
+  // one is not there. Fences: nobody else touches the memory when it has returned OK. Lists over
+  // it stay valid ids; transfers made from them fail. FailedPrecondition while a transfer of this
+  // agent uses it.
+  absl::Status deregister_memory(absl::Span<const Descriptor> ranges,
+                                 MemoryKind kind = MemoryKind::kDram);
+
+  // --- agents that know each other ---------------------------------------------------------
+  // What another agent needs to reach all registered memory of this one: bytes to be passed on
+  // unchanged, by whatever means the application has. They hold keys to that memory, and a code
+  // that only agents with the same cluster key can make or accept.
+  absl::StatusOr<std::string> metadata() const;
+  // The same for some registered ranges. It adds to what the other agent knows of this one.
+  // `with_address`: also how to reach it, which it must know before it uses the ranges.
+  absl::StatusOr<std::string> partial_metadata(absl::Span<const Descriptor> ranges,
+                                               bool with_address,
+                                               MemoryKind kind = MemoryKind::kDram) const;
+  // Loads an agent's metadata and returns its name. Newer metadata of the same agent replaces (or,
+  // if partial, extends) the old; prepared lists live on. Another agent of the same name, such as
+  // one that was started again, takes its place: lists and transfers of the old one are NotFound.
+  absl::StatusOr<std::string> add_remote(std::string_view metadata);
+  // Forgets an agent and closes the connection: its lists and transfers are NotFound. Quiet when
+  // it is not known.
+  void remove_remote(std::string_view agent);
+  // Whether the agent is known, is not known to be gone, and `ranges` are within its memory.
+  bool has_remote(std::string_view agent, absl::Span<const Descriptor> ranges = {},
+                  MemoryKind kind = MemoryKind::kDram);
+  // By the listener of an agent with serve_metadata, "host:port". All three return at once; watch
+  // has_remote(). fetch asks for the metadata of `agent`; send gives ours (or `metadata`, partial);
+  // invalidate takes ours back there.
+  absl::Status fetch_metadata(std::string_view agent, std::string_view host_port);
+  absl::Status send_metadata(std::string_view host_port, std::string_view metadata = {});
+  absl::Status invalidate_metadata(std::string_view host_port);
+  // Starts connecting now instead of at the first use.
+  absl::Status connect(std::string_view agent);
+  // For people: the route taken to an agent, and why not a better one.
+  std::string explain(std::string_view agent) const;
+
+  // --- lists -------------------------------------------------------------------------------
+  // Prepares a list over registered memory: of this agent, or of a remote one (its own name stands
+  // for itself). NotFound names the first descriptor that no registered range covers. Equal steps
+  // and sizes cost no memory, whatever the number of descriptors: up to 2^32 - 1.
+  absl::StatusOr<AgentListId> prepare_local(absl::Span<const Descriptor> list,
+                                            MemoryKind kind = MemoryKind::kDram);
+  absl::StatusOr<AgentListId> prepare_remote(std::string_view agent,
+                                             absl::Span<const Descriptor> list,
+                                             MemoryKind kind = MemoryKind::kDram);
+  // Rows of descriptors; an index counts the descriptors of all rows in order.
+  absl::StatusOr<AgentListId> prepare_local(absl::Span<const StridedDescriptor> rows,
+                                            MemoryKind kind = MemoryKind::kDram);
+  absl::StatusOr<AgentListId> prepare_remote(std::string_view agent,
+                                             absl::Span<const StridedDescriptor> rows,
+                                             MemoryKind kind = MemoryKind::kDram);
+  // Transfers made from it stay as they are. NotFound if it is released already.
+  absl::Status release_list(AgentListId list);
+
+  // --- transfers ---------------------------------------------------------------------------
+  // Pairs local[local_indices[i]] with remote[remote_indices[i]]. InvalidArgument: the two differ
+  // in number or are empty, an index is out of range, two descriptors of a pair differ in bytes.
+  // `message`, if not empty, reaches the other agent's inbox when all bytes are there.
+  absl::StatusOr<AgentTransferId> make_transfer(Op op, AgentListId local,
+                                                absl::Span<const int64_t> local_indices,
+                                                AgentListId remote,
+                                                absl::Span<const int64_t> remote_indices,
+                                                std::string_view message = {});
+  // Without prepared lists: pairs local[i] with remote[i].
+  absl::StatusOr<AgentTransferId> make_transfer(Op op, absl::Span<const Descriptor> local,
+                                                absl::Span<const Descriptor> remote,
+                                                std::string_view agent,
+                                                std::string_view message = {},
+                                                MemoryKind kind = MemoryKind::kDram);
+  // Starts it. A transfer that has ended, in whatever way, may be posted again. AlreadyExists
+  // while it runs. `message`, unless null, replaces the one it was made with.
+  absl::Status post(AgentTransferId transfer, const std::string_view* message = nullptr);
+  absl::StatusOr<AgentTransferState> state(AgentTransferId transfer);
+  // How it ended: OK when done; Unavailable("... running") while it runs; FailedPrecondition
+  // before post().
+  absl::Status status(AgentTransferId transfer) const;
+  // Blocks until it has ended and returns how. DeadlineExceeded when `timeout` ran out first: it
+  // still runs.
+  absl::Status wait(AgentTransferId transfer, Time timeout = kNever);
+  // Asks for the end and returns at once: it has ended when state() says so.
+  absl::Status abort(AgentTransferId transfer);
+  // Ends it, fenced: when this returns OK, no byte of the transfer moves any more, here or there,
+  // and the id is gone. Blocks while the other agent is asked; one that stays silent is given up
+  // after peer.answer_ms and peer.redial_ms (docs/settings.md), or DeadlineExceeded after
+  // `timeout`: then the id is still there.
+  absl::Status release(AgentTransferId transfer, Time timeout = kNever);
+  // For destructors: aborts, returns at once, and gives the id back. The fence comes later.
+  void abandon(AgentTransferId transfer);
+  // FailedPrecondition before post().
+  absl::StatusOr<AgentTelemetry> telemetry(AgentTransferId transfer) const;
+
+  // --- messages ----------------------------------------------------------------------------
+  // Sends bytes (also none) to an agent's inbox; at most kMaxAgentMessage. Returns at once; an
+  // agent that is gone is Unavailable where that is known already. From one sender they arrive in
+  // the order sent, except that those above 60,000 bytes may arrive later than those behind them.
+  absl::Status notify(std::string_view agent, std::string_view message);
+  // All that came since the last call, oldest first.
+  std::vector<AgentMessage> messages();
+
+  // An eventfd that becomes readable when something happened: a transfer ended, a message came, an
+  // agent went. Read it (8 bytes) to clear it.
+  int event_fd() const;
+  // Moves bytes, where no progress thread does; true if anything happened.
+  bool progress();
+  AgentStats stats() const;
+
+ private:
+  class Impl;
+  explicit Agent(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,261 @@
+// The agent's public calls.
+#include "kvtransfer/agent.h"
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "kvtransfer/internal/agent_impl.h"
+#include "kvtransfer/internal/agent_plan.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+absl::Status check_name(const std::string& name) {
+  if (!name.empty() && name.size() <= kMaxAgentName) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "an agent's name has 1 to %u bytes; this one has %u", kMaxAgentName, name.size()));
+}
+
+}  // namespace
+
+Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Agent::~Agent() = default;
+
+absl::StatusOr<std::unique_ptr<Agent>> Agent::create(AgentOptions options) {
+  if (absl::Status status = check_name(options.name); !status.ok()) return status;
+  options.worker.name = options.name;
+  absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options.worker);
+  if (!worker.ok()) return worker.status();
+  return create(*std::move(worker), std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<Agent>> Agent::create(std::unique_ptr<Worker> worker,
+                                                     AgentOptions options) {
+  if (absl::Status status = check_name(options.name); !status.ok()) return status;
+  absl::StatusOr<ClusterKey> key =
+      options.worker.key ? *options.worker.key : ClusterKey::for_this_user();
+  if (!key.ok()) return key.status();
+  return std::unique_ptr<Agent>(
+      new Agent(std::make_unique<Impl>(std::move(worker), *std::move(key), std::move(options))));
+}
+
+const std::string& Agent::name() const { return impl_->options.name; }
+const std::string& Agent::address() const { return impl_->worker->address(); }
+uint16_t Agent::port() const { return impl_->worker->port(); }
+
+absl::Status Agent::register_memory(absl::Span<const Descriptor> ranges, MemoryKind kind) {
+  if (absl::Status status = check_kind(kind); !status.ok()) return status;
+  return impl_->register_memory(ranges);
+}
+absl::Status Agent::deregister_memory(absl::Span<const Descriptor> ranges, MemoryKind kind) {
+  if (absl::Status status = check_kind(kind); !status.ok()) return status;
+  return impl_->deregister_memory(ranges);
+}
+
+absl::StatusOr<std::string> Agent::metadata() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->whole_metadata().encode(impl_->key);
+}
+absl::StatusOr<std::string> Agent::partial_metadata(absl::Span<const Descriptor> ranges,
+                                                    bool with_address, MemoryKind kind) const {
+  if (absl::Status status = check_kind(kind); !status.ok()) return status;
+  return impl_->partial_metadata(ranges, with_address);
+}
+absl::StatusOr<std::string> Agent::add_remote(std::string_view metadata) {
+  return impl_->add_remote(metadata);
+}
+void Agent::remove_remote(std::string_view agent) { impl_->remove_remote(agent); }
+bool Agent::has_remote(std::string_view agent, absl::Span<const Descriptor> ranges,
+                       MemoryKind kind) {
+  return check_kind(kind).ok() && impl_->has_remote(agent, ranges);
+}
+
+absl::Status Agent::fetch_metadata(std::string_view agent, std::string_view host_port) {
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->fetching.emplace(agent);
+  }
+  return impl_->say(host_port, AgentFrameKind::kFetch, agent);
+}
+absl::Status Agent::send_metadata(std::string_view host_port, std::string_view metadata) {
+  std::string mine(metadata);
+  if (mine.empty()) {
+    std::lock_guard lock(impl_->mutex);
+    mine = impl_->whole_metadata().encode(impl_->key);
+  }
+  return impl_->say(host_port, AgentFrameKind::kMetadata, mine);
+}
+absl::Status Agent::invalidate_metadata(std::string_view host_port) {
+  return impl_->say(host_port, AgentFrameKind::kInvalidate, {});
+}
+
+absl::Status Agent::connect(std::string_view agent) {
+  std::lock_guard lock(impl_->mutex);
+  absl::StatusOr<RemoteAgent*> remote = impl_->find_remote(agent);
+  return remote.ok() ? impl_->peer_of(**remote).status() : remote.status();
+}
+std::string Agent::explain(std::string_view agent) const {
+  std::lock_guard lock(impl_->mutex);
+  absl::StatusOr<RemoteAgent*> remote = impl_->find_remote(agent);
+  if (!remote.ok()) return std::string(remote.status().message());
+  if ((*remote)->peer.generation == 0) return absl::StrFormat("%s: not called yet", agent);
+  return impl_->worker->explain((*remote)->peer);
+}
+
+absl::StatusOr<AgentListId> Agent::prepare_local(absl::Span<const Descriptor> list,
+                                                 MemoryKind kind) {
+  if (absl::Status status = check_kind(kind); !status.ok()) return status;
+  return impl_->prepare(std::nullopt, list);
+}
+absl::StatusOr<AgentListId> Agent::prepare_remote(std::string_view agent,
+                                                  absl::Span<const Descriptor> list,
+                                                  MemoryKind kind) {
+  if (absl::Status status = check_kind(kind); !status.ok()) return status;
+  return impl_->prepare(agent, list);
+}
+absl::StatusOr<AgentListId> Agent::prepare_local(absl::Span<const StridedDescriptor> rows,
+                                                 MemoryKind kind) {
+  if (absl::Status status = check_kind(kind); !status.ok()) return status;
+  return impl_->prepare(std::nullopt, rows);
+}
+absl::StatusOr<AgentListId> Agent::prepare_remote(std::string_view agent,
+                                                  absl::Span<const StridedDescriptor> rows,
+                                                  MemoryKind kind) {
+  if (absl::Status status = check_kind(kind); !status.ok()) return status;
+  return impl_->prepare(agent, rows);
+}
+absl::Status Agent::release_list(AgentListId list) {
+  std::shared_ptr<const AgentList> last;  // freed after the lock
+  std::lock_guard lock(impl_->mutex);
+  const auto at = impl_->lists.find(list.value);
+  if (at == impl_->lists.end()) return no_such_list();
+  last = std::move(at->second);
+  impl_->lists.erase(at);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, AgentListId local,
+                                                     absl::Span<const int64_t> local_indices,
+                                                     AgentListId remote,
+                                                     absl::Span<const int64_t> remote_indices,
+                                                     std::string_view message) {
+  const auto mine = impl_->find_list(local);
+  const auto theirs = impl_->find_list(remote);
+  if (mine == nullptr || theirs == nullptr) return no_such_list();
+  if (!mine->agent.empty() || theirs->agent.empty()) {
+    return absl::InvalidArgumentError(
+        "the local side of a transfer is a list of prepare_local(), the remote side one of "
+        "prepare_remote()");
+  }
+  {
+    std::lock_guard lock(impl_->mutex);
+    const auto known = impl_->remotes.find(theirs->agent);
+    if (known == impl_->remotes.end() || known->second.epoch != theirs->epoch) {
+      return absl::NotFoundError(absl::StrFormat(
+          "agent \"%s\" was removed, or another one has its name now: prepare the list again",
+          theirs->agent));
+    }
+  }
+  return impl_->keep(op, plan_agent_transfer(*mine, local_indices, *theirs, remote_indices),
+                     *theirs, message);
+}
+
+absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, absl::Span<const Descriptor> local,
+                                                     absl::Span<const Descriptor> remote,
+                                                     std::string_view agent,
+                                                     std::string_view message, MemoryKind kind) {
+  absl::StatusOr<AgentListId> mine = prepare_local(local, kind);
+  if (!mine.ok()) return mine.status();
+  absl::StatusOr<AgentListId> theirs = prepare_remote(agent, remote, kind);
+  absl::StatusOr<AgentTransferId> out;
+  if (!theirs.ok()) {
+    out = theirs.status();
+  } else {
+    const auto a = impl_->find_list(*mine);
+    const auto b = impl_->find_list(*theirs);
+    out = impl_->keep(op, plan_agent_transfer(*a, *b), *b, message);
+    release_list(*theirs).IgnoreError();
+  }
+  release_list(*mine).IgnoreError();
+  return out;
+}
+
+absl::Status Agent::post(AgentTransferId transfer, const std::string_view* message) {
+  return impl_->post(transfer, message);
+}
+
+absl::StatusOr<AgentTransferState> Agent::state(AgentTransferId id) {
+  const auto transfer = impl_->find_transfer(id);
+  if (transfer == nullptr) return no_such_transfer();
+  impl_->drive();
+  transfer->feed();
+  return transfer->state();
+}
+
+absl::Status Agent::status(AgentTransferId id) const {
+  const auto transfer = impl_->find_transfer(id);
+  return transfer == nullptr ? no_such_transfer() : transfer->status();
+}
+
+absl::Status Agent::wait(AgentTransferId id, Time timeout) {
+  const auto transfer = impl_->find_transfer(id);
+  if (transfer == nullptr) return no_such_transfer();
+  absl::Status waited = impl_->worker->wait_until(
+      [&] {
+        transfer->feed();
+        return transfer->state() != AgentTransferState::kRunning;
+      },
+      timeout);
+  return waited.ok() ? transfer->status() : waited;
+}
+
+absl::Status Agent::abort(AgentTransferId id) {
+  const auto transfer = impl_->find_transfer(id);
+  if (transfer == nullptr) return no_such_transfer();
+  transfer->abort();
+  impl_->drive();
+  return absl::OkStatus();
+}
+
+absl::Status Agent::release(AgentTransferId id, Time timeout) {
+  return impl_->release(id, timeout);
+}
+
+void Agent::abandon(AgentTransferId id) {
+  std::shared_ptr<AgentTransfer> transfer;  // freed after the lock
+  {
+    std::lock_guard lock(impl_->mutex);
+    const auto at = impl_->transfers.find(id.value);
+    if (at == impl_->transfers.end()) return;
+    transfer = std::move(at->second);
+    impl_->transfers.erase(at);
+  }
+  transfer->abort();
+}
+
+absl::StatusOr<AgentTelemetry> Agent::telemetry(AgentTransferId id) const {
+  const auto transfer = impl_->find_transfer(id);
+  if (transfer == nullptr) return no_such_transfer();
+  return transfer->telemetry();
+}
+
+absl::Status Agent::notify(std::string_view agent, std::string_view message) {
+  return impl_->notify(agent, message);
+}
+std::vector<AgentMessage> Agent::messages() { return impl_->messages(); }
+int Agent::event_fd() const { return impl_->worker->event_fd(); }
+bool Agent::progress() { return impl_->worker->progress(); }
+
+AgentStats Agent::stats() const {
+  std::lock_guard lock(impl_->mutex);
+  AgentStats out;
+  out.lists = impl_->lists.size();
+  out.transfers = impl_->transfers.size();
+  for (const auto& [id, transfer] : impl_->transfers) out.running += !transfer->quiet();
+  out.remotes = impl_->remotes.size() - 1;
+  out.registered = impl_->ranges->size();
+  out.worker = impl_->worker->stats();
+  return out;
+}
+
+}  // namespace baton::kvtransfer

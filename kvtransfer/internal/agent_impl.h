@@ -1,0 +1,117 @@
+// The inside of an agent. Split by subject: agent.cc (the public calls), agent_impl.cc (its life,
+// its memory, its lists and transfers), agent_remotes.cc (other agents and their metadata),
+// agent_inbox.cc (messages).
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "kvtransfer/agent.h"
+#include "kvtransfer/internal/agent_list.h"
+#include "kvtransfer/internal/agent_messages.h"
+#include "kvtransfer/internal/agent_metadata.h"
+#include "kvtransfer/internal/agent_ranges.h"
+#include "kvtransfer/internal/agent_transfer.h"
+#include "transport/progress_thread.h"
+
+namespace baton::kvtransfer {
+
+// Another agent; or this one, as others see it.
+struct RemoteAgent {
+  WorkerUid uid;
+  std::string address;
+  uint64_t epoch = 0;  // another one whenever another agent takes the name
+  PeerId peer;         // generation 0: not called yet
+  std::shared_ptr<const AgentRanges<RemoteRegion>> ranges;  // replaced, never changed
+};
+
+// Locks: `inbox_mutex` before `mutex` before the worker's own. Callbacks of the worker take
+// neither.
+class Agent::Impl {
+ public:
+  Impl(std::unique_ptr<Worker> its_worker, ClusterKey cluster_key, AgentOptions agent_options);
+  ~Impl();
+
+  // agent_impl.cc
+  absl::Status register_memory(absl::Span<const Descriptor> list);
+  absl::Status deregister_memory(absl::Span<const Descriptor> list);
+  template <typename Row>
+  absl::StatusOr<AgentListId> prepare(std::optional<std::string_view> agent,
+                                      absl::Span<const Row> rows);
+  absl::StatusOr<AgentTransferId> keep(Op op, absl::StatusOr<AgentPlan> plan,
+                                       const AgentList& remote, std::string_view message);
+  std::shared_ptr<const AgentList> find_list(AgentListId id) const;
+  std::shared_ptr<AgentTransfer> find_transfer(AgentTransferId id) const;
+  absl::Status post(AgentTransferId id, const std::string_view* message);
+  absl::Status release(AgentTransferId id, Time timeout);
+  void drive();  // progress, where no thread makes any
+
+  // agent_remotes.cc
+  AgentMetadata whole_metadata() const;  // locked
+  absl::StatusOr<std::string> partial_metadata(absl::Span<const Descriptor> list,
+                                               bool with_address) const;
+  absl::StatusOr<std::string> add_remote(std::string_view bytes);
+  void remove_remote(std::string_view agent, const WorkerUid* only = nullptr);
+  bool has_remote(std::string_view agent, absl::Span<const Descriptor> list);
+  absl::StatusOr<RemoteAgent*> find_remote(std::string_view agent);  // locked
+  absl::StatusOr<PeerId> peer_of(RemoteAgent& remote);               // locked
+  absl::StatusOr<PeerId> caller(std::string_view host_port);         // locked
+  absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
+  absl::Status say(std::string_view host_port, AgentFrameKind kind, std::string_view payload);
+
+  // agent_inbox.cc
+  void pump();
+  void hear(PeerId peer, AgentFrame frame);  // inbox_mutex is held
+  void serve();
+  absl::Status notify(std::string_view agent, std::string_view message);
+  std::vector<AgentMessage> messages();
+
+  const AgentOptions options;
+  const ClusterKey key;
+  WorkerUid uid;
+  std::unique_ptr<Worker> worker;
+
+  mutable std::mutex mutex;
+  std::shared_ptr<const AgentRanges<MemoryRegion>> ranges;  // replaced, never changed
+  // This agent too; its ranges are those above, in the same order.
+  std::map<std::string, RemoteAgent, std::less<>> remotes;
+  std::map<std::string, PeerId> callers;        // by host:port
+  std::set<std::string, std::less<>> fetching;  // agents whose metadata was asked for
+  absl::flat_hash_map<uint64_t, std::shared_ptr<const AgentList>> lists;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<AgentTransfer>> transfers;
+
+  struct Sender {
+    std::string name;
+    WorkerUid uid;
+    AgentAssembler parts;
+  };
+  std::mutex inbox_mutex;
+  absl::flat_hash_map<uint64_t, Sender> senders;  // by peer
+  std::deque<AgentMessage> inbox;
+
+  std::atomic<bool> stopping{false};
+  std::unique_ptr<ProgressThread> progress_thread;
+  std::thread server;
+};
+
+absl::Status check_kind(MemoryKind kind);
+absl::Status check_message(std::string_view message);
+absl::Status no_such_list();
+absl::Status no_such_transfer();
+
+// A number that no list, transfer or epoch of this process has had.
+uint64_t next_agent_id();
+
+}  // namespace baton::kvtransfer

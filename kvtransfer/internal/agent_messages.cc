@@ -1,0 +1,93 @@
+// Frames of agents: one byte of kind, or kind, number and place of a part.
+#include "kvtransfer/internal/agent_messages.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "absl/strings/str_format.h"
+#include "kvtransfer/agent.h"
+#include "transport/base/wire.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+constexpr uint8_t kPart = 0x80;  // beside the kind: one of several
+static_assert(kMaxWholeAgentMessage + 32 <= kMaxNotification);
+
+size_t part_bytes(size_t total, size_t part) {
+  return std::min(kMaxWholeAgentMessage, total - part * kMaxWholeAgentMessage);
+}
+
+absl::Status strange() { return absl::InvalidArgumentError("a notification that no agent sends"); }
+
+}  // namespace
+
+std::string agent_frame(AgentFrameKind kind, std::string_view payload) {
+  std::string out(1, static_cast<char>(kind));
+  out.append(payload);
+  return out;
+}
+
+std::vector<std::string> agent_frames(AgentFrameKind kind, std::string_view payload) {
+  if (payload.size() <= kMaxWholeAgentMessage) return {agent_frame(kind, payload)};
+  static std::atomic<uint64_t> messages{0};
+  const uint64_t number = ++messages;
+  std::vector<std::string> out;
+  for (size_t part = 0; part * kMaxWholeAgentMessage < payload.size(); ++part) {
+    std::string& frame = out.emplace_back(1, static_cast<char>(static_cast<uint8_t>(kind) | kPart));
+    put_number(frame, number);
+    put_number(frame, static_cast<uint32_t>(payload.size()));
+    put_number(frame, static_cast<uint32_t>(part));
+    frame.append(payload.substr(part * kMaxWholeAgentMessage, kMaxWholeAgentMessage));
+  }
+  return out;
+}
+
+absl::StatusOr<bool> AgentAssembler::add(std::string_view frame, AgentFrame& out) {
+  if (frame.empty()) return strange();
+  const auto first = static_cast<uint8_t>(frame.front());
+  const uint8_t kind = first & ~kPart;
+  if (kind > static_cast<uint8_t>(AgentFrameKind::kInvalidate)) return strange();
+  frame.remove_prefix(1);
+  if ((first & kPart) == 0) {
+    out.kind = static_cast<AgentFrameKind>(kind);
+    out.payload.assign(frame);
+    return true;
+  }
+  WireReader in(frame);
+  const auto number = in.number<uint64_t>();
+  const auto total = in.number<uint32_t>();
+  const auto part = in.number<uint32_t>();
+  const size_t parts = (size_t{total} + kMaxWholeAgentMessage - 1) / kMaxWholeAgentMessage;
+  if (in.failed() || total <= kMaxWholeAgentMessage || total > kMaxAgentMessage || part >= parts) {
+    return strange();
+  }
+  const std::string_view bytes = in.take(part_bytes(total, part));
+  if (!in.finished()) return strange();
+  const auto [at, made] = open_.try_emplace(number);
+  Open& open = at->second;
+  if (made) {
+    if (held_ + total > kMaxHeld) {
+      open_.erase(at);
+      return absl::ResourceExhaustedError(
+          absl::StrFormat("more than %u bytes of messages that are not complete", kMaxHeld));
+    }
+    held_ += total;
+    open = {static_cast<AgentFrameKind>(kind), std::string(total, '\0'),
+            std::vector<bool>(parts, false), parts};
+  }
+  if (open.payload.size() != total || static_cast<uint8_t>(open.kind) != kind || open.seen[part]) {
+    return strange();
+  }
+  open.seen[part] = true;
+  std::copy(bytes.begin(), bytes.end(),
+            open.payload.begin() + static_cast<ptrdiff_t>(part * kMaxWholeAgentMessage));
+  if (--open.missing > 0) return false;
+  out.kind = open.kind;
+  out.payload = std::move(open.payload);
+  held_ -= total;
+  open_.erase(at);
+  return true;
+}
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,179 @@
+// Other agents: their metadata, how they are reached, what becomes of them when they go.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kvtransfer/internal/agent_impl.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using RemoteRanges = AgentRanges<RemoteRegion>;
+
+absl::Status not_known(std::string_view agent) {
+  return absl::NotFoundError(absl::StrFormat(
+      "no agent called \"%s\" is known here: load its metadata with add_remote()", agent));
+}
+
+}  // namespace
+
+AgentMetadata Agent::Impl::whole_metadata() const {
+  AgentMetadata out;
+  out.name = options.name;
+  out.uid = uid;
+  out.address = worker->address();
+  for (const auto& range : *remotes.at(options.name).ranges) {
+    out.ranges.emplace_back(range.where, range.region);
+  }
+  return out;
+}
+
+absl::StatusOr<std::string> Agent::Impl::partial_metadata(absl::Span<const Descriptor> list,
+                                                          bool with_address) const {
+  std::lock_guard lock(mutex);
+  AgentMetadata out;
+  out.partial = true;
+  out.name = options.name;
+  out.uid = uid;
+  if (with_address) out.address = worker->address();
+  const RemoteRanges& mine = *remotes.at(options.name).ranges;
+  for (const Descriptor& where : list) {
+    const std::optional<size_t> at = mine.find(where);
+    if (!at) {
+      return absl::NotFoundError(absl::StrFormat(
+          "no range of %u bytes at %#x, device %u, is registered: name it as it was registered",
+          where.bytes, where.address, where.device));
+    }
+    out.ranges.emplace_back(where, mine[*at].region);
+  }
+  return out.encode(key);
+}
+
+absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes) {
+  absl::StatusOr<AgentMetadata> metadata = AgentMetadata::decode(bytes, key);
+  if (!metadata.ok()) return metadata.status();
+  if (metadata->uid == uid) {
+    return absl::InvalidArgumentError(
+        "this is the agent's own metadata: exchange it with the other agent's");
+  }
+  if (metadata->name == options.name) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "another agent is called \"%s\" too: agents that meet need different names", options.name));
+  }
+  std::lock_guard lock(mutex);
+  const auto known = remotes.find(metadata->name);
+  const bool same = known != remotes.end() && known->second.uid == metadata->uid;
+  if (!same && metadata->address.empty()) {
+    return absl::NotFoundError(absl::StrFormat(
+        "partial metadata of \"%s\" does not say how to reach it: load its whole metadata first",
+        metadata->name));
+  }
+  auto theirs = std::make_shared<RemoteRanges>();
+  if (same && metadata->partial) *theirs = *known->second.ranges;
+  for (const auto& [where, region] : metadata->ranges) {
+    if (const std::optional<size_t> old = metadata->partial ? theirs->find(where) : std::nullopt) {
+      theirs->remove(*old);
+    }
+    theirs->add(where, region);
+  }
+  RemoteAgent& remote = remotes[metadata->name];
+  if (!same) {
+    if (remote.peer.generation != 0) worker->disconnect(remote.peer);
+    remote.peer = {};
+    remote.epoch = next_agent_id();
+    remote.uid = metadata->uid;
+  } else if (worker->peer_state(remote.peer) == PeerState::kDown) {
+    remote.peer = {};
+  }
+  if (!metadata->address.empty()) remote.address = metadata->address;
+  remote.ranges = std::move(theirs);
+  return metadata->name;
+}
+
+void Agent::Impl::remove_remote(std::string_view agent, const WorkerUid* only) {
+  std::lock_guard lock(mutex);
+  const auto known = remotes.find(agent);
+  if (known == remotes.end() || agent == options.name) return;
+  if (only != nullptr && known->second.uid != *only) return;
+  if (known->second.peer.generation != 0) worker->disconnect(known->second.peer);
+  remotes.erase(known);
+}
+
+bool Agent::Impl::has_remote(std::string_view agent, absl::Span<const Descriptor> list) {
+  pump();
+  std::lock_guard lock(mutex);
+  const auto known = remotes.find(agent);
+  if (known == remotes.end()) return false;
+  const RemoteAgent& remote = known->second;
+  if (remote.peer.generation != 0 && worker->peer_state(remote.peer) == PeerState::kDown) {
+    return false;
+  }
+  for (const Descriptor& where : list) {
+    if (remote.ranges->cover(where.address, where.bytes, where.device, nullptr) == nullptr) {
+      return false;
+    }
+  }
+  return true;
+}
+
+absl::StatusOr<RemoteAgent*> Agent::Impl::find_remote(std::string_view agent) {
+  const auto known = remotes.find(agent);
+  if (known == remotes.end()) return not_known(agent);
+  return &known->second;
+}
+
+// Calls it, also again after it went down: it may have come back, or only its network.
+absl::StatusOr<PeerId> Agent::Impl::peer_of(RemoteAgent& remote) {
+  if (remote.peer.generation == 0 || worker->peer_state(remote.peer) == PeerState::kDown) {
+    absl::StatusOr<PeerId> peer = worker->connect(remote.address);
+    if (!peer.ok()) return peer.status();
+    remote.peer = *peer;
+  }
+  return remote.peer;
+}
+
+absl::StatusOr<PeerId> Agent::Impl::caller(std::string_view host_port) {
+  PeerId& peer = callers[std::string(host_port)];
+  if (peer.generation == 0 || worker->peer_state(peer) == PeerState::kDown) {
+    absl::StatusOr<PeerId> made = worker->connect(host_port);
+    if (!made.ok()) return made.status();
+    peer = *made;
+  }
+  return peer;
+}
+
+absl::Status Agent::Impl::send(PeerId peer, AgentFrameKind kind, std::string_view payload) {
+  if (absl::Status status = check_message(payload); !status.ok()) return status;
+  if (payload.size() <= kMaxWholeAgentMessage) {
+    return worker->notify_detached(peer, agent_frame(kind, payload));
+  }
+  bool first = true;
+  for (const std::string& frame : agent_frames(kind, payload)) {
+    absl::Status status = worker->notify_detached(peer, frame);
+    // Once begun, a message is worth waiting for.
+    if (absl::IsResourceExhausted(status) && !first) {
+      absl::Status waited = worker->wait_until(
+          [&] {
+            status = worker->notify_detached(peer, frame);
+            return !absl::IsResourceExhausted(status);
+          },
+          std::chrono::seconds(10));
+      if (!waited.ok()) return status;
+    }
+    if (!status.ok()) return status;
+    first = false;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Agent::Impl::say(std::string_view host_port, AgentFrameKind kind,
+                              std::string_view payload) {
+  absl::StatusOr<PeerId> peer;
+  {
+    std::lock_guard lock(mutex);
+    peer = caller(host_port);
+  }
+  return peer.ok() ? send(*peer, kind, payload) : peer.status();
+}
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,182 @@
+// An agent's transfer: parts, then its message, then its end.
+#include "kvtransfer/internal/agent_transfer.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvtransfer/internal/agent_messages.h"
+
+namespace baton::kvtransfer {
+
+AgentTransfer::AgentTransfer(Worker& worker, Op op, AgentPlan plan, std::string agent,
+                             uint64_t epoch, std::string_view message)
+    : worker_(worker), op_(op), plan_(std::move(plan)), agent_(std::move(agent)), epoch_(epoch) {
+  if (!message.empty()) frames_ = agent_frames(AgentFrameKind::kMessage, message);
+  submitted_.reserve(plan_.parts.size() + frames_.size());
+}
+
+absl::Status AgentTransfer::post(PeerId peer, const std::string_view* message) {
+  const Time now = worker_.clock().now();
+  std::shared_ptr<AgentTransfer> last;  // freed after the lock
+  std::lock_guard lock(mutex_);
+  if (state_ == AgentTransferState::kRunning) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("the transfer with ", agent_, " is running: wait for its end, or abort it"));
+  }
+  if (message != nullptr) {
+    frames_.clear();
+    if (!message->empty()) frames_ = agent_frames(AgentFrameKind::kMessage, *message);
+  }
+  peer_ = peer;
+  state_ = AgentTransferState::kRunning;
+  why_ = absl::OkStatus();
+  stop_ = false;
+  next_part_ = next_frame_ = 0;
+  submitted_.clear();
+  started_ = now;
+  self_ = shared_from_this();
+  submit_parts();
+  const bool refused = stop_ && open_ == 0;
+  if (open_ == 0) last = std::move(self_);
+  post_duration_ = worker_.clock().now() - now;
+  return refused ? why_ : absl::OkStatus();
+}
+
+void AgentTransfer::submit_parts() {
+  TransferRequest request;
+  request.peer = peer_;
+  request.on_end = &AgentTransfer::on_end;
+  request.context = this;
+  request.detached = true;
+  // A message within one frame travels with the bytes, where they are one write.
+  const bool together = op_ == Op::kWrite && plan_.parts.size() == 1 && frames_.size() == 1;
+  while (!stop_ && next_part_ < plan_.parts.size() && open_ < kWindow) {
+    const AgentPart& part = plan_.parts[next_part_];
+    request.op = op_;
+    request.local = part.local;
+    request.local_layout = part.local_layout;
+    request.remote = part.remote;
+    request.remote_layout = part.remote_layout;
+    request.notify = together ? std::string_view(frames_[0]) : std::string_view();
+    absl::Status status = submit(request);
+    if (absl::IsResourceExhausted(status)) return;  // fed again when one has ended, or by state()
+    if (!status.ok()) break;
+    ++next_part_;
+    if (together) next_frame_ = 1;
+  }
+  // After all bytes are there.
+  if (next_part_ == plan_.parts.size() && (open_ == 0 || next_frame_ > 0)) {
+    request.op = Op::kWrite;
+    request.local_layout = request.remote_layout = Layout();
+    request.local = {};
+    request.remote = {};
+    while (!stop_ && next_frame_ < frames_.size() && open_ < kWindow) {
+      request.notify = frames_[next_frame_];
+      absl::Status status = submit(request);
+      if (absl::IsResourceExhausted(status)) return;
+      if (!status.ok()) break;
+      ++next_frame_;
+    }
+  }
+  end_if_over();
+}
+
+absl::Status AgentTransfer::submit(const TransferRequest& request) {
+  absl::StatusOr<TransferId> id = worker_.submit(request);
+  if (id.ok()) {
+    ++open_;
+    submitted_.push_back(*id);
+  } else if (!absl::IsResourceExhausted(id.status())) {
+    stop_ = true;
+    if (why_.ok()) why_ = id.status();
+    for (const TransferId& other : submitted_) worker_.cancel(other).IgnoreError();
+  }
+  return id.status();
+}
+
+void AgentTransfer::end_if_over() {
+  if (open_ > 0 || state_ != AgentTransferState::kRunning) return;
+  if (!stop_ && (next_part_ < plan_.parts.size() || next_frame_ < frames_.size())) return;
+  ended_ = worker_.clock().now();
+  if (why_.ok()) {
+    state_ = AgentTransferState::kDone;
+  } else {
+    state_ = absl::IsCancelled(why_) ? AgentTransferState::kCancelled : AgentTransferState::kFailed;
+  }
+}
+
+void AgentTransfer::on_end(void* context, TransferId /*id*/, const absl::Status& status) {
+  auto& transfer = *static_cast<AgentTransfer*>(context);
+  std::shared_ptr<AgentTransfer> last;  // freed after the lock
+  std::lock_guard lock(transfer.mutex_);
+  --transfer.open_;
+  if (!status.ok()) {
+    if (transfer.why_.ok()) transfer.why_ = status;
+    // The others have no use any more.
+    if (!std::exchange(transfer.stop_, true)) {
+      for (const TransferId& id : transfer.submitted_) transfer.worker_.cancel(id).IgnoreError();
+    }
+  }
+  transfer.submit_parts();
+  if (transfer.state_ != AgentTransferState::kRunning) last = std::move(transfer.self_);
+}
+
+void AgentTransfer::feed() {
+  std::shared_ptr<AgentTransfer> last;
+  std::lock_guard lock(mutex_);
+  if (state_ != AgentTransferState::kRunning || open_ > 0) return;
+  submit_parts();
+  if (state_ != AgentTransferState::kRunning) last = std::move(self_);
+}
+
+AgentTransferState AgentTransfer::state() const {
+  std::lock_guard lock(mutex_);
+  return state_;
+}
+
+absl::Status AgentTransfer::status() const {
+  std::lock_guard lock(mutex_);
+  switch (state_) {
+    case AgentTransferState::kIdle:
+      return absl::FailedPreconditionError("the transfer was not posted: post() starts it");
+    case AgentTransferState::kRunning:
+      return absl::UnavailableError("the transfer is running: it has not ended yet");
+    default:
+      return why_;
+  }
+}
+
+absl::StatusOr<AgentTelemetry> AgentTransfer::telemetry() const {
+  std::lock_guard lock(mutex_);
+  if (state_ == AgentTransferState::kIdle) {
+    return absl::FailedPreconditionError("the transfer was not posted: there is nothing to tell");
+  }
+  AgentTelemetry out;
+  out.start = started_;
+  out.post_duration = post_duration_;
+  const Time end = state_ == AgentTransferState::kRunning ? worker_.clock().now() : ended_;
+  out.transfer_duration = end - started_;
+  out.bytes = plan_.bytes;
+  out.descriptors = plan_.descriptors;
+  return out;
+}
+
+void AgentTransfer::abort() {
+  std::shared_ptr<AgentTransfer> last;
+  std::lock_guard lock(mutex_);
+  if (state_ != AgentTransferState::kRunning) return;
+  stop_ = true;
+  // What had ended already stays so: a transfer whose last part is done is not cancelled.
+  const bool all = next_part_ == plan_.parts.size() && next_frame_ == frames_.size();
+  if (!all && why_.ok()) why_ = absl::CancelledError("aborted");
+  for (const TransferId& id : submitted_) worker_.cancel(id).IgnoreError();
+  end_if_over();
+  if (state_ != AgentTransferState::kRunning) last = std::move(self_);
+}
+
+bool AgentTransfer::quiet() const {
+  std::lock_guard lock(mutex_);
+  return open_ == 0;
+}
+
+}  // namespace baton::kvtransfer

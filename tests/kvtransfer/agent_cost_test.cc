@@ -1,0 +1,121 @@
+// What a transfer of many descriptors costs: nothing on the heap for each of them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <random>
+
+#include "tests/count_allocations.h"
+#include "tests/kvtransfer/agent_pair.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+constexpr Time kLong = std::chrono::seconds(60);
+
+struct Scattered {
+  explicit Scattered(size_t pages, size_t page) {
+    mine.emplace(*a, pages * page, 1);
+    theirs.emplace(*b, pages * page, 2);
+    introduce(*a, *b);
+    from.resize(pages);
+    std::iota(from.begin(), from.end(), 0);
+    to = from;
+    std::mt19937 random(7);
+    std::shuffle(from.begin(), from.end(), random);
+    std::shuffle(to.begin(), to.end(), random);
+    here = mine->pages(page, pages);
+    there = theirs->pages(page, pages);
+  }
+  std::unique_ptr<Agent> a = make_agent(agent_options("alpha"));
+  std::unique_ptr<Agent> b = make_agent(agent_options("beta"));
+  std::optional<AgentMemory> mine, theirs;
+  std::vector<Descriptor> here, there;
+  std::vector<int64_t> from, to;
+};
+
+// Allocations on all threads, from post() to the end.
+uint64_t allocations_of_a_post(Scattered& s, size_t count) {
+  const auto local = s.a->prepare_local(s.here);
+  const auto remote = s.a->prepare_remote("beta", s.there);
+  const auto write = s.a->make_transfer(Op::kWrite, *local, absl::MakeSpan(s.from).first(count),
+                                        *remote, absl::MakeSpan(s.to).first(count));
+  EXPECT_TRUE(write.ok()) << write.status();
+  uint64_t fewest = UINT64_MAX;
+  for (int round = 0; round < 20; ++round) {
+    const uint64_t before = allocations;
+    EXPECT_TRUE(s.a->post(*write).ok());
+    EXPECT_TRUE(s.a->wait(*write, kLong).ok());
+    fewest = std::min(fewest, allocations - before);
+  }
+  return fewest;
+}
+
+TEST(AgentCost, PostingAllocatesNothingForADescriptor) {
+  Scattered s(32'768, 256);
+  const uint64_t of_one = allocations_of_a_post(s, 1);
+  const uint64_t of_all = allocations_of_a_post(s, 32'768);
+  EXPECT_LE(of_all, of_one + 2);
+  EXPECT_LE(of_all, 8u);
+}
+
+TEST(AgentCost, MakingATransferAllocatesAFewTimesWhateverItsNumber) {
+  Scattered s(32'768, 64);
+  const auto local = s.a->prepare_local(s.here);
+  const auto remote = s.a->prepare_remote("beta", s.there);
+  const uint64_t before = allocations;
+  const auto write = s.a->make_transfer(Op::kRead, *local, s.from, *remote, s.to);
+  EXPECT_LE(allocations - before, 40u);
+  ASSERT_TRUE(write.ok());
+  // A regular list is one segment.
+  const uint64_t listing = allocations;
+  ASSERT_TRUE(s.a->prepare_local(s.here).ok());
+  EXPECT_LE(allocations - listing, 20u);
+}
+
+// By hand, for the figures in docs/from-nixl.md: agent_cost_test --gtest_also_run_disabled_tests
+TEST(AgentCost, DISABLED_Times) {
+  Scattered s(32'768, 1024);
+  const auto now = [] { return Clock::steady().now(); };
+  const auto say = [](const char* what, Time best, size_t per) {
+    std::printf("%-28s %8.2f us %8.2f ns each\n", what, best.count() / 1e3,
+                static_cast<double>(best.count()) / static_cast<double>(per));
+  };
+  const auto best_of = [&](auto&& f) {
+    Time best = kNever;
+    for (int i = 0; i < 30; ++i) {
+      const Time begin = now();
+      f();
+      best = std::min(best, now() - begin);
+    }
+    return best;
+  };
+  std::vector<Descriptor> irregular = s.here;
+  std::shuffle(irregular.begin(), irregular.end(), std::mt19937(3));
+  say("prepare, regular", best_of([&] { s.a->prepare_local(s.here).IgnoreError(); }), 32'768);
+  say("prepare, irregular", best_of([&] { s.a->prepare_local(irregular).IgnoreError(); }), 32'768);
+  const auto local = s.a->prepare_local(s.here);
+  const auto odd = s.a->prepare_local(irregular);
+  const auto remote = s.a->prepare_remote("beta", s.there);
+  AgentTransferId write;
+  say("make_transfer",
+      best_of([&] { write = *s.a->make_transfer(Op::kWrite, *local, s.from, *remote, s.to); }),
+      32'768);
+  say("make_transfer, irregular",
+      best_of([&] { s.a->make_transfer(Op::kWrite, *odd, s.from, *remote, s.to).IgnoreError(); }),
+      32'768);
+  Time post = kNever;
+  say("post to end", best_of([&] {
+        const Time begin = now();
+        EXPECT_TRUE(s.a->post(write).ok());
+        post = std::min(post, now() - begin);
+        EXPECT_TRUE(s.a->wait(write, kLong).ok());
+      }),
+      32'768);
+  say("post", post, 32'768);
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer

@@ -1,0 +1,77 @@
+// Two agents in one process, with memory of their own, for tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kvtransfer/agent.h"
+
+namespace baton::kvtransfer {
+
+// A memory that an agent has registered. Byte i is `seed` + i, in a pattern of 251.
+struct AgentMemory {
+  AgentMemory(Agent& agent, size_t size, int seed) : bytes(size) {
+    for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>((i * 7 + seed) % 251);
+    const absl::Status status = agent.register_memory({{address(), size, 0}});
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  uint64_t address(size_t offset = 0) const {
+    return reinterpret_cast<uint64_t>(bytes.data()) + offset;
+  }
+  Descriptor whole() const { return {address(), bytes.size(), 0}; }
+  // `count` pages, evenly spread.
+  std::vector<Descriptor> pages(size_t page, size_t count) const {
+    std::vector<Descriptor> out;
+    const size_t stride = bytes.size() / count;
+    for (size_t i = 0; i < count; ++i) out.push_back({address(i * stride), page, 0});
+    return out;
+  }
+  std::vector<uint8_t> bytes;
+};
+
+inline AgentOptions agent_options(const std::string& name, const std::string& provider = "",
+                                  bool thread = true) {
+  AgentOptions options;
+  options.name = name;
+  options.worker.key = *ClusterKey::from_bytes("the cluster key of the agents' tests");
+  if (!provider.empty()) {
+    options.worker.providers = {provider};
+    options.worker.require = provider;
+  }
+  options.progress_thread = thread;
+  return options;
+}
+
+inline std::unique_ptr<Agent> make_agent(AgentOptions options) {
+  absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::create(std::move(options));
+  EXPECT_TRUE(agent.ok()) << agent.status();
+  return agent.ok() ? *std::move(agent) : nullptr;
+}
+
+inline std::string introduce(Agent& to, Agent& who) {
+  const absl::StatusOr<std::string> metadata = who.metadata();
+  EXPECT_TRUE(metadata.ok()) << metadata.status();
+  const absl::StatusOr<std::string> name = to.add_remote(*metadata);
+  EXPECT_TRUE(name.ok()) << name.status();
+  return name.value_or("");
+}
+
+// Drives both until `ready`, which must come about.
+template <typename Ready>
+void run_agents(Agent& a, Agent& b, Ready&& ready) {
+  const Time end = Clock::steady().now() + std::chrono::seconds(60);
+  while (!ready()) {
+    ASSERT_LT(Clock::steady().now(), end) << "it never came about";
+    const bool moved = a.progress();
+    if (!b.progress() && !moved) std::this_thread::yield();
+  }
+}
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,271 @@
+// Prepared lists and the layouts that are made from two of them, against the descriptors
+// themselves.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "kvtransfer/internal/agent_plan.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using ::testing::HasSubstr;
+// (local region, offset, remote region, offset) of every byte or, of long descriptors, every 64th.
+using Bytes = std::multiset<std::tuple<uint32_t, uint64_t, uint32_t, uint64_t>>;
+
+MemoryRegion local_region(uint32_t index, uint64_t bytes) {
+  return {.size = bytes, .index = index, .generation = index + 1};
+}
+RemoteRegion remote_region(uint32_t index, uint64_t bytes) {
+  return {.key = 7, .size = bytes, .index = index, .generation = index + 1};
+}
+
+struct Sides {
+  AgentRanges<MemoryRegion> local;
+  AgentRanges<RemoteRegion> remote;
+
+  AgentList here(const std::vector<Descriptor>& list) const {
+    auto made = make_agent_list(local, list, "me");
+    EXPECT_TRUE(made.ok()) << made.status();
+    return made.ok() ? *std::move(made) : AgentList();
+  }
+  AgentList there(const std::vector<Descriptor>& list) const {
+    auto made = make_agent_list(remote, list, "peer");
+    EXPECT_TRUE(made.ok()) << made.status();
+    return made.ok() ? *std::move(made) : AgentList();
+  }
+};
+
+// Regions of 1 MiB, region i at address (i + 1) << 32 here and (i + 101) << 32 there.
+constexpr uint64_t kRegion = 1 << 20;
+uint64_t here(uint64_t region, uint64_t offset) { return ((region + 1) << 32) + offset; }
+uint64_t there(uint64_t region, uint64_t offset) { return ((region + 101) << 32) + offset; }
+Sides some_regions(uint32_t count, uint64_t bytes = kRegion) {
+  Sides out;
+  for (uint32_t i = 0; i < count; ++i) {
+    out.local.add({here(i, 0), bytes, 0}, local_region(i, bytes));
+    out.remote.add({there(i, 0), bytes, 0}, remote_region(i, bytes));
+  }
+  return out;
+}
+
+Bytes walked(const AgentPlan& plan, uint64_t grain) {
+  Bytes out;
+  for (const AgentPart& part : plan.parts) {
+    const size_t bytes = part.local_layout.bytes();
+    EXPECT_EQ(part.remote_layout.bytes(), bytes);
+    EXPECT_TRUE(part.local_layout.check(part.local.size, "local").ok());
+    EXPECT_TRUE(part.remote_layout.check(part.remote.size, "remote").ok());
+    TransferCursor cursor(part.local_layout, part.remote_layout, 0, bytes);
+    for (Piece piece; cursor.next(piece);) {
+      for (uint64_t at = 0; at < piece.bytes; at += grain) {
+        out.emplace(part.local.index, piece.local_offset + at, part.remote.index,
+                    piece.remote_offset + at);
+      }
+    }
+  }
+  return out;
+}
+
+Bytes wanted(const std::vector<Descriptor>& local, const std::vector<Descriptor>& remote,
+             uint64_t grain) {
+  Bytes out;
+  for (size_t i = 0; i < local.size(); ++i) {
+    for (uint64_t at = 0; at < local[i].bytes; at += grain) {
+      const uint64_t a = local[i].address + at;
+      const uint64_t b = remote[i].address + at;
+      out.emplace((a >> 32) - 1, a & UINT32_MAX, (b >> 32) - 101, b & UINT32_MAX);
+    }
+  }
+  return out;
+}
+
+TEST(AgentList, EqualStepsTakeNoMemoryAndOthersAreFoundToo) {
+  const Sides sides = some_regions(2);
+  std::vector<Descriptor> list;
+  for (uint64_t i = 0; i < 64; ++i) list.push_back({here(0, i * 4096), 1024, 0});
+  for (uint64_t i = 64; i-- > 0;) list.push_back({here(1, i * 4096), 1024, 0});
+  list.push_back({here(1, 5), 3, 0});
+  for (const size_t count : {list.size(), size_t{128}, size_t{65}, size_t{1}}) {
+    const std::vector<Descriptor> some(list.begin(), list.begin() + static_cast<ptrdiff_t>(count));
+    const AgentList made = sides.here(some);
+    ASSERT_EQ(made.size(), count);
+    for (size_t i = 0; i < count; ++i) {
+      const AgentList::Place place = made.at(i);
+      EXPECT_EQ(place.offset, some[i].address & UINT32_MAX) << i;
+      EXPECT_EQ(place.segment->bytes, some[i].bytes) << i;
+      EXPECT_EQ(made.uses()[place.segment->use].local.index, (some[i].address >> 32) - 1) << i;
+    }
+  }
+}
+
+TEST(AgentList, RowsCountTheirDescriptorsInOrder) {
+  const Sides sides = some_regions(2);
+  const std::vector<StridedDescriptor> rows = {
+      {here(0, 100), 16, 0, 64, 10}, {here(1, 0), 32, 0, 32, 1}, {here(1, 4096), 16, 0, 16, 100}};
+  const auto list = make_agent_list(sides.local, rows, "me");
+  ASSERT_TRUE(list.ok()) << list.status();
+  ASSERT_EQ(list->size(), 111u);
+  EXPECT_EQ(list->at(9).offset, 100u + 9 * 64);
+  EXPECT_EQ(list->at(10).segment->bytes, 32u);
+  EXPECT_EQ(list->at(11).offset, 4096u);
+  EXPECT_EQ(list->at(110).offset, 4096u + 99 * 16);
+}
+
+TEST(AgentList, WhatMakesNoSenseIsRefusedByNumber) {
+  const Sides sides = some_regions(1);
+  const auto refused = [&](const std::vector<Descriptor>& list) {
+    return make_agent_list(sides.local, list, "me").status();
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(refused({})));
+  const absl::Status outside = refused({{here(0, 0), 8, 0}, {here(0, kRegion - 4), 8, 0}});
+  EXPECT_TRUE(absl::IsNotFound(outside));
+  EXPECT_THAT(outside.message(), HasSubstr("descriptor 1"));
+  EXPECT_TRUE(absl::IsNotFound(refused({{here(0, 0), 8, 1}}))) << "another device";
+  EXPECT_TRUE(absl::IsNotFound(refused({{here(0, 8), UINT64_MAX, 0}}))) << "wraps round";
+  EXPECT_TRUE(absl::IsNotFound(refused({{here(0, 0) - 1, 8, 0}})));
+  const auto row = [&](const StridedDescriptor& bad) {
+    return make_agent_list(sides.local, std::vector<StridedDescriptor>{bad}, "me").status();
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(row({here(0, 0), 8, 0, 8, 0})));
+  EXPECT_TRUE(absl::IsInvalidArgument(row({here(0, 0), 8, 0, 8, uint64_t{1} << 40})));
+  EXPECT_TRUE(absl::IsNotFound(row({here(0, 0), 8, 0, 7, 2}))) << "they would overlap";
+  EXPECT_TRUE(absl::IsNotFound(row({here(0, 0), 8, 0, UINT64_MAX / 2, 4})));
+  EXPECT_TRUE(absl::IsNotFound(row({here(0, 0), 8, 0, kRegion / 4, 5})));
+}
+
+TEST(AgentRanges, OverlappingRangesCoverWhatAnyOfThemDoes) {
+  AgentRanges<MemoryRegion> ranges;
+  ranges.add({1000, 9000, 0}, local_region(0, 9000));  // the long one begins first
+  ranges.add({2000, 10, 0}, local_region(1, 10));
+  ranges.add({3000, 10, 0}, local_region(2, 10));
+  ranges.add({3000, 10, 0}, local_region(3, 10));
+  EXPECT_EQ(ranges.cover(3005, 100, 0, nullptr)->region.index, 0u);
+  EXPECT_EQ(ranges.cover(3005, 5, 0, nullptr)->region.index, 3u);
+  EXPECT_EQ(ranges.cover(999, 1, 0, nullptr), nullptr);
+  EXPECT_EQ(ranges.cover(9999, 2, 0, nullptr), nullptr);
+  ranges.remove(*ranges.find({1000, 9000, 0}));
+  EXPECT_EQ(ranges.cover(3005, 100, 0, nullptr), nullptr);
+  ASSERT_TRUE(ranges.find({3000, 10, 0}).has_value());
+  EXPECT_FALSE(ranges.find({3000, 11, 0}).has_value());
+}
+
+TEST(AgentPlan, PagesOfOneSizeInOneRangeAreOneTransfer) {
+  const Sides sides = some_regions(1);
+  std::vector<Descriptor> mine, theirs;
+  for (uint64_t i = 0; i < 64; ++i) {
+    mine.push_back({here(0, i * 16384), 16384, 0});
+    theirs.push_back({there(0, (63 - i) * 16384), 16384, 0});
+  }
+  const auto plan = plan_agent_transfer(sides.here(mine), sides.there(theirs));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->parts.size(), 1u);
+  EXPECT_EQ(plan->descriptors, 64u);
+  EXPECT_EQ(plan->bytes, 64u * 16384);
+  EXPECT_EQ(walked(*plan, 64), wanted(mine, theirs, 64));
+}
+
+TEST(AgentPlan, NeighboursOnBothSidesAreMerged) {
+  const Sides sides = some_regions(1);
+  const std::vector<StridedDescriptor> mine = {{here(0, 0), 256, 0, 256, 100}};
+  const std::vector<StridedDescriptor> theirs = {{there(0, 512), 256, 0, 256, 100}};
+  const auto a = make_agent_list(sides.local, mine, "me");
+  const auto b = make_agent_list(sides.remote, theirs, "peer");
+  const auto all = plan_agent_transfer(*a, *b);
+  ASSERT_TRUE(all.ok());
+  EXPECT_EQ(all->descriptors, 1u);
+  EXPECT_TRUE(all->parts[0].local_layout.dims().empty()) << "one run";
+  const auto some = plan_agent_transfer(*a, {4, 5, 6, 9, 10}, *b, {4, 5, 6, 9, 10});
+  ASSERT_TRUE(some.ok());
+  EXPECT_EQ(some->descriptors, 2u);
+}
+
+TEST(AgentPlan, IndicesAreCheckedAndSizesToo) {
+  const Sides sides = some_regions(1);
+  const AgentList mine = sides.here({{here(0, 0), 8, 0}, {here(0, 100), 16, 0}});
+  const AgentList theirs = sides.there({{there(0, 0), 8, 0}, {there(0, 100), 16, 0}});
+  const auto refused = [&](const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
+    const absl::Status status = plan_agent_transfer(mine, a, theirs, b).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refused({0}, {0, 1}), HasSubstr("1 local indices, but 2 remote"));
+  EXPECT_THAT(refused({}, {}), HasSubstr("no descriptors"));
+  EXPECT_THAT(refused({0, 2}, {0, 1}), HasSubstr("local index 1 is 2"));
+  EXPECT_THAT(refused({0}, {-1}), HasSubstr("remote index 0 is -1"));
+  EXPECT_THAT(refused({0}, {int64_t{1} << 32}), HasSubstr("4294967296"));
+  EXPECT_THAT(refused({0}, {1}), HasSubstr("has 8 bytes, remote descriptor 1 has 16"));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      plan_agent_transfer(mine, sides.there({{there(0, 0), 8, 0}})).status()));
+}
+
+TEST(AgentPlan, RandomPairsMoveEachByteOnce) {
+  std::mt19937_64 random(20261122);
+  const auto below = [&](uint64_t n) { return random() % n; };
+  for (int round = 0; round < 300; ++round) {
+    const auto regions = static_cast<uint32_t>(1 + below(4));
+    const Sides sides = some_regions(regions);
+    // Few sizes, or as many as there are descriptors; aligned, or anywhere.
+    const uint64_t sizes = below(2) == 0 ? 1 + below(4) : 1000;
+    const uint64_t align = uint64_t{1} << below(7);
+    const uint64_t count = 1 + below(60);
+    std::vector<Descriptor> mine, theirs;
+    for (uint64_t i = 0; i < count; ++i) {
+      const uint64_t bytes = (1 + below(sizes)) * (sizes == 1000 ? 1 : align);
+      mine.push_back({here(below(regions), below(4000) * align), bytes, 0});
+      theirs.push_back({there(below(regions), below(4000) * align), bytes, 0});
+      if (below(2) == 0) {  // a neighbour
+        mine.push_back({mine.back().address + bytes, bytes, 0});
+        theirs.push_back({theirs.back().address + bytes, bytes, 0});
+      }
+    }
+    const auto plan = plan_agent_transfer(sides.here(mine), sides.there(theirs));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_LE(plan->parts.size(), 64u * regions * regions);
+    ASSERT_EQ(walked(*plan, 1), wanted(mine, theirs, 1)) << "round " << round;
+  }
+}
+
+TEST(AgentPlan, OddAddressesMoreThanFourGigabytesApart) {
+  const uint64_t huge = uint64_t{3} << 32;
+  Sides sides;
+  sides.local.add({1, huge, 0}, local_region(0, huge));
+  sides.remote.add({1, huge, 0}, remote_region(0, huge));
+  std::vector<Descriptor> mine, theirs;
+  for (uint64_t i = 0; i < 30; ++i) {
+    mine.push_back({1 + i * 429'496'701 + i % 7, 3, 0});
+    theirs.push_back({1 + (29 - i) * 429'496'703 + i % 5, 3, 0});
+  }
+  const auto plan = plan_agent_transfer(sides.here(mine), sides.there(theirs));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  Bytes expected;
+  for (size_t i = 0; i < mine.size(); ++i) {
+    for (uint64_t at = 0; at < 3; ++at) {
+      expected.emplace(0, mine[i].address - 1 + at, 0, theirs[i].address - 1 + at);
+    }
+  }
+  EXPECT_GT(plan->parts.size(), 1u);
+  EXPECT_EQ(walked(*plan, 1), expected);
+}
+
+TEST(AgentPlan, TenMillionDescriptors) {
+  const Sides sides = some_regions(1, uint64_t{10'000'000} * 64);
+  const std::vector<StridedDescriptor> mine = {{here(0, 0), 48, 0, 64, 10'000'000}};
+  const std::vector<StridedDescriptor> theirs = {{there(0, 0), 48, 0, 64, 10'000'000}};
+  const auto a = make_agent_list(sides.local, mine, "me");
+  const auto b = make_agent_list(sides.remote, theirs, "peer");
+  ASSERT_TRUE(a.ok() && b.ok());
+  const auto plan = plan_agent_transfer(*a, *b);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->descriptors, 10'000'000u);
+  EXPECT_EQ(plan->bytes, 480'000'000u);
+  EXPECT_EQ(plan->parts.size(), 1u);
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer

@@ -1,0 +1,476 @@
+// Two agents over every provider: memory, metadata, transfers by lists and indices, messages, and
+// the end of each.
+#include "kvtransfer/agent.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <numeric>
+#include <thread>
+
+#include "tests/kvtransfer/agent_pair.h"
+#include "tests/usable_provider.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using ::testing::HasSubstr;
+constexpr Time kLong = std::chrono::seconds(60);
+
+std::vector<std::string> every_provider() {
+  std::vector<std::string> names;
+  for (const auto& [name, factory] : registered_providers()) names.push_back(name);
+  return names;
+}
+
+class AgentTest : public OverEveryProvider<std::string> {
+ protected:
+  void SetUp() override {
+    OverEveryProvider::SetUp();
+    if (IsSkipped()) return;
+    a_ = make_agent(agent_options("alpha", GetParam()));
+    b_ = make_agent(agent_options("beta", GetParam()));
+    mine_.emplace(*a_, 1 << 20, 3);
+    theirs_.emplace(*b_, 1 << 20, 100);
+    EXPECT_EQ(introduce(*a_, *b_), "beta");
+  }
+  // Beta's inbox, which must get `count` messages.
+  std::vector<AgentMessage> heard(Agent& agent, size_t count) {
+    std::vector<AgentMessage> all;
+    const Time end = Clock::steady().now() + kLong;
+    while (all.size() < count && Clock::steady().now() < end) {
+      for (AgentMessage& message : agent.messages()) all.push_back(std::move(message));
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(all.size(), count);
+    return all;
+  }
+  absl::Status run(AgentTransferId id) {
+    if (absl::Status status = a_->post(id); !status.ok()) return status;
+    return a_->wait(id, kLong);
+  }
+
+  std::unique_ptr<Agent> a_, b_;
+  std::optional<AgentMemory> mine_, theirs_;
+};
+
+TEST_P(AgentTest, ListsAndIndicesMoveThePagesTheyNameAndNoOthers) {
+  constexpr size_t kPage = 1000;  // of 4096: gaps stay as they are
+  const auto local = a_->prepare_local(mine_->pages(kPage, 256));
+  const auto remote = a_->prepare_remote("beta", theirs_->pages(kPage, 256));
+  ASSERT_TRUE(local.ok() && remote.ok()) << local.status() << remote.status();
+  const std::vector<int64_t> from = {5, 0, 255, 17, 18, 19};
+  const std::vector<int64_t> to = {9, 200, 1, 100, 101, 102};
+  std::vector<uint8_t> expected = theirs_->bytes;
+  for (size_t i = 0; i < from.size(); ++i) {
+    std::memcpy(&expected[to[i] * 4096], &mine_->bytes[from[i] * 4096], kPage);
+  }
+  const auto write = a_->make_transfer(Op::kWrite, *local, from, *remote, to, "six pages");
+  ASSERT_TRUE(write.ok()) << write.status();
+  EXPECT_EQ(*a_->state(*write), AgentTransferState::kIdle);
+  EXPECT_TRUE(absl::IsFailedPrecondition(a_->status(*write)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(a_->telemetry(*write).status()));
+  ASSERT_TRUE(run(*write).ok());
+  EXPECT_EQ(theirs_->bytes, expected);
+  const std::vector<AgentMessage> got = heard(*b_, 1);
+  EXPECT_EQ(got[0].agent, "alpha");
+  EXPECT_EQ(got[0].payload, "six pages");
+
+  const auto telemetry = a_->telemetry(*write);
+  ASSERT_TRUE(telemetry.ok());
+  EXPECT_EQ(telemetry->bytes, 6 * kPage);
+  EXPECT_EQ(telemetry->descriptors, 6u);
+  EXPECT_GT(telemetry->transfer_duration, Time::zero());
+
+  // Back, elsewhere.
+  const auto read = a_->make_transfer(Op::kRead, *local, {77}, *remote, {9}, "read it");
+  ASSERT_TRUE(run(*read).ok());
+  EXPECT_EQ(std::memcmp(&mine_->bytes[77 * 4096], &expected[9 * 4096], kPage), 0);
+  EXPECT_EQ(heard(*b_, 1)[0].payload, "read it");
+  EXPECT_TRUE(a_->release(*write).ok());
+  EXPECT_TRUE(a_->release(*read).ok());
+  EXPECT_TRUE(a_->release_list(*local).ok());
+  EXPECT_TRUE(a_->release_list(*remote).ok());
+  EXPECT_EQ(a_->stats().transfers + a_->stats().lists, 0u);
+}
+
+TEST_P(AgentTest, ManyRangesAndSizesInOneTransfer) {
+  // 40 ranges on each side, and sizes that no two descriptors share.
+  std::vector<std::unique_ptr<AgentMemory>> here, there;
+  std::vector<Descriptor> local, remote;
+  for (size_t i = 0; i < 40; ++i) {
+    here.push_back(std::make_unique<AgentMemory>(*a_, 4096 + i, static_cast<int>(i)));
+    there.push_back(std::make_unique<AgentMemory>(*b_, 8192, static_cast<int>(50 + i)));
+  }
+  EXPECT_EQ(introduce(*a_, *b_), "beta");
+  std::vector<std::vector<uint8_t>> expected;
+  for (size_t i = 0; i < 40; ++i) {
+    const AgentMemory& target = *there[39 - i];
+    local.push_back({here[i]->address(i), 3000 + i, 0});
+    remote.push_back({target.address(2 * i), 3000 + i, 0});
+  }
+  const auto write = a_->make_transfer(Op::kWrite, local, remote, "beta", "all of them");
+  ASSERT_TRUE(write.ok()) << write.status();
+  ASSERT_TRUE(run(*write).ok());
+  EXPECT_EQ(heard(*b_, 1)[0].payload, "all of them");
+  for (size_t i = 0; i < 40; ++i) {
+    EXPECT_EQ(std::memcmp(&here[i]->bytes[i], &there[39 - i]->bytes[2 * i], 3000 + i), 0) << i;
+    EXPECT_EQ(there[39 - i]->bytes[2 * i + 3000 + i],
+              static_cast<uint8_t>(((2 * i + 3000 + i) * 7 + 50 + 39 - i) % 251));
+  }
+}
+
+TEST_P(AgentTest, AFinishedTransferIsPostedAgain) {
+  const auto local = a_->prepare_local(mine_->pages(4096, 64));
+  const auto remote = a_->prepare_remote("beta", theirs_->pages(4096, 64));
+  std::vector<int64_t> all(64);
+  std::iota(all.begin(), all.end(), 0);
+  const auto write = a_->make_transfer(Op::kWrite, *local, all, *remote, all);
+  for (int round = 0; round < 20; ++round) {
+    for (uint8_t& byte : mine_->bytes) byte = static_cast<uint8_t>(byte * 3 + 1);
+    const std::string text = "round " + std::to_string(round);
+    const std::string_view message = text;
+    ASSERT_TRUE(a_->post(*write, &message).ok());
+    ASSERT_TRUE(a_->wait(*write, kLong).ok());
+    for (const Descriptor& page : theirs_->pages(4096, 64)) {
+      const size_t at = page.address - theirs_->address();
+      ASSERT_EQ(std::memcmp(&theirs_->bytes[at], &mine_->bytes[at], 4096), 0);
+    }
+    EXPECT_EQ(heard(*b_, 1)[0].payload, text);
+  }
+}
+
+TEST_P(AgentTest, MessagesOfAnyLengthAndBothWays) {
+  EXPECT_EQ(introduce(*b_, *a_), "alpha");
+  ASSERT_TRUE(a_->notify("beta", "").ok());
+  ASSERT_TRUE(a_->notify("beta", std::string("\0 binary \xff", 10)).ok());
+  ASSERT_TRUE(a_->notify("beta", std::string(1 << 20, 'x')).ok());
+  ASSERT_TRUE(b_->notify("alpha", "and back").ok());
+  std::vector<AgentMessage> got = heard(*b_, 3);
+  EXPECT_EQ(got[0].payload, "");
+  EXPECT_EQ(got[1].payload.size(), 10u);
+  EXPECT_EQ(got[2].payload, std::string(1 << 20, 'x'));
+  got = heard(*a_, 1);
+  EXPECT_EQ(got[0].agent, "beta");
+  EXPECT_EQ(got[0].payload, "and back");
+  EXPECT_TRUE(absl::IsNotFound(a_->notify("gamma", "who?")));
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->notify("beta", std::string(kMaxAgentMessage + 1, 'x'))));
+}
+
+TEST_P(AgentTest, ToItself) {
+  AgentMemory other(*a_, 8192, 9);
+  const std::vector<Descriptor> from = {{mine_->address(100), 500, 0}};
+  const std::vector<Descriptor> to = {{other.address(7), 500, 0}};
+  const auto write = a_->make_transfer(Op::kWrite, from, to, "alpha", "me");
+  ASSERT_TRUE(write.ok()) << write.status();
+  ASSERT_TRUE(run(*write).ok());
+  EXPECT_EQ(std::memcmp(&other.bytes[7], &mine_->bytes[100], 500), 0);
+  EXPECT_EQ(heard(*a_, 1)[0].agent, "alpha");
+}
+
+TEST_P(AgentTest, StaleAndForeignIdsAreNotFound) {
+  const auto local = a_->prepare_local({mine_->pages(64, 4)});
+  const auto remote = a_->prepare_remote("beta", theirs_->pages(64, 4));
+  const auto foreign = b_->prepare_local({theirs_->pages(64, 4)});
+  const auto made = a_->make_transfer(Op::kWrite, *local, {0}, *remote, {0});
+  ASSERT_TRUE(made.ok());
+  EXPECT_TRUE(absl::IsNotFound(b_->post(*made)));
+  EXPECT_TRUE(
+      absl::IsNotFound(a_->make_transfer(Op::kWrite, *foreign, {0}, *remote, {0}).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(a_->make_transfer(Op::kWrite, *remote, {0}, *local, {0}).status()));
+  EXPECT_TRUE(absl::IsNotFound(a_->release_list({})));
+  ASSERT_TRUE(a_->release_list(*local).ok());
+  EXPECT_TRUE(absl::IsNotFound(a_->release_list(*local)));
+  EXPECT_TRUE(run(*made).ok()) << "it does not need its lists";
+  ASSERT_TRUE(a_->release(*made).ok());
+  EXPECT_TRUE(absl::IsNotFound(a_->release(*made)));
+  EXPECT_TRUE(absl::IsNotFound(a_->post(*made)));
+  EXPECT_TRUE(absl::IsNotFound(a_->state(*made).status()));
+  EXPECT_TRUE(absl::IsNotFound(a_->status(*made)));
+  EXPECT_TRUE(absl::IsNotFound(a_->wait(*made)));
+  EXPECT_TRUE(absl::IsNotFound(a_->abort(*made)));
+  EXPECT_TRUE(absl::IsNotFound(a_->telemetry(*made).status()));
+  a_->abandon(*made);
+}
+
+TEST_P(AgentTest, MemoryThatIsGoneUnderAListFailsTheTransfer) {
+  const auto local = a_->prepare_local(mine_->pages(64, 4));
+  const auto remote = a_->prepare_remote("beta", theirs_->pages(64, 4));
+  const auto made = a_->make_transfer(Op::kWrite, *local, {0}, *remote, {0});
+  const auto reading = a_->make_transfer(Op::kRead, *local, {0}, *remote, {0});
+  ASSERT_TRUE(b_->deregister_memory({theirs_->whole()}).ok());
+  const std::vector<uint8_t> before = theirs_->bytes;
+  EXPECT_FALSE(run(*made).ok());
+  EXPECT_EQ(*a_->state(*made), AgentTransferState::kFailed);
+  EXPECT_FALSE(run(*reading).ok());
+  EXPECT_EQ(theirs_->bytes, before);
+  ASSERT_TRUE(a_->deregister_memory({mine_->whole()}).ok());
+  EXPECT_TRUE(absl::IsNotFound(a_->deregister_memory({mine_->whole()})));
+  EXPECT_FALSE(run(*made).ok());
+  EXPECT_TRUE(absl::IsNotFound(a_->prepare_local(mine_->pages(64, 4)).status()));
+}
+
+TEST_P(AgentTest, AnAgentThatWasRemovedAndOneThatTookItsName) {
+  const auto local = a_->prepare_local(mine_->pages(64, 4));
+  const auto remote = a_->prepare_remote("beta", theirs_->pages(64, 4));
+  const auto made = a_->make_transfer(Op::kWrite, *local, {0}, *remote, {0});
+  EXPECT_TRUE(a_->has_remote("beta", theirs_->pages(64, 4)));
+  EXPECT_FALSE(a_->has_remote("beta", mine_->pages(64, 4)));
+  EXPECT_EQ(introduce(*a_, *b_), "beta") << "again: nothing changes";
+  EXPECT_TRUE(run(*made).ok());
+  a_->remove_remote("beta");
+  a_->remove_remote("beta");
+  EXPECT_FALSE(a_->has_remote("beta"));
+  EXPECT_TRUE(absl::IsNotFound(a_->post(*made)));
+  EXPECT_TRUE(absl::IsNotFound(a_->prepare_remote("beta", theirs_->pages(64, 4)).status()));
+  EXPECT_EQ(introduce(*a_, *b_), "beta");
+  EXPECT_TRUE(absl::IsNotFound(a_->post(*made))) << "its list is of before";
+
+  const auto again = a_->prepare_remote("beta", theirs_->pages(64, 4));
+  b_ = nullptr;
+  b_ = make_agent(agent_options("beta", GetParam()));
+  EXPECT_EQ(introduce(*a_, *b_), "beta");
+  EXPECT_TRUE(absl::IsNotFound(a_->make_transfer(Op::kWrite, *local, {0}, *again, {0}).status()));
+}
+
+TEST_P(AgentTest, TwoAgentsOfOneNameAndOnesOwnMetadata) {
+  const auto twin = make_agent(agent_options("alpha", GetParam()));
+  const absl::Status refused = a_->add_remote(*twin->metadata()).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_THAT(refused.message(), HasSubstr("different names"));
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->add_remote(*a_->metadata()).status()));
+}
+
+TEST_P(AgentTest, PartialMetadataAddsToWhatIsKnown) {
+  const auto c = make_agent(agent_options("gamma", GetParam()));
+  AgentMemory first(*c, 4096, 1);
+  AgentMemory second(*c, 4096, 2);
+  const auto bare = c->partial_metadata({first.whole()}, false);
+  ASSERT_TRUE(bare.ok());
+  EXPECT_TRUE(absl::IsNotFound(a_->add_remote(*bare).status())) << "how to reach it?";
+  ASSERT_TRUE(a_->add_remote(*c->partial_metadata({first.whole()}, true)).ok());
+  EXPECT_TRUE(a_->has_remote("gamma", {first.whole()}));
+  EXPECT_FALSE(a_->has_remote("gamma", {second.whole()}));
+  ASSERT_TRUE(a_->add_remote(*c->partial_metadata({second.whole()}, false)).ok());
+  EXPECT_TRUE(a_->has_remote("gamma", {{first.whole(), second.whole()}}));
+  const auto write = a_->make_transfer(Op::kWrite, std::vector<Descriptor>{{mine_->address(), 99}},
+                                       std::vector<Descriptor>{{second.address(), 99}}, "gamma");
+  ASSERT_TRUE(run(*write).ok());
+  EXPECT_EQ(std::memcmp(second.bytes.data(), mine_->bytes.data(), 99), 0);
+  EXPECT_TRUE(absl::IsNotFound(c->partial_metadata({mine_->whole()}, true).status()));
+}
+
+TEST_P(AgentTest, ReleaseFencesWhatRuns) {
+  AgentOptions slow = agent_options("slow", GetParam());
+  slow.worker.shape = *LinkShape::parse("1Gb/s");
+  const auto sender = make_agent(std::move(slow));
+  AgentMemory from(*sender, 64 << 20, 5);
+  AgentMemory to(*b_, 64 << 20, 6);
+  introduce(*sender, *b_);
+  const auto local = sender->prepare_local(from.pages(16384, 4096));
+  const auto remote = sender->prepare_remote("beta", to.pages(16384, 4096));
+  std::vector<int64_t> all(4096);
+  std::iota(all.begin(), all.end(), 0);
+  const auto write = sender->make_transfer(Op::kWrite, *local, all, *remote, all, "never");
+  ASSERT_TRUE(sender->post(*write).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(sender->post(*write)));
+  // Half a second's worth of bytes.
+  EXPECT_TRUE(absl::IsFailedPrecondition(sender->deregister_memory({from.whole()})));
+  ASSERT_TRUE(sender->release(*write).ok());
+  // Every page may be used again at once, on both sides.
+  EXPECT_TRUE(sender->deregister_memory({from.whole()}).ok());
+  std::fill(to.bytes.begin(), to.bytes.end(), 0xee);
+  const auto probe = a_->make_transfer(Op::kWrite, std::vector<Descriptor>{{mine_->address(), 8}},
+                                       std::vector<Descriptor>{{theirs_->address(), 8}}, "beta");
+  ASSERT_TRUE(run(*probe).ok());
+  EXPECT_EQ(std::count(to.bytes.begin(), to.bytes.end(), 0xee), 64 << 20);
+  EXPECT_TRUE(b_->messages().empty());
+}
+
+TEST_P(AgentTest, AbortEndsAsCancelledAndMayBePostedAgain) {
+  AgentOptions slow = agent_options("slow", GetParam());
+  slow.worker.shape = *LinkShape::parse("1Gb/s");
+  const auto sender = make_agent(std::move(slow));
+  AgentMemory from(*sender, 8 << 20, 5);
+  AgentMemory to(*b_, 8 << 20, 6);
+  introduce(*sender, *b_);
+  const auto write =
+      sender->make_transfer(Op::kWrite, from.pages(16384, 512), to.pages(16384, 512), "beta");
+  ASSERT_TRUE(sender->post(*write).ok());
+  ASSERT_TRUE(sender->abort(*write).ok());
+  EXPECT_TRUE(absl::IsCancelled(sender->wait(*write, kLong)));
+  EXPECT_EQ(*sender->state(*write), AgentTransferState::kCancelled);
+  ASSERT_TRUE(sender->post(*write).ok());
+  ASSERT_TRUE(sender->wait(*write, kLong).ok());
+  EXPECT_EQ(from.bytes, to.bytes);
+  ASSERT_TRUE(sender->post(*write).ok());
+  sender->abandon(*write);
+  EXPECT_TRUE(absl::IsNotFound(sender->status(*write)));
+}
+
+TEST_P(AgentTest, MemoryThatCannotBeWrittenCanBeRead) {
+  void* page = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  const std::vector<Descriptor> read_only = {{reinterpret_cast<uint64_t>(page), 4096, 0}};
+  ASSERT_TRUE(b_->register_memory(read_only).ok());
+  introduce(*a_, *b_);
+  const std::vector<Descriptor> local = {{mine_->address(), 4096, 0}};
+  const auto read = a_->make_transfer(Op::kRead, local, read_only, "beta");
+  ASSERT_TRUE(run(*read).ok());
+  EXPECT_EQ(mine_->bytes[5], 0);
+  const auto write = a_->make_transfer(Op::kWrite, local, read_only, "beta");
+  EXPECT_TRUE(absl::IsPermissionDenied(run(*write)));
+  ASSERT_TRUE(b_->deregister_memory(read_only).ok());
+  munmap(page, 4096);
+}
+
+TEST_P(AgentTest, WhatGoesWrongWithMemoryIsSaidAndNothingIsLeft) {
+  const uint64_t registered = a_->stats().registered;
+  EXPECT_TRUE(absl::IsUnimplemented(a_->register_memory({mine_->whole()}, MemoryKind::kVram)));
+  EXPECT_THAT(a_->register_memory({mine_->whole()}, MemoryKind::kObject).message(),
+              HasSubstr("OBJ memory"));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(a_->register_memory({mine_->whole()}, static_cast<MemoryKind>(77))));
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->register_memory({{mine_->whole(), {16, 4096, 0}}})));
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->register_memory({{0, 0, 0}})));
+  EXPECT_EQ(a_->stats().registered, registered);
+  // Twice the same, and once back: the other one still stands.
+  ASSERT_TRUE(a_->register_memory({mine_->whole()}).ok());
+  ASSERT_TRUE(a_->deregister_memory({mine_->whole()}).ok());
+  EXPECT_TRUE(a_->prepare_local(mine_->pages(8, 8)).ok());
+  EXPECT_TRUE(absl::IsNotFound(a_->deregister_memory({{mine_->whole(), {1, 2, 3}}})));
+  EXPECT_EQ(a_->stats().registered, registered);
+}
+
+TEST_P(AgentTest, ThreadsPostAndReleaseOnOneAgent) {
+  const auto local = a_->prepare_local(mine_->pages(1024, 256));
+  const auto remote = a_->prepare_remote("beta", theirs_->pages(1024, 256));
+  std::vector<std::thread> threads;
+  for (int64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int64_t i = 0; i < 40; ++i) {
+        const int64_t page = 64 * t + i;
+        const auto write =
+            a_->make_transfer(Op::kWrite, *local, {page}, *remote, {page}, std::to_string(page));
+        ASSERT_TRUE(write.ok());
+        ASSERT_TRUE(a_->post(*write).ok());
+        if (i % 4 != 0) {
+          ASSERT_TRUE(a_->wait(*write, kLong).ok());
+        }
+        AgentMemory more(*a_, 64, 1);
+        ASSERT_TRUE(a_->deregister_memory({more.whole()}).ok());
+        if (i % 3 == 0) {
+          a_->abandon(*write);
+        } else {
+          ASSERT_TRUE(a_->release(*write).ok());
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(a_->stats().transfers, 0u);
+  for (size_t t = 0; t < 4; ++t) {
+    for (size_t i = 0; i < 40; ++i) {
+      if (i % 4 == 0) continue;  // may have been cancelled
+      const size_t at = (64 * t + i) * 4096;
+      EXPECT_EQ(std::memcmp(&theirs_->bytes[at], &mine_->bytes[at], 1024), 0);
+    }
+  }
+}
+
+TEST_P(AgentTest, WithoutAThreadBytesMoveInsideTheCalls) {
+  const auto c = make_agent(agent_options("gamma", GetParam(), false));
+  const auto d = make_agent(agent_options("delta", GetParam(), false));
+  AgentMemory from(*c, 1 << 16, 5);
+  AgentMemory to(*d, 1 << 16, 6);
+  introduce(*c, *d);
+  const auto write =
+      c->make_transfer(Op::kWrite, from.pages(1 << 12, 16), to.pages(1 << 12, 16), "delta", "here");
+  ASSERT_TRUE(c->post(*write).ok());
+  std::vector<AgentMessage> got;
+  const Time end = Clock::steady().now() + kLong;
+  while ((*c->state(*write) == AgentTransferState::kRunning || got.empty()) &&
+         Clock::steady().now() < end) {
+    for (AgentMessage& message : d->messages()) got.push_back(message);
+  }
+  EXPECT_TRUE(c->status(*write).ok()) << c->status(*write);
+  ASSERT_EQ(got.size(), 1u);
+  EXPECT_EQ(from.bytes, to.bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, AgentTest, ::testing::ValuesIn(every_provider()),
+                         [](const auto& param) { return param.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AgentTest);
+
+// --- what does not depend on the route ----------------------------------------------------------
+
+TEST(Agent, NamesAreChecked) {
+  EXPECT_TRUE(absl::IsInvalidArgument(Agent::create(agent_options("")).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      Agent::create(agent_options(std::string(kMaxAgentName + 1, 'n'))).status()));
+}
+
+TEST(Agent, MetadataOfAnotherClusterIsRefused) {
+  AgentOptions options = agent_options("stranger");
+  options.worker.key = *ClusterKey::from_bytes("the key of another cluster altogether");
+  const auto stranger = make_agent(std::move(options));
+  const auto a = make_agent(agent_options("alpha"));
+  EXPECT_TRUE(absl::IsDataLoss(a->add_remote(*stranger->metadata()).status()));
+}
+
+TEST(Agent, MetadataByListener) {
+  const auto a = make_agent(agent_options("alpha"));
+  AgentOptions options = agent_options("server");
+  options.serve_metadata = true;
+  const auto server = make_agent(std::move(options));
+  AgentMemory memory(*server, 4096, 1);
+  const std::string where = "127.0.0.1:" + std::to_string(server->port());
+  ASSERT_TRUE(a->fetch_metadata("server", where).ok());
+  run_agents(*a, *server, [&] { return a->has_remote("server", {memory.whole()}); });
+
+  ASSERT_TRUE(a->send_metadata(where).ok());
+  run_agents(*a, *server, [&] { return server->has_remote("alpha"); });
+  ASSERT_TRUE(server->notify("alpha", "hello").ok());
+
+  // Nobody takes another agent's metadata back.
+  const auto other = make_agent(agent_options("other"));
+  ASSERT_TRUE(other->invalidate_metadata(where).ok());
+  ASSERT_TRUE(other->send_metadata(where).ok());
+  run_agents(*other, *server, [&] { return server->has_remote("other"); });
+  EXPECT_TRUE(server->has_remote("alpha"));
+  ASSERT_TRUE(a->invalidate_metadata(where).ok());
+  run_agents(*a, *server, [&] { return !server->has_remote("alpha"); });
+}
+
+TEST(Agent, MetadataThatNobodyAskedForIsNotTaken) {
+  const auto a = make_agent(agent_options("alpha"));
+  const auto b = make_agent(agent_options("beta"));
+  ASSERT_TRUE(a->send_metadata("127.0.0.1:" + std::to_string(b->port())).ok());
+  introduce(*a, *b);
+  ASSERT_TRUE(a->notify("beta", "over the other connection").ok());
+  std::vector<AgentMessage> got;
+  run_agents(*a, *b, [&] { return !(got = b->messages()).empty(); });
+  EXPECT_FALSE(b->has_remote("alpha"));
+}
+
+TEST(Agent, OneThatIsGoneIsSaidToBe) {
+  const auto a = make_agent(agent_options("alpha"));
+  auto b = make_agent(agent_options("beta"));
+  AgentMemory mine(*a, 4096, 1);
+  auto theirs = std::make_unique<AgentMemory>(*b, 4096, 2);
+  introduce(*a, *b);
+  const auto write = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
+                                      std::vector<Descriptor>{theirs->whole()}, "beta");
+  ASSERT_TRUE(a->post(*write).ok());
+  ASSERT_TRUE(a->wait(*write, kLong).ok());
+  b = nullptr;
+  run_agents(*a, *a, [&] { return !a->has_remote("beta"); });
+  const absl::Status posted = a->post(*write);
+  EXPECT_TRUE(absl::IsUnavailable(posted.ok() ? a->wait(*write, kLong) : posted));
+  EXPECT_TRUE(a->release(*write).ok());
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer

@@ -1,0 +1,143 @@
+// What agents send each other: metadata under a code, messages in frames.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "kvtransfer/internal/agent_messages.h"
+#include "kvtransfer/internal/agent_metadata.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using ::testing::HasSubstr;
+
+ClusterKey key_of(char c) { return *ClusterKey::from_bytes(std::string(32, c)); }
+
+AgentMetadata some_metadata() {
+  AgentMetadata out;
+  out.name = "prefill";
+  out.uid = WorkerUid::random();
+  out.address = "baton1:somewhere";
+  for (uint32_t i = 0; i < 3; ++i) {
+    out.ranges.push_back({{uint64_t{4096} * i, 100 + i, i},
+                          {.owner = out.uid,
+                           .key = i,
+                           .size = 100 + i,
+                           .index = i,
+                           .generation = 1,
+                           .access = Access::kRemoteReadWrite}});
+  }
+  return out;
+}
+
+TEST(AgentMetadata, ComesBackAsItWas) {
+  const AgentMetadata before = some_metadata();
+  const auto after = AgentMetadata::decode(before.encode(key_of('k')), key_of('k'));
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->name, before.name);
+  EXPECT_EQ(after->uid, before.uid);
+  EXPECT_EQ(after->address, before.address);
+  EXPECT_FALSE(after->partial);
+  ASSERT_EQ(after->ranges.size(), 3u);
+  EXPECT_EQ(after->ranges[2].first, before.ranges[2].first);
+  EXPECT_EQ(after->ranges[2].second.key, 2u);
+}
+
+TEST(AgentMetadata, AnotherKeyVersionOrByteIsDataLoss) {
+  const std::string good = some_metadata().encode(key_of('k'));
+  const auto refused = [](std::string_view bytes, const ClusterKey& key) {
+    const absl::Status status = AgentMetadata::decode(bytes, key).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refused(good, key_of('x')), HasSubstr("another cluster key"));
+  EXPECT_THAT(refused("", key_of('k')), HasSubstr("no metadata"));
+  EXPECT_THAT(refused("nixlSerDes|whatever comes after that, long enough for a code behind it",
+                      key_of('k')),
+              HasSubstr("no metadata"));
+  std::string newer = good;
+  newer[8] = 2;
+  EXPECT_THAT(refused(newer, key_of('k')), HasSubstr("version 2"));
+  for (size_t i = 0; i < good.size(); ++i) {
+    std::string bad = good;
+    bad[i] = static_cast<char>(bad[i] ^ 0x40);
+    refused(bad, key_of('k'));
+    refused(good.substr(0, i), key_of('k'));
+  }
+}
+
+TEST(AgentMetadata, WhatContradictsItselfIsRefusedThoughItsCodeIsRight) {
+  const auto refused = [](const AgentMetadata& metadata) {
+    EXPECT_THAT(AgentMetadata::decode(metadata.encode(key_of('k')), key_of('k')).status().message(),
+                HasSubstr("contradicts"));
+  };
+  AgentMetadata bad = some_metadata();
+  bad.name = "";
+  refused(bad);
+  bad = some_metadata();
+  bad.address = "";
+  refused(bad);
+  bad = some_metadata();
+  bad.ranges[1].second.owner = WorkerUid::random();
+  refused(bad);
+  bad = some_metadata();
+  bad.ranges[1].second.size = 5;
+  refused(bad);
+  bad = some_metadata();
+  bad.ranges[1].first.address = UINT64_MAX - 5;
+  refused(bad);
+}
+
+TEST(AgentMessages, LongOnesComeInPartsInAnyOrder) {
+  std::mt19937 random(5);
+  for (const size_t bytes : {size_t{0}, size_t{1}, kMaxWholeAgentMessage, kMaxWholeAgentMessage + 1,
+                             size_t{1} << 20, kMaxAgentMessage}) {
+    std::string message(bytes, 'm');
+    for (size_t i = 0; i < bytes; i += 997) message[i] = static_cast<char>(i);
+    std::vector<std::string> frames = agent_frames(AgentFrameKind::kMetadata, message);
+    std::shuffle(frames.begin(), frames.end(), random);
+    AgentAssembler parts;
+    AgentFrame out;
+    for (size_t i = 0; i < frames.size(); ++i) {
+      EXPECT_LE(frames[i].size(), kMaxNotification);
+      const absl::StatusOr<bool> whole = parts.add(frames[i], out);
+      ASSERT_TRUE(whole.ok()) << whole.status();
+      EXPECT_EQ(*whole, i + 1 == frames.size());
+    }
+    EXPECT_EQ(out.kind, AgentFrameKind::kMetadata);
+    EXPECT_EQ(out.payload, message);
+  }
+}
+
+TEST(AgentMessages, StrangeFramesAreRefused) {
+  AgentAssembler parts;
+  AgentFrame out;
+  EXPECT_FALSE(parts.add("", out).ok());
+  EXPECT_FALSE(parts.add("\x05", out).ok()) << "no such kind";
+  EXPECT_FALSE(parts.add("\x80short", out).ok());
+  const std::vector<std::string> frames =
+      agent_frames(AgentFrameKind::kMessage, std::string(kMaxWholeAgentMessage + 10, 'm'));
+  ASSERT_EQ(frames.size(), 2u);
+  EXPECT_FALSE(parts.add(frames[1].substr(0, frames[1].size() - 1), out).ok());
+  EXPECT_FALSE(parts.add(frames[1] + "x", out).ok());
+  EXPECT_TRUE(parts.add(frames[0], out).ok());
+  EXPECT_FALSE(parts.add(frames[0], out).ok()) << "twice";
+}
+
+TEST(AgentMessages, OpenOnesAreBounded) {
+  AgentAssembler parts;
+  AgentFrame out;
+  absl::Status status;
+  for (int i = 0; i < 100 && status.ok(); ++i) {
+    status =
+        parts
+            .add(agent_frames(AgentFrameKind::kMessage, std::string(kMaxAgentMessage, 'm'))[0], out)
+            .status();
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer
