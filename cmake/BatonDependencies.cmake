@@ -6,8 +6,9 @@ find_package(OpenSSL REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(spdlog REQUIRED)
+find_package(Boost REQUIRED)  # headers alone: Asio and Beast
 find_package(PkgConfig REQUIRED)
-pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)
+pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)  # of the load generator and tests
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)  # its header alone is used
 find_program(CCACHE ccache)
 if(CCACHE)

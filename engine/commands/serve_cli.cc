@@ -25,6 +25,7 @@ namespace {
 
 struct ServeFlags {
   std::string model = "models/kjv-1.8m";
+  std::string served_name;
   std::string role = "all";
   std::string host = "127.0.0.1";
   int port = 8000;
@@ -40,6 +41,7 @@ struct ServeFlags {
   // Router.
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
+  std::string api_key;
 };
 
 int fail(const char* command, const absl::Status& status) {
@@ -89,8 +91,12 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
 }
 
 absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
-  absl::StatusOr<std::unique_ptr<router::Router>> router = router::Router::start(
-      {.host = flags.host, .port = flags.port, .prefill = flags.prefill, .decode = flags.decode});
+  absl::StatusOr<std::unique_ptr<router::Router>> router =
+      router::Router::start({.host = flags.host,
+                             .port = flags.port,
+                             .prefill = flags.prefill,
+                             .decode = flags.decode,
+                             .api_key = flags.api_key});
   if (!router.ok()) return router.status();
   std::printf("ready: router on http://%s:%d\n", flags.host.c_str(), (*router)->port());
   std::fflush(stdout);
@@ -125,7 +131,11 @@ absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
   {
     serve::EngineThread thread(**engine);
     auto server = http::HttpServer::start(
-        {.host = flags.host, .port = flags.port, .model = loaded->name, .kv_address = kv_address},
+        {.host = flags.host,
+         .port = flags.port,
+         .model = flags.served_name.empty() ? loaded->name : flags.served_name,
+         .kv_address = kv_address,
+         .api_key = flags.api_key},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();
     std::printf("ready: %s on http://%s:%d\n", flags.role.c_str(), flags.host.c_str(),
@@ -142,6 +152,12 @@ int serve_main(int argc, char** argv) {
   ServeFlags flags;
   CLI::App app("Serves a model over HTTP, alone or as one part of a prefill/decode pair.", "serve");
   app.add_option("--model", flags.model, "Directory of the model")->capture_default_str();
+  app.add_option("--served-model-name", flags.served_name,
+                 "What clients call the model; default: the directory's last part");
+  app.add_option("--api-key", flags.api_key,
+                 "Key that clients must send as a bearer token; the router sends it to its workers "
+                 "too; default: $BATON_API_KEY, else none")
+      ->envname("BATON_API_KEY");
   app.add_option("--role", flags.role, "all, prefill, decode or router")
       ->check(CLI::IsMember({"all", "prefill", "decode", "router"}))
       ->capture_default_str();

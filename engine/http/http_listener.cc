@@ -1,54 +1,298 @@
-// An httplib server on a thread of its own: binding, serving and stopping.
+// Accepting connections, routing requests, and the two ends of an exchange.
 #include "engine/http/http_listener.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <future>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
 #include "absl/strings/str_cat.h"
+#include "engine/http/http_connection.h"
 #include "engine/http/openai_reply.h"
 
 namespace baton::engine::http {
+namespace {
 
-HttpListener::HttpListener(int connections) {
-  server_.new_task_queue = [connections] {
-    return new httplib::ThreadPool(static_cast<size_t>(connections));
-  };
-  // The default sets SO_REUSEPORT too, with which two servers would share a port unnoticed.
-  server_.set_socket_options([](socket_t socket) {
-    const int yes = 1;
-    setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+constexpr std::chrono::milliseconds kAcceptAgain{50};
+constexpr size_t kOtherFiles = 256;  // model, rails, workers: not for clients' connections
+
+const char* phrase(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 429:
+      return "Too Many Requests";
+    case 503:
+      return "Service Unavailable";
+    case 504:
+      return "Gateway Timeout";
+    default:
+      return status < 500 ? "Refused" : "Internal Server Error";
+  }
+}
+
+// Connections cost a file each: as many as this process may have open.
+size_t connections_possible(size_t wanted) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
+  if (limit.rlim_cur < limit.rlim_max) {
+    rlimit raised = limit;
+    raised.rlim_cur = std::min<rlim_t>(
+        limit.rlim_max,
+        std::max<rlim_t>(limit.rlim_cur, static_cast<rlim_t>(wanted + kOtherFiles)));
+    if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+  }
+  const size_t files = static_cast<size_t>(std::min<rlim_t>(limit.rlim_cur, 1 << 20));
+  return std::min(wanted, files > 2 * kOtherFiles ? files - kOtherFiles : files / 2);
+}
+
+}  // namespace
+
+std::string_view HttpRequest::header(std::string_view lower_case_name) const {
+  const auto it = headers.find(std::string(lower_case_name));
+  return it == headers.end() ? std::string_view() : std::string_view(it->second);
+}
+
+HttpExchange::HttpExchange(std::weak_ptr<EventLoop> loop, std::weak_ptr<HttpConnection> connection,
+                           HttpRequest request, bool keep_alive, bool chunked)
+    : loop_(std::move(loop)),
+      connection_(std::move(connection)),
+      request_(std::move(request)),
+      keep_alive_(keep_alive),
+      chunked_(chunked) {}
+
+HttpExchange::~HttpExchange() {
+  if (ended_ || gone_) return;
+  if (!begun_) {
+    reply_error(absl::InternalError("the request was not answered"), this);
+    return;
+  }
+  const auto loop = loop_.lock();
+  if (loop == nullptr) return;
+  loop->dispatch([weak = connection_] {
+    if (const auto connection = weak.lock(); connection != nullptr) connection->close();
   });
-  server_.set_payload_max_length(size_t{16} << 20);
-  server_.set_tcp_nodelay(true);
-  server_.set_exception_handler(
-      [](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
-        reply_error(absl::InternalError("the request could not be handled"), &response);
-      });
+}
+
+void HttpExchange::add_header(std::string name, std::string value) {
+  headers_.emplace_back(std::move(name), std::move(value));
+}
+
+std::string HttpExchange::head(int status, std::string_view content_type,
+                               const HttpHeaders& headers) const {
+  std::string out = absl::StrCat("HTTP/1.1 ", status, " ", phrase(status), "\r\n",
+                                 "Content-Type: ", std::string(content_type), "\r\n");
+  for (const HttpHeaders* list : {&headers_, &headers}) {
+    for (const auto& [name, value] : *list) absl::StrAppend(&out, name, ": ", value, "\r\n");
+  }
+  return out;
+}
+
+void HttpExchange::send(std::string bytes, bool last, bool close) {
+  const auto loop = loop_.lock();
+  if (loop == nullptr || gone_) return;
+  loop->dispatch([weak = connection_, bytes = std::move(bytes), last, close]() mutable {
+    if (const auto connection = weak.lock(); connection != nullptr) {
+      connection->send(std::move(bytes), last, close);
+    }
+  });
+}
+
+void HttpExchange::reply(int status, std::string_view content_type, std::string body,
+                         const HttpHeaders& headers) {
+  if (begun_.exchange(true)) return;
+  ended_ = true;
+  std::string bytes = head(status, content_type, headers);
+  absl::StrAppend(&bytes, "Content-Length: ", body.size(),
+                  "\r\nConnection: ", keep_alive_ ? "keep-alive" : "close", "\r\n\r\n");
+  if (request_.method != "HEAD") bytes += body;
+  send(std::move(bytes), true, !keep_alive_);
+}
+
+void HttpExchange::begin(int status, std::string_view content_type, const HttpHeaders& headers) {
+  if (begun_.exchange(true)) return;
+  std::string bytes = head(status, content_type, headers);
+  absl::StrAppend(&bytes, "Cache-Control: no-cache\r\n",
+                  chunked_ ? "Transfer-Encoding: chunked\r\n" : "",
+                  "Connection: ", keep_alive_ && chunked_ ? "keep-alive" : "close", "\r\n\r\n");
+  send(std::move(bytes), false, false);
+}
+
+void HttpExchange::write(std::string bytes) {
+  if (bytes.empty() || ended_) return;
+  if (chunked_) bytes = absl::StrCat(absl::Hex(bytes.size()), "\r\n", bytes, "\r\n");
+  send(std::move(bytes), false, false);
+}
+
+void HttpExchange::end() {
+  if (ended_.exchange(true)) return;
+  // Without chunks the end of the connection is the end of the answer.
+  send(chunked_ ? "0\r\n\r\n" : "", true, !keep_alive_ || !chunked_);
+}
+
+void HttpExchange::on_gone(std::function<void()> task) {
+  const auto loop = loop_.lock();
+  if (loop == nullptr) return;
+  loop->dispatch([self = weak_from_this(), weak = connection_, task = std::move(task)] {
+    if (const auto exchange = self.lock(); exchange == nullptr || exchange->ended_) return;
+    const auto connection = weak.lock();
+    if (connection == nullptr) return task();
+    connection->on_gone(task);
+  });
+}
+
+void reply_error(const absl::Status& status, HttpExchange* exchange) {
+  HttpHeaders headers;
+  if (http_status(status) == 429) headers.emplace_back("Retry-After", "1");
+  exchange->reply(http_status(status), "application/json", api_error(status), headers);
+}
+
+struct HttpListener::Impl : std::enable_shared_from_this<HttpListener::Impl> {
+  Impl(std::shared_ptr<EventLoop> event_loop, HttpListenerOptions options)
+      : loop(std::move(event_loop)),
+        acceptor(loop->context()),
+        host(std::make_shared<ConnectionHost>()) {
+    host->options = options;
+    host->loop = loop;
+  }
+
+  void accept();
+  void accepted(error_code error, asio::ip::tcp::socket socket);
+  void handle(const std::shared_ptr<HttpExchange>& exchange);
+
+  const std::shared_ptr<EventLoop> loop;
+  asio::ip::tcp::acceptor acceptor;
+  const std::shared_ptr<ConnectionHost> host;
+  std::unique_ptr<EventLoop::Timer> pause;
+  absl::flat_hash_map<std::string, absl::flat_hash_map<std::string, HttpHandler>> routes;
+  std::function<bool(const std::shared_ptr<HttpExchange>&)> filter;
+  int port = 0;
+  bool stopped = false;
+};
+
+void HttpListener::Impl::accept() {
+  acceptor.async_accept([this](error_code error, asio::ip::tcp::socket socket) {
+    if (error == asio::error::operation_aborted) return;
+    accepted(error, std::move(socket));
+  });
+}
+
+void HttpListener::Impl::accepted(error_code error, asio::ip::tcp::socket socket) {
+  if (error || host->all.size() >= host->options.max_connections) {
+    ++host->refused;
+    // Whoever has sent half a request for longest makes room.
+    if (!host->reading.empty()) host->reading.front()->close();
+  }
+  if (error) {  // no file left, perhaps: asking again at once would be asked for ever
+    pause = loop->after(kAcceptAgain, [this] { accept(); });
+    return;
+  }
+  if (host->all.size() < host->options.max_connections) {
+    std::make_shared<HttpConnection>(std::move(socket), host)->start();
+  }
+  accept();
+}
+
+void HttpListener::Impl::handle(const std::shared_ptr<HttpExchange>& exchange) {
+  if (filter && filter(exchange)) return;
+  const HttpRequest& request = exchange->request();
+  const auto path = routes.find(request.path);
+  if (path == routes.end()) {
+    return exchange->reply(404, "application/json",
+                           api_error(404, absl::StrCat("there is nothing at ", request.path)));
+  }
+  const auto handler = path->second.find(request.method == "HEAD" ? "GET" : request.method);
+  if (handler == path->second.end()) {
+    std::string allowed;
+    for (const auto& [method, unused] : path->second) {
+      absl::StrAppend(&allowed, allowed.empty() ? "" : ", ", method);
+    }
+    return exchange->reply(
+        405, "application/json",
+        api_error(405, absl::StrCat(request.path, " takes ", allowed, ", not ", request.method)),
+        {{"Allow", allowed}});
+  }
+  handler->second(exchange);
+}
+
+HttpListener::HttpListener(HttpListenerOptions options)
+    : loop_(std::make_shared<EventLoop>()), impl_(std::make_shared<Impl>(loop_, options)) {
+  impl_->host->handle = [impl = impl_.get()](const std::shared_ptr<HttpExchange>& exchange) {
+    impl->handle(exchange);
+  };
 }
 
 HttpListener::~HttpListener() { stop(); }
 
+void HttpListener::route(const std::string& method, const std::string& path, HttpHandler handler) {
+  impl_->routes[path][method] = std::move(handler);
+}
+
+void HttpListener::set_filter(std::function<bool(const std::shared_ptr<HttpExchange>&)> filter) {
+  impl_->filter = std::move(filter);
+}
+
 absl::Status HttpListener::listen(const std::string& host, int port) {
-  port_ = port;
-  const bool bound =
-      port == 0 ? (port_ = server_.bind_to_any_port(host)) > 0 : server_.bind_to_port(host, port);
-  if (!bound) {
+  error_code error;
+  asio::ip::tcp::resolver resolver(loop_->context());
+  const auto found =
+      resolver.resolve(host, std::to_string(port), asio::ip::tcp::resolver::passive, error);
+  auto& acceptor = impl_->acceptor;
+  if (!error) acceptor.open(found.begin()->endpoint().protocol(), error);
+  if (!error) acceptor.set_option(asio::socket_base::reuse_address(true), error);
+  if (!error) acceptor.bind(found.begin()->endpoint(), error);
+  if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
+  if (error) {
     return absl::UnavailableError(absl::StrCat(
-        "listening for HTTP on ", host, ":", port,
-        " failed: the port is taken or the address is not this machine's; try another --port"));
+        "listening for HTTP on ", host, ":", port, " failed (", error.message(),
+        "): the port is taken or the address is not this machine's; try another --port"));
   }
-  thread_ = std::thread([this] { server_.listen_after_bind(); });
-  // stop() before the server runs would be forgotten.
-  while (!server_.is_running()) std::this_thread::yield();
+  impl_->port = acceptor.local_endpoint(error).port();
+  size_t& connections = impl_->host->options.max_connections;
+  connections = connections_possible(connections);
+  impl_->accept();
+  loop_->start();
   return absl::OkStatus();
 }
 
+int HttpListener::port() const { return impl_->port; }
+
 void HttpListener::stop() {
-  stopping_ = true;
-  server_.stop();
-  if (thread_.joinable()) thread_.join();
+  if (std::exchange(impl_->stopped, true)) return;
+  if (impl_->port != 0) {
+    std::promise<void> closed;
+    loop_->post([this, &closed] {
+      error_code ignored;
+      impl_->acceptor.close(ignored);
+      impl_->pause.reset();
+      while (!impl_->host->all.empty()) {
+        const std::shared_ptr<HttpConnection> connection = impl_->host->all.front();
+        connection->close();
+      }
+      closed.set_value();
+    });
+    closed.get_future().wait();
+  }
+  loop_->stop();
 }
 
-void reply_error(const absl::Status& status, httplib::Response* response) {
-  response->status = http_status(status);
-  response->set_content(api_error(status), "application/json");
+HttpListenerStats HttpListener::stats() const {
+  const ConnectionHost& host = *impl_->host;
+  return {host.connections, host.answering, host.refused, host.timed_out};
 }
 
 }  // namespace baton::engine::http

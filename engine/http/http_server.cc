@@ -1,58 +1,28 @@
-// The engine's HTTP handlers: parse a request, submit it, stream the reply.
+// The server's routes: parse a request on a thread for that, submit it, answer from its events.
 #include "engine/http/http_server.h"
 
 #include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/http/event_stream.h"
-#include "engine/http/http_listener.h"
+#include "engine/files/json_fields.h"
+#include "engine/http/api_door.h"
+#include "engine/http/completion.h"
 #include "engine/http/openai_reply.h"
+#include "engine/http/task_thread.h"
 #include "engine/serve/metrics.h"
 
 namespace baton::engine::http {
 namespace {
 
-constexpr std::chrono::milliseconds kPoll{100};  // how often a silent client is looked at
+using nlohmann::json;
+using Exchange = std::shared_ptr<HttpExchange>;
 
-// One client's request: aborted if it is dropped before its last event.
-class Call {
- public:
-  Call(serve::EngineThread& engine, const ApiRequest& api, std::vector<int32_t> tokens,
-       std::shared_ptr<serve::ServingMetrics> metrics)
-      : engine_(engine), stream_(std::make_shared<EventStream>()) {
-    serve::Request request;
-    request.tokens = std::move(tokens);
-    request.resume_tokens = api.resume_tokens;
-    request.sampling = api.sampling;
-    request.prefill_address = api.prefill_address;
-    request.on_event = [stream = stream_,
-                        metrics = std::move(metrics)](const serve::OutputEvent& event) {
-      if (event.finished) metrics->observe(*event.metrics, event.reason);
-      stream->push(event);
-    };
-    id_ = engine_.submit(std::move(request));
-  }
-  ~Call() {
-    if (!finished_) engine_.abort(id_);
-  }
+constexpr size_t kParsing = 4096;  // requests that wait to be parsed, at most
 
-  uint64_t id() const { return id_; }
-  std::optional<StreamedEvent> next(std::chrono::milliseconds timeout) {
-    std::optional<StreamedEvent> event = stream_->pop(timeout);
-    if (event.has_value() && event->event.finished) finished_ = true;
-    return event;
-  }
-
- private:
-  serve::EngineThread& engine_;
-  const std::shared_ptr<EventStream> stream_;
-  uint64_t id_ = 0;
-  bool finished_ = false;
-};
-
-bool write(httplib::DataSink& sink, const std::string& text) {
-  return sink.write(text.data(), text.size());
+void reply_json(const json& value, HttpExchange* exchange) {
+  exchange->reply(200, "application/json",
+                  value.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
 }  // namespace
@@ -61,103 +31,166 @@ struct HttpServer::Impl {
   Impl(HttpServerOptions given, serve::EngineThread& engine_thread,
        const Tokenizer& model_tokenizer)
       : options(std::move(given)),
-        engine(engine_thread),
-        tokenizer(model_tokenizer),
-        listener(options.connections) {}
+        listener(options.listener),
+        host{engine_thread, model_tokenizer, options.model, listener.loop()},
+        parser(kParsing) {}
+  ~Impl() {
+    parser.stop();
+    listener.stop();
+  }
 
-  void complete(const httplib::Request& http, httplib::Response& response, bool chat);
-  void register_handlers();
+  void register_routes();
+  // Runs `task` with the exchange on the thread for parsing.
+  HttpHandler parsed_by(absl::Status (Impl::*task)(const Exchange&, bool), bool chat);
+  absl::Status complete(const Exchange& exchange, bool chat);
+  absl::Status tokenize(const Exchange& exchange, bool);
+  absl::Status detokenize(const Exchange& exchange, bool);
+  absl::Status check_model(std::string_view model) const;
 
   const HttpServerOptions options;
-  serve::EngineThread& engine;
-  const Tokenizer& tokenizer;
-  // Shared with requests, whose last event may come after the server is gone.
-  const std::shared_ptr<serve::ServingMetrics> metrics = std::make_shared<serve::ServingMetrics>();
   HttpListener listener;
+  const CompletionHost host;
+  TaskThread parser;  // of bodies and prompts, which may take long
 };
 
-void HttpServer::Impl::complete(const httplib::Request& http, httplib::Response& response,
-                                bool chat) {
-  absl::StatusOr<ApiRequest> api = parse_api_request(http.body, chat);
-  if (!api.ok()) return reply_error(api.status(), &response);
-  if (!api->has_seed) api->sampling.seed = std::random_device()();
-  std::vector<int32_t> tokens = api->prompt_tokens;
-  if (tokens.empty()) tokens = tokenizer.encode(api->prompt);
-  auto call = std::make_shared<Call>(engine, *api, std::move(tokens), metrics);
-  auto reply = std::make_shared<ApiReply>(*api, options.model, call->id(), tokenizer);
-
-  // The first event decides about the HTTP status; after it the reply goes out piece by piece.
-  std::optional<StreamedEvent> first;
-  while (!first.has_value()) {
-    if (listener.stopping()) return reply_error(absl::UnavailableError("shutting down"), &response);
-    first = call->next(kPoll);
-  }
-  if (first->event.finished && !first->event.status.ok()) {
-    return reply_error(first->event.status, &response);
-  }
-  auto pending = std::make_shared<std::optional<StreamedEvent>>(std::move(first));
-  const bool stream = api->stream;
-  response.set_chunked_content_provider(
-      stream ? "text/event-stream" : "application/json",
-      [this, call, reply, pending, stream](size_t, httplib::DataSink& sink) {
-        std::optional<StreamedEvent> event = std::exchange(*pending, std::nullopt);
-        if (!event.has_value()) event = call->next(kPoll);
-        if (!sink.is_writable() || listener.stopping()) return false;
-        if (!event.has_value()) return true;
-        const bool finished = event->event.finished;
-        if (stream) {
-          if (!write(sink, reply->stream_event(event->view()))) return false;
-        } else {
-          reply->add(event->view());
-          if (!finished) return true;
-          const absl::Status& status = event->event.status;
-          if (!write(sink, status.ok() ? reply->whole() : api_error(status))) return false;
-        }
-        if (finished) sink.done();
-        return true;
-      });
+absl::Status HttpServer::Impl::check_model(std::string_view model) const {
+  if (model.empty() || model == options.model) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("the model \"", std::string(model.substr(0, 128)),
+                                          "\" does not exist; this server has \"", options.model,
+                                          "\""));
 }
 
-void HttpServer::Impl::register_handlers() {
-  using HttpRequest = httplib::Request;
-  using HttpResponse = httplib::Response;
-  httplib::Server& server = listener.server();
-  server.Post("/v1/completions", [this](const HttpRequest& request, HttpResponse& response) {
-    complete(request, response, false);
+absl::Status HttpServer::Impl::complete(const Exchange& exchange, bool chat) {
+  if (exchange->gone()) return absl::OkStatus();  // it left before its turn came
+  absl::StatusOr<ApiRequest> parsed = parse_api_request(exchange->request().body, chat);
+  if (!parsed.ok()) return parsed.status();
+  if (absl::Status status = check_model(parsed->model); !status.ok()) return status;
+  auto request = std::make_shared<ApiRequest>(*std::move(parsed));
+  if (!request->has_seed) request->sampling.seed = std::random_device()();
+  std::vector<std::vector<int32_t>> prompts;
+  for (const ApiPrompt& prompt : request->prompts) {
+    prompts.push_back(prompt.tokens.empty() ? host.tokenizer.encode(prompt.text) : prompt.tokens);
+  }
+  Completion::start(host, exchange, std::move(request), std::move(prompts));
+  return absl::OkStatus();
+}
+
+absl::Status HttpServer::Impl::tokenize(const Exchange& exchange, bool) {
+  const absl::StatusOr<json> body = parse_json(exchange->request().body, "the request body");
+  if (!body.ok()) return body.status();
+  const auto model = string_field(*body, "model", "");
+  if (!model.ok()) return model.status();
+  if (absl::Status status = check_model(*model); !status.ok()) return status;
+  const auto special = bool_field(*body, "add_special_tokens", true);
+  if (!special.ok()) return special.status();
+  const json& prompt = member(*body, "prompt");
+  std::string text;
+  if (prompt.is_string()) {
+    text = prompt.get<std::string>();
+  } else if (prompt.is_null() && !member(*body, "messages").is_null()) {
+    const absl::StatusOr<ApiRequest> chat =
+        read_api_request(json{{"messages", member(*body, "messages")}}, true);
+    if (!chat.ok()) return chat.status();
+    text = chat->prompts[0].text;
+  } else {
+    return absl::InvalidArgumentError("/tokenize needs a prompt, a string, or messages");
+  }
+  const std::vector<int32_t> tokens = host.tokenizer.encode(text, {.add_prefix = *special});
+  reply_json({{"count", tokens.size()},
+              {"max_model_len", host.engine.max_context()},
+              {"tokens", tokens},
+              {"token_strs", nullptr}},
+             exchange.get());
+  return absl::OkStatus();
+}
+
+absl::Status HttpServer::Impl::detokenize(const Exchange& exchange, bool) {
+  const absl::StatusOr<json> body = parse_json(exchange->request().body, "the request body");
+  if (!body.ok()) return body.status();
+  const auto model = string_field(*body, "model", "");
+  if (!model.ok()) return model.status();
+  if (absl::Status status = check_model(*model); !status.ok()) return status;
+  const json& given = member(*body, "tokens");
+  if (!given.is_array()) {
+    return absl::InvalidArgumentError("/detokenize needs tokens, an array of token ids");
+  }
+  std::vector<int32_t> tokens;
+  for (const json& token : given) {
+    if (!token.is_number_integer() || token < 0 || token >= host.tokenizer.vocab_size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tokens must be ids below ", host.tokenizer.vocab_size()));
+    }
+    tokens.push_back(token.get<int32_t>());
+  }
+  reply_json({{"prompt", host.tokenizer.decode(tokens)}}, exchange.get());
+  return absl::OkStatus();
+}
+
+HttpHandler HttpServer::Impl::parsed_by(absl::Status (Impl::*task)(const Exchange&, bool),
+                                        bool chat) {
+  return [this, task, chat](const Exchange& exchange) {
+    const bool taken = parser.post([this, task, chat, exchange] {
+      if (absl::Status status = (this->*task)(exchange, chat); !status.ok()) {
+        reply_error(status, exchange.get());
+      }
+    });
+    if (!taken) {
+      reply_error(absl::ResourceExhaustedError("too many requests wait to be read; try later"),
+                  exchange.get());
+    }
+  };
+}
+
+void HttpServer::Impl::register_routes() {
+  listener.set_filter([this](const Exchange& exchange) {
+    mark_request(exchange.get());
+    return !check_api_key(options.api_key, exchange.get());
   });
-  server.Post("/v1/chat/completions", [this](const HttpRequest& request, HttpResponse& response) {
-    complete(request, response, true);
+  listener.route("POST", "/v1/completions", parsed_by(&Impl::complete, false));
+  listener.route("POST", "/v1/chat/completions", parsed_by(&Impl::complete, true));
+  listener.route("POST", "/tokenize", parsed_by(&Impl::tokenize, false));
+  listener.route("POST", "/detokenize", parsed_by(&Impl::detokenize, false));
+  listener.route("GET", "/v1/models", [this](const Exchange& exchange) {
+    const json model = {{"id", options.model},   {"object", "model"},
+                        {"created", 0},          {"owned_by", "baton"},
+                        {"root", options.model}, {"max_model_len", host.engine.max_context()}};
+    reply_json({{"object", "list"}, {"data", {model}}}, exchange.get());
   });
-  server.Get("/v1/models", [this](const HttpRequest&, HttpResponse& response) {
-    const nlohmann::json model = {{"id", options.model},
-                                  {"object", "model"},
-                                  {"owned_by", "baton"},
-                                  {"max_model_len", engine.max_context()}};
-    response.set_content(nlohmann::json{{"object", "list"}, {"data", {model}}}.dump(),
-                         "application/json");
+  listener.route("GET", "/health", [](const Exchange& exchange) {
+    exchange->reply(200, "application/json", "{\"status\":\"ok\"}");
   });
-  server.Get("/health", [](const HttpRequest&, HttpResponse& response) {
-    response.set_content("{\"status\":\"ok\"}", "application/json");
+  listener.route("GET", "/version", [](const Exchange& exchange) {
+    reply_json({{"version", BATON_VERSION}}, exchange.get());
   });
-  server.Get("/v1/baton/address", [this](const HttpRequest&, HttpResponse& response) {
-    response.set_content(nlohmann::json{{"address", options.kv_address}}.dump(),
-                         "application/json");
+  listener.route("GET", "/v1/baton/address", [this](const Exchange& exchange) {
+    reply_json({{"address", options.kv_address}}, exchange.get());
   });
-  server.Get("/metrics", [this](const HttpRequest&, HttpResponse& response) {
-    response.set_content(metrics->prometheus(engine.stats(), engine.connector_stats()),
-                         "text/plain; version=0.0.4");
+  listener.route("GET", "/metrics", [this](const Exchange& exchange) {
+    std::string page = host.metrics->prometheus(host.engine.stats(), host.engine.connector_stats());
+    const HttpListenerStats stats = listener.stats();
+    absl::StrAppend(&page, "# HELP baton_http_connections Open connections.\n",
+                    "# TYPE baton_http_connections gauge\nbaton_http_connections ",
+                    stats.connections, "\n# HELP baton_http_answering Requests not answered yet.\n",
+                    "# TYPE baton_http_answering gauge\nbaton_http_answering ", stats.answering,
+                    "\n# HELP baton_http_refused_total Connections closed for want of room.\n",
+                    "# TYPE baton_http_refused_total counter\nbaton_http_refused_total ",
+                    stats.refused, "\n# HELP baton_http_timed_out_total Clients too slow.\n",
+                    "# TYPE baton_http_timed_out_total counter\nbaton_http_timed_out_total ",
+                    stats.timed_out, "\n");
+    exchange->reply(200, "text/plain; version=0.0.4", std::move(page));
   });
 }
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() = default;
 int HttpServer::port() const { return impl_->listener.port(); }
+HttpListenerStats HttpServer::connections() const { return impl_->listener.stats(); }
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerOptions options,
                                                               serve::EngineThread& engine,
                                                               const Tokenizer& tokenizer) {
   auto impl = std::make_unique<Impl>(std::move(options), engine, tokenizer);
-  impl->register_handlers();
+  impl->register_routes();
   absl::Status status = impl->listener.listen(impl->options.host, impl->options.port);
   if (!status.ok()) return status;
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));

@@ -1,14 +1,19 @@
 // The engine over HTTP: OpenAI's completions and chat, plain and streamed, health and metrics.
 //
 //   POST /v1/completions, /v1/chat/completions   see engine/http/openai_request.h
-//   GET  /v1/models, /health, /metrics
+//   GET  /v1/models
+//   POST /tokenize, /detokenize                  as vLLM's
+//   GET  /health, /metrics, /version
 //   GET  /v1/baton/address                       {"address": ...}: the KvConnector's, for routers
+//
+// Every answer has the header X-Request-Id: the client's own, or a new one.
 #pragma once
 
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/http/http_listener.h"
 #include "engine/serve/engine_thread.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -17,13 +22,16 @@ namespace baton::engine::http {
 struct HttpServerOptions {
   std::string host = "127.0.0.1";
   int port = 8000;         // 0: any free port
-  int connections = 64;    // served at the same time; more wait
-  std::string model;       // its name for clients
+  std::string model;       // its name for clients; another one in a request is a 404
   std::string kv_address;  // KvConnector::address(), "" without one
+  // Asked of clients under /v1 and of /tokenize and /detokenize, as "Authorization: Bearer KEY";
+  // "": of none.
+  std::string api_key;
+  HttpListenerOptions listener;
 };
 
-// Serves on threads of its own from start() until it is destroyed. A client that goes away has its
-// request aborted.
+// Serves on threads of its own, whose number does not depend on that of the clients, from start()
+// until it is destroyed. A client that goes away has its request aborted, at whatever moment.
 class HttpServer {
  public:
   // Unavailable if the port is taken. `engine` and `tokenizer` must outlive the server.
@@ -33,6 +41,7 @@ class HttpServer {
   ~HttpServer();
 
   int port() const;
+  HttpListenerStats connections() const;
 
  private:
   struct Impl;

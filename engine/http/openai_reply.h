@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -14,39 +15,53 @@
 
 namespace baton::engine::http {
 
-// Builds the reply to one request, from its events.
+// Builds the reply to one request, from the events of its choices: choice i is sample i % n of
+// prompt i / n.
 class ApiReply {
  public:
-  // `tokenizer` must outlive the reply.
-  ApiReply(const ApiRequest& request, std::string model, uint64_t id, const Tokenizer& tokenizer);
+  // `tokenizer` must outlive the reply. `id`: what is unique about it, see
+  // engine/http/request_id.h.
+  ApiReply(std::shared_ptr<const ApiRequest> request, std::string model, std::string_view id,
+           const Tokenizer& tokenizer);
 
-  // One SSE event ("data: {...}\n\n") per engine event; with the last, also the usage if it was
-  // asked for and "data: [DONE]\n\n".
-  std::string stream_event(const serve::OutputEvent& event);
-  // Collects; the whole reply once the last event is in.
-  void add(const serve::OutputEvent& event);
+  // SSE events ("data: {...}\n\n") for one engine event; with the last of all choices, also the
+  // usage if it was asked for and "data: [DONE]\n\n".
+  std::string stream_event(size_t choice, const serve::OutputEvent& event);
+  // Collects; the whole reply once all choices are finished().
+  void add(size_t choice, const serve::OutputEvent& event);
+  bool finished() const { return unfinished_ == 0; }
   std::string whole() const;
 
  private:
-  nlohmann::json envelope(const char* kind) const;
-  nlohmann::json usage(const serve::RequestMetrics& metrics) const;
-  nlohmann::json logprobs_of(const std::vector<serve::TokenChoice>& choices) const;
-  std::string token_text(int32_t token) const;
+  struct Choice {
+    bool begun = false;
+    uint32_t tokens = 0;  // so far
+    std::string text;
+    std::vector<serve::TokenChoice> tokens_made;
+    serve::FinishReason reason = serve::FinishReason::kStop;
+    serve::RequestMetrics metrics;
+  };
 
-  const ApiRequest request_;
+  nlohmann::json envelope(const char* kind) const;
+  nlohmann::json usage() const;
+  nlohmann::json logprobs_of(const std::vector<serve::TokenChoice>& choices) const;
+  nlohmann::json token_logprob(int32_t token, double logprob) const;
+  std::string token_text(int32_t token) const;
+  std::string stream_chunk(nlohmann::json choice) const;
+  void note(Choice* choice, const serve::OutputEvent& event);
+
+  const std::shared_ptr<const ApiRequest> request_;
   const std::string model_;
   const std::string id_;
   const int64_t created_;
   const Tokenizer& tokenizer_;
-  bool first_ = true;
-  std::string text_;
-  std::vector<serve::TokenChoice> choices_;
-  serve::FinishReason reason_ = serve::FinishReason::kStop;
-  serve::RequestMetrics metrics_;
+  std::vector<Choice> choices_;
+  size_t unfinished_;
 };
 
-// {"error": {...}} and the HTTP status that fits.
+// {"error": {"message", "type", "param", "code"}}, OpenAI's shape, and the HTTP status that fits.
 std::string api_error(const absl::Status& status);
+std::string api_error(int http_status, std::string_view message);
 int http_status(const absl::Status& status);
 std::string sse(const nlohmann::json& value);
 inline constexpr std::string_view kSseDone = "data: [DONE]\n\n";

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
+#include "engine/http/api_fields.h"
 
 namespace baton::engine::http {
 namespace {
@@ -21,19 +22,68 @@ absl::Status read_tokens(const json& value, const char* what, std::vector<int32_
   return absl::OkStatus();
 }
 
-absl::Status read_prompt(const json& body, ApiRequest* request) {
-  const json* prompt = &member(body, "prompt");
-  if (prompt->is_array() && prompt->size() == 1 && !(*prompt)[0].is_number()) {
-    prompt = &(*prompt)[0];
-  }
-  if (prompt->is_string()) {
-    request->prompt = prompt->get<std::string>();
+// A string, an array of token ids, or an array of either.
+absl::Status read_prompts(const json& body, ApiRequest* request) {
+  const json& prompt = member(body, "prompt");
+  const auto wrong = [] {
+    return absl::InvalidArgumentError(
+        "prompt must be a string, an array of token ids, or an array of these");
+  };
+  const auto read_one = [&](const json& one) {
+    ApiPrompt read;
+    if (one.is_string()) {
+      read.text = one.get<std::string>();
+    } else if (one.is_array() && !one.empty()) {
+      if (absl::Status status = read_tokens(one, "prompt", &read.tokens); !status.ok()) {
+        return status;
+      }
+    } else {
+      return wrong();
+    }
+    request->prompts.push_back(std::move(read));
     return absl::OkStatus();
+  };
+  if (!prompt.is_array()) return read_one(prompt);
+  if (prompt.empty()) return wrong();
+  if (prompt[0].is_number()) return read_one(prompt);
+  if (prompt.size() > kMaxChoices) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(prompt.size(), " prompts were given; at most ", kMaxChoices, " may be"));
   }
-  if (prompt->is_array() && !prompt->empty()) {
-    return read_tokens(*prompt, "prompt", &request->prompt_tokens);
+  for (const json& one : prompt) {
+    if (absl::Status status = read_one(one); !status.ok()) return status;
   }
-  return absl::InvalidArgumentError("prompt must be a string or an array of token ids");
+  return absl::OkStatus();
+}
+
+// A string, or a list of parts of which each is a text.
+absl::StatusOr<std::string> read_content(const json& message) {
+  const json& content = member(message, "content");
+  if (content.is_null()) return std::string();
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) {
+    return absl::InvalidArgumentError("a message's content must be a string or a list of parts");
+  }
+  std::string text;
+  for (size_t i = 0; i < content.size(); ++i) {
+    const json& part = content[i];
+    if (i > 0) text += '\n';
+    if (part.is_string()) {
+      text += part.get_ref<const std::string&>();
+      continue;
+    }
+    const absl::StatusOr<std::string> type = string_field(part, "type", "");
+    if (!type.ok() || *type != "text") {
+      return absl::InvalidArgumentError(
+          "a part of a message's content must have \"type\": \"text\"; this model reads nothing "
+          "else");
+    }
+    if (!member(part, "text").is_string()) {
+      return absl::InvalidArgumentError("a part of type \"text\" needs a \"text\", a string");
+    }
+    text += member(part, "text").get_ref<const std::string&>();
+  }
+  return text;
 }
 
 absl::Status read_messages(const json& body, ApiRequest* request) {
@@ -43,13 +93,20 @@ absl::Status read_messages(const json& body, ApiRequest* request) {
   }
   for (const json& message : messages) {
     const absl::StatusOr<std::string> role = string_field(message, "role", "");
-    const absl::StatusOr<std::string> content = string_field(message, "content", "");
-    if (!role.ok() || !content.ok() || role->empty()) {
-      return absl::InvalidArgumentError("every message needs a role and a content, both strings");
+    if (!role.ok() || role->empty()) {
+      return absl::InvalidArgumentError("every message needs a role, a string");
     }
-    absl::StrAppend(&request->prompt, *role, ": ", *content, "\n");
+    for (const char* refused : {"tool_calls", "tool_call_id", "function_call", "audio"}) {
+      if (const json& value = member(message, refused); !value.is_null() && !value.empty()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("\"", refused, "\" of a message is not supported here: leave it out"));
+      }
+    }
+    absl::StatusOr<std::string> content = read_content(message);
+    if (!content.ok()) return content.status();
+    request->messages.push_back({*role, *std::move(content)});
   }
-  absl::StrAppend(&request->prompt, "assistant:");
+  request->prompts.push_back({render_chat(request->messages), {}});
   return absl::OkStatus();
 }
 
@@ -80,6 +137,7 @@ class Fields {
   void number(const char* key, double low, double high, double* out) {
     take(number_field(body_, key, low, high, *out), out);
   }
+  void text(const char* key, std::string* out) { take(string_field(body_, key, *out), out); }
   void boolean(const char* key, bool* out) { take(bool_field(body_, key, *out), out); }
   bool has(const char* key) const { return !member(body_, key).is_null(); }
 
@@ -95,6 +153,16 @@ class Fields {
 
 }  // namespace
 
+std::string render_chat(const std::vector<ApiMessage>& messages) {
+  std::string prompt;
+  for (const ApiMessage& message : messages) {
+    absl::StrAppend(&prompt, message.role, ": ", message.content, "\n");
+  }
+  return prompt + "assistant:";
+}
+
+uint64_t seed_of_choice(uint64_t seed, int j) { return seed + static_cast<uint64_t>(j); }
+
 absl::StatusOr<ApiRequest> parse_api_request(std::string_view body, bool chat) {
   const absl::StatusOr<json> parsed = parse_json(body, "the request body");
   if (!parsed.ok()) return parsed.status();
@@ -103,13 +171,16 @@ absl::StatusOr<ApiRequest> parse_api_request(std::string_view body, bool chat) {
 
 absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat) {
   if (!body.is_object()) return absl::InvalidArgumentError("the request body must be an object");
+  if (absl::Status status = check_api_fields(body, chat); !status.ok()) return status;
   ApiRequest request;
   request.chat = chat;
   serve::SamplingParams& sampling = request.sampling;
   sampling.temperature = 1.0;
   Fields fields(body);
-  fields.keep(chat ? read_messages(body, &request) : read_prompt(body, &request));
+  fields.keep(chat ? read_messages(body, &request) : read_prompts(body, &request));
   fields.keep(read_stop(body, &sampling));
+  fields.text("model", &request.model);
+  if (chat) sampling.max_tokens = INT32_MAX;
   if (chat && fields.has("max_completion_tokens")) {
     fields.integer("max_completion_tokens", 1, INT32_MAX, &sampling.max_tokens);
   } else {
@@ -135,16 +206,42 @@ absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat) {
     fields.integer("logprobs", 0, 20, &sampling.logprobs);
     request.logprobs = sampling.logprobs >= 0;
   }
-  int64_t n = 1;
-  fields.integer("n", 1, 1, &n);
+  fields.integer("n", 1, static_cast<int64_t>(kMaxChoices), &request.n);
+  if (request.choices() > kMaxChoices) {
+    fields.keep(absl::InvalidArgumentError(
+        absl::StrCat(request.prompts.size(), " prompts with n = ", request.n,
+                     " are too many choices; at most ", kMaxChoices, " may be")));
+  }
+  if (fields.has("best_of")) {
+    int best_of = request.n;
+    fields.integer("best_of", 1, INT32_MAX, &best_of);
+    if (best_of != request.n) {
+      fields.keep(absl::InvalidArgumentError("\"best_of\" other than n is not supported here"));
+    }
+  }
   bool echo = false;
   fields.boolean("echo", &echo);
-  if (echo) fields.keep(absl::InvalidArgumentError("echo is not supported"));
-
+  if (echo) fields.keep(absl::InvalidArgumentError("\"echo\" is not supported here"));
+  for (const char* later : {"frequency_penalty", "logit_bias", "min_p", "min_tokens",
+                            "presence_penalty", "repetition_penalty", "stop_token_ids"}) {
+    if (fields.has(later)) {
+      fields.keep(
+          absl::InvalidArgumentError(absl::StrCat("\"", later, "\" is not supported here")));
+    }
+  }
   if (const json& options = member(body, "stream_options"); !options.is_null()) {
     const absl::StatusOr<bool> usage = bool_field(options, "include_usage", false);
+    const absl::StatusOr<bool> continuous = bool_field(options, "continuous_usage_stats", false);
     fields.keep(usage.status());
+    fields.keep(continuous.status());
     request.include_usage = usage.ok() && *usage;
+    request.continuous_usage = continuous.ok() && *continuous;
+    for (const auto& [name, value] : options.items()) {
+      if (name == "include_usage" || name == "continuous_usage_stats") continue;
+      if (name == "include_obfuscation" && !value.is_null() && value != true) continue;
+      fields.keep(absl::InvalidArgumentError(
+          absl::StrCat("\"", name.substr(0, 64), "\" of stream_options is not supported here")));
+    }
   }
   if (const json& kv = member(body, "kv_transfer_params"); !kv.is_null()) {
     const absl::StatusOr<std::string> prefill = string_field(kv, "prefill", "");
@@ -155,6 +252,9 @@ absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat) {
     }
   }
   if (!fields.status().ok()) return fields.status();
+  if (request.choices() > 1 && !request.resume_tokens.empty()) {
+    return absl::InvalidArgumentError("resume_token_ids is for requests with one choice");
+  }
   if (absl::Status status = sampling.validate(); !status.ok()) return status;
   return request;
 }

@@ -1,8 +1,11 @@
 // The requests of the OpenAI-compatible API, as the server and the router read them.
 //
-// Besides the usual fields: `top_k`, `ignore_eos`, `return_token_ids` (as vLLM) and
+// No field is ignored: what is not understood or not supported is refused by its name, unless its
+// value asks for nothing (null, false, an empty list, one's default). Besides OpenAI's fields:
+// `top_k`, `ignore_eos`, `return_token_ids` (as vLLM) and
 //   "kv_transfer_params": {"prefill": ADDRESS,         where the prompt's KV can be had
 //                          "resume_token_ids": [...]}  output that the client has already
+// The latter for requests with one choice.
 #pragma once
 
 #include <cstdint>
@@ -16,24 +19,49 @@
 
 namespace baton::engine::http {
 
+// Text, or token ids where the client gave those.
+struct ApiPrompt {
+  std::string text;
+  std::vector<int32_t> tokens;
+};
+
+struct ApiMessage {
+  std::string role;
+  std::string content;  // parts of type "text" are joined by a line end
+};
+
 struct ApiRequest {
   bool chat = false;
   bool stream = false;
   bool include_usage = false;     // of a stream: a last chunk with the counts
-  bool return_token_ids = false;  // choices[0].token_ids
+  bool continuous_usage = false;  // ... and the counts so far with every chunk
+  bool return_token_ids = false;  // choices[].token_ids
   bool logprobs = false;
-  std::string prompt;  // text; empty if token ids were given
-  std::vector<int32_t> prompt_tokens;
+  std::string model;                 // "": whatever is served
+  std::vector<ApiPrompt> prompts;    // at least one; of a chat, one, as render_chat() writes it
+  std::vector<ApiMessage> messages;  // of a chat
+  int n = 1;                         // choices per prompt
   std::vector<int32_t> resume_tokens;
   std::string prefill_address;
-  serve::SamplingParams sampling;
+  serve::SamplingParams sampling;  // a chat without a limit has INT32_MAX: to the context's end
   bool has_seed = false;
+
+  size_t choices() const { return prompts.size() * static_cast<size_t>(n); }
 };
 
-// Parses a body of /v1/completions, or of /v1/chat/completions: then `prompt` is one line
-// "role: content" per message and "assistant:" at the end. InvalidArgument names the field.
+// Choices of one request, at most.
+inline constexpr size_t kMaxChoices = 128;
+
+// Parses a body of /v1/completions, or of /v1/chat/completions. InvalidArgument names the field.
 absl::StatusOr<ApiRequest> parse_api_request(std::string_view body, bool chat);
 // The same from JSON that is parsed already.
 absl::StatusOr<ApiRequest> read_api_request(const nlohmann::json& body, bool chat);
+
+// A chat as a prompt for models without a chat template: a line "role: content" per message, and
+// "assistant:" at the end.
+std::string render_chat(const std::vector<ApiMessage>& messages);
+
+// Choice j of every prompt draws by this seed: the first by the request's own.
+uint64_t seed_of_choice(uint64_t seed, int j);
 
 }  // namespace baton::engine::http

@@ -1,7 +1,6 @@
 // Relays a worker's SSE stream: parses it, remembers tokens, rewrites events.
 #include "engine/router/stream_relay.h"
 
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,22 +10,57 @@ namespace baton::engine::router {
 
 using nlohmann::json;
 
-StreamRelay::StreamRelay(json body, const http::ApiRequest& request,
-                         std::function<bool(std::string_view)> send)
-    : body_(std::move(body)), request_(request), send_(std::move(send)) {
+namespace {
+
+std::string dump(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// A prompt counts once, however many choices it has.
+json sum_of_usage(const http::ApiRequest& request, const std::vector<const StreamRelay*>& choices) {
+  if (choices.size() == 1) return choices[0]->usage();
+  int64_t prompt = 0, output = 0;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    const auto count = [&](const char* key) {
+      return int_field(choices[i]->usage(), key, 0, INT32_MAX, 0).value_or(0);
+    };
+    if (i % static_cast<size_t>(request.n) == 0) prompt += count("prompt_tokens");
+    output += count("completion_tokens");
+  }
+  return {
+      {"prompt_tokens", prompt}, {"completion_tokens", output}, {"total_tokens", prompt + output}};
+}
+
+}  // namespace
+
+StreamRelay::StreamRelay(json body, std::shared_ptr<const http::ApiRequest> request, size_t choice,
+                         Head head, std::function<bool(std::string_view)> send)
+    : body_(std::move(body)),
+      request_(std::move(request)),
+      choice_(choice),
+      head_(std::move(head)),
+      send_(std::move(send)) {
   body_["stream"] = true;
   body_["stream_options"]["include_usage"] = true;
   body_["return_token_ids"] = true;
+  body_.erase("n");
+  body_.erase("best_of");
+  const auto n = static_cast<size_t>(request_->n);
+  if (!request_->chat) {
+    const http::ApiPrompt& prompt = request_->prompts[choice / n];
+    body_["prompt"] = prompt.tokens.empty() ? json(prompt.text) : json(prompt.tokens);
+  }
   // Whoever goes on with the stream has to draw the same numbers.
-  if (!request.has_seed) body_["seed"] = std::random_device()();
-  tokens_ = request.resume_tokens;
+  body_["seed"] = static_cast<int64_t>(
+      http::seed_of_choice(request_->sampling.seed, static_cast<int>(choice % n)));
+  tokens_ = request_->resume_tokens;
 }
 
 std::string StreamRelay::next_body(std::string_view prefill) {
   buffer_.clear();
   worker_error_ = absl::OkStatus();
   body_["kv_transfer_params"] = {{"prefill", prefill}, {"resume_token_ids", tokens_}};
-  return body_.dump(-1, ' ', false, json::error_handler_t::replace);
+  return dump(body_);
 }
 
 bool StreamRelay::receive(std::string_view bytes) {
@@ -44,10 +78,8 @@ bool StreamRelay::receive(std::string_view bytes) {
 
 bool StreamRelay::handle(std::string_view data) {
   if (data == "[DONE]") {
-    if (!finished_) return true;
-    if (request_.stream && !done_ && !send_(http::kSseDone)) client_gone_ = true;
-    done_ = true;
-    return !client_gone_;
+    done_ = finished_;
+    return true;
   }
   absl::StatusOr<json> event = parse_json(data, "a worker's event");
   if (!event.ok()) {
@@ -56,10 +88,10 @@ bool StreamRelay::handle(std::string_view data) {
   }
   if (const json& error = member(*event, "error"); !error.is_null()) {
     const auto message = string_field(error, "message", "");
-    const auto code = int_field(error, "code", 0, 999, 500);
+    const auto type = string_field(error, "type", "server_error");
     const std::string text = message.ok() ? *message : "the worker failed";
-    worker_error_ =
-        code.ok() && *code < 500 ? absl::InvalidArgumentError(text) : absl::UnavailableError(text);
+    worker_error_ = type.ok() && *type == "server_error" ? absl::UnavailableError(text)
+                                                         : absl::InvalidArgumentError(text);
     return false;
   }
   return pass_on(*std::move(event));
@@ -71,58 +103,84 @@ bool StreamRelay::pass_on(json event) {
     return false;
   };
   if (!event.is_object()) return malformed();
-  if (head_.is_null()) {
-    for (const char* key : {"id", "created", "model"}) head_[key] = member(event, key);
+  if (head_->is_null()) {
+    for (const char* key : {"id", "created", "model"}) (*head_)[key] = member(event, key);
   }
-  event.update(head_);
+  event.update(*head_);
+  if (!request_->continuous_usage && event.contains("usage") &&
+      !(request_->include_usage && event["usage"].is_null()) && !member(event, "choices").empty()) {
+    event.erase("usage");
+  }
   const json& choices = member(event, "choices");
-  if (!choices.is_array() || choices.empty()) {                                 // the usage
-    if (!std::exchange(usage_, member(event, "usage")).is_null()) return true;  // told already
-    if (!request_.include_usage || !request_.stream) return true;
-  } else {
-    if (finished_) return true;  // a second worker only had the usage left to tell
-    json& choice = event["choices"][0];
-    if (!choice.is_object()) return malformed();
-    for (const json& token : member(choice, "token_ids")) {
-      if (token.is_number_integer()) tokens_.push_back(token.get<int32_t>());
-    }
-    if (!request_.return_token_ids) choice.erase("token_ids");
-    const json& delta = request_.chat ? member(choice, "delta") : choice;
-    if (begun_ && request_.chat && delta.is_object()) choice["delta"].erase("role");
-    begun_ = true;
-    const auto text = string_field(delta, request_.chat ? "content" : "text", "");
-    if (text.ok()) text_ += *text;
-    if (const json& logprobs = member(choice, "logprobs"); logprobs.is_object()) {
-      for (const auto& [key, values] : logprobs.items()) {
-        for (const json& value : values) logprobs_[key].push_back(value);
-      }
-    }
-    const auto reason = string_field(choice, "finish_reason", "");
-    if (reason.ok() && !reason->empty()) {
-      finish_reason_ = *reason;
-      finished_ = true;
+  if (!choices.is_array() || choices.empty()) {
+    if (usage_.is_null()) usage_ = member(event, "usage");
+    return true;
+  }
+  if (finished_) return true;  // a second worker only had the usage left to tell
+  json& choice = event["choices"][0];
+  if (!choice.is_object()) return malformed();
+  const size_t before = tokens_.size();
+  for (const json& token : member(choice, "token_ids")) {
+    if (token.is_number_integer()) tokens_.push_back(token.get<int32_t>());
+  }
+  const json& delta = request_->chat ? member(choice, "delta") : choice;
+  const auto text = string_field(delta, request_->chat ? "content" : "text", "");
+  const auto reason = string_field(choice, "finish_reason", "");
+  const bool says_nothing =
+      tokens_.size() == before && text.ok() && text->empty() && (!reason.ok() || reason->empty());
+  // The role comes once, from the first worker.
+  if (std::exchange(begun_, true) && request_->chat && says_nothing) return true;
+  if (!request_->return_token_ids) choice.erase("token_ids");
+  choice["index"] = choice_;
+  if (text.ok()) text_ += *text;
+  if (const json& logprobs = member(choice, "logprobs"); logprobs.is_object()) {
+    for (const auto& [key, values] : logprobs.items()) {
+      for (const json& value : values) logprobs_[key].push_back(value);
     }
   }
-  if (request_.stream && !send_(http::sse(event))) client_gone_ = true;
+  if (reason.ok() && !reason->empty()) {
+    finish_reason_ = *reason;
+    finished_ = true;
+  }
+  if (request_->stream && !send_(http::sse(event))) client_gone_ = true;
   return !client_gone_;
 }
 
-std::string StreamRelay::whole() const {
-  json reply = head_;
-  reply["object"] = request_.chat ? "chat.completion" : "text_completion";
-  json choice = {{"index", 0}, {"finish_reason", finish_reason_}, {"logprobs", logprobs_}};
-  if (request_.chat) {
+json StreamRelay::choice() const {
+  json choice = {{"index", choice_}, {"finish_reason", finish_reason_}, {"logprobs", logprobs_}};
+  if (request_->chat) {
     choice["message"] = {{"role", "assistant"}, {"content", text_}};
   } else {
     choice["text"] = text_;
   }
-  if (request_.return_token_ids) {
+  if (request_->return_token_ids) {
     choice["token_ids"] = std::vector<int32_t>(
-        tokens_.begin() + static_cast<ptrdiff_t>(request_.resume_tokens.size()), tokens_.end());
+        tokens_.begin() + static_cast<ptrdiff_t>(request_->resume_tokens.size()), tokens_.end());
   }
-  reply["choices"] = json::array({std::move(choice)});
-  reply["usage"] = usage_;
-  return reply.dump(-1, ' ', false, json::error_handler_t::replace);
+  return choice;
+}
+
+std::string end_of_stream(const http::ApiRequest& request, const StreamRelay::Head& head,
+                          const std::vector<const StreamRelay*>& choices) {
+  std::string out;
+  if (request.include_usage) {
+    json last = *head;
+    last["object"] = request.chat ? "chat.completion.chunk" : "text_completion";
+    last["choices"] = json::array();
+    last["usage"] = sum_of_usage(request, choices);
+    out = http::sse(last);
+  }
+  return out.append(http::kSseDone);
+}
+
+std::string whole_reply(const http::ApiRequest& request, const StreamRelay::Head& head,
+                        const std::vector<const StreamRelay*>& choices) {
+  json reply = *head;
+  reply["object"] = request.chat ? "chat.completion" : "text_completion";
+  reply["choices"] = json::array();
+  for (const StreamRelay* choice : choices) reply["choices"].push_back(choice->choice());
+  reply["usage"] = sum_of_usage(request, choices);
+  return dump(reply);
 }
 
 }  // namespace baton::engine::router

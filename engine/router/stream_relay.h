@@ -1,8 +1,9 @@
-// One client's stream, put together from the streams of one worker after the other.
+// One choice of a client's stream, put together from the streams of one worker after the other.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -18,10 +19,14 @@ namespace baton::engine::router {
 // tokens let out depends on them alone, nothing is repeated and nothing lost.
 class StreamRelay {
  public:
-  // `body` is the client's request, `request` the same parsed. `send` passes bytes to the client
-  // and says whether it is still there; without streaming it is not called.
-  StreamRelay(nlohmann::json body, const http::ApiRequest& request,
-              std::function<bool(std::string_view)> send);
+  // What all choices of a reply have in common: id, created and model of the first event.
+  using Head = std::shared_ptr<nlohmann::json>;
+
+  // `body` is the client's request, `request` the same parsed, `choice` which of its choices this
+  // is. `send` passes an event on to the client and says whether it is still there; without
+  // streaming it is not called.
+  StreamRelay(nlohmann::json body, std::shared_ptr<const http::ApiRequest> request, size_t choice,
+              Head head, std::function<bool(std::string_view)> send);
 
   // What to post to the next worker; `prefill` may be empty. Forgets half-received events.
   std::string next_body(std::string_view prefill);
@@ -33,19 +38,21 @@ class StreamRelay {
   // The error the worker reported in its stream; OK if there was none.
   const absl::Status& worker_error() const { return worker_error_; }
   size_t tokens_seen() const { return tokens_.size(); }
-  // The reply to a client that did not ask for a stream. Call when done().
-  std::string whole() const;
+  // The choice as a reply has it that is no stream, and its part of the usage. Call when done().
+  nlohmann::json choice() const;
+  const nlohmann::json& usage() const { return usage_; }
 
  private:
   bool handle(std::string_view data);
   bool pass_on(nlohmann::json event);
 
   nlohmann::json body_;
-  const http::ApiRequest request_;
+  const std::shared_ptr<const http::ApiRequest> request_;
+  const size_t choice_;
+  const Head head_;
   const std::function<bool(std::string_view)> send_;
   std::string buffer_;
   std::vector<int32_t> tokens_;
-  nlohmann::json head_;  // id, created, model of the first event
   nlohmann::json usage_;
   nlohmann::json logprobs_;
   std::string text_;
@@ -56,5 +63,12 @@ class StreamRelay {
   bool client_gone_ = false;
   absl::Status worker_error_;
 };
+
+// The end of a stream whose choices are all done: the usage, if it was asked for, and "[DONE]".
+std::string end_of_stream(const http::ApiRequest& request, const StreamRelay::Head& head,
+                          const std::vector<const StreamRelay*>& choices);
+// The reply to a client that did not ask for a stream.
+std::string whole_reply(const http::ApiRequest& request, const StreamRelay::Head& head,
+                        const std::vector<const StreamRelay*>& choices);
 
 }  // namespace baton::engine::router

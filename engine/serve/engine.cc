@@ -22,7 +22,7 @@ absl::Status Engine::add_request(Request request) {
   if (request.tokens.empty()) return absl::InvalidArgumentError("the prompt has no tokens");
   const size_t total = request.tokens.size() + request.resume_tokens.size();
   if (request.tokens.size() >= max_context_ || total > max_context_) {
-    return absl::ResourceExhaustedError(absl::StrCat(
+    return absl::OutOfRangeError(absl::StrCat(
         "the prompt has ", total, " tokens; with at least one token of output that is longer than ",
         "the context of ", max_context_, " tokens (the model's is ",
         model_.config().max_position_embeddings, ", the KV cache holds ",

@@ -81,8 +81,8 @@ class Engine {
       kvtransfer::KvConnector* connector = nullptr);
   ~Engine();
 
-  // InvalidArgument if a token or parameter is out of range, ResourceExhausted if the prompt is
-  // longer than the context or the cache, AlreadyExists for an id in use.
+  // InvalidArgument if a token or parameter is out of range, OutOfRange if the prompt is longer
+  // than the context or the cache, AlreadyExists for an id in use.
   absl::Status add_request(Request request);
   // Ends a request with FinishReason::kAbort; false if there is none with this id.
   bool abort(uint64_t id);

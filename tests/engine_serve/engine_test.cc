@@ -179,7 +179,7 @@ TEST(Engine, LongPromptsAreRefusedWithTheReason) {
   Request request;
   request.tokens.assign(64, 1);
   const absl::Status status = submit(*engine, request, &outcome);
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
   EXPECT_NE(status.message().find("64 tokens"), absl::string_view::npos) << status;
   EXPECT_NE(status.message().find("--blocks"), absl::string_view::npos) << status;
 

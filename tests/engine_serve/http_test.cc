@@ -1,100 +1,15 @@
 // The HTTP face: OpenAI's shapes, errors, disconnects, and the router in front of dying workers.
-#include <httplib.h>
-
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "engine/http/http_listener.h"
-#include "engine/http/http_server.h"
-#include "engine/http/openai_reply.h"
-#include "engine/model/test_model.h"
 #include "engine/router/router.h"
-#include "engine/serve/engine_thread.h"
-#include "tests/engine_serve/engine_fixture.h"
+#include "tests/engine_serve/http_fixture.h"
 
 namespace baton::engine::serve {
 namespace {
-
-using nlohmann::json;
-
-// One worker: engine, its thread, its server.
-class Worker {
- public:
-  explicit Worker(const Model& model = test_model(), uint32_t blocks = 256)
-      : engine_(*Engine::create(model, test_tokenizer(), {.blocks = blocks})),
-        thread_(*engine_),
-        server_(*http::HttpServer::start({.port = 0, .connections = 8, .model = "tiny"}, thread_,
-                                         test_tokenizer())) {}
-  int port() const { return server_->port(); }
-  std::string url() const { return absl::StrCat("http://127.0.0.1:", port()); }
-  EngineThread& thread() { return thread_; }
-
- private:
-  std::unique_ptr<Engine> engine_;
-  EngineThread thread_;
-  std::unique_ptr<http::HttpServer> server_;
-};
-
-json request_body() {
-  return {{"prompt", "And it came to pass"},
-          {"max_tokens", 24},
-          {"temperature", 0.8},
-          {"seed", 7},
-          {"top_k", 50},
-          {"ignore_eos", true},
-          {"return_token_ids", true}};
-}
-
-httplib::Result post(int port, const json& body, const char* path = "/v1/completions") {
-  httplib::Client client("127.0.0.1", port);
-  client.set_read_timeout(std::chrono::seconds(60));
-  return client.Post(path, body.dump(), "application/json");
-}
-
-json post_json(int port, const json& body, const char* path = "/v1/completions") {
-  const httplib::Result result = post(port, body, path);
-  EXPECT_TRUE(result) << httplib::to_string(result.error());
-  EXPECT_EQ(result->status, 200) << result->body;
-  return json::parse(result->body);
-}
-
-struct Streamed {
-  std::string text;
-  std::vector<int32_t> tokens;
-  std::string finish_reason;
-  json usage;
-  bool done = false;
-};
-
-Streamed parse_stream(const std::string& bytes, bool chat = false) {
-  Streamed out;
-  size_t begin = 0;
-  for (size_t end; (end = bytes.find("\n\n", begin)) != std::string::npos; begin = end + 2) {
-    const std::string line = bytes.substr(begin, end - begin);
-    EXPECT_TRUE(line.starts_with("data: ")) << line;
-    if (line == "data: [DONE]") {
-      out.done = true;
-      continue;
-    }
-    EXPECT_FALSE(out.done);
-    const json event = json::parse(line.substr(6));
-    if (event.contains("usage")) out.usage = event["usage"];
-    for (const json& choice : event["choices"]) {
-      out.text +=
-          chat ? choice["delta"]["content"].get<std::string>() : choice["text"].get<std::string>();
-      if (choice.contains("token_ids")) {
-        for (const json& token : choice["token_ids"]) out.tokens.push_back(token);
-      }
-      if (choice["finish_reason"].is_string()) out.finish_reason = choice["finish_reason"];
-    }
-  }
-  EXPECT_EQ(begin, bytes.size());
-  return out;
-}
 
 TEST(Http, CompletionsPlainAndStreamedAgree) {
   Worker worker;
@@ -152,6 +67,8 @@ TEST(Http, ErrorsSayWhatIsWrong) {
     const json reply = json::parse(result->body);
     EXPECT_NE(reply["error"]["message"].get<std::string>().find(expected), std::string::npos)
         << result->body;
+    EXPECT_EQ(reply["error"]["type"], "invalid_request_error");
+    EXPECT_TRUE(reply["error"].contains("param") && reply["error"].contains("code"));
   };
   refused("{", "not valid JSON");
   refused("[]", "object");
@@ -162,7 +79,7 @@ TEST(Http, ErrorsSayWhatIsWrong) {
   refused(R"({"prompt":"x","top_p":0})", "top_p");
   refused(R"({"prompt":"x","max_tokens":0})", "max_tokens");
   refused(R"({"prompt":"x","stop":[1]})", "stop");
-  refused(R"({"prompt":"x","n":2})", "\"n\"");
+  refused(R"({"prompt":"x","n":200})", "\"n\"");
   refused(json{{"prompt", std::vector<int>(600, 1)}}.dump(), "longer than");
   refused(json{{"prompt", std::vector<int>(600, 1)}, {"stream", true}}.dump(), "longer than");
   post_json(worker.port(), request_body());  // still serves
@@ -190,19 +107,9 @@ TEST(Http, APortInUseIsAnError) {
   EXPECT_NE(second.status().message().find("--port"), absl::string_view::npos);
 }
 
-// A context long enough that a request outlives its client.
-const Model& patient_model() {
-  static const Model* model = [] {
-    ModelConfig config = tiny_model_config();
-    config.max_position_embeddings = 1 << 16;
-    return new Model(*Model::create(make_test_checkpoint(config, 1)));
-  }();
-  return *model;
-}
-
 TEST(Http, AClientThatLeavesIsAborted) {
   for (bool stream : {true, false}) {
-    Worker worker(patient_model(), 4096);
+    Worker worker(patient_model(), {.blocks = 4096});
     json body = request_body();
     body["max_tokens"] = 60000;
     body["stream"] = stream;
@@ -234,11 +141,10 @@ TEST(Http, AClientThatLeavesIsAborted) {
 // breaks the connection.
 class DyingWorker {
  public:
-  DyingWorker(int healthy_port, size_t limit) : listener_(4) {
-    listener_.server().Get("/health", [](const httplib::Request&, httplib::Response&) {});
-    listener_.server().Post("/v1/completions", [this, healthy_port, limit](
-                                                   const httplib::Request& request,
-                                                   httplib::Response& response) {
+  DyingWorker(int healthy_port, size_t limit) {
+    server_.Get("/health", [](const httplib::Request&, httplib::Response&) {});
+    server_.Post("/v1/completions", [this, healthy_port, limit](const httplib::Request& request,
+                                                                httplib::Response& response) {
       ++requests;
       const std::string reply = post(healthy_port, json::parse(request.body))->body;
       response.set_chunked_content_provider(
@@ -247,13 +153,21 @@ class DyingWorker {
             return false;
           });
     });
-    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
+    port_ = server_.bind_to_any_port("127.0.0.1");
+    thread_ = std::thread([this] { server_.listen_after_bind(); });
+    while (!server_.is_running()) std::this_thread::yield();
   }
-  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
+  ~DyingWorker() {
+    server_.stop();
+    thread_.join();
+  }
+  std::string url() const { return absl::StrCat("http://127.0.0.1:", port_); }
   std::atomic<int> requests{0};
 
  private:
-  http::HttpListener listener_;
+  httplib::Server server_;
+  int port_ = 0;
+  std::thread thread_;
 };
 
 TEST(Router, StreamsSurviveDyingWorkers) {
@@ -313,7 +227,9 @@ TEST(Router, SaysSoWhenNobodyAnswers) {
   EXPECT_EQ(post(router->port(), body)->status, 400);
   body["max_tokens"] = 5;
   body["stream"] = true;
-  EXPECT_NE(post(router->port(), body)->body.find("gave up"), std::string::npos);
+  result = post(router->port(), body);
+  EXPECT_EQ(result->status, 503);  // nothing was streamed yet
+  EXPECT_NE(result->body.find("gave up"), std::string::npos);
 }
 
 TEST(Router, PassesWorkersErrorsOn) {

@@ -64,8 +64,17 @@ std::string worker_stream(const std::vector<int32_t>& tokens, const std::vector<
                    {"finish_reason", last ? json("length") : json(nullptr)},
                    {"token_ids", any ? json{tokens[i]} : json::array()}};
     if (chat) {
+      if (i == resume.size()) {
+        json first = {{"index", 0},
+                      {"delta", {{"role", "assistant"}, {"content", ""}}},
+                      {"finish_reason", nullptr}};
+        out += http::sse({{"id", absl::StrCat("worker-", resume.size())},
+                          {"object", "text_completion"},
+                          {"created", resume.size()},
+                          {"model", "m"},
+                          {"choices", {first}}});
+      }
       choice["delta"] = {{"content", text}};
-      if (i == resume.size()) choice["delta"]["role"] = "assistant";
     } else {
       choice["text"] = text;
     }
@@ -97,9 +106,10 @@ Relayed relay_with_cut(size_t cut, size_t piece, bool stream, bool chat, bool id
   } else {
     body["prompt"] = "hi";
   }
-  const http::ApiRequest request = *http::read_api_request(body, chat);
+  const auto request = std::make_shared<http::ApiRequest>(*http::read_api_request(body, chat));
+  const auto head = std::make_shared<json>();
   Relayed out;
-  router::StreamRelay relay(body, request, [&](std::string_view bytes) {
+  router::StreamRelay relay(body, request, 0, head, [&](std::string_view bytes) {
     out.bytes += bytes;
     return true;
   });
@@ -117,7 +127,8 @@ Relayed relay_with_cut(size_t cut, size_t piece, bool stream, bool chat, bool id
     }
   }
   EXPECT_TRUE(relay.done());
-  out.whole = relay.whole();
+  if (stream) out.bytes += router::end_of_stream(*request, head, {&relay});
+  out.whole = router::whole_reply(*request, head, {&relay});
   return out;
 }
 
@@ -151,28 +162,32 @@ TEST(StreamRelay, TokenIdsAreShownOnRequestOnly) {
 
 TEST(StreamRelay, WorkerErrorsAreToldApart) {
   const json body = {{"prompt", "x"}, {"stream", true}};
-  const http::ApiRequest request = *http::read_api_request(body, false);
+  const auto request = std::make_shared<http::ApiRequest>(*http::read_api_request(body, false));
   const auto error_after = [&](std::string_view bytes) {
-    router::StreamRelay relay(body, request, [](std::string_view) { return true; });
+    router::StreamRelay relay(body, request, 0, std::make_shared<json>(),
+                              [](std::string_view) { return true; });
     relay.next_body("");
     EXPECT_FALSE(relay.receive(bytes));
     return relay.worker_error().code();
   };
-  EXPECT_EQ(error_after("data: {\"error\":{\"message\":\"too long\",\"code\":400}}\n\n"),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(error_after("data: {\"error\":{\"message\":\"broken\",\"code\":500}}\n\n"),
+  EXPECT_EQ(
+      error_after(
+          "data: {\"error\":{\"message\":\"too long\",\"type\":\"invalid_request_error\"}}\n\n"),
+      absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(error_after("data: {\"error\":{\"message\":\"broken\",\"type\":\"server_error\"}}\n\n"),
             absl::StatusCode::kUnavailable);
   EXPECT_EQ(error_after("data: {{{\n\n"), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(StreamRelay, HostileEventsAreHarmless) {
   const json body = {{"prompt", "x"}, {"stream", true}};
-  const http::ApiRequest request = *http::read_api_request(body, false);
+  const auto request = std::make_shared<http::ApiRequest>(*http::read_api_request(body, false));
   for (const char* event :
        {"data: 5\n\n", "data: []\n\n", "data: {\"choices\":5}\n\n", "data: {\"choices\":[5]}\n\n",
         "data: {\"choices\":[{\"token_ids\":7,\"text\":8,\"finish_reason\":9}]}\n\n",
         "data: [DONE]\n\n", "data: {\"choices\":[{\"logprobs\":{\"a\":{\"b\":1}}}]}\n\n"}) {
-    router::StreamRelay relay(body, request, [](std::string_view) { return true; });
+    router::StreamRelay relay(body, request, 0, std::make_shared<json>(),
+                              [](std::string_view) { return true; });
     relay.next_body("");
     relay.receive(event);
     EXPECT_FALSE(relay.done()) << event;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/http/openai_reply.h"
 #include "engine/http/openai_request.h"
@@ -20,8 +21,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       continue;
     }
     if (request->chat != chat || !request->sampling.validate().ok()) std::abort();
-    for (const auto* tokens : {&request->prompt_tokens, &request->resume_tokens}) {
-      for (const int32_t token : *tokens) {
+    if (request->prompts.empty() || request->choices() > baton::engine::http::kMaxChoices)
+      std::abort();
+    std::vector<std::vector<int32_t>> lists = {request->resume_tokens};
+    for (const auto& prompt : request->prompts) lists.push_back(prompt.tokens);
+    for (const auto& tokens : lists) {
+      for (const int32_t token : tokens) {
         if (token < 0) std::abort();
       }
     }

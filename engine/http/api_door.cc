@@ -1,0 +1,51 @@
+// Request ids and API keys.
+#include "engine/http/api_door.h"
+
+#include <openssl/crypto.h>
+
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/match.h"
+#include "engine/http/openai_reply.h"
+#include "engine/http/request_id.h"
+
+namespace baton::engine::http {
+namespace {
+
+constexpr std::array kOpenPaths = {std::string_view("/health"), std::string_view("/metrics"),
+                                   std::string_view("/version"),
+                                   std::string_view("/v1/baton/address")};
+constexpr std::string_view kBearer = "Bearer ";
+
+}  // namespace
+
+void mark_request(HttpExchange* exchange) {
+  const std::string_view given = exchange->request().header("x-request-id");
+  std::string id = is_request_id(given) ? std::string(given) : make_request_id();
+  exchange->add_header(kRequestIdHeader, id);
+  exchange->set_request_id(std::move(id));
+}
+
+bool check_api_key(std::string_view key, HttpExchange* exchange) {
+  const HttpRequest& request = exchange->request();
+  if (key.empty() ||
+      std::find(kOpenPaths.begin(), kOpenPaths.end(), request.path) != kOpenPaths.end()) {
+    return true;
+  }
+  std::string_view given = request.header("authorization");
+  if (given.size() > kBearer.size() &&
+      absl::EqualsIgnoreCase({given.data(), kBearer.size()}, {kBearer.data(), kBearer.size()})) {
+    given.remove_prefix(kBearer.size());
+    // In the same time whichever byte differs.
+    if (given.size() == key.size() && CRYPTO_memcmp(given.data(), key.data(), key.size()) == 0) {
+      return true;
+    }
+  }
+  exchange->reply(401, "application/json",
+                  api_error(401, "this server asks for its key: send Authorization: Bearer KEY"),
+                  {{"WWW-Authenticate", "Bearer"}});
+  return false;
+}
+
+}  // namespace baton::engine::http

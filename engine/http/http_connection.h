@@ -1,0 +1,85 @@
+// One client's connection: reads a request, waits for its answer, watches whether the client is
+// still there. Internal to engine/http; everything runs on the loop's thread.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+
+#include "engine/http/http_listener.h"
+
+namespace baton::engine::http {
+
+// What all connections of a listener share. Outlives none of its connections' callbacks.
+struct ConnectionHost {
+  HttpListenerOptions options;
+  HttpHandler handle;  // a whole request
+  std::weak_ptr<EventLoop> loop;
+  std::list<std::shared_ptr<HttpConnection>> all;
+  // Those that wait for a client's bytes, the one that has waited longest first.
+  std::list<HttpConnection*> reading;
+  std::atomic<size_t> connections{0};
+  std::atomic<size_t> answering{0};
+  std::atomic<uint64_t> refused{0};
+  std::atomic<uint64_t> timed_out{0};
+};
+
+class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
+ public:
+  HttpConnection(boost::asio::ip::tcp::socket socket, std::shared_ptr<ConnectionHost> host);
+
+  // Reads the first request. The host's list keeps the connection until it is closed.
+  void start();
+  // Bytes of the answer; `last` ends it, and `close` the connection behind it.
+  void send(std::string bytes, bool last, bool close);
+  // Closes at once; whoever has an exchange of it hears that the client is gone.
+  void close();
+  // Runs `task` when the connection is closed before the answer is sent; see HttpExchange.
+  void on_gone(std::function<void()> task);
+
+ private:
+  using ErrorCode = boost::system::error_code;
+  void read_request(std::chrono::milliseconds timeout);
+  void read_body();
+  void requested();
+  void refuse(int status, const char* message);
+  void watch();
+  void watch_again();
+  void write_next();
+  void write_some();
+  void linger();
+  void written(ErrorCode error);
+  void set_deadline(std::chrono::milliseconds timeout);
+  void stop_reading();
+
+  boost::asio::ip::tcp::socket socket_;
+  const std::shared_ptr<ConnectionHost> host_;
+  std::list<std::shared_ptr<HttpConnection>>::iterator self_;
+  std::list<HttpConnection*>::iterator reading_;
+  bool is_reading_ = false;
+  bool closed_ = false;
+  std::unique_ptr<EventLoop::Timer> deadline_;
+  std::unique_ptr<EventLoop::Timer> watch_timer_;
+  boost::beast::flat_buffer buffer_;
+  std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
+  std::weak_ptr<HttpExchange> exchange_;
+  bool answering_ = false;
+  std::function<void()> on_gone_;
+  std::deque<std::string> unsent_;
+  size_t unsent_bytes_ = 0;
+  std::string writing_;
+  size_t written_bytes_ = 0;  // of writing_
+  bool is_writing_ = false;
+  bool last_ = false;  // the answer is all in unsent_
+  bool close_when_sent_ = false;
+};
+
+}  // namespace baton::engine::http

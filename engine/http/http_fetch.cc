@@ -1,0 +1,197 @@
+// Connecting, sending, and reading an answer piece by piece.
+#include "engine/http/http_fetch.h"
+
+#include <array>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include <boost/asio/connect.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/buffer_body.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace baton::engine::http {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+class Exchange : public std::enable_shared_from_this<Exchange> {
+ public:
+  Exchange(const std::shared_ptr<EventLoop>& loop, HttpFetchRequest request, HttpFetchEvents events)
+      : loop_(loop),
+        request_(std::move(request)),
+        events_(std::move(events)),
+        resolver_(loop->context()),
+        socket_(loop->context()) {}
+
+  void start() {
+    if (request_.timeout.count() > 0) {
+      whole_ = loop_->after(request_.timeout,
+                            [this] { end(absl::DeadlineExceededError("no answer in time")); });
+    }
+    connecting_ = loop_->after(request_.connect_timeout, [this] {
+      end(absl::DeadlineExceededError("connecting timed out"));
+    });
+    resolver_.async_resolve(
+        request_.url.host, request_.url.port,
+        [self = shared_from_this()](error_code error, const tcp::resolver::results_type& found) {
+          if (self->over_) return;
+          if (error) return self->end(error);
+          self->connect(found);
+        });
+  }
+
+  void cancel() {
+    over_ = true;
+    // Not here: one of them may be what cancels.
+    loop_->post([self = shared_from_this()] { self->events_ = {}; });
+    connecting_.reset();
+    whole_.reset();
+    resolver_.cancel();
+    error_code ignored;
+    socket_.close(ignored);
+  }
+
+ private:
+  void connect(const tcp::resolver::results_type& found) {
+    asio::async_connect(socket_, found,
+                        [self = shared_from_this()](error_code error, const tcp::endpoint&) {
+                          if (self->over_) return;
+                          if (error) return self->end(error);
+                          self->write();
+                        });
+  }
+
+  void write() {
+    connecting_.reset();
+    error_code ignored;
+    socket_.set_option(tcp::no_delay(true), ignored);
+    bytes_ =
+        absl::StrCat(request_.method, " ", request_.path, " HTTP/1.1\r\nHost: ", request_.url.host,
+                     ":", request_.url.port, "\r\nConnection: close\r\n",
+                     "Content-Length: ", request_.body.size(), "\r\n");
+    for (const auto& [name, value] : request_.headers) {
+      absl::StrAppend(&bytes_, name, ": ", value, "\r\n");
+    }
+    absl::StrAppend(&bytes_, "\r\n", request_.body);
+    request_.body.clear();
+    asio::async_write(socket_, asio::buffer(bytes_),
+                      [self = shared_from_this()](error_code error, size_t) {
+                        if (self->over_) return;
+                        // A server may answer before it has read everything.
+                        if (error && error != asio::error::broken_pipe &&
+                            error != asio::error::connection_reset) {
+                          return self->end(error);
+                        }
+                        self->read_head();
+                      });
+  }
+
+  void read_head() {
+    parser_.body_limit(std::numeric_limits<uint64_t>::max());
+    beast::http::async_read_header(
+        socket_, buffer_, parser_, [self = shared_from_this()](error_code error, size_t) {
+          if (self->over_) return;
+          if (error) return self->end(error);
+          const auto& head = self->parser_.get();
+          const auto retry = head[beast::http::field::retry_after];
+          self->events_.on_head(static_cast<int>(head.result_int()),
+                                std::string_view(retry.data(), retry.size()));
+          if (!self->over_) self->read_body();
+        });
+  }
+
+  void read_body() {
+    if (parser_.is_done()) return end(absl::OkStatus());
+    parser_.get().body().data = piece_.data();
+    parser_.get().body().size = piece_.size();
+    parser_.get().body().more = true;
+    beast::http::async_read_some(
+        socket_, buffer_, parser_, [self = shared_from_this()](error_code error, size_t) {
+          if (self->over_) return;
+          const size_t unused = self->parser_.get().body().size;
+          const size_t count = self->piece_.size() - unused;
+          if (count > 0) self->events_.on_body(std::string_view(self->piece_.data(), count));
+          if (self->over_) return;
+          if (error && error != beast::http::error::need_buffer) return self->end(error);
+          self->read_body();
+        });
+  }
+
+  void end(const error_code& error) { end(absl::UnavailableError(error.message())); }
+  // OK: everything is here.
+  void end(const absl::Status& status) {
+    if (over_) return;
+    const std::shared_ptr<Exchange> self = shared_from_this();
+    const HttpFetchEvents events = std::move(events_);
+    cancel();
+    events.on_end(status);
+  }
+
+  const std::shared_ptr<EventLoop> loop_;
+  HttpFetchRequest request_;
+  HttpFetchEvents events_;
+  tcp::resolver resolver_;
+  tcp::socket socket_;
+  std::unique_ptr<EventLoop::Timer> connecting_, whole_;
+  std::string bytes_;
+  beast::flat_buffer buffer_;
+  beast::http::response_parser<beast::http::buffer_body> parser_;
+  std::array<char, size_t{16} << 10> piece_;
+  bool over_ = false;
+};
+
+class Fetch : public HttpFetch {
+ public:
+  explicit Fetch(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
+  ~Fetch() override { exchange_->cancel(); }
+
+ private:
+  const std::shared_ptr<Exchange> exchange_;
+};
+
+}  // namespace
+
+absl::StatusOr<HttpUrl> HttpUrl::parse(std::string_view text) {
+  constexpr std::string_view kScheme = "http://";
+  const auto bad = [&] {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", std::string(text), "\" is not a URL such as http://127.0.0.1:8001"));
+  };
+  if (!text.starts_with(kScheme)) return bad();
+  std::string_view rest = text.substr(kScheme.size());
+  if (rest.ends_with('/')) rest.remove_suffix(1);
+  HttpUrl url;
+  const size_t bracket = rest.starts_with('[') ? rest.find(']') : 0;
+  if (bracket == std::string_view::npos) return bad();
+  const size_t colon = rest.find(':', bracket);
+  url.host = rest.substr(0, colon);
+  if (bracket > 0) url.host = rest.substr(1, bracket - 1);
+  if (colon != std::string_view::npos) url.port = rest.substr(colon + 1);
+  int port = 0;
+  if (url.host.empty() || url.host.find_first_of("/?# ") != std::string::npos ||
+      !absl::SimpleAtoi(url.port, &port) || port < 1 || port > 65535) {
+    return bad();
+  }
+  return url;
+}
+
+std::unique_ptr<HttpFetch> HttpFetch::start(const std::shared_ptr<EventLoop>& loop,
+                                            HttpFetchRequest request, HttpFetchEvents events) {
+  auto exchange = std::make_shared<Exchange>(loop, std::move(request), std::move(events));
+  exchange->start();
+  return std::make_unique<Fetch>(std::move(exchange));
+}
+
+}  // namespace baton::engine::http

@@ -1,0 +1,52 @@
+// An HTTP request to another server, on an event loop: no thread waits for the answer.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/http/event_loop.h"
+#include "engine/http/http_listener.h"
+
+namespace baton::engine::http {
+
+// A server: "http://HOST:PORT" or "http://HOST".
+struct HttpUrl {
+  std::string host;
+  std::string port = "80";
+
+  // InvalidArgument showing how a URL looks.
+  static absl::StatusOr<HttpUrl> parse(std::string_view text);
+};
+
+struct HttpFetchRequest {
+  HttpUrl url;
+  std::string method = "GET";
+  std::string path = "/";
+  std::string body;
+  HttpHeaders headers;
+  std::chrono::milliseconds connect_timeout{5000};
+  std::chrono::milliseconds timeout{0};  // of the whole exchange; 0: none
+};
+
+// All run on the loop's thread; none after cancel() or on_end.
+struct HttpFetchEvents {
+  std::function<void(int status, std::string_view retry_after)> on_head;
+  std::function<void(std::string_view bytes)> on_body;  // as they come, chunks undone
+  // OK: the answer is whole. DeadlineExceeded, Unavailable: it is not, and why.
+  std::function<void(const absl::Status&)> on_end;
+};
+
+// To be used on the loop's thread alone. Dropping the last pointer cancels.
+class HttpFetch {
+ public:
+  static std::unique_ptr<HttpFetch> start(const std::shared_ptr<EventLoop>& loop,
+                                          HttpFetchRequest request, HttpFetchEvents events);
+  virtual ~HttpFetch() = default;
+};
+
+}  // namespace baton::engine::http

@@ -1,0 +1,28 @@
+// An engine's event that may outlive the call in which it came.
+#pragma once
+
+#include <string>
+
+#include "engine/serve/request.h"
+
+namespace baton::engine::http {
+
+struct StreamedEvent {
+  serve::OutputEvent event;
+  serve::RequestMetrics metrics;  // of the last event, which points here
+
+  static StreamedEvent copy(const serve::OutputEvent& source) {
+    StreamedEvent copied{source, {}};
+    if (source.metrics != nullptr) copied.metrics = *source.metrics;
+    copied.event.metrics = nullptr;
+    // A status of its own: copies share their message, and the engine's thread goes on with its.
+    copied.event.status = absl::Status(source.status.code(), std::string(source.status.message()));
+    return copied;
+  }
+  const serve::OutputEvent& view() {
+    event.metrics = event.finished ? &metrics : nullptr;
+    return event;
+  }
+};
+
+}  // namespace baton::engine::http

@@ -1,0 +1,218 @@
+// Clients of every kind at once: thousands of streams, strangers who send half a request, clients
+// who leave; ids, keys and models that are not there.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "tests/engine_serve/http_fixture.h"
+
+namespace baton::engine::serve {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::string stream_body(int max_tokens) {
+  json body = request_body();
+  body["max_tokens"] = max_tokens;
+  body["stream"] = true;
+  return body.dump();
+}
+
+size_t threads_of_this_process() {
+  size_t threads = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    threads += entry.is_directory() ? 1 : 0;
+  }
+  return threads;
+}
+
+TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
+  constexpr size_t kEach = 400;
+  Worker worker(patient_model(), {.blocks = 16384, .max_sequences = 16});
+  const size_t threads = threads_of_this_process();
+  std::vector<RawClient> streams, strangers;
+  for (size_t i = 0; i < kEach; ++i) {
+    streams.emplace_back(worker.port());
+    streams.back().post("/v1/completions", stream_body(60000));
+    strangers.emplace_back(worker.port());
+    strangers.back().send(i % 2 == 0
+                              ? "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-"
+                              : "POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{");
+  }
+  // They are all here, those that have a request are being answered, and nobody has a thread.
+  while (worker.server().connections().answering < kEach) std::this_thread::yield();
+  EXPECT_GE(worker.server().connections().connections, 2 * kEach);
+  EXPECT_EQ(threads_of_this_process(), threads);
+  httplib::Client client("127.0.0.1", worker.port());
+  for (int i = 0; i < 20; ++i) {
+    const httplib::Result health = client.Get("/health");
+    ASSERT_TRUE(health);
+    EXPECT_EQ(health->status, 200);
+  }
+  EXPECT_EQ(worker.server().connections().answering, kEach);  // none was pushed out
+  EXPECT_NE(streams[0].read_until("data: ").find("HTTP/1.1 200"), std::string::npos);
+  // Whoever leaves is forgotten, in the batch and in the queue.
+  for (RawClient& stream : streams) stream.leave();
+  while (worker.thread().stats().requests_finished < kEach) std::this_thread::yield();
+  EXPECT_EQ(worker.thread().stats().running + worker.thread().stats().waiting, 0u);
+}
+
+TEST(Clients, HalfSentRequestsHaveADeadline) {
+  Worker worker(test_model(), {.blocks = 64},
+                {.listener = {.head_timeout = 50ms, .body_timeout = 50ms, .idle_timeout = 50ms}});
+  RawClient head(worker.port()), body(worker.port()), silent(worker.port()), idle(worker.port());
+  head.send("GET /health HTT");
+  body.send("POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{\"pro");
+  idle.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(head.read_to_end(), "");
+  EXPECT_EQ(body.read_to_end(), "");
+  EXPECT_EQ(silent.read_to_end(), "");
+  EXPECT_TRUE(absl::StrContains(idle.read_to_end(), "HTTP/1.1 200"));
+  EXPECT_EQ(worker.server().connections().timed_out, 4u);
+}
+
+TEST(Clients, TheOldestHalfSentRequestMakesRoom) {
+  Worker worker(test_model(), {.blocks = 64}, {.listener = {.max_connections = 3}});
+  std::vector<RawClient> strangers;
+  for (int i = 0; i < 3; ++i) {
+    strangers.emplace_back(worker.port());
+    strangers.back().send("GET /hea");
+  }
+  while (worker.server().connections().connections < 3) std::this_thread::yield();
+  httplib::Client client("127.0.0.1", worker.port());
+  const httplib::Result health = client.Get("/health");
+  ASSERT_TRUE(health);
+  EXPECT_EQ(health->status, 200);
+  EXPECT_EQ(strangers[0].read_to_end(), "");
+  EXPECT_EQ(worker.server().connections().refused, 1u);
+}
+
+TEST(Clients, RequestsThatAreTooLongAreRefused) {
+  Worker worker(test_model(), {.blocks = 64}, {.listener = {.max_head = 1000, .max_body = 1000}});
+  RawClient head(worker.port()), announced(worker.port()), chunked(worker.port());
+  head.send("GET /health HTTP/1.1\r\nX: " + std::string(2000, 'x') + "\r\n\r\n");
+  EXPECT_TRUE(absl::StrContains(head.read_to_end(), "HTTP/1.1 431"));
+  announced.send("POST /v1/completions HTTP/1.1\r\nContent-Length: 1001\r\n\r\n{");
+  EXPECT_TRUE(absl::StrContains(announced.read_to_end(), "HTTP/1.1 413"));
+  chunked.send("POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" +
+               std::string(2000, ' ') + "\r\n");
+  EXPECT_TRUE(absl::StrContains(chunked.read_to_end(), "HTTP/1.1 413"));
+  RawClient nonsense(worker.port());
+  nonsense.send("\x16\x03\x01 hello\r\n\r\n");
+  EXPECT_TRUE(absl::StrContains(nonsense.read_to_end(), "HTTP/1.1 400"));
+}
+
+TEST(Clients, OneConnectionCarriesManyRequests) {
+  Worker worker;
+  RawClient client(worker.port());
+  const std::string get = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
+  client.send(get + get);  // the second before the first is answered
+  std::string seen = client.read_until("{\"status\":\"ok\"}");
+  if (seen.find("HTTP", 10) == std::string::npos) seen += client.read_until("{\"status\":\"ok\"}");
+  client.post("/v1/completions", stream_body(3));
+  EXPECT_TRUE(absl::StrContains(client.read_until("\r\n0\r\n\r\n"), "[DONE]"));
+  client.send("GET /version HTTP/1.0\r\n\r\n");
+  EXPECT_TRUE(absl::StrContains(client.read_to_end(), "Connection: close"));
+}
+
+// One that shows its next request early must still be seen to leave.
+TEST(Clients, APipeliningClientThatLeavesIsAborted) {
+  Worker worker(patient_model(), {.blocks = 4096});
+  RawClient client(worker.port());
+  client.post("/v1/completions", stream_body(60000));
+  client.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+  client.read_until("data: ");
+  client.leave();
+  while (worker.thread().stats().requests_finished == 0) std::this_thread::yield();
+}
+
+TEST(Clients, AFailureAfterTheFirstTokenIsNoSuccess) {
+  for (const bool stream : {false, true}) {
+    Worker worker(patient_model(), {.blocks = 4096});
+    RawClient client(worker.port());
+    json body = request_body();
+    body["max_tokens"] = 60000;
+    body["stream"] = stream;
+    client.post("/v1/completions", body.dump(), "Connection: close\r\n");
+    while (worker.thread().stats().tokens_computed < 100) std::this_thread::yield();
+    worker.stop_engine();
+    const std::string answer = client.read_to_end();
+    EXPECT_EQ(absl::StrContains(answer, "HTTP/1.1 503"), !stream) << answer.substr(0, 500);
+    EXPECT_TRUE(absl::StrContains(answer, "\"type\":\"server_error\"")) << answer.substr(0, 500);
+    EXPECT_FALSE(absl::StrContains(answer, "\"finish_reason\":\"")) << answer.substr(0, 500);
+  }
+}
+
+TEST(Clients, IdsAreUniqueAcrossWorkers) {
+  std::set<std::string> ids;
+  for (int i = 0; i < 3; ++i) {
+    Worker worker;
+    for (int j = 0; j < 3; ++j) ids.insert(post_json(worker.port(), request_body())["id"]);
+  }
+  EXPECT_EQ(ids.size(), 9u);
+  for (const std::string& id : ids) EXPECT_TRUE(id.starts_with("cmpl-")) << id;
+}
+
+TEST(Clients, TheRequestsIdComesBack) {
+  Worker worker;
+  httplib::Client client("127.0.0.1", worker.port());
+  const auto id_for = [&](const std::string& given) {
+    return client.Get("/health", {{"X-Request-Id", given}})->get_header_value("X-Request-Id");
+  };
+  EXPECT_EQ(id_for("mine-7"), "mine-7");
+  EXPECT_EQ(id_for("not mine").size(), 32u);
+  EXPECT_EQ(id_for(std::string(200, 'x')).size(), 32u);
+  EXPECT_NE(id_for(""), id_for(""));
+}
+
+TEST(Clients, AnotherModelIsNotFound) {
+  Worker worker;
+  json body = request_body();
+  body["model"] = "tiny";
+  post_json(worker.port(), body);
+  body["model"] = "gpt-5";
+  const httplib::Result result = post(worker.port(), body);
+  EXPECT_EQ(result->status, 404);
+  const json error = json::parse(result->body)["error"];
+  EXPECT_EQ(error["code"], "model_not_found");
+  EXPECT_TRUE(absl::StrContains(error["message"].get<std::string>(), "gpt-5")) << error;
+}
+
+TEST(Clients, KeysAreAskedFor) {
+  Worker worker(test_model(), {.blocks = 64}, {.api_key = "opensesame"});
+  httplib::Client client("127.0.0.1", worker.port());
+  const auto status = [&](const char* path, const std::string& key) {
+    httplib::Headers headers;
+    if (!key.empty()) headers.emplace("Authorization", key);
+    return client.Get(path, headers)->status;
+  };
+  EXPECT_EQ(status("/v1/models", ""), 401);
+  EXPECT_EQ(status("/v1/models", "Bearer opensesamf"), 401);
+  EXPECT_EQ(status("/v1/models", "Bearer open"), 401);
+  EXPECT_EQ(status("/v1/models", "opensesame"), 401);
+  EXPECT_EQ(status("/v1/models", "Bearer opensesame"), 200);
+  EXPECT_EQ(status("/health", ""), 200);
+  EXPECT_EQ(status("/metrics", ""), 200);
+  EXPECT_EQ(post(worker.port(), request_body())->status, 401);
+}
+
+TEST(Clients, TokensThereAndBack) {
+  Worker worker;
+  const json tokens = post_json(worker.port(), {{"prompt", "In the beginning"}}, "/tokenize");
+  EXPECT_EQ(tokens["tokens"], json(test_tokenizer().encode("In the beginning")));
+  EXPECT_EQ(tokens["count"], tokens["tokens"].size());
+  EXPECT_EQ(post_json(worker.port(), {{"tokens", tokens["tokens"]}}, "/detokenize")["prompt"],
+            "In the beginning");
+  EXPECT_EQ(post(worker.port(), {{"tokens", {99999}}}, "/detokenize")->status, 400);
+  EXPECT_EQ(post(worker.port(), {{"prompt", 5}}, "/tokenize")->status, 400);
+  httplib::Client client("127.0.0.1", worker.port());
+  EXPECT_FALSE(json::parse(client.Get("/version")->body)["version"].get<std::string>().empty());
+  EXPECT_EQ(client.Get("/v1/completions")->status, 405);
+}
+
+}  // namespace
+}  // namespace baton::engine::serve
