@@ -36,8 +36,10 @@ foreach(header IN LISTS BATON_PUBLIC_HEADERS)
   install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/baton/${folder})
 endforeach()
 install(TARGETS baton)
+install(TARGETS baton_capi)
+install(FILES capi/include/baton/baton.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/baton)
 # All that is installed: `cmake --build ... --target baton_installed`. Packing does not need the tests.
-add_custom_target(baton_installed DEPENDS baton ${libraries})
+add_custom_target(baton_installed DEPENDS baton baton_capi ${libraries})
 set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY ON)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/baton)
@@ -95,7 +97,9 @@ string(REPLACE ";" "," pc_archives "-Wl;--start-group;${pc_archives};--end-group
 # Found from where the file lies: `cmake --install --prefix` may put it anywhere.
 file(RELATIVE_PATH pc_prefix /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
 configure_file(cmake/baton.pc.in baton.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/baton.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+configure_file(cmake/libbaton.pc.in libbaton.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/baton.pc ${PROJECT_BINARY_DIR}/libbaton.pc
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
 # --- a Debian package: `./run package` ----------------------------------------------------------
 set(CPACK_GENERATOR DEB)

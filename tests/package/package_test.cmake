@@ -17,6 +17,7 @@ run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
 # The headers: all of the list, and no other.
 file(GLOB_RECURSE installed RELATIVE ${prefix}/include/baton ${prefix}/include/*)
 string(REPLACE "," ";" public "${HEADERS}")
+list(APPEND public baton.h)
 list(SORT installed)
 list(SORT public)
 if(NOT installed STREQUAL public)
@@ -46,4 +47,12 @@ run(${WORK_DIR}/by_pkg_config)
 if(NOT output STREQUAL found)
   message(FATAL_ERROR "by pkg-config: ${output}\nby find_package: ${found}")
 endif()
+
+# The C interface, by pkg-config.
+run(pkg-config --cflags --libs libbaton)
+separate_arguments(flags UNIX_COMMAND "${output}")
+get_filename_component(library_folder ${pc_folder} DIRECTORY)
+run(${CC} -std=c11 -Wall -Wextra -Wpedantic -Werror ${PULL_IN_C} -o ${WORK_DIR}/pull ${flags}
+    -Wl,-rpath,${library_folder})
+run(${WORK_DIR}/pull)
 file(REMOVE_RECURSE ${WORK_DIR})

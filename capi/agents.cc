@@ -1,0 +1,236 @@
+// The C interface: agents, their memory, other agents, messages.
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_split.h"
+#include "capi/handle.h"
+
+using baton::capi::descriptors;
+using baton::capi::give;
+using baton::capi::guarded;
+using baton::capi::invalid;
+using baton::capi::kind;
+using baton::capi::result_of;
+using baton::capi::view;
+
+namespace {
+
+absl::StatusOr<baton::kvtransfer::AgentOptions> options_of(const baton_agent_options& from) {
+  baton::kvtransfer::AgentOptions out;
+  out.name = view(from.name);
+  baton::WorkerOptions& worker = out.worker;
+  if (from.providers != nullptr && *from.providers != 0) {
+    for (const auto& name : absl::StrSplit(from.providers, ','))
+      worker.providers.emplace_back(name);
+  }
+  worker.require = view(from.require);
+  if (from.key_file != nullptr) {
+    absl::StatusOr<baton::ClusterKey> key = baton::ClusterKey::from_file(from.key_file);
+    if (!key.ok()) return key.status();
+    worker.key = *std::move(key);
+  }
+  worker.listen_host = view(from.listen_host);
+  worker.listen_port = from.listen_port;
+  if (from.max_transfers != 0) worker.max_transfers = from.max_transfers;
+  if (from.settings != nullptr && *from.settings != 0) {
+    for (const auto& pair : absl::StrSplit(from.settings, ',')) {
+      const std::string text(pair);
+      if (absl::Status status = baton::add_setting(text, worker.settings); !status.ok()) {
+        return status;
+      }
+    }
+  }
+  out.progress_thread = from.progress_thread != 0;
+  out.serve_metadata = from.serve_metadata != 0;
+  return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+void baton_agent_options_init(baton_agent_options* options, size_t size) {
+  if (options == nullptr || size < sizeof options->size) return;
+  baton_agent_options defaults{};
+  defaults.progress_thread = 1;
+  options->size = size;
+  baton::capi::write_sized(defaults, options);
+}
+
+int32_t baton_agent_create(const baton_agent_options* options, baton_agent** agent,
+                           baton_error* error) {
+  if (agent == nullptr) return invalid("agent is NULL: pass where the handle goes", error);
+  *agent = nullptr;
+  if (options == nullptr || options->size < sizeof options->size) {
+    return invalid("options: fill them in with baton_agent_options_init()", error);
+  }
+  static const baton_agent kNone;
+  return guarded(&kNone, error, [&] {
+    baton_agent_options all;
+    baton_agent_options_init(&all, sizeof all);
+    std::memcpy(&all, options, std::min(options->size, sizeof all));
+    auto wanted = options_of(all);
+    if (!wanted.ok()) return result_of(wanted.status(), error);
+    auto made = baton::kvtransfer::Agent::create(*std::move(wanted));
+    if (!made.ok()) return result_of(made.status(), error);
+    auto handle = std::make_unique<baton_agent>();
+    handle->agent = *std::move(made);
+    *agent = handle.release();
+    return result_of(absl::OkStatus(), error);
+  });
+}
+
+void baton_agent_destroy(baton_agent* agent) { delete agent; }
+const char* baton_agent_name(const baton_agent* agent) {
+  return agent == nullptr ? "" : agent->agent->name().c_str();
+}
+uint16_t baton_agent_port(const baton_agent* agent) {
+  return agent == nullptr ? 0 : agent->agent->port();
+}
+int baton_agent_event_fd(const baton_agent* agent) {
+  return agent == nullptr ? -1 : agent->agent->event_fd();
+}
+int baton_agent_progress(baton_agent* agent) {
+  return agent != nullptr && agent->agent->progress() ? 1 : 0;
+}
+
+int32_t baton_agent_get_stats(const baton_agent* agent, baton_agent_stats* stats,
+                              baton_error* error) {
+  return guarded(agent, error, [&] {
+    const baton::kvtransfer::AgentStats now = agent->agent->stats();
+    baton_agent_stats out{};
+    out.lists = now.lists;
+    out.transfers = now.transfers;
+    out.running = now.running;
+    out.remotes = now.remotes;
+    out.registered = now.registered;
+    out.bytes_moved = now.worker.bytes_moved;
+    out.transfers_ended = now.worker.transfers_ended;
+    out.registrations = now.worker.registrations;
+    out.peers_up = now.worker.peers_up;
+    out.peers_lost = now.worker.peers_lost;
+    if (!baton::capi::write_sized(out, stats)) {
+      return invalid("stats: set its size to sizeof(baton_agent_stats)", error);
+    }
+    return result_of(absl::OkStatus(), error);
+  });
+}
+
+int32_t baton_agent_register(baton_agent* agent, int32_t memory, const baton_descriptor* ranges,
+                             size_t count, baton_error* error) {
+  return guarded(agent, error, [&] {
+    return result_of(agent->agent->register_memory(descriptors(ranges, count), kind(memory)),
+                     error);
+  });
+}
+
+int32_t baton_agent_deregister(baton_agent* agent, int32_t memory, const baton_descriptor* ranges,
+                               size_t count, baton_error* error) {
+  return guarded(agent, error, [&] {
+    return result_of(agent->agent->deregister_memory(descriptors(ranges, count), kind(memory)),
+                     error);
+  });
+}
+
+int32_t baton_agent_metadata(const baton_agent* agent, baton_bytes* out, baton_error* error) {
+  return guarded(agent, error, [&] {
+    const auto bytes = agent->agent->metadata();
+    return bytes.ok() ? give(*bytes, out, error) : result_of(bytes.status(), error);
+  });
+}
+
+int32_t baton_agent_partial_metadata(const baton_agent* agent, int32_t memory,
+                                     const baton_descriptor* ranges, size_t count, int with_address,
+                                     baton_bytes* out, baton_error* error) {
+  return guarded(agent, error, [&] {
+    const auto bytes =
+        agent->agent->partial_metadata(descriptors(ranges, count), with_address != 0, kind(memory));
+    return bytes.ok() ? give(*bytes, out, error) : result_of(bytes.status(), error);
+  });
+}
+
+int32_t baton_agent_add_remote(baton_agent* agent, const void* metadata, size_t size,
+                               baton_bytes* name, baton_error* error) {
+  return guarded(agent, error, [&] {
+    const auto added = agent->agent->add_remote(view(metadata, size));
+    return added.ok() ? give(*added, name, error) : result_of(added.status(), error);
+  });
+}
+
+int32_t baton_agent_remove_remote(baton_agent* agent, const char* remote, baton_error* error) {
+  return guarded(agent, error, [&] {
+    agent->agent->remove_remote(view(remote));
+    return result_of(absl::OkStatus(), error);
+  });
+}
+
+int baton_agent_has_remote(baton_agent* agent, const char* remote, int32_t memory,
+                           const baton_descriptor* ranges, size_t count) {
+  const int32_t has = guarded(agent, nullptr, [&]() -> int32_t {
+    return agent->agent->has_remote(view(remote), descriptors(ranges, count), kind(memory)) ? 1 : 0;
+  });
+  return has == 1 ? 1 : 0;
+}
+
+int32_t baton_agent_fetch_metadata(baton_agent* agent, const char* remote, const char* host_port,
+                                   baton_error* error) {
+  return guarded(agent, error, [&] {
+    return result_of(agent->agent->fetch_metadata(view(remote), view(host_port)), error);
+  });
+}
+
+int32_t baton_agent_send_metadata(baton_agent* agent, const char* host_port, const void* metadata,
+                                  size_t size, baton_error* error) {
+  return guarded(agent, error, [&] {
+    return result_of(agent->agent->send_metadata(view(host_port), view(metadata, size)), error);
+  });
+}
+
+int32_t baton_agent_invalidate_metadata(baton_agent* agent, const char* host_port,
+                                        baton_error* error) {
+  return guarded(agent, error, [&] {
+    return result_of(agent->agent->invalidate_metadata(view(host_port)), error);
+  });
+}
+
+int32_t baton_agent_connect(baton_agent* agent, const char* remote, baton_error* error) {
+  return guarded(agent, error,
+                 [&] { return result_of(agent->agent->connect(view(remote)), error); });
+}
+
+int32_t baton_agent_explain(const baton_agent* agent, const char* remote, baton_bytes* out,
+                            baton_error* error) {
+  return guarded(agent, error,
+                 [&] { return give(agent->agent->explain(view(remote)), out, error); });
+}
+
+int32_t baton_notify(baton_agent* agent, const char* remote, const void* message, size_t size,
+                     baton_error* error) {
+  return guarded(agent, error, [&] {
+    return result_of(agent->agent->notify(view(remote), view(message, size)), error);
+  });
+}
+
+int32_t baton_next_message(baton_agent* agent, baton_bytes* from, baton_bytes* message,
+                           baton_error* error) {
+  return guarded(agent, error, [&] {
+    std::lock_guard lock(agent->mutex);
+    if (agent->inbox.empty()) {
+      for (auto& next : agent->agent->messages()) agent->inbox.push_back(std::move(next));
+    }
+    if (agent->inbox.empty()) return result_of(absl::NotFoundError("no message"), error);
+    const baton::kvtransfer::AgentMessage& next = agent->inbox.front();
+    baton_bytes name{};
+    int32_t result = give(next.agent, from == nullptr ? nullptr : &name, error);
+    if (result == BATON_OK) result = give(next.payload, message, error);
+    if (result != BATON_OK) {
+      baton_bytes_free(&name);
+      return result;
+    }
+    if (from != nullptr) *from = name;
+    agent->inbox.pop_front();
+    return result;
+  });
+}
+
+}  // extern "C"

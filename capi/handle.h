@@ -1,0 +1,80 @@
+// What stands behind the C interface: the handle of an agent, and results out of statuses.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "capi/include/baton/baton.h"
+#include "kvtransfer/agent.h"
+
+struct baton_agent {
+  std::unique_ptr<baton::kvtransfer::Agent> agent;
+  std::mutex mutex;
+  std::deque<baton::kvtransfer::AgentMessage> inbox;  // taken from the agent, not handed out yet
+};
+
+namespace baton::capi {
+
+// The caller's error, filled in, and the number to return.
+int32_t result_of(const absl::Status& status, baton_error* error);
+int32_t invalid(const char* what, baton_error* error);
+// A copy for the caller. No memory: ResourceExhausted.
+int32_t give(std::string_view text, baton_bytes* out, baton_error* error);
+
+// A struct of the caller's that begins with its size: filled as far as the caller knows it.
+template <typename T>
+bool write_sized(const T& value, T* out) {
+  if (out == nullptr || out->size < sizeof out->size) return false;
+  const size_t known = out->size < sizeof value ? out->size : sizeof value;
+  T copy = value;
+  copy.size = out->size;
+  __builtin_memcpy(out, &copy, known);
+  return true;
+}
+
+// Nothing that the library throws gets out: C has no use for it.
+template <typename Body>
+int32_t guarded(const baton_agent* agent, baton_error* error, Body&& body) {
+  if (agent == nullptr) return invalid("agent is NULL: pass what baton_agent_create() made", error);
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return result_of(absl::ResourceExhaustedError("no memory is left"), error);
+  } catch (...) {
+    return result_of(absl::UnknownError("something was thrown that nobody expected"), error);
+  }
+}
+
+inline absl::Span<const kvtransfer::Descriptor> descriptors(const baton_descriptor* list,
+                                                            size_t count) {
+  static_assert(sizeof(baton_descriptor) == sizeof(kvtransfer::Descriptor));
+  if (list == nullptr) count = 0;
+  return {reinterpret_cast<const kvtransfer::Descriptor*>(list), count};
+}
+inline absl::Span<const kvtransfer::StridedDescriptor> rows(const baton_strided* list,
+                                                            size_t count) {
+  static_assert(sizeof(baton_strided) == sizeof(kvtransfer::StridedDescriptor));
+  if (list == nullptr) count = 0;
+  return {reinterpret_cast<const kvtransfer::StridedDescriptor*>(list), count};
+}
+inline std::string_view view(const char* text) {
+  return text == nullptr ? std::string_view() : std::string_view(text);
+}
+inline std::string_view view(const void* bytes, size_t size) {
+  return bytes == nullptr ? std::string_view()
+                          : std::string_view(static_cast<const char*>(bytes), size);
+}
+inline kvtransfer::MemoryKind kind(int32_t memory) {
+  // Numbers that are none are refused by the agent, with their number.
+  return static_cast<kvtransfer::MemoryKind>(memory < 0 || memory > 255 ? 255 : memory);
+}
+inline Time timeout_of(int64_t nanoseconds) {
+  return nanoseconds < 0 ? kNever : Time(std::chrono::nanoseconds(nanoseconds));
+}
+
+}  // namespace baton::capi

@@ -1,0 +1,173 @@
+// The C interface: lists and transfers.
+#include <optional>
+
+#include "capi/handle.h"
+
+using baton::capi::descriptors;
+using baton::capi::guarded;
+using baton::capi::invalid;
+using baton::capi::kind;
+using baton::capi::result_of;
+using baton::capi::view;
+using baton::kvtransfer::AgentListId;
+using baton::kvtransfer::AgentTransferId;
+using baton::kvtransfer::AgentTransferState;
+
+namespace {
+
+template <typename Id>
+int32_t give_id(const absl::StatusOr<Id>& id, uint64_t* out, baton_error* error) {
+  if (out == nullptr) return invalid("out is NULL: pass where the number goes", error);
+  *out = id.ok() ? id->value : 0;
+  return result_of(id.status(), error);
+}
+
+std::optional<baton::Op> op_of(int32_t op) {
+  if (op == BATON_WRITE) return baton::Op::kWrite;
+  if (op == BATON_READ) return baton::Op::kRead;
+  return std::nullopt;
+}
+int32_t no_such_op(baton_error* error) { return invalid("op is BATON_WRITE or BATON_READ", error); }
+
+// Of one that was not posted: told apart from what else is not allowed.
+int32_t result_of_state(baton::kvtransfer::Agent& agent, AgentTransferId id,
+                        const absl::Status& status, baton_error* error) {
+  const int32_t result = result_of(status, error);
+  if (!absl::IsFailedPrecondition(status)) return result;
+  const auto state = agent.state(id);
+  if (!state.ok() || *state != AgentTransferState::kIdle) return result;
+  if (error != nullptr && error->size >= sizeof *error) error->result = BATON_ERR_NOT_POSTED;
+  return BATON_ERR_NOT_POSTED;
+}
+
+template <typename Span>
+int32_t prepare(baton_agent* agent, const char* remote, int32_t memory, Span list, baton_list* out,
+                baton_error* error) {
+  return guarded(agent, error, [&] {
+    return give_id(remote == nullptr ? agent->agent->prepare_local(list, kind(memory))
+                                     : agent->agent->prepare_remote(remote, list, kind(memory)),
+                   out, error);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t baton_list_prepare(baton_agent* agent, const char* remote, int32_t memory,
+                           const baton_descriptor* list, size_t count, baton_list* out,
+                           baton_error* error) {
+  return prepare(agent, remote, memory, descriptors(list, count), out, error);
+}
+
+int32_t baton_list_prepare_strided(baton_agent* agent, const char* remote, int32_t memory,
+                                   const baton_strided* rows, size_t count, baton_list* out,
+                                   baton_error* error) {
+  return prepare(agent, remote, memory, baton::capi::rows(rows, count), out, error);
+}
+
+int32_t baton_list_release(baton_agent* agent, baton_list list, baton_error* error) {
+  return guarded(agent, error,
+                 [&] { return result_of(agent->agent->release_list(AgentListId{list}), error); });
+}
+
+int32_t baton_transfer_make(baton_agent* agent, int32_t op, baton_list local,
+                            const int64_t* local_indices, size_t local_count, baton_list remote,
+                            const int64_t* remote_indices, size_t remote_count, const void* message,
+                            size_t message_size, baton_transfer* out, baton_error* error) {
+  const std::optional<baton::Op> which = op_of(op);
+  if (!which) return no_such_op(error);
+  if (local_indices == nullptr) local_count = 0;
+  if (remote_indices == nullptr) remote_count = 0;
+  return guarded(agent, error, [&] {
+    return give_id(
+        agent->agent->make_transfer(*which, AgentListId{local}, {local_indices, local_count},
+                                    AgentListId{remote}, {remote_indices, remote_count},
+                                    view(message, message_size)),
+        out, error);
+  });
+}
+
+int32_t baton_transfer_make_direct(baton_agent* agent, int32_t op, int32_t memory,
+                                   const baton_descriptor* local, size_t local_count,
+                                   const baton_descriptor* remote, size_t remote_count,
+                                   const char* remote_agent, const void* message,
+                                   size_t message_size, baton_transfer* out, baton_error* error) {
+  const std::optional<baton::Op> which = op_of(op);
+  if (!which) return no_such_op(error);
+  return guarded(agent, error, [&] {
+    return give_id(agent->agent->make_transfer(
+                       *which, descriptors(local, local_count), descriptors(remote, remote_count),
+                       view(remote_agent), view(message, message_size), kind(memory)),
+                   out, error);
+  });
+}
+
+int32_t baton_transfer_post(baton_agent* agent, baton_transfer transfer, const void* message,
+                            size_t message_size, baton_error* error) {
+  return guarded(agent, error, [&] {
+    const std::string_view text = view(message, message_size);
+    return result_of(
+        agent->agent->post(AgentTransferId{transfer}, message == nullptr ? nullptr : &text), error);
+  });
+}
+
+int32_t baton_transfer_state(baton_agent* agent, baton_transfer transfer, baton_error* error) {
+  return guarded(agent, error, [&] {
+    const auto state = agent->agent->state(AgentTransferId{transfer});
+    if (!state.ok()) return result_of(state.status(), error);
+    if (*state == AgentTransferState::kRunning) return int32_t{BATON_IN_PROGRESS};
+    const AgentTransferId id{transfer};
+    return result_of_state(*agent->agent, id, agent->agent->status(id), error);
+  });
+}
+
+int32_t baton_transfer_wait(baton_agent* agent, baton_transfer transfer, int64_t timeout,
+                            baton_error* error) {
+  return guarded(agent, error, [&] {
+    const AgentTransferId id{transfer};
+    const absl::Status status = agent->agent->wait(id, baton::capi::timeout_of(timeout));
+    return result_of_state(*agent->agent, id, status, error);
+  });
+}
+
+int32_t baton_transfer_abort(baton_agent* agent, baton_transfer transfer, baton_error* error) {
+  return guarded(agent, error,
+                 [&] { return result_of(agent->agent->abort(AgentTransferId{transfer}), error); });
+}
+
+int32_t baton_transfer_release(baton_agent* agent, baton_transfer transfer, int64_t timeout,
+                               baton_error* error) {
+  return guarded(agent, error, [&] {
+    return result_of(
+        agent->agent->release(AgentTransferId{transfer}, baton::capi::timeout_of(timeout)), error);
+  });
+}
+
+void baton_transfer_abandon(baton_agent* agent, baton_transfer transfer) {
+  guarded(agent, nullptr, [&] {
+    agent->agent->abandon(AgentTransferId{transfer});
+    return 0;
+  });
+}
+
+int32_t baton_transfer_telemetry(const baton_agent* agent, baton_transfer transfer,
+                                 baton_telemetry* out, baton_error* error) {
+  return guarded(agent, error, [&] {
+    const AgentTransferId id{transfer};
+    const auto now = agent->agent->telemetry(id);
+    if (!now.ok()) return result_of_state(*agent->agent, id, now.status(), error);
+    baton_telemetry all{};
+    all.start_ns = now->start.count();
+    all.post_ns = now->post_duration.count();
+    all.transfer_ns = now->transfer_duration.count();
+    all.bytes = now->bytes;
+    all.descriptors = now->descriptors;
+    if (!baton::capi::write_sized(all, out)) {
+      return invalid("out: set its size to sizeof(baton_telemetry)", error);
+    }
+    return result_of(absl::OkStatus(), error);
+  });
+}
+
+}  // extern "C"

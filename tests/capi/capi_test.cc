@@ -1,0 +1,206 @@
+// The C interface: what its results, errors and structs promise, and what it does with nonsense.
+#include <baton/baton.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+using ::testing::HasSubstr;
+constexpr int64_t kLong = 60'000'000'000;
+
+struct Side {
+  explicit Side(const char* name) : memory(1 << 16) {
+    baton_agent_options options;
+    baton_agent_options_init(&options, sizeof options);
+    options.name = name;
+    EXPECT_EQ(baton_agent_create(&options, &agent, &error), BATON_OK) << error.text;
+    EXPECT_EQ(baton_agent_register(agent, BATON_DRAM, &whole, 1, &error), BATON_OK) << error.text;
+  }
+  ~Side() { baton_agent_destroy(agent); }
+  std::vector<char> memory;
+  baton_descriptor whole{reinterpret_cast<uint64_t>(memory.data()), memory.size(), 0};
+  baton_agent* agent = nullptr;
+  baton_error error = BATON_ERROR_INIT;
+};
+
+struct Capi : ::testing::Test {
+  Capi() {
+    baton_bytes metadata{}, name{};
+    EXPECT_EQ(baton_agent_metadata(b.agent, &metadata, &error), BATON_OK);
+    EXPECT_EQ(baton_agent_add_remote(a.agent, metadata.data, metadata.size, &name, &error),
+              BATON_OK)
+        << error.text;
+    EXPECT_STREQ(name.data, "b");
+    baton_bytes_free(&metadata);
+    baton_bytes_free(&name);
+    EXPECT_EQ(name.data, nullptr);
+  }
+  baton_transfer make(uint64_t bytes = 100) {
+    baton_descriptor from = a.whole, to = b.whole;
+    from.bytes = to.bytes = bytes;
+    baton_transfer out = 0;
+    EXPECT_EQ(baton_transfer_make_direct(a.agent, BATON_WRITE, BATON_DRAM, &from, 1, &to, 1, "b",
+                                         "done", 4, &out, &error),
+              BATON_OK)
+        << error.text;
+    return out;
+  }
+  Side a{"a"}, b{"b"};
+  baton_error error = BATON_ERROR_INIT;
+};
+
+TEST_F(Capi, ATransferFromMakeToRelease) {
+  a.memory[7] = 'x';
+  const baton_transfer write = make();
+  EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_ERR_NOT_POSTED);
+  EXPECT_EQ(error.result, BATON_ERR_NOT_POSTED);
+  EXPECT_EQ(baton_transfer_wait(a.agent, write, 0, &error), BATON_ERR_NOT_POSTED);
+  baton_telemetry telemetry{};
+  telemetry.size = sizeof telemetry;
+  EXPECT_EQ(baton_transfer_telemetry(a.agent, write, &telemetry, &error), BATON_ERR_NOT_POSTED);
+  ASSERT_EQ(baton_transfer_post(a.agent, write, "other", 5, &error), BATON_OK) << error.text;
+  ASSERT_EQ(baton_transfer_wait(a.agent, write, kLong, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_OK);
+  EXPECT_EQ(b.memory[7], 'x');
+  EXPECT_EQ(baton_transfer_telemetry(a.agent, write, &telemetry, &error), BATON_OK);
+  EXPECT_EQ(telemetry.bytes, 100u);
+  EXPECT_EQ(telemetry.descriptors, 1u);
+  EXPECT_GT(telemetry.transfer_ns, 0);
+
+  baton_bytes from{}, message{};
+  int32_t got = BATON_ERR_NOT_FOUND;
+  while ((got = baton_next_message(b.agent, &from, &message, &error)) == BATON_ERR_NOT_FOUND) {
+  }
+  ASSERT_EQ(got, BATON_OK);
+  EXPECT_STREQ(from.data, "a");
+  EXPECT_EQ(std::string(message.data, message.size), "other");
+  baton_bytes_free(&from);
+  baton_bytes_free(&message);
+
+  EXPECT_EQ(baton_transfer_release(a.agent, write, BATON_FOREVER, &error), BATON_OK);
+  EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(baton_transfer_release(a.agent, write, BATON_FOREVER, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_THAT(error.text, HasSubstr("released already"));
+}
+
+TEST_F(Capi, ErrorsFitWhatTheCallerHas) {
+  EXPECT_EQ(baton_list_release(a.agent, 12345, nullptr), BATON_ERR_NOT_FOUND);
+  baton_error small = BATON_ERROR_INIT;
+  std::memset(small.text, '#', sizeof small.text);
+  small.size = offsetof(baton_error, text) + 5;
+  EXPECT_EQ(baton_list_release(a.agent, 12345, &small), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(std::strlen(small.text), 4u);
+  EXPECT_EQ(small.text[5], '#') << "not a byte more";
+  small.size = 0;
+  EXPECT_EQ(baton_list_release(a.agent, 12345, &small), BATON_ERR_NOT_FOUND);
+  // A text that is longer than any error: cut.
+  const std::string long_name(3000, 'n');
+  EXPECT_EQ(baton_notify(a.agent, long_name.c_str(), "", 0, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(std::strlen(error.text), sizeof error.text - 1);
+}
+
+TEST_F(Capi, StructsOfAnOlderHeaderAreFilledAsFarAsTheyGo) {
+  baton_agent_stats stats{};
+  stats.size = offsetof(baton_agent_stats, running);
+  stats.running = 4711;
+  ASSERT_EQ(baton_agent_get_stats(a.agent, &stats, &error), BATON_OK);
+  EXPECT_EQ(stats.running, 4711u);
+  EXPECT_EQ(stats.size, offsetof(baton_agent_stats, running));
+  stats.size = sizeof stats;
+  ASSERT_EQ(baton_agent_get_stats(a.agent, &stats, &error), BATON_OK);
+  EXPECT_EQ(stats.running, 0u);
+  EXPECT_EQ(stats.remotes, 1u);
+  EXPECT_EQ(stats.registered, 1u);
+  stats.size = 0;
+  EXPECT_EQ(baton_agent_get_stats(a.agent, &stats, &error), BATON_ERR_INVALID_PARAM);
+  // Options that end before the listener does: defaults for the rest.
+  baton_agent_options options;
+  std::memset(&options, 0xff, sizeof options);
+  baton_agent_options_init(&options, offsetof(baton_agent_options, listen_host));
+  options.name = "older";
+  baton_agent* agent = nullptr;
+  ASSERT_EQ(baton_agent_create(&options, &agent, &error), BATON_OK) << error.text;
+  baton_agent_destroy(agent);
+}
+
+TEST_F(Capi, NonsenseIsAnErrorAndNoCrash) {
+  baton_agent* none = nullptr;
+  uint64_t out = 0;
+  const int64_t index = 0;
+  EXPECT_EQ(baton_agent_create(nullptr, &none, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_agent_register(none, 0, nullptr, 0, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_agent_port(none), 0);
+  EXPECT_STREQ(baton_agent_name(none), "");
+  EXPECT_EQ(baton_agent_event_fd(none), -1);
+  EXPECT_EQ(baton_agent_progress(none), 0);
+  EXPECT_EQ(baton_agent_has_remote(none, "b", 0, nullptr, 0), 0);
+  baton_agent_destroy(none);
+  baton_bytes_free(nullptr);
+  baton_transfer_abandon(none, 1);
+  EXPECT_EQ(baton_transfer_wait(none, 1, 0, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_agent_add_remote(a.agent, nullptr, 99, nullptr, &error), BATON_ERR_MISMATCH);
+  EXPECT_EQ(baton_agent_add_remote(a.agent, "nixl", 4, nullptr, &error), BATON_ERR_MISMATCH);
+  EXPECT_EQ(baton_agent_has_remote(a.agent, nullptr, 0, nullptr, 0), 0);
+  EXPECT_EQ(baton_agent_register(a.agent, BATON_VRAM, &a.whole, 1, &error),
+            BATON_ERR_NOT_SUPPORTED);
+  EXPECT_EQ(baton_agent_register(a.agent, -3, &a.whole, 1, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_list_prepare(a.agent, nullptr, 0, nullptr, 10, &out, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_list_prepare(a.agent, nullptr, 0, &b.whole, 1, &out, &error),
+            BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(baton_list_prepare(a.agent, nullptr, 0, &a.whole, 1, nullptr, &error),
+            BATON_ERR_INVALID_PARAM);
+  ASSERT_EQ(baton_list_prepare(a.agent, nullptr, 0, &a.whole, 1, &out, &error), BATON_OK);
+  EXPECT_EQ(
+      baton_transfer_make(a.agent, 7, out, &index, 1, out, &index, 1, nullptr, 0, &out, &error),
+      BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_transfer_make(a.agent, BATON_READ, out, nullptr, 1, out, &index, 1, nullptr, 0,
+                                &out, &error),
+            BATON_ERR_INVALID_PARAM);
+  baton_agent_options options;
+  baton_agent_options_init(&options, sizeof options);
+  options.name = "c";
+  options.providers = "shm,carrier pigeon";
+  EXPECT_NE(baton_agent_create(&options, &none, &error), BATON_OK);
+  EXPECT_EQ(none, nullptr);
+  options.providers = nullptr;
+  options.settings = "tcp.sockets=many";
+  EXPECT_EQ(baton_agent_create(&options, &none, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_THAT(error.text, HasSubstr("tcp.sockets"));
+  options.settings = nullptr;
+  options.key_file = "/nowhere";
+  EXPECT_NE(baton_agent_create(&options, &none, &error), BATON_OK);
+}
+
+TEST_F(Capi, EveryNumberHasAName) {
+  for (int32_t i = -11; i <= 1; ++i) {
+    EXPECT_THAT(baton_result_name(i), HasSubstr("BATON_")) << i;
+    EXPECT_EQ(std::string(baton_result_name(i)) == "BATON_ERR_UNKNOWN", i == BATON_ERR_UNKNOWN);
+  }
+  EXPECT_STREQ(baton_result_name(-1000), "BATON_ERR_UNKNOWN");
+  EXPECT_THAT(baton_version(), HasSubstr("."));
+}
+
+TEST_F(Capi, AnEventSaysThatATransferEnded) {
+  const int fd = baton_agent_event_fd(a.agent);
+  ASSERT_GE(fd, 0);
+  const baton_transfer write = make();
+  ASSERT_EQ(baton_transfer_post(a.agent, write, nullptr, 0, &error), BATON_OK);
+  while (baton_transfer_state(a.agent, write, &error) == BATON_IN_PROGRESS) {
+    pollfd one{fd, POLLIN, 0};
+    ASSERT_EQ(poll(&one, 1, 60'000), 1);
+    uint64_t events = 0;
+    ASSERT_EQ(read(fd, &events, sizeof events), 8);
+  }
+  EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_OK);
+  EXPECT_EQ(baton_transfer_abort(a.agent, write, &error), BATON_OK) << "too late, and no harm";
+  baton_transfer_abandon(a.agent, write);
+}
+
+}  // namespace
