@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "transport/base/wire.h"
 
 namespace baton {
@@ -76,6 +78,13 @@ absl::Status check_private(int fd, const std::string& path) {
   return absl::OkStatus();
 }
 
+bool is_text(std::string_view bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return absl::ascii_isprint(byte) || absl::ascii_isspace(byte);
+  });
+}
+
 // Where the user's account says, whatever the environment lacks: never a folder that all share.
 absl::StatusOr<std::string> home_of_this_user() {
   if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') return home;
@@ -102,8 +111,14 @@ absl::StatusOr<ClusterKey> ClusterKey::from_bytes(std::string_view secret) {
         secret.size()));
   }
   ClusterKey key;
-  key.secret_ = std::string(secret);
+  key.secrets_.emplace_back(secret);
   return key;
+}
+
+ClusterKey ClusterKey::with_previous(const ClusterKey& previous) const {
+  ClusterKey both;
+  both.secrets_ = {secrets_.front(), previous.secrets_.front()};
+  return both;
 }
 
 absl::StatusOr<ClusterKey> ClusterKey::from_file(const std::string& path) {
@@ -122,11 +137,24 @@ absl::StatusOr<ClusterKey> ClusterKey::from_file(const std::string& path) {
   close(fd);
   secret.resize(got < 0 ? 0 : static_cast<size_t>(got));
   absl::StripAsciiWhitespace(&secret);
-  auto key = from_bytes(secret);
-  if (!key.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ", key.status().message()));
+  std::vector<std::string> lines = {secret};
+  if (is_text(secret)) lines = absl::StrSplit(secret, '\n', absl::SkipWhitespace());
+  if (lines.size() > kMost) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s has %u lines: a key file holds the key in its first line and, while the cluster "
+        "changes its key, the previous one in its second",
+        path, lines.size()));
   }
-  return key;
+  absl::StatusOr<ClusterKey> key;
+  for (std::string& line : lines) {
+    absl::StripAsciiWhitespace(&line);
+    auto one = from_bytes(line);
+    if (!one.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": ", one.status().message()));
+    }
+    key = key.ok() ? key->with_previous(*one) : *std::move(one);
+  }
+  return key.ok() ? key : from_bytes("");
 }
 
 absl::StatusOr<ClusterKey> ClusterKey::for_this_user() {
@@ -148,10 +176,11 @@ absl::StatusOr<ClusterKey> ClusterKey::for_this_user() {
   return from_file(path);
 }
 
-std::array<uint8_t, 32> ClusterKey::hmac(std::string_view message) const {
+std::array<uint8_t, 32> ClusterKey::hmac(std::string_view message, size_t which) const {
   std::array<uint8_t, 32> out{};
   unsigned int length = 0;
-  HMAC(EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()),
+  const std::string& secret = secrets_[which];
+  HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
        reinterpret_cast<const unsigned char*>(message.data()), message.size(), out.data(), &length);
   return out;
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "transport/region.h"
@@ -16,22 +17,32 @@ namespace baton {
 // The longest name of a worker, in bytes: what fits into its address and its introduction.
 inline constexpr size_t kMaxWorkerName = 64;
 
-// The secret that the workers of one cluster share. At least 16 bytes.
+// The secret that the workers of one cluster share. At least 16 bytes. While the cluster changes
+// from one to another, a worker holds both: it proves itself by whichever its peer has too.
 class ClusterKey {
  public:
+  static constexpr size_t kMost = 2;
+
   static absl::StatusOr<ClusterKey> from_bytes(std::string_view secret);
-  // PermissionDenied unless the file belongs to this user (or root) and to nobody else: mode 0600
-  // or less.
+  // A text file holds one key per line: the key, and below it the one before, while that is still
+  // in use. A file that is no text is one key. PermissionDenied unless the file belongs to this
+  // user (or root) and to nobody else: mode 0600 or less.
   static absl::StatusOr<ClusterKey> from_file(const std::string& path);
   // The key of this user on this machine: $BATON_KEY_FILE, else baton/cluster.key in
   // $XDG_CONFIG_HOME or in ~/.config, which is made (mode 0600, random) when it is missing. Without
   // HOME the home is the one of the user's account.
   static absl::StatusOr<ClusterKey> for_this_user();
 
-  std::array<uint8_t, 32> hmac(std::string_view message) const;
+  // This key, and `previous` beside it: that one's own previous key is dropped.
+  ClusterKey with_previous(const ClusterKey& previous) const;
+
+  // How many keys this holds: 1, or 2 with the previous one.
+  size_t count() const { return secrets_.size(); }
+  // HMAC-SHA256 by key number `which`, 0: the current one.
+  std::array<uint8_t, 32> hmac(std::string_view message, size_t which = 0) const;
 
  private:
-  std::string secret_;
+  std::vector<std::string> secrets_;
 };
 
 // What a connection is to its session.
@@ -50,7 +61,7 @@ uint64_t link_number();
 
 // Who is at the other end, as told after authentication.
 struct HelloInfo {
-  WorkerUid uid;
+  WorkerUid uid;         // zeros: no worker (a rank that meets others); else proved to be its own
   std::string name;      // at most kMaxWorkerName, for people: "decode-0"
   uint64_t session = 0;  // chosen by the connecting worker; groups the rails of one connection
   uint64_t link = 0;     // of this rail alone, chosen by the side that dialled it: link_number()

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/base/wire.h"
+#include "transport/base/worker_secret.h"
 
 namespace baton {
 namespace {
@@ -37,11 +38,7 @@ std::string WorkerUid::hex() const {
   return out;
 }
 
-WorkerUid WorkerUid::random() {
-  WorkerUid uid;
-  RAND_bytes(uid.bytes.data(), static_cast<int>(uid.bytes.size()));
-  return uid;
-}
+WorkerUid WorkerUid::random() { return {make_worker_secret()}; }
 
 std::string RemoteRegion::encode() const {
   std::string out(reinterpret_cast<const char*>(owner.bytes.data()), owner.bytes.size());

@@ -19,7 +19,8 @@
 
 namespace baton {
 
-// Random identity of one worker for its lifetime: a restarted process gets another one.
+// Identity of one worker for its lifetime: a restarted process gets another one. Nobody else can
+// introduce himself by it (transport/base/worker_secret.h).
 struct WorkerUid {
   std::array<uint8_t, 16> bytes{};
   bool operator==(const WorkerUid&) const = default;

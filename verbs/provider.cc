@@ -29,9 +29,10 @@ ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm,
 VerbsProvider::VerbsProvider(const ProviderContext& context, const VerbsApi* api, const CmApi* cm,
                              std::shared_ptr<const Locality> locality)
     : shared_(context),
-      acceptor_(shared_.context, "verbs",
-                [this](int fd, HelloInfo peer, std::unique_ptr<net::Acceptor::Dial> dial,
-                       EventSink&) { met(fd, std::move(peer), std::move(dial)); }) {
+      acceptor_(
+          shared_.context, "verbs",
+          [this](const net::Link& link, HelloInfo peer, std::unique_ptr<net::Acceptor::Dial> dial,
+                 EventSink&) { met(link, std::move(peer), std::move(dial)); }) {
   shared_.cm_api = cm;
   shared_.locality = std::move(locality);
   capabilities_.name = "verbs";
@@ -133,11 +134,12 @@ absl::Status VerbsProvider::query(uint64_t session, const std::string& host_port
   return acceptor_.query(session, host_port);
 }
 
-void VerbsProvider::met(int fd, HelloInfo peer, std::unique_ptr<net::Acceptor::Dial> dial) {
+void VerbsProvider::met(const net::Link& link, HelloInfo peer,
+                        std::unique_ptr<net::Acceptor::Dial> dial) {
   // The rails are quicker to find out that the network fails; while one is up, the connection may
   // take its time.
   auto control = std::make_unique<net::MessageStream>(
-      fd, *shared_.poller,
+      link.fd, *shared_.poller,
       net::MessageStream::Options{.max_message = kMessageBytes,
                                   .silence = std::chrono::seconds(100)});
   auto offers = decode_offers(peer.extra);

@@ -43,7 +43,7 @@ class VerbsProvider final : public Provider {
   absl::Status watch_devices();
   void note_distances(const RegionEntry& region);
   std::string offers() const;
-  void met(int fd, HelloInfo peer, std::unique_ptr<net::Acceptor::Dial> dial);
+  void met(const net::Link& link, HelloInfo peer, std::unique_ptr<net::Acceptor::Dial> dial);
   bool device_events();
   bool cm_events();
   void on_event(Device& device, const Device::Event& event);

@@ -73,7 +73,7 @@ class RendezvousClient {
     auto fd = net::start_connect(to, launch::rendezvous_sockets());
     if (!fd.ok()) return fd.status();
     net::HandshakeConnection handshake(*fd, **poller, net::Handshake::Role::kClient, key_,
-                                       launch::rendezvous_hello(), net::Handshake::Purpose::kRail,
+                                       launch::rendezvous_hello(), net::Handshake::Options(),
                                        deadline_, nullptr);
     const Time until =
         deadline_ == kNever ? now() + kConnectTime : std::min(deadline_, now() + kConnectTime);

@@ -119,7 +119,7 @@ void RendezvousService::accept_callers(Time now) {
     if (callers_.size() >= Acceptor::kMaxHalfOpen) drop_a_caller();
     callers_.push_back({std::make_unique<net::HandshakeConnection>(
                             fd, *poller_, net::Handshake::Role::kServer, key_, rendezvous_hello(),
-                            net::Handshake::Purpose::kRail, now + kHandshakeTime, &no_answer_),
+                            net::Handshake::Options(), now + kHandshakeTime, &no_answer_),
                         from});
   }
 }

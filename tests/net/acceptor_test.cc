@@ -23,14 +23,15 @@ class PlainProvider final : public Provider {
  public:
   explicit PlainProvider(const ProviderContext& context)
       : acceptor(context, "plain",
-                 [this](int fd, HelloInfo peer, std::unique_ptr<Acceptor::Dial> dial, EventSink&) {
+                 [this](const Link& link, HelloInfo peer, std::unique_ptr<Acceptor::Dial> dial,
+                        EventSink&) {
                    if (refuses > 0) {
                      --refuses;
-                     ::close(fd);
+                     ::close(link.fd);
                      acceptor.try_next(std::move(dial), absl::UnavailableError("not good enough"));
                      return;
                    }
-                   met.push_back({fd, std::move(peer), dial != nullptr});
+                   met.push_back({link.fd, std::move(peer), dial != nullptr});
                    last_dial = std::move(dial);
                  }) {
     poller = *Poller::create();

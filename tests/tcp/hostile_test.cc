@@ -68,7 +68,7 @@ TEST_F(TcpPair, HostileFramesCloseTheRailAndNothingElse) {
   ASSERT_NO_FATAL_FAILURE(peer.connect(node, *address));
   ASSERT_TRUE(peer.send(encoded({.type = framed::FrameType::kCancelRead, .transfer = {1, 1}})));
   ASSERT_TRUE(peer.send(encoded(write_frame(region, 5), {{7, 5}}, "hello")));
-  const std::string ack = peer.receive(node, framed::kHeaderBytes);
+  const std::string ack = peer.receive_frame(node, framed::kHeaderBytes);
   auto frame = framed::decode_header(ack);
   ASSERT_TRUE(frame.ok()) << frame.status();
   EXPECT_EQ(frame->type, framed::FrameType::kWriteAck);
@@ -85,10 +85,10 @@ TEST_F(TcpPair, InitiatorDiesAtEveryByte) {
   const RemoteRegion region = node.share(memory);
   const std::string payload(64, 'p');
   const std::string whole = encoded(write_frame(region, 64), {{100, 64}}, payload);
-  for (size_t cut = 0; cut < whole.size(); ++cut) {
+  for (size_t cut = 0; cut < whole.size() + net::kSealBytes; ++cut) {
     RawPeer peer;
     ASSERT_NO_FATAL_FAILURE(peer.connect(node, *address));
-    ASSERT_TRUE(peer.send(whole.substr(0, cut)));
+    ASSERT_TRUE(peer.send_raw(peer.sealed(whole).substr(0, cut)));
     peer.close();
     ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); })) << "cut at " << cut;
     EXPECT_TRUE(node.landed.empty()) << "cut at " << cut;
@@ -118,9 +118,9 @@ TEST_F(TcpPair, TargetDiesAtEveryByte) {
                               {.key = 1, .size = 32, .index = 1, .generation = 1},
                               Layout::contiguous(0, 32));
       ASSERT_TRUE(node.rails[0]->post({&t, 0, 0, 32}, node));
-      const size_t request =
-          framed::kHeaderBytes + framed::kPieceBytes + (op == Op::kWrite ? 32 : 0);
-      ASSERT_EQ(peer.receive(node, request).size(), request);
+      const size_t request = framed::kHeaderBytes + framed::kPieceBytes;
+      const size_t payload = op == Op::kWrite ? 32 : 0;
+      ASSERT_EQ(peer.receive_frame(node, request, payload).size(), request + payload);
       std::string answer;
       if (op == Op::kWrite) {
         answer = encoded({.type = framed::FrameType::kWriteAck, .transfer = t.id});
@@ -130,8 +130,9 @@ TEST_F(TcpPair, TargetDiesAtEveryByte) {
                     std::string(32, 'r')) +
             encoded({.type = framed::FrameType::kReadEnd, .transfer = t.id, .slice_offset = 32});
       }
+      answer = peer.sealed(answer);
       whole = cut == answer.size();
-      ASSERT_TRUE(peer.send(answer.substr(0, cut)));
+      ASSERT_TRUE(peer.send_raw(answer.substr(0, cut)));
       peer.close();
       ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); }));
       ASSERT_EQ(node.done.size(), 1u) << "cut at " << cut;
@@ -192,7 +193,7 @@ TEST_F(TcpPair, ReadEndWithoutDataIsNotBelieved) {
       node.transfer(Op::kRead, local, Layout::contiguous(0, 32),
                     {.key = 1, .size = 32, .index = 1, .generation = 1}, Layout::contiguous(0, 32));
   ASSERT_TRUE(node.rails[0]->post({&t, 0, 0, 32}, node));
-  peer.receive(node, framed::kHeaderBytes + framed::kPieceBytes);
+  peer.receive_frame(node, framed::kHeaderBytes + framed::kPieceBytes);
   ASSERT_TRUE(peer.send(encoded({.type = framed::FrameType::kReadEnd, .transfer = t.id})));
   ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); }));
   EXPECT_TRUE(absl::IsUnavailable(node.done.at(0).status));

@@ -4,13 +4,19 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 
 #include "tests/tcp/tcp_pair.h"
+#include "transport/base/wire.h"
 #include "transport/framed/frame.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/handshake.h"
+#include "transport/net/seal.h"
 
 namespace baton::tcp {
 
@@ -43,9 +49,35 @@ class RawPeer {
     ASSERT_TRUE(run_until({&node}, [&] { return !node.rails.empty(); }));
   }
 
-  bool send(std::string_view bytes) {
+  // Frames as encoded() makes them, under the keys of this connection. What is no frame becomes a
+  // head all the same.
+  bool send(std::string_view frames) { return send_raw(sealed(frames)); }
+  // Bytes as they are.
+  bool send_raw(std::string_view bytes) {
     return ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
            static_cast<ssize_t>(bytes.size());
+  }
+  std::string sealed(std::string_view frames) {
+    std::string out;
+    while (!frames.empty()) {
+      size_t head = frames.size();
+      size_t payload = 0;
+      if (const auto end = head_and_payload(frames)) std::tie(head, payload) = *end;
+      std::string one(head + net::kSealBytes, '\0');
+      frames.substr(0, head).copy(one.data() + net::kSealPrefix, head);
+      sealer_->head(one.data(), head);
+      out.append(one).append(frames.substr(head, payload));
+      frames.remove_prefix(head + payload);
+    }
+    return out;
+  }
+  // The next frame's head, of `bytes`, and `payload` behind it, while `node` runs.
+  std::string receive_frame(TcpNode& node, size_t bytes, size_t payload = 0) {
+    std::string in = receive(node, bytes + net::kSealBytes + payload);
+    if (in.size() != bytes + net::kSealBytes + payload) return {};
+    std::string_view head;
+    EXPECT_EQ(net::Opener::Found::kHead, opener_->head(in.data(), in.size(), bytes, head));
+    return std::string(head) + in.substr(in.size() - payload);
   }
   // Up to `want` bytes, while `node` runs.
   std::string receive(TcpNode& node, size_t want) {
@@ -75,24 +107,42 @@ class RawPeer {
     net::Handshake handshake(role, node.key, self);
     std::string in;
     ASSERT_TRUE(run_until({&node}, [&] {
-      const std::string_view out = handshake.to_send();
-      if (!out.empty()) {
-        send(out);
+      while (true) {
+        const std::string_view out = handshake.to_send();
+        send_raw(out);
         handshake.sent(out.size());
+        if (handshake.done()) return true;
+        char bytes[1024];
+        const ssize_t n = ::recv(
+            fd_, bytes, std::min(handshake.wanted() - in.size(), sizeof(bytes)), MSG_DONTWAIT);
+        if (n <= 0) return false;
+        in.append(bytes, static_cast<size_t>(n));
+        if (in.size() < handshake.wanted()) continue;
+        EXPECT_TRUE(handshake.receive(in).ok());
+        in.clear();
       }
-      if (handshake.done()) return true;
-      char bytes[1024];
-      const ssize_t n =
-          ::recv(fd_, bytes, std::min(handshake.wanted() - in.size(), sizeof(bytes)), MSG_DONTWAIT);
-      if (n > 0) in.append(bytes, static_cast<size_t>(n));
-      if (in.size() < handshake.wanted()) return false;
-      EXPECT_TRUE(handshake.receive(in).ok());
-      in.clear();
-      return handshake.done() && handshake.to_send().empty();
     }));
+    sealer_.emplace(handshake.keys().send, handshake.keys().protection);
+    opener_.emplace(handshake.keys().receive, handshake.keys().protection);
+  }
+  // Of the first frame, also where it is not one that a correct peer would send.
+  static std::optional<std::pair<size_t, size_t>> head_and_payload(std::string_view frames) {
+    if (frames.size() < framed::kHeaderBytes || frames.substr(0, 2) != "\x70\xba") return {};
+    WireReader in(frames.substr(2));
+    const auto type = static_cast<framed::FrameType>(in.number<uint8_t>());
+    in.take(17);
+    const size_t bytes = in.number<uint32_t>();
+    const size_t pieces = in.number<uint32_t>();
+    const size_t text = in.number<uint32_t>();
+    const bool carries = type == framed::FrameType::kWrite || type == framed::FrameType::kReadData;
+    const size_t head = framed::kHeaderBytes + pieces * framed::kPieceBytes + text;
+    if (head > frames.size()) return {};
+    return {{head, carries ? std::min(bytes, frames.size() - head) : 0}};
   }
 
   int fd_ = -1;
+  std::optional<net::Sealer> sealer_;
+  std::optional<net::Opener> opener_;
 };
 
 inline std::string encoded(const framed::Frame& frame, std::vector<framed::WirePiece> pieces = {},

@@ -94,6 +94,33 @@ TEST(ClusterKey, IsNowhereForAUserWithoutAHome) {
   EXPECT_THAT(std::string(key.status().message()), HasSubstr("BATON_KEY_FILE"));
 }
 
+absl::StatusOr<ClusterKey> key_from(const std::string& content) {
+  TemporaryFolder folder;
+  folder.file("key", content);
+  EXPECT_EQ(chmod(folder.path("key").c_str(), 0600), 0);
+  return ClusterKey::from_file(folder.path("key"));
+}
+
+TEST(ClusterKey, AFileMayHoldThePreviousOneToo) {
+  const ClusterKey first = *ClusterKey::from_bytes("0123456789abcdef");
+  const ClusterKey second = *ClusterKey::from_bytes("fedcba9876543210");
+  const auto both = key_from("0123456789abcdef\r\n\n  fedcba9876543210\n");
+  ASSERT_TRUE(both.ok()) << both.status();
+  ASSERT_EQ(both->count(), 2u);
+  EXPECT_EQ(both->hmac("x"), first.hmac("x"));
+  EXPECT_EQ(both->hmac("x", 1), second.hmac("x"));
+  EXPECT_EQ(key_from("0123456789abcdef\n")->count(), 1u);
+  // Bytes that are no text are one key, whatever they are.
+  const auto binary = key_from(std::string("0123456789\n\x01\xff 3456789abcdef\n789\0", 31));
+  ASSERT_TRUE(binary.ok()) << binary.status();
+  EXPECT_EQ(binary->count(), 1u);
+  const auto three = key_from("0123456789abcdef\n0123456789abcdef\n0123456789abcdef\n");
+  EXPECT_THAT(std::string(three.status().message()), HasSubstr("3 lines"));
+  const auto short_one = key_from("0123456789abcdef\nshort\n");
+  EXPECT_THAT(std::string(short_one.status().message()), HasSubstr("at least 16 bytes"));
+  EXPECT_FALSE(key_from("\n").ok());
+}
+
 TEST(ClusterKey, OthersMustNotReadOrWriteItsFile) {
   for (const mode_t mode : {0644, 0640, 0620, 0602}) {
     const KeyFile file(mode);

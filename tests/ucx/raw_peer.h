@@ -47,13 +47,14 @@ class RawPeer {
                              {.uid = WorkerUid::random(), .name = "raw"});
     std::string in;
     ASSERT_TRUE(run_until({&node}, [&] {
-      const std::string_view out = handshake.to_send();
-      if (!out.empty() && put(out)) handshake.sent(out.size());
-      if (handshake.done()) return true;
-      if (!take(in, handshake.wanted())) return false;
-      EXPECT_TRUE(handshake.receive(in).ok());
-      in.clear();
-      return handshake.done() && handshake.to_send().empty();
+      while (true) {
+        const std::string_view out = handshake.to_send();
+        if (!out.empty() && put(out)) handshake.sent(out.size());
+        if (handshake.done()) return true;
+        if (!take(in, handshake.wanted())) return false;
+        EXPECT_TRUE(handshake.receive(in).ok());
+        in.clear();
+      }
     }));
   }
   // Becomes a rail of `node`.

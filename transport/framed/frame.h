@@ -47,6 +47,7 @@ inline constexpr uint32_t kMaxPieces = 512;        // per frame
 inline constexpr uint32_t kMaxPayload = 1u << 20;  // per frame
 inline constexpr uint32_t kMaxText = 512;          // of an error; notifications: kMaxNotification
 inline constexpr size_t kMaxMeta = kMaxPieces * kPieceBytes + kMaxNotification;
+inline constexpr size_t kMaxHead = kHeaderBytes + kMaxMeta;
 
 // A header in memory. Fields that do not belong to its type are zero.
 struct Frame {

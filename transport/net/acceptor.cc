@@ -117,7 +117,9 @@ std::unique_ptr<HandshakeConnection> Acceptor::start_handshake(int fd, Handshake
   self.address = worker_address_;
   return std::make_unique<HandshakeConnection>(
       fd, *poller_, role, context_.key, std::move(self),
-      dial != nullptr ? dial->purpose : Handshake::Purpose::kRail,
+      Handshake::Options{.purpose = dial != nullptr ? dial->purpose : Handshake::Purpose::kRail,
+                         .offers = options_.offers,
+                         .needs = options_.needs},
       context_.clock.now() + options_.patience, &worker_address_);
 }
 
@@ -252,7 +254,7 @@ void Acceptor::call_done(Call call, EventSink& sink) {
     peer.rail = dial->rail;
     peer.rails = dial->rails;
   }
-  met_(handshake.take_fd(), std::move(peer), std::move(call.dial), sink);
+  met_({handshake.take_fd(), handshake.keys()}, std::move(peer), std::move(call.dial), sink);
 }
 
 bool Acceptor::progress(EventSink& sink) {

@@ -54,6 +54,8 @@ class Acceptor {
     Time patience = std::chrono::seconds(5);       // for one handshake, connecting included
     std::string patience_setting;                  // "tcp.handshake_ms": named when it expires
     std::function<std::string()> extra = nullptr;  // HelloInfo::extra, asked for each connection
+    Protections offers = kHeadsOnly;               // Handshake::Options
+    Protections needs = kHeadsOnly;
   };
 
   // An attempt to reach a peer.
@@ -76,10 +78,10 @@ class Acceptor {
     void note(const absl::Status& why);
   };
 
-  // A peer has proved itself. `fd` is non-blocking, connected, and the callee's to close. `peer`
-  // carries the session, link, rail and rails of the Dial, or, without one, those that the peer
-  // chose.
-  using Met = std::function<void(int fd, HelloInfo peer, std::unique_ptr<Dial> dial, EventSink&)>;
+  // A peer has proved itself. The socket is the callee's to close. `peer` carries the session,
+  // link, rail and rails of the Dial, or, without one, those that the peer chose.
+  using Met =
+      std::function<void(Link link, HelloInfo peer, std::unique_ptr<Dial> dial, EventSink&)>;
 
   // `provider`: its name, for messages.
   Acceptor(const ProviderContext& context, std::string provider, Met met);

@@ -4,33 +4,23 @@
 #include <openssl/crypto.h>
 #include <openssl/rand.h>
 
+#include <algorithm>
 #include <array>
-#include <cstring>
+#include <bit>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/wire.h"
+#include "transport/base/worker_secret.h"
+#include "transport/net/aead.h"
 
 namespace baton::net {
 namespace {
 
-constexpr std::string_view kMagic = "BATON\r\n\x1a";
-constexpr size_t kNonceBytes = 32;
-constexpr size_t kHelloBytes = 8 + 4 + 4 + kNonceBytes;
-constexpr size_t kMacBytes = 32;
+constexpr size_t kProofBytes = 32;
 constexpr size_t kMaxInfoBytes = 2048;
 constexpr uint32_t kAccepted = 1;
 constexpr uint32_t kRefused = 2;
-
-std::string make_hello(uint32_t purpose) {
-  std::string out(kMagic);
-  put_number(out, kProtocolVersion);
-  put_number(out, purpose);
-  std::array<unsigned char, kNonceBytes> nonce;
-  RAND_bytes(nonce.data(), static_cast<int>(nonce.size()));
-  out.append(reinterpret_cast<const char*>(nonce.data()), nonce.size());
-  return out;
-}
 
 absl::Status wrong_key() {
   return absl::PermissionDeniedError(
@@ -38,15 +28,43 @@ absl::Status wrong_key() {
       "(--key-file or BATON_KEY_FILE)");
 }
 
+template <typename Bytes>
+void fill(Bytes& out) {
+  RAND_bytes(out.data(), static_cast<int>(out.size()));
+}
+
+std::array<uint8_t, Opening::kIdBytes> key_id(const ClusterKey& key, size_t which,
+                                              const Key32& nonce) {
+  const auto mac = key.hmac(absl::StrCat("baton key id", std::string(view(nonce))), which);
+  std::array<uint8_t, Opening::kIdBytes> out{};
+  std::copy_n(mac.begin(), out.size(), out.begin());
+  return out;
+}
+
+std::string range(uint32_t lowest, uint32_t highest) {
+  return lowest == highest ? absl::StrCat("version ", highest)
+                           : absl::StrCat("versions ", lowest, " to ", highest);
+}
+
+bool same(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+Protection strongest(Protections of) {
+  return static_cast<Protection>(std::bit_width(static_cast<unsigned>(of)) - 1);
+}
+
 }  // namespace
 
-Handshake::Handshake(Role role, const ClusterKey& key, HelloInfo self, Purpose purpose)
-    : role_(role), key_(key), self_(std::move(self)), purpose_(purpose) {
-  if (role_ == Role::kClient) {
-    client_hello_ = make_hello(static_cast<uint32_t>(purpose));
-    out_ = client_hello_;
-  }
-  expect(State::kHello, kHelloBytes);
+Handshake::Handshake(Role role, const ClusterKey& key, HelloInfo self, const Options& options)
+    : role_(role), key_(key), self_(std::move(self)), options_(options), purpose_(options.purpose) {
+  opening_.highest = options_.versions.highest;
+  opening_.lowest = options_.versions.lowest;
+  opening_.offers = options_.offers;
+  opening_.needs = options_.needs;
+  fill(opening_.nonce);
+  if (role_ == Role::kClient) open();
+  expect(State::kPrefix, Opening::kPrefixBytes);
 }
 
 void Handshake::expect(State state, size_t bytes) {
@@ -60,8 +78,11 @@ absl::Status Handshake::receive(std::string_view bytes) {
   }
   absl::Status status;
   switch (state_) {
-    case State::kHello:
-      status = on_hello(bytes);
+    case State::kPrefix:
+      status = on_prefix(bytes);
+      break;
+    case State::kOpening:
+      status = on_opening(bytes);
       break;
     case State::kProof:
       status = on_proof(bytes);
@@ -72,23 +93,9 @@ absl::Status Handshake::receive(std::string_view bytes) {
     case State::kLength:
       status = on_length(bytes);
       break;
-    case State::kInfo: {
-      const std::string_view said = bytes.substr(0, bytes.size() - kMacBytes);
-      const auto proof = info_proof(role_ == Role::kClient ? Role::kServer : Role::kClient, said);
-      if (CRYPTO_memcmp(proof.data(), bytes.data() + said.size(), proof.size()) != 0) {
-        status = absl::PermissionDeniedError(
-            "the peer's introduction was changed on its way: somebody between the two workers is "
-            "no part of the cluster");
-        break;
-      }
-      auto info = HelloInfo::decode(said);
-      status = info.status();
-      if (info.ok()) {
-        peer_ = *std::move(info);
-        expect(State::kDone, 0);
-      }
+    case State::kInfo:
+      status = on_info(bytes);
       break;
-    }
     case State::kDone:
     case State::kFailed:
       break;
@@ -97,67 +104,176 @@ absl::Status Handshake::receive(std::string_view bytes) {
   return status;
 }
 
-absl::Status Handshake::on_hello(std::string_view bytes) {
+// Makes our part of the keys; a client says it at once.
+void Handshake::open() {
+  if (!options_.one_process) {
+    const KeyPair share = KeyPair::make();
+    share_ = share.private_key;
+    opening_.share = share.public_key;
+    if (const auto own = worker_secret(self_.uid.bytes); own.has_value()) {
+      static_key_ = own->private_key;
+      opening_.static_key = own->public_key;
+    }
+  }
+  if (role_ == Role::kServer) return;
+  opening_.purpose = static_cast<uint16_t>(purpose_);
+  for (size_t i = 0; i < opening_.ids.size(); ++i) {
+    // Bytes at random in place of a key that there is not: how many there are is nobody's business.
+    fill(opening_.ids[i]);
+    if (i < key_.count()) opening_.ids[i] = key_id(key_, i, opening_.nonce);
+  }
+  client_opening_ = opening_.encode(true);
+  out_ = client_opening_;
+}
+
+absl::Status Handshake::on_prefix(std::string_view bytes) {
   WireReader in(bytes);
   if (in.take(kMagic.size()) != kMagic) {
     return absl::InvalidArgumentError(
         "the other side does not speak Baton's protocol: check the address and the port");
   }
-  const uint32_t version = in.number<uint32_t>();
-  const uint32_t purpose = in.number<uint32_t>();
-  if (role_ == Role::kServer) {
-    client_hello_ = std::string(bytes);
-    server_hello_ = make_hello(0);
-    out_ += server_hello_;  // also to a foreign version, so that it can say what is wrong
-  } else {
-    server_hello_ = std::string(bytes);
+  const uint32_t highest = in.number<uint32_t>();
+  in.take(sizeof(Opening::purpose));
+  const uint16_t said_lowest = in.number<uint16_t>();
+  const uint32_t lowest = highest <= 3 ? highest : said_lowest;  // versions to 3 named one
+  const Versions ours = options_.versions;
+  if (highest < ours.lowest || lowest > ours.highest || lowest > highest) {
+    // The other side is to be able to say what is wrong, too.
+    if (role_ == Role::kServer) out_ += opening_.encode(false);
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "the peer speaks protocol %s, this side %s: install releases of Baton that have one in "
+        "common",
+        range(lowest, highest), range(ours.lowest, ours.highest)));
   }
-  if (version != kProtocolVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("the peer speaks protocol version %u, this side %u: install the same Baton "
-                        "on both",
-                        version, kProtocolVersion));
-  }
-  if (role_ == Role::kServer) {
-    if (purpose != static_cast<uint32_t>(Purpose::kRail) &&
-        purpose != static_cast<uint32_t>(Purpose::kQuery)) {
-      return absl::InvalidArgumentError("the peer's hello has an unknown purpose");
-    }
-    purpose_ = static_cast<Purpose>(purpose);
-    expect(State::kProof, kMacBytes);
-    return absl::OkStatus();
-  }
-  const auto proof = key_.hmac(absl::StrCat("baton client", client_hello_, server_hello_));
-  out_.append(reinterpret_cast<const char*>(proof.data()), proof.size());
-  expect(State::kVerdict, 4 + kMacBytes);
+  (role_ == Role::kServer ? client_opening_ : server_opening_) = std::string(bytes);
+  expect(State::kOpening, Opening::kBytes - Opening::kPrefixBytes);
   return absl::OkStatus();
 }
 
+absl::Status Handshake::on_opening(std::string_view bytes) {
+  if (role_ == Role::kServer) return answer(Opening::decode(client_opening_.append(bytes), true));
+  return check_answer(Opening::decode(server_opening_.append(bytes), false));
+}
+
+absl::Status Handshake::answer(const Opening& theirs) {
+  if (theirs.purpose != static_cast<uint16_t>(Purpose::kRail) &&
+      theirs.purpose != static_cast<uint16_t>(Purpose::kQuery)) {
+    return absl::InvalidArgumentError("the peer's hello has an unknown purpose");
+  }
+  purpose_ = static_cast<Purpose>(theirs.purpose);
+  size_t ours = 0;
+  for (; ours < key_.count() && opening_.which == Opening::kNoKey; ++ours) {
+    const auto id = key_id(key_, ours, theirs.nonce);
+    const auto found = std::find(theirs.ids.begin(), theirs.ids.end(), id);
+    if (found != theirs.ids.end()) {
+      opening_.which = static_cast<uint8_t>(found - theirs.ids.begin());
+    }
+  }
+  const bool known = opening_.which != Opening::kNoKey;
+  if (known) open();  // costs more than a stranger is worth
+  opening_.version = std::min<uint32_t>(theirs.highest, options_.versions.highest);
+  server_opening_ = opening_.encode(false);
+  out_ += server_opening_;
+  if (!known) return wrong_key();
+  if (absl::Status status = protect(theirs); !status.ok()) return status;
+  if (absl::Status status = derive_root(theirs, ours - 1); !status.ok()) return status;
+  expect(State::kProof, kProofBytes);
+  return absl::OkStatus();
+}
+
+absl::Status Handshake::check_answer(const Opening& theirs) {
+  if (theirs.which == Opening::kNoKey) return wrong_key();
+  if (theirs.which >= key_.count() ||
+      theirs.version != std::min<uint32_t>(theirs.highest, options_.versions.highest)) {
+    return absl::InvalidArgumentError("the peer's hello answers another one");
+  }
+  opening_.version = theirs.version;
+  if (absl::Status status = protect(theirs); !status.ok()) return status;
+  if (absl::Status status = derive_root(theirs, theirs.which); !status.ok()) return status;
+  out_.append(view(derive(role_, "proof")));
+  expect(State::kVerdict, sizeof(kAccepted) + kProofBytes);
+  return absl::OkStatus();
+}
+
+// What either side needs the other has to offer.
+absl::Status Handshake::protect(const Opening& theirs) {
+  const Protections needed = opening_.needs | theirs.needs;
+  const auto missing = strongest(needed);
+  if ((opening_.offers & theirs.offers & bit(missing)) == 0) {
+    const bool theirs_lacks = (theirs.offers & bit(missing)) == 0;
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s asks for %s payload and %s does not offer it: set it the same on both",
+                        theirs_lacks ? "this side" : "the peer", name(missing),
+                        theirs_lacks ? "the peer" : "this side"));
+  }
+  keys_.protection = missing;
+  return absl::OkStatus();
+}
+
+absl::Status Handshake::derive_root(const Opening& theirs, size_t which) {
+  const bool client = role_ == Role::kClient;
+  std::string secret(view(key_.hmac("baton handshake", which)));
+  if (!options_.one_process) {
+    const bool has_uid = theirs.static_key != Key32{};
+    const auto shares = agree(share_, theirs.share);
+    const auto our_uid = static_key_ ? agree(*static_key_, theirs.share) : Key32{};
+    const auto their_uid = has_uid ? agree(share_, theirs.static_key) : Key32{};
+    if (!shares || !our_uid || !their_uid) {
+      return absl::PermissionDeniedError("the peer's part of the keys is none that works");
+    }
+    secret.append(view(*shares));
+    secret.append(view(client ? *our_uid : *their_uid));
+    secret.append(view(client ? *their_uid : *our_uid));
+    if (has_uid) peer_uid_.bytes = uid_of(theirs.static_key);
+  }
+  const Key32& ours = opening_.nonce;
+  const Key32& other = theirs.nonce;
+  root_ = hkdf_extract(std::string(view(client ? ours : other)).append(view(client ? other : ours)),
+                       secret);
+  said_ = sha256(client_opening_ + server_opening_);
+  return absl::OkStatus();
+}
+
+Key32 Handshake::derive(Role of, std::string_view what) const {
+  return hkdf_expand(root_, absl::StrCat(of == Role::kClient ? "baton client " : "baton server ",
+                                         std::string(what), std::string(view(said_))));
+}
+
 absl::Status Handshake::on_proof(std::string_view bytes) {
-  const auto proof = key_.hmac(absl::StrCat("baton client", client_hello_, server_hello_));
-  const bool right = CRYPTO_memcmp(proof.data(), bytes.data(), proof.size()) == 0;
-  std::array<uint8_t, kMacBytes> answer{};  // zeros to a peer without the key: nothing to learn
-  if (right) answer = key_.hmac(absl::StrCat("baton server", client_hello_, server_hello_));
+  const bool right = same(view(derive(Role::kClient, "proof")), bytes);
+  // Zeros to a peer without the key: nothing to learn.
+  const Key32 proof = right ? derive(Role::kServer, "proof") : Key32{};
   put_number(out_, right ? kAccepted : kRefused);
-  out_.append(reinterpret_cast<const char*>(answer.data()), answer.size());
+  out_.append(view(proof));
   if (!right) return wrong_key();
   send_info();
-  expect(State::kLength, 4);
   return absl::OkStatus();
 }
 
 absl::Status Handshake::on_verdict(std::string_view bytes) {
   WireReader in(bytes);
   const uint32_t verdict = in.number<uint32_t>();
-  const auto answer = key_.hmac(absl::StrCat("baton server", client_hello_, server_hello_));
-  const std::string_view theirs = in.take(kMacBytes);
   // The server proves itself too: a stranger that accepts anybody is found out here.
-  if (verdict != kAccepted || CRYPTO_memcmp(answer.data(), theirs.data(), answer.size()) != 0) {
+  if (verdict != kAccepted || !same(view(derive(Role::kServer, "proof")), in.take(kProofBytes))) {
     return wrong_key();
   }
   send_info();
-  expect(State::kLength, 4);
   return absl::OkStatus();
+}
+
+// Sealed with a key of its own, once: nobody between reads or changes a byte of it.
+void Handshake::send_info() {
+  sent_info_ = self_.encode();
+  std::string length;
+  put_number(length, static_cast<uint32_t>(sent_info_.size()));
+  Aead aead(derive(role_, "info"), Aead::Direction::kSeal);
+  aead.start(0);
+  aead.authenticate(length.data(), length.size());
+  std::string sealed(sent_info_.size() + Aead::kTagBytes, '\0');
+  aead.crypt(sent_info_.data(), sent_info_.size(), sealed.data());
+  aead.seal(sealed.data() + sent_info_.size());
+  out_.append(length).append(sealed);
+  expect(State::kLength, length.size());
 }
 
 absl::Status Handshake::on_length(std::string_view bytes) {
@@ -165,22 +281,51 @@ absl::Status Handshake::on_length(std::string_view bytes) {
   if (length == 0 || length > kMaxInfoBytes) {
     return absl::InvalidArgumentError("the peer's introduction has an impossible length");
   }
-  expect(State::kInfo, length + kMacBytes);
+  length_ = std::string(bytes);
+  expect(State::kInfo, length + Aead::kTagBytes);
   return absl::OkStatus();
 }
 
-void Handshake::send_info() {
-  const std::string info = self_.encode();
-  put_number(out_, static_cast<uint32_t>(info.size()));
-  out_ += info;
-  const auto proof = info_proof(role_, info);
-  out_.append(reinterpret_cast<const char*>(proof.data()), proof.size());
+absl::Status Handshake::on_info(std::string_view bytes) {
+  std::string info(bytes.size() - Aead::kTagBytes, '\0');
+  Aead aead(derive(other(), "info"), Aead::Direction::kOpen);
+  aead.start(0);
+  aead.authenticate(length_.data(), length_.size());
+  aead.crypt(bytes.data(), info.size(), info.data());
+  if (!aead.open(bytes.data() + info.size())) {
+    return absl::PermissionDeniedError(
+        "the peer's introduction was changed on its way: somebody between the two workers is "
+        "no part of the cluster");
+  }
+  auto decoded = HelloInfo::decode(info);
+  if (!decoded.ok()) return decoded.status();
+  if (!options_.one_process && decoded->uid != peer_uid_) {
+    return absl::PermissionDeniedError(absl::StrFormat(
+        "the peer claims to be worker %s and cannot prove it: a worker's uid is its own",
+        decoded->uid.hex()));
+  }
+  peer_ = *std::move(decoded);
+  const bool client = role_ == Role::kClient;
+  said_ = sha256(absl::StrCat(std::string(view(said_)), client ? sent_info_ : info,
+                              client ? info : sent_info_));
+  keys_.version = static_cast<uint16_t>(opening_.version);
+  keys_.send = derive(role_, "frames");
+  keys_.receive = derive(other(), "frames");
+  keys_.proofs = derive(Role::kClient, "proofs beside it");
+  expect(State::kDone, 0);
+  return absl::OkStatus();
 }
 
-// What a side says of itself is as much its own as the proof: nobody between changes a byte of it.
-std::array<uint8_t, kMacBytes> Handshake::info_proof(Role of, std::string_view info) const {
-  return key_.hmac(absl::StrCat(of == Role::kClient ? "baton client info" : "baton server info",
-                                client_hello_, server_hello_, std::string(info)));
+const char* name(Protection protection) {
+  switch (protection) {
+    case Protection::kHeads:
+      return "plain";
+    case Protection::kIntegrity:
+      return "authenticated";
+    case Protection::kEncrypt:
+      return "encrypted";
+  }
+  return "unknown";
 }
 
 }  // namespace baton::net

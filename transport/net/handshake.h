@@ -1,38 +1,78 @@
-// Authentication between workers: magic, version and an HMAC challenge, before anything is parsed.
+// Authentication between workers, and the keys of the connection: before anything is parsed.
 //
-// Both sides prove that they hold the cluster key without sending it. All messages before that
-// proof have a fixed size, so an unauthenticated peer controls no length and no parser:
+// Both sides prove that they hold a key of the cluster without sending it, and that their uid is
+// their own. All messages before that proof have a fixed size, so an unauthenticated peer controls
+// no length and no parser:
 //
-//   client -> server   magic(8) version(4) purpose(4) nonce(32)
-//   server -> client   magic(8) version(4) zero(4) nonce(32)
-//   client -> server   HMAC-SHA256(key, "baton client" | first message | second message)
-//   server -> client   verdict(4), HMAC-SHA256(key, "baton server" | both messages)
-//   both               length(4), HelloInfo,
-//                      HMAC-SHA256(key, "baton client info" or "... server info" | both messages |
-//                      HelloInfo)
+//   client -> server   opening  magic(8) highest version(4) purpose(2) lowest version(2) nonce(32)
+//                      share(32) static key(32) key ids(2 * 16) offers(1) needs(1) zero(6)
+//   server -> client   the same, with a zero purpose, and in place of the key ids: version(4),
+//                      number of the key id(1), zero(27)
+//   client -> server   proof(32)
+//   server -> client   verdict(4) proof(32)
+//   both               length(4), HelloInfo, tag(16): AES-256-GCM
+//
+// Versions: each side names the lowest and the highest that it speaks; the highest that both speak
+// counts. Nobody between can make it a lower one: everything said goes into the keys.
+//
+// Keys: a key id is the beginning of HMAC(cluster key, "baton key id" | nonce), so it tells nothing
+// to whoever does not hold that key. The client names all of its keys, the server takes the first
+// of its own that is among them: while a cluster changes its key, both work.
+//
+// The key schedule, HKDF-SHA256 (RFC 5869) throughout:
+//
+//   root    extract(salt: both nonces, HMAC(cluster key, "baton handshake") | DH(share, share) |
+//                   DH(client's static key, server's share) | DH(client's share, server's static))
+//   proofs  expand(root, "baton client proof" or "... server proof" | hash of both openings)
+//   infos   expand(root, "baton client info" or "... server info" | hash of both openings)
+//   frames  expand(root, "baton client frames" or "... server frames" | hash of all that was said)
+//
+// DH is X25519. That of the shares makes past traffic unreadable to whoever gets the cluster key
+// later, and to other members of the cluster; those of the static keys prove the uids, which are
+// hashes of them (the triple exchange of Kudla and Paterson, ASIACRYPT 2005).
 //
 // The class is a state machine over bytes: it does no I/O, so every provider (and the fuzzer) uses
 // the same one.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
 #include "transport/identity.h"
+#include "transport/net/key_schedule.h"
+#include "transport/net/link.h"
+#include "transport/net/opening.h"
 
 namespace baton::net {
 
-inline constexpr uint32_t kProtocolVersion = 3;
+struct Versions {
+  uint16_t lowest = 4;
+  uint16_t highest = 4;
+};
 
 class Handshake {
  public:
   enum class Role { kClient, kServer };
-  enum class Purpose : uint32_t { kRail = 1, kQuery = 2 };
+  enum class Purpose : uint16_t { kRail = 1, kQuery = 2 };
 
-  Handshake(Role role, const ClusterKey& key, HelloInfo self, Purpose purpose = Purpose::kRail);
+  struct Options {
+    Purpose purpose = Purpose::kRail;  // of a client
+    Versions versions;
+    // What this side can do and what it must have (bits of Protection). A peer that needs what this
+    // side does not offer is refused, and the other way around.
+    Protections offers = kHeadsOnly;
+    Protections needs = kHeadsOnly;
+    // Both ends live in this process (a simulation): nobody listens, and uids need no proof. Both
+    // say so or neither.
+    bool one_process = false;
+  };
+
+  Handshake(Role role, const ClusterKey& key, HelloInfo self, const Options& options);
+  Handshake(Role role, const ClusterKey& key, HelloInfo self)
+      : Handshake(role, key, std::move(self), Options()) {}
 
   // Bytes to send now (may be empty); call sent() when they are on their way.
   std::string_view to_send() const { return out_; }
@@ -49,27 +89,48 @@ class Handshake {
   const HelloInfo& peer() const { return peer_; }
   const HelloInfo& self() const { return self_; }
   Purpose purpose() const { return purpose_; }
+  // Once done().
+  const LinkKeys& keys() const { return keys_; }
 
  private:
-  enum class State { kHello, kProof, kVerdict, kLength, kInfo, kDone, kFailed };
-  absl::Status on_hello(std::string_view bytes);
+  enum class State { kPrefix, kOpening, kProof, kVerdict, kLength, kInfo, kDone, kFailed };
+
+  void open();
+  absl::Status on_prefix(std::string_view bytes);
+  absl::Status on_opening(std::string_view bytes);
+  absl::Status answer(const Opening& theirs);
+  absl::Status check_answer(const Opening& theirs);
+  absl::Status protect(const Opening& theirs);
+  absl::Status derive_root(const Opening& theirs, size_t which);
   absl::Status on_proof(std::string_view bytes);
   absl::Status on_verdict(std::string_view bytes);
   absl::Status on_length(std::string_view bytes);
+  absl::Status on_info(std::string_view bytes);
   void send_info();
-  std::array<uint8_t, 32> info_proof(Role of, std::string_view info) const;
+  Key32 derive(Role of, std::string_view what) const;
+  Role other() const { return role_ == Role::kClient ? Role::kServer : Role::kClient; }
   void expect(State state, size_t bytes);
 
   Role role_;
   const ClusterKey& key_;
   HelloInfo self_;
   HelloInfo peer_;
+  const Options options_;
   Purpose purpose_;
-  State state_ = State::kHello;
+  State state_ = State::kPrefix;
   size_t wanted_ = 0;
   std::string out_;
-  std::string client_hello_;
-  std::string server_hello_;
+  Opening opening_;  // ours
+  Key32 share_{};    // the private half of it
+  std::optional<Key32> static_key_;
+  WorkerUid peer_uid_;  // proved
+  std::string client_opening_;
+  std::string server_opening_;
+  Key32 root_{};
+  Key32 said_{};  // hash of all that was said so far: of the openings, in the end of the infos too
+  std::string sent_info_;
+  std::string length_;  // of the peer's info, as it came
+  LinkKeys keys_;
 };
 
 }  // namespace baton::net

@@ -15,12 +15,12 @@ namespace baton::net {
 
 HandshakeConnection::HandshakeConnection(int fd, Poller& poller, Handshake::Role role,
                                          const ClusterKey& key, HelloInfo self,
-                                         Handshake::Purpose purpose, Time deadline,
+                                         const Handshake::Options& options, Time deadline,
                                          const std::string* answer)
     : fd_(fd),
       poller_(poller),
       role_(role),
-      handshake_(role, key, std::move(self), purpose),
+      handshake_(role, key, std::move(self), options),
       deadline_(deadline),
       told_(answer),
       step_(role == Handshake::Role::kClient ? Step::kConnecting : Step::kShaking) {

@@ -19,7 +19,7 @@ class HandshakeConnection : public Watched {
 
   // Takes over `fd`, which may still be connecting. `answer`: what a server tells to a query.
   HandshakeConnection(int fd, Poller& poller, Handshake::Role role, const ClusterKey& key,
-                      HelloInfo self, Handshake::Purpose purpose, Time deadline,
+                      HelloInfo self, const Handshake::Options& options, Time deadline,
                       const std::string* answer);
   ~HandshakeConnection();
   HandshakeConnection(const HandshakeConnection&) = delete;
@@ -33,6 +33,7 @@ class HandshakeConnection : public Watched {
   Time deadline() const { return deadline_; }
   const HelloInfo& peer() const { return handshake_.peer(); }
   Handshake::Purpose purpose() const { return handshake_.purpose(); }
+  const LinkKeys& keys() const { return handshake_.keys(); }
   const std::string& answer() const { return in_; }
   int take_fd();
 

@@ -118,8 +118,9 @@ void SimProvider::dial_arrived(uint64_t session, uint16_t rail, uint32_t attempt
 
 absl::Status SimProvider::shake_hands(const SimProvider& server, const HelloInfo& introduction,
                                       HelloInfo& server_info, HelloInfo& client_info) const {
-  net::Handshake client(net::Handshake::Role::kClient, key_, introduction);
-  net::Handshake host(net::Handshake::Role::kServer, server.key_, server.self_);
+  const net::Handshake::Options here{.one_process = true};
+  net::Handshake client(net::Handshake::Role::kClient, key_, introduction, here);
+  net::Handshake host(net::Handshake::Role::kServer, server.key_, server.self_, here);
   std::string buffers[2];  // to the client, to the server
   net::Handshake* ends[2] = {&client, &host};
   while (!client.done() || !host.done()) {

@@ -47,6 +47,17 @@ constexpr std::array kSettings = {
             .least = 10,
             .most = 3'600'000,
             .meaning = "patience with a peer that is being met, connecting included"},
+    Setting{.name = "tcp.integrity",
+            .kind = Setting::Kind::kChoice,
+            .standard = "off",
+            .choices = "off on",
+            .meaning = "payload under a tag, as frame headers always are; on: refuse peers that "
+                       "cannot"},
+    Setting{.name = "tcp.encrypt",
+            .kind = Setting::Kind::kChoice,
+            .standard = "off",
+            .choices = "off on",
+            .meaning = "frame headers and payload by AES-256-GCM; on: refuse peers that cannot"},
 };
 
 }  // namespace
@@ -62,8 +73,9 @@ extern "C" const ProviderRegistration baton_provider_tcp(
 TcpProvider::TcpProvider(const ProviderContext& context)
     : shared_(std::make_shared<TcpShared>(context)),
       acceptor_(shared_->context, "tcp",
-                [this](int fd, const HelloInfo& peer, std::unique_ptr<net::Acceptor::Dial> dial,
-                       EventSink& sink) { met(fd, peer, std::move(dial), sink); }) {
+                [this](const net::Link& link, const HelloInfo& peer,
+                       std::unique_ptr<net::Acceptor::Dial> dial,
+                       EventSink& sink) { met(link, peer, std::move(dial), sink); }) {
   capabilities_.name = "tcp";
   capabilities_.rank = 10;
   absl::Status status = configure();
@@ -88,6 +100,13 @@ absl::Status TcpProvider::configure() {
   read.ms("tcp.stall_ms", shared_->stall);
   read.ms("tcp.handshake_ms", acceptor.patience);
   read.text("tcp.congestion", sockets.congestion);
+  bool integrity = false;
+  bool encrypt = false;
+  read.on_off("tcp.integrity", integrity);
+  read.on_off("tcp.encrypt", encrypt);
+  acceptor.offers = net::kAllProtections;
+  if (integrity) acceptor.needs |= net::bit(net::Protection::kIntegrity);
+  if (encrypt) acceptor.needs |= net::bit(net::Protection::kEncrypt);
   if (absl::Status status = read.finish(); !status.ok()) return status;
   sockets.user_timeout_ms = static_cast<int>(shared_->stall / std::chrono::milliseconds(1));
   acceptor.sockets = sockets;
@@ -113,9 +132,9 @@ absl::Status TcpProvider::query(uint64_t session, const std::string& host_port) 
   return acceptor_.query(session, host_port);
 }
 
-void TcpProvider::met(int fd, const HelloInfo& peer, std::unique_ptr<net::Acceptor::Dial> dial,
-                      EventSink& sink) {
-  auto rail = TcpRail::create(shared_, fd, peer, peer.rails);
+void TcpProvider::met(const net::Link& link, const HelloInfo& peer,
+                      std::unique_ptr<net::Acceptor::Dial> dial, EventSink& sink) {
+  auto rail = TcpRail::create(shared_, link, peer, peer.rails);
   if (dial == nullptr) {
     if (rail.ok()) sink.accepted(peer, *std::move(rail));
     return;

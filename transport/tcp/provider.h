@@ -31,7 +31,7 @@ class TcpProvider final : public Provider {
 
  private:
   absl::Status configure();
-  void met(int fd, const HelloInfo& peer, std::unique_ptr<net::Acceptor::Dial> dial,
+  void met(const net::Link& link, const HelloInfo& peer, std::unique_ptr<net::Acceptor::Dial> dial,
            EventSink& sink);
 
   std::shared_ptr<TcpShared> shared_;

@@ -8,32 +8,39 @@
 
 namespace baton::tcp {
 
-TcpRail::TcpRail(std::shared_ptr<TcpShared> shared, int fd, const HelloInfo& peer,
+TcpRail::TcpRail(std::shared_ptr<TcpShared> shared, const net::Link& link, const HelloInfo& peer,
                  Properties properties)
-    : FramedRail(
-          shared->context, shared->stall,
-          absl::StrCat(peer.name.empty() ? "?" : peer.name, " (", net::peer_of(fd).text(), ")"),
-          std::move(properties)),
+    : FramedRail(shared->context, shared->stall,
+                 absl::StrCat(peer.name.empty() ? "?" : peer.name, " (",
+                              net::peer_of(link.fd).text(), ")"),
+                 std::move(properties)),
       shared_(std::move(shared)),
-      socket_(fd, *shared_->poller),
-      rx_(shared_->nowhere.get()) {
+      socket_(link.fd, *shared_->poller),
+      sealer_(link.keys.send, link.keys.protection),
+      opener_(link.keys.receive, link.keys.protection),
+      rx_(shared_->nowhere.get(), opener_) {
+  if (sealer_.payload()) sealed_.reset(new char[kSealedBatch]);
   batched_.reserve(kDepth);
   wire_pieces_.resize(framed::kMaxPieces);
   mapped_.resize(framed::kMaxPieces);
   control_.reserve(64 * framed::kHeaderBytes);
 }
 
-absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShared> shared, int fd,
+absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShared> shared,
+                                                         const net::Link& link,
                                                          const HelloInfo& peer, int sockets) {
-  const net::Endpoint remote = net::peer_of(fd);
-  const std::string congestion = net::tune(fd, remote, shared->socket_options);
-  Properties properties{.provider = "tcp",
-                        .route = absl::StrFormat("tcp %s (%s, %d socket%s)", remote.text(),
-                                                 congestion, sockets, sockets == 1 ? "" : "s"),
-                        .bytes_per_second = 2e9,
-                        .slice_bytes = shared->slice_bytes,
-                        .depth = kDepth};
-  std::unique_ptr<TcpRail> rail(new TcpRail(std::move(shared), fd, peer, std::move(properties)));
+  const net::Endpoint remote = net::peer_of(link.fd);
+  const std::string congestion = net::tune(link.fd, remote, shared->socket_options);
+  const bool plain = link.keys.protection == net::Protection::kHeads;
+  const std::string protection = plain ? "" : absl::StrCat(", ", net::name(link.keys.protection));
+  Properties properties{
+      .provider = "tcp",
+      .route = absl::StrFormat("tcp %s (%s, %d socket%s%s)", remote.text(), congestion, sockets,
+                               sockets == 1 ? "" : "s", protection),
+      .bytes_per_second = 2e9,
+      .slice_bytes = shared->slice_bytes,
+      .depth = kDepth};
+  std::unique_ptr<TcpRail> rail(new TcpRail(std::move(shared), link, peer, std::move(properties)));
   absl::Status status = rail->socket_.watch();
   if (!status.ok()) return status;
   rail->shared_->rails.push_back(rail.get());
@@ -137,7 +144,8 @@ void TcpRail::remove_region(const RegionEntry& region) {
       answer(framed::FrameType::kReadEnd, job.frame, gone, job.frame.slice_offset);
       continue;
     }
-    if (!batch_.unsent_before(batched->end)) continue;  // all of its data has left
+    // All of its data has left, or a copy of them that needs the region no more.
+    if (!batch_.unsent_before(batched->end) || sealer_.payload()) continue;
     // The frame has promised bytes: send zeros, and take the promise back behind them.
     batch_.blank(batched->begin, batched->end);
     framed::Frame end{.type = framed::FrameType::kReadEnd,
@@ -145,7 +153,8 @@ void TcpRail::remove_region(const RegionEntry& region) {
                       .transfer = job.frame.transfer,
                       .slice = job.frame.slice,
                       .slice_offset = job.frame.slice_offset + job.frame.bytes};
-    framed::encode_header(end, batched->trailer);
+    framed::encode_header(end, batched->trailer + net::kSealPrefix);
+    sealer_.head_again(batched->trailer, framed::kHeaderBytes, batched->number);
   }
 }
 

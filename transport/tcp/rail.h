@@ -12,6 +12,7 @@
 #include "transport/base/fixed_queue.h"
 #include "transport/framed/rail.h"
 #include "transport/net/endpoint.h"
+#include "transport/net/seal.h"
 #include "transport/provider.h"
 #include "transport/tcp/rx_stream.h"
 #include "transport/tcp/socket.h"
@@ -40,9 +41,16 @@ class TcpRail final : public framed::FramedRail {
  public:
   static constexpr uint32_t kDepth = framed::OpenSlices::kMostSlots;
   static constexpr uint32_t kMaxReads = 32;  // READ frames without their READ_END
+  // Of one frame where payload has a tag: what was sealed is sent while the caches still have it.
+  static constexpr size_t kSealedPayload = 128 << 10;
+  // Once a batch holds this much payload it goes out: acknowledgements must not wait long.
+  static constexpr size_t kBatchPayload = 256 << 10;
+  static constexpr size_t kSealedBatch =
+      kBatchPayload + framed::kMaxPayload + TxBatch::kVectors * net::kSealTag;
 
-  // Takes over `fd`. `sockets`: how many the session has.
-  static absl::StatusOr<std::unique_ptr<TcpRail>> create(std::shared_ptr<TcpShared> shared, int fd,
+  // Takes over `link`. `sockets`: how many the session has.
+  static absl::StatusOr<std::unique_ptr<TcpRail>> create(std::shared_ptr<TcpShared> shared,
+                                                         const net::Link& link,
                                                          const HelloInfo& peer, int sockets);
   ~TcpRail() override;
 
@@ -79,10 +87,12 @@ class TcpRail final : public framed::FramedRail {
     uint8_t job = 0;
     size_t begin = 0;  // vectors of the batch
     size_t end = 0;
-    char* trailer = nullptr;  // its READ_END
+    char* trailer = nullptr;  // its READ_END, sealed under this number
+    uint64_t number = 0;
   };
 
-  TcpRail(std::shared_ptr<TcpShared> shared, int fd, const HelloInfo& peer, Properties properties);
+  TcpRail(std::shared_ptr<TcpShared> shared, const net::Link& link, const HelloInfo& peer,
+          Properties properties);
 
   // rail.cc
   void taken(Slot& slot) override;
@@ -103,11 +113,17 @@ class TcpRail final : public framed::FramedRail {
   bool add_write();
   IndexQueue* next_writes();
   bool add_answer();
+  void start_payload();
+  void add_payload(std::byte* data, size_t bytes, size_t header);
+  void end_payload(size_t bytes);
+  size_t most_payload() const { return sealer_.payload() ? kSealedPayload : framed::kMaxPayload; }
   void send_control(const framed::Frame& frame, std::string_view text) override;
 
   // rail_receive.cc
   bool receive(EventSink& sink);
   void landing_failed();
+  bool payload_proved();
+  void expect_payload(const framed::Frame& frame);
   void parse(EventSink& sink);
   void handle(const framed::Frame& frame, std::string_view meta, EventSink& sink);
   void on_write(const framed::Frame& frame, std::string_view meta, EventSink& sink);
@@ -128,11 +144,16 @@ class TcpRail final : public framed::FramedRail {
   IndexQueue reads_;   // slots with bytes to ask for
   std::array<Zombie, kMaxReads> zombies_;
 
+  net::Sealer sealer_;
   TxBatch batch_;
-  std::string control_;  // encoded frames that go before any bulk
+  std::unique_ptr<char[]> sealed_;  // payload of the batch and its tags, where payload has tags
+  size_t sealed_bytes_ = 0;
+  size_t sealed_from_ = 0;  // where that of the next frame begins
+  std::string control_;     // sealed frames that go before any bulk
   std::vector<BatchedJob> batched_;
   bool answers_first_ = false;
 
+  net::Opener opener_;
   RxStream rx_;
   bool in_payload_ = false;
   framed::Frame payload_frame_;

@@ -6,6 +6,13 @@
 #include "transport/tcp/rail.h"
 
 namespace baton::tcp {
+namespace {
+
+constexpr std::string_view kForged =
+    "bytes that the peer did not send, or not there: somebody between changed, repeated or left "
+    "out a part of the connection";
+
+}  // namespace
 
 // The memory where the payload was to land has been unmapped or protected. That is the end of this
 // slice; the stream goes on.
@@ -49,6 +56,10 @@ void TcpRail::parse(EventSink& sink) {
         continue;
       }
       if (rx_.payload_left() > 0) return;
+      if (opener_.payload()) {
+        if (rx_.buffered().size() < net::kSealTag) return;
+        if (!payload_proved()) return fail(lost(kForged));
+      }
       in_payload_ = false;
       if (payload_frame_.type == framed::FrameType::kWrite) {
         on_write_landed(sink);
@@ -57,19 +68,38 @@ void TcpRail::parse(EventSink& sink) {
       }
       continue;
     }
-    const std::string_view bytes = rx_.buffered();
-    if (bytes.size() < framed::kHeaderBytes) return;
+    std::string_view head;
+    const auto found = opener_.head(rx_.front(), rx_.buffered().size(), framed::kMaxHead, head);
+    if (found == net::Opener::Found::kMore) return;
+    // Not the peer's doing: it may be called again.
+    if (found == net::Opener::Found::kForged) return fail(lost(kForged));
     absl::StatusOr<framed::Frame> frame =
-        framed::decode_header(bytes.substr(0, framed::kHeaderBytes));
+        framed::decode_header(head.substr(0, framed::kHeaderBytes));
     if (!frame.ok()) {
       hostile(std::string(frame.status().message()));
       return;
     }
-    const size_t size = framed::kHeaderBytes + frame->meta_bytes();
-    if (bytes.size() < size) return;
-    rx_.consume(size);
-    handle(*frame, bytes.substr(framed::kHeaderBytes, frame->meta_bytes()), sink);
+    if (head.size() != framed::kHeaderBytes + frame->meta_bytes()) {
+      hostile(frame->type, "its length is not what it says");
+      return;
+    }
+    rx_.consume(head.size() + net::kSealBytes);
+    handle(*frame, head.substr(framed::kHeaderBytes), sink);
   }
+}
+
+// The tag behind a payload. What has not landed needs none.
+bool TcpRail::payload_proved() {
+  const bool proved = rx_.discarding() || opener_.end_payload(rx_.buffered().data());
+  rx_.consume(net::kSealTag);
+  return proved;
+}
+
+void TcpRail::expect_payload(const framed::Frame& frame) {
+  in_payload_ = true;
+  payload_frame_ = frame;
+  rx_.start_payload(frame.bytes);
+  if (opener_.payload()) opener_.start_payload();
 }
 
 void TcpRail::handle(const framed::Frame& frame, std::string_view meta, EventSink& sink) {
@@ -130,9 +160,7 @@ void TcpRail::on_write(const framed::Frame& frame, std::string_view meta, EventS
   if (incoming_.error.ok()) {
     incoming_.error = map_pieces(frame, Access::kRemoteWrite, absl::MakeSpan(mapped_));
   }
-  in_payload_ = true;
-  payload_frame_ = frame;
-  rx_.start_payload(frame.bytes);
+  expect_payload(frame);
   if (!incoming_.error.ok()) return;
   for (uint32_t i = 0; i < frame.pieces; ++i) {
     rx_.add_piece(mapped_[i].iov_base, mapped_[i].iov_len);
@@ -206,9 +234,7 @@ void TcpRail::on_read_data(const framed::Frame& frame) {
     hostile(framed::FrameType::kReadData, "no such slice was asked for");
     return;
   }
-  in_payload_ = true;
-  payload_frame_ = frame;
-  rx_.start_payload(frame.bytes);
+  expect_payload(frame);
   landing_slot_ = -1;
   if (slot == nullptr || !slot->error.ok()) return;  // to nowhere
   if (slot->received != frame.slice_offset || frame.bytes > slot->framed - slot->received) {

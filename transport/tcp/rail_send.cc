@@ -8,18 +8,16 @@
 namespace baton::tcp {
 namespace {
 
-// Once a batch holds this much payload it goes out: acknowledgements must not wait long.
-constexpr size_t kBatchPayload = 256 << 10;
-
 // Encodes at `out` what the cursor yields, as far as one frame goes (which is as many pieces as a
 // receiver can land at once), and hands every piece to `each`. Pieces that follow each other at the
 // target become one there.
 template <typename Each>
-void take_pieces(TransferCursor cursor, framed::Frame& frame, char* out, const Each& each) {
+void take_pieces(TransferCursor cursor, framed::Frame& frame, size_t most, char* out,
+                 const Each& each) {
   framed::WirePiece wire;
   Piece piece;
-  for (uint32_t n = 0; n < framed::kMaxPieces && frame.bytes < framed::kMaxPayload &&
-                       cursor.next(piece, framed::kMaxPayload - frame.bytes);
+  for (uint32_t n = 0;
+       n < framed::kMaxPieces && frame.bytes < most && cursor.next(piece, most - frame.bytes);
        ++n) {
     each(piece);
     frame.bytes += static_cast<uint32_t>(piece.bytes);
@@ -37,9 +35,12 @@ void take_pieces(TransferCursor cursor, framed::Frame& frame, char* out, const E
 
 void TcpRail::send_control(const framed::Frame& frame, std::string_view text) {
   const size_t at = control_.size();
-  control_.resize(at + framed::kHeaderBytes);
-  framed::encode_header(frame, control_.data() + at);
-  control_.append(text);
+  const size_t bytes = framed::kHeaderBytes + text.size();
+  control_.resize(at + net::kSealBytes + bytes);
+  char* const head = control_.data() + at + net::kSealPrefix;
+  framed::encode_header(frame, head);
+  text.copy(head + framed::kHeaderBytes, text.size());
+  sealer_.head(control_.data() + at, bytes);
 }
 
 bool TcpRail::send() {
@@ -62,6 +63,7 @@ void TcpRail::compose() {
   for (const BatchedJob& batched : batched_) jobs_[batched.job].live = false;
   batched_.clear();
   batch_.clear();
+  sealed_bytes_ = 0;
   if (!add_control()) return;
   while (add_read()) {
   }
@@ -90,6 +92,26 @@ IndexQueue* TcpRail::next_writes() {
   return writes_.empty() ? nullptr : &writes_;
 }
 
+// Payload of the next frame: from where it is, or, where it needs a tag, from a sealed copy.
+void TcpRail::start_payload() {
+  if (!sealer_.payload()) return;
+  sealer_.start_payload();
+  sealed_from_ = sealed_bytes_;
+}
+
+void TcpRail::add_payload(std::byte* data, size_t bytes, size_t header) {
+  if (!sealer_.payload()) return batch_.add_payload(data, bytes, header);
+  sealer_.payload(data, bytes, sealed_.get() + sealed_bytes_);
+  sealed_bytes_ += bytes;
+}
+
+void TcpRail::end_payload(size_t bytes) {
+  if (!sealer_.payload() || bytes == 0) return;
+  sealer_.end_payload(sealed_.get() + sealed_bytes_);
+  sealed_bytes_ += net::kSealTag;
+  batch_.add_sealed(sealed_.get() + sealed_from_, bytes);
+}
+
 bool TcpRail::add_write() {
   IndexQueue* queue = next_writes();
   if (queue == nullptr || !batch_.fits_frame()) return false;
@@ -101,16 +123,19 @@ bool TcpRail::add_write() {
                       .slice_offset = slot.framed,
                       .slice_bytes = slot.bytes(),
                       .total_bytes = t.bytes};
-  char* head = batch_.next_header();
+  char* const place = batch_.next_header();
+  char* const head = place + net::kSealPrefix;
   const size_t vector = batch_.open_header();
   if (slot.aborted) {
     frame.flags = framed::kLast | framed::kAbandoned;
   } else {
     char* out = head + framed::kHeaderBytes;
-    take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame, out,
-                [&](const Piece& piece) {
-                  batch_.add_payload(t.local_base + piece.local_offset, piece.bytes, vector);
+    start_payload();
+    take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame,
+                most_payload(), out, [&](const Piece& piece) {
+                  add_payload(t.local_base + piece.local_offset, piece.bytes, vector);
                 });
+    end_payload(frame.bytes);
     if (frame.pieces > 0) {
       frame.region = t.remote.index;
       frame.generation = t.remote.generation;
@@ -129,7 +154,8 @@ bool TcpRail::add_write() {
     frame.increment = t.increment;
   }
   framed::encode_header(frame, head);
-  batch_.commit_header(vector, framed::kHeaderBytes + frame.meta_bytes());
+  sealer_.head(place, framed::kHeaderBytes + frame.meta_bytes());
+  batch_.commit_header(vector, framed::kHeaderBytes + frame.meta_bytes() + net::kSealBytes);
   slot.begun = true;
   if (frame.flags & framed::kLast) {
     slot.said = true;
@@ -150,11 +176,13 @@ bool TcpRail::add_read() {
                         .generation = t.remote.generation,
                         .key = t.remote.key,
                         .slice_offset = slot.framed};
-    char* head = batch_.next_header();
+    char* const place = batch_.next_header();
+    char* const head = place + net::kSealPrefix;
     take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame,
-                head + framed::kHeaderBytes, [](const Piece&) {});
+                most_payload(), head + framed::kHeaderBytes, [](const Piece&) {});
     framed::encode_header(frame, head);
-    batch_.add_header(framed::kHeaderBytes + frame.meta_bytes());
+    sealer_.head(place, framed::kHeaderBytes + frame.meta_bytes());
+    batch_.add_header(framed::kHeaderBytes + frame.meta_bytes() + net::kSealBytes);
     slot.framed += frame.bytes;
     slot.begun = true;
     ++slot.reads_open;
@@ -165,7 +193,9 @@ bool TcpRail::add_read() {
 }
 
 bool TcpRail::add_answer() {
-  if (answers_.empty() || !batch_.fits_frame(framed::kHeaderBytes)) return false;
+  if (answers_.empty() || !batch_.fits_frame(framed::kHeaderBytes + net::kSealBytes)) {
+    return false;
+  }
   const uint8_t at = answers_.front();
   answers_.pop();
   const Job& job = jobs_[at];
@@ -175,20 +205,25 @@ bool TcpRail::add_answer() {
                      .bytes = job.frame.bytes,
                      .slice_offset = job.frame.slice_offset};
   const size_t vector = batch_.open_header();
-  framed::encode_header(data, batch_.next_header());
-  batch_.commit_header(vector, framed::kHeaderBytes);
+  char* const place = batch_.next_header();
+  framed::encode_header(data, place + net::kSealPrefix);
+  batch_.commit_header(vector, framed::kHeaderBytes + net::kSealBytes);
+  start_payload();
   for (const iovec& piece : job.pieces) {
-    batch_.add_payload(static_cast<std::byte*>(piece.iov_base), piece.iov_len, vector);
+    add_payload(static_cast<std::byte*>(piece.iov_base), piece.iov_len, vector);
   }
+  end_payload(data.bytes);
+  sealer_.head(place, framed::kHeaderBytes);
   const size_t end = batch_.vectors();
   framed::Frame trailer{.type = framed::FrameType::kReadEnd,
                         .transfer = data.transfer,
                         .slice = data.slice,
                         .slice_offset = data.slice_offset + data.bytes};
-  char* place = batch_.next_header();
-  framed::encode_header(trailer, place);
-  batch_.add_header(framed::kHeaderBytes);
-  batched_.push_back({at, vector + 1, end, place});
+  char* const trailing = batch_.next_header();
+  framed::encode_header(trailer, trailing + net::kSealPrefix);
+  batched_.push_back({at, vector + 1, end, trailing, sealer_.next()});
+  sealer_.head(trailing, framed::kHeaderBytes);
+  batch_.add_header(framed::kHeaderBytes + net::kSealBytes);
   return true;
 }
 

@@ -53,6 +53,7 @@ void RxStream::land(size_t bytes) {
   while (bytes > 0) {
     iovec& at = iov_[piece_];
     const size_t step = std::min(bytes, at.iov_len);
+    if (opener_.payload()) opener_.payload(at.iov_base, step);
     at.iov_base = static_cast<char*>(at.iov_base) + step;
     at.iov_len -= step;
     bytes -= step;

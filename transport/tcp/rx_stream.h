@@ -14,20 +14,24 @@
 #include <string_view>
 
 #include "transport/framed/frame.h"
+#include "transport/net/seal.h"
 
 namespace baton::tcp {
 
 class RxStream {
  public:
-  static constexpr size_t kBufferBytes = 2 * (framed::kHeaderBytes + framed::kMaxMeta);
+  static constexpr size_t kBufferBytes = 2 * (framed::kMaxHead + net::kSealBytes);
 
   static constexpr size_t kNowhereBytes = 256 << 10;
 
   // `nowhere` takes payload that must not land: kNowhereBytes that nobody reads.
-  explicit RxStream(char* nowhere) : buffer_(new char[kBufferBytes]), nowhere_(nowhere) {}
+  // Payload that lands is opened by `opener` where that protects payload.
+  RxStream(char* nowhere, net::Opener& opener)
+      : buffer_(new char[kBufferBytes]), nowhere_(nowhere), opener_(opener) {}
 
   // Bytes that are here and have not been consumed: headers and variable parts.
   std::string_view buffered() const { return {buffer_.get() + begin_, end_ - begin_}; }
+  char* front() { return buffer_.get() + begin_; }
   void consume(size_t bytes) {
     begin_ += bytes;
     gap_seen_ += bytes;
@@ -54,6 +58,7 @@ class RxStream {
 
   std::unique_ptr<char[]> buffer_;
   char* nowhere_;
+  net::Opener& opener_;
   size_t begin_ = 0;
   size_t end_ = 0;
   size_t payload_left_ = 0;

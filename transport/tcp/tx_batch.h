@@ -12,12 +12,13 @@
 #include <string_view>
 
 #include "transport/framed/frame.h"
+#include "transport/net/seal.h"
 
 namespace baton::tcp {
 
 class TxBatch {
  public:
-  static constexpr size_t kArenaBytes = 2 * (framed::kHeaderBytes + framed::kMaxMeta);
+  static constexpr size_t kArenaBytes = 2 * (framed::kMaxHead + net::kSealBytes);
   static constexpr size_t kVectors = 1024;  // what the kernel takes at once (UIO_MAXIOV)
 
   TxBatch() : arena_(new char[kArenaBytes]) {}
@@ -27,7 +28,7 @@ class TxBatch {
 
   // Room for any one frame, with `trailer` more bytes of headers behind it?
   bool fits_frame(size_t trailer = 0) const {
-    return kArenaBytes - used_ >= framed::kHeaderBytes + framed::kMaxMeta + trailer &&
+    return kArenaBytes - used_ >= framed::kMaxHead + net::kSealBytes + trailer &&
            kVectors - vectors_ >= framed::kMaxPieces + 2;
   }
   size_t arena_left() const { return kArenaBytes - used_; }
@@ -54,6 +55,12 @@ class TxBatch {
       }
     }
     iov_[vectors_++] = {data, bytes};
+  }
+
+  // `payload` bytes of a frame, and their tag behind them.
+  void add_sealed(char* data, size_t payload) {
+    payload_ += payload;
+    iov_[vectors_++] = {data, payload + net::kSealTag};
   }
 
   void fill(msghdr& message) {

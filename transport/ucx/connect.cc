@@ -20,8 +20,8 @@ absl::Status UcxProvider::query(uint64_t session, const std::string& host_port) 
 }
 
 // Introduces the two rails to each other.
-void UcxProvider::met(int fd, HelloInfo peer, std::unique_ptr<Dial> dial) {
-  auto channel = std::make_unique<net::MessageStream>(fd, *shared_->poller, UcxRail::kChannel);
+void UcxProvider::met(const net::Link& link, HelloInfo peer, std::unique_ptr<Dial> dial) {
+  auto channel = std::make_unique<net::MessageStream>(link.fd, *shared_->poller, UcxRail::kChannel);
   absl::Status status = start_engine();
   status.Update(channel->why());
   if (!status.ok()) {

@@ -68,9 +68,8 @@ extern "C" const ProviderRegistration baton_provider_ucx(
 UcxProvider::UcxProvider(const ProviderContext& context)
     : shared_(std::make_shared<UcxShared>(context)),
       acceptor_(shared_->context, "ucx",
-                [this](int fd, HelloInfo peer, std::unique_ptr<Dial> dial, EventSink&) {
-                  met(fd, std::move(peer), std::move(dial));
-                }) {
+                [this](const net::Link& link, HelloInfo peer, std::unique_ptr<Dial> dial,
+                       EventSink&) { met(link, std::move(peer), std::move(dial)); }) {
   capabilities_.name = "ucx";
   absl::Status status = configure();
   capabilities_.available = status.ok();

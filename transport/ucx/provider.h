@@ -48,7 +48,7 @@ class UcxProvider final : public Provider {
 
   absl::Status configure();
   absl::Status start_engine();
-  void met(int fd, HelloInfo peer, std::unique_ptr<Dial> dial);
+  void met(const net::Link& link, HelloInfo peer, std::unique_ptr<Dial> dial);
   bool advance_joining(EventSink& sink);
   absl::StatusOr<bool> advance(Joining& joining);
   void announce(Joining joining, EventSink& sink);

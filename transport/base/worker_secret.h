@@ -1,0 +1,28 @@
+// The private half of a worker's uid: what proves that a uid is one's own.
+//
+// A uid is the beginning of the SHA-256 of a public key (X25519, RFC 7748) that is made with it.
+// Who introduces himself shows the public key, and has to know the private one; the private one
+// never leaves the process. So nobody can claim another worker's uid, whatever else he knows.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+namespace baton {
+
+using UidBytes = std::array<uint8_t, 16>;
+
+struct WorkerSecret {
+  std::array<uint8_t, 32> public_key{};
+  std::array<uint8_t, 32> private_key{};
+};
+
+// A new key pair, kept for as long as the process lives (about 100 bytes); returns its uid. Any
+// thread, as the others.
+UidBytes make_worker_secret();
+// Nothing: the uid was not made in this process.
+std::optional<WorkerSecret> worker_secret(const UidBytes& uid);
+UidBytes uid_of(const std::array<uint8_t, 32>& public_key);
+
+}  // namespace baton

@@ -1,0 +1,89 @@
+// HKDF, SHA-256 and X25519 by OpenSSL.
+#include "transport/net/key_schedule.h"
+
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
+#include <openssl/sha.h>
+
+#include <algorithm>
+#include <memory>
+
+namespace baton::net {
+namespace {
+
+const unsigned char* raw(std::string_view bytes) {
+  return reinterpret_cast<const unsigned char*>(bytes.data());
+}
+
+Key32 hmac(std::string_view key, std::string_view message) {
+  Key32 out{};
+  unsigned int length = 0;
+  HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), raw(message), message.size(),
+       out.data(), &length);
+  return out;
+}
+
+using PKey = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
+using PKeyContext = std::unique_ptr<EVP_PKEY_CTX, decltype(&EVP_PKEY_CTX_free)>;
+
+PKey key_of(const Key32& bytes) {
+  return {EVP_PKEY_new_raw_private_key(EVP_PKEY_X25519, nullptr, bytes.data(), bytes.size()),
+          &EVP_PKEY_free};
+}
+
+}  // namespace
+
+Key32 sha256(std::string_view bytes) {
+  Key32 out{};
+  SHA256(raw(bytes), bytes.size(), out.data());
+  return out;
+}
+
+Key32 hkdf_extract(std::string_view salt, std::string_view secret) { return hmac(salt, secret); }
+
+std::string hkdf_expand(const Key32& key, std::string_view info, size_t bytes) {
+  std::string out;
+  std::string block;
+  for (char count = 1; out.size() < bytes; ++count) {
+    block.append(info);
+    block.push_back(count);
+    block = view(hmac(view(key), block));
+    out.append(block, 0, std::min(block.size(), bytes - out.size()));
+  }
+  return out;
+}
+
+Key32 hkdf_expand(const Key32& key, std::string_view info) {
+  const std::string bytes = hkdf_expand(key, info, sizeof(Key32));
+  Key32 out{};
+  std::copy(bytes.begin(), bytes.end(), out.begin());
+  return out;
+}
+
+KeyPair KeyPair::make() {
+  KeyPair made;
+  RAND_bytes(made.private_key.data(), static_cast<int>(made.private_key.size()));
+  const PKey pair = key_of(made.private_key);
+  size_t bytes = made.public_key.size();
+  EVP_PKEY_get_raw_public_key(pair.get(), made.public_key.data(), &bytes);
+  return made;
+}
+
+std::optional<Key32> agree(const Key32& ours, const Key32& theirs) {
+  const PKey mine = key_of(ours);
+  const PKey peer(
+      EVP_PKEY_new_raw_public_key(EVP_PKEY_X25519, nullptr, theirs.data(), theirs.size()),
+      &EVP_PKEY_free);
+  const PKeyContext context(EVP_PKEY_CTX_new(mine.get(), nullptr), &EVP_PKEY_CTX_free);
+  Key32 out{};
+  size_t bytes = out.size();
+  if (EVP_PKEY_derive_init(context.get()) != 1 ||
+      EVP_PKEY_derive_set_peer(context.get(), peer.get()) != 1 ||
+      EVP_PKEY_derive(context.get(), out.data(), &bytes) != 1) {
+    return std::nullopt;
+  }
+  return out;
+}
+
+}  // namespace baton::net
