@@ -23,6 +23,8 @@ set(BATON_PUBLIC_HEADERS
   # The KV cache of a serving engine.
   kvtransfer/kv_connector.h
   kvtransfer/kv_layout.h
+  kvtransfer/kv_plan.h
+  kvtransfer/kv_requantise.h
   kvtransfer/baton_connector.h
   # Collectives, and starting their ranks.
   collectives/communicator.h

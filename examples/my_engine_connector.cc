@@ -29,7 +29,8 @@ struct EngineWorker {
     cache = static_cast<std::byte*>(connector->allocate_cache(layout).value());
   }
   std::byte* block(uint32_t layer, uint32_t number) const {
-    return cache + layer * layout.layer_stride + number * layout.block_stride;
+    const KvField& field = layout.groups[0].fields[0];
+    return cache + field.places[layer].offset + number * field.block_stride;
   }
 };
 

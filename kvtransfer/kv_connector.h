@@ -67,7 +67,7 @@ class KvConnector {
 
   // --- both sides ------------------------------------------------------------------------------
   // Memory for the KV cache: registered, shared with peers, faulted in. Called once, before all
-  // else. layout.bytes() bytes, aligned to 4096; owned by the connector.
+  // else. The layout's buffers one after the other, each aligned to 4096; owned by the connector.
   virtual absl::StatusOr<void*> allocate_cache(const KvLayout& layout) = 0;
   // How a peer reaches this worker: goes into KvLoad::prefill.
   virtual std::string address() const = 0;

@@ -1,8 +1,18 @@
-// KV layouts and plans: how a worker lays out its paged KV cache, and which boxes go where when two
-// workers lay it out differently.
+// KV layouts: how a worker lays out its paged KV cache, whoever's engine it is.
 //
-// A cache is [layer][block][head]{one head's K and V of one block}, with any strides. A worker of a
-// tensor-parallel group holds heads [first_head, first_head + heads) of the model's total_heads.
+// A cache holds, for every layer of the model, some *fields* (keys, values, an MLA latent, scales):
+// an array [block][token][head][element] with any strides, somewhere in a buffer of the engine's.
+// Layers that share a block table are a *group*: most models have one, hybrid models several, some
+// of them with a sliding window. A worker of a tensor-parallel group holds heads [first_head,
+// first_head + heads) of the model's total_heads; several workers may hold the same head.
+//
+//   element (layer, block b, token t of it, head h, element e) of a field lies in buffer
+//   place.buffer at place.offset + b * block_stride + t * token_stride + (h - first_head) *
+//   head_stride
+//                + e * element_stride
+//
+// So NHD and HND, K and V together or apart, one tensor or one per layer, K transposed: all are
+// strides and places. Which bytes go where between two layouts is a plan: kvtransfer/kv_plan.h.
 #pragma once
 
 #include <cstddef>
@@ -13,38 +23,146 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
-#include "transport/layout.h"
+#include "absl/strings/string_view.h"
 
 namespace baton::kvtransfer {
 
-struct KvLayout {
-  uint32_t layers = 0;
-  uint32_t blocks = 0;        // of this worker's cache
+enum class KvRole : uint8_t {
+  kOpaque = 1,  // whatever a head of a block holds; KvLayout::format says what
+  kKey,
+  kValue,
+  kLatent,   // MLA: compressed K and V, one for all heads, the same at every rank
+  kRopeKey,  // MLA: the rotated part of K, where it lies apart from the latent
+  kKeyScale,
+  kValueScale,
+  kLatentScale,
+};
+constexpr KvRole kLastKvRole = KvRole::kLatentScale;
+
+enum class KvDtype : uint8_t {
+  kByte = 1,
+  kInt8,
+  kFloat8E4M3,  // 448 is the largest, no infinities
+  kFloat8E5M2,
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+};
+constexpr KvDtype kLastKvDtype = KvDtype::kFloat32;
+constexpr uint32_t bytes_of(KvDtype dtype) {
+  return dtype >= KvDtype::kFloat32 ? 4 : dtype >= KvDtype::kFloat16 ? 2 : 1;
+}
+absl::string_view name_of(KvRole role);
+absl::string_view name_of(KvDtype dtype);
+
+enum class KvDevice : uint8_t { kHost = 0, kCuda = 1 };
+
+// A range of memory that holds fields: an engine's tensor.
+struct KvBuffer {
+  uint64_t bytes = 0;
+  KvDevice device = KvDevice::kHost;
+  uint32_t device_index = 0;
+  bool operator==(const KvBuffer&) const = default;
+};
+
+// Where one layer of a field begins.
+struct KvPlace {
+  uint32_t buffer = 0;
+  uint64_t offset = 0;
+  bool operator==(const KvPlace&) const = default;
+};
+
+struct KvField {
+  KvRole role = KvRole::kOpaque;
+  KvDtype dtype = KvDtype::kByte;
+  uint32_t width = 0;         // elements of one token and head; of a block and head if per_block
+  bool per_block = false;     // one row for each block, not for each token: scales; opaque heads
+  uint64_t block_stride = 0;  // bytes, all of these
+  uint64_t token_stride = 0;
+  uint64_t head_stride = 0;
+  uint64_t element_stride = 0;
+  std::vector<KvPlace> places;  // one for each layer of the group
+
+  uint32_t row_bytes() const { return width * bytes_of(dtype); }
+  bool operator==(const KvField&) const = default;
+};
+
+// Layers with the same block table.
+struct KvGroup {
+  std::vector<uint32_t> layers;  // the model's numbers for them, ascending
+  uint32_t blocks = 0;
   uint32_t block_tokens = 0;  // tokens in a block
+  uint32_t window = 0;        // only the last `window` tokens are kept; 0: all are
   uint32_t total_heads = 0;   // KV heads of the model
   uint32_t first_head = 0;    // this shard's
   uint32_t heads = 0;
-  uint32_t head_bytes = 0;    // K and V of one head of one block, contiguous
-  uint64_t layer_stride = 0;  // bytes
-  uint64_t block_stride = 0;
-  uint64_t head_stride = 0;
-  std::string format;  // what lies inside a head: "bf16 K[d][t] V[t][d]"; must be equal
-  // What computes the KV: a hash over weights and config, or a name that stands for them; must be
-  // equal, for with the KV of another checkpoint of the same shape the text would be wrong.
-  std::string model;
+  std::vector<KvField> fields;  // each role once
 
-  // The cache without gaps: [layer][block][head], each head directly behind the one before.
+  bool operator==(const KvGroup&) const = default;
+};
+
+// What computes the KV. All of it must be equal at both ends: with the KV of another checkpoint of
+// the same shape the text would be wrong.
+struct KvModel {
+  std::string weights;  // a hash over weights and config, or a name that stands for them
+  std::string dtype;    // in which it computes K and V, where weights does not say so
+  std::string rope;     // likewise: base, scaling, where it is applied
+  bool operator==(const KvModel&) const = default;
+};
+
+// Counts that engines have at hand, for the layouts below. Bytes and strides follow from them.
+struct KvShape {
+  uint32_t layers = 0;
+  uint32_t blocks = 0;
+  uint32_t block_tokens = 0;
+  uint32_t total_heads = 0;
+  uint32_t first_head = 0;
+  uint32_t heads = 0;
+  uint32_t head_size = 0;  // elements of K, and of V, for a token and head
+  KvDtype dtype = KvDtype::kBfloat16;
+};
+
+struct KvLayout {
+  std::vector<KvBuffer> buffers;
+  std::vector<KvGroup> groups;
+  std::string format;  // what roles, types and strides do not say; must be equal at both ends
+  KvModel model;
+
+  // One buffer without gaps: [layer][block][head]{head_bytes in `format`}. Blocks of both ends then
+  // have to be of one size: nobody but their engines can look into a head.
   static KvLayout dense(uint32_t layers, uint32_t blocks, uint32_t block_tokens, uint32_t heads,
                         uint32_t head_bytes, std::string format);
 
-  // From offset 0 to the last byte used. Saturates at UINT64_MAX where the true number overflows.
-  uint64_t bytes() const;
-  // InvalidArgument: counts of zero or beyond reason, heads outside the model's, strides with which
-  // two pieces would overlap, a size that overflows.
+  enum class Order : uint8_t { kNhd, kHnd };  // in a block: [token][head] or [head][token]
+  enum class Pair : uint8_t {
+    kSplit,    // a tensor for K, one for V
+    kStacked,  // one tensor, [K or V][block]...
+    kInBlock,  // one tensor, [block][K or V]...
+    kJoined,   // one tensor, each row is K and then V
+  };
+  // The caches of vLLM, SGLang and their like. `tensor_per_layer`: buffer i (or 2 i and 2 i + 1) is
+  // layer i's; otherwise one buffer has all layers (kSplit: one has K, one V).
+  static KvLayout paged(const KvShape& shape, Order order, Pair pair, bool tensor_per_layer);
+  // [block][head]{K: [element][token], V: [token][element]}, one buffer, as Baton's own engine
+  // reads.
+  static KvLayout transposed_keys(const KvShape& shape);
+  // [block][token]{`width` elements}, a buffer for each layer: every rank holds the same.
+  static KvLayout latent(uint32_t layers, uint32_t blocks, uint32_t block_tokens, uint32_t width,
+                         KvDtype dtype);
+
+  uint32_t layers() const;  // of all groups
+  uint64_t bytes() const;   // of all buffers; saturates at UINT64_MAX
+  // The buffers' sizes, set to the last byte that a field uses.
+  void fit_buffers();
+  // InvalidArgument: counts of zero or beyond reason, heads outside the model's, layers or roles
+  // named twice, strides with which two elements of a group would overlap, places outside their
+  // buffer, sizes that overflow.
   absl::Status check() const;
-  // Blocks that hold `tokens` tokens.
-  uint64_t blocks_for(uint64_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
+  // Blocks of a group that hold `tokens` tokens.
+  uint64_t blocks_for(uint64_t tokens, size_t group = 0) const {
+    const uint64_t size = groups[group].block_tokens;
+    return tokens / size + (tokens % size != 0 ? 1 : 0);
+  }
 
   // For messages to a peer. decode() returns only layouts that pass check().
   std::string encode() const;
@@ -52,45 +170,13 @@ struct KvLayout {
 
   bool operator==(const KvLayout&) const = default;
 
-  static constexpr uint32_t kMaxLayers = 4096;
+  static constexpr uint32_t kMaxLayers = 4096;  // of all groups, and the largest number of one
+  static constexpr size_t kMaxBuffers = 2048;
+  static constexpr size_t kMaxGroups = 64;
+  static constexpr size_t kMaxFields = 8;  // of a group
   static constexpr size_t kMaxFormat = 128;
-  static constexpr size_t kMaxModel = 128;
-  static constexpr size_t kMaxEncoded = 7 * 4 + 3 * 8 + 2 + kMaxFormat + 2 + kMaxModel;
-};
-
-// One box of a plan: these heads of every block go from one worker to the other.
-struct KvBox {
-  uint64_t source_offset = 0;  // of the box inside a block of the source
-  uint64_t target_offset = 0;
-  uint32_t heads = 0;
-};
-
-// Computed once per pair of workers; a request then only supplies page numbers.
-class KvPlan {
- public:
-  // The boxes that `source` owes `target`: the heads that both hold, none where they share none.
-  // FailedPrecondition, naming the difference and the remedy, where format, model, block size, head
-  // size, layers or total heads differ.
-  static absl::StatusOr<KvPlan> make(const KvLayout& source, const KvLayout& target);
-
-  const KvLayout& source() const { return source_; }
-  const KvLayout& target() const { return target_; }
-  absl::Span<const KvBox> boxes() const { return boxes_; }
-  // True when the source holds every head of the target.
-  bool complete() const;
-  size_t bytes_per_block() const;  // that one block of one layer moves
-
-  // The two sides of the transfer that moves box `box` of the listed blocks of `layer`. The lists
-  // are borrowed and of equal length. `cache_offset` is where the cache begins in its region.
-  Layout source_layout(const KvBox& box, uint32_t layer, absl::Span<const uint32_t> blocks,
-                       uint64_t cache_offset = 0) const;
-  Layout target_layout(const KvBox& box, uint32_t layer, absl::Span<const uint32_t> blocks,
-                       uint64_t cache_offset = 0) const;
-
- private:
-  KvLayout source_;
-  KvLayout target_;
-  std::vector<KvBox> boxes_;
+  static constexpr size_t kMaxModel = 128;  // each text of it
+  static constexpr size_t kMaxEncoded = 1 << 20;
 };
 
 }  // namespace baton::kvtransfer

@@ -38,7 +38,7 @@ kvtransfer::KvLayout shard(const KvModel& model, uint32_t tp, uint32_t blocks,
   kvtransfer::KvLayout layout =
       kvtransfer::KvLayout::dense(model.layers, blocks, block_tokens, model.kv_heads / tp,
                                   model.head_token_bytes() * block_tokens, kFormat);
-  layout.total_heads = model.kv_heads;
+  layout.groups[0].total_heads = model.kv_heads;
   return layout;
 }
 
@@ -149,11 +149,14 @@ absl::Status Workload::make_model(const WorkloadSpec& spec) {
       kvtransfer::KvPlan::make(shard(*model, spec.tp_source, cache, spec.block_tokens),
                                shard(*model, spec.tp_target, cache, spec.block_tokens));
   if (!plan.ok()) return plan.status();
-  const kvtransfer::KvBox& box = plan->boxes().front();
-  source_ = plan->source_layout(box, 0, source_pages_)
-                .repeated(model->layers, plan->source().layer_stride);
-  target_ = plan->target_layout(box, 0, target_pages_)
-                .repeated(model->layers, plan->target().layer_stride);
+  const absl::Status moved = plan->for_each_move(
+      0, {0, uint64_t{blocks} * spec.block_tokens}, {0, source_pages_}, {0, target_pages_},
+      kvtransfer::KvPlan::kAllLayers, [&](const kvtransfer::KvMove& move) {
+        source_ = move.source;  // one, for all layers
+        target_ = move.target;
+        return absl::OkStatus();
+      });
+  if (!moved.ok()) return moved;
   source_bytes_ = plan->source().bytes();
   target_bytes_ = plan->target().bytes();
   pieces_ = count_pieces(source_, target_);

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "bench/report/report.h"
-#include "kvtransfer/kv_layout.h"
+#include "kvtransfer/kv_plan.h"
 #include "transport/layout.h"
 
 namespace baton::bench {

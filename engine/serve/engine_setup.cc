@@ -15,10 +15,15 @@ namespace {
 kvtransfer::KvLayout layout_of(const Model& model, uint32_t blocks) {
   const KvGeometry geometry = model.kv_geometry();
   const auto heads = static_cast<uint32_t>(geometry.kv_heads);
-  kvtransfer::KvLayout layout = kvtransfer::KvLayout::dense(
-      static_cast<uint32_t>(geometry.layers), blocks, static_cast<uint32_t>(geometry.block_tokens),
-      heads, static_cast<uint32_t>(geometry.block_bytes() / heads), "bf16 K[d][t] V[t][d]");
-  layout.model = model.fingerprint();
+  kvtransfer::KvLayout layout = kvtransfer::KvLayout::transposed_keys(
+      {.layers = static_cast<uint32_t>(geometry.layers),
+       .blocks = blocks,
+       .block_tokens = static_cast<uint32_t>(geometry.block_tokens),
+       .total_heads = heads,
+       .heads = heads,
+       .head_size = static_cast<uint32_t>(geometry.head_dim),
+       .dtype = kvtransfer::KvDtype::kBfloat16});
+  layout.model.weights = model.fingerprint();
   return layout;
 }
 

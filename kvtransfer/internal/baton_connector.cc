@@ -21,6 +21,7 @@
 namespace baton::kvtransfer {
 namespace {
 
+constexpr uint64_t kPage = 4096;
 // Events come in quick succession while pages arrive: look this long before sleeping.
 constexpr Time kSpin = std::chrono::microseconds(20);
 
@@ -62,11 +63,20 @@ class BatonConnector final : public KvConnector {
     options.access = Access::kRemoteWrite;
     auto pool = MemoryPool::create(*worker_, options);
     if (!pool.ok()) return pool.status();
-    absl::StatusOr<Block> block = (*pool)->allocate(std::max<uint64_t>(layout.bytes(), 4096));
+    std::vector<uint64_t> begins;
+    uint64_t bytes = 0;
+    for (const KvBuffer& buffer : layout.buffers) {
+      begins.push_back(bytes);
+      bytes += (buffer.bytes + kPage - 1) / kPage * kPage;
+    }
+    absl::StatusOr<Block> block = (*pool)->allocate(std::max<uint64_t>(bytes, kPage));
     if (!block.ok()) return block.status();
     absl::StatusOr<RemoteRegion> remote = worker_->remote_region(block->region);
     if (!remote.ok()) return remote.status();
-    cache_ = {layout, block->region, *remote, block->offset};
+    cache_.set_layout(layout);
+    for (uint64_t begin : begins) {
+      cache_.buffers.push_back({block->region, {*remote, block->offset + begin}});
+    }
     pool_ = *std::move(pool);
     jobs_.set_cache(&cache_);
     loads_.set_cache(&cache_);
@@ -103,9 +113,9 @@ class BatonConnector final : public KvConnector {
   absl::Status load_status(KvRequestId id) override { return loads_.status(id); }
 
   absl::Status wait_for_layer(KvRequestId id, uint32_t layer) override {
-    if (layer >= cache_.layout.layers) {
+    if (layer >= cache_.layers.size()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("layer ", layer, " of ", cache_.layout.layers));
+          absl::StrCat("layer ", layer, " of ", cache_.layers.size()));
     }
     Time busy = worker_->clock().now();
     while (true) {

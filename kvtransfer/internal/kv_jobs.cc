@@ -11,11 +11,29 @@
 namespace baton::kvtransfer {
 namespace {
 
+std::string heads_name(const KvGroup& group) {
+  return absl::StrCat("[", group.first_head, ", ", group.first_head + group.heads, ")");
+}
+
+Layout shifted(const Layout& layout, uint64_t bytes) {
+  return Layout::box(layout.offset() + bytes, layout.dims(), layout.piece_bytes());
+}
+
 std::string seconds(Time time) {
   return absl::StrCat(std::chrono::duration<double>(time).count(), " s");
 }
 
 }  // namespace
+
+void KvCacheMemory::set_layout(const KvLayout& new_layout) {
+  layout = new_layout;
+  layers.clear();
+  for (uint32_t g = 0; g < layout.groups.size(); ++g) {
+    for (uint32_t layer : layout.groups[g].layers) layers.push_back({layer, g});
+  }
+  std::sort(layers.begin(), layers.end(),
+            [](const Layer& a, const Layer& b) { return a.layer < b.layer; });
+}
 
 // --- from peers ----------------------------------------------------------------------------------
 
@@ -57,9 +75,7 @@ absl::Status KvJobs::accept(PeerId peer, uint64_t load, PeerRecord& state) {
   job->peer = peer;
   job->load = load;
   job->plan = *std::move(plan);
-  job->first_block = job->request.first_block();
-  job->blocks = static_cast<uint32_t>(job->request.blocks.size());
-  job->pages.assign(size_t{job->request.layout.layers} * job->blocks, KvSendJob::kNotSaved);
+  lay_out(*job);
   job->deadline = worker_.clock().now() + job->request.timeout;
   fresh_.push_back(job->number);
   by_load_[Key(peer_key(peer), load)] = job.get();
@@ -81,14 +97,40 @@ absl::StatusOr<std::shared_ptr<const KvPlan>> KvJobs::plan_for(PeerRecord& state
     }
     state.plan = std::make_shared<const KvPlan>(*std::move(plan));
   }
-  if (!state.plan->complete()) {
-    const KvLayout& ours = cache_->layout;
+  if (state.plan->complete()) return state.plan;
+  for (const KvPart& part : state.plan->parts()) {
+    const KvGroup& theirs = target.groups[part.target_group];
+    if (part.heads == KvHeads{theirs.first_head, theirs.first_head + theirs.heads}) continue;
     return absl::FailedPreconditionError(absl::StrCat(
-        "this prefill worker holds KV heads [", ours.first_head, ", ", ours.first_head + ours.heads,
-        ") but the decode worker needs [", target.first_head, ", ",
-        target.first_head + target.heads, "): ask one that holds them all"));
+        "this prefill worker holds KV heads ", heads_name(cache_->layout.groups[part.source_group]),
+        " but the decode worker needs ", heads_name(theirs), ": ask one that holds them all"));
   }
-  return state.plan;
+  return absl::FailedPreconditionError(
+      "this prefill worker does not hold all layers of the decode worker: ask one that does");
+}
+
+// What is to be sent of each of decode's layers, and where in `pages` our blocks of it go.
+void KvJobs::lay_out(KvSendJob& job) const {
+  const KvLoadRequest& request = job.request;
+  job.layers.assign(cache_->layers.size(), KvSendJob::Layer());
+  KvCacheMemory theirs;
+  theirs.set_layout(request.layout);
+  size_t pages = 0;
+  for (size_t i = 0, counter = 0; i < cache_->layers.size(); ++i) {
+    KvSendJob::Layer& layer = job.layers[i];
+    layer.pages = pages;
+    const KvPart* part = job.plan->find_layer(cache_->layers[i].layer, &layer.index);
+    if (part == nullptr) continue;  // decode has no such layer
+    while (theirs.layers[counter].layer != cache_->layers[i].layer) ++counter;
+    layer.counter = static_cast<uint32_t>(counter);
+    layer.part = static_cast<size_t>(part - job.plan->parts().data());
+    layer.tokens = kept_tokens(request.layout.groups[part->target_group], request.first_token,
+                               request.tokens.size());
+    layer.blocks = blocks_of(cache_->layout.groups[part->source_group], layer.tokens);
+    pages += layer.blocks.count;
+    job.bytes += (layer.tokens.end - layer.tokens.begin) * part->bytes_per_token();
+  }
+  job.pages.assign(pages, KvSendJob::kNotSaved);
 }
 
 void KvJobs::on_cancel(PeerId peer, uint64_t load) {
@@ -161,35 +203,39 @@ absl::Status KvJobs::save_layer(uint64_t number, uint32_t layer, uint32_t first_
     return absl::FailedPreconditionError(absl::StrCat("job ", number, " is finished already"));
   }
   const uint64_t end = uint64_t{first_block} + blocks.size();
-  if (layer >= cache_->layout.layers || end > uint64_t{job->first_block} + job->blocks) {
-    return absl::OutOfRangeError(absl::StrCat("job ", number, " has layers [0, ",
-                                              cache_->layout.layers, ") and blocks [0, ",
-                                              job->first_block + job->blocks, "), not layer ",
-                                              layer, ", blocks [", first_block, ", ", end, ")"));
+  const size_t layers = cache_->layers.size();
+  const size_t group = layer < layers ? cache_->layers[layer].group : 0;
+  const uint64_t all = cache_->layout.blocks_for(job->request.tokens.size(), group);
+  if (layer >= layers || end > all) {
+    return absl::OutOfRangeError(absl::StrCat("job ", number, " has layers [0, ", layers,
+                                              ") and blocks [0, ", all, "), not layer ", layer,
+                                              ", blocks [", first_block, ", ", end, ")"));
   }
+  const uint32_t cache_blocks = cache_->layout.groups[group].blocks;
   for (uint32_t block : blocks) {
-    if (block >= cache_->layout.blocks) {
+    if (block >= cache_blocks) {
       return absl::OutOfRangeError(
-          absl::StrCat("block ", block, " of a cache that has ", cache_->layout.blocks, " blocks"));
+          absl::StrCat("block ", block, " of a cache that has ", cache_blocks, " blocks"));
     }
   }
   // Blocks before the first are at decode already; blocks saved before are on their way.
-  uint32_t* const pages = job->pages.data() + size_t{layer} * job->blocks;
-  uint32_t run = 0;
+  const KvSendJob::Layer& place = job->layers[layer];
+  const KvBlockRange wanted = place.blocks;
+  uint32_t* const pages = job->pages.data() + place.pages;
+  KvBlockRange run;
   for (size_t i = 0; i < blocks.size(); ++i) {
     const uint64_t at = uint64_t{first_block} + i;
-    const bool fresh =
-        at >= job->first_block && pages[at - job->first_block] == KvSendJob::kNotSaved;
+    const bool fresh = at >= wanted.first && at - wanted.first < wanted.count &&
+                       pages[at - wanted.first] == KvSendJob::kNotSaved;
     if (fresh) {
-      pages[at - job->first_block] = blocks[i];
+      pages[at - wanted.first] = blocks[i];
       ++job->saved;
-      ++run;
+      if (run.count++ == 0) run.first = at;
     }
     const bool last = i + 1 == blocks.size();
-    if (run == 0 || (fresh && !last)) continue;
-    const uint64_t run_end = at + (fresh ? 1 : 0) - job->first_block;
-    if (!serialized_) send_blocks(*job, layer, static_cast<uint32_t>(run_end - run), run);
-    run = 0;
+    if (run.count == 0 || (fresh && !last)) continue;
+    if (!serialized_) send_blocks(*job, layer, run);
+    run = {};
   }
   return absl::OkStatus();
 }
@@ -206,8 +252,8 @@ void KvJobs::finish_job(uint64_t number, const absl::Status& outcome) {
                                                        job->pages.size(), " blocks missing")));
   }
   if (!serialized_) return;
-  for (uint32_t layer = 0; layer < cache_->layout.layers; ++layer) {
-    send_blocks(*job, layer, 0, job->blocks);
+  for (uint32_t layer = 0; layer < job->layers.size(); ++layer) {
+    send_blocks(*job, layer, job->layers[layer].blocks);
   }
 }
 
@@ -221,36 +267,44 @@ bool KvJobs::is_saved(uint64_t number) {
 
 // --- transfers -----------------------------------------------------------------------------------
 
-void KvJobs::send_blocks(KvSendJob& job, uint32_t layer, uint32_t first, uint32_t count) {
-  for (uint32_t box = 0; box < job.plan->boxes().size() && job.wanted; ++box) {
-    KvSend& send = sends_.take();
-    send.job = &job;
-    send.box = box;
-    send.layer = layer;
-    send.first = first;
-    send.count = count;
-    send.place = static_cast<uint32_t>(job.sends.size());
-    job.sends.push_back(&send);
-    if (!waiting_.empty() || !submit(send)) waiting_.push_back(&send);
-  }
+// Sends what these blocks of ours, all of them saved, hold of the tokens that are asked for.
+void KvJobs::send_blocks(KvSendJob& job, uint32_t layer_number, KvBlockRange blocks) {
+  const KvSendJob::Layer& layer = job.layers[layer_number];
+  const KvPart& part = job.plan->parts()[layer.part];
+  const uint64_t size = cache_->layout.groups[part.source_group].block_tokens;
+  const KvTokens tokens{std::max(blocks.first * size, layer.tokens.begin),
+                        std::min((blocks.first + blocks.count) * size, layer.tokens.end)};
+  const KvPages ours{layer.blocks.first,
+                     absl::MakeConstSpan(job.pages).subspan(layer.pages, layer.blocks.count)};
+  const absl::Status status =
+      job.plan->for_each_move(layer.part, tokens, ours, job.request.pages(part.target_group),
+                              {layer.index, layer.index + 1}, [&](const KvMove& move) {
+                                if (!job.wanted) return absl::OkStatus();
+                                KvSend& send = sends_.take();
+                                send.job = &job;
+                                send.move = move;
+                                send.layer = layer.counter;
+                                send.place = static_cast<uint32_t>(job.sends.size());
+                                job.sends.push_back(&send);
+                                if (!waiting_.empty() || !submit(send)) waiting_.push_back(&send);
+                                return absl::OkStatus();
+                              });
+  if (!status.ok() && job.wanted) fail(job, status);
 }
 
 bool KvJobs::submit(KvSend& send) {
   KvSendJob& job = *send.job;
-  const KvBox& box = job.plan->boxes()[send.box];
-  const absl::Span<const uint32_t> sources(
-      job.pages.data() + size_t{send.layer} * job.blocks + send.first, send.count);
-  const absl::Span<const uint32_t> targets(job.request.blocks.data() + send.first, send.count);
+  const KvCacheMemory::Buffer& from = cache_->buffers[send.move.source_buffer];
+  const KvRemoteBuffer& to = job.request.buffers[send.move.target_buffer];
   TransferRequest request;
   request.op = Op::kWrite;
   request.peer = job.peer;
-  request.local = cache_->region;
-  request.local_layout = job.plan->source_layout(box, send.layer, sources, cache_->offset);
-  request.remote = job.request.region;
-  request.remote_layout =
-      job.plan->target_layout(box, send.layer, targets, job.request.cache_offset);
+  request.local = from.region;
+  request.local_layout = shifted(send.move.source, from.remote.offset);
+  request.remote = to.region;
+  request.remote_layout = shifted(send.move.target, to.offset);
   request.counter = job.request.counters[send.layer];
-  request.increment = uint64_t{send.count} * box.heads;
+  request.increment = send.move.counted_bytes;
   request.timeout = std::max(job.deadline - worker_.clock().now(), Time(1));
   absl::Status status = sends_.submit(send, request);
   if (absl::IsResourceExhausted(status)) return false;
@@ -273,10 +327,8 @@ void KvJobs::on_ended(KvSend& send) {
   KvSendJob& job = *send.job;
   const absl::Status status = send.status;
   if (status.ok()) {
-    const KvBox& box = job.plan->boxes()[send.box];
-    const uint64_t heads = uint64_t{send.count} * box.heads;
-    const uint64_t bytes = heads * cache_->layout.head_bytes;
-    job.landed += heads;
+    const uint64_t bytes = send.move.source.bytes();
+    job.landed += send.move.counted_bytes;
     bytes_sent_ += bytes;
     if (timeline_ != nullptr) {
       timeline_->add({"transfer", absl::StrCat("tx layer ", send.layer), send.begin, send.end,
@@ -353,7 +405,7 @@ void KvJobs::stop(KvSendJob& job) {
 void KvJobs::settle(KvSendJob& job) {
   if (!job.sends.empty()) return;
   if (!job.told) {
-    if (job.landed == job.heads_of_blocks()) {
+    if (job.landed == job.bytes) {
       mailbox_.send(job.peer, KvMessageKind::kDone, job.load);
     } else if (job.cancelled) {
       mailbox_.send(job.peer, KvMessageKind::kCancelled, job.load);
@@ -379,6 +431,7 @@ void KvJobs::forget(KvSendJob& job) {
   KvSendJob blank;
   std::swap(blank.request, owned->request);
   std::swap(blank.pages, owned->pages);
+  std::swap(blank.layers, owned->layers);
   std::swap(blank.sends, owned->sends);
   *owned = std::move(blank);
   if (spare_.size() < 64) spare_.push_back(std::move(owned));

@@ -28,10 +28,19 @@ namespace baton::kvtransfer {
 
 // Where this worker's cache lies.
 struct KvCacheMemory {
+  struct Buffer {
+    MemoryRegion region;
+    KvRemoteBuffer remote;  // the same, for peers
+  };
+  struct Layer {
+    uint32_t layer = 0;  // the model's number
+    uint32_t group = 0;
+  };
   KvLayout layout;
-  MemoryRegion region;
-  RemoteRegion remote;
-  uint64_t offset = 0;  // of the cache in the region
+  std::vector<Buffer> buffers;  // of the layout
+  std::vector<Layer> layers;    // in ascending order: what the engine calls layer 0, 1, ...
+
+  void set_layout(const KvLayout& new_layout);
 };
 
 struct KvSendJob {
@@ -40,11 +49,19 @@ struct KvSendJob {
   uint64_t load = 0;  // the peer's number
   KvLoadRequest request;
   std::shared_ptr<const KvPlan> plan;
-  uint32_t first_block = 0;
-  uint32_t blocks = 0;          // to send, per layer
-  std::vector<uint32_t> pages;  // [layers][blocks]: ours that hold them; kNotSaved
+  struct Layer {
+    KvBlockRange blocks;   // of ours, to send
+    size_t pages = 0;      // where they are in `pages`
+    size_t part = 0;       // of the plan
+    uint32_t index = 0;    // of the layer in it
+    uint32_t counter = 0;  // decode's number for the layer
+    KvTokens tokens;       // to send
+  };
+  std::vector<Layer> layers;    // decode's
+  std::vector<uint32_t> pages;  // ours that hold the blocks, layer after layer; kNotSaved
   uint64_t saved = 0;           // entries of `pages` that are set
-  uint64_t landed = 0;          // heads of blocks, all layers, whose transfer is done
+  uint64_t bytes = 0;           // to send
+  uint64_t landed = 0;          // of them, those whose transfer is done
   Time deadline = kNever;
   std::vector<KvSend*> sends;  // not ended; the page lists of these lie in `pages`
   bool taken = false;          // by next_job()
@@ -55,9 +72,6 @@ struct KvSendJob {
   absl::Status why;        // it is not wanted, unless cancelled
 
   static constexpr uint32_t kNotSaved = UINT32_MAX;
-  uint64_t heads_of_blocks() const {
-    return uint64_t{request.layout.layers} * blocks * request.layout.heads;
-  }
 };
 
 class KvJobs {
@@ -110,7 +124,8 @@ class KvJobs {
   absl::Status accept(PeerId peer, uint64_t load, PeerRecord& state);
   absl::StatusOr<std::shared_ptr<const KvPlan>> plan_for(PeerRecord& state, const KvLayout& target);
   KvSendJob* find(uint64_t job) const;
-  void send_blocks(KvSendJob& job, uint32_t layer, uint32_t first, uint32_t count);
+  void lay_out(KvSendJob& job) const;
+  void send_blocks(KvSendJob& job, uint32_t layer, KvBlockRange blocks);
   bool submit(KvSend& send);  // false: no slot, keep it
   void drop(KvSend& send);    // out of its job, record reused
   void on_ended(KvSend& send);

@@ -33,8 +33,10 @@ absl::Status KvLoads::start(KvLoad load) {
   request_.first_token = load.first_token;
   request_.blocks = std::move(load.blocks);
   request_.layout = cache_->layout;
-  request_.region = cache_->remote;
-  request_.cache_offset = cache_->offset;
+  request_.buffers.clear();
+  for (const KvCacheMemory::Buffer& buffer : cache_->buffers) {
+    request_.buffers.push_back(buffer.remote);
+  }
 
   if (absl::Status status = allocate_counters(record->counters); !status.ok()) return status;
   request_.counters.clear();
@@ -54,8 +56,20 @@ absl::Status KvLoads::start(KvLoad load) {
   PeerRecord& peer_record = peers_[peer_key(*peer)];
   record->number = ++peer_record.last_number;
   record->prefill = name_of(load.prefill);
-  record->heads = uint64_t{request_.blocks.size()} * cache_->layout.heads;
-  record->layer_bytes = record->heads * cache_->layout.head_bytes;
+  for (const KvCacheMemory::Layer& layer : cache_->layers) {
+    const KvGroup& group = cache_->layout.groups[layer.group];
+    const KvTokens kept = kept_tokens(group, request_.first_token, request_.tokens.size());
+    const uint64_t tokens = kept.end - kept.begin;
+    uint64_t count = 0;
+    uint64_t bytes = 0;
+    for (const KvField& field : group.fields) {
+      const uint64_t row = uint64_t{group.heads} * field.row_bytes();
+      count += tokens * row;
+      bytes += (field.per_block ? blocks_of(group, kept).count : tokens) * row;
+    }
+    record->counts.push_back(count);
+    record->bytes.push_back(bytes);
+  }
   record->timeout = request_.timeout;
   record->deadline = worker_.clock().now() + request_.timeout;
   peer_record.probe_at = std::min(peer_record.probe_at, worker_.clock().now() + kProbeInterval);
@@ -76,7 +90,7 @@ absl::StatusOr<PeerId> KvLoads::peer_at(const std::string& address) {
 }
 
 absl::Status KvLoads::allocate_counters(std::vector<CounterId>& counters) {
-  for (uint32_t layer = 0; layer < cache_->layout.layers; ++layer) {
+  for (uint32_t layer = 0; layer < cache_->layers.size(); ++layer) {
     absl::StatusOr<CounterId> id = worker_.allocate_counter();
     if (!id.ok()) {
       free_counters(counters);
@@ -106,13 +120,14 @@ KvLoads::Load* KvLoads::find(PeerId peer, uint64_t number) {
 // Counts the layers that are here; true if there are more than before.
 bool KvLoads::refresh(Load& load) {
   const uint32_t before = load.loaded;
-  while (!load.complete() && worker_.counter_value(load.counters[load.loaded]) >= load.heads) {
+  while (!load.complete() &&
+         worker_.counter_value(load.counters[load.loaded]) >= load.counts[load.loaded]) {
     if (timeline_ != nullptr) {
       const Time now = worker_.clock().now();
       timeline_->add({"arrival", absl::StrCat("layer ", load.loaded, " is here"), now, now, load.id,
-                      load.layer_bytes});
+                      load.bytes[load.loaded]});
     }
-    bytes_loaded_ += load.layer_bytes;
+    bytes_loaded_ += load.bytes[load.loaded];
     ++load.loaded;
   }
   return load.loaded != before;

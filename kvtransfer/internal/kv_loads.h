@@ -66,9 +66,9 @@ class KvLoads {
     uint64_t number = 0;  // for this peer
     std::string prefill;  // its name
     std::vector<CounterId> counters;
-    uint32_t loaded = 0;  // layers, from 0
-    uint64_t heads = 0;   // of blocks, that make a layer
-    uint64_t layer_bytes = 0;
+    uint32_t loaded = 0;           // layers, from 0
+    std::vector<uint64_t> counts;  // of each layer's counter when all of it is here
+    std::vector<uint64_t> bytes;   // of each layer: less, where rows are counted for each token
     Time timeout{};
     Time deadline = kNever;
     bool quiet = false;

@@ -28,7 +28,7 @@ bool KvMailbox::flush() {
 
 bool KvMailbox::receive(KvMessage& out) {
   while (worker_.next_notification(notification_)) {
-    KvPart part;
+    KvMessagePart part;
     out.status = decode_kv_part(notification_.payload, part);
     out.peer = notification_.peer;
     out.kind = part.kind;

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "transport/base/wire.h"
 #include "transport/transfer.h"
 
@@ -42,8 +43,8 @@ void take_array(WireReader& in, std::vector<T>& values) {
 
 }  // namespace
 
-absl::Status decode_kv_part(std::string_view notification, KvPart& part) {
-  part = KvPart();
+absl::Status decode_kv_part(std::string_view notification, KvMessagePart& part) {
+  part = KvMessagePart();
   WireReader in(notification);
   const auto magic = in.number<uint32_t>();
   const auto version = in.number<uint16_t>();
@@ -95,7 +96,7 @@ absl::Status KvAssembler::refuse(const Key& key, absl::string_view why) {
   return invalid(why);
 }
 
-absl::StatusOr<bool> KvAssembler::add(const KvPart& part, std::string& body) {
+absl::StatusOr<bool> KvAssembler::add(const KvMessagePart& part, std::string& body) {
   const Key key(part.load, part.kind);
   auto it = open_.find(key);
   if (it == open_.end()) {
@@ -127,6 +128,27 @@ absl::StatusOr<bool> KvAssembler::add(const KvPart& part, std::string& body) {
   return true;
 }
 
+KvTokens kept_tokens(const KvGroup& group, uint64_t first_token, uint64_t length) {
+  const uint64_t window = group.window == 0 ? length : group.window;
+  return {std::max(first_token, length > window ? length - window : 0), length};
+}
+
+KvBlockRange blocks_of(const KvGroup& group, KvTokens tokens) {
+  if (tokens.empty()) return {};
+  const uint64_t first = tokens.begin / group.block_tokens;
+  return {first, (tokens.end - 1) / group.block_tokens + 1 - first};
+}
+
+KvPages KvLoadRequest::pages(size_t wanted) const {
+  size_t at = 0;
+  for (size_t g = 0;; ++g) {
+    const KvGroup& group = layout.groups[g];
+    const KvBlockRange range = blocks_of(group, kept_tokens(group, first_token, tokens.size()));
+    if (g == wanted) return {range.first, absl::MakeConstSpan(blocks).subspan(at, range.count)};
+    at += range.count;
+  }
+}
+
 absl::Status check_kv_request(const KvLoadRequest& request) {
   if (absl::Status status = request.layout.check(); !status.ok()) return status;
   const KvLayout& layout = request.layout;
@@ -135,31 +157,45 @@ absl::Status check_kv_request(const KvLoadRequest& request) {
     return invalid("the timeout must be more than nothing and at most a day");
   }
   if (request.first_token >= request.tokens.size()) return invalid("no token is asked for");
-  if (request.first_token % layout.block_tokens != 0) {
-    return invalid(absl::StrCat("first_token ", request.first_token,
-                                " is not a multiple of the block size ", layout.block_tokens));
+  size_t wanted = 0;
+  for (const KvGroup& group : layout.groups) {
+    if (request.first_token % group.block_tokens != 0) {
+      return invalid(absl::StrCat("first_token ", request.first_token,
+                                  " is not a multiple of the block size ", group.block_tokens));
+    }
+    const auto count =
+        blocks_of(group, kept_tokens(group, request.first_token, request.tokens.size())).count;
+    if (count > request.blocks.size() - wanted) {
+      return invalid(
+          absl::StrCat("only ", request.blocks.size(), " blocks for KV that fills more"));
+    }
+    for (uint32_t block : absl::MakeConstSpan(request.blocks).subspan(wanted, count)) {
+      if (block < group.blocks) continue;
+      return invalid(
+          absl::StrCat("block ", block, " of a cache that has ", group.blocks, " blocks"));
+    }
+    wanted += count;
   }
-  const uint64_t wanted = layout.blocks_for(request.tokens.size()) - request.first_block();
   if (request.blocks.size() != wanted) {
     return invalid(absl::StrCat(request.blocks.size(), " blocks for KV that fills ", wanted));
   }
-  for (uint32_t block : request.blocks) {
-    if (block >= layout.blocks) {
-      return invalid(
-          absl::StrCat("block ", block, " of a cache that has ", layout.blocks, " blocks"));
+  if (request.buffers.size() != layout.buffers.size()) return invalid("not one region per buffer");
+  const WorkerUid& owner = request.buffers.front().region.owner;
+  for (size_t i = 0; i < request.buffers.size(); ++i) {
+    const KvRemoteBuffer& buffer = request.buffers[i];
+    if (buffer.region.owner != owner) return invalid("a region of somebody else");
+    if (!allows(buffer.region.access, Access::kRemoteWrite)) {
+      return invalid("the cache's region may not be written by peers");
+    }
+    if (buffer.offset > buffer.region.size ||
+        layout.buffers[i].bytes > buffer.region.size - buffer.offset) {
+      return invalid("the cache does not fit its region");
     }
   }
-  if (request.counters.size() != layout.layers) return invalid("not one counter per layer");
+  if (request.counters.size() != layout.layers()) return invalid("not one counter per layer");
   for (const RemoteCounter& counter : request.counters) {
     if (counter.generation == 0) return invalid("a counter that does not exist");
-    if (counter.owner != request.region.owner) return invalid("a counter of somebody else");
-  }
-  if (!allows(request.region.access, Access::kRemoteWrite)) {
-    return invalid("the cache's region may not be written by peers");
-  }
-  if (request.cache_offset > request.region.size ||
-      layout.bytes() > request.region.size - request.cache_offset) {
-    return invalid("the cache does not fit its region");
+    if (counter.owner != owner) return invalid("a counter of somebody else");
   }
   return absl::OkStatus();
 }
@@ -171,9 +207,13 @@ absl::Status encode_kv_request(const KvLoadRequest& request, std::string& body) 
   put_text(body, request.decode);
   put_number(body, int64_t{request.timeout.count()});
   put_number(body, request.first_token);
-  put_number(body, request.cache_offset);
-  put_text(body, request.layout.encode());
-  body.append(request.region.encode());
+  const std::string layout = request.layout.encode();
+  put_number(body, static_cast<uint32_t>(layout.size()));
+  body.append(layout);
+  for (const KvRemoteBuffer& buffer : request.buffers) {
+    body.append(buffer.region.encode());
+    put_number(body, buffer.offset);
+  }
   put_number(body, static_cast<uint32_t>(request.counters.size()));
   for (const RemoteCounter& counter : request.counters) {
     put_number(body, counter.index);
@@ -194,23 +234,26 @@ absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request) {
   request.decode = in.text(KvLoadRequest::kMaxName);
   request.timeout = Time(in.number<int64_t>());
   request.first_token = in.number<uint32_t>();
-  request.cache_offset = in.number<uint64_t>();
-  const std::string_view layout = in.text(KvLayout::kMaxEncoded);
-  const std::string_view region = in.take(RemoteRegion::kEncodedBytes);
+  const std::string_view layout = in.take(in.number<uint32_t>());
   if (in.failed()) return invalid("truncated request");
-
   absl::StatusOr<KvLayout> decoded_layout = KvLayout::decode(layout);
   if (!decoded_layout.ok()) return decoded_layout.status();
   request.layout = *std::move(decoded_layout);
-  absl::StatusOr<RemoteRegion> decoded_region = RemoteRegion::decode(region);
-  if (!decoded_region.ok()) return decoded_region.status();
-  request.region = *decoded_region;
+  request.buffers.resize(request.layout.buffers.size());
+  for (KvRemoteBuffer& buffer : request.buffers) {
+    const std::string_view region = in.take(RemoteRegion::kEncodedBytes);
+    buffer.offset = in.number<uint64_t>();
+    if (in.failed()) return invalid("truncated request");
+    absl::StatusOr<RemoteRegion> decoded = RemoteRegion::decode(region);
+    if (!decoded.ok()) return decoded.status();
+    buffer.region = *decoded;
+  }
 
   const auto counters = in.number<uint32_t>();
-  if (counters != request.layout.layers) return invalid("not one counter per layer");
+  if (counters != request.layout.layers()) return invalid("not one counter per layer");
   request.counters.resize(counters);  // at most KvLayout::kMaxLayers
   for (RemoteCounter& counter : request.counters) {
-    counter.owner = request.region.owner;
+    counter.owner = request.buffers.front().region.owner;
     counter.index = in.number<uint32_t>();
     counter.generation = in.number<uint16_t>();
   }

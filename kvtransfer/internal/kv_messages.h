@@ -29,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvtransfer/kv_layout.h"
+#include "kvtransfer/kv_plan.h"
 #include "transport/clock.h"
 #include "transport/counter.h"
 #include "transport/region.h"
@@ -37,7 +38,7 @@
 namespace baton::kvtransfer {
 
 inline constexpr uint32_t kKvMagic = 0x764b7442;  // "BtKv"
-inline constexpr uint16_t kKvVersion = 2;         // 2: a layout names its model
+inline constexpr uint16_t kKvVersion = 3;         // 3: layouts of any engine, bytes are counted
 inline constexpr size_t kKvHeaderBytes = 24;
 inline constexpr size_t kKvPartBytes = kMaxNotification - kKvHeaderBytes;
 // Of a request: about three million tokens in blocks of 16.
@@ -55,7 +56,7 @@ enum class KvMessageKind : uint8_t {
 };
 
 // One notification: a part of a message, or all of it.
-struct KvPart {
+struct KvMessagePart {
   KvMessageKind kind = KvMessageKind::kCancel;
   uint64_t load = 0;   // the decode worker's number for the load, dense from 1 for each peer
   uint32_t total = 0;  // bytes of the whole body
@@ -66,7 +67,7 @@ struct KvPart {
 // InvalidArgument for anything but a part as above; FailedPrecondition, with the remedy, for one of
 // another version. Kind and load lead the header in every version: they are set even then, so that
 // the sender can be told (load 0: not even that could be read).
-absl::Status decode_kv_part(std::string_view notification, KvPart& part);
+absl::Status decode_kv_part(std::string_view notification, KvMessagePart& part);
 
 // The part of a message that starts at `offset` of its body, as a notification; `offset` moves past
 // it. Reuses the memory of `out`. Call until offset == body.size(), at least once.
@@ -81,7 +82,7 @@ class KvAssembler {
 
   // True when this part completes its message: `body` is then the whole of it. An error means that
   // the peer contradicts itself or sends too much; what it has sent of that message is dropped.
-  absl::StatusOr<bool> add(const KvPart& part, std::string& body);
+  absl::StatusOr<bool> add(const KvMessagePart& part, std::string& body);
 
   size_t open() const { return open_.size(); }
   size_t held() const { return held_; }
@@ -99,23 +100,38 @@ class KvAssembler {
   size_t held_ = 0;
 };
 
+// A buffer of a layout, as a peer reaches it.
+struct KvRemoteBuffer {
+  RemoteRegion region;
+  uint64_t offset = 0;  // where the buffer begins in the region
+};
+
 // The body of a request.
 struct KvLoadRequest {
-  uint64_t request = 0;          // the decode engine's own id of it, for timelines
-  std::string decode;            // who asks, for people
-  Time timeout{};                // from now
-  std::vector<int32_t> tokens;   // from the start of the sequence
-  uint32_t first_token = 0;      // a multiple of layout.block_tokens
-  std::vector<uint32_t> blocks;  // of the decode worker's cache: where [first_token, ...) goes
-  KvLayout layout;               // of that cache
-  RemoteRegion region;           // that holds it
-  uint64_t cache_offset = 0;     // where it begins in the region
-  std::vector<RemoteCounter> counters;  // one per layer: counts heads of blocks that have arrived
+  uint64_t request = 0;         // the decode engine's own id of it, for timelines
+  std::string decode;           // who asks, for people
+  Time timeout{};               // from now
+  std::vector<int32_t> tokens;  // from the start of the sequence
+  uint32_t first_token = 0;     // a multiple of each group's block_tokens
+  std::vector<uint32_t>
+      blocks;       // of the decode worker's cache: where the KV goes, group after group
+  KvLayout layout;  // of that cache
+  std::vector<KvRemoteBuffer> buffers;  // of the layout; all of one owner
+  std::vector<RemoteCounter> counters;  // one per layer: counts bytes that have arrived
 
   static constexpr size_t kMaxName = 64;
   static constexpr Time kMaxTimeout = std::chrono::hours(24);
-  uint32_t first_block() const { return first_token / layout.block_tokens; }
+  // The pages of a group: a part of `blocks`.
+  KvPages pages(size_t group) const;
 };
+
+// Of tokens [first_token, length), those that a group keeps, and the blocks that hold them.
+KvTokens kept_tokens(const KvGroup& group, uint64_t first_token, uint64_t length);
+struct KvBlockRange {
+  uint64_t first = 0;
+  uint64_t count = 0;
+};
+KvBlockRange blocks_of(const KvGroup& group, KvTokens tokens);
 
 // InvalidArgument where the request contradicts itself or is longer than kMaxKvMessage. A request
 // that encodes also decodes, and what decodes has passed check_kv_request().

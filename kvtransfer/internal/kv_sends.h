@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kvtransfer/kv_plan.h"
 #include "transport/clock.h"
 #include "transport/transfer.h"
 #include "transport/worker.h"
@@ -20,13 +21,11 @@ namespace baton::kvtransfer {
 struct KvSendJob;
 class KvSends;
 
-// One box of some blocks of one layer of a job.
+// One move of a plan, of one layer of a job.
 struct KvSend {
   KvSendJob* job = nullptr;
-  uint32_t box = 0;
-  uint32_t layer = 0;
-  uint32_t first = 0;  // blocks [first, first + count) of the job
-  uint32_t count = 0;
+  KvMove move;
+  uint32_t layer = 0;  // of decode's, which counts it
   uint32_t place = 0;  // in the job's list of sends
   bool submitted = false;
   TransferId id;

@@ -207,16 +207,12 @@ TEST(Disaggregation, HostileJobsAreRefused) {
   auto prefill = *Engine::create(test_model(), test_tokenizer(),
                                  {.role = EngineRole::kPrefill, .blocks = 8}, &link.prefill());
   ASSERT_TRUE(link.decode()
-                  .allocate_cache({.layers = 2,
-                                   .blocks = 64,
-                                   .block_tokens = 16,
-                                   .total_heads = 1,
-                                   .heads = 1,
-                                   .head_bytes = 1024,
-                                   .layer_stride = 65536,
-                                   .block_stride = 1024,
-                                   .head_stride = 1024,
-                                   .format = "bf16 K[d][t] V[t][d]"})
+                  .allocate_cache(kvtransfer::KvLayout::transposed_keys({.layers = 2,
+                                                                         .blocks = 64,
+                                                                         .block_tokens = 16,
+                                                                         .total_heads = 1,
+                                                                         .heads = 1,
+                                                                         .head_size = 16}))
                   .ok());
   const auto outcome = [&](kvtransfer::KvRequestId id, std::vector<int32_t> tokens) {
     const size_t blocks = (tokens.size() + 15) / 16;

@@ -33,10 +33,10 @@ class LoopbackDecode : public kvtransfer::KvConnector {
     auto [it, inserted] = link_.loads_.try_emplace(id);
     EXPECT_TRUE(inserted) << "load id " << id << " is not new";
     LoopbackLink::Load& load = it->second;
-    const uint32_t layers = link_.target_.layout.layers;
+    const uint32_t layers = link_.target_.layout.layers();
     for (uint32_t layer = 0; layer < layers; ++layer) {
       for (uint32_t block : request.blocks) {
-        std::memset(link_.target_.block(layer, block), 0xff, link_.target_.layout.block_stride);
+        std::memset(link_.target_.block(layer, block), 0xff, link_.target_.block_bytes());
       }
     }
     load.arrived.resize(layers);
@@ -149,7 +149,7 @@ class LoopbackPrefill : public kvtransfer::KvConnector {
       if (load.gone) continue;
       const char* content = reinterpret_cast<const char*>(link_.source_.block(layer, blocks[i]));
       load.queue.push_back({layer, blocks[i], load.request.blocks.at(index - first_wanted),
-                            std::string(content, link_.source_.layout.block_stride)});
+                            std::string(content, link_.source_.block_bytes())});
     }
     return absl::OkStatus();
   }

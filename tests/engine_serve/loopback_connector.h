@@ -76,9 +76,12 @@ class LoopbackLink {
   struct Side {
     kvtransfer::KvLayout layout;
     std::unique_ptr<std::byte, void (*)(void*)> memory{nullptr, nullptr};
+    // All heads, K and V, of a block.
     std::byte* block(uint32_t layer, uint32_t index) const {
-      return memory.get() + layer * layout.layer_stride + index * layout.block_stride;
+      const kvtransfer::KvField& keys = layout.groups[0].fields[0];
+      return memory.get() + keys.places[layer].offset + index * keys.block_stride;
     }
+    size_t block_bytes() const { return layout.groups[0].fields[0].block_stride; }
   };
 
   void* allocate(Side& side, const kvtransfer::KvLayout& layout);

@@ -42,7 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string_view notification = in.text(UINT16_MAX);
     if (in.failed()) return 0;
     parse_body(notification);
-    baton::kvtransfer::KvPart part;
+    baton::kvtransfer::KvMessagePart part;
     if (!baton::kvtransfer::decode_kv_part(notification, part).ok()) continue;
     static_cast<void>(seen.add(part.load));
     const auto whole = assembler.add(part, body);

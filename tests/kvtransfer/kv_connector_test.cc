@@ -176,7 +176,7 @@ TEST_P(KvConnectorTest, ARestartedPrefillIsFoundUnderItsNewAddress) {
 
 TEST_P(KvConnectorTest, IncompatibleLayoutsAreRefusedWithTheRemedy) {
   KvPairOptions with = options();
-  with.decode_layout.block_tokens = 8;
+  with.decode_layout.groups[0].block_tokens = 8;
   KvPair pair(with);
   KvLoad load;
   load.id = 1;

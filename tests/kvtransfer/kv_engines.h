@@ -8,15 +8,23 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvtransfer/kv_connector.h"
+#include "kvtransfer/kv_plan.h"
 
 namespace baton::kvtransfer {
 
 // The dense cache of a test: `heads` heads of 8 from `first_head`.
 KvLayout test_layout(uint32_t blocks, uint32_t first_head = 0, uint32_t heads = 8);
 inline constexpr uint32_t kTestBlockTokens = 4;
+// K and V of 8 heads, 6 layers, in blocks of any size: layouts that can be cut.
+KvShape test_shape(uint32_t blocks, uint32_t block_tokens, uint32_t first_head = 0,
+                   uint32_t heads = 8);
+// 6 layers in two groups with blocks of their own sizes; every other layer keeps `window` tokens.
+KvLayout hybrid_layout(uint32_t blocks, uint32_t block_tokens, uint32_t window_block_tokens,
+                       uint32_t window);
 
 // A cache in a connector's memory, and which blocks of it are free.
 class TestCache {
@@ -30,18 +38,29 @@ class TestCache {
   // Overwrites them with the canary.
   void free(const std::vector<uint32_t>& blocks);
 
-  void fill(uint32_t block, uint32_t layer, KvRequestId request, uint32_t index);
-  // Whether the block holds what fill() put into another cache: all heads of this one.
-  bool holds(uint32_t block, uint32_t layer, KvRequestId request, uint32_t index) const;
+  size_t groups() const { return layout_.groups.size(); }
+  size_t group_of(uint32_t layer) const { return places_[layer].first; }
+  uint32_t layers() const { return static_cast<uint32_t>(places_.size()); }
+
+  // Computes the KV of all tokens of a sequence's block `index`.
+  void fill(uint32_t block, uint32_t layer, KvRequestId request, uint64_t index);
+  // Whether the block holds what fill() put into another cache, whatever its layout: all heads of
+  // this one, those of the block's tokens that are among `tokens`.
+  bool holds(uint32_t block, uint32_t layer, KvRequestId request, uint64_t index,
+             KvTokens tokens) const;
   // How many bytes of free blocks have changed since free().
   size_t damaged() const;
 
  private:
-  std::byte* at(uint32_t block, uint32_t layer, uint32_t head) const;
+  // Calls visit(address, bytes, what) for every row of elements of a block; `what` names it.
+  template <typename Visit>
+  void for_each_row(uint32_t block, uint32_t layer, uint64_t index, KvTokens tokens,
+                    const Visit& visit) const;
   void paint(uint32_t block);
   KvLayout layout_;
-  std::byte* base_;
-  std::vector<uint32_t> free_;
+  std::vector<std::pair<uint32_t, uint32_t>> places_;  // group and index in it, by layer
+  std::vector<std::byte*> buffers_;
+  std::vector<uint32_t> free_;  // of every group: a number is free in all or in none
 };
 
 class TestPrefill {
@@ -66,9 +85,9 @@ class TestPrefill {
  private:
   struct Job {
     KvJob job;
-    std::vector<uint32_t> blocks;
-    uint32_t chunk_begin = 0;  // in blocks, of the chunk in work
-    uint32_t chunk_end = 0;
+    std::vector<std::vector<uint32_t>> blocks;  // by group
+    uint64_t chunk_begin = 0;                   // in tokens, of the chunk in work
+    uint64_t chunk_end = 0;
     uint32_t layer = 0;
     bool finished = false;
   };
@@ -91,7 +110,12 @@ struct TestLoad {
   enum class State { kOpen, kEnding, kEnded };
   State state = State::kOpen;
   std::vector<uint32_t> blocks;
-  uint32_t first_block = 0;
+  struct Group {
+    KvTokens kept;
+    uint64_t first_block = 0;
+    std::vector<uint32_t> blocks;
+  };
+  std::vector<Group> groups;
   uint32_t verified = 0;  // layers
   bool wrong = false;     // a byte of a layer that was said to be here
   bool cancel = false;    // end it as soon as `cancel_at` layers are here

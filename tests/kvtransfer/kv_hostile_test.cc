@@ -60,8 +60,8 @@ class KvHostileTest : public OverEveryProvider<std::string> {
   }
 
   // The next answer about a load.
-  KvPart answer() {
-    KvPart part;
+  KvMessagePart answer() {
+    KvMessagePart part;
     EXPECT_TRUE(run([&] { return worker_->next_notification(inbox_); }));
     EXPECT_TRUE(decode_kv_part(inbox_.payload, part).ok());
     return part;
@@ -83,8 +83,8 @@ class KvHostileTest : public OverEveryProvider<std::string> {
     request.tokens.assign(8, 1);
     request.blocks = {1, 2};
     request.layout = test_layout(4);
-    request.region = *worker_->remote_region(region_);
-    for (uint32_t layer = 0; layer < request.layout.layers; ++layer) {
+    request.buffers = {{*worker_->remote_region(region_), 0}};
+    for (uint32_t layer = 0; layer < request.layout.layers(); ++layer) {
       request.counters.push_back(worker_->remote_counter(*worker_->allocate_counter()));
     }
     return request;
@@ -132,7 +132,7 @@ TEST_P(KvHostileTest, ADamagedRequestIsAnsweredNotServed) {
     std::string bad = body.substr(0, random() % body.size());
     if (load % 2 == 0) bad = body + "more";
     ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, load, bad));
-    const KvPart part = answer();
+    const KvMessagePart part = answer();
     EXPECT_EQ(part.kind, KvMessageKind::kFailed);
     EXPECT_EQ(part.load, load);
     EXPECT_TRUE(absl::IsInvalidArgument(decode_kv_failure(part.bytes)));
@@ -153,9 +153,9 @@ TEST_P(KvHostileTest, AnotherVersionIsToldWhatToDo) {
 
 TEST_P(KvHostileTest, AForgedKeyMovesNothingAndFailsItsJobOnly) {
   KvLoadRequest forged = request();
-  forged.region.key ^= 1;
+  forged.buffers[0].region.key ^= 1;
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, 1, encoded(forged)));
-  const KvPart part = answer();
+  const KvMessagePart part = answer();
   EXPECT_EQ(part.kind, KvMessageKind::kFailed);
   EXPECT_FALSE(decode_kv_failure(part.bytes).ok());
   for (std::byte byte : memory_) ASSERT_EQ(byte, std::byte{0});
@@ -163,7 +163,7 @@ TEST_P(KvHostileTest, AForgedKeyMovesNothingAndFailsItsJobOnly) {
 
 TEST_P(KvHostileTest, ACancelThatOvertakesItsRequestHolds) {
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kCancel, 1));
-  KvPart part = answer();
+  KvMessagePart part = answer();
   EXPECT_EQ(part.kind, KvMessageKind::kCancelled);
   EXPECT_EQ(part.load, 1u);
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, 1, encoded(request())));

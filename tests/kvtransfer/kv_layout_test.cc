@@ -1,236 +1,225 @@
-// KV layouts and plans: what a plan moves is compared with a walk over every head of every block.
+// KV layouts: what is refused, what survives the wire, and the shapes that engines have.
 #include "kvtransfer/kv_layout.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "kvtransfer/plans/kv_extents.h"
+
 namespace baton::kvtransfer {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 KvLayout small() { return KvLayout::dense(3, 10, 16, 4, 96, "test"); }
+
+constexpr KvShape kShape{.layers = 3,
+                         .blocks = 10,
+                         .block_tokens = 16,
+                         .total_heads = 8,
+                         .first_head = 2,
+                         .heads = 4,
+                         .head_size = 6};
+
+std::vector<KvLayout> engine_layouts() {
+  std::vector<KvLayout> all = {small(), KvLayout::transposed_keys(kShape),
+                               KvLayout::latent(3, 10, 16, 576, KvDtype::kBfloat16)};
+  for (auto order : {KvLayout::Order::kNhd, KvLayout::Order::kHnd}) {
+    for (auto pair : {KvLayout::Pair::kSplit, KvLayout::Pair::kStacked, KvLayout::Pair::kInBlock,
+                      KvLayout::Pair::kJoined}) {
+      for (bool tensors : {false, true}) {
+        all.push_back(KvLayout::paged(kShape, order, pair, tensors));
+      }
+    }
+  }
+  return all;
+}
 
 TEST(KvLayout, DenseIsDense) {
   const KvLayout layout = small();
   EXPECT_TRUE(layout.check().ok());
   EXPECT_EQ(layout.bytes(), 3u * 10 * 4 * 96);
+  EXPECT_EQ(layout.layers(), 3u);
   EXPECT_EQ(layout.blocks_for(0), 0u);
   EXPECT_EQ(layout.blocks_for(16), 1u);
   EXPECT_EQ(layout.blocks_for(17), 2u);
+  EXPECT_EQ(layout.blocks_for(UINT64_MAX), (uint64_t{1} << 60));
 }
 
-TEST(KvLayout, RefusesNonsense) {
-  const auto broken = [](auto change) {
-    KvLayout layout = small();
-    change(layout);
-    return layout.check();
-  };
-  EXPECT_FALSE(KvLayout().check().ok());
-  EXPECT_FALSE(broken([](KvLayout& l) { l.heads = 0; }).ok());
-  EXPECT_FALSE(broken([](KvLayout& l) { l.first_head = 1; }).ok());
-  EXPECT_FALSE(broken([](KvLayout& l) { l.first_head = UINT32_MAX; }).ok());
-  EXPECT_FALSE(broken([](KvLayout& l) { l.head_stride = 95; }).ok());
-  EXPECT_FALSE(broken([](KvLayout& l) { l.block_stride -= 1; }).ok());
-  EXPECT_FALSE(broken([](KvLayout& l) { l.layer_stride = 0; }).ok());
-  EXPECT_FALSE(broken([](KvLayout& l) { l.layer_stride = UINT64_MAX / 2; }).ok());
-  EXPECT_FALSE(broken([](KvLayout& l) { l.layers = KvLayout::kMaxLayers + 1; }).ok());
-  EXPECT_FALSE(broken([](KvLayout& l) { l.format = std::string(200, 'x'); }).ok());
-  EXPECT_FALSE(broken([](KvLayout& l) { l.model = std::string(200, 'x'); }).ok());
-  // Blocks outside, layers inside: the layout of a cache with all layers of a block together.
-  EXPECT_TRUE(broken([](KvLayout& l) {
-                l.layer_stride = l.heads * l.head_stride;
-                l.block_stride = l.layers * l.layer_stride;
-              }).ok());
-}
-
-TEST(KvLayout, SurvivesTheWire) {
-  KvLayout layout = small();
-  layout.head_stride = 128;
-  layout.block_stride = 1000;
-  layout.layer_stride = 20000;
-  const std::string bytes = layout.encode();
-  const absl::StatusOr<KvLayout> again = KvLayout::decode(bytes);
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(*again, layout);
-  for (size_t cut = 0; cut < bytes.size(); ++cut) {
-    EXPECT_FALSE(KvLayout::decode(bytes.substr(0, cut)).ok());
-  }
-  EXPECT_FALSE(KvLayout::decode(bytes + "x").ok());
-}
-
-TEST(KvPlan, EqualGeometryMovesWholeBlocksInOneBox) {
-  const KvLayout layout = small();
-  const absl::StatusOr<KvPlan> plan = KvPlan::make(layout, layout);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  ASSERT_EQ(plan->boxes().size(), 1u);
-  EXPECT_TRUE(plan->complete());
-  EXPECT_EQ(plan->bytes_per_block(), 4u * 96);
-  // Neighbouring blocks are one contiguous piece.
-  const std::vector<uint32_t> source = {2, 3, 4};
-  const std::vector<uint32_t> target = {7, 8, 9};
-  const Layout from = plan->source_layout(plan->boxes()[0], 1, source);
-  const Layout to = plan->target_layout(plan->boxes()[0], 1, target);
-  TransferCursor cursor(from, to, 0, from.bytes());
-  Piece piece;
-  ASSERT_TRUE(cursor.next(piece));
-  EXPECT_EQ(piece.bytes, 3u * 4 * 96);
-  EXPECT_EQ(piece.local_offset, (10u + 2) * 4 * 96);
-  EXPECT_EQ(piece.remote_offset, (10u + 7) * 4 * 96);
-  EXPECT_FALSE(cursor.next(piece));
-}
-
-TEST(KvPlan, DifferencesAreRefusedWithTheRemedy) {
-  const auto refused = [](auto change) {
-    KvLayout target = small();
-    change(target);
-    const absl::Status status = KvPlan::make(small(), target).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    return std::string(status.message());
-  };
-  EXPECT_THAT(refused([](KvLayout& l) { l.block_tokens = 32; }),
-              AllOf(HasSubstr("16"), HasSubstr("32"), HasSubstr("same block size")));
-  EXPECT_THAT(refused([](KvLayout& l) { l.layers = 2; }), HasSubstr("same model"));
-  EXPECT_THAT(refused([](KvLayout& l) { l.total_heads = 8; }), HasSubstr("same model"));
-  EXPECT_THAT(refused([](KvLayout& l) { l.head_bytes = 95; }), HasSubstr("same KV data type"));
-  EXPECT_THAT(refused([](KvLayout& l) { l.format = "fp8"; }),
-              AllOf(HasSubstr("\"test\""), HasSubstr("\"fp8\"")));
-  EXPECT_THAT(refused([](KvLayout& l) { l.model = "another"; }),
-              AllOf(HasSubstr("\"another\""), HasSubstr("same checkpoint")));
-}
-
-TEST(KvPlan, ShardsWithoutCommonHeadsOweEachOtherNothing) {
-  KvLayout source = KvLayout::dense(3, 10, 16, 2, 96, "test");
-  source.total_heads = 4;
-  KvLayout target = source;
-  target.first_head = 2;
-  const absl::StatusOr<KvPlan> plan = KvPlan::make(source, target);
-  ASSERT_TRUE(plan.ok());
-  EXPECT_TRUE(plan->boxes().empty());
-  EXPECT_FALSE(plan->complete());
-  EXPECT_EQ(plan->bytes_per_block(), 0u);
-}
-
-// A shard of a group: its heads, and a cache with random gaps and a random order of dimensions.
-KvLayout random_shard(std::mt19937& random, const KvLayout& model, uint32_t rank, uint32_t ranks) {
-  KvLayout shard = model;
-  shard.heads = model.total_heads / ranks;
-  shard.first_head = rank * shard.heads;
-  shard.blocks = 6 + random() % 6;
-  const auto gap = [&] { return random() % 3 == 0 ? random() % 40 : 0; };
-  shard.head_stride = shard.head_bytes + gap();
-  if (random() % 4 == 0) {
-    shard.layer_stride = shard.heads * shard.head_stride + gap();
-    shard.block_stride = shard.layers * shard.layer_stride + gap();
-  } else {
-    shard.block_stride = shard.heads * shard.head_stride + gap();
-    shard.layer_stride = shard.blocks * shard.block_stride + gap();
-  }
-  return shard;
-}
-
-std::vector<uint32_t> random_pages(std::mt19937& random, uint32_t blocks, uint32_t count) {
-  std::vector<uint32_t> all(blocks);
-  std::iota(all.begin(), all.end(), 0);
-  if (random() % 3 != 0) std::shuffle(all.begin(), all.end(), random);
-  all.resize(count);
-  return all;
-}
-
-uint64_t offset_of(const KvLayout& l, uint32_t layer, uint32_t block, uint32_t head) {
-  return layer * l.layer_stride + block * l.block_stride + (head - l.first_head) * l.head_stride;
-}
-
-struct Shard {
-  KvLayout layout;
-  uint64_t cache_offset = 0;
-  std::vector<uint32_t> pages;
-  std::vector<unsigned char> bytes;
-};
-
-// What head `head` of sequence block `i` of a layer holds.
-std::vector<unsigned char> content(const KvLayout& model, uint32_t layer, uint32_t i,
-                                   uint32_t head) {
-  std::mt19937 random(layer * 7919 + i * 104729 + head * 31 + 1);
-  std::vector<unsigned char> bytes(model.head_bytes);
-  for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
-  return bytes;
-}
-
-TEST(KvPlan, EveryHeadOfEveryBlockArrivesWhereItBelongsAndNothingElseChanges) {
-  for (uint32_t seed = 0; seed < 150; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
-    KvLayout model = KvLayout::dense(1 + random() % 4, 1, 16, 8, 1 + random() % 70, "test");
-    const uint32_t sources_n = 1u << random() % 4;
-    const uint32_t targets_n = 1u << random() % 4;
-    const uint32_t count = 1 + random() % 6;
-    const auto group = [&](uint32_t ranks) {
-      std::vector<Shard> shards(ranks);
-      for (uint32_t rank = 0; rank < ranks; ++rank) {
-        Shard& shard = shards[rank];
-        shard.layout = random_shard(random, model, rank, ranks);
-        EXPECT_TRUE(shard.layout.check().ok()) << shard.layout.check();
-        shard.cache_offset = random() % 100;
-        shard.pages = random_pages(random, shard.layout.blocks, count);
-        shard.bytes.resize(shard.cache_offset + shard.layout.bytes() + 50);
-        for (unsigned char& byte : shard.bytes) byte = static_cast<unsigned char>(random());
-      }
-      return shards;
-    };
-    std::vector<Shard> sources = group(sources_n);
-    std::vector<Shard> targets = group(targets_n);
-
-    const auto put = [&](Shard& shard) {
-      for (uint32_t layer = 0; layer < model.layers; ++layer) {
-        for (uint32_t i = 0; i < count; ++i) {
-          for (uint32_t h = 0; h < shard.layout.heads; ++h) {
-            const uint32_t head = shard.layout.first_head + h;
-            const auto bytes = content(model, layer, i, head);
-            std::memcpy(&shard.bytes[shard.cache_offset +
-                                     offset_of(shard.layout, layer, shard.pages[i], head)],
-                        bytes.data(), bytes.size());
-          }
-        }
-      }
-    };
-    std::vector<Shard> expected = targets;
-    for (Shard& shard : sources) put(shard);
-    for (Shard& shard : expected) put(shard);
-
-    size_t moved = 0;
-    for (const Shard& source : sources) {
-      for (Shard& target : targets) {
-        const absl::StatusOr<KvPlan> plan = KvPlan::make(source.layout, target.layout);
-        ASSERT_TRUE(plan.ok()) << plan.status();
-        for (const KvBox& box : plan->boxes()) {
-          for (uint32_t layer = 0; layer < model.layers; ++layer) {
-            const Layout from = plan->source_layout(box, layer, source.pages, source.cache_offset);
-            const Layout to = plan->target_layout(box, layer, target.pages, target.cache_offset);
-            ASSERT_EQ(from.bytes(), to.bytes());
-            ASSERT_TRUE(from.check(source.bytes.size(), "local").ok());
-            ASSERT_TRUE(to.check(target.bytes.size(), "remote").ok());
-            TransferCursor cursor(from, to, 0, from.bytes());
-            for (Piece piece; cursor.next(piece); moved += piece.bytes) {
-              std::memcpy(&target.bytes[piece.remote_offset], &source.bytes[piece.local_offset],
-                          piece.bytes);
+TEST(KvLayout, TheLayoutsOfEnginesHaveNoGapsAndNoOverlaps) {
+  for (const KvLayout& layout : engine_layouts()) {
+    EXPECT_TRUE(layout.check().ok()) << layout.check();
+    // Every byte of every buffer belongs to one element.
+    std::vector<std::vector<int>> used;
+    for (const KvBuffer& buffer : layout.buffers) used.emplace_back(buffer.bytes, 0);
+    const KvGroup& group = layout.groups[0];
+    for (const KvField& field : group.fields) {
+      for (const KvPlace& place : field.places) {
+        for (uint32_t b = 0; b < group.blocks; ++b) {
+          for (uint32_t t = 0; t < (field.per_block ? 1 : group.block_tokens); ++t) {
+            for (uint32_t h = 0; h < group.heads; ++h) {
+              for (uint32_t e = 0; e < field.width; ++e) {
+                const uint64_t at = place.offset + b * field.block_stride + t * field.token_stride +
+                                    h * field.head_stride + e * field.element_stride;
+                for (uint32_t i = 0; i < bytes_of(field.dtype); ++i) ++used[place.buffer][at + i];
+              }
             }
           }
         }
       }
     }
-    // Each byte exactly once, all of them, and no other.
-    EXPECT_EQ(moved, size_t{model.layers} * count * model.total_heads * model.head_bytes);
-    for (uint32_t rank = 0; rank < targets_n; ++rank) {
-      EXPECT_EQ(targets[rank].bytes, expected[rank].bytes) << "target rank " << rank;
+    for (const auto& bytes : used) {
+      EXPECT_TRUE(std::all_of(bytes.begin(), bytes.end(), [](int n) { return n == 1; }));
+    }
+  }
+}
+
+TEST(KvLayout, RefusesNonsense) {
+  const auto broken = [](auto change) {
+    KvLayout layout = KvLayout::paged(kShape, KvLayout::Order::kNhd, KvLayout::Pair::kSplit, true);
+    change(layout, layout.groups[0], layout.groups[0].fields[0]);
+    return std::string(layout.check().message());
+  };
+  using L = KvLayout;
+  using G = KvGroup;
+  using F = KvField;
+  EXPECT_EQ(broken([](L&, G&, F&) {}), "");
+  EXPECT_FALSE(KvLayout().check().ok());
+  EXPECT_THAT(broken([](L&, G& g, F&) { g.heads = 0; }), HasSubstr("at least one"));
+  EXPECT_THAT(broken([](L&, G& g, F&) { g.blocks = 0; }), HasSubstr("at least one"));
+  EXPECT_THAT(broken([](L&, G& g, F&) { g.block_tokens = 0; }), HasSubstr("at least one"));
+  EXPECT_THAT(broken([](L&, G& g, F&) { g.layers.clear(); }), HasSubstr("at least one"));
+  EXPECT_THAT(broken([](L&, G& g, F&) { g.first_head = 5; }), HasSubstr("not among"));
+  EXPECT_THAT(broken([](L&, G& g, F&) { g.first_head = UINT32_MAX; }), HasSubstr("not among"));
+  EXPECT_THAT(broken([](L&, G& g, F&) { g.layers[2] = 1; }), HasSubstr("ascending"));
+  EXPECT_THAT(broken([](L&, G& g, F&) { g.layers[2] = L::kMaxLayers; }), HasSubstr("at most"));
+  EXPECT_THAT(broken([](L& l, G&, F&) { l.groups.push_back(l.groups[0]); }),
+              HasSubstr("in two groups"));
+  EXPECT_THAT(broken([](L&, G& g, F& f) { g.fields.assign(9, F(f)); }), HasSubstr("9 fields"));
+  EXPECT_THAT(broken([](L&, G& g, F&) { g.fields[1].role = KvRole::kKey; }),
+              HasSubstr("two fields are the K"));
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.role = static_cast<KvRole>(99); }), HasSubstr("role"));
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.dtype = static_cast<KvDtype>(0); }), HasSubstr("type"));
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.width = 0; }), HasSubstr("0 elements"));
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.places.pop_back(); }), HasSubstr("2 places"));
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.places[1].buffer = 6; }), HasSubstr("buffer 6 of 6"));
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.places[1].offset = 1; }), HasSubstr("bytes into buffer"));
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.places[1].offset = UINT64_MAX; }),
+              HasSubstr("bytes into"));
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.element_stride = 1; }), HasSubstr("element stride"));
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.head_stride -= 1; }), HasSubstr("head stride"));
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.token_stride = 0; }), HasSubstr("stride"));
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.block_stride = UINT64_MAX / 2; }), HasSubstr("2^60"));
+  EXPECT_THAT(broken([](L& l, G&, F&) { l.buffers[0].bytes = UINT64_MAX; }), HasSubstr("2^60"));
+  EXPECT_THAT(broken([](L& l, G&, F&) { l.buffers[5].bytes -= 1; }), HasSubstr("buffer 5"));
+  EXPECT_THAT(broken([](L& l, G&, F&) { l.buffers.clear(); }), HasSubstr("0 buffers"));
+  EXPECT_THAT(broken([](L& l, G&, F&) { l.format = std::string(200, 'x'); }), HasSubstr("format"));
+  EXPECT_THAT(broken([](L& l, G&, F&) { l.model.rope = std::string(200, 'x'); }),
+              HasSubstr("text about the model"));
+  EXPECT_THAT(broken([](L& l, G&, F&) { l.buffers[0].device = static_cast<KvDevice>(7); }),
+              HasSubstr("device"));
+  // Two layers, and K and V, in the same place.
+  EXPECT_THAT(broken([](L&, G&, F& f) { f.places[1] = f.places[0]; }),
+              HasSubstr("layer 0's K and layer 1's K overlap"));
+  EXPECT_THAT(broken([](L&, G& g, F& f) { g.fields[1].places[0] = f.places[0]; }),
+              HasSubstr("overlap"));
+}
+
+TEST(KvLayout, CountsThatOverflowAreRefusedNotComputed) {
+  for (uint32_t huge : {UINT32_MAX, UINT32_MAX / 2, 1u << 31}) {
+    EXPECT_FALSE(KvLayout::dense(huge, huge, huge, huge, huge, "x").check().ok());
+    EXPECT_FALSE(KvLayout::dense(3, huge, huge, huge, huge / 9, "x").check().ok());
+    KvShape shape = kShape;
+    shape.blocks = shape.block_tokens = huge;
+    EXPECT_FALSE(KvLayout::transposed_keys(shape).check().ok());
+    shape.head_size = huge;
+    EXPECT_FALSE(
+        KvLayout::paged(shape, KvLayout::Order::kHnd, KvLayout::Pair::kJoined, true).check().ok());
+  }
+}
+
+// Whether two fields overlap, against a walk over every element of both.
+TEST(KvLayout, OverlapsAreFoundExactlyWhereTheOuterDimensionsAreEqual) {
+  std::mt19937 random(1);
+  size_t found = 0;
+  for (int round = 0; round < 3000; ++round) {
+    KvGroup group;
+    group.blocks = 1 + random() % 3;
+    group.block_tokens = 1 + random() % 4;
+    group.heads = 1 + random() % 3;
+    KvField field;
+    field.width = 1 + random() % 3;
+    const auto gap = [&] { return random() % 3 == 0 ? random() % 9 : 0; };
+    field.element_stride = 1 + gap();
+    field.head_stride = field.width * field.element_stride + gap();
+    field.token_stride = group.heads * field.head_stride + gap();
+    field.block_stride = group.block_tokens * field.token_stride + gap();
+    const KvSteps steps = steps_of(group, field);
+    std::vector<uint64_t> offsets;
+    for (uint64_t b = 0; b < group.blocks; ++b) {
+      for (uint64_t t = 0; t < group.block_tokens; ++t) {
+        for (uint64_t h = 0; h < group.heads; ++h) {
+          for (uint64_t e = 0; e < field.width; ++e) {
+            offsets.push_back(b * field.block_stride + t * field.token_stride +
+                              h * field.head_stride + e * field.element_stride);
+          }
+        }
+      }
+    }
+    const uint64_t distance = random() % (extent_of(steps) + 2);
+    bool shares = false;
+    for (uint64_t a : offsets) {
+      shares |= std::find(offsets.begin(), offsets.end(), a - distance) != offsets.end();
+    }
+    EXPECT_EQ(shares_bytes(steps, steps, distance), shares) << round;
+    found += shares;
+  }
+  EXPECT_GT(found, 300u);
+}
+
+TEST(KvLayout, SurvivesTheWireAndNothingElseDoes) {
+  std::vector<KvLayout> layouts = engine_layouts();
+  layouts[0].model = {"sha256:1", "bf16", "theta 10000"};
+  KvLayout hybrid = KvLayout::paged(kShape, KvLayout::Order::kNhd, KvLayout::Pair::kSplit, true);
+  hybrid.groups.push_back(hybrid.groups[0]);  // shares memory with the first, as vLLM's do
+  hybrid.groups[0].layers = {0, 4, 5};
+  hybrid.groups[1].layers = {1, 3, 7};
+  hybrid.groups[1].window = 128;
+  hybrid.buffers[2] = {1 << 20, KvDevice::kCuda, 3};
+  layouts.push_back(hybrid);
+  for (const KvLayout& layout : layouts) {
+    const std::string bytes = layout.encode();
+    const auto again = KvLayout::decode(bytes);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(*again, layout);
+    for (size_t cut = 0; cut < bytes.size(); ++cut) {
+      EXPECT_FALSE(KvLayout::decode(bytes.substr(0, cut)).ok()) << cut;
+    }
+    EXPECT_FALSE(KvLayout::decode(bytes + '\0').ok());
+  }
+  // Tensors of their own cost a request next to nothing.
+  KvShape many = kShape;
+  many.layers = 128;
+  const KvLayout large = KvLayout::paged(many, KvLayout::Order::kNhd, KvLayout::Pair::kSplit, true);
+  EXPECT_LT(large.encode().size(), 250u);
+}
+
+TEST(KvLayout, DamagedBytesGiveAStatusOrACheckedLayout) {
+  std::mt19937 random(4);
+  for (const KvLayout& layout : engine_layouts()) {
+    const std::string good = layout.encode();
+    for (int round = 0; round < 400; ++round) {
+      std::string bytes = good;
+      for (int i = 0; i < 3; ++i) bytes[random() % bytes.size()] = static_cast<char>(random());
+      const auto decoded = KvLayout::decode(bytes);
+      if (decoded.ok()) {
+        EXPECT_TRUE(decoded->check().ok());
+      }
     }
   }
 }

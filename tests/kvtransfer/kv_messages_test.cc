@@ -26,12 +26,13 @@ KvLoadRequest a_request(uint32_t tokens = 100, uint32_t first_token = 32) {
   request.layout = KvLayout::dense(4, 100000, 16, 2, 64, "test");
   const auto blocks = request.layout.blocks_for(tokens) - first_token / 16;
   for (uint32_t i = 0; i < blocks; ++i) request.blocks.push_back(99 + i * 2);
-  request.cache_offset = 4096;
-  request.region.owner = WorkerUid::random();
-  request.region.size = request.layout.bytes() + 8192;
-  request.region.generation = 1;
-  request.region.access = Access::kRemoteWrite;
-  for (uint32_t i = 0; i < 4; ++i) request.counters.push_back({request.region.owner, 10 + i, 1});
+  KvRemoteBuffer buffer{.region = {}, .offset = 4096};
+  buffer.region.owner = WorkerUid::random();
+  buffer.region.size = request.layout.bytes() + 8192;
+  buffer.region.generation = 1;
+  buffer.region.access = Access::kRemoteWrite;
+  request.buffers = {buffer};
+  for (uint32_t i = 0; i < 4; ++i) request.counters.push_back({buffer.region.owner, 10 + i, 1});
   return request;
 }
 
@@ -49,8 +50,9 @@ TEST(KvMessages, RequestsSurviveTheWire) {
   EXPECT_EQ(again.first_token, 32u);
   EXPECT_EQ(again.blocks, request.blocks);
   EXPECT_EQ(again.layout, request.layout);
-  EXPECT_EQ(again.region.encode(), request.region.encode());
-  EXPECT_EQ(again.cache_offset, 4096u);
+  ASSERT_EQ(again.buffers.size(), 1u);
+  EXPECT_EQ(again.buffers[0].region.encode(), request.buffers[0].region.encode());
+  EXPECT_EQ(again.buffers[0].offset, 4096u);
   ASSERT_EQ(again.counters.size(), 4u);
   EXPECT_EQ(again.counters[3].encode(), request.counters[3].encode());
   for (size_t cut = 0; cut < body.size(); ++cut) {
@@ -75,14 +77,14 @@ TEST(KvMessages, ContradictoryRequestsAreRefused) {
   refused([](KvLoadRequest& r) { r.counters.pop_back(); });
   refused([](KvLoadRequest& r) { r.counters[1].generation = 0; });
   refused([](KvLoadRequest& r) { r.counters[1].owner = WorkerUid::random(); });
-  refused([](KvLoadRequest& r) { r.region.access = Access::kRemoteRead; });
-  refused([](KvLoadRequest& r) { r.cache_offset = r.region.size; });
-  refused([](KvLoadRequest& r) { r.cache_offset = UINT64_MAX; });
-  refused([](KvLoadRequest& r) { r.region.size = r.layout.bytes(); });
+  refused([](KvLoadRequest& r) { r.buffers[0].region.access = Access::kRemoteRead; });
+  refused([](KvLoadRequest& r) { r.buffers[0].offset = r.buffers[0].region.size; });
+  refused([](KvLoadRequest& r) { r.buffers[0].offset = UINT64_MAX; });
+  refused([](KvLoadRequest& r) { r.buffers[0].region.size = r.layout.bytes(); });
   refused([](KvLoadRequest& r) { r.timeout = Time::zero(); });
   refused([](KvLoadRequest& r) { r.timeout = kNever; });
   refused([](KvLoadRequest& r) { r.decode = std::string(65, 'x'); });
-  refused([](KvLoadRequest& r) { r.layout.layers = 0; });
+  refused([](KvLoadRequest& r) { r.layout.groups[0].layers.clear(); });
   refused([](KvLoadRequest& r) { r.tokens.resize(r.tokens.size() + 17); });
 }
 
@@ -95,8 +97,8 @@ std::vector<std::string> parts_of(KvMessageKind kind, uint64_t load, const std::
   return parts;
 }
 
-KvPart decoded(const std::string& notification) {
-  KvPart part;
+KvMessagePart decoded(const std::string& notification) {
+  KvMessagePart part;
   const absl::Status status = decode_kv_part(notification, part);
   EXPECT_TRUE(status.ok()) << status;
   return part;
@@ -155,7 +157,7 @@ TEST(KvMessages, APeerCannotMakeUsHoldMoreThanTheLimits) {
 }
 
 TEST(KvMessages, OnlyPartsAreParts) {
-  KvPart part;
+  KvMessagePart part;
   const std::string good = parts_of(KvMessageKind::kCancel, 9, "")[0];
   ASSERT_TRUE(decode_kv_part(good, part).ok());
   EXPECT_EQ(part.load, 9u);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 
@@ -127,7 +128,8 @@ TEST(KvOverSim, LoadsCompleteWhateverTheNetworkDoes) {
       const uint32_t tokens = 1 + random() % 40;
       const uint32_t first = random() % tokens / kTestBlockTokens * kTestBlockTokens;
       ASSERT_TRUE(world.decode.start(id, world.prefill_address(), tokens, first).ok());
-      bytes += world.decode.load(id).blocks.size() * decode_layout.block_stride * 6;
+      bytes +=
+          world.decode.load(id).blocks.size() * decode_layout.groups[0].fields[0].block_stride * 6;
     }
     ASSERT_TRUE(world.run(
         [&] { return world.decode.open() == 0 && world.prefill.open_jobs() == 0; }, seconds(30)));
@@ -139,6 +141,46 @@ TEST(KvOverSim, LoadsCompleteWhateverTheNetworkDoes) {
     EXPECT_EQ(world.prefill_stats().bytes_sent, bytes) << "each block exactly once per layer";
     EXPECT_EQ(world.decode_stats().bytes_loaded, bytes);
     EXPECT_EQ(world.prefill.unwanted(), 0u);
+    expect_intact(world);
+  }
+}
+
+// Engines that agree on nothing but the model.
+TEST(KvOverSim, AnyTwoLayoutsUnderstandEachOther) {
+  const auto seeds = static_cast<uint32_t>(rounds_of(60, 15));
+  for (uint32_t seed = 1; seed <= seeds; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(5000 + seed);
+    const uint32_t sizes[] = {4, 8, 12, 16};
+    const auto any_layout = [&](uint32_t first_head, uint32_t heads) {
+      const KvShape shape = test_shape(64, sizes[random() % 4], first_head, heads);
+      if (random() % 4 == 0) return KvLayout::transposed_keys(shape);
+      return KvLayout::paged(shape, static_cast<KvLayout::Order>(random() % 2),
+                             static_cast<KvLayout::Pair>(random() % 4), random() % 2 == 0);
+    };
+    KvLayout prefill_layout = any_layout(0, 8);
+    KvLayout decode_layout = seed % 2 == 0 ? any_layout(0, 8) : any_layout(3, 4);
+    if (seed % 4 == 0) {
+      prefill_layout = hybrid_layout(64, 8, 4, 20);
+      decode_layout = hybrid_layout(64, 12, 8, 14);
+    }
+    World world(bad_network(random), seed, KvSendMode::kLayerwise, prefill_layout, decode_layout);
+    uint32_t block = 1;
+    for (const KvGroup& group : decode_layout.groups) block = std::lcm(block, group.block_tokens);
+    for (KvRequestId id = 1; id <= 3; ++id) {
+      const uint32_t tokens = 1 + random() % 60;
+      const uint32_t first = random() % tokens / block * block;
+      ASSERT_TRUE(world.decode.start(id, world.prefill_address(), tokens, first).ok());
+      if (seed % 5 == 0) world.decode.cancel(id, random() % 6);
+    }
+    ASSERT_TRUE(world.run(
+        [&] { return world.decode.open() == 0 && world.prefill.open_jobs() == 0; }, seconds(30)));
+    for (KvRequestId id = 1; id <= 3; ++id) {
+      const TestLoad& load = world.decode.load(id);
+      EXPECT_TRUE(load.status.ok() || absl::IsCancelled(load.status)) << load.status;
+      EXPECT_TRUE(load.verified == 6 || !load.status.ok());
+      EXPECT_FALSE(load.wrong);
+    }
     expect_intact(world);
   }
 }

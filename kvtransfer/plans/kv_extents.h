@@ -1,0 +1,33 @@
+// Which bytes a field of a layout takes: its extent, and whether two fields share a byte.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "kvtransfer/kv_layout.h"
+
+namespace baton::kvtransfer {
+
+// One dimension of a field.
+struct KvStep {
+  const char* name = "";
+  uint64_t count = 1;
+  uint64_t stride = 0;
+};
+
+// The dimensions of a field, largest stride first; those of one step come last, as {1, 0}.
+struct KvSteps {
+  std::array<KvStep, 4> steps;
+  uint64_t element_bytes = 0;
+};
+KvSteps steps_of(const KvGroup& group, const KvField& field);
+
+// From a place to the last byte that is used behind it. Saturates.
+uint64_t extent_of(const KvSteps& steps);
+
+// Whether a field that begins `distance` bytes behind the other has a byte in common with it. Exact
+// where the outer dimensions are the same; below them, a field counts as solid. Both have passed
+// the check that no field overlaps itself.
+bool shares_bytes(const KvSteps& first, const KvSteps& second, uint64_t distance);
+
+}  // namespace baton::kvtransfer

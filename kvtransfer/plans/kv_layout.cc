@@ -1,0 +1,241 @@
+// KV layouts: their sizes, and the checks that everything else relies on.
+#include "kvtransfer/kv_layout.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kvtransfer/plans/kv_extents.h"
+#include "kvtransfer/plans/kv_numbers.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+// Every offset then fits in an int64_t, with room for where a buffer begins in its region.
+constexpr uint64_t kMaxBytes = uint64_t{1} << 60;
+// Pairs of fields looked at: those of 700 layers that lie interleaved, K and V apart.
+constexpr size_t kMaxPairs = 1 << 20;
+
+template <typename... Parts>
+absl::Status invalid(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat("KV layout: ", parts...));
+}
+
+absl::Status check_counts(const KvGroup& group, size_t number) {
+  if (group.layers.empty() || group.blocks == 0 || group.block_tokens == 0 || group.heads == 0 ||
+      group.fields.empty()) {
+    return invalid("group ", number,
+                   " must have at least one each of layers, blocks, tokens in a block, heads and "
+                   "fields, not ",
+                   group.layers.size(), ", ", group.blocks, ", ", group.block_tokens, ", ",
+                   group.heads, ", ", group.fields.size());
+  }
+  if (group.fields.size() > KvLayout::kMaxFields) {
+    return invalid(group.fields.size(), " fields; at most ", KvLayout::kMaxFields, " are possible");
+  }
+  if (group.heads > group.total_heads || group.first_head > group.total_heads - group.heads) {
+    return invalid("heads [", group.first_head, ", ", uint64_t{group.first_head} + group.heads,
+                   ") are not among the model's ", group.total_heads);
+  }
+  return absl::OkStatus();
+}
+
+// One field by itself.
+absl::Status check_field(const KvLayout& layout, const KvGroup& group, const KvField& field) {
+  const absl::string_view role = name_of(field.role);
+  if (role.empty()) return invalid("a field of unknown role ", static_cast<int>(field.role));
+  if (name_of(field.dtype).empty()) {
+    return invalid("a field of unknown type ", static_cast<int>(field.dtype));
+  }
+  if (field.width == 0 || field.width > UINT32_MAX / 8) {
+    return invalid("a ", role, " of ", field.width, " elements");
+  }
+  if (field.places.size() != group.layers.size()) {
+    return invalid(field.places.size(), " places of the ", role, " for ", group.layers.size(),
+                   " layers");
+  }
+  const KvSteps steps = steps_of(group, field);
+  uint64_t extent = steps.element_bytes;
+  for (size_t i = steps.steps.size(); i-- > 0;) {
+    const KvStep& step = steps.steps[i];
+    if (step.count == 1) continue;
+    if (step.stride < extent) {
+      return invalid("the ", role, "'s ", step.name, " stride of ", step.stride,
+                     " bytes is less than the ", extent, " bytes that lie between two of them");
+    }
+    extent = saturating_add(extent, saturating_mul(step.count - 1, step.stride));
+  }
+  if (extent > kMaxBytes) return invalid("the ", role, " would take more than 2^60 bytes");
+  for (size_t i = 0; i < field.places.size(); ++i) {
+    const KvPlace& place = field.places[i];
+    if (place.buffer >= layout.buffers.size()) {
+      return invalid("layer ", group.layers[i], "'s ", role, " is in buffer ", place.buffer, " of ",
+                     layout.buffers.size());
+    }
+    const uint64_t bytes = layout.buffers[place.buffer].bytes;
+    if (place.offset > bytes || extent > bytes - place.offset) {
+      return invalid("layer ", group.layers[i], "'s ", role, " ends ",
+                     saturating_add(place.offset, extent), " bytes into buffer ", place.buffer,
+                     ", which has ", bytes);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// No two fields, of any layers, have a byte in common. Groups may share memory: they hand out its
+// blocks together.
+absl::Status check_overlaps(const KvGroup& group) {
+  struct Range {
+    uint32_t buffer, field, layer;
+    uint64_t begin, end;
+  };
+  std::vector<Range> ranges;
+  std::vector<KvSteps> steps;
+  for (uint32_t f = 0; f < group.fields.size(); ++f) {
+    steps.push_back(steps_of(group, group.fields[f]));
+    const uint64_t extent = extent_of(steps.back());
+    for (uint32_t layer = 0; layer < group.layers.size(); ++layer) {
+      const KvPlace& place = group.fields[f].places[layer];
+      ranges.push_back({place.buffer, f, layer, place.offset, place.offset + extent});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
+    return a.buffer != b.buffer ? a.buffer < b.buffer : a.begin < b.begin;
+  });
+  size_t pairs = 0;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const Range& a = ranges[i];
+    for (size_t k = i + 1; k < ranges.size(); ++k) {
+      const Range& b = ranges[k];
+      if (b.buffer != a.buffer || b.begin >= a.end) break;
+      if (++pairs > kMaxPairs) {
+        return invalid(
+            "too many layers lie interleaved in one buffer: use a buffer for each layer");
+      }
+      if (!shares_bytes(steps[a.field], steps[b.field], b.begin - a.begin)) continue;
+      return invalid("layer ", group.layers[a.layer], "'s ", name_of(group.fields[a.field].role),
+                     " and layer ", group.layers[b.layer], "'s ",
+                     name_of(group.fields[b.field].role), " overlap in buffer ", a.buffer);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::string_view name_of(KvRole role) {
+  switch (role) {
+    case KvRole::kOpaque:
+      return "opaque head";
+    case KvRole::kKey:
+      return "K";
+    case KvRole::kValue:
+      return "V";
+    case KvRole::kLatent:
+      return "latent";
+    case KvRole::kRopeKey:
+      return "rotated part of K";
+    case KvRole::kKeyScale:
+      return "scale of K";
+    case KvRole::kValueScale:
+      return "scale of V";
+    case KvRole::kLatentScale:
+      return "scale of the latent";
+  }
+  return "";
+}
+
+absl::string_view name_of(KvDtype dtype) {
+  switch (dtype) {
+    case KvDtype::kByte:
+      return "bytes";
+    case KvDtype::kInt8:
+      return "int8";
+    case KvDtype::kFloat8E4M3:
+      return "fp8 e4m3";
+    case KvDtype::kFloat8E5M2:
+      return "fp8 e5m2";
+    case KvDtype::kFloat16:
+      return "fp16";
+    case KvDtype::kBfloat16:
+      return "bf16";
+    case KvDtype::kFloat32:
+      return "fp32";
+  }
+  return "";
+}
+
+uint32_t KvLayout::layers() const {
+  size_t count = 0;
+  for (const KvGroup& group : groups) count += group.layers.size();
+  return static_cast<uint32_t>(count);
+}
+
+uint64_t KvLayout::bytes() const {
+  uint64_t sum = 0;
+  for (const KvBuffer& buffer : buffers) sum = saturating_add(sum, buffer.bytes);
+  return sum;
+}
+
+void KvLayout::fit_buffers() {
+  for (KvBuffer& buffer : buffers) buffer.bytes = 0;
+  for (const KvGroup& group : groups) {
+    for (const KvField& field : group.fields) {
+      const uint64_t extent = extent_of(steps_of(group, field));
+      for (const KvPlace& place : field.places) {
+        if (place.buffer >= buffers.size()) buffers.resize(place.buffer + 1);
+        uint64_t& bytes = buffers[place.buffer].bytes;
+        bytes = std::max(bytes, saturating_add(place.offset, extent));
+      }
+    }
+  }
+}
+
+absl::Status KvLayout::check() const {
+  if (buffers.empty() || buffers.size() > kMaxBuffers) {
+    return invalid(buffers.size(), " buffers; 1 to ", kMaxBuffers, " are possible");
+  }
+  if (groups.empty() || groups.size() > kMaxGroups) {
+    return invalid(groups.size(), " groups of layers; 1 to ", kMaxGroups, " are possible");
+  }
+  if (format.size() > kMaxFormat) {
+    return invalid("the format's name has ", format.size(), " bytes; at most ", kMaxFormat);
+  }
+  for (const std::string* text : {&model.weights, &model.dtype, &model.rope}) {
+    if (text->size() <= kMaxModel) continue;
+    return invalid("a text about the model has ", text->size(), " bytes; at most ", kMaxModel);
+  }
+  for (const KvBuffer& buffer : buffers) {
+    if (buffer.device > KvDevice::kCuda) {
+      return invalid("a buffer on unknown device ", static_cast<int>(buffer.device));
+    }
+  }
+  if (bytes() > kMaxBytes) return invalid("the cache would be larger than 2^60 bytes");
+  std::vector<bool> named(kMaxLayers, false);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const KvGroup& group = groups[g];
+    if (absl::Status status = check_counts(group, g); !status.ok()) return status;
+    for (size_t i = 0; i < group.layers.size(); ++i) {
+      const uint32_t layer = group.layers[i];
+      if (layer >= kMaxLayers) {
+        return invalid("layer ", layer, "; at most ", kMaxLayers, " are possible");
+      }
+      if (i > 0 && layer <= group.layers[i - 1]) {
+        return invalid("the layers of group ", g, " are not in ascending order");
+      }
+      if (named[layer]) return invalid("layer ", layer, " is in two groups");
+      named[layer] = true;
+    }
+    uint32_t roles = 0;
+    for (const KvField& field : group.fields) {
+      if (absl::Status status = check_field(*this, group, field); !status.ok()) return status;
+      const uint32_t bit = 1u << static_cast<uint32_t>(field.role);
+      if ((roles & bit) != 0) return invalid("two fields are the ", name_of(field.role));
+      roles |= bit;
+    }
+    if (absl::Status status = check_overlaps(group); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace baton::kvtransfer

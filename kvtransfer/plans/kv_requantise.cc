@@ -1,0 +1,289 @@
+// Requantising on the CPU: bf16 or fp32 rows to fp8 e4m3 with scales.
+#include "kvtransfer/kv_requantise.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvtransfer/plans/kv_boxes.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+constexpr float kLargest = 448;
+constexpr uint8_t kNan = 0x7f;
+
+const KvField* find_role(const KvGroup& group, KvRole role) {
+  for (const KvField& field : group.fields) {
+    if (field.role == role) return &field;
+  }
+  return nullptr;
+}
+
+KvRole scale_of(KvRole role) {
+  return role == KvRole::kKey     ? KvRole::kKeyScale
+         : role == KvRole::kValue ? KvRole::kValueScale
+                                  : KvRole::kLatentScale;
+}
+
+// At least the smallest normal number: what lies below has too few digits to be divided by.
+float scale_for(float largest) {
+  return largest == 0 ? 1 : std::max(largest / kLargest, std::numeric_limits<float>::min());
+}
+
+bool is_value(KvRole role) {
+  return role == KvRole::kKey || role == KvRole::kValue || role == KvRole::kLatent;
+}
+
+// No branches, so that a loop over it becomes vector code.
+uint8_t e4m3_of(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const uint32_t capped = std::min(magnitude, std::bit_cast<uint32_t>(kLargest));
+  // Normal: round the mantissa to 3 bits, move the exponent's bias from 127 to 7.
+  const uint32_t rounded = capped + 0x7ffff + (capped >> 20 & 1);
+  const uint32_t normal = (rounded >> 20) - (120u << 3);
+  // Subnormal: multiples of 2^-9. Adding 2^14 rounds there: its last mantissa bit is 2^-9.
+  const float shifted = std::bit_cast<float>(capped) + 16384.0f;
+  const uint32_t subnormal = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(16384.0f);
+  constexpr uint32_t kSmallestNormal = 121u << 23;  // 2^-6
+  uint32_t code = capped < kSmallestNormal ? subnormal : normal;
+  code = magnitude >= 0x7f800000 ? kNan : code;
+  return static_cast<uint8_t>(code | (bits >> 24 & 0x80));
+}
+
+float element_at(const std::byte* at, KvDtype dtype) {
+  if (dtype == KvDtype::kFloat32) {
+    float value;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, at, sizeof bits);
+  return std::bit_cast<float>(uint32_t{bits} << 16);
+}
+
+absl::Status check_pair(const KvGroup& target, const KvField& from) {
+  const KvField* to = find_role(target, from.role);
+  const KvField* scale = find_role(target, scale_of(from.role));
+  constexpr char kRemedy[] = "lay the target out with fp8 values and fp32 scales of the same heads";
+  if (!is_value(from.role) || to == nullptr || scale == nullptr) {
+    return kv_mismatch(name_of(from.role), "there",
+                       to == nullptr ? "missing" : "without values and scales", kRemedy);
+  }
+  const bool types = (from.dtype == KvDtype::kBfloat16 || from.dtype == KvDtype::kFloat32) &&
+                     to->dtype == KvDtype::kFloat8E4M3 && scale->dtype == KvDtype::kFloat32;
+  if (!types || from.per_block || to->per_block || scale->per_block) {
+    return kv_mismatch(
+        absl::StrCat("the type of ", name_of(from.role)), name_of(from.dtype), name_of(to->dtype),
+        "only bf16 or fp32 to fp8 e4m3 with an fp32 scale for each token is offered");
+  }
+  if (from.width != to->width || from.width % scale->width != 0) {
+    return kv_mismatch(absl::StrCat("the width of ", name_of(from.role)), absl::StrCat(from.width),
+                       absl::StrCat(to->width, " with ", scale->width, " scales"), kRemedy);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+uint8_t fp8_e4m3_of(float value) { return e4m3_of(value); }
+
+float float_of_fp8_e4m3(uint8_t code) {
+  const int exponent = code >> 3 & 15;
+  const int mantissa = code & 7;
+  float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  if ((code & 0x7f) == kNan) value = std::numeric_limits<float>::quiet_NaN();
+  return (code & 0x80) != 0 ? -value : value;
+}
+
+// One row: where its elements, its values and its scales lie.
+struct KvRequantisePlan::Row {
+  const std::byte* from;
+  std::byte* to;
+  std::byte* scales;
+  const KvField& source;
+  const KvField& target;
+  const KvField& scale;
+};
+
+absl::StatusOr<KvRequantisePlan> KvRequantisePlan::make(const KvLayout& source,
+                                                        const KvLayout& target) {
+  if (absl::Status status = source.check(); !status.ok()) return status;
+  if (absl::Status status = target.check(); !status.ok()) return status;
+  for (const KvGroup& from : source.groups) {
+    for (const KvGroup& to : target.groups) {
+      if (from.layers != to.layers) continue;
+      for (const KvField& field : from.fields) {
+        if (absl::Status status = check_pair(to, field); !status.ok()) return status;
+      }
+    }
+  }
+  // Everything else that a plan checks: the same with fields of one type.
+  KvLayout plain_source = source;
+  KvLayout plain_target = target;
+  const auto keep_first = [](KvLayout& layout) {
+    for (KvGroup& group : layout.groups) {
+      std::erase_if(group.fields, [](const KvField& field) { return !is_value(field.role); });
+      for (KvField& field : group.fields) field.dtype = KvDtype::kByte;
+    }
+  };
+  keep_first(plain_source);
+  keep_first(plain_target);
+  absl::StatusOr<KvPlan> plan = KvPlan::make(plain_source, plain_target);
+  if (!plan.ok()) return plan.status();
+  if (plan->parts().size() != source.groups.size() ||
+      plan->parts().size() != target.groups.size()) {
+    return kv_mismatch("the number of groups of layers", absl::StrCat(source.groups.size()),
+                       absl::StrCat(target.groups.size()), "group the layers alike");
+  }
+  KvRequantisePlan out;
+  out.parts_.assign(plan->parts().begin(), plan->parts().end());
+  for (KvPart& part : out.parts_) {
+    part.boxes.clear();
+    if (source.groups[part.source_group].layers != target.groups[part.target_group].layers) {
+      return kv_mismatch("the layers of a group", "others", "others", "group the layers alike");
+    }
+  }
+  out.source_ = source;
+  out.target_ = target;
+  return out;
+}
+
+template <typename Convert>
+absl::Status KvRequantisePlan::for_each_row(size_t part_number, KvTokens tokens,
+                                            const KvPages& source, const KvPages& target,
+                                            absl::Span<const std::byte* const> from,
+                                            absl::Span<std::byte* const> to,
+                                            const Convert& convert) const {
+  if (part_number >= parts_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("part ", part_number, " of a plan that has ", parts_.size()));
+  }
+  if (from.size() != source_.buffers.size() || to.size() != target_.buffers.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(from.size(), " and ", to.size(), " buffers for layouts that have ",
+                     source_.buffers.size(), " and ", target_.buffers.size()));
+  }
+  if (tokens.empty()) return absl::OkStatus();
+  const KvPart& part = parts_[part_number];
+  const KvGroup& from_group = source_.groups[part.source_group];
+  const KvGroup& to_group = target_.groups[part.target_group];
+  for (const auto& [group, pages, side] :
+       {std::tuple(&from_group, &source, "source"), std::tuple(&to_group, &target, "target")}) {
+    if (absl::Status status = check_kv_pages(side, *group, *pages, tokens); !status.ok()) {
+      return status;
+    }
+  }
+  const auto locate = [](const KvGroup& group, const KvField& field, const KvPages& pages,
+                         size_t layer, uint64_t token, uint32_t head) {
+    const uint64_t block = pages.pages[token / group.block_tokens - pages.first_block];
+    return field.places[layer].offset + block * field.block_stride +
+           token % group.block_tokens * field.token_stride +
+           (head - group.first_head) * field.head_stride;
+  };
+  for (const KvField& field : from_group.fields) {
+    const KvField& value = *find_role(to_group, field.role);
+    const KvField& scale = *find_role(to_group, scale_of(field.role));
+    for (size_t layer = 0; layer < from_group.layers.size(); ++layer) {
+      for (uint64_t token = tokens.begin; token < tokens.end; ++token) {
+        for (uint32_t head = part.heads.first; head < part.heads.end; ++head) {
+          convert(Row{
+              from[field.places[layer].buffer] +
+                  locate(from_group, field, source, layer, token, head),
+              to[value.places[layer].buffer] + locate(to_group, value, target, layer, token, head),
+              to[scale.places[layer].buffer] + locate(to_group, scale, target, layer, token, head),
+              field, value, scale});
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvRequantisePlan::run(size_t part, KvTokens tokens, const KvPages& source,
+                                   const KvPages& target, absl::Span<const std::byte* const> from,
+                                   absl::Span<std::byte* const> to) const {
+  // [elements of a row], reused: rows are gathered, then everything runs over contiguous floats.
+  std::vector<float> row;
+  std::vector<uint8_t> codes;
+  const auto convert = [&](const Row& at) {
+    const size_t width = at.source.width;
+    row.resize(width);
+    codes.resize(width);
+    if (at.source.dtype == KvDtype::kBfloat16 && at.source.element_stride == 2) {
+      for (size_t i = 0; i < width; ++i) {
+        uint16_t bits;
+        std::memcpy(&bits, at.from + 2 * i, sizeof bits);
+        row[i] = std::bit_cast<float>(uint32_t{bits} << 16);
+      }
+    } else {
+      for (size_t i = 0; i < width; ++i) {
+        row[i] = element_at(at.from + i * at.source.element_stride, at.source.dtype);
+      }
+    }
+    const size_t span = width / at.scale.width;
+    for (size_t s = 0; s < at.scale.width; ++s) {
+      const float* const values = row.data() + s * span;
+      uint32_t largest = 0;  // as bits: ordered like the magnitudes, infinities and NaN above all
+      for (size_t i = 0; i < span; ++i) {
+        const uint32_t bits = std::bit_cast<uint32_t>(values[i]) & 0x7fffffff;
+        largest = std::max(largest, bits < 0x7f800000 ? bits : 0);
+      }
+      const float scale = scale_for(std::bit_cast<float>(largest));
+      std::memcpy(at.scales + s * at.scale.element_stride, &scale, sizeof scale);
+      for (size_t i = 0; i < span; ++i) codes[s * span + i] = e4m3_of(values[i] / scale);
+    }
+    if (at.target.element_stride == 1) {
+      std::memcpy(at.to, codes.data(), width);
+    } else {
+      for (size_t i = 0; i < width; ++i) {
+        at.to[i * at.target.element_stride] = static_cast<std::byte>(codes[i]);
+      }
+    }
+  };
+  return for_each_row(part, tokens, source, target, from, to, convert);
+}
+
+absl::Status KvRequantisePlan::run_reference(size_t part, KvTokens tokens, const KvPages& source,
+                                             const KvPages& target,
+                                             absl::Span<const std::byte* const> from,
+                                             absl::Span<std::byte* const> to) const {
+  const auto nearest = [](float value) -> uint8_t {
+    const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+    if (!std::isfinite(value)) return sign | kNan;
+    const double magnitude = std::fabs(static_cast<double>(value));
+    uint8_t best = 0;
+    for (uint8_t code = 1; code < kNan; ++code) {
+      const double distance = std::fabs(magnitude - float_of_fp8_e4m3(code));
+      const double least = std::fabs(magnitude - float_of_fp8_e4m3(best));
+      if (distance < least || (distance == least && code % 2 == 0)) best = code;
+    }
+    return sign | best;
+  };
+  const auto convert = [&](const Row& at) {
+    const size_t span = at.source.width / at.scale.width;
+    const auto element = [&](size_t i) {
+      return element_at(at.from + i * at.source.element_stride, at.source.dtype);
+    };
+    for (size_t s = 0; s < at.scale.width; ++s) {
+      float largest = 0;
+      for (size_t i = s * span; i < (s + 1) * span; ++i) {
+        if (std::isfinite(element(i))) largest = std::max(largest, std::fabs(element(i)));
+      }
+      const float scale = scale_for(largest);
+      std::memcpy(at.scales + s * at.scale.element_stride, &scale, sizeof scale);
+      for (size_t i = s * span; i < (s + 1) * span; ++i) {
+        at.to[i * at.target.element_stride] = static_cast<std::byte>(nearest(element(i) / scale));
+      }
+    }
+  };
+  return for_each_row(part, tokens, source, target, from, to, convert);
+}
+
+}  // namespace baton::kvtransfer
