@@ -1,8 +1,11 @@
-// Metadata: magic, version, body, HMAC-SHA256 of all before it.
+// Metadata: magic, version, number of codes, body, HMAC-SHA256 of all before by each key of the
+// sender's.
 #include "kvtransfer/internal/agent_metadata.h"
 
 #include <openssl/crypto.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "absl/strings/str_format.h"
@@ -17,10 +20,21 @@ constexpr size_t kMaxAddress = 4096;
 constexpr uint8_t kPartial = 1;
 
 // Told apart from everything else that is signed with the cluster's key.
-std::array<uint8_t, kCode> code_of(std::string_view bytes, const ClusterKey& key) {
+std::array<uint8_t, kCode> code_of(std::string_view bytes, const ClusterKey& key, size_t which) {
   std::string text = "agent metadata ";
   text.append(bytes);
-  return key.hmac(text);
+  return key.hmac(text, which);
+}
+
+// While a cluster changes its key, either side may hold one that the other does not.
+bool proved(std::string_view bytes, std::string_view codes, const ClusterKey& key) {
+  for (size_t which = 0; which < key.count(); ++which) {
+    const auto code = code_of(bytes, key, which);
+    for (size_t at = 0; at < codes.size(); at += kCode) {
+      if (CRYPTO_memcmp(code.data(), codes.data() + at, kCode) == 0) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -28,6 +42,7 @@ std::array<uint8_t, kCode> code_of(std::string_view bytes, const ClusterKey& key
 std::string AgentMetadata::encode(const ClusterKey& key) const {
   std::string out(kMagic);
   put_number(out, kVersion);
+  put_number(out, static_cast<uint8_t>(key.count()));
   put_number(out, static_cast<uint8_t>(partial ? kPartial : 0));
   out.append(reinterpret_cast<const char*>(uid.bytes.data()), uid.bytes.size());
   put_text(out, name);
@@ -39,14 +54,17 @@ std::string AgentMetadata::encode(const ClusterKey& key) const {
     put_number(out, where.device);
     out.append(region.encode());
   }
-  const auto code = code_of(out, key);
-  out.append(reinterpret_cast<const char*>(code.data()), code.size());
+  const size_t body = out.size();
+  for (size_t which = 0; which < key.count(); ++which) {
+    const auto code = code_of(std::string_view(out).substr(0, body), key, which);
+    out.append(reinterpret_cast<const char*>(code.data()), code.size());
+  }
   return out;
 }
 
 absl::StatusOr<AgentMetadata> AgentMetadata::decode(std::string_view bytes, const ClusterKey& key) {
-  const size_t head = kMagic.size() + sizeof kVersion;
-  if (bytes.size() < head + kCode || bytes.substr(0, kMagic.size()) != kMagic) {
+  constexpr size_t kHead = kMagic.size() + sizeof kVersion + 1;
+  if (bytes.size() < kHead + kCode || bytes.substr(0, kMagic.size()) != kMagic) {
     return absl::DataLossError(absl::StrFormat(
         "these %u bytes are no metadata of an agent: pass on what metadata() returned, unchanged",
         bytes.size()));
@@ -59,14 +77,15 @@ absl::StatusOr<AgentMetadata> AgentMetadata::decode(std::string_view bytes, cons
         "sides",
         version, kVersion));
   }
-  const std::string_view signed_part = bytes.substr(0, bytes.size() - kCode);
-  const auto code = code_of(signed_part, key);
-  if (CRYPTO_memcmp(code.data(), bytes.data() + signed_part.size(), kCode) != 0) {
+  const size_t codes = kCode * in.number<uint8_t>();
+  const size_t proved_bytes = bytes.size() - std::min(codes, bytes.size());
+  if (codes > ClusterKey::kMost * kCode || proved_bytes < kHead ||
+      !proved(bytes.substr(0, proved_bytes), bytes.substr(proved_bytes), key)) {
     return absl::DataLossError(
         "the metadata is damaged or cut short, or its agent has another cluster key: pass it on "
         "unchanged, and use one key on both sides ($BATON_KEY_FILE)");
   }
-  return decode_body(signed_part.substr(head));
+  return decode_body(bytes.substr(kHead, proved_bytes - kHead));
 }
 
 absl::StatusOr<AgentMetadata> AgentMetadata::decode_body(std::string_view body) {

@@ -68,6 +68,20 @@ TEST(AgentMetadata, AnotherKeyVersionOrByteIsDataLoss) {
   }
 }
 
+TEST(AgentMetadata, AClusterMayChangeItsKey) {
+  const ClusterKey changing = key_of('n').with_previous(key_of('o'));
+  const AgentMetadata metadata = some_metadata();
+  const auto accepted = [&](const ClusterKey& from, const ClusterKey& to) {
+    return AgentMetadata::decode(metadata.encode(from), to).ok();
+  };
+  EXPECT_TRUE(accepted(key_of('o'), changing));
+  EXPECT_TRUE(accepted(changing, key_of('o')));
+  EXPECT_TRUE(accepted(changing, changing));
+  EXPECT_TRUE(accepted(changing, key_of('n')));
+  EXPECT_FALSE(accepted(changing, key_of('x')));
+  EXPECT_FALSE(accepted(key_of('n'), key_of('o')));
+}
+
 TEST(AgentMetadata, WhatContradictsItselfIsRefusedThoughItsCodeIsRight) {
   const auto refused = [](const AgentMetadata& metadata) {
     EXPECT_THAT(AgentMetadata::decode(metadata.encode(key_of('k')), key_of('k')).status().message(),

@@ -1,0 +1,124 @@
+"""Finds libbaton.so.0 and declares what it has, by ctypes: nothing is compiled, and the interpreter's lock is
+free during every call."""
+from __future__ import annotations
+
+import ctypes
+import pathlib
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+
+from .errors import error_of
+
+
+class Error(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("result", c_int32), ("text", ctypes.c_char * 1012)]
+
+
+class Bytes(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("size", c_size_t)]
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("providers", c_char_p), ("require", c_char_p),
+                ("key_file", c_char_p), ("listen_host", c_char_p), ("listen_port", c_uint16),
+                ("progress_thread", c_uint8), ("serve_metadata", c_uint8), ("max_transfers", c_uint32),
+                ("settings", c_char_p)]
+
+
+class Stats(ctypes.Structure):
+    _fields_ = [("size", c_size_t)] + [(name, c_uint64) for name in (
+        "lists", "transfers", "running", "remotes", "registered", "bytes_moved", "transfers_ended",
+        "registrations", "peers_up", "peers_lost")]
+
+
+class Telemetry(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("start_ns", c_int64), ("post_ns", c_int64), ("transfer_ns", c_int64),
+                ("bytes", c_uint64), ("descriptors", c_uint64)]
+
+
+_ERROR = POINTER(Error)
+_AGENT = c_void_p
+_PROTOTYPES = {
+    "bytes_free": (None, [POINTER(Bytes)]),
+    "version": (c_char_p, []),
+    "result_name": (c_char_p, [c_int32]),
+    "agent_options_init": (None, [POINTER(Options), c_size_t]),
+    "agent_create": (c_int32, [POINTER(Options), POINTER(_AGENT), _ERROR]),
+    "agent_destroy": (None, [_AGENT]),
+    "agent_name": (c_char_p, [_AGENT]),
+    "agent_port": (c_uint16, [_AGENT]),
+    "agent_event_fd": (c_int, [_AGENT]),
+    "agent_progress": (c_int, [_AGENT]),
+    "agent_get_stats": (c_int32, [_AGENT, POINTER(Stats), _ERROR]),
+    "agent_register": (c_int32, [_AGENT, c_int32, c_void_p, c_size_t, _ERROR]),
+    "agent_deregister": (c_int32, [_AGENT, c_int32, c_void_p, c_size_t, _ERROR]),
+    "agent_metadata": (c_int32, [_AGENT, POINTER(Bytes), _ERROR]),
+    "agent_partial_metadata": (c_int32, [_AGENT, c_int32, c_void_p, c_size_t, c_int, POINTER(Bytes), _ERROR]),
+    "agent_add_remote": (c_int32, [_AGENT, c_char_p, c_size_t, POINTER(Bytes), _ERROR]),
+    "agent_remove_remote": (c_int32, [_AGENT, c_char_p, _ERROR]),
+    "agent_has_remote": (c_int, [_AGENT, c_char_p, c_int32, c_void_p, c_size_t]),
+    "agent_fetch_metadata": (c_int32, [_AGENT, c_char_p, c_char_p, _ERROR]),
+    "agent_send_metadata": (c_int32, [_AGENT, c_char_p, c_char_p, c_size_t, _ERROR]),
+    "agent_invalidate_metadata": (c_int32, [_AGENT, c_char_p, _ERROR]),
+    "agent_connect": (c_int32, [_AGENT, c_char_p, _ERROR]),
+    "agent_explain": (c_int32, [_AGENT, c_char_p, POINTER(Bytes), _ERROR]),
+    "list_prepare": (c_int32, [_AGENT, c_char_p, c_int32, c_void_p, c_size_t, POINTER(c_uint64), _ERROR]),
+    "list_prepare_strided": (c_int32, [_AGENT, c_char_p, c_int32, c_void_p, c_size_t, POINTER(c_uint64), _ERROR]),
+    "list_release": (c_int32, [_AGENT, c_uint64, _ERROR]),
+    "transfer_make": (c_int32, [_AGENT, c_int32, c_uint64, c_void_p, c_size_t, c_uint64, c_void_p, c_size_t,
+                                c_char_p, c_size_t, POINTER(c_uint64), _ERROR]),
+    "transfer_make_direct": (c_int32, [_AGENT, c_int32, c_int32, c_void_p, c_size_t, c_void_p, c_size_t, c_char_p,
+                                       c_char_p, c_size_t, POINTER(c_uint64), _ERROR]),
+    "transfer_post": (c_int32, [_AGENT, c_uint64, c_char_p, c_size_t, _ERROR]),
+    "transfer_state": (c_int32, [_AGENT, c_uint64, _ERROR]),
+    "transfer_wait": (c_int32, [_AGENT, c_uint64, c_int64, _ERROR]),
+    "transfer_abort": (c_int32, [_AGENT, c_uint64, _ERROR]),
+    "transfer_release": (c_int32, [_AGENT, c_uint64, c_int64, _ERROR]),
+    "transfer_abandon": (None, [_AGENT, c_uint64]),
+    "transfer_telemetry": (c_int32, [_AGENT, c_uint64, POINTER(Telemetry), _ERROR]),
+    "notify": (c_int32, [_AGENT, c_char_p, c_char_p, c_size_t, _ERROR]),
+    "next_message": (c_int32, [_AGENT, POINTER(Bytes), POINTER(Bytes), _ERROR]),
+}
+
+
+def _load() -> ctypes.CDLL:
+    """The library beside this file, as a wheel has it; else the system's, as LD_LIBRARY_PATH finds it."""
+    inside = pathlib.Path(__file__).parent / "lib"
+    order = inside / "order.txt"  # what it needs comes before it
+    try:
+        if not order.exists():
+            return ctypes.CDLL("libbaton.so.0")
+        return [ctypes.CDLL(str(inside / name)) for name in order.read_text().split()][-1]
+    except OSError as why:
+        raise ImportError(f"libbaton.so.0 cannot be loaded: {why}. Install the wheel (./run wheel makes it), "
+                          "or set LD_LIBRARY_PATH to the folder of libbaton.so.0") from why
+
+
+class _Functions:
+    """The functions of the library, without their prefix."""
+
+    def __init__(self) -> None:
+        library = _load()
+        for name, (result, arguments) in _PROTOTYPES.items():
+            function = getattr(library, "baton_" + name)
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+
+lib = _Functions()
+IN_PROGRESS, NOT_FOUND, TIMEOUT = 1, -4, -64
+
+
+def call(function, *arguments) -> int:
+    """Calls a function that takes an error last; raises what it says. Returns 0 or 1."""
+    error = Error(ctypes.sizeof(Error))
+    result = function(*arguments, ctypes.byref(error))
+    if result < 0:
+        raise error_of(result, error.text.decode(errors="replace"))
+    return result
+
+
+def take(out: Bytes) -> bytes:
+    """The bytes that the library gave away."""
+    taken = ctypes.string_at(out.data, out.size) if out.data else b""
+    lib.bytes_free(ctypes.byref(out))
+    return taken

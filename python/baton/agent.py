@@ -1,0 +1,346 @@
+"""Agents: memory that other processes move to and fro by lists of descriptors.
+
+    agent = baton.Agent("decode-0")
+    agent.register(cache)                                 # a numpy array, a torch tensor, a bytearray
+    prefill = agent.add_remote(metadata_of_the_other)     # its name
+    mine = agent.prepare(pages_here)                      # rows of (address, bytes, device)
+    theirs = agent.prepare(pages_there, prefill)
+    with agent.read(mine, [3, 1], theirs, [7, 8], b"request 5") as transfer:
+        transfer.wait(timeout=5)                          # or: await transfer
+
+Every call may come from any thread, and frees the interpreter's lock. A forked child makes agents of its own.
+"""
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+from . import _library, _loop
+from ._library import call, lib, take
+from .buffers import indices_of, memory_of, rows_of
+from .errors import BatonTimeoutError, error_of
+
+WRITE, READ = 0, 1
+DRAM, VRAM, BLOCK, OBJECT, FILE = range(5)
+_SLICE = 200_000_000  # ns: how long a wait may keep Ctrl-C waiting
+
+Name = Union[str, bytes]
+
+
+def _name(agent: Name) -> bytes:
+    return agent.encode() if isinstance(agent, str) else bytes(agent)
+
+
+class Telemetry(NamedTuple):
+    """Of the last post of a transfer; times in seconds."""
+
+    start: float
+    post_duration: float
+    transfer_duration: float
+    bytes: int
+    descriptors: int
+
+
+class DescriptorList:
+    """A prepared list. Transfers made from it do not need it any more."""
+
+    def __init__(self, agent: "Agent", number: int, size: int) -> None:
+        self.agent, self.number, self.size = agent, number, size
+
+    def release(self) -> None:
+        """Gives it back; once is enough."""
+        number, self.number = self.number, 0
+        if number and self.agent.handle:
+            lib.list_release(self.agent.handle, number, None)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class Transfer:
+    """A transfer that was made. post() starts it; one that has ended may be posted again."""
+
+    def __init__(self, agent: "Agent", number: int) -> None:
+        self.agent, self.number = agent, number
+
+    def post(self, message: Optional[bytes] = None) -> "Transfer":
+        """Starts it. `message` replaces the one that it was made with."""
+        call(lib.transfer_post, self.agent.handle, self.number, message, len(message or b""))
+        return self
+
+    def done(self) -> bool:
+        """False while it runs. Raises how it ended, if not well; NotPostedError before post()."""
+        return call(lib.transfer_state, self.agent.handle, self.number) != _library.IN_PROGRESS
+
+    def wait(self, timeout: Optional[float] = None) -> None:
+        """Until it has ended; raises how, if not well. BatonTimeoutError: it still runs."""
+        left = None if timeout is None else int(timeout * 1e9)
+        while True:
+            span = _SLICE if left is None else min(left, _SLICE)
+            try:
+                call(lib.transfer_wait, self.agent.handle, self.number, span)
+                return
+            except BatonTimeoutError:
+                if left is not None:
+                    left -= span
+                    if left <= 0:
+                        raise
+
+    def abort(self) -> None:
+        """Asks for the end. It has ended when done() says so."""
+        call(lib.transfer_abort, self.agent.handle, self.number)
+
+    def release(self, timeout: Optional[float] = None) -> None:
+        """Ends it, fenced: no byte of it moves any more when this returns."""
+        if self.number == 0 or not self.agent.handle:
+            return
+        span = -1 if timeout is None else int(timeout * 1e9)
+        call(lib.transfer_release, self.agent.handle, self.number, span)
+        self.number = 0
+
+    def abandon(self) -> None:
+        """Aborts and forgets it, without waiting: the fence comes later."""
+        number, self.number = self.number, 0
+        if number and self.agent.handle:
+            lib.transfer_abandon(self.agent.handle, number)
+
+    def telemetry(self) -> Telemetry:
+        """What the last post cost."""
+        out = _library.Telemetry(ctypes.sizeof(_library.Telemetry))
+        call(lib.transfer_telemetry, self.agent.handle, self.number, ctypes.byref(out))
+        return Telemetry(out.start_ns / 1e9, out.post_ns / 1e9, out.transfer_ns / 1e9, out.bytes, out.descriptors)
+
+    def __await__(self):
+        return _loop.wait_for(self).__await__()
+
+    def __enter__(self) -> "Transfer":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.abandon()
+
+
+class Agent:
+    """An agent. `listen_host` "0.0.0.0" is for peers on other machines; `key_file` holds what all agents of a
+    cluster share; `settings` are those of docs/settings.md; `serve_metadata` answers fetch_metadata() of others."""
+
+    def __init__(self, name: Name, *, providers: Optional[List[str]] = None, require: str = "", key_file: str = "",
+                 listen_host: str = "", listen_port: int = 0, progress_thread: bool = True,
+                 serve_metadata: bool = False, max_transfers: int = 0,
+                 settings: Optional[Mapping[str, Any]] = None) -> None:
+        self.handle = None
+        options = _library.Options()
+        lib.agent_options_init(ctypes.byref(options), ctypes.sizeof(options))
+        options.name = _name(name)
+        options.providers = ",".join(providers or []).encode() or None
+        options.require = require.encode() or None
+        options.key_file = key_file.encode() or None
+        options.listen_host = listen_host.encode() or None
+        options.listen_port = listen_port
+        options.progress_thread = progress_thread
+        options.serve_metadata = serve_metadata
+        options.max_transfers = max_transfers
+        options.settings = ",".join(f"{key}={value}" for key, value in (settings or {}).items()).encode() or None
+        handle = ctypes.c_void_p()
+        call(lib.agent_create, ctypes.byref(options), ctypes.byref(handle))
+        self.handle = handle.value
+        self.name = _name(name).decode()
+        self.threaded = progress_thread
+        self._kept: Dict[Tuple[int, int, int], List[Any]] = {}  # what registered memory belongs to
+        self._close = weakref.finalize(self, lib.agent_destroy, self.handle)
+
+    def close(self) -> None:
+        """Cancels and fences what runs. Nobody touches registered memory afterwards. No other thread may use the
+        agent meanwhile."""
+        self.handle = None
+        if hasattr(self, "_close"):
+            self._close()
+
+    def __enter__(self) -> "Agent":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    @property
+    def port(self) -> int:
+        """Where it listens: fetch_metadata() of others takes host:port."""
+        return lib.agent_port(self.handle)
+
+    @property
+    def event_fd(self) -> int:
+        """Readable when something happened; read 8 bytes to clear it."""
+        return lib.agent_event_fd(self.handle)
+
+    def progress(self) -> bool:
+        """Moves bytes, where no thread does; whether anything happened."""
+        return bool(lib.agent_progress(self.handle))
+
+    def stats(self) -> Dict[str, int]:
+        """Counters."""
+        out = _library.Stats(ctypes.sizeof(_library.Stats))
+        call(lib.agent_get_stats, self.handle, ctypes.byref(out))
+        return {name: getattr(out, name) for name, _ in out._fields_[1:]}
+
+    # --- memory
+
+    def register(self, *buffers: Any) -> None:
+        """Registers buffers: numpy arrays, torch tensors, DLPack, bytearrays, or descriptors (address, bytes,
+        device). All or none. The agent keeps them alive until they are deregistered."""
+        ranges, keep = self._ranges(buffers)
+        address, count, _, held = rows_of(ranges)
+        call(lib.agent_register, self.handle, DRAM, address, count)
+        del held
+        for one, thing in zip(ranges, keep):
+            self._kept.setdefault(one, []).append(thing)
+
+    def deregister(self, *buffers: Any) -> None:
+        """Takes registrations back, each as it was registered. Fences."""
+        ranges, _ = self._ranges(buffers)
+        address, count, _, held = rows_of(ranges)
+        call(lib.agent_deregister, self.handle, DRAM, address, count)
+        del held
+        for one in ranges:
+            things = self._kept.get(one, [])
+            if things:
+                things.pop()
+            if not things:
+                self._kept.pop(one, None)
+
+    @staticmethod
+    def _ranges(buffers: Tuple[Any, ...]) -> Tuple[List[Tuple[int, int, int]], List[Any]]:
+        ranges, keep = [], []
+        for buffer in buffers:
+            if isinstance(buffer, tuple) and len(buffer) == 3:
+                ranges.append(tuple(map(int, buffer)))
+                keep.append(None)
+            else:
+                memory = memory_of(buffer)
+                ranges.append(tuple(memory[:3]))
+                keep.append(memory.keep)
+        return ranges, keep
+
+    # --- agents that know each other
+
+    def metadata(self) -> bytes:
+        """What another agent needs to reach all registered memory of this one."""
+        out = _library.Bytes()
+        call(lib.agent_metadata, self.handle, ctypes.byref(out))
+        return take(out)
+
+    def partial_metadata(self, descriptors: Any, with_address: bool = True) -> bytes:
+        """The same for some registered ranges; it adds to what the other agent knows."""
+        address, count, _, held = rows_of(descriptors)
+        out = _library.Bytes()
+        call(lib.agent_partial_metadata, self.handle, DRAM, address, count, with_address, ctypes.byref(out))
+        del held
+        return take(out)
+
+    def add_remote(self, metadata: bytes) -> str:
+        """Loads another agent's metadata; returns its name."""
+        out = _library.Bytes()
+        call(lib.agent_add_remote, self.handle, bytes(metadata), len(metadata), ctypes.byref(out))
+        return take(out).decode()
+
+    def remove_remote(self, agent: Name) -> None:
+        """Forgets an agent. Quiet if it is not known."""
+        call(lib.agent_remove_remote, self.handle, _name(agent))
+
+    def has_remote(self, agent: Name, descriptors: Any = ()) -> bool:
+        """Whether it is known, not known to be gone, and has these ranges."""
+        address, count, _, held = rows_of(descriptors)
+        has = lib.agent_has_remote(self.handle, _name(agent), DRAM, address, count)
+        del held
+        return bool(has)
+
+    def fetch_metadata(self, agent: Name, host_port: str) -> None:
+        """Asks the agent that listens there, with serve_metadata. Returns at once: watch has_remote()."""
+        call(lib.agent_fetch_metadata, self.handle, _name(agent), host_port.encode())
+
+    def send_metadata(self, host_port: str, metadata: Optional[bytes] = None) -> None:
+        """Gives ours, or this part of it, to the agent that listens there, with serve_metadata."""
+        call(lib.agent_send_metadata, self.handle, host_port.encode(), metadata, len(metadata or b""))
+
+    def invalidate_metadata(self, host_port: str) -> None:
+        """Takes ours back there."""
+        call(lib.agent_invalidate_metadata, self.handle, host_port.encode())
+
+    def connect(self, agent: Name) -> None:
+        """Starts connecting now instead of at the first use."""
+        call(lib.agent_connect, self.handle, _name(agent))
+
+    def explain(self, agent: Name) -> str:
+        """The route taken to an agent, and why not a better one."""
+        out = _library.Bytes()
+        call(lib.agent_explain, self.handle, _name(agent), ctypes.byref(out))
+        return take(out).decode()
+
+    # --- lists and transfers
+
+    def prepare(self, descriptors: Any, agent: Optional[Name] = None) -> DescriptorList:
+        """Prepares a list over this agent's memory, or over another's. `descriptors`: an N x 3 array of 64-bit
+        numbers (address, bytes, device), an N x 5 one (and stride, count), tuples of these, or buffers."""
+        address, count, columns, held = rows_of(descriptors)
+        function = lib.list_prepare if columns == 3 else lib.list_prepare_strided
+        out = ctypes.c_uint64()
+        name = None if agent is None else _name(agent)
+        call(function, self.handle, name, DRAM, address, count, ctypes.byref(out))
+        del held
+        return DescriptorList(self, out.value, count)
+
+    def transfer(self, op: int, local: DescriptorList, local_indices: Any, remote: DescriptorList,
+                 remote_indices: Any, message: bytes = b"") -> Transfer:
+        """Pairs local[local_indices[i]] with remote[remote_indices[i]]. The message reaches the other agent when
+        all bytes are there."""
+        mine, many, held = indices_of(local_indices)
+        theirs, as_many, held_too = indices_of(remote_indices)
+        out = ctypes.c_uint64()
+        call(lib.transfer_make, self.handle, op, local.number, mine, many, remote.number, theirs, as_many, message,
+             len(message), ctypes.byref(out))
+        del held, held_too
+        return Transfer(self, out.value)
+
+    def write(self, local: DescriptorList, local_indices: Any, remote: DescriptorList, remote_indices: Any,
+              message: bytes = b"") -> Transfer:
+        """A transfer from here to there, posted."""
+        return self.transfer(WRITE, local, local_indices, remote, remote_indices, message).post()
+
+    def read(self, local: DescriptorList, local_indices: Any, remote: DescriptorList, remote_indices: Any,
+             message: bytes = b"") -> Transfer:
+        """A transfer from there to here, posted."""
+        return self.transfer(READ, local, local_indices, remote, remote_indices, message).post()
+
+    def direct(self, op: int, local: Any, remote: Any, agent: Name, message: bytes = b"") -> Transfer:
+        """A transfer without prepared lists, not posted: pairs local[i] with remote[i]."""
+        mine, many, columns, held = rows_of(local)
+        theirs, as_many, their_columns, held_too = rows_of(remote)
+        if columns != 3 or their_columns != 3:
+            raise ValueError("rows of 5 numbers are for prepare()")
+        out = ctypes.c_uint64()
+        call(lib.transfer_make_direct, self.handle, op, DRAM, mine, many, theirs, as_many, _name(agent), message,
+             len(message), ctypes.byref(out))
+        del held, held_too
+        return Transfer(self, out.value)
+
+    # --- messages
+
+    def notify(self, agent: Name, message: bytes) -> None:
+        """Sends bytes to an agent's inbox."""
+        call(lib.notify, self.handle, _name(agent), bytes(message), len(message))
+
+    def messages(self) -> List[Tuple[str, bytes]]:
+        """All (agent, message) that came since the last call."""
+        out = []
+        while True:
+            sender, message = _library.Bytes(), _library.Bytes()
+            error = _library.Error(ctypes.sizeof(_library.Error))
+            result = lib.next_message(self.handle, ctypes.byref(sender), ctypes.byref(message), ctypes.byref(error))
+            if result == _library.NOT_FOUND:
+                return out
+            if result < 0:
+                raise error_of(result, error.text.decode(errors="replace"))
+            out.append((take(sender).decode(), take(message)))

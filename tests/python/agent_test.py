@@ -1,0 +1,307 @@
+"""The Python package: buffers, agents in one process and in two, asyncio, and what goes wrong."""
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+import baton
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+
+def pages(memory, size, count):
+    """Rows of `count` pages of `size` bytes, one behind the other."""
+    return [(baton.memory_of(memory).address, size, 0, size, count)]
+
+
+class Pair(unittest.TestCase):
+    """Two agents, alpha and beta, with 64 KiB each; alpha knows beta."""
+
+    def setUp(self):
+        self.mine, self.theirs = bytearray(range(256)) * 256, bytearray(65536)
+        self.a, self.b = baton.Agent("alpha"), baton.Agent("beta")
+        self.a.register(self.mine)
+        self.b.register(self.theirs)
+        self.assertEqual(self.a.add_remote(self.b.metadata()), "beta")
+        self.local = self.a.prepare(pages(self.mine, 256, 256))
+        self.remote = self.a.prepare(pages(self.theirs, 256, 256), "beta")
+
+    def tearDown(self):
+        self.a.close()
+        self.b.close()
+
+    def heard(self, count=1):
+        got = []
+        while len(got) < count:
+            got += self.b.messages()
+        return got
+
+
+class Agents(Pair):
+    def test_pages_go_where_they_should(self):
+        self.mine[512:768] = b"x" * 256
+        with self.a.write(self.local, [2, 0], self.remote, [100, 7], b"two pages") as write:
+            write.wait(60)
+            self.assertTrue(write.done())
+            seen = write.telemetry()
+            self.assertEqual((seen.bytes, seen.descriptors), (512, 2))
+        self.assertEqual(self.theirs[25600:25856], b"x" * 256)
+        self.assertEqual(self.theirs[7 * 256:8 * 256], bytes(range(256)))
+        self.assertEqual(self.theirs.count(0), 65536 - 256 - 255)
+        self.assertEqual(self.heard(), [("alpha", b"two pages")])
+        self.theirs[0:256] = b"y" * 256
+        self.a.read(self.local, (5,), self.remote, range(1)).wait(60)
+        self.assertEqual(self.mine[5 * 256:6 * 256], b"y" * 256)
+
+    def test_what_goes_wrong_is_an_exception_that_says_so(self):
+        transfer = self.a.transfer(baton.WRITE, self.local, [0], self.remote, [0])
+        for kind, call in (
+                (baton.NotPostedError, transfer.done),
+                (baton.InvalidParamError, lambda: self.a.write(self.local, [256], self.remote, [0])),
+                (baton.InvalidParamError, lambda: self.a.write(self.local, [-1], self.remote, [0])),
+                (baton.InvalidParamError, lambda: self.a.write(self.local, [0, 1], self.remote, [0])),
+                (baton.InvalidParamError, lambda: baton.Agent("")),
+                (baton.NotFoundError, lambda: self.a.prepare([(4096, 1, 0)])),
+                (baton.NotFoundError, lambda: self.a.notify("nobody", b"x")),
+                (baton.NotFoundError, lambda: self.a.deregister(bytearray(10))),
+                (baton.MismatchError, lambda: self.a.add_remote(b"nixl" * 30)),
+                (baton.InvalidParamError, lambda: self.a.add_remote(self.a.metadata())),
+                (ValueError, lambda: self.a.register(b"read-only")),
+                (ValueError, lambda: self.a.prepare([(1, 2)]))):
+            with self.assertRaises(kind) as raised:
+                call()
+            self.assertGreater(len(str(raised.exception)), 20)
+        transfer.release()
+        transfer.release()
+        with self.assertRaises(baton.NotFoundError):
+            transfer.post()
+
+    def test_a_closed_agent_is_an_error_and_no_crash(self):
+        transfer = self.a.transfer(baton.WRITE, self.local, [0], self.remote, [0])
+        self.a.close()
+        for call in (transfer.post, transfer.done, self.a.metadata, self.a.messages,
+                     lambda: self.a.prepare([(1, 1, 0)])):
+            with self.assertRaises(baton.InvalidParamError):
+                call()
+        self.a.close()
+        transfer.release()
+
+    def test_what_nobody_has_any_more_is_given_back(self):
+        for _ in range(10):
+            self.a.transfer(baton.WRITE, self.local, [0], self.remote, [0]).post()
+            self.a.prepare(pages(self.mine, 16, 4))
+        gc.collect()
+        self.assertEqual((self.a.stats()["transfers"], self.a.stats()["lists"]), (0, 2))
+
+    def test_registered_memory_stays_alive(self):
+        memory = bytearray(b"z" * 4096)
+        row = tuple(baton.memory_of(memory)[:3])
+        self.a.register(memory)
+        del memory
+        gc.collect()
+        self.a.direct(baton.WRITE, [row], [(*baton.memory_of(self.theirs)[:1], 4096, 0)], "beta").post().wait(60)
+        self.assertEqual(self.theirs[:4096], b"z" * 4096)
+        self.a.deregister(row)
+
+    def test_threads(self):
+        failures = []
+
+        def work(base):
+            try:
+                for number in range(base, base + 50):
+                    with self.a.write(self.local, [number], self.remote, [number], b"%d" % number) as write:
+                        write.wait(60)
+            except Exception as why:  # pylint: disable=broad-except
+                failures.append(why)
+
+        threads = [threading.Thread(target=work, args=(50 * t,)) for t in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+        self.assertEqual(sorted(int(message) for _, message in self.heard(200)), list(range(200)))
+        self.assertEqual(self.theirs[:200 * 256], self.mine[:200 * 256])
+
+    def test_await(self):
+        async def move():
+            transfers = [self.a.transfer(baton.WRITE, self.local, [i], self.remote, [i], b"m") for i in range(20)]
+            await asyncio.gather(*(one for one in transfers))
+            self.assertTrue(all(one.done() for one in transfers))
+            await transfers[3]  # again: at once
+            self.b.close()
+            with self.assertRaises(baton.RemoteDisconnectError):
+                await self.a.transfer(baton.WRITE, self.local, [0], self.remote, [0])
+
+        asyncio.run(asyncio.wait_for(move(), 60))
+        self.assertEqual(self.theirs[:5120], self.mine[:5120])
+
+    def test_metadata_by_listener(self):
+        with baton.Agent("server", serve_metadata=True) as server:
+            memory = bytearray(64)
+            server.register(memory)
+            where = f"127.0.0.1:{server.port}"
+            self.a.fetch_metadata("server", where)
+            while not self.a.has_remote("server", [memory]):
+                pass
+            self.a.send_metadata(where)
+            while not server.has_remote("alpha"):
+                pass
+            self.a.invalidate_metadata(where)
+            while server.has_remote("alpha"):
+                pass
+
+    def test_settings_and_providers(self):
+        with baton.Agent("tcp", providers=["tcp"], require="tcp", settings={"tcp.sockets": 2}) as tcp:
+            tcp.add_remote(self.b.metadata())
+            tcp.notify("beta", b"by tcp")
+            self.assertEqual(self.heard(), [("tcp", b"by tcp")])
+            self.assertIn("tcp", tcp.explain("beta"))
+        with self.assertRaisesRegex(baton.InvalidParamError, "tcp.sockets"):
+            baton.Agent("wrong", settings={"tcp.sokets": 2})
+
+
+class TwoProcesses(unittest.TestCase):
+    def start(self, name, *words):
+        child = subprocess.Popen([sys.executable, os.path.join(os.path.dirname(__file__), "peer.py"), name, *words],
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.addCleanup(self.finish, child)
+        return child
+
+    @staticmethod
+    def finish(child):
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+
+    def test_pull_push_and_a_killed_peer(self):
+        with baton.Agent("decode") as decode:
+            memory = bytearray(1 << 20)
+            decode.register(memory)
+            child = self.start("prefill")
+            metadata, address = bytes.fromhex(child.stdout.readline().decode()), int(child.stdout.readline())
+            self.assertEqual(decode.add_remote(metadata), "prefill")
+            local = decode.prepare(pages(memory, 4096, 256))
+            remote = decode.prepare([(address, 4096, 0, 4096, 256)], "prefill")
+            order = [(i * 37) % 256 for i in range(256)]
+            with decode.read(local, range(256), remote, order, b"pulled") as pull:
+                pull.wait(60)
+            for page, source in enumerate(order):
+                self.assertEqual(memory[4096 * page:4096 * page + 4096], bytes([source]) * 4096)
+            self.assertEqual(child.stdout.readline(), b"decode: pulled\n")
+            memory[:4096] = b"!" * 4096
+            with decode.write(local, [0], remote, [9], b"pushed") as push:
+                push.wait(60)
+            self.assertEqual(child.stdout.readline(), b"decode: pushed\n")
+            with decode.read(local, [1], remote, [9]) as back:
+                back.wait(60)
+            self.assertEqual(memory[4096:8192], b"!" * 4096)
+            child.kill()
+            child.wait()
+            with self.assertRaises(baton.RemoteDisconnectError):
+                while True:
+                    decode.read(local, [1], remote, [9]).wait(60)
+            while decode.has_remote("prefill"):
+                pass
+
+            # Another one takes its name: what was prepared for the old one is over.
+            again = self.start("prefill")
+            decode.add_remote(bytes.fromhex(again.stdout.readline().decode()))
+            with self.assertRaises(baton.NotFoundError):
+                decode.read(local, [1], remote, [9])
+            self.assertTrue(decode.has_remote("prefill"))
+
+
+    def test_a_silent_peer_ends_no_wait_and_holds_no_lock(self):
+        with baton.Agent("decode", providers=["tcp"], require="tcp") as decode:
+            memory = bytearray(1 << 20)
+            decode.register(memory)
+            child = self.start("prefill")
+            decode.add_remote(bytes.fromhex(child.stdout.readline().decode()))
+            address = int(child.stdout.readline())
+            local = decode.prepare(pages(memory, 4096, 256))
+            remote = decode.prepare([(address, 4096, 0, 4096, 256)], "prefill")
+            decode.read(local, [1], remote, [1]).wait(60)
+            child.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+            ticks = []
+            ticker = threading.Thread(target=lambda: [(ticks.append(time.sleep(0.001))) for _ in range(50)])
+            ticker.start()
+            read = decode.read(local, [2], remote, [2])
+            while len(ticks) < 50:  # one wait holds the lock of the interpreter for no tick
+                with self.assertRaises(baton.BatonTimeoutError):
+                    read.wait(0.1)
+            ticker.join()
+            with self.assertRaises(baton.RepostActiveError):
+                read.post()
+            memory[8192:12288] = b"?" * 4096
+            child.send_signal(signal.SIGCONT)
+            read.release()
+            self.assertIn(memory[8192:12288], (b"?" * 4096, b"\x02" * 4096))
+
+
+@unittest.skipIf(numpy is None, "numpy is not installed (Debian: python3-numpy)")
+class Arrays(Pair):
+    def test_arrays_of_descriptors_and_of_indices(self):
+        source = numpy.arange(4096, dtype=numpy.uint32)
+        target = numpy.zeros((64, 64), dtype=numpy.uint32)
+        self.a.register(source)
+        self.b.register(target)
+        self.a.add_remote(self.b.metadata())
+        rows = numpy.array([[source.ctypes.data + 256 * i, 256, 0] for i in range(64)], dtype=numpy.uint64)
+        local = self.a.prepare(rows)
+        remote = self.a.prepare(numpy.array([[target.ctypes.data, 256, 0, 256, 64]], dtype=numpy.int64), "beta")
+        for kind in (numpy.int64, numpy.int32, numpy.uint64, numpy.float64):
+            target[:] = 0
+            order = numpy.arange(64, dtype=kind)
+            self.a.write(local, order, remote, order[::-1]).wait(60)
+            self.assertTrue((target[::-1] == source.reshape(64, 64)).all())
+        for bad in (rows.astype(numpy.float32), rows[:, :2], rows[0], rows.T):
+            with self.assertRaises(ValueError):
+                self.a.prepare(bad)
+        with self.assertRaises(ValueError):
+            self.a.write(local, numpy.zeros((2, 2), dtype=numpy.int64), remote, [0, 1, 2, 3])
+
+    def test_memory_of_what_there_is(self):
+        array = numpy.zeros((4, 8), dtype=numpy.float32)
+        self.assertEqual(baton.memory_of(array)[:3], (array.ctypes.data, 128, 0))
+        with self.assertRaises(ValueError):
+            baton.memory_of(array[:, ::2])
+
+        class Speaks:  # DLPack, and nothing else
+            def __dlpack__(self, **_):
+                return array.__dlpack__()
+
+            def __dlpack_device__(self):
+                return (1, 0)
+
+        self.assertEqual(baton.memory_of(Speaks())[:2], (array.ctypes.data, 128))
+        Speaks.__dlpack_device__ = lambda self: (2, 0)
+        with self.assertRaises(NotImplementedError):
+            baton.memory_of(Speaks())
+
+        class Tensor:  # as torch's
+            def __init__(self, where):
+                self.device = type("device", (), {"type": where})()
+
+            data_ptr = staticmethod(lambda: 4096)
+            element_size = staticmethod(lambda: 2)
+            numel = staticmethod(lambda: 10)
+            is_contiguous = staticmethod(lambda: True)
+
+        self.assertEqual(baton.memory_of(Tensor("cpu"))[:3], (4096, 20, 0))
+        with self.assertRaises(NotImplementedError):
+            baton.memory_of(Tensor("cuda"))
+
+
+if __name__ == "__main__":
+    unittest.main()

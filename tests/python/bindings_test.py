@@ -1,0 +1,27 @@
+"""The declarations in baton/_library.py against the header: the same functions, with as many arguments, and structs
+of the same fields."""
+import re
+import sys
+
+from baton import _library
+
+HEADER = re.sub(r"//[^\n]*", "", open(sys.argv[1], encoding="utf8").read())
+DECLARED = {name: [] if arguments.strip() == "void" else arguments.split(",")
+            for name, arguments in re.findall(r"\bbaton_([a-z0-9_]+)\(([^()]*)\);", HEADER)}
+STRUCTS = {"error": _library.Error, "bytes": _library.Bytes, "agent_options": _library.Options,
+           "agent_stats": _library.Stats, "telemetry": _library.Telemetry}
+complaints = [f"{name}: in one of the two only" for name in set(DECLARED) ^ set(_library._PROTOTYPES)]
+for each, (_, types) in _library._PROTOTYPES.items():
+    if len(types) != len(DECLARED.get(each, types)):
+        complaints.append(f"{each}: {len(types)} arguments here, {len(DECLARED[each])} in the header")
+for each, struct in STRUCTS.items():
+    body = re.search(r"typedef struct baton_%s \{(.*?)\}" % each, HEADER, re.DOTALL).group(1)
+    fields = re.findall(r"(\w+)\s*(?:\[\d+\])?\s*[,;]", body)
+    if fields != [name for name, _ in struct._fields_]:
+        complaints.append(f"{each}: {fields} in the header")
+for each in ("IN_PROGRESS", "ERR_NOT_FOUND", "ERR_TIMEOUT"):
+    number = int(re.search(r"BATON_%s = (-?\d+)" % each, HEADER).group(1))
+    if number != getattr(_library, each.replace("ERR_", "")):
+        complaints.append(f"{each} is {number} in the header")
+print("\n".join(complaints) or f"{len(DECLARED)} functions and {len(STRUCTS)} structs: ok")
+sys.exit(1 if complaints else 0)
