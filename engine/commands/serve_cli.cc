@@ -42,6 +42,9 @@ struct ServeFlags {
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
   std::string api_key;
+  serve::AdmissionOptions admission;
+  double max_wait = 0;
+  double load_timeout = 60;
 };
 
 int fail(const char* command, const absl::Status& status) {
@@ -122,6 +125,8 @@ absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
     flags.engine.role =
         flags.role == "prefill" ? serve::EngineRole::kPrefill : serve::EngineRole::kDecode;
   }
+  flags.engine.load_timeout =
+      std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.load_timeout));
   flags.engine.on_load_failure = flags.on_load_failure == "fail"
                                      ? serve::LoadFailurePolicy::kFail
                                      : serve::LoadFailurePolicy::kRecompute;
@@ -129,7 +134,9 @@ absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
       serve::Engine::create(loaded->model, loaded->tokenizer, flags.engine, connector.get());
   if (!engine.ok()) return engine.status();
   {
-    serve::EngineThread thread(**engine);
+    flags.admission.max_wait =
+        std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.max_wait));
+    serve::EngineThread thread(**engine, flags.admission);
     auto server = http::HttpServer::start(
         {.host = flags.host,
          .port = flags.port,
@@ -158,6 +165,19 @@ int serve_main(int argc, char** argv) {
                  "Key that clients must send as a bearer token; the router sends it to its workers "
                  "too; default: $BATON_API_KEY, else none")
       ->envname("BATON_API_KEY");
+  app.add_option("--max-waiting", flags.admission.max_waiting,
+                 "Requests in the queue, at most; more are refused with 429")
+      ->capture_default_str();
+  app.add_option(
+         "--max-wait", flags.max_wait,
+         "Refuse what is expected to take longer than this many seconds, to a stream's first "
+         "token or to a whole answer; 0: longer than clients are seen to wait")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
+  app.add_option("--load-timeout", flags.load_timeout,
+                 "decode: seconds until a prompt whose KV does not come is given up")
+      ->check(CLI::Range(0.1, 86400.0))
+      ->capture_default_str();
   app.add_option("--role", flags.role, "all, prefill, decode or router")
       ->check(CLI::IsMember({"all", "prefill", "decode", "router"}))
       ->capture_default_str();

@@ -12,15 +12,24 @@ Completion::Completion(const CompletionHost& host, std::shared_ptr<HttpExchange>
       request_(std::move(request)),
       reply_(request_, host.model, make_request_id(), host.tokenizer) {}
 
-void Completion::start(const CompletionHost& host, std::shared_ptr<HttpExchange> exchange,
-                       std::shared_ptr<const ApiRequest> request,
-                       std::vector<std::vector<int32_t>> prompts) {
+absl::Status Completion::start(const CompletionHost& host, std::shared_ptr<HttpExchange> exchange,
+                               std::shared_ptr<const ApiRequest> request,
+                               std::vector<std::vector<int32_t>> prompts) {
+  serve::WorkAhead work{.stream = request->stream};
+  for (const std::vector<int32_t>& prompt : prompts) {
+    work.prompt_tokens += prompt.size() * static_cast<size_t>(request->n);
+  }
+  work.max_output = request->choices() * static_cast<size_t>(request->sampling.max_tokens);
+  const absl::StatusOr<Time> expected = host.engine.admit(work);
+  if (!expected.ok()) return expected.status();
   const auto completion =
       std::make_shared<Completion>(host, std::move(exchange), std::move(request));
+  completion->expected_ = *expected;
   completion->exchange_->on_gone([weak = std::weak_ptr<Completion>(completion)] {
     if (const auto gone = weak.lock(); gone != nullptr) gone->abort();
   });
   completion->submit(std::move(prompts));
+  return absl::OkStatus();
 }
 
 void Completion::submit(std::vector<std::vector<int32_t>> prompts) {
@@ -51,7 +60,14 @@ void Completion::abort() {
 }
 
 void Completion::push(size_t choice, const serve::OutputEvent& event) {
-  if (event.finished) host_.metrics->observe(*event.metrics, event.reason);
+  if (event.finished) {
+    host_.metrics->observe(*event.metrics, event.reason);
+    const bool aborted = event.reason == serve::FinishReason::kAbort;
+    const bool unanswered = aborted && !(request_->stream && event.metrics->output_tokens > 0);
+    if (unanswered || event.status.ok()) {
+      host_.engine.note_end(request_->stream, !unanswered, expected_, *event.metrics);
+    }
+  }
   {
     const std::lock_guard lock(mutex_);
     events_.emplace_back(choice, StreamedEvent::copy(event));

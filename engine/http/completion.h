@@ -35,9 +35,10 @@ struct CompletionHost {
 class Completion : public std::enable_shared_from_this<Completion> {
  public:
   // Submits every choice. From any thread. `prompts` are the tokens of request->prompts.
-  static void start(const CompletionHost& host, std::shared_ptr<HttpExchange> exchange,
-                    std::shared_ptr<const ApiRequest> request,
-                    std::vector<std::vector<int32_t>> prompts);
+  // ResourceExhausted if the engine has too much to do; then nothing was submitted.
+  static absl::Status start(const CompletionHost& host, std::shared_ptr<HttpExchange> exchange,
+                            std::shared_ptr<const ApiRequest> request,
+                            std::vector<std::vector<int32_t>> prompts);
 
   Completion(const CompletionHost& host, std::shared_ptr<HttpExchange> exchange,
              std::shared_ptr<const ApiRequest> request);
@@ -53,6 +54,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   const std::shared_ptr<HttpExchange> exchange_;
   const std::shared_ptr<const ApiRequest> request_;
   ApiReply reply_;
+  Time expected_{};    // until the answer
   bool over_ = false;  // the reply is out; of the loop's thread
 
   std::mutex mutex_;

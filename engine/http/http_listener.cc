@@ -157,7 +157,10 @@ void HttpExchange::on_gone(std::function<void()> task) {
 
 void reply_error(const absl::Status& status, HttpExchange* exchange) {
   HttpHeaders headers;
-  if (http_status(status) == 429) headers.emplace_back("Retry-After", "1");
+  if (http_status(status) == 429) {
+    const auto seconds = status.GetPayload(kRetryAfterPayload);
+    headers.emplace_back("Retry-After", seconds.has_value() ? std::string(*seconds) : "1");
+  }
   exchange->reply(http_status(status), "application/json", api_error(status), headers);
 }
 

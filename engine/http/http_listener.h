@@ -138,7 +138,9 @@ class HttpListener {
   const std::shared_ptr<Impl> impl_;
 };
 
-// Sends {"error": ...} in OpenAI's shape with the status that fits.
+// Sends {"error": ...} in OpenAI's shape with the status that fits; with a 429 also Retry-After, in
+// seconds, as the status' payload has it.
+inline constexpr char kRetryAfterPayload[] = "retry_after";
 void reply_error(const absl::Status& status, HttpExchange* exchange);
 
 }  // namespace baton::engine::http

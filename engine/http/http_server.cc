@@ -71,8 +71,7 @@ absl::Status HttpServer::Impl::complete(const Exchange& exchange, bool chat) {
   for (const ApiPrompt& prompt : request->prompts) {
     prompts.push_back(prompt.tokens.empty() ? host.tokenizer.encode(prompt.text) : prompt.tokens);
   }
-  Completion::start(host, exchange, std::move(request), std::move(prompts));
-  return absl::OkStatus();
+  return Completion::start(host, exchange, std::move(request), std::move(prompts));
 }
 
 absl::Status HttpServer::Impl::tokenize(const Exchange& exchange, bool) {
@@ -168,6 +167,9 @@ void HttpServer::Impl::register_routes() {
   listener.route("GET", "/metrics", [this](const Exchange& exchange) {
     std::string page = host.metrics->prometheus(host.engine.stats(), host.engine.connector_stats());
     const HttpListenerStats stats = listener.stats();
+    absl::StrAppend(&page, "# HELP baton_requests_refused_total Refused for want of time (429).\n",
+                    "# TYPE baton_requests_refused_total counter\nbaton_requests_refused_total ",
+                    host.engine.refused(), "\n");
     absl::StrAppend(&page, "# HELP baton_http_connections Open connections.\n",
                     "# TYPE baton_http_connections gauge\nbaton_http_connections ",
                     stats.connections, "\n# HELP baton_http_answering Requests not answered yet.\n",

@@ -1,6 +1,7 @@
 // A request's way through the workers.
 #include "engine/router/relayed_request.h"
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/api_door.h"
@@ -80,7 +81,11 @@ void RelayedRequest::attempt(Leg& leg) {
   }
   leg.fetch = http::HttpFetch::start(
       workers_.loop, std::move(post),
-      {.on_head = [&leg](int status, std::string_view) { leg.status = status; },
+      {.on_head =
+           [&leg](int status, std::string_view retry_after) {
+             leg.status = status;
+             leg.retry_after = retry_after;
+           },
        .on_body = [this, &leg](std::string_view bytes) { received(leg, bytes); },
        .on_end = [this, &leg](const absl::Status& status) { ended(leg, status); }});
 }
@@ -106,7 +111,13 @@ absl::Status RelayedRequest::outcome(Leg& leg, const absl::Status& connection) {
     const auto message = parsed.ok() ? string_field(member(*parsed, "error"), "message", "")
                                      : absl::StatusOr<std::string>(parsed.status());
     const std::string text = message.ok() ? *message : absl::StrCat("HTTP status ", leg.status);
-    if (leg.status == 429) return absl::ResourceExhaustedError(text);
+    if (leg.status == 429) {
+      absl::Status full = absl::ResourceExhaustedError(text);
+      if (!leg.retry_after.empty() && leg.retry_after.size() < 8) {
+        full.SetPayload(http::kRetryAfterPayload, absl::Cord(leg.retry_after));
+      }
+      return full;
+    }
     if (leg.status == 404) return absl::NotFoundError(text);
     return leg.status < 500 ? absl::InvalidArgumentError(text) : absl::UnavailableError(text);
   }

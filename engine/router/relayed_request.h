@@ -87,10 +87,10 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
     std::vector<size_t> failed;
     int retries = 0;
     size_t tokens_before = 0;
-    bool refused = false;  // by a worker that is full
     Place prefill, decode;
     std::unique_ptr<http::HttpFetch> fetch;
     int status = 0;
+    std::string retry_after;
     std::string error_body;
     bool done = false;
   };

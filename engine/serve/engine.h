@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "engine/kernels/compute_pool.h"
 #include "engine/model/model.h"
+#include "engine/serve/admission.h"
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/prefill_jobs.h"
 #include "engine/serve/remote_loads.h"
@@ -99,6 +100,8 @@ class Engine {
   // Prompt and output together.
   size_t max_context() const { return max_context_; }
   EngineStats stats() const;
+  // What live requests have in front of them, with the output that `admission` expects of each.
+  Backlog backlog(const Admission& admission) const;
   kvtransfer::KvConnectorStats connector_stats() const;  // zeros without a connector
   // Counts all blocks again; for tests.
   absl::Status check_integrity() const;

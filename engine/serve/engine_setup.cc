@@ -151,6 +151,20 @@ EngineStats Engine::stats() const {
   return stats;
 }
 
+Backlog Engine::backlog(const Admission& admission) const {
+  Backlog backlog;
+  backlog.waiting = scheduler_.waiting();
+  backlog.batch_full = requests_.size() >= options_.max_sequences;
+  for (const auto& [id, sequence] : requests_) {
+    const size_t made = sequence->tokens.size() - sequence->prompt_tokens;
+    const size_t expected =
+        admission.expected_output(static_cast<size_t>(sequence->request.sampling.max_tokens));
+    backlog.prompt_tokens += sequence->remaining();
+    backlog.output_tokens += expected > made ? expected - made : 1;
+  }
+  return backlog;
+}
+
 kvtransfer::KvConnectorStats Engine::connector_stats() const {
   return connector_ != nullptr ? connector_->stats() : kvtransfer::KvConnectorStats{};
 }

@@ -9,10 +9,11 @@
 
 namespace baton::engine::serve {
 
-EngineThread::EngineThread(Engine& engine)
+EngineThread::EngineThread(Engine& engine, AdmissionOptions admission)
     : engine_(engine),
       max_context_(engine.max_context()),
       wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      admission_(admission),
       thread_([this] { loop(); }) {}
 
 EngineThread::~EngineThread() {
@@ -33,6 +34,7 @@ uint64_t EngineThread::submit(Request request) {
   request.id = id;
   {
     const std::lock_guard lock(mutex_);
+    queued_tokens_ += request.tokens.size();
     commands_.push_back({.request = std::move(request)});
   }
   wake();
@@ -45,6 +47,33 @@ void EngineThread::abort(uint64_t id) {
     commands_.push_back({.is_abort = true, .request = {.id = id}});
   }
   wake();
+}
+
+absl::StatusOr<Time> EngineThread::admit(const WorkAhead& work) {
+  const Time now = Clock::steady().now();
+  const std::lock_guard lock(mutex_);
+  Backlog backlog = backlog_;
+  backlog.prompt_tokens += queued_tokens_;
+  backlog.waiting += commands_.size();
+  return admission_.admit(backlog, work, now);
+}
+
+void EngineThread::note_end(bool stream, bool answered, Time expected,
+                            const RequestMetrics& metrics) {
+  const Time now = Clock::steady().now();
+  const std::lock_guard lock(mutex_);
+  if (answered) {
+    admission_.answered(stream, expected,
+                        stream ? metrics.ttft() : metrics.finish - metrics.arrival,
+                        metrics.output_tokens);
+  } else {
+    admission_.left(stream, expected, metrics.finish - metrics.arrival, now);
+  }
+}
+
+uint64_t EngineThread::refused() const {
+  const std::lock_guard lock(mutex_);
+  return admission_.refused();
 }
 
 EngineStats EngineThread::stats() const {
@@ -62,6 +91,8 @@ bool EngineThread::take_commands() {
   {
     const std::lock_guard lock(mutex_);
     commands.swap(commands_);
+    backlog_.prompt_tokens += std::exchange(queued_tokens_, 0);  // until it is counted again
+    backlog_.waiting += commands.size();
   }
   for (Command& command : commands) {
     if (command.is_abort) {
@@ -82,16 +113,25 @@ bool EngineThread::take_commands() {
   return !commands.empty();
 }
 
+void EngineThread::take_notes(bool stepped, Time busy) {
+  const std::lock_guard lock(mutex_);
+  const EngineStats stats = engine_.stats();
+  if (stepped) {
+    const uint64_t before = stats_.tokens_computed + stats_.cached_tokens;
+    admission_.computed(stats.tokens_computed + stats.cached_tokens - before, busy);
+  }
+  stats_ = stats;
+  backlog_ = engine_.backlog(admission_);
+}
+
 void EngineThread::loop() {
   using namespace std::chrono_literals;
   Time described{};  // when the connector's statistics, which cost more, were last taken
   while (!stop_) {
     const bool commanded = take_commands();
+    const Time begin = Clock::steady().now();
     const bool stepped = engine_.step();
-    {
-      const std::lock_guard lock(mutex_);
-      stats_ = engine_.stats();
-    }
+    take_notes(stepped, Clock::steady().now() - begin);
     if (const Time now = Clock::steady().now(); !stepped || now - described > 100ms) {
       kvtransfer::KvConnectorStats connector_stats = engine_.connector_stats();
       const std::lock_guard lock(mutex_);

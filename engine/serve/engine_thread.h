@@ -16,11 +16,20 @@ namespace baton::engine::serve {
 class EngineThread {
  public:
   // `engine` must outlive this object and must not be used by anyone else meanwhile.
-  explicit EngineThread(Engine& engine);
+  explicit EngineThread(Engine& engine, AdmissionOptions admission = {});
   // Aborts what is under way and joins.
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;
   EngineThread& operator=(const EngineThread&) = delete;
+
+  // The time after which an answer to a new request is expected, or why it should not even be
+  // queued (see Admission). Requests that are submitted without having asked are taken all the
+  // same.
+  absl::StatusOr<Time> admit(const WorkAhead& work);
+  // What became of a request whose answer was expected after `expected`. `answered`: else its
+  // client left before it had what it waited for.
+  void note_end(bool stream, bool answered, Time expected, const RequestMetrics& metrics);
+  uint64_t refused() const;
 
   // Queues a request and returns the id it was given (request.id is not used). If the engine
   // refuses it, that is its only event, with FinishReason::kError. Events come on the engine's
@@ -40,6 +49,7 @@ class EngineThread {
   };
   void loop();
   bool take_commands();
+  void take_notes(bool stepped, Time busy);
   void wake();
 
   Engine& engine_;
@@ -47,6 +57,9 @@ class EngineThread {
   const int wake_fd_;
   mutable std::mutex mutex_;
   std::vector<Command> commands_;
+  size_t queued_tokens_ = 0;  // of prompts in commands_
+  Admission admission_;
+  Backlog backlog_;
   EngineStats stats_;
   kvtransfer::KvConnectorStats connector_stats_;
   std::atomic<uint64_t> next_id_{1};
