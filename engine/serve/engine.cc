@@ -186,7 +186,8 @@ void Engine::load_failed(Sequence* sequence, const absl::Status& why) {
   }
 }
 
-bool Engine::step() {
+bool Engine::step(int wake_fd) {
+  wake_fd_ = wake_fd;
   bool changed = false;
   if (connector_ != nullptr) connector_->progress();
   if (jobs_.has_value()) changed |= follow_jobs();
@@ -227,7 +228,8 @@ absl::Status Engine::compute(const StepPlan& plan) {
     hook_.send(sequence->job->job, static_cast<uint32_t>(range.first),
                absl::MakeConstSpan(sequence->blocks).subspan(range.first, range.count));
   }
-  if (plan.streaming != nullptr) hook_.await(plan.streaming->load);
+  if (plan.streaming != nullptr) ++stats_.loads_streamed;
+  if (plan.streaming != nullptr) hook_.await(plan.streaming->load, wake_fd_);
   ++stats_.steps;
   absl::Status status = model_.forward(chunks_, *cache_, hook_, *workspace_, logits_.data());
   hook_.end();
@@ -246,6 +248,12 @@ void Engine::run(const StepPlan& plan) {
                             .end = clock_.now()});
   }
   if (plan.streaming != nullptr) {
+    if (hook_.stalled_at().has_value()) {
+      stats_.tokens_computed -= plan.chunks[0].tokens;
+      ++stats_.loads_stalled;
+      scheduler_.stalled(plan.streaming, *hook_.stalled_at());
+      return;
+    }
     if (!status.ok()) {
       load_failed(plan.streaming, status);
       return;

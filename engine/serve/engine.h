@@ -66,6 +66,8 @@ struct EngineStats {
   uint64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   uint64_t loaded_tokens = 0;  // prompt tokens whose KV came from a prefill worker
   uint64_t loads_failed = 0;
+  uint64_t loads_streamed = 0;  // computed while layers still arrived
+  uint64_t loads_stalled = 0;   // of those, put off for a layer that did not
   size_t waiting = 0;
   size_t running = 0;
   size_t loading = 0;
@@ -90,8 +92,9 @@ class Engine {
   void abort_all();
 
   // Computes the next batch. False if there was nothing to compute and nothing has changed: then
-  // wait() before calling it again.
-  bool step();
+  // wait() before calling it again. Where the step waits for KV to arrive, a readable `wake_fd`
+  // (-1: none) ends it early.
+  bool step(int wake_fd = -1);
   // Requests, jobs or blocks under way.
   bool has_work() const;
   // Sleeps until a peer or `fd` (-1: none) has something, at most `timeout`.
@@ -145,6 +148,7 @@ class Engine {
   absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> requests_;
   absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> prefills_;  // by job
   EngineStats stats_;
+  int wake_fd_ = -1;  // of this step
   uint64_t logged_failed_loads_ = 0;
   Time log_failed_loads_at_{};
 };

@@ -130,7 +130,7 @@ void EngineThread::loop() {
   while (!stop_) {
     const bool commanded = take_commands();
     const Time begin = Clock::steady().now();
-    const bool stepped = engine_.step();
+    const bool stepped = engine_.step(wake_fd_);
     take_notes(stepped, Clock::steady().now() - begin);
     if (const Time now = Clock::steady().now(); !stepped || now - described > 100ms) {
       kvtransfer::KvConnectorStats connector_stats = engine_.connector_stats();

@@ -35,8 +35,8 @@ absl::Status RemoteLoads::start(Sequence* sequence) {
   return absl::OkStatus();
 }
 
-bool RemoteLoads::has_begun(const Sequence& sequence) const {
-  return connector_.layers_loaded(sequence.load) > 0;
+uint32_t RemoteLoads::layers(const Sequence& sequence) const {
+  return connector_.layers_loaded(sequence.load);
 }
 
 absl::StatusOr<bool> RemoteLoads::is_complete(const Sequence& sequence) const {

@@ -41,8 +41,8 @@ class RemoteLoads {
   // Asks for the KV of [computed, loadable()); the sequence has blocks for all its tokens.
   absl::Status start(Sequence* sequence);
 
-  // Whether layer 0 is here, so that the sequence can be computed while the rest arrives.
-  bool has_begun(const Sequence& sequence) const;
+  // How many layers are here: with one, the sequence can be computed while the rest arrives.
+  uint32_t layers(const Sequence& sequence) const;
   // OK and true: everything is here. OK and false: under way. Else why it will not come.
   absl::StatusOr<bool> is_complete(const Sequence& sequence) const;
 

@@ -50,6 +50,12 @@ void Scheduler::load_failed(Sequence* sequence) {
   waiting_.push_front(sequence);
 }
 
+void Scheduler::stalled(Sequence* sequence, uint32_t layer) {
+  std::erase(running_, sequence);
+  sequence->state = SequenceState::kWaitingForRemoteKv;
+  sequence->layers_wanted = layer + 1;
+}
+
 bool Scheduler::reserve(Sequence* sequence, size_t tokens) {
   const size_t needed = blocks_for(tokens);
   if (needed <= sequence->blocks.size()) return true;
@@ -167,7 +173,7 @@ bool Scheduler::admit(Sequence* sequence) {
 void Scheduler::schedule_streaming() {
   if (!plan_.chunks.empty() || loads_ == nullptr || !running_.empty()) return;
   for (Sequence* sequence : loading_) {
-    if (!loads_->has_begun(*sequence)) continue;
+    if (loads_->layers(*sequence) < sequence->layers_wanted) continue;
     sequence->computed = RemoteLoads::loadable(*sequence);
     plan_.streaming = sequence;
     start(sequence, std::min(sequence->remaining(), budget_));

@@ -58,6 +58,9 @@ class Scheduler {
   // ... or gets in line again, first, to be computed here. Its blocks are gone.
   void load_failed(Sequence* sequence);
 
+  // It was computed while its load arrived, and `layer` did not: it waits for that as before.
+  void stalled(Sequence* sequence, uint32_t layer);
+
   // Takes the blocks that the planned chunks need. The reference is valid until the next call.
   const StepPlan& schedule();
   // After a chunk was computed: publishes its full blocks.

@@ -42,6 +42,7 @@ struct Sequence {
   SequenceState state = SequenceState::kWaiting;
 
   kvtransfer::KvRequestId load = 0;  // 0: no load is open
+  uint32_t layers_wanted = 1;        // of the load, before it is worth being computed
   bool local_only = false;           // do not ask a prefill worker (again)
 
   std::optional<PrefillJob> job;

@@ -1,16 +1,26 @@
 // Sends, awaits and times the KV of each layer during a forward pass.
 #include "engine/serve/step_hook.h"
 
+#include <poll.h>
+
+#include <chrono>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace baton::engine::serve {
+namespace {
+
+constexpr Time kLayerPatience = std::chrono::milliseconds(100);
+constexpr Time kSpin = std::chrono::microseconds(50);  // before sleeping
+
+}  // namespace
 
 void StepHook::begin(uint64_t request) {
   sends_.clear();
   load_ = 0;
+  stalled_at_.reset();
   request_ = request;
   layer_ = -1;
 }
@@ -37,11 +47,31 @@ absl::Status StepHook::send_status(uint64_t job) const {
   return absl::OkStatus();
 }
 
+// A prefill worker may hang at any layer, and everybody else's requests wait for this thread.
+absl::Status StepHook::wait_for_layer(uint32_t layer) {
+  const Time until = clock_.now() + kLayerPatience;
+  Time busy = clock_.now();
+  for (;;) {
+    if (connector_->layers_loaded(load_) > layer) return absl::OkStatus();
+    if (absl::Status status = connector_->load_status(load_); !status.ok()) return status;
+    connector_->progress();
+    const Time now = clock_.now();
+    pollfd wake{wake_fd_, POLLIN, 0};
+    if (now >= until || (wake_fd_ >= 0 && poll(&wake, 1, 0) > 0)) {
+      stalled_at_ = layer;
+      return absl::AbortedError(absl::StrCat("layer ", layer, " is not here yet"));
+    }
+    if (now - busy < kSpin) continue;
+    connector_->wait(until - now, wake_fd_);
+    busy = clock_.now();
+  }
+}
+
 absl::Status StepHook::before_layer(int layer) {
   end();
   if (load_ != 0) {
     const Time begin = clock_.now();
-    absl::Status status = connector_->wait_for_layer(load_, static_cast<uint32_t>(layer));
+    absl::Status status = wait_for_layer(static_cast<uint32_t>(layer));
     if (!status.ok()) return status;
     if (timeline_ != nullptr) {
       timeline_->add({.track = "wait",

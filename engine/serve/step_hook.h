@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,8 +25,14 @@ class StepHook : public LayerHook {
   void begin(uint64_t request);
   // In every layer these blocks of `job` become complete; `blocks` must outlive the step.
   void send(uint64_t job, uint32_t first_block, absl::Span<const uint32_t> blocks);
-  // Every layer of this load is waited for.
-  void await(kvtransfer::KvRequestId load) { load_ = load; }
+  // Every layer of this load is waited for: until it is here or fails, but not for longer than
+  // 100 ms and not when `wake_fd` (-1: none) becomes readable. Then before_layer() ends the
+  // forward pass with Aborted, and stalled_at() says which layer was missing.
+  void await(kvtransfer::KvRequestId load, int wake_fd) {
+    load_ = load;
+    wake_fd_ = wake_fd;
+  }
+  std::optional<uint32_t> stalled_at() const { return stalled_at_; }
   // Ends the last layer's span.
   void end();
 
@@ -36,6 +43,8 @@ class StepHook : public LayerHook {
   void kv_written(int layer) override;
 
  private:
+  absl::Status wait_for_layer(uint32_t layer);
+
   struct Send {
     uint64_t job;
     uint32_t first_block;
@@ -48,6 +57,8 @@ class StepHook : public LayerHook {
   const Clock& clock_;
   std::vector<Send> sends_;
   kvtransfer::KvRequestId load_ = 0;
+  int wake_fd_ = -1;
+  std::optional<uint32_t> stalled_at_;
   uint64_t request_ = 0;
   int layer_ = -1;  // whose span is open
   Time begin_{};

@@ -1,6 +1,9 @@
 // Two engines joined by a connector: the same tokens as one, whatever the link does.
 #include <gtest/gtest.h>
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <random>
 
 #include "engine/serve/engine.h"
@@ -96,7 +99,7 @@ TEST(Disaggregation, OneAtATimeStreamsLayers) {
   const Pair pair =
       run_pair({.prefill = {.blocks = 256}, .decode = {.blocks = 256}, .in_flight = 1});
   expect_same(expected(), pair.outcomes);
-  EXPECT_GT(pair.link->layers_waited_for, 30u);
+  EXPECT_GT(pair.decode.loads_streamed, 15u);
 }
 
 TEST(Disaggregation, SmallChunksAndFewBlocks) {
@@ -155,7 +158,7 @@ TEST(Disaggregation, FailedStreamsAreRecomputed) {
                               .in_flight = 1});
   expect_same(expected(), pair.outcomes);
   EXPECT_GT(pair.decode.loads_failed, 20u);
-  EXPECT_GT(pair.link->layers_waited_for, 0u);
+  EXPECT_GT(pair.decode.loads_streamed, 0u);
 }
 
 TEST(Disaggregation, FailedLoadsFailTheRequestIfAskedTo) {
@@ -231,6 +234,81 @@ TEST(Disaggregation, HostileJobsAreRefused) {
   prefill->step();
   EXPECT_FALSE(prefill->has_work());
   EXPECT_TRUE(prefill->check_integrity().ok());
+}
+
+// A prefill worker that hangs in the middle of a prompt costs that prompt's request its deadline,
+// and nobody else anything.
+TEST(Disaggregation, AHungPrefillHoldsNobodyElseUp) {
+  LoopbackLink link(3, {.repeat = 0});
+  auto prefill = *Engine::create(test_model(), test_tokenizer(),
+                                 {.role = EngineRole::kPrefill, .blocks = 64}, &link.prefill());
+  auto decode = *Engine::create(test_model(), test_tokenizer(),
+                                {.role = EngineRole::kDecode, .blocks = 64, .min_remote_tokens = 8},
+                                &link.decode());
+  link.set_pump([&] { prefill->step(); });
+  link.hold_from_layer = 1;
+  Request hung, other, local;
+  hung.id = 1;
+  hung.tokens.assign(100, 7);
+  hung.sampling = {.max_tokens = 5, .ignore_eos = true};
+  hung.prefill_address = "prefill";
+  other = hung;
+  other.id = 2;
+  other.tokens.assign(80, 9);
+  local = hung;
+  local.id = 3;
+  local.tokens = {1, 2, 3};
+  const std::map<uint64_t, Outcome> want = run_one_at_a_time({hung, other, local});
+
+  std::map<uint64_t, Outcome> seen;
+  ASSERT_TRUE(submit(*decode, hung, &seen[1]).ok());
+  // Its first layer comes, the engine has nothing else to do, and the second never comes.
+  const auto both = [&] {
+    const bool moved = decode->step();
+    return prefill->step() || moved || true;
+  };
+  run_until(both, [&] { return decode->stats().loads_stalled > 0; });
+  ASSERT_TRUE(submit(*decode, local, &seen[3]).ok());
+  run_until(both, [&] { return seen[3].finished; });
+  EXPECT_FALSE(seen[1].finished);
+  EXPECT_EQ(decode->stats().loading, 1u);
+  // One that is fetched too, as far as its layers come.
+  ASSERT_TRUE(submit(*decode, other, &seen[2]).ok());
+  run_until(both, [&] { return decode->stats().loading == 2; });
+  // A client that leaves now is forgotten at once.
+  EXPECT_TRUE(decode->abort(2));
+  EXPECT_TRUE(seen[2].finished);
+  EXPECT_TRUE(decode->check_integrity().ok());
+  // The layers come after all.
+  link.hold_from_layer = -1;
+  run_until(both, [&] { return seen[1].finished && !decode->has_work() && !prefill->has_work(); });
+  EXPECT_EQ(seen[1].tokens, want.at(1).tokens);
+  EXPECT_EQ(seen[3].tokens, want.at(3).tokens);
+  EXPECT_EQ(seen[1].metrics.loaded_tokens, 96u);
+  EXPECT_EQ(decode->stats().free_blocks, 64u);
+}
+
+// With a wake-up, not even for the moment that a layer is waited for.
+TEST(Disaggregation, AWakeUpEndsTheWaitForALayer) {
+  LoopbackLink link(4, {.repeat = 0});
+  auto prefill = *Engine::create(test_model(), test_tokenizer(),
+                                 {.role = EngineRole::kPrefill, .blocks = 64}, &link.prefill());
+  auto decode = *Engine::create(test_model(), test_tokenizer(),
+                                {.role = EngineRole::kDecode, .blocks = 64, .min_remote_tokens = 8},
+                                &link.decode());
+  link.hold_from_layer = 1;
+  const int rung = eventfd(1, EFD_CLOEXEC);
+  ASSERT_GE(rung, 0);
+  Request hung;
+  hung.tokens.assign(100, 7);
+  hung.prefill_address = "prefill";
+  Outcome outcome;
+  ASSERT_TRUE(submit(*decode, hung, &outcome).ok());
+  run_until([&] { return prefill->step() || decode->step(rung) || true; },
+            [&] { return decode->stats().loads_stalled > 0; });
+  EXPECT_EQ(link.sleeps, 0u);
+  EXPECT_TRUE(decode->abort(hung.id));
+  close(rung);
 }
 
 }  // namespace

@@ -16,7 +16,11 @@ class LoopbackDecode : public kvtransfer::KvConnector {
   }
   std::string address() const override { return "decode"; }
   void progress() override { link_.move_some(); }
-  void wait(Time, int) override { link_.move_some(); }
+  void wait(Time, int) override {
+    ++link_.sleeps;
+    if (link_.pump_) link_.pump_();
+    link_.move_some();
+  }
   kvtransfer::KvConnectorStats stats() const override { return {}; }
 
   absl::Status start_load(kvtransfer::KvLoad request) override {
@@ -62,7 +66,6 @@ class LoopbackDecode : public kvtransfer::KvConnector {
   absl::Status load_status(kvtransfer::KvRequestId id) override { return open(id).status; }
 
   absl::Status wait_for_layer(kvtransfer::KvRequestId id, uint32_t layer) override {
-    ++link_.layers_waited_for;
     while (layers_loaded(id) <= layer) {
       if (!load_status(id).ok()) return load_status(id);
       link_.pump_();
@@ -239,7 +242,10 @@ void LoopbackLink::move_some() {
         ++loads_failed;
       }
       if (load.fails_after > 0) --load.fails_after;
-      deliver(load, random_() % load.queue.size());
+      const size_t next = random_() % load.queue.size();
+      const int hold = hold_from_layer;
+      if (hold >= 0 && load.queue[next].layer >= static_cast<uint32_t>(hold)) continue;
+      deliver(load, next);
     }
     if (!load.gone && !load.arrived_copies.empty() && chance(faults_.repeat)) repeat_one(load);
   }

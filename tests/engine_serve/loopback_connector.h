@@ -40,12 +40,15 @@ class LoopbackLink {
   // Steps the prefill engine while decode waits for a layer in its own step.
   void set_pump(std::function<void()> pump) { pump_ = std::move(pump); }
 
+  // Layers from this one on do not arrive, of any load that is open now or later; -1: all do.
+  int hold_from_layer = -1;
+
   uint64_t loads_started = 0;
   uint64_t loads_failed = 0;
   uint64_t blocks_moved = 0;
   uint64_t late_writes = 0;
   uint64_t repeats = 0;
-  uint64_t layers_waited_for = 0;
+  uint64_t sleeps = 0;  // of decode
 
  private:
   friend class LoopbackDecode;
