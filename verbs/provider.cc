@@ -139,7 +139,7 @@ void VerbsProvider::met(const net::Link& link, HelloInfo peer,
   // The rails are quicker to find out that the network fails; while one is up, the connection may
   // take its time.
   auto control = std::make_unique<net::MessageStream>(
-      link.fd, *shared_.poller,
+      link, *shared_.poller,
       net::MessageStream::Options{.max_message = kMessageBytes,
                                   .silence = std::chrono::seconds(100)});
   auto offers = decode_offers(peer.extra);
@@ -147,8 +147,9 @@ void VerbsProvider::met(const net::Link& link, HelloInfo peer,
     if (dial != nullptr) acceptor_.try_next(std::move(dial), offers.status());
     return;
   }
-  sessions_.push_back(std::make_unique<Session>(shared_, std::move(control), std::move(peer),
-                                                *std::move(offers), dial != nullptr));
+  sessions_.push_back(std::make_unique<Session>(shared_, std::move(control), link.keys.proofs,
+                                                std::move(peer), *std::move(offers),
+                                                dial != nullptr));
 }
 
 absl::Status VerbsProvider::add_region(const RegionEntry& region) {

@@ -8,10 +8,12 @@
 
 namespace baton::verbs {
 
-Session::Session(Shared& shared, std::unique_ptr<net::MessageStream> control, HelloInfo peer,
-                 std::vector<PortOffer> offers, bool connecting)
+Session::Session(Shared& shared, std::unique_ptr<net::MessageStream> control,
+                 const net::Key32& proofs, HelloInfo peer, std::vector<PortOffer> offers,
+                 bool connecting)
     : shared_(shared),
       control_(std::move(control)),
+      proofs_(proofs),
       peer_(std::move(peer)),
       offers_(std::move(offers)),
       tuning_(shared.tuning.for_session(shared.hardware.ports.size() > 1 && offers_.size() > 1 &&

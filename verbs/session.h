@@ -44,9 +44,10 @@ struct Shared {
 
 class Session {
  public:
-  // `session` as the connecting worker chose it. `offers` are the peer's ports.
-  Session(Shared& shared, std::unique_ptr<net::MessageStream> control, HelloInfo peer,
-          std::vector<PortOffer> offers, bool connecting);
+  // `session` as the connecting worker chose it. `proofs`: the key of what is proved beside
+  // `control`. `offers` are the peer's ports.
+  Session(Shared& shared, std::unique_ptr<net::MessageStream> control, const net::Key32& proofs,
+          HelloInfo peer, std::vector<PortOffer> offers, bool connecting);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -155,6 +156,7 @@ class Session {
 
   Shared& shared_;
   std::unique_ptr<net::MessageStream> control_;
+  const net::Key32 proofs_;
   HelloInfo peer_;
   const std::vector<PortOffer> offers_;
   Tuning tuning_;

@@ -237,9 +237,10 @@ absl::StatusOr<ConnectionManager*> Shared::connection_manager() {
   return cm.get();
 }
 
-// The proofs name both workers, the session, the rail, its incarnation and both queue pairs, all
-// known from the handshake and the messages after it: none fits any other connection. (Queue pairs
-// are numbered by device: those of two rails may well have the same numbers.)
+// The proofs are made with a key of this session and name both workers, the session, the rail, its
+// incarnation and both queue pairs, all known from the handshake and the messages after it: none
+// fits any other connection. (Queue pairs are numbered by device: those of two rails may well have
+// the same numbers.)
 CmTerms Session::terms(const Slot& slot) const {
   const Endpoint own = slot.pending->local();
   const WorkerUid& here = shared_.context.self.uid;
@@ -254,7 +255,7 @@ CmTerms Session::terms(const Slot& slot) const {
     put_number(text, slot.incarnation);
     put_number(text, connecting_ ? own.queue_pair : slot.peer.queue_pair);
     put_number(text, connecting_ ? slot.peer.queue_pair : own.queue_pair);
-    const auto mac = shared_.context.key.hmac(text);
+    const net::Key32 mac = net::hmac(net::view(proofs_), text);
     static_assert(sizeof mac == ConnectionManager::kProofBytes);
     return std::string(mac.begin(), mac.end());
   };

@@ -13,6 +13,8 @@ std::vector<Variant> all_variants() {
       {.name = "sim", .provider = "sim"},
       {.name = "shm", .provider = "shm"},
       {.name = "tcp", .provider = "tcp"},
+      {.name = "tcp_integrity", .provider = "tcp", .settings = {{"tcp.integrity", "on"}}},
+      {.name = "tcp_encrypt", .provider = "tcp", .settings = {{"tcp.encrypt", "on"}}},
       {.name = "example", .provider = "loopback"},  // of docs/write-a-provider.md
       {.name = "verbs_fake", .provider = "verbs_fake"},
       {.name = "verbs_fake_own_receives",
@@ -31,6 +33,9 @@ std::vector<Variant> all_variants() {
     }
     if (name != "ucx") continue;
     variants.push_back({.name = "ucx_tcp", .provider = "ucx", .settings = {{"ucx.tls", "tcp"}}});
+    variants.push_back({.name = "ucx_encrypt",
+                        .provider = "ucx",
+                        .settings = {{"ucx.tls", "tcp"}, {"ucx.encrypt", "on"}}});
     variants.push_back({.name = "ucx_shm", .provider = "ucx", .settings = {{"ucx.tls", "posix"}}});
   }
   return variants;

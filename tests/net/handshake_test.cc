@@ -235,6 +235,41 @@ TEST(Handshake, NobodyIntroducesHimselfByAnothersUid) {
   }
 }
 
+// A member that has seen a worker's public key, as everyone has whom it called, and shows it as its
+// own: without the private one it cannot prove itself, whatever it puts in the place of what only
+// the two could compute.
+TEST(Handshake, ShowingAnothersPublicKeyIsNoProof) {
+  const ClusterKey key = key_of('k');
+  const HelloInfo victim = info("prefill", 7);
+  for (const int guess : {0, 1, 2}) {
+    Handshake server(Handshake::Role::kServer, key, info("decode", 0));
+    Handshake honest(Handshake::Role::kClient, key, victim);
+    Opening opening = Opening::decode(honest.to_send(), true);
+    const KeyPair share = KeyPair::make();
+    opening.share = share.public_key;  // and opening.static_key is the victim's
+    const std::string asked = opening.encode(true);
+    ASSERT_TRUE(server.receive(asked.substr(0, Opening::kPrefixBytes)).ok());
+    ASSERT_TRUE(server.receive(asked.substr(Opening::kPrefixBytes)).ok());
+    const std::string answered(server.to_send());
+    const Opening theirs = Opening::decode(answered, false);
+
+    const auto shares = agree(share.private_key, theirs.share);
+    const auto their_uid = agree(share.private_key, theirs.static_key);
+    ASSERT_TRUE(shares && their_uid);
+    std::string secret(view(key.hmac("baton handshake")));
+    secret.append(view(*shares));
+    if (guess == 1) secret.append(view(Key32{}));
+    if (guess == 2) secret.append(view(*shares));
+    secret.append(view(*their_uid));
+    const Key32 root =
+        hkdf_extract(std::string(view(opening.nonce)).append(view(theirs.nonce)), secret);
+    const std::string label = "baton client proof" + std::string(view(sha256(asked + answered)));
+    EXPECT_EQ(server.receive(view(hkdf_expand(root, label))).code(),
+              absl::StatusCode::kPermissionDenied)
+        << guess;
+  }
+}
+
 // ---- rotation ----
 
 TEST(Handshake, DuringARotationEitherKeyWillDo) {

@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "transport/net/aead.h"
 #include "transport/net/key_schedule.h"
+#include "transport/net/replay_window.h"
 #include "transport/net/seal.h"
 #include "transport/net/siphash.h"
 
@@ -225,6 +226,29 @@ TEST(Seal, ACopyIsSealed) {
     sealer.head(head.data(), 1);
     EXPECT_EQ(opened(opener, head + copy, 7), (std::vector<std::string>{"h|payload"}));
   }
+}
+
+// ---- frames in any order ----
+
+TEST(ReplayWindow, EachNumberOnceInAnyOrder) {
+  ReplayWindow window;
+  for (const uint64_t number : {5u, 3u, 4u, 0u, 4000u, 4005u, 6u}) {
+    EXPECT_FALSE(window.seen(number)) << number;
+    window.add(number);
+    EXPECT_TRUE(window.seen(number)) << number;
+  }
+  EXPECT_FALSE(window.seen(1));
+  EXPECT_FALSE(window.seen(4004));
+  // What is older than the window is taken for seen; what is in it stays known.
+  window.add(4005 + ReplayWindow::kNumbers - 1);
+  EXPECT_TRUE(window.seen(4005));
+  EXPECT_TRUE(window.seen(4000));
+  EXPECT_FALSE(window.seen(4006));
+  window.add(1 << 20);
+  EXPECT_TRUE(window.seen(4005 + ReplayWindow::kNumbers - 1));
+  EXPECT_FALSE(window.seen((1 << 20) - 1));
+  EXPECT_FALSE(window.seen((1 << 20) - ReplayWindow::kNumbers + 1));
+  EXPECT_TRUE(window.seen((1 << 20) - ReplayWindow::kNumbers));
 }
 
 }  // namespace

@@ -7,19 +7,13 @@
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "transport/base/wire.h"
 #include "transport/net/endpoint.h"
 
 namespace baton::net {
 namespace {
-
-std::string framed(std::string_view message) {
-  std::string out;
-  put_number(out, static_cast<uint32_t>(message.size()));
-  return out.append(message);
-}
 
 // A stream, and the bare socket at its other end.
 class Stream : public testing::Test {
@@ -33,8 +27,21 @@ class Stream : public testing::Test {
     other_ = ::accept4(*listener, nullptr, nullptr, SOCK_CLOEXEC);
     ::close(*listener);
     poller_ = *Poller::create();
+    LinkKeys keys;
+    keys.send = KeyPair::make().private_key;
+    keys.receive = KeyPair::make().private_key;
     stream_ = std::make_unique<MessageStream>(
-        fd_, *poller_, MessageStream::Options{.max_message = 100, .max_waiting = 64 << 10});
+        Link{fd_, keys}, *poller_,
+        MessageStream::Options{.max_message = 100, .max_waiting = 64 << 10});
+    sealer_.emplace(hkdf_expand(keys.receive, "baton messages"), Protection::kEncrypt);
+    opener_.emplace(hkdf_expand(keys.send, "baton messages"), Protection::kEncrypt);
+  }
+  // A message as the other side sends it.
+  std::string framed(std::string_view message) {
+    std::string out(message.size() + kSealBytes, '\0');
+    message.copy(out.data() + kSealPrefix, message.size());
+    sealer_->head(out.data(), message.size());
+    return out;
   }
   void TearDown() override { hang_up(); }
   void put(std::string_view bytes) {
@@ -60,6 +67,8 @@ class Stream : public testing::Test {
 
   std::unique_ptr<Poller> poller_;
   std::unique_ptr<MessageStream> stream_;
+  std::optional<Sealer> sealer_;  // of the other end
+  std::optional<Opener> opener_;
   int fd_ = -1;  // the stream's
   int other_ = -1;
 };
@@ -67,7 +76,10 @@ class Stream : public testing::Test {
 using Words = std::vector<std::string>;
 
 TEST_F(Stream, WholeMessagesHoweverTheyCome) {
-  put(framed("one") + framed("") + framed("three"));
+  std::string words = framed("one");
+  words += framed("");
+  words += framed("three");
+  put(words);
   EXPECT_EQ(hear(), (Words{"one", "", "three"}));
   const std::string last = framed(std::string(100, 'x'));
   for (const char byte : last.substr(0, last.size() - 1)) {
@@ -78,9 +90,29 @@ TEST_F(Stream, WholeMessagesHoweverTheyCome) {
   put(last.substr(last.size() - 1));
   EXPECT_EQ(hear(), (Words{std::string(100, 'x')}));
   stream_->send("answer");
-  char bytes[10];
-  ASSERT_EQ(::recv(other_, bytes, sizeof bytes, MSG_WAITALL), 10);
-  EXPECT_EQ(std::string(bytes, 10), framed("answer"));
+  char bytes[6 + kSealBytes];
+  ASSERT_EQ(::recv(other_, bytes, sizeof bytes, MSG_WAITALL), static_cast<ssize_t>(sizeof bytes));
+  EXPECT_EQ(std::string(bytes, sizeof bytes).find("answer"), std::string::npos);
+  std::string_view answer;
+  ASSERT_EQ(opener_->head(bytes, sizeof bytes, 100, answer), Opener::Found::kHead);
+  EXPECT_EQ(answer, "answer");
+}
+
+TEST_F(Stream, WhatThePeerDidNotSendEndsIt) {
+  const std::string one = framed("one");
+  std::string two = framed("two");
+  two.back() = static_cast<char>(two.back() ^ 1);
+  put(one + two + framed("never heard"));
+  EXPECT_EQ(hear(), Words{"one"});
+  EXPECT_FALSE(stream_->open());
+  EXPECT_NE(stream_->why().message().find("did not send"), absl::string_view::npos);
+}
+
+TEST_F(Stream, ARepeatedMessageEndsIt) {
+  const std::string one = framed("one");
+  put(one + one);
+  EXPECT_EQ(hear(), Words{"one"});
+  EXPECT_FALSE(stream_->open());
 }
 
 TEST_F(Stream, WhatCameBeforeTheEndIsHandedOver) {
@@ -99,7 +131,10 @@ TEST_F(Stream, WhatCameBeforeTheEndIsHandedOver) {
 }
 
 TEST_F(Stream, TooLongAMessageEndsIt) {
-  put(framed("good") + framed(std::string(101, 'x')) + framed("never heard"));
+  std::string words = framed("good");
+  words += framed(std::string(101, 'x'));
+  words += framed("never heard");
+  put(words);
   EXPECT_EQ(hear(), Words{"good"});
   EXPECT_FALSE(stream_->open());
   EXPECT_TRUE(stream_->gone());
@@ -122,7 +157,7 @@ TEST_F(Stream, WhatWaitsGoesOutWhenThePeerReads) {
   pollfd room{fd_, POLLOUT, 0};
   size_t sent = 0;
   for (int beyond = 0; beyond < 100 && stream_->open(); sent += 100) {
-    stream_->send(std::string(96, 'x'));
+    stream_->send(std::string(100 - kSealBytes, 'x'));
     beyond += ::poll(&room, 1, 0) == 0 ? 1 : 0;
   }
   ASSERT_TRUE(stream_->open()) << stream_->why();

@@ -40,7 +40,7 @@ class UcxHostile : public testing::Test {
 };
 
 TEST_F(UcxHostile, WordsThatIntroduceNobodyAreHungUpOn) {
-  for (const std::string words : {"", "too short", "123456789012"}) {
+  for (const std::string words : {"", "x", "1234"}) {
     RawPeer raw;
     raw.introduce(node_, address_);
     if (HasFatalFailure()) return;
@@ -60,23 +60,60 @@ TEST_F(UcxHostile, AnIntroductionLongerThanAllowedIsHungUpOn) {
   expect_serving();
 }
 
-TEST_F(UcxHostile, MessagesWithoutTheTokenAreDropped) {
+TEST_F(UcxHostile, MessagesThatThePeerDidNotSendAreDropped) {
   RawPeer raw;
   raw.join(node_, address_);
   if (HasFatalFailure()) return;
-  const Envelope right = raw.envelope();
-  for (const Envelope wrong :
-       {Envelope{right.rail, right.token ^ 1}, Envelope{right.rail, 0},
-        Envelope{right.rail + 1, right.token}, Envelope{0xffffffff, right.token}}) {
-    raw.envelope() = wrong;
-    raw.send(Frame{.type = FrameType::kReadEnd});
+  const std::string good = raw.sealed(Frame{.type = FrameType::kCancelRead});
+  for (size_t bit = 0; bit < 8 * good.size(); bit += 3) {
+    if (bit / 8 >= 4 && bit / 8 < 8) continue;  // reserved: nobody looks at them
+    std::string changed = good;
+    changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ (1 << (bit % 8)));
+    raw.send(changed);
   }
-  raw.send("short");
+  for (size_t bytes = 1; bytes < good.size(); bytes += 7) raw.send(good.substr(0, bytes));
   // What comes behind them is heard: it takes the rail down, which they have not.
-  raw.envelope() = right;
   raw.send(Frame{.type = FrameType::kReadEnd});
   EXPECT_THAT(fate(raw), HasSubstr("answers what was not asked for"));
   expect_serving();
+}
+
+// In any order, but each once: one that comes again does nothing again.
+TEST_F(UcxHostile, RepeatedMessagesAreDropped) {
+  std::vector<char> memory(4096, 'm');
+  auto region = node_.regions.add(reinterpret_cast<std::byte*>(memory.data()), memory.size(),
+                                  Access::kRemoteReadWrite, {});
+  ASSERT_TRUE(region.ok());
+  const RemoteRegion remote = node_.regions.describe(**region);
+  RawPeer raw;
+  raw.join(node_, address_);
+  if (HasFatalFailure()) return;
+  std::string piece(framed::kPieceBytes, '\0');
+  framed::encode_piece({0, 8}, piece.data());
+  const auto write = [&](uint32_t slot, std::string_view payload) {
+    return raw.sealed(Frame{.type = FrameType::kWrite,
+                            .flags = framed::kLast,
+                            .transfer = {slot, 1},
+                            .bytes = 8,
+                            .pieces = 1,
+                            .region = remote.index,
+                            .generation = remote.generation,
+                            .key = remote.key,
+                            .slice_bytes = 8,
+                            .total_bytes = 8},
+                      piece + std::string(payload));
+  };
+  const std::string first = write(1, "11111111");
+  const std::string second = write(2, "22222222");
+  for (const std::string* message : {&second, &first, &second, &first, &second}) raw.send(*message);
+  raw.send(write(3, "33333333"));
+  ASSERT_TRUE(run_until({&node_}, [&] {
+    raw.engine->progress();
+    return raw.heard.size() >= 3;
+  }));
+  EXPECT_EQ(node_.landed.size(), 3u);
+  EXPECT_EQ(std::string(memory.data(), 8), "33333333");
+  EXPECT_TRUE(node_.down.empty());
 }
 
 TEST_F(UcxHostile, AnswersToNothingTakeTheRailDown) {
@@ -104,9 +141,7 @@ TEST_F(UcxHostile, BytesThatAreNoFrameTakeTheRailDown) {
   RawPeer raw;
   raw.join(node_, address_);
   if (HasFatalFailure()) return;
-  std::string junk(Envelope::kBytes + framed::kHeaderBytes + 50, '\x5a');
-  raw.envelope().encode(junk.data());
-  raw.send(junk);
+  raw.send(raw.sealed(std::string(framed::kHeaderBytes + 50, '\x5a'), ""));
   EXPECT_NE(fate(raw), "it is up still");
   expect_serving();
 }
@@ -138,7 +173,7 @@ TEST_F(UcxHostile, AWrongKeyMovesNoByteAndIsAnswered) {
     return !raw.heard.empty();
   }));
   const auto answer =
-      framed::decode_header(raw.heard.front().substr(Envelope::kBytes, framed::kHeaderBytes));
+      framed::decode_header(raw.opened(raw.heard.front()).substr(0, framed::kHeaderBytes));
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(answer->type, FrameType::kWriteAck);
   EXPECT_NE(answer->code, absl::StatusCode::kOk);

@@ -5,15 +5,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tests/transport/provider_node.h"
-#include "transport/base/wire.h"
 #include "transport/framed/frame.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/handshake.h"
+#include "transport/net/seal.h"
 #include "transport/ucx/engine.h"
 #include "transport/ucx/message.h"
 
@@ -56,20 +58,27 @@ class RawPeer {
         in.clear();
       }
     }));
+    const net::LinkKeys& keys = handshake.keys();
+    say_.emplace(net::hkdf_expand(keys.send, "baton messages"), net::Protection::kEncrypt);
+    hear_.emplace(net::hkdf_expand(keys.receive, "baton messages"), net::Protection::kEncrypt);
+    sealer_.emplace(keys.send, keys.protection);
+    opener_.emplace(keys.receive, keys.protection);
   }
   // Becomes a rail of `node`.
   void join(ProviderNode& node, const std::string& address) {
     introduce(node, address);
     if (testing::Test::HasFatalFailure()) return;
-    say(Introduction{{0, 1}, engine->address()}.encode());
+    say(Introduction{0, engine->address()}.encode());
     std::string in;
     ASSERT_TRUE(run_until({&node}, [&] { return take(in, 4); }));
     uint32_t bytes = 0;
     std::memcpy(&bytes, in.data(), 4);
-    ASSERT_TRUE(run_until({&node}, [&] { return take(in, 4 + bytes); }));
-    const auto peer = Introduction::decode(std::string_view(in).substr(4));
+    ASSERT_TRUE(run_until({&node}, [&] { return take(in, bytes + net::kSealBytes); }));
+    std::string_view words;
+    ASSERT_EQ(hear_->head(in.data(), in.size(), bytes, words), net::Opener::Found::kHead);
+    const auto peer = Introduction::decode(words);
     ASSERT_TRUE(peer.has_value());
-    to_ = peer->to;
+    to_ = peer->rail;
     auto endpoint = engine->connect(peer->address);
     ASSERT_TRUE(endpoint.ok()) << endpoint.status();
     endpoint_ = *endpoint;
@@ -79,11 +88,12 @@ class RawPeer {
       return !node.rails.empty();
     }));
   }
-  // On the connection beside UCX: a length and that many bytes.
+  // On the connection beside UCX.
   void say(std::string_view words) {
-    std::string out;
-    put_number(out, static_cast<uint32_t>(words.size()));
-    EXPECT_TRUE(put(out.append(words)));
+    std::string out(words.size() + net::kSealBytes, '\0');
+    words.copy(out.data() + net::kSealPrefix, words.size());
+    say_->head(out.data(), words.size());
+    EXPECT_TRUE(put(out));
   }
   bool put(std::string_view bytes) {
     return ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
@@ -96,13 +106,30 @@ class RawPeer {
     std::memcpy(packet->data.get(), message.data(), message.size());
     engine->send(*endpoint_, packet, message.size());
   }
-  void send(const framed::Frame& frame, std::string_view rest = {}) {
-    std::string out(Envelope::kBytes + framed::kHeaderBytes, '\0');
-    to_.encode(out.data());
-    framed::encode_header(frame, out.data() + Envelope::kBytes);
-    send(out.append(rest));
+  void send(const framed::Frame& frame, std::string_view rest = {}) { send(sealed(frame, rest)); }
+  // `rest`: pieces, text and payload.
+  std::string sealed(const framed::Frame& frame, std::string_view rest = {}) {
+    std::string head(framed::kHeaderBytes, '\0');
+    framed::encode_header(frame, head.data());
+    head.append(rest.substr(0, frame.meta_bytes()));
+    return sealed(head, rest.substr(std::min(frame.meta_bytes(), rest.size())));
   }
-  Envelope& envelope() { return to_; }
+  std::string sealed(std::string_view head, std::string_view payload) {
+    std::string out(Envelope::kBytes + head.size() + net::kSealBytes, '\0');
+    Envelope{to_, sealer_->next()}.encode(out.data());
+    head.copy(out.data() + Envelope::kBytes + net::kSealPrefix, head.size());
+    sealer_->head(out.data() + Envelope::kBytes, head.size());
+    return out.append(payload);
+  }
+  // The head of a frame that was heard.
+  std::string opened(std::string message) {
+    const Envelope envelope = Envelope::decode(message);
+    message.erase(0, Envelope::kBytes);
+    uint32_t bytes = 0;
+    std::memcpy(&bytes, message.data(), sizeof bytes);
+    EXPECT_TRUE(opener_->open(message.data(), bytes, envelope.number));
+    return message.substr(net::kSealPrefix, bytes);
+  }
   void hang_up() {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
@@ -124,7 +151,11 @@ class RawPeer {
   }
 
   int fd_ = -1;
-  Envelope to_;
+  uint32_t to_ = 0;
+  std::optional<net::Sealer> say_;
+  std::optional<net::Opener> hear_;
+  std::optional<net::Sealer> sealer_;
+  std::optional<net::Opener> opener_;
   Endpoint* endpoint_ = nullptr;
 };
 

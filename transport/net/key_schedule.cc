@@ -16,14 +16,6 @@ const unsigned char* raw(std::string_view bytes) {
   return reinterpret_cast<const unsigned char*>(bytes.data());
 }
 
-Key32 hmac(std::string_view key, std::string_view message) {
-  Key32 out{};
-  unsigned int length = 0;
-  HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), raw(message), message.size(),
-       out.data(), &length);
-  return out;
-}
-
 using PKey = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
 using PKeyContext = std::unique_ptr<EVP_PKEY_CTX, decltype(&EVP_PKEY_CTX_free)>;
 
@@ -37,6 +29,14 @@ PKey key_of(const Key32& bytes) {
 Key32 sha256(std::string_view bytes) {
   Key32 out{};
   SHA256(raw(bytes), bytes.size(), out.data());
+  return out;
+}
+
+Key32 hmac(std::string_view key, std::string_view message) {
+  Key32 out{};
+  unsigned int length = 0;
+  HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), raw(message), message.size(),
+       out.data(), &length);
   return out;
 }
 

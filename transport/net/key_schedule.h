@@ -17,6 +17,7 @@ inline std::string_view view(const Key32& key) {
 }
 
 Key32 sha256(std::string_view bytes);
+Key32 hmac(std::string_view key, std::string_view message);  // HMAC-SHA256
 
 // RFC 5869, section 2.2 and 2.3. `bytes`: at most 255 * 32.
 Key32 hkdf_extract(std::string_view salt, std::string_view secret);

@@ -9,17 +9,21 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "transport/base/wire.h"
 #include "transport/net/endpoint.h"
 
 namespace baton::net {
 
-MessageStream::MessageStream(int fd, Poller& poller, const Options& options)
-    : fd_(fd), poller_(poller), options_(options) {
-  const Endpoint remote = peer_of(fd);
+// Keys of its own: those of the link itself may be for what goes beside it.
+MessageStream::MessageStream(const Link& link, Poller& poller, const Options& options)
+    : fd_(link.fd),
+      poller_(poller),
+      options_(options),
+      sealer_(hkdf_expand(link.keys.send, "baton messages"), Protection::kEncrypt),
+      opener_(hkdf_expand(link.keys.receive, "baton messages"), Protection::kEncrypt) {
+  const Endpoint remote = peer_of(fd_);
   peer_ = remote.text();
   const auto silence = options.silence / std::chrono::milliseconds(1);
-  tune(fd, remote, {.congestion = "system", .user_timeout_ms = static_cast<int>(silence)});
+  tune(fd_, remote, {.congestion = "system", .user_timeout_ms = static_cast<int>(silence)});
   absl::Status status = poller_.add(fd_, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, *this);
   if (!status.ok()) close(std::move(status), false);
   ready = EPOLLIN;
@@ -48,8 +52,10 @@ void MessageStream::ended(int error) {
 
 void MessageStream::send(std::string_view message) {
   if (fd_ < 0 || error_ != 0) return;
-  put_number(out_, static_cast<uint32_t>(message.size()));
-  out_.append(message);
+  const size_t at = out_.size();
+  out_.resize(at + message.size() + kSealBytes);
+  message.copy(out_.data() + at + kSealPrefix, message.size());
+  sealer_.head(out_.data() + at, message.size());
   flush();
   if (out_.size() <= options_.max_waiting) return;
   close(absl::UnavailableError(
@@ -73,20 +79,29 @@ void MessageStream::flush() {
 
 // A whole message, out of what is here.
 std::optional<std::string_view> MessageStream::cut() {
-  const std::string_view here = std::string_view(in_).substr(taken_);
-  uint32_t bytes = 0;
-  if (here.size() < sizeof bytes) return std::nullopt;
-  std::memcpy(&bytes, here.data(), sizeof bytes);
-  if (bytes > options_.max_message) {
-    close(absl::UnavailableError(absl::StrCat("hostile or damaged bytes: a message of ", bytes,
-                                              " bytes, and at most ", options_.max_message,
-                                              " are allowed")),
-          true);
-    return std::nullopt;
+  char* const here = in_.data() + taken_;
+  const size_t have = in_.size() - taken_;
+  std::string_view message;
+  switch (opener_.head(here, have, options_.max_message, message)) {
+    case Opener::Found::kMore:
+      return std::nullopt;
+    case Opener::Found::kHead:
+      taken_ += message.size() + kSealBytes;
+      return message;
+    case Opener::Found::kForged:
+      break;
   }
-  if (here.size() - sizeof bytes < bytes) return std::nullopt;
-  taken_ += sizeof bytes + bytes;
-  return here.substr(sizeof bytes, bytes);
+  uint32_t bytes = 0;
+  std::memcpy(&bytes, here, sizeof bytes);
+  garbled(bytes > options_.max_message
+              ? absl::StrCat("a message of ", bytes, " bytes, and at most ", options_.max_message,
+                             " are allowed")
+              : std::string("a message that the peer did not send, or not there"));
+  return std::nullopt;
+}
+
+void MessageStream::garbled(std::string what) {
+  close(absl::UnavailableError("hostile or damaged bytes: " + what), true);
 }
 
 std::optional<std::string_view> MessageStream::next() {

@@ -1,5 +1,5 @@
-// Short messages over an authenticated connection, each behind its length in 32 bits. It also says,
-// at once, that the peer's process has gone.
+// Short messages over an authenticated connection, each encrypted and under a tag (seal.h: they are
+// heads under Protection::kEncrypt). It also says, at once, that the peer's process has gone.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,15 @@
 
 #include "absl/status/status.h"
 #include "transport/clock.h"
+#include "transport/net/link.h"
 #include "transport/net/poller.h"
+#include "transport/net/seal.h"
 
 namespace baton::net {
 
 // Of one thread, as its poller. It ends when either side closes it, when the network fails, or when
-// the peer sends a message that is too long; what had come before is handed over first.
+// the peer sends a message that is too long or not its own; what had come before is handed over
+// first.
 class MessageStream : public Watched {
  public:
   struct Options {
@@ -23,8 +26,7 @@ class MessageStream : public Watched {
     Time silence = std::chrono::seconds(10);  // a host that acknowledges nothing so long is lost
   };
 
-  // Takes over a connected, non-blocking `fd` whose peer has proved itself.
-  MessageStream(int fd, Poller& poller, const Options& options);
+  MessageStream(const Link& link, Poller& poller, const Options& options);
   ~MessageStream();
   MessageStream(const MessageStream&) = delete;
   MessageStream& operator=(const MessageStream&) = delete;
@@ -46,12 +48,15 @@ class MessageStream : public Watched {
 
  private:
   std::optional<std::string_view> cut();
+  void garbled(std::string what);
   void flush();
   void ended(int error);
 
   int fd_;
   Poller& poller_;
   const Options options_;
+  Sealer sealer_;
+  Opener opener_;
   std::string peer_;
   std::string in_;
   size_t taken_ = 0;  // of in_

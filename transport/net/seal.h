@@ -91,7 +91,8 @@ class Opener : public Seal {
 
   // The payload behind the head that was opened last, piece by piece, in place: plain afterwards,
   // and good only if end_payload() is true.
-  void start_payload() { payload_->start(next_ - 1); }
+  void start_payload() { start_payload(next_ - 1); }
+  void start_payload(uint64_t number) { payload_->start(number); }
   void payload(void* data, size_t bytes);
   [[nodiscard]] bool end_payload(const void* tag) { return payload_->open(tag); }
   using Seal::payload;

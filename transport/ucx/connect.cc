@@ -21,7 +21,7 @@ absl::Status UcxProvider::query(uint64_t session, const std::string& host_port) 
 
 // Introduces the two rails to each other.
 void UcxProvider::met(const net::Link& link, HelloInfo peer, std::unique_ptr<Dial> dial) {
-  auto channel = std::make_unique<net::MessageStream>(link.fd, *shared_->poller, UcxRail::kChannel);
+  auto channel = std::make_unique<net::MessageStream>(link, *shared_->poller, UcxRail::kChannel);
   absl::Status status = start_engine();
   status.Update(channel->why());
   if (!status.ok()) {
@@ -29,7 +29,7 @@ void UcxProvider::met(const net::Link& link, HelloInfo peer, std::unique_ptr<Dia
     return;
   }
   Joining joining;
-  joining.rail = std::make_unique<UcxRail>(shared_, std::move(channel), std::move(peer));
+  joining.rail = std::make_unique<UcxRail>(shared_, std::move(channel), link.keys, std::move(peer));
   joining.dial = std::move(dial);
   joining.deadline = shared_->context.clock.now() + patience_;
   if (joining.dial != nullptr) joining.rail->channel().send(joining.rail->introduction());

@@ -11,31 +11,28 @@ void Envelope::encode(char* out) const {
   const uint32_t reserved = 0;
   std::memcpy(out, &rail, 4);
   std::memcpy(out + 4, &reserved, 4);
-  std::memcpy(out + 8, &token, 8);
+  std::memcpy(out + 8, &number, 8);
 }
 
 Envelope Envelope::decode(std::string_view message) {
   Envelope out;
   std::memcpy(&out.rail, message.data(), 4);
-  std::memcpy(&out.token, message.data() + 8, 8);
+  std::memcpy(&out.number, message.data() + 8, 8);
   return out;
 }
 
 std::string Introduction::encode() const {
   std::string out;
-  put_number(out, to.rail);
-  put_number(out, to.token);
+  put_number(out, rail);
   return out + address;
 }
 
 std::optional<Introduction> Introduction::decode(std::string_view words) {
   WireReader in(words);
   Introduction out;
-  out.to.rail = in.number<uint32_t>();
-  out.to.token = in.number<uint64_t>();
-  constexpr size_t kHead = sizeof out.to.rail + sizeof out.to.token;
-  if (in.failed() || words.size() <= kHead) return std::nullopt;
-  out.address = words.substr(kHead);
+  out.rail = in.number<uint32_t>();
+  if (in.failed() || words.size() <= sizeof out.rail) return std::nullopt;
+  out.address = words.substr(sizeof out.rail);
   return out;
 }
 

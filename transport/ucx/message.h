@@ -10,11 +10,12 @@
 
 namespace baton::ucx {
 
-// Names the rail that a message is for, and proves that it comes from its peer.
+// Names the rail that a message is for, and the message, whose number goes into its tags: they may
+// come in any order, each once.
 struct Envelope {
   static constexpr size_t kBytes = 16;
-  uint32_t rail = 0;   // index of the rail at the receiver
-  uint64_t token = 0;  // random; told to the peer once it had proved itself
+  uint32_t rail = 0;  // index of the rail at the receiver
+  uint64_t number = 0;
   void encode(char* out) const;
   static Envelope decode(std::string_view message);  // at least kBytes
   bool operator==(const Envelope&) const = default;
@@ -22,7 +23,7 @@ struct Envelope {
 
 // Where a rail is found.
 struct Introduction {
-  Envelope to;          // what messages for it begin with
+  uint32_t rail = 0;    // Envelope::rail
   std::string address;  // of its engine, as UCX wrote it: never empty
   std::string encode() const;
   static std::optional<Introduction> decode(std::string_view words);

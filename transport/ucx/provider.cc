@@ -47,6 +47,16 @@ constexpr std::array kSettings = {
             .least = 10,
             .most = 3'600'000,
             .meaning = "patience with a peer that is being met, connecting included"},
+    Setting{.name = "ucx.integrity",
+            .kind = Setting::Kind::kChoice,
+            .standard = "off",
+            .choices = "off on",
+            .meaning = "as tcp.integrity"},
+    Setting{.name = "ucx.encrypt",
+            .kind = Setting::Kind::kChoice,
+            .standard = "off",
+            .choices = "off on",
+            .meaning = "as tcp.encrypt"},
 };
 
 // Whether this machine has a device of a fabric that UCX may know how to use.
@@ -96,8 +106,18 @@ absl::Status UcxProvider::configure() {
   read.ms("ucx.handshake_ms", patience_);
   read.text("ucx.tls", options_.tls);
   read.text("ucx.net_devices", options_.net_devices);
+  bool integrity = false;
+  bool encrypt = false;
+  read.on_off("ucx.integrity", integrity);
+  read.on_off("ucx.encrypt", encrypt);
   if (absl::Status status = read.finish(); !status.ok()) return status;
-  acceptor_.open(*shared_->poller, {.patience = patience_, .patience_setting = "ucx.handshake_ms"});
+  net::Protections needs = net::kHeadsOnly;
+  if (integrity) needs |= net::bit(net::Protection::kIntegrity);
+  if (encrypt) needs |= net::bit(net::Protection::kEncrypt);
+  acceptor_.open(*shared_->poller, {.patience = patience_,
+                                    .patience_setting = "ucx.handshake_ms",
+                                    .offers = net::kAllProtections,
+                                    .needs = needs});
   // UCX takes messages from anybody who reaches its ports: a worker that serves this machine only
   // must have none elsewhere.
   if (options_.net_devices.empty() && std::getenv("UCX_NET_DEVICES") == nullptr &&
@@ -181,14 +201,18 @@ bool UcxProvider::progress(EventSink& sink) {
   return any;
 }
 
-// A message that has come through UCX, from whomever. Only who was told a rail's token in an
-// authenticated introduction is listened to.
+// A message that has come through UCX, from whomever. Only who has the keys of a rail is listened
+// to.
 void UcxProvider::received(std::string_view message) {
-  if (message.size() < Envelope::kBytes + framed::kHeaderBytes || sink_ == nullptr) return;
+  if (message.size() < Envelope::kBytes || sink_ == nullptr) return;
   const Envelope envelope = Envelope::decode(message);
   if (envelope.rail >= shared_->rails.size()) return;
   UcxRail* rail = shared_->rails[envelope.rail];
-  if (rail == nullptr || rail->token() != envelope.token) return;
+  if (rail == nullptr) return;
+  std::string_view head;
+  std::string_view payload;
+  message.remove_prefix(Envelope::kBytes);
+  if (!rail->open(envelope.number, message, head, payload)) return;
   if (!rail->announced) {  // it is sooner here than the word that the peer is ready
     const auto it = std::find_if(joining_.begin(), joining_.end(),
                                  [&](const Joining& j) { return j.rail.get() == rail; });
@@ -197,7 +221,7 @@ void UcxProvider::received(std::string_view message) {
     joining_.erase(it);
     announce(std::move(joining), *sink_);
   }
-  rail->receive(message.substr(Envelope::kBytes), *sink_);
+  rail->receive(head, payload, *sink_);
 }
 
 bool UcxProvider::arm() {

@@ -1,8 +1,6 @@
 // A ucx rail's life: coming up, taking slices, aborting, watching for a stall, going down.
 #include "transport/ucx/rail.h"
 
-#include <openssl/rand.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -12,29 +10,30 @@
 namespace baton::ucx {
 namespace {
 
-uint64_t random_token() {
-  uint64_t token = 0;
-  RAND_bytes(reinterpret_cast<unsigned char*>(&token), sizeof(token));
-  return token;
+std::string said(net::Protection protection) {
+  return protection == net::Protection::kHeads ? "" : absl::StrCat(", ", net::name(protection));
 }
 
 }  // namespace
 
 UcxRail::UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<net::MessageStream> channel,
-                 HelloInfo peer)
+                 const net::LinkKeys& keys, HelloInfo peer)
     : FramedRail(shared->context, shared->stall,
                  absl::StrCat(peer.name.empty() ? "?" : peer.name, " (", channel->peer(), ")"),
                  {.provider = "ucx",
-                  .route = absl::StrFormat("ucx %s (%s)", channel->peer(), shared->transports),
+                  .route = absl::StrFormat("ucx %s (%s%s)", channel->peer(), shared->transports,
+                                           said(keys.protection)),
                   .bytes_per_second = 1e9,
                   .slice_bytes = shared->slice_bytes,
                   .depth = kDepth}),
       shared_(std::move(shared)),
       channel_(std::move(channel)),
-      peer_info_(std::move(peer)) {
+      peer_info_(std::move(peer)),
+      sealer_(keys.send, keys.protection),
+      opener_(keys.receive, keys.protection) {
   auto& rails = shared_->rails;
   const auto free = std::find(rails.begin(), rails.end(), nullptr);
-  inbound_ = {static_cast<uint32_t>(free - rails.begin()), random_token()};
+  here_ = static_cast<uint32_t>(free - rails.begin());
   if (free == rails.end()) {
     rails.push_back(this);
   } else {
@@ -49,19 +48,19 @@ UcxRail::~UcxRail() { leave(); }
 void UcxRail::leave() {
   if (channel_ == nullptr) return;
   channel_.reset();
-  shared_->rails[inbound_.rail] = nullptr;
+  shared_->rails[here_] = nullptr;
   if (endpoint_ != nullptr) shared_->engine->release(endpoint_);
   endpoint_ = nullptr;
 }
 
 std::string UcxRail::introduction() const {
-  return Introduction{inbound_, shared_->engine->address()}.encode();
+  return Introduction{here_, shared_->engine->address()}.encode();
 }
 
 absl::Status UcxRail::introduced(std::string_view words) {
   const auto peer = Introduction::decode(words);
   if (!peer.has_value()) return lost("it introduced itself in no known way");
-  outbound_ = peer->to;
+  there_ = peer->rail;
   auto endpoint = shared_->engine->connect(peer->address);
   if (!endpoint.ok()) return endpoint.status();
   endpoint_ = *endpoint;

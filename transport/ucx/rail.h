@@ -1,8 +1,8 @@
 // One UCX endpoint to one peer, seen as a rail: cuts slices into messages and lands what comes in.
 //
-// A message is an envelope, which names the rail it is for and proves that it comes from its peer,
-// and one frame (transport/framed/frame.h). Nothing is taken for granted about
-// the order in which messages arrive: a target counts the bytes of a slice.
+// A message is an envelope, which names the rail it is for, and one frame
+// (transport/framed/frame.h) under its tags (transport/net/seal.h). Nothing is taken for granted
+// about the order in which messages arrive: a target counts the bytes of a slice.
 #pragma once
 
 #include <array>
@@ -12,6 +12,8 @@
 
 #include "transport/framed/rail.h"
 #include "transport/net/message_stream.h"
+#include "transport/net/replay_window.h"
+#include "transport/net/seal.h"
 #include "transport/provider.h"
 #include "transport/ucx/engine.h"
 #include "transport/ucx/message.h"
@@ -44,8 +46,9 @@ class UcxRail final : public framed::FramedRail {
   static constexpr uint32_t kMaxControl = 1024;             // packets of any kind
   static constexpr net::MessageStream::Options kChannel{};  // beside UCX: the introduction
 
+  // `keys`: those of the connection that `channel` is.
   UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<net::MessageStream> channel,
-          HelloInfo peer);
+          const net::LinkKeys& keys, HelloInfo peer);
   ~UcxRail() override;
 
   // Coming up: what the peer needs to send to this rail, and what it told us of itself.
@@ -58,8 +61,11 @@ class UcxRail final : public framed::FramedRail {
   bool announced = false;
   bool check_channel(EventSink& sink);
   bool advance(EventSink& sink);
-  void receive(std::string_view frame, EventSink& sink);
-  uint64_t token() const { return inbound_.token; }
+  // What came in an envelope of that number: the two parts of the frame within, until the next
+  // call. False: the peer has not sent it, or it was here before.
+  bool open(uint64_t number, std::string_view sealed, std::string_view& head,
+            std::string_view& payload);
+  void receive(std::string_view head, std::string_view payload, EventSink& sink);
   bool runnable() const;
 
  private:
@@ -106,6 +112,7 @@ class UcxRail final : public framed::FramedRail {
     return slot.live && slot.op == Op::kRead && slot.error.ok() && slot.framed < slot.bytes();
   }
   Slot* next_slot(bool (*wanted)(const Slot&));
+  void send_frame(const framed::Frame& frame, Packet* packet);
   void send_write(Slot& slot);
   void send_read(Slot& slot);
   bool send_answer();
@@ -123,8 +130,13 @@ class UcxRail final : public framed::FramedRail {
   std::shared_ptr<UcxShared> shared_;
   std::unique_ptr<net::MessageStream> channel_;
   HelloInfo peer_info_;
-  Envelope inbound_;   // of what the peer sends
-  Envelope outbound_;  // of what we send
+  uint32_t here_ = 0;   // Envelope::rail of what the peer sends
+  uint32_t there_ = 0;  // and of what we send
+  net::Sealer sealer_;
+  net::Opener opener_;
+  net::ReplayWindow window_;
+  std::string opened_head_;
+  std::string opened_payload_;
   Endpoint* endpoint_ = nullptr;
 
   uint64_t order_ = 0;  // of the peer's reads

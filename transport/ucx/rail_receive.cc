@@ -13,22 +13,45 @@ using framed::FrameType;
 
 }  // namespace
 
-void UcxRail::receive(std::string_view bytes, EventSink& sink) {
+// The bytes are UCX's: of what has to be opened a copy is.
+bool UcxRail::open(uint64_t number, std::string_view sealed, std::string_view& head,
+                   std::string_view& payload) {
+  if (window_.seen(number) || sealed.size() < net::kSealBytes) return false;
+  uint32_t bytes = 0;
+  std::memcpy(&bytes, sealed.data(), sizeof bytes);
+  if (bytes > sealed.size() - net::kSealBytes) return false;
+  opened_head_.assign(sealed.substr(0, bytes + net::kSealBytes));
+  if (!opener_.open(opened_head_.data(), bytes, number)) return false;
+  head = std::string_view(opened_head_).substr(net::kSealPrefix, bytes);
+  payload = sealed.substr(bytes + net::kSealBytes);
+  if (opener_.payload() && !payload.empty()) {
+    if (payload.size() < net::kSealTag) return false;
+    const char* const tag = payload.data() + payload.size() - net::kSealTag;
+    opened_payload_.assign(payload.substr(0, payload.size() - net::kSealTag));
+    opener_.start_payload(number);
+    opener_.payload(opened_payload_.data(), opened_payload_.size());
+    if (!opener_.end_payload(tag)) return false;
+    payload = opened_payload_;
+  }
+  window_.add(number);
+  return true;
+}
+
+void UcxRail::receive(std::string_view head, std::string_view payload, EventSink& sink) {
   if (closed_ || failing_) return;
   ++received_;
   endpoint_->silent = false;
-  const auto frame = framed::decode_header(bytes.substr(0, framed::kHeaderBytes));
+  const auto frame = framed::decode_header(head.substr(0, framed::kHeaderBytes));
   if (!frame.ok()) {
     FramedRail::hostile(std::string(frame.status().message()));
     return;
   }
-  bytes.remove_prefix(framed::kHeaderBytes);
-  if (bytes.size() != frame->meta_bytes() + frame->payload_bytes()) {
+  if (head.size() != framed::kHeaderBytes + frame->meta_bytes() ||
+      payload.size() != frame->payload_bytes()) {
     hostile("its length is not what it says");
     return;
   }
-  const std::string_view meta = bytes.substr(0, frame->meta_bytes());
-  const char* payload = bytes.data() + meta.size();
+  const std::string_view meta = head.substr(framed::kHeaderBytes);
   pieces_.resize(frame->pieces);
   if (frame->pieces > 0) {
     absl::Status status = framed::decode_pieces(*frame, meta, absl::MakeSpan(pieces_));
@@ -40,13 +63,13 @@ void UcxRail::receive(std::string_view bytes, EventSink& sink) {
   const std::string_view message = framed::frame_text(*frame, meta);
   switch (frame->type) {
     case FrameType::kWrite:
-      return on_write(*frame, message, payload, sink);
+      return on_write(*frame, message, payload.data(), sink);
     case FrameType::kWriteAck:
       return on_write_ack(*frame, message, sink);
     case FrameType::kRead:
       return on_read(*frame, message);
     case FrameType::kReadData:
-      return on_read_data(*frame, payload, sink);
+      return on_read_data(*frame, payload.data(), sink);
     case FrameType::kReadEnd:
       return on_read_end(*frame, message, sink);
     case FrameType::kCancelRead:

@@ -12,10 +12,32 @@ using framed::kHeaderBytes;
 using framed::kPieceBytes;
 using framed::WirePiece;
 
-constexpr size_t kHead = Envelope::kBytes + kHeaderBytes;
-static_assert(kHead + UcxRail::kMaxPieces * kPieceBytes + UcxRail::kPayload + 256 <= kSegmentBytes,
+// A message: envelope, length, header, pieces and text, tag, payload, and its tag where it has one.
+constexpr size_t kFrame = Envelope::kBytes + net::kSealPrefix;
+constexpr size_t kHead = kFrame + kHeaderBytes;
+constexpr size_t kTags = 2 * net::kSealTag;
+static_assert(kHead + kTags + UcxRail::kMaxPieces * kPieceBytes + UcxRail::kPayload + 256 <=
+                  kSegmentBytes,
               "data goes through UCX in one piece");
-static_assert(kHead + kPieceBytes + 1 + kMaxNotification <= kMessageBytes);
+static_assert(kHead + kTags + kPieceBytes + 1 + kMaxNotification <= kMessageBytes);
+
+// Header and tags; the rest lies in the packet.
+void UcxRail::send_frame(const Frame& frame, Packet* packet) {
+  char* const out = packet->data.get();
+  Envelope{there_, sealer_.next()}.encode(out);
+  framed::encode_header(frame, out + kFrame);
+  const size_t head = kHeaderBytes + frame.meta_bytes();
+  char* const payload = out + kFrame + head + net::kSealTag;
+  size_t bytes = kFrame + head + net::kSealTag + frame.payload_bytes();
+  if (sealer_.payload() && frame.payload_bytes() > 0) {
+    sealer_.start_payload();
+    sealer_.payload(payload, frame.payload_bytes(), payload);
+    sealer_.end_payload(payload + frame.payload_bytes());
+    bytes += net::kSealTag;
+  }
+  sealer_.head(out + Envelope::kBytes, head);
+  shared_->engine->send(*endpoint_, packet, bytes);
+}
 
 void UcxRail::send_control(const Frame& frame, std::string_view message) {
   if (endpoint_ == nullptr || failing_) return;
@@ -23,13 +45,9 @@ void UcxRail::send_control(const Frame& frame, std::string_view message) {
     fail(lost("it takes no answers"));
     return;
   }
-  const size_t bytes = kHead + message.size();
-  Packet* packet = shared_->engine->acquire(bytes);
-  char* out = packet->data.get();
-  outbound_.encode(out);
-  framed::encode_header(frame, out + Envelope::kBytes);
-  message.copy(out + kHead, message.size());
-  shared_->engine->send(*endpoint_, packet, bytes);
+  Packet* packet = shared_->engine->acquire(kHead + message.size() + net::kSealTag);
+  message.copy(packet->data.get() + kHead, message.size());
+  send_frame(frame, packet);
 }
 
 // Requests first, they are small; then data, of ours and of the peer's reads in turn.
@@ -90,8 +108,7 @@ void UcxRail::send_write(Slot& slot) {
   if (room == left && left > 1 && left + notify.size() > kPayload) --room;
   const bool small = room == 0 && notify.size() <= 512;
   Packet* packet = shared_->engine->acquire(small ? 1024 : kMessageBytes);
-  char* head = packet->data.get() + Envelope::kBytes;
-  char* out = head + kHeaderBytes;
+  char* out = packet->data.get() + kHead;
   size_t used = 0;
   if (slot.aborted) {
     frame.flags = framed::kLast | framed::kAbandoned;
@@ -126,18 +143,16 @@ void UcxRail::send_write(Slot& slot) {
       notify.copy(out + used, notify.size());
       used += notify.size();
     }
+    out += used + net::kSealTag;
     for (size_t copied = 0; copied < frame.bytes && again.next(piece, frame.bytes - copied);
          copied += piece.bytes) {
-      std::memcpy(out + used + copied, t.local_base + piece.local_offset, piece.bytes);
+      std::memcpy(out + copied, t.local_base + piece.local_offset, piece.bytes);
     }
-    used += frame.bytes;
   }
-  outbound_.encode(packet->data.get());
-  framed::encode_header(frame, head);
   slot.begun = true;
   slot.framed += frame.bytes;
   slot.said = (frame.flags & framed::kLast) != 0;
-  shared_->engine->send(*endpoint_, packet, kHead + used);
+  send_frame(frame, packet);
 }
 
 void UcxRail::send_read(Slot& slot) {
@@ -152,7 +167,7 @@ void UcxRail::send_read(Slot& slot) {
   Packet* packet = shared_->engine->acquire(
       slot.bytes() <= kUrgentBytes / kMaxPieces ? 1024 : kHeaderBytes + kMaxPieces * kPieceBytes);
   char* out = packet->data.get() + kHead;
-  const size_t most = (packet->capacity - Envelope::kBytes - kHeaderBytes) / kPieceBytes;
+  const size_t most = (packet->capacity - kHead - net::kSealTag) / kPieceBytes;
   TransferCursor cursor(t.local, t.remote_layout, slot.begin + slot.framed, slot.end);
   Piece piece;
   WirePiece wire;
@@ -168,13 +183,11 @@ void UcxRail::send_read(Slot& slot) {
     }
     framed::encode_piece(wire, out + (frame.pieces - 1) * kPieceBytes);
   }
-  outbound_.encode(packet->data.get());
-  framed::encode_header(frame, packet->data.get() + Envelope::kBytes);
   slot.framed += frame.bytes;
   slot.begun = true;
   ++slot.reads_open;
   ++reads_open_;
-  shared_->engine->send(*endpoint_, packet, kHead + frame.pieces * kPieceBytes);
+  send_frame(frame, packet);
 }
 
 // The next message of the oldest read of the peer. The region is looked up each time: it may have
@@ -197,9 +210,9 @@ bool UcxRail::send_answer() {
              .slice = job->frame.slice,
              .slice_offset = job->frame.slice_offset + job->answered};
   const size_t left = job->frame.bytes - job->answered;
-  Packet* packet = shared_->engine->acquire(std::min<size_t>(kHead + left, kMessageBytes));
-  const size_t room = std::min<size_t>({left, kPayload, packet->capacity - kHead});
-  char* out = packet->data.get() + kHead;
+  Packet* packet = shared_->engine->acquire(std::min(kHead + kTags + left, kMessageBytes));
+  const size_t room = std::min<size_t>({left, kPayload, packet->capacity - kHead - kTags});
+  char* out = packet->data.get() + kHead + net::kSealTag;
   while (data.bytes < room) {
     const WirePiece& piece = job->pieces[job->piece];
     const auto step =
@@ -213,9 +226,7 @@ bool UcxRail::send_answer() {
     }
   }
   job->answered += data.bytes;
-  outbound_.encode(packet->data.get());
-  framed::encode_header(data, packet->data.get() + Envelope::kBytes);
-  shared_->engine->send(*endpoint_, packet, kHead + data.bytes);
+  send_frame(data, packet);
   if (job->answered == job->frame.bytes) {
     answer(FrameType::kReadEnd, job->frame, absl::OkStatus());
     job->live = false;
