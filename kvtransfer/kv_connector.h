@@ -12,6 +12,10 @@
 // The decode worker allocates its blocks first; pages are written straight into them, layer by
 // layer, while prefill computes the next layer. Nothing here depends on the order of arrival.
 //
+// Prefill may be first: it bind()s the request's key, computes, and what it saves leaves when a
+// load with that key comes. A load may gather heads from all workers of a tensor-parallel prefill
+// group, and several decode workers may load what one prefill worker computes once.
+//
 // Threads: one engine thread calls everything. Blocks named in a call stay pinned (neither freed
 // nor written) until the call that the comment names says otherwise.
 #pragma once
@@ -37,10 +41,19 @@ using KvRequestId = uint64_t;  // chosen by the decode worker, unique in it
 // Decode asks for the KV of tokens [first_token, tokens.size()).
 struct KvLoad {
   KvRequestId id = 0;
-  std::string prefill;           // address of the prefill worker, as its address() gave it
-  std::vector<int32_t> tokens;   // from the start of the sequence
-  uint32_t first_token = 0;      // KV before it is here already; a multiple of the block size
-  std::vector<uint32_t> blocks;  // where the KV of [first_token, ...) goes, in order
+  std::string prefill;  // address of the prefill worker, as its address() gave it
+  // Instead: the addresses of a tensor-parallel group, in the order of ranks. Each sends its share
+  // of the heads (KvShare in kv_plan.h); those that have none are not asked.
+  std::vector<std::string> shards;
+  // The request's name at both ends, at most 256 bytes; loads with the same key are one job. Empty:
+  // none.
+  std::string key;
+  uint32_t loads_of_key = 1;    // how many come to one prefill worker: its decode workers
+  std::vector<int32_t> tokens;  // from the start of the sequence
+  uint32_t first_token = 0;     // KV before it is here already; a multiple of every block size
+  // Where the KV of [first_token, ...) goes, in order; group after group where the layout has
+  // several. A group with a window needs the blocks of its last tokens only.
+  std::vector<uint32_t> blocks;
   Time timeout = std::chrono::seconds(60);
 };
 
@@ -51,6 +64,15 @@ struct KvJob {
   std::string decode;       // the asking worker's name, for messages
   std::vector<int32_t> tokens;
   uint32_t first_token = 0;  // send from here on
+  std::string key;           // the load's
+};
+
+// Prefill starts before anybody has asked.
+struct KvBinding {
+  std::string key;                        // that loads will name
+  uint32_t tokens = 0;                    // of the sequence: loads ask for these or fewer
+  uint32_t loads = 1;                     // that will come: the decode workers that share it
+  Time lease = std::chrono::seconds(60);  // for the last of them to come
 };
 
 struct KvConnectorStats {
@@ -69,6 +91,12 @@ class KvConnector {
   // Memory for the KV cache: registered, shared with peers, faulted in. Called once, before all
   // else. The layout's buffers one after the other, each aligned to 4096; owned by the connector.
   virtual absl::StatusOr<void*> allocate_cache(const KvLayout& layout) = 0;
+  // The same with memory of the engine's own: buffers[i] is where the layout's buffer i begins. It
+  // is registered, and has to outlive the connector. Unimplemented: device memory.
+  virtual absl::Status register_cache(const KvLayout& /*layout*/,
+                                      absl::Span<void* const> /*buffers*/) {
+    return not_offered();
+  }
   // How a peer reaches this worker: goes into KvLoad::prefill.
   virtual std::string address() const = 0;
   // Advances transfers; never blocks. Call it between steps and between layers.
@@ -94,10 +122,31 @@ class KvConnector {
   // blocks may be reused. False: not yet, call again later (they stay in quarantine).
   virtual bool end_load(KvRequestId id) = 0;
 
+  // Moves the load's deadline, here and at prefill, to `timeout` from now.
+  virtual absl::Status renew_load(KvRequestId /*id*/, Time /*timeout*/) { return not_offered(); }
+  // What prefill gave with the KV: the first token, sampling state. Unavailable until prefill has
+  // finished: who wants it waits for it before end_load(), which forgets the load.
+  virtual absl::StatusOr<std::string> load_payload(KvRequestId /*id*/) { return not_offered(); }
+  // Which of the load's blocks do not hold all of their KV, as far as is known: all that prefill
+  // has not confirmed, none where every layer is here. Of a load that failed, the others may be
+  // kept.
+  virtual std::vector<uint32_t> failed_blocks(KvRequestId /*id*/) { return {}; }
+
   // --- prefill ---------------------------------------------------------------------------------
   // The next request of a decode worker, if any.
   virtual std::optional<KvJob> next_job() = 0;
-  // False once decode gave the job up or died: stop computing it.
+  // Opens a job for a key that no load has named yet; returns its number. next_job() does not give
+  // it. From then on it is a job like others: what is saved is sent to each load with its key, at
+  // once or when that comes. AlreadyExists: a job with this key is open.
+  virtual absl::StatusOr<uint64_t> bind(const KvBinding& /*binding*/) { return not_offered(); }
+  // Its loads may come until `lease` from now.
+  virtual absl::Status renew_job(uint64_t /*job*/, Time /*lease*/) { return not_offered(); }
+  // Goes to decode when the job is finished; at most kMaxPayload bytes. Before finish_job().
+  virtual absl::Status give_payload(uint64_t /*job*/, std::string /*payload*/) {
+    return not_offered();
+  }
+  static constexpr size_t kMaxPayload = 4096;
+  // False once decode gave the job up or died, or nobody came during its lease: stop computing it.
   virtual bool is_wanted(uint64_t job) = 0;
   // These blocks of `layer` are computed: send them. `first_block` counts blocks of the sequence
   // (block i holds tokens [i * block_tokens, ...)). Only blocks at or after the job's first_token
@@ -109,9 +158,15 @@ class KvConnector {
   // Everything was handed to save_layer(); or, with an error, nothing more will come. To be called
   // for every job that next_job() gave, wanted or not.
   virtual void finish_job(uint64_t job, const absl::Status& outcome) = 0;
-  // True when nothing of the job moves any more (after finish_job): its blocks may be freed. The
-  // job is forgotten then.
+  // True when nothing of the job moves any more (after finish_job) and no load of it is still to
+  // come: its blocks may be freed. The job is forgotten then.
   virtual bool is_saved(uint64_t job) = 0;
+
+ protected:
+  // What a connector says that has no such call.
+  static absl::Status not_offered() {
+    return absl::UnimplementedError("this connector does not offer the call");
+  }
 };
 
 }  // namespace baton::kvtransfer

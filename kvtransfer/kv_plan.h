@@ -63,6 +63,19 @@ KvHeads shard_heads(uint32_t total_heads, uint32_t ranks, uint32_t rank);
 KvHeads share_of_rank(uint32_t total_heads, uint32_t ranks, uint32_t rank, KvHeads wanted,
                       uint64_t turn);
 
+// Which of the workers that send to one target a source is: of `ranks` with the usual split, number
+// `rank`. One rank: it sends all that both hold.
+struct KvShare {
+  uint32_t ranks = 1;
+  uint32_t rank = 0;
+  uint64_t turn = 0;
+  // Of `wanted` heads of a model's `total_heads`.
+  KvHeads heads(uint32_t total_heads, KvHeads wanted) const {
+    return ranks <= 1 ? wanted : share_of_rank(total_heads, ranks, rank, wanted, turn);
+  }
+  bool operator==(const KvShare&) const = default;
+};
+
 // A dimension of a box, below the blocks.
 struct KvBoxDim {
   uint64_t count = 1;
@@ -125,19 +138,19 @@ class KvPlan {
  public:
   static constexpr KvTokens kAllLayers{0, std::numeric_limits<uint64_t>::max()};
 
-  // What `source` owes `target`: layers and heads (among `heads`) that both hold, none where they
+  // What `source` owes `target`: layers and heads (of its share) that both hold, none where they
   // share none. FailedPrecondition, naming the difference and the remedy, where model, format,
   // fields, element types or the model's heads differ, where the source keeps less of a window
   // than the target needs, or where blocks that only their engines can cut differ in size.
   static absl::StatusOr<KvPlan> make(const KvLayout& source, const KvLayout& target,
-                                     KvHeads heads = {});
+                                     const KvShare& share = {});
 
   const KvLayout& source() const { return source_; }
   const KvLayout& target() const { return target_; }
   absl::Span<const KvPart> parts() const { return parts_; }
   // The part that has a layer of the model, and the layer's index in it; null: none.
   const KvPart* find_layer(uint32_t layer, uint32_t* index) const;
-  // True when the source holds every head and layer of the target.
+  // True when the source holds every layer of the target, and every head of its share.
   bool complete() const;
 
   // Calls `sink` for every transfer that moves `tokens` of layers [layers.begin, layers.end) of a
@@ -156,6 +169,7 @@ class KvPlan {
 
   KvLayout source_;
   KvLayout target_;
+  KvShare share_;
   std::vector<KvPart> parts_;
 };
 

@@ -53,9 +53,33 @@ class BatonConnector final : public KvConnector {
     worker_ = nullptr;  // before jobs_, which its last callbacks use
   }
 
+  absl::Status register_cache(const KvLayout& layout, absl::Span<void* const> buffers) override {
+    if (absl::Status status = check_new_cache(layout); !status.ok()) return status;
+    if (buffers.size() != layout.buffers.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          buffers.size(), " addresses for the ", layout.buffers.size(), " buffers of the layout"));
+    }
+    std::vector<KvCacheMemory::Buffer> registered;
+    absl::Status status;
+    for (size_t i = 0; i < buffers.size() && status.ok(); ++i) {
+      absl::StatusOr<MemoryRegion> region =
+          worker_->register_memory(buffers[i], layout.buffers[i].bytes, Access::kRemoteWrite);
+      status = region.status();
+      if (!status.ok()) break;
+      absl::StatusOr<RemoteRegion> remote = worker_->remote_region(*region);
+      status = remote.status();
+      registered.push_back({*region, {remote.ok() ? *remote : RemoteRegion(), 0}});
+    }
+    if (!status.ok()) {
+      for (const auto& buffer : registered) worker_->deregister_memory(buffer.region).IgnoreError();
+      return status;
+    }
+    use_cache(layout, std::move(registered));
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<void*> allocate_cache(const KvLayout& layout) override {
-    if (pool_ != nullptr) return absl::FailedPreconditionError("the KV cache is allocated already");
-    if (absl::Status status = layout.check(); !status.ok()) return status;
+    if (absl::Status status = check_new_cache(layout); !status.ok()) return status;
     PoolOptions options;
     options.huge_pages = huge_pages_;
     options.slab_bytes = 4096;  // the cache gets a slab of its own
@@ -73,13 +97,12 @@ class BatonConnector final : public KvConnector {
     if (!block.ok()) return block.status();
     absl::StatusOr<RemoteRegion> remote = worker_->remote_region(block->region);
     if (!remote.ok()) return remote.status();
-    cache_.set_layout(layout);
+    std::vector<KvCacheMemory::Buffer> buffers;
     for (uint64_t begin : begins) {
-      cache_.buffers.push_back({block->region, {*remote, block->offset + begin}});
+      buffers.push_back({block->region, {*remote, block->offset + begin}});
     }
     pool_ = *std::move(pool);
-    jobs_.set_cache(&cache_);
-    loads_.set_cache(&cache_);
+    use_cache(layout, std::move(buffers));
     return block->data;
   }
 
@@ -134,6 +157,18 @@ class BatonConnector final : public KvConnector {
     return loads_.end(id);
   }
 
+  absl::Status renew_load(KvRequestId id, Time timeout) override {
+    pump();
+    return loads_.renew(id, timeout);
+  }
+  absl::StatusOr<std::string> load_payload(KvRequestId id) override { return loads_.payload(id); }
+  std::vector<uint32_t> failed_blocks(KvRequestId id) override { return loads_.failed_blocks(id); }
+
+  absl::StatusOr<uint64_t> bind(const KvBinding& binding) override { return jobs_.bind(binding); }
+  absl::Status renew_job(uint64_t job, Time lease) override { return jobs_.renew_job(job, lease); }
+  absl::Status give_payload(uint64_t job, std::string payload) override {
+    return jobs_.give_payload(job, std::move(payload));
+  }
   std::optional<KvJob> next_job() override { return jobs_.next_job(); }
   bool is_wanted(uint64_t job) override { return jobs_.is_wanted(job); }
   absl::Status save_layer(uint64_t job, uint32_t layer, uint32_t first_block,
@@ -149,6 +184,26 @@ class BatonConnector final : public KvConnector {
   bool is_saved(uint64_t job) override { return jobs_.is_saved(job); }
 
  private:
+  absl::Status check_new_cache(const KvLayout& layout) const {
+    if (!cache_.buffers.empty()) {
+      return absl::FailedPreconditionError("this worker has a KV cache already");
+    }
+    if (absl::Status status = layout.check(); !status.ok()) return status;
+    for (const KvBuffer& buffer : layout.buffers) {
+      if (buffer.device == KvDevice::kHost) continue;
+      return absl::UnimplementedError(
+          "a KV cache in device memory cannot be moved yet: stage it in host memory");
+    }
+    return absl::OkStatus();
+  }
+
+  void use_cache(const KvLayout& layout, std::vector<KvCacheMemory::Buffer> buffers) {
+    cache_.set_layout(layout);
+    cache_.buffers = std::move(buffers);
+    jobs_.set_cache(&cache_);
+    loads_.set_cache(&cache_);
+  }
+
   bool pump() {
     bool any = thread_ == nullptr && worker_->progress();
     any |= jobs_.progress();
@@ -185,11 +240,13 @@ class BatonConnector final : public KvConnector {
       case KvMessageKind::kCancel:
         return jobs_.on_cancel(message.peer, message.load);
       case KvMessageKind::kDone:
-        return loads_.on_done(message.peer, message.load);
+        return loads_.on_done(message.peer, message.load, message.body);
       case KvMessageKind::kFailed:
         return loads_.on_failed(message.peer, message.load, message.body);
       case KvMessageKind::kCancelled:
         return loads_.on_cancelled(message.peer, message.load);
+      case KvMessageKind::kRenew:
+        return jobs_.on_renew(message.peer, message.load, message.body);
       case KvMessageKind::kProbe:
         return;
     }

@@ -1,4 +1,4 @@
-// The prefill side: turns the requests of decode workers into writes of blocks.
+// The prefill side: jobs, the loads that want them, and what the engine says about them.
 #include "kvtransfer/internal/kv_jobs.h"
 
 #include <algorithm>
@@ -6,25 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transport/base/log.h"
 
 namespace baton::kvtransfer {
-namespace {
-
-std::string heads_name(const KvGroup& group) {
-  return absl::StrCat("[", group.first_head, ", ", group.first_head + group.heads, ")");
-}
-
-Layout shifted(const Layout& layout, uint64_t bytes) {
-  return Layout::box(layout.offset() + bytes, layout.dims(), layout.piece_bytes());
-}
-
-std::string seconds(Time time) {
-  return absl::StrCat(std::chrono::duration<double>(time).count(), " s");
-}
-
-}  // namespace
-
 void KvCacheMemory::set_layout(const KvLayout& new_layout) {
   layout = new_layout;
   layers.clear();
@@ -57,80 +40,75 @@ absl::Status KvJobs::accept(PeerId peer, uint64_t load, PeerRecord& state) {
   if (cache_ == nullptr) {
     return absl::UnavailableError("this worker has no KV cache yet: ask again in a moment");
   }
-  if (jobs_.size() >= kMaxJobs) {
+  if (by_load_.size() >= kMaxJobs) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("this worker has ", jobs_.size(), " jobs open already: ask another one"));
+        absl::StrCat("this worker has ", by_load_.size(), " loads open already: ask another one"));
   }
-  auto plan = plan_for(state, incoming_.layout);
+  auto plan = plan_for(state, incoming_);
   if (!plan.ok()) return plan.status();
-  std::unique_ptr<KvSendJob> job;
+  absl::StatusOr<KvSendJob*> job = job_for(incoming_);
+  if (!job.ok()) return job.status();
+  std::unique_ptr<KvPush> owned;
   if (spare_.empty()) {
-    job = std::make_unique<KvSendJob>();
+    owned = std::make_unique<KvPush>();
   } else {
-    job = std::move(spare_.back());
+    owned = std::move(spare_.back());
     spare_.pop_back();
   }
-  std::swap(job->request, incoming_);
-  job->number = next_number_++;
-  job->peer = peer;
-  job->load = load;
-  job->plan = *std::move(plan);
-  lay_out(*job);
-  job->deadline = worker_.clock().now() + job->request.timeout;
-  fresh_.push_back(job->number);
-  by_load_[Key(peer_key(peer), load)] = job.get();
-  jobs_[job->number] = std::move(job);
+  KvPush& push = *owned;
+  (*job)->pushes.push_back(std::move(owned));
+  std::swap(push.request, incoming_);
+  push.job = *job;
+  push.peer = peer;
+  push.load = load;
+  push.plan = *std::move(plan);
+  push.deadline = worker_.clock().now() + push.request.timeout;
+  by_load_[Key(peer_key(peer), load)] = &push;
+  lay_out(push);
+  catch_up(push);
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const KvPlan>> KvJobs::plan_for(PeerRecord& state,
-                                                               const KvLayout& target) {
-  if (state.plan == nullptr || state.plan->target() != target) {
-    absl::StatusOr<KvPlan> plan = KvPlan::make(cache_->layout, target);
-    if (!plan.ok()) {
-      // Decode computes its prompts itself then: whoever looks after this worker should know.
-      if (!std::exchange(state.misfit_logged, true)) {
-        log_event(LogLevel::kWarning, "no KV can be sent to decode worker %s: %s", incoming_.decode,
-                  std::string(plan.status().message()));
-      }
-      return plan.status();
+// The job that the load joins, or a new one.
+absl::StatusOr<KvSendJob*> KvJobs::job_for(const KvLoadRequest& request) {
+  const Time until = worker_.clock().now() + request.timeout;
+  if (auto it = by_key_.find(request.key); !request.key.empty() && it != by_key_.end()) {
+    KvSendJob& job = *it->second;
+    if (request.tokens.size() > job.tokens) {
+      return absl::InvalidArgumentError(absl::StrCat("the load asks for ", request.tokens.size(),
+                                                     " tokens, but job \"", request.key, "\" has ",
+                                                     job.tokens));
     }
-    state.plan = std::make_shared<const KvPlan>(*std::move(plan));
+    if (!may_still_come(job)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("job \"", request.key,
+                       "\" has had all its loads, or its lease is over: ask without the "
+                       "key, or let prefill bind for more loads or for longer"));
+    }
+    --job.loads_to_come;
+    return &job;
   }
-  if (state.plan->complete()) return state.plan;
-  for (const KvPart& part : state.plan->parts()) {
-    const KvGroup& theirs = target.groups[part.target_group];
-    if (part.heads == KvHeads{theirs.first_head, theirs.first_head + theirs.heads}) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "this prefill worker holds KV heads ", heads_name(cache_->layout.groups[part.source_group]),
-        " but the decode worker needs ", heads_name(theirs), ": ask one that holds them all"));
-  }
-  return absl::FailedPreconditionError(
-      "this prefill worker does not hold all layers of the decode worker: ask one that does");
+  KvSendJob& job = open_job(request.key, request.tokens.size());
+  job.loads_to_come = request.key.empty() ? 0 : request.loads_of_key - 1;
+  job.lease = until;
+  fresh_.push_back(job.number);
+  return &job;
 }
 
-// What is to be sent of each of decode's layers, and where in `pages` our blocks of it go.
-void KvJobs::lay_out(KvSendJob& job) const {
-  const KvLoadRequest& request = job.request;
-  job.layers.assign(cache_->layers.size(), KvSendJob::Layer());
-  KvCacheMemory theirs;
-  theirs.set_layout(request.layout);
-  size_t pages = 0;
-  for (size_t i = 0, counter = 0; i < cache_->layers.size(); ++i) {
-    KvSendJob::Layer& layer = job.layers[i];
-    layer.pages = pages;
-    const KvPart* part = job.plan->find_layer(cache_->layers[i].layer, &layer.index);
-    if (part == nullptr) continue;  // decode has no such layer
-    while (theirs.layers[counter].layer != cache_->layers[i].layer) ++counter;
-    layer.counter = static_cast<uint32_t>(counter);
-    layer.part = static_cast<size_t>(part - job.plan->parts().data());
-    layer.tokens = kept_tokens(request.layout.groups[part->target_group], request.first_token,
-                               request.tokens.size());
-    layer.blocks = blocks_of(cache_->layout.groups[part->source_group], layer.tokens);
-    pages += layer.blocks.count;
-    job.bytes += (layer.tokens.end - layer.tokens.begin) * part->bytes_per_token();
+KvSendJob& KvJobs::open_job(const std::string& key, uint64_t tokens) {
+  auto owned = std::make_unique<KvSendJob>();
+  KvSendJob& job = *owned;
+  job.number = next_number_++;
+  job.key = key;
+  job.tokens = tokens;
+  if (!key.empty()) {
+    by_key_[key] = &job;
+    for (const KvCacheMemory::Layer& layer : cache_->layers) {
+      job.pages.emplace_back(cache_->layout.blocks_for(tokens, layer.group), KvPush::kNotSaved);
+    }
   }
-  job.pages.assign(pages, KvSendJob::kNotSaved);
+  jobs_[job.number] = std::move(owned);
+  return job;
 }
 
 void KvJobs::on_cancel(PeerId peer, uint64_t load) {
@@ -138,303 +116,236 @@ void KvJobs::on_cancel(PeerId peer, uint64_t load) {
   // A request that comes after its cancel must not start anything: remember the number.
   absl::StatusOr<bool> overtook = peers_[peer_key(peer)].seen.add(load);
   if (!overtook.ok()) return;  // no promise can be kept: decode keeps its blocks in quarantine
-  auto it = by_load_.find(Key(peer_key(peer), load));
-  if (it == by_load_.end() || it->second->told) {
+  KvPush* push = find(peer, load);
+  if (push == nullptr || push->told) {
     mailbox_.send(peer, KvMessageKind::kCancelled, load);
     return;
   }
-  it->second->cancelled = true;
-  stop(*it->second);
+  push->cancelled = true;
+  stop(*push);
+}
+
+void KvJobs::on_renew(PeerId peer, uint64_t load, std::string_view body) {
+  KvPush* push = find(peer, load);
+  absl::StatusOr<Time> timeout = decode_kv_renewal(body);
+  if (push == nullptr || !timeout.ok()) return;
+  push->deadline = worker_.clock().now() + *timeout;
 }
 
 void KvJobs::on_peer_down(PeerId peer, const absl::Status& why) {
   peers_.erase(peer_key(peer));
-  std::vector<KvSendJob*> orphans;
-  for (auto& [number, job] : jobs_) {
-    if (job->peer == peer) orphans.push_back(job.get());
+  std::vector<KvPush*> orphans;
+  for (auto& [key, push] : by_load_) {
+    if (push->peer == peer) orphans.push_back(push);
   }
-  for (KvSendJob* job : orphans) {
-    job->told = true;  // nobody is there to be told
-    if (job->wanted) {
+  for (KvPush* push : orphans) {
+    push->told = true;  // nobody is there to be told
+    if (push->wanted) {
       ++jobs_failed_;
-      job->why = absl::UnavailableError(
-          absl::StrCat("decode worker ", job->request.decode, " is gone: ", why.message()));
+      push->why = absl::UnavailableError(
+          absl::StrCat("decode worker ", push->request.decode, " is gone: ", why.message()));
     }
-    stop(*job);
+    stop(*push);
   }
 }
 
 // --- from the engine -----------------------------------------------------------------------------
 
 KvSendJob* KvJobs::find(uint64_t job) const {
+  // The engine knows only those that it was given.
   auto it = jobs_.find(job);
-  return it == jobs_.end() ? nullptr : it->second.get();
+  return it == jobs_.end() || !it->second->taken ? nullptr : it->second.get();
+}
+
+KvPush* KvJobs::find(PeerId peer, uint64_t load) const {
+  auto it = by_load_.find(Key(peer_key(peer), load));
+  return it == by_load_.end() ? nullptr : it->second;
+}
+
+bool KvJobs::may_still_come(const KvSendJob& job) const {
+  return job.loads_to_come > 0 && worker_.clock().now() < job.lease && job.outcome.ok();
 }
 
 std::optional<KvJob> KvJobs::next_job() {
   if (fresh_.empty()) return std::nullopt;
-  KvSendJob& job = *find(fresh_.front());
+  KvSendJob& job = *jobs_.at(fresh_.front());
   fresh_.pop_front();
   job.taken = true;
+  const KvLoadRequest& request = job.pushes.front()->request;
   KvJob out;
   out.job = job.number;
-  out.request = job.request.request;
-  out.decode = job.request.decode;
-  out.tokens = job.request.tokens;
-  out.first_token = job.request.first_token;
+  out.request = request.request;
+  out.decode = request.decode;
+  out.key = request.key;
+  out.tokens = request.tokens;
+  // Loads that are still to come may need tokens that this one has.
+  out.first_token = job.key.empty() ? request.first_token : 0;
   return out;
 }
 
-bool KvJobs::is_wanted(uint64_t job) const {
-  const KvSendJob* found = find(job);
-  return found != nullptr && found->wanted;
+absl::StatusOr<uint64_t> KvJobs::bind(const KvBinding& binding) {
+  if (cache_ == nullptr) {
+    return absl::FailedPreconditionError("make the cache before bind(): allocate or register it");
+  }
+  if (binding.key.empty() || binding.key.size() > KvLoadRequest::kMaxKey || binding.tokens == 0 ||
+      binding.loads == 0 || binding.loads > KvLoadRequest::kMaxRanks ||
+      binding.lease <= Time::zero()) {
+    return absl::InvalidArgumentError(absl::StrCat("bind() needs a key of 1 to ",
+                                                   KvLoadRequest::kMaxKey, " bytes, tokens, 1 to ",
+                                                   KvLoadRequest::kMaxRanks, " loads and a lease"));
+  }
+  if (by_key_.contains(binding.key)) {
+    return absl::AlreadyExistsError(absl::StrCat("job \"", binding.key, "\" is open already"));
+  }
+  if (jobs_.size() >= kMaxJobs) {
+    return absl::ResourceExhaustedError(absl::StrCat(jobs_.size(), " jobs are open already"));
+  }
+  KvSendJob& job = open_job(binding.key, binding.tokens);
+  job.loads_to_come = binding.loads;
+  job.taken = true;
+  renew_job(job.number, binding.lease).IgnoreError();
+  return job.number;
+}
+
+absl::Status KvJobs::renew_job(uint64_t number, Time lease) {
+  KvSendJob* job = find(number);
+  if (job == nullptr) return absl::NotFoundError(absl::StrCat("there is no job ", number));
+  job->lease = worker_.clock().now() + std::clamp(lease, Time(0), KvLoadRequest::kMaxTimeout);
+  return absl::OkStatus();
+}
+
+absl::Status KvJobs::give_payload(uint64_t number, std::string payload) {
+  KvSendJob* job = find(number);
+  if (job == nullptr) return absl::NotFoundError(absl::StrCat("there is no job ", number));
+  if (job->finished) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", number, " is finished already"));
+  }
+  if (payload.size() > KvConnector::kMaxPayload) {
+    return absl::InvalidArgumentError(absl::StrCat("a payload of ", payload.size(),
+                                                   " bytes; at most ", KvConnector::kMaxPayload));
+  }
+  job->payload = std::move(payload);
+  return absl::OkStatus();
+}
+
+bool KvJobs::is_wanted(uint64_t number) const {
+  const KvSendJob* job = find(number);
+  if (job == nullptr) return false;
+  return may_still_come(*job) || std::any_of(job->pushes.begin(), job->pushes.end(),
+                                             [](const auto& push) { return push->wanted; });
+}
+
+absl::Status KvJobs::check_blocks(const KvSendJob& job, uint32_t layer, uint32_t first_block,
+                                  absl::Span<const uint32_t> blocks) const {
+  const uint64_t end = uint64_t{first_block} + blocks.size();
+  const size_t layers = cache_->layers.size();
+  const size_t group = layer < layers ? cache_->layers[layer].group : 0;
+  const uint64_t all = cache_->layout.blocks_for(job.tokens, group);
+  if (layer >= layers || end > all) {
+    return absl::OutOfRangeError(absl::StrCat("job ", job.number, " has layers [0, ", layers,
+                                              ") and blocks [0, ", all, "), not layer ", layer,
+                                              ", blocks [", first_block, ", ", end, ")"));
+  }
+  const uint32_t cache_blocks = cache_->layout.groups[group].blocks;
+  for (uint32_t block : blocks) {
+    if (block < cache_blocks) continue;
+    return absl::OutOfRangeError(
+        absl::StrCat("block ", block, " of a cache that has ", cache_blocks, " blocks"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status KvJobs::save_layer(uint64_t number, uint32_t layer, uint32_t first_block,
                                 absl::Span<const uint32_t> blocks) {
   KvSendJob* job = find(number);
   if (job == nullptr) return absl::NotFoundError(absl::StrCat("there is no job ", number));
-  if (!job->wanted) {
-    return absl::CancelledError(absl::StrCat(
-        "job ", number,
-        " is not wanted any more: ", job->cancelled ? "decode cancelled it" : job->why.message()));
+  if (!is_wanted(number)) {
+    const KvPush* push = job->pushes.empty() ? nullptr : job->pushes.front().get();
+    return absl::CancelledError(absl::StrCat("job ", number, " is not wanted any more: ",
+                                             push == nullptr   ? "nobody came during its lease"
+                                             : push->cancelled ? "decode cancelled it"
+                                                               : push->why.message()));
   }
   if (job->finished) {
     return absl::FailedPreconditionError(absl::StrCat("job ", number, " is finished already"));
   }
-  const uint64_t end = uint64_t{first_block} + blocks.size();
-  const size_t layers = cache_->layers.size();
-  const size_t group = layer < layers ? cache_->layers[layer].group : 0;
-  const uint64_t all = cache_->layout.blocks_for(job->request.tokens.size(), group);
-  if (layer >= layers || end > all) {
-    return absl::OutOfRangeError(absl::StrCat("job ", number, " has layers [0, ", layers,
-                                              ") and blocks [0, ", all, "), not layer ", layer,
-                                              ", blocks [", first_block, ", ", end, ")"));
+  if (absl::Status status = check_blocks(*job, layer, first_block, blocks); !status.ok()) {
+    return status;
   }
-  const uint32_t cache_blocks = cache_->layout.groups[group].blocks;
-  for (uint32_t block : blocks) {
-    if (block >= cache_blocks) {
-      return absl::OutOfRangeError(
-          absl::StrCat("block ", block, " of a cache that has ", cache_blocks, " blocks"));
-    }
+  for (size_t i = 0; i < blocks.size() && !job->pages.empty(); ++i) {
+    uint32_t& page = job->pages[layer][first_block + i];
+    if (page == KvPush::kNotSaved) page = blocks[i];
   }
-  // Blocks before the first are at decode already; blocks saved before are on their way.
-  const KvSendJob::Layer& place = job->layers[layer];
+  for (const std::unique_ptr<KvPush>& push : job->pushes) {
+    if (push->wanted) save(*push, layer, first_block, blocks);
+  }
+  return absl::OkStatus();
+}
+
+// Blocks before the first are at decode already; blocks saved before are on their way.
+void KvJobs::save(KvPush& push, uint32_t layer, uint64_t first_block,
+                  absl::Span<const uint32_t> blocks) {
+  const KvPush::Layer& place = push.layers[layer];
   const KvBlockRange wanted = place.blocks;
-  uint32_t* const pages = job->pages.data() + place.pages;
+  uint32_t* const pages = push.pages.data() + place.pages;
   KvBlockRange run;
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const uint64_t at = uint64_t{first_block} + i;
+    const uint64_t at = first_block + i;
     const bool fresh = at >= wanted.first && at - wanted.first < wanted.count &&
-                       pages[at - wanted.first] == KvSendJob::kNotSaved;
+                       blocks[i] != KvPush::kNotSaved &&
+                       pages[at - wanted.first] == KvPush::kNotSaved;
     if (fresh) {
       pages[at - wanted.first] = blocks[i];
-      ++job->saved;
+      ++push.saved;
       if (run.count++ == 0) run.first = at;
     }
     const bool last = i + 1 == blocks.size();
     if (run.count == 0 || (fresh && !last)) continue;
-    if (!serialized_) send_blocks(*job, layer, run);
+    if (!serialized_ && push.wanted) send_blocks(push, layer, run);
     run = {};
   }
-  return absl::OkStatus();
+}
+
+void KvJobs::catch_up(KvPush& push) {
+  KvSendJob& job = *push.job;
+  for (uint32_t layer = 0; layer < job.pages.size() && push.wanted; ++layer) {
+    save(push, layer, 0, job.pages[layer]);
+  }
+  if (job.finished && push.wanted) finish(push);
 }
 
 void KvJobs::finish_job(uint64_t number, const absl::Status& outcome) {
   KvSendJob* job = find(number);
   if (job == nullptr || job->finished) return;
   job->finished = true;
-  if (!job->wanted) return;
-  if (!outcome.ok()) return fail(*job, outcome);
-  if (job->saved != job->pages.size()) {
-    return fail(*job, absl::InternalError(absl::StrCat("prefill finished with ",
-                                                       job->pages.size() - job->saved, " of ",
-                                                       job->pages.size(), " blocks missing")));
+  job->outcome = outcome;
+  for (const std::unique_ptr<KvPush>& push : job->pushes) {
+    if (push->wanted) finish(*push);
   }
-  if (!serialized_) return;
-  for (uint32_t layer = 0; layer < job->layers.size(); ++layer) {
-    send_blocks(*job, layer, job->layers[layer].blocks);
+}
+
+void KvJobs::finish(KvPush& push) {
+  if (!push.job->outcome.ok()) return fail(push, push.job->outcome);
+  if (push.saved != push.pages.size()) {
+    return fail(push, absl::InternalError(absl::StrCat("prefill finished with ",
+                                                       push.pages.size() - push.saved, " of ",
+                                                       push.pages.size(), " blocks missing")));
   }
+  for (uint32_t layer = 0; serialized_ && layer < push.layers.size() && push.wanted; ++layer) {
+    if (push.layers[layer].blocks.count > 0) send_blocks(push, layer, push.layers[layer].blocks);
+  }
+  settle(push);
 }
 
 bool KvJobs::is_saved(uint64_t number) {
   KvSendJob* job = find(number);
   if (job == nullptr) return true;
-  if (!job->finished || !job->told || !job->sends.empty()) return false;
+  if (!job->finished || may_still_come(*job)) return false;
+  for (const std::unique_ptr<KvPush>& push : job->pushes) {
+    if (!push->over()) return false;
+  }
   forget(*job);
   return true;
-}
-
-// --- transfers -----------------------------------------------------------------------------------
-
-// Sends what these blocks of ours, all of them saved, hold of the tokens that are asked for.
-void KvJobs::send_blocks(KvSendJob& job, uint32_t layer_number, KvBlockRange blocks) {
-  const KvSendJob::Layer& layer = job.layers[layer_number];
-  const KvPart& part = job.plan->parts()[layer.part];
-  const uint64_t size = cache_->layout.groups[part.source_group].block_tokens;
-  const KvTokens tokens{std::max(blocks.first * size, layer.tokens.begin),
-                        std::min((blocks.first + blocks.count) * size, layer.tokens.end)};
-  const KvPages ours{layer.blocks.first,
-                     absl::MakeConstSpan(job.pages).subspan(layer.pages, layer.blocks.count)};
-  const absl::Status status =
-      job.plan->for_each_move(layer.part, tokens, ours, job.request.pages(part.target_group),
-                              {layer.index, layer.index + 1}, [&](const KvMove& move) {
-                                if (!job.wanted) return absl::OkStatus();
-                                KvSend& send = sends_.take();
-                                send.job = &job;
-                                send.move = move;
-                                send.layer = layer.counter;
-                                send.place = static_cast<uint32_t>(job.sends.size());
-                                job.sends.push_back(&send);
-                                if (!waiting_.empty() || !submit(send)) waiting_.push_back(&send);
-                                return absl::OkStatus();
-                              });
-  if (!status.ok() && job.wanted) fail(job, status);
-}
-
-bool KvJobs::submit(KvSend& send) {
-  KvSendJob& job = *send.job;
-  const KvCacheMemory::Buffer& from = cache_->buffers[send.move.source_buffer];
-  const KvRemoteBuffer& to = job.request.buffers[send.move.target_buffer];
-  TransferRequest request;
-  request.op = Op::kWrite;
-  request.peer = job.peer;
-  request.local = from.region;
-  request.local_layout = shifted(send.move.source, from.remote.offset);
-  request.remote = to.region;
-  request.remote_layout = shifted(send.move.target, to.offset);
-  request.counter = job.request.counters[send.layer];
-  request.increment = send.move.counted_bytes;
-  request.timeout = std::max(job.deadline - worker_.clock().now(), Time(1));
-  absl::Status status = sends_.submit(send, request);
-  if (absl::IsResourceExhausted(status)) return false;
-  if (!status.ok()) {
-    drop(send);
-    fail(job, status);
-  }
-  return true;
-}
-
-void KvJobs::drop(KvSend& send) {
-  std::vector<KvSend*>& sends = send.job->sends;
-  sends.back()->place = send.place;
-  sends[send.place] = sends.back();
-  sends.pop_back();
-  sends_.put_back(send);
-}
-
-void KvJobs::on_ended(KvSend& send) {
-  KvSendJob& job = *send.job;
-  const absl::Status status = send.status;
-  if (status.ok()) {
-    const uint64_t bytes = send.move.source.bytes();
-    job.landed += send.move.counted_bytes;
-    bytes_sent_ += bytes;
-    if (timeline_ != nullptr) {
-      timeline_->add({"transfer", absl::StrCat("tx layer ", send.layer), send.begin, send.end,
-                      job.request.request, bytes});
-    }
-  }
-  drop(send);
-  if (!status.ok() && job.wanted) return fail(job, status);
-  settle(job);
-}
-
-bool KvJobs::progress() {
-  bool any = sends_.collect([this](KvSend& send) { on_ended(send); });
-  while (!waiting_.empty()) {
-    // Taken out first: a failing submit() empties its job's part of the queue.
-    KvSend* send = waiting_.front();
-    waiting_.pop_front();
-    if (!submit(*send)) {
-      waiting_.push_front(send);
-      break;
-    }
-    any = true;
-  }
-  const Time now = worker_.clock().now();
-  if (now < next_deadline()) return any;
-  std::vector<KvSendJob*> late;
-  for (auto& [number, job] : jobs_) {
-    if (!job->told && job->wanted && job->deadline <= now) late.push_back(job.get());
-  }
-  for (KvSendJob* job : late) {
-    fail(*job, absl::DeadlineExceededError(
-                   absl::StrCat("the KV was not computed and sent within the ",
-                                seconds(job->request.timeout), " that the load allows")));
-  }
-  return true;
-}
-
-Time KvJobs::next_deadline() const {
-  Time first = kNever;
-  for (const auto& [number, job] : jobs_) {
-    if (!job->told && job->wanted) first = std::min(first, job->deadline);
-  }
-  return first;
-}
-
-void KvJobs::abandon() {
-  for (auto& [number, job] : jobs_) {
-    if (!job->sends.empty()) worker_.disconnect(job->peer);
-  }
-}
-
-// --- how jobs end --------------------------------------------------------------------------------
-
-void KvJobs::fail(KvSendJob& job, const absl::Status& why) {
-  ++jobs_failed_;
-  job.why = why;
-  stop(job);
-}
-
-void KvJobs::stop(KvSendJob& job) {
-  job.wanted = false;
-  std::erase_if(waiting_, [&](KvSend* send) { return send->job == &job; });
-  for (size_t i = job.sends.size(); i-- > 0;) {
-    if (job.sends[i]->submitted) {
-      sends_.cancel(*job.sends[i]);
-    } else {
-      drop(*job.sends[i]);
-    }
-  }
-  settle(job);
-}
-
-// Tells decode how the job ended, once nothing of it moves.
-void KvJobs::settle(KvSendJob& job) {
-  if (!job.sends.empty()) return;
-  if (!job.told) {
-    if (job.landed == job.bytes) {
-      mailbox_.send(job.peer, KvMessageKind::kDone, job.load);
-    } else if (job.cancelled) {
-      mailbox_.send(job.peer, KvMessageKind::kCancelled, job.load);
-    } else if (!job.wanted) {
-      mailbox_.send(job.peer, KvMessageKind::kFailed, job.load, encode_kv_failure(job.why));
-    } else {
-      return;  // blocks are still to come
-    }
-    job.told = true;
-  }
-  if (!job.taken) {  // the engine never hears of it
-    std::erase(fresh_, job.number);
-    forget(job);
-  }
-}
-
-void KvJobs::forget(KvSendJob& job) {
-  by_load_.erase(Key(peer_key(job.peer), job.load));
-  auto it = jobs_.find(job.number);
-  std::unique_ptr<KvSendJob> owned = std::move(it->second);
-  jobs_.erase(it);
-  // Keep what has memory, reset the rest.
-  KvSendJob blank;
-  std::swap(blank.request, owned->request);
-  std::swap(blank.pages, owned->pages);
-  std::swap(blank.layers, owned->layers);
-  std::swap(blank.sends, owned->sends);
-  *owned = std::move(blank);
-  if (spare_.size() < 64) spare_.push_back(std::move(owned));
 }
 
 }  // namespace baton::kvtransfer

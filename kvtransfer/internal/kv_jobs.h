@@ -1,8 +1,10 @@
 // The prefill side: the loads that decode workers asked for, and the blocks sent for them.
 //
-// A job lives from its request until the engine has finished it and nothing of it moves any more.
-// One message ends it for decode - done, failed or cancelled - and is sent only when no transfer of
-// the job is open: when decode has it, its blocks are quiet.
+// A job is what the engine computes: one sequence. It has a *push* for each load that wants it:
+// one, or several with the same key. A job lives until the engine has finished it, nothing of it
+// moves any more and no load of it is still to come. One message ends a push for decode - done,
+// failed or cancelled - and is sent only when no transfer of it is open: when decode has it, its
+// blocks are quiet.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +12,8 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,12 +47,10 @@ struct KvCacheMemory {
   void set_layout(const KvLayout& new_layout);
 };
 
-struct KvSendJob {
-  uint64_t number = 0;
-  PeerId peer;
-  uint64_t load = 0;  // the peer's number
-  KvLoadRequest request;
-  std::shared_ptr<const KvPlan> plan;
+struct KvSendJob;
+
+// A job's way to one load.
+struct KvPush {
   struct Layer {
     KvBlockRange blocks;   // of ours, to send
     size_t pages = 0;      // where they are in `pages`
@@ -57,21 +59,41 @@ struct KvSendJob {
     uint32_t counter = 0;  // decode's number for the layer
     KvTokens tokens;       // to send
   };
-  std::vector<Layer> layers;    // decode's
-  std::vector<uint32_t> pages;  // ours that hold the blocks, layer after layer; kNotSaved
-  uint64_t saved = 0;           // entries of `pages` that are set
-  uint64_t bytes = 0;           // to send
-  uint64_t landed = 0;          // of them, those whose transfer is done
+  KvSendJob* job = nullptr;
+  PeerId peer;
+  uint64_t load = 0;  // the peer's number
+  KvLoadRequest request;
+  std::shared_ptr<const KvPlan> plan;
+  std::vector<Layer> layers;        // of ours
+  std::vector<uint32_t> pages;      // ours that hold the blocks, layer after layer; kNotSaved
+  uint64_t saved = 0;               // entries of `pages` that are set
+  uint64_t bytes = 0;               // to send
+  uint64_t landed = 0;              // of them, those whose transfer is done
+  std::vector<uint64_t> landed_in;  // each of request.blocks
   Time deadline = kNever;
   std::vector<KvSend*> sends;  // not ended; the page lists of these lie in `pages`
-  bool taken = false;          // by next_job()
-  bool finished = false;       // by finish_job()
   bool wanted = true;
   bool told = false;       // decode knows how it ended
   bool cancelled = false;  // by decode
   absl::Status why;        // it is not wanted, unless cancelled
 
   static constexpr uint32_t kNotSaved = UINT32_MAX;
+  bool over() const { return told && sends.empty(); }
+};
+
+struct KvSendJob {
+  uint64_t number = 0;
+  std::string key;
+  uint64_t tokens = 0;  // of the sequence
+  std::vector<std::unique_ptr<KvPush>> pushes;
+  uint32_t loads_to_come = 0;
+  Time lease = kNever;  // until when they may come
+  // With a key, for loads that are still to come: our pages, by layer and block; kNotSaved.
+  std::vector<std::vector<uint32_t>> pages;
+  std::string payload;
+  bool taken = false;     // by next_job(), or bound by the engine
+  bool finished = false;  // by finish_job()
+  absl::Status outcome;
 };
 
 class KvJobs {
@@ -93,10 +115,14 @@ class KvJobs {
   // What was to be a request cannot be read.
   void on_bad_request(PeerId peer, uint64_t load, const absl::Status& why);
   void on_cancel(PeerId peer, uint64_t load);
+  void on_renew(PeerId peer, uint64_t load, std::string_view body);
   void on_peer_down(PeerId peer, const absl::Status& why);
 
   // From the engine, as KvConnector says.
   std::optional<KvJob> next_job();
+  absl::StatusOr<uint64_t> bind(const KvBinding& binding);
+  absl::Status renew_job(uint64_t job, Time lease);
+  absl::Status give_payload(uint64_t job, std::string payload);
   bool is_wanted(uint64_t job) const;
   absl::Status save_layer(uint64_t job, uint32_t layer, uint32_t first_block,
                           absl::Span<const uint32_t> blocks);
@@ -116,22 +142,36 @@ class KvJobs {
  private:
   struct PeerRecord {
     KvSeenLoads seen;
-    std::shared_ptr<const KvPlan> plan;  // of its last layout
-    bool misfit_logged = false;          // that there can be none
+    std::shared_ptr<const KvPlan> plan;  // of its last layout and share
+    KvShare share;
+    bool misfit_logged = false;  // that there can be none
   };
   using Key = std::pair<uint64_t, uint64_t>;  // peer_key(), load
 
   absl::Status accept(PeerId peer, uint64_t load, PeerRecord& state);
-  absl::StatusOr<std::shared_ptr<const KvPlan>> plan_for(PeerRecord& state, const KvLayout& target);
+  absl::StatusOr<std::shared_ptr<const KvPlan>> plan_for(PeerRecord& state,
+                                                         const KvLoadRequest& request);
+  absl::StatusOr<KvSendJob*> job_for(const KvLoadRequest& request);
+  KvSendJob& open_job(const std::string& key, uint64_t tokens);
   KvSendJob* find(uint64_t job) const;
-  void lay_out(KvSendJob& job) const;
-  void send_blocks(KvSendJob& job, uint32_t layer, KvBlockRange blocks);
+  KvPush* find(PeerId peer, uint64_t load) const;
+  void lay_out(KvPush& push) const;
+  absl::Status check_blocks(const KvSendJob& job, uint32_t layer, uint32_t first_block,
+                            absl::Span<const uint32_t> blocks) const;
+  void save(KvPush& push, uint32_t layer, uint64_t first_block, absl::Span<const uint32_t> blocks);
+  void catch_up(KvPush& push);  // with what its job saved before it came
+  void finish(KvPush& push);
+  bool may_still_come(const KvSendJob& job) const;
+
+  void send_blocks(KvPush& push, uint32_t layer, KvBlockRange blocks);
   bool submit(KvSend& send);  // false: no slot, keep it
-  void drop(KvSend& send);    // out of its job, record reused
+  void drop(KvSend& send);    // out of its push, record reused
   void on_ended(KvSend& send);
-  void fail(KvSendJob& job, const absl::Status& why);
-  void stop(KvSendJob& job);
-  void settle(KvSendJob& job);
+  void count(KvPush& push, const KvSend& send);
+  std::string arrived_blocks(const KvPush& push) const;
+  void fail(KvPush& push, const absl::Status& why);
+  void stop(KvPush& push);
+  void settle(KvPush& push);
   void forget(KvSendJob& job);
 
   Worker& worker_;
@@ -143,10 +183,11 @@ class KvJobs {
   std::deque<KvSend*> waiting_;  // for a slot of the worker
   uint64_t next_number_ = 1;
   absl::flat_hash_map<uint64_t, std::unique_ptr<KvSendJob>> jobs_;
-  absl::flat_hash_map<Key, KvSendJob*> by_load_;
+  absl::flat_hash_map<std::string, KvSendJob*> by_key_;
+  absl::flat_hash_map<Key, KvPush*> by_load_;
   absl::flat_hash_map<uint64_t, PeerRecord> peers_;  // by peer_key()
   std::deque<uint64_t> fresh_;                       // not taken yet
-  std::vector<std::unique_ptr<KvSendJob>> spare_;    // their vectors keep their memory
+  std::vector<std::unique_ptr<KvPush>> spare_;       // their vectors keep their memory
   KvLoadRequest incoming_;
   uint64_t bytes_sent_ = 0;
   uint64_t jobs_failed_ = 0;

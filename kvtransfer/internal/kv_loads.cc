@@ -2,6 +2,7 @@
 #include "kvtransfer/internal/kv_loads.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "transport/address.h"
@@ -15,24 +16,37 @@ std::string name_of(const std::string& address) {
   return decoded.ok() && !decoded->name.empty() ? decoded->name : address;
 }
 
+// Of a name: picks among workers that hold the same heads, always the same for one decode worker,
+// so that plans are reused.
+uint64_t turn_of(const std::string& name) {
+  uint64_t turn = 0;
+  for (char c : name) turn = turn * 31 + static_cast<unsigned char>(c);
+  return turn;
+}
+
 }  // namespace
 
 absl::Status KvLoads::start(KvLoad load) {
   if (cache_ == nullptr) {
-    return absl::FailedPreconditionError("call allocate_cache() before start_load()");
+    return absl::FailedPreconditionError(
+        "call allocate_cache() or register_cache() before start_load()");
   }
   if (loads_.contains(load.id)) {
     return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is under way already"));
   }
+  if (load.shards.empty()) load.shards = {std::move(load.prefill)};
   auto record = std::make_unique<Load>();
   record->id = load.id;
   request_.request = load.id;
   request_.decode = name_.substr(0, KvLoadRequest::kMaxName);
+  request_.key = std::move(load.key);
+  request_.loads_of_key = load.loads_of_key;
   request_.timeout = std::min(load.timeout, KvLoadRequest::kMaxTimeout);
   request_.tokens = std::move(load.tokens);
   request_.first_token = load.first_token;
   request_.blocks = std::move(load.blocks);
   request_.layout = cache_->layout;
+  request_.share = {static_cast<uint32_t>(load.shards.size()), 0, turn_of(name_)};
   request_.buffers.clear();
   for (const KvCacheMemory::Buffer& buffer : cache_->buffers) {
     request_.buffers.push_back(buffer.remote);
@@ -41,21 +55,18 @@ absl::Status KvLoads::start(KvLoad load) {
   if (absl::Status status = allocate_counters(record->counters); !status.ok()) return status;
   request_.counters.clear();
   for (CounterId id : record->counters) request_.counters.push_back(worker_.remote_counter(id));
-  absl::Status status = encode_kv_request(request_, body_);
-  absl::StatusOr<PeerId> peer = PeerId();
-  if (status.ok()) {
-    peer = peer_at(load.prefill);
-    status = peer.status();
+  absl::Status status = check_kv_request(request_);
+  for (const std::string& address : load.shards) {
+    if (!status.ok()) break;
+    status = ask(*record, address);
+    ++request_.share.rank;
   }
   if (!status.ok()) {
     free_counters(record->counters);
     return status;
   }
 
-  record->peer = last_peer_ = *peer;
-  PeerRecord& peer_record = peers_[peer_key(*peer)];
-  record->number = ++peer_record.last_number;
-  record->prefill = name_of(load.prefill);
+  record->blocks = request_.blocks;
   for (const KvCacheMemory::Layer& layer : cache_->layers) {
     const KvGroup& group = cache_->layout.groups[layer.group];
     const KvTokens kept = kept_tokens(group, request_.first_token, request_.tokens.size());
@@ -72,10 +83,37 @@ absl::Status KvLoads::start(KvLoad load) {
   }
   record->timeout = request_.timeout;
   record->deadline = worker_.clock().now() + request_.timeout;
-  peer_record.probe_at = std::min(peer_record.probe_at, worker_.clock().now() + kProbeInterval);
-  mailbox_.send(record->peer, KvMessageKind::kRequest, record->number, body_);
-  by_number_[Key(peer_key(record->peer), record->number)] = record.get();
+  // Nothing can fail any more: ask them all.
+  for (Source& source : record->sources) {
+    PeerRecord& peer = peers_[peer_key(source.peer)];
+    source.number = ++peer.last_number;
+    peer.probe_at = std::min(peer.probe_at, worker_.clock().now() + kProbeInterval);
+    mailbox_.send(source.peer, KvMessageKind::kRequest, source.number, source.arrived);
+    source.arrived.clear();
+    by_number_[Key(peer_key(source.peer), source.number)] = record.get();
+    last_peer_ = source.peer;
+  }
   loads_[record->id] = std::move(record);
+  return absl::OkStatus();
+}
+
+// Connects to the worker that has the share which request_ names, unless that is nothing. Its
+// request waits in Source::arrived until all are known to be reachable.
+absl::Status KvLoads::ask(Load& load, const std::string& address) {
+  const bool needed = std::any_of(
+      cache_->layout.groups.begin(), cache_->layout.groups.end(), [&](const KvGroup& group) {
+        const KvHeads all{group.first_head, group.first_head + group.heads};
+        return !request_.share.heads(group.total_heads, all).empty();
+      });
+  if (!needed) return absl::OkStatus();
+  Source source;
+  if (absl::Status status = encode_kv_request(request_, source.arrived); !status.ok())
+    return status;
+  absl::StatusOr<PeerId> peer = peer_at(address);
+  if (!peer.ok()) return peer.status();
+  source.peer = *peer;
+  source.name = name_of(address);
+  load.sources.push_back(std::move(source));
   return absl::OkStatus();
 }
 
@@ -112,9 +150,13 @@ KvLoads::Load* KvLoads::find(KvRequestId id) {
   return it == loads_.end() ? nullptr : it->second.get();
 }
 
-KvLoads::Load* KvLoads::find(PeerId peer, uint64_t number) {
+KvLoads::Load* KvLoads::find(PeerId peer, uint64_t number, Source** source) {
   auto it = by_number_.find(Key(peer_key(peer), number));
-  return it == by_number_.end() ? nullptr : it->second;
+  if (it == by_number_.end()) return nullptr;
+  for (Source& each : it->second->sources) {
+    if (each.peer == peer && each.number == number) *source = &each;
+  }
+  return it->second;
 }
 
 // Counts the layers that are here; true if there are more than before.
@@ -133,14 +175,16 @@ bool KvLoads::refresh(Load& load) {
   return load.loaded != before;
 }
 
-void KvLoads::fail(Load& load, const absl::Status& why) {
+// `source`: whose fault it is; "": nobody's in particular.
+void KvLoads::fail(Load& load, const std::string& source, const absl::Status& why) {
   refresh(load);
   if (load.complete() || !load.failure.ok()) return;
   ++loads_failed_;
-  load.failure = absl::Status(
-      why.code(), absl::StrCat("the KV of request ", load.id, " will not come from ", load.prefill,
-                               " (", load.loaded, " of ", load.counters.size(),
-                               " layers are here): ", why.message()));
+  load.failure =
+      absl::Status(why.code(), absl::StrCat("the KV of request ", load.id, " will not come from ",
+                                            source.empty() ? load.sources.front().name : source,
+                                            " (", load.loaded, " of ", load.counters.size(),
+                                            " layers are here): ", why.message()));
 }
 
 uint32_t KvLoads::layers_loaded(KvRequestId id) {
@@ -154,9 +198,10 @@ absl::Status KvLoads::status(KvRequestId id) {
   Load* load = find(id);
   if (load == nullptr) return absl::NotFoundError(absl::StrCat("there is no load ", id));
   if (load->deadline <= worker_.clock().now()) {
-    fail(*load, absl::DeadlineExceededError(absl::StrCat(
-                    "it took longer than ", std::chrono::duration<double>(load->timeout).count(),
-                    " s; ask another worker, compute it here, or allow more time")));
+    fail(*load, "",
+         absl::DeadlineExceededError(absl::StrCat(
+             "it took longer than ", std::chrono::duration<double>(load->timeout).count(),
+             " s; ask another worker, compute it here, or allow more time")));
   }
   return load->failure;
 }
@@ -164,53 +209,119 @@ absl::Status KvLoads::status(KvRequestId id) {
 bool KvLoads::end(KvRequestId id) {
   Load* load = find(id);
   if (load == nullptr) return true;
-  if (!load->quiet) {
+  if (!load->quiet()) {
     refresh(*load);
     // Where every layer is here, `done` is on its way.
-    if (!load->complete() && !load->cancel_sent) {
-      mailbox_.send(load->peer, KvMessageKind::kCancel, load->number);
-      load->cancel_sent = true;
-      if (load->failure.ok()) load->failure = absl::CancelledError("end_load() was called");
+    if (load->complete()) return false;
+    for (Source& source : load->sources) {
+      if (source.quiet || std::exchange(source.cancel_sent, true)) continue;
+      mailbox_.send(source.peer, KvMessageKind::kCancel, source.number);
     }
+    if (load->failure.ok()) load->failure = absl::CancelledError("end_load() was called");
     return false;
   }
   free_counters(load->counters);
-  by_number_.erase(Key(peer_key(load->peer), load->number));
+  for (const Source& source : load->sources) {
+    by_number_.erase(Key(peer_key(source.peer), source.number));
+  }
   loads_.erase(id);
   return true;
 }
 
-void KvLoads::on_done(PeerId peer, uint64_t number) {
-  Load* load = find(peer, number);
-  if (load == nullptr) return;
-  load->quiet = true;
-  // Every write ended before this was sent, so every counter is full; where one is not, a peer
-  // lied.
-  fail(*load, absl::DataLossError("prefill says that all is sent, but it has not arrived"));
+absl::Status KvLoads::renew(KvRequestId id, Time timeout) {
+  Load* load = find(id);
+  if (load == nullptr) return absl::NotFoundError(absl::StrCat("there is no load ", id));
+  if (timeout <= Time::zero()) {
+    return absl::InvalidArgumentError("a load cannot be renewed for no time");
+  }
+  if (!load->failure.ok()) return load->failure;
+  load->timeout = std::min(timeout, KvLoadRequest::kMaxTimeout);
+  load->deadline = worker_.clock().now() + load->timeout;
+  for (const Source& source : load->sources) {
+    if (source.quiet) continue;
+    mailbox_.send(source.peer, KvMessageKind::kRenew, source.number,
+                  encode_kv_renewal(load->timeout));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> KvLoads::payload(KvRequestId id) {
+  Load* load = find(id);
+  if (load == nullptr) return absl::NotFoundError(absl::StrCat("there is no load ", id));
+  if (!load->failure.ok()) return load->failure;
+  if (!load->sources.front().done) {
+    if (!load->sources.front().quiet) {
+      return absl::UnavailableError("prefill has not finished yet: ask again");
+    }
+    return absl::FailedPreconditionError("prefill ended without giving it: compute it here");
+  }
+  return load->payload;
+}
+
+std::vector<uint32_t> KvLoads::failed_blocks(KvRequestId id) {
+  Load* load = find(id);
+  if (load == nullptr) return {};
+  refresh(*load);
+  std::vector<uint32_t> failed;
+  if (load->complete()) return failed;
+  for (size_t i = 0; i < load->blocks.size(); ++i) {
+    const bool here =
+        std::all_of(load->sources.begin(), load->sources.end(), [&](const Source& source) {
+          return source.done ||
+                 (i / 8 < source.arrived.size() && (source.arrived[i / 8] >> i % 8 & 1) != 0);
+        });
+    if (!here) failed.push_back(load->blocks[i]);
+  }
+  return failed;
+}
+
+void KvLoads::on_done(PeerId peer, uint64_t number, std::string_view body) {
+  Source* source = nullptr;
+  Load* load = find(peer, number, &source);
+  if (load == nullptr || source->quiet) return;
+  source->quiet = source->done = true;
+  if (source == &load->sources.front()) load->payload = body;
+  // Every write ended before this was sent, so the counters are full when all have said so; where
+  // one is not, a peer lied.
+  const bool all = std::all_of(load->sources.begin(), load->sources.end(),
+                               [](const Source& each) { return each.done; });
+  if (all) {
+    refresh(*load);
+    if (load->complete()) return;
+    for (Source& each : load->sources) each.done = false;
+    fail(*load, source->name,
+         absl::DataLossError("prefill says that all is sent, but it has not arrived"));
+  }
 }
 
 void KvLoads::on_failed(PeerId peer, uint64_t number, std::string_view body) {
-  Load* load = find(peer, number);
-  if (load == nullptr) return;
-  load->quiet = true;
-  fail(*load, decode_kv_failure(body));
+  Source* source = nullptr;
+  Load* load = find(peer, number, &source);
+  if (load == nullptr || source->quiet) return;
+  source->quiet = true;
+  const absl::Status why = decode_kv_failure(body, &source->arrived);
+  fail(*load, source->name, why);
 }
 
 void KvLoads::on_cancelled(PeerId peer, uint64_t number) {
-  Load* load = find(peer, number);
-  if (load == nullptr) return;
-  load->quiet = true;
-  fail(*load, absl::CancelledError("cancelled"));
+  Source* source = nullptr;
+  Load* load = find(peer, number, &source);
+  if (load == nullptr || source->quiet) return;
+  source->quiet = true;
+  fail(*load, source->name, absl::CancelledError("cancelled"));
 }
 
 void KvLoads::on_peer_down(PeerId peer, const absl::Status& why) {
   absl::erase_if(connected_, [&](const auto& entry) { return entry.second == peer; });
   peers_.erase(peer_key(peer));
   for (auto& [id, load] : loads_) {
-    if (load->peer != peer || load->quiet) continue;
-    load->quiet = true;  // a closed connection is fenced: nothing more comes through it
-    fail(*load, absl::UnavailableError(absl::StrCat("the connection is lost: ", why.message(),
-                                                    "; ask another worker or compute it here")));
+    for (Source& source : load->sources) {
+      if (source.peer != peer || source.quiet) continue;
+      source.quiet = true;  // a closed connection is fenced: nothing more comes through it
+      fail(*load, source.name,
+           absl::UnavailableError(absl::StrCat("the connection is lost: ", why.message(),
+                                               "; ask another worker or compute it here")));
+    }
   }
 }
 
@@ -229,10 +340,12 @@ bool KvLoads::probe(Time now) {
     if (now < peer.probe_at) continue;
     peer.probe_at = kNever;
     for (const auto& [id, load] : loads_) {
-      if (load->quiet || peer_key(load->peer) != key || peer.probe_at != kNever) continue;
-      mailbox_.send(load->peer, KvMessageKind::kProbe, load->number);
-      peer.probe_at = now + kProbeInterval;
-      any = true;
+      for (const Source& source : load->sources) {
+        if (source.quiet || peer_key(source.peer) != key || peer.probe_at != kNever) continue;
+        mailbox_.send(source.peer, KvMessageKind::kProbe, source.number);
+        peer.probe_at = now + kProbeInterval;
+        any = true;
+      }
     }
   }
   return any;

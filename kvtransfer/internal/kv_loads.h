@@ -10,9 +10,11 @@
 // down.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -44,8 +46,12 @@ class KvLoads {
   absl::Status status(KvRequestId id);
   bool end(KvRequestId id);
 
+  absl::Status renew(KvRequestId id, Time timeout);
+  absl::StatusOr<std::string> payload(KvRequestId id);
+  std::vector<uint32_t> failed_blocks(KvRequestId id);
+
   // From peers.
-  void on_done(PeerId peer, uint64_t number);
+  void on_done(PeerId peer, uint64_t number, std::string_view body);
   void on_failed(PeerId peer, uint64_t number, std::string_view body);
   void on_cancelled(PeerId peer, uint64_t number);
   void on_peer_down(PeerId peer, const absl::Status& why);
@@ -60,20 +66,31 @@ class KvLoads {
   uint64_t loads_failed() const { return loads_failed_; }
 
  private:
+  // One of the workers that a load comes from.
+  struct Source {
+    PeerId peer;
+    uint64_t number = 0;  // of the load, for this peer
+    std::string name;
+    bool quiet = false;  // nothing of it moves any more
+    bool done = false;   // it has sent all that it owes
+    bool cancel_sent = false;
+    std::string arrived;  // a bit for each block, where it failed
+  };
   struct Load {
     KvRequestId id = 0;
-    PeerId peer;
-    uint64_t number = 0;  // for this peer
-    std::string prefill;  // its name
+    std::vector<Source> sources;
+    std::vector<uint32_t> blocks;
+    std::string payload;
     std::vector<CounterId> counters;
     uint32_t loaded = 0;           // layers, from 0
     std::vector<uint64_t> counts;  // of each layer's counter when all of it is here
     std::vector<uint64_t> bytes;   // of each layer: less, where rows are counted for each token
     Time timeout{};
     Time deadline = kNever;
-    bool quiet = false;
-    bool cancel_sent = false;
     absl::Status failure;
+    bool quiet() const {
+      return std::all_of(sources.begin(), sources.end(), [](const Source& s) { return s.quiet; });
+    }
     bool complete() const { return loaded == counters.size(); }
   };
   struct PeerRecord {
@@ -87,9 +104,11 @@ class KvLoads {
   void free_counters(const std::vector<CounterId>& counters);
   bool probe(Time now);
   Load* find(KvRequestId id);
-  Load* find(PeerId peer, uint64_t number);
+  // The load that a message is about, and its source; null: there is none.
+  Load* find(PeerId peer, uint64_t number, Source** source);
+  absl::Status ask(Load& load, const std::string& address);
   bool refresh(Load& load);
-  void fail(Load& load, const absl::Status& why);
+  void fail(Load& load, const std::string& source, const absl::Status& why);
 
   Worker& worker_;
   KvMailbox& mailbox_;

@@ -19,11 +19,13 @@ absl::Status invalid(absl::string_view what) {
 }
 
 bool known(KvMessageKind kind) {
-  return kind >= KvMessageKind::kRequest && kind <= KvMessageKind::kProbe;
+  return kind >= KvMessageKind::kRequest && kind <= KvMessageKind::kRenew;
 }
 
 size_t body_limit(KvMessageKind kind) {
-  return kind == KvMessageKind::kRequest ? kMaxKvMessage : kMaxKvReply;
+  return kind == KvMessageKind::kRequest  ? kMaxKvMessage
+         : kind == KvMessageKind::kFailed ? kMaxKvFailure
+                                          : kMaxKvReply;
 }
 
 template <typename T>
@@ -156,6 +158,14 @@ absl::Status check_kv_request(const KvLoadRequest& request) {
   if (request.timeout <= Time::zero() || request.timeout > KvLoadRequest::kMaxTimeout) {
     return invalid("the timeout must be more than nothing and at most a day");
   }
+  if (request.key.size() > KvLoadRequest::kMaxKey) return invalid("the key is too long");
+  const KvShare& share = request.share;
+  if (share.ranks == 0 || share.ranks > KvLoadRequest::kMaxRanks || share.rank >= share.ranks) {
+    return invalid(absl::StrCat("rank ", share.rank, " of ", share.ranks, " prefill workers"));
+  }
+  if (request.loads_of_key == 0 || request.loads_of_key > KvLoadRequest::kMaxRanks) {
+    return invalid(absl::StrCat(request.loads_of_key, " loads of one key"));
+  }
   if (request.first_token >= request.tokens.size()) return invalid("no token is asked for");
   size_t wanted = 0;
   for (const KvGroup& group : layout.groups) {
@@ -205,6 +215,11 @@ absl::Status encode_kv_request(const KvLoadRequest& request, std::string& body) 
   body.clear();
   put_number(body, request.request);
   put_text(body, request.decode);
+  put_text(body, request.key);
+  put_number(body, request.loads_of_key);
+  put_number(body, request.share.ranks);
+  put_number(body, request.share.rank);
+  put_number(body, request.share.turn);
   put_number(body, int64_t{request.timeout.count()});
   put_number(body, request.first_token);
   const std::string layout = request.layout.encode();
@@ -232,6 +247,11 @@ absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request) {
   WireReader in(body);
   request.request = in.number<uint64_t>();
   request.decode = in.text(KvLoadRequest::kMaxName);
+  request.key = in.text(KvLoadRequest::kMaxKey);
+  request.loads_of_key = in.number<uint32_t>();
+  request.share.ranks = in.number<uint32_t>();
+  request.share.rank = in.number<uint32_t>();
+  request.share.turn = in.number<uint64_t>();
   request.timeout = Time(in.number<int64_t>());
   request.first_token = in.number<uint32_t>();
   const std::string_view layout = in.take(in.number<uint32_t>());
@@ -263,22 +283,39 @@ absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request) {
   return check_kv_request(request);
 }
 
-std::string encode_kv_failure(const absl::Status& why) {
+std::string encode_kv_failure(const absl::Status& why, std::string_view arrived) {
   std::string body;
   put_number(body, static_cast<int32_t>(why.code()));
   const absl::string_view text = why.message().substr(0, kMaxKvReply - 8);
   put_text(body, {text.data(), text.size()});
+  if (arrived.size() <= kMaxKvFailure - kMaxKvReply) body.append(arrived);
   return body;
 }
 
-absl::Status decode_kv_failure(std::string_view body) {
+absl::Status decode_kv_failure(std::string_view body, std::string* arrived) {
   WireReader in(body);
   const auto code = in.number<int32_t>();
   const std::string_view text = in.text(kMaxKvReply);
-  if (!in.finished() || code <= 0 || code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
+  if (in.failed() || code <= 0 || code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
     return invalid("a failure that does not say what failed");
   }
+  if (arrived != nullptr) *arrived = body.substr(sizeof code + sizeof(uint16_t) + text.size());
   return absl::Status(static_cast<absl::StatusCode>(code), {text.data(), text.size()});
+}
+
+std::string encode_kv_renewal(Time timeout) {
+  std::string body;
+  put_number(body, int64_t{timeout.count()});
+  return body;
+}
+
+absl::StatusOr<Time> decode_kv_renewal(std::string_view body) {
+  WireReader in(body);
+  const Time timeout(in.number<int64_t>());
+  if (!in.finished() || timeout <= Time::zero() || timeout > KvLoadRequest::kMaxTimeout) {
+    return invalid("a renewal for no time that a load may take");
+  }
+  return timeout;
 }
 
 absl::StatusOr<bool> KvSeenLoads::add(uint64_t load) {

@@ -3,8 +3,11 @@
 //   decode -> prefill   request    please write the KV of these tokens into these blocks
 //                       cancel     stop; tell me when nothing moves any more
 //                       probe      nothing: it cannot be delivered where prefill died silently
-//   prefill -> decode   done       every block is there and nothing moves any more
-//                       failed     it will not come, nothing moves any more; with the reason
+//                       renew      the load may take until then
+//   prefill -> decode   done       every block is there and nothing moves any more; with the
+//   payload
+//                       failed     it will not come, nothing moves any more; with the reason, and
+//                                  which blocks have come
 //                       cancelled  nothing moves any more
 //
 // Messages travel as notifications, in no promised order. A message longer than one notification is
@@ -43,6 +46,8 @@ inline constexpr size_t kKvHeaderBytes = 24;
 inline constexpr size_t kKvPartBytes = kMaxNotification - kKvHeaderBytes;
 // Of a request: about three million tokens in blocks of 16.
 inline constexpr size_t kMaxKvMessage = 16 << 20;
+// Of a failure: a bit for each of four million blocks.
+inline constexpr size_t kMaxKvFailure = 1 << 20;
 // Of all other kinds.
 inline constexpr size_t kMaxKvReply = 4096;
 
@@ -53,6 +58,7 @@ enum class KvMessageKind : uint8_t {
   kFailed = 4,
   kCancelled = 5,
   kProbe = 6,
+  kRenew = 7,
 };
 
 // One notification: a part of a message, or all of it.
@@ -110,6 +116,9 @@ struct KvRemoteBuffer {
 struct KvLoadRequest {
   uint64_t request = 0;         // the decode engine's own id of it, for timelines
   std::string decode;           // who asks, for people
+  std::string key;              // "": none
+  uint32_t loads_of_key = 1;    // that come to this prefill worker
+  KvShare share;                // of the heads, that this prefill worker sends
   Time timeout{};               // from now
   std::vector<int32_t> tokens;  // from the start of the sequence
   uint32_t first_token = 0;     // a multiple of each group's block_tokens
@@ -120,6 +129,8 @@ struct KvLoadRequest {
   std::vector<RemoteCounter> counters;  // one per layer: counts bytes that have arrived
 
   static constexpr size_t kMaxName = 64;
+  static constexpr size_t kMaxKey = 256;
+  static constexpr uint32_t kMaxRanks = 1024;
   static constexpr Time kMaxTimeout = std::chrono::hours(24);
   // The pages of a group: a part of `blocks`.
   KvPages pages(size_t group) const;
@@ -139,10 +150,15 @@ absl::Status check_kv_request(const KvLoadRequest& request);
 absl::Status encode_kv_request(const KvLoadRequest& request, std::string& body);
 absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request);  // reuses memory
 
-// The body of a failed message: why.
-std::string encode_kv_failure(const absl::Status& why);
-// The status told; InvalidArgument for a body that tells none.
-absl::Status decode_kv_failure(std::string_view body);
+// The body of a failed message: why, and a bit for each of the load's blocks that has come (bit i %
+// 8 of byte i / 8; none: no block has).
+std::string encode_kv_failure(const absl::Status& why, std::string_view arrived = {});
+// The status told; InvalidArgument for a body that tells none. `arrived` may be null.
+absl::Status decode_kv_failure(std::string_view body, std::string* arrived = nullptr);
+
+// The body of a renew message. InvalidArgument for anything but a time that a request may have.
+std::string encode_kv_renewal(Time timeout);
+absl::StatusOr<Time> decode_kv_renewal(std::string_view body);
 
 // Which loads of a peer have been heard of: a set of numbers that are dense in the long run. Makes
 // a cancel that overtakes its request as good as one that follows it.

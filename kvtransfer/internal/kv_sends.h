@@ -18,15 +18,15 @@
 
 namespace baton::kvtransfer {
 
-struct KvSendJob;
+struct KvPush;
 class KvSends;
 
-// One move of a plan, of one layer of a job.
+// One move of a plan, of one layer of a push.
 struct KvSend {
-  KvSendJob* job = nullptr;
+  KvPush* push = nullptr;
   KvMove move;
-  uint32_t layer = 0;  // of decode's, which counts it
-  uint32_t place = 0;  // in the job's list of sends
+  uint32_t layer = 0;  // of ours
+  uint32_t place = 0;  // in the push's list of sends
   bool submitted = false;
   TransferId id;
   Time begin{};

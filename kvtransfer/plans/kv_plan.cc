@@ -125,7 +125,8 @@ uint64_t KvPart::bytes_per_token() const {
   return bytes;
 }
 
-absl::StatusOr<KvPlan> KvPlan::make(const KvLayout& source, const KvLayout& target, KvHeads heads) {
+absl::StatusOr<KvPlan> KvPlan::make(const KvLayout& source, const KvLayout& target,
+                                    const KvShare& share) {
   if (absl::Status status = source.check(); !status.ok()) return status;
   if (absl::Status status = target.check(); !status.ok()) return status;
   if (absl::Status status = check_identity(source, target); !status.ok()) return status;
@@ -150,8 +151,9 @@ absl::StatusOr<KvPlan> KvPlan::make(const KvLayout& source, const KvLayout& targ
       part.target_group = t;
       part.window = to.window;
       part.unit = std::gcd(from.block_tokens, to.block_tokens);
-      part.heads = {std::max({from.first_head, to.first_head, heads.first}),
-                    std::min({from.first_head + from.heads, to.first_head + to.heads, heads.end})};
+      const KvHeads wanted = share.heads(to.total_heads, {to.first_head, to.first_head + to.heads});
+      part.heads = {std::max(from.first_head, wanted.first),
+                    std::min(from.first_head + from.heads, wanted.end)};
       if (part.heads.empty()) part.heads = {to.first_head, to.first_head};
       const absl::Status status = make_boxes(source, target, part);
       if (!status.ok()) return status;
@@ -160,6 +162,7 @@ absl::StatusOr<KvPlan> KvPlan::make(const KvLayout& source, const KvLayout& targ
   }
   plan.source_ = source;
   plan.target_ = target;
+  plan.share_ = share;
   return plan;
 }
 
@@ -179,7 +182,9 @@ bool KvPlan::complete() const {
   size_t layers = 0;
   for (const KvPart& part : parts_) {
     const KvGroup& target = target_.groups[part.target_group];
-    if (part.heads != KvHeads{target.first_head, target.first_head + target.heads}) return false;
+    const KvHeads share =
+        share_.heads(target.total_heads, {target.first_head, target.first_head + target.heads});
+    if (part.heads.empty() ? !share.empty() : part.heads != share) return false;
     layers += part.layers.size();
   }
   return layers == target_.layers();

@@ -65,14 +65,20 @@ KvLayout hybrid_layout(uint32_t blocks, uint32_t block_tokens, uint32_t window_b
   return layout;
 }
 
-TestCache::TestCache(KvConnector& connector, const KvLayout& layout) : layout_(layout) {
-  absl::StatusOr<void*> base = connector.allocate_cache(layout);
-  if (!base.ok()) std::abort();
-  auto* at = static_cast<std::byte*>(*base);
-  for (const KvBuffer& buffer : layout.buffers) {
-    buffers_.push_back(at);
-    at += (buffer.bytes + 4095) / 4096 * 4096;
+TestCache::TestCache(KvConnector& connector, const KvLayout& layout, std::vector<void*> memory)
+    : layout_(layout) {
+  if (memory.empty()) {
+    absl::StatusOr<void*> base = connector.allocate_cache(layout);
+    if (!base.ok()) std::abort();
+    auto* at = static_cast<std::byte*>(*base);
+    for (const KvBuffer& buffer : layout.buffers) {
+      memory.push_back(at);
+      at += (buffer.bytes + 4095) / 4096 * 4096;
+    }
+  } else if (!connector.register_cache(layout, memory).ok()) {
+    std::abort();
   }
+  for (void* buffer : memory) buffers_.push_back(static_cast<std::byte*>(buffer));
   places_.resize(layout.layers());
   for (uint32_t g = 0; g < layout.groups.size(); ++g) {
     for (uint32_t i = 0; i < layout.groups[g].layers.size(); ++i) {
@@ -187,19 +193,7 @@ void TestPrefill::step() {
     ++seen_;
     queue_.push_back(*std::move(job));
   }
-  while (!queue_.empty()) {
-    const size_t tokens = queue_.front().tokens.size();
-    size_t needed = 0;
-    for (size_t g = 0; g < cache_.groups(); ++g) needed += cache_.layout().blocks_for(tokens, g);
-    if (needed > cache_.free_blocks()) break;
-    Job job;
-    for (size_t g = 0; g < cache_.groups(); ++g) {
-      job.blocks.push_back(cache_.allocate(cache_.layout().blocks_for(tokens, g), random_));
-    }
-    job.job = std::move(queue_.front());
-    queue_.erase(queue_.begin());
-    jobs_.push_back(std::move(job));
-  }
+  while (!queue_.empty() && start(queue_.front())) queue_.erase(queue_.begin());
   if (!jobs_.empty()) compute(jobs_[random_() % jobs_.size()]);
   std::erase_if(jobs_, [&](Job& job) {
     if (!job.finished || !connector_.is_saved(job.job.job)) return false;
@@ -208,7 +202,34 @@ void TestPrefill::step() {
   });
 }
 
+bool TestPrefill::start(KvJob taken) {
+  const size_t tokens = taken.tokens.size();
+  size_t needed = 0;
+  for (size_t g = 0; g < cache_.groups(); ++g) needed += cache_.layout().blocks_for(tokens, g);
+  if (needed > cache_.free_blocks()) return false;
+  Job job;
+  for (size_t g = 0; g < cache_.groups(); ++g) {
+    job.blocks.push_back(cache_.allocate(cache_.layout().blocks_for(tokens, g), random_));
+  }
+  job.job = std::move(taken);
+  jobs_.push_back(std::move(job));
+  return true;
+}
+
+absl::Status TestPrefill::bind(const KvBinding& binding, KvRequestId request) {
+  absl::StatusOr<uint64_t> number = connector_.bind(binding);
+  if (!number.ok()) return number.status();
+  KvJob job;
+  job.job = *number;
+  job.request = request;
+  job.tokens.resize(binding.tokens);
+  return start(std::move(job)) ? absl::OkStatus() : absl::ResourceExhaustedError("no blocks");
+}
+
 void TestPrefill::finish(Job& job, const absl::Status& outcome) {
+  const absl::Status status =
+      connector_.give_payload(job.job.job, "token of " + std::to_string(job.job.request));
+  if (!status.ok()) std::abort();
   connector_.finish_job(job.job.job, outcome);
   job.finished = true;
 }
@@ -256,9 +277,15 @@ absl::Status TestDecode::start(KvRequestId id, const std::string& prefill, uint3
   KvLoad load;
   load.id = id;
   load.prefill = prefill;
-  for (uint32_t i = 0; i < tokens; ++i) load.tokens.push_back(static_cast<int32_t>(i));
   load.first_token = first_token;
   load.timeout = timeout;
+  return start(std::move(load), tokens);
+}
+
+absl::Status TestDecode::start(KvLoad load, uint32_t tokens) {
+  const KvRequestId id = load.id;
+  const uint32_t first_token = load.first_token;
+  for (uint32_t i = 0; i < tokens; ++i) load.tokens.push_back(static_cast<int32_t>(i));
   TestLoad record;
   for (const KvGroup& group : cache_.layout().groups) {
     TestLoad::Group part;
@@ -305,7 +332,24 @@ void TestDecode::step() {
       if (!complete && load.status.ok()) load.status = absl::CancelledError("by the test");
       load.state = TestLoad::State::kEnding;
     }
+    const absl::StatusOr<std::string> payload = connector_.load_payload(id);
+    if (payload.ok()) load.payload = *payload;
+    if (load.status.ok() && absl::IsUnavailable(payload.status())) continue;
+    const std::vector<uint32_t> failed = connector_.failed_blocks(id);
     if (!connector_.end_load(id)) continue;
+    for (size_t g = 0; g < load.groups.size(); ++g) {
+      const TestLoad::Group& group = load.groups[g];
+      for (size_t i = 0; i < group.blocks.size(); ++i) {
+        if (std::count(failed.begin(), failed.end(), group.blocks[i]) > 0) continue;
+        bool right = true;
+        for (uint32_t layer = 0; layer < cache_.layers(); ++layer) {
+          if (cache_.group_of(layer) != g) continue;
+          right =
+              right && cache_.holds(group.blocks[i], layer, id, group.first_block + i, group.kept);
+        }
+        ++(right ? load.kept : load.wrongly_kept);
+      }
+    }
     cache_.free(load.blocks);
     load.state = TestLoad::State::kEnded;
   }

@@ -29,7 +29,9 @@ KvLayout hybrid_layout(uint32_t blocks, uint32_t block_tokens, uint32_t window_b
 // A cache in a connector's memory, and which blocks of it are free.
 class TestCache {
  public:
-  TestCache(KvConnector& connector, const KvLayout& layout);
+  // `memory`: where the buffers lie, as register_cache() takes it; empty: in the connector's
+  // memory.
+  TestCache(KvConnector& connector, const KvLayout& layout, std::vector<void*> memory = {});
 
   const KvLayout& layout() const { return layout_; }
   size_t free_blocks() const { return free_.size(); }
@@ -65,9 +67,12 @@ class TestCache {
 
 class TestPrefill {
  public:
-  TestPrefill(KvConnector& connector, const KvLayout& layout, uint32_t seed)
-      : connector_(connector), cache_(connector, layout), random_(seed) {}
+  TestPrefill(KvConnector& connector, const KvLayout& layout, uint32_t seed,
+              std::vector<void*> memory = {})
+      : connector_(connector), cache_(connector, layout, std::move(memory)), random_(seed) {}
 
+  // Starts before decode has asked; `request` is what the loads with this key will be called.
+  absl::Status bind(const KvBinding& binding, KvRequestId request);
   // Takes new jobs, computes one chunk of one layer, frees what is saved.
   void step();
   // Computes no job beyond this layer of its last chunk.
@@ -91,6 +96,7 @@ class TestPrefill {
     uint32_t layer = 0;
     bool finished = false;
   };
+  bool start(KvJob job);
   void compute(Job& job);
   void finish(Job& job, const absl::Status& outcome);
 
@@ -121,15 +127,23 @@ struct TestLoad {
   bool cancel = false;    // end it as soon as `cancel_at` layers are here
   uint32_t cancel_at = 0;
   absl::Status status;  // how it ended
+  std::string payload;  // of a complete one
+  // Of one that failed, when it ended: blocks that were not said to have failed, and do not hold
+  // their KV in all layers.
+  size_t wrongly_kept = 0;
+  size_t kept = 0;  // that do
 };
 
 class TestDecode {
  public:
-  TestDecode(KvConnector& connector, const KvLayout& layout, uint32_t seed)
-      : connector_(connector), cache_(connector, layout), random_(seed) {}
+  TestDecode(KvConnector& connector, const KvLayout& layout, uint32_t seed,
+             std::vector<void*> memory = {})
+      : connector_(connector), cache_(connector, layout, std::move(memory)), random_(seed) {}
 
   absl::Status start(KvRequestId id, const std::string& prefill, uint32_t tokens,
                      uint32_t first_token = 0, Time timeout = std::chrono::seconds(60));
+  // `load` without tokens and blocks.
+  absl::Status start(KvLoad load, uint32_t tokens);
   // Checks new layers, ends what is complete, failed or to be cancelled.
   void step();
   void cancel(KvRequestId id, uint32_t when_layers = 0);

@@ -20,6 +20,9 @@ KvLoadRequest a_request(uint32_t tokens = 100, uint32_t first_token = 32) {
   KvLoadRequest request;
   request.request = 77;
   request.decode = "decode-0";
+  request.key = "request 77";
+  request.loads_of_key = 3;
+  request.share = {4, 2, 9};
   request.timeout = std::chrono::seconds(3);
   for (uint32_t i = 0; i < tokens; ++i) request.tokens.push_back(static_cast<int32_t>(i * 3));
   request.first_token = first_token;
@@ -45,6 +48,9 @@ TEST(KvMessages, RequestsSurviveTheWire) {
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(again.request, 77u);
   EXPECT_EQ(again.decode, "decode-0");
+  EXPECT_EQ(again.key, "request 77");
+  EXPECT_EQ(again.loads_of_key, 3u);
+  EXPECT_EQ(again.share, request.share);
   EXPECT_EQ(again.timeout, request.timeout);
   EXPECT_EQ(again.tokens, request.tokens);
   EXPECT_EQ(again.first_token, 32u);
@@ -69,6 +75,11 @@ TEST(KvMessages, ContradictoryRequestsAreRefused) {
     EXPECT_TRUE(absl::IsInvalidArgument(encode_kv_request(request, body)));
   };
   refused([](KvLoadRequest& r) { r.first_token = 31; });
+  refused([](KvLoadRequest& r) { r.key = std::string(257, 'k'); });
+  refused([](KvLoadRequest& r) { r.loads_of_key = 0; });
+  refused([](KvLoadRequest& r) { r.share.ranks = 0; });
+  refused([](KvLoadRequest& r) { r.share.rank = 4; });
+  refused([](KvLoadRequest& r) { r.share.ranks = UINT32_MAX; });
   refused([](KvLoadRequest& r) { r.first_token = 100; });
   refused([](KvLoadRequest& r) { r.tokens.clear(); });
   refused([](KvLoadRequest& r) { r.blocks.pop_back(); });
@@ -173,7 +184,7 @@ TEST(KvMessages, OnlyPartsAreParts) {
   };
   EXPECT_FALSE(with(0, 'X').ok());  // magic
   EXPECT_FALSE(with(6, 0).ok());    // kind
-  EXPECT_FALSE(with(6, 7).ok());
+  EXPECT_FALSE(with(6, 8).ok());
   EXPECT_FALSE(with(8, 0).ok());      // load 0
   EXPECT_FALSE(with(19, 0x7f).ok());  // a total of two gigabytes
   EXPECT_FALSE(with(20, 1).ok());     // an offset past the end
@@ -192,6 +203,22 @@ TEST(KvMessages, FailuresKeepCodeAndText) {
   EXPECT_TRUE(absl::IsInternal(decode_kv_failure(body)));
   EXPECT_TRUE(absl::IsInvalidArgument(decode_kv_failure("")));
   EXPECT_TRUE(absl::IsInvalidArgument(decode_kv_failure(std::string(6, '\0'))));  // "OK"
+}
+
+TEST(KvMessages, RenewalsAndWhatHasComeSurviveTheWire) {
+  const auto timeout = decode_kv_renewal(encode_kv_renewal(std::chrono::seconds(5)));
+  ASSERT_TRUE(timeout.ok());
+  EXPECT_EQ(*timeout, Time(std::chrono::seconds(5)));
+  EXPECT_FALSE(decode_kv_renewal(encode_kv_renewal(Time(0))).ok());
+  EXPECT_FALSE(decode_kv_renewal(encode_kv_renewal(KvLoadRequest::kMaxTimeout + Time(1))).ok());
+  EXPECT_FALSE(decode_kv_renewal("short").ok());
+  std::string arrived;
+  const std::string body = encode_kv_failure(absl::InternalError("gone"), "\x05\x80");
+  EXPECT_TRUE(absl::IsInternal(decode_kv_failure(body, &arrived)));
+  EXPECT_EQ(arrived, "\x05\x80");
+  EXPECT_TRUE(
+      absl::IsInternal(decode_kv_failure(encode_kv_failure(absl::InternalError("")), &arrived)));
+  EXPECT_EQ(arrived, "");
 }
 
 TEST(KvSeenLoads, EachLoadIsNewOnce) {

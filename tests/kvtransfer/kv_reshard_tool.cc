@@ -127,13 +127,9 @@ int main() {
     const auto ranks = static_cast<uint32_t>(sources.size());
     Moved moved;
     for (Side& target : targets) {
-      const KvGroup& held = target.layout.groups[0];
-      const KvHeads wanted{held.first_head, held.first_head + held.heads};
       for (uint32_t rank = 0; rank < ranks; ++rank) {
-        const KvHeads share =
-            share_of_rank(held.total_heads, ranks, rank, wanted, test["turn"].get<uint64_t>());
-        if (share.empty()) continue;
-        const auto plan = KvPlan::make(sources[rank].layout, target.layout, share);
+        const auto plan = KvPlan::make(sources[rank].layout, target.layout,
+                                       {ranks, rank, test["turn"].get<uint64_t>()});
         if (!plan.ok()) die(std::string(plan.status().message()));
         const absl::Status status = run_plan(*plan, sources[rank], target, tokens, moved);
         if (!status.ok()) die(std::string(status.message()));
