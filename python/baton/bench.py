@@ -1,0 +1,220 @@
+"""Scattered pages between two processes of this machine, as an engine moves its KV cache: prepared and posted by
+Python, from post to done.
+
+    python -m baton.bench                        # Baton
+    python -m baton.bench --baseline nixl        # and NIXL beside it, if it can be imported as nixl_cu12 or nixl
+    python -m baton.bench --require tcp --json rows.json
+
+Each row is the median of its rounds; rounds of the libraries alternate, so that both see the same machine. GB/s are
+10^9 bytes per second. The bytes are checked once before anything is timed.
+"""
+import argparse
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List
+
+import numpy
+
+SHAPES = "4096x16384,32768x1024"  # pages, bytes of each
+
+
+class BatonSide:
+    """One side of a transfer over baton.Agent."""
+
+    def __init__(self, name: str, memory: numpy.ndarray, arguments: argparse.Namespace) -> None:
+        import baton
+        self.agent = baton.Agent(name, require=arguments.require)
+        self.agent.register(memory)
+        self.metadata = self.agent.metadata()
+
+    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
+             theirs: numpy.ndarray) -> Any:
+        """A transfer of mine[i] and theirs[i]."""
+        peer = self.agent.add_remote(metadata)
+        local, remote = self.agent.prepare(rows), self.agent.prepare(their_rows, peer)
+        self.route = self.agent.explain(peer)
+        return self.agent.transfer(0 if op == "write" else 1, local, mine, remote, theirs)
+
+    @staticmethod
+    def run(transfer: Any) -> None:
+        """From post to done."""
+        transfer.post().wait()
+
+
+class NixlSide:
+    """The same over NIXL."""
+
+    def __init__(self, name: str, memory: numpy.ndarray, _: argparse.Namespace) -> None:
+        api = nixl_api()
+        self.agent = api.nixl_agent(name, api.nixl_agent_config())
+        self.agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+        self.metadata = self.agent.get_agent_metadata()
+
+    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
+             theirs: numpy.ndarray) -> Any:
+        """A transfer of mine[i] and theirs[i]."""
+        peer = self.agent.add_remote_agent(metadata)
+        local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", rows, "DRAM")
+        remote = self.agent.prep_xfer_dlist(peer, their_rows, "DRAM")
+        return self.agent.make_prepped_xfer(op.upper(), local, mine, remote, theirs)
+
+    def run(self, transfer: Any) -> None:
+        """From post to done."""
+        state = self.agent.transfer(transfer)
+        while state == "PROC":
+            state = self.agent.check_xfer_state(transfer)
+
+
+def nixl_api() -> Any:
+    """NIXL itself: not the drop-in, whose module is baton.nixl._api by whatever name."""
+    for name in ("nixl_cu12", "nixl_cu13", "nixl"):
+        try:
+            api = importlib.import_module(name + "._api")
+        except ImportError:
+            continue
+        if not api.nixl_agent.__module__.startswith("baton."):
+            return api
+    raise ImportError("NIXL is not installed here: ./run nixl puts it into build/venv/nixl")
+
+
+SIDES = {"baton": BatonSide, "nixl": NixlSide}
+
+
+def rows_of(address: int, pages: int, page: int) -> numpy.ndarray:
+    """Every page: (address, bytes, device)."""
+    rows = numpy.zeros((pages, 3), dtype=numpy.uint64)
+    rows[:, 0] = numpy.uint64(address) + numpy.arange(pages, dtype=numpy.uint64) * numpy.uint64(page)
+    rows[:, 1] = page
+    return rows
+
+
+def pattern(size: int) -> numpy.ndarray:
+    """What a target's memory is full of: 64 times 0, 64 times 1, up to 250, and again."""
+    return numpy.resize(numpy.repeat(numpy.arange(251, dtype=numpy.uint8), 64), size)
+
+
+def target(arguments: argparse.Namespace) -> None:
+    """The other process: memory for others, until standard input ends. It looks for messages as an engine does."""
+    memory = pattern(arguments.bytes)
+    side = SIDES[arguments.target]("bench-target", memory, arguments)
+    print("target", side.metadata.hex(), memory.ctypes.data, flush=True)
+    sys.stdin.read()
+    os._exit(0)  # NIXL's own libraries may fail at exit
+
+
+class Pair:
+    """One library: this process and a target."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self.name, size = name, max(pages * page for pages, page in arguments.shapes)
+        self.memory = numpy.zeros(size, dtype=numpy.uint8)
+        self.side = SIDES[name]("bench", self.memory, arguments)
+        command = [sys.executable, "-m", "baton.bench", "--target", name, "--bytes", str(size), "--require",
+                   arguments.require]
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        words: List[bytes] = next((line for line in self.child.stdout if line.startswith(b"target ")), b"").split()
+        if not words:
+            raise SystemExit(f"the target of {name} did not start")
+        self.metadata, self.address = bytes.fromhex(words[1].decode()), int(words[2])
+
+    def make(self, op: str, pages: int, page: int) -> Any:
+        """A transfer of all pages in an order of its own on either side; checked once."""
+        random = numpy.random.default_rng(7)
+        mine, theirs = random.permutation(pages), random.permutation(pages)
+        rows, their_rows = rows_of(self.memory.ctypes.data, pages, page), rows_of(self.address, pages, page)
+        arguments = (rows, mine, self.metadata, their_rows, theirs)
+        expected = pattern(pages * page).reshape(pages, page)
+        if op == "read":
+            transfer = self.side.make(op, *arguments)
+            self.memory[:] = 255
+            self.side.run(transfer)
+        else:  # what was read goes back to where it was, and is read again elsewhere
+            self.side.run(self.side.make("read", *arguments))
+            transfer = self.side.make(op, *arguments)
+            self.side.run(transfer)
+            self.memory[:] = 255
+            self.side.run(self.side.make("read", *arguments))
+        seen = self.memory[:pages * page].reshape(pages, page)[mine]
+        if not (seen == expected[theirs]).all():
+            raise SystemExit(f"{self.name}: wrong bytes")
+        return transfer
+
+    def close(self) -> None:
+        """Ends the target."""
+        self.child.stdin.close()
+        self.child.wait()
+
+
+def measure(pairs: List[Pair], rounds: int, op: str, pages: int, page: int) -> List[Dict[str, Any]]:
+    """A row for each library."""
+    transfers = [pair.make(op, pages, page) for pair in pairs]
+    times: List[List[float]] = [[] for _ in pairs]
+    for _ in range(rounds):
+        for pair, transfer, seen in zip(pairs, transfers, times):
+            begin = time.perf_counter()
+            pair.side.run(transfer)
+            seen.append(time.perf_counter() - begin)
+    out = []
+    for pair, seen in zip(pairs, times):
+        median = statistics.median(seen)
+        out.append({"library": pair.name, "op": op, "pages": pages, "page_bytes": page, "median_s": median,
+                    "gb_per_s": pages * page / median / 1e9, "rounds": rounds,
+                    "route": getattr(pair.side, "route", "")})
+    return out
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m baton.bench", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--baseline", default="", help="nixl: measure it beside Baton")
+    parser.add_argument("--require", default="", help="Baton takes this provider and no other")
+    parser.add_argument("--shapes", default=SHAPES, help="PAGESxBYTES, several by commas")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", default="", help="a file for the rows, one JSON object in a line")
+    parser.add_argument("--target", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--bytes", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.target:
+        return target(arguments)
+    try:
+        arguments.shapes = [(int(pages), int(page)) for pages, page in
+                            (shape.split("x") for shape in arguments.shapes.split(","))]
+    except ValueError:
+        parser.error(f"--shapes {arguments.shapes}: expected {SHAPES}")
+    names = ["baton"] + [name for name in arguments.baseline.split(",") if name]
+    for name in names:
+        if name not in SIDES:
+            parser.error(f"no baseline {name}: there is nixl")
+    if "nixl" in names:
+        try:
+            nixl_api()
+        except ImportError as why:
+            parser.error(str(why))
+    pairs = [Pair(name, arguments) for name in names]
+    rows = []
+    print(f"{'library':8} {'op':6} {'pages':>7} {'bytes':>7} {'ms':>9} {'GB/s':>7} {'ratio':>6}")
+    for pages, page in arguments.shapes:
+        for op in ("write", "read"):
+            found = measure(pairs, arguments.rounds, op, pages, page)
+            for row in found:
+                row["ratio"] = found[0]["gb_per_s"] / row["gb_per_s"]
+                print(f"{row['library']:8} {op:6} {pages:7} {page:7} {row['median_s'] * 1e3:9.3f} "
+                      f"{row['gb_per_s']:7.2f} {row['ratio']:6.2f}", flush=True)
+            rows += found
+    print(f"route: {rows[-len(pairs)]['route'].split(' [')[0]}")
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf8") as out:
+            out.writelines(json.dumps(row) + "\n" for row in rows)
+    for pair in pairs:
+        pair.close()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
