@@ -142,7 +142,7 @@ class KvConnector {
   // Its loads may come until `lease` from now.
   virtual absl::Status renew_job(uint64_t /*job*/, Time /*lease*/) { return not_offered(); }
   // Goes to decode when the job is finished; at most kMaxPayload bytes. Before finish_job().
-  virtual absl::Status give_payload(uint64_t /*job*/, std::string /*payload*/) {
+  virtual absl::Status give_payload(uint64_t /*job*/, const std::string& /*payload*/) {
     return not_offered();
   }
   static constexpr size_t kMaxPayload = 4096;

@@ -166,8 +166,8 @@ class BatonConnector final : public KvConnector {
 
   absl::StatusOr<uint64_t> bind(const KvBinding& binding) override { return jobs_.bind(binding); }
   absl::Status renew_job(uint64_t job, Time lease) override { return jobs_.renew_job(job, lease); }
-  absl::Status give_payload(uint64_t job, std::string payload) override {
-    return jobs_.give_payload(job, std::move(payload));
+  absl::Status give_payload(uint64_t job, const std::string& payload) override {
+    return jobs_.give_payload(job, payload);
   }
   std::optional<KvJob> next_job() override { return jobs_.next_job(); }
   bool is_wanted(uint64_t job) override { return jobs_.is_wanted(job); }
