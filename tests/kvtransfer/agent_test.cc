@@ -264,7 +264,7 @@ TEST_P(AgentTest, PartialMetadataAddsToWhatIsKnown) {
 
 TEST_P(AgentTest, ReleaseFencesWhatRuns) {
   AgentOptions slow = agent_options("slow", GetParam());
-  slow.worker.shape = *LinkShape::parse("1Gb/s");
+  slow.worker.shape = *LinkShape::parse("50Mb/s");
   const auto sender = make_agent(std::move(slow));
   AgentMemory from(*sender, 64 << 20, 5);
   AgentMemory to(*b_, 64 << 20, 6);
@@ -276,7 +276,7 @@ TEST_P(AgentTest, ReleaseFencesWhatRuns) {
   const auto write = sender->make_transfer(Op::kWrite, *local, all, *remote, all, "never");
   ASSERT_TRUE(sender->post(*write).ok());
   EXPECT_TRUE(absl::IsAlreadyExists(sender->post(*write)));
-  // Half a second's worth of bytes.
+  // Ten seconds' worth of bytes.
   EXPECT_TRUE(absl::IsFailedPrecondition(sender->deregister_memory({from.whole()})));
   ASSERT_TRUE(sender->release(*write).ok());
   // Every page may be used again at once, on both sides.
@@ -308,7 +308,7 @@ TEST_P(AgentTest, AMessageComesAfterTheBytesOfAllParts) {
 
 TEST_P(AgentTest, AbortEndsAsCancelledAndMayBePostedAgain) {
   AgentOptions slow = agent_options("slow", GetParam());
-  slow.worker.shape = *LinkShape::parse("1Gb/s");
+  slow.worker.shape = *LinkShape::parse("50Mb/s");
   const auto sender = make_agent(std::move(slow));
   AgentMemory from(*sender, 8 << 20, 5);
   AgentMemory to(*b_, 8 << 20, 6);
