@@ -65,6 +65,11 @@ absl::Status HttpServer::Impl::complete(const Exchange& exchange, bool chat) {
   absl::StatusOr<ApiRequest> parsed = parse_api_request(exchange->request().body, chat);
   if (!parsed.ok()) return parsed.status();
   if (absl::Status status = check_model(parsed->model); !status.ok()) return status;
+  if (chat && options.has_chat_template) {
+    return absl::InvalidArgumentError(
+        "this model has a chat template, which is not supported here: render the chat yourself and "
+        "use /v1/completions");
+  }
   auto request = std::make_shared<ApiRequest>(*std::move(parsed));
   if (!request->has_seed) request->sampling.seed = std::random_device()();
   std::vector<std::vector<int32_t>> prompts;

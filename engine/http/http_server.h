@@ -21,8 +21,11 @@ namespace baton::engine::http {
 
 struct HttpServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;         // 0: any free port
-  std::string model;       // its name for clients; another one in a request is a 404
+  int port = 8000;    // 0: any free port
+  std::string model;  // its name for clients; another one in a request is a 404
+  // The model has a chat template of its own, which is not understood: chats are refused, for
+  // rendered otherwise they would be answered badly.
+  bool has_chat_template = false;
   std::string kv_address;  // KvConnector::address(), "" without one
   // Asked of clients under /v1 and of /tokenize and /detokenize, as "Authorization: Bearer KEY";
   // "": of none.

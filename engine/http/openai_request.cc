@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/api_fields.h"
@@ -123,6 +124,25 @@ absl::Status read_stop(const json& body, serve::SamplingParams* sampling) {
   return absl::OkStatus();
 }
 
+// {"TOKEN": bias, ...}
+absl::Status read_logit_bias(const json& body, serve::SamplingParams* sampling) {
+  const json& given = member(body, "logit_bias");
+  if (given.is_null()) return absl::OkStatus();
+  const auto wrong = [] {
+    return absl::InvalidArgumentError(
+        "logit_bias must be an object with token ids as names and numbers as values");
+  };
+  if (!given.is_object()) return wrong();
+  for (const auto& item : given.items()) {
+    int32_t token = 0;
+    if (!absl::SimpleAtoi(item.key(), &token) || token < 0 || !item.value().is_number()) {
+      return wrong();
+    }
+    sampling->logit_bias.emplace_back(token, item.value().get<double>());
+  }
+  return absl::OkStatus();
+}
+
 // Reads many fields, keeps the first error.
 class Fields {
  public:
@@ -222,12 +242,16 @@ absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat) {
   bool echo = false;
   fields.boolean("echo", &echo);
   if (echo) fields.keep(absl::InvalidArgumentError("\"echo\" is not supported here"));
-  for (const char* later : {"frequency_penalty", "logit_bias", "min_p", "min_tokens",
-                            "presence_penalty", "repetition_penalty", "stop_token_ids"}) {
-    if (fields.has(later)) {
-      fields.keep(
-          absl::InvalidArgumentError(absl::StrCat("\"", later, "\" is not supported here")));
-    }
+  fields.number("min_p", 0, 1, &sampling.min_p);
+  fields.number("presence_penalty", -2, 2, &sampling.presence_penalty);
+  fields.number("frequency_penalty", -2, 2, &sampling.frequency_penalty);
+  fields.number("repetition_penalty", 0, 100, &sampling.repetition_penalty);
+  fields.integer("min_tokens", 0, INT32_MAX, &sampling.min_tokens);
+  fields.keep(read_logit_bias(body, &sampling));
+  if (const json& stops = member(body, "stop_token_ids"); stops.is_array()) {
+    fields.keep(read_tokens(stops, "stop_token_ids", &sampling.stop_token_ids));
+  } else if (!stops.is_null()) {
+    fields.keep(absl::InvalidArgumentError("stop_token_ids must be an array of token ids"));
   }
   if (const json& options = member(body, "stream_options"); !options.is_null()) {
     const absl::StatusOr<bool> usage = bool_field(options, "include_usage", false);

@@ -2,7 +2,8 @@
 //
 // No field is ignored: what is not understood or not supported is refused by its name, unless its
 // value asks for nothing (null, false, an empty list, one's default). Besides OpenAI's fields:
-// `top_k`, `ignore_eos`, `return_token_ids` (as vLLM) and
+// `top_k`, `min_p`, `repetition_penalty`,
+// `stop_token_ids`, `min_tokens`, `ignore_eos`, `return_token_ids` (as vLLM) and
 //   "kv_transfer_params": {"prefill": ADDRESS,         where the prompt's KV can be had
 //                          "resume_token_ids": [...]}  output that the client has already
 // The latter for requests with one choice.

@@ -37,6 +37,13 @@ absl::Status Engine::add_request(Request request) {
     }
   }
 
+  for (const auto& [token, bias] : request.sampling.logit_bias) {
+    if (token >= model_.config().vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "logit_bias names token ", token, " of a vocabulary of ", model_.config().vocab_size));
+    }
+  }
+
   auto owned = std::make_unique<Sequence>();
   Sequence& sequence = *owned;
   sequence.tokens = std::move(request.tokens);
@@ -78,7 +85,9 @@ std::optional<FinishReason> Engine::accept_token(Sequence& sequence, int32_t tok
   const auto& eos = model_.config().eos_token_ids;
   sequence.tokens.push_back(token);
   std::optional<FinishReason> reason;
-  if (!sampling.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) {
+  const auto& stops = sampling.stop_token_ids;
+  if ((!sampling.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) ||
+      std::find(stops.begin(), stops.end(), token) != stops.end()) {
     reason = FinishReason::kStop;
   } else {
     *text = sequence.text->push(token);
@@ -288,8 +297,10 @@ void Engine::advance(const ScheduledChunk& chunk, size_t row) {
   OutputEvent event;
   event.id = sequence->request.id;
   event.has_token = true;
-  event.choice = sampler_.choose(std::span(logits_).subspan(row * vocab, vocab),
-                                 sequence->request.sampling, sequence->tokens.size());
+  event.choice =
+      sampler_.choose(std::span(logits_).subspan(row * vocab, vocab), sequence->request.sampling,
+                      sequence->tokens.size(),
+                      {sequence->tokens, sequence->prompt_tokens, model_.config().eos_token_ids});
   RequestMetrics& metrics = sequence->metrics;
   const Time now = clock_.now();
   if (metrics.output_tokens++ == 0) {

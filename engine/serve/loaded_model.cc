@@ -6,8 +6,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/files/files.h"
+#include "engine/files/json_fields.h"
 
 namespace baton::engine::serve {
+namespace {
+
+constexpr size_t kConfigBytes = size_t{16} << 20;
+
+}  // namespace
 
 absl::StatusOr<LoadedModel> load_model(const std::string& directory) {
   namespace fs = std::filesystem;
@@ -23,7 +30,14 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory) {
   if (!tokenizer.ok()) return tokenizer.status();
   fs::path path = fs::absolute(directory, error).lexically_normal();
   if (path.filename().empty()) path = path.parent_path();
-  return LoadedModel{path.filename().string(), *std::move(model), *std::move(tokenizer)};
+  bool has_template = fs::exists(directory + "/chat_template.jinja", error);
+  if (const auto text = read_file(directory + "/tokenizer_config.json", kConfigBytes); text.ok()) {
+    const auto config = parse_json(*text, "tokenizer_config.json");
+    if (!config.ok()) return config.status();
+    has_template = has_template || !member(*config, "chat_template").is_null();
+  }
+  return LoadedModel{path.filename().string(), *std::move(model), *std::move(tokenizer),
+                     has_template};
 }
 
 }  // namespace baton::engine::serve

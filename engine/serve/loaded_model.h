@@ -13,6 +13,7 @@ struct LoadedModel {
   std::string name;  // the directory's last part
   Model model;
   Tokenizer tokenizer;
+  bool has_chat_template = false;  // of its own, in tokenizer_config.json or chat_template.jinja
 };
 
 // Errors name the missing or broken file and what a model directory must contain.

@@ -47,6 +47,32 @@ absl::Status SamplingParams::validate() const {
       return invalid("a stop string of ", text.size(), " bytes was given; 1 to 256 are allowed");
     }
   }
+  if (!(min_p >= 0 && min_p <= 1)) return invalid("min_p is ", min_p, "; it must be in [0, 1]");
+  for (const double penalty : {presence_penalty, frequency_penalty}) {
+    if (!(penalty >= -2 && penalty <= 2)) {
+      return invalid("a presence_penalty or frequency_penalty is ", penalty,
+                     "; it must be between -2 and 2");
+    }
+  }
+  if (!(repetition_penalty > 0 && repetition_penalty <= 100)) {
+    return invalid("repetition_penalty is ", repetition_penalty,
+                   "; it must be above 0 and at most 100");
+  }
+  if (logit_bias.size() > 1024 || stop_token_ids.size() > 1024) {
+    return invalid("logit_bias and stop_token_ids have at most 1024 entries each");
+  }
+  for (const auto& [token, bias] : logit_bias) {
+    if (token < 0 || !(bias >= -100 && bias <= 100)) {
+      return invalid("logit_bias has ", bias, " for token ", token,
+                     "; it must be between -100 and 100, for a token's id");
+    }
+  }
+  if (min_tokens < 0 || min_tokens > max_tokens) {
+    return invalid("min_tokens is ", min_tokens, "; it must be between 0 and max_tokens");
+  }
+  if (min_tokens > 0 && !stop.empty()) {
+    return invalid("min_tokens together with stop strings is not supported here");
+  }
   if (logprobs < -1 || logprobs > 20) {
     return invalid("logprobs is ", logprobs, "; at most 20 alternatives are reported");
   }
@@ -57,6 +83,49 @@ double uniform_at(uint64_t seed, uint64_t position) {
   return static_cast<double>(splitmix(splitmix(seed) ^ splitmix(~position)) >> 11) * 0x1p-53;
 }
 
+bool SamplingParams::adjusts() const {
+  return presence_penalty != 0 || frequency_penalty != 0 || repetition_penalty != 1 ||
+         !logit_bias.empty() || min_tokens > 0;
+}
+
+// adjusted_ = logits with penalties, biases, and tokens that may not come yet at -infinity.
+void Sampler::adjust(std::span<const float> logits, const SamplingParams& params,
+                     const SampleHistory& history) {
+  adjusted_.assign(logits.begin(), logits.end());
+  const size_t prompt = std::min(history.prompt_tokens, history.tokens.size());
+  counts_.assign(logits.size(), 0);
+  if (params.repetition_penalty != 1) {
+    for (const int32_t token : history.tokens) {
+      uint32_t& seen = counts_[static_cast<size_t>(token)];
+      if (seen++ > 0) continue;
+      float& logit = adjusted_[static_cast<size_t>(token)];
+      const auto penalty = static_cast<float>(params.repetition_penalty);
+      logit = logit > 0 ? logit / penalty : logit * penalty;
+    }
+    counts_.assign(logits.size(), 0);
+  }
+  for (const int32_t token : history.tokens.subspan(prompt)) ++counts_[static_cast<size_t>(token)];
+  if (params.presence_penalty != 0 || params.frequency_penalty != 0) {
+    for (size_t token = 0; token < counts_.size(); ++token) {
+      if (counts_[token] == 0) continue;
+      adjusted_[token] -=
+          static_cast<float>(params.presence_penalty + params.frequency_penalty * counts_[token]);
+    }
+  }
+  for (const auto& [token, bias] : params.logit_bias) {
+    adjusted_[static_cast<size_t>(token)] += static_cast<float>(bias);
+  }
+  if (history.tokens.size() - prompt < static_cast<size_t>(params.min_tokens)) {
+    for (const auto& list : {history.end_tokens, std::span<const int32_t>(params.stop_token_ids)}) {
+      for (const int32_t token : list) {
+        if (static_cast<size_t>(token) < adjusted_.size()) {
+          adjusted_[static_cast<size_t>(token)] = -std::numeric_limits<float>::infinity();
+        }
+      }
+    }
+  }
+}
+
 int32_t Sampler::sample(std::span<const float> logits, const SamplingParams& params,
                         uint64_t position) {
   candidates_.clear();
@@ -64,13 +133,76 @@ int32_t Sampler::sample(std::span<const float> logits, const SamplingParams& par
     if (!std::isnan(logits[i])) candidates_.emplace_back(logits[i], static_cast<int32_t>(i));
   }
   if (candidates_.empty()) return 0;
+  const auto best = *std::min_element(candidates_.begin(), candidates_.end(), better);
+  // With an infinite best there are no finite weights to draw by.
+  if (!std::isfinite(best.first)) return best.second;
+  if (params.min_p > 0) {
+    std::erase_if(candidates_, [&](const auto& candidate) {
+      return std::exp((static_cast<double>(candidate.first) - best.first) / params.temperature) <
+             params.min_p;
+    });
+  }
+  const double uniform = uniform_at(params.seed, position);
+  const bool all = params.top_k == 0 || static_cast<size_t>(params.top_k) >= candidates_.size();
+  if (all) {
+    if (const auto token = sample_without_sorting(params, uniform); token.has_value())
+      return *token;
+    ++full_sorts_;
+  }
+  return sample_sorted(params, uniform);
+}
+
+// The token that sample_sorted() would choose, found among the likeliest few: only the sum of all
+// weights is taken in another order. Where that could make a difference: nothing.
+std::optional<int32_t> Sampler::sample_without_sorting(const SamplingParams& params,
+                                                       double uniform) {
+  const size_t all = candidates_.size();
+  const float best = std::min_element(candidates_.begin(), candidates_.end(), better)->first;
+  const auto weight = [&](size_t i) {
+    return std::exp((static_cast<double>(candidates_[i].first) - best) / params.temperature);
+  };
+  double total = 0;
+  for (size_t i = 0; i < all; ++i) total += weight(i);
+  // A sum of n positive numbers is off by n units in the last place at most, in any order.
+  const double slack = total * static_cast<double>(all + 16) * 8 * 0x1p-53;
+  for (size_t few = 64;; few *= 8) {
+    const size_t kept = std::min(few, all);
+    const auto end = candidates_.begin() + static_cast<ptrdiff_t>(kept);
+    if (kept < all) std::nth_element(candidates_.begin(), end, candidates_.end(), better);
+    std::sort(candidates_.begin(), end, better);
+    size_t cut = kept;
+    double left = uniform * total;
+    double doubt = slack;
+    if (params.top_p < 1) {
+      double sum = 0;
+      for (cut = 0; cut < kept && sum < params.top_p * total; ++cut) {
+        if (std::abs(sum - params.top_p * total) <= slack) return std::nullopt;
+        sum += weight(cut);
+      }
+      if (std::abs(sum - params.top_p * total) <= slack) return std::nullopt;
+      if (sum < params.top_p * total) {  // the cut is behind these
+        if (kept == all) return std::nullopt;
+        continue;
+      }
+      left = uniform * sum;  // the very sum of the sorted list
+      doubt = 0;
+    }
+    for (size_t i = 0; i < cut; ++i) {
+      const double here = weight(i);
+      if (doubt > 0 && std::abs(left - here) <= doubt) return std::nullopt;
+      if (left < here) return candidates_[i].second;
+      left -= here;
+    }
+    if (doubt == 0) return candidates_[cut - 1].second;
+    if (kept == all) return std::nullopt;
+  }
+}
+
+int32_t Sampler::sample_sorted(const SamplingParams& params, double uniform) {
   size_t kept = candidates_.size();
   if (params.top_k > 0) kept = std::min<size_t>(kept, params.top_k);
   std::partial_sort(candidates_.begin(), candidates_.begin() + kept, candidates_.end(), better);
   candidates_.resize(kept);
-  // With an infinite best there are no finite weights to draw by.
-  if (!std::isfinite(candidates_[0].first)) return candidates_[0].second;
-
   // Sums run over the sorted list: the same order, hence the same bits, everywhere.
   weights_.clear();
   double total = 0;
@@ -85,7 +217,7 @@ int32_t Sampler::sample(std::span<const float> logits, const SamplingParams& par
     while (kept < weights_.size() && sum < params.top_p * total) sum += weights_[kept++];
     total = sum;
   }
-  double left = uniform_at(params.seed, position) * total;
+  double left = uniform * total;
   for (size_t i = 0; i < kept; ++i) {
     if (left < weights_[i]) return candidates_[i].second;
     left -= weights_[i];
@@ -94,9 +226,14 @@ int32_t Sampler::sample(std::span<const float> logits, const SamplingParams& par
 }
 
 TokenChoice Sampler::choose(std::span<const float> logits, const SamplingParams& params,
-                            uint64_t position) {
+                            uint64_t position, const SampleHistory& history) {
   TokenChoice choice;
-  choice.token = params.temperature > 0 ? sample(logits, params, position) : argmax(logits);
+  std::span<const float> drawn = logits;
+  if (params.adjusts()) {
+    adjust(logits, params, history);
+    drawn = adjusted_;
+  }
+  choice.token = params.temperature > 0 ? sample(drawn, params, position) : argmax(drawn);
   if (params.logprobs < 0) return choice;
 
   const float best = logits[argmax(logits)];

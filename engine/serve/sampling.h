@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,10 +20,28 @@ struct SamplingParams {
   int max_tokens = 16;            // of output
   std::vector<std::string> stop;  // output ends before the first of these
   bool ignore_eos = false;        // the end-of-text token is a token like others
-  int logprobs = -1;              // alternatives to report per token; -1: no log probabilities
+  // As vLLM defines them. The penalties are of tokens that are there already: presence and
+  // frequency in the output, repetition in the prompt too.
+  double min_p = 0;  // only tokens with at least this part of the likeliest one's probability
+  double presence_penalty = 0;
+  double frequency_penalty = 0;
+  double repetition_penalty = 1;
+  std::vector<std::pair<int32_t, double>> logit_bias;  // added to these tokens' logits
+  std::vector<int32_t> stop_token_ids;                 // end the output, like the end-of-text token
+  int min_tokens = 0;                                  // of output, before any token may end it
+  int logprobs = -1;  // alternatives to report per token; -1: no log probabilities
 
   // InvalidArgument naming the parameter and its range.
   absl::Status validate() const;
+  // Whether logits are changed before the choice.
+  bool adjusts() const;
+};
+
+// What has been said so far, for penalties and min_tokens.
+struct SampleHistory {
+  std::span<const int32_t> tokens;      // prompt and output
+  size_t prompt_tokens = 0;             // of these
+  std::span<const int32_t> end_tokens;  // the model's end-of-text tokens
 };
 
 // A number in [0, 1) for a (seed, position): a counter-based generator (splitmix64, Steele et al.
@@ -40,14 +59,24 @@ class Sampler {
  public:
   // `position` counts tokens from the start of the sequence: that of the token being chosen. Ties
   // go to the lower id. NaN logits are never chosen.
-  TokenChoice choose(std::span<const float> logits, const SamplingParams& params,
-                     uint64_t position);
+  TokenChoice choose(std::span<const float> logits, const SamplingParams& params, uint64_t position,
+                     const SampleHistory& history = {});
+
+  // How often the whole vocabulary had to be sorted: where rounding could have decided.
+  uint64_t full_sorts() const { return full_sorts_; }
 
  private:
+  void adjust(std::span<const float> logits, const SamplingParams& params,
+              const SampleHistory& history);
   int32_t sample(std::span<const float> logits, const SamplingParams& params, uint64_t position);
+  std::optional<int32_t> sample_without_sorting(const SamplingParams& params, double uniform);
+  int32_t sample_sorted(const SamplingParams& params, double uniform);
 
   std::vector<std::pair<float, int32_t>> candidates_;
   std::vector<double> weights_;
+  std::vector<float> adjusted_;
+  std::vector<uint32_t> counts_;  // per token, in the output
+  uint64_t full_sorts_ = 0;
 };
 
 }  // namespace baton::engine::serve

@@ -57,6 +57,62 @@ TEST(Http, ChatAndLogprobs) {
   EXPECT_EQ(parse_stream(result->body, true).text, whole["choices"][0]["message"]["content"]);
 }
 
+TEST(Http, SeveralPromptsAndChoices) {
+  Worker worker;
+  json body = request_body();
+  body["prompt"] = {"And it came to pass", "In the beginning"};
+  body["n"] = 2;
+  const json both = post_json(worker.port(), body);
+  ASSERT_EQ(both["choices"].size(), 4u);
+  EXPECT_EQ(both["usage"]["completion_tokens"], 4 * 24);
+  body["stream"] = true;
+  const std::string streamed = post(worker.port(), body)->body;
+  const auto router = *router::Router::start({.port = 0, .decode = {worker.url()}});
+  body["stream"] = false;
+  const json relayed = post_json(router->port(), body);
+  for (size_t i = 0; i < 4; ++i) {
+    // The same as alone, with the choice's own seed.
+    json alone = request_body();
+    alone["prompt"] = body["prompt"][i / 2];
+    alone["seed"] = 7 + i % 2;
+    const json want = post_json(worker.port(), alone)["choices"][0];
+    EXPECT_EQ(both["choices"][i]["index"], i);
+    EXPECT_EQ(both["choices"][i]["token_ids"], want["token_ids"]);
+    EXPECT_EQ(relayed["choices"][i]["token_ids"], want["token_ids"]);
+    EXPECT_NE(streamed.find(absl::StrCat("\"index\":", i)), std::string::npos);
+  }
+  EXPECT_NE(both["choices"][0]["token_ids"], both["choices"][1]["token_ids"]);
+  EXPECT_EQ(relayed["usage"]["completion_tokens"], 4 * 24);
+}
+
+TEST(Http, ContentMayComeAsParts) {
+  Worker worker;
+  json body = {{"messages", {{{"role", "user"}, {"content", "Who made the stars?"}}}},
+               {"max_tokens", 5},
+               {"temperature", 0},
+               {"repetition_penalty", 1.0},
+               {"stop_token_ids", json::array()}};
+  const auto text = [&] {
+    return post_json(worker.port(), body,
+                     "/v1/chat/completions")["choices"][0]["message"]["content"];
+  };
+  const json whole = text();
+  body["messages"][0]["content"] = {{{"type", "text"}, {"text", "Who made the stars?"}}};
+  EXPECT_EQ(text(), whole);
+  body["messages"][0]["content"] = {{{"type", "image_url"}, {"image_url", {{"url", "x"}}}}};
+  EXPECT_EQ(post(worker.port(), body, "/v1/chat/completions")->status, 400);
+}
+
+TEST(Http, AChatWithoutALimitRunsToTheContextsEnd) {
+  Worker worker;
+  const json whole =
+      post_json(worker.port(),
+                {{"messages", {{{"role", "user"}, {"content", "Go on"}}}}, {"ignore_eos", true}},
+                "/v1/chat/completions");
+  EXPECT_EQ(whole["usage"]["total_tokens"], worker.thread().max_context());
+  EXPECT_EQ(whole["choices"][0]["finish_reason"], "length");
+}
+
 TEST(Http, ErrorsSayWhatIsWrong) {
   Worker worker;
   const auto refused = [&](const std::string& body, const char* expected) {
@@ -80,6 +136,15 @@ TEST(Http, ErrorsSayWhatIsWrong) {
   refused(R"({"prompt":"x","max_tokens":0})", "max_tokens");
   refused(R"({"prompt":"x","stop":[1]})", "stop");
   refused(R"({"prompt":"x","n":200})", "\"n\"");
+  refused(R"({"prompt":"x","best_of":3})", "best_of");
+  refused(R"({"prompt":"x","echo":true})", "echo");
+  refused(R"({"prompt":"x","response_format":{"type":"json_object"}})", "response_format");
+  refused(R"({"prompt":"x","tools":[{"type":"function"}]})", "tools");
+  refused(R"({"prompt":"x","guided_json":{"a":1}})", "guided_json");
+  refused(R"({"prompt":"x","temprature":1})", "temperature");
+  refused(R"({"prompt":"x","logit_bias":{"a":1}})", "logit_bias");
+  refused(R"({"prompt":"x","logit_bias":{"99999":1}})", "logit_bias");
+  refused(R"({"prompt":"x","stream_options":{"chunk":1}})", "chunk");
   refused(json{{"prompt", std::vector<int>(600, 1)}}.dump(), "longer than");
   refused(json{{"prompt", std::vector<int>(600, 1)}, {"stream", true}}.dump(), "longer than");
   post_json(worker.port(), request_body());  // still serves
