@@ -74,11 +74,11 @@ class LoopbackRail final : public Rail {
 
   void done(const Message& message, EventSink& sink);
   void tell(Message message) const;
-  void peer_closed(EventSink& sink);
+  void end(const absl::Status& why, EventSink& sink);
+  bool up() const { return up_; }
 
  private:
   bool withdraw(const Slice& slice);  // true: the peer has not seen it and never will
-  void end(const absl::Status& why, EventSink& sink);
 
   LoopbackProvider& provider_;
   const uint64_t id_, peer_rail_;
@@ -103,6 +103,8 @@ class LoopbackProvider final : public Provider {
 
   const Capabilities& capabilities() const override { return capabilities_; }
   absl::StatusOr<std::string> listen() override { return address_; }
+  // Peers that lose us call there.
+  void set_worker_address(const std::string& encoded) override { self_.address = encoded; }
   absl::Status reachable(const std::string& address, std::string_view host_id) const override {
     if (host_id != context_.host_id) return absl::UnavailableError("another machine");
     if (find(address) == nullptr) return absl::UnavailableError("another process");
@@ -110,7 +112,7 @@ class LoopbackProvider final : public Provider {
   }
   void connect(const ConnectRequest& request) override;
   absl::Status add_region(const RegionEntry&) override { return absl::OkStatus(); }
-  void remove_region(const RegionEntry&, EventSink&) override {}
+  absl::Status remove_region(const RegionEntry&, EventSink&) override { return absl::OkStatus(); }
   bool progress(EventSink& sink) override;
   int wait_fd() const override { return inbox_->event_fd; }
   bool arm() override {  // after this the descriptor is readable only if something came since
@@ -131,6 +133,7 @@ class LoopbackProvider final : public Provider {
   absl::Status copy(const Slice& slice);
 
   const ProviderContext context_;
+  HelloInfo self_ = context_.self;
   const Capabilities capabilities_{
       .name = "loopback", .rank = 350, .available = true, .detail = "workers of this process"};
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
@@ -208,19 +211,25 @@ void LoopbackRail::end(const absl::Status& why, EventSink& sink) {
   const std::vector<Slice> open = std::move(open_);
   open_.clear();
   for (const Slice& slice : open) {
-    withdraw(slice);  // when it returns, no byte of the slice moves any more
-    sink.slice_done(*this, slice.transfer->id, slice.index, why);
+    // What the peer has taken may have landed, and must not be sent again before it was asked. When
+    // withdraw() returns, no byte of the slice moves any more.
+    const bool gone = !withdraw(slice) && slice.transfer->op == Op::kWrite;
+    sink.slice_done(
+        *this, slice.transfer->id, slice.index,
+        gone ? absl::UnknownError(why.message()) : absl::UnavailableError(why.message()));
   }
   sink.rail_down(*this, why);
 }
 
 void LoopbackRail::close(absl::Status why, EventSink& sink) {
-  if (up_) tell({.kind = Message::Kind::kClosed});
+  // Who loses a connection calls again; who closes one for good says so.
+  const bool lost = absl::IsUnavailable(why);
+  const std::string text = "the peer closed the connection: " + std::string(why.message());
+  if (up_) {
+    tell({.kind = Message::Kind::kClosed,
+          .status = lost ? absl::UnavailableError(text) : absl::AbortedError(text)});
+  }
   end(why, sink);
-}
-
-void LoopbackRail::peer_closed(EventSink& sink) {
-  end(absl::UnavailableError("the peer closed the connection"), sink);
 }
 
 // --- the provider: connections, and the target's side of slices
@@ -233,8 +242,10 @@ void LoopbackProvider::connect(const ConnectRequest& request) {
     return;
   }
   Message hello{.kind = Message::Kind::kConnect, .from = ++last_rail_, .session = request.session};
-  hello.who = context_.self;
+  hello.who = self_;
   hello.who.session = request.session;
+  hello.who.resume = request.resume;
+  hello.who.link = link_number();  // one name for the rail at both ends
   hello.proof = context_.key.hmac(request.address);
   hello.sender = inbox_;
   to->put(std::move(hello));
@@ -243,7 +254,7 @@ void LoopbackProvider::connect(const ConnectRequest& request) {
 bool LoopbackProvider::progress(EventSink& sink) {
   bool any = !failed_.empty();
   for (uint64_t session : std::exchange(failed_, {})) {
-    sink.connect_failed(session, absl::UnavailableError("the worker is gone"));
+    sink.connect_failed(session, absl::NotFoundError("the worker is gone"));
   }
   for (int round = 0; round < 32; ++round) {  // a bounded amount of work
     Message message;
@@ -259,7 +270,8 @@ bool LoopbackProvider::progress(EventSink& sink) {
         // All that is read of the slice is read here: later the initiator may have withdrawn it.
         const Slice& slice = message.slice;
         const TransferDescriptor& transfer = *slice.transfer;
-        const bool known = rails_.contains(message.rail);
+        const auto rail = rails_.find(message.rail);
+        const bool known = rail != rails_.end() && rail->second->up();
         copied = known ? copy(slice) : absl::UnavailableError("the rail is gone");
         message.transfer = transfer.id;
         message.index = slice.index;
@@ -315,7 +327,8 @@ void LoopbackProvider::handle(Message& message, EventSink& sink) {
         return;
       }
       answer.from = ++last_rail_;
-      answer.who = context_.self;
+      answer.who = self_;
+      answer.who.link = message.who.link;
       answer.sender = inbox_;
       auto made = std::make_unique<LoopbackRail>(*this, answer.from, message.from, message.who,
                                                  message.sender);
@@ -343,7 +356,7 @@ void LoopbackProvider::handle(Message& message, EventSink& sink) {
       if (rail != nullptr) rail->done(message, sink);
       return;
     case Message::Kind::kClosed:
-      if (rail != nullptr) rail->peer_closed(sink);
+      if (rail != nullptr) rail->end(message.status, sink);
       return;
   }
 }
