@@ -13,7 +13,6 @@
 namespace baton::net {
 namespace {
 
-using tcp::ManualClock;
 using tcp::RawPeer;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -54,7 +53,7 @@ class PlainProvider final : public Provider {
     return acceptor.query(session, host_port);
   }
   absl::Status add_region(const RegionEntry&) override { return {}; }
-  void remove_region(const RegionEntry&, EventSink&) override {}
+  absl::Status remove_region(const RegionEntry&, EventSink&) override { return absl::OkStatus(); }
   bool progress(EventSink& sink) override {
     const bool any = poller->poll();
     return acceptor.progress(sink) || any;

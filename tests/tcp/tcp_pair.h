@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/manual_clock.h"
 #include "tests/tcp/tcp_node.h"
 #include "transport/settings.h"
 
@@ -64,16 +65,6 @@ class Feeder {
   TransferDescriptor& transfer_;
   size_t slice_;
   uint32_t next_ = 0;
-};
-
-// Time that only the test moves.
-class ManualClock final : public Clock {
- public:
-  Time now() const override { return now_; }
-  void advance(Time by) { now_ += by; }
-
- private:
-  Time now_ = std::chrono::hours(1);
 };
 
 class TcpPair : public ::testing::Test {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/captured_log.h"
+#include "tests/manual_clock.h"
 #include "tests/transport/stub_provider.h"
 #include "transport/base/environment.h"
 #include "transport/base/nearest_name.h"
@@ -65,12 +66,6 @@ class RefusingProvider final : public StubProvider {
   std::vector<absl::Status> refusals;
 };
 
-class ManualClock final : public Clock {
- public:
-  Time now() const override { return time; }
-  Time time = std::chrono::hours(1);
-};
-
 TEST(Log, WhoIsRefusedAgainAndAgainIsAWarningOnceASecond) {
   ManualClock clock;
   std::atomic<int> armed{0};
@@ -92,9 +87,9 @@ TEST(Log, WhoIsRefusedAgainAndAgainIsAWarningOnceASecond) {
   refuse(absl::UnavailableError("hung up"));
   EXPECT_THAT(log.lines, IsEmpty()) << "a health check";
   refuse(wrong_key);
-  clock.time += std::chrono::milliseconds(999);
+  clock.advance(std::chrono::milliseconds(999));
   refuse(wrong_key);
-  clock.time += std::chrono::milliseconds(1);
+  clock.advance(std::chrono::milliseconds(1));
   refuse(wrong_key);
   EXPECT_THAT(
       log.lines,

@@ -11,21 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/manual_clock.h"
 #include "tests/verbs/fake/fake_cm.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "transport/worker.h"
 #include "verbs/provider.h"
 
 namespace baton {
-
-class ManualClock final : public Clock {
- public:
-  Time now() const override { return now_; }
-  void advance(Time by) { now_ += by; }
-
- private:
-  Time now_ = std::chrono::seconds(1);
-};
 
 struct VerbsPair {
   using Settings = std::vector<std::pair<std::string, std::string>>;
