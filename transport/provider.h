@@ -170,6 +170,8 @@ struct Capabilities {
   std::string detail;  // for people: devices, features; or the reason and the remedy
 };
 
+// The HelloInfo that the peer gets has this session and `resume`, and a link_number() for each
+// rail; accepted() there and connected() here tell the same link.
 struct ConnectRequest {
   uint64_t session = 0;  // chosen by the worker; comes back in the events
   Resume resume = Resume::kNew;
@@ -191,14 +193,21 @@ class Provider {
   virtual absl::Status reachable(const std::string& address, std::string_view host_id) const = 0;
   // Start connecting; the outcome comes as connected() / connect_failed().
   virtual void connect(const ConnectRequest& request) = 0;
-  // Ask the worker behind "host:port" for its Address; the answer comes as resolved().
-  virtual absl::Status query(uint64_t /*session*/, const std::string& /*host_port*/) {
+  // Turns "host:port" into addresses for query(). The one call that may block, for as long as DNS
+  // does: any thread, without the progress lock.
+  virtual absl::StatusOr<std::string> look_up(const std::string& /*host_port*/) const {
+    return absl::UnimplementedError("this provider cannot look up host:port");
+  }
+  // Ask the worker at one of these addresses for its Address; the answer comes as resolved().
+  virtual absl::Status query(uint64_t /*session*/, const std::string& /*addresses*/) {
     return absl::UnimplementedError("this provider cannot resolve host:port");
   }
 
-  // Once per registered slab. remove_region() fences: after it returns no peer touches the memory.
+  // Once per registered slab. remove_region() fences: after it returned OK no peer touches the
+  // memory any more. kUnavailable: a peer that stands still in the middle of a copy may; it is cut
+  // off, and the text says what must end before the memory is used again.
   virtual absl::Status add_region(const RegionEntry& region) = 0;
-  virtual void remove_region(const RegionEntry& region, EventSink& sink) = 0;
+  virtual absl::Status remove_region(const RegionEntry& region, EventSink& sink) = 0;
 
   // Advance everything; true if anything happened.
   virtual bool progress(EventSink& sink) = 0;

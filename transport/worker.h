@@ -103,7 +103,9 @@ class Worker {
                                                Access access = Access::kRemoteReadWrite,
                                                BackingFile file = {});
   // Fences: when it returns OK no peer touches the memory any more, and every RemoteRegion of it is
-  // stale. FailedPrecondition while transfers submitted here still use it.
+  // stale. FailedPrecondition while transfers submitted here still use it. Unavailable: the region
+  // is gone too, but a peer on this machine stands still in the middle of a copy, and may go on
+  // when it is woken: do not use the memory again before that process has ended.
   absl::Status deregister_memory(const MemoryRegion& region);
   // What to send to a peer so that it can reach the region.
   absl::StatusOr<RemoteRegion> remote_region(const MemoryRegion& region) const;
@@ -120,7 +122,8 @@ class Worker {
   // The port of the listener that host:port users type; 0 if no provider has one.
   uint16_t port() const;
 
-  // Starts connecting to an encoded Address or to "host:port"; returns at once. Transfers may be
+  // Starts connecting to an encoded Address or to "host:port"; returns at once, but for
+  // the time it takes to look a name up. Transfers may be
   // submitted to the peer right away. `require` (a provider's name) turns fallback into an error.
   absl::StatusOr<PeerId> connect(std::string_view address, std::string_view require = "");
   // Closes the connection. Its open transfers fail.

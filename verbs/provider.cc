@@ -129,9 +129,9 @@ void VerbsProvider::connect(const ConnectRequest& request) {
   acceptor_.connect(request);
 }
 
-absl::Status VerbsProvider::query(uint64_t session, const std::string& host_port) {
+absl::Status VerbsProvider::query(uint64_t session, const std::string& addresses) {
   if (!capabilities_.available) return absl::FailedPreconditionError(capabilities_.detail);
-  return acceptor_.query(session, host_port);
+  return acceptor_.query(session, addresses);
 }
 
 void VerbsProvider::met(const net::Link& link, HelloInfo peer,
@@ -175,12 +175,13 @@ void VerbsProvider::note_distances(const RegionEntry& region) {
   }
 }
 
-void VerbsProvider::remove_region(const RegionEntry& region, EventSink&) {
+absl::Status VerbsProvider::remove_region(const RegionEntry& region, EventSink&) {
   // Told first, so that few find the door shut; then shut.
   for (const auto& session : sessions_) {
     session->region_removed({region.index, region.generation, region.key});
   }
   for (const auto& device : shared_.hardware.devices) device->remove_region(region.index);
+  return absl::OkStatus();
 }
 
 bool VerbsProvider::cm_events() {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "transport/net/acceptor.h"
+#include "transport/net/endpoint.h"
 #include "transport/provider.h"
 #include "verbs/session.h"
 
@@ -25,9 +26,12 @@ class VerbsProvider final : public Provider {
   }
   absl::Status reachable(const std::string& address, std::string_view host_id) const override;
   void connect(const ConnectRequest& request) override;
-  absl::Status query(uint64_t session, const std::string& host_port) override;
+  absl::StatusOr<std::string> look_up(const std::string& host_port) const override {
+    return net::look_up(host_port);
+  }
+  absl::Status query(uint64_t session, const std::string& addresses) override;
   absl::Status add_region(const RegionEntry& region) override;
-  void remove_region(const RegionEntry& region, EventSink& sink) override;
+  absl::Status remove_region(const RegionEntry& region, EventSink& sink) override;
   bool progress(EventSink& sink) override;
   int wait_fd() const override { return shared_.poller != nullptr ? shared_.poller->fd() : -1; }
   bool arm() override;

@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <numeric>
+#include <string>
 #include <thread>
 
 #include "tests/shm/shm_node.h"
@@ -74,7 +76,7 @@ TEST_P(ShmRail, ChecksKeyGenerationRightsAndBounds) {
   forged = remote;
   forged.index = 1 << 30;
   EXPECT_TRUE(absl::IsNotFound(move(a_.transfer(Op::kRead, near_, page, forged, page))));
-  b_.remove(entry);
+  EXPECT_TRUE(b_.remove(entry).ok());
   EXPECT_TRUE(absl::IsNotFound(move(a_.transfer(Op::kRead, near_, page, remote, page))));
   EXPECT_TRUE(far_.all(1));
   EXPECT_TRUE(near_.all(2));
@@ -188,11 +190,75 @@ TEST_P(ShmRail, AFenceLeavesNoByteMoving) {
     }
   });
   while (moved < 3) b_.progress();
-  b_.remove(entry);  // from here on the memory is ours alone
+  EXPECT_TRUE(b_.remove(entry).ok());  // from here on the memory is ours alone
   far_.fill(6);
   while (!stale) b_.progress();
   writer.join();
   EXPECT_TRUE(far_.all(6));
+}
+
+// The segment of the only connection of this process, as its peer's side writes to it.
+ConnectionSegment* connection_segment() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:baton-connection") == std::string::npos) continue;
+    return reinterpret_cast<ConnectionSegment*>(std::stoull(line, nullptr, 16));
+  }
+  return nullptr;
+}
+
+TEST(ShmFence, SaysThatAPeerIsStoppedInTheMiddleOfACopy) {
+  ShmNode a("a"), b("b", {{"shm.fence_ms", "20"}});
+  ASSERT_TRUE(connect_nodes(a, b));
+  TestMemory memory(kBytes, true);
+  RegionEntry* entry = b.add(memory);
+  ConnectionSegment* segment = connection_segment();
+  ASSERT_NE(segment, nullptr);
+  segment->from_client.busy.store(entry->index + 1);  // and there `a` stops
+  const absl::Status status = b.remove(entry);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("end that process"));
+  EXPECT_THAT(b.down, testing::Not(testing::IsEmpty()));  // it is cut off
+}
+
+// Of many connections those that are silent are not looked at; their doorbells are.
+TEST(ShmMany, WhoWasSilentForLongIsHeardAndMayBeSpokenTo) {
+  constexpr size_t kPeers = 24;
+  ShmNode server("server");
+  const auto address = server.provider->listen();
+  ASSERT_TRUE(address.ok());
+  std::vector<std::unique_ptr<ShmNode>> peers;
+  for (size_t i = 0; i < kPeers; ++i) {
+    peers.push_back(std::make_unique<ShmNode>("peer"));
+    ShmNode& peer = *peers.back();
+    peer.provider->connect({.session = i + 1, .address = *address, .expected = server.self});
+    ASSERT_TRUE(run_until({&peer, &server}, [&] {
+      return peer.rails.size() == 1 && server.rails.size() == i + 1;
+    })) << peer.failed;
+  }
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < (1 << 14) + 100; ++i) server.progress();
+    for (size_t i = 0; i < kPeers; ++i) {
+      const size_t heard = server.notes.size();
+      ASSERT_TRUE(peers[i]->post(peers[i]->message("knock")));
+      ASSERT_TRUE(run_until({peers[i].get(), &server},
+                            [&] {
+                              return server.notes.size() == heard + 1 &&
+                                     peers[i]->done.size() == size_t(round) + 1;
+                            }))
+          << "peer " << i;
+    }
+    for (int i = 0; i < (1 << 14) + 100; ++i) server.progress();
+    const TransferDescriptor& news = server.message("come in");
+    ASSERT_TRUE(server.rails[7]->post({&news, 0, 0, 0}, server));
+    ASSERT_TRUE(run_until({peers[7].get(), &server}, [&] {
+      return peers[7]->notes.size() == size_t(round) + 1 && server.done.size() == size_t(round) + 1;
+    }));
+  }
+  // One that goes is noticed, too.
+  for (int i = 0; i < (1 << 14) + 100; ++i) server.progress();
+  peers.erase(peers.begin() + 3);
+  ASSERT_TRUE(run_until({&server}, [&] { return server.rails.size() == kPeers - 1; }));
 }
 
 TEST_P(ShmRail, AFullRingHoldsBackAndLosesNothing) {

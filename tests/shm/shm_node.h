@@ -53,7 +53,7 @@ class ShmNode : public ProviderNode {
                    const std::string& secret = "0123456789abcdef")
       : ProviderNode("shm", name, std::move(settings), secret) {}
   ~ShmNode() override {
-    for (auto& mine : rails) mine->close(absl::CancelledError("the test is over"), *this);
+    while (!rails.empty()) rails.back()->close(absl::CancelledError("the test is over"), *this);
     rails.clear();
     graveyard.clear();
   }
@@ -64,11 +64,12 @@ class ShmNode : public ProviderNode {
     return *entry;
   }
   // As the worker does it.
-  void remove(RegionEntry* entry) {
+  absl::Status remove(RegionEntry* entry) {
     const RegionEntry copy = *entry;
     (void)regions.remove({entry->base, entry->size, entry->index, entry->generation});
-    provider->remove_region(copy, *this);
+    absl::Status fenced = provider->remove_region(copy, *this);
     graveyard.clear();
+    return fenced;
   }
   RemoteRegion share(const TestMemory& memory, Access access = Access::kRemoteReadWrite) {
     return regions.describe(*add(memory, access));

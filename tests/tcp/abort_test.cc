@@ -129,7 +129,7 @@ TEST_F(TcpPair, RemovedRegionIsNeitherReadNorWritten) {
       feeder.feed();
       return feeder.reports() >= 2;
     }));
-    b.provider->remove_region(b.regions.entries()[region.index], b);
+    ASSERT_TRUE(b.provider->remove_region(b.regions.entries()[region.index], b).ok());
     ASSERT_TRUE(b.regions
                     .remove({.base = nullptr,
                              .size = 0,

@@ -67,6 +67,12 @@ TEST_F(TcpPair, QueryTellsTheWorkersAddress) {
   EXPECT_EQ(**a.answer, "baton1:something");
   EXPECT_TRUE(b.rails.empty());
   EXPECT_FALSE(a.provider->query(4, "no port").ok());
+  // Names are looked up beforehand, by whoever may wait.
+  EXPECT_TRUE(absl::IsInvalidArgument(a.provider->query(5, "localhost:4000")));
+  const auto found = a.provider->look_up("localhost:4000");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_THAT(*found, testing::HasSubstr("127.0.0.1:4000"));
+  EXPECT_FALSE(a.provider->look_up("no port").ok());
 }
 
 TEST_F(TcpPair, StrangersNeitherGetInNorKeepPeersOut) {

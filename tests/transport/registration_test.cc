@@ -46,6 +46,20 @@ TEST(Registration, OfReadOnlyMemoryForWritesIsRefused) {
   }
 }
 
+TEST(Registration, IsTakenBackWithTheWordOfAProviderWhoseFenceDoesNotHold) {
+  StubWorker stub;
+  Pages pages;
+  const auto region = stub.worker->register_memory(pages.data, 3 * kPage, Access::kRemoteWrite);
+  ASSERT_TRUE(region.ok());
+  stub.provider->fence = absl::UnavailableError("a peer stands still in the middle of a copy");
+  const absl::Status status = stub.worker->deregister_memory(*region);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("stands still"));
+  // The region is gone all the same.
+  EXPECT_FALSE(stub.worker->remote_region(*region).ok());
+  EXPECT_TRUE(absl::IsNotFound(stub.worker->deregister_memory(*region)));
+}
+
 TEST(Registration, OfMemoryThatCannotBeReadOrIsNotThereIsRefused) {
   StubWorker stub;
   Pages pages;

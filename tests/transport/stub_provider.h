@@ -23,13 +23,15 @@ class StubProvider : public Provider {
   }
   void connect(const ConnectRequest&) override {}
   absl::Status add_region(const RegionEntry&) override { return absl::OkStatus(); }
-  void remove_region(const RegionEntry&, EventSink&) override {}
+  absl::Status remove_region(const RegionEntry&, EventSink&) override { return fence; }
   bool progress(EventSink&) override { return false; }
   int wait_fd() const override { return -1; }
   bool arm() override {
     ++armed_;
     return true;
   }
+
+  absl::Status fence;  // what comes of taking a region back
 
  private:
   std::atomic<int>& armed_;
@@ -43,12 +45,16 @@ struct StubWorker {
     WorkerOptions options;
     options.name = "stubbed";
     options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.extra_providers.push_back(
-        [this](const ProviderContext&) { return std::make_unique<StubProvider>(armed); });
+    options.extra_providers.push_back([this](const ProviderContext&) {
+      auto made = std::make_unique<StubProvider>(armed);
+      provider = made.get();
+      return made;
+    });
     worker = *Worker::create(std::move(options));
     peer = *worker->connect(worker->address());
   }
   std::atomic<int> armed{0};
+  StubProvider* provider = nullptr;
   std::unique_ptr<Worker> worker;
   PeerId peer;
 };

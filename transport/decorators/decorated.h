@@ -49,13 +49,16 @@ class DecoratedProvider : public Provider {
     return inner_->reachable(address, host_id);
   }
   void connect(const ConnectRequest& request) override { inner_->connect(request); }
+  absl::StatusOr<std::string> look_up(const std::string& host_port) const override {
+    return inner_->look_up(host_port);
+  }
   absl::Status query(uint64_t session, const std::string& host_port) override {
     return inner_->query(session, host_port);
   }
   absl::Status add_region(const RegionEntry& region) override { return inner_->add_region(region); }
-  void remove_region(const RegionEntry& region, EventSink& sink) override {
+  absl::Status remove_region(const RegionEntry& region, EventSink& sink) override {
     Sink inside(*this, sink);
-    inner_->remove_region(region, inside);
+    return inner_->remove_region(region, inside);
   }
   bool progress(EventSink& sink) override {
     Sink inside(*this, sink);

@@ -7,8 +7,9 @@
 
 namespace baton::internal {
 namespace {
-// As many slots as a worker has by default: their table is made at once, not while transfers run.
-constexpr size_t kUsualSlots = 4096;
+// A sender uses the same few slots again and again: a table soon has them all, and a peer that says
+// little costs little.
+constexpr size_t kFirstSlots = 64;
 }  // namespace
 
 bool Arrivals::Completed::holds(uint32_t generation) const {
@@ -37,7 +38,9 @@ absl::StatusOr<Arrivals::Complete> Arrivals::add(const Arrival& arrival) {
       slot >= kMaxSlots) {
     return absl::InvalidArgumentError("the peer described an impossible slice");
   }
-  if (slot >= completed_.size()) completed_.resize(std::max<size_t>(kUsualSlots, slot + 1));
+  if (slot >= completed_.size()) {
+    completed_.resize(std::max({kFirstSlots, size_t{slot} + 1, 2 * completed_.size()}));
+  }
   if (completed_[slot].holds(generation)) return Complete{};
   if (arrival.slice_bytes == arrival.total_bytes) {
     completed_[slot].add(generation);

@@ -85,8 +85,9 @@ absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Ac
   for (size_t i = 0; i < impl_->providers.size(); ++i) {
     absl::Status status = impl_->providers[i]->add_region(row);
     if (status.ok()) continue;
-    for (size_t k = 0; k < i; ++k) impl_->providers[k]->remove_region(row, *impl_);
-    [[maybe_unused]] absl::Status removed = impl_->regions.remove(region);
+    // No peer has heard of it yet, so nobody can be in the middle of anything.
+    for (size_t k = 0; k < i; ++k) impl_->providers[k]->remove_region(row, *impl_).IgnoreError();
+    impl_->regions.remove(region).IgnoreError();
     return status;
   }
   log_event(LogLevel::kDebug, "%s: registered region %u, %u bytes at %p, with %s", impl_->self.name,
@@ -107,7 +108,7 @@ absl::Status Worker::deregister_memory(const MemoryRegion& region) {
   // Stale for everybody first, then fenced: nobody can start while we wait for those under way.
   const RegionEntry row = **entry;
   absl::Status removed = impl_->regions.remove(region);
-  for (auto& provider : impl_->providers) provider->remove_region(row, *impl_);
+  for (auto& provider : impl_->providers) removed.Update(provider->remove_region(row, *impl_));
   log_event(LogLevel::kDebug, "%s: deregistered region %u, %u bytes", impl_->self.name, row.index,
             row.size);
   return removed;
@@ -142,8 +143,15 @@ const std::string& Worker::address() const { return impl_->address; }
 uint16_t Worker::port() const { return impl_->port; }
 
 absl::StatusOr<PeerId> Worker::connect(std::string_view address, std::string_view require) {
+  // A name is looked up by this thread alone: it may take as long as DNS does.
+  std::string found;
+  if (!Impl::is_address(address)) {
+    absl::StatusOr<std::string> addresses = impl_->look_up(std::string(address));
+    if (!addresses.ok()) return addresses.status();
+    found = *std::move(addresses);
+  }
   std::lock_guard lock(impl_->mutex);
-  auto peer = impl_->connect(address, require);
+  auto peer = impl_->connect(address, found, require);
   impl_->wake();
   return peer;
 }
@@ -162,11 +170,7 @@ void Worker::disconnect(PeerId id) {
   impl_->tell_waiters();
 }
 
-PeerState Worker::peer_state(PeerId id) const {
-  if (id.generation == 0 || id.index >= Impl::kMaxPeers) return PeerState::kDown;
-  const uint64_t word = impl_->peer_words[id.index].load(std::memory_order_acquire);
-  return word >> 8 == id.generation ? static_cast<PeerState>((word & 0xff) - 1) : PeerState::kDown;
-}
+PeerState Worker::peer_state(PeerId id) const { return impl_->peers.state(id); }
 
 absl::Status Worker::peer_status(PeerId id) const {
   std::lock_guard lock(impl_->mutex);
@@ -279,14 +283,7 @@ absl::Status Worker::wait_until(const std::function<bool()>& ready, Time timeout
 
 bool Worker::next_notification(Notification& out) {
   std::lock_guard lock(impl_->mutex);
-  if (impl_->inbox_count == 0) return false;
-  Notification& next = impl_->inbox[impl_->inbox_head];
-  out.peer = next.peer;
-  out.payload.swap(next.payload);
-  impl_->inbox_head = (impl_->inbox_head + 1) % impl_->inbox.size();
-  --impl_->inbox_count;
-  impl_->notification_read(out);
-  return true;
+  return impl_->next_notification(out);
 }
 
 bool Worker::progress() {

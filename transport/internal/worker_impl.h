@@ -1,10 +1,13 @@
 // The inside of a worker. Everything here runs under `mutex`, except what is marked lock-free.
 // Split by subject: worker.cc (the public calls), worker_progress.cc (start, progress, sleeping),
 // worker_peers.cc (routes, connecting, peers going down), worker_sessions.cc (rails that were lost,
-// and peers that are called again), worker_transfers.cc (slices, ends).
+// and peers that are called again), worker_transfers.cc (slices, ends), worker_inbox.cc (what
+// arrives, and credits for it).
+//
+// A round of progress costs what there is to do, not how many peers there are: those with something
+// to do are on lists.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -14,100 +17,17 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "transport/internal/arrivals.h"
 #include "transport/internal/bell.h"
 #include "transport/internal/control_message.h"
+#include "transport/internal/peer.h"
+#include "transport/internal/peer_table.h"
 #include "transport/internal/transfer_slots.h"
 #include "transport/worker.h"
 
 namespace baton {
-namespace internal {
-
-// A first-in first-out list of slots, linked through the slots themselves.
-struct SlotQueue {
-  uint32_t head = TransferSlot::kNone;
-  uint32_t tail = TransferSlot::kNone;
-};
-
-// What one peer may have waiting in an inbox: each notification counts its bytes and what keeping
-// it costs. Its sender holds the next one back until the application has read some.
-inline constexpr uint64_t kNotificationWindow = 4 << 20;
-inline constexpr uint64_t kNotificationCost = 64;
-
-struct RailState {
-  std::unique_ptr<Rail> rail;
-  uint64_t link = 0;  // HelloInfo::link
-  uint64_t outstanding_bytes = 0;
-  uint32_t outstanding = 0;
-  uint32_t moved = 0;  // slices that it gave back for others to do
-  bool full = false;   // refused a slice; cleared by its next report
-};
-
-// A rail that was lost while slices of ours were on it. They go on when the peer has said which of
-// them had landed, and that no byte of the others will.
-struct LostRail {
-  explicit LostRail(uint64_t number) : link(number) {}
-
-  uint64_t link = 0;
-  std::vector<SliceName> unsettled;
-  bool gone = false;       // it has reported all that it had
-  Time asked_at = kNever;  // the peer has been asked
-};
-
-// How a peer of which all rails were lost is called again.
-struct Redial {
-  Time give_up_at = kNever;  // kNever: it answered since it was lost last
-  Time call_at = kNever;
-  Time pause{};          // before the call after that
-  bool calling = false;  // a call is under way
-  bool nobody = false;   // somewhere nobody lives at its address any more
-};
-
-struct Peer {
-  uint32_t index = 0;
-  uint32_t generation = 0;
-  PeerState state = PeerState::kConnecting;
-  absl::Status why;
-  std::string name;
-  WorkerUid uid;
-  bool uid_known = false;
-  uint64_t session = 0;
-  std::vector<RailState> rails;
-  // Transfers with slices to post. Small ones and messages overtake bulk: control never waits
-  // behind it.
-  SlotQueue urgent;
-  SlotQueue bulk;
-  SlotQueue held;  // transfers whose notification waits for credit
-  Arrivals arrivals;
-
-  bool dialled = false;  // we called it first
-  std::vector<LostRail> lost_rails;
-  std::vector<uint64_t> fenced;  // links that the peer has given up before they came up here
-  std::string goodbye;           // what it said when it closed a rail for good
-  Redial redial;
-
-  // Notifications, in bytes as the inbox counts them.
-  uint64_t credit = kNotificationWindow;  // we may still send
-  uint64_t unread = 0;                    // from the peer, in our inbox
-  uint64_t untold = 0;                    // read here, credit not given back yet
-
-  // Connecting: the routes still to try, best first, and what became of the others.
-  Address address;
-  std::string require;
-  std::vector<std::string> untried;
-  std::string route;               // the provider that is being tried
-  std::vector<std::string> notes;  // "shm: not used because ..."
-  std::string rail_lost;           // why the last one was lost, while others carried on
-
-  PeerId id() const { return {index, generation}; }
-};
-
-}  // namespace internal
 
 class Worker::Impl final : public EventSink {
  public:
-  static constexpr uint32_t kMaxPeers = 1024;
-
   Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
        CounterTable counter_table);
   ~Impl() override;
@@ -128,12 +48,14 @@ class Worker::Impl final : public EventSink {
   absl::Status wait_until(const std::function<bool()>& ready, Time timeout);
 
   // worker_peers.cc
-  absl::StatusOr<PeerId> connect(std::string_view target, std::string_view need);
-  internal::Peer* find_peer(PeerId id);
-  internal::Peer* new_peer();
+  static bool is_address(std::string_view target);                          // and not host:port
+  absl::StatusOr<std::string> look_up(const std::string& host_port) const;  // lock-free; may block
+  // `found`: what look_up() said of host:port.
+  absl::StatusOr<PeerId> connect(std::string_view target, const std::string& found,
+                                 std::string_view need);
+  internal::Peer* find_peer(PeerId id) { return peers.find(id); }
   void plan_routes(internal::Peer& peer);
   void try_next_route(internal::Peer& peer);
-  void set_peer_state(internal::Peer& peer, PeerState state);
   void peer_up(internal::Peer& peer, const HelloInfo& info, std::unique_ptr<Rail> rail);
   void peer_down(internal::Peer& peer, const absl::Status& why);
   void disconnect(internal::Peer& peer, const absl::Status& why);
@@ -142,9 +64,8 @@ class Worker::Impl final : public EventSink {
   void push_event(PeerEvent event);
   bool run_doomed();
   internal::Peer* peer_of(const Rail& rail);
-  internal::Peer* session_of(const HelloInfo& info);
   static bool fenced(const internal::Peer& peer, uint64_t link);
-  void drop(std::unique_ptr<Rail> rail);
+  void drop(std::unique_ptr<Rail> rail, const absl::Status& why);
   void refuse(const HelloInfo& info, std::unique_ptr<Rail> rail, const absl::Status& why);
 
   // worker_sessions.cc
@@ -160,9 +81,11 @@ class Worker::Impl final : public EventSink {
   bool answer_questions();
   void peer_lost(internal::Peer& peer, const absl::Status& why);
   void peer_resumed(internal::Peer& peer);
-  Time answer_due(const internal::Peer& peer) const;
-  bool check_answers(Time now);
-  bool call_lost_peers(Time now);
+  Time due(const internal::Peer& peer) const;
+  void set_timer(internal::Peer& peer);
+  bool tend_peers(Time now);
+  void check_answers(internal::Peer& peer, Time now);
+  void call_again(internal::Peer& peer, Time now);
   void round_over(internal::Peer& peer);
 
   // worker_transfers.cc
@@ -181,10 +104,15 @@ class Worker::Impl final : public EventSink {
   void maybe_finish(uint32_t index);
   bool finish_stopped();
   void enqueue(internal::Peer& peer, uint32_t index);
+  void make_ready(internal::Peer& peer);
   void dequeue(internal::Peer& peer, uint32_t index);
   internal::SlotQueue& queue_of(internal::Peer& peer, const internal::TransferSlot& slot);
+
+  // worker_inbox.cc
   void push_notification(PeerId peer, std::string_view payload);
+  bool next_notification(Notification& out);
   void notification_read(const Notification& notification);
+  void owe(internal::Peer& peer);
   bool give_credits();
   void take_credit(internal::Peer& peer, uint64_t amount);
 
@@ -213,19 +141,23 @@ class Worker::Impl final : public EventSink {
 
   mutable std::mutex mutex;  // the progress lock
   internal::TransferSlots slots;
-  std::vector<std::unique_ptr<internal::Peer>> peers;
-  // generation << 8 | PeerState + 1, for lock-free checks by submit().
-  std::array<std::atomic<uint64_t>, kMaxPeers> peer_words{};
-  absl::flat_hash_map<uint64_t, PeerId> sessions;  // ours, by the number we gave out
+  internal::PeerTable peers;
+  std::vector<internal::Peer*> ready_peers;          // those with slices to post
+  std::vector<internal::Peer*> creditors;            // those that are owed credit
+  std::vector<std::pair<Time, PeerId>> peer_timers;  // heap, earliest first; some are out of date
+  absl::flat_hash_map<uint64_t, PeerId> sessions;    // ours, by the number we gave out
   uint64_t next_session;  // from anywhere: the other side of a session has numbers of its own
-  std::vector<std::unique_ptr<Rail>> graveyard;        // freed once their provider has returned
-  std::vector<std::pair<Rail*, absl::Status>> doomed;  // to be closed for misbehaving
+  std::vector<std::unique_ptr<Rail>> graveyard;  // freed once their provider has returned
+  struct Doomed {
+    PeerId peer;
+    const Rail* rail;  // may be gone already
+    absl::Status why;
+  };
+  std::vector<Doomed> doomed;  // to be closed for misbehaving
   std::vector<std::pair<PeerId, internal::ControlMessage>> questions;  // kFence, to be answered
   bool answering = false;  // a rail that goes down now does so because the peer has lost it
-  std::deque<std::pair<PeerId, std::string>> unsaid;  // waits for a slot of its own
-  bool unsaid_due = false;                            // some slot may be free
-  size_t peers_reconnecting = 0;
-  size_t unanswered = 0;                               // questions of ours
+  std::deque<std::pair<PeerId, std::string>> unsaid;   // waits for a slot of its own
+  bool unsaid_due = false;                             // some slot may be free
   Time patience = std::chrono::seconds(15);            // peer.answer_ms
   Time redial = std::chrono::seconds(5);               // peer.redial_ms
   std::vector<std::pair<Time, TransferId>> deadlines;  // heap, earliest first
@@ -234,7 +166,7 @@ class Worker::Impl final : public EventSink {
   std::vector<Notification> inbox;  // ring; strings keep their memory
   size_t inbox_head = 0;
   size_t inbox_count = 0;
-  bool credits_due = false;  // some peer has enough `untold`
+  bool credits_due = false;  // there are creditors, and perhaps a slot
   WorkerStats stats;
   Time refusals_quiet_until = Time::min();  // one warning a second is enough
 

@@ -12,6 +12,7 @@ namespace baton {
 namespace {
 constexpr uint32_t kNone = internal::TransferSlot::kNone;
 constexpr std::string_view kAddressPrefix = "baton1:";
+constexpr const char* kFenced = "the peer has lost its end of this rail";
 
 uint64_t tag_of(PeerId id) { return (uint64_t{id.generation} << 32) | id.index; }
 PeerId peer_id_of(uint64_t tag) {
@@ -19,54 +20,35 @@ PeerId peer_id_of(uint64_t tag) {
 }
 }  // namespace
 
-internal::Peer* Worker::Impl::find_peer(PeerId id) {
-  if (id.generation == 0 || id.index >= peers.size() || peers[id.index] == nullptr) return nullptr;
-  internal::Peer* peer = peers[id.index].get();
-  return peer->generation == id.generation ? peer : nullptr;
-}
-
 internal::Peer* Worker::Impl::peer_of(const Rail& rail) {
   return find_peer(peer_id_of(rail.worker_tag));
 }
 
-// A new row, or the row of a peer that is down once all rows were used.
-internal::Peer* Worker::Impl::new_peer() {
-  size_t index = peers.size();
-  if (index == kMaxPeers) {
-    for (index = 0; index < kMaxPeers; ++index) {
-      if (peers[index]->state == PeerState::kDown) break;
-    }
-    if (index == kMaxPeers) return nullptr;
-  } else {
-    peers.push_back(nullptr);
+bool Worker::Impl::is_address(std::string_view target) {
+  return target.substr(0, kAddressPrefix.size()) == kAddressPrefix;
+}
+
+absl::StatusOr<std::string> Worker::Impl::look_up(const std::string& host_port) const {
+  absl::StatusOr<std::string> found =
+      absl::UnavailableError("no provider here can look up host:port");
+  for (const auto& provider : providers) {
+    found = provider->look_up(host_port);
+    if (!absl::IsUnimplemented(found.status())) break;
   }
-  const uint32_t generation =
-      static_cast<uint32_t>(peer_words[index].load(std::memory_order_relaxed) >> 8) + 1;
-  auto peer = std::make_unique<internal::Peer>();
-  peer->index = static_cast<uint32_t>(index);
-  peer->generation = generation == 0 ? 1 : generation;
-  peers[index] = std::move(peer);
-  set_peer_state(*peers[index], PeerState::kConnecting);
-  return peers[index].get();
+  return found;
 }
 
-void Worker::Impl::set_peer_state(internal::Peer& peer, PeerState state) {
-  peer.state = state;
-  peer_words[peer.index].store(
-      (uint64_t{peer.generation} << 8) | (static_cast<uint64_t>(state) + 1),
-      std::memory_order_release);
-}
-
-absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, std::string_view need) {
-  internal::Peer* peer = new_peer();
+absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, const std::string& found,
+                                             std::string_view need) {
+  internal::Peer* peer = peers.add();
   if (peer == nullptr) {
     return absl::ResourceExhaustedError(
-        absl::StrFormat("all %u peers are in use: disconnect() some", kMaxPeers));
+        absl::StrFormat("all %u peers are in use: disconnect() some", internal::PeerTable::kMost));
   }
   peer->dialled = true;
   peer->require = need.empty() ? options.require : std::string(need);
   peer->name = std::string(target.substr(0, 64));
-  if (target.substr(0, kAddressPrefix.size()) == kAddressPrefix) {
+  if (is_address(target)) {
     auto decoded = Address::decode(target);
     if (!decoded.ok()) {
       peer_down(*peer, decoded.status());
@@ -80,7 +62,7 @@ absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, std::strin
   absl::Status status = absl::UnavailableError("no provider here can look up host:port");
   for (auto& provider : providers) {
     const uint64_t session = next_session++;
-    status = provider->query(session, std::string(target));
+    status = provider->query(session, found);
     if (absl::IsUnimplemented(status)) continue;
     if (!status.ok()) break;
     sessions[session] = peer->id();
@@ -109,7 +91,6 @@ void Worker::Impl::resolved(uint64_t session, absl::StatusOr<std::string> encode
 void Worker::Impl::plan_routes(internal::Peer& peer) {
   peer.name = peer.address.name;
   peer.uid = peer.address.uid;
-  peer.uid_known = true;
   std::vector<std::pair<int, std::string>> ranked;
   for (auto& provider : providers) {
     const Capabilities& can = provider->capabilities();
@@ -154,7 +135,7 @@ void Worker::Impl::try_next_route(internal::Peer& peer) {
   for (auto& provider : providers) {
     if (provider->capabilities().name != name) continue;
     ConnectRequest request;
-    if (!again) peer.session = next_session++;
+    if (!again) peers.set_session(peer, next_session++);
     request.session = peer.session;
     if (again) request.resume = peer.dialled ? Resume::kOurs : Resume::kTheirs;
     for (const auto& [theirs, where] : peer.address.providers) {
@@ -184,7 +165,11 @@ void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
   const bool refused = absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why);
   if (refused) peer->untried.clear();
   if (again) {
-    peer->redial.nobody |= refused || absl::IsNotFound(why);
+    if (refused) {
+      peer->redial.hopeless = absl::StrCat("called again, it refused: ", why.message());
+    } else if (absl::IsNotFound(why)) {
+      peer->redial.hopeless = "nobody lives at its address any more";
+    }
     return try_next_route(*peer);
   }
   if (peer->untried.empty() && peer->notes.size() == 1) {
@@ -198,25 +183,15 @@ void Worker::Impl::connected(uint64_t session, const HelloInfo& info, std::uniqu
   auto it = sessions.find(session);
   internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
   if (peer == nullptr || peer->state == PeerState::kDown || peer->session != session) {
-    Rail* stray = rail.get();
-    graveyard.push_back(std::move(rail));
-    stray->close(absl::CancelledError("this connection is no longer wanted"), *this);
-    return;
+    return drop(std::move(rail), absl::CancelledError("this connection is no longer wanted"));
   }
-  if (fenced(*peer, info.link)) return drop(std::move(rail));
-  peer_up(*peer, info, std::move(rail));
-}
-
-// The peer that this rail belongs to, in whatever state.
-internal::Peer* Worker::Impl::session_of(const HelloInfo& info) {
-  const bool dialled = info.resume == Resume::kTheirs;  // by us, once
-  for (auto& peer : peers) {
-    if (peer != nullptr && peer->uid == info.uid && peer->session == info.session &&
-        peer->dialled == dialled) {
-      return peer.get();
-    }
-  }
-  return nullptr;
+  if (!fenced(*peer, info.link)) return peer_up(*peer, info, std::move(rail));
+  drop(std::move(rail), absl::UnavailableError(kFenced));
+  // It answers; it has lost this rail only. If that was the only one of this call, there is
+  // another.
+  if (peer->state != PeerState::kReconnecting) return;
+  peer->redial.hopeless.clear();
+  round_over(*peer);
 }
 
 // The other side has lost this rail before it was heard of here.
@@ -224,38 +199,39 @@ bool Worker::Impl::fenced(const internal::Peer& peer, uint64_t link) {
   return std::find(peer.fenced.begin(), peer.fenced.end(), link) != peer.fenced.end();
 }
 
-void Worker::Impl::drop(std::unique_ptr<Rail> rail) {
+void Worker::Impl::drop(std::unique_ptr<Rail> rail, const absl::Status& why) {
   Rail* stray = rail.get();
   graveyard.push_back(std::move(rail));
-  stray->close(absl::UnavailableError("the peer has lost its end of this rail"), *this);
+  stray->close(why, *this);
 }
 
 void Worker::Impl::refuse(const HelloInfo& info, std::unique_ptr<Rail> rail,
                           const absl::Status& why) {
-  Rail* stray = rail.get();
-  graveyard.push_back(std::move(rail));
-  stray->close(why, *this);
+  drop(std::move(rail), why);
   handshake_refused(info.name, why);
 }
 
 void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
-  internal::Peer* peer = session_of(info);
+  // Called again, the other way round: a session that we had chosen.
+  const bool dialled = info.resume == Resume::kTheirs;
+  internal::Peer* peer = peers.of_session(info.uid, info.session, dialled);
   if (peer != nullptr) {
     if (peer->state == PeerState::kDown) {
       return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
     }
-    if (fenced(*peer, info.link)) return drop(std::move(rail));
+    if (fenced(*peer, info.link)) return drop(std::move(rail), absl::UnavailableError(kFenced));
     return peer_up(*peer, info, std::move(rail));
   }
   if (info.resume != Resume::kNew) {
     return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
   }
-  peer = new_peer();
+  peer = peers.add();
   if (peer == nullptr) {
     return refuse(info, std::move(rail),
                   absl::ResourceExhaustedError("this worker has no room for more peers"));
   }
-  peer->session = info.session;
+  peer->uid = info.uid;
+  peers.set_session(*peer, info.session);
   // Where it may be called again; by the provider that it chose.
   absl::StatusOr<Address> home = Address::decode(info.address);
   if (home.ok() && home->uid == info.uid) peer->address = *std::move(home);
@@ -266,13 +242,13 @@ void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
 void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
                            std::unique_ptr<Rail> rail) {
   peer.uid = info.uid;
-  peer.uid_known = true;
   peer.name = info.name;
   rail->worker_tag = tag_of(peer.id());
   peer.rails.push_back({.rail = std::move(rail), .link = info.link});
   if (peer.state == PeerState::kUp) return;
   const bool again = peer.state == PeerState::kReconnecting;
-  set_peer_state(peer, PeerState::kUp);
+  peers.set_state(peer, PeerState::kUp);
+  make_ready(peer);
   ++stats.peers_up;
   if (again) return peer_resumed(peer);
   for (const std::string& name : peer.untried) {
@@ -327,8 +303,7 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
   if (peer.state == PeerState::kDown) return;
   const bool was_up = peer.state == PeerState::kUp || peer.state == PeerState::kReconnecting;
   if (peer.state == PeerState::kUp) --stats.peers_up;
-  if (peer.state == PeerState::kReconnecting) --peers_reconnecting;
-  set_peer_state(peer, PeerState::kDown);
+  peers.set_state(peer, PeerState::kDown);
   peer.why = why.ok() ? absl::UnavailableError("the connection was closed") : why;
   // Why a rail went is for the worker; to its callers, the peer is gone.
   if (absl::IsAborted(why) || absl::IsDataLoss(why) || absl::IsNotFound(why)) {
@@ -341,6 +316,8 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
     while (queue->head != kNone) stop(queue->head, TransferState::kFailed, peer.why);
   }
   settle_all(peer, peer.why);
+  peer.arrivals = {};
+  peer.fenced = {};
   push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
 }
 
@@ -366,14 +343,12 @@ void Worker::Impl::disconnect(internal::Peer& peer, const absl::Status& why) {
 bool Worker::Impl::run_doomed() {
   bool any = false;
   while (!doomed.empty()) {
-    auto [rail, why] = std::move(doomed.back());
+    const Doomed next = std::move(doomed.back());
     doomed.pop_back();
-    internal::Peer* peer = nullptr;
-    for (auto& other : peers) {
-      if (other != nullptr && rail_state(*other, rail) != nullptr) peer = other.get();
-    }
-    if (peer == nullptr) continue;  // went down by itself meanwhile
-    rail->close(why, *this);
+    internal::Peer* peer = find_peer(next.peer);
+    internal::RailState* state = peer == nullptr ? nullptr : rail_state(*peer, next.rail);
+    if (state == nullptr) continue;  // went down by itself meanwhile
+    state->rail->close(next.why, *this);
     any = true;
   }
   if (!graveyard.empty()) {
@@ -381,106 +356,6 @@ bool Worker::Impl::run_doomed() {
     any = true;
   }
   return any;
-}
-
-void Worker::Impl::arrived(Rail& rail, const Arrival& arrival) {
-  internal::Peer* peer = peer_of(rail);
-  if (peer == nullptr) return;
-  peer->redial.give_up_at = kNever;  // it is there, and knows us
-  auto complete = peer->arrivals.add(arrival);
-  if (!complete.ok()) {
-    doomed.emplace_back(&rail, complete.status());
-    return;
-  }
-  if (!complete->now) return;
-  if (arrival.counter_index == CounterTable::kCredits) return take_credit(*peer, arrival.increment);
-  if (arrival.counter_index == CounterTable::kControl) {
-    return hear(*peer, rail, complete->notify);
-  }
-  if (arrival.counter_generation != 0) {
-    counters.add(arrival.counter_index, arrival.counter_generation, arrival.increment);
-    signal();
-  }
-  if (!complete->notify.empty()) push_notification(peer->id(), complete->notify);
-}
-
-void Worker::Impl::push_notification(PeerId from, std::string_view payload) {
-  internal::Peer* peer = find_peer(from);
-  if (peer == nullptr) return;
-  peer->unread += payload.size() + internal::kNotificationCost;
-  // Twice the window: a credit that the peer took back may belong to one that arrived after all.
-  if (peer->unread > 2 * internal::kNotificationWindow) {
-    if (!peer->rails.empty()) {
-      doomed.emplace_back(
-          peer->rails.front().rail.get(),
-          absl::InvalidArgumentError("the peer sent more notifications than it had credit for"));
-    }
-    return;
-  }
-  if (inbox_count == inbox.size()) {
-    std::rotate(inbox.begin(), inbox.begin() + static_cast<ptrdiff_t>(inbox_head), inbox.end());
-    inbox_head = 0;
-    inbox.resize(std::max<size_t>(64, 2 * inbox.size()));
-  }
-  Notification& slot = inbox[(inbox_head + inbox_count) % inbox.size()];
-  slot.peer = from;
-  slot.payload.assign(payload);
-  ++inbox_count;
-  signal();
-}
-
-void Worker::Impl::notification_read(const Notification& notification) {
-  internal::Peer* peer = find_peer(notification.peer);
-  if (peer == nullptr || peer->state != PeerState::kUp) return;
-  const uint64_t cost = notification.payload.size() + internal::kNotificationCost;
-  peer->unread -= std::min(cost, peer->unread);
-  peer->untold += cost;
-  if (peer->untold < internal::kNotificationWindow / 4) return;
-  credits_due = true;
-  wake();
-}
-
-// What the application has read, back to those who sent it: a transfer of no bytes whose counter is
-// none. A quarter of the window at a time; one that finds no slot waits for the end of another.
-bool Worker::Impl::give_credits() {
-  if (!std::exchange(credits_due, false)) return false;
-  for (auto& peer : peers) {
-    if (peer == nullptr || peer->state != PeerState::kUp ||
-        peer->untold < internal::kNotificationWindow / 4) {
-      continue;
-    }
-    absl::StatusOr<TransferId> id = slots.acquire();
-    const bool reserved = !id.ok();
-    if (reserved) id = slots.acquire_reserved();
-    if (!id.ok()) return true;
-    internal::TransferSlot& slot = slots[id->slot];
-    slot.descriptor = TransferDescriptor{.id = *id,
-                                         .counter = {peer->uid, CounterTable::kCredits, 1},
-                                         .increment = std::exchange(peer->untold, 0)};
-    slot.peer = peer->id();
-    slot.local = {};
-    slot.deadline = kNever;
-    slot.on_end = nullptr;
-    slot.detached = !reserved;
-    slot.control = true;
-    activate(id->slot);
-  }
-  return true;
-}
-
-// From the peer, or back from a notification that was not delivered.
-void Worker::Impl::take_credit(internal::Peer& peer, uint64_t amount) {
-  peer.credit += std::min(amount, internal::kNotificationWindow - peer.credit);
-  while (peer.held.head != kNone) {
-    const uint32_t index = peer.held.head;
-    internal::TransferSlot& slot = slots[index];
-    const uint64_t cost = slot.descriptor.notify.size() + internal::kNotificationCost;
-    if (peer.credit < cost) return;
-    dequeue(peer, index);
-    peer.credit -= slot.credit = cost;
-    slot.held = false;
-    enqueue(peer, index);
-  }
 }
 
 void Worker::Impl::push_event(PeerEvent event) {

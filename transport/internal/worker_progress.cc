@@ -51,8 +51,8 @@ Worker::Impl::~Impl() {
   {
     std::lock_guard lock(mutex);
     take_submissions();
-    for (auto& peer : peers) {
-      if (peer != nullptr) disconnect(*peer, absl::CancelledError("the worker was shut down"));
+    for (size_t i = 0; i < peers.size(); ++i) {
+      disconnect(peers[i], absl::CancelledError("the worker was shut down"));
     }
     finish_stopped();
     graveyard.clear();
@@ -178,8 +178,7 @@ bool Worker::Impl::progress() {
   any |= say_what_waits();
   any |= take_cancels();
   if (!deadlines.empty()) any |= expire(clock.now());
-  if (unanswered != 0) any |= check_answers(clock.now());
-  if (peers_reconnecting != 0) any |= call_lost_peers(clock.now());
+  if (!peer_timers.empty()) any |= tend_peers(clock.now());
   any |= pump();
   for (auto& provider : providers) any |= provider->progress(*this);
   any |= answer_questions();
@@ -224,15 +223,7 @@ void Worker::Impl::rouse() {
 Time Worker::Impl::next_timer() {
   Time next = deadlines.empty() ? kNever : deadlines.front().first;
   for (auto& provider : providers) next = std::min(next, provider->next_timer());
-  if (peers_reconnecting + unanswered == 0) return next;
-  for (const auto& peer : peers) {
-    if (peer == nullptr) continue;
-    next = std::min(next, answer_due(*peer));
-    if (peer->state != PeerState::kReconnecting) continue;
-    next = std::min(next, peer->redial.give_up_at);
-    if (!peer->redial.calling) next = std::min(next, peer->redial.call_at);
-  }
-  return next;
+  return peer_timers.empty() ? next : std::min(next, peer_timers.front().first);
 }
 
 // Called after something was made visible to the progress thread; ready_to_sleep() looks for it

@@ -26,6 +26,10 @@ constexpr Time kLongestPause = std::chrono::seconds(1);
 constexpr Time kCourtesy = std::chrono::milliseconds(50);
 constexpr size_t kMostFenced = 256;
 
+bool later(const std::pair<Time, PeerId>& a, const std::pair<Time, PeerId>& b) {
+  return a.first > b.first;
+}
+
 }  // namespace
 
 internal::LostRail& Worker::Impl::lost_rail(internal::Peer& peer, uint64_t link) {
@@ -59,7 +63,6 @@ void Worker::Impl::settle_all(internal::Peer& peer, const absl::Status& why) {
   const std::vector<internal::LostRail> lost = std::move(peer.lost_rails);
   peer.lost_rails.clear();
   for (const internal::LostRail& rail : lost) {
-    if (rail.asked_at != kNever) --unanswered;
     for (const internal::SliceName& name : rail.unsettled) {
       internal::TransferSlot* slot = slots.find(name.transfer);
       if (slot == nullptr || slot->unsettled == 0) continue;
@@ -76,9 +79,9 @@ void Worker::Impl::ask_about_lost_rails(internal::Peer& peer) {
   for (internal::LostRail& rail : peer.lost_rails) {
     if (!rail.gone || rail.asked_at != kNever) continue;
     rail.asked_at = clock.now();
-    ++unanswered;
     say(peer, {.kind = ControlMessage::Kind::kFence, .link = rail.link, .slices = rail.unsettled});
   }
+  set_timer(peer);
 }
 
 void Worker::Impl::say(internal::Peer& peer, const ControlMessage& message) {
@@ -115,7 +118,7 @@ bool Worker::Impl::say_what_waits() {
 void Worker::Impl::hear(internal::Peer& peer, Rail& rail, std::string_view words) {
   absl::StatusOr<ControlMessage> message = ControlMessage::decode(words);
   if (!message.ok()) {
-    doomed.emplace_back(&rail, message.status());
+    doomed.push_back({peer.id(), &rail, message.status()});
     return;
   }
   if (message->kind == ControlMessage::Kind::kFenced) return on_fenced(peer, *message);
@@ -130,7 +133,6 @@ void Worker::Impl::on_fenced(internal::Peer& peer, const ControlMessage& answer)
   if (lost == peer.lost_rails.end()) return;  // a mere sign of life
   const internal::LostRail rail = std::move(*lost);
   peer.lost_rails.erase(lost);
-  --unanswered;
   for (size_t i = 0; i < rail.unsettled.size(); ++i) {
     settle(rail.unsettled[i], i < answer.landed.size() && answer.landed[i]);
   }
@@ -175,7 +177,8 @@ void Worker::Impl::peer_lost(internal::Peer& peer, const absl::Status& why) {
   if (redial == Time::zero()) return peer_down(peer, why);
   const Time now = clock.now();
   internal::Redial& again = peer.redial;
-  again.calling = again.nobody = false;
+  again.calling = false;
+  again.hopeless.clear();
   if (again.give_up_at == kNever) {
     again.give_up_at = now + redial;
     again.pause = kFirstPause;
@@ -185,10 +188,10 @@ void Worker::Impl::peer_lost(internal::Peer& peer, const absl::Status& why) {
     again.pause = std::min(2 * again.pause, kLongestPause);
   }
   if (peer.address.providers.empty()) again.call_at = kNever;  // it never said where it listens
-  set_peer_state(peer, PeerState::kReconnecting);
+  peers.set_state(peer, PeerState::kReconnecting);
+  set_timer(peer);
   --stats.peers_up;
   ++stats.peers_lost;
-  ++peers_reconnecting;
   peer.why = why;
   log_event(LogLevel::kWarning, "%s: lost peer %s: %s; calling it again for %.1f s", self.name,
             peer.name, why.message(),
@@ -198,7 +201,6 @@ void Worker::Impl::peer_lost(internal::Peer& peer, const absl::Status& why) {
 
 // Its first new rail is up.
 void Worker::Impl::peer_resumed(internal::Peer& peer) {
-  --peers_reconnecting;
   ++stats.peers_resumed;
   peer.redial.calling = false;
   peer.why = absl::OkStatus();
@@ -207,12 +209,18 @@ void Worker::Impl::peer_resumed(internal::Peer& peer) {
   for (internal::LostRail& rail : peer.lost_rails) {
     if (rail.asked_at != kNever) rail.asked_at = clock.now();
   }
+  owe(peer);
   ask_about_lost_rails(peer);
   // With nothing to ask, whether it still knows this session.
   if (peer.lost_rails.empty()) say(peer, {.kind = ControlMessage::Kind::kFence});
 }
 
-Time Worker::Impl::answer_due(const internal::Peer& peer) const {
+// When something has to be done about the peer although nothing is heard of it.
+Time Worker::Impl::due(const internal::Peer& peer) const {
+  if (peer.state == PeerState::kReconnecting) {
+    const internal::Redial& again = peer.redial;
+    return again.calling ? again.give_up_at : std::min(again.give_up_at, again.call_at);
+  }
   Time due = kNever;
   if (peer.state != PeerState::kUp) return due;
   for (const internal::LostRail& rail : peer.lost_rails) {
@@ -221,57 +229,75 @@ Time Worker::Impl::answer_due(const internal::Peer& peer) const {
   return due;
 }
 
-// An adapter acknowledges for a process that has stopped, and a dead host says nothing.
-bool Worker::Impl::check_answers(Time now) {
+// To be called when due() may have become earlier; later is found out when the time has come.
+void Worker::Impl::set_timer(internal::Peer& peer) {
+  const Time at = due(peer);
+  if (at >= peer.timer) return;
+  peer.timer = at;
+  peer_timers.emplace_back(at, peer.id());
+  std::push_heap(peer_timers.begin(), peer_timers.end(), later);
+}
+
+bool Worker::Impl::tend_peers(Time now) {
   bool any = false;
-  for (auto& peer : peers) {
-    if (peer == nullptr || now < answer_due(*peer)) continue;
-    any = true;
-    for (internal::LostRail& rail : peer->lost_rails) {
-      if (rail.asked_at != kNever) rail.asked_at = now;
+  while (!peer_timers.empty() && peer_timers.front().first <= now) {
+    const auto [at, id] = peer_timers.front();
+    std::pop_heap(peer_timers.begin(), peer_timers.end(), later);
+    peer_timers.pop_back();
+    internal::Peer* peer = find_peer(id);
+    if (peer == nullptr || peer->timer != at) continue;
+    peer->timer = kNever;
+    if (due(*peer) <= now) {
+      any = true;
+      if (peer->state == PeerState::kReconnecting) {
+        call_again(*peer, now);
+      } else {
+        check_answers(*peer, now);
+      }
     }
-    close_rails(*peer, absl::UnavailableError(absl::StrFormat(
-                           "%s did not say within %.1f s what had come over a lost rail "
-                           "(peer.answer_ms)",
-                           peer->name, std::chrono::duration<double>(patience).count())));
+    set_timer(*peer);
   }
   return any;
 }
 
-bool Worker::Impl::call_lost_peers(Time now) {
-  bool any = false;
-  for (auto& peer : peers) {
-    if (peer == nullptr || peer->state != PeerState::kReconnecting) continue;
-    internal::Redial& again = peer->redial;
-    if (now >= again.give_up_at) {
-      any = true;
-      const absl::Status why = peer->why;
-      peer_down(*peer, absl::UnavailableError(absl::StrFormat(
-                           "%s; it could not be reached again within %.1f s (peer.redial_ms)%s",
-                           why.message(), std::chrono::duration<double>(redial).count(),
-                           peer->notes.empty() ? "" : absl::StrCat(": ", peer->notes.back()))));
-    } else if (!again.calling && now >= again.call_at) {
-      any = again.calling = true;
-      again.nobody = false;
-      peer->notes.clear();
-      peer->untried.clear();
-      plan_routes(*peer);
-    }
+// An adapter acknowledges for a process that has stopped, and a dead host says nothing.
+void Worker::Impl::check_answers(internal::Peer& peer, Time now) {
+  for (internal::LostRail& rail : peer.lost_rails) {
+    if (rail.asked_at != kNever) rail.asked_at = now;
   }
-  return any;
+  close_rails(peer, absl::UnavailableError(absl::StrFormat(
+                        "%s did not say within %.1f s what had come over a lost rail "
+                        "(peer.answer_ms)",
+                        peer.name, std::chrono::duration<double>(patience).count())));
+}
+
+void Worker::Impl::call_again(internal::Peer& peer, Time now) {
+  internal::Redial& again = peer.redial;
+  if (now >= again.give_up_at) {
+    const absl::Status why = peer.why;
+    return peer_down(peer, absl::UnavailableError(absl::StrFormat(
+                               "%s; it could not be reached again within %.1f s (peer.redial_ms)%s",
+                               why.message(), std::chrono::duration<double>(redial).count(),
+                               peer.notes.empty() ? "" : absl::StrCat(": ", peer.notes.back()))));
+  }
+  again.calling = true;
+  again.hopeless.clear();
+  peer.notes.clear();
+  peer.untried.clear();
+  plan_routes(peer);
 }
 
 // No route of this round led to the peer.
 void Worker::Impl::round_over(internal::Peer& peer) {
   internal::Redial& again = peer.redial;
   again.calling = false;
-  if (again.nobody) {
-    peer_down(peer, absl::UnavailableError(absl::StrFormat(
-                        "%s; nobody lives at its address any more", peer.why.message())));
-    return;
+  if (!again.hopeless.empty()) {
+    return peer_down(
+        peer, absl::UnavailableError(absl::StrCat(peer.why.message(), "; ", again.hopeless)));
   }
   again.call_at = clock.now() + again.pause;
   again.pause = std::min(2 * again.pause, kLongestPause);
+  set_timer(peer);
 }
 
 }  // namespace baton

@@ -25,11 +25,10 @@ size_t slice_end(const internal::TransferSlot& slot, uint32_t index) {
 }  // namespace
 
 absl::Status Worker::Impl::check(const TransferRequest& request) const {
-  if (request.peer.generation == 0 || request.peer.index >= kMaxPeers) {
+  if (request.peer.generation == 0) {
     return absl::NotFoundError("no such peer: use the PeerId that connect() or an event gave");
   }
-  const uint64_t word = peer_words[request.peer.index].load(std::memory_order_acquire);
-  if (word >> 8 != request.peer.generation) {
+  if (!peers.knows(request.peer)) {
     return absl::NotFoundError("the peer is gone: connect() again and use the new PeerId");
   }
   const size_t bytes = request.local_layout.bytes();
@@ -226,12 +225,29 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
 
 bool Worker::Impl::pump() {
   bool any = false;
-  for (auto& peer : peers) {
-    if (peer == nullptr || peer->state != PeerState::kUp) continue;
-    any |= pump(*peer, peer->urgent);
-    any |= pump(*peer, peer->bulk);
+  // What rails report while they take slices may make more peers ready: those are for next time.
+  const size_t count = ready_peers.size();
+  size_t kept = 0;
+  for (size_t i = 0; i < count; ++i) {
+    internal::Peer& peer = *ready_peers[i];
+    if (peer.state == PeerState::kUp) {
+      any |= pump(peer, peer.urgent);
+      any |= pump(peer, peer.bulk);
+    }
+    peer.ready =
+        peer.state == PeerState::kUp && (peer.urgent.head != kNone || peer.bulk.head != kNone);
+    if (peer.ready) ready_peers[kept++] = &peer;
   }
+  ready_peers.erase(ready_peers.begin() + static_cast<ptrdiff_t>(kept),
+                    ready_peers.begin() + static_cast<ptrdiff_t>(count));
   return any;
+}
+
+// For pump(). A peer that is not up is made ready when it is.
+void Worker::Impl::make_ready(internal::Peer& peer) {
+  if (peer.state != PeerState::kUp || (peer.urgent.head == kNone && peer.bulk.head == kNone))
+    return;
+  if (!std::exchange(peer.ready, true)) ready_peers.push_back(&peer);
 }
 
 bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue) {
@@ -374,9 +390,13 @@ bool Worker::Impl::finish_stopped() {
       if (slot.credit != 0 && slot.landed < slot.slices) take_credit(*peer, slot.credit);
       if (slot.control && slot.verdict != TransferState::kDone) {
         peer->untold += slot.descriptor.increment;
+        owe(*peer);
       }
     }
-    if (slot.control) credits_due = unsaid_due = true;  // others may have waited for the slot
+    if (slot.control) {  // others may have waited for the slot
+      credits_due |= !creditors.empty();
+      unsaid_due |= !unsaid.empty();
+    }
     if (!slot.control) {
       --stats.open_transfers;
       ++stats.transfers_ended;
@@ -442,6 +462,7 @@ void Worker::Impl::enqueue(internal::Peer& peer, uint32_t index) {
   slot.prev = queue.tail;
   (queue.tail == kNone ? queue.head : slots[queue.tail].next) = index;
   queue.tail = index;
+  make_ready(peer);
 }
 
 void Worker::Impl::dequeue(internal::Peer& peer, uint32_t index) {

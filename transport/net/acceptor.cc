@@ -55,7 +55,7 @@ void Acceptor::connect(const ConnectRequest& request, uint16_t rails) {
   dial->rails = rails;
   dial->address = request.address;
   for (const auto one : absl::StrSplit(request.address, ',')) {
-    auto endpoints = resolve(std::string(one));
+    auto endpoints = literal(std::string(one));
     if (!endpoints.ok()) {
       dial->note(endpoints.status());
       continue;
@@ -86,13 +86,13 @@ void Acceptor::connect_another(const Dial& first, const HelloInfo& peer, uint16_
   start(std::move(dial));
 }
 
-absl::Status Acceptor::query(uint64_t session, const std::string& host_port) {
-  auto endpoints = resolve(host_port);
+absl::Status Acceptor::query(uint64_t session, const std::string& addresses) {
+  auto endpoints = literal(addresses);
   if (!endpoints.ok()) return endpoints.status();
   auto dial = std::make_unique<Dial>();
   dial->session = session;
   dial->purpose = Handshake::Purpose::kQuery;
-  dial->address = host_port;
+  dial->address = addresses;
   dial->endpoints = *std::move(endpoints);
   start(std::move(dial));
   return absl::OkStatus();

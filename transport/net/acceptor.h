@@ -105,7 +105,7 @@ class Acceptor {
   // Another connection of the session of `first`, to `peer` at the endpoint where that was met.
   // Nobody is told when it fails: the session lives on the connections it has.
   void connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail);
-  absl::Status query(uint64_t session, const std::string& host_port);
+  absl::Status query(uint64_t session, const std::string& addresses);
   // The peer that `dial` has met will not do.
   void try_next(std::unique_ptr<Dial> dial, const absl::Status& why);
 

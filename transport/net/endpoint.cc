@@ -18,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 
 #ifndef TCP_USER_TIMEOUT
 #define TCP_USER_TIMEOUT 18
@@ -193,6 +194,36 @@ absl::StatusOr<std::vector<Endpoint>> resolve(std::string_view host_port) {
   auto parts = split_host_port(host_port);
   if (!parts.ok()) return parts.status();
   return lookup(parts->first, parts->second, 0);
+}
+
+absl::StatusOr<std::string> look_up(std::string_view host_port) {
+  const auto found = resolve(host_port);
+  if (!found.ok()) return found.status();
+  return absl::StrJoin(*found, ",", [](std::string* out, const Endpoint& endpoint) {
+    out->append(endpoint.text());
+  });
+}
+
+absl::StatusOr<std::vector<Endpoint>> literal(std::string_view host_ports) {
+  std::vector<Endpoint> found;
+  absl::Status why;
+  const std::string text(host_ports);
+  for (const auto one : absl::StrSplit(text, ',')) {
+    auto parts = split_host_port(std::string(one));
+    if (!parts.ok()) {
+      why.Update(parts.status());
+      continue;
+    }
+    auto endpoints = lookup(parts->first, parts->second, AI_NUMERICHOST);
+    if (endpoints.ok()) {
+      found.insert(found.end(), endpoints->begin(), endpoints->end());
+    } else {
+      why.Update(absl::InvalidArgumentError(absl::StrCat(
+          "\"", parts->first, "\" is no IP address: a worker hands out addresses, not names")));
+    }
+  }
+  if (found.empty()) return why;
+  return found;
 }
 
 absl::StatusOr<int> listen_on(const std::string& host, uint16_t port,

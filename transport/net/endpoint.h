@@ -41,6 +41,11 @@ bool loopback_host(std::string_view host);
 // The endpoints behind "host:port". Literal addresses cost nothing; a name asks the resolver, which
 // may block for as long as DNS takes.
 absl::StatusOr<std::vector<Endpoint>> resolve(std::string_view host_port);
+// The same as text, for literal().
+absl::StatusOr<std::string> look_up(std::string_view host_port);
+// The endpoints behind one or more literal addresses, "10.0.0.1:4000,[::1]:4000". Never blocks: a
+// name is InvalidArgument.
+absl::StatusOr<std::vector<Endpoint>> literal(std::string_view host_ports);
 
 // A non-blocking listener. `host` "" is loopback, "0.0.0.0" and "::" every interface; port 0 takes
 // any. The message for a port in use says how to choose another.

@@ -49,7 +49,12 @@ void Poller::remove(int fd) { epoll_ctl(fd_, EPOLL_CTL_DEL, fd, nullptr); }
 bool Poller::poll() {
   epoll_event events[64];
   const int n = epoll_wait(fd_, events, 64, 0);
-  for (int i = 0; i < n; ++i) static_cast<Watched*>(events[i].data.ptr)->ready |= events[i].events;
+  noticed_.clear();
+  for (int i = 0; i < n; ++i) {
+    auto* watched = static_cast<Watched*>(events[i].data.ptr);
+    watched->ready |= events[i].events;
+    if (watched->owner != nullptr) noticed_.push_back(watched->owner);
+  }
   return n > 0;
 }
 

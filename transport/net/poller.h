@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -11,7 +12,8 @@ namespace baton::net {
 
 // Something with a descriptor that the poller watches.
 struct Watched {
-  uint32_t ready = 0;  // EPOLL* bits seen since the owner cleared them
+  uint32_t ready = 0;     // EPOLL* bits seen since the owner cleared them
+  void* owner = nullptr;  // anything: it is told by noticed()
 };
 
 // The epoll descriptor that a worker sleeps on.
@@ -27,6 +29,8 @@ class Poller {
   void remove(int fd);
   // Collects what is ready into Watched::ready, without waiting.
   bool poll();
+  // The owners of what the last poll() found ready, those that have one.
+  const std::vector<void*>& noticed() const { return noticed_; }
   int fd() const { return fd_; }
   // In a forked child, which shares the parent's epoll descriptor: nothing that is removed from now
   // on is removed from the parent's.
@@ -35,6 +39,7 @@ class Poller {
  private:
   explicit Poller(int fd) : fd_(fd) {}
   int fd_;
+  std::vector<void*> noticed_;
 };
 
 }  // namespace baton::net

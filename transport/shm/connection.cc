@@ -15,8 +15,7 @@ constexpr int kPacketsAtOnce = 64;
 constexpr int kRecordsAtOnce = 64;
 constexpr int kSlicesAtOnce = 64;
 constexpr size_t kPopulateBytes = 2 << 20;
-// A chunk takes well under a millisecond. A peer that needs longer has been stopped in the middle.
-constexpr Time kFencePatience = std::chrono::seconds(5);
+constexpr uint32_t kSilentRounds = 1 << 14;
 constexpr Time kClosePatience = std::chrono::seconds(1);
 
 }  // namespace
@@ -45,6 +44,28 @@ bool Connection::run(EventSink& sink, size_t budget) {
     any = true;
   }
   return any;
+}
+
+void Connection::heat() {
+  silent_rounds_ = 0;
+  if (std::exchange(hot_, true)) return;
+  disarm();
+  shared_.hot.push_back(this);
+}
+
+bool Connection::cool(bool moved) {
+  if (moved || state_ != State::kUp) {
+    silent_rounds_ = 0;
+    return false;
+  }
+  if (++silent_rounds_ < kSilentRounds) return false;
+  silent_rounds_ = 0;
+  if (!arm()) {
+    disarm();
+    return false;
+  }
+  hot_ = false;
+  return true;
 }
 
 bool Connection::receive(EventSink& sink) {
@@ -96,6 +117,7 @@ void Connection::disarm() {
 
 bool Connection::on_socket(EventSink& sink) {
   if (state_ == State::kDown || state_ == State::kDialing) return false;
+  heat();
   if (!out_queue_.empty()) flush();
   Packet packet;
   for (int i = 0; i < kPacketsAtOnce; ++i) {
@@ -161,16 +183,23 @@ bool Connection::wait_until_idle(uint32_t busy_value, Time patience) const {
   return true;
 }
 
-void Connection::fence_region(uint32_t index, EventSink& sink) {
-  if (state_ != State::kUp || wait_until_idle(index + 1, kFencePatience)) return;
-  fail(absl::UnavailableError(absl::StrFormat(
-           "%s is stopped in the middle of a copy to or from region %u, which was deregistered: "
-           "end that process before the memory is used again",
-           peer_label(), index)),
-       sink);
+absl::Status Connection::fence_region(uint32_t index, EventSink& sink) {
+  if (state_ != State::kUp || wait_until_idle(index + 1, shared_.fence_patience)) {
+    return absl::OkStatus();
+  }
+  const absl::Status why = absl::UnavailableError(absl::StrFormat(
+      "%s is stopped in the middle of a copy to or from region %u, which was deregistered: end "
+      "that process before the memory is used again",
+      peer_label(), index));
+  fail(why, sink);
+  return why;
 }
 
-bool Connection::post(const Slice& slice) { return state_ == State::kUp && runner_->post(slice); }
+bool Connection::post(const Slice& slice) {
+  if (state_ != State::kUp || !runner_->post(slice)) return false;
+  heat();
+  return true;
+}
 
 void Connection::abort(TransferId transfer, EventSink& sink) {
   uint32_t slice = 0;
@@ -199,6 +228,7 @@ void Connection::close(const absl::Status& why, EventSink& sink) {
 
 void Connection::fail(const absl::Status& why, EventSink& sink) {
   if (state_ == State::kDown) return;
+  heat();  // for the next round to forget it
   const State before = std::exchange(state_, State::kDown);
   // Who only loses this connection says nothing: the peer calls again, or is called.
   const bool lost = absl::IsUnavailable(why) && before == State::kUp;
@@ -228,7 +258,10 @@ void Connection::fail(const absl::Status& why, EventSink& sink) {
 }
 
 void Connection::abandon() {
-  if (std::exchange(state_, State::kDown) != State::kDown) release();
+  if (state_ == State::kDown) return;
+  heat();
+  state_ = State::kDown;
+  release();
 }
 
 void Connection::rail_destroyed() {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "transport/net/handshake.h"
@@ -17,13 +18,19 @@
 
 namespace baton::shm {
 
+class Connection;
+
 // What the connections of one provider share.
 struct Shared {
   const ProviderContext& context;
   Exports exports;
   CmaBatch cma;
   bool cma_allowed = true;
+  Time fence_patience{};  // shm.fence_ms
   UniqueFd epoll;
+  // Those that each round looks at. A connection that has been silent for long is left alone until
+  // it is posted to, or its socket says something: it is armed, as if the worker slept.
+  std::vector<Connection*> hot;
 };
 
 class ShmRail;
@@ -42,11 +49,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Gone for good, and nobody holds its rail: may be forgotten.
   bool finished() const { return state_ == State::kDown && rail_ == nullptr; }
 
-  // From the provider's progress().
+  // From the provider's progress(), while the connection is hot.
   bool run(EventSink& sink, size_t budget);  // news from the peer, and copying
-  bool on_socket(EventSink& sink);           // packets wait
-  void on_peer_exit(EventSink& sink);        // its process has ended
-  bool on_time(Time now, EventSink& sink);   // dials; gives up what takes too long
+  // True when nothing has come for so many rounds of run() that the connection was cooled.
+  bool cool(bool moved);
+  bool on_socket(EventSink& sink);          // packets wait
+  void on_peer_exit(EventSink& sink);       // its process has ended
+  bool on_time(Time now, EventSink& sink);  // dials; gives up what takes too long
   Time next_timer() const;
 
   // Sleeping: false when there is work already.
@@ -59,8 +68,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Regions of ours.
   void announce_file(uint64_t number);
   void announce_drop(uint64_t number);
-  // Waits until the peer, if alive, is not copying to or from region `index`.
-  void fence_region(uint32_t index, EventSink& sink);
+  // Waits until the peer, if alive, is not copying to or from region `index`. Unavailable: it has
+  // been stopped while it does.
+  absl::Status fence_region(uint32_t index, EventSink& sink);
 
   // For the rail.
   bool post(const Slice& slice);
@@ -84,6 +94,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void flush();
 
   // connection.cc
+  void heat();
   bool receive(EventSink& sink);
   void tell_peer();
   bool wait_until_idle(uint32_t busy_value, Time patience) const;
@@ -95,6 +106,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Shared& shared_;
   const bool client_;
+  bool hot_ = false;
+  uint32_t silent_rounds_ = 0;
   ConnectRequest request_;  // of a client
   State state_;
   Time deadline_ = kNever;  // of everything before kUp

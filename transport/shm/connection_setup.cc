@@ -35,6 +35,7 @@ Connection::Connection(Shared& shared, ConnectRequest request)
       handshake_(std::in_place, net::Handshake::Role::kClient, shared.context.key,
                  hello(shared, request_)) {
   link_ = handshake_->self().link;
+  heat();
 }
 
 Connection::Connection(Shared& shared, PacketSocket socket)
@@ -46,6 +47,7 @@ Connection::Connection(Shared& shared, PacketSocket socket)
       handshake_(std::in_place, net::Handshake::Role::kServer, shared.context.key,
                  hello(shared, {})) {
   watch(false);
+  heat();
 }
 
 // The low bit of the epoll data tells the process from the socket.

@@ -25,6 +25,7 @@ constexpr size_t kMaxUnfinished = 128;  // connections that have not authenticat
 constexpr int kAcceptsAtOnce = 16;      // in one round of progress: others wait for the next
 constexpr int kPollEvery = 16;          // rounds of progress between two looks at the sockets
 constexpr size_t kBudget = 1 << 20;     // bytes copied in one round, shared by the connections
+constexpr size_t kAlwaysHot = 16;       // so few connections are looked at in every round
 
 constexpr std::array kSettings = {
     Setting{.name = "shm.memfd",
@@ -32,6 +33,13 @@ constexpr std::array kSettings = {
             .standard = "on",
             .choices = "on off",
             .meaning = "off: the provider is not used"},
+    Setting{.name = "shm.fence_ms",
+            .unit = "ms",
+            .standard = "5000",
+            .least = 1,
+            .most = 3'600'000,
+            .meaning = "for how long deregistering memory waits for a peer that is copying; a copy "
+                       "takes well under 1 ms, so one that needs longer has been stopped"},
     Setting{.name = "shm.cma",
             .kind = Setting::Kind::kChoice,
             .standard = "on",
@@ -102,43 +110,56 @@ class ShmProvider final : public Provider {
     return absl::OkStatus();
   }
 
-  void remove_region(const RegionEntry& region, EventSink& sink) override {
-    if (shared_ == nullptr) return;
+  absl::Status remove_region(const RegionEntry& region, EventSink& sink) override {
+    if (shared_ == nullptr) return absl::OkStatus();
+    absl::Status fenced;
     shared_->exports.revoke(region.index);
     // fence_region() may close a connection, and what hears of that may connect again.
     for (size_t i = 0; i < connections_.size(); ++i) {
-      connections_[i]->fence_region(region.index, sink);
+      fenced.Update(connections_[i]->fence_region(region.index, sink));
     }
     const uint64_t file = shared_->exports.forget_file(region.index);
-    if (file == 0) return;
+    if (file == 0) return fenced;
     for (auto& connection : connections_) connection->announce_drop(file);
+    return fenced;
   }
 
   bool progress(EventSink& sink) override {
     if (shared_ == nullptr) return refuse(sink);
     bool any = false;
     const bool woken = std::exchange(armed_, false);
+    std::vector<Connection*>& hot = shared_->hot;
     if (woken) {
-      for (auto& connection : connections_) connection->disarm();
+      for (Connection* connection : hot) connection->disarm();
     }
     if (woken || unfinished_ != 0 || ++rounds_ >= kPollEvery) {
       rounds_ = 0;
       any |= poll(sink);
     }
-    const size_t share = std::max(SliceRunner::kChunkBytes, kBudget / (connections_.size() + 1));
-    const size_t budget = connections_.size() <= 1 ? kBudget : share;
+    const size_t share = std::max(SliceRunner::kChunkBytes, kBudget / (hot.size() + 1));
+    const size_t budget = hot.size() <= 1 ? kBudget : share;
+    const bool may_cool = hot.size() > kAlwaysHot;
+    bool cooled = false;
     unfinished_ = 0;
     Time now = kNever;
-    // By index: a sink may connect, which makes the list longer, while we walk it.
-    for (size_t i = 0; i < connections_.size(); ++i) {
-      Connection& connection = *connections_[i];
-      any |= connection.run(sink, budget);
-      if (connection.state() == Connection::State::kUp) continue;
+    // By index: a sink may connect or post, which makes the list longer, while we walk it.
+    for (size_t i = 0; i < hot.size(); ++i) {
+      Connection& connection = *hot[i];
+      const bool moved = connection.run(sink, budget);
+      any |= moved;
+      if (connection.state() == Connection::State::kUp) {
+        if (!may_cool || !connection.cool(moved)) continue;
+        hot[i] = nullptr;
+        cooled = true;
+        continue;
+      }
       if (now == kNever) now = context_.clock.now();
       any |= connection.on_time(now, sink);
       if (connection.state() != Connection::State::kUp) ++unfinished_;
     }
+    if (cooled) std::erase(hot, nullptr);
     if (unfinished_ != 0) {
+      std::erase_if(hot, [](const Connection* connection) { return connection->finished(); });
       std::erase_if(connections_, [](const auto& connection) { return connection->finished(); });
     }
     return any;
@@ -150,23 +171,27 @@ class ShmProvider final : public Provider {
     if (shared_ == nullptr) return refused_.empty();
     armed_ = true;
     bool sleep = true;
-    for (auto& connection : connections_) sleep = connection->arm() && sleep;
+    for (Connection* connection : shared_->hot) sleep = connection->arm() && sleep;
     return sleep;
   }
 
   Time next_timer() const override {
     Time next = kNever;
     if (unfinished_ == 0) return next;
-    for (const auto& connection : connections_) next = std::min(next, connection->next_timer());
+    for (const Connection* connection : shared_->hot) {
+      next = std::min(next, connection->next_timer());
+    }
     return next;
   }
 
  private:
   absl::Status open() {
     bool memfd = true, cma = true;
+    Time fence_patience = std::chrono::seconds(5);
     SettingsReader read(context_, kSettings);
     read.on_off("shm.memfd", memfd);
     read.on_off("shm.cma", cma);
+    read.ms("shm.fence_ms", fence_patience);
     if (absl::Status status = read.finish(); !status.ok()) return status;
     if (!memfd) {
       return absl::FailedPreconditionError("memfd is switched off (shm.memfd=off)");
@@ -182,7 +207,8 @@ class ShmProvider final : public Provider {
       return absl::ResourceExhaustedError(
           absl::StrFormat("no epoll descriptor: %s; raise `ulimit -n`", strerror(errno)));
     }
-    shared_.reset(new Shared{context_, *std::move(exports), CmaBatch(), cma, std::move(epoll)});
+    shared_.reset(new Shared{
+        context_, *std::move(exports), CmaBatch(), cma, fence_patience, std::move(epoll), {}});
     return absl::OkStatus();
   }
 

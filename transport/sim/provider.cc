@@ -47,7 +47,7 @@ absl::Status SimProvider::reachable(const std::string& address, std::string_view
 absl::Status SimProvider::add_region(const RegionEntry&) { return absl::OkStatus(); }
 
 // Nothing to fence: every packet looks its region up at the moment it is executed.
-void SimProvider::remove_region(const RegionEntry&, EventSink&) {}
+absl::Status SimProvider::remove_region(const RegionEntry&, EventSink&) { return absl::OkStatus(); }
 
 SimProvider::Entry& SimProvider::add_entry(Entry::Kind kind, const SimRail* rail) {
   if (added_ == inbox_.size()) inbox_.emplace_back();

@@ -27,7 +27,7 @@ class SimProvider final : public Provider {
   absl::Status reachable(const std::string& address, std::string_view host_id) const override;
   void connect(const ConnectRequest& request) override;
   absl::Status add_region(const RegionEntry& region) override;
-  void remove_region(const RegionEntry& region, EventSink& sink) override;
+  absl::Status remove_region(const RegionEntry& region, EventSink& sink) override;
   bool progress(EventSink& sink) override;
   int wait_fd() const override { return -1; }
   bool arm() override { return delivered_ == added_; }

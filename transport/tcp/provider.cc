@@ -127,9 +127,9 @@ void TcpProvider::connect(const ConnectRequest& request) {
   acceptor_.connect(request, sockets_);
 }
 
-absl::Status TcpProvider::query(uint64_t session, const std::string& host_port) {
+absl::Status TcpProvider::query(uint64_t session, const std::string& addresses) {
   if (!capabilities_.available) return absl::FailedPreconditionError(capabilities_.detail);
-  return acceptor_.query(session, host_port);
+  return acceptor_.query(session, addresses);
 }
 
 void TcpProvider::met(const net::Link& link, const HelloInfo& peer,
@@ -146,10 +146,11 @@ void TcpProvider::met(const net::Link& link, const HelloInfo& peer,
   sink.connected(peer.session, peer, *std::move(rail));
 }
 
-void TcpProvider::remove_region(const RegionEntry& region, EventSink&) {
-  for (TcpRail* rail : shared_->rails) {
+absl::Status TcpProvider::remove_region(const RegionEntry& region, EventSink&) {
+  for (TcpRail* rail : shared_->active) {  // what lands, or is answered, is under way
     if (rail != nullptr) rail->remove_region(region);
   }
+  return absl::OkStatus();
 }
 
 bool TcpProvider::progress(EventSink& sink) {
@@ -157,13 +158,14 @@ bool TcpProvider::progress(EventSink& sink) {
   // While there is nobody to talk to, system calls now and then are enough: a worker whose peers
   // come by other ways should not pay for this one in every round.
   constexpr uint32_t kLookEvery = 32;
-  const bool alone = !acceptor_.busy() && shared_->rails.empty();
+  const bool alone = !acceptor_.busy() && shared_->rails == 0;
   if (alone && !look_ && ++rounds_ < kLookEvery) return false;
   rounds_ = 0;
   look_ = false;
   bool any = shared_->poller->poll();
+  for (void* owner : shared_->poller->noticed()) static_cast<TcpRail*>(owner)->activate();
   any |= acceptor_.progress(sink);
-  std::vector<TcpRail*>& rails = shared_->rails;
+  std::vector<TcpRail*>& rails = shared_->active;
   for (int round = 0; round < kRounds; ++round) {
     bool moved = false;
     for (size_t i = 0; i < rails.size(); ++i) {
@@ -175,6 +177,9 @@ bool TcpProvider::progress(EventSink& sink) {
   const Time now = shared_->context.clock.now();
   for (size_t i = 0; i < rails.size(); ++i) {
     if (rails[i] != nullptr) rails[i]->check_timers(now, sink);
+    if (rails[i] == nullptr || !rails[i]->idle()) continue;
+    rails[i]->deactivate();
+    rails[i] = nullptr;
   }
   rails.erase(std::remove(rails.begin(), rails.end(), nullptr), rails.end());
   return any;
@@ -186,14 +191,14 @@ bool TcpProvider::arm() {
   if (!acceptor_.arm()) return false;
   if (!capabilities_.available) return true;
   look_ = true;
-  const auto& rails = shared_->rails;
+  const auto& rails = shared_->active;
   return std::none_of(rails.begin(), rails.end(),
                       [](const TcpRail* rail) { return rail != nullptr && rail->runnable(); });
 }
 
 Time TcpProvider::next_timer() const {
   Time next = acceptor_.next_timer();
-  for (const TcpRail* rail : shared_->rails) {
+  for (const TcpRail* rail : shared_->active) {
     if (rail != nullptr) next = std::min(next, rail->next_timer());
   }
   return next;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "transport/net/acceptor.h"
+#include "transport/net/endpoint.h"
 #include "transport/provider.h"
 #include "transport/tcp/rail.h"
 
@@ -21,9 +22,12 @@ class TcpProvider final : public Provider {
   }
   absl::Status reachable(const std::string& address, std::string_view host_id) const override;
   void connect(const ConnectRequest& request) override;
-  absl::Status query(uint64_t session, const std::string& host_port) override;
+  absl::StatusOr<std::string> look_up(const std::string& host_port) const override {
+    return net::look_up(host_port);
+  }
+  absl::Status query(uint64_t session, const std::string& addresses) override;
   absl::Status add_region(const RegionEntry&) override { return absl::OkStatus(); }
-  void remove_region(const RegionEntry& region, EventSink& sink) override;
+  absl::Status remove_region(const RegionEntry& region, EventSink& sink) override;
   bool progress(EventSink& sink) override;
   int wait_fd() const override;
   bool arm() override;

@@ -2,6 +2,7 @@
 #include "transport/tcp/rail.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -41,15 +42,21 @@ absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShar
       .slice_bytes = shared->slice_bytes,
       .depth = kDepth};
   std::unique_ptr<TcpRail> rail(new TcpRail(std::move(shared), link, peer, std::move(properties)));
-  absl::Status status = rail->socket_.watch();
+  absl::Status status = rail->socket_.watch(rail.get());
   if (!status.ok()) return status;
-  rail->shared_->rails.push_back(rail.get());
+  ++rail->shared_->rails;
+  rail->activate();
   return rail;
 }
 
 TcpRail::~TcpRail() { leave(); }
 
+void TcpRail::activate() {
+  if (!std::exchange(active_, true)) shared_->active.push_back(this);
+}
+
 void TcpRail::taken(Slot& slot) {
+  activate();
   (slot.op == Op::kWrite ? writes_of(slot) : reads_).push(slots_.number_of(slot));
 }
 
@@ -78,7 +85,10 @@ void TcpRail::leave() {
   // politely.
   if (waiting() || (failing_ && absl::IsUnavailable(failure_))) socket_.reset_on_close();
   socket_.close();
-  std::replace(shared_->rails.begin(), shared_->rails.end(), this, static_cast<TcpRail*>(nullptr));
+  --shared_->rails;
+  if (!active_) return;
+  std::vector<TcpRail*>& active = shared_->active;
+  std::replace(active.begin(), active.end(), this, static_cast<TcpRail*>(nullptr));
 }
 
 // Only between two frames, and only what the socket takes now: nobody waits for a goodbye.

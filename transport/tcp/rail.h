@@ -28,7 +28,8 @@ struct TcpShared {
   ProviderContext context;
   net::SocketOptions socket_options;
   std::unique_ptr<net::Poller> poller;
-  std::vector<TcpRail*> rails;  // null where one went away; compacted by progress()
+  std::vector<TcpRail*> active;  // with something to do; null where one went away
+  size_t rails = 0;              // in all
   std::unique_ptr<char[]> nowhere{new char[RxStream::kNowhereBytes]};
   size_t slice_bytes = 1 << 20;
   Time stall = std::chrono::seconds(10);
@@ -59,6 +60,11 @@ class TcpRail final : public framed::FramedRail {
   bool advance(EventSink& sink);
   // Whether advance() would do something right now, so that nobody should sleep.
   bool runnable() const;
+  // Whether nothing is under way: until it is activated there is nothing to do, and no timer.
+  bool idle() const { return !runnable() && !waiting(); }
+  // The provider looks at a rail only while it is on the list of those that are active.
+  void activate();
+  void deactivate() { active_ = false; }
   void remove_region(const RegionEntry& region);
 
  private:
@@ -138,6 +144,7 @@ class TcpRail final : public framed::FramedRail {
 
   std::shared_ptr<TcpShared> shared_;
   Socket socket_;
+  bool active_ = false;
 
   IndexQueue writes_;  // slots with frames to send
   IndexQueue urgent_;  // the same, small ones: they overtake

@@ -16,7 +16,8 @@ size_t bytes_of(const msghdr& message) {
 
 }  // namespace
 
-absl::Status Socket::watch() {
+absl::Status Socket::watch(void* owner) {
+  watched_.owner = owner;
   watched_.ready = EPOLLIN | EPOLLOUT;
   return poller_.add(fd_, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, watched_);
 }

@@ -20,7 +20,8 @@ class Socket {
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
 
-  absl::Status watch();
+  // `owner` is noticed by the poller when something can be done.
+  absl::Status watch(void* owner);
   // What is unsent and unread is lost at once where reset_on_close() was called.
   void close();
   void reset_on_close();

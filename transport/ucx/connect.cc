@@ -14,9 +14,9 @@ void UcxProvider::connect(const ConnectRequest& request) {
   acceptor_.connect(request);
 }
 
-absl::Status UcxProvider::query(uint64_t session, const std::string& host_port) {
+absl::Status UcxProvider::query(uint64_t session, const std::string& addresses) {
   if (!capabilities_.available) return absl::FailedPreconditionError(capabilities_.detail);
-  return acceptor_.query(session, host_port);
+  return acceptor_.query(session, addresses);
 }
 
 // Introduces the two rails to each other.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "transport/net/acceptor.h"
+#include "transport/net/endpoint.h"
 #include "transport/provider.h"
 #include "transport/ucx/rail.h"
 
@@ -26,11 +27,14 @@ class UcxProvider final : public Provider {
   }
   absl::Status reachable(const std::string& address, std::string_view host_id) const override;
   void connect(const ConnectRequest& request) override;
-  absl::Status query(uint64_t session, const std::string& host_port) override;
+  absl::StatusOr<std::string> look_up(const std::string& host_port) const override {
+    return net::look_up(host_port);
+  }
+  absl::Status query(uint64_t session, const std::string& addresses) override;
   // UCX never sees regions: their bytes are copied into and out of its messages, each time after
   // a look at the table.
   absl::Status add_region(const RegionEntry&) override { return absl::OkStatus(); }
-  void remove_region(const RegionEntry&, EventSink&) override {}
+  absl::Status remove_region(const RegionEntry&, EventSink&) override { return absl::OkStatus(); }
   bool progress(EventSink& sink) override;
   int wait_fd() const override { return shared_->poller ? shared_->poller->fd() : -1; }
   bool arm() override;

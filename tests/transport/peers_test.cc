@@ -1,0 +1,258 @@
+// A worker's peers: their rows, and what the worker does when connections come, go and come back,
+// in the order in which a test says so.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/manual_clock.h"
+#include "tests/transport/scripted_provider.h"
+#include "transport/internal/control_message.h"
+#include "transport/internal/peer_table.h"
+
+namespace baton {
+namespace {
+
+using internal::ControlMessage;
+using internal::PeerTable;
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+TEST(PeerTable, RemembersThoseThatWentDownLast) {
+  PeerTable table;
+  const PeerId first = table.add()->id();
+  EXPECT_EQ(table.state(first), PeerState::kConnecting);
+  table.set_state(*table.find(first), PeerState::kUp);
+  table.set_state(*table.find(first), PeerState::kDown);
+  for (size_t i = 0; i < PeerTable::kRemembered; ++i) {
+    EXPECT_TRUE(table.knows(first));
+    internal::Peer* peer = table.add();
+    table.set_state(*peer, PeerState::kDown);
+  }
+  internal::Peer* heir = table.add();  // the first row again
+  EXPECT_EQ(heir->index, first.index);
+  EXPECT_NE(heir->generation, first.generation);
+  EXPECT_FALSE(table.knows(first));
+  EXPECT_EQ(table.find(first), nullptr);
+  EXPECT_EQ(table.state(first), PeerState::kDown);
+  EXPECT_EQ(table.state(heir->id()), PeerState::kConnecting);
+  EXPECT_EQ(table.size(), PeerTable::kRemembered + 1);
+}
+
+TEST(PeerTable, IsFullWhenAllAreInUse) {
+  PeerTable table;
+  for (uint32_t i = 0; i < PeerTable::kMost; ++i) ASSERT_NE(table.add(), nullptr);
+  EXPECT_EQ(table.add(), nullptr);
+  table.set_state(table[7], PeerState::kDown);
+  EXPECT_EQ(table.add(), &table[7]);
+  EXPECT_EQ(table.add(), nullptr);
+  EXPECT_FALSE(table.knows({PeerTable::kMost, 1}));
+}
+
+TEST(PeerTable, FindsASessionByWhoChoseIt) {
+  PeerTable table;
+  internal::Peer* ours = table.add();
+  internal::Peer* theirs = table.add();
+  const WorkerUid uid = WorkerUid::random();
+  ours->uid = theirs->uid = uid;
+  ours->dialled = true;
+  table.set_session(*ours, 5);
+  table.set_session(*theirs, 5);
+  EXPECT_EQ(table.of_session(uid, 5, true), ours);
+  EXPECT_EQ(table.of_session(uid, 5, false), theirs);
+  EXPECT_EQ(table.of_session(WorkerUid::random(), 5, true), nullptr);
+  table.set_session(*ours, 6);
+  EXPECT_EQ(table.of_session(uid, 5, true), nullptr);
+  EXPECT_EQ(table.of_session(uid, 6, true), ours);
+  // Forgotten with its row, and the row's new peer has none of it.
+  table.set_state(*ours, PeerState::kDown);
+  for (size_t i = 0; i < PeerTable::kRemembered; ++i) {
+    table.set_state(*table.add(), PeerState::kDown);
+  }
+  EXPECT_EQ(table.add(), ours);
+  EXPECT_EQ(table.of_session(uid, 6, true), nullptr);
+}
+
+class ScriptedPeers : public testing::Test {
+ protected:
+  ScriptedPeers() {
+    WorkerOptions options;
+    options.name = "scripted";
+    options.key = *ClusterKey::from_bytes("a secret of the tests");
+    options.clock = &clock_;
+    options.extra_providers.push_back([this](const ProviderContext&) {
+      auto made = std::make_unique<ScriptedProvider>();
+      provider_ = made.get();
+      return made;
+    });
+    worker_ = *Worker::create(std::move(options));
+    turn();
+  }
+  void turn() {
+    for (int i = 0; i < 4; ++i) worker_->progress();
+  }
+
+  // A peer that called, with an address of its own.
+  HelloInfo caller(uint64_t session, uint64_t link) const {
+    HelloInfo who{.uid = WorkerUid::random(), .name = "caller", .session = session, .link = link};
+    who.address = Address{.uid = who.uid,
+                          .name = who.name,
+                          .host_id = this_host_id(),
+                          .providers = {{"scripted", "there"}}}
+                      .encode();
+    return who;
+  }
+  PeerId up(const HelloInfo& who, ScriptedRail*& rail) {
+    rail = &provider_->call_in(who);
+    turn();
+    const auto event = worker_->next_peer_event();
+    EXPECT_TRUE(event && event->kind == PeerEvent::Kind::kUp);
+    return event->peer;
+  }
+  // What the peer says about its rails.
+  void say(Rail& rail, const ControlMessage& message) {
+    const std::string words = message.encode();
+    provider_->sink->arrived(rail, {.transfer = {0, ++generation_},
+                                    .counter_index = CounterTable::kControl,
+                                    .counter_generation = 1,
+                                    .increment = 0,
+                                    .notify = words});
+    turn();
+  }
+  void notify(Rail& rail, const std::string& text) {
+    provider_->sink->arrived(rail, {.transfer = {1, ++generation_}, .notify = text});
+  }
+
+  ManualClock clock_;
+  ScriptedProvider* provider_ = nullptr;
+  std::unique_ptr<Worker> worker_;
+  uint32_t generation_ = 0;
+};
+
+// The other side may lose a rail before this one has heard of it. A call that brings only such a
+// rail has failed, and there is another.
+TEST_F(ScriptedPeers, ARailThatWasFencedBeforeItWasHeardOfIsNotTheEndOfTheCalls) {
+  ScriptedRail* rail = nullptr;
+  const HelloInfo who = caller(9, 100);
+  const PeerId peer = up(who, rail);
+  say(*rail, {.kind = ControlMessage::Kind::kFence, .link = 222});
+  rail->report(*provider_->sink);
+  rail->lose(*provider_->sink, "cut");
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kReconnecting);
+
+  clock_.advance(milliseconds(60));  // the side that was called waits a little
+  turn();
+  ASSERT_THAT(provider_->calls, SizeIs(1));
+  HelloInfo answer = who;
+  answer.link = 222;
+  EXPECT_EQ(provider_->answer(answer), nullptr);
+  EXPECT_TRUE(absl::IsUnavailable(provider_->closed_why)) << provider_->closed_why;
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kReconnecting);
+
+  turn();
+  EXPECT_THAT(provider_->calls, SizeIs(0));  // not at once
+  clock_.advance(milliseconds(30));
+  turn();
+  ASSERT_THAT(provider_->calls, SizeIs(1));
+  answer.link = 333;
+  EXPECT_NE(provider_->answer(answer), nullptr);
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
+}
+
+// What is read while the peer is lost is still owed to it, else it could send less and less.
+TEST_F(ScriptedPeers, CreditForWhatWasReadMeanwhileGoesToAPeerThatIsBack) {
+  ScriptedRail* rail = nullptr;
+  const HelloInfo who = caller(9, 100);
+  const PeerId peer = up(who, rail);
+  const std::string text(60'000, 'x');
+  constexpr size_t kTexts = 20;  // more than a quarter of the window
+  for (size_t i = 0; i < kTexts; ++i) notify(*rail, text);
+  rail->lose(*provider_->sink, "cut");
+  ASSERT_EQ(worker_->peer_state(peer), PeerState::kReconnecting);
+  Notification note;
+  size_t read = 0;
+  while (worker_->next_notification(note)) ++read;
+  EXPECT_EQ(read, kTexts);
+
+  clock_.advance(milliseconds(60));
+  turn();
+  ASSERT_THAT(provider_->calls, SizeIs(1));
+  HelloInfo answer = who;
+  answer.link = 101;
+  ScriptedRail* fresh = provider_->answer(answer);
+  ASSERT_NE(fresh, nullptr);
+  turn();
+  uint64_t given = 0;
+  for (const Slice& slice : fresh->held) {
+    if (slice.transfer->counter.index == CounterTable::kCredits) given += slice.transfer->increment;
+  }
+  EXPECT_EQ(given, kTexts * (text.size() + internal::kNotificationCost));
+}
+
+TEST_F(ScriptedPeers, APeerThatRefusesWhenItIsCalledAgainIsDownAndSaysWhy) {
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = up(caller(9, 100), rail);
+  rail->lose(*provider_->sink, "cut");
+  clock_.advance(milliseconds(60));
+  turn();
+  ASSERT_THAT(provider_->calls, SizeIs(1));
+  provider_->sink->connect_failed(provider_->calls.front().session,
+                                  absl::PermissionDeniedError("the cluster keys differ"));
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
+  const std::string why(worker_->peer_status(peer).message());
+  EXPECT_THAT(why, HasSubstr("the cluster keys differ"));
+  EXPECT_THAT(why, testing::Not(HasSubstr("nobody")));
+}
+
+// Each peer's times are its own, and 10,000 that are lost at once are all called again and given up
+// in time.
+TEST_F(ScriptedPeers, TenThousandThatAreLostAtOnceAreAllCalledAgain) {
+  constexpr size_t kPeers = 10'000;
+  std::vector<ScriptedRail*> rails;
+  for (size_t i = 0; i < kPeers; ++i) rails.push_back(&provider_->call_in(caller(i + 1, i + 1)));
+  turn();
+  std::set<std::pair<uint32_t, uint32_t>> peers;
+  while (auto event = worker_->next_peer_event()) {
+    peers.emplace(event->peer.index, event->peer.generation);
+  }
+  ASSERT_THAT(peers, SizeIs(kPeers));
+  EXPECT_EQ(worker_->stats().peers_up, kPeers);
+
+  // One of them has something to do, and only that one does it.
+  const PeerId one{peers.begin()->first, peers.begin()->second};
+  ASSERT_TRUE(worker_->notify_detached(one, "you alone").ok());
+  turn();
+  size_t posted = 0;
+  for (ScriptedRail* rail : rails) posted += rail->held.size();
+  EXPECT_EQ(posted, 1U);
+
+  for (ScriptedRail* rail : rails) rail->lose(*provider_->sink, "the switch is gone");
+  turn();
+  EXPECT_EQ(worker_->stats().peers_up, 0U);
+  clock_.advance(milliseconds(60));
+  turn();
+  EXPECT_THAT(provider_->calls, SizeIs(kPeers));
+  // A half of them come back.
+  std::set<uint64_t> back;
+  for (size_t i = 0; i < kPeers / 2; ++i) {
+    HelloInfo who;
+    who.uid = provider_->calls.front().expected.uid;
+    who.session = provider_->calls.front().session;
+    who.link = 100'000 + i;
+    ASSERT_NE(provider_->answer(who), nullptr);
+  }
+  EXPECT_EQ(worker_->stats().peers_up, kPeers / 2);
+  clock_.advance(std::chrono::seconds(6));
+  turn();
+  size_t down = 0;
+  for (const auto& [index, generation] : peers) {
+    down += worker_->peer_state({index, generation}) == PeerState::kDown;
+  }
+  EXPECT_EQ(down, kPeers / 2);
+}
+
+}  // namespace
+}  // namespace baton

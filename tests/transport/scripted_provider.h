@@ -1,0 +1,103 @@
+// A provider whose connections a test makes, feeds and loses by hand, to see what the worker does.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/worker.h"
+
+namespace baton {
+
+class ScriptedProvider;
+
+// Takes every slice and reports it only when the test says so.
+class ScriptedRail final : public Rail {
+ public:
+  explicit ScriptedRail(ScriptedProvider& provider) : provider_(provider) {}
+  const Properties& properties() const override { return properties_; }
+  absl::Status reaches(const RemoteRegion&) const override { return absl::OkStatus(); }
+  bool post(const Slice& slice, EventSink&) override {
+    if (held.size() == properties_.depth) return false;
+    held.push_back(slice);
+    return true;
+  }
+  void abort(TransferId transfer, EventSink& sink) override;
+  void close(absl::Status why, EventSink& sink) override;
+
+  // Reports all that it holds, as done or as `status`.
+  void report(EventSink& sink, const absl::Status& status = absl::OkStatus());
+  void lose(EventSink& sink, const std::string& why);
+
+  std::vector<Slice> held;
+
+ private:
+  ScriptedProvider& provider_;
+  Properties properties_{.provider = "scripted", .route = "scripted"};
+};
+
+class ScriptedProvider final : public Provider {
+ public:
+  const Capabilities& capabilities() const override { return capabilities_; }
+  absl::StatusOr<std::string> listen() override { return "here"; }
+  absl::Status reachable(const std::string&, std::string_view) const override {
+    return absl::OkStatus();
+  }
+  void connect(const ConnectRequest& request) override { calls.push_back(request); }
+  absl::Status add_region(const RegionEntry&) override { return absl::OkStatus(); }
+  absl::Status remove_region(const RegionEntry&, EventSink&) override { return absl::OkStatus(); }
+  bool progress(EventSink& worker) override {
+    sink = &worker;
+    for (auto& [who, rail] : std::exchange(callers_, {})) worker.accepted(who, std::move(rail));
+    return false;
+  }
+  int wait_fd() const override { return -1; }
+  bool arm() override { return true; }
+
+  // In the next progress() the worker hears of a peer that called. The worker owns the rail.
+  ScriptedRail& call_in(const HelloInfo& who) {
+    auto rail = std::make_unique<ScriptedRail>(*this);
+    ScriptedRail& made = *rail;
+    callers_.emplace_back(who, std::move(rail));
+    return made;
+  }
+  // The first of `calls` is answered: its rail, or null where the worker has dropped it at once.
+  ScriptedRail* answer(const HelloInfo& who) {
+    const uint64_t session = calls.front().session;
+    calls.erase(calls.begin());
+    auto rail = std::make_unique<ScriptedRail>(*this);
+    ScriptedRail* made = rail.get();
+    closed = nullptr;
+    sink->connected(session, who, std::move(rail));
+    return closed == made ? nullptr : made;
+  }
+
+  EventSink* sink = nullptr;          // the worker, from its first progress() on
+  std::vector<ConnectRequest> calls;  // that the worker has made
+  const Rail* closed = nullptr;       // the last that the worker has closed
+  absl::Status closed_why;
+
+ private:
+  std::vector<std::pair<HelloInfo, std::unique_ptr<Rail>>> callers_;
+  Capabilities capabilities_{.name = "scripted", .available = true};
+};
+
+inline void ScriptedRail::report(EventSink& sink, const absl::Status& status) {
+  for (const Slice& slice : std::exchange(held, {})) {
+    sink.slice_done(*this, slice.transfer->id, slice.index, status);
+  }
+}
+inline void ScriptedRail::lose(EventSink& sink, const std::string& why) {
+  report(sink, absl::UnknownError(why));
+  sink.rail_down(*this, absl::UnavailableError(why));
+}
+inline void ScriptedRail::abort(TransferId, EventSink&) {}
+inline void ScriptedRail::close(absl::Status why, EventSink& sink) {
+  provider_.closed = this;
+  provider_.closed_why = why;
+  report(sink, absl::UnknownError(why.message()));
+  sink.rail_down(*this, std::move(why));
+}
+
+}  // namespace baton

@@ -1,0 +1,102 @@
+// What a worker knows of one peer. All of it is the progress thread's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "transport/address.h"
+#include "transport/internal/arrivals.h"
+#include "transport/internal/control_message.h"
+#include "transport/internal/transfer_slots.h"
+#include "transport/provider.h"
+#include "transport/worker.h"
+
+namespace baton::internal {
+
+// A first-in first-out list of slots, linked through the slots themselves.
+struct SlotQueue {
+  uint32_t head = TransferSlot::kNone;
+  uint32_t tail = TransferSlot::kNone;
+};
+
+// What one peer may have waiting in an inbox: each notification counts its bytes and what keeping
+// it costs. Its sender holds the next one back until the application has read some.
+inline constexpr uint64_t kNotificationWindow = 4 << 20;
+inline constexpr uint64_t kNotificationCost = 64;
+
+struct RailState {
+  std::unique_ptr<Rail> rail;
+  uint64_t link = 0;  // HelloInfo::link
+  uint64_t outstanding_bytes = 0;
+  uint32_t outstanding = 0;
+  uint32_t moved = 0;  // slices that it gave back for others to do
+  bool full = false;   // refused a slice; cleared by its next report
+};
+
+// A rail that was lost while slices of ours were on it. They go on when the peer has said which of
+// them had landed, and that no byte of the others will.
+struct LostRail {
+  explicit LostRail(uint64_t number) : link(number) {}
+
+  uint64_t link = 0;
+  std::vector<SliceName> unsettled;
+  bool gone = false;       // it has reported all that it had
+  Time asked_at = kNever;  // the peer has been asked
+};
+
+// How a peer of which all rails were lost is called again.
+struct Redial {
+  Time give_up_at = kNever;  // kNever: it answered since it was lost last
+  Time call_at = kNever;
+  Time pause{};          // before the call after that
+  bool calling = false;  // a call is under way
+  std::string hopeless;  // why it is no use to call again; empty: it may be
+};
+
+struct Peer {
+  uint32_t index = 0;
+  uint32_t generation = 0;
+  PeerState state = PeerState::kConnecting;
+  absl::Status why;
+  std::string name;
+  WorkerUid uid;
+  uint64_t session = 0;
+  std::vector<RailState> rails;
+  // Transfers with slices to post. Small ones and messages overtake bulk: control never waits
+  // behind it.
+  SlotQueue urgent;
+  SlotQueue bulk;
+  SlotQueue held;  // transfers whose notification waits for credit
+  Arrivals arrivals;
+
+  bool dialled = false;  // we called it first
+  std::vector<LostRail> lost_rails;
+  std::vector<uint64_t> fenced;  // links that the peer has given up before they came up here
+  std::string goodbye;           // what it said when it closed a rail for good
+  Redial redial;
+
+  // Notifications, in bytes as the inbox counts them.
+  uint64_t credit = kNotificationWindow;  // we may still send
+  uint64_t unread = 0;                    // from the peer, in our inbox
+  uint64_t untold = 0;                    // read here, credit not given back yet
+
+  // Connecting: the routes still to try, best first, and what became of the others.
+  Address address;
+  std::string require;
+  std::vector<std::string> untried;
+  std::string route;               // the provider that is being tried
+  std::vector<std::string> notes;  // "shm: not used because ..."
+  std::string rail_lost;           // why the last one was lost, while others carried on
+
+  // On the worker's lists: each peer is on a list once.
+  bool ready = false;     // has slices to post, and rails
+  bool creditor = false;  // is owed credit for notifications that were read here
+  Time timer = kNever;    // its earliest entry among the worker's timers
+
+  PeerId id() const { return {index, generation}; }
+};
+
+}  // namespace baton::internal

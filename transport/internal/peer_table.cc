@@ -1,0 +1,86 @@
+// Rows for peers, and the words that tell other threads of them.
+#include "transport/internal/peer_table.h"
+
+namespace baton::internal {
+
+PeerTable::~PeerTable() {
+  for (auto& chunk : words_) delete chunk.load(std::memory_order_relaxed);
+}
+
+uint64_t PeerTable::word(uint32_t index) const {
+  if (index >= kMost) return 0;
+  const Chunk* chunk = words_[index / kChunk].load(std::memory_order_acquire);
+  return chunk == nullptr ? 0 : (*chunk)[index % kChunk].load(std::memory_order_acquire);
+}
+
+bool PeerTable::knows(PeerId id) const {
+  return id.generation != 0 && word(id.index) >> 8 == id.generation;
+}
+
+PeerState PeerTable::state(PeerId id) const {
+  const uint64_t now = word(id.index);
+  if (id.generation == 0 || now >> 8 != id.generation) return PeerState::kDown;
+  return static_cast<PeerState>((now & 0xff) - 1);
+}
+
+void PeerTable::set_state(Peer& peer, PeerState state) {
+  if (state == PeerState::kDown && peer.state != PeerState::kDown) down_.push_back(peer.index);
+  peer.state = state;
+  (*words_[peer.index / kChunk].load(std::memory_order_relaxed))[peer.index % kChunk].store(
+      (uint64_t{peer.generation} << 8) | (static_cast<uint64_t>(state) + 1),
+      std::memory_order_release);
+}
+
+Peer* PeerTable::add() {
+  auto index = static_cast<uint32_t>(rows_.size());
+  uint32_t generation = 1;
+  if (down_.size() > kRemembered || (index == kMost && !down_.empty())) {
+    index = down_.front();
+    down_.pop_front();
+    Peer& old = *rows_[index];
+    forget_session(old);
+    generation = old.generation + 1 == 0 ? 1 : old.generation + 1;
+    // It may still be on the worker's lists.
+    Peer fresh;
+    fresh.ready = old.ready;
+    fresh.creditor = old.creditor;
+    old = std::move(fresh);
+  } else if (index == kMost) {
+    return nullptr;
+  } else {
+    std::atomic<Chunk*>& chunk = words_[index / kChunk];
+    if (chunk.load(std::memory_order_relaxed) == nullptr) {
+      chunk.store(new Chunk{}, std::memory_order_release);
+    }
+    rows_.push_back(std::make_unique<Peer>());
+  }
+  Peer& peer = *rows_[index];
+  peer.index = index;
+  peer.generation = generation;
+  set_state(peer, PeerState::kConnecting);
+  return &peer;
+}
+
+Peer* PeerTable::find(PeerId id) {
+  if (id.generation == 0 || id.index >= rows_.size()) return nullptr;
+  Peer* peer = rows_[id.index].get();
+  return peer->generation == id.generation ? peer : nullptr;
+}
+
+void PeerTable::forget_session(const Peer& peer) {
+  const auto found = sessions_.find(key_of(peer));
+  if (found != sessions_.end() && found->second == peer.index) sessions_.erase(found);
+}
+
+void PeerTable::set_session(Peer& peer, uint64_t session) {
+  forget_session(peer);
+  peer.session = session;
+  sessions_[key_of(peer)] = peer.index;
+}
+
+Peer* PeerTable::of_session(const WorkerUid& uid, uint64_t session, bool dialled) {
+  const auto found = sessions_.find(Session{uid.bytes, {session, dialled}});
+  return found == sessions_.end() ? nullptr : rows_[found->second].get();
+}
+
+}  // namespace baton::internal

@@ -1,0 +1,62 @@
+// The peers of a worker: rows with generations, found by their id or by their session.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "transport/internal/peer.h"
+#include "transport/region.h"
+
+namespace baton::internal {
+
+// Rows are made as peers come, and used again when many of them have gone down: a peer that is down
+// can still be asked why. A Peer& stays where it is for as long as the table lives.
+class PeerTable {
+ public:
+  static constexpr uint32_t kMost = 1 << 16;   // peers at a time
+  static constexpr size_t kRemembered = 1024;  // peers that are down before the oldest is forgotten
+
+  PeerTable() = default;
+  ~PeerTable();
+  PeerTable(const PeerTable&) = delete;
+  PeerTable& operator=(const PeerTable&) = delete;
+
+  // A new peer, connecting; null when kMost are in use.
+  Peer* add();
+  Peer* find(PeerId id);
+  void set_state(Peer& peer, PeerState state);
+  // Any thread. kDown also for a peer that was forgotten.
+  PeerState state(PeerId id) const;
+  // Any thread. Whether the id is that of a peer, and not forgotten.
+  bool knows(PeerId id) const;
+
+  // A peer has one session at a time: `dialled` by us or by the worker `uid`, which chose the
+  // number.
+  void set_session(Peer& peer, uint64_t session);  // its uid and `dialled` must be set
+  Peer* of_session(const WorkerUid& uid, uint64_t session, bool dialled);
+
+  size_t size() const { return rows_.size(); }
+  Peer& operator[](size_t index) { return *rows_[index]; }
+
+ private:
+  using Session = std::pair<std::array<uint8_t, 16>, std::pair<uint64_t, bool>>;
+  static Session key_of(const Peer& peer) { return {peer.uid.bytes, {peer.session, peer.dialled}}; }
+  void forget_session(const Peer& peer);
+  // generation << 8 | PeerState + 1, in chunks that stay where they are.
+  static constexpr size_t kChunk = 1024;
+  using Chunk = std::array<std::atomic<uint64_t>, kChunk>;
+  uint64_t word(uint32_t index) const;
+
+  std::vector<std::unique_ptr<Peer>> rows_;
+  std::array<std::atomic<Chunk*>, kMost / kChunk> words_{};
+  std::deque<uint32_t> down_;  // rows, the one that went first in front
+  absl::flat_hash_map<Session, uint32_t> sessions_;
+};
+
+}  // namespace baton::internal

@@ -1,0 +1,132 @@
+// What arrives at a worker: counters that rise, notifications, and credit for those that were read.
+#include <algorithm>
+#include <utility>
+
+#include "transport/internal/worker_impl.h"
+
+namespace baton {
+namespace {
+constexpr uint32_t kNone = internal::TransferSlot::kNone;
+}  // namespace
+
+void Worker::Impl::arrived(Rail& rail, const Arrival& arrival) {
+  internal::Peer* peer = peer_of(rail);
+  if (peer == nullptr) return;
+  peer->redial.give_up_at = kNever;  // it is there, and knows us
+  auto complete = peer->arrivals.add(arrival);
+  if (!complete.ok()) {
+    doomed.push_back({peer->id(), &rail, complete.status()});
+    return;
+  }
+  if (!complete->now) return;
+  if (arrival.counter_index == CounterTable::kCredits) return take_credit(*peer, arrival.increment);
+  if (arrival.counter_index == CounterTable::kControl) {
+    return hear(*peer, rail, complete->notify);
+  }
+  if (arrival.counter_generation != 0) {
+    counters.add(arrival.counter_index, arrival.counter_generation, arrival.increment);
+    signal();
+  }
+  if (!complete->notify.empty()) push_notification(peer->id(), complete->notify);
+}
+
+void Worker::Impl::push_notification(PeerId from, std::string_view payload) {
+  internal::Peer* peer = find_peer(from);
+  if (peer == nullptr) return;
+  peer->unread += payload.size() + internal::kNotificationCost;
+  // Twice the window: a credit that the peer took back may belong to one that arrived after all.
+  if (peer->unread > 2 * internal::kNotificationWindow) {
+    if (!peer->rails.empty()) {
+      doomed.push_back(
+          {from, peer->rails.front().rail.get(),
+           absl::InvalidArgumentError("the peer sent more notifications than it had credit for")});
+    }
+    return;
+  }
+  if (inbox_count == inbox.size()) {
+    std::rotate(inbox.begin(), inbox.begin() + static_cast<ptrdiff_t>(inbox_head), inbox.end());
+    inbox_head = 0;
+    inbox.resize(std::max<size_t>(64, 2 * inbox.size()));
+  }
+  Notification& slot = inbox[(inbox_head + inbox_count) % inbox.size()];
+  slot.peer = from;
+  slot.payload.assign(payload);
+  ++inbox_count;
+  signal();
+}
+
+bool Worker::Impl::next_notification(Notification& out) {
+  if (inbox_count == 0) return false;
+  Notification& next = inbox[inbox_head];
+  out.peer = next.peer;
+  out.payload.swap(next.payload);
+  inbox_head = (inbox_head + 1) % inbox.size();
+  --inbox_count;
+  notification_read(out);
+  return true;
+}
+
+void Worker::Impl::notification_read(const Notification& notification) {
+  internal::Peer* peer = find_peer(notification.peer);
+  if (peer == nullptr || peer->state == PeerState::kDown) return;
+  const uint64_t cost = notification.payload.size() + internal::kNotificationCost;
+  peer->unread -= std::min(cost, peer->unread);
+  peer->untold += cost;
+  owe(*peer);
+}
+
+// What the application has read goes back to those who sent it, a quarter of the window at a time.
+// A peer that is lost gets it when it is back.
+void Worker::Impl::owe(internal::Peer& peer) {
+  if (peer.state != PeerState::kUp || peer.untold < internal::kNotificationWindow / 4) return;
+  if (!std::exchange(peer.creditor, true)) creditors.push_back(&peer);
+  credits_due = true;
+  wake();
+}
+
+// A credit is a transfer of no bytes whose counter is none. One that finds no slot waits for the
+// end of another.
+bool Worker::Impl::give_credits() {
+  if (!std::exchange(credits_due, false)) return false;
+  for (; !creditors.empty(); creditors.pop_back()) {
+    internal::Peer& peer = *creditors.back();
+    peer.creditor = false;
+    if (peer.state != PeerState::kUp || peer.untold == 0) continue;
+    absl::StatusOr<TransferId> id = slots.acquire();
+    const bool reserved = !id.ok();
+    if (reserved) id = slots.acquire_reserved();
+    if (!id.ok()) {
+      peer.creditor = true;
+      return true;
+    }
+    internal::TransferSlot& slot = slots[id->slot];
+    slot.descriptor = TransferDescriptor{.id = *id,
+                                         .counter = {peer.uid, CounterTable::kCredits, 1},
+                                         .increment = std::exchange(peer.untold, 0)};
+    slot.peer = peer.id();
+    slot.local = {};
+    slot.deadline = kNever;
+    slot.on_end = nullptr;
+    slot.detached = !reserved;
+    slot.control = true;
+    activate(id->slot);
+  }
+  return true;
+}
+
+// From the peer, or back from a notification that was not delivered.
+void Worker::Impl::take_credit(internal::Peer& peer, uint64_t amount) {
+  peer.credit += std::min(amount, internal::kNotificationWindow - peer.credit);
+  while (peer.held.head != kNone) {
+    const uint32_t index = peer.held.head;
+    internal::TransferSlot& slot = slots[index];
+    const uint64_t cost = slot.descriptor.notify.size() + internal::kNotificationCost;
+    if (peer.credit < cost) return;
+    dequeue(peer, index);
+    peer.credit -= slot.credit = cost;
+    slot.held = false;
+    enqueue(peer, index);
+  }
+}
+
+}  // namespace baton
