@@ -106,7 +106,7 @@ TEST_F(PerfServer, FiftyClientsInTurnAndNothingIsLeftBehind) {
     if (recorded.refused == nullptr) lines.push_back(ours(recorded));
   }
   ASSERT_GE(lines.size(), 25u);
-  while (lines.size() < 50) lines.push_back("write_lat -s 8 -n 50");
+  while (lines.size() < 50) lines.emplace_back("write_lat -s 8 -n 50");
   for (const std::string& line : lines) {
     SCOPED_TRACE(line);
     const Ended ended = client(line + " --provider tcp");

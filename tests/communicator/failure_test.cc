@@ -18,7 +18,6 @@ namespace baton {
 namespace {
 
 using testing::AllOf;
-using testing::AnyOf;
 using testing::HasSubstr;
 
 std::string text(const absl::Status& status) { return std::string(status.message()); }

@@ -10,7 +10,6 @@
 namespace baton {
 namespace {
 
-using testing::AnyOf;
 using testing::HasSubstr;
 
 class Mismatch : public testing::TestWithParam<std::string> {

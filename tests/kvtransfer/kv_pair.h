@@ -35,7 +35,7 @@ inline BatonConnectorOptions options_for(const std::string& provider, const std:
   return options;
 }
 
-inline std::unique_ptr<KvConnector> make_or_fail(BatonConnectorOptions options) {
+inline std::unique_ptr<KvConnector> make_or_fail(const BatonConnectorOptions& options) {
   auto connector = make_baton_connector(options);
   EXPECT_TRUE(connector.ok()) << connector.status();
   return connector.ok() ? *std::move(connector) : nullptr;

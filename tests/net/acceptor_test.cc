@@ -77,7 +77,7 @@ class PlainProvider final : public Provider {
   int asked = 0;
 };
 
-const ProviderRegistration plain("plain", [](const ProviderContext& context) {
+const ProviderRegistration kPlain("plain", [](const ProviderContext& context) {
   return std::unique_ptr<Provider>(new PlainProvider(context));
 });
 

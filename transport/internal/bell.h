@@ -40,10 +40,4 @@ class Bell {
   std::atomic<bool> rung_{false};
 };
 
-// A thread that sleeps until the worker has work. Under the worker's progress lock, but for the
-// polling. Each has a bell of its own: what one has heard, the others must still hear.
-struct Sleeper {
-  Bell bell;
-};
-
 }  // namespace baton::internal

@@ -37,7 +37,7 @@ void ProgressThread::run() {
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);
   }
   Worker::Impl& impl = *worker_.impl_;
-  internal::Sleeper mine;
+  internal::Bell mine;
   Time busy = impl.clock.now();
   while (!stop_.load()) {
     if (worker_.progress()) {

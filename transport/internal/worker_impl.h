@@ -37,14 +37,14 @@ class Worker::Impl final : public EventSink {
   bool progress();
   absl::Status watch(int fd);
   bool ready_to_sleep();
-  bool arm(internal::Sleeper& sleeper);
-  void disarm(internal::Sleeper& sleeper);
+  bool arm(internal::Bell& own);
+  void disarm(internal::Bell& own);
   void rouse();
   Time next_timer();
   void wake();          // lock-free
   void signal();        // something the application may wait for has happened
   void tell_waiters();  // without the lock: those who leave the driving to a ProgressThread
-  void sleep(const internal::Sleeper& sleeper, Time until);
+  void sleep(const internal::Bell& own, Time until);
   absl::Status wait_until(const std::function<bool()>& ready, Time timeout);
 
   // worker_peers.cc
@@ -171,12 +171,13 @@ class Worker::Impl final : public EventSink {
   Time refusals_quiet_until = Time::min();  // one warning a second is enough
 
   // Sleeping and waking.
-  int epoll_fd = -1;                       // the providers' descriptors and the bell
-  int outside_fd = -1;                     // the same, and the bell of `outside`: wait_fd()
-  internal::Bell bell;                     // rung by wake()
-  internal::Sleeper outside;               // whoever sleeps on wait_fd()
-  std::vector<internal::Sleeper*> asleep;  // armed: somebody else's progress() must rouse them
-  std::vector<std::unique_ptr<internal::Sleeper>> spare_sleepers;
+  int epoll_fd = -1;    // the providers' descriptors and the bell
+  int outside_fd = -1;  // the same, and `outside`: wait_fd()
+  internal::Bell bell;  // rung by wake()
+  // Each that sleeps has a bell of its own: what one has heard, the others must still hear.
+  internal::Bell outside;               // of whoever sleeps on wait_fd()
+  std::vector<internal::Bell*> asleep;  // armed: somebody else's progress() must rouse them
+  std::vector<std::unique_ptr<internal::Bell>> spare_bells;
   std::atomic<int> event_fd{-1};
   std::atomic<bool> sleeping{false};
   std::atomic<bool> cancels{false};

@@ -77,9 +77,9 @@ absl::Status Worker::Impl::watch(int fd) {
 absl::Status Worker::Impl::start() {
   epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   outside_fd = epoll_create1(EPOLL_CLOEXEC);
-  epoll_event event{.events = EPOLLIN, .data = {.fd = outside.bell.fd()}};
-  if (epoll_fd < 0 || outside_fd < 0 || bell.fd() < 0 || outside.bell.fd() < 0 ||
-      epoll_ctl(outside_fd, EPOLL_CTL_ADD, outside.bell.fd(), &event) != 0) {
+  epoll_event event{.events = EPOLLIN, .data = {.fd = outside.fd()}};
+  if (epoll_fd < 0 || outside_fd < 0 || bell.fd() < 0 || outside.fd() < 0 ||
+      epoll_ctl(outside_fd, EPOLL_CTL_ADD, outside.fd(), &event) != 0) {
     return absl::ResourceExhaustedError(kNoDescriptors);
   }
   if (absl::Status status = watch(bell.fd()); !status.ok()) return status;
@@ -199,23 +199,23 @@ bool Worker::Impl::ready_to_sleep() {
   return idle;
 }
 
-bool Worker::Impl::arm(internal::Sleeper& sleeper) {
-  disarm(sleeper);
+bool Worker::Impl::arm(internal::Bell& own) {
+  disarm(own);
   if (ready_to_sleep()) {
-    asleep.push_back(&sleeper);
+    asleep.push_back(&own);
     return true;
   }
   if (asleep.empty()) sleeping.store(false, std::memory_order_relaxed);
   return false;
 }
 
-void Worker::Impl::disarm(internal::Sleeper& sleeper) {
-  std::erase(asleep, &sleeper);
-  sleeper.bell.silence();
+void Worker::Impl::disarm(internal::Bell& own) {
+  std::erase(asleep, &own);
+  own.silence();
 }
 
 void Worker::Impl::rouse() {
-  for (internal::Sleeper* sleeper : asleep) sleeper->bell.ring();
+  for (internal::Bell* each : asleep) each->ring();
   asleep.clear();
   sleeping.store(false, std::memory_order_relaxed);
 }
@@ -248,9 +248,9 @@ void Worker::Impl::tell_waiters() {
   wait_condition.notify_all();
 }
 
-void Worker::Impl::sleep(const internal::Sleeper& sleeper, Time until) {
+void Worker::Impl::sleep(const internal::Bell& own, Time until) {
   std::array<pollfd, 2> fds{{{.fd = epoll_fd, .events = POLLIN, .revents = 0},
-                             {.fd = sleeper.bell.fd(), .events = POLLIN, .revents = 0}}};
+                             {.fd = own.fd(), .events = POLLIN, .revents = 0}}};
   const Time left = until == kNever ? std::chrono::seconds(3600) : until - clock.now();
   if (left <= Time::zero()) return;
   const timespec timeout = to_timespec(left);
@@ -264,13 +264,13 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
   // Lent to this wait from its first sleep on.
   struct Lent {
     ~Lent() {
-      if (sleeper == nullptr) return;
+      if (own == nullptr) return;
       std::lock_guard lock(impl.mutex);
-      impl.disarm(*sleeper);
-      impl.spare_sleepers.push_back(std::move(sleeper));
+      impl.disarm(*own);
+      impl.spare_bells.push_back(std::move(own));
     }
     Impl& impl;
-    std::unique_ptr<internal::Sleeper> sleeper;
+    std::unique_ptr<internal::Bell> own;
   } mine{*this, nullptr};
   while (true) {
     if (ready()) return absl::OkStatus();
@@ -290,26 +290,26 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
     Time timer = kNever;
     {
       std::lock_guard lock(mutex);
-      if (mine.sleeper != nullptr) disarm(*mine.sleeper);
+      if (mine.own != nullptr) disarm(*mine.own);
       if (progress()) {
         busy = now;
         continue;
       }
       if (now - busy < kSpin) continue;
-      if (mine.sleeper == nullptr) {
-        if (spare_sleepers.empty()) {
-          auto fresh = std::make_unique<internal::Sleeper>();
-          if (fresh->bell.fd() < 0) return absl::ResourceExhaustedError(kNoDescriptors);
-          mine.sleeper = std::move(fresh);
+      if (mine.own == nullptr) {
+        if (spare_bells.empty()) {
+          auto fresh = std::make_unique<internal::Bell>();
+          if (fresh->fd() < 0) return absl::ResourceExhaustedError(kNoDescriptors);
+          mine.own = std::move(fresh);
         } else {
-          mine.sleeper = std::move(spare_sleepers.back());
-          spare_sleepers.pop_back();
+          mine.own = std::move(spare_bells.back());
+          spare_bells.pop_back();
         }
       }
-      armed = arm(*mine.sleeper);
+      armed = arm(*mine.own);
       if (armed) timer = next_timer();
     }
-    if (armed && !ready()) sleep(*mine.sleeper, std::min(end, timer));
+    if (armed && !ready()) sleep(*mine.own, std::min(end, timer));
   }
 }
 

@@ -47,8 +47,8 @@ void SimNetwork::at_timer(Time when, uint32_t queue_pair) {
 }
 
 void SimNetwork::advance_to(Time time) {
-  clock_.now_ = std::max(clock_.now_, time);
-  while (!events_.empty() && events_.front().at <= clock_.now_) {
+  clock_.time = std::max(clock_.time, time);
+  while (!events_.empty() && events_.front().at <= clock_.time) {
     const Event event = events_.front();
     std::pop_heap(events_.begin(), events_.end());
     events_.pop_back();

@@ -24,7 +24,7 @@ class SimNetwork {
   ~SimNetwork();
 
   const SimOptions& options() const { return options_; }
-  Time now() const { return clock_.now_; }
+  Time now() const { return clock_.time; }
   const Clock& clock() const { return clock_; }
   SimStats& stats() { return stats_; }
 
@@ -68,8 +68,8 @@ class SimNetwork {
 
  private:
   struct VirtualClock final : Clock {
-    Time now() const override { return now_; }
-    Time now_{};
+    Time now() const override { return time; }
+    Time time{};
   };
   struct Node {
     bool alive = true;

@@ -42,9 +42,9 @@ absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShar
       .slice_bytes = shared->slice_bytes,
       .depth = kDepth};
   std::unique_ptr<TcpRail> rail(new TcpRail(std::move(shared), link, peer, std::move(properties)));
+  ++rail->shared_->rails;
   absl::Status status = rail->socket_.watch(rail.get());
   if (!status.ok()) return status;
-  ++rail->shared_->rails;
   rail->activate();
   return rail;
 }
