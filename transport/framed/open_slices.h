@@ -1,10 +1,10 @@
-// The slices that a rail has taken and not reported yet, in slots; no allocation.
+// The slices that a rail has taken and not reported yet, in slots; no allocation but for the first.
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "transport/provider.h"
 
@@ -39,14 +39,15 @@ class OpenSlices {
   explicit OpenSlices(uint32_t depth) : depth_(depth) {}
 
   OpenSlice* begin() { return slots_.data(); }
-  OpenSlice* end() { return slots_.data() + depth_; }
+  OpenSlice* end() { return slots_.data() + slots_.size(); }
   const OpenSlice* begin() const { return slots_.data(); }
-  const OpenSlice* end() const { return slots_.data() + depth_; }
+  const OpenSlice* end() const { return slots_.data() + slots_.size(); }
 
   // Null when it has to wait: every slot is taken, or enough bytes are under way.
   OpenSlice* take(const Slice& slice) {
     const size_t bytes = slice.end - slice.begin;
     if (live_ == depth_ || (live_ > 0 && outstanding_ + bytes > kMaxOutstanding)) return nullptr;
+    if (slots_.empty()) slots_.resize(depth_);
     OpenSlice& slot =
         *std::find_if(begin(), end(), [](const OpenSlice& each) { return !each.live; });
     slot = OpenSlice();
@@ -86,7 +87,7 @@ class OpenSlices {
   }
 
  private:
-  std::array<OpenSlice, kMostSlots> slots_;
+  std::vector<OpenSlice> slots_;  // none before the first is taken; then they stay where they are
   const uint32_t depth_;
   uint32_t live_ = 0;
   size_t outstanding_ = 0;

@@ -21,10 +21,6 @@ TcpRail::TcpRail(std::shared_ptr<TcpShared> shared, const net::Link& link, const
       opener_(link.keys.receive, link.keys.protection),
       rx_(shared_->nowhere.get(), opener_) {
   if (sealer_.payload()) sealed_.reset(new char[kSealedBatch]);
-  batched_.reserve(kDepth);
-  wire_pieces_.resize(framed::kMaxPieces);
-  mapped_.resize(framed::kMaxPieces);
-  control_.reserve(64 * framed::kHeaderBytes);
 }
 
 absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShared> shared,
@@ -52,7 +48,24 @@ absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShar
 TcpRail::~TcpRail() { leave(); }
 
 void TcpRail::activate() {
-  if (!std::exchange(active_, true)) shared_->active.push_back(this);
+  if (std::exchange(active_, true)) return;
+  shared_->active.push_back(this);
+  if (shared_->spares.empty()) {
+    memory_.reset(new RailMemory);  // not cleared: pages that are not used cost nothing
+  } else {
+    memory_ = std::move(shared_->spares.back());
+    shared_->spares.pop_back();
+  }
+  batch_.lend(&memory_->tx);
+  rx_.lend(&memory_->rx);
+}
+
+void TcpRail::deactivate() {
+  active_ = false;
+  batch_.lend(nullptr);
+  rx_.lend(nullptr);
+  if (shared_->spares.size() < TcpShared::kSpares) shared_->spares.push_back(std::move(memory_));
+  memory_.reset();
 }
 
 void TcpRail::taken(Slot& slot) {
@@ -94,6 +107,7 @@ void TcpRail::leave() {
 // Only between two frames, and only what the socket takes now: nobody waits for a goodbye.
 void TcpRail::say_goodbye(std::string_view why) {
   if (socket_.fd() < 0 || waiting()) return;
+  activate();
   const std::string_view text = why.substr(0, framed::kMaxText);
   send_control({.type = framed::FrameType::kGoodbye, .text = static_cast<uint32_t>(text.size())},
                text);
@@ -143,7 +157,7 @@ void TcpRail::remove_region(const RegionEntry& region) {
     if (in_payload_ && payload_frame_.type == framed::FrameType::kWrite) rx_.discard();
     incoming_.error.Update(gone);
   }
-  for (uint8_t at = 0; at < kDepth; ++at) {
+  for (uint8_t at = 0; at < jobs_.size(); ++at) {
     Job& job = jobs_[at];
     if (!job.live || !names(job.frame)) continue;
     const auto batched = std::find_if(batched_.begin(), batched_.end(),

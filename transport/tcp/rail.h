@@ -22,6 +22,12 @@ namespace baton::tcp {
 
 class TcpRail;
 
+// What a rail needs only while something is under way.
+struct RailMemory {
+  TxBatch::Memory tx;
+  RxStream::Memory rx;
+};
+
 // What a provider and its rails share. Rails may outlive their provider.
 struct TcpShared {
   explicit TcpShared(const ProviderContext& provider_context) : context(provider_context) {}
@@ -31,6 +37,11 @@ struct TcpShared {
   std::vector<TcpRail*> active;  // with something to do; null where one went away
   size_t rails = 0;              // in all
   std::unique_ptr<char[]> nowhere{new char[RxStream::kNowhereBytes]};
+  static constexpr size_t kSpares = 64;
+  std::vector<std::unique_ptr<RailMemory>> spares;
+  // Of the frame that is being taken in.
+  std::vector<framed::WirePiece> wire_pieces{framed::kMaxPieces};
+  std::vector<iovec> mapped{framed::kMaxPieces};
   size_t slice_bytes = 1 << 20;
   Time stall = std::chrono::seconds(10);
 };
@@ -64,7 +75,7 @@ class TcpRail final : public framed::FramedRail {
   bool idle() const { return !runnable() && !waiting(); }
   // The provider looks at a rail only while it is on the list of those that are active.
   void activate();
-  void deactivate() { active_ = false; }
+  void deactivate();
   void remove_region(const RegionEntry& region);
 
  private:
@@ -145,6 +156,7 @@ class TcpRail final : public framed::FramedRail {
   std::shared_ptr<TcpShared> shared_;
   Socket socket_;
   bool active_ = false;
+  std::unique_ptr<RailMemory> memory_;  // while it is active
 
   IndexQueue writes_;  // slots with frames to send
   IndexQueue urgent_;  // the same, small ones: they overtake
@@ -166,10 +178,8 @@ class TcpRail final : public framed::FramedRail {
   framed::Frame payload_frame_;
   int landing_slot_ = -1;  // of READ_DATA
   Incoming incoming_;
-  std::vector<framed::WirePiece> wire_pieces_;
-  std::vector<iovec> mapped_;
-  std::array<Job, kDepth> jobs_;
-  IndexQueue answers_;  // jobs to send
+  std::vector<Job> jobs_;  // kDepth of them from the first on
+  IndexQueue answers_;     // jobs to send
 };
 
 }  // namespace baton::tcp

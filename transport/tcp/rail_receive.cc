@@ -123,7 +123,7 @@ void TcpRail::handle(const framed::Frame& frame, std::string_view meta, EventSin
 
 absl::Status TcpRail::map_pieces(const framed::Frame& frame, Access want,
                                  absl::Span<iovec> out) const {
-  const absl::Span<const framed::WirePiece> pieces(wire_pieces_.data(), frame.pieces);
+  const absl::Span<const framed::WirePiece> pieces(shared_->wire_pieces.data(), frame.pieces);
   const auto base = resolve(frame, want, pieces);
   if (!base.ok()) return base.status();
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -133,7 +133,8 @@ absl::Status TcpRail::map_pieces(const framed::Frame& frame, Access want,
 }
 
 void TcpRail::on_write(const framed::Frame& frame, std::string_view meta, EventSink& sink) {
-  if (absl::Status status = framed::decode_pieces(frame, meta, absl::MakeSpan(wire_pieces_));
+  if (absl::Status status =
+          framed::decode_pieces(frame, meta, absl::MakeSpan(shared_->wire_pieces));
       !status.ok()) {
     hostile(std::string(status.message()));
     return;
@@ -158,12 +159,12 @@ void TcpRail::on_write(const framed::Frame& frame, std::string_view meta, EventS
     return;
   }
   if (incoming_.error.ok()) {
-    incoming_.error = map_pieces(frame, Access::kRemoteWrite, absl::MakeSpan(mapped_));
+    incoming_.error = map_pieces(frame, Access::kRemoteWrite, absl::MakeSpan(shared_->mapped));
   }
   expect_payload(frame);
   if (!incoming_.error.ok()) return;
   for (uint32_t i = 0; i < frame.pieces; ++i) {
-    rx_.add_piece(mapped_[i].iov_base, mapped_[i].iov_len);
+    rx_.add_piece(shared_->mapped[i].iov_base, shared_->mapped[i].iov_len);
   }
 }
 
@@ -189,11 +190,12 @@ TcpRail::Zombie* TcpRail::find_zombie(const framed::Frame& frame) {
 }
 
 void TcpRail::on_read(const framed::Frame& frame, std::string_view meta) {
-  absl::Status status = framed::decode_pieces(frame, meta, absl::MakeSpan(wire_pieces_));
+  absl::Status status = framed::decode_pieces(frame, meta, absl::MakeSpan(shared_->wire_pieces));
   if (!status.ok()) {
     hostile(std::string(status.message()));
     return;
   }
+  if (jobs_.empty()) jobs_.resize(kDepth);
   uint8_t at = 0;
   while (at < kDepth && jobs_[at].live) ++at;
   if (at == kDepth) {
@@ -213,7 +215,7 @@ void TcpRail::on_read(const framed::Frame& frame, std::string_view meta) {
 }
 
 void TcpRail::on_cancel_read(const framed::Frame& frame) {
-  for (uint8_t at = 0; at < kDepth; ++at) {
+  for (uint8_t at = 0; at < jobs_.size(); ++at) {
     Job& job = jobs_[at];
     if (!job.live || !(job.frame.transfer == frame.transfer) || job.frame.slice != frame.slice) {
       continue;

@@ -66,7 +66,7 @@ bool RxStream::absorb() {
     size_t step = std::min(payload_left_, end_ - begin_);
     if (!discarding()) {
       step = std::min(step, iov_[piece_].iov_len);
-      char* const from = buffer_.get() + begin_;
+      char* const from = buffer_ + begin_;
       if (!bulk_) {
         std::memcpy(iov_[piece_].iov_base, from, step);
       } else if (!copy_if_mapped(iov_[piece_].iov_base, from, step)) {
@@ -82,28 +82,28 @@ bool RxStream::absorb() {
 void RxStream::fill(msghdr& message) {
   if (begin_ == end_) begin_ = end_ = 0;
   if (begin_ > 0 && kBufferBytes - end_ < kBufferBytes / 2) {
-    std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
+    std::memmove(buffer_, buffer_ + begin_, end_ - begin_);
     end_ -= begin_;
     begin_ = 0;
   }
   message = {};
-  char* tail = buffer_.get() + end_;
+  char* tail = buffer_ + end_;
   const size_t room = kBufferBytes - end_;
   if (payload_left_ == 0) {
     // In bulk, only a little more than the next header: what follows it must not be copied twice.
     iov_[0] = {tail, std::min(room, bulk_ ? gap_ : kBulk)};
-    message.msg_iov = iov_.data();
+    message.msg_iov = iov_;
     message.msg_iovlen = 1;
     return;
   }
   if (discarding()) {
     iov_[0] = {nowhere_, std::min(payload_left_, kNowhereBytes)};
-    message.msg_iov = iov_.data();
+    message.msg_iov = iov_;
     message.msg_iovlen = 1;
     return;
   }
   iov_[pieces_] = {tail, std::min(room, bulk_ ? gap_ : kBulk)};
-  message.msg_iov = iov_.data() + piece_;
+  message.msg_iov = iov_ + piece_;
   message.msg_iovlen = pieces_ - piece_ + 1;
 }
 

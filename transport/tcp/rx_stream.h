@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#include <array>
 #include <cstddef>
 #include <memory>
 #include <string_view>
@@ -26,12 +25,23 @@ class RxStream {
 
   // `nowhere` takes payload that must not land: kNowhereBytes that nobody reads.
   // Payload that lands is opened by `opener` where that protects payload.
-  RxStream(char* nowhere, net::Opener& opener)
-      : buffer_(new char[kBufferBytes]), nowhere_(nowhere), opener_(opener) {}
+  RxStream(char* nowhere, net::Opener& opener) : nowhere_(nowhere), opener_(opener) {}
+
+  // Needed while anything is buffered or on its way; the rail lends it.
+  struct Memory {
+    char buffer[kBufferBytes];
+    iovec pieces[framed::kMaxPieces + 1];  // then the buffer
+  };
+  void lend(Memory* memory) {
+    buffer_ = memory == nullptr ? nullptr : memory->buffer;
+    iov_ = memory == nullptr ? nullptr : memory->pieces;
+  }
 
   // Bytes that are here and have not been consumed: headers and variable parts.
-  std::string_view buffered() const { return {buffer_.get() + begin_, end_ - begin_}; }
-  char* front() { return buffer_.get() + begin_; }
+  std::string_view buffered() const {
+    return begin_ == end_ ? std::string_view() : std::string_view(buffer_ + begin_, end_ - begin_);
+  }
+  char* front() { return buffer_ + begin_; }
   void consume(size_t bytes) {
     begin_ += bytes;
     gap_seen_ += bytes;
@@ -56,13 +66,13 @@ class RxStream {
   static constexpr size_t kBulk = 64 << 10;
   void land(size_t bytes);  // advances over pieces that have been filled
 
-  std::unique_ptr<char[]> buffer_;
+  char* buffer_ = nullptr;
   char* nowhere_;
   net::Opener& opener_;
   size_t begin_ = 0;
   size_t end_ = 0;
   size_t payload_left_ = 0;
-  std::array<iovec, framed::kMaxPieces + 1> iov_;  // pieces, then the buffer
+  iovec* iov_ = nullptr;
   size_t piece_ = 0;
   size_t pieces_ = 0;  // 0: discard
   size_t gap_ = framed::kHeaderBytes;

@@ -6,7 +6,6 @@
 #include <sys/uio.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <memory>
 #include <string_view>
@@ -21,7 +20,15 @@ class TxBatch {
   static constexpr size_t kArenaBytes = 2 * (framed::kMaxHead + net::kSealBytes);
   static constexpr size_t kVectors = 1024;  // what the kernel takes at once (UIO_MAXIOV)
 
-  TxBatch() : arena_(new char[kArenaBytes]) {}
+  // Needed from the first frame of a batch until it is sent; the rail lends it.
+  struct Memory {
+    char arena[kArenaBytes];
+    iovec vectors[kVectors];
+  };
+  void lend(Memory* memory) {
+    arena_ = memory == nullptr ? nullptr : memory->arena;
+    iov_ = memory == nullptr ? nullptr : memory->vectors;
+  }
 
   void clear() { used_ = vectors_ = next_ = payload_ = 0; }
   bool sent() const { return next_ == vectors_; }
@@ -36,10 +43,10 @@ class TxBatch {
   size_t payload() const { return payload_; }
 
   // Where the next header goes; commit_header() puts it in front of what is added from then on.
-  char* next_header() { return arena_.get() + used_; }
+  char* next_header() { return arena_ + used_; }
   size_t open_header() { return vectors_++; }
   void commit_header(size_t vector, size_t bytes) {
-    iov_[vector] = {arena_.get() + used_, bytes};
+    iov_[vector] = {arena_ + used_, bytes};
     used_ += bytes;
   }
   void add_header(size_t bytes) { commit_header(open_header(), bytes); }
@@ -65,7 +72,7 @@ class TxBatch {
 
   void fill(msghdr& message) {
     message = {};
-    message.msg_iov = iov_.data() + next_;
+    message.msg_iov = iov_ + next_;
     message.msg_iovlen = vectors_ - next_;
   }
   void advance(size_t bytes) {
@@ -84,8 +91,8 @@ class TxBatch {
   void blank(size_t begin, size_t end);
 
  private:
-  std::unique_ptr<char[]> arena_;
-  std::array<iovec, kVectors> iov_;
+  char* arena_ = nullptr;
+  iovec* iov_ = nullptr;
   size_t used_ = 0;
   size_t vectors_ = 0;
   size_t next_ = 0;
