@@ -2,6 +2,8 @@
 // connection, and nothing else. What was open goes on over the next one and lands once.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 
 #include <functional>
 #include <memory>
@@ -196,6 +198,12 @@ TEST_P(Tamper, NothingIsAnnouncedBeforeItsTag) {
   const std::string last = bytes.substr(bytes.size() - 1);
   bytes.pop_back();
   network_->hold(FaultyNetwork::kThere, false);
+  // Until the kernel has them at b's socket: it takes its time.
+  const int to_b = network_->lines().back().ends[1];
+  ASSERT_TRUE(run([&] {
+    int unacknowledged = 1;
+    return bytes.empty() && ioctl(to_b, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged == 0;
+  }));
   run_out();
   EXPECT_EQ(b_.worker->counter_value(counter_), 0u);
   network_->lines().back().under_way[FaultyNetwork::kThere] = last;
