@@ -9,7 +9,7 @@ namespace baton::internal {
 namespace {
 // A sender uses the same few slots again and again: a table soon has them all, and a peer that says
 // little costs little.
-constexpr size_t kFirstSlots = 64;
+constexpr size_t kFirstSlots = 512;
 }  // namespace
 
 bool Arrivals::Completed::holds(uint32_t generation) const {
