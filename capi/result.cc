@@ -50,7 +50,7 @@ int32_t result_of(const absl::Status& status, baton_error* error) {
   const size_t room = std::min(error->size, sizeof *error) - kHead - 1;
   const size_t bytes = std::min(room, status.message().size());
   error->result = result;
-  std::memcpy(error->text, status.message().data(), bytes);
+  if (bytes > 0) std::memcpy(error->text, status.message().data(), bytes);
   error->text[bytes] = 0;
   return result;
 }

@@ -21,7 +21,7 @@ extern "C" const ProviderRegistration baton_provider_verbs(
 
 ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm,
                            std::shared_ptr<const Locality> locality) {
-  return [&api, cm, locality](const ProviderContext& context) {
+  return [&api, cm, locality = std::move(locality)](const ProviderContext& context) {
     return std::unique_ptr<Provider>(new VerbsProvider(context, &api, cm, locality));
   };
 }

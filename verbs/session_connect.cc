@@ -192,7 +192,7 @@ void Session::attempt_failed(uint16_t index, const absl::Status& why) {
 }
 
 void Session::check_timers(Time now) {
-  for (uint16_t i = 0; i < slots_.size(); ++i) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     if (now < slot.due) continue;
     switch (slot.phase) {
@@ -293,7 +293,7 @@ absl::Status Session::await_cm(Slot& slot, const Endpoint& peer, Endpoint& end) 
 }
 
 absl::Status Session::on_cm_request(const CmRequest& request) {
-  for (uint16_t i = 0; i < slots_.size(); ++i) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     if (connecting_ || over_ || slot.phase != Phase::kCalling || slot.link != nullptr) continue;
     if (slot.peer.queue_pair != request.queue_pair) continue;
@@ -323,7 +323,7 @@ absl::Status Session::join_by_cm(uint16_t index) {
 }
 
 void Session::check_links() {
-  for (uint16_t i = 0; i < slots_.size(); ++i) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     if (slot.link == nullptr) continue;
     switch (slot.link->state()) {

@@ -57,7 +57,7 @@ TEST(UniqueFd, ClosesOnceAndHandsOver) {
   {
     UniqueFd out(ends[1]);
     UniqueFd owner(std::move(out));
-    EXPECT_FALSE(out.valid());
+    EXPECT_FALSE(out.valid());  // NOLINT(bugprone-use-after-move): that is the point
     EXPECT_EQ(owner.get(), ends[1]);
   }
   EXPECT_FALSE(open(ends[1]));

@@ -162,7 +162,7 @@ absl::StatusOr<std::unique_ptr<Worker>> named(size_t bytes, std::atomic<int>& ar
   WorkerOptions options;
   options.name = std::string(bytes, 'n');
   options.key = *ClusterKey::from_bytes("a secret of the tests");
-  options.extra_providers.push_back(
+  options.extra_providers.emplace_back(
       [&armed](const ProviderContext&) { return std::make_unique<StubProvider>(armed); });
   return Worker::create(std::move(options));
 }
@@ -184,7 +184,7 @@ TEST(WorkerAddress, ThatNobodyCouldReadIsRefused) {
   std::atomic<int> armed{0};
   WorkerOptions options;
   options.key = *ClusterKey::from_bytes("a secret of the tests");
-  options.extra_providers.push_back([&armed](const ProviderContext&) {
+  options.extra_providers.emplace_back([&armed](const ProviderContext&) {
     return std::make_unique<StubProvider>(armed, std::string(2000, 'x'));
   });
   const auto worker = Worker::create(std::move(options));

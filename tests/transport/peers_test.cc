@@ -83,7 +83,7 @@ class ScriptedPeers : public testing::Test {
     options.name = "scripted";
     options.key = *ClusterKey::from_bytes("a secret of the tests");
     options.clock = &clock_;
-    options.extra_providers.push_back([this](const ProviderContext&) {
+    options.extra_providers.emplace_back([this](const ProviderContext&) {
       auto made = std::make_unique<ScriptedProvider>();
       provider_ = made.get();
       return made;

@@ -45,7 +45,7 @@ struct StubWorker {
     WorkerOptions options;
     options.name = "stubbed";
     options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.extra_providers.push_back([this](const ProviderContext&) {
+    options.extra_providers.emplace_back([this](const ProviderContext&) {
       auto made = std::make_unique<StubProvider>(armed);
       provider = made.get();
       return made;

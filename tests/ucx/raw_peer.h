@@ -26,8 +26,8 @@ inline const Engine::Options kLoopback{.tls = "tcp", .net_devices = "lo"};
 class RawPeer {
  public:
   RawPeer() {
-    auto made = Engine::create(
-        kLoopback, [this](std::string_view message) { heard.push_back(std::string(message)); });
+    auto made = Engine::create(kLoopback,
+                               [this](std::string_view message) { heard.emplace_back(message); });
     EXPECT_TRUE(made.ok()) << made.status();
     engine = *std::move(made);
   }

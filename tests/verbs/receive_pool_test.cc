@@ -8,7 +8,6 @@
 namespace baton::verbs {
 namespace {
 
-using testing::HasSubstr;
 using testing::IsEmpty;
 
 struct Deaf final : QueuePairOwner {

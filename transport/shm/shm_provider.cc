@@ -207,7 +207,7 @@ class ShmProvider final : public Provider {
       return absl::ResourceExhaustedError(
           absl::StrFormat("no epoll descriptor: %s; raise `ulimit -n`", strerror(errno)));
     }
-    shared_.reset(new Shared{
+    shared_ = std::make_unique<Shared>(Shared{
         context_, *std::move(exports), CmaBatch(), cma, fence_patience, std::move(epoll), {}});
     return absl::OkStatus();
   }

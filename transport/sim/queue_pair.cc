@@ -194,13 +194,11 @@ void QueuePair::fail(uint64_t culprit, const absl::Status& cause, Break how) {
   while (first_ < next_) {
     const Outgoing& message = out(first_);
     const uint64_t number = first_++;
-    if (message.acknowledged) {
+    // Where they are not lost, the two ends agree on what came before they go on.
+    if (message.acknowledged || (number != culprit && how != Break::kLost && executed(number))) {
       owner_.completed(message.request.id, absl::OkStatus(), false);
     } else if (number == culprit) {
       owner_.completed(message.request.id, cause, false);
-    } else if (how != Break::kLost && executed(number)) {
-      // The two ends agree on what came before they go on.
-      owner_.completed(message.request.id, absl::OkStatus(), false);
     } else {
       owner_.completed(message.request.id, flush, true);
     }

@@ -73,7 +73,7 @@ verbs::VerbsApi fake_calls();
 
 class FakeVerbs {
  public:
-  explicit FakeVerbs(FakeOptions options = {});  // one at a time in a process
+  explicit FakeVerbs(const FakeOptions& options = {});  // one at a time in a process
   ~FakeVerbs();
   FakeVerbs(const FakeVerbs&) = delete;
   FakeVerbs& operator=(const FakeVerbs&) = delete;

@@ -62,7 +62,7 @@ int FakeVerbs::post(FakeQp& qp, const ibv_send_wr& request) {
     violation("an atomic that is not 8 bytes at a multiple of 8");
     return EINVAL;
   }
-  if (qp.sends.size() == 0) qp.waiting = false;
+  if (qp.sends.empty()) qp.waiting = false;
   qp.sends.push_back({});
   FakeWork& work = qp.sends[qp.sends.size() - 1];
   work.request = request;
