@@ -1,4 +1,6 @@
 // Getting connected, and everything that may call itself a peer and is none.
+#include <gmock/gmock.h>
+
 #include "tests/tcp/raw_peer.h"
 #include "transport/net/acceptor.h"
 
