@@ -14,9 +14,11 @@ using collectives::RankInfo;
 
 namespace {
 
-std::shared_ptr<const std::string> refusal(const absl::Status& why) {
-  return std::make_shared<const std::string>(
-      encode_frame(FrameType::kRefusal, encode_refusal(why)));
+using Messages = std::vector<std::string>;
+
+std::shared_ptr<const Messages> refusal(const absl::Status& why) {
+  return std::make_shared<const Messages>(
+      Messages{encode_message(MessageType::kRefusal, encode_refusal(why))});
 }
 
 std::string describe(const RankInfo& info) {
@@ -97,10 +99,11 @@ void Gathering::join(ConnectionId connection, const Join& join, Time now,
   waiting_[info.rank] = {connection, info, join.patience == kNever ? kNever : now + join.patience};
   if (waiting_.size() < ranks_) return;
 
-  std::string frames;
-  for (const auto& [rank, one] : waiting_)
-    frames += encode_frame(FrameType::kRankInfo, one.info.encode());
-  const auto shared = std::make_shared<const std::string>(std::move(frames));
+  Messages all;
+  for (const auto& [rank, one] : waiting_) {
+    all.push_back(encode_message(MessageType::kRankInfo, one.info.encode()));
+  }
+  const auto shared = std::make_shared<const Messages>(std::move(all));
   for (const auto& [rank, one] : waiting_) answers.push_back({one.connection, shared});
   waiting_.clear();
   last_failure_.clear();
@@ -108,8 +111,8 @@ void Gathering::join(ConnectionId connection, const Join& join, Time now,
 }
 
 void Gathering::refuse_all(const absl::Status& why, std::vector<Answer>& answers) {
-  const auto frames = refusal(why);
-  for (const auto& [rank, one] : waiting_) answers.push_back({one.connection, frames});
+  const auto messages = refusal(why);
+  for (const auto& [rank, one] : waiting_) answers.push_back({one.connection, messages});
   waiting_.clear();
   last_failure_ = std::string(why.message());
 }

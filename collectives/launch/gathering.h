@@ -20,7 +20,7 @@ class Gathering {
   // What to send over a connection, whose rank is then no longer here.
   struct Answer {
     ConnectionId connection;
-    std::shared_ptr<const std::string> frames;
+    std::shared_ptr<const std::vector<std::string>> messages;
   };
 
   // `ranks` 0: every attempt takes the number that the first rank to come expects.

@@ -1,24 +1,22 @@
 // A rank's side of the rendezvous.
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "collectives/launch/rendezvous.h"
 #include "collectives/launch/rendezvous_wire.h"
-#include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/handshake_connection.h"
+#include "transport/net/message_stream.h"
 #include "transport/net/poller.h"
 
 namespace baton::collectives {
 
-using launch::FrameType;
+using launch::MessageType;
 
 namespace {
 
@@ -58,21 +56,20 @@ class RendezvousClient {
     if (join.patience != kNever) {
       join.patience -= std::min<Time>(join.patience / 4, std::chrono::milliseconds(500));
     }
-    if (absl::Status good = send(launch::encode_frame(FrameType::kJoin, encode_join(join)));
-        !good.ok()) {
-      return good;
-    }
+    stream_->send(launch::encode_message(MessageType::kJoin, encode_join(join)));
     return receive_rank_infos();
   }
+  bool was_up() const { return stream_ != nullptr; }
 
  private:
-  // Leaves an authenticated connection in fd_.
+  // Leaves an authenticated connection in stream_.
   absl::Status connect(const net::Endpoint& to) {
     auto poller = net::Poller::create();
     if (!poller.ok()) return poller.status();
+    poller_ = *std::move(poller);
     auto fd = net::start_connect(to, launch::rendezvous_sockets());
     if (!fd.ok()) return fd.status();
-    net::HandshakeConnection handshake(*fd, **poller, net::Handshake::Role::kClient, key_,
+    net::HandshakeConnection handshake(*fd, *poller_, net::Handshake::Role::kClient, key_,
                                        launch::rendezvous_hello(), net::Handshake::Options(),
                                        deadline_, nullptr);
     const Time until =
@@ -83,22 +80,19 @@ class RendezvousClient {
     }
     using State = net::HandshakeConnection::State;
     while (true) {
-      (*poller)->poll();
+      poller_->poll();
       const State state = handshake.advance();
       if (state == State::kDone) break;
       if (state == State::kFailed) return refusal(to, handshake.error());
-      if (!wait_for((*poller)->fd(), POLLIN, deadline_)) {
+      if (!wait_for(poller_->fd(), POLLIN, deadline_)) {
         return late("it took the connection but says nothing");
       }
     }
     if (!launch::is_rendezvous(handshake.peer())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(to.text(),
-                       " is a Baton worker, not a rendezvous: pass the address at which "
-                       "rank 0 or the launcher serves it"));
+      return launch::no_rendezvous(handshake.peer(), to.text());
     }
-    fd_ = UniqueFd(handshake.take_fd());
-    net::tune(fd_.get(), to, launch::rendezvous_sockets());
+    const net::Link link{handshake.take_fd(), handshake.keys()};
+    stream_ = std::make_unique<net::MessageStream>(link, *poller_, launch::rendezvous_stream());
     return absl::OkStatus();
   }
 
@@ -110,57 +104,29 @@ class RendezvousClient {
 
   absl::StatusOr<std::vector<RankInfo>> receive_rank_infos() {
     std::vector<RankInfo> rank_infos;
-    std::string in;
     while (true) {
-      launch::Frame frame;
-      auto whole = launch::take_frame(in, frame);
-      if (!whole.ok()) return whole.status();
-      if (!*whole) {
-        if (absl::Status good = read(16 << 10, in); !good.ok()) return good;
-        continue;
+      poller_->poll();
+      while (const auto words = stream_->next()) {
+        if (absl::Status good = take(*words, rank_infos); !good.ok()) return good;
+        if (rank_infos.size() == info_.ranks) return rank_infos;
       }
-      if (frame.type == FrameType::kRefusal) return launch::decode_refusal(frame.body);
-      auto info = RankInfo::decode(frame.body);
-      if (!info.ok()) return info.status();
-      if (frame.type != FrameType::kRankInfo || info->rank != rank_infos.size() ||
-          info->ranks != info_.ranks || info->generation != info_.generation) {
-        return absl::InternalError("the rendezvous sent rank info that is none of this group");
-      }
-      rank_infos.push_back(*std::move(info));
-      if (rank_infos.size() == info_.ranks) return rank_infos;
+      if (!stream_->open()) return stream_->why();
+      if (!wait_for(poller_->fd(), POLLIN, deadline_)) return late();
     }
   }
 
-  absl::Status send(std::string_view bytes) {
-    while (!bytes.empty()) {
-      const ssize_t n = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-      if (n >= 0) {
-        bytes.remove_prefix(static_cast<size_t>(n));
-      } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        if (!wait_for(fd_.get(), POLLOUT, deadline_)) return late();
-      } else if (errno != EINTR) {
-        return absl::UnavailableError(strerror(errno));
-      }
+  absl::Status take(std::string_view words, std::vector<RankInfo>& rank_infos) {
+    const auto message = launch::decode_message(words);
+    if (!message.ok()) return message.status();
+    if (message->type == MessageType::kRefusal) return launch::decode_refusal(message->body);
+    auto info = RankInfo::decode(message->body);
+    if (!info.ok()) return info.status();
+    if (message->type != MessageType::kRankInfo || info->rank != rank_infos.size() ||
+        info->ranks != info_.ranks || info->generation != info_.generation) {
+      return absl::InternalError("the rendezvous sent rank info that is none of this group");
     }
+    rank_infos.push_back(*std::move(info));
     return absl::OkStatus();
-  }
-
-  // At least one byte and at most `most`.
-  absl::Status read(size_t most, std::string& in) {
-    char bytes[16 << 10];
-    while (true) {
-      const ssize_t n = ::recv(fd_.get(), bytes, std::min(most, sizeof(bytes)), MSG_DONTWAIT);
-      if (n > 0) {
-        in.append(bytes, static_cast<size_t>(n));
-        return absl::OkStatus();
-      }
-      if (n == 0) return absl::UnavailableError("the server closed the connection");
-      if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        if (!wait_for(fd_.get(), POLLIN, deadline_)) return late();
-      } else if (errno != EINTR) {
-        return absl::UnavailableError(strerror(errno));
-      }
-    }
   }
 
   static absl::Status late(std::string_view what) {
@@ -174,7 +140,8 @@ class RendezvousClient {
   const ClusterKey& key_;
   const RankInfo& info_;
   const Time deadline_;
-  UniqueFd fd_;
+  std::unique_ptr<net::Poller> poller_;
+  std::unique_ptr<net::MessageStream> stream_;
 };
 
 // The endpoints behind "host:port[,host:port]".
@@ -215,6 +182,7 @@ absl::StatusOr<std::vector<RankInfo>> meet(const std::string& address, const Clu
   const Time deadline = timeout == kNever ? kNever : now() + timeout;
   Time pause = kFirstPause;
   absl::Status last;
+  std::string lost;  // why a connection ended that was up
   for (size_t attempt = 0;; ++attempt) {
     auto found = resolve_all(address);
     if (absl::IsInvalidArgument(found.status())) {
@@ -229,7 +197,12 @@ absl::StatusOr<std::vector<RankInfo>> meet(const std::string& address, const Clu
       // A server that answers says everything; one that cannot be reached may still be on its way.
       const bool own = absl::IsDeadlineExceeded(last) && left_until(deadline) == Time::zero();
       const bool nobody = absl::IsUnavailable(last) || absl::IsNotFound(last);
-      if (!nobody && !own) return last;
+      if (!nobody && !own) {
+        if (lost.empty()) return last;
+        return absl::Status(last.code(), absl::StrCat(std::string(last.message()),
+                                                      "; the call before ended so: ", lost));
+      }
+      if (client.was_up()) lost = std::string(last.message());
     } else {
       last = found.status();
     }

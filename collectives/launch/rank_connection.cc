@@ -1,113 +1,61 @@
-// The stages of a rank's connection to the rendezvous.
+// A rank's connection: one message in, one answer out, and patience in between.
 #include "collectives/launch/rank_connection.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
-#include <algorithm>
-#include <cerrno>
+#include <utility>
 
 namespace baton::launch {
 namespace {
-
-// For a whole Join, and for taking the answer: nobody holds a place for longer.
-constexpr Time kPatience = std::chrono::seconds(5);
-
+constexpr Time kPatience = std::chrono::seconds(5);  // with one who joins, or takes its answer
+// Bytes that are encrypted before the rank takes them.
+constexpr size_t kAhead = 128 << 10;
 }  // namespace
 
-RankConnection::RankConnection(int fd, net::Poller& poller, Time now)
-    : fd_(fd), poller_(poller), deadline_(now + kPatience) {
-  // Should it not be watched, it ends at its deadline.
-  poller_.add(fd_.get(), EPOLLIN, *this).IgnoreError();
-  ready = EPOLLIN;  // the Join may have come already
+// The join may have come already: a stream begins as one that is ready.
+RankConnection::RankConnection(const net::Link& link, net::Poller& poller, Time now)
+    : stream_(link, poller, rendezvous_stream()), deadline_(now + kPatience) {}
+
+bool RankConnection::silent() { return !stream_.next().has_value() && stream_.open(); }
+
+bool RankConnection::read_join() {
+  const auto words = stream_.next();
+  if (!words.has_value()) return stream_.open();
+  const auto message = decode_message(*words);
+  if (!message.ok() || message->type != MessageType::kJoin) return false;
+  auto join = decode_join(message->body);
+  if (!join.ok()) return false;
+  join_ = *std::move(join);
+  stage_ = Stage::kWaiting;
+  deadline_ = kNever;  // the gathering's business from here
+  return silent();     // a rank says one thing and then waits
 }
 
-RankConnection::~RankConnection() { poller_.remove(fd_.get()); }
-
-RankConnection::Io RankConnection::read(size_t most) {
-  char bytes[16 << 10];
-  while (true) {
-    const ssize_t n = ::recv(fd_.get(), bytes, std::min(most, sizeof(bytes)), MSG_DONTWAIT);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Io::kLater;
-    if (n <= 0) return Io::kBroken;
-    in_.append(bytes, static_cast<size_t>(n));
-    return Io::kDone;
-  }
-}
-
-RankConnection::Io RankConnection::write(std::string_view& unsent) {
-  while (!unsent.empty()) {
-    const ssize_t n = ::send(fd_.get(), unsent.data(), unsent.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? Io::kLater : Io::kBroken;
-    unsent.remove_prefix(static_cast<size_t>(n));
-  }
-  return Io::kDone;
-}
-
-RankConnection::Io RankConnection::read_join() {
-  while (true) {
-    Frame frame;
-    auto whole = take_frame(in_, frame);
-    if (!whole.ok()) return Io::kBroken;
-    if (*whole) {
-      // A rank says one thing and then waits.
-      if (frame.type != FrameType::kJoin || !in_.empty()) return Io::kBroken;
-      auto join = decode_join(frame.body);
-      if (!join.ok()) return Io::kBroken;
-      join_ = *std::move(join);
-      return Io::kDone;
-    }
-    // Never more than a frame: what lies in memory is bounded.
-    if (const Io got = read(16 << 10); got != Io::kDone) return got;
-  }
+void RankConnection::send_answer() {
+  while (sent_ < answer_->size() && stream_.waiting() < kAhead) stream_.send((*answer_)[sent_++]);
+  if (sent_ == answer_->size() && stream_.waiting() == 0) stage_ = Stage::kLeaving;
 }
 
 bool RankConnection::advance(Time now) {
-  ready = 0;
   if (now >= deadline_) return false;
-  Io io = Io::kDone;
-  if (stage_ == Stage::kJoining) {
-    io = read_join();
-    if (io == Io::kDone) {
-      stage_ = Stage::kWaiting;
-      deadline_ = kNever;  // the gathering's business from here
-      return true;
-    }
-  }
-  if (io == Io::kDone && stage_ == Stage::kWaiting) {
-    io = read(1);
-    if (io == Io::kDone) io = Io::kBroken;  // nothing is to be said now
-  }
-  if (io == Io::kDone && stage_ == Stage::kAnswering) {
-    io = write(unsent_);
-    if (io == Io::kDone) {
-      ::shutdown(fd_.get(), SHUT_WR);
-      stage_ = Stage::kLeaving;
-      poller_.modify(fd_.get(), EPOLLIN, *this);
-    }
-  }
-  // Closing before the rank has read everything could take the answer away from it.
-  if (io == Io::kDone && stage_ == Stage::kLeaving) {
-    io = read(1);
-    if (io == Io::kDone) io = Io::kBroken;
-  }
-  return io == Io::kLater;
+  if (stage_ == Stage::kJoining) return read_join();
+  // Closing before the rank has read everything could take the answer away from it: that one hangs
+  // up.
+  if (!silent()) return false;
+  if (stage_ == Stage::kAnswering) send_answer();
+  return stream_.open();
 }
 
-void RankConnection::answer(std::shared_ptr<const std::string> frames, Time now) {
-  answer_ = std::move(frames);
-  unsent_ = *answer_;
+void RankConnection::answer(std::shared_ptr<const std::vector<std::string>> messages, Time now) {
+  answer_ = std::move(messages);
+  sent_ = 0;
   stage_ = Stage::kAnswering;
   deadline_ = now + kPatience;
-  poller_.modify(fd_.get(), EPOLLOUT, *this);
 }
 
-bool RankConnection::hung_up() const {
-  char byte;
-  const ssize_t n = ::recv(fd_.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK);
-  return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+bool RankConnection::hung_up() {
+  stream_.ready |= EPOLLIN;
+  return !silent();
 }
 
 }  // namespace baton::launch

@@ -1,51 +1,52 @@
 // A rank's connection to the rendezvous, once it has proved itself: joins, waits, is answered.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "collectives/launch/rendezvous_wire.h"
-#include "transport/base/unique_fd.h"
 #include "transport/clock.h"
+#include "transport/net/link.h"
+#include "transport/net/message_stream.h"
 #include "transport/net/poller.h"
 
 namespace baton::launch {
 
-class RankConnection : public net::Watched {
+class RankConnection {
  public:
   enum class Stage { kJoining, kWaiting, kAnswering, kLeaving };
 
-  // Takes over `fd`, which the poller does not watch yet.
-  RankConnection(int fd, net::Poller& poller, Time now);
-  ~RankConnection();
-  RankConnection(const RankConnection&) = delete;
-  RankConnection& operator=(const RankConnection&) = delete;
+  // Takes over the socket of `link`, which the poller does not watch yet.
+  RankConnection(const net::Link& link, net::Poller& poller, Time now);
 
   // Goes on as far as the socket allows. False: the connection is over.
   bool advance(Time now);
+  // The poller has seen something for advance() to do.
+  bool ready() const { return stream_.ready != 0; }
   Stage stage() const { return stage_; }
   // Valid from the moment that the rank waits.
   const Join& join() const { return join_; }
-  void answer(std::shared_ptr<const std::string> frames, Time now);
+  // `messages`: shared by all ranks of a group, for together they are long.
+  void answer(std::shared_ptr<const std::vector<std::string>> messages, Time now);
 
   Time deadline() const { return deadline_; }  // when it is dropped
-  bool hung_up() const;
+  // Looks at the socket, whatever the poller has seen.
+  bool hung_up();
+  void leave_to_parent() { stream_.abandon(); }
 
  private:
-  enum class Io { kDone, kLater, kBroken };
-  Io read(size_t most);                // at least a byte, `most` more into in_ at most
-  Io write(std::string_view& unsent);  // all of it
-  Io read_join();
+  bool silent();  // nothing was said, and the connection is up
+  bool read_join();
+  void send_answer();
 
-  const UniqueFd fd_;
-  net::Poller& poller_;
+  net::MessageStream stream_;
   Stage stage_ = Stage::kJoining;
   Time deadline_;
-  std::string in_;
   Join join_;
-  std::shared_ptr<const std::string> answer_;  // shared by all ranks of a group: it is long
-  std::string_view unsent_;                    // of answer_
+  std::shared_ptr<const std::vector<std::string>> answer_;
+  size_t sent_ = 0;  // messages of it
 };
 
 }  // namespace baton::launch

@@ -73,7 +73,7 @@ void RendezvousService::run_once(absl::Span<pollfd> others, Time until) {
   until = std::min({until, gathering_.deadline(), look_again_});
   for (const Caller& caller : callers_) until = std::min(until, caller.handshake->deadline());
   for (const auto& [id, rank] : ranks_) {
-    until = std::min(until, rank->ready != 0 ? now : rank->deadline());
+    until = std::min(until, rank->ready() ? now : rank->deadline());
   }
   polled_.assign(others.begin(), others.end());
   polled_.push_back({.fd = poller_->fd(), .events = POLLIN, .revents = 0});
@@ -92,6 +92,11 @@ void RendezvousService::run_once(absl::Span<pollfd> others, Time until) {
     const bool looks = poller_->add(listener_.get(), EPOLLIN, listener_watch_).ok();
     look_again_ = looks ? kNever : now + Acceptor::kLookAway;
   }
+}
+
+void RendezvousService::leave_to_parent() {
+  poller_->leave_to_parent();
+  for (const auto& [id, rank] : ranks_) rank->leave_to_parent();
 }
 
 bool RendezvousService::answering() const {
@@ -144,9 +149,8 @@ void RendezvousService::advance_callers(Time now) {
                       handshake.purpose() == net::Handshake::Purpose::kRail &&
                       is_rendezvous(handshake.peer()) && ranks_.size() < most_ranks_;
     if (rank) {
-      const int fd = handshake.take_fd();
-      net::tune(fd, callers_[i].from, rendezvous_sockets());
-      ranks_.emplace(next_rank_++, std::make_unique<RankConnection>(fd, *poller_, now));
+      const net::Link link{handshake.take_fd(), handshake.keys()};
+      ranks_.emplace(next_rank_++, std::make_unique<RankConnection>(link, *poller_, now));
     }
     callers_.erase(callers_.begin() + static_cast<std::ptrdiff_t>(i));
   }
@@ -155,7 +159,7 @@ void RendezvousService::advance_callers(Time now) {
 void RendezvousService::advance_ranks(Time now) {
   std::vector<uint64_t> ids;
   for (const auto& [id, rank] : ranks_) {
-    if (rank->ready != 0 || rank->deadline() <= now) ids.push_back(id);
+    if (rank->ready() || rank->deadline() <= now) ids.push_back(id);
   }
   for (const uint64_t id : ids) {
     const auto found = ranks_.find(id);  // may have been dropped on behalf of another
@@ -184,7 +188,7 @@ void RendezvousService::on_join(uint64_t id, RankConnection& rank, Time now) {
 void RendezvousService::deliver(std::vector<Gathering::Answer>& answers, Time now) {
   for (auto& answer : answers) {
     RankConnection& rank = *ranks_.at(answer.connection);
-    rank.answer(std::move(answer.frames), now);
+    rank.answer(std::move(answer.messages), now);
     if (!rank.advance(now)) drop(answer.connection);
   }
 }

@@ -39,7 +39,7 @@ class RendezvousService {
   // Somebody has not taken its answer yet (nobody may need more than a few seconds for that).
   bool answering() const;
   // In a forked child, before destroying it: the parent's connections stay as they are.
-  void leave_to_parent() { poller_->leave_to_parent(); }
+  void leave_to_parent();
 
  private:
   // Has called, and not proved itself yet.

@@ -13,37 +13,33 @@ using collectives::RankInfo;
 
 namespace {
 
-constexpr size_t kHeaderBytes = sizeof(uint32_t) + sizeof(uint8_t);
 constexpr size_t kMaxMessage = 8 << 10;
-constexpr std::string_view kPurpose = "rendezvous";
+constexpr std::string_view kKind = "rendezvous";
+constexpr std::string_view kPurpose = "rendezvous 2";  // 1 spoke in clear
+// Ranks may wait for minutes: a dead one is found out within one.
+constexpr Time kSilence = std::chrono::minutes(1);
 // Nobody waits longer: more is for ever. Keeps sums of times far from overflowing.
 constexpr uint64_t kLongestMs = uint64_t{366} * 24 * 3600 * 1000;
 
 }  // namespace
 
-std::string encode_frame(FrameType type, std::string_view body) {
+std::string encode_message(MessageType type, std::string_view body) {
   std::string out;
-  put_number(out, static_cast<uint32_t>(body.size()));
   put_number(out, static_cast<uint8_t>(type));
   out.append(body);
   return out;
 }
 
-absl::StatusOr<bool> take_frame(std::string& in, Frame& frame) {
-  if (in.size() < kHeaderBytes) return false;
-  WireReader header(in);
-  const uint32_t length = header.number<uint32_t>();
-  const uint8_t type = header.number<uint8_t>();
-  if (length > kMaxFrameBody || type < static_cast<uint8_t>(FrameType::kJoin) ||
-      type > static_cast<uint8_t>(FrameType::kRefusal)) {
+absl::StatusOr<Message> decode_message(std::string_view bytes) {
+  WireReader in(bytes);
+  const uint8_t type = in.number<uint8_t>();
+  if (in.failed() || bytes.size() - 1 > kMaxBody ||
+      type < static_cast<uint8_t>(MessageType::kJoin) ||
+      type > static_cast<uint8_t>(MessageType::kRefusal)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a frame of type ", type, " with ", length, " bytes is none of ours"));
+        absl::StrCat("a message of type ", type, " with ", bytes.size(), " bytes is none of ours"));
   }
-  if (in.size() - kHeaderBytes < length) return false;
-  frame.type = static_cast<FrameType>(type);
-  frame.body = in.substr(kHeaderBytes, length);
-  in.erase(0, kHeaderBytes + length);
-  return true;
+  return Message{static_cast<MessageType>(type), bytes.substr(1)};
 }
 
 std::string encode_join(const Join& join) {
@@ -90,20 +86,39 @@ absl::Status decode_refusal(std::string_view body) {
 }
 
 const net::SocketOptions& rendezvous_sockets() {
-  // Small messages, and ranks that may wait for minutes: a dead one is found out within one.
   static const net::SocketOptions kOptions{
-      .congestion = "system", .buffer_bytes = 0, .user_timeout_ms = 60000};
+      .congestion = "system",
+      .buffer_bytes = 0,
+      .user_timeout_ms = static_cast<int>(kSilence / std::chrono::milliseconds(1))};
+  return kOptions;
+}
+
+const net::MessageStream::Options& rendezvous_stream() {
+  static const net::MessageStream::Options kOptions{.max_message = kMaxBody + 1,
+                                                    .silence = kSilence};
   return kOptions;
 }
 
 HelloInfo rendezvous_hello() {
   HelloInfo hello;
-  hello.name = std::string(kPurpose);
+  hello.name = std::string(kKind);
   hello.pid = static_cast<uint32_t>(getpid());
   hello.extra = std::string(kPurpose);
   return hello;
 }
 
 bool is_rendezvous(const HelloInfo& peer) { return peer.extra == kPurpose; }
+
+absl::Status no_rendezvous(const HelloInfo& peer, const std::string& where) {
+  if (std::string_view(peer.extra).substr(0, kKind.size()) == kKind) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the rendezvous at ", where,
+                     " is of another version of Baton: install the same everywhere"));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(where,
+                   " is a Baton worker, not a rendezvous: pass the address at which rank 0 or the "
+                   "launcher serves it"));
+}
 
 }  // namespace baton::launch

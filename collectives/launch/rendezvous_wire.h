@@ -1,6 +1,7 @@
-// What ranks and their rendezvous say to each other once both have proved that they hold the key.
+// What ranks and their rendezvous say to each other once both have proved that they hold the key:
+// in messages that are encrypted and numbered (transport/net/message_stream.h).
 //
-//   frame     length(4) of the body, type(1), body
+//   message   type(1), body
 //   join      a rank: how long it will wait, in ms (8), and its info
 //   info      the server: one per rank, in their order
 //   refusal   the server instead: absl code(1), message
@@ -16,22 +17,23 @@
 #include "transport/clock.h"
 #include "transport/identity.h"
 #include "transport/net/endpoint.h"
+#include "transport/net/message_stream.h"
 
 namespace baton::launch {
 
 inline constexpr size_t kMaxRankInfoBytes = 64 << 10;
-inline constexpr size_t kMaxFrameBody = kMaxRankInfoBytes + sizeof(uint64_t);
+inline constexpr size_t kMaxBody = kMaxRankInfoBytes + sizeof(uint64_t);
 
-enum class FrameType : uint8_t { kJoin = 1, kRankInfo = 2, kRefusal = 3 };
+enum class MessageType : uint8_t { kJoin = 1, kRankInfo = 2, kRefusal = 3 };
 
-struct Frame {
-  FrameType type = FrameType::kJoin;
-  std::string body;
+struct Message {
+  MessageType type = MessageType::kJoin;
+  std::string_view body;
 };
 
-std::string encode_frame(FrameType type, std::string_view body);
-// Takes the first frame off the front of `in`; false: it is not whole yet.
-absl::StatusOr<bool> take_frame(std::string& in, Frame& frame);
+std::string encode_message(MessageType type, std::string_view body);
+// `body` is within `bytes`.
+absl::StatusOr<Message> decode_message(std::string_view bytes);
 
 struct Join {
   Time patience = kNever;
@@ -44,11 +46,14 @@ std::string encode_refusal(const absl::Status& why);
 // The error that was sent; never OK.
 absl::Status decode_refusal(std::string_view body);
 
-// Options of both ends' sockets.
+// Options of both ends' sockets and streams.
 const net::SocketOptions& rendezvous_sockets();
+const net::MessageStream::Options& rendezvous_stream();
 
 // How both ends introduce themselves, so that neither takes a worker's port for a rendezvous.
 HelloInfo rendezvous_hello();
 bool is_rendezvous(const HelloInfo& peer);
+// Why what has introduced itself so is none that can be talked to.
+absl::Status no_rendezvous(const HelloInfo& peer, const std::string& where);
 
 }  // namespace baton::launch

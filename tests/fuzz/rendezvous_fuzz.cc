@@ -1,10 +1,11 @@
 // Fuzzes what ranks and their rendezvous read from each other after they have authenticated: the
-// input is a row of frames, as a server and as a rank would take them, and rank information by
+// input is a row of messages, as a server and as a rank would take them, and rank information by
 // itself.
 
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,14 +30,13 @@ void read_info(std::string_view bytes) {
 // Every answer must be one that a rank can read.
 void check(const std::vector<launch::Gathering::Answer>& answers) {
   for (const auto& answer : answers) {
-    std::string in = *answer.frames;
-    launch::Frame frame;
-    while (!in.empty()) {
-      const auto whole = launch::take_frame(in, frame);
-      if (!whole.ok() || !*whole) std::abort();
-      if (frame.type == launch::FrameType::kRefusal && launch::decode_refusal(frame.body).ok())
+    for (const std::string& words : *answer.messages) {
+      const auto message = launch::decode_message(words);
+      if (!message.ok()) std::abort();
+      if (message->type == launch::MessageType::kRefusal &&
+          launch::decode_refusal(message->body).ok())
         std::abort();
-      if (frame.type == launch::FrameType::kRankInfo && !RankInfo::decode(frame.body).ok())
+      if (message->type == launch::MessageType::kRankInfo && !RankInfo::decode(message->body).ok())
         std::abort();
     }
   }
@@ -48,18 +48,23 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   read_info(bytes);
 
-  std::string in(bytes);
+  std::string_view in = bytes;
   launch::Gathering fixed(2);
   launch::Gathering any(0);
   baton::Time now{};
   uint64_t connection = 0;
-  for (launch::Frame frame;; ++connection) {
-    const auto whole = launch::take_frame(in, frame);
-    if (!whole.ok() || !*whole) return 0;
-    if (frame.body.size() > launch::kMaxFrameBody) std::abort();
-    read_info(frame.body);
-    if (launch::decode_refusal(frame.body).ok()) std::abort();
-    const auto join = launch::decode_join(frame.body);
+  // Each behind the length of its body, as in the seeds.
+  for (uint32_t length = 0; in.size() >= sizeof length; ++connection) {
+    std::memcpy(&length, in.data(), sizeof length);
+    in.remove_prefix(sizeof length);
+    if (length >= in.size()) return 0;
+    const auto message = launch::decode_message(in.substr(0, length + size_t{1}));
+    in.remove_prefix(length + size_t{1});
+    if (!message.ok()) continue;
+    if (message->body.size() > launch::kMaxBody) std::abort();
+    read_info(message->body);
+    if (launch::decode_refusal(message->body).ok()) std::abort();
+    const auto join = launch::decode_join(message->body);
     if (!join.ok()) continue;
     now += std::chrono::milliseconds(1);
     for (launch::Gathering* gathering : {&fixed, &any}) {
@@ -69,4 +74,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       check(answers);
     }
   }
+  return 0;
 }

@@ -34,15 +34,12 @@ class GatheringTest : public testing::Test {
   absl::Status told(uint64_t connection) {
     for (auto at = answers_.begin(); at != answers_.end(); ++at) {
       if (at->connection != connection) continue;
-      std::string in = *at->frames;
+      const auto messages = at->messages;
       answers_.erase(at);
-      Frame frame;
-      EXPECT_TRUE(*take_frame(in, frame));
-      if (frame.type == FrameType::kRefusal) return decode_refusal(frame.body);
-      uint32_t rank_infos = 1;
-      while (*take_frame(in, frame)) ++rank_infos;
-      EXPECT_EQ(3, rank_infos);
-      EXPECT_TRUE(in.empty());
+      const auto first = decode_message(messages->front());
+      EXPECT_TRUE(first.ok()) << first.status();
+      if (first->type == MessageType::kRefusal) return decode_refusal(first->body);
+      EXPECT_EQ(3, messages->size());
       return absl::OkStatus();
     }
     return absl::NotFoundError("nothing");
@@ -64,7 +61,7 @@ TEST_F(GatheringTest, EverybodyGetsTheSameCardsWhenTheLastHasCome) {
   EXPECT_EQ(0, gathering_.next_generation());
   join(12, info(1));
   ASSERT_EQ(3, answers_.size());
-  EXPECT_EQ(answers_[0].frames, answers_[2].frames);
+  EXPECT_EQ(answers_[0].messages, answers_[2].messages);
   for (uint64_t connection : {10, 11, 12}) EXPECT_TRUE(told(connection).ok());
   EXPECT_EQ(1, gathering_.next_generation());
 }

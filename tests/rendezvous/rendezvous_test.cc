@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <functional>
 #include <future>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,10 +20,11 @@
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/handshake.h"
+#include "transport/net/seal.h"
 
 namespace baton::collectives {
 
-using launch::FrameType;
+using launch::MessageType;
 
 namespace {
 
@@ -103,22 +106,107 @@ std::string read_to_end(int fd) {
 }
 
 // A blocking connection that has proved itself and may say anything now.
-UniqueFd friend_of(const RendezvousServer& server,
-                   const HelloInfo& hello = launch::rendezvous_hello()) {
-  UniqueFd fd(dial(server));
+struct Friend {
+  UniqueFd fd;
+  std::optional<net::Sealer> sealer;
+  size_t heard = 0;  // bytes from the server so far
+
+  // A message as a stream sends it.
+  std::string sealed(std::string_view words) {
+    std::string out(words.size() + net::kSealBytes, '\0');
+    words.copy(out.data() + net::kSealPrefix, words.size());
+    sealer->head(out.data(), words.size());
+    return out;
+  }
+  bool say(std::string_view words) { return send_all(fd.get(), sealed(words)); }
+};
+
+Friend friend_of(const RendezvousServer& server,
+                 const HelloInfo& hello = launch::rendezvous_hello()) {
+  Friend made{UniqueFd(dial(server)), std::nullopt};
   net::Handshake handshake(net::Handshake::Role::kClient, key(), hello);
   while (true) {
     const std::string out(handshake.to_send());
-    EXPECT_TRUE(send_all(fd.get(), out));
+    EXPECT_TRUE(send_all(made.fd.get(), out));
     handshake.sent(out.size());
-    if (handshake.done()) return fd;
+    if (handshake.done()) break;
     std::string in(handshake.wanted(), '\0');
-    EXPECT_EQ(static_cast<ssize_t>(in.size()), ::recv(fd.get(), in.data(), in.size(), MSG_WAITALL));
+    EXPECT_EQ(static_cast<ssize_t>(in.size()),
+              ::recv(made.fd.get(), in.data(), in.size(), MSG_WAITALL));
+    made.heard += in.size();
     const absl::Status good = handshake.receive(in);
     EXPECT_TRUE(good.ok()) << good;
-    if (!good.ok()) return fd;
+    if (!good.ok()) return made;
   }
+  made.sealer.emplace(net::hkdf_expand(handshake.keys().send, "baton messages"),
+                      net::Protection::kEncrypt);
+  return made;
 }
+
+std::string join_of(uint32_t rank, uint32_t ranks) {
+  return launch::encode_message(MessageType::kJoin,
+                                launch::encode_join({.info = info_of(rank, ranks)}));
+}
+
+// Stands between a rank and its server, hears all, and may change a byte of what the server says.
+class Relay {
+ public:
+  // `change`: the byte of the server's stream that the first to call gets wrong; 0: none.
+  Relay(const RendezvousServer& server, size_t change) : server_(server), change_(change) {
+    listener_ = UniqueFd(*net::listen_on("", 0, {}));
+    address_ = net::advertised(listener_.get());
+    stop_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Relay() { end(); }
+  const std::string& address() const { return address_; }
+  // What was said in both directions, and how many called. No more calls are taken.
+  std::string end() {
+    if (thread_.joinable()) {
+      ::eventfd_write(stop_.get(), 1);
+      thread_.join();
+    }
+    return heard_;
+  }
+  int calls() const { return calls_; }
+
+ private:
+  void run() {
+    pollfd called[2] = {{listener_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
+    while (::poll(called, 2, -1) > 0 && called[1].revents == 0) {
+      const int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
+      if (fd < 0) continue;
+      carry(UniqueFd(fd), UniqueFd(dial(server_)), ++calls_ == 1 ? change_ : 0);
+    }
+  }
+  void carry(const UniqueFd& rank, const UniqueFd& server, size_t change) {
+    size_t said = 0;  // by the server
+    char bytes[4096];
+    while (true) {
+      pollfd ends[2] = {{rank.get(), POLLIN, 0}, {server.get(), POLLIN, 0}};
+      ::poll(ends, 2, -1);
+      for (int from : {0, 1}) {
+        if (ends[from].revents == 0) continue;
+        const ssize_t n = ::recv(ends[from].fd, bytes, sizeof bytes, 0);
+        if (n <= 0) return;
+        const auto size = static_cast<size_t>(n);
+        heard_.append(bytes, size);
+        if (from == 1 && change > said && change <= said + size) bytes[change - said - 1] ^= 1;
+        if (from == 1) said += size;
+        send_all(ends[1 - from].fd, {bytes, size});
+      }
+    }
+  }
+
+  const RendezvousServer& server_;
+  const size_t change_;
+  UniqueFd listener_;
+  UniqueFd stop_;
+  std::string address_;
+  std::string heard_;
+  std::atomic<int> calls_ = 0;
+  std::thread thread_;
+};
 
 TEST(Rendezvous, SixtyFourRanksMeetGenerationAfterGeneration) {
   const auto server = serve(64);
@@ -248,10 +336,7 @@ TEST(Rendezvous, ARankThatCameTwiceIsToldAtBothPlaces) {
 TEST(Rendezvous, ARankThatLeavesWhileItWaitsMayComeAgain) {
   const auto server = serve(2);
   for (int time = 0; time < 3; ++time) {
-    const UniqueFd fd = friend_of(*server);
-    EXPECT_TRUE(send_all(
-        fd.get(),
-        launch::encode_frame(FrameType::kJoin, launch::encode_join({.info = info_of(0, 2)}))));
+    EXPECT_TRUE(friend_of(*server).say(join_of(0, 2)));
   }
   expect_generation_meets(*server, 2, 0);
 }
@@ -271,21 +356,36 @@ TEST(Rendezvous, StrangersAndBadFriendsAreDroppedAndHurtNobody) {
   read_to_end(garbage.get());
 
   const std::string join = launch::encode_join({.info = info_of(1, 2)});
-  std::string oversize = launch::encode_frame(FrameType::kJoin, join);
-  oversize[3] = 0x7f;  // of its length
-  for (const std::string& bytes : {oversize, launch::encode_frame(FrameType::kRankInfo, join),
-                                   launch::encode_frame(FrameType::kJoin, "short"),
-                                   launch::encode_frame(static_cast<FrameType>(9), join),
-                                   launch::encode_frame(FrameType::kJoin, join) + "and more"}) {
-    const UniqueFd fd = friend_of(*server);
-    send_all(fd.get(), bytes);
-    EXPECT_EQ("", read_to_end(fd.get()));
+  const std::string good = launch::encode_message(MessageType::kJoin, join);
+  for (const std::string& words : {std::string(), std::string(launch::kMaxBody + 2, 'x'),
+                                   launch::encode_message(MessageType::kRankInfo, join),
+                                   launch::encode_message(MessageType::kJoin, "short"),
+                                   launch::encode_message(static_cast<MessageType>(9), join)}) {
+    Friend bad = friend_of(*server);
+    bad.say(words);
+    EXPECT_EQ("", read_to_end(bad.fd.get()));
+  }
+  {
+    Friend talker = friend_of(*server);
+    std::string twice = talker.sealed(good);
+    twice += talker.sealed("and more");
+    send_all(talker.fd.get(), twice);
+    EXPECT_EQ("", read_to_end(talker.fd.get()));
+  }
+  // What a rank did not say is not heard: in clear, changed, or said once already.
+  for (int how : {0, 1, 2}) {
+    Friend spoofed = friend_of(*server);
+    std::string bytes = spoofed.sealed(good);
+    if (how == 0) bytes = good;
+    if (how == 1) bytes[bytes.size() / 2] ^= 1;
+    if (how == 2) bytes += bytes;
+    send_all(spoofed.fd.get(), bytes);
+    EXPECT_EQ("", read_to_end(spoofed.fd.get()));
   }
   {
     HelloInfo worker = launch::rendezvous_hello();
     worker.extra = "shm";
-    const UniqueFd fd = friend_of(*server, worker);
-    EXPECT_EQ("", read_to_end(fd.get()));
+    EXPECT_EQ("", read_to_end(friend_of(*server, worker).fd.get()));
   }
   all.push_back(acceptor(*server, info_of(1, 2)));
   expect_all_met(all);
@@ -294,12 +394,52 @@ TEST(Rendezvous, StrangersAndBadFriendsAreDroppedAndHurtNobody) {
 TEST(Rendezvous, AServerThatEndsClosesWhatIsOpen) {
   auto server = serve(2);
   const UniqueFd stranger(dial(*server));
-  const UniqueFd waiting = friend_of(*server);
-  send_all(waiting.get(),
-           launch::encode_frame(FrameType::kJoin, launch::encode_join({.info = info_of(0, 2)})));
+  Friend waiting = friend_of(*server);
+  waiting.say(join_of(0, 2));
   server.reset();
   EXPECT_EQ("", read_to_end(stranger.get()));
-  EXPECT_EQ("", read_to_end(waiting.get()));
+  EXPECT_EQ("", read_to_end(waiting.fd.get()));
+}
+
+TEST(Rendezvous, WhatRanksSayCannotBeReadOnTheWay) {
+  const auto server = serve(2);
+  Relay relay(*server, 0);
+  std::vector<std::future<RankInfos>> all;
+  all.push_back(std::async(std::launch::async,
+                           [&] { return meet(relay.address(), key(), info_of(0, 2), kPatient); }));
+  all.push_back(acceptor(*server, info_of(1, 2)));
+  expect_all_met(all);
+  const std::string heard = relay.end();
+  EXPECT_GT(heard.size(), 2 * info_of(0, 2).encode().size());
+  EXPECT_EQ(heard.find("address of"), std::string::npos);
+  EXPECT_EQ(heard.find("node1"), std::string::npos);
+}
+
+TEST(Rendezvous, AnAnswerThatWasChangedOnTheWayIsNotBelieved) {
+  const size_t handshake = friend_of(*serve(1)).heard;
+  const size_t answer = 1 + info_of(0, 1).encode().size() + net::kSealBytes;
+  // Not of its length: for what seems to be longer the rank waits until the server gives it up.
+  for (size_t byte = handshake + net::kSealPrefix + 1; byte <= handshake + answer; byte += 7) {
+    const auto server = serve(1);
+    Relay relay(*server, byte);
+    const absl::Status why = meet(relay.address(), key(), info_of(0, 1), kPatient).status();
+    // The rank calls again, and is told that its group has met without it.
+    EXPECT_TRUE(absl::IsFailedPrecondition(why)) << why;
+    EXPECT_THAT(std::string(why.message()), AllOf(HasSubstr("generation 0 of this group is over"),
+                                                  HasSubstr("hostile or damaged bytes")));
+    relay.end();
+    EXPECT_EQ(2, relay.calls());
+  }
+}
+
+TEST(Rendezvous, AnotherVersionOfItIsSaidSo) {
+  HelloInfo old = launch::rendezvous_hello();
+  old.extra = "rendezvous";
+  const absl::Status why = launch::no_rendezvous(old, "10.0.0.1:4000");
+  EXPECT_TRUE(absl::IsFailedPrecondition(why)) << why;
+  EXPECT_THAT(std::string(why.message()), HasSubstr("another version"));
+  old.extra = "tcp";
+  EXPECT_TRUE(absl::IsInvalidArgument(launch::no_rendezvous(old, "10.0.0.1:4000")));
 }
 
 TEST(Rendezvous, AServerThatEndsDeliversItsAnswers) {

@@ -41,6 +41,11 @@ void MessageStream::close(absl::Status why, bool gone) {
   gone_ = gone;
 }
 
+void MessageStream::abandon() {
+  out_.clear();
+  close(absl::CancelledError("left to another process"), false);
+}
+
 void MessageStream::ended(int error) {
   const bool network = error == ETIMEDOUT || error == EHOSTUNREACH || error == EHOSTDOWN ||
                        error == ENETUNREACH || error == ENETDOWN;

@@ -33,6 +33,8 @@ class MessageStream : public Watched {
 
   // Nothing, once it has ended.
   void send(std::string_view message);
+  // Bytes that the peer has not taken yet.
+  size_t waiting() const { return out_.size(); }
   // The next message, if one is here; valid until the next call. Costs nothing while nothing has
   // happened.
   std::optional<std::string_view> next();
@@ -43,6 +45,8 @@ class MessageStream : public Watched {
   const absl::Status& why() const { return why_; }
   bool gone() const { return gone_; }
   void close(absl::Status why, bool gone);
+  // In a forked child, whose parent goes on with the connection: sends nothing of what waits.
+  void abandon();
 
   const std::string& peer() const { return peer_; }  // "10.0.0.1:4000"
 
