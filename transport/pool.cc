@@ -10,11 +10,13 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "transport/base/log.h"
+#include "transport/base/memory_left.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -68,14 +70,12 @@ std::byte* map(size_t bytes, int fd) {
   return at == MAP_FAILED ? nullptr : static_cast<std::byte*>(at);
 }
 
-// What the kernel could give without swapping; unlimited where it does not say.
-size_t available_memory() {
-  std::ifstream info("/proc/meminfo");
-  for (std::string word; info >> word;) {
-    size_t kilobytes = 0;
-    if (word == "MemAvailable:" && info >> kilobytes) return kilobytes * 1024;
-  }
-  return SIZE_MAX;
+absl::Status check_memory(std::string_view what, size_t bytes) {
+  const MemoryLeft left = memory_left();
+  if (bytes <= left.bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("%s of %u bytes does not fit in the %u bytes that are left %s", what, bytes,
+                      left.bytes, left.limit));
 }
 
 }  // namespace
@@ -84,6 +84,11 @@ absl::StatusOr<std::unique_ptr<MemoryPool>> MemoryPool::create(Worker& worker,
                                                                PoolOptions options) {
   if (options.slab_bytes == 0) {
     return absl::InvalidArgumentError("a pool needs slab_bytes > 0");
+  }
+  // A limit is no demand: what does not fit is refused when a slab of it is made.
+  if (options.limit_bytes != SIZE_MAX) {
+    const absl::Status fits = check_memory("a pool", options.limit_bytes);
+    if (!fits.ok()) log_event(LogLevel::kWarning, "%s", fits.message());
   }
   return std::unique_ptr<MemoryPool>(new MemoryPool(worker, options));
 }
@@ -112,12 +117,8 @@ absl::StatusOr<MemoryPool::Slab> MemoryPool::make_slab(size_t bytes) {
     if (slab.base != nullptr) backing_ = "memfd, 2 MiB pages";
   }
   if (slab.base == nullptr) {
-    // Faulting in more than the machine has would get the process killed instead of an error.
-    if (const size_t available = available_memory(); slab.size > available) {
-      return absl::ResourceExhaustedError(
-          absl::StrFormat("a slab of %u bytes does not fit in the %u bytes of memory that are left",
-                          slab.size, available));
-    }
+    // Faulting in more than there is would get the process killed instead of an error.
+    if (absl::Status fits = check_memory("a slab", slab.size); !fits.ok()) return fits;
     slab.fd = make_memfd(slab.size, false);
     slab.base = map(slab.size, slab.fd);
     backing_ =

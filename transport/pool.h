@@ -38,6 +38,7 @@ struct Block {
 // transfer that uses its blocks has ended.
 class MemoryPool {
  public:
+  // Takes no memory yet. A limit_bytes above what is left now is a warning in the log.
   static absl::StatusOr<std::unique_ptr<MemoryPool>> create(Worker& worker,
                                                             PoolOptions options = {});
   ~MemoryPool();
@@ -45,8 +46,9 @@ class MemoryPool {
   MemoryPool& operator=(const MemoryPool&) = delete;
 
   // At least `bytes` bytes (> 0), aligned to 64, or to a page from 4 KiB on. Blocks come in size
-  // classes four to a power of two, so at most a fifth is lost. ResourceExhausted at the limit or
-  // when the machine has no memory left.
+  // classes four to a power of two, so at most a fifth is lost. ResourceExhausted at the limit, or
+  // when the machine or a memory cgroup of this process has too little left: pages are taken only
+  // where nothing is killed for them.
   absl::StatusOr<Block> allocate(size_t bytes);
   void free(const Block& block);
 
