@@ -112,7 +112,7 @@ void HttpExchange::send(std::string bytes, bool last, bool close) {
   });
 }
 
-void HttpExchange::reply(int status, std::string_view content_type, std::string body,
+void HttpExchange::reply(int status, std::string_view content_type, const std::string& body,
                          const HttpHeaders& headers) {
   if (begun_.exchange(true)) return;
   ended_ = true;

@@ -59,7 +59,7 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
   const std::string& request_id() const { return request_id_; }
 
   // The whole answer. The first of reply() and begin() counts, later ones do nothing.
-  void reply(int status, std::string_view content_type, std::string body,
+  void reply(int status, std::string_view content_type, const std::string& body,
              const HttpHeaders& headers = {});
   // An answer that is written piece by piece...
   void begin(int status, std::string_view content_type, const HttpHeaders& headers = {});

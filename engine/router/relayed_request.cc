@@ -30,7 +30,7 @@ RelayedRequest::RelayedRequest(Workers& workers, std::shared_ptr<http::HttpExcha
       request_id_(std::move(request_id)) {}
 
 void RelayedRequest::start(Workers& workers, std::shared_ptr<http::HttpExchange> exchange,
-                           json body, std::shared_ptr<const http::ApiRequest> request,
+                           const json& body, std::shared_ptr<const http::ApiRequest> request,
                            std::string request_id) {
   if (exchange->gone()) return;
   const auto relayed = std::make_shared<RelayedRequest>(workers, std::move(exchange),

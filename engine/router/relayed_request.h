@@ -71,7 +71,7 @@ struct Workers {
 class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
  public:
   static void start(Workers& workers, std::shared_ptr<http::HttpExchange> exchange,
-                    nlohmann::json body, std::shared_ptr<const http::ApiRequest> request,
+                    const nlohmann::json& body, std::shared_ptr<const http::ApiRequest> request,
                     std::string request_id);
 
   RelayedRequest(Workers& workers, std::shared_ptr<http::HttpExchange> exchange,

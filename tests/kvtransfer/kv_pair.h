@@ -61,8 +61,8 @@ struct KvPair {
     p.worker.timeline = d.worker.timeline = options.timeline;
     p.worker.max_transfers = d.worker.max_transfers = options.max_transfers;
     if (!options.shape.empty()) p.worker.shape = *LinkShape::parse(options.shape);
-    prefill_connector = make_or_fail(std::move(p));
-    decode_connector = make_or_fail(std::move(d));
+    prefill_connector = make_or_fail(p);
+    decode_connector = make_or_fail(d);
     prefill.emplace(*prefill_connector, options.prefill_layout, 1);
     decode.emplace(*decode_connector, options.decode_layout, 2);
   }

@@ -124,7 +124,7 @@ TEST_P(KvProcessesTest, DecodeWaitsLayerByLayer) {
     const std::string address = line.get();
     BatonConnectorOptions options = options_for(GetParam(), "decode-0");
     options.progress_thread = threads;
-    auto connector = make_or_fail(std::move(options));
+    auto connector = make_or_fail(options);
     ASSERT_NE(connector, nullptr);
     TestDecode decode(*connector, test_layout(80), 2);
     for (KvRequestId id = 1; id <= 20; ++id) {
