@@ -44,7 +44,12 @@ class Tamper : public testing::TestWithParam<const char*> {
   }
 
   void start(Side& side, const std::string& name, const std::string& protection) const {
-    SettingValues settings = {{"tcp.sockets", "1"}};
+    // The clock runs while the kernel takes its time: nobody's patience may end of that.
+    SettingValues settings = {{"tcp.sockets", "1"},
+                              {"tcp.stall_ms", "3600000"},
+                              {"tcp.handshake_ms", "3600000"},
+                              {"peer.redial_ms", "3600000"},
+                              {"peer.answer_ms", "3600000"}};
     if (!protection.empty()) settings.emplace_back(protection, "on");
     WorkerOptions options;
     options.name = name;

@@ -25,7 +25,7 @@ struct OpenSlice {
   size_t framed = 0;        // bytes given to frames: sent, or asked for
   size_t received = 0;      // reads
   uint32_t reads_open = 0;  // reads: READ frames without their READ_END
-  absl::Status error;       // reads: the first
+  absl::Status error;       // reads: the first; writes: why this side breaks off
   size_t bytes() const { return end - begin; }
   bool urgent() const { return bytes() <= kUrgentBytes; }
 };

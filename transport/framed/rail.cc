@@ -16,7 +16,11 @@ absl::Status status_of(const Frame& frame, std::string_view text) {
   for (char& c : message) {
     if (!absl::ascii_isprint(static_cast<unsigned char>(c))) c = '?';
   }
-  if (message.empty()) {
+  if (message.empty() && frame.code == absl::StatusCode::kFailedPrecondition) {
+    message =
+        "the memory of the remote region is not mapped any more: its owner must keep it until "
+        "it has deregistered it";
+  } else if (message.empty()) {
     message = "the remote region is stale: its owner deregistered it during the transfer";
   }
   return absl::Status(frame.code, message);
@@ -174,7 +178,7 @@ void FramedRail::on_write_ack(const Frame& frame, std::string_view text, EventSi
   if (slot == nullptr || !slot->said) {
     return hostile(FrameType::kWriteAck, "no such slice was sent");
   }
-  report(*slot, status_of(frame, text), sink);
+  report(*slot, slot->error.ok() ? status_of(frame, text) : slot->error, sink);
 }
 
 }  // namespace baton::framed

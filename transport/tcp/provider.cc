@@ -87,6 +87,9 @@ absl::Status TcpProvider::configure() {
   auto poller = net::Poller::create();
   if (!poller.ok()) return poller.status();
   shared_->poller = *std::move(poller);
+  auto buffers = FileBuffers::create(RxStream::kBufferBytes);
+  if (!buffers.ok()) return buffers.status();
+  shared_->buffers = *std::move(buffers);
 
   const ProviderContext& context = shared_->context;
   net::SocketOptions& sockets = shared_->socket_options;

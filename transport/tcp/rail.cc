@@ -20,7 +20,7 @@ TcpRail::TcpRail(std::shared_ptr<TcpShared> shared, const net::Link& link, const
       sealer_(link.keys.send, link.keys.protection),
       opener_(link.keys.receive, link.keys.protection),
       rx_(shared_->nowhere.get(), opener_) {
-  if (sealer_.payload()) sealed_.reset(new char[kSealedBatch]);
+  if (sealer_.payload()) sealed_ = shared_->sealing->take();
 }
 
 absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShared> shared,
@@ -37,6 +37,11 @@ absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShar
       .bytes_per_second = 2e9,
       .slice_bytes = shared->slice_bytes,
       .depth = kDepth};
+  if (!plain && shared->sealing == nullptr) {
+    auto sealing = FileBuffers::create(kSealedBatch);
+    if (!sealing.ok()) return sealing.status();
+    shared->sealing = *std::move(sealing);
+  }
   std::unique_ptr<TcpRail> rail(new TcpRail(std::move(shared), link, peer, std::move(properties)));
   ++rail->shared_->rails;
   absl::Status status = rail->socket_.watch(rail.get());
@@ -45,13 +50,17 @@ absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShar
   return rail;
 }
 
-TcpRail::~TcpRail() { leave(); }
+TcpRail::~TcpRail() {
+  leave();
+  if (sealed_.data != nullptr) shared_->sealing->give_back(sealed_);
+}
 
 void TcpRail::activate() {
   if (std::exchange(active_, true)) return;
   shared_->active.push_back(this);
   if (shared_->spares.empty()) {
-    memory_.reset(new RailMemory);  // not cleared: pages that are not used cost nothing
+    // Not cleared: pages that are not used cost nothing.
+    memory_.reset(new RailMemory(*shared_->buffers));
   } else {
     memory_ = std::move(shared_->spares.back());
     shared_->spares.pop_back();
@@ -129,6 +138,7 @@ bool TcpRail::advance(EventSink& sink) {
 bool TcpRail::listening() const { return control_.size() < TxBatch::kArenaBytes; }
 
 bool TcpRail::something_to_send() const {
+  if (broken_slot_ >= 0) return false;
   return !batch_.sent() || !control_.empty() || !writes_.empty() || !urgent_.empty() ||
          !answers_.empty() || (!reads_.empty() && reads_open_ < kMaxReads);
 }
@@ -170,15 +180,7 @@ void TcpRail::remove_region(const RegionEntry& region) {
     }
     // All of its data has left, or a copy of them that needs the region no more.
     if (!batch_.unsent_before(batched->end) || sealer_.payload()) continue;
-    // The frame has promised bytes: send zeros, and take the promise back behind them.
-    batch_.blank(batched->begin, batched->end);
-    framed::Frame end{.type = framed::FrameType::kReadEnd,
-                      .code = absl::StatusCode::kNotFound,
-                      .transfer = job.frame.transfer,
-                      .slice = job.frame.slice,
-                      .slice_offset = job.frame.slice_offset + job.frame.bytes};
-    framed::encode_header(end, batched->trailer + net::kSealPrefix);
-    sealer_.head_again(batched->trailer, framed::kHeaderBytes, batched->number);
+    take_back_answer(*batched, absl::StatusCode::kNotFound);
   }
 }
 

@@ -24,6 +24,7 @@ class TcpRail;
 
 // What a rail needs only while something is under way.
 struct RailMemory {
+  explicit RailMemory(FileBuffers& buffers) : rx(buffers) {}
   TxBatch::Memory tx;
   RxStream::Memory rx;
 };
@@ -37,6 +38,8 @@ struct TcpShared {
   std::vector<TcpRail*> active;  // with something to do; null where one went away
   size_t rails = 0;              // in all
   std::unique_ptr<char[]> nowhere{new char[RxStream::kNowhereBytes]};
+  std::unique_ptr<FileBuffers> buffers;
+  std::unique_ptr<FileBuffers> sealing;  // where a rail's payload has tags
   static constexpr size_t kSpares = 64;
   std::vector<std::unique_ptr<RailMemory>> spares;
   // Of the frame that is being taken in.
@@ -100,6 +103,11 @@ class TcpRail final : public framed::FramedRail {
     framed::Frame frame;
     std::vector<iovec> pieces;
   };
+  struct BatchedWrite {
+    uint8_t slot = 0;
+    size_t begin = 0;  // vectors of the batch
+    size_t end = 0;
+  };
   struct BatchedJob {
     uint8_t job = 0;
     size_t begin = 0;  // vectors of the batch
@@ -124,14 +132,18 @@ class TcpRail final : public framed::FramedRail {
 
   // rail_send.cc
   bool send();
+  void source_gone();
+  void take_back_answer(const BatchedJob& batched, absl::StatusCode why);
   void compose();
   bool add_control();
   bool add_read();
   bool add_write();
   IndexQueue* next_writes();
   bool add_answer();
+  void add_end(const framed::Frame& frame);
   void start_payload();
-  void add_payload(std::byte* data, size_t bytes, size_t header);
+  void forget_payload(const TxBatch::Mark& mark);
+  bool add_payload(std::byte* data, size_t bytes, size_t header, bool stays);
   void end_payload(size_t bytes);
   size_t most_payload() const { return sealer_.payload() ? kSealedPayload : framed::kMaxPayload; }
   void send_control(const framed::Frame& frame, std::string_view text) override;
@@ -139,6 +151,7 @@ class TcpRail final : public framed::FramedRail {
   // rail_receive.cc
   bool receive(EventSink& sink);
   void landing_failed();
+  void report_broken(EventSink& sink);
   bool payload_proved();
   void expect_payload(const framed::Frame& frame);
   void parse(EventSink& sink);
@@ -151,6 +164,7 @@ class TcpRail final : public framed::FramedRail {
   void on_read_end(const framed::Frame& frame, std::string_view text, EventSink& sink);
   void on_cancel_read(const framed::Frame& frame);
   absl::Status map_pieces(const framed::Frame& frame, Access want, absl::Span<iovec> out) const;
+  bool stays(uint32_t region) const;
   Zombie* find_zombie(const framed::Frame& frame);
 
   std::shared_ptr<TcpShared> shared_;
@@ -165,11 +179,13 @@ class TcpRail final : public framed::FramedRail {
 
   net::Sealer sealer_;
   TxBatch batch_;
-  std::unique_ptr<char[]> sealed_;  // payload of the batch and its tags, where payload has tags
+  FileBuffers::Buffer sealed_;  // payload of the batch and its tags, where payload has tags
   size_t sealed_bytes_ = 0;
   size_t sealed_from_ = 0;  // where that of the next frame begins
   std::string control_;     // sealed frames that go before any bulk
+  std::vector<BatchedWrite> batched_writes_;
   std::vector<BatchedJob> batched_;
+  int broken_slot_ = -1;  // a write whose source is gone: the connection ends with it
   bool answers_first_ = false;
 
   net::Opener opener_;

@@ -40,12 +40,20 @@ bool TcpRail::receive(EventSink& sink) {
     return true;
   }
   if (received <= 0) {
+    if (received == 0 || received == -ECONNRESET) report_broken(sink);
     fail(lost(received == 0 ? "it closed the connection" : strerror(static_cast<int>(-received))));
     return true;
   }
   rx_.received(static_cast<size_t>(received));
   parse(sink);
   return true;
+}
+
+// The peer has closed its end, so nothing of this write lands there any more.
+void TcpRail::report_broken(EventSink& sink) {
+  if (broken_slot_ < 0) return;
+  Slot& slot = slots_[broken_slot_];
+  if (slot.live && !slot.error.ok()) report(slot, slot.error, sink);
 }
 
 void TcpRail::parse(EventSink& sink) {
@@ -132,6 +140,12 @@ absl::Status TcpRail::map_pieces(const framed::Frame& frame, Access want,
   return absl::OkStatus();
 }
 
+// Registered together with the file behind it, as pools do: its owner does not unmap it before.
+bool TcpRail::stays(uint32_t region) const {
+  const RegionEntry& entry = context_.regions.entries()[region];
+  return entry.generation != 0 && entry.file.fd >= 0;
+}
+
 void TcpRail::on_write(const framed::Frame& frame, std::string_view meta, EventSink& sink) {
   if (absl::Status status =
           framed::decode_pieces(frame, meta, absl::MakeSpan(shared_->wire_pieces));
@@ -163,6 +177,7 @@ void TcpRail::on_write(const framed::Frame& frame, std::string_view meta, EventS
   }
   expect_payload(frame);
   if (!incoming_.error.ok()) return;
+  if (stays(frame.region)) rx_.memory_stays();
   for (uint32_t i = 0; i < frame.pieces; ++i) {
     rx_.add_piece(shared_->mapped[i].iov_base, shared_->mapped[i].iov_len);
   }
@@ -248,6 +263,7 @@ void TcpRail::on_read_data(const framed::Frame& frame) {
   // Cut as the request was, so that the pieces are no more than one frame may have.
   TransferCursor cursor(t.local, t.remote_layout, slot->begin + slot->received,
                         slot->begin + slot->received + frame.bytes);
+  if (stays(t.local_region)) rx_.memory_stays();
   Piece piece;
   uint32_t pieces = 0;
   for (; pieces < framed::kMaxPieces && cursor.next(piece); ++pieces) {

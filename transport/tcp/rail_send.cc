@@ -31,6 +31,12 @@ void take_pieces(TransferCursor cursor, framed::Frame& frame, size_t most, char*
   }
 }
 
+absl::Status source_is_gone() {
+  return absl::FailedPreconditionError(
+      "the memory of this transfer's source is not mapped any more: keep memory until the transfer "
+      "has ended");
+}
+
 }  // namespace
 
 void TcpRail::send_control(const framed::Frame& frame, std::string_view text) {
@@ -44,13 +50,16 @@ void TcpRail::send_control(const framed::Frame& frame, std::string_view text) {
 }
 
 bool TcpRail::send() {
+  if (broken_slot_ >= 0) return false;
   if (batch_.sent()) compose();
   if (batch_.sent()) return false;
   msghdr message;
   batch_.fill(message);
   const ssize_t sent = socket_.send(message);
   if (sent == -EAGAIN) return false;
-  if (sent < 0) {
+  if (sent == -EFAULT) {
+    source_gone();
+  } else if (sent < 0) {
     fail(lost(strerror(static_cast<int>(-sent))));
   } else {
     batch_.advance(static_cast<size_t>(sent));
@@ -58,10 +67,44 @@ bool TcpRail::send() {
   return true;
 }
 
+// Memory that was to be sent cannot be read any more. Its frame has promised bytes: an answer to a
+// read is taken back behind zeros; a write ends with the connection, for its frame may say that the
+// slice is complete. The peer hears of no more than it has, and what else was under way goes on
+// over another connection.
+void TcpRail::source_gone() {
+  size_t at = batch_.next();
+  while (at < batch_.vectors() && shared_->buffers->readable(batch_.vector(at))) ++at;
+  for (const BatchedJob& job : batched_) {
+    if (job.begin <= at && at < job.end) {
+      return take_back_answer(job, absl::StatusCode::kFailedPrecondition);
+    }
+  }
+  for (const BatchedWrite& write : batched_writes_) {
+    if (write.begin > at || at >= write.end) continue;
+    broken_slot_ = write.slot;
+    slots_[write.slot].error = source_is_gone();
+    return socket_.hang_up();
+  }
+}
+
+// The frame has promised bytes: send zeros, and take the promise back behind them.
+void TcpRail::take_back_answer(const BatchedJob& batched, absl::StatusCode why) {
+  const framed::Frame& asked = jobs_[batched.job].frame;
+  batch_.blank(batched.begin, batched.end);
+  framed::Frame end{.type = framed::FrameType::kReadEnd,
+                    .code = why,
+                    .transfer = asked.transfer,
+                    .slice = asked.slice,
+                    .slice_offset = asked.slice_offset + asked.bytes};
+  framed::encode_header(end, batched.trailer + net::kSealPrefix);
+  sealer_.head_again(batched.trailer, framed::kHeaderBytes, batched.number);
+}
+
 // Control frames first, then requests (they are small), then data: writes and answers in turn.
 void TcpRail::compose() {
   for (const BatchedJob& batched : batched_) jobs_[batched.job].live = false;
   batched_.clear();
+  batched_writes_.clear();
   batch_.clear();
   sealed_bytes_ = 0;
   if (!add_control()) return;
@@ -99,17 +142,29 @@ void TcpRail::start_payload() {
   sealed_from_ = sealed_bytes_;
 }
 
-void TcpRail::add_payload(std::byte* data, size_t bytes, size_t header) {
-  if (!sealer_.payload()) return batch_.add_payload(data, bytes, header);
-  sealer_.payload(data, bytes, sealed_.get() + sealed_bytes_);
+// False: there is nothing to be read.
+bool TcpRail::add_payload(std::byte* data, size_t bytes, size_t header, bool stays) {
+  if (!sealer_.payload()) {
+    batch_.add_payload(data, bytes, header);  // the kernel looks
+    return true;
+  }
+  char* const to = sealed_.data + sealed_bytes_;
+  if (!stays && !shared_->sealing->copy_in(sealed_, to, data, bytes)) return false;
+  sealer_.payload(stays ? static_cast<const void*>(data) : to, bytes, to);
   sealed_bytes_ += bytes;
+  return true;
+}
+
+void TcpRail::forget_payload(const TxBatch::Mark& mark) {
+  batch_.rewind(mark);
+  sealed_bytes_ = sealed_from_;
 }
 
 void TcpRail::end_payload(size_t bytes) {
   if (!sealer_.payload() || bytes == 0) return;
-  sealer_.end_payload(sealed_.get() + sealed_bytes_);
+  sealer_.end_payload(sealed_.data + sealed_bytes_);
   sealed_bytes_ += net::kSealTag;
-  batch_.add_sealed(sealed_.get() + sealed_from_, bytes);
+  batch_.add_sealed(sealed_.data + sealed_from_, bytes);
 }
 
 bool TcpRail::add_write() {
@@ -123,6 +178,7 @@ bool TcpRail::add_write() {
                       .slice_offset = slot.framed,
                       .slice_bytes = slot.bytes(),
                       .total_bytes = t.bytes};
+  const TxBatch::Mark mark = batch_.mark();
   char* const place = batch_.next_header();
   char* const head = place + net::kSealPrefix;
   const size_t vector = batch_.open_header();
@@ -131,11 +187,21 @@ bool TcpRail::add_write() {
   } else {
     char* out = head + framed::kHeaderBytes;
     start_payload();
+    bool there = true;
+    const bool kept = stays(t.local_region);
     take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame,
                 most_payload(), out, [&](const Piece& piece) {
-                  add_payload(t.local_base + piece.local_offset, piece.bytes, vector);
+                  there = there &&
+                          add_payload(t.local_base + piece.local_offset, piece.bytes, vector, kept);
                 });
+    if (!there) {  // nothing of this frame has been promised: the next one gives the slice up
+      forget_payload(mark);
+      slot.aborted = true;
+      slot.error = source_is_gone();
+      return true;
+    }
     end_payload(frame.bytes);
+    batched_writes_.push_back({queue->front(), vector + 1, batch_.vectors()});
     if (frame.pieces > 0) {
       frame.region = t.remote.index;
       frame.generation = t.remote.generation;
@@ -204,27 +270,44 @@ bool TcpRail::add_answer() {
                      .slice = job.frame.slice,
                      .bytes = job.frame.bytes,
                      .slice_offset = job.frame.slice_offset};
+  const TxBatch::Mark mark = batch_.mark();
   const size_t vector = batch_.open_header();
   char* const place = batch_.next_header();
   framed::encode_header(data, place + net::kSealPrefix);
   batch_.commit_header(vector, framed::kHeaderBytes + net::kSealBytes);
   start_payload();
+  bool there = true;
+  const bool kept = stays(job.frame.region);
   for (const iovec& piece : job.pieces) {
-    add_payload(static_cast<std::byte*>(piece.iov_base), piece.iov_len, vector);
+    there =
+        there && add_payload(static_cast<std::byte*>(piece.iov_base), piece.iov_len, vector, kept);
+  }
+  if (!there) {
+    forget_payload(mark);
+    jobs_[at].live = false;
+    add_end({.type = framed::FrameType::kReadEnd,
+             .code = absl::StatusCode::kFailedPrecondition,
+             .transfer = data.transfer,
+             .slice = data.slice,
+             .slice_offset = data.slice_offset});
+    return true;
   }
   end_payload(data.bytes);
   sealer_.head(place, framed::kHeaderBytes);
   const size_t end = batch_.vectors();
-  framed::Frame trailer{.type = framed::FrameType::kReadEnd,
-                        .transfer = data.transfer,
-                        .slice = data.slice,
-                        .slice_offset = data.slice_offset + data.bytes};
-  char* const trailing = batch_.next_header();
-  framed::encode_header(trailer, trailing + net::kSealPrefix);
-  batched_.push_back({at, vector + 1, end, trailing, sealer_.next()});
-  sealer_.head(trailing, framed::kHeaderBytes);
-  batch_.add_header(framed::kHeaderBytes + net::kSealBytes);
+  batched_.push_back({at, vector + 1, end, batch_.next_header(), sealer_.next()});
+  add_end({.type = framed::FrameType::kReadEnd,
+           .transfer = data.transfer,
+           .slice = data.slice,
+           .slice_offset = data.slice_offset + data.bytes});
   return true;
+}
+
+void TcpRail::add_end(const framed::Frame& frame) {
+  char* const place = batch_.next_header();
+  framed::encode_header(frame, place + net::kSealPrefix);
+  sealer_.head(place, framed::kHeaderBytes);
+  batch_.add_header(framed::kHeaderBytes + net::kSealBytes);
 }
 
 }  // namespace baton::tcp

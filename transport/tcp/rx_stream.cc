@@ -1,36 +1,16 @@
 // Where the bytes of a rail go as they come in: the header buffer, their destination, or nowhere.
 #include "transport/tcp/rx_stream.h"
 
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 namespace baton::tcp {
-namespace {
-
-// Copies through the kernel, which looks where memcpy would crash. A system call is nothing to the
-// rest of a large payload. Where the call is not allowed, memory has to be there.
-bool copy_if_mapped(void* to, void* from, size_t bytes) {
-  const iovec source{from, bytes};
-  const iovec target{to, bytes};
-  const ssize_t moved = process_vm_writev(getpid(), &source, 1, &target, 1, 0);
-  if (moved < 0 && errno != EFAULT) {
-    std::memcpy(to, from, bytes);
-    return true;
-  }
-  return moved == static_cast<ssize_t>(bytes);
-}
-
-}  // namespace
-
 void RxStream::start_payload(size_t bytes) {
   gap_ = std::clamp(gap_seen_, framed::kHeaderBytes, kBufferBytes / 2);
   gap_seen_ = 0;
   payload_left_ = bytes;
   bulk_ = bytes >= kBulk;
+  stays_ = false;
   piece_ = pieces_ = 0;
 }
 
@@ -61,17 +41,32 @@ void RxStream::land(size_t bytes) {
   }
 }
 
+// Copies up to `bytes` from the buffer to the pieces; 0 when the next piece's memory is gone.
+size_t RxStream::copy_out(size_t bytes) {
+  char* const from = buffer_ + begin_;
+  if (stays_) {
+    const size_t step = std::min(bytes, iov_[piece_].iov_len);
+    std::memcpy(iov_[piece_].iov_base, from, step);
+    return step;
+  }
+  // As many pieces as these bytes fill, the last of them cut for the call.
+  size_t end = piece_;
+  size_t filled = 0;
+  while (end < pieces_ && filled < bytes) filled += iov_[end++].iov_len;
+  const size_t excess = filled > bytes ? filled - bytes : 0;
+  iov_[end - 1].iov_len -= excess;
+  const size_t copied =
+      memory_->buffers.copy_out(memory_->buffer, from, iov_ + piece_, end - piece_);
+  iov_[end - 1].iov_len += excess;
+  return copied;
+}
+
 bool RxStream::absorb() {
   while (payload_left_ > 0 && end_ > begin_) {
     size_t step = std::min(payload_left_, end_ - begin_);
     if (!discarding()) {
-      step = std::min(step, iov_[piece_].iov_len);
-      char* const from = buffer_ + begin_;
-      if (!bulk_) {
-        std::memcpy(iov_[piece_].iov_base, from, step);
-      } else if (!copy_if_mapped(iov_[piece_].iov_base, from, step)) {
-        return false;
-      }
+      step = copy_out(step);
+      if (step == 0) return false;
     }
     land(step);
     begin_ += step;

@@ -14,6 +14,7 @@
 
 #include "transport/framed/frame.h"
 #include "transport/net/seal.h"
+#include "transport/tcp/file_buffers.h"
 
 namespace baton::tcp {
 
@@ -29,11 +30,17 @@ class RxStream {
 
   // Needed while anything is buffered or on its way; the rail lends it.
   struct Memory {
-    char buffer[kBufferBytes];
+    explicit Memory(FileBuffers& from) : buffers(from), buffer(from.take()) {}
+    ~Memory() { buffers.give_back(buffer); }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    FileBuffers& buffers;
+    const FileBuffers::Buffer buffer;      // kBufferBytes
     iovec pieces[framed::kMaxPieces + 1];  // then the buffer
   };
   void lend(Memory* memory) {
-    buffer_ = memory == nullptr ? nullptr : memory->buffer;
+    memory_ = memory;
+    buffer_ = memory == nullptr ? nullptr : memory->buffer.data;
     iov_ = memory == nullptr ? nullptr : memory->pieces;
   }
 
@@ -49,13 +56,15 @@ class RxStream {
 
   // A frame's payload follows: either to the pieces added now, or to nowhere.
   void start_payload(size_t bytes);
+  // The pieces are memory that stays while it is registered: a copy of our own may go there.
+  void memory_stays() { stays_ = true; }
   void add_piece(void* data, size_t bytes);
   // From here on the rest of the payload goes nowhere.
   void discard();
   bool discarding() const { return pieces_ == 0; }
   size_t payload_left() const { return payload_left_; }
-  // Moves buffered bytes that belong to the payload to where they belong. False when a large
-  // payload has no memory to go to any more; that of a small one must be there.
+  // Moves buffered bytes that belong to the payload to where they belong. False when that memory
+  // is not there any more.
   bool absorb();
 
   // What to receive next.
@@ -65,7 +74,9 @@ class RxStream {
  private:
   static constexpr size_t kBulk = 64 << 10;
   void land(size_t bytes);  // advances over pieces that have been filled
+  size_t copy_out(size_t bytes);
 
+  Memory* memory_ = nullptr;
   char* buffer_ = nullptr;
   char* nowhere_;
   net::Opener& opener_;
@@ -78,6 +89,7 @@ class RxStream {
   size_t gap_ = framed::kHeaderBytes;
   size_t gap_seen_ = 0;
   bool bulk_ = false;
+  bool stays_ = false;
 };
 
 }  // namespace baton::tcp

@@ -34,6 +34,8 @@ void Socket::reset_on_close() {
   setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
 }
 
+void Socket::hang_up() { shutdown(fd_, SHUT_WR); }
+
 // errno of a connection that has failed; 0: it stands.
 int Socket::error() {
   int error = 0;

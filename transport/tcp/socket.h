@@ -25,6 +25,8 @@ class Socket {
   // What is unsent and unread is lost at once where reset_on_close() was called.
   void close();
   void reset_on_close();
+  // Nothing more is sent: the peer reads what is on its way, and then that this was all.
+  void hang_up();
   int fd() const { return fd_; }
 
   // Whether a call may move bytes; it stays so until the kernel has said otherwise.

@@ -64,6 +64,17 @@ class TxBatch {
     iov_[vectors_++] = {data, bytes};
   }
 
+  // What has been added since is forgotten.
+  struct Mark {
+    size_t used, vectors, payload;
+  };
+  Mark mark() const { return {used_, vectors_, payload_}; }
+  void rewind(const Mark& to) {
+    used_ = to.used;
+    vectors_ = to.vectors;
+    payload_ = to.payload;
+  }
+
   // `payload` bytes of a frame, and their tag behind them.
   void add_sealed(char* data, size_t payload) {
     payload_ += payload;
@@ -85,6 +96,8 @@ class TxBatch {
       if (at.iov_len == 0) ++next_;
     }
   }
+  size_t next() const { return next_; }
+  const iovec& vector(size_t at) const { return iov_[at]; }
   // Whether payload vectors before `end` still have bytes to send.
   bool unsent_before(size_t end) const { return next_ < end; }
   // Sends zeros instead of what vectors [begin, end) still hold.
