@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/nearest_name.h"
+#include "transport/device_memory.h"
 
 namespace baton {
 namespace {
@@ -14,6 +15,14 @@ std::vector<std::pair<std::string, ProviderFactory>>& registry() {
   return providers;
 }
 }  // namespace
+
+absl::Status Rail::moves(const RegionEntry& region) const {
+  return touched_by_cpu(properties().provider, region);
+}
+
+absl::Status Provider::takes(const RegionEntry& region) const {
+  return touched_by_cpu(capabilities().name, region);
+}
 
 ProviderRegistration::ProviderRegistration(const char* name, ProviderFactory factory,
                                            absl::Span<const Setting> settings) {

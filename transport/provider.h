@@ -139,6 +139,10 @@ class Rail {
   // far from the device.
   virtual double share(uint32_t /*region*/) const { return properties().bytes_per_second; }
 
+  // Whether this rail moves bytes from and to local region `region`; the reason and the remedy
+  // where it does not.
+  virtual absl::Status moves(const RegionEntry& region) const;
+
   // Whether this rail can reach the region; the reason and the remedy where it cannot.
   virtual absl::Status reaches(const RemoteRegion& remote) const = 0;
 
@@ -203,6 +207,9 @@ class Provider {
     return absl::UnimplementedError("this provider cannot resolve host:port");
   }
 
+  // Whether this provider could move the region's bytes; the reason and the remedy where it could
+  // not. Of memory of a device a worker gives a provider only what it takes.
+  virtual absl::Status takes(const RegionEntry& region) const;
   // Once per registered slab. remove_region() fences: after it returned OK no peer touches the
   // memory any more. kUnavailable: a peer that stands still in the middle of a copy may; it is cut
   // off, and the text says what must end before the memory is used again.

@@ -134,6 +134,12 @@ absl::StatusOr<std::byte*> RegionTable::resolve(uint32_t index, uint32_t generat
         absl::StrFormat("the remote region allows %s only: its owner must register it for %s",
                         name_of(entry.access), name_of(want)));
   }
+  if (want != Access::kLocal && entry.place.kind != MemoryKind::kHost) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "the remote region is memory of %s, which its owner's CPU cannot touch: reach it over "
+        "verbs, or have its owner register host memory",
+        entry.place.name()));
+  }
   if (bytes > entry.size || offset > entry.size - bytes) {
     return absl::OutOfRangeError(absl::StrFormat(
         "bytes [%u, +%u) are outside the remote region of %u bytes", offset, bytes, entry.size));

@@ -38,6 +38,16 @@ constexpr bool allows(Access have, Access want) {
   return (static_cast<uint8_t>(have) & static_cast<uint8_t>(want)) == static_cast<uint8_t>(want);
 }
 
+enum class MemoryKind : uint8_t { kHost, kDevice };
+
+// Where memory lies. The CPU must not touch that of a device.
+struct MemoryPlace {
+  MemoryKind kind = MemoryKind::kHost;
+  int device = -1;  // CUDA's number of it; -1: the host, or a device that nobody here drives
+  bool operator==(const MemoryPlace&) const = default;
+  std::string name() const;  // for people: "CUDA device 0"
+};
+
 // Handle to a range registered with a worker. A plain value: copies name the same registration.
 // Valid until Worker::deregister_memory(); used after that it is an error, never a crash.
 struct MemoryRegion {
@@ -46,6 +56,7 @@ struct MemoryRegion {
   uint32_t index = 0;
   uint32_t generation = 0;  // 0: no region
   Access access = Access::kLocal;
+  MemoryPlace place;
 };
 
 // What a peer needs to reach a region: 48 bytes on the wire, sent by whatever means the
@@ -82,6 +93,7 @@ struct RegionEntry {
   BackingFile file;
   uint32_t users = 0;  // open local transfers that use it
   bool writable = true;
+  MemoryPlace place;
 };
 
 // All regions of one worker. Not thread-safe: the worker's progress lock guards it, and providers
@@ -98,7 +110,8 @@ class RegionTable {
   absl::StatusOr<RegionEntry*> find(const MemoryRegion& region);
 
   // The check that guards every remote access: key, generation, bounds, rights. Returns the address
-  // of byte `offset`. The message is meant for the initiator: it names what was wrong.
+  // of byte `offset`. The message is meant for the initiator: it names what was wrong. For access
+  // by the CPU (kLocal: only the name is checked), so memory of a device is refused.
   absl::StatusOr<std::byte*> resolve(uint32_t index, uint32_t generation, uint64_t key, Access want,
                                      uint64_t offset, uint64_t bytes);
 

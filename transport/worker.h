@@ -99,6 +99,10 @@ class Worker {
   // caller's and must outlive the registration. InvalidArgument for memory that is not mapped,
   // cannot be read, or cannot be written though peers may write. For pool memory see
   // transport/pool.h.
+  // Memory of a CUDA device is recognised (with gpudirect/ linked; MemoryRegion::place says so) and
+  // moves over providers that can reach it, which get a dma-buf of it; FailedPrecondition, with
+  // each one's reason, where none can. InvalidArgument for managed or freed device memory, and for
+  // a range over several allocations. Memory that is given with a dma-buf counts as a device's.
   absl::StatusOr<MemoryRegion> register_memory(void* data, size_t size,
                                                Access access = Access::kRemoteReadWrite,
                                                BackingFile file = {});

@@ -152,6 +152,10 @@ void VerbsProvider::met(const net::Link& link, HelloInfo peer,
                                                 dial != nullptr));
 }
 
+absl::Status VerbsProvider::takes(const RegionEntry& region) const {
+  return reaches_memory(region);
+}
+
 absl::Status VerbsProvider::add_region(const RegionEntry& region) {
   for (const auto& device : shared_.hardware.devices) {
     absl::Status status = device->dead() ? absl::OkStatus() : device->add_region(region);

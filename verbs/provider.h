@@ -30,6 +30,7 @@ class VerbsProvider final : public Provider {
     return net::look_up(host_port);
   }
   absl::Status query(uint64_t session, const std::string& addresses) override;
+  absl::Status takes(const RegionEntry& region) const override;
   absl::Status add_region(const RegionEntry& region) override;
   absl::Status remove_region(const RegionEntry& region, EventSink& sink) override;
   bool progress(EventSink& sink) override;

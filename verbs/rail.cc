@@ -26,6 +26,8 @@ double VerbsRail::share(uint32_t region) const {
   return properties_.bytes_per_second / session_.distance(port_, region);
 }
 
+absl::Status VerbsRail::moves(const RegionEntry& region) const { return reaches_memory(region); }
+
 absl::Status VerbsRail::reaches(const RemoteRegion&) const { return absl::OkStatus(); }
 
 void VerbsRail::start(std::unique_ptr<QueuePair> queue_pair, const Endpoint& peer,

@@ -33,6 +33,7 @@ class VerbsRail final : public Rail, private QueuePairOwner {
 
   const Properties& properties() const override { return properties_; }
   double share(uint32_t region) const override;
+  absl::Status moves(const RegionEntry& region) const override;
   absl::Status reaches(const RemoteRegion& remote) const override;
   bool post(const Slice& slice, EventSink& sink) override;
   void abort(TransferId transfer, EventSink& sink) override;

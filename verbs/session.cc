@@ -166,6 +166,9 @@ void Session::on_ask(const RegionName& name, VerbsRail* rail) {
   answer.refusal =
       table.resolve(name.index, name.generation, name.key, Access::kLocal, 0, 0).status();
   if (answer.refusal.ok()) {
+    answer.refusal = reaches_memory(table.entries()[name.index]);
+  }
+  if (answer.refusal.ok()) {
     const RegionEntry& entry = table.entries()[name.index];
     answer.base = reinterpret_cast<uintptr_t>(entry.base);
     answer.size = entry.size;

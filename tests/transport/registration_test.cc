@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tests/transport/stub_provider.h"
+#include "transport/device_memory.h"
 
 namespace baton {
 namespace {
@@ -93,6 +94,75 @@ TEST(Registration, ReadOnlyMemoryIsNoPlaceToReadInto) {
   const absl::Status status = stub.worker->wait(*id, std::chrono::seconds(60));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   EXPECT_TRUE(stub.worker->deregister_memory(*region).ok());
+}
+
+// Says that memory which nobody may touch is a device's.
+class DevicePages final : public DeviceMemory {
+ public:
+  DevicePages() {
+    pages.protect_last(PROT_NONE);
+    use_device_memory(this);
+  }
+  ~DevicePages() override { use_device_memory(nullptr); }
+  DevicePages(const DevicePages&) = delete;
+  DevicePages& operator=(const DevicePages&) = delete;
+  absl::StatusOr<MemoryPlace> place(const void* data, size_t) const override {
+    if (data == nullptr) return absl::InvalidArgumentError("no memory");
+    return data == pages.data ? MemoryPlace{MemoryKind::kDevice, 3} : MemoryPlace{};
+  }
+  absl::StatusOr<BackingFile> dma_buf(const void*, size_t) const override {
+    return absl::UnimplementedError("the driver has no dma-bufs");
+  }
+  Pages pages;
+};
+
+TEST(Registration, OfDeviceMemoryIsRefusedByWhoCopiesByTheCpu) {
+  StubWorker stub;
+  const DevicePages device;
+  const absl::Status status = registered(*stub.worker, device.pages, Access::kRemoteReadWrite);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  for (const char* said : {"stub moves bytes by the CPU", "CUDA device 3", "has no dma-bufs"}) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(said));
+  }
+  // The host's is not disturbed by it.
+  const Pages host;
+  const auto region = stub.worker->register_memory(host.data, 3 * kPage);
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_EQ(region->place.kind, MemoryKind::kHost);
+}
+
+TEST(Registration, OfDeviceMemorySaysWhereItLies) {
+  StubWorker stub;
+  const DevicePages device;
+  stub.provider->reaches_devices = true;
+  const auto region = stub.worker->register_memory(device.pages.data, 3 * kPage);
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_EQ(region->place, (MemoryPlace{MemoryKind::kDevice, 3}));
+  EXPECT_TRUE(stub.worker->deregister_memory(*region).ok());
+}
+
+TEST(Registration, MemoryWithADmaBufIsADevices) {
+  StubWorker stub;
+  Pages pages;
+  const absl::Status status =
+      stub.worker->register_memory(pages.data, kPage, Access::kLocal, {.dma_buf = true}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+}
+
+// What a provider would do that asks for an address to copy to.
+TEST(Registration, NobodyIsGivenAnAddressOfADevice) {
+  RegionTable table(WorkerUid::random());
+  Pages pages;
+  auto entry = table.add(pages.data, 3 * kPage, Access::kRemoteReadWrite, {});
+  ASSERT_TRUE(entry.ok());
+  (*entry)->place = {MemoryKind::kDevice, 0};
+  const auto at = [&](Access want) {
+    return table.resolve((*entry)->index, (*entry)->generation, (*entry)->key, want, 0, kPage)
+        .status();
+  };
+  EXPECT_TRUE(absl::IsFailedPrecondition(at(Access::kRemoteWrite))) << at(Access::kRemoteWrite);
+  EXPECT_TRUE(absl::IsFailedPrecondition(at(Access::kRemoteRead)));
+  EXPECT_TRUE(at(Access::kLocal).ok());
 }
 
 }  // namespace

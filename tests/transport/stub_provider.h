@@ -31,6 +31,11 @@ class StubProvider : public Provider {
     return true;
   }
 
+  absl::Status takes(const RegionEntry& region) const override {
+    return reaches_devices ? absl::OkStatus() : Provider::takes(region);
+  }
+
+  bool reaches_devices = false;
   absl::Status fence;  // what comes of taking a region back
 
  private:

@@ -27,6 +27,7 @@ class DecoratedRail : public Rail {
   double share(uint32_t region) const override {
     return std::min(properties_.bytes_per_second, inner_->share(region));
   }
+  absl::Status moves(const RegionEntry& region) const override { return inner_->moves(region); }
   absl::Status reaches(const RemoteRegion& remote) const override {
     return inner_->reaches(remote);
   }
@@ -55,6 +56,7 @@ class DecoratedProvider : public Provider {
   absl::Status query(uint64_t session, const std::string& host_port) override {
     return inner_->query(session, host_port);
   }
+  absl::Status takes(const RegionEntry& region) const override { return inner_->takes(region); }
   absl::Status add_region(const RegionEntry& region) override { return inner_->add_region(region); }
   absl::Status remove_region(const RegionEntry& region, EventSink& sink) override {
     Sink inside(*this, sink);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/strings/str_format.h"
+#include "transport/device_memory.h"
 
 namespace baton::internal {
 namespace {
@@ -59,6 +60,30 @@ absl::StatusOr<Mapped> check_mapped(const void* data, size_t size, Access access
     return refused(data, size, checked, end,
                    "begin where nothing is mapped: register memory only while it is there");
   }
+  return out;
+}
+
+absl::StatusOr<Examined> examine_memory(const void* data, size_t size, Access access,
+                                        const BackingFile& file) {
+  Examined out{.file = file};
+  if (const DeviceMemory* devices = device_memory(); devices != nullptr) {
+    absl::StatusOr<MemoryPlace> place = devices->place(data, size);
+    if (!place.ok()) return place.status();
+    out.place = *place;
+    if (out.place.kind == MemoryKind::kDevice && !file.dma_buf) {
+      absl::StatusOr<BackingFile> made = devices->dma_buf(data, size);
+      out.why_no_dma_buf = made.status();
+      if (made.ok()) {
+        out.file = *made;
+        out.made.reset(made->fd);
+      }
+    }
+  }
+  if (file.dma_buf) out.place.kind = MemoryKind::kDevice;
+  if (out.place.kind == MemoryKind::kDevice) return out;  // no mapping of the host's says of it
+  absl::StatusOr<Mapped> mapped = check_mapped(data, size, access);
+  if (!mapped.ok()) return mapped.status();
+  out.writable = mapped->writable;
   return out;
 }
 

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "transport/base/unique_fd.h"
 #include "transport/region.h"
 
 namespace baton::internal {
@@ -16,5 +18,16 @@ struct Mapped {
 // not mapped, cannot be read, or cannot be written though `access` lets peers write. Where the
 // kernel does not tell (no /proc), everything passes.
 absl::StatusOr<Mapped> check_mapped(const void* data, size_t size, Access access);
+
+// What register_memory() finds out about memory before anybody hears of it.
+struct Examined {
+  MemoryPlace place;
+  bool writable = true;
+  BackingFile file;  // as given; for memory of a device a dma-buf, where there is one
+  UniqueFd made;     // of `file`, where it was made here: adapters keep their own reference
+  absl::Status why_no_dma_buf;
+};
+absl::StatusOr<Examined> examine_memory(const void* data, size_t size, Access access,
+                                        const BackingFile& file);
 
 }  // namespace baton::internal

@@ -70,26 +70,24 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::create(WorkerOptions options) {
 absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Access access,
                                                      BackingFile file) {
   // A byte that a peer sends to memory that cannot take it would end this process.
-  internal::Mapped mapped;
-  if (data != nullptr && !file.dma_buf) {
-    absl::StatusOr<internal::Mapped> found = internal::check_mapped(data, size, access);
+  internal::Examined memory;
+  if (data != nullptr) {
+    absl::StatusOr<internal::Examined> found = internal::examine_memory(data, size, access, file);
     if (!found.ok()) return found.status();
-    mapped = *found;
+    memory = *std::move(found);
   }
   std::lock_guard lock(impl_->mutex);
-  auto entry = impl_->regions.add(static_cast<std::byte*>(data), size, access, file);
+  auto entry = impl_->regions.add(static_cast<std::byte*>(data), size, access, memory.file);
   if (!entry.ok()) return entry.status();
-  (*entry)->writable = mapped.writable;
+  (*entry)->writable = memory.writable;
+  (*entry)->place = memory.place;
   const RegionEntry& row = **entry;
-  const MemoryRegion region{row.base, row.size, row.index, row.generation, row.access};
-  for (size_t i = 0; i < impl_->providers.size(); ++i) {
-    absl::Status status = impl_->providers[i]->add_region(row);
-    if (status.ok()) continue;
-    // No peer has heard of it yet, so nobody can be in the middle of anything.
-    for (size_t k = 0; k < i; ++k) impl_->providers[k]->remove_region(row, *impl_).IgnoreError();
+  const MemoryRegion region{row.base, row.size, row.index, row.generation, row.access, row.place};
+  if (absl::Status status = impl_->add_region(row, memory.why_no_dma_buf); !status.ok()) {
     impl_->regions.remove(region).IgnoreError();
     return status;
   }
+  if (memory.made.valid()) (*entry)->file.fd = -1;  // closed with `memory`
   log_event(LogLevel::kDebug, "%s: registered region %u, %u bytes at %p, with %s", impl_->self.name,
             region.index, size, data, names(impl_->providers));
   return region;
@@ -108,7 +106,9 @@ absl::Status Worker::deregister_memory(const MemoryRegion& region) {
   // Stale for everybody first, then fenced: nobody can start while we wait for those under way.
   const RegionEntry row = **entry;
   absl::Status removed = impl_->regions.remove(region);
-  for (auto& provider : impl_->providers) removed.Update(provider->remove_region(row, *impl_));
+  for (auto& provider : impl_->providers) {
+    if (provider->takes(row).ok()) removed.Update(provider->remove_region(row, *impl_));
+  }
   log_event(LogLevel::kDebug, "%s: deregistered region %u, %u bytes", impl_->self.name, row.index,
             row.size);
   return removed;

@@ -95,6 +95,8 @@ class Worker::Impl final : public EventSink {
   bool take_cancels();
   bool expire(Time now);
   void activate(uint32_t index);
+  absl::Status add_region(const RegionEntry& row, const absl::Status& why_no_dma_buf);
+  absl::Status movable(const internal::TransferSlot& slot, const internal::Peer& peer) const;
   absl::Status admit(internal::TransferSlot& slot, internal::Peer& peer);
   bool pump();
   bool pump(internal::Peer& peer, internal::SlotQueue& queue);

@@ -24,6 +24,30 @@ internal::Peer* Worker::Impl::peer_of(const Rail& rail) {
   return find_peer(peer_id_of(rail.worker_tag));
 }
 
+// Gives a region to all providers that take it. Of the host's memory that is all of them.
+absl::Status Worker::Impl::add_region(const RegionEntry& row, const absl::Status& why_no_dma_buf) {
+  std::vector<Provider*> have;
+  std::vector<std::string> reasons;
+  for (const auto& provider : providers) {
+    absl::Status status = provider->takes(row);
+    if (!status.ok()) {
+      reasons.emplace_back(status.message());
+      continue;
+    }
+    status = provider->add_region(row);
+    if (!status.ok()) {
+      // No peer has heard of it yet, so nobody can be in the middle of anything.
+      for (Provider* other : have) other->remove_region(row, *this).IgnoreError();
+      return status;
+    }
+    have.push_back(provider.get());
+  }
+  if (!have.empty() || reasons.empty()) return absl::OkStatus();
+  if (!why_no_dma_buf.ok()) reasons.emplace_back(why_no_dma_buf.message());
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "registering %u bytes of %s: %s", row.size, row.place.name(), absl::StrJoin(reasons, "; ")));
+}
+
 bool Worker::Impl::is_address(std::string_view target) {
   return target.substr(0, kAddressPrefix.size()) == kAddressPrefix;
 }

@@ -22,6 +22,11 @@ size_t slice_end(const internal::TransferSlot& slot, uint32_t index) {
   return std::min(slot.descriptor.bytes, slice_begin(slot, index) + slot.slice_bytes);
 }
 
+bool on_device(const RegionTable& regions, const TransferDescriptor& transfer) {
+  return transfer.bytes > 0 &&
+         regions.entries()[transfer.local_region].place.kind != MemoryKind::kHost;
+}
+
 }  // namespace
 
 absl::Status Worker::Impl::check(const TransferRequest& request) const {
@@ -195,6 +200,18 @@ absl::Status Worker::Impl::admit(internal::TransferSlot& slot, internal::Peer& p
   return absl::OkStatus();
 }
 
+// Why no rail that is up moves memory like the transfer's: what is the host's, all do.
+absl::Status Worker::Impl::movable(const internal::TransferSlot& slot,
+                                   const internal::Peer& peer) const {
+  absl::Status status;
+  if (!on_device(regions, slot.descriptor)) return status;
+  for (const internal::RailState& state : peer.rails) {
+    status = state.rail->moves(regions.entries()[slot.descriptor.local_region]);
+    if (status.ok()) break;
+  }
+  return status;
+}
+
 internal::RailState* Worker::Impl::rail_state(internal::Peer& peer, const Rail* rail) {
   for (internal::RailState& state : peer.rails) {
     if (state.rail.get() == rail) return &state;
@@ -211,6 +228,10 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
     const Rail::Properties& properties = state.rail->properties();
     if ((state.full && state.outstanding > 0) || state.outstanding >= properties.depth) continue;
     if (peer.rails.size() == 1) return &state;
+    if (on_device(regions, slot.descriptor) &&
+        !state.rail->moves(regions.entries()[slot.descriptor.local_region]).ok()) {
+      continue;
+    }
     const size_t bytes =
         state.outstanding_bytes + std::min(slot.slice_bytes, slot.descriptor.bytes);
     const double load =
@@ -261,6 +282,11 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue) {
         any = true;
         continue;
       }
+    }
+    if (absl::Status status = movable(slot, peer); !status.ok()) {
+      stop(index, TransferState::kFailed, status);
+      any = true;
+      continue;
     }
     internal::RailState* state = pick_rail(peer, slot);
     if (state == nullptr) return any;

@@ -198,6 +198,13 @@ absl::Status Device::dma_buf() const {
       name_, strerror(error)));
 }
 
+absl::Status reaches_memory(const RegionEntry& region) {
+  if (region.place.kind == MemoryKind::kHost || region.file.dma_buf) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "verbs reaches memory of a device through a dma-buf only, and this of %s has none",
+      region.place.name()));
+}
+
 absl::Status Device::add_region(const RegionEntry& region) {
   int access = IBV_ACCESS_LOCAL_WRITE;
   if (allows(region.access, Access::kRemoteRead)) access |= IBV_ACCESS_REMOTE_READ;

@@ -32,6 +32,9 @@ struct Port {
   double bytes_per_second() const;
 };
 
+// Whether an adapter could reach a region at all: memory of a device through a dma-buf only.
+absl::Status reaches_memory(const RegionEntry& region);
+
 class Device {
  public:
   static absl::StatusOr<std::unique_ptr<Device>> open(const VerbsApi& api, ibv_device* device,
