@@ -28,10 +28,12 @@ constexpr int kAhead = 8;  // blocks
 struct Tile {
   const float* q[8];
   float* out[8];
-  int last[8];  // last position the query sees; ascending
+  int first[8];  // first position the query sees; ascending
+  int last[8];   // last position the query sees; ascending
+  int first_block;
 };
 
-// scores[row][16 * block + slot] = q . k, -inf where the slot is past the row's position;
+// scores[row][16 * (block - first_block) + slot] = q . k, -inf where the row does not see the slot;
 // maximum[row] = largest score.
 template <int kRows>
 BATON_INLINE void score_pass(const AttentionCall& call, const Tile& tile, int blocks,
@@ -41,7 +43,7 @@ BATON_INLINE void score_pass(const AttentionCall& call, const Tile& tile, int bl
   const V lowest = hn::Set(f, -HUGE_VALF);
   V best[kRows];
   for (int r = 0; r < kRows; ++r) best[r] = lowest;
-  for (int b = 0; b < blocks; ++b) {
+  for (int b = tile.first_block; b < blocks; ++b) {
     const uint16_t* key = call.cache->key(call.layer, call.block_table[b], call.kv_head);
     const uint16_t* ahead = call.cache->key(
         call.layer, call.block_table[std::min(b + kAhead, blocks - 1)], call.kv_head);
@@ -70,8 +72,12 @@ BATON_INLINE void score_pass(const AttentionCall& call, const Tile& tile, int bl
           const V last = hn::Set(f, static_cast<float>(tile.last[r]));
           sum[r] = hn::IfThenElse(hn::Le(position, last), sum[r], lowest);
         }
+        if (slot0 < tile.first[r]) {
+          const V first = hn::Set(f, static_cast<float>(tile.first[r]));
+          sum[r] = hn::IfThenElse(hn::Ge(position, first), sum[r], lowest);
+        }
         best[r] = hn::Max(best[r], sum[r]);
-        hn::StoreU(sum[r], f, scores + r * stride + slot0);
+        hn::StoreU(sum[r], f, scores + r * stride + slot0 - tile.first_block * kBlockTokens);
       }
     }
   }
@@ -102,7 +108,8 @@ BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int di
                              const float* HWY_RESTRICT p, size_t stride, const float* inverse) {
   const F f;
   const int dims = call.cache->geometry().head_dim;
-  const int shared = tile.last[0] + 1;  // tokens that every row sees
+  const int shared_from = tile.first[kRows - 1];  // tokens that every row sees
+  const int shared = tile.last[0] + 1;
   const int all = tile.last[kRows - 1] + 1;
   const int blocks = (all + kBlockTokens - 1) / kBlockTokens;
   V sum[kRows][kVectors];
@@ -111,15 +118,32 @@ BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int di
     BATON_UNROLL
     for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(f);
   }
-  int token = 0;
-  for (int b = 0; b < blocks; ++b) {
+  int token = tile.first_block * kBlockTokens;
+  const int base = token;
+  for (int b = tile.first_block; b < blocks; ++b) {
     const uint16_t* value = call.cache->value(call.layer, call.block_table[b], call.kv_head) + dim;
     const uint16_t* ahead =
         call.cache->value(call.layer, call.block_table[std::min(b + kAhead, blocks - 1)],
                           call.kv_head) +
         dim;
     const int end = std::min((b + 1) * kBlockTokens, all);
+    // Tokens up to `to` for those rows that see them.
+    const auto add_seen = [&](int to) HWY_ATTR {
+      for (; token < to; ++token, value += dims, ahead += dims) {
+        V row[kVectors];
+        BATON_UNROLL
+        for (int v = 0; v < kVectors; ++v) row[v] = load_bf16(value + v * kLanes);
+        BATON_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          if (token < tile.first[r] || token > tile.last[r]) continue;
+          const V weight = hn::Set(f, p[r * stride + token - base]);
+          BATON_UNROLL
+          for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, row[v], sum[r][v]);
+        }
+      }
+    };
     const int shared_end = std::min(end, shared);
+    add_seen(std::min(end, shared_from));
     for (; token < shared_end; ++token, value += dims, ahead += dims) {
       __builtin_prefetch(ahead, 0, 2);
       V row[kVectors];
@@ -127,23 +151,12 @@ BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int di
       for (int v = 0; v < kVectors; ++v) row[v] = load_bf16(value + v * kLanes);
       BATON_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const V weight = hn::Set(f, p[r * stride + token]);
+        const V weight = hn::Set(f, p[r * stride + token - base]);
         BATON_UNROLL
         for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, row[v], sum[r][v]);
       }
     }
-    for (; token < end; ++token, value += dims) {
-      V row[kVectors];
-      BATON_UNROLL
-      for (int v = 0; v < kVectors; ++v) row[v] = load_bf16(value + v * kLanes);
-      BATON_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        if (token > tile.last[r]) continue;
-        const V weight = hn::Set(f, p[r * stride + token]);
-        BATON_UNROLL
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, row[v], sum[r][v]);
-      }
-    }
+    add_seen(end);
   }
   BATON_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -162,7 +175,8 @@ HWY_NOINLINE void attend(const AttentionCall& call, const Tile& tile, float* scr
   float maximum[kRows], inverse[kRows];
   score_pass<kRows>(call, tile, blocks, scratch, stride, maximum);
   for (int r = 0; r < kRows; ++r) {
-    inverse[r] = 1.0f / exp_pass(scratch + r * stride, blocks * kBlockTokens, maximum[r]);
+    inverse[r] = 1.0f / exp_pass(scratch + r * stride, (blocks - tile.first_block) * kBlockTokens,
+                                 maximum[r]);
   }
   constexpr int kWide = kRows <= 4 ? 4 : 2;
   int dim = 0;
@@ -182,15 +196,17 @@ void paged(const AttentionCall& call, float* scratch) {
   const size_t stride = static_cast<size_t>(last_block + 1) * kBlockTokens;
   for (int t0 = 0; t0 < call.tokens; t0 += tokens) {
     for (int h0 = 0; h0 < call.group; h0 += heads) {
-      Tile tile;
+      Tile tile = {};
       int rows = 0;
       for (int t = t0; t < std::min(t0 + tokens, call.tokens); ++t) {
         for (int h = h0; h < std::min(h0 + heads, call.group); ++h, ++rows) {
           tile.q[rows] = call.q + t * call.q_stride + h * dims;
           tile.out[rows] = call.out + t * call.out_stride + h * dims;
           tile.last[rows] = call.position + t;
+          tile.first[rows] = call.window > 0 ? std::max(0, tile.last[rows] + 1 - call.window) : 0;
         }
       }
+      tile.first_block = tile.first[0] / kBlockTokens;
       switch (rows) {
         case 1:
           attend<1>(call, tile, scratch, stride);
@@ -266,7 +282,8 @@ void reference_attention(const AttentionCall& call) {
       const float* q = call.q + t * call.q_stride + h * dims;
       float* out = call.out + t * call.out_stride + h * dims;
       std::vector<double> p;
-      for (int at = 0; at <= call.position + t; ++at) {
+      const int first = call.window > 0 ? std::max(0, call.position + t + 1 - call.window) : 0;
+      for (int at = first; at <= call.position + t; ++at) {
         const uint32_t block = call.block_table[static_cast<size_t>(at / kBlockTokens)];
         const uint16_t* key = call.cache->key(call.layer, block, call.kv_head) + at % kBlockTokens;
         double score = 0;
@@ -278,10 +295,11 @@ void reference_attention(const AttentionCall& call) {
       for (double& x : p) sum += x = std::exp(x - maximum);
       for (int d = 0; d < dims; ++d) {
         double mix = 0;
-        for (size_t at = 0; at < p.size(); ++at) {
+        for (size_t i = 0; i < p.size(); ++i) {
+          const size_t at = size_t(first) + i;
           const uint32_t block = call.block_table[at / kBlockTokens];
           const uint16_t* value = call.cache->value(call.layer, block, call.kv_head);
-          mix += p[at] * float_from_bf16(value[(at % kBlockTokens) * dims + d]);
+          mix += p[i] * float_from_bf16(value[(at % kBlockTokens) * dims + d]);
         }
         out[d] = static_cast<float>(mix / sum);
       }

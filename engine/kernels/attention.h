@@ -14,7 +14,8 @@ namespace baton::engine {
 void store_kv(const KvCache& cache, int layer, std::span<const uint32_t> block_table, int position,
               int tokens, const float* k, const float* v, size_t stride);
 
-// One KV head of one sequence. Token i attends to positions [0, position + i].
+// One KV head of one sequence. Token i attends to positions [0, position + i], or to the last
+// `window` of them.
 struct AttentionCall {
   const KvCache* cache = nullptr;
   int layer = 0;
@@ -22,6 +23,7 @@ struct AttentionCall {
   std::span<const uint32_t> block_table;
   int position = 0;
   int tokens = 0;
+  int window = 0;            // 0: no limit
   int group = 1;             // query heads that share this KV head
   const float* q = nullptr;  // [tokens][group][head_dim], already scaled by 1 / sqrt(head_dim)
   size_t q_stride = 0;       // floats between tokens

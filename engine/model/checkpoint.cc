@@ -104,30 +104,82 @@ absl::Status load_weight(const std::vector<SafetensorsFile>& files, Weight& weig
 
 }  // namespace
 
+bool has_weight(const ModelConfig& config, LayerWeight kind) {
+  switch (kind) {
+    case kQueryBias:
+    case kKeyBias:
+    case kValueBias:
+      return config.has_qkv_bias();
+    case kOutputBias:
+      return config.has_output_bias();
+    case kGateBias:
+    case kUpBias:
+    case kDownBias:
+      return config.mlp_bias;
+    case kQueryNorm:
+    case kKeyNorm:
+      return config.has_qk_norm();
+    default:
+      return true;
+  }
+}
+
+int weights_per_layer(const ModelConfig& config) {
+  int count = 0;
+  for (int kind = 0; kind < kLayerWeightKinds; ++kind) {
+    count += has_weight(config, LayerWeight(kind)) ? 1 : 0;
+  }
+  return count;
+}
+
+const Weight& Checkpoint::layer(int l, LayerWeight kind) const {
+  int index = 1 + l * weights_per_layer(config);
+  for (int before = 0; before < kind; ++before) {
+    index += has_weight(config, LayerWeight(before)) ? 1 : 0;
+  }
+  return weights[size_t(index)];
+}
+
 std::vector<Weight> weight_list(const ModelConfig& c) {
   const int d = c.hidden_size, q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+  const int f = c.intermediate_size;
+  const struct {
+    LayerWeight kind;
+    const char* name;
+    int rows;  // 0: a vector
+    int cols;
+  } layer[] = {{kInputNorm, "input_layernorm.weight", 0, d},
+               {kQuery, "self_attn.q_proj.weight", q, d},
+               {kKey, "self_attn.k_proj.weight", kv, d},
+               {kValue, "self_attn.v_proj.weight", kv, d},
+               {kOutput, "self_attn.o_proj.weight", d, q},
+               {kPostNorm, "post_attention_layernorm.weight", 0, d},
+               {kGate, "mlp.gate_proj.weight", f, d},
+               {kUp, "mlp.up_proj.weight", f, d},
+               {kDown, "mlp.down_proj.weight", d, f},
+               {kQueryBias, "self_attn.q_proj.bias", 0, q},
+               {kKeyBias, "self_attn.k_proj.bias", 0, kv},
+               {kValueBias, "self_attn.v_proj.bias", 0, kv},
+               {kOutputBias, "self_attn.o_proj.bias", 0, d},
+               {kGateBias, "mlp.gate_proj.bias", 0, f},
+               {kUpBias, "mlp.up_proj.bias", 0, f},
+               {kDownBias, "mlp.down_proj.bias", 0, d},
+               {kQueryNorm, "self_attn.q_norm.weight", 0, c.head_dim},
+               {kKeyNorm, "self_attn.k_norm.weight", 0, c.head_dim}};
   std::vector<Weight> list;
-  const auto matrix = [&](std::string name, int rows, int cols) {
-    list.push_back({.name = std::move(name), .rows = rows, .cols = cols});
+  const auto add = [&](std::string name, int rows, int cols) {
+    list.push_back(
+        {.name = std::move(name), .rows = std::max(rows, 1), .cols = cols, .is_vector = rows == 0});
   };
-  const auto vector = [&](std::string name, int cols) {
-    list.push_back({.name = std::move(name), .rows = 1, .cols = cols, .is_vector = true});
-  };
-  matrix("model.embed_tokens.weight", c.vocab_size, d);
+  add("model.embed_tokens.weight", c.vocab_size, d);
   for (int l = 0; l < c.num_layers; ++l) {
-    const std::string prefix = absl::StrCat("model.layers.", l, ".");
-    vector(prefix + "input_layernorm.weight", d);
-    matrix(prefix + "self_attn.q_proj.weight", q, d);
-    matrix(prefix + "self_attn.k_proj.weight", kv, d);
-    matrix(prefix + "self_attn.v_proj.weight", kv, d);
-    matrix(prefix + "self_attn.o_proj.weight", d, q);
-    vector(prefix + "post_attention_layernorm.weight", d);
-    matrix(prefix + "mlp.gate_proj.weight", c.intermediate_size, d);
-    matrix(prefix + "mlp.up_proj.weight", c.intermediate_size, d);
-    matrix(prefix + "mlp.down_proj.weight", d, c.intermediate_size);
+    for (const auto& weight : layer) {
+      if (!has_weight(c, weight.kind)) continue;
+      add(absl::StrCat("model.layers.", l, ".", weight.name), weight.rows, weight.cols);
+    }
   }
-  vector("model.norm.weight", d);
-  if (!c.tie_word_embeddings) matrix("lm_head.weight", c.vocab_size, d);
+  add("model.norm.weight", 0, d);
+  if (!c.tie_word_embeddings) add("lm_head.weight", c.vocab_size, d);
   return list;
 }
 

@@ -24,7 +24,8 @@ struct Weight {
   std::vector<uint16_t> data;
 };
 
-// Indices into Checkpoint::weights for the weights of layer l: kPerLayer * l + 1 + kind.
+// The weights of a layer, in the order in which Checkpoint::weights holds them. Every model has the
+// first kPerLayer; of the others each has those that its config calls for.
 enum LayerWeight {
   kInputNorm,
   kQuery,
@@ -35,18 +36,36 @@ enum LayerWeight {
   kGate,
   kUp,
   kDown,
-  kPerLayer
+  kPerLayer,
+  kQueryBias = kPerLayer,
+  kKeyBias,
+  kValueBias,
+  kOutputBias,
+  kGateBias,
+  kUpBias,
+  kDownBias,
+  kQueryNorm,  // of each head, before the rotation
+  kKeyNorm,
+  kLayerWeightKinds
 };
+
+// Whether the layers of such a model have this weight.
+bool has_weight(const ModelConfig& config, LayerWeight kind);
+// Weights in each layer; kPerLayer for a plain Llama.
+int weights_per_layer(const ModelConfig& config);
 
 struct Checkpoint {
   ModelConfig config;
-  // Embedding, then kPerLayer weights per layer in the order of LayerWeight, the final norm and,
-  // if embeddings are not tied, lm_head.
+  // Embedding, then each layer's weights in the order of LayerWeight, the final norm and, if
+  // embeddings are not tied, lm_head.
   std::vector<Weight> weights;
 
   const Weight& embedding() const { return weights[0]; }
-  const Weight& layer(int l, LayerWeight kind) const { return weights[1 + l * kPerLayer + kind]; }
-  const Weight& final_norm() const { return weights[1 + config.num_layers * kPerLayer]; }
+  // Of a weight that the config calls for.
+  const Weight& layer(int l, LayerWeight kind) const;
+  const Weight& final_norm() const {
+    return weights[1 + config.num_layers * weights_per_layer(config)];
+  }
   const Weight& lm_head() const { return config.tie_word_embeddings ? weights[0] : weights.back(); }
 };
 

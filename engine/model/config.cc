@@ -1,54 +1,30 @@
 // ModelConfig from and to Hugging Face config.json.
 #include "engine/model/config.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
+#include "engine/model/config_rope.h"
 
 namespace baton::engine {
 namespace {
 
+constexpr auto kReplace = nlohmann::json::error_handler_t::replace;
+
+constexpr struct {
+  ModelFamily family;
+  const char* type;
+  const char* architecture;
+} kFamilies[] = {{ModelFamily::kLlama, "llama", "LlamaForCausalLM"},
+                 {ModelFamily::kMistral, "mistral", "MistralForCausalLM"},
+                 {ModelFamily::kQwen2, "qwen2", "Qwen2ForCausalLM"},
+                 {ModelFamily::kQwen3, "qwen3", "Qwen3ForCausalLM"}};
+
 absl::Status field_error(const char* field, int value, const char* rule) {
   return absl::InvalidArgumentError(
       absl::StrCat("config: ", field, " is ", value, "; it must be ", rule));
-}
-
-// Reads "rope_scaling" (or the newer "rope_parameters", which also holds rope_theta).
-absl::Status read_rope(const nlohmann::json& rope, ModelConfig& config) {
-  if (rope.is_null()) return absl::OkStatus();
-  if (!rope.is_object()) return absl::InvalidArgumentError("\"rope_scaling\" must be an object");
-  auto theta = number_field(rope, "rope_theta", 1.0, 1e12, config.rope_theta);
-  auto type = string_field(rope, "type", "default");
-  if (type.ok()) type = string_field(rope, "rope_type", *type);
-  auto factor = number_field(rope, "factor", 1.0, 1e6, 1.0);
-  auto low = number_field(rope, "low_freq_factor", 1e-3, 1e6, 1.0);
-  auto high = number_field(rope, "high_freq_factor", 1e-3, 1e6, 4.0);
-  auto original = number_field(rope, "original_max_position_embeddings", 1, 1e9, 8192);
-  for (const absl::Status& status : {theta.status(), type.status(), factor.status(), low.status(),
-                                     high.status(), original.status()}) {
-    if (!status.ok()) return status;
-  }
-  config.rope_theta = *theta;
-  RopeScaling& scaling = config.rope_scaling;
-  scaling.factor = *factor;
-  if (*type == "default") {
-    scaling.kind = RopeScaling::Kind::kNone;
-  } else if (*type == "linear") {
-    scaling.kind = RopeScaling::Kind::kLinear;
-  } else if (*type == "llama3") {
-    scaling.kind = RopeScaling::Kind::kLlama3;
-    scaling.low_freq_factor = *low;
-    scaling.high_freq_factor = *high;
-    scaling.original_max_position_embeddings = *original;
-    if (*high <= *low) {
-      return absl::InvalidArgumentError("\"high_freq_factor\" must exceed \"low_freq_factor\"");
-    }
-  } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rope type \"", *type, "\" is not supported (default, linear, llama3 are)"));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status read_token_ids(const nlohmann::json& json, ModelConfig& config) {
@@ -71,30 +47,7 @@ absl::Status read_token_ids(const nlohmann::json& json, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ModelConfig> read_config(const nlohmann::json& json) {
-  if (!json.is_object()) return absl::InvalidArgumentError("the top level must be an object");
-  auto type = string_field(json, "model_type", "");
-  if (!type.ok()) return type.status();
-  if (*type != "llama" && *type != "mistral") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model_type \"", *type, "\" is not supported; this engine runs \"llama\""));
-  }
-  auto activation = string_field(json, "hidden_act", "silu");
-  if (!activation.ok()) return activation.status();
-  if (*activation != "silu") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("hidden_act \"", *activation, "\" is not supported; only \"silu\" is"));
-  }
-  for (const char* flag : {"attention_bias", "mlp_bias"}) {
-    auto bias = bool_field(json, flag, false);
-    if (!bias.ok()) return bias.status();
-    if (*bias) return absl::InvalidArgumentError(absl::StrCat(flag, " is not supported"));
-  }
-  if (!member(json, "sliding_window").is_null()) {
-    return absl::InvalidArgumentError("sliding_window is not supported");
-  }
-
-  ModelConfig config;
+absl::Status read_sizes(const nlohmann::json& json, ModelConfig& config) {
   const std::pair<const char*, int*> sizes[] = {
       {"hidden_size", &config.hidden_size},
       {"intermediate_size", &config.intermediate_size},
@@ -109,9 +62,128 @@ absl::StatusOr<ModelConfig> read_config(const nlohmann::json& json) {
     if (!value.ok()) return value.status();
     *target = static_cast<int>(*value);
   }
-  if (config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
+  // What transformers takes where a file is silent.
+  if (config.num_kv_heads == 0) {
+    config.num_kv_heads = config.family == ModelFamily::kMistral ? 8 : config.num_heads;
+  }
+  if (config.head_dim == 0 && config.family == ModelFamily::kQwen3) config.head_dim = 128;
   if (config.head_dim == 0 && config.num_heads > 0) {
     config.head_dim = config.hidden_size / config.num_heads;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status read_family(const nlohmann::json& json, ModelConfig& config) {
+  auto type = string_field(json, "model_type", "");
+  if (!type.ok()) return type.status();
+  for (const auto& family : kFamilies) {
+    if (*type != family.type) continue;
+    config.family = family.family;
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("model_type \"", *type,
+                   "\" is not supported; this engine runs \"llama\", \"mistral\", \"qwen2\" and "
+                   "\"qwen3\""));
+}
+
+// Activations and biases. A family without a switch for its biases has no use for one.
+absl::Status read_arithmetic(const nlohmann::json& json, ModelConfig& config) {
+  auto activation = string_field(json, "hidden_act", "silu");
+  if (!activation.ok()) return activation.status();
+  if (*activation != "silu") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("hidden_act \"", *activation, "\" is not supported; only \"silu\" is"));
+  }
+  if (!member(json, "quantization_config").is_null()) {
+    return absl::InvalidArgumentError(
+        "quantization_config is not supported; weights must be F32, F16 or BF16");
+  }
+  auto part = number_field(json, "partial_rotary_factor", 0.0, 1.0, 1.0);
+  if (!part.ok()) return part.status();
+  if (*part != 1.0) return absl::InvalidArgumentError("partial_rotary_factor is not supported");
+  const ModelFamily family = config.family;
+  const struct {
+    const char* key;
+    bool* target;
+    bool allowed;
+  } flags[] = {{"attention_bias", &config.attention_bias,
+                family == ModelFamily::kLlama || family == ModelFamily::kQwen3},
+               {"mlp_bias", &config.mlp_bias, family == ModelFamily::kLlama}};
+  for (const auto& flag : flags) {
+    auto value = bool_field(json, flag.key, false);
+    if (!value.ok()) return value.status();
+    if (*value && !flag.allowed) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag.key, " is not supported with this model_type"));
+    }
+    *flag.target = *value;
+  }
+  return absl::OkStatus();
+}
+
+// "layer_types" says which layers have the window; older files of Qwen say from which layer on.
+absl::Status read_windows(const nlohmann::json& json, ModelConfig& config) {
+  const bool qwen = config.family == ModelFamily::kQwen2 || config.family == ModelFamily::kQwen3;
+  const bool silent = !json.contains("sliding_window") && config.family == ModelFamily::kMistral;
+  auto window = int_field(json, "sliding_window", 1, 1 << 24, silent ? 4096 : 0);
+  auto use = bool_field(json, "use_sliding_window", !qwen);
+  auto first = int_field(json, "max_window_layers", 0, 1 << 24, qwen ? 28 : 0);
+  for (const absl::Status& status : {window.status(), use.status(), first.status()}) {
+    if (!status.ok()) return status;
+  }
+  if (config.family == ModelFamily::kLlama && *window != 0) {
+    return absl::InvalidArgumentError("sliding_window is not supported with model_type \"llama\"");
+  }
+  if (*use) config.sliding_window = static_cast<int>(*window);
+  const nlohmann::json& types = member(json, "layer_types");
+  if (!types.is_null() && (!types.is_array() || types.size() != size_t(config.num_layers))) {
+    return absl::InvalidArgumentError("\"layer_types\" must hold one word for each layer");
+  }
+  for (int l = 0; l < config.num_layers; ++l) {
+    bool slides = l >= *first;
+    if (!types.is_null()) {
+      const nlohmann::json& type = types[size_t(l)];
+      slides = type == "sliding_attention";
+      if (!slides && type != "full_attention") {
+        return absl::InvalidArgumentError(
+            absl::StrCat("layer type ", type.dump(-1, ' ', true, kReplace), " is not supported"));
+      }
+    }
+    config.sliding_layers.push_back(slides);
+  }
+  const auto& layers = config.sliding_layers;
+  const auto sliding = std::count(layers.begin(), layers.end(), true);
+  if (sliding > 0 && config.sliding_window == 0 && !types.is_null()) {
+    return absl::InvalidArgumentError("\"layer_types\" has sliding layers, but no sliding_window");
+  }
+  if (sliding == 0) config.sliding_window = 0;
+  if (config.sliding_window == 0 || sliding == config.num_layers) config.sliding_layers.clear();
+  return absl::OkStatus();
+}
+
+// Nothing where there is none, except that a silent Mistral would have one.
+void write_windows(const ModelConfig& config, nlohmann::ordered_json& json) {
+  if (config.sliding_window == 0) {
+    if (config.family == ModelFamily::kMistral) json["sliding_window"] = nullptr;
+    return;
+  }
+  json["sliding_window"] = config.sliding_window;
+  json["use_sliding_window"] = true;
+  json["max_window_layers"] = 0;
+  if (config.sliding_layers.empty()) return;
+  nlohmann::ordered_json types = nlohmann::ordered_json::array();
+  for (const bool slides : config.sliding_layers) {
+    types.push_back(slides ? "sliding_attention" : "full_attention");
+  }
+  json["layer_types"] = std::move(types);
+}
+
+absl::StatusOr<ModelConfig> read_config(const nlohmann::json& json) {
+  if (!json.is_object()) return absl::InvalidArgumentError("the top level must be an object");
+  ModelConfig config;
+  for (const auto read : {read_family, read_arithmetic, read_sizes}) {
+    if (absl::Status status = read(json, config); !status.ok()) return status;
   }
   auto eps = number_field(json, "rms_norm_eps", 0.0, 1.0, 1e-6);
   if (!eps.ok()) return eps.status();
@@ -127,6 +199,7 @@ absl::StatusOr<ModelConfig> read_config(const nlohmann::json& json) {
   }
   if (absl::Status status = read_token_ids(json, config); !status.ok()) return status;
   if (absl::Status status = config.validate(); !status.ok()) return status;
+  if (absl::Status status = read_windows(json, config); !status.ok()) return status;
   return config;
 }
 
@@ -135,7 +208,10 @@ absl::StatusOr<ModelConfig> read_config(const nlohmann::json& json) {
 size_t ModelConfig::num_parameters() const {
   const size_t d = hidden_size, f = intermediate_size, v = vocab_size;
   const size_t q = size_t(num_heads) * head_dim, kv = size_t(num_kv_heads) * head_dim;
-  const size_t layer = 2 * d + d * q * 2 + d * kv * 2 + 3 * d * f;
+  const size_t biases =
+      (has_qkv_bias() ? q + 2 * kv : 0) + (has_output_bias() ? d : 0) + (mlp_bias ? 2 * f + d : 0);
+  const size_t head_norms = has_qk_norm() ? 2 * size_t(head_dim) : 0;
+  const size_t layer = 2 * d + d * q * 2 + d * kv * 2 + 3 * d * f + biases + head_norms;
   return (tie_word_embeddings ? 1 : 2) * v * d + d + num_layers * layer;
 }
 
@@ -168,6 +244,10 @@ absl::Status ModelConfig::validate() const {
   if (max_position_embeddings < 1) {
     return field_error("max_position_embeddings", max_position_embeddings, "positive");
   }
+  if (sliding_window < 0 ||
+      (!sliding_layers.empty() && sliding_layers.size() != size_t(num_layers))) {
+    return field_error("sliding_window", sliding_window, "positive, with a flag for each layer");
+  }
   for (const int32_t id : eos_token_ids) {
     if (id < 0 || id >= vocab_size) return field_error("eos_token_id", id, "a token id");
   }
@@ -186,8 +266,9 @@ absl::StatusOr<ModelConfig> parse_model_config(std::string_view text) {
 }
 
 std::string model_config_to_json(const ModelConfig& config) {
-  nlohmann::ordered_json json = {{"architectures", {"LlamaForCausalLM"}},
-                                 {"model_type", "llama"},
+  const auto& family = kFamilies[static_cast<size_t>(config.family)];
+  nlohmann::ordered_json json = {{"architectures", {family.architecture}},
+                                 {"model_type", family.type},
                                  {"hidden_size", config.hidden_size},
                                  {"intermediate_size", config.intermediate_size},
                                  {"num_hidden_layers", config.num_layers},
@@ -197,23 +278,15 @@ std::string model_config_to_json(const ModelConfig& config) {
                                  {"vocab_size", config.vocab_size},
                                  {"max_position_embeddings", config.max_position_embeddings},
                                  {"hidden_act", "silu"},
-                                 {"attention_bias", false},
-                                 {"mlp_bias", false},
+                                 {"attention_bias", config.attention_bias},
+                                 {"mlp_bias", config.mlp_bias},
                                  {"rms_norm_eps", config.rms_norm_eps},
                                  {"rope_theta", config.rope_theta},
                                  {"tie_word_embeddings", config.tie_word_embeddings},
                                  {"torch_dtype", "bfloat16"}};
-  const RopeScaling& scaling = config.rope_scaling;
-  if (scaling.kind == RopeScaling::Kind::kLinear) {
-    json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", scaling.factor}};
-  } else if (scaling.kind == RopeScaling::Kind::kLlama3) {
-    json["rope_scaling"] = {
-        {"rope_type", "llama3"},
-        {"factor", scaling.factor},
-        {"low_freq_factor", scaling.low_freq_factor},
-        {"high_freq_factor", scaling.high_freq_factor},
-        {"original_max_position_embeddings", scaling.original_max_position_embeddings}};
-  }
+  nlohmann::ordered_json rope = rope_to_json(config.rope_scaling);
+  if (!rope.is_null()) json["rope_scaling"] = std::move(rope);
+  write_windows(config, json);
   if (config.bos_token_id >= 0) json["bos_token_id"] = config.bos_token_id;
   if (config.eos_token_ids.size() == 1) {
     json["eos_token_id"] = config.eos_token_ids[0];

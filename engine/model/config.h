@@ -1,4 +1,4 @@
-// The shape of a Llama-style model, read from and written as Hugging Face config.json.
+// The shape of a model of Llama's kind, read from and written as Hugging Face config.json.
 #pragma once
 
 #include <cstddef>
@@ -13,19 +13,29 @@
 
 namespace baton::engine {
 
-// How rotary frequencies are stretched for contexts longer than the trained one.
+// The model_type of config.json. They differ in biases, norms, windows and defaults alone.
+enum class ModelFamily : uint8_t { kLlama, kMistral, kQwen2, kQwen3 };
+
+// How rotary frequencies are stretched for contexts longer than the trained one, as in the Hugging
+// Face rope utilities. Their "dynamic" changes nothing up to max_position_embeddings, where
+// contexts end here: it is read as kNone.
 struct RopeScaling {
-  enum class Kind { kNone, kLinear, kLlama3 };
+  enum class Kind { kNone, kLinear, kLlama3, kYarn };
   Kind kind = Kind::kNone;
   double factor = 1.0;
-  // kLlama3 only ("Llama 3.1" scheme of the Hugging Face rope utilities).
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  double original_max_position_embeddings = 8192;
+  double low_freq_factor = 1.0;                    // kLlama3
+  double high_freq_factor = 4.0;                   // kLlama3
+  double original_max_position_embeddings = 8192;  // kLlama3 and kYarn
+  double beta_fast = 32.0;                         // kYarn, as all that follows
+  double beta_slow = 1.0;
+  double attention_factor = 1.0;  // on cosines and sines
+  bool truncate = true;           // the ramp begins and ends at whole dimensions
 };
 
-// RMSNorm + RoPE (half-split) + grouped-query attention + SwiGLU, no biases.
+// RMSNorm + RoPE (half-split) + grouped-query attention + SwiGLU; biases, norms of each query and
+// key head and sliding windows where the family has them.
 struct ModelConfig {
+  ModelFamily family = ModelFamily::kLlama;
   int hidden_size = 0;              // d
   int intermediate_size = 0;        // F, width of gate and up
   int num_layers = 0;               // L
@@ -38,8 +48,22 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
   bool tie_word_embeddings = false;  // lm_head shares the embedding matrix
-  int32_t bos_token_id = -1;         // -1: none
+  bool attention_bias = false;       // kLlama and kQwen3: of all four projections
+  bool mlp_bias = false;             // kLlama
+  int sliding_window = 0;            // tokens that a token sees, itself included; 0: all
+  // Which layers have the window, where not all do; else empty.
+  std::vector<bool> sliding_layers;
+  int32_t bos_token_id = -1;  // -1: none
   std::vector<int32_t> eos_token_ids;
+
+  bool has_qkv_bias() const { return attention_bias || family == ModelFamily::kQwen2; }
+  bool has_output_bias() const { return attention_bias; }
+  bool has_qk_norm() const { return family == ModelFamily::kQwen3; }
+  // Tokens that a token of this layer sees, itself included; 0: all.
+  int window(int layer) const {
+    return sliding_layers.empty() || sliding_layers[static_cast<size_t>(layer)] ? sliding_window
+                                                                                : 0;
+  }
 
   size_t num_parameters() const;
   // The KV cache this model needs, 16-token blocks.
@@ -48,11 +72,12 @@ struct ModelConfig {
   absl::Status validate() const;
 };
 
-// Parses config.json. `model_type` must be "llama" or "mistral" without a sliding window; biases,
-// unknown activations and unknown rope types are errors, since ignoring them would give wrong text.
+// Parses config.json. `model_type` must be "llama", "mistral", "qwen2" or "qwen3"; what changes the
+// arithmetic and is not known here (activations, rope types, quantization) is an error that names
+// it, since ignoring it would give wrong text.
 absl::StatusOr<ModelConfig> parse_model_config(std::string_view json);
 
-// config.json that transformers' LlamaForCausalLM loads; round-trips through parse_model_config.
+// config.json that transformers loads; round-trips through parse_model_config.
 std::string model_config_to_json(const ModelConfig& config);
 
 }  // namespace baton::engine

@@ -13,6 +13,7 @@
 #include "engine/kernels/elementwise.h"
 #include "engine/kernels/gemm.h"
 #include "engine/model/checkpoint.h"
+#include "engine/model/packed_layer.h"
 #include "engine/model/rope.h"
 
 namespace baton::engine {
@@ -21,42 +22,9 @@ namespace {
 constexpr int kRowsPerTask = 16;      // of normalisation and activation
 constexpr int kAttentionTokens = 32;  // new tokens of one attention task
 
-// W [n][k] of one or more Hugging Face weights stacked along n, packed in bf16.
-struct PackedWeight {
-  int k = 0;
-  int n = 0;
-  AlignedArray<uint16_t> data;
-
-  PackedB b() const {
-    return {.k = k, .n = n, .bf16 = data.data(), .panel_rows = static_cast<size_t>(k)};
-  }
-};
-
-PackedWeight pack(std::initializer_list<const Weight*> parts) {
-  std::vector<uint16_t> rows;
-  for (const Weight* part : parts) rows.insert(rows.end(), part->data.begin(), part->data.end());
-  PackedWeight packed;
-  packed.k = (*parts.begin())->cols;
-  for (const Weight* part : parts) packed.n += part->rows;
-  packed.data = AlignedArray<uint16_t>(packed_elements(packed.k, packed.n));
-  pack_weight(packed.k, packed.n, rows.data(), packed.data.data());
-  return packed;
+void add_bias(const std::vector<float>& bias, float* row) {
+  for (size_t i = 0; i < bias.size(); ++i) row[i] += bias[i];
 }
-
-AlignedArray<float> widen(const Weight& weight) {
-  AlignedArray<float> values(weight.data.size());
-  for (size_t i = 0; i < weight.data.size(); ++i) values[i] = float_from_bf16(weight.data[i]);
-  return values;
-}
-
-struct Layer {
-  AlignedArray<float> input_norm;  // [d]
-  PackedWeight qkv;                // n = (H + 2 KV) * head_dim
-  PackedWeight output;             // n = d
-  AlignedArray<float> post_norm;   // [d]
-  PackedWeight gate_up;            // n = 2 F
-  PackedWeight down;               // n = d
-};
 
 // A slice of one chunk's new tokens for one KV head.
 struct AttentionTask {
@@ -148,6 +116,7 @@ struct Model::Impl {
   void attend(int layer, std::span<const SequenceChunk> chunks, const KvCache& cache,
               Workspace::Impl& w) const;
   void feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const;
+  void add_bias_to_x(const std::vector<float>& bias, int tokens, Workspace::Impl& w) const;
   void predict(Workspace::Impl& w, float* logits) const;
 };
 
@@ -232,8 +201,16 @@ void Model::Impl::project_qkv(const Layer& layer, int tokens, Workspace::Impl& w
   gemm(*w.pool, w.gemm_scratch, tokens, {w.normed.data(), d, 1}, layer.qkv.b(), w.qkv.data(), width,
        false);
   const float q_scale = 1.0f / std::sqrt(static_cast<float>(dims));
+  const float eps = static_cast<float>(config.rms_norm_eps);
   for_rows(*w.pool, tokens, [&](size_t row) {
     float* q = w.qkv.data() + row * width;
+    add_bias(layer.qkv_bias, q);
+    if (!layer.query_norm.empty()) {
+      for (int h = 0; h < heads + config.num_kv_heads; ++h) {
+        const auto& weight = h < heads ? layer.query_norm : layer.key_norm;
+        rms_norm(q + h * dims, weight.data(), q + h * dims, dims, eps);
+      }
+    }
     const float* cos = w.rope.cos(w.positions[row]);
     const float* sin = w.rope.sin(w.positions[row]);
     for (int h = 0; h < heads + config.num_kv_heads; ++h) rope(q + h * dims, cos, sin, dims);
@@ -257,6 +234,7 @@ void Model::Impl::attend(int layer, std::span<const SequenceChunk> chunks, const
                      .block_table = chunk.block_table,
                      .position = chunk.position + task.first,
                      .tokens = task.count,
+                     .window = config.window(layer),
                      .group = group,
                      .q = w.qkv.data() + row * qkv_width + head,
                      .q_stride = qkv_width,
@@ -277,10 +255,19 @@ void Model::Impl::feed_forward(const Layer& layer, int tokens, Workspace::Impl& 
        w.gate_up.data(), 2 * f, false);
   for_rows(*w.pool, tokens, [&](size_t row) {
     float* gate = w.gate_up.data() + row * 2 * f;
+    add_bias(layer.gate_up_bias, gate);
     swiglu(gate, gate + f, gate, config.intermediate_size);
   });
   gemm(*w.pool, w.gemm_scratch, tokens, {w.gate_up.data(), 2 * f, 1}, layer.down.b(), w.x.data(), d,
        true);
+  add_bias_to_x(layer.down_bias, tokens, w);
+}
+
+void Model::Impl::add_bias_to_x(const std::vector<float>& bias, int tokens,
+                                Workspace::Impl& w) const {
+  const size_t d = static_cast<size_t>(config.hidden_size);
+  if (bias.empty()) return;
+  for_rows(*w.pool, tokens, [&](size_t row) { add_bias(bias, w.x.data() + row * d); });
 }
 
 void Model::Impl::predict(Workspace::Impl& w, float* logits) const {
@@ -336,13 +323,8 @@ absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint) {
   impl->config = checkpoint.config;
   impl->fingerprint = engine::fingerprint(checkpoint);
   impl->embedding = checkpoint.embedding().data;
-  for (int l = 0; l < checkpoint.config.num_layers; ++l) {
-    const auto weight = [&](LayerWeight kind) { return &checkpoint.layer(l, kind); };
-    impl->layers.push_back({widen(*weight(kInputNorm)),
-                            pack({weight(kQuery), weight(kKey), weight(kValue)}),
-                            pack({weight(kOutput)}), widen(*weight(kPostNorm)),
-                            pack({weight(kGate), weight(kUp)}), pack({weight(kDown)})});
-  }
+  for (int l = 0; l < checkpoint.config.num_layers; ++l)
+    impl->layers.push_back(make_layer(checkpoint, l));
   impl->final_norm = widen(checkpoint.final_norm());
   impl->lm_head = pack({&checkpoint.lm_head()});
   return Model(std::move(impl));
@@ -389,6 +371,7 @@ absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cach
     m.attend(l, chunks, cache, w);
     gemm(*w.pool, w.gemm_scratch, tokens, {w.attended.data(), q_width, 1}, layer.output.b(),
          w.x.data(), d, true);
+    m.add_bias_to_x(layer.output_bias, tokens, w);
     m.feed_forward(layer, tokens, w);
   }
   if (!w.rows.empty()) m.predict(w, logits);

@@ -18,7 +18,8 @@ struct RopeTable {
   std::vector<float> cosines, sines;
 };
 
-// Rotary frequencies per pair (head_dim / 2), with the config's scaling applied.
+// Rotary frequencies per pair (head_dim / 2), with the config's scaling applied; its attention
+// factor is in the table alone.
 std::vector<double> rope_frequencies(const ModelConfig& config);
 
 }  // namespace baton::engine

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "transport/clock.h"
@@ -59,6 +60,20 @@ absl::Status check_parallel(const TrainerOptions& options, int ranks) {
   return absl::OkStatus();
 }
 
+// The backward pass knows a Llama without biases, norms of heads and windows.
+absl::Status check_plain(const ModelConfig& model) {
+  const std::pair<bool, const char*> foreign[] = {
+      {model.has_qk_norm(), "norms of query and key heads"},
+      {model.has_qkv_bias() || model.has_output_bias(), "attention biases"},
+      {model.mlp_bias, "biases of the feed-forward layers"},
+      {model.sliding_window > 0, "a sliding window"}};
+  for (const auto& [there, what] : foreign) {
+    if (!there) continue;
+    return absl::InvalidArgumentError(absl::StrFormat("a model with %s cannot be trained", what));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::create(const TrainerOptions& options,
@@ -66,6 +81,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::create(const TrainerOptions& o
                                                          Communicator* comm, Timeline* timeline) {
   if (comm != nullptr && comm->ranks() == 1) comm = nullptr;
   if (absl::Status status = options.model.validate(); !status.ok()) return status;
+  if (absl::Status status = check_plain(options.model); !status.ok()) return status;
   if (options.model.vocab_size % 16 != 0) {
     return absl::InvalidArgumentError(
         absl::StrFormat("a vocabulary of %d cannot be trained: it must be a multiple of 16",

@@ -12,7 +12,7 @@
 #include "engine/files/safetensors.h"
 #include "engine/kernels/aligned.h"
 #include "engine/model/model.h"
-#include "engine/model/test_model.h"
+#include "tests/engine_model/model_rig.h"
 #include "tests/temporary_folder.h"
 
 namespace baton::engine {
@@ -176,6 +176,47 @@ TEST_F(CheckpointTest, RefusesWeightsThatDoNotFitTheConfig) {
   EXPECT_TRUE(absl::IsInvalidArgument(Model::create(checkpoint).status()));
   checkpoint.weights.pop_back();
   EXPECT_TRUE(absl::IsInvalidArgument(Model::create(checkpoint).status()));
+}
+
+TEST_F(CheckpointTest, EveryFamilyComesBackAndIsItself) {
+  std::vector<std::string> seen;
+  for (const ModelConfig& config : family_configs()) {
+    const Checkpoint checkpoint = make_test_checkpoint(config, 3);
+    size_t parameters = 0;
+    for (const Weight& weight : checkpoint.weights) parameters += weight.data.size();
+    EXPECT_EQ(parameters, config.num_parameters());
+    EXPECT_EQ(checkpoint.final_norm().name, "model.norm.weight");
+    const std::string folder = temporary_.path(std::to_string(seen.size()));
+    ASSERT_TRUE(save_checkpoint(folder, checkpoint, nullptr).ok());
+    auto again = load_checkpoint(folder);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(fingerprint(*again), fingerprint(checkpoint));
+    EXPECT_THAT(seen, ::testing::Not(::testing::Contains(fingerprint(checkpoint))));
+    seen.push_back(fingerprint(checkpoint));
+  }
+}
+
+TEST_F(CheckpointTest, NamesTheBiasThatIsMissing) {
+  ModelConfig config = tiny_model_config();
+  ASSERT_TRUE(save_checkpoint(folder_, make_test_checkpoint(config, 3), nullptr).ok());
+  config.family = ModelFamily::kQwen2;
+  ASSERT_TRUE(write_file_atomically(folder_ + "/config.json", model_config_to_json(config)).ok());
+  EXPECT_THAT(error(), HasSubstr("model.layers.0.self_attn.q_proj.bias"));
+}
+
+TEST_F(CheckpointTest, WhatChangesTheArithmeticChangesTheFingerprint) {
+  const Checkpoint checkpoint = make_test_checkpoint(tiny_model_config(), 3);
+  const auto changed = [&](auto&& change) {
+    Checkpoint other = checkpoint;
+    change(other.config);
+    return fingerprint(other) != fingerprint(checkpoint);
+  };
+  EXPECT_TRUE(changed([](ModelConfig& c) { c.family = ModelFamily::kMistral; }));
+  EXPECT_TRUE(changed([](ModelConfig& c) { c.sliding_window = 64; }));
+  EXPECT_TRUE(changed([](ModelConfig& c) { c.mlp_bias = true; }));
+  EXPECT_TRUE(changed([](ModelConfig& c) {
+    c.rope_scaling = {.kind = RopeScaling::Kind::kYarn, .factor = 2, .attention_factor = 1.2};
+  }));
 }
 
 TEST_F(CheckpointTest, FingerprintsFollowFromWhatLogitsFollowFrom) {

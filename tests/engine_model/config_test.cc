@@ -7,7 +7,8 @@
 #include <string>
 
 #include "engine/files/json_fields.h"
-#include "engine/model/test_model.h"
+#include "engine/model/rope.h"
+#include "tests/engine_model/model_rig.h"
 
 namespace baton::engine {
 namespace {
@@ -43,8 +44,8 @@ TEST(ModelConfig, ReadsAPublishedFile) {
 
 TEST(ModelConfig, RoundTripsThroughJson) {
   for (ModelConfig config : {*parse_model_config(kLlama32), tiny_model_config()}) {
-    for (const auto kind :
-         {RopeScaling::Kind::kNone, RopeScaling::Kind::kLinear, RopeScaling::Kind::kLlama3}) {
+    for (const auto kind : {RopeScaling::Kind::kNone, RopeScaling::Kind::kLinear,
+                            RopeScaling::Kind::kLlama3, RopeScaling::Kind::kYarn}) {
       config.rope_scaling = {.kind = kind,
                              .factor = 2,
                              .low_freq_factor = 1,
@@ -57,6 +58,72 @@ TEST(ModelConfig, RoundTripsThroughJson) {
       EXPECT_EQ(again->eos_token_ids, config.eos_token_ids);
     }
   }
+}
+
+TEST(ModelConfig, RoundTripsEveryFamily) {
+  for (const ModelConfig& config : family_configs()) {
+    const std::string json = model_config_to_json(config);
+    auto again = parse_model_config(json);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(model_config_to_json(*again), json);
+    EXPECT_EQ(again->family, config.family);
+    EXPECT_EQ(again->num_parameters(), config.num_parameters());
+    for (int l = 0; l < config.num_layers; ++l) EXPECT_EQ(again->window(l), config.window(l));
+  }
+}
+
+constexpr char kSizes[] = R"("hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+  "num_hidden_layers": 3, "vocab_size": 100, "max_position_embeddings": 32768,)";
+
+ModelConfig parsed(const std::string& fields) {
+  auto config = parse_model_config("{" + std::string(kSizes) + fields + "}");
+  EXPECT_TRUE(config.ok()) << config.status();
+  return config.ok() ? *config : ModelConfig();
+}
+
+TEST(ModelConfig, ReadsTheWindowsOfEachFamily) {
+  const std::string mistral = R"("model_type": "mistral", "num_key_value_heads": 2, )";
+  EXPECT_EQ(parsed(mistral + R"("sliding_window": 4096)").window(2), 4096);
+  EXPECT_EQ(parsed(mistral + R"("sliding_window": null)").window(2), 0);
+  EXPECT_EQ(parsed(mistral + R"("rms_norm_eps": 1e-5)").window(2), 4096);  // as transformers has it
+  const std::string qwen = R"("model_type": "qwen2", "sliding_window": 512, )";
+  EXPECT_EQ(parsed(qwen + R"("max_window_layers": 1)").window(2), 0);
+  const ModelConfig from_one =
+      parsed(qwen + R"("use_sliding_window": true, "max_window_layers": 1)");
+  EXPECT_EQ(from_one.window(0), 0);
+  EXPECT_EQ(from_one.window(1), 512);
+  const ModelConfig by_type = parsed(qwen + R"("use_sliding_window": true,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"])");
+  EXPECT_EQ(by_type.window(0), 512);
+  EXPECT_EQ(by_type.window(2), 0);
+}
+
+TEST(ModelConfig, KnowsWhatAFamilyHas) {
+  const ModelConfig qwen2 = parsed(R"("model_type": "qwen2")");
+  EXPECT_TRUE(qwen2.has_qkv_bias() && !qwen2.has_output_bias() && !qwen2.has_qk_norm());
+  const ModelConfig qwen3 = parsed(R"("model_type": "qwen3")");
+  EXPECT_TRUE(!qwen3.has_qkv_bias() && qwen3.has_qk_norm());
+  EXPECT_EQ(qwen3.head_dim, 128);
+  const ModelConfig llama = parsed(R"("model_type": "llama", "attention_bias": true)");
+  EXPECT_TRUE(llama.has_qkv_bias() && llama.has_output_bias() && !llama.mlp_bias);
+}
+
+// The numbers of transformers 5 (modeling_rope_utils.py) for 16 dimensions, theta 10000.
+TEST(Rope, FrequenciesAreTransformers) {
+  ModelConfig config = tiny_model_config();
+  config.rope_scaling = {
+      .kind = RopeScaling::Kind::kYarn, .factor = 4, .original_max_position_embeddings = 128};
+  const std::vector<double> expected = {1.0,    0.2371708,    0.05,    0.007905695,
+                                        0.0025, 0.0007905695, 0.00025, 7.905695e-05};
+  const std::vector<double> actual = rope_frequencies(config);
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(actual[i], expected[i], 1e-6 * expected[i]) << i;
+  }
+  const ModelConfig read =
+      parsed(R"("model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 4.0})");
+  EXPECT_NEAR(read.rope_scaling.attention_factor, 1.138629436111989, 1e-9);
+  EXPECT_EQ(read.rope_scaling.original_max_position_embeddings, 32768);
 }
 
 TEST(ModelConfig, FillsInWhatOlderFilesLeaveOut) {
@@ -96,8 +163,13 @@ TEST(ModelConfig, RefusesWhatItCannotRunAndNamesTheField) {
       {"model_type", "\"gpt2\"", "gpt2"},
       {"model_type", "7", "model_type"},
       {"hidden_act", "\"gelu\"", "gelu"},
-      {"attention_bias", "true", "attention_bias"},
+      {"mlp_bias", "7", "mlp_bias"},
       {"sliding_window", "4096", "sliding_window"},
+      {"layer_types", "[\"full_attention\"]", "layer_types"},
+      {"layer_types", "[\"full_attention\",\"linear_attention\"]", "linear_attention"},
+      {"layer_types", "[\"full_attention\",\"sliding_attention\"]", "sliding_window"},
+      {"quantization_config", "{\"quant_method\":\"awq\"}", "quantization_config"},
+      {"partial_rotary_factor", "0.5", "partial_rotary_factor"},
       {"hidden_size", "-32", "hidden_size"},
       {"hidden_size", "33", "hidden_size"},
       {"hidden_size", "1e9", "hidden_size"},
@@ -107,7 +179,8 @@ TEST(ModelConfig, RefusesWhatItCannotRunAndNamesTheField) {
       {"num_key_value_heads", "3", "num_key_value_heads"},
       {"head_dim", "20", "head_dim"},
       {"vocab_size", "99999999999999999999", "vocab_size"},
-      {"rope_scaling", "{\"rope_type\":\"yarn\",\"factor\":2.0}", "yarn"},
+      {"rope_scaling", "{\"rope_type\":\"longrope\",\"factor\":2.0}", "longrope"},
+      {"rope_scaling", "{\"rope_type\":\"yarn\",\"beta_fast\":true}", "beta_fast"},
       {"rope_scaling", "[1]", "rope_scaling"},
       {"rope_scaling", "{\"rope_type\":\"llama3\",\"high_freq_factor\":1.0}", "high_freq_factor"},
       {"eos_token_id", "[1,\"a\"]", "eos_token_id"},

@@ -33,10 +33,13 @@ class Blackboard {
       for (auto& row : x) {
         const auto h = norm(row, checkpoint_.layer(l, kPostNorm));
         auto gate = times(checkpoint_.layer(l, kGate), h);
-        const auto up = times(checkpoint_.layer(l, kUp), h);
+        auto up = times(checkpoint_.layer(l, kUp), h);
+        bias(gate, l, kGateBias);
+        bias(up, l, kUpBias);
         for (size_t i = 0; i < gate.size(); ++i)
           gate[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
         add(row, times(checkpoint_.layer(l, kDown), gate));
+        bias(row, l, kDownBias);
       }
     }
     return times(checkpoint_.lm_head(), norm(x.back(), checkpoint_.final_norm()));
@@ -49,6 +52,19 @@ class Blackboard {
   }
   static void add(std::vector<double>& a, const std::vector<double>& b) {
     for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  }
+  void bias(std::vector<double>& y, int l, LayerWeight kind) const {
+    if (!has_weight(checkpoint_.config, kind)) return;
+    for (size_t i = 0; i < y.size(); ++i) y[i] += at(checkpoint_.layer(l, kind), 0, int(i));
+  }
+  // Each head by itself.
+  void norm_heads(std::vector<double>& x, int l, LayerWeight kind) const {
+    if (!has_weight(checkpoint_.config, kind)) return;
+    const int dims = checkpoint_.config.head_dim;
+    for (auto head = x.begin(); head < x.end(); head += dims) {
+      const auto y = norm({head, head + dims}, checkpoint_.layer(l, kind));
+      std::copy(y.begin(), y.end(), head);
+    }
   }
   static std::vector<double> times(const Weight& w, const std::vector<double>& x) {
     std::vector<double> y(size_t(w.rows), 0.0);
@@ -73,6 +89,8 @@ class Blackboard {
         const double angle = double(position) * frequencies[size_t(i)];
         double& a = x[head + size_t(i)];
         double& b = x[head + size_t(i + dims / 2)];
+        a *= checkpoint_.config.rope_scaling.attention_factor;
+        b *= checkpoint_.config.rope_scaling.attention_factor;
         const double rotated = a * std::cos(angle) - b * std::sin(angle);
         b = b * std::cos(angle) + a * std::sin(angle);
         a = rotated;
@@ -87,6 +105,11 @@ class Blackboard {
       q.push_back(times(checkpoint_.layer(l, kQuery), h));
       k.push_back(times(checkpoint_.layer(l, kKey), h));
       v.push_back(times(checkpoint_.layer(l, kValue), h));
+      bias(q.back(), l, kQueryBias);
+      bias(k.back(), l, kKeyBias);
+      bias(v.back(), l, kValueBias);
+      norm_heads(q.back(), l, kQueryNorm);
+      norm_heads(k.back(), l, kKeyNorm);
       rotate(q.back(), t);
       rotate(k.back(), t);
     }
@@ -98,7 +121,7 @@ class Blackboard {
         std::vector<double> p;
         double sum = 0;
         for (size_t s = 0; s <= t; ++s) {
-          double dot = 0;
+          double dot = c.window(l) > 0 && s + size_t(c.window(l)) <= t ? -1e9 : 0;
           for (size_t i = 0; i < size_t(c.head_dim); ++i) dot += q[t][qo + i] * k[s][ko + i];
           p.push_back(std::exp(dot / std::sqrt(double(c.head_dim))));
           sum += p.back();
@@ -109,14 +132,21 @@ class Blackboard {
         }
       }
       add(x[t], times(checkpoint_.layer(l, kOutput), mixed));
+      bias(x[t], l, kOutputBias);
     }
   }
 
   const Checkpoint& checkpoint_;
 };
 
+std::vector<ModelConfig> all_configs() {
+  std::vector<ModelConfig> all = family_configs();
+  all.insert(all.end(), {tiny_model_config(), odd_config()});
+  return all;
+}
+
 TEST(Forward, MatchesAPlainTransformer) {
-  for (const ModelConfig& config : {tiny_model_config(), odd_config()}) {
+  for (const ModelConfig& config : all_configs()) {
     // Small weights: bf16 KV is then the only rounding that counts.
     Checkpoint checkpoint = make_test_checkpoint(config, 5);
     for (Weight& weight : checkpoint.weights) {
@@ -137,7 +167,7 @@ TEST(Forward, MatchesAPlainTransformer) {
 }
 
 TEST(Forward, ChunksAndThreadsDoNotChangeABit) {
-  for (const ModelConfig& config : {tiny_model_config(), odd_config()}) {
+  for (const ModelConfig& config : all_configs()) {
     const Checkpoint checkpoint = make_test_checkpoint(config, 7);
     const Tokens tokens = random_tokens(150, config.vocab_size, 2);
     Logits first;
@@ -204,6 +234,21 @@ TEST(Forward, BlocksOfAnotherCacheGiveTheSameText) {
   }
   const Tokens next = {17};
   EXPECT_TRUE(same_bits(decode.run({{next, 61, to, true}}), prefill.run({{next, 61, from, true}})));
+}
+
+TEST(Forward, AWindowHidesWhatLiesBeforeIt) {
+  ModelConfig config = tiny_model_config();
+  config.family = ModelFamily::kMistral;
+  config.sliding_window = 24;  // two layers: the last of 100 tokens sees 47 of them
+  const Checkpoint checkpoint = make_test_checkpoint(config, 13);
+  Tokens tokens = random_tokens(100, 272, 7);
+  Rig rig(checkpoint, 1, 200);
+  const Logits before = rig.prompt(tokens, rig.take(100), 33);
+  for (const auto& [changed, seen] : {std::pair{52, false}, std::pair{53, true}}) {
+    Tokens other = tokens;
+    other[size_t(changed)] = (other[size_t(changed)] + 1) % 272;
+    EXPECT_EQ(same_bits(rig.prompt(other, rig.take(100), 33), before), !seen) << changed;
+  }
 }
 
 TEST(Forward, LogitsDependOnEveryTokenBefore) {

@@ -133,10 +133,11 @@ struct Paged {
   std::vector<uint32_t> table;
 };
 
-class AttentionTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
+// Dimensions of a head, query heads to a KV head, and the window.
+class AttentionTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {};
 
 TEST_P(AttentionTest, MatchesTheReferenceForPromptsAndSingleTokens) {
-  const auto [head_dim, group] = GetParam();
+  const auto [head_dim, group, window] = GetParam();
   constexpr int kTokens = 53, kHeads = 2;
   Paged paged({.layers = 2, .kv_heads = kHeads, .head_dim = head_dim}, kTokens);
   const size_t kv_width = size_t(kHeads) * head_dim, q_width = kv_width * group;
@@ -154,6 +155,7 @@ TEST_P(AttentionTest, MatchesTheReferenceForPromptsAndSingleTokens) {
                        .block_table = paged.table,
                        .position = 0,
                        .tokens = kTokens,
+                       .window = window,
                        .group = group,
                        .q = q.data() + at,
                        .q_stride = q_width,
@@ -175,9 +177,11 @@ TEST_P(AttentionTest, MatchesTheReferenceForPromptsAndSingleTokens) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
-                         ::testing::Values(std::tuple{16, 1}, std::tuple{32, 2}, std::tuple{48, 3},
-                                           std::tuple{64, 4}, std::tuple{128, 8},
-                                           std::tuple{80, 12}));
+                         ::testing::Values(std::tuple{16, 1, 0}, std::tuple{32, 2, 0},
+                                           std::tuple{48, 3, 0}, std::tuple{64, 4, 0},
+                                           std::tuple{128, 8, 0}, std::tuple{80, 12, 0},
+                                           std::tuple{16, 1, 1}, std::tuple{32, 3, 16},
+                                           std::tuple{64, 4, 21}, std::tuple{48, 1, 100}));
 
 TEST(StoreKv, PutsEveryElementWhereTheLayoutSays) {
   const KvGeometry geometry{.layers = 1, .kv_heads = 2, .head_dim = 16};

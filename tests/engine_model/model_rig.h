@@ -72,6 +72,28 @@ inline bool same_bits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
 }
 
+// One of each kind of model that is more than a plain Llama.
+inline std::vector<ModelConfig> family_configs() {
+  ModelConfig llama = tiny_model_config();
+  llama.attention_bias = llama.mlp_bias = true;
+  ModelConfig mistral = tiny_model_config();
+  mistral.family = ModelFamily::kMistral;
+  mistral.sliding_window = 21;
+  ModelConfig qwen2 = tiny_model_config();
+  qwen2.family = ModelFamily::kQwen2;
+  qwen2.num_kv_heads = 2;
+  qwen2.sliding_window = 9;
+  qwen2.sliding_layers = {false, true};
+  ModelConfig qwen3 = tiny_model_config();
+  qwen3.family = ModelFamily::kQwen3;
+  qwen3.head_dim = 48;
+  qwen3.rope_scaling = {.kind = RopeScaling::Kind::kYarn,
+                        .factor = 4,
+                        .original_max_position_embeddings = 128,
+                        .attention_factor = 1.1};
+  return {llama, mistral, qwen2, qwen3};
+}
+
 inline ModelConfig odd_config() {
   ModelConfig config = tiny_model_config();
   config.hidden_size = 48;

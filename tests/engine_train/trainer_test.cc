@@ -1,6 +1,7 @@
 // The trainer learns, repeats itself bit for bit, and saves what the engine loads.
 #include "engine/train/trainer.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "engine/model/model.h"
@@ -53,6 +54,23 @@ TEST(Trainer, RefusesTextThatIsTooShort) {
   ComputePool pool(1);
   auto trainer = Trainer::create(tiny(tokenizer), corpus, pool);
   EXPECT_EQ(trainer.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Trainer, RefusesModelsItHasNoGradientsFor) {
+  auto tokenizer = make_test_tokenizer();
+  const Corpus corpus = Corpus::make(verses(), tokenizer);
+  ComputePool pool(1);
+  const auto error = [&](auto&& change) {
+    TrainerOptions options = tiny(tokenizer);
+    change(options.model);
+    return std::string(Trainer::create(options, corpus, pool).status().message());
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(error([](ModelConfig& c) { c.family = ModelFamily::kQwen2; }),
+              HasSubstr("attention biases"));
+  EXPECT_THAT(error([](ModelConfig& c) { c.family = ModelFamily::kQwen3; }), HasSubstr("norms"));
+  EXPECT_THAT(error([](ModelConfig& c) { c.mlp_bias = true; }), HasSubstr("feed-forward"));
+  EXPECT_THAT(error([](ModelConfig& c) { c.sliding_window = 8; }), HasSubstr("window"));
 }
 
 TEST(Corpus, SamplesDependOnSeedStepAndIndexAlone) {

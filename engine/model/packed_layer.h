@@ -1,0 +1,46 @@
+// A checkpoint's weights as the kernels want them.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "engine/kernels/aligned.h"
+#include "engine/kernels/gemm.h"
+#include "engine/model/checkpoint.h"
+
+namespace baton::engine {
+
+// W [n][k] of one or more Hugging Face weights stacked along n, packed in bf16.
+struct PackedWeight {
+  int k = 0;
+  int n = 0;
+  AlignedArray<uint16_t> data;
+
+  PackedB b() const {
+    return {.k = k, .n = n, .bf16 = data.data(), .panel_rows = static_cast<size_t>(k)};
+  }
+};
+
+// Absent ones are empty.
+struct Layer {
+  AlignedArray<float> input_norm;  // [d]
+  PackedWeight qkv;                // n = (H + 2 KV) * head_dim
+  PackedWeight output;             // n = d
+  AlignedArray<float> post_norm;   // [d]
+  PackedWeight gate_up;            // n = 2 F
+  PackedWeight down;               // n = d
+  std::vector<float> qkv_bias;     // [n of qkv]
+  std::vector<float> output_bias;  // [d]
+  std::vector<float> gate_up_bias;
+  std::vector<float> down_bias;   // [d]
+  std::vector<float> query_norm;  // [head_dim]
+  std::vector<float> key_norm;    // [head_dim]
+};
+
+// Stacks weights that are multiplied with the same input.
+PackedWeight pack(std::initializer_list<const Weight*> parts);
+AlignedArray<float> widen(const Weight& weight);
+Layer make_layer(const Checkpoint& checkpoint, int l);
+
+}  // namespace baton::engine
