@@ -96,6 +96,16 @@ class RawPeer {
     if (fd_ >= 0) setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     close();
   }
+  // Says that nothing more comes.
+  void end() const { ::shutdown(fd_, SHUT_WR); }
+  // What the kernel has to tell, once.
+  int error() const {
+    int error = 0;
+    socklen_t size = sizeof error;
+    getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size);
+    return error;
+  }
+  int fd() const { return fd_; }
   void close() {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;

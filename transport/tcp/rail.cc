@@ -103,9 +103,12 @@ void TcpRail::take_back(Slot& slot) {
 
 void TcpRail::leave() {
   if (socket_.fd() < 0) return;
-  // Where anything is under way the kernel must forget it at once; an idle connection ends
-  // politely.
-  if (waiting() || (failing_ && absl::IsUnavailable(failure_))) socket_.reset_on_close();
+  const bool lost = failing_ && absl::IsUnavailable(failure_);
+  if (lost || !may_be_read_to_the_end()) {
+    socket_.reset_on_close();
+  } else {
+    socket_.end();
+  }
   socket_.close();
   --shared_->rails;
   if (!active_) return;
@@ -113,9 +116,17 @@ void TcpRail::leave() {
   std::replace(active.begin(), active.end(), this, static_cast<TcpRail*>(nullptr));
 }
 
+// Whether all that the kernel has of us may still reach the peer after our end: acknowledgements,
+// counters and notifications may, half a frame and bytes of transfers that end now may not.
+bool TcpRail::may_be_read_to_the_end() const {
+  return batch_.sent() && std::none_of(slots_.begin(), slots_.end(), [](const auto& slot) {
+           return slot.live && slot.bytes() > 0;
+         });
+}
+
 // Only between two frames, and only what the socket takes now: nobody waits for a goodbye.
 void TcpRail::say_goodbye(std::string_view why) {
-  if (socket_.fd() < 0 || waiting()) return;
+  if (socket_.fd() < 0 || !may_be_read_to_the_end()) return;
   activate();
   const std::string_view text = why.substr(0, framed::kMaxText);
   send_control({.type = framed::FrameType::kGoodbye, .text = static_cast<uint32_t>(text.size())},

@@ -125,6 +125,7 @@ class TcpRail final : public framed::FramedRail {
   void leave() override;
   void say_goodbye(std::string_view why) override;
   bool waiting() const override;
+  bool may_be_read_to_the_end() const;
   uint64_t moved() const override;
   bool something_to_send() const;
   bool listening() const;

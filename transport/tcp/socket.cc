@@ -29,6 +29,8 @@ void Socket::close() {
   fd_ = -1;
 }
 
+void Socket::end() { ::shutdown(fd_, SHUT_WR); }
+
 void Socket::reset_on_close() {
   const linger at_once{.l_onoff = 1, .l_linger = 0};
   setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
@@ -36,11 +38,14 @@ void Socket::reset_on_close() {
 
 void Socket::hang_up() { shutdown(fd_, SHUT_WR); }
 
-// errno of a connection that has failed; 0: it stands.
+// errno of a connection that has failed; 0: it stands, or may be read to its end.
 int Socket::error() {
   int error = 0;
   socklen_t size = sizeof(error);
   getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size);
+  // A reset behind the peer's end(): it did not want what we sent, but its own words are whole.
+  if (error == EPIPE) ended_ = true;
+  if (ended_) return 0;
   if (error == 0 && (watched_.ready & kGone)) error = ECONNRESET;
   if (error != 0) watched_.ready |= kGone;  // the kernel says it once
   return error;
@@ -54,8 +59,15 @@ ssize_t Socket::receive(msghdr& message) {
 }
 
 ssize_t Socket::send(const msghdr& message) {
-  if (watched_.ready & kGone) return -error();
-  return account(sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL), message, EPOLLOUT);
+  if (watched_.ready & kGone) {
+    const int failed = error();
+    if (failed != 0) return -failed;
+  }
+  const ssize_t sent =
+      account(sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL), message, EPOLLOUT);
+  if (sent != -EPIPE) return sent;
+  ended_ = true;  // the peer takes nothing any more; its last words may still be unread
+  return -EAGAIN;
 }
 
 ssize_t Socket::account(ssize_t moved, const msghdr& message, uint32_t bit) {

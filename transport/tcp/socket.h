@@ -22,7 +22,9 @@ class Socket {
 
   // `owner` is noticed by the poller when something can be done.
   absl::Status watch(void* owner);
-  // What is unsent and unread is lost at once where reset_on_close() was called.
+  // What was sent still reaches the peer after end() and close(), whatever it sends meanwhile.
+  // After reset_on_close() and close() what is unsent and unread is lost at once.
+  void end();
   void close();
   void reset_on_close();
   // Nothing more is sent: the peer reads what is on its way, and then that this was all.
@@ -36,7 +38,7 @@ class Socket {
   // Bytes moved; receive() 0: the peer closed its side; otherwise -errno, where -EAGAIN says that
   // the poller will tell when to go on. Once the peer has reset the connection, receive() fails:
   // what lies unread in the buffer belongs to transfers that the peer has given up, and none of it
-  // may land any more.
+  // may land any more. After the peer's end() it is read to the end, and send() says -EAGAIN.
   ssize_t receive(msghdr& message);
   ssize_t send(const msghdr& message);
 
@@ -48,6 +50,7 @@ class Socket {
   int fd_;
   net::Poller& poller_;
   net::Watched watched_;
+  bool ended_ = false;  // the peer's end() came before its reset
 };
 
 }  // namespace baton::tcp

@@ -1,0 +1,131 @@
+// How connections end: what a side said before its goodbye is read by the other, whatever that one
+// sends meanwhile; bytes of transfers that end with the connection are not.
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "tests/tcp/raw_peer.h"
+#include "transport/tcp/socket.h"
+
+namespace baton::tcp {
+namespace {
+
+constexpr size_t kBytes = 4096;
+constexpr const char* kWhy = "enough";
+const RemoteRegion kSomewhere{.key = 1, .size = kBytes, .index = 1, .generation = 1};
+
+class Goodbye : public TcpPair {
+ protected:
+  void SetUp() override {
+    auto address = node_.provider->listen();
+    ASSERT_TRUE(address.ok());
+    ASSERT_NO_FATAL_FAILURE(peer_.connect(node_, *address));
+    while (node_.progress()) {
+    }
+  }
+  // The node writes to the peer, which has it, unread.
+  void write(size_t bytes) {
+    local_.assign(kBytes, 'l');
+    auto& t = node_.transfer(Op::kWrite, local_, Layout::contiguous(0, bytes), kSomewhere,
+                             Layout::contiguous(0, bytes));
+    ASSERT_TRUE(node_.rails[0]->post({&t, 0, 0, bytes}, node_));
+    const auto unread = [&] {
+      int there = 0;
+      EXPECT_EQ(ioctl(peer_.fd(), FIONREAD, &there), 0);
+      return there;
+    };
+    const int before = unread();
+    ASSERT_TRUE(run_until({&node_}, [&] { return unread() > before; }));
+  }
+  // A write by the peer, to the node's memory.
+  std::string frame() {
+    return encoded({.type = framed::FrameType::kWrite,
+                    .flags = framed::kLast,
+                    .transfer = {1, 1},
+                    .bytes = kBytes,
+                    .pieces = 1,
+                    .region = region_.index,
+                    .generation = region_.generation,
+                    .key = region_.key,
+                    .slice_bytes = kBytes,
+                    .total_bytes = kBytes},
+                   {{0, kBytes}}, std::string(kBytes, 'p'));
+  }
+  void close_node() { node_.rails[0]->close(absl::CancelledError(kWhy), node_); }
+
+  TcpNode node_{"node", settings()};
+  RawPeer peer_;
+  std::vector<char> memory_ = std::vector<char>(kBytes, 'x'), local_;
+  RemoteRegion region_ = node_.share(memory_);
+};
+
+TEST_F(Goodbye, WhatThePeerSaidBeforeItsEndIsReadThoughItDidNotReadOurs) {
+  ASSERT_NO_FATAL_FAILURE(write(100));
+  ASSERT_TRUE(peer_.send(frame()));
+  peer_.end();
+  peer_.close();  // with our write unread in it: the kernel sends a reset behind the end
+  ASSERT_TRUE(run_until({&node_}, [&] { return node_.rails.empty(); }));
+  EXPECT_EQ(node_.landed.size(), 1u);
+  EXPECT_EQ(memory_, std::vector<char>(kBytes, 'p'));
+}
+
+// Sending first, for a socket with much unread is sent to between two reads.
+TEST(EndedSocket, TakesNothingAndLosesNothing) {
+  const auto listener = net::listen_on("127.0.0.1", 0, {});
+  ASSERT_TRUE(listener.ok());
+  const int peer = RawPeer::dial(net::local_of(*listener).text());
+  const auto poller = *net::Poller::create();
+  Socket socket(accept4(*listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC), *poller);
+  ASSERT_TRUE(socket.watch(nullptr).ok());
+  char bytes[100] = {};
+  iovec at{.iov_base = bytes, .iov_len = sizeof bytes};
+  msghdr message{};
+  message.msg_iov = &at;
+  message.msg_iovlen = 1;
+  ASSERT_EQ(socket.send(message), 100);
+  ASSERT_EQ(::send(peer, "the last words", 14, MSG_NOSIGNAL), 14);
+  ::shutdown(peer, SHUT_WR);
+  ::close(peer);  // with 100 bytes unread
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(socket.send(message), -EAGAIN);
+    poller->poll();
+    EXPECT_TRUE(socket.can_receive());
+  }
+  EXPECT_EQ(socket.receive(message), 14);
+  EXPECT_TRUE(socket.can_receive());
+  EXPECT_EQ(socket.receive(message), 0);
+  ::close(*listener);
+}
+
+TEST_F(Goodbye, WhatWeSaidReachesThePeerThoughWeDidNotReadAll) {
+  ASSERT_TRUE(peer_.send(frame()));
+  ASSERT_TRUE(run_until({&node_}, [&] { return node_.landed.size() == 1; }));
+  ASSERT_NO_FATAL_FAILURE(write(0));  // a counter, not acknowledged
+  ASSERT_TRUE(peer_.send(frame()));   // comes too late
+  close_node();
+  EXPECT_NE(peer_.error(), ECONNRESET);
+  const auto next = [&](size_t text = 0) {
+    const size_t head = framed::kHeaderBytes;
+    return framed::decode_header(peer_.receive_frame(node_, head + text).substr(0, head));
+  };
+  const absl::StatusOr<framed::Frame> ack = next();
+  ASSERT_TRUE(ack.ok()) << ack.status();
+  EXPECT_EQ(ack->type, framed::FrameType::kWriteAck);
+  const absl::StatusOr<framed::Frame> counter = next();
+  ASSERT_TRUE(counter.ok()) << counter.status();
+  EXPECT_EQ(counter->type, framed::FrameType::kWrite);
+  const absl::StatusOr<framed::Frame> goodbye = next(std::strlen(kWhy));
+  ASSERT_TRUE(goodbye.ok()) << goodbye.status();
+  EXPECT_EQ(goodbye->type, framed::FrameType::kGoodbye);
+}
+
+TEST_F(Goodbye, BytesOfATransferThatEndsWithTheConnectionAreForgotten) {
+  ASSERT_NO_FATAL_FAILURE(write(100));
+  close_node();
+  EXPECT_EQ(peer_.error(), ECONNRESET);
+}
+
+}  // namespace
+}  // namespace baton::tcp
