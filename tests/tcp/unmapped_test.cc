@@ -186,17 +186,17 @@ TEST_P(SmallUnmapped, ReadsFailAlone) {
 class SourceGone : public TcpPair, public ::testing::WithParamInterface<size_t> {
  protected:
   SourceGone()
-      : memory(static_cast<char*>(
+      : memory_(static_cast<char*>(
             mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {}
-  ~SourceGone() override { munmap(memory, kBytes); }
+  ~SourceGone() override { munmap(memory_, kBytes); }
   // All but the first page.
-  void lose() { ASSERT_EQ(mprotect(memory + 4096, kBytes - 4096, PROT_NONE), 0); }
+  void lose() { ASSERT_EQ(mprotect(memory_ + 4096, kBytes - 4096, PROT_NONE), 0); }
   static void expect_gone(const absl::Status& status) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("not mapped any more"));
   }
   void read_fails_alone(const TcpNode::Settings& with);
-  char* const memory;
+  char* const memory_;
 };
 
 TEST_P(SourceGone, AWriteFailsAndCostsOneConnection) {
@@ -207,7 +207,7 @@ TEST_P(SourceGone, AWriteFailsAndCostsOneConnection) {
   const RemoteRegion region = b.share(remote);
   const Layout all = Layout::contiguous(0, GetParam());
   auto& bad = a.transfer(Op::kWrite, local, all, region, all);
-  bad.local_base = reinterpret_cast<std::byte*>(memory + 4096);
+  bad.local_base = reinterpret_cast<std::byte*>(memory_ + 4096);
   bad.notify = "not true";
   expect_gone(run(a, b, bad, kSlice));
   EXPECT_TRUE(b.landed.empty()) << "what was not sent was announced";
@@ -228,7 +228,7 @@ TEST_P(SourceGone, AnEncryptedWriteFailsAlone) {
   const RemoteRegion region = b.share(remote);
   const Layout all = Layout::contiguous(0, GetParam());
   auto& bad = a.transfer(Op::kWrite, local, all, region, all);
-  bad.local_base = reinterpret_cast<std::byte*>(memory + 4096);
+  bad.local_base = reinterpret_cast<std::byte*>(memory_ + 4096);
   bad.notify = "not true";
   expect_gone(run(a, b, bad, kSlice));
   EXPECT_TRUE(b.landed.empty()) << "what was not sent was announced";
@@ -251,14 +251,14 @@ void SourceGone::read_fails_alone(const TcpNode::Settings& with) {
   std::vector<char> local(kBytes, 'x');
   lose();
   const RemoteRegion region = b.regions.describe(
-      **b.regions.add(reinterpret_cast<std::byte*>(memory), kBytes, Access::kRemoteReadWrite, {}));
+      **b.regions.add(reinterpret_cast<std::byte*>(memory_), kBytes, Access::kRemoteReadWrite, {}));
   const Layout all = Layout::contiguous(0, GetParam());
   auto& bad = a.transfer(Op::kRead, local, all, region, Layout::contiguous(4096, GetParam()));
   expect_gone(run(a, b, bad, kSlice));
   const Layout page = Layout::contiguous(0, 4096);
   auto& good = a.transfer(Op::kRead, local, page, region, page);
   EXPECT_TRUE(run(a, b, good, kSlice).ok());
-  EXPECT_EQ(std::memcmp(local.data(), memory, 4096), 0);
+  EXPECT_EQ(std::memcmp(local.data(), memory_, 4096), 0);
   EXPECT_TRUE(a.down.empty() && b.down.empty()) << "a rail was lost over it";
 }
 

@@ -115,10 +115,16 @@ void FramedRail::check_timers(Time now, EventSink& sink) {
     next_check_ = kNever;
     return;
   }
-  const bool fresh = next_check_ == kNever;
-  if (!fresh && now < next_check_) return;
+  if (next_check_ == kNever) {
+    // moved() may be a system call: most of what is waited for is here before it is needed.
+    looked_ = false;
+    last_moved_ = now;
+    next_check_ = now + std::max<Time>(stall_ / 16, std::chrono::milliseconds(1));
+    return;
+  }
+  if (now < next_check_) return;
   const uint64_t seen = moved();
-  if (fresh || seen != seen_moved_) {
+  if (!std::exchange(looked_, true) || seen != seen_moved_) {
     seen_moved_ = seen;
     last_moved_ = now;
   }

@@ -96,6 +96,7 @@ class FramedRail : public Rail {
   Time next_check_ = kNever;
   Time last_moved_{};
   uint64_t seen_moved_ = 0;
+  bool looked_ = false;  // seen_moved_ is of this wait
 };
 
 // What a peer says in a kWriteAck or kReadEnd, fit for messages and terminals.

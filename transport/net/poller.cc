@@ -47,8 +47,10 @@ void Poller::modify(int fd, uint32_t events, Watched& watched) {
 void Poller::remove(int fd) { epoll_ctl(fd_, EPOLL_CTL_DEL, fd, nullptr); }
 
 bool Poller::poll() {
-  epoll_event events[64];
-  const int n = epoll_wait(fd_, events, 64, 0);
+  constexpr int kMost = 64;
+  epoll_event events[kMost];
+  const int n = epoll_wait(fd_, events, kMost, 0);
+  fresh_ = n < kMost;
   noticed_.clear();
   for (int i = 0; i < n; ++i) {
     auto* watched = static_cast<Watched*>(events[i].data.ptr);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,6 +32,9 @@ class Poller {
   bool poll();
   // The owners of what the last poll() found ready, those that have one.
   const std::vector<void*>& noticed() const { return noticed_; }
+  // True once after each poll() that saw everything: what a descriptor is ready for is known as of
+  // now, and errors with it.
+  bool take_fresh() { return std::exchange(fresh_, false); }
   int fd() const { return fd_; }
   // In a forked child, which shares the parent's epoll descriptor: nothing that is removed from now
   // on is removed from the parent's.
@@ -39,6 +43,7 @@ class Poller {
  private:
   explicit Poller(int fd) : fd_(fd) {}
   int fd_;
+  bool fresh_ = false;
   std::vector<void*> noticed_;
 };
 

@@ -165,9 +165,10 @@ bool TcpProvider::progress(EventSink& sink) {
   if (alone && !look_ && ++rounds_ < kLookEvery) return false;
   rounds_ = 0;
   look_ = false;
+  ++shared_->round;
+  const Time now = shared_->now = shared_->context.clock.now();
   bool any = shared_->poller->poll();
   for (void* owner : shared_->poller->noticed()) static_cast<TcpRail*>(owner)->activate();
-  any |= acceptor_.progress(sink);
   std::vector<TcpRail*>& rails = shared_->active;
   for (int round = 0; round < kRounds; ++round) {
     bool moved = false;
@@ -177,7 +178,7 @@ bool TcpProvider::progress(EventSink& sink) {
     if (!moved) break;
     any = true;
   }
-  const Time now = shared_->context.clock.now();
+  any |= acceptor_.progress(sink);
   for (size_t i = 0; i < rails.size(); ++i) {
     if (rails[i] != nullptr) rails[i]->check_timers(now, sink);
     if (rails[i] == nullptr || !rails[i]->idle()) continue;

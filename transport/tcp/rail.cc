@@ -150,8 +150,12 @@ bool TcpRail::listening() const { return control_.size() < TxBatch::kArenaBytes;
 
 bool TcpRail::something_to_send() const {
   if (broken_slot_ >= 0) return false;
-  return !batch_.sent() || !control_.empty() || !writes_.empty() || !urgent_.empty() ||
-         !answers_.empty() || (!reads_.empty() && reads_open_ < kMaxReads);
+  return !batch_.sent() || !control_.empty() || data_to_send();
+}
+
+bool TcpRail::data_to_send() const {
+  return !writes_.empty() || !urgent_.empty() || !answers_.empty() ||
+         (!reads_.empty() && reads_open_ < kMaxReads);
 }
 
 bool TcpRail::runnable() const {

@@ -14,6 +14,7 @@
 #include "transport/net/endpoint.h"
 #include "transport/net/seal.h"
 #include "transport/provider.h"
+#include "transport/tcp/ack_hold.h"
 #include "transport/tcp/rx_stream.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/tx_batch.h"
@@ -37,6 +38,8 @@ struct TcpShared {
   std::unique_ptr<net::Poller> poller;
   std::vector<TcpRail*> active;  // with something to do; null where one went away
   size_t rails = 0;              // in all
+  uint32_t round = 0;            // of progress, and when it began
+  Time now{};
   std::unique_ptr<char[]> nowhere{new char[RxStream::kNowhereBytes]};
   std::unique_ptr<FileBuffers> buffers;
   std::unique_ptr<FileBuffers> sealing;  // where a rail's payload has tags
@@ -128,11 +131,13 @@ class TcpRail final : public framed::FramedRail {
   bool may_be_read_to_the_end() const;
   uint64_t moved() const override;
   bool something_to_send() const;
+  bool data_to_send() const;
   bool listening() const;
   IndexQueue& writes_of(const Slot& slot) { return slot.urgent() ? urgent_ : writes_; }
 
   // rail_send.cc
   bool send();
+  bool acks_wait();
   void source_gone();
   void take_back_answer(const BatchedJob& batched, absl::StatusCode why);
   void compose();
@@ -184,6 +189,8 @@ class TcpRail final : public framed::FramedRail {
   size_t sealed_bytes_ = 0;
   size_t sealed_from_ = 0;  // where that of the next frame begins
   std::string control_;     // sealed frames that go before any bulk
+  bool at_once_ = false;    // there is more in it than acknowledgements that may wait
+  AckHold hold_;
   std::vector<BatchedWrite> batched_writes_;
   std::vector<BatchedJob> batched_;
   int broken_slot_ = -1;  // a write whose source is gone: the connection ends with it

@@ -193,6 +193,11 @@ void TcpRail::on_write_landed(EventSink& sink) {
     if (failing_) return;
   }
   answer(framed::FrameType::kWriteAck, frame, incoming_.error);
+  if (frame.slice_bytes <= kUrgentBytes && incoming_.error.ok()) {
+    hold_.queued(shared_->round, shared_->now);
+  } else {
+    at_once_ = true;
+  }
 }
 
 TcpRail::Zombie* TcpRail::find_zombie(const framed::Frame& frame) {

@@ -40,6 +40,7 @@ absl::Status source_is_gone() {
 }  // namespace
 
 void TcpRail::send_control(const framed::Frame& frame, std::string_view text) {
+  if (frame.type != framed::FrameType::kWriteAck) at_once_ = true;
   const size_t at = control_.size();
   const size_t bytes = framed::kHeaderBytes + text.size();
   control_.resize(at + net::kSealBytes + bytes);
@@ -49,9 +50,13 @@ void TcpRail::send_control(const framed::Frame& frame, std::string_view text) {
   sealer_.head(control_.data() + at, bytes);
 }
 
+bool TcpRail::acks_wait() {
+  return hold_.wait(shared_->round, shared_->now, data_to_send()) && !at_once_;
+}
+
 bool TcpRail::send() {
   if (broken_slot_ >= 0) return false;
-  if (batch_.sent()) compose();
+  if (batch_.sent() && !acks_wait()) compose();
   if (batch_.sent()) return false;
   msghdr message;
   batch_.fill(message);
@@ -83,7 +88,7 @@ void TcpRail::source_gone() {
     if (write.begin > at || at >= write.end) continue;
     broken_slot_ = write.slot;
     slots_[write.slot].error = source_is_gone();
-    return socket_.hang_up();
+    return socket_.end();
   }
 }
 
@@ -123,6 +128,7 @@ bool TcpRail::add_control() {
   std::memcpy(batch_.next_header(), control_.data(), bytes);
   batch_.add_header(bytes);
   control_.erase(0, bytes);
+  if (control_.empty()) at_once_ = false;
   return control_.empty();
 }
 

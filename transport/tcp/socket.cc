@@ -36,8 +36,6 @@ void Socket::reset_on_close() {
   setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
 }
 
-void Socket::hang_up() { shutdown(fd_, SHUT_WR); }
-
 // errno of a connection that has failed; 0: it stands, or may be read to its end.
 int Socket::error() {
   int error = 0;
@@ -53,8 +51,10 @@ int Socket::error() {
 
 ssize_t Socket::receive(msghdr& message) {
   // recvmsg() would hand out what lies in the buffer before it tells of a reset, so it is asked for
-  // that first, each time: the poller's word may be older than the reset.
-  if (const int failed = error(); failed != 0) return -failed;
+  // that first, each time: the poller's word may be older than the reset, unless nothing has been
+  // done since.
+  const bool known = poller_.take_fresh() && (watched_.ready & kGone) == 0;
+  if (const int failed = known ? 0 : error(); failed != 0) return -failed;
   return account(recvmsg(fd_, &message, MSG_DONTWAIT), message, EPOLLIN);
 }
 
@@ -63,6 +63,7 @@ ssize_t Socket::send(const msghdr& message) {
     const int failed = error();
     if (failed != 0) return -failed;
   }
+  poller_.take_fresh();  // sending takes time
   const ssize_t sent =
       account(sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL), message, EPOLLOUT);
   if (sent != -EPIPE) return sent;

@@ -27,8 +27,6 @@ class Socket {
   void end();
   void close();
   void reset_on_close();
-  // Nothing more is sent: the peer reads what is on its way, and then that this was all.
-  void hang_up();
   int fd() const { return fd_; }
 
   // Whether a call may move bytes; it stays so until the kernel has said otherwise.

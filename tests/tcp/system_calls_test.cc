@@ -1,0 +1,129 @@
+// What a small message costs in system calls, counted where they leave the process.
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+#include "tests/tcp/tcp_pair.h"
+#include "transport/tcp/ack_hold.h"
+
+namespace {
+struct Calls {
+  uint64_t sends = 0;     // that moved something
+  uint64_t receives = 0;  // the same
+  uint64_t questions = 0;
+};
+Calls calls;
+}  // namespace
+
+// In place of the C library's, in this program alone.
+extern "C" ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  const ssize_t moved = syscall(SYS_sendmsg, fd, message, flags);
+  calls.sends += moved > 0 ? 1 : 0;
+  return moved;
+}
+extern "C" ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  const ssize_t moved = syscall(SYS_recvmsg, fd, message, flags);
+  calls.receives += moved > 0 ? 1 : 0;
+  return moved;
+}
+extern "C" int getsockopt(int fd, int level, int name, void* value, socklen_t* size) noexcept {
+  ++calls.questions;
+  return static_cast<int>(syscall(SYS_getsockopt, fd, level, name, value, size));
+}
+
+namespace baton::tcp {
+namespace {
+
+// Two nodes whose clock stands still, and messages of 8 bytes between them.
+class SmallMessages : public TcpPair {
+ protected:
+  SmallMessages()
+      : a_("a", settings(), kSecret, 0, clock_), b_("b", settings(), kSecret, 0, clock_) {}
+  void SetUp() override {
+    connect(a_, b_);
+    to_b_ = &a_.transfer(Op::kWrite, source_, kAll, b_.share(at_b_), kAll);
+    to_a_ = &b_.transfer(Op::kWrite, source_, kAll, a_.share(at_a_), kAll);
+  }
+  static void post(TcpNode& from, TransferDescriptor& message) {
+    ASSERT_TRUE(from.rails[0]->post({&message, 0, 0, 8}, from));
+  }
+  // Until it has landed, and not one round longer.
+  void arrive(TcpNode& from, TransferDescriptor& message, TcpNode& to) {
+    const size_t before = to.landed.size();
+    post(from, message);
+    from.progress();
+    ASSERT_TRUE(run_until({&to}, [&] { return to.landed.size() > before; }));
+  }
+  void ping_pong(int times) {
+    for (int i = 0; i < times; ++i) {
+      arrive(a_, *to_b_, b_);
+      arrive(b_, *to_a_, a_);
+    }
+  }
+
+  static constexpr const char* kSecret = "0123456789abcdef";
+  static inline const Layout kAll = Layout::contiguous(0, 8);
+  ManualClock clock_;
+  TcpNode a_, b_;
+  std::vector<char> source_ = pattern(8, 1), at_a_ = std::vector<char>(8), at_b_ = at_a_;
+  TransferDescriptor* to_b_ = nullptr;
+  TransferDescriptor* to_a_ = nullptr;
+};
+
+TEST_F(SmallMessages, EachCostsOneSendAndOneReceive) {
+  ping_pong(AckHold::kFewest + 1);
+  calls = Calls();
+  const size_t done = a_.done.size() + b_.done.size();
+  constexpr int kTimes = 100;
+  ping_pong(kTimes);
+  EXPECT_EQ(calls.sends, 2u * kTimes) << "acknowledgements ride on data";
+  EXPECT_LE(calls.receives, 2u * kTimes);
+  EXPECT_EQ(calls.questions, 0u) << "nobody asks for TCP_INFO, nor for an error just after polling";
+  EXPECT_EQ(a_.done.size() + b_.done.size() - done, 2u * kTimes) << "each was acknowledged";
+  EXPECT_TRUE(a_.down.empty() && b_.down.empty());
+}
+
+// Where nothing follows, the first ones are not held at all.
+TEST_F(SmallMessages, AcknowledgementsAreNotHeldWithoutAReason) {
+  arrive(a_, *to_b_, b_);
+  EXPECT_TRUE(run_until({&a_}, [&] { return !a_.done.empty(); })) << "b has done nothing since";
+}
+
+TEST_F(SmallMessages, AnAcknowledgementThatNothingFollowsLeavesByItself) {
+  ping_pong(AckHold::kFewest + 1);
+  size_t done = a_.done.size();
+  arrive(a_, *to_b_, b_);
+  EXPECT_FALSE(b_.provider->arm()) << "somebody would sleep on it";
+  for (uint32_t i = 0; i <= AckHold::kRounds; ++i) b_.progress();
+  EXPECT_TRUE(run_until({&a_}, [&] { return a_.done.size() == done + 1; }));
+  EXPECT_TRUE(b_.provider->arm());
+  // From now on data has to follow more often before one is held again.
+  done = a_.done.size();
+  arrive(a_, *to_b_, b_);
+  EXPECT_TRUE(run_until({&a_}, [&] { return a_.done.size() == done + 1; }));
+}
+
+TEST_F(SmallMessages, AnAcknowledgementIsHeldForMicrosecondsOnly) {
+  ping_pong(AckHold::kFewest + 1);
+  const size_t done = a_.done.size();
+  arrive(a_, *to_b_, b_);
+  clock_.advance(AckHold::kLongest + std::chrono::microseconds(1));
+  b_.progress();
+  EXPECT_TRUE(run_until({&a_}, [&] { return a_.done.size() == done + 1; }));
+}
+
+TEST_F(SmallMessages, AGoodbyeTakesHeldAcknowledgementsAlong) {
+  ping_pong(AckHold::kFewest + 1);
+  const size_t done = a_.done.size();
+  arrive(a_, *to_b_, b_);
+  b_.rails[0]->close(absl::CancelledError("enough"), b_);
+  EXPECT_TRUE(run_until({&a_}, [&] { return !a_.down.empty(); }));
+  ASSERT_EQ(a_.done.size(), done + 1);
+  EXPECT_TRUE(a_.done.back().status.ok()) << a_.done.back().status;
+}
+
+}  // namespace
+}  // namespace baton::tcp

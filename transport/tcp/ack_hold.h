@@ -1,0 +1,63 @@
+// When an acknowledgement of a small write may wait for data that goes the same way.
+//
+// A system call for itself costs as much as the data did. Where data has followed acknowledgements
+// at once again and again, the next ones are held for it: for a few rounds of progress and some
+// microseconds at most, as long as somebody calls progress(). Each time none came, more of them
+// have to be followed by data before one is held again: the peer hears late now and then, not
+// always.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+#include "transport/clock.h"
+
+namespace baton::tcp {
+
+class AckHold {
+ public:
+  static constexpr uint32_t kRounds = 3;  // in which data may follow
+  static constexpr Time kLongest = std::chrono::microseconds(50);
+  static constexpr uint32_t kFewest = 8;  // that data followed, one after the other
+  static constexpr uint32_t kMost = 512;
+
+  // An acknowledgement is to be sent.
+  void queued(uint32_t round, Time now) {
+    if (open_) return;
+    open_ = true;
+    held_ = false;
+    round_ = round;
+    since_ = now;
+  }
+
+  // Asked before sending, with nothing else than acknowledgements or with `data`. True: wait.
+  bool wait(uint32_t round, Time now, bool data) {
+    if (!open_) return false;
+    const bool late = round - round_ > kRounds || now - since_ > kLongest;
+    if (data || late) {
+      open_ = false;
+      late ? missed() : followed();
+      return false;
+    }
+    return held_ = followed_ >= needed_;
+  }
+
+ private:
+  void followed() {
+    if (++followed_ % kMost == 0) needed_ = std::max(needed_ / 2, kFewest);
+  }
+  void missed() {
+    if (held_) needed_ = std::min(needed_ * 2, kMost);
+    followed_ = 0;
+  }
+
+  bool open_ = false;  // the last one, until it is known whether data follows
+  bool held_ = false;
+  uint32_t round_ = 0;
+  Time since_{};
+  uint32_t followed_ = 0;
+  uint32_t needed_ = kFewest;
+};
+
+}  // namespace baton::tcp
