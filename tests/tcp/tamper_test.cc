@@ -1,6 +1,5 @@
 // Somebody between two workers who changes, repeats, moves, adds or leaves out bytes: it costs a
 // connection, and nothing else. What was open goes on over the next one and lands once.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
@@ -19,8 +18,6 @@
 
 namespace baton::tcp {
 namespace {
-
-using testing::HasSubstr;
 
 constexpr size_t kBytes = 3000;  // of a write: one frame
 constexpr size_t kHead = framed::kHeaderBytes + framed::kPieceBytes;

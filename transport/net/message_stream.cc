@@ -105,7 +105,7 @@ std::optional<std::string_view> MessageStream::cut() {
   return std::nullopt;
 }
 
-void MessageStream::garbled(std::string what) {
+void MessageStream::garbled(const std::string& what) {
   close(absl::UnavailableError("hostile or damaged bytes: " + what), true);
 }
 

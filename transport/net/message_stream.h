@@ -52,7 +52,7 @@ class MessageStream : public Watched {
 
  private:
   std::optional<std::string_view> cut();
-  void garbled(std::string what);
+  void garbled(const std::string& what);
   void flush();
   void ended(int error);
 

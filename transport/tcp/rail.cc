@@ -60,7 +60,7 @@ void TcpRail::activate() {
   shared_->active.push_back(this);
   if (shared_->spares.empty()) {
     // Not cleared: pages that are not used cost nothing.
-    memory_.reset(new RailMemory(*shared_->buffers));
+    memory_ = std::make_unique<RailMemory>(*shared_->buffers);
   } else {
     memory_ = std::move(shared_->spares.back());
     shared_->spares.pop_back();
@@ -182,13 +182,13 @@ void TcpRail::remove_region(const RegionEntry& region) {
     if (in_payload_ && payload_frame_.type == framed::FrameType::kWrite) rx_.discard();
     incoming_.error.Update(gone);
   }
-  for (uint8_t at = 0; at < jobs_.size(); ++at) {
+  for (size_t at = 0; at < jobs_.size(); ++at) {
     Job& job = jobs_[at];
     if (!job.live || !names(job.frame)) continue;
     const auto batched = std::find_if(batched_.begin(), batched_.end(),
                                       [&](const BatchedJob& b) { return b.job == at; });
     if (batched == batched_.end()) {
-      answers_.remove(at);
+      answers_.remove(static_cast<uint8_t>(at));
       job.live = false;
       answer(framed::FrameType::kReadEnd, job.frame, gone, job.frame.slice_offset);
       continue;

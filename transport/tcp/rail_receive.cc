@@ -235,7 +235,7 @@ void TcpRail::on_read(const framed::Frame& frame, std::string_view meta) {
 }
 
 void TcpRail::on_cancel_read(const framed::Frame& frame) {
-  for (uint8_t at = 0; at < jobs_.size(); ++at) {
+  for (size_t at = 0; at < jobs_.size(); ++at) {
     Job& job = jobs_[at];
     if (!job.live || !(job.frame.transfer == frame.transfer) || job.frame.slice != frame.slice) {
       continue;
@@ -243,7 +243,7 @@ void TcpRail::on_cancel_read(const framed::Frame& frame) {
     bool batched = false;
     for (const BatchedJob& b : batched_) batched |= b.job == at;
     if (batched) continue;
-    answers_.remove(at);
+    answers_.remove(static_cast<uint8_t>(at));
     job.live = false;
     answer(framed::FrameType::kReadEnd, job.frame, absl::CancelledError("cancelled"),
            job.frame.slice_offset);
