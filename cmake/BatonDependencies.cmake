@@ -10,6 +10,7 @@ find_package(Boost REQUIRED)  # headers alone: Asio and Beast
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)  # of the load generator and tests
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)  # its header alone is used
+pkg_check_modules(icu REQUIRED IMPORTED_TARGET icu-uc)  # tokenizers: normalization, classes of characters
 find_program(CCACHE ccache)
 if(CCACHE)
   # Precompiled headers: known by what they are made of (BatonPrecompiled.cmake), not by their bytes.

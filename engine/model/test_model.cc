@@ -54,7 +54,7 @@ Tokenizer make_test_tokenizer(int vocab_size) {
   TokenizerSpec spec;
   for (int byte = 0; byte < 256; ++byte) spec.tokens.emplace_back(1, static_cast<char>(byte));
   spec.tokens.emplace_back("<|endoftext|>");
-  spec.special_ids = {256};
+  spec.added_tokens = {{.id = 256}};
   const auto merge = [&spec](int32_t a, int32_t b) {
     spec.merges.emplace_back(a, b);
     spec.tokens.push_back(spec.tokens[a] + spec.tokens[b]);

@@ -6,6 +6,9 @@
 //   Qwen 2   the same with \p{N}
 #include "engine/tokenizer/pre_tokenizer.h"
 
+#include <algorithm>
+
+#include "engine/tokenizer/token_text.h"
 #include "engine/tokenizer/unicode_classes.h"
 
 namespace baton::engine {
@@ -124,6 +127,10 @@ size_t next_word(std::string_view text, PreTokenizer pattern) {
       return llama3_word(text, 3);
     case PreTokenizer::kQwen2:
       return llama3_word(text, 1);
+    case PreTokenizer::kSpaces:
+      return std::min(text.find(kMetaspace, 1), text.size());
+    case PreTokenizer::kNone:
+      break;
   }
   return text.size();
 }

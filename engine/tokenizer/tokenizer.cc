@@ -1,4 +1,4 @@
-// Byte-level BPE: merging within words by rank, special tokens, and decoding of streams.
+// BPE: merging within words by rank, added tokens, and decoding of streams.
 #include "engine/tokenizer/tokenizer.h"
 
 #include <algorithm>
@@ -8,7 +8,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_format.h"
 #include "engine/files/files.h"
+#include "engine/tokenizer/added_tokens.h"
+#include "engine/tokenizer/normalizer.h"
 #include "engine/tokenizer/pre_tokenizer.h"
+#include "engine/tokenizer/token_text.h"
+#include "engine/tokenizer/unicode_classes.h"
 
 namespace baton::engine {
 namespace {
@@ -32,11 +36,16 @@ struct Tokenizer::Impl {
   absl::flat_hash_map<uint64_t, Merge> merges;
   absl::flat_hash_map<std::string, int32_t> ids;  // of ordinary tokens
   std::vector<bool> special;
-  std::array<bool, 256> special_first{};  // first bytes of special tokens
+  std::vector<std::string> output;  // of tokens, where it is not what they are matched by
+  AddedTokens raw_added, normalized_added;
 
+  absl::Status map_tokens();
+  absl::Status map_bytes();
+  absl::Status map_merges();
+  std::vector<int32_t> symbols(std::string_view word) const;
   void encode_word(std::string_view word, std::vector<int32_t>& out) const;
-  void encode_plain(std::string_view text, std::vector<int32_t>& out) const;
-  int32_t special_at(std::string_view text, size_t at) const;
+  void encode_words(std::string_view text, std::vector<int32_t>& out) const;
+  void encode_plain(std::string_view text, bool first, std::vector<int32_t>& out) const;
 };
 
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -44,45 +53,81 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
-absl::StatusOr<Tokenizer> Tokenizer::create(TokenizerSpec spec) {
-  auto impl = std::make_unique<Impl>();
+absl::Status Tokenizer::Impl::map_tokens() {
   const auto size = static_cast<int32_t>(spec.tokens.size());
   const auto in_range = [size](int32_t id) { return id >= 0 && id < size; };
-  impl->special.assign(spec.tokens.size(), false);
-  for (int32_t id : spec.special_ids) {
-    if (!in_range(id) || spec.tokens[id].empty()) {
+  special.assign(spec.tokens.size(), false);
+  std::vector<bool> added(spec.tokens.size(), false);
+  for (const AddedToken& token : spec.added_tokens) {
+    if (!in_range(token.id) || spec.tokens[token.id].empty()) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("special token %d is not among the %d tokens", id, size));
+          absl::StrFormat("added token %d is not among the %d tokens", token.id, size));
     }
-    impl->special[id] = true;
-    impl->special_first[static_cast<uint8_t>(spec.tokens[id][0])] = true;
+    special[token.id] = token.special;
+    added[token.id] = true;
   }
-  if (spec.prepend_id != -1 && !in_range(spec.prepend_id)) {
+  for (const int32_t id : {spec.prepend_id, spec.unknown_id}) {
+    if (id == -1 || in_range(id)) continue;
     return absl::InvalidArgumentError(
-        absl::StrFormat("the token put before every text, %d, is out of range", spec.prepend_id));
+        absl::StrFormat("the token put before text, or for unknown text, %d, is out of range", id));
   }
   for (int32_t id = 0; id < size; ++id) {
-    if (!impl->special[id] && !spec.tokens[id].empty()) impl->ids.emplace(spec.tokens[id], id);
+    // Files of characters have control tokens in their vocabulary, and merges may name them.
+    const bool plain = spec.byte_fallback || !added[id];
+    if (plain && !spec.tokens[id].empty()) ids.emplace(spec.tokens[id], id);
   }
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::Impl::map_bytes() {
+  int found = 0;
   for (int byte = 0; byte < 256; ++byte) {
-    const auto it = impl->ids.find(std::string(1, static_cast<char>(byte)));
-    if (it == impl->ids.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("byte 0x%02x has no token: this is not a byte-level vocabulary", byte));
-    }
-    impl->byte_ids[byte] = it->second;
+    const auto it = ids.find(spec.byte_fallback ? absl::StrFormat("<0x%02X>", byte)
+                                                : std::string(1, static_cast<char>(byte)));
+    byte_ids[byte] = it != ids.end() ? it->second : -1;
+    found += it != ids.end() ? 1 : 0;
   }
+  // Some vocabularies lack bytes that text has never; then they are left out.
+  if (found >= 128 || (spec.byte_fallback && spec.unknown_id >= 0)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "only %d of 256 bytes have a token: this is not a byte-level vocabulary", found));
+}
+
+absl::Status Tokenizer::Impl::map_merges() {
+  const auto size = static_cast<int32_t>(spec.tokens.size());
+  const auto in_range = [size](int32_t id) { return id >= 0 && id < size; };
+  // Merges may make added tokens too.
+  absl::flat_hash_map<std::string, int32_t> all = ids;
+  for (const AddedToken& token : spec.added_tokens) all.emplace(spec.tokens[token.id], token.id);
   int32_t rank = 0;
   for (const auto& [a, b] : spec.merges) {
-    const auto it = in_range(a) && in_range(b) ? impl->ids.find(spec.tokens[a] + spec.tokens[b])
-                                               : impl->ids.end();
-    if (it == impl->ids.end()) {
+    const auto it =
+        in_range(a) && in_range(b) ? all.find(spec.tokens[a] + spec.tokens[b]) : all.end();
+    if (it == all.end()) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "merge %d (tokens %d and %d) makes no token of the vocabulary", rank, a, b));
     }
-    impl->merges.emplace(pair_key(a, b), Merge{rank++, it->second});
+    merges.emplace(pair_key(a, b), Merge{rank++, it->second});
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tokenizer> Tokenizer::create(TokenizerSpec spec) {
+  auto impl = std::make_unique<Impl>();
   impl->spec = std::move(spec);
+  absl::Status status = impl->map_tokens();
+  if (status.ok()) status = impl->map_bytes();
+  if (status.ok()) status = impl->map_merges();
+  if (!status.ok()) return status;
+  impl->raw_added = AddedTokens(impl->spec, false);
+  impl->normalized_added = AddedTokens(impl->spec, true);
+  if (impl->spec.byte_fallback) {
+    for (const std::string& token : impl->spec.tokens) {
+      const int byte = byte_of_token(token);
+      impl->output.push_back(byte >= 0 ? std::string(1, static_cast<char>(byte))
+                                       : replace_all(token, kMetaspace, " "));
+    }
+  }
   return Tokenizer(std::move(impl));
 }
 
@@ -95,6 +140,41 @@ absl::StatusOr<Tokenizer> Tokenizer::load(const std::string& path) {
                         absl::StrFormat("%s: %s", path, std::string(tokenizer.status().message())));
   }
   return tokenizer;
+}
+
+// What merging begins with: a token for each byte, or for each character that has one.
+std::vector<int32_t> Tokenizer::Impl::symbols(std::string_view word) const {
+  std::vector<int32_t> out;
+  out.reserve(word.size());
+  const auto push_bytes = [&](std::string_view bytes) {
+    for (const char c : bytes) {
+      const int32_t id = byte_ids[static_cast<uint8_t>(c)];
+      if (id >= 0) out.push_back(id);
+    }
+  };
+  if (!spec.byte_fallback) {
+    push_bytes(word);
+    return out;
+  }
+  bool unknown_before = false;
+  for (size_t at = 0, bytes = 0; at < word.size(); at += bytes) {
+    bytes = decode_character(word, at).bytes;
+    const std::string_view character = word.substr(at, bytes);
+    const auto it = ids.find(std::string(character));
+    const bool in_bytes = std::all_of(character.begin(), character.end(), [&](char c) {
+      return byte_ids[static_cast<uint8_t>(c)] >= 0;
+    });
+    const bool unknown = it == ids.end() && !in_bytes;
+    if (it != ids.end()) {
+      out.push_back(it->second);
+    } else if (in_bytes) {
+      push_bytes(character);
+    } else if (spec.unknown_id >= 0 && !(spec.fuse_unknown && unknown_before)) {
+      out.push_back(spec.unknown_id);
+    }
+    unknown_before = unknown;
+  }
+  return out;
 }
 
 // Symbols form a linked list; a heap yields the merge of lowest rank, leftmost first. Entries
@@ -120,8 +200,9 @@ void Tokenizer::Impl::encode_word(std::string_view word, std::vector<int32_t>& o
       return rank != other.rank ? rank > other.rank : left > other.left;
     }
   };
-  const auto n = static_cast<int32_t>(word.size());
-  std::vector<Symbol> symbols(word.size());
+  const std::vector<int32_t> start = symbols(word);
+  const auto n = static_cast<int32_t>(start.size());
+  std::vector<Symbol> symbols(start.size());
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates;
   const auto consider = [&](int32_t left) {
     if (left < 0 || symbols[left].next == n) return;
@@ -131,7 +212,7 @@ void Tokenizer::Impl::encode_word(std::string_view word, std::vector<int32_t>& o
     }
   };
   for (int32_t i = 0; i < n; ++i) {
-    symbols[i] = {byte_ids[static_cast<uint8_t>(word[i])], i - 1, i + 1};
+    symbols[i] = {start[i], i - 1, i + 1};
   }
   for (int32_t i = 0; i < n; ++i) consider(i);
   while (!candidates.empty()) {
@@ -152,7 +233,7 @@ void Tokenizer::Impl::encode_word(std::string_view word, std::vector<int32_t>& o
   for (int32_t i = 0; i < n; i = symbols[i].next) out.push_back(symbols[i].id);
 }
 
-void Tokenizer::Impl::encode_plain(std::string_view text, std::vector<int32_t>& out) const {
+void Tokenizer::Impl::encode_words(std::string_view text, std::vector<int32_t>& out) const {
   while (!text.empty()) {
     const size_t length = next_word(text, spec.pre_tokenizer);
     encode_word(text.substr(0, length), out);
@@ -160,38 +241,49 @@ void Tokenizer::Impl::encode_plain(std::string_view text, std::vector<int32_t>& 
   }
 }
 
-// The longest special token at this place, or -1.
-int32_t Tokenizer::Impl::special_at(std::string_view text, size_t at) const {
-  if (!special_first[static_cast<uint8_t>(text[at])]) return -1;
-  int32_t best = -1;
-  size_t longest = 0;
-  for (int32_t id : spec.special_ids) {
-    const std::string& token = spec.tokens[id];
-    if (token.size() > longest && text.substr(at, token.size()) == token) {
-      best = id;
-      longest = token.size();
-    }
+// Normalized text between added tokens; `first`: the text begins with it.
+void Tokenizer::Impl::encode_plain(std::string_view text, bool first,
+                                   std::vector<int32_t>& out) const {
+  if (spec.byte_fallback) {
+    std::string spaced = spaces_as_metaspaces(text);
+    const bool may = spec.space_prefix == SpacePrefix::kMissing ||
+                     (spec.space_prefix == SpacePrefix::kFirst && first);
+    if (may && !spaced.starts_with(kMetaspace)) spaced.insert(0, kMetaspace);
+    encode_words(spaced, out);
+    return;
   }
-  return best;
+  size_t begin = 0;
+  for (size_t at = 0; spec.single_digits && at < text.size();) {
+    const Character c = decode_character(text, at);
+    if (c.valid && is_number(c.code)) {
+      encode_words(text.substr(begin, at - begin), out);
+      encode_words(text.substr(at, c.bytes), out);
+      begin = at + c.bytes;
+    }
+    at += c.bytes;
+  }
+  encode_words(text.substr(begin), out);
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
   std::vector<int32_t> out;
-  if (options.add_prefix && impl_->spec.prepend_id >= 0) out.push_back(impl_->spec.prepend_id);
-  size_t begin = 0;
-  if (options.parse_special) {
-    for (size_t at = 0; at < text.size();) {
-      const int32_t id = impl_->special_at(text, at);
-      if (id < 0) {
-        ++at;
-        continue;
+  const Impl& m = *impl_;
+  if (options.add_prefix && m.spec.prepend_id >= 0) out.push_back(m.spec.prepend_id);
+  for (const AddedTokens::Piece& raw : m.raw_added.split(text, options.parse_special)) {
+    if (raw.id >= 0) {
+      out.push_back(raw.id);
+      continue;
+    }
+    const std::string normal = normalize(m.spec, raw.text);
+    for (const auto& piece : m.normalized_added.split(normal, options.parse_special)) {
+      if (piece.id >= 0) {
+        out.push_back(piece.id);
+      } else {
+        const bool first = raw.text.data() == text.data() && piece.text.data() == normal.data();
+        m.encode_plain(piece.text, first, out);
       }
-      impl_->encode_plain(text.substr(begin, at - begin), out);
-      out.push_back(id);
-      begin = at += impl_->spec.tokens[id].size();
     }
   }
-  impl_->encode_plain(text.substr(begin), out);
   return out;
 }
 
@@ -200,12 +292,13 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
   for (int32_t id : ids) {
     if (!is_special(id)) out += token_bytes(id);
   }
+  if (impl_->spec.strip_space && out.starts_with(' ')) out.erase(0, 1);
   return out;
 }
 
 std::string_view Tokenizer::token_bytes(int32_t id) const {
   if (id < 0 || id >= vocab_size()) return {};
-  return impl_->spec.tokens[id];
+  return impl_->output.empty() ? impl_->spec.tokens[id] : impl_->output[id];
 }
 
 bool Tokenizer::is_special(int32_t id) const {
@@ -213,44 +306,13 @@ bool Tokenizer::is_special(int32_t id) const {
 }
 
 int32_t Tokenizer::special_id(std::string_view text) const {
-  for (int32_t id : impl_->spec.special_ids) {
-    if (impl_->spec.tokens[id] == text) return id;
+  for (const AddedToken& token : impl_->spec.added_tokens) {
+    if (impl_->spec.tokens[token.id] == text) return token.id;
   }
   return -1;
 }
 
 int Tokenizer::vocab_size() const { return static_cast<int>(impl_->spec.tokens.size()); }
 const TokenizerSpec& Tokenizer::spec() const { return impl_->spec; }
-
-std::string StreamDecoder::push(int32_t id) {
-  if (!tokenizer_->is_special(id)) pending_ += tokenizer_->token_bytes(id);
-  std::string out;
-  size_t at = 0;
-  while (at < pending_.size()) {
-    const Character c = decode_character(pending_, at);
-    if (!c.valid) {
-      // Cut off, or wrong? A lead byte with only right bytes behind it may still become whole.
-      const uint8_t lead = static_cast<uint8_t>(pending_[at]);
-      const size_t need = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-      bool hopeful = lead >= 0xc2 && lead <= 0xf4 && pending_.size() - at < need;
-      for (size_t i = at + 1; i < pending_.size() && hopeful; ++i) {
-        hopeful = (static_cast<uint8_t>(pending_[i]) & 0xc0) == 0x80;
-      }
-      if (hopeful) break;
-      out += "\xef\xbf\xbd";
-    } else {
-      out.append(pending_, at, c.bytes);
-    }
-    at += c.bytes;
-  }
-  pending_.erase(0, at);
-  return out;
-}
-
-std::string StreamDecoder::finish() {
-  std::string out = pending_.empty() ? "" : "\xef\xbf\xbd";
-  pending_.clear();
-  return out;
-}
 
 }  // namespace baton::engine

@@ -1,76 +1,44 @@
 // tokenizer.json of the Hugging Face `tokenizers` library: what is understood, and nothing else.
 #include <algorithm>
-#include <array>
+#include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_format.h"
 #include "engine/files/json_fields.h"
-#include "engine/tokenizer/pre_tokenizer.h"
+#include "engine/tokenizer/token_text.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace baton::engine {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr int32_t kMaxVocab = 1 << 22;
-constexpr std::string_view kLlama3Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kQwen2Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 absl::Status bad(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrFormat("tokenizer.json: %s", what));
 }
 
-void append_utf8(std::string& out, uint32_t code) {
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else {  // the stand-ins end below 0x800
-    out += static_cast<char>(0xc0 | (code >> 6));
-    out += static_cast<char>(0x80 | (code & 0x3f));
-  }
-}
-
-// Byte-level files write every byte as a printable character: itself, or one from U+0100 on.
-struct ByteAlphabet {
-  std::array<uint32_t, 256> of_byte{};
-  absl::flat_hash_map<uint32_t, uint8_t> to_byte;
-
-  ByteAlphabet() {
-    uint32_t next = 0x100;
-    for (uint32_t b = 0; b < 256; ++b) {
-      const bool printable = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
-      of_byte[b] = printable ? b : next++;
-      to_byte[of_byte[b]] = static_cast<uint8_t>(b);
-    }
-  }
-  static const ByteAlphabet& get() {
-    static const ByteAlphabet alphabet;
-    return alphabet;
-  }
-  std::string write(std::string_view bytes) const {
-    std::string out;
-    for (char c : bytes) append_utf8(out, of_byte[static_cast<uint8_t>(c)]);
-    return out;
-  }
-  // False where a character stands for no byte.
-  bool read(std::string_view text, std::string& bytes) const {
-    bytes.clear();
-    for (size_t at = 0; at < text.size();) {
-      const Character c = decode_character(text, at);
-      const auto it = c.valid ? to_byte.find(c.code) : to_byte.end();
-      if (it == to_byte.end()) return false;
-      bytes += static_cast<char>(it->second);
-      at += c.bytes;
-    }
-    return true;
-  }
-};
-
 bool is_null(const nlohmann::json& value) { return value.is_null(); }
 std::string text_of(const nlohmann::json& value) {
   return value.is_string() ? value.get<std::string>() : std::string();
+}
+
+// The steps of a "Sequence" whose list has this name, or the one step itself; none for null.
+std::vector<const nlohmann::json*> steps_of(const nlohmann::json& value, const char* list) {
+  std::vector<const nlohmann::json*> steps;
+  if (text_of(member(value, "type")) == "Sequence") {
+    for (const nlohmann::json& step : member(value, list)) steps.push_back(&step);
+  } else if (!is_null(value)) {
+    steps.push_back(&value);
+  }
+  return steps;
+}
+
+// The bytes of a token or of a half of a merge; false where it is none.
+bool read_token(const TokenizerSpec& spec, const std::string& text, std::string& bytes) {
+  if (!spec.byte_fallback) return ByteAlphabet::get().read(text, bytes);
+  bytes = text;
+  return true;
 }
 
 absl::Status read_vocab(const nlohmann::json& model, TokenizerSpec& spec) {
@@ -83,7 +51,7 @@ absl::Status read_vocab(const nlohmann::json& model, TokenizerSpec& spec) {
           absl::StrFormat("the id of token \"%s\" is not a number in [0, %d)", text, kMaxVocab));
     }
     // A control token may be listed here too; added_tokens settles its text.
-    if (!ByteAlphabet::get().read(text, bytes)) bytes = text;
+    if (!read_token(spec, text, bytes)) bytes = text;
     const auto at = id.get<size_t>();
     if (at >= spec.tokens.size()) spec.tokens.resize(at + 1);
     if (!spec.tokens[at].empty()) return bad(absl::StrFormat("two tokens have the id %u", at));
@@ -103,20 +71,19 @@ absl::Status read_added(const nlohmann::json& root, TokenizerSpec& spec) {
         content.empty()) {
       return bad("an added token lacks a valid id or content");
     }
-    for (const char* flag : {"single_word", "lstrip", "rstrip"}) {
-      if (member(token, flag) == true) {
-        return bad(
-            absl::StrFormat("added token \"%s\" uses %s, which is not supported", content, flag));
-      }
-    }
-    if (member(token, "special") == false) {
-      return bad(
-          absl::StrFormat("added token \"%s\" is not special, which is not supported", content));
-    }
     const auto at = id.get<size_t>();
     if (at >= spec.tokens.size()) spec.tokens.resize(at + 1);
     spec.tokens[at] = content;
-    spec.special_ids.push_back(static_cast<int32_t>(at));
+    const auto flag = [&](const char* name, bool fallback) {
+      const nlohmann::json& value = member(token, name);
+      return value.is_boolean() ? value.get<bool>() : fallback;
+    };
+    spec.added_tokens.push_back({.id = static_cast<int32_t>(at),
+                                 .special = flag("special", true),
+                                 .normalized = flag("normalized", false),
+                                 .single_word = flag("single_word", false),
+                                 .lstrip = flag("lstrip", false),
+                                 .rstrip = flag("rstrip", false)});
   }
   return absl::OkStatus();
 }
@@ -128,7 +95,6 @@ absl::Status read_merges(const nlohmann::json& model, TokenizerSpec& spec) {
   for (size_t id = 0; id < spec.tokens.size(); ++id) {
     ids.emplace(spec.tokens[id], static_cast<int32_t>(id));
   }
-  for (int32_t id : spec.special_ids) ids.erase(spec.tokens[id]);
   std::string bytes;
   for (const nlohmann::json& merge : merges) {
     std::string left, right;
@@ -142,7 +108,7 @@ absl::Status read_merges(const nlohmann::json& model, TokenizerSpec& spec) {
     std::pair<int32_t, int32_t> pair;
     for (auto [text, id] : {std::pair(&left, &pair.first), std::pair(&right, &pair.second)}) {
       const auto it =
-          !text->empty() && ByteAlphabet::get().read(*text, bytes) ? ids.find(bytes) : ids.end();
+          !text->empty() && read_token(spec, *text, bytes) ? ids.find(bytes) : ids.end();
       if (it == ids.end()) {
         return bad(absl::StrFormat("merge %u names \"%s\", which is no token of the vocabulary",
                                    spec.merges.size(), *text));
@@ -154,52 +120,129 @@ absl::Status read_merges(const nlohmann::json& model, TokenizerSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status read_pre_tokenizer(const nlohmann::json& root, TokenizerSpec& spec) {
-  const nlohmann::json& pre = member(root, "pre_tokenizer");
-  std::vector<const nlohmann::json*> steps = {&pre};
-  if (text_of(member(pre, "type")) == "Sequence") {
-    steps.clear();
-    for (const nlohmann::json& step : member(pre, "pretokenizers")) steps.push_back(&step);
+absl::Status read_unknown(const nlohmann::json& model, TokenizerSpec& spec) {
+  const std::string name = text_of(member(model, "unk_token"));
+  if (name.empty() || !spec.byte_fallback) return absl::OkStatus();
+  for (size_t id = 0; id < spec.tokens.size(); ++id) {
+    if (spec.tokens[id] == name) spec.unknown_id = static_cast<int32_t>(id);
   }
-  bool split = false, byte_level = false, use_regex = true;
-  for (const nlohmann::json* step : steps) {
+  if (spec.unknown_id < 0) return bad(absl::StrFormat("unk_token \"%s\" is no token", name));
+  return absl::OkStatus();
+}
+
+absl::Status read_normalizer(const nlohmann::json& root, TokenizerSpec& spec) {
+  bool prepend = false, replace = false;
+  for (const nlohmann::json* step : steps_of(member(root, "normalizer"), "normalizers")) {
     const std::string type = text_of(member(*step, "type"));
-    if (type == "Split" && !split) {
-      const std::string pattern = text_of(member(member(*step, "pattern"), "Regex"));
-      if (pattern != kLlama3Pattern && pattern != kQwen2Pattern) {
-        return bad(absl::StrFormat("the split pattern \"%s\" is not supported", pattern));
-      }
-      if (text_of(member(*step, "behavior")) != "Isolated" || member(*step, "invert") == true) {
-        return bad("the split does something else than isolate the words of its pattern");
-      }
-      spec.pre_tokenizer = pattern == kLlama3Pattern ? PreTokenizer::kLlama3 : PreTokenizer::kQwen2;
+    if (type == "NFC") {
+      spec.nfc = true;
+    } else if (type == "Prepend" && text_of(member(*step, "prepend")) == kMetaspace && !replace) {
+      prepend = true;
+    } else if (type == "Replace" && text_of(member(*step, "content")) == kMetaspace &&
+               text_of(member(member(*step, "pattern"), "String")) == " ") {
+      replace = true;
+    } else {
+      return bad(
+          absl::StrFormat("the normalizer \"%s\" is not supported as it is used here", type));
+    }
+  }
+  if ((prepend || replace) && !spec.byte_fallback) {
+    return bad("normalizers of spaces are supported with byte_fallback alone");
+  }
+  if (prepend && !replace) return bad("the normalizer \"Prepend\" is supported with \"Replace\"");
+  if (prepend) spec.space_prefix = SpacePrefix::kEvery;
+  if (spec.byte_fallback) spec.pre_tokenizer = PreTokenizer::kNone;
+  if (spec.byte_fallback && !replace && is_null(member(root, "pre_tokenizer"))) {
+    return bad("nothing says what spaces are: neither a normalizer nor a pre-tokenizer does");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status read_split(const nlohmann::json& step, TokenizerSpec& spec) {
+  const std::string pattern = text_of(member(member(step, "pattern"), "Regex"));
+  if (pattern != kLlama3Pattern && pattern != kQwen2Pattern) {
+    return bad(absl::StrFormat("the split pattern \"%s\" is not supported", pattern));
+  }
+  if (text_of(member(step, "behavior")) != "Isolated" || member(step, "invert") == true) {
+    return bad("the split does something else than isolate the words of its pattern");
+  }
+  spec.pre_tokenizer = pattern == kLlama3Pattern ? PreTokenizer::kLlama3 : PreTokenizer::kQwen2;
+  return absl::OkStatus();
+}
+
+absl::Status read_metaspace(const nlohmann::json& step, TokenizerSpec& spec) {
+  if (text_of(member(step, "replacement")) != kMetaspace) {
+    return bad("the pre-tokenizer \"Metaspace\" has another replacement than U+2581");
+  }
+  if (spec.space_prefix != SpacePrefix::kNone) {
+    return bad("both a normalizer and a pre-tokenizer put spaces before words");
+  }
+  std::string scheme = text_of(member(step, "prepend_scheme"));
+  if (scheme.empty()) scheme = member(step, "add_prefix_space") == false ? "never" : "always";
+  if (scheme != "never" && scheme != "always" && scheme != "first") {
+    return bad(absl::StrFormat("the prepend_scheme \"%s\" is not supported", scheme));
+  }
+  if (scheme != "never") {
+    spec.space_prefix = scheme == "first" ? SpacePrefix::kFirst : SpacePrefix::kMissing;
+  }
+  if (member(step, "split") != false) spec.pre_tokenizer = PreTokenizer::kSpaces;
+  return absl::OkStatus();
+}
+
+absl::Status read_pre_tokenizer(const nlohmann::json& root, TokenizerSpec& spec) {
+  bool split = false, byte_level = false, metaspace = false, use_regex = true;
+  for (const nlohmann::json* step : steps_of(member(root, "pre_tokenizer"), "pretokenizers")) {
+    const std::string type = text_of(member(*step, "type"));
+    absl::Status status;
+    if (type == "Split" && !split && !byte_level && !spec.byte_fallback) {
+      status = read_split(*step, spec);
       split = true;
-    } else if (type == "ByteLevel" && !byte_level) {
+    } else if (type == "Digits" && !split && !byte_level && !spec.byte_fallback) {
+      if (member(*step, "individual_digits") != true) {
+        return bad("the pre-tokenizer \"Digits\" is supported with individual_digits alone");
+      }
+      spec.single_digits = true;
+    } else if (type == "ByteLevel" && !byte_level && !spec.byte_fallback) {
       if (member(*step, "add_prefix_space") == true) {
         return bad("add_prefix_space is not supported");
       }
       use_regex = member(*step, "use_regex") != false;
       byte_level = true;
+    } else if (type == "Metaspace" && spec.byte_fallback && !metaspace) {
+      status = read_metaspace(*step, spec);
+      metaspace = true;
     } else {
-      return bad(absl::StrFormat("the pre-tokenizer \"%s\" is not supported", type));
+      return bad(absl::StrFormat("the pre-tokenizer \"%s\" is not supported here", type));
     }
+    if (!status.ok()) return status;
   }
-  if (!byte_level || split == use_regex) {
-    return bad("the pre-tokenizer is not one of GPT-2's, Llama 3's and Qwen 2's");
+  if (!spec.byte_fallback && (!byte_level || split == use_regex)) {
+    return bad("the pre-tokenizer is not one of GPT-2's, Llama 3's, Qwen 2's and SmolLM's");
+  }
+  return absl::OkStatus();
+}
+
+// How ids become text again follows from the model; only a space at the start may be left out.
+absl::Status read_decoder(const nlohmann::json& root, TokenizerSpec& spec) {
+  for (const nlohmann::json* step : steps_of(member(root, "decoder"), "decoders")) {
+    const std::string type = text_of(member(*step, "type"));
+    const bool fits = type == "ByteLevel" ? !spec.byte_fallback : spec.byte_fallback;
+    if (type == "Strip" && fits && text_of(member(*step, "content")) == " " &&
+        member(*step, "stop") == 0) {
+      spec.strip_space = member(*step, "start") != 0;
+    } else if (type == "Metaspace" && fits) {
+      spec.strip_space = text_of(member(*step, "prepend_scheme")) != "never";
+    } else if (!fits || (type != "ByteLevel" && type != "Replace" && type != "ByteFallback" &&
+                         type != "Fuse")) {
+      return bad(absl::StrFormat("the decoder \"%s\" is not supported here", type));
+    }
   }
   return absl::OkStatus();
 }
 
 // TemplateProcessing "<bos> $A" puts one token in front; ByteLevel changes no ids.
 absl::Status read_post_processor(const nlohmann::json& root, TokenizerSpec& spec) {
-  const nlohmann::json& post = member(root, "post_processor");
-  if (is_null(post)) return absl::OkStatus();
-  std::vector<const nlohmann::json*> steps = {&post};
-  if (text_of(member(post, "type")) == "Sequence") {
-    steps.clear();
-    for (const nlohmann::json& step : member(post, "processors")) steps.push_back(&step);
-  }
-  for (const nlohmann::json* step : steps) {
+  for (const nlohmann::json* step : steps_of(member(root, "post_processor"), "processors")) {
     const std::string type = text_of(member(*step, "type"));
     if (type == "ByteLevel") continue;
     if (type != "TemplateProcessing") {
@@ -213,8 +256,8 @@ absl::Status read_post_processor(const nlohmann::json& root, TokenizerSpec& spec
     }
     if (!prefixed) continue;
     const std::string name = text_of(member(member(single[0], "SpecialToken"), "id"));
-    for (int32_t id : spec.special_ids) {
-      if (spec.tokens[id] == name) spec.prepend_id = id;
+    for (const AddedToken& token : spec.added_tokens) {
+      if (spec.tokens[token.id] == name) spec.prepend_id = token.id;
     }
     if (spec.prepend_id < 0) {
       return bad(absl::StrFormat("the post-processor's token \"%s\" does not exist", name));
@@ -232,13 +275,9 @@ absl::StatusOr<Tokenizer> Tokenizer::parse(std::string_view text) {
   const std::string type = text_of(member(model, "type"));
   // Files from before the field was written are BPE if they have merges.
   if (type != "BPE" && !(type.empty() && member(model, "merges").is_array())) {
-    return bad(
-        absl::StrFormat("the model type \"%s\" is not supported: only byte-level BPE is", type));
+    return bad(absl::StrFormat("the model type \"%s\" is not supported: only \"BPE\" is", type));
   }
-  if (!is_null(member(*root, "normalizer"))) return bad("normalizers are not supported");
-  if (member(model, "byte_fallback") == true || !is_null(member(model, "dropout"))) {
-    return bad("byte_fallback and dropout are not supported");
-  }
+  if (!is_null(member(model, "dropout"))) return bad("dropout is not supported");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!text_of(member(model, key)).empty()) {
       return bad(absl::StrFormat("%s is not supported", key));
@@ -246,87 +285,20 @@ absl::StatusOr<Tokenizer> Tokenizer::parse(std::string_view text) {
   }
   TokenizerSpec spec;
   spec.ignore_merges = member(model, "ignore_merges") == true;
+  spec.byte_fallback = member(model, "byte_fallback") == true;
+  spec.fuse_unknown = member(model, "fuse_unk") == true;
   absl::Status status = read_vocab(model, spec);
   if (status.ok()) status = read_added(*root, spec);
   if (status.ok()) status = read_merges(model, spec);
+  if (status.ok()) status = read_unknown(model, spec);
+  if (status.ok()) status = read_normalizer(*root, spec);
   if (status.ok()) status = read_pre_tokenizer(*root, spec);
+  if (status.ok()) status = read_decoder(*root, spec);
   if (status.ok()) status = read_post_processor(*root, spec);
   if (!status.ok()) return status;
   absl::StatusOr<Tokenizer> tokenizer = create(std::move(spec));
   if (!tokenizer.ok()) return bad(std::string(tokenizer.status().message()));
   return tokenizer;
-}
-
-std::string Tokenizer::to_json() const {
-  const TokenizerSpec& s = spec();
-  const ByteAlphabet& alphabet = ByteAlphabet::get();
-  Json added = Json::array(), vocab = Json::object(), merges = Json::array();
-  std::vector<int32_t> special = s.special_ids;
-  std::sort(special.begin(), special.end());
-  for (int32_t id : special) {
-    added.push_back({{"id", id},
-                     {"content", s.tokens[id]},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
-  }
-  for (int32_t id = 0; id < vocab_size(); ++id) {
-    if (!s.tokens[id].empty() && !is_special(id)) vocab[alphabet.write(s.tokens[id])] = id;
-  }
-  for (const auto& [a, b] : s.merges) {
-    merges.push_back(alphabet.write(s.tokens[a]) + " " + alphabet.write(s.tokens[b]));
-  }
-  const auto byte_level = [](bool use_regex) {
-    return Json{{"type", "ByteLevel"},
-                {"add_prefix_space", false},
-                {"trim_offsets", true},
-                {"use_regex", use_regex}};
-  };
-  Json pre = byte_level(true);
-  if (s.pre_tokenizer != PreTokenizer::kGpt2) {
-    const bool llama3 = s.pre_tokenizer == PreTokenizer::kLlama3;
-    Json split = {{"type", "Split"},
-                  {"pattern", {{"Regex", std::string(llama3 ? kLlama3Pattern : kQwen2Pattern)}}},
-                  {"behavior", "Isolated"},
-                  {"invert", false}};
-    pre = {{"type", "Sequence"}, {"pretokenizers", Json::array({split, byte_level(false)})}};
-  }
-  Json post = byte_level(true);
-  if (s.prepend_id >= 0) {
-    const std::string& name = s.tokens[s.prepend_id];
-    const Json token = {{"SpecialToken", {{"id", name}, {"type_id", 0}}}};
-    const auto sequence = [](const char* id, int type) {
-      return Json{{"Sequence", {{"id", id}, {"type_id", type}}}};
-    };
-    const Json ids = Json::array({s.prepend_id}), tokens = Json::array({name});
-    post = {{"type", "TemplateProcessing"},
-            {"single", Json::array({token, sequence("A", 0)})},
-            {"pair", Json::array({token, sequence("A", 0), token, sequence("B", 1)})},
-            {"special_tokens", {{name, {{"id", name}, {"ids", ids}, {"tokens", tokens}}}}}};
-  }
-  const Json root = {{"version", "1.0"},
-                     {"truncation", nullptr},
-                     {"padding", nullptr},
-                     {"added_tokens", added},
-                     {"normalizer", nullptr},
-                     {"pre_tokenizer", pre},
-                     {"post_processor", post},
-                     {"decoder", byte_level(true)},
-                     {"model",
-                      {{"type", "BPE"},
-                       {"dropout", nullptr},
-                       {"unk_token", nullptr},
-                       {"continuing_subword_prefix", nullptr},
-                       {"end_of_word_suffix", nullptr},
-                       {"fuse_unk", false},
-                       {"byte_fallback", false},
-                       {"ignore_merges", s.ignore_merges},
-                       {"vocab", vocab},
-                       {"merges", merges}}}};
-  // Tokens of special ids may hold any bytes; whatever is not UTF-8 is replaced, not thrown at us.
-  return root.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace baton::engine

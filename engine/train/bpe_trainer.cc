@@ -43,7 +43,7 @@ absl::StatusOr<Tokenizer> train_bpe(std::string_view text, int vocab_size) {
   TokenizerSpec spec;
   for (int byte = 0; byte < 256; ++byte) spec.tokens.emplace_back(1, static_cast<char>(byte));
   spec.tokens.emplace_back("<|endoftext|>");
-  spec.special_ids = {256};
+  spec.added_tokens = {{.id = 256}};
   if (vocab_size < 257) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "a vocabulary of %d is too small for 256 bytes and a special token", vocab_size));

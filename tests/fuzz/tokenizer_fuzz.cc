@@ -1,11 +1,30 @@
 // Fuzzes tokenizer.json: a tokenizer that is accepted encodes any bytes to ids of its vocabulary
-// and decodes them to the same bytes.
+// and, where it changes nothing and lacks no byte, decodes them to the same bytes.
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <string>
 #include <string_view>
 
 #include "engine/tokenizer/tokenizer.h"
+
+namespace {
+
+bool is_exact(const baton::engine::Tokenizer& tokenizer) {
+  const baton::engine::TokenizerSpec& spec = tokenizer.spec();
+  bool takes_spaces = false;
+  for (const auto& token : spec.added_tokens) takes_spaces |= token.lstrip || token.rstrip;
+  std::array<bool, 256> there{};
+  for (const std::string& token : spec.tokens) {
+    if (token.size() == 1) there[static_cast<uint8_t>(token[0])] = true;
+  }
+  return !spec.byte_fallback && !spec.nfc && !takes_spaces &&
+         std::all_of(there.begin(), there.end(), [](bool is) { return is; });
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view json(reinterpret_cast<const char*>(data), size);
@@ -17,7 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const int32_t id : ids) {
     if (id < 0 || id >= tokenizer->vocab_size()) std::abort();
   }
-  if (tokenizer->decode(ids) != text) std::abort();
+  if (is_exact(*tokenizer) && tokenizer->decode(ids) != text) std::abort();
 
   baton::engine::StreamDecoder stream(*tokenizer);
   for (const int32_t id : tokenizer->encode(text)) stream.push(id);
