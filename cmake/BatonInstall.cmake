@@ -22,6 +22,7 @@ endfunction()
 set(libraries)
 baton_collect_libraries(${PROJECT_SOURCE_DIR}/transport libraries)
 baton_collect_libraries(${PROJECT_SOURCE_DIR}/verbs libraries)
+baton_collect_libraries(${PROJECT_SOURCE_DIR}/gpudirect libraries)
 baton_collect_libraries(${PROJECT_SOURCE_DIR}/kvtransfer libraries)
 baton_collect_libraries(${PROJECT_SOURCE_DIR}/collectives libraries)
 

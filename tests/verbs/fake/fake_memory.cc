@@ -1,5 +1,7 @@
 // The fake's memory: protection domains and regions.
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -65,6 +67,8 @@ struct FakeMemoryCalls : FakeCall {
       return nullptr;
     }
     if (fstat(fd, &file) != 0) return nullptr;  // EBADF
+    offset +=
+        static_cast<uint64_t>(lseek(fd, 0, SEEK_CUR));  // where the dma-buf begins in its file
     if (offset + bytes > static_cast<uint64_t>(file.st_size)) {
       errno = EINVAL;
       return nullptr;
@@ -73,8 +77,15 @@ struct FakeMemoryCalls : FakeCall {
       Lock lock(fake.mutex_);
       ++fake.stats_.dma_bufs;
     }
-    return reg_mr_iova2(pd, reinterpret_cast<void*>(address), bytes, address,
-                        static_cast<unsigned>(access));
+    ibv_mr* const made = reg_mr_iova2(pd, reinterpret_cast<void*>(address), bytes, address,
+                                      static_cast<unsigned>(access));
+    if (made == nullptr) return nullptr;
+    auto& region = fake_of<FakeMr>(made);
+    region.mapped_bytes = static_cast<size_t>(file.st_size);
+    region.mapped = static_cast<std::byte*>(
+        mmap(nullptr, region.mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    region.offset = offset;
+    return made;
   }
   static int dereg_mr(ibv_mr* mr) {
     FakeVerbs& fake = of(mr->context);
@@ -84,7 +95,9 @@ struct FakeMemoryCalls : FakeCall {
     --fake_of_context(mr->context).regions;
     --fake_of<FakePd>(mr->pd).users;
     --fake.objects_;
-    delete &fake_of<FakeMr>(mr);
+    const FakeMr& region = fake_of<FakeMr>(mr);
+    if (region.mapped != nullptr) munmap(region.mapped, region.mapped_bytes);
+    delete &region;
     return 0;
   }
 };

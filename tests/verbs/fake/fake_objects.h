@@ -30,6 +30,10 @@ struct FakePd {
 struct FakeMr {
   ibv_mr mr{};
   unsigned access = 0;
+  // Of a dma-buf: where the adapter reaches the bytes, whatever the processor may do at mr.addr.
+  std::byte* mapped = nullptr;
+  size_t mapped_bytes = 0;
+  size_t offset = 0;
 };
 
 struct FakeChannel {

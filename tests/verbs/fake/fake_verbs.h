@@ -138,6 +138,7 @@ class FakeVerbs {
   size_t index_of(const ibv_device* device) const;
   void raise(size_t device, ibv_async_event event);
   FakeMr* find_region(uint32_t key) const;
+  std::byte* reach(uint32_t key, uint64_t address) const;
   FakeQp* find_queue_pair(uint32_t number) const;
 
   // The network (fake_wire.cc).

@@ -239,6 +239,13 @@ bool FakeVerbs::check_remote(const FakeQp& qp, const FakeQp& peer, uint64_t byte
   return at >= base && bytes <= region->mr.length && at - base <= region->mr.length - bytes;
 }
 
+// Where the adapter reaches an address of a region.
+std::byte* FakeVerbs::reach(uint32_t key, uint64_t address) const {
+  const FakeMr* region = find_region(key);
+  if (region == nullptr || region->mapped == nullptr) return reinterpret_cast<std::byte*>(address);
+  return region->mapped + region->offset + (address - reinterpret_cast<uintptr_t>(region->mr.addr));
+}
+
 // Between `remote` and bytes [at, +bytes) of the local pieces of the first work request.
 void FakeVerbs::copy(FakeQp& qp, std::byte* remote, size_t at, size_t bytes, bool to_local) {
   FakeWork& work = qp.sends.front();
@@ -253,7 +260,7 @@ void FakeVerbs::copy(FakeQp& qp, std::byte* remote, size_t at, size_t bytes, boo
       continue;
     }
     const size_t step = std::min<size_t>(bytes, sge.length - at);
-    auto* local = reinterpret_cast<std::byte*>(sge.addr) + at;
+    std::byte* const local = reach(sge.lkey, sge.addr) + at;
     std::memmove(to_local ? local : remote, to_local ? remote : local, step);
     remote += step;
     bytes -= step;
@@ -343,8 +350,8 @@ bool FakeVerbs::advance(FakeQp& qp, size_t& budget) {
     return true;
   }
   const size_t packet = std::min<uint64_t>(128u << qp.attributes.path_mtu, work.bytes - qp.done);
-  copy(qp, reinterpret_cast<std::byte*>(work.request.wr.rdma.remote_addr) + qp.done, qp.done,
-       packet, read);
+  const auto& rdma = work.request.wr.rdma;
+  copy(qp, reach(rdma.rkey, rdma.remote_addr) + qp.done, qp.done, packet, read);
   qp.done += packet;
   device.moved += packet;
   if (packet > 0) qp.waiting = false;

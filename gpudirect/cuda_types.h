@@ -1,0 +1,134 @@
+// The few types and numbers of the CUDA driver's interface that Baton uses, declared here: the
+// build is the same with and without a toolkit. tests/gpudirect/toolkit_test.cc compares them with
+// cuda.h where there is one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// The driver's own names, so that its handles and ours are one type.
+struct CUctx_st;
+struct CUstream_st;
+struct CUevent_st;
+
+namespace baton::gpudirect {
+
+using DevicePointer = unsigned long long;
+using AllocationHandle = unsigned long long;
+using Context = CUctx_st*;
+using Stream = CUstream_st*;
+using Event = CUevent_st*;
+
+// CUresult
+enum Result : int {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kNotInitialized = 3,
+  kDeinitialized = 4,
+  kNoDevice = 100,
+  kInvalidDevice = 101,
+  kInvalidContext = 201,
+  kUncorrectableEcc = 214,
+  kUncorrectableNvlink = 220,
+  kInvalidHandle = 400,
+  kNotFound = 500,
+  kNotReady = 600,
+  kIllegalAddress = 700,
+  kLaunchTimeout = 702,
+  kHostMemoryAlreadyRegistered = 712,
+  kHostMemoryNotRegistered = 713,
+  kHardwareStackError = 714,
+  kIllegalInstruction = 715,
+  kMisalignedAddress = 716,
+  kInvalidAddressSpace = 717,
+  kInvalidPc = 718,
+  kLaunchFailed = 719,
+  kNotPermitted = 800,
+  kNotSupported = 801,
+  kSystemDriverMismatch = 803,
+  kUnknown = 999,
+};
+
+// CUdevice_attribute
+enum DeviceAttribute : int {
+  kMultiprocessorCount = 16,
+  kComputeMode = 20,
+  kAsyncEngineCount = 40,
+  kComputeCapabilityMajor = 75,
+  kComputeCapabilityMinor = 76,
+  kCanUseHostPointerForRegisteredMemory = 91,
+  kCanFlushRemoteWrites = 98,
+  kHostRegisterSupported = 99,
+  kVirtualMemoryManagement = 102,
+  kHandleTypePosixFd = 103,
+  kRdmaWithVirtualMemory = 110,
+  kMemoryPools = 115,
+  kRdmaSupported = 116,
+  kRdmaFlushWritesOptions = 117,
+  kRdmaWritesOrdering = 118,
+  kStreamMemOps64 = 122,
+  kStreamWaitValueNor = 123,
+  kDmaBufSupported = 124,
+  kIpcEvents = 125,
+  kMemSyncDomains = 126,
+  kHandleTypeFabric = 128,
+  kMpsEnabled = 133,
+  kHostNumaId = 134,
+  kHostAllocDmaBuf = 146,
+};
+
+// CUpointer_attribute
+enum PointerAttribute : int {
+  kPointerMemoryType = 2,
+  kPointerBufferId = 7,
+  kPointerIsManaged = 8,
+  kPointerDeviceOrdinal = 9,
+  kPointerMappingSize = 18,
+  kPointerMappingBase = 19,
+};
+
+// CUmemorytype
+inline constexpr unsigned kMemoryTypeHost = 1;
+inline constexpr unsigned kMemoryTypeDevice = 2;
+// CUmemAllocationType, CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags,
+// CUmemAllocationGranularity_flags, CUmemRangeHandleType
+inline constexpr int kAllocationPinned = 1;
+inline constexpr int kPosixFd = 1;
+inline constexpr int kLocationDevice = 1;
+inline constexpr int kReadWrite = 3;
+inline constexpr int kGranularityMinimum = 0;
+inline constexpr int kDmaBufFd = 1;
+// Flags of streams, events and registered host memory.
+inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kHostPortable = 1;
+inline constexpr unsigned kHostDeviceMap = 2;
+// What cuGetProcAddress says of a name, besides its result.
+inline constexpr int kSymbolVersionNotSufficient = 2;
+
+// CUmemLocation
+struct MemoryLocation {
+  int type = kLocationDevice;
+  int id = 0;
+};
+// CUmemAllocationProp
+struct AllocationProperties {
+  int type = kAllocationPinned;
+  int requested_handle_types = 0;
+  MemoryLocation location;
+  void* win32_handle_meta_data = nullptr;
+  struct {
+    unsigned char compression_type = 0;
+    unsigned char rdma_capable = 0;
+    unsigned short usage = 0;
+    unsigned char reserved[4] = {};
+  } flags;
+};
+// CUmemAccessDesc
+struct AccessDescription {
+  MemoryLocation location;
+  int flags = kReadWrite;
+};
+
+}  // namespace baton::gpudirect

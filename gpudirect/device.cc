@@ -1,0 +1,68 @@
+// Opens and closes a CUDA device.
+#include "gpudirect/device.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::gpudirect {
+
+absl::StatusOr<std::unique_ptr<Device>> Device::open(const Driver& driver, int ordinal) {
+  absl::StatusOr<DeviceFacts> facts = query_facts(driver, ordinal);
+  if (!facts.ok()) return facts.status();
+  std::unique_ptr<Device> device(new Device(driver, *std::move(facts)));
+  if (absl::Status status = device->start(); !status.ok()) return status;
+  return device;
+}
+
+absl::Status Device::start() {
+  absl::Status status =
+      check(driver_.cuDeviceGet(&handle_, facts_.ordinal), "finding the CUDA device");
+  if (!status.ok()) return status;
+  Context context = nullptr;
+  status = check(driver_.cuDevicePrimaryCtxRetain(&context, handle_),
+                 absl::StrCat("using CUDA device ", facts_.ordinal));
+  if (!status.ok()) return status;
+  context_ = context;
+  const Current current(*this);
+  status = current.status();
+  // Of their own: work on the legacy stream waits for, and stops, everybody else's.
+  for (Stream& stream : streams_) {
+    if (!status.ok()) break;
+    status = check(driver_.cuStreamCreateWithPriority(&stream, kStreamNonBlocking, 0),
+                   "making a stream for copies");
+  }
+  return status;
+}
+
+Device::~Device() {
+  if (context_ == nullptr) return;
+  {
+    const Current current(*this);
+    for (const Stream stream : streams_) {
+      if (stream != nullptr && current.status().ok()) driver_.cuStreamDestroy(stream);
+    }
+  }
+  driver_.cuDevicePrimaryCtxRelease(handle_);
+}
+
+Device::Current::Current(const Device& device) : device_(device) {
+  status_ = device.check(device.driver_.cuCtxPushCurrent(device.context_),
+                         "making a GPU's context current");
+}
+
+Device::Current::~Current() {
+  Context popped = nullptr;
+  if (status_.ok()) device_.driver_.cuCtxPopCurrent(&popped);
+}
+
+absl::Status Device::check(Result result, std::string_view what) const {
+  if (is_loss(result)) lost_.store(true, std::memory_order_relaxed);
+  return driver_status(driver_, result, what);
+}
+
+absl::Status Device::alive() const {
+  if (!lost_.load(std::memory_order_relaxed)) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("CUDA device ", facts_.ordinal,
+                                         " is lost to this process until it ends: restart it"));
+}
+
+}  // namespace baton::gpudirect

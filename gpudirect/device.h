@@ -1,0 +1,65 @@
+// One CUDA device, opened: its primary context, its facts, and a stream for each direction of
+// copies.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gpudirect/driver.h"
+#include "gpudirect/facts.h"
+
+namespace baton::gpudirect {
+
+enum class Direction : uint8_t { kToHost, kToDevice };
+
+// Thread-safe but for its end. The primary context is the one that frameworks use, so what they
+// allocate can be used here. Outlives what was made with it: slabs, rings, regions.
+class Device {
+ public:
+  // NotFound: no such device. The driver's words and the remedy otherwise.
+  static absl::StatusOr<std::unique_ptr<Device>> open(const Driver& driver, int ordinal);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const Driver& driver() const { return driver_; }
+  const DeviceFacts& facts() const { return facts_; }
+  int ordinal() const { return facts_.ordinal; }
+  Stream stream(Direction direction) const { return streams_[static_cast<size_t>(direction)]; }
+
+  // Makes the device's context current on this thread until the end of the scope.
+  class Current {
+   public:
+    explicit Current(const Device& device);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+    const absl::Status& status() const { return status_; }
+
+   private:
+    const Device& device_;
+    absl::Status status_;
+  };
+
+  // The driver's answer in words. From a loss on the device stays lost.
+  absl::Status check(Result result, std::string_view what) const;
+  // OK as long as the device is of use.
+  absl::Status alive() const;
+
+ private:
+  Device(const Driver& driver, DeviceFacts facts) : driver_(driver), facts_(std::move(facts)) {}
+  absl::Status start();
+
+  const Driver driver_;
+  const DeviceFacts facts_;
+  int handle_ = 0;
+  Context context_ = nullptr;
+  std::array<Stream, 2> streams_{};
+  mutable std::atomic<bool> lost_{false};
+};
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,201 @@
+// Device memory by virtual memory management, and what a pointer points to.
+#include "gpudirect/device_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace baton::gpudirect {
+namespace {
+
+constexpr size_t kLeastBlock = 512;
+
+size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+std::string mib(size_t bytes) {
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceSlab>> DeviceSlab::create(const Device& device, size_t bytes,
+                                                               SlabOptions options) {
+  if (absl::Status status = device.alive(); !status.ok()) return status;
+  const DeviceFacts& facts = device.facts();
+  if (!facts.has(kVirtualMemoryManagement)) {
+    return absl::UnimplementedError(
+        absl::StrCat("CUDA device ", facts.ordinal,
+                     " has no virtual memory management: register memory that "
+                     "the application has allocated itself"));
+  }
+  std::unique_ptr<DeviceSlab> slab(new DeviceSlab(device));
+  slab->rdma_ = options.rdma && facts.has(kRdmaWithVirtualMemory);
+  slab->shareable_ = options.shareable && facts.has(kHandleTypePosixFd);
+  AllocationProperties properties;
+  properties.location.id = facts.ordinal;
+  properties.requested_handle_types = slab->shareable_ ? kPosixFd : 0;
+  properties.flags.rdma_capable = slab->rdma_ ? 1 : 0;
+  size_t granularity = 0;
+  absl::Status status = device.check(
+      device.driver().cuMemGetAllocationGranularity(&granularity, &properties, kGranularityMinimum),
+      "asking for the granularity of device memory");
+  if (!status.ok()) return status;
+  if (granularity == 0 || bytes == 0 || bytes > SIZE_MAX - granularity) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a slab of %u bytes of device memory cannot be made", bytes));
+  }
+  slab->size_ = round_up(bytes, granularity);
+  if (status = slab->map(properties); !status.ok()) return status;
+  return slab;
+}
+
+absl::Status DeviceSlab::map(AllocationProperties properties) {
+  const Driver& driver = device_.driver();
+  const std::string size = mib(size_);
+  AllocationHandle handle = 0;
+  absl::Status status = device_.check(driver.cuMemCreate(&handle, size_, &properties, 0),
+                                      absl::StrCat("allocating ", size, " of device memory"));
+  if (!status.ok()) return status;
+  handle_ = handle;
+  created_ = true;
+  DevicePointer base = 0;
+  status = device_.check(driver.cuMemAddressReserve(&base, size_, 0, 0, 0),
+                         absl::StrCat("reserving addresses for ", size, " of device memory"));
+  if (!status.ok()) return status;
+  base_ = base;
+  status = device_.check(driver.cuMemMap(base_, size_, 0, handle_, 0),
+                         absl::StrCat("mapping ", size, " of device memory"));
+  if (!status.ok()) return status;
+  mapped_ = true;
+  const AccessDescription access{.location = properties.location};
+  return device_.check(driver.cuMemSetAccess(base_, size_, &access, 1),
+                       absl::StrCat("making ", size, " of device memory accessible"));
+}
+
+DeviceSlab::~DeviceSlab() {
+  const Driver& driver = device_.driver();
+  if (mapped_) driver.cuMemUnmap(base_, size_);
+  if (base_ != 0) driver.cuMemAddressFree(base_, size_);
+  if (created_) driver.cuMemRelease(handle_);
+}
+
+absl::StatusOr<DeviceBlock> DevicePool::allocate(size_t bytes) {
+  if (bytes == 0 || bytes > options_.limit_bytes) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "a block of %u bytes of device memory: the pool may have %u", bytes, options_.limit_bytes));
+  }
+  const size_t size = std::bit_ceil(std::max(bytes, kLeastBlock));
+  if (auto& free = free_[size]; !free.empty()) {
+    const DeviceBlock block = free.back();
+    free.pop_back();
+    taken_[block.span.data] = size;
+    return block;
+  }
+  absl::StatusOr<uint32_t> index = slab_with(size);
+  if (!index.ok()) return index.status();
+  Slab& slab = slabs_[*index];
+  // Sizes are powers of two, so a multiple of the size is as aligned as the slab allows.
+  slab.used = round_up(slab.used, size);
+  const DeviceBlock block{{slab.memory->span().data + slab.used, size}, *index};
+  slab.used += size;
+  taken_[block.span.data] = size;
+  return block;
+}
+
+absl::StatusOr<uint32_t> DevicePool::slab_with(size_t bytes) {
+  for (size_t i = slabs_.size(); i-- > 0;) {
+    const size_t size = slabs_[i].memory->span().size;
+    const size_t from = round_up(slabs_[i].used, bytes);
+    if (from <= size && size - from >= bytes) return static_cast<uint32_t>(i);
+  }
+  const size_t want = std::max(bytes, std::min(options_.slab_bytes, options_.limit_bytes - total_));
+  if (want > options_.limit_bytes - total_) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("a block of %s of device memory: the pool has %s and may have %s in all",
+                        mib(bytes), mib(total_), mib(options_.limit_bytes)));
+  }
+  auto slab = DeviceSlab::create(device_, want, options_.slabs);
+  if (!slab.ok()) return slab.status();
+  total_ += (*slab)->span().size;
+  slabs_.push_back({*std::move(slab)});
+  return static_cast<uint32_t>(slabs_.size() - 1);
+}
+
+absl::Status DevicePool::free(const DeviceBlock& block) {
+  const auto taken = taken_.find(block.span.data);
+  if (taken == taken_.end() || taken->second != block.span.size) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("freeing %u bytes of device memory at %#x: no block of this pool, or freed "
+                        "before",
+                        block.span.size, block.span.data));
+  }
+  taken_.erase(taken);
+  free_[block.span.size].push_back(block);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer pointer) {
+  PointerFacts facts;
+  unsigned type = 0;
+  // The driver writes an int for a boolean.
+  int managed = 0;
+  DevicePointer base = 0;
+  size_t size = 0;
+  std::array attributes = {kPointerMemoryType, kPointerIsManaged,   kPointerDeviceOrdinal,
+                           kPointerBufferId,   kPointerMappingBase, kPointerMappingSize};
+  std::array<void*, attributes.size()> values = {&type,         &managed, &facts.ordinal,
+                                                 &facts.buffer, &base,    &size};
+  const Result result = driver.cuPointerGetAttributes(static_cast<unsigned>(attributes.size()),
+                                                      attributes.data(), values.data(), pointer);
+  // Nobody in this process has used CUDA yet, so nothing is a device's.
+  if (result == kNotInitialized) return facts;
+  if (result != kSuccess) {
+    return driver_status(driver, result, absl::StrFormat("asking what lies at %#x", pointer));
+  }
+  facts.device = type == kMemoryTypeDevice;
+  facts.managed = managed != 0;
+  if (facts.device) facts.mapping = {base, size};
+  return facts;
+}
+
+absl::StatusOr<std::vector<DeviceSpan>> adopt(const Driver& driver, DeviceSpan span) {
+  std::vector<DeviceSpan> parts;
+  if (span.size == 0 || span.data + span.size < span.data) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%u bytes at %#x are no range of device memory", span.size, span.data));
+  }
+  int ordinal = -1;
+  const DevicePointer end = span.data + span.size;
+  for (DevicePointer at = span.data; at < end;) {
+    absl::StatusOr<PointerFacts> facts = query_pointer(driver, at);
+    if (!facts.ok()) return facts.status();
+    const std::string where = absl::StrFormat("%u bytes at %#x: ", span.size, span.data);
+    if (facts->managed) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          where,
+          "managed memory moves between host and device by itself, so no transfer can use "
+          "it; allocate with cudaMalloc"));
+    }
+    const DevicePointer mapped_to = facts->mapping.data + facts->mapping.size;
+    if (!facts->device || facts->mapping.data > at || mapped_to <= at) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%sno device memory is mapped from %#x on; it was freed, or the range is too long", where,
+          at));
+    }
+    if (ordinal >= 0 && ordinal != facts->ordinal) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%sfrom %#x on it is memory of device %d and not %d; register each part by itself", where,
+          at, facts->ordinal, ordinal));
+    }
+    ordinal = facts->ordinal;
+    const DevicePointer until = std::min(end, mapped_to);
+    parts.push_back({at, static_cast<size_t>(until - at)});
+    at = until;
+  }
+  return parts;
+}
+
+}  // namespace baton::gpudirect

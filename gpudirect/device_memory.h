@@ -1,0 +1,111 @@
+// Memory of a CUDA device: slabs of our own, blocks of them, and what can be said of anybody's.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gpudirect/device.h"
+
+namespace baton::gpudirect {
+
+// A range of device memory. An address that the CPU must not follow.
+struct DeviceSpan {
+  DevicePointer data = 0;
+  size_t size = 0;
+};
+
+struct SlabOptions {
+  bool rdma = true;       // adapters may be given it; left out where the device cannot
+  bool shareable = true;  // other processes may be given it; the same
+};
+
+// One allocation of virtual memory management: created, mapped, and let be accessed, or nothing.
+class DeviceSlab {
+ public:
+  // At least `bytes` > 0, rounded up to the device's granularity. `device` outlives the slab.
+  static absl::StatusOr<std::unique_ptr<DeviceSlab>> create(const Device& device, size_t bytes,
+                                                            SlabOptions options = {});
+  ~DeviceSlab();
+  DeviceSlab(const DeviceSlab&) = delete;
+  DeviceSlab& operator=(const DeviceSlab&) = delete;
+
+  DeviceSpan span() const { return {base_, size_}; }
+  bool rdma() const { return rdma_; }
+  bool shareable() const { return shareable_; }
+
+ private:
+  explicit DeviceSlab(const Device& device) : device_(device) {}
+  absl::Status map(AllocationProperties properties);
+
+  const Device& device_;
+  size_t size_ = 0;
+  DevicePointer base_ = 0;
+  AllocationHandle handle_ = 0;
+  bool created_ = false;
+  bool mapped_ = false;
+  bool rdma_ = false;
+  bool shareable_ = false;
+};
+
+struct DevicePoolOptions {
+  size_t slab_bytes = 64 << 20;   // a block larger than this gets a slab of its own
+  size_t limit_bytes = SIZE_MAX;  // of all slabs together
+  SlabOptions slabs;
+};
+
+// A block of a pool. Which slab: for whoever registers slabs, once each.
+struct DeviceBlock {
+  DeviceSpan span;
+  uint32_t slab = 0;
+};
+
+// Blocks in powers of two from 512 bytes on, aligned to their size up to the slab's granularity.
+// Not thread-safe. Slabs stay until the pool ends; `device` outlives it.
+class DevicePool {
+ public:
+  explicit DevicePool(const Device& device, DevicePoolOptions options = {})
+      : device_(device), options_(options) {}
+
+  // ResourceExhausted at the limit, or when the device has no memory left.
+  absl::StatusOr<DeviceBlock> allocate(size_t bytes);
+  // InvalidArgument for what is no block of this pool, or was freed before.
+  absl::Status free(const DeviceBlock& block);
+
+  size_t slab_count() const { return slabs_.size(); }
+  const DeviceSlab& slab(uint32_t index) const { return *slabs_[index].memory; }
+
+ private:
+  struct Slab {
+    std::unique_ptr<DeviceSlab> memory;
+    size_t used = 0;  // handed out so far, from the front
+  };
+  absl::StatusOr<uint32_t> slab_with(size_t bytes);
+
+  const Device& device_;
+  DevicePoolOptions options_;
+  std::vector<Slab> slabs_;
+  std::map<size_t, std::vector<DeviceBlock>> free_;  // by size
+  std::map<DevicePointer, size_t> taken_;            // size by address
+  size_t total_ = 0;
+};
+
+// What the driver says of an address.
+struct PointerFacts {
+  bool device = false;  // memory of a device; false: the host's, or none that CUDA knows
+  bool managed = false;
+  int ordinal = -1;
+  unsigned long long buffer = 0;  // unique for the life of the process, as an address is not
+  DeviceSpan mapping;             // what is mapped in one piece around it
+};
+absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer pointer);
+
+// Cuts a range of a framework's memory where its allocations meet (expandable segments are many):
+// each part can be registered. InvalidArgument where part of it is no device memory, is managed, or
+// is another device's.
+absl::StatusOr<std::vector<DeviceSpan>> adopt(const Driver& driver, DeviceSpan span);
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,163 @@
+// Finds the CUDA driver, and says in words what it answers.
+#include "gpudirect/driver.h"
+
+#include <dlfcn.h>
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace baton::gpudirect {
+namespace {
+
+constexpr int kLeastVersion = 11000;  // the youngest entry that has no substitute
+
+std::string dotted(int version) {
+  return absl::StrFormat("%d.%d", version / 1000, version % 1000 / 10);
+}
+
+// An old driver's call, in the shape of today's.
+OldGetProcAddress old_get = nullptr;
+Result get_by_old(const char* name, void** entry, int version, unsigned long long flags, int*) {
+  return old_get(name, entry, version, flags);
+}
+
+class Loader {
+ public:
+  explicit Loader(GetProcAddress get) : get_(get) {}
+
+  template <typename Function>
+  void find(Function*& entry, const char* name, int version, bool optional) {
+    void* found = nullptr;
+    int why = 0;
+    if (get_(name, &found, version, 0, &why) != kSuccess) found = nullptr;
+    entry = reinterpret_cast<Function*>(found);
+    if (found != nullptr || optional) return;
+    missing_.push_back(why == kSymbolVersionNotSufficient
+                           ? absl::StrCat(name, " as of CUDA ", dotted(version))
+                           : std::string(name));
+  }
+  const std::vector<std::string>& missing() const { return missing_; }
+
+ private:
+  GetProcAddress get_;
+  std::vector<std::string> missing_;
+};
+
+}  // namespace
+
+absl::StatusOr<Driver> load_driver(GetProcAddress get) {
+  Driver driver;
+  Loader loader(get);
+#define BATON_FIND(name, version, parameters) loader.find(driver.name, #name, version, false);
+#define BATON_FIND_OPTIONAL(name, version, parameters) \
+  loader.find(driver.name, #name, version, true);
+  BATON_DRIVER_ENTRIES(BATON_FIND)
+  BATON_DRIVER_OPTIONAL(BATON_FIND_OPTIONAL)
+#undef BATON_FIND
+#undef BATON_FIND_OPTIONAL
+  if (driver.cuDriverGetVersion != nullptr) driver.cuDriverGetVersion(&driver.version);
+  if (!loader.missing().empty()) {
+    return absl::UnavailableError(absl::StrFormat(
+        "no GPU memory: the CUDA driver (%s) lacks %s; install one for CUDA %s or newer",
+        driver.version > 0 ? dotted(driver.version) : "of unknown version",
+        absl::StrJoin(loader.missing(), ", "), dotted(kLeastVersion)));
+  }
+  if (const Result result = driver.cuInit(0); result != kSuccess) {
+    const char* remedy =
+        result == kNoDevice ? "this machine has no CUDA device that this process may use (look at "
+                              "CUDA_VISIBLE_DEVICES and nvidia-smi)"
+        : result == kSystemDriverMismatch
+            ? "the driver's library and kernel module differ: reboot, or load the matching module"
+            : "run nvidia-smi to see whether the driver works at all";
+    return absl::UnavailableError(absl::StrCat(
+        "no GPU memory: ", driver_status(driver, result, "cuInit").message(), "; ", remedy));
+  }
+  return driver;
+}
+
+absl::StatusOr<Driver> load_driver(const char* library) {
+  // Stays loaded: its threads would outlive a dlclose().
+  void* const loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (loaded == nullptr) {
+    return absl::UnavailableError(absl::StrFormat(
+        "no GPU memory: there is no CUDA driver (%s); on a machine with a GPU install NVIDIA's",
+        dlerror()));
+  }
+  if (void* get = dlsym(loaded, "cuGetProcAddress_v2"); get != nullptr) {
+    return load_driver(reinterpret_cast<GetProcAddress>(get));
+  }
+  if (void* get = dlsym(loaded, "cuGetProcAddress"); get != nullptr) {
+    old_get = reinterpret_cast<OldGetProcAddress>(get);
+    return load_driver(get_by_old);
+  }
+  return absl::UnavailableError(absl::StrFormat(
+      "no GPU memory: %s has no cuGetProcAddress; install a driver for CUDA 11.3 or newer",
+      library));
+}
+
+absl::StatusOr<const Driver*> machine_driver() {
+  static const absl::StatusOr<Driver> driver = load_driver();
+  if (!driver.ok()) return driver.status();
+  return &*driver;
+}
+
+bool driver_in_process() {
+  void* const loaded = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  if (loaded != nullptr) dlclose(loaded);
+  return loaded != nullptr;
+}
+
+bool is_loss(Result result) {
+  switch (result) {
+    case kDeinitialized:
+    case kUncorrectableEcc:
+    case kUncorrectableNvlink:
+    case kIllegalAddress:
+    case kLaunchTimeout:
+    case kHardwareStackError:
+    case kIllegalInstruction:
+    case kMisalignedAddress:
+    case kInvalidAddressSpace:
+    case kInvalidPc:
+    case kLaunchFailed:
+      return true;
+    default:
+      return false;
+  }
+}
+
+absl::Status driver_status(const Driver& driver, Result result, std::string_view what) {
+  if (result == kSuccess) return absl::OkStatus();
+  const char* name = nullptr;
+  const char* text = nullptr;
+  driver.cuGetErrorName(result, &name);
+  driver.cuGetErrorString(result, &text);
+  const std::string said =
+      absl::StrFormat("%s: %s (%s)", what, text != nullptr ? text : "an error without words",
+                      name != nullptr ? name : absl::StrCat(static_cast<int>(result)));
+  if (is_loss(result)) {
+    return absl::AbortedError(
+        absl::StrCat(said, "; the GPU is lost to this process until it ends: restart it"));
+  }
+  switch (result) {
+    case kInvalidValue:
+    case kInvalidHandle:
+      return absl::InvalidArgumentError(said);
+    case kOutOfMemory:
+      return absl::ResourceExhaustedError(said);
+    case kNotSupported:
+      return absl::UnimplementedError(said);
+    case kNotPermitted:
+      return absl::PermissionDeniedError(said);
+    case kNoDevice:
+    case kInvalidDevice:
+      return absl::NotFoundError(said);
+    default:
+      return absl::InternalError(said);
+  }
+}
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,74 @@
+// Asks a device what it can do.
+#include "gpudirect/facts.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace baton::gpudirect {
+
+std::optional<int> DeviceFacts::value(DeviceAttribute attribute) const {
+  for (size_t i = 0; i < kFactNames.size(); ++i) {
+    if (kFactNames[i].attribute == attribute) return values[i];
+  }
+  return std::nullopt;
+}
+
+std::string DeviceFacts::text() const {
+  std::string out =
+      absl::StrFormat("CUDA device %d: %s, %s, %.1f GiB, driver for CUDA %d.%d", ordinal, name, pci,
+                      static_cast<double>(memory_bytes) / (1 << 30), driver_version / 1000,
+                      driver_version % 1000 / 10);
+  for (size_t i = 0; i < kFactNames.size(); ++i) {
+    absl::StrAppend(&out, ", ", kFactNames[i].name, " ");
+    if (values[i].has_value()) {
+      absl::StrAppend(&out, *values[i]);
+    } else {
+      out += "unknown";
+    }
+  }
+  return out;
+}
+
+absl::StatusOr<DeviceFacts> query_facts(const Driver& driver, int ordinal) {
+  DeviceFacts facts{.ordinal = ordinal, .driver_version = driver.version};
+  int count = 0;
+  if (absl::Status status = driver_status(driver, driver.cuDeviceGetCount(&count), "counting GPUs");
+      !status.ok()) {
+    return status;
+  }
+  if (ordinal < 0 || ordinal >= count) {
+    return absl::NotFoundError(absl::StrFormat(
+        "there is no CUDA device %d: this process sees %d, from 0 on (CUDA_VISIBLE_DEVICES)",
+        ordinal, count));
+  }
+  const std::string what = absl::StrCat("asking CUDA device ", ordinal, " for its facts");
+  int device = 0;
+  std::array<char, 128> name{};
+  std::array<char, 32> pci{};
+  for (const Result result :
+       {driver.cuDeviceGet(&device, ordinal),
+        driver.cuDeviceGetName(name.data(), static_cast<int>(name.size()), device),
+        driver.cuDeviceGetPCIBusId(pci.data(), static_cast<int>(pci.size()), device),
+        driver.cuDeviceTotalMem(&facts.memory_bytes, device)}) {
+    if (result != kSuccess) return driver_status(driver, result, what);
+  }
+  facts.name = name.data();
+  facts.pci = pci.data();
+  std::transform(facts.pci.begin(), facts.pci.end(), facts.pci.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  for (size_t i = 0; i < kFactNames.size(); ++i) {
+    int value = 0;
+    const Result result = driver.cuDeviceGetAttribute(&value, kFactNames[i].attribute, device);
+    if (result == kSuccess) {
+      facts.values[i] = value;
+    } else if (result != kInvalidValue) {  // which means: an attribute of newer drivers
+      return driver_status(driver, result, what);
+    }
+  }
+  return facts;
+}
+
+}  // namespace baton::gpudirect

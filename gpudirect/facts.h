@@ -1,0 +1,64 @@
+// What a CUDA device says of itself: asked once, when it is opened, and printed wherever it
+// matters.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "gpudirect/driver.h"
+
+namespace baton::gpudirect {
+
+struct FactName {
+  DeviceAttribute attribute;
+  const char* name;  // in JSON and for people
+};
+inline constexpr std::array kFactNames = {
+    FactName{kComputeCapabilityMajor, "compute_capability_major"},
+    FactName{kComputeCapabilityMinor, "compute_capability_minor"},
+    FactName{kMultiprocessorCount, "multiprocessors"},
+    FactName{kAsyncEngineCount, "copy_engines"},
+    FactName{kComputeMode, "compute_mode"},
+    FactName{kDmaBufSupported, "dma_buf"},
+    FactName{kRdmaSupported, "rdma"},
+    FactName{kRdmaWithVirtualMemory, "rdma_with_virtual_memory"},
+    FactName{kRdmaFlushWritesOptions, "rdma_flush_options"},
+    FactName{kRdmaWritesOrdering, "rdma_writes_ordering"},
+    FactName{kCanFlushRemoteWrites, "stream_flush_remote_writes"},
+    FactName{kVirtualMemoryManagement, "virtual_memory"},
+    FactName{kHandleTypePosixFd, "posix_fd_handles"},
+    FactName{kHandleTypeFabric, "fabric_handles"},
+    FactName{kIpcEvents, "ipc_events"},
+    FactName{kMemoryPools, "memory_pools"},
+    FactName{kStreamMemOps64, "stream_memops_64"},
+    FactName{kStreamWaitValueNor, "stream_wait_nor"},
+    FactName{kHostRegisterSupported, "host_register"},
+    FactName{kCanUseHostPointerForRegisteredMemory, "host_pointer_on_device"},
+    FactName{kHostAllocDmaBuf, "host_dma_buf"},
+    FactName{kHostNumaId, "host_numa_node"},
+    FactName{kMemSyncDomains, "memory_sync_domains"},
+    FactName{kMpsEnabled, "mps"},
+};
+
+struct DeviceFacts {
+  int ordinal = 0;
+  std::string name;
+  std::string pci;  // "0000:1b:00.0", as sysfs has it
+  size_t memory_bytes = 0;
+  int driver_version = 0;  // 13000: CUDA 13.0
+  // In the order of kFactNames. None: this driver does not know the attribute.
+  std::array<std::optional<int>, kFactNames.size()> values;
+
+  std::optional<int> value(DeviceAttribute attribute) const;
+  bool has(DeviceAttribute attribute) const { return value(attribute).value_or(0) != 0; }
+  // "CUDA device 0: NVIDIA H100 80GB HBM3, 0000:1b:00.0, compute capability 9.0, ..."
+  std::string text() const;
+};
+
+// No context is made for it.
+absl::StatusOr<DeviceFacts> query_facts(const Driver& driver, int ordinal);
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,96 @@
+// What register_memory() asks the CUDA driver.
+#include "gpudirect/memory_place.h"
+
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "gpudirect/device_memory.h"
+
+namespace baton::gpudirect {
+namespace {
+
+DevicePointer address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
+
+const Driver* driver_of_process() {
+  if (!driver_in_process()) return nullptr;
+  const absl::StatusOr<const Driver*> driver = machine_driver();
+  return driver.ok() ? *driver : nullptr;
+}
+
+// Stays for as long as the process: workers may end after static objects do.
+const DeviceMemory* make() {
+  const auto* memory = new CudaMemory(driver_of_process);
+  use_device_memory(memory);
+  return memory;
+}
+
+}  // namespace
+
+// Named for the linker, which would leave out what nobody calls: see cmake/BatonTargets.cmake.
+extern "C" const DeviceMemory* const baton_provider_gpudirect;
+const DeviceMemory* const baton_provider_gpudirect = make();
+
+absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr || size == 0) return MemoryPlace{};
+  absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
+  if (!facts.ok()) return facts.status();
+  if (!facts->device && !facts->managed) return MemoryPlace{};
+  // From here on it is a device's, or an error.
+  absl::StatusOr<std::vector<DeviceSpan>> parts = adopt(*driver, {address(data), size});
+  if (!parts.ok()) {
+    return absl::Status(parts.status().code(),
+                        absl::StrCat("registering ", parts.status().message()));
+  }
+  if (parts->size() > 1) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "registering %u bytes at %p: they lie in %u allocations of CUDA device %d, the first ends "
+        "after %u bytes; register each by itself",
+        size, data, parts->size(), facts->ordinal, parts->front().size));
+  }
+  return MemoryPlace{MemoryKind::kDevice, facts->ordinal};
+}
+
+absl::StatusOr<BackingFile> CudaMemory::dma_buf(const void* data, size_t size) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return absl::UnavailableError("no dma-buf: there is no CUDA driver");
+  absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
+  if (!facts.ok()) return facts.status();
+  absl::StatusOr<const Device*> device = device_of(*driver, facts->ordinal);
+  if (!device.ok()) return device.status();
+  if (driver->cuMemGetHandleForAddressRange == nullptr) {
+    return absl::UnimplementedError(
+        "no dma-buf: the CUDA driver is older than 11.7; install a newer one");
+  }
+  if (!(*device)->facts().has(kDmaBufSupported)) {
+    return absl::UnimplementedError(absl::StrCat("no dma-buf: CUDA device ", facts->ordinal,
+                                                 " exports none; it takes NVIDIA's open kernel "
+                                                 "module and Linux 5.12 with CONFIG_PCI_P2PDMA"));
+  }
+  const auto page = static_cast<DevicePointer>(sysconf(_SC_PAGESIZE));
+  const DevicePointer begin = address(data) / page * page;
+  const DevicePointer end = (address(data) + size + page - 1) / page * page;
+  int fd = -1;
+  const Device::Current current(**device);
+  if (!current.status().ok()) return current.status();
+  const absl::Status status = (*device)->check(
+      driver->cuMemGetHandleForAddressRange(&fd, begin, end - begin, kDmaBufFd, 0),
+      absl::StrFormat("no dma-buf: exporting %u bytes of CUDA device %d", size, facts->ordinal));
+  if (!status.ok()) return status;
+  return BackingFile{fd, static_cast<size_t>(address(data) - begin), true};
+}
+
+absl::StatusOr<const Device*> CudaMemory::device_of(const Driver& driver, int ordinal) const {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Device>& device = devices_[ordinal];
+  if (device == nullptr) {
+    absl::StatusOr<std::unique_ptr<Device>> opened = Device::open(driver, ordinal);
+    if (!opened.ok()) return opened.status();
+    device = *std::move(opened);
+  }
+  if (absl::Status status = device->alive(); !status.ok()) return status;
+  return device.get();
+}
+
+}  // namespace baton::gpudirect

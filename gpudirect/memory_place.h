@@ -1,0 +1,35 @@
+// Tells a worker what lies where: what register_memory() asks about every address.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "gpudirect/device.h"
+#include "transport/device_memory.h"
+
+namespace baton::gpudirect {
+
+// Registers itself with the contract where baton_gpudirect is linked. Opens a device when memory of
+// it is first registered. Without a CUDA driver in the process all memory is the host's, and
+// nothing is loaded to find that out.
+class CudaMemory final : public DeviceMemory {
+ public:
+  // Null: there is no driver in the process (yet).
+  using FindDriver = std::function<const Driver*()>;
+  explicit CudaMemory(FindDriver find) : find_(std::move(find)) {}
+
+  absl::StatusOr<MemoryPlace> place(const void* data, size_t size) const override;
+  // Of the whole pages of the host's size around the range.
+  absl::StatusOr<BackingFile> dma_buf(const void* data, size_t size) const override;
+
+ private:
+  absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal) const;
+
+  const FindDriver find_;
+  mutable std::mutex mutex_;
+  mutable std::map<int, std::unique_ptr<Device>> devices_;
+};
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,88 @@
+// Devices: their facts, their context, and what a loss means.
+#include "gpudirect/device.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(Facts, AreAskedForOnceAndPrinted) {
+  FakeDriver fake;
+  const Driver driver = FakeDriver::driver();
+  {
+    const auto device = Device::open(driver, 0);
+    ASSERT_TRUE(device.ok()) << device.status();
+    const uint64_t asked = fake.calls_of("cuDeviceGetAttribute");
+    EXPECT_EQ(asked, kFactNames.size());
+    const DeviceFacts& facts = (*device)->facts();
+    EXPECT_EQ(facts.pci, "0000:1b:00.0");
+    EXPECT_TRUE(facts.has(kDmaBufSupported));
+    EXPECT_EQ(facts.value(kRdmaWritesOrdering), 200);
+    EXPECT_THAT(facts.text(), AllOf(HasSubstr("CUDA device 0: Fake GPU, 0000:1b:00.0, 0.2 GiB"),
+                                    HasSubstr("driver for CUDA 13.0"), HasSubstr("dma_buf 1"),
+                                    HasSubstr("rdma_writes_ordering 200")));
+    EXPECT_EQ(fake.calls_of("cuDeviceGetAttribute"), asked);
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+TEST(Facts, WhatAnOldDriverDoesNotKnowIsUnknown) {
+  Attributes attributes = h100();
+  attributes.erase(kHostAllocDmaBuf);
+  FakeDriver fake({.attributes = attributes});
+  const auto facts = query_facts(FakeDriver::driver(), 0);
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_FALSE(facts->value(kHostAllocDmaBuf).has_value());
+  EXPECT_FALSE(facts->has(kHostAllocDmaBuf));
+  EXPECT_THAT(facts->text(), HasSubstr("host_dma_buf unknown"));
+}
+
+TEST(Facts, OfADeviceThatIsNotThere) {
+  FakeDriver fake({.devices = 2});
+  for (const int ordinal : {-1, 2}) {
+    const absl::Status status = Device::open(FakeDriver::driver(), ordinal).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("this process sees 2"));
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+// Whatever call of opening and closing fails: an error or none, and nothing is left behind.
+TEST(Device, AnErrorAtEveryCallLeavesNothingBehind) {
+  uint64_t calls = 0;
+  {
+    FakeDriver fake;
+    { ASSERT_TRUE(Device::open(FakeDriver::driver(), 0).ok()); }
+    calls = fake.calls();
+    EXPECT_THAT(fake.finish(), IsEmpty());
+  }
+  ASSERT_GT(calls, 30u);
+  for (uint64_t k = 2; k <= calls; ++k) {  // the first is cuInit
+    FakeDriver fake({.fail_call = k});
+    Device::open(FakeDriver::driver(), 0).IgnoreError();
+    EXPECT_THAT(fake.finish(), IsEmpty()) << "call " << k;
+  }
+}
+
+TEST(Device, ThatIsLostStaysLost) {
+  FakeDriver fake;
+  const auto device = Device::open(FakeDriver::driver(), 0);
+  ASSERT_TRUE(device.ok());
+  EXPECT_TRUE((*device)->alive().ok());
+  fake.lose();
+  { EXPECT_EQ(Device::Current(**device).status().code(), absl::StatusCode::kAborted); }
+  EXPECT_EQ((*device)->alive().code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace baton::gpudirect

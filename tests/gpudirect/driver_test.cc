@@ -1,0 +1,87 @@
+// The driver is found, or one line says why not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+std::string refusal(const absl::StatusOr<Driver>& driver) {
+  EXPECT_EQ(driver.status().code(), absl::StatusCode::kUnavailable) << driver.status();
+  EXPECT_THAT(std::string(driver.status().message()), Not(HasSubstr("\n")));
+  return std::string(driver.status().message());
+}
+
+TEST(DriverTable, AMachineWithoutADriverSaysSo) {
+  EXPECT_THAT(refusal(load_driver("libbaton-has-no-such-driver.so.1")),
+              AllOf(HasSubstr("no CUDA driver"), HasSubstr("install NVIDIA's")));
+}
+
+TEST(DriverTable, ALibraryThatIsNoDriverSaysSo) {
+  EXPECT_THAT(refusal(load_driver("libc.so.6")), HasSubstr("no cuGetProcAddress"));
+}
+
+TEST(DriverTable, EveryEntryIsAskedForAsOfTheVersionItIsCalledBy) {
+  FakeDriver fake;
+  const auto driver = load_driver(FakeDriver::get_proc_address());
+  ASSERT_TRUE(driver.ok()) << driver.status();
+  EXPECT_EQ(driver->version, 13000);
+  EXPECT_NE(driver->cuMemGetHandleForAddressRange, nullptr);
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+TEST(DriverTable, AnOldDriverIsRefusedWithWhatItLacks) {
+  FakeDriver fake({.version = 10010});
+  EXPECT_THAT(refusal(load_driver(FakeDriver::get_proc_address())),
+              AllOf(HasSubstr("CUDA driver (10.1)"), HasSubstr("cuMemCreate as of CUDA 10.2"),
+                    HasSubstr("11.0 or newer")));
+}
+
+TEST(DriverTable, AMissingEntryIsNamed) {
+  FakeDriver fake({.missing = {"cuStreamQuery"}});
+  EXPECT_THAT(refusal(load_driver(FakeDriver::get_proc_address())), HasSubstr("cuStreamQuery"));
+}
+
+TEST(DriverTable, AnOptionalEntryMayBeMissing) {
+  FakeDriver fake({.version = 11050});
+  const auto driver = load_driver(FakeDriver::get_proc_address());
+  ASSERT_TRUE(driver.ok()) << driver.status();
+  EXPECT_EQ(driver->cuMemGetHandleForAddressRange, nullptr);
+}
+
+TEST(DriverTable, NoDeviceAndABrokenDriverHaveTheirRemedies) {
+  for (const auto& [result, remedy] :
+       {std::pair{kNoDevice, "CUDA_VISIBLE_DEVICES"}, std::pair{kSystemDriverMismatch, "reboot"},
+        std::pair{kUnknown, "nvidia-smi"}}) {
+    FakeDriver fake({.init = result});
+    EXPECT_THAT(refusal(load_driver(FakeDriver::get_proc_address())), HasSubstr(remedy));
+  }
+}
+
+TEST(DriverTable, WhatTheDriverSaysBecomesAStatus) {
+  FakeDriver fake;
+  const Driver driver = FakeDriver::driver();
+  EXPECT_TRUE(driver_status(driver, kSuccess, "x").ok());
+  EXPECT_EQ(
+      driver_status(driver, kOutOfMemory, "allocating 2 MiB"),
+      absl::ResourceExhaustedError("allocating 2 MiB: out of memory (CUDA_ERROR_OUT_OF_MEMORY)"));
+  EXPECT_EQ(driver_status(driver, kInvalidValue, "x").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(driver_status(driver, kNotSupported, "x").code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(driver_status(driver, kNotPermitted, "x").code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(driver_status(driver, kInvalidDevice, "x").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(driver_status(driver, kUnknown, "x").code(), absl::StatusCode::kInternal);
+  const absl::Status lost = driver_status(driver, kLaunchFailed, "x");
+  EXPECT_EQ(lost.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("restart"));
+}
+
+}  // namespace
+}  // namespace baton::gpudirect

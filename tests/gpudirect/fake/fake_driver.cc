@@ -1,0 +1,290 @@
+// The fake as a whole: what its tests see of it, and the calls about devices and contexts.
+#include "tests/gpudirect/fake/fake_driver.h"
+
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace baton::gpudirect {
+namespace {
+
+FakeDriver* the_fake = nullptr;
+thread_local std::vector<Context> current_contexts;
+thread_local int progress_scopes = 0;
+
+}  // namespace
+
+Attributes h100() {
+  Attributes out = {{kComputeCapabilityMajor, 9},
+                    {kComputeCapabilityMinor, 0},
+                    {kMultiprocessorCount, 132},
+                    {kAsyncEngineCount, 3},
+                    {kComputeMode, 0},
+                    {kRdmaFlushWritesOptions, 1},
+                    {kRdmaWritesOrdering, 200},
+                    {kHostNumaId, 0},
+                    {kMemSyncDomains, 4},
+                    {kMpsEnabled, 0},
+                    {kHandleTypeFabric, 0},
+                    {kHostAllocDmaBuf, 0}};
+  for (const DeviceAttribute yes :
+       {kDmaBufSupported, kRdmaSupported, kRdmaWithVirtualMemory, kCanFlushRemoteWrites,
+        kVirtualMemoryManagement, kHandleTypePosixFd, kIpcEvents, kMemoryPools, kStreamMemOps64,
+        kStreamWaitValueNor, kHostRegisterSupported, kCanUseHostPointerForRegisteredMemory}) {
+    out[yes] = 1;
+  }
+  return out;
+}
+Attributes without_dma_buf() {
+  Attributes out = h100();
+  out[kDmaBufSupported] = 0;
+  return out;
+}
+Attributes without_virtual_memory() {
+  Attributes out = h100();
+  out[kVirtualMemoryManagement] = out[kHandleTypePosixFd] = out[kRdmaWithVirtualMemory] = 0;
+  return out;
+}
+Attributes one_copy_engine() {
+  Attributes out = h100();
+  out[kAsyncEngineCount] = 1;
+  return out;
+}
+
+FakeDriver::FakeDriver(FakeOptions options)
+    : options_(std::move(options)),
+      random_(options_.seed),
+      retained_(static_cast<size_t>(options_.devices)) {
+  if (the_fake != nullptr) std::abort();  // one at a time: calls would go to the wrong one
+  the_fake = this;
+  current_contexts.clear();
+}
+
+void FakeDriver::forget() { the_fake = nullptr; }
+
+Driver FakeDriver::driver() { return *load_driver(get_proc_address()); }
+
+void FakeDriver::violate(std::string_view call, const std::string& what) {
+  violations_.push_back(absl::StrFormat("%s: %s", call, what));
+}
+
+void FakeDriver::lose() {
+  const std::lock_guard lock(mutex_);
+  lost_ = true;
+}
+uint64_t FakeDriver::calls() {
+  const std::lock_guard lock(mutex_);
+  return calls_;
+}
+uint64_t FakeDriver::calls_of(std::string_view name) {
+  const std::lock_guard lock(mutex_);
+  const auto found = calls_by_name_.find(name);
+  return found == calls_by_name_.end() ? 0 : found->second;
+}
+std::vector<std::string> FakeDriver::violations() {
+  const std::lock_guard lock(mutex_);
+  return violations_;
+}
+
+std::vector<std::string> FakeDriver::finish() {
+  const std::lock_guard lock(mutex_);
+  if (!current_contexts.empty()) violate("at the end", "a context was left current");
+  if (lost_) return violations_;  // nothing can be given back to a device that is gone
+  for (const int count : retained_) {
+    if (count != 0) violate("at the end", "a primary context is still retained");
+  }
+  for (const auto& [handle, allocation] : allocations_) {
+    violate("at the end", absl::StrFormat("an allocation of %u bytes is left", allocation.size));
+  }
+  if (!reserved_.empty()) violate("at the end", "reserved addresses are left");
+  if (!pinned_.empty()) violate("at the end", "host memory is still registered");
+  if (!streams_.empty()) violate("at the end", "a stream is left");
+  if (!events_.empty()) violate("at the end", "an event is left");
+  return violations_;
+}
+
+FakeDriver::ProgressThread::ProgressThread() { ++progress_scopes; }
+FakeDriver::ProgressThread::~ProgressThread() { --progress_scopes; }
+
+FakeCall::FakeCall(const char* name, Needs needs, bool blocks)
+    : fake(*the_fake), lock_(fake.mutex_), name_(name) {
+  ++fake.calls_;
+  ++fake.calls_by_name_[name];
+  if (fake.options_.fail_call == fake.calls_) injected_ = fake.options_.fail_with;
+  if (blocks && progress_scopes > 0) violate("it blocks, and this is a progress thread");
+  if (needs != Needs::kNothing && !fake.initialised_) {
+    violate("cuInit was not called");
+    refused_ = kNotInitialized;
+  } else if (fake.lost_) {
+    refused_ = kLaunchFailed;
+  } else if (needs == Needs::kContext && current_contexts.empty()) {
+    violate("no context is current on this thread");
+    refused_ = kInvalidContext;
+  } else {
+    refused_ = injected_;
+  }
+}
+
+struct FakeCalls {
+  using Needs = FakeCall::Needs;
+
+  static bool wrong(const FakeCall& call, int device) {
+    if (device >= 0 && device < call.fake.options_.devices) return false;
+    call.violate(absl::StrCat("there is no device ", device));
+    return true;
+  }
+
+  static Result init(unsigned flags) {
+    const FakeCall call("cuInit", Needs::kNothing);
+    if (call.refused() != kSuccess) return call.refused();
+    if (flags != 0) call.violate("flags must be 0");
+    call.fake.initialised_ = call.fake.options_.init == kSuccess;
+    return call.fake.options_.init;
+  }
+  static Result get_version(int* version) {
+    *version = the_fake->options_.version;
+    return kSuccess;
+  }
+  static Result error_name(Result result, const char** name) {
+    *name = result == kOutOfMemory    ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : result == kLaunchFailed ? "CUDA_ERROR_LAUNCH_FAILED"
+            : result == kNoDevice     ? "CUDA_ERROR_NO_DEVICE"
+                                      : "CUDA_ERROR_OF_THE_FAKE";
+    return kSuccess;
+  }
+  static Result error_string(Result result, const char** text) {
+    *text = result == kOutOfMemory ? "out of memory" : "an error of the fake";
+    return kSuccess;
+  }
+  static Result count(int* count) {
+    const FakeCall call("cuDeviceGetCount", Needs::kDriver);
+    if (call.refused() == kSuccess) *count = call.fake.options_.devices;
+    return call.refused();
+  }
+  static Result get(int* device, int ordinal) {
+    const FakeCall call("cuDeviceGet", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    if (wrong(call, ordinal)) return kInvalidDevice;
+    *device = ordinal;
+    return kSuccess;
+  }
+  static Result name(char* name, int size, int device) {
+    const FakeCall call("cuDeviceGetName", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    if (wrong(call, device)) return kInvalidDevice;
+    absl::SNPrintF(name, static_cast<size_t>(size), "Fake GPU");
+    return kSuccess;
+  }
+  static Result pci(char* id, int size, int device) {
+    const FakeCall call("cuDeviceGetPCIBusId", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    absl::SNPrintF(id, static_cast<size_t>(size), "0000:1B:%02X.0", device);
+    return kSuccess;
+  }
+  static Result attribute(int* value, DeviceAttribute attribute, int device) {
+    const FakeCall call("cuDeviceGetAttribute", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    if (wrong(call, device)) return kInvalidDevice;
+    const auto found = call.fake.options_.attributes.find(attribute);
+    if (found == call.fake.options_.attributes.end()) return kInvalidValue;
+    *value = found->second;
+    return kSuccess;
+  }
+  static Result total(size_t* bytes, int device) {
+    const FakeCall call("cuDeviceTotalMem", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    if (wrong(call, device)) return kInvalidDevice;
+    *bytes = call.fake.options_.memory_bytes;
+    return kSuccess;
+  }
+  static Result retain(Context* context, int device) {
+    const FakeCall call("cuDevicePrimaryCtxRetain", Needs::kDriver, true);
+    if (call.refused() != kSuccess) return call.refused();
+    if (wrong(call, device)) return kInvalidDevice;
+    ++call.fake.retained_[static_cast<size_t>(device)];
+    *context = reinterpret_cast<Context>(static_cast<uintptr_t>(device) + 1);
+    return kSuccess;
+  }
+  static Result release(int device) {
+    const FakeCall call("cuDevicePrimaryCtxRelease", Needs::kDriver);
+    if (!call.takes_away()) return call.refused();
+    if (wrong(call, device)) return kInvalidDevice;
+    if (--call.fake.retained_[static_cast<size_t>(device)] < 0) call.violate("released too often");
+    // With its last user a context takes along what could not be destroyed because a call failed.
+    if (call.fake.options_.fail_call != 0) call.fake.streams_.clear();
+    return call.told();
+  }
+  static Result push(Context context) {
+    const FakeCall call("cuCtxPushCurrent", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    const size_t device = reinterpret_cast<uintptr_t>(context) - 1;
+    if (device >= call.fake.retained_.size() || call.fake.retained_[device] == 0) {
+      call.violate("the context is not retained");
+      return kInvalidContext;
+    }
+    current_contexts.push_back(context);
+    return kSuccess;
+  }
+  static Result pop(Context* context) {
+    const FakeCall call("cuCtxPopCurrent", Needs::kNothing);
+    if (current_contexts.empty()) {
+      call.violate("no context is current on this thread");
+      return kInvalidContext;
+    }
+    *context = current_contexts.back();
+    current_contexts.pop_back();
+    return call.told();
+  }
+
+  // As cuGetProcAddress, with the versions whose signatures the fake has.
+  static Result get_proc_address(const char* name, void** entry, int version, unsigned long long,
+                                 int* found) {
+    FakeEntries all;
+    add_fake_calls(all);
+    add_fake_memory_calls(all);
+    add_fake_stream_calls(all);
+    const auto at = all.find(name);
+    *entry = nullptr;
+    if (at == all.end() || the_fake->options_.missing.contains(name)) {
+      *found = 1;
+      return kNotFound;
+    }
+    const auto& [function, as_of] = at->second;
+    if (the_fake->options_.version < as_of) {
+      *found = kSymbolVersionNotSufficient;
+      return kNotFound;
+    }
+    if (version != as_of) {
+      the_fake->violate(name,
+                        absl::StrFormat("asked for as of %d, and is as of %d", version, as_of));
+    }
+    *found = 0;
+    *entry = function;
+    return kSuccess;
+  }
+};
+
+GetProcAddress FakeDriver::get_proc_address() { return FakeCalls::get_proc_address; }
+
+void add_fake_calls(FakeEntries& out) {
+  const auto add = [&](const char* name, auto* function, int version) {
+    out[name] = {reinterpret_cast<void*>(function), version};
+  };
+  add("cuInit", FakeCalls::init, 2000);
+  add("cuDriverGetVersion", FakeCalls::get_version, 2020);
+  add("cuGetErrorName", FakeCalls::error_name, 6000);
+  add("cuGetErrorString", FakeCalls::error_string, 6000);
+  add("cuDeviceGetCount", FakeCalls::count, 2000);
+  add("cuDeviceGet", FakeCalls::get, 2000);
+  add("cuDeviceGetName", FakeCalls::name, 2000);
+  add("cuDeviceGetPCIBusId", FakeCalls::pci, 4010);
+  add("cuDeviceGetAttribute", FakeCalls::attribute, 2000);
+  add("cuDeviceTotalMem", FakeCalls::total, 3020);
+  add("cuDevicePrimaryCtxRetain", FakeCalls::retain, 7000);
+  add("cuDevicePrimaryCtxRelease", FakeCalls::release, 11000);
+  add("cuCtxPushCurrent", FakeCalls::push, 4000);
+  add("cuCtxPopCurrent", FakeCalls::pop, 4000);
+}
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,190 @@
+// A strict fake of the CUDA driver, installed as its table of calls.
+//
+// Its device memory cannot be touched by the host: addresses are mapped without rights, and only
+// the fake reaches the bytes, through a mapping of its own. What is put on a stream runs late, when
+// somebody queries, in an order that a seed decides; bytes move then, and never at the call. What a
+// real driver would punish by corruption, a crash or a leak is a violation here, with the call
+// named.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "gpudirect/driver.h"
+
+namespace baton::gpudirect {
+
+// Personalities: what the devices say of themselves.
+using Attributes = std::map<DeviceAttribute, int>;
+Attributes h100();             // all there is
+Attributes without_dma_buf();  // the proprietary kernel module
+Attributes without_virtual_memory();
+Attributes one_copy_engine();  // copies of both directions in one queue
+
+struct FakeOptions {
+  uint64_t seed = 1;
+  int devices = 1;
+  Attributes attributes = h100();
+  size_t memory_bytes = 256 << 20;  // of each device
+  int version = 13000;
+  std::set<std::string, std::less<>> missing = {};  // names that the driver does not have
+  Result init = kSuccess;
+  uint64_t fail_call = 0;  // this one of the calls fails, counted from 1; 0: none
+  Result fail_with = kOutOfMemory;
+};
+
+class FakeDriver {
+ public:
+  static constexpr size_t kGranularity = 2 << 20;
+
+  explicit FakeDriver(FakeOptions options = {});
+  ~FakeDriver();
+  FakeDriver(const FakeDriver&) = delete;
+  FakeDriver& operator=(const FakeDriver&) = delete;
+
+  // Of the one fake that there is at a time.
+  static GetProcAddress get_proc_address();
+  // The table that load_driver() makes of it.
+  static Driver driver();
+
+  // ---- memory that somebody else has allocated, in one mapping ----
+  DevicePointer allocate(size_t bytes, int device = 0, bool managed = false);
+  // In several mappings next to each other, as frameworks' expandable segments.
+  DevicePointer allocate_segments(size_t segments, size_t bytes_each);
+  void free(DevicePointer pointer);
+  // ---- the bytes of device memory, as the device sees them ----
+  void write(DevicePointer at, std::string_view bytes);
+  std::string read(DevicePointer at, size_t bytes);
+
+  // ---- time ----
+  void run(size_t operations);  // that many of what is queued, in the order of the seed
+  void run_all();
+  size_t queued();
+  // From now on every call fails as on a device that fell off its bus.
+  void lose();
+
+  // ---- what was seen ----
+  uint64_t calls();
+  uint64_t calls_of(std::string_view name);
+  size_t largest_copy();
+  std::vector<std::string> violations();
+  // And what is still there that should be gone.
+  std::vector<std::string> finish();
+
+  // On a thread in such a scope, calls that block for long are violations.
+  class ProgressThread {
+   public:
+    ProgressThread();
+    ~ProgressThread();
+    ProgressThread(const ProgressThread&) = delete;
+    ProgressThread& operator=(const ProgressThread&) = delete;
+  };
+
+ private:
+  friend class FakeCall;
+  friend struct FakeCalls;
+  friend struct FakeMemoryCalls;
+  friend struct FakeStreamCalls;
+
+  struct Allocation {
+    int fd = -1;
+    std::byte* view = nullptr;  // where the fake reaches it
+    size_t size = 0;
+    int device = 0;
+    size_t mappings = 0;
+    bool released = false;  // by its creator: it goes with its last mapping
+  };
+  struct Mapping {
+    size_t size = 0;
+    AllocationHandle allocation = 0;
+    unsigned long long buffer = 0;
+    bool accessible = false;
+    bool managed = false;
+  };
+  struct Operation {
+    uint64_t number = 0;
+    DevicePointer to = 0;
+    DevicePointer from = 0;
+    size_t bytes = 0;
+    Event event = nullptr;  // recorded, instead of a copy
+  };
+  struct EventState {
+    uint64_t recorded = 0;  // how often it was put on a stream
+    uint64_t happened = 0;
+  };
+  using Mappings = std::map<DevicePointer, Mapping>;
+
+  static void forget();  // that there is a fake
+  void violate(std::string_view call, const std::string& what);
+  // memory
+  AllocationHandle make_allocation(size_t bytes, int device);
+  void drop_if_unused(AllocationHandle handle);
+  void map(DevicePointer at, AllocationHandle handle);
+  void unmap(Mappings::iterator mapping);
+  Mappings::iterator mapping_at(DevicePointer at);
+  std::byte* view_of(DevicePointer at, size_t bytes);  // null: not all of it is accessible
+  bool pinned(DevicePointer at, size_t bytes) const;
+  bool pending_on(DevicePointer at, size_t bytes) const;
+  size_t used(int device) const;
+  // streams
+  bool run_one();
+  void execute(const Operation& operation);
+
+  const FakeOptions options_;
+  std::mutex mutex_;
+  std::mt19937_64 random_;
+  uint64_t calls_ = 0;
+  std::map<std::string, uint64_t, std::less<>> calls_by_name_;
+  std::vector<std::string> violations_;
+  bool lost_ = false;
+  bool initialised_ = false;
+  std::vector<int> retained_;  // primary contexts, by device
+
+  std::map<AllocationHandle, Allocation> allocations_;
+  std::map<DevicePointer, size_t> reserved_;
+  Mappings mappings_;
+  std::map<DevicePointer, size_t> pinned_;
+  AllocationHandle next_handle_ = 1000;
+  unsigned long long next_buffer_ = 1;
+
+  std::map<Stream, std::deque<Operation>> streams_;
+  std::map<Event, EventState> events_;
+  uintptr_t next_object_ = 0x1000;
+  uint64_t next_operation_ = 0;
+  size_t largest_copy_ = 0;
+};
+
+// The prologue of every call: counts it, and says what it answers at once, if anything.
+class FakeCall {
+ public:
+  enum class Needs : uint8_t { kNothing, kDriver, kContext };
+  FakeCall(const char* name, Needs needs, bool blocks = false);
+  // Not kSuccess: the call answers this and does nothing.
+  Result refused() const { return refused_; }
+  // The same for a call that takes something away: that is done all the same, and the error told.
+  bool takes_away() const { return refused_ == kSuccess || injected_ != kSuccess; }
+  Result told() const { return refused_; }
+  void violate(const std::string& what) const { fake.violate(name_, what); }
+  FakeDriver& fake;
+
+ private:
+  std::lock_guard<std::mutex> lock_;
+  const char* name_;
+  Result refused_ = kSuccess;
+  Result injected_ = kSuccess;
+};
+
+using FakeEntries = std::map<std::string, std::pair<void*, int>, std::less<>>;
+void add_fake_calls(FakeEntries& out);
+void add_fake_memory_calls(FakeEntries& out);
+void add_fake_stream_calls(FakeEntries& out);
+
+}  // namespace baton::gpudirect

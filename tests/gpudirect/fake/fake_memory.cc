@@ -1,0 +1,420 @@
+// The fake's device memory: allocations are memfds, addresses are mappings of them without rights.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+namespace {
+
+void* host_address(DevicePointer at) { return reinterpret_cast<void*>(static_cast<uintptr_t>(at)); }
+std::string range(DevicePointer at, size_t bytes) {
+  return absl::StrFormat("[%#x, +%u)", at, bytes);
+}
+
+}  // namespace
+
+AllocationHandle FakeDriver::make_allocation(size_t bytes, int device) {
+  Allocation made{.size = bytes, .device = device};
+  made.fd = memfd_create("device memory of the fake", MFD_CLOEXEC);
+  if (made.fd < 0 || ftruncate(made.fd, static_cast<off_t>(bytes)) != 0) std::abort();
+  made.view =
+      static_cast<std::byte*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, made.fd, 0));
+  // Never zeros: who reads before anything was written shall see it.
+  std::memset(made.view, 0xa5, bytes);
+  allocations_[next_handle_] = made;
+  return next_handle_++;
+}
+
+void FakeDriver::drop_if_unused(AllocationHandle handle) {
+  const Allocation& allocation = allocations_[handle];
+  if (!allocation.released || allocation.mappings > 0) return;
+  munmap(allocation.view, allocation.size);
+  close(allocation.fd);
+  allocations_.erase(handle);
+}
+
+void FakeDriver::map(DevicePointer at, AllocationHandle handle) {
+  Allocation& allocation = allocations_[handle];
+  mmap(host_address(at), allocation.size, PROT_NONE, MAP_SHARED | MAP_FIXED, allocation.fd, 0);
+  ++allocation.mappings;
+  mappings_[at] = {.size = allocation.size, .allocation = handle, .buffer = next_buffer_++};
+}
+
+void FakeDriver::unmap(Mappings::iterator mapping) {
+  const auto [at, row] = *mapping;
+  mmap(host_address(at), row.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  mappings_.erase(mapping);
+  --allocations_[row.allocation].mappings;
+  drop_if_unused(row.allocation);
+}
+
+FakeDriver::~FakeDriver() {
+  while (!mappings_.empty()) unmap(mappings_.begin());
+  for (auto& [at, bytes] : reserved_) munmap(host_address(at), bytes);
+  for (auto& [handle, allocation] : allocations_) {
+    munmap(allocation.view, allocation.size);
+    close(allocation.fd);
+  }
+  forget();
+}
+
+FakeDriver::Mappings::iterator FakeDriver::mapping_at(DevicePointer at) {
+  auto found = mappings_.upper_bound(at);
+  if (found == mappings_.begin()) return mappings_.end();
+  --found;
+  return at < found->first + found->second.size ? found : mappings_.end();
+}
+
+std::byte* FakeDriver::view_of(DevicePointer at, size_t bytes) {
+  const auto mapping = mapping_at(at);
+  if (mapping == mappings_.end() || !mapping->second.accessible) return nullptr;
+  const size_t offset = at - mapping->first;
+  if (bytes > mapping->second.size - offset) return nullptr;
+  return allocations_[mapping->second.allocation].view + offset;
+}
+
+bool FakeDriver::pinned(DevicePointer at, size_t bytes) const {
+  auto found = pinned_.upper_bound(at);
+  if (found == pinned_.begin()) return false;
+  --found;
+  return at + bytes <= found->first + found->second;
+}
+
+bool FakeDriver::pending_on(DevicePointer at, size_t bytes) const {
+  const auto touches = [&](DevicePointer other, size_t size) {
+    return other < at + bytes && at < other + size;
+  };
+  for (const auto& [stream, queue] : streams_) {
+    for (const Operation& operation : queue) {
+      if (touches(operation.to, operation.bytes) || touches(operation.from, operation.bytes)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+size_t FakeDriver::used(int device) const {
+  size_t bytes = 0;
+  for (const auto& [handle, allocation] : allocations_) {
+    if (allocation.device == device) bytes += allocation.size;
+  }
+  return bytes;
+}
+
+DevicePointer FakeDriver::allocate(size_t bytes, int device, bool managed) {
+  const DevicePointer at = allocate_segments(1, bytes);
+  const std::lock_guard lock(mutex_);
+  Mapping& mapping = mappings_[at];
+  mapping.managed = managed;
+  allocations_[mapping.allocation].device = device;
+  return at;
+}
+
+DevicePointer FakeDriver::allocate_segments(size_t segments, size_t bytes_each) {
+  const std::lock_guard lock(mutex_);
+  void* const base = mmap(nullptr, segments * bytes_each, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const DevicePointer at = reinterpret_cast<uintptr_t>(base);
+  reserved_[at] = segments * bytes_each;
+  for (size_t i = 0; i < segments; ++i) {
+    const AllocationHandle handle = make_allocation(bytes_each, 0);
+    map(at + i * bytes_each, handle);
+    mappings_[at + i * bytes_each].accessible = true;
+    allocations_[handle].released = true;
+  }
+  return at;
+}
+
+void FakeDriver::free(DevicePointer pointer) {
+  const std::lock_guard lock(mutex_);
+  const size_t bytes = reserved_.at(pointer);
+  if (pending_on(pointer, bytes)) violate("free", range(pointer, bytes) + " is still in use");
+  for (DevicePointer at = pointer; at < pointer + bytes;) {
+    const auto mapping = mappings_.find(at);
+    if (mapping == mappings_.end()) break;
+    at += mapping->second.size;
+    unmap(mapping);
+  }
+  munmap(host_address(pointer), bytes);
+  reserved_.erase(pointer);
+}
+
+void FakeDriver::write(DevicePointer at, std::string_view bytes) {
+  const std::lock_guard lock(mutex_);
+  std::memcpy(view_of(at, bytes.size()), bytes.data(), bytes.size());
+}
+
+std::string FakeDriver::read(DevicePointer at, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return {reinterpret_cast<const char*>(view_of(at, bytes)), bytes};
+}
+
+struct FakeMemoryCalls {
+  using Needs = FakeCall::Needs;
+
+  // Fills in what the driver says of an address; of one that it does not know, zeros.
+  static Result pointer(unsigned count, PointerAttribute* attributes, void** values,
+                        DevicePointer at) {
+    const FakeCall call("cuPointerGetAttributes", Needs::kNothing);
+    if (!call.fake.initialised_) return kNotInitialized;
+    if (call.refused() != kSuccess) return call.refused();
+    const auto found = call.fake.mapping_at(at);
+    const bool known = found != call.fake.mappings_.end();
+    const FakeDriver::Mapping mapping = known ? found->second : FakeDriver::Mapping{};
+    const int device = known ? call.fake.allocations_[mapping.allocation].device : -2;
+    const bool host = call.fake.pinned(at, 1);
+    for (unsigned i = 0; i < count; ++i) {
+      switch (attributes[i]) {
+        case kPointerMemoryType:
+          *static_cast<unsigned*>(values[i]) = known  ? kMemoryTypeDevice
+                                               : host ? kMemoryTypeHost
+                                                      : 0;
+          break;
+        case kPointerIsManaged:
+          *static_cast<unsigned char*>(values[i]) = mapping.managed ? 1 : 0;
+          break;
+        case kPointerDeviceOrdinal:
+          *static_cast<int*>(values[i]) = device;
+          break;
+        case kPointerBufferId:
+          *static_cast<unsigned long long*>(values[i]) = mapping.buffer;
+          break;
+        case kPointerMappingBase:
+          *static_cast<DevicePointer*>(values[i]) = known ? found->first : 0;
+          break;
+        case kPointerMappingSize:
+          *static_cast<size_t*>(values[i]) = mapping.size;
+          break;
+        default:
+          call.violate(absl::StrFormat("attribute %d is unknown", static_cast<int>(attributes[i])));
+          return kInvalidValue;
+      }
+    }
+    return kSuccess;
+  }
+
+  static Result granularity(size_t* bytes, const AllocationProperties* properties, int option) {
+    const FakeCall call("cuMemGetAllocationGranularity", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    if (properties->type != kAllocationPinned || option != kGranularityMinimum) {
+      return kInvalidValue;
+    }
+    *bytes = FakeDriver::kGranularity;
+    return kSuccess;
+  }
+
+  static Result create(AllocationHandle* handle, size_t bytes,
+                       const AllocationProperties* properties, unsigned long long flags) {
+    const FakeCall call("cuMemCreate", Needs::kDriver, true);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto has = [&](DeviceAttribute attribute) {
+      const auto found = call.fake.options_.attributes.find(attribute);
+      return found != call.fake.options_.attributes.end() && found->second != 0;
+    };
+    const int device = properties->location.id;
+    const char* wrong = !has(kVirtualMemoryManagement) ? "the device has no such memory"
+                        : bytes == 0 || bytes % FakeDriver::kGranularity != 0
+                            ? "no multiple of the granularity"
+                        : flags != 0                                         ? "unknown flags"
+                        : properties->location.type != kLocationDevice       ? "not on a device"
+                        : device < 0 || device >= call.fake.options_.devices ? "no such device"
+                        : properties->win32_handle_meta_data != nullptr      ? "that is for Windows"
+                        : properties->requested_handle_types != 0 && !has(kHandleTypePosixFd)
+                            ? "the device exports no descriptors"
+                        : properties->flags.rdma_capable != 0 && !has(kRdmaWithVirtualMemory)
+                            ? "the device has no such memory for adapters"
+                            : nullptr;
+    if (wrong != nullptr) {
+      call.violate(wrong);
+      return kInvalidValue;
+    }
+    if (call.fake.used(device) + bytes > call.fake.options_.memory_bytes) return kOutOfMemory;
+    *handle = call.fake.make_allocation(bytes, device);
+    return kSuccess;
+  }
+
+  static Result release(AllocationHandle handle) {
+    const FakeCall call("cuMemRelease", Needs::kDriver, true);
+    if (!call.takes_away()) return call.refused();
+    const auto found = call.fake.allocations_.find(handle);
+    if (found == call.fake.allocations_.end() || found->second.released) {
+      call.violate("no such handle, or released before");
+      return kInvalidValue;
+    }
+    found->second.released = true;
+    call.fake.drop_if_unused(handle);
+    return call.told();
+  }
+
+  static Result reserve(DevicePointer* at, size_t bytes, size_t, DevicePointer,
+                        unsigned long long flags) {
+    const FakeCall call("cuMemAddressReserve", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    if (bytes == 0 || bytes % FakeDriver::kGranularity != 0 || flags != 0) {
+      call.violate("no multiple of the granularity, or unknown flags");
+      return kInvalidValue;
+    }
+    void* const base =
+        mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) return kOutOfMemory;
+    *at = reinterpret_cast<uintptr_t>(base);
+    call.fake.reserved_[*at] = bytes;
+    return kSuccess;
+  }
+
+  static Result free_address(DevicePointer at, size_t bytes) {
+    const FakeCall call("cuMemAddressFree", Needs::kDriver);
+    if (!call.takes_away()) return call.refused();
+    const auto found = call.fake.reserved_.find(at);
+    if (found == call.fake.reserved_.end() || found->second != bytes) {
+      call.violate(range(at, bytes) + " was not reserved");
+      return kInvalidValue;
+    }
+    const auto mapped = call.fake.mappings_.lower_bound(at);
+    if (mapped != call.fake.mappings_.end() && mapped->first < at + bytes) {
+      call.violate(range(at, bytes) + " is still mapped");
+      return kInvalidValue;
+    }
+    munmap(host_address(at), bytes);
+    call.fake.reserved_.erase(found);
+    return call.told();
+  }
+
+  static Result map(DevicePointer at, size_t bytes, size_t offset, AllocationHandle handle,
+                    unsigned long long flags) {
+    const FakeCall call("cuMemMap", Needs::kDriver, true);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto allocation = call.fake.allocations_.find(handle);
+    auto reservation = call.fake.reserved_.upper_bound(at);
+    const bool reserved =
+        reservation != call.fake.reserved_.begin() &&
+        at + bytes <= std::prev(reservation)->first + std::prev(reservation)->second;
+    const auto over = call.fake.mappings_.lower_bound(at);
+    const bool overlaps = call.fake.mapping_at(at) != call.fake.mappings_.end() ||
+                          (over != call.fake.mappings_.end() && over->first < at + bytes);
+    const char* wrong = allocation == call.fake.allocations_.end() ? "no such handle"
+                        : offset != 0                              ? "the offset must be 0"
+                        : flags != 0                               ? "unknown flags"
+                        : bytes != allocation->second.size         ? "not the allocation's size"
+                        : !reserved                                ? "the range is not reserved"
+                        : overlaps                                 ? "something is mapped there"
+                                                                   : nullptr;
+    if (wrong != nullptr) {
+      call.violate(wrong);
+      return kInvalidValue;
+    }
+    call.fake.map(at, handle);
+    return kSuccess;
+  }
+
+  static Result unmap(DevicePointer at, size_t bytes) {
+    const FakeCall call("cuMemUnmap", Needs::kDriver, true);
+    if (!call.takes_away()) return call.refused();
+    const auto found = call.fake.mappings_.find(at);
+    if (found == call.fake.mappings_.end() || found->second.size != bytes) {
+      call.violate(range(at, bytes) + " is no mapping");
+      return kInvalidValue;
+    }
+    if (call.fake.pending_on(at, bytes)) call.violate(range(at, bytes) + " is still in use");
+    call.fake.unmap(found);
+    return call.told();
+  }
+
+  static Result set_access(DevicePointer at, size_t bytes, const AccessDescription* access,
+                           size_t count) {
+    const FakeCall call("cuMemSetAccess", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto found = call.fake.mappings_.find(at);
+    if (found == call.fake.mappings_.end() || found->second.size != bytes || count != 1 ||
+        access->flags != kReadWrite || access->location.type != kLocationDevice) {
+      call.violate(range(at, bytes) + " is no mapping, or the access none that we use");
+      return kInvalidValue;
+    }
+    found->second.accessible = true;
+    return kSuccess;
+  }
+
+  static Result register_host(void* data, size_t bytes, unsigned flags) {
+    const FakeCall call("cuMemHostRegister", Needs::kContext, true);
+    if (call.refused() != kSuccess) return call.refused();
+    const DevicePointer at = reinterpret_cast<uintptr_t>(data);
+    if (bytes == 0 || (flags & ~(kHostPortable | kHostDeviceMap)) != 0) {
+      call.violate("no bytes, or unknown flags");
+      return kInvalidValue;
+    }
+    const auto next = call.fake.pinned_.lower_bound(at);
+    if (call.fake.pinned(at, 1) || (next != call.fake.pinned_.end() && next->first < at + bytes)) {
+      call.violate("registered before");
+      return kHostMemoryAlreadyRegistered;
+    }
+    call.fake.pinned_[at] = bytes;
+    return kSuccess;
+  }
+
+  static Result unregister_host(void* data) {
+    const FakeCall call("cuMemHostUnregister", Needs::kContext, true);
+    if (!call.takes_away()) return call.refused();
+    const auto found = call.fake.pinned_.find(reinterpret_cast<uintptr_t>(data));
+    if (found == call.fake.pinned_.end()) {
+      call.violate("not registered");
+      return kHostMemoryNotRegistered;
+    }
+    if (call.fake.pending_on(found->first, found->second)) call.violate("it is still in use");
+    call.fake.pinned_.erase(found);
+    return call.told();
+  }
+
+  static Result export_range(void* handle, DevicePointer at, size_t bytes, int type,
+                             unsigned long long flags) {
+    const FakeCall call("cuMemGetHandleForAddressRange", Needs::kContext, true);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    if (type != kDmaBufFd || flags != 0 || at % page != 0 || bytes % page != 0 || bytes == 0) {
+      call.violate(range(at, bytes) + " is not of whole pages, or the flags are unknown");
+      return kInvalidValue;
+    }
+    const auto found = call.fake.options_.attributes.find(kDmaBufSupported);
+    if (found == call.fake.options_.attributes.end() || found->second == 0) return kNotSupported;
+    const auto mapping = call.fake.mapping_at(at);
+    if (mapping == call.fake.mappings_.end() ||
+        at + bytes > mapping->first + mapping->second.size) {
+      call.violate(range(at, bytes) + " is not in one allocation");
+      return kInvalidValue;
+    }
+    // A part of a memfd has no file of its own, so the position says where this one begins. The
+    // fake of the verbs calls knows.
+    const auto& allocation = call.fake.allocations_[mapping->second.allocation];
+    const std::string path = absl::StrFormat("/proc/self/fd/%d", allocation.fd);
+    const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    lseek(fd, static_cast<off_t>(at - mapping->first), SEEK_SET);
+    *static_cast<int*>(handle) = fd;
+    return kSuccess;
+  }
+};
+
+void add_fake_memory_calls(FakeEntries& out) {
+  const auto add = [&](const char* name, auto* function, int version) {
+    out[name] = {reinterpret_cast<void*>(function), version};
+  };
+  add("cuPointerGetAttributes", FakeMemoryCalls::pointer, 7000);
+  add("cuMemGetAllocationGranularity", FakeMemoryCalls::granularity, 10020);
+  add("cuMemCreate", FakeMemoryCalls::create, 10020);
+  add("cuMemRelease", FakeMemoryCalls::release, 10020);
+  add("cuMemAddressReserve", FakeMemoryCalls::reserve, 10020);
+  add("cuMemAddressFree", FakeMemoryCalls::free_address, 10020);
+  add("cuMemMap", FakeMemoryCalls::map, 10020);
+  add("cuMemUnmap", FakeMemoryCalls::unmap, 10020);
+  add("cuMemSetAccess", FakeMemoryCalls::set_access, 10020);
+  add("cuMemHostRegister", FakeMemoryCalls::register_host, 6050);
+  add("cuMemHostUnregister", FakeMemoryCalls::unregister_host, 4000);
+  add("cuMemGetHandleForAddressRange", FakeMemoryCalls::export_range, 11070);
+}
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,209 @@
+// Device memory of our own and of others.
+#include "gpudirect/device_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr size_t kMiB = 1 << 20;
+
+struct Opened {
+  explicit Opened(FakeOptions options = {}) : fake(std::move(options)) {
+    device = *Device::open(FakeDriver::driver(), 0);
+  }
+  FakeDriver fake;
+  std::unique_ptr<Device> device;
+};
+
+TEST(DeviceSlab, IsMappedAndGivenBackWhole) {
+  Opened opened;
+  {
+    const auto slab = DeviceSlab::create(*opened.device, 3 * kMiB);
+    ASSERT_TRUE(slab.ok()) << slab.status();
+    EXPECT_EQ((*slab)->span().size, 4 * kMiB);
+    EXPECT_TRUE((*slab)->rdma());
+    EXPECT_TRUE((*slab)->shareable());
+    opened.fake.write((*slab)->span().data + 5, "bytes");
+    EXPECT_EQ(opened.fake.read((*slab)->span().data + 5, 5), "bytes");
+  }
+  opened.device.reset();
+  EXPECT_THAT(opened.fake.finish(), IsEmpty());
+}
+
+TEST(DeviceSlab, AsksForNothingThatTheDeviceCannot) {
+  Attributes attributes = h100();
+  attributes[kRdmaWithVirtualMemory] = attributes[kHandleTypePosixFd] = 0;
+  Opened opened({.attributes = attributes});
+  {
+    const auto slab = DeviceSlab::create(*opened.device, kMiB);
+    ASSERT_TRUE(slab.ok()) << slab.status();
+    EXPECT_FALSE((*slab)->rdma());
+    EXPECT_FALSE((*slab)->shareable());
+  }
+  opened.device.reset();
+  EXPECT_THAT(opened.fake.finish(), IsEmpty());
+}
+
+TEST(DeviceSlab, WithoutVirtualMemoryOrBytesThereIsNone) {
+  {
+    Opened opened({.attributes = without_virtual_memory()});
+    EXPECT_EQ(DeviceSlab::create(*opened.device, kMiB).status().code(),
+              absl::StatusCode::kUnimplemented);
+  }
+  Opened other;
+  for (const size_t bytes : {size_t{0}, SIZE_MAX}) {
+    EXPECT_EQ(DeviceSlab::create(*other.device, bytes).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(DeviceSlab, AnErrorAtEveryCallLeavesNothingBehind) {
+  uint64_t first = 0;
+  uint64_t last = 0;
+  {
+    Opened opened;
+    first = opened.fake.calls() + 1;
+    { ASSERT_TRUE(DeviceSlab::create(*opened.device, kMiB).ok()); }
+    last = opened.fake.calls();
+  }
+  ASSERT_EQ(last - first + 1, 8u);
+  for (uint64_t k = first; k <= last; ++k) {
+    Opened opened({.fail_call = k});
+    const absl::Status status = DeviceSlab::create(*opened.device, kMiB).status();
+    EXPECT_EQ(status.ok(), k > first + 4) << "call " << k << ": " << status;
+    opened.device.reset();
+    EXPECT_THAT(opened.fake.finish(), IsEmpty()) << "call " << k;
+  }
+}
+
+TEST(DeviceSlab, OfALostDeviceIsRefusedAtOnce) {
+  Opened opened;
+  const auto slab = DeviceSlab::create(*opened.device, kMiB);
+  opened.fake.lose();
+  EXPECT_EQ(DeviceSlab::create(*opened.device, kMiB).status().code(), absl::StatusCode::kAborted);
+  const uint64_t calls = opened.fake.calls();
+  EXPECT_EQ(DeviceSlab::create(*opened.device, kMiB).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(opened.fake.calls(), calls);
+}
+
+TEST(DevicePool, BlocksDoNotOverlapAndComeBack) {
+  Opened opened;
+  {
+    DevicePool pool(*opened.device, {.slab_bytes = 8 * kMiB});
+    std::mt19937_64 random(7);
+    std::map<DevicePointer, DeviceBlock> taken;
+    for (int i = 0; i < 2000; ++i) {
+      if (random() % 3 == 0 && !taken.empty()) {
+        const auto victim = std::next(taken.begin(), static_cast<long>(random() % taken.size()));
+        ASSERT_TRUE(pool.free(victim->second).ok());
+        taken.erase(victim);
+        continue;
+      }
+      const size_t bytes = 1 + random() % 100'000;
+      const auto block = pool.allocate(bytes);
+      ASSERT_TRUE(block.ok()) << block.status();
+      const auto& [data, size] = block->span;
+      EXPECT_GE(size, bytes);
+      EXPECT_EQ(data % std::min(size, FakeDriver::kGranularity), 0u);
+      const auto after = taken.upper_bound(data);
+      ASSERT_TRUE(after == taken.end() || data + size <= after->first);
+      if (after != taken.begin()) {
+        const auto before = std::prev(after);
+        ASSERT_LE(before->first + before->second.span.size, data);
+      }
+      const DeviceSpan slab = pool.slab(block->slab).span();
+      ASSERT_TRUE(data >= slab.data && data + size <= slab.data + slab.size);
+      taken[data] = *block;
+    }
+    EXPECT_EQ(opened.fake.calls_of("cuMemCreate"), pool.slab_count());
+  }
+  opened.device.reset();
+  EXPECT_THAT(opened.fake.finish(), IsEmpty());
+}
+
+TEST(DevicePool, AWarmPoolCallsNoDriver) {
+  Opened opened;
+  DevicePool pool(*opened.device);
+  const auto block = pool.allocate(kMiB);
+  ASSERT_TRUE(block.ok() && pool.free(*block).ok());
+  const uint64_t calls = opened.fake.calls();
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(pool.free(*pool.allocate(kMiB)).ok());
+  EXPECT_EQ(opened.fake.calls(), calls);
+}
+
+TEST(DevicePool, LimitsAndWrongBlocksAreRefused) {
+  Opened opened({.memory_bytes = 6 * kMiB});
+  DevicePool pool(*opened.device, {.slab_bytes = 2 * kMiB, .limit_bytes = 5 * kMiB});
+  const auto block = pool.allocate(2 * kMiB);
+  ASSERT_TRUE(block.ok()) << block.status();
+  EXPECT_EQ(pool.allocate(0).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(pool.allocate(4 * kMiB).status().code(), absl::StatusCode::kResourceExhausted);
+  ASSERT_TRUE(pool.free(*block).ok());
+  EXPECT_EQ(pool.free(*block).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(pool.free({{block->span.data + 64, 64}, 0}).code(), absl::StatusCode::kInvalidArgument);
+  DevicePool other(*opened.device, {.slab_bytes = 2 * kMiB});
+  EXPECT_EQ(other.allocate(8 * kMiB).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(Adopt, CutsWhereAllocationsMeet) {
+  FakeDriver fake;
+  const Driver driver = FakeDriver::driver();
+  const DevicePointer base = fake.allocate_segments(3, 2 * kMiB);
+  const auto parts = adopt(driver, {base + kMiB, 4 * kMiB});
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  ASSERT_EQ(parts->size(), 3u);
+  EXPECT_EQ((*parts)[0].data, base + kMiB);
+  EXPECT_EQ((*parts)[0].size, kMiB);
+  EXPECT_EQ((*parts)[1].size, 2 * kMiB);
+  EXPECT_EQ((*parts)[2].size, kMiB);
+  EXPECT_EQ(adopt(driver, {base, 2 * kMiB})->size(), 1u);
+  fake.free(base);
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+TEST(Adopt, RefusesWhatNoTransferCanUse) {
+  FakeDriver fake({.devices = 2});
+  const Driver driver = FakeDriver::driver();
+  const auto refusal = [&](DevicePointer at, size_t bytes) {
+    const absl::Status status = adopt(driver, {at, bytes}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    return std::string(status.message());
+  };
+  const DevicePointer managed = fake.allocate(kMiB, 0, true);
+  EXPECT_THAT(refusal(managed, kMiB), HasSubstr("cudaMalloc"));
+  const DevicePointer plain = fake.allocate(kMiB, 1);
+  EXPECT_THAT(refusal(plain, 64 * kMiB), HasSubstr("too long"));
+  EXPECT_THAT(refusal(plain, 0), HasSubstr("no range"));
+  EXPECT_THAT(refusal(plain, SIZE_MAX), HasSubstr("no range"));
+  fake.free(plain);
+  EXPECT_THAT(refusal(plain, kMiB), HasSubstr("it was freed"));
+  int on_the_stack = 0;
+  EXPECT_THAT(refusal(reinterpret_cast<uintptr_t>(&on_the_stack), 4),
+              HasSubstr("no device memory"));
+}
+
+TEST(PointerFacts, BufferIdsAreNotUsedAgainWhereAddressesAre) {
+  FakeDriver fake;
+  const Driver driver = FakeDriver::driver();
+  std::set<unsigned long long> seen;
+  for (int i = 0; i < 8; ++i) {
+    const DevicePointer at = fake.allocate(kMiB);
+    EXPECT_TRUE(seen.insert(query_pointer(driver, at + 17)->buffer).second);
+    fake.free(at);
+  }
+}
+
+}  // namespace
+}  // namespace baton::gpudirect

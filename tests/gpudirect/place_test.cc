@@ -1,0 +1,130 @@
+// What register_memory() makes of addresses, with the fake as the driver of this process.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpudirect/device_memory.h"
+#include "gpudirect/memory_place.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/transport/stub_provider.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr size_t kMiB = 1 << 20;
+
+struct Machine {
+  explicit Machine(FakeOptions options = {}) : fake(std::move(options)) {
+    use_device_memory(memory.get());
+  }
+  ~Machine() {
+    use_device_memory(nullptr);
+    memory.reset();
+    EXPECT_THAT(fake.finish(), IsEmpty());
+  }
+  static void* address(DevicePointer at) { return reinterpret_cast<void*>(uintptr_t{at}); }
+
+  FakeDriver fake;
+  Driver driver = FakeDriver::driver();
+  std::unique_ptr<CudaMemory> memory =
+      std::make_unique<CudaMemory>([this]() -> const Driver* { return &driver; });
+};
+
+TEST(Place, WithoutADriverAllMemoryIsTheHostsAndNothingIsLoaded) {
+  const CudaMemory memory([]() -> const Driver* { return nullptr; });
+  int here = 0;
+  const auto place = memory.place(&here, sizeof here);
+  ASSERT_TRUE(place.ok());
+  EXPECT_EQ(place->kind, MemoryKind::kHost);
+  EXPECT_EQ(memory.dma_buf(&here, sizeof here).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(driver_in_process());
+}
+
+TEST(Place, HostMemoryStaysTheHostsWhateverTheDriverKnows) {
+  Machine machine;
+  std::vector<std::byte> host(kMiB);
+  StubWorker stub;
+  const auto region = stub.worker->register_memory(host.data(), host.size());
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_EQ(region->place, MemoryPlace{});
+}
+
+TEST(Place, DeviceMemoryIsRecognisedAndRefusedByTheCpu) {
+  Machine machine({.devices = 2, .attributes = without_dma_buf()});
+  const DevicePointer at = machine.fake.allocate(kMiB, 1);
+  const auto place = machine.memory->place(Machine::address(at), kMiB);
+  ASSERT_TRUE(place.ok()) << place.status();
+  EXPECT_EQ(*place, (MemoryPlace{MemoryKind::kDevice, 1}));
+  StubWorker stub;
+  const absl::Status status = stub.worker->register_memory(Machine::address(at), kMiB).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("1048576 bytes of CUDA device 1"),
+                    HasSubstr("stub moves bytes by the CPU"), HasSubstr("open kernel module")));
+  machine.fake.free(at);
+}
+
+TEST(Place, WhatNoTransferCanUseIsRefusedInOneLine) {
+  Machine machine;
+  StubWorker stub;
+  const auto refusal = [&](DevicePointer at, size_t bytes) {
+    const absl::Status status = stub.worker->register_memory(Machine::address(at), bytes).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    return std::string(status.message());
+  };
+  const DevicePointer managed = machine.fake.allocate(kMiB, 0, true);
+  EXPECT_THAT(refusal(managed, kMiB), HasSubstr("managed"));
+  const DevicePointer segments = machine.fake.allocate_segments(3, 2 * kMiB);
+  EXPECT_THAT(refusal(segments + kMiB, 2 * kMiB),
+              AllOf(HasSubstr("2 allocations of CUDA device 0"),
+                    HasSubstr("the first ends after 1048576 bytes")));
+  EXPECT_THAT(refusal(segments, 64 * kMiB), HasSubstr("too long"));
+  machine.fake.free(segments);
+  EXPECT_THAT(refusal(segments, kMiB), HasSubstr("register"));  // by what the kernel says
+  machine.fake.free(managed);
+}
+
+TEST(Place, ADmaBufIsOfTheWholePagesAround) {
+  Machine machine;
+  const DevicePointer at = machine.fake.allocate(kMiB);
+  const auto file = machine.memory->dma_buf(Machine::address(at + 4096 + 100), 8192);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE(file->dma_buf);
+  EXPECT_EQ(file->offset, 100u);
+  EXPECT_GE(file->fd, 0);
+  close(file->fd);
+  machine.fake.free(at);
+}
+
+TEST(Place, WithoutDmaBufsTheReasonIsSaid) {
+  const auto reason = [](FakeOptions options) {
+    Machine machine(std::move(options));
+    const DevicePointer at = machine.fake.allocate(kMiB);
+    const absl::Status status = machine.memory->dma_buf(Machine::address(at), kMiB).status();
+    machine.fake.free(at);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(reason({.attributes = without_dma_buf()}), HasSubstr("open kernel module"));
+  EXPECT_THAT(reason({.version = 11050}), HasSubstr("older than 11.7"));
+}
+
+TEST(Place, AFailingDriverFailsTheRegistrationAndNothingElse) {
+  Machine machine;
+  const DevicePointer at = machine.fake.allocate(kMiB);
+  StubWorker stub;
+  stub.provider->reaches_devices = true;
+  ASSERT_TRUE(stub.worker->register_memory(Machine::address(at), kMiB).ok());
+  machine.fake.lose();
+  EXPECT_EQ(stub.worker->register_memory(Machine::address(at), kMiB).status().code(),
+            absl::StatusCode::kAborted);
+}
+
+}  // namespace
+}  // namespace baton::gpudirect
