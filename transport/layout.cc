@@ -70,7 +70,24 @@ Layout Layout::repeated(size_t count, size_t stride) const {
   return layout;
 }
 
+Layout Layout::measured() const {
+  Layout layout = *this;
+  layout.measured_ = reach();
+  return layout;
+}
+
+// From offset_ to behind the last byte.
+size_t Layout::reach() const {
+  size_t end = piece_bytes_;
+  for (const Dim& dim : dims()) {
+    const size_t last = dim.index != nullptr ? largest(dim.index, dim.count) : dim.count - 1;
+    end = add(end, mul(last, dim.stride));
+  }
+  return end;
+}
+
 void Layout::add_outer(Dim dim) {
+  measured_ = 0;
   if (dim.count == 1) {  // a single step is only an offset
     offset_ = add(offset_, step_offset(dim, 0));
     return;
@@ -106,11 +123,7 @@ absl::Status Layout::check_box(size_t region_bytes, const char* side) const {
     return absl::InvalidArgumentError(
         absl::StrFormat("the %s layout describes more than 2^64 bytes", side));
   }
-  size_t end = add(offset_, piece_bytes_);
-  for (const Dim& dim : dims()) {
-    const size_t last = dim.index != nullptr ? largest(dim.index, dim.count) : dim.count - 1;
-    end = add(end, mul(last, dim.stride));
-  }
+  const size_t end = add(offset_, measured_ != 0 ? measured_ : reach());
   if (end > region_bytes) {
     return absl::OutOfRangeError(absl::StrFormat(
         "the %s layout ends at byte %u, but its region has %u bytes", side, end, region_bytes));

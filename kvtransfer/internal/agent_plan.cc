@@ -151,7 +151,8 @@ class Planner {
                        uint64_t count, const uint32_t* pages, uint64_t bytes) {
     if (run) return Layout::contiguous(first, count * bytes);
     return Layout::paged(scale.lowest + (window << 32) * scale.unit, {pages, count}, scale.unit,
-                         bytes);
+                         bytes)
+        .measured();
   }
 
   const AgentList& local_;

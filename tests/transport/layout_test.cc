@@ -40,6 +40,27 @@ TEST(Layout, DescribesWhatItSays) {
   EXPECT_EQ(Layout::strided(0, 8, 256, 256).piece_bytes(), 2048u);
 }
 
+TEST(Layout, ListsOfAMeasuredOneAreNotReadAgain) {
+  std::vector<uint32_t> pages = {3, 0, 9};
+  const Layout plain = Layout::paged(64, pages, 1024, 512);
+  const Layout measured = plain.measured();
+  EXPECT_EQ(measured.bytes(), plain.bytes());
+  EXPECT_TRUE(measured.check(64 + 9 * 1024 + 512, "local").ok());
+  EXPECT_FALSE(measured.check(64 + 9 * 1024 + 511, "local").ok());
+  pages[1] = 1000;
+  EXPECT_TRUE(measured.check(64 + 9 * 1024 + 512, "local").ok());
+  EXPECT_FALSE(plain.check(64 + 9 * 1024 + 512, "local").ok());
+  // What is made of it is another layout, and none of its own numbers hold for that one.
+  const Layout twice = measured.repeated(2, 1 << 20);
+  EXPECT_FALSE(twice.check((1 << 20) + 64 + 9 * 1024 + 512, "local").ok());
+  EXPECT_TRUE(twice.check((1 << 20) + 64 + 1000 * 1024 + 512, "local").ok());
+  // A largest page of 0, no pages, and one run are measured as well.
+  pages = {0, 0};
+  EXPECT_TRUE(Layout::paged(64, pages, 1024, 512).measured().check(64 + 512, "local").ok());
+  EXPECT_TRUE(Layout::paged(64, {}, 1024, 512).measured().check(0, "local").ok());
+  EXPECT_FALSE(Layout::contiguous(8, 8).measured().check(15, "local").ok());
+}
+
 TEST(Layout, ChecksBounds) {
   const std::vector<uint32_t> pages = {3, 0, 9};
   const Layout paged = Layout::paged(64, pages, 1024, 512);
