@@ -1,0 +1,161 @@
+"""What vLLM calls (KVConnectorBase_V1, seen in 0.32): its scheduler half asks Scheduler, its worker half Service.
+All that decides anything is there; this file only translates."""
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorMetadata,
+                                                               KVConnectorRole)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+
+from .. import Agent
+from .decode import Limits
+from .memory import KvMemory
+from .scheduler import Scheduler, Step
+from .service import Service, identity_of
+
+log = logging.getLogger("baton.vllm")
+_PATIENCE = 0.002  # s: an engine with nothing to compute waits so long for a load instead of spinning
+
+
+class BatonMetadata(KVConnectorMetadata):
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+
+class BatonStats(KVConnectorStats):
+    """Loads that were complete: data["loads"] is a list of (bytes, seconds, blocks)."""
+
+    def reset(self) -> None:
+        self.data = {"loads": [], "failed": 0}
+
+    def aggregate(self, other: KVConnectorStats) -> "BatonStats":
+        self.data = {key: self.data[key] + other.data[key] for key in ("loads", "failed")}
+        return self
+
+    def is_empty(self) -> bool:
+        return not self.data.get("loads") and not self.data.get("failed")
+
+    def reduce(self) -> Dict[str, Any]:
+        size, seconds = sum(load[0] for load in self.data["loads"]), sum(load[1] for load in self.data["loads"])
+        count = max(1, len(self.data["loads"]))
+        return {"Num successful transfers": len(self.data["loads"]), "Num failed transfers": self.data["failed"],
+                "Avg xfer time (ms)": round(1e3 * seconds / count, 3),
+                "Avg MB per transfer": round(size / 2**20 / count, 3),
+                "Throughput (MB/s)": round(size / 2**20 / seconds, 1) if seconds else 0}
+
+
+class BatonConnector(KVConnectorBase_V1):
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        groups = getattr(kv_cache_config, "kv_cache_groups", None) or ()
+        if len(groups) > 1:
+            raise ValueError("BatonConnector moves KV caches of one kind; this model has "
+                             f"{len(groups)}: start vLLM with --disable-hybrid-kv-cache-manager")
+        config = vllm_config.kv_transfer_config
+        if getattr(config, "kv_load_failure_policy", "recompute") != "recompute":
+            log.warning('requests fail when prefill does: set "kv_load_failure_policy": "recompute"')
+        self._config = vllm_config
+        self._extra = config.get_from_extra_config
+        self._name = self._extra("name", None) or config.engine_id
+        self._host, self._port = self._extra("host", "127.0.0.1"), int(self._extra("port", config.kv_port))
+        self._block_size = vllm_config.cache_config.block_size
+        self._scheduler: Optional[Scheduler] = None
+        self._service: Optional[Service] = None
+        self._layers: Dict[str, int] = {}
+        self._errors: Set[int] = set()
+        self._stats = BatonStats()
+        self._stats.reset()
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = Scheduler(self._block_size, self._name, f"{self._host}:{self._port}")
+
+    # --- in a worker
+
+    def register_kv_caches(self, kv_caches: Dict[str, Any]) -> None:
+        memory = KvMemory.of_tensors(kv_caches)
+        self._layers = {name: i for i, name in enumerate(kv_caches)}
+        number = getattr(self._config.parallel_config, "rank", 0)
+        listen = self._extra("listen_host", "" if self._host in ("127.0.0.1", "localhost") else "0.0.0.0")
+        agent = Agent(_numbered(self._name, number), listen_host=listen, listen_port=self._port + number,
+                      serve_metadata=True, settings=self._extra("settings", None))
+        identity = self._extra("identity", None) or identity_of(self._config, memory, self._block_size)
+        limits = Limits(float(self._extra("silence", 1.0)), float(self._extra("load_timeout", 60.0)))
+        self._service = Service(agent, memory, hashlib.sha256(identity.encode()).hexdigest()[:16], limits,
+                                float(self._extra("lease", 60.0)))
+        self._number = number
+        log.info("Baton's agent %s listens on port %d", agent.name, agent.port)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        step = self._get_connector_metadata().step
+        for order in step.orders:
+            host, port = order.address.rsplit(":", 1)
+            self._service.loads.start(order._replace(agent=_numbered(order.agent, self._number),
+                                                     address=f"{host}:{int(port) + self._number}"))
+        for transfer in step.drops:
+            self._service.sends.drop(transfer)
+        for transfer, request in step.holds:
+            self._service.sends.hold(transfer, request)
+        if step.orders:
+            self._service.wake()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: a request is not scheduled before its load has ended."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        for transfer, blocks in self._get_connector_metadata().step.saves:
+            self._service.sends.save(transfer, self._layers[layer_name], blocks)
+
+    def wait_for_save(self) -> None:
+        """Nothing: the blocks of a save stay until get_finished() names the request."""
+
+    def get_finished(self, finished_req_ids: Set[str]) -> Tuple[Optional[Set[str]], Optional[Set[str]]]:
+        idle = self.has_connector_metadata() and not self._get_connector_metadata().step.forward
+        loads = self._service.loads
+        ended = loads.take(_PATIENCE if idle and loads.busy() else 0)
+        self._errors |= ended.failed
+        self._stats.data["loads"] += ended.loads
+        self._stats.data["failed"] += len(ended.requests) - len(ended.loads)
+        return self._service.sends.finished() or None, ended.requests or None
+
+    def get_block_ids_with_load_errors(self) -> Set[int]:
+        errors, self._errors = self._errors, set()
+        return errors
+
+    def get_kv_connector_stats(self) -> Optional[BatonStats]:
+        if self._service is None or self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, BatonStats()
+        self._stats.reset()
+        return stats
+
+    def shutdown(self) -> None:
+        if self._service is not None:
+            self._service.close()
+            self._service = None
+
+    # --- in the scheduler
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Tuple[int, bool]:
+        return self._scheduler.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
+        return BatonMetadata(self._scheduler.step(scheduler_output))
+
+    def request_finished(self, request: Any, block_ids: List[int]) -> Tuple[bool, Optional[Dict[str, Any]]]:
+        return self._scheduler.finished(request, block_ids)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Optional[Dict[str, Any]] = None) -> BatonStats:
+        stats = BatonStats()
+        stats.reset()
+        stats.data.update(data or {})
+        return stats
+
+
+def _numbered(name: str, worker: int) -> str:
+    return f"{name}/{worker}"

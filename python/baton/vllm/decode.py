@@ -1,0 +1,231 @@
+"""The end that wants the KV: asks prefill for a request's blocks, reads each layer when it is ready, and checks every
+block before the engine hears of it. What prefill does not deliver in time has failed, and the engine computes it.
+
+A load that failed is reported when no byte of it moves any more: the engine gives its blocks to others then."""
+from __future__ import annotations
+
+import collections
+import json
+import logging
+import threading
+import time
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
+
+from ..errors import BatonError
+from .memory import KvMemory
+
+log = logging.getLogger("baton.vllm")
+
+
+class Order(NamedTuple):
+    """What the scheduler wants loaded: `blocks` of this engine, where block i is block `first` + i of the request.
+    None: nothing; prefill may have its blocks back. `sure`: prefill has ended, so it must know of the transfer."""
+
+    request: str
+    transfer: str
+    agent: str
+    address: str
+    first: int
+    blocks: Optional[List[int]]
+    sure: bool
+
+
+class Limits(NamedTuple):
+    """In seconds: how long prefill may stay silent, how long a load may take in all, how often prefill is asked."""
+
+    silence: float = 1.0
+    load: float = 60.0
+    ask: float = 0.25
+
+
+class Done(NamedTuple):
+    """What has ended: requests, their blocks that failed, and (bytes, seconds, blocks) of each load that did not."""
+
+    requests: Set[str]
+    failed: Set[int]
+    loads: List[Tuple[int, float, int]]
+
+
+class _Read(NamedTuple):
+    transfer: Any
+    parts: List[Tuple[int, int, int]]  # layer, number in the order, checksum
+
+
+class _Load:
+    def __init__(self, order: Order, layers: int, now: float) -> None:
+        self.order, self.started, self.heard, self.asked = order, now, now, -1e9
+        self.missing = {(layer, i) for layer in range(layers) for i in range(len(order.blocks or ()))}
+        self.reads: List[_Read] = []
+        self.waiting: List[Any] = []  # parts that came before the peer's layout
+        self.why = ""                 # it failed
+
+
+class _Peer:
+    def __init__(self) -> None:
+        self.fetched = -1e9
+        self.told = False              # it has our metadata
+        self.blocks = None             # its prepared list
+        self.per_layer = 0
+
+
+class Loads:
+    """start() and take() are for the engine's thread, the rest for the service's."""
+
+    def __init__(self, agent: Any, memory: KvMemory, identity: str, limits: Limits = Limits(),
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self.agent, self.memory, self.identity, self.limits, self.clock = agent, memory, identity, limits, clock
+        self.local = agent.prepare(memory.rows())
+        self._orders: Deque[Order] = collections.deque()
+        self._loads: Dict[str, _Load] = {}
+        self._peers: Dict[str, _Peer] = {}
+        self._changed = threading.Condition()
+        self._ended = Done(set(), set(), [])
+
+    # --- the engine
+
+    def start(self, order: Order) -> None:
+        self._orders.append(order)
+
+    def busy(self) -> bool:
+        return bool(self._orders or self._loads)
+
+    def take(self, patience: float = 0) -> Done:
+        """What has ended since the last call; waits so long for the first."""
+        with self._changed:
+            if patience and not self._ended.requests:
+                self._changed.wait(patience)
+            ended, self._ended = self._ended, Done(set(), set(), [])
+            return ended
+
+    # --- the service
+
+    def heard(self, sender: str, message: Dict[str, Any]) -> None:
+        """A message of a prefill's."""
+        peer = self._peers.get(sender)
+        if peer is None:
+            return
+        if message["kind"] == "layout":
+            self._learn(sender, peer, message)
+            return
+        load = self._loads.get(message["transfer"])
+        if load is None or load.order.agent != sender or load.why:
+            return
+        load.heard = self.clock()
+        if message["kind"] == "gone":
+            load.why = "prefill does not have it any more"
+        elif message["kind"] == "ready":
+            load.waiting += message["parts"]
+
+    def step(self) -> bool:
+        """Moves everything on. Whether anything is under way."""
+        while self._orders:
+            order = self._orders.popleft()
+            self._loads[order.transfer] = _Load(order, len(self.memory.layers), self.clock())
+        for load in list(self._loads.values()):
+            try:
+                self._move(load)
+            except (BatonError, ValueError, TypeError, IndexError) as why:
+                load.why = load.why or str(why)
+            self._maybe_end(load)
+        return self.busy()
+
+    def _learn(self, sender: str, peer: _Peer, message: Dict[str, Any]) -> None:
+        rows = message["rows"]
+        if message["identity"] != self.identity or any(row[1] != self.memory.layers[0].bytes for row in rows):
+            for load in self._loads.values():
+                if load.order.agent == sender:
+                    load.why = f"prefill has another model or cache: {message['identity']}, here {self.identity}"
+            return
+        peer.blocks = self.agent.prepare([tuple(row) for row in rows], sender)
+        peer.per_layer = rows[0][4]
+
+    def _move(self, load: _Load) -> None:
+        now, order = self.clock(), load.order
+        if not load.why:
+            if now - load.started >= self.limits.load:
+                load.why = f"not complete after {self.limits.load} s"
+            elif now - load.heard >= self.limits.silence:
+                load.why = f"prefill {order.agent} is silent for {self.limits.silence} s"
+            elif now - load.asked >= self.limits.ask:
+                self._ask(load, now)
+        peer = self._peers.get(order.agent)
+        if not load.why and peer is not None and peer.blocks is not None:
+            parts, load.waiting = load.waiting, []
+            self._read(load, peer, parts)
+        for read in list(load.reads):
+            if load.why:
+                read.transfer.abort()
+            try:
+                if not read.transfer.done():
+                    continue
+            except BatonError as why:
+                load.why = load.why or str(why)
+            load.reads.remove(read)
+            read.transfer.release()
+            if not load.why:
+                load.heard = now
+                self._check(load, read)
+
+    def _ask(self, load: _Load, now: float) -> None:
+        order = load.order
+        peer = self._peers.setdefault(order.agent, _Peer())
+        if not self.agent.has_remote(order.agent):
+            if peer.told:  # it went, and may have come back
+                self.agent.remove_remote(order.agent)
+                self._peers[order.agent] = peer = _Peer()
+                if load.asked > 0:
+                    load.why = f"prefill {order.agent} is gone"
+                    return
+            if now - peer.fetched >= self.limits.ask:
+                peer.fetched = now
+                self.agent.fetch_metadata(order.agent, order.address)
+            return
+        load.asked = now
+        if order.blocks is not None:
+            self._tell(load, kind="want", first=not peer.told, sure=order.sure,
+                       metadata=self.agent.partial_metadata([]).hex())  # how to reach us, and no memory
+            peer.told = True
+
+    def _read(self, load: _Load, peer: _Peer, parts: List[Any]) -> None:
+        mine, theirs, checks, order = [], [], [], load.order
+        for layer, first, blocks in parts:
+            for at, (block, crc) in enumerate(blocks, start=first - order.first):
+                if (layer, at) in load.missing:
+                    load.missing.discard((layer, at))
+                    mine.append(self.memory.index(layer, order.blocks[at]))
+                    theirs.append(layer * peer.per_layer + block)
+                    checks.append((layer, at, crc))
+        if mine:
+            load.reads.append(_Read(self.agent.read(self.local, mine, peer.blocks, theirs), checks))
+
+    def _check(self, load: _Load, read: _Read) -> None:
+        for layer, at, crc in read.parts:
+            if self.memory.crc(layer, load.order.blocks[at]) != crc:
+                load.why = f"block {load.order.first + at} of layer {layer} has a wrong checksum"
+                return
+
+    def _maybe_end(self, load: _Load) -> None:
+        order = load.order
+        if load.reads or not (load.why or (load.asked >= 0 and not load.missing)):
+            return
+        del self._loads[order.transfer]
+        self._tell(load, kind="done")
+        if order.blocks is None:
+            return
+        if load.why:
+            log.warning("the KV of request %s was not loaded: %s; it is computed here", order.request, load.why)
+        with self._changed:
+            self._ended.requests.add(order.request)
+            if load.why:
+                self._ended.failed.update(order.blocks)
+            else:
+                layers = len(self.memory.layers)
+                self._ended.loads.append((layers * len(order.blocks) * self.memory.layers[0].bytes,
+                                          self.clock() - load.started, layers * len(order.blocks)))
+            self._changed.notify_all()
+
+    def _tell(self, load: _Load, **message: Any) -> None:
+        try:
+            self.agent.notify(load.order.agent, json.dumps(dict(message, transfer=load.order.transfer)).encode())
+        except BatonError:
+            pass  # silence ends what waits for an answer

@@ -1,0 +1,69 @@
+"""Where the blocks of an engine's KV cache lie: for each layer one run of bytes per block, at equal steps."""
+from __future__ import annotations
+
+import ctypes
+import zlib
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+
+
+class Layer(NamedTuple):
+    """`blocks` runs of `bytes` bytes, the first at `address`, each `stride` bytes after the one before."""
+
+    address: int
+    bytes: int
+    stride: int
+    blocks: int
+
+
+class KvMemory:
+    """The cache of one worker. `ranges`: the (address, bytes) that hold it; `keep`: whom they belong to."""
+
+    def __init__(self, layers: Iterable[Sequence[int]], ranges: Iterable[Tuple[int, int]] = (),
+                 keep: Any = None) -> None:
+        self.layers = [Layer(*map(int, layer)) for layer in layers]
+        self.ranges = sorted(set(ranges))
+        self.keep = keep
+        if not self.layers:
+            raise ValueError("a KV cache has at least one layer")
+        if len({(layer.bytes, layer.blocks) for layer in self.layers}) > 1:
+            raise ValueError("the layers of this KV cache differ in their blocks: that is not supported")
+
+    @staticmethod
+    def of_tensors(caches: Dict[str, Any]) -> "KvMemory":
+        """Of tensors whose first dimension counts blocks."""
+        layers, ranges = [], []
+        for name, tensor in caches.items():
+            if tensor.device.type != "cpu":
+                raise NotImplementedError(f"{name} lies on {tensor.device}: Baton moves host memory")
+            size = tensor.element_size()
+            block = tensor[0].numel() * size
+            if not _is_one_run(tensor[0]):
+                raise NotImplementedError(f"{name}: a block of it is not one run of bytes; choose another KV layout")
+            layers.append((tensor.data_ptr(), block, tensor.stride(0) * size, tensor.shape[0]))
+            storage = tensor.untyped_storage()
+            ranges.append((storage.data_ptr(), storage.nbytes()))
+        return KvMemory(layers, ranges, list(caches.values()))
+
+    def rows(self) -> List[Tuple[int, int, int, int, int]]:
+        """For Agent.prepare(): one row a layer, so that a block is index(layer, block)."""
+        return [(layer.address, layer.bytes, 0, layer.stride, layer.blocks) for layer in self.layers]
+
+    def index(self, layer: int, block: int) -> int:
+        return layer * self.layers[0].blocks + block
+
+    def crc(self, layer: int, block: int) -> int:
+        """The checksum of a block's bytes in a layer, as they are now."""
+        at = self.layers[layer]
+        if not 0 <= block < at.blocks:
+            raise IndexError(f"block {block} of {at.blocks}")
+        return zlib.crc32((ctypes.c_char * at.bytes).from_address(at.address + block * at.stride))
+
+
+def _is_one_run(block: Any) -> bool:
+    """Whether the elements of a tensor fill a run of memory, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(block.stride(), block.shape)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,125 @@
+"""The side of the connector that lives in vLLM's scheduler: which blocks of which request are wanted, ready, or held.
+It talks to the workers by Step, once for each step of the engine.
+
+kv_transfer_params of a request at prefill: {"do_remote_decode": true}, and "transfer_id" if the caller has chosen one.
+At decode: {"do_remote_prefill": true, "transfer_id", "remote_agent", "remote_address"}: prefill's answer has them; a
+caller that knows them need not wait for that answer, and the two engines work at the same time."""
+from __future__ import annotations
+
+import dataclasses
+import logging
+import uuid
+from typing import Any, Dict, List, Optional, Tuple
+
+from .decode import Order
+
+log = logging.getLogger("baton.vllm")
+
+
+@dataclasses.dataclass
+class Step:
+    """What the workers are told in one step."""
+
+    orders: List[Order] = dataclasses.field(default_factory=list)
+    saves: List[Tuple[str, List[int]]] = dataclasses.field(default_factory=list)  # transfer, blocks complete after it
+    holds: List[Tuple[str, str]] = dataclasses.field(default_factory=list)        # transfer, request
+    drops: List[str] = dataclasses.field(default_factory=list)                    # transfers
+    forward: bool = True                                                          # the model runs
+
+
+class _Sender:
+    """A request whose KV is for somebody else."""
+
+    def __init__(self, transfer: str, prompt: int) -> None:
+        self.transfer, self.prompt, self.blocks = transfer, prompt, []
+
+
+class Scheduler:
+    def __init__(self, block_size: int, name: str, address: str) -> None:
+        self.block_size, self.name, self.address = block_size, name, address
+        self._local: Dict[str, int] = {}       # request -> tokens that are here already
+        self._senders: Dict[str, _Sender] = {}
+        self._next = Step()
+
+    def matched(self, request: Any, computed: int) -> Tuple[int, bool]:
+        """How many tokens behind the first `computed` can be loaded; they come between steps."""
+        params = request.kv_transfer_params or {}
+        if not self._remote(request, params):
+            return 0, False
+        self._local[request.request_id] = computed
+        wanted = len(request.prompt_token_ids or ()) - computed
+        return (wanted, True) if wanted > 0 else (0, False)
+
+    def allocated(self, request: Any, blocks: Any, external: int) -> None:
+        """The request has its blocks."""
+        params = request.kv_transfer_params or {}
+        name = request.request_id
+        if params.get("do_remote_decode") and name not in self._senders:
+            transfer = str(params.get("transfer_id") or uuid.uuid4().hex)
+            self._senders[name] = _Sender(transfer, request.num_prompt_tokens)
+        if self._remote(request, params):
+            params["do_remote_prefill"] = False  # once: what fails is computed here
+            first = self._local.pop(name, 0) // self.block_size
+            wanted = None
+            if external > 0:
+                wanted = list(blocks.get_block_ids()[0][first:self._count(len(request.prompt_token_ids))])
+            self._order(name, params, first, wanted)
+
+    def step(self, output: Any) -> Step:
+        """What the workers are to do in the step that was scheduled."""
+        scheduled = output.num_scheduled_tokens
+        for new in output.scheduled_new_reqs:
+            self._save(new.req_id, new.block_ids[0], True, new.num_computed_tokens + scheduled[new.req_id])
+        cached = output.scheduled_cached_reqs
+        for i, request in enumerate(cached.req_ids):
+            blocks = cached.new_block_ids[i]
+            self._save(request, blocks[0] if blocks else [], request in cached.resumed_req_ids,
+                       cached.num_computed_tokens[i] + scheduled[request])
+        step, self._next = self._next, Step()
+        step.forward = output.total_num_scheduled_tokens > 0
+        return step
+
+    def finished(self, request: Any, blocks: List[int]) -> Tuple[bool, Optional[Dict[str, Any]]]:
+        """A request has ended: whether its blocks stay, and what its caller is told."""
+        params = request.kv_transfer_params or {}
+        self._local.pop(request.request_id, None)
+        if self._remote(request, params):  # it ended before it began
+            self._order(request.request_id, params, 0, None)
+        sender = self._senders.pop(request.request_id, None)
+        if sender is None:
+            return False, None
+        if not blocks or request.status.name not in ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"):
+            self._next.drops.append(sender.transfer)
+            return False, None
+        self._next.holds.append((sender.transfer, request.request_id))
+        return True, {"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": sender.transfer,
+                      "remote_agent": self.name, "remote_address": self.address, "remote_finished": True}
+
+    def _save(self, request: str, blocks: List[int], anew: bool, tokens: int) -> None:
+        sender = self._senders.get(request)
+        if sender is None:
+            return
+        sender.blocks = list(blocks) if anew else sender.blocks + list(blocks)
+        ready = self._count(sender.prompt) if tokens >= sender.prompt else tokens // self.block_size
+        self._next.saves.append((sender.transfer, sender.blocks[:ready]))
+
+    def _order(self, request: str, params: Dict[str, Any], first: int, blocks: Optional[List[int]]) -> None:
+        self._next.orders.append(Order(request, params["transfer_id"], params["remote_agent"], params["remote_address"],
+                                       first, blocks, bool(params.get("remote_finished"))))
+
+    def _remote(self, request: Any, params: Dict[str, Any]) -> bool:
+        """Whether its KV comes from elsewhere. What cannot be used is computed here instead."""
+        if not params.get("do_remote_prefill"):
+            return False
+        wrong = [key for key in ("transfer_id", "remote_agent", "remote_address")
+                 if not isinstance(params.get(key), str) or not params[key]]
+        if not wrong and not params["remote_address"].rpartition(":")[2].isdigit():
+            wrong = ["remote_address"]
+        if wrong:
+            params["do_remote_prefill"] = False
+            log.warning("request %s is computed here: its kv_transfer_params lack %s; pass on what prefill answered",
+                        request.request_id, ", ".join(wrong))
+        return not wrong
+
+    def _count(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)

@@ -1,0 +1,79 @@
+"""vLLM servers for a test: one process each, with a log of its own, ended by close()."""
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+from proxy import post
+
+METRICS = re.compile(r"KV Transfer metrics: .*?Num successful transfers=(\d+).*?Avg xfer time \(ms\)=([\d.]+)"
+                     r".*?Avg MB per transfer=([\d.]+)")
+CALM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "2",
+        "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOG_STATS_INTERVAL": "1", "CUDA_VISIBLE_DEVICES": "",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "600"}
+
+
+class Server:
+    def __init__(self, name, model, port, folder, connector=None, environment=None):
+        self.name, self.url = name, f"http://127.0.0.1:{port}"
+        self.log = pathlib.Path(folder) / f"{name}.log"
+        self.command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
+                        "--served-model-name", "m", "--enforce-eager", "--dtype", "float32", "--port", str(port),
+                        "--max-model-len", "1024"]
+        if connector:
+            self.command += ["--kv-transfer-config", json.dumps(connector)]
+        self.environment = {**os.environ, **CALM, **(environment or {})}
+        self.process = None
+
+    def start(self):
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(self.command, env=self.environment, stdout=log, stderr=log,
+                                            start_new_session=True)
+        return self
+
+    def signal(self, number):
+        """To the server and all that it started."""
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def ready(self):
+        """Waits until it answers, and warms it: vllm-cpu 0.32 dies of a first request with one token."""
+        while True:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"{self.name} ended: {self.log.read_text()[-3000:]}")
+            try:
+                urllib.request.urlopen(self.url + "/health", timeout=5)
+                break
+            except OSError:
+                time.sleep(0.5)
+        status, answer = post(self.url, {"model": "m", "prompt": list(range(300, 340)), "max_tokens": 2})
+        if status != 200:
+            raise RuntimeError(f"{self.name} does not answer: {answer}")
+        return self
+
+    def rate(self):
+        """(transfers, MB/s, ms each) of what its log says of the KV that it loaded."""
+        count = seconds = size = 0
+        for number, ms, mb in METRICS.findall(self.log.read_text()):
+            count += int(number)
+            seconds += int(number) * float(ms) / 1e3
+            size += int(number) * float(mb)
+        return (count, size / seconds if seconds else 0, 1e3 * seconds / count if count else 0)
+
+    def close(self):
+        if self.process is not None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                pass
+            self.signal(signal.SIGKILL)
+            self.process.wait()
