@@ -80,6 +80,7 @@ absl::StatusOr<bool> UcxProvider::advance(Joining& joining) {
 void UcxProvider::announce(Joining joining, EventSink& sink) {
   UcxRail& rail = *joining.rail;
   rail.announced = true;
+  rail.activate();
   if (joining.dial != nullptr) {
     sink.connected(joining.dial->session, rail.peer(), std::move(joining.rail));
   } else {

@@ -123,6 +123,7 @@ void Engine::end(std::unique_ptr<Engine> engine) {
   sweep();
   engine->receiver_ = [](std::string_view) {};
   for (auto& endpoint : engine->endpoints_) endpoint->users = 0;
+  engine->untidy_ = true;
   const auto until = std::chrono::steady_clock::now() + kFarewell;
   bool closed = engine->all_closed();
   while (!closed && std::chrono::steady_clock::now() < until) closed = engine->all_closed();
@@ -160,9 +161,10 @@ bool Engine::progress() {
 }
 
 bool Engine::holds_packets() const {
-  return std::any_of(endpoints_.begin(), endpoints_.end(), [](const auto& endpoint) {
-    return endpoint->under_way > 0 && (endpoint->users > 0 || !endpoint->silent);
-  });
+  return under_way_ > 0 &&
+         std::any_of(endpoints_.begin(), endpoints_.end(), [](const auto& endpoint) {
+           return endpoint->under_way > 0 && (endpoint->users > 0 || !endpoint->silent);
+         });
 }
 
 absl::StatusOr<Endpoint*> Engine::connect(const std::string& address) {
@@ -199,24 +201,37 @@ void Engine::close(Endpoint& endpoint, uint32_t flags) {
   param.flags = flags;
   void* request = ucx_.ucp_ep_close_nbx(endpoint.handle, &param);
   endpoint.handle = nullptr;
+  untidy_ = true;
   if (UCS_PTR_IS_PTR(request)) endpoint.closing = request;
 }
 
 // Closes endpoints that have failed, and forgets those that are closed and whose packets are back.
 bool Engine::collect() {
-  return std::erase_if(endpoints_, [this](const auto& endpoint) {
-           if (endpoint->users > 0) return false;
-           if (endpoint->handle != nullptr && !endpoint->failure.ok()) {
-             close(*endpoint, UCP_EP_CLOSE_FLAG_FORCE);
-           }
-           if (endpoint->handle != nullptr) return false;
-           if (endpoint->closing != nullptr) {
-             if (ucx_.ucp_request_check_status(endpoint->closing) == UCS_INPROGRESS) return false;
-             ucx_.ucp_request_free(endpoint->closing);
-             endpoint->closing = nullptr;
-           }
-           return endpoint->under_way == 0;
-         }) > 0;
+  if (!untidy_) return false;
+  bool again = false;
+  const size_t gone = std::erase_if(endpoints_, [&](const auto& endpoint) {
+    if (endpoint->users > 0) return false;
+    if (endpoint->handle != nullptr && !endpoint->failure.ok()) {
+      close(*endpoint, UCP_EP_CLOSE_FLAG_FORCE);
+    }
+    if (endpoint->handle != nullptr) return false;
+    if (endpoint->closing != nullptr &&
+        ucx_.ucp_request_check_status(endpoint->closing) != UCS_INPROGRESS) {
+      ucx_.ucp_request_free(endpoint->closing);
+      endpoint->closing = nullptr;
+    }
+    const bool closed = endpoint->closing == nullptr && endpoint->under_way == 0;
+    again |= !closed;
+    return closed;
+  });
+  untidy_ = again;
+  return gone > 0;
+}
+
+void Engine::failed(Endpoint& endpoint, ucs_status_t status) {
+  if (!endpoint.failure.ok()) return;
+  endpoint.failure = absl::UnavailableError(text(status));
+  failed_ = untidy_ = true;
 }
 
 Packet* Engine::acquire(size_t bytes) {
@@ -238,6 +253,7 @@ Packet* Engine::acquire(size_t bytes) {
 void Engine::send(Endpoint& endpoint, Packet* packet, size_t bytes) {
   packet->endpoint = &endpoint;
   ++endpoint.under_way;
+  ++under_way_;
   if (endpoint.handle == nullptr || !endpoint.failure.ok()) return done(packet, UCS_ERR_CANCELED);
   ucp_request_param_t param{};
   param.op_attr_mask =
@@ -253,10 +269,9 @@ void Engine::send(Endpoint& endpoint, Packet* packet, size_t bytes) {
 void Engine::done(Packet* packet, ucs_status_t status) {
   Endpoint& endpoint = *packet->endpoint;
   --endpoint.under_way;
+  --under_way_;
   ++endpoint.completed;
-  if (status != UCS_OK && endpoint.failure.ok()) {
-    endpoint.failure = absl::UnavailableError(text(status));
-  }
+  if (status != UCS_OK) failed(endpoint, status);
   packet->endpoint = nullptr;
   (packet->capacity == kSmallPacket ? free_small_ : free_large_).push_back(packet);
 }
@@ -270,9 +285,7 @@ void Engine::on_sent(void* request, ucs_status_t status, void* user_data) {
 
 void Engine::on_error(void* arg, ucp_ep_h, ucs_status_t status) {
   auto* endpoint = static_cast<Endpoint*>(arg);
-  if (endpoint->failure.ok()) {
-    endpoint->failure = absl::UnavailableError(endpoint->engine->text(status));
-  }
+  endpoint->engine->failed(*endpoint, status);
 }
 
 ucs_status_t Engine::on_message(void* self, const void*, size_t header_bytes, void* data,

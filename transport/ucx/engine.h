@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -72,7 +73,9 @@ class Engine {
   // the next who does until UCX says that the peer has gone: taking it back from a peer that lives
   // but does not listen is what UCX (1.13, tcp) does not survive.
   absl::StatusOr<Endpoint*> connect(const std::string& address);
-  void release(Endpoint* endpoint) { --endpoint->users; }
+  void release(Endpoint* endpoint) { untidy_ |= --endpoint->users == 0; }
+  // Whether an endpoint has failed since the last call: those who use one should look at it.
+  bool take_failures() { return std::exchange(failed_, false); }
 
   // An empty packet for at least this many bytes. Allocates only where none is free.
   Packet* acquire(size_t bytes);
@@ -92,6 +95,7 @@ class Engine {
   bool all_closed();
   static void sweep();
   void done(Packet* packet, ucs_status_t status);
+  void failed(Endpoint& endpoint, ucs_status_t status);
   static ucs_status_t on_message(void* self, const void* header, size_t header_bytes, void* data,
                                  size_t bytes, const ucp_am_recv_param_t* param);
   static void on_error(void* endpoint, ucp_ep_h, ucs_status_t status);
@@ -104,6 +108,9 @@ class Engine {
   int fd_ = -1;
   std::string address_;
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
+  uint32_t under_way_ = 0;  // packets, of all endpoints
+  bool untidy_ = false;     // there may be endpoints that collect() would do something about
+  bool failed_ = false;
   std::vector<std::unique_ptr<Packet>> packets_;
   std::vector<Packet*> free_small_;
   std::vector<Packet*> free_large_;

@@ -173,31 +173,43 @@ absl::Status UcxProvider::reachable(const std::string& address, std::string_view
 
 bool UcxProvider::progress(EventSink& sink) {
   if (!capabilities_.available) return acceptor_.progress(sink);
-  std::vector<UcxRail*>& rails = shared_->rails;
-  const bool alone =
-      !acceptor_.busy() &&
-      std::all_of(rails.begin(), rails.end(), [](const UcxRail* r) { return r == nullptr; });
+  const bool alone = !acceptor_.busy() && shared_->live == 0;
   // Without peers there is only the listener to look at, now and then and after sleeping.
   if (alone && ++idle_rounds_ < kIdleRounds) return false;
   idle_rounds_ = 0;
 
   sink_ = &sink;
   bool any = shared_->poller->poll();
+  for (void* owner : shared_->poller->noticed()) static_cast<UcxRail*>(owner)->activate();
+  const std::vector<UcxRail*>& rails = shared_->active;
   // A peer that has hung up before the round lands nothing in it.
   for (size_t i = 0; i < rails.size(); ++i) {
-    if (rails[i] != nullptr && rails[i]->announced) any |= rails[i]->check_channel(sink);
+    if (rails[i] != nullptr) any |= rails[i]->check_channel(sink);
   }
   any |= acceptor_.progress(sink);
   if (!joining_.empty()) any |= advance_joining(sink);
-  if (shared_->engine != nullptr) {
-    any |= shared_->engine->progress();
-    const Time now = shared_->context.clock.now();
-    for (size_t i = 0; i < rails.size(); ++i) {
-      if (rails[i] != nullptr && rails[i]->announced) any |= rails[i]->advance(sink);
-      if (rails[i] != nullptr && rails[i]->announced) rails[i]->check_timers(now, sink);
+  if (shared_->engine != nullptr) any |= advance_rails(sink);
+  sink_ = nullptr;
+  return any;
+}
+
+bool UcxProvider::advance_rails(EventSink& sink) {
+  bool any = shared_->engine->progress();
+  if (shared_->engine->take_failures()) {  // any of them may be over what has failed
+    for (UcxRail* rail : shared_->rails) {
+      if (rail != nullptr) rail->activate();
     }
   }
-  sink_ = nullptr;
+  std::vector<UcxRail*>& rails = shared_->active;
+  const Time now = shared_->context.clock.now();
+  for (size_t i = 0; i < rails.size(); ++i) {
+    if (rails[i] != nullptr) any |= rails[i]->advance(sink);
+    if (rails[i] != nullptr) rails[i]->check_timers(now, sink);
+    if (rails[i] == nullptr || !rails[i]->idle()) continue;
+    rails[i]->deactivate();
+    rails[i] = nullptr;
+  }
+  rails.erase(std::remove(rails.begin(), rails.end(), nullptr), rails.end());
   return any;
 }
 
@@ -221,13 +233,14 @@ void UcxProvider::received(std::string_view message) {
     joining_.erase(it);
     announce(std::move(joining), *sink_);
   }
+  rail->activate();
   rail->receive(head, payload, *sink_);
 }
 
 bool UcxProvider::arm() {
   idle_rounds_ = kIdleRounds;
   if (!acceptor_.arm()) return false;
-  const auto& rails = shared_->rails;
+  const auto& rails = shared_->active;
   if (std::any_of(rails.begin(), rails.end(),
                   [](const UcxRail* rail) { return rail != nullptr && rail->runnable(); })) {
     return false;
@@ -241,7 +254,7 @@ Time UcxProvider::next_timer() const {
     next = std::min(next, shared_->context.clock.now() + kNap);
   }
   for (const Joining& joining : joining_) next = std::min(next, joining.deadline);
-  for (const UcxRail* rail : shared_->rails) {
+  for (const UcxRail* rail : shared_->active) {
     if (rail != nullptr) next = std::min(next, rail->next_timer());
   }
   return next;

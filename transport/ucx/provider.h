@@ -36,6 +36,8 @@ class UcxProvider final : public Provider {
   absl::Status add_region(const RegionEntry&) override { return absl::OkStatus(); }
   absl::Status remove_region(const RegionEntry&, EventSink&) override { return absl::OkStatus(); }
   bool progress(EventSink& sink) override;
+  // Rails that a round looks at.
+  size_t active() const { return shared_->active.size(); }
   int wait_fd() const override { return shared_->poller ? shared_->poller->fd() : -1; }
   bool arm() override;
   Time next_timer() const override;
@@ -56,6 +58,7 @@ class UcxProvider final : public Provider {
   bool advance_joining(EventSink& sink);
   absl::StatusOr<bool> advance(Joining& joining);
   void announce(Joining joining, EventSink& sink);
+  bool advance_rails(EventSink& sink);
   void received(std::string_view message);
 
   std::shared_ptr<UcxShared> shared_;

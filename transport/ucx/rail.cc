@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -39,16 +40,28 @@ UcxRail::UcxRail(std::shared_ptr<UcxShared> shared, std::unique_ptr<net::Message
   } else {
     *free = this;
   }
+  ++shared_->live;
+  channel_->owner = this;
   pieces_.reserve(kMaxPieces);
 }
 
 UcxRail::~UcxRail() { leave(); }
+
+void UcxRail::activate() {
+  if (!announced || closed_ || std::exchange(active_, true)) return;
+  shared_->active.push_back(this);
+}
 
 // Stops hearing the peer at once: what of its messages is still on the way is for nobody.
 void UcxRail::leave() {
   if (channel_ == nullptr) return;
   channel_.reset();
   shared_->rails[here_] = nullptr;
+  --shared_->live;
+  if (active_) {
+    std::vector<UcxRail*>& active = shared_->active;
+    std::replace(active.begin(), active.end(), this, static_cast<UcxRail*>(nullptr));
+  }
   if (endpoint_ != nullptr) shared_->engine->release(endpoint_);
   endpoint_ = nullptr;
 }

@@ -30,6 +30,8 @@ struct UcxShared {
   std::unique_ptr<net::Poller> poller;
   std::unique_ptr<Engine> engine;  // made when the first peer is met
   std::vector<UcxRail*> rails;     // null: free. A message names its rail by the index.
+  uint32_t live = 0;               // of them
+  std::vector<UcxRail*> active;    // with something to do; null where one went away
   size_t slice_bytes = 1 << 20;
   Time stall = std::chrono::seconds(10);
   std::string transports;  // for people: "tcp", "whatever UCX finds best"
@@ -68,6 +70,12 @@ class UcxRail final : public framed::FramedRail {
   void receive(std::string_view head, std::string_view payload, EventSink& sink);
   bool runnable() const;
 
+  // The provider looks at a rail only while it is on the list of those that are active: from the
+  // moment that it is announced, and whenever there is something for it to do.
+  void activate();
+  void deactivate() { active_ = false; }
+  bool idle() const { return !failing_ && channel_->ready == 0 && !waiting(); }
+
  private:
   using Slot = framed::OpenSlice;
   // A peer's write that is landing.
@@ -93,7 +101,7 @@ class UcxRail final : public framed::FramedRail {
   };
 
   // rail.cc
-  void taken(Slot&) override {}
+  void taken(Slot&) override { activate(); }
   void take_back(Slot& slot) override;
   void leave() override;
   void say_goodbye(std::string_view why) override;
@@ -139,6 +147,7 @@ class UcxRail final : public framed::FramedRail {
   std::string opened_payload_;
   Endpoint* endpoint_ = nullptr;
 
+  bool active_ = false;
   uint64_t order_ = 0;  // of the peer's reads
   std::array<Incoming, kDepth> incoming_;
   std::array<Job, kMaxReads> jobs_;
