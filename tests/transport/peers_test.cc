@@ -207,6 +207,59 @@ TEST_F(ScriptedPeers, APeerThatRefusesWhenItIsCalledAgainIsDownAndSaysWhy) {
   EXPECT_THAT(why, testing::Not(HasSubstr("nobody")));
 }
 
+// The first rail may go before the next one is heard of: what came over it counts.
+TEST_F(ScriptedPeers, WhatCameOverTheFirstRailCountsThoughItWentBeforeTheSecondCame) {
+  const CounterId counter = *worker_->allocate_counter();
+  const RemoteCounter remote = worker_->remote_counter(counter);
+  HelloInfo who = caller(9, 100);
+  ScriptedRail* first = nullptr;
+  const PeerId peer = up(who, first);
+  const auto half = [&](ScriptedRail& rail, uint32_t slice) {
+    provider_->sink->arrived(rail, {.transfer = {3, 1},
+                                    .slice = slice,
+                                    .slice_bytes = 50,
+                                    .total_bytes = 100,
+                                    .counter_index = remote.index,
+                                    .counter_generation = remote.generation,
+                                    .increment = 1});
+  };
+  half(*first, 0);
+  first->lose(*provider_->sink, "cut");
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kReconnecting);
+  who.link = 101;
+  ScriptedRail& second = provider_->call_in(who);
+  turn();
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
+  EXPECT_EQ(worker_->counter_value(counter), 0U);
+  half(second, 1);
+  EXPECT_EQ(worker_->counter_value(counter), 1U);
+}
+
+// A slot has a new transfer, and the word that asked for the end of its last one is still there.
+TEST_F(ScriptedPeers, ACancelNeverHitsTheNextTransferOfItsSlot) {
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = up(caller(9, 100), rail);
+  const auto submit = [&] {
+    const auto id = worker_->submit({.peer = peer, .notify = "words"});
+    EXPECT_TRUE(id.ok()) << id.status();
+    return *id;
+  };
+  const TransferId one = submit();
+  turn();
+  rail->report(*provider_->sink);
+  turn();
+  ASSERT_EQ(*worker_->state(one), TransferState::kDone);
+  ASSERT_TRUE(worker_->cancel(one).ok());  // nobody has heard of that yet
+  ASSERT_TRUE(worker_->release(one).ok());
+  const TransferId next = submit();
+  ASSERT_EQ(next.slot, one.slot);
+  turn();
+  EXPECT_EQ(*worker_->state(next), TransferState::kActive);
+  rail->report(*provider_->sink);
+  turn();
+  EXPECT_EQ(*worker_->state(next), TransferState::kDone);
+}
+
 // Each peer's times are its own, and 10,000 that are lost at once are all called again and given up
 // in time.
 TEST_F(ScriptedPeers, TenThousandThatAreLostAtOnceAreAllCalledAgain) {

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
+
+#include "tests/transport/stub_provider.h"
 
 namespace baton {
 namespace {
@@ -64,6 +67,33 @@ TEST(TransferSlots, ManySubmittersOneTaker) {
     ASSERT_TRUE(slots.release(id));
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// Whoever asks how a transfer ended gets the whole answer or none, while another thread gives its
+// slot to the next one. (The thread sanitizer sees what would be torn.)
+TEST(TransferSlots, AStatusIsNotReadWhileItsSlotIsUsedAgain) {
+  StubWorker stub;
+  std::atomic<uint64_t> newest{0};
+  std::atomic<bool> over{false};
+  std::thread reader([&] {
+    while (!over.load()) {
+      const uint64_t word = newest.load();
+      const absl::Status how =
+          stub.worker->status({static_cast<uint32_t>(word), static_cast<uint32_t>(word >> 32)});
+      EXPECT_FALSE(how.ok());
+      EXPECT_TRUE(!absl::IsCancelled(how) || how.message() == "cancelled by cancel()") << how;
+    }
+  });
+  for (int i = 0; i < 2000; ++i) {
+    const auto id = stub.worker->submit({.peer = stub.peer, .notify = "words"});
+    ASSERT_TRUE(id.ok()) << id.status();
+    newest.store(uint64_t{id->generation} << 32 | id->slot);
+    ASSERT_TRUE(stub.worker->cancel(*id).ok());
+    while (!ended(*stub.worker->state(*id))) stub.worker->progress();
+    ASSERT_TRUE(stub.worker->release(*id).ok());
+  }
+  over.store(true);
+  reader.join();
 }
 
 }  // namespace
