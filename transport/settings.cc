@@ -23,6 +23,13 @@ constexpr std::array kPeerSettings = {
         .least = 10,
         .most = 3'600'000,
         .meaning = "a peer that does not say for so long what had come over a lost rail is lost"},
+    Setting{.name = "peer.failback_ms",
+            .unit = "ms",
+            .standard = "1000",
+            .least = 0,
+            .most = 3'600'000,
+            .meaning = "a better provider than the one that reaches a peer is called again after "
+                       "so long, then after twice as long, up to a minute; 0: not at all"},
     Setting{.name = "peer.redial_ms",
             .unit = "ms",
             .standard = "5000",

@@ -15,7 +15,8 @@ class ScriptedProvider;
 // Takes every slice and reports it only when the test says so.
 class ScriptedRail final : public Rail {
  public:
-  explicit ScriptedRail(ScriptedProvider& provider) : provider_(provider) {}
+  ScriptedRail(ScriptedProvider& provider, const std::string& name)
+      : provider_(provider), properties_{.provider = name, .route = name} {}
   const Properties& properties() const override { return properties_; }
   absl::Status reaches(const RemoteRegion&) const override { return absl::OkStatus(); }
   bool post(const Slice& slice, EventSink&) override {
@@ -34,11 +35,14 @@ class ScriptedRail final : public Rail {
 
  private:
   ScriptedProvider& provider_;
-  Properties properties_{.provider = "scripted", .route = "scripted"};
+  Properties properties_;
 };
 
 class ScriptedProvider final : public Provider {
  public:
+  explicit ScriptedProvider(std::string name = "scripted", int rank = 0)
+      : capabilities_{.name = std::move(name), .rank = rank, .available = true} {}
+
   const Capabilities& capabilities() const override { return capabilities_; }
   absl::StatusOr<std::string> listen() override { return "here"; }
   absl::Status reachable(const std::string&, std::string_view) const override {
@@ -57,7 +61,7 @@ class ScriptedProvider final : public Provider {
 
   // In the next progress() the worker hears of a peer that called. The worker owns the rail.
   ScriptedRail& call_in(const HelloInfo& who) {
-    auto rail = std::make_unique<ScriptedRail>(*this);
+    auto rail = std::make_unique<ScriptedRail>(*this, capabilities_.name);
     ScriptedRail& made = *rail;
     callers_.emplace_back(who, std::move(rail));
     return made;
@@ -66,11 +70,18 @@ class ScriptedProvider final : public Provider {
   ScriptedRail* answer(const HelloInfo& who) {
     const uint64_t session = calls.front().session;
     calls.erase(calls.begin());
-    auto rail = std::make_unique<ScriptedRail>(*this);
+    auto rail = std::make_unique<ScriptedRail>(*this, capabilities_.name);
     ScriptedRail* made = rail.get();
     closed = nullptr;
     sink->connected(session, who, std::move(rail));
     return closed == made ? nullptr : made;
+  }
+
+  // The first of `calls` fails.
+  void fail(const absl::Status& why) {
+    const uint64_t session = calls.front().session;
+    calls.erase(calls.begin());
+    sink->connect_failed(session, why);
   }
 
   EventSink* sink = nullptr;          // the worker, from its first progress() on
@@ -80,7 +91,7 @@ class ScriptedProvider final : public Provider {
 
  private:
   std::vector<std::pair<HelloInfo, std::unique_ptr<Rail>>> callers_;
-  Capabilities capabilities_{.name = "scripted", .available = true};
+  const Capabilities capabilities_;
 };
 
 inline void ScriptedRail::report(EventSink& sink, const absl::Status& status) {

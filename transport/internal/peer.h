@@ -29,6 +29,7 @@ inline constexpr uint64_t kNotificationCost = 64;
 
 struct RailState {
   std::unique_ptr<Rail> rail;
+  int rank = 0;       // of its provider
   uint64_t link = 0;  // HelloInfo::link
   uint64_t outstanding_bytes = 0;
   uint32_t outstanding = 0;
@@ -56,6 +57,19 @@ struct Redial {
   std::string hopeless;  // why it is no use to call again; empty: it may be
 };
 
+// How a peer that is up is called again over a better provider than those of its rails.
+struct Failback {
+  bool wanted = false;   // there is a better one
+  bool told = false;     // the log knows
+  bool calling = false;  // a call is under way, over `route`
+  Time call_at = kNever;
+  Time pause{};        // before the call after that
+  Time regained_at{};  // when the best one was there again, last
+  std::string route;
+  std::vector<std::string> untried;  // of this round, the best first
+  std::vector<std::string> refused;  // by the peer: not called any more
+};
+
 struct Peer {
   uint32_t index = 0;
   uint32_t generation = 0;
@@ -64,6 +78,8 @@ struct Peer {
   std::string name;
   WorkerUid uid;
   uint64_t session = 0;
+  // Those of the best provider first. Only they are posted to; the others are there should they be
+  // lost.
   std::vector<RailState> rails;
   // Transfers with slices to post. Small ones and messages overtake bulk: control never waits
   // behind it.
@@ -77,6 +93,7 @@ struct Peer {
   std::vector<uint64_t> fenced;  // links that the peer has given up before they came up here
   std::string goodbye;           // what it said when it closed a rail for good
   Redial redial;
+  Failback back;
 
   // Notifications, in bytes as the inbox counts them.
   uint64_t credit = kNotificationWindow;  // we may still send

@@ -1,7 +1,8 @@
 // The inside of a worker. Everything here runs under `mutex`, except what is marked lock-free.
 // Split by subject: worker.cc (the public calls), worker_progress.cc (start, progress, sleeping),
 // worker_peers.cc (routes, connecting, peers going down), worker_sessions.cc (rails that were lost,
-// and peers that are called again), worker_transfers.cc (slices, ends), worker_inbox.cc (what
+// and peers that are called again), worker_failback.cc (better routes than those in use),
+// worker_transfers.cc (slices, ends), worker_inbox.cc (what
 // arrives, and credits for it).
 //
 // A round of progress costs what there is to do, not how many peers there are: those with something
@@ -54,7 +55,10 @@ class Worker::Impl final : public EventSink {
   absl::StatusOr<PeerId> connect(std::string_view target, const std::string& found,
                                  std::string_view need);
   internal::Peer* find_peer(PeerId id) { return peers.find(id); }
+  std::vector<std::pair<int, std::string>> rank_routes(const internal::Peer& peer,
+                                                       std::vector<std::string>& notes) const;
   void plan_routes(internal::Peer& peer);
+  void dial(internal::Peer& peer, const std::string& by, Resume resume);
   void try_next_route(internal::Peer& peer);
   void peer_up(internal::Peer& peer, const HelloInfo& info, std::unique_ptr<Rail> rail);
   void peer_down(internal::Peer& peer, const absl::Status& why);
@@ -87,6 +91,15 @@ class Worker::Impl final : public EventSink {
   void check_answers(internal::Peer& peer, Time now);
   void call_again(internal::Peer& peer, Time now);
   void round_over(internal::Peer& peer);
+
+  // worker_failback.cc
+  int rank_of(const Rail& rail) const;
+  void add_rail(internal::Peer& peer, internal::RailState state);
+  std::vector<std::string> better_routes(const internal::Peer& peer) const;
+  void look_for_better(internal::Peer& peer);
+  void call_better_later(internal::Peer& peer);
+  void call_better(internal::Peer& peer);
+  void better_failed(internal::Peer& peer, const absl::Status& why);
 
   // worker_transfers.cc
   absl::StatusOr<TransferId> submit(const TransferRequest& request);  // lock-free
@@ -162,6 +175,7 @@ class Worker::Impl final : public EventSink {
   bool unsaid_due = false;                             // some slot may be free
   Time patience = std::chrono::seconds(15);            // peer.answer_ms
   Time redial = std::chrono::seconds(5);               // peer.redial_ms
+  Time failback = std::chrono::seconds(1);             // peer.failback_ms
   std::vector<std::pair<Time, TransferId>> deadlines;  // heap, earliest first
   std::vector<uint32_t> stopped;                       // ended, not announced yet
   std::deque<PeerEvent> events;

@@ -111,16 +111,15 @@ void Worker::Impl::resolved(uint64_t session, absl::StatusOr<std::string> encode
   plan_routes(*peer);
 }
 
-// Ranks the providers that both sides have and notes why the others are out.
-void Worker::Impl::plan_routes(internal::Peer& peer) {
-  peer.name = peer.address.name;
-  peer.uid = peer.address.uid;
+// The providers that both sides have, the best first, with their ranks; and why the others are out.
+std::vector<std::pair<int, std::string>> Worker::Impl::rank_routes(
+    const internal::Peer& peer, std::vector<std::string>& notes) const {
   std::vector<std::pair<int, std::string>> ranked;
   for (auto& provider : providers) {
     const Capabilities& can = provider->capabilities();
     std::string note;
-    auto theirs = std::find_if(peer.address.providers.begin(), peer.address.providers.end(),
-                               [&](const auto& entry) { return entry.first == can.name; });
+    const auto theirs = std::find_if(peer.address.providers.begin(), peer.address.providers.end(),
+                                     [&](const auto& entry) { return entry.first == can.name; });
     if (!peer.require.empty() && can.name != peer.require) {
       note = absl::StrCat("not wanted (require=", peer.require, ")");
     } else if (!can.available) {
@@ -131,14 +130,22 @@ void Worker::Impl::plan_routes(internal::Peer& peer) {
                !status.ok()) {
       note = std::string(status.message());
     } else {
-      ranked.emplace_back(-can.rank, can.name);
+      ranked.emplace_back(can.rank, can.name);
       continue;
     }
-    peer.notes.push_back(absl::StrCat(can.name, ": ", note));
+    notes.push_back(absl::StrCat(can.name, ": ", note));
   }
-  for (const std::string& note : provider_notes) peer.notes.push_back(note);
-  std::sort(ranked.begin(), ranked.end());
-  for (auto& [rank, name] : ranked) peer.untried.push_back(name);
+  for (const std::string& note : provider_notes) notes.push_back(note);
+  std::sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first > b.first : a.second < b.second;
+  });
+  return ranked;
+}
+
+void Worker::Impl::plan_routes(internal::Peer& peer) {
+  peer.name = peer.address.name;
+  peer.uid = peer.address.uid;
+  for (auto& [rank, name] : rank_routes(peer, peer.notes)) peer.untried.push_back(name);
   try_next_route(peer);
 }
 
@@ -154,23 +161,22 @@ void Worker::Impl::try_next_route(internal::Peer& peer) {
                   absl::StrJoin(peer.notes, "; "))));
     return;
   }
-  const std::string name = peer.untried.front();
+  peer.route = peer.untried.front();
   peer.untried.erase(peer.untried.begin());
+  if (!again) peers.set_session(peer, next_session++);
+  dial(peer, peer.route, !again ? Resume::kNew : peer.dialled ? Resume::kOurs : Resume::kTheirs);
+}
+
+void Worker::Impl::dial(internal::Peer& peer, const std::string& by, Resume resume) {
+  ConnectRequest request{.session = peer.session, .resume = resume};
+  for (const auto& [theirs, where] : peer.address.providers) {
+    if (theirs == by) request.address = where;
+  }
+  request.expected.uid = peer.address.uid;
+  request.expected.name = peer.address.name;
+  sessions[request.session] = peer.id();
   for (auto& provider : providers) {
-    if (provider->capabilities().name != name) continue;
-    ConnectRequest request;
-    if (!again) peers.set_session(peer, next_session++);
-    request.session = peer.session;
-    if (again) request.resume = peer.dialled ? Resume::kOurs : Resume::kTheirs;
-    for (const auto& [theirs, where] : peer.address.providers) {
-      if (theirs == name) request.address = where;
-    }
-    request.expected.uid = peer.address.uid;
-    request.expected.name = peer.address.name;
-    sessions[request.session] = peer.id();
-    peer.route = name;
-    provider->connect(request);
-    return;
+    if (provider->capabilities().name == by) return provider->connect(request);
   }
 }
 
@@ -179,7 +185,9 @@ void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
   internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
   // A session that was up keeps its number: another call for it may still be under way.
   if (peer == nullptr || peer->state == PeerState::kConnecting) sessions.erase(session);
-  if (peer == nullptr || peer->session != session || !peer->rails.empty()) return;
+  if (peer == nullptr || peer->session != session) return;
+  if (std::exchange(peer->back.calling, false)) return better_failed(*peer, why);
+  if (!peer->rails.empty()) return;
   const bool again = peer->state == PeerState::kReconnecting;
   if (peer->state != PeerState::kConnecting && !again) return;
   peer->notes.push_back(absl::StrCat(peer->route, ": ", why.message()));
@@ -209,7 +217,10 @@ void Worker::Impl::connected(uint64_t session, const HelloInfo& info, std::uniqu
   if (peer == nullptr || peer->state == PeerState::kDown || peer->session != session) {
     return drop(std::move(rail), absl::CancelledError("this connection is no longer wanted"));
   }
+  const bool better = peer->rails.empty() || rank_of(*rail) > peer->rails.front().rank;
+  const bool answered = better && std::exchange(peer->back.calling, false);
   if (!fenced(*peer, info.link)) return peer_up(*peer, info, std::move(rail));
+  if (answered && peer->state == PeerState::kUp) call_better_later(*peer);
   drop(std::move(rail), absl::UnavailableError(kFenced));
   // It answers; it has lost this rail only. If that was the only one of this call, there is
   // another.
@@ -268,12 +279,13 @@ void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
   peer.uid = info.uid;
   peer.name = info.name;
   rail->worker_tag = tag_of(peer.id());
-  peer.rails.push_back({.rail = std::move(rail), .link = info.link});
-  if (peer.state == PeerState::kUp) return;
+  add_rail(peer, {.rail = std::move(rail), .link = info.link});
+  if (peer.state == PeerState::kUp) return look_for_better(peer);
   const bool again = peer.state == PeerState::kReconnecting;
   peers.set_state(peer, PeerState::kUp);
   make_ready(peer);
   ++stats.peers_up;
+  look_for_better(peer);
   if (again) return peer_resumed(peer);
   for (const std::string& name : peer.untried) {
     peer.notes.push_back(absl::StrCat(name, ": ranks below the route taken"));
@@ -319,6 +331,7 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
               self.name, peer->name, why.message(), rail.properties().route, moved,
               peer->rails.size());
     if (!answering) ask_about_lost_rails(*peer);
+    look_for_better(*peer);
     return;
   }
 }
@@ -342,6 +355,7 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
   settle_all(peer, peer.why);
   peer.arrivals = {};
   peer.fenced = {};
+  peer.back = {};
   push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
 }
 
@@ -398,11 +412,14 @@ std::string Worker::Impl::explain(const internal::Peer& peer) const {
     return absl::StrCat(peer.name, ": down: ", peer.why.message());
   }
   std::vector<std::string> routes;
-  for (const internal::RailState& state : peer.rails) {
-    const std::string& route = state.rail->properties().route;
-    if (std::find(routes.begin(), routes.end(), route) == routes.end()) routes.push_back(route);
-  }
   std::vector<std::string> notes = peer.notes;
+  for (const internal::RailState& state : peer.rails) {
+    std::string route = state.rail->properties().route;
+    const bool used = state.rank == peer.rails.front().rank;
+    if (!used) route += ": kept for when that is lost";
+    std::vector<std::string>& list = used ? routes : notes;
+    if (std::find(list.begin(), list.end(), route) == list.end()) list.push_back(std::move(route));
+  }
   if (!peer.rail_lost.empty()) {
     notes.push_back(absl::StrCat("the last rail that was lost: ", peer.rail_lost));
   }

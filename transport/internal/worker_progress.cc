@@ -97,6 +97,7 @@ absl::Status Worker::Impl::start() {
 
   SettingsReader read(*context, peer_settings());
   read.ms("peer.redial_ms", redial);
+  read.ms("peer.failback_ms", failback);
   read.ms("peer.answer_ms", patience);
   if (absl::Status status = read.finish(); !status.ok()) return status;
   std::vector<std::string> wanted = options.providers;

@@ -188,6 +188,7 @@ void Worker::Impl::peer_lost(internal::Peer& peer, const absl::Status& why) {
     again.pause = std::min(2 * again.pause, kLongestPause);
   }
   if (peer.address.providers.empty()) again.call_at = kNever;  // it never said where it listens
+  peer.back.call_at = kNever;
   peers.set_state(peer, PeerState::kReconnecting);
   set_timer(peer);
   --stats.peers_up;
@@ -221,8 +222,8 @@ Time Worker::Impl::due(const internal::Peer& peer) const {
     const internal::Redial& again = peer.redial;
     return again.calling ? again.give_up_at : std::min(again.give_up_at, again.call_at);
   }
-  Time due = kNever;
-  if (peer.state != PeerState::kUp) return due;
+  if (peer.state != PeerState::kUp) return kNever;
+  Time due = peer.back.call_at;
   for (const internal::LostRail& rail : peer.lost_rails) {
     if (rail.asked_at != kNever) due = std::min(due, rail.asked_at + patience);
   }
@@ -251,6 +252,8 @@ bool Worker::Impl::tend_peers(Time now) {
       any = true;
       if (peer->state == PeerState::kReconnecting) {
         call_again(*peer, now);
+      } else if (peer->back.call_at <= now) {
+        call_better(*peer);
       } else {
         check_answers(*peer, now);
       }

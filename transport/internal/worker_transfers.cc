@@ -219,12 +219,13 @@ internal::RailState* Worker::Impl::rail_state(internal::Peer& peer, const Rail* 
   return nullptr;
 }
 
-// The one that would be done with another slice first.
+// Of those of the best provider, the one that would be done with another slice first.
 internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
                                              const internal::TransferSlot& slot) {
   internal::RailState* best = nullptr;
   double best_load = 0;
   for (internal::RailState& state : peer.rails) {
+    if (state.rank < peer.rails.front().rank) break;
     const Rail::Properties& properties = state.rail->properties();
     if ((state.full && state.outstanding > 0) || state.outstanding >= properties.depth) continue;
     if (peer.rails.size() == 1) return &state;
