@@ -237,6 +237,15 @@ absl::StatusOr<Checkpoint> load_checkpoint(const std::string& directory) {
   if (!config.ok()) {
     return absl::InvalidArgumentError(absl::StrCat(directory, ": ", config.status().message()));
   }
+  const auto generation = read_file(directory + "/generation_config.json", kMaxConfigBytes);
+  if (generation.ok()) {
+    const absl::Status status = read_generation_config(*generation, *config);
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(directory, ": ", status.message()));
+    }
+  } else if (!absl::IsNotFound(generation.status())) {
+    return generation.status();
+  }
   auto files = open_shards(directory);
   if (!files.ok()) return files.status();
   Checkpoint checkpoint{.config = *std::move(config)};

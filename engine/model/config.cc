@@ -27,24 +27,34 @@ absl::Status field_error(const char* field, int value, const char* rule) {
       absl::StrCat("config: ", field, " is ", value, "; it must be ", rule));
 }
 
-absl::Status read_token_ids(const nlohmann::json& json, ModelConfig& config) {
-  auto bos = int_field(json, "bos_token_id", -1, INT32_MAX, -1);
-  if (!bos.ok()) return bos.status();
-  config.bos_token_id = static_cast<int32_t>(*bos);
+// A token id, or a list of them.
+absl::Status read_eos(const nlohmann::json& json, ModelConfig& config) {
   const nlohmann::json& eos = member(json, "eos_token_id");
+  std::vector<int32_t>& ids = config.eos_token_ids;
+  const auto add = [&](int64_t id) {
+    const auto narrow = static_cast<int32_t>(id);
+    if (std::find(ids.begin(), ids.end(), narrow) == ids.end()) ids.push_back(narrow);
+  };
   if (eos.is_array() && eos.size() <= 64) {
     for (const nlohmann::json& id : eos) {
       if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX) {
         return absl::InvalidArgumentError("\"eos_token_id\" must hold token ids");
       }
-      config.eos_token_ids.push_back(static_cast<int32_t>(id.get<int64_t>()));
+      add(id.get<int64_t>());
     }
     return absl::OkStatus();
   }
   auto one = int_field(json, "eos_token_id", -1, INT32_MAX, -1);
   if (!one.ok()) return one.status();
-  if (*one >= 0) config.eos_token_ids.push_back(static_cast<int32_t>(*one));
+  if (*one >= 0) add(*one);
   return absl::OkStatus();
+}
+
+absl::Status read_token_ids(const nlohmann::json& json, ModelConfig& config) {
+  auto bos = int_field(json, "bos_token_id", -1, INT32_MAX, -1);
+  if (!bos.ok()) return bos.status();
+  config.bos_token_id = static_cast<int32_t>(*bos);
+  return read_eos(json, config);
 }
 
 absl::Status read_sizes(const nlohmann::json& json, ModelConfig& config) {
@@ -263,6 +273,19 @@ absl::StatusOr<ModelConfig> parse_model_config(std::string_view text) {
     return absl::InvalidArgumentError(absl::StrCat("config.json: ", config.status().message()));
   }
   return config;
+}
+
+absl::Status read_generation_config(std::string_view text, ModelConfig& config) {
+  auto json = parse_json(text, "generation_config.json");
+  if (!json.ok()) return json.status();
+  ModelConfig with = config;
+  absl::Status status = read_eos(*json, with);
+  if (status.ok()) status = with.validate();
+  if (!status.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("generation_config.json: ", status.message()));
+  }
+  config = std::move(with);
+  return absl::OkStatus();
 }
 
 std::string model_config_to_json(const ModelConfig& config) {

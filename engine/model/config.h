@@ -77,6 +77,9 @@ struct ModelConfig {
 // it, since ignoring it would give wrong text.
 absl::StatusOr<ModelConfig> parse_model_config(std::string_view json);
 
+// Adds the tokens that end text by generation_config.json, which may name more than config.json.
+absl::Status read_generation_config(std::string_view json, ModelConfig& config);
+
 // config.json that transformers loads; round-trips through parse_model_config.
 std::string model_config_to_json(const ModelConfig& config);
 

@@ -196,6 +196,25 @@ TEST_F(CheckpointTest, EveryFamilyComesBackAndIsItself) {
   }
 }
 
+TEST_F(CheckpointTest, TextAlsoEndsWhereTheGenerationConfigSays) {
+  const auto load_with = [&](const char* generation) {
+    EXPECT_TRUE(
+        save_checkpoint(folder_, make_test_checkpoint(tiny_model_config(), 3), nullptr).ok());
+    EXPECT_TRUE(write_file_atomically(folder_ + "/generation_config.json", generation).ok());
+    return load_checkpoint(folder_);
+  };
+  EXPECT_THAT(load_with(R"({"eos_token_id": [3, 256, 7]})")->config.eos_token_ids,
+              ::testing::ElementsAre(256, 3, 7));
+  EXPECT_THAT(load_with(R"({"eos_token_id": 9})")->config.eos_token_ids,
+              ::testing::ElementsAre(256, 9));
+  EXPECT_THAT(load_with(R"({"temperature": 0.6})")->config.eos_token_ids,
+              ::testing::ElementsAre(256));
+  for (const char* broken : {"{", R"({"eos_token_id": [-1]})", R"({"eos_token_id": 100000})"}) {
+    EXPECT_THAT(std::string(load_with(broken).status().message()),
+                HasSubstr("generation_config.json"));
+  }
+}
+
 TEST_F(CheckpointTest, NamesTheBiasThatIsMissing) {
   ModelConfig config = tiny_model_config();
   ASSERT_TRUE(save_checkpoint(folder_, make_test_checkpoint(config, 3), nullptr).ok());
