@@ -146,6 +146,7 @@ EngineStats Engine::stats() const {
   stats.waiting = scheduler_.waiting();
   stats.running = scheduler_.running();
   stats.loading = scheduler_.loading().size();
+  stats.blocks = options_.blocks;
   stats.free_blocks = blocks_.free_blocks();
   stats.quarantined_blocks = blocks_.quarantined_blocks();
   return stats;
@@ -153,15 +154,8 @@ EngineStats Engine::stats() const {
 
 Backlog Engine::backlog(const Admission& admission) const {
   Backlog backlog;
-  backlog.waiting = scheduler_.waiting();
   backlog.batch_full = requests_.size() >= options_.max_sequences;
-  for (const auto& [id, sequence] : requests_) {
-    const size_t made = sequence->tokens.size() - sequence->prompt_tokens;
-    const size_t expected =
-        admission.expected_output(static_cast<size_t>(sequence->request.sampling.max_tokens));
-    backlog.prompt_tokens += sequence->remaining();
-    backlog.output_tokens += expected > made ? expected - made : 1;
-  }
+  scheduler_.add_backlog(admission.expected_output(SIZE_MAX), &backlog);
   return backlog;
 }
 

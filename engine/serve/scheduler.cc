@@ -18,7 +18,7 @@ void Scheduler::add(Sequence* sequence) {
 }
 
 void Scheduler::remove(Sequence* sequence) {
-  std::erase(waiting_, sequence);
+  waiting_.erase(sequence);
   std::erase(ready_, sequence);
   std::erase(running_, sequence);
   std::erase(loading_, sequence);
@@ -207,6 +207,22 @@ void Scheduler::publish(Sequence* sequence) {
 void Scheduler::computed(const ScheduledChunk& chunk) {
   chunk.sequence->computed += chunk.tokens;
   publish(chunk.sequence);
+}
+
+void Scheduler::add_backlog(size_t mean_output, Backlog* backlog) const {
+  backlog->waiting += waiting_.size();
+  backlog->prompt_tokens += waiting_.prompt_tokens();
+  backlog->output_tokens += waiting_.output_tokens(mean_output);
+  const auto add = [&](const Sequence& sequence) {
+    if (sequence.job.has_value()) return;
+    backlog->prompt_tokens += sequence.remaining();
+    backlog->output_tokens += expected_output(sequence, mean_output);
+  };
+  for (const Sequence* sequence : running_) add(*sequence);
+  for (const Sequence* sequence : ready_) add(*sequence);
+  for (const Sequence* sequence : loading_) {
+    if (sequence->state != SequenceState::kRunning) add(*sequence);  // else it was among these
+  }
 }
 
 }  // namespace baton::engine::serve

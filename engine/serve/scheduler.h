@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/serve/admission.h"
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/remote_loads.h"
 #include "engine/serve/sequence.h"
+#include "engine/serve/waiting_queue.h"
 
 namespace baton::engine::serve {
 
@@ -70,6 +72,9 @@ class Scheduler {
     return waiting_.empty() && ready_.empty() && running_.empty() && loading_.empty();
   }
   size_t waiting() const { return waiting_.size(); }
+  // What the sequences here have in front of them, jobs left out. Walks those that have blocks, so
+  // that a long queue costs nothing.
+  void add_backlog(size_t mean_output, Backlog* backlog) const;
   size_t running() const { return running_.size(); }
   const std::vector<Sequence*>& loading() const { return loading_; }
 
@@ -87,7 +92,7 @@ class Scheduler {
   const SchedulerOptions options_;
   BlockManager& blocks_;
   RemoteLoads* const loads_;
-  std::deque<Sequence*> waiting_;
+  WaitingQueue waiting_;
   std::deque<Sequence*> ready_;
   std::vector<Sequence*> running_;
   std::vector<Sequence*> loading_;
