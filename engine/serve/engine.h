@@ -71,6 +71,7 @@ struct EngineStats {
   size_t waiting = 0;
   size_t running = 0;
   size_t loading = 0;
+  uint32_t blocks = 0;
   uint32_t free_blocks = 0;
   uint32_t quarantined_blocks = 0;
 };

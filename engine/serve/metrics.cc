@@ -13,16 +13,19 @@ namespace {
 
 double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
 
-void header(std::string_view name, std::string_view help, std::string_view type, std::string* out) {
-  absl::StrAppend(out, "# HELP baton_", view(name), " ", view(help), "\n# TYPE baton_", view(name),
-                  " ", view(type), "\n");
+constexpr std::string_view kPrefix = "baton_";
+
+void header(std::string_view name, std::string_view help, std::string_view type, std::string* out,
+            std::string_view prefix = kPrefix) {
+  absl::StrAppend(out, "# HELP ", view(prefix), view(name), " ", view(help), "\n# TYPE ",
+                  view(prefix), view(name), " ", view(type), "\n");
 }
 
 template <typename Value>
 void single(std::string_view name, std::string_view help, std::string_view type, Value value,
-            std::string* out) {
-  header(name, help, type, out);
-  absl::StrAppend(out, "baton_", view(name), " ", value, "\n");
+            std::string* out, std::string_view prefix = kPrefix) {
+  header(name, help, type, out, prefix);
+  absl::StrAppend(out, view(prefix), view(name), " ", value, "\n");
 }
 
 }  // namespace
@@ -39,12 +42,12 @@ void ServingMetrics::Histogram::add(Time value) {
 }
 
 void ServingMetrics::Histogram::print(std::string_view name, std::string_view help,
-                                      std::string* out) const {
-  header(name, help, "histogram", out);
+                                      std::string* out, std::string_view prefix) const {
+  header(name, help, "histogram", out, prefix);
   uint64_t total = 0;
   for (size_t i = 0; i < counts.size(); ++i) {
     total += counts[i];
-    absl::StrAppend(out, "baton_", view(name), "_bucket{le=\"");
+    absl::StrAppend(out, view(prefix), view(name), "_bucket{le=\"");
     if (i < kBounds.size()) {
       absl::StrAppend(out, kBounds[i]);
     } else {
@@ -52,8 +55,8 @@ void ServingMetrics::Histogram::print(std::string_view name, std::string_view he
     }
     absl::StrAppend(out, "\"} ", total, "\n");
   }
-  absl::StrAppend(out, "baton_", view(name), "_sum ", sum, "\nbaton_", view(name), "_count ", total,
-                  "\n");
+  absl::StrAppend(out, view(prefix), view(name), "_sum ", sum, "\n", view(prefix), view(name),
+                  "_count ", total, "\n");
 }
 
 void ServingMetrics::observe(const RequestMetrics& metrics, FinishReason reason) {
@@ -107,7 +110,35 @@ std::string ServingMetrics::prometheus(const EngineStats& engine,
   single("kv_blocks_free", "Free blocks of the KV cache.", "gauge", engine.free_blocks, &out);
   single("kv_blocks_quarantined", "Blocks that a stopped load may still write to.", "gauge",
          engine.quarantined_blocks, &out);
+  print_as_vllm(engine, &out);
   return out;
+}
+
+// The names of vLLM's metrics, so that its dashboards and autoscalers find what they look for.
+void ServingMetrics::print_as_vllm(const EngineStats& engine, std::string* out) const {
+  const std::string_view p = "vllm:";
+  ttft_.print("time_to_first_token_seconds", "As baton_time_to_first_token_seconds.", out, p);
+  itl_.print("inter_token_latency_seconds", "As baton_inter_token_latency_seconds.", out, p);
+  tpot_.print("request_time_per_output_token_seconds", "As baton_time_per_output_token_seconds.",
+              out, p);
+  e2e_.print("e2e_request_latency_seconds", "As baton_request_latency_seconds.", out, p);
+  single("num_requests_running", "As baton_requests_running.", "gauge", engine.running, out, p);
+  single("num_requests_waiting", "Requests in the queue, or whose KV is arriving.", "gauge",
+         engine.waiting + engine.loading, out, p);
+  const double used =
+      engine.blocks == 0 ? 0 : 1.0 - static_cast<double>(engine.free_blocks) / engine.blocks;
+  single("kv_cache_usage_perc", "Part of the KV cache in use, 0 to 1.", "gauge", used, out, p);
+  single("prompt_tokens_total", "As baton_prompt_tokens_total.", "counter", prompt_tokens_, out, p);
+  single("generation_tokens_total", "As baton_output_tokens_total.", "counter", output_tokens_, out,
+         p);
+  single("num_preemptions_total", "As baton_preemptions_total.", "counter", engine.preemptions, out,
+         p);
+  header("request_success_total", "Requests that were answered, by reason.", "counter", out, p);
+  for (FinishReason reason : {FinishReason::kStop, FinishReason::kLength}) {
+    absl::StrAppend(out, "vllm:request_success_total{finished_reason=\"",
+                    view(finish_reason_name(reason)), "\"} ",
+                    finished_[static_cast<size_t>(reason)], "\n");
+  }
 }
 
 }  // namespace baton::engine::serve

@@ -20,7 +20,7 @@ double percentile(std::vector<double> values, double p);
 class ServingMetrics {
  public:
   void observe(const RequestMetrics& metrics, FinishReason reason);
-  // The whole page for /metrics; names start with baton_.
+  // The whole page for /metrics; names start with baton_, and with vllm: where vLLM has the like.
   std::string prometheus(const EngineStats& engine,
                          const kvtransfer::KvConnectorStats& connector) const;
 
@@ -31,8 +31,10 @@ class ServingMetrics {
     std::array<uint64_t, kBounds.size() + 1> counts{};
     double sum = 0;
     void add(Time value);
-    void print(std::string_view name, std::string_view help, std::string* out) const;
+    void print(std::string_view name, std::string_view help, std::string* out,
+               std::string_view prefix = "baton_") const;
   };
+  void print_as_vllm(const EngineStats& engine, std::string* out) const;
 
   mutable std::mutex mutex_;
   Histogram ttft_, itl_, tpot_, e2e_;

@@ -160,6 +160,13 @@ TEST(Http, ModelsHealthMetrics) {
   EXPECT_NE(metrics.find("baton_output_tokens_total 24\n"), std::string::npos) << metrics;
   EXPECT_NE(metrics.find("baton_time_to_first_token_seconds_count 1\n"), std::string::npos);
   EXPECT_NE(metrics.find("baton_requests_total{reason=\"length\"} 1\n"), std::string::npos);
+  for (const char* line :
+       {"vllm:generation_tokens_total 24\n", "vllm:time_to_first_token_seconds_count 1\n",
+        "vllm:num_requests_running 0\n", "vllm:num_requests_waiting 0\n",
+        "vllm:request_success_total{finished_reason=\"length\"} 1\n",
+        "# TYPE vllm:e2e_request_latency_seconds histogram\n"}) {
+    EXPECT_NE(metrics.find(line), std::string::npos) << line << metrics;
+  }
   EXPECT_EQ(client.Get("/nowhere")->status, 404);
 }
 
