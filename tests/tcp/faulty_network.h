@@ -7,10 +7,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/address.h"
@@ -26,6 +29,7 @@ class FaultyNetwork {
     std::array<int, 2> ends{-1, -1};  // of the dialler, of the worker behind
     std::array<std::string, 2> under_way;
     std::array<bool, 2> held{};
+    std::array<size_t, 2> left{SIZE_MAX, SIZE_MAX};  // bytes that still come through
     bool open() const { return ends[0] >= 0; }
   };
 
@@ -57,6 +61,14 @@ class FaultyNetwork {
   void hold(Direction way, bool held) {
     for (Line& line : lines_) line.held[way] = held;
     hold_new_[way] = held;
+  }
+  // Bytes that came through, over all lines.
+  size_t passed(Direction way) const { return passed_[way]; }
+
+  // Of the next line, `bytes` come through that way; then it is cut, or (`silent`) nothing more is.
+  void limit_next(Direction way, size_t bytes, bool silent) {
+    limit_new_[way] = bytes;
+    silent_ = silent;
   }
   // Both ends are reset; what is under way is lost.
   void cut(Line& line) {
@@ -110,6 +122,7 @@ class FaultyNetwork {
     Line line;
     line.ends = {near, far.ok() ? *far : -1};
     line.held = hold_new_;
+    line.left = std::exchange(limit_new_, {SIZE_MAX, SIZE_MAX});
     if (far.ok()) {
       pollfd connected{.fd = *far, .events = POLLOUT, .revents = 0};
       poll(&connected, 1, 1000);  // on this machine: at once
@@ -137,8 +150,18 @@ class FaultyNetwork {
       }
     }
     if (line.held[way] || bytes.empty() || to < 0) return any;
-    const ssize_t put = send(to, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (put > 0) bytes.erase(0, static_cast<size_t>(put));
+    const size_t most = std::min(bytes.size(), line.left[way]);
+    const ssize_t put = send(to, bytes.data(), most, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (put > 0) {
+      bytes.erase(0, static_cast<size_t>(put));
+      passed_[way] += static_cast<size_t>(put);
+      line.left[way] -= line.left[way] == SIZE_MAX ? 0 : static_cast<size_t>(put);
+    }
+    if (line.left[way] == 0) {
+      if (!silent_) cut(line);
+      line.held[way] = true;
+      return true;
+    }
     if (put < 0 && errno != EAGAIN) cut(line);
     return any || put > 0;
   }
@@ -160,6 +183,9 @@ class FaultyNetwork {
   net::Endpoint far_;
   int listener_ = -1;
   std::array<bool, 2> hold_new_{};
+  std::array<size_t, 2> limit_new_{SIZE_MAX, SIZE_MAX};
+  bool silent_ = false;
+  std::array<size_t, 2> passed_{};
   std::vector<Line> lines_;
 };
 

@@ -162,6 +162,37 @@ TEST_F(ScriptedPeers, ARailThatWasFencedBeforeItWasHeardOfIsNotTheEndOfTheCalls)
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
 }
 
+// The first call of a session may be lost after the caller's last word, before it was heard here.
+TEST_F(ScriptedPeers, ASessionThatIsResumedButWasNeverBegunBegins) {
+  HelloInfo who = caller(9, 100);
+  who.resume = Resume::kOurs;
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = up(who, rail);
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
+  worker_->disconnect(peer);
+  turn();
+  while (worker_->next_peer_event()) {
+  }
+  provider_->call_in(who);  // what was here, and is over, does not begin again
+  turn();
+  EXPECT_FALSE(worker_->next_peer_event());
+  // Nor does what may have been here and is forgotten.
+  for (size_t i = 0; i < PeerTable::kRemembered; ++i) {
+    worker_->disconnect(up(caller(1, 1), rail));
+    turn();
+    while (worker_->next_peer_event()) {
+    }
+  }
+  HelloInfo other = caller(9, 100);
+  other.resume = Resume::kOurs;
+  provider_->closed = nullptr;
+  provider_->call_in(other);
+  turn();
+  EXPECT_NE(provider_->closed, nullptr);
+  EXPECT_THAT(provider_->closed_why.message(), HasSubstr("session is over"));
+  EXPECT_FALSE(worker_->next_peer_event());
+}
+
 // What is read while the peer is lost is still owed to it, else it could send less and less.
 TEST_F(ScriptedPeers, CreditForWhatWasReadMeanwhileGoesToAPeerThatIsBack) {
   ScriptedRail* rail = nullptr;

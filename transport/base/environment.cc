@@ -17,6 +17,8 @@ constexpr std::string_view kPrefix = "BATON_";
 
 constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_API_KEY", "none", "key that clients of `baton serve` must send"},
+    EnvironmentVariable{"BATON_CASES", "some",
+                        "all, or the one case, of tests that let each call or byte fail"},
     EnvironmentVariable{"BATON_FLIGHT_RECORDER", "/tmp/baton-flight-USER-GROUP",
                         "where a failed collective writes its last events: this and .RANK.json; "
                         "none: nowhere"},

@@ -257,7 +257,10 @@ void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
     if (fenced(*peer, info.link)) return drop(std::move(rail), absl::UnavailableError(kFenced));
     return peer_up(*peer, info, std::move(rail));
   }
-  if (info.resume != Resume::kNew) {
+  // It resumes what was never begun here: its first call was lost after its last word, before we
+  // had heard that. Not if the session may have been here: what had landed in it would land twice.
+  const bool never_begun = info.resume == Resume::kOurs && peers.size() <= peers.kRemembered;
+  if (info.resume != Resume::kNew && !never_begun) {
     return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
   }
   peer = peers.add();

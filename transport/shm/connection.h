@@ -82,7 +82,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   // connection_setup.cc
-  void watch(bool for_writing);
+  absl::Status watch(bool for_writing);
   absl::Status dial();
   absl::Status on_handshake_bytes(std::string_view bytes);
   absl::Status flush_handshake();

@@ -3,6 +3,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/copy_kernel.h"
@@ -46,18 +49,24 @@ Connection::Connection(Shared& shared, PacketSocket socket)
       socket_(std::move(socket)),
       handshake_(std::in_place, net::Handshake::Role::kServer, shared.context.key,
                  hello(shared, {})) {
-  watch(false);
   heat();
+  // The caller hears at once that its socket is closed.
+  if (!watch(false).ok()) abandon();
 }
 
 // The low bit of the epoll data tells the process from the socket.
-void Connection::watch(bool for_writing) {
-  if (watched_ && for_writing == watching_writes_) return;
+absl::Status Connection::watch(bool for_writing) {
+  if (watched_ && for_writing == watching_writes_) return absl::OkStatus();
   epoll_event event{.events = EPOLLIN | EPOLLRDHUP | (for_writing ? EPOLLOUT : 0U),
                     .data = {.u64 = reinterpret_cast<uint64_t>(this)}};
-  epoll_ctl(shared_.epoll.get(), watched_ ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, socket_.fd(), &event);
+  const int how = watched_ ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+  if (epoll_ctl(shared_.epoll.get(), how, socket_.fd(), &event) != 0) {
+    return absl::UnavailableError(
+        absl::StrFormat("a socket of shm cannot be watched: %s", strerror(errno)));
+  }
   watched_ = true;
   watching_writes_ = for_writing;
+  return absl::OkStatus();
 }
 
 bool Connection::on_time(Time now, EventSink& sink) {
@@ -88,7 +97,7 @@ absl::Status Connection::dial() {
   if (!socket.ok()) return socket.status();
   socket_ = *std::move(socket);
   state_ = State::kHandshake;
-  watch(false);
+  if (absl::Status status = watch(false); !status.ok()) return status;
   return flush_handshake();
 }
 
@@ -293,7 +302,7 @@ void Connection::flush() {
     if (io != PacketSocket::Io::kDone) break;  // a closed socket is noticed when it is read
     out_queue_.pop_front();
   }
-  watch(!out_queue_.empty());
+  watch(!out_queue_.empty()).IgnoreError();  // watched already: needs no memory
 }
 
 }  // namespace baton::shm

@@ -58,6 +58,10 @@ absl::StatusOr<PacketSocket> PacketSocket::dial(const std::string& name) {
   }
   if (connect(out.fd(), reinterpret_cast<sockaddr*>(&at->address), at->length) != 0) {
     if (errno == EAGAIN) return absl::ResourceExhaustedError("the peer's backlog is full");
+    if (errno != ECONNREFUSED) {  // says nothing of the peer
+      return absl::UnavailableError(
+          absl::StrFormat("dialling the peer's unix socket failed: %s", strerror(errno)));
+    }
     return absl::NotFoundError(
         absl::StrFormat("nobody listens on the peer's unix socket (%s): it has ended or restarted; "
                         "get its address again",

@@ -76,7 +76,10 @@ class ShmProvider final : public Provider {
     if (!socket.ok()) return socket.status();
     listener_ = *std::move(socket);
     epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
-    epoll_ctl(shared_->epoll.get(), EPOLL_CTL_ADD, listener_.fd(), &event);
+    if (epoll_ctl(shared_->epoll.get(), EPOLL_CTL_ADD, listener_.fd(), &event) != 0) {
+      return absl::UnavailableError(
+          absl::StrFormat("the socket of shm cannot be watched: %s", strerror(errno)));
+    }
     return name;
   }
 

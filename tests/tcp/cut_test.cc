@@ -1,0 +1,221 @@
+// A short session over real sockets whose connection ends, or falls silent, after byte k in either
+// direction: after the first, the second, and so on to the last, the handshake's included. Nothing
+// hangs, lands twice or is told without being there; once the connection was up nothing fails.
+//
+// Here some of the bytes, and BATON_CASES=all is each of them; BATON_CASES=there:57:cut is one
+// case.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/manual_clock.h"
+#include "tests/sanitized.h"
+#include "tests/tcp/faulty_network.h"
+#include "transport/worker.h"
+
+namespace baton::tcp {
+namespace {
+
+using std::chrono::milliseconds;
+using Direction = FaultyNetwork::Direction;
+
+constexpr size_t kBytes = 200;
+
+char source_byte(size_t at) { return static_cast<char>('A' + at % 23); }
+
+struct Case {
+  Direction way = FaultyNetwork::kThere;
+  size_t bytes = SIZE_MAX;  // how many come through
+  bool silent = false;
+  std::string text() const {
+    return std::string(way == FaultyNetwork::kThere ? "there:" : "back:") + std::to_string(bytes) +
+           (silent ? ":silent" : ":cut");
+  }
+};
+
+class CutSession {
+ public:
+  explicit CutSession(const Case& what, const std::string& protection) {
+    for (Side& side : sides_) {
+      side.memory.assign(4 * kBytes, 'u');
+      auto worker = Worker::create({.name = "side",
+                                    .providers = {"tcp"},
+                                    .key = *ClusterKey::from_bytes("0123456789abcdef"),
+                                    .clock = &clock_,
+                                    .max_transfers = 16,
+                                    .settings = {{"tcp.sockets", "1"},
+                                                 {"tcp.integrity", protection},
+                                                 {"tcp.stall_ms", "300"},
+                                                 {"tcp.handshake_ms", "300"}}});
+      if (!worker.ok()) std::abort();
+      side.worker = *std::move(worker);
+      side.region = *side.worker->register_memory(side.memory.data(), side.memory.size());
+      side.remote = *side.worker->remote_region(side.region);
+    }
+    network_ = std::make_unique<FaultyNetwork>(sides_[1].worker->address());
+    network_->limit_next(what.way, what.bytes, what.silent);
+    time_passes_ = what.bytes != SIZE_MAX;
+  }
+
+  void run() {
+    Worker& worker = *sides_[0].worker;
+    const PeerId peer = *worker.connect(network_->address());
+    for (size_t i = 0; i < kBytes; ++i) {
+      sides_[0].memory[i] = sides_[1].memory[2 * kBytes + i] = source_byte(i);
+    }
+    counter_ = *sides_[1].worker->allocate_counter();
+    TransferRequest put = request(peer, 0, 0);
+    put.counter = sides_[1].worker->remote_counter(counter_);
+    put.notify = "put";
+    TransferRequest get = request(peer, kBytes, 2 * kBytes);
+    get.op = Op::kRead;
+    const std::array ids = {*worker.submit(put), *worker.notify(peer, "note"), *worker.submit(get)};
+    ASSERT_TRUE(until([&] {
+      return std::all_of(ids.begin(), ids.end(),
+                         [&](TransferId id) { return ended(*worker.state(id)); });
+    })) << worker.explain(peer);
+    for (int quiet = 0; quiet < 20; ++quiet) {
+      if (step()) quiet = 0;
+    }
+    std::array<absl::Status, 3> results;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      results[i] = worker.status(ids[i]);
+      EXPECT_EQ(results[i].ok(), results[i].message().empty());
+      if (up_) {
+        EXPECT_TRUE(results[i].ok()) << i << " failed though it was connected: " << results[i];
+      }
+      all_ok_ = all_ok_ && results[i].ok();
+    }
+    check(results);
+  }
+  bool all_ok() const { return all_ok_; }
+  size_t passed(Direction way) const { return network_->passed(way); }
+
+ private:
+  struct Side {
+    std::unique_ptr<Worker> worker;
+    std::vector<char> memory;
+    MemoryRegion region;
+    RemoteRegion remote;
+  };
+
+  TransferRequest request(PeerId peer, size_t here, size_t there) const {
+    return {.peer = peer,
+            .local = sides_[0].region,
+            .local_layout = Layout::contiguous(here, kBytes),
+            .remote = sides_[1].remote,
+            .remote_layout = Layout::contiguous(there, kBytes)};
+  }
+
+  void check(const std::array<absl::Status, 3>& results) {
+    const uint64_t counted = sides_[1].worker->counter_value(counter_);
+    EXPECT_LE(counted, 1u);
+    EXPECT_LE(puts_, 1);
+    EXPECT_LE(notes_, 1);
+    if (results[0].ok()) {
+      EXPECT_EQ(counted, 1u);
+      EXPECT_EQ(puts_, 1);
+    }
+    if (results[1].ok()) {
+      EXPECT_EQ(notes_, 1);
+    }
+    const std::vector<char>& target = sides_[1].memory;
+    // Reused when it was told of, and never written again.
+    if (puts_ == 1) {
+      EXPECT_EQ(std::count(target.begin(), target.begin() + kBytes, 'r'),
+                static_cast<ptrdiff_t>(kBytes));
+    }
+    EXPECT_EQ(std::count(target.begin() + kBytes, target.begin() + 2 * kBytes, 'u'),
+              static_cast<ptrdiff_t>(kBytes));
+    for (size_t i = 0; results[2].ok() && i < kBytes; ++i) {
+      ASSERT_EQ(sides_[0].memory[kBytes + i], source_byte(i));
+    }
+  }
+
+  bool step() {
+    bool any = network_->step();
+    for (Side& side : sides_) {
+      any |= side.worker->progress();
+      while (auto event = side.worker->next_peer_event()) {
+        up_ |= event->kind == PeerEvent::Kind::kUp && &side == &sides_[0];
+      }
+    }
+    Notification note;
+    while (sides_[1].worker->next_notification(note)) {
+      if (note.payload == "note") ++notes_;
+      if (note.payload != "put" || ++puts_ != 1) continue;
+      for (size_t i = 0; i < kBytes; ++i) EXPECT_EQ(sides_[1].memory[i], source_byte(i));
+      std::fill_n(sides_[1].memory.begin(), kBytes, 'r');
+    }
+    if (any) {
+      quiet_ = 0;
+    } else if (time_passes_ && ++quiet_ % 8 == 0) {
+      clock_.advance(milliseconds(1));
+    }
+    return any;
+  }
+  template <typename Ready>
+  bool until(const Ready& ready) {
+    const Time end = Clock::steady().now() + std::chrono::seconds(60);
+    while (!ready()) {
+      step();
+      if (Clock::steady().now() > end) return false;
+    }
+    return true;
+  }
+
+  ManualClock clock_;
+  bool time_passes_ = true;
+  uint64_t quiet_ = 0;
+  bool up_ = false;
+  bool all_ok_ = true;
+  int puts_ = 0;
+  int notes_ = 0;
+  CounterId counter_;
+  std::unique_ptr<FaultyNetwork> network_;
+  std::array<Side, 2> sides_;
+};
+
+class Cuts : public testing::TestWithParam<const char*> {};
+
+TEST_P(Cuts, AfterAnyByteCostNothingThatWasPromised) {
+  CutSession whole({}, GetParam());
+  whole.run();
+  ASSERT_TRUE(whole.all_ok());
+  const char* given = std::getenv("BATON_CASES");
+  const std::string wanted = given != nullptr ? given : "";
+  const bool every = !wanted.empty();
+  size_t cases = 0, failed = 0;
+  for (const Direction way : {FaultyNetwork::kThere, FaultyNetwork::kBack}) {
+    for (const bool silent : {false, true}) {
+      // Who waits for what does not come takes longer.
+      const size_t step = every ? 1 : (silent ? 61 : 9) * (kSanitized ? 5 : 1);
+      for (size_t bytes = 1; bytes <= whole.passed(way); bytes += step) {
+        const Case one{way, bytes, silent};
+        if (every && wanted != "all" && wanted != one.text()) continue;
+        SCOPED_TRACE("BATON_CASES=" + one.text());
+        CutSession session(one, GetParam());
+        session.run();
+        if (HasFailure()) return;
+        ++cases;
+        failed += session.all_ok() ? 0 : 1;
+      }
+    }
+  }
+  std::cout << whole.passed(FaultyNetwork::kThere) << " bytes there, "
+            << whole.passed(FaultyNetwork::kBack) << " back; " << cases << " cuts, of which "
+            << failed << " came before the connection was up\n";
+}
+
+INSTANTIATE_TEST_SUITE_P(Integrity, Cuts, testing::Values("off", "on"),
+                         [](const auto& each) { return std::string(each.param); });
+
+}  // namespace
+}  // namespace baton::tcp
