@@ -3,6 +3,7 @@ Python, from post to done.
 
     python -m baton.bench                        # Baton
     python -m baton.bench --baseline nixl        # and NIXL beside it, if it can be imported as nixl_cu12 or nixl
+    python -m baton.bench --baseline nixl,mooncake   # and Mooncake's (mooncake-transfer-engine-non-cuda), over tcp
     python -m baton.bench --require tcp --json rows.json
 
 Each row is the median of its rounds; rounds of the libraries alternate, so that both see the same machine. GB/s are
@@ -82,7 +83,45 @@ def nixl_api() -> Any:
     raise ImportError("NIXL is not installed here: ./run nixl puts it into build/venv/nixl")
 
 
-SIDES = {"baton": BatonSide, "nixl": NixlSide}
+class MooncakeSide:
+    """The same over Mooncake's engine, by tcp. It has no prepared lists: each call takes addresses, and of more than
+    some hundreds at once it refuses some."""
+
+    AT_ONCE = 512
+
+    def __init__(self, name: str, memory: numpy.ndarray, _: argparse.Namespace) -> None:
+        self.engine = mooncake()()
+        if self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") != 0:
+            raise SystemExit(f"Mooncake's engine {name} did not start")
+        if self.engine.register_memory(memory.ctypes.data, memory.nbytes) != 0:
+            raise SystemExit(f"Mooncake's engine {name} did not register its memory")
+        self.metadata = f"127.0.0.1:{self.engine.get_rpc_port()}".encode()
+
+    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
+             theirs: numpy.ndarray) -> Any:
+        """A transfer of mine[i] and theirs[i]."""
+        move = self.engine.batch_transfer_sync_write if op == "write" else self.engine.batch_transfer_sync_read
+        here, there, sizes = rows[mine, 0].tolist(), their_rows[theirs, 0].tolist(), rows[mine, 1].tolist()
+        parts = [slice(i, i + self.AT_ONCE) for i in range(0, len(here), self.AT_ONCE)]
+        return [(move, metadata.decode(), here[part], there[part], sizes[part]) for part in parts]
+
+    @staticmethod
+    def run(transfer: Any) -> None:
+        """From post to done."""
+        for move, *what in transfer:
+            if move(*what) != 0:
+                raise SystemExit("a transfer of Mooncake's failed")
+
+
+def mooncake() -> Any:
+    """Mooncake's engine."""
+    try:
+        return importlib.import_module("mooncake.engine").TransferEngine
+    except ImportError as why:
+        raise ImportError("Mooncake is not installed here: pip install mooncake-transfer-engine-non-cuda") from why
+
+
+SIDES = {"baton": BatonSide, "nixl": NixlSide, "mooncake": MooncakeSide}
 
 
 def rows_of(address: int, pages: int, page: int) -> numpy.ndarray:
@@ -171,7 +210,7 @@ def measure(pairs: List[Pair], rounds: int, op: str, pages: int, page: int) -> L
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m baton.bench", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--baseline", default="", help="nixl: measure it beside Baton")
+    parser.add_argument("--baseline", default="", help="nixl, mooncake, or both by a comma: measured beside Baton")
     parser.add_argument("--require", default="", help="Baton takes this provider and no other")
     parser.add_argument("--shapes", default=SHAPES, help="PAGESxBYTES, several by commas")
     parser.add_argument("--rounds", type=int, default=15)
@@ -189,10 +228,11 @@ def main() -> None:
     names = ["baton"] + [name for name in arguments.baseline.split(",") if name]
     for name in names:
         if name not in SIDES:
-            parser.error(f"no baseline {name}: there is nixl")
-    if "nixl" in names:
+            parser.error(f"no baseline {name}: there are nixl and mooncake")
+    for name, there in (("nixl", nixl_api), ("mooncake", mooncake)):
         try:
-            nixl_api()
+            if name in names:
+                there()
         except ImportError as why:
             parser.error(str(why))
     pairs = [Pair(name, arguments) for name in names]

@@ -1,4 +1,5 @@
 """The benchmark: its rows are there and add up, over two routes; wrong words are refused. It checks its bytes itself."""
+import importlib.util
 import json
 import os
 import subprocess
@@ -36,6 +37,8 @@ class Bench(unittest.TestCase):
         self.assertIn("carrier", bench("--require", "carrier").stderr)
         ran = bench("--baseline", "nixl")  # only the drop-in is there by that name
         self.assertIn("NIXL is not installed here", ran.stderr)
+        if importlib.util.find_spec("mooncake") is None:
+            self.assertIn("Mooncake is not installed here", bench("--baseline", "mooncake").stderr)
 
 
 if __name__ == "__main__":
