@@ -1,5 +1,6 @@
 // What a small message costs in system calls, counted where they leave the process.
-#include <sys/epoll.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -7,6 +8,7 @@
 #include <cstdint>
 
 #include "tests/tcp/tcp_pair.h"
+#include "transport/net/endpoint.h"
 #include "transport/tcp/ack_hold.h"
 
 namespace {
@@ -14,6 +16,7 @@ struct Calls {
   uint64_t sends = 0;     // that moved something
   uint64_t receives = 0;  // the same
   uint64_t questions = 0;
+  int socket = -1;  // that was last sent to
 };
 Calls calls;
 }  // namespace
@@ -22,6 +25,7 @@ Calls calls;
 extern "C" ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   const ssize_t moved = syscall(SYS_sendmsg, fd, message, flags);
   calls.sends += moved > 0 ? 1 : 0;
+  calls.socket = fd;
   return moved;
 }
 extern "C" ssize_t recvmsg(int fd, msghdr* message, int flags) {
@@ -113,6 +117,28 @@ TEST_F(SmallMessages, AnAcknowledgementIsHeldForMicrosecondsOnly) {
   clock_.advance(AckHold::kLongest + std::chrono::microseconds(1));
   b_.progress();
   EXPECT_TRUE(run_until({&a_}, [&] { return a_.done.size() == done + 1; }));
+}
+
+// What is said next waits for what is on its way, not for all that a socket's buffer could hold.
+TEST_F(SmallMessages, BulkDoesNotFillTheSocket) {
+  constexpr size_t kBulk = 8 << 20, kSlice = 1 << 20, kSegment = 64 << 10;
+  std::vector<char> local = pattern(kBulk, 3), remote(kBulk);
+  const Layout all = Layout::contiguous(0, kBulk);
+  auto& bulk = a_.transfer(Op::kWrite, local, all, b_.share(remote), all);
+  Feeder feeder(a_, bulk, kSlice);
+  feeder.feed();
+  for (int quiet = 0; quiet < 100; ++quiet) {  // b takes nothing
+    if (a_.progress()) quiet = 0;
+  }
+  int unsent = 0;
+  ASSERT_EQ(ioctl(calls.socket, SIOCOUTQNSD, &unsent), 0);
+  EXPECT_GT(unsent, 0);
+  EXPECT_LE(static_cast<size_t>(unsent), net::kMostUnsent + kSegment);
+  ASSERT_TRUE(run_until({&a_, &b_}, [&] {
+    feeder.feed();
+    return feeder.finished();
+  }));
+  EXPECT_EQ(remote, local);
 }
 
 TEST_F(SmallMessages, AGoodbyeTakesHeldAcknowledgementsAlong) {

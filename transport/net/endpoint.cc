@@ -302,6 +302,7 @@ absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& optio
 
 std::string tune(int fd, const Endpoint& peer, const SocketOptions& options) {
   set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_int(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(kMostUnsent));
   set_int(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_int(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set_int(fd, IPPROTO_TCP, TCP_KEEPINTVL, 3);

@@ -58,6 +58,10 @@ std::string advertised(int listener);
 // A non-blocking socket on its way to `to`.
 absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& options);
 
+// About so much lies in a socket that the kernel has not begun to send: what is said next waits no
+// longer than for that, and for what is on its way.
+inline constexpr size_t kMostUnsent = 512 << 10;
+
 // Options for an established connection: congestion control, no delay, keepalive, user timeout.
 // Returns the congestion control in force.
 std::string tune(int fd, const Endpoint& peer, const SocketOptions& options);
