@@ -19,8 +19,6 @@
 namespace baton {
 namespace {
 
-using ::testing::StartsWith;
-
 constexpr size_t kBytes = 4 << 20;
 constexpr Time kPatience = std::chrono::seconds(60);
 
