@@ -1,5 +1,7 @@
 // The arithmetic of keys and tags, against the vectors of those who defined it.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <string>
 #include <vector>
@@ -226,6 +228,34 @@ TEST(Seal, ACopyIsSealed) {
     sealer.head(head.data(), 1);
     EXPECT_EQ(opened(opener, head + copy, 7), (std::vector<std::string>{"h|payload"}));
   }
+}
+
+// Nor while it is copied: here what is written to the copy changes the original, whose pages are
+// the same ones.
+TEST(Seal, TheTagIsOfTheCopy) {
+  constexpr size_t kBytes = 32, kShift = 16;
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const int file = memfd_create("one page, seen twice", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(file, static_cast<off_t>(page)), 0);
+  const auto view = [&] {
+    return static_cast<char*>(mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+  };
+  char* const copy = view();
+  char* const original = view() + kShift;
+  for (size_t i = 0; i < kBytes; ++i) original[i] = static_cast<char>('A' + i);
+  const Key32 key = KeyPair::make().private_key;
+  Sealer sealer(key, Protection::kIntegrity);
+  Opener opener(key, Protection::kIntegrity);
+  sealer.start_payload();
+  sealer.payload(original, kBytes, copy);
+  EXPECT_NE(std::string(original, kBytes), std::string(copy, kBytes));
+  std::string tag(kSealTag, '\0'), head(1 + kSealBytes, 'h');
+  sealer.end_payload(tag.data());
+  sealer.head(head.data(), 1);
+  EXPECT_EQ(opened(opener, head + std::string(copy, kBytes) + tag, kBytes).size(), 1u);
+  munmap(copy, page);
+  munmap(original - kShift, page);
+  close(file);
 }
 
 // ---- frames in any order ----
