@@ -80,8 +80,8 @@ TEST(TransferSlots, AStatusIsNotReadWhileItsSlotIsUsedAgain) {
       const uint64_t word = newest.load();
       const absl::Status how =
           stub.worker->status({static_cast<uint32_t>(word), static_cast<uint32_t>(word >> 32)});
-      EXPECT_FALSE(how.ok());
-      EXPECT_TRUE(!absl::IsCancelled(how) || how.message() == "cancelled by cancel()") << how;
+      // Nothing of its text: how Abseil counts who holds one the thread sanitizer cannot see.
+      EXPECT_TRUE(absl::IsCancelled(how) || absl::IsUnavailable(how) || absl::IsNotFound(how));
     }
   });
   for (int i = 0; i < 2000; ++i) {
