@@ -18,12 +18,14 @@ from servers import Server
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LIBRARY = {"LD_LIBRARY_PATH": str(ROOT / "build/release/capi")}
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+LEASE = 15  # s
 PORTS = {"baton": 18200, "nixl": 18300, "dropin": 18400}
 
 
 def baton(name, port):
     return {"kv_connector": "BatonConnector", "kv_connector_module_path": "baton.vllm", "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"name": name, "port": port}}
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"name": name, "port": port, "lease": LEASE}}
 
 
 def pair(over, arguments):
@@ -154,6 +156,10 @@ def main():
                 print(f"{over}, prefill stopped or killed: {len(hurt) - lost} of {len(hurt)} answers equal; "
                       f"at most {longest:.1f} s more", flush=True)
                 bad += lost
+            if over == "baton":
+                leaks = [server.name for server in (prefill, decode) if server.held(LEASE + 30)]
+                print(f"{over}: blocks are left in use at {leaks or 'neither'}", flush=True)
+                bad += len(leaks)
             wrong += bad
         finally:
             proxy.close(), prefill.close(), decode.close()

@@ -67,6 +67,18 @@ class Server:
             size += int(number) * float(mb)
         return (count, size / seconds if seconds else 0, 1e3 * seconds / count if count else 0)
 
+    def held(self, patience):
+        """Whether blocks of its cache are still in use after so many seconds without requests."""
+        until = time.monotonic() + patience
+        while True:
+            with urllib.request.urlopen(self.url + "/metrics", timeout=60) as answer:
+                used = re.findall(r"^vllm:kv_cache_usage_perc\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE)
+            if used and not any(map(float, used)):
+                return False
+            if time.monotonic() > until:
+                return True
+            time.sleep(0.5)
+
     def close(self):
         if self.process is not None:
             self.signal(signal.SIGCONT)
