@@ -162,6 +162,26 @@ TEST_F(ScriptedPeers, ARailThatWasFencedBeforeItWasHeardOfIsNotTheEndOfTheCalls)
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
 }
 
+// What had been sent over a rail that the other side has lost is asked about: a call by which it
+// was to come, and that is late, brings none of it any more.
+TEST_F(ScriptedPeers, ACallThatWasFencedBeforeItCameIsRefused) {
+  ScriptedRail* rail = nullptr;
+  HelloInfo who = caller(9, 100);
+  const PeerId peer = up(who, rail);
+  say(*rail, {.kind = ControlMessage::Kind::kFence, .link = 222});
+  who.link = 222;
+  provider_->call_in(who);
+  turn();
+  EXPECT_NE(provider_->closed, nullptr);
+  EXPECT_TRUE(absl::IsUnavailable(provider_->closed_why)) << provider_->closed_why;
+  provider_->closed = nullptr;
+  who.link = 333;
+  provider_->call_in(who);
+  turn();
+  EXPECT_EQ(provider_->closed, nullptr);
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
+}
+
 // The first call of a session may be lost after the caller's last word, before it was heard here.
 TEST_F(ScriptedPeers, ASessionThatIsResumedButWasNeverBegunBegins) {
   HelloInfo who = caller(9, 100);
