@@ -113,15 +113,13 @@ void check_gpus(const Json& info, std::vector<Check>& out) {
   if (info["rdma_devices"].empty()) return;
   const bool dma_buf =
       nvidia["open_module"].get<bool>() && info["kernel"]["dma_buf_registration"].get<bool>();
-  if (dma_buf || nvidia["peermem"].get<bool>()) {
-    out.push_back(
-        {Grade::kOk, "gpu memory over rdma", "verbs", dma_buf ? "dma-buf" : "nvidia_peermem", ""});
+  if (dma_buf) {
+    out.push_back({Grade::kOk, "gpu memory over rdma", "verbs", "dma-buf", ""});
   } else {
-    out.push_back(
-        {Grade::kWarn, "gpu memory over rdma", "verbs",
-         "neither dma-buf (open kernel module, Linux 5.12) nor nvidia_peermem: GPU memory "
-         "is staged through host memory",
-         "install nvidia-open, or `modprobe nvidia_peermem`"});
+    out.push_back({Grade::kWarn, "gpu memory over rdma", "verbs",
+                   "no dma-buf (open kernel module, Linux 5.12), and nvidia_peermem is not used: "
+                   "GPU memory cannot be registered",
+                   "install nvidia-open, and Linux 5.12 or newer"});
   }
 }
 

@@ -8,12 +8,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "bench/doctor/info_cuda.h"
 #include "bench/doctor/info_devices.h"
 #include "bench/doctor/info_host.h"
 #include "bench/doctor/info_providers.h"
 #include "bench/doctor/info_settings.h"
 #include "bench/perftest/perf_output.h"
 #include "engine/command_line/command_line.h"
+#include "gpudirect/facts.h"
 
 namespace baton::bench {
 namespace {
@@ -61,6 +63,24 @@ void devices_text(std::string& out, const Json& devices) {
   }
 }
 
+void cuda_text(std::string& out, const Json& cuda) {
+  if (cuda.is_null()) return;
+  for (const Json& device : cuda["devices"]) {
+    absl::StrAppend(
+        &out, absl::StrFormat("  CUDA %s, device %s: %s, PCI %s, %s\n   ", plain(cuda["driver"]),
+                              plain(device["ordinal"]), plain(device["name"]), plain(device["pci"]),
+                              human_bytes(device["memory_bytes"].get<size_t>())));
+    for (const gpudirect::FactName& fact : gpudirect::kFactNames) {
+      const Json& value = device[fact.name];
+      absl::StrAppend(&out, " ", fact.name, " ", value.is_null() ? "unknown" : value.dump());
+    }
+    out += "\n";
+  }
+  if (const auto& why = cuda["why"].get<std::string>(); !why.empty()) {
+    absl::StrAppend(&out, "  ", why, "\n");
+  }
+}
+
 void gpus_text(std::string& out, const Json& info) {
   heading(out, "GPUs");
   const Json& nvidia = info["nvidia"];
@@ -76,6 +96,7 @@ void gpus_text(std::string& out, const Json& info) {
                                           nvidia["open_module"].get<bool>() ? "open" : "closed",
                                           nvidia["peermem"].get<bool>() ? "loaded" : "not loaded"));
   }
+  cuda_text(out, info["cuda"]);
   for (const Json& pair : info["distances"]) {
     absl::StrAppend(&out, absl::StrFormat("  %s to %s: %s\n", plain(pair["rdma"]),
                                           plain(pair["gpu"]), plain(pair["distance"])));
@@ -84,7 +105,7 @@ void gpus_text(std::string& out, const Json& info) {
 
 }  // namespace
 
-Json collect_info(const SystemRoot& root, Json providers) {
+Json collect_info(const SystemRoot& root, Json providers, Json cuda) {
   Json info;
   info["baton"] = BATON_VERSION;
   info["kernel"] = kernel_info(root);
@@ -92,6 +113,7 @@ Json collect_info(const SystemRoot& root, Json providers) {
   info["rdma_devices"] = rdma_devices(root);
   info["gpus"] = gpus(root);
   info["nvidia"] = nvidia_info(root);
+  info["cuda"] = std::move(cuda);
   info["distances"] = distances(root, info["rdma_devices"], info["gpus"]);
   info["limits"] = limits_info(root);
   info["memory"] = memory_info(root);
@@ -182,8 +204,11 @@ absl::Status print_json(const InfoOptions& options, const Json& json) {
 int info_main(int argc, char** argv) {
   InfoOptions options;
   if (const int leave = parse_info(argc, argv, false, options); leave >= 0) return leave;
-  const Json info = options.settings ? settings_info()
-                                     : collect_info(SystemRoot(options.root), probe_providers());
+  const Json info =
+      options.settings
+          ? settings_info()
+          : collect_info(SystemRoot(options.root), probe_providers(),
+                         options.root.empty() ? cuda_info(gpudirect::machine_driver()) : Json());
   if (!options.json) {
     std::cout << (options.markdown   ? settings_markdown(info)
                   : options.settings ? settings_text(info)

@@ -9,9 +9,10 @@
 
 namespace baton::bench {
 
-// Everything there is to know: {"baton","kernel","providers","rdma_devices","gpus","nvidia",
+// Everything there is to know: {"baton","kernel","providers","rdma_devices","gpus","nvidia","cuda",
 // "distances","limits","memory","network","numa"}. `providers` comes from probe_providers().
-Json collect_info(const SystemRoot& root, Json providers);
+// `cuda` from cuda_info(); null: nobody asked, as for another machine's tree.
+Json collect_info(const SystemRoot& root, Json providers, Json cuda = nullptr);
 
 std::string info_text(const Json& info);
 

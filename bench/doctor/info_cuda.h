@@ -1,0 +1,15 @@
+// What the CUDA driver says of its devices.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "bench/report/report.h"
+#include "gpudirect/driver.h"
+
+namespace baton::bench {
+
+// {"driver","why","devices":[{"ordinal","name","pci","memory_bytes", and each fact by its name}]}.
+// "driver" is the CUDA version, null where there is none ("why" says it then); a fact that the
+// driver does not know is null. `driver`: gpudirect::machine_driver().
+Json cuda_info(const absl::StatusOr<const gpudirect::Driver*>& driver);
+
+}  // namespace baton::bench
