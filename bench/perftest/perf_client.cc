@@ -48,6 +48,7 @@ PerfPlan plan_of(const PerfOptions& options) {
   plan.cold = options.cold;
   plan.depth = options.depth;
   plan.post_list = options.post_list;
+  plan.receives = options.receives;
   const size_t largest =
       PerfPlan::stride(*std::max_element(options.sizes.begin(), options.sizes.end()));
   plan.area = std::max<size_t>(4096, 2 * largest);
@@ -104,23 +105,14 @@ PerfClient::~PerfClient() {
   end_.reset();
 }
 
-// Sorts what arrived into control and data; true if anything did.
-bool PerfClient::drain() {
-  bool any = false;
-  while (worker_->next_notification(message_)) {
-    any = true;
-    if (!message_.payload.empty() && message_.payload.front() == '{') {
-      control_.push_back(message_.payload);
-    } else if (end_ != nullptr) {
-      end_->arrived(message_.payload);
-    }
-  }
-  return any;
+void PerfClient::drain() {
+  while (worker_->next_notification(message_)) control_.push_back(message_.payload);
 }
 
 absl::StatusOr<Json> PerfClient::ask(const Json& question, Time timeout) {
   const auto hear = [this](std::string& message) {
     drain();
+    if (end_ != nullptr) end_->take_in();  // the server may have more to send
     if (control_.empty()) return false;
     message = std::move(control_.front());
     control_.pop_front();
@@ -154,16 +146,13 @@ absl::Status PerfClient::drive(PerfSender& sender, const Live& live) {
     }
   };
   sender.start();
-  // Control messages can wait a little; a message that is measured cannot.
-  constexpr size_t kDrainEvery = 16;
-  const bool hears = plan_.test.verb == Verb::kSend;
   size_t rounds = 0, idle = 0;
   while (status.ok() && !sender.finished()) {
     if (plan_.events) {
       worker_
           ->wait_until(
               [&] {
-                drain();
+                end_->take_in();
                 return sender.step() || sender.finished() ||
                        worker_->peer_state(peer_) == PeerState::kDown;
               },
@@ -174,7 +163,7 @@ absl::Status PerfClient::drive(PerfSender& sender, const Live& live) {
     }
     bool any = sender.step();
     any |= worker_->progress();
-    if (hears || rounds % kDrainEvery == 0) any |= drain();
+    any |= end_->take_in();
     idle = any ? 0 : idle + 1;
     if (++rounds % kLookEvery == 0) look();
     if (idle >= kLookEvery) sched_yield();  // the server may need this core
@@ -219,7 +208,7 @@ absl::StatusOr<PerfResult> PerfClient::run(const PerfRun& run, const Live& live)
   if (plan_.bidirectional && plan_.test.verb == Verb::kSend) {
     const absl::Status status = worker_->wait_until(
         [&] {
-          drain();
+          end_->take_in();
           return end_->messages_arrived() >= to_check ||
                  worker_->peer_state(peer_) == PeerState::kDown;
         },

@@ -63,7 +63,7 @@ class PerfClient {
   absl::StatusOr<Json> ask(const Json& question, Time timeout = kAnswerTimeout);
   absl::Status drive(PerfSender& sender, const Live& live);
   absl::StatusOr<PerfResult> run(const PerfRun& run, const Live& live);
-  bool drain();
+  void drain();
 
   const PerfOptions options_;
   PerfPlan plan_;

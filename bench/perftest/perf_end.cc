@@ -14,9 +14,6 @@
 namespace baton::bench {
 namespace {
 
-using Verb = PerfTest::Verb;
-constexpr char kDataBit = '\x80';  // set in the first byte of a message: control begins with '{'
-
 constexpr size_t kBeyond = 4096;  // bytes behind the last message that are checked for strays
 constexpr size_t kCacheLine = 64;
 
@@ -44,35 +41,45 @@ absl::StatusOr<std::unique_ptr<PerfEnd>> PerfEnd::create(Worker& worker, PeerId 
         "--use_hugepages: the memory is %s; reserve some: `sysctl vm.nr_hugepages=%u`",
         end->backing(), bytes / (size_t{2} << 20) + 1));
   }
-  const auto counter = worker.allocate_counter();
-  if (!counter.ok()) return counter.status();
-  end->counter_ = *counter;
+  for (CounterId* each : {&end->counter_, &end->credits_}) {
+    const auto counter = worker.allocate_counter();
+    if (!counter.ok()) return counter.status();
+    *each = *counter;
+  }
   return end;
 }
 
 PerfEnd::~PerfEnd() {
-  if (counter_.generation != 0) worker_.free_counter(counter_).IgnoreError();
+  for (const CounterId each : {counter_, credits_}) {
+    if (each.generation != 0) worker_.free_counter(each).IgnoreError();
+  }
 }
 
 absl::StatusOr<Json> PerfEnd::describe() const {
   const auto region = worker_.remote_region(block_.region);
   if (!region.ok()) return region.status();
-  return Json{
-      {"region", std::string(absl::BytesToHexString(region->encode()))},
-      {"offset", block_.offset},
-      {"counter", std::string(absl::BytesToHexString(worker_.remote_counter(counter_).encode()))}};
+  const auto hex = [](const std::string& bytes) {
+    return std::string(absl::BytesToHexString(bytes));
+  };
+  return Json{{"region", hex(region->encode())},
+              {"offset", block_.offset},
+              {"counter", hex(worker_.remote_counter(counter_).encode())},
+              {"credits", hex(worker_.remote_counter(credits_).encode())}};
 }
 
 absl::Status PerfEnd::attach(const Json& message) {
   const auto ends = message.find("ends");
   const Json none;
   const Json& told = ends == message.end() ? none : *ends;
-  const auto region =
-      RemoteRegion::decode(std::string(absl::HexStringToBytes(text_of(told, "region"))));
+  const auto bytes = [&](const char* key) {
+    return std::string(absl::HexStringToBytes(text_of(told, key)));
+  };
+  const auto region = RemoteRegion::decode(bytes("region"));
   if (!region.ok()) return region.status();
-  const auto counter =
-      RemoteCounter::decode(std::string(absl::HexStringToBytes(text_of(told, "counter"))));
+  const auto counter = RemoteCounter::decode(bytes("counter"));
   if (!counter.ok()) return counter.status();
+  const auto credits = RemoteCounter::decode(bytes("credits"));
+  if (!credits.ok()) return credits.status();
   const auto offset = told.find("offset");
   if (offset == told.end() || !offset->is_number_unsigned() ||
       offset->get<uint64_t>() > region->size ||
@@ -82,6 +89,7 @@ absl::Status PerfEnd::attach(const Json& message) {
   remote_ = *region;
   remote_offset_ = offset->get<uint64_t>();
   remote_counter_ = *counter;
+  remote_credits_ = *credits;
   return absl::OkStatus();
 }
 
@@ -106,31 +114,19 @@ void PerfEnd::prepare(const PerfRun& run) {
     for (size_t at = 0; at < block_.size; at += kCacheLine) peek(block_.data + at);
   }
   counted_ = worker_.counter_value(counter_);
-  arrived_ = 0;
-  bad_message_ = absl::OkStatus();
-  if (plan_.test.verb == Verb::kSend) {
-    message_.resize(run.size);
-    fill(reinterpret_cast<std::byte*>(message_.data()), Layout::contiguous(0, run.size), run.seed);
-    message_.front() = static_cast<char>(message_.front() | kDataBit);
-  }
 }
 
 TransferRequest PerfEnd::request(uint64_t number) const {
   TransferRequest out;
   out.peer = peer_;
-  if (plan_.test.verb == Verb::kSend) {
-    out.notify = message_;
-    return out;
-  }
   const size_t at = slot(number) * PerfPlan::stride(run_.size);
-  const bool writes = plan_.test.verb == Verb::kWrite;
   const size_t tx = at, rx = plan_.area + at;
-  out.op = writes ? Op::kWrite : Op::kRead;
+  out.op = writes() ? Op::kWrite : Op::kRead;
   out.local = block_.region;
-  out.local_layout = Layout::contiguous(block_.offset + (writes ? tx : rx), run_.size);
+  out.local_layout = Layout::contiguous(block_.offset + (writes() ? tx : rx), run_.size);
   out.remote = remote_;
-  out.remote_layout = Layout::contiguous(remote_offset_ + (writes ? rx : tx), run_.size);
-  if (plan_.immediate && writes) out.counter = remote_counter_;
+  out.remote_layout = Layout::contiguous(remote_offset_ + (writes() ? rx : tx), run_.size);
+  if (counts()) out.counter = remote_counter_;
   return out;
 }
 
@@ -139,26 +135,30 @@ void PerfEnd::mark(uint64_t number) {
 }
 
 bool PerfEnd::marked(uint64_t number) const {
-  if (plan_.immediate) return worker_.counter_value(counter_) - counted_ > number;
+  if (counts()) return messages_arrived() > number;
   const std::byte* last = rx_ + slot(number) * PerfPlan::stride(run_.size) + run_.size - 1;
   return peek(last) == std::byte{mark_of(number)};
 }
 
-void PerfEnd::arrived(std::string_view payload) {
-  ++arrived_;
-  if (!bad_message_.ok() || !plan_.verify) return;
-  if (payload.size() != message_.size()) {
-    bad_message_ = absl::DataLossError(absl::StrFormat("message %u has %u bytes and should have %u",
-                                                       arrived_, payload.size(), message_.size()));
-  } else if (payload != message_) {
-    const auto wrong = std::mismatch(payload.begin(), payload.end(), message_.begin()).first;
-    bad_message_ = absl::DataLossError(
-        absl::StrFormat("byte %u of message %u is wrong", wrong - payload.begin(), arrived_));
-  }
+bool PerfEnd::may_send() const {
+  return !sends() || sent_ < worker_.counter_value(credits_) + plan_.receives;
+}
+
+bool PerfEnd::take_in() {
+  if (!sends() || plan_.test.latency) return false;
+  const uint64_t taken = worker_.counter_value(counter_);
+  if (taken - told_ < std::max<size_t>(1, plan_.receives / 4)) return false;
+  TransferRequest credit;
+  credit.peer = peer_;
+  credit.counter = remote_credits_;
+  credit.increment = taken - told_;
+  credit.detached = true;
+  if (!worker_.submit(credit).ok()) return false;  // no slot is free: next time
+  told_ = taken;
+  return true;
 }
 
 absl::Status PerfEnd::verify(uint64_t messages) {
-  if (plan_.test.verb == Verb::kSend) return bad_message_;
   const size_t touched = static_cast<size_t>(std::min<uint64_t>(messages, slots_));
   const size_t stride = PerfPlan::stride(run_.size);
   for (size_t i = 0; marks() && i < touched; ++i) {

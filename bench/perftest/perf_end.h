@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -38,7 +36,8 @@ class PerfEnd {
   PeerId peer() const { return peer_; }
   const std::string& backing() const { return pool_->backing(); }
 
-  // The transfer of message `number`: a write, a read, or a notification.
+  // The transfer of message `number`: a write or a read. Of a send test a write into the next
+  // receive of the other side that raises its counter.
   TransferRequest request(uint64_t number) const;
 
   // Latency by writes. The last byte of a message tells how often its place was used: mark() sets
@@ -47,12 +46,17 @@ class PerfEnd {
   void mark(uint64_t number);
   bool marked(uint64_t number) const;
 
-  // A message of a send test arrived: counts and checks it.
-  void arrived(std::string_view payload);
-  uint64_t messages_arrived() const { return arrived_; }
+  // Bandwidth by sends. The sender: whether the other side has a receive open for one more message,
+  // and that one was sent.
+  bool may_send() const;
+  void count_sent() { ++sent_; }
+  // The receiver: takes in what has arrived, and opens as many receives again. True if it told so.
+  bool take_in();
+  // Messages that the counter tells of, since the run began.
+  uint64_t messages_arrived() const { return worker_.counter_value(counter_) - counted_; }
 
-  // The check of `messages` messages that were written to, or read by, this end; or of those that
-  // arrived(). DataLoss names the first byte that is wrong. Poisons what it checked.
+  // The check of `messages` messages that were written to, or read by, this end. DataLoss names the
+  // first byte that is wrong. Poisons what it checked.
   absl::Status verify(uint64_t messages);
 
  private:
@@ -60,7 +64,10 @@ class PerfEnd {
       : worker_(worker), peer_(peer), plan_(plan) {}
   size_t slot(uint64_t number) const { return number % slots_; }
   uint8_t mark_of(uint64_t number) const { return static_cast<uint8_t>(number / slots_ + 1); }
-  bool marks() const { return plan_.test.latency && plan_.test.verb == PerfTest::Verb::kWrite; }
+  bool writes() const { return plan_.test.verb != PerfTest::Verb::kRead; }
+  bool sends() const { return plan_.test.verb == PerfTest::Verb::kSend; }
+  bool counts() const { return sends() || (writes() && plan_.immediate); }
+  bool marks() const { return plan_.test.latency && writes(); }
   Layout payload(size_t messages) const;
 
   Worker& worker_;
@@ -76,11 +83,13 @@ class PerfEnd {
   size_t remote_offset_ = 0;
   RemoteCounter remote_counter_;
   PerfRun run_;
-  size_t slots_ = 1;     // places that messages go to in turn
-  size_t used_ = 0;      // bytes of an area that this run can touch, and some more
-  std::string message_;  // of a send test
-  uint64_t arrived_ = 0;
-  absl::Status bad_message_;
+  size_t slots_ = 1;  // places that messages go to in turn
+  size_t used_ = 0;   // bytes of an area that this run can touch, and some more
+  // Of a send test, over all runs of the connection.
+  CounterId credits_;  // what the other side has taken in
+  RemoteCounter remote_credits_;
+  uint64_t sent_ = 0;
+  uint64_t told_ = 0;  // of what arrived, to the other side
 };
 
 }  // namespace baton::bench

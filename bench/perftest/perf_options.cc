@@ -13,7 +13,6 @@
 #include "absl/strings/str_split.h"
 #include "engine/command_line/command_line.h"
 #include "transport/provider.h"
-#include "transport/transfer.h"
 
 namespace baton::bench {
 namespace {
@@ -32,6 +31,12 @@ Examples:
   baton send_bw --provider shm --loopback         both sides on this machine
 Sizes take K, M and G (powers of 1024). MiB/sec are 2^20, Gb/sec 10^9 bits.)";
 
+constexpr const char* kWhatASendIs =
+    R"(A send: the receiver has receives open (-r). Each message takes one, lands in its buffer uncopied and is
+told by a counter; send_bw sends no more than the receiver's program has taken in. Over verbs it is one
+RDMA write with immediate, which uses up a receive and completes there, where perftest has SEND.
+)";
+
 // A flag that becomes a setting of the provider.
 struct SettingFlag {
   const char* flag;
@@ -46,7 +51,6 @@ constexpr std::array kKnobs = {
     SettingFlag{"-T,--tos", "verbs.traffic_class", "the same as --tclass", 0, 255},
     SettingFlag{"-u,--qp-timeout", "verbs.timeout", "4.096 us * 2^N until a retry", 1, 31},
     SettingFlag{"--retry_count", "verbs.retry_count", "retries until a peer is given up", 0, 7},
-    SettingFlag{"-r,--rx-depth", "verbs.receive_depth", "receives posted", 16, 8192},
 };
 
 // "host", "host:port", "[v6]:port" or a bare v6 address.
@@ -79,24 +83,18 @@ std::string devices_with_port(const std::string& devices, const std::optional<ui
 }
 
 void set_sizes(bool all, size_t size, PerfOptions& options) {
-  const bool send = options.test.verb == Verb::kSend;
-  if (send && options.client_provider() == "verbs") {
-    options.notes.push_back(
-        "messages are notifications: SENDs of at most 1020 bytes each, copied at both ends; "
-        "one RDMA operation that tells its arrival is write_bw --write_with_imm");
+  if (options.test.verb == Verb::kSend) {
+    options.notes.push_back(absl::StrCat(
+        "a message takes a receive of the other side, lands in its buffer and is told by a counter",
+        options.client_provider() == "verbs"
+            ? "; by RDMA write with immediate, where perftest has SEND"
+            : ""));
   }
   if (!all) {
     options.sizes = {size};
     return;
   }
-  for (size_t bytes = 2; bytes <= kAllLast; bytes *= 2) {
-    if (!send || bytes <= kMaxNotification) options.sizes.push_back(bytes);
-  }
-  if (send) {
-    options.notes.push_back(absl::StrFormat(
-        "sizes above %u are left out: messages end there; write_bw and write_lat carry more",
-        kMaxNotification));
-  }
+  for (size_t bytes = 2; bytes <= kAllLast; bytes *= 2) options.sizes.push_back(bytes);
 }
 
 // Everything that CLI11 cannot check by itself.
@@ -116,13 +114,7 @@ absl::Status finish(PerfOptions& options, const std::vector<std::string>& sets,
     if (absl::Status status = add_setting(entry, options.settings); !status.ok()) return status;
   }
   if (absl::Status status = check_settings(options.settings); !status.ok()) return status;
-  const bool send = options.test.verb == Verb::kSend;
   for (const size_t size : options.sizes) {
-    if (send && size > kMaxNotification) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("-s %u: a message has at most %u bytes; use write_%s for more", size,
-                          kMaxNotification, options.test.latency ? "lat" : "bw"));
-    }
     if (size == 0 || size > PerfPlan::kMaxArea / 2) {
       return absl::InvalidArgumentError(
           absl::StrFormat("-s %u: give a size from 1 to %u", size, PerfPlan::kMaxArea / 2));
@@ -202,7 +194,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   CLI::App app(test.latency ? "Measures latency the way perftest does, over any provider."
                             : "Measures bandwidth the way perftest does, over any provider.",
                name);
-  app.footer(kFooter);
+  app.footer(test.verb == Verb::kSend ? absl::StrCat(kWhatASendIs, kFooter) : kFooter);
   app.get_formatter()->column_width(34);
   app.allow_extras(true);
   CLI::AsSizeValue bytes(false);
@@ -244,6 +236,8 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   number("-p,--port", options.port, 0, 65535, "port to listen on or connect to (default 18515)");
   number("-q,--qp", options.streams, 1, 64, "queue pairs; sockets over tcp (default 1)");
   number("-Q,--cq-mod", options.cq_mod, 1, 1024, "completions per signal");
+  auto* receives = number("-r,--rx-depth", options.receives, 16, PerfPlan::kMaxReceives,
+                          "receives open; of send_bw, messages not taken in (default 512)");
   app.add_flag("-R,--rdma_cm", options.rdma_cm, "connect queue pairs by rdma_cm");
   app.add_option("-s,--size", size, "bytes of a message (default 65536; latency 2)")
       ->transform(bytes)
@@ -364,6 +358,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
       options.notes.emplace_back("-R has no effect: there are queue pairs over verbs only");
     }
   }
+  if (receives->count() > 0) set("verbs.receive_depth", absl::StrCat(options.receives));
   if (strict_order) set("verbs.relaxed_ordering", "0");
   options.verify = !no_verify;
   options.peak = !no_peak;

@@ -42,6 +42,7 @@ struct PerfOptions {
   bool endless = false;
   size_t depth = 0;
   size_t post_list = 1;
+  size_t receives = 512;  // of send_bw, open at the receiver
   bool bidirectional = false;
   bool events = false;
   bool immediate = false;

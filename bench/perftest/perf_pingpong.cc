@@ -14,11 +14,11 @@ class PingPongSender : public PerfSender {
   // The place in memory that message `number` is sent from may be written again.
   bool may_send(uint64_t number) const {
     const size_t slots = end_.plan().slots(end_.run().size);
-    return verb_ != Verb::kWrite || number < ended_ + slots;
+    return verb_ == Verb::kRead || number < ended_ + slots;
   }
 
   void send(uint64_t number) {
-    if (verb_ == Verb::kWrite) end_.mark(number);
+    if (verb_ != Verb::kRead) end_.mark(number);
     TransferRequest request = end_.request(number);
     request.detached = true;
     request.context = this;
@@ -40,15 +40,7 @@ class PingPongSender : public PerfSender {
 
   // Message `number` of the other side is here (for a read: our own).
   bool arrived(uint64_t number) const {
-    switch (verb_) {
-      case Verb::kWrite:
-        return end_.marked(number);
-      case Verb::kRead:
-        return ended_ > number;
-      case Verb::kSend:
-        return end_.messages_arrived() > number;
-    }
-    return false;
+    return verb_ == Verb::kRead ? ended_ > number : end_.marked(number);
   }
 
   const Verb verb_;

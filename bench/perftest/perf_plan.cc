@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "transport/transfer.h"
 
 namespace baton::bench {
 namespace {
@@ -84,11 +83,11 @@ std::optional<PerfTest> PerfTest::named(std::string_view name) {
 }
 
 Json PerfPlan::to_json() const {
-  return {{"test", test.name()}, {"bidirectional", bidirectional},
-          {"events", events},    {"immediate", immediate},
-          {"verify", verify},    {"cold", cold},
-          {"depth", depth},      {"post_list", post_list},
-          {"area", area}};
+  return {{"test", test.name()},  {"bidirectional", bidirectional},
+          {"events", events},     {"immediate", immediate},
+          {"verify", verify},     {"cold", cold},
+          {"depth", depth},       {"post_list", post_list},
+          {"receives", receives}, {"area", area}};
 }
 
 absl::StatusOr<PerfPlan> PerfPlan::from_json(const Json& json) {
@@ -102,6 +101,7 @@ absl::StatusOr<PerfPlan> PerfPlan::from_json(const Json& json) {
   plan.cold = fields.flag("cold");
   plan.depth = fields.number("depth", 1, kMaxDepth);
   plan.post_list = fields.number("post_list", 1, plan.depth);
+  plan.receives = fields.number("receives", 1, kMaxReceives);
   plan.area = fields.number("area", kStep, kMaxArea);
   if (!fields.status().ok()) return fields.status();
   const auto test = PerfTest::named(name);
@@ -126,9 +126,7 @@ Json PerfRun::to_json() const {
 absl::StatusOr<PerfRun> PerfRun::from_json(const Json& json, const PerfPlan& plan) {
   Fields fields(json);
   PerfRun run;
-  const size_t most =
-      plan.test.verb == PerfTest::Verb::kSend ? std::min(kMaxNotification, plan.area) : plan.area;
-  run.size = fields.number("size", 1, most);
+  run.size = fields.number("size", 1, plan.area);
   run.iterations = fields.number("iterations", 0, UINT64_MAX);
   run.seconds = fields.seconds("seconds");
   run.margin = fields.seconds("margin");

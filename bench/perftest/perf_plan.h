@@ -1,17 +1,22 @@
 // What the two sides of a test agree on, and the messages in which they do.
 //
-// The client tells everything, the server follows, as dialogue.h has it. A message begins with '{';
-// the payloads of send tests never do.
+// The client tells everything, the server follows, as dialogue.h has it.
 //
 //   client -> server                                  server -> client
-//   {"do":"plan","speaks":1,"plan":P,"ends":E}        {"ok":true,"ends":E,"memory":TEXT}
+//   {"do":"plan","speaks":2,"plan":P,"ends":E}        {"ok":true,"ends":E,"memory":TEXT}
 //   {"do":"run","run":R}                              {"ok":true}
 //   {"do":"end","sent":n}                             {"ok":true,"received":n,...}
 //   {"do":"bye"}                                      (none)
 //
-// E is {"region":HEX,"counter":HEX}: memory and counter of the side that sends it. While the server
-// works for somebody else it answers {"wait":TEXT} first, and goes on when it is free. An error
-// comes as {"error":TEXT}.
+// E is {"region":HEX,"offset":n,"counter":HEX,"credits":HEX}: memory and counters of the side that
+// sends it. While the server works for somebody else it answers {"wait":TEXT} first, and goes on
+// when it is free. An error comes as {"error":TEXT}.
+//
+// A send test is two-sided: the receiver has so many receives open, each message takes one and
+// lands in the buffer whose turn it is, and raises "counter". What the receiver's program has taken
+// in it tells by raising "credits" of the sender, which sends no more than there are receives. Over
+// verbs a message is one write with an immediate, which uses up a receive of the queue pair as a
+// SEND does.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +32,7 @@
 namespace baton::bench {
 
 // Of the messages above. Raised when they change in a way that the other side must know.
-inline constexpr uint64_t kPerfProtocol = 1;
+inline constexpr uint64_t kPerfProtocol = 2;
 
 struct PerfTest {
   enum class Verb : uint8_t { kWrite, kRead, kSend };
@@ -42,6 +47,7 @@ struct PerfTest {
 // One connection's test. Everything a client asks for and a server checks.
 struct PerfPlan {
   static constexpr size_t kMaxDepth = 15000;
+  static constexpr size_t kMaxReceives = 8192;
   static constexpr size_t kMaxArea = size_t{16} << 30;
   static constexpr size_t kStep = 64;  // messages begin at multiples of it
 
@@ -50,10 +56,11 @@ struct PerfPlan {
   bool events = false;     // sleep until something happens, instead of polling
   bool immediate = false;  // arrival is told by a counter, instead of seen in the last byte
   bool verify = true;
-  bool cold = false;     // the area is larger than the caches: sweep them before each run
-  size_t depth = 128;    // messages under way at a time
-  size_t post_list = 1;  // messages submitted together
-  size_t area = 4096;    // bytes a side sends from, and as many that it receives into
+  bool cold = false;      // the area is larger than the caches: sweep them before each run
+  size_t depth = 128;     // messages under way at a time
+  size_t post_list = 1;   // messages submitted together
+  size_t receives = 512;  // send_bw: messages that may be sent before the receiver has taken them
+  size_t area = 4096;     // bytes a side sends from, and as many that it receives into
 
   // Distinct places in an area for messages of this size; at least 1 where size <= area.
   size_t slots(size_t size) const { return area / stride(size); }

@@ -25,15 +25,16 @@ class Client {
 
   PeerId peer() const { return peer_; }
   bool running() const { return running_; }
-  // Polling pays: somebody waits for our next message.
+  // Polling pays: somebody waits for our next message, or for our receives.
   bool polls() const {
-    return running_ && !end_->plan().events && (sender_ != nullptr || end_->plan().test.latency);
+    const PerfTest& test = end_->plan().test;
+    return running_ && !end_->plan().events &&
+           (sender_ != nullptr || test.latency || test.verb == PerfTest::Verb::kSend);
   }
-  // What is measured comes as messages.
-  bool hears() const { return end_->plan().test.verb == PerfTest::Verb::kSend; }
-  bool step() { return running_ && sender_ != nullptr && sender_->step(); }
-  void data(std::string_view payload) {
-    if (running_) end_->arrived(payload);
+  bool step() {
+    if (!running_) return false;
+    const bool any = end_->take_in();
+    return (sender_ != nullptr && sender_->step()) || any;
   }
 
   absl::StatusOr<Json> start(const Json& request, bool huge_pages) {
@@ -136,7 +137,7 @@ class Server {
     while (!done_) {
       if (client_ != nullptr && client_->polls()) {
         // Control messages can wait a little; a message that is measured cannot.
-        bool any = client_->hears() || ++rounds % kTurnEvery == 0 ? turn() : client_->step();
+        bool any = ++rounds % kTurnEvery == 0 ? turn() : client_->step();
         any |= worker_.progress();
         idle = any ? 0 : idle + 1;
         if (idle >= kYieldAfter) sched_yield();  // the client may need this core
@@ -171,8 +172,6 @@ class Server {
 
   void hear() {
     const bool ours = client_ != nullptr && message_.peer == client_->peer();
-    const bool control = !message_.payload.empty() && message_.payload.front() == '{';
-    if (ours && !control) return client_->data(message_.payload);
     const Json request = parse_message(message_.payload);
     const std::string what = text_of(request, "do");
     if (what.empty()) return;  // whoever it is, he gets no answer that he might answer

@@ -50,12 +50,12 @@ class Stream final : public PerfSender {
 
 bool Stream::step() {
   bool any = false;
-  while (open_ < flights_.size() && !exhausted(sent_)) {
+  while (open_ < flights_.size() && end_.may_send() && !exhausted(sent_)) {
     size_t list = end_.plan().post_list;
     if (!by_time()) list = std::min<uint64_t>(list, end_.run().iterations - sent_);
     if (flights_.size() - open_ < list) break;
     for (size_t i = 0; i < list; ++i) {
-      if (!post()) return any;
+      if (!end_.may_send() || !post()) return any;
       any = true;
     }
   }
@@ -76,6 +76,7 @@ bool Stream::post() {
     status_ = id.status();
     return false;
   }
+  end_.count_sent();
   free_ = flight.next_free;
   ++sent_;
   ++open_;

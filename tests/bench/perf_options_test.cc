@@ -151,8 +151,7 @@ TEST(PerfOptions, AllSizes) {
   EXPECT_EQ((*write).sizes.back(), size_t{1} << 23);
   const Parsed send = parse("send_bw", "-a host");
   ASSERT_TRUE(send.ok());
-  EXPECT_EQ((*send).sizes.back(), 65536u);
-  EXPECT_THAT((*send).notes, Contains(HasSubstr("write_bw")));
+  EXPECT_EQ((*send).sizes, (*write).sizes);
 }
 
 TEST(PerfOptions, MarginsFitIntoTheDuration) {
@@ -201,7 +200,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"write_bw", "-p 70000 h", "--port"}, Bad{"write_bw", "--output=latency h", "latency"},
         Bad{"write_lat", "--output=bandwidth h", "--output=latency"},
         Bad{"write_lat", "-b h", "both ways"}, Bad{"read_bw", "--write_with_imm h", "write_lat"},
-        Bad{"send_bw", "-s 65537 h", "write_bw"}, Bad{"send_lat", "-s 65537 h", "write_lat"},
+        Bad{"send_bw", "-r 9000 h", "--rx-depth"},
         Bad{"write_bw", "--provider pigeon h", "--provider tcp"},
         Bad{"write_bw", "--set tcp h", "KEY=VALUE"}, Bad{"write_bw", "--loopback h", "no HOST"},
         Bad{"write_bw", "-a --run_infinitely h", "-s instead of -a"},
@@ -243,8 +242,21 @@ TEST(PerfOptions, AsManyPairsOfPortsAsDevices) {
 }
 
 TEST(PerfOptions, WhatASendIsIsSaid) {
-  EXPECT_THAT((*parse("send_bw", "h")).notes, Contains(HasSubstr("SENDs of at most 1020 bytes")));
-  EXPECT_TRUE((*parse("send_bw", "--provider shm h")).notes.empty());
+  EXPECT_THAT((*parse("send_bw", "h")).notes, Contains(HasSubstr("RDMA write with immediate")));
+  EXPECT_THAT((*parse("send_lat", "--provider shm h")).notes,
+              Contains(HasSubstr("takes a receive of the other side")));
+  EXPECT_TRUE((*parse("write_bw", "h")).notes.empty());
+  for (const char* test : {"send_bw", "send_lat"}) {
+    EXPECT_THAT(parse(test, "--help").out, HasSubstr("write with immediate"));
+  }
+}
+
+TEST(PerfOptions, ReceivesArePerftests) {
+  EXPECT_EQ((*parse("send_bw", "h")).receives, 512u);
+  const Parsed few = parse("send_bw", "-r 32 h");
+  ASSERT_TRUE(few.ok()) << few.err;
+  EXPECT_EQ((*few).receives, 32u);
+  EXPECT_THAT((*few).settings, Contains(Pair("verbs.receive_depth", "32")));
 }
 
 TEST(PerfOptions, AServerEndsAfterItsClientUnlessItIsKept) {

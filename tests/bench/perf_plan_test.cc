@@ -3,7 +3,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "transport/transfer.h"
 
 namespace baton::bench {
 namespace {
@@ -26,6 +25,7 @@ TEST(PerfPlan, SurvivesTheWire) {
   plan.cold = true;
   plan.depth = 7;
   plan.post_list = 3;
+  plan.receives = 16;
   plan.area = 1 << 20;
   const auto again = PerfPlan::from_json(Json::parse(plan.to_json().dump()));
   ASSERT_TRUE(again.ok()) << again.status();
@@ -64,6 +64,7 @@ INSTANTIATE_TEST_SUITE_P(PerfPlan, BadPlan,
                                          Change{"depth", 0}, Change{"depth", -1},
                                          Change{"depth", 1e9}, Change{"depth", "many"},
                                          Change{"post_list", 129}, Change{"area", 1},
+                                         Change{"receives", 0}, Change{"receives", 8193},
                                          Change{"area", UINT64_MAX}, Change{"verify", 1},
                                          Change{"events", nullptr}, Change{"cold", "yes"}));
 
@@ -87,8 +88,7 @@ TEST(PerfRun, StaysInsideThePlan) {
   EXPECT_FALSE(accepts(0));
   EXPECT_FALSE(accepts((1 << 20) + 1));
   plan.test.verb = PerfTest::Verb::kSend;
-  EXPECT_TRUE(accepts(kMaxNotification));
-  EXPECT_FALSE(accepts(kMaxNotification + 1));
+  EXPECT_TRUE(accepts(1 << 20));
   Json late = PerfRun{.size = 8}.to_json();
   late["seconds"] = -1;
   EXPECT_FALSE(PerfRun::from_json(late, plan).ok());

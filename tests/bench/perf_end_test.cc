@@ -1,0 +1,101 @@
+// What a send of the perftest-shaped commands is: it takes a receive of the other side, lands there
+// whole, and waits for whoever does not look.
+#include "bench/perftest/perf_end.h"
+
+#include <functional>
+#include <memory>
+
+#include "gtest/gtest.h"
+
+namespace baton::bench {
+namespace {
+
+class Sends : public testing::Test {
+ protected:
+  struct Side {
+    std::unique_ptr<Worker> worker;
+    PeerId peer;
+    std::unique_ptr<PerfEnd> end;
+  };
+
+  void start(size_t receives, size_t size) {
+    plan_.test = *PerfTest::named("send_bw");
+    plan_.receives = receives;
+    plan_.area = 2 * PerfPlan::stride(size);
+    for (Side* side : {&a_, &b_}) {
+      auto worker = Worker::create({.providers = {"shm"}});
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      side->worker = *std::move(worker);
+    }
+    a_.peer = *a_.worker->connect(b_.worker->address());
+    ASSERT_TRUE(drive([&] {
+      if (const auto event = b_.worker->next_peer_event()) b_.peer = event->peer;
+      return b_.peer.generation != 0 && a_.worker->peer_state(a_.peer) == PeerState::kUp;
+    }));
+    for (Side* side : {&a_, &b_}) {
+      auto end = PerfEnd::create(*side->worker, side->peer, plan_, false);
+      ASSERT_TRUE(end.ok()) << end.status();
+      side->end = *std::move(end);
+    }
+    ASSERT_TRUE(a_.end->attach({{"ends", *b_.end->describe()}}).ok());
+    ASSERT_TRUE(b_.end->attach({{"ends", *a_.end->describe()}}).ok());
+    for (Side* side : {&a_, &b_}) side->end->prepare({.size = size, .seed = 7});
+  }
+  bool drive(const std::function<bool()>& ready) {
+    const Time limit = a_.worker->clock().now() + std::chrono::seconds(60);
+    while (!ready() && a_.worker->clock().now() < limit) {
+      a_.worker->progress();
+      b_.worker->progress();
+    }
+    return ready();
+  }
+  // As many as may be sent now.
+  size_t send_all() {
+    size_t sent = 0;
+    for (; a_.end->may_send(); ++sent) {
+      const auto id = a_.worker->submit(a_.end->request(number_++));
+      EXPECT_TRUE(id.ok()) << id.status();
+      a_.end->count_sent();
+      EXPECT_TRUE(drive([&] { return ended(*a_.worker->state(*id)); }));
+      EXPECT_TRUE(a_.worker->wait(*id).ok());
+    }
+    return sent;
+  }
+
+  PerfPlan plan_;
+  Side a_, b_;
+  uint64_t number_ = 0;
+};
+
+TEST_F(Sends, WaitForReceivesThatAreOpen) {
+  start(16, 100);
+  EXPECT_EQ(send_all(), 16u);
+  EXPECT_EQ(send_all(), 0u) << "nobody has looked at those that are there";
+  EXPECT_TRUE(b_.end->take_in());
+  EXPECT_FALSE(b_.end->take_in()) << "told twice";
+  ASSERT_TRUE(drive([&] { return a_.end->may_send(); }));
+  EXPECT_EQ(send_all(), 16u);
+  EXPECT_EQ(b_.end->messages_arrived(), 32u);
+  // What is open stays open over runs of another size.
+  a_.end->prepare({.size = 50, .seed = 8});
+  b_.end->prepare({.size = 50, .seed = 8});
+  EXPECT_EQ(send_all(), 0u);
+  EXPECT_TRUE(b_.end->take_in());
+  ASSERT_TRUE(drive([&] { return a_.end->may_send(); }));
+  EXPECT_EQ(send_all(), 16u);
+  EXPECT_EQ(b_.end->messages_arrived(), 16u);
+}
+
+TEST_F(Sends, LandWholeAndOnce) {
+  constexpr size_t kBytes = 3 << 20;
+  start(16, kBytes);
+  const uint64_t before = a_.worker->stats().transfers_submitted;
+  EXPECT_EQ(send_all(), 16u);
+  EXPECT_EQ(a_.worker->stats().transfers_submitted - before, 16u);
+  EXPECT_EQ(b_.worker->stats().notifications_waiting, 0u);
+  EXPECT_EQ(b_.end->messages_arrived(), 16u);
+  EXPECT_TRUE(b_.end->verify(16).ok()) << b_.end->verify(16);
+}
+
+}  // namespace
+}  // namespace baton::bench
