@@ -54,7 +54,7 @@ void VerbsRail::start(std::unique_ptr<QueuePair> queue_pair, const Endpoint& pee
   }
 }
 
-bool VerbsRail::post(const Slice& slice, EventSink&) {
+bool VerbsRail::post(const Slice& slice, EventSink& sink) {
   if (state_ == State::kDown || free_.empty()) return false;
   const uint32_t index = free_.back();
   free_.pop_back();
@@ -68,8 +68,21 @@ bool VerbsRail::post(const Slice& slice, EventSink&) {
   active.slice = slice;
   active.has_piece = false;
   active.failure = absl::OkStatus();
-  queue_of(active).push_back(index);  // posted by progress(), together with what else comes
+  // Posted by progress(), together with what else comes; but a small one that is alone goes at
+  // once.
+  const bool alone = slice.end - slice.begin <= kMost && prompt();
+  queue_of(active).push_back(index);
+  if (alone) {
+    EventSink* const before = std::exchange(sink_, &sink);
+    pump();
+    sink_ = before;
+  }
   return true;
+}
+
+std::optional<internal::Ordinal> VerbsRail::counted() const {
+  if (queue_pair_ == nullptr) return std::nullopt;
+  return internal::Ordinal{incarnation_, static_cast<uint32_t>(queue_pair_->received())};
 }
 
 void VerbsRail::finish(Active& active, absl::Status status) {
@@ -132,12 +145,12 @@ void VerbsRail::go_down(const absl::Status& why, const absl::Status& slices, boo
     if (!active.used) continue;
     const bool sent = active.outstanding > 0 || active.posted || active.told;
     if (sent && !closed && active.slice.transfer->op == Op::kWrite) {
-      // An immediate raises the counter without a name that the peer could be asked for.
-      const bool unnamed = active.by_immediate && !active.aborted;
-      finish(active, unnamed
-                         ? absl::AbortedError(absl::StrCat(
-                               "it is not known whether the counter was raised: ", why.message()))
-                         : absl::UnknownError(why.message()));
+      // An immediate raises the counter without a name: the peer knows how many have come.
+      absl::Status unknown = absl::UnknownError(why.message());
+      if (active.by_immediate) {
+        internal::set_ordinal(unknown, {incarnation_, static_cast<uint32_t>(active.message)});
+      }
+      finish(active, std::move(unknown));
     } else if (active.aborted) {
       finish(active, absl::CancelledError("cancelled"));
     } else {
@@ -244,6 +257,15 @@ bool VerbsRail::move_on(Time now) {
 
 // Nothing of this queue pair moves any more, at either end, and both know what has arrived.
 void VerbsRail::settle() {
+  // Without the peer's word the rail goes down, and what was sent is asked about over another.
+  if (!peer_received_) {
+    for (Active& active : active_) {
+      if (active.used && !active.failure.ok()) {
+        finish(active, std::exchange(active.failure, absl::OkStatus()));
+      }
+    }
+    return;
+  }
   std::vector<uint32_t> again;
   urgent_.clear();
   bulk_.clear();
@@ -251,14 +273,14 @@ void VerbsRail::settle() {
     Active& active = active_[i];
     active.outstanding = 0;
     if (!active.used) continue;
-    if (active.told && peer_received_ && active.message < *peer_received_) {
+    if (active.told && active.message < *peer_received_) {
       finish(active, absl::OkStatus());
     } else if (!active.failure.ok()) {
       finish(active, std::exchange(active.failure, absl::OkStatus()));
     } else if (active.aborted) {
       finish(active, absl::CancelledError("cancelled"));
     } else {
-      if (peer_received_) active.by_immediate = false;
+      active.by_immediate = false;
       again.push_back(i);
     }
   }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "transport/base/ring.h"
+#include "transport/internal/rail_extras.h"
 #include "transport/provider.h"
 #include "verbs/device/regions.h"
 #include "verbs/queue_pair.h"
@@ -26,7 +27,10 @@ namespace baton::verbs {
 
 class Session;
 
-class VerbsRail final : public Rail, private QueuePairOwner {
+class VerbsRail final : public Rail,
+                        public internal::PromptRail,
+                        public internal::CountingRail,
+                        private QueuePairOwner {
  public:
   VerbsRail(Session& session, const Port& port, uint16_t index);
   ~VerbsRail() override;
@@ -38,6 +42,11 @@ class VerbsRail final : public Rail, private QueuePairOwner {
   bool post(const Slice& slice, EventSink& sink) override;
   void abort(TransferId transfer, EventSink& sink) override;
   void close(absl::Status why, EventSink& sink) override;
+  bool prompt() const override {
+    return state_ == State::kUp && queue_pair_->idle() && urgent_.empty() && bulk_.empty() &&
+           control_.empty();
+  }
+  std::optional<internal::Ordinal> counted() const override;
 
   // Polls, posts, and moves on from a break. True if anything happened.
   bool progress(Time now, EventSink& sink);

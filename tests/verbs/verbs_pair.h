@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -34,7 +35,10 @@ struct VerbsPair {
                      std::shared_ptr<const verbs::Locality> where = nullptr)
       : settings(std::move(extra)), locality(std::move(where)) {
     // The tests are of the provider: without more from them, a peer whose rails are lost is down.
-    settings.emplace_back("peer.redial_ms", "0");
+    if (std::none_of(settings.begin(), settings.end(),
+                     [](const auto& each) { return each.first == "peer.redial_ms"; })) {
+      settings.emplace_back("peer.redial_ms", "0");
+    }
     options.clock = &clock;
     fake.emplace(options);
     cm.emplace(*fake);

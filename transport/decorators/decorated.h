@@ -5,15 +5,17 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "transport/internal/rail_extras.h"
 #include "transport/provider.h"
 
 namespace baton {
 
 // Passes everything on. The inner rail's worker_tag leads back to the rail around it.
-class DecoratedRail : public Rail {
+class DecoratedRail : public Rail, public internal::CountingRail {
  public:
   explicit DecoratedRail(std::unique_ptr<Rail> inner)
       : inner_(std::move(inner)), properties_(inner_->properties()) {
@@ -30,6 +32,10 @@ class DecoratedRail : public Rail {
   absl::Status moves(const RegionEntry& region) const override { return inner_->moves(region); }
   absl::Status reaches(const RemoteRegion& remote) const override {
     return inner_->reaches(remote);
+  }
+  std::optional<internal::Ordinal> counted() const override {
+    const auto* counting = dynamic_cast<const internal::CountingRail*>(inner_.get());
+    return counting != nullptr ? counting->counted() : std::nullopt;
   }
 
  protected:

@@ -18,7 +18,7 @@ std::string ControlMessage::encode() const {
     }
   } else {
     put_number(out, static_cast<uint32_t>(landed.size()));
-    for (const bool each : landed) put_number(out, static_cast<uint8_t>(each));
+    for (const Fate each : landed) put_number(out, static_cast<uint8_t>(each));
   }
   return out;
 }
@@ -40,8 +40,8 @@ absl::StatusOr<ControlMessage> ControlMessage::decode(std::string_view bytes) {
       name.slice = in.number<uint32_t>();
     } else {
       const uint8_t landed = in.number<uint8_t>();
-      message.landed.push_back(landed == 1);
-      good = landed <= 1;
+      message.landed.push_back(static_cast<Fate>(landed));
+      good = landed <= static_cast<uint8_t>(Fate::kUnknown);
     }
     good = good && !in.failed();
   }

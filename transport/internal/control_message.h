@@ -6,8 +6,9 @@
 //   kFenced   the answer: no byte comes over that rail any more, and those had landed
 //
 // Layout (little-endian): kind (1 byte), link (8), count (4), then
-//   kFence    for each slice: slot (4), generation (4), slice (4)
-//   kFenced   a byte for each slice of the question, in order: 0 or 1
+//   kFence    for each slice: slot (4), generation (4), slice (4); or, of one that the target only
+//             counts, kNoSlot (4), and epoch (4) and number (4) of its message on that rail
+//   kFenced   a byte for each slice of the question, in order: Fate
 // Link 0 is no rail: the question is a sign of life, and so is its answer.
 #pragma once
 
@@ -20,6 +21,12 @@
 #include "transport/transfer.h"
 
 namespace baton::internal {
+
+// The slot of a slice that has no name but the number of its message.
+inline constexpr uint32_t kNoSlot = UINT32_MAX;
+
+// kUnknown: the target does not remember that rail any more.
+enum class Fate : uint8_t { kNever, kLanded, kUnknown };
 
 // A slice of a write, by the numbers of its sender.
 struct SliceName {
@@ -35,7 +42,7 @@ struct ControlMessage {
   Kind kind = Kind::kFence;
   uint64_t link = 0;              // HelloInfo::link of the rail
   std::vector<SliceName> slices;  // kFence
-  std::vector<bool> landed;       // kFenced
+  std::vector<Fate> landed;       // kFenced
 
   std::string encode() const;
   // InvalidArgument for what no correct peer sends.

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "transport/address.h"
 #include "transport/internal/arrivals.h"
 #include "transport/internal/control_message.h"
+#include "transport/internal/rail_extras.h"
 #include "transport/internal/transfer_slots.h"
 #include "transport/provider.h"
 #include "transport/worker.h"
@@ -33,8 +35,9 @@ struct RailState {
   uint64_t link = 0;  // HelloInfo::link
   uint64_t outstanding_bytes = 0;
   uint32_t outstanding = 0;
-  uint32_t moved = 0;  // slices that it gave back for others to do
-  bool full = false;   // refused a slice; cleared by its next report
+  uint32_t moved = 0;                  // slices that it gave back for others to do
+  bool full = false;                   // refused a slice; cleared by its next report
+  const PromptRail* prompt = nullptr;  // the rail, where it is one
 };
 
 // A rail that was lost while slices of ours were on it. They go on when the peer has said which of
@@ -44,8 +47,9 @@ struct LostRail {
 
   uint64_t link = 0;
   std::vector<SliceName> unsettled;
-  bool gone = false;       // it has reported all that it had
-  Time asked_at = kNever;  // the peer has been asked
+  std::vector<SliceName> named;  // the same, by the names that the peer knows them by
+  bool gone = false;             // it has reported all that it had
+  Time asked_at = kNever;        // the peer has been asked
 };
 
 // How a peer of which all rails were lost is called again.
@@ -91,7 +95,9 @@ struct Peer {
   bool dialled = false;  // we called it first
   std::vector<LostRail> lost_rails;
   std::vector<uint64_t> fenced;  // links that the peer has given up before they came up here
-  std::string goodbye;           // what it said when it closed a rail for good
+  // Of rails that are gone here, what had been counted on them; the newest last.
+  std::vector<std::pair<uint64_t, Ordinal>> counted;
+  std::string goodbye;  // what it said when it closed a rail for good
   Redial redial;
   Failback back;
 

@@ -14,6 +14,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,8 +75,12 @@ class Worker::Impl final : public EventSink {
 
   // worker_sessions.cc
   internal::LostRail& lost_rail(internal::Peer& peer, uint64_t link);
-  void unsettled(internal::Peer& peer, uint64_t link, const internal::SliceName& name);
-  void settle(const internal::SliceName& name, bool landed);
+  void unsettled(internal::Peer& peer, uint64_t link, const internal::SliceName& name,
+                 const std::optional<internal::Ordinal>& number);
+  void settle(const internal::SliceName& name, internal::Fate fate);
+  static void note_counted(internal::Peer& peer, uint64_t link, const Rail& rail);
+  static internal::Fate fate_of(const internal::Peer& peer, uint64_t link,
+                                const internal::SliceName& name);
   void settle_all(internal::Peer& peer, const absl::Status& why);
   void ask_about_lost_rails(internal::Peer& peer);
   void say(internal::Peer& peer, const internal::ControlMessage& message);
@@ -104,6 +109,7 @@ class Worker::Impl final : public EventSink {
   // worker_transfers.cc
   absl::StatusOr<TransferId> submit(const TransferRequest& request);  // lock-free
   absl::Status check(const TransferRequest& request) const;           // lock-free
+  bool post_at_once(uint32_t index);  // lock-free: does not wait for the lock
   bool take_submissions();
   bool take_cancels();
   bool expire(Time now);
@@ -197,7 +203,9 @@ class Worker::Impl final : public EventSink {
   std::atomic<int> event_fd{-1};
   std::atomic<bool> sleeping{false};
   std::atomic<bool> cancels{false};
-  std::atomic<bool> threaded{false};  // a ProgressThread runs this worker
+  std::atomic<bool> prompt_rails{false};  // there has been a PromptRail
+  std::atomic<bool> announcing{false};    // under the lock, in a caller's EndCallback
+  std::atomic<bool> threaded{false};      // a ProgressThread runs this worker
   std::atomic<uint32_t> waiters{0};
   std::mutex wait_mutex;
   std::condition_variable wait_condition;

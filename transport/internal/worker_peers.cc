@@ -282,7 +282,9 @@ void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
   peer.uid = info.uid;
   peer.name = info.name;
   rail->worker_tag = tag_of(peer.id());
-  add_rail(peer, {.rail = std::move(rail), .link = info.link});
+  const auto* prompt = dynamic_cast<const internal::PromptRail*>(rail.get());
+  if (prompt != nullptr) prompt_rails.store(true, std::memory_order_relaxed);
+  add_rail(peer, {.rail = std::move(rail), .link = info.link, .prompt = prompt});
   if (peer.state == PeerState::kUp) return look_for_better(peer);
   const bool again = peer.state == PeerState::kReconnecting;
   peers.set_state(peer, PeerState::kUp);
@@ -316,6 +318,7 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
   for (size_t i = 0; i < peer->rails.size(); ++i) {
     if (peer->rails[i].rail.get() != &rail) continue;
     const uint32_t moved = peer->rails[i].moved;
+    note_counted(*peer, peer->rails[i].link, rail);
     if (peer->state != PeerState::kDown) lost_rail(*peer, peer->rails[i].link).gone = true;
     const bool closed = absl::IsAborted(why);
     if (closed) peer->goodbye = std::string(why.message());
@@ -359,6 +362,7 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
   peer.arrivals = {};
   peer.fenced = {};
   peer.back = {};
+  peer.counted = {};
   push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
 }
 

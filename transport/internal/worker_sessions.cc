@@ -2,8 +2,9 @@
 //
 // When a rail is lost, some of our slices on it may have landed, and bytes of others may still lie
 // in buffers on the way. Before one of them is sent again the peer closes its end of that rail, so
-// that nothing more comes over it, and says which had landed (its Arrivals know): those are done,
-// the others go on over another rail. Nothing lands twice, and nothing late.
+// that nothing more comes over it, and says which had landed (its Arrivals know; of those that have
+// no name there, how many the rail had counted): those are done, the others go on over another
+// rail. Nothing lands twice, and nothing late.
 //
 // When the last rail is lost the peer is called again, by both sides, over every provider that
 // reaches it. The session goes on: transfers, counters and credits are of the peer, not of its
@@ -19,6 +20,7 @@ namespace baton {
 namespace {
 
 using internal::ControlMessage;
+using internal::Fate;
 
 constexpr Time kFirstPause = std::chrono::milliseconds(10);
 constexpr Time kLongestPause = std::chrono::seconds(1);
@@ -38,15 +40,26 @@ internal::LostRail& Worker::Impl::lost_rail(internal::Peer& peer, uint64_t link)
   return lost != peer.lost_rails.end() ? *lost : peer.lost_rails.emplace_back(link);
 }
 
-void Worker::Impl::unsettled(internal::Peer& peer, uint64_t link, const internal::SliceName& name) {
-  lost_rail(peer, link).unsettled.push_back(name);
+void Worker::Impl::unsettled(internal::Peer& peer, uint64_t link, const internal::SliceName& name,
+                             const std::optional<internal::Ordinal>& number) {
+  internal::LostRail& rail = lost_rail(peer, link);
+  rail.unsettled.push_back(name);
+  rail.named.push_back(
+      !number ? name : internal::SliceName{{internal::kNoSlot, number->epoch}, number->number});
   ++slots[name.transfer.slot].unsettled;
 }
 
-void Worker::Impl::settle(const internal::SliceName& name, bool landed) {
+void Worker::Impl::settle(const internal::SliceName& name, Fate fate) {
   internal::TransferSlot* slot = slots.find(name.transfer);
   if (slot == nullptr || slot->unsettled == 0) return;
   --slot->unsettled;
+  if (fate == Fate::kUnknown) {
+    stop(name.transfer.slot, TransferState::kFailed,
+         absl::AbortedError("it is not known whether the counter was raised: the peer does not "
+                            "remember the rail that was lost"));
+    return maybe_finish(name.transfer.slot);
+  }
+  const bool landed = fate == Fate::kLanded;
   if (landed) ++slot->landed;
   internal::Peer* peer = find_peer(slot->peer);
   if (landed || slot->verdict != TransferState::kActive || peer == nullptr) {
@@ -79,7 +92,7 @@ void Worker::Impl::ask_about_lost_rails(internal::Peer& peer) {
   for (internal::LostRail& rail : peer.lost_rails) {
     if (!rail.gone || rail.asked_at != kNever) continue;
     rail.asked_at = clock.now();
-    say(peer, {.kind = ControlMessage::Kind::kFence, .link = rail.link, .slices = rail.unsettled});
+    say(peer, {.kind = ControlMessage::Kind::kFence, .link = rail.link, .slices = rail.named});
   }
   set_timer(peer);
 }
@@ -134,8 +147,28 @@ void Worker::Impl::on_fenced(internal::Peer& peer, const ControlMessage& answer)
   const internal::LostRail rail = std::move(*lost);
   peer.lost_rails.erase(lost);
   for (size_t i = 0; i < rail.unsettled.size(); ++i) {
-    settle(rail.unsettled[i], i < answer.landed.size() && answer.landed[i]);
+    settle(rail.unsettled[i], i < answer.landed.size() ? answer.landed[i] : Fate::kNever);
   }
+}
+
+void Worker::Impl::note_counted(internal::Peer& peer, uint64_t link, const Rail& rail) {
+  const auto* counting = dynamic_cast<const internal::CountingRail*>(&rail);
+  const auto counted = counting != nullptr ? counting->counted() : std::nullopt;
+  if (!counted) return;
+  if (peer.counted.size() == kMostFenced) peer.counted.erase(peer.counted.begin());
+  peer.counted.emplace_back(link, *counted);
+}
+
+Fate Worker::Impl::fate_of(const internal::Peer& peer, uint64_t link,
+                           const internal::SliceName& name) {
+  if (name.transfer.slot != internal::kNoSlot) {
+    return peer.arrivals.has(name.transfer, name.slice) ? Fate::kLanded : Fate::kNever;
+  }
+  for (const auto& [of, counted] : peer.counted) {
+    if (of != link || counted.epoch != name.transfer.generation) continue;
+    return static_cast<int32_t>(name.slice - counted.number) < 0 ? Fate::kLanded : Fate::kNever;
+  }
+  return Fate::kUnknown;
 }
 
 bool Worker::Impl::answer_questions() {
@@ -165,7 +198,7 @@ bool Worker::Impl::answer_questions() {
     }
     ControlMessage answer{.kind = ControlMessage::Kind::kFenced, .link = question.link};
     for (const internal::SliceName& name : question.slices) {
-      answer.landed.push_back(peer->arrivals.has(name.transfer, name.slice));
+      answer.landed.push_back(fate_of(*peer, question.link, name));
     }
     say(*peer, answer);
   }

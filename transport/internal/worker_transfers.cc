@@ -105,9 +105,37 @@ absl::StatusOr<TransferId> Worker::Impl::submit(const TransferRequest& request) 
   slot.detached = request.detached;
   slot.control = false;
   submitted.fetch_add(1, std::memory_order_relaxed);
-  slots.push(*id);
-  wake();
+  if (!post_at_once(id->slot)) {
+    slots.push(*id);
+    wake();
+  }
   return id;
+}
+
+// A small transfer that nothing waits in front of goes to the adapter from here, whoever drives the
+// worker: the first half of a round of progress, for this one. Whoever holds the lock is about to
+// make a round himself.
+bool Worker::Impl::post_at_once(uint32_t index) {
+  if (!prompt_rails.load(std::memory_order_relaxed) || announcing.load(std::memory_order_relaxed) ||
+      slots[index].descriptor.bytes > internal::PromptRail::kMost) {
+    return false;
+  }
+  const std::unique_lock lock(mutex, std::try_to_lock);
+  if (!lock.owns_lock() || slots.has_submitted()) return false;
+  internal::Peer* peer = find_peer(slots[index].peer);
+  if (peer == nullptr || peer->state != PeerState::kUp || peer->urgent.head != kNone ||
+      peer->rails.empty() ||
+      !std::all_of(peer->rails.begin(), peer->rails.end(), [&](const internal::RailState& state) {
+        if (state.rank < peer->rails.front().rank) return true;  // not in use
+        return state.prompt != nullptr && state.prompt->prompt();
+      })) {
+    return false;
+  }
+  activate(index);
+  pump(*peer, peer->urgent);
+  // Timers, and what has ended at once, are looked at by whoever sleeps.
+  if (sleeping.load(std::memory_order_relaxed)) wake();
+  return true;
 }
 
 bool Worker::Impl::take_submissions() {
@@ -347,7 +375,7 @@ void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
     if (slot->descriptor.op == Op::kWrite && peer != nullptr && peer->state != PeerState::kDown) {
       if (internal::RailState* state = rail_state(*peer, &rail); state != nullptr) {
         ++state->moved;
-        return unsettled(*peer, state->link, {transfer, slice});
+        return unsettled(*peer, state->link, {transfer, slice}, internal::ordinal_of(status));
       }
     }
     status = absl::UnavailableError(status.message());
@@ -401,6 +429,7 @@ void Worker::Impl::maybe_finish(uint32_t index) {
 // Announces ends outside of any provider's call, so that an EndCallback may do what it likes.
 bool Worker::Impl::finish_stopped() {
   bool any = false;
+  announcing.store(true, std::memory_order_relaxed);
   while (!stopped.empty()) {
     const uint32_t index = stopped.back();
     stopped.pop_back();
@@ -435,6 +464,7 @@ bool Worker::Impl::finish_stopped() {
                     std::memory_order_release);
     if (detached) slots.release(id);
   }
+  announcing.store(false, std::memory_order_relaxed);
   if (any) signal();
   return any;
 }

@@ -62,6 +62,7 @@ struct FakeWork {
   std::array<char, kMaxInline> inlined;
   uint64_t bytes = 0;
   bool signalled = false;
+  bool delivered = false;  // and its acknowledgement was lost
 };
 
 struct FakeReceive {

@@ -105,6 +105,11 @@ void FakeVerbs::set_cable(size_t device, bool in) {
   devices_[device].cable = in;
 }
 
+void FakeVerbs::set_mute(size_t device, bool mute) {
+  std::lock_guard lock(mutex_);
+  devices_[device].mute = mute;
+}
+
 void FakeVerbs::set_hanging(size_t device, bool hanging) {
   std::lock_guard lock(mutex_);
   devices_[device].hanging = hanging;

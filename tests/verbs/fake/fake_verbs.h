@@ -85,8 +85,9 @@ class FakeVerbs {
   void become_weightless();
 
   // --- faults ---
-  void set_port(size_t device, bool up);          // with its event
-  void set_cable(size_t device, bool in);         // silently: what is sent is lost
+  void set_port(size_t device, bool up);    // with its event
+  void set_cable(size_t device, bool in);   // silently: what is sent is lost
+  void set_mute(size_t device, bool mute);  // messages arrive there, acknowledgements are lost
   void set_hanging(size_t device, bool hanging);  // work started there never completes
   void kill(size_t device);                       // IBV_EVENT_DEVICE_FATAL; nothing completes
   void set_gids(size_t device, std::vector<ibv_gid_entry> gids);  // IBV_EVENT_GID_CHANGE
@@ -128,6 +129,7 @@ class FakeVerbs {
     std::vector<ibv_gid_entry> gids;
     bool port_up = true;
     bool cable = true;
+    bool mute = false;
     bool hanging = false;
     bool dead = false;
     uint64_t moved = 0;

@@ -305,7 +305,8 @@ bool FakeVerbs::deliver(FakeQp& qp, FakeQp& peer, bool immediate) {
     copy(qp, reinterpret_cast<std::byte*>(receive.sge.addr), 0, work.bytes, false);
   }
   push(peer.receive_queue(), completion, nullptr, 0);
-  complete(qp, IBV_WC_SUCCESS);
+  qp.sends.front().delivered = devices_[peer.context->device].mute;
+  if (!qp.sends.front().delivered) complete(qp, IBV_WC_SUCCESS);
   return true;
 }
 
@@ -322,9 +323,13 @@ bool FakeVerbs::advance(FakeQp& qp, size_t& budget) {
     return true;
   }
   FakeQp* peer = nullptr;
-  if (!reachable(qp, peer)) {
+  if (!reachable(qp, peer) || (work.delivered && devices_[peer->context->device].mute)) {
     const Time once(int64_t{4096} << qp.attributes.timeout);
     return wait(qp, once * (qp.attributes.retry_cnt + 1), IBV_WC_RETRY_EXC_ERR);
+  }
+  if (work.delivered) {  // sent once more, and acknowledged
+    complete(qp, IBV_WC_SUCCESS);
+    return true;
   }
   if (work.request.opcode == IBV_WR_SEND) {
     budget -= std::min<size_t>(budget, work.bytes + 64);

@@ -1,0 +1,116 @@
+// A small transfer that nothing waits in front of is with the adapter when submit() returns.
+#include <poll.h>
+
+#include <thread>
+
+#include "tests/verbs/verbs_pair.h"
+
+namespace baton {
+namespace {
+
+class FastPath : public testing::Test {
+ protected:
+  FastPath() {
+    EXPECT_TRUE(pair_.connect());
+    EXPECT_TRUE(pair_.run(pair_.request(Op::kWrite, 100)).ok());  // the region is known now
+    pair_.steps(100);
+  }
+  uint64_t doorbells() const { return pair_.fake->stats().doorbells; }
+  TransferRequest small() const { return pair_.request(Op::kWrite, 8); }
+
+  VerbsPair pair_{{}};
+};
+
+TEST_F(FastPath, SubmitRingsTheDoorbell) {
+  pair_.fill(9);
+  const uint64_t before = doorbells();
+  const auto id = pair_.a.worker->submit(small());
+  ASSERT_TRUE(id.ok()) << id.status();
+  EXPECT_EQ(doorbells(), before + 1) << "with no call in between";
+  EXPECT_TRUE(pair_.finish(*id).ok());
+  EXPECT_TRUE(
+      std::equal(pair_.a.memory.begin(), pair_.a.memory.begin() + 8, pair_.b.memory.begin()));
+}
+
+TEST_F(FastPath, ACounterAndAReadDoToo) {
+  const CounterId counter = *pair_.b.worker->allocate_counter();
+  TransferRequest counted = small();
+  counted.counter = pair_.b.worker->remote_counter(counter);
+  for (const TransferRequest& each : {counted, pair_.request(Op::kRead, 8)}) {
+    const uint64_t before = doorbells();
+    const auto id = pair_.a.worker->submit(each);
+    ASSERT_TRUE(id.ok()) << id.status();
+    EXPECT_EQ(doorbells(), before + 1);
+    EXPECT_TRUE(pair_.finish(*id).ok());
+    pair_.steps(10);
+  }
+  EXPECT_EQ(pair_.b.worker->counter_value(counter), 1u);
+}
+
+TEST_F(FastPath, WhatIsUnderWayIsJoinedByTheRestInOneDoorbell) {
+  const uint64_t before = doorbells();
+  std::vector<TransferId> ids;
+  for (int i = 0; i < 10; ++i) ids.push_back(*pair_.a.worker->submit(small()));
+  EXPECT_EQ(doorbells(), before + 1) << "the first";
+  pair_.a.worker->progress();
+  EXPECT_EQ(doorbells(), before + 2) << "all others";
+  for (const TransferId id : ids) EXPECT_TRUE(pair_.finish(id).ok());
+}
+
+TEST_F(FastPath, LargeOnesWaitForARound) {
+  const uint64_t before = doorbells();
+  const auto id = pair_.a.worker->submit(pair_.request(Op::kWrite, 64 << 10));
+  EXPECT_EQ(doorbells(), before);
+  EXPECT_TRUE(pair_.finish(*id).ok());
+}
+
+// The next one from the end of the one before, where the lock is held.
+TEST_F(FastPath, FromTheEndOfAnother) {
+  struct Chain {
+    VerbsPair& pair;
+    TransferRequest each;
+    int left = 100;
+  } chain{pair_, small()};
+  chain.each.detached = true;
+  chain.each.context = &chain;
+  chain.each.on_end = [](void* context, TransferId, const absl::Status& status) {
+    EXPECT_TRUE(status.ok()) << status;
+    Chain& self = *static_cast<Chain*>(context);
+    if (--self.left == 0) return;
+    EXPECT_TRUE(self.pair.a.worker->submit(self.each).ok());
+  };
+  ASSERT_TRUE(pair_.a.worker->submit(chain.each).ok());
+  EXPECT_TRUE(pair_.drive([&] { return chain.left == 0; }));
+}
+
+TEST_F(FastPath, FromAnotherThreadThanTheOneThatDrives) {
+  constexpr uint64_t kCount = 500;
+  const CounterId counter = *pair_.b.worker->allocate_counter();
+  TransferRequest each = small();
+  each.counter = pair_.b.worker->remote_counter(counter);
+  each.detached = true;
+  std::thread other([&] {
+    for (uint64_t i = 0; i < kCount; ++i) EXPECT_TRUE(pair_.a.worker->submit(each).ok());
+  });
+  EXPECT_TRUE(pair_.drive([&] { return pair_.b.worker->counter_value(counter) == kCount; },
+                          std::chrono::hours(24)));
+  other.join();
+}
+
+TEST_F(FastPath, WhoSleepsIsWoken) {
+  // What is asked for is looked at once more.
+  bool armed = false;
+  for (int i = 0; i < 100 && !armed; ++i) {
+    while (pair_.a.worker->progress()) {
+    }
+    armed = pair_.a.worker->arm();
+  }
+  ASSERT_TRUE(armed);
+  const auto id = pair_.a.worker->submit(small());
+  pollfd woken{.fd = pair_.a.worker->wait_fd(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&woken, 1, 0), 1);
+  EXPECT_TRUE(pair_.finish(*id).ok());
+}
+
+}  // namespace
+}  // namespace baton

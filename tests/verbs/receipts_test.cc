@@ -1,0 +1,126 @@
+// Counters that immediates raise, when a rail is lost and what had come over it is found out later:
+// each is raised once, and its transfer ends well.
+#include <algorithm>
+#include <functional>
+
+#include "tests/verbs/verbs_pair.h"
+
+namespace baton {
+namespace {
+
+class Receipts : public testing::Test {
+ protected:
+  void start(size_t devices) {
+    pair_.emplace(FakeOptions{.devices = devices},
+                  VerbsPair::Settings{{"peer.redial_ms", "600000"},
+                                      {"verbs.timeout", "8"},
+                                      {"verbs.retry_count", "2"},
+                                      {"verbs.hold_ms", "5"},
+                                      {"verbs.port_grace_ms", "50"}});
+    pair_->tick = std::chrono::microseconds(250);
+    ASSERT_TRUE(pair_->connect());
+    pair_->expect_ready = false;  // a rail that is lost may have used them up
+    counter_ = *pair_->b.worker->allocate_counter();
+  }
+  TransferId count_one(size_t bytes) {
+    TransferRequest one = pair_->request(Op::kWrite, bytes);
+    one.counter = pair_->b.worker->remote_counter(counter_);
+    auto id = pair_->a.worker->submit(one);
+    EXPECT_TRUE(id.ok()) << id.status();
+    ++submitted_;
+    return *id;
+  }
+  uint64_t value() { return pair_->b.worker->counter_value(counter_); }
+  // One region is asked about once, and its answer comes before what is counted here.
+  void warm() { EXPECT_TRUE(pair_->finish(count_one(3000)).ok()); }
+
+  std::optional<VerbsPair> pair_;
+  CounterId counter_;
+  uint64_t submitted_ = 0;
+};
+
+TEST_F(Receipts, WhatLandedIsNotRaisedAgain) {
+  start(1);
+  warm();
+  const TransferId id = count_one(3000);
+  pair_->a.worker->progress();
+  for (int i = 0; i < 1000 && value() < submitted_; ++i) pair_->b.worker->progress();
+  ASSERT_EQ(value(), submitted_);
+  ASSERT_EQ(*pair_->a.worker->state(id), TransferState::kActive) << "its end is not known yet";
+  // The completion is there, and will never be seen; nor does the peer say anything in time.
+  pair_->fake->break_completion_queues(0);
+  const absl::Status status = pair_->finish(id);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(value(), submitted_);
+  EXPECT_EQ(pair_->a.worker->stats().peers_lost, 1u);
+}
+
+TEST_F(Receipts, WhatLandedUnacknowledgedIsNotRaisedAgain) {
+  start(1);
+  warm();
+  pair_->fake->set_mute(0, true);
+  const TransferId id = count_one(3000);
+  ASSERT_TRUE(pair_->drive([&] { return pair_->a.worker->stats().peers_lost > 0; }));
+  ASSERT_EQ(value(), submitted_);
+  pair_->fake->set_mute(0, false);
+  const absl::Status status = pair_->finish(id);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(value(), submitted_);
+}
+
+TEST_F(Receipts, WhatDidNotLandGoesOn) {
+  start(1);
+  warm();
+  pair_->fake->set_cable(0, false);
+  const TransferId id = count_one(3000);
+  ASSERT_TRUE(pair_->drive([&] { return pair_->a.worker->stats().peers_lost > 0; }));
+  pair_->fake->set_cable(0, true);
+  const absl::Status status = pair_->finish(id);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(value(), submitted_);
+}
+
+class AnyFault : public Receipts, public testing::WithParamInterface<size_t> {};
+
+TEST_P(AnyFault, RaisesEachCounterOnce) {
+  for (uint32_t seed = 1; seed <= 10; ++seed) {
+    SCOPED_TRACE(seed);
+    submitted_ = 0;
+    start(GetParam());
+    std::mt19937 random(seed);
+    std::vector<TransferId> ids;
+    for (int round = 0; round < 4; ++round) {
+      for (uint32_t i = random() % 12; i > 0; --i) ids.push_back(count_one(1 + random() % 9000));
+      for (uint32_t i = random() % 10; i > 0; --i) {
+        (random() % 2 == 0 ? pair_->a : pair_->b).worker->progress();
+      }
+      const size_t device = random() % GetParam();
+      switch (random() % 3) {
+        case 0:
+          pair_->fake->set_port(device, false);
+          break;
+        case 1:
+          pair_->fake->set_mute(device, true);
+          break;
+        default:
+          pair_->fake->set_cable(device, false);
+      }
+      pair_->steps(static_cast<int>(random() % 200));
+      if (!pair_->fake->port_up(device)) pair_->fake->set_port(device, true);
+      pair_->fake->set_cable(device, true);
+      pair_->fake->set_mute(device, false);
+    }
+    for (const TransferId id : ids) {
+      const absl::Status status = pair_->finish(id);
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    pair_->steps(200);
+    EXPECT_EQ(value(), submitted_);
+    pair_.reset();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Receipts, AnyFault, testing::Values(1, 2));
+
+}  // namespace
+}  // namespace baton

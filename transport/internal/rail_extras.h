@@ -1,0 +1,45 @@
+// What a rail may be besides a Rail, where its provider can: quick enough for submit(), or one that
+// tells some of its slices to the target by nothing but their number.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+
+namespace baton::internal {
+
+// A rail on which a small slice is with the adapter when post() returns, if nothing else waits or
+// is under way there: then submit() may call post() itself.
+class PromptRail {
+ public:
+  static constexpr size_t kMost = 1024;  // bytes of such a slice
+  virtual bool prompt() const = 0;
+
+ protected:
+  ~PromptRail() = default;
+};
+
+// A message of a rail by its number, counted from 0 in each epoch of the rail. An immediate has no
+// other name: the target cannot say of its transfer whether it has arrived, but how many have.
+struct Ordinal {
+  uint32_t epoch = 0;
+  uint32_t number = 0;
+};
+
+class CountingRail {
+ public:
+  // As the target: the epoch, and how many messages of it have arrived. What comes after the rail
+  // was closed does not count. None: this rail does not count.
+  virtual std::optional<Ordinal> counted() const = 0;
+
+ protected:
+  ~CountingRail() = default;
+};
+
+// The kUnknown of slice_done() for a slice that the target only counts carries its number.
+void set_ordinal(absl::Status& status, Ordinal ordinal);
+std::optional<Ordinal> ordinal_of(const absl::Status& status);
+
+}  // namespace baton::internal
