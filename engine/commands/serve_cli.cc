@@ -141,7 +141,7 @@ absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
         {.host = flags.host,
          .port = flags.port,
          .model = flags.served_name.empty() ? loaded->name : flags.served_name,
-         .has_chat_template = loaded->has_chat_template,
+         .chat_template = loaded->chat_template,
          .kv_address = kv_address,
          .api_key = flags.api_key},
         thread, loaded->tokenizer);

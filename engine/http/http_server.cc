@@ -43,6 +43,7 @@ struct HttpServer::Impl {
   // Runs `task` with the exchange on the thread for parsing.
   HttpHandler parsed_by(absl::Status (Impl::*task)(const Exchange&, bool), bool chat);
   absl::Status complete(const Exchange& exchange, bool chat);
+  absl::StatusOr<std::string> render(const ApiRequest& chat) const;
   absl::Status tokenize(const Exchange& exchange, bool);
   absl::Status detokenize(const Exchange& exchange, bool);
   absl::Status check_model(std::string_view model) const;
@@ -65,18 +66,29 @@ absl::Status HttpServer::Impl::complete(const Exchange& exchange, bool chat) {
   absl::StatusOr<ApiRequest> parsed = parse_api_request(exchange->request().body, chat);
   if (!parsed.ok()) return parsed.status();
   if (absl::Status status = check_model(parsed->model); !status.ok()) return status;
-  if (chat && options.has_chat_template) {
-    return absl::InvalidArgumentError(
-        "this model has a chat template, which is not supported here: render the chat yourself and "
-        "use /v1/completions");
-  }
   auto request = std::make_shared<ApiRequest>(*std::move(parsed));
   if (!request->has_seed) request->sampling.seed = std::random_device()();
   std::vector<std::vector<int32_t>> prompts;
-  for (const ApiPrompt& prompt : request->prompts) {
-    prompts.push_back(prompt.tokens.empty() ? host.tokenizer.encode(prompt.text) : prompt.tokens);
+  if (chat && options.chat_template.has_value()) {
+    const absl::StatusOr<std::string> text = render(*request);
+    if (!text.ok()) return text.status();
+    // The template has written what begins a text, too.
+    prompts.push_back(host.tokenizer.encode(*text, {.add_prefix = false}));
+  } else {
+    for (const ApiPrompt& prompt : request->prompts) {
+      prompts.push_back(prompt.tokens.empty() ? host.tokenizer.encode(prompt.text) : prompt.tokens);
+    }
   }
   return Completion::start(host, exchange, std::move(request), std::move(prompts));
+}
+
+absl::StatusOr<std::string> HttpServer::Impl::render(const ApiRequest& chat) const {
+  if (!options.chat_template.has_value()) return chat.prompts[0].text;
+  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  for (const ApiMessage& message : chat.messages) {
+    messages.push_back({{"role", message.role}, {"content", message.content}});
+  }
+  return options.chat_template->render(messages);
 }
 
 absl::Status HttpServer::Impl::tokenize(const Exchange& exchange, bool) {
@@ -85,9 +97,10 @@ absl::Status HttpServer::Impl::tokenize(const Exchange& exchange, bool) {
   const auto model = string_field(*body, "model", "");
   if (!model.ok()) return model.status();
   if (absl::Status status = check_model(*model); !status.ok()) return status;
-  const auto special = bool_field(*body, "add_special_tokens", true);
-  if (!special.ok()) return special.status();
   const json& prompt = member(*body, "prompt");
+  const bool begun = prompt.is_null() && options.chat_template.has_value();  // by the template
+  const auto special = bool_field(*body, "add_special_tokens", !begun);
+  if (!special.ok()) return special.status();
   std::string text;
   if (prompt.is_string()) {
     text = prompt.get<std::string>();
@@ -95,7 +108,9 @@ absl::Status HttpServer::Impl::tokenize(const Exchange& exchange, bool) {
     const absl::StatusOr<ApiRequest> chat =
         read_api_request(json{{"messages", member(*body, "messages")}}, true);
     if (!chat.ok()) return chat.status();
-    text = chat->prompts[0].text;
+    const absl::StatusOr<std::string> rendered = render(*chat);
+    if (!rendered.ok()) return rendered.status();
+    text = *rendered;
   } else {
     return absl::InvalidArgumentError("/tokenize needs a prompt, a string, or messages");
   }

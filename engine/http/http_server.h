@@ -10,11 +10,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "engine/http/http_listener.h"
 #include "engine/serve/engine_thread.h"
+#include "engine/tokenizer/chat_template.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace baton::engine::http {
@@ -23,9 +25,8 @@ struct HttpServerOptions {
   std::string host = "127.0.0.1";
   int port = 8000;    // 0: any free port
   std::string model;  // its name for clients; another one in a request is a 404
-  // The model has a chat template of its own, which is not understood: chats are refused, for
-  // rendered otherwise they would be answered badly.
-  bool has_chat_template = false;
+  // The model's own; without one a chat is rendered as render_chat() does.
+  std::optional<ChatTemplate> chat_template;
   std::string kv_address;  // KvConnector::address(), "" without one
   // Asked of clients under /v1 and of /tokenize and /detokenize, as "Authorization: Bearer KEY";
   // "": of none.

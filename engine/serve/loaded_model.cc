@@ -6,16 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/files/files.h"
-#include "engine/files/json_fields.h"
 
 namespace baton::engine::serve {
-namespace {
-
-constexpr size_t kConfigBytes = size_t{16} << 20;
-
-}  // namespace
-
 absl::StatusOr<LoadedModel> load_model(const std::string& directory) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -30,14 +22,10 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory) {
   if (!tokenizer.ok()) return tokenizer.status();
   fs::path path = fs::absolute(directory, error).lexically_normal();
   if (path.filename().empty()) path = path.parent_path();
-  bool has_template = fs::exists(directory + "/chat_template.jinja", error);
-  if (const auto text = read_file(directory + "/tokenizer_config.json", kConfigBytes); text.ok()) {
-    const auto config = parse_json(*text, "tokenizer_config.json");
-    if (!config.ok()) return config.status();
-    has_template = has_template || !member(*config, "chat_template").is_null();
-  }
+  absl::StatusOr<std::optional<ChatTemplate>> chat_template = load_chat_template(directory);
+  if (!chat_template.ok()) return chat_template.status();
   return LoadedModel{path.filename().string(), *std::move(model), *std::move(tokenizer),
-                     has_template};
+                     *std::move(chat_template)};
 }
 
 }  // namespace baton::engine::serve

@@ -1,10 +1,12 @@
 // A model directory, ready to be served.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "engine/model/model.h"
+#include "engine/tokenizer/chat_template.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace baton::engine::serve {
@@ -13,7 +15,7 @@ struct LoadedModel {
   std::string name;  // the directory's last part
   Model model;
   Tokenizer tokenizer;
-  bool has_chat_template = false;  // of its own, in tokenizer_config.json or chat_template.jinja
+  std::optional<ChatTemplate> chat_template;
 };
 
 // Errors name the missing or broken file and what a model directory must contain.

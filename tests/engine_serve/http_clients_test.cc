@@ -214,5 +214,32 @@ TEST(Clients, TokensThereAndBack) {
   EXPECT_EQ(client.Get("/v1/completions")->status, 405);
 }
 
+TEST(ChatTemplates, WriteTheChatAndRefuseWhatTheyRefuse) {
+  const auto made = ChatTemplate::parse(
+      "{% if messages[0].role != 'user' %}{{ raise_exception('a user speaks first') }}{% endif %}"
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>",
+      "", "");
+  ASSERT_TRUE(made.ok()) << made.status();
+  Worker worker(test_model(), {.blocks = 256}, {.chat_template = *made});
+  const json messages = {{{"role", "user"}, {"content", "And it came"}}};
+  const json chat =
+      post_json(worker.port(), {{"messages", messages}, {"max_tokens", 8}, {"seed", 1}},
+                "/v1/chat/completions");
+  const json plain = post_json(
+      worker.port(), {{"prompt", "<user>And it came<answer>"}, {"max_tokens", 8}, {"seed", 1}});
+  EXPECT_EQ(chat["choices"][0]["message"]["content"], plain["choices"][0]["text"]);
+  EXPECT_EQ(chat["usage"]["prompt_tokens"], plain["usage"]["prompt_tokens"]);
+  EXPECT_EQ(
+      post_json(worker.port(), {{"messages", messages}}, "/tokenize")["tokens"],
+      post_json(worker.port(), {{"prompt", "<user>And it came<answer>"}}, "/tokenize")["tokens"]);
+
+  const json refused = {{"messages", {{{"role", "system"}, {"content", "x"}}}}};
+  for (const char* path : {"/v1/chat/completions", "/tokenize"}) {
+    const httplib::Result result = post(worker.port(), refused, path);
+    EXPECT_EQ(result->status, 400) << path;
+    EXPECT_NE(result->body.find("a user speaks first"), std::string::npos) << result->body;
+  }
+}
+
 }  // namespace
 }  // namespace baton::engine::serve

@@ -2,6 +2,8 @@
 //
 //   engine_probe logits DIRECTORY CHUNK < token ids   one line of logits for every token
 //   engine_probe encode TOKENIZER_JSON < lines        each a JSON string: ids, and the text again
+//   engine_probe chat DIRECTORY < lines               each a list of messages: as its template has
+//   them
 #include <cstdio>
 #include <iostream>
 #include <iterator>
@@ -9,6 +11,7 @@
 #include <string_view>
 
 #include "engine/files/json_fields.h"
+#include "engine/tokenizer/chat_template.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "tests/engine_model/model_rig.h"
 
@@ -50,11 +53,27 @@ int encode(const std::string& path) {
   return 0;
 }
 
+int chat(const std::string& directory) {
+  const auto loaded = load_chat_template(directory);
+  if (!loaded.ok()) return fail(loaded.status());
+  if (!loaded->has_value()) return fail(absl::NotFoundError("no chat template"));
+  for (std::string line; std::getline(std::cin, line);) {
+    const auto messages = nlohmann::ordered_json::parse(line, nullptr, false);
+    const auto text = (*loaded)->render(messages);
+    nlohmann::json out;
+    out[text.ok() ? "text" : "error"] = text.ok() ? *text : std::string(text.status().message());
+    std::cout << out.dump() << "\n";
+  }
+  return 0;
+}
+
 int run(int argc, char** argv) {
   const std::string_view what = argc > 1 ? argv[1] : "";
   if (what == "logits" && argc == 4) return logits(argv[2], std::stoul(argv[3]));
   if (what == "encode" && argc == 3) return encode(argv[2]);
-  std::cerr << "usage: engine_probe logits DIRECTORY CHUNK | encode TOKENIZER_JSON\n";
+  if (what == "chat" && argc == 3) return chat(argv[2]);
+  std::cerr
+      << "usage: engine_probe logits DIRECTORY CHUNK | encode TOKENIZER_JSON | chat DIRECTORY\n";
   return 2;
 }
 
