@@ -109,6 +109,7 @@ TEST(Settings, EveryEnvironmentVariableOfTheTableIsRead) {
     }
   }
   all += contents(fs::path(BATON_SOURCE) / "tests/sim/faults_test.cc");  // BATON_SEED
+  all += contents(fs::path(BATON_SOURCE) / "tests/tcp/cut_test.cc");     // BATON_CASES
   for (const EnvironmentVariable& row : known_environment()) {
     const std::string name(row.name);
     EXPECT_TRUE(all.find(absl::StrCat("\"", name, "\"")) != std::string::npos ||
