@@ -162,7 +162,7 @@ TEST(Http, ModelsHealthMetrics) {
   EXPECT_NE(metrics.find("baton_requests_total{reason=\"length\"} 1\n"), std::string::npos);
   for (const char* line :
        {"vllm:generation_tokens_total 24\n", "vllm:time_to_first_token_seconds_count 1\n",
-        "vllm:num_requests_running 0\n", "vllm:num_requests_waiting 0\n",
+        "# TYPE vllm:num_requests_running gauge\n", "# TYPE vllm:num_requests_waiting gauge\n",
         "vllm:request_success_total{finished_reason=\"length\"} 1\n",
         "# TYPE vllm:e2e_request_latency_seconds histogram\n"}) {
     EXPECT_NE(metrics.find(line), std::string::npos) << line << metrics;
