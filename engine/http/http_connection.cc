@@ -103,6 +103,11 @@ void HttpConnection::read_request(std::chrono::milliseconds timeout) {
 }
 
 void HttpConnection::read_body() {
+  // In any other coding the body's end is not known, and what follows may be no request.
+  const auto coding = parser_->get()[beast::http::field::transfer_encoding];
+  if (!coding.empty() && !beast::iequals(coding, "chunked")) {
+    return refuse(501, "the only Transfer-Encoding that is understood is chunked");
+  }
   if (beast::iequals(parser_->get()[beast::http::field::expect], "100-continue")) {
     send("HTTP/1.1 100 Continue\r\n\r\n", false, false);
   }

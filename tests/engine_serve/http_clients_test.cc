@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "tests/engine_serve/http_fixture.h"
 
 namespace baton::engine::serve {
@@ -104,6 +105,20 @@ TEST(Clients, RequestsThatAreTooLongAreRefused) {
   RawClient nonsense(worker.port());
   nonsense.send("\x16\x03\x01 hello\r\n\r\n");
   EXPECT_TRUE(absl::StrContains(nonsense.read_to_end(), "HTTP/1.1 400"));
+}
+
+// Whoever stands in front may see its end elsewhere: what is a body there would be a request here.
+TEST(Clients, ABodyInACodingThatIsNotKnownIsRefusedAndEndsTheConnection) {
+  Worker worker;
+  for (const char* coding :
+       {"xchunked", "identity", "gzip", "chunked, identity", "gzip, chunked"}) {
+    RawClient client(worker.port());
+    client.send(absl::StrCat("POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: ",
+                             coding, "\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"));
+    const std::string answer = client.read_to_end();
+    EXPECT_TRUE(absl::StartsWith(answer, "HTTP/1.1 501")) << coding << ": " << answer;
+    EXPECT_FALSE(absl::StrContains(answer, "\"ok\"")) << coding;
+  }
 }
 
 TEST(Clients, OneConnectionCarriesManyRequests) {
