@@ -87,16 +87,15 @@ void HttpConnection::read_request(std::chrono::milliseconds timeout) {
       socket_, buffer_, *parser_, [self = shared_from_this()](ErrorCode error, size_t) {
         if (self->closed_) return;
         if (!error) return self->read_body();
-        if (error == beast::http::error::end_of_stream) {
-          self->close();
-        } else if (error == beast::http::error::header_limit ||
-                   error == beast::http::error::buffer_overflow) {
+        if (error == beast::http::error::header_limit ||
+            error == beast::http::error::buffer_overflow) {
           self->refuse(431, "the request's head is too long");
         } else if (error == beast::http::error::body_limit) {
           self->refuse(413, "the request's body is too long");
-        } else if (error.category() == make_error_code(beast::http::error{}).category()) {
+        } else if (error.category() == make_error_code(beast::http::error{}).category() &&
+                   error != beast::http::error::end_of_stream) {
           self->refuse(400, "this is not an HTTP/1.1 request");
-        } else {  // of the socket
+        } else {  // the client, or the socket, has gone
           self->close();
         }
       });

@@ -254,8 +254,9 @@ TEST_F(Faults, AQueuePairThatBreaksGivesBackTheReceiveThatItHad) {
       pair.steps(10'000);
       EXPECT_TRUE(both_carry(pair));
     }
-    pair.steps(1000);
-    EXPECT_GE(pair.fake->shared_receives(), posted) << "receives were lost";
+    // Queue pairs are taken apart on a thread of their own.
+    EXPECT_TRUE(pair.drive([&] { return pair.fake->shared_receives() >= posted; }))
+        << "receives were lost";
   }
 }
 

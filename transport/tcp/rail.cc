@@ -65,12 +65,15 @@ void TcpRail::activate() {
     memory_ = std::move(shared_->spares.back());
     shared_->spares.pop_back();
   }
+  memory_->control.assign(control_);
+  control_.swap(memory_->control);
   batch_.lend(&memory_->tx);
   rx_.lend(&memory_->rx);
 }
 
 void TcpRail::deactivate() {
   active_ = false;
+  control_.swap(memory_->control);  // nothing is waiting in it
   batch_.lend(nullptr);
   rx_.lend(nullptr);
   if (shared_->spares.size() < TcpShared::kSpares) shared_->spares.push_back(std::move(memory_));

@@ -25,9 +25,12 @@ class TcpRail;
 
 // What a rail needs only while something is under way.
 struct RailMemory {
-  explicit RailMemory(FileBuffers& buffers) : rx(buffers) {}
+  explicit RailMemory(FileBuffers& buffers) : rx(buffers) { control.reserve(kControlBytes); }
+  // Room for an acknowledgement of each slice that may be under way.
+  static constexpr size_t kControlBytes = 64 * (framed::kHeaderBytes + net::kSealBytes);
   TxBatch::Memory tx;
   RxStream::Memory rx;
+  std::string control;
 };
 
 // What a provider and its rails share. Rails may outlive their provider.
