@@ -187,6 +187,13 @@ bool FailureDetector::look(Time now) {
   return true;
 }
 
+// Lets calls go on with what has come; true if they did.
+bool FailureDetector::settled() {
+  const absl::StatusOr<bool> moved = executor_->advance();
+  if (!moved.ok()) on_executor_error(moved.status());
+  return !moved.ok() || *moved;
+}
+
 void FailureDetector::check_deadlines(Time now) {
   if (!broken_.ok() || executor_ == nullptr || executor_->idle()) {
     diagnosing_ = Time::zero();
@@ -197,13 +204,17 @@ void FailureDetector::check_deadlines(Time now) {
   const Blocked blocked = executor_->blocked();
   if (blocked.call == nullptr) return;
   const Mesh::Member& peer = mesh_.member(blocked.peer);
-  if (peer.bye && !peer.up) {
+  const bool left = peer.bye && !peer.up;
+  const bool failed = peer.link != nullptr && !peer.link->status().ok();
+  // Its last words may have come in the same round as its end, and be all that we wait for.
+  if ((left || failed) && settled()) return;
+  if (left) {
     fail(absl::UnavailableError(
              absl::StrCat(where(blocked), ", which has left the group without making this call")),
          blocked.peer, true);
     return;
   }
-  if (peer.link != nullptr && !peer.link->status().ok()) {
+  if (failed) {
     fail(absl::Status(peer.link->status().code(),
                       absl::StrCat(where(blocked), ": ", peer.link->status().message())),
          blocked.peer, true);

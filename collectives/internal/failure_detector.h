@@ -62,6 +62,7 @@ class FailureDetector {
 
   void on_abort(uint32_t from, std::string_view body);
   void check_deadlines(Time now);
+  bool settled();
   void diagnose(const executor::Blocked& blocked, Time now);
   Standing standing() const;
   std::string where(const executor::Blocked& blocked) const;

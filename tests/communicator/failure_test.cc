@@ -3,11 +3,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <sstream>
+#include <thread>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "tests/communicator/group.h"
@@ -258,6 +261,45 @@ TEST_P(Failure, ARankThatLeftIsNamed) {
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
     EXPECT_THAT(text(status), AllOf(HasSubstr("rank 1"), HasSubstr("left")));
   });
+}
+
+// The root has all that it needs and leaves before the other rank has looked: the acknowledgement
+// and the goodbye come in one round there.
+TEST_P(Failure, ARankThatLeftWhenTheCallWasDoneFailsNobody) {
+  const CommunicatorOptions group = test_options(GetParam());
+  auto server = *collectives::RendezvousServer::start(*group.worker.key, "", 0, 2);
+  std::atomic<bool> summed{false}, gone{false};
+  const auto make = [&](int rank) {
+    CommunicatorOptions own = group;
+    own.rank = rank;
+    own.ranks = 2;
+    own.rendezvous = server->address();
+    return Communicator::create(own);
+  };
+  std::thread root([&] {
+    auto comm = make(0);
+    ASSERT_TRUE(comm.ok()) << comm.status();
+    std::vector<float> in(100, 1), out(100);
+    EXPECT_EQ((*comm)->reduce(in.data(), out.data(), 100, DataType::kF32, ReduceOp::kSum, 0),
+              absl::OkStatus());
+    EXPECT_EQ(out[0], 3);
+    summed = true;
+    comm->reset();
+    gone = true;
+  });
+  auto comm = make(1);
+  ASSERT_TRUE(comm.ok()) << comm.status();
+  std::vector<float> in(100, 2), out(100);
+  auto work = (*comm)->reduce_async(in.data(), out.data(), 100, DataType::kF32, ReduceOp::kSum, 0);
+  ASSERT_TRUE(work.ok()) << work.status();
+  std::optional<absl::Status> ended;
+  while (!summed) {  // seldom enough to miss how the root leaves
+    if (!ended.has_value()) ended = (*comm)->test(*work);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  while (!gone) std::this_thread::yield();
+  EXPECT_EQ(ended.has_value() ? *ended : (*comm)->wait(*work), absl::OkStatus());
+  root.join();
 }
 
 TEST_P(Failure, TheFlightRecorderKnowsTheCall) {
