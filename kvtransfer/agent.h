@@ -12,7 +12,7 @@
 //
 // A descriptor is (address, bytes, device), as its owner sees the address. A list of them is
 // prepared once and becomes layouts (transport/layout.h): a transfer names two lists and the
-// indices to pair. Posting one costs nothing that grows with the number of its descriptors.
+// indices to pair. Posting one does not read its descriptors again.
 //
 // Threads: every call may come from any thread. Calls on one agent take its lock for a moment; of
 // two threads that post one transfer at once, one gets AlreadyExists. A forked child must not use

@@ -8,8 +8,8 @@
 //
 // progress() advances everything and never blocks. Call it from your own loop, sleep on wait_fd()
 // between calls, or let a ProgressThread run it. submit(), cancel(), state() and Counter reads may
-// be called from any thread and take no lock; the rest may be called from any thread and takes the
-// progress lock for a moment.
+// be called from any thread and wait for no lock; the rest may be called from any thread and takes
+// the progress lock for a moment.
 #pragma once
 
 #include <functional>

@@ -380,7 +380,7 @@ void Mesh::nap(Time longest) {
   ppoll(&fd, 1, &timeout, nullptr);
 }
 
-// A connection that is closed with unread bytes in it takes our last words with it: hence the wait.
+// Ranks mostly leave together: a moment's wait spares them looking into a peer that has gone.
 void Mesh::leave() {
   if (worker_ == nullptr || ranks_ == 1) return;
   leaving_ = true;
