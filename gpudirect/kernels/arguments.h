@@ -1,0 +1,124 @@
+// What each kernel is given, and the list of kernels: the same text for nvcc and for the host.
+//
+// Pointers are device addresses, or host memory that is registered with the driver. A kernel's
+// arguments are one struct, by value. Nothing is read or written beyond what is described here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace baton::gpudirect::kernels {
+
+// F(name, its arguments, threads of a block)
+#define BATON_KERNELS(F)          \
+  F(copy_pieces, CopyPieces, 256) \
+  F(reshard, Reshard, 256)        \
+  F(reduce_sum, ReduceSum, 256)   \
+  F(rms_norm, RmsNorm, 256)       \
+  F(rope_store, RopeStore, 128)   \
+  F(adamw, AdamW, 256)
+
+// Bytes from one place to another. Any alignment; multiples of 16 are fast.
+struct Piece {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  uint64_t bytes = 0;
+};
+
+// Copies pieces: gathers pages, scatters them, packs and unpacks. No two of them overlap.
+inline constexpr uint32_t kChunkBytes = 2048;  // what one warp copies at a time
+struct CopyPieces {
+  const Piece* pieces = nullptr;
+  uint32_t count = 0;
+  uint32_t chunks = 0;  // kChunkBytes of the largest piece, rounded up
+};
+
+// Rows in three dimensions, each with its own distances (in bytes) at both ends: heads, tokens and
+// blocks of caches that are laid out differently.
+struct RowBox {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::byte* scales = nullptr;  // of the first row; fp32, contiguous within a row
+  uint32_t count[3] = {1, 1, 1};
+  int64_t from_stride[3] = {};
+  int64_t to_stride[3] = {};
+  int64_t scale_stride[3] = {};
+};
+enum class Conversion : uint32_t {
+  kNone,           // rows of bytes
+  kBf16ToFp8E4m3,  // as kvtransfer/kv_requantise.h defines it, to the bit
+};
+struct Reshard {
+  const RowBox* boxes = nullptr;
+  uint32_t count = 0;
+  uint32_t rows = 0;      // of the largest box
+  uint32_t elements = 0;  // of a row; bytes where nothing is converted
+  uint32_t span = 0;      // elements with one scale; divides `elements`
+  Conversion conversion = Conversion::kNone;
+};
+
+// target[i] = ((sources[0][i] + sources[1][i]) + ...) / divide_by, as collectives' fold(): in fp32,
+// rounded once. NaN stays NaN, with whatever payload. Everything is aligned to 16 bytes.
+enum class Element : uint32_t { kF32, kBF16, kF16 };
+inline constexpr uint32_t kMaxSources = 8;
+struct ReduceSum {
+  const void* sources[kMaxSources] = {};
+  void* target = nullptr;  // may be one of the sources
+  uint64_t count = 0;
+  uint32_t source_count = 0;
+  uint32_t divide_by = 1;
+  Element element = Element::kF32;
+};
+
+// y = x / sqrt(mean(x^2) + eps) * weight, row by row; `size` is a multiple of 16. The engine's
+// arithmetic: sixteen sums side by side, added in order.
+struct RmsNorm {
+  const float* x = nullptr;
+  const float* weight = nullptr;
+  float* y = nullptr;
+  uint32_t rows = 0;
+  uint32_t size = 0;
+  float eps = 0;
+};
+
+// A layer of the engine's KV cache (engine/kernels/kv_cache.h).
+struct CacheLayer {
+  uint16_t* base = nullptr;  // of the layer's first block
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;  // even
+};
+inline constexpr uint32_t kBlockTokens = 16;
+
+// Rotates q and k in place (element i with i + head_dim / 2), then rounds k and v to bf16 and
+// stores them at their token's slot: number of the block * 16 + place in it.
+struct RopeStore {
+  float* q = nullptr;          // [tokens][heads][head_dim], or null
+  float* k = nullptr;          // [tokens][kv_heads][head_dim]
+  const float* v = nullptr;    // the same
+  const float* cos = nullptr;  // [tokens][head_dim / 2]
+  const float* sin = nullptr;
+  const uint32_t* slots = nullptr;  // [tokens]
+  CacheLayer cache;
+  uint32_t tokens = 0;
+  uint32_t heads = 0;  // of q
+};
+
+// One update of parameters of one kind: the trainer's (engine/train/data_parallel/optimizer.h).
+struct AdamW {
+  float* parameters = nullptr;
+  float* first = nullptr;
+  float* second = nullptr;
+  const float* gradients = nullptr;
+  uint64_t count = 0;
+  float divisor = 1;  // of the gradients
+  float factor = 1;   // of clipping
+  float beta1 = 0;
+  float beta2 = 0;
+  float correct1 = 1;  // 1 - beta1^(step + 1)
+  float correct2 = 1;
+  float epsilon = 0;
+  float rate = 0;
+  float decay = 1;  // 1 - rate * weight decay
+};
+
+}  // namespace baton::gpudirect::kernels

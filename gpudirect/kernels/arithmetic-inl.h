@@ -1,0 +1,103 @@
+// Numbers in kernels: the same bits on a GPU and on the host. No multiply-add is fused unless it is
+// written so (-fmad=false, -ffp-contract=off).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define BATON_DEVICE __device__ __forceinline__
+#else
+#define BATON_DEVICE inline
+#endif
+
+namespace baton::gpudirect::kernels {
+
+struct alignas(16) Vector16 {
+  uint32_t word[4];
+};
+struct alignas(8) Vector8 {
+  uint32_t word[2];
+};
+
+BATON_DEVICE uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
+BATON_DEVICE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+template <class T>
+BATON_DEVICE T smaller(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+BATON_DEVICE T larger(T a, T b) {
+  return a < b ? b : a;
+}
+BATON_DEVICE uint32_t pieces_of(uint32_t all, uint32_t each) { return (all + each - 1) / each; }
+
+BATON_DEVICE float from_bf16(uint32_t half) { return float_of(half << 16); }
+
+// To nearest, ties to even; NaN stays NaN.
+BATON_DEVICE uint32_t to_bf16(float value) {
+  const uint32_t bits = bits_of(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40;
+  return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+}
+
+BATON_DEVICE float from_f16(uint32_t half) {
+  const uint32_t sign = (half & 0x8000u) << 16;
+  const uint32_t magnitude = half & 0x7fffu;
+  if (magnitude < 0x0400u) {  // multiples of 2^-24
+    return float_of(bits_of(static_cast<float>(magnitude) * 0x1p-24f) | sign);
+  }
+  const uint32_t rebias = (127u - 15) << 23;
+  const uint32_t bits = (magnitude << 13) + rebias;
+  return float_of((magnitude > 0x7bffu ? bits + rebias : bits) | sign);
+}
+
+BATON_DEVICE uint32_t to_f16(float value) {
+  const uint32_t sign = bits_of(value) >> 16 & 0x8000u;
+  const uint32_t bits = bits_of(value) & 0x7fffffffu;
+  if (bits > 0x7f800000u) return sign | 0x7e00u;
+  if (bits > 0x477fffffu) return sign | 0x7c00u;
+  if (bits < (127u - 14) << 23) {  // the last place of 0.5 is that of f16's denormals
+    return sign | (bits_of(float_of(bits) + 0.5f) - bits_of(0.5f));
+  }
+  const uint32_t rounded = bits + 0xfffu + (bits >> 13 & 1);
+  const uint32_t half = (rounded - ((127u - 15) << 23)) >> 13;
+  return sign | (half > 0x7c00u ? 0x7c00u : half);
+}
+
+// The nearest e4m3 value, ties to even; beyond 448 it is 448, infinities and NaN become NaN.
+BATON_DEVICE uint32_t to_e4m3(float value) {
+  const uint32_t bits = bits_of(value);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t capped = smaller(magnitude, bits_of(448.0f));
+  const uint32_t normal = ((capped + 0x7ffffu + (capped >> 20 & 1)) >> 20) - (120u << 3);
+  // Below 2^-6 they are multiples of 2^-9, which is the last place of 2^14.
+  const uint32_t tiny = bits_of(float_of(capped) + 16384.0f) - bits_of(16384.0f);
+  uint32_t code = capped < 121u << 23 ? tiny : normal;
+  if (magnitude >= 0x7f800000u) code = 0x7f;
+  return code | (bits >> 24 & 0x80u);
+}
+
+// Of a span whose largest finite magnitude is `largest`.
+BATON_DEVICE float e4m3_scale(float largest) {
+  return largest == 0 ? 1.0f : larger(largest / 448.0f, 0x1p-126f);
+}
+
+// e^x for x <= 88, 0 below -87: Cephes expf, as in the engine's kernels.
+BATON_DEVICE float exponential(float x) {
+  if (x < -87.0f) return 0;
+  x = smaller(x, 88.0f);
+  const float n = rintf(x * 1.44269504088896341f);
+  float r = fmaf(n, -0.693359375f, x);
+  r = fmaf(n, 2.12194440e-4f, r);
+  float p = 1.9875691500e-4f;
+  p = fmaf(p, r, 1.3981999507e-3f);
+  p = fmaf(p, r, 8.3334519073e-3f);
+  p = fmaf(p, r, 4.1665795894e-2f);
+  p = fmaf(p, r, 1.6666665459e-1f);
+  p = fmaf(p, r, 5.0000001201e-1f);
+  p = fmaf(p, r * r, r) + 1.0f;
+  return p * float_of(static_cast<uint32_t>(static_cast<int>(n) + 127) << 23);
+}
+
+}  // namespace baton::gpudirect::kernels

@@ -1,0 +1,79 @@
+// The emulated kernels by name, and how their blocks and threads take turns.
+#include "gpudirect/kernels/emulation.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_format.h"
+#include "gpudirect/kernels/copy_pieces-inl.h"
+#include "gpudirect/kernels/elementwise-inl.h"
+#include "gpudirect/kernels/reduce_sum-inl.h"
+#include "gpudirect/kernels/reshard-inl.h"
+
+namespace baton::gpudirect::kernels {
+
+EmulatedBlock::EmulatedBlock(MemoryView& memory, const Launch& launch, uint32_t index)
+    : memory_(memory),
+      launch_(launch),
+      index_(index),
+      random_(launch.seed + index),
+      order_(launch.threads) {
+  std::iota(order_.begin(), order_.end(), 0u);
+}
+
+void EmulatedBlock::shuffle() { std::shuffle(order_.begin(), order_.end(), random_); }
+
+void EmulatedBlock::warp_max(std::vector<uint32_t>& values) const {
+  for (size_t warp = 0; warp < values.size(); warp += 32) {
+    const auto begin = values.begin() + static_cast<ptrdiff_t>(warp);
+    const auto end = begin + std::min<ptrdiff_t>(32, values.end() - begin);
+    std::fill(begin, end, *std::max_element(begin, end));
+  }
+}
+
+std::byte* EmulatedBlock::reach(const void* at, size_t bytes, size_t alignment, bool write) {
+  const auto address = reinterpret_cast<uint64_t>(at);
+  const auto fault = [&](const char* why) {
+    throw KernelFault{absl::StrFormat("a %s of %u bytes at %#x, which %s", write ? "store" : "load",
+                                      bytes, address, why)};
+  };
+  if (address % alignment != 0) fault("is not aligned to them");
+  std::byte* const found = memory_.find(address, bytes, write);
+  if (found == nullptr) fault("is not memory of the device, nor registered memory of the host");
+  return found;
+}
+
+std::optional<EmulatedKernel> emulated_kernel(std::string_view name) {
+#define BATON_EMULATE(kernel, Arguments, threads)                           \
+  if (name == "baton_" #kernel) {                                           \
+    return EmulatedKernel{sizeof(Arguments), threads,                       \
+                          [](EmulatedBlock& block, const void* arguments) { \
+                            Arguments copy;                                 \
+                            std::memcpy(&copy, arguments, sizeof copy);     \
+                            kernel(block, copy);                            \
+                          }};                                               \
+  }
+  BATON_KERNELS(BATON_EMULATE)
+#undef BATON_EMULATE
+  return std::nullopt;
+}
+
+std::optional<std::string> emulate(std::string_view name, const EmulatedKernel& kernel,
+                                   const Launch& launch, const void* arguments,
+                                   MemoryView& memory) {
+  std::vector<uint32_t> order(launch.blocks);
+  std::iota(order.begin(), order.end(), 0u);
+  std::mt19937_64 random(launch.seed);
+  std::shuffle(order.begin(), order.end(), random);
+  for (const uint32_t index : order) {
+    EmulatedBlock block(memory, launch, index);
+    try {
+      kernel.run_block(block, arguments);
+    } catch (const KernelFault& fault) {
+      return absl::StrFormat("%s, block %u: %s", name, index, fault.what);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace baton::gpudirect::kernels

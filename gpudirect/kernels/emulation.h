@@ -1,0 +1,111 @@
+// Runs kernels on the host: blocks one after the other, and the threads of a block one after the
+// other from barrier to barrier. A seed decides the order of both, so that a missing barrier shows.
+//
+// Every load and store goes through a view of memory, which says what exists: what is outside, or
+// not aligned to its size, ends the kernel, as it would on a GPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace baton::gpudirect::kernels {
+
+// Memory as a kernel may see it.
+class MemoryView {
+ public:
+  virtual ~MemoryView() = default;
+  // Where the host finds these bytes of a device address; null: the kernel may not touch them.
+  virtual std::byte* find(uint64_t at, size_t bytes, bool write) = 0;
+};
+
+struct Launch {
+  uint32_t blocks = 1;
+  uint32_t threads = 1;  // of each block
+  uint64_t seed = 1;
+};
+
+// What ends a kernel; thrown through its body.
+struct KernelFault {
+  std::string what;
+};
+
+class EmulatedBlock {
+ public:
+  EmulatedBlock(MemoryView& memory, const Launch& launch, uint32_t index);
+
+  uint32_t index() const { return index_; }
+  uint32_t blocks() const { return launch_.blocks; }
+  uint32_t threads() const { return launch_.threads; }
+
+  // Runs every thread up to the next barrier of the block, or of its warp.
+  template <class Function>
+  void each(const Function& function) {
+    shuffle();
+    for (const uint32_t thread : order_) function(thread);
+  }
+  template <class Function>
+  void each_warp(const Function& function) {
+    each(function);
+  }
+
+  // A variable of every thread.
+  template <class T>
+  std::vector<T> per_thread() const {
+    return std::vector<T>(launch_.threads);
+  }
+  // An array of the block's. Its content is arbitrary.
+  template <class T, uint32_t kCount>
+  T* shared() {
+    const size_t bytes = sizeof(T) * kCount;
+    shared_.push_back(std::make_unique<std::byte[]>(bytes));
+    std::memset(shared_.back().get(), 0xa5, bytes);
+    return reinterpret_cast<T*>(shared_.back().get());
+  }
+
+  // The largest value of each warp, for all its threads.
+  void warp_max(std::vector<uint32_t>& values) const;
+
+  template <class T>
+  T load(const T* from) {
+    T out;
+    std::memcpy(&out, reach(from, sizeof(T), alignof(T), false), sizeof(T));
+    return out;
+  }
+  template <class T>
+  void store(T* to, const T& value) {
+    std::memcpy(reach(to, sizeof(T), alignof(T), true), &value, sizeof(T));
+  }
+
+ private:
+  void shuffle();
+  std::byte* reach(const void* at, size_t bytes, size_t alignment, bool write);
+
+  MemoryView& memory_;
+  const Launch& launch_;
+  const uint32_t index_;
+  std::mt19937_64 random_;
+  std::vector<uint32_t> order_;
+  std::vector<std::unique_ptr<std::byte[]>> shared_;
+};
+
+// A kernel of the list, by its name in the image ("baton_reduce_sum"): the bytes of its arguments
+// and the threads of its blocks. Nothing for other names.
+struct EmulatedKernel {
+  size_t argument_bytes = 0;
+  uint32_t threads = 0;
+  void (*run_block)(EmulatedBlock& block, const void* arguments) = nullptr;
+};
+std::optional<EmulatedKernel> emulated_kernel(std::string_view name);
+
+// Runs all blocks. What the kernel did wrong, or nothing.
+std::optional<std::string> emulate(std::string_view name, const EmulatedKernel& kernel,
+                                   const Launch& launch, const void* arguments, MemoryView& memory);
+
+}  // namespace baton::gpudirect::kernels

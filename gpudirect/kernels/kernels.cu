@@ -1,0 +1,65 @@
+// The kernels for GPUs: a block of threads as CUDA has it, and the entry points of the image.
+#include "gpudirect/kernels/copy_pieces-inl.h"
+#include "gpudirect/kernels/elementwise-inl.h"
+#include "gpudirect/kernels/reduce_sum-inl.h"
+#include "gpudirect/kernels/reshard-inl.h"
+
+namespace baton::gpudirect::kernels {
+namespace {
+
+// A variable of every thread: here each has its own.
+template <class T>
+struct PerThread {
+  T value;
+  __device__ T& operator[](uint32_t) { return value; }
+};
+
+// What EmulatedBlock in emulation.h is to the host.
+template <uint32_t kThreads>
+struct CudaBlock {
+  __device__ uint32_t index() const { return blockIdx.x; }
+  __device__ uint32_t blocks() const { return gridDim.x; }
+  __device__ constexpr uint32_t threads() const { return kThreads; }
+  template <class Function>
+  __device__ __forceinline__ void each(const Function& function) {
+    function(threadIdx.x);
+    __syncthreads();
+  }
+  template <class Function>
+  __device__ __forceinline__ void each_warp(const Function& function) {
+    function(threadIdx.x);
+    __syncwarp();
+  }
+  template <class T>
+  __device__ PerThread<T> per_thread() const {
+    return {};
+  }
+  template <class T, uint32_t kCount>
+  __device__ T* shared() {
+    __shared__ T array[kCount];
+    return array;
+  }
+  __device__ void warp_max(PerThread<uint32_t>& value) const {
+    value.value = __reduce_max_sync(0xffffffffu, value.value);
+  }
+  template <class T>
+  __device__ __forceinline__ T load(const T* from) {
+    return *from;
+  }
+  template <class T>
+  __device__ __forceinline__ void store(T* to, const T& value) {
+    *to = value;
+  }
+};
+
+}  // namespace
+
+#define BATON_ENTRY(kernel, Arguments, kThreads)                    \
+  extern "C" __global__ void __launch_bounds__(kThreads)            \
+      baton_##kernel(const __grid_constant__ Arguments arguments) { \
+    CudaBlock<kThreads> block;                                      \
+    kernel(block, arguments);                                       \
+  }
+BATON_KERNELS(BATON_ENTRY)
+
+}  // namespace baton::gpudirect::kernels

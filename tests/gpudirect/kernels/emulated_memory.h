@@ -1,0 +1,54 @@
+// Memory for kernels in tests: arrays of the host's, of which a kernel may touch these alone.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gpudirect/kernels/arguments.h"
+#include "gpudirect/kernels/emulation.h"
+
+namespace baton::gpudirect::kernels {
+
+class EmulatedMemory : public MemoryView {
+ public:
+  // The array must stay where it is.
+  template <class T>
+  void allow(const std::vector<T>& array, bool writes = false) {
+    rows_[reinterpret_cast<uint64_t>(array.data())] = {array.size() * sizeof(T), writes};
+  }
+  std::byte* find(uint64_t at, size_t bytes, bool write) override {
+    auto row = rows_.upper_bound(at);
+    if (row == rows_.begin()) return nullptr;
+    --row;
+    const bool inside = at + bytes <= row->first + row->second.bytes;
+    if (!inside || (write && !row->second.writes)) return nullptr;
+    return reinterpret_cast<std::byte*>(at);
+  }
+
+ private:
+  struct Row {
+    size_t bytes = 0;
+    bool writes = false;
+  };
+  std::map<uint64_t, Row> rows_;
+};
+
+// Runs a kernel of the list over so many blocks. What it did wrong, or nothing.
+template <class Arguments>
+std::optional<std::string> run_kernel(std::string_view name, const Arguments& arguments,
+                                      uint32_t blocks, EmulatedMemory& memory, uint64_t seed = 1) {
+  const auto kernel = emulated_kernel(name);
+  if (!kernel.has_value() || kernel->argument_bytes != sizeof(Arguments)) {
+    return "no such kernel, or not its arguments";
+  }
+  return emulate(name, *kernel, {blocks, kernel->threads, seed}, &arguments, memory);
+}
+
+}  // namespace baton::gpudirect::kernels

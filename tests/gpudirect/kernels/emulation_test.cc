@@ -1,0 +1,81 @@
+// What the emulation of a block refuses, and that it would find a missing barrier.
+#include "gpudirect/kernels/emulation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gpudirect/kernels/arithmetic-inl.h"
+#include "gpudirect/kernels/image.h"
+#include "tests/gpudirect/kernels/emulated_memory.h"
+
+namespace baton::gpudirect::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Copies 64 bytes with one piece whose ends the test has moved.
+std::string fault_of(int64_t from_offset, int64_t to_offset, uint64_t bytes) {
+  std::vector<Vector16> from(4), to(4);  // aligned as these are
+  std::vector<Piece> pieces = {{reinterpret_cast<std::byte*>(from.data()) + from_offset,
+                                reinterpret_cast<std::byte*>(to.data()) + to_offset, bytes}};
+  EmulatedMemory memory;
+  memory.allow(pieces);
+  memory.allow(from);
+  memory.allow(to, true);
+  return run_kernel("baton_copy_pieces", CopyPieces{pieces.data(), 1, 1}, 1, memory).value_or("");
+}
+
+TEST(Emulation, AKernelTouchesWhatItIsGivenAndNothingElse) {
+  EXPECT_EQ(fault_of(0, 0, 64), "");
+  EXPECT_THAT(fault_of(0, 0, 65), HasSubstr("a load of 1 bytes"));
+  EXPECT_THAT(fault_of(-16, 0, 64), HasSubstr("a load of 16 bytes"));
+  EXPECT_THAT(fault_of(0, 16, 64), HasSubstr("a store of 16 bytes"));
+  EXPECT_THAT(fault_of(0, 16, 64), HasSubstr("baton_copy_pieces, block 0"));
+}
+
+TEST(Emulation, WhatIsNotAlignedIsAFaultAsOnAGpu) {
+  std::vector<float> x(64), y(64);
+  EmulatedMemory memory;
+  memory.allow(x);
+  memory.allow(y, true);
+  const auto* odd =
+      reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(x.data()) + 2);
+  const RmsNorm arguments{.x = odd, .weight = x.data(), .y = y.data(), .rows = 1, .size = 16};
+  EXPECT_THAT(run_kernel("baton_rms_norm", arguments, 1, memory).value_or(""),
+              HasSubstr("is not aligned"));
+}
+
+// Without the barrier between the two functions, each thread would see its neighbour's write or
+// not, as the seed has it.
+TEST(Emulation, ThreadsTakeTurnsInAnotherOrderWithEverySeed) {
+  EmulatedMemory memory;
+  std::set<std::vector<uint32_t>> orders;
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    const Launch launch{.blocks = 1, .threads = 32, .seed = seed};
+    EmulatedBlock block(memory, launch, 0);
+    std::vector<uint32_t> order;
+    block.each([&](uint32_t thread) { order.push_back(thread); });
+    orders.insert(order);
+  }
+  EXPECT_EQ(orders.size(), 8u);
+}
+
+TEST(Emulation, OtherNamesAreNoKernels) {
+  EXPECT_FALSE(emulated_kernel("copy_pieces").has_value());
+  EXPECT_TRUE(emulated_kernel("baton_copy_pieces").has_value());
+}
+
+TEST(Image, NamesEveryKernelWhereNvccWas) {
+  if (image().empty()) GTEST_SKIP() << "built without nvcc: there are no kernels";
+  uint32_t magic = 0;
+  std::memcpy(&magic, image().data(), sizeof magic);
+  EXPECT_EQ(magic, 0xba55ed50u);  // a fat binary
+}
+
+}  // namespace
+}  // namespace baton::gpudirect::kernels
