@@ -10,13 +10,16 @@
 namespace baton::gpudirect::kernels {
 
 // F(name, its arguments, threads of a block)
-#define BATON_KERNELS(F)          \
-  F(copy_pieces, CopyPieces, 256) \
-  F(reshard, Reshard, 256)        \
-  F(reduce_sum, ReduceSum, 256)   \
-  F(rms_norm, RmsNorm, 256)       \
-  F(rope_store, RopeStore, 128)   \
-  F(adamw, AdamW, 256)
+#define BATON_KERNELS(F)           \
+  F(copy_pieces, CopyPieces, 256)  \
+  F(reshard, Reshard, 256)         \
+  F(reduce_sum, ReduceSum, 256)    \
+  F(rms_norm, RmsNorm, 256)        \
+  F(rope_store, RopeStore, 128)    \
+  F(adamw, AdamW, 256)             \
+  F(sample, Sample, 256)           \
+  F(attend_splits, Attention, 256) \
+  F(join_splits, Attention, 128)
 
 // Bytes from one place to another. Any alignment; multiples of 16 are fast.
 struct Piece {
@@ -119,6 +122,45 @@ struct AdamW {
   float epsilon = 0;
   float rate = 0;
   float decay = 1;  // 1 - rate * weight decay
+};
+
+// Draws a token for each row of logits, as the engine's Sampler does without penalties.
+inline constexpr int32_t kUndecided = -1;
+struct SampleRow {
+  double temperature = 0;  // 0: the likeliest
+  double top_p = 1;
+  double uniform = 0;  // uniform_at(seed, position)
+  uint32_t top_k = 0;  // 0: all
+};
+struct Sample {
+  const float* logits = nullptr;  // [rows][vocabulary]
+  const SampleRow* rows = nullptr;
+  // The Sampler's token; kUndecided where the order in which weights are added could decide: once
+  // in 10^9 draws, and then the Sampler is asked.
+  int32_t* tokens = nullptr;
+  uint32_t row_count = 0;
+  uint32_t vocabulary = 0;
+};
+
+// Attention of one new token of each sequence over its pages. A sequence is cut into splits of a
+// fixed number of tokens, whoever else is in the batch: the same bits in any batch. attend_splits
+// runs one block for each (sequence, KV head, split of the longest), join_splits one for each
+// (sequence, KV head).
+inline constexpr uint32_t kSplitTokens = 256;
+inline constexpr uint32_t kMaxHeadDim = 128;
+inline constexpr uint32_t kMaxGroup = 8;
+struct Attention {
+  const float* q = nullptr;  // [sequences][kv_heads][group][head_dim], scaled by 1 / sqrt(head_dim)
+  float* out = nullptr;      // the same
+  const uint32_t* block_tables = nullptr;  // [sequences][table_stride]
+  const uint32_t* lengths = nullptr;       // tokens of each sequence, at least 1
+  // [sequences][kv_heads][splits][group][2 + head_dim]: maximum, sum, and the sum over V
+  float* partial = nullptr;
+  CacheLayer cache;
+  uint32_t sequences = 0;
+  uint32_t group = 0;  // query heads that share a KV head
+  uint32_t table_stride = 0;
+  uint32_t splits = 0;  // of the longest sequence
 };
 
 }  // namespace baton::gpudirect::kernels

@@ -5,10 +5,12 @@
 #include <numeric>
 
 #include "absl/strings/str_format.h"
+#include "gpudirect/kernels/attention-inl.h"
 #include "gpudirect/kernels/copy_pieces-inl.h"
 #include "gpudirect/kernels/elementwise-inl.h"
 #include "gpudirect/kernels/reduce_sum-inl.h"
 #include "gpudirect/kernels/reshard-inl.h"
+#include "gpudirect/kernels/sample-inl.h"
 
 namespace baton::gpudirect::kernels {
 
@@ -22,6 +24,10 @@ EmulatedBlock::EmulatedBlock(MemoryView& memory, const Launch& launch, uint32_t 
 }
 
 void EmulatedBlock::shuffle() { std::shuffle(order_.begin(), order_.end(), random_); }
+
+std::byte* EmulatedBlock::shared_array(const void* name, size_t bytes) {
+  return shared_.try_emplace(name, bytes, std::byte{0xa5}).first->second.data();
+}
 
 void EmulatedBlock::warp_max(std::vector<uint32_t>& values) const {
   for (size_t warp = 0; warp < values.size(); warp += 32) {

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
+#include <map>
 #include <optional>
 #include <random>
 #include <string>
@@ -60,17 +60,21 @@ class EmulatedBlock {
   std::vector<T> per_thread() const {
     return std::vector<T>(launch_.threads);
   }
-  // An array of the block's. Its content is arbitrary.
+  // An array of the block's, of arbitrary content: one for each type and size, as nvcc has it.
   template <class T, uint32_t kCount>
   T* shared() {
-    const size_t bytes = sizeof(T) * kCount;
-    shared_.push_back(std::make_unique<std::byte[]>(bytes));
-    std::memset(shared_.back().get(), 0xa5, bytes);
-    return reinterpret_cast<T*>(shared_.back().get());
+    static const char name = 0;
+    return reinterpret_cast<T*>(shared_array(&name, sizeof(T) * kCount));
   }
 
   // The largest value of each warp, for all its threads.
   void warp_max(std::vector<uint32_t>& values) const;
+
+  // To an element of a shared array, while others add to it too.
+  template <class T>
+  void add(T* to, T value) const {
+    *to += value;
+  }
 
   template <class T>
   T load(const T* from) {
@@ -79,12 +83,13 @@ class EmulatedBlock {
     return out;
   }
   template <class T>
-  void store(T* to, const T& value) {
+  void store(T* to, T value) {
     std::memcpy(reach(to, sizeof(T), alignof(T), true), &value, sizeof(T));
   }
 
  private:
   void shuffle();
+  std::byte* shared_array(const void* name, size_t bytes);
   std::byte* reach(const void* at, size_t bytes, size_t alignment, bool write);
 
   MemoryView& memory_;
@@ -92,7 +97,7 @@ class EmulatedBlock {
   const uint32_t index_;
   std::mt19937_64 random_;
   std::vector<uint32_t> order_;
-  std::vector<std::unique_ptr<std::byte[]>> shared_;
+  std::map<const void*, std::vector<std::byte>> shared_;
 };
 
 // A kernel of the list, by its name in the image ("baton_reduce_sum"): the bytes of its arguments

@@ -1,8 +1,10 @@
 // The kernels for GPUs: a block of threads as CUDA has it, and the entry points of the image.
+#include "gpudirect/kernels/attention-inl.h"
 #include "gpudirect/kernels/copy_pieces-inl.h"
 #include "gpudirect/kernels/elementwise-inl.h"
 #include "gpudirect/kernels/reduce_sum-inl.h"
 #include "gpudirect/kernels/reshard-inl.h"
+#include "gpudirect/kernels/sample-inl.h"
 
 namespace baton::gpudirect::kernels {
 namespace {
@@ -43,11 +45,15 @@ struct CudaBlock {
     value.value = __reduce_max_sync(0xffffffffu, value.value);
   }
   template <class T>
+  __device__ void add(T* to, T value) const {
+    atomicAdd(to, value);
+  }
+  template <class T>
   __device__ __forceinline__ T load(const T* from) {
     return *from;
   }
   template <class T>
-  __device__ __forceinline__ void store(T* to, const T& value) {
+  __device__ __forceinline__ void store(T* to, T value) {
     *to = value;
   }
 };

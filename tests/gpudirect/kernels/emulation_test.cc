@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -50,19 +49,35 @@ TEST(Emulation, WhatIsNotAlignedIsAFaultAsOnAGpu) {
               HasSubstr("is not aligned"));
 }
 
-// Without the barrier between the two functions, each thread would see its neighbour's write or
-// not, as the seed has it.
-TEST(Emulation, ThreadsTakeTurnsInAnotherOrderWithEverySeed) {
+// Each thread writes its place and reads its neighbour's, with a barrier between the two or
+// without.
+uint32_t wrong_reads(bool barrier, uint64_t seed) {
   EmulatedMemory memory;
-  std::set<std::vector<uint32_t>> orders;
-  for (uint64_t seed = 0; seed < 8; ++seed) {
-    const Launch launch{.blocks = 1, .threads = 32, .seed = seed};
-    EmulatedBlock block(memory, launch, 0);
-    std::vector<uint32_t> order;
-    block.each([&](uint32_t thread) { order.push_back(thread); });
-    orders.insert(order);
+  const Launch launch{.blocks = 1, .threads = 32, .seed = seed};
+  EmulatedBlock block(memory, launch, 0);
+  auto* const places = block.shared<uint32_t, 32>();
+  uint32_t wrong = 0;
+  const auto write = [&](uint32_t thread) { places[thread] = thread; };
+  const auto read = [&](uint32_t thread) {
+    if (places[(thread + 1) % 32] != (thread + 1) % 32) ++wrong;
+  };
+  if (barrier) {
+    block.each(write);
+    block.each(read);
+  } else {
+    block.each([&](uint32_t thread) {
+      write(thread);
+      read(thread);
+    });
   }
-  EXPECT_EQ(orders.size(), 8u);
+  return wrong;
+}
+
+TEST(Emulation, AMissingBarrierShows) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    EXPECT_EQ(wrong_reads(true, seed), 0u);
+    EXPECT_GT(wrong_reads(false, seed), 0u);
+  }
 }
 
 TEST(Emulation, OtherNamesAreNoKernels) {
