@@ -10,6 +10,8 @@
 struct CUctx_st;
 struct CUstream_st;
 struct CUevent_st;
+struct CUmod_st;
+struct CUfunc_st;
 
 namespace baton::gpudirect {
 
@@ -18,6 +20,8 @@ using AllocationHandle = unsigned long long;
 using Context = CUctx_st*;
 using Stream = CUstream_st*;
 using Event = CUevent_st*;
+using Module = CUmod_st*;
+using Function = CUfunc_st*;
 
 // CUresult
 enum Result : int {

@@ -15,53 +15,61 @@
 namespace baton::gpudirect {
 
 // F(name, version, parameters), all returning a Result.
-#define BATON_DRIVER_ENTRIES(F)                                                               \
-  F(cuInit, 2000, (unsigned flags))                                                           \
-  F(cuDriverGetVersion, 2020, (int* version))                                                 \
-  F(cuGetErrorName, 6000, (Result result, const char** name))                                 \
-  F(cuGetErrorString, 6000, (Result result, const char** text))                               \
-  F(cuDeviceGetCount, 2000, (int* count))                                                     \
-  F(cuDeviceGet, 2000, (int* device, int ordinal))                                            \
-  F(cuDeviceGetName, 2000, (char* name, int size, int device))                                \
-  F(cuDeviceGetAttribute, 2000, (int* value, DeviceAttribute attribute, int device))          \
-  F(cuDeviceTotalMem, 3020, (size_t * bytes, int device))                                     \
-  F(cuDeviceGetPCIBusId, 4010, (char* id, int size, int device))                              \
-  F(cuDevicePrimaryCtxRetain, 7000, (Context * context, int device))                          \
-  F(cuDevicePrimaryCtxRelease, 11000, (int device))                                           \
-  F(cuCtxPushCurrent, 4000, (Context context))                                                \
-  F(cuCtxPopCurrent, 4000, (Context * context))                                               \
-  F(cuPointerGetAttributes, 7000,                                                             \
-    (unsigned count, PointerAttribute* attributes, void** values, DevicePointer pointer))     \
-  F(cuMemGetAllocationGranularity, 10020,                                                     \
-    (size_t * bytes, const AllocationProperties* properties, int option))                     \
-  F(cuMemCreate, 10020,                                                                       \
-    (AllocationHandle * handle, size_t bytes, const AllocationProperties* properties,         \
-     unsigned long long flags))                                                               \
-  F(cuMemRelease, 10020, (AllocationHandle handle))                                           \
-  F(cuMemAddressReserve, 10020,                                                               \
-    (DevicePointer * at, size_t bytes, size_t alignment, DevicePointer wish,                  \
-     unsigned long long flags))                                                               \
-  F(cuMemAddressFree, 10020, (DevicePointer at, size_t bytes))                                \
-  F(cuMemMap, 10020,                                                                          \
-    (DevicePointer at, size_t bytes, size_t offset, AllocationHandle handle,                  \
-     unsigned long long flags))                                                               \
-  F(cuMemUnmap, 10020, (DevicePointer at, size_t bytes))                                      \
-  F(cuMemSetAccess, 10020,                                                                    \
-    (DevicePointer at, size_t bytes, const AccessDescription* access, size_t count))          \
-  F(cuMemHostRegister, 6050, (void* data, size_t bytes, unsigned flags))                      \
-  F(cuMemHostUnregister, 4000, (void* data))                                                  \
-  F(cuMemcpyAsync, 4000, (DevicePointer to, DevicePointer from, size_t bytes, Stream stream)) \
-  F(cuStreamCreateWithPriority, 5050, (Stream * stream, unsigned flags, int priority))        \
-  F(cuStreamDestroy, 4000, (Stream stream))                                                   \
-  F(cuStreamQuery, 2000, (Stream stream))                                                     \
-  F(cuEventCreate, 2000, (Event * event, unsigned flags))                                     \
-  F(cuEventDestroy, 4000, (Event event))                                                      \
-  F(cuEventRecord, 2000, (Event event, Stream stream))                                        \
-  F(cuEventQuery, 2000, (Event event))
+#define BATON_DRIVER_ENTRIES(F)                                                                   \
+  F(cuInit, 2000, (unsigned flags))                                                               \
+  F(cuDriverGetVersion, 2020, (int* version))                                                     \
+  F(cuGetErrorName, 6000, (Result result, const char** name))                                     \
+  F(cuGetErrorString, 6000, (Result result, const char** text))                                   \
+  F(cuDeviceGetCount, 2000, (int* count))                                                         \
+  F(cuDeviceGet, 2000, (int* device, int ordinal))                                                \
+  F(cuDeviceGetName, 2000, (char* name, int size, int device))                                    \
+  F(cuDeviceGetAttribute, 2000, (int* value, DeviceAttribute attribute, int device))              \
+  F(cuDeviceTotalMem, 3020, (size_t * bytes, int device))                                         \
+  F(cuDeviceGetPCIBusId, 4010, (char* id, int size, int device))                                  \
+  F(cuDevicePrimaryCtxRetain, 7000, (Context * context, int device))                              \
+  F(cuDevicePrimaryCtxRelease, 11000, (int device))                                               \
+  F(cuCtxPushCurrent, 4000, (Context context))                                                    \
+  F(cuCtxPopCurrent, 4000, (Context * context))                                                   \
+  F(cuPointerGetAttributes, 7000,                                                                 \
+    (unsigned count, PointerAttribute* attributes, void** values, DevicePointer pointer))         \
+  F(cuMemGetAllocationGranularity, 10020,                                                         \
+    (size_t * bytes, const AllocationProperties* properties, int option))                         \
+  F(cuMemCreate, 10020,                                                                           \
+    (AllocationHandle * handle, size_t bytes, const AllocationProperties* properties,             \
+     unsigned long long flags))                                                                   \
+  F(cuMemRelease, 10020, (AllocationHandle handle))                                               \
+  F(cuMemAddressReserve, 10020,                                                                   \
+    (DevicePointer * at, size_t bytes, size_t alignment, DevicePointer wish,                      \
+     unsigned long long flags))                                                                   \
+  F(cuMemAddressFree, 10020, (DevicePointer at, size_t bytes))                                    \
+  F(cuMemMap, 10020,                                                                              \
+    (DevicePointer at, size_t bytes, size_t offset, AllocationHandle handle,                      \
+     unsigned long long flags))                                                                   \
+  F(cuMemUnmap, 10020, (DevicePointer at, size_t bytes))                                          \
+  F(cuMemSetAccess, 10020,                                                                        \
+    (DevicePointer at, size_t bytes, const AccessDescription* access, size_t count))              \
+  F(cuMemHostRegister, 6050, (void* data, size_t bytes, unsigned flags))                          \
+  F(cuMemHostUnregister, 4000, (void* data))                                                      \
+  F(cuMemcpyAsync, 4000, (DevicePointer to, DevicePointer from, size_t bytes, Stream stream))     \
+  F(cuStreamCreateWithPriority, 5050, (Stream * stream, unsigned flags, int priority))            \
+  F(cuStreamDestroy, 4000, (Stream stream))                                                       \
+  F(cuStreamQuery, 2000, (Stream stream))                                                         \
+  F(cuEventCreate, 2000, (Event * event, unsigned flags))                                         \
+  F(cuEventDestroy, 4000, (Event event))                                                          \
+  F(cuEventRecord, 2000, (Event event, Stream stream))                                            \
+  F(cuEventQuery, 2000, (Event event))                                                            \
+  F(cuModuleLoadData, 2000, (Module * module, const void* image))                                 \
+  F(cuModuleUnload, 2000, (Module module))                                                        \
+  F(cuModuleGetFunction, 2000, (Function * function, Module module, const char* name))            \
+  F(cuLaunchKernel, 4000,                                                                         \
+    (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,      \
+     unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** parameters, \
+     void** extra))
 
 // Null where the driver is older than they are.
-#define BATON_DRIVER_OPTIONAL(F)          \
-  F(cuMemGetHandleForAddressRange, 11070, \
+#define BATON_DRIVER_OPTIONAL(F)            \
+  F(cuFuncLoad, 12040, (Function function)) \
+  F(cuMemGetHandleForAddressRange, 11070,   \
     (void* handle, DevicePointer at, size_t bytes, int type, unsigned long long flags))
 
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a name that is declared takes none.

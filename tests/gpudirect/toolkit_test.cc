@@ -45,7 +45,8 @@ static_assert(Same<OldGetProcAddress, PFN_cuGetProcAddress_v11030>::value);
 static_assert(std::is_same_v<DevicePointer, CUdeviceptr>);
 static_assert(std::is_same_v<AllocationHandle, CUmemGenericAllocationHandle>);
 static_assert(std::is_same_v<Context, CUcontext> && std::is_same_v<Stream, CUstream> &&
-              std::is_same_v<Event, CUevent>);
+              std::is_same_v<Event, CUevent> && std::is_same_v<Module, CUmodule> &&
+              std::is_same_v<Function, CUfunction>);
 
 static_assert(sizeof(MemoryLocation) == sizeof(CUmemLocation));
 static_assert(sizeof(AllocationProperties) == sizeof(CUmemAllocationProp) &&

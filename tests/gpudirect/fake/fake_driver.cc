@@ -101,6 +101,7 @@ std::vector<std::string> FakeDriver::finish() {
   if (!pinned_.empty()) violate("at the end", "host memory is still registered");
   if (!streams_.empty()) violate("at the end", "a stream is left");
   if (!events_.empty()) violate("at the end", "an event is left");
+  if (!modules_.empty()) violate("at the end", "a module is left");
   return violations_;
 }
 
@@ -212,7 +213,10 @@ struct FakeCalls {
     if (wrong(call, device)) return kInvalidDevice;
     if (--call.fake.retained_[static_cast<size_t>(device)] < 0) call.violate("released too often");
     // With its last user a context takes along what could not be destroyed because a call failed.
-    if (call.fake.options_.fail_call != 0) call.fake.streams_.clear();
+    if (call.fake.options_.fail_call != 0) {
+      call.fake.streams_.clear();
+      call.fake.modules_.clear();
+    }
     return call.told();
   }
   static Result push(Context context) {
@@ -244,6 +248,7 @@ struct FakeCalls {
     add_fake_calls(all);
     add_fake_memory_calls(all);
     add_fake_stream_calls(all);
+    add_fake_launch_calls(all);
     const auto at = all.find(name);
     *entry = nullptr;
     if (at == all.end() || the_fake->options_.missing.contains(name)) {

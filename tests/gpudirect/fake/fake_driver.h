@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <set>
@@ -18,7 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "gpudirect/driver.h"
+#include "gpudirect/kernels/emulation.h"
 
 namespace baton::gpudirect {
 
@@ -71,6 +74,10 @@ class FakeDriver {
   // From now on every call fails as on a device that fell off its bus.
   void lose();
 
+  // ---- kernels ----
+  // A module of the kernels that the emulation has, for tests of builds that have no image.
+  static absl::Span<const std::byte> image();
+
   // ---- what was seen ----
   uint64_t calls();
   uint64_t calls_of(std::string_view name);
@@ -93,6 +100,8 @@ class FakeDriver {
   friend struct FakeCalls;
   friend struct FakeMemoryCalls;
   friend struct FakeStreamCalls;
+  friend struct FakeLaunchCalls;
+  friend class FakeMemoryView;
 
   struct Allocation {
     int fd = -1;
@@ -109,12 +118,23 @@ class FakeDriver {
     bool accessible = false;
     bool managed = false;
   };
+  struct KernelFunction {
+    Module module = nullptr;
+    std::string name;
+    kernels::EmulatedKernel kernel;
+  };
+  struct KernelLaunch {
+    KernelFunction function;
+    uint32_t blocks = 0;
+    std::vector<std::byte> arguments;
+  };
   struct Operation {
     uint64_t number = 0;
     DevicePointer to = 0;
     DevicePointer from = 0;
     size_t bytes = 0;
-    Event event = nullptr;  // recorded, instead of a copy
+    Event event = nullptr;                                 // recorded, instead of a copy
+    std::shared_ptr<const KernelLaunch> launch = nullptr;  // likewise
   };
   struct EventState {
     uint64_t recorded = 0;  // how often it was put on a stream
@@ -137,6 +157,7 @@ class FakeDriver {
   // streams
   bool run_one();
   void execute(const Operation& operation);
+  void execute(const KernelLaunch& launch);
 
   const FakeOptions options_;
   std::mutex mutex_;
@@ -157,6 +178,8 @@ class FakeDriver {
 
   std::map<Stream, std::deque<Operation>> streams_;
   std::map<Event, EventState> events_;
+  std::set<Module> modules_;
+  std::map<Function, KernelFunction> functions_;
   uintptr_t next_object_ = 0x1000;
   uint64_t next_operation_ = 0;
   size_t largest_copy_ = 0;
@@ -186,5 +209,6 @@ using FakeEntries = std::map<std::string, std::pair<void*, int>, std::less<>>;
 void add_fake_calls(FakeEntries& out);
 void add_fake_memory_calls(FakeEntries& out);
 void add_fake_stream_calls(FakeEntries& out);
+void add_fake_launch_calls(FakeEntries& out);
 
 }  // namespace baton::gpudirect

@@ -33,6 +33,7 @@ void FakeDriver::execute(const Operation& operation) {
     }
     return;
   }
+  if (operation.launch != nullptr) return execute(*operation.launch);
   const auto side = [&](DevicePointer at) {
     if (pinned(at, operation.bytes))
       return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(at));
@@ -129,7 +130,7 @@ struct FakeStreamCalls {
     }
     if (bytes == 0 || on_device == 0) call.violate("no bytes, or none of a device");
     call.fake.largest_copy_ = std::max(call.fake.largest_copy_, bytes);
-    found->second.push_back({call.fake.next_operation_++, to, from, bytes, nullptr});
+    found->second.push_back({call.fake.next_operation_++, to, from, bytes});
     return kSuccess;
   }
 

@@ -1,0 +1,79 @@
+// Loads the image of the kernels, and launches them.
+#include "gpudirect/launcher.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::gpudirect {
+namespace {
+
+constexpr uint64_t kBlocksOfMultiprocessor = 8;
+
+struct KernelEntry {
+  const char* name;
+  uint32_t threads;
+};
+constexpr KernelEntry kEntries[] = {
+#define BATON_ENTRY(kernel, Arguments, threads) {"baton_" #kernel, threads},
+    BATON_KERNELS(BATON_ENTRY)
+#undef BATON_ENTRY
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Launcher>> Launcher::load(const Device& device,
+                                                         absl::Span<const std::byte> image) {
+  if (image.empty()) {
+    return absl::UnavailableError(
+        "no kernels: this build has none, for nvcc was not found when it was configured; install "
+        "CUDA's toolkit and build again");
+  }
+  const Device::Current current(device);
+  if (!current.status().ok()) return current.status();
+  std::unique_ptr<Launcher> launcher(new Launcher(device));
+  const Result loaded = device.driver().cuModuleLoadData(&launcher->module_, image.data());
+  if (loaded != kSuccess) launcher->module_ = nullptr;
+  absl::Status status = device.check(loaded, "loading the kernels");
+  if (status.ok()) status = launcher->find_all();
+  if (!status.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("no kernels: ", status.message(),
+                     "; they are for devices of compute capability 8.0, 9.0 and newer than that"));
+  }
+  return launcher;
+}
+
+absl::Status Launcher::find_all() {
+  const Driver& driver = device_.driver();
+  most_blocks_ = kBlocksOfMultiprocessor *
+                 static_cast<uint64_t>(device_.facts().value(kMultiprocessorCount).value_or(1));
+  absl::Status status;
+  for (size_t i = 0; i < functions_.size() && status.ok(); ++i) {
+    status = device_.check(driver.cuModuleGetFunction(&functions_[i], module_, kEntries[i].name),
+                           kEntries[i].name);
+    // Before CUDA 12.4 finding a function loads it.
+    if (status.ok() && driver.cuFuncLoad != nullptr) {
+      status = device_.check(driver.cuFuncLoad(functions_[i]), kEntries[i].name);
+    }
+  }
+  return status;
+}
+
+Launcher::~Launcher() {
+  if (module_ == nullptr) return;
+  const Device::Current current(device_);
+  if (current.status().ok()) device_.driver().cuModuleUnload(module_);
+}
+
+absl::Status Launcher::launch(Number kernel, const void* arguments, uint64_t blocks,
+                              Stream stream) const {
+  void* parameters[] = {const_cast<void*>(arguments)};
+  const auto count = static_cast<unsigned>(std::clamp<uint64_t>(blocks, 1, most_blocks_));
+  return device_.check(
+      device_.driver().cuLaunchKernel(functions_[kernel], count, 1, 1, kEntries[kernel].threads, 1,
+                                      1, 0, stream, parameters, nullptr),
+      kEntries[kernel].name);
+}
+
+}  // namespace baton::gpudirect

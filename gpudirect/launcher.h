@@ -1,0 +1,56 @@
+// Launches this program's kernels on a device.
+//
+// All are loaded when the launcher is made: loading later would wait for what runs on the device,
+// and hold up every other thread's copies meanwhile.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "gpudirect/device.h"
+#include "gpudirect/kernels/arguments.h"
+#include "gpudirect/kernels/image.h"
+
+namespace baton::gpudirect {
+
+// Thread-safe but for its end. The device outlives it, and nothing that it launched runs any more.
+class Launcher {
+ public:
+  // Unavailable: this build has no kernels, or none for this device; with the remedy.
+  static absl::StatusOr<std::unique_ptr<Launcher>> load(
+      const Device& device, absl::Span<const std::byte> image = kernels::image());
+  ~Launcher();
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  // One call for each kernel: launcher.reduce_sum(arguments, blocks, stream). Every kernel does all
+  // its work with any number of blocks; more than the device can hold at once are not launched, nor
+  // fewer than one. The arguments are copied; what they point to stays until the stream has passed.
+  // Neither waits nor allocates. The device's context must be current (Device::Current).
+#define BATON_LAUNCH(kernel, Arguments, threads)                                                   \
+  absl::Status kernel(const kernels::Arguments& arguments, uint64_t blocks, Stream stream) const { \
+    return launch(k_##kernel, &arguments, blocks, stream);                                         \
+  }
+  BATON_KERNELS(BATON_LAUNCH)
+#undef BATON_LAUNCH
+
+ private:
+#define BATON_NUMBER(kernel, Arguments, threads) k_##kernel,
+  enum Number : uint8_t { BATON_KERNELS(BATON_NUMBER) kCount };
+#undef BATON_NUMBER
+
+  explicit Launcher(const Device& device) : device_(device) {}
+  absl::Status find_all();
+  absl::Status launch(Number kernel, const void* arguments, uint64_t blocks, Stream stream) const;
+
+  const Device& device_;
+  Module module_ = nullptr;
+  std::array<Function, kCount> functions_{};
+  uint64_t most_blocks_ = 1;
+};
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,145 @@
+// The fake's modules and launches: a kernel is the emulated one of its name, and runs when its
+// stream comes to it.
+#include <array>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+namespace {
+
+constexpr uint32_t kFatBinary = 0xba55ed50;
+
+}  // namespace
+
+// What a kernel may touch: accessible device memory, and registered memory of the host.
+class FakeMemoryView : public kernels::MemoryView {
+ public:
+  explicit FakeMemoryView(FakeDriver& fake) : fake_(fake) {}
+  std::byte* find(uint64_t at, size_t bytes, bool) override {
+    if (fake_.pinned(at, bytes)) return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(at));
+    return fake_.view_of(at, bytes);
+  }
+
+ private:
+  FakeDriver& fake_;
+};
+
+absl::Span<const std::byte> FakeDriver::image() {
+  static constexpr std::array<uint32_t, 2> kImage = {kFatBinary, 0};
+  return {reinterpret_cast<const std::byte*>(kImage.data()), sizeof kImage};
+}
+
+void FakeDriver::execute(const KernelLaunch& launch) {
+  FakeMemoryView view(*this);
+  const auto& [module, name, kernel] = launch.function;
+  const auto wrong = kernels::emulate(name, kernel, {launch.blocks, kernel.threads, random_()},
+                                      launch.arguments.data(), view);
+  if (!wrong.has_value()) return;
+  violate("cuLaunchKernel", *wrong);
+  lost_ = true;  // as after CUDA_ERROR_ILLEGAL_ADDRESS
+}
+
+struct FakeLaunchCalls {
+  using Needs = FakeCall::Needs;
+
+  static bool launched(const FakeDriver& fake) {
+    for (const auto& [stream, queue] : fake.streams_) {
+      for (const auto& operation : queue) {
+        if (operation.launch != nullptr) return true;
+      }
+    }
+    return false;
+  }
+
+  static Result load(Module* module, const void* image) {
+    const FakeCall call("cuModuleLoadData", Needs::kContext, true);
+    if (call.refused() != kSuccess) return call.refused();
+    uint32_t magic = 0;
+    if (image != nullptr) std::memcpy(&magic, image, sizeof magic);
+    if (magic != kFatBinary) {
+      call.violate("the image is no fat binary");
+      return kInvalidValue;
+    }
+    if (launched(call.fake)) call.violate("it waits for the kernels that run, with a lock held");
+    *module = reinterpret_cast<Module>(call.fake.next_object_++);
+    call.fake.modules_.insert(*module);
+    return kSuccess;
+  }
+
+  static Result unload(Module module) {
+    const FakeCall call("cuModuleUnload", Needs::kContext);
+    if (!call.takes_away()) return call.refused();
+    if (call.fake.modules_.erase(module) == 0) {
+      call.violate("no such module");
+      return kInvalidHandle;
+    }
+    if (launched(call.fake)) call.violate("kernels are still queued");
+    std::erase_if(call.fake.functions_,
+                  [&](const auto& function) { return function.second.module == module; });
+    return call.told();
+  }
+
+  static Result get_function(Function* function, Module module, const char* name) {
+    const FakeCall call("cuModuleGetFunction", Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    if (!call.fake.modules_.contains(module)) {
+      call.violate("no such module");
+      return kInvalidHandle;
+    }
+    const auto kernel = kernels::emulated_kernel(name);
+    if (!kernel.has_value()) return kNotFound;
+    *function = reinterpret_cast<Function>(call.fake.next_object_++);
+    call.fake.functions_[*function] = {module, name, *kernel};
+    return kSuccess;
+  }
+
+  static Result load_function(Function function) {
+    const FakeCall call("cuFuncLoad", Needs::kContext, true);
+    if (call.refused() != kSuccess) return call.refused();
+    if (!call.fake.functions_.contains(function)) call.violate("no such function");
+    return kSuccess;
+  }
+
+  static Result launch(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                       Stream stream, void** parameters, void** extra) {
+    const FakeCall call("cuLaunchKernel", Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto found = call.fake.functions_.find(function);
+    const auto on = call.fake.streams_.find(stream);
+    if (found == call.fake.functions_.end() || on == call.fake.streams_.end()) {
+      call.violate(stream == nullptr ? "on the legacy stream"
+                                     : "no such function, or no such stream");
+      return kInvalidHandle;
+    }
+    const kernels::EmulatedKernel& kernel = found->second.kernel;
+    if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != kernel.threads || block_y != 1 ||
+        block_z != 1 || shared_bytes != 0 || parameters == nullptr || extra != nullptr) {
+      call.violate(absl::StrCat(found->second.name, " wants blocks of ", kernel.threads,
+                                " threads in one dimension, and its arguments"));
+      return kInvalidValue;
+    }
+    auto launch = std::make_shared<FakeDriver::KernelLaunch>();
+    launch->function = found->second;
+    launch->blocks = grid_x;
+    const auto* const arguments = static_cast<const std::byte*>(parameters[0]);
+    launch->arguments.assign(arguments, arguments + kernel.argument_bytes);
+    on->second.push_back({.number = call.fake.next_operation_++, .launch = std::move(launch)});
+    return kSuccess;
+  }
+};
+
+void add_fake_launch_calls(FakeEntries& out) {
+  const auto add = [&](const char* name, auto* function, int version) {
+    out[name] = {reinterpret_cast<void*>(function), version};
+  };
+  add("cuModuleLoadData", FakeLaunchCalls::load, 2000);
+  add("cuModuleUnload", FakeLaunchCalls::unload, 2000);
+  add("cuModuleGetFunction", FakeLaunchCalls::get_function, 2000);
+  add("cuFuncLoad", FakeLaunchCalls::load_function, 12040);
+  add("cuLaunchKernel", FakeLaunchCalls::launch, 4000);
+}
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,155 @@
+// Kernels over the fake driver: late, in the order of their stream, on memory that is there.
+#include "gpudirect/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpudirect/device_memory.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class LauncherTest : public testing::Test {
+ protected:
+  explicit LauncherTest(FakeOptions options = {}) : fake_(std::move(options)) {
+    auto device = Device::open(FakeDriver::driver(), 0);
+    EXPECT_TRUE(device.ok()) << device.status();
+    device_ = *std::move(device);
+    auto launcher = Launcher::load(*device_, FakeDriver::image());
+    EXPECT_TRUE(launcher.ok()) << launcher.status();
+    launcher_ = *std::move(launcher);
+  }
+  // sum = values + values, on the device's stream to the host.
+  absl::Status add_twice(DevicePointer sum, DevicePointer values, uint64_t count) {
+    const Device::Current current(*device_);
+    kernels::ReduceSum arguments{
+        .target = reinterpret_cast<void*>(sum), .count = count, .source_count = 2};
+    arguments.sources[0] = arguments.sources[1] = reinterpret_cast<const void*>(values);
+    return launcher_->reduce_sum(arguments, 4, device_->stream(Direction::kToHost));
+  }
+  void write(DevicePointer at, const std::vector<float>& values) {
+    fake_.write(at, {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+  }
+  std::vector<float> read(DevicePointer at, size_t count) {
+    const std::string bytes = fake_.read(at, count * sizeof(float));
+    std::vector<float> out(count);
+    std::memcpy(out.data(), bytes.data(), bytes.size());
+    return out;
+  }
+  std::vector<std::string> finish() {
+    launcher_.reset();
+    device_.reset();
+    return fake_.finish();
+  }
+
+  FakeDriver fake_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Launcher> launcher_;
+};
+
+TEST_F(LauncherTest, AKernelRunsWhenItsStreamComesToIt) {
+  const DevicePointer memory = fake_.allocate(2 << 20);
+  write(memory, {1, 2, 3});
+  ASSERT_TRUE(add_twice(memory + 4096, memory, 3).ok());
+  ASSERT_TRUE(add_twice(memory + 8192, memory + 4096, 3).ok());
+  EXPECT_NE(read(memory + 4096, 3), (std::vector<float>{2, 4, 6}));
+  fake_.run(1);
+  EXPECT_EQ(read(memory + 4096, 3), (std::vector<float>{2, 4, 6}));
+  EXPECT_NE(read(memory + 8192, 3), (std::vector<float>{4, 8, 12}));
+  fake_.run_all();
+  EXPECT_EQ(read(memory + 8192, 3), (std::vector<float>{4, 8, 12}));
+  fake_.free(memory);
+  EXPECT_THAT(finish(), IsEmpty());
+}
+
+TEST_F(LauncherTest, OfMemoryThatIsNotThereTheDeviceIsLost) {
+  const DevicePointer memory = fake_.allocate(2 << 20);
+  ASSERT_TRUE(add_twice(memory + (2 << 20) - 16, memory, 8).ok());
+  fake_.run_all();
+  EXPECT_THAT(fake_.violations(),
+              Contains(AllOf(HasSubstr("cuLaunchKernel: baton_reduce_sum"), HasSubstr("a store"))));
+  EXPECT_EQ(add_twice(memory, memory, 8).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(device_->alive().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(LauncherTest, HostMemoryOnlyWhereItIsRegistered) {
+  const DevicePointer memory = fake_.allocate(2 << 20);
+  std::vector<float> host(64, 1.0f);
+  const auto at = static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(host.data()));
+  {
+    const Device::Current current(*device_);
+    ASSERT_EQ(device_->driver().cuMemHostRegister(host.data(), 256, kHostPortable), kSuccess);
+  }
+  ASSERT_TRUE(add_twice(memory, at, 64).ok());
+  fake_.run_all();
+  EXPECT_THAT(fake_.violations(), IsEmpty());
+  EXPECT_EQ(read(memory, 64), std::vector<float>(64, 2.0f));
+  {
+    const Device::Current current(*device_);
+    ASSERT_EQ(device_->driver().cuMemHostUnregister(host.data()), kSuccess);
+  }
+  ASSERT_TRUE(add_twice(memory, at, 64).ok());
+  fake_.run_all();
+  EXPECT_THAT(fake_.violations(), Contains(HasSubstr("a load")));
+}
+
+TEST_F(LauncherTest, LoadingWhileAKernelRunsIsAViolation) {
+  const DevicePointer memory = fake_.allocate(2 << 20);
+  ASSERT_TRUE(add_twice(memory, memory, 8).ok());
+  { ASSERT_TRUE(Launcher::load(*device_, FakeDriver::image()).ok()); }
+  EXPECT_THAT(fake_.violations(),
+              Contains(HasSubstr("cuModuleLoadData: it waits for the kernels")));
+  fake_.run_all();
+}
+
+TEST_F(LauncherTest, WithoutAnImageItSaysWhatToDo) {
+  const absl::Status status = Launcher::load(*device_, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("install CUDA's toolkit and build again"));
+}
+
+TEST(Launcher, AnErrorAtEveryCallLeavesNothingBehind) {
+  uint64_t calls = 0;
+  {
+    FakeDriver fake;
+    {
+      const auto device = Device::open(FakeDriver::driver(), 0);
+      ASSERT_TRUE(Launcher::load(**device, FakeDriver::image()).ok());
+    }
+    calls = fake.calls();
+    EXPECT_THAT(fake.finish(), IsEmpty());
+  }
+  for (uint64_t k = 2; k <= calls; ++k) {
+    FakeDriver fake({.fail_call = k});
+    {
+      const auto device = Device::open(FakeDriver::driver(), 0);
+      if (device.ok()) Launcher::load(**device, FakeDriver::image()).IgnoreError();
+    }
+    EXPECT_THAT(fake.finish(), IsEmpty()) << "call " << k;
+  }
+}
+
+TEST(Launcher, ADriverOlderThanCuFuncLoadWillDo) {
+  FakeDriver fake({.version = 12020});
+  {
+    const auto device = Device::open(FakeDriver::driver(), 0);
+    ASSERT_TRUE(device.ok()) << device.status();
+    EXPECT_TRUE(Launcher::load(**device, FakeDriver::image()).ok());
+    EXPECT_EQ(fake.calls_of("cuFuncLoad"), 0u);
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace baton::gpudirect
