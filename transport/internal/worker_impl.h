@@ -1,9 +1,9 @@
 // The inside of a worker. Everything here runs under `mutex`, except what is marked lock-free.
 // Split by subject: worker.cc (the public calls), worker_progress.cc (start, progress, sleeping),
-// worker_peers.cc (routes, connecting, peers going down), worker_sessions.cc (rails that were lost,
-// and peers that are called again), worker_failback.cc (better routes than those in use),
-// worker_transfers.cc (slices, ends), worker_inbox.cc (what
-// arrives, and credits for it).
+// worker_routes.cc (calling peers), worker_peers.cc (peers that come and go), worker_sessions.cc (rails
+// that were lost, and peers that are called again), worker_failback.cc (better routes than those in
+// use), worker_transfers.cc (transfers as they begin), worker_slices.cc (queues and rails),
+// worker_ends.cc (how transfers end), worker_inbox.cc (what arrives, and credits for it).
 //
 // A round of progress costs what there is to do, not how many peers there are: those with something
 // to do are on lists.
@@ -27,6 +27,10 @@
 #include "transport/worker.h"
 
 namespace baton {
+namespace internal {
+// For heaps whose top is the earliest.
+inline constexpr auto kLater = [](const auto& a, const auto& b) { return a.first > b.first; };
+}  // namespace internal
 
 class Worker::Impl final : public EventSink {
  public:
@@ -49,18 +53,20 @@ class Worker::Impl final : public EventSink {
   void sleep(const internal::Bell& own, Time until);
   absl::Status wait_until(const std::function<bool()>& ready, Time timeout);
 
-  // worker_peers.cc
+  // worker_routes.cc
   static bool is_address(std::string_view target);                          // and not host:port
   absl::StatusOr<std::string> look_up(const std::string& host_port) const;  // lock-free; may block
   // `found`: what look_up() said of host:port.
   absl::StatusOr<PeerId> connect(std::string_view target, const std::string& found,
                                  std::string_view need);
-  internal::Peer* find_peer(PeerId id) { return peers.find(id); }
   std::vector<std::pair<int, std::string>> rank_routes(const internal::Peer& peer,
                                                        std::vector<std::string>& notes) const;
   void plan_routes(internal::Peer& peer);
   void dial(internal::Peer& peer, const std::string& by, Resume resume);
   void try_next_route(internal::Peer& peer);
+
+  // worker_peers.cc
+  internal::Peer* find_peer(PeerId id) { return peers.find(id); }
   void peer_up(internal::Peer& peer, const HelloInfo& info, std::unique_ptr<Rail> rail);
   void peer_down(internal::Peer& peer, const absl::Status& why);
   void disconnect(internal::Peer& peer, const absl::Status& why);
@@ -69,6 +75,7 @@ class Worker::Impl final : public EventSink {
   void push_event(PeerEvent event);
   bool run_doomed();
   internal::Peer* peer_of(const Rail& rail);
+  absl::Status add_region(const RegionEntry& row, const absl::Status& why_no_dma_buf);
   static bool fenced(const internal::Peer& peer, uint64_t link);
   void drop(std::unique_ptr<Rail> rail, const absl::Status& why);
   void refuse(const HelloInfo& info, std::unique_ptr<Rail> rail, const absl::Status& why);
@@ -111,23 +118,26 @@ class Worker::Impl final : public EventSink {
   absl::Status check(const TransferRequest& request) const;           // lock-free
   bool post_at_once(uint32_t index);  // lock-free: does not wait for the lock
   bool take_submissions();
-  bool take_cancels();
-  bool expire(Time now);
   void activate(uint32_t index);
-  absl::Status add_region(const RegionEntry& row, const absl::Status& why_no_dma_buf);
-  absl::Status movable(const internal::TransferSlot& slot, const internal::Peer& peer) const;
   absl::Status admit(internal::TransferSlot& slot, internal::Peer& peer);
+
+  // worker_slices.cc
+  absl::Status movable(const internal::TransferSlot& slot, const internal::Peer& peer) const;
   bool pump();
   bool pump(internal::Peer& peer, internal::SlotQueue& queue);
   internal::RailState* pick_rail(internal::Peer& peer, const internal::TransferSlot& slot);
   static internal::RailState* rail_state(internal::Peer& peer, const Rail* rail);
-  void stop(uint32_t index, TransferState verdict, absl::Status why);
-  void maybe_finish(uint32_t index);
-  bool finish_stopped();
   void enqueue(internal::Peer& peer, uint32_t index);
   void make_ready(internal::Peer& peer);
   void dequeue(internal::Peer& peer, uint32_t index);
   internal::SlotQueue& queue_of(internal::Peer& peer, const internal::TransferSlot& slot);
+
+  // worker_ends.cc
+  void stop(uint32_t index, TransferState verdict, absl::Status why);
+  void maybe_finish(uint32_t index);
+  bool finish_stopped();
+  bool take_cancels();
+  bool expire(Time now);
 
   // worker_inbox.cc
   void push_notification(PeerId peer, std::string_view payload);

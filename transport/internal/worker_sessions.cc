@@ -28,10 +28,6 @@ constexpr Time kLongestPause = std::chrono::seconds(1);
 constexpr Time kCourtesy = std::chrono::milliseconds(50);
 constexpr size_t kMostFenced = 256;
 
-bool later(const std::pair<Time, PeerId>& a, const std::pair<Time, PeerId>& b) {
-  return a.first > b.first;
-}
-
 }  // namespace
 
 internal::LostRail& Worker::Impl::lost_rail(internal::Peer& peer, uint64_t link) {
@@ -269,14 +265,14 @@ void Worker::Impl::set_timer(internal::Peer& peer) {
   if (at >= peer.timer) return;
   peer.timer = at;
   peer_timers.emplace_back(at, peer.id());
-  std::push_heap(peer_timers.begin(), peer_timers.end(), later);
+  std::push_heap(peer_timers.begin(), peer_timers.end(), internal::kLater);
 }
 
 bool Worker::Impl::tend_peers(Time now) {
   bool any = false;
   while (!peer_timers.empty() && peer_timers.front().first <= now) {
     const auto [at, id] = peer_timers.front();
-    std::pop_heap(peer_timers.begin(), peer_timers.end(), later);
+    std::pop_heap(peer_timers.begin(), peer_timers.end(), internal::kLater);
     peer_timers.pop_back();
     internal::Peer* peer = find_peer(id);
     if (peer == nullptr || peer->timer != at) continue;

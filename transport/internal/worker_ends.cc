@@ -1,0 +1,121 @@
+// How transfers end: all of their slices reported, failed, cancelled or past their deadline; and said
+// once.
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "transport/internal/worker_impl.h"
+
+namespace baton {
+
+void Worker::Impl::stop(uint32_t index, TransferState verdict, absl::Status why) {
+  internal::TransferSlot& slot = slots[index];
+  if (slot.verdict != TransferState::kActive || slot.listed) return;
+  slot.verdict = verdict;
+  slot.result = std::move(why);
+  internal::Peer* peer = find_peer(slot.peer);
+  if (slot.queued && peer != nullptr) dequeue(*peer, index);
+  slot.again.clear();
+  slot.next_slice = slot.slices;
+  if (slot.outstanding > 0 && peer != nullptr) {
+    // abort() may report slices at once, and a rail may go down while we walk the list.
+    for (size_t i = 0; i < peer->rails.size(); ++i) {
+      Rail* rail = peer->rails[i].rail.get();
+      rail->abort(slot.descriptor.id, *this);
+      if (i < peer->rails.size() && peer->rails[i].rail.get() != rail) --i;
+    }
+  }
+  if (slot.outstanding + slot.unsettled > 0) {
+    slot.word.store((uint64_t{slot.descriptor.id.generation} << 8) |
+                        (static_cast<uint64_t>(TransferState::kEnding) + 1),
+                    std::memory_order_release);
+  }
+  maybe_finish(index);
+}
+
+void Worker::Impl::maybe_finish(uint32_t index) {
+  internal::TransferSlot& slot = slots[index];
+  if (slot.outstanding != 0 || slot.unsettled != 0 || !slot.all_posted()) return;
+  if (std::exchange(slot.listed, true)) return;
+  stopped.push_back(index);
+}
+
+// Announces ends outside of any provider's call, so that an EndCallback may do what it likes.
+bool Worker::Impl::finish_stopped() {
+  bool any = false;
+  announcing.store(true, std::memory_order_relaxed);
+  while (!stopped.empty()) {
+    const uint32_t index = stopped.back();
+    stopped.pop_back();
+    any = true;
+    internal::TransferSlot& slot = slots[index];
+    if (slot.verdict == TransferState::kActive) {
+      slot.verdict = TransferState::kDone;
+      stats.bytes_moved += slot.descriptor.bytes;
+    }
+    if (slot.uses_region) {
+      if (auto entry = regions.find(slot.local); entry.ok()) --(*entry)->users;
+    }
+    if (internal::Peer* peer = find_peer(slot.peer); peer != nullptr) {
+      if (slot.credit != 0 && slot.landed < slot.slices) take_credit(*peer, slot.credit);
+      if (slot.control && slot.verdict != TransferState::kDone) {
+        peer->untold += slot.descriptor.increment;
+        owe(*peer);
+      }
+    }
+    if (slot.control) {  // others may have waited for the slot
+      credits_due |= !creditors.empty();
+      unsaid_due |= !unsaid.empty();
+    }
+    if (!slot.control) {
+      --stats.open_transfers;
+      ++stats.transfers_ended;
+    }
+    const TransferId id = slot.descriptor.id;
+    const bool detached = slot.detached;
+    if (slot.on_end != nullptr) slot.on_end(slot.context, id, slot.result);
+    slot.word.store((uint64_t{id.generation} << 8) | (static_cast<uint64_t>(slot.verdict) + 1),
+                    std::memory_order_release);
+    if (detached) slots.release(id);
+  }
+  announcing.store(false, std::memory_order_relaxed);
+  if (any) signal();
+  return any;
+}
+
+bool Worker::Impl::take_cancels() {
+  if (!cancels.load(std::memory_order_relaxed) || !cancels.exchange(false)) return false;
+  for (uint32_t i = 0; i < slots.capacity(); ++i) {
+    internal::TransferSlot& slot = slots[i];
+    uint32_t asked = slot.cancel_generation.load(std::memory_order_acquire);
+    if (asked == 0) continue;
+    const uint64_t word = slot.word.load(std::memory_order_acquire);
+    const bool active =
+        word >> 8 == asked && internal::TransferSlots::state_of(word) == TransferState::kActive;
+    if (active && slot.live != asked) {  // still among the submitted: next time
+      cancels.store(true);
+      continue;
+    }
+    slot.cancel_generation.compare_exchange_strong(asked, 0);
+    if (active) stop(i, TransferState::kCancelled, absl::CancelledError("cancelled by cancel()"));
+  }
+  return true;
+}
+
+bool Worker::Impl::expire(Time now) {
+  bool any = false;
+  while (!deadlines.empty() && deadlines.front().first <= now) {
+    const TransferId id = deadlines.front().second;
+    std::pop_heap(deadlines.begin(), deadlines.end(), internal::kLater);
+    deadlines.pop_back();
+    const internal::TransferSlot* slot = slots.find(id);
+    if (slot == nullptr || slot->verdict != TransferState::kActive) continue;
+    stop(id.slot, TransferState::kDeadline,
+         absl::DeadlineExceededError(
+             absl::StrFormat("the transfer's timeout ran out with %u of %u slices posted",
+                             slot->next_slice, slot->slices)));
+    any = true;
+  }
+  return any;
+}
+
+}  // namespace baton

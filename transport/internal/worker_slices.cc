@@ -1,0 +1,217 @@
+// Slices of transfers: queued by peer, striped over its rails, moved to another rail when one fails.
+#include <algorithm>
+
+#include "transport/internal/worker_impl.h"
+
+namespace baton {
+namespace {
+
+constexpr uint32_t kNone = internal::TransferSlot::kNone;
+constexpr uint32_t kMaxReposts = 1000;
+
+size_t slice_begin(const internal::TransferSlot& slot, uint32_t index) {
+  return index * slot.slice_bytes;
+}
+size_t slice_end(const internal::TransferSlot& slot, uint32_t index) {
+  return std::min(slot.descriptor.bytes, slice_begin(slot, index) + slot.slice_bytes);
+}
+
+bool on_device(const RegionTable& regions, const TransferDescriptor& transfer) {
+  return transfer.bytes > 0 &&
+         regions.entries()[transfer.local_region].place.kind != MemoryKind::kHost;
+}
+
+}  // namespace
+
+// Why no rail that is up moves memory like the transfer's: what is the host's, all do.
+absl::Status Worker::Impl::movable(const internal::TransferSlot& slot,
+                                   const internal::Peer& peer) const {
+  absl::Status status;
+  if (!on_device(regions, slot.descriptor)) return status;
+  for (const internal::RailState& state : peer.rails) {
+    status = state.rail->moves(regions.entries()[slot.descriptor.local_region]);
+    if (status.ok()) break;
+  }
+  return status;
+}
+
+internal::RailState* Worker::Impl::rail_state(internal::Peer& peer, const Rail* rail) {
+  for (internal::RailState& state : peer.rails) {
+    if (state.rail.get() == rail) return &state;
+  }
+  return nullptr;
+}
+
+// Of those of the best provider, the one that would be done with another slice first.
+internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
+                                             const internal::TransferSlot& slot) {
+  internal::RailState* best = nullptr;
+  double best_load = 0;
+  for (internal::RailState& state : peer.rails) {
+    if (state.rank < peer.rails.front().rank) break;
+    const Rail::Properties& properties = state.rail->properties();
+    if ((state.full && state.outstanding > 0) || state.outstanding >= properties.depth) continue;
+    if (peer.rails.size() == 1) return &state;
+    if (on_device(regions, slot.descriptor) &&
+        !state.rail->moves(regions.entries()[slot.descriptor.local_region]).ok()) {
+      continue;
+    }
+    const size_t bytes =
+        state.outstanding_bytes + std::min(slot.slice_bytes, slot.descriptor.bytes);
+    const double load =
+        static_cast<double>(bytes) / state.rail->share(slot.descriptor.local_region);
+    if (best == nullptr || load < best_load) {
+      best = &state;
+      best_load = load;
+    }
+  }
+  return best;
+}
+
+bool Worker::Impl::pump() {
+  bool any = false;
+  // What rails report while they take slices may make more peers ready: those are for next time.
+  const size_t count = ready_peers.size();
+  size_t kept = 0;
+  for (size_t i = 0; i < count; ++i) {
+    internal::Peer& peer = *ready_peers[i];
+    if (peer.state == PeerState::kUp) {
+      any |= pump(peer, peer.urgent);
+      any |= pump(peer, peer.bulk);
+    }
+    peer.ready =
+        peer.state == PeerState::kUp && (peer.urgent.head != kNone || peer.bulk.head != kNone);
+    if (peer.ready) ready_peers[kept++] = &peer;
+  }
+  ready_peers.erase(ready_peers.begin() + static_cast<ptrdiff_t>(kept),
+                    ready_peers.begin() + static_cast<ptrdiff_t>(count));
+  return any;
+}
+
+// For pump(). A peer that is not up is made ready when it is.
+void Worker::Impl::make_ready(internal::Peer& peer) {
+  if (peer.state != PeerState::kUp || (peer.urgent.head == kNone && peer.bulk.head == kNone))
+    return;
+  if (!std::exchange(peer.ready, true)) ready_peers.push_back(&peer);
+}
+
+bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue) {
+  bool any = false;
+  while (queue.head != kNone && !peer.rails.empty()) {
+    const uint32_t index = queue.head;
+    internal::TransferSlot& slot = slots[index];
+    if (slot.slice_bytes == 0) {
+      if (absl::Status status = admit(slot, peer); !status.ok()) {
+        stop(index, TransferState::kFailed, status);
+        any = true;
+        continue;
+      }
+    }
+    if (absl::Status status = movable(slot, peer); !status.ok()) {
+      stop(index, TransferState::kFailed, status);
+      any = true;
+      continue;
+    }
+    internal::RailState* state = pick_rail(peer, slot);
+    if (state == nullptr) return any;
+    const bool again = !slot.again.empty();
+    const uint32_t number = again ? slot.again.back() : slot.next_slice;
+    const Slice slice{&slot.descriptor, number, slice_begin(slot, number), slice_end(slot, number)};
+    // Counted before post(), which may report the slice before it returns.
+    if (again) {
+      slot.again.pop_back();
+    } else {
+      ++slot.next_slice;
+    }
+    ++slot.outstanding;
+    ++state->outstanding;
+    state->outstanding_bytes += slice.end - slice.begin;
+    Rail* rail = state->rail.get();
+    if (!rail->post(slice, *this)) {
+      --slot.outstanding;
+      if (number + 1 == slot.next_slice) {
+        --slot.next_slice;
+      } else {
+        slot.again.push_back(number);
+      }
+      internal::RailState* owner = rail_state(peer, rail);  // post() may have changed the list
+      if (owner == nullptr) continue;
+      --owner->outstanding;
+      owner->outstanding_bytes -= slice.end - slice.begin;
+      owner->full = true;
+      if (owner->outstanding == 0) return any;  // it has room for nothing now: try next time
+      continue;
+    }
+    if (slot.queued && slot.all_posted()) dequeue(peer, index);
+    any = true;
+    ++stats.slices_posted;
+  }
+  return any;
+}
+
+void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
+                              absl::Status status) {
+  internal::Peer* peer = peer_of(rail);
+  internal::TransferSlot* slot = slots.find(transfer);
+  if (slot == nullptr || slot->outstanding == 0) return;  // a provider's bug must not become ours
+  --slot->outstanding;
+  if (status.ok()) {
+    ++slot->landed;
+    if (peer != nullptr) peer->redial.give_up_at = kNever;  // it is there, and knows us
+  }
+  if (internal::RailState* state = peer == nullptr ? nullptr : rail_state(*peer, &rail);
+      state != nullptr) {
+    --state->outstanding;
+    state->outstanding_bytes -= slice_end(*slot, slice) - slice_begin(*slot, slice);
+    state->full = false;
+  }
+  // Of a read, no byte moves here once its rail has reported it.
+  if (absl::IsUnknown(status)) {
+    if (slot->descriptor.op == Op::kWrite && peer != nullptr && peer->state != PeerState::kDown) {
+      if (internal::RailState* state = rail_state(*peer, &rail); state != nullptr) {
+        ++state->moved;
+        return unsettled(*peer, state->link, {transfer, slice}, internal::ordinal_of(status));
+      }
+    }
+    status = absl::UnavailableError(status.message());
+  }
+  const bool may_retry = absl::IsUnavailable(status) && ++slot->reposts <= kMaxReposts;
+  if (status.ok() || slot->verdict != TransferState::kActive) {
+    maybe_finish(transfer.slot);
+  } else if (may_retry && peer != nullptr && peer->state != PeerState::kDown) {
+    ++stats.slices_moved;
+    if (internal::RailState* state = rail_state(*peer, &rail); state != nullptr) ++state->moved;
+    slot->again.push_back(slice);
+    if (!slot->queued) enqueue(*peer, transfer.slot);
+  } else {
+    const bool down = peer != nullptr && peer->state == PeerState::kDown;
+    stop(transfer.slot, TransferState::kFailed, down ? peer->why : std::move(status));
+  }
+}
+
+internal::SlotQueue& Worker::Impl::queue_of(internal::Peer& peer,
+                                            const internal::TransferSlot& slot) {
+  if (slot.held) return peer.held;
+  return slot.descriptor.bytes <= kUrgentBytes ? peer.urgent : peer.bulk;
+}
+
+void Worker::Impl::enqueue(internal::Peer& peer, uint32_t index) {
+  internal::TransferSlot& slot = slots[index];
+  internal::SlotQueue& queue = queue_of(peer, slot);
+  slot.queued = true;
+  slot.next = kNone;
+  slot.prev = queue.tail;
+  (queue.tail == kNone ? queue.head : slots[queue.tail].next) = index;
+  queue.tail = index;
+  make_ready(peer);
+}
+
+void Worker::Impl::dequeue(internal::Peer& peer, uint32_t index) {
+  internal::TransferSlot& slot = slots[index];
+  internal::SlotQueue& queue = queue_of(peer, slot);
+  (slot.prev == kNone ? queue.head : slots[slot.prev].next) = slot.next;
+  (slot.next == kNone ? queue.tail : slots[slot.next].prev) = slot.prev;
+  slot.queued = false;
+}
+
+}  // namespace baton
