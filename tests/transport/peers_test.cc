@@ -286,6 +286,138 @@ TEST_F(ScriptedPeers, WhatCameOverTheFirstRailCountsThoughItWentBeforeTheSecondC
   EXPECT_EQ(worker_->counter_value(counter), 1U);
 }
 
+// What rails have been asked to carry: questions about lost rails, by the rail they ask about.
+std::vector<uint64_t> questions(const ScriptedRail& rail) {
+  std::vector<uint64_t> asked;
+  for (const Slice& slice : rail.held) {
+    if (slice.transfer->counter.index != CounterTable::kControl) continue;
+    const auto message = ControlMessage::decode(slice.transfer->notify);
+    if (message.ok() && message->kind == ControlMessage::Kind::kFence) {
+      asked.push_back(message->link);
+    }
+  }
+  return asked;
+}
+
+// The answer about a lost rail may be lost with the rail that carried it, though the peer has heard
+// that it arrived (an adapter says so; its completion is then never read). What waits for it asks
+// again: over the rails that are left, and over the first one of a peer that is back.
+class LostAnswers : public ScriptedPeers {
+ protected:
+  // A transfer whose rail, 100, was lost, and a question about that which has been delivered over
+  // rail 101.
+  void SetUp() override {
+    who_ = caller(9, 100);
+    peer_ = up(who_, first_);
+    second_ = another(101);
+    third_ = another(102);
+    const auto id = worker_->submit({.peer = peer_, .notify = "words"});
+    ASSERT_TRUE(id.ok()) << id.status();
+    transfer_ = *id;
+    turn();
+    ASSERT_THAT(first_->held, SizeIs(1));
+    first_->lose(*provider_->sink, "cut");
+    turn();
+    ScriptedRail* const asked = questions(*second_).empty() ? third_ : second_;
+    if (asked == third_) std::swap(second_, third_);
+    ASSERT_THAT(questions(*second_), testing::ElementsAre(100));
+    second_->report(*provider_->sink);
+    turn();
+    EXPECT_EQ(*worker_->state(transfer_), TransferState::kActive);
+  }
+  ScriptedRail* another(uint64_t link) {
+    HelloInfo who = who_;
+    who.link = link;
+    ScriptedRail& rail = provider_->call_in(who);
+    turn();
+    return &rail;
+  }
+  // The answer comes: nothing had landed. The transfer goes on.
+  void answer_over(ScriptedRail& rail) {
+    rail.report(*provider_->sink);
+    say(rail,
+        {.kind = ControlMessage::Kind::kFenced, .link = 100, .landed = {internal::Fate::kNever}});
+    EXPECT_THAT(rail.held, testing::Contains(testing::Field(&Slice::transfer, NotifyIs("words"))));
+    rail.report(*provider_->sink);
+    turn();
+    EXPECT_EQ(*worker_->state(transfer_), TransferState::kDone);
+  }
+  static testing::Matcher<const TransferDescriptor*> NotifyIs(const std::string& words) {
+    return testing::Pointee(testing::Field(&TransferDescriptor::notify, words));
+  }
+
+  HelloInfo who_;
+  PeerId peer_;
+  ScriptedRail *first_ = nullptr, *second_ = nullptr, *third_ = nullptr;
+  TransferId transfer_;
+};
+
+TEST_F(LostAnswers, AreAskedForAgainOverARailThatIsLeft) {
+  second_->lose(*provider_->sink, "cut");
+  turn();
+  EXPECT_THAT(questions(*third_), testing::UnorderedElementsAre(100, 101));
+  answer_over(*third_);
+}
+
+TEST_F(LostAnswers, AreAskedForAgainWhenThePeerIsBack) {
+  third_->lose(*provider_->sink, "cut");
+  turn();
+  second_->report(*provider_->sink);  // the questions had arrived
+  turn();
+  second_->lose(*provider_->sink, "cut");
+  turn();
+  ASSERT_EQ(worker_->peer_state(peer_), PeerState::kReconnecting);
+  ScriptedRail* const fresh = another(103);
+  ASSERT_EQ(worker_->peer_state(peer_), PeerState::kUp);
+  EXPECT_THAT(questions(*fresh), testing::UnorderedElementsAre(100, 101, 102));
+  answer_over(*fresh);
+}
+
+// The questions were on a rail that was lost too. That they had arrived says nothing of the
+// answers.
+TEST_F(LostAnswers, AreAskedForAgainWhereTheQuestionHadArrived) {
+  third_->lose(*provider_->sink, "cut");
+  turn();
+  ASSERT_THAT(questions(*second_), testing::UnorderedElementsAre(100, 102));
+  third_ = another(103);
+  second_->lose(*provider_->sink, "cut");
+  turn();
+  EXPECT_THAT(questions(*third_), testing::ElementsAre(101));  // the others may be on their way
+  third_->report(*provider_->sink);
+  say(*third_, {.kind = ControlMessage::Kind::kFenced,
+                .link = 101,
+                .landed = {internal::Fate::kLanded, internal::Fate::kLanded}});
+  EXPECT_THAT(questions(*third_), testing::UnorderedElementsAre(100, 102));
+  answer_over(*third_);
+}
+
+// The target cannot say whether a question of ours had arrived: it is asked as if it had not.
+TEST_F(LostAnswers, AreAskedForAgainWhereTheFateOfTheQuestionIsNotKnown) {
+  third_->lose(*provider_->sink, "cut");
+  turn();
+  third_ = another(103);
+  second_->lose(*provider_->sink, "cut");
+  turn();
+  say(*third_, {.kind = ControlMessage::Kind::kFenced,
+                .link = 101,
+                .landed = {internal::Fate::kUnknown, internal::Fate::kUnknown}});
+  EXPECT_THAT(questions(*third_), testing::UnorderedElementsAre(100, 101, 102));
+  answer_over(*third_);
+}
+
+// However often a peer is lost before it has answered, the questions that wait do not pile up.
+TEST_F(LostAnswers, AreAskedForOnceAtATime) {
+  second_->lose(*provider_->sink, "cut");
+  third_->lose(*provider_->sink, "cut");
+  for (uint64_t link = 110; link < 130; ++link) {
+    ScriptedRail* const fresh = another(link);
+    const std::vector<uint64_t> asked = questions(*fresh);
+    EXPECT_EQ(std::set<uint64_t>(asked.begin(), asked.end()).size(), asked.size());
+    fresh->lose(*provider_->sink, "cut");
+    turn();
+  }
+}
+
 // A slot has a new transfer, and the word that asked for the end of its last one is still there.
 TEST_F(ScriptedPeers, ACancelNeverHitsTheNextTransferOfItsSlot) {
   ScriptedRail* rail = nullptr;

@@ -50,6 +50,7 @@ struct LostRail {
   std::vector<SliceName> named;  // the same, by the names that the peer knows them by
   bool gone = false;             // it has reported all that it had
   Time asked_at = kNever;        // the peer has been asked
+  bool heard = false;            // by the peer: its answer may have been lost with any rail
 };
 
 // How a peer of which all rails were lost is called again.

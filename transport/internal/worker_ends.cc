@@ -1,5 +1,5 @@
-// How transfers end: all of their slices reported, failed, cancelled or past their deadline; and said
-// once.
+// How transfers end: all of their slices reported, failed, cancelled or past their deadline; and
+// said once.
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
@@ -57,10 +57,7 @@ bool Worker::Impl::finish_stopped() {
     }
     if (internal::Peer* peer = find_peer(slot.peer); peer != nullptr) {
       if (slot.credit != 0 && slot.landed < slot.slices) take_credit(*peer, slot.credit);
-      if (slot.control && slot.verdict != TransferState::kDone) {
-        peer->untold += slot.descriptor.increment;
-        owe(*peer);
-      }
+      if (slot.control && slot.verdict != TransferState::kDone) said_in_vain(*peer, slot);
     }
     if (slot.control) {  // others may have waited for the slot
       credits_due |= !creditors.empty();
@@ -80,6 +77,17 @@ bool Worker::Impl::finish_stopped() {
   announcing.store(false, std::memory_order_relaxed);
   if (any) signal();
   return any;
+}
+
+// Words of our own that nobody has heard, or may not have heard.
+void Worker::Impl::said_in_vain(internal::Peer& peer, const internal::TransferSlot& slot) {
+  if (slot.descriptor.counter.index == CounterTable::kCredits) {
+    peer.untold += slot.descriptor.increment;
+    owe(peer);
+  } else if (internal::LostRail* asked = asked_by(peer, slot); asked != nullptr) {
+    asked->asked_at = kNever;
+    ask_about_lost_rails(peer);
+  }
 }
 
 bool Worker::Impl::take_cancels() {

@@ -1,9 +1,9 @@
 // The inside of a worker. Everything here runs under `mutex`, except what is marked lock-free.
 // Split by subject: worker.cc (the public calls), worker_progress.cc (start, progress, sleeping),
-// worker_routes.cc (calling peers), worker_peers.cc (peers that come and go), worker_sessions.cc (rails
-// that were lost, and peers that are called again), worker_failback.cc (better routes than those in
-// use), worker_transfers.cc (transfers as they begin), worker_slices.cc (queues and rails),
-// worker_ends.cc (how transfers end), worker_inbox.cc (what arrives, and credits for it).
+// worker_routes.cc (calling peers), worker_peers.cc (peers that come and go), worker_sessions.cc
+// (rails that were lost, and peers that are called again), worker_failback.cc (better routes than
+// those in use), worker_transfers.cc (transfers as they begin), worker_slices.cc (queues and
+// rails), worker_ends.cc (how transfers end), worker_inbox.cc (what arrives, and credits for it).
 //
 // A round of progress costs what there is to do, not how many peers there are: those with something
 // to do are on lists.
@@ -90,6 +90,8 @@ class Worker::Impl final : public EventSink {
                                 const internal::SliceName& name);
   void settle_all(internal::Peer& peer, const absl::Status& why);
   void ask_about_lost_rails(internal::Peer& peer);
+  void ask_again(internal::Peer& peer);
+  static internal::LostRail* asked_by(internal::Peer& peer, const internal::TransferSlot& slot);
   void say(internal::Peer& peer, const internal::ControlMessage& message);
   bool say_what_waits();
   void hear(internal::Peer& peer, Rail& rail, std::string_view words);
@@ -136,6 +138,7 @@ class Worker::Impl final : public EventSink {
   void stop(uint32_t index, TransferState verdict, absl::Status why);
   void maybe_finish(uint32_t index);
   bool finish_stopped();
+  void said_in_vain(internal::Peer& peer, const internal::TransferSlot& slot);
   bool take_cancels();
   bool expire(Time now);
 

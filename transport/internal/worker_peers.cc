@@ -171,6 +171,7 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
               "%s: lost a rail to %s: %s (%s); %u slices go on over the %u that are left",
               self.name, peer->name, why.message(), rail.properties().route, moved,
               peer->rails.size());
+    ask_again(*peer);
     if (!answering) ask_about_lost_rails(*peer);
     look_for_better(*peer);
     return;

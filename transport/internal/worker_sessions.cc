@@ -58,6 +58,13 @@ void Worker::Impl::settle(const internal::SliceName& name, Fate fate) {
   const bool landed = fate == Fate::kLanded;
   if (landed) ++slot->landed;
   internal::Peer* peer = find_peer(slot->peer);
+  if (landed && slot->control && peer != nullptr) {
+    // What was asked is known to have arrived, of what was answered to it nothing.
+    if (internal::LostRail* asked = asked_by(*peer, *slot); asked != nullptr) {
+      asked->asked_at = kNever;
+      ask_about_lost_rails(*peer);
+    }
+  }
   if (landed || slot->verdict != TransferState::kActive || peer == nullptr) {
     maybe_finish(name.transfer.slot);
     return;
@@ -88,9 +95,30 @@ void Worker::Impl::ask_about_lost_rails(internal::Peer& peer) {
   for (internal::LostRail& rail : peer.lost_rails) {
     if (!rail.gone || rail.asked_at != kNever) continue;
     rail.asked_at = clock.now();
+    rail.heard = false;
     say(peer, {.kind = ControlMessage::Kind::kFence, .link = rail.link, .slices = rail.named});
   }
   set_timer(peer);
+}
+
+// A rail was lost: an answer may have been on it, although the peer has heard that it arrived. A
+// question that has not arrived goes on by itself, as every transfer does, and is not repeated.
+void Worker::Impl::ask_again(internal::Peer& peer) {
+  for (internal::LostRail& rail : peer.lost_rails) {
+    if (rail.heard) rail.asked_at = kNever;
+  }
+}
+
+// The lost rail that words of our own ask about, if that is not known yet.
+internal::LostRail* Worker::Impl::asked_by(internal::Peer& peer,
+                                           const internal::TransferSlot& slot) {
+  if (slot.descriptor.counter.index != CounterTable::kControl) return nullptr;
+  const auto words = ControlMessage::decode(slot.descriptor.notify);
+  if (!words.ok() || words->kind != ControlMessage::Kind::kFence) return nullptr;
+  for (internal::LostRail& rail : peer.lost_rails) {
+    if (rail.link == words->link && rail.asked_at != kNever) return &rail;
+  }
+  return nullptr;
 }
 
 void Worker::Impl::say(internal::Peer& peer, const ControlMessage& message) {
@@ -188,7 +216,7 @@ bool Worker::Impl::answer_questions() {
         return lost.link == question.link && lost.unsettled.empty() && lost.asked_at == kNever;
       });
       ask_about_lost_rails(*peer);
-    } else if (question.link != 0) {
+    } else if (question.link != 0 && !fenced(*peer, question.link)) {
       if (peer->fenced.size() == kMostFenced) peer->fenced.erase(peer->fenced.begin());
       peer->fenced.push_back(question.link);
     }
@@ -240,6 +268,7 @@ void Worker::Impl::peer_resumed(internal::Peer& peer) {
     if (rail.asked_at != kNever) rail.asked_at = clock.now();
   }
   owe(peer);
+  ask_again(peer);
   ask_about_lost_rails(peer);
   // With nothing to ask, whether it still knows this session.
   if (peer.lost_rails.empty()) say(peer, {.kind = ControlMessage::Kind::kFence});

@@ -1,4 +1,5 @@
-// Slices of transfers: queued by peer, striped over its rails, moved to another rail when one fails.
+// Slices of transfers: queued by peer, striped over its rails, moved to another rail when one
+// fails.
 #include <algorithm>
 
 #include "transport/internal/worker_impl.h"
@@ -158,6 +159,9 @@ void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
   if (status.ok()) {
     ++slot->landed;
     if (peer != nullptr) peer->redial.give_up_at = kNever;  // it is there, and knows us
+    if (slot->control && peer != nullptr) {
+      if (internal::LostRail* asked = asked_by(*peer, *slot); asked != nullptr) asked->heard = true;
+    }
   }
   if (internal::RailState* state = peer == nullptr ? nullptr : rail_state(*peer, &rail);
       state != nullptr) {
