@@ -50,8 +50,9 @@ class TestMemory {
 class ShmNode : public ProviderNode {
  public:
   explicit ShmNode(const std::string& name, Settings settings = {},
-                   const std::string& secret = "0123456789abcdef")
-      : ProviderNode("shm", name, std::move(settings), secret) {}
+                   const std::string& secret = "0123456789abcdef",
+                   const Clock& clock = Clock::steady())
+      : ProviderNode("shm", name, std::move(settings), secret, 0, clock) {}
   ~ShmNode() override {
     while (!rails.empty()) rails.back()->close(absl::CancelledError("the test is over"), *this);
     rails.clear();

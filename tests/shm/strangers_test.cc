@@ -1,5 +1,6 @@
 // Sockets of strangers: of other users, and of those who dial and then say nothing. None of them
-// keeps a peer out, and none holds up a round of progress.
+// keeps a peer out, and none holds up a round of progress. And those who dial while this process
+// has no descriptor left.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -7,14 +8,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <vector>
 
+#include "tests/captured_log.h"
+#include "tests/manual_clock.h"
 #include "tests/shm/shm_node.h"
 #include "transport/shm/packet_socket.h"
 
 namespace {
 bool pretend_other_user = false;
-}
+bool pretend_no_descriptors = false;
+size_t accepts_refused = 0;
+}  // namespace
 
 // Stands in for the C library's: whoever dials belongs to another user, if the test says so.
 extern "C" int getsockopt(int fd, int level, int name, void* value, socklen_t* length) noexcept {
@@ -23,6 +29,15 @@ extern "C" int getsockopt(int fd, int level, int name, void* value, socklen_t* l
     ++static_cast<ucred*>(value)->uid;
   }
   return static_cast<int>(result);
+}
+
+extern "C" int accept4(int fd, sockaddr* address, socklen_t* size, int flags) {
+  if (pretend_no_descriptors) {
+    ++accepts_refused;
+    errno = EMFILE;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_accept4, fd, address, size, flags));
 }
 
 namespace baton::shm {
@@ -103,6 +118,53 @@ TEST(Strangers, AreLetInAFewAtATime) {
   }
   pretend_other_user = false;
   EXPECT_LE(most, 16U);
+}
+
+bool readable(int fd) {
+  pollfd query{.fd = fd, .events = POLLIN, .revents = 0};
+  return ::poll(&query, 1, 0) > 0;
+}
+
+// A listener that is readable and cannot be accepted from would keep an idle worker awake for ever.
+TEST(NoDescriptors, NobodySpinsAndThePeerComesInLater) {
+  CapturedLog log(LogLevel::kWarning);
+  ManualClock clock;
+  ShmNode server("server", {}, "0123456789abcdef", clock), client("client");
+  const std::string address = *server.provider->listen();
+  pretend_no_descriptors = true;
+  client.provider->connect({.session = 1, .address = address, .expected = server.self});
+  const auto look = [&] {
+    server.provider->arm();  // the next round looks at the sockets
+    server.progress();
+    client.progress();
+  };
+  for (int round = 0; round < 100; ++round) look();
+  EXPECT_EQ(accepts_refused, 1U);
+  EXPECT_FALSE(readable(server.provider->wait_fd()));  // who sleeps on it sleeps
+  EXPECT_EQ(server.provider->next_timer(), clock.now() + std::chrono::milliseconds(100));
+  for (int pause = 0; pause < 20; ++pause) {
+    clock.advance(std::chrono::milliseconds(100));
+    look();
+  }
+  EXPECT_EQ(accepts_refused, 21U);
+  ASSERT_EQ(log.lines.size(), 1U);  // and not one for each time
+  EXPECT_NE(log.lines[0].find("ulimit -n"), std::string::npos) << log.lines[0];
+
+  pretend_no_descriptors = false;
+  clock.advance(std::chrono::milliseconds(100));
+  EXPECT_TRUE(run_until({&client, &server}, [&] {
+    return !client.rails.empty() && !server.rails.empty();
+  })) << client.failed;
+  // The next time is worth a line of its own.
+  pretend_no_descriptors = true;
+  ShmNode late("late");
+  late.provider->connect({.session = 2, .address = address, .expected = server.self});
+  for (int round = 0; round < 100; ++round) {
+    late.progress();
+    look();
+  }
+  pretend_no_descriptors = false;
+  EXPECT_EQ(log.lines.size(), 2U);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/copy_kernel.h"
+#include "transport/base/log.h"
 #include "transport/settings.h"
 #include "transport/shm/connection.h"
 
@@ -23,9 +24,11 @@ constexpr int kRank = 300;
 constexpr std::string_view kPrefix = "baton-";
 constexpr size_t kMaxUnfinished = 128;  // connections that have not authenticated themselves yet
 constexpr int kAcceptsAtOnce = 16;      // in one round of progress: others wait for the next
-constexpr int kPollEvery = 16;          // rounds of progress between two looks at the sockets
-constexpr size_t kBudget = 1 << 20;     // bytes copied in one round, shared by the connections
-constexpr size_t kAlwaysHot = 16;       // so few connections are looked at in every round
+// For so long nobody looks at a listener that has callers for whom there are no descriptors.
+constexpr Time kLookAway = std::chrono::milliseconds(100);
+constexpr int kPollEvery = 16;       // rounds of progress between two looks at the sockets
+constexpr size_t kBudget = 1 << 20;  // bytes copied in one round, shared by the connections
+constexpr size_t kAlwaysHot = 16;    // so few connections are looked at in every round
 
 constexpr std::array kSettings = {
     Setting{.name = "shm.memfd",
@@ -75,8 +78,7 @@ class ShmProvider final : public Provider {
     auto socket = PacketSocket::listen(name);
     if (!socket.ok()) return socket.status();
     listener_ = *std::move(socket);
-    epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
-    if (epoll_ctl(shared_->epoll.get(), EPOLL_CTL_ADD, listener_.fd(), &event) != 0) {
+    if (!watch_listener()) {
       return absl::UnavailableError(
           absl::StrFormat("the socket of shm cannot be watched: %s", strerror(errno)));
     }
@@ -130,6 +132,9 @@ class ShmProvider final : public Provider {
   bool progress(EventSink& sink) override {
     if (shared_ == nullptr) return refuse(sink);
     bool any = false;
+    if (look_again_ != kNever && context_.clock.now() >= look_again_) {
+      look_again_ = watch_listener() ? kNever : context_.clock.now() + kLookAway;
+    }
     const bool woken = std::exchange(armed_, false);
     std::vector<Connection*>& hot = shared_->hot;
     if (woken) {
@@ -179,7 +184,7 @@ class ShmProvider final : public Provider {
   }
 
   Time next_timer() const override {
-    Time next = kNever;
+    Time next = look_again_;
     if (unfinished_ == 0) return next;
     for (const Connection* connection : shared_->hot) {
       next = std::min(next, connection->next_timer());
@@ -244,13 +249,31 @@ class ShmProvider final : public Provider {
     return any;
   }
 
+  bool watch_listener() {
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
+    return epoll_ctl(shared_->epoll.get(), EPOLL_CTL_ADD, listener_.fd(), &event) == 0;
+  }
+
+  // The listener stays readable: who sleeps would not.
+  void look_away(const absl::Status& why) {
+    epoll_ctl(shared_->epoll.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
+    look_again_ = context_.clock.now() + kLookAway;
+    if (std::exchange(short_of_descriptors_, true)) return;
+    log_event(LogLevel::kWarning, "%s: shm: %s; callers wait until it succeeds", context_.self.name,
+              why.message());
+  }
+
   // Bounded, since anybody on this machine may dial as fast as it can. Other users, who cannot have
   // our memory anyway, take no place; and where the places run out, the one that has been silent
   // for longest goes: a peer that means it is done with its handshake in no time.
   bool accept() {
     for (int i = 0; i < kAcceptsAtOnce; ++i) {
       auto socket = listener_.accept();
-      if (!socket.ok()) return i > 0;
+      if (!socket.ok()) {
+        if (absl::IsResourceExhausted(socket.status())) look_away(socket.status());
+        return i > 0;
+      }
+      short_of_descriptors_ = false;
       if (!socket->peer_is_this_user()) continue;  // closes it
       const auto silent = [](const auto& connection) { return connection->stranger(); };
       const auto waiting = std::count_if(connections_.begin(), connections_.end(), silent);
@@ -273,6 +296,8 @@ class ShmProvider final : public Provider {
   size_t unfinished_ = 0;          // connections that are not up, when last counted
   int rounds_ = 0;
   bool armed_ = false;
+  Time look_again_ = kNever;           // at the listener
+  bool short_of_descriptors_ = false;  // the log knows
 };
 
 }  // namespace
