@@ -5,9 +5,25 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <functional>
 #include <utility>
 
 namespace baton::engine::serve {
+namespace {
+
+void refuse(uint64_t id, const std::function<void(const OutputEvent&)>& on_event, const absl::Status& why) {
+  if (!on_event) return;
+  RequestMetrics metrics;
+  on_event({.id = id,
+            .finished = true,
+            .reason = FinishReason::kError,
+            .status = why,
+            .metrics = &metrics});
+}
+
+absl::Status stopped() { return absl::UnavailableError("the engine has been stopped"); }
+
+}  // namespace
 
 EngineThread::EngineThread(Engine& engine, AdmissionOptions admission)
     : engine_(engine),
@@ -17,10 +33,15 @@ EngineThread::EngineThread(Engine& engine, AdmissionOptions admission)
       thread_([this] { loop(); }) {}
 
 EngineThread::~EngineThread() {
+  stop();
+  close(wake_fd_);
+}
+
+void EngineThread::stop() {
+  if (!thread_.joinable()) return;
   stop_ = true;
   wake();
   thread_.join();
-  close(wake_fd_);
 }
 
 void EngineThread::wake() {
@@ -32,18 +53,27 @@ void EngineThread::wake() {
 uint64_t EngineThread::submit(Request request) {
   const uint64_t id = next_id_++;
   request.id = id;
+  bool ended = false;
   {
     const std::lock_guard lock(mutex_);
-    queued_tokens_ += request.tokens.size();
-    commands_.push_back({.request = std::move(request)});
+    ended = ended_;
+    if (!ended) {
+      queued_tokens_ += request.tokens.size();
+      commands_.push_back({.request = std::move(request)});
+    }
   }
-  wake();
+  if (ended) {
+    refuse(id, request.on_event, stopped());
+  } else {
+    wake();
+  }
   return id;
 }
 
 void EngineThread::abort(uint64_t id) {
   {
     const std::lock_guard lock(mutex_);
+    if (ended_) return;
     commands_.push_back({.is_abort = true, .request = {.id = id}});
   }
   wake();
@@ -102,13 +132,7 @@ bool EngineThread::take_commands() {
     const uint64_t id = command.request.id;
     const auto on_event = command.request.on_event;
     const absl::Status status = engine_.add_request(std::move(command.request));
-    if (status.ok() || !on_event) continue;
-    RequestMetrics metrics;
-    on_event({.id = id,
-              .finished = true,
-              .reason = FinishReason::kError,
-              .status = status,
-              .metrics = &metrics});
+    if (!status.ok()) refuse(id, on_event, status);
   }
   return !commands.empty();
 }
@@ -145,6 +169,20 @@ void EngineThread::loop() {
   }
   take_commands();
   engine_.abort_all();
+  refuse_commands();
+}
+
+// What came since the last look; from here on submit() refuses by itself.
+void EngineThread::refuse_commands() {
+  std::vector<Command> commands;
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    commands.swap(commands_);
+  }
+  for (const Command& command : commands) {
+    if (!command.is_abort) refuse(command.request.id, command.request.on_event, stopped());
+  }
 }
 
 }  // namespace baton::engine::serve

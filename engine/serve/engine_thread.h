@@ -17,7 +17,7 @@ class EngineThread {
  public:
   // `engine` must outlive this object and must not be used by anyone else meanwhile.
   explicit EngineThread(Engine& engine, AdmissionOptions admission = {});
-  // Aborts what is under way and joins.
+  // As stop(). Whoever submits or aborts must be done with this object.
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;
   EngineThread& operator=(const EngineThread&) = delete;
@@ -38,6 +38,10 @@ class EngineThread {
   // Does nothing if the request has ended.
   void abort(uint64_t id);
 
+  // Aborts what is under way and ends the thread. A request that is submitted later is refused:
+  // its only event has FinishReason::kError. May be called again; from one thread at a time.
+  void stop();
+
   EngineStats stats() const;
   kvtransfer::KvConnectorStats connector_stats() const;
   size_t max_context() const { return max_context_; }
@@ -49,6 +53,7 @@ class EngineThread {
   };
   void loop();
   bool take_commands();
+  void refuse_commands();
   void take_notes(bool stepped, Time busy);
   void wake();
 
@@ -64,6 +69,7 @@ class EngineThread {
   kvtransfer::KvConnectorStats connector_stats_;
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> stop_{false};
+  bool ended_ = false;  // nobody takes commands any more
   std::thread thread_;
 };
 

@@ -162,6 +162,16 @@ TEST(Clients, AFailureAfterTheFirstTokenIsNoSuccess) {
   }
 }
 
+TEST(Clients, AStoppedEngineRefuses) {
+  Worker worker;
+  worker.stop_engine();
+  worker.stop_engine();
+  const httplib::Result result = post(worker.port(), request_body());
+  ASSERT_TRUE(result) << httplib::to_string(result.error());
+  EXPECT_EQ(result->status, 503) << result->body;
+  EXPECT_TRUE(absl::StrContains(result->body, "stopped")) << result->body;
+}
+
 TEST(Clients, IdsAreUniqueAcrossWorkers) {
   std::set<std::string> ids;
   for (int i = 0; i < 3; ++i) {

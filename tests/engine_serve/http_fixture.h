@@ -42,7 +42,7 @@ class Worker {
   EngineThread& thread() { return *thread_; }
   http::HttpServer& server() { return *server_; }
   // The engine goes down under its server.
-  void stop_engine() { thread_.reset(); }
+  void stop_engine() { thread_->stop(); }
 
  private:
   std::unique_ptr<Engine> engine_;
