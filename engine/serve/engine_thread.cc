@@ -11,7 +11,8 @@
 namespace baton::engine::serve {
 namespace {
 
-void refuse(uint64_t id, const std::function<void(const OutputEvent&)>& on_event, const absl::Status& why) {
+void refuse(uint64_t id, const std::function<void(const OutputEvent&)>& on_event,
+            const absl::Status& why) {
   if (!on_event) return;
   RequestMetrics metrics;
   on_event({.id = id,
