@@ -95,6 +95,7 @@ enum PointerAttribute : int {
 // CUmemorytype
 inline constexpr unsigned kMemoryTypeHost = 1;
 inline constexpr unsigned kMemoryTypeDevice = 2;
+inline constexpr int kMemoryTypeUnified = 4;  // the address says whose it is
 // CUmemAllocationType, CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags,
 // CUmemAllocationGranularity_flags, CUmemRangeHandleType
 inline constexpr int kAllocationPinned = 1;
@@ -108,6 +109,12 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostPortable = 1;
 inline constexpr unsigned kHostDeviceMap = 2;
+// CUmemcpySrcAccessOrder, CUmemcpyFlags
+inline constexpr int kSourceInStreamOrder = 1;
+inline constexpr unsigned kPreferOverlapWithCompute = 1;
+// CUstreamWaitValue_flags, CUstreamWriteValue_flags
+inline constexpr unsigned kWaitUntilNotBehind = 0;  // cyclically: (int64_t)(*address - value) >= 0
+inline constexpr unsigned kWriteDefault = 0;
 // What cuGetProcAddress says of a name, besides its result.
 inline constexpr int kSymbolVersionNotSufficient = 2;
 
@@ -133,6 +140,30 @@ struct AllocationProperties {
 struct AccessDescription {
   MemoryLocation location;
   int flags = kReadWrite;
+};
+
+// CUmemcpyAttributes
+struct BatchAttributes {
+  int source_order = kSourceInStreamOrder;
+  MemoryLocation from_hint;
+  MemoryLocation to_hint;
+  unsigned flags = 0;
+};
+// CUDA_MEMCPY2D: one side of it twice, and the size.
+struct PlaneSide {
+  size_t x = 0;
+  size_t y = 0;
+  int memory_type = kMemoryTypeUnified;
+  void* host = nullptr;
+  DevicePointer device = 0;
+  void* array = nullptr;
+  size_t pitch = 0;
+};
+struct PlaneCopy {
+  PlaneSide from;
+  PlaneSide to;
+  size_t width = 0;
+  size_t height = 0;
 };
 
 }  // namespace baton::gpudirect

@@ -51,6 +51,8 @@ namespace baton::gpudirect {
   F(cuMemHostRegister, 6050, (void* data, size_t bytes, unsigned flags))                          \
   F(cuMemHostUnregister, 4000, (void* data))                                                      \
   F(cuMemcpyAsync, 4000, (DevicePointer to, DevicePointer from, size_t bytes, Stream stream))     \
+  F(cuMemcpy2DAsync, 3020, (const PlaneCopy* copy, Stream stream))                                \
+  F(cuStreamWaitEvent, 3020, (Stream stream, Event event, unsigned flags))                        \
   F(cuStreamCreateWithPriority, 5050, (Stream * stream, unsigned flags, int priority))            \
   F(cuStreamDestroy, 4000, (Stream stream))                                                       \
   F(cuStreamQuery, 2000, (Stream stream))                                                         \
@@ -67,9 +69,17 @@ namespace baton::gpudirect {
      void** extra))
 
 // Null where the driver is older than they are.
-#define BATON_DRIVER_OPTIONAL(F)            \
-  F(cuFuncLoad, 12040, (Function function)) \
-  F(cuMemGetHandleForAddressRange, 11070,   \
+#define BATON_DRIVER_OPTIONAL(F)                                                         \
+  F(cuFuncLoad, 12040, (Function function))                                              \
+  F(cuMemcpyBatchAsync, 13000,                                                           \
+    (DevicePointer * to, DevicePointer * from, size_t * bytes, size_t count,             \
+     BatchAttributes * attributes, size_t * first_of_attributes, size_t attribute_count, \
+     Stream stream))                                                                     \
+  F(cuStreamWaitValue64, 11070,                                                          \
+    (Stream stream, DevicePointer address, uint64_t value, unsigned flags))              \
+  F(cuStreamWriteValue64, 11070,                                                         \
+    (Stream stream, DevicePointer address, uint64_t value, unsigned flags))              \
+  F(cuMemGetHandleForAddressRange, 11070,                                                \
     (void* handle, DevicePointer at, size_t bytes, int type, unsigned long long flags))
 
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a name that is declared takes none.

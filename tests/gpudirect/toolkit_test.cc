@@ -132,7 +132,22 @@ static_assert(equal(kMemoryTypeHost, CU_MEMORYTYPE_HOST) &&
               equal(kHostPortable, CU_MEMHOSTREGISTER_PORTABLE) &&
               equal(kHostDeviceMap, CU_MEMHOSTREGISTER_DEVICEMAP) &&
               equal(kSymbolVersionNotSufficient, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT));
+static_assert(equal(kMemoryTypeUnified, CU_MEMORYTYPE_UNIFIED) &&
+              equal(kWaitUntilNotBehind, CU_STREAM_WAIT_VALUE_GEQ) &&
+              equal(kWriteDefault, CU_STREAM_WRITE_VALUE_DEFAULT));
+static_assert(sizeof(PlaneCopy) == sizeof(CUDA_MEMCPY2D) &&
+              offsetof(PlaneCopy, from.device) == offsetof(CUDA_MEMCPY2D, srcDevice) &&
+              offsetof(PlaneCopy, from.pitch) == offsetof(CUDA_MEMCPY2D, srcPitch) &&
+              offsetof(PlaneCopy, to.memory_type) == offsetof(CUDA_MEMCPY2D, dstMemoryType) &&
+              offsetof(PlaneCopy, to.device) == offsetof(CUDA_MEMCPY2D, dstDevice) &&
+              offsetof(PlaneCopy, to.pitch) == offsetof(CUDA_MEMCPY2D, dstPitch) &&
+              offsetof(PlaneCopy, height) == offsetof(CUDA_MEMCPY2D, Height));
 #if CUDA_VERSION >= 13000
+static_assert(sizeof(BatchAttributes) == sizeof(CUmemcpyAttributes) &&
+              offsetof(BatchAttributes, to_hint) == offsetof(CUmemcpyAttributes, dstLocHint) &&
+              offsetof(BatchAttributes, flags) == offsetof(CUmemcpyAttributes, flags) &&
+              equal(kSourceInStreamOrder, CU_MEMCPY_SRC_ACCESS_ORDER_STREAM) &&
+              equal(kPreferOverlapWithCompute, CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE));
 static_assert(equal(kHostAllocDmaBuf, CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED));
 #endif
 

@@ -216,6 +216,8 @@ struct FakeCalls {
     if (call.fake.options_.fail_call != 0) {
       call.fake.streams_.clear();
       call.fake.modules_.clear();
+      call.fake.events_.clear();
+      call.fake.pinned_.clear();
     }
     return call.told();
   }
@@ -249,6 +251,8 @@ struct FakeCalls {
     add_fake_memory_calls(all);
     add_fake_stream_calls(all);
     add_fake_launch_calls(all);
+    add_fake_copy_calls(all);
+    add_fake_order_calls(all);
     const auto at = all.find(name);
     *entry = nullptr;
     if (at == all.end() || the_fake->options_.missing.contains(name)) {

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -71,6 +72,8 @@ class FakeDriver {
   void run(size_t operations);  // that many of what is queued, in the order of the seed
   void run_all();
   size_t queued();
+  // What is queued waits for something that nothing queued will bring about.
+  bool stuck();
   // From now on every call fails as on a device that fell off its bus.
   void lose();
 
@@ -101,6 +104,8 @@ class FakeDriver {
   friend struct FakeMemoryCalls;
   friend struct FakeStreamCalls;
   friend struct FakeLaunchCalls;
+  friend struct FakeCopyCalls;
+  friend struct FakeOrderCalls;
   friend class FakeMemoryView;
 
   struct Allocation {
@@ -128,6 +133,19 @@ class FakeDriver {
     uint32_t blocks = 0;
     std::vector<std::byte> arguments;
   };
+  struct Copy {
+    DevicePointer to = 0;
+    DevicePointer from = 0;
+    size_t bytes = 0;
+  };
+  // A wait for an event or a value, or a write of a value: what holds up or moves other streams.
+  struct Order {
+    enum class Kind : uint8_t { kWaitEvent, kWaitValue, kWriteValue } kind;
+    Event event = nullptr;
+    uint64_t recorded = 0;  // the record of the event that is waited for
+    DevicePointer address = 0;
+    uint64_t value = 0;
+  };
   struct Operation {
     uint64_t number = 0;
     DevicePointer to = 0;
@@ -135,6 +153,8 @@ class FakeDriver {
     size_t bytes = 0;
     Event event = nullptr;                                 // recorded, instead of a copy
     std::shared_ptr<const KernelLaunch> launch = nullptr;  // likewise
+    std::vector<Copy> copies = {};                         // likewise: in any order
+    std::optional<Order> order = std::nullopt;             // likewise
   };
   struct EventState {
     uint64_t recorded = 0;  // how often it was put on a stream
@@ -158,6 +178,9 @@ class FakeDriver {
   bool run_one();
   void execute(const Operation& operation);
   void execute(const KernelLaunch& launch);
+  void execute(std::vector<Copy> copies);
+  void execute(const Order& order);
+  bool may_run(const Operation& operation);
 
   const FakeOptions options_;
   std::mutex mutex_;
@@ -210,5 +233,7 @@ void add_fake_calls(FakeEntries& out);
 void add_fake_memory_calls(FakeEntries& out);
 void add_fake_stream_calls(FakeEntries& out);
 void add_fake_launch_calls(FakeEntries& out);
+void add_fake_copy_calls(FakeEntries& out);
+void add_fake_order_calls(FakeEntries& out);
 
 }  // namespace baton::gpudirect

@@ -95,6 +95,10 @@ bool FakeDriver::pending_on(DevicePointer at, size_t bytes) const {
       if (touches(operation.to, operation.bytes) || touches(operation.from, operation.bytes)) {
         return true;
       }
+      for (const Copy& copy : operation.copies) {
+        if (touches(copy.to, copy.bytes) || touches(copy.from, copy.bytes)) return true;
+      }
+      if (operation.order.has_value() && touches(operation.order->address, 8)) return true;
     }
   }
   return false;

@@ -10,7 +10,7 @@ namespace baton::gpudirect {
 bool FakeDriver::run_one() {
   std::vector<std::deque<Operation>*> waiting;
   for (auto& [stream, queue] : streams_) {
-    if (!queue.empty()) waiting.push_back(&queue);
+    if (!queue.empty() && may_run(queue.front())) waiting.push_back(&queue);
   }
   if (waiting.empty()) return false;
   auto* next = waiting[random_() % waiting.size()];
@@ -34,6 +34,8 @@ void FakeDriver::execute(const Operation& operation) {
     return;
   }
   if (operation.launch != nullptr) return execute(*operation.launch);
+  if (!operation.copies.empty()) return execute(operation.copies);
+  if (operation.order.has_value()) return execute(*operation.order);
   const auto side = [&](DevicePointer at) {
     if (pinned(at, operation.bytes))
       return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(at));

@@ -1,0 +1,280 @@
+// Queues lists of pieces by each of the ways.
+#include "gpudirect/copier.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+
+namespace baton::gpudirect {
+namespace {
+
+template <typename T>
+T* pointer_of(DevicePointer at) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(at));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Copier>> Copier::open(const Device& device, const Launcher* launcher,
+                                                     Stream stream) {
+  // Kernels read their lists from the host, by the address that the host has.
+  const bool reads = device.facts().has(kCanUseHostPointerForRegisteredMemory);
+  std::unique_ptr<Copier> copier(new Copier(device, reads ? launcher : nullptr, stream));
+  if (absl::Status status = copier->start(); !status.ok()) return status;
+  return copier;
+}
+
+absl::Status Copier::start() {
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  const Driver& driver = device_.driver();
+  batch_to_.reserve(kMostDescriptors);
+  batch_from_.reserve(kMostDescriptors);
+  batch_bytes_.reserve(kMostDescriptors);
+  const auto make_event = [&](Event& event) {
+    Event made = nullptr;
+    absl::Status status =
+        device_.check(driver.cuEventCreate(&made, kEventDisableTiming), "making an event");
+    if (status.ok()) event = made;
+    return status;
+  };
+  absl::Status status = make_event(waited_);
+  if (!status.ok() || launcher_ == nullptr) return status;
+  auto slab = DeviceSlab::create(device_, kPackBytes, {.rdma = false, .shareable = false});
+  if (!slab.ok()) return slab.status();
+  packing_ = *std::move(slab);
+  list_memory_.resize(kLists * kListPieces);
+  status = device_.check(
+      driver.cuMemHostRegister(list_memory_.data(), list_memory_.size() * sizeof(kernels::Piece),
+                               kHostPortable | kHostDeviceMap),
+      "registering the lists of copies");
+  lists_registered_ = status.ok();
+  for (size_t i = 0; i < kLists && status.ok(); ++i) {
+    lists_[i].pieces = list_memory_.data() + i * kListPieces;
+    status = make_event(lists_[i].after);
+  }
+  return status;
+}
+
+Copier::~Copier() {
+  const Device::Current current(device_);
+  if (!current.status().ok()) return;
+  const Driver& driver = device_.driver();
+  if (waited_ != nullptr) driver.cuEventDestroy(waited_);
+  for (const List& list : lists_) {
+    if (list.after != nullptr) driver.cuEventDestroy(list.after);
+  }
+  if (lists_registered_) driver.cuMemHostUnregister(list_memory_.data());
+}
+
+CopyWays Copier::ways(CopyRoute route, const CopyShape& shape) {
+  CopyWays able = {CopyWay::kSingle};
+  if (route == CopyRoute::kOnDevice || shape.largest <= kMostBytes) able.add(CopyWay::kRows);
+  if (device_.driver().cuMemcpyBatchAsync != nullptr) able.add(CopyWay::kBatch);
+  if (launcher_ != nullptr && free_list() != nullptr) {
+    able.add(CopyWay::kKernel);
+    if (shape.largest <= kPackBytes) able.add(CopyWay::kPacked);
+  }
+  return able & ways_for(route, shape);
+}
+
+Copier::List* Copier::free_list() {
+  for (List& list : lists_) {
+    if (!list.used || device_.driver().cuEventQuery(list.after) == kSuccess) {
+      list.used = false;
+      return &list;
+    }
+  }
+  return nullptr;
+}
+
+absl::Status Copier::copy(CopyRoute route, absl::Span<const CopyPiece> pieces) {
+  if (absl::Status status = device_.alive(); !status.ok()) return status;
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  merged_.clear();
+  merge_pieces(pieces, merged_);
+  const CopyShape shape = shape_of(merged_);
+  if (shape.pieces == 0) return absl::OkStatus();
+  return run(cheapest(table_, route, shape, ways(route, shape)), route, merged_);
+}
+
+absl::Status Copier::copy_by(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces) {
+  if (absl::Status status = device_.alive(); !status.ok()) return status;
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  merged_.clear();
+  merge_pieces(pieces, merged_);
+  const CopyShape shape = shape_of(merged_);
+  if (shape.pieces == 0) return absl::OkStatus();
+  if (!ways(route, shape).has(way)) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "this list cannot be copied %s by '%s': the list has no such shape, or the device, its "
+        "driver or this build no such way",
+        name_of(route), name_of(way)));
+  }
+  return run(way, route, merged_);
+}
+
+std::string Copier::explain(CopyRoute route, absl::Span<const CopyPiece> pieces) {
+  const Device::Current current(device_);
+  merged_.clear();
+  merge_pieces(pieces, merged_);
+  const CopyShape shape = shape_of(merged_);
+  return gpudirect::explain(table_, route, shape, ways(route, shape));
+}
+
+absl::Status Copier::run(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces) {
+  switch (way) {
+    case CopyWay::kSingle:
+      return run_single(route, pieces);
+    case CopyWay::kRows:
+      return run_rows(route, pieces);
+    case CopyWay::kBatch:
+      return run_batch(route, pieces);
+    case CopyWay::kPacked:
+    case CopyWay::kKernel:
+      break;
+  }
+  const absl::StatusOr<size_t> done =
+      way == CopyWay::kPacked ? run_packed(route, pieces) : run_kernel(pieces);
+  if (!done.ok() || *done == pieces.size()) return done.status();
+  // All lists are in use: the rest goes without a kernel.
+  const absl::Span<const CopyPiece> rest = pieces.subspan(*done);
+  const CopyShape shape = shape_of(rest);
+  CopyWays plain = {CopyWay::kSingle, CopyWay::kRows, CopyWay::kBatch};
+  return run(cheapest(table_, route, shape, plain & ways(route, shape)), route, rest);
+}
+
+absl::Status Copier::run_single(CopyRoute route, absl::Span<const CopyPiece> pieces) {
+  const size_t most = route == CopyRoute::kOnDevice ? SIZE_MAX : kMostBytes;
+  for (const CopyPiece& piece : pieces) {
+    for (size_t at = 0; at < piece.bytes;) {
+      const size_t bytes = std::min(most, piece.bytes - at);
+      absl::Status status = device_.check(
+          device_.driver().cuMemcpyAsync(piece.to + at, piece.from + at, bytes, stream_),
+          "a copy of a piece");
+      if (!status.ok()) return status;
+      at += bytes;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Copier::run_rows(CopyRoute route, absl::Span<const CopyPiece> pieces) {
+  const size_t width = pieces[0].bytes;
+  const size_t most = route == CopyRoute::kOnDevice ? pieces.size() : kMostBytes / width;
+  PlaneCopy plane;
+  plane.width = width;
+  plane.from.pitch = pieces.size() > 1 ? pieces[1].from - pieces[0].from : width;
+  plane.to.pitch = pieces.size() > 1 ? pieces[1].to - pieces[0].to : width;
+  for (size_t i = 0; i < pieces.size(); i += most) {
+    plane.from.device = pieces[i].from;
+    plane.to.device = pieces[i].to;
+    plane.height = std::min(most, pieces.size() - i);
+    absl::Status status =
+        device_.check(device_.driver().cuMemcpy2DAsync(&plane, stream_), "a copy of rows");
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Copier::flush_batch() {
+  if (batch_to_.empty()) return absl::OkStatus();
+  // In the stream's order: reading earlier has copied what was not yet written.
+  BatchAttributes attributes{.flags = kPreferOverlapWithCompute};
+  size_t first = 0;
+  const Result result =
+      device_.driver().cuMemcpyBatchAsync(batch_to_.data(), batch_from_.data(), batch_bytes_.data(),
+                                          batch_to_.size(), &attributes, &first, 1, stream_);
+  batch_to_.clear();
+  batch_from_.clear();
+  batch_bytes_.clear();
+  return device_.check(result, "a batch of copies");
+}
+
+absl::Status Copier::run_batch(CopyRoute route, absl::Span<const CopyPiece> pieces) {
+  const size_t most = route == CopyRoute::kOnDevice ? SIZE_MAX : kMostBytes;
+  size_t batched = 0;  // bytes; a batch runs as a whole
+  for (const CopyPiece& piece : pieces) {
+    for (size_t at = 0; at < piece.bytes;) {
+      const size_t bytes = std::min(most, piece.bytes - at);
+      if (batch_to_.size() == kMostDescriptors || (batched > 0 && bytes > most - batched)) {
+        if (absl::Status status = flush_batch(); !status.ok()) return status;
+        batched = 0;
+      }
+      batch_to_.push_back(piece.to + at);
+      batch_from_.push_back(piece.from + at);
+      batch_bytes_.push_back(bytes);
+      at += bytes;
+      batched += bytes;
+    }
+  }
+  return flush_batch();
+}
+
+absl::Status Copier::launch(List& list, size_t count, size_t largest) {
+  const auto chunks =
+      static_cast<uint32_t>((largest + kernels::kChunkBytes - 1) / kernels::kChunkBytes);
+  constexpr uint64_t kWarps = 8;  // of a block
+  const kernels::CopyPieces arguments{list.pieces, static_cast<uint32_t>(count), chunks};
+  absl::Status status =
+      launcher_->copy_pieces(arguments, (count * chunks + kWarps - 1) / kWarps, stream_);
+  if (!status.ok()) return status;
+  list.used = true;
+  return device_.check(device_.driver().cuEventRecord(list.after, stream_), "marking a launch");
+}
+
+absl::StatusOr<size_t> Copier::run_kernel(absl::Span<const CopyPiece> pieces) {
+  for (size_t i = 0; i < pieces.size();) {
+    List* const list = free_list();
+    if (list == nullptr) return i;
+    const size_t count = std::min(kListPieces, pieces.size() - i);
+    size_t largest = 0;
+    for (size_t j = 0; j < count; ++j) {
+      const CopyPiece& piece = pieces[i + j];
+      list->pieces[j] = {pointer_of<const std::byte>(piece.from), pointer_of<std::byte>(piece.to),
+                         piece.bytes};
+      largest = std::max(largest, piece.bytes);
+    }
+    if (absl::Status status = launch(*list, count, largest); !status.ok()) return status;
+    i += count;
+  }
+  return pieces.size();
+}
+
+absl::StatusOr<size_t> Copier::run_packed(CopyRoute route, absl::Span<const CopyPiece> pieces) {
+  const DevicePointer packed = packing_->span().data;
+  for (size_t i = 0; i < pieces.size();) {
+    List* const list = free_list();
+    if (list == nullptr) return i;
+    size_t count = 0, bytes = 0, largest = 0;
+    for (; i + count < pieces.size() && count < kListPieces; ++count) {
+      const CopyPiece& piece = pieces[i + count];
+      if (bytes + piece.bytes > kPackBytes) break;
+      list->pieces[count] = route == CopyRoute::kToHost
+                                ? kernels::Piece{pointer_of<const std::byte>(piece.from),
+                                                 pointer_of<std::byte>(packed + bytes), piece.bytes}
+                                : kernels::Piece{pointer_of<const std::byte>(packed + bytes),
+                                                 pointer_of<std::byte>(piece.to), piece.bytes};
+      bytes += piece.bytes;
+      largest = std::max(largest, piece.bytes);
+    }
+    // The stream's order: packed before it is copied, copied before the next is packed.
+    absl::Status status;
+    if (route == CopyRoute::kToHost) {
+      status = launch(*list, count, largest);
+      const CopyPiece all{packed, pieces[i].to, bytes};
+      if (status.ok()) status = run_single(route, {&all, 1});
+    } else {
+      const CopyPiece all{pieces[i].from, packed, bytes};
+      status = run_single(route, {&all, 1});
+      if (status.ok()) status = launch(*list, count, largest);
+    }
+    if (!status.ok()) return status;
+    i += count;
+  }
+  return pieces.size();
+}
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,98 @@
+// Copies lists of pieces on a stream, each list the way that is cheapest for it (planner.h).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "gpudirect/device.h"
+#include "gpudirect/device_memory.h"
+#include "gpudirect/launcher.h"
+#include "gpudirect/planner.h"
+
+namespace baton::gpudirect {
+
+// For one thread at a time. Device, launcher and stream outlive it; when it ends, nothing that it
+// queued may still be running.
+class Copier {
+ public:
+  // Takes 4 MiB of the device and half a MiB of registered host memory where there are kernels.
+  // `launcher` may be null: then everything is copied without kernels. The stream is one of the
+  // device's, never the legacy one; what is queued there runs in order.
+  static absl::StatusOr<std::unique_ptr<Copier>> open(const Device& device,
+                                                      const Launcher* launcher, Stream stream);
+  ~Copier();
+  Copier(const Copier&) = delete;
+  Copier& operator=(const Copier&) = delete;
+
+  // Queues the copies of a list, by the cheapest way that can be taken now, and returns: neither
+  // the call nor the list is needed when it has returned. No two pieces write the same bytes, and
+  // none writes what another reads. To and from the host no single copy is larger than 4 MiB: the
+  // copy engine serves in order, and urgent copies wait for what is before them. After an error
+  // part of the list may still be copied.
+  absl::Status copy(CopyRoute route, absl::Span<const CopyPiece> pieces);
+  // The same by a given way; FailedPrecondition where the list or the device has no such way.
+  absl::Status copy_by(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
+
+  // Fills the table by trying, in about 100 ms of the device's time; blocks. Until then, and where
+  // a test sets a table, what is set.
+  absl::Status measure(int tries = 3);
+  void set_table(const CopyTable& table) { table_ = table; }
+  const CopyTable& table() const { return table_; }
+
+  // What copy() would choose among, and what each is taken to cost.
+  std::string explain(CopyRoute route, absl::Span<const CopyPiece> pieces);
+
+  static constexpr size_t kMostBytes = 4 << 20;     // of one copy to or from the host
+  static constexpr size_t kMostDescriptors = 1024;  // of one batch: more have crashed drivers
+  static constexpr size_t kPackBytes = 4 << 20;     // packed at a time
+  static constexpr size_t kListPieces = 4096;       // of one launch
+  static constexpr size_t kLists = 4;               // launches whose lists are still needed
+
+ private:
+  struct List {
+    kernels::Piece* pieces = nullptr;
+    Event after = nullptr;  // the launch that reads it
+    bool used = false;
+  };
+
+  Copier(const Device& device, const Launcher* launcher, Stream stream)
+      : device_(device), launcher_(launcher), stream_(stream) {}
+  absl::Status start();
+  CopyWays ways(CopyRoute route, const CopyShape& shape);
+  List* free_list();
+  absl::Status run(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
+  absl::Status run_single(CopyRoute route, absl::Span<const CopyPiece> pieces);
+  absl::Status run_rows(CopyRoute route, absl::Span<const CopyPiece> pieces);
+  absl::Status run_batch(CopyRoute route, absl::Span<const CopyPiece> pieces);
+  absl::Status flush_batch();
+  // These two say how many pieces they have queued: fewer than all when no list is free.
+  absl::StatusOr<size_t> run_packed(CopyRoute route, absl::Span<const CopyPiece> pieces);
+  absl::StatusOr<size_t> run_kernel(absl::Span<const CopyPiece> pieces);
+  absl::Status launch(List& list, size_t count, size_t largest);
+  absl::Status wait();
+  absl::StatusOr<double> time(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
+  absl::StatusOr<CopyCost> time_size(CopyWay way, CopyRoute route, size_t size,
+                                     DevicePointer device, DevicePointer host);
+
+  const Device& device_;
+  const Launcher* const launcher_;
+  const Stream stream_;
+  CopyTable table_;
+  std::unique_ptr<DeviceSlab> packing_;
+  std::vector<kernels::Piece> list_memory_;
+  bool lists_registered_ = false;
+  std::array<List, kLists> lists_;
+  Event waited_ = nullptr;
+  int tries_ = 1;  // of a measurement, of which the shortest counts
+  std::vector<CopyPiece> merged_;
+  std::vector<DevicePointer> batch_to_, batch_from_;
+  std::vector<size_t> batch_bytes_;
+};
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,103 @@
+// Which way a list of pieces is copied fastest, from or to or on a device.
+//
+// Small pieces are what costs: each descriptor of a copy takes half a microsecond of a processor
+// and the copy engine's time, a kernel gathers them at the memory's rate but occupies the device.
+// Which is best changes with the size of the pieces, their number and the device, so it is looked
+// up in a table that is measured when the device is opened (copier.h).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "gpudirect/cuda_types.h"
+
+namespace baton::gpudirect {
+
+// Contiguous at both ends. Host memory is registered with the driver.
+struct CopyPiece {
+  DevicePointer from = 0;
+  DevicePointer to = 0;
+  size_t bytes = 0;
+};
+
+enum class CopyRoute : uint8_t { kToHost, kToDevice, kOnDevice };
+inline constexpr size_t kCopyRoutes = 3;
+
+enum class CopyWay : uint8_t {
+  kSingle,  // a copy for each piece
+  kRows,    // one copy of rows: pieces of one size, at equal distances
+  kBatch,   // calls with many descriptors
+  kPacked,  // a kernel packs or unpacks on the device, the copy engine moves one piece
+  kKernel,  // a kernel does it all, over the host's link too
+};
+inline constexpr size_t kCopyWays = 5;
+std::string_view name_of(CopyRoute route);
+std::string_view name_of(CopyWay way);
+
+// A set of ways.
+class CopyWays {
+ public:
+  constexpr CopyWays() = default;
+  constexpr CopyWays(std::initializer_list<CopyWay> ways) {
+    for (const CopyWay way : ways) add(way);
+  }
+  constexpr void add(CopyWay way) { bits_ |= 1u << static_cast<unsigned>(way); }
+  constexpr bool has(CopyWay way) const { return (bits_ >> static_cast<unsigned>(way) & 1) != 0; }
+  constexpr CopyWays operator&(CopyWays other) const {
+    other.bits_ &= bits_;
+    return other;
+  }
+
+ private:
+  unsigned bits_ = 0;
+};
+
+// What a way costs, for pieces of some sizes: so many nanoseconds, and so many for each piece.
+struct CopyCost {
+  double start = 0;
+  double piece = 0;
+};
+struct CopyTable {
+  static constexpr std::array<size_t, 6> kSizes = {1 << 10,  4 << 10,   16 << 10,
+                                                   64 << 10, 256 << 10, 1 << 20};
+  std::array<std::array<std::array<CopyCost, kSizes.size()>, kCopyWays>, kCopyRoutes> costs{};
+
+  CopyCost& at(CopyRoute route, CopyWay way, size_t size) {
+    return costs[static_cast<size_t>(route)][static_cast<size_t>(way)][size];
+  }
+  // Between two sizes a straight line; smaller pieces cost what the smallest do, and larger ones
+  // more in proportion to their bytes.
+  double nanoseconds(CopyRoute route, CopyWay way, size_t pieces, size_t bytes) const;
+};
+
+// What matters of a list: after neighbours were merged.
+struct CopyShape {
+  size_t pieces = 0;
+  size_t bytes = 0;
+  size_t largest = 0;        // piece
+  bool rows = false;         // of one size, at equal distances at both ends that are no less
+  bool from_in_row = false;  // the sources follow each other without gaps: one piece
+  bool to_in_row = false;
+};
+CopyShape shape_of(absl::Span<const CopyPiece> pieces);
+
+// Appends to `out`, with neighbours at both ends made one; empty pieces are left out.
+void merge_pieces(absl::Span<const CopyPiece> pieces, std::vector<CopyPiece>& out);
+
+// The ways that a list of this shape can go.
+CopyWays ways_for(CopyRoute route, const CopyShape& shape);
+
+// The cheapest of `ways`, which has one at least. Of equals the first in CopyWay's order.
+CopyWay cheapest(const CopyTable& table, CopyRoute route, const CopyShape& shape, CopyWays ways);
+
+// "512 pieces, 2097152 bytes, to host: packed 60.1 us, batch 210.0 us, single 402.5 us"; the
+// cheapest first.
+std::string explain(const CopyTable& table, CopyRoute route, const CopyShape& shape, CopyWays ways);
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,108 @@
+// What orders the fake's streams: waits for events and values, and writes of values.
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+
+// Whether nothing holds up this operation, the next of its stream.
+bool FakeDriver::may_run(const Operation& operation) {
+  if (!operation.order.has_value()) return true;
+  const Order& order = *operation.order;
+  if (order.kind == Order::Kind::kWaitEvent) {
+    const auto event = events_.find(order.event);
+    return event == events_.end() || event->second.happened >= order.recorded;
+  }
+  if (order.kind == Order::Kind::kWriteValue) return true;
+  if (!pinned(order.address, 8)) return true;  // a violation, when it runs
+  uint64_t now = 0;
+  std::memcpy(&now, reinterpret_cast<const void*>(static_cast<uintptr_t>(order.address)), 8);
+  return static_cast<int64_t>(now - order.value) >= 0;
+}
+
+void FakeDriver::execute(const Order& order) {
+  if (order.kind == Order::Kind::kWaitEvent) return;
+  if (!pinned(order.address, 8)) {
+    violate("cuStreamWaitValue64", "its memory went away before it ran");
+    return;
+  }
+  if (order.kind == Order::Kind::kWriteValue) {
+    auto* const word = reinterpret_cast<uint64_t*>(static_cast<uintptr_t>(order.address));
+    __atomic_store_n(word, order.value, __ATOMIC_RELEASE);
+  }
+}
+
+bool FakeDriver::stuck() {
+  const std::lock_guard lock(mutex_);
+  bool any = false;
+  for (const auto& [stream, queue] : streams_) {
+    if (queue.empty()) continue;
+    any = true;
+    if (may_run(queue.front())) return false;
+  }
+  return any;
+}
+
+struct FakeOrderCalls {
+  using Needs = FakeCall::Needs;
+  using Order = FakeDriver::Order;
+
+  static Result queue(const FakeCall& call, Stream stream, const Order& order) {
+    const auto on = call.fake.streams_.find(stream);
+    if (on == call.fake.streams_.end()) {
+      call.violate(stream == nullptr ? "on the legacy stream" : "no such stream");
+      return kInvalidHandle;
+    }
+    on->second.push_back({.number = call.fake.next_operation_++, .order = order});
+    return kSuccess;
+  }
+
+  static Result wait_event(Stream stream, Event event, unsigned flags) {
+    const FakeCall call("cuStreamWaitEvent", Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto found = call.fake.events_.find(event);
+    if (found == call.fake.events_.end() || flags != 0) {
+      call.violate("no such event, or unknown flags");
+      return kInvalidHandle;
+    }
+    return queue(
+        call, stream,
+        {.kind = Order::Kind::kWaitEvent, .event = event, .recorded = found->second.recorded});
+  }
+
+  static Result value(const char* name, Order::Kind kind, Stream stream, DevicePointer address,
+                      uint64_t value, unsigned flags) {
+    const FakeCall call(name, Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto able = call.fake.options_.attributes.find(kStreamMemOps64);
+    if (able == call.fake.options_.attributes.end() || able->second == 0) {
+      call.violate("the device has no memory operations of 64 bits");
+      return kNotSupported;
+    }
+    if (address % 8 != 0 || flags != 0 || !call.fake.pinned(address, 8)) {
+      call.violate(absl::StrCat("at ", absl::Hex(address),
+                                ": not aligned, not registered, or unknown flags"));
+      return kInvalidValue;
+    }
+    return queue(call, stream, {.kind = kind, .address = address, .value = value});
+  }
+  static Result wait_value(Stream stream, DevicePointer address, uint64_t wanted, unsigned flags) {
+    return value("cuStreamWaitValue64", Order::Kind::kWaitValue, stream, address, wanted, flags);
+  }
+  static Result write_value(Stream stream, DevicePointer address, uint64_t written,
+                            unsigned flags) {
+    return value("cuStreamWriteValue64", Order::Kind::kWriteValue, stream, address, written, flags);
+  }
+};
+
+void add_fake_order_calls(FakeEntries& out) {
+  const auto add = [&](const char* name, auto* function, int version) {
+    out[name] = {reinterpret_cast<void*>(function), version};
+  };
+  add("cuStreamWaitEvent", FakeOrderCalls::wait_event, 3020);
+  add("cuStreamWaitValue64", FakeOrderCalls::wait_value, 11070);
+  add("cuStreamWriteValue64", FakeOrderCalls::write_value, 11070);
+}
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,329 @@
+// The planner: shapes, prices and choices; and over the fake, that every way moves the same bytes.
+#include "gpudirect/planner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gpudirect/copier.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr CopyWay kAll[] = {CopyWay::kSingle, CopyWay::kRows, CopyWay::kBatch, CopyWay::kPacked,
+                            CopyWay::kKernel};
+constexpr CopyRoute kRoutes[] = {CopyRoute::kToHost, CopyRoute::kToDevice, CopyRoute::kOnDevice};
+
+// Every way costs `dear` but one.
+CopyTable favour(CopyWay cheap) {
+  CopyTable table;
+  for (const CopyRoute route : kRoutes) {
+    for (const CopyWay way : kAll) {
+      for (size_t size = 0; size < CopyTable::kSizes.size(); ++size) {
+        table.at(route, way, size) = way == cheap ? CopyCost{1, 1} : CopyCost{1000, 10};
+      }
+    }
+  }
+  return table;
+}
+
+TEST(Planner, NeighboursBecomeOnePiece) {
+  std::vector<CopyPiece> out;
+  merge_pieces(
+      std::vector<CopyPiece>{{0, 100, 10}, {10, 110, 5}, {15, 120, 5}, {7, 7, 0}, {20, 125, 1}},
+      out);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[0].bytes, 15u);
+  EXPECT_EQ(out[1].bytes, 6u);
+}
+
+TEST(Planner, ShapesSayWhichWaysThereAre) {
+  const std::vector<CopyPiece> even = {{0, 1000, 10}, {30, 1010, 10}, {60, 1020, 10}};
+  CopyShape shape = shape_of(even);
+  EXPECT_TRUE(shape.rows && shape.to_in_row && !shape.from_in_row);
+  EXPECT_EQ(shape.bytes, 30u);
+  EXPECT_TRUE(ways_for(CopyRoute::kToHost, shape).has(CopyWay::kPacked));
+  EXPECT_FALSE(ways_for(CopyRoute::kToDevice, shape).has(CopyWay::kPacked));
+  EXPECT_FALSE(ways_for(CopyRoute::kOnDevice, shape).has(CopyWay::kPacked));
+  shape = shape_of(std::vector<CopyPiece>{{0, 1000, 10}, {30, 1010, 10}, {50, 1020, 10}});
+  EXPECT_FALSE(shape.rows);
+  shape = shape_of(std::vector<CopyPiece>{{60, 1000, 10}, {30, 1010, 10}, {0, 1020, 10}});
+  EXPECT_FALSE(shape.rows) << "backwards";
+  shape = shape_of(std::vector<CopyPiece>{{0, 1000, 10}, {30, 1010, 11}});
+  EXPECT_FALSE(shape.rows) << "of two sizes";
+}
+
+TEST(Planner, PricesLieBetweenThoseOfTheTable) {
+  CopyTable table;
+  for (size_t size = 0; size < CopyTable::kSizes.size(); ++size) {
+    table.at(CopyRoute::kToHost, CopyWay::kBatch, size) = {
+        100, static_cast<double>(CopyTable::kSizes[size]) / 1024};
+  }
+  const auto price = [&](size_t pieces, size_t size) {
+    return table.nanoseconds(CopyRoute::kToHost, CopyWay::kBatch, pieces, pieces * size);
+  };
+  EXPECT_DOUBLE_EQ(price(10, 1024), 110);
+  EXPECT_DOUBLE_EQ(price(10, 16), 110) << "no cheaper than the smallest of the table";
+  EXPECT_DOUBLE_EQ(price(10, 2560), 125);
+  EXPECT_DOUBLE_EQ(price(2, 8 << 20), 100 + 2 * 8192);
+  EXPECT_EQ(price(0, 0), 0);
+}
+
+TEST(Planner, TheCheapestIsChosenWhereItCanBeTaken) {
+  const CopyShape rows{
+      .pieces = 8, .bytes = 8192, .largest = 1024, .rows = true, .to_in_row = true};
+  for (const CopyWay way : kAll) {
+    EXPECT_EQ(cheapest(favour(way), CopyRoute::kToHost, rows, ways_for(CopyRoute::kToHost, rows)),
+              way);
+  }
+  const CopyShape uneven{.pieces = 8, .bytes = 8000, .largest = 1024};
+  EXPECT_NE(cheapest(favour(CopyWay::kRows), CopyRoute::kToHost, uneven,
+                     ways_for(CopyRoute::kToHost, uneven)),
+            CopyWay::kRows);
+  EXPECT_THAT(explain(favour(CopyWay::kPacked), CopyRoute::kToHost, rows,
+                      ways_for(CopyRoute::kToHost, rows)),
+              HasSubstr("8 pieces, 8192 bytes, to host: packed 0.0 us, single 1.1 us"));
+}
+
+class CopierTest : public testing::Test {
+ protected:
+  static constexpr size_t kBytes = 10 << 20;  // at each end: more than is packed at a time
+
+  explicit CopierTest(FakeOptions options = {.memory_bytes = 64 << 20}) : fake_(options) {
+    device_ = *Device::open(FakeDriver::driver(), 0);
+    launcher_ = *Launcher::load(*device_, FakeDriver::image());
+    auto copier = Copier::open(*device_, launcher_.get(), device_->stream(Direction::kToHost));
+    EXPECT_TRUE(copier.ok()) << copier.status();
+    copier_ = *std::move(copier);
+    memory_ = fake_.allocate(2 * kBytes);
+    host_.resize(kBytes);
+    const Device::Current current(*device_);
+    EXPECT_EQ(device_->driver().cuMemHostRegister(host_.data(), kBytes, kHostPortable), kSuccess);
+  }
+  ~CopierTest() override {
+    fake_.run_all();
+    {
+      const Device::Current current(*device_);
+      device_->driver().cuMemHostUnregister(host_.data());
+    }
+    fake_.free(memory_);
+    copier_.reset();
+    launcher_.reset();
+    device_.reset();
+    EXPECT_THAT(fake_.finish(), IsEmpty());
+  }
+  DevicePointer from(CopyRoute route) const {
+    return route == CopyRoute::kToDevice ? address(host_) : memory_;
+  }
+  DevicePointer to(CopyRoute route) const {
+    return route == CopyRoute::kToHost ? address(host_) : memory_ + kBytes;
+  }
+  static DevicePointer address(const std::string& host) {
+    return static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(host.data()));
+  }
+  // The bytes at an end, and other ones there.
+  std::string bytes_at(DevicePointer at) {
+    return at == address(host_) ? host_ : fake_.read(at, kBytes);
+  }
+  void fill(DevicePointer at, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::string bytes(kBytes, '\0');
+    for (size_t i = 0; i < kBytes; i += 8) {
+      const uint64_t word = random();
+      std::copy_n(reinterpret_cast<const char*>(&word), 8, &bytes[i]);
+    }
+    if (at == address(host_)) {
+      std::copy(bytes.begin(), bytes.end(), host_.begin());
+    } else {
+      fake_.write(at, bytes);
+    }
+  }
+  // Copies and compares with a copy on the host.
+  void expect_copied(CopyRoute route, const std::vector<CopyPiece>& pieces, const CopyWay* way) {
+    const std::string source = bytes_at(from(route));
+    std::string wanted = bytes_at(to(route));
+    for (const CopyPiece& piece : pieces) {
+      source.copy(&wanted[piece.to - to(route)], piece.bytes, piece.from - from(route));
+    }
+    const absl::Status status =
+        way == nullptr ? copier_->copy(route, pieces) : copier_->copy_by(*way, route, pieces);
+    ASSERT_TRUE(status.ok()) << status;
+    fake_.run_all();
+    EXPECT_TRUE(bytes_at(to(route)) == wanted);
+  }
+
+  FakeDriver fake_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Launcher> launcher_;
+  std::unique_ptr<Copier> copier_;
+  DevicePointer memory_ = 0;
+  std::string host_;
+};
+
+// Pages of one size in any order at the source, in a row at the target.
+std::vector<CopyPiece> pages(DevicePointer from, DevicePointer to, size_t page, size_t count,
+                             std::mt19937_64& random) {
+  std::vector<CopyPiece> out(count);
+  for (size_t i = 0; i < count; ++i) out[i] = {from + 2 * i * page, to + i * page, page};
+  for (size_t i = count; i > 1; --i) std::swap(out[i - 1].from, out[random() % i].from);
+  return out;
+}
+
+TEST_F(CopierTest, EveryWayMovesTheSameBytes) {
+  std::mt19937_64 random(1);
+  for (const CopyRoute route : kRoutes) {
+    fill(from(route), 1);
+    for (const CopyWay way : kAll) {
+      fill(to(route), 2);
+      std::vector<CopyPiece> pieces = pages(from(route), to(route), 4096, 1100, random);
+      if (way == CopyWay::kRows) {
+        std::sort(pieces.begin(), pieces.end(),
+                  [](const CopyPiece& a, const CopyPiece& b) { return a.from < b.from; });
+        for (size_t i = 0; i < pieces.size(); ++i) pieces[i].to = to(route) + i * 4096;
+      }
+      if (route == CopyRoute::kToDevice) {  // packed where the host's side is in a row
+        for (CopyPiece& piece : pieces) {
+          const DevicePointer place = piece.from - from(route);
+          piece.from = from(route) + (piece.to - to(route));
+          piece.to = to(route) + place;
+        }
+      }
+      if (way == CopyWay::kPacked && route == CopyRoute::kOnDevice) {
+        EXPECT_EQ(copier_->copy_by(way, route, pieces).code(),
+                  absl::StatusCode::kFailedPrecondition);
+        continue;
+      }
+      SCOPED_TRACE(std::string(name_of(route)) + " by " + std::string(name_of(way)));
+      expect_copied(route, pieces, &way);
+    }
+  }
+  EXPECT_LE(fake_.largest_copy(), Copier::kMostBytes);
+}
+
+// Lists of any shape, on every route, with tables that favour one way or the other.
+TEST_F(CopierTest, AnyListIsCopiedWhateverTheTableSays) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    const CopyRoute route = kRoutes[seed % 3];
+    copier_->set_table(favour(kAll[seed / 3 % 5]));
+    std::vector<CopyPiece> pieces;
+    const size_t most = size_t{1} << (4 + random() % 14);
+    DevicePointer target = to(route) + random() % 64;
+    for (size_t i = 0; i < 1 + random() % 700; ++i) {
+      const size_t bytes = random() % most;
+      const bool next = !pieces.empty() && random() % 3 == 0;  // a neighbour
+      const DevicePointer source = next ? pieces.back().from + pieces.back().bytes
+                                        : from(route) + random() % (kBytes - 2 * most);
+      if (source + bytes > from(route) + kBytes || target + bytes > to(route) + kBytes) break;
+      pieces.push_back({source, target, bytes});
+      target += bytes + (seed % 2 == 0 ? 0 : random() % 40);
+    }
+    fill(from(route), seed + 100);
+    expect_copied(route, pieces, nullptr);
+  }
+}
+
+TEST_F(CopierTest, WhatTheTableFavoursIsCalled) {
+  std::mt19937_64 random(3);
+  const std::vector<CopyPiece> pieces =
+      pages(from(CopyRoute::kToHost), to(CopyRoute::kToHost), 2048, 64, random);
+  const auto calls = [&](CopyWay way) {
+    copier_->set_table(favour(way));
+    const std::vector<uint64_t> before = {fake_.calls_of("cuMemcpyAsync"),
+                                          fake_.calls_of("cuMemcpyBatchAsync"),
+                                          fake_.calls_of("cuLaunchKernel")};
+    EXPECT_TRUE(copier_->copy(CopyRoute::kToHost, pieces).ok());
+    fake_.run_all();
+    return std::vector<uint64_t>{fake_.calls_of("cuMemcpyAsync") - before[0],
+                                 fake_.calls_of("cuMemcpyBatchAsync") - before[1],
+                                 fake_.calls_of("cuLaunchKernel") - before[2]};
+  };
+  EXPECT_EQ(calls(CopyWay::kSingle), (std::vector<uint64_t>{64, 0, 0}));
+  EXPECT_EQ(calls(CopyWay::kBatch), (std::vector<uint64_t>{0, 1, 0}));
+  EXPECT_EQ(calls(CopyWay::kPacked), (std::vector<uint64_t>{1, 0, 1}));
+  EXPECT_EQ(calls(CopyWay::kKernel), (std::vector<uint64_t>{0, 0, 1}));
+}
+
+// Five launches, and lists for four: the last goes without.
+TEST_F(CopierTest, WhenAllListsAreInUseItGoesWithoutKernels) {
+  copier_->set_table(favour(CopyWay::kKernel));
+  const CopyRoute route = CopyRoute::kOnDevice;
+  fill(from(route), 1);
+  const std::string source = bytes_at(from(route));
+  for (size_t i = 0; i < 12; ++i) {
+    const std::vector<CopyPiece> two = {
+        {from(route) + i * 4096, to(route) + i * 4096, 100},
+        {from(route) + i * 4096 + 200, to(route) + i * 4096 + 300, 100}};
+    ASSERT_TRUE(copier_->copy(route, two).ok());
+  }
+  fake_.run_all();
+  for (size_t i = 0; i < 12; ++i) {
+    EXPECT_EQ(fake_.read(to(route) + i * 4096, 100), source.substr(i * 4096, 100));
+    EXPECT_EQ(fake_.read(to(route) + i * 4096 + 300, 100), source.substr(i * 4096 + 200, 100));
+  }
+}
+
+TEST_F(CopierTest, MeasuringFillsTheTable) {
+  ASSERT_TRUE(copier_->measure(1).ok());
+  for (const CopyRoute route : kRoutes) {
+    for (const CopyWay way : kAll) {
+      const double cost = copier_->table().nanoseconds(route, way, 10, 10 << 14);
+      EXPECT_EQ(cost >= 1e18, route == CopyRoute::kOnDevice && way == CopyWay::kPacked);
+      EXPECT_GT(cost, 0);
+    }
+  }
+}
+
+TEST(Copier, WithoutKernelsAndBatchesItCopiesPieceByPiece) {
+  FakeDriver fake({.missing = {"cuMemcpyBatchAsync"}});
+  {
+    const auto device = Device::open(FakeDriver::driver(), 0);
+    const DevicePointer memory = fake.allocate(4 << 20);
+    auto copier = Copier::open(**device, nullptr, (*device)->stream(Direction::kToHost));
+    ASSERT_TRUE(copier.ok()) << copier.status();
+    const std::vector<CopyPiece> pieces = {{memory, memory + 4096, 10},
+                                           {memory + 20, memory + 9000, 30}};
+    EXPECT_EQ((*copier)->explain(CopyRoute::kOnDevice, pieces),
+              "2 pieces, 40 bytes, on device: single 0.0 us");
+    fake.write(memory, "0123456789");
+    EXPECT_TRUE((*copier)->copy(CopyRoute::kOnDevice, pieces).ok());
+    fake.run_all();
+    EXPECT_EQ(fake.read(memory + 4096, 10), "0123456789");
+    fake.free(memory);
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+TEST(Copier, AnErrorAtEveryCallOfOpeningLeavesNothingBehind) {
+  const auto open = [](uint64_t fail_call, uint64_t* calls) {
+    FakeDriver fake({.fail_call = fail_call});
+    {
+      const auto device = Device::open(FakeDriver::driver(), 0);
+      if (device.ok()) {
+        const auto launcher = Launcher::load(**device, FakeDriver::image());
+        if (launcher.ok()) {
+          Copier::open(**device, launcher->get(), (*device)->stream(Direction::kToHost))
+              .IgnoreError();
+        }
+      }
+    }
+    if (calls != nullptr) *calls = fake.calls();
+    EXPECT_THAT(fake.finish(), IsEmpty()) << "call " << fail_call;
+  };
+  uint64_t calls = 0;
+  open(0, &calls);
+  for (uint64_t k = 2; k <= calls; ++k) open(k, nullptr);
+}
+
+}  // namespace
+}  // namespace baton::gpudirect
