@@ -200,7 +200,10 @@ class Schedule {
       Side& side = sides_[i];
       if (asleep_[i] > 0 && asleep_[i]-- > 0) continue;
       any |= side.worker->progress();
-      while (auto event = side.worker->next_peer_event()) side.peer = event->peer;
+      while (auto event = side.worker->next_peer_event()) {
+        side.peer = event->peer;
+        if (event->kind == PeerEvent::Kind::kDown) other_left(i);
+      }
       while (side.worker->next_notification(notification_)) {
         Item& item = items_[std::stoul(notification_.payload)];
         EXPECT_EQ(item.target(), i);
@@ -229,6 +232,16 @@ class Schedule {
     std::fill(target, target + kBlock, kReused);
   }
 
+  // disconnect() waits for nobody: what was on its way may land until this side knows.
+  void other_left(size_t side) {
+    for (Item& item : items_) {
+      if (item.ended && item.from != side && item.op == Op::kWrite &&
+          absl::IsUnavailable(item.result)) {
+        item.at_end.assign(block(side, item, true), kBlock);
+      }
+    }
+  }
+
   static void on_end(void* context, TransferId, const absl::Status& status) {
     Item& item = *static_cast<Item*>(context);
     Schedule& schedule = *item.schedule;
@@ -246,9 +259,9 @@ class Schedule {
     SCOPED_TRACE(testing::Message() << "transfer " << item.number << ": " << item.result);
     const std::string now(block(item.target(), item, true), kBlock);
     if (item.notified != 0) {
-      EXPECT_EQ(now, std::string(kBlock, kReused)) << "landed in memory that had been reused";
+      EXPECT_TRUE(now == std::string(kBlock, kReused)) << "landed in memory that had been reused";
     } else {
-      EXPECT_EQ(now, item.at_end) << "bytes moved after the end";
+      EXPECT_TRUE(now == item.at_end) << "bytes moved after the end";
       for (size_t i = 0; item.result.ok() && i < item.bytes; ++i) {
         ASSERT_EQ(now[i], byte_of(seed_, item.number, i)) << i;
       }
