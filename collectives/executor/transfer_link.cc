@@ -14,13 +14,21 @@ absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worke
   absl::StatusOr<Block> slots = memory.allocate(slot_bytes * kSlots * kAllLanes);
   if (!slots.ok()) return slots.status();
   link->slots_ = *slots;
+  absl::StatusOr<Block> eager = memory.allocate(kEagerBytes * kSlots * kAllLanes);
+  if (!eager.ok()) return eager.status();
+  link->eager_ = *eager;
   for (uint32_t lane = 0; lane < kAllLanes; ++lane) {
     for (uint32_t slot = 0; slot <= kSlots; ++slot) {
       absl::StatusOr<CounterId> counter = worker.allocate_counter();
       if (!counter.ok()) return counter.status();
       (slot < kSlots ? link->arrived_[lane][slot] : link->room_[lane]) = *counter;
     }
-    for (Outgoing& outgoing : link->outgoing_[lane]) outgoing.link = link.get();
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
+      Outgoing& outgoing = link->outgoing_[lane][slot];
+      outgoing.link = link.get();
+      const size_t at = (lane * kSlots + slot) * kEagerBytes;
+      outgoing.eager = {eager->data + at, kEagerBytes, eager->region, eager->offset + at};
+    }
   }
   return link;
 }
@@ -37,6 +45,7 @@ TransferLink::~TransferLink() {
     }
   }
   if (slots_.data != nullptr) memory_.free(slots_);
+  if (eager_.data != nullptr) memory_.free(eager_);
 }
 
 void TransferLink::cancel() {
@@ -67,44 +76,57 @@ absl::StatusOr<TransferLink::Offer> TransferLink::offer() const {
   return offer;
 }
 
+// Where the wire takes the bytes from. A small message is copied, so that its call may end before
+// it has arrived.
+bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments& source,
+                                 TransferRequest& request) {
+  Outgoing& outgoing = outgoing_[lane][number % kSlots];
+  const size_t length = source.total();
+  outgoing.copied = length <= kEagerBytes;
+  if (length == 0) return true;
+  const Memory::Region* region = outgoing.copied ? nullptr : memory_.find(source);
+  if (region != nullptr && source.contiguous()) {
+    request.local = region->local;
+    request.local_layout =
+        Layout::contiguous(static_cast<size_t>(source.data - region->local.base), length);
+  } else {
+    // Strided data is packed here: the wire carries long runs only.
+    Block& staging = outgoing.copied ? outgoing.eager : outgoing.staging;
+    if (staging.data == nullptr) {
+      absl::StatusOr<Block> made = memory_.allocate(slot_bytes_);
+      if (!made.ok()) return false;
+      staging = *made;
+    }
+    copy({staging.data, length, 1, 0}, source);
+    request.local = staging.region;
+    request.local_layout = Layout::contiguous(staging.offset, length);
+  }
+  request.remote = theirs_.slots;
+  request.remote_layout = Layout::contiguous(theirs_.offset + slot_offset(lane, number), length);
+  return true;
+}
+
 uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag& tag) {
   const uint64_t number = sent_[lane] + 1;
   Outgoing& outgoing = outgoing_[lane][number % kSlots];
   // Room at the receiver, and the transfer that used this slot before has ended.
-  if (number > kSlots && worker_.counter_value(room_[lane]) + kSlots < number) return 0;
+  if (number > kSlots && room(lane) + kSlots < number) return 0;
   if (outgoing.done.load(std::memory_order_acquire) != outgoing.number) return 0;
 
-  const size_t length = source.total();
   TransferRequest request;
   request.op = Op::kWrite;
   request.peer = peer_;
-  if (length > 0) {
-    Segments place = source;
-    const Memory::Region* region = memory_.find(place);
-    // Strided data is packed here: the wire carries long runs only.
-    if (region == nullptr || !place.contiguous()) {
-      if (outgoing.staging.data == nullptr) {
-        absl::StatusOr<Block> staging = memory_.allocate(slot_bytes_);
-        if (!staging.ok()) return 0;
-        outgoing.staging = *staging;
-      }
-      place = {outgoing.staging.data, length, 1, 0};
-      copy(place, source);
-      region = memory_.find(place);
-    }
-    request.local = region->local;
-    request.local_layout =
-        Layout::contiguous(static_cast<size_t>(place.data - region->local.base), length);
-    request.remote = theirs_.slots;
-    request.remote_layout = Layout::contiguous(theirs_.offset + slot_offset(lane, number), length);
-  }
+  if (!choose_source(lane, number, source, request)) return 0;
   request.counter = theirs_.arrived[lane][number % kSlots];
-  char announcement[1 + sizeof(CallDescriptor)];
+  char text[1 + sizeof(Announcement)];
   uint64_t& announced = announced_[lane == kPointToPointLane ? 1 : 0];
-  if (announced != tag.call->sequence) {
-    announcement[0] = 'c';
-    std::memcpy(announcement + 1, tag.call, sizeof(CallDescriptor));
-    request.notify = std::string_view(announcement, sizeof announcement);
+  const bool first = announced != tag.call->sequence;
+  if (first) {
+    const Announcement ours{*tag.call, lane,
+                            static_cast<uint32_t>(taken_[lane] - given_back_[lane])};
+    text[0] = 'c';
+    std::memcpy(text + 1, &ours, sizeof ours);
+    request.notify = std::string_view(text, sizeof text);
   }
   request.on_end = &TransferLink::on_end;
   request.context = &outgoing;
@@ -123,9 +145,19 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
     return 0;
   }
   outgoing.id = *id;
+  submitted_ = true;
   announced = tag.call->sequence;
+  if (first) given_back_[lane] = taken_[lane];
   sent_[lane] = number;
   return number;
+}
+
+void TransferLink::announced(const Announcement& theirs) {
+  if (theirs.lane >= kAllLanes) return;
+  announced_room_[theirs.lane] += theirs.given_back;
+  if (theirs.lane == kPointToPointLane) {
+    peer_calls_[theirs.call.sequence % kCallsAhead] = theirs.call;
+  }
 }
 
 void TransferLink::on_end(void* context, TransferId, const absl::Status& status) {
@@ -141,8 +173,11 @@ void TransferLink::on_end(void* context, TransferId, const absl::Status& status)
 }
 
 bool TransferLink::delivered(uint32_t lane, uint64_t number) {
-  if (outgoing_[lane][number % kSlots].done.load(std::memory_order_acquire) < number) return false;
-  return lane != kPointToPointLane || worker_.counter_value(room_[lane]) >= number;
+  const Outgoing& outgoing = outgoing_[lane][number % kSlots];
+  // A later message has taken this one's slot only after this one had arrived.
+  const bool ours_again = outgoing.number > number || (outgoing.number == number && outgoing.copied);
+  if (!ours_again && outgoing.done.load(std::memory_order_acquire) < number) return false;
+  return lane != kPointToPointLane || room(lane) >= number;
 }
 
 bool TransferLink::peek(uint32_t lane, size_t expected, const CallTag& tag, Segments& message,
@@ -184,7 +219,10 @@ bool TransferLink::consume(uint32_t lane) {
   absl::StatusOr<TransferId> id = worker_.submit(request);
   if (!id.ok() && sender_waits) return false;
   taken_[lane] = taken;
-  if (id.ok()) given_back_[lane] = taken;  // else with the next one
+  if (id.ok()) {
+    submitted_ = true;
+    given_back_[lane] = taken;  // else with the next one
+  }
   return true;
 }
 

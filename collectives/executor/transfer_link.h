@@ -2,10 +2,14 @@
 // that slot says that it is there.
 //
 // The sender needs no order between transfers, nor between rails: every slot has a counter of its
-// own, and holds one message at a time. The receiver gives slots back by raising a counter of the
-// sender's, for every other message. The first message of a call carries the call's descriptor, so
-// that a peer that called something else is found out. A point-to-point message is taken only once
-// its descriptor is here and fits, and the sender hears of that through the same counter.
+// own, and holds one message at a time. The first message of a call carries the call's descriptor, so
+// that a peer that called something else is found out, and with it the slots of its lane that have
+// been read. Where nothing goes back, the receiver gives slots back by raising a counter of the
+// sender's, for every other message. A point-to-point message is taken only once its descriptor is
+// here and fits, and the sender hears of that through the same counter.
+//
+// A small message is copied when it is sent: its call need not wait until it has arrived. Whoever
+// leaves does (unsettled()).
 #pragma once
 
 #include <array>
@@ -15,6 +19,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "collectives/executor/control_block.h"
@@ -28,6 +33,17 @@ class TransferLink final : public Link {
  public:
   static constexpr uint32_t kSlots = 4;  // of a lane
   static_assert(kSlots >= schedules::kMessagesAhead + 1, "slots come back two by two");
+
+  // Messages of up to so many bytes are copied when they are sent.
+  static constexpr size_t kEagerBytes = 4096;
+
+  // What the first message of a call says beside its bytes.
+  struct Announcement {
+    CallDescriptor call;
+    uint32_t lane = 0;
+    uint32_t given_back = 0;  // messages of the other side's in this lane that have been read since
+  };
+  static_assert(sizeof(Announcement) == sizeof(CallDescriptor) + 8);
 
   // What the other side must know before it can send: travels once.
   struct Offer {
@@ -47,8 +63,12 @@ class TransferLink final : public Link {
   ~TransferLink() override;
   absl::StatusOr<Offer> offer() const;
   void set_offer(const Offer& theirs) { theirs_ = theirs; }
-  // The peer has begun to send this point-to-point call to us.
-  void announced(const CallDescriptor& call) { peer_calls_[call.sequence % kCallsAhead] = call; }
+  // The peer's first message of a call to us.
+  void announced(const Announcement& theirs);
+  // Whether anything was submitted since the last question, and waits for the worker to advance.
+  bool take_submitted() { return std::exchange(submitted_, false); }
+  // Whether anything is on its way: a small message may be, though its call has ended.
+  bool unsettled() const { return open_.load(std::memory_order_acquire) != 0; }
 
   uint64_t send(uint32_t lane, const Segments& source, const CallTag& tag) override;
   bool delivered(uint32_t lane, uint64_t number) override;
@@ -67,14 +87,21 @@ class TransferLink final : public Link {
   struct Outgoing {
     std::atomic<uint64_t> done{0};  // number of the last message of this slot that has ended
     uint64_t number = 0;
+    bool copied = false;  // its source may be written again
     TransferId id;
-    Block staging;
+    Block eager;    // a part of the link's
+    Block staging;  // made when first needed
     TransferLink* link = nullptr;
   };
 
   TransferLink(Worker& worker, Memory& memory, PeerId peer, size_t slot_bytes)
       : worker_(worker), memory_(memory), peer_(peer), slot_bytes_(slot_bytes) {}
   static void on_end(void* context, TransferId id, const absl::Status& status);
+  bool choose_source(uint32_t lane, uint64_t number, const Segments& source,
+                     TransferRequest& request);
+  uint64_t room(uint32_t lane) const {
+    return worker_.counter_value(room_[lane]) + announced_room_[lane];
+  }
   size_t slot_offset(uint32_t lane, uint64_t number) const {
     return (lane * kSlots + number % kSlots) * slot_bytes_;
   }
@@ -84,9 +111,12 @@ class TransferLink final : public Link {
   const PeerId peer_;
   const size_t slot_bytes_;
   Block slots_;
+  Block eager_;  // kEagerBytes for each slot of each lane
   std::array<std::array<CounterId, kSlots>, kAllLanes> arrived_{};
   std::array<CounterId, kAllLanes> room_{};
   Offer theirs_;
+  std::array<uint64_t, kAllLanes> announced_room_{};  // given back by announcements
+  bool submitted_ = false;
 
   std::array<uint64_t, kAllLanes> sent_{};
   std::array<uint64_t, kAllLanes> taken_{};

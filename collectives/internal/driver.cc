@@ -42,7 +42,12 @@ bool Driver::advance() {
   }
   bool any = *moved;
   const bool any_transfer = needs_.mesh.any_transfer();
-  if (any_transfer || (!any && ++turns_ % kTurnsPerTick == 0)) any |= tick();
+  // A call that has ended and has nothing to send leaves the worker in peace: a round of progress
+  // costs system calls.
+  const bool over = needs_.calls.any_done();
+  if (any_transfer ? needs_.mesh.submitted() || !over : !any && ++turns_ % kTurnsPerTick == 0) {
+    any |= tick();
+  }
   if (absl::Status status = needs_.mesh.publish_regions(); !status.ok()) {
     needs_.failure.fail(status, needs_.mesh.rank(), true);
   }

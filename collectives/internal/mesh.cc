@@ -25,6 +25,8 @@ namespace {
 constexpr size_t kSlotBudget = size_t{512} << 20;
 constexpr size_t kLeastSlot = 64 << 10;
 constexpr Time kLeaving = std::chrono::milliseconds(50);  // for the goodbyes of others
+// For others to take what calls that have ended left for them.
+constexpr Time kSettling = std::chrono::seconds(60);
 
 std::string host_name() {
   char name[256] = "";
@@ -323,13 +325,12 @@ void Mesh::on_control_message(Member& member, std::string_view bytes) {
       member.bye = true;
       return;
     case ControlMessage::kCall: {
-      executor::CallDescriptor call;
-      if (body.size() != sizeof call) return;
-      std::memcpy(&call, body.data(), sizeof call);
-      if (call.collective != static_cast<uint8_t>(Collective::kSendReceive)) {
-        listener_.on_control_message(rank_of(member), kind, body);
-      } else if (member.transfer != nullptr) {
-        member.transfer->announced(call);
+      TransferLink::Announcement theirs;
+      if (body.size() != sizeof theirs || member.transfer == nullptr) return;
+      std::memcpy(&theirs, body.data(), sizeof theirs);
+      member.transfer->announced(theirs);
+      if (theirs.call.collective != static_cast<uint8_t>(Collective::kSendReceive)) {
+        listener_.on_control_message(rank_of(member), kind, body.substr(0, sizeof theirs.call));
       }
       return;
     }
@@ -380,14 +381,30 @@ void Mesh::nap(Time longest) {
   ppoll(&fd, 1, &timeout, nullptr);
 }
 
+bool Mesh::submitted() {
+  bool any = false;
+  for (Member& member : members_) any |= member.transfer != nullptr && member.transfer->take_submitted();
+  return any;
+}
+
+// Calls may have ended whose last messages are still on their way to ranks that are busy.
+bool Mesh::unsettled() const {
+  return std::any_of(members_.begin(), members_.end(), [](const Member& member) {
+    return member.up && !member.bye && member.transfer != nullptr &&
+           member.transfer->status().ok() && member.transfer->unsettled();
+  });
+}
+
 // Ranks mostly leave together: a moment's wait spares them looking into a peer that has gone.
 void Mesh::leave() {
   if (worker_ == nullptr || ranks_ == 1) return;
   leaving_ = true;
   if (control_ != nullptr) control_->ended.store(1, std::memory_order_seq_cst);
   tell_all(ControlMessage::kBye, "");
-  const Time end = now() + kLeaving;
-  while (now() < end) {
+  const Time begin = now();
+  const Time end = begin + kLeaving;
+  const Time settled_by = begin + std::min(options_.timeout, kSettling);
+  while (now() < (unsettled() ? std::max(end, settled_by) : end)) {
     const bool any = worker_->progress();
     drain();
     bool alone = worker_->stats().open_transfers == 0;

@@ -24,7 +24,7 @@ namespace baton::collectives::internal {
 // What ranks tell each other besides data: the first byte of a notification.
 enum class ControlMessage : char {
   kWake = 'w',      // look at your links
-  kCall = 'c',      // CallDescriptor: what I called
+  kCall = 'c',      // TransferLink::Announcement: what I called
   kView = 'v',      // one byte: whether I can map your memory
   kOffer = 'o',     // TransferLink::Offer
   kBye = 'b',       // I leave, in order
@@ -80,8 +80,9 @@ class Mesh {
 
   // Returns once every link can be used.
   absl::Status start();
-  // Says goodbye, so that nobody takes the silence for a death, and waits a moment for the goodbyes
-  // of others. After this the listener hears of nobody who goes down.
+  // Says goodbye, so that nobody takes the silence for a death, and waits until what is on its way
+  // has arrived (at most as long as a call may take), and a moment for the goodbyes of others. After
+  // this the listener hears of nobody who goes down.
   void leave();
 
   uint32_t rank() const { return rank_; }
@@ -98,6 +99,8 @@ class Mesh {
 
   // Some link needs the worker to advance.
   bool any_transfer() const { return any_transfer_; }
+  // Since the last question a link has submitted something that the worker has yet to send.
+  bool submitted();
   // More ranks than cores on this machine.
   bool crowded() const { return crowded_; }
   uint32_t node_size() const { return node_size_; }
@@ -129,6 +132,7 @@ class Mesh {
   }
   void on_control_message(Member& member, std::string_view bytes);
   void on_events();
+  bool unsettled() const;
 
   CommunicatorOptions& options_;
   Listener& listener_;

@@ -1,11 +1,13 @@
 // The executor over the simulated fabric, in virtual time: two rails between any two ranks, with
 // loss, repetition, overtaking and rails that go down, and the right bytes at the end.
+#include <cstring>
 #include <numeric>
 
 #include "collectives/executor/executor.h"
 #include "collectives/executor/transfer_link.h"
 #include "gtest/gtest.h"
 #include "tests/sanitized.h"
+#include "transport/address.h"
 #include "transport/sim/fabric.h"
 #include "transport/worker.h"
 
@@ -102,6 +104,7 @@ class SimGroup {
           bool idle = true;
           for (auto& executor : executors_) {
             bool any = true;
+            hear();
             while (any) {
               auto moved = executor->advance();
               EXPECT_TRUE(moved.ok()) << moved.status();
@@ -118,12 +121,46 @@ class SimGroup {
   }
 
  private:
+  // Announcements say which slots have been read.
+  void hear() {
+    Notification note;
+    for (uint32_t a = 0; a < ranks_; ++a) {
+      while (const auto event = workers_[a]->next_peer_event()) {
+        if (event->kind == PeerEvent::Kind::kUp) met_.push_back({a, event->peer, event->uid});
+      }
+      while (workers_[a]->next_notification(note)) {
+        TransferLink::Announcement theirs;
+        ASSERT_EQ(note.payload.size(), 1 + sizeof theirs);
+        std::memcpy(&theirs, note.payload.data() + 1, sizeof theirs);
+        links_[a][rank_of(a, note.peer)]->announced(theirs);
+      }
+    }
+  }
+
+  // Both have connected, so each knows the other as two peers.
+  uint32_t rank_of(uint32_t at, PeerId peer) const {
+    for (const Met& met : met_) {
+      if (met.at != at || !(met.peer == peer)) continue;
+      for (uint32_t r = 0; r < ranks_; ++r) {
+        if (Address::decode(workers_[r]->address())->uid == met.uid) return r;
+      }
+    }
+    ADD_FAILURE() << "a notification of a peer that never came up";
+    return at == 0 ? 1 : 0;
+  }
+
+  struct Met {
+    uint32_t at;
+    PeerId peer;
+    WorkerUid uid;
+  };
   sim::SimFabric fabric_;
   const uint32_t ranks_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::unique_ptr<executor::Memory>> memories_;
   std::vector<std::vector<std::unique_ptr<TransferLink>>> links_;
   std::vector<std::unique_ptr<executor::Executor>> executors_;
+  std::vector<Met> met_;
   uint64_t sequence_ = 0;
 };
 

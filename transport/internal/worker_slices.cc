@@ -9,6 +9,8 @@ namespace {
 
 constexpr uint32_t kNone = internal::TransferSlot::kNone;
 constexpr uint32_t kMaxReposts = 1000;
+constexpr size_t kTiny = 256;  // bytes of a transfer
+constexpr uint32_t kFew = 8;
 
 size_t slice_begin(const internal::TransferSlot& slot, uint32_t index) {
   return index * slot.slice_bytes;
@@ -43,7 +45,8 @@ internal::RailState* Worker::Impl::rail_state(internal::Peer& peer, const Rail* 
   return nullptr;
 }
 
-// Of those of the best provider, the one that would be done with another slice first.
+// Of those of the best provider, the one that would be done with another slice first. The smallest
+// stay on the first as long as little is under way there: what answers them goes the same way.
 internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
                                              const internal::TransferSlot& slot) {
   internal::RailState* best = nullptr;
@@ -53,6 +56,10 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
     const Rail::Properties& properties = state.rail->properties();
     if ((state.full && state.outstanding > 0) || state.outstanding >= properties.depth) continue;
     if (peer.rails.size() == 1) return &state;
+    if (&state == peer.rails.data() && slot.descriptor.bytes <= kTiny && state.outstanding < kFew &&
+        state.outstanding_bytes <= kFew * kTiny) {
+      return &state;
+    }
     if (on_device(regions, slot.descriptor) &&
         !state.rail->moves(regions.entries()[slot.descriptor.local_region]).ok()) {
       continue;

@@ -193,7 +193,7 @@ void TcpRail::on_write_landed(EventSink& sink) {
     if (failing_) return;
   }
   answer(framed::FrameType::kWriteAck, frame, incoming_.error);
-  if (frame.slice_bytes <= kUrgentBytes && incoming_.error.ok()) {
+  if (frame.slice_bytes <= AckHold::kBytes && incoming_.error.ok()) {
     hold_.queued(shared_->round, shared_->now);
   } else {
     at_once_ = true;
