@@ -1,5 +1,6 @@
 // What a small message costs in system calls, counted where they leave the process.
 #include <linux/sockios.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -10,12 +11,14 @@
 #include "tests/tcp/tcp_pair.h"
 #include "transport/net/endpoint.h"
 #include "transport/tcp/ack_hold.h"
+#include "transport/tcp/rail.h"
 
 namespace {
 struct Calls {
   uint64_t sends = 0;     // that moved something
   uint64_t receives = 0;  // the same
   uint64_t questions = 0;
+  uint64_t polls = 0;
   int socket = -1;  // that was last sent to
 };
 Calls calls;
@@ -32,6 +35,10 @@ extern "C" ssize_t recvmsg(int fd, msghdr* message, int flags) {
   const ssize_t moved = syscall(SYS_recvmsg, fd, message, flags);
   calls.receives += moved > 0 ? 1 : 0;
   return moved;
+}
+extern "C" int epoll_wait(int fd, epoll_event* events, int most, int timeout) {
+  ++calls.polls;
+  return static_cast<int>(syscall(SYS_epoll_pwait, fd, events, most, timeout, nullptr, 0));
 }
 extern "C" int getsockopt(int fd, int level, int name, void* value, socklen_t* size) noexcept {
   ++calls.questions;
@@ -86,8 +93,31 @@ TEST_F(SmallMessages, EachCostsOneSendAndOneReceive) {
   EXPECT_EQ(calls.sends, 2u * kTimes) << "acknowledgements ride on data";
   EXPECT_LE(calls.receives, 2u * kTimes);
   EXPECT_EQ(calls.questions, 0u) << "nobody asks for TCP_INFO, nor for an error just after polling";
+  EXPECT_LE(calls.polls, kTimes / 2u) << "each side polls in one of 16 of its rounds";
+  EXPECT_GE(calls.polls, 2u * kTimes / 16) << "for all the other sockets";
   EXPECT_EQ(a_.done.size() + b_.done.size() - done, 2u * kTimes) << "each was acknowledged";
   EXPECT_TRUE(a_.down.empty() && b_.down.empty());
+}
+
+TEST_F(SmallMessages, AQuietSocketIsPolledAgain) {
+  ping_pong(TcpRail::kHotFrom + 1);
+  clock_.advance(std::chrono::milliseconds(1));
+  calls = Calls();
+  constexpr uint64_t kRounds = 100;
+  for (uint64_t i = 0; i < kRounds; ++i) b_.progress();
+  EXPECT_EQ(calls.polls, kRounds);
+}
+
+// What was queued before a reset belongs to transfers that its sender has given up.
+TEST_F(SmallMessages, NothingIsReadDirectlyAfterAPause) {
+  ping_pong(TcpRail::kHotFrom + 1);
+  const size_t before = b_.landed.size();
+  post(a_, *to_b_);
+  a_.progress();
+  a_.rails[0]->close(absl::UnavailableError("lost"), a_);
+  clock_.advance(std::chrono::milliseconds(1));
+  EXPECT_TRUE(run_until({&b_}, [&] { return !b_.down.empty(); }));
+  EXPECT_EQ(b_.landed.size(), before);
 }
 
 // Where nothing follows, the first ones are not held at all.

@@ -56,13 +56,13 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
     const Rail::Properties& properties = state.rail->properties();
     if ((state.full && state.outstanding > 0) || state.outstanding >= properties.depth) continue;
     if (peer.rails.size() == 1) return &state;
-    if (&state == peer.rails.data() && slot.descriptor.bytes <= kTiny && state.outstanding < kFew &&
-        state.outstanding_bytes <= kFew * kTiny) {
-      return &state;
-    }
     if (on_device(regions, slot.descriptor) &&
         !state.rail->moves(regions.entries()[slot.descriptor.local_region]).ok()) {
       continue;
+    }
+    if (&state == peer.rails.data() && slot.descriptor.bytes <= kTiny && state.outstanding < kFew &&
+        state.outstanding_bytes <= kFew * kTiny) {
+      return &state;
     }
     const size_t bytes =
         state.outstanding_bytes + std::min(slot.slice_bytes, slot.descriptor.bytes);

@@ -156,6 +156,27 @@ absl::Status TcpProvider::remove_region(const RegionEntry& region, EventSink&) {
   return absl::OkStatus();
 }
 
+// Whether the poller need not be asked: small messages come one after the other over a socket or
+// two, and those are read without asking. All others wait for a few rounds, or for the next sleep.
+bool TcpProvider::read_directly() {
+  constexpr uint32_t kPollEvery = 16;
+  constexpr size_t kMost = 2;
+  size_t hot = 0;
+  if (!look_ && !acceptor_.busy() && shared_->round % kPollEvery != 0) {
+    for (const TcpRail* rail : shared_->active) hot += rail != nullptr && rail->hot() ? 1 : 0;
+  }
+  const bool directly = hot > 0 && hot <= kMost;
+  for (TcpRail* rail : shared_->active) {
+    if (rail == nullptr || !rail->hot()) continue;
+    if (directly) {
+      rail->read_directly();
+    } else {
+      rail->looked_at();
+    }
+  }
+  return directly;
+}
+
 bool TcpProvider::progress(EventSink& sink) {
   if (!capabilities_.available) return acceptor_.progress(sink);
   // While there is nobody to talk to, system calls now and then are enough: a worker whose peers
@@ -164,11 +185,14 @@ bool TcpProvider::progress(EventSink& sink) {
   const bool alone = !acceptor_.busy() && shared_->rails == 0;
   if (alone && !look_ && ++rounds_ < kLookEvery) return false;
   rounds_ = 0;
-  look_ = false;
   ++shared_->round;
   const Time now = shared_->now = shared_->context.clock.now();
-  bool any = shared_->poller->poll();
-  for (void* owner : shared_->poller->noticed()) static_cast<TcpRail*>(owner)->activate();
+  bool any = false;
+  if (!read_directly()) {
+    any = shared_->poller->poll();
+    for (void* owner : shared_->poller->noticed()) static_cast<TcpRail*>(owner)->activate();
+  }
+  look_ = false;
   std::vector<TcpRail*>& rails = shared_->active;
   for (int round = 0; round < kRounds; ++round) {
     bool moved = false;

@@ -35,6 +35,7 @@ class TcpProvider final : public Provider {
 
  private:
   absl::Status configure();
+  bool read_directly();
   void met(const net::Link& link, const HelloInfo& peer, std::unique_ptr<net::Acceptor::Dial> dial,
            EventSink& sink);
 

@@ -141,6 +141,7 @@ bool TcpRail::advance(EventSink& sink) {
   if (closed_) return false;
   inside_ = true;
   bool any = false;
+  if (!failing_ && socket_.direct() && !urgent_.empty() && socket_.can_send()) any |= send();
   if (!failing_ && listening() && socket_.can_receive()) any |= receive(sink);
   if (!failing_ && socket_.can_send()) any |= send();
   inside_ = false;
@@ -150,6 +151,11 @@ bool TcpRail::advance(EventSink& sink) {
 
 // A peer that sends but takes no answers is not read from until it does.
 bool TcpRail::listening() const { return control_.size() < TxBatch::kArenaBytes; }
+
+bool TcpRail::hot() const {
+  return small_ >= kHotFrom && !closed_ && listening() && !socket_.can_receive() &&
+         shared_->round - looked_ <= 1 && shared_->now - small_at_ <= kHotFor;
+}
 
 bool TcpRail::something_to_send() const {
   if (broken_slot_ >= 0) return false;

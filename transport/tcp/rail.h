@@ -61,6 +61,9 @@ using IndexQueue = FixedQueue<uint8_t, framed::OpenSlices::kMostSlots>;
 class TcpRail final : public framed::FramedRail {
  public:
   static constexpr uint32_t kDepth = framed::OpenSlices::kMostSlots;
+  // A socket over which so many small messages came, the last of them so recently, is read directly.
+  static constexpr uint32_t kHotFrom = 8;
+  static constexpr Time kHotFor = std::chrono::microseconds(50);
   static constexpr uint32_t kMaxReads = 32;  // READ frames without their READ_END
   // Of one frame where payload has a tag: what was sealed is sent while the caches still have it.
   static constexpr size_t kSealedPayload = 128 << 10;
@@ -81,7 +84,11 @@ class TcpRail final : public framed::FramedRail {
   // Whether advance() would do something right now, so that nobody should sleep.
   bool runnable() const;
   // Whether nothing is under way: until it is activated there is nothing to do, and no timer.
-  bool idle() const { return !runnable() && !waiting(); }
+  bool idle() const { return !runnable() && !waiting() && !hot(); }
+  // Small messages have just come one after the other, and the socket was empty in the last round.
+  bool hot() const;
+  void read_directly() { socket_.read_directly(); }
+  void looked_at() { looked_ = shared_->round; }
   // The provider looks at a rail only while it is on the list of those that are active.
   void activate();
   void deactivate();
@@ -159,6 +166,7 @@ class TcpRail final : public framed::FramedRail {
 
   // rail_receive.cc
   bool receive(EventSink& sink);
+  void note_size(size_t received);
   void landing_failed();
   void report_broken(EventSink& sink);
   bool payload_proved();
@@ -194,6 +202,11 @@ class TcpRail final : public framed::FramedRail {
   std::string control_;     // sealed frames that go before any bulk
   bool at_once_ = false;    // there is more in it than acknowledgements that may wait
   AckHold hold_;
+  // For hot(): how many small messages came one after the other, when the last did, and in which
+  // round of progress somebody last asked how the socket stands.
+  uint32_t small_ = 0;
+  Time small_at_{};
+  uint32_t looked_ = 0;
   std::vector<BatchedWrite> batched_writes_;
   std::vector<BatchedJob> batched_;
   int broken_slot_ = -1;  // a write whose source is gone: the connection ends with it

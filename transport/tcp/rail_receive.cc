@@ -34,6 +34,7 @@ bool TcpRail::receive(EventSink& sink) {
   msghdr message;
   rx_.fill(message);
   const ssize_t received = socket_.receive(message);
+  looked_ = shared_->round;
   if (received == -EAGAIN) return false;
   if (received == -EFAULT && in_payload_ && !rx_.discarding()) {
     landing_failed();
@@ -44,9 +45,15 @@ bool TcpRail::receive(EventSink& sink) {
     fail(lost(received == 0 ? "it closed the connection" : strerror(static_cast<int>(-received))));
     return true;
   }
+  note_size(static_cast<size_t>(received));
   rx_.received(static_cast<size_t>(received));
   parse(sink);
   return true;
+}
+
+void TcpRail::note_size(size_t received) {
+  small_ = received <= AckHold::kBytes ? small_ + 1 : 0;
+  small_at_ = shared_->now;
 }
 
 // The peer has closed its end, so nothing of this write lands there any more.

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <utility>
 
 namespace baton::tcp {
 namespace {
@@ -53,7 +54,8 @@ ssize_t Socket::receive(msghdr& message) {
   // recvmsg() would hand out what lies in the buffer before it tells of a reset, so it is asked for
   // that first, each time: the poller's word may be older than the reset, unless nothing has been
   // done since.
-  const bool known = poller_.take_fresh() && (watched_.ready & kGone) == 0;
+  const bool fresh = std::exchange(direct_, false) || poller_.take_fresh();
+  const bool known = fresh && (watched_.ready & kGone) == 0;
   if (const int failed = known ? 0 : error(); failed != 0) return -failed;
   return account(recvmsg(fd_, &message, MSG_DONTWAIT), message, EPOLLIN);
 }

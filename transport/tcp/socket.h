@@ -38,6 +38,12 @@ class Socket {
   // what lies unread in the buffer belongs to transfers that the peer has given up, and none of it
   // may land any more. After the peer's end() it is read to the end, and send() says -EAGAIN.
   ssize_t receive(msghdr& message);
+  // The next receive() goes without the poller. Only where the socket stood a moment ago.
+  void read_directly() {
+    watched_.ready |= EPOLLIN;
+    direct_ = true;
+  }
+  bool direct() const { return direct_; }
   ssize_t send(const msghdr& message);
 
  private:
@@ -48,6 +54,7 @@ class Socket {
   int fd_;
   net::Poller& poller_;
   net::Watched watched_;
+  bool direct_ = false;
   bool ended_ = false;  // the peer's end() came before its reset
 };
 
