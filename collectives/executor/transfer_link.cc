@@ -175,7 +175,8 @@ void TransferLink::on_end(void* context, TransferId, const absl::Status& status)
 bool TransferLink::delivered(uint32_t lane, uint64_t number) {
   const Outgoing& outgoing = outgoing_[lane][number % kSlots];
   // A later message has taken this one's slot only after this one had arrived.
-  const bool ours_again = outgoing.number > number || (outgoing.number == number && outgoing.copied);
+  const bool ours_again =
+      outgoing.number > number || (outgoing.number == number && outgoing.copied);
   if (!ours_again && outgoing.done.load(std::memory_order_acquire) < number) return false;
   return lane != kPointToPointLane || room(lane) >= number;
 }

@@ -2,11 +2,11 @@
 // that slot says that it is there.
 //
 // The sender needs no order between transfers, nor between rails: every slot has a counter of its
-// own, and holds one message at a time. The first message of a call carries the call's descriptor, so
-// that a peer that called something else is found out, and with it the slots of its lane that have
-// been read. Where nothing goes back, the receiver gives slots back by raising a counter of the
-// sender's, for every other message. A point-to-point message is taken only once its descriptor is
-// here and fits, and the sender hears of that through the same counter.
+// own, and holds one message at a time. The first message of a call carries the call's descriptor,
+// so that a peer that called something else is found out, and with it the slots of its lane that
+// have been read. Where nothing goes back, the receiver gives slots back by raising a counter of
+// the sender's, for every other message. A point-to-point message is taken only once its descriptor
+// is here and fits, and the sender hears of that through the same counter.
 //
 // A small message is copied when it is sent: its call need not wait until it has arrived. Whoever
 // leaves does (unsettled()).

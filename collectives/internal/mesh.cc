@@ -383,7 +383,8 @@ void Mesh::nap(Time longest) {
 
 bool Mesh::submitted() {
   bool any = false;
-  for (Member& member : members_) any |= member.transfer != nullptr && member.transfer->take_submitted();
+  for (Member& member : members_)
+    any |= member.transfer != nullptr && member.transfer->take_submitted();
   return any;
 }
 

@@ -81,8 +81,8 @@ class Mesh {
   // Returns once every link can be used.
   absl::Status start();
   // Says goodbye, so that nobody takes the silence for a death, and waits until what is on its way
-  // has arrived (at most as long as a call may take), and a moment for the goodbyes of others. After
-  // this the listener hears of nobody who goes down.
+  // has arrived (at most as long as a call may take), and a moment for the goodbyes of others.
+  // After this the listener hears of nobody who goes down.
   void leave();
 
   uint32_t rank() const { return rank_; }

@@ -18,7 +18,7 @@ namespace baton::tcp {
 class AckHold {
  public:
   static constexpr uint64_t kBytes = 4096;  // of a write that is small
-  static constexpr uint32_t kRounds = 3;  // in which data may follow
+  static constexpr uint32_t kRounds = 3;    // in which data may follow
   static constexpr Time kLongest = std::chrono::microseconds(50);
   static constexpr uint32_t kFewest = 8;  // that data followed, one after the other
   static constexpr uint32_t kMost = 512;

@@ -61,7 +61,8 @@ using IndexQueue = FixedQueue<uint8_t, framed::OpenSlices::kMostSlots>;
 class TcpRail final : public framed::FramedRail {
  public:
   static constexpr uint32_t kDepth = framed::OpenSlices::kMostSlots;
-  // A socket over which so many small messages came, the last of them so recently, is read directly.
+  // A socket over which so many small messages came, the last of them so recently, is read
+  // directly.
   static constexpr uint32_t kHotFrom = 8;
   static constexpr Time kHotFor = std::chrono::microseconds(50);
   static constexpr uint32_t kMaxReads = 32;  // READ frames without their READ_END

@@ -1,0 +1,44 @@
+// A rank that leaves while what it sent is still on its way.
+#include <atomic>
+
+#include "tests/communicator/group.h"
+
+namespace baton {
+namespace {
+
+// A clock that any thread moves by hand.
+class SharedClock final : public Clock {
+ public:
+  Time now() const override { return now_.load(); }
+  void advance(Time by) { now_ = now_.load() + by; }
+
+ private:
+  std::atomic<Time> now_{std::chrono::hours(1)};
+};
+
+TEST(Leave, WhatACallLeftOnItsWayArrives) {
+  SharedClock clock;
+  std::atomic<bool> leaving{false};
+  CommunicatorOptions options = test_options("tcp");
+  options.worker.clock = &clock;
+  run_group(2, options, [&](Communicator& comm) {
+    ASSERT_TRUE(comm.barrier().ok());
+    float value = comm.rank() == 0 ? 7.0f : 0.0f;
+    if (comm.rank() == 1) {
+      // Busy with something else, for longer than goodbyes are waited for.
+      while (!leaving) std::this_thread::yield();
+      for (int i = 0; i < 600; ++i) {
+        clock.advance(std::chrono::milliseconds(1));
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    const absl::Status status = comm.broadcast(&value, &value, 1, DataType::kF32, 0);
+    EXPECT_TRUE(status.ok()) << "rank " << comm.rank() << ": " << status;
+    EXPECT_EQ(value, 7.0f);
+    // Over for rank 0 as soon as its message was sent.
+    if (comm.rank() == 0) leaving = true;
+  });
+}
+
+}  // namespace
+}  // namespace baton
