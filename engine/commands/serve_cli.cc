@@ -42,6 +42,8 @@ struct ServeFlags {
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
   std::string api_key;
+  std::string tls_certificate;
+  std::string tls_key;
   serve::AdmissionOptions admission;
   double max_wait = 0;
   double load_timeout = 60;
@@ -93,15 +95,26 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
   return kvtransfer::make_baton_connector(options);
 }
 
+http::HttpListenerOptions listener_options(const ServeFlags& flags) {
+  http::HttpListenerOptions options;
+  options.tls_certificate = flags.tls_certificate;
+  options.tls_key = flags.tls_key;
+  return options;
+}
+
+const char* scheme(const ServeFlags& flags) { return flags.tls_key.empty() ? "http" : "https"; }
+
 absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
   absl::StatusOr<std::unique_ptr<router::Router>> router =
       router::Router::start({.host = flags.host,
                              .port = flags.port,
                              .prefill = flags.prefill,
                              .decode = flags.decode,
-                             .api_key = flags.api_key});
+                             .api_key = flags.api_key,
+                             .listener = listener_options(flags)});
   if (!router.ok()) return router.status();
-  std::printf("ready: router on http://%s:%d\n", flags.host.c_str(), (*router)->port());
+  std::printf("ready: router on %s://%s:%d\n", scheme(flags), flags.host.c_str(),
+              (*router)->port());
   std::fflush(stdout);
   wait_for_signal(signals);
   return absl::OkStatus();
@@ -143,10 +156,11 @@ absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
          .model = flags.served_name.empty() ? loaded->name : flags.served_name,
          .chat_template = loaded->chat_template,
          .kv_address = kv_address,
-         .api_key = flags.api_key},
+         .api_key = flags.api_key,
+         .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();
-    std::printf("ready: %s on http://%s:%d\n", flags.role.c_str(), flags.host.c_str(),
+    std::printf("ready: %s on %s://%s:%d\n", flags.role.c_str(), scheme(flags), flags.host.c_str(),
                 (*server)->port());
     std::fflush(stdout);
     wait_for_signal(signals);
@@ -166,6 +180,11 @@ int serve_main(int argc, char** argv) {
                  "Key that clients must send as a bearer token; the router sends it to its workers "
                  "too; default: $BATON_API_KEY, else none")
       ->envname("BATON_API_KEY");
+  auto* certificate = app.add_option("--tls-cert", flags.tls_certificate,
+                                     "Serve HTTPS: a PEM file with the certificate and its chain");
+  auto* key = app.add_option("--tls-key", flags.tls_key, "... and one with its private key");
+  certificate->needs(key);
+  key->needs(certificate);
   app.add_option("--max-waiting", flags.admission.max_waiting,
                  "Requests in the queue, at most; more are refused with 429")
       ->capture_default_str();

@@ -4,12 +4,13 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <string_view>
 #include <utility>
 
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/core/error.hpp>
+#include <boost/beast/core/string.hpp>
 #include <boost/beast/http/error.hpp>
-#include <boost/beast/http/read.hpp>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -24,19 +25,35 @@ namespace beast = boost::beast;
 constexpr std::chrono::milliseconds kWatchEvery{250};
 constexpr std::chrono::milliseconds kLinger{2000};
 
+constexpr size_t kReadAtOnce = size_t{16} << 10;
+constexpr std::chrono::milliseconds kEchoOfProbe{10};
+constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
+
+// RFC 9112, 5.2: obs-fold. Whoever stands in front may read another line there.
+bool has_folded_line(std::string_view head) {
+  return head.find("\r\n ") != std::string_view::npos ||
+         head.find("\r\n\t") != std::string_view::npos;
+}
+
 std::string text(beast::string_view view) { return {view.data(), view.size()}; }
 
 }  // namespace
 
-HttpConnection::HttpConnection(asio::ip::tcp::socket socket, std::shared_ptr<ConnectionHost> host)
+HttpConnection::HttpConnection(std::unique_ptr<HttpSocket> socket,
+                               std::shared_ptr<ConnectionHost> host)
     : socket_(std::move(socket)), host_(std::move(host)) {}
 
 void HttpConnection::start() {
   self_ = host_->all.insert(host_->all.end(), shared_from_this());
   ++host_->connections;
   ErrorCode ignored;
-  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
-  read_request(host_->options.head_timeout);
+  socket_->tcp().set_option(asio::ip::tcp::no_delay(true), ignored);
+  begin_reading(host_->options.head_timeout);
+  socket_->handshake([self = shared_from_this()](ErrorCode error) {
+    if (self->closed_) return;
+    if (error) return self->close();
+    self->read_request();
+  });
 }
 
 void HttpConnection::close() {
@@ -50,7 +67,7 @@ void HttpConnection::close() {
   deadline_.reset();
   watch_timer_.reset();
   ErrorCode ignored;
-  socket_.close(ignored);
+  socket_->tcp().close(ignored);
   if (const auto exchange = exchange_.lock(); exchange != nullptr) exchange->gone_ = true;
   if (const auto task = std::exchange(on_gone_, nullptr)) task();
 }
@@ -75,53 +92,87 @@ void HttpConnection::stop_reading() {
   if (std::exchange(is_reading_, false)) host_->reading.erase(reading_);
 }
 
-void HttpConnection::read_request(std::chrono::milliseconds timeout) {
+void HttpConnection::begin_reading(std::chrono::milliseconds timeout) {
+  reading_ = host_->reading.insert(host_->reading.end(), this);
+  is_reading_ = true;
+  set_deadline(timeout);
+}
+
+void HttpConnection::read_request() {
   exchange_.reset();
   parser_.emplace();
   parser_->header_limit(static_cast<uint32_t>(host_->options.max_head));
   parser_->body_limit(host_->options.max_body);
-  reading_ = host_->reading.insert(host_->reading.end(), this);
-  is_reading_ = true;
-  set_deadline(timeout);
-  beast::http::async_read_header(
-      socket_, buffer_, *parser_, [self = shared_from_this()](ErrorCode error, size_t) {
-        if (self->closed_) return;
-        if (!error) return self->read_body();
-        if (error == beast::http::error::header_limit ||
-            error == beast::http::error::buffer_overflow) {
-          self->refuse(431, "the request's head is too long");
-        } else if (error == beast::http::error::body_limit) {
-          self->refuse(413, "the request's body is too long");
-        } else if (error.category() == make_error_code(beast::http::error{}).category() &&
-                   error != beast::http::error::end_of_stream) {
-          self->refuse(400, "this is not an HTTP/1.1 request");
-        } else {  // the client, or the socket, has gone
-          self->close();
-        }
-      });
+  searched_ = 0;
+  read_head();
 }
 
-void HttpConnection::read_body() {
+void HttpConnection::read_more(void (HttpConnection::*then)()) {
+  socket_->read_some(buffer_.prepare(kReadAtOnce),
+                     [self = shared_from_this(), then](ErrorCode error, size_t count) {
+                       if (self->closed_) return;
+                       if (error) return self->close();  // the client, or the socket, has gone
+                       self->buffer_.commit(count);
+                       ((*self).*then)();
+                     });
+}
+
+// Parsed when it is here whole: the parser does not tell of folded lines.
+void HttpConnection::read_head() {
+  const auto bytes = buffer_.data();
+  const std::string_view seen(static_cast<const char*>(bytes.data()), bytes.size());
+  const size_t end = seen.find("\r\n\r\n", searched_ < 3 ? 0 : searched_ - 3);
+  if ((end == std::string_view::npos ? seen.size() : end + 4) > host_->options.max_head) {
+    return refuse(431, "the request's head is too long");
+  }
+  if (end == std::string_view::npos) {
+    searched_ = seen.size();
+    return read_more(&HttpConnection::read_head);
+  }
+  if (has_folded_line(seen.substr(0, end))) {
+    return refuse(400, "a header line must not go on in the next line: write it as one");
+  }
+  parser_->eager(false);
+  ErrorCode error;
+  buffer_.consume(parser_->put(bytes, error));
+  if (error) return malformed(error);
+  begin_body();
+}
+
+void HttpConnection::malformed(ErrorCode error) {
+  if (error == beast::http::error::header_limit || error == beast::http::error::buffer_overflow) {
+    refuse(431, "the request's head is too long");
+  } else if (error == beast::http::error::body_limit) {
+    refuse(413, "the request's body is too long");
+  } else {
+    refuse(400, "this is not an HTTP/1.1 request");
+  }
+}
+
+void HttpConnection::begin_body() {
   // In any other coding the body's end is not known, and what follows may be no request.
   const auto coding = parser_->get()[beast::http::field::transfer_encoding];
   if (!coding.empty() && !beast::iequals(coding, "chunked")) {
     return refuse(501, "the only Transfer-Encoding that is understood is chunked");
   }
   if (beast::iequals(parser_->get()[beast::http::field::expect], "100-continue")) {
-    send("HTTP/1.1 100 Continue\r\n\r\n", false, false);
+    send(kContinue, false, false);
   }
   set_deadline(host_->options.body_timeout);
-  beast::http::async_read(socket_, buffer_, *parser_,
-                          [self = shared_from_this()](ErrorCode error, size_t) {
-                            if (self->closed_) return;
-                            if (error == beast::http::error::body_limit) {
-                              self->refuse(413, "the request's body is too long");
-                            } else if (error) {
-                              self->close();
-                            } else {
-                              self->requested();
-                            }
-                          });
+  parser_->eager(true);
+  read_body();
+}
+
+void HttpConnection::read_body() {
+  while (!parser_->is_done() && buffer_.size() > 0) {
+    ErrorCode error;
+    const size_t used = parser_->put(buffer_.data(), error);
+    buffer_.consume(used);
+    if (error == beast::http::error::need_more || (!error && used == 0)) break;
+    if (error) return malformed(error);
+  }
+  if (parser_->is_done()) return requested();
+  read_more(&HttpConnection::read_body);
 }
 
 void HttpConnection::requested() {
@@ -159,7 +210,8 @@ void HttpConnection::refuse(int status, const char* message) {
 
 // While the answer is made, the only thing that a client can do is to leave.
 void HttpConnection::watch() {
-  socket_.async_wait(
+  looks_ = 0;
+  socket_->tcp().async_wait(
       asio::ip::tcp::socket::wait_read, [self = shared_from_this()](ErrorCode error) {
         if (self->closed_ || !self->answering_ || error == asio::error::operation_aborted) return;
         self->watch_again();
@@ -167,16 +219,33 @@ void HttpConnection::watch() {
 }
 
 void HttpConnection::watch_again() {
-  pollfd entry{socket_.native_handle(), POLLRDHUP, 0};
+  pollfd entry{socket_->tcp().native_handle(), POLLRDHUP, 0};
   poll(&entry, 1, 0);
-  if ((entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return close();
+  if ((entry.revents & (POLLHUP | POLLERR)) != 0) return close();
+  auto next = kWatchEvery;
+  if ((entry.revents & POLLRDHUP) != 0) {
+    if (parser_->get().version() < 11) return close();  // it may not be sent what it did not ask
+    if (probe()) next = kEchoOfProbe;
+  }
   // It sent its next request already: that is left in the socket, so asking for readability would
   // return at once for ever.
   const auto loop = host_->loop.lock();
   if (loop == nullptr) return;
-  watch_timer_ = loop->after(kWatchEvery, [self = weak_from_this()] {
+  watch_timer_ = loop->after(next, [self = weak_from_this()] {
     if (const auto connection = self.lock(); connection != nullptr) connection->watch_again();
   });
+}
+
+// A client that sends no more may have left, or wait for its answer: only what is sent to it tells,
+// since whoever has left answers with a reset. Before the answer begins that is a head that says
+// nothing; some clients bear only a few.
+bool HttpConnection::probe() {
+  const int look = looks_++;
+  const auto exchange = exchange_.lock();
+  if (exchange == nullptr || exchange->begun() || is_writing_) return false;
+  if (look != 0 && look != 4 && look != 20) return false;
+  send(kContinue, false, false);
+  return true;
 }
 
 void HttpConnection::send(std::string bytes, bool last, bool close_behind) {
@@ -205,12 +274,12 @@ void HttpConnection::write_next() {
 
 void HttpConnection::write_some() {
   if (!is_reading_) set_deadline(host_->options.write_timeout);
-  socket_.async_write_some(asio::buffer(writing_) + written_bytes_,
-                           [self = shared_from_this()](ErrorCode error, size_t count) {
-                             self->written_bytes_ += count;
-                             self->unsent_bytes_ -= count;
-                             self->written(error);
-                           });
+  socket_->write_some(asio::const_buffer(asio::buffer(writing_)) + written_bytes_,
+                      [self = shared_from_this()](ErrorCode error, size_t count) {
+                        self->written_bytes_ += count;
+                        self->unsent_bytes_ -= count;
+                        self->written(error);
+                      });
 }
 
 void HttpConnection::written(ErrorCode error) {
@@ -226,26 +295,17 @@ void HttpConnection::written(ErrorCode error) {
   watch_timer_.reset();
   on_gone_ = nullptr;
   exchange_.reset();
+  if (close_when_sent_) return finish();
   ErrorCode ignored;
-  if (close_when_sent_) {
-    socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-    return linger();
-  }
-  socket_.cancel(ignored);  // the watch
-  read_request(host_->options.idle_timeout);
+  socket_->tcp().cancel(ignored);  // the watch
+  begin_reading(host_->options.idle_timeout);
+  read_request();
 }
 
-// The client may still be sending what was refused. A socket closed over unread bytes is reset, and
-// then the answer may be lost: what comes is thrown away for a while.
-void HttpConnection::linger() {
+// The client may still be sending what was refused.
+void HttpConnection::finish() {
   if (deadline_ == nullptr) set_deadline(kLinger);
-  buffer_.clear();
-  socket_.async_read_some(buffer_.prepare(size_t{16} << 10),
-                          [self = shared_from_this()](ErrorCode error, size_t) {
-                            if (self->closed_) return;
-                            if (error) return self->close();
-                            self->linger();
-                          });
+  socket_->finish([self = shared_from_this()] { self->close(); });
 }
 
 }  // namespace baton::engine::http

@@ -9,12 +9,12 @@
 #include <optional>
 #include <string>
 
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 
 #include "engine/http/http_listener.h"
+#include "engine/http/http_socket.h"
 
 namespace baton::engine::http {
 
@@ -34,7 +34,7 @@ struct ConnectionHost {
 
 class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
  public:
-  HttpConnection(boost::asio::ip::tcp::socket socket, std::shared_ptr<ConnectionHost> host);
+  HttpConnection(std::unique_ptr<HttpSocket> socket, std::shared_ptr<ConnectionHost> host);
 
   // Reads the first request. The host's list keeps the connection until it is closed.
   void start();
@@ -47,20 +47,26 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
 
  private:
   using ErrorCode = boost::system::error_code;
-  void read_request(std::chrono::milliseconds timeout);
+  void begin_reading(std::chrono::milliseconds timeout);
+  void read_request();
+  void read_head();
+  void begin_body();
   void read_body();
+  void read_more(void (HttpConnection::*then)());
+  void malformed(ErrorCode error);
   void requested();
   void refuse(int status, const char* message);
   void watch();
   void watch_again();
+  bool probe();
   void write_next();
   void write_some();
-  void linger();
+  void finish();
   void written(ErrorCode error);
   void set_deadline(std::chrono::milliseconds timeout);
   void stop_reading();
 
-  boost::asio::ip::tcp::socket socket_;
+  const std::unique_ptr<HttpSocket> socket_;
   const std::shared_ptr<ConnectionHost> host_;
   std::list<std::shared_ptr<HttpConnection>>::iterator self_;
   std::list<HttpConnection*>::iterator reading_;
@@ -69,9 +75,11 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   std::unique_ptr<EventLoop::Timer> deadline_;
   std::unique_ptr<EventLoop::Timer> watch_timer_;
   boost::beast::flat_buffer buffer_;
+  size_t searched_ = 0;  // bytes of buffer_ in which no head ends
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   std::weak_ptr<HttpExchange> exchange_;
   bool answering_ = false;
+  int looks_ = 0;  // since the client was seen to send no more
   std::function<void()> on_gone_;
   std::deque<std::string> unsent_;
   size_t unsent_bytes_ = 0;

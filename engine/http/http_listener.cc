@@ -183,6 +183,7 @@ struct HttpListener::Impl : std::enable_shared_from_this<HttpListener::Impl> {
   std::unique_ptr<EventLoop::Timer> pause;
   absl::flat_hash_map<std::string, absl::flat_hash_map<std::string, HttpHandler>> routes;
   std::function<bool(const std::shared_ptr<HttpExchange>&)> filter;
+  std::shared_ptr<const HttpTls> tls;
   int port = 0;
   bool stopped = false;
 };
@@ -205,7 +206,8 @@ void HttpListener::Impl::accepted(error_code error, asio::ip::tcp::socket socket
     return;
   }
   if (host->all.size() < host->options.max_connections) {
-    std::make_shared<HttpConnection>(std::move(socket), host)->start();
+    auto wrapped = tls != nullptr ? tls->wrap(std::move(socket)) : plain_socket(std::move(socket));
+    std::make_shared<HttpConnection>(std::move(wrapped), host)->start();
   }
   accept();
 }
@@ -250,6 +252,15 @@ void HttpListener::set_filter(std::function<bool(const std::shared_ptr<HttpExcha
 }
 
 absl::Status HttpListener::listen(const std::string& host, int port) {
+  const HttpListenerOptions& options = impl_->host->options;
+  if (options.tls_certificate.empty() != options.tls_key.empty()) {
+    return absl::InvalidArgumentError("TLS needs both a certificate and its key");
+  }
+  if (!options.tls_key.empty()) {
+    auto tls = HttpTls::load(options.tls_certificate, options.tls_key);
+    if (!tls.ok()) return tls.status();
+    impl_->tls = *std::move(tls);
+  }
   error_code error;
   asio::ip::tcp::resolver resolver(loop_->context());
   const auto found =

@@ -102,6 +102,9 @@ struct HttpListenerOptions {
   std::chrono::milliseconds body_timeout{30000};
   std::chrono::milliseconds idle_timeout{75000};   // between two requests of a connection
   std::chrono::milliseconds write_timeout{60000};  // a client that takes nothing for so long
+  // PEM files, both or none: with them the listener speaks TLS alone (1.2 and newer).
+  std::string tls_certificate;  // and those that lead to its root
+  std::string tls_key;          // without a password
 };
 
 struct HttpListenerStats {
@@ -123,7 +126,8 @@ class HttpListener {
   // Sees every request first; answers it and says true, or leaves it to its handler.
   void set_filter(std::function<bool(const std::shared_ptr<HttpExchange>&)> filter);
   // Binds and starts serving; raises this process's limit of open files as far as it may.
-  // Unavailable, with the remedy, if the port cannot be had.
+  // Unavailable, with the remedy, if the port cannot be had; InvalidArgument if the TLS files are
+  // not good.
   absl::Status listen(const std::string& host, int port);
   int port() const;
   // Closes all connections: their exchanges are gone. Then no handler runs any more.

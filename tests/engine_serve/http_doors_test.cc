@@ -1,0 +1,238 @@
+// What a connection may do: end its sending half, fold a header line (not), and speak TLS.
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+
+#include <cstdio>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "engine/router/router.h"
+#include "tests/engine_serve/http_fixture.h"
+#include "tests/temporary_folder.h"
+
+namespace baton::engine::serve {
+namespace {
+
+std::string post_of(const json& body) {
+  const std::string text = body.dump();
+  return absl::StrCat("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: ", text.size(),
+                      "\r\n\r\n", text);
+}
+
+// Sends everything, then nothing more, and reads to the end.
+std::string half_closed(int port, const std::string& bytes) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  EXPECT_EQ(shutdown(fd, SHUT_WR), 0);
+  std::string all;
+  char piece[4096];
+  for (ssize_t count; (count = recv(fd, piece, sizeof(piece), 0)) > 0;) {
+    all.append(piece, static_cast<size_t>(count));
+  }
+  close(fd);
+  return all;
+}
+
+TEST(HalfClosed, AClientThatSendsNoMoreGetsItsAnswer) {
+  Worker worker;
+  const auto router = *router::Router::start({.port = 0, .decode = {worker.url()}});
+  json body = request_body();
+  body["max_tokens"] = 200;
+  const std::string want = post_json(worker.port(), body)["choices"][0].dump();
+  const std::string text = json::parse(want)["text"];
+  for (const int port : {worker.port(), router->port()}) {
+    const std::string plain = half_closed(port, post_of(body));
+    EXPECT_TRUE(absl::StrContains(plain, "HTTP/1.1 200 OK")) << plain;
+    EXPECT_TRUE(absl::StrContains(plain, json(text).dump())) << plain;
+    json stream = body;
+    stream["stream"] = true;
+    EXPECT_TRUE(absl::StrContains(half_closed(port, post_of(stream)), "data: [DONE]"));
+  }
+}
+
+TEST(HalfClosed, AllRequestsOfAPipelineAreAnswered) {
+  Worker worker;
+  json body = request_body();
+  const std::string both = half_closed(worker.port(), post_of(body) + post_of(body));
+  const size_t first = both.find("HTTP/1.1 200 OK");
+  ASSERT_NE(first, std::string::npos) << both;
+  EXPECT_NE(both.find("HTTP/1.1 200 OK", first + 1), std::string::npos) << both;
+}
+
+TEST(HalfClosed, WhoeverLeavesIsStillForgotten) {
+  Worker worker(patient_model(), {.blocks = 8192, .max_sequences = 4});
+  json body = request_body();
+  body["max_tokens"] = 60000;
+  for (int i = 0; i < 8; ++i) {  // some are computed, some wait
+    RawClient client(worker.port());
+    client.send(post_of(body));
+    while (worker.server().connections().answering == 0) std::this_thread::yield();
+    client.leave();
+    while (worker.server().connections().answering != 0) std::this_thread::yield();
+  }
+  // Some left before they were given to the engine.
+  while (worker.thread().stats().running + worker.thread().stats().waiting > 0) {
+    std::this_thread::yield();
+  }
+}
+
+TEST(Engine, WhatComesAfterItsEndIsToldSo) {
+  Worker worker(patient_model(), {.blocks = 8192});
+  json body = request_body();
+  body["max_tokens"] = 60000;
+  RawClient open(worker.port());
+  open.send(post_of(body));
+  while (worker.server().connections().answering == 0) std::this_thread::yield();
+  worker.thread().stop();
+  EXPECT_TRUE(absl::StartsWith(open.read_until("\r\n\r\n"), "HTTP/1.1 503"));
+  for (const bool stream : {false, true}) {
+    body["stream"] = stream;
+    const httplib::Result late = post(worker.port(), body);
+    ASSERT_TRUE(late);
+    EXPECT_EQ(late->status, 503) << late->body;
+  }
+  worker.thread().stop();
+}
+
+TEST(Heads, AFoldedLineIsRefused) {
+  Worker worker;
+  for (const char* fold : {"\r\n ", "\r\n\t", " \r\n  "}) {
+    RawClient client(worker.port());
+    client.send(absl::StrCat("GET /health HTTP/1.1\r\nHost: x\r\nX-Long: one", fold,
+                             "two\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"));
+    const std::string answer = client.read_to_end();
+    EXPECT_TRUE(absl::StartsWith(answer, "HTTP/1.1 400")) << answer;
+    EXPECT_FALSE(absl::StrContains(answer, "\"ok\"")) << answer;
+  }
+}
+
+TEST(Heads, MayComeInPieces) {
+  Worker worker;
+  RawClient client(worker.port());
+  const std::string get = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
+  for (const char byte : get + get.substr(0, 5)) client.send(std::string(1, byte));
+  EXPECT_TRUE(absl::StrContains(client.read_until("\"ok\""), "HTTP/1.1 200"));
+  client.send(get.substr(5));
+  EXPECT_TRUE(absl::StrContains(client.read_until("\"ok\""), "HTTP/1.1 200"));
+}
+
+// A certificate that signs itself, and its key.
+struct TlsFiles {
+  explicit TlsFiles(const char* name)
+      : certificate(folder.path() + "/" + name + ".pem"), key(folder.path() + "/" + name + ".key") {
+    EVP_PKEY* pair = EVP_EC_gen("P-256");
+    X509* made = X509_new();
+    X509_set_version(made, 2);
+    ASN1_INTEGER_set(X509_get_serialNumber(made), 1);
+    X509_gmtime_adj(X509_getm_notBefore(made), -3600);
+    X509_gmtime_adj(X509_getm_notAfter(made), 24 * 3600);
+    X509_set_pubkey(made, pair);
+    X509_NAME* subject = X509_get_subject_name(made);
+    X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC,
+                               reinterpret_cast<const unsigned char*>("localhost"), -1, -1, 0);
+    X509_set_issuer_name(made, subject);
+    EXPECT_GT(X509_sign(made, pair, EVP_sha256()), 0);
+    FILE* file = std::fopen(certificate.c_str(), "w");
+    EXPECT_EQ(PEM_write_X509(file, made), 1);
+    std::fclose(file);
+    file = std::fopen(key.c_str(), "w");
+    EXPECT_EQ(PEM_write_PrivateKey(file, pair, nullptr, nullptr, 0, nullptr, nullptr), 1);
+    std::fclose(file);
+    X509_free(made);
+    EVP_PKEY_free(pair);
+  }
+  http::HttpListenerOptions options() const {
+    http::HttpListenerOptions options;
+    options.tls_certificate = certificate;
+    options.tls_key = key;
+    return options;
+  }
+  const TemporaryFolder folder;
+  const std::string certificate, key;
+};
+
+httplib::Result post_tls(int port, const json& body, const std::string& key) {
+  httplib::SSLClient client("localhost", port);
+  client.enable_server_certificate_verification(false);
+  client.set_read_timeout(std::chrono::seconds(60));
+  return client.Post("/v1/completions", {{"Authorization", "Bearer " + key}}, body.dump(),
+                     "application/json");
+}
+
+TEST(Tls, AServerAndARouterServeByItAndAskForTheKey) {
+  const TlsFiles files("server");
+  Worker plain;
+  Worker worker(test_model(), {.blocks = 256},
+                {.api_key = "open sesame", .listener = files.options()});
+  const auto router = *router::Router::start(
+      {.port = 0, .decode = {plain.url()}, .api_key = "open sesame", .listener = files.options()});
+  json body = request_body();
+  const json want = post_json(plain.port(), body)["choices"][0]["text"];
+  for (const int port : {worker.port(), router->port()}) {
+    body["stream"] = false;
+    const httplib::Result whole = post_tls(port, body, "open sesame");
+    ASSERT_TRUE(whole) << httplib::to_string(whole.error());
+    ASSERT_EQ(whole->status, 200) << whole->body;
+    EXPECT_EQ(json::parse(whole->body)["choices"][0]["text"], want);
+    body["stream"] = true;
+    const httplib::Result streamed = post_tls(port, body, "open sesame");
+    ASSERT_TRUE(streamed) << httplib::to_string(streamed.error());
+    EXPECT_EQ(parse_stream(streamed->body).text, want);
+    EXPECT_EQ(post_tls(port, body, "close sesame")->status, 401);
+  }
+}
+
+TEST(Tls, ManyRequestsOnOneConnection) {
+  const TlsFiles files("server");
+  Worker worker(test_model(), {.blocks = 256}, {.listener = files.options()});
+  httplib::SSLClient client("localhost", worker.port());
+  client.enable_server_certificate_verification(false);
+  client.set_keep_alive(true);
+  for (int i = 0; i < 5; ++i) {
+    const httplib::Result health = client.Get("/health");
+    ASSERT_TRUE(health) << httplib::to_string(health.error());
+    EXPECT_EQ(health->status, 200);
+  }
+  const std::string long_body(size_t{1} << 20, ' ');  // many records
+  EXPECT_EQ(client.Post("/v1/completions", long_body, "application/json")->status, 400);
+}
+
+TEST(Tls, WhoeverDoesNotSpeakItIsClosed) {
+  const TlsFiles files("server");
+  http::HttpServerOptions options{.listener = files.options()};
+  options.listener.head_timeout = std::chrono::milliseconds(50);
+  Worker worker(test_model(), {.blocks = 64}, options);
+  RawClient plain(worker.port()), silent(worker.port());
+  plain.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_FALSE(absl::StrContains(plain.read_to_end(), "ok"));
+  EXPECT_EQ(silent.read_to_end(), "");
+}
+
+TEST(Tls, FilesThatAreWrongAreNamed) {
+  const TlsFiles files("server"), others("other");
+  const auto start = [](const std::string& certificate, const std::string& key) {
+    http::HttpListenerOptions options;
+    options.tls_certificate = certificate;
+    options.tls_key = key;
+    http::HttpListener listener(options);
+    const absl::Status status = listener.listen("127.0.0.1", 0);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_TRUE(absl::StrContains(start("/nowhere.pem", files.key), "/nowhere.pem"));
+  EXPECT_TRUE(absl::StrContains(start(files.certificate, files.certificate), "key"));
+  EXPECT_TRUE(absl::StrContains(start(files.certificate, others.key), others.key));
+  EXPECT_TRUE(absl::StrContains(start(files.certificate, ""), "both"));
+}
+
+}  // namespace
+}  // namespace baton::engine::serve
