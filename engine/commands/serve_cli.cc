@@ -44,6 +44,7 @@ struct ServeFlags {
   std::string api_key;
   std::string tls_certificate;
   std::string tls_key;
+  std::string generation_config = "auto";
   serve::AdmissionOptions admission;
   double max_wait = 0;
   double load_timeout = 60;
@@ -155,6 +156,8 @@ absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
          .port = flags.port,
          .model = flags.served_name.empty() ? loaded->name : flags.served_name,
          .chat_template = loaded->chat_template,
+         .defaults =
+             flags.generation_config == "auto" ? loaded->defaults : serve::SamplingDefaults{},
          .kv_address = kv_address,
          .api_key = flags.api_key,
          .listener = listener_options(flags)},
@@ -185,6 +188,11 @@ int serve_main(int argc, char** argv) {
   auto* key = app.add_option("--tls-key", flags.tls_key, "... and one with its private key");
   certificate->needs(key);
   key->needs(certificate);
+  app.add_option("--generation-config", flags.generation_config,
+                 "Where a request names no temperature, top_p, top_k, ...: auto, as the model's "
+                 "generation_config.json says; none, as OpenAI does")
+      ->check(CLI::IsMember({"auto", "none"}))
+      ->capture_default_str();
   app.add_option("--max-waiting", flags.admission.max_waiting,
                  "Requests in the queue, at most; more are refused with 429")
       ->capture_default_str();

@@ -17,7 +17,7 @@ absl::Status Completion::start(const CompletionHost& host, std::shared_ptr<HttpE
                                std::vector<std::vector<int32_t>> prompts) {
   serve::WorkAhead work{.stream = request->stream};
   for (const std::vector<int32_t>& prompt : prompts) {
-    work.prompt_tokens += prompt.size() * static_cast<size_t>(request->n);
+    work.prompt_tokens += prompt.size() * static_cast<size_t>(request->best_of);
   }
   work.max_output = request->choices() * static_cast<size_t>(request->sampling.max_tokens);
   const absl::StatusOr<Time> expected = host.engine.admit(work);
@@ -33,7 +33,7 @@ absl::Status Completion::start(const CompletionHost& host, std::shared_ptr<HttpE
 }
 
 void Completion::submit(std::vector<std::vector<int32_t>> prompts) {
-  const auto n = static_cast<size_t>(request_->n);
+  const auto n = static_cast<size_t>(request_->best_of);
   for (size_t choice = 0; choice < request_->choices(); ++choice) {
     serve::Request request;
     request.tokens = prompts[choice / n];

@@ -47,6 +47,7 @@ struct HttpServer::Impl {
   absl::Status tokenize(const Exchange& exchange, bool);
   absl::Status detokenize(const Exchange& exchange, bool);
   absl::Status check_model(std::string_view model) const;
+  absl::Status check_tokens(const std::vector<int32_t>& tokens) const;
 
   const HttpServerOptions options;
   HttpListener listener;
@@ -61,9 +62,19 @@ absl::Status HttpServer::Impl::check_model(std::string_view model) const {
                                           "\""));
 }
 
+absl::Status HttpServer::Impl::check_tokens(const std::vector<int32_t>& tokens) const {
+  for (const int32_t token : tokens) {
+    if (token < host.tokenizer.vocab_size()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("token ", token, " is not in the vocabulary: ",
+                                                   "ids are below ", host.tokenizer.vocab_size()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status HttpServer::Impl::complete(const Exchange& exchange, bool chat) {
   if (exchange->gone()) return absl::OkStatus();  // it left before its turn came
-  absl::StatusOr<ApiRequest> parsed = parse_api_request(exchange->request().body, chat);
+  absl::StatusOr<ApiRequest> parsed =
+      parse_api_request(exchange->request().body, chat, options.defaults);
   if (!parsed.ok()) return parsed.status();
   if (absl::Status status = check_model(parsed->model); !status.ok()) return status;
   auto request = std::make_shared<ApiRequest>(*std::move(parsed));
@@ -75,8 +86,11 @@ absl::Status HttpServer::Impl::complete(const Exchange& exchange, bool chat) {
     // The template has written what begins a text, too.
     prompts.push_back(host.tokenizer.encode(*text, {.add_prefix = false}));
   } else {
-    for (const ApiPrompt& prompt : request->prompts) {
+    for (ApiPrompt& prompt : request->prompts) {
       prompts.push_back(prompt.tokens.empty() ? host.tokenizer.encode(prompt.text) : prompt.tokens);
+      if (!request->echo || prompt.tokens.empty()) continue;
+      if (absl::Status status = check_tokens(prompt.tokens); !status.ok()) return status;
+      prompt.text = host.tokenizer.decode(prompt.tokens);
     }
   }
   return Completion::start(host, exchange, std::move(request), std::move(prompts));

@@ -27,7 +27,8 @@ struct HttpServerOptions {
   std::string model;  // its name for clients; another one in a request is a 404
   // The model's own; without one a chat is rendered as render_chat() does.
   std::optional<ChatTemplate> chat_template;
-  std::string kv_address;  // KvConnector::address(), "" without one
+  serve::SamplingDefaults defaults;  // of requests that say nothing
+  std::string kv_address;            // KvConnector::address(), "" without one
   // Asked of clients under /v1 and of /tokenize and /detokenize, as "Authorization: Bearer KEY";
   // "": of none.
   std::string api_key;

@@ -1,7 +1,10 @@
 // Builds replies, events of a stream and errors as JSON.
 #include "engine/http/openai_reply.h"
 
+#include <algorithm>
 #include <chrono>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +16,19 @@ using nlohmann::json;
 
 std::string dump(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// Bytes that do not continue a character of UTF-8.
+size_t characters_in(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+double mean_logprob(const std::vector<serve::TokenChoice>& choices) {
+  if (choices.empty()) return -std::numeric_limits<double>::infinity();
+  double sum = 0;
+  for (const serve::TokenChoice& choice : choices) sum += choice.logprob;
+  return sum / static_cast<double>(choices.size());
 }
 
 std::string error_body(const char* type, json code, std::string_view message) {
@@ -79,7 +95,15 @@ ApiReply::ApiReply(std::shared_ptr<const ApiRequest> request, std::string model,
                    .count()),
       tokenizer_(tokenizer),
       choices_(request_->choices()),
-      unfinished_(choices_.size()) {}
+      unfinished_(choices_.size()) {
+  size_t offset = 0;
+  for (const int32_t token : request_->resume_tokens) offset += characters_in(token_text(token));
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    // The answer's text begins with the prompt's: with logprobs, token by token.
+    const bool behind_prompt = request_->echo && !request_->resume_tokens.empty();
+    choices_[i].offset = offset + (behind_prompt ? characters_in(prompt_of(i)) : 0);
+  }
+}
 
 json ApiReply::envelope(const char* kind) const {
   return {{"id", id_}, {"object", kind}, {"created", created_}, {"model", model_}};
@@ -91,7 +115,7 @@ json ApiReply::usage() const {
   json details = json::object();
   for (size_t i = 0; i < choices_.size(); ++i) {
     const serve::RequestMetrics& metrics = choices_[i].metrics;
-    if (i % static_cast<size_t>(request_->n) == 0) {
+    if (i % static_cast<size_t>(request_->best_of) == 0) {
       prompt_tokens += metrics.prompt_tokens;
       cached += metrics.cached_tokens;
       loaded += metrics.loaded_tokens;
@@ -119,31 +143,57 @@ json ApiReply::token_logprob(int32_t token, double logprob) const {
   return {{"token", text}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
 }
 
-json ApiReply::logprobs_of(const std::vector<serve::TokenChoice>& choices) const {
-  if (!request_->logprobs) return nullptr;
-  if (request_->chat) {
-    json content = json::array();
-    for (const serve::TokenChoice& choice : choices) {
-      json entry = token_logprob(choice.token, choice.logprob);
-      entry["top_logprobs"] = json::array();
-      for (const auto& [token, logprob] : choice.top) {
-        entry["top_logprobs"].push_back(token_logprob(token, logprob));
-      }
-      content.push_back(std::move(entry));
-    }
-    return {{"content", std::move(content)}};
-  }
-  json tokens = json::array(), values = json::array(), tops = json::array();
+json ApiReply::chat_logprobs(const std::vector<serve::TokenChoice>& choices) const {
+  json content = json::array();
   for (const serve::TokenChoice& choice : choices) {
+    json entry = token_logprob(choice.token, choice.logprob);
+    entry["top_logprobs"] = json::array();
+    for (const auto& [token, logprob] : choice.top) {
+      entry["top_logprobs"].push_back(token_logprob(token, logprob));
+    }
+    content.push_back(std::move(entry));
+  }
+  return {{"content", std::move(content)}};
+}
+
+// `with_prompt`: the first of them begins the prompt, so that nothing says how likely it was.
+json ApiReply::logprobs_of(const std::vector<serve::TokenChoice>& choices, size_t offset,
+                           bool with_prompt) const {
+  if (!request_->logprobs) return nullptr;
+  if (request_->chat) return chat_logprobs(choices);
+  json tokens = json::array(), values = json::array(), tops = json::array();
+  json offsets = json::array();
+  for (const serve::TokenChoice& choice : choices) {
+    std::string text = token_text(choice.token);
+    offsets.push_back(offset);
+    offset += characters_in(text);
+    tokens.push_back(std::move(text));
+    if (std::exchange(with_prompt, false)) {
+      values.push_back(nullptr);
+      tops.push_back(nullptr);
+      continue;
+    }
+    // Several tokens may read alike, such as halves of a character: the likeliest has the name.
     json top = json::object();
-    for (const auto& [token, logprob] : choice.top) top[token_text(token)] = logprob;
-    tokens.push_back(token_text(choice.token));
+    for (const auto& [token, logprob] : choice.top) top.emplace(token_text(token), logprob);
+    top.emplace(tokens.back().get<std::string>(), choice.logprob);
     values.push_back(choice.logprob);
     tops.push_back(std::move(top));
   }
   return {{"tokens", std::move(tokens)},
           {"token_logprobs", std::move(values)},
-          {"top_logprobs", std::move(tops)}};
+          {"top_logprobs", std::move(tops)},
+          {"text_offset", std::move(offsets)}};
+}
+
+size_t ApiReply::characters(const std::vector<serve::TokenChoice>& choices) const {
+  size_t count = 0;
+  for (const serve::TokenChoice& choice : choices) count += characters_in(token_text(choice.token));
+  return count;
+}
+
+const std::string& ApiReply::prompt_of(size_t choice) const {
+  return request_->prompts[choice / static_cast<size_t>(request_->best_of)].text;
 }
 
 void ApiReply::note(Choice* choice, const serve::OutputEvent& event) {
@@ -170,18 +220,27 @@ std::string ApiReply::stream_event(size_t index, const serve::OutputEvent& event
   Choice& known = choices_[index];
   std::string out;
   json choice = {{"index", index}, {"finish_reason", nullptr}, {"logprobs", nullptr}};
-  if (request_->chat && !std::exchange(known.begun, true)) {
+  const bool first = !std::exchange(known.begun, true);
+  // Whoever resumes a stream has had the prompt.
+  const bool echoes = request_->echo && request_->resume_tokens.empty();
+  if (request_->chat && first) {
     // Alone, for clients that skip the chunk with the role.
-    json first = choice;
-    first["delta"] = {{"role", "assistant"}, {"content", ""}};
-    out = stream_chunk(std::move(first));
+    json role = choice;
+    role["delta"] = {{"role", "assistant"}, {"content", ""}};
+    out = stream_chunk(std::move(role));
   }
   note(&known, event);
-  if (event.has_token) choice["logprobs"] = logprobs_of({event.choice});
+  std::vector<serve::TokenChoice> made;
+  if (event.prompt != nullptr) made = *event.prompt;
+  if (event.has_token) made.push_back(event.choice);
+  if (!made.empty()) {
+    choice["logprobs"] = logprobs_of(made, known.offset, event.prompt != nullptr);
+    known.offset += characters(made);
+  }
   if (request_->chat) {
     choice["delta"] = {{"content", event.text}};
   } else {
-    choice["text"] = event.text;
+    choice["text"] = first && echoes ? absl::StrCat(prompt_of(index), event.text) : event.text;
   }
   if (request_->return_token_ids) {
     choice["token_ids"] = json::array();
@@ -202,22 +261,42 @@ std::string ApiReply::stream_event(size_t index, const serve::OutputEvent& event
 void ApiReply::add(size_t index, const serve::OutputEvent& event) {
   Choice& choice = choices_[index];
   choice.text += event.text;
+  if (event.prompt != nullptr) choice.prompt = *event.prompt;
   if (event.has_token) choice.tokens_made.push_back(event.choice);
   note(&choice, event);
+}
+
+std::vector<size_t> best_choices(const ApiRequest& request, const std::vector<double>& scores) {
+  const auto made = static_cast<size_t>(request.best_of);
+  std::vector<size_t> best(scores.size());
+  std::iota(best.begin(), best.end(), size_t{0});
+  if (request.best_of == request.n) return best;
+  std::vector<size_t> kept;
+  for (size_t prompt = 0; prompt < request.prompts.size(); ++prompt) {
+    const auto begin = best.begin() + static_cast<ptrdiff_t>(prompt * made);
+    std::stable_sort(begin, begin + static_cast<ptrdiff_t>(made),
+                     [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+    kept.insert(kept.end(), begin, begin + request.n);
+  }
+  return kept;
 }
 
 std::string ApiReply::whole() const {
   json reply = envelope(request_->chat ? "chat.completion" : "text_completion");
   json list = json::array();
-  for (size_t i = 0; i < choices_.size(); ++i) {
+  std::vector<double> scores;
+  for (const Choice& made : choices_) scores.push_back(mean_logprob(made.tokens_made));
+  for (const size_t i : best_choices(*request_, scores)) {
     const Choice& made = choices_[i];
-    json choice = {{"index", i},
+    std::vector<serve::TokenChoice> tokens = made.prompt;
+    tokens.insert(tokens.end(), made.tokens_made.begin(), made.tokens_made.end());
+    json choice = {{"index", list.size()},
                    {"finish_reason", serve::finish_reason_name(made.reason)},
-                   {"logprobs", logprobs_of(made.tokens_made)}};
+                   {"logprobs", logprobs_of(tokens, 0, !made.prompt.empty())}};
     if (request_->chat) {
       choice["message"] = {{"role", "assistant"}, {"content", made.text}};
     } else {
-      choice["text"] = made.text;
+      choice["text"] = request_->echo ? absl::StrCat(prompt_of(i), made.text) : made.text;
     }
     if (request_->return_token_ids) {
       choice["token_ids"] = json::array();

@@ -15,8 +15,8 @@
 
 namespace baton::engine::http {
 
-// Builds the reply to one request, from the events of its choices: choice i is sample i % n of
-// prompt i / n.
+// Builds the reply to one request, from the events of its choices: choice i is sample i % best_of
+// of prompt i / best_of.
 class ApiReply {
  public:
   // `tokenizer` must outlive the reply. `id`: what is unique about it, see
@@ -36,7 +36,9 @@ class ApiReply {
   struct Choice {
     bool begun = false;
     uint32_t tokens = 0;  // so far
+    size_t offset = 0;    // of the next token's text in the answer's, in characters
     std::string text;
+    std::vector<serve::TokenChoice> prompt;  // with echo and logprobs
     std::vector<serve::TokenChoice> tokens_made;
     serve::FinishReason reason = serve::FinishReason::kStop;
     serve::RequestMetrics metrics;
@@ -44,10 +46,14 @@ class ApiReply {
 
   nlohmann::json envelope(const char* kind) const;
   nlohmann::json usage() const;
-  nlohmann::json logprobs_of(const std::vector<serve::TokenChoice>& choices) const;
+  nlohmann::json logprobs_of(const std::vector<serve::TokenChoice>& choices, size_t offset,
+                             bool with_prompt) const;
+  nlohmann::json chat_logprobs(const std::vector<serve::TokenChoice>& choices) const;
+  size_t characters(const std::vector<serve::TokenChoice>& choices) const;
   nlohmann::json token_logprob(int32_t token, double logprob) const;
   std::string token_text(int32_t token) const;
   std::string stream_chunk(nlohmann::json choice) const;
+  const std::string& prompt_of(size_t choice) const;
   void note(Choice* choice, const serve::OutputEvent& event);
 
   const std::shared_ptr<const ApiRequest> request_;
@@ -58,6 +64,9 @@ class ApiReply {
   std::vector<Choice> choices_;
   size_t unfinished_;
 };
+
+// Which of a request's choices are answered, in order: of each prompt the n with the best scores.
+std::vector<size_t> best_choices(const ApiRequest& request, const std::vector<double>& scores);
 
 // {"error": {"message", "type", "param", "code"}}, OpenAI's shape, and the HTTP status that fits.
 std::string api_error(const absl::Status& status);

@@ -1,6 +1,7 @@
 // Parses requests; nothing in them is trusted.
 #include "engine/http/openai_request.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -124,6 +125,20 @@ absl::Status read_stop(const json& body, serve::SamplingParams* sampling) {
   return absl::OkStatus();
 }
 
+absl::Status read_best_of(const json& body, ApiRequest* request) {
+  const auto best_of = int_field(body, "best_of", 1, kMaxChoices, request->n);
+  if (!best_of.ok()) return best_of.status();
+  if (*best_of == request->n) return absl::OkStatus();
+  if (*best_of < request->n) return absl::InvalidArgumentError("best_of must be at least n");
+  if (request->stream || request->echo) {
+    return absl::InvalidArgumentError(
+        "\"best_of\" above n goes with neither \"stream\" nor \"echo\"");
+  }
+  request->best_of = static_cast<int>(*best_of);
+  request->sampling.logprobs = std::max(0, request->sampling.logprobs);  // to compare them by
+  return absl::OkStatus();
+}
+
 // {"TOKEN": bias, ...}
 absl::Status read_logit_bias(const json& body, serve::SamplingParams* sampling) {
   const json& given = member(body, "logit_bias");
@@ -183,32 +198,35 @@ std::string render_chat(const std::vector<ApiMessage>& messages) {
 
 uint64_t seed_of_choice(uint64_t seed, int j) { return seed + static_cast<uint64_t>(j); }
 
-absl::StatusOr<ApiRequest> parse_api_request(std::string_view body, bool chat) {
+absl::StatusOr<ApiRequest> parse_api_request(std::string_view body, bool chat,
+                                             const serve::SamplingDefaults& defaults) {
   const absl::StatusOr<json> parsed = parse_json(body, "the request body");
   if (!parsed.ok()) return parsed.status();
-  return read_api_request(*parsed, chat);
+  return read_api_request(*parsed, chat, defaults);
 }
 
-absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat) {
+absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat,
+                                            const serve::SamplingDefaults& defaults) {
   if (!body.is_object()) return absl::InvalidArgumentError("the request body must be an object");
   if (absl::Status status = check_api_fields(body, chat); !status.ok()) return status;
   ApiRequest request;
   request.chat = chat;
   serve::SamplingParams& sampling = request.sampling;
-  sampling.temperature = 1.0;
+  defaults.apply(&sampling);
   Fields fields(body);
   fields.keep(chat ? read_messages(body, &request) : read_prompts(body, &request));
   fields.keep(read_stop(body, &sampling));
   fields.text("model", &request.model);
-  if (chat) sampling.max_tokens = INT32_MAX;
+  if (chat && !defaults.max_tokens.has_value()) sampling.max_tokens = INT32_MAX;
   if (chat && fields.has("max_completion_tokens")) {
     fields.integer("max_completion_tokens", 1, INT32_MAX, &sampling.max_tokens);
   } else {
-    fields.integer("max_tokens", 1, INT32_MAX, &sampling.max_tokens);
+    if (!chat) fields.boolean("echo", &request.echo);
+    fields.integer("max_tokens", request.echo ? 0 : 1, INT32_MAX, &sampling.max_tokens);
   }
   fields.number("temperature", 0, 100, &sampling.temperature);
   fields.number("top_p", 0, 1, &sampling.top_p);
-  int64_t top_k = 0;
+  int64_t top_k = sampling.top_k;
   fields.integer("top_k", -1, INT32_MAX, &top_k);  // vLLM's clients write -1 for "all"
   sampling.top_k = top_k < 0 ? 0 : static_cast<int>(top_k);
   request.has_seed = fields.has("seed");
@@ -221,27 +239,26 @@ absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat) {
   if (chat) {
     fields.boolean("logprobs", &request.logprobs);
     sampling.logprobs = request.logprobs ? 0 : -1;
-    if (request.logprobs) fields.integer("top_logprobs", 0, 20, &sampling.logprobs);
+    int top = 0;
+    fields.integer("top_logprobs", 0, 20, &top);
+    if (request.logprobs) {
+      sampling.logprobs = top;
+    } else if (top > 0) {
+      fields.keep(absl::InvalidArgumentError("\"top_logprobs\" needs \"logprobs\": true"));
+    }
   } else {
     fields.integer("logprobs", 0, 20, &sampling.logprobs);
     request.logprobs = sampling.logprobs >= 0;
+    sampling.prompt_logprobs = request.echo && request.logprobs;
   }
   fields.integer("n", 1, static_cast<int64_t>(kMaxChoices), &request.n);
+  request.best_of = request.n;
+  if (!chat) fields.keep(read_best_of(body, &request));
   if (request.choices() > kMaxChoices) {
     fields.keep(absl::InvalidArgumentError(
-        absl::StrCat(request.prompts.size(), " prompts with n = ", request.n,
+        absl::StrCat(request.prompts.size(), " prompts with n = ", request.best_of,
                      " are too many choices; at most ", kMaxChoices, " may be")));
   }
-  if (fields.has("best_of")) {
-    int best_of = request.n;
-    fields.integer("best_of", 1, INT32_MAX, &best_of);
-    if (best_of != request.n) {
-      fields.keep(absl::InvalidArgumentError("\"best_of\" other than n is not supported here"));
-    }
-  }
-  bool echo = false;
-  fields.boolean("echo", &echo);
-  if (echo) fields.keep(absl::InvalidArgumentError("\"echo\" is not supported here"));
   fields.number("min_p", 0, 1, &sampling.min_p);
   fields.number("presence_penalty", -2, 2, &sampling.presence_penalty);
   fields.number("frequency_penalty", -2, 2, &sampling.frequency_penalty);

@@ -42,21 +42,28 @@ struct ApiRequest {
   std::vector<ApiPrompt> prompts;    // at least one; of a chat, one, as render_chat() writes it
   std::vector<ApiMessage> messages;  // of a chat
   int n = 1;                         // choices per prompt
+  int best_of = 1;                   // as many are made, and the likeliest n answered; at least n
+  bool echo = false;                 // the prompt is the beginning of the answer
   std::vector<int32_t> resume_tokens;
   std::string prefill_address;
   serve::SamplingParams sampling;  // a chat without a limit has INT32_MAX: to the context's end
   bool has_seed = false;
 
-  size_t choices() const { return prompts.size() * static_cast<size_t>(n); }
+  // What is computed: choice i is of prompt i / best_of.
+  size_t choices() const { return prompts.size() * static_cast<size_t>(best_of); }
 };
 
 // Choices of one request, at most.
 inline constexpr size_t kMaxChoices = 128;
 
 // Parses a body of /v1/completions, or of /v1/chat/completions. InvalidArgument names the field.
-absl::StatusOr<ApiRequest> parse_api_request(std::string_view body, bool chat);
+// Where it says nothing of temperature, top_p, top_k, min_p, repetition_penalty and max_tokens,
+// `defaults` has them, or OpenAI.
+absl::StatusOr<ApiRequest> parse_api_request(std::string_view body, bool chat,
+                                             const serve::SamplingDefaults& defaults = {});
 // The same from JSON that is parsed already.
-absl::StatusOr<ApiRequest> read_api_request(const nlohmann::json& body, bool chat);
+absl::StatusOr<ApiRequest> read_api_request(const nlohmann::json& body, bool chat,
+                                            const serve::SamplingDefaults& defaults = {});
 
 // A chat as a prompt for models without a chat template: a line "role: content" per message, and
 // "assistant:" at the end.

@@ -118,6 +118,8 @@ struct Model::Impl {
   void feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const;
   void add_bias_to_x(const std::vector<float>& bias, int tokens, Workspace::Impl& w) const;
   void predict(Workspace::Impl& w, float* logits) const;
+  void predict_all(std::span<const SequenceChunk> chunks, LayerHook& hook,
+                   Workspace::Impl& w) const;
 };
 
 absl::Status Model::Impl::check(std::span<const SequenceChunk> chunks, const KvCache& cache,
@@ -284,6 +286,30 @@ void Model::Impl::predict(Workspace::Impl& w, float* logits) const {
   }
 }
 
+// As many rows at once as the workspace has room for.
+void Model::Impl::predict_all(std::span<const SequenceChunk> chunks, LayerHook& hook,
+                              Workspace::Impl& w) const {
+  const size_t d = static_cast<size_t>(config.hidden_size);
+  const size_t vocab = static_cast<size_t>(config.vocab_size);
+  const size_t at_once = static_cast<size_t>(w.limits.max_chunks);
+  size_t row = 0;
+  for (size_t c = 0; c < chunks.size(); row += chunks[c++].tokens.size()) {
+    const size_t all = chunks[c].wants_all_logits ? chunks[c].tokens.size() : 0;
+    for (size_t first = 0; first < all; first += at_once) {
+      const size_t count = std::min(at_once, all - first);
+      for (size_t i = 0; i < count; ++i) {
+        rms_norm(w.x.data() + (row + first + i) * d, final_norm.data(), w.normed.data() + i * d,
+                 config.hidden_size, static_cast<float>(config.rms_norm_eps));
+      }
+      gemm(*w.pool, w.gemm_scratch, static_cast<int>(count), {w.normed.data(), d, 1}, lm_head.b(),
+           w.logits.data(), vocab, false);
+      for (size_t i = 0; i < count; ++i) {
+        hook.token_logits(c, first + i, std::span(w.logits.data() + i * vocab, vocab));
+      }
+    }
+  }
+}
+
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Model::Model(Model&&) noexcept = default;
 Model& Model::operator=(Model&&) noexcept = default;
@@ -375,6 +401,7 @@ absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cach
     m.feed_forward(layer, tokens, w);
   }
   if (!w.rows.empty()) m.predict(w, logits);
+  m.predict_all(chunks, hook, w);
   return absl::OkStatus();
 }
 

@@ -28,7 +28,8 @@ struct SequenceChunk {
   int32_t position = 0;             // of tokens[0]; KV of [0, position) is in the cache already
   // Block i holds positions [16 i, 16 i + 16); must cover position + tokens.size() positions.
   std::span<const uint32_t> block_table;
-  bool wants_logits = true;  // of the last token
+  bool wants_logits = true;       // of the last token
+  bool wants_all_logits = false;  // of every token, through LayerHook::token_logits()
 };
 
 // Called by forward() on the calling thread, in layer order. Neither call may throw.
@@ -45,6 +46,11 @@ class LayerHook {
   // write again: a prefill worker starts sending them here, while the layer's attention and
   // everything after it are still to be computed.
   virtual void kv_written(int layer) { (void)layer; }
+  // After the last layer, for chunks that want all logits: those behind tokens[token] of chunk
+  // `chunk`, in order; valid during the call.
+  virtual void token_logits(size_t chunk, size_t token, std::span<const float> logits) {
+    (void)chunk, (void)token, (void)logits;
+  }
 };
 
 struct WorkspaceLimits {

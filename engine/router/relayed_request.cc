@@ -45,7 +45,8 @@ void RelayedRequest::start(Workers& workers, std::shared_ptr<http::HttpExchange>
   relayed->legs_.resize(parsed.choices());
   for (size_t choice = 0; choice < relayed->legs_.size(); ++choice) {
     Leg& leg = relayed->legs_[choice];
-    leg.chain = prompt_chain(prompt_bytes(parsed.prompts[choice / static_cast<size_t>(parsed.n)]));
+    leg.chain =
+        prompt_chain(prompt_bytes(parsed.prompts[choice / static_cast<size_t>(parsed.best_of)]));
     leg.relay = std::make_unique<StreamRelay>(
         body, relayed->request_, choice, relayed->head_,
         [request = relayed.get()](std::string_view bytes) { return request->send(bytes); });

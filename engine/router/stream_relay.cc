@@ -1,6 +1,7 @@
 // Relays a worker's SSE stream: parses it, remembers tokens, rewrites events.
 #include "engine/router/stream_relay.h"
 
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,7 +25,7 @@ json sum_of_usage(const http::ApiRequest& request, const std::vector<const Strea
     const auto count = [&](const char* key) {
       return int_field(choices[i]->usage(), key, 0, INT32_MAX, 0).value_or(0);
     };
-    if (i % static_cast<size_t>(request.n) == 0) prompt += count("prompt_tokens");
+    if (i % static_cast<size_t>(request.best_of) == 0) prompt += count("prompt_tokens");
     output += count("completion_tokens");
   }
   return {
@@ -45,7 +46,8 @@ StreamRelay::StreamRelay(json body, std::shared_ptr<const http::ApiRequest> requ
   body_["return_token_ids"] = true;
   body_.erase("n");
   body_.erase("best_of");
-  const auto n = static_cast<size_t>(request_->n);
+  const auto n = static_cast<size_t>(request_->best_of);
+  if (request_->best_of > request_->n && !request_->logprobs) body_["logprobs"] = 0;
   if (!request_->chat) {
     const http::ApiPrompt& prompt = request_->prompts[choice / n];
     body_["prompt"] = prompt.tokens.empty() ? json(prompt.text) : json(prompt.tokens);
@@ -146,8 +148,20 @@ bool StreamRelay::pass_on(json event) {
   return !client_gone_;
 }
 
+double StreamRelay::mean_logprob() const {
+  double sum = 0;
+  size_t count = 0;
+  for (const json& value : member(logprobs_, "token_logprobs")) {
+    if (!value.is_number()) continue;
+    sum += value.get<double>();
+    ++count;
+  }
+  return count == 0 ? -std::numeric_limits<double>::infinity() : sum / static_cast<double>(count);
+}
+
 json StreamRelay::choice() const {
-  json choice = {{"index", choice_}, {"finish_reason", finish_reason_}, {"logprobs", logprobs_}};
+  json choice = {{"index", choice_}, {"finish_reason", finish_reason_}, {"logprobs", nullptr}};
+  if (request_->logprobs) choice["logprobs"] = logprobs_;
   if (request_->chat) {
     choice["message"] = {{"role", "assistant"}, {"content", text_}};
   } else {
@@ -178,7 +192,13 @@ std::string whole_reply(const http::ApiRequest& request, const StreamRelay::Head
   json reply = *head;
   reply["object"] = request.chat ? "chat.completion" : "text_completion";
   reply["choices"] = json::array();
-  for (const StreamRelay* choice : choices) reply["choices"].push_back(choice->choice());
+  std::vector<double> scores;
+  for (const StreamRelay* choice : choices) scores.push_back(choice->mean_logprob());
+  for (const size_t best : http::best_choices(request, scores)) {
+    json choice = choices[best]->choice();
+    choice["index"] = reply["choices"].size();
+    reply["choices"].push_back(std::move(choice));
+  }
   reply["usage"] = sum_of_usage(request, choices);
   return dump(reply);
 }

@@ -40,6 +40,8 @@ class StreamRelay {
   size_t tokens_seen() const { return tokens_.size(); }
   // The choice as a reply has it that is no stream, and its part of the usage. Call when done().
   nlohmann::json choice() const;
+  // Of its tokens, for the best of several choices.
+  double mean_logprob() const;
   const nlohmann::json& usage() const { return usage_; }
 
  private:

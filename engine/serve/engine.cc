@@ -50,6 +50,12 @@ absl::Status Engine::add_request(Request request) {
   sequence.prompt_tokens = sequence.tokens.size();
   sequence.metrics.prompt_tokens = static_cast<uint32_t>(sequence.prompt_tokens);
   sequence.metrics.arrival = clock_.now();
+  // Whoever resumes a stream has heard of its prompt.
+  request.sampling.prompt_logprobs &= request.resume_tokens.empty();
+  if (request.sampling.prompt_logprobs) {
+    sequence.local_only = true;
+    sequence.prompt_choices.push_back({.token = sequence.tokens[0], .logprob = 0, .top = {}});
+  }
   sequence.text.emplace(tokenizer_, request.sampling.stop);
   const std::vector<int32_t> resumed = std::move(request.resume_tokens);
   sequence.request = std::move(request);
@@ -229,7 +235,8 @@ absl::Status Engine::compute(const StepPlan& plan) {
         {.tokens = std::span(sequence->tokens).subspan(begin, count),
          .position = static_cast<int32_t>(begin),
          .block_table = sequence->blocks,
-         .wants_logits = !sequence->job.has_value() && begin + count == sequence->tokens.size()});
+         .wants_logits = !sequence->job.has_value() && begin + count == sequence->tokens.size(),
+         .wants_all_logits = sequence->wants_prompt()});
     stats_.tokens_computed += count;
     if (!sequence->job.has_value()) continue;
     const BlockRange range = completed_blocks(begin, begin + count, sequence->tokens.size())
@@ -240,6 +247,9 @@ absl::Status Engine::compute(const StepPlan& plan) {
   if (plan.streaming != nullptr) ++stats_.loads_streamed;
   if (plan.streaming != nullptr) hook_.await(plan.streaming->load, wake_fd_);
   ++stats_.steps;
+  hook_.on_token_logits([&](size_t chunk, size_t token, std::span<const float> logits) {
+    take_logits(plan.chunks[chunk].sequence, token, logits);
+  });
   absl::Status status = model_.forward(chunks_, *cache_, hook_, *workspace_, logits_.data());
   hook_.end();
   return status;
@@ -281,6 +291,14 @@ void Engine::run(const StepPlan& plan) {
   }
 }
 
+// The logits behind a token of a prompt rate the token that comes next in it.
+void Engine::take_logits(Sequence* sequence, size_t token, std::span<const float> logits) {
+  const size_t next = sequence->computed + token + 1;
+  if (next != sequence->prompt_choices.size() || next >= sequence->prompt_tokens) return;
+  sequence->prompt_choices.push_back(
+      sampler_.rate(logits, sequence->tokens[next], sequence->request.sampling.logprobs));
+}
+
 // A chunk was computed: row `row` of the logits is its last token's.
 void Engine::advance(const ScheduledChunk& chunk, size_t row) {
   Sequence* sequence = chunk.sequence;
@@ -295,13 +313,19 @@ void Engine::advance(const ScheduledChunk& chunk, size_t row) {
 
   const size_t vocab = model_.config().vocab_size;
   OutputEvent event;
+  RequestMetrics& metrics = sequence->metrics;
+  if (sequence->request.sampling.prompt_logprobs && metrics.output_tokens == 0) {
+    event.prompt = &sequence->prompt_choices;
+  }
+  if (sequence->request.sampling.max_tokens == 0) {
+    return finish(sequence, FinishReason::kLength, absl::OkStatus(), std::move(event));
+  }
   event.id = sequence->request.id;
   event.has_token = true;
   event.choice =
       sampler_.choose(std::span(logits_).subspan(row * vocab, vocab), sequence->request.sampling,
                       sequence->tokens.size(),
                       {sequence->tokens, sequence->prompt_tokens, model_.config().eos_token_ids});
-  RequestMetrics& metrics = sequence->metrics;
   const Time now = clock_.now();
   if (metrics.output_tokens++ == 0) {
     metrics.first_token = now;

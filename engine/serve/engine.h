@@ -123,6 +123,7 @@ class Engine {
   void load_failed(Sequence* sequence, const absl::Status& why);
   void load_finished(Sequence* sequence);
   void advance(const ScheduledChunk& chunk, size_t row);
+  void take_logits(Sequence* sequence, size_t token, std::span<const float> logits);
   std::optional<FinishReason> accept_token(Sequence& sequence, int32_t token, std::string* text);
   void finish(Sequence* sequence, FinishReason reason, const absl::Status& status,
               OutputEvent event = {});

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/files/files.h"
 
 namespace baton::engine::serve {
 absl::StatusOr<LoadedModel> load_model(const std::string& directory) {
@@ -24,8 +25,17 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory) {
   if (path.filename().empty()) path = path.parent_path();
   absl::StatusOr<std::optional<ChatTemplate>> chat_template = load_chat_template(directory);
   if (!chat_template.ok()) return chat_template.status();
+  SamplingDefaults defaults;
+  constexpr size_t kMaxBytes = size_t{1} << 20;
+  if (const auto text = read_file(directory + "/generation_config.json", kMaxBytes); text.ok()) {
+    const absl::StatusOr<SamplingDefaults> parsed = SamplingDefaults::parse(*text);
+    if (!parsed.ok()) return parsed.status();
+    defaults = *parsed;
+  } else if (!absl::IsNotFound(text.status())) {
+    return text.status();
+  }
   return LoadedModel{path.filename().string(), *std::move(model), *std::move(tokenizer),
-                     *std::move(chat_template)};
+                     *std::move(chat_template), defaults};
 }
 
 }  // namespace baton::engine::serve

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/model/model.h"
+#include "engine/serve/sampling.h"
 #include "engine/tokenizer/chat_template.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -16,6 +17,7 @@ struct LoadedModel {
   Model model;
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat_template;
+  SamplingDefaults defaults;  // of generation_config.json, if there is one
 };
 
 // Errors name the missing or broken file and what a model directory must contain.

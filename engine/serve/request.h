@@ -53,6 +53,9 @@ struct OutputEvent {
   FinishReason reason = FinishReason::kStop;
   absl::Status status;                      // not OK with kError and kAbort
   const RequestMetrics* metrics = nullptr;  // with `finished`; valid during the call
+  // With the first event, where sampling.prompt_logprobs asked for it: the prompt's tokens. The
+  // first one has no log probability. Valid during the call.
+  const std::vector<TokenChoice>* prompt = nullptr;
 };
 
 struct Request {

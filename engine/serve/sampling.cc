@@ -40,7 +40,7 @@ absl::Status SamplingParams::validate() const {
   if (!(top_p > 0 && top_p <= 1)) {
     return invalid("top_p is ", top_p, "; it must be above 0 and at most 1");
   }
-  if (max_tokens < 1) return invalid("max_tokens is ", max_tokens, "; it must be at least 1");
+  if (max_tokens < 0) return invalid("max_tokens is ", max_tokens, "; it must not be negative");
   if (stop.size() > 16) return invalid(stop.size(), " stop strings were given; at most 16 may be");
   for (const std::string& text : stop) {
     if (text.empty() || text.size() > 256) {
@@ -73,6 +73,7 @@ absl::Status SamplingParams::validate() const {
   if (min_tokens > 0 && !stop.empty()) {
     return invalid("min_tokens together with stop strings is not supported here");
   }
+  if (prompt_logprobs && logprobs < 0) return invalid("prompt_logprobs needs logprobs");
   if (logprobs < -1 || logprobs > 20) {
     return invalid("logprobs is ", logprobs, "; at most 20 alternatives are reported");
   }
@@ -235,7 +236,11 @@ TokenChoice Sampler::choose(std::span<const float> logits, const SamplingParams&
   }
   choice.token = params.temperature > 0 ? sample(drawn, params, position) : argmax(drawn);
   if (params.logprobs < 0) return choice;
+  return rate(logits, choice.token, params.logprobs);
+}
 
+TokenChoice Sampler::rate(std::span<const float> logits, int32_t token, int tops) {
+  TokenChoice choice{.token = token, .logprob = 0, .top = {}};
   const float best = logits[argmax(logits)];
   double total = 0;
   for (float logit : logits) {
@@ -247,7 +252,7 @@ TokenChoice Sampler::choose(std::span<const float> logits, const SamplingParams&
   for (size_t i = 0; i < logits.size(); ++i) {
     if (!std::isnan(logits[i])) candidates_.emplace_back(logits[i], static_cast<int32_t>(i));
   }
-  const size_t kept = std::min<size_t>(candidates_.size(), params.logprobs);
+  const size_t kept = std::min<size_t>(candidates_.size(), tops);
   std::partial_sort(candidates_.begin(), candidates_.begin() + kept, candidates_.end(), better);
   for (size_t i = 0; i < kept; ++i) {
     choice.top.emplace_back(candidates_[i].second, candidates_[i].first - normalizer);

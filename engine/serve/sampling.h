@@ -5,10 +5,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace baton::engine::serve {
 
@@ -17,7 +19,7 @@ struct SamplingParams {
   int top_k = 0;             // 0: all tokens
   double top_p = 1.0;        // smallest set of tokens with at least this probability
   uint64_t seed = 0;
-  int max_tokens = 16;            // of output
+  int max_tokens = 16;            // of output; 0: the prompt is computed, no more
   std::vector<std::string> stop;  // output ends before the first of these
   bool ignore_eos = false;        // the end-of-text token is a token like others
   // As vLLM defines them. The penalties are of tokens that are there already: presence and
@@ -29,12 +31,28 @@ struct SamplingParams {
   std::vector<std::pair<int32_t, double>> logit_bias;  // added to these tokens' logits
   std::vector<int32_t> stop_token_ids;                 // end the output, like the end-of-text token
   int min_tokens = 0;                                  // of output, before any token may end it
-  int logprobs = -1;  // alternatives to report per token; -1: no log probabilities
+  int logprobs = -1;             // alternatives to report per token; -1: no log probabilities
+  bool prompt_logprobs = false;  // of the prompt's tokens too, as many alternatives
 
   // InvalidArgument naming the parameter and its range.
   absl::Status validate() const;
   // Whether logits are changed before the choice.
   bool adjusts() const;
+};
+
+// What a request means that does not say it: of a checkpoint's generation_config.json, else
+// OpenAI's.
+struct SamplingDefaults {
+  double temperature = 1.0;
+  int top_k = 0;
+  double top_p = 1.0;
+  double min_p = 0;
+  double repetition_penalty = 1;
+  std::optional<int> max_tokens;
+
+  // InvalidArgument naming the field that is no number or out of its range.
+  static absl::StatusOr<SamplingDefaults> parse(std::string_view generation_config);
+  void apply(SamplingParams* params) const;
 };
 
 // What has been said so far, for penalties and min_tokens.
@@ -61,6 +79,9 @@ class Sampler {
   // go to the lower id. NaN logits are never chosen.
   TokenChoice choose(std::span<const float> logits, const SamplingParams& params, uint64_t position,
                      const SampleHistory& history = {});
+
+  // What a model with these logits thinks of `token`, with `tops` alternatives.
+  TokenChoice rate(std::span<const float> logits, int32_t token, int tops);
 
   // How often the whole vocabulary had to be sorted: where rounding could have decided.
   uint64_t full_sorts() const { return full_sorts_; }

@@ -118,8 +118,9 @@ bool Scheduler::admit(Sequence* sequence) {
   const size_t total = sequence->tokens.size();
   extend_chain(sequence->tokens, kBlockTokens, &sequence->chain);
   // The last token is always computed, for its logits; a job wants none.
-  const size_t useful =
-      options_.prefix_cache ? (sequence->job.has_value() ? total : total - 1) / kBlockTokens : 0;
+  const size_t useful = options_.prefix_cache && !sequence->wants_prompt()
+                            ? (sequence->job.has_value() ? total : total - 1) / kBlockTokens
+                            : 0;
   const auto chain = std::span(sequence->chain).first(useful);
   const BlockManager::Match match = blocks_.find(chain);
   const size_t cached = match.blocks * kBlockTokens;

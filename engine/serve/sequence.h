@@ -48,10 +48,15 @@ struct Sequence {
   std::optional<PrefillJob> job;
   std::optional<OutputText> text;  // none for jobs
   RequestMetrics metrics;
+  std::vector<TokenChoice> prompt_choices;  // with sampling.prompt_logprobs, as far as computed
 
   // Names it in timelines: prefill and decode use one number for a load.
   uint64_t label() const { return job.has_value() ? job->request : load != 0 ? load : request.id; }
   size_t remaining() const { return tokens.size() - computed; }
+  // What others computed of the prompt is of no use: its logits are wanted.
+  bool wants_prompt() const {
+    return request.sampling.prompt_logprobs && prompt_choices.size() < prompt_tokens;
+  }
 };
 
 }  // namespace baton::engine::serve

@@ -35,12 +35,18 @@ class StepHook : public LayerHook {
   std::optional<uint32_t> stalled_at() const { return stalled_at_; }
   // Ends the last layer's span.
   void end();
+  // Who hears of logits that chunks want of every token.
+  using OnLogits = std::function<void(size_t chunk, size_t token, std::span<const float>)>;
+  void on_token_logits(OnLogits task) { on_token_logits_ = std::move(task); }
 
   // OK or the first thing that went wrong when sending for `job`.
   absl::Status send_status(uint64_t job) const;
 
   absl::Status before_layer(int layer) override;
   void kv_written(int layer) override;
+  void token_logits(size_t chunk, size_t token, std::span<const float> logits) override {
+    on_token_logits_(chunk, token, logits);
+  }
 
  private:
   absl::Status wait_for_layer(uint32_t layer);
@@ -56,6 +62,7 @@ class StepHook : public LayerHook {
   Timeline* const timeline_;
   const Clock& clock_;
   std::vector<Send> sends_;
+  OnLogits on_token_logits_;
   kvtransfer::KvRequestId load_ = 0;
   int wake_fd_ = -1;
   std::optional<uint32_t> stalled_at_;

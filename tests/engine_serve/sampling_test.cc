@@ -183,7 +183,7 @@ TEST(Sampling, ParametersAreChecked) {
   for (const SamplingParams& bad :
        {SamplingParams{.temperature = -1}, SamplingParams{.temperature = NAN},
         SamplingParams{.top_k = -1}, SamplingParams{.top_p = 0}, SamplingParams{.top_p = 1.5},
-        SamplingParams{.max_tokens = 0}, SamplingParams{.stop = {""}}, SamplingParams{.min_p = 2},
+        SamplingParams{.max_tokens = -1}, SamplingParams{.stop = {""}}, SamplingParams{.min_p = 2},
         SamplingParams{.presence_penalty = 3}, SamplingParams{.repetition_penalty = 0},
         SamplingParams{.logit_bias = {{1, 101}}}, SamplingParams{.min_tokens = 17},
         SamplingParams{.stop = {"x"}, .min_tokens = 1}, SamplingParams{.logprobs = 21}}) {
