@@ -56,7 +56,10 @@ TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
   }
   EXPECT_GE(worker.server().connections().answering, kEach);  // none was pushed out
   EXPECT_NE(streams[0].read_until("data: ").find("HTTP/1.1 200"), std::string::npos);
-  // Whoever leaves is forgotten, in the batch and in the queue.
+  // Whoever leaves is forgotten, in the batch and in the queue: all have been read by now.
+  while (worker.thread().stats().running + worker.thread().stats().waiting < kEach) {
+    std::this_thread::yield();
+  }
   for (RawClient& stream : streams) stream.leave();
   while (worker.thread().stats().requests_finished < kEach) std::this_thread::yield();
   EXPECT_EQ(worker.thread().stats().running + worker.thread().stats().waiting, 0u);
