@@ -96,7 +96,7 @@ def check_guidellm(folder):
 
 def with_aiperf(url, folder):
     return [[venvs / "aiperf/bin/aiperf", "profile", "--model", servers.NAME, "--url", url, "--endpoint-type", kind,
-             "--streaming", "--tokenizer", os.path.abspath(servers.MODEL), "--request-count", "8", "--concurrency", "2", "--isl", "64",
+             "--streaming", "--tokenizer", "builtin", "--request-count", "8", "--concurrency", "2", "--isl", "64",
              "--osl", "16", "--extra-inputs", "ignore_eos:true", "--ui", "none", "--artifact-dir", folder / kind]
             for kind in ("completions", "chat")]
 

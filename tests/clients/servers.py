@@ -1,6 +1,7 @@
 """Servers to be clients of: one process, or a router before a prefill and a decode worker."""
 
 import contextlib
+import signal
 import subprocess
 import time
 import urllib.request
@@ -25,6 +26,7 @@ class Server:
         self.url = line.split(" on ")[1].strip()
 
     def stop(self):
+        self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
         try:
             self.process.wait(20)
