@@ -19,7 +19,8 @@ namespace baton::gpudirect::kernels {
   F(adamw, AdamW, 256)             \
   F(sample, Sample, 256)           \
   F(attend_splits, Attention, 256) \
-  F(join_splits, Attention, 128)
+  F(join_splits, Attention, 128)   \
+  F(push_triggers, PushTriggers, 128)
 
 // Bytes from one place to another. Any alignment; multiples of 16 are fast.
 struct Piece {
@@ -161,6 +162,29 @@ struct Attention {
   uint32_t group = 0;  // query heads that share a KV head
   uint32_t table_stride = 0;
   uint32_t splits = 0;  // of the longest sequence
+};
+
+// A word from a kernel to the host: start these pieces of a transfer that was prepared. It names
+// the transfer, never an address (gpudirect/trigger_fifo.h).
+struct Trigger {
+  uint32_t transfer = 0;
+  uint32_t first = 0;  // piece
+  uint32_t count = 0;  // pieces
+  uint32_t epoch = 0;  // of the prepared transfer, below 2^31
+};
+struct TriggerQueue {
+  uint64_t* slots = nullptr;       // [2 * capacity], of the host
+  const uint64_t* tail = nullptr;  // of the host: how many were taken
+  uint64_t* head = nullptr;        // of the device: how many were pushed
+  uint64_t* seen_tail = nullptr;   // of the device: a tail that was read before
+  uint32_t capacity = 0;           // a power of two
+};
+// Pushes each, in any order, or says with 0 that the queue was full.
+struct PushTriggers {
+  TriggerQueue queue;
+  const Trigger* triggers = nullptr;
+  uint32_t* accepted = nullptr;
+  uint32_t count = 0;
 };
 
 }  // namespace baton::gpudirect::kernels

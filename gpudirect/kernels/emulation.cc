@@ -11,6 +11,7 @@
 #include "gpudirect/kernels/reduce_sum-inl.h"
 #include "gpudirect/kernels/reshard-inl.h"
 #include "gpudirect/kernels/sample-inl.h"
+#include "gpudirect/kernels/trigger-inl.h"
 
 namespace baton::gpudirect::kernels {
 

@@ -86,6 +86,14 @@ class EmulatedBlock {
   void store(T* to, T value) {
     std::memcpy(reach(to, sizeof(T), alignof(T), true), &value, sizeof(T));
   }
+  // Words that others change meanwhile: with the order that their names say.
+  uint64_t load_acquire(const uint64_t* from) { return load(from); }
+  void store_release(uint64_t* to, uint64_t value) { store(to, value); }
+  bool exchange(uint64_t* at, uint64_t expected, uint64_t wanted) {
+    const bool same = load(at) == expected;
+    if (same) store(at, wanted);
+    return same;
+  }
 
  private:
   void shuffle();

@@ -5,6 +5,7 @@
 #include "gpudirect/kernels/reduce_sum-inl.h"
 #include "gpudirect/kernels/reshard-inl.h"
 #include "gpudirect/kernels/sample-inl.h"
+#include "gpudirect/kernels/trigger-inl.h"
 
 namespace baton::gpudirect::kernels {
 namespace {
@@ -55,6 +56,17 @@ struct CudaBlock {
   template <class T>
   __device__ __forceinline__ void store(T* to, T value) {
     *to = value;
+  }
+  __device__ uint64_t load_acquire(const uint64_t* from) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    return value;
+  }
+  __device__ void store_release(uint64_t* to, uint64_t value) {
+    asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+  }
+  __device__ bool exchange(uint64_t* at, uint64_t expected, uint64_t wanted) {
+    return atomicCAS(reinterpret_cast<unsigned long long*>(at), expected, wanted) == expected;
   }
 };
 

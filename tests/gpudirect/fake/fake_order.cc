@@ -1,6 +1,4 @@
 // What orders the fake's streams: waits for events and values, and writes of values.
-#include <cstring>
-
 #include "absl/strings/str_cat.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 
@@ -16,8 +14,8 @@ bool FakeDriver::may_run(const Operation& operation) {
   }
   if (order.kind == Order::Kind::kWriteValue) return true;
   if (!pinned(order.address, 8)) return true;  // a violation, when it runs
-  uint64_t now = 0;
-  std::memcpy(&now, reinterpret_cast<const void*>(static_cast<uintptr_t>(order.address)), 8);
+  const uint64_t now = __atomic_load_n(
+      reinterpret_cast<const uint64_t*>(static_cast<uintptr_t>(order.address)), __ATOMIC_ACQUIRE);
   return static_cast<int64_t>(now - order.value) >= 0;
 }
 

@@ -1,0 +1,251 @@
+// Gates between transfers and streams: events one way, words that a stream waits for the other.
+#include "gpudirect/stream_gates.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::gpudirect {
+namespace {
+
+constexpr std::chrono::seconds kPatience{1};  // for streams to pass, when the gates end
+
+DevicePointer address_of(const uint64_t& word) {
+  return static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(&word));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StreamGates>> StreamGates::open(const Device& device, size_t gates) {
+  const Driver& driver = device.driver();
+  if (!device.facts().has(kStreamMemOps64) || driver.cuStreamWaitValue64 == nullptr ||
+      !device.facts().has(kCanUseHostPointerForRegisteredMemory)) {
+    return absl::UnavailableError(absl::StrCat(
+        "CUDA device ", device.ordinal(),
+        " cannot let a stream wait for a word of the host (stream_memops_64 and "
+        "host_pointer_on_device of `baton info`, and a driver for CUDA 11.7 or newer): wait for "
+        "transfers on the host, or update the driver"));
+  }
+  std::unique_ptr<StreamGates> out(new StreamGates(device));
+  if (absl::Status status = out->start(gates); !status.ok()) return status;
+  return out;
+}
+
+absl::Status StreamGates::start(size_t gates) {
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  const Driver& driver = device_.driver();
+  words_ = std::make_unique<Words[]>(gates);
+  absl::Status status = device_.check(
+      driver.cuMemHostRegister(words_.get(), gates * sizeof(Words), kHostPortable | kHostDeviceMap),
+      "registering the words that streams wait for");
+  registered_ = status.ok();
+  gates_.reserve(gates);
+  for (size_t i = 0; i < gates && status.ok(); ++i) {
+    Event event = nullptr;
+    status = device_.check(driver.cuEventCreate(&event, kEventDisableTiming), "making an event");
+    if (status.ok()) gates_.push_back({.own = event});
+  }
+  return status;
+}
+
+StreamGates::~StreamGates() {
+  for (Gate& gate : gates_) {
+    if (gate.taken) end(gate, GateState::kAborted);
+  }
+  const Device::Current current(device_);
+  if (!current.status().ok()) {
+    words_.release();  // NOLINT(bugprone-unused-return-value): a lost device may still read it
+    return;
+  }
+  const Driver& driver = device_.driver();
+  const auto begin = std::chrono::steady_clock::now();
+  bool all_passed = true;
+  for (Gate& gate : gates_) {
+    while (gate.holds && !passed(gate)) {
+      if (std::chrono::steady_clock::now() - begin < kPatience) continue;
+      all_passed = false;
+      break;
+    }
+    driver.cuEventDestroy(gate.own);
+  }
+  if (!all_passed) {
+    words_.release();  // NOLINT(bugprone-unused-return-value): a stream may still read it
+  } else if (registered_) {
+    driver.cuMemHostUnregister(words_.get());
+  }
+}
+
+// Whether nothing on a stream waits for this gate any more.
+bool StreamGates::passed(Gate& gate) const {
+  if (device_.driver().cuEventQuery(gate.own) == kNotReady) return false;
+  gate.holds = gate.passing = false;
+  return true;
+}
+
+absl::StatusOr<uint32_t> StreamGates::take(Time deadline) {
+  if (deadline == kNever) {
+    return absl::InvalidArgumentError(
+        "a wait between a stream and a transfer needs a deadline: nothing else would end it");
+  }
+  for (uint32_t slot = 0; slot < gates_.size(); ++slot) {
+    Gate& gate = gates_[slot];
+    if (gate.taken || (gate.passing && !passed(gate))) continue;
+    gate.taken = true;
+    gate.holds = false;
+    gate.state = GateState::kWaiting;
+    gate.deadline = deadline;
+    gate.awaited = nullptr;
+    ++gate.epoch;
+    if (++gate.generation == 0) gate.generation = 1;
+    return slot;
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("all ", gates_.size(),
+                   " gates between streams and transfers are taken: close() what has "
+                   "ended, or open more"));
+}
+
+absl::StatusOr<GateId> StreamGates::after(Stream stream, Time deadline) {
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  const auto slot = take(deadline);
+  if (!slot.ok()) return slot.status();
+  Gate& gate = gates_[*slot];
+  gate.awaited = gate.own;
+  absl::Status status =
+      device_.check(device_.driver().cuEventRecord(gate.own, stream), "marking where a stream is");
+  gate.taken = status.ok();
+  if (!status.ok()) return status;
+  return id_of(*slot);
+}
+
+absl::StatusOr<GateId> StreamGates::after(Event event, Time deadline) {
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  const auto slot = take(deadline);
+  if (!slot.ok()) return slot.status();
+  gates_[*slot].awaited = event;
+  return id_of(*slot);
+}
+
+absl::StatusOr<Hold> StreamGates::hold(Stream stream, Time deadline) {
+  for (const Direction direction : {Direction::kToHost, Direction::kToDevice}) {
+    if (stream != device_.stream(direction)) continue;
+    return absl::InvalidArgumentError(
+        "a stream for copies cannot wait for a transfer, which may need it: hold the stream that "
+        "uses the data");
+  }
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  const auto slot = take(deadline);
+  if (!slot.ok()) return slot.status();
+  Gate& gate = gates_[*slot];
+  Words& words = words_[*slot];
+  absl::Status status =
+      device_.check(device_.driver().cuStreamWaitValue64(stream, address_of(words.flag), gate.epoch,
+                                                         kWaitUntilNotBehind),
+                    "letting a stream wait for a transfer");
+  if (!status.ok()) {
+    gate.taken = false;
+    return status;
+  }
+  gate.holds = true;
+  // So that CUDA too knows that the stream is behind the wait.
+  status = device_.check(device_.driver().cuEventRecord(gate.own, stream), "marking a wait");
+  if (!status.ok()) {
+    end(gate, GateState::kAborted);  // the stream waits already
+    gate.taken = false;
+    return status;
+  }
+  return Hold{id_of(*slot), address_of(words.outcome), 2 * gate.epoch};
+}
+
+absl::StatusOr<StreamGates::Gate*> StreamGates::find(GateId id) {
+  if (id.slot >= gates_.size() || !gates_[id.slot].taken ||
+      gates_[id.slot].generation != id.generation) {
+    return absl::NotFoundError("no such gate: it was closed");
+  }
+  return &gates_[id.slot];
+}
+
+void StreamGates::end(Gate& gate, GateState state) {
+  if (gate.state != GateState::kWaiting) return;
+  gate.state = state;
+  if (!gate.holds) return;
+  Words& words = words_[static_cast<size_t>(&gate - gates_.data())];
+  const uint64_t outcome = 2 * gate.epoch + (state == GateState::kOpen ? 0 : 1);
+  std::atomic_ref(words.outcome).store(outcome, std::memory_order_relaxed);
+  // The flag last: who is let through sees the outcome.
+  std::atomic_ref(words.flag).store(gate.epoch, std::memory_order_release);
+}
+
+absl::StatusOr<GateState> StreamGates::poll(GateId id, Time now) {
+  const auto gate = find(id);
+  if (!gate.ok()) return gate.status();
+  if ((*gate)->state != GateState::kWaiting) return (*gate)->state;
+  if (!(*gate)->holds) {
+    const Device::Current current(device_);
+    const Result result =
+        current.status().ok() ? device_.driver().cuEventQuery((*gate)->awaited) : kLaunchFailed;
+    if (result == kSuccess) end(**gate, GateState::kOpen);
+    if (result != kSuccess && result != kNotReady) {
+      device_.check(result, "asking where a stream is").IgnoreError();
+      end(**gate, GateState::kAborted);
+    }
+  }
+  if (now >= (*gate)->deadline) end(**gate, GateState::kDeadline);
+  return (*gate)->state;
+}
+
+absl::Status StreamGates::release(GateId id) {
+  const auto gate = find(id);
+  if (!gate.ok()) return gate.status();
+  if (!(*gate)->holds) {
+    return absl::FailedPreconditionError("no stream waits at this gate: it was made by after()");
+  }
+  if ((*gate)->state != GateState::kWaiting) {
+    return absl::FailedPreconditionError(
+        "the stream has gone on without the data: its deadline was over, or it was aborted");
+  }
+  end(**gate, GateState::kOpen);
+  return absl::OkStatus();
+}
+
+absl::Status StreamGates::abort(GateId id) {
+  const auto gate = find(id);
+  if (!gate.ok()) return gate.status();
+  end(**gate, GateState::kAborted);
+  return absl::OkStatus();
+}
+
+absl::Status StreamGates::close(GateId id) {
+  const auto gate = find(id);
+  if (!gate.ok()) return gate.status();
+  end(**gate, GateState::kAborted);
+  (*gate)->taken = false;
+  (*gate)->passing = (*gate)->holds;
+  return absl::OkStatus();
+}
+
+size_t StreamGates::expire(Time now) {
+  size_t ended = 0;
+  for (Gate& gate : gates_) {
+    if (!gate.taken || gate.state != GateState::kWaiting || now < gate.deadline) continue;
+    end(gate, GateState::kDeadline);
+    ++ended;
+  }
+  return ended;
+}
+
+Time StreamGates::next_deadline() const {
+  Time next = kNever;
+  for (const Gate& gate : gates_) {
+    if (gate.taken && gate.state == GateState::kWaiting) next = std::min(next, gate.deadline);
+  }
+  return next;
+}
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,150 @@
+// The host's end of the queue of triggers, and its memory.
+#include "gpudirect/trigger_fifo.h"
+
+#include <atomic>
+#include <bit>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::gpudirect {
+namespace {
+
+constexpr size_t kPublishEvery = 16;  // triggers between two writes of the tail
+constexpr std::chrono::seconds kPatience{1};
+
+template <typename T>
+T* pointer_of(DevicePointer at) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(at));
+}
+
+}  // namespace
+
+TriggerConsumer::TriggerConsumer(absl::Span<uint64_t> slots, uint64_t& tail)
+    : slots_(slots), tail_(tail) {}
+
+uint32_t TriggerConsumer::prepare(uint32_t pieces) {
+  prepared_.push_back({pieces, 0});
+  return static_cast<uint32_t>(prepared_.size() - 1);
+}
+
+uint32_t TriggerConsumer::renew(uint32_t transfer) {
+  Prepared& row = prepared_[transfer];
+  row.epoch = (row.epoch + 1) & 0x7fffffffu;
+  return row.epoch;
+}
+
+absl::Status TriggerConsumer::check(const Trigger& trigger) const {
+  if (trigger.transfer >= prepared_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a kernel asks for transfer ", trigger.transfer, " of ", prepared_.size()));
+  }
+  const Prepared& row = prepared_[trigger.transfer];
+  if (trigger.count == 0 || trigger.first > row.pieces ||
+      trigger.count > row.pieces - trigger.first) {
+    return absl::InvalidArgumentError(absl::StrCat("a kernel asks for ", trigger.count,
+                                                   " pieces from ", trigger.first, " on of ",
+                                                   row.pieces));
+  }
+  if (trigger.epoch != row.epoch) {
+    return absl::InvalidArgumentError(absl::StrCat("a kernel asks for epoch ", trigger.epoch,
+                                                   " of a transfer that is in ", row.epoch));
+  }
+  return absl::OkStatus();
+}
+
+size_t TriggerConsumer::take(size_t most, absl::FunctionRef<void(const Trigger&)> start) {
+  const size_t capacity = slots_.size() / 2;
+  const auto publish = [&] { std::atomic_ref(tail_).store(taken_, std::memory_order_release); };
+  size_t count = 0;
+  for (; count < most; ++count) {
+    uint64_t* const slot = &slots_[2 * (taken_ & (capacity - 1))];
+    const uint64_t second = std::atomic_ref(slot[1]).load(std::memory_order_acquire);
+    const uint64_t lap = (taken_ / capacity & 1) ^ 1;
+    if ((second >> 32 & 1) != lap) break;
+    const uint64_t first = std::atomic_ref(slot[0]).load(std::memory_order_relaxed);
+    const Trigger trigger{static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32),
+                          static_cast<uint32_t>(second), static_cast<uint32_t>(second >> 33)};
+    ++taken_;
+    if ((count + 1) % kPublishEvery == 0) publish();
+    if (absl::Status status = check(trigger); status.ok()) {
+      start(trigger);
+    } else {
+      ++refused_;
+      last_refusal_ = std::move(status);
+    }
+  }
+  if (count > 0) publish();
+  return count;
+}
+
+absl::StatusOr<std::unique_ptr<TriggerFifo>> TriggerFifo::open(const Device& device,
+                                                               uint32_t capacity) {
+  if (!std::has_single_bit(capacity)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a queue of ", capacity, " triggers: it must be a power of two"));
+  }
+  if (!device.facts().has(kCanUseHostPointerForRegisteredMemory)) {
+    return absl::UnavailableError(
+        "this CUDA device does not know registered host memory by the host's address: kernels "
+        "cannot ask for transfers there");
+  }
+  std::unique_ptr<TriggerFifo> fifo(new TriggerFifo(device, capacity));
+  if (absl::Status status = fifo->start(); !status.ok()) return status;
+  return fifo;
+}
+
+absl::Status TriggerFifo::start() {
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  absl::Status status = device_.check(
+      device_.driver().cuMemHostRegister(words_.data(), words_.size() * sizeof(uint64_t),
+                                         kHostPortable | kHostDeviceMap),
+      "registering the queue of triggers");
+  if (!status.ok()) return status;
+  registered_ = true;
+  auto head = DeviceSlab::create(device_, 64, {.rdma = false, .shareable = false});
+  if (!head.ok()) return head.status();
+  head_ = *std::move(head);
+  consumer_ = std::make_unique<TriggerConsumer>(absl::MakeSpan(words_).first(size_t{2} * capacity_),
+                                                words_[size_t{2} * capacity_ + 8]);
+  return clear_head();
+}
+
+absl::Status TriggerFifo::clear_head() {
+  const Driver& driver = device_.driver();
+  const Stream stream = device_.stream(Direction::kToDevice);
+  const auto zeros = static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(words_.data()));
+  absl::Status status =
+      device_.check(driver.cuMemcpyAsync(head_->span().data, zeros, 2 * sizeof(uint64_t), stream),
+                    "clearing the head of the triggers");
+  if (!status.ok()) return status;
+  // Also after an error: what is queued uses memory that would go.
+  const auto begin = std::chrono::steady_clock::now();
+  Result result = kNotReady;
+  while (result != kSuccess && device_.alive().ok()) {
+    result = driver.cuStreamQuery(stream);
+    if (result != kSuccess && result != kNotReady) {
+      status = device_.check(result, "waiting for a small copy");
+    } else if (std::chrono::steady_clock::now() - begin > kPatience) {
+      return absl::DeadlineExceededError("a copy of 16 bytes has not ended in 1 s");
+    }
+  }
+  return status;
+}
+
+TriggerFifo::~TriggerFifo() {
+  const Device::Current current(device_);
+  if (registered_ && current.status().ok()) device_.driver().cuMemHostUnregister(words_.data());
+}
+
+kernels::TriggerQueue TriggerFifo::device_handle() const {
+  uint64_t* const words = pointer_of<uint64_t>(head_->span().data);
+  return {.slots = const_cast<uint64_t*>(words_.data()),
+          .tail = &words_[size_t{2} * capacity_ + 8],
+          .head = words,
+          .seen_tail = words + 1,
+          .capacity = capacity_};
+}
+
+}  // namespace baton::gpudirect

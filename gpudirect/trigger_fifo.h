@@ -1,0 +1,91 @@
+// A queue from kernels to the host: a running kernel asks for transfers to be started.
+//
+// A slot names a transfer that the host has prepared, a range of its pieces, and the epoch that it
+// was prepared in. It holds no address: whatever a kernel writes there, nothing outside prepared
+// transfers moves. Who pushes is in kernels/trigger-inl.h; a full queue says so, and nobody spins.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "gpudirect/device.h"
+#include "gpudirect/device_memory.h"
+#include "gpudirect/kernels/arguments.h"
+
+namespace baton::gpudirect {
+
+using kernels::Trigger;
+
+// The host's end, over words that are given. For one thread.
+class TriggerConsumer {
+ public:
+  // Two words for each slot, a power of two of slots, zero; `tail`: one word, zero. They outlive
+  // it.
+  TriggerConsumer(absl::Span<uint64_t> slots, uint64_t& tail);
+
+  // A transfer of so many pieces: its number, for triggers. Its epoch is 0.
+  uint32_t prepare(uint32_t pieces);
+  // From now on triggers of the epochs before are refused: the transfer may stand for other memory.
+  // Returns the new epoch.
+  uint32_t renew(uint32_t transfer);
+
+  // Hands out what has been pushed, in its order, up to `most`; returns how many it took. Refused
+  // are triggers that name no prepared transfer, pieces that it has not, none, or another epoch.
+  size_t take(size_t most, absl::FunctionRef<void(const Trigger&)> start);
+  uint64_t refused() const { return refused_; }
+  // Why the last was refused: InvalidArgument; OK where none was.
+  const absl::Status& last_refusal() const { return last_refusal_; }
+
+ private:
+  struct Prepared {
+    uint32_t pieces = 0;
+    uint32_t epoch = 0;
+  };
+  absl::Status check(const Trigger& trigger) const;
+
+  const absl::Span<uint64_t> slots_;
+  uint64_t& tail_;
+  uint64_t taken_ = 0;
+  std::vector<Prepared> prepared_;
+  uint64_t refused_ = 0;
+  absl::Status last_refusal_;
+};
+
+// The queue on a device: slots and tail in host memory that it reads and writes, the head in its
+// own.
+class TriggerFifo {
+ public:
+  // `capacity`: a power of two. Waits for one small copy, a second at most. The device outlives it.
+  static absl::StatusOr<std::unique_ptr<TriggerFifo>> open(const Device& device,
+                                                           uint32_t capacity = 512);
+  // No kernel that has the handle may still run.
+  ~TriggerFifo();
+  TriggerFifo(const TriggerFifo&) = delete;
+  TriggerFifo& operator=(const TriggerFifo&) = delete;
+
+  // For kernels' arguments; by value.
+  kernels::TriggerQueue device_handle() const;
+  TriggerConsumer& consumer() { return *consumer_; }
+
+ private:
+  TriggerFifo(const Device& device, uint32_t capacity)
+      : device_(device), capacity_(capacity), words_(size_t{2} * capacity + kExtra) {}
+  absl::Status start();
+  absl::Status clear_head();
+
+  static constexpr size_t kExtra = 16;  // the tail, a line away from the slots, and zeros
+  const Device& device_;
+  const uint32_t capacity_;
+  std::vector<uint64_t> words_;
+  bool registered_ = false;
+  std::unique_ptr<DeviceSlab> head_;
+  std::unique_ptr<TriggerConsumer> consumer_;
+};
+
+}  // namespace baton::gpudirect

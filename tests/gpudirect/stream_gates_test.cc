@@ -1,0 +1,253 @@
+// Gates between streams and transfers, over a fake whose streams are late.
+#include "gpudirect/stream_gates.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr Time kSoon{1000};
+constexpr Time kThen{2000};
+
+class StreamGatesTest : public testing::Test {
+ protected:
+  StreamGatesTest() {
+    device_ = *Device::open(FakeDriver::driver(), 0);
+    open(4);
+    memory_ = fake_.allocate(2 << 20);
+    const Device::Current current(*device_);
+    for (Stream& stream : streams_) {
+      EXPECT_EQ(device_->driver().cuStreamCreateWithPriority(&stream, kStreamNonBlocking, 0),
+                kSuccess);
+    }
+  }
+  ~StreamGatesTest() override {
+    gates_.reset();
+    fake_.run_all();
+    {
+      const Device::Current current(*device_);
+      for (const Stream stream : streams_) device_->driver().cuStreamDestroy(stream);
+    }
+    fake_.free(memory_);
+    device_.reset();
+    EXPECT_THAT(fake_.finish(), IsEmpty());
+  }
+  void open(size_t count) {
+    gates_.reset();
+    auto gates = StreamGates::open(*device_, count);
+    ASSERT_TRUE(gates.ok()) << gates.status();
+    gates_ = *std::move(gates);
+  }
+  // Copies `bytes` from one place of the device's memory to another, on a stream.
+  void copy(Stream stream, size_t to, size_t from, size_t bytes = 4) {
+    const Device::Current current(*device_);
+    ASSERT_EQ(device_->driver().cuMemcpyAsync(memory_ + to, memory_ + from, bytes, stream),
+              kSuccess);
+  }
+  GateState state(GateId id, Time now = Time{0}) {
+    const auto state = gates_->poll(id, now);
+    EXPECT_TRUE(state.ok()) << state.status();
+    return *state;
+  }
+  // What a kernel behind the wait would read.
+  static bool delivered(const Hold& hold) {
+    return *reinterpret_cast<const uint64_t*>(static_cast<uintptr_t>(hold.outcome)) ==
+           hold.delivered;
+  }
+
+  FakeDriver fake_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<StreamGates> gates_;
+  DevicePointer memory_ = 0;
+  Stream streams_[2] = {};
+};
+
+TEST_F(StreamGatesTest, ATransferWaitsForWhatAStreamHasStillToDo) {
+  fake_.write(memory_, "data");
+  copy(streams_[0], 100, 0);
+  const auto gate = gates_->after(streams_[0], kSoon);
+  ASSERT_TRUE(gate.ok()) << gate.status();
+  while (state(*gate) == GateState::kWaiting) {
+  }
+  EXPECT_EQ(state(*gate), GateState::kOpen);
+  EXPECT_EQ(fake_.read(memory_ + 100, 4), "data");
+  EXPECT_TRUE(gates_->close(*gate).ok());
+  EXPECT_EQ(gates_->poll(*gate, kSoon).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(StreamGatesTest, AStreamWaitsForATransfer) {
+  fake_.write(memory_, "late");
+  const auto hold = gates_->hold(streams_[0], kSoon);
+  ASSERT_TRUE(hold.ok()) << hold.status();
+  copy(streams_[0], 100, 0);
+  copy(streams_[1], 200, 0);
+  fake_.run_all();
+  EXPECT_TRUE(fake_.stuck());
+  EXPECT_NE(fake_.read(memory_ + 100, 4), "late") << "it did not wait";
+  EXPECT_EQ(fake_.read(memory_ + 200, 4), "late") << "another stream waits too";
+  EXPECT_EQ(state(hold->id), GateState::kWaiting);
+
+  fake_.write(memory_, "data");
+  ASSERT_TRUE(gates_->release(hold->id).ok());
+  fake_.run_all();
+  EXPECT_EQ(fake_.read(memory_ + 100, 4), "data");
+  EXPECT_TRUE(delivered(*hold));
+  EXPECT_EQ(state(hold->id), GateState::kOpen);
+  EXPECT_EQ(gates_->release(hold->id).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(StreamGatesTest, AtTheDeadlineTheStreamGoesOnAndKnows) {
+  const auto hold = gates_->hold(streams_[0], kSoon);
+  const auto other = gates_->hold(streams_[1], kThen);
+  ASSERT_TRUE(hold.ok() && other.ok());
+  EXPECT_EQ(gates_->next_deadline(), kSoon);
+  EXPECT_EQ(gates_->expire(kSoon - Time{1}), 0u);
+  fake_.run_all();
+  EXPECT_EQ(fake_.queued(), 4u);  // two waits, and the events behind them
+  EXPECT_EQ(gates_->expire(kSoon), 1u);
+  EXPECT_EQ(gates_->next_deadline(), kThen);
+  fake_.run_all();
+  EXPECT_EQ(fake_.queued(), 2u);
+  EXPECT_FALSE(delivered(*hold));
+  EXPECT_EQ(state(hold->id), GateState::kDeadline);
+  EXPECT_THAT(std::string(gates_->release(hold->id).message()), HasSubstr("without the data"));
+  EXPECT_EQ(state(other->id, kThen), GateState::kDeadline) << "poll() looks at the time too";
+  EXPECT_EQ(gates_->next_deadline(), kNever);
+}
+
+TEST_F(StreamGatesTest, AbortLetsTheStreamGoOn) {
+  const auto hold = gates_->hold(streams_[0], kSoon);
+  const auto gate = gates_->after(streams_[1], kSoon);
+  ASSERT_TRUE(hold.ok() && gate.ok());
+  ASSERT_TRUE(gates_->abort(hold->id).ok());
+  ASSERT_TRUE(gates_->abort(*gate).ok());
+  fake_.run_all();
+  EXPECT_EQ(fake_.queued(), 0u);
+  EXPECT_FALSE(delivered(*hold));
+  EXPECT_EQ(state(hold->id), GateState::kAborted);
+  EXPECT_EQ(state(*gate), GateState::kAborted);
+}
+
+TEST_F(StreamGatesTest, WaitsThatNothingWouldEndAreRefused) {
+  const Stream copies = device_->stream(Direction::kToDevice);
+  EXPECT_THAT(std::string(gates_->hold(copies, kSoon).status().message()),
+              HasSubstr("hold the stream that uses the data"));
+  EXPECT_THAT(std::string(gates_->hold(streams_[0], kNever).status().message()),
+              HasSubstr("needs a deadline"));
+  const auto gate = gates_->after(copies, kSoon);
+  ASSERT_TRUE(gate.ok());
+  EXPECT_EQ(gates_->release(*gate).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(fake_.queued(), 1u);
+}
+
+TEST_F(StreamGatesTest, AGateIsUsedAgainWhenItsStreamHasPassed) {
+  open(1);
+  const auto hold = gates_->hold(streams_[0], kSoon);
+  ASSERT_TRUE(hold.ok());
+  EXPECT_EQ(gates_->hold(streams_[1], kSoon).status().code(), absl::StatusCode::kResourceExhausted);
+  ASSERT_TRUE(gates_->close(hold->id).ok());
+  fake_.run_all();
+  const auto next = gates_->hold(streams_[1], kSoon);
+  ASSERT_TRUE(next.ok()) << next.status();
+  fake_.run_all();
+  EXPECT_TRUE(fake_.stuck()) << "the word of the gate before lets it through";
+  EXPECT_EQ(gates_->release(hold->id).code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(gates_->release(next->id).ok());
+}
+
+TEST_F(StreamGatesTest, OfALostDeviceTheGatesAreAborted) {
+  FakeDriver* const fake = &fake_;
+  const auto gate = gates_->after(streams_[0], kSoon);
+  ASSERT_TRUE(gate.ok());
+  fake->lose();
+  EXPECT_EQ(state(*gate), GateState::kAborted);
+}
+
+// Streams that use what transfers deliver, which come in any order, fail, or never come.
+TEST_F(StreamGatesTest, NoStreamReadsWhatWasNotDelivered) {
+  open(16);
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    fake_.write(memory_, std::string(16 * 8, '-'));
+    fake_.write(memory_ + 4096, std::string(16 * 8, '.'));
+    std::vector<Hold> holds;
+    std::vector<std::string> wanted;
+    for (size_t i = 0; i < 12; ++i) {
+      const Stream stream = streams_[random() % 2];
+      const auto hold = gates_->hold(stream, kSoon);
+      ASSERT_TRUE(hold.ok()) << hold.status();
+      holds.push_back(*hold);
+      copy(stream, 4096 + i * 8, i * 8, 8);
+      fake_.run(random() % 4);
+    }
+    std::vector<size_t> order(holds.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), random);
+    std::vector<bool> came(holds.size());
+    for (const size_t i : order) {
+      const uint64_t fate = random() % 4;
+      if (fate == 0) continue;  // never comes
+      if (fate == 1) {
+        EXPECT_TRUE(gates_->abort(holds[i].id).ok());
+      } else {
+        fake_.write(memory_ + i * 8, "arrived.");
+        EXPECT_TRUE(gates_->release(holds[i].id).ok());
+        came[i] = true;
+      }
+      fake_.run(random() % 6);
+    }
+    gates_->expire(kSoon);
+    fake_.run_all();
+    EXPECT_EQ(fake_.queued(), 0u);
+    for (size_t i = 0; i < holds.size(); ++i) {
+      EXPECT_EQ(delivered(holds[i]), came[i]);
+      EXPECT_EQ(fake_.read(memory_ + 4096 + i * 8, 8), came[i] ? "arrived." : "--------");
+      EXPECT_TRUE(gates_->close(holds[i].id).ok());
+    }
+  }
+}
+
+TEST(StreamGates, AreRefusedWhereAStreamCannotWaitForAWord) {
+  Attributes attributes = h100();
+  attributes[kStreamMemOps64] = 0;
+  FakeDriver fake({.attributes = attributes});
+  {
+    const auto device = Device::open(FakeDriver::driver(), 0);
+    const absl::Status status = StreamGates::open(**device).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("wait for transfers on the host"));
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+TEST(StreamGates, AnErrorAtEveryCallLeavesNothingBehind) {
+  const auto use = [](uint64_t fail_call, uint64_t* calls) {
+    FakeDriver fake({.fail_call = fail_call});
+    {
+      const auto device = Device::open(FakeDriver::driver(), 0);
+      if (device.ok()) StreamGates::open(**device, 3).IgnoreError();
+    }
+    if (calls != nullptr) *calls = fake.calls();
+    EXPECT_THAT(fake.finish(), IsEmpty()) << "call " << fail_call;
+  };
+  uint64_t calls = 0;
+  use(0, &calls);
+  for (uint64_t k = 2; k <= calls; ++k) use(k, nullptr);
+}
+
+}  // namespace
+}  // namespace baton::gpudirect

@@ -1,0 +1,205 @@
+// The queue of triggers: emulated kernels push, the host takes, at any moment between two accesses.
+#include "gpudirect/trigger_fifo.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gpudirect/kernels/emulation.h"
+#include "gpudirect/launcher.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Memory of which everything is allowed, and where something happens before each access.
+class BusyMemory : public kernels::MemoryView {
+ public:
+  explicit BusyMemory(std::function<void()> meanwhile) : meanwhile_(std::move(meanwhile)) {}
+  std::byte* find(uint64_t at, size_t, bool) override {
+    meanwhile_();
+    return reinterpret_cast<std::byte*>(at);
+  }
+
+ private:
+  std::function<void()> meanwhile_;
+};
+
+struct Queue {
+  explicit Queue(uint32_t capacity)
+      : slots(size_t{2} * capacity), consumer(absl::MakeSpan(slots), tail) {
+    handle = {slots.data(), &tail, &words[0], &words[1], capacity};
+  }
+  // Pushes with the kernel; which were accepted.
+  std::vector<uint32_t> push(const std::vector<Trigger>& triggers, uint64_t seed,
+                             std::function<void()> meanwhile) {
+    std::vector<uint32_t> accepted(triggers.size(), 7);
+    BusyMemory memory(std::move(meanwhile));
+    const kernels::PushTriggers arguments{handle, triggers.data(), accepted.data(),
+                                          static_cast<uint32_t>(triggers.size())};
+    const auto kernel = kernels::emulated_kernel("baton_push_triggers");
+    EXPECT_EQ(kernels::emulate("push", *kernel, {2, kernel->threads, seed}, &arguments, memory),
+              std::nullopt);
+    return accepted;
+  }
+
+  std::vector<uint64_t> slots;
+  uint64_t tail = 0;
+  uint64_t words[2] = {};
+  TriggerConsumer consumer;
+  kernels::TriggerQueue handle;
+};
+
+// Thousands of triggers through a small queue: each comes once, or was refused as full.
+TEST(TriggerFifo, EveryTriggerComesOnceWheneverTheHostLooks) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    const uint32_t capacity = 1u << (2 + seed % 4);
+    Queue queue(capacity);
+    const uint32_t transfer = queue.consumer.prepare(100000);
+    std::vector<Trigger> taken, wanted, todo;
+    for (uint32_t i = 0; i < 400; ++i) todo.push_back({transfer, i, 1 + i % 5, 0});
+    const auto take = [&] {
+      if (random() % (2 + seed) == 0) {
+        queue.consumer.take(random() % 5,
+                            [&](const Trigger& trigger) { taken.push_back(trigger); });
+      }
+    };
+    wanted = todo;
+    for (int round = 0; !todo.empty(); ++round) {
+      ASSERT_LT(round, 1000) << "nothing is accepted any more";
+      const std::vector<uint32_t> accepted =
+          queue.push(todo, seed + static_cast<uint64_t>(round), take);
+      std::vector<Trigger> again;
+      for (size_t i = 0; i < todo.size(); ++i) {
+        if (accepted[i] == 0) again.push_back(todo[i]);
+      }
+      todo = std::move(again);
+      queue.consumer.take(capacity, [&](const Trigger& trigger) { taken.push_back(trigger); });
+    }
+    std::sort(taken.begin(), taken.end(),
+              [](const Trigger& a, const Trigger& b) { return a.first < b.first; });
+    ASSERT_EQ(taken.size(), wanted.size());
+    EXPECT_EQ(std::memcmp(taken.data(), wanted.data(), taken.size() * sizeof(Trigger)), 0);
+    EXPECT_EQ(queue.consumer.refused(), 0u);
+  }
+}
+
+TEST(TriggerFifo, AFullQueueSaysSo) {
+  Queue queue(4);
+  const uint32_t transfer = queue.consumer.prepare(10);
+  const std::vector<Trigger> triggers(6, Trigger{transfer, 0, 1, 0});
+  std::vector<uint32_t> accepted = queue.push(triggers, 1, [] {});
+  EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 4);
+  EXPECT_EQ(queue.consumer.take(3, [](const Trigger&) {}), 3u);
+  accepted = queue.push(triggers, 2, [] {});
+  EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 3);
+  EXPECT_EQ(queue.consumer.take(100, [](const Trigger&) {}), 4u);
+  EXPECT_EQ(queue.consumer.take(100, [](const Trigger&) {}), 0u);
+}
+
+TEST(TriggerFifo, OnlyPiecesOfPreparedTransfersAreStarted) {
+  Queue queue(64);
+  const uint32_t transfer = queue.consumer.prepare(10);
+  const uint32_t epoch = queue.consumer.renew(transfer);
+  const std::vector<Trigger> bad = {{transfer + 1, 0, 1, epoch}, {transfer, 0, 11, epoch},
+                                    {transfer, 10, 1, epoch},    {transfer, 0, 0, epoch},
+                                    {transfer, 11, 0, epoch},    {transfer, UINT32_MAX, 2, epoch},
+                                    {transfer, 0, 1, 0},         {transfer, 5, UINT32_MAX, epoch}};
+  const std::vector<uint32_t> accepted = queue.push(bad, 1, [] {});
+  EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 8);
+  size_t started = 0;
+  EXPECT_EQ(queue.consumer.take(64, [&](const Trigger&) { ++started; }), 8u);
+  EXPECT_EQ(started, 0u);
+  EXPECT_EQ(queue.consumer.refused(), 8u);
+  EXPECT_EQ(queue.consumer.last_refusal().code(), absl::StatusCode::kInvalidArgument);
+  queue.push({{transfer, 9, 1, epoch}}, 1, [] {});
+  queue.consumer.take(64, [&](const Trigger&) { ++started; });
+  EXPECT_EQ(started, 1u);
+}
+
+// Whatever a kernel writes into the slots.
+TEST(TriggerFifo, SlotsOfAnyContentStartNothingOutside) {
+  std::mt19937_64 random(1);
+  Queue queue(16);
+  for (uint32_t pieces : {0u, 1u, 7u}) queue.consumer.prepare(pieces);
+  for (int round = 0; round < 20000; ++round) {
+    for (uint64_t& word : queue.slots) {
+      word = random();
+      if (random() % 4 != 0) word &= 0x0000'0003'0000'0007ull;
+    }
+    queue.consumer.take(16, [](const Trigger& trigger) {
+      ASSERT_LT(trigger.transfer, 3u);
+      const uint64_t end = uint64_t{trigger.first} + trigger.count;
+      ASSERT_LE(end, trigger.transfer == 2 ? 7u : trigger.transfer);
+      ASSERT_GT(trigger.count, 0u);
+      ASSERT_EQ(trigger.epoch, 0u);
+    });
+  }
+  EXPECT_GT(queue.consumer.refused(), 1000u);
+}
+
+TEST(TriggerFifo, OverTheDevice) {
+  FakeDriver fake;
+  {
+    const auto device = Device::open(FakeDriver::driver(), 0);
+    const auto launcher = Launcher::load(**device, FakeDriver::image());
+    const auto fifo = TriggerFifo::open(**device, 64);
+    ASSERT_TRUE(fifo.ok()) << fifo.status();
+    const uint32_t transfer = (*fifo)->consumer().prepare(50);
+    const DevicePointer memory = fake.allocate(2 << 20);
+    std::vector<Trigger> triggers;
+    for (uint32_t i = 0; i < 50; ++i) triggers.push_back({transfer, i, 1, 0});
+    fake.write(memory, {reinterpret_cast<const char*>(triggers.data()), 50 * sizeof(Trigger)});
+    const kernels::PushTriggers arguments{(*fifo)->device_handle(),
+                                          reinterpret_cast<const Trigger*>(memory),
+                                          reinterpret_cast<uint32_t*>(memory + 4096), 50};
+    {
+      const Device::Current current(**device);
+      ASSERT_TRUE(
+          (*launcher)->push_triggers(arguments, 1, (*device)->stream(Direction::kToHost)).ok());
+    }
+    size_t started = 0;
+    const auto count = [&](const Trigger&) { ++started; };
+    EXPECT_EQ((*fifo)->consumer().take(64, count), 0u) << "the kernel has not run";
+    fake.run_all();
+    EXPECT_EQ((*fifo)->consumer().take(64, count), 50u);
+    EXPECT_EQ(started, 50u);
+    fake.free(memory);
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+TEST(TriggerFifo, BadSizesAndErrorsLeaveNothingBehind) {
+  const auto open = [](uint64_t fail_call, uint64_t* calls) {
+    FakeDriver fake({.fail_call = fail_call});
+    {
+      const auto device = Device::open(FakeDriver::driver(), 0);
+      if (device.ok()) TriggerFifo::open(**device).IgnoreError();
+      if (fail_call == 0) {
+        EXPECT_THAT(std::string(TriggerFifo::open(**device, 100).status().message()),
+                    HasSubstr("power of two"));
+      }
+    }
+    if (calls != nullptr) *calls = fake.calls();
+    EXPECT_THAT(fake.finish(), IsEmpty()) << "call " << fail_call;
+  };
+  uint64_t calls = 0;
+  open(0, &calls);
+  for (uint64_t k = 2; k <= calls; ++k) open(k, nullptr);
+}
+
+}  // namespace
+}  // namespace baton::gpudirect
