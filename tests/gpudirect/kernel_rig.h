@@ -1,0 +1,105 @@
+// Runs kernels on a device and in the emulation, compares what they wrote, and takes times.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gpudirect/device.h"
+#include "gpudirect/device_memory.h"
+#include "gpudirect/launcher.h"
+#include "tests/gpudirect/kernels/emulated_memory.h"
+
+namespace baton::gpudirect {
+
+// Memory of a device for one comparison after the other, and a stream.
+class KernelRig {
+ public:
+  static absl::StatusOr<std::unique_ptr<KernelRig>> make(const Device& device, size_t bytes);
+  ~KernelRig();
+  KernelRig(const KernelRig&) = delete;
+  KernelRig& operator=(const KernelRig&) = delete;
+
+  const Device& device() const { return device_; }
+  Stream stream() const { return device_.stream(Direction::kToDevice); }
+  // Device memory until clear(), aligned to 256 bytes.
+  DevicePointer allocate(size_t bytes);
+  void clear() { used_ = 0; }
+  absl::Status upload(DevicePointer to, const void* from, size_t bytes);
+  absl::Status download(void* to, DevicePointer from, size_t bytes);
+  // Waits for the stream, ten seconds at most.
+  absl::Status wait() const;
+  // Microseconds of one of `repeats` that are queued one behind the other.
+  absl::StatusOr<double> time(int repeats, const std::function<absl::Status()>& queue) const;
+
+ private:
+  explicit KernelRig(const Device& device) : device_(device) {}
+  absl::Status start(size_t bytes);
+
+  static constexpr size_t kStage = 4 << 20;
+  const Device& device_;
+  std::unique_ptr<DeviceSlab> slab_;
+  size_t used_ = 0;
+  std::vector<std::byte> stage_;
+  bool registered_ = false;
+};
+
+// Where arrays lie for a kernel: `place(array)` for what it reads, `place(array, true)` for what it
+// writes. On the host the arrays themselves.
+class HostPlaces {
+ public:
+  template <class T>
+  T* operator()(std::vector<T>& array, bool writes = false) {
+    memory.allow(array, writes);
+    return array.data();
+  }
+  kernels::EmulatedMemory memory;
+};
+// On the device copies of them.
+class DevicePlaces {
+ public:
+  explicit DevicePlaces(KernelRig& rig) : rig_(rig) {}
+  template <class T>
+  T* operator()(std::vector<T>& array, bool writes = false) {
+    const size_t bytes = array.size() * sizeof(T);
+    const DevicePointer at = rig_.allocate(bytes);
+    if (status.ok()) status = rig_.upload(at, array.data(), bytes);
+    if (writes) written.push_back({at, reinterpret_cast<const std::byte*>(array.data()), bytes});
+    return reinterpret_cast<T*>(static_cast<uintptr_t>(at));
+  }
+  struct Written {
+    DevicePointer at;
+    const std::byte* host;
+    size_t bytes;
+  };
+  std::vector<Written> written;
+  absl::Status status;
+
+ private:
+  KernelRig& rig_;
+};
+
+// Compares every kernel on the device with the emulation: what differs, a line for each; empty when
+// all bits are equal.
+std::vector<std::string> compare_kernels(KernelRig& rig, const Launcher& launcher);
+
+struct KernelRow {
+  std::string name;
+  std::string shape;
+  double microseconds = 0;
+  double gigabytes_per_second = 0;  // read and written
+  double of_copy = 0;               // of a plain copy's rate in the same minute
+};
+// Times, with `bytes` in each of the larger arrays: 64 MiB and more for a rate that means
+// something.
+absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launcher& launcher,
+                                                    size_t bytes, int repeats);
+std::string json_of(const KernelRow& row);
+
+}  // namespace baton::gpudirect

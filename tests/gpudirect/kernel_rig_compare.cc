@@ -1,0 +1,216 @@
+// Every kernel on the device against the emulation of the same source.
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "absl/strings/str_format.h"
+#include "tests/gpudirect/kernel_rig.h"
+
+namespace baton::gpudirect {
+namespace {
+
+std::vector<float> normal(size_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> distribution;
+  std::vector<float> out(count);
+  for (float& value : out) value = distribution(random);
+  return out;
+}
+std::vector<uint16_t> bf16(size_t count, uint64_t seed) {
+  std::vector<uint16_t> out;
+  for (const float value : normal(count, seed)) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    out.push_back(static_cast<uint16_t>(bits >> 16));
+  }
+  return out;
+}
+
+class Comparison {
+ public:
+  Comparison(KernelRig& rig, const Launcher& launcher) : rig_(rig), launcher_(launcher) {}
+
+  // `build` makes the arguments from places; `Kernels` are launched one after the other with them.
+  template <class Arguments, class Build>
+  void run(
+      std::vector<std::string_view> names,
+      std::vector<absl::Status (Launcher::*)(const Arguments&, uint64_t, Stream) const> launches,
+      const Build& build) {
+    rig_.clear();
+    DevicePlaces device(rig_);
+    const Arguments there = build(device);
+    absl::Status status = device.status;
+    {
+      const Device::Current current(rig_.device());
+      for (const auto launch : launches) {
+        if (status.ok()) status = (launcher_.*launch)(there, kBlocks, rig_.stream());
+      }
+      if (status.ok()) status = rig_.wait();
+    }
+    HostPlaces host;
+    const Arguments here = build(host);
+    for (const std::string_view name : names) {
+      const auto wrong = kernels::run_kernel(name, here, kBlocks, host.memory);
+      if (wrong.has_value()) differences.push_back(*wrong);
+    }
+    std::vector<std::byte> back;
+    for (size_t i = 0; i < device.written.size() && status.ok(); ++i) {
+      const auto& [at, wanted, bytes] = device.written[i];
+      back.resize(bytes);
+      status = rig_.download(back.data(), at, bytes);
+      const auto differs = std::mismatch(back.begin(), back.end(), wanted).first - back.begin();
+      if (status.ok() && differs != static_cast<ptrdiff_t>(bytes)) {
+        differences.push_back(absl::StrFormat("%s: array %u differs from byte %d of %u on",
+                                              names.back(), i, differs, bytes));
+      }
+    }
+    if (!status.ok()) {
+      differences.push_back(absl::StrFormat("%s: %s", names.back(), status.ToString()));
+    }
+  }
+
+  std::vector<std::string> differences;
+
+ private:
+  static constexpr uint32_t kBlocks = 24;
+  KernelRig& rig_;
+  const Launcher& launcher_;
+};
+
+void compare_copies(Comparison& all) {
+  std::vector<uint16_t> from = bf16(40000, 1), to(40000);
+  std::vector<kernels::Piece> pieces;
+  all.run<kernels::CopyPieces>({"baton_copy_pieces"}, {&Launcher::copy_pieces}, [&](auto& place) {
+    const auto* source = reinterpret_cast<const std::byte*>(place(from));
+    auto* target = reinterpret_cast<std::byte*>(place(to, true));
+    pieces.clear();
+    for (size_t i = 0; i < 30; ++i) {  // of every alignment
+      pieces.push_back({source + (29 - i) * 2600 + i % 17, target + i * 2600 + i % 5, 2500 + i});
+    }
+    return kernels::CopyPieces{place(pieces), 30, 2};
+  });
+  std::vector<uint8_t> codes(40 * 128);
+  std::vector<float> scales(40);
+  std::vector<kernels::RowBox> boxes(1);
+  all.run<kernels::Reshard>({"baton_reshard"}, {&Launcher::reshard}, [&](auto& place) {
+    boxes[0] = {.from = reinterpret_cast<const std::byte*>(place(from)),
+                .to = reinterpret_cast<std::byte*>(place(codes, true)),
+                .scales = reinterpret_cast<std::byte*>(place(scales, true)),
+                .count = {5, 4, 2},
+                .from_stride = {2048, 512, 256},
+                .to_stride = {1024, 128, 512},
+                .scale_stride = {32, 4, 16}};
+    return kernels::Reshard{place(boxes), 1, 40, 128, 128, kernels::Conversion::kBf16ToFp8E4m3};
+  });
+}
+
+template <class T>
+void compare_sum(Comparison& all, kernels::Element element, std::vector<std::vector<T>> sources) {
+  std::vector<T> target(sources[0].size());
+  all.run<kernels::ReduceSum>({"baton_reduce_sum"}, {&Launcher::reduce_sum}, [&](auto& place) {
+    kernels::ReduceSum out{.target = place(target, true),
+                           .count = target.size(),
+                           .source_count = static_cast<uint32_t>(sources.size()),
+                           .divide_by = 3,
+                           .element = element};
+    for (size_t s = 0; s < sources.size(); ++s) out.sources[s] = place(sources[s]);
+    return out;
+  });
+}
+
+void compare_sums(Comparison& all) {
+  compare_sum<float>(all, kernels::Element::kF32,
+                     {normal(3001, 1), normal(3001, 2), normal(3001, 3)});
+  compare_sum<uint16_t>(all, kernels::Element::kBF16,
+                        {bf16(3001, 1), bf16(3001, 2), bf16(3001, 3)});
+  // The same bits are other numbers, all of them finite, as fp16.
+  compare_sum<uint16_t>(all, kernels::Element::kF16, {bf16(3001, 4), bf16(3001, 5), bf16(3001, 6)});
+}
+
+void compare_elementwise(Comparison& all) {
+  std::vector<float> x = normal(40 * 512, 1), weight = normal(512, 2), y(x.size());
+  all.run<kernels::RmsNorm>({"baton_rms_norm"}, {&Launcher::rms_norm}, [&](auto& place) {
+    return kernels::RmsNorm{place(x), place(weight), place(y, true), 40, 512, 1e-5f};
+  });
+  std::vector<float> q = normal(20 * 8 * 64, 3), k = normal(20 * 2 * 64, 4),
+                     v = normal(20 * 2 * 64, 5);
+  std::vector<float> cosines = normal(20 * 32, 6), sines = normal(20 * 32, 7);
+  std::vector<uint32_t> slots(20);
+  std::iota(slots.begin(), slots.end(), 9u);
+  std::vector<uint16_t> cache(2 * 2 * 2 * 64 * 16);
+  all.run<kernels::RopeStore>({"baton_rope_store"}, {&Launcher::rope_store}, [&](auto& place) {
+    return kernels::RopeStore{.q = place(q, true),
+                              .k = place(k, true),
+                              .v = place(v),
+                              .cos = place(cosines),
+                              .sin = place(sines),
+                              .slots = place(slots),
+                              .cache = {place(cache, true), 2, 64},
+                              .tokens = 20,
+                              .heads = 8};
+  });
+  std::vector<float> p = normal(5000, 8), m = normal(5000, 9), s(5000, 0.5f), g = normal(5000, 10);
+  all.run<kernels::AdamW>({"baton_adamw"}, {&Launcher::adamw}, [&](auto& place) {
+    return kernels::AdamW{place(p, true), place(m, true), place(s, true), place(g), 5000,  3,
+                          0.7f,           0.9f,           0.95f,          0.1f,     0.05f, 1e-8f,
+                          1e-3f,          0.9999f};
+  });
+}
+
+void compare_serving(Comparison& all) {
+  std::vector<float> logits = normal(6 * 3000, 1);
+  std::vector<kernels::SampleRow> rows = {{0, 1, 0, 0},     {1, 1, 0.3, 0},   {0.7, 0.9, 0.6, 0},
+                                          {1, 1, 0.99, 40}, {2, 0.5, 0.1, 7}, {0.3, 1, 0.5, 1}};
+  std::vector<int32_t> tokens(6);
+  all.run<kernels::Sample>({"baton_sample"}, {&Launcher::sample}, [&](auto& place) {
+    return kernels::Sample{place(logits), place(rows), place(tokens, true), 6, 3000};
+  });
+  constexpr uint32_t kStride = 40;
+  std::vector<uint32_t> lengths = {600, 1, 257};
+  std::vector<uint32_t> tables(3 * kStride);
+  std::iota(tables.rbegin(), tables.rend(), 0u);
+  std::vector<uint16_t> cache = bf16(tables.size() * 2 * 2 * 64 * 16, 2);
+  std::vector<float> q = normal(3 * 2 * 4 * 64, 3), out(q.size());
+  std::vector<float> partial(3 * 2 * 3 * 4 * 66, 0.0f);
+  all.run<kernels::Attention>({"baton_attend_splits", "baton_join_splits"},
+                              {&Launcher::attend_splits, &Launcher::join_splits}, [&](auto& place) {
+                                return kernels::Attention{.q = place(q),
+                                                          .out = place(out, true),
+                                                          .block_tables = place(tables),
+                                                          .lengths = place(lengths),
+                                                          .partial = place(partial, true),
+                                                          .cache = {place(cache), 2, 64},
+                                                          .sequences = 3,
+                                                          .group = 4,
+                                                          .table_stride = kStride,
+                                                          .splits = 3};
+                              });
+}
+
+void compare_triggers(Comparison& all) {
+  std::vector<uint64_t> slots(2), tail(1), head(1), seen(1);
+  std::vector<kernels::Trigger> triggers = {{1, 2, 3, 4}};
+  std::vector<uint32_t> accepted(1);
+  all.run<kernels::PushTriggers>(
+      {"baton_push_triggers"}, {&Launcher::push_triggers}, [&](auto& place) {
+        return kernels::PushTriggers{
+            {place(slots, true), place(tail), place(head, true), place(seen, true), 1},
+            place(triggers),
+            place(accepted, true),
+            1};
+      });
+}
+
+}  // namespace
+
+std::vector<std::string> compare_kernels(KernelRig& rig, const Launcher& launcher) {
+  Comparison all(rig, launcher);
+  compare_copies(all);
+  compare_sums(all);
+  compare_elementwise(all);
+  compare_serving(all);
+  compare_triggers(all);
+  return all.differences;
+}
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,40 @@
+// What is run on a GPU, over the fake: so that one run there shows the GPU and not its test.
+#include "tests/gpudirect/kernel_rig.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(KernelRig, ComparesAndTimesEveryKernel) {
+  FakeDriver fake;
+  {
+    const auto device = Device::open(FakeDriver::driver(), 0);
+    const auto launcher = Launcher::load(**device, FakeDriver::image());
+    ASSERT_TRUE(launcher.ok()) << launcher.status();
+    auto rig = KernelRig::make(**device, 8 << 20);
+    ASSERT_TRUE(rig.ok()) << rig.status();
+    EXPECT_THAT(compare_kernels(**rig, **launcher), IsEmpty());
+    const auto rows = time_kernels(**rig, **launcher, 256 << 10, 1);
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    std::set<std::string> names;
+    for (const KernelRow& row : *rows) names.insert(row.name);
+    EXPECT_EQ(names, (std::set<std::string>{"adamw", "copy", "gather", "paged decode",
+                                            "reduce bf16", "reshard to fp8", "rms_norm"}));
+    EXPECT_THAT(json_of((*rows)[0]), HasSubstr(R"("name": "copy", "shape": "262144 bytes")"));
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace baton::gpudirect

@@ -1,0 +1,187 @@
+// Times of kernels beside the rate of a plain copy on the device.
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "absl/strings/str_format.h"
+#include "tests/gpudirect/kernel_rig.h"
+
+namespace baton::gpudirect {
+namespace {
+
+template <class T>
+T* pointer_of(DevicePointer at) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(at));
+}
+
+// Takes times one after the other, each into a row; the first error ends it.
+class Times {
+ public:
+  Times(KernelRig& rig, int repeats) : rig_(rig), repeats_(repeats) {}
+
+  // `moved`: bytes that are read and written.
+  void row(std::string name, std::string shape, size_t moved,
+           const std::function<absl::Status()>& queue) {
+    if (!status.ok()) return;
+    const auto us = rig_.time(repeats_, queue);
+    if (!us.ok()) {
+      status = us.status();
+      return;
+    }
+    const double rate = static_cast<double>(moved) / *us / 1000;
+    if (rows.empty()) copy_rate_ = rate;
+    rows.push_back({std::move(name), std::move(shape), *us, rate, rate / copy_rate_});
+  }
+  // Device memory with random bf16 numbers between 1/2 and 2: of any type finite.
+  DevicePointer numbers(size_t bytes) {
+    const DevicePointer at = rig_.allocate(bytes);
+    std::mt19937 random(1);
+    std::vector<uint16_t> block(std::min<size_t>(bytes, 1 << 20) / 2);
+    for (uint16_t& word : block) word = static_cast<uint16_t>(0x3f00 | (random() & 0x807f));
+    for (size_t done = 0; done < bytes && status.ok(); done += block.size() * 2) {
+      status = rig_.upload(at + done, block.data(), std::min(block.size() * 2, bytes - done));
+    }
+    return at;
+  }
+  template <class T>
+  T* table(const std::vector<T>& rows_of) {
+    const DevicePointer at = rig_.allocate(rows_of.size() * sizeof(T));
+    if (status.ok()) status = rig_.upload(at, rows_of.data(), rows_of.size() * sizeof(T));
+    return pointer_of<T>(at);
+  }
+
+  std::vector<KernelRow> rows;
+  absl::Status status;
+
+ private:
+  KernelRig& rig_;
+  const int repeats_;
+  double copy_rate_ = 0;
+};
+
+void time_pages(Times& times, const Launcher& launcher, Stream stream, DevicePointer from,
+                DevicePointer to, size_t bytes) {
+  for (const size_t page : {1024u, 4096u, 65536u}) {
+    std::vector<size_t> order(bytes / page);
+    std::iota(order.begin(), order.end(), 0u);
+    std::shuffle(order.begin(), order.end(), std::mt19937_64(page));
+    std::vector<kernels::Piece> pieces;
+    for (size_t i = 0; i < order.size(); ++i) {
+      pieces.push_back({pointer_of<const std::byte>(from + order[i] * page),
+                        pointer_of<std::byte>(to + i * page), page});
+    }
+    const auto chunks =
+        static_cast<uint32_t>((page + kernels::kChunkBytes - 1) / kernels::kChunkBytes);
+    const kernels::CopyPieces arguments{times.table(pieces), static_cast<uint32_t>(pieces.size()),
+                                        chunks};
+    times.row("gather", absl::StrFormat("%u pages of %u", pieces.size(), page), 2 * bytes, [&] {
+      return launcher.copy_pieces(arguments, pieces.size() * chunks / 8 + 1, stream);
+    });
+  }
+}
+
+void time_reshard(Times& times, const Launcher& launcher, Stream stream, DevicePointer from,
+                  DevicePointer to, size_t bytes) {
+  // Tokens of 8 heads of 128: head by head at the target.
+  const auto tokens = static_cast<uint32_t>(bytes / 2048);
+  const kernels::RowBox box{.from = pointer_of<const std::byte>(from),
+                            .to = pointer_of<std::byte>(to),
+                            .scales = pointer_of<std::byte>(to + bytes / 2),
+                            .count = {1, tokens, 8},
+                            .from_stride = {0, 2048, 256},
+                            .to_stride = {0, 128, int64_t{tokens} * 128},
+                            .scale_stride = {0, 4, int64_t{tokens} * 4}};
+  const kernels::Reshard arguments{times.table<kernels::RowBox>({box}), 1, tokens * 8, 128, 128,
+                                   kernels::Conversion::kBf16ToFp8E4m3};
+  times.row("reshard to fp8", absl::StrFormat("%u tokens of 8 x 128", tokens),
+            bytes + bytes / 2 + bytes / 64,
+            [&] { return launcher.reshard(arguments, tokens, stream); });
+}
+
+void time_sums(Times& times, const Launcher& launcher, Stream stream, DevicePointer from,
+               DevicePointer other, DevicePointer to, size_t bytes) {
+  kernels::ReduceSum sum{.target = pointer_of<void>(to),
+                         .count = bytes / 2,
+                         .source_count = 2,
+                         .element = kernels::Element::kBF16};
+  sum.sources[0] = pointer_of<const void>(from);
+  sum.sources[1] = pointer_of<const void>(other);
+  times.row("reduce bf16", "2 sources", 3 * bytes,
+            [&] { return launcher.reduce_sum(sum, UINT32_MAX, stream); });
+  const auto rows = static_cast<uint32_t>(bytes / 16384);
+  const kernels::RmsNorm norm{pointer_of<const float>(from),
+                              pointer_of<const float>(other),
+                              pointer_of<float>(to),
+                              rows,
+                              4096,
+                              1e-5f};
+  times.row("rms_norm", absl::StrFormat("%u x 4096", rows), 2 * bytes,
+            [&] { return launcher.rms_norm(norm, rows / 16 + 1, stream); });
+  const kernels::AdamW adamw{.parameters = pointer_of<float>(to),
+                             .first = pointer_of<float>(to + bytes / 4),
+                             .second = pointer_of<float>(to + bytes / 2),
+                             .gradients = pointer_of<const float>(from),
+                             .count = bytes / 16,
+                             .beta1 = 0.9f,
+                             .beta2 = 0.95f,
+                             .epsilon = 1e-8f,
+                             .rate = 1e-9f};
+  times.row("adamw", absl::StrFormat("%u parameters", bytes / 16), bytes / 4 * 7,
+            [&] { return launcher.adamw(adamw, UINT32_MAX, stream); });
+}
+
+// Decode of sequences of `bytes` of KV together: 8 KV heads of 128, groups of 4.
+void time_attention(Times& times, KernelRig& rig, const Launcher& launcher, Stream stream,
+                    DevicePointer cache, size_t bytes) {
+  constexpr uint32_t kBlockBytes = 8 * 2 * 128 * 16 * 2;
+  const auto blocks = static_cast<uint32_t>(bytes / kBlockBytes);
+  const uint32_t length = std::min(4096u, blocks * 16), stride = length / 16;
+  const uint32_t sequences = blocks / stride;
+  std::vector<uint32_t> tables(size_t{sequences} * stride);
+  std::iota(tables.begin(), tables.end(), 0u);
+  std::shuffle(tables.begin(), tables.end(), std::mt19937_64(1));
+  const uint32_t splits = (length + kernels::kSplitTokens - 1) / kernels::kSplitTokens;
+  const size_t q_bytes = size_t{sequences} * 8 * 4 * 128 * 4;
+  const kernels::Attention arguments{
+      .q = pointer_of<const float>(times.numbers(q_bytes)),
+      .out = pointer_of<float>(rig.allocate(q_bytes)),
+      .block_tables = times.table(tables),
+      .lengths = times.table(std::vector<uint32_t>(sequences, length)),
+      .partial = pointer_of<float>(rig.allocate(size_t{sequences} * 8 * splits * 4 * 130 * 4)),
+      .cache = {pointer_of<uint16_t>(cache), 8, 128},
+      .sequences = sequences,
+      .group = 4,
+      .table_stride = stride,
+      .splits = splits};
+  times.row("paged decode",
+            absl::StrFormat("%u x %u, 8 KV heads x 128, group 4", sequences, length),
+            size_t{sequences} * stride * kBlockBytes, [&] {
+              absl::Status status = launcher.attend_splits(arguments, UINT32_MAX, stream);
+              if (status.ok()) status = launcher.join_splits(arguments, sequences * 8, stream);
+              return status;
+            });
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launcher& launcher,
+                                                    size_t bytes, int repeats) {
+  rig.clear();
+  Times times(rig, repeats);
+  const Stream stream = rig.stream();
+  const DevicePointer from = times.numbers(bytes), other = times.numbers(bytes),
+                      to = times.numbers(bytes);
+  const Driver& driver = rig.device().driver();
+  const Device::Current current(rig.device());
+  times.row("copy", absl::StrFormat("%u bytes", bytes), 2 * bytes, [&] {
+    return rig.device().check(driver.cuMemcpyAsync(to, from, bytes, stream), "a copy");
+  });
+  time_pages(times, launcher, stream, from, to, bytes);
+  time_reshard(times, launcher, stream, from, to, bytes);
+  time_sums(times, launcher, stream, from, other, to, bytes);
+  time_attention(times, rig, launcher, stream, from, bytes);
+  if (!times.status.ok()) return times.status;
+  return times.rows;
+}
+
+}  // namespace baton::gpudirect
