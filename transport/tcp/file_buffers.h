@@ -31,7 +31,8 @@ class FileBuffers {
   FileBuffers(const FileBuffers&) = delete;
   FileBuffers& operator=(const FileBuffers&) = delete;
 
-  // Pages that are not used cost nothing. Throws std::bad_alloc, as `new` does.
+  // Pages that are not used cost nothing. Its data is null where there is no room left, in this
+  // process's address space or for a file.
   Buffer take();
   void give_back(const Buffer& buffer);
 
@@ -41,10 +42,14 @@ class FileBuffers {
   // Copies `bytes` from `data` to `to`, which is somewhere in `buffer`. False: they cannot be read.
   bool copy_in(const Buffer& buffer, char* to, const void* data, size_t bytes) const;
 
-  // Whether all of this memory can be read. It is read.
+  // Whether all of this memory can be read. It is read. Also true where there is no room to find
+  // out.
   bool readable(const iovec& memory);
 
  private:
+  bool make_part();
+  void free_up(off_t at) const;
+  bool write(off_t at, const void* data, size_t bytes) const;
   FileBuffers(UniqueFd file, size_t bytes) : file_(std::move(file)), bytes_(bytes) {}
 
   UniqueFd file_;

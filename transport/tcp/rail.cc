@@ -2,12 +2,27 @@
 #include "transport/tcp/rail.h"
 
 #include <algorithm>
+#include <new>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace baton::tcp {
+namespace {
+constexpr std::string_view kNoMemory =
+    "this process has no memory left for the buffers of a connection: raise its limits (ulimit -v, "
+    "the cgroup's memory.max) or give memory back";
+}  // namespace
+
+std::unique_ptr<RailMemory> RailMemory::make(FileBuffers& buffers) try {
+  auto made = std::make_unique<RailMemory>(buffers);
+  if (made->rx.buffer.data == nullptr) return nullptr;
+  return made;
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
 
 TcpRail::TcpRail(std::shared_ptr<TcpShared> shared, const net::Link& link, const HelloInfo& peer,
                  Properties properties)
@@ -44,9 +59,11 @@ absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShar
   }
   std::unique_ptr<TcpRail> rail(new TcpRail(std::move(shared), link, peer, std::move(properties)));
   ++rail->shared_->rails;
+  if (!plain && rail->sealed_.data == nullptr) return rail->lost(kNoMemory);
   absl::Status status = rail->socket_.watch(rail.get());
   if (!status.ok()) return status;
   rail->activate();
+  if (rail->failing_) return rail->failure_;
   return rail;
 }
 
@@ -59,8 +76,8 @@ void TcpRail::activate() {
   if (std::exchange(active_, true)) return;
   shared_->active.push_back(this);
   if (shared_->spares.empty()) {
-    // Not cleared: pages that are not used cost nothing.
-    memory_ = std::make_unique<RailMemory>(*shared_->buffers);
+    memory_ = RailMemory::make(*shared_->buffers);
+    if (memory_ == nullptr) return fail(lost(kNoMemory));
   } else {
     memory_ = std::move(shared_->spares.back());
     shared_->spares.pop_back();
@@ -131,6 +148,7 @@ bool TcpRail::may_be_read_to_the_end() const {
 void TcpRail::say_goodbye(std::string_view why) {
   if (socket_.fd() < 0 || !may_be_read_to_the_end()) return;
   activate();
+  if (memory_ == nullptr) return;
   const std::string_view text = why.substr(0, framed::kMaxText);
   send_control({.type = framed::FrameType::kGoodbye, .text = static_cast<uint32_t>(text.size())},
                text);

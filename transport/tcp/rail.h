@@ -25,6 +25,8 @@ class TcpRail;
 
 // What a rail needs only while something is under way.
 struct RailMemory {
+  // Null where there is no memory for it.
+  static std::unique_ptr<RailMemory> make(FileBuffers& buffers);
   explicit RailMemory(FileBuffers& buffers) : rx(buffers) { control.reserve(kControlBytes); }
   // Room for an acknowledgement of each slice that may be under way.
   static constexpr size_t kControlBytes = 64 * (framed::kHeaderBytes + net::kSealBytes);
@@ -90,7 +92,8 @@ class TcpRail final : public framed::FramedRail {
   bool hot() const;
   void read_directly() { socket_.read_directly(); }
   void looked_at() { looked_ = shared_->round; }
-  // The provider looks at a rail only while it is on the list of those that are active.
+  // The provider looks at a rail only while it is on the list of those that are active. One that
+  // finds no memory for what it does then is lost.
   void activate();
   void deactivate();
   void remove_region(const RegionEntry& region);

@@ -90,6 +90,7 @@ void TcpRail::source_gone() {
     slots_[write.slot].error = source_is_gone();
     return socket_.end();
   }
+  fail(lost(strerror(EFAULT)));
 }
 
 // The frame has promised bytes: send zeros, and take the promise back behind them.

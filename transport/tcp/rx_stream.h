@@ -31,11 +31,13 @@ class RxStream {
   // Needed while anything is buffered or on its way; the rail lends it.
   struct Memory {
     explicit Memory(FileBuffers& from) : buffers(from), buffer(from.take()) {}
-    ~Memory() { buffers.give_back(buffer); }
+    ~Memory() {
+      if (buffer.data != nullptr) buffers.give_back(buffer);
+    }
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
     FileBuffers& buffers;
-    const FileBuffers::Buffer buffer;      // kBufferBytes
+    const FileBuffers::Buffer buffer;      // kBufferBytes, or null
     iovec pieces[framed::kMaxPieces + 1];  // then the buffer
   };
   void lend(Memory* memory) {
