@@ -188,6 +188,62 @@ TEST_F(Session, ATransferGoesOnAfterEverythingWasLost) {
   EXPECT_EQ(b_.worker->counter_value(counter), 4u);
 }
 
+// One of several sockets is called again while the others carry on, with pauses that grow, and the
+// session has all of them in the end.
+TEST_F(Session, ALostSocketOfSeveralIsCalledAgain) {
+  const CounterId counter = *b_.worker->allocate_counter();
+  const auto cut_one = [&] {
+    for (FaultyNetwork::Line& line : network_->lines()) {
+      if (line.open()) return network_->cut(line);
+    }
+  };
+  Time pause = milliseconds(10);
+  for (int i = 0; i < 4; ++i, pause *= 2) {
+    cut_one();
+    run_out();
+    EXPECT_EQ(network_->open_lines(), 1u) << "not before its time";
+    clock_.advance(pause);
+    ASSERT_TRUE(run([&] { return network_->open_lines() == 2; })) << i;
+    run_out();
+    EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
+    const TransferId id = write(counter);
+    ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+    EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
+  }
+  EXPECT_EQ(b_.worker->counter_value(counter), 4u);
+  EXPECT_EQ(a_.worker->stats().peers_lost, 0u);
+  // It is a rail as any other: the first one may go for good, and the session lives on it.
+  network_->refuse();
+  cut_one();
+  const TransferId id = write(counter);
+  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
+  EXPECT_EQ(a_.worker->stats().peers_lost, 0u);
+  EXPECT_EQ(b_.memory, a_.memory);
+}
+
+// A call for a socket may fail, and is made again; who sleeps is woken for it.
+TEST_F(Session, ALostSocketIsCalledUntilSomebodyAnswers) {
+  network_->limit_next(FaultyNetwork::kThere, 20, /*silent=*/false);  // the next one is cut early
+  network_->cut(network_->lines()[0]);
+  run_out();
+  EXPECT_EQ(a_.worker->next_timer(), clock_.now() + milliseconds(10));
+  clock_.advance(milliseconds(10));
+  run_out();
+  EXPECT_EQ(network_->open_lines(), 1u);
+  clock_.advance(milliseconds(20));
+  ASSERT_TRUE(run([&] { return network_->open_lines() == 2; }));
+  // No call for a session that is over.
+  network_->cut(network_->lines()[1]);
+  run_out();
+  a_.worker->disconnect(a_.peer);
+  run_out();
+  const size_t calls = network_->lines().size();
+  clock_.advance(seconds(60));
+  run_out();
+  EXPECT_EQ(network_->lines().size(), calls);
+}
+
 // A deadline against a target that is busy costs that transfer, and nobody else.
 TEST_F(Session, ADeadlineWaitsForABusyTargetAndCostsNobodyElse) {
   const CounterId counter = *b_.worker->allocate_counter();

@@ -73,7 +73,8 @@ void Acceptor::refuse(const ConnectRequest& request, const absl::Status& why) {
   failed_.push_back(std::move(dial));
 }
 
-void Acceptor::connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail) {
+void Acceptor::connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail,
+                               std::shared_ptr<void> owner) {
   auto dial = std::make_unique<Dial>();
   dial->session = first.session;
   dial->resume = first.resume;
@@ -81,6 +82,7 @@ void Acceptor::connect_another(const Dial& first, const HelloInfo& peer, uint16_
   dial->expected = peer;
   dial->rail = rail;
   dial->rails = first.rails;
+  dial->owner = std::move(owner);
   dial->address = first.address;
   dial->endpoints = {first.endpoints[first.next - 1]};
   start(std::move(dial));
@@ -139,6 +141,7 @@ void Acceptor::start(std::unique_ptr<Dial> dial) {
 }
 
 void Acceptor::give_up(const Dial& dial, EventSink& sink) const {
+  if (dial.owner != nullptr && options_.another_failed) return options_.another_failed(dial);
   if (dial.rail > 0) return;
   const bool unanswered = dial.next > 0 && (dial.refusal == absl::StatusCode::kUnavailable ||
                                             dial.refusal == absl::StatusCode::kNotFound);

@@ -48,6 +48,7 @@ class Acceptor {
   static constexpr size_t kMaxHalfOpen = 64;  // callers that have not proved themselves yet
   static constexpr Time kLookAway = std::chrono::milliseconds(100);
 
+  struct Dial;
   struct Options {
     uint16_t port = 0;  // of the listener, on context.listen_host; 0: any
     SocketOptions sockets;
@@ -56,6 +57,8 @@ class Acceptor {
     std::function<std::string()> extra = nullptr;  // HelloInfo::extra, asked for each connection
     Protections offers = kHeadsOnly;               // Handshake::Options
     Protections needs = kHeadsOnly;
+    // A call of connect_another() has failed, from progress().
+    std::function<void(const Dial& dial)> another_failed = nullptr;
   };
 
   // An attempt to reach a peer.
@@ -69,8 +72,9 @@ class Acceptor {
     uint16_t rails = 1;
     std::string address;  // as asked for
     std::vector<Endpoint> endpoints;
-    size_t next = 0;     // endpoint to try
-    std::string errors;  // of those tried
+    size_t next = 0;                        // endpoint to try
+    std::string errors;                     // of those tried
+    std::shared_ptr<void> owner = nullptr;  // connect_another()'s
     // What somebody who answered said no with; kNotFound: nobody listens there; kUnavailable while
     // there is no answer at all.
     absl::StatusCode refusal = absl::StatusCode::kUnavailable;
@@ -103,8 +107,10 @@ class Acceptor {
   // As connect(), where the provider knows already that it will fail. Needs no open().
   void refuse(const ConnectRequest& request, const absl::Status& why);
   // Another connection of the session of `first`, to `peer` at the endpoint where that was met.
-  // Nobody is told when it fails: the session lives on the connections it has.
-  void connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail);
+  // No sink is told when it fails: the session lives on the connections it has. `owner` goes into
+  // its Dial.
+  void connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail,
+                       std::shared_ptr<void> owner = nullptr);
   absl::Status query(uint64_t session, const std::string& addresses);
   // The peer that `dial` has met will not do.
   void try_next(std::unique_ptr<Dial> dial, const absl::Status& why);

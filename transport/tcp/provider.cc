@@ -113,6 +113,10 @@ absl::Status TcpProvider::configure() {
   if (absl::Status status = read.finish(); !status.ok()) return status;
   sockets.user_timeout_ms = static_cast<int>(shared_->stall / std::chrono::milliseconds(1));
   acceptor.sockets = sockets;
+  acceptor.another_failed = [this](const net::Acceptor::Dial& dial) {
+    auto owner = std::static_pointer_cast<CalledSockets>(dial.owner);
+    shared_->redials.lost(std::move(owner), dial.rail, shared_->now);
+  };
   acceptor_.open(*shared_->poller, std::move(acceptor));
   capabilities_.detail = absl::StrCat(sockets_, " sockets per peer, congestion control ",
                                       shared_->socket_options.congestion);
@@ -143,9 +147,18 @@ void TcpProvider::met(const net::Link& link, const HelloInfo& peer,
     return;
   }
   if (!rail.ok()) return acceptor_.try_next(std::move(dial), rail.status());
-  if (dial->rail == 0) {  // the first socket stands: the others go to the same endpoint, at once
-    for (uint16_t i = 1; i < dial->rails; ++i) acceptor_.connect_another(*dial, peer, i);
+  auto sockets = std::static_pointer_cast<CalledSockets>(dial->owner);
+  if (sockets == nullptr) {  // the first stands: the others go to the same endpoint, at once
+    sockets = std::make_shared<CalledSockets>();
+    for (uint16_t i = 1; i < dial->rails; ++i) {
+      acceptor_.connect_another(*dial, peer, i, sockets);
+    }
+    sockets->first = *dial;
+    // What is called later belongs to a session that has begun.
+    if (dial->resume == Resume::kNew) sockets->first.resume = Resume::kOurs;
+    sockets->peer = peer;
   }
+  (*rail)->called(std::move(sockets), dial->rail);
   sink.connected(peer.session, peer, *std::move(rail));
 }
 
@@ -203,6 +216,10 @@ bool TcpProvider::progress(EventSink& sink) {
     any = true;
   }
   any |= acceptor_.progress(sink);
+  while (const auto due = shared_->redials.take(now)) {
+    acceptor_.connect_another(due.sockets->first, due.sockets->peer, due.rail, due.sockets);
+    any = true;
+  }
   for (size_t i = 0; i < rails.size(); ++i) {
     if (rails[i] != nullptr) rails[i]->check_timers(now, sink);
     if (rails[i] == nullptr || !rails[i]->idle()) continue;
@@ -225,7 +242,7 @@ bool TcpProvider::arm() {
 }
 
 Time TcpProvider::next_timer() const {
-  Time next = acceptor_.next_timer();
+  Time next = std::min(acceptor_.next_timer(), shared_->redials.next());
   for (const TcpRail* rail : shared_->active) {
     if (rail != nullptr) next = std::min(next, rail->next_timer());
   }

@@ -121,6 +121,12 @@ void TcpRail::take_back(Slot& slot) {
                {});
 }
 
+void TcpRail::called(std::shared_ptr<CalledSockets> sockets, uint16_t number) {
+  called_ = std::move(sockets);
+  number_ = number;
+  ++called_->open;
+}
+
 void TcpRail::leave() {
   if (socket_.fd() < 0) return;
   const bool lost = failing_ && absl::IsUnavailable(failure_);
@@ -131,6 +137,14 @@ void TcpRail::leave() {
   }
   socket_.close();
   --shared_->rails;
+  if (called_ != nullptr) {
+    --called_->open;
+    const bool wanted = failing_ && (lost || absl::IsDataLoss(failure_));
+    if (wanted && called_->open > 0) {
+      shared_->redials.lost(std::move(called_), number_, shared_->context.clock.now());
+    }
+    called_.reset();
+  }
   if (!active_) return;
   std::vector<TcpRail*>& active = shared_->active;
   std::replace(active.begin(), active.end(), this, static_cast<TcpRail*>(nullptr));

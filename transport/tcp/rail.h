@@ -15,6 +15,7 @@
 #include "transport/net/seal.h"
 #include "transport/provider.h"
 #include "transport/tcp/ack_hold.h"
+#include "transport/tcp/redial.h"
 #include "transport/tcp/rx_stream.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/tx_batch.h"
@@ -50,6 +51,7 @@ struct TcpShared {
   std::unique_ptr<FileBuffers> sealing;  // where a rail's payload has tags
   static constexpr size_t kSpares = 64;
   std::vector<std::unique_ptr<RailMemory>> spares;
+  Redials redials;
   // Of the frame that is being taken in.
   std::vector<framed::WirePiece> wire_pieces{framed::kMaxPieces};
   std::vector<iovec> mapped{framed::kMaxPieces};
@@ -97,6 +99,8 @@ class TcpRail final : public framed::FramedRail {
   void activate();
   void deactivate();
   void remove_region(const RegionEntry& region);
+  // It was called, as number `number` of `sockets`, and is called again when it is lost.
+  void called(std::shared_ptr<CalledSockets> sockets, uint16_t number);
 
  private:
   using Slot = framed::OpenSlice;
@@ -190,6 +194,8 @@ class TcpRail final : public framed::FramedRail {
 
   std::shared_ptr<TcpShared> shared_;
   Socket socket_;
+  std::shared_ptr<CalledSockets> called_;  // null: the peer called
+  uint16_t number_ = 0;                    // of them
   bool active_ = false;
   std::unique_ptr<RailMemory> memory_;  // while it is active
 
