@@ -126,7 +126,8 @@ struct AgentOptions {
 
 class Agent {
  public:
-  // InvalidArgument for a name that is empty or too long, and what Worker::create() says.
+  // InvalidArgument for a name that is empty or too long, ResourceExhausted where no thread can be
+  // had, and what Worker::create() says.
   static absl::StatusOr<std::unique_ptr<Agent>> create(AgentOptions options);
   // Over a worker that is there already, whose messages and peer events the agent takes from now
   // on: for whoever must drive it too, as a simulated fabric does. options.worker is not used but

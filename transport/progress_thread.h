@@ -15,6 +15,7 @@ class ProgressThread {
     Time spin = std::chrono::microseconds(20);  // keep polling this long after the last event
     int cpu = -1;                               // pin to this core; -1: do not
   };
+  // Throws std::system_error, as std::thread does, where no thread can be had.
   explicit ProgressThread(Worker& worker) : ProgressThread(worker, Options()) {}
   ProgressThread(Worker& worker, Options options);
   ~ProgressThread();  // stops and joins

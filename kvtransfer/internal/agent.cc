@@ -1,6 +1,7 @@
 // The agent's public calls.
 #include "kvtransfer/agent.h"
 
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -35,8 +36,15 @@ absl::StatusOr<std::unique_ptr<Agent>> Agent::create(std::unique_ptr<Worker> wor
   absl::StatusOr<ClusterKey> key =
       options.worker.key ? *options.worker.key : ClusterKey::for_this_user();
   if (!key.ok()) return key.status();
-  return std::unique_ptr<Agent>(
-      new Agent(std::make_unique<Impl>(std::move(worker), *std::move(key), std::move(options))));
+  try {
+    return std::unique_ptr<Agent>(
+        new Agent(std::make_unique<Impl>(std::move(worker), *std::move(key), std::move(options))));
+  } catch (const std::system_error& no_thread) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("no thread for the agent: %s; raise `ulimit -u` or `ulimit -v`, or set "
+                        "progress_thread to false",
+                        no_thread.what()));
+  }
 }
 
 const std::string& Agent::name() const { return impl_->options.name; }

@@ -8,6 +8,7 @@
 #include <array>
 #include <ctime>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -293,7 +294,12 @@ absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(
     const BatonConnectorOptions& options) {
   absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options.worker);
   if (!worker.ok()) return worker.status();
-  return make_baton_connector(*std::move(worker), options);
+  try {
+    return make_baton_connector(*std::move(worker), options);
+  } catch (const std::system_error& no_thread) {
+    return absl::ResourceExhaustedError(absl::StrCat("no thread to move the KV: ", no_thread.what(),
+                                                     "; raise `ulimit -u` or `ulimit -v`"));
+  }
 }
 
 std::unique_ptr<KvConnector> make_baton_connector(std::unique_ptr<Worker> worker,

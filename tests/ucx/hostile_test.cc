@@ -60,6 +60,32 @@ TEST_F(UcxHostile, AnIntroductionLongerThanAllowedIsHungUpOn) {
   expect_serving();
 }
 
+// Where a rail is found in UCX is said under keys of the handshake: who sits between two peers
+// cannot lead them to another address, nor show them one of another connection.
+TEST_F(UcxHostile, AnAddressThatWasChangedOnItsWayIsNotCalled) {
+  std::string earlier;
+  const size_t bytes = RawPeer().engine->address().size();
+  // In the length, the rail's number, the address, and the tag.
+  for (const size_t at :
+       {size_t{0}, size_t{5}, size_t{9}, bytes / 2, bytes, bytes + 18, size_t{0}}) {
+    RawPeer raw;
+    raw.introduce(node_, address_);
+    if (HasFatalFailure()) return;
+    std::string words = raw.as_said(Introduction{0, raw.engine->address()}.encode());
+    if (at == 0 && !earlier.empty()) {
+      words = earlier;
+    } else {
+      earlier = words;
+      ASSERT_LT(at, words.size());
+      words[at] = static_cast<char>(words[at] ^ 0x10);
+    }
+    raw.put(words);
+    EXPECT_EQ(raw.last_words_of(node_), 0u) << at;  // it would introduce itself
+    EXPECT_TRUE(node_.rails.empty()) << at;
+  }
+  expect_serving();
+}
+
 TEST_F(UcxHostile, MessagesThatThePeerDidNotSendAreDropped) {
   RawPeer raw;
   raw.join(node_, address_);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -89,11 +90,12 @@ class RawPeer {
     }));
   }
   // On the connection beside UCX.
-  void say(std::string_view words) {
+  void say(std::string_view words) { EXPECT_TRUE(put(as_said(words))); }
+  std::string as_said(std::string_view words) {
     std::string out(words.size() + net::kSealBytes, '\0');
     words.copy(out.data() + net::kSealPrefix, words.size());
     say_->head(out.data(), words.size());
-    EXPECT_TRUE(put(out));
+    return out;
   }
   bool put(std::string_view bytes) {
     return ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
@@ -133,6 +135,19 @@ class RawPeer {
   void hang_up() {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
+  }
+
+  // Says nothing more. How many bytes came from the node until it hung up.
+  size_t last_words_of(ProviderNode& node) {
+    ::shutdown(fd_, SHUT_WR);
+    size_t bytes = 0;
+    EXPECT_TRUE(run_until({&node}, [&] {
+      char some[256];
+      const ssize_t got = ::recv(fd_, some, sizeof some, MSG_DONTWAIT);
+      if (got > 0) bytes += static_cast<size_t>(got);
+      return got == 0 || (got < 0 && errno != EAGAIN);
+    }));
+    return bytes;
   }
 
   std::unique_ptr<Engine> engine;

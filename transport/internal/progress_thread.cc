@@ -13,7 +13,12 @@ namespace baton {
 ProgressThread::ProgressThread(Worker& worker, Options options)
     : worker_(worker), options_(options) {
   worker_.impl_->threaded.store(true);
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (...) {
+    worker_.impl_->threaded.store(false);
+    throw;
+  }
 }
 
 ProgressThread::~ProgressThread() {

@@ -252,7 +252,10 @@ void Worker::Impl::tell_waiters() {
 void Worker::Impl::sleep(const internal::Bell& own, Time until) {
   std::array<pollfd, 2> fds{{{.fd = epoll_fd, .events = POLLIN, .revents = 0},
                              {.fd = own.fd(), .events = POLLIN, .revents = 0}}};
-  const Time left = until == kNever ? std::chrono::seconds(3600) : until - clock.now();
+  // There was no descriptor for the bell: nobody can be woken, so nobody sleeps for long.
+  constexpr Time kDeaf = std::chrono::milliseconds(10);
+  const Time most = own.fd() < 0 ? kDeaf : std::chrono::seconds(3600);
+  const Time left = until == kNever ? most : std::min(most, until - clock.now());
   if (left <= Time::zero()) return;
   const timespec timeout = to_timespec(left);
   ppoll(fds.data(), fds.size(), &timeout, nullptr);

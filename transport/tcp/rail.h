@@ -38,7 +38,9 @@ struct RailMemory {
 
 // What a provider and its rails share. Rails may outlive their provider.
 struct TcpShared {
-  explicit TcpShared(const ProviderContext& provider_context) : context(provider_context) {}
+  explicit TcpShared(const ProviderContext& provider_context) : context(provider_context) {
+    spares.reserve(kSpares);  // rails become idle at any time, without an allocation
+  }
   ProviderContext context;
   net::SocketOptions socket_options;
   std::unique_ptr<net::Poller> poller;
