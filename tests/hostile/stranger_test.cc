@@ -147,7 +147,7 @@ TEST_P(Stranger, TakesTenThousandOfEverything) {
     const auto list = a->prepare_local({{mine[i]}});
     ASSERT_TRUE(list.ok()) << list.status();
     lists.push_back(*list);
-    const auto id = a->make_transfer(Op::kWrite, *list, {{0}}, *all, {{static_cast<int64_t>(i)}},
+    const auto id = a->make_transfer(Op::kWrite, *list, {0}, *all, {static_cast<int64_t>(i)},
                                      std::to_string(i));
     ASSERT_TRUE(id.ok()) << id.status();
     ids.push_back(*id);

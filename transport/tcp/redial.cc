@@ -1,3 +1,4 @@
+// Lost sockets in the order in which they were lost, and when each is called again.
 #include "transport/tcp/redial.h"
 
 #include <algorithm>
