@@ -43,14 +43,11 @@ absl::Status Copier::start() {
   auto slab = DeviceSlab::create(device_, kPackBytes, {.rdma = false, .shareable = false});
   if (!slab.ok()) return slab.status();
   packing_ = *std::move(slab);
-  list_memory_.resize(kLists * kListPieces);
-  status = device_.check(
-      driver.cuMemHostRegister(list_memory_.data(), list_memory_.size() * sizeof(kernels::Piece),
-                               kHostPortable | kHostDeviceMap),
-      "registering the lists of copies");
-  lists_registered_ = status.ok();
+  auto lists = RegisteredPages::make(device_, kLists * kListPieces * sizeof(kernels::Piece));
+  if (!lists.ok()) return lists.status();
+  list_memory_ = *std::move(lists);
   for (size_t i = 0; i < kLists && status.ok(); ++i) {
-    lists_[i].pieces = list_memory_.data() + i * kListPieces;
+    lists_[i].pieces = list_memory_->as<kernels::Piece>() + i * kListPieces;
     status = make_event(lists_[i].after);
   }
   return status;
@@ -64,7 +61,6 @@ Copier::~Copier() {
   for (const List& list : lists_) {
     if (list.after != nullptr) driver.cuEventDestroy(list.after);
   }
-  if (lists_registered_) driver.cuMemHostUnregister(list_memory_.data());
 }
 
 CopyWays Copier::ways(CopyRoute route, const CopyShape& shape) {

@@ -14,6 +14,7 @@
 #include "gpudirect/device_memory.h"
 #include "gpudirect/launcher.h"
 #include "gpudirect/planner.h"
+#include "gpudirect/registered_pages.h"
 
 namespace baton::gpudirect {
 
@@ -85,8 +86,7 @@ class Copier {
   const Stream stream_;
   CopyTable table_;
   std::unique_ptr<DeviceSlab> packing_;
-  std::vector<kernels::Piece> list_memory_;
-  bool lists_registered_ = false;
+  std::unique_ptr<RegisteredPages> list_memory_;
   std::array<List, kLists> lists_;
   Event waited_ = nullptr;
   int tries_ = 1;  // of a measurement, of which the shortest counts

@@ -70,21 +70,17 @@ absl::Status Copier::measure(int tries) {
   tries_ = tries;
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  const Driver& driver = device_.driver();
   const auto slab = DeviceSlab::create(device_, 2 * kScratch, {.rdma = false, .shareable = false});
   if (!slab.ok()) return slab.status();
-  std::vector<std::byte> host(kScratch);
-  absl::Status status = device_.check(
-      driver.cuMemHostRegister(host.data(), host.size(), kHostPortable | kHostDeviceMap),
-      "registering memory to try copies with");
-  if (!status.ok()) return status;
+  const auto host = RegisteredPages::make(device_, kScratch);
+  if (!host.ok()) return host.status();
+  absl::Status status;
   CopyTable table;
-  const auto at = static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(host.data()));
   for (const CopyRoute route : {CopyRoute::kToHost, CopyRoute::kToDevice, CopyRoute::kOnDevice}) {
     for (size_t way = 0; way < kCopyWays; ++way) {
       for (size_t size = 0; size < CopyTable::kSizes.size() && status.ok(); ++size) {
         const auto cost = time_size(static_cast<CopyWay>(way), route, CopyTable::kSizes[size],
-                                    (*slab)->span().data, at);
+                                    (*slab)->span().data, (*host)->address());
         if (cost.ok()) {
           table.at(route, static_cast<CopyWay>(way), size) = *cost;
         } else if (absl::IsFailedPrecondition(cost.status())) {
@@ -98,7 +94,6 @@ absl::Status Copier::measure(int tries) {
   // What was queued before an error may still use the memory.
   if (!status.ok()) wait().IgnoreError();
   if (status.ok()) table_ = table;
-  driver.cuMemHostUnregister(host.data());
   return status;
 }
 

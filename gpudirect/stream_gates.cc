@@ -37,11 +37,11 @@ absl::Status StreamGates::start(size_t gates) {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
   const Driver& driver = device_.driver();
-  words_ = std::make_unique<Words[]>(gates);
-  absl::Status status = device_.check(
-      driver.cuMemHostRegister(words_.get(), gates * sizeof(Words), kHostPortable | kHostDeviceMap),
-      "registering the words that streams wait for");
-  registered_ = status.ok();
+  auto pages = RegisteredPages::make(device_, gates * sizeof(Words));
+  if (!pages.ok()) return pages.status();
+  pages_ = *std::move(pages);
+  words_ = pages_->as<Words>();
+  absl::Status status;
   gates_.reserve(gates);
   for (size_t i = 0; i < gates && status.ok(); ++i) {
     Event event = nullptr;
@@ -56,10 +56,7 @@ StreamGates::~StreamGates() {
     if (gate.taken) end(gate, GateState::kAborted);
   }
   const Device::Current current(device_);
-  if (!current.status().ok()) {
-    words_.release();  // NOLINT(bugprone-unused-return-value): a lost device may still read it
-    return;
-  }
+  if (!current.status().ok()) return;  // nothing runs on a lost device
   const Driver& driver = device_.driver();
   const auto begin = std::chrono::steady_clock::now();
   bool all_passed = true;
@@ -71,11 +68,8 @@ StreamGates::~StreamGates() {
     }
     driver.cuEventDestroy(gate.own);
   }
-  if (!all_passed) {
-    words_.release();  // NOLINT(bugprone-unused-return-value): a stream may still read it
-  } else if (registered_) {
-    driver.cuMemHostUnregister(words_.get());
-  }
+  // NOLINTNEXTLINE(bugprone-unused-return-value): a stream may still read it
+  if (!all_passed) static_cast<void>(pages_.release());
 }
 
 // Whether nothing on a stream waits for this gate any more.

@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gpudirect/device.h"
+#include "gpudirect/registered_pages.h"
 #include "transport/clock.h"
 
 namespace baton::gpudirect {
@@ -111,8 +112,8 @@ class StreamGates {
 
   const Device& device_;
   std::vector<Gate> gates_;
-  std::unique_ptr<Words[]> words_;
-  bool registered_ = false;
+  std::unique_ptr<RegisteredPages> pages_;
+  Words* words_ = nullptr;  // in them, one for each gate
 };
 
 }  // namespace baton::gpudirect

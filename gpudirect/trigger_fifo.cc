@@ -97,27 +97,23 @@ absl::StatusOr<std::unique_ptr<TriggerFifo>> TriggerFifo::open(const Device& dev
 absl::Status TriggerFifo::start() {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  absl::Status status = device_.check(
-      device_.driver().cuMemHostRegister(words_.data(), words_.size() * sizeof(uint64_t),
-                                         kHostPortable | kHostDeviceMap),
-      "registering the queue of triggers");
-  if (!status.ok()) return status;
-  registered_ = true;
+  auto pages = RegisteredPages::make(device_, (size_t{2} * capacity_ + 16) * sizeof(uint64_t));
+  if (!pages.ok()) return pages.status();
+  pages_ = *std::move(pages);
   auto head = DeviceSlab::create(device_, 64, {.rdma = false, .shareable = false});
   if (!head.ok()) return head.status();
   head_ = *std::move(head);
-  consumer_ = std::make_unique<TriggerConsumer>(absl::MakeSpan(words_).first(size_t{2} * capacity_),
-                                                words_[size_t{2} * capacity_ + 8]);
+  consumer_ =
+      std::make_unique<TriggerConsumer>(absl::MakeSpan(slots(), size_t{2} * capacity_), *tail());
   return clear_head();
 }
 
 absl::Status TriggerFifo::clear_head() {
   const Driver& driver = device_.driver();
   const Stream stream = device_.stream(Direction::kToDevice);
-  const auto zeros = static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(words_.data()));
-  absl::Status status =
-      device_.check(driver.cuMemcpyAsync(head_->span().data, zeros, 2 * sizeof(uint64_t), stream),
-                    "clearing the head of the triggers");
+  absl::Status status = device_.check(
+      driver.cuMemcpyAsync(head_->span().data, pages_->address(), 2 * sizeof(uint64_t), stream),
+      "clearing the head of the triggers");
   if (!status.ok()) return status;
   // Also after an error: what is queued uses memory that would go.
   const auto begin = std::chrono::steady_clock::now();
@@ -133,15 +129,10 @@ absl::Status TriggerFifo::clear_head() {
   return status;
 }
 
-TriggerFifo::~TriggerFifo() {
-  const Device::Current current(device_);
-  if (registered_ && current.status().ok()) device_.driver().cuMemHostUnregister(words_.data());
-}
-
 kernels::TriggerQueue TriggerFifo::device_handle() const {
   uint64_t* const words = pointer_of<uint64_t>(head_->span().data);
-  return {.slots = const_cast<uint64_t*>(words_.data()),
-          .tail = &words_[size_t{2} * capacity_ + 8],
+  return {.slots = slots(),
+          .tail = tail(),
           .head = words,
           .seen_tail = words + 1,
           .capacity = capacity_};

@@ -17,6 +17,7 @@
 #include "gpudirect/device.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/kernels/arguments.h"
+#include "gpudirect/registered_pages.h"
 
 namespace baton::gpudirect {
 
@@ -64,26 +65,22 @@ class TriggerFifo {
   // `capacity`: a power of two. Waits for one small copy, a second at most. The device outlives it.
   static absl::StatusOr<std::unique_ptr<TriggerFifo>> open(const Device& device,
                                                            uint32_t capacity = 512);
-  // No kernel that has the handle may still run.
-  ~TriggerFifo();
-  TriggerFifo(const TriggerFifo&) = delete;
-  TriggerFifo& operator=(const TriggerFifo&) = delete;
+  // It ends when no kernel that has the handle runs any more.
 
   // For kernels' arguments; by value.
   kernels::TriggerQueue device_handle() const;
   TriggerConsumer& consumer() { return *consumer_; }
 
  private:
-  TriggerFifo(const Device& device, uint32_t capacity)
-      : device_(device), capacity_(capacity), words_(size_t{2} * capacity + kExtra) {}
+  TriggerFifo(const Device& device, uint32_t capacity) : device_(device), capacity_(capacity) {}
   absl::Status start();
   absl::Status clear_head();
+  uint64_t* slots() const { return pages_->as<uint64_t>(); }
+  uint64_t* tail() const { return slots() + size_t{2} * capacity_ + 8; }
 
-  static constexpr size_t kExtra = 16;  // the tail, a line away from the slots, and zeros
   const Device& device_;
   const uint32_t capacity_;
-  std::vector<uint64_t> words_;
-  bool registered_ = false;
+  std::unique_ptr<RegisteredPages> pages_;  // the slots, and the tail a line away from them
   std::unique_ptr<DeviceSlab> head_;
   std::unique_ptr<TriggerConsumer> consumer_;
 };

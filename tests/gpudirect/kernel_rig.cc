@@ -19,18 +19,10 @@ absl::Status KernelRig::start(size_t bytes) {
   auto slab = DeviceSlab::create(device_, bytes, {.rdma = false, .shareable = false});
   if (!slab.ok()) return slab.status();
   slab_ = *std::move(slab);
-  stage_.resize(kStage);
-  const Device::Current current(device_);
-  absl::Status status =
-      device_.check(device_.driver().cuMemHostRegister(stage_.data(), kStage, kHostPortable),
-                    "registering memory to copy through");
-  registered_ = status.ok();
-  return status;
-}
-
-KernelRig::~KernelRig() {
-  const Device::Current current(device_);
-  if (registered_) device_.driver().cuMemHostUnregister(stage_.data());
+  auto stage = RegisteredPages::make(device_, kStage);
+  if (!stage.ok()) return stage.status();
+  stage_ = *std::move(stage);
+  return absl::OkStatus();
 }
 
 DevicePointer KernelRig::allocate(size_t bytes) {
@@ -43,10 +35,10 @@ DevicePointer KernelRig::allocate(size_t bytes) {
 absl::Status KernelRig::upload(DevicePointer to, const void* from, size_t bytes) {
   const Device::Current current(device_);
   absl::Status status = current.status();
-  const auto stage = static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(stage_.data()));
+  const DevicePointer stage = stage_->address();
   for (size_t at = 0; at < bytes && status.ok(); at += kStage) {
     const size_t size = std::min(kStage, bytes - at);
-    std::memcpy(stage_.data(), static_cast<const std::byte*>(from) + at, size);
+    std::memcpy(stage_->as<std::byte>(), static_cast<const std::byte*>(from) + at, size);
     status =
         device_.check(device_.driver().cuMemcpyAsync(to + at, stage, size, stream()), "a copy");
     if (status.ok()) status = wait();
@@ -57,13 +49,13 @@ absl::Status KernelRig::upload(DevicePointer to, const void* from, size_t bytes)
 absl::Status KernelRig::download(void* to, DevicePointer from, size_t bytes) {
   const Device::Current current(device_);
   absl::Status status = current.status();
-  const auto stage = static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(stage_.data()));
+  const DevicePointer stage = stage_->address();
   for (size_t at = 0; at < bytes && status.ok(); at += kStage) {
     const size_t size = std::min(kStage, bytes - at);
     status =
         device_.check(device_.driver().cuMemcpyAsync(stage, from + at, size, stream()), "a copy");
     if (status.ok()) status = wait();
-    if (status.ok()) std::memcpy(static_cast<std::byte*>(to) + at, stage_.data(), size);
+    if (status.ok()) std::memcpy(static_cast<std::byte*>(to) + at, stage_->as<std::byte>(), size);
   }
   return status;
 }

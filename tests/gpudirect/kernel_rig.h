@@ -14,6 +14,7 @@
 #include "gpudirect/device.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/launcher.h"
+#include "gpudirect/registered_pages.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
 
 namespace baton::gpudirect {
@@ -22,9 +23,6 @@ namespace baton::gpudirect {
 class KernelRig {
  public:
   static absl::StatusOr<std::unique_ptr<KernelRig>> make(const Device& device, size_t bytes);
-  ~KernelRig();
-  KernelRig(const KernelRig&) = delete;
-  KernelRig& operator=(const KernelRig&) = delete;
 
   const Device& device() const { return device_; }
   Stream stream() const { return device_.stream(Direction::kToDevice); }
@@ -46,8 +44,7 @@ class KernelRig {
   const Device& device_;
   std::unique_ptr<DeviceSlab> slab_;
   size_t used_ = 0;
-  std::vector<std::byte> stage_;
-  bool registered_ = false;
+  std::unique_ptr<RegisteredPages> stage_;
 };
 
 // Where arrays lie for a kernel: `place(array)` for what it reads, `place(array, true)` for what it

@@ -85,7 +85,7 @@ TEST(Emulation, OtherNamesAreNoKernels) {
   EXPECT_TRUE(emulated_kernel("baton_copy_pieces").has_value());
 }
 
-TEST(Image, NamesEveryKernelWhereNvccWas) {
+TEST(Image, IsAFatBinaryWhereNvccWas) {
   if (image().empty()) GTEST_SKIP() << "built without nvcc: there are no kernels";
   uint32_t magic = 0;
   std::memcpy(&magic, image().data(), sizeof magic);

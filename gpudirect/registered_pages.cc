@@ -1,0 +1,42 @@
+// Pages of the host, registered with the driver for as long as they are there.
+#include "gpudirect/registered_pages.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::gpudirect {
+
+absl::StatusOr<std::unique_ptr<RegisteredPages>> RegisteredPages::make(const Device& device,
+                                                                       size_t bytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t size = (bytes + page - 1) / page * page;
+  void* const data =
+      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no ", size, " bytes of host memory for a CUDA device to read"));
+  }
+  std::unique_ptr<RegisteredPages> pages(new RegisteredPages(device, data, size));
+  const Device::Current current(device);
+  absl::Status status = current.status();
+  if (status.ok()) {
+    status =
+        device.check(device.driver().cuMemHostRegister(data, size, kHostPortable | kHostDeviceMap),
+                     absl::StrCat("registering ", size, " bytes of host memory"));
+  }
+  if (!status.ok()) return status;
+  pages->registered_ = true;
+  return pages;
+}
+
+RegisteredPages::~RegisteredPages() {
+  if (registered_) {
+    const Device::Current current(device_);
+    if (current.status().ok()) device_.driver().cuMemHostUnregister(data_);
+  }
+  munmap(data_, size_);
+}
+
+}  // namespace baton::gpudirect
