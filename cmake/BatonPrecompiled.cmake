@@ -1,16 +1,19 @@
 # Headers that nearly every source reads, compiled once and shared by all targets that are built alike.
 # GCC and Clang read a precompiled header only with the flags it was made with, so there is one per kind.
 
-# baton_precompiled(name HEADERS <a> "b.h"... [OPTIONS ...] [DEPS ...])
+# baton_precompiled(name HEADERS <a> "b.h"... [BASE target] [OPTIONS ...] [DEPS ...])
 # A library of nothing but the header; baton_precompile(target name) lets a target use it.
 function(baton_precompiled name)
-  cmake_parse_arguments(ARG "" "" "HEADERS;OPTIONS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "BASE" "HEADERS;OPTIONS;DEPS" ${ARGN})
+  if(NOT ARG_BASE)
+    set(ARG_BASE baton_options)
+  endif()
   set(source ${PROJECT_BINARY_DIR}/precompiled/${name}.cc)
   if(NOT EXISTS ${source})
     file(WRITE ${source} "// Nothing: the header is what counts.\n")
   endif()
   add_library(${name} OBJECT EXCLUDE_FROM_ALL ${source})
-  target_link_libraries(${name} PRIVATE baton_options ${ARG_DEPS})
+  target_link_libraries(${name} PRIVATE ${ARG_BASE} ${ARG_DEPS})
   target_compile_options(${name} PRIVATE ${ARG_OPTIONS})
   target_precompile_headers(${name} PRIVATE ${ARG_HEADERS})
   if("-fPIE" IN_LIST ARG_OPTIONS)

@@ -26,12 +26,16 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   target_compile_options(baton_options INTERFACE -Wno-array-bounds -Wno-stringop-overflow
                                                  -Wno-stringop-overread -Wno-restrict)
 endif()
+# What the fuzzers watch: the libraries, not the programs that test them.
+add_library(baton_library_options INTERFACE)
+target_link_libraries(baton_library_options INTERFACE baton_options)
 if(BATON_FUZZ)
-  target_compile_options(baton_options INTERFACE -fsanitize=fuzzer-no-link)
+  target_compile_options(baton_library_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
 include(BatonPrecompiled)
 baton_precompiled(baton_precompiled
+  BASE baton_library_options
   HEADERS <algorithm> <array> <atomic> <chrono> <cstdint> <cstring> <functional> <memory> <mutex> <string>
           <string_view> <utility> <vector> <absl/container/flat_hash_map.h> <absl/status/statusor.h>
           <absl/strings/str_cat.h> <absl/strings/str_format.h> <absl/types/span.h>
@@ -44,7 +48,7 @@ function(baton_library name)
   baton_precompile(${name} baton_precompiled)
   target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
                                             $<INSTALL_INTERFACE:include/baton>)
-  target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE $<BUILD_INTERFACE:baton_options>)
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE $<BUILD_INTERFACE:baton_library_options>)
 endfunction()
 
 # baton_provider(tcp SOURCES a.cc DEPS other_targets...)
