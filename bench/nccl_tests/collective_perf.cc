@@ -11,6 +11,7 @@
 #include "bench/nccl_tests/collective_perf_options.h"
 #include "bench/nccl_tests/collective_perf_rank.h"
 #include "collectives/launch/launch.h"
+#include "transport/base/unique_fd.h"
 
 namespace baton::bench {
 namespace {
@@ -19,26 +20,21 @@ namespace {
 class Mailbox {
  public:
   Mailbox() : fd_(memfd_create("baton-perf-results", MFD_CLOEXEC)) {}
-  ~Mailbox() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Mailbox(const Mailbox&) = delete;
-  Mailbox& operator=(const Mailbox&) = delete;
 
   void put(const PerfResults& results) const {
     const Json both = {{"rows", results.rows}, {"nccl", results.nccl_json}};
     const std::string text = both.dump(-1, ' ', false, Json::error_handler_t::replace);
     for (size_t done = 0; done < text.size();) {
       const ssize_t wrote =
-          pwrite(fd_, text.data() + done, text.size() - done, static_cast<off_t>(done));
+          pwrite(fd_.get(), text.data() + done, text.size() - done, static_cast<off_t>(done));
       if (wrote <= 0) return;  // an incomplete text does not parse
       done += static_cast<size_t>(wrote);
     }
   }
 
   PerfResults take() const {
-    std::string text(static_cast<size_t>(std::max<off_t>(0, lseek(fd_, 0, SEEK_END))), '\0');
-    const ssize_t got = pread(fd_, text.data(), text.size(), 0);
+    std::string text(static_cast<size_t>(std::max<off_t>(0, lseek(fd_.get(), 0, SEEK_END))), '\0');
+    const ssize_t got = pread(fd_.get(), text.data(), text.size(), 0);
     const Json both = Json::parse(text, nullptr, false);
     PerfResults results;
     if (got < 0 || !both.is_object()) return results;
@@ -48,7 +44,7 @@ class Mailbox {
   }
 
  private:
-  int fd_;
+  UniqueFd fd_;
 };
 
 int complain(const CollectivePerfOptions& options, const absl::Status& status) {

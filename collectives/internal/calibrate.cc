@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "collectives/reduce/reduce.h"
+#include "transport/base/quantile.h"
 
 namespace baton::collectives::internal {
 
@@ -17,11 +18,6 @@ constexpr int kPings = 24;
 constexpr int kLarge = 4;
 constexpr int kPasses = 8;
 constexpr size_t kReduceBytes = 256 << 10;
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // The partners of a measurement, each other's: UINT32_MAX where a rank has none.
 uint32_t partner_of(uint32_t rank, uint32_t ranks, uint32_t distance) {

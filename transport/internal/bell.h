@@ -7,36 +7,33 @@
 #include <atomic>
 #include <cstdint>
 
+#include "transport/base/unique_fd.h"
+
 namespace baton::internal {
 
 class Bell {
  public:
   // fd() < 0 afterwards: no descriptors are left.
   Bell() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
-  ~Bell() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Bell(const Bell&) = delete;
-  Bell& operator=(const Bell&) = delete;
 
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
 
   // Noted after it was rung: a silence() in between sees the next round, or nothing. The other way
   // round it would take back the note of a ring that is yet to come, and nobody would ever silence
   // that one.
   void ring() {
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t put = write(fd_, &one, sizeof one);
+    [[maybe_unused]] const ssize_t put = write(fd(), &one, sizeof one);
     rung_.store(true);
   }
   void silence() {
     if (!rung_.load(std::memory_order_relaxed) || !rung_.exchange(false)) return;
     uint64_t ignored = 0;
-    [[maybe_unused]] const ssize_t got = read(fd_, &ignored, sizeof ignored);
+    [[maybe_unused]] const ssize_t got = read(fd(), &ignored, sizeof ignored);
   }
 
  private:
-  const int fd_;
+  const UniqueFd fd_;
   std::atomic<bool> rung_{false};
 };
 
