@@ -190,7 +190,9 @@ TEST_P(Mismatch, AbortReturnsWhileACallWaitsForTheVoteOnHowItRuns) {
     CommunicatorOptions own = options();
     if (!aborts) own.timeout = std::chrono::milliseconds(300);
     run_group(2, own, [&](Communicator& comm) {
-      const absl::Status met = comm.barrier();  // rank 1 may hear of the abort in it
+      CallOptions patient;  // only what rank 1 never joins is to end early
+      patient.timeout = std::chrono::seconds(30);
+      const absl::Status met = comm.barrier(patient);  // rank 1 may hear of the abort in it
       if (comm.rank() == 1) {
         while (comm.status().ok()) comm.progress();
         return;
