@@ -71,7 +71,7 @@ absl::StatusOr<Work> CallStarter::start(const Request& request, Tuner::Entry& en
   if (!pick.ok()) return pick.status();
   absl::StatusOr<Work> work = needs_.calls.start(request, *pick);
   if (!work.ok()) return work;
-  if (needs_.mesh.any_transfer()) needs_.failure.compare_calls();
+  if (needs_.mesh.any_transfer()) needs_.failure.compare_last_call();
   needs_.driver.call_started();
   return work;
 }

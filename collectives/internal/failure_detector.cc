@@ -62,7 +62,9 @@ void FailureDetector::on_control_message(uint32_t from, ControlMessage kind,
     CallDescriptor theirs;
     if (!read(body, theirs)) return;
     known.announced[theirs.sequence % ControlBlock::kCalls] = theirs;
-    compare_calls();
+    if (calls_ != nullptr && theirs.sequence != 0 && theirs.sequence <= calls_->sequence()) {
+      compare_calls(theirs.sequence, theirs.sequence);
+    }
   } else if (kind == ControlMessage::kQuery || kind == ControlMessage::kStanding) {
     if (!read(body, known.standing)) return;
     known.standing_fresh = true;
@@ -136,17 +138,26 @@ void FailureDetector::on_executor_error(const absl::Status& error) {
        blocked.call == nullptr ? mesh_.rank() : blocked.peer, true);
 }
 
+// Every call still open, and the last one.
 void FailureDetector::compare_calls() {
-  if (calls_ == nullptr || calls_->sequence() == 0 || !broken_.ok()) return;
+  if (calls_ == nullptr || calls_->sequence() == 0) return;
   const uint64_t sequence = calls_->sequence();
-  const uint32_t rank = mesh_.rank();
-  // Every call still open, and the last one.
   const uint64_t oldest =
       sequence > ControlBlock::kCalls / 2 ? sequence - ControlBlock::kCalls / 2 : 1;
+  compare_calls(calls_->in_flight().empty() ? sequence : oldest, sequence);
+}
+
+void FailureDetector::compare_last_call() {
+  if (calls_ != nullptr) compare_calls(calls_->sequence(), calls_->sequence());
+}
+
+void FailureDetector::compare_calls(uint64_t first, uint64_t last) {
+  if (!broken_.ok()) return;
+  const uint32_t rank = mesh_.rank();
   for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
     const Mesh::Member& member = mesh_.member(r);
     if (r == rank || (member.direct == nullptr && member.transfer == nullptr)) continue;
-    for (uint64_t s = calls_->in_flight().empty() ? sequence : oldest; s <= sequence; ++s) {
+    for (uint64_t s = first; s <= last; ++s) {
       const CallDescriptor& ours = mesh_.control().calls[s % ControlBlock::kCalls];
       CallDescriptor theirs = known_[r].announced[s % ControlBlock::kCalls];
       if (member.direct != nullptr) {

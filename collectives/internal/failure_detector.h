@@ -41,12 +41,14 @@ class FailureDetector {
 
   // What peers called must be what we called under the same number.
   void compare_calls();
+  void compare_last_call();
   // Looks for ranks that have left and calls that are late, once a millisecond at most; true if it
   // has looked.
   bool look(Time now);
   Time next_look() const { return next_look_; }
 
  private:
+  void compare_calls(uint64_t first, uint64_t last);
   // Where a rank stands, told when calls take too long.
   struct Standing {
     executor::CallDescriptor call;  // the one that stands still; sequence 0: none

@@ -33,9 +33,12 @@ int Worker::Impl::rank_of(const Rail& rail) const {
 void Worker::Impl::add_rail(internal::Peer& peer, internal::RailState state) {
   state.rank = rank_of(*state.rail);
   const bool better = !peer.rails.empty() && state.rank > peer.rails.front().rank;
+  // In the same order at both sides, however they came up: what one sends over its first rail the
+  // other answers there.
   const auto worse =
-      std::find_if(peer.rails.begin(), peer.rails.end(),
-                   [&](const internal::RailState& other) { return other.rank < state.rank; });
+      std::find_if(peer.rails.begin(), peer.rails.end(), [&](const internal::RailState& other) {
+        return other.rank < state.rank || (other.rank == state.rank && other.link > state.link);
+      });
   const auto at = peer.rails.insert(worse, std::move(state));
   if (!better) return;
   // What was said of it is over.
