@@ -107,8 +107,9 @@ TEST(Heads, AFoldedLineIsRefused) {
   Worker worker;
   for (const char* fold : {"\r\n ", "\r\n\t", " \r\n  "}) {
     RawClient client(worker.port());
-    client.send(absl::StrCat("GET /health HTTP/1.1\r\nHost: x\r\nX-Long: one", fold,
-                             "two\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"));
+    client.send(
+        absl::StrCat("GET /health HTTP/1.1\r\nHost: x\r\nX-Long: one", fold,
+                     "two\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
     const std::string answer = client.read_to_end();
     EXPECT_TRUE(absl::StartsWith(answer, "HTTP/1.1 400")) << answer;
     EXPECT_FALSE(absl::StrContains(answer, "\"ok\"")) << answer;
