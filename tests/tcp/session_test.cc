@@ -233,6 +233,7 @@ TEST_F(Session, ALostSocketIsCalledUntilSomebodyAnswers) {
   EXPECT_EQ(network_->open_lines(), 1u);
   clock_.advance(milliseconds(20));
   ASSERT_TRUE(run([&] { return network_->open_lines() == 2; }));
+  run_out();
   // No call for a session that is over.
   network_->cut(network_->lines()[1]);
   run_out();

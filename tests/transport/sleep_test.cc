@@ -2,6 +2,7 @@
 // nothing to do is kept awake.
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -88,6 +89,24 @@ TEST(Sleep, InAWaitHearsOfAnEndThatAnotherBrought) {
   second.thread.join();
   EXPECT_EQ(first.result.code(), absl::StatusCode::kUnavailable) << first.result;
   EXPECT_EQ(second.result.code(), absl::StatusCode::kUnavailable) << second.result;
+}
+
+// A thread that found no descriptor for its bell cannot be woken: it looks by itself, also for its
+// end.
+TEST(Sleep, EndsWithAProgressThreadForWhichThereWasNoDescriptor) {
+  StubWorker stub;
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int next = dup(STDERR_FILENO);
+  ASSERT_GE(next, 0);
+  close(next);
+  const rlimit none_left{static_cast<rlim_t>(next), before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none_left), 0);
+  {
+    ProgressThread thread(*stub.worker, {.spin = Time::zero()});
+    while (stub.armed == 0) std::this_thread::yield();
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST(Sleep, EndsWithTheProgressThread) {
