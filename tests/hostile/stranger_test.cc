@@ -86,7 +86,10 @@ bool is_clear(const absl::Status& status) {
 
 class Stranger : public OverEveryProvider<std::string> {};
 
+constexpr const char* kOwnNeeds = "a sanitizer needs descriptors and address space of its own";
+
 TEST_P(Stranger, WithFewDescriptorsIsToldSo) {
+  if (kSanitized) GTEST_SKIP() << kOwnNeeds;
   bool worked = false;
   for (rlim_t most = 4; most < 100; most += 3) {
     SCOPED_TRACE(most);
@@ -104,7 +107,7 @@ TEST_P(Stranger, WithFewDescriptorsIsToldSo) {
 }
 
 TEST_P(Stranger, WithLittleMemoryIsToldSo) {
-  if (kSanitized) GTEST_SKIP() << "a sanitizer needs address space of its own, and dies without it";
+  if (kSanitized) GTEST_SKIP() << kOwnNeeds;
   bool worked = false;
   for (size_t mib = 0; mib < 2000; mib += mib < 24 ? 2 : 24) {
     SCOPED_TRACE(mib);
@@ -129,11 +132,11 @@ TEST_P(Stranger, WithLittleMemoryIsToldSo) {
 // Lists, transfers that run at once, messages: one agent takes 10,000 of each. Of regions it takes
 // 4,096, and says what to do instead.
 TEST_P(Stranger, TakesTenThousandOfEverything) {
-  constexpr size_t kMany = 10'000;
+  const auto many = static_cast<size_t>(rounds_of(10'000, 5'000));
   const auto a = make_agent(agent_options("a", provider()));
   const auto b = make_agent(agent_options("b", provider()));
-  AgentMemory here(*a, kMany * 64, 1), there(*b, kMany * 64, 2);
-  const std::vector<Descriptor> mine = here.pages(64, kMany), theirs = there.pages(64, kMany);
+  AgentMemory here(*a, many * 64, 1), there(*b, many * 64, 2);
+  const std::vector<Descriptor> mine = here.pages(64, many), theirs = there.pages(64, many);
   const absl::Status each = a->register_memory(mine);
   EXPECT_TRUE(absl::IsResourceExhausted(each)) << each;
   EXPECT_THAT(std::string(each.message()), testing::HasSubstr("register large ranges once"));
@@ -143,7 +146,7 @@ TEST_P(Stranger, TakesTenThousandOfEverything) {
   ASSERT_TRUE(all.ok()) << all.status();
   std::vector<AgentListId> lists;
   std::vector<AgentTransferId> ids;
-  for (size_t i = 0; i < kMany; ++i) {
+  for (size_t i = 0; i < many; ++i) {
     const auto list = a->prepare_local({{mine[i]}});
     ASSERT_TRUE(list.ok()) << list.status();
     lists.push_back(*list);
@@ -157,7 +160,7 @@ TEST_P(Stranger, TakesTenThousandOfEverything) {
     ASSERT_TRUE(posted.ok()) << posted;
   }
   const Time end = Clock::steady().now() + kLong;
-  for (size_t sent = 0; sent < kMany;) {
+  for (size_t sent = 0; sent < many;) {
     const absl::Status status = a->notify("b", "word");
     sent += status.ok() ? 1 : 0;
     if (status.ok()) continue;
@@ -171,8 +174,8 @@ TEST_P(Stranger, TakesTenThousandOfEverything) {
   }
   EXPECT_EQ(here.bytes, there.bytes);
   size_t heard = 0;
-  while (heard < 2 * kMany && Clock::steady().now() < end) heard += b->messages().size();
-  EXPECT_EQ(heard, 2 * kMany);
+  while (heard < 2 * many && Clock::steady().now() < end) heard += b->messages().size();
+  EXPECT_EQ(heard, 2 * many);
   for (const AgentTransferId id : ids) EXPECT_TRUE(a->release(id, kLong).ok());
   lists.push_back(*all);
   for (const AgentListId id : lists) EXPECT_TRUE(a->release_list(id).ok());
