@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "gpudirect/device_memory.h"
+#include "gpudirect/staging.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -79,6 +80,15 @@ absl::StatusOr<BackingFile> CudaMemory::dma_buf(const void* data, size_t size) c
       absl::StrFormat("no dma-buf: exporting %u bytes of CUDA device %d", size, facts->ordinal));
   if (!status.ok()) return status;
   return BackingFile{fd, static_cast<size_t>(address(data) - begin), true};
+}
+
+absl::StatusOr<std::unique_ptr<StagingRing>> CudaMemory::staging_ring(int device,
+                                                                      size_t bytes) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return absl::UnavailableError("no CUDA driver in this process");
+  const absl::StatusOr<const Device*> opened = device_of(*driver, device);
+  if (!opened.ok()) return opened.status();
+  return PinnedRing::create(**opened, bytes);
 }
 
 absl::StatusOr<const Device*> CudaMemory::device_of(const Driver& driver, int ordinal) const {

@@ -23,6 +23,8 @@ class CudaMemory final : public DeviceMemory {
   absl::StatusOr<MemoryPlace> place(const void* data, size_t size) const override;
   // Of the whole pages of the host's size around the range.
   absl::StatusOr<BackingFile> dma_buf(const void* data, size_t size) const override;
+  absl::StatusOr<std::unique_ptr<StagingRing>> staging_ring(int device,
+                                                            size_t bytes) const override;
 
  private:
   absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal) const;

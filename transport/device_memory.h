@@ -1,16 +1,51 @@
 // What the contract knows of memory of devices: whoever drives the devices (gpudirect/) says where
-// an address lies and hands out dma-bufs. Without it all memory is the host's.
+// an address lies, hands out dma-bufs, and copies to and from pinned memory of the host. Without it
+// all memory is the host's.
 //
 // Internal: programs register device memory with Worker::register_memory(), as any other.
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "transport/region.h"
 
 namespace baton {
+
+// One contiguous part of a copy between a device and a ring's memory.
+struct CopyRun {
+  std::byte* device = nullptr;  // an address that the CPU must not follow
+  std::byte* host = nullptr;    // in the ring
+  size_t bytes = 0;
+};
+
+// Pinned memory of the host, and copies between it and one device. Not thread-safe: of one worker,
+// under its progress lock. The destructor waits until what is in flight has ended.
+class StagingRing {
+ public:
+  enum class Way : uint8_t { kToHost, kToDevice };
+  // Of a copy: OK, kCancelled for one that was dropped, or the driver's words.
+  using Ended = std::function<void(uint64_t cookie, absl::Status status)>;
+  virtual ~StagingRing() = default;
+
+  virtual absl::Span<std::byte> memory() const = 0;
+  virtual int fd() const = 0;  // behind the memory; -1 where peers cannot map it
+  // Queues a copy; urgent ones go first. It ends by one call from progress(), and from then on none
+  // of its bytes moves. Never blocks; `runs` is copied.
+  virtual void copy(Way way, uint64_t cookie, bool urgent, absl::Span<const CopyRun> runs) = 0;
+  // Leaves the copy out if it has not begun. It ends in any case.
+  virtual void drop(uint64_t cookie) = 0;
+  // Looks what has ended and begins what waits; true if anything did. Never blocks. `ended` may
+  // call copy() and drop().
+  virtual bool progress(const Ended& ended) = 0;
+  virtual bool busy() const = 0;  // copies that have not ended: progress() wants to be called
+  // OK as long as the device is of use.
+  virtual absl::Status alive() const = 0;
+};
 
 // Thread-safe; lives as long as the process.
 class DeviceMemory {
@@ -22,6 +57,11 @@ class DeviceMemory {
   // A dma-buf of device memory, for adapters to register. The caller closes it. The reason and the
   // remedy where there is none.
   virtual absl::StatusOr<BackingFile> dma_buf(const void* data, size_t size) const = 0;
+  // A ring of `bytes` for a device. Blocks while the memory is pinned. This outlives it.
+  virtual absl::StatusOr<std::unique_ptr<StagingRing>> staging_ring(int /*device*/,
+                                                                    size_t /*bytes*/) const {
+    return absl::UnimplementedError("nobody here copies from devices");
+  }
 };
 
 // Null takes it out again. Not while a worker registers memory.

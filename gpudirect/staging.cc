@@ -1,0 +1,219 @@
+// Pinned memory, and copies on a stream for each direction.
+#include "gpudirect/staging.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "transport/base/memory_left.h"
+
+namespace baton::gpudirect {
+namespace {
+
+// A driver that answers so often with an error, and never that the copy is over, has lost it.
+constexpr uint32_t kMostErrors = 1000;
+
+DevicePointer address(const std::byte* data) { return reinterpret_cast<uintptr_t>(data); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PinnedRing>> PinnedRing::create(const Device& device, size_t bytes) {
+  std::unique_ptr<PinnedRing> ring(new PinnedRing(device));
+  absl::Status status = ring->map(bytes);
+  if (status.ok()) status = ring->pin();
+  if (!status.ok()) return status;
+  return ring;
+}
+
+absl::Status PinnedRing::map(size_t bytes) {
+  if (const MemoryLeft left = memory_left(); bytes > left.bytes) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "a staging ring of %u bytes: %u are left (%s); make staging.ring_mib smaller", bytes,
+        left.bytes, left.limit));
+  }
+  fd_ = memfd_create("baton staging", MFD_CLOEXEC);
+  void* at = MAP_FAILED;
+  if (fd_ >= 0 && ftruncate(fd_, static_cast<off_t>(bytes)) == 0) {
+    at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  }
+  if (at == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("a staging ring of %u bytes: %s", bytes, strerror(errno)));
+  }
+  base_ = static_cast<std::byte*>(at);
+  size_ = bytes;
+  return absl::OkStatus();
+}
+
+absl::Status PinnedRing::pin() {
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  absl::Status status = device_.check(
+      device_.driver().cuMemHostRegister(base_, size_, kHostPortable | kHostDeviceMap),
+      absl::StrFormat("pinning a staging ring of %u bytes (staging.ring_mib, ulimit -l)", size_));
+  pinned_ = status.ok();
+  for (Lane& lane : lanes_) {
+    for (size_t i = 0; status.ok() && i < kQueuedAhead; ++i) {
+      Event event = nullptr;
+      status = device_.check(device_.driver().cuEventCreate(&event, kEventDisableTiming),
+                             "making an event for copies");
+      if (!status.ok()) break;
+      made_.push_back(event);
+      lane.events.push_back(event);
+    }
+  }
+  return status;
+}
+
+PinnedRing::~PinnedRing() {
+  for (Lane& lane : lanes_) {
+    lane.urgent.clear();
+    lane.bulk.clear();
+  }
+  while (busy()) {
+    progress([](uint64_t, const absl::Status&) {});
+  }
+  // What one failing call would leave behind is the process's for good, so it is tried twice.
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const Device::Current current(device_);
+    if (!current.status().ok()) continue;
+    for (const Event event : made_) device_.driver().cuEventDestroy(event);
+    if (pinned_) device_.driver().cuMemHostUnregister(base_);
+    break;
+  }
+  if (base_ != nullptr) munmap(base_, size_);
+  if (fd_ >= 0) close(fd_);
+}
+
+Stream PinnedRing::stream(const Lane& lane) const {
+  return device_.stream(&lane == lanes_.data() ? Direction::kToHost : Direction::kToDevice);
+}
+
+void PinnedRing::copy(Way way, uint64_t cookie, bool urgent, absl::Span<const CopyRun> runs) {
+  Copy copy{.cookie = cookie};
+  if (!spare_.empty()) {
+    copy.runs = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  copy.runs.assign(runs.begin(), runs.end());
+  Lane& lane = lanes_[static_cast<size_t>(way)];
+  (urgent ? lane.urgent : lane.bulk).push_back(std::move(copy));
+}
+
+void PinnedRing::drop(uint64_t cookie) {
+  for (Lane& lane : lanes_) {
+    for (std::deque<Copy>* queue : {&lane.urgent, &lane.bulk}) {
+      const auto found = std::find_if(queue->begin(), queue->end(), [&](const Copy& waiting) {
+        return waiting.cookie == cookie;
+      });
+      if (found == queue->end()) continue;
+      ended_.emplace_back(cookie, absl::CancelledError("dropped before it had begun"));
+      spare_.push_back(std::move(found->runs));
+      queue->erase(found);
+      return;
+    }
+  }
+}
+
+bool PinnedRing::busy() const {
+  return !ended_.empty() || std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
+    return !lane.flying.empty() || !lane.urgent.empty() || !lane.bulk.empty();
+  });
+}
+
+bool PinnedRing::begin(Lane& lane, Copy copy) {
+  const Driver& driver = device_.driver();
+  bool any = false;
+  for (const CopyRun& run : copy.runs) {
+    const bool to_host = &lane == lanes_.data();
+    const DevicePointer from = address(to_host ? run.device : run.host);
+    const DevicePointer to = address(to_host ? run.host : run.device);
+    for (size_t at = 0; at < run.bytes && copy.status.ok(); at += kLongestCopy) {
+      const size_t bytes = std::min(kLongestCopy, run.bytes - at);
+      copy.status = device_.check(driver.cuMemcpyAsync(to + at, from + at, bytes, stream(lane)),
+                                  absl::StrFormat("copying %u bytes %s CUDA device %d", bytes,
+                                                  to_host ? "from" : "to", device_.ordinal()));
+      any |= copy.status.ok();
+    }
+    if (!copy.status.ok()) break;
+  }
+  if (!any) {
+    ended_.emplace_back(copy.cookie, copy.status);
+    spare_.push_back(std::move(copy.runs));
+    return false;
+  }
+  Flight flight{.copy = std::move(copy), .event = lane.events.back()};
+  const absl::Status recorded =
+      device_.check(driver.cuEventRecord(flight.event, stream(lane)), "waiting for a copy");
+  if (recorded.ok()) {
+    lane.events.pop_back();
+  } else {
+    flight.event = nullptr;
+    flight.copy.status.Update(recorded);
+  }
+  lane.flying.push_back(std::move(flight));
+  return true;
+}
+
+// Whether the engine has let go of the copy's memory.
+bool PinnedRing::over(Lane& lane, Flight& flight) {
+  const Driver& driver = device_.driver();
+  const Result result = flight.event != nullptr ? driver.cuEventQuery(flight.event)
+                                                : driver.cuStreamQuery(stream(lane));
+  if (result == kNotReady) {
+    flight.errors = 0;
+    return false;
+  }
+  const absl::Status status = device_.check(result, "waiting for a copy");
+  if (!status.ok()) flight.copy.status.Update(status);
+  return status.ok() || !device_.alive().ok() || ++flight.errors >= kMostErrors;
+}
+
+void PinnedRing::work(Lane& lane) {
+  while (!lane.flying.empty() && over(lane, lane.flying.front())) {
+    Flight& done = lane.flying.front();
+    if (done.event != nullptr) lane.events.push_back(done.event);
+    ended_.emplace_back(done.copy.cookie, std::move(done.copy.status));
+    spare_.push_back(std::move(done.copy.runs));
+    lane.flying.pop_front();
+  }
+  while (lane.flying.size() < kQueuedAhead && !(lane.urgent.empty() && lane.bulk.empty())) {
+    std::deque<Copy>& queue = lane.urgent.empty() ? lane.bulk : lane.urgent;
+    Copy next = std::move(queue.front());
+    queue.pop_front();
+    begin(lane, std::move(next));
+  }
+}
+
+bool PinnedRing::progress(const Ended& ended) {
+  if (!busy()) return false;
+  {
+    const Device::Current current(device_);
+    if (current.status().ok()) {
+      for (Lane& lane : lanes_) work(lane);
+    } else if (!device_.alive().ok()) {
+      // Nothing can be asked, and nothing moves any more.
+      for (Lane& lane : lanes_) {
+        for (Flight& flight : lane.flying) {
+          if (flight.event != nullptr) lane.events.push_back(flight.event);
+          ended_.emplace_back(flight.copy.cookie, current.status());
+        }
+        lane.flying.clear();
+        for (std::deque<Copy>* queue : {&lane.urgent, &lane.bulk}) {
+          for (const Copy& copy : *queue) ended_.emplace_back(copy.cookie, current.status());
+          queue->clear();
+        }
+      }
+    }
+  }
+  announced_.clear();
+  announced_.swap(ended_);
+  for (auto& [cookie, status] : announced_) ended(cookie, std::move(status));
+  return !announced_.empty();
+}
+
+}  // namespace baton::gpudirect

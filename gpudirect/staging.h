@@ -1,0 +1,90 @@
+// A staging ring: pinned memory of the host, and copies between it and one device, for the routes
+// that move bytes by the CPU.
+//
+// A byte of a device that goes over such a route takes three steps, and chunks of a transfer are in
+// different steps at the same time:
+//
+//   device --copy--> ring ==wire==> ring --copy--> device
+//
+// Who has how much of the ring, and what travels when, is the worker's business
+// (transport/internal/staging.h). Here are the copies:
+//   - each direction has a stream of its own, never the legacy one, and at most kQueuedAhead copies
+//     are on it: an engine takes them in the order in which they came, whatever is urgent. What is
+//     urgent goes first when the next one is put there;
+//   - no single copy is longer than kLongestCopy;
+//   - an event stands behind each, and progress() asks it; nothing here waits;
+//   - a copy that fails ends with the driver's words once the engine has let go of its memory. A
+//     lost device moves nothing any more: all its copies end so.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "gpudirect/device.h"
+#include "transport/device_memory.h"
+
+namespace baton::gpudirect {
+
+// Not thread-safe. Ends after its copies have; the device outlives it.
+class PinnedRing final : public StagingRing {
+ public:
+  static constexpr size_t kLongestCopy = 4 << 20;
+  static constexpr size_t kQueuedAhead = 2;
+
+  // ResourceExhausted where the host has no such memory, or the driver's words where it cannot be
+  // pinned. Blocks for about a second per 2 GiB.
+  static absl::StatusOr<std::unique_ptr<PinnedRing>> create(const Device& device, size_t bytes);
+  ~PinnedRing() override;
+  PinnedRing(const PinnedRing&) = delete;
+  PinnedRing& operator=(const PinnedRing&) = delete;
+
+  absl::Span<std::byte> memory() const override { return {base_, size_}; }
+  int fd() const override { return fd_; }
+  void copy(Way way, uint64_t cookie, bool urgent, absl::Span<const CopyRun> runs) override;
+  void drop(uint64_t cookie) override;
+  bool progress(const Ended& ended) override;
+  bool busy() const override;
+  absl::Status alive() const override { return device_.alive(); }
+
+ private:
+  struct Copy {
+    uint64_t cookie = 0;
+    std::vector<CopyRun> runs;
+    absl::Status status;
+  };
+  struct Flight {
+    Copy copy;
+    Event event = nullptr;  // null: it could not be recorded, so the stream itself is asked
+    uint32_t errors = 0;    // of asking, one after the other
+  };
+  struct Lane {
+    std::deque<Copy> urgent;
+    std::deque<Copy> bulk;
+    std::deque<Flight> flying;
+    std::vector<Event> events;  // not in use
+  };
+
+  explicit PinnedRing(const Device& device) : device_(device) {}
+  absl::Status map(size_t bytes);
+  absl::Status pin();
+  Stream stream(const Lane& lane) const;
+  bool begin(Lane& lane, Copy copy);  // false: nothing of it has begun
+  bool over(Lane& lane, Flight& flight);
+  void work(Lane& lane);
+
+  const Device& device_;
+  std::byte* base_ = nullptr;
+  size_t size_ = 0;
+  int fd_ = -1;
+  bool pinned_ = false;
+  std::array<Lane, 2> lanes_;  // by Way
+  std::vector<Event> made_;
+  std::vector<std::pair<uint64_t, absl::Status>> ended_;      // not told yet
+  std::vector<std::pair<uint64_t, absl::Status>> announced_;  // being told; keeps its memory
+  std::vector<std::vector<CopyRun>> spare_;
+};
+
+}  // namespace baton::gpudirect
