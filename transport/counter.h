@@ -42,9 +42,11 @@ class CounterTable {
   static constexpr size_t kCapacity = 16384;
   // No counter at all, but credits for notifications: between workers, travels as a counter does.
   static constexpr uint32_t kCredits = UINT32_MAX;
-  // Likewise: what workers say to each other about their rails (internal/control_message.h).
+  // Likewise: what workers say to each other about their rails (internal/messages/control_message.h).
   static constexpr uint32_t kControl = UINT32_MAX - 1;
-  static constexpr bool reserved(uint32_t index) { return index >= kControl; }
+  // And about memory of devices (internal/messages/staging_message.h).
+  static constexpr uint32_t kStaging = UINT32_MAX - 2;
+  static constexpr bool reserved(uint32_t index) { return index >= kStaging; }
   using Word = std::atomic<uint64_t>;
 
   static absl::StatusOr<CounterTable> create(WorkerUid owner);

@@ -142,6 +142,8 @@ class Rail {
   // Whether this rail moves bytes from and to local region `region`; the reason and the remedy
   // where it does not.
   virtual absl::Status moves(const RegionEntry& region) const;
+  // Whether it reaches memory of devices that the peer's provider of the same kind has taken.
+  virtual bool reaches_devices() const { return false; }
 
   // Whether this rail can reach the region; the reason and the remedy where it cannot.
   virtual absl::Status reaches(const RemoteRegion& remote) const = 0;

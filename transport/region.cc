@@ -46,7 +46,8 @@ std::string RemoteRegion::encode() const {
   put_number(out, size);
   put_number(out, index);
   put_number(out, generation);
-  put_number(out, static_cast<uint64_t>(access));
+  put_number(out, static_cast<uint64_t>(access) | static_cast<uint64_t>(kind) << 8 |
+                      static_cast<uint64_t>(direct) << 9);
   return out;
 }
 
@@ -59,8 +60,11 @@ absl::StatusOr<RemoteRegion> RemoteRegion::decode(std::string_view bytes) {
   region.size = in.number<uint64_t>();
   region.index = in.number<uint32_t>();
   region.generation = in.number<uint32_t>();
-  const uint64_t access = in.number<uint64_t>();
-  if (!in.finished() || access > 3 || region.generation == 0) {
+  const uint64_t word = in.number<uint64_t>();
+  const uint64_t access = word & 3;
+  region.kind = static_cast<MemoryKind>(word >> 8 & 1);
+  region.direct = (word >> 9 & 1) != 0;
+  if (!in.finished() || (word & ~uint64_t{0x303}) != 0 || region.generation == 0) {
     return absl::InvalidArgumentError(
         "not a RemoteRegion: pass on the bytes of RemoteRegion::encode() unchanged");
   }
@@ -119,7 +123,8 @@ absl::StatusOr<RegionEntry*> RegionTable::find(const MemoryRegion& region) {
 }
 
 absl::StatusOr<std::byte*> RegionTable::resolve(uint32_t index, uint32_t generation, uint64_t key,
-                                                Access want, uint64_t offset, uint64_t bytes) {
+                                                Access want, uint64_t offset, uint64_t bytes,
+                                                By by) {
   if (index >= kCapacity || generation == 0 || entries_[index].generation != generation) {
     return absl::NotFoundError(
         "the remote region is stale: its owner deregistered it; fetch its RemoteRegion again");
@@ -134,7 +139,11 @@ absl::StatusOr<std::byte*> RegionTable::resolve(uint32_t index, uint32_t generat
         absl::StrFormat("the remote region allows %s only: its owner must register it for %s",
                         name_of(entry.access), name_of(want)));
   }
-  if (want != Access::kLocal && entry.place.kind != MemoryKind::kHost) {
+  const bool host = entry.place.kind == MemoryKind::kHost;
+  if (by == By::kDevice && host) {
+    return absl::InvalidArgumentError("the remote region is memory of its owner's host");
+  }
+  if (want != Access::kLocal && by == By::kCpu && !host) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "the remote region is memory of %s, which its owner's CPU cannot touch: reach it over "
         "verbs, or have its owner register host memory",
@@ -153,7 +162,9 @@ RemoteRegion RegionTable::describe(const RegionEntry& entry) const {
           .size = entry.size,
           .index = entry.index,
           .generation = entry.generation,
-          .access = entry.access};
+          .access = entry.access,
+          .kind = entry.place.kind,
+          .direct = entry.direct};
 }
 
 }  // namespace baton

@@ -68,6 +68,8 @@ struct RemoteRegion {
   uint32_t index = 0;
   uint32_t generation = 0;
   Access access = Access::kLocal;
+  MemoryKind kind = MemoryKind::kHost;
+  bool direct = false;  // of a device: some adapter of its owner's reaches it by itself
 
   static constexpr size_t kEncodedBytes = 48;
   std::string encode() const;
@@ -94,6 +96,7 @@ struct RegionEntry {
   uint32_t users = 0;  // open local transfers that use it
   bool writable = true;
   MemoryPlace place;
+  bool direct = false;  // of a device, and some provider has taken it
 };
 
 // All regions of one worker. Not thread-safe: the worker's progress lock guards it, and providers
@@ -111,9 +114,11 @@ class RegionTable {
 
   // The check that guards every remote access: key, generation, bounds, rights. Returns the address
   // of byte `offset`. The message is meant for the initiator: it names what was wrong. For access
-  // by the CPU (kLocal: only the name is checked), so memory of a device is refused.
+  // by the CPU (kLocal: only the name is checked), so memory of a device is refused; kDevice: for a
+  // copy of the device's, which knows no other.
+  enum class By : uint8_t { kCpu, kDevice };
   absl::StatusOr<std::byte*> resolve(uint32_t index, uint32_t generation, uint64_t key, Access want,
-                                     uint64_t offset, uint64_t bytes);
+                                     uint64_t offset, uint64_t bytes, By by = By::kCpu);
 
   RemoteRegion describe(const RegionEntry& entry) const;
   absl::Span<const RegionEntry> entries() const { return entries_; }

@@ -37,6 +37,13 @@ constexpr std::array kPeerSettings = {
             .most = 3'600'000,
             .meaning = "a peer that was lost is called again for so long before it is given up; 0: "
                        "not at all"},
+    Setting{.name = "staging.ring_mib",
+            .unit = "MiB",
+            .standard = "64",
+            .least = 16,
+            .most = 4096,
+            .meaning = "pinned memory for each device of which memory is registered: what routes "
+                       "that move bytes by the CPU copy through"},
 };
 
 std::vector<Setting>& table() {

@@ -85,6 +85,8 @@ struct WorkerStats {
   uint64_t open_transfers = 0;      // submitted, not ended
   uint64_t peers_up = 0;
   uint64_t notifications_waiting = 0;
+  uint64_t staged_transfers = 0;  // of memory of devices, through pinned memory of the host
+  uint64_t staged_bytes = 0;      // copied between it and devices, also for peers
 };
 
 class Worker {
@@ -100,8 +102,10 @@ class Worker {
   // cannot be read, or cannot be written though peers may write. For pool memory see
   // transport/pool.h.
   // Memory of a CUDA device is recognised (with gpudirect/ linked; MemoryRegion::place says so) and
-  // moves over providers that can reach it, which get a dma-buf of it; FailedPrecondition, with
-  // each one's reason, where none can. InvalidArgument for managed or freed device memory, and for
+  // moves over providers that can reach it, which get a dma-buf of it, and over all others through
+  // pinned memory of the host (staging.ring_mib for each device); explain() says which. What is to
+  // be sent must be there when submit() is called. FailedPrecondition, with each one's reason,
+  // where neither can be. InvalidArgument for managed or freed device memory, and for
   // a range over several allocations. Memory that is given with a dma-buf counts as a device's.
   absl::StatusOr<MemoryRegion> register_memory(void* data, size_t size,
                                                Access access = Access::kRemoteReadWrite,

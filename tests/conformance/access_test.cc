@@ -97,9 +97,9 @@ TEST_P(Accesses, AWorkerOfAnotherClusterIsRefused) {
 }
 
 TEST_P(Accesses, MissingRightsAreRefused) {
-  auto readable = b_.worker->register_memory(b_.data(), 100'000, Access::kRemoteRead);
-  auto writable = b_.worker->register_memory(b_.data(), 100'000, Access::kRemoteWrite);
-  auto local = b_.worker->register_memory(b_.data(), 100'000, Access::kLocal);
+  auto readable = b_.worker->register_memory(b_.address(), 100'000, Access::kRemoteRead);
+  auto writable = b_.worker->register_memory(b_.address(), 100'000, Access::kRemoteWrite);
+  auto local = b_.worker->register_memory(b_.address(), 100'000, Access::kLocal);
   ASSERT_TRUE(readable.ok() && writable.ok() && local.ok());
   EXPECT_EQ(b_.worker->remote_region(*local).status().code(),
             absl::StatusCode::kFailedPrecondition);
@@ -141,7 +141,7 @@ TEST_P(Accesses, MalformedRequestsAreRefusedBySubmit) {
   bad.local_layout = bad.remote_layout = Layout::strided(0, SIZE_MAX / 2, 8, 4);
   EXPECT_NE(code(bad), absl::StatusCode::kOk);
   // A region that is not registered any more is found out when the transfer starts, at the latest.
-  auto region = a_.worker->register_memory(a_.data(), 1000);
+  auto region = a_.worker->register_memory(a_.address(), 1000);
   ASSERT_TRUE(region.ok());
   ASSERT_TRUE(a_.worker->deregister_memory(*region).ok());
   bad = good;
@@ -152,7 +152,7 @@ TEST_P(Accesses, MalformedRequestsAreRefusedBySubmit) {
 }
 
 TEST_P(Accesses, DeregisteringWaitsForTheOwnersTransfers) {
-  auto region = a_.worker->register_memory(a_.data(), 4 << 20);
+  auto region = a_.worker->register_memory(a_.address(), 4 << 20);
   ASSERT_TRUE(region.ok());
   TransferRequest r = request(Op::kWrite, a_, b_, 0, 4 << 20);
   r.local = *region;
@@ -169,7 +169,7 @@ TEST_P(Accesses, DeregisteringFencesThePeersAccesses) {
   for (int round = 0, all = rounds(30); round < all; ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
     const Op op = round % 2 ? Op::kRead : Op::kWrite;
-    auto region = b_.worker->register_memory(b_.data(), 4 << 20);
+    auto region = b_.worker->register_memory(b_.address(), 4 << 20);
     ASSERT_TRUE(region.ok());
     fill((op == Op::kWrite ? a_ : b_).data(), 4 << 20, static_cast<uint64_t>(round));
     TransferRequest r = request(op, a_, b_, 0, 4 << 20);

@@ -8,39 +8,6 @@ namespace baton {
 
 std::ostream& operator<<(std::ostream& out, const Variant& variant) { return out << variant.name; }
 
-std::vector<Variant> all_variants() {
-  std::vector<Variant> variants = {
-      {.name = "sim", .provider = "sim"},
-      {.name = "shm", .provider = "shm"},
-      {.name = "tcp", .provider = "tcp"},
-      {.name = "tcp_integrity", .provider = "tcp", .settings = {{"tcp.integrity", "on"}}},
-      {.name = "tcp_encrypt", .provider = "tcp", .settings = {{"tcp.encrypt", "on"}}},
-      {.name = "example", .provider = "loopback"},  // of docs/write-a-provider.md
-      {.name = "verbs_fake", .provider = "verbs_fake"},
-      {.name = "verbs_fake_own_receives",
-       .provider = "verbs_fake",
-       .settings = {{"verbs.shared_receives", "0"}}},
-      {.name = "shaped_traced_shm", .provider = "shm", .decorated = true}};
-  for (const auto& [name, factory] : registered_providers()) {
-    // On a real device, or soft-RoCE, where there is one.
-    // Small slices and little under way: transfers of few bytes, which is what soft-RoCE moves
-    // quickly, then have as many slices and as many chances to be stopped as large ones elsewhere.
-    if (name == "verbs") {
-      variants.push_back({.name = "verbs",
-                          .provider = "verbs",
-                          .settings = {{"verbs.slice_kib", "64"}, {"verbs.inflight_kib", "512"}},
-                          .slow = true});
-    }
-    if (name != "ucx") continue;
-    variants.push_back({.name = "ucx_tcp", .provider = "ucx", .settings = {{"ucx.tls", "tcp"}}});
-    variants.push_back({.name = "ucx_encrypt",
-                        .provider = "ucx",
-                        .settings = {{"ucx.tls", "tcp"}, {"ucx.encrypt", "on"}}});
-    variants.push_back({.name = "ucx_shm", .provider = "ucx", .settings = {{"ucx.tls", "posix"}}});
-  }
-  return variants;
-}
-
 WorkerOptions Conformance::options(const char* name, size_t node) {
   WorkerOptions options;
   options.name = name;
@@ -72,6 +39,9 @@ void Conformance::start(size_t block_bytes) {
     surroundings_ = fake_verbs_surroundings();
     if (surroundings_ == nullptr) GTEST_SKIP() << "built without the headers of rdma-core";
   }
+  if (GetParam().near_device || GetParam().far_device) {
+    devices_ = fake_devices(GetParam().dma_buf);
+  }
   timeline_.emplace("conformance");
   make_side(a_, "a", 0, block_bytes);
   if (HasFatalFailure() || IsSkipped()) return;
@@ -88,9 +58,19 @@ void Conformance::make_side(Side& side, const char* name, size_t node, size_t bl
   auto pool = MemoryPool::create(*side.worker, {.slab_bytes = 1 << 20});
   ASSERT_TRUE(pool.ok()) << pool.status();
   side.pool = *std::move(pool);
-  auto block = side.pool->allocate(block_bytes);
-  ASSERT_TRUE(block.ok()) << block.status();
-  side.block = *block;
+  const bool on_device =
+      (node == 0 && GetParam().near_device) || (node == 1 && GetParam().far_device);
+  if (on_device) {
+    const Devices::Memory memory = devices_->allocate(block_bytes);
+    auto region = side.worker->register_memory(memory.address, block_bytes);
+    ASSERT_TRUE(region.ok()) << region.status();
+    side.block = {.data = memory.view, .size = block_bytes, .region = *region};
+    side.on_device = memory.address;
+  } else {
+    auto block = side.pool->allocate(block_bytes);
+    ASSERT_TRUE(block.ok()) << block.status();
+    side.block = *block;
+  }
   auto remote = side.worker->remote_region(side.block.region);
   ASSERT_TRUE(remote.ok()) << remote.status();
   side.remote = *remote;
@@ -122,6 +102,7 @@ void Conformance::TearDown() {
     EXPECT_THAT(fabric_->violations(), testing::IsEmpty());
   }
   if (surroundings_ != nullptr) surroundings_->check();
+  if (devices_ != nullptr) devices_->check();
 }
 
 bool Conformance::drive(const std::function<bool()>& ready) {

@@ -32,13 +32,31 @@ class Surroundings {
 // Of the verbs provider over a fake of the verbs calls; null where it is not built.
 std::unique_ptr<Surroundings> fake_verbs_surroundings();
 
+// A fake of the CUDA driver, for blocks in memory of a device.
+class Devices {
+ public:
+  virtual ~Devices() = default;
+  struct Memory {
+    void* address = nullptr;    // as the device has it: the host cannot follow it
+    std::byte* view = nullptr;  // the same bytes, as the test sees them
+  };
+  virtual Memory allocate(size_t bytes) = 0;
+  // After all workers are gone; frees what was allocated.
+  virtual void check() = 0;
+};
+// Null in the suite that runs over memory of the host alone.
+std::unique_ptr<Devices> fake_devices(bool dma_buf);
+
 // What the suite runs over.
 struct Variant {
   const char* name = "";
   const char* provider = "";
   std::vector<std::pair<std::string, std::string>> settings;
-  bool decorated = false;  // shaped and traced
-  bool slow = false;       // may be a device made of software, on a processor made of software
+  bool decorated = false;    // shaped and traced
+  bool slow = false;         // may be a device made of software, on a processor made of software
+  bool near_device = false;  // the blocks of a
+  bool far_device = false;   // and of b lie in memory of a device
+  bool dma_buf = true;       // which adapters can be given
 };
 std::ostream& operator<<(std::ostream& out, const Variant& variant);
 std::vector<Variant> all_variants();
@@ -52,6 +70,9 @@ struct Side {
   RemoteRegion remote;  // of the pool slab that holds the block
 
   std::byte* data() const { return block.data; }
+  // What is to be registered for the same bytes.
+  void* address() const { return on_device != nullptr ? on_device : block.data; }
+  void* on_device = nullptr;
   // A region offset of the block's byte `at`.
   size_t offset(size_t at) const { return block.offset + at; }
 };
@@ -92,6 +113,7 @@ class Conformance : public testing::TestWithParam<Variant> {
 
   std::optional<sim::SimFabric> fabric_;
   std::unique_ptr<Surroundings> surroundings_;
+  std::unique_ptr<Devices> devices_;
   std::optional<Timeline> timeline_;
   std::string_view cluster_key_ = "a secret of the conformance suite";
   uint32_t max_transfers_ = 512;

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "transport/internal/control_message.h"
+#include "transport/internal/messages/control_message.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using baton::internal::ControlMessage;

@@ -56,18 +56,39 @@ TEST(Place, HostMemoryStaysTheHostsWhateverTheDriverKnows) {
   EXPECT_EQ(region->place, MemoryPlace{});
 }
 
-TEST(Place, DeviceMemoryIsRecognisedAndRefusedByTheCpu) {
+TEST(Place, DeviceMemoryThatNoProviderReachesIsStaged) {
   Machine machine({.devices = 2, .attributes = without_dma_buf()});
   const DevicePointer at = machine.fake.allocate(kMiB, 1);
   const auto place = machine.memory->place(Machine::address(at), kMiB);
   ASSERT_TRUE(place.ok()) << place.status();
   EXPECT_EQ(*place, (MemoryPlace{MemoryKind::kDevice, 1}));
-  StubWorker stub;
-  const absl::Status status = stub.worker->register_memory(Machine::address(at), kMiB).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("1048576 bytes of CUDA device 1"),
-                    HasSubstr("stub moves bytes by the CPU"), HasSubstr("open kernel module")));
+  {
+    StubWorker stub;
+    const auto region = stub.worker->register_memory(Machine::address(at), kMiB);
+    ASSERT_TRUE(region.ok()) << region.status();
+    EXPECT_EQ(region->place, *place);
+    const auto remote = stub.worker->remote_region(*region);
+    ASSERT_TRUE(remote.ok());
+    EXPECT_EQ(remote->kind, MemoryKind::kDevice);
+    EXPECT_FALSE(remote->direct);
+    EXPECT_EQ(machine.fake.calls_of("cuMemHostRegister"), 1u);
+  }
+  machine.fake.free(at);
+}
+
+TEST(Place, WithoutPinnedMemoryTheRegistrationSaysWhy) {
+  Machine machine({.attributes = without_dma_buf()});
+  const DevicePointer at = machine.fake.allocate(kMiB);
+  machine.fake.fail_next("cuMemHostRegister", kOutOfMemory);
+  {
+    StubWorker stub;
+    const absl::Status status = stub.worker->register_memory(Machine::address(at), kMiB).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(
+        std::string(status.message()),
+        AllOf(HasSubstr("1048576 bytes of CUDA device 0"), HasSubstr("stub moves bytes by the CPU"),
+              HasSubstr("open kernel module"), HasSubstr("staging.ring_mib")));
+  }
   machine.fake.free(at);
 }
 

@@ -10,7 +10,7 @@
 #include "tests/captured_log.h"
 #include "tests/manual_clock.h"
 #include "tests/transport/scripted_provider.h"
-#include "transport/internal/control_message.h"
+#include "transport/internal/messages/control_message.h"
 
 namespace baton {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "tests/manual_clock.h"
 #include "tests/transport/scripted_provider.h"
-#include "transport/internal/control_message.h"
+#include "transport/internal/messages/control_message.h"
 #include "transport/internal/peer_table.h"
 
 namespace baton {

@@ -30,6 +30,7 @@ class DecoratedRail : public Rail, public internal::CountingRail {
     return std::min(properties_.bytes_per_second, inner_->share(region));
   }
   absl::Status moves(const RegionEntry& region) const override { return inner_->moves(region); }
+  bool reaches_devices() const override { return inner_->reaches_devices(); }
   absl::Status reaches(const RemoteRegion& remote) const override {
     return inner_->reaches(remote);
   }

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "transport/address.h"
 #include "transport/internal/arrivals.h"
-#include "transport/internal/control_message.h"
+#include "transport/internal/messages/control_message.h"
 #include "transport/internal/rail_extras.h"
 #include "transport/internal/transfer_slots.h"
 #include "transport/provider.h"

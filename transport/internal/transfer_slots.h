@@ -52,6 +52,7 @@ struct TransferSlot {
   uint32_t live = 0;            // the generation that the fields here belong to
   bool uses_region = false;     // counted in its region's users
   bool queued = false;
+  bool staged = false;    // Staging has it, and ends it
   bool listed = false;    // among the stopped, soon to be announced
   uint32_t prev = kNone;  // in its peer's queue
   uint32_t next = kNone;
@@ -68,7 +69,7 @@ class TransferSlots {
   // Any thread. Takes a free slot: its generation moves on and it reads as active.
   absl::StatusOr<TransferId> acquire();
   // Slots that submit() never gets: for the worker's own words to its peers.
-  static constexpr uint32_t kReserved = 64;
+  static constexpr uint32_t kReserved = 128;
   // Progress thread. One of them; it is free again when its transfer has ended.
   absl::StatusOr<TransferId> acquire_reserved();
   // Any thread. Hands a filled slot to the progress thread.

@@ -10,6 +10,7 @@
 #include "transport/base/environment.h"
 #include "transport/base/log.h"
 #include "transport/internal/mapped.h"
+#include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
 
 namespace baton {
@@ -76,20 +77,17 @@ absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Ac
     if (!found.ok()) return found.status();
     memory = *std::move(found);
   }
-  std::lock_guard lock(impl_->mutex);
-  auto entry = impl_->regions.add(static_cast<std::byte*>(data), size, access, memory.file);
-  if (!entry.ok()) return entry.status();
-  (*entry)->writable = memory.writable;
-  (*entry)->place = memory.place;
-  const RegionEntry& row = **entry;
-  const MemoryRegion region{row.base, row.size, row.index, row.generation, row.access, row.place};
-  if (absl::Status status = impl_->add_region(row, memory.why_no_dma_buf); !status.ok()) {
-    impl_->regions.remove(region).IgnoreError();
-    return status;
+  const RegionEntry like{.file = memory.file, .place = memory.place};
+  absl::Status ring;
+  if (impl_->wants_ring(like)) ring = impl_->make_ring(memory.place.device);
+  absl::StatusOr<MemoryRegion> region = impl_->register_examined(data, size, access, memory, ring);
+  if (!region.ok() && like.place.device >= 0 && ring.ok() &&
+      impl_->make_ring(like.place.device).ok()) {
+    region = impl_->register_examined(data, size, access, memory, ring);
   }
-  if (memory.made.valid()) (*entry)->file.fd = -1;  // closed with `memory`
+  if (!region.ok()) return region;
   log_event(LogLevel::kDebug, "%s: registered region %u, %u bytes at %p, with %s", impl_->self.name,
-            region.index, size, data, names(impl_->providers));
+            region->index, size, data, names(impl_->providers));
   return region;
 }
 
@@ -109,6 +107,7 @@ absl::Status Worker::deregister_memory(const MemoryRegion& region) {
   for (auto& provider : impl_->providers) {
     if (provider->takes(row).ok()) removed.Update(provider->remove_region(row, *impl_));
   }
+  if (impl_->staging != nullptr && row.place.kind != MemoryKind::kHost) impl_->staging->forget(row);
   log_event(LogLevel::kDebug, "%s: deregistered region %u, %u bytes", impl_->self.name, row.index,
             row.size);
   return removed;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
 
 namespace baton {
@@ -16,7 +17,7 @@ void Worker::Impl::stop(uint32_t index, TransferState verdict, absl::Status why)
   if (slot.queued && peer != nullptr) dequeue(*peer, index);
   slot.again.clear();
   slot.next_slice = slot.slices;
-  if (slot.outstanding > 0 && peer != nullptr) {
+  if (slot.outstanding > 0 && peer != nullptr && !slot.staged) {
     // abort() may report slices at once, and a rail may go down while we walk the list.
     for (size_t i = 0; i < peer->rails.size(); ++i) {
       Rail* rail = peer->rails[i].rail.get();
@@ -29,6 +30,7 @@ void Worker::Impl::stop(uint32_t index, TransferState verdict, absl::Status why)
                         (static_cast<uint64_t>(TransferState::kEnding) + 1),
                     std::memory_order_release);
   }
+  if (slot.staged) staging->stopped(index);
   maybe_finish(index);
 }
 
@@ -50,7 +52,7 @@ bool Worker::Impl::finish_stopped() {
     internal::TransferSlot& slot = slots[index];
     if (slot.verdict == TransferState::kActive) {
       slot.verdict = TransferState::kDone;
-      stats.bytes_moved += slot.descriptor.bytes;
+      if (!slot.control) stats.bytes_moved += slot.descriptor.bytes;
     }
     if (slot.uses_region) {
       if (auto entry = regions.find(slot.local); entry.ok()) --(*entry)->users;

@@ -20,7 +20,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "transport/internal/bell.h"
-#include "transport/internal/control_message.h"
+#include "transport/internal/messages/control_message.h"
 #include "transport/internal/peer.h"
 #include "transport/internal/peer_table.h"
 #include "transport/internal/transfer_slots.h"
@@ -28,12 +28,15 @@
 
 namespace baton {
 namespace internal {
+struct Examined;
 // For heaps whose top is the earliest.
 inline constexpr auto kLater = [](const auto& a, const auto& b) { return a.first > b.first; };
 }  // namespace internal
 
 class Worker::Impl final : public EventSink {
  public:
+  class Staging;  // internal/staging.h
+
   Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
        CounterTable counter_table);
   ~Impl() override;
@@ -75,7 +78,8 @@ class Worker::Impl final : public EventSink {
   void push_event(PeerEvent event);
   bool run_doomed();
   internal::Peer* peer_of(const Rail& rail);
-  absl::Status add_region(const RegionEntry& row, const absl::Status& why_no_dma_buf);
+  // `missing`: why it has no dma-buf, and no ring.
+  absl::Status add_region(RegionEntry& row, std::initializer_list<absl::Status> missing);
   static bool fenced(const internal::Peer& peer, uint64_t link);
   void drop(std::unique_ptr<Rail> rail, const absl::Status& why);
   void refuse(const HelloInfo& info, std::unique_ptr<Rail> rail, const absl::Status& why);
@@ -122,6 +126,15 @@ class Worker::Impl final : public EventSink {
   bool take_submissions();
   void activate(uint32_t index);
   absl::Status admit(internal::TransferSlot& slot, internal::Peer& peer);
+
+  // staging.cc
+  absl::StatusOr<MemoryRegion> register_examined(void* data, size_t size, Access access,
+                                                 const internal::Examined& memory,
+                                                 const absl::Status& no_ring);
+  bool wants_ring(const RegionEntry& row) const;  // lock-free
+  absl::Status make_ring(int device);             // without the lock: it blocks
+  bool direct(const internal::TransferSlot& slot, const internal::Peer& peer) const;
+  Staging& staging_for_device_memory();
 
   // worker_slices.cc
   absl::Status movable(const internal::TransferSlot& slot, const internal::Peer& peer) const;
@@ -201,7 +214,9 @@ class Worker::Impl final : public EventSink {
   std::vector<Notification> inbox;  // ring; strings keep their memory
   size_t inbox_head = 0;
   size_t inbox_count = 0;
-  bool credits_due = false;  // there are creditors, and perhaps a slot
+  bool credits_due = false;          // there are creditors, and perhaps a slot
+  std::unique_ptr<Staging> staging;  // null: nothing here has to do with memory of devices
+  size_t ring_bytes = 64 << 20;      // staging.ring_mib
   WorkerStats stats;
   Time refusals_quiet_until = Time::min();  // one warning a second is enough
 

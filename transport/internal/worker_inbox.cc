@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
 
 namespace baton {
@@ -22,6 +23,9 @@ void Worker::Impl::arrived(Rail& rail, const Arrival& arrival) {
   if (arrival.counter_index == CounterTable::kCredits) return take_credit(*peer, arrival.increment);
   if (arrival.counter_index == CounterTable::kControl) {
     return hear(*peer, rail, complete->notify);
+  }
+  if (arrival.counter_index == CounterTable::kStaging) {
+    return staging_for_device_memory().hear(*peer, rail, complete->notify);
   }
   if (arrival.counter_generation != 0) {
     counters.add(arrival.counter_index, arrival.counter_generation, arrival.increment);

@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/log.h"
+#include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
 
 namespace baton {
@@ -23,7 +24,8 @@ internal::Peer* Worker::Impl::peer_of(const Rail& rail) {
 }
 
 // Gives a region to all providers that take it. Of the host's memory that is all of them.
-absl::Status Worker::Impl::add_region(const RegionEntry& row, const absl::Status& why_no_dma_buf) {
+absl::Status Worker::Impl::add_region(RegionEntry& row,
+                                      std::initializer_list<absl::Status> missing) {
   std::vector<Provider*> have;
   std::vector<std::string> reasons;
   for (const auto& provider : providers) {
@@ -33,6 +35,10 @@ absl::Status Worker::Impl::add_region(const RegionEntry& row, const absl::Status
       continue;
     }
     status = provider->add_region(row);
+    if (!status.ok() && staging != nullptr && staging->has_ring(row.place.device)) {
+      reasons.emplace_back(status.message());
+      continue;
+    }
     if (!status.ok()) {
       // No peer has heard of it yet, so nobody can be in the middle of anything.
       for (Provider* other : have) other->remove_region(row, *this).IgnoreError();
@@ -40,8 +46,16 @@ absl::Status Worker::Impl::add_region(const RegionEntry& row, const absl::Status
     }
     have.push_back(provider.get());
   }
-  if (!have.empty() || reasons.empty()) return absl::OkStatus();
-  if (!why_no_dma_buf.ok()) reasons.emplace_back(why_no_dma_buf.message());
+  row.direct = row.place.kind != MemoryKind::kHost && !have.empty();
+  if (reasons.empty()) return absl::OkStatus();
+  for (const absl::Status& why : missing) {
+    if (!why.ok()) reasons.emplace_back(why.message());
+  }
+  if (staging != nullptr && staging->has_ring(row.place.device)) {
+    staging->note(row.place.device, absl::StrJoin(reasons, "; "));
+    return absl::OkStatus();
+  }
+  if (!have.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
       "registering %u bytes of %s: %s", row.size, row.place.name(), absl::StrJoin(reasons, "; ")));
 }
@@ -124,6 +138,7 @@ void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
   const bool again = peer.state == PeerState::kReconnecting;
   peers.set_state(peer, PeerState::kUp);
   make_ready(peer);
+  if (staging != nullptr) staging->peer_up();
   ++stats.peers_up;
   look_for_better(peer);
   if (again) return peer_resumed(peer);
@@ -195,6 +210,7 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
     while (queue->head != kNone) stop(queue->head, TransferState::kFailed, peer.why);
   }
   settle_all(peer, peer.why);
+  if (staging != nullptr) staging->peer_down(peer.id());
   peer.arrivals = {};
   peer.fenced = {};
   peer.back = {};
@@ -265,6 +281,10 @@ std::string Worker::Impl::explain(const internal::Peer& peer) const {
   }
   if (!peer.rail_lost.empty()) {
     notes.push_back(absl::StrCat("the last rail that was lost: ", peer.rail_lost));
+  }
+  if (staging != nullptr) {
+    if (std::string staged = staging->explain(); !staged.empty())
+      notes.push_back(std::move(staged));
   }
   std::string out = absl::StrCat(peer.name, ": ", absl::StrJoin(routes, " + "));
   if (!notes.empty()) absl::StrAppend(&out, " [", absl::StrJoin(notes, "; "), "]");

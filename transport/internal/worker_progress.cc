@@ -13,11 +13,13 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/timespec.h"
+#include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
 
 namespace baton {
 namespace {
 
+constexpr Time kCopyPause = std::chrono::microseconds(5);
 constexpr const char* kNoDescriptors = "no file descriptors are left: raise `ulimit -n`";
 
 uint16_t port_of(const std::string& host_port) {
@@ -54,9 +56,11 @@ Worker::Impl::~Impl() {
     for (size_t i = 0; i < peers.size(); ++i) {
       disconnect(peers[i], absl::CancelledError("the worker was shut down"));
     }
+    if (staging != nullptr) staging->finish();
     finish_stopped();
     graveyard.clear();
     providers.clear();
+    staging.reset();
   }
   for (int fd : {epoll_fd, outside_fd, event_fd.load()}) {
     if (fd >= 0) close(fd);
@@ -99,6 +103,9 @@ absl::Status Worker::Impl::start() {
   read.ms("peer.redial_ms", redial);
   read.ms("peer.failback_ms", failback);
   read.ms("peer.answer_ms", patience);
+  size_t ring_mib = 0;
+  read.number("staging.ring_mib", ring_mib);
+  ring_bytes = ring_mib << 20;
   if (absl::Status status = read.finish(); !status.ok()) return status;
   std::vector<std::string> wanted = options.providers;
   if (wanted.empty() && options.extra_providers.empty()) {
@@ -180,6 +187,7 @@ bool Worker::Impl::progress() {
   any |= take_cancels();
   if (!deadlines.empty()) any |= expire(clock.now());
   if (!peer_timers.empty()) any |= tend_peers(clock.now());
+  if (staging != nullptr) any |= staging->progress();
   any |= pump();
   for (auto& provider : providers) any |= provider->progress(*this);
   any |= answer_questions();
@@ -195,7 +203,7 @@ bool Worker::Impl::progress() {
 bool Worker::Impl::ready_to_sleep() {
   sleeping.store(true, std::memory_order_seq_cst);
   bool idle = !slots.has_submitted() && !cancels.load() && doomed.empty() && stopped.empty() &&
-              !credits_due && !unsaid_due;
+              !credits_due && !unsaid_due && (staging == nullptr || !staging->busy());
   for (auto& provider : providers) idle = provider->arm() && idle;
   return idle;
 }
@@ -224,6 +232,8 @@ void Worker::Impl::rouse() {
 Time Worker::Impl::next_timer() {
   Time next = deadlines.empty() ? kNever : deadlines.front().first;
   for (auto& provider : providers) next = std::min(next, provider->next_timer());
+  // Copies of a device's tell nobody when they end.
+  if (staging != nullptr && staging->busy()) next = std::min(next, clock.now() + kCopyPause);
   return peer_timers.empty() ? next : std::min(next, peer_timers.front().first);
 }
 

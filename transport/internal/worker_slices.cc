@@ -47,12 +47,14 @@ internal::RailState* Worker::Impl::rail_state(internal::Peer& peer, const Rail* 
 
 // Of those of the best provider, the one that would be done with another slice first. The smallest
 // stay on the first as long as little is under way there: what answers them goes the same way.
+// Memory of devices goes on over the rails that move it, should a better one have come up
+// meanwhile.
 internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
                                              const internal::TransferSlot& slot) {
   internal::RailState* best = nullptr;
   double best_load = 0;
   for (internal::RailState& state : peer.rails) {
-    if (state.rank < peer.rails.front().rank) break;
+    if (state.rank < peer.rails.front().rank && !on_device(regions, slot.descriptor)) break;
     const Rail::Properties& properties = state.rail->properties();
     if ((state.full && state.outstanding > 0) || state.outstanding >= properties.depth) continue;
     if (peer.rails.size() == 1) return &state;
@@ -111,6 +113,10 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue) {
     if (slot.slice_bytes == 0) {
       if (absl::Status status = admit(slot, peer); !status.ok()) {
         stop(index, TransferState::kFailed, status);
+        any = true;
+        continue;
+      }
+      if (slot.staged) {
         any = true;
         continue;
       }

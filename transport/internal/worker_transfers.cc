@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
 
 namespace baton {
@@ -136,7 +137,7 @@ void Worker::Impl::activate(uint32_t index) {
   slot.held = false;
   slot.again.clear();
   slot.live = d.id.generation;
-  slot.uses_region = slot.queued = slot.listed = false;
+  slot.uses_region = slot.queued = slot.listed = slot.staged = false;
   slot.verdict = TransferState::kActive;
   slot.result = absl::OkStatus();
   if (!slot.control) ++stats.open_transfers;
@@ -182,20 +183,23 @@ void Worker::Impl::activate(uint32_t index) {
 // The checks that need the peer to be up; and the cut into slices.
 absl::Status Worker::Impl::admit(internal::TransferSlot& slot, internal::Peer& peer) {
   const TransferDescriptor& d = slot.descriptor;
+  const bool staged = d.bytes > 0 && !direct(slot, peer);
   if (d.bytes > 0) {
     if (d.remote.owner != peer.uid) {
       return absl::InvalidArgumentError(
           absl::StrFormat("the remote region belongs to another worker (%s) than peer %s (%s)",
                           d.remote.owner.hex(), peer.name, peer.uid.hex()));
     }
-    if (absl::Status status = peer.rails.front().rail->reaches(d.remote); !status.ok()) {
-      return status;
+    if (!staged) {
+      absl::Status status = peer.rails.front().rail->reaches(d.remote);
+      if (!status.ok()) return status;
     }
   }
   if (d.counter.generation != 0 && d.counter.owner != peer.uid) {
     return absl::InvalidArgumentError(
         absl::StrFormat("the counter belongs to another worker than peer %s", peer.name));
   }
+  if (staged) return staging_for_device_memory().begin(d.id.slot, peer);
   size_t bytes = SIZE_MAX;
   for (const internal::RailState& state : peer.rails) {
     bytes = std::min(bytes, state.rail->properties().slice_bytes);

@@ -72,6 +72,7 @@ void FakeDriver::violate(std::string_view call, const std::string& what) {
 void FakeDriver::lose() {
   const std::lock_guard lock(mutex_);
   lost_ = true;
+  for (auto& [stream, queue] : streams_) queue.clear();  // nothing of it happens any more
 }
 uint64_t FakeDriver::calls() {
   const std::lock_guard lock(mutex_);
@@ -105,6 +106,18 @@ std::vector<std::string> FakeDriver::finish() {
   return violations_;
 }
 
+void FakeDriver::fail_call_in(uint64_t n, Result with) {
+  const std::lock_guard lock(mutex_);
+  fail_at_ = calls_ + n;
+  fail_with_ = with;
+}
+
+void FakeDriver::fail_next(std::string_view name, Result with) {
+  const std::lock_guard lock(mutex_);
+  fail_name_ = name;
+  fail_with_ = with;
+}
+
 FakeDriver::ProgressThread::ProgressThread() { ++progress_scopes; }
 FakeDriver::ProgressThread::~ProgressThread() { --progress_scopes; }
 
@@ -113,6 +126,10 @@ FakeCall::FakeCall(const char* name, Needs needs, bool blocks)
   ++fake.calls_;
   ++fake.calls_by_name_[name];
   if (fake.options_.fail_call == fake.calls_) injected_ = fake.options_.fail_with;
+  if (fake.fail_at_ == fake.calls_ || fake.fail_name_ == name) {
+    injected_ = fake.fail_with_;
+    fake.fail_name_.clear();
+  }
   if (blocks && progress_scopes > 0) violate("it blocks, and this is a progress thread");
   if (needs != Needs::kNothing && !fake.initialised_) {
     violate("cuInit was not called");

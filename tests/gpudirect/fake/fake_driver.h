@@ -67,6 +67,8 @@ class FakeDriver {
   // ---- the bytes of device memory, as the device sees them ----
   void write(DevicePointer at, std::string_view bytes);
   std::string read(DevicePointer at, size_t bytes);
+  // Where they lie for the test, until they are freed.
+  std::byte* view(DevicePointer at, size_t bytes);
 
   // ---- time ----
   void run(size_t operations);  // that many of what is queued, in the order of the seed
@@ -74,6 +76,10 @@ class FakeDriver {
   size_t queued();
   // What is queued waits for something that nothing queued will bring about.
   bool stuck();
+  // The n-th call from here on, counted from 1 (0: none any more), or the next one of that name,
+  // fails once.
+  void fail_call_in(uint64_t n, Result with);
+  void fail_next(std::string_view name, Result with);
   // From now on every call fails as on a device that fell off its bus.
   void lose();
 
@@ -189,6 +195,9 @@ class FakeDriver {
   std::map<std::string, uint64_t, std::less<>> calls_by_name_;
   std::vector<std::string> violations_;
   bool lost_ = false;
+  uint64_t fail_at_ = 0;  // 0: none
+  std::string fail_name_;
+  Result fail_with_ = kSuccess;
   bool initialised_ = false;
   std::vector<int> retained_;  // primary contexts, by device
 

@@ -155,6 +155,11 @@ void FakeDriver::write(DevicePointer at, std::string_view bytes) {
   std::memcpy(view_of(at, bytes.size()), bytes.data(), bytes.size());
 }
 
+std::byte* FakeDriver::view(DevicePointer at, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return view_of(at, bytes);
+}
+
 std::string FakeDriver::read(DevicePointer at, size_t bytes) {
   const std::lock_guard lock(mutex_);
   return {reinterpret_cast<const char*>(view_of(at, bytes)), bytes};

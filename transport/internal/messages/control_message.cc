@@ -1,5 +1,5 @@
 // Encodes what workers say about their rails, and decodes it strictly.
-#include "transport/internal/control_message.h"
+#include "transport/internal/messages/control_message.h"
 
 #include "transport/base/wire.h"
 

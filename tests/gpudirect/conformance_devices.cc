@@ -1,0 +1,71 @@
+// The conformance suite over memory of devices: on one side or both, over every provider, with the
+// strict fake as the driver of this process.
+#include "gpudirect/memory_place.h"
+#include "tests/conformance/harness.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton {
+namespace {
+
+class FakeDevices final : public Devices {
+ public:
+  explicit FakeDevices(bool dma_buf)
+      : fake_({.attributes = dma_buf ? gpudirect::h100() : gpudirect::without_dma_buf()}),
+        driver_(gpudirect::FakeDriver::driver()),
+        memory_(std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; })) {
+    use_device_memory(memory_.get());
+  }
+  ~FakeDevices() override { use_device_memory(nullptr); }
+  Memory allocate(size_t bytes) override {
+    taken_.push_back(fake_.allocate(bytes));
+    return {reinterpret_cast<void*>(uintptr_t{taken_.back()}), fake_.view(taken_.back(), bytes)};
+  }
+  void check() override {
+    memory_.reset();
+    for (const gpudirect::DevicePointer at : taken_) fake_.free(at);
+    taken_.clear();
+    EXPECT_THAT(fake_.finish(), testing::IsEmpty());
+    EXPECT_LE(fake_.largest_copy(), size_t{4} << 20);
+  }
+
+ private:
+  gpudirect::FakeDriver fake_;
+  gpudirect::Driver driver_;
+  std::unique_ptr<gpudirect::CudaMemory> memory_;
+  std::vector<gpudirect::DevicePointer> taken_;
+};
+
+}  // namespace
+
+std::unique_ptr<Devices> fake_devices(bool dma_buf) {
+  return std::make_unique<FakeDevices>(dma_buf);
+}
+
+// Both sides over all of them; one side over some: what the other one does is the same.
+std::vector<Variant> all_variants() {
+  std::vector<Variant> variants = {
+      {.name = "sim_both", .provider = "sim", .near_device = true, .far_device = true},
+      {.name = "shm_both", .provider = "shm", .near_device = true, .far_device = true},
+      {.name = "shm_far", .provider = "shm", .far_device = true},
+      {.name = "tcp_both", .provider = "tcp", .near_device = true, .far_device = true},
+      {.name = "tcp_near", .provider = "tcp", .near_device = true},
+      {.name = "verbs_direct", .provider = "verbs_fake", .near_device = true, .far_device = true},
+      {.name = "verbs_staged",
+       .provider = "verbs_fake",
+       .near_device = true,
+       .far_device = true,
+       .dma_buf = false}};
+  for (const auto& [name, factory] : registered_providers()) {
+    if (name != "ucx") continue;
+    variants.push_back({.name = "ucx_both",
+                        .provider = "ucx",
+                        .settings = {{"ucx.tls", "tcp"}},
+                        .near_device = true,
+                        .far_device = true});
+  }
+  // The first of them in full; of the others fewer rounds, and transfers of fewer bytes.
+  for (Variant& variant : variants) variant.slow = std::string_view(variant.name) != "tcp_both";
+  return variants;
+}
+
+}  // namespace baton

@@ -1,0 +1,324 @@
+// What staged transfers of ours and of others have in common: rings, messages, and slots; and how
+// memory of devices is registered.
+#include "transport/internal/staging.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "transport/device_memory.h"
+#include "transport/internal/mapped.h"
+
+namespace baton {
+namespace {
+
+// Of the slots that callers cannot take. One peer that is lost must not hold them all, and rails
+// that are lost have to be asked about.
+constexpr uint32_t kMostWires = 96;
+constexpr uint32_t kMostWiresOfAPeer = 32;
+
+}  // namespace
+
+Worker::Impl::Staging::Ring::Ring(int number, std::unique_ptr<StagingRing> made)
+    : device(number),
+      copies(std::move(made)),
+      ours(0, copies->memory().size() / 2),
+      served(copies->memory().size() / 2, copies->memory().size() / 2) {}
+
+Worker::Impl::Staging::~Staging() = default;
+
+Worker::Impl::Staging::Ring* Worker::Impl::Staging::ring_of(int device) const {
+  for (const auto& ring : rings_) {
+    if (ring->device == device) return ring.get();
+  }
+  return nullptr;
+}
+
+absl::Status Worker::Impl::Staging::add_ring(int device, std::unique_ptr<StagingRing> made) {
+  auto ring = std::make_unique<Ring>(device, std::move(made));
+  const absl::Span<std::byte> memory = ring->copies->memory();
+  auto entry = worker_.regions.add(memory.data(), memory.size(), Access::kRemoteReadWrite,
+                                   BackingFile{ring->copies->fd(), 0});
+  if (!entry.ok()) return entry.status();
+  const RegionEntry& row = **entry;
+  ring->region = {row.base, row.size, row.index, row.generation, row.access, row.place};
+  if (absl::Status status = worker_.add_region(**entry, {}); !status.ok()) {
+    worker_.regions.remove(ring->region).IgnoreError();
+    return status;
+  }
+  rings_.push_back(std::move(ring));
+  return absl::OkStatus();
+}
+
+void Worker::Impl::Staging::note(int device, std::string why) {
+  if (Ring* ring = ring_of(device); ring != nullptr) ring->why = std::move(why);
+}
+
+std::string Worker::Impl::Staging::explain() const {
+  return absl::StrJoin(rings_, "; ", [](std::string* out, const auto& ring) {
+    absl::StrAppend(out, "memory of CUDA device ", ring->device, ": staged through ",
+                    ring->copies->memory().size() >> 20,
+                    " MiB of pinned memory where a rail does "
+                    "not reach it",
+                    ring->why.empty() ? "" : " (", ring->why, ring->why.empty() ? "" : ")");
+  });
+}
+
+uint32_t Worker::Impl::Staging::next_generation() {
+  if (++generation_ == 0) ++generation_;
+  return generation_;
+}
+
+void Worker::Impl::Staging::say(PeerId peer, const Message& message) {
+  unsaid_.push_back({peer, {}});
+  message.encode(unsaid_.back().words);
+  due_ = true;
+}
+
+bool Worker::Impl::Staging::may_start(PeerId peer) {
+  const auto wires = wires_.find(peer.index);
+  return wires_in_all_ < kMostWires && (wires == wires_.end() || wires->second < kMostWiresOfAPeer);
+}
+
+bool Worker::Impl::Staging::send_what_waits() {
+  bool any = false;
+  for (size_t i = 0; i < unsaid_.size();) {
+    const PeerId peer = unsaid_[i].peer;
+    const internal::Peer* there = worker_.find_peer(peer);
+    const bool gone = there == nullptr || there->state == PeerState::kDown;
+    if (!gone && !start(peer, {}, {.counter = {there->uid, CounterTable::kStaging, 1}}, {},
+                        unsaid_[i].words, nullptr)) {
+      ++i;
+      continue;
+    }
+    any = true;
+    unsaid_.erase(unsaid_.begin() + static_cast<ptrdiff_t>(i));
+  }
+  for (size_t left = unwired_.size(); left > 0; --left) {
+    const Handle name = unwired_.front();
+    unwired_.pop_front();
+    Chunk& chunk = *chunks_[name.index];
+    if (chunk.name != name || !chunk.wired) continue;
+    if (start_wire(chunk)) {
+      any = true;
+    } else {
+      unwired_.push_back(name);
+    }
+  }
+  return any;
+}
+
+// A transfer of the worker's own, in a slot that no caller can take. False: later.
+bool Worker::Impl::Staging::start(PeerId peer, Handle chunk, TransferDescriptor transfer,
+                                  const MemoryRegion& local, std::string words,
+                                  TransferId* started) {
+  if (!may_start(peer)) return false;
+  const absl::StatusOr<TransferId> id = worker_.slots.acquire_reserved();
+  if (!id.ok()) return false;
+  internal::TransferSlot& slot = worker_.slots[id->slot];
+  slot.notify_heap = std::move(words);
+  slot.descriptor = transfer;
+  slot.descriptor.id = *id;
+  slot.descriptor.notify = slot.notify_heap;
+  slot.peer = peer;
+  slot.local = local;
+  slot.deadline = kNever;
+  slot.on_end = wire_ended;
+  slot.context = this;
+  slot.detached = false;
+  slot.control = true;
+  const uint32_t reserved = id->slot - worker_.slots.capacity();
+  if (on_wire_.size() <= reserved) on_wire_.resize(reserved + 1);
+  on_wire_[reserved] = {chunk, peer};
+  ++wires_in_all_;
+  ++wires_[peer.index];
+  if (started != nullptr) *started = *id;
+  worker_.activate(id->slot);
+  return true;
+}
+
+void Worker::Impl::Staging::wire_ended(void* self, TransferId id, const absl::Status& status) {
+  auto& staging = *static_cast<Staging*>(self);
+  const auto [chunk, peer] = staging.on_wire_[id.slot - staging.worker_.slots.capacity()];
+  --staging.wires_in_all_;
+  --staging.wires_[peer.index];
+  staging.due_ = true;
+  if (chunk.generation != 0) staging.on_wire_end(chunk, status);
+}
+
+void Worker::Impl::Staging::copy(Ring& ring, StagingRing::Way way, bool served, Handle name,
+                                 bool urgent, size_t offset, const std::byte* base,
+                                 const std::vector<internal::Run>& runs) {
+  copy_runs_.clear();
+  std::byte* host = ring.copies->memory().data() + offset;
+  for (const internal::Run& run : runs) {
+    copy_runs_.push_back({const_cast<std::byte*>(base) + run.offset, host, run.bytes});
+    host += run.bytes;
+    worker_.stats.staged_bytes += run.bytes;
+  }
+  ring.copies->copy(way, cookie_of(name, served), urgent, copy_runs_);
+}
+
+void Worker::Impl::Staging::copy_ended(uint64_t cookie, absl::Status status) {
+  const Handle name{static_cast<uint32_t>(cookie) >> 1, static_cast<uint32_t>(cookie >> 32)};
+  due_ = true;
+  if ((cookie & 1) != 0) {
+    if (Served& served = *served_[name.index]; served.name == name) {
+      on_served_copied(served, std::move(status));
+    }
+  } else if (Chunk& chunk = *chunks_[name.index]; chunk.name == name) {
+    on_copied(chunk, std::move(status));
+  }
+}
+
+void Worker::Impl::Staging::hear(internal::Peer& peer, const Rail& rail, std::string_view words) {
+  absl::StatusOr<Message> message = Message::decode(words);
+  if (!message.ok()) {
+    worker_.doomed.push_back({peer.id(), &rail, message.status()});
+    return;
+  }
+  due_ = true;
+  switch (message->kind) {
+    case Message::Kind::kWant:
+    case Message::Kind::kFetch:
+      return on_request(peer.id(), *std::move(message));
+    case Message::Kind::kLand:
+      return on_land(peer.id(), *message);
+    case Message::Kind::kRelease:
+      return on_release(peer.id(), *message);
+    case Message::Kind::kRoom:
+      return on_room(find_chunk(message->chunk, peer.id()), peer.id(), *message);
+    case Message::Kind::kEnded:
+      break;
+  }
+  if (Chunk* chunk = find_chunk(message->chunk, peer.id()); chunk != nullptr) {
+    on_ended(*chunk, std::move(message->status));
+  }
+}
+
+// Its transfers are stopped by the worker; what we served it ends when its copies have.
+void Worker::Impl::Staging::peer_down(PeerId peer) {
+  for (const auto& served : served_) {
+    if (served->name.generation == 0 || served->peer != peer) continue;
+    if (served->state == Served::State::kCopying) {
+      served->gone = true;
+      served->room.ring->copies->drop(cookie_of(served->name, true));
+    } else {
+      close_served(*served);
+    }
+  }
+  for (const auto& chunk : chunks_) {
+    if (chunk->name.generation != 0 && chunk->peer == peer && chunk->parent.generation == 0) {
+      retire(*chunk);
+    }
+  }
+  std::vector<uint32_t> theirs;
+  for (const auto& [index, op] : ops_) {
+    if (op->peer == peer) theirs.push_back(index);
+  }
+  const internal::Peer* there = worker_.find_peer(peer);
+  for (const uint32_t index : theirs) {
+    worker_.stop(index, TransferState::kFailed,
+                 there != nullptr ? there->why : absl::UnavailableError("the peer is gone"));
+    // Nobody will say how what it has to copy ended.
+    const auto op = ops_.find(index);
+    if (op == ops_.end()) continue;
+    const std::vector<uint32_t> open = op->second->chunks;
+    for (const uint32_t each : open) wind_down(*chunks_[each]);
+  }
+}
+
+bool Worker::Impl::Staging::run_rings() {
+  bool any = false;
+  for (const auto& ring : rings_) {
+    if (!ring->copies->busy()) continue;
+    any |= ring->copies->progress(
+        [this](uint64_t cookie, absl::Status status) { copy_ended(cookie, std::move(status)); });
+  }
+  return any;
+}
+
+bool Worker::Impl::Staging::progress() {
+  bool any = run_rings();
+  if (!std::exchange(due_, false)) return any;
+  any |= give_room();
+  any |= feed();
+  any |= send_what_waits();
+  return any;
+}
+
+bool Worker::Impl::Staging::busy() const {
+  return due_ || std::any_of(rings_.begin(), rings_.end(),
+                             [](const auto& ring) { return ring->copies->busy(); });
+}
+
+void Worker::Impl::Staging::finish() {
+  while (std::any_of(rings_.begin(), rings_.end(),
+                     [](const auto& ring) { return ring->copies->busy(); })) {
+    run_rings();
+  }
+}
+
+absl::StatusOr<MemoryRegion> Worker::Impl::register_examined(void* data, size_t size, Access access,
+                                                             const internal::Examined& memory,
+                                                             const absl::Status& no_ring) {
+  const std::lock_guard lock(mutex);
+  auto entry = regions.add(static_cast<std::byte*>(data), size, access, memory.file);
+  if (!entry.ok()) return entry.status();
+  RegionEntry& row = **entry;
+  row.writable = memory.writable;
+  row.place = memory.place;
+  const MemoryRegion region{row.base, row.size, row.index, row.generation, row.access, row.place};
+  if (absl::Status status = add_region(row, {memory.why_no_dma_buf, no_ring}); !status.ok()) {
+    regions.remove(region).IgnoreError();
+    return status;
+  }
+  if (memory.made.valid()) row.file.fd = -1;  // closed with `memory`
+  return region;
+}
+
+// Where some provider cannot reach such memory by itself.
+bool Worker::Impl::wants_ring(const RegionEntry& row) const {
+  return row.place.device >= 0 &&
+         std::any_of(providers.begin(), providers.end(),
+                     [&](const auto& provider) { return !provider->takes(row).ok(); });
+}
+
+absl::Status Worker::Impl::make_ring(int device) {
+  {
+    const std::lock_guard lock(mutex);
+    if (staging != nullptr && staging->has_ring(device)) return absl::OkStatus();
+  }
+  const DeviceMemory* devices = device_memory();
+  if (devices == nullptr) return absl::UnavailableError("nobody drives devices here");
+  absl::StatusOr<std::unique_ptr<StagingRing>> made = devices->staging_ring(device, ring_bytes);
+  if (!made.ok()) return made.status();
+  const std::lock_guard lock(mutex);
+  if (staging_for_device_memory().has_ring(device)) return absl::OkStatus();
+  return staging->add_ring(device, *std::move(made));
+}
+
+// Whether the best rails move the transfer's bytes by themselves: what is the hosts', all do.
+bool Worker::Impl::direct(const internal::TransferSlot& slot, const internal::Peer& peer) const {
+  const TransferDescriptor& d = slot.descriptor;
+  const internal::RailState& best = peer.rails.front();
+  if (d.remote.kind != MemoryKind::kHost && !(d.remote.direct && best.rail->reaches_devices())) {
+    return false;
+  }
+  const RegionEntry& local = regions.entries()[d.local_region];
+  if (local.place.kind == MemoryKind::kHost) return true;
+  return std::any_of(peer.rails.begin(), peer.rails.end(), [&](const internal::RailState& state) {
+    return state.rank == best.rank && state.rail->moves(local).ok();
+  });
+}
+
+Worker::Impl::Staging& Worker::Impl::staging_for_device_memory() {
+  if (staging == nullptr) staging = std::make_unique<Staging>(*this);
+  return *staging;
+}
+
+}  // namespace baton

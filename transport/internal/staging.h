@@ -1,0 +1,216 @@
+// Staged transfers: those with memory of a device on a side that no rail reaches by itself.
+//
+// The worker that has such memory has a ring of pinned memory for the device (StagingRing). A
+// staged transfer is cut into chunks; each is copied off the device into the ring, goes over the
+// wire as a transfer of the worker's own, and is copied from the target's ring to its device. Rails
+// move only memory of the host, so every provider carries it, and what is promised of rails that
+// are lost and of peers that are called again holds for chunks too.
+//
+//   - Our chunks and those that we serve have a half of the ring each: two workers that stage for
+//     each other cannot wait for each other's room. A served chunk that has room is waited for by
+//     nobody but its initiator, who has its own room already.
+//   - Small transfers go first, in room that is kept for them, on the wire, and at each copy.
+//   - A ring that is full makes transfers wait, and no progress() ever does.
+//   - The transfer has ended when all its chunks have, also when it was stopped: copies under way
+//     here are awaited, and a target that may be copying is asked. Counter and notification then
+//     travel with a message of their own.
+//
+// Internal to the worker, all under its progress lock.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "transport/device_memory.h"
+#include "transport/internal/staging/ring_space.h"
+#include "transport/internal/messages/staging_message.h"
+#include "transport/internal/worker_impl.h"
+
+namespace baton {
+
+class Worker::Impl::Staging {
+ public:
+  explicit Staging(Impl& worker) : worker_(worker) {}
+  ~Staging();  // waits for the copies
+
+  // ---- rings: staging.cc ----
+  bool has_ring(int device) const { return ring_of(device) != nullptr; }
+  // Makes the ring's memory a region like any other.
+  absl::Status add_ring(int device, std::unique_ptr<StagingRing> made);
+  // Why device memory that was registered is staged: for explain().
+  void note(int device, std::string why);
+  std::string explain() const;
+
+  // ---- our transfers: staging_ours.cc ----
+  // Takes over a transfer that is queued. The reason where it cannot be staged.
+  absl::Status begin(uint32_t index, internal::Peer& peer);
+  // It was stopped: it ends when nothing of it moves any more.
+  void stopped(uint32_t index);
+
+  // ---- for others: staging_served.cc ----
+  // Fences: copies to and from the region are over, and none will begin. It is stale already.
+  void forget(const RegionEntry& region);
+
+  void hear(internal::Peer& peer, const Rail& rail, std::string_view words);
+  void peer_down(PeerId peer);
+  void peer_up() { due_ = true; }
+  bool progress();
+  bool busy() const;  // progress() wants to be called soon
+  void finish();      // no peer is left: waits until nothing moves
+
+ private:
+  using Message = internal::StagingMessage;
+  using Handle = internal::Handle;
+
+  struct Ring {
+    Ring(int number, std::unique_ptr<StagingRing> made);
+    int device;
+    std::unique_ptr<StagingRing> copies;
+    MemoryRegion region;
+    internal::RingSpace ours;
+    internal::RingSpace served;
+    std::string why;
+  };
+  struct Room {
+    Ring* ring = nullptr;
+    size_t offset = 0;
+    size_t bytes = 0;
+  };
+  // Part of a transfer of ours that is under way.
+  struct Chunk {
+    Handle name;  // generation 0: free
+    TransferId parent;
+    PeerId peer;
+    size_t begin = 0;
+    size_t end = 0;
+    Room near;              // where our side is on a device
+    Handle far;             // the target's room, once it has given some
+    RemoteRegion far_ring;  // and where that is
+    uint64_t far_offset = 0;
+    bool asked = false;    // the target has been asked for room
+    bool granted = false;  // it has given some, or none is needed
+    bool copied = false;   // what is to be sent lies where it is sent from
+    bool copying = false;  // here, between ring and device
+    bool wired = false;    // waits for the wire, or is on it
+    bool sent = false;     // the wire has done its part
+    bool touched = false;  // it has been on the wire
+    bool landing = false;  // the target will say how it ended
+    TransferId wire;
+    Layout layout;  // of the side that is the host's
+    std::vector<uint32_t> index;
+  };
+  // A transfer of ours. One of the worker's slots stays with it, as if one slice was outstanding.
+  struct Op {
+    TransferId id;
+    PeerId peer;
+    Ring* near = nullptr;  // our side is on a device
+    bool far = false;      // the other side is
+    bool urgent = false;
+    size_t chunk = 0;              // bytes
+    size_t next = 0;               // not begun from here on
+    std::vector<uint32_t> chunks;  // the open ones
+  };
+  // A chunk that a peer wants to write to, or read from, memory of a device of ours.
+  struct Served {
+    enum class State : uint8_t { kWaiting, kRoom, kCopying };
+    Handle name;  // generation 0: free
+    PeerId peer;
+    Handle chunk;
+    Room room;
+    RemoteRegion region;
+    size_t bytes = 0;
+    State state = State::kWaiting;
+    bool write = false;
+    bool urgent = false;
+    bool gone = false;  // its initiator is, or wants no more of it
+    std::vector<internal::Run> runs;
+  };
+  struct Outgoing {
+    PeerId peer;
+    std::string words;
+  };
+
+  static constexpr uint64_t cookie_of(Handle name, bool served) {
+    return uint64_t{name.generation} << 32 | uint64_t{name.index} << 1 | uint64_t{served};
+  }
+
+  // staging.cc
+  Ring* ring_of(int device) const;
+  uint32_t next_generation();
+  void say(PeerId peer, const Message& message);
+  bool send_what_waits();
+  bool may_start(PeerId peer);
+  bool start(PeerId peer, Handle chunk, TransferDescriptor transfer, const MemoryRegion& local,
+             std::string words, TransferId* started);
+  static void wire_ended(void* self, TransferId id, const absl::Status& status);
+  void copy(Ring& ring, StagingRing::Way way, bool served, Handle name, bool urgent, size_t offset,
+            const std::byte* base, const std::vector<internal::Run>& runs);
+  void copy_ended(uint64_t cookie, absl::Status status);
+  bool run_rings();
+
+  // staging_ours.cc
+  Op* op_of(const Chunk& chunk);
+  Chunk* find_chunk(Handle name, PeerId peer);
+  Chunk& open_chunk(Op& op);
+  bool feed();
+  bool feed(std::deque<uint32_t>& list);
+  bool start_chunk(Op& op);
+  size_t cut_chunk(const Op& op, size_t most, Layout& layout, std::vector<uint32_t>& index);
+  void start_copy(Chunk& chunk, const Op& op, StagingRing::Way way);
+  void ask(Chunk& chunk, const Op& op);
+  void step(Chunk& chunk);
+  bool start_wire(Chunk& chunk);
+  void on_wire_end(Handle name, const absl::Status& status);
+  void on_room(Chunk* chunk, PeerId peer, const Message& message);
+  void on_ended(Chunk& chunk, absl::Status status);
+  void on_copied(Chunk& chunk, absl::Status status);
+  void fail(Chunk& chunk, absl::Status why);
+  void wind_down(Chunk& chunk);
+  void release_room(Chunk& chunk);
+  void close_chunk(Chunk& chunk);
+  void retire(Chunk& chunk);
+  void close_op(uint32_t index);
+
+  // staging_served.cc
+  Served* find_served(Handle name, PeerId peer);
+  void on_request(PeerId peer, Message message);
+  void on_land(PeerId peer, const Message& message);
+  void on_release(PeerId peer, const Message& message);
+  void on_served_copied(Served& served, absl::Status status);
+  bool give_room();
+  bool give_room(std::deque<Handle>& list);
+  absl::StatusOr<std::byte*> base_of(const RemoteRegion& region, bool write, size_t bytes,
+                                     const std::vector<internal::Run>& runs);
+  void answer(const Served& served, absl::Status status);
+  void close_served(Served& served);
+
+  Impl& worker_;
+  std::vector<std::unique_ptr<Ring>> rings_;
+  absl::flat_hash_map<uint32_t, std::unique_ptr<Op>> ops_;  // by the slot of the transfer
+  std::deque<uint32_t> urgent_;                             // ops with bytes that have not begun
+  std::deque<uint32_t> bulk_;
+  std::vector<std::unique_ptr<Chunk>> chunks_;
+  std::vector<uint32_t> free_chunks_;
+  std::vector<std::unique_ptr<Served>> served_;
+  std::vector<uint32_t> free_served_;
+  std::deque<Handle> want_urgent_;  // served that wait for room
+  std::deque<Handle> want_bulk_;
+  std::deque<Outgoing> unsaid_;
+  std::deque<Handle> unwired_;  // chunks that wait for a slot
+  // By reserved slot: the chunk that is on the wire in it, and with whom.
+  std::vector<std::pair<Handle, PeerId>> on_wire_;
+  absl::flat_hash_map<uint32_t, uint32_t> wires_;   // under way, by peer
+  absl::flat_hash_map<uint32_t, uint32_t> opened_;  // chunks of ours, by peer
+  absl::flat_hash_map<uint32_t, uint32_t> serves_;  // chunks served, by peer
+  uint32_t wires_in_all_ = 0;
+  uint32_t generation_ = 0;
+  bool due_ = false;  // something changed that lets others begin
+  std::vector<CopyRun> copy_runs_;
+  std::vector<internal::Run> runs_;
+};
+
+}  // namespace baton

@@ -1,0 +1,362 @@
+// Staged transfers of ours: cut into chunks, each of which goes through its steps by itself.
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "transport/internal/staging.h"
+#include "transport/internal/staging/cut.h"
+
+namespace baton {
+namespace {
+
+// Three steps, each with one under way and one ready for it.
+constexpr uint32_t kMostChunks = 6;
+constexpr uint32_t kMostChunksOfAPeer = 64;
+
+}  // namespace
+
+absl::Status Worker::Impl::Staging::begin(uint32_t index, internal::Peer& peer) {
+  internal::TransferSlot& slot = worker_.slots[index];
+  const TransferDescriptor& d = slot.descriptor;
+  auto op = std::make_unique<Op>();
+  op->id = d.id;
+  op->peer = peer.id();
+  op->far = d.remote.kind != MemoryKind::kHost;
+  op->urgent = d.bytes <= kUrgentBytes;
+  op->chunk = internal::chunk_bytes(d.bytes);
+  if (const MemoryPlace& place = worker_.regions.entries()[d.local_region].place;
+      place.kind != MemoryKind::kHost) {
+    op->near = ring_of(place.device);
+    if (op->near == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("no rail to %s reaches memory of %s, and there is no staging ring for it",
+                          peer.name, place.name()));
+    }
+    if (absl::Status status = op->near->copies->alive(); !status.ok()) return status;
+  }
+  worker_.dequeue(peer, index);
+  slot.staged = true;
+  slot.slice_bytes = d.bytes;
+  slot.slices = slot.next_slice = slot.outstanding = 1;
+  (op->urgent ? urgent_ : bulk_).push_back(index);
+  ops_[index] = std::move(op);
+  ++worker_.stats.staged_transfers;
+  due_ = true;
+  return absl::OkStatus();
+}
+
+Worker::Impl::Staging::Op* Worker::Impl::Staging::op_of(const Chunk& chunk) {
+  const auto op = ops_.find(chunk.parent.slot);
+  return op != ops_.end() && op->second->id == chunk.parent ? op->second.get() : nullptr;
+}
+
+Worker::Impl::Staging::Chunk* Worker::Impl::Staging::find_chunk(Handle name, PeerId peer) {
+  if (name.generation == 0 || name.index >= chunks_.size()) return nullptr;
+  Chunk& chunk = *chunks_[name.index];
+  return chunk.name == name && chunk.peer == peer ? &chunk : nullptr;
+}
+
+bool Worker::Impl::Staging::feed() {
+  const bool any = feed(urgent_);
+  return feed(bulk_) || any;
+}
+
+// In turn, so that a long transfer does not keep others from beginning.
+bool Worker::Impl::Staging::feed(std::deque<uint32_t>& list) {
+  bool any = false;
+  for (size_t idle = 0; idle < list.size();) {
+    const uint32_t index = list.front();
+    list.pop_front();
+    const auto found = ops_.find(index);
+    if (found == ops_.end()) continue;
+    Op& op = *found->second;
+    const internal::TransferSlot& slot = worker_.slots[index];
+    if (slot.verdict != TransferState::kActive || op.next == slot.descriptor.bytes) continue;
+    if (start_chunk(op)) {
+      idle = 0;
+      any = true;
+    } else {
+      ++idle;
+    }
+    if (op.next < slot.descriptor.bytes) list.push_back(index);
+  }
+  return any;
+}
+
+Worker::Impl::Staging::Chunk& Worker::Impl::Staging::open_chunk(Op& op) {
+  if (free_chunks_.empty()) {
+    free_chunks_.push_back(static_cast<uint32_t>(chunks_.size()));
+    chunks_.push_back(std::make_unique<Chunk>());
+    chunks_.back()->name.index = free_chunks_.back();
+  }
+  Chunk& chunk = *chunks_[free_chunks_.back()];
+  free_chunks_.pop_back();
+  std::vector<uint32_t> index = std::move(chunk.index);
+  chunk = Chunk{.name = {chunk.name.index, next_generation()}, .parent = op.id, .peer = op.peer};
+  chunk.index = std::move(index);
+  ++opened_[op.peer.index];
+  op.chunks.push_back(chunk.name.index);
+  return chunk;
+}
+
+// As much from `next` on as both sides allow; the host's side is cut where its pieces end.
+size_t Worker::Impl::Staging::cut_chunk(const Op& op, size_t most, Layout& layout,
+                                        std::vector<uint32_t>& index) {
+  const TransferDescriptor& d = worker_.slots[op.id.slot].descriptor;
+  const Layout* host = nullptr;
+  if (op.near == nullptr) host = &d.local;
+  if (!op.far) host = &d.remote_layout;
+  while (true) {
+    size_t end = op.next + most;
+    if (host != nullptr) end = internal::cut(*host, op.next, most, layout, index);
+    size_t fits = end;
+    if (op.near != nullptr) fits = internal::runs_of(d.local, op.next, fits - op.next, runs_);
+    if (op.far) fits = internal::runs_of(d.remote_layout, op.next, fits - op.next, runs_);
+    if (fits == end || host == nullptr) return fits;
+    most = fits - op.next;
+  }
+}
+
+bool Worker::Impl::Staging::start_chunk(Op& op) {
+  const internal::TransferSlot& slot = worker_.slots[op.id.slot];
+  const TransferDescriptor& d = slot.descriptor;
+  const internal::Peer* peer = worker_.find_peer(op.peer);
+  if (peer == nullptr || peer->state != PeerState::kUp || op.chunks.size() >= kMostChunks ||
+      opened_[op.peer.index] >= kMostChunksOfAPeer) {
+    return false;
+  }
+  const size_t most = std::min(op.chunk, d.bytes - op.next);
+  Room near;
+  if (op.near != nullptr) {
+    const std::optional<size_t> offset = op.near->ours.take(most, op.urgent);
+    if (!offset) return false;
+    near = {op.near, *offset, most};
+  }
+  Chunk& chunk = open_chunk(op);
+  chunk.near = near;
+  chunk.begin = op.next;
+  chunk.end = op.next = cut_chunk(op, most, chunk.layout, chunk.index);
+  chunk.granted = !op.far;
+  chunk.copied = op.near == nullptr || d.op == baton::Op::kRead;
+  if (op.far) ask(chunk, op);
+  if (!chunk.copied) start_copy(chunk, op, StagingRing::Way::kToHost);
+  step(chunk);
+  return true;
+}
+
+void Worker::Impl::Staging::start_copy(Chunk& chunk, const Op& op, StagingRing::Way way) {
+  const internal::TransferSlot& slot = worker_.slots[op.id.slot];
+  internal::runs_of(slot.descriptor.local, chunk.begin, chunk.end - chunk.begin, runs_);
+  chunk.copying = true;
+  copy(*chunk.near.ring, way, false, chunk.name, op.urgent, chunk.near.offset,
+       slot.descriptor.local_base, runs_);
+}
+
+void Worker::Impl::Staging::ask(Chunk& chunk, const Op& op) {
+  const TransferDescriptor& d = worker_.slots[op.id.slot].descriptor;
+  Message message{.kind = d.op == baton::Op::kWrite ? Message::Kind::kWant : Message::Kind::kFetch,
+                  .chunk = chunk.name,
+                  .region = d.remote,
+                  .bytes = chunk.end - chunk.begin,
+                  .urgent = op.urgent};
+  if (d.op == baton::Op::kRead) {
+    internal::runs_of(d.remote_layout, chunk.begin, message.bytes, message.runs);
+  }
+  chunk.asked = true;
+  say(op.peer, message);
+}
+
+// What the chunk can do next, it does.
+void Worker::Impl::Staging::step(Chunk& chunk) {
+  if (worker_.slots[chunk.parent.slot].verdict != TransferState::kActive) return wind_down(chunk);
+  if (chunk.copying || chunk.wired || chunk.landing || !chunk.granted || !chunk.copied) return;
+  if (chunk.sent) return close_chunk(chunk);
+  chunk.wired = true;
+  if (start_wire(chunk)) return;
+  unwired_.push_back(chunk.name);
+  due_ = true;
+}
+
+bool Worker::Impl::Staging::start_wire(Chunk& chunk) {
+  if (!may_start(chunk.peer)) return false;
+  const internal::TransferSlot& parent = worker_.slots[chunk.parent.slot];
+  const TransferDescriptor& whole = parent.descriptor;
+  const size_t bytes = chunk.end - chunk.begin;
+  TransferDescriptor part{.op = whole.op, .bytes = bytes};
+  const MemoryRegion local = chunk.near.ring != nullptr ? chunk.near.ring->region : parent.local;
+  part.local_base = local.base;
+  part.local_region = local.index;
+  part.local =
+      chunk.near.ring != nullptr ? Layout::contiguous(chunk.near.offset, bytes) : chunk.layout;
+  std::string words;
+  if (chunk.far.generation == 0) {
+    part.remote = whole.remote;
+    part.remote_layout = chunk.layout;
+  } else {
+    part.remote = chunk.far_ring;
+    part.remote_layout = Layout::contiguous(chunk.far_offset, bytes);
+    if (whole.op == baton::Op::kWrite) {
+      Message land{.kind = Message::Kind::kLand,
+                   .chunk = chunk.name,
+                   .room = chunk.far,
+                   .region = whole.remote,
+                   .bytes = bytes};
+      internal::runs_of(whole.remote_layout, chunk.begin, bytes, land.runs);
+      land.encode(words);
+      part.counter = {whole.remote.owner, CounterTable::kStaging, 1};
+    }
+  }
+  if (!start(chunk.peer, chunk.name, part, local, std::move(words), &chunk.wire)) return false;
+  chunk.touched = true;
+  return true;
+}
+
+void Worker::Impl::Staging::on_wire_end(Handle name, const absl::Status& status) {
+  Chunk& chunk = *chunks_[name.index];
+  if (chunk.name != name) return;
+  const bool reading = worker_.slots[chunk.parent.slot].descriptor.op == baton::Op::kRead;
+  chunk.wired = false;
+  chunk.wire = {};
+  if (!status.ok()) return fail(chunk, status);
+  chunk.sent = true;
+  chunk.landing = !reading && chunk.far.generation != 0;
+  if (reading && chunk.far.generation != 0) release_room(chunk);
+  const Op* op = op_of(chunk);
+  const bool wanted = worker_.slots[chunk.parent.slot].verdict == TransferState::kActive;
+  if (reading && wanted && op != nullptr && op->near != nullptr) {
+    start_copy(chunk, *op, StagingRing::Way::kToDevice);
+  }
+  step(chunk);
+}
+
+// Room that nobody waits for any more goes back.
+void Worker::Impl::Staging::on_room(Chunk* chunk, PeerId peer, const Message& message) {
+  const bool stopped = chunk != nullptr && chunk->asked && chunk->parent.generation == 0;
+  if (chunk == nullptr || !chunk->asked || stopped || message.bytes < chunk->end - chunk->begin) {
+    say(peer, {.kind = Message::Kind::kRelease, .chunk = message.chunk, .room = message.room});
+    if (stopped) retire(*chunk);
+    return;
+  }
+  chunk->asked = false;
+  chunk->granted = true;
+  chunk->far = message.room;
+  chunk->far_ring = message.region;
+  chunk->far_offset = message.offset;
+  step(*chunk);
+}
+
+void Worker::Impl::Staging::on_ended(Chunk& chunk, absl::Status status) {
+  if (chunk.parent.generation == 0) return retire(chunk);
+  chunk.landing = chunk.asked = false;
+  chunk.far = {};
+  if (!status.ok()) return fail(chunk, std::move(status));
+  step(chunk);
+}
+
+void Worker::Impl::Staging::on_copied(Chunk& chunk, absl::Status status) {
+  chunk.copying = false;
+  if (!status.ok()) return fail(chunk, std::move(status));
+  chunk.copied = true;
+  step(chunk);
+}
+
+void Worker::Impl::Staging::fail(Chunk& chunk, absl::Status why) {
+  const Handle name = chunk.name;
+  worker_.stop(chunk.parent.slot, TransferState::kFailed, std::move(why));
+  if (chunk.name == name) wind_down(chunk);
+}
+
+void Worker::Impl::Staging::release_room(Chunk& chunk) {
+  say(chunk.peer, {.kind = Message::Kind::kRelease, .chunk = chunk.name, .room = chunk.far});
+  chunk.far = {};
+}
+
+// Its transfer was stopped: it is closed once nothing of it moves.
+void Worker::Impl::Staging::wind_down(Chunk& chunk) {
+  const internal::Peer* peer = worker_.find_peer(chunk.peer);
+  if (peer == nullptr || peer->state == PeerState::kDown) {  // it has no say any more
+    chunk.landing = chunk.asked = false;
+    chunk.far = {};
+  }
+  if (chunk.copying) chunk.near.ring->copies->drop(cookie_of(chunk.name, false));
+  if (chunk.wired) {
+    if (chunk.wire.generation == 0) {
+      chunk.wired = false;
+    } else {
+      worker_.stop(chunk.wire.slot, TransferState::kCancelled,
+                   absl::CancelledError("the staged transfer was stopped"));
+    }
+  }
+  if (chunk.wired || chunk.landing) return;
+  if (chunk.far.generation != 0) {
+    // Of a write that was on the wire the target may have all, and be copying it.
+    const bool write = worker_.slots[chunk.parent.slot].descriptor.op == baton::Op::kWrite;
+    const Handle room = chunk.far;
+    release_room(chunk);
+    if (write && chunk.touched) {
+      chunk.far = room;
+      chunk.landing = true;
+      return;
+    }
+  }
+  if (!chunk.copying) close_chunk(chunk);
+}
+
+void Worker::Impl::Staging::close_chunk(Chunk& chunk) {
+  if (chunk.near.ring != nullptr) {
+    chunk.near.ring->ours.give_back(chunk.near.offset, chunk.near.bytes);
+    chunk.near = {};
+  }
+  due_ = true;
+  Op* op = op_of(chunk);
+  const TransferId parent = chunk.parent;
+  chunk.parent = {};
+  // One that has asked for room counts until it has its answer: a peer is not asked for ever more.
+  if (!chunk.asked) retire(chunk);
+  if (op == nullptr) return;
+  std::erase(op->chunks, chunk.name.index);
+  const internal::TransferSlot& slot = worker_.slots[parent.slot];
+  const bool more = slot.verdict == TransferState::kActive && op->next < slot.descriptor.bytes;
+  if (op->chunks.empty() && !more) close_op(parent.slot);
+}
+
+void Worker::Impl::Staging::retire(Chunk& chunk) {
+  --opened_[chunk.peer.index];
+  chunk.name.generation = 0;
+  free_chunks_.push_back(chunk.name.index);
+  due_ = true;
+}
+
+// All bytes are where they belong, or none moves any more. What else the transfer carries goes as a
+// transfer of no bytes.
+void Worker::Impl::Staging::close_op(uint32_t index) {
+  ops_.erase(index);
+  internal::TransferSlot& slot = worker_.slots[index];
+  TransferDescriptor& d = slot.descriptor;
+  slot.staged = false;
+  slot.outstanding = 0;
+  internal::Peer* peer = worker_.find_peer(slot.peer);
+  if (slot.verdict == TransferState::kActive && peer != nullptr) {
+    slot.landed = slot.slices;
+    if (d.counter.generation != 0 || !d.notify.empty()) {
+      worker_.stats.bytes_moved += d.bytes;
+      d.bytes = 0;
+      d.local_base = nullptr;
+      d.local = d.remote_layout = Layout();
+      slot.slice_bytes = 1;
+      slot.next_slice = slot.landed = 0;
+      worker_.enqueue(*peer, index);
+      return;
+    }
+  }
+  worker_.maybe_finish(index);
+}
+
+void Worker::Impl::Staging::stopped(uint32_t index) {
+  const auto op = ops_.find(index);
+  if (op == ops_.end()) return;
+  const std::vector<uint32_t> open = op->second->chunks;
+  if (open.empty()) return close_op(index);
+  for (const uint32_t each : open) wind_down(*chunks_[each]);
+}
+
+}  // namespace baton
