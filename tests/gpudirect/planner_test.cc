@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpudirect/copier.h"
@@ -98,7 +99,8 @@ class CopierTest : public testing::Test {
  protected:
   static constexpr size_t kBytes = 10 << 20;  // at each end: more than is packed at a time
 
-  explicit CopierTest(FakeOptions options = {.memory_bytes = 64 << 20}) : fake_(options) {
+  explicit CopierTest(FakeOptions options = {.memory_bytes = 64 << 20})
+      : fake_(std::move(options)) {
     device_ = *Device::open(FakeDriver::driver(), 0);
     launcher_ = *Launcher::load(*device_, FakeDriver::image());
     auto copier = Copier::open(*device_, launcher_.get(), device_->stream(Direction::kToHost));
