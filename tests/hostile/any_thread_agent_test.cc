@@ -154,7 +154,7 @@ class AnyThreadOfAnAgent : public OverEveryProvider<std::string> {
   // An agent that comes, moves something, and goes while its transfer may still run.
   void visit(Dice& dice) {
     const std::string name = "guest-" + std::to_string(dice.below(3));  // some share a name
-    const auto guest = make_agent(agent_options(name, provider()));
+    auto guest = make_agent(agent_options(name, provider()));
     AgentMemory memory(*guest, kPage, 9);
     introduce(*agent_, *guest);
     introduce(*guest, *agent_);
@@ -163,6 +163,7 @@ class AnyThreadOfAnAgent : public OverEveryProvider<std::string> {
     if (out.ok() && agent_->post(*out).ok()) transfers_.add(*out);
     guest->notify("everybodys", "hello").IgnoreError();
     if (dice.one_in(2)) agent_->remove_remote(name);
+    guest.reset();  // before its memory
   }
 
   std::unique_ptr<Agent> agent_, other_;
