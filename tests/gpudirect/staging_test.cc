@@ -189,6 +189,30 @@ TEST_F(Staged, TheCounterRisesWhenTheCopyHasEndedOnTheDevice) {
   EXPECT_EQ(count, 50u);
 }
 
+TEST_F(Staged, CancelledAtAnyRoundNothingIsCopiedAfterTheEnd) {
+  start("shm");
+  size_t stopped = 0;
+  for (int rounds = 0; rounds < 120; ++rounds) {
+    const TransferId id = *a_.worker->submit(request(Op::kWrite, true, true));
+    for (int i = 0; i < rounds % 40; ++i) {
+      a_.worker->progress();
+      b_.worker->progress();
+    }
+    ASSERT_TRUE(a_.worker->cancel(id).ok());
+    if (!finish(id).ok()) ++stopped;
+    const std::string reused(600'000, 'r');
+    gpu_->write(b_.at, reused);
+    gpu_->run_all();
+    for (int i = 0; i < 30; ++i) {
+      a_.worker->progress();
+      b_.worker->progress();
+    }
+    gpu_->run_all();
+    ASSERT_TRUE(gpu_->read(b_.at, reused.size()) == reused) << "after " << rounds << " rounds";
+  }
+  EXPECT_GT(stopped, 10u);
+}
+
 TEST_F(Staged, APeerThatGoesLeavesNothingThatMoves) {
   for (const size_t rounds : {0, 2, 4, 8, 16, 32}) {
     start("tcp", {.seed = rounds + 1});
