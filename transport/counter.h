@@ -42,7 +42,8 @@ class CounterTable {
   static constexpr size_t kCapacity = 16384;
   // No counter at all, but credits for notifications: between workers, travels as a counter does.
   static constexpr uint32_t kCredits = UINT32_MAX;
-  // Likewise: what workers say to each other about their rails (internal/messages/control_message.h).
+  // Likewise: what workers say to each other about their rails
+  // (internal/messages/control_message.h).
   static constexpr uint32_t kControl = UINT32_MAX - 1;
   // And about memory of devices (internal/messages/staging_message.h).
   static constexpr uint32_t kStaging = UINT32_MAX - 2;

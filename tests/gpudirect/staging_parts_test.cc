@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "transport/internal/staging/ring_space.h"
-#include "transport/internal/staging/cut.h"
 #include "transport/internal/messages/staging_message.h"
+#include "transport/internal/staging/cut.h"
+#include "transport/internal/staging/ring_space.h"
 
 namespace baton::internal {
 namespace {

@@ -26,8 +26,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "transport/device_memory.h"
-#include "transport/internal/staging/ring_space.h"
 #include "transport/internal/messages/staging_message.h"
+#include "transport/internal/staging/ring_space.h"
 #include "transport/internal/worker_impl.h"
 
 namespace baton {
