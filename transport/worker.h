@@ -134,7 +134,9 @@ class Worker {
   // the time it takes to look a name up. Transfers may be
   // submitted to the peer right away. `require` (a provider's name) turns fallback into an error.
   absl::StatusOr<PeerId> connect(std::string_view address, std::string_view require = "");
-  // Closes the connection. Its open transfers fail.
+  // Closes the connection. Its open transfers fail at once, without a word of the peer: bytes of a
+  // write that were on their way may land there until the peer has heard of it (its kDown). Where
+  // that matters, cancel() them first and wait for their ends.
   void disconnect(PeerId peer);
   PeerState peer_state(PeerId peer) const;
   // Why the peer is down; OK while it is connecting or up.
