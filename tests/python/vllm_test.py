@@ -1,6 +1,10 @@
 """The vLLM connector without vLLM: its scheduler half with what vLLM's scheduler would hand it, its worker halves with
 real agents over two caches, by hand and by a clock that stands still."""
+import hashlib
+import os
+import pathlib
 import sys
+import tempfile
 import types
 import unittest
 import unittest.mock
@@ -10,6 +14,7 @@ from baton.vllm.decode import Limits, Order
 from baton.vllm.memory import KvMemory
 from baton.vllm.scheduler import Scheduler
 from baton.vllm.service import Service
+from baton.vllm.weights import weights_digest
 
 LAYERS, BLOCKS, SIZE = 3, 16, 512
 
@@ -373,13 +378,20 @@ def fake_vllm():
             "vllm.distributed.kv_transfer.kv_connector.v1.metrics": types.SimpleNamespace(KVConnectorStats=object)}
 
 
+# A checkpoint of nothing but the bytes that the digest is of.
+_FOLDER = tempfile.TemporaryDirectory()
+MODEL = _FOLDER.name
+pathlib.Path(MODEL, "model.safetensors").write_bytes(b"weights")
+
+
 def config(name, **more):
     extra = {"name": name, "port": 0, **more}
     transfer = types.SimpleNamespace(engine_id="engine", kv_port=1, kv_load_failure_policy="recompute",
                                      get_from_extra_config=lambda key, default: extra.get(key, default))
     return types.SimpleNamespace(kv_transfer_config=transfer, parallel_config=types.SimpleNamespace(rank=0),
                                  cache_config=types.SimpleNamespace(block_size=16, cache_dtype="auto"),
-                                 model_config=types.SimpleNamespace(hf_config="a model", dtype="float"))
+                                 load_config=types.SimpleNamespace(load_format="auto", download_dir=None),
+                                 model_config=types.SimpleNamespace(hf_config="a model", dtype="float", model=MODEL))
 
 
 class Connector(unittest.TestCase):
@@ -448,6 +460,29 @@ class Connector(unittest.TestCase):
         self.assertEqual((got[1], errors), ({"s"}, {1, 2}))
         self.assertEqual(d.get_kv_connector_stats().data["failed"], 1)
 
+    def test_another_checkpoint_of_the_same_shape_is_refused(self):
+        ours, theirs = self.worker("d"), self.kind(config("p"), 1)
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "model.safetensors").write_bytes(b"Weights")
+            theirs._config.model_config.model = folder
+            theirs.caches = {"layer 0": Tensor(8, 64), "layer 1": Tensor(8, 64)}
+            theirs.register_kv_caches(theirs.caches)
+        self.addCleanup(theirs.shutdown)
+        self.assertEqual(ours._service.loads.identity, self.worker("e")._service.sends.identity)
+        self.assertNotEqual(ours._service.loads.identity, theirs._service.sends.identity)
+        ds, ps = self.kind(config("d"), 0), self.kind(config("p"), 0)
+        asked = request("r", {"do_remote_decode": True, "transfer_id": "t"}, 30)
+        ps.update_state_after_alloc(asked, blocks(3, 5), 0)
+        self.run_step(theirs, ps, scheduled(new=[("r", [3, 5], 0, 30)]), [3, 5])
+        _, params = ps.request_finished(asked, [3, 5])
+        wanted = request("s", dict(params, remote_address=f"127.0.0.1:{theirs._service.agent.port}"), 30)
+        ds.get_num_new_matched_tokens(wanted, 0)
+        ds.update_state_after_alloc(wanted, blocks(1, 2), 30)
+        got, errors = self.run_step(ours, ds, scheduled())
+        while not got[1]:
+            got, errors = self.run_step(ours, ds, scheduled())
+        self.assertEqual((got[1], errors), ({"s"}, {1, 2}))
+
     def test_a_cache_that_cannot_be_moved_is_refused(self):
         groups = types.SimpleNamespace(kv_cache_groups=[1, 2])
         with self.assertRaisesRegex(ValueError, "disable-hybrid"):
@@ -455,6 +490,52 @@ class Connector(unittest.TestCase):
         odd = self.kind(config("x"), 1)
         with self.assertRaisesRegex(ValueError, "differ"):
             odd.register_kv_caches({"a": Tensor(8, 64), "b": Tensor(8, 32)})
+
+
+class Weights(unittest.TestCase):
+    """Which bytes tell one checkpoint from another."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.config = config("x")
+        self.config.model_config.model = folder.name
+
+    def test_every_byte_and_every_file_counts(self):
+        first, second = self.folder / "model-1.safetensors", self.folder / "model-2.safetensors"
+        first.write_bytes(bytes(100))
+        seen = {weights_digest(self.config)}
+        for at in range(100):
+            first.write_bytes(bytes(at) + b"\1" + bytes(99 - at))
+            seen.add(weights_digest(self.config))
+        first.write_bytes(bytes(100))
+        second.write_bytes(b"")
+        seen.add(weights_digest(self.config))
+        self.assertEqual(len(seen), 102)
+        (self.folder / "training.bin").write_bytes(b"is not read where there are safetensors")
+        self.assertIn(weights_digest(self.config), seen)
+
+    def test_a_copy_and_a_cache_of_the_hub_are_one_checkpoint(self):
+        whole = self.folder / "whole"
+        hub = self.folder / "snapshot"
+        (self.folder / "blobs").mkdir()
+        for one in (whole, hub):
+            one.mkdir()
+        (whole / "model.safetensors").write_bytes(b"weights")
+        blob = self.folder / "blobs" / hashlib.sha256(b"weights").hexdigest()
+        blob.write_bytes(b"not read")
+        os.symlink(blob, hub / "model.safetensors")
+        self.config.model_config.model = str(whole)
+        said = weights_digest(self.config)
+        self.config.model_config.model = str(hub)
+        self.assertEqual(weights_digest(self.config), said)
+
+    def test_weights_that_are_nowhere_are_an_error_that_says_what_to_do(self):
+        with self.assertRaisesRegex(ValueError, '"identity"'):
+            weights_digest(self.config)
+        self.config.load_config.load_format = "dummy"
+        self.assertEqual(weights_digest(self.config), "dummy")
 
 
 if __name__ == "__main__":

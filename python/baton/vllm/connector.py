@@ -76,11 +76,11 @@ class BatonConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: Dict[str, Any]) -> None:
         memory = KvMemory.of_tensors(kv_caches)
         self._layers = {name: i for i, name in enumerate(kv_caches)}
+        identity = self._extra("identity", None) or identity_of(self._config, memory, self._block_size)
         number = getattr(self._config.parallel_config, "rank", 0)
         listen = self._extra("listen_host", "" if self._host in ("127.0.0.1", "localhost") else "0.0.0.0")
         agent = Agent(_numbered(self._name, number), listen_host=listen, listen_port=self._port + number,
                       serve_metadata=True, settings=self._extra("settings", None))
-        identity = self._extra("identity", None) or identity_of(self._config, memory, self._block_size)
         limits = Limits(float(self._extra("silence", 1.0)), float(self._extra("load_timeout", 60.0)))
         self._service = Service(agent, memory, hashlib.sha256(identity.encode()).hexdigest()[:16], limits,
                                 float(self._extra("lease", 60.0)))

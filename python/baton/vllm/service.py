@@ -14,6 +14,7 @@ from .. import Agent
 from .decode import Limits, Loads
 from .memory import KvMemory
 from .prefill import Sends
+from .weights import weights_digest
 
 log = logging.getLogger("baton.vllm")
 _NAP = 0.02  # how often deadlines are looked at while something is under way, in seconds
@@ -80,5 +81,5 @@ def identity_of(config: Any, memory: KvMemory, block_size: int) -> str:
     model = config.model_config
     said = getattr(model.hf_config, "to_json_string", lambda: str(model.hf_config))()
     first = memory.layers[0]
-    return json.dumps([said, str(model.dtype), str(config.cache_config.cache_dtype), block_size, len(memory.layers),
-                       first.bytes], sort_keys=True)
+    return json.dumps([weights_digest(config), said, str(model.dtype), str(config.cache_config.cache_dtype), block_size,
+                       len(memory.layers), first.bytes], sort_keys=True)
