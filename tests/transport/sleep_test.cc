@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <thread>
+#include <utility>
 
 #include "tests/sanitized.h"
 #include "tests/transport/stub_provider.h"
@@ -90,6 +91,25 @@ TEST(Sleep, InAWaitHearsOfAnEndThatAnotherBrought) {
   second.thread.join();
   EXPECT_EQ(first.result.code(), absl::StatusCode::kUnavailable) << first.result;
   EXPECT_EQ(second.result.code(), absl::StatusCode::kUnavailable) << second.result;
+}
+
+// A condition that takes what it waited for, as next_notification() does, holds once.
+TEST(Sleep, AWaitEndsWithTheFirstWordThatItIsOver) {
+  constexpr Time kShort = std::chrono::seconds(2);
+  StubWorker stub;
+  for (int i = 0; i < 5; ++i) {
+    const int before = stub.armed;
+    bool taken = false;  // at the look before the sleep
+    const auto once = [&] { return stub.armed != before && !std::exchange(taken, true); };
+    EXPECT_TRUE(stub.worker->wait_until(once, kShort).ok());
+  }
+  ProgressThread thread(*stub.worker, {.spin = Time::zero()});
+  while (stub.armed == 0) std::this_thread::yield();
+  for (int look = 1; look < 6; ++look) {
+    int looks = 0;
+    EXPECT_TRUE(stub.worker->wait_until([&] { return ++looks == look; }, kShort).ok()) << look;
+    EXPECT_EQ(looks, look);
+  }
 }
 
 // A thread that found no descriptor for its bell cannot be woken: it looks by itself, also for its

@@ -293,11 +293,13 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
     if (threaded.load(std::memory_order_acquire)) {
       std::unique_lock lock(wait_mutex);
       waiters.fetch_add(1);
-      if (!ready()) {
+      const bool is_ready = ready();
+      if (!is_ready) {
         const Time nap = std::min<Time>(end - now, std::chrono::milliseconds(50));
         wait_condition.wait_for(lock, nap);
       }
       waiters.fetch_sub(1);
+      if (is_ready) return absl::OkStatus();
       continue;
     }
     bool armed = false;
@@ -323,7 +325,9 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
       armed = arm(*mine.own);
       if (armed) timer = next_timer();
     }
-    if (armed && !ready()) sleep(*mine.own, std::min(end, timer));
+    if (!armed) continue;
+    if (ready()) return absl::OkStatus();
+    sleep(*mine.own, std::min(end, timer));
   }
 }
 
