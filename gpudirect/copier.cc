@@ -85,17 +85,16 @@ Copier::List* Copier::free_list() {
 }
 
 absl::Status Copier::copy(CopyRoute route, absl::Span<const CopyPiece> pieces) {
-  if (absl::Status status = device_.alive(); !status.ok()) return status;
-  const Device::Current current(device_);
-  if (!current.status().ok()) return current.status();
-  merged_.clear();
-  merge_pieces(pieces, merged_);
-  const CopyShape shape = shape_of(merged_);
-  if (shape.pieces == 0) return absl::OkStatus();
-  return run(cheapest(table_, route, shape, ways(route, shape)), route, merged_);
+  return copy_as(std::nullopt, route, pieces);
 }
 
 absl::Status Copier::copy_by(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces) {
+  return copy_as(way, route, pieces);
+}
+
+// Nothing for `way`: the cheapest one.
+absl::Status Copier::copy_as(std::optional<CopyWay> way, CopyRoute route,
+                             absl::Span<const CopyPiece> pieces) {
   if (absl::Status status = device_.alive(); !status.ok()) return status;
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
@@ -103,13 +102,15 @@ absl::Status Copier::copy_by(CopyWay way, CopyRoute route, absl::Span<const Copy
   merge_pieces(pieces, merged_);
   const CopyShape shape = shape_of(merged_);
   if (shape.pieces == 0) return absl::OkStatus();
-  if (!ways(route, shape).has(way)) {
+  const CopyWays possible = ways(route, shape);
+  if (!way.has_value()) return run(cheapest(table_, route, shape, possible), route, merged_);
+  if (!possible.has(*way)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "this list cannot be copied %s by '%s': the list has no such shape, or the device, its "
         "driver or this build no such way",
-        name_of(route), name_of(way)));
+        name_of(route), name_of(*way)));
   }
-  return run(way, route, merged_);
+  return run(*way, route, merged_);
 }
 
 std::string Copier::explain(CopyRoute route, absl::Span<const CopyPiece> pieces) {

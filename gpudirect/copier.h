@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,8 @@ class Copier {
   Copier(const Device& device, const Launcher* launcher, Stream stream)
       : device_(device), launcher_(launcher), stream_(stream) {}
   absl::Status start();
+  absl::Status copy_as(std::optional<CopyWay> way, CopyRoute route,
+                       absl::Span<const CopyPiece> pieces);
   CopyWays ways(CopyRoute route, const CopyShape& shape);
   List* free_list();
   absl::Status run(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
