@@ -10,53 +10,10 @@ import unittest
 import unittest.mock
 
 import baton
-from baton.vllm.decode import Limits, Order
-from baton.vllm.memory import KvMemory
+from baton.vllm.decode import Order
 from baton.vllm.scheduler import Scheduler
-from baton.vllm.service import Service
 from baton.vllm.weights import weights_digest
-
-LAYERS, BLOCKS, SIZE = 3, 16, 512
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-class Engine:
-    """A worker with a cache; the blocks of a layer lie with gaps between them."""
-
-    def __init__(self, name, clock, identity="a model"):
-        self.cache = bytearray(2 * LAYERS * BLOCKS * SIZE)
-        at = baton.memory_of(self.cache).address
-        layers = [(at + 2 * i * BLOCKS * SIZE, SIZE, 2 * SIZE, BLOCKS) for i in range(LAYERS)]
-        self.agent = baton.Agent(name, serve_metadata=True)
-        self.service = Service(self.agent, KvMemory(layers, [(at, len(self.cache))], self.cache), identity,
-                               Limits(silence=1, load=10, ask=0.25), 30, clock, start_thread=False)
-        self.closed = False
-
-    def at(self, layer, block):
-        start = 2 * SIZE * (layer * BLOCKS + block)
-        return slice(start, start + SIZE)
-
-    def fill(self, blocks, seed):
-        for layer in range(LAYERS):
-            for block in blocks:
-                self.cache[self.at(layer, block)] = bytes([(seed + 7 * layer + block) % 251]) * SIZE
-
-    def save(self, transfer, blocks):
-        for layer in range(LAYERS):
-            self.service.sends.save(transfer, layer, blocks)
-
-    def close(self):
-        if not self.closed:
-            self.closed = True
-            self.service.close()
-
+from vllm_engines import BLOCKS, LAYERS, SIZE, Clock, Engine
 
 class HandOff(unittest.TestCase):
     def setUp(self):
@@ -218,13 +175,22 @@ class HandOff(unittest.TestCase):
         ended.append(1)
         self.assertEqual(self.ended().failed, {5})
 
-    def test_another_model_is_refused(self):
+    def test_another_model_is_refused_each_time_and_one_that_came_back_with_ours_is_used(self):
         self.p.close()
         self.p = Engine("other", self.clock, "another model")
+        for transfer in "tu":  # the clock stands still: neither waits for anything
+            self.p.save(transfer, [1])
+            self.order([5], transfer, agent="other")
+            self.assertEqual(self.ended().failed, {5})
+        self.p.close()
+        self.until(lambda: not self.d.agent.has_remote("other"), prefill=False)
+        self.p = Engine("other", self.clock)
         self.addCleanup(self.p.close)
-        self.p.save("t", [1])
-        self.order([5], agent="other")
-        self.assertEqual(self.ended().failed, {5})
+        self.p.fill([2], 9)
+        self.p.save("v", [2])
+        self.order([7], "v", agent="other")
+        self.assertFalse(self.ended().failed)
+        self.check([2], [7])
 
     def test_blocks_that_nobody_reads_are_given_back_after_their_lease(self):
         self.p.save("t", [1])

@@ -66,6 +66,7 @@ class _Peer:
         self.told = False              # it has our metadata
         self.blocks = None             # its prepared list
         self.per_layer = 0
+        self.refused = ""              # why its blocks are not for us
 
 
 class Loads:
@@ -132,9 +133,7 @@ class Loads:
     def _learn(self, sender: str, peer: _Peer, message: Dict[str, Any]) -> None:
         rows = message["rows"]
         if message["identity"] != self.identity or any(row[1] != self.memory.layers[0].bytes for row in rows):
-            for load in self._loads.values():
-                if load.order.agent == sender:
-                    load.why = f"prefill has another model or cache: {message['identity']}, here {self.identity}"
+            peer.refused = f"prefill has another model or cache: {message['identity']}, here {self.identity}"
             return
         peer.blocks = self.agent.prepare([tuple(row) for row in rows], sender)
         peer.per_layer = rows[0][4]
@@ -149,6 +148,8 @@ class Loads:
             elif now - load.asked >= self.limits.ask:
                 self._ask(load, now)
         peer = self._peers.get(order.agent)
+        if not load.why and peer is not None and peer.refused:
+            load.why = peer.refused
         if not load.why and peer is not None and peer.blocks is not None:
             parts, load.waiting = load.waiting, []
             self._read(load, peer, parts)

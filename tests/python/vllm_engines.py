@@ -1,0 +1,46 @@
+"""What vLLM's worker has of the connector, without vLLM: a cache, an agent, and a clock that stands still."""
+import baton
+from baton.vllm.decode import Limits
+from baton.vllm.memory import KvMemory
+from baton.vllm.service import Service
+
+LAYERS, BLOCKS, SIZE = 3, 16, 512
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Engine:
+    """A worker with a cache; the blocks of a layer lie with gaps between them."""
+
+    def __init__(self, name, clock, identity="a model"):
+        self.cache = bytearray(2 * LAYERS * BLOCKS * SIZE)
+        at = baton.memory_of(self.cache).address
+        layers = [(at + 2 * i * BLOCKS * SIZE, SIZE, 2 * SIZE, BLOCKS) for i in range(LAYERS)]
+        self.agent = baton.Agent(name, serve_metadata=True)
+        self.service = Service(self.agent, KvMemory(layers, [(at, len(self.cache))], self.cache), identity,
+                               Limits(silence=1, load=10, ask=0.25), 30, clock, start_thread=False)
+        self.closed = False
+
+    def at(self, layer, block):
+        start = 2 * SIZE * (layer * BLOCKS + block)
+        return slice(start, start + SIZE)
+
+    def fill(self, blocks, seed):
+        for layer in range(LAYERS):
+            for block in blocks:
+                self.cache[self.at(layer, block)] = bytes([(seed + 7 * layer + block) % 251]) * SIZE
+
+    def save(self, transfer, blocks):
+        for layer in range(LAYERS):
+            self.service.sends.save(transfer, layer, blocks)
+
+    def close(self):
+        if not self.closed:
+            self.closed = True
+            self.service.close()
