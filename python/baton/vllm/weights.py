@@ -1,6 +1,7 @@
 """Which weights an engine computes with. Two checkpoints of one shape have KV caches that look alike and are not."""
 from __future__ import annotations
 
+import concurrent.futures
 import glob
 import hashlib
 import json
@@ -10,6 +11,7 @@ from typing import Any, List
 
 _KINDS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")  # the first that is there is what counts
 _PIECE = 1 << 22
+_THREADS = 8  # large checkpoints are many files: SHA-256 takes up to 3 s for a GB of one
 
 
 def weights_digest(config: Any) -> str:
@@ -23,7 +25,9 @@ def weights_digest(config: Any) -> str:
         raise ValueError(f"the weights of {config.model_config.model} are not in files here, so that this engine's KV "
                          "cannot be told from another checkpoint's: name the checkpoint in kv_connector_extra_config, "
                          'as "identity": "...", the same at every engine that has it and only there')
-    said = json.dumps([[os.path.basename(path), _sha256(path)] for path in files])
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        digests = list(pool.map(_sha256, files))
+    said = json.dumps([[os.path.basename(path), digest] for path, digest in zip(files, digests)])
     return hashlib.sha256(said.encode()).hexdigest()
 
 
