@@ -1,0 +1,75 @@
+"""A bit flipped in flight, at random: decode believes no block that has one, and every block that has none. Between the
+end of a read and the look at its checksums, one bit of what has arrived is made another; one load in ten is left whole.
+
+usage: vllm_flips_test.py [LOADS [SEED]]
+"""
+import logging
+import random
+import sys
+
+from baton.vllm.decode import Order
+from vllm_engines import BLOCKS, LAYERS, SIZE, Clock, Engine
+
+
+class Hurt:
+    """A read; when it has ended, one bit of what it brought is another."""
+
+    def __init__(self, transfer, cache, at, bit):
+        self.transfer, self.abort, self.release = transfer, transfer.abort, transfer.release
+        self.cache, self.at, self.bit, self.ended = cache, at, bit, False
+
+    def done(self):
+        if not self.transfer.done():
+            return False
+        if not self.ended:  # once: twice would be none
+            self.ended = True
+            self.cache[self.at] ^= 1 << self.bit
+        return True
+
+
+def load(prefill, decode, number, dice, whole):
+    """Loads 1 to 3 blocks. Whether decode believes them."""
+    count = dice.randint(1, 3)
+    theirs, mine = dice.sample(range(BLOCKS), count), dice.sample(range(BLOCKS), count)
+    prefill.cache[:] = dice.randbytes(len(prefill.cache))
+    transfer = str(number)
+    prefill.save(transfer, theirs)
+    read = decode.agent.read
+    if not whole:
+        # All layers are ready before decode asks, so that one read brings everything.
+        at = decode.at(dice.randrange(LAYERS), dice.choice(mine)).start + dice.randrange(SIZE)
+        decode.agent.read = lambda *what: Hurt(read(*what), decode.cache, at, dice.randrange(8))
+    decode.service.loads.start(Order(transfer, transfer, "prefill", f"127.0.0.1:{prefill.agent.port}", 0, mine, True))
+    ended = decode.service.loads.take()
+    while not ended.requests:  # a load that never ends is the test's time limit's to find
+        decode.service.turn()
+        prefill.service.turn()
+        ended = decode.service.loads.take()
+    decode.agent.read = read
+    prefill.service.sends.drop(transfer)
+    if ended.failed:
+        return False
+    return all(decode.cache[decode.at(layer, a)] == prefill.cache[prefill.at(layer, b)]
+               for layer in range(LAYERS) for a, b in zip(mine, theirs)) or "wrong bytes"
+
+
+def main(loads=300, seed=1):
+    dice = random.Random(seed)
+    logging.getLogger("baton.vllm").setLevel(logging.ERROR)  # each flip is a warning
+    clock = Clock()
+    prefill, decode = Engine("prefill", clock), Engine("decode", clock)
+    flipped = whole = 0
+    try:
+        for number in range(loads):
+            clean = number % 10 == 9
+            believed = load(prefill, decode, number, dice, clean)
+            if believed is not clean:
+                sys.exit(f"load {number} of seed {seed}: {'whole' if clean else 'hurt'}, and believed: {believed}")
+            flipped, whole = flipped + (not clean), whole + clean
+    finally:
+        prefill.close(), decode.close()
+    print(f"seed {seed}: {flipped} bits flipped, all found; {whole} loads left whole, all believed")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
