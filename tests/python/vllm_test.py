@@ -1,6 +1,7 @@
 """The vLLM connector without vLLM: its scheduler half with what vLLM's scheduler would hand it, its worker halves with
 real agents over two caches, by hand and by a clock that stands still."""
 import hashlib
+import logging
 import os
 import pathlib
 import sys
@@ -452,6 +453,17 @@ class Connector(unittest.TestCase):
         while not got[1]:
             got, errors = self.run_step(ours, ds, scheduled())
         self.assertEqual((got[1], errors), ({"s"}, {1, 2}))
+
+    def test_what_it_says_appears_where_vllm_says_something_unless_the_program_has_said_where(self):
+        ours, theirs, root = logging.getLogger("baton.vllm"), logging.getLogger("vllm"), logging.getLogger()
+        place = logging.NullHandler()
+        for place_of_the_programs in ([], [logging.NullHandler()]):
+            with unittest.mock.patch.multiple(ours, handlers=[], propagate=True, level=0), \
+                    unittest.mock.patch.multiple(theirs, handlers=[place], level=logging.INFO), \
+                    unittest.mock.patch.multiple(root, handlers=place_of_the_programs):
+                self.kind(config("x"), 0)
+                self.assertEqual(ours.handlers, [] if place_of_the_programs else [place])
+                self.assertEqual(ours.level, 0 if place_of_the_programs else logging.INFO)
 
     def test_a_cache_that_cannot_be_moved_is_refused(self):
         groups = types.SimpleNamespace(kv_cache_groups=[1, 2])

@@ -50,6 +50,7 @@ class BatonStats(KVConnectorStats):
 class BatonConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        _log_like_vllm()
         groups = getattr(kv_cache_config, "kv_cache_groups", None) or ()
         if len(groups) > 1:
             raise ValueError("BatonConnector moves KV caches of one kind; this model has "
@@ -159,3 +160,11 @@ class BatonConnector(KVConnectorBase_V1):
 
 def _numbered(name: str, worker: int) -> str:
     return f"{name}/{worker}"
+
+
+def _log_like_vllm() -> None:
+    """What is said here appears as vLLM's own lines do, unless the program has said where it shall."""
+    theirs = logging.getLogger("vllm")
+    if theirs.handlers and not log.hasHandlers():
+        log.handlers, log.propagate = list(theirs.handlers), False
+        log.setLevel(theirs.getEffectiveLevel())
