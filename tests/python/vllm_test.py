@@ -1,6 +1,7 @@
 """The vLLM connector without vLLM: its scheduler half with what vLLM's scheduler would hand it, its worker halves with
 real agents over two caches, by hand and by a clock that stands still."""
 import hashlib
+import json
 import logging
 import os
 import pathlib
@@ -12,7 +13,9 @@ import unittest.mock
 
 import baton
 from baton.vllm.decode import Order
+from baton.vllm.memory import KvMemory
 from baton.vllm.scheduler import Scheduler
+from baton.vllm.service import identity_of
 from baton.vllm.weights import weights_digest
 from vllm_engines import BLOCKS, LAYERS, SIZE, Clock, Engine
 
@@ -472,6 +475,19 @@ class Connector(unittest.TestCase):
         odd = self.kind(config("x"), 1)
         with self.assertRaisesRegex(ValueError, "differ"):
             odd.register_kv_caches({"a": Tensor(8, 64), "b": Tensor(8, 32)})
+
+
+class Identity(unittest.TestCase):
+    """What two engines must have in common besides the weights."""
+
+    def test_the_configuration_counts_and_the_version_of_what_reads_it_does_not(self):
+        def of(**more):
+            one = config("x")
+            one.model_config.hf_config = types.SimpleNamespace(to_json_string=lambda: json.dumps({"rope": 1, **more}))
+            return identity_of(one, KvMemory([(4096, 64, 64, 8)]), 16)
+
+        self.assertEqual(of(transformers_version="5.1"), of(transformers_version="5.2"))
+        self.assertNotEqual(of(rope=2), of())
 
 
 class Weights(unittest.TestCase):

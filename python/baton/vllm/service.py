@@ -79,7 +79,15 @@ class Service:
 def identity_of(config: Any, memory: KvMemory, block_size: int) -> str:
     """What two engines must agree on before one reads the other's cache."""
     model = config.model_config
-    said = getattr(model.hf_config, "to_json_string", lambda: str(model.hf_config))()
     first = memory.layers[0]
-    return json.dumps([weights_digest(config), said, str(model.dtype), str(config.cache_config.cache_dtype), block_size,
+    return json.dumps([weights_digest(config), _said_of(model.hf_config), str(model.dtype), str(config.cache_config.cache_dtype), block_size,
                        len(memory.layers), first.bytes], sort_keys=True)
+
+
+def _said_of(configuration: Any) -> Any:
+    """A model's configuration, without the version of the library that has read it."""
+    if not hasattr(configuration, "to_json_string"):
+        return str(configuration)
+    said = json.loads(configuration.to_json_string())
+    said.pop("transformers_version", None)
+    return said
