@@ -83,10 +83,11 @@ class BatonConnector(KVConnectorBase_V1):
         agent = Agent(_numbered(self._name, number), listen_host=listen, listen_port=self._port + number,
                       serve_metadata=True, settings=self._extra("settings", None))
         limits = Limits(float(self._extra("silence", 1.0)), float(self._extra("load_timeout", 60.0)))
-        self._service = Service(agent, memory, hashlib.sha256(identity.encode()).hexdigest()[:16], limits,
-                                float(self._extra("lease", 60.0)))
+        said = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self._service = Service(agent, memory, said, limits, float(self._extra("lease", 60.0)))
         self._number = number
-        log.info("Baton's agent %s listens on port %d", agent.name, agent.port)
+        log.info("Baton's agent %s listens on port %d; engines have in common with it, as %s: %s", agent.name,
+                 agent.port, said, identity)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         step = self._get_connector_metadata().step
