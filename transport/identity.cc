@@ -186,8 +186,16 @@ std::array<uint8_t, 32> ClusterKey::hmac(std::string_view message, size_t which)
 }
 
 uint64_t link_number() {
+  // Both sides of a session dial, each from its own process: a forked one has this start too, but
+  // another pid.
+  static const auto kStart = [] {
+    uint64_t start = 0;
+    RAND_bytes(reinterpret_cast<unsigned char*>(&start), sizeof start);
+    return start;
+  }();
   static std::atomic<uint64_t> last{0};
-  return (last.fetch_add(1, std::memory_order_relaxed) + 1) << 20;
+  const uint64_t mine = kStart + (static_cast<uint64_t>(getpid()) << 22);
+  return (mine + last.fetch_add(1, std::memory_order_relaxed) + 1) << 20;
 }
 
 std::string HelloInfo::encode() const {

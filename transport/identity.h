@@ -55,8 +55,9 @@ enum class Resume : uint8_t {
 // An address that is longer is not told: such a worker is not called back, it calls.
 inline constexpr size_t kMaxHelloAddress = 640;
 
-// A number that no other rail dialled by this process has, also over time. Its lowest 20 bits are
-// zero: a provider whose rails come back by themselves counts there.
+// A number that no other rail has, dialled by this process or by another one, also over time: both
+// sides of a session dial. Its lowest 20 bits are zero: a provider whose rails come back by
+// themselves counts there.
 uint64_t link_number();
 
 // Who is at the other end, as told after authentication.

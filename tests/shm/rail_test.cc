@@ -294,6 +294,28 @@ TEST_P(ShmRail, ClosingReportsEverySliceAndTellsThePeerWhy) {
   EXPECT_THAT(std::string(b_.down[0].message()), HasSubstr("going home"));
 }
 
+// One side is up before the other. What it delivered then was lost, and called done, when the
+// connection was cut before the other one had taken it.
+TEST(ShmEarly, NothingIsDeliveredBeforeThePeerHasTheConnection) {
+  ShmNode client("client"), server("server");
+  const auto address = server.provider->listen();
+  ASSERT_TRUE(address.ok());
+  client.provider->connect({.session = 1, .address = *address, .expected = server.self});
+  while (server.rails.empty() && client.rails.empty()) {
+    if (client.progress(), client.rails.empty()) server.progress();
+  }
+  ShmNode& early = server.rails.empty() ? client : server;
+  ShmNode& late = server.rails.empty() ? server : client;
+  ASSERT_TRUE(early.post(early.message("hello")));
+  for (int round = 0; round < 100; ++round) early.progress();
+  EXPECT_TRUE(early.done.empty()) << "nobody has it";
+  ASSERT_TRUE(late.rails.empty());
+  ASSERT_TRUE(run_until({&early, &late}, [&] { return !early.done.empty(); }));
+  EXPECT_TRUE(early.done[0].status.ok()) << early.done[0].status;
+  ASSERT_TRUE(run_until({&early, &late}, [&] { return !late.notes.empty(); }));
+  EXPECT_EQ(late.notes[0], "hello");
+}
+
 TEST(ShmProvider, SaysWhatStandsInTheWayWithoutCma) {
   ShmNode a("a", {{"shm.cma", "off"}});
   ShmNode b("b");

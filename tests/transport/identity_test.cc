@@ -6,6 +6,7 @@
 #include <pwd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -13,6 +14,7 @@
 
 #include "tests/temporary_folder.h"
 #include "tests/transport/stub_provider.h"
+#include "transport/base/child.h"
 
 namespace {
 std::string home_of_account;  // NOLINT: what the account database of this test says
@@ -178,6 +180,26 @@ TEST(WorkerName, FitsIntoAnAddressOrIsRefused) {
   const auto longer = named(kMaxWorkerName + 1, armed);
   ASSERT_EQ(longer.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(longer.status().message()), HasSubstr("at most 64"));
+}
+
+// Both sides of a session dial. Numbers that two processes give out alike made a question about one
+// rail close another, and what had landed landed again.
+TEST(LinkNumber, OfTwoProcessesNeverIsTheSame) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork_child();
+  if (child == 0) {
+    const uint64_t theirs = link_number();
+    _exit(write(ends[1], &theirs, sizeof theirs) == sizeof theirs ? 0 : 1);
+  }
+  const uint64_t ours = link_number();
+  uint64_t theirs = 0;
+  EXPECT_EQ(read(ends[0], &theirs, sizeof theirs), static_cast<ssize_t>(sizeof theirs));
+  waitpid(child, nullptr, 0);
+  for (const int end : ends) close(end);
+  EXPECT_NE(ours, theirs);
+  EXPECT_NE(link_number(), ours);
+  EXPECT_EQ(ours % (1 << 20), 0u);
 }
 
 TEST(WorkerAddress, ThatNobodyCouldReadIsRefused) {

@@ -145,8 +145,11 @@ void Connection::on_peer_exit(EventSink& sink) {
   if (state_ != State::kDown) peer_closed(/*ended=*/true, sink);
 }
 
-// Its last deliveries are in our memory: they count.
+// From here on the peer delivers nothing more. What it has delivered is in our memory, and it has
+// it as done: it counts, whatever the connection ends of.
 void Connection::drain(EventSink& sink) {
+  if (state_ != State::kUp || rail_ == nullptr || std::exchange(draining_, true)) return;
+  in_->closed.store(1, std::memory_order_seq_cst);
   for (size_t i = 0; i < Lane::kRingBytes / 8 && state_ == State::kUp; ++i) {
     if (!receive(sink)) break;
   }
@@ -218,15 +221,12 @@ absl::StatusOr<RemoteView> Connection::view(const RemoteRegion& remote) const {
 }
 
 void Connection::close(const absl::Status& why, EventSink& sink) {
-  if (state_ == State::kUp) {
-    // From here on the peer delivers nothing more; what it has delivered counts.
-    in_->closed.store(1, std::memory_order_seq_cst);
-    drain(sink);
-  }
+  drain(sink);
   fail(why, sink);
 }
 
 void Connection::fail(const absl::Status& why, EventSink& sink) {
+  drain(sink);
   if (state_ == State::kDown) return;
   heat();  // for the next round to forget it
   const State before = std::exchange(state_, State::kDown);

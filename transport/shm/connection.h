@@ -107,6 +107,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Shared& shared_;
   const bool client_;
   bool hot_ = false;
+  bool draining_ = false;  // the end has begun
   uint32_t silent_rounds_ = 0;
   ConnectRequest request_;  // of a client
   State state_;

@@ -49,6 +49,10 @@ struct Lane {
   alignas(64) std::atomic<uint32_t> asleep;  // receiver sets it before it sleeps; sender clears it
   std::atomic<uint32_t> sender_waits;        // sender found the ring full; receiver clears it
 
+  // Written by the receiver, once: 1 when its worker has this connection. Nothing is delivered
+  // before: the receiver may yet lose the connection without ever having looked at the ring.
+  alignas(64) std::atomic<uint32_t> open;
+
   alignas(64) std::byte ring[kRingBytes];
 };
 

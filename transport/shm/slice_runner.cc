@@ -55,7 +55,7 @@ bool SliceRunner::take_any(TransferId& transfer, uint32_t& slice) {
   return true;
 }
 
-bool SliceRunner::runnable() const { return runnable(urgent_) || runnable(bulk_); }
+bool SliceRunner::runnable() const { return open() && (runnable(urgent_) || runnable(bulk_)); }
 
 bool SliceRunner::runnable(const Queue& queue) const {
   if (queue.empty()) return false;
@@ -72,6 +72,7 @@ bool SliceRunner::runnable(const Queue& queue) const {
 }
 
 SliceRunner::Result SliceRunner::step(size_t& budget) {
+  if (!open()) return {};
   Result result = step(urgent_, budget);
   // One that must wait, for a mapping or for room in the ring, holds nobody else up.
   return result.moved ? result : step(bulk_, budget);

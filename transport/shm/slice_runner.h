@@ -45,7 +45,7 @@ class SliceRunner {
   // Advances the first slice that can be by at most one chunk; takes what was copied off `budget`.
   Result step(size_t& budget);
 
-  // Whether step() would do anything.
+  // Whether step() would do anything: nothing before the peer has the connection too.
   bool runnable() const;
 
  private:
@@ -58,6 +58,7 @@ class SliceRunner {
 
   using Queue = FixedQueue<Active, kDepth>;
 
+  bool open() const { return open_ || (open_ = out_.open.load(std::memory_order_acquire) != 0); }
   bool runnable(const Queue& queue) const;
   Result step(Queue& queue, size_t& budget);
   absl::Status copy_chunk(Active& active, size_t& budget);
@@ -71,6 +72,7 @@ class SliceRunner {
   RingWriter ring_;
   CounterTable::Word* counters_;
   CmaBatch& cma_;
+  mutable bool open_ = false;  // once seen
   Queue urgent_;
   Queue bulk_;
 };

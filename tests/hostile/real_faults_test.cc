@@ -1,0 +1,197 @@
+// Seeded fault schedules between two processes: connections are shut down under their owners,
+// either process sleeps, is stopped, is killed, or leaves; transfers are cancelled and run out of
+// time, and a target reuses its memory as soon as it has been told that it may. Nothing is lost,
+// repeated, late or hung. What the kernel does with the processes is its own, so that a seed says
+// what was tried, not what came of it.
+//
+// BATON_SEED=n runs only schedule n, BATON_SEEDS=n so many.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+
+#include "tests/hostile/real_schedule.h"
+#include "tests/sanitized.h"
+#include "tests/usable_provider.h"
+#include "transport/base/child.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+uint64_t number_of(const char* variable, uint64_t otherwise) {
+  const char* given = std::getenv(variable);
+  return given == nullptr ? otherwise : std::strtoull(given, nullptr, 10);
+}
+
+// Asked in a process of its own: libraries that have begun do not survive a fork.
+bool usable(const std::string& provider) {
+  const pid_t child = fork_child();
+  if (child == 0) _exit(why_unusable(provider).empty() ? 0 : 1);
+  int status = -1;
+  waitpid(child, &status, 0);
+  return status == 0;
+}
+
+class TwoProcesses {
+ public:
+  TwoProcesses(const std::string& provider, uint64_t seed)
+      : schedule_(provider, seed), shared_(*schedule_.shared), random_(~seed) {}
+  ~TwoProcesses() {
+    for (size_t side = 0; side < 2; ++side) reap(side, SIGKILL);
+  }
+
+  void run() {
+    for (size_t side = 0; side < 2; ++side) {
+      pids_[side] = fork_child();
+      if (pids_[side] != 0) continue;
+      run_real_side(schedule_, side);
+      _exit(0);
+    }
+    if (!until([&] { return began(0) && began(1); })) return report("they did not meet");
+    if (pick(6) == 0) kill_at_ = pick(300);
+    const bool over = until([&] {
+      disturb();
+      return over_or_dead(0) && over_or_dead(1);
+    });
+    if (!over) return report("hung");
+    shared_.finish = 1;
+    for (size_t side = 0; side < 2; ++side) reap(side, 0);
+    for (size_t side = 0; side < 2; ++side) {
+      EXPECT_STREQ(shared_.sides[side].failure, "") << "side " << side;
+    }
+    for (size_t i = 0; i < kRealTransfers; ++i) check(i);
+  }
+
+  size_t done() const { return done_; }
+  size_t cuts() const { return static_cast<size_t>(shared_.sides[0].cuts + shared_.sides[1].cuts); }
+  uint64_t resumed() const { return shared_.sides[0].resumed + shared_.sides[1].resumed; }
+  bool killed() const { return dead_ < 2; }
+
+ private:
+  size_t pick(size_t limit) { return static_cast<size_t>(random_() % limit); }
+  bool began(size_t side) const { return shared_.sides[side].began != 0; }
+  bool over_or_dead(size_t side) const { return shared_.sides[side].done != 0 || dead_ == side; }
+
+  bool until(const std::function<bool()>& ready) {
+    const Time end = Clock::steady().now() + seconds(200);
+    while (!ready()) {
+      if (Clock::steady().now() > end) return false;
+      if (shared_.sides[0].failure[0] != 0 || shared_.sides[1].failure[0] != 0) return false;
+      std::this_thread::sleep_for(microseconds(100));
+    }
+    return true;
+  }
+
+  void disturb() {
+    const size_t side = pick(2);
+    if (round_ == kill_at_) {
+      reap(side, SIGKILL);
+      dead_ = side;
+    } else if (pick(100) == 0 && dead_ == 2) {
+      kill(pids_[side], SIGSTOP);
+      std::this_thread::sleep_for(microseconds(pick(20'000)));
+      kill(pids_[side], SIGCONT);
+    }
+    ++round_;
+  }
+
+  void reap(size_t side, int signal) {
+    if (pids_[side] <= 0) return;
+    if (signal != 0) kill(pids_[side], signal);
+    int status = 0;
+    waitpid(std::exchange(pids_[side], -1), &status, 0);
+    if (signal != 0) return;
+    EXPECT_EQ(status, 0) << "side " << side << " died";
+  }
+
+  void report(const char* what) {
+    ADD_FAILURE() << what << ": side 0: \"" << shared_.sides[0].failure << "\", done "
+                  << shared_.sides[0].done << "; side 1: \"" << shared_.sides[1].failure
+                  << "\", done " << shared_.sides[1].done << "; killed " << dead_;
+  }
+
+  void check(size_t number) {
+    const RealItem& item = shared_.items[number];
+    const RealPlan& plan = schedule_.plan[number];
+    if (item.submitted == 0) return;
+    SCOPED_TRACE(testing::Message() << "transfer " << number << ": " << item.words);
+    const char* now = schedule_.destination(number);
+    EXPECT_EQ(item.wrong, 0) << "announced, but not there";
+    EXPECT_LE(item.notified, 1);
+    EXPECT_LE(item.counter, 1u);
+    const bool target_lives = plan.target() != dead_;
+    if (item.notified != 0 && target_lives) {
+      EXPECT_EQ(std::count(now, now + kRealBlock, kRealReused), static_cast<ptrdiff_t>(kRealBlock))
+          << "landed in memory that had been reused";
+    } else if (item.frozen != 0 && target_lives) {
+      EXPECT_TRUE(std::equal(now, now + kRealBlock, item.at_end)) << "bytes moved after the end";
+    }
+    if (plan.from == dead_) return;
+    EXPECT_EQ(item.ended, 1);
+    if (item.code == 0) {
+      ++done_;
+      for (size_t at = 0; target_lives && item.notified == 0 && at < plan.bytes; ++at) {
+        ASSERT_EQ(now[at], real_byte(schedule_.seed, number, at)) << at;
+      }
+      if (plan.op == Op::kWrite && target_lives) {
+        EXPECT_EQ(item.counter, 1u);
+        EXPECT_EQ(item.notified, 1);
+      }
+      return;
+    }
+    const auto code = static_cast<absl::StatusCode>(item.code.load());
+    const bool asked = (code == absl::StatusCode::kCancelled && item.cancelled != 0) ||
+                       (code == absl::StatusCode::kDeadlineExceeded && plan.timeout_ms >= 0);
+    const bool gone = dead_ < 2 || shared_.sides[0].left != 0 || shared_.sides[1].left != 0;
+    EXPECT_TRUE(asked || (gone && code == absl::StatusCode::kUnavailable))
+        << "nobody asked for this end";
+  }
+
+  RealSchedule schedule_;
+  RealShared& shared_;
+  std::mt19937_64 random_;
+  std::array<pid_t, 2> pids_{-1, -1};
+  size_t dead_ = 2;  // which side was killed
+  size_t kill_at_ = SIZE_MAX;
+  size_t round_ = 0;
+  size_t done_ = 0;
+};
+
+class RealFaults : public testing::TestWithParam<std::string> {};
+
+TEST_P(RealFaults, EveryTransferEndsExactlyOnce) {
+  if (!usable(GetParam())) GTEST_SKIP() << GetParam() << " cannot be used here";
+  const uint64_t only = number_of("BATON_SEED", UINT64_MAX);
+  const uint64_t seeds = number_of("BATON_SEEDS", kSanitized ? 5 : 100);
+  size_t done = 0, cuts = 0, killed = 0;
+  uint64_t resumed = 0;
+  for (uint64_t seed = only == UINT64_MAX ? 0 : only; seed < seeds || seed == only; ++seed) {
+    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
+    TwoProcesses run(GetParam(), seed);
+    run.run();
+    if (HasFailure()) return;
+    done += run.done();
+    cuts += run.cuts();
+    resumed += run.resumed();
+    killed += run.killed() ? 1 : 0;
+    if (seed == only) return;
+  }
+  std::cout << done << " done, " << cuts << " connections cut, " << resumed
+            << " peers called again, " << killed << " processes killed\n";
+  EXPECT_GT(done, seeds * kRealTransfers / 4);
+  EXPECT_GT(cuts, seeds);
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, RealFaults, testing::Values("shm", "tcp", "ucx"),
+                         [](const auto& each) { return each.param; });
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,291 @@
+// One side of a schedule of real faults: it submits, cancels, cuts its own sockets, sleeps, and
+// uses the memory of what has landed for something else at once.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "tests/hostile/real_schedule.h"
+#include "transport/worker.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+uint16_t port_of(const sockaddr_storage& address) {
+  return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+// Whether a descriptor is a connection between two workers: those of UCX's own end the process by
+// an assertion of UCX's (tcp_cm.c) when they are cut as they come up.
+bool is_ours(int fd, const RealSide& here, const RealSide& there) {
+  sockaddr_storage local{}, peer{};
+  socklen_t size = sizeof local;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) != 0) return false;
+  size = sizeof peer;
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return false;
+  if (local.ss_family == AF_UNIX) return true;
+  return port_of(local) == here.port || port_of(peer) == there.port;
+}
+
+// Ends one of the connections, as somebody on the way might.
+bool cut_a_connection(std::mt19937_64& random, const RealSide& here, const RealSide& there) {
+  std::vector<int> open;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    const int fd = std::stoi(entry.path().filename().string());
+    if (is_ours(fd, here, there)) open.push_back(fd);
+  }
+  if (open.empty()) return false;
+  return shutdown(open[random() % open.size()], SHUT_RDWR) == 0;
+}
+
+class Side {
+ public:
+  Side(RealSchedule& schedule, size_t side)
+      : plan_(schedule),
+        shared_(*schedule.shared),
+        mine_(schedule.shared->sides[side]),
+        other_(schedule.shared->sides[1 - side]),
+        side_(side),
+        random_(schedule.seed * 2 + side) {}
+
+  void run() {
+    if (!start() || !meet()) return;
+    mine_.began = 1;
+    for (size_t i = 0; i < kRealTransfers; ++i) {
+      if (plan_.plan[i].from == side_) own_.push_back(i);
+    }
+    size_t next = 0;
+    for (int round = 0; round < 250; ++round) {
+      if (next < own_.size() && pick(6) == 0) submit(own_[next++]);
+      disturb();
+      step();
+    }
+    while (next < own_.size()) submit(own_[next++]);
+    if (side_ == plan_.seed % 2 && pick(6) == 0) leave();
+    const bool over = until([&] { return open_ == 0; }, seconds(90));
+    if (!over) {
+      return fail(std::to_string(open_) + " transfers never ended: " + worker_->explain(peer_));
+    }
+    mine_.done = 1;
+    if (!until([&] { return shared_.finish != 0; }, seconds(120))) return fail("nobody finishes");
+    // What the other side knows to have been delivered is here, or on its last steps.
+    until([&] { return told(); }, seconds(20));
+    const Time end = Clock::steady().now() + milliseconds(3);
+    while (Clock::steady().now() < end) step();
+    for (size_t i = 0; i < kRealTransfers; ++i) {
+      if (counted(i)) shared_.items[i].counter = worker_->counter_value(counters_[i]);
+    }
+    mine_.resumed = worker_->stats().peers_resumed;
+    worker_.reset();
+  }
+
+ private:
+  size_t pick(size_t limit) { return static_cast<size_t>(random_() % limit); }
+  bool counted(size_t i) const {
+    return plan_.plan[i].op == Op::kWrite && plan_.plan[i].target() == side_;
+  }
+  void fail(const std::string& why) {
+    std::snprintf(mine_.failure, sizeof mine_.failure, "%s", why.c_str());
+  }
+
+  bool start() {
+    auto worker = Worker::create({.name = "side",
+                                  .providers = {plan_.provider},
+                                  .key = *ClusterKey::from_bytes("0123456789abcdef"),
+                                  .max_transfers = 64,
+                                  .settings = plan_.settings});
+    if (!worker.ok()) return fail(worker.status().ToString()), false;
+    worker_ = *std::move(worker);
+    const BackingFile file{.fd = plan_.with_file ? plan_.files[side_] : -1};
+    auto region = worker_->register_memory(plan_.memory[side_], 2 * kRealHalf,
+                                           Access::kRemoteReadWrite, file);
+    if (!region.ok()) return fail(region.status().ToString()), false;
+    region_ = *region;
+    mine_.remote = *worker_->remote_region(region_);
+    for (size_t i = 0; i < kRealTransfers; ++i) {
+      if (!counted(i)) continue;
+      counters_[i] = *worker_->allocate_counter();
+      shared_.items[i].remote_counter = worker_->remote_counter(counters_[i]);
+    }
+    std::snprintf(mine_.address, sizeof mine_.address, "%s", worker_->address().c_str());
+    mine_.port = worker_->port();
+    mine_.ready = 1;
+    return true;
+  }
+
+  bool meet() {
+    // It answers while it waits: the other one may be connecting already.
+    const auto ready = [&] { return other_.ready != 0; };
+    if (!until(ready, seconds(60))) return fail("the other side did not start"), false;
+    if (side_ == 0) {
+      auto peer = worker_->connect(other_.address);
+      if (!peer.ok()) return fail(peer.status().ToString()), false;
+      peer_ = *peer;
+    }
+    const auto met = [&] { return up_ || down_; };
+    if (!until(met, seconds(60)) || down_) return fail("the other side was not met"), false;
+    return true;
+  }
+
+  void submit(size_t number) {
+    const RealPlan& item = plan_.plan[number];
+    RealItem& fate = shared_.items[number];
+    const size_t here = number * kRealBlock;
+    const bool write = item.op == Op::kWrite;
+    contexts_[number] = {this, number};
+    TransferRequest request{
+        .op = item.op,
+        .peer = peer_,
+        .local = region_,
+        .local_layout = Layout::contiguous(here + (write ? 0 : kRealHalf), item.bytes),
+        .remote = other_.remote,
+        .remote_layout = Layout::contiguous(here + (write ? kRealHalf : 0), item.bytes),
+        .timeout = item.timeout_ms < 0 ? kNever : milliseconds(item.timeout_ms),
+        .on_end = &Side::on_end,
+        .context = &contexts_[number]};
+    const std::string notify = std::to_string(number);
+    if (write) {
+      request.counter = fate.remote_counter;
+      request.notify = notify;
+    }
+    fate.submitted = 1;
+    auto id = worker_->submit(request);
+    if (!id.ok()) {
+      fate.submitted = 0;
+      return;
+    }
+    ids_[number] = *id;
+    ++open_;
+  }
+
+  void disturb() {
+    switch (pick(48)) {
+      case 0:
+      case 1:
+        if (cut_a_connection(random_, mine_, other_)) ++mine_.cuts;
+        break;
+      case 2:
+        std::this_thread::sleep_for(microseconds(pick(4000)));
+        break;
+      case 3:
+        if (!own_.empty()) {
+          const size_t number = own_[pick(own_.size())];
+          RealItem& fate = shared_.items[number];
+          if (fate.submitted == 0 || fate.ended != 0) break;
+          fate.cancelled = 1;
+          (void)worker_->cancel(ids_[number]);
+        }
+        break;
+      default:
+        if (pick(4) == 0) std::this_thread::sleep_for(microseconds(100));
+    }
+  }
+
+  void leave() {
+    mine_.left = 1;
+    worker_->disconnect(peer_);
+  }
+
+  void step() {
+    const bool any = worker_->progress();
+    while (worker_->next_notification(notification_)) {
+      const size_t number = std::stoul(notification_.payload);
+      if (shared_.items[number].notified.fetch_add(1) == 0) reuse(number);
+    }
+    while (auto event = worker_->next_peer_event()) {
+      if (event->kind == PeerEvent::Kind::kUp) up_ = true;
+      if (event->kind == PeerEvent::Kind::kUp) peer_ = event->peer;
+      if (event->kind == PeerEvent::Kind::kDown) other_is_gone();
+    }
+    if (!any) std::this_thread::sleep_for(microseconds(20));
+  }
+  bool until(const std::function<bool()>& ready, Time patience) {
+    const Time end = Clock::steady().now() + patience;
+    while (!ready()) {
+      if (worker_ != nullptr) step();
+      if (Clock::steady().now() > end) return false;
+    }
+    return true;
+  }
+
+  // The memory of what was announced is this side's own again.
+  void reuse(size_t number) {
+    char* target = plan_.destination(number);
+    for (size_t at = 0; at < plan_.plan[number].bytes; ++at) {
+      if (target[at] != real_byte(plan_.seed, number, at)) ++shared_.items[number].wrong;
+    }
+    std::fill(target, target + kRealBlock, kRealReused);
+  }
+
+  // Nothing of the other side's lands here from now on, whether its end was orderly or not.
+  void other_is_gone() {
+    down_ = true;
+    for (size_t i = 0; i < kRealTransfers; ++i) {
+      if (!counted(i) || shared_.items[i].notified != 0) continue;
+      freeze(i);
+    }
+  }
+  void freeze(size_t number) {
+    std::memcpy(shared_.items[number].at_end, plan_.destination(number), kRealBlock);
+    shared_.items[number].frozen = 1;
+  }
+
+  // All that the other side has as done was announced here.
+  bool told() {
+    for (size_t i = 0; i < kRealTransfers; ++i) {
+      const RealItem& item = shared_.items[i];
+      if (counted(i) && item.ended != 0 && item.code == 0 && item.notified == 0) return false;
+    }
+    return true;
+  }
+
+  static void on_end(void* context, TransferId, const absl::Status& status) {
+    const auto& [side, number] = *static_cast<std::pair<Side*, size_t>*>(context);
+    RealItem& fate = side->shared_.items[number];
+    const RealPlan& item = side->plan_.plan[number];
+    // disconnect() waits for nobody: then the target says when it has heard of it.
+    const bool abandoned =
+        item.op == Op::kWrite && side->mine_.left != 0 && absl::IsUnavailable(status);
+    if (!abandoned) side->freeze(number);
+    char* source = side->plan_.block(1 - item.target(), number, false);
+    std::fill(source, source + kRealBlock, kRealPoison);
+    std::snprintf(fate.words, sizeof fate.words, "%s", status.ToString().c_str());
+    fate.code = static_cast<int>(status.code());
+    if (fate.ended.fetch_add(1) == 0) --side->open_;
+  }
+
+  RealSchedule& plan_;
+  RealShared& shared_;
+  RealSide& mine_;
+  RealSide& other_;
+  const size_t side_;
+  std::mt19937_64 random_;
+  std::unique_ptr<Worker> worker_;
+  MemoryRegion region_;
+  PeerId peer_;
+  bool up_ = false;
+  bool down_ = false;
+  int open_ = 0;
+  std::vector<size_t> own_;
+  std::array<TransferId, kRealTransfers> ids_;
+  std::array<CounterId, kRealTransfers> counters_;
+  std::array<std::pair<Side*, size_t>, kRealTransfers> contexts_;
+  Notification notification_;
+};
+
+}  // namespace
+
+void run_real_side(RealSchedule& schedule, size_t side) { Side(schedule, side).run(); }
+
+}  // namespace baton
