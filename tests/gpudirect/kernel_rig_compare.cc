@@ -1,21 +1,14 @@
 // Every kernel on the device against the emulation of the same source.
 #include <algorithm>
 #include <numeric>
-#include <random>
 
 #include "absl/strings/str_format.h"
 #include "tests/gpudirect/kernel_rig.h"
+#include "tests/gpudirect/kernels/normal_numbers.h"
 
 namespace baton::gpudirect {
 namespace {
 
-std::vector<float> normal(size_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> distribution;
-  std::vector<float> out(count);
-  for (float& value : out) value = distribution(random);
-  return out;
-}
 std::vector<uint16_t> bf16(size_t count, uint64_t seed) {
   std::vector<uint16_t> out;
   for (const float value : normal(count, seed)) {

@@ -2,24 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 #include <vector>
 
 #include "engine/kernels/attention.h"
 #include "engine/kernels/elementwise.h"
 #include "engine/train/data_parallel/optimizer.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
+#include "tests/gpudirect/kernels/normal_numbers.h"
 
 namespace baton::gpudirect::kernels {
 namespace {
-
-std::vector<float> normal(size_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> distribution;
-  std::vector<float> out(count);
-  for (float& value : out) value = distribution(random);
-  return out;
-}
 
 // Where a CPU has no fused multiply-add, the engine's own sums are rounded twice.
 bool fuses() {
