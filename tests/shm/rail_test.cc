@@ -197,6 +197,25 @@ TEST_P(ShmRail, AFenceLeavesNoByteMoving) {
   EXPECT_TRUE(far_.all(6));
 }
 
+// As above, in one thread: of a slice that is copied in many chunks, those after the fence are not.
+TEST_P(ShmRail, AFenceInTheMiddleOfASliceEndsIt) {
+  constexpr size_t kLarge = 64 << 20;
+  TestMemory source(kLarge, GetParam()), target(kLarge, GetParam());
+  RegionEntry* entry = b_.add(target);
+  ASSERT_TRUE(run_until({&a_, &b_}, [&, rounds = 0]() mutable { return ++rounds > 100; }));
+  source.fill(5);
+  target.fill(6);
+  const Layout all = Layout::contiguous(0, kLarge);
+  ASSERT_TRUE(a_.post(a_.transfer(Op::kWrite, source, all, b_.regions.describe(*entry), all)));
+  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return target.all(5, 0, 1); }));
+  ASSERT_TRUE(a_.done.empty());
+  EXPECT_TRUE(b_.remove(entry).ok());
+  target.fill(6);
+  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return !a_.done.empty(); }));
+  EXPECT_TRUE(absl::IsNotFound(a_.done[0].status)) << a_.done[0].status;
+  EXPECT_TRUE(target.all(6));
+}
+
 // The segment of the only connection of this process, as its peer's side writes to it.
 ConnectionSegment* connection_segment() {
   std::ifstream maps("/proc/self/maps");

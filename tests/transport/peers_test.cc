@@ -438,6 +438,7 @@ TEST_F(ScriptedPeers, ACancelNeverHitsTheNextTransferOfItsSlot) {
   ASSERT_EQ(next.slot, one.slot);
   turn();
   EXPECT_EQ(*worker_->state(next), TransferState::kActive);
+  EXPECT_FALSE(worker_->progress()) << "whom it named is looked for again and again";
   rail->report(*provider_->sink);
   turn();
   EXPECT_EQ(*worker_->state(next), TransferState::kDone);
