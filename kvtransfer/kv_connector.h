@@ -83,10 +83,32 @@ struct KvConnectorStats {
   std::string route;  // of the last peer, for people
 };
 
-class KvConnector {
+// Where the KV of a request may come from: a prefill worker, or another place that has kept it.
+class KvSource {
  public:
-  virtual ~KvConnector() = default;
+  virtual ~KvSource() = default;
 
+  // Advances transfers; never blocks. Call it between steps and between layers.
+  virtual void progress() = 0;
+  // Sleeps until something may have changed, at most `timeout`. `fd` (or -1) also ends the sleep
+  // when readable, so that an engine can wait for requests and pages at once.
+  virtual void wait(Time timeout, int fd) = 0;
+  // Asks for a request's KV. Returns at once; what goes wrong later shows in load_status(). The
+  // blocks are pinned until end_load() has returned true: a layer that is here may be read, but
+  // what arrived may arrive once more.
+  virtual absl::Status start_load(KvLoad load) = 0;
+  // How many layers, counted from layer 0, are here completely.
+  virtual uint32_t layers_loaded(KvRequestId id) = 0;
+  // OK while under way and when complete; otherwise why the KV will never come (prefill died, timed
+  // out, refused). The engine then prefills itself or gives up.
+  virtual absl::Status load_status(KvRequestId id) = 0;
+  // Ends a load, complete or not: tells prefill to stop. True when no byte can arrive any more: the
+  // blocks may be reused. False: not yet, call again later (they stay in quarantine).
+  virtual bool end_load(KvRequestId id) = 0;
+};
+
+class KvConnector : public KvSource {
+ public:
   // --- both sides ------------------------------------------------------------------------------
   // Memory for the KV cache: registered, shared with peers, faulted in. Called once, before all
   // else. The layout's buffers one after the other, each aligned to 4096; owned by the connector.
@@ -99,28 +121,11 @@ class KvConnector {
   }
   // How a peer reaches this worker: goes into KvLoad::prefill.
   virtual std::string address() const = 0;
-  // Advances transfers; never blocks. Call it between steps and between layers.
-  virtual void progress() = 0;
-  // Sleeps until something may have changed, at most `timeout`. `fd` (or -1) also ends the sleep
-  // when readable, so that an engine can wait for requests and pages at once.
-  virtual void wait(Time timeout, int fd) = 0;
   virtual KvConnectorStats stats() const = 0;
 
-  // --- decode ----------------------------------------------------------------------------------
-  // Asks the prefill worker for a request's KV. Returns at once; what goes wrong later shows in
-  // load_status(). The blocks are pinned until end_load() has returned true: a layer that is here
-  // may be read, but what arrived may arrive once more.
-  virtual absl::Status start_load(KvLoad load) = 0;
-  // How many layers, counted from layer 0, are here completely.
-  virtual uint32_t layers_loaded(KvRequestId id) = 0;
-  // OK while under way and when complete; otherwise why the KV will never come (prefill died, timed
-  // out, refused). The engine then prefills itself or gives up.
-  virtual absl::Status load_status(KvRequestId id) = 0;
+  // --- decode: the calls of KvSource, and ------------------------------------------------------
   // Returns when layer `layer` is here; drives progress meanwhile. load_status() where it fails.
   virtual absl::Status wait_for_layer(KvRequestId id, uint32_t layer) = 0;
-  // Ends a load, complete or not: tells prefill to stop. True when no byte can arrive any more: the
-  // blocks may be reused. False: not yet, call again later (they stay in quarantine).
-  virtual bool end_load(KvRequestId id) = 0;
 
   // Moves the load's deadline, here and at prefill, to `timeout` from now.
   virtual absl::Status renew_load(KvRequestId /*id*/, Time /*timeout*/) { return not_offered(); }

@@ -48,6 +48,9 @@ struct ServeFlags {
   serve::AdmissionOptions admission;
   double max_wait = 0;
   double load_timeout = 60;
+  // KV tiers.
+  size_t kv_host_mib = 0;
+  double kv_disk_gib = 0;
 };
 
 int fail(const char* command, const absl::Status& status) {
@@ -141,6 +144,8 @@ absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
   }
   flags.engine.load_timeout =
       std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.load_timeout));
+  flags.engine.tiers.host_bytes = flags.kv_host_mib << 20;
+  flags.engine.tiers.disk_bytes = static_cast<size_t>(flags.kv_disk_gib * (1 << 30));
   flags.engine.on_load_failure = flags.on_load_failure == "fail"
                                      ? serve::LoadFailurePolicy::kFail
                                      : serve::LoadFailurePolicy::kRecompute;
@@ -163,6 +168,9 @@ absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
          .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();
+    if ((*engine)->tiers() != nullptr) {
+      std::printf("KV tiers: %s\n", (*engine)->tiers()->explain().c_str());
+    }
     std::printf("ready: %s on %s://%s:%d\n", flags.role.c_str(), scheme(flags), flags.host.c_str(),
                 (*server)->port());
     std::fflush(stdout);
@@ -221,6 +229,17 @@ int serve_main(int argc, char** argv) {
                  "decode: recompute a prompt whose KV does not come, or fail the request")
       ->check(CLI::IsMember({"recompute", "fail"}))
       ->capture_default_str();
+  app.add_option("--kv-host-mib", flags.kv_host_mib,
+                 "Keep KV that has no room in the cache: so many MiB of host memory")
+      ->check(CLI::Range(size_t{0}, size_t{1} << 30));
+  auto* disk = app.add_option("--kv-disk", flags.engine.tiers.disk,
+                              "... and on disk: a directory for this server alone");
+  auto* disk_size = app.add_option("--kv-disk-gib", flags.kv_disk_gib, "... so many GiB of it")
+                        ->check(CLI::Range(0.001, 1e6));
+  disk->needs(disk_size);
+  disk_size->needs(disk);
+  app.add_option("--kv-salt", flags.engine.tiers.salt,
+                 "KV is only found again by a server with the same salt");
   app.add_option("--kv-host", flags.kv_host,
                  "Address to listen on for KV; default: that of --host");
   app.add_option("--kv-port", flags.kv_port, "Port to listen on for KV; 0: any");

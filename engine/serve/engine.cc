@@ -117,6 +117,7 @@ void Engine::finish(Sequence* sequence, FinishReason reason, const absl::Status&
   stats_.preemptions += sequence->metrics.preemptions;
   stats_.cached_tokens += sequence->metrics.cached_tokens;
   stats_.loaded_tokens += sequence->metrics.loaded_tokens;
+  stats_.tier_tokens += sequence->metrics.tier_tokens;
   event.id = sequence->request.id;
   event.finished = true;
   event.reason = reason;
@@ -154,10 +155,15 @@ bool Engine::follow_jobs() {
 }
 
 bool Engine::follow_loads() {
-  loads_->poll();
+  bool changed = false;
+  if (loads_.has_value()) loads_->poll();
+  if (tiers_ != nullptr) {
+    tier_loads_->poll();
+    changed |= tiers_->poll();
+  }
   std::vector<std::pair<Sequence*, absl::Status>> ended;
   for (Sequence* sequence : scheduler_.loading()) {
-    const absl::StatusOr<bool> complete = loads_->is_complete(*sequence);
+    const absl::StatusOr<bool> complete = sequence->source->is_complete(*sequence);
     if (!complete.ok() || *complete) ended.emplace_back(sequence, complete.status());
   }
   for (const auto& [sequence, status] : ended) {
@@ -167,14 +173,21 @@ bool Engine::follow_loads() {
       load_failed(sequence, status);
     }
   }
-  return !ended.empty();
+  return changed || !ended.empty();
 }
 
 void Engine::load_finished(Sequence* sequence) {
-  sequence->metrics.loaded_tokens =
-      static_cast<uint32_t>(RemoteLoads::loadable(*sequence) - sequence->metrics.cached_tokens);
-  loads_->finish(sequence);
+  RequestMetrics& metrics = sequence->metrics;
+  const bool from_tiers = tier_loads_.has_value() && sequence->source == &*tier_loads_;
+  (from_tiers ? metrics.tier_tokens : metrics.loaded_tokens) =
+      static_cast<uint32_t>(sequence->load_end - metrics.cached_tokens);
+  sequence->source->finish(sequence);
   scheduler_.loaded(sequence);
+  if (!sequence->job.has_value()) return;
+  sequence->job->status = jobs_->send_cached(*sequence);
+  if (sequence->remaining() == 0 || !sequence->job->status.ok()) {
+    finish_job(sequence, sequence->job->status);
+  }
 }
 
 // A prompt that is computed twice is dear, so nobody may fail to hear of it: it is counted, told
@@ -187,14 +200,14 @@ void Engine::note_failed_load(Sequence* sequence, const absl::Status& why) {
   log_failed_loads_at_ = now + kFailedLoadsApart;
   log_event(LogLevel::kWarning, "%d KV loads have failed since the last line like this; %s: %s",
             stats_.loads_failed - std::exchange(logged_failed_loads_, stats_.loads_failed),
-            loads_->may_recompute() ? "the prompt is computed here" : "the request fails",
+            sequence->source->may_recompute() ? "the prompt is computed here" : "the request fails",
             std::string(why.message()));
 }
 
 void Engine::load_failed(Sequence* sequence, const absl::Status& why) {
   note_failed_load(sequence, why);
-  if (loads_->may_recompute()) {
-    loads_->give_up(sequence);
+  if (sequence->source->may_recompute()) {
+    sequence->source->give_up(sequence);
     scheduler_.load_failed(sequence);
   } else {
     finish(sequence, FinishReason::kError, why);
@@ -206,7 +219,7 @@ bool Engine::step(int wake_fd) {
   bool changed = false;
   if (connector_ != nullptr) connector_->progress();
   if (jobs_.has_value()) changed |= follow_jobs();
-  if (loads_.has_value()) changed |= follow_loads();
+  if (loads_.has_value() || tiers_ != nullptr) changed |= follow_loads();
   const StepPlan& plan = scheduler_.schedule();
   for (const auto& [sequence, status] : plan.failed) {
     note_failed_load(sequence, status);
@@ -245,7 +258,9 @@ absl::Status Engine::compute(const StepPlan& plan) {
                absl::MakeConstSpan(sequence->blocks).subspan(range.first, range.count));
   }
   if (plan.streaming != nullptr) ++stats_.loads_streamed;
-  if (plan.streaming != nullptr) hook_.await(plan.streaming->load, wake_fd_);
+  if (plan.streaming != nullptr) {
+    hook_.await(plan.streaming->source->source(), plan.streaming->load, wake_fd_);
+  }
   ++stats_.steps;
   hook_.on_token_logits([&](size_t chunk, size_t token, std::span<const float> logits) {
     take_logits(plan.chunks[chunk].sequence, token, logits);
@@ -265,6 +280,10 @@ void Engine::run(const StepPlan& plan) {
                             .name = absl::StrCat(tokens, " tokens, ", plan.chunks.size(), " seqs"),
                             .begin = begin,
                             .end = clock_.now()});
+  }
+  if (tiers_ != nullptr && status.ok() && plan.chunks.size() == 1 && plan.streaming == nullptr) {
+    tiers_->note_computed(plan.chunks[0].sequence->computed, plan.chunks[0].tokens,
+                          clock_.now() - begin);
   }
   if (plan.streaming != nullptr) {
     if (hook_.stalled_at().has_value()) {

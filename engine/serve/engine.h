@@ -25,6 +25,7 @@
 #include "engine/model/model.h"
 #include "engine/serve/admission.h"
 #include "engine/serve/cache/block_manager.h"
+#include "engine/serve/cache/kv_tiers.h"
 #include "engine/serve/prefill_jobs.h"
 #include "engine/serve/remote_loads.h"
 #include "engine/serve/request.h"
@@ -53,6 +54,7 @@ struct EngineOptions {
   size_t min_remote_tokens = 32;  // kDecode: fewer missing prompt tokens are computed here
   LoadFailurePolicy on_load_failure = LoadFailurePolicy::kRecompute;
   Time load_timeout = std::chrono::seconds(60);
+  KvTierOptions tiers;           // below the prefix cache; needs prefix_cache
   Timeline* timeline = nullptr;  // spans per layer ("compute", "wait") and per step ("step")
   const Clock* clock = nullptr;  // default: Clock::steady()
 };
@@ -65,6 +67,7 @@ struct EngineStats {
   uint64_t preemptions = 0;
   uint64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   uint64_t loaded_tokens = 0;  // prompt tokens whose KV came from a prefill worker
+  uint64_t tier_tokens = 0;    // prompt tokens whose KV came from the KV tiers
   uint64_t loads_failed = 0;
   uint64_t loads_streamed = 0;  // computed while layers still arrived
   uint64_t loads_stalled = 0;   // of those, put off for a layer that did not
@@ -74,6 +77,7 @@ struct EngineStats {
   uint32_t blocks = 0;
   uint32_t free_blocks = 0;
   uint32_t quarantined_blocks = 0;
+  kvtransfer::tiers::TierStats tiers;  // zeros without any
 };
 
 // Not thread-safe: one thread calls everything (engine/serve/engine_thread.h has one of its own).
@@ -109,11 +113,14 @@ class Engine {
   kvtransfer::KvConnectorStats connector_stats() const;  // zeros without a connector
   // Counts all blocks again; for tests.
   absl::Status check_integrity() const;
+  // Null where none was asked for.
+  KvTiers* tiers() const { return tiers_.get(); }
 
  private:
   Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions options,
          kvtransfer::KvConnector* connector);
   absl::Status start();
+  absl::Status start_tiers();
 
   bool follow_jobs();
   bool follow_loads();
@@ -144,6 +151,8 @@ class Engine {
   Sampler sampler_;
   std::unique_ptr<std::byte, void (*)(void*)> own_cache_;  // without a connector
   std::optional<KvCache> cache_;
+  std::unique_ptr<KvTiers> tiers_;  // reads and writes the cache: gone before it
+  std::optional<RemoteLoads> tier_loads_;
   std::optional<Workspace> workspace_;
   std::vector<float> logits_;  // [max_sequences][vocab_size]
   std::vector<SequenceChunk> chunks_;

@@ -12,6 +12,8 @@
 namespace baton::engine::serve {
 namespace {
 
+constexpr Time kTierTick = std::chrono::milliseconds(1);
+
 kvtransfer::KvLayout layout_of(const Model& model, uint32_t blocks) {
   const KvGeometry geometry = model.kv_geometry();
   const auto heads = static_cast<uint32_t>(geometry.kv_heads);
@@ -123,17 +125,41 @@ absl::Status Engine::start() {
   if (!workspace.ok()) return workspace.status();
   workspace_ = *std::move(workspace);
   logits_.resize(options_.max_sequences * model_.config().vocab_size);
+  return start_tiers();
+}
+
+absl::Status Engine::start_tiers() {
+  if (!options_.tiers.wanted()) return absl::OkStatus();
+  if (!options_.prefix_cache) {
+    return absl::InvalidArgumentError(
+        "KV tiers keep what the prefix cache knows: use them with the prefix cache");
+  }
+  absl::StatusOr<std::unique_ptr<KvTiers>> tiers =
+      KvTiers::open(options_.tiers, model_.fingerprint(), *cache_, blocks_, clock_);
+  if (!tiers.ok()) return tiers.status();
+  tiers_ = *std::move(tiers);
+  tier_loads_.emplace(RemoteLoadOptions{.layers = static_cast<uint32_t>(model_.config().num_layers),
+                                        .timeout = options_.tiers.timeout},
+                      *tiers_, blocks_);
+  scheduler_.use_tiers(*tiers_, *tier_loads_);
   return absl::OkStatus();
 }
 
 bool Engine::has_work() const {
   return !scheduler_.empty() || !prefills_.empty() || (loads_ && !loads_->quiet()) ||
-         (jobs_ && !jobs_->quiet());
+         (jobs_ && !jobs_->quiet()) ||
+         (tiers_ != nullptr && (tiers_->busy() || !tier_loads_->quiet()));
 }
 
 void Engine::wait(Time timeout, int fd) {
   if (connector_ != nullptr) {
+    // It does not hear of what the tiers have.
+    if (tiers_ != nullptr && has_work()) timeout = std::min(timeout, kTierTick);
     connector_->wait(timeout, fd);
+    return;
+  }
+  if (tiers_ != nullptr) {
+    tiers_->wait(timeout, fd);
     return;
   }
   pollfd entry{fd, POLLIN, 0};
@@ -149,6 +175,10 @@ EngineStats Engine::stats() const {
   stats.blocks = options_.blocks;
   stats.free_blocks = blocks_.free_blocks();
   stats.quarantined_blocks = blocks_.quarantined_blocks();
+  if (tiers_ != nullptr) {
+    stats.tiers = tiers_->stats();
+    stats.tiers.dropped += tiers_->dropped();
+  }
   return stats;
 }
 
@@ -165,6 +195,7 @@ kvtransfer::KvConnectorStats Engine::connector_stats() const {
 
 absl::Status Engine::check_integrity() const {
   uint64_t references = jobs_ ? jobs_->references() : 0;
+  if (tiers_ != nullptr) references += tiers_->references();
   for (const auto& [id, sequence] : requests_) references += sequence->blocks.size();
   for (const auto& [job, sequence] : prefills_) references += sequence->blocks.size();
   return blocks_.check_integrity(references);

@@ -95,6 +95,9 @@ std::string ServingMetrics::prometheus(const EngineStats& engine,
          engine.cached_tokens, &out);
   single("kv_loaded_tokens_total", "Prompt tokens whose KV came from a prefill worker.", "counter",
          engine.loaded_tokens, &out);
+  single("kv_tier_tokens_total", "Prompt tokens whose KV came from the KV tiers.", "counter",
+         engine.tier_tokens, &out);
+  print_tiers(engine.tiers, &out);
   single("kv_loads_failed_total", "KV loads that failed.", "counter", engine.loads_failed, &out);
   single("kv_bytes_sent_total", "KV bytes sent to decode workers.", "counter", connector.bytes_sent,
          &out);
@@ -112,6 +115,24 @@ std::string ServingMetrics::prometheus(const EngineStats& engine,
          engine.quarantined_blocks, &out);
   print_as_vllm(engine, &out);
   return out;
+}
+
+void ServingMetrics::print_tiers(const kvtransfer::tiers::TierStats& tiers, std::string* out) {
+  single("kv_tier_host_bytes", "Host memory that KV tiers use.", "gauge", tiers.host_bytes, out);
+  single("kv_tier_host_blocks", "KV blocks in the tier in host memory.", "gauge",
+         tiers.host_records, out);
+  single("kv_tier_disk_blocks", "KV blocks in the tier on disk.", "gauge", tiers.disk_records, out);
+  single("kv_tier_blocks_saved_total", "KV blocks copied to the tiers.", "counter", tiers.saved,
+         out);
+  single("kv_tier_blocks_dropped_total", "KV blocks that the tiers were too busy for.", "counter",
+         tiers.dropped, out);
+  single("kv_tier_blocks_evicted_total", "KV blocks that made room for others.", "counter",
+         tiers.evicted, out);
+  header("kv_tier_blocks_loaded_total", "KV blocks that came back.", "counter", out);
+  absl::StrAppend(out, "baton_kv_tier_blocks_loaded_total{tier=\"host\"} ", tiers.from_host,
+                  "\nbaton_kv_tier_blocks_loaded_total{tier=\"disk\"} ", tiers.from_disk, "\n");
+  single("kv_tier_blocks_corrupt_total", "KV blocks that were not what had been saved.", "counter",
+         tiers.corrupt, out);
 }
 
 // The names of vLLM's metrics, so that its dashboards and autoscalers find what they look for.

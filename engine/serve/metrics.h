@@ -34,6 +34,7 @@ class ServingMetrics {
     void print(std::string_view name, std::string_view help, std::string* out,
                std::string_view prefix = "baton_") const;
   };
+  static void print_tiers(const kvtransfer::tiers::TierStats& tiers, std::string* out);
   void print_as_vllm(const EngineStats& engine, std::string* out) const;
 
   mutable std::mutex mutex_;

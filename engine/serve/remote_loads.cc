@@ -17,17 +17,18 @@ bool RemoteLoads::wants(const Sequence& sequence, size_t cached) const {
   return loadable(sequence) > cached && sequence.tokens.size() - 1 - cached >= options_.min_tokens;
 }
 
-absl::Status RemoteLoads::start(Sequence* sequence) {
+absl::Status RemoteLoads::start(Sequence* sequence, size_t tokens) {
   kvtransfer::KvLoad load;
   load.id = next_id_++;
   load.prefill = sequence->request.prefill_address;
-  const size_t tokens = loadable(*sequence);
   load.tokens.assign(sequence->tokens.begin(), sequence->tokens.begin() + tokens);
   load.first_token = static_cast<uint32_t>(sequence->computed);
   load.blocks.assign(sequence->blocks.begin() + sequence->computed / kBlockTokens,
                      sequence->blocks.begin() + tokens / kBlockTokens);
   load.timeout = options_.timeout;
   const kvtransfer::KvRequestId id = load.id;
+  sequence->source = this;
+  sequence->load_end = tokens;
   if (absl::Status status = connector_.start_load(std::move(load)); !status.ok()) return status;
   sequence->load = id;
   // A sequence is fetched once; if it is preempted later, its KV is computed here.

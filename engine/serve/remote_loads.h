@@ -1,4 +1,4 @@
-// Decode's side of disaggregation: prompts whose KV is being fetched from a prefill worker.
+// Prompts whose KV is being fetched: from a prefill worker, or from the KV tiers.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,10 @@ struct RemoteLoadOptions {
 // can arrive in them any more.
 class RemoteLoads {
  public:
-  RemoteLoads(RemoteLoadOptions options, kvtransfer::KvConnector& connector, BlockManager& blocks)
+  RemoteLoads(RemoteLoadOptions options, kvtransfer::KvSource& connector, BlockManager& blocks)
       : options_(options), connector_(connector), blocks_(blocks) {}
+
+  kvtransfer::KvSource& source() const { return connector_; }
 
   bool may_recompute() const { return options_.on_failure == LoadFailurePolicy::kRecompute; }
   // Whether the KV of a sequence with `cached` tokens in the prefix cache should be fetched.
@@ -38,8 +40,9 @@ class RemoteLoads {
   // logits are wanted. A block is not written to before its load has ended, for what arrived may
   // arrive once more; so the one in which the sequence goes on is computed here from its start.
   static size_t loadable(const Sequence& sequence);
-  // Asks for the KV of [computed, loadable()); the sequence has blocks for all its tokens.
-  absl::Status start(Sequence* sequence);
+  // Asks for the KV of [computed, tokens), which fill blocks and are not beyond loadable(), or, of
+  // a job, beyond its last full block; the sequence has blocks for all its tokens.
+  absl::Status start(Sequence* sequence, size_t tokens);
 
   // How many layers are here: with one, the sequence can be computed while the rest arrives.
   uint32_t layers(const Sequence& sequence) const;
@@ -62,7 +65,7 @@ class RemoteLoads {
   };
 
   const RemoteLoadOptions options_;
-  kvtransfer::KvConnector& connector_;
+  kvtransfer::KvSource& connector_;
   BlockManager& blocks_;
   kvtransfer::KvRequestId next_id_ = 1;
   std::vector<Closing> closing_;

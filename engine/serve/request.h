@@ -34,6 +34,7 @@ struct RequestMetrics {
   uint32_t output_tokens = 0;  // made here; resumed ones are not counted
   uint32_t cached_tokens = 0;  // of the prompt, found in the prefix cache
   uint32_t loaded_tokens = 0;  // of the prompt, whose KV came from a prefill worker
+  uint32_t tier_tokens = 0;    // of the prompt, whose KV came from the KV tiers
   uint32_t preemptions = 0;
   absl::Status load_error;  // why the KV had to be computed here after all
 

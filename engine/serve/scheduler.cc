@@ -23,7 +23,7 @@ void Scheduler::remove(Sequence* sequence) {
   std::erase(running_, sequence);
   std::erase(loading_, sequence);
   if (sequence->load != 0) {
-    loads_->give_up(sequence);
+    sequence->source->give_up(sequence);
   } else if (!sequence->job.has_value()) {
     blocks_.release(sequence->blocks);
     sequence->blocks.clear();
@@ -33,7 +33,7 @@ void Scheduler::remove(Sequence* sequence) {
 
 void Scheduler::loaded(Sequence* sequence) {
   std::erase(loading_, sequence);
-  sequence->computed = RemoteLoads::loadable(*sequence);
+  sequence->computed = sequence->load_end;
   publish(sequence);
   if (sequence->state != SequenceState::kWaitingForRemoteKv) return;  // streamed: runs already
   sequence->state = SequenceState::kReady;
@@ -125,13 +125,19 @@ bool Scheduler::admit(Sequence* sequence) {
   const BlockManager::Match match = blocks_.find(chain);
   const size_t cached = match.blocks * kBlockTokens;
 
-  const bool remote = loads_ != nullptr && loads_->wants(*sequence, cached);
-  if (remote ? loading_.size() + ready_.size() >= options_.max_sequences
-             : budget_ == 0 || running_.size() >= options_.max_sequences) {
+  size_t in_tiers = 0;
+  if (tiers_ != nullptr && !sequence->local_only) {
+    in_tiers = tiers_->worth_loading(chain, match.blocks) * kBlockTokens;
+  }
+  // What is left behind the blocks of the tiers is computed here, if it is not much.
+  const bool remote = loads_ != nullptr && loads_->wants(*sequence, cached + in_tiers);
+  const bool load = remote || in_tiers > 0;
+  if (load ? loading_.size() + ready_.size() >= options_.max_sequences
+           : budget_ == 0 || running_.size() >= options_.max_sequences) {
     return false;
   }
   const size_t tokens = std::min(total - cached, budget_);
-  const bool whole = remote || sequence->job.has_value();
+  const bool whole = load || sequence->job.has_value();
   const size_t fresh = blocks_for(whole ? total : cached + tokens) - match.blocks;
   if (fresh + match.free_blocks > blocks_.free_blocks()) return false;
 
@@ -144,21 +150,11 @@ bool Scheduler::admit(Sequence* sequence) {
     sequence->metrics.cached_tokens = static_cast<uint32_t>(cached);
   }
   if (remote) {
-    const absl::Status status = loads_->start(sequence);
-    if (status.ok()) {
-      sequence->state = SequenceState::kWaitingForRemoteKv;
-      loading_.push_back(sequence);
-    } else {
-      blocks_.release(sequence->blocks);
-      sequence->blocks.clear();
-      if (loads_->may_recompute()) {
-        load_failed(sequence);
-        plan_.not_loaded.emplace_back(sequence, status);
-      } else {
-        sequence->state = SequenceState::kDone;
-        plan_.failed.emplace_back(sequence, status);
-      }
-    }
+    load_from(*loads_, sequence, RemoteLoads::loadable(*sequence));
+    return true;
+  }
+  if (load) {
+    load_from(*tier_loads_, sequence, cached + in_tiers);
     return true;
   }
   if (sequence->job.has_value()) plan_.admitted_jobs.push_back(sequence);
@@ -170,12 +166,32 @@ bool Scheduler::admit(Sequence* sequence) {
   return true;
 }
 
+void Scheduler::load_from(RemoteLoads& source, Sequence* sequence, size_t tokens) {
+  const absl::Status status = source.start(sequence, tokens);
+  if (status.ok()) {
+    sequence->state = SequenceState::kWaitingForRemoteKv;
+    loading_.push_back(sequence);
+    return;
+  }
+  blocks_.release(sequence->blocks);
+  sequence->blocks.clear();
+  if (source.may_recompute()) {
+    load_failed(sequence);
+    plan_.not_loaded.emplace_back(sequence, status);
+  } else {
+    sequence->state = SequenceState::kDone;
+    plan_.failed.emplace_back(sequence, status);
+  }
+}
+
 // With nothing else to compute, the engine may as well wait for layers inside the forward pass.
 void Scheduler::schedule_streaming() {
-  if (!plan_.chunks.empty() || loads_ == nullptr || !running_.empty()) return;
+  if (!plan_.chunks.empty() || !running_.empty()) return;
   for (Sequence* sequence : loading_) {
-    if (loads_->layers(*sequence) < sequence->layers_wanted) continue;
-    sequence->computed = RemoteLoads::loadable(*sequence);
+    // What a job has loaded must be sent first.
+    if (sequence->job.has_value()) continue;
+    if (sequence->source->layers(*sequence) < sequence->layers_wanted) continue;
+    sequence->computed = sequence->load_end;
     plan_.streaming = sequence;
     start(sequence, std::min(sequence->remaining(), budget_));
     return;
@@ -201,7 +217,10 @@ void Scheduler::publish(Sequence* sequence) {
   const size_t full = sequence->computed / kBlockTokens;
   extend_chain(sequence->tokens, kBlockTokens, &sequence->chain);
   for (; sequence->published < full; ++sequence->published) {
-    blocks_.publish(sequence->blocks[sequence->published], sequence->chain[sequence->published]);
+    const uint32_t block = sequence->blocks[sequence->published];
+    const BlockHash& hash = sequence->chain[sequence->published];
+    blocks_.publish(block, hash);
+    if (tiers_ != nullptr && blocks_.holds(block, hash)) tiers_->published(block, hash);
   }
 }
 

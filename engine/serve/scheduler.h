@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "engine/serve/admission.h"
 #include "engine/serve/cache/block_manager.h"
+#include "engine/serve/cache/kv_tiers.h"
 #include "engine/serve/remote_loads.h"
 #include "engine/serve/sequence.h"
 #include "engine/serve/waiting_queue.h"
@@ -51,6 +52,12 @@ class Scheduler {
   Scheduler(SchedulerOptions options, BlockManager& blocks, RemoteLoads* loads)
       : options_(options), blocks_(blocks), loads_(loads) {}
 
+  // From now on prompts are looked up in `tiers` too, and loaded from there through `loads`.
+  void use_tiers(KvTiers& tiers, RemoteLoads& loads) {
+    tiers_ = &tiers;
+    tier_loads_ = &loads;
+  }
+
   void add(Sequence* sequence);
   // Takes a sequence out, whatever its state, and frees its blocks (a job keeps them: they may be
   // in flight; an open load's go to quarantine).
@@ -84,6 +91,7 @@ class Scheduler {
   void schedule_waiting();
   void schedule_streaming();
   bool admit(Sequence* sequence);
+  void load_from(RemoteLoads& source, Sequence* sequence, size_t tokens);
   void start(Sequence* sequence, size_t tokens);
   bool reserve(Sequence* sequence, size_t tokens);
   bool preempt_for(size_t index);
@@ -92,6 +100,8 @@ class Scheduler {
   const SchedulerOptions options_;
   BlockManager& blocks_;
   RemoteLoads* const loads_;
+  KvTiers* tiers_ = nullptr;
+  RemoteLoads* tier_loads_ = nullptr;
   WaitingQueue waiting_;
   std::deque<Sequence*> ready_;
   std::vector<Sequence*> running_;

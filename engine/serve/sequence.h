@@ -15,6 +15,8 @@
 
 namespace baton::engine::serve {
 
+class RemoteLoads;
+
 enum class SequenceState : uint8_t {
   kWaiting,
   kWaitingForRemoteKv,  // a load is open; does not block the queue
@@ -42,8 +44,10 @@ struct Sequence {
   SequenceState state = SequenceState::kWaiting;
 
   kvtransfer::KvRequestId load = 0;  // 0: no load is open
+  RemoteLoads* source = nullptr;     // of the load
+  size_t load_end = 0;               // it brings the KV of tokens before this one
   uint32_t layers_wanted = 1;        // of the load, before it is worth being computed
-  bool local_only = false;           // do not ask a prefill worker (again)
+  bool local_only = false;           // do not ask a prefill worker or the KV tiers (again)
 
   std::optional<PrefillJob> job;
   std::optional<OutputText> text;  // none for jobs

@@ -52,9 +52,9 @@ absl::Status StepHook::wait_for_layer(uint32_t layer) {
   const Time until = clock_.now() + kLayerPatience;
   Time busy = clock_.now();
   for (;;) {
-    if (connector_->layers_loaded(load_) > layer) return absl::OkStatus();
-    if (absl::Status status = connector_->load_status(load_); !status.ok()) return status;
-    connector_->progress();
+    if (source_->layers_loaded(load_) > layer) return absl::OkStatus();
+    if (absl::Status status = source_->load_status(load_); !status.ok()) return status;
+    source_->progress();
     const Time now = clock_.now();
     pollfd wake{wake_fd_, POLLIN, 0};
     if (now >= until || (wake_fd_ >= 0 && poll(&wake, 1, 0) > 0)) {
@@ -62,7 +62,7 @@ absl::Status StepHook::wait_for_layer(uint32_t layer) {
       return absl::AbortedError(absl::StrCat("layer ", layer, " is not here yet"));
     }
     if (now - busy < kSpin) continue;
-    connector_->wait(until - now, wake_fd_);
+    source_->wait(until - now, wake_fd_);
     busy = clock_.now();
   }
 }

@@ -28,7 +28,8 @@ class StepHook : public LayerHook {
   // Every layer of this load is waited for: until it is here or fails, but not for longer than
   // 100 ms and not when `wake_fd` (-1: none) becomes readable. Then before_layer() ends the
   // forward pass with Aborted, and stalled_at() says which layer was missing.
-  void await(kvtransfer::KvRequestId load, int wake_fd) {
+  void await(kvtransfer::KvSource& source, kvtransfer::KvRequestId load, int wake_fd) {
+    source_ = &source;
     load_ = load;
     wake_fd_ = wake_fd;
   }
@@ -63,6 +64,7 @@ class StepHook : public LayerHook {
   const Clock& clock_;
   std::vector<Send> sends_;
   OnLogits on_token_logits_;
+  kvtransfer::KvSource* source_ = nullptr;  // of the load
   kvtransfer::KvRequestId load_ = 0;
   int wake_fd_ = -1;
   std::optional<uint32_t> stalled_at_;

@@ -47,6 +47,11 @@ class BlockManager {
   // another block has the hash already, nothing happens (tables are append-only, so no merging).
   void publish(uint32_t block, const BlockHash& hash);
 
+  // Whether the block's content can be found under this hash.
+  bool holds(uint32_t block, const BlockHash& hash) const {
+    return blocks_[block].published && blocks_[block].hash == hash;
+  }
+
   // Takes over one reference of each block until end_quarantine().
   uint64_t quarantine(std::vector<uint32_t> blocks);
   void end_quarantine(uint64_t entry);

@@ -1,0 +1,105 @@
+// The engine's way to the KV tiers: which blocks to save, which to load, and under what names.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "engine/kernels/kv_cache.h"
+#include "engine/serve/cache/block_manager.h"
+#include "engine/serve/cache/load_choice.h"
+#include "kvtransfer/kv_connector.h"
+#include "kvtransfer/tiers/tier_store.h"
+
+namespace baton::engine::serve {
+
+struct KvTierOptions {
+  size_t host_bytes = 0;  // 0: none in host memory
+  std::string disk;       // a directory of this process's own; empty: none on disk
+  size_t disk_bytes = 0;
+  bool io_uring = true;
+  std::string salt;                        // prompts under another salt are not shared
+  bool always_load = false;                // also where computing is quicker; for tests
+  Time timeout = std::chrono::seconds(5);  // for a load; then the prompt is computed
+
+  bool wanted() const { return host_bytes > 0 || !disk.empty(); }
+};
+
+// Blocks that the prefix cache knows are saved once each, in the background, while a reference of
+// this object's keeps them as they are. As a KvSource it brings them back. Not thread-safe.
+class KvTiers : public kvtransfer::KvSource {
+ public:
+  // `weights`: the model's fingerprint. The cache and `blocks` must outlive this object.
+  static absl::StatusOr<std::unique_ptr<KvTiers>> open(const KvTierOptions& options,
+                                                       const std::string& weights,
+                                                       const KvCache& cache, BlockManager& blocks,
+                                                       const Clock& clock);
+
+  // How many blocks of the chain behind the first `cached` should be loaded, for they are here and
+  // computing them takes longer.
+  size_t worth_loading(std::span<const BlockHash> chain, size_t cached);
+  // The prefix cache knows this block from now on.
+  void published(uint32_t block, const BlockHash& hash);
+  // Gives back what has been saved and takes on what is to be; true if any block became free.
+  bool poll();
+  // Blocks it holds a reference of.
+  size_t references() const { return pinned_; }
+  // Something is being saved, or will be.
+  bool busy() const { return pinned_ > 0 || !pending_.empty(); }
+  const Time& timeout() const { return options_.timeout; }
+
+  // A step computed tokens [first, first + tokens) of one prompt and nothing else.
+  void note_computed(size_t first, size_t tokens, Time took) {
+    choice_.computed(first, tokens, took);
+  }
+
+  kvtransfer::tiers::TierStats stats() const { return store_->stats(); }
+  // Blocks that were overwritten before the tiers could take them.
+  uint64_t dropped() const { return dropped_; }
+  std::string explain() const { return store_->explain(); }
+  // Blocks until everything that was published is saved, or lost; for tests.
+  void flush();
+
+  void progress() override {}
+  void wait(Time timeout, int fd) override { store_->wait(timeout, fd); }
+  absl::Status start_load(kvtransfer::KvLoad load) override;
+  uint32_t layers_loaded(kvtransfer::KvRequestId id) override;
+  absl::Status load_status(kvtransfer::KvRequestId id) override;
+  bool end_load(kvtransfer::KvRequestId id) override;
+
+ private:
+  KvTiers(const KvTierOptions& options, const kvtransfer::tiers::TierIdentity& identity,
+          BlockManager& blocks, size_t max_pinned)
+      : options_(options), keys_(identity), blocks_(blocks), max_pinned_(max_pinned) {}
+
+  struct Pending {
+    uint32_t block = 0;
+    BlockHash hash;
+  };
+  struct Load {
+    kvtransfer::tiers::TierLoadId id = 0;
+    size_t blocks = 0;
+    size_t from_disk = 0;
+    bool noted = false;
+  };
+  kvtransfer::tiers::TierKey key(const BlockHash& hash) const;
+
+  const KvTierOptions options_;
+  const kvtransfer::tiers::TierKeys keys_;
+  BlockManager& blocks_;
+  const size_t max_pinned_;
+  std::unique_ptr<kvtransfer::tiers::TierStore> store_;
+  LoadChoice choice_;
+  std::deque<Pending> pending_;
+  size_t pinned_ = 0;
+  uint64_t dropped_ = 0;
+  absl::flat_hash_map<kvtransfer::KvRequestId, Load> loads_;
+};
+
+}  // namespace baton::engine::serve

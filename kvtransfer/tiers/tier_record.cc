@@ -1,0 +1,70 @@
+// Headers and checksums of records, on XXH3.
+#include "kvtransfer/tiers/tier_record.h"
+
+#include <bit>
+#include <cstddef>
+#include <cstring>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace baton::kvtransfer::tiers {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "records are little endian");
+
+constexpr uint64_t kMagic = 0x31304b564e544142;  // its bytes spell BATNVK01
+
+uint64_t sum_of_part(const TierKey& key, uint32_t part, std::span<const std::byte> bytes) {
+  const uint64_t seed = key.short_hash() ^ (uint64_t{part} + 1) * 0x9e3779b97f4a7c15;
+  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
+}
+
+uint64_t sum_of_header(const RecordHeader& header) {
+  return XXH3_64bits(&header, offsetof(RecordHeader, header_sum));
+}
+
+}  // namespace
+
+AlignedBytes aligned_bytes(size_t size) {
+  AlignedBytes memory(static_cast<std::byte*>(std::aligned_alloc(kPage, size)));
+  if (memory != nullptr) std::memset(memory.get(), 0, size);
+  return memory;
+}
+
+bool is_header(const RecordHeader& header, const TierShape& shape) {
+  return header.magic == kMagic && header.shape == shape &&
+         header.header_sum == sum_of_header(header);
+}
+
+bool is_part(const RecordHeader& header, uint32_t part, std::span<const std::byte> bytes) {
+  return part < header.shape.parts && bytes.size() == header.shape.part_bytes &&
+         header.sums[part] == sum_of_part(header.key, part, bytes);
+}
+
+std::shared_ptr<TierRecord> TierRecord::make(const TierShape& shape) {
+  AlignedBytes memory = aligned_bytes(shape.record_bytes());
+  if (memory == nullptr) return nullptr;
+  return std::shared_ptr<TierRecord>(new TierRecord(shape, std::move(memory)));
+}
+
+void TierRecord::seal(const TierKey& key, uint64_t sequence) {
+  RecordHeader header;
+  header.magic = kMagic;
+  header.key = key;
+  header.sequence = sequence;
+  header.shape = shape_;
+  for (uint32_t i = 0; i < shape_.parts; ++i) header.sums[i] = sum_of_part(key, i, part(i));
+  header.header_sum = sum_of_header(header);
+  std::memcpy(memory_.get(), &header, sizeof(header));
+}
+
+bool TierRecord::is_whole() const {
+  if (!is_header(header(), shape_)) return false;
+  for (uint32_t i = 0; i < shape_.parts; ++i) {
+    if (!is_part(header(), i, part(i))) return false;
+  }
+  return true;
+}
+
+}  // namespace baton::kvtransfer::tiers

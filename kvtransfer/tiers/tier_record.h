@@ -1,0 +1,92 @@
+// A KV block as tiers hold it: a header of one page, then parts of equal size.
+//
+// A part is what some consecutive layers of the block hold: a load brings part 0 of all its blocks
+// first, then part 1, so that the first layers can be computed while the others are on their way.
+// Each part has a checksum that its key and number go into: bytes of another block, or of another
+// part, do not pass for it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <span>
+
+#include "kvtransfer/tiers/tier_key.h"
+
+namespace baton::kvtransfer::tiers {
+
+inline constexpr size_t kPage = 4096;  // what O_DIRECT asks for on every disk of today
+inline constexpr uint32_t kMaxParts = 64;
+
+struct AlignedFree {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+using AlignedBytes = std::unique_ptr<std::byte[], AlignedFree>;
+// A multiple of kPage, aligned to it, zeroed. Null: no memory.
+AlignedBytes aligned_bytes(size_t size);
+
+// The parts of every record of a store.
+struct TierShape {
+  uint32_t parts = 1;       // at most kMaxParts
+  uint32_t part_bytes = 0;  // that mean something
+
+  // With what fills the last page of a part.
+  size_t part_stride() const { return (size_t{part_bytes} + kPage - 1) / kPage * kPage; }
+  size_t record_bytes() const { return kPage + parts * part_stride(); }
+  size_t part_offset(uint32_t part) const { return kPage + part * part_stride(); }
+  bool valid() const { return parts >= 1 && parts <= kMaxParts && part_bytes >= 1; }
+  friend bool operator==(const TierShape&, const TierShape&) = default;
+};
+
+// The first bytes of a record, on every tier and on the wire. Little endian.
+struct RecordHeader {
+  uint64_t magic = 0;
+  TierKey key;
+  uint64_t sequence = 0;  // records written later have larger ones
+  TierShape shape;
+  std::array<uint64_t, kMaxParts> sums{};  // of the parts
+  uint64_t header_sum = 0;                 // of all before it
+};
+static_assert(sizeof(RecordHeader) <= kPage);
+
+// Whether these bytes begin a record of this shape that was written whole.
+bool is_header(const RecordHeader& header, const TierShape& shape);
+// Whether `part` of the record that `header` begins has these bytes.
+bool is_part(const RecordHeader& header, uint32_t part, std::span<const std::byte> bytes);
+
+// A record in memory: filled by one thread, sealed, then shared and never changed.
+class TierRecord {
+ public:
+  // Null: no memory.
+  static std::shared_ptr<TierRecord> make(const TierShape& shape);
+
+  RecordHeader& header() { return *reinterpret_cast<RecordHeader*>(memory_.get()); }
+  const RecordHeader& header() const {
+    return *reinterpret_cast<const RecordHeader*>(memory_.get());
+  }
+  std::span<std::byte> part(uint32_t part) {
+    return {memory_.get() + shape_.part_offset(part), shape_.part_bytes};
+  }
+  std::span<const std::byte> part(uint32_t part) const {
+    return {memory_.get() + shape_.part_offset(part), shape_.part_bytes};
+  }
+  // Header and parts, as they are written.
+  std::span<std::byte> bytes() { return {memory_.get(), shape_.record_bytes()}; }
+  std::span<const std::byte> bytes() const { return {memory_.get(), shape_.record_bytes()}; }
+
+  // Writes the header and the sums of the parts.
+  void seal(const TierKey& key, uint64_t sequence);
+  // Whether all of it is what was sealed.
+  bool is_whole() const;
+
+ private:
+  TierRecord(const TierShape& shape, AlignedBytes memory)
+      : shape_(shape), memory_(std::move(memory)) {}
+
+  TierShape shape_;
+  AlignedBytes memory_;
+};
+
+}  // namespace baton::kvtransfer::tiers

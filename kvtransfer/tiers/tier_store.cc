@@ -1,0 +1,193 @@
+// The store: its tiers and threads, saving, and looking on.
+#include "kvtransfer/tiers/tier_store.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvtransfer/tiers/tier_store_impl.h"
+#include "transport/base/log.h"
+
+namespace baton::kvtransfer::tiers {
+
+void Store::start() {
+  if (options_.host_bytes > 0) memory_ = std::make_unique<MemoryTier>(options_.host_bytes);
+  if (!options_.disk.empty()) {
+    auto disk = DiskTier::open({.directory = options_.disk,
+                                .bytes = options_.disk_bytes,
+                                .shape = shape_,
+                                .io_uring = options_.io_uring});
+    if (disk.ok()) {
+      disk_ = *std::move(disk);
+    } else {
+      log_event(LogLevel::kWarning, "no KV tier on disk: %s", disk.status().message());
+    }
+  }
+  if (!is_on()) return;
+  // Newer than what an earlier process left on disk.
+  sequence_ = disk_ != nullptr ? disk_->last_sequence() : 0;
+  saver_ = std::thread([this] { save_loop(); });
+  loader_ = std::thread([this] { load_loop(); });
+}
+
+Store::~Store() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (saver_.joinable()) saver_.join();
+  if (loader_.joinable()) loader_.join();
+}
+
+void Store::notify() {
+  const uint64_t one = 1;
+  (void)!write(event_.get(), &one, sizeof(one));
+}
+
+TierFound Store::find(std::span<const TierKey> keys) {
+  TierFound found;
+  for (const TierKey& key : keys) {
+    const bool host = memory_ != nullptr && memory_->contains(key);
+    if (!host && (disk_ == nullptr || !disk_->contains(key))) break;
+    ++found.blocks;
+    found.disk += !host;
+  }
+  return found;
+}
+
+// --- saving --------------------------------------------------------------------------------------
+
+size_t Store::save(std::span<const TierSave> saves) {
+  const std::lock_guard lock(mutex_);
+  if (!is_on()) return 0;
+  size_t taken = 0;
+  for (const TierSave& save : saves) {
+    if (has(save.key)) {
+      unpinned_.push_back(save.block);
+    } else if (saves_.size() + saving_ < options_.pinned_blocks) {
+      saves_.push_back(save);
+      ++pinned_;
+    } else {
+      break;
+    }
+    ++taken;
+  }
+  changed_.notify_all();
+  return taken;
+}
+
+std::vector<uint32_t> Store::unpinned() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(unpinned_, {});
+}
+
+bool Store::has_pinned() const {
+  const std::lock_guard lock(mutex_);
+  return pinned_ > 0 || !unpinned_.empty();
+}
+
+std::shared_ptr<TierRecord> Store::copy_out(const TierSave& save) {
+  std::shared_ptr<TierRecord> record = TierRecord::make(shape_);
+  if (record == nullptr) return nullptr;
+  for (uint32_t part = 0; part < shape_.parts; ++part) {
+    std::byte* to = record->part(part).data();
+    for (uint32_t layer = part * layers_per_part_; layer < end_of_part(part); ++layer) {
+      const std::span<const std::byte> from = options_.cache.at(layer, save.block);
+      std::memcpy(to, from.data(), from.size());
+      to += from.size();
+    }
+  }
+  return record;
+}
+
+void Store::store(const std::shared_ptr<TierRecord>& record) {
+  if (memory_ != nullptr) memory_->put(record);
+  if (disk_ == nullptr) return;
+  if (absl::Status status = disk_->put(*record); !status.ok()) {
+    log_event(LogLevel::kWarning, "%s", status.message());
+  }
+}
+
+void Store::save_loop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stop_ || !saves_.empty(); });
+    if (stop_) return;
+    const TierSave save = saves_.front();
+    saves_.pop_front();
+    saving_ = true;
+    const uint64_t sequence = ++sequence_;
+    lock.unlock();
+    const std::shared_ptr<TierRecord> record = copy_out(save);
+    lock.lock();
+    unpinned_.push_back(save.block);
+    --pinned_;
+    ++(record != nullptr ? stats_.saved : stats_.dropped);
+    lock.unlock();
+    notify();
+    if (record != nullptr) {
+      record->seal(save.key, sequence);
+      store(record);
+    }
+    lock.lock();
+    saving_ = false;
+    changed_.notify_all();
+  }
+}
+
+void Store::flush() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !is_on() || (saves_.empty() && !saving_); });
+}
+
+// --- looking on ----------------------------------------------------------------------------------
+
+void Store::wait(Time timeout, int fd) {
+  pollfd entries[2] = {{event_.get(), POLLIN, 0}, {fd, POLLIN, 0}};
+  poll(entries, fd < 0 ? 1 : 2,
+       static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(timeout).count()));
+  uint64_t count = 0;
+  (void)!read(event_.get(), &count, sizeof(count));
+}
+
+TierStats Store::stats() const {
+  TierStats stats;
+  {
+    const std::lock_guard lock(mutex_);
+    stats = stats_;
+  }
+  if (memory_ != nullptr) {
+    stats.host_records = memory_->records();
+    stats.host_bytes = memory_->bytes();
+    stats.evicted += memory_->evicted();
+  }
+  if (disk_ != nullptr) {
+    stats.disk_records = disk_->records();
+    stats.evicted += disk_->evicted();
+    stats.corrupt += disk_->corrupt();
+  }
+  return stats;
+}
+
+std::string Store::explain() const {
+  std::string text;
+  if (memory_ != nullptr) absl::StrAppend(&text, options_.host_bytes >> 20, " MiB of host memory");
+  if (disk_ != nullptr) absl::StrAppend(&text, text.empty() ? "" : "; ", disk_->explain());
+  return text.empty() ? "no tier" : text;
+}
+
+absl::StatusOr<std::unique_ptr<TierStore>> TierStore::open(const TierStoreOptions& options) {
+  if (options.cache.layers == 0 || options.cache.block_bytes == 0 || options.cache.blocks == 0) {
+    return absl::InvalidArgumentError("KV tiers need a cache with layers, blocks and bytes");
+  }
+  auto store = std::make_unique<Store>(options);
+  store->start();
+  return store;
+}
+
+}  // namespace baton::kvtransfer::tiers

@@ -1,0 +1,212 @@
+// KV tiers below an engine: the same tokens as without them, whatever becomes of what they hold.
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "engine/serve/engine.h"
+#include "tests/engine_serve/engine_fixture.h"
+#include "tests/engine_serve/loopback_connector.h"
+#include "tests/temporary_folder.h"
+
+namespace baton::engine::serve {
+namespace {
+
+constexpr size_t kRequests = 120;
+
+const std::vector<Request>& requests() {
+  static const auto* list = new std::vector<Request>(random_requests(31, kRequests));
+  return *list;
+}
+
+const std::map<uint64_t, Outcome>& expected() {
+  static const auto* outcomes = new std::map<uint64_t, Outcome>(run_one_at_a_time(requests()));
+  return *outcomes;
+}
+
+EngineOptions with(KvTierOptions tiers, uint32_t blocks = 40) {
+  tiers.always_load = true;
+  return {.blocks = blocks, .token_budget = 40, .max_sequences = 6, .tiers = std::move(tiers)};
+}
+
+KvTierOptions host() { return {.host_bytes = 64 << 20}; }
+KvTierOptions disk(const TemporaryFolder& folder, bool io_uring = true) {
+  return {.disk = folder.path("kv"), .disk_bytes = 16 << 20, .io_uring = io_uring};
+}
+
+// All requests, at most `in_flight` at a time; then everything is counted. kSaveAll: no block is
+// written over before the tiers have it, however slow they are.
+enum Saving { kSaveAll, kSaveWhatIsQuickEnough };
+std::map<uint64_t, Outcome> run_all(Engine& engine, size_t in_flight, Saving saving = kSaveAll) {
+  std::map<uint64_t, Outcome> outcomes;
+  size_t added = 0;
+  const auto open = [&] {
+    size_t count = 0;
+    for (const auto& [id, outcome] : outcomes) count += !outcome.finished;
+    return count;
+  };
+  while (added < kRequests || engine.has_work()) {
+    while (added < kRequests && open() < in_flight) {
+      const Request& request = requests()[added++];
+      EXPECT_TRUE(submit(engine, request, &outcomes[request.id]).ok());
+    }
+    if (!engine.step()) engine.wait(std::chrono::milliseconds(1), -1);
+    if (saving == kSaveAll && engine.tiers() != nullptr) engine.tiers()->flush();
+  }
+  EXPECT_TRUE(engine.check_integrity().ok()) << engine.check_integrity();
+  EXPECT_EQ(engine.stats().free_blocks, engine.stats().blocks);
+  return outcomes;
+}
+
+std::unique_ptr<Engine> make(EngineOptions options) {
+  return *Engine::create(test_model(), test_tokenizer(), std::move(options));
+}
+
+// Runs everything twice: the second time prompts that the small cache has forgotten are loaded.
+void run_twice(const EngineOptions& options, size_t in_flight) {
+  auto engine = make(options);
+  expect_same(expected(), run_all(*engine, in_flight));
+  expect_same(expected(), run_all(*engine, in_flight, kSaveWhatIsQuickEnough));
+  EXPECT_GT(engine->stats().tier_tokens, 500u);
+  EXPECT_EQ(engine->stats().loads_failed, 0u);
+}
+
+TEST(KvTiers, HostMemoryChangesNothing) { run_twice(with(host()), 6); }
+TEST(KvTiers, DiskChangesNothing) {
+  for (bool io_uring : {true, false}) {
+    const TemporaryFolder folder;
+    run_twice(with(disk(folder, io_uring)), 6);
+  }
+}
+TEST(KvTiers, OneAtATimeLayersAreAwaited) { run_twice(with(host()), 1); }
+TEST(KvTiers, PreemptionChangesNothing) {
+  EngineOptions options = with(host(), 26);
+  options.token_budget = 16;
+  auto engine = make(options);
+  for (Saving saving : {kSaveAll, kSaveWhatIsQuickEnough}) {
+    expect_same(expected(), run_all(*engine, 30, saving));
+  }
+  EXPECT_GT(engine->stats().preemptions, 0u);
+  EXPECT_GT(engine->stats().tier_tokens, 0u);
+}
+
+TEST(KvTiers, AProcessFindsWhatAnEarlierOneLeftOnDisk) {
+  const TemporaryFolder folder;
+  {
+    auto first = make(with(disk(folder)));
+    run_all(*first, 6);
+  }
+  auto second = make(with(disk(folder)));
+  expect_same(expected(), run_all(*second, 6));
+  EXPECT_GT(second->stats().tier_tokens, 500u);
+}
+
+// Every so many bytes of the file one is another, and half a record is from another place.
+void damage(const std::string& directory) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    const int file = open(entry.path().c_str(), O_RDWR);
+    ASSERT_GE(file, 0);
+    struct stat status {};
+    ASSERT_EQ(fstat(file, &status), 0);
+    std::mt19937_64 random(5);
+    for (off_t at = 0; at < status.st_size; at += 20000) {
+      const auto byte = static_cast<char>(random());
+      ASSERT_EQ(pwrite(file, &byte, 1, at + static_cast<off_t>(random() % 10000)), 1);
+    }
+    std::vector<char> part(1 << 14);
+    for (off_t at = 1 << 16; at + (1 << 16) < status.st_size; at += 1 << 17) {
+      ASSERT_EQ(pread(file, part.data(), part.size(), at), ssize_t(part.size()));
+      ASSERT_EQ(pwrite(file, part.data(), part.size(), at + 4096 * 5), ssize_t(part.size()));
+    }
+    close(file);
+  }
+}
+
+TEST(KvTiers, DamagedFilesAreMisses) {
+  const TemporaryFolder folder;
+  {
+    auto first = make(with(disk(folder)));
+    run_all(*first, 6);
+  }
+  damage(folder.path("kv"));
+  auto second = make(with(disk(folder)));
+  EXPECT_GT(second->stats().tiers.disk_records, 100u);
+  expect_same(expected(), run_all(*second, 6));
+  EXPECT_GT(second->stats().tiers.corrupt, 0u);
+}
+
+// While the engine runs: what it believes to have is not there any more.
+TEST(KvTiers, FilesThatAreDamagedMeanwhileAreMisses) {
+  const TemporaryFolder folder;
+  auto engine = make(with(disk(folder)));
+  run_all(*engine, 6);
+  damage(folder.path("kv"));
+  expect_same(expected(), run_all(*engine, 6));
+  EXPECT_GT(engine->stats().tiers.corrupt, 0u);
+  EXPECT_GT(engine->stats().loads_failed, 0u);
+}
+
+TEST(KvTiers, AnotherSaltFindsNothing) {
+  const TemporaryFolder folder;
+  KvTierOptions options = disk(folder);
+  options.salt = "one";
+  {
+    auto first = make(with(options, 400));
+    run_all(*first, 6);
+  }
+  options.salt = "two";
+  auto second = make(with(options, 400));
+  EXPECT_GT(second->stats().tiers.disk_records, 100u);
+  expect_same(expected(), run_all(*second, 6));
+  EXPECT_EQ(second->stats().tier_tokens, 0u);
+}
+
+TEST(KvTiers, ADirectoryThatCannotBeHadCostsOnlyTheTier) {
+  const TemporaryFolder folder;
+  std::ofstream(folder.path("kv")) << "a file is in the way";
+  auto engine = make(with(disk(folder)));
+  expect_same(expected(), run_all(*engine, 6));
+}
+
+TEST(KvTiers, PrefillWorkersUseThemForOthers) {
+  LoopbackLink link(7, {});
+  EngineOptions prefill = with(host(), 64);
+  prefill.role = EngineRole::kPrefill;
+  EngineOptions decode = with({}, 128);
+  decode.role = EngineRole::kDecode;
+  decode.min_remote_tokens = 8;
+  decode.prefix_cache = false;
+  auto from = *Engine::create(test_model(), test_tokenizer(), prefill, &link.prefill());
+  auto to = *Engine::create(test_model(), test_tokenizer(), decode, &link.decode());
+  link.set_pump([&] { from->step(); });
+  for (int round = 0; round < 2; ++round) {
+    std::map<uint64_t, Outcome> outcomes;
+    for (const Request& request : requests()) {
+      EXPECT_TRUE(submit(*to, request, &outcomes[request.id]).ok());
+    }
+    while (to->has_work() || from->has_work()) {
+      to->step();
+      from->step();
+      from->tiers()->flush();
+    }
+    expect_same(expected(), outcomes);
+  }
+  EXPECT_GT(from->tiers()->stats().loaded, 50u);
+  EXPECT_TRUE(from->check_integrity().ok()) << from->check_integrity();
+}
+
+TEST(KvTiers, NeedThePrefixCache) {
+  EngineOptions options = with(host());
+  options.prefix_cache = false;
+  EXPECT_EQ(Engine::create(test_model(), test_tokenizer(), options).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace baton::engine::serve
