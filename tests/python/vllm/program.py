@@ -1,46 +1,26 @@
 """Two vLLM servers, prefill and decode, hand KV over: by Baton's connector, by vLLM's NixlConnector over NIXL, and by
-the same NixlConnector over baton.nixl. Every answer must be what one server gives.
+the same NixlConnector over baton.nixl. Every answer must be what one server gives. Then, over Baton's connector: with
+prefill killed, stopped or cut off; with a bit flipped in what arrives; with another checkpoint at prefill.
 
-usage: program.py [--requests N] [--faults N] [--over baton,nixl,dropin] [--seed N] [--model FOLDER] [--logs FOLDER]
+usage: program.py [--requests N] [--faults N] [--flips N] [--strangers N] [--over baton,nixl,dropin] [--seed N]
+                  [--model FOLDER] [--logs FOLDER]
 """
 import argparse
 import concurrent.futures
 import os
 import pathlib
 import random
-import signal
+import shutil
 import sys
+import tempfile
 import time
 
-from proxy import Proxy, post
+from faults import Faults, Wire
+from pairs import ROOT, Pair
+from proxy import post
 from servers import Server
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-LIBRARY = {"LD_LIBRARY_PATH": str(ROOT / "build/release/capi")}
-NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
-LEASE = 15  # s
 PORTS = {"baton": 18200, "nixl": 18300, "dropin": 18400}
-
-
-def baton(name, port):
-    return {"kv_connector": "BatonConnector", "kv_connector_module_path": "baton.vllm", "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"name": name, "port": port, "lease": LEASE}}
-
-
-def pair(over, arguments):
-    """(prefill, decode, proxy) of a kind, started."""
-    port, servers = PORTS[over], []
-    for i, name in enumerate(("prefill", "decode")):
-        if over == "baton":
-            connector, more = baton(name, port + 10 + i), {"PYTHONPATH": str(ROOT / "python"), **LIBRARY}
-        else:
-            connector, more = NIXL, {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port + 10 + 10 * i), "UCX_MODULES": "^ib"}
-        if over == "dropin":
-            more.update({"PYTHONPATH": f"{ROOT}/python:{ROOT}/python/names", **LIBRARY})
-        servers.append(Server(f"{over}-{name}", arguments.model, port + i, arguments.logs, connector, more))
-        servers[-1].start()
-    return (*servers, Proxy(servers[0].url, servers[1].url, "prefill", f"127.0.0.1:{port + 10}"))
 
 
 def questions(seed, count):
@@ -88,31 +68,105 @@ def compare(what, asked, got, expected):
     return wrong
 
 
-def faults(prefill, proxy, asked, expected, seed):
-    """Kills, stops and interrupts prefill while requests run; (wrong, the longest a request took more)."""
-    dice, wrong, longest = random.Random(seed), 0, 0.0
-    for i, (question, right) in enumerate(zip(asked, expected)):
-        kill = i % 5 == 4
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(ask, proxy.url, question)
-            time.sleep(dice.uniform(0, 1.5 * right[2]))
-            prefill.signal(signal.SIGKILL if kill else signal.SIGSTOP)
-            got = answer.result()
-        wrong += compare("killed" if kill else "stopped", [question], [got], [right])
-        longest = max(longest, got[2] - right[2])
-        if kill:
-            prefill.process.wait()
-            prefill.start().ready()
-        else:
-            prefill.signal(signal.SIGCONT)
-    return wrong, longest
+def all_the_same(what, asked, got, expected):
+    """The same, said in a line."""
+    wrong = compare(what, asked, got, expected)
+    print(f"{what}: {len(asked) - wrong} of {len(asked)} answers equal", end="")
+    return wrong
+
+
+def no_leak(what, pair):
+    leaks = pair.leaks()
+    print(f"{what}: blocks are left in use at {leaks or 'neither'}", flush=True)
+    return len(leaks)
+
+
+def hand_offs(over, arguments, asked, expected, rates):
+    """Every question over one kind of hand-off; how many answers are wrong. `rates[over]`: MB/s."""
+    wrong = 0
+    with Pair(over, over, PORTS[over], arguments) as pair:
+        for how in ("in turn", "together") if over == "baton" else ("in turn",):
+            pair.proxy.agent = pair.AGENT if how == "together" else ""
+            began = time.monotonic()
+            wrong += all_the_same(f"{over}, {how}", asked[how], many(pair.proxy.url, asked[how], arguments.seed),
+                                  expected[how])
+            print(f" in {time.monotonic() - began:.1f} s", end="")
+            time.sleep(2.5)  # so that its log has the last of it
+            count, rates[over], ms = pair.decode.rate()
+            # Servers that are asked together wait for prefill's computing in that time.
+            print(f"; {count} hand-offs, {rates[over]:.0f} MB/s, {ms:.1f} ms each" if how == "in turn" else "",
+                  flush=True)
+            if how == "in turn":
+                rate = rates[over]
+        rates[over] = rate
+        if over == "baton":
+            wrong += no_leak(over, pair)
+    return wrong
+
+
+def faults(arguments, asked, expected):
+    """Prefill killed, stopped, cut off; how many answers are wrong or too late."""
+    try:
+        wire = Wire()
+    except RuntimeError as why:
+        wire = None
+        print(f"nothing is cut off: {why}")
+    try:
+        with Pair("faults", "baton", 18500, arguments, wire) as pair:
+            points = Faults(pair.prefill, pair.proxy, wire, ask).run(asked, expected, pair.AGENT, arguments.seed)
+            wrong = compare("faults", asked, [point[2] for point in points], expected)
+            for kind, how in sorted({point[:2] for point in points}):
+                some = [point for point in points if point[:2] == (kind, how)]
+                late = max(point[4] for point in some)
+                good = sum(got[0] == 200 and got[1] == right[1] for _, _, got, right, _ in some)
+                print(f"prefill {kind}, asked {how}: {good} of {len(some)} answers equal; at most {late:.1f} s more",
+                      flush=True)
+            print(f"loads that failed and were computed: {pair.decode.said('it is computed here')}")
+            return wrong + no_leak("faults", pair)
+    finally:
+        if wire:
+            wire.close()
+
+
+def flips(arguments, asked, expected):
+    """A bit of every load is another when it arrives; how many answers are wrong, or loads believed."""
+    with Pair("flips", "baton", 18600, arguments, module="flipping") as pair:
+        wrong = all_the_same("a bit flipped in every load", asked, many(pair.proxy.url, asked, arguments.seed), expected)
+        found = pair.decode.said("has a wrong checksum")
+        time.sleep(2.5)
+        believed = pair.decode.rate()[0]
+        print(f"; {found} wrong checksums found, {believed} loads believed", flush=True)
+        return wrong + believed + no_leak("flips", pair)
+
+
+def strangers(arguments, asked, expected):
+    """Prefill with another checkpoint of the same shape; how many answers are not decode's own, or loads believed."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = pathlib.Path(folder) / "other"
+        shutil.copytree(arguments.model, model)
+        hurt = model / "model.safetensors"
+        data = bytearray(hurt.read_bytes())
+        begin = 8 + int.from_bytes(data[:8], "little")  # behind the header
+        for at in range(begin, len(data), 97):
+            data[at] ^= 1
+        hurt.write_bytes(data)
+        with Pair("strangers", "baton", 18700, arguments, model=str(model)) as pair:
+            wrong = all_the_same("prefill with another checkpoint", asked,
+                                 many(pair.proxy.url, asked, arguments.seed), expected)
+            refused = pair.decode.said("prefill has another model or cache")
+            time.sleep(2.5)
+            believed = pair.decode.rate()[0]
+            print(f"; {refused} loads refused, {believed} believed", flush=True)
+            return wrong + believed + no_leak("strangers", pair)
 
 
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--requests", type=int, default=40)
     options.add_argument("--faults", type=int, default=0)
-    options.add_argument("--over", default="baton")
+    options.add_argument("--flips", type=int, default=0)
+    options.add_argument("--strangers", type=int, default=0)
+    options.add_argument("--over", default="baton", help="of baton, nixl, dropin; with commas; nothing: none")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--model", default=str(ROOT / "models/kjv-1.8m"))
     options.add_argument("--logs", default=str(ROOT / "build/logs/vllm"))
@@ -120,49 +174,28 @@ def main():
     os.makedirs(arguments.logs, exist_ok=True)
     for old in pathlib.Path(arguments.logs).glob("*.log"):
         old.unlink()
-    asked = {"in turn": questions(arguments.seed, arguments.requests),
-             "together": questions(arguments.seed + 2, arguments.requests)}
-    hurt = questions(arguments.seed + 1, arguments.faults)
+    seed = arguments.seed
+    asked = {"in turn": questions(seed, arguments.requests), "together": questions(seed + 2, arguments.requests)}
+    hurt = {faults: questions(seed + 1, arguments.faults), flips: questions(seed + 3, arguments.flips),
+            strangers: questions(seed + 4, arguments.strangers)}
     one = Server("one", arguments.model, 18190, arguments.logs).start()
     try:
         one.ready()
-        expected = {how: many(one.url, some, arguments.seed) for how, some in asked.items()}
-        expected_hurt = [ask(one.url, question) for question in hurt]
+        expected = {how: many(one.url, some, seed) for how, some in asked.items()}
+        expected_hurt = {how: [ask(one.url, question) for question in some] for how, some in hurt.items()}
     finally:
         one.close()
-    if any(answer[0] != 200 for answer in sum(expected.values(), expected_hurt)):
+    if any(answer[0] != 200 for some in (*expected.values(), *expected_hurt.values()) for answer in some):
         sys.exit("one server alone did not answer everything")
 
-    wrong = 0
-    for over in arguments.over.split(","):
-        prefill, decode, proxy = pair(over, arguments)
-        try:
-            prefill.ready(), decode.ready()
-            bad = 0
-            for how in ("in turn", "together") if over == "baton" else ("in turn",):
-                proxy.agent = "prefill" if how == "together" else ""
-                began = time.monotonic()
-                lost = compare(f"{over}, {how}", asked[how], many(proxy.url, asked[how], arguments.seed), expected[how])
-                took = time.monotonic() - began
-                time.sleep(2.5)  # so that its log has the last of it
-                count, rate, ms = decode.rate()
-                # Servers that are asked together wait for prefill's computing in that time.
-                speed = f"; {count} hand-offs, {rate:.0f} MB/s, {ms:.1f} ms each" if how == "in turn" else ""
-                print(f"{over}, {how}: {len(asked[how]) - lost} of {len(asked[how])} answers equal in {took:.1f} s"
-                      f"{speed}", flush=True)
-                bad += lost
-            if over == "baton" and hurt:
-                lost, longest = faults(prefill, proxy, hurt, expected_hurt, arguments.seed)
-                print(f"{over}, prefill stopped or killed: {len(hurt) - lost} of {len(hurt)} answers equal; "
-                      f"at most {longest:.1f} s more", flush=True)
-                bad += lost
-            if over == "baton":
-                leaks = [server.name for server in (prefill, decode) if server.held(LEASE + 30)]
-                print(f"{over}: blocks are left in use at {leaks or 'neither'}", flush=True)
-                bad += len(leaks)
-            wrong += bad
-        finally:
-            proxy.close(), prefill.close(), decode.close()
+    wrong, rates = 0, {}
+    for over in filter(None, arguments.over.split(",")):
+        wrong += hand_offs(over, arguments, asked, expected, rates)
+    for over in ("baton", "dropin") if rates.get("nixl") else ():
+        print(f"{over}: {rates.get(over, 0) / rates['nixl']:.1f} times NIXL's rate")
+    for proof, some in hurt.items():
+        if some:
+            wrong += proof(arguments, some, expected_hurt[proof])
     sys.exit(1 if wrong else 0)
 
 

@@ -29,6 +29,7 @@ class Proxy:
 
     def __init__(self, prefill, decode, agent="", address=""):
         self.prefill, self.decode, self.agent, self.address = prefill, decode, agent, address
+        self.answered = lambda: None  # called between prefill's answer and decode's question
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -66,4 +67,5 @@ class Proxy:
             "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
             "remote_host": None, "remote_port": None}))
         params = answer.get("kv_transfer_params") if status == 200 else None
+        self.answered()
         return post(self.decode, dict(body, kv_transfer_params=params) if params else body)

@@ -19,12 +19,16 @@ CALM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "O
 
 
 class Server:
-    def __init__(self, name, model, port, folder, connector=None, environment=None):
-        self.name, self.url = name, f"http://127.0.0.1:{port}"
+    """`wire`: it runs behind that (faults.py)."""
+
+    def __init__(self, name, model, port, folder, connector=None, environment=None, wire=None):
+        self.name, self.url = name, f"http://{wire.THERE if wire else '127.0.0.1'}:{port}"
         self.log = pathlib.Path(folder) / f"{name}.log"
-        self.command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
+        self.command = [*(wire.inside if wire else ()), sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
                         "--served-model-name", "m", "--enforce-eager", "--dtype", "float32", "--port", str(port),
                         "--max-model-len", "1024"]
+        if wire:
+            self.command += ["--host", "0.0.0.0"]
         if connector:
             self.command += ["--kv-transfer-config", json.dumps(connector)]
         self.environment = {**os.environ, **CALM, **(environment or {})}
@@ -66,6 +70,10 @@ class Server:
             seconds += int(number) * float(ms) / 1e3
             size += int(number) * float(mb)
         return (count, size / seconds if seconds else 0, 1e3 * seconds / count if count else 0)
+
+    def said(self, what):
+        """How many lines of its log have these words."""
+        return self.log.read_text().count(what)
 
     def held(self, patience):
         """Whether blocks of its cache are still in use after so many seconds without requests."""
