@@ -42,6 +42,10 @@ absl::StatusOr<baton::kvtransfer::AgentOptions> options_of(const baton_agent_opt
   }
   out.progress_thread = from.progress_thread != 0;
   out.serve_metadata = from.serve_metadata != 0;
+  out.metadata_store = view(from.metadata_store);
+  if (from.metadata_lease_ms != 0) {
+    out.metadata_lease = std::chrono::milliseconds(from.metadata_lease_ms);
+  }
   return out;
 }
 
@@ -132,6 +136,14 @@ int32_t baton_agent_deregister(baton_agent* agent, int32_t memory, const baton_d
   });
 }
 
+int32_t baton_agent_register_mapped(baton_agent* agent, const baton_descriptor* range, int fd,
+                                    uint64_t offset, baton_error* error) {
+  if (range == nullptr) return invalid("range is NULL: say where the memory is mapped", error);
+  return guarded(agent, error, [&] {
+    return result_of(agent->agent->register_mapped(descriptors(range, 1)[0], fd, offset), error);
+  });
+}
+
 int32_t baton_agent_metadata(const baton_agent* agent, baton_bytes* out, baton_error* error) {
   return guarded(agent, error, [&] {
     const auto bytes = agent->agent->metadata();
@@ -190,6 +202,33 @@ int32_t baton_agent_invalidate_metadata(baton_agent* agent, const char* host_por
                                         baton_error* error) {
   return guarded(agent, error, [&] {
     return result_of(agent->agent->invalidate_metadata(view(host_port)), error);
+  });
+}
+
+int32_t baton_agent_publish_metadata(baton_agent* agent, const void* metadata, size_t size,
+                                     const char* label, baton_error* error) {
+  return guarded(agent, error, [&] {
+    return result_of(agent->agent->publish_metadata(view(metadata, size), view(label)), error);
+  });
+}
+
+int32_t baton_agent_follow_metadata(baton_agent* agent, const char* remote, const char* label,
+                                    baton_error* error) {
+  return guarded(agent, error, [&] {
+    return result_of(agent->agent->follow_metadata(view(remote), view(label)), error);
+  });
+}
+
+int32_t baton_agent_withdraw_metadata(baton_agent* agent, baton_error* error) {
+  return guarded(agent, error, [&] { return result_of(agent->agent->withdraw_metadata(), error); });
+}
+
+int32_t baton_agent_metadata_state(const baton_agent* agent, const char* name, baton_error* error) {
+  return guarded(agent, error, [&] {
+    absl::Status state = agent->agent->metadata_state(view(name));
+    // BATON_ERR_REPOST_ACTIVE would be of a transfer.
+    if (absl::IsAlreadyExists(state)) state = absl::FailedPreconditionError(state.message());
+    return result_of(state, error);
   });
 }
 

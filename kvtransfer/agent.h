@@ -122,6 +122,13 @@ struct AgentOptions {
   // A thread that serves metadata to, and takes it from, agents that call fetch_metadata() and
   // send_metadata() with this agent's host:port (worker.listen_host and .listen_port).
   bool serve_metadata = false;
+  // Where agents leave metadata for each other, by name: "etcd://HOST:PORT[,HOST:PORT...]/PREFIX",
+  // "http://HOST:PORT/PATH" (a server that takes GET, PUT and DELETE below it), or "file:///FOLDER"
+  // (which all agents see). "": nowhere. What an agent left is taken to be gone when the agent has
+  // been dead for as long as `metadata_lease` (1 s to 24 h; in whole seconds for etcd; not used for
+  // a folder, where the kernel knows).
+  std::string metadata_store;
+  Time metadata_lease = std::chrono::seconds(10);
 };
 
 class Agent {
@@ -149,6 +156,12 @@ class Agent {
   // read-only can be read by others and not written.
   absl::Status register_memory(absl::Span<const Descriptor> ranges,
                                MemoryKind kind = MemoryKind::kDram);
+  // One range, mapped MAP_SHARED from `offset` on of a memfd, or of a file of tmpfs, that cannot
+  // shrink (F_SEAL_SHRINK; InvalidArgument without): agents of this machine map it too and reach it
+  // with one copy and no system call for each page, while other memory costs them a
+  // process_vm_readv() for every few pages. The descriptor stays open until the range is
+  // deregistered.
+  absl::Status register_mapped(const Descriptor& range, int fd, uint64_t offset = 0);
   // Takes registrations back, each named as it was registered; NotFound, and nothing changes, if
   // one is not there. Fences: nobody else touches the memory when it has returned OK. Lists over
   // it stay valid ids; transfers made from them fail. FailedPrecondition while a transfer of this
@@ -182,6 +195,24 @@ class Agent {
   absl::Status fetch_metadata(std::string_view agent, std::string_view host_port);
   absl::Status send_metadata(std::string_view host_port, std::string_view metadata = {});
   absl::Status invalidate_metadata(std::string_view host_port);
+  // By AgentOptions::metadata_store; FailedPrecondition without one. All return at once, and what
+  // could not be done is tried again as long as the agent lives: metadata_state() says how things
+  // stand. Whatever is left there counts only if it was made with the cluster's key, by an agent of
+  // the name it is found under.
+  //
+  // Leaves ours there (or `metadata`, partial, under a label of its own). Call it again when memory
+  // was registered since. Of two agents of one name the later one is refused (AlreadyExists) while
+  // the first one lives, and takes its place when that is dead.
+  absl::Status publish_metadata(std::string_view metadata = {}, std::string_view label = {});
+  // Loads what `agent` leaves there, now and whenever it changes, until remove_remote(). An agent
+  // whose lease has run out is removed, unless the connection to it is up.
+  absl::Status follow_metadata(std::string_view agent, std::string_view label = {});
+  // Takes ours back: whoever follows it removes this agent.
+  absl::Status withdraw_metadata();
+  // Of this agent: OK when what it published is there; AlreadyExists; Unavailable, with the
+  // store's reason. Of another: OK when it was found and loaded; NotFound when nobody published it;
+  // FailedPrecondition when it was taken back; DataLoss for what was refused.
+  absl::Status metadata_state(std::string_view agent) const;
   // Starts connecting now instead of at the first use.
   absl::Status connect(std::string_view agent);
   // For people: the route taken to an agent, and why not a better one.

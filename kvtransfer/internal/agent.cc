@@ -1,6 +1,9 @@
 // The agent's public calls.
 #include "kvtransfer/agent.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <system_error>
 #include <utility>
 
@@ -15,6 +18,25 @@ absl::Status check_name(const std::string& name) {
   if (!name.empty() && name.size() <= kMaxAgentName) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "an agent's name has 1 to %u bytes; this one has %u", kMaxAgentName, name.size()));
+}
+
+// A peer maps the file, and must not meet its end.
+absl::Status check_mapped(const Descriptor& range, int fd, uint64_t offset) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  struct stat file {};
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &file) != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "descriptor %d is no memfd that cannot shrink: make it by memfd_create(..., "
+        "MFD_ALLOW_SEALING), and seal it with F_SEAL_SHRINK",
+        fd));
+  }
+  const auto size = static_cast<uint64_t>(file.st_size);
+  if (offset > size || range.bytes > size - offset || offset % 4096 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%u bytes from %u on are not in a file of %u, or do not begin with a page",
+                        range.bytes, offset, size));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -36,9 +58,15 @@ absl::StatusOr<std::unique_ptr<Agent>> Agent::create(std::unique_ptr<Worker> wor
   absl::StatusOr<ClusterKey> key =
       options.worker.key ? *options.worker.key : ClusterKey::for_this_user();
   if (!key.ok()) return key.status();
+  std::unique_ptr<MetadataStore> store;
+  if (!options.metadata_store.empty()) {
+    auto made = make_metadata_store(options.metadata_store, lease_of(options));
+    if (!made.ok()) return made.status();
+    store = *std::move(made);
+  }
   try {
-    return std::unique_ptr<Agent>(
-        new Agent(std::make_unique<Impl>(std::move(worker), *std::move(key), std::move(options))));
+    return std::unique_ptr<Agent>(new Agent(std::make_unique<Impl>(
+        std::move(worker), *std::move(key), std::move(options), std::move(store))));
   } catch (const std::system_error& no_thread) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("no thread for the agent: %s; raise `ulimit -u` or `ulimit -v`, or set "
@@ -54,6 +82,10 @@ uint16_t Agent::port() const { return impl_->worker->port(); }
 absl::Status Agent::register_memory(absl::Span<const Descriptor> ranges, MemoryKind kind) {
   if (absl::Status status = check_kind(kind); !status.ok()) return status;
   return impl_->register_memory(ranges);
+}
+absl::Status Agent::register_mapped(const Descriptor& range, int fd, uint64_t offset) {
+  if (absl::Status status = check_mapped(range, fd, offset); !status.ok()) return status;
+  return impl_->register_memory({range}, BackingFile{fd, offset});
 }
 absl::Status Agent::deregister_memory(absl::Span<const Descriptor> ranges, MemoryKind kind) {
   if (absl::Status status = check_kind(kind); !status.ok()) return status;
@@ -72,7 +104,10 @@ absl::StatusOr<std::string> Agent::partial_metadata(absl::Span<const Descriptor>
 absl::StatusOr<std::string> Agent::add_remote(std::string_view metadata) {
   return impl_->add_remote(metadata);
 }
-void Agent::remove_remote(std::string_view agent) { impl_->remove_remote(agent); }
+void Agent::remove_remote(std::string_view agent) {
+  if (impl_->keeper != nullptr) impl_->keeper->forget(agent);
+  impl_->remove_remote(agent);
+}
 bool Agent::has_remote(std::string_view agent, absl::Span<const Descriptor> ranges,
                        MemoryKind kind) {
   return check_kind(kind).ok() && impl_->has_remote(agent, ranges);

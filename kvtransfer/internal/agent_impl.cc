@@ -39,7 +39,7 @@ uint64_t next_agent_id() {
 }
 
 Agent::Impl::Impl(std::unique_ptr<Worker> its_worker, ClusterKey cluster_key,
-                  AgentOptions agent_options)
+                  AgentOptions agent_options, std::unique_ptr<MetadataStore> store)
     : options(std::move(agent_options)),
       key(std::move(cluster_key)),
       worker(std::move(its_worker)),
@@ -54,9 +54,18 @@ Agent::Impl::Impl(std::unique_ptr<Worker> its_worker, ClusterKey cluster_key,
   self.ranges = std::make_shared<AgentRanges<RemoteRegion>>();
   if (options.progress_thread) progress_thread = std::make_unique<ProgressThread>(*worker);
   if (options.serve_metadata) server = std::thread([this] { serve(); });
+  if (store != nullptr) {
+    keeper = std::make_unique<MetadataKeeper>(
+        std::move(store), lease_of(options),
+        MetadataKeeper::Events{[this](std::string_view agent, const std::string& bytes) {
+                                 return found(agent, bytes);
+                               },
+                               [this](std::string_view agent) { gone(agent); }});
+  }
 }
 
 Agent::Impl::~Impl() {
+  keeper = nullptr;
   stopping = true;
   if (server.joinable()) server.join();
   for (auto& [id, transfer] : transfers) transfer->abort();
@@ -68,7 +77,8 @@ void Agent::Impl::drive() {
   if (progress_thread == nullptr) worker->progress();
 }
 
-absl::Status Agent::Impl::register_memory(absl::Span<const Descriptor> list) {
+absl::Status Agent::Impl::register_memory(absl::Span<const Descriptor> list,
+                                          const BackingFile& file) {
   std::lock_guard lock(mutex);
   auto mine = std::make_shared<AgentRanges<MemoryRegion>>(*ranges);
   RemoteAgent& self = remotes[options.name];
@@ -77,7 +87,8 @@ absl::Status Agent::Impl::register_memory(absl::Span<const Descriptor> list) {
   absl::Status status;
   for (const Descriptor& where : list) {
     void* data = reinterpret_cast<void*>(where.address);
-    absl::StatusOr<MemoryRegion> region = worker->register_memory(data, where.bytes);
+    absl::StatusOr<MemoryRegion> region =
+        worker->register_memory(data, where.bytes, Access::kRemoteReadWrite, file);
     if (absl::IsInvalidArgument(region.status())) {  // read-only, perhaps
       const auto read_only = worker->register_memory(data, where.bytes, Access::kRemoteRead);
       if (read_only.ok()) region = read_only;

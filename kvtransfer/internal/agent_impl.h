@@ -1,6 +1,6 @@
 // The inside of an agent. Split by subject: agent.cc (the public calls), agent_impl.cc (its life,
 // its memory, its lists and transfers), agent_remotes.cc (other agents and their metadata),
-// agent_inbox.cc (messages).
+// agent_inbox.cc (messages), agent_store.cc (metadata in a store).
 #pragma once
 
 #include <atomic>
@@ -21,9 +21,10 @@
 #include "kvtransfer/agent.h"
 #include "kvtransfer/internal/agent_list.h"
 #include "kvtransfer/internal/agent_messages.h"
-#include "kvtransfer/internal/agent_metadata.h"
+#include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/internal/agent_ranges.h"
 #include "kvtransfer/internal/agent_transfer.h"
+#include "kvtransfer/metadata/metadata_keeper.h"
 #include "transport/progress_thread.h"
 
 namespace baton::kvtransfer {
@@ -41,11 +42,12 @@ struct RemoteAgent {
 // neither.
 class Agent::Impl {
  public:
-  Impl(std::unique_ptr<Worker> its_worker, ClusterKey cluster_key, AgentOptions agent_options);
+  Impl(std::unique_ptr<Worker> its_worker, ClusterKey cluster_key, AgentOptions agent_options,
+       std::unique_ptr<MetadataStore> store);
   ~Impl();
 
   // agent_impl.cc
-  absl::Status register_memory(absl::Span<const Descriptor> list);
+  absl::Status register_memory(absl::Span<const Descriptor> list, const BackingFile& file = {});
   absl::Status deregister_memory(absl::Span<const Descriptor> list);
   template <typename Row>
   absl::StatusOr<AgentListId> prepare(std::optional<std::string_view> agent,
@@ -70,6 +72,12 @@ class Agent::Impl {
   absl::StatusOr<PeerId> caller(std::string_view host_port);         // locked
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
   absl::Status say(std::string_view host_port, AgentFrameKind kind, std::string_view payload);
+
+  // agent_store.cc
+  absl::Status check_store() const;
+  std::string farewell() const;
+  absl::Status found(std::string_view agent, const std::string& bytes);
+  void gone(std::string_view agent);
 
   // agent_inbox.cc
   void pump();
@@ -104,9 +112,11 @@ class Agent::Impl {
   std::atomic<bool> stopping{false};
   std::unique_ptr<ProgressThread> progress_thread;
   std::thread server;
+  std::unique_ptr<MetadataKeeper> keeper;  // none without a store
 };
 
 absl::Status check_kind(MemoryKind kind);
+std::chrono::milliseconds lease_of(const AgentOptions& options);
 absl::Status check_message(std::string_view message);
 absl::Status no_such_list();
 absl::Status no_such_transfer();

@@ -21,7 +21,7 @@ class Options(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("name", c_char_p), ("providers", c_char_p), ("require", c_char_p),
                 ("key_file", c_char_p), ("listen_host", c_char_p), ("listen_port", c_uint16),
                 ("progress_thread", c_uint8), ("serve_metadata", c_uint8), ("max_transfers", c_uint32),
-                ("settings", c_char_p)]
+                ("settings", c_char_p), ("metadata_store", c_char_p), ("metadata_lease_ms", c_uint32)]
 
 
 class Stats(ctypes.Structure):
@@ -51,6 +51,7 @@ _PROTOTYPES = {
     "agent_get_stats": (c_int32, [_AGENT, POINTER(Stats), _ERROR]),
     "agent_register": (c_int32, [_AGENT, c_int32, c_void_p, c_size_t, _ERROR]),
     "agent_deregister": (c_int32, [_AGENT, c_int32, c_void_p, c_size_t, _ERROR]),
+    "agent_register_mapped": (c_int32, [_AGENT, c_void_p, c_int, c_uint64, _ERROR]),
     "agent_metadata": (c_int32, [_AGENT, POINTER(Bytes), _ERROR]),
     "agent_partial_metadata": (c_int32, [_AGENT, c_int32, c_void_p, c_size_t, c_int, POINTER(Bytes), _ERROR]),
     "agent_add_remote": (c_int32, [_AGENT, c_char_p, c_size_t, POINTER(Bytes), _ERROR]),
@@ -59,6 +60,10 @@ _PROTOTYPES = {
     "agent_fetch_metadata": (c_int32, [_AGENT, c_char_p, c_char_p, _ERROR]),
     "agent_send_metadata": (c_int32, [_AGENT, c_char_p, c_char_p, c_size_t, _ERROR]),
     "agent_invalidate_metadata": (c_int32, [_AGENT, c_char_p, _ERROR]),
+    "agent_publish_metadata": (c_int32, [_AGENT, c_char_p, c_size_t, c_char_p, _ERROR]),
+    "agent_follow_metadata": (c_int32, [_AGENT, c_char_p, c_char_p, _ERROR]),
+    "agent_withdraw_metadata": (c_int32, [_AGENT, _ERROR]),
+    "agent_metadata_state": (c_int32, [_AGENT, c_char_p, _ERROR]),
     "agent_connect": (c_int32, [_AGENT, c_char_p, _ERROR]),
     "agent_explain": (c_int32, [_AGENT, c_char_p, POINTER(Bytes), _ERROR]),
     "list_prepare": (c_int32, [_AGENT, c_char_p, c_int32, c_void_p, c_size_t, POINTER(c_uint64), _ERROR]),

@@ -12,7 +12,11 @@ Every call may come from any thread, and frees the interpreter's lock. A forked 
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
+import mmap
+import os
 import weakref
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
@@ -23,6 +27,9 @@ from .errors import BatonTimeoutError, error_of
 
 WRITE, READ = 0, 1
 DRAM, VRAM, BLOCK, OBJECT, FILE = range(5)
+_F_ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4  # of Linux
+_MADV_POPULATE_WRITE = 23
+_libc = ctypes.CDLL(None, use_errno=True)
 _SLICE = 200_000_000  # ns: how long a wait may keep Ctrl-C waiting
 
 Name = Union[str, bytes]
@@ -126,12 +133,15 @@ class Transfer:
 
 class Agent:
     """An agent. `listen_host` "0.0.0.0" is for peers on other machines; `key_file` holds what all agents of a
-    cluster share; `settings` are those of docs/settings.md; `serve_metadata` answers fetch_metadata() of others."""
+    cluster share; `settings` are those of docs/settings.md; `serve_metadata` answers fetch_metadata() of others;
+    `metadata_store` is where agents leave metadata for each other ("etcd://HOST:PORT/PREFIX", "http://HOST:PORT/PATH",
+    "file:///FOLDER"), which is gone `metadata_lease` seconds after its agent."""
 
     def __init__(self, name: Name, *, providers: Optional[List[str]] = None, require: str = "", key_file: str = "",
                  listen_host: str = "", listen_port: int = 0, progress_thread: bool = True,
                  serve_metadata: bool = False, max_transfers: int = 0,
-                 settings: Optional[Mapping[str, Any]] = None) -> None:
+                 settings: Optional[Mapping[str, Any]] = None, metadata_store: str = "",
+                 metadata_lease: float = 10) -> None:
         self.handle = None
         options = _library.Options()
         lib.agent_options_init(ctypes.byref(options), ctypes.sizeof(options))
@@ -145,6 +155,8 @@ class Agent:
         options.serve_metadata = serve_metadata
         options.max_transfers = max_transfers
         options.settings = ",".join(f"{key}={value}" for key, value in (settings or {}).items()).encode() or None
+        options.metadata_store = metadata_store.encode() or None
+        options.metadata_lease_ms = int(metadata_lease * 1000)
         handle = ctypes.c_void_p()
         call(lib.agent_create, ctypes.byref(options), ctypes.byref(handle))
         self.handle = handle.value
@@ -197,6 +209,28 @@ class Agent:
         del held
         for one, thing in zip(ranges, keep):
             self._kept.setdefault(one, []).append(thing)
+
+    def allocate(self, size: int) -> mmap.mmap:
+        """`size` bytes, zeros, registered already: a buffer (numpy.frombuffer() makes an array of it) that agents of
+        this machine reach with one copy and no system call for each page. It lives as long as somebody has it, or the
+        agent has it registered; deregister() takes it."""
+        fd = _libc.memfd_create(b"baton-agent", 3)  # closed on exec, may be sealed; not every Python has it
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), "memfd_create")
+        try:
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW)
+            memory = mmap.mmap(fd, size)
+            with contextlib.suppress(OSError, ValueError):  # an old kernel: pages come when they are touched
+                memory.madvise(_MADV_POPULATE_WRITE)
+            one = tuple(memory_of(memory)[:3])
+            row = (ctypes.c_uint64 * 3)(*one)
+            call(lib.agent_register_mapped, self.handle, row, fd, 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._kept.setdefault(one, []).append((memory, weakref.finalize(memory, os.close, fd)))
+        return memory
 
     def deregister(self, *buffers: Any) -> None:
         """Takes registrations back, each as it was registered. Fences."""
@@ -268,6 +302,24 @@ class Agent:
     def invalidate_metadata(self, host_port: str) -> None:
         """Takes ours back there."""
         call(lib.agent_invalidate_metadata, self.handle, host_port.encode())
+
+    def publish_metadata(self, metadata: Optional[bytes] = None, label: str = "") -> None:
+        """Leaves ours, or this part of it under a label, in the metadata_store. Returns at once: watch
+        metadata_state()."""
+        call(lib.agent_publish_metadata, self.handle, metadata, len(metadata or b""), label.encode() or None)
+
+    def follow_metadata(self, agent: Name, label: str = "") -> None:
+        """Loads what that agent leaves in the metadata_store, now and whenever it changes. Returns at once: watch
+        has_remote()."""
+        call(lib.agent_follow_metadata, self.handle, _name(agent), label.encode() or None)
+
+    def withdraw_metadata(self) -> None:
+        """Takes ours back from the metadata_store: whoever follows it forgets this agent."""
+        call(lib.agent_withdraw_metadata, self.handle)
+
+    def metadata_state(self, agent: Optional[Name] = None) -> None:
+        """Returns when what this agent published is there, or what another did was loaded; else raises why not."""
+        call(lib.agent_metadata_state, self.handle, _name(self.name if agent is None else agent))
 
     def connect(self, agent: Name) -> None:
         """Starts connecting now instead of at the first use."""

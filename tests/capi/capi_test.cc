@@ -1,8 +1,10 @@
 // The C interface: what its results, errors and structs promise, and what it does with nonsense.
 #include <baton/baton.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -54,6 +56,50 @@ struct Capi : ::testing::Test {
   Side a{"a"}, b{"b"};
   baton_error error = BATON_ERROR_INIT;
 };
+
+TEST_F(Capi, MetadataInAStore) {
+  baton_agent_options options;
+  baton_agent_options_init(&options, sizeof options);
+  options.name = "c";
+  options.metadata_store = "file:///nowhere";
+  options.metadata_lease_ms = 999;
+  baton_agent* agent = nullptr;
+  EXPECT_EQ(baton_agent_create(&options, &agent, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_THAT(error.text, HasSubstr("lease"));
+  options.metadata_lease_ms = 0;
+  ASSERT_EQ(baton_agent_create(&options, &agent, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_agent_metadata_state(agent, "c", &error), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(baton_agent_publish_metadata(agent, nullptr, 0, nullptr, &error), BATON_OK);
+  EXPECT_EQ(baton_agent_metadata_state(agent, "c", &error), BATON_ERR_REMOTE_DISCONNECT);
+  EXPECT_EQ(baton_agent_follow_metadata(agent, "a", "label", &error), BATON_OK);
+  EXPECT_EQ(baton_agent_follow_metadata(agent, "c", nullptr, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_agent_withdraw_metadata(agent, &error), BATON_OK);
+  baton_agent_destroy(agent);
+  EXPECT_EQ(baton_agent_withdraw_metadata(a.agent, &error), BATON_ERR_NOT_ALLOWED);
+}
+
+TEST_F(Capi, MappedMemoryMustNotShrink) {
+  const int file = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  ASSERT_EQ(ftruncate(file, 8192), 0);
+  void* memory = mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  baton_descriptor range{reinterpret_cast<uint64_t>(memory), 8192, 0};
+  const auto mapped = [&](int fd, uint64_t offset) {
+    return baton_agent_register_mapped(a.agent, &range, fd, offset, &error);
+  };
+  EXPECT_EQ(mapped(file, 0), BATON_ERR_INVALID_PARAM);
+  EXPECT_THAT(error.text, HasSubstr("F_SEAL_SHRINK"));
+  ASSERT_EQ(fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_EQ(mapped(-1, 0), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(mapped(0, 0), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(mapped(file, 4096), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(mapped(file, 1), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(mapped(file, 0), BATON_OK) << error.text;
+  EXPECT_EQ(baton_agent_register_mapped(a.agent, nullptr, file, 0, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_agent_deregister(a.agent, BATON_DRAM, &range, 1, &error), BATON_OK) << error.text;
+  munmap(memory, 8192);
+  close(file);
+}
 
 TEST_F(Capi, ATransferFromMakeToRelease) {
   a.memory[7] = 'x';

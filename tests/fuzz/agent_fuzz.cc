@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "kvtransfer/internal/agent_messages.h"
-#include "kvtransfer/internal/agent_metadata.h"
+#include "kvtransfer/metadata/agent_metadata.h"
 
 using baton::kvtransfer::AgentAssembler;
 using baton::kvtransfer::AgentFrame;

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "kvtransfer/internal/agent_messages.h"
-#include "kvtransfer/internal/agent_metadata.h"
+#include "kvtransfer/metadata/agent_metadata.h"
 
 namespace baton::kvtransfer {
 namespace {

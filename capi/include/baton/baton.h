@@ -91,6 +91,10 @@ typedef struct baton_agent_options {
   uint8_t serve_metadata;   // 1: a thread answers baton_agent_fetch_metadata() of others
   uint32_t max_transfers;   // 0: the default
   const char* settings;     // "tcp.sockets=4,shm.x=y": docs/settings.md; NULL: the defaults
+  // Where agents leave metadata for each other: "etcd://HOST:PORT/PREFIX", "http://HOST:PORT/PATH",
+  // "file:///FOLDER"; NULL: nowhere.
+  const char* metadata_store;
+  uint32_t metadata_lease_ms;  // what is there is gone so long after its agent; 0: the default
 } baton_agent_options;
 // Fills in the defaults. `size`: sizeof(baton_agent_options).
 void baton_agent_options_init(baton_agent_options* options, size_t size);
@@ -134,6 +138,11 @@ int32_t baton_agent_register(baton_agent* agent, int32_t memory, const baton_des
                              size_t count, baton_error* error);
 int32_t baton_agent_deregister(baton_agent* agent, int32_t memory, const baton_descriptor* ranges,
                                size_t count, baton_error* error);
+// Memory that is mapped, shared, from `offset` on of a memfd that cannot shrink (F_SEAL_SHRINK):
+// agents of this machine reach it with one copy and no system call for each page.
+// The descriptor stays open until the range is deregistered.
+int32_t baton_agent_register_mapped(baton_agent* agent, const baton_descriptor* range, int fd,
+                                    uint64_t offset, baton_error* error);
 
 // --- agents that know each other --------------------------------------------------------------
 
@@ -155,6 +164,16 @@ int32_t baton_agent_send_metadata(baton_agent* agent, const char* host_port, con
                                   size_t size, baton_error* error);
 int32_t baton_agent_invalidate_metadata(baton_agent* agent, const char* host_port,
                                         baton_error* error);
+// By metadata_store; BATON_ERR_NOT_ALLOWED without one. All return at once:
+// baton_agent_metadata_state() says how things stand, of this agent and of others. `metadata` NULL:
+// all of it; `label` NULL: none.
+int32_t baton_agent_publish_metadata(baton_agent* agent, const void* metadata, size_t size,
+                                     const char* label, baton_error* error);
+int32_t baton_agent_follow_metadata(baton_agent* agent, const char* remote, const char* label,
+                                    baton_error* error);
+int32_t baton_agent_withdraw_metadata(baton_agent* agent, baton_error* error);
+// BATON_ERR_NOT_ALLOWED also for a name that another agent has, and for what was taken back.
+int32_t baton_agent_metadata_state(const baton_agent* agent, const char* name, baton_error* error);
 int32_t baton_agent_connect(baton_agent* agent, const char* remote, baton_error* error);
 // For people: the route.
 int32_t baton_agent_explain(const baton_agent* agent, const char* remote, baton_bytes* out,

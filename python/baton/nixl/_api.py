@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import pickle
 import time
 from typing import Any, Dict, List, Optional, Union
@@ -34,6 +35,15 @@ def _bytes(message: Union[str, bytes]) -> bytes:
     return message.encode() if isinstance(message, str) else bytes(message)
 
 
+def _store() -> str:
+    """Where metadata is left when no address is given: etcd, by NIXL's own variables."""
+    endpoints = os.environ.get("NIXL_ETCD_ENDPOINTS", "")
+    if not endpoints:
+        return ""
+    hosts = ",".join(one.strip().split("://")[-1].rstrip("/") for one in endpoints.replace(";", ",").split(","))
+    return f"etcd://{hosts}/{os.environ.get('NIXL_ETCD_NAMESPACE', '/nixl/agents').strip('/')}"
+
+
 def _known(backend: str, among: Any) -> bool:
     if backend not in among:
         _log.warning("%s is not there", backend)
@@ -54,7 +64,8 @@ class nixl_agent:
         with nixl_errors():
             self._agent = baton.Agent(self.name, listen_host="0.0.0.0",
                                       listen_port=conf.port if conf.enable_listen else 0,
-                                      progress_thread=conf.enable_pthread, serve_metadata=conf.enable_listen)
+                                      progress_thread=conf.enable_pthread, serve_metadata=conf.enable_listen,
+                                      metadata_store=_store())
         self._telemetry = conf.capture_telemetry
         self.nixl_mems = MEMORY
         self.nixl_ops = {"WRITE": nixlBind.nixl_xfer_op_t.NIXL_WRITE, "READ": nixlBind.nixl_xfer_op_t.NIXL_READ}
@@ -236,28 +247,38 @@ class nixl_agent:
         return self._agent.has_remote(agent, rows(descs) if descs is not None else ())
 
     def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
-        with nixl_errors():
-            self._agent.send_metadata(self._listener(ip_addr, port))
+        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
+            if ip_addr:
+                self._agent.send_metadata(self._listener(ip_addr, port))
+            else:
+                self._agent.publish_metadata()
 
     def send_partial_agent_metadata(self, descs: Any, inc_conn_info: bool = False, backends: Any = (),
                                     ip_addr: str = "", port: int = DEFAULT_COMM_PORT, label: str = "") -> None:
         part = self.get_partial_agent_metadata(descs, inc_conn_info)
-        with nixl_errors():
-            self._agent.send_metadata(self._listener(ip_addr, port), part)
+        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
+            if ip_addr:
+                self._agent.send_metadata(self._listener(ip_addr, port), part)
+            else:
+                self._agent.publish_metadata(part, label)
 
     def fetch_remote_metadata(self, remote_agent: _Name, ip_addr: str = "", port: int = DEFAULT_COMM_PORT,
                               label: str = "") -> None:
-        with nixl_errors():
-            self._agent.fetch_metadata(remote_agent, self._listener(ip_addr, port))
+        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
+            if ip_addr:
+                self._agent.fetch_metadata(remote_agent, self._listener(ip_addr, port))
+            else:
+                self._agent.follow_metadata(remote_agent, label)
 
     def invalidate_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
-        with nixl_errors():
-            self._agent.invalidate_metadata(self._listener(ip_addr, port))
+        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
+            if ip_addr:
+                self._agent.invalidate_metadata(self._listener(ip_addr, port))
+            else:
+                self._agent.withdraw_metadata()
 
     @staticmethod
     def _listener(ip_addr: str, port: int) -> str:
-        if not ip_addr:
-            raise nixlBind.nixlNotSupportedError("metadata by etcd: give the address of the other agent's listener")
         return f"[{ip_addr}]:{port}" if ":" in ip_addr else f"{ip_addr}:{port}"
 
     # --- notifications

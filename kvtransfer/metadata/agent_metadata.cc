@@ -1,6 +1,6 @@
 // Metadata: magic, version, number of codes, body, HMAC-SHA256 of all before by each key of the
 // sender's.
-#include "kvtransfer/internal/agent_metadata.h"
+#include "kvtransfer/metadata/agent_metadata.h"
 
 #include <openssl/crypto.h>
 
@@ -18,6 +18,7 @@ constexpr std::string_view kMagic = "BATONAGT";
 constexpr size_t kCode = 32;
 constexpr size_t kMaxAddress = 4096;
 constexpr uint8_t kPartial = 1;
+constexpr uint8_t kWithdrawn = 2;
 
 // Told apart from everything else that is signed with the cluster's key.
 std::array<uint8_t, kCode> code_of(std::string_view bytes, const ClusterKey& key, size_t which) {
@@ -43,7 +44,7 @@ std::string AgentMetadata::encode(const ClusterKey& key) const {
   std::string out(kMagic);
   put_number(out, kVersion);
   put_number(out, static_cast<uint8_t>(key.count()));
-  put_number(out, static_cast<uint8_t>(partial ? kPartial : 0));
+  put_number(out, static_cast<uint8_t>(withdrawn ? kWithdrawn : partial ? kPartial : 0));
   out.append(reinterpret_cast<const char*>(uid.bytes.data()), uid.bytes.size());
   put_text(out, name);
   put_text(out, address);
@@ -93,12 +94,13 @@ absl::StatusOr<AgentMetadata> AgentMetadata::decode_body(std::string_view body) 
   AgentMetadata out;
   const auto flags = in.number<uint8_t>();
   out.partial = flags == kPartial;
+  out.withdrawn = flags == kWithdrawn;
   const std::string_view uid = in.take(out.uid.bytes.size());
   if (!uid.empty()) std::memcpy(out.uid.bytes.data(), uid.data(), uid.size());
   out.name = in.text(kMaxAgentName);
   out.address = in.text(kMaxAddress);
   const auto count = in.number<uint32_t>();
-  bool good = !in.failed() && flags <= kPartial && !out.name.empty() &&
+  bool good = !in.failed() && flags <= kWithdrawn && !out.name.empty() &&
               (out.partial || !out.address.empty()) && count <= RegionTable::kCapacity;
   for (uint32_t i = 0; good && i < count; ++i) {
     Descriptor where;

@@ -13,7 +13,8 @@
 namespace baton::kvtransfer {
 
 struct AgentMetadata {
-  bool partial = false;  // adds to what is known
+  bool partial = false;    // adds to what is known
+  bool withdrawn = false;  // a farewell: forget what is known
   std::string name;
   WorkerUid uid;
   std::string address;  // Worker::address(); "" if partial and without

@@ -1,0 +1,132 @@
+// Files, their locks and their renames.
+#include "kvtransfer/metadata/file_store.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+absl::Status failed(const std::string& path) {
+  const int error = errno;
+  const std::string text = absl::StrCat(path, ": ", std::strerror(error));
+  if (error == ENOENT) return absl::NotFoundError(text);
+  return absl::UnavailableError(absl::StrCat(
+      text, "; the folder of the metadata must be there, and writable by all of its agents"));
+}
+
+// Locks of the open file, not of the process: two agents of one process are two owners.
+struct flock whole(short type) {
+  struct flock out {};
+  out.l_type = type;
+  out.l_whence = SEEK_SET;
+  return out;
+}
+
+bool same_file(int fd, const std::string& path) {
+  struct stat open {
+  }, named{};
+  return fstat(fd, &open) == 0 && stat(path.c_str(), &named) == 0 && open.st_ino == named.st_ino &&
+         open.st_dev == named.st_dev;
+}
+
+absl::Status write_all(int fd, std::string_view bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return failed(path);
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> read_all(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return failed(path);
+  std::string out;
+  char part[65536];
+  for (ssize_t n; (n = ::read(fd.get(), part, sizeof part)) != 0;) {
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return failed(path);
+    out.append(part, static_cast<size_t>(n));
+    if (out.size() > kMaxStoredMetadata) {
+      return absl::DataLossError(path + " is longer than any metadata");
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+absl::Status FileStore::take(const std::string& key) {
+  if (const auto has = ours_.find(key); has != ours_.end()) {
+    if (same_file(has->second.get(), lock(key))) return absl::OkStatus();
+    ours_.erase(has);  // somebody removed it
+  }
+  while (true) {
+    UniqueFd fd(::open(lock(key).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (!fd.valid()) {
+      const absl::Status why = failed(lock(key));
+      return absl::IsNotFound(why) ? absl::UnavailableError(why.message()) : why;
+    }
+    struct flock wanted = whole(F_WRLCK);
+    if (fcntl(fd.get(), F_OFD_SETLK, &wanted) != 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EACCES) return failed(lock(key));
+      return absl::AlreadyExistsError(
+          absl::StrCat("another process that lives has locked ", lock(key)));
+    }
+    if (!same_file(fd.get(), lock(key))) continue;  // its last owner removed it meanwhile
+    ours_.emplace(key, std::move(fd));
+    return absl::OkStatus();
+  }
+}
+
+absl::Status FileStore::put(const std::string& key, std::string_view bytes) {
+  if (absl::Status taken = take(key); !taken.ok()) return taken;
+  const std::string fresh = file(key) + ".new";  // only its owner writes it
+  UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!fd.valid()) return failed(fresh);
+  if (absl::Status written = write_all(fd.get(), bytes, fresh); !written.ok()) return written;
+  return std::rename(fresh.c_str(), file(key).c_str()) == 0 ? absl::OkStatus() : failed(fresh);
+}
+
+absl::Status FileStore::remove(const std::string& key) {
+  const auto has = ours_.find(key);
+  if (has == ours_.end()) return absl::OkStatus();
+  if (same_file(has->second.get(), lock(key))) {
+    ::unlink(file(key).c_str());
+    ::unlink(lock(key).c_str());
+  }
+  ours_.erase(has);
+  return absl::OkStatus();
+}
+
+absl::Status FileStore::renew() {
+  for (const auto& [key, fd] : ours_) {
+    if (!same_file(fd.get(), lock(key)) || ::access(file(key).c_str(), F_OK) != 0) {
+      return absl::NotFoundError(file(key) + " was removed by somebody else");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> FileStore::get(const std::string& key) {
+  const UniqueFd fd(::open(lock(key).c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd.valid()) return failed(lock(key));
+  struct flock held = whole(F_WRLCK);
+  if (fcntl(fd.get(), F_OFD_GETLK, &held) != 0) return failed(lock(key));
+  if (held.l_type == F_UNLCK) {
+    return absl::NotFoundError(absl::StrCat("who wrote ", file(key), " lives no more"));
+  }
+  return read_all(file(key));
+}
+
+}  // namespace baton::kvtransfer

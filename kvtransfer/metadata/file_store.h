@@ -1,0 +1,37 @@
+// A folder as a store: a file for each key, replaced by a rename, and beside it a file that its
+// owner holds locked. The kernel opens the lock of a process that died: that is the lease. A child
+// that was forked, and runs no other program, holds it too.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "kvtransfer/metadata/metadata_store.h"
+#include "transport/base/unique_fd.h"
+
+namespace baton::kvtransfer {
+
+class FileStore : public MetadataStore {
+ public:
+  explicit FileStore(std::string folder) : folder_(std::move(folder)) {}
+
+  absl::Status put(const std::string& key, std::string_view bytes) override;
+  absl::Status remove(const std::string& key) override;
+  absl::Status renew() override;
+  absl::StatusOr<std::string> get(const std::string& key) override;
+  bool watch(Changed) override { return false; }
+  bool watching() const override { return false; }
+  void stop() override {}
+  std::string name() const override { return "file://" + folder_; }
+
+ private:
+  std::string file(const std::string& key) const { return folder_ + "/" + key + ".agent"; }
+  std::string lock(const std::string& key) const { return folder_ + "/" + key + ".lock"; }
+  absl::Status take(const std::string& key);
+
+  const std::string folder_;
+  std::map<std::string, UniqueFd> ours_;  // by key: its lock
+};
+
+}  // namespace baton::kvtransfer

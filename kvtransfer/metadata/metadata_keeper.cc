@@ -1,0 +1,221 @@
+// What the keeper's thread does, round by round. The lock is never held while a store is asked, or
+// the agent is told.
+#include "kvtransfer/metadata/metadata_keeper.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+// How soon it looks again where no watch says what changes: for what is not there, at first; and at
+// most, unless a third of the lease is less.
+constexpr std::chrono::milliseconds kFirstPause{50};
+constexpr std::chrono::seconds kLongestPause{1};
+
+}  // namespace
+
+MetadataKeeper::MetadataKeeper(std::unique_ptr<MetadataStore> store,
+                               std::chrono::milliseconds lease, Events events)
+    : store_(std::move(store)),
+      third_(lease / 3),
+      events_(std::move(events)),
+      renew_at_(Clock::now() + third_) {
+  store_->watch([this](std::string_view key) { changed(key); });
+  thread_ = std::thread([this] { run(); });
+}
+
+MetadataKeeper::~MetadataKeeper() {
+  {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    wake_.notify_all();
+    ended_.wait_for(lock, std::chrono::seconds(3), [this] { return over_; });
+  }
+  store_->stop();
+  thread_.join();
+}
+
+void MetadataKeeper::publish(std::string_view agent, std::string_view label, std::string bytes) {
+  std::lock_guard lock(mutex_);
+  Ours& ours = ours_[metadata_key(agent, label)];
+  ours.agent = agent;
+  ours.bytes = std::move(bytes);
+  ours.put = true;
+  ours.status = absl::UnavailableError("it is on its way to the store");
+  wake_.notify_all();
+}
+
+void MetadataKeeper::withdraw(std::string_view agent, const std::string& farewell) {
+  std::lock_guard lock(mutex_);
+  for (auto& [key, ours] : ours_) {
+    if (ours.agent != agent) continue;
+    ours.bytes = farewell;
+    ours.put = true;
+  }
+  wake_.notify_all();
+}
+
+void MetadataKeeper::follow(std::string_view agent, std::string_view label) {
+  std::lock_guard lock(mutex_);
+  Theirs& theirs = theirs_[metadata_key(agent, label)];
+  theirs.agent = agent;
+  theirs.due = {};
+  theirs.pause = kFirstPause;
+  theirs.seen.clear();  // to be loaded again: the agent may have been removed meanwhile
+  wake_.notify_all();
+}
+
+void MetadataKeeper::forget(std::string_view agent) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(theirs_, [&](const auto& one) { return one.second.agent == agent; });
+}
+
+absl::Status MetadataKeeper::state(std::string_view agent) const {
+  std::lock_guard lock(mutex_);
+  bool any = false;
+  const auto worst = [&](const auto& all) -> absl::Status {
+    for (const auto& [key, one] : all) {
+      if (one.agent != agent) continue;
+      any = true;
+      if (!one.status.ok()) return one.status;
+    }
+    return absl::OkStatus();
+  };
+  if (absl::Status status = worst(ours_); !status.ok()) return status;
+  if (absl::Status status = worst(theirs_); !status.ok()) return status;
+  if (any) return absl::OkStatus();
+  return absl::NotFoundError(
+      absl::StrFormat("the metadata of \"%s\" was neither published here nor followed", agent));
+}
+
+void MetadataKeeper::changed(std::string_view key) {
+  std::lock_guard lock(mutex_);
+  for (auto& [name, theirs] : theirs_) {
+    if (key.empty() || name == key) theirs.due = {};
+  }
+  // Ours is to be there still; putting it where it is changes nothing that others see.
+  for (auto& [name, ours] : ours_) {
+    if (name == key && !ours.status.ok()) ours.put = true;
+  }
+  wake_.notify_all();
+}
+
+MetadataKeeper::Clock::time_point MetadataKeeper::next_due() const {
+  Clock::time_point next = ours_.empty() ? Clock::time_point::max() : renew_at_;
+  for (const auto& [key, theirs] : theirs_) next = std::min(next, theirs.due);
+  return next;
+}
+
+void MetadataKeeper::run() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    put_ours(lock);
+    if (!ours_.empty() && Clock::now() >= renew_at_) renew(lock);
+    look(lock);
+    const bool more =
+        std::any_of(ours_.begin(), ours_.end(), [](const auto& one) { return one.second.put; });
+    const Clock::time_point next = next_due();
+    if (stopping_ || more || next <= Clock::now()) continue;
+    if (next == Clock::time_point::max()) {
+      wake_.wait(lock);
+    } else {
+      wake_.wait_until(lock, next);
+    }
+  }
+  std::vector<std::string> keys;
+  for (const auto& [key, ours] : ours_) keys.push_back(key);
+  lock.unlock();
+  for (const std::string& key : keys) {
+    if (absl::IsUnavailable(store_->remove(key))) break;
+  }
+  lock.lock();
+  over_ = true;
+  ended_.notify_all();
+}
+
+void MetadataKeeper::put_ours(std::unique_lock<std::mutex>& lock) {
+  std::vector<std::pair<std::string, std::string>> todo;
+  for (auto& [key, ours] : ours_) {
+    if (std::exchange(ours.put, false)) todo.emplace_back(key, ours.bytes);
+  }
+  for (const auto& [key, bytes] : todo) {
+    lock.unlock();
+    const absl::Status status = store_->put(key, bytes);
+    lock.lock();
+    ours_[key].status = status;  // if not OK: again with the next renewal
+    if (stopping_) return;
+  }
+}
+
+void MetadataKeeper::renew(std::unique_lock<std::mutex>& lock) {
+  renew_at_ = Clock::now() + third_;
+  lock.unlock();
+  const absl::Status renewed = store_->renew();
+  lock.lock();
+  // What is not there any more is put there again; so is what could not be put before.
+  for (auto& [key, ours] : ours_) {
+    const bool again = !renewed.ok() && !absl::IsUnavailable(renewed);
+    if (again || !ours.status.ok()) ours.put = true;
+    if (absl::IsUnavailable(renewed) && ours.status.ok()) {
+      ours.status = renewed;
+      ours.put = true;
+    }
+  }
+}
+
+void MetadataKeeper::look(std::unique_lock<std::mutex>& lock) {
+  std::vector<std::string> due;
+  const Clock::time_point now = Clock::now();
+  for (auto& [key, theirs] : theirs_) {
+    if (theirs.due > now) continue;
+    due.push_back(key);
+    theirs.pause = std::clamp<Clock::duration>(theirs.pause * 2, kFirstPause,
+                                                  std::min<Clock::duration>(third_, kLongestPause));
+    theirs.due = now + theirs.pause;
+  }
+  for (const std::string& key : due) {
+    if (stopping_) return;
+    lock.unlock();
+    absl::StatusOr<std::string> answer = store_->get(key);
+    lock.lock();
+    take(key, std::move(answer), lock);
+  }
+}
+
+void MetadataKeeper::take(const std::string& key, absl::StatusOr<std::string> answer,
+                          std::unique_lock<std::mutex>& lock) {
+  const auto at = theirs_.find(key);
+  if (at == theirs_.end()) return;
+  const std::string agent = at->second.agent;
+  absl::Status status = answer.status();
+  const bool absent = absl::IsNotFound(status);
+  if (answer.ok() && *answer == at->second.seen) return;  // looked at again with the lease
+  const bool had = !at->second.seen.empty();
+  if (answer.ok()) {
+    lock.unlock();
+    status = events_.found(agent, *answer);
+    lock.lock();
+  } else if (absent && had) {
+    lock.unlock();
+    events_.gone(agent);
+    lock.lock();
+  }
+  const auto still = theirs_.find(key);  // it may have been forgotten meanwhile
+  if (still == theirs_.end()) return;
+  still->second.status = status;
+  if (answer.ok()) still->second.seen = *std::move(answer);
+  // A part that came before the whole is looked at again.
+  const bool too_early = !absent && absl::IsNotFound(status);
+  if (absent || too_early) still->second.seen.clear();
+  // Until the watch says something, unless it did meanwhile.
+  if (!absl::IsUnavailable(status) && !too_early && store_->watching() &&
+      still->second.due != Clock::time_point{}) {
+    still->second.due = Clock::time_point::max();
+  }
+}
+
+}  // namespace baton::kvtransfer

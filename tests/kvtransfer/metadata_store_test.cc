@@ -1,0 +1,320 @@
+// Metadata left in a folder, at an HTTP server and in a real etcd: who may have a name, what is
+// believed, and what becomes of it when agents and servers die.
+#include "kvtransfer/metadata/metadata_store.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+
+#include "kvtransfer/metadata/agent_metadata.h"
+#include "tests/kvtransfer/agent_pair.h"
+#include "tests/kvtransfer/metadata_servers.h"
+#include "transport/base/child.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using ::testing::HasSubstr;
+constexpr Time kLong = std::chrono::seconds(60);
+// Longer than any test: what is refused while a lease lives must not depend on how busy this
+// machine is.
+constexpr std::chrono::seconds kLongLease{600};
+constexpr std::chrono::seconds kShortLease{1};
+
+class MetadataStoreTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  // One server for all tests of a kind; each test has names of its own.
+  static std::map<std::string, std::unique_ptr<MetadataServer>>& servers() {
+    static std::map<std::string, std::unique_ptr<MetadataServer>> all;
+    return all;
+  }
+  void SetUp() override {
+    std::string why;
+    if (servers().count(GetParam()) == 0) {
+      servers()[GetParam()] = make_metadata_server(GetParam(), why);
+    }
+    server_ = servers()[GetParam()].get();
+    if (server_ == nullptr) GTEST_SKIP() << why;
+  }
+  static void TearDownTestSuite() { servers().clear(); }
+
+  std::string named(const std::string& name) const {
+    return name + "/" + ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  }
+  std::unique_ptr<MetadataStore> store(Time lease = kLongLease) const {
+    return *make_metadata_store(server_->url(),
+                                std::chrono::duration_cast<std::chrono::milliseconds>(lease));
+  }
+  AgentOptions options(const std::string& name, Time lease = kLongLease) const {
+    AgentOptions out = agent_options(named(name));
+    out.metadata_store = server_->url();
+    out.metadata_lease = lease;
+    return out;
+  }
+  static ::testing::AssertionResult comes_about(const std::function<bool()>& what) {
+    const Time end = Clock::steady().now() + kLong;
+    while (!what()) {
+      if (Clock::steady().now() > end)
+        return ::testing::AssertionFailure() << "it never came about";
+      usleep(2'000);
+    }
+    return ::testing::AssertionSuccess();
+  }
+  static bool published(const Agent& agent) { return agent.metadata_state(agent.name()).ok(); }
+
+  MetadataServer* server_ = nullptr;
+};
+
+class MetadataServerTest : public MetadataStoreTest {};
+class MetadataFolderTest : public MetadataStoreTest {};
+
+TEST_P(MetadataStoreTest, AKeyIsWhoseItWasFirst) {
+  const auto mine = store(), theirs = store();
+  const std::string key = metadata_key(named("key"));
+  EXPECT_TRUE(absl::IsNotFound(theirs->get(key).status()));
+  ASSERT_EQ(mine->put(key, std::string("one\0two", 7)), absl::OkStatus());
+  EXPECT_EQ(*theirs->get(key), std::string("one\0two", 7));
+  EXPECT_TRUE(absl::IsAlreadyExists(theirs->put(key, "three")));
+  ASSERT_EQ(mine->put(key, ""), absl::OkStatus());
+  EXPECT_EQ(*theirs->get(key), "");
+  EXPECT_EQ(mine->renew(), absl::OkStatus());
+  EXPECT_EQ(theirs->remove(key), absl::OkStatus());  // it has nothing there
+  EXPECT_EQ(*mine->get(key), "");
+  EXPECT_EQ(mine->remove(key), absl::OkStatus());
+  EXPECT_TRUE(absl::IsNotFound(theirs->get(key).status()));
+  EXPECT_EQ(theirs->put(key, "three"), absl::OkStatus());
+  EXPECT_EQ(*mine->get(key), "three");
+  EXPECT_EQ(theirs->remove(key), absl::OkStatus());
+}
+
+TEST_P(MetadataStoreTest, FoundByNameFollowedAndTakenBack) {
+  const auto a = make_agent(options("alpha")), b = make_agent(options("beta"));
+  AgentMemory mine(*a, 4096, 1), theirs(*b, 4096, 2);
+  ASSERT_EQ(a->follow_metadata(b->name()), absl::OkStatus());
+  EXPECT_TRUE(comes_about([&] { return absl::IsNotFound(a->metadata_state(b->name())); }));
+  ASSERT_EQ(b->publish_metadata(), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return a->has_remote(b->name(), {theirs.whole()}); }));
+  EXPECT_TRUE(comes_about([&] { return a->metadata_state(b->name()).ok() && published(*b); }));
+  const auto read = a->make_transfer(Op::kRead, std::vector<Descriptor>{mine.whole()},
+                                     std::vector<Descriptor>{theirs.whole()}, b->name());
+  ASSERT_EQ(a->post(*read), absl::OkStatus());
+  ASSERT_EQ(a->wait(*read, kLong), absl::OkStatus());
+  EXPECT_EQ(mine.bytes, theirs.bytes);
+
+  AgentMemory later(*b, 4096, 3);
+  ASSERT_EQ(b->publish_metadata(*b->partial_metadata({later.whole()}, false), "later"),
+            absl::OkStatus());
+  ASSERT_EQ(a->follow_metadata(b->name(), "later"), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] {
+    return a->has_remote(b->name(), {theirs.whole(), later.whole()});
+  }));
+
+  // While the two are connected.
+  ASSERT_EQ(b->withdraw_metadata(), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return !a->has_remote(b->name()); }));
+  EXPECT_TRUE(
+      comes_about([&] { return absl::IsFailedPrecondition(a->metadata_state(b->name())); }));
+  ASSERT_EQ(b->publish_metadata(), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return a->has_remote(b->name(), {later.whole()}); }));
+}
+
+TEST_P(MetadataStoreTest, AnAgentThatEndsLeavesNothing) {
+  auto a = make_agent(options("alpha"));
+  ASSERT_EQ(a->publish_metadata(), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return published(*a); }));
+  const std::string key = metadata_key(a->name());
+  EXPECT_TRUE(store()->get(key).ok());
+  const auto b = make_agent(options("beta"));
+  ASSERT_EQ(b->follow_metadata(a->name()), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return b->has_remote(named("alpha")); }));
+  a = nullptr;
+  EXPECT_TRUE(absl::IsNotFound(store()->get(key).status()));
+}
+
+TEST_P(MetadataStoreTest, TheLaterOfTwoWithOneNameIsRefused) {
+  auto first = make_agent(options("alpha"));
+  AgentMemory memory(*first, 4096, 1);
+  ASSERT_EQ(first->publish_metadata(), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return published(*first); }));
+  const auto second = make_agent(options("alpha", kShortLease));
+  ASSERT_EQ(second->publish_metadata(), absl::OkStatus());
+  ASSERT_TRUE(
+      comes_about([&] { return absl::IsAlreadyExists(second->metadata_state(second->name())); }));
+  const auto b = make_agent(options("beta"));
+  ASSERT_EQ(b->follow_metadata(first->name()), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return b->has_remote(named("alpha"), {memory.whole()}); }));
+  first = nullptr;
+  EXPECT_TRUE(comes_about([&] { return published(*second); }));
+}
+
+// Run by the next test in a process of its own: an agent that others find, until it is killed.
+TEST(MetadataStore, DISABLED_Publisher) {
+  AgentOptions options = agent_options(std::getenv("METADATA_TEST_NAME"));
+  options.metadata_store = std::getenv("METADATA_TEST_URL");
+  options.metadata_lease = kShortLease;
+  const auto agent = make_agent(std::move(options));
+  ASSERT_EQ(agent->publish_metadata(), absl::OkStatus());
+  pause();
+}
+
+TEST_P(MetadataStoreTest, ANameIsFreeWhenItsAgentWasKilled) {
+  const std::string name = named("alpha"), url = server_->url();
+  const pid_t child = fork_child();
+  if (child == 0) {
+    setenv("METADATA_TEST_NAME", name.c_str(), 1);
+    setenv("METADATA_TEST_URL", url.c_str(), 1);
+    dup2(::open("/dev/null", O_WRONLY), 1);
+    execl("/proc/self/exe", "publisher", "--gtest_also_run_disabled_tests",
+          "--gtest_filter=MetadataStore.DISABLED_Publisher", nullptr);
+    _exit(127);
+  }
+  const auto b = make_agent(options("beta", kShortLease));
+  ASSERT_EQ(b->follow_metadata(name), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return b->has_remote(name); }));
+  ::kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  ASSERT_TRUE(comes_about([&] { return !b->has_remote(name); }));
+  EXPECT_TRUE(comes_about([&] { return absl::IsNotFound(b->metadata_state(name)); }));
+
+  const auto next = make_agent(options("alpha", kShortLease));
+  AgentMemory memory(*next, 4096, 1);
+  ASSERT_EQ(next->publish_metadata(), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return b->has_remote(name, {memory.whole()}); }));
+}
+
+TEST_P(MetadataStoreTest, WhatIsDamagedForeignOrAnothersIsRefusedByName) {
+  const auto b = make_agent(options("beta"));
+  const auto strange = store();
+  const auto refused = [&](const std::string& bytes, const std::string& why) {
+    const std::string name = named("alpha");
+    ASSERT_EQ(strange->put(metadata_key(name), bytes), absl::OkStatus());
+    ASSERT_EQ(b->follow_metadata(name), absl::OkStatus());
+    ASSERT_TRUE(comes_about([&] { return absl::IsDataLoss(b->metadata_state(name)); }));
+    EXPECT_THAT(std::string(b->metadata_state(name).message()), HasSubstr(why));
+    EXPECT_FALSE(b->has_remote(name));
+    b->remove_remote(name);
+  };
+  AgentOptions foreign = agent_options(named("alpha"));
+  foreign.worker.key = *ClusterKey::from_bytes("the key of another cluster altogether");
+  refused(*make_agent(std::move(foreign))->metadata(), "another cluster key");
+  const auto eve = make_agent(agent_options("eve"));
+  refused(*eve->metadata(), "the metadata of \"eve\"");
+  const auto good = make_agent(agent_options(named("alpha")));
+  std::string bytes = *good->metadata();
+  bytes[bytes.size() / 2] ^= 1;
+  refused(bytes, "damaged");
+  refused("hello", "no metadata");
+  refused(good->metadata()->substr(0, 100), "damaged");
+
+  // And the good one is taken at once, though bad ones were there before it.
+  ASSERT_EQ(strange->put(metadata_key(named("alpha")), *good->metadata()), absl::OkStatus());
+  ASSERT_EQ(b->follow_metadata(named("alpha")), absl::OkStatus());
+  EXPECT_TRUE(comes_about([&] { return b->has_remote(named("alpha")); }));
+}
+
+TEST_P(MetadataServerTest, AServerThatDiesAndComesBackIsFoundAgain) {
+  const auto a = make_agent(options("alpha", kShortLease));
+  const auto b = make_agent(options("beta", kShortLease));
+  ASSERT_EQ(a->publish_metadata(), absl::OkStatus());
+  ASSERT_EQ(b->follow_metadata(a->name()), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return published(*a) && b->has_remote(a->name()); }));
+  server_->kill();
+  ASSERT_TRUE(comes_about([&] { return absl::IsUnavailable(a->metadata_state(a->name())); }));
+  ASSERT_EQ(b->publish_metadata(), absl::OkStatus());
+  ASSERT_EQ(a->follow_metadata(b->name()), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return absl::IsUnavailable(a->metadata_state(b->name())); }));
+  server_->start();
+  EXPECT_TRUE(
+      comes_about([&] { return published(*a) && published(*b) && a->has_remote(b->name()); }));
+}
+
+TEST_P(MetadataFolderTest, WhatAStrangerRemovedIsLeftThereAgain) {
+  const auto a = make_agent(options("alpha", kShortLease));
+  ASSERT_EQ(a->publish_metadata(), absl::OkStatus());
+  ASSERT_TRUE(comes_about([&] { return published(*a); }));
+  const std::string file = server_->url().substr(7) + "/" + metadata_key(a->name());
+  ASSERT_EQ(unlink((file + ".agent").c_str()), 0);
+  ASSERT_EQ(unlink((file + ".lock").c_str()), 0);
+  EXPECT_TRUE(comes_about([&] { return store()->get(metadata_key(a->name())).ok(); }));
+}
+
+TEST_P(MetadataStoreTest, AThousandNames) {
+  constexpr int kNames = 1000;
+  const ClusterKey key = *agent_options("x").worker.key;
+  const auto a = make_agent(options("alpha"));
+  const auto all = store();
+  for (int i = 0; i < kNames; ++i) {
+    AgentMetadata metadata;
+    metadata.name = named(std::to_string(i));
+    metadata.uid.bytes[0] = static_cast<uint8_t>(i % 251);
+    metadata.uid.bytes[1] = static_cast<uint8_t>(i / 251 + 1);
+    metadata.address = "nobody is called here";
+    ASSERT_EQ(all->put(metadata_key(metadata.name), metadata.encode(key)), absl::OkStatus());
+    ASSERT_EQ(a->follow_metadata(metadata.name), absl::OkStatus());
+  }
+  EXPECT_TRUE(comes_about([&] { return a->stats().remotes == kNames; }));
+  EXPECT_TRUE(a->has_remote(named("999")));
+}
+
+std::string kind_of(const ::testing::TestParamInfo<std::string>& one) { return one.param; }
+INSTANTIATE_TEST_SUITE_P(Stores, MetadataStoreTest, ::testing::Values(METADATA_STORES),
+                         kind_of);
+INSTANTIATE_TEST_SUITE_P(Servers, MetadataServerTest, ::testing::Values(METADATA_SERVER), kind_of);
+INSTANTIATE_TEST_SUITE_P(Folders, MetadataFolderTest, ::testing::Values("file"), kind_of);
+
+TEST(MetadataStore, UrlsAreChecked) {
+  const auto made = [](const std::string& url, int lease = 10'000) {
+    return make_metadata_store(url, std::chrono::milliseconds(lease)).status();
+  };
+  for (const char* good :
+       {"etcd://a", "etcd://a:1,b:2/c/d/", "http://[::1]:80/x", "http://a", "file:///tmp/"}) {
+    EXPECT_EQ(made(good), absl::OkStatus()) << good;
+  }
+  for (const char* bad : {"", "etcd", "etcd://", "etcd://:1", "http://a:0", "http://a:99999",
+                          "http://a,b", "https://a", "file://a", "file://", "ftp://a"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(made(bad))) << bad;
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(made("etcd://a", 10)));
+  AgentOptions options = agent_options("alpha");
+  options.metadata_store = "carrier-pigeon://loft";
+  EXPECT_TRUE(absl::IsInvalidArgument(Agent::create(std::move(options)).status()));
+}
+
+TEST(MetadataStore, KeysAreNamesWithoutSurprises) {
+  EXPECT_EQ(metadata_key("decode-0"), "decode-0");
+  EXPECT_EQ(metadata_key("../a b"), "=2E=2E=2Fa=20b");
+  EXPECT_NE(metadata_key("a.b"), metadata_key("a", "b"));
+}
+
+TEST(MetadataStore, AnAgentWithoutOneSaysSo) {
+  const auto a = make_agent(agent_options("alpha"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(a->publish_metadata()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(a->follow_metadata("beta")));
+  EXPECT_TRUE(absl::IsFailedPrecondition(a->withdraw_metadata()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(a->metadata_state("beta")));
+}
+
+TEST(MetadataStore, OnlyOnesOwnMetadataIsPublished) {
+  AgentOptions options = agent_options("alpha");
+  options.metadata_store = "file:///nowhere/at/all";
+  const auto a = make_agent(std::move(options));
+  const auto b = make_agent(agent_options("beta"));
+  EXPECT_TRUE(absl::IsInvalidArgument(a->publish_metadata(*b->metadata())));
+  EXPECT_TRUE(absl::IsInvalidArgument(a->follow_metadata("alpha")));
+  EXPECT_TRUE(absl::IsInvalidArgument(a->follow_metadata("")));
+  ASSERT_EQ(a->publish_metadata(), absl::OkStatus());
+  const Time end = Clock::steady().now() + kLong;
+  while (a->metadata_state("alpha").message().find("/nowhere") == std::string::npos) {
+    ASSERT_LT(Clock::steady().now(), end);
+    usleep(2'000);
+  }
+  EXPECT_TRUE(absl::IsUnavailable(a->metadata_state("alpha")));
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer
