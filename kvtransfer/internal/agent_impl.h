@@ -21,9 +21,9 @@
 #include "kvtransfer/agent.h"
 #include "kvtransfer/internal/agent_list.h"
 #include "kvtransfer/internal/agent_messages.h"
-#include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/internal/agent_ranges.h"
 #include "kvtransfer/internal/agent_transfer.h"
+#include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/metadata/metadata_keeper.h"
 #include "transport/progress_thread.h"
 

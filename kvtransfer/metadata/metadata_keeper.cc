@@ -63,6 +63,7 @@ void MetadataKeeper::follow(std::string_view agent, std::string_view label) {
   std::lock_guard lock(mutex_);
   Theirs& theirs = theirs_[metadata_key(agent, label)];
   theirs.agent = agent;
+  theirs.asked = ++last_asked_;
   theirs.due = {};
   theirs.pause = kFirstPause;
   theirs.seen.clear();  // to be loaded again: the agent may have been removed meanwhile
@@ -168,33 +169,38 @@ void MetadataKeeper::renew(std::unique_lock<std::mutex>& lock) {
 }
 
 void MetadataKeeper::look(std::unique_lock<std::mutex>& lock) {
-  std::vector<std::string> due;
+  std::vector<std::pair<std::string, uint64_t>> due;
   const Clock::time_point now = Clock::now();
   for (auto& [key, theirs] : theirs_) {
     if (theirs.due > now) continue;
-    due.push_back(key);
+    due.emplace_back(key, theirs.asked);
     theirs.pause = std::clamp<Clock::duration>(theirs.pause * 2, kFirstPause,
-                                                  std::min<Clock::duration>(third_, kLongestPause));
+                                               std::min<Clock::duration>(third_, kLongestPause));
     theirs.due = now + theirs.pause;
   }
-  for (const std::string& key : due) {
+  for (const auto& [key, asked] : due) {
     if (stopping_) return;
     lock.unlock();
     absl::StatusOr<std::string> answer = store_->get(key);
     lock.lock();
-    take(key, std::move(answer), lock);
+    take(key, asked, std::move(answer), lock);
   }
 }
 
-void MetadataKeeper::take(const std::string& key, absl::StatusOr<std::string> answer,
-                          std::unique_lock<std::mutex>& lock) {
+MetadataKeeper::Theirs* MetadataKeeper::find(const std::string& key, uint64_t asked) {
   const auto at = theirs_.find(key);
-  if (at == theirs_.end()) return;
-  const std::string agent = at->second.agent;
+  return at == theirs_.end() || at->second.asked != asked ? nullptr : &at->second;
+}
+
+void MetadataKeeper::take(const std::string& key, uint64_t asked,
+                          absl::StatusOr<std::string> answer, std::unique_lock<std::mutex>& lock) {
+  Theirs* theirs = find(key, asked);
+  if (theirs == nullptr) return;
+  if (answer.ok() && *answer == theirs->seen) return;  // looked at again with the next pause
+  const std::string agent = theirs->agent;
+  const bool had = !theirs->seen.empty();
   absl::Status status = answer.status();
   const bool absent = absl::IsNotFound(status);
-  if (answer.ok() && *answer == at->second.seen) return;  // looked at again with the lease
-  const bool had = !at->second.seen.empty();
   if (answer.ok()) {
     lock.unlock();
     status = events_.found(agent, *answer);
@@ -204,17 +210,24 @@ void MetadataKeeper::take(const std::string& key, absl::StatusOr<std::string> an
     events_.gone(agent);
     lock.lock();
   }
-  const auto still = theirs_.find(key);  // it may have been forgotten meanwhile
-  if (still == theirs_.end()) return;
-  still->second.status = status;
-  if (answer.ok()) still->second.seen = *std::move(answer);
+  theirs = find(key, asked);
+  if (theirs == nullptr) {  // forgotten meanwhile, and so is what was loaded
+    if (status.ok() && theirs_.count(key) == 0) {
+      lock.unlock();
+      events_.gone(agent);
+      lock.lock();
+    }
+    return;
+  }
+  theirs->status = status;
+  if (answer.ok()) theirs->seen = *std::move(answer);
   // A part that came before the whole is looked at again.
   const bool too_early = !absent && absl::IsNotFound(status);
-  if (absent || too_early) still->second.seen.clear();
+  if (absent || too_early) theirs->seen.clear();
   // Until the watch says something, unless it did meanwhile.
   if (!absl::IsUnavailable(status) && !too_early && store_->watching() &&
-      still->second.due != Clock::time_point{}) {
-    still->second.due = Clock::time_point::max();
+      theirs->due != Clock::time_point{}) {
+    theirs->due = Clock::time_point::max();
   }
 }
 

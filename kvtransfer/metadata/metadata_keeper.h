@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -52,6 +53,7 @@ class MetadataKeeper {
   };
   struct Theirs {
     std::string agent, seen;
+    uint64_t asked = 0;  // another number with each follow(): answers to older ones are not for it
     Clock::time_point due{};
     Clock::duration pause{};
     absl::Status status = absl::UnavailableError("the store was not asked yet");
@@ -61,7 +63,8 @@ class MetadataKeeper {
   void renew(std::unique_lock<std::mutex>& lock);
   void put_ours(std::unique_lock<std::mutex>& lock);
   void look(std::unique_lock<std::mutex>& lock);
-  void take(const std::string& key, absl::StatusOr<std::string> answer,
+  Theirs* find(const std::string& key, uint64_t asked);
+  void take(const std::string& key, uint64_t asked, absl::StatusOr<std::string> answer,
             std::unique_lock<std::mutex>& lock);
   void changed(std::string_view key);
   Clock::time_point next_due() const;
@@ -75,6 +78,7 @@ class MetadataKeeper {
   std::map<std::string, Ours> ours_;      // by key
   std::map<std::string, Theirs> theirs_;  // by key
   Clock::time_point renew_at_;
+  uint64_t last_asked_ = 0;
   bool stopping_ = false, over_ = false;
   std::thread thread_;
 };

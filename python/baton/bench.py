@@ -27,10 +27,14 @@ SHAPES = "4096x16384,32768x1024"  # pages, bytes of each
 class BatonSide:
     """One side of a transfer over baton.Agent."""
 
-    def __init__(self, name: str, memory: numpy.ndarray, arguments: argparse.Namespace) -> None:
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         import baton
         self.agent = baton.Agent(name, require=arguments.require)
-        self.agent.register(memory)
+        if arguments.memory == "agent":
+            self.memory = numpy.frombuffer(self.agent.allocate(arguments.bytes), dtype=numpy.uint8)
+        else:
+            self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
+            self.agent.register(self.memory)
         self.metadata = self.agent.metadata()
 
     def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
@@ -50,10 +54,11 @@ class BatonSide:
 class NixlSide:
     """The same over NIXL."""
 
-    def __init__(self, name: str, memory: numpy.ndarray, _: argparse.Namespace) -> None:
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         api = nixl_api()
+        self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
         self.agent = api.nixl_agent(name, api.nixl_agent_config())
-        self.agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+        self.agent.register_memory([(self.memory.ctypes.data, self.memory.nbytes, 0, "")], "DRAM")
         self.metadata = self.agent.get_agent_metadata()
 
     def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
@@ -89,11 +94,12 @@ class MooncakeSide:
 
     AT_ONCE = 512
 
-    def __init__(self, name: str, memory: numpy.ndarray, _: argparse.Namespace) -> None:
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
         self.engine = mooncake()()
         if self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") != 0:
             raise SystemExit(f"Mooncake's engine {name} did not start")
-        if self.engine.register_memory(memory.ctypes.data, memory.nbytes) != 0:
+        if self.engine.register_memory(self.memory.ctypes.data, self.memory.nbytes) != 0:
             raise SystemExit(f"Mooncake's engine {name} did not register its memory")
         self.metadata = f"127.0.0.1:{self.engine.get_rpc_port()}".encode()
 
@@ -139,9 +145,9 @@ def pattern(size: int) -> numpy.ndarray:
 
 def target(arguments: argparse.Namespace) -> None:
     """The other process: memory for others, until standard input ends. It looks for messages as an engine does."""
-    memory = pattern(arguments.bytes)
-    side = SIDES[arguments.target]("bench-target", memory, arguments)
-    print("target", side.metadata.hex(), memory.ctypes.data, flush=True)
+    side = SIDES[arguments.target]("bench-target", arguments)
+    side.memory[:] = pattern(arguments.bytes)
+    print("target", side.metadata.hex(), side.memory.ctypes.data, flush=True)
     sys.stdin.read()
     os._exit(0)  # NIXL's own libraries may fail at exit
 
@@ -150,11 +156,12 @@ class Pair:
     """One library: this process and a target."""
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
-        self.name, size = name, max(pages * page for pages, page in arguments.shapes)
-        self.memory = numpy.zeros(size, dtype=numpy.uint8)
-        self.side = SIDES[name]("bench", self.memory, arguments)
-        command = [sys.executable, "-m", "baton.bench", "--target", name, "--bytes", str(size), "--require",
-                   arguments.require]
+        self.name = name
+        arguments.bytes = max(pages * page for pages, page in arguments.shapes)
+        self.side = SIDES[name]("bench", arguments)
+        self.memory = self.side.memory
+        command = [sys.executable, "-m", "baton.bench", "--target", name, "--bytes", str(arguments.bytes), "--require",
+                   arguments.require, "--memory", arguments.memory]
         self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         words: List[bytes] = next((line for line in self.child.stdout if line.startswith(b"target ")), b"").split()
         if not words:
@@ -212,6 +219,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m baton.bench", description=__doc__.split("\n\n")[0])
     parser.add_argument("--baseline", default="", help="nixl, mooncake, or both by a comma: measured beside Baton")
     parser.add_argument("--require", default="", help="Baton takes this provider and no other")
+    parser.add_argument("--memory", choices=("agent", "own"), default="agent", help="Baton's pages lie in memory of its "
+                        "agent's (Agent.allocate()), or in ordinary memory as the others' do")
     parser.add_argument("--shapes", default=SHAPES, help="PAGESxBYTES, several by commas")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", default="", help="a file for the rows, one JSON object in a line")

@@ -262,8 +262,7 @@ TEST_P(MetadataStoreTest, AThousandNames) {
 }
 
 std::string kind_of(const ::testing::TestParamInfo<std::string>& one) { return one.param; }
-INSTANTIATE_TEST_SUITE_P(Stores, MetadataStoreTest, ::testing::Values(METADATA_STORES),
-                         kind_of);
+INSTANTIATE_TEST_SUITE_P(Stores, MetadataStoreTest, ::testing::Values(METADATA_STORES), kind_of);
 INSTANTIATE_TEST_SUITE_P(Servers, MetadataServerTest, ::testing::Values(METADATA_SERVER), kind_of);
 INSTANTIATE_TEST_SUITE_P(Folders, MetadataFolderTest, ::testing::Values("file"), kind_of);
 

@@ -21,7 +21,8 @@ class Bench(unittest.TestCase):
         for provider in ("shm", "tcp"):
             with tempfile.TemporaryDirectory() as folder:
                 path = os.path.join(folder, "rows.json")
-                ran = bench("--rounds", "1", "--shapes", "64x4096,100x64", "--require", provider, "--json", path)
+                ran = bench("--rounds", "1", "--shapes", "64x4096,100x64", "--require", provider, "--json", path,
+                            "--memory", "agent" if provider == "shm" else "own")
                 self.assertEqual(ran.returncode, 0, ran.stderr)
                 with open(path, encoding="utf8") as rows:
                     found = [json.loads(row) for row in rows]
