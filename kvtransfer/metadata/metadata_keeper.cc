@@ -45,16 +45,20 @@ void MetadataKeeper::publish(std::string_view agent, std::string_view label, std
   ours.agent = agent;
   ours.bytes = std::move(bytes);
   ours.put = true;
+  ours.remove = false;
   ours.status = absl::UnavailableError("it is on its way to the store");
   wake_.notify_all();
 }
 
 void MetadataKeeper::withdraw(std::string_view agent, const std::string& farewell) {
   std::lock_guard lock(mutex_);
+  const bool has_whole = ours_.count(metadata_key(agent)) > 0;
   for (auto& [key, ours] : ours_) {
     if (ours.agent != agent) continue;
-    ours.bytes = farewell;
-    ours.put = true;
+    // A farewell beside a whole that is published again would be read as being of that.
+    ours.remove = has_whole && key != metadata_key(agent);
+    ours.put = !ours.remove;
+    if (ours.put) ours.bytes = farewell;
   }
   wake_.notify_all();
 }
@@ -63,6 +67,7 @@ void MetadataKeeper::follow(std::string_view agent, std::string_view label) {
   std::lock_guard lock(mutex_);
   Theirs& theirs = theirs_[metadata_key(agent, label)];
   theirs.agent = agent;
+  theirs.part = !label.empty();
   theirs.asked = ++last_asked_;
   theirs.due = {};
   theirs.pause = kFirstPause;
@@ -117,8 +122,9 @@ void MetadataKeeper::run() {
     put_ours(lock);
     if (!ours_.empty() && Clock::now() >= renew_at_) renew(lock);
     look(lock);
-    const bool more =
-        std::any_of(ours_.begin(), ours_.end(), [](const auto& one) { return one.second.put; });
+    const bool more = std::any_of(ours_.begin(), ours_.end(), [](const auto& one) {
+      return one.second.put || one.second.remove;
+    });
     const Clock::time_point next = next_due();
     if (stopping_ || more || next <= Clock::now()) continue;
     if (next == Clock::time_point::max()) {
@@ -140,6 +146,16 @@ void MetadataKeeper::run() {
 
 void MetadataKeeper::put_ours(std::unique_lock<std::mutex>& lock) {
   std::vector<std::pair<std::string, std::string>> todo;
+  std::vector<std::string> leaving;
+  for (const auto& [key, ours] : ours_) {
+    if (ours.remove) leaving.push_back(key);
+  }
+  for (const std::string& key : leaving) {
+    ours_.erase(key);
+    lock.unlock();
+    store_->remove(key).IgnoreError();  // else it goes with the lease
+    lock.lock();
+  }
   for (auto& [key, ours] : ours_) {
     if (std::exchange(ours.put, false)) todo.emplace_back(key, ours.bytes);
   }
@@ -205,7 +221,7 @@ void MetadataKeeper::take(const std::string& key, uint64_t asked,
     lock.unlock();
     status = events_.found(agent, *answer);
     lock.lock();
-  } else if (absent && had) {
+  } else if (absent && had && !(theirs->part && theirs_.count(metadata_key(agent)) > 0)) {
     lock.unlock();
     events_.gone(agent);
     lock.lock();

@@ -35,7 +35,8 @@ class MetadataKeeper {
 
   // From any thread; they return at once. A label is for what is left besides the whole.
   void publish(std::string_view agent, std::string_view label, std::string bytes);
-  // Leaves `farewell` where something of this agent's is.
+  // Leaves `farewell` in place of the whole, and removes the rest; without a whole, in place of
+  // all.
   void withdraw(std::string_view agent, const std::string& farewell);
   // Follows what is there from now on. Asked for again, it is looked at at once.
   void follow(std::string_view agent, std::string_view label);
@@ -48,11 +49,13 @@ class MetadataKeeper {
   using Clock = std::chrono::steady_clock;
   struct Ours {
     std::string agent, bytes;
-    bool put = false;  // to be
+    bool put = false;     // to be
+    bool remove = false;  // to be
     absl::Status status = absl::UnavailableError("it is on its way to the store");
   };
   struct Theirs {
     std::string agent, seen;
+    bool part = false;   // under a label: that it goes says nothing of the agent
     uint64_t asked = 0;  // another number with each follow(): answers to older ones are not for it
     Clock::time_point due{};
     Clock::duration pause{};
