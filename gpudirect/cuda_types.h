@@ -54,6 +54,13 @@ enum Result : int {
   kUnknown = 999,
 };
 
+// CUGPUDirectRDMAWritesOrdering, and the scopes of a flush.
+inline constexpr int kOrderedForNobody = 0;
+inline constexpr int kOrderedForOwner = 100;
+// CUflushGPUDirectRDMAWritesOptions, and the one target of a flush.
+inline constexpr int kFlushByHost = 1;
+inline constexpr int kFlushCurrentContext = 0;
+
 // CUdevice_attribute
 enum DeviceAttribute : int {
   kMultiprocessorCount = 16,

@@ -79,6 +79,7 @@ namespace baton::gpudirect {
     (Stream stream, DevicePointer address, uint64_t value, unsigned flags))              \
   F(cuStreamWriteValue64, 11070,                                                         \
     (Stream stream, DevicePointer address, uint64_t value, unsigned flags))              \
+  F(cuFlushGPUDirectRDMAWrites, 11030, (int target, int scope))                          \
   F(cuMemGetHandleForAddressRange, 11070,                                                \
     (void* handle, DevicePointer at, size_t bytes, int type, unsigned long long flags))
 

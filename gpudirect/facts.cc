@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "gpudirect/flush_policy.h"
 
 namespace baton::gpudirect {
 
@@ -29,6 +30,7 @@ std::string DeviceFacts::text() const {
       out += "unknown";
     }
   }
+  absl::StrAppend(&out, ", writes of adapters are ", words(flush_policy(*this)));
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "gpudirect/device_memory.h"
+#include "gpudirect/flush_policy.h"
 #include "gpudirect/staging.h"
 
 namespace baton::gpudirect {
@@ -24,6 +25,12 @@ const DeviceMemory* make() {
   const auto* memory = new CudaMemory(driver_of_process);
   use_device_memory(memory);
   return memory;
+}
+
+absl::Status not_ordered(int device) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "no dma-buf: CUDA device ", device,
+      " may see late what an adapter writes, and its driver offers no flush to the host"));
 }
 
 }  // namespace
@@ -69,6 +76,9 @@ absl::StatusOr<BackingFile> CudaMemory::dma_buf(const void* data, size_t size) c
                                                  " exports none; it takes NVIDIA's open kernel "
                                                  "module and Linux 5.12 with CONFIG_PCI_P2PDMA"));
   }
+  if (const absl::StatusOr<bool> flush = wants_flush(facts->ordinal); !flush.ok()) {
+    return flush.status();
+  }
   const auto page = static_cast<DevicePointer>(sysconf(_SC_PAGESIZE));
   const DevicePointer begin = address(data) / page * page;
   const DevicePointer end = (address(data) + size + page - 1) / page * page;
@@ -80,6 +90,33 @@ absl::StatusOr<BackingFile> CudaMemory::dma_buf(const void* data, size_t size) c
       absl::StrFormat("no dma-buf: exporting %u bytes of CUDA device %d", size, facts->ordinal));
   if (!status.ok()) return status;
   return BackingFile{fd, static_cast<size_t>(address(data) - begin), true};
+}
+
+absl::StatusOr<bool> CudaMemory::wants_flush(int device) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return false;
+  const absl::StatusOr<const Device*> opened = device_of(*driver, device);
+  if (!opened.ok()) return opened.status();
+  const FlushPolicy policy = flush_policy((*opened)->facts());
+  const bool lacking =
+      policy == FlushPolicy::kCall && driver->cuFlushGPUDirectRDMAWrites == nullptr;
+  if (policy == FlushPolicy::kImpossible || lacking) return not_ordered(device);
+  return policy == FlushPolicy::kCall;
+}
+
+absl::Status CudaMemory::flush(int device) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return absl::OkStatus();
+  const absl::StatusOr<const Device*> opened = device_of(*driver, device);
+  if (!opened.ok()) return absl::OkStatus();
+  const Device::Current current(**opened);
+  absl::Status status = current.status();
+  if (status.ok()) {
+    status =
+        (*opened)->check(driver->cuFlushGPUDirectRDMAWrites(kFlushCurrentContext, kOrderedForOwner),
+                         absl::StrCat("flushing what adapters wrote to CUDA device ", device));
+  }
+  return (*opened)->alive().ok() ? status : absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<StagingRing>> CudaMemory::staging_ring(int device,

@@ -23,6 +23,9 @@ class CudaMemory final : public DeviceMemory {
   absl::StatusOr<MemoryPlace> place(const void* data, size_t size) const override;
   // Of the whole pages of the host's size around the range.
   absl::StatusOr<BackingFile> dma_buf(const void* data, size_t size) const override;
+  absl::StatusOr<bool> wants_flush(int device) const override;
+  // OK for a device that is lost: nobody reads its memory any more.
+  absl::Status flush(int device) const override;
   absl::StatusOr<std::unique_ptr<StagingRing>> staging_ring(int device,
                                                             size_t bytes) const override;
 

@@ -57,6 +57,11 @@ class DeviceMemory {
   // A dma-buf of device memory, for adapters to register. The caller closes it. The reason and the
   // remedy where there is none.
   virtual absl::StatusOr<BackingFile> dma_buf(const void* data, size_t size) const = 0;
+  // Whether the device may see late what adapters have written to its memory, so that flush() has
+  // to come between the completion and whoever hears of it. FailedPrecondition where nothing helps.
+  virtual absl::StatusOr<bool> wants_flush(int /*device*/) const { return false; }
+  // When it has returned OK the device sees all that had been completed. A few microseconds.
+  virtual absl::Status flush(int /*device*/) const { return absl::OkStatus(); }
   // A ring of `bytes` for a device. Blocks while the memory is pinned. This outlives it.
   virtual absl::StatusOr<std::unique_ptr<StagingRing>> staging_ring(int /*device*/,
                                                                     size_t /*bytes*/) const {

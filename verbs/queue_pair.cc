@@ -146,7 +146,8 @@ bool QueuePair::flush(QueuePairOwner* heir) {
       continue;
     }
     const bool is_send = (completion.wr_id & kReceiveId) == 0;
-    if (!is_send && heir != nullptr && completion.status == IBV_WC_SUCCESS && !closed_) {
+    const bool good = completion.status == IBV_WC_SUCCESS && !closed_ && !unseen_;
+    if (!is_send && heir != nullptr && good && port_.device->show_devices().ok()) {
       receive(*heir, completion);
     }
     if (is_send) {

@@ -16,7 +16,9 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "verbs/device/device.h"
 #include "verbs/device/message.h"
 
@@ -34,6 +36,8 @@ class QueuePairOwner {
   virtual void counted(uint32_t immediate) = 0;
   // The peer sent more than it had credits for.
   virtual void overrun() = 0;
+  // What has completed may not be seen by the device whose memory it is in: it counts for nothing.
+  virtual void unseen(const absl::Status& why) = 0;
 };
 
 // How to reach the peer where rdma_cm has worked it out, instead of what the messages say.
@@ -149,6 +153,7 @@ class QueuePair {
   void complete(QueuePairOwner& owner, ibv_wc_status status);
   bool flush(QueuePairOwner* heir);
   void on_sent(QueuePairOwner& owner, const ibv_wc& completion);
+  void show_devices(QueuePairOwner& owner, absl::Span<ibv_wc> completions);
 
   const Port& port_;
   const VerbsApi& api_;
@@ -176,6 +181,7 @@ class QueuePair {
   std::unique_ptr<bool> armed_ =
       std::make_unique<bool>();  // Device::next_completion_event() clears
   bool broken_ = false;
+  bool unseen_ = false;  // what completed counts for nothing any more
   bool erred_ = false;   // told to be in the error state
   bool closed_ = false;  // and what came before has been seen; what comes later does not count
   bool last_receive_ = false;

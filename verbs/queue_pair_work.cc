@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "verbs/queue_pair.h"
 
@@ -110,10 +111,19 @@ void QueuePair::complete(QueuePairOwner& owner, ibv_wc_status status) {
 void QueuePair::on_sent(QueuePairOwner& owner, const ibv_wc& completion) {
   if (completion.wr_id < first_ || completion.wr_id >= next_) return;  // not ours: ignored
   // In order: what came before it has succeeded, or would have been reported itself.
-  while (first_ < completion.wr_id && completions_ != nullptr) complete(owner, IBV_WC_SUCCESS);
+  const ibv_wc_status before = unseen_ ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS;
+  while (first_ < completion.wr_id && completions_ != nullptr) complete(owner, before);
   if (completions_ == nullptr) return;
   if (completion.status != IBV_WC_SUCCESS) broken_ = true;
   complete(owner, completion.status);
+}
+
+// Before anybody hears of these.
+void QueuePair::show_devices(QueuePairOwner& owner, absl::Span<ibv_wc> completions) {
+  const absl::Status seen = unseen_ ? absl::OkStatus() : port_.device->show_devices();
+  if (seen.ok() && !unseen_) return;
+  for (ibv_wc& each : completions) each.status = IBV_WC_WR_FLUSH_ERR;
+  if (!std::exchange(unseen_, true)) owner.unseen(seen);
 }
 
 bool QueuePair::poll(QueuePairOwner& owner) {
@@ -129,6 +139,7 @@ bool QueuePair::poll(QueuePairOwner& owner) {
       break;
     }
     any = true;
+    show_devices(owner, {batch, static_cast<size_t>(count)});
     uint32_t again[kBatch];
     size_t free = 0;
     for (int i = 0; i < count && completions_ != nullptr; ++i) {

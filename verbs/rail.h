@@ -120,6 +120,7 @@ class VerbsRail final : public Rail,
   void received(std::string_view message) override;
   void counted(uint32_t immediate) override;
   void overrun() override;
+  void unseen(const absl::Status& why) override;
   void on_arrival(std::string_view body);
   void on_fragment(std::string_view body);
 

@@ -136,6 +136,10 @@ void VerbsRail::overrun() {
   fail(absl::InvalidArgumentError("the peer sent more messages than it had credits for"), true);
 }
 
+void VerbsRail::unseen(const absl::Status& why) {
+  fail(absl::UnavailableError(why.message()), true);
+}
+
 void VerbsRail::counted(uint32_t immediate) {
   ++owed_;
   session_.counters().add(immediate >> 16, static_cast<uint16_t>(immediate), 1);

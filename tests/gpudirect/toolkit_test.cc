@@ -135,6 +135,11 @@ static_assert(equal(kMemoryTypeHost, CU_MEMORYTYPE_HOST) &&
 static_assert(equal(kMemoryTypeUnified, CU_MEMORYTYPE_UNIFIED) &&
               equal(kWaitUntilNotBehind, CU_STREAM_WAIT_VALUE_GEQ) &&
               equal(kWriteDefault, CU_STREAM_WRITE_VALUE_DEFAULT));
+static_assert(equal(kOrderedForNobody, CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE) &&
+              equal(kOrderedForOwner, CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER) &&
+              equal(kOrderedForOwner, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER) &&
+              equal(kFlushByHost, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST) &&
+              equal(kFlushCurrentContext, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX));
 static_assert(sizeof(PlaneCopy) == sizeof(CUDA_MEMCPY2D) &&
               offsetof(PlaneCopy, from.device) == offsetof(CUDA_MEMCPY2D, srcDevice) &&
               offsetof(PlaneCopy, from.pitch) == offsetof(CUDA_MEMCPY2D, srcPitch) &&

@@ -140,6 +140,14 @@ TEST_F(DeviceMemoryOverVerbs, WithoutADmaBufItIsStagedAndTheReasonIsSaid) {
   check_staged("CUDA device 0 exports none");
 }
 
+// What an adapter writes there might be seen late, and nothing could be done about it.
+TEST_F(DeviceMemoryOverVerbs, WithoutOrderAndWithoutAFlushItIsStaged) {
+  gpudirect::Attributes device = gpudirect::unordered_writes();
+  device[gpudirect::kRdmaFlushWritesOptions] = 2;  // by streams alone
+  start({.attributes = device});
+  check_staged("offers no flush to the host");
+}
+
 TEST_F(DeviceMemoryOverVerbs, WhereTheAdapterTakesNoDmaBufItIsStagedAndTheReasonIsSaid) {
   start({}, {.dma_buf = false});
   check_staged("no dma-buf");

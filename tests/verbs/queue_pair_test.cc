@@ -19,6 +19,7 @@ struct Log final : QueuePairOwner {
   void received(std::string_view message) override { messages.emplace_back(message); }
   void counted(uint32_t immediate) override { immediates.push_back(immediate); }
   void overrun() override { ++overruns; }
+  void unseen(const absl::Status&) override {}
   std::vector<std::pair<uint32_t, ibv_wc_status>> done;
   std::vector<std::string> messages;
   std::vector<uint32_t> immediates;

@@ -15,6 +15,7 @@ struct Deaf final : QueuePairOwner {
   void received(std::string_view) override { ++messages; }
   void counted(uint32_t) override {}
   void overrun() override { ++overruns; }
+  void unseen(const absl::Status&) override {}
   uint64_t messages = 0;
   int overruns = 0;
 };

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "transport/device_memory.h"
 #include "verbs/device/message.h"
 
 namespace baton::verbs {
@@ -209,11 +210,29 @@ absl::Status Device::add_region(const RegionEntry& region) {
   int access = IBV_ACCESS_LOCAL_WRITE;
   if (allows(region.access, Access::kRemoteRead)) access |= IBV_ACCESS_REMOTE_READ;
   if (allows(region.access, Access::kRemoteWrite)) access |= IBV_ACCESS_REMOTE_WRITE;
+  const int device = region.place.device;
+  const DeviceMemory* const devices = device_memory();
+  if (devices != nullptr && device >= 0 && region.file.dma_buf) {
+    const absl::StatusOr<bool> late = devices->wants_flush(device);
+    if (!late.ok()) return late.status();
+    if (*late && std::find(late_.begin(), late_.end(), device) == late_.end()) {
+      late_.push_back(device);
+    }
+  }
   auto registered = register_memory(region.base, region.size, access, region.file);
   if (!registered.ok()) return registered.status();
   regions_[region.index] = *registered;
   pinned_bytes_ += region.size;
   ++pinned_regions_;
+  return absl::OkStatus();
+}
+
+absl::Status Device::show_devices() const {
+  const DeviceMemory* const devices = late_.empty() ? nullptr : device_memory();
+  if (devices == nullptr) return absl::OkStatus();
+  for (const int device : late_) {
+    if (absl::Status status = devices->flush(device); !status.ok()) return status;
+  }
   return absl::OkStatus();
 }
 

@@ -73,6 +73,10 @@ class Device {
   // Whether memory can be registered through a dma-buf here; why not.
   absl::Status dma_buf() const;
 
+  // To be called between a completion and whoever hears of it: what has landed in memory of devices
+  // is seen by them. An error: it may not be.
+  absl::Status show_devices() const;
+
   // Memory of our own, for messages.
   absl::StatusOr<ibv_mr*> register_own(void* data, size_t bytes) const;
 
@@ -106,6 +110,7 @@ class Device {
   std::vector<ibv_mr*> regions_;
   size_t pinned_bytes_ = 0;  // of the worker's regions
   int pinned_regions_ = 0;
+  std::vector<int> late_;  // devices with regions here that see writes when they were flushed
   int node_ = -1;
   bool dead_ = false;
   bool pool_broken_ = false;

@@ -46,6 +46,11 @@ Attributes without_virtual_memory() {
   out[kVirtualMemoryManagement] = out[kHandleTypePosixFd] = out[kRdmaWithVirtualMemory] = 0;
   return out;
 }
+Attributes unordered_writes() {
+  Attributes out = h100();
+  out[kRdmaWritesOrdering] = kOrderedForNobody;
+  return out;
+}
 Attributes one_copy_engine() {
   Attributes out = h100();
   out[kAsyncEngineCount] = 1;

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,7 +32,8 @@ using Attributes = std::map<DeviceAttribute, int>;
 Attributes h100();             // all there is
 Attributes without_dma_buf();  // the proprietary kernel module
 Attributes without_virtual_memory();
-Attributes one_copy_engine();  // copies of both directions in one queue
+Attributes unordered_writes();  // what adapters write is seen when it has been flushed
+Attributes one_copy_engine();   // copies of both directions in one queue
 
 struct FakeOptions {
   uint64_t seed = 1;
@@ -82,6 +84,9 @@ class FakeDriver {
   void fail_next(std::string_view name, Result with);
   // From now on every call fails as on a device that fell off its bus.
   void lose();
+
+  // Called by a flush of remote writes: what adapters have written is seen from then on.
+  void on_flush(std::function<void()> land) { land_ = std::move(land); }
 
   // ---- kernels ----
   // A module of the kernels that the emulation has, for tests of builds that have no image.
@@ -215,6 +220,7 @@ class FakeDriver {
   uintptr_t next_object_ = 0x1000;
   uint64_t next_operation_ = 0;
   size_t largest_copy_ = 0;
+  std::function<void()> land_;
 };
 
 // The prologue of every call: counts it, and says what it answers at once, if anything.

@@ -92,12 +92,29 @@ struct FakeOrderCalls {
                             unsigned flags) {
     return value("cuStreamWriteValue64", Order::Kind::kWriteValue, stream, address, written, flags);
   }
+
+  static Result flush_writes(int target, int scope) {
+    const FakeCall call("cuFlushGPUDirectRDMAWrites", Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto options = call.fake.options_.attributes.find(kRdmaFlushWritesOptions);
+    if (options == call.fake.options_.attributes.end() || (options->second & kFlushByHost) == 0) {
+      call.violate("the device has no flush by the host");
+      return kNotSupported;
+    }
+    if (target != kFlushCurrentContext || scope != kOrderedForOwner) {
+      call.violate("unknown target or scope");
+      return kInvalidValue;
+    }
+    if (call.fake.land_) call.fake.land_();
+    return kSuccess;
+  }
 };
 
 void add_fake_order_calls(FakeEntries& out) {
   const auto add = [&](const char* name, auto* function, int version) {
     out[name] = {reinterpret_cast<void*>(function), version};
   };
+  add("cuFlushGPUDirectRDMAWrites", FakeOrderCalls::flush_writes, 11030);
   add("cuStreamWaitEvent", FakeOrderCalls::wait_event, 3020);
   add("cuStreamWaitValue64", FakeOrderCalls::wait_value, 11070);
   add("cuStreamWriteValue64", FakeOrderCalls::write_value, 11070);

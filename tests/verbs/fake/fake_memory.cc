@@ -90,6 +90,7 @@ struct FakeMemoryCalls : FakeCall {
   static int dereg_mr(ibv_mr* mr) {
     FakeVerbs& fake = of(mr->context);
     Lock lock(fake.mutex_);
+    fake.land();
     fake.regions_[mr->lkey] = nullptr;
     fake_of_context(mr->context).pinned -= mr->length;
     --fake_of_context(mr->context).regions;

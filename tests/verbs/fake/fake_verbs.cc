@@ -12,7 +12,8 @@ namespace baton {
 
 FakeVerbs* FakeVerbs::current_ = nullptr;
 
-FakeVerbs::FakeVerbs(const FakeOptions& options) : options_(options), devices_(options.devices) {
+FakeVerbs::FakeVerbs(const FakeOptions& options)
+    : options_(options), devices_(options.devices), late_random_(options.late_writes) {
   if (options_.clock == nullptr) options_.clock = &Clock::steady();
   current_ = this;
   // Number 0 names none.

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,7 @@ struct FakeOptions {
   size_t max_regions = SIZE_MAX;      // per device context
   size_t max_queue_pairs = SIZE_MAX;  // of all devices together
   bool dma_buf = true;                // the driver can
+  uint32_t late_writes = 0;           // not 0: writes to dma-bufs land late, by this seed
   std::vector<uint8_t> speeds;  // ibv_port_attr::active_speed of each device (default: 25 Gb/s)
 };
 
@@ -99,6 +101,9 @@ class FakeVerbs {
   // for it only when its completion queue has been polled so often; 0: at once.
   void set_slow_to_stop(int polls);
 
+  // What was written to dma-bufs is there from now on.
+  void land_writes();
+
   void take_receives(size_t device);  // those that are posted are gone, and never complete
   void set_max_queue_pairs(size_t most);
 
@@ -150,6 +155,9 @@ class FakeVerbs {
   bool wait(FakeQp& qp, Time limit, ibv_wc_status status);
   ibv_wc_status check_local(const FakeQp& qp, bool written) const;
   bool check_remote(const FakeQp& qp, const FakeQp& peer, uint64_t bytes, unsigned right);
+  bool lies_late(const std::byte* at) const;
+  void put(std::byte* to, const std::byte* from, size_t bytes);
+  void land();
   void copy(FakeQp& qp, std::byte* remote, size_t at, size_t bytes, bool to_local);
   void refuse(FakeQp& qp, FakeQp& peer, ibv_wc_status here);
   bool deliver(FakeQp& qp, FakeQp& peer, bool immediate);
@@ -173,6 +181,12 @@ class FakeVerbs {
   std::vector<FakeQp*> running_;      // in turn
   std::vector<FakeSrq*> shared_;
   std::vector<FakeCq*> completion_queues_;
+  struct Late {
+    std::byte* to;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<Late> late_;
+  std::minstd_rand late_random_;
   size_t turn_ = 0;
   size_t objects_ = 0;
   int slow_to_stop_ = 0;

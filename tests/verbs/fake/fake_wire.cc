@@ -246,11 +246,40 @@ std::byte* FakeVerbs::reach(uint32_t key, uint64_t address) const {
   return region->mapped + region->offset + (address - reinterpret_cast<uintptr_t>(region->mr.addr));
 }
 
+bool FakeVerbs::lies_late(const std::byte* at) const {
+  return options_.late_writes != 0 &&
+         std::any_of(regions_.begin(), regions_.end(), [&](const FakeMr* region) {
+           return region != nullptr && region->mapped != nullptr && at >= region->mapped &&
+                  at < region->mapped + region->mapped_bytes;
+         });
+}
+
+// A read pushes what was written before it ahead of itself, as on a bus.
+void FakeVerbs::put(std::byte* to, const std::byte* from, size_t bytes) {
+  if (lies_late(from)) land();
+  if (!lies_late(to)) {
+    std::memmove(to, from, bytes);
+    return;
+  }
+  late_.push_back({to, {from, from + bytes}});
+  if (late_random_() % 8 == 0) land();  // soon is late too
+}
+
+void FakeVerbs::land() {
+  for (const Late& each : late_) std::memcpy(each.to, each.bytes.data(), each.bytes.size());
+  late_.clear();
+}
+
+void FakeVerbs::land_writes() {
+  const std::lock_guard lock(mutex_);
+  land();
+}
+
 // Between `remote` and bytes [at, +bytes) of the local pieces of the first work request.
 void FakeVerbs::copy(FakeQp& qp, std::byte* remote, size_t at, size_t bytes, bool to_local) {
   FakeWork& work = qp.sends.front();
   if (work.request.send_flags & IBV_SEND_INLINE) {
-    std::memcpy(remote, &work.inlined[at], bytes);
+    put(remote, reinterpret_cast<const std::byte*>(&work.inlined[at]), bytes);
     return;
   }
   for (size_t i = 0; bytes > 0; ++i) {
@@ -261,7 +290,7 @@ void FakeVerbs::copy(FakeQp& qp, std::byte* remote, size_t at, size_t bytes, boo
     }
     const size_t step = std::min<size_t>(bytes, sge.length - at);
     std::byte* const local = reach(sge.lkey, sge.addr) + at;
-    std::memmove(to_local ? local : remote, to_local ? remote : local, step);
+    put(to_local ? local : remote, to_local ? remote : local, step);
     remote += step;
     bytes -= step;
     at = 0;

@@ -1,0 +1,21 @@
+// Whether a device sees what adapters have written to its memory when a completion has said so, and
+// what has to be done before anybody is told where it does not.
+#pragma once
+
+#include "gpudirect/facts.h"
+
+namespace baton::gpudirect {
+
+// The reader is the device that has the memory: a kernel or a wait that may be running already.
+// (One that is launched later sees the bytes in any case; nobody here knows when it was.)
+enum class FlushPolicy : uint8_t {
+  kNone,        // its writes are ordered
+  kCall,        // cuFlushGPUDirectRDMAWrites() first
+  kImpossible,  // nothing that the host can do orders them: no adapter may write there
+};
+
+// By what the device says of itself, and by that alone.
+FlushPolicy flush_policy(const DeviceFacts& facts);
+const char* words(FlushPolicy policy);
+
+}  // namespace baton::gpudirect
