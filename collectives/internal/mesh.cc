@@ -25,6 +25,7 @@ namespace {
 constexpr size_t kSlotBudget = size_t{512} << 20;
 constexpr size_t kLeastSlot = 64 << 10;
 constexpr Time kLeaving = std::chrono::milliseconds(50);  // for the goodbyes of others
+constexpr const char* kAckHold = "2000";                  // us
 // For others to take what calls that have ended left for them.
 constexpr Time kSettling = std::chrono::seconds(60);
 
@@ -93,6 +94,14 @@ absl::Status Mesh::open() {
   options_.worker.name = absl::StrCat(options_.name, ".", rank_);
   if (options_.worker.listen_host.empty() && ranks_ > 1) {
     options_.worker.listen_host = listen_host_for(options_.rendezvous);
+  }
+  // Nobody waits for acknowledgements of small messages: they are copied when they are sent, and
+  // slots go back by other words.
+  for (const Setting& known : known_settings()) {
+    SettingValues& settings = options_.worker.settings;
+    const bool given = std::any_of(settings.begin(), settings.end(),
+                                   [&](const auto& one) { return one.first == known.name; });
+    if (known.name.ends_with(".ack_us") && !given) settings.emplace_back(known.name, kAckHold);
   }
   absl::StatusOr<std::unique_ptr<Worker>> made = Worker::create(options_.worker);
   if (!made.ok()) return made.status();

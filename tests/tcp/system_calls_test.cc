@@ -51,12 +51,17 @@ namespace {
 // Two nodes whose clock stands still, and messages of 8 bytes between them.
 class SmallMessages : public TcpPair {
  protected:
-  SmallMessages()
-      : a_("a", settings(), kSecret, 0, clock_), b_("b", settings(), kSecret, 0, clock_) {}
+  explicit SmallMessages(const TcpNode::Settings& more = {})
+      : a_("a", with(more), kSecret, 0, clock_), b_("b", with(more), kSecret, 0, clock_) {}
   void SetUp() override {
     connect(a_, b_);
     to_b_ = &a_.transfer(Op::kWrite, source_, kAll, b_.share(at_b_), kAll);
     to_a_ = &b_.transfer(Op::kWrite, source_, kAll, a_.share(at_a_), kAll);
+  }
+  TcpNode::Settings with(const TcpNode::Settings& more) const {
+    TcpNode::Settings out = settings();
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
   }
   static void post(TcpNode& from, TransferDescriptor& message) {
     ASSERT_TRUE(from.rails[0]->post({&message, 0, 0, 8}, from));
@@ -169,6 +174,57 @@ TEST_F(SmallMessages, BulkDoesNotFillTheSocket) {
     return feeder.finished();
   }));
   EXPECT_EQ(remote, local);
+}
+
+// Peers none of whom waits for acknowledgements: tcp.ack_us.
+class Unhurried : public SmallMessages {
+ protected:
+  static constexpr Time kHold = std::chrono::milliseconds(2);
+  Unhurried() : SmallMessages({{"tcp.ack_us", "2000"}}) {}
+  // Rounds of b without anything to send.
+  void idle_rounds(uint32_t rounds) {
+    for (uint32_t i = 0; i < rounds; ++i) b_.progress();
+  }
+};
+
+TEST_F(Unhurried, RoundsOfProgressDoNotSendAnAcknowledgement) {
+  ping_pong(AckHold::kFewest + 1);
+  const size_t done = a_.done.size();
+  arrive(a_, *to_b_, b_);
+  clock_.advance(kHold / 2);
+  calls = Calls();
+  idle_rounds(100);
+  EXPECT_EQ(calls.sends, 0u);
+  arrive(b_, *to_a_, a_);
+  EXPECT_EQ(calls.sends, 1u);
+  EXPECT_EQ(a_.done.size(), done + 1) << "it came with the data";
+}
+
+TEST_F(Unhurried, SleepsUntilAnAcknowledgementIsDue) {
+  ping_pong(AckHold::kFewest + 1);
+  const size_t done = a_.done.size();
+  arrive(a_, *to_b_, b_);
+  idle_rounds(2);
+  EXPECT_TRUE(b_.provider->arm()) << "nothing can be done before its time";
+  EXPECT_LE(b_.provider->next_timer(), clock_.now() + kHold);
+  clock_.advance(kHold + std::chrono::microseconds(1));
+  b_.progress();
+  EXPECT_TRUE(run_until({&a_}, [&] { return a_.done.size() == done + 1; }));
+}
+
+// Being late now and then costs nobody anything, so it does not end the holding for long.
+TEST_F(Unhurried, HoldsAgainSoonAfterOneThatNothingFollowed) {
+  for (int late = 0; late < 20; ++late) {
+    ping_pong(AckHold::kFewest + 1);
+    arrive(a_, *to_b_, b_);
+    clock_.advance(kHold + std::chrono::microseconds(1));
+    b_.progress();
+  }
+  ping_pong(AckHold::kFewest + 1);
+  calls = Calls();
+  constexpr int kTimes = 100;
+  ping_pong(kTimes);
+  EXPECT_EQ(calls.sends, 2u * kTimes);
 }
 
 TEST_F(SmallMessages, AGoodbyeTakesHeldAcknowledgementsAlong) {

@@ -5,6 +5,10 @@
 // microseconds at most, as long as somebody calls progress(). Each time none came, more of them
 // have to be followed by data before one is held again: the peer hears late now and then, not
 // always.
+//
+// Where nobody waits for acknowledgements (`tcp.ack_us`, which communicators set) they are held for
+// longer, and being late costs nothing: whoever shares its core is late
+// every few hundred messages, and would soon send each acknowledgement by itself.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +23,13 @@ class AckHold {
  public:
   static constexpr uint64_t kBytes = 4096;  // of a write that is small
   static constexpr uint32_t kRounds = 3;    // in which data may follow
+  static constexpr uint32_t kManyRounds = 128;
   static constexpr Time kLongest = std::chrono::microseconds(50);
   static constexpr uint32_t kFewest = 8;  // that data followed, one after the other
   static constexpr uint32_t kMost = 512;
+
+  // `longest`: more than kLongest says that nobody waits for acknowledgements.
+  explicit AckHold(Time longest = kLongest) : longest_(longest) {}
 
   // An acknowledgement is to be sent.
   void queued(uint32_t round, Time now) {
@@ -35,7 +43,8 @@ class AckHold {
   // Asked before sending, with nothing else than acknowledgements or with `data`. True: wait.
   bool wait(uint32_t round, Time now, bool data) {
     if (!open_) return false;
-    const bool late = round - round_ > kRounds || now - since_ > kLongest;
+    const bool late =
+        round - round_ > (unhurried() ? kManyRounds : kRounds) || now - since_ > longest_;
     if (data || late) {
       open_ = false;
       late ? missed() : followed();
@@ -44,15 +53,20 @@ class AckHold {
     return held_ = followed_ >= needed_;
   }
 
+  // Of one that is held: when it leaves by itself, if that may be slept until.
+  Time due() const { return open_ && held_ && unhurried() ? since_ + longest_ : kNever; }
+
  private:
+  bool unhurried() const { return longest_ > kLongest; }
   void followed() {
     if (++followed_ % kMost == 0) needed_ = std::max(needed_ / 2, kFewest);
   }
   void missed() {
-    if (held_) needed_ = std::min(needed_ * 2, kMost);
+    if (held_ && !unhurried()) needed_ = std::min(needed_ * 2, kMost);
     followed_ = 0;
   }
 
+  Time longest_;
   bool open_ = false;  // the last one, until it is known whether data follows
   bool held_ = false;
   uint32_t round_ = 0;

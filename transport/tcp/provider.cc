@@ -35,6 +35,14 @@ constexpr std::array kSettings = {
             .least = 0,
             .most = 1 << 20,
             .meaning = "send and receive buffer of a socket; 0: the kernel decides"},
+    Setting{.name = "tcp.ack_us",
+            .unit = "us",
+            .standard = "50",
+            .least = 0,
+            .most = 1'000'000,
+            .meaning = "acknowledgements of small writes wait for data so long where data usually "
+                       "follows; more than the default: nobody waits for them (communicators set "
+                       "2000)"},
     Setting{.name = "tcp.stall_ms",
             .unit = "ms",
             .standard = "10000",
@@ -100,6 +108,9 @@ absl::Status TcpProvider::configure() {
   read.number("tcp.sockets", sockets_);
   read.kib("tcp.slice_kib", shared_->slice_bytes);
   read.kib("tcp.buffer_kib", sockets.buffer_bytes);
+  int64_t ack_us = AckHold::kLongest / std::chrono::microseconds(1);
+  read.number("tcp.ack_us", ack_us);
+  shared_->ack_hold = std::chrono::microseconds(ack_us);
   read.ms("tcp.stall_ms", shared_->stall);
   read.ms("tcp.handshake_ms", acceptor.patience);
   read.text("tcp.congestion", sockets.congestion);
@@ -244,7 +255,7 @@ bool TcpProvider::arm() {
 Time TcpProvider::next_timer() const {
   Time next = std::min(acceptor_.next_timer(), shared_->redials.next());
   for (const TcpRail* rail : shared_->active) {
-    if (rail != nullptr) next = std::min(next, rail->next_timer());
+    if (rail != nullptr) next = std::min({next, rail->next_timer(), rail->ack_due()});
   }
   return next;
 }

@@ -33,6 +33,7 @@ TcpRail::TcpRail(std::shared_ptr<TcpShared> shared, const net::Link& link, const
       shared_(std::move(shared)),
       socket_(link.fd, *shared_->poller),
       sealer_(link.keys.send, link.keys.protection),
+      hold_(shared_->ack_hold),
       opener_(link.keys.receive, link.keys.protection),
       rx_(shared_->nowhere.get(), opener_) {
   if (sealer_.payload()) sealed_ = shared_->sealing->take();
@@ -189,9 +190,10 @@ bool TcpRail::hot() const {
          shared_->round - looked_ <= 1 && shared_->now - small_at_ <= kHotFor;
 }
 
+// Now. What waits for its time is no reason to stay awake.
 bool TcpRail::something_to_send() const {
   if (broken_slot_ >= 0) return false;
-  return !batch_.sent() || !control_.empty() || data_to_send();
+  return !batch_.sent() || (!control_.empty() && ack_due() == kNever) || data_to_send();
 }
 
 bool TcpRail::data_to_send() const {

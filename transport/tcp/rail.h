@@ -58,6 +58,7 @@ struct TcpShared {
   std::vector<framed::WirePiece> wire_pieces{framed::kMaxPieces};
   std::vector<iovec> mapped{framed::kMaxPieces};
   size_t slice_bytes = 1 << 20;
+  Time ack_hold = AckHold::kLongest;
   Time stall = std::chrono::seconds(10);
 };
 
@@ -85,6 +86,8 @@ class TcpRail final : public framed::FramedRail {
                                                          const HelloInfo& peer, int sockets);
   ~TcpRail() override;
 
+  // When an acknowledgement that waits for data leaves without it; kNever: none does.
+  Time ack_due() const { return closed_ || at_once_ ? kNever : hold_.due(); }
   // Called by the provider. Moves what the socket takes and has, once each way; true if anything
   // moved. The rail may be gone afterwards.
   bool advance(EventSink& sink);
