@@ -35,7 +35,10 @@ QueuePair::QueuePair(const Port& port, const GidChoice& gid, const Tuning& tunin
       api_(port.device->api()),
       gid_(gid),
       tuning_(tuning),
-      pool_(port.device->receive_pool()) {}
+      pool_(port.device->receive_pool()) {
+  alone_.sg_list = &alone_sge_;
+  alone_.num_sge = 1;
+}
 
 absl::StatusOr<std::unique_ptr<QueuePair>> QueuePair::create(const Port& port, const GidChoice& gid,
                                                              const Tuning& tuning) {

@@ -80,6 +80,17 @@ class QueuePair {
     int sges = 0;
     ibv_sge sge[kMaxSges];
   };
+  // One piece of host or device memory, where nothing is under way.
+  struct Alone {
+    ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
+    uint32_t tag = kNoTag;
+    uint64_t remote = 0;
+    uint32_t rkey = 0;
+    uint32_t immediate = 0;
+    bool host_memory = true;
+    ibv_sge local{};
+  };
+  void post_alone(const Alone& work);  // needs idle(), and not broken()
   uint32_t room() const { return depth_ - static_cast<uint32_t>(next_ - first_); }
   size_t inflight_bytes() const { return inflight_bytes_; }
   int max_sges(ibv_wr_opcode opcode) const {
@@ -194,7 +205,9 @@ class QueuePair {
   size_t inflight_bytes_ = 0;
   uint32_t slots_used_ = 0;
   uint32_t next_slot_ = 0;
-  size_t chain_ = 0;  // requests not handed over yet
+  size_t chain_ = 0;     // requests not handed over yet
+  ibv_send_wr alone_{};  // of post_alone(): what never changes is filled in
+  ibv_sge alone_sge_{};
   std::array<ibv_send_wr, kChain> requests_;
   std::array<std::array<ibv_sge, kMaxSges>, kChain> sges_;
   uint32_t posted_receives_ = 0;

@@ -70,6 +70,24 @@ void QueuePair::add(const Work& work) {
   add_record(request, {work.tag, work.bytes, false});
 }
 
+void QueuePair::post_alone(const Alone& work) {
+  const bool can_inline = work.opcode != IBV_WR_RDMA_READ && work.local.length <= max_inline_;
+  alone_sge_ = work.local;
+  alone_.wr_id = next_;
+  alone_.opcode = work.opcode;
+  alone_.send_flags =
+      can_inline && work.host_memory ? IBV_SEND_SIGNALED | IBV_SEND_INLINE : IBV_SEND_SIGNALED;
+  alone_.imm_data = htonl(work.immediate);
+  alone_.wr.rdma.remote_addr = work.remote;
+  alone_.wr.rdma.rkey = work.rkey;
+  ibv_send_wr* bad = nullptr;
+  const int error = ibv_post_send(queue_pair_, &alone_, &bad);
+  record(next_++) = {work.tag, work.local.length, false};
+  inflight_bytes_ += work.local.length;
+  if (error != 0) return break_off();
+  handed_ = next_;
+}
+
 void QueuePair::add_message(std::string_view bytes, uint32_t tag) {
   ibv_send_wr& request = next_request();
   std::byte* at = slot(next_slot_);

@@ -54,11 +54,9 @@ void VerbsRail::start(std::unique_ptr<QueuePair> queue_pair, const Endpoint& pee
   }
 }
 
-bool VerbsRail::post(const Slice& slice, EventSink& sink) {
-  if (state_ == State::kDown || free_.empty()) return false;
-  const uint32_t index = free_.back();
+VerbsRail::Active& VerbsRail::take(const Slice& slice) {
+  Active& active = active_[free_.back()];
   free_.pop_back();
-  Active& active = active_[index];
   active.used = true;
   active.prepared = active.posted = active.aborted = active.refused = false;
   active.told = active.by_immediate = false;
@@ -68,10 +66,16 @@ bool VerbsRail::post(const Slice& slice, EventSink& sink) {
   active.slice = slice;
   active.has_piece = false;
   active.failure = absl::OkStatus();
+  return active;
+}
+
+bool VerbsRail::post(const Slice& slice, EventSink& sink) {
+  if (state_ == State::kDown || free_.empty()) return false;
+  Active& active = take(slice);
   // Posted by progress(), together with what else comes; but a small one that is alone goes at
   // once.
   const bool alone = slice.end - slice.begin <= kMost && prompt();
-  queue_of(active).push_back(index);
+  queue_of(active).push_back(index_of(active));
   if (alone) {
     EventSink* const before = std::exchange(sink_, &sink);
     pump();

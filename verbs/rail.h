@@ -47,6 +47,7 @@ class VerbsRail final : public Rail,
     return state_ == State::kUp && queue_pair_->idle() && urgent_.empty() && bulk_.empty() &&
            control_.empty();
   }
+  bool post_promptly(const TransferRequest& request, const TransferDescriptor& transfer) override;
   std::optional<internal::Ordinal> counted() const override;
 
   // Polls, posts, and moves on from a break. True if anything happened.
@@ -124,6 +125,7 @@ class VerbsRail final : public Rail,
   void on_arrival(std::string_view body);
   void on_fragment(std::string_view body);
 
+  Active& take(const Slice& slice);  // needs a free one
   // Sending (rail_send.cc)
   void pump();
   // The first of a queue; false: there is none, or it cannot go on.

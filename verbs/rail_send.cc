@@ -34,6 +34,46 @@ bool VerbsRail::counts_by_immediate(const Active& active) const {
          transfer.notify.empty();
 }
 
+// What pump() comes to where there is nothing but this. The doorbell is rung before anything is
+// written down.
+bool VerbsRail::post_promptly(const TransferRequest& request, const TransferDescriptor& transfer) {
+  if (!prompt() || queue_pair_->broken() || free_.empty() || owed_ >= queue_pair_->window() / 4) {
+    return false;
+  }
+  const RemoteRegion& remote = request.remote;
+  const KnownRegion* const region = session_.known({remote.index, remote.generation, remote.key});
+  const bool write = request.op == Op::kWrite;
+  const bool counts = request.counter.generation != 0;
+  const ibv_mr* const memory = port_.device->region(request.local.index);
+  if (region == nullptr || remote.size > region->size || peer_port_ >= region->rkeys.size() ||
+      !allows(region->access, write ? Access::kRemoteWrite : Access::kRemoteRead) ||
+      memory == nullptr || (counts && credits_ <= kReservedCredits)) {
+    return false;
+  }
+  const auto bytes = static_cast<uint32_t>(request.local_layout.piece_bytes());
+  const std::byte* const from = request.local.base + request.local_layout.offset();
+  queue_pair_->post_alone(
+      {.opcode = !write   ? IBV_WR_RDMA_READ
+                 : counts ? IBV_WR_RDMA_WRITE_WITH_IMM
+                          : IBV_WR_RDMA_WRITE,
+       .tag = free_.back(),
+       .remote = region->base + request.remote_layout.offset(),
+       .rkey = region->rkeys[peer_port_],
+       .immediate = counts ? immediate_of(request.counter) : 0,
+       .host_memory = session_.host_memory(request.local.index),
+       .local = {
+           .addr = reinterpret_cast<uintptr_t>(from), .length = bytes, .lkey = memory->lkey}});
+  Active& active = take({&transfer, 0, 0, bytes});
+  active.posted = true;
+  active.outstanding = 1;
+  if (counts) {
+    --credits_;
+    active.told = active.by_immediate = true;
+    active.message = messages_++;
+  }
+  return true;
+}
+
 void VerbsRail::pump() {
   if (state_ != State::kUp && !ready_owed_) return;
   if (send_control() && state_ == State::kUp) {

@@ -83,6 +83,7 @@ class Session {
     return !shared_.context.regions.entries()[region].file.dma_buf;
   }
   const KnownRegion* region(const RegionName& name, VerbsRail& rail);
+  const KnownRegion* known(const RegionName& name) const { return regions_.known(name); }
   void forget(const RegionName& name) { regions_.forget(name); }
   absl::Status on_message(const Message& message, VerbsRail* rail, EventSink& sink);
   void rail_ready(VerbsRail& rail, EventSink& sink);

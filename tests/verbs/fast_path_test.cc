@@ -97,6 +97,48 @@ TEST_F(FastPath, FromAnotherThreadThanTheOneThatDrives) {
   other.join();
 }
 
+TEST_F(FastPath, ItsMemoryIsInUseUntilItEnds) {
+  const auto id = pair_.a.worker->submit(small());
+  ASSERT_TRUE(id.ok()) << id.status();
+  EXPECT_EQ(pair_.a.worker->stats().open_transfers, 1u);
+  const absl::Status refused = pair_.a.worker->deregister_memory(pair_.a.region);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_TRUE(pair_.finish(*id).ok());
+  EXPECT_EQ(pair_.a.worker->stats().open_transfers, 0u);
+  EXPECT_TRUE(pair_.a.worker->deregister_memory(pair_.a.region).ok());
+  EXPECT_FALSE(pair_.run(small()).ok()) << "from memory that is registered no more";
+}
+
+TEST_F(FastPath, ItsTimeRunsOut) {
+  pair_.fake->set_cable(0, false);
+  TransferRequest late = small();
+  late.timeout = std::chrono::milliseconds(5);
+  const auto id = pair_.a.worker->submit(late);
+  ASSERT_TRUE(id.ok()) << id.status();
+  EXPECT_EQ(pair_.a.worker->next_timer(), pair_.clock.now() + late.timeout);
+  EXPECT_EQ(pair_.finish(*id).code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+// What is wrong is said as ever, and costs no slot.
+TEST_F(FastPath, WhatCannotBeIsRefused) {
+  std::vector<TransferRequest> wrong(5, small());
+  wrong[0].remote_layout = Layout::contiguous(0, 9);
+  wrong[1].local_layout = Layout::contiguous(VerbsPair::kBytes - 7, 8);
+  wrong[2].remote_layout = Layout::contiguous(VerbsPair::kBytes - 7, 8);
+  wrong[3].remote.access = Access::kRemoteRead;
+  wrong[4].counter = {.index = CounterTable::kCapacity, .generation = 1};
+  const uint64_t before = doorbells();
+  for (const TransferRequest& each : wrong) EXPECT_FALSE(pair_.a.worker->submit(each).ok());
+  TransferRequest stranger = small();
+  stranger.remote.owner = WorkerUid::random();
+  TransferRequest forged = small();
+  forged.remote.key ^= 1;
+  EXPECT_FALSE(pair_.run(stranger).ok());
+  EXPECT_EQ(doorbells(), before);
+  EXPECT_FALSE(pair_.run(forged).ok());
+  EXPECT_EQ(pair_.a.worker->stats().open_transfers, 0u);
+}
+
 TEST_F(FastPath, WhoSleepsIsWoken) {
   // What is asked for is looked at once more.
   bool armed = false;

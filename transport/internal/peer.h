@@ -35,9 +35,9 @@ struct RailState {
   uint64_t link = 0;  // HelloInfo::link
   uint64_t outstanding_bytes = 0;
   uint32_t outstanding = 0;
-  uint32_t moved = 0;                  // slices that it gave back for others to do
-  bool full = false;                   // refused a slice; cleared by its next report
-  const PromptRail* prompt = nullptr;  // the rail, where it is one
+  uint32_t moved = 0;            // slices that it gave back for others to do
+  bool full = false;             // refused a slice; cleared by its next report
+  PromptRail* prompt = nullptr;  // the rail, where it is one
 };
 
 // A rail that was lost while slices of ours were on it. They go on when the peer has said which of

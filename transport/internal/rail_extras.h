@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "transport/provider.h"
 
 namespace baton::internal {
 
@@ -16,6 +17,13 @@ class PromptRail {
  public:
   static constexpr size_t kMost = 1024;  // bytes of such a slice
   virtual bool prompt() const = 0;
+
+  // The same in one step, for a transfer of one run at both ends, of memory of the host, that tells
+  // its target nothing or raises a counter by one. True: it is with the adapter, as slice 0 of
+  // `transfer`, of which nothing is read before the worker, whose lock is held, has filled it in.
+  // False: nothing has happened, and post() may still take it.
+  virtual bool post_promptly(const TransferRequest& request,
+                             const TransferDescriptor& transfer) = 0;
 
  protected:
   ~PromptRail() = default;

@@ -52,6 +52,12 @@ absl::StatusOr<TransferId> TransferSlots::acquire_reserved() {
   return absl::ResourceExhaustedError("all reserved transfers are in use");
 }
 
+void TransferSlots::give_back(TransferId id) {
+  slots_[id.slot].word.store(word_of(id.generation, TransferState::kFailed),
+                             std::memory_order_release);
+  release(id);
+}
+
 void TransferSlots::push(TransferId id) {
   uint32_t head = submitted_head_.load(std::memory_order_relaxed);
   do {

@@ -72,6 +72,8 @@ class TransferSlots {
   static constexpr uint32_t kReserved = 128;
   // Progress thread. One of them; it is free again when its transfer has ended.
   absl::StatusOr<TransferId> acquire_reserved();
+  // Any thread. Of an acquired one: it is not used after all.
+  void give_back(TransferId id);
   // Any thread. Hands a filled slot to the progress thread.
   void push(TransferId id);
   // Any thread. The slot behind a live id, or null.

@@ -3,7 +3,8 @@
 // worker_routes.cc (calling peers), worker_peers.cc (peers that come and go), worker_sessions.cc
 // (rails that were lost, and peers that are called again), worker_failback.cc (better routes than
 // those in use), worker_transfers.cc (transfers as they begin), worker_slices.cc (queues and
-// rails), worker_ends.cc (how transfers end), worker_inbox.cc (what arrives, and credits for it).
+// rails), worker_ends.cc (how transfers end),
+// worker_inbox.cc (what arrives, and credits for it).
 //
 // A round of progress costs what there is to do, not how many peers there are: those with something
 // to do are on lists.
@@ -122,9 +123,13 @@ class Worker::Impl final : public EventSink {
   // worker_transfers.cc
   absl::StatusOr<TransferId> submit(const TransferRequest& request);  // lock-free
   absl::Status check(const TransferRequest& request) const;           // lock-free
+  void fill(TransferId id, const TransferRequest& request);           // lock-free
+  TransferId submit_promptly(const TransferRequest& request);  // lock-free: does not wait for it
   bool post_at_once(uint32_t index);  // lock-free: does not wait for the lock
   bool take_submissions();
   void activate(uint32_t index);
+  static void begin(internal::TransferSlot& slot);
+  void note_deadline(const internal::TransferSlot& slot);
   absl::Status admit(internal::TransferSlot& slot, internal::Peer& peer);
 
   // staging.cc

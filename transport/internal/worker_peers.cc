@@ -131,7 +131,7 @@ void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
   peer.uid = info.uid;
   peer.name = info.name;
   rail->worker_tag = tag_of(peer.id());
-  const auto* prompt = dynamic_cast<const internal::PromptRail*>(rail.get());
+  auto* const prompt = dynamic_cast<internal::PromptRail*>(rail.get());
   if (prompt != nullptr) prompt_rails.store(true, std::memory_order_relaxed);
   add_rail(peer, {.rail = std::move(rail), .link = info.link, .prompt = prompt});
   if (peer.state == PeerState::kUp) return look_for_better(peer);

@@ -10,6 +10,30 @@ namespace {
 
 constexpr uint32_t kNone = internal::TransferSlot::kNone;
 
+// On a rail of several, so small a one goes to the first (pick_rail()).
+constexpr size_t kTiny = 256;
+
+bool inside(const Layout& layout, size_t region_bytes) {
+  return layout.dims().empty() && layout.piece_bytes() <= region_bytes &&
+         layout.offset() <= region_bytes - layout.piece_bytes();
+}
+
+// What Impl::check() looks at, of the plainest kind.
+bool is_plain(const TransferRequest& request) {
+  const size_t bytes = request.local_layout.piece_bytes();
+  const bool write = request.op == Op::kWrite;
+  if (bytes - 1 >= kTiny || request.remote_layout.piece_bytes() != bytes ||
+      !inside(request.local_layout, request.local.size) ||
+      !inside(request.remote_layout, request.remote.size) || !request.notify.empty() ||
+      request.local.generation == 0 || request.remote.generation == 0 ||
+      request.remote.kind != MemoryKind::kHost ||
+      !allows(request.remote.access, write ? Access::kRemoteWrite : Access::kRemoteRead)) {
+    return false;
+  }
+  return request.counter.generation == 0 ||
+         (write && request.increment == 1 && request.counter.index < CounterTable::kCapacity);
+}
+
 }  // namespace
 
 absl::Status Worker::Impl::check(const TransferRequest& request) const {
@@ -58,12 +82,22 @@ absl::Status Worker::Impl::check(const TransferRequest& request) const {
 }
 
 absl::StatusOr<TransferId> Worker::Impl::submit(const TransferRequest& request) {
+  if (const TransferId id = submit_promptly(request); id.generation != 0) return id;
   if (absl::Status status = check(request); !status.ok()) return status;
   absl::StatusOr<TransferId> id = slots.acquire();
   if (!id.ok()) return id;
-  internal::TransferSlot& slot = slots[id->slot];
+  fill(*id, request);
+  if (!post_at_once(id->slot)) {
+    slots.push(*id);
+    wake();
+  }
+  return id;
+}
+
+void Worker::Impl::fill(TransferId id, const TransferRequest& request) {
+  internal::TransferSlot& slot = slots[id.slot];
   TransferDescriptor& d = slot.descriptor;
-  d.id = *id;
+  d.id = id;
   d.op = request.op;
   d.bytes = request.local_layout.bytes();
   d.local_base = d.bytes == 0 ? nullptr : request.local.base;
@@ -88,11 +122,51 @@ absl::StatusOr<TransferId> Worker::Impl::submit(const TransferRequest& request) 
   slot.detached = request.detached;
   slot.control = false;
   submitted.fetch_add(1, std::memory_order_relaxed);
-  if (!post_at_once(id->slot)) {
-    slots.push(*id);
-    wake();
+}
+
+// The short way of a small transfer: with the adapter first, everything else afterwards. What is
+// not as plain as it can be goes the usual way, which also says what is wrong with it.
+TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
+  constexpr TransferId kNotHere{};
+  if (!prompt_rails.load(std::memory_order_relaxed) || announcing.load(std::memory_order_relaxed) ||
+      !is_plain(request) || request.local.index >= RegionTable::kCapacity) {
+    return kNotHere;
   }
-  return id;
+  const std::unique_lock lock(mutex, std::try_to_lock);
+  if (!lock.owns_lock() || slots.has_submitted()) return kNotHere;
+  internal::Peer* const peer = find_peer(request.peer);
+  const RegionEntry& local = regions.entries()[request.local.index];
+  if (peer == nullptr || peer->state != PeerState::kUp || peer->rails.empty() ||
+      peer->urgent.head != kNone || request.remote.owner != peer->uid ||
+      (request.counter.generation != 0 && request.counter.owner != peer->uid) ||
+      local.generation != request.local.generation || local.place.kind != MemoryKind::kHost ||
+      (request.op == Op::kRead && !local.writable)) {
+    return kNotHere;
+  }
+  internal::RailState& rail = peer->rails.front();
+  if (rail.prompt == nullptr) return kNotHere;
+  const absl::StatusOr<TransferId> id = slots.acquire();
+  if (!id.ok()) return kNotHere;
+  internal::TransferSlot& slot = slots[id->slot];
+  if (!rail.prompt->post_promptly(request, slot.descriptor)) {
+    slots.give_back(*id);
+    return kNotHere;
+  }
+  // It is on its way: the rest keeps nobody waiting.
+  fill(*id, request);
+  begin(slot);
+  slot.slice_bytes = slot.descriptor.bytes;
+  slot.next_slice = slot.outstanding = 1;
+  ++(*regions.find(request.local))->users;
+  slot.uses_region = true;
+  note_deadline(slot);
+  ++rail.outstanding;
+  rail.outstanding_bytes += slot.descriptor.bytes;
+  ++stats.open_transfers;
+  ++stats.slices_posted;
+  // Timers are looked at by whoever sleeps.
+  if (sleeping.load(std::memory_order_relaxed)) wake();
+  return *id;
 }
 
 // A small transfer that nothing waits in front of goes to the adapter from here, whoever drives the
@@ -127,19 +201,37 @@ bool Worker::Impl::take_submissions() {
   return any;
 }
 
-void Worker::Impl::activate(uint32_t index) {
-  internal::TransferSlot& slot = slots[index];
-  const TransferDescriptor& d = slot.descriptor;
+void Worker::Impl::begin(internal::TransferSlot& slot) {
   slot.slice_bytes = 0;  // decided when the peer's rails are known
   slot.slices = 1;
   slot.next_slice = slot.outstanding = slot.unsettled = slot.reposts = slot.landed = 0;
   slot.credit = 0;
   slot.held = false;
   slot.again.clear();
-  slot.live = d.id.generation;
+  slot.live = slot.descriptor.id.generation;
   slot.uses_region = slot.queued = slot.listed = slot.staged = false;
   slot.verdict = TransferState::kActive;
   slot.result = absl::OkStatus();
+}
+
+void Worker::Impl::note_deadline(const internal::TransferSlot& slot) {
+  if (slot.deadline == kNever) return;
+  // Entries of ended transfers stay until their time; thrown out here before the heap can grow.
+  if (deadlines.size() >= 2 * slots.capacity()) {
+    std::erase_if(deadlines, [this](const auto& entry) {
+      const internal::TransferSlot* other = slots.find(entry.second);
+      return other == nullptr || ended(internal::TransferSlots::state_of(other->word.load()));
+    });
+    std::make_heap(deadlines.begin(), deadlines.end(), internal::kLater);
+  }
+  deadlines.emplace_back(slot.deadline, slot.descriptor.id);
+  std::push_heap(deadlines.begin(), deadlines.end(), internal::kLater);
+}
+
+void Worker::Impl::activate(uint32_t index) {
+  internal::TransferSlot& slot = slots[index];
+  const TransferDescriptor& d = slot.descriptor;
+  begin(slot);
   if (!slot.control) ++stats.open_transfers;
 
   internal::Peer* peer = find_peer(slot.peer);
@@ -160,18 +252,7 @@ void Worker::Impl::activate(uint32_t index) {
     ++(*entry)->users;
     slot.uses_region = true;
   }
-  if (slot.deadline != kNever) {
-    // Entries of ended transfers stay until their time; thrown out here before the heap can grow.
-    if (deadlines.size() >= 2 * slots.capacity()) {
-      std::erase_if(deadlines, [this](const auto& entry) {
-        const internal::TransferSlot* other = slots.find(entry.second);
-        return other == nullptr || ended(internal::TransferSlots::state_of(other->word.load()));
-      });
-      std::make_heap(deadlines.begin(), deadlines.end(), internal::kLater);
-    }
-    deadlines.emplace_back(slot.deadline, d.id);
-    std::push_heap(deadlines.begin(), deadlines.end(), internal::kLater);
-  }
+  note_deadline(slot);
   if (!d.notify.empty() && !slot.control) {
     const uint64_t cost = d.notify.size() + internal::kNotificationCost;
     slot.held = peer->held.head != kNone || peer->credit < cost;

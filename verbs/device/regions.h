@@ -45,6 +45,11 @@ class KnownRegions {
     regions_.emplace(name, KnownRegion());
     return nullptr;
   }
+  // Only the one that was found last; null when it is another, or not known yet.
+  const KnownRegion* known(const RegionName& name) const {
+    if (last_ == nullptr || last_->first != name) return nullptr;
+    return last_->second.state == KnownRegion::State::kKnown ? &last_->second : nullptr;
+  }
   void learn(RegionAnswer answer) {
     const auto it = regions_.find(answer.name);
     if (it == regions_.end()) return;  // forgotten since

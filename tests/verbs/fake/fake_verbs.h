@@ -20,6 +20,7 @@
 // packet numbers or reads, objects destroyed while others use them.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -85,6 +86,8 @@ class FakeVerbs {
   // From here on nothing moves, and work is done as soon as it is posted: what remains is the cost
   // of the caller. For good.
   void become_weightless();
+  // Of a weightless one: when a doorbell was rung last goes here; null: nowhere.
+  static void note_doorbells(std::chrono::steady_clock::time_point* at);
 
   // --- faults ---
   void set_port(size_t device, bool up);    // with its event
