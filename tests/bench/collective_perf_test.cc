@@ -38,6 +38,7 @@ Ran run(
     const std::function<void()>& prepare = [] {}) {
   arguments.insert(arguments.begin(), "some_perf");
   Ran ran;
+  std::fflush(nullptr);  // what GoogleTest has not written yet would be written twice
   auto child = ChildProcess::fork(-1, [&](int out) {
     dup2(out, STDOUT_FILENO);
     prepare();
