@@ -5,7 +5,7 @@ import subprocess
 import threading
 import time
 
-KINDS = ("killed", "stopped", "cut off")
+KINDS = ("stopped", "cut off", "stopped", "cut off", "killed")  # in turn; after the last a server must start
 
 
 class Wire:
@@ -68,7 +68,7 @@ class Faults:
 
     def __init__(self, prefill, proxy, wire, ask):
         self.prefill, self.proxy, self.wire, self.ask = prefill, proxy, wire, ask
-        self.kinds = KINDS if wire else KINDS[:2]
+        self.kinds = KINDS if wire else [kind for kind in KINDS if kind != "cut off"]
 
     def run(self, asked, expected, agent, seed):
         """(kind, mode, answer, right answer, seconds) of each: from when decode was asked, less what one server took
@@ -82,6 +82,8 @@ class Faults:
             delay = dice.uniform(0, 1.5 * right[2]) if together else max(0, dice.uniform(-0.03, 0.03))
             got, asked_decode = self._strike(question, kind, together, delay)
             out.append((kind, "together" if together else "in turn", got, right, got[2] - asked_decode - right[2]))
+            print(f"  {kind}, {out[-1][1]}, after {delay:.3f} s: HTTP {got[0]}, "
+                  f"{'equal' if got[1] == right[1] else 'not equal'}, {out[-1][4]:.1f} s more", flush=True)
         self.proxy.agent = ""
         return out
 
