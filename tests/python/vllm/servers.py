@@ -13,7 +13,8 @@ from proxy import post
 
 METRICS = re.compile(r"KV Transfer metrics: .*?Num successful transfers=(\d+).*?Avg xfer time \(ms\)=([\d.]+)"
                      r".*?Avg MB per transfer=([\d.]+)")
-CALM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "2",
+CALM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0",  # what waits for work leaves the processors to the others
         "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOG_STATS_INTERVAL": "1", "CUDA_VISIBLE_DEVICES": "",
         "VLLM_ENGINE_READY_TIMEOUT_S": "600"}
 
