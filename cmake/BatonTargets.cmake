@@ -61,12 +61,17 @@ function(baton_provider name)
 endfunction()
 
 # Code of tests: optimised less, which halves the time it takes to compile; what it tests is not. With the
-# address sanitizer, whose checks the optimiser works on longest, not at all: that halves it again.
+# address sanitizer, whose checks the optimiser works on longest, not at all: that halves it again, unless
+# what the test itself computes takes longer then (OPTIMISED).
 set(BATON_TEST_OPTIMISATION -O1)
 if(BATON_SANITIZE MATCHES address)
   set(BATON_TEST_OPTIMISATION -O0)
 endif()
 function(baton_test_code target)
+  if("OPTIMISED" IN_LIST ARGN AND BATON_TEST_OPTIMISATION STREQUAL "-O0")
+    target_compile_options(${target} PRIVATE -O1)  # and so not with the precompiled header
+    return()
+  endif()
   if(NOT TARGET baton_precompiled_tests)
     baton_precompiled(baton_precompiled_tests
       HEADERS <algorithm> <array> <chrono> <functional> <memory> <string> <vector> <gmock/gmock.h>
@@ -80,7 +85,7 @@ function(baton_test_code target)
   baton_precompile(${target} baton_precompiled_tests)
 endfunction()
 
-# baton_test(name LABELS unit SOURCES a_test.cc DEPS libs... [TIMEOUT seconds])
+# baton_test(name LABELS unit SOURCES a_test.cc DEPS libs... [TIMEOUT seconds] [OPTIMISED])
 # One GoogleTest binary, registered with CTest as one test per binary under the given labels.
 # Sanitizers slow everything down: there the timeout is five times as long. Calls that fail on purpose
 # leave no flight records behind, and what is broken on purpose fills no log. A program whose tests were all skipped is reported as skipped: what
@@ -88,7 +93,7 @@ endfunction()
 # sanitizer's report would come behind that list.
 set(BATON_ALL_SKIPPED "\\[  PASSED  \\] 0 tests\\.\n(\\[  SKIPPED \\][^\n]*\n)+$")
 function(baton_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "OPTIMISED" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -97,7 +102,11 @@ function(baton_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} baton_options GTest::gmock GTest::gtest_main)
-  baton_test_code(${name})
+  if(ARG_OPTIMISED)
+    baton_test_code(${name} OPTIMISED)
+  else()
+    baton_test_code(${name})
+  endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
                                           ENVIRONMENT "BATON_FLIGHT_RECORDER=none;BATON_LOG=error"
