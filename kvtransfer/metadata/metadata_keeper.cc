@@ -87,7 +87,8 @@ absl::Status MetadataKeeper::state(std::string_view agent) const {
     for (const auto& [key, one] : all) {
       if (one.agent != agent) continue;
       any = true;
-      if (!one.status.ok()) return one.status;
+      // With text of its own: what a status shares with its copies is freed by whoever is last.
+      if (!one.status.ok()) return absl::Status(one.status.code(), one.status.message());
     }
     return absl::OkStatus();
   };
