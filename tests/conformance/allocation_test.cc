@@ -79,14 +79,20 @@ TEST_P(Allocations, NoneInTheSteadyState) {
   const int warm = std::max(count, 100);
   for (int i = 0; i < warm; ++i) ASSERT_TRUE(round());
   const uint64_t registered = a_.worker->stats().registrations + b_.worker->stats().registrations;
-  const uint64_t before = allocations.load();
-  bool good = true;
-  for (int i = 0; i < count; ++i) good &= round();
-  const uint64_t made = allocations.load() - before;
-  EXPECT_TRUE(good);
+  // A queue may grow when it is longer than ever before, and when that is, the kernel decides: so
+  // one of several windows must be free of allocations. One per transfer is in all of them.
+  constexpr int kWindows = 10;
+  uint64_t made = 1;
+  int windows = 0;
+  for (bool good = true; made > 0 && windows < kWindows; ++windows) {
+    const uint64_t before = allocations.load();
+    for (int i = 0; i < count; ++i) good &= round();
+    made = allocations.load() - before;
+    ASSERT_TRUE(good);
+  }
   EXPECT_EQ(made, 0u) << "in " << 8 * count << " transfers";
   EXPECT_EQ(a_.worker->stats().registrations + b_.worker->stats().registrations, registered);
-  EXPECT_EQ(b_.worker->counter_value(counter_), static_cast<uint64_t>(warm + count));
+  EXPECT_EQ(b_.worker->counter_value(counter_), static_cast<uint64_t>(warm + windows * count));
 }
 
 TEST_P(Allocations, NoneForThirtyTwoThousandPages) {

@@ -47,6 +47,11 @@ Worker::Impl::Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerU
   self.pid = static_cast<uint32_t>(getpid());
   deadlines.reserve(2 * size_t{options.max_transfers} + 1);
   stopped.reserve(options.max_transfers);
+  // Filled for the first time at a moment that nobody foresees: then without an allocation.
+  constexpr size_t kUsually = 64;
+  ready_peers.reserve(kUsually);
+  creditors.reserve(kUsually);
+  asleep.reserve(kUsually);
 }
 
 Worker::Impl::~Impl() {
