@@ -21,9 +21,10 @@ import weakref
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from . import _library, _loop
+from ._handle import Handle
 from ._library import call, lib, take
 from .buffers import indices_of, memory_of, rows_of
-from .errors import BatonTimeoutError, error_of
+from .errors import BatonTimeoutError, InvalidParamError, error_of
 
 WRITE, READ = 0, 1
 DRAM, VRAM, BLOCK, OBJECT, FILE = range(5)
@@ -58,8 +59,8 @@ class DescriptorList:
     def release(self) -> None:
         """Gives it back; once is enough."""
         number, self.number = self.number, 0
-        if number and self.agent.handle:
-            lib.list_release(self.agent.handle, number, None)
+        if number and self.agent._open.value:
+            lib.list_release(self.agent._open.value, number, None)
 
     def __del__(self) -> None:
         self.release()
@@ -100,7 +101,7 @@ class Transfer:
 
     def release(self, timeout: Optional[float] = None) -> None:
         """Ends it, fenced: no byte of it moves any more when this returns."""
-        if self.number == 0 or not self.agent.handle:
+        if self.number == 0 or not self.agent._open.value:
             return
         span = -1 if timeout is None else int(timeout * 1e9)
         call(lib.transfer_release, self.agent.handle, self.number, span)
@@ -109,8 +110,8 @@ class Transfer:
     def abandon(self) -> None:
         """Aborts and forgets it, without waiting: the fence comes later."""
         number, self.number = self.number, 0
-        if number and self.agent.handle:
-            lib.transfer_abandon(self.agent.handle, number)
+        if number and self.agent._open.value:
+            lib.transfer_abandon(self.agent._open.value, number)
 
     def telemetry(self) -> Telemetry:
         """What the last post cost."""
@@ -142,7 +143,7 @@ class Agent:
                  serve_metadata: bool = False, max_transfers: int = 0,
                  settings: Optional[Mapping[str, Any]] = None, metadata_store: str = "",
                  metadata_lease: float = 10) -> None:
-        self.handle = None
+        self._open = Handle(None)
         options = _library.Options()
         lib.agent_options_init(ctypes.byref(options), ctypes.sizeof(options))
         options.name = _name(name)
@@ -159,18 +160,23 @@ class Agent:
         options.metadata_lease_ms = int(metadata_lease * 1000)
         handle = ctypes.c_void_p()
         call(lib.agent_create, ctypes.byref(options), ctypes.byref(handle))
-        self.handle = handle.value
+        self._open.value = handle.value
         self.name = _name(name).decode()
         self.threaded = progress_thread
         self._kept: Dict[Tuple[int, int, int], List[Any]] = {}  # what registered memory belongs to
-        self._close = weakref.finalize(self, lib.agent_destroy, self.handle)
+        weakref.finalize(self, self._open.destroy)
 
     def close(self) -> None:
         """Cancels and fences what runs. Nobody touches registered memory afterwards. No other thread may use the
         agent meanwhile."""
-        self.handle = None
-        if hasattr(self, "_close"):
-            self._close()
+        self._open.destroy()
+
+    @property
+    def handle(self) -> int:
+        """What the C interface calls it; raises when it is closed."""
+        if self._open.value is None:
+            raise InvalidParamError(self._open.why)
+        return self._open.value
 
     def __enter__(self) -> "Agent":
         return self

@@ -169,6 +169,61 @@ class Agents(Pair):
             baton.Agent("wrong", settings={"tcp.sokets": 2})
 
 
+class Ends(unittest.TestCase):
+    """What is collected in no order, by the interpreter's end or in a circle; and a fork. In a process of their own."""
+
+    BEGIN = """if True:
+        import gc, os, sys
+        import baton
+        a, b = baton.Agent("a"), baton.Agent("b")
+        mine, theirs = bytearray(b"x" * 64), bytearray(64)
+        a.register(mine), b.register(theirs)
+        a.add_remote(b.metadata())
+        rows = [(baton.memory_of(memory).address, 64, 0) for memory in (mine, theirs)]
+        listed = a.prepare(rows[:1])
+        move = a.direct(baton.WRITE, rows[:1], rows[1:], "b").post()
+        move.wait(60)
+    """
+
+    def ran(self, program):
+        ran = subprocess.run([sys.executable, "-c", self.BEGIN + program], capture_output=True, text=True, timeout=250,
+                             check=False)
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        return ran.stdout
+
+    def test_the_interpreter_ends_before_a_transfer_is_released(self):
+        self.ran("")
+
+    def test_a_circle_of_agent_list_and_transfer(self):
+        self.ran("""
+        class Engine: pass
+        engine = Engine()
+        engine.agent, engine.move, engine.listed, engine.self = a, move, listed, engine
+        del a, move, listed, engine
+        gc.collect()
+        assert b.stats()["running"] == 0
+        """)
+
+    def test_a_forked_child_has_no_agent_and_may_make_one(self):
+        self.assertEqual(self.ran("""
+        child = os.fork()
+        if child == 0:
+            for call in (move.post, a.metadata, lambda: a.prepare(rows[:1])):
+                try:
+                    call()
+                    os._exit(3)
+                except baton.InvalidParamError as why:
+                    assert "forked" in str(why), why
+            c = baton.Agent("c")
+            c.register(mine)
+            sys.exit(0 if c.port else 4)  # with all that runs at an end
+        assert os.waitpid(child, 0)[1] == 0
+        mine[:] = b"y" * 64
+        move.post().wait(60)
+        print(theirs[:2].decode())
+        """), "yy\n")
+
+
 class TwoProcesses(unittest.TestCase):
     def start(self, name, *words):
         child = subprocess.Popen([sys.executable, os.path.join(os.path.dirname(__file__), "peer.py"), name, *words],
