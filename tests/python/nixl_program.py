@@ -204,6 +204,69 @@ class OneProcess(unittest.TestCase):
         self.assertEqual((array.descCount(), array[2][0]), (PAGES, self.mine.ctypes.data + 2 * PAGE))
 
 
+class Bindings(unittest.TestCase):
+    """The agent of the compiled module, whose handles are numbers."""
+
+    def setUp(self):
+        config = nixlBind.nixlAgentConfig()
+        config.useProgThread, config.captureTelemetry = True, True
+        self.a, self.b = (nixlBind.nixlAgent(str(uuid.uuid4()), config) for _ in range(2))
+        self.backends = [one.createBackend("UCX", {}) for one in (self.a, self.b)]
+        self.mine, self.theirs = buffer(), buffer(0)
+        for one, memory in ((self.a, self.mine), (self.b, self.theirs)):
+            registered = nixlBind.nixlRegDList(nixlBind.DRAM_SEG, [(memory.ctypes.data, memory.nbytes, 0, "")])
+            self.assertEqual(one.registerMem(registered, []), nixlBind.NIXL_SUCCESS)
+        self.other = self.a.loadRemoteMD(self.b.getLocalMD()).decode()
+        self.mine_listed = nixlBind.nixlXferDList(nixlBind.DRAM_SEG, rows(self.mine))
+        self.theirs_listed = nixlBind.nixlXferDList(nixlBind.DRAM_SEG, rows(self.theirs))
+
+    def finish(self, handle, *message):
+        state = self.a.postXferReq(handle, *message)
+        while state == nixlBind.NIXL_IN_PROG:
+            state = self.a.getXferStatus(handle)
+        return state
+
+    def test_prepared_and_direct(self):
+        local, remote = self.a.prepXferDlist("", self.mine_listed), self.a.prepXferDlist(self.other, self.theirs_listed)
+        handle = self.a.makeXferReq(nixlBind.NIXL_WRITE, local, [3, 4], remote, [10, 11], "two")
+        with self.assertRaises(nixlBind.nixlNotPostedError):
+            self.a.getXferStatus(handle)
+        self.assertEqual(self.finish(handle), nixlBind.NIXL_SUCCESS)
+        self.assertTrue((self.theirs[10 * PAGE:11 * PAGE] == 3).all() and (self.theirs[11 * PAGE:12 * PAGE] == 4).all())
+        self.assertEqual(self.a.getXferTelemetry(handle).descCount, 1, "neighbours are merged")
+        direct = self.a.createXferReq(nixlBind.NIXL_READ, self.mine_listed, self.theirs_listed, self.other)
+        self.assertEqual(self.finish(direct, "all"), nixlBind.NIXL_SUCCESS)
+        self.assertTrue((self.mine == self.theirs).all())
+        self.assertEqual(self.a.getXferTelemetry(direct).descCount, PAGES, "what is given one by one is not merged")
+        got = {"before": [b"kept"]}
+        while sum(map(len, got.values())) < 3:
+            got = self.b.getNotifs(got)
+        self.assertEqual(got.pop("before"), [b"kept"])
+        self.assertEqual(sorted(*got.values()), [b"all", b"two"])
+        for one in (handle, direct):
+            self.assertEqual(self.a.releaseXferReq(one), nixlBind.NIXL_SUCCESS)
+        for one in (local, remote):
+            self.assertEqual(self.a.releasedDlistH(one), nixlBind.NIXL_SUCCESS)
+
+    def test_what_it_knows(self):
+        self.assertIn("UCX", self.a.getAvailPlugins())
+        self.assertIn("DRAM_SEG", self.a.getPluginParams("UCX")[1])
+        self.assertIn("DRAM_SEG", self.a.getBackendParams(self.backends[0])[1])
+        self.assertEqual(self.a.checkRemoteMD(self.other, self.theirs_listed), nixlBind.NIXL_SUCCESS)
+        self.assertEqual(self.a.checkRemoteMD("nobody", self.theirs_listed), nixlBind.NIXL_ERR_NOT_FOUND)
+        self.assertEqual(self.a.invalidateRemoteMD(self.other), nixlBind.NIXL_SUCCESS)
+        with self.assertRaises(nixlBind.nixlNotFoundError):
+            self.a.genNotif(self.other, "gone")
+        files = nixlBind.nixlRegDList(nixlBind.FILE_SEG, [(0, 0, 0, __file__), (0, 0, 0, __file__ + ".none")])
+        there, not_there = self.a.queryMem(files, self.a.createBackend("POSIX", {}))
+        self.assertEqual(int(there["size"]), os.stat(__file__).st_size)
+        self.assertEqual(int(there["mode"]), os.stat(__file__).st_mode)
+        self.assertEqual(int(there["mtime"]), int(os.stat(__file__).st_mtime))
+        self.assertIsNone(not_there)
+        with self.assertRaises(nixlBind.nixlNotSupportedError):
+            self.a.queryMem(files, self.backends[0])
+
+
 class TwoProcesses(unittest.TestCase):
     def test_pull_by_notification(self):
         """The other process writes what this one asks for by a notification, as prefill does in push mode."""

@@ -182,3 +182,6 @@ class nixlRemoteDList(_DescriptorList):
 
     def trim(self) -> nixlXferDList:
         return nixlXferDList(self._type, [row[:3] for row in self._list()])
+
+
+from ._agent import nixlAgent, nixlAgentConfig  # noqa: E402,F401  (it uses all of the above)

@@ -67,24 +67,32 @@ class nixl_prepped_dlist_handle:
         self._list.release()
 
 
+# As long as a release waits for the other agent's word that no byte moves any more. What is silent longer is fenced
+# in the background.
+FENCE_SECONDS = 5.0
+
+
+def fenced_release(transfer: Any, seconds: float = FENCE_SECONDS) -> None:
+    """Ends it; no byte of it moves any more, unless the other agent is silent. Once is enough."""
+    try:
+        transfer.release(seconds)
+    except errors.BatonTimeoutError as why:
+        _log.warning("released without the other agent's word: %s", why)
+        transfer.abandon()
+    except errors.NotFoundError:
+        pass
+
+
 class nixl_xfer_handle:
     """A transfer. When nobody has it any more it is aborted."""
 
-    # As long as a release() waits for the other agent's word that no byte moves any more. What is silent longer
-    # is fenced in the background.
-    fence_seconds = 5.0
+    fence_seconds = FENCE_SECONDS
 
-    def __init__(self, agent: Any, value: Any) -> None:
-        self._agent, self._transfer = agent, value
+    def __init__(self, agent: Any, value: Any, count: Optional[int] = None) -> None:
+        self._agent, self._transfer, self._count = agent, value, count
 
     def __repr__(self) -> str:
         return f"nixl_xfer_handle({self._transfer.number:#x})"
 
     def release(self) -> None:
-        try:
-            self._transfer.release(self.fence_seconds)
-        except errors.BatonTimeoutError as why:
-            _log.warning("released without the other agent's word: %s", why)
-            self._transfer.abandon()
-        except errors.NotFoundError:
-            pass
+        fenced_release(self._transfer, self.fence_seconds)

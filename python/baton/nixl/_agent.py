@@ -1,0 +1,301 @@
+"""nixlAgent and nixlAgentConfig: the agent of NIXL's compiled module, whose handles are numbers. nixl_agent sits on
+it; programs that go past nixl_agent use it by itself."""
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+import baton
+
+from . import _bindings as nixlBind
+from ._describe import rows
+from ._handles import fenced_release, nixl_errors
+
+# UCX: what NIXL's callers ask for. Either is Baton here; POSIX tells of files.
+PLUGINS = {"UCX": ["DRAM_SEG"], "BATON": ["DRAM_SEG"], "POSIX": []}
+_backend_numbers = itertools.count(1)
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _bytes(message: Any) -> bytes:
+    return message.encode() if isinstance(message, str) else bytes(message)
+
+
+def _store() -> str:
+    """Where metadata is left when no address is given: etcd, by NIXL's own variables."""
+    endpoints = os.environ.get("NIXL_ETCD_ENDPOINTS", "")
+    if not endpoints:
+        return ""
+    hosts = ",".join(one.strip().split("://")[-1].rstrip("/") for one in endpoints.replace(";", ",").split(","))
+    return f"etcd://{hosts}/{os.environ.get('NIXL_ETCD_NAMESPACE', '/nixl/agents').strip('/')}"
+
+
+def _telemetry(asked: bool) -> bool:
+    """Whether transfers are measured: NIXL_TELEMETRY_ENABLE where it is set, else what the configuration says."""
+    said = os.environ.get("NIXL_TELEMETRY_ENABLE", "").strip().lower()
+    if not said:
+        return asked
+    if said in ("y", "yes", "1", "true", "on", "enable"):
+        return True
+    if said in ("n", "no", "0", "false", "off", "disable"):
+        return False
+    raise ValueError(f"NIXL_TELEMETRY_ENABLE is {said!r}: say yes or no")
+
+
+def _file(path: str) -> Optional[Dict[str, str]]:
+    try:
+        seen = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return {"size": str(seen.st_size), "mode": str(seen.st_mode), "mtime": str(int(seen.st_mtime))}
+
+
+class nixlAgentConfig:
+    """What a nixlAgent is made with. Delays and sync_mode are taken and mean nothing here."""
+
+    def __init__(self, useProgThread: bool = False, useListenThread: bool = False, listenPort: int = nixlBind.DEFAULT_COMM_PORT,
+                 syncMode: Any = nixlBind.nixl_thread_sync_t.NIXL_THREAD_SYNC_DEFAULT, *_: Any) -> None:
+        self.useProgThread, self.useListenThread, self.listenPort = useProgThread, useListenThread, listenPort
+        self.syncMode, self.captureTelemetry = syncMode, False
+        self.pthrDelay, self.lthrDelay, self.etcdWatchTimeout = 0, 100000, 5000000
+
+
+class nixlAgent:
+    """An agent. Handles of lists and transfers are numbers that releasedDlistH() and releaseXferReq() give back."""
+
+    def __init__(self, name: str, config: nixlAgentConfig) -> None:
+        if not name:
+            raise ValueError("an agent's name is not empty")
+        self.measured = _telemetry(config.captureTelemetry)
+        # Every interface: NIXL's agents are reached from other machines. Whoever calls proves that it has the
+        # cluster key before anything else.
+        with nixl_errors():
+            self.baton = baton.Agent(_text(name), listen_host="0.0.0.0",
+                                     listen_port=config.listenPort if config.useListenThread else 0,
+                                     progress_thread=config.useProgThread, serve_metadata=config.useListenThread,
+                                     metadata_store=_store())
+        self._backends: Dict[int, Tuple[str, Dict[str, str]]] = {}
+        self._held: Dict[int, Any] = {}  # lists and transfers by number
+        self._counts: Dict[int, int] = {}  # of descriptors, where they were given one by one: NIXL does not merge those
+
+    # --- plugins and backends
+
+    def getAvailPlugins(self) -> List[str]:
+        return list(PLUGINS)
+
+    def getPluginParams(self, plugin: str) -> Tuple[Dict[str, str], List[str]]:
+        if plugin not in PLUGINS:
+            raise nixlBind.nixlNotFoundError(f"no plugin {plugin}: there are {', '.join(PLUGINS)}")
+        return {}, PLUGINS[plugin]
+
+    def createBackend(self, plugin: str, params: Dict[str, str]) -> int:
+        """Takes note. The parameters are UCX's, and mean nothing here."""
+        self.getPluginParams(plugin)
+        if any(plugin == there for there, _ in self._backends.values()):
+            raise nixlBind.nixlInvalidParamError(f"backend {plugin} is there already")
+        number = next(_backend_numbers)
+        self._backends[number] = plugin, dict(params)
+        return number
+
+    def getBackendParams(self, backend: int) -> Tuple[Dict[str, str], List[str]]:
+        plugin, params = self._backend(backend)
+        return params, PLUGINS[plugin]
+
+    def _backend(self, number: int) -> Tuple[str, Dict[str, str]]:
+        if number not in self._backends:
+            raise nixlBind.nixlNotFoundError(f"no backend {number} of this agent")
+        return self._backends[number]
+
+    # --- memory
+
+    def registerMem(self, descs: Any, backends: Any = ()) -> Any:
+        if descs.getType() != nixlBind.nixl_mem_t.DRAM_SEG:
+            raise nixlBind.nixlBackendError(f"{descs.getType().name} memory: Baton's agent moves host memory (DRAM)")
+        with nixl_errors(InvalidParamError=nixlBind.nixlBackendError):
+            self.baton.register(*(row[:3] for row in descs._list()))
+        return nixlBind.nixl_status_t.NIXL_SUCCESS
+
+    def deregisterMem(self, descs: Any, backends: Any = ()) -> Any:
+        with nixl_errors():
+            self.baton.deregister(*(row[:3] for row in descs._list()))
+        return nixlBind.nixl_status_t.NIXL_SUCCESS
+
+    def queryMem(self, descs: Any, backend: int) -> List[Optional[Dict[str, str]]]:
+        """Of each file that a FILE descriptor's fourth names: its size, mode and time, or None."""
+        plugin, _ = self._backend(backend)
+        if plugin != "POSIX" or descs.getType() != nixlBind.nixl_mem_t.FILE_SEG:
+            raise nixlBind.nixlNotSupportedError("only POSIX tells of memory, and only of files")
+        return [_file(os.fsdecode(row[3])) for row in descs._list()]
+
+    # --- lists and transfers
+
+    def _hold(self, thing: Any) -> int:
+        self._held[thing.number] = thing
+        return thing.number
+
+    def _of(self, number: int) -> Any:
+        if number not in self._held:
+            raise nixlBind.nixlNotFoundError(f"handle {number:#x} was released, or is of another agent")
+        return self._held[number]
+
+    def prepXferDlist(self, *arguments: Any, **named: Any) -> int:
+        """([agent,] list, backends), or (agent, kind, N x 5 array, backends)."""
+        words = [*arguments, *(named[key] for key in ("agent_name", "mem_type", "descs") if key in named)]
+        agent = _text(words.pop(0)) if isinstance(words[0], (str, bytes)) else ""
+        kind = words.pop(0) if isinstance(words[0], nixlBind.nixl_mem_t) else words[0].getType()
+        if kind != nixlBind.nixl_mem_t.DRAM_SEG:
+            raise nixlBind.nixlNotFoundError(f"no {kind.name} memory is registered: Baton's agent moves host memory")
+        table = rows(words[0]) if hasattr(words[0], "getType") else words[0]
+        with nixl_errors(InvalidParamError=nixlBind.nixlNotFoundError):
+            return self._hold(self.baton.prepare(table, None if agent in ("", nixlBind.NIXL_INIT_AGENT) else agent))
+
+    def makeXferReq(self, operation: Any, local_side: int, local_indices: Any, remote_side: int, remote_indices: Any,
+                    notif_msg: Any = "", backend: Any = (), skip_desc_merg: bool = False) -> int:
+        with nixl_errors():
+            return self._hold(self.baton.transfer(self._op(operation), self._of(local_side), local_indices,
+                                                  self._of(remote_side), remote_indices, _bytes(notif_msg)))
+
+    def createXferReq(self, operation: Any, local_descs: Any, remote_descs: Any, remote_agent: Any,
+                      notif_msg: Any = "", backend: Any = ()) -> int:
+        for descs in (local_descs, remote_descs):
+            if descs.getType() != nixlBind.nixl_mem_t.DRAM_SEG:
+                raise nixlBind.nixlNotFoundError(f"no {descs.getType().name} memory is registered")
+        with nixl_errors():
+            number = self._hold(self.baton.direct(self._op(operation), rows(local_descs), rows(remote_descs),
+                                                  _text(remote_agent), _bytes(notif_msg)))
+        self._counts[number] = local_descs.descCount()
+        return number
+
+    @staticmethod
+    def _op(operation: Any) -> int:
+        return baton.WRITE if operation == nixlBind.nixl_xfer_op_t.NIXL_WRITE else baton.READ
+
+    def postXferReq(self, reqh: int, notif_msg: Any = "") -> Any:
+        with nixl_errors():
+            self._of(reqh).post(_bytes(notif_msg) if notif_msg else None)
+        return self.getXferStatus(reqh)
+
+    def getXferStatus(self, reqh: int) -> Any:
+        with nixl_errors():
+            done = self._of(reqh).done()
+        return nixlBind.nixl_status_t.NIXL_SUCCESS if done else nixlBind.nixl_status_t.NIXL_IN_PROG
+
+    def getXferTelemetry(self, reqh: int) -> Any:
+        return self.telemetry_of(self._of(reqh), self._counts.get(reqh))
+
+    def telemetry_of(self, transfer: Any, count: Optional[int] = None) -> Any:
+        """As NIXL tells it: microseconds, on the clock of the wall. `count`: of descriptors that are not merged."""
+        with nixl_errors():
+            seen = transfer.telemetry()
+        if not self.measured:
+            raise nixlBind.nixlNoTelemetryError("capture_telemetry is off, or NIXL_TELEMETRY_ENABLE says no")
+        since = time.time() - (time.monotonic() - seen.start)
+        post = max(1, round(seen.post_duration * 1e6))
+        return nixlBind.nixlXferTelemetry(int(since * 1e6), post, max(post, round(seen.transfer_duration * 1e6)),
+                                          seen.bytes, seen.descriptors if count is None else count)
+
+    def queryXferBackend(self, reqh: int) -> int:
+        self._of(reqh)
+        return next(iter(self._backends), 0)
+
+    def estimateXferCost(self, req_handle: int) -> Any:
+        raise nixlBind.nixlNotSupportedError("Baton does not guess what a transfer will cost")
+
+    def prepMemView(self, dlist: Any, backends: Any = ()) -> int:
+        raise nixlBind.nixlNotSupportedError("views of device memory")
+
+    def releaseMemView(self, mvh: int) -> None:
+        raise nixlBind.nixlNotSupportedError("views of device memory")
+
+    def releaseXferReq(self, reqh: int) -> Any:
+        with nixl_errors():
+            fenced_release(self._of(reqh))
+        del self._held[reqh]
+        self._counts.pop(reqh, None)
+        return nixlBind.nixl_status_t.NIXL_SUCCESS
+
+    def releasedDlistH(self, dlist: int) -> Any:
+        self._of(dlist).release()
+        del self._held[dlist]
+        return nixlBind.nixl_status_t.NIXL_SUCCESS
+
+    # --- other agents
+
+    def getLocalMD(self) -> bytes:
+        return self.baton.metadata()
+
+    def getLocalPartialMD(self, descs: Any, inc_conn_info: bool = False, backends: Any = ()) -> bytes:
+        with nixl_errors():
+            return self.baton.partial_metadata([row[:3] for row in descs._list()], inc_conn_info)
+
+    def loadRemoteMD(self, metadata: bytes) -> bytes:
+        with nixl_errors():
+            return self.baton.add_remote(metadata).encode()
+
+    def invalidateRemoteMD(self, agent: Any) -> Any:
+        self.baton.remove_remote(agent)
+        return nixlBind.nixl_status_t.NIXL_SUCCESS
+
+    def makeConnection(self, agent: Any, backends: Any = ()) -> Any:
+        with nixl_errors():
+            self.baton.connect(agent)
+        return nixlBind.nixl_status_t.NIXL_SUCCESS
+
+    def checkRemoteMD(self, agent: Any, descs: Any) -> Any:
+        """NIXL_SUCCESS, or NIXL_ERR_NOT_FOUND as a result: it is not raised."""
+        there = self.baton.has_remote(agent, rows(descs))
+        return nixlBind.nixl_status_t.NIXL_SUCCESS if there else nixlBind.nixl_status_t.NIXL_ERR_NOT_FOUND
+
+    def sendLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
+        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
+            if ip_addr:
+                self.baton.send_metadata(_listener(ip_addr, port))
+            else:
+                self.baton.publish_metadata()
+
+    def sendLocalPartialMD(self, descs: Any, inc_conn_info: bool = False, backends: Any = (), ip_addr: str = "",
+                           port: int = 0, label: str = "") -> None:
+        part = self.getLocalPartialMD(descs, inc_conn_info)
+        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
+            if ip_addr:
+                self.baton.send_metadata(_listener(ip_addr, port), part)
+            else:
+                self.baton.publish_metadata(part, label)
+
+    def fetchRemoteMD(self, remote_agent: Any, ip_addr: str = "", port: int = 0, label: str = "") -> None:
+        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
+            if ip_addr:
+                self.baton.fetch_metadata(remote_agent, _listener(ip_addr, port))
+            else:
+                self.baton.follow_metadata(remote_agent, label)
+
+    def invalidateLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
+        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
+            if ip_addr:
+                self.baton.invalidate_metadata(_listener(ip_addr, port))
+            else:
+                self.baton.withdraw_metadata()
+
+    # --- notifications
+
+    def genNotif(self, remote_agent: Any, msg: Any, backends: Any = ()) -> Any:
+        with nixl_errors():
+            self.baton.notify(remote_agent, _bytes(msg))
+        return nixlBind.nixl_status_t.NIXL_SUCCESS
+
+    def getNotifs(self, notif_map: Dict[str, List[bytes]], backends: Any = ()) -> Dict[str, List[bytes]]:
+        """What has come, behind what the map holds already."""
+        out = {agent: list(messages) for agent, messages in notif_map.items()}
+        for agent, message in self.baton.messages():
+            out.setdefault(agent, []).append(message)
+        return out
+
+
+def _listener(ip_addr: str, port: int) -> str:
+    port = port or nixlBind.DEFAULT_COMM_PORT
+    return f"[{ip_addr}]:{port}" if ":" in ip_addr else f"{ip_addr}:{port}"
