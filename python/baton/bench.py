@@ -4,18 +4,23 @@ Python, from post to done.
     python -m baton.bench                        # Baton
     python -m baton.bench --baseline nixl        # and NIXL beside it, if it can be imported as nixl_cu12 or nixl
     python -m baton.bench --baseline nixl,mooncake   # and Mooncake's (mooncake-transfer-engine-non-cuda), over tcp
+    python -m baton.bench --baseline kv_bw       # and `baton kv_bw`, the same in C++ (--baton names the program)
     python -m baton.bench --require tcp --json rows.json
 
-Each row is the median of its rounds; rounds of the libraries alternate, so that both see the same machine. GB/s are
-10^9 bytes per second. The bytes are checked once before anything is timed.
+Each row is the median of its rounds, with the best beside it. The libraries take turns, round by round, so that all
+see the same machine; `memcpy` is a copy of the same pages within this process, in the same turns, and what a transfer
+on one machine cannot beat by much. The ratio is the median of (its time / Baton's) of the turns: above 1, Baton is
+quicker. GB/s are 10^9 bytes per second. The bytes are checked once before anything is timed.
 """
 import argparse
 import importlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any, Dict, List
 
@@ -127,6 +132,46 @@ def mooncake() -> Any:
         raise ImportError("Mooncake is not installed here: pip install mooncake-transfer-engine-non-cuda") from why
 
 
+class Memcpy:
+    """The floor: the pages of one side, in the other's order, within one process."""
+
+    name, route = "memcpy", ""
+
+    def __init__(self, size: int) -> None:
+        self.source, self.target = pattern(size), numpy.zeros(size, dtype=numpy.uint8)
+
+    def make(self, pages: int, page: int) -> Any:
+        """What run() takes."""
+        order = numpy.random.default_rng(7).permutation(pages)
+        return [memory[:pages * page].reshape(pages, page) for memory in (self.source, self.target)] + [order]
+
+    @staticmethod
+    def run(what: Any) -> None:
+        """One copy, page by page: numpy's take() is a memcpy() for each."""
+        source, into, order = what
+        numpy.take(source, order, axis=0, out=into, mode="clip")
+
+
+class KvBw:
+    """`baton kv_bw`: both its sides, for some transfers at a time. Its median of them is a round."""
+
+    name, at_once = "kv_bw", 7
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.program, self.provider = arguments.baton, arguments.require or "shm"
+        self.route = self.provider
+
+    def turn(self, op: str, pages: int, page: int) -> float:
+        """Seconds of a transfer."""
+        with tempfile.NamedTemporaryFile() as out:
+            command = [self.program, "kv_bw", "--provider", self.provider, "--op", op, "--pages", str(pages),
+                       "--page-bytes", str(page), "--iters", str(self.at_once), "--no-pin", "--json", out.name]
+            ran = subprocess.run(command, capture_output=True, text=True, check=False)
+            if ran.returncode != 0:
+                raise SystemExit(f"{' '.join(command)}: {ran.stderr}")
+            return json.loads(out.read())["latency_us"]["p50"] / 1e6
+
+
 SIDES = {"baton": BatonSide, "nixl": NixlSide, "mooncake": MooncakeSide}
 
 
@@ -196,28 +241,48 @@ class Pair:
         self.child.wait()
 
 
-def measure(pairs: List[Pair], rounds: int, op: str, pages: int, page: int) -> List[Dict[str, Any]]:
-    """A row for each library."""
-    transfers = [pair.make(op, pages, page) for pair in pairs]
-    times: List[List[float]] = [[] for _ in pairs]
+def timed(run: Any, transfer: Any) -> float:
+    """Seconds of it."""
+    begin = time.perf_counter()
+    run(transfer)
+    return time.perf_counter() - begin
+
+
+def row_of(one: Any, route: str, op: str, pages: int, page: int, seen: List[float], ours: List[float]) -> Dict[str, Any]:
+    """What is printed."""
+    median = statistics.median(seen)
+    return {"library": one.name, "op": op, "pages": pages, "page_bytes": page, "median_s": median, "best_s": min(seen),
+            "gb_per_s": pages * page / median / 1e9, "rounds": len(seen), "route": route,
+            "ratio": statistics.median(theirs / mine for theirs, mine in zip(seen, ours))}
+
+
+def measure(pairs: List[Pair], floor: Memcpy, rounds: int, op: str, pages: int, page: int) -> List[Dict[str, Any]]:
+    """A row for each library, and the floor's."""
+    runs = [(pair, pair.side.run, pair.make(op, pages, page)) for pair in pairs]
+    runs.append((floor, floor.run, floor.make(pages, page)))
+    times: List[List[float]] = [[] for _ in runs]
     for _ in range(rounds):
-        for pair, transfer, seen in zip(pairs, transfers, times):
-            begin = time.perf_counter()
-            pair.side.run(transfer)
-            seen.append(time.perf_counter() - begin)
-    out = []
-    for pair, seen in zip(pairs, times):
-        median = statistics.median(seen)
-        out.append({"library": pair.name, "op": op, "pages": pages, "page_bytes": page, "median_s": median,
-                    "gb_per_s": pages * page / median / 1e9, "rounds": rounds,
-                    "route": getattr(pair.side, "route", "")})
-    return out
+        for (_, run, transfer), seen in zip(runs, times):
+            seen.append(timed(run, transfer))
+    return [row_of(one, getattr(getattr(one, "side", one), "route", ""), op, pages, page, seen, times[0])
+            for (one, _, _), seen in zip(runs, times)]
+
+
+def beside_kv_bw(pair: Pair, other: KvBw, rounds: int, op: str, pages: int, page: int) -> Dict[str, Any]:
+    """Its row: a few of our transfers, a few of its, in turns."""
+    transfer = pair.make(op, pages, page)
+    ours, theirs = [], []
+    for _ in range(rounds):
+        ours.append(statistics.median(timed(pair.side.run, transfer) for _ in range(other.at_once)))
+        theirs.append(other.turn(op, pages, page))
+    return row_of(other, other.route, op, pages, page, theirs, ours)
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m baton.bench", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--baseline", default="", help="nixl, mooncake, or both by a comma: measured beside Baton")
+    parser.add_argument("--baseline", default="", help="nixl, mooncake, kv_bw, several by commas: beside Baton")
+    parser.add_argument("--baton", default="baton", help="the program whose kv_bw is measured")
     parser.add_argument("--require", default="", help="Baton takes this provider and no other")
     parser.add_argument("--memory", choices=("agent", "own"), default="agent", help="Baton's pages lie in memory of its "
                         "agent's (Agent.allocate()), or in ordinary memory as the others' do")
@@ -235,9 +300,13 @@ def main() -> None:
     except ValueError:
         parser.error(f"--shapes {arguments.shapes}: expected {SHAPES}")
     names = ["baton"] + [name for name in arguments.baseline.split(",") if name]
+    other = KvBw(arguments) if "kv_bw" in names else None
+    if other and shutil.which(arguments.baton) is None:
+        parser.error(f"no program {arguments.baton}: ./run build makes build/release/baton, and --baton names it")
+    names = [name for name in names if name != "kv_bw"]
     for name in names:
         if name not in SIDES:
-            parser.error(f"no baseline {name}: there are nixl and mooncake")
+            parser.error(f"no baseline {name}: there are nixl, mooncake and kv_bw")
     for name, there in (("nixl", nixl_api), ("mooncake", mooncake)):
         try:
             if name in names:
@@ -245,17 +314,19 @@ def main() -> None:
         except ImportError as why:
             parser.error(str(why))
     pairs = [Pair(name, arguments) for name in names]
+    floor = Memcpy(arguments.bytes)
     rows = []
-    print(f"{'library':8} {'op':6} {'pages':>7} {'bytes':>7} {'ms':>9} {'GB/s':>7} {'ratio':>6}")
+    print(f"{'library':8} {'op':6} {'pages':>7} {'bytes':>7} {'ms':>9} {'best':>9} {'GB/s':>7} {'ratio':>6}")
     for pages, page in arguments.shapes:
         for op in ("write", "read"):
-            found = measure(pairs, arguments.rounds, op, pages, page)
+            found = measure(pairs, floor, arguments.rounds, op, pages, page)
+            if other:
+                found.append(beside_kv_bw(pairs[0], other, arguments.rounds, op, pages, page))
             for row in found:
-                row["ratio"] = found[0]["gb_per_s"] / row["gb_per_s"]
                 print(f"{row['library']:8} {op:6} {pages:7} {page:7} {row['median_s'] * 1e3:9.3f} "
-                      f"{row['gb_per_s']:7.2f} {row['ratio']:6.2f}", flush=True)
+                      f"{row['best_s'] * 1e3:9.3f} {row['gb_per_s']:7.2f} {row['ratio']:6.2f}", flush=True)
             rows += found
-    print(f"route: {rows[-len(pairs)]['route'].split(' [')[0]}")
+    print(f"route: {rows[0]['route'].split(' [')[0]}")
     if arguments.json:
         with open(arguments.json, "w", encoding="utf8") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows)

@@ -224,6 +224,54 @@ TEST_F(Capi, NonsenseIsAnErrorAndNoCrash) {
   EXPECT_NE(baton_agent_create(&options, &none, &error), BATON_OK);
 }
 
+TEST_F(Capi, HandlesThatAreOldOrOfAnotherAgentAndIndicesThatAreNone) {
+  baton_list mine = 0, theirs = 0, foreign = 0;
+  const baton_strided rows = {a.whole.address, 64, 0, 64, 1024};
+  const baton_strided far = {b.whole.address, 64, 0, 64, 1024};
+  ASSERT_EQ(baton_list_prepare_strided(a.agent, nullptr, BATON_DRAM, &rows, 1, &mine, &error),
+            BATON_OK);
+  ASSERT_EQ(baton_list_prepare_strided(a.agent, "b", BATON_DRAM, &far, 1, &theirs, &error),
+            BATON_OK);
+  ASSERT_EQ(baton_list_prepare_strided(b.agent, nullptr, BATON_DRAM, &far, 1, &foreign, &error),
+            BATON_OK);
+  const auto made = [&](baton_list from, std::vector<int64_t> here, baton_list to,
+                        std::vector<int64_t> there) {
+    baton_transfer out = 0;
+    return baton_transfer_make(a.agent, BATON_WRITE, from, here.data(), here.size(), to,
+                               there.data(), there.size(), nullptr, 0, &out, &error);
+  };
+  EXPECT_EQ(made(mine, {0, 1023}, theirs, {1023, 0}), BATON_OK);
+  EXPECT_EQ(made(foreign, {0}, theirs, {0}), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(made(mine, {0}, foreign, {0}), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(made(theirs, {0}, mine, {0}), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(made(mine, {0, 1}, theirs, {0}), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(made(mine, {}, theirs, {}), BATON_ERR_INVALID_PARAM);
+  for (const int64_t none : {int64_t{1024}, int64_t{-1}, INT64_MAX, INT64_MIN}) {
+    EXPECT_EQ(made(mine, {none}, theirs, {0}), BATON_ERR_INVALID_PARAM) << none;
+    EXPECT_EQ(made(mine, {0}, theirs, {none}), BATON_ERR_INVALID_PARAM) << none;
+  }
+  EXPECT_EQ(baton_list_release(a.agent, mine, &error), BATON_OK);
+  EXPECT_EQ(made(mine, {0}, theirs, {0}), BATON_ERR_NOT_FOUND);
+
+  const baton_transfer old = make();
+  baton_telemetry telemetry{};
+  telemetry.size = sizeof telemetry;
+  const auto all = [&](baton_agent* agent, baton_transfer one) {
+    EXPECT_EQ(baton_transfer_post(agent, one, nullptr, 0, &error), BATON_ERR_NOT_FOUND);
+    EXPECT_EQ(baton_transfer_state(agent, one, &error), BATON_ERR_NOT_FOUND);
+    EXPECT_EQ(baton_transfer_wait(agent, one, 0, &error), BATON_ERR_NOT_FOUND);
+    EXPECT_EQ(baton_transfer_abort(agent, one, &error), BATON_ERR_NOT_FOUND);
+    EXPECT_EQ(baton_transfer_telemetry(agent, one, &telemetry, &error), BATON_ERR_NOT_FOUND);
+    EXPECT_EQ(baton_transfer_release(agent, one, 0, &error), BATON_ERR_NOT_FOUND);
+    baton_transfer_abandon(agent, one);
+  };
+  all(b.agent, old);
+  EXPECT_EQ(baton_transfer_release(a.agent, old, -1, &error), BATON_OK);
+  for (const baton_transfer one : {old, baton_transfer{0}, baton_transfer{UINT64_MAX}}) {
+    all(a.agent, one);
+  }
+}
+
 TEST_F(Capi, EveryNumberHasAName) {
   for (int32_t i = -11; i <= 1; ++i) {
     EXPECT_THAT(baton_result_name(i), HasSubstr("BATON_")) << i;

@@ -26,15 +26,38 @@ class Bench(unittest.TestCase):
                 self.assertEqual(ran.returncode, 0, ran.stderr)
                 with open(path, encoding="utf8") as rows:
                     found = [json.loads(row) for row in rows]
-            self.assertEqual([(row["op"], row["pages"]) for row in found],
-                             [("write", 64), ("read", 64), ("write", 100), ("read", 100)])
+            self.assertEqual([(row["library"], row["op"], row["pages"]) for row in found],
+                             [(library, op, pages) for pages in (64, 100) for op in ("write", "read")
+                              for library in ("baton", "memcpy")])
             for row in found:
                 self.assertAlmostEqual(row["gb_per_s"] * row["median_s"] * 1e9, row["pages"] * row["page_bytes"], 0)
-                self.assertIn(provider, row["route"])
+                self.assertLessEqual(row["best_s"], row["median_s"])
+                if row["library"] == "baton":
+                    self.assertIn(provider, row["route"])
+                    self.assertEqual(row["ratio"], 1)
+
+    def test_beside_kv_bw(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program, path = os.path.join(folder, "baton"), os.path.join(folder, "rows.json")
+            with open(program, "w", encoding="utf8") as fake:  # says what kv_bw would
+                fake.write('#!/bin/sh\necho "$@" >>"$0.said"\nfor last; do :; done\n'
+                           """echo '{"latency_us": {"p50": 2e9}}' >"$last"\n""")
+            os.chmod(program, 0o755)
+            ran = bench("--rounds", "2", "--shapes", "8x4096", "--require", "shm", "--json", path, "--baseline", "kv_bw",
+                        "--baton", program)
+            self.assertEqual(ran.returncode, 0, ran.stderr)
+            with open(path, encoding="utf8") as rows:
+                found = [row for row in map(json.loads, rows) if row["library"] == "kv_bw"]
+            with open(program + ".said", encoding="utf8") as asked:
+                self.assertIn("kv_bw --provider shm --op write --pages 8 --page-bytes 4096 --iters 7 --no-pin", asked.read())
+        self.assertEqual([(row["op"], row["median_s"], row["rounds"]) for row in found],
+                         [("write", 2000, 2), ("read", 2000, 2)])
+        self.assertTrue(all(row["ratio"] > 1 for row in found))
 
     def test_refusals(self):
         self.assertIn("no baseline mpi", bench("--baseline", "mpi").stderr)
         self.assertIn("--shapes 7", bench("--shapes", "7").stderr)
+        self.assertIn("no program nowhere", bench("--baseline", "kv_bw", "--baton", "nowhere").stderr)
         self.assertIn("carrier", bench("--require", "carrier").stderr)
         ran = bench("--baseline", "nixl")  # only the drop-in is there by that name
         self.assertIn("NIXL is not installed here", ran.stderr)

@@ -7,7 +7,7 @@ import baton
 
 
 def main():
-    agent = baton.Agent(sys.argv[1])
+    agent = baton.Agent(sys.argv[1], require=sys.argv[2] if sys.argv[2:] else "")
     memory = bytearray(b"".join(bytes([page]) * 4096 for page in range(256)))
     agent.register(memory)
     print(agent.metadata().hex(), baton.memory_of(memory).address, sep="\n", flush=True)
