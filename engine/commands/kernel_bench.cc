@@ -16,7 +16,9 @@
 #include "engine/command_line/command_line.h"
 #include "engine/files/files.h"
 #include "engine/kernels/aligned.h"
+#include "engine/kernels/amx.h"
 #include "engine/kernels/attention.h"
+#include "engine/kernels/bf16_gemm.h"
 #include "engine/kernels/compute_pool.h"
 #include "engine/kernels/gemm.h"
 #include "engine/kernels/peaks.h"
@@ -69,6 +71,10 @@ void fill(float* data, size_t count, uint32_t seed) {
 struct GemmCase {
   int m, n, k;
   bool bf16;  // B as the model stores it
+};
+
+struct Bf16Case {
+  int m, n, k;
 };
 
 void bench_gemm(const GemmCase& c, const Options& options, ComputePool& pool, Rows& rows) {
@@ -127,6 +133,52 @@ void bench_gemm(const GemmCase& c, const Options& options, ComputePool& pool, Ro
             {"floor", {{"name", "fma_peak"}, {"GFLOP_per_s", peak * 1e-9}}},
             {"ratio_to_floor", rate / peak},
             {"verified", verified}});
+}
+
+// Both sides in bf16, against the peak of the unit that multiplies.
+void bench_bf16(const Bf16Case& c, Bf16Unit unit, const Options& options, ComputePool& pool,
+                Rows& rows) {
+  const size_t m = size_t(c.m), n = size_t(c.n), k = size_t(c.k);
+  AlignedArray<float> a(m * k), b(k * n), out(m * n);
+  AlignedArray<uint16_t> weight(n * k), packed(tiled_elements(c.k, c.n));
+  fill(a.data(), a.size(), 1);
+  fill(b.data(), b.size(), 2);
+  for (size_t i = 0; i < k * n; ++i) weight[i] = bf16_from_float(b[i]);
+  pack_tiles(c.k, c.n, weight.data(), packed.data());
+  Bf16Scratch scratch(unit, c.m, c.k);
+  const bool tiles = unit == Bf16Unit::kTiles;
+  std::vector<double> peaks, times;
+  repeat(options, [&] {
+    peaks.push_back(tiles ? measure_amx_peak(pool, 20'000) : measure_fma_peak(pool, 300'000));
+    times.push_back(timed([&] {
+      gemm_bf16(pool, scratch, c.m, a.data(), k, {c.k, c.n, packed.data()}, out.data(), n, false);
+    }));
+  });
+  const double seconds = *std::min_element(times.begin(), times.end());
+  const double peak = *std::max_element(peaks.begin(), peaks.end());
+  const double rate = 2.0 * c.m * c.n * c.k / seconds;
+  bool verified = true;
+  for (size_t s = 0; s < 200; ++s) {
+    const size_t i = s * 7919 % m, j = s * 104729 % n;
+    float expected = 0;
+    reference_gemm_bf16(1, 1, c.k, a.data() + i * k, k, weight.data() + j * k, &expected, 1, false);
+    verified = verified && out[i * n + j] == expected;
+  }
+  const char* name = tiles ? "amx" : "vectors";
+  std::printf(
+      "gemm bf16 x bf16 by %-7s %4d x %5d x %5d %10.1f us %8.1f GFLOP/s  peak %8.1f  "
+      "ratio %.2f  %s\n",
+      name, c.m, c.n, c.k, seconds * 1e6, rate * 1e-9, peak * 1e-9, rate / peak,
+      verified ? "verified" : "WRONG");
+  rows.add(
+      {{"bench", "gemm_bf16"},
+       {"params", {{"m", c.m}, {"n", c.n}, {"k", c.k}, {"unit", name}, {"threads", pool.size()}}},
+       {"seconds", seconds},
+       {"seconds_median", median(times)},
+       {"GFLOP_per_s", rate * 1e-9},
+       {"floor", {{"name", tiles ? "amx_peak" : "fma_peak"}, {"GFLOP_per_s", peak * 1e-9}}},
+       {"ratio_to_floor", rate / peak},
+       {"verified", verified}});
 }
 
 struct AttentionCase {
@@ -232,6 +284,16 @@ int kernel_bench_main(int argc, char** argv) {
                             {2048, 1536, 512, false}, {1024, 1024, 384, true},
                             {256, 1024, 1024, true},  {512, 1024, 192, true}};
   for (const GemmCase& c : gemms) bench_gemm(c, options, pool, rows);
+  // The products of a layer, for SmolLM-135M and for Llama-3.2-1B and Qwen2.5-1.5B, and of one
+  // token.
+  const Bf16Case layers[] = {
+      {512, 960, 576},    {512, 576, 576},   {512, 3072, 576},  {512, 576, 1536}, {512, 3072, 2048},
+      {512, 16384, 2048}, {512, 2048, 8192}, {512, 1536, 8960}, {1, 3072, 576},   {1, 16384, 2048}};
+  for (const Bf16Case& c : layers) {
+    if (amx_usable()) bench_bf16(c, Bf16Unit::kTiles, options, pool, rows);
+    bench_bf16(c, Bf16Unit::kVectors, options, pool, rows);
+  }
+  if (!amx_usable()) std::printf("# no AMX: %s\n", std::string(why_no_amx()).c_str());
   const AttentionCase attentions[] = {{64, 4, 4, 2048}, {128, 8, 4, 4096}, {32, 3, 2, 1024}};
   for (const AttentionCase& c : attentions) bench_attention(c, options, pool, rows);
   if (!options.json.empty()) {

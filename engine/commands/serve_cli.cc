@@ -3,6 +3,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/command_line/command_line.h"
 #include "engine/http/http_server.h"
+#include "engine/kernels/amx.h"
 #include "engine/router/router.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/engine_thread.h"
@@ -51,6 +53,7 @@ struct ServeFlags {
   // KV tiers.
   size_t kv_host_mib = 0;
   double kv_disk_gib = 0;
+  Arithmetic arithmetic = Arithmetic::kFp32;
 };
 
 int fail(const char* command, const absl::Status& status) {
@@ -70,6 +73,25 @@ void add_engine_flags(CLI::App& app, serve::EngineOptions* engine) {
   app.add_flag("--prefix-cache,!--no-prefix-cache", engine->prefix_cache,
                "Reuse the KV of prompts that begin alike; default: yes");
   app.add_option("--cpus", engine->cpus, "CPUs to pin them to")->delimiter(',');
+}
+
+void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {
+  static const std::map<std::string, Arithmetic> kNames = {{"fp32", Arithmetic::kFp32},
+                                                           {"bf16", Arithmetic::kBf16}};
+  app.add_option_function<std::string>(
+         "--arithmetic", [=](const std::string& name) { *arithmetic = kNames.at(name); },
+         "Of matrix products: fp32, or bf16, which rounds what it multiplies and is quicker where "
+         "there is AMX; the same for all workers that share KV")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->default_str("fp32");
+}
+
+// By what bf16 arithmetic is computed, for who waits for it.
+void report_arithmetic(const Model& model, FILE* to) {
+  if (model.arithmetic() != Arithmetic::kBf16) return;
+  const std::string why(why_no_amx());
+  std::fprintf(to, "arithmetic: bf16, %s%s\n",
+               why.empty() ? "by AMX" : "without AMX: ", why.c_str());
 }
 
 // Blocks until SIGINT or SIGTERM; `signals` must be blocked in all threads.
@@ -125,8 +147,9 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
 }
 
 absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
-  absl::StatusOr<serve::LoadedModel> loaded = serve::load_model(flags.model);
+  absl::StatusOr<serve::LoadedModel> loaded = serve::load_model(flags.model, flags.arithmetic);
   if (!loaded.ok()) return loaded.status();
+  report_arithmetic(loaded->model, stdout);
   std::optional<Timeline> timeline;
   if (!flags.timeline.empty()) {
     timeline.emplace(flags.role);
@@ -222,6 +245,7 @@ int serve_main(int argc, char** argv) {
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
   add_engine_flags(app, &flags.engine);
+  add_arithmetic_flag(app, &flags.arithmetic);
   app.add_option("--min-remote-tokens", flags.engine.min_remote_tokens,
                  "decode: prompts with fewer tokens to compute are computed here")
       ->capture_default_str();
@@ -290,12 +314,15 @@ int generate_main(int argc, char** argv) {
   app.add_flag("--ignore-eos", sampling.ignore_eos, "Go on after the end-of-text token");
   app.add_flag("--quiet", quiet, "No statistics on stderr");
   add_engine_flags(app, &options);
+  Arithmetic arithmetic = Arithmetic::kFp32;
+  add_arithmetic_flag(app, &arithmetic);
   if (const int status = command_line::parse(app, "baton generate", argc, argv); status >= 0) {
     return status;
   }
 
-  const absl::StatusOr<serve::LoadedModel> loaded = serve::load_model(directory);
+  const absl::StatusOr<serve::LoadedModel> loaded = serve::load_model(directory, arithmetic);
   if (!loaded.ok()) return fail("generate", loaded.status());
+  if (!quiet) report_arithmetic(loaded->model, stderr);
   auto engine = serve::Engine::create(loaded->model, loaded->tokenizer, options);
   if (!engine.ok()) return fail("generate", engine.status());
   request.tokens = loaded->tokenizer.encode(prompt);

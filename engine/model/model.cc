@@ -46,7 +46,8 @@ void for_rows(ComputePool& pool, int rows, Fn&& fn) {
 }  // namespace
 
 struct Workspace::Impl {
-  Impl(const ModelConfig& config, const WorkspaceLimits& given, ComputePool& threads)
+  Impl(const ModelConfig& config, Arithmetic arithmetic, const WorkspaceLimits& given,
+       ComputePool& threads)
       : limits(given),
         pool(&threads),
         rope(config, limits.max_context),
@@ -65,6 +66,10 @@ struct Workspace::Impl {
     logits = AlignedArray<float>(chunks * config.vocab_size);
     attention_scratch_floats = attention_scratch_size(limits.max_context);
     attention = AlignedArray<float>(attention_scratch_floats * threads.size());
+    if (arithmetic == Arithmetic::kBf16) {
+      bf16_scratch = Bf16Scratch(limits.bf16_unit, static_cast<int>(std::max(tokens, chunks)),
+                                 static_cast<int>(std::max({d, q, f})));
+    }
     positions.reserve(tokens);
     rows.reserve(chunks);
     tasks.reserve((chunks + tokens / kAttentionTokens) * config.num_kv_heads);
@@ -74,13 +79,14 @@ struct Workspace::Impl {
     const size_t floats = x.size() + normed.size() + qkv.size() + attended.size() + gate_up.size() +
                           logits.size() + attention.size() + rope.cosines.size() +
                           rope.sines.size();
-    return floats * sizeof(float) + gemm_scratch.bytes();
+    return floats * sizeof(float) + gemm_scratch.bytes() + bf16_scratch.bytes();
   }
 
   WorkspaceLimits limits;
   ComputePool* pool;
   RopeTable rope;
   GemmScratch gemm_scratch;
+  Bf16Scratch bf16_scratch;      // empty in fp32 arithmetic
   AlignedArray<float> x;         // [tokens][d], the residual stream
   AlignedArray<float> normed;    // [tokens][d]
   AlignedArray<float> qkv;       // [tokens][(H + 2 KV) * head_dim]
@@ -103,12 +109,16 @@ size_t Workspace::bytes() const { return impl_->bytes(); }
 
 struct Model::Impl {
   ModelConfig config;
+  Arithmetic arithmetic = Arithmetic::kFp32;
   std::string fingerprint;
   std::vector<uint16_t> embedding;  // [V][d]
   std::vector<Layer> layers;
   AlignedArray<float> final_norm;  // [d]
   PackedWeight lm_head;            // n = V
 
+  // out [rows][weight.n] = a [rows][weight.k] (row stride lda) times the weight, or += it.
+  static void multiply(Workspace::Impl& w, int rows, const float* a, size_t lda,
+                       const PackedWeight& weight, float* out, bool accumulate);
   absl::Status check(std::span<const SequenceChunk> chunks, const KvCache& cache,
                      const WorkspaceLimits& limits, const float* logits) const;
   void plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w) const;
@@ -121,6 +131,16 @@ struct Model::Impl {
   void predict_all(std::span<const SequenceChunk> chunks, LayerHook& hook,
                    Workspace::Impl& w) const;
 };
+
+void Model::Impl::multiply(Workspace::Impl& w, int rows, const float* a, size_t lda,
+                           const PackedWeight& weight, float* out, bool accumulate) {
+  const size_t width = static_cast<size_t>(weight.n);
+  if (weight.arithmetic == Arithmetic::kBf16) {
+    gemm_bf16(*w.pool, w.bf16_scratch, rows, a, lda, weight.tiles(), out, width, accumulate);
+  } else {
+    gemm(*w.pool, w.gemm_scratch, rows, {a, lda, 1}, weight.b(), out, width, accumulate);
+  }
+}
 
 absl::Status Model::Impl::check(std::span<const SequenceChunk> chunks, const KvCache& cache,
                                 const WorkspaceLimits& limits, const float* logits) const {
@@ -200,8 +220,7 @@ void Model::Impl::project_qkv(const Layer& layer, int tokens, Workspace::Impl& w
     rms_norm(w.x.data() + row * d, layer.input_norm.data(), w.normed.data() + row * d,
              config.hidden_size, static_cast<float>(config.rms_norm_eps));
   });
-  gemm(*w.pool, w.gemm_scratch, tokens, {w.normed.data(), d, 1}, layer.qkv.b(), w.qkv.data(), width,
-       false);
+  multiply(w, tokens, w.normed.data(), d, layer.qkv, w.qkv.data(), false);
   const float q_scale = 1.0f / std::sqrt(static_cast<float>(dims));
   const float eps = static_cast<float>(config.rms_norm_eps);
   for_rows(*w.pool, tokens, [&](size_t row) {
@@ -253,15 +272,13 @@ void Model::Impl::feed_forward(const Layer& layer, int tokens, Workspace::Impl& 
     rms_norm(w.x.data() + row * d, layer.post_norm.data(), w.normed.data() + row * d,
              config.hidden_size, static_cast<float>(config.rms_norm_eps));
   });
-  gemm(*w.pool, w.gemm_scratch, tokens, {w.normed.data(), d, 1}, layer.gate_up.b(),
-       w.gate_up.data(), 2 * f, false);
+  multiply(w, tokens, w.normed.data(), d, layer.gate_up, w.gate_up.data(), false);
   for_rows(*w.pool, tokens, [&](size_t row) {
     float* gate = w.gate_up.data() + row * 2 * f;
     add_bias(layer.gate_up_bias, gate);
     swiglu(gate, gate + f, gate, config.intermediate_size);
   });
-  gemm(*w.pool, w.gemm_scratch, tokens, {w.gate_up.data(), 2 * f, 1}, layer.down.b(), w.x.data(), d,
-       true);
+  multiply(w, tokens, w.gate_up.data(), 2 * f, layer.down, w.x.data(), true);
   add_bias_to_x(layer.down_bias, tokens, w);
 }
 
@@ -279,8 +296,7 @@ void Model::Impl::predict(Workspace::Impl& w, float* logits) const {
     rms_norm(w.x.data() + size_t(w.rows[i].second) * d, final_norm.data(), w.normed.data() + i * d,
              config.hidden_size, static_cast<float>(config.rms_norm_eps));
   }
-  gemm(*w.pool, w.gemm_scratch, static_cast<int>(w.rows.size()), {w.normed.data(), d, 1},
-       lm_head.b(), w.logits.data(), vocab, false);
+  multiply(w, static_cast<int>(w.rows.size()), w.normed.data(), d, lm_head, w.logits.data(), false);
   for (size_t i = 0; i < w.rows.size(); ++i) {
     std::copy_n(w.logits.data() + i * vocab, vocab, logits + size_t(w.rows[i].first) * vocab);
   }
@@ -301,8 +317,7 @@ void Model::Impl::predict_all(std::span<const SequenceChunk> chunks, LayerHook& 
         rms_norm(w.x.data() + (row + first + i) * d, final_norm.data(), w.normed.data() + i * d,
                  config.hidden_size, static_cast<float>(config.rms_norm_eps));
       }
-      gemm(*w.pool, w.gemm_scratch, static_cast<int>(count), {w.normed.data(), d, 1}, lm_head.b(),
-           w.logits.data(), vocab, false);
+      multiply(w, static_cast<int>(count), w.normed.data(), d, lm_head, w.logits.data(), false);
       for (size_t i = 0; i < count; ++i) {
         hook.token_logits(c, first + i, std::span(w.logits.data() + i * vocab, vocab));
       }
@@ -315,6 +330,7 @@ Model::Model(Model&&) noexcept = default;
 Model& Model::operator=(Model&&) noexcept = default;
 Model::~Model() = default;
 const std::string& Model::fingerprint() const { return impl_->fingerprint; }
+Arithmetic Model::arithmetic() const { return impl_->arithmetic; }
 const ModelConfig& Model::config() const { return impl_->config; }
 KvGeometry Model::kv_geometry() const { return impl_->config.kv_geometry(); }
 
@@ -327,13 +343,13 @@ size_t Model::weight_bytes() const {
   return bytes * sizeof(uint16_t);
 }
 
-absl::StatusOr<Model> Model::load(const std::string& directory) {
+absl::StatusOr<Model> Model::load(const std::string& directory, Arithmetic arithmetic) {
   auto checkpoint = load_checkpoint(directory);
   if (!checkpoint.ok()) return checkpoint.status();
-  return create(*checkpoint);
+  return create(*checkpoint, arithmetic);
 }
 
-absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint) {
+absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint, Arithmetic arithmetic) {
   if (absl::Status status = checkpoint.config.validate(); !status.ok()) return status;
   const std::vector<Weight> expected = weight_list(checkpoint.config);
   bool complete = expected.size() == checkpoint.weights.size();
@@ -347,12 +363,16 @@ absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint) {
   }
   auto impl = std::make_unique<Impl>();
   impl->config = checkpoint.config;
+  impl->arithmetic = arithmetic;
   impl->fingerprint = engine::fingerprint(checkpoint);
+  if (arithmetic != Arithmetic::kFp32) {
+    absl::StrAppend(&impl->fingerprint, "+", arithmetic_name(arithmetic));
+  }
   impl->embedding = checkpoint.embedding().data;
   for (int l = 0; l < checkpoint.config.num_layers; ++l)
-    impl->layers.push_back(make_layer(checkpoint, l));
+    impl->layers.push_back(make_layer(checkpoint, l, arithmetic));
   impl->final_norm = widen(checkpoint.final_norm());
-  impl->lm_head = pack({&checkpoint.lm_head()});
+  impl->lm_head = pack(arithmetic, {&checkpoint.lm_head()});
   return Model(std::move(impl));
 }
 
@@ -368,7 +388,7 @@ absl::StatusOr<Workspace> Model::make_workspace(const WorkspaceLimits& limits,
                      " chunks and a context of ", actual.max_context,
                      " is not possible; the model's contexts reach ", longest));
   }
-  return Workspace(std::make_unique<Workspace::Impl>(config(), actual, pool));
+  return Workspace(std::make_unique<Workspace::Impl>(config(), arithmetic(), actual, pool));
 }
 
 absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cache, LayerHook& hook,
@@ -379,7 +399,6 @@ absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cach
   if (chunks.empty()) return absl::OkStatus();
   m.plan(chunks, w);
   const int tokens = static_cast<int>(w.positions.size());
-  const size_t d = static_cast<size_t>(m.config.hidden_size);
   const size_t q_width = size_t(m.config.num_heads) * m.config.head_dim;
   const size_t kv_width = size_t(m.config.num_kv_heads) * m.config.head_dim;
   for (int l = 0; l < m.config.num_layers; ++l) {
@@ -395,8 +414,7 @@ absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cach
     }
     hook.kv_written(l);
     m.attend(l, chunks, cache, w);
-    gemm(*w.pool, w.gemm_scratch, tokens, {w.attended.data(), q_width, 1}, layer.output.b(),
-         w.x.data(), d, true);
+    m.multiply(w, tokens, w.attended.data(), q_width, layer.output, w.x.data(), true);
     m.add_bias_to_x(layer.output_bias, tokens, w);
     m.feed_forward(layer, tokens, w);
   }

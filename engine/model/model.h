@@ -2,9 +2,10 @@
 //
 // Batch invariance: the logits and the KV of a token depend only on the tokens before it, to the
 // bit: not on what else is in the batch, how its prompt was cut into chunks, or the number of
-// threads. Every output of a matrix product is one chain of multiply-adds in ascending k; no sum
-// is split across threads; attention always reads K and V back from the cache in bf16.
-// With FMA (any x86-64 since 2013) results are also the same across vector widths.
+// threads. Every output of a matrix product is one chain that does not depend on these; no sum is
+// split across threads; attention always reads K and V back from the cache in bf16.
+// With FMA (any x86-64 since 2013) results are also the same across vector widths, and in bf16
+// arithmetic with and without a tile unit. Between arithmetics they differ.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/kernels/bf16_gemm.h"
 #include "engine/kernels/compute_pool.h"
 #include "engine/kernels/kv_cache.h"
+#include "engine/model/arithmetic.h"
 #include "engine/model/config.h"
 
 namespace baton::engine {
@@ -57,6 +60,8 @@ struct WorkspaceLimits {
   int max_tokens = 512;  // new tokens in one forward(), all chunks together
   int max_chunks = 64;   // chunks in one forward()
   int max_context = 0;   // longest position + 1; 0 means the model's max_position_embeddings
+  // That multiplies in bf16 arithmetic: for speed alone, since every unit gives the same bits.
+  Bf16Unit bf16_unit = best_bf16_unit();
 };
 
 // All scratch memory of forward(), allocated and touched once. One forward() at a time.
@@ -81,9 +86,11 @@ class Model {
  public:
   // Reads config.json and model.safetensors, or the shards of model.safetensors.index.json.
   // f32, f16 and bf16 tensors are accepted; f32 and f16 are rounded to bf16.
-  static absl::StatusOr<Model> load(const std::string& directory);
+  static absl::StatusOr<Model> load(const std::string& directory,
+                                    Arithmetic arithmetic = Arithmetic::kFp32);
   // Packs a checkpoint that is in memory (engine/model/checkpoint.h; it can save one too).
-  static absl::StatusOr<Model> create(const Checkpoint& checkpoint);
+  static absl::StatusOr<Model> create(const Checkpoint& checkpoint,
+                                      Arithmetic arithmetic = Arithmetic::kFp32);
 
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
@@ -91,7 +98,9 @@ class Model {
 
   const ModelConfig& config() const;
   KvGeometry kv_geometry() const;
-  // Of the checkpoint (engine/model/checkpoint.h).
+  Arithmetic arithmetic() const;
+  // Of the checkpoint (engine/model/checkpoint.h), and of the arithmetic if that is not fp32: what
+  // the KV follows from, so that workers and stores never mix the KV of two arithmetics.
   const std::string& fingerprint() const;
   // Bytes of packed weights.
   size_t weight_bytes() const;

@@ -3,14 +3,17 @@
 
 namespace baton::engine {
 
-PackedWeight pack(std::initializer_list<const Weight*> parts) {
+PackedWeight pack(Arithmetic arithmetic, std::initializer_list<const Weight*> parts) {
   std::vector<uint16_t> rows;
   for (const Weight* part : parts) rows.insert(rows.end(), part->data.begin(), part->data.end());
   PackedWeight packed;
+  packed.arithmetic = arithmetic;
   packed.k = (*parts.begin())->cols;
   for (const Weight* part : parts) packed.n += part->rows;
-  packed.data = AlignedArray<uint16_t>(packed_elements(packed.k, packed.n));
-  pack_weight(packed.k, packed.n, rows.data(), packed.data.data());
+  const bool tiles = arithmetic == Arithmetic::kBf16;
+  packed.data = AlignedArray<uint16_t>(tiles ? tiled_elements(packed.k, packed.n)
+                                             : packed_elements(packed.k, packed.n));
+  (tiles ? pack_tiles : pack_weight)(packed.k, packed.n, rows.data(), packed.data.data());
   return packed;
 }
 
@@ -37,17 +40,17 @@ std::vector<float> widen_if_there(const Checkpoint& checkpoint, int l,
 
 }  // namespace
 
-Layer make_layer(const Checkpoint& checkpoint, int l) {
+Layer make_layer(const Checkpoint& checkpoint, int l, Arithmetic arithmetic) {
   const auto weight = [&](LayerWeight kind) { return &checkpoint.layer(l, kind); };
   const auto vector = [&](std::initializer_list<LayerWeight> kinds) {
     return widen_if_there(checkpoint, l, kinds);
   };
   return {.input_norm = widen(*weight(kInputNorm)),
-          .qkv = pack({weight(kQuery), weight(kKey), weight(kValue)}),
-          .output = pack({weight(kOutput)}),
+          .qkv = pack(arithmetic, {weight(kQuery), weight(kKey), weight(kValue)}),
+          .output = pack(arithmetic, {weight(kOutput)}),
           .post_norm = widen(*weight(kPostNorm)),
-          .gate_up = pack({weight(kGate), weight(kUp)}),
-          .down = pack({weight(kDown)}),
+          .gate_up = pack(arithmetic, {weight(kGate), weight(kUp)}),
+          .down = pack(arithmetic, {weight(kDown)}),
           .qkv_bias = vector({kQueryBias, kKeyBias, kValueBias}),
           .output_bias = vector({kOutputBias}),
           .gate_up_bias = vector({kGateBias, kUpBias}),

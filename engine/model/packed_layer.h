@@ -6,20 +6,25 @@
 #include <vector>
 
 #include "engine/kernels/aligned.h"
+#include "engine/kernels/bf16_gemm.h"
 #include "engine/kernels/gemm.h"
+#include "engine/model/arithmetic.h"
 #include "engine/model/checkpoint.h"
 
 namespace baton::engine {
 
-// W [n][k] of one or more Hugging Face weights stacked along n, packed in bf16.
+// W [n][k] of one or more Hugging Face weights stacked along n, packed in bf16, once: as b() for
+// the one arithmetic or as tiles() for the other.
 struct PackedWeight {
   int k = 0;
   int n = 0;
+  Arithmetic arithmetic = Arithmetic::kFp32;
   AlignedArray<uint16_t> data;
 
   PackedB b() const {
     return {.k = k, .n = n, .bf16 = data.data(), .panel_rows = static_cast<size_t>(k)};
   }
+  TiledB tiles() const { return {.k = k, .n = n, .data = data.data()}; }
 };
 
 // Absent ones are empty.
@@ -39,8 +44,8 @@ struct Layer {
 };
 
 // Stacks weights that are multiplied with the same input.
-PackedWeight pack(std::initializer_list<const Weight*> parts);
+PackedWeight pack(Arithmetic arithmetic, std::initializer_list<const Weight*> parts);
 AlignedArray<float> widen(const Weight& weight);
-Layer make_layer(const Checkpoint& checkpoint, int l);
+Layer make_layer(const Checkpoint& checkpoint, int l, Arithmetic arithmetic);
 
 }  // namespace baton::engine

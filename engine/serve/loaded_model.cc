@@ -9,7 +9,7 @@
 #include "engine/files/files.h"
 
 namespace baton::engine::serve {
-absl::StatusOr<LoadedModel> load_model(const std::string& directory) {
+absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic arithmetic) {
   namespace fs = std::filesystem;
   std::error_code error;
   if (!fs::is_directory(directory, error)) {
@@ -17,7 +17,7 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory) {
         "there is no model directory \"", directory, "\": give --model a directory with ",
         "config.json, model.safetensors and tokenizer.json (`baton train` writes such a one)"));
   }
-  absl::StatusOr<Model> model = Model::load(directory);
+  absl::StatusOr<Model> model = Model::load(directory, arithmetic);
   if (!model.ok()) return model.status();
   absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");
   if (!tokenizer.ok()) return tokenizer.status();

@@ -21,6 +21,7 @@ struct LoadedModel {
 };
 
 // Errors name the missing or broken file and what a model directory must contain.
-absl::StatusOr<LoadedModel> load_model(const std::string& directory);
+absl::StatusOr<LoadedModel> load_model(const std::string& directory,
+                                       Arithmetic arithmetic = Arithmetic::kFp32);
 
 }  // namespace baton::engine::serve

@@ -21,7 +21,8 @@ struct Side {
 
 absl::Status check_identity(const KvLayout& source, const KvLayout& target) {
   const auto quoted = [](const std::string& text) { return absl::StrCat("\"", text, "\""); };
-  constexpr char kSameModel[] = "serve the same checkpoint, with the same config, on both workers";
+  constexpr char kSameModel[] =
+      "serve the same checkpoint, with the same config and arithmetic, on both workers";
   if (source.format != target.format) {
     return kv_mismatch("the format of a block", quoted(source.format), quoted(target.format),
                        "run the same release with the same KV data type on both workers");

@@ -28,12 +28,14 @@ inline Tokens random_tokens(int count, int vocab, uint32_t seed) {
 
 // A model with a cache of its own, whose free slots hold NaN.
 struct Rig {
-  explicit Rig(const Checkpoint& checkpoint, int threads = 1, size_t blocks = 80)
-      : model(*Model::create(checkpoint)),
+  explicit Rig(const Checkpoint& checkpoint, int threads = 1, size_t blocks = 80,
+               Arithmetic arithmetic = Arithmetic::kFp32, Bf16Unit unit = Bf16Unit::kVectors)
+      : model(*Model::create(checkpoint, arithmetic)),
         pool(threads),
         memory(model.kv_geometry().cache_bytes(blocks) / 2),
         cache(model.kv_geometry(), memory.data(), blocks),
-        workspace(*model.make_workspace({.max_tokens = 256, .max_chunks = 8}, pool)) {
+        workspace(
+            *model.make_workspace({.max_tokens = 256, .max_chunks = 8, .bf16_unit = unit}, pool)) {
     for (size_t i = 0; i < memory.size(); ++i) memory[i] = 0x7fc0;
   }
   // Some blocks for `tokens` tokens, not in order; each call gives others.

@@ -77,12 +77,13 @@ struct Case {
 
 class BatonDisaggregation : public testing::TestWithParam<Case> {};
 
-TEST_P(BatonDisaggregation, SameTokensAsOneEngine) {
-  const Case& given = GetParam();
+// All requests, many at a time, through a prefill and a decode engine with this model: `want`.
+void expect_same_tokens(const Case& given, const Model& model,
+                        const std::map<uint64_t, Outcome>& want) {
   Prefill prefill(make_connector("prefill", given.provider, given.mode),
-                  {.blocks = 64, .token_budget = 64});
+                  {.blocks = 64, .token_budget = 64}, model);
   const auto connector = make_connector("decode", given.provider, given.mode);
-  auto decode = *Engine::create(test_model(), test_tokenizer(),
+  auto decode = *Engine::create(model, test_tokenizer(),
                                 {.role = EngineRole::kDecode,
                                  .blocks = 48,
                                  .token_budget = 48,
@@ -100,7 +101,7 @@ TEST_P(BatonDisaggregation, SameTokensAsOneEngine) {
     }
     if (!decode->step()) decode->wait(std::chrono::milliseconds(1), -1);
   }
-  expect_same(expected(), outcomes);
+  expect_same(want, outcomes);
   EXPECT_EQ(decode->stats().loads_failed, 0u);
   EXPECT_GT(decode->stats().loaded_tokens, 1000u);
   EXPECT_GT(connector->stats().bytes_loaded, 0u);
@@ -108,6 +109,20 @@ TEST_P(BatonDisaggregation, SameTokensAsOneEngine) {
   EXPECT_TRUE(decode->check_integrity().ok()) << decode->check_integrity();
   const Engine& other = prefill.finish();
   EXPECT_TRUE(other.check_integrity().ok()) << other.check_integrity();
+}
+
+TEST_P(BatonDisaggregation, SameTokensAsOneEngine) {
+  expect_same_tokens(GetParam(), test_model(), expected());
+}
+
+TEST_P(BatonDisaggregation, SameTokensAsOneEngineInBf16Arithmetic) {
+  const auto alone = run_one_at_a_time(requests(), bf16_test_model());
+  size_t different = 0;
+  for (const auto& [id, outcome] : alone) different += outcome.tokens != expected().at(id).tokens;
+  EXPECT_GT(different, 0u) << "the arithmetics differ somewhere, or one of them is not used";
+  const Request& first = requests()[0];
+  EXPECT_EQ(oracle_tokens(first, bf16_test_model()), alone.at(first.id).tokens);
+  expect_same_tokens(GetParam(), bf16_test_model(), alone);
 }
 
 TEST_P(BatonDisaggregation, PrefillThatIsGoneIsSurvived) {
@@ -134,11 +149,8 @@ TEST_P(BatonDisaggregation, PrefillThatIsGoneIsSurvived) {
   EXPECT_EQ(decode->stats().free_blocks, 64u);
 }
 
-TEST_P(BatonDisaggregation, TheKvOfAnotherCheckpointIsRefusedAtBothEnds) {
-  const Case& given = GetParam();
-  Checkpoint tuned = make_test_checkpoint(tiny_model_config(), 1);
-  tuned.weights[3].data[5] ^= 1;  // one bit of one weight
-  const Model other = Model::create(tuned).value();
+// A prefill engine with `other`, a decode engine with the test model: nothing is loaded, and said.
+void expect_refused(const Case& given, const Model& other) {
   std::mutex mutex;
   std::vector<std::string> lines;
   set_log_level(LogLevel::kWarning);
@@ -177,6 +189,16 @@ TEST_P(BatonDisaggregation, TheKvOfAnotherCheckpointIsRefusedAtBothEnds) {
   };
   EXPECT_TRUE(said("no KV can be sent to decode worker decode"));
   EXPECT_TRUE(said("KV loads have failed"));
+}
+
+TEST_P(BatonDisaggregation, TheKvOfAnotherCheckpointIsRefusedAtBothEnds) {
+  Checkpoint tuned = make_test_checkpoint(tiny_model_config(), 1);
+  tuned.weights[3].data[5] ^= 1;  // one bit of one weight
+  expect_refused(GetParam(), Model::create(tuned).value());
+}
+
+TEST_P(BatonDisaggregation, TheKvOfAnotherArithmeticIsRefusedAtBothEnds) {
+  expect_refused(GetParam(), bf16_test_model());
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, BatonDisaggregation,

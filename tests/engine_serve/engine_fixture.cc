@@ -15,6 +15,12 @@ const Model& test_model() {
   return *model;
 }
 
+const Model& bf16_test_model() {
+  static const Model* model =
+      new Model(*Model::create(make_test_checkpoint(tiny_model_config(), 1), Arithmetic::kBf16));
+  return *model;
+}
+
 const Tokenizer& test_tokenizer() {
   static const Tokenizer* tokenizer = new Tokenizer(make_test_tokenizer());
   return *tokenizer;
@@ -58,8 +64,7 @@ std::vector<Request> random_requests(uint64_t seed, size_t count) {
   return requests;
 }
 
-std::vector<int32_t> oracle_tokens(const Request& request) {
-  const Model& model = test_model();
+std::vector<int32_t> oracle_tokens(const Request& request, const Model& model) {
   ComputePool pool(1);
   Workspace workspace = *model.make_workspace({.max_tokens = 1, .max_chunks = 1}, pool);
   const KvGeometry geometry = model.kv_geometry();
@@ -114,8 +119,9 @@ void run_until(const std::function<bool()>& step, const std::function<bool()>& d
   ASSERT_TRUE(done());
 }
 
-std::map<uint64_t, Outcome> run_one_at_a_time(const std::vector<Request>& requests) {
-  auto engine = *Engine::create(test_model(), test_tokenizer(), {.blocks = 64});
+std::map<uint64_t, Outcome> run_one_at_a_time(const std::vector<Request>& requests,
+                                              const Model& model) {
+  auto engine = *Engine::create(model, test_tokenizer(), {.blocks = 64});
   std::map<uint64_t, Outcome> outcomes;
   for (const Request& request : requests) {
     Outcome* outcome = &outcomes[request.id];

@@ -27,13 +27,15 @@ struct Outcome {
 
 // A tiny model (2 layers, V 272, 512 positions) and its tokenizer, made once per process.
 const Model& test_model();
+// The same checkpoint in bf16 arithmetic.
+const Model& bf16_test_model();
 const Tokenizer& test_tokenizer();
 
 // `count` requests with ids 0..: some share prefixes, some sample, some stop early.
 std::vector<Request> random_requests(uint64_t seed, size_t count);
 
 // Greedy or sampled text, one token per forward pass, in a cache of its own: no engine involved.
-std::vector<int32_t> oracle_tokens(const Request& request);
+std::vector<int32_t> oracle_tokens(const Request& request, const Model& model = test_model());
 
 // Adds a copy of `request` to the engine; its events go to `outcome`.
 absl::Status submit(Engine& engine, const Request& request, Outcome* outcome);
@@ -42,7 +44,8 @@ absl::Status submit(Engine& engine, const Request& request, Outcome* outcome);
 void run_until(const std::function<bool()>& step, const std::function<bool()>& done);
 
 // Every request alone, in an engine that has all the room it wants.
-std::map<uint64_t, Outcome> run_one_at_a_time(const std::vector<Request>& requests);
+std::map<uint64_t, Outcome> run_one_at_a_time(const std::vector<Request>& requests,
+                                              const Model& model = test_model());
 
 // Same tokens, same text, same reason; the first difference is reported.
 void expect_same(const std::map<uint64_t, Outcome>& expected,

@@ -1,0 +1,43 @@
+// Matrix products by the processor's tile unit (Intel AMX), where there is one.
+//
+// A tile holds 16 rows of 64 bytes. tdpbf16ps multiplies a tile of A (16 rows x 32 bf16) with a
+// tile of B (16 pairs of rows x 16 columns of pairs) and adds to a tile of C (16 x 16 fp32). For
+// every element it sums the even and the odd products of the 32 apart, in order and from zero, adds
+// the two sums, and adds that to C; numbers below the smallest normal one are zero, on their way in
+// and out. engine/kernels/bf16_gemm.h makes an arithmetic of this, which needs no tile unit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "engine/kernels/compute_pool.h"
+
+namespace baton::engine {
+
+// Whether this process may use tiles. The first call asks the kernel for it, for all threads that
+// the process has and will have; any thread may call.
+bool amx_usable();
+// Why it may not, for people; empty if it may.
+std::string_view why_no_amx();
+
+// What one thread multiplies. Rows of A are rounded and lie as tiles, B as bf16_gemm.h packs it.
+struct AmxBlock {
+  const uint16_t* a = nullptr;  // [ceil(rows / 16)][steps][16][32]
+  const uint16_t* b = nullptr;  // [ceil(columns / 32)][steps][2][16][16][2]
+  float* c = nullptr;           // [rows][columns], row stride ldc
+  size_t ldc = 0;
+  int rows = 0;
+  int columns = 0;
+  int steps = 0;  // of 32 k
+  bool accumulate = false;
+};
+
+// Needs amx_usable(). Only rows x columns of C are touched.
+void multiply_tiles(const AmxBlock& block);
+
+// Floating-point operations per second of all threads of the pool, from registers alone. Needs
+// amx_usable().
+double measure_amx_peak(ComputePool& pool, int64_t iterations);
+
+}  // namespace baton::engine

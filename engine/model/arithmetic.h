@@ -1,0 +1,16 @@
+// In which arithmetic a model computes: part of its identity, since KV and logits differ in it.
+#pragma once
+
+namespace baton::engine {
+
+// kFp32: engine/kernels/gemm.h, weights in bf16, all else in fp32. The most exact, and the default.
+// kBf16: engine/kernels/bf16_gemm.h, where what is multiplied with a weight is rounded to bf16 too.
+// Many times as fast where the processor has AMX, and the same bits where it has not.
+// Norms, attention, activations and the residual stream are in fp32 in both.
+enum class Arithmetic { kFp32, kBf16 };
+
+constexpr const char* arithmetic_name(Arithmetic arithmetic) {
+  return arithmetic == Arithmetic::kBf16 ? "bf16" : "fp32";
+}
+
+}  // namespace baton::engine

@@ -1,0 +1,112 @@
+// The forward pass in bf16 arithmetic: the same bits however work is cut up and whatever computes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "engine/kernels/amx.h"
+#include "tests/engine_model/model_rig.h"
+
+namespace baton::engine {
+namespace {
+
+std::vector<Bf16Unit> units() {
+  if (amx_usable()) return {Bf16Unit::kVectors, Bf16Unit::kTiles};
+  return {Bf16Unit::kVectors};
+}
+
+Rig make_rig(const Checkpoint& checkpoint, Bf16Unit unit, int threads = 1) {
+  return Rig(checkpoint, threads, 80, Arithmetic::kBf16, unit);
+}
+
+TEST(Bf16Forward, ChunksThreadsAndUnitsDoNotChangeABit) {
+  std::vector<ModelConfig> configs = family_configs();
+  configs.push_back(odd_config());
+  for (const ModelConfig& config : configs) {
+    const Checkpoint checkpoint = make_test_checkpoint(config, 7);
+    const Tokens tokens = random_tokens(100, config.vocab_size, 2);
+    Logits first;
+    for (const Bf16Unit unit : units()) {
+      for (const int threads : {1, 3}) {
+        for (const size_t piece : {size_t{100}, size_t{33}, size_t{16}, size_t{1}}) {
+          Rig rig = make_rig(checkpoint, unit, threads);
+          const Logits logits = rig.prompt(tokens, rig.take(tokens.size()), piece);
+          if (first.empty()) first = logits;
+          ASSERT_TRUE(same_bits(logits, first)) << threads << " threads, pieces of " << piece;
+          ASSERT_FALSE(std::isnan(logits[0]));
+        }
+      }
+    }
+  }
+}
+
+TEST(Bf16Forward, TheKvIsTheSameToo) {
+  const Checkpoint checkpoint = make_test_checkpoint(odd_config(), 7);
+  const Tokens tokens = random_tokens(90, 301, 2);
+  Rig first = make_rig(checkpoint, Bf16Unit::kVectors);
+  first.prompt(tokens, first.take(tokens.size()), 90);
+  for (const Bf16Unit unit : units()) {
+    Rig single = make_rig(checkpoint, unit);
+    single.prompt(tokens, single.take(tokens.size()), 1);
+    EXPECT_EQ(std::memcmp(first.memory.data(), single.memory.data(), first.memory.size() * 2), 0);
+  }
+}
+
+TEST(Bf16Forward, TheBatchDoesNotChangeABit) {
+  const ModelConfig config = odd_config();
+  const Checkpoint checkpoint = make_test_checkpoint(config, 9);
+  const size_t vocab = size_t(config.vocab_size);
+  const Tokens a = random_tokens(90, config.vocab_size, 3);
+  const Tokens b = random_tokens(33, config.vocab_size, 4);
+  for (const Bf16Unit unit : units()) {
+    Rig alone = make_rig(checkpoint, unit);
+    const Logits a_alone = alone.prompt(a, alone.take(90), 90);
+    const Logits b_alone = alone.prompt(b, alone.take(33), 33);
+    Rig rig = make_rig(checkpoint, unit, 2);
+    const auto ta = rig.take(90), tb = rig.take(33);
+    const std::span<const int32_t> sa(a), sb(b);
+    rig.run({{sa.first(50), 0, ta, false}, {sb.first(32), 0, tb, false}});
+    const Logits mixed = rig.run({{sb.subspan(32), 32, tb, true}, {sa.subspan(50), 50, ta, true}});
+    EXPECT_TRUE(same_bits(std::span(mixed).first(vocab), b_alone));
+    EXPECT_TRUE(same_bits(std::span(mixed).subspan(vocab, vocab), a_alone));
+  }
+}
+
+TEST(Bf16Forward, IsNearFp32AndNotTheSame) {
+  const Checkpoint checkpoint = make_test_checkpoint(odd_config(), 11);
+  const Tokens tokens = random_tokens(61, 301, 6);
+  Rig exact(checkpoint), rig = make_rig(checkpoint, best_bf16_unit());
+  const Logits expected = exact.prompt(tokens, exact.take(61), 61);
+  const Logits actual = rig.prompt(tokens, rig.take(61), 61);
+  EXPECT_FALSE(same_bits(actual, expected));
+  float largest = 0;
+  for (const float value : expected) largest = std::max(largest, std::fabs(value));
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_NEAR(actual[i], expected[i], 0.05f * largest) << "logit " << i;
+  }
+}
+
+TEST(Bf16Forward, TheArithmeticIsPartOfTheModelsName) {
+  const Checkpoint checkpoint = make_test_checkpoint(tiny_model_config(), 1);
+  const Model fp32 = *Model::create(checkpoint);
+  const Model bf16 = *Model::create(checkpoint, Arithmetic::kBf16);
+  EXPECT_EQ(fp32.fingerprint(), fingerprint(checkpoint));
+  EXPECT_EQ(bf16.fingerprint(), fingerprint(checkpoint) + "+bf16");
+  EXPECT_EQ(bf16.arithmetic(), Arithmetic::kBf16);
+}
+
+TEST(Bf16Forward, WeightsArePackedOnce) {
+  // Padding of k to 32 and of n to 32 is all that may differ: here neither needs any.
+  ModelConfig config = tiny_model_config();
+  config.hidden_size = 128;
+  config.intermediate_size = 256;
+  config.vocab_size = 320;
+  const Checkpoint checkpoint = make_test_checkpoint(config, 1);
+  EXPECT_EQ(Model::create(checkpoint, Arithmetic::kBf16)->weight_bytes(),
+            Model::create(checkpoint)->weight_bytes());
+}
+
+}  // namespace
+}  // namespace baton::engine

@@ -1,0 +1,200 @@
+// Products in bf16: every unit computes the chains that the reference writes out.
+#include "engine/kernels/bf16_gemm.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "engine/kernels/amx.h"
+
+namespace baton::engine {
+namespace {
+
+// Numbers between 2^low and 2^high of either sign.
+std::vector<float> numbers(size_t count, int low, int high, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<float> values(count);
+  for (float& value : values) {
+    const uint32_t exponent = uint32_t(127 + low) + random() % uint32_t(high - low);
+    value = std::bit_cast<float>(uint32_t(random() & 0x807fffffu) | exponent << 23);
+  }
+  return values;
+}
+
+std::vector<uint16_t> rounded(const std::vector<float>& values) {
+  std::vector<uint16_t> bits;
+  for (const float value : values) bits.push_back(bf16_from_float(value));
+  return bits;
+}
+
+struct Product {
+  Product(int rows, int columns, int depth, int low = -8, int high = 4)
+      : m(rows),
+        n(columns),
+        k(depth),
+        a(numbers(size_t(m) * k, low, high, 1)),
+        weight(rounded(numbers(size_t(n) * k, low, high, 2))),
+        packed(tiled_elements(k, n)) {
+    pack_tiles(k, n, weight.data(), packed.data());
+  }
+  TiledB b() const { return {k, n, packed.data()}; }
+  int m, n, k;
+  std::vector<float> a;
+  std::vector<uint16_t> weight;
+  AlignedArray<uint16_t> packed;
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+class Bf16Gemm : public ::testing::TestWithParam<Bf16Unit> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == Bf16Unit::kTiles && !amx_usable()) GTEST_SKIP() << why_no_amx();
+    if (GetParam() == Bf16Unit::kVectors &&
+        !(__builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"))) {
+      GTEST_SKIP() << "this CPU has no fused multiply-add";
+    }
+  }
+  // C starts as `start`, whose rows are `ldc` long.
+  std::vector<float> multiply(const Product& p, int threads, std::vector<float> start, size_t ldc,
+                              bool accumulate) const {
+    ComputePool pool(threads);
+    Bf16Scratch scratch(GetParam(), p.m, p.k);
+    gemm_bf16(pool, scratch, p.m, p.a.data(), size_t(p.k), p.b(), start.data(), ldc, accumulate);
+    return start;
+  }
+  static std::vector<float> expected(const Product& p, std::vector<float> start, size_t ldc,
+                                     bool accumulate) {
+    reference_gemm_bf16(p.m, p.n, p.k, p.a.data(), size_t(p.k), p.weight.data(), start.data(), ldc,
+                        accumulate);
+    return start;
+  }
+};
+
+TEST_P(Bf16Gemm, EveryTailGivesTheReferenceChains) {
+  // Around every edge: of a strip and a pair of them, a tile of columns and a panel, a step of k,
+  // the steps at once, and the rows of a task.
+  for (const auto& [m, n, k] : {std::tuple{1, 1, 1},
+                                {1, 272, 32},
+                                {1, 130, 400},
+                                {2, 33, 17},
+                                {5, 64, 96},
+                                {6, 31, 33},
+                                {7, 48, 64},
+                                {15, 15, 3},
+                                {16, 16, 31},
+                                {17, 17, 65},
+                                {31, 65, 577},
+                                {32, 32, 576},
+                                {33, 95, 608},
+                                {47, 96, 1153},
+                                {120, 100, 64},
+                                {481, 40, 50},
+                                {500, 129, 40}}) {
+    const Product p(m, n, k);
+    const size_t ldc = size_t(n) + 5;
+    std::vector<float> start = numbers(size_t(m) * ldc, -3, 3, 3);
+    for (const bool accumulate : {false, true}) {
+      const auto want = expected(p, start, ldc, accumulate);
+      for (const int threads : {1, 3}) {
+        // What lies between the rows of C stays as it was.
+        EXPECT_TRUE(same_bits(multiply(p, threads, start, ldc, accumulate), want))
+            << m << " x " << n << " x " << k << ", " << threads << " threads, accumulate "
+            << accumulate;
+      }
+    }
+  }
+}
+
+TEST_P(Bf16Gemm, TinyNumbersAreZeroAndSpecialOnesStay) {
+  // Products and sums that pass below the smallest normal number, in and out of C.
+  const Product tiny(40, 40, 70, -75, -55);
+  const std::vector<float> start = numbers(size_t{40} * 40, -127, -120, 3);
+  EXPECT_TRUE(same_bits(multiply(tiny, 2, start, 40, true), expected(tiny, start, 40, true)));
+  EXPECT_TRUE(same_bits(multiply(tiny, 2, start, 40, false), expected(tiny, start, 40, false)));
+
+  Product special(20, 20, 40);
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < 40; ++i) {
+    special.a[i] = infinity;  // times numbers of both signs: NaN
+    special.a[40 + i] = i == 7 ? infinity : 0.0f;
+    special.a[80 + i] = -0.0f;
+  }
+  special.a[3 * 40] = std::numeric_limits<float>::quiet_NaN();
+  special.a[4 * 40] = std::numeric_limits<float>::max();  // rounds to infinity
+  const std::vector<float> zeros(400);
+  const auto got = multiply(special, 1, zeros, 20, false);
+  const auto want = expected(special, zeros, 20, false);
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::isnan(want[i])) {
+      EXPECT_TRUE(std::isnan(got[i])) << i;
+    } else {
+      EXPECT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(want[i])) << i;
+    }
+  }
+  EXPECT_TRUE(std::isnan(got[0]) && std::isinf(got[20]) && std::isnan(got[60]) &&
+              std::isinf(got[80]));
+}
+
+TEST_P(Bf16Gemm, ARowDoesNotDependOnTheRowsAroundItNorOnItsPlace) {
+  constexpr int kN = 200, kK = 700;
+  const Product p(520, kN, kK);
+  const auto row_of = [&](int first, int m, int row) {
+    ComputePool pool(2);
+    Bf16Scratch scratch(GetParam(), m, kK);
+    std::vector<float> c(size_t(m) * kN);
+    gemm_bf16(pool, scratch, m, p.a.data() + size_t(first) * kK, kK, p.b(), c.data(), kN, false);
+    return std::vector<float>(c.begin() + (row - first) * kN, c.begin() + (row - first + 1) * kN);
+  };
+  const std::vector<float> alone = row_of(37, 1, 37);
+  for (const int m : {1, 2, 3, 5, 6, 7, 15, 16, 17, 31, 32, 33, 100, 479, 480, 481}) {
+    EXPECT_TRUE(same_bits(row_of(37, m, 37), alone)) << "first of " << m;
+    if (m > 38) continue;
+    EXPECT_TRUE(same_bits(row_of(38 - m, m, 37), alone)) << "last of " << m;
+  }
+  EXPECT_TRUE(same_bits(row_of(0, 520, 37), alone));
+}
+
+TEST_P(Bf16Gemm, AThreadThatWasThereBeforeMayMultiplyToo) {
+  // The kernel's permission is the process's: no thread need be younger than it.
+  const Product p(33, 40, 64);
+  const std::vector<float> zeros(size_t{33} * 40);
+  const auto want = expected(p, zeros, 40, false);
+  std::vector<float> got;
+  std::thread([&] { got = multiply(p, 2, zeros, 40, false); }).join();
+  EXPECT_TRUE(same_bits(got, want));
+}
+
+TEST_P(Bf16Gemm, RoundingControlsOfTheCallerAreLeftAsTheyWere) {
+  const volatile float tiny = std::numeric_limits<float>::min();
+  const Product p(9, 40, 64);
+  multiply(p, 1, std::vector<float>(360), 40, false);
+  EXPECT_GT(tiny / 2, 0.0f);
+}
+
+INSTANTIATE_TEST_SUITE_P(Units, Bf16Gemm, ::testing::Values(Bf16Unit::kVectors, Bf16Unit::kTiles),
+                         [](const auto& test) {
+                           return test.param == Bf16Unit::kTiles ? "Tiles" : "Vectors";
+                         });
+
+TEST(Amx, SaysWhyItCannotBeUsed) {
+  EXPECT_EQ(amx_usable(), why_no_amx().empty());
+  EXPECT_EQ(best_bf16_unit() == Bf16Unit::kTiles, amx_usable());
+}
+
+TEST(Amx, ThePeakIsMeasured) {
+  if (!amx_usable()) GTEST_SKIP() << why_no_amx();
+  ComputePool pool(1);
+  EXPECT_GT(measure_amx_peak(pool, 1000), 0.0);
+}
+
+}  // namespace
+}  // namespace baton::engine
