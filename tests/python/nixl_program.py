@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import unittest
 import uuid
 
@@ -265,6 +266,73 @@ class Bindings(unittest.TestCase):
         self.assertIsNone(not_there)
         with self.assertRaises(nixlBind.nixlNotSupportedError):
             self.a.queryMem(files, self.backends[0])
+
+
+class Files(unittest.TestCase):
+    """Files as memory, by the backend POSIX: the remote side of a transfer within one agent."""
+
+    def setUp(self):
+        self.a = agent(backends=["POSIX"])
+        self.mine = buffer()
+        self.a_reg = self.a.register_memory([(self.mine.ctypes.data, self.mine.nbytes, 0, "")], "DRAM")
+        self.file = tempfile.TemporaryFile()
+        self.addCleanup(self.file.close)
+        self.fd = self.file.fileno()
+        self.file_reg = self.a.register_memory([(0, self.mine.nbytes, self.fd, "")], "FILE")
+
+    def there(self):
+        return numpy.frombuffer(os.pread(self.fd, 1 << 20, 0), numpy.uint8)
+
+    def test_direct_and_again(self):
+        here = self.a.get_xfer_descs(rows(self.mine), "DRAM")
+        there = self.a.get_xfer_descs([(PAGE * (PAGES - 1 - i), PAGE, self.fd) for i in range(PAGES)], "FILE")
+        write = self.a.initialize_xfer("WRITE", here, there, self.a.name)
+        with self.assertRaises(nixlBind.nixlNotPostedError):
+            self.a.check_xfer_state(write)
+        for _ in range(3):
+            self.mine += 1
+            self.assertEqual(finish(self.a, write), "DONE")
+            self.assertTrue((self.there().reshape(PAGES, PAGE) == self.mine.reshape(PAGES, PAGE)[::-1]).all())
+        expected = self.mine.copy()
+        self.mine[:] = 255
+        read = self.a.initialize_xfer("READ", here, there, self.a.name)
+        self.assertEqual(finish(self.a, read), "DONE")
+        self.assertTrue((self.mine == expected).all())
+        telemetry = self.a.get_xfer_telemetry(read)
+        self.assertEqual((telemetry.totalBytes, telemetry.descCount), (PAGE * PAGES, PAGES))
+        for one in (write, read):
+            self.a.release_xfer_handle(one)
+        self.a.deregister_memory(self.file_reg)
+        with self.assertRaises(nixlBind.nixlNotFoundError):
+            self.a.initialize_xfer("READ", here, there, self.a.name)
+
+    def test_prepared(self):
+        os.pwrite(self.fd, numpy.repeat(numpy.arange(100, 100 + PAGES, dtype=numpy.uint8), PAGE).tobytes(), 0)
+        here = self.a.prep_xfer_dlist("NIXL_INIT_AGENT", rows(self.mine), "DRAM")
+        there = self.a.prep_xfer_dlist(self.a.name, [(PAGE * i, PAGE, self.fd) for i in range(PAGES)], "FILE")
+        read = self.a.make_prepped_xfer("READ", here, [5, 1, 60], there, [7, 63, 8])
+        self.assertEqual(finish(self.a, read), "DONE")
+        pages = self.mine.reshape(PAGES, PAGE)
+        expected = numpy.repeat(numpy.arange(PAGES, dtype=numpy.uint8), PAGE).reshape(PAGES, PAGE)
+        for page, source in ((5, 7), (1, 63), (60, 8)):
+            expected[page] = 100 + source
+        self.assertTrue((pages == expected).all())
+        with self.assertRaises(nixlBind.nixlInvalidParamError):
+            self.a.make_prepped_xfer("READ", here, [0], there, [PAGES])
+        for handle in (here, there):
+            self.a.release_dlist_handle(handle)
+
+    def test_what_a_file_refuses(self):
+        here = self.a.get_xfer_descs([(self.mine.ctypes.data, PAGE, 0)], "DRAM")
+        for rows_there in ([(self.mine.nbytes, PAGE, self.fd)], [(0, PAGE, self.fd + 100)]):
+            with self.assertRaises(nixlBind.nixlNotFoundError):
+                self.a.initialize_xfer("READ", here, self.a.get_xfer_descs(rows_there, "FILE"), self.a.name)
+        read_only = os.open(__file__, os.O_RDONLY)
+        self.addCleanup(os.close, read_only)
+        self.a.register_memory([(0, PAGE, read_only, "")], "FILE")
+        write = self.a.initialize_xfer("WRITE", here, self.a.get_xfer_descs([(0, PAGE, read_only)], "FILE"), self.a.name)
+        with self.assertRaises(nixlBind.nixlBackendError):
+            finish(self.a, write)
 
 
 class TwoProcesses(unittest.TestCase):

@@ -11,10 +11,12 @@ import baton
 
 from . import _bindings as nixlBind
 from ._describe import rows
+from ._files import FileList, Files
 from ._handles import fenced_release, nixl_errors
 
-# UCX: what NIXL's callers ask for. Either is Baton here; POSIX tells of files.
-PLUGINS = {"UCX": ["DRAM_SEG"], "BATON": ["DRAM_SEG"], "POSIX": []}
+# UCX: what NIXL's callers ask for. Either is Baton here; POSIX is files.
+PLUGINS = {"UCX": ["DRAM_SEG"], "BATON": ["DRAM_SEG"], "POSIX": ["DRAM_SEG", "FILE_SEG"]}
+_DRAM, _FILE = nixlBind.nixl_mem_t.DRAM_SEG, nixlBind.nixl_mem_t.FILE_SEG
 _backend_numbers = itertools.count(1)
 
 
@@ -80,6 +82,7 @@ class nixlAgent:
                                      progress_thread=config.useProgThread, serve_metadata=config.useListenThread,
                                      metadata_store=_store())
         self._backends: Dict[int, Tuple[str, Dict[str, str]]] = {}
+        self.files = Files(self.baton)
         self._held: Dict[int, Any] = {}  # lists and transfers by number
         self._counts: Dict[int, int] = {}  # of descriptors, where they were given one by one: NIXL does not merge those
 
@@ -113,22 +116,36 @@ class nixlAgent:
 
     # --- memory
 
+    def _has_files(self) -> bool:
+        return any(plugin == "POSIX" for plugin, _ in self._backends.values())
+
     def registerMem(self, descs: Any, backends: Any = ()) -> Any:
-        if descs.getType() != nixlBind.nixl_mem_t.DRAM_SEG:
-            raise nixlBind.nixlBackendError(f"{descs.getType().name} memory: Baton's agent moves host memory (DRAM)")
+        kind, ranges = descs.getType(), [row[:3] for row in descs._list()]
+        if kind == _FILE and not self._has_files():
+            raise nixlBind.nixlBackendError("files are memory of the backend POSIX: create_backend(\"POSIX\") first")
+        if kind not in (_DRAM, _FILE):
+            raise nixlBind.nixlBackendError(f"{kind.name} memory: this agent moves host memory (DRAM) and files (FILE)")
         with nixl_errors(InvalidParamError=nixlBind.nixlBackendError):
-            self.baton.register(*(row[:3] for row in descs._list()))
+            if kind == _FILE:
+                self.files.register(ranges)
+            else:
+                self.baton.register(*ranges)
         return nixlBind.nixl_status_t.NIXL_SUCCESS
 
     def deregisterMem(self, descs: Any, backends: Any = ()) -> Any:
+        ranges = [row[:3] for row in descs._list()]
         with nixl_errors():
-            self.baton.deregister(*(row[:3] for row in descs._list()))
+            if descs.getType() == _FILE:
+                self.files.deregister(ranges)
+            else:
+                self.files.memory_leaves(ranges)
+                self.baton.deregister(*ranges)
         return nixlBind.nixl_status_t.NIXL_SUCCESS
 
     def queryMem(self, descs: Any, backend: int) -> List[Optional[Dict[str, str]]]:
         """Of each file that a FILE descriptor's fourth names: its size, mode and time, or None."""
         plugin, _ = self._backend(backend)
-        if plugin != "POSIX" or descs.getType() != nixlBind.nixl_mem_t.FILE_SEG:
+        if plugin != "POSIX" or descs.getType() != _FILE:
             raise nixlBind.nixlNotSupportedError("only POSIX tells of memory, and only of files")
         return [_file(os.fsdecode(row[3])) for row in descs._list()]
 
@@ -143,31 +160,65 @@ class nixlAgent:
             raise nixlBind.nixlNotFoundError(f"handle {number:#x} was released, or is of another agent")
         return self._held[number]
 
+    def prepare(self, agent: str, kind: Any, table: Any) -> Any:
+        """A prepared list, not yet a number."""
+        mine = agent in ("", nixlBind.NIXL_INIT_AGENT)
+        if kind == _FILE and (mine or agent == self.baton.name):
+            listed = FileList(_plain(table))
+            with nixl_errors():
+                self.files.check(listed.ranges)
+            return listed
+        if kind != _DRAM:
+            raise nixlBind.nixlNotFoundError(f"no {kind.name} memory of \"{agent}\" is registered")
+        with nixl_errors(InvalidParamError=nixlBind.nixlNotFoundError):
+            listed = self.baton.prepare(table, None if mine else agent)
+        # The library does not give rows back, and files need them.
+        listed.ranges = _plain(table) if mine and self._has_files() else None
+        return listed
+
+    def make(self, operation: Any, local: Any, here: Any, remote: Any, there: Any, message: bytes) -> Any:
+        """A transfer of two prepared lists, not yet a number."""
+        with nixl_errors():
+            if isinstance(local, FileList):
+                raise nixlBind.nixlNotSupportedError("files are on the remote side of a transfer; the local one is DRAM")
+            if not isinstance(remote, FileList):
+                return self.baton.transfer(self._op(operation), local, here, remote, there, message)
+            if local.ranges is None:
+                raise nixlBind.nixlNotSupportedError("the local list was prepared before the backend POSIX was there")
+            return self._file_transfer(operation, _picked(local.ranges, here), _picked(remote.ranges, there), message)
+
+    def direct(self, operation: Any, local: Any, remote: Any, agent: str, message: bytes) -> Any:
+        """A transfer without prepared lists, not yet a number."""
+        kinds = local.getType(), remote.getType()
+        with nixl_errors():
+            if kinds == (_DRAM, _DRAM):
+                return self.baton.direct(self._op(operation), rows(local), rows(remote), agent, message)
+            if kinds != (_DRAM, _FILE) or agent != self.baton.name:
+                raise nixlBind.nixlNotFoundError(f"{kinds[0].name} here and {kinds[1].name} of \"{agent}\": between "
+                                                 "agents there is DRAM, and within one DRAM here and FILE there")
+            self.baton.prepare(rows(local)).release()  # it is registered, or this says so
+            return self._file_transfer(operation, _plain(rows(local)), _plain(rows(remote)), message)
+
+    def _file_transfer(self, operation: Any, memory: Any, files: Any, message: bytes) -> Any:
+        if message:
+            raise nixlBind.nixlBackendError("files hear no notification: make the transfer without")
+        return self.files.transfer(self._op(operation) == baton.WRITE, memory, files)
+
     def prepXferDlist(self, *arguments: Any, **named: Any) -> int:
         """([agent,] list, backends), or (agent, kind, N x 5 array, backends)."""
         words = [*arguments, *(named[key] for key in ("agent_name", "mem_type", "descs") if key in named)]
         agent = _text(words.pop(0)) if isinstance(words[0], (str, bytes)) else ""
         kind = words.pop(0) if isinstance(words[0], nixlBind.nixl_mem_t) else words[0].getType()
-        if kind != nixlBind.nixl_mem_t.DRAM_SEG:
-            raise nixlBind.nixlNotFoundError(f"no {kind.name} memory is registered: Baton's agent moves host memory")
-        table = rows(words[0]) if hasattr(words[0], "getType") else words[0]
-        with nixl_errors(InvalidParamError=nixlBind.nixlNotFoundError):
-            return self._hold(self.baton.prepare(table, None if agent in ("", nixlBind.NIXL_INIT_AGENT) else agent))
+        return self._hold(self.prepare(agent, kind, rows(words[0]) if hasattr(words[0], "getType") else words[0]))
 
     def makeXferReq(self, operation: Any, local_side: int, local_indices: Any, remote_side: int, remote_indices: Any,
                     notif_msg: Any = "", backend: Any = (), skip_desc_merg: bool = False) -> int:
-        with nixl_errors():
-            return self._hold(self.baton.transfer(self._op(operation), self._of(local_side), local_indices,
-                                                  self._of(remote_side), remote_indices, _bytes(notif_msg)))
+        return self._hold(self.make(operation, self._of(local_side), local_indices, self._of(remote_side),
+                                    remote_indices, _bytes(notif_msg)))
 
     def createXferReq(self, operation: Any, local_descs: Any, remote_descs: Any, remote_agent: Any,
                       notif_msg: Any = "", backend: Any = ()) -> int:
-        for descs in (local_descs, remote_descs):
-            if descs.getType() != nixlBind.nixl_mem_t.DRAM_SEG:
-                raise nixlBind.nixlNotFoundError(f"no {descs.getType().name} memory is registered")
-        with nixl_errors():
-            number = self._hold(self.baton.direct(self._op(operation), rows(local_descs), rows(remote_descs),
-                                                  _text(remote_agent), _bytes(notif_msg)))
+        number = self._hold(self.direct(operation, local_descs, remote_descs, _text(remote_agent), _bytes(notif_msg)))
         self._counts[number] = local_descs.descCount()
         return number
 
@@ -294,6 +345,24 @@ class nixlAgent:
         for agent, message in self.baton.messages():
             out.setdefault(agent, []).append(message)
         return out
+
+
+def _plain(table: Any) -> List[Tuple[int, int, int]]:
+    """Rows as tuples; those of five (and stride, count) row by row."""
+    listed = table.tolist() if hasattr(table, "tolist") else [tuple(map(int, row)) for row in table]
+    out: List[Tuple[int, int, int]] = []
+    for at, size, device, *steps in listed:
+        stride, count = steps or (0, 1)
+        out.extend((at + stride * i, size, device) for i in range(count))
+    return out
+
+
+def _picked(ranges: Any, indices: Any) -> Any:
+    numbers = [int(index) for index in indices]
+    for number in numbers:
+        if not 0 <= number < len(ranges):
+            raise nixlBind.nixlInvalidParamError(f"index {number}: the list has {len(ranges)} descriptors")
+    return [ranges[number] for number in numbers]
 
 
 def _listener(ip_addr: str, port: int) -> str:

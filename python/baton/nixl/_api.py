@@ -20,7 +20,6 @@ __all__ = ["DEFAULT_COMM_PORT", "nixl_agent", "nixl_agent_config", "nixl_backend
 
 _log = logging.getLogger("nixl")
 _Name = Union[str, bytes]
-_DRAM = nixlBind.nixl_mem_t.DRAM_SEG
 
 
 def _known(backend: str, among: Any) -> bool:
@@ -125,35 +124,20 @@ class nixl_agent:
             if descs is None:
                 raise nixlBind.nixlInvalidParamError("nothing to prepare")
             kind, table = descs.getType(), rows(descs)
-        if kind != _DRAM:
-            raise nixlBind.nixlNotFoundError(f"no {kind.name} memory is registered: Baton's agent moves host memory")
-        name = _text(agent_name)
-        local = name in ("", nixlBind.NIXL_INIT_AGENT)
-        with nixl_errors(InvalidParamError=nixlBind.nixlNotFoundError):
-            return nixl_prepped_dlist_handle(self, self._agent.prepare(table, None if local else name))
+        return nixl_prepped_dlist_handle(self, self.agent.prepare(_text(agent_name), kind, table))
 
     def make_prepped_xfer(self, operation: str, local_xfer_side: nixl_prepped_dlist_handle, local_indices: Any,
                           remote_xfer_side: nixl_prepped_dlist_handle, remote_indices: Any, notif_msg: Any = b"",
                           backends: Any = (), skip_desc_merge: bool = False) -> nixl_xfer_handle:
-        op = self._op(operation)
-        with nixl_errors():
-            return nixl_xfer_handle(self, self._agent.transfer(op, local_xfer_side._list, local_indices,
-                                                               remote_xfer_side._list, remote_indices,
-                                                               _bytes(notif_msg)))
+        op = self.nixl_ops[operation]
+        return nixl_xfer_handle(self, self.agent.make(op, local_xfer_side._list, local_indices, remote_xfer_side._list,
+                                                      remote_indices, _bytes(notif_msg)))
 
     def initialize_xfer(self, operation: str, local_descs: Any, remote_descs: Any, remote_agent: _Name,
                         notif_msg: Any = b"", backends: Any = ()) -> nixl_xfer_handle:
-        op = self._op(operation)
-        for descs in (local_descs, remote_descs):
-            if descs.getType() != _DRAM:
-                raise nixlBind.nixlNotFoundError(f"no {descs.getType().name} memory is registered")
-        with nixl_errors():
-            return nixl_xfer_handle(self, self._agent.direct(op, rows(local_descs), rows(remote_descs),
-                                                             _text(remote_agent), _bytes(notif_msg)),
-                                    local_descs.descCount())
-
-    def _op(self, operation: str) -> int:
-        return baton.WRITE if self.nixl_ops[operation] == nixlBind.nixl_xfer_op_t.NIXL_WRITE else baton.READ
+        op = self.nixl_ops[operation]
+        return nixl_xfer_handle(self, self.agent.direct(op, local_descs, remote_descs, _text(remote_agent),
+                                                        _bytes(notif_msg)), local_descs.descCount())
 
     def transfer(self, handle: nixl_xfer_handle, notif_msg: Any = b"") -> str:
         with nixl_errors():

@@ -1,0 +1,130 @@
+"""Files as memory in the drop-in for NIXL: many pages at once, and what files do that memory does not."""
+import contextlib
+import gc
+import os
+import tempfile
+import threading
+import unittest
+from unittest import mock
+
+import numpy
+
+import baton
+from baton.nixl import _bindings as nixlBind
+from baton.nixl._api import nixl_agent, nixl_agent_config
+
+PAGE, PAGES = 16384, 2048  # 32 MiB: several jobs for the threads
+LONG = 120
+
+
+class Files(unittest.TestCase):
+    def setUp(self):
+        self.a = nixl_agent("files", nixl_agent_config(backends=["POSIX"], capture_telemetry=True))
+        self.memory = numpy.zeros((PAGES, PAGE), numpy.uint8)
+        self.registered = self.a.register_memory([(self.memory.ctypes.data, self.memory.nbytes, 0, "")], "DRAM")
+        self.file = tempfile.TemporaryFile()
+        self.addCleanup(self.file.close)
+        self.fd = self.file.fileno()
+        self.held = self.a.register_memory([(0, self.memory.nbytes, self.fd, "")], "FILE")
+
+    def lists(self, mine, theirs, fd=None):
+        return (self.a.get_xfer_descs([(self.memory.ctypes.data + PAGE * int(i), PAGE, 0) for i in mine], "DRAM"),
+                self.a.get_xfer_descs([(PAGE * int(i), PAGE, self.fd if fd is None else fd) for i in theirs], "FILE"))
+
+    def move(self, op, mine, theirs, fd=None):
+        return self.a.initialize_xfer(op, *self.lists(mine, theirs, fd), "files")
+
+    def finish(self, handle):
+        if self.a.transfer(handle) == "PROC":
+            with contextlib.suppress(baton.BatonError):  # told again below
+                handle._transfer.wait(LONG)
+        self.assertEqual(self.a.check_xfer_state(handle), "DONE")
+
+    def refused(self, kind, call, *words):
+        with self.assertRaises(kind) as raised:
+            call()
+        for word in words:
+            self.assertIn(word, str(raised.exception))
+
+    def other(self, path, flags):
+        fd = os.open(path, flags)
+        self.addCleanup(os.close, fd)
+        self.a.register_memory([(0, PAGE * PAGES, fd, "")], "FILE")
+        return fd
+
+    def test_random_pages_there_and_back(self):
+        random = numpy.random.default_rng(3)
+        expected = random.integers(0, 255, (PAGES, PAGE), numpy.uint8)
+        for turn in range(3):
+            mine, theirs = random.permutation(PAGES), random.permutation(PAGES)
+            self.memory[:] = expected
+            write = self.move("WRITE", mine, theirs)
+            self.finish(write)
+            self.memory[:] = turn
+            self.finish(self.move("READ", mine, theirs))
+            self.assertTrue((self.memory == expected).all())
+            seen = numpy.frombuffer(os.pread(self.fd, PAGE * PAGES, 0), numpy.uint8).reshape(PAGES, PAGE)
+            self.assertTrue((seen[theirs] == expected[mine]).all())
+
+    def test_a_file_that_is_short_full_damaged_or_closed(self):
+        os.ftruncate(self.fd, 10 * PAGE + 100)
+        self.finish(self.move("READ", range(10), range(10)))
+        short = self.move("READ", range(20), range(20))
+        self.refused(nixlBind.nixlBackendError, lambda: self.finish(short), f"ends at {10 * PAGE + 100}", "bytes more")
+        os.ftruncate(self.fd, 20 * PAGE)
+        self.finish(short)  # may be posted again
+        full = self.move("WRITE", [0], [0], self.other("/dev/full", os.O_RDWR))
+        self.refused(nixlBind.nixlBackendError, lambda: self.finish(full), "No space left")
+        damaged = self.move("READ", [0], [0], self.other("/proc/self/mem", os.O_RDONLY))
+        self.refused(nixlBind.nixlBackendError, lambda: self.finish(damaged), "Input/output error", "could not be read")
+        fd = os.dup(self.fd)
+        self.a.register_memory([(0, PAGE, fd, "")], "FILE")
+        closed = self.move("WRITE", [0], [0], fd)
+        os.close(fd)
+        self.refused(nixlBind.nixlBackendError, lambda: self.finish(closed), "Bad file descriptor")
+        self.refused(nixlBind.nixlBackendError, lambda: self.a.register_memory([(0, PAGE, fd, "")], "FILE"), str(fd))
+
+    def test_what_is_not_between_memory_and_a_file(self):
+        here, there = self.lists([0], [0])
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer("WRITE", there, here, "files"))
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer("WRITE", here, there, "nobody"))
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer(
+            "WRITE", self.a.get_xfer_descs([(8, PAGE, 0)], "DRAM"), there, "files"))
+        self.refused(nixlBind.nixlBackendError, lambda: self.a.initialize_xfer("WRITE", here, there, "files", b"hello"))
+        self.refused(nixlBind.nixlInvalidParamError, lambda: self.move("WRITE", [0, 1], [0]))
+        without = nixl_agent("without", nixl_agent_config())
+        self.refused(nixlBind.nixlBackendError, lambda: without.register_memory([(0, PAGE, self.fd, "")], "FILE"), "POSIX")
+
+    def test_what_runs_is_fenced(self):
+        begun, go_on = threading.Event(), threading.Event()
+        self.addCleanup(go_on.set)
+
+        def slow(*_):
+            begun.set()
+            go_on.wait(LONG)
+            return PAGE
+
+        with mock.patch("os.preadv", slow):
+            read = self.move("READ", [3], [3])
+            self.assertEqual(self.a.transfer(read), "PROC")
+            self.assertTrue(begun.wait(LONG))
+            self.refused(nixlBind.nixlRepostActiveError, lambda: self.a.transfer(read))
+            self.refused(nixlBind.nixlNotAllowedError, lambda: self.a.deregister_memory(self.registered))
+            self.refused(nixlBind.nixlNotAllowedError, lambda: self.a.deregister_memory(self.held))
+            number = read._transfer
+            self.refused(TimeoutError, lambda: number.release(0.01))
+            go_on.set()
+            number.release(LONG)  # waits for the job
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.check_xfer_state(read))
+        self.a.deregister_memory(self.held)
+        self.a.deregister_memory(self.registered)
+
+    def test_nobody_has_it_any_more(self):
+        for _ in range(20):
+            self.a.transfer(self.move("WRITE", range(64), range(64)))
+        gc.collect()
+        self.finish(self.move("READ", [0], [0]))
+
+
+if __name__ == "__main__":
+    unittest.main()
