@@ -47,6 +47,19 @@ class StagingRing {
   virtual absl::Status alive() const = 0;
 };
 
+// Memory of a device that is ours: for programs that no framework gives any. Not thread-safe.
+class DeviceBuffer {
+ public:
+  virtual ~DeviceBuffer() = default;
+
+  virtual std::byte* data() const = 0;  // an address that the CPU must not follow
+  virtual size_t size() const = 0;
+  // Copy `bytes` to and from [offset, offset + bytes) of it; the copy has ended when they return.
+  // OutOfRange past its end; otherwise the driver's words, and then part of it may be copied.
+  virtual absl::Status put(size_t offset, absl::Span<const std::byte> bytes) = 0;
+  virtual absl::Status get(size_t offset, absl::Span<std::byte> bytes) = 0;
+};
+
 // Thread-safe; lives as long as the process.
 class DeviceMemory {
  public:
@@ -66,6 +79,12 @@ class DeviceMemory {
   virtual absl::StatusOr<std::unique_ptr<StagingRing>> staging_ring(int /*device*/,
                                                                     size_t /*bytes*/) const {
     return absl::UnimplementedError("nobody here copies from devices");
+  }
+  // At least `bytes` of a device's memory, which adapters may be given where the device can do
+  // that. Loads the driver if need be, and says in one line why there is none.
+  virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> allocate(int /*device*/,
+                                                                 size_t /*bytes*/) const {
+    return absl::UnimplementedError("nobody here allocates on devices");
   }
 };
 

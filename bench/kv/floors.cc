@@ -31,7 +31,7 @@ class MemcpyFloor final : public Floor {
                           session.workload().bytes());
     for (Piece piece; cursor.next(piece);) {
       floor->copies_.push_back({block->data + piece.remote_offset,
-                                session.local().data + piece.local_offset, piece.bytes});
+                                session.local().host() + piece.local_offset, piece.bytes});
     }
     floor->bytes_ = session.workload().bytes();
     return floor;

@@ -80,6 +80,8 @@ absl::StatusOr<Row> measure(const KvBwOptions& options, Op op, KvSession& sessio
   row.params["inflight"] = options.inflight;
   row.params["pinned"] = cores.initiator >= 0;
   row.params["memory"] = session.backing();
+  row.params["memory_kind"] = memory_kind(options.cuda);
+  row.params["path"] = session.worker().stats().staged_transfers > 0 ? "staged" : "direct";
   for (const auto& [key, value] : options.settings) row.params[key] = value;
   row.route = session.route();
   row.bytes = session.workload().bytes();
@@ -111,9 +113,10 @@ absl::Status listen(const KvBwOptions& options) {
              options.listen_host.empty() ? "127.0.0.1" : options.listen_host, (*worker)->port(),
              (*worker)->port())
       << std::endl;
-  return serve_kv_target(**worker, {.once = options.once, .say = [](const std::string& line) {
-                                      std::cout << line << std::endl;
-                                    }});
+  return serve_kv_target(
+      **worker, {.once = options.once, .device = options.cuda, .say = [](const std::string& line) {
+                   std::cout << line << std::endl;
+                 }});
 }
 
 std::string times(double ratio) { return absl::StrFormat("%.*f", ratio < 10 ? 2 : 1, ratio); }

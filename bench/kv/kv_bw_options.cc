@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "bench/report/bench_memory.h"
 #include "engine/command_line/command_line.h"
 #include "transport/provider.h"
 
@@ -102,7 +103,7 @@ std::string KvBwOptions::setting(const std::string& key, std::string fallback) c
 KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   KvBwOptions options;
   WorkloadSpec& work = options.workload;
-  std::string op = "write", layout = "scattered", tp, listen, sockets, congestion;
+  std::string op = "write", layout = "scattered", tp, listen, sockets, congestion, memory = "host";
   std::vector<std::string> settings;
 
   CLI::App app("Moves pages of KV cache between two processes and measures it against its floor.",
@@ -169,6 +170,8 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
                "measure UCX too (tcp; needs ucx_perftest)");
   app.add_flag("--pin,!--no-pin", options.pin,
                "initiator on the first core, target on the second (default, given two cores)");
+  app.add_option("--memory", memory, "host (default), cuda or cuda:N, on the sides that run here")
+      ->type_name("KIND");
   app.add_option("--json", options.json, "write one JSON object per row")->type_name("FILE");
   auto* suite = app.add_flag("--suite", options.suite, "run every row of docs/benchmarks.md");
   auto* listener =
@@ -188,9 +191,18 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   work.scattered = layout == "scattered";
   if (!sockets.empty()) settings.push_back("tcp.sockets=" + sockets);
   if (!congestion.empty()) settings.push_back("tcp.congestion=" + congestion);
-  if (absl::Status status = finish(options, op, tp, settings, listen); !status.ok()) {
+  const auto refuse = [](const absl::Status& status) {
     std::cerr << "baton kv_bw: " << status.message() << "\n";
-    return {.options = std::nullopt, .exit_status = kUsage};
+    return KvBwCommand{.options = std::nullopt, .exit_status = kUsage};
+  };
+  const auto device = parse_memory_kind(memory);
+  if (!device.ok()) return refuse(device.status());
+  options.cuda = *device;
+  if (options.cuda && options.suite) {
+    return refuse(absl::InvalidArgumentError("--suite is of memory of the host: no --memory"));
+  }
+  if (absl::Status status = finish(options, op, tp, settings, listen); !status.ok()) {
+    return refuse(status);
   }
   return {.options = std::move(options), .exit_status = 0};
 }

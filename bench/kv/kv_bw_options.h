@@ -23,7 +23,8 @@ struct KvBwOptions {
   std::vector<std::pair<std::string, std::string>> settings;  // for providers
   bool baselines = false;
   bool pin = true;
-  std::string json;  // file for the rows; "": none
+  std::optional<int> cuda;  // memory of this CUDA device
+  std::string json;         // file for the rows; "": none
 
   std::string host;  // the other side is there, "host:port"; "": in a process of our own
   bool listen = false;

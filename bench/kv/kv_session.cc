@@ -39,7 +39,7 @@ int run_target(const KvBwOptions& options, int out) {
     return 1;
   }
   tell(out, kReady + (*worker)->address());
-  return serve_kv_target(**worker, {.once = true}).ok() ? 0 : 1;
+  return serve_kv_target(**worker, {.once = true, .device = options.cuda}).ok() ? 0 : 1;
 }
 
 }  // namespace
@@ -53,6 +53,7 @@ Cores choose_cores(const KvBwOptions& options) {
 absl::StatusOr<std::unique_ptr<KvSession>> KvSession::open(const KvBwOptions& options,
                                                            Cores cores) {
   std::unique_ptr<KvSession> session(new KvSession);
+  session->device_ = options.cuda;
   WorkerOptions mine = worker_options("kv_bw", options);
   std::string address = options.host;
   if (address.empty()) {
@@ -81,7 +82,7 @@ absl::StatusOr<std::unique_ptr<KvSession>> KvSession::open(const KvBwOptions& op
 
 KvSession::~KvSession() {
   if (worker_ != nullptr) say_bye(*worker_, peer_);
-  pool_.reset();
+  local_.reset();
   worker_.reset();
   if (target_) target_->wait(std::chrono::seconds(5)).IgnoreError();
 }
@@ -103,7 +104,7 @@ size_t KvSession::remote_bytes() const {
 absl::Status KvSession::prepare(Op op, const WorkloadSpec& spec) {
   auto workload = Workload::make(spec);
   if (!workload.ok()) return workload.status();
-  pool_.reset();
+  local_.reset();
   workload_ = *std::move(workload);
   op_ = op;
   seed_ += 1000;
@@ -120,21 +121,19 @@ absl::Status KvSession::prepare(Op op, const WorkloadSpec& spec) {
   if (!remote.ok()) return remote.status();
 
   const size_t bytes = writes ? workload_->source_bytes() : workload_->target_bytes();
-  auto pool = MemoryPool::create(*worker_, {.slab_bytes = bytes});
-  if (!pool.ok()) return pool.status();
-  auto block = (*pool)->allocate(bytes);
-  if (!block.ok()) return block.status();
-  pool_ = *std::move(pool);
-  local_ = *block;
-  poison(local_.data, local_.size);
-  if (writes) fill(local_.data, workload_->source(), seed_);
+  auto memory = BenchMemory::make(*worker_, bytes, device_);
+  if (!memory.ok()) return memory.status();
+  local_ = *std::move(memory);
+  poison(local_->host(), local_->size());
+  if (writes) fill(local_->host(), workload_->source(), seed_);
+  if (absl::Status status = local_->load(); !status.ok()) return status;
   if (auto poisoned = ask({{"do", "poison"}}); !poisoned.ok()) return poisoned.status();
   if (!writes) {
     if (auto filled = ask({{"do", "fill"}, {"seed", seed_}}); !filled.ok()) return filled.status();
   }
   request_ = {.op = op,
               .peer = peer_,
-              .local = local_.region,
+              .local = local_->region(),
               .local_layout = writes ? workload_->source() : workload_->target(),
               .remote = *remote,
               .remote_layout = writes ? workload_->target() : workload_->source()};
@@ -179,7 +178,10 @@ absl::Status KvSession::land(Flight& flight) {
 }
 
 absl::Status KvSession::verify() {
-  if (op_ == Op::kRead) return check(local_.data, local_.size, workload_->target(), seed_);
+  if (op_ == Op::kRead) {
+    if (absl::Status status = local_->fetch(); !status.ok()) return status;
+    return check(local_->host(), local_->size(), workload_->target(), seed_);
+  }
   return ask({{"do", "check"}, {"seed", seed_}}).status();
 }
 

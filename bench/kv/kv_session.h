@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "bench/kv/kv_bw_options.h"
 #include "bench/kv/workload.h"
+#include "bench/report/bench_memory.h"
 #include "bench/report/child_process.h"
 #include "transport/worker.h"
 
@@ -48,14 +49,14 @@ class KvSession {
   // The transfer that run() submits, for whoever wants to submit it himself.
   const TransferRequest& request() const { return request_; }
   const Workload& workload() const { return *workload_; }
-  const Block& local() const { return local_; }
+  BenchMemory& local() { return *local_; }
   size_t remote_bytes() const;
   // From submit() to the end, of every transfer since the last clear, in microseconds.
   std::vector<double>& latencies() { return latencies_; }
   Worker& worker() { return *worker_; }
   std::string route() const;
   // "memfd, 2 MiB pages" of this side.
-  const std::string& backing() const { return pool_->backing(); }
+  const std::string& backing() const { return local_->backing(); }
 
  private:
   // One transfer under way.
@@ -75,8 +76,8 @@ class KvSession {
   Op op_ = Op::kWrite;
   uint64_t seed_ = 0;
   std::unique_ptr<Workload> workload_;
-  std::unique_ptr<MemoryPool> pool_;
-  Block local_;
+  std::optional<int> device_;
+  std::unique_ptr<BenchMemory> local_;
   TransferRequest request_;
   std::vector<Flight> flights_;
   std::vector<double> latencies_;

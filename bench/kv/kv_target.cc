@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "bench/kv/workload.h"
+#include "bench/report/bench_memory.h"
 #include "bench/report/dialogue.h"
 #include "bench/report/pattern.h"
 
@@ -17,30 +18,33 @@ namespace {
 // One initiator and the memory it works on.
 class Client {
  public:
-  Client(Worker& worker, PeerId peer) : worker_(worker), peer_(peer) {}
+  Client(Worker& worker, PeerId peer, std::optional<int> device)
+      : worker_(worker), peer_(peer), device_(device) {}
 
   PeerId peer() const { return peer_; }
 
   Json answer(const Json& request) {
     const std::string what = text_of(request, "do");
     if (what == "setup") return setup(request);
-    if (pool_ == nullptr) return refusal(absl::FailedPreconditionError("\"setup\" comes first"));
+    if (memory_ == nullptr) return refusal(absl::FailedPreconditionError("\"setup\" comes first"));
     const Layout& layout = source_ ? workload_->source() : workload_->target();
     const auto seed = request.find("seed");
     const uint64_t number =
         seed != request.end() && seed->is_number_unsigned() ? seed->get<uint64_t>() : 0;
+    absl::Status status;
     if (what == "poison") {
-      poison(block_.data, block_.size);
+      poison(memory_->host(), memory_->size());
+      status = memory_->load();
     } else if (what == "fill") {
-      fill(block_.data, layout, number);
+      fill(memory_->host(), layout, number);
+      status = memory_->load();
     } else if (what == "check") {
-      if (absl::Status status = check(block_.data, block_.size, layout, number); !status.ok()) {
-        return refusal(status);
-      }
+      status = memory_->fetch();
+      if (status.ok()) status = check(memory_->host(), memory_->size(), layout, number);
     } else {
       return refusal(absl::InvalidArgumentError(absl::StrCat("unknown request \"", what, "\"")));
     }
-    return {{"ok", true}};
+    return status.ok() ? Json{{"ok", true}} : refusal(status);
   }
 
  private:
@@ -49,29 +53,26 @@ class Client {
     if (!spec.ok()) return refusal(spec.status());
     auto workload = Workload::make(*spec);
     if (!workload.ok()) return refusal(workload.status());
-    pool_.reset();
+    memory_.reset();
     workload_ = *std::move(workload);
     source_ = text_of(request, "role") == "source";
     const size_t bytes = source_ ? workload_->source_bytes() : workload_->target_bytes();
-    auto pool = MemoryPool::create(worker_, {.slab_bytes = bytes});
-    if (!pool.ok()) return refusal(pool.status());
-    auto block = (*pool)->allocate(bytes);
-    if (!block.ok()) return refusal(block.status());
-    const auto region = worker_.remote_region(block->region);
+    auto memory = BenchMemory::make(worker_, bytes, device_);
+    if (!memory.ok()) return refusal(memory.status());
+    const auto region = worker_.remote_region((*memory)->region());
     if (!region.ok()) return refusal(region.status());
-    pool_ = *std::move(pool);
-    block_ = *block;
+    memory_ = *std::move(memory);
     return {{"ok", true},
             {"region", std::string(absl::BytesToHexString(region->encode()))},
-            {"offset", block_.offset},
-            {"backing", pool_->backing()}};
+            {"offset", memory_->offset()},
+            {"backing", memory_->backing()}};
   }
 
   Worker& worker_;
   const PeerId peer_;
   std::unique_ptr<Workload> workload_;
-  std::unique_ptr<MemoryPool> pool_;
-  Block block_;
+  const std::optional<int> device_;
+  std::unique_ptr<BenchMemory> memory_;
   bool source_ = false;
 };
 
@@ -116,7 +117,7 @@ absl::Status serve_kv_target(Worker& worker, const KvTargetOptions& options) {
     } else if (client != nullptr && !known) {
       reply = refusal(absl::UnavailableError("another initiator is being served: try again later"));
     } else {
-      if (!known) client = std::make_unique<Client>(worker, message.peer);
+      if (!known) client = std::make_unique<Client>(worker, message.peer, options.device);
       reply = client->answer(request);
     }
     worker.notify_detached(message.peer, reply.dump()).IgnoreError();

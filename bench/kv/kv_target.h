@@ -12,6 +12,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -21,6 +22,7 @@ namespace baton::bench {
 
 struct KvTargetOptions {
   bool once = false;                            // return after the first initiator has left
+  std::optional<int> device;                    // memory of this CUDA device
   std::function<void(const std::string&)> say;  // lines for people; may be empty
 };
 

@@ -63,7 +63,7 @@ int run_server(const PerfOptions& options) {
             << std::endl;
   const absl::Status status = serve_perf(
       **worker, {.once = !options.keep,
-                 .huge_pages = options.huge_pages,
+                 .memory = {.huge_pages = options.huge_pages, .device = options.cuda},
                  .say = [](const std::string& line) { std::cout << line << std::endl; }});
   return status.ok() ? 0 : fail(options, status);
 }
@@ -79,8 +79,8 @@ int run_child_server(const PerfOptions& options, int out) {
       (worker.ok() ? kReady + (*worker)->address() : std::string(worker.status().message())) + "\n";
   [[maybe_unused]] const ssize_t put = write(out, text.data(), text.size());
   if (!worker.ok()) return 1;
-  return serve_perf(**worker, {.once = true, .huge_pages = options.huge_pages, .say = {}}).ok() ? 0
-                                                                                                : 1;
+  const PerfMemory memory{.huge_pages = options.huge_pages, .device = options.cuda};
+  return serve_perf(**worker, {.once = true, .memory = memory, .say = {}}).ok() ? 0 : 1;
 }
 
 // Prints rows and keeps the files up to date, so that what was measured is never lost.

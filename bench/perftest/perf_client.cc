@@ -84,7 +84,8 @@ absl::StatusOr<std::unique_ptr<PerfClient>> PerfClient::open(const PerfOptions& 
 
 absl::Status PerfClient::agree(const Say& say) {
   plan_ = plan_of(options_);
-  auto end = PerfEnd::create(*worker_, peer_, plan_, options_.huge_pages);
+  auto end = PerfEnd::create(*worker_, peer_, plan_,
+                             {.huge_pages = options_.huge_pages, .device = options_.cuda});
   if (!end.ok()) return end.status();
   const auto ends = (*end)->describe();
   if (!ends.ok()) return ends.status();
@@ -173,7 +174,7 @@ absl::Status PerfClient::drive(PerfSender& sender, const Live& live) {
 }
 
 absl::StatusOr<PerfResult> PerfClient::run(const PerfRun& run, const Live& live) {
-  end_->prepare(run);
+  if (absl::Status status = end_->prepare(run); !status.ok()) return status;
   if (auto ready = ask({{"do", "run"}, {"run", run.to_json()}}); !ready.ok()) {
     return ready.status();
   }
@@ -191,6 +192,7 @@ absl::StatusOr<PerfResult> PerfClient::run(const PerfRun& run, const Live& live)
     return it != theirs->end() && it->is_number() ? it->get<double>() : 0.0;
   };
   result.size = run.size;
+  result.path = worker_->stats().staged_transfers > 0 ? "staged" : "direct";
   result.iterations = mine.messages;
   result.seconds = mine.seconds;
   result.bytes_per_s = mine.average;
@@ -235,6 +237,10 @@ absl::StatusOr<PerfResult> PerfClient::measure(size_t size, const Live& live) {
     first.iterations = work.iterations > 0 ? std::min(work.iterations, enough) : enough;
     if (auto warmed = run(first, nullptr); !warmed.ok()) return warmed.status();
     warm_ = true;
+    if (options_.dma_buf && worker_->stats().staged_transfers > 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--use_cuda_dmabuf, but the memory is staged: ", route()));
+    }
     work.seed = seed_++;
   }
   return run(work, live);

@@ -32,6 +32,7 @@ struct PerfResult {
   std::optional<bool> verified;  // every byte that lay there in the end was checked
   double cpu_percent = 0;        // of one core
   double server_cpu_percent = 0;
+  const char* path = "direct";  // "staged": through pinned memory, where a device's is not reached
 };
 
 // Not thread-safe. Drives its worker on the calling thread.

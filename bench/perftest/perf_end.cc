@@ -25,18 +25,17 @@ std::byte peek(const std::byte* at) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PerfEnd>> PerfEnd::create(Worker& worker, PeerId peer,
-                                                         const PerfPlan& plan, bool huge_pages) {
+                                                         const PerfPlan& plan,
+                                                         const PerfMemory& memory) {
   std::unique_ptr<PerfEnd> end(new PerfEnd(worker, peer, plan));
   const size_t bytes = 2 * plan.area;
-  auto pool = MemoryPool::create(worker, {.slab_bytes = bytes});
-  if (!pool.ok()) return pool.status();
-  auto block = (*pool)->allocate(bytes);
-  if (!block.ok()) return block.status();
-  end->pool_ = *std::move(pool);
-  end->block_ = *block;
-  end->tx_ = block->data;
-  end->rx_ = block->data + plan.area;
-  if (huge_pages && end->backing().find("MiB") == std::string::npos) {
+  auto made = BenchMemory::make(worker, bytes, memory.device);
+  if (!made.ok()) return made.status();
+  end->memory_ = *std::move(made);
+  end->unseen_ = end->memory_->on_device();
+  end->tx_ = end->memory_->host();
+  end->rx_ = end->tx_ + plan.area;
+  if (memory.huge_pages && end->backing().find("MiB") == std::string::npos) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "--use_hugepages: the memory is %s; reserve some: `sysctl vm.nr_hugepages=%u`",
         end->backing(), bytes / (size_t{2} << 20) + 1));
@@ -56,13 +55,14 @@ PerfEnd::~PerfEnd() {
 }
 
 absl::StatusOr<Json> PerfEnd::describe() const {
-  const auto region = worker_.remote_region(block_.region);
+  const auto region = worker_.remote_region(memory_->region());
   if (!region.ok()) return region.status();
   const auto hex = [](const std::string& bytes) {
     return std::string(absl::BytesToHexString(bytes));
   };
   return Json{{"region", hex(region->encode())},
-              {"offset", block_.offset},
+              {"offset", memory_->offset()},
+              {"unseen", memory_->on_device()},
               {"counter", hex(worker_.remote_counter(counter_).encode())},
               {"credits", hex(worker_.remote_counter(credits_).encode())}};
 }
@@ -86,6 +86,12 @@ absl::Status PerfEnd::attach(const Json& message) {
       region->size - offset->get<uint64_t>() < 2 * plan_.area) {
     return absl::InvalidArgumentError("the other side's memory is smaller than agreed");
   }
+  const auto unseen = told.find("unseen");
+  if (unseen == told.end() || !unseen->is_boolean()) {
+    return absl::InvalidArgumentError(
+        "the other side does not say what its memory is: run the same release on both sides");
+  }
+  unseen_ = unseen_ || unseen->get<bool>();
   remote_ = *region;
   remote_offset_ = offset->get<uint64_t>();
   remote_counter_ = *counter;
@@ -99,7 +105,7 @@ Layout PerfEnd::payload(size_t messages) const {
   return bytes == 0 ? Layout() : Layout::strided(0, messages, PerfPlan::stride(run_.size), bytes);
 }
 
-void PerfEnd::prepare(const PerfRun& run) {
+absl::Status PerfEnd::prepare(const PerfRun& run) {
   run_ = run;
   slots_ = std::max<size_t>(1, plan_.slots(run.size));
   const size_t places = static_cast<size_t>(
@@ -110,10 +116,9 @@ void PerfEnd::prepare(const PerfRun& run) {
     poison(tx_, used_);
     if (payload(1).bytes() > 0) fill(tx_, payload(places), run.seed);
   }
-  if (plan_.cold) {
-    for (size_t at = 0; at < block_.size; at += kCacheLine) peek(block_.data + at);
-  }
+  for (size_t at = 0; plan_.cold && at < memory_->size(); at += kCacheLine) peek(tx_ + at);
   counted_ = worker_.counter_value(counter_);
+  return memory_->load();
 }
 
 TransferRequest PerfEnd::request(uint64_t number) const {
@@ -122,8 +127,8 @@ TransferRequest PerfEnd::request(uint64_t number) const {
   const size_t at = slot(number) * PerfPlan::stride(run_.size);
   const size_t tx = at, rx = plan_.area + at;
   out.op = writes() ? Op::kWrite : Op::kRead;
-  out.local = block_.region;
-  out.local_layout = Layout::contiguous(block_.offset + (writes() ? tx : rx), run_.size);
+  out.local = memory_->region();
+  out.local_layout = Layout::contiguous(memory_->offset() + (writes() ? tx : rx), run_.size);
   out.remote = remote_;
   out.remote_layout = Layout::contiguous(remote_offset_ + (writes() ? rx : tx), run_.size);
   if (counts()) out.counter = remote_counter_;
@@ -159,6 +164,7 @@ bool PerfEnd::take_in() {
 }
 
 absl::Status PerfEnd::verify(uint64_t messages) {
+  if (absl::Status status = memory_->fetch(); !status.ok()) return status;
   const size_t touched = static_cast<size_t>(std::min<uint64_t>(messages, slots_));
   const size_t stride = PerfPlan::stride(run_.size);
   for (size_t i = 0; marks() && i < touched; ++i) {

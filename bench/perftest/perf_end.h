@@ -5,21 +5,30 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "bench/perftest/perf_plan.h"
-#include "transport/pool.h"
+#include "bench/report/bench_memory.h"
 #include "transport/worker.h"
 
 namespace baton::bench {
+
+// What an end's memory has to be.
+struct PerfMemory {
+  bool huge_pages = false;    // or nothing
+  std::optional<int> device;  // a CUDA device's instead of the host's
+};
 
 // Not thread-safe. Destroy it when no transfer of it is open, before its worker.
 class PerfEnd {
  public:
   // Allocates two areas: one to send from, one to receive into.
   static absl::StatusOr<std::unique_ptr<PerfEnd>> create(Worker& worker, PeerId peer,
-                                                         const PerfPlan& plan, bool huge_pages);
+                                                         const PerfPlan& plan,
+                                                         const PerfMemory& memory);
   ~PerfEnd();
   PerfEnd(const PerfEnd&) = delete;
   PerfEnd& operator=(const PerfEnd&) = delete;
@@ -28,13 +37,14 @@ class PerfEnd {
   absl::StatusOr<Json> describe() const;
   absl::Status attach(const Json& message);
 
-  // Pattern into what is sent, poison into what is received; both out of the caches when cold.
-  void prepare(const PerfRun& run);
+  // Pattern into what is sent, poison into what is received; both out of the caches when cold. An
+  // error is a device's.
+  absl::Status prepare(const PerfRun& run);
   const PerfRun& run() const { return run_; }
   const PerfPlan& plan() const { return plan_; }
   Worker& worker() { return worker_; }
   PeerId peer() const { return peer_; }
-  const std::string& backing() const { return pool_->backing(); }
+  const std::string& backing() const { return memory_->backing(); }
 
   // The transfer of message `number`: a write or a read. Of a send test a write into the next
   // receive of the other side that raises its counter.
@@ -42,7 +52,8 @@ class PerfEnd {
 
   // Latency by writes. The last byte of a message tells how often its place was used: mark() sets
   // it before message `number` is sent, marked() tells that it has arrived here. With a plan of
-  // `immediate` the counter tells, and the marks are only checked.
+  // `immediate` the counter tells, and the marks are only checked. No CPU sets or sees the last
+  // byte of memory of a device: where an end's is one, a counter tells and there are no marks.
   void mark(uint64_t number);
   bool marked(uint64_t number) const;
 
@@ -66,15 +77,17 @@ class PerfEnd {
   uint8_t mark_of(uint64_t number) const { return static_cast<uint8_t>(number / slots_ + 1); }
   bool writes() const { return plan_.test.verb != PerfTest::Verb::kRead; }
   bool sends() const { return plan_.test.verb == PerfTest::Verb::kSend; }
-  bool counts() const { return sends() || (writes() && plan_.immediate); }
-  bool marks() const { return plan_.test.latency && writes(); }
+  bool counts() const {
+    return sends() || (writes() && (plan_.immediate || (unseen_ && plan_.test.latency)));
+  }
+  bool marks() const { return plan_.test.latency && writes() && !unseen_; }
   Layout payload(size_t messages) const;
 
   Worker& worker_;
   const PeerId peer_;
   const PerfPlan plan_;
-  std::unique_ptr<MemoryPool> pool_;
-  Block block_;
+  std::unique_ptr<BenchMemory> memory_;
+  bool unseen_ = false;  // memory of an end is a device's
   std::byte* tx_ = nullptr;
   std::byte* rx_ = nullptr;
   CounterId counter_;

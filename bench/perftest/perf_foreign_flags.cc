@@ -37,10 +37,11 @@ constexpr std::array kUnsupported = {
     UnsupportedFlag{"--odp --use-null-mr --mmap --mmap-offset --payload_file_path",
                     "memory comes from a registered pool; the nearest is --use_hugepages"},
     UnsupportedFlag{
-        "--use_cuda* --cuda_mem_type --use_data_direct --gpu_touch --use_rocm* --use_musa* "
-        "--use_neuron* --use_hl --use_mlu* --use_opencl --opencl_platform_id "
-        "--use_ib_dm_dmabuf",
-        "these tests use host memory; `baton doctor` tells the state of GPU memory"},
+        "--use_cuda_bus_id --cuda_mem_type --use_data_direct --gpu_touch --use_cuda_pcie_mapping",
+        "the nearest is --use_cuda=N; `baton info` lists the devices"},
+    UnsupportedFlag{"--use_rocm* --use_musa* --use_neuron* --use_hl --use_mlu* --use_opencl "
+                    "--opencl_platform_id --use_ib_dm_dmabuf",
+                    "there is host memory and CUDA's (--use_cuda=N)"},
     UnsupportedFlag{"--latency_gap --burst_size --typical_pkt_size --rate_limit --rate_limit_type "
                     "--rate_units",
                     "there is no rate limiter; the nearest is -t 1, one message at a time"},

@@ -131,6 +131,16 @@ absl::Status finish(PerfOptions& options, const std::vector<std::string>& sets,
     options.immediate = true;
     options.notes.emplace_back("a plain write wakes nobody: with -e a counter tells its arrival");
   }
+  if (options.dma_buf && !options.cuda) {
+    return absl::InvalidArgumentError("--use_cuda_dmabuf goes with --use_cuda=N");
+  }
+  if (options.cuda && options.huge_pages) {
+    return absl::InvalidArgumentError("--use_hugepages is for memory of the host, not --use_cuda");
+  }
+  if (options.cuda && options.test.latency && options.test.verb == Verb::kWrite) {
+    options.immediate = true;
+    options.notes.emplace_back("no CPU sees a device's memory change: a counter tells arrivals");
+  }
   if (options.post_list > options.depth) {
     return absl::InvalidArgumentError(absl::StrFormat("-l %u: at most -t, which is %u; raise -t",
                                                       options.post_list, options.depth));
@@ -269,6 +279,13 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   app.add_flag("--perform_warm_up", warm, "accepted; every size is warmed up");
   app.add_flag("--report_gbits", options.gbits, "Gb/sec instead of MiB/sec");
   app.add_flag("--run_infinitely", options.endless, "a row every -D seconds (default 5)");
+  app.add_option("--use_cuda", options.cuda,
+                 "memory of this CUDA device on this side; without an adapter that reaches it, "
+                 "staged")
+      ->check(CLI::Range(0, 1023))
+      ->type_name("N");
+  app.add_flag("--use_cuda_dmabuf", options.dma_buf,
+               "with --use_cuda: fail unless the adapter reaches it (by dma-buf)");
   app.add_flag("--use_hugepages", options.huge_pages, "fail where there are no huge pages");
   app.add_flag("--write_with_imm", options.immediate, "arrival is told by a counter");
   app.add_option("--provider", options.provider, "the way the bytes travel (default verbs)")

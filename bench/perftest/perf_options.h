@@ -31,8 +31,10 @@ struct PerfOptions {
   std::optional<uint64_t> gid_index, mtu, inline_size, cq_mod, outs;
   uint64_t streams = 1;
   bool huge_pages = false;
-  bool rdma_cm = false;    // connects queue pairs
-  bool dual_port = false;  // two ports of one device
+  std::optional<int> cuda;  // memory of this CUDA device
+  bool dma_buf = false;     // reached by the adapter itself, or an error
+  bool rdma_cm = false;     // connects queue pairs
+  bool dual_port = false;   // two ports of one device
 
   // The traffic.
   std::vector<size_t> sizes;

@@ -221,6 +221,7 @@ Json perftest_json(const PerfOptions& options, const PerfHeader& header,
   if (options.outs) info["Outstand_reads"] = *options.outs;
   info["rdma_cm_QPs"] = on(by_cm(options));
   info["Data_ex_method"] = "Notifications";
+  info["Memory"] = memory_kind(options.cuda);
   info["Route"] = header.route;
   info["BW_unit"] = options.gbits ? "Gb/sec" : "MiB/sec";
   Json rows = Json::array();
@@ -260,7 +261,9 @@ Json row_json(const PerfOptions& options, const PerfHeader& header, const PerfRe
                 {"qps", options.streams},
                 {"bidirectional", options.bidirectional},
                 {"cold", options.cold},
-                {"memory", header.memory}};
+                {"memory", header.memory},
+                {"memory_kind", memory_kind(options.cuda)},
+                {"path", result.path}};
   if (options.duration > 0) row.params["duration"] = options.duration;
   for (const auto& [key, value] : options.settings) row.params[key] = value;
   row.route = header.route;

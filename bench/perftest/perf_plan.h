@@ -3,14 +3,15 @@
 // The client tells everything, the server follows, as dialogue.h has it.
 //
 //   client -> server                                  server -> client
-//   {"do":"plan","speaks":2,"plan":P,"ends":E}        {"ok":true,"ends":E,"memory":TEXT}
+//   {"do":"plan","speaks":3,"plan":P,"ends":E}        {"ok":true,"ends":E,"memory":TEXT}
 //   {"do":"run","run":R}                              {"ok":true}
 //   {"do":"end","sent":n}                             {"ok":true,"received":n,...}
 //   {"do":"bye"}                                      (none)
 //
-// E is {"region":HEX,"offset":n,"counter":HEX,"credits":HEX}: memory and counters of the side that
-// sends it. While the server works for somebody else it answers {"wait":TEXT} first, and goes on
-// when it is free. An error comes as {"error":TEXT}.
+// E is {"region":HEX,"offset":n,"unseen":BOOL,"counter":HEX,"credits":HEX}: memory and counters of
+// the side that sends it; unseen: no CPU looks at that memory. While the server works for somebody
+// else it answers {"wait":TEXT} first, and goes on when it is free. An error comes as
+// {"error":TEXT}.
 //
 // A send test is two-sided: the receiver has so many receives open, each message takes one and
 // lands in the buffer whose turn it is, and raises "counter". What the receiver's program has taken
@@ -32,7 +33,7 @@
 namespace baton::bench {
 
 // Of the messages above. Raised when they change in a way that the other side must know.
-inline constexpr uint64_t kPerfProtocol = 2;
+inline constexpr uint64_t kPerfProtocol = 3;
 
 struct PerfTest {
   enum class Verb : uint8_t { kWrite, kRead, kSend };

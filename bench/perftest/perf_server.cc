@@ -37,10 +37,10 @@ class Client {
     return (sender_ != nullptr && sender_->step()) || any;
   }
 
-  absl::StatusOr<Json> start(const Json& request, bool huge_pages) {
+  absl::StatusOr<Json> start(const Json& request, const PerfMemory& memory) {
     const auto plan = PerfPlan::from_json(request.value("plan", Json()));
     if (!plan.ok()) return plan.status();
-    auto end = PerfEnd::create(worker_, peer_, *plan, huge_pages);
+    auto end = PerfEnd::create(worker_, peer_, *plan, memory);
     if (!end.ok()) return end.status();
     if (absl::Status status = (*end)->attach(request); !status.ok()) return status;
     auto ends = (*end)->describe();
@@ -54,7 +54,7 @@ class Client {
     if (!run.ok()) return run.status();
     finish_run();
     if (worker_.peer_state(peer_) != PeerState::kUp) return worker_.peer_status(peer_);
-    end_->prepare(*run);
+    if (absl::Status status = end_->prepare(*run); !status.ok()) return status;
     const PerfPlan& plan = end_->plan();
     if (plan.test.latency) {
       if (plan.test.verb != PerfTest::Verb::kRead) sender_ = make_echo(*end_);
@@ -207,7 +207,7 @@ class Server {
       return;
     }
     auto client = std::make_unique<Client>(worker_, peer);
-    const auto answer = client->start(request, options_.huge_pages);
+    const auto answer = client->start(request, options_.memory);
     tell(peer, answer.ok() ? *answer : refusal(answer.status()));
     if (!answer.ok()) return;
     client_ = std::move(client);

@@ -7,13 +7,14 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "bench/perftest/perf_end.h"
 #include "transport/worker.h"
 
 namespace baton::bench {
 
 struct PerfServerOptions {
   bool once = false;                            // return after the first client has left
-  bool huge_pages = false;                      // refuse clients where there are none
+  PerfMemory memory;                            // or clients are refused
   std::function<void(const std::string&)> say;  // lines for people; may be empty
 };
 

@@ -33,13 +33,15 @@ class Sends : public testing::Test {
       return b_.peer.generation != 0 && a_.worker->peer_state(a_.peer) == PeerState::kUp;
     }));
     for (Side* side : {&a_, &b_}) {
-      auto end = PerfEnd::create(*side->worker, side->peer, plan_, false);
+      auto end = PerfEnd::create(*side->worker, side->peer, plan_, {});
       ASSERT_TRUE(end.ok()) << end.status();
       side->end = *std::move(end);
     }
     ASSERT_TRUE(a_.end->attach({{"ends", *b_.end->describe()}}).ok());
     ASSERT_TRUE(b_.end->attach({{"ends", *a_.end->describe()}}).ok());
-    for (Side* side : {&a_, &b_}) side->end->prepare({.size = size, .seed = 7});
+    for (Side* side : {&a_, &b_}) {
+      ASSERT_TRUE(side->end->prepare({.size = size, .seed = 7}).ok());
+    }
   }
   bool drive(const std::function<bool()>& ready) {
     const Time limit = a_.worker->clock().now() + std::chrono::seconds(60);
@@ -77,8 +79,8 @@ TEST_F(Sends, WaitForReceivesThatAreOpen) {
   EXPECT_EQ(send_all(), 16u);
   EXPECT_EQ(b_.end->messages_arrived(), 32u);
   // What is open stays open over runs of another size.
-  a_.end->prepare({.size = 50, .seed = 8});
-  b_.end->prepare({.size = 50, .seed = 8});
+  ASSERT_TRUE(a_.end->prepare({.size = 50, .seed = 8}).ok());
+  ASSERT_TRUE(b_.end->prepare({.size = 50, .seed = 8}).ok());
   EXPECT_EQ(send_all(), 0u);
   EXPECT_TRUE(b_.end->take_in());
   ASSERT_TRUE(drive([&] { return a_.end->may_send(); }));

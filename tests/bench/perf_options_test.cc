@@ -210,8 +210,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"write_bw", "one two", "too many arguments"},
         // perftest's, with the nearest that is here
         Bad{"write_bw", "--odp h", "--use_hugepages"},
-        Bad{"write_bw", "--use_cuda=0 h", "baton doctor"},
-        Bad{"write_bw", "--use_cuda_dmabuf h", "baton doctor"}, Bad{"write_bw", "-O h", "-d DEV"},
+        Bad{"write_bw", "--use_cuda=-1 h", "--use_cuda"},
+        Bad{"write_bw", "--use_cuda_dmabuf h", "--use_cuda=N"}, Bad{"write_bw", "-O h", "-d DEV"},
         Bad{"write_bw", "-O -d a,b h", "-d DEV"}, Bad{"write_bw", "--rate_limit=5 h", "-t 1"},
         Bad{"write_bw", "--reversed h", "read_bw"}, Bad{"send_bw", "--mcg h", "multicast"}));
 

@@ -1,6 +1,6 @@
 // The conformance suite over memory of devices: on one side or both, over every provider, with the
 // strict fake as the driver of this process.
-#include "gpudirect/memory_place.h"
+#include "gpudirect/contract/memory_place.h"
 #include "tests/conformance/harness.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 

@@ -9,8 +9,8 @@
 #include <random>
 #include <string>
 
+#include "gpudirect/contract/memory_place.h"
 #include "gpudirect/flush_policy.h"
-#include "gpudirect/memory_place.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/verbs/verbs_pair.h"
 

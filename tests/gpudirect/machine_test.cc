@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "gpudirect/contract/memory_place.h"
 #include "gpudirect/device_memory.h"
-#include "gpudirect/memory_place.h"
 #include "tests/transport/stub_provider.h"
 
 namespace baton::gpudirect {

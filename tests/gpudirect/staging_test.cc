@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "gpudirect/memory_place.h"
-#include "gpudirect/staging.h"
+#include "gpudirect/contract/memory_place.h"
+#include "gpudirect/contract/staging.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "transport/worker.h"
 

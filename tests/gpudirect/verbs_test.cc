@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "gpudirect/memory_place.h"
+#include "gpudirect/contract/memory_place.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/verbs/verbs_pair.h"
 

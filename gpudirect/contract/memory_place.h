@@ -28,6 +28,7 @@ class CudaMemory final : public DeviceMemory {
   absl::Status flush(int device) const override;
   absl::StatusOr<std::unique_ptr<StagingRing>> staging_ring(int device,
                                                             size_t bytes) const override;
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> allocate(int device, size_t bytes) const override;
 
  private:
   absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal) const;

@@ -1,13 +1,14 @@
 // What register_memory() asks the CUDA driver.
-#include "gpudirect/memory_place.h"
+#include "gpudirect/contract/memory_place.h"
 
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "gpudirect/contract/slab_buffer.h"
+#include "gpudirect/contract/staging.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/flush_policy.h"
-#include "gpudirect/staging.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -126,6 +127,18 @@ absl::StatusOr<std::unique_ptr<StagingRing>> CudaMemory::staging_ring(int device
   const absl::StatusOr<const Device*> opened = device_of(*driver, device);
   if (!opened.ok()) return opened.status();
   return PinnedRing::create(**opened, bytes);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceBuffer>> CudaMemory::allocate(int device, size_t bytes) const {
+  const Driver* driver = find_();
+  if (driver == nullptr) {
+    const absl::StatusOr<const Driver*> loaded = machine_driver();
+    if (!loaded.ok()) return loaded.status();
+    driver = *loaded;
+  }
+  const absl::StatusOr<const Device*> opened = device_of(*driver, device);
+  if (!opened.ok()) return opened.status();
+  return SlabBuffer::create(**opened, bytes);
 }
 
 absl::StatusOr<const Device*> CudaMemory::device_of(const Driver& driver, int ordinal) const {

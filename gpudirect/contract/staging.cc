@@ -1,5 +1,5 @@
 // Pinned memory, and copies on a stream for each direction.
-#include "gpudirect/staging.h"
+#include "gpudirect/contract/staging.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,0 +1,61 @@
+// The memory of one side of a benchmark: a pool's, or a CUDA device's, which the host looks at in
+// an image of its own.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/device_memory.h"
+#include "transport/pool.h"
+#include "transport/worker.h"
+
+namespace baton::bench {
+
+// "host", "cuda" and "cuda:N" into no device, device 0 and device N. InvalidArgument otherwise.
+absl::StatusOr<std::optional<int>> parse_memory_kind(const std::string& text);
+// "host" or "cuda:N".
+std::string memory_kind(std::optional<int> device);
+
+// Not thread-safe. The worker outlives it. No transfer of it is open when it ends.
+class BenchMemory {
+ public:
+  // On the device, or in a pool of the worker's.
+  static absl::StatusOr<std::unique_ptr<BenchMemory>> make(Worker& worker, size_t bytes,
+                                                           std::optional<int> device);
+  ~BenchMemory();
+  BenchMemory(const BenchMemory&) = delete;
+  BenchMemory& operator=(const BenchMemory&) = delete;
+
+  const MemoryRegion& region() const { return region_; }
+  size_t offset() const { return offset_; }  // of the memory in its region
+  size_t size() const { return size_; }
+  // What the host reads and writes: the memory itself, or the image of a device's.
+  std::byte* host() const { return host_; }
+  bool on_device() const { return device_ != nullptr; }
+  // The image to the device, and the device's bytes into the image. Nothing to do on the host.
+  absl::Status load();
+  absl::Status fetch();
+  // "memfd, 2 MiB pages", "CUDA device 0".
+  const std::string& backing() const { return backing_; }
+
+ private:
+  explicit BenchMemory(Worker& worker) : worker_(worker) {}
+
+  Worker& worker_;
+  std::unique_ptr<MemoryPool> pool_;
+  std::unique_ptr<DeviceBuffer> device_;
+  std::vector<std::byte> image_;
+  MemoryRegion region_;
+  bool registered_ = false;  // by us: a device's
+  size_t offset_ = 0;
+  size_t size_ = 0;
+  std::byte* host_ = nullptr;
+  std::string backing_;
+};
+
+}  // namespace baton::bench

@@ -1,0 +1,186 @@
+// The benchmarks over memory of devices: every command verifies what arrived, says which memory it
+// was and which way the bytes took, and refuses what it cannot have in one line.
+#include <array>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "bench/kv/kv_bw.h"
+#include "bench/perftest/perf.h"
+#include "bench/report/bench_memory.h"
+#include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/temporary_folder.h"
+
+namespace baton::bench {
+namespace {
+
+using gpudirect::InstalledFake;
+using testing::HasSubstr;
+
+struct Ran {
+  int status = -1;
+  std::string out, err;
+  std::vector<Json> rows;
+};
+
+// Runs a command in this process, whose driver is the fake; its other side is a child.
+Ran run(int (*command)(int, char**), const std::string& line) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("rows.jsonl");
+  std::vector<std::string> words = absl::StrSplit(absl::StrCat(line, " --json ", file), ' ');
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  Ran ran;
+  ran.status = command(static_cast<int>(arguments.size()), arguments.data());
+  ran.out = testing::internal::GetCapturedStdout();
+  ran.err = testing::internal::GetCapturedStderr();
+  std::ifstream rows(file);
+  for (std::string row; std::getline(rows, row);) {
+    ran.rows.push_back(Json::parse(row, nullptr, false));
+  }
+  return ran;
+}
+
+void expect_staged(const Ran& ran, const std::string& line) {
+  ASSERT_EQ(ran.status, 0) << line << "\n" << ran.out << ran.err;
+  ASSERT_FALSE(ran.rows.empty()) << line;
+  for (const Json& row : ran.rows) {
+    EXPECT_EQ(row["verified"], true) << line;
+    EXPECT_EQ(row["params"]["memory_kind"], "cuda:0") << line;
+    EXPECT_EQ(row["params"]["memory"], "CUDA device 0") << line;
+    EXPECT_EQ(row["params"]["path"], "staged") << line;
+    EXPECT_THAT(row["route"].get<std::string>(), HasSubstr("CUDA device 0: staged")) << line;
+  }
+}
+
+TEST(BenchOnDevices, EveryPerftestVerifies) {
+  for (const char* provider : {"tcp", "shm"}) {
+    for (const char* test :
+         {"write_bw", "read_bw", "send_bw", "write_lat", "read_lat", "send_lat"}) {
+      InstalledFake gpu;
+      const std::string line = absl::StrCat(test, " --loopback --no_pin --provider ", provider,
+                                            " --use_cuda=0 -n 40 -s 70000");
+      expect_staged(run(perf_main, line), line);
+      gpu.expect_clean();
+    }
+  }
+}
+
+TEST(BenchOnDevices, BothWaysAtOnce) {
+  InstalledFake gpu;
+  const std::string line =
+      "write_bw --loopback --no_pin --provider tcp --use_cuda=0 -b -n 40 -s 5000";
+  expect_staged(run(perf_main, line), line);
+  gpu.expect_clean();
+}
+
+TEST(BenchOnDevices, KvPagesVerify) {
+  for (const char* provider : {"tcp", "shm"}) {
+    InstalledFake gpu;
+    const std::string line =
+        absl::StrCat("kv_bw --no-pin --op both --pages 64 --page-bytes 4096 --iters 3 --provider ",
+                     provider, " --memory cuda");
+    expect_staged(run(kv_bw_main, line), line);
+    gpu.expect_clean();
+  }
+}
+
+// One byte of a device that is wrong is found, so "verified" says something.
+TEST(BenchOnDevices, AWrongByteIsFound) {
+  InstalledFake gpu;
+  auto worker = Worker::create({.providers = {"shm"}});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  {
+    auto memory = BenchMemory::make(**worker, 10 << 20, 0);
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    BenchMemory& bench = **memory;
+    EXPECT_TRUE(bench.on_device());
+    for (size_t i = 0; i < bench.size(); ++i) bench.host()[i] = std::byte(i * 7 >> 3);
+    ASSERT_TRUE(bench.load().ok());
+    const auto at =
+        static_cast<gpudirect::DevicePointer>(reinterpret_cast<uintptr_t>(bench.region().base));
+    gpu.fake().write(at + (9 << 20), "\x55");
+    std::fill_n(bench.host(), bench.size(), std::byte{0});
+    ASSERT_TRUE(bench.fetch().ok());
+    size_t wrong = 0;
+    for (size_t i = 0; i < bench.size(); ++i) wrong += bench.host()[i] != std::byte(i * 7 >> 3);
+    EXPECT_EQ(wrong, 1u);
+    EXPECT_EQ(bench.host()[9 << 20], std::byte{0x55});
+  }
+  worker->reset();
+  gpu.expect_clean();
+}
+
+TEST(BenchOnDevices, DmaBufOrAnError) {
+  InstalledFake gpu({.attributes = gpudirect::without_dma_buf()});
+  const Ran ran = run(perf_main,
+                      "write_bw --loopback --no_pin --provider tcp --use_cuda=0 "
+                      "--use_cuda_dmabuf -n 20 -s 1000");
+  EXPECT_EQ(ran.status, 1);
+  EXPECT_TRUE(ran.rows.empty());
+  EXPECT_THAT(ran.err, HasSubstr("--use_cuda_dmabuf, but the memory is staged: "));
+  EXPECT_THAT(ran.err, HasSubstr("staged through"));
+}
+
+struct Refused {
+  const char* what;
+  gpudirect::FakeOptions options;
+  const char* device;
+  const char* says;
+};
+
+TEST(BenchOnDevices, OneLineWhereThereIsNoSuchMemory) {
+  const Refused kRefused[] = {
+      {"no such device", {.devices = 1}, "3", "3"},
+      {"a full device", {.memory_bytes = 2 << 20}, "0", "memory"},
+      {"memory that cannot be pinned",
+       {.missing = {}, .init = gpudirect::kSuccess, .fail_call = 0},
+       "0",
+       "cuMemHostRegister"},
+  };
+  for (const Refused& refused : kRefused) {
+    InstalledFake gpu(refused.options);
+    if (std::string_view(refused.says) == "cuMemHostRegister") {
+      gpu.fake().fail_next("cuMemHostRegister", gpudirect::kOutOfMemory);
+    }
+    const Ran ran = run(perf_main, absl::StrCat("write_bw --loopback --no_pin --provider tcp -n 20 "
+                                                "-s 8388608 --use_cuda=",
+                                                refused.device));
+    EXPECT_EQ(ran.status, 1) << refused.what;
+    EXPECT_THAT(ran.err, HasSubstr("baton write_bw: ")) << refused.what;
+    EXPECT_EQ(std::count(ran.err.begin(), ran.err.end(), '\n'), 1) << ran.err;
+  }
+}
+
+TEST(BenchOnDevices, KindsOfMemory) {
+  EXPECT_EQ(*parse_memory_kind("host"), std::nullopt);
+  EXPECT_EQ(*parse_memory_kind("cuda"), 0);
+  EXPECT_EQ(*parse_memory_kind("cuda:3"), 3);
+  EXPECT_EQ(memory_kind(3), "cuda:3");
+  EXPECT_EQ(memory_kind(std::nullopt), "host");
+  for (const char* bad : {"", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda0"}) {
+    const auto parsed = parse_memory_kind(bad);
+    ASSERT_FALSE(parsed.ok()) << bad;
+    EXPECT_THAT(std::string(parsed.status().message()), HasSubstr("cuda:N")) << bad;
+  }
+}
+
+// What a machine without a GPU says. Where there is one, the command works.
+TEST(BenchOnDevices, WithoutADriverOneLine) {
+  if (gpudirect::machine_driver().ok()) GTEST_SKIP() << "this machine has a CUDA driver";
+  for (const char* line : {"write_bw --loopback --no_pin --provider tcp -n 20 --use_cuda=0",
+                           "kv_bw --no-pin --provider tcp --iters 2 --pages 4 --memory cuda"}) {
+    const bool perf = line[0] == 'w';
+    const Ran ran = run(perf ? perf_main : kv_bw_main, line);
+    EXPECT_EQ(ran.status, 1) << line;
+    EXPECT_THAT(ran.err, HasSubstr("no GPU memory")) << line;
+    EXPECT_EQ(std::count(ran.err.begin(), ran.err.end(), '\n'), 1) << ran.err;
+  }
+}
+
+}  // namespace
+}  // namespace baton::bench

@@ -1,0 +1,44 @@
+// The fake driver as the one that this process's workers find, also in children that are forked.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+
+#include "gpudirect/contract/memory_place.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+
+class InstalledFake {
+ public:
+  explicit InstalledFake(FakeOptions options = {})
+      : before_(device_memory()),
+        fake_(std::move(options)),
+        driver_(FakeDriver::driver()),
+        memory_(std::make_unique<CudaMemory>([this] { return &driver_; })) {
+    use_device_memory(memory_.get());
+  }
+  ~InstalledFake() { use_device_memory(before_); }
+  InstalledFake(const InstalledFake&) = delete;
+  InstalledFake& operator=(const InstalledFake&) = delete;
+
+  FakeDriver& fake() { return fake_; }
+  const CudaMemory& memory() const { return *memory_; }
+  // Everything that used devices has ended: no violation, and nothing is left.
+  void expect_clean() {
+    memory_.reset();
+    use_device_memory(before_);
+    EXPECT_THAT(fake_.finish(), testing::IsEmpty());
+  }
+
+ private:
+  const DeviceMemory* const before_;
+  FakeDriver fake_;
+  Driver driver_;
+  std::unique_ptr<CudaMemory> memory_;
+};
+
+}  // namespace baton::gpudirect
