@@ -61,7 +61,6 @@ class Side {
 
   void run() {
     if (!start() || !meet()) return;
-    mine_.began = 1;
     for (size_t i = 0; i < kRealTransfers; ++i) {
       if (plan_.plan[i].from == side_) own_.push_back(i);
     }
@@ -135,6 +134,11 @@ class Side {
     }
     const auto met = [&] { return up_ || down_; };
     if (!until(met, seconds(60)) || down_) return fail("the other side was not met"), false;
+    mine_.began = 1;
+    // Faults are for those who have met: who has not may wait for its turn on a busy machine until
+    // the other one has done all of its rounds, and left.
+    const auto both = [&] { return other_.began != 0; };
+    if (!until(both, seconds(60))) return fail("the other side did not begin"), false;
     return true;
   }
 
