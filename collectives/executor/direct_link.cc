@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "transport/base/prefetch.h"
 
 namespace baton::collectives::executor {
 
@@ -70,6 +71,10 @@ uint64_t DirectLink::send(uint32_t lane, const Segments& source, const CallTag& 
   entry.number.store(number, std::memory_order_release);
   sent_[lane] = number;
   dirty_ = true;
+  // Pieces take the lanes in turn. The next one's line was last read by the peer: it comes back
+  // while this message travels.
+  const uint32_t next = lane + 1 < kLanes ? lane + 1 : 0;
+  prefetch_to_write(&out_.messages[next][(sent_[next] + 1) % kMessages]);
   return number;
 }
 

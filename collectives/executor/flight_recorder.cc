@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "transport/base/prefetch.h"
 
 namespace baton::collectives::executor {
 namespace {
@@ -132,6 +133,8 @@ void FlightRecorder::record(const FlightEvent& event) {
   const Words words = std::bit_cast<Words>(event);
   for (size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_release);
   slot.version.store(whole, std::memory_order_release);
+  // It has not been touched for a whole ring.
+  prefetch_to_write(&slots_[(number + 1) % capacity_]);
 }
 
 std::vector<FlightEvent> FlightRecorder::events() const {

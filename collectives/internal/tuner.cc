@@ -2,6 +2,7 @@
 #include "collectives/internal/tuner.h"
 
 #include <algorithm>
+#include <array>
 
 #include "absl/strings/str_format.h"
 #include "collectives/executor/control_block.h"
@@ -16,7 +17,7 @@ using proof::Override;
 namespace {
 
 constexpr size_t kMaxEntries = 64;
-constexpr size_t kMostCandidates = 5;
+constexpr uint32_t kMostAlgorithms = 5;
 // Candidates that are predicted to take longer than the best by this factor are not tried.
 constexpr double kWorthTrying = 5;
 // Rounds of trials: small calls are cheap to try, and are disturbed more easily.
@@ -28,6 +29,10 @@ constexpr uint32_t kVoting = 4;
 // A candidate must be so much faster than a better predicted one to be taken instead: trials are
 // few.
 constexpr double kClearly = 0.88;
+// One that differs in its chunks alone is disturbed as the other is.
+constexpr double kSomewhat = 0.95;
+// Chunks that are tried beside the predicted one, in eighths of a slot.
+constexpr std::array<size_t, 2> kSmallerChunks = {3, 2};
 constexpr double kNotThis = 1e9;  // seconds
 
 }  // namespace
@@ -103,18 +108,32 @@ absl::StatusOr<std::vector<Tuner::Candidate>> Tuner::candidates_for(const CallSh
   }
   absl::StatusOr<std::vector<Choice>> all = model_.candidates(shape, fixed);
   if (!all.ok()) return all.status();
+  const auto add = [&](const Choice& choice) {
+    candidates.push_back({.choice = choice});
+    candidates.back().trials.reserve(kRoundsOfSmall);
+  };
+  // How much of a message the caches hold on to, the model does not know.
+  const Choice& best = all->front();
+  add(best);
+  for (const size_t eighths : kSmallerChunks) {
+    absl::StatusOr<Choice> smaller =
+        model_.choose(shape, {.has_algorithm = true,
+                              .algorithm = best.spec.algorithm,
+                              .channels = best.spec.channels,
+                              .chunk_bytes = settings_.slot_bytes / 8 * eighths});
+    if (!smaller.ok()) return smaller.status();
+    if (smaller->part_bytes < candidates.back().choice.part_bytes) add(*smaller);
+  }
+  uint32_t algorithms = 1;
   for (const Choice& choice : *all) {
-    if (choice.seconds > kWorthTrying * all->front().seconds ||
-        candidates.size() == kMostCandidates) {
-      break;
-    }
+    if (choice.seconds > kWorthTrying * best.seconds || algorithms == kMostAlgorithms) break;
     const bool known =
         std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
           return candidate.choice.spec.algorithm == choice.spec.algorithm;
         });
     if (known) continue;
-    candidates.push_back({.choice = choice});
-    candidates.back().trials.reserve(kRoundsOfSmall);
+    add(choice);
+    ++algorithms;
   }
   return candidates;
 }
@@ -145,7 +164,11 @@ Work Tuner::vote_of(const Entry& entry) const { return entry.vote; }
 void Tuner::vote_ended(Entry& entry) {
   entry.vote = Work{};
   for (uint32_t candidate = 0; candidate < entry.candidates.size(); ++candidate) {
-    if (entry.votes[candidate] < kClearly * entry.votes[entry.best]) entry.best = candidate;
+    const bool alike = entry.candidates[candidate].choice.spec.algorithm ==
+                       entry.candidates[entry.best].choice.spec.algorithm;
+    if (entry.votes[candidate] < (alike ? kSomewhat : kClearly) * entry.votes[entry.best]) {
+      entry.best = candidate;
+    }
   }
   entry.settled = true;
 }
@@ -219,7 +242,11 @@ std::string Tuner::explain(const CallShape& shape) const {
     auto at = std::find_if(all->begin(), all->end(), [&](const Choice& choice) {
       return choice.spec == best.choice.spec && choice.part_bytes == best.choice.part_bytes;
     });
-    if (at != all->end()) std::rotate(all->begin(), at, at + 1);
+    if (at != all->end()) {
+      std::rotate(all->begin(), at, at + 1);
+    } else {
+      all->insert(all->begin(), best.choice);
+    }
   }
   const std::string table = proof::explain(shape, *all, actual);
   if (calibrated_in_ == Time::zero()) return table + "model, not measured: assumed costs\n";

@@ -36,7 +36,7 @@ TEST_P(Steady, CallsAllocateAndRegisterNothing) {
       }
       ASSERT_TRUE(comm.barrier().ok());
     };
-    for (int warm = 0; warm < 120; ++warm) round();
+    for (int warm = 0; warm < 160; ++warm) round();
     const uint64_t registrations = comm.worker().stats().registrations;
     for (int window = 0; window == 0 || (window < kWindows && made > 0); ++window) {
       // Neither rank may begin the next window, or clean up, while the other still counts.
