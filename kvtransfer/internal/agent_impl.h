@@ -72,6 +72,7 @@ class Agent::Impl {
   absl::StatusOr<PeerId> caller(std::string_view host_port);         // locked
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
   absl::Status say(std::string_view host_port, AgentFrameKind kind, std::string_view payload);
+  void say_again();  // what was said to somebody who was not there yet
 
   // agent_store.cc
   absl::Status check_store() const;
@@ -96,6 +97,14 @@ class Agent::Impl {
   // This agent too; its ranges are those above, in the same order.
   std::map<std::string, RemoteAgent, std::less<>> remotes;
   std::map<std::string, PeerId> callers;        // by host:port
+  struct Said {
+    std::string host_port;
+    AgentFrameKind kind;
+    std::string payload;
+    PeerId peer;  // it was said to
+    Time until, next;
+  };
+  std::vector<Said> said;  // to listeners that were not met yet
   std::set<std::string, std::less<>> fetching;  // agents whose metadata was asked for
   absl::flat_hash_map<uint64_t, std::shared_ptr<const AgentList>> lists;
   absl::flat_hash_map<uint64_t, std::shared_ptr<AgentTransfer>> transfers;

@@ -13,6 +13,7 @@ uint64_t key_of(PeerId peer) { return (uint64_t{peer.generation} << 32) | peer.i
 
 void Agent::Impl::pump() {
   drive();
+  say_again();
   std::lock_guard lock(inbox_mutex);
   std::vector<uint64_t> gone;
   const auto take_events = [&] {

@@ -4,11 +4,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kvtransfer/internal/agent_impl.h"
+#include "transport/base/log.h"
 
 namespace baton::kvtransfer {
 namespace {
 
 using RemoteRanges = AgentRanges<RemoteRegion>;
+
+// How long a listener that is not there is called, and how often.
+constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::milliseconds kPause{50};
 
 absl::Status not_known(std::string_view agent) {
   return absl::NotFoundError(absl::StrFormat(
@@ -172,8 +177,48 @@ absl::Status Agent::Impl::say(std::string_view host_port, AgentFrameKind kind,
   {
     std::lock_guard lock(mutex);
     peer = caller(host_port);
+    if (peer.ok() && worker->peer_state(*peer) != PeerState::kUp) {
+      std::erase_if(said, [&](const Said& old) {
+        return old.host_port == host_port && old.kind == kind && old.payload == payload;
+      });
+      const Time now = worker->clock().now();
+      said.push_back({std::string(host_port), kind, std::string(payload), *peer, now + kPatience,
+                      now + kPause});
+    }
   }
   return peer.ok() ? send(*peer, kind, payload) : peer.status();
+}
+
+// Whoever is started first must not matter: a listener that refused is called again for a while.
+void Agent::Impl::say_again() {
+  std::vector<Said> now_said;
+  {
+    std::lock_guard lock(mutex);
+    if (said.empty()) return;
+    const Time now = worker->clock().now();
+    std::erase_if(said, [&](Said& one) {
+      PeerId& peer = callers[one.host_port];
+      const PeerState state = worker->peer_state(peer);
+      if (state == PeerState::kUp && one.peer == peer) return true;
+      if (state != PeerState::kDown && one.peer == peer) return false;  // it is being met
+      if (now >= one.until) {
+        log_event(LogLevel::kWarning, "%s: nobody at %s was reached in %d s", options.name,
+                  one.host_port, static_cast<int>(kPatience / std::chrono::seconds(1)));
+        return true;
+      }
+      if (now < one.next) return false;
+      one.next = now + kPause;
+      if (state == PeerState::kDown) {
+        const absl::StatusOr<PeerId> made = worker->connect(one.host_port);
+        if (!made.ok()) return false;
+        peer = *made;
+      }
+      one.peer = peer;
+      now_said.push_back(one);
+      return false;
+    });
+  }
+  for (const Said& one : now_said) send(one.peer, one.kind, one.payload).IgnoreError();
 }
 
 }  // namespace baton::kvtransfer

@@ -298,7 +298,8 @@ class Agent:
         return bool(has)
 
     def fetch_metadata(self, agent: Name, host_port: str) -> None:
-        """Asks the agent that listens there, with serve_metadata. Returns at once: watch has_remote()."""
+        """Asks the agent that listens there, with serve_metadata. Returns at once: watch has_remote(), which calls it
+        again for a minute when it is not there yet."""
         call(lib.agent_fetch_metadata, self.handle, _name(agent), host_port.encode())
 
     def send_metadata(self, host_port: str, metadata: Optional[bytes] = None) -> None:

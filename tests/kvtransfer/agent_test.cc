@@ -465,6 +465,27 @@ TEST(Agent, MetadataByListener) {
   run_agents(*a, *server, [&] { return !server->has_remote("alpha"); });
 }
 
+TEST(Agent, AListenerThatIsStartedLaterIsCalledAgain) {
+  const auto options = [](uint16_t port) {
+    AgentOptions out = agent_options("server");
+    out.serve_metadata = true;
+    out.worker.listen_port = port;
+    return out;
+  };
+  auto server = make_agent(options(0));
+  const uint16_t port = server->port();
+  server = nullptr;  // nobody is there now
+  const auto a = make_agent(agent_options("alpha"));
+  const std::string where = "127.0.0.1:" + std::to_string(port);
+  ASSERT_TRUE(a->send_metadata(where).ok());
+  ASSERT_TRUE(a->fetch_metadata("server", where).ok());
+  // Refused, the one and the other.
+  run_agents(*a, *a, [&] { return a->stats().worker.transfers_ended >= 2; });
+  server = make_agent(options(port));
+  ASSERT_NE(server, nullptr);
+  run_agents(*a, *server, [&] { return a->has_remote("server") && server->has_remote("alpha"); });
+}
+
 TEST(Agent, MetadataThatNobodyAskedForIsNotTaken) {
   const auto a = make_agent(agent_options("alpha"));
   const auto b = make_agent(agent_options("beta"));
