@@ -191,8 +191,8 @@ class Agent {
                   MemoryKind kind = MemoryKind::kDram);
   // By the listener of an agent with serve_metadata, "host:port". All three return at once; watch
   // has_remote(): whoever is not there yet is called again, for a minute, as long as has_remote()
-  // or messages() is called (or this agent has serve_metadata). fetch asks for the metadata of `agent`; send gives ours (or `metadata`, partial);
-  // invalidate takes ours back there.
+  // or messages() is called (or this agent has serve_metadata). fetch asks for the metadata of
+  // `agent`; send gives ours (or `metadata`, partial); invalidate takes ours back there.
   absl::Status fetch_metadata(std::string_view agent, std::string_view host_port);
   absl::Status send_metadata(std::string_view host_port, std::string_view metadata = {});
   absl::Status invalidate_metadata(std::string_view host_port);

@@ -96,7 +96,7 @@ class Agent::Impl {
   std::shared_ptr<const AgentRanges<MemoryRegion>> ranges;  // replaced, never changed
   // This agent too; its ranges are those above, in the same order.
   std::map<std::string, RemoteAgent, std::less<>> remotes;
-  std::map<std::string, PeerId> callers;        // by host:port
+  std::map<std::string, PeerId> callers;  // by host:port
   struct Said {
     std::string host_port;
     AgentFrameKind kind;
@@ -104,7 +104,7 @@ class Agent::Impl {
     PeerId peer;  // it was said to
     Time until, next;
   };
-  std::vector<Said> said;  // to listeners that were not met yet
+  std::vector<Said> said;                       // to listeners that were not met yet
   std::set<std::string, std::less<>> fetching;  // agents whose metadata was asked for
   absl::flat_hash_map<uint64_t, std::shared_ptr<const AgentList>> lists;
   absl::flat_hash_map<uint64_t, std::shared_ptr<AgentTransfer>> transfers;
