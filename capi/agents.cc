@@ -11,6 +11,7 @@ using baton::capi::guarded;
 using baton::capi::invalid;
 using baton::capi::kind;
 using baton::capi::result_of;
+using baton::capi::usable;
 using baton::capi::view;
 
 namespace {
@@ -68,8 +69,8 @@ int32_t baton_agent_create(const baton_agent_options* options, baton_agent** age
   if (options == nullptr || options->size < sizeof options->size) {
     return invalid("options: fill them in with baton_agent_options_init()", error);
   }
-  static const baton_agent kNone;
-  return guarded(&kNone, error, [&] {
+  const baton_agent none;
+  return guarded(&none, error, [&] {
     baton_agent_options all;
     baton_agent_options_init(&all, sizeof all);
     std::memcpy(&all, options, std::min(options->size, sizeof all));
@@ -84,18 +85,20 @@ int32_t baton_agent_create(const baton_agent_options* options, baton_agent** age
   });
 }
 
-void baton_agent_destroy(baton_agent* agent) { delete agent; }
+void baton_agent_destroy(baton_agent* agent) {
+  if (usable(agent)) delete agent;
+}
 const char* baton_agent_name(const baton_agent* agent) {
-  return agent == nullptr ? "" : agent->agent->name().c_str();
+  return usable(agent) ? agent->agent->name().c_str() : "";
 }
 uint16_t baton_agent_port(const baton_agent* agent) {
-  return agent == nullptr ? 0 : agent->agent->port();
+  return usable(agent) ? agent->agent->port() : 0;
 }
 int baton_agent_event_fd(const baton_agent* agent) {
-  return agent == nullptr ? -1 : agent->agent->event_fd();
+  return usable(agent) ? agent->agent->event_fd() : -1;
 }
 int baton_agent_progress(baton_agent* agent) {
-  return agent != nullptr && agent->agent->progress() ? 1 : 0;
+  return usable(agent) && agent->agent->progress() ? 1 : 0;
 }
 
 int32_t baton_agent_get_stats(const baton_agent* agent, baton_agent_stats* stats,

@@ -12,7 +12,13 @@
 #include "capi/include/baton/baton.h"
 #include "kvtransfer/agent.h"
 
+namespace baton::capi {
+// Counts in a child what forks lie between it and the process that loaded the library.
+uint32_t forks();
+}  // namespace baton::capi
+
 struct baton_agent {
+  const uint32_t forks = baton::capi::forks();  // where it was made; elsewhere it is not used
   std::unique_ptr<baton::kvtransfer::Agent> agent;
   std::mutex mutex;
   std::deque<baton::kvtransfer::AgentMessage> inbox;  // taken from the agent, not handed out yet
@@ -37,10 +43,17 @@ bool write_sized(const T& value, T* out) {
   return true;
 }
 
+// Not of a parent: its threads are not there, and its sockets and memory are the parent's.
+inline bool usable(const baton_agent* agent) { return agent != nullptr && agent->forks == forks(); }
+
 // Nothing that the library throws gets out: C has no use for it.
 template <typename Body>
 int32_t guarded(const baton_agent* agent, baton_error* error, Body&& body) {
   if (agent == nullptr) return invalid("agent is NULL: pass what baton_agent_create() made", error);
+  if (!usable(agent)) {
+    return invalid(
+        "the agent belongs to the process that this one was forked from: make another one", error);
+  }
   try {
     return body();
   } catch (const std::bad_alloc&) {

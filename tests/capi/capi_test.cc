@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -270,6 +271,36 @@ TEST_F(Capi, HandlesThatAreOldOrOfAnotherAgentAndIndicesThatAreNone) {
   for (const baton_transfer one : {old, baton_transfer{0}, baton_transfer{UINT64_MAX}}) {
     all(a.agent, one);
   }
+}
+
+TEST_F(Capi, AForkedChildHasNoAgentOfItsParents) {
+  const baton_transfer transfer = make();
+  const pid_t child = fork();
+  if (child == 0) {  // the number of what is wrong, or 0
+    int wrong = 0, line = 0;
+    const auto expect = [&](bool good) {
+      ++line;
+      if (!good && wrong == 0) wrong = line;
+    };
+    expect(baton_transfer_post(a.agent, transfer, nullptr, 0, &error) == BATON_ERR_INVALID_PARAM);
+    expect(std::string_view(error.text).find("forked") != std::string_view::npos);
+    expect(baton_agent_register(a.agent, BATON_DRAM, &a.whole, 1, &error) ==
+           BATON_ERR_INVALID_PARAM);
+    expect(baton_agent_progress(a.agent) == 0 && baton_agent_port(a.agent) == 0);
+    expect(baton_agent_event_fd(a.agent) == -1 && *baton_agent_name(a.agent) == 0);
+    baton_transfer_abandon(a.agent, transfer);
+    baton_agent_destroy(a.agent);
+    baton_agent_destroy(b.agent);
+    _exit(wrong);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  a.memory[7] = 'x';
+  ASSERT_GE(baton_transfer_post(a.agent, transfer, nullptr, 0, &error), 0) << error.text;
+  EXPECT_EQ(baton_transfer_wait(a.agent, transfer, 60'000'000'000, &error), BATON_OK) << error.text;
+  EXPECT_EQ(b.memory[7], 'x');
 }
 
 TEST_F(Capi, EveryNumberHasAName) {

@@ -26,7 +26,8 @@
 // Bytes that come out belong to the caller: baton_bytes_free().
 //
 // Threads: every call may come from any thread, but for baton_agent_destroy(), which must be the
-// last one. A forked child must not use its parent's agents.
+// last one. A forked child makes agents of its own: its parent's are refused there
+// (BATON_ERR_INVALID_PARAM), and baton_agent_destroy() leaves them alone.
 #ifndef BATON_BATON_H
 #define BATON_BATON_H
 
