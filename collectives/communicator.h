@@ -83,6 +83,8 @@ struct CommunicatorStats {
   uint64_t bytes_sent = 0;
   uint64_t direct_bytes = 0;  // of bytes received: combined or copied straight from a peer's buffer
   uint64_t sleeps = 0;        // times a waiting rank went to sleep
+  uint64_t staged_calls = 0;  // on memory of devices
+  uint64_t staged_bytes = 0;  // copied to and from devices
 };
 
 class Communicator {
@@ -102,6 +104,11 @@ class Communicator {
   // Any memory works in any call. This memory needs no copy on its way: over shm peers read it in
   // place, over RDMA it is registered. Aligned to 64 bytes at least; zeroed.
   absl::StatusOr<CommBuffer> allocate(size_t bytes);
+  // Memory of CUDA devices works in any call too (with gpudirect/ linked), at some ranks or at all,
+  // and gives the same bits. Copy engines move it through pinned memory, and CPUs sum. Beginning a
+  // call blocks until its input has left the device; what makes the input must have ended before.
+  // InvalidArgument for managed or freed memory and for a buffer in several allocations. A device
+  // that fails or is lost ends the call, and the communicator, at every rank.
   void free(const CommBuffer& buffer);
 
   // --- calls -------------------------------------------------------------------------------

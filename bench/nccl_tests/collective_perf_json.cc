@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/report/bench_memory.h"
 
 namespace baton::bench {
 namespace {
@@ -71,6 +72,8 @@ std::vector<Json> house_rows(const CollectivePerfOptions& options, int ranks,
     if (options.call.chunk_bytes > 0) json["params"]["chunk"] = options.call.chunk_bytes;
     if (!options.link.empty()) json["params"]["link"] = options.link;
     if (options.plain_memory) json["params"]["malloc"] = true;
+    json["params"]["memory_kind"] = memory_kind(options.cuda);
+    json["params"]["path"] = options.cuda ? "staged" : "direct";
     if (options.cpu_time) json["params"]["time"] = "cpu";
     json["route"] = route;
     json["bytes"] = row.point.bytes;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "bench/report/bench_memory.h"
 #include "engine/command_line/command_line.h"
 #include "transport/decorators.h"
 #include "transport/provider.h"
@@ -44,7 +45,7 @@ constexpr std::array kUnsupported = {
     UnsupportedFlag{"-x,--cta_policy", "no GPU core takes part: --channels N spreads the load"},
     UnsupportedFlag{"-D,--device_implementation", "choose with --algorithm NAME"},
     UnsupportedFlag{"-V,--device_cta_count", "choose with --channels N"},
-    UnsupportedFlag{"-M,--memory", "--malloc shows what registered memory brings"},
+    UnsupportedFlag{"-M", "--malloc shows what registered memory brings"},
 };
 
 // The text of those options that CLI11 cannot check by itself.
@@ -52,6 +53,7 @@ struct UncheckedOptions {
   std::string type = "float";
   std::string op = "sum";
   std::string algorithm;
+  std::string memory = "host";
 };
 
 absl::Status finish(CollectivePerfOptions& options, const UncheckedOptions& texts) {
@@ -90,6 +92,12 @@ absl::Status finish(CollectivePerfOptions& options, const UncheckedOptions& text
   if (options.ranks > 0 && options.root >= options.ranks) {
     return absl::InvalidArgumentError(
         absl::StrFormat("-r %d: there are ranks 0 to %d", options.root, options.ranks - 1));
+  }
+  const auto device = parse_memory_kind(texts.memory);
+  if (!device.ok()) return device.status();
+  options.cuda = *device;
+  if (options.cuda && options.plain_memory) {
+    return absl::InvalidArgumentError("--malloc is memory of the host: leave out --memory");
   }
   if (!options.link.empty()) {
     if (const auto shape = LinkShape::parse(options.link); !shape.ok()) return shape.status();
@@ -189,6 +197,8 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
   bool ordered = false;
   app.add_flag("--ordered", ordered, "bit-identical results whatever the algorithm");
   app.add_flag("--malloc", options.plain_memory, "buffers that peers cannot reach directly");
+  app.add_option("--memory", texts.memory, "host (default), cuda or cuda:N, at every rank")
+      ->type_name("KIND");
   app.add_flag("--explain", options.explain, "why each size runs as it does");
   app.add_flag("--baselines,--rivals", options.baselines,
                "measure Open MPI, Gloo and a one-copy loop too (./run install-deps all)");

@@ -46,6 +46,7 @@ struct CollectivePerfOptions {
   std::string link;
   CallOptions call;
   bool plain_memory = false;
+  std::optional<int> cuda;  // memory of this CUDA device
   bool explain = false;
   bool baselines = false;
   bool pin = true;

@@ -8,6 +8,7 @@
 
 #include "bench/nccl_tests/collective_check.h"
 #include "transport/clock.h"
+#include "transport/device_memory.h"
 
 namespace baton::bench {
 namespace {
@@ -22,13 +23,22 @@ double steady_us() {
   return std::chrono::duration<double, std::micro>(Clock::steady().now()).count();
 }
 
-// A buffer of the communicator, or (--malloc) plain memory.
+// A buffer of the communicator, or (--malloc) plain memory; or (--memory cuda) a device's, of which
+// the host has an image.
 class Buffer {
  public:
   static absl::StatusOr<std::unique_ptr<Buffer>> make(Communicator& group, size_t bytes,
-                                                      bool plain) {
+                                                      const CollectivePerfOptions& options) {
     std::unique_ptr<Buffer> buffer(new Buffer(group));
-    if (plain) {
+    if (options.cuda) {
+      if (device_memory() == nullptr) {
+        return absl::UnimplementedError("this program was built without memory of CUDA devices");
+      }
+      auto device = device_memory()->allocate(*options.cuda, bytes);
+      if (!device.ok()) return device.status();
+      buffer->device_ = *std::move(device);
+    }
+    if (options.plain_memory || options.cuda) {
       buffer->plain_.resize(bytes + 64);
       const size_t past = reinterpret_cast<uintptr_t>(buffer->plain_.data()) % 64;
       buffer->data_ = buffer->plain_.data() + (64 - past);
@@ -47,11 +57,22 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
 
   std::byte* data() const { return data_; }
+  // Where a call finds what the host has at `at`.
+  std::byte* place(std::byte* at) const {
+    return device_ == nullptr ? at : device_->data() + (at - data_);
+  }
+  absl::Status load(size_t bytes) {
+    return device_ == nullptr ? absl::OkStatus() : device_->put(0, {data_, bytes});
+  }
+  absl::Status fetch(size_t bytes) {
+    return device_ == nullptr ? absl::OkStatus() : device_->get(0, {data_, bytes});
+  }
 
  private:
   explicit Buffer(Communicator& group) : group_(group) {}
   Communicator& group_;
   std::vector<std::byte> plain_;
+  std::unique_ptr<DeviceBuffer> device_;
   CommBuffer shared_;
   std::byte* data_ = nullptr;
 };
@@ -78,9 +99,9 @@ class Measurement {
     // In place, the larger of input and output lies in `out`.
     out_stride_ = std::max(in_stride_, out_stride_);
     const size_t copies = static_cast<size_t>(options_.aggregated);
-    auto in = Buffer::make(group_, in_stride_ * copies, options_.plain_memory);
+    auto in = Buffer::make(group_, in_stride_ * copies, options_);
     if (!in.ok()) return in.status();
-    auto out = Buffer::make(group_, out_stride_ * copies, options_.plain_memory);
+    auto out = Buffer::make(group_, out_stride_ * copies, options_);
     if (!out.ok()) return out.status();
     in_ = *std::move(in);
     out_ = *std::move(out);
@@ -104,6 +125,7 @@ class Measurement {
   static size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
   size_t element() const { return size_of(point_.type); }
+  size_t copies() const { return static_cast<size_t>(options_.aggregated); }
   // Copy `slot` of the output; and of the input, which in place is a part of the output.
   std::byte* out(int slot) const {
     std::byte* const start =
@@ -123,8 +145,8 @@ class Measurement {
 
   // Starts the call on copy `slot` of the buffers.
   absl::Status start(int slot) {
-    const void* from = in(slot);
-    void* to = out(slot);
+    const void* from = (in_place_ ? out_ : in_)->place(in(slot));
+    void* to = out_->place(out(slot));
     const CallOptions& call = options_.call;
     const size_t count = point_.count;
     const DataType type = point_.type;
@@ -179,15 +201,21 @@ class Measurement {
   }
 
   // New inputs in every copy, and outputs that hold none of them.
-  void prepare() {
+  absl::Status prepare() {
     ++call_;
     for (int slot = 0; slot < options_.aggregated; ++slot) {
       if (!in_place_) std::memset(out(slot), 0x5A, point_.out_elements * element());
       fill_input(the_case(), rank_, in(slot), point_.in_elements);
     }
+    absl::Status status = in_->load(in_stride_ * copies());
+    status.Update(out_->load(out_stride_ * copies()));
+    return status;
   }
 
-  double wrong() const {
+  absl::StatusOr<double> wrong() {
+    absl::Status status = in_->fetch(in_stride_ * copies());
+    status.Update(out_->fetch(out_stride_ * copies()));
+    if (!status.ok()) return status;
     uint64_t wrong = 0;
     for (int slot = 0; slot < options_.aggregated; ++slot) {
       wrong += count_wrong(the_case(), rank_, out(slot), point_.count);
@@ -200,18 +228,21 @@ class Measurement {
   absl::StatusOr<PerfHalf> half() {
     Samples samples;
     samples.iterations_us.resize(static_cast<size_t>(options_.iterations));
-    prepare();
+    if (absl::Status status = prepare(); !status.ok()) return status;
     for (int i = 0; i < options_.warmup; ++i) {
       if (absl::Status status = iterate(); !status.ok()) return status;
     }
     if (absl::Status status = group_.barrier(); !status.ok()) return status;
     if (absl::Status status = timed(samples); !status.ok()) return status;
     // Out of place the timed calls themselves can be checked: all of them had the same input.
-    if (options_.checks > 0 && !in_place_) samples.wrong += wrong();
-    for (int i = 0; i < options_.checks; ++i) {
-      prepare();
-      if (absl::Status status = iterate(); !status.ok()) return status;
-      samples.wrong += wrong();
+    for (int i = options_.checks > 0 && !in_place_ ? -1 : 0; i < options_.checks; ++i) {
+      if (i >= 0) {
+        if (absl::Status status = prepare(); !status.ok()) return status;
+        if (absl::Status status = iterate(); !status.ok()) return status;
+      }
+      const absl::StatusOr<double> found = wrong();
+      if (!found.ok()) return found.status();
+      samples.wrong += *found;
     }
     return exchange(samples);
   }

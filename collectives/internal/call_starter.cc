@@ -1,6 +1,8 @@
 // Beginning a call: checks, the vote that may have to go before it, its start.
 #include "collectives/internal/call_starter.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace baton::collectives::internal {
 
 proof::CallShape CallStarter::shape_of(const Request& request) const {
@@ -36,16 +38,18 @@ absl::Status CallStarter::run(const Request& request) {
   return needs_.driver.wait(*work);
 }
 
-absl::StatusOr<Work> CallStarter::begin(const Request& request, Lock& lock) {
+absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
   bool in_place = false;
-  if (absl::Status status =
-          check_request(request, needs_.mesh.rank(), needs_.mesh.ranks(), in_place);
+  if (absl::Status status = check_request(asked, needs_.mesh.rank(), needs_.mesh.ranks(), in_place);
       !status.ok()) {
     return status;
   }
   if (voting_) voted_.wait(lock, [this] { return !voting_; });
   if (!needs_.failure.broken().ok()) return needs_.failure.broken();
   if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
+  Request request = asked;
+  auto staged = fetch(needs_.devices.stage(request, in_place), request.collective, request.options);
+  if (!staged.ok()) return staged.status();
   proof::Override fixed;
   fixed.has_algorithm = request.options.algorithm.has_value();
   fixed.algorithm = request.options.algorithm.value_or(Algorithm::kRing);
@@ -60,16 +64,36 @@ absl::StatusOr<Work> CallStarter::begin(const Request& request, Lock& lock) {
     status = await_vote(**entry, lock);
   }
   if (!status.ok()) return status;
-  return start(request, **entry, in_place);
+  return start(request, **entry, in_place, *std::move(staged));
 }
 
-absl::StatusOr<Work> CallStarter::start(const Request& request, Tuner::Entry& entry,
-                                        bool in_place) {
+absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(
+    absl::StatusOr<DeviceCalls::StagedPtr> staged, Collective what, const CallOptions& options) {
+  if (staged.ok() && *staged == nullptr) return staged;
+  if (absl::IsInvalidArgument(staged.status())) {
+    return refuse(what, std::string(staged.status().message()));
+  }
+  absl::Status status = staged.status();
+  if (status.ok()) {
+    const Time timeout = options.timeout == Time::zero() ? needs_.options.timeout : options.timeout;
+    const Time deadline = timeout == kNever ? kNever : needs_.mesh.now() + timeout;
+    status = needs_.devices.copy_in(**staged, deadline);
+  }
+  if (status.ok()) return staged;
+  // The others are in the call, or will be.
+  needs_.failure.fail(
+      absl::Status(status.code(), absl::StrCat(std::string(name_of(what)), ": ", status.message())),
+      needs_.mesh.rank(), true);
+  return needs_.failure.broken();
+}
+
+absl::StatusOr<Work> CallStarter::start(const Request& request, Tuner::Entry& entry, bool in_place,
+                                        DeviceCalls::StagedPtr staged) {
   // A call that is refused must not count in the tuner: other ranks may have had room for it.
   if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
   absl::StatusOr<Tuner::Pick> pick = needs_.tuner.take(entry, in_place);
   if (!pick.ok()) return pick.status();
-  absl::StatusOr<Work> work = needs_.calls.start(request, *pick);
+  absl::StatusOr<Work> work = needs_.calls.start(request, *pick, std::move(staged));
   if (!work.ok()) return work;
   if (needs_.mesh.any_transfer()) needs_.failure.compare_last_call();
   needs_.driver.call_started();
@@ -120,7 +144,11 @@ absl::StatusOr<Work> CallStarter::begin_point_to_point(bool sends, void* data, s
   if (!status.ok()) return status;
   Lock lock(needs_.mutex);
   if (!needs_.failure.broken().ok()) return needs_.failure.broken();
-  auto work = needs_.calls.start_point_to_point(sends, data, count, type, other, call_options);
+  auto staged = fetch(needs_.devices.stage_point_to_point(sends, data, count * size_of(type)),
+                      Collective::kSendReceive, call_options);
+  if (!staged.ok()) return staged.status();
+  auto work = needs_.calls.start_point_to_point(sends, data, count, type, other, call_options,
+                                                *std::move(staged));
   if (work.ok()) needs_.driver.call_started();
   return work;
 }
@@ -133,9 +161,12 @@ absl::StatusOr<Work> CallStarter::begin_all_to_all_v(const void* in, const Block
   if (!status.ok()) return status;
   Lock lock(needs_.mutex);
   if (!needs_.failure.broken().ok()) return needs_.failure.broken();
-  auto work =
-      needs_.calls.start_all_to_all_v(static_cast<const std::byte*>(in), send,
-                                      static_cast<std::byte*>(out), receive, type, call_options);
+  auto staged = fetch(needs_.devices.stage_all_to_all_v(in, send, out, receive, size_of(type)),
+                      Collective::kAllToAll, call_options);
+  if (!staged.ok()) return staged.status();
+  auto work = needs_.calls.start_all_to_all_v(static_cast<const std::byte*>(in), send,
+                                              static_cast<std::byte*>(out), receive, type,
+                                              call_options, *std::move(staged));
   if (work.ok()) needs_.driver.call_started();
   return work;
 }

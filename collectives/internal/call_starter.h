@@ -13,6 +13,7 @@
 #include "collectives/communicator.h"
 #include "collectives/internal/arguments.h"
 #include "collectives/internal/call_table.h"
+#include "collectives/internal/device_calls.h"
 #include "collectives/internal/driver.h"
 #include "collectives/internal/failure_detector.h"
 #include "collectives/internal/mesh.h"
@@ -31,6 +32,7 @@ class CallStarter {
     CallTable& calls;
     FailureDetector& failure;
     Driver& driver;
+    DeviceCalls& devices;
   };
   explicit CallStarter(const Needs& needs) : needs_(needs) {}
 
@@ -49,7 +51,11 @@ class CallStarter {
   using Lock = std::unique_lock<std::mutex>;
 
   absl::StatusOr<Work> begin(const Request& request, Lock& lock);
-  absl::StatusOr<Work> start(const Request& request, Tuner::Entry& entry, bool in_place);
+  absl::StatusOr<Work> start(const Request& request, Tuner::Entry& entry, bool in_place,
+                             DeviceCalls::StagedPtr staged = nullptr);
+  // What a call has on devices, as memory of the host's with the input in it.
+  absl::StatusOr<DeviceCalls::StagedPtr> fetch(absl::StatusOr<DeviceCalls::StagedPtr> staged,
+                                               Collective what, const CallOptions& options);
   absl::Status prepare_vote(Tuner::Entry& entry);
   absl::Status await_vote(Tuner::Entry& entry, Lock& lock);
 

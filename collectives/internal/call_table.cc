@@ -47,6 +47,7 @@ CallTable::Slot& CallTable::take_slot() {
 
 void CallTable::free_slot(Slot& slot) {
   slot.id = 0;
+  slot.staged.reset();
   ++free_;
   if (slot.parts.empty()) return;
   spare_parts_.push_back(std::move(slot.parts));
@@ -58,11 +59,13 @@ Time CallTable::deadline(const Call& call, const CallOptions& options) const {
   return timeout == kNever ? kNever : call.began + timeout;
 }
 
-absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick& pick) {
+absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick& pick,
+                                      DeviceCalls::StagedPtr staged) {
   if (absl::Status status = room_for(1); !status.ok()) return status;
   Slot& slot = take_slot();
   slot.entry = pick.entry;
   slot.candidate = pick.candidate;
+  slot.staged = std::move(staged);
   Call& call = slot.call;
   const proof::Choice& choice = *pick.choice;
   const size_t element = size_of(request.type);
@@ -122,12 +125,38 @@ void CallTable::on_done(Call&, void* context) {
 }
 
 void CallTable::finish() {
-  for (size_t i = 0; i < done_.size(); ++i) end(*done_[i], absl::OkStatus());
+  for (size_t i = 0; i < done_.size(); ++i) {
+    Slot& slot = *done_[i];
+    if (slot.staged == nullptr) {
+      end(slot, absl::OkStatus());
+      continue;
+    }
+    needs_.devices->begin_copy_out(*slot.staged);
+    leaving_.push_back(&slot);
+  }
   done_.clear();
+}
+
+absl::Status CallTable::copy_out() {
+  absl::Status first;
+  for (size_t i = 0; i < leaving_.size();) {
+    Slot& slot = *leaving_[i];
+    const std::optional<absl::Status> over = needs_.devices->copy_out(*slot.staged);
+    if (!over) {
+      ++i;
+      continue;
+    }
+    leaving_.erase(leaving_.begin() + static_cast<ptrdiff_t>(i));
+    first.Update(*over);
+    if (over->ok()) end(slot, *over);  // any other ends with all that are in flight
+  }
+  return first;
 }
 
 void CallTable::fail_all(const absl::Status& why) {
   done_.clear();
+  leaving_.clear();
+  if (needs_.devices != nullptr) needs_.devices->stop();
   while (!in_flight_.empty()) end(*in_flight_.back(), why);
   ended_.notify_all();
 }

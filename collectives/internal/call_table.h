@@ -15,6 +15,7 @@
 #include "collectives/executor/executor.h"
 #include "collectives/executor/flight_recorder.h"
 #include "collectives/internal/arguments.h"
+#include "collectives/internal/device_calls.h"
 #include "collectives/internal/tuner.h"
 
 namespace baton::collectives::internal {
@@ -41,6 +42,7 @@ class CallTable {
     std::vector<Part> parts;  // of an all_to_all_v
     size_t parts_left = 0;
     uint32_t entry = UINT32_MAX, candidate = 0;  // of the tuner
+    DeviceCalls::StagedPtr staged;               // of a call on memory of devices
   };
 
   // All outlive the table.
@@ -52,6 +54,7 @@ class CallTable {
     Tuner& tuner;
     executor::Executor& executor;
     executor::FlightRecorder& recorder;
+    DeviceCalls* devices = nullptr;  // null: no call has anything on one
   };
   explicit CallTable(const Needs& needs);
 
@@ -59,18 +62,25 @@ class CallTable {
   absl::Status room_for(size_t calls) const;
 
   // Starts a call for which there is room, and whose arguments have been checked.
-  absl::StatusOr<Work> start(const Request& request, const Tuner::Pick& pick);
+  absl::StatusOr<Work> start(const Request& request, const Tuner::Pick& pick,
+                             DeviceCalls::StagedPtr staged = nullptr);
   absl::StatusOr<Work> start_point_to_point(bool sends, void* data, size_t count, DataType type,
-                                            int other, const CallOptions& options);
+                                            int other, const CallOptions& options,
+                                            DeviceCalls::StagedPtr staged = nullptr);
   absl::StatusOr<Work> start_all_to_all_v(const std::byte* in, const Blocks& send, std::byte* out,
                                           const Blocks& receive, DataType type,
-                                          const CallOptions& options);
+                                          const CallOptions& options,
+                                          DeviceCalls::StagedPtr staged = nullptr);
 
   // Nothing while the call runs; then how it ended, once.
   std::optional<absl::Status> reap(Work work);
   // Calls that the executor is done with: finish() ends them well.
   bool any_done() const { return !done_.empty(); }
   void finish();
+  // Calls that are over but for copies to devices: copy_out() advances those. An error of a device
+  // breaks the communicator.
+  bool any_leaving() const { return !leaving_.empty(); }
+  absl::Status copy_out();
   // Ends every call with `why`.
   void fail_all(const absl::Status& why);
 
@@ -99,6 +109,7 @@ class CallTable {
   uint64_t calls_made_ = 0;
   std::vector<uint64_t> sent_, received_;  // point-to-point calls, by the other rank
   std::vector<Slot*> done_;
+  std::vector<Slot*> leaving_;
   std::vector<Slot*> in_flight_;
   std::vector<std::vector<Part>> spare_parts_;  // their memory is reused
   std::condition_variable ended_;

@@ -12,6 +12,7 @@ using collectives::internal::Calibration;
 using collectives::internal::CallStarter;
 using collectives::internal::CallTable;
 using collectives::internal::ControlMessage;
+using collectives::internal::DeviceCalls;
 using collectives::internal::Driver;
 using collectives::internal::Mesh;
 using collectives::internal::Request;
@@ -27,6 +28,7 @@ Communicator::Impl::Impl(CommunicatorOptions communicator_options)
 
 Communicator::Impl::~Impl() {
   driver.reset();
+  if (devices != nullptr) devices->stop();
   mesh.leave();
   executor.reset();
 }
@@ -43,13 +45,14 @@ absl::Status Communicator::Impl::start() {
   tuner = std::make_unique<Tuner>(Tuner::Settings{mesh.rank(), mesh.ranks(), options.slot_bytes,
                                                   options.tune, at_the_kernels_mercy},
                                   cost);
+  devices = std::make_unique<DeviceCalls>(mesh);
   calls = std::make_unique<CallTable>(CallTable::Needs{options, mesh.rank(), mesh.ranks(),
                                                        mesh.worker().clock(), mesh.control(),
-                                                       *tuner, *executor, recorder});
+                                                       *tuner, *executor, recorder, devices.get()});
   failure.watch(*executor, *calls);
   driver = std::make_unique<Driver>(Driver::Needs{mutex, mesh, *executor, *calls, failure});
   starter = std::make_unique<CallStarter>(
-      CallStarter::Needs{options, mutex, mesh, *tuner, *calls, failure, *driver});
+      CallStarter::Needs{options, mutex, mesh, *tuner, *calls, failure, *driver, *devices});
   if (options.calibrate) {
     if (absl::Status status = calibrate(); !status.ok()) return status;
   }
@@ -172,6 +175,7 @@ std::string Communicator::Impl::routes() const {
     if (member.link != nullptr)
       absl::StrAppend(&out, member.label, ": ", member.link->route(), "\n");
   }
+  absl::StrAppend(&out, devices->explain());
   return out;
 }
 
@@ -194,6 +198,8 @@ CommunicatorStats Communicator::Impl::stats() const {
     if (member.direct != nullptr) stats.direct_bytes += member.direct->in_place_bytes();
   }
   stats.sleeps = driver->sleeps();
+  stats.staged_calls = devices->calls();
+  stats.staged_bytes = devices->bytes();
   return stats;
 }
 

@@ -4,6 +4,7 @@
 //   Tuner            how a call of a shape is run
 //   CallStarter      from arguments to a call
 //   CallTable        calls from their start to their end; Executor runs them
+//   DeviceCalls      copies of what calls have on devices
 //   FailureDetector  what goes wrong, and who is told
 //   Driver           advances all of these, and waits
 //   Survivors        going on after a failure
@@ -19,6 +20,7 @@
 #include "collectives/executor/flight_recorder.h"
 #include "collectives/internal/call_starter.h"
 #include "collectives/internal/call_table.h"
+#include "collectives/internal/device_calls.h"
 #include "collectives/internal/driver.h"
 #include "collectives/internal/failure_detector.h"
 #include "collectives/internal/mesh.h"
@@ -57,6 +59,7 @@ class Communicator::Impl final : private collectives::internal::Mesh::Listener {
   // From start() on.
   std::unique_ptr<collectives::executor::Executor> executor;
   std::unique_ptr<collectives::internal::Tuner> tuner;
+  std::unique_ptr<collectives::internal::DeviceCalls> devices;
   std::unique_ptr<collectives::internal::CallTable> calls;
   std::unique_ptr<collectives::internal::Driver> driver;
   std::unique_ptr<collectives::internal::CallStarter> starter;

@@ -56,6 +56,12 @@ bool Driver::advance() {
     if (any_transfer) needs_.mesh.drain();
     needs_.calls.finish();
   }
+  if (needs_.calls.any_leaving()) {
+    any = true;
+    if (absl::Status status = needs_.calls.copy_out(); !status.ok()) {
+      needs_.failure.fail(status, needs_.mesh.rank(), true);
+    }
+  }
   return any;
 }
 

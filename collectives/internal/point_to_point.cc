@@ -39,9 +39,11 @@ void CallTable::start_point_to_point(Call& call, bool sends, std::byte* data, si
 
 absl::StatusOr<Work> CallTable::start_point_to_point(bool sends, void* data, size_t count,
                                                      DataType type, int other,
-                                                     const CallOptions& options) {
+                                                     const CallOptions& options,
+                                                     DeviceCalls::StagedPtr staged) {
   if (absl::Status status = room_for(1); !status.ok()) return status;
   Slot& slot = take_slot();
+  slot.staged = std::move(staged);
   slot.call.deadline = deadline(slot.call, options);
   start_point_to_point(slot.call, sends, static_cast<std::byte*>(data), count, type,
                        static_cast<uint32_t>(other));
@@ -50,9 +52,11 @@ absl::StatusOr<Work> CallTable::start_point_to_point(bool sends, void* data, siz
 
 absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Blocks& send,
                                                    std::byte* out, const Blocks& receive,
-                                                   DataType type, const CallOptions& options) {
+                                                   DataType type, const CallOptions& options,
+                                                   DeviceCalls::StagedPtr staged) {
   if (absl::Status status = room_for(1); !status.ok()) return status;
   Slot& slot = take_slot();
+  slot.staged = std::move(staged);
   const size_t element = size_of(type);
   slot.call.descriptor.collective = static_cast<uint8_t>(Collective::kAllToAll);
   slot.call.geometry.collective = Collective::kAllToAll;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "bench/kv/kv_bw.h"
+#include "bench/nccl_tests/collective_perf.h"
 #include "bench/perftest/perf.h"
 #include "bench/report/bench_memory.h"
 #include "tests/gpudirect/fake/installed_fake.h"
@@ -85,6 +86,33 @@ TEST(BenchOnDevices, KvPagesVerify) {
         absl::StrCat("kv_bw --no-pin --op both --pages 64 --page-bytes 4096 --iters 3 --provider ",
                      provider, " --memory cuda");
     expect_staged(run(kv_bw_main, line), line);
+    gpu.expect_clean();
+  }
+}
+
+TEST(BenchOnDevices, EveryCollectiveVerifies) {
+  struct Command {
+    const char* name;
+    int (*run)(int, char**);
+  };
+  for (const Command& command :
+       {Command{"all_reduce_perf", all_reduce_perf_main},
+        Command{"all_gather_perf", all_gather_perf_main},
+        Command{"reduce_scatter_perf", reduce_scatter_perf_main},
+        Command{"broadcast_perf", broadcast_perf_main}, Command{"reduce_perf", reduce_perf_main},
+        Command{"alltoall_perf", alltoall_perf_main},
+        Command{"sendrecv_perf", sendrecv_perf_main}}) {
+    InstalledFake gpu;
+    const Ran ran = run(command.run, absl::StrCat(command.name,
+                                                  " --ranks 2 --provider shm -b 100K -e 100K -n 2 "
+                                                  "-w 1 -c 1 --memory cuda"));
+    ASSERT_EQ(ran.status, 0) << command.name << "\n" << ran.out << ran.err;
+    ASSERT_FALSE(ran.rows.empty()) << command.name;
+    for (const Json& row : ran.rows) {
+      EXPECT_EQ(row["verified"], true) << command.name;
+      EXPECT_EQ(row["params"]["memory_kind"], "cuda:0") << command.name;
+      EXPECT_EQ(row["params"]["path"], "staged") << command.name;
+    }
     gpu.expect_clean();
   }
 }

@@ -1,0 +1,282 @@
+// Copying the memory of calls to and from devices.
+#include "collectives/internal/device_calls.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace baton::collectives::internal {
+namespace {
+
+constexpr size_t kMostIdle = 8;  // blocks that are kept for the next calls
+
+size_t in_bytes(const Request& request, uint32_t rank, uint32_t ranks) {
+  const Collective what = request.collective;
+  if (what == Collective::kBarrier) return 0;
+  if (what == Collective::kBroadcast && static_cast<uint32_t>(request.root) != rank) return 0;
+  const bool all = what == Collective::kReduceScatter || what == Collective::kAllToAll;
+  return request.count * size_of(request.type) * (all ? ranks : 1);
+}
+
+size_t out_bytes(const Request& request, uint32_t rank, uint32_t ranks) {
+  const Collective what = request.collective;
+  if (what == Collective::kBarrier) return 0;
+  if (what == Collective::kReduce && static_cast<uint32_t>(request.root) != rank) return 0;
+  const bool all = what == Collective::kAllGather || what == Collective::kAllToAll;
+  return request.count * size_of(request.type) * (all ? ranks : 1);
+}
+
+// Bytes from the start of a buffer to the end of its last block.
+size_t extent(const Blocks& blocks, size_t element) {
+  size_t end = 0;
+  for (size_t r = 0; r < blocks.counts.size(); ++r) {
+    if (blocks.counts[r] > 0) end = std::max(end, blocks.offsets[r] + blocks.counts[r]);
+  }
+  return end * element;
+}
+
+}  // namespace
+
+DeviceCalls::Staged::~Staged() { owner_.give_back(blocks_); }
+
+DeviceCalls::~DeviceCalls() {
+  stop();
+  for (const Block& block : idle_) mesh_.memory().free(block);
+}
+
+void DeviceCalls::give_back(std::vector<Block>& blocks) {
+  for (const Block& block : blocks) {
+    if (idle_.size() < kMostIdle) {
+      idle_.push_back(block);
+    } else {
+      mesh_.memory().free(block);
+    }
+  }
+  blocks.clear();
+}
+
+bool DeviceCalls::ours(const void* data, size_t bytes) const {
+  const auto* at = static_cast<const std::byte*>(data);
+  const auto& regions = mesh_.memory().regions();
+  return std::any_of(regions.begin(), regions.end(), [&](const executor::Memory::Region& region) {
+    const std::byte* base = region.local.base;
+    return at >= base && at + bytes <= base + region.local.size;
+  });
+}
+
+absl::StatusOr<int> DeviceCalls::device_of(const void* data, size_t bytes) {
+  const DeviceMemory* const devices = device_memory();
+  if (devices == nullptr || bytes == 0 || ours(data, bytes)) return -1;
+  const absl::StatusOr<MemoryPlace> place = devices->place(data, bytes);
+  if (!place.ok()) return place.status();
+  if (place->kind != MemoryKind::kDevice) return -1;
+  Ring& ring = rings_[place->device];
+  if (ring.copies == nullptr) {
+    auto made = devices->staging_ring(place->device, 2 * kPieces * kPiece);
+    if (!made.ok()) return made.status();
+    ring.copies = *std::move(made);
+    ring.pieces.resize(2 * kPieces);
+  }
+  if (absl::Status alive = ring.copies->alive(); !alive.ok()) return alive;
+  return place->device;
+}
+
+absl::StatusOr<std::byte*> DeviceCalls::host_memory(Staged& staged, size_t bytes) {
+  auto best = idle_.end();
+  for (auto block = idle_.begin(); block != idle_.end(); ++block) {
+    if (block->size >= bytes && (best == idle_.end() || block->size < best->size)) best = block;
+  }
+  if (best != idle_.end()) {
+    staged.blocks_.push_back(*best);
+    idle_.erase(best);
+    return staged.blocks_.back().data;
+  }
+  absl::StatusOr<Block> block = mesh_.memory().allocate_for_caller(bytes);
+  if (!block.ok()) return block.status();
+  staged.blocks_.push_back(*block);
+  if (absl::Status status = mesh_.publish_regions(); !status.ok()) return status;
+  return block->data;
+}
+
+absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage(Request& request, bool in_place) {
+  const size_t reads = in_bytes(request, mesh_.rank(), mesh_.ranks());
+  const size_t writes = out_bytes(request, mesh_.rank(), mesh_.ranks());
+  const absl::StatusOr<int> from = device_of(request.in, reads);
+  if (!from.ok()) return from.status();
+  const absl::StatusOr<int> to = device_of(request.out, writes);
+  if (!to.ok()) return to.status();
+  if (*from < 0 && *to < 0) return StagedPtr();
+  StagedPtr staged(new Staged(*this));
+  auto* const in = static_cast<std::byte*>(const_cast<void*>(request.in));
+  auto* const out = static_cast<std::byte*>(request.out);
+  std::byte* host_in = in;
+  std::byte* host_out = out;
+  if (in_place) {  // one of the two is a part of the other
+    std::byte* const first = std::min(in, out);
+    const size_t bytes = static_cast<size_t>(std::max(in + reads, out + writes) - first);
+    const absl::StatusOr<std::byte*> host = host_memory(*staged, bytes);
+    if (!host.ok()) return host.status();
+    host_in = *host + (in - first);
+    host_out = *host + (out - first);
+  } else {
+    if (*from >= 0) {
+      const absl::StatusOr<std::byte*> host = host_memory(*staged, reads);
+      if (!host.ok()) return host.status();
+      host_in = *host;
+    }
+    if (*to >= 0) {
+      const absl::StatusOr<std::byte*> host = host_memory(*staged, writes);
+      if (!host.ok()) return host.status();
+      host_out = *host;
+    }
+  }
+  if (*from >= 0) staged->reads_.push_back({in, host_in, reads});
+  if (*to >= 0) staged->writes_.push_back({out, host_out, writes});
+  staged->reads_from_ = *from;
+  staged->writes_to_ = *to;
+  request.in = host_in;
+  request.out = host_out;
+  return staged;
+}
+
+absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_point_to_point(bool sends, void*& data,
+                                                                         size_t bytes) {
+  const absl::StatusOr<int> device = device_of(data, bytes);
+  if (!device.ok()) return device.status();
+  if (*device < 0) return StagedPtr();
+  StagedPtr staged(new Staged(*this));
+  const absl::StatusOr<std::byte*> host = host_memory(*staged, bytes);
+  if (!host.ok()) return host.status();
+  (sends ? staged->reads_ : staged->writes_)
+      .push_back({static_cast<std::byte*>(data), *host, bytes});
+  staged->reads_from_ = staged->writes_to_ = *device;
+  data = *host;
+  return staged;
+}
+
+absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_all_to_all_v(
+    const void*& in, const Blocks& send, void*& out, const Blocks& receive, size_t element) {
+  const size_t reads = extent(send, element), writes = extent(receive, element);
+  const absl::StatusOr<int> from = device_of(in, reads);
+  if (!from.ok()) return from.status();
+  const absl::StatusOr<int> to = device_of(out, writes);
+  if (!to.ok()) return to.status();
+  if (*from < 0 && *to < 0) return StagedPtr();
+  StagedPtr staged(new Staged(*this));
+  const auto runs = [&](std::byte* device, std::byte* host, const Blocks& blocks,
+                        std::vector<CopyRun>& list) {
+    for (size_t r = 0; r < blocks.counts.size(); ++r) {
+      const size_t at = blocks.offsets[r] * element;
+      if (blocks.counts[r] > 0)
+        list.push_back({device + at, host + at, blocks.counts[r] * element});
+    }
+  };
+  if (*from >= 0) {
+    const absl::StatusOr<std::byte*> host = host_memory(*staged, reads);
+    if (!host.ok()) return host.status();
+    runs(static_cast<std::byte*>(const_cast<void*>(in)), *host, send, staged->reads_);
+    in = *host;
+  }
+  if (*to >= 0) {
+    const absl::StatusOr<std::byte*> host = host_memory(*staged, writes);
+    if (!host.ok()) return host.status();
+    runs(static_cast<std::byte*>(out), *host, receive, staged->writes_);
+    out = *host;
+  }
+  staged->reads_from_ = *from;
+  staged->writes_to_ = *to;
+  return staged;
+}
+
+bool DeviceCalls::step(Staged& staged, Way way) {
+  const bool to_host = way == Way::kToHost;
+  const std::vector<CopyRun>& runs = to_host ? staged.reads_ : staged.writes_;
+  Ring& ring = rings_.at(to_host ? staged.reads_from_ : staged.writes_to_);
+  const size_t first = to_host ? 0 : kPieces;
+  for (size_t i = first; i < first + kPieces && staged.status_.ok(); ++i) {
+    if (staged.run_ == runs.size()) break;
+    Ring::Piece& piece = ring.pieces[i];
+    if (piece.owner != nullptr) continue;
+    const CopyRun& run = runs[staged.run_];
+    const size_t bytes = std::min(kPiece, run.bytes - staged.at_);
+    piece = {&staged, run.host + staged.at_, bytes};
+    const CopyRun copy{run.device + staged.at_, ring.copies->memory().data() + i * kPiece, bytes};
+    if (!to_host) std::memcpy(copy.host, piece.host, bytes);
+    ring.copies->copy(way, i, false, {&copy, 1});
+    ++staged.open_;
+    staged.at_ += bytes;
+    if (staged.at_ == run.bytes) {
+      staged.at_ = 0;
+      ++staged.run_;
+    }
+  }
+  collect(ring);
+  return staged.open_ > 0 || (staged.status_.ok() && staged.run_ < runs.size());
+}
+
+// Takes what has ended; pieces of other calls too.
+void DeviceCalls::collect(Ring& ring) {
+  ring.copies->progress([&](uint64_t index, absl::Status status) {
+    Ring::Piece& piece = ring.pieces[index];
+    Staged& owner = *piece.owner;
+    if (status.ok()) {
+      if (index < kPieces) {
+        std::memcpy(piece.host, ring.copies->memory().data() + index * kPiece, piece.bytes);
+      }
+      bytes_ += piece.bytes;
+    }
+    owner.status_.Update(status);
+    --owner.open_;
+    piece.owner = nullptr;
+  });
+}
+
+absl::Status DeviceCalls::copy_in(Staged& staged, Time deadline) {
+  ++calls_;
+  if (staged.reads_.empty()) return absl::OkStatus();
+  while (step(staged, Way::kToHost)) {
+    if (staged.status_.ok() && mesh_.now() > deadline) {
+      staged.status_ = absl::DeadlineExceededError(absl::StrFormat(
+          "CUDA device %d did not copy the call's input in time", staged.reads_from_));
+    }
+    sched_yield();
+  }
+  return staged.status_;
+}
+
+void DeviceCalls::begin_copy_out(Staged& staged) {
+  staged.run_ = staged.at_ = 0;
+  staged.status_ = absl::OkStatus();
+}
+
+std::optional<absl::Status> DeviceCalls::copy_out(Staged& staged) {
+  if (!staged.writes_.empty() && step(staged, Way::kToDevice)) return std::nullopt;
+  return staged.status_;
+}
+
+void DeviceCalls::stop() {
+  for (auto& [device, ring] : rings_) {
+    if (ring.copies == nullptr) continue;
+    for (size_t i = 0; i < ring.pieces.size(); ++i) {
+      if (ring.pieces[i].owner != nullptr) ring.copies->drop(i);
+    }
+    while (ring.copies->busy()) collect(ring);
+  }
+}
+
+std::string DeviceCalls::explain() const {
+  std::string out;
+  for (const auto& [device, ring] : rings_) {
+    if (ring.copies == nullptr) continue;
+    absl::StrAppend(&out, "memory of CUDA device ", device, ": staged through ",
+                    ring.copies->memory().size() >> 20,
+                    " MiB of pinned memory by copy engines; sums by CPUs\n");
+  }
+  return out;
+}
+
+}  // namespace baton::collectives::internal

@@ -1,0 +1,109 @@
+// Calls on memory of devices: what a call reads is copied into memory of the communicator's before
+// the call starts, and what it wrote is copied to the device when it has ended.
+//
+//   device --copy engine--> ring --CPU--> memory of the communicator   (the call)   and back
+//
+// Copy engines and CPUs do all of it: no kernel has to run for bytes to move or to be summed, and a
+// call gives the bits that it gives over the host's memory. Other ranks see no difference, whatever
+// memory they have themselves. The rings of pinned memory stay as large as they are however much a
+// call moves; the memory of the communicator is as large as the call's, and is used again.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "collectives/internal/arguments.h"
+#include "collectives/internal/mesh.h"
+#include "transport/device_memory.h"
+
+namespace baton::collectives::internal {
+
+// Everything under the communicator's lock.
+class DeviceCalls {
+ public:
+  static constexpr size_t kPiece = 2 << 20;
+  static constexpr size_t kPieces = 4;  // for each direction of a device
+
+  // What one call has of the host's memory, instead of a device's.
+  class Staged {
+   public:
+    ~Staged();
+    Staged(const Staged&) = delete;
+    Staged& operator=(const Staged&) = delete;
+
+   private:
+    friend class DeviceCalls;
+    explicit Staged(DeviceCalls& owner) : owner_(owner) {}
+    DeviceCalls& owner_;
+    std::vector<Block> blocks_;
+    std::vector<CopyRun> reads_, writes_;
+    int reads_from_ = 0, writes_to_ = 0;  // devices
+    size_t run_ = 0, at_ = 0;             // of the copy that is under way: what is next
+    size_t open_ = 0;                     // pieces on their way
+    absl::Status status_;
+  };
+  using StagedPtr = std::unique_ptr<Staged>;
+
+  // The mesh outlives this, and this every Staged.
+  explicit DeviceCalls(Mesh& mesh) : mesh_(mesh) {}
+  ~DeviceCalls();
+  DeviceCalls(const DeviceCalls&) = delete;
+  DeviceCalls& operator=(const DeviceCalls&) = delete;
+
+  // Puts memory of the host's in the place of what a checked call has on devices; null where it has
+  // nothing there. InvalidArgument for memory that no call can use: managed, freed, in several
+  // allocations. Other errors: no ring, no memory.
+  absl::StatusOr<StagedPtr> stage(Request& request, bool in_place);
+  absl::StatusOr<StagedPtr> stage_point_to_point(bool sends, void*& data, size_t bytes);
+  absl::StatusOr<StagedPtr> stage_all_to_all_v(const void*& in, const Blocks& send, void*& out,
+                                               const Blocks& receive, size_t element);
+
+  // Copies what the call reads. Blocks until it is there; not longer than until `deadline`.
+  absl::Status copy_in(Staged& staged, Time deadline);
+  // Begins to copy what the call wrote.
+  void begin_copy_out(Staged& staged);
+  // Advances it; nothing while it runs, then how it ended.
+  std::optional<absl::Status> copy_out(Staged& staged);
+  // Ends all copies: none moves a byte any more when it returns.
+  void stop();
+
+  uint64_t calls() const { return calls_; }
+  uint64_t bytes() const { return bytes_; }  // copied to and from devices
+  // A line for each device that has been used; empty: none.
+  std::string explain() const;
+
+ private:
+  using Way = StagingRing::Way;
+  // Pinned memory, cut into pieces: the first half is for copies to the host.
+  struct Ring {
+    std::unique_ptr<StagingRing> copies;
+    struct Piece {
+      Staged* owner = nullptr;  // null: free
+      std::byte* host = nullptr;
+      size_t bytes = 0;
+    };
+    std::vector<Piece> pieces;
+  };
+
+  bool ours(const void* data, size_t bytes) const;
+  // The device of a range, or -1. Makes its ring.
+  absl::StatusOr<int> device_of(const void* data, size_t bytes);
+  absl::StatusOr<std::byte*> host_memory(Staged& staged, size_t bytes);
+  bool step(Staged& staged, Way way);  // puts pieces on their way; false: all of them are
+  void collect(Ring& ring);
+  void give_back(std::vector<Block>& blocks);
+
+  Mesh& mesh_;
+  std::map<int, Ring> rings_;
+  std::vector<Block> idle_;
+  uint64_t calls_ = 0;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace baton::collectives::internal

@@ -1,0 +1,269 @@
+// Collectives on memory of devices: the bits that the host's memory gives, whoever has which kind,
+// in any order of the copy engines; and a device that fails ends the call at every rank.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/communicator/group.h"
+#include "tests/gpudirect/fake/installed_fake.h"
+
+namespace baton {
+namespace {
+
+using gpudirect::DevicePointer;
+using gpudirect::InstalledFake;
+using testing::HasSubstr;
+
+constexpr int kRanks = 3;
+
+std::byte* pointer(DevicePointer at) {
+  return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(at));
+}
+
+// A vector of a rank's, in the host's memory or a device's.
+class Vector {
+ public:
+  Vector(InstalledFake& gpu, bool on_device, const std::vector<float>& values)
+      : gpu_(gpu), values_(values) {
+    if (!on_device || values.empty()) return;
+    at_ = gpu_.fake().allocate(bytes());
+    std::memcpy(gpu_.fake().view(at_, bytes()), values.data(), bytes());
+  }
+  ~Vector() {
+    if (at_ != 0) gpu_.fake().free(at_);
+  }
+  Vector(const Vector&) = delete;
+  Vector& operator=(const Vector&) = delete;
+
+  float* data() { return at_ == 0 ? values_.data() : reinterpret_cast<float*>(pointer(at_)); }
+  std::vector<float> values() {
+    if (at_ != 0) std::memcpy(values_.data(), gpu_.fake().view(at_, bytes()), bytes());
+    return values_;
+  }
+
+ private:
+  size_t bytes() const { return values_.size() * sizeof(float); }
+  InstalledFake& gpu_;
+  std::vector<float> values_;
+  DevicePointer at_ = 0;
+};
+
+// Sums of these depend on the order in which they are made.
+std::vector<float> numbers(int rank, size_t count) {
+  std::mt19937 random(static_cast<uint32_t>(rank + 1));
+  std::vector<float> out(count);
+  for (float& value : out) {
+    value = std::ldexp(static_cast<float>(random() % 100003), static_cast<int>(random() % 40) - 20);
+  }
+  return out;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Everything a rank gets out of one round of all collectives.
+std::vector<std::vector<float>> round(Communicator& comm, InstalledFake& gpu, bool in_on_device,
+                                      bool out_on_device, size_t count) {
+  const auto n = static_cast<size_t>(comm.ranks());
+  const CallOptions ordered{.ordered = true};
+  std::vector<std::vector<float>> out;
+  const auto call = [&](size_t in_count, size_t out_count, auto&& run) {
+    Vector in(gpu, in_on_device, numbers(comm.rank(), in_count));
+    Vector result(gpu, out_on_device, std::vector<float>(out_count, -1));
+    const absl::Status status = run(in.data(), result.data());
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(same_bits(in.values(), numbers(comm.rank(), in_count))) << "an input has changed";
+    out.push_back(result.values());
+  };
+  const DataType type = DataType::kF32;
+  call(count, count, [&](float* in, float* to) {
+    return comm.all_reduce(in, to, count, type, ReduceOp::kSum, ordered);
+  });
+  call(n * count, count, [&](float* in, float* to) {
+    return comm.reduce_scatter(in, to, count, type, ReduceOp::kSum, ordered);
+  });
+  call(count, n * count,
+       [&](float* in, float* to) { return comm.all_gather(in, to, count, type); });
+  call(count, count, [&](float* in, float* to) { return comm.broadcast(in, to, count, type, 1); });
+  call(count, count, [&](float* in, float* to) {
+    return comm.reduce(in, to, count, type, ReduceOp::kSum, 2, ordered);
+  });
+  call(n * count, n * count,
+       [&](float* in, float* to) { return comm.all_to_all(in, to, count, type); });
+  call(count, count, [&](float* in, float* to) {
+    const int rank = comm.rank(), ranks = comm.ranks();
+    auto receive = comm.receive_async(to, count, type, (rank + ranks - 1) % ranks);
+    if (!receive.ok()) return receive.status();
+    absl::Status status = comm.send(in, count, type, (rank + 1) % ranks);
+    status.Update(comm.wait(*receive));
+    return status;
+  });
+  // Blocks of other lengths for every rank, with holes between them that nobody writes.
+  const size_t room = count + 3;
+  call(n * room, n * room, [&](float* in, float* to) {
+    std::vector<size_t> sends(n), receives(n), offsets(n);
+    for (size_t r = 0; r < n; ++r) {
+      sends[r] = (count + static_cast<size_t>(comm.rank())) / (r + 1);
+      receives[r] = (count + r) / (static_cast<size_t>(comm.rank()) + 1);
+      offsets[r] = r * room;
+    }
+    auto work = comm.all_to_all_v_async(in, sends, offsets, to, receives, offsets, type);
+    return work.ok() ? comm.wait(*work) : work.status();
+  });
+  // In place: the three shapes of it.
+  {
+    Vector both(gpu, in_on_device, numbers(comm.rank(), n * count));
+    float* const own = both.data() + static_cast<size_t>(comm.rank()) * count;
+    EXPECT_TRUE(
+        comm.all_reduce(both.data(), both.data(), n * count, type, ReduceOp::kSum, ordered).ok());
+    EXPECT_TRUE(comm.reduce_scatter(both.data(), own, count, type, ReduceOp::kSum, ordered).ok());
+    const std::vector<float> scattered = both.values();
+    // Only the own part is a result.
+    out.emplace_back(scattered.begin() + static_cast<ptrdiff_t>(comm.rank() * count),
+                     scattered.begin() + static_cast<ptrdiff_t>((comm.rank() + 1) * count));
+    EXPECT_TRUE(comm.all_gather(own, both.data(), count, type).ok());
+    out.push_back(both.values());
+  }
+  return out;
+}
+
+class DeviceCollectives : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Over, DeviceCollectives, testing::Values("shm", "tcp"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST_P(DeviceCollectives, GiveTheBitsOfTheHostsMemory) {
+  for (const uint64_t seed : {1u, 2u}) {
+    InstalledFake gpu({.seed = seed, .memory_bytes = size_t{1} << 30});
+    run_group(kRanks, test_options(GetParam()), [&](Communicator& comm) {
+      for (const size_t count : {size_t{1}, size_t{1000}, size_t{300001}}) {
+        if (count > 1000 && seed > 1) continue;
+        const auto host = round(comm, gpu, false, false, count);
+        const auto device = round(comm, gpu, true, true, count);
+        // Some ranks here and some there, and one side of a call each.
+        const auto mixed = round(comm, gpu, comm.rank() == 1, comm.rank() != 1, count);
+        for (size_t i = 0; i < host.size(); ++i) {
+          EXPECT_TRUE(same_bits(device[i], host[i])) << "call " << i << " of " << count;
+          EXPECT_TRUE(same_bits(mixed[i], host[i])) << "mixed, call " << i << " of " << count;
+        }
+      }
+      EXPECT_GT(comm.stats().staged_calls, 0u);
+      EXPECT_GT(comm.stats().staged_bytes, 0u);
+      EXPECT_THAT(comm.routes(), HasSubstr("CUDA device 0: staged through 16 MiB"));
+    });
+    EXPECT_LE(gpu.fake().largest_copy(), size_t{4} << 20);
+    gpu.expect_clean();
+  }
+}
+
+TEST_P(DeviceCollectives, SeveralInFlightKeepTheirOrder) {
+  InstalledFake gpu({.memory_bytes = size_t{1} << 30});
+  CommunicatorOptions options = test_options(GetParam());
+  options.background = true;
+  run_group(kRanks, options, [&](Communicator& comm) {
+    constexpr size_t kCount = 100000, kCalls = 12;
+    std::vector<std::unique_ptr<Vector>> vectors;
+    std::vector<Work> works;
+    for (size_t i = 0; i < kCalls; ++i) {
+      vectors.push_back(std::make_unique<Vector>(
+          gpu, i % 3 != 1, std::vector<float>(kCount, static_cast<float>(i + 1))));
+      auto work = comm.all_reduce_async(vectors[i]->data(), vectors[i]->data(), kCount,
+                                        DataType::kF32, ReduceOp::kSum);
+      ASSERT_TRUE(work.ok()) << work.status();
+      works.push_back(*work);
+    }
+    for (size_t i = kCalls; i-- > 0;) {
+      ASSERT_TRUE(comm.wait(works[i]).ok());
+      EXPECT_EQ(vectors[i]->values(),
+                std::vector<float>(kCount, static_cast<float>((i + 1) * kRanks)));
+    }
+  });
+  gpu.expect_clean();
+}
+
+// The k-th call of the driver from the first collective on fails: the collective fails at every
+// rank with the driver's words, or it was a call whose error changes nothing.
+TEST_P(DeviceCollectives, AnErrorAtAnyCallEndsItAtEveryRank) {
+  size_t failed = 0, unharmed = 0;
+  for (uint64_t k = 1; k <= 60; k += 4) {
+    InstalledFake gpu({.memory_bytes = size_t{1} << 30});
+    std::atomic<int> failures{0}, ready{0};
+    CommunicatorOptions options = test_options(GetParam());
+    options.tune = false;
+    run_group(kRanks, options, [&](Communicator& comm) {
+      constexpr size_t kCount = 2'200'000;  // more pieces than a ring has
+      Vector both(gpu, true, std::vector<float>(kCount, 1));
+      ASSERT_TRUE(comm.barrier().ok());
+      if (comm.rank() == 0) gpu.fake().fail_call_in(k, gpudirect::kNotSupported);
+      // A rank that is ahead may have failed, and the group with it, before all have heard of the
+      // barrier's end.
+      absl::Status status = comm.barrier();
+      if (status.ok()) {
+        status = comm.all_reduce(both.data(), both.data(), kCount, DataType::kF32, ReduceOp::kSum);
+      }
+      if (status.ok()) {
+        EXPECT_EQ(both.values(), std::vector<float>(kCount, kRanks));
+        return;
+      }
+      ++failures;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("fake")) << status;
+      EXPECT_FALSE(comm.status().ok());
+    });
+    failed += failures > 0 ? 1 : 0;
+    unharmed += failures == 0 ? 1 : 0;
+    gpu.fake().fail_call_in(0, gpudirect::kSuccess);
+    gpu.expect_clean();
+  }
+  EXPECT_GT(failed, 0u);
+}
+
+TEST_P(DeviceCollectives, ALostDeviceEndsTheCallAndTheGroup) {
+  InstalledFake gpu({.memory_bytes = size_t{1} << 30});
+  std::atomic<int> failures{0};
+  run_group(kRanks, test_options(GetParam()), [&](Communicator& comm) {
+    constexpr size_t kCount = 100000;
+    const DevicePointer at = gpu.fake().allocate(kCount * sizeof(float));
+    float* const data = reinterpret_cast<float*>(pointer(at));
+    ASSERT_TRUE(comm.all_reduce(data, data, kCount, DataType::kF32, ReduceOp::kSum).ok());
+    // A rank that is ahead may have failed before all have heard of the barrier's end.
+    comm.barrier().IgnoreError();
+    if (comm.rank() == 1) gpu.fake().lose();
+    // From here on memory of the device is of no use; which rank notices first is open.
+    const absl::Status status = comm.all_reduce(data, data, kCount, DataType::kF32, ReduceOp::kSum);
+    if (!status.ok()) ++failures;
+    const absl::Status next = comm.all_reduce(data, data, kCount, DataType::kF32, ReduceOp::kSum);
+    EXPECT_FALSE(next.ok());
+    EXPECT_THAT(std::string(next.message()), HasSubstr("CUDA")) << next;
+  });
+  EXPECT_GT(failures, 0);
+  EXPECT_THAT(gpu.fake().violations(), testing::IsEmpty());
+}
+
+TEST(DeviceCollectivesAlone, MemoryThatNoCallCanUse) {
+  InstalledFake gpu;
+  run_group(1, test_options("shm"), [&](Communicator& comm) {
+    std::vector<float> host(1000, 1);
+    const auto refused = [&](DevicePointer at, size_t count) {
+      return std::string(
+          comm.all_reduce(pointer(at), host.data(), count, DataType::kF32, ReduceOp::kSum)
+              .message());
+    };
+    const DevicePointer managed = gpu.fake().allocate(4096, 0, true);
+    EXPECT_THAT(refused(managed, 1000), HasSubstr("managed"));
+    gpu.fake().free(managed);
+    const DevicePointer parts = gpu.fake().allocate_segments(2, 2 << 20);
+    EXPECT_THAT(refused(parts + (2 << 20) - 400, 200), HasSubstr("2 allocations"));
+    gpu.fake().free(parts);
+    // The host's memory goes on.
+    EXPECT_TRUE(
+        comm.all_reduce(host.data(), host.data(), 1000, DataType::kF32, ReduceOp::kSum).ok());
+    EXPECT_EQ(comm.stats().staged_calls, 0u);
+  });
+  gpu.expect_clean();
+}
+
+}  // namespace
+}  // namespace baton
