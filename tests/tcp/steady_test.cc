@@ -1,4 +1,5 @@
-// In the steady state a slice costs no heap allocation on either side.
+// What tcp takes from the heap: in the steady state nothing for a slice, on either side; and where
+// the heap has nothing left for the buffers of a rail, that is known without an exception.
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -9,12 +10,13 @@
 
 namespace {
 std::atomic<uint64_t> allocations{0};
+std::atomic<uint64_t> fails{0};  // the one with this number, if any
 }  // namespace
 
 // Out of line, so that the compiler does not pair malloc() with delete.
 [[gnu::noinline]] void* operator new(size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* p = std::malloc(bytes)) return p;
+  const bool fail = allocations.fetch_add(1, std::memory_order_relaxed) + 1 == fails.load();
+  if (void* p = fail ? nullptr : std::malloc(bytes)) return p;
   throw std::bad_alloc();
 }
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
@@ -60,6 +62,24 @@ TEST_F(TcpPair, NoAllocationPerSlice) {
     }
   }
   EXPECT_EQ(allocations.load(), before);
+}
+
+TEST(RailMemory, ThatTheHeapDoesNotHaveIsNone) {
+  auto buffers = FileBuffers::create(RxStream::kBufferBytes);
+  ASSERT_TRUE(buffers.ok()) << buffers.status();
+  ASSERT_NE(RailMemory::make(**buffers), nullptr);
+  uint64_t before = allocations.load();
+  ASSERT_NE(RailMemory::make(**buffers), nullptr);
+  const uint64_t needed = allocations.load() - before;
+  ASSERT_GT(needed, 1u);
+  for (uint64_t nth = 1; nth <= needed; ++nth) {
+    fails = allocations.load() + nth;
+    std::unique_ptr<RailMemory> made;
+    EXPECT_NO_THROW(made = RailMemory::make(**buffers)) << nth;
+    fails = 0;
+    EXPECT_EQ(made, nullptr) << nth;
+  }
+  EXPECT_NE(RailMemory::make(**buffers), nullptr);
 }
 
 }  // namespace

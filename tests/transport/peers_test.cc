@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/manual_clock.h"
-#include "tests/transport/scripted_provider.h"
+#include "tests/transport/scripted_peers.h"
 #include "transport/internal/messages/control_message.h"
 #include "transport/internal/peer_table.h"
 
@@ -75,62 +74,6 @@ TEST(PeerTable, FindsASessionByWhoChoseIt) {
   EXPECT_EQ(table.add(), ours);
   EXPECT_EQ(table.of_session(uid, 6, true), nullptr);
 }
-
-class ScriptedPeers : public testing::Test {
- protected:
-  ScriptedPeers() {
-    WorkerOptions options;
-    options.name = "scripted";
-    options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.clock = &clock_;
-    options.extra_providers.emplace_back([this](const ProviderContext&) {
-      auto made = std::make_unique<ScriptedProvider>();
-      provider_ = made.get();
-      return made;
-    });
-    worker_ = *Worker::create(std::move(options));
-    turn();
-  }
-  void turn() {
-    for (int i = 0; i < 4; ++i) worker_->progress();
-  }
-
-  // A peer that called, with an address of its own.
-  HelloInfo caller(uint64_t session, uint64_t link) const {
-    HelloInfo who{.uid = WorkerUid::random(), .name = "caller", .session = session, .link = link};
-    who.address = Address{.uid = who.uid,
-                          .name = who.name,
-                          .host_id = this_host_id(),
-                          .providers = {{"scripted", "there"}}}
-                      .encode();
-    return who;
-  }
-  PeerId up(const HelloInfo& who, ScriptedRail*& rail) {
-    rail = &provider_->call_in(who);
-    turn();
-    const auto event = worker_->next_peer_event();
-    EXPECT_TRUE(event && event->kind == PeerEvent::Kind::kUp);
-    return event->peer;
-  }
-  // What the peer says about its rails.
-  void say(Rail& rail, const ControlMessage& message) {
-    const std::string words = message.encode();
-    provider_->sink->arrived(rail, {.transfer = {0, ++generation_},
-                                    .counter_index = CounterTable::kControl,
-                                    .counter_generation = 1,
-                                    .increment = 0,
-                                    .notify = words});
-    turn();
-  }
-  void notify(Rail& rail, const std::string& text) {
-    provider_->sink->arrived(rail, {.transfer = {1, ++generation_}, .notify = text});
-  }
-
-  ManualClock clock_;
-  ScriptedProvider* provider_ = nullptr;
-  std::unique_ptr<Worker> worker_;
-  uint32_t generation_ = 0;
-};
 
 // The other side may lose a rail before this one has heard of it. A call that brings only such a
 // rail has failed, and there is another.
@@ -211,36 +154,6 @@ TEST_F(ScriptedPeers, ASessionThatIsResumedButWasNeverBegunBegins) {
   EXPECT_NE(provider_->closed, nullptr);
   EXPECT_THAT(provider_->closed_why.message(), HasSubstr("session is over"));
   EXPECT_FALSE(worker_->next_peer_event());
-}
-
-// What is read while the peer is lost is still owed to it, else it could send less and less.
-TEST_F(ScriptedPeers, CreditForWhatWasReadMeanwhileGoesToAPeerThatIsBack) {
-  ScriptedRail* rail = nullptr;
-  const HelloInfo who = caller(9, 100);
-  const PeerId peer = up(who, rail);
-  const std::string text(60'000, 'x');
-  constexpr size_t kTexts = 20;  // more than a quarter of the window
-  for (size_t i = 0; i < kTexts; ++i) notify(*rail, text);
-  rail->lose(*provider_->sink, "cut");
-  ASSERT_EQ(worker_->peer_state(peer), PeerState::kReconnecting);
-  Notification note;
-  size_t read = 0;
-  while (worker_->next_notification(note)) ++read;
-  EXPECT_EQ(read, kTexts);
-
-  clock_.advance(milliseconds(60));
-  turn();
-  ASSERT_THAT(provider_->calls, SizeIs(1));
-  HelloInfo answer = who;
-  answer.link = 101;
-  ScriptedRail* fresh = provider_->answer(answer);
-  ASSERT_NE(fresh, nullptr);
-  turn();
-  uint64_t given = 0;
-  for (const Slice& slice : fresh->held) {
-    if (slice.transfer->counter.index == CounterTable::kCredits) given += slice.transfer->increment;
-  }
-  EXPECT_EQ(given, kTexts * (text.size() + internal::kNotificationCost));
 }
 
 TEST_F(ScriptedPeers, APeerThatRefusesWhenItIsCalledAgainIsDownAndSaysWhy) {
@@ -415,6 +328,26 @@ TEST_F(LostAnswers, AreAskedForOnceAtATime) {
     EXPECT_EQ(std::set<uint64_t>(asked.begin(), asked.end()).size(), asked.size());
     fresh->lose(*provider_->sink, "cut");
     turn();
+  }
+}
+
+// Both sides agree on which of several rails is the first, so that answers go where questions came.
+TEST_F(ScriptedPeers, RailsOfOneProviderAreInTheOrderOfTheirNumbersHoweverTheyCameUp) {
+  for (const bool lowest_first : {true, false}) {
+    SCOPED_TRACE(lowest_first);
+    const uint64_t session = lowest_first ? 9 : 10;
+    HelloInfo who = caller(session, lowest_first ? 100 : 200);
+    ScriptedRail* first = nullptr;
+    const PeerId peer = up(who, first);
+    who.link = lowest_first ? 200 : 100;
+    ScriptedRail& second = provider_->call_in(who);
+    turn();
+    ASSERT_TRUE(worker_->notify_detached(peer, "a question").ok());
+    turn();
+    const ScriptedRail& lowest = lowest_first ? *first : second;
+    const ScriptedRail& other = lowest_first ? second : *first;
+    EXPECT_THAT(lowest.held, SizeIs(1));
+    EXPECT_THAT(other.held, SizeIs(0));
   }
 }
 

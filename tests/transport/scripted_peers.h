@@ -1,0 +1,72 @@
+// A worker whose peers come, go and say what a test says.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tests/manual_clock.h"
+#include "tests/transport/scripted_provider.h"
+#include "transport/internal/messages/control_message.h"
+
+namespace baton {
+
+class ScriptedPeers : public testing::Test {
+ protected:
+  ScriptedPeers() {
+    WorkerOptions options;
+    options.name = "scripted";
+    options.key = *ClusterKey::from_bytes("a secret of the tests");
+    options.clock = &clock_;
+    options.extra_providers.emplace_back([this](const ProviderContext&) {
+      auto made = std::make_unique<ScriptedProvider>();
+      provider_ = made.get();
+      return made;
+    });
+    worker_ = *Worker::create(std::move(options));
+    turn();
+  }
+  void turn() {
+    for (int i = 0; i < 4; ++i) worker_->progress();
+  }
+
+  // A peer that called, with an address of its own.
+  HelloInfo caller(uint64_t session, uint64_t link) const {
+    HelloInfo who{.uid = WorkerUid::random(), .name = "caller", .session = session, .link = link};
+    who.address = Address{.uid = who.uid,
+                          .name = who.name,
+                          .host_id = this_host_id(),
+                          .providers = {{"scripted", "there"}}}
+                      .encode();
+    return who;
+  }
+  PeerId up(const HelloInfo& who, ScriptedRail*& rail) {
+    rail = &provider_->call_in(who);
+    turn();
+    const auto event = worker_->next_peer_event();
+    EXPECT_TRUE(event && event->kind == PeerEvent::Kind::kUp);
+    return event->peer;
+  }
+  // What the peer says about its rails.
+  void say(Rail& rail, const internal::ControlMessage& message) {
+    const std::string words = message.encode();
+    provider_->sink->arrived(rail, {.transfer = {0, ++generation_},
+                                    .counter_index = CounterTable::kControl,
+                                    .counter_generation = 1,
+                                    .increment = 0,
+                                    .notify = words});
+    turn();
+  }
+  void notify(Rail& rail, const std::string& text) {
+    provider_->sink->arrived(rail, {.transfer = {1, ++generation_}, .notify = text});
+  }
+
+  ManualClock clock_;
+  ScriptedProvider* provider_ = nullptr;
+  std::unique_ptr<Worker> worker_;
+  uint32_t generation_ = 0;
+};
+
+}  // namespace baton
