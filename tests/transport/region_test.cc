@@ -58,11 +58,18 @@ TEST_F(Regions, GoesStaleWhenRemoved) {
 }
 
 TEST_F(Regions, SaysWhenFull) {
+  MemoryRegion last;
   for (size_t i = 0; i < RegionTable::kCapacity; ++i) {
-    ASSERT_TRUE(table_.add(memory_, 1, Access::kLocal, {}).ok());
+    const auto entry = table_.add(memory_, 1, Access::kLocal, {});
+    ASSERT_TRUE(entry.ok());
+    last = {.index = (*entry)->index, .generation = (*entry)->generation};
   }
-  EXPECT_EQ(table_.add(memory_, 1, Access::kLocal, {}).status().code(),
-            absl::StatusCode::kResourceExhausted);
+  const absl::Status full = table_.add(memory_, 1, Access::kLocal, {}).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(full.message().find(std::to_string(RegionTable::kCapacity)), std::string::npos) << full;
+  EXPECT_NE(full.message().find("use a MemoryPool"), std::string::npos) << full;
+  ASSERT_TRUE(table_.remove(last).ok());
+  EXPECT_TRUE(table_.add(memory_, 1, Access::kLocal, {}).ok());
 }
 
 TEST(RemoteRegion, RoundTripsAndRefusesDamage) {
