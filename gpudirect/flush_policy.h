@@ -2,6 +2,7 @@
 // what has to be done before anybody is told where it does not.
 #pragma once
 
+#include "absl/status/status.h"
 #include "gpudirect/facts.h"
 
 namespace baton::gpudirect {
@@ -17,5 +18,10 @@ enum class FlushPolicy : uint8_t {
 // By what the device says of itself, and by that alone.
 FlushPolicy flush_policy(const DeviceFacts& facts);
 const char* words(FlushPolicy policy);
+
+// OK, or FailedPrecondition: adapters' writes are not ordered, and the host cannot flush them.
+absl::Status can_be_ordered(const Driver& driver, const DeviceFacts& facts);
+// Whether adapters can be given a device's memory: OK, or in one line why it is staged instead.
+absl::Status reachable_by_adapters(const Driver& driver, const DeviceFacts& facts);
 
 }  // namespace baton::gpudirect

@@ -101,7 +101,25 @@ void check_kernel(const Json& info, std::vector<Check>& out) {
   }
 }
 
+// Which way each CUDA device's memory takes over adapters, as its driver has it.
+void check_cuda(const Json& cuda, std::vector<Check>& out) {
+  if (cuda.is_null()) return;
+  for (const Json& device : cuda["devices"]) {
+    const std::string why = device["why_staged"].get<std::string>();
+    const std::string name = absl::StrCat("cuda device ", device["ordinal"].get<int>());
+    if (why.empty()) {
+      out.push_back({Grade::kOk, name, "",
+                     absl::StrCat("adapters reach it by dma-buf; what they write is ",
+                                  device["writes_of_adapters"].get<std::string>()),
+                     ""});
+    } else {
+      out.push_back({Grade::kWarn, name, "", absl::StrCat("staged through the host: ", why), ""});
+    }
+  }
+}
+
 void check_gpus(const Json& info, std::vector<Check>& out) {
+  check_cuda(info["cuda"], out);
   if (info["gpus"].empty()) return;
   const Json& nvidia = info["nvidia"];
   if (nvidia["driver"].is_null()) {

@@ -74,7 +74,9 @@ void cuda_text(std::string& out, const Json& cuda) {
       const Json& value = device[fact.name];
       absl::StrAppend(&out, " ", fact.name, " ", value.is_null() ? "unknown" : value.dump());
     }
-    out += "\n";
+    const std::string why = device["why_staged"].get<std::string>();
+    absl::StrAppend(&out, "\n    over adapters: ", plain(device["path"]), why.empty() ? "" : ", ",
+                    why, "; what they write is ", plain(device["writes_of_adapters"]), "\n");
   }
   if (const auto& why = cuda["why"].get<std::string>(); !why.empty()) {
     absl::StrAppend(&out, "  ", why, "\n");

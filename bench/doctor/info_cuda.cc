@@ -5,11 +5,12 @@
 
 #include "absl/strings/str_format.h"
 #include "gpudirect/facts.h"
+#include "gpudirect/flush_policy.h"
 
 namespace baton::bench {
 namespace {
 
-Json as_json(const gpudirect::DeviceFacts& facts) {
+Json as_json(const gpudirect::Driver& driver, const gpudirect::DeviceFacts& facts) {
   Json out = {{"ordinal", facts.ordinal},
               {"name", facts.name},
               {"pci", facts.pci},
@@ -18,6 +19,10 @@ Json as_json(const gpudirect::DeviceFacts& facts) {
     const auto& value = facts.values[i];
     out[gpudirect::kFactNames[i].name] = value.has_value() ? Json(*value) : Json();
   }
+  const absl::Status reachable = gpudirect::reachable_by_adapters(driver, facts);
+  out["path"] = reachable.ok() ? "dma-buf" : "staged";
+  out["why_staged"] = std::string(reachable.message());
+  out["writes_of_adapters"] = gpudirect::words(gpudirect::flush_policy(facts));
   return out;
 }
 
@@ -36,7 +41,7 @@ Json cuda_info(const absl::StatusOr<const gpudirect::Driver*>& driver) {
       gpudirect::driver_status(**driver, (*driver)->cuDeviceGetCount(&count), "counting GPUs");
   for (int i = 0; i < count && status.ok(); ++i) {
     const auto facts = gpudirect::query_facts(**driver, i);
-    if (facts.ok()) out["devices"].push_back(as_json(*facts));
+    if (facts.ok()) out["devices"].push_back(as_json(**driver, *facts));
     status = facts.status();
   }
   if (!status.ok()) out["why"] = std::string(status.message());

@@ -28,12 +28,6 @@ const DeviceMemory* make() {
   return memory;
 }
 
-absl::Status not_ordered(int device) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "no dma-buf: CUDA device ", device,
-      " may see late what an adapter writes, and its driver offers no flush to the host"));
-}
-
 }  // namespace
 
 // Named for the linker, which would leave out what nobody calls: see cmake/BatonTargets.cmake.
@@ -68,17 +62,8 @@ absl::StatusOr<BackingFile> CudaMemory::dma_buf(const void* data, size_t size) c
   if (!facts.ok()) return facts.status();
   absl::StatusOr<const Device*> device = device_of(*driver, facts->ordinal);
   if (!device.ok()) return device.status();
-  if (driver->cuMemGetHandleForAddressRange == nullptr) {
-    return absl::UnimplementedError(
-        "no dma-buf: the CUDA driver is older than 11.7; install a newer one");
-  }
-  if (!(*device)->facts().has(kDmaBufSupported)) {
-    return absl::UnimplementedError(absl::StrCat("no dma-buf: CUDA device ", facts->ordinal,
-                                                 " exports none; it takes NVIDIA's open kernel "
-                                                 "module and Linux 5.12 with CONFIG_PCI_P2PDMA"));
-  }
-  if (const absl::StatusOr<bool> flush = wants_flush(facts->ordinal); !flush.ok()) {
-    return flush.status();
+  if (absl::Status status = reachable_by_adapters(*driver, (*device)->facts()); !status.ok()) {
+    return status;
   }
   const auto page = static_cast<DevicePointer>(sysconf(_SC_PAGESIZE));
   const DevicePointer begin = address(data) / page * page;
@@ -98,11 +83,9 @@ absl::StatusOr<bool> CudaMemory::wants_flush(int device) const {
   if (driver == nullptr) return false;
   const absl::StatusOr<const Device*> opened = device_of(*driver, device);
   if (!opened.ok()) return opened.status();
-  const FlushPolicy policy = flush_policy((*opened)->facts());
-  const bool lacking =
-      policy == FlushPolicy::kCall && driver->cuFlushGPUDirectRDMAWrites == nullptr;
-  if (policy == FlushPolicy::kImpossible || lacking) return not_ordered(device);
-  return policy == FlushPolicy::kCall;
+  const DeviceFacts& facts = (*opened)->facts();
+  if (absl::Status status = can_be_ordered(*driver, facts); !status.ok()) return status;
+  return flush_policy(facts) == FlushPolicy::kCall;
 }
 
 absl::Status CudaMemory::flush(int device) const {

@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
+#include "bench/doctor/doctor.h"
 #include "bench/doctor/info.h"
 #include "bench/doctor/info_cuda.h"
 #include "tests/gpudirect/fake/fake_driver.h"
@@ -29,6 +32,47 @@ TEST(InfoCuda, EachDeviceWithItsFacts) {
       info_text(collect_info(SystemRoot("/nowhere"), Json::array(), cuda_info(&driver)));
   EXPECT_THAT(text, AllOf(HasSubstr("CUDA 13.0, device 1: Fake GPU, PCI 0000:1b:01.0"),
                           HasSubstr("dma_buf 1"), HasSubstr("host_dma_buf unknown")));
+}
+
+// Which way the bytes of each device take over adapters, and why the better one failed.
+TEST(InfoCuda, ThePathAndItsReason) {
+  struct Personality {
+    gpudirect::FakeOptions options;
+    const char* path;
+    const char* why;
+    const char* writes;
+  };
+  gpudirect::Attributes hopeless = gpudirect::unordered_writes();
+  hopeless[gpudirect::kRdmaFlushWritesOptions] = 0;
+  const Personality kPersonalities[] = {
+      {{}, "dma-buf", "", "ordered"},
+      {{.attributes = gpudirect::without_dma_buf()}, "staged", "open kernel module", "ordered"},
+      {{.missing = {"cuMemGetHandleForAddressRange"}}, "staged", "older than 11.7", "ordered"},
+      {{.attributes = gpudirect::unordered_writes()}, "dma-buf", "", "flushed by a call"},
+      {{.attributes = gpudirect::unordered_writes(), .missing = {"cuFlushGPUDirectRDMAWrites"}},
+       "staged",
+       "offers no flush",
+       "flushed by a call"},
+      {{.attributes = hopeless}, "staged", "offers no flush", "not ordered"},
+  };
+  for (const Personality& personality : kPersonalities) {
+    gpudirect::FakeDriver fake(personality.options);
+    const gpudirect::Driver driver = gpudirect::FakeDriver::driver();
+    const Json device = cuda_info(&driver)["devices"][0];
+    EXPECT_EQ(device["path"], personality.path);
+    EXPECT_EQ(device["why_staged"].get<std::string>().empty(), *personality.why == '\0');
+    EXPECT_THAT(device["why_staged"].get<std::string>(), HasSubstr(personality.why));
+    EXPECT_THAT(device["writes_of_adapters"].get<std::string>(), HasSubstr(personality.writes));
+    EXPECT_THAT(info_text(collect_info(SystemRoot("/nowhere"), Json::array(), cuda_info(&driver))),
+                HasSubstr(std::string("over adapters: ") + personality.path));
+    const std::vector<Check> checks =
+        examine(collect_info(SystemRoot("/nowhere"), Json::array(), cuda_info(&driver)), "");
+    const auto check = std::find_if(checks.begin(), checks.end(),
+                                    [](const Check& each) { return each.name == "cuda device 0"; });
+    ASSERT_NE(check, checks.end());
+    EXPECT_EQ(check->grade, *personality.why == '\0' ? Check::Grade::kOk : Check::Grade::kWarn);
+    EXPECT_THAT(check->finding, HasSubstr(personality.why));
+  }
 }
 
 TEST(InfoCuda, WithoutADriverTheReason) {
