@@ -9,6 +9,7 @@
 #include "bench/nccl_tests/executor_bench.h"
 #include "bench/perftest/perf.h"
 #include "engine/commands/kernel_bench.h"
+#include "engine/commands/kv_store_cli.h"
 #include "engine/commands/serve_cli.h"
 #include "engine/demo/demo.h"
 #include "engine/train/train_cli.h"
@@ -20,6 +21,8 @@ int main(int argc, char** argv) {
               baton::engine::demo::demo_main},
       Command{"serve", "serve a model over HTTP: all in one, or --role prefill, decode, router",
               baton::engine::commands::serve_main},
+      Command{"kv_store", "keep KV blocks in memory for several servers",
+              baton::engine::commands::kv_store_main},
       Command{"serve_bench", "load a server and report TTFT, TPOT and ITL",
               baton::engine::commands::serve_bench_main},
       Command{"generate", "continue a prompt", baton::engine::commands::generate_main},

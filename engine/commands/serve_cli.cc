@@ -21,6 +21,7 @@
 #include "engine/serve/engine_thread.h"
 #include "engine/serve/loaded_model.h"
 #include "kvtransfer/baton_connector.h"
+#include "kvtransfer/store/store_client.h"
 
 namespace baton::engine::commands {
 namespace {
@@ -53,6 +54,7 @@ struct ServeFlags {
   // KV tiers.
   size_t kv_host_mib = 0;
   double kv_disk_gib = 0;
+  std::string kv_store;
   Arithmetic arithmetic = Arithmetic::kFp32;
 };
 
@@ -98,6 +100,22 @@ void report_arithmetic(const Model& model, FILE* to) {
 void wait_for_signal(const sigset_t& signals) {
   int signal = 0;
   sigwait(&signals, &signal);
+}
+
+absl::Status use_kv_store(ServeFlags& flags) {
+  if (flags.kv_store.empty()) return absl::OkStatus();
+  kvtransfer::store::StoreClientOptions options;
+  options.store = flags.kv_store;
+  options.name = absl::StrCat(flags.role, "-", flags.port, "-tiers");
+  options.providers = flags.providers;
+  options.load_timeout = flags.engine.tiers.timeout;
+  if (!flags.key_file.empty()) {
+    absl::StatusOr<ClusterKey> key = ClusterKey::from_file(flags.key_file);
+    if (!key.ok()) return key.status();
+    options.key = *std::move(key);
+  }
+  flags.engine.tiers.peer = kvtransfer::store::store_client(std::move(options));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const ServeFlags& flags,
@@ -169,6 +187,7 @@ absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
       std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.load_timeout));
   flags.engine.tiers.host_bytes = flags.kv_host_mib << 20;
   flags.engine.tiers.disk_bytes = static_cast<size_t>(flags.kv_disk_gib * (1 << 30));
+  if (absl::Status status = use_kv_store(flags); !status.ok()) return status;
   flags.engine.on_load_failure = flags.on_load_failure == "fail"
                                      ? serve::LoadFailurePolicy::kFail
                                      : serve::LoadFailurePolicy::kRecompute;
@@ -262,6 +281,8 @@ int serve_main(int argc, char** argv) {
                         ->check(CLI::Range(0.001, 1e6));
   disk->needs(disk_size);
   disk_size->needs(disk);
+  app.add_option("--kv-store", flags.kv_store,
+                 "... and in a process that several servers share: HOST:PORT of `baton kv_store`");
   app.add_option("--kv-salt", flags.engine.tiers.salt,
                  "KV is only found again by a server with the same salt");
   app.add_option("--kv-host", flags.kv_host,

@@ -130,7 +130,10 @@ void ServingMetrics::print_tiers(const kvtransfer::tiers::TierStats& tiers, std:
          tiers.evicted, out);
   header("kv_tier_blocks_loaded_total", "KV blocks that came back.", "counter", out);
   absl::StrAppend(out, "baton_kv_tier_blocks_loaded_total{tier=\"host\"} ", tiers.from_host,
-                  "\nbaton_kv_tier_blocks_loaded_total{tier=\"disk\"} ", tiers.from_disk, "\n");
+                  "\nbaton_kv_tier_blocks_loaded_total{tier=\"disk\"} ", tiers.from_disk,
+                  "\nbaton_kv_tier_blocks_loaded_total{tier=\"peer\"} ", tiers.from_peer, "\n");
+  single("kv_tier_silences_total", "Times that the KV store did not answer in time.", "counter",
+         tiers.silences, out);
   single("kv_tier_blocks_corrupt_total", "KV blocks that were not what had been saved.", "counter",
          tiers.corrupt, out);
 }

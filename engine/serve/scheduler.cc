@@ -2,6 +2,7 @@
 #include "engine/serve/scheduler.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "engine/kernels/kv_cache.h"
 
@@ -127,7 +128,9 @@ bool Scheduler::admit(Sequence* sequence) {
 
   size_t in_tiers = 0;
   if (tiers_ != nullptr && !sequence->local_only) {
-    in_tiers = tiers_->worth_loading(chain, match.blocks) * kBlockTokens;
+    const std::optional<size_t> found = tiers_->worth_loading(chain, match.blocks);
+    if (!found.has_value()) return false;  // soon
+    in_tiers = *found * kBlockTokens;
   }
   // What is left behind the blocks of the tiers is computed here, if it is not much.
   const bool remote = loads_ != nullptr && loads_->wants(*sequence, cached + in_tiers);

@@ -37,13 +37,6 @@ absl::Status failed(int error, const std::string& what) {
   return absl::InternalError(text);
 }
 
-// Only the header of the record that was looked for counts.
-void take_header(std::span<const std::byte> bytes, DiskTier::Pin* pin) {
-  RecordHeader header;
-  std::memcpy(&header, bytes.data(), sizeof(header));
-  if (header.key == pin->header.key) pin->header = header;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierOptions& options) {
@@ -195,21 +188,14 @@ void DiskTier::unpin(const Pin& pin) {
 // The header lies before part 0 and is read with it; it is kept for the other parts.
 void DiskTier::read(std::span<Pin* const> pins, uint32_t part, const Done& done) {
   const TierShape& shape = options_.shape;
-  const size_t before = part == 0 ? kPage : 0;
   std::vector<FileRead> reads;
   for (const Pin* pin : pins) {
-    reads.push_back(
-        {offset(pin->slot) + shape.part_offset(part) - before, before + shape.part_stride()});
+    reads.push_back({offset(pin->slot) + read_offset(shape, part), read_bytes(shape, part)});
   }
   reader_->read(reads, [&](size_t number, std::span<const std::byte> bytes) {
     Pin& pin = *pins[number];
-    if (!bytes.empty()) {
-      if (part == 0) take_header(bytes, &pin);
-      const auto meant = bytes.subspan(before, shape.part_bytes);
-      if (is_header(pin.header, shape) && is_part(pin.header, part, meant)) {
-        return done(number, meant);
-      }
-    }
+    const auto meant = checked_part(bytes, shape, part, &pin.header);
+    if (!meant.empty()) return done(number, meant);
     {
       const std::lock_guard lock(mutex_);
       ++corrupt_;

@@ -1,4 +1,5 @@
 // Loads: the thread that reads tiers part by part, and what the engine asks of it.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <utility>
@@ -17,7 +18,9 @@ TierLoadId Store::load(std::span<const TierKey> keys, std::span<const uint32_t> 
   load->deadline = load->begin + timeout;
   const std::lock_guard lock(mutex_);
   loads_.emplace(next_load_, load);
-  queue_.push_back(std::move(load));
+  load->from_peer = peer_ != nullptr &&
+                    !std::ranges::all_of(keys, [this](const auto& key) { return is_near(key); });
+  (load->from_peer ? peer_queue_ : queue_).push_back(std::move(load));
   changed_.notify_all();
   return next_load_++;
 }
@@ -34,7 +37,9 @@ bool Store::find_sources(const Load& load, std::vector<Source>* sources) {
     Source source;
     if (memory_ != nullptr) source.record = memory_->get(key);
     if (source.record == nullptr && disk_ != nullptr) source.pin = disk_->pin(key);
-    if (source.record == nullptr && !source.pin.has_value()) return false;
+    const bool near = source.record != nullptr || source.pin.has_value();
+    if (!near && load.from_peer) source.peer = peer_->pin(key);
+    if (!near && !source.peer.has_value()) return false;
     sources->push_back(std::move(source));
   }
   return true;
@@ -57,14 +62,8 @@ bool Store::copy_in(Load& load, size_t number, uint32_t part, std::span<const st
 // Returns how many blocks of the part did not come.
 size_t Store::load_part(Load& load, std::vector<Source>& sources, uint32_t part) {
   size_t lost = 0;
-  std::vector<DiskTier::Pin*> pins;
-  std::vector<size_t> numbers;
   for (size_t i = 0; i < sources.size(); ++i) {
-    if (sources[i].record == nullptr) {
-      pins.push_back(&*sources[i].pin);
-      numbers.push_back(i);
-      continue;
-    }
+    if (sources[i].record == nullptr) continue;
     const TierRecord& record = *sources[i].record;
     if (is_part(record.header(), part, record.part(part))) {
       lost += !copy_in(load, i, part, record.part(part));
@@ -75,12 +74,41 @@ size_t Store::load_part(Load& load, std::vector<Source>& sources, uint32_t part)
       ++lost;
     }
   }
-  if (pins.empty()) return lost;
+  if (disk_ != nullptr) lost += read_disk(load, sources, part);
+  return load.from_peer ? lost + read_peer(load, sources, part) : lost;
+}
+
+size_t Store::read_disk(Load& load, std::vector<Source>& sources, uint32_t part) {
+  std::vector<DiskTier::Pin*> pins;
+  std::vector<size_t> numbers;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (!sources[i].pin.has_value()) continue;
+    pins.push_back(&*sources[i].pin);
+    numbers.push_back(i);
+  }
+  if (pins.empty()) return 0;
+  const std::lock_guard one_at_a_time(disk_reads_);
   std::atomic<size_t> lost_on_disk{0};
   disk_->read(pins, part, [&](size_t number, std::span<const std::byte> bytes) {
     if (bytes.empty() || !copy_in(load, numbers[number], part, bytes)) ++lost_on_disk;
   });
-  return lost + lost_on_disk;
+  return lost_on_disk;
+}
+
+size_t Store::read_peer(Load& load, std::vector<Source>& sources, uint32_t part) {
+  std::vector<PeerTier::Pin*> pins;
+  std::vector<size_t> numbers;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (!sources[i].peer.has_value()) continue;
+    pins.push_back(&*sources[i].peer);
+    numbers.push_back(i);
+  }
+  size_t lost = 0;
+  peer_->read(pins, part, load.deadline - clock_.now(),
+              [&](size_t number, std::span<const std::byte> bytes) {
+                lost += bytes.empty() || !copy_in(load, numbers[number], part, bytes);
+              });
+  return lost;
 }
 
 void Store::run(Load& load) {
@@ -103,7 +131,9 @@ void Store::run(Load& load) {
     notify();
   }
   size_t from_disk = 0;
+  size_t from_peer = 0;
   for (const Source& source : sources) {
+    from_peer += source.peer.has_value();
     if (!source.pin.has_value()) continue;
     disk_->unpin(*source.pin);
     ++from_disk;
@@ -113,7 +143,8 @@ void Store::run(Load& load) {
     if (status.ok()) {
       stats_.loaded += sources.size();
       stats_.from_disk += from_disk;
-      stats_.from_host += sources.size() - from_disk;
+      stats_.from_peer += from_peer;
+      stats_.from_host += sources.size() - from_disk - from_peer;
     } else {
       stats_.missed += load.keys.size();
     }
@@ -122,13 +153,14 @@ void Store::run(Load& load) {
   notify();
 }
 
-void Store::load_loop() {
+void Store::load_loop(bool from_peer) {
+  std::deque<std::shared_ptr<Load>>& queue = from_peer ? peer_queue_ : queue_;
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+    changed_.wait(lock, [&] { return stop_ || !queue.empty(); });
     if (stop_) return;
-    const std::shared_ptr<Load> load = std::move(queue_.front());
-    queue_.pop_front();
+    const std::shared_ptr<Load> load = std::move(queue.front());
+    queue.pop_front();
     if (load->ended) continue;
     load->touching = true;
     lock.unlock();

@@ -42,6 +42,31 @@ bool is_part(const RecordHeader& header, uint32_t part, std::span<const std::byt
          header.sums[part] == sum_of_part(header.key, part, bytes);
 }
 
+bool is_record(std::span<const std::byte> bytes, const TierShape& shape) {
+  RecordHeader header;
+  if (bytes.size() != shape.record_bytes()) return false;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (!is_header(header, shape)) return false;
+  for (uint32_t i = 0; i < shape.parts; ++i) {
+    if (!is_part(header, i, bytes.subspan(shape.part_offset(i), shape.part_bytes))) return false;
+  }
+  return true;
+}
+
+std::span<const std::byte> checked_part(std::span<const std::byte> bytes, const TierShape& shape,
+                                        uint32_t part, RecordHeader* header) {
+  if (bytes.size() != read_bytes(shape, part)) return {};
+  if (part == 0) {
+    RecordHeader read;
+    std::memcpy(&read, bytes.data(), sizeof(read));
+    if (read.key == header->key) *header = read;  // only that of the record that is wanted
+  }
+  const auto meant =
+      bytes.subspan(shape.part_offset(part) - read_offset(shape, part), shape.part_bytes);
+  if (!is_header(*header, shape) || !is_part(*header, part, meant)) return {};
+  return meant;
+}
+
 std::shared_ptr<TierRecord> TierRecord::make(const TierShape& shape) {
   AlignedBytes memory = aligned_bytes(shape.record_bytes());
   if (memory == nullptr) return nullptr;
@@ -57,14 +82,6 @@ void TierRecord::seal(const TierKey& key, uint64_t sequence) {
   for (uint32_t i = 0; i < shape_.parts; ++i) header.sums[i] = sum_of_part(key, i, part(i));
   header.header_sum = sum_of_header(header);
   std::memcpy(memory_.get(), &header, sizeof(header));
-}
-
-bool TierRecord::is_whole() const {
-  if (!is_header(header(), shape_)) return false;
-  for (uint32_t i = 0; i < shape_.parts; ++i) {
-    if (!is_part(header(), i, part(i))) return false;
-  }
-  return true;
 }
 
 }  // namespace baton::kvtransfer::tiers

@@ -56,6 +56,22 @@ bool is_header(const RecordHeader& header, const TierShape& shape);
 // Whether `part` of the record that `header` begins has these bytes.
 bool is_part(const RecordHeader& header, uint32_t part, std::span<const std::byte> bytes);
 
+// Whether these bytes are a record of this shape, whole.
+bool is_record(std::span<const std::byte> bytes, const TierShape& shape);
+
+// Where a part begins that is read together with what a reader needs to check it: part 0 with the
+// header before it.
+inline size_t read_offset(const TierShape& shape, uint32_t part) {
+  return part == 0 ? 0 : shape.part_offset(part);
+}
+inline size_t read_bytes(const TierShape& shape, uint32_t part) {
+  return shape.part_offset(part) + shape.part_stride() - read_offset(shape, part);
+}
+// The part among bytes that were read so, or none if they are not those of the record. `header` has
+// the key that is wanted; it takes the rest from part 0, for the other parts.
+std::span<const std::byte> checked_part(std::span<const std::byte> bytes, const TierShape& shape,
+                                        uint32_t part, RecordHeader* header);
+
 // A record in memory: filled by one thread, sealed, then shared and never changed.
 class TierRecord {
  public:
@@ -79,7 +95,7 @@ class TierRecord {
   // Writes the header and the sums of the parts.
   void seal(const TierKey& key, uint64_t sequence);
   // Whether all of it is what was sealed.
-  bool is_whole() const;
+  bool is_whole() const { return is_record(bytes(), shape_); }
 
  private:
   TierRecord(const TierShape& shape, AlignedBytes memory)

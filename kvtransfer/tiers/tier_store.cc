@@ -27,11 +27,20 @@ void Store::start() {
       log_event(LogLevel::kWarning, "no KV tier on disk: %s", disk.status().message());
     }
   }
+  if (options_.peer != nullptr) {
+    auto peer = options_.peer(shape_, [this] { notify(); });
+    if (peer.ok()) {
+      peer_ = *std::move(peer);
+    } else {
+      log_event(LogLevel::kWarning, "no KV tier in another process: %s", peer.status().message());
+    }
+  }
   if (!is_on()) return;
   // Newer than what an earlier process left on disk.
   sequence_ = disk_ != nullptr ? disk_->last_sequence() : 0;
   saver_ = std::thread([this] { save_loop(); });
-  loader_ = std::thread([this] { load_loop(); });
+  loader_ = std::thread([this] { load_loop(false); });
+  if (peer_ != nullptr) peer_loader_ = std::thread([this] { load_loop(true); });
 }
 
 Store::~Store() {
@@ -42,6 +51,7 @@ Store::~Store() {
   changed_.notify_all();
   if (saver_.joinable()) saver_.join();
   if (loader_.joinable()) loader_.join();
+  if (peer_loader_.joinable()) peer_loader_.join();
 }
 
 void Store::notify() {
@@ -51,11 +61,22 @@ void Store::notify() {
 
 TierFound Store::find(std::span<const TierKey> keys) {
   TierFound found;
+  if (peer_ != nullptr) {
+    std::vector<TierKey> elsewhere;
+    for (const TierKey& key : keys) {
+      if (!is_near(key)) elsewhere.push_back(key);
+    }
+    found.pending = !elsewhere.empty() && !peer_->lookup(elsewhere);
+  }
   for (const TierKey& key : keys) {
-    const bool host = memory_ != nullptr && memory_->contains(key);
-    if (!host && (disk_ == nullptr || !disk_->contains(key))) break;
+    if (memory_ == nullptr || !memory_->contains(key)) {
+      const bool disk = disk_ != nullptr && disk_->contains(key);
+      if (!disk && (peer_ == nullptr || !peer_->contains(key))) break;
+      found.disk += disk;
+      found.peer += !disk;
+    }
     ++found.blocks;
-    found.disk += !host;
+    if (found.peer == 0) found.near = found.blocks;
   }
   return found;
 }
@@ -107,10 +128,12 @@ std::shared_ptr<TierRecord> Store::copy_out(const TierSave& save) {
 
 void Store::store(const std::shared_ptr<TierRecord>& record) {
   if (memory_ != nullptr) memory_->put(record);
-  if (disk_ == nullptr) return;
-  if (absl::Status status = disk_->put(*record); !status.ok()) {
-    log_event(LogLevel::kWarning, "%s", status.message());
+  if (disk_ != nullptr) {
+    if (absl::Status status = disk_->put(*record); !status.ok()) {
+      log_event(LogLevel::kWarning, "%s", status.message());
+    }
   }
+  if (peer_ != nullptr) peer_->put(*record);
 }
 
 void Store::save_loop() {
@@ -141,8 +164,11 @@ void Store::save_loop() {
 }
 
 void Store::flush() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !is_on() || (saves_.empty() && !saving_); });
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !is_on() || (saves_.empty() && !saving_); });
+  }
+  if (peer_ != nullptr) peer_->flush();
 }
 
 // --- looking on ----------------------------------------------------------------------------------
@@ -171,6 +197,10 @@ TierStats Store::stats() const {
     stats.evicted += disk_->evicted();
     stats.corrupt += disk_->corrupt();
   }
+  if (peer_ != nullptr) {
+    stats.corrupt += peer_->corrupt();
+    stats.silences = peer_->silences();
+  }
   return stats;
 }
 
@@ -178,6 +208,7 @@ std::string Store::explain() const {
   std::string text;
   if (memory_ != nullptr) absl::StrAppend(&text, options_.host_bytes >> 20, " MiB of host memory");
   if (disk_ != nullptr) absl::StrAppend(&text, text.empty() ? "" : "; ", disk_->explain());
+  if (peer_ != nullptr) absl::StrAppend(&text, text.empty() ? "" : "; ", peer_->explain());
   return text.empty() ? "no tier" : text;
 }
 

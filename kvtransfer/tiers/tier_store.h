@@ -1,5 +1,5 @@
-// Tiers below an engine's KV cache: blocks that it has no room for, kept in host memory and on
-// disk, and brought back part by part.
+// Tiers below an engine's KV cache: blocks that it has no room for, kept in host memory, on disk
+// and in another process, and brought back part by part.
 //
 //   auto store = TierStore::open({.cache = {base, layers, blocks, block_bytes},
 //                                 .host_bytes = 8ull << 30, .disk = "/nvme/kv"});
@@ -27,6 +27,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvtransfer/tiers/peer_tier.h"
 #include "kvtransfer/tiers/tier_key.h"
 #include "transport/clock.h"
 
@@ -50,6 +51,7 @@ struct TierStoreOptions {
   std::string disk;       // a directory; empty: no tier on disk
   size_t disk_bytes = 0;
   bool io_uring = true;           // where the kernel allows it
+  PeerTierFactory peer;           // none: no tier in another process
   size_t part_bytes = 256 << 10;  // of consecutive layers that are loaded at a time, about
   size_t pinned_blocks = 32;      // of the engine's, at most, while they are being copied
   const Clock* clock = nullptr;   // default: Clock::steady()
@@ -65,14 +67,19 @@ struct TierStats {
   uint64_t loaded = 0;     // blocks that came back
   uint64_t from_host = 0;  // of them
   uint64_t from_disk = 0;
-  uint64_t missed = 0;   // blocks of loads that had gone meanwhile
-  uint64_t corrupt = 0;  // records that were not what was written
+  uint64_t from_peer = 0;
+  uint64_t silences = 0;  // times that the other process did not answer in time
+  uint64_t missed = 0;    // blocks of loads that had gone meanwhile
+  uint64_t corrupt = 0;   // records that were not what was written
 };
 
 // Where blocks of a chain were found.
 struct TierFound {
-  size_t blocks = 0;  // of the chain's start
-  size_t disk = 0;    // of them, those that must be read from disk
+  size_t blocks = 0;     // of the chain's start
+  size_t disk = 0;       // of them, those that must be read from disk
+  size_t peer = 0;       // ... from another process
+  size_t near = 0;       // blocks of the chain's start before the first of those
+  bool pending = false;  // the other process has been asked: ask again after the next wait()
 };
 
 struct TierSave {
@@ -92,7 +99,7 @@ class TierStore {
   // Whether any tier is there.
   virtual bool is_on() const = 0;
 
-  // How many of these keys, from the first on, are here now. Reads no disk.
+  // How many of these keys, from the first on, are here now. Reads no disk and waits for nobody.
   virtual TierFound find(std::span<const TierKey> keys) = 0;
 
   // Copies blocks of the cache out, in the background. The engine keeps each block as it is until

@@ -29,6 +29,7 @@ struct Load {
   std::vector<uint32_t> blocks;
   Time begin{};
   Time deadline{};
+  bool from_peer = false;
   Time took{};
   uint32_t layers = 0;
   absl::Status status;
@@ -40,6 +41,7 @@ struct Load {
 struct Source {
   std::shared_ptr<const TierRecord> record;
   std::optional<DiskTier::Pin> pin;
+  std::optional<PeerTier::Pin> peer;
 };
 
 class Store final : public TierStore {
@@ -54,7 +56,7 @@ class Store final : public TierStore {
   ~Store() override;
   void start();
 
-  bool is_on() const override { return memory_ != nullptr || disk_ != nullptr; }
+  bool is_on() const override { return memory_ != nullptr || disk_ != nullptr || peer_ != nullptr; }
   TierFound find(std::span<const TierKey> keys) override;
   size_t save(std::span<const TierSave> saves) override;
   std::vector<uint32_t> unpinned() override;
@@ -82,16 +84,22 @@ class Store final : public TierStore {
   }
   bool has(const TierKey& key) const {
     return (memory_ == nullptr || memory_->contains(key)) &&
-           (disk_ == nullptr || disk_->contains(key));
+           (disk_ == nullptr || disk_->contains(key)) && (peer_ == nullptr || !peer_->wants(key));
   }
   void notify();
   void save_loop();
   std::shared_ptr<TierRecord> copy_out(const TierSave& save);
   void store(const std::shared_ptr<TierRecord>& record);
-  void load_loop();
+  bool is_near(const TierKey& key) const {
+    return (memory_ != nullptr && memory_->contains(key)) ||
+           (disk_ != nullptr && disk_->contains(key));
+  }
+  void load_loop(bool from_peer);
   void run(Load& load);
   bool find_sources(const Load& load, std::vector<Source>* sources);
   size_t load_part(Load& load, std::vector<Source>& sources, uint32_t part);
+  size_t read_disk(Load& load, std::vector<Source>& sources, uint32_t part);
+  size_t read_peer(Load& load, std::vector<Source>& sources, uint32_t part);
   bool copy_in(Load& load, size_t number, uint32_t part, std::span<const std::byte> bytes);
   void end(Load& load, absl::Status status);
 
@@ -103,6 +111,7 @@ class Store final : public TierStore {
   std::unique_ptr<MemoryTier> memory_;
   std::unique_ptr<DiskTier> disk_;
 
+  std::mutex disk_reads_;  // the two loading threads'
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_ = false;
@@ -113,9 +122,11 @@ class Store final : public TierStore {
   uint64_t sequence_ = 0;
   absl::flat_hash_map<TierLoadId, std::shared_ptr<Load>> loads_;
   std::deque<std::shared_ptr<Load>> queue_;
+  std::deque<std::shared_ptr<Load>> peer_queue_;  // nobody waits behind another process
   TierLoadId next_load_ = 1;
   TierStats stats_;
-  std::thread saver_, loader_;
+  std::thread saver_, loader_, peer_loader_;
+  std::unique_ptr<PeerTier> peer_;  // calls notify(): gone first
 };
 
 }  // namespace baton::kvtransfer::tiers

@@ -36,14 +36,14 @@ TEST(LoadChoice, PicksTheQuickerOneInNineteenOfTwenty) {
       choice.computed(static_cast<size_t>(first), static_cast<size_t>(n),
                       of_seconds(machine.compute(first, n) * machine.noise()));
       const double blocks = 1 + static_cast<double>(machine.random() % 120);
-      choice.loaded(static_cast<size_t>(blocks), static_cast<size_t>(blocks),
+      choice.loaded(static_cast<size_t>(blocks), LoadPlace::kDisk,
                     of_seconds(machine.load(blocks) * machine.noise()));
     }
     int right = 0;
     int all = 0;
     for (size_t blocks = 1; blocks <= 250; ++blocks, ++all) {
       const bool load =
-          choice.load_seconds(blocks, blocks) <= choice.compute_seconds(0, blocks * 16);
+          choice.load_seconds(blocks, LoadPlace::kDisk) <= choice.compute_seconds(0, blocks * 16);
       const double n = static_cast<double>(blocks);
       right += load == (machine.load(n) <= machine.compute(0, n * 16));
     }
@@ -53,26 +53,27 @@ TEST(LoadChoice, PicksTheQuickerOneInNineteenOfTwenty) {
 
 TEST(LoadChoice, WhatIsNotKnownIsTried) {
   LoadChoice choice;
-  EXPECT_TRUE(choice.load_is_quicker(0, 160, 10, 10));
+  EXPECT_TRUE(choice.load_is_quicker(0, 160, 10, LoadPlace::kDisk));
   choice.computed(0, 160, of_seconds(1e-3));
-  EXPECT_TRUE(choice.load_is_quicker(0, 160, 10, 10));
-  choice.loaded(10, 10, of_seconds(1));
-  EXPECT_FALSE(choice.load_is_quicker(0, 160, 10, 10));
-  EXPECT_TRUE(choice.load_is_quicker(0, 160, 10, 0));  // of host memory nothing is known
+  EXPECT_TRUE(choice.load_is_quicker(0, 160, 10, LoadPlace::kDisk));
+  choice.loaded(10, LoadPlace::kDisk, of_seconds(1));
+  EXPECT_FALSE(choice.load_is_quicker(0, 160, 10, LoadPlace::kDisk));
+  EXPECT_TRUE(choice.load_is_quicker(0, 160, 10, LoadPlace::kHost));  // nothing is known of it
+  EXPECT_TRUE(choice.load_is_quicker(0, 160, 10, LoadPlace::kPeer));  // nor of that
 }
 
 TEST(LoadChoice, APlaceThatHasBecomeQuickerIsFoundOut) {
   LoadChoice choice;
   choice.computed(0, 160, of_seconds(1e-2));
-  choice.loaded(10, 10, of_seconds(1));
+  choice.loaded(10, LoadPlace::kDisk, of_seconds(1));
   int tried = 0;
   for (int i = 0; i < 2000; ++i) {
-    if (!choice.load_is_quicker(0, 160, 10, 10)) continue;
+    if (!choice.load_is_quicker(0, 160, 10, LoadPlace::kDisk)) continue;
     ++tried;
-    choice.loaded(10, 10, of_seconds(1e-3));
+    choice.loaded(10, LoadPlace::kDisk, of_seconds(1e-3));
   }
   EXPECT_GT(tried, 20);
-  EXPECT_FALSE(choice.load_seconds(10, 10) > 1);
+  EXPECT_FALSE(choice.load_seconds(10, LoadPlace::kDisk) > 1);
 }
 
 TEST(LoadChoice, DecodingSaysNothingOfPrompts) {

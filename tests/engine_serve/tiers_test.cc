@@ -201,6 +201,45 @@ TEST(KvTiers, PrefillWorkersUseThemForOthers) {
   EXPECT_TRUE(from->check_integrity().ok()) << from->check_integrity();
 }
 
+// What a prefill worker has sent is saved too, and comes back without it: in a batch, and alone.
+TEST(KvTiers, DecodeWorkersUseThemBesideTheirPrefillWorkers) {
+  LoopbackLink link(9, {});
+  EngineOptions prefill = with({}, 128);
+  prefill.role = EngineRole::kPrefill;
+  EngineOptions decode = with(host(), 64);
+  decode.role = EngineRole::kDecode;
+  decode.min_remote_tokens = 8;
+  auto from = *Engine::create(test_model(), test_tokenizer(), prefill, &link.prefill());
+  auto to = *Engine::create(test_model(), test_tokenizer(), decode, &link.decode());
+  link.set_pump([&] { from->step(); });
+  uint64_t loaded = 0;
+  for (size_t in_flight : {kRequests, size_t{1}}) {
+    std::map<uint64_t, Outcome> outcomes;
+    size_t added = 0;
+    const auto open = [&] {
+      size_t count = 0;
+      for (const auto& [id, outcome] : outcomes) count += !outcome.finished;
+      return count;
+    };
+    while (added < kRequests || to->has_work() || from->has_work()) {
+      while (added < kRequests && open() < in_flight) {
+        Request request = requests()[added++];
+        request.prefill_address = "prefill";
+        EXPECT_TRUE(submit(*to, request, &outcomes[request.id]).ok());
+      }
+      if (!to->step()) to->wait(std::chrono::milliseconds(1), -1);
+      from->step();
+      to->tiers()->flush();
+    }
+    expect_same(expected(), outcomes);
+    if (loaded == 0) loaded = to->stats().loaded_tokens;
+  }
+  EXPECT_GT(loaded, 500u);
+  EXPECT_GT(to->stats().tier_tokens, 500u);
+  EXPECT_TRUE(to->check_integrity().ok()) << to->check_integrity();
+  EXPECT_TRUE(from->check_integrity().ok()) << from->check_integrity();
+}
+
 TEST(KvTiers, NeedThePrefixCache) {
   EngineOptions options = with(host());
   options.prefix_cache = false;

@@ -18,6 +18,11 @@ using kvtransfer::tiers::TierStore;
 
 constexpr size_t kMostPinned = 32;
 
+LoadPlace slowest(const TierFound& found) {
+  if (found.peer > 0) return LoadPlace::kPeer;
+  return found.disk > 0 ? LoadPlace::kDisk : LoadPlace::kHost;
+}
+
 TierIdentity identity_of(const KvGeometry& geometry, const std::string& weights,
                          const std::string& salt) {
   return {.weights = weights,
@@ -50,6 +55,7 @@ absl::StatusOr<std::unique_ptr<KvTiers>> KvTiers::open(const KvTierOptions& opti
                                 .disk = options.disk,
                                 .disk_bytes = options.disk_bytes,
                                 .io_uring = options.io_uring,
+                                .peer = options.peer,
                                 .pinned_blocks = max_pinned,
                                 .clock = &clock});
   if (!store.ok()) return store.status();
@@ -61,21 +67,25 @@ TierKey KvTiers::key(const BlockHash& hash) const {
   return keys_.key(std::string_view(reinterpret_cast<const char*>(&hash), sizeof(hash)));
 }
 
-size_t KvTiers::worth_loading(std::span<const BlockHash> chain, size_t cached) {
+std::optional<size_t> KvTiers::worth_loading(std::span<const BlockHash> chain, size_t cached) {
   if (!store_->is_on() || chain.size() <= cached) return 0;
   std::vector<TierKey> keys;
   for (const BlockHash& hash : chain.subspan(cached)) {
     keys.push_back(key(hash));
-    // The first one tells of most prompts that nothing is here.
-    if (keys.size() == 1 && store_->find(keys).blocks == 0) return 0;
+    // The first one tells of most prompts that nothing is here. Others are asked once, for all.
+    if (options_.peer == nullptr && keys.size() == 1 && store_->find(keys).blocks == 0) return 0;
   }
   const TierFound found = store_->find(keys);
-  if (options_.always_load ||
-      choice_.load_is_quicker(cached * kBlockTokens, found.blocks * kBlockTokens, found.blocks,
-                              found.disk)) {
-    return found.blocks;
-  }
-  return 0;
+  if (found.pending) return std::nullopt;
+  if (found.blocks == 0) return 0;
+  const auto quicker = [&](size_t count, LoadPlace place) {
+    return choice_.load_is_quicker(cached * kBlockTokens, count * kBlockTokens, count, place);
+  };
+  if (options_.always_load || quicker(found.blocks, slowest(found))) return found.blocks;
+  // Without what is in another process, it may be.
+  if (found.near == 0 || found.near == found.blocks) return 0;
+  const TierFound near = store_->find(std::span(keys).first(found.near));
+  return quicker(near.blocks, slowest(near)) ? near.blocks : 0;
 }
 
 void KvTiers::published(uint32_t block, const BlockHash& hash) {
@@ -128,7 +138,7 @@ absl::Status KvTiers::start_load(kvtransfer::KvLoad load) {
   const TierFound found = store_->find(keys);
   loads_[load.id] = {.id = store_->load(keys, load.blocks, load.timeout),
                      .blocks = keys.size(),
-                     .from_disk = found.disk};
+                     .place = slowest(found)};
   return absl::OkStatus();
 }
 
@@ -149,7 +159,7 @@ bool KvTiers::end_load(kvtransfer::KvRequestId id) {
   Load& load = it->second;
   const Time took = store_->load_time(load.id);
   if (!load.noted && took > Time{} && store_->load_status(load.id).ok()) {
-    choice_.loaded(load.blocks, load.from_disk, took);
+    choice_.loaded(load.blocks, load.place, took);
     load.noted = true;
   }
   if (!store_->end_load(load.id)) return false;

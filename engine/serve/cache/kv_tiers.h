@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,11 +25,12 @@ struct KvTierOptions {
   std::string disk;       // a directory of this process's own; empty: none on disk
   size_t disk_bytes = 0;
   bool io_uring = true;
-  std::string salt;                        // prompts under another salt are not shared
-  bool always_load = false;                // also where computing is quicker; for tests
-  Time timeout = std::chrono::seconds(5);  // for a load; then the prompt is computed
+  kvtransfer::tiers::PeerTierFactory peer;  // empty: none in another process
+  std::string salt;                         // prompts under another salt are not shared
+  bool always_load = false;                 // also where computing is quicker; for tests
+  Time timeout = std::chrono::seconds(5);   // for a load; then the prompt is computed
 
-  bool wanted() const { return host_bytes > 0 || !disk.empty(); }
+  bool wanted() const { return host_bytes > 0 || !disk.empty() || peer != nullptr; }
 };
 
 // Blocks that the prefix cache knows are saved once each, in the background, while a reference of
@@ -42,8 +44,8 @@ class KvTiers : public kvtransfer::KvSource {
                                                        const Clock& clock);
 
   // How many blocks of the chain behind the first `cached` should be loaded, for they are here and
-  // computing them takes longer.
-  size_t worth_loading(std::span<const BlockHash> chain, size_t cached);
+  // computing them takes longer. Nothing: another process was asked; ask again after wait().
+  std::optional<size_t> worth_loading(std::span<const BlockHash> chain, size_t cached);
   // The prefix cache knows this block from now on.
   void published(uint32_t block, const BlockHash& hash);
   // Gives back what has been saved and takes on what is to be; true if any block became free.
@@ -85,7 +87,7 @@ class KvTiers : public kvtransfer::KvSource {
   struct Load {
     kvtransfer::tiers::TierLoadId id = 0;
     size_t blocks = 0;
-    size_t from_disk = 0;
+    LoadPlace place = LoadPlace::kHost;
     bool noted = false;
   };
   kvtransfer::tiers::TierKey key(const BlockHash& hash) const;

@@ -46,8 +46,8 @@ void LoadChoice::computed(size_t first, size_t tokens, Time took) {
   compute_.add(static_cast<double>(first) + n / 2, seconds(took) / n, n);
 }
 
-void LoadChoice::loaded(size_t blocks, size_t from_disk, Time took) {
-  (from_disk > 0 ? disk_ : host_).add(static_cast<double>(blocks), seconds(took));
+void LoadChoice::loaded(size_t blocks, LoadPlace place, Time took) {
+  loads_[static_cast<size_t>(place)].add(static_cast<double>(blocks), seconds(took));
 }
 
 double LoadChoice::compute_seconds(size_t first, size_t tokens) const {
@@ -55,13 +55,13 @@ double LoadChoice::compute_seconds(size_t first, size_t tokens) const {
   return n * compute_.at(static_cast<double>(first) + n / 2);
 }
 
-double LoadChoice::load_seconds(size_t blocks, size_t from_disk) const {
-  return (from_disk > 0 ? disk_ : host_).at(static_cast<double>(blocks));
+double LoadChoice::load_seconds(size_t blocks, LoadPlace place) const {
+  return loads_[static_cast<size_t>(place)].at(static_cast<double>(blocks));
 }
 
-bool LoadChoice::load_is_quicker(size_t first, size_t tokens, size_t blocks, size_t from_disk) {
-  const bool known = compute_.known() && (from_disk > 0 ? disk_ : host_).known();
-  if (!known || load_seconds(blocks, from_disk) <= compute_seconds(first, tokens) ||
+bool LoadChoice::load_is_quicker(size_t first, size_t tokens, size_t blocks, LoadPlace place) {
+  const bool known = compute_.known() && loads_[static_cast<size_t>(place)].known();
+  if (!known || load_seconds(blocks, place) <= compute_seconds(first, tokens) ||
       ++refused_ >= kTryAgain) {
     refused_ = 0;
     return true;

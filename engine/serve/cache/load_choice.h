@@ -13,6 +13,9 @@
 
 namespace baton::engine::serve {
 
+// Where the blocks of a load come from: the slowest of their places.
+enum class LoadPlace : uint8_t { kHost, kDisk, kPeer };
+
 // y = intercept + slope * x, both at least 0, fitted over points that lose weight with age.
 class LinearFit {
  public:
@@ -30,22 +33,21 @@ class LoadChoice {
  public:
   // A step computed tokens [first, first + tokens) of one prompt, and nothing else.
   void computed(size_t first, size_t tokens, Time took);
-  // A load brought blocks, some of them from disk.
-  void loaded(size_t blocks, size_t from_disk, Time took);
+  // A load brought blocks.
+  void loaded(size_t blocks, LoadPlace place, Time took);
 
   // To bring `blocks` blocks that hold tokens [first, first + tokens): load them?
-  bool load_is_quicker(size_t first, size_t tokens, size_t blocks, size_t from_disk);
+  bool load_is_quicker(size_t first, size_t tokens, size_t blocks, LoadPlace place);
 
   // What it reckons with, in seconds; 0 where nothing is known.
   double compute_seconds(size_t first, size_t tokens) const;
-  double load_seconds(size_t blocks, size_t from_disk) const;
+  double load_seconds(size_t blocks, LoadPlace place) const;
 
  private:
   static constexpr uint32_t kTryAgain = 64;  // refusals
 
-  LinearFit compute_;  // seconds per token, over the position
-  LinearFit host_;     // seconds of a load, over its blocks
-  LinearFit disk_;     // likewise, of loads that read from disk
+  LinearFit compute_;   // seconds per token, over the position
+  LinearFit loads_[3];  // seconds of a load, over its blocks, for each place
   uint32_t refused_ = 0;
 };
 

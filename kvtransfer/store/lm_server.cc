@@ -1,0 +1,269 @@
+// Sockets of the `lm://` wire: one thread, one epoll, one session for each connection.
+#include "kvtransfer/store/lm_server.h"
+
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "transport/base/log.h"
+#include "transport/base/unique_fd.h"
+
+namespace baton::kvtransfer::store {
+namespace {
+
+constexpr int kTickMs = 500;       // how often somebody slow is looked for
+constexpr size_t kTurn = 4 << 20;  // bytes of one connection before the next has its turn
+constexpr size_t kMostAtOnce = 1 << 20;
+constexpr Time kStrangers = std::chrono::seconds(20);  // who have not made a request yet
+
+class Server final : public LmServer {
+ public:
+  Server(const LmServerOptions& options, BlockArena& arena) : options_(options), arena_(arena) {}
+  ~Server() override;
+  absl::Status open();
+  uint16_t port() const override { return port_; }
+  LmServerStats stats() const override;
+
+ private:
+  struct Connection {
+    Connection(UniqueFd socket, BlockArena& arena, LmTotals& totals, Time now)
+        : fd(std::move(socket)), session(arena, totals), since(now) {}
+    UniqueFd fd;
+    LmSession session;
+    const Time since;   // it was accepted
+    bool busy = false;  // a request is half here, or a reply half sent
+    Time busy_since{};
+    uint64_t turn = 0;     // what it is at
+    bool writing = false;  // epoll waits for room to write
+    std::list<Connection>::iterator self;
+  };
+
+  void loop();
+  void accept_all(Time now);
+  bool make_room();
+  // False: close it.
+  bool serve(Connection& connection, Time now);
+  bool read_some(Connection& connection, Time now, bool* moved);
+  bool write_some(Connection& connection, bool* moved);
+  void wait_for(Connection& connection);
+  void look_for_slow(Time now);
+  void close(Connection& connection) { connections_.erase(connection.self); }
+
+  const LmServerOptions options_;
+  BlockArena& arena_;
+  uint16_t port_ = 0;
+  UniqueFd listener_, epoll_, stop_;
+  bool listening_ = true;  // false: no descriptor was left for a newcomer
+  std::list<Connection> connections_;
+  LmTotals totals_;
+  LmServerStats mine_;
+  mutable std::mutex mutex_;
+  LmServerStats published_;
+  std::thread thread_;
+};
+
+absl::Status failed(const LmServerOptions& options, const char* what) {
+  return absl::UnavailableError(absl::StrCat("lm://", options.host, ":", options.port, ": ", what,
+                                             ": ", std::strerror(errno)));
+}
+
+absl::Status Server::open() {
+  sockaddr_in6 six{.sin6_family = AF_INET6, .sin6_port = htons(options_.port)};
+  sockaddr_in four{.sin_family = AF_INET, .sin_port = htons(options_.port)};
+  const bool is_four = inet_pton(AF_INET, options_.host.c_str(), &four.sin_addr) == 1;
+  if (!is_four && inet_pton(AF_INET6, options_.host.c_str(), &six.sin6_addr) != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", options_.host,
+                     "\" is no address to listen on for lm://: give one, such "
+                     "as 127.0.0.1"));
+  }
+  const auto* address =
+      is_four ? reinterpret_cast<sockaddr*>(&four) : reinterpret_cast<sockaddr*>(&six);
+  const socklen_t size = is_four ? sizeof(four) : sizeof(six);
+  listener_.reset(socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!listener_.valid()) return failed(options_, "no socket");
+  const int one = 1;
+  setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+  if (bind(listener_.get(), address, size) != 0) return failed(options_, "the port cannot be had");
+  if (listen(listener_.get(), 512) != 0) return failed(options_, "nobody can call it");
+  sockaddr_storage bound{};
+  socklen_t length = sizeof(bound);
+  getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound), &length);
+  port_ = ntohs(is_four ? reinterpret_cast<sockaddr_in*>(&bound)->sin_port
+                        : reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port);
+  epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
+  stop_.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  epoll_event listen_event{.events = EPOLLIN, .data = {.ptr = &listener_}};
+  epoll_event stop_event{.events = EPOLLIN, .data = {.ptr = &stop_}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &listen_event) != 0 ||
+      epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), &stop_event) != 0) {
+    return failed(options_, "no epoll");
+  }
+  thread_ = std::thread([this] { loop(); });
+  return absl::OkStatus();
+}
+
+Server::~Server() {
+  if (!thread_.joinable()) return;
+  const uint64_t one = 1;
+  (void)!write(stop_.get(), &one, sizeof(one));
+  thread_.join();
+}
+
+LmServerStats Server::stats() const {
+  const std::lock_guard lock(mutex_);
+  return published_;
+}
+
+// --- connections ---------------------------------------------------------------------------------
+
+// Somebody who has never made a request goes, the first of them first.
+bool Server::make_room() {
+  const auto stranger = std::ranges::find_if(
+      connections_, [](const Connection& c) { return !c.session.has_spoken(); });
+  if (stranger == connections_.end()) return false;
+  connections_.erase(stranger);
+  ++mine_.turned_away;
+  return true;
+}
+
+void Server::accept_all(Time now) {
+  for (;;) {
+    UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN) return;
+      // No descriptor is left. One that has never spoken gives his; else all wait until one is
+      // free.
+      if (make_room()) continue;
+      epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+      listening_ = false;
+      return;
+    }
+    if (connections_.size() >= options_.connections && !make_room()) {
+      ++mine_.turned_away;
+      continue;
+    }
+    const int one = 1;
+    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    connections_.emplace_back(std::move(fd), arena_, totals_, now);
+    Connection& connection = connections_.back();
+    connection.self = std::prev(connections_.end());
+    epoll_event event{.events = EPOLLIN, .data = {.ptr = &connection}};
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection.fd.get(), &event) != 0) close(connection);
+  }
+}
+
+// Whoever has made no request, or is at one for too long.
+void Server::look_for_slow(Time now) {
+  for (auto it = connections_.begin(); it != connections_.end();) {
+    const bool stranger = !it->session.has_spoken() && now >= it->since + kStrangers;
+    if (stranger || (it->busy && now >= it->busy_since + it->session.allowance())) {
+      ++mine_.too_slow;
+      it = connections_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  if (listening_) return;
+  epoll_event event{.events = EPOLLIN, .data = {.ptr = &listener_}};
+  listening_ = epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event) == 0;
+}
+
+// --- bytes ---------------------------------------------------------------------------------------
+
+bool Server::read_some(Connection& connection, Time now, bool* moved) {
+  const std::span<std::byte> room = connection.session.room();
+  const ssize_t n = recv(connection.fd.get(), room.data(), std::min(room.size(), kMostAtOnce), 0);
+  *moved = n > 0;
+  if (n > 0) connection.session.filled(static_cast<size_t>(n), now);
+  if (n == 0 || connection.session.broken()) return false;
+  return n > 0 || errno == EAGAIN || errno == EINTR;
+}
+
+bool Server::write_some(Connection& connection, bool* moved) {
+  const std::span<const std::byte> bytes = connection.session.to_send();
+  const ssize_t n =
+      send(connection.fd.get(), bytes.data(), std::min(bytes.size(), kMostAtOnce), MSG_NOSIGNAL);
+  *moved = n > 0;
+  if (n > 0) connection.session.sent(static_cast<size_t>(n));
+  return n > 0 || errno == EAGAIN || errno == EINTR;
+}
+
+bool Server::serve(Connection& connection, Time now) {
+  LmSession& session = connection.session;
+  bool moved = true;
+  for (size_t steps = 0; moved && steps < kTurn / kMostAtOnce * 16; ++steps) {
+    const bool fine =
+        session.wants_bytes() ? read_some(connection, now, &moved) : write_some(connection, &moved);
+    if (!fine) return false;
+    const bool busy = !session.idle();
+    const uint64_t turn = session.turn();
+    if ((busy && !connection.busy) || connection.turn != turn) connection.busy_since = now;
+    connection.busy = busy;
+    connection.turn = turn;
+  }
+  wait_for(connection);
+  return true;
+}
+
+void Server::wait_for(Connection& connection) {
+  const bool writing = !connection.session.wants_bytes();
+  if (writing == connection.writing) return;
+  connection.writing = writing;
+  epoll_event event{.events = writing ? EPOLLOUT : EPOLLIN, .data = {.ptr = &connection}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.fd.get(), &event);
+}
+
+void Server::loop() {
+  epoll_event events[64];
+  Time looked{};
+  for (;;) {
+    const int count = epoll_wait(epoll_.get(), events, 64, kTickMs);
+    const Time now = Clock::steady().now();
+    bool newcomers = false;
+    for (int i = 0; i < count; ++i) {
+      void* which = events[i].data.ptr;
+      if (which == &stop_) return;
+      if (which == &listener_) {
+        newcomers = true;
+        continue;
+      }
+      auto& connection = *static_cast<Connection*>(which);
+      if (!serve(connection, now)) close(connection);
+    }
+    // Last: it may close others, whose events have been looked at by now.
+    if (newcomers) accept_all(now);
+    if (now - looked >= std::chrono::milliseconds(kTickMs)) {
+      look_for_slow(now);
+      looked = now;
+    }
+    const std::lock_guard lock(mutex_);
+    published_ = mine_;
+    published_.totals = totals_;
+    published_.connections = connections_.size();
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LmServer>> LmServer::start(const LmServerOptions& options,
+                                                          BlockArena& arena) {
+  auto server = std::make_unique<Server>(options, arena);
+  if (absl::Status status = server->open(); !status.ok()) return status;
+  return server;
+}
+
+}  // namespace baton::kvtransfer::store
