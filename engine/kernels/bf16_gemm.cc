@@ -32,24 +32,33 @@ constexpr int kStep = 32, kColumns = 32, kSixRows = 6;
 constexpr int kVectors = HWY_MAX_BYTES >= 64 ? 2 : 1;
 constexpr int kStepsAtOnce = 12;
 
-// Rounds `count` numbers, and pads them with zeros up to `padded`.
-void round_row(const float* from, int count, int padded, uint16_t* HWY_RESTRICT to) {
+// Rounds up to 16 rows into tiles [ceil(k / 32)][16][32], and pads k with zeros.
+void round_into_tiles(const float* a, size_t lda, int rows, int k, uint16_t* HWY_RESTRICT to) {
   const U u;
+  const hn::RebindToSigned<F> s;
   const hn::Rebind<uint16_t, F> half;
-  int i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const auto bits = hn::BitCast(u, hn::LoadU(F(), from + i));
-    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(u, 1));
-    const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(u, 0x7fff)), odd));
-    const auto nan = hn::Or(hn::ShiftRight<16>(bits), hn::Set(u, 0x40));
-    const auto magnitude = hn::And(bits, hn::Set(u, 0x7fffffff));
-    const auto is_nan = hn::Gt(hn::BitCast(hn::RebindToSigned<F>(), magnitude),
-                               hn::Set(hn::RebindToSigned<F>(), 0x7f800000));
-    const auto result = hn::IfThenElse(hn::RebindMask(u, is_nan), nan, rounded);
-    hn::StoreU(hn::TruncateTo(half, result), half, to + i);
+  for (int row = 0; row < rows; ++row) {
+    const float* from = a + static_cast<size_t>(row) * lda;
+    uint16_t* line = to + row * kStep;
+    int at = 0;
+    for (; at + kStep <= k; at += kStep, line += 16 * kStep) {
+      BATON_UNROLL
+      for (int i = 0; i < kStep; i += kLanes) {
+        const auto bits = hn::BitCast(u, hn::LoadU(F(), from + at + i));
+        const auto high = hn::ShiftRight<16>(bits);
+        const auto up = hn::Add(hn::And(high, hn::Set(u, 1)), hn::Set(u, 0x7fff));
+        const auto magnitude = hn::BitCast(s, hn::And(bits, hn::Set(u, 0x7fffffff)));
+        const auto is_nan = hn::RebindMask(u, hn::Gt(magnitude, hn::Set(s, 0x7f800000)));
+        const auto rounded = hn::IfThenElse(is_nan, hn::Or(high, hn::Set(u, 0x40)),
+                                            hn::ShiftRight<16>(hn::Add(bits, up)));
+        hn::StoreU(hn::TruncateTo(half, rounded), half, line + i);
+      }
+    }
+    if (at == k) continue;
+    for (int i = 0; i < kStep; ++i) {
+      line[i] = at + i < k ? bf16_from_float(from[at + i]) : uint16_t{0};
+    }
   }
-  for (; i < count; ++i) to[i] = bf16_from_float(from[i]);
-  std::fill(to + i, to + padded, uint16_t{0});
 }
 
 // `kRows` rows of A [steps * 32][6] times one panel.
@@ -157,7 +166,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace baton::engine {
 
-HWY_EXPORT(round_row);
+HWY_EXPORT(round_into_tiles);
 HWY_EXPORT(multiply_vectors);
 
 namespace {
@@ -188,18 +197,7 @@ class TinyIsZero {
 #endif
 };
 
-// Rounds rows [first, first + count) of A into tiles [steps][16][32].
-void round_into_tiles(const float* a, size_t lda, int count, int k, uint16_t* to) {
-  for (int row = 0; row < count; ++row) {
-    const float* from = a + static_cast<size_t>(row) * lda;
-    for (int at = 0; at < k; at += kStep) {
-      HWY_DYNAMIC_DISPATCH(round_row)
-      (from + at, std::min(kStep, k - at), kStep, to + at * kTile + row * kStep);
-    }
-  }
-}
-
-// Rounds rows [first, first + count) of A into fp32 columns of six.
+// Rounds up to six rows of A into fp32, by columns.
 void round_into_columns(const float* a, size_t lda, int count, int k, float* to) {
   const int padded = steps_of(k) * kStep;
   for (int row = 0; row < count; ++row) {
@@ -273,7 +271,8 @@ void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, s
     const size_t row = static_cast<size_t>(task) * static_cast<size_t>(strip);
     const int count = std::min(strip, m - static_cast<int>(row));
     if (tiles) {
-      round_into_tiles(a + row * lda, lda, count, b.k, scratch.rounded_.data() + row * padded);
+      HWY_DYNAMIC_DISPATCH(round_into_tiles)
+      (a + row * lda, lda, count, b.k, scratch.rounded_.data() + row * padded);
     } else {
       round_into_columns(a + row * lda, lda, count, b.k, scratch.widened_.data() + row * padded);
     }
