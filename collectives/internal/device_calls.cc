@@ -220,7 +220,7 @@ bool DeviceCalls::step(Staged& staged, Way way) {
 
 // Takes what has ended; pieces of other calls too.
 void DeviceCalls::collect(Ring& ring) {
-  ring.copies->progress([&](uint64_t index, absl::Status status) {
+  ring.copies->progress([&](uint64_t index, const absl::Status& status) {
     Ring::Piece& piece = ring.pieces[index];
     Staged& owner = *piece.owner;
     if (status.ok()) {
