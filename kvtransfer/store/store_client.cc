@@ -355,17 +355,17 @@ std::string StoreClient::explain() const {
 }
 
 tiers::PeerTierFactory store_client(StoreClientOptions options) {
-  return
-      [options](const tiers::TierShape& shape,
-                std::function<void()> changed) -> absl::StatusOr<std::unique_ptr<tiers::PeerTier>> {
-        if (shape.record_bytes() > kLargestRecord) {
-          return absl::InvalidArgumentError(absl::StrCat("a KV block of ", shape.record_bytes(),
-                                                         " bytes is too large for a store"));
-        }
-        auto client = std::make_unique<StoreClient>(options, shape, std::move(changed));
-        if (absl::Status status = client->open(); !status.ok()) return status;
-        return client;
-      };
+  return [options = std::move(options)](
+             const tiers::TierShape& shape,
+             std::function<void()> changed) -> absl::StatusOr<std::unique_ptr<tiers::PeerTier>> {
+    if (shape.record_bytes() > kLargestRecord) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a KV block of ", shape.record_bytes(), " bytes is too large for a store"));
+    }
+    auto client = std::make_unique<StoreClient>(options, shape, std::move(changed));
+    if (absl::Status status = client->open(); !status.ok()) return status;
+    return client;
+  };
 }
 
 }  // namespace baton::kvtransfer::store
