@@ -10,7 +10,7 @@
 namespace baton::gpudirect {
 namespace {
 
-constexpr std::chrono::seconds kPatience{1};  // for streams to pass, when the gates end
+constexpr std::chrono::seconds kPassTime{1};  // for streams to pass, when the gates end
 
 DevicePointer address_of(const uint64_t& word) {
   return static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(&word));
@@ -62,7 +62,7 @@ StreamGates::~StreamGates() {
   bool all_passed = true;
   for (Gate& gate : gates_) {
     while (gate.holds && !passed(gate)) {
-      if (std::chrono::steady_clock::now() - begin < kPatience) continue;
+      if (std::chrono::steady_clock::now() - begin < kPassTime) continue;
       all_passed = false;
       break;
     }

@@ -11,7 +11,7 @@ namespace baton::gpudirect {
 namespace {
 
 constexpr size_t kPublishEvery = 16;  // triggers between two writes of the tail
-constexpr std::chrono::seconds kPatience{1};
+constexpr std::chrono::seconds kDrainTime{1};
 
 template <typename T>
 T* pointer_of(DevicePointer at) {
@@ -122,7 +122,7 @@ absl::Status TriggerFifo::clear_head() {
     result = driver.cuStreamQuery(stream);
     if (result != kSuccess && result != kNotReady) {
       status = device_.check(result, "waiting for a small copy");
-    } else if (std::chrono::steady_clock::now() - begin > kPatience) {
+    } else if (std::chrono::steady_clock::now() - begin > kDrainTime) {
       return absl::DeadlineExceededError("a copy of 16 bytes has not ended in 1 s");
     }
   }

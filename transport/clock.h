@@ -8,6 +8,8 @@ namespace baton {
 // A point on the worker's clock, as nanoseconds since an arbitrary start. Also used for spans.
 using Time = std::chrono::nanoseconds;
 
+constexpr double seconds_of(Time time) { return std::chrono::duration<double>(time).count(); }
+
 inline constexpr Time kNever = Time::max();
 
 // Source of time. No code in Baton reads the wall clock any other way, so the same code runs in

@@ -76,8 +76,6 @@ std::string human_bytes(uint64_t bytes) {
   return absl::StrFormat("%.1f %s", size, unit);
 }
 
-double seconds_of(Time time) { return std::chrono::duration<double>(time).count(); }
-
 bool write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t wrote = write(fd, text.data(), text.size());

@@ -9,7 +9,7 @@ namespace baton::collectives::internal {
 namespace {
 
 // A rank that is connected and has not voted after so long is stopped.
-constexpr Time kVoting = std::chrono::seconds(3);
+constexpr Time kVotingTime = std::chrono::seconds(3);
 
 // A ballot: one byte per rank ('1' lost), then the address where its sender would serve.
 std::string_view lost_of(const std::string& ballot, uint32_t ranks) {
@@ -53,7 +53,7 @@ absl::StatusOr<CommunicatorOptions> Survivors::agree() {
   while (true) {
     if (!mesh_.worker().progress()) mesh_.nap(std::chrono::milliseconds(2));
     mesh_.drain();
-    const std::string mine = lost(mesh_.now() - begin > kVoting);
+    const std::string mine = lost(mesh_.now() - begin > kVotingTime);
     if (mine != lost_of(cast, ranks)) {
       cast = mine + (*own)->address();
       mesh_.tell_all(ControlMessage::kBallot, cast);

@@ -25,7 +25,7 @@ constexpr uint32_t kRounds = 4;
 constexpr uint32_t kRoundsOfSmall = 21;
 constexpr double kSmallCall = 1e-3;  // seconds, as predicted
 // Calls between the start of the vote and its use: it travels while they run.
-constexpr uint32_t kVoting = 4;
+constexpr uint32_t kVotingCalls = 4;
 // A candidate must be so much faster than a better predicted one to be taken instead: trials are
 // few.
 constexpr double kClearly = 0.88;
@@ -141,7 +141,7 @@ absl::StatusOr<std::vector<Tuner::Candidate>> Tuner::candidates_for(const CallSh
 Tuner::Due Tuner::due(const Entry& entry) const {
   if (entry.settled || entry.calls < entry.trials()) return Due::kNothing;
   if (entry.vote.sequence == 0) return Due::kVote;
-  return entry.calls < entry.trials() + kVoting ? Due::kNothing : Due::kAwait;
+  return entry.calls < entry.trials() + kVotingCalls ? Due::kNothing : Due::kAwait;
 }
 
 std::vector<double>& Tuner::votes(Entry& entry) {

@@ -14,7 +14,7 @@
 namespace baton::launch {
 namespace {
 
-constexpr int kMostRanks = 1 << 16;
+constexpr int kMostFromEnvironment = 1 << 16;
 
 // FNV-1a: the same in every process, unlike absl::Hash.
 uint64_t stable_hash(const std::string& text) {
@@ -62,7 +62,7 @@ class Reader {
                               const std::string& local_ranks) const {
     Place place;
     place.launcher = launcher;
-    const auto of = number(ranks, 1, kMostRanks);
+    const auto of = number(ranks, 1, kMostFromEnvironment);
     if (!of.ok()) return of.status();
     const auto mine = number(rank, 0, *of - 1);
     if (!mine.ok()) return mine.status();
@@ -203,7 +203,7 @@ Found from_slurm(const Reader& in) {
   const char* const tasks =
       in.has("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
   if (in.has(tasks)) {
-    const auto node = in.number("SLURM_NODEID", 0, kMostRanks, 0);
+    const auto node = in.number("SLURM_NODEID", 0, kMostFromEnvironment, 0);
     if (!node.ok()) return node.status();
     place->local_ranks = tasks_at(in.text(tasks), *node);
     if (place->local_ranks < 1 || place->local_ranks > place->ranks) {

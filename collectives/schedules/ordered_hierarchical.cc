@@ -31,7 +31,7 @@ void collect_inside(Writer& w, const Nodes& nodes, PartOf part_of, PlaceOf place
 
 // Scratch: the contributions of all ranks to our part, by rank; then, for every block that is ours
 // and every other node, the contributions of our node to the part of that node's owner.
-void reduce_scatter(const Nodes& nodes, uint32_t rank, Writer& w) {
+void ordered_reduce_scatter(const Nodes& nodes, uint32_t rank, Writer& w) {
   const uint32_t n = nodes.ranks, m = nodes.members;
   const auto place = [&](uint32_t block, uint32_t k) {
     if (k == nodes.node) return k * nodes.size;
@@ -62,7 +62,7 @@ void reduce_scatter(const Nodes& nodes, uint32_t rank, Writer& w) {
 
 // Blocks are folded by their owners on the root's node. Scratch: results by block; then, for every
 // block that is ours, contributions by rank.
-void reduce(const Nodes& nodes, uint32_t root, uint32_t rank, Writer& w) {
+void ordered_reduce(const Nodes& nodes, uint32_t root, uint32_t rank, Writer& w) {
   const uint32_t root_node = root / nodes.size;
   const auto place = [&](uint32_t block, uint32_t k) {
     return nodes.size + block / nodes.members * nodes.ranks + k * nodes.size;
@@ -101,9 +101,9 @@ Shape ordered_hierarchical_shape(const ScheduleSpec& spec) {
 void write_ordered_hierarchical(const ScheduleSpec& spec, uint32_t rank, Writer& w) {
   const Nodes nodes(spec, rank, 0);
   if (spec.collective == Collective::kReduce) {
-    reduce(nodes, spec.root, rank, w);
+    ordered_reduce(nodes, spec.root, rank, w);
   } else {
-    reduce_scatter(nodes, rank, w);
+    ordered_reduce_scatter(nodes, rank, w);
   }
 }
 

@@ -40,12 +40,12 @@ constexpr NamedType kTypes[] = {
     {"F8_E5M2", TensorType::kOther, 1},
 };
 
-absl::Status bad(std::string_view message) {
+absl::Status bad_file(std::string_view message) {
   return absl::InvalidArgumentError(absl::StrCat("safetensors: ", view(message)));
 }
 
 absl::Status bad_tensor(std::string_view name, std::string_view message) {
-  return bad(absl::StrCat("tensor \"", view(name.substr(0, 200)), "\" ", view(message)));
+  return bad_file(absl::StrCat("tensor \"", view(name.substr(0, 200)), "\" ", view(message)));
 }
 
 absl::StatusOr<TensorInfo> read_tensor(const std::string& name, const nlohmann::json& json,
@@ -106,7 +106,7 @@ absl::Status check_coverage(const SafetensorsHeader& header, size_t data_begin, 
     at = info->end;
   }
   if (at != file_bytes) {
-    return bad(absl::StrCat(file_bytes - at, " bytes after the last tensor belong to none"));
+    return bad_file(absl::StrCat(file_bytes - at, " bytes after the last tensor belong to none"));
   }
   return absl::OkStatus();
 }
@@ -135,28 +135,29 @@ size_t TensorInfo::elements() const {
 
 absl::StatusOr<SafetensorsHeader> parse_safetensors(std::string_view bytes) {
   if (bytes.size() < kLengthBytes) {
-    return bad(absl::StrCat("the file has ", bytes.size(), " bytes; the header length needs 8"));
+    return bad_file(
+        absl::StrCat("the file has ", bytes.size(), " bytes; the header length needs 8"));
   }
   uint64_t length = 0;
   for (size_t i = 0; i < kLengthBytes; ++i) {
     length |= uint64_t{static_cast<unsigned char>(bytes[i])} << (8 * i);
   }
   if (length > kMaxHeader || length > bytes.size() - kLengthBytes) {
-    return bad(absl::StrCat("the header claims ", length, " bytes but the file has ",
-                            bytes.size() - kLengthBytes,
-                            " after the length; it is truncated or not safetensors"));
+    return bad_file(absl::StrCat("the header claims ", length, " bytes but the file has ",
+                                 bytes.size() - kLengthBytes,
+                                 " after the length; it is truncated or not safetensors"));
   }
   auto json = parse_json(bytes.substr(kLengthBytes, length), "safetensors header");
   if (!json.ok()) return json.status();
-  if (!json->is_object()) return bad("the header must be an object");
+  if (!json->is_object()) return bad_file("the header must be an object");
 
   SafetensorsHeader header;
   const size_t data_begin = kLengthBytes + length;
   for (const auto& [name, value] : json->items()) {
     if (name == "__metadata__") {
-      if (!value.is_object()) return bad("__metadata__ must be an object");
+      if (!value.is_object()) return bad_file("__metadata__ must be an object");
       for (const auto& [key, text] : value.items()) {
-        if (!text.is_string()) return bad("__metadata__ must hold strings");
+        if (!text.is_string()) return bad_file("__metadata__ must hold strings");
         header.metadata[key] = text.get<std::string>();
       }
       continue;

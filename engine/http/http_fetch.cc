@@ -26,9 +26,10 @@ namespace beast = boost::beast;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-class Exchange : public std::enable_shared_from_this<Exchange> {
+class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
  public:
-  Exchange(const std::shared_ptr<EventLoop>& loop, HttpFetchRequest request, HttpFetchEvents events)
+  FetchExchange(const std::shared_ptr<EventLoop>& loop, HttpFetchRequest request,
+                HttpFetchEvents events)
       : loop_(loop),
         request_(std::move(request)),
         events_(std::move(events)),
@@ -133,7 +134,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   // OK: everything is here.
   void end(const absl::Status& status) {
     if (over_) return;
-    const std::shared_ptr<Exchange> self = shared_from_this();
+    const std::shared_ptr<FetchExchange> self = shared_from_this();
     const HttpFetchEvents events = std::move(events_);
     cancel();
     events.on_end(status);
@@ -154,11 +155,11 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
 class Fetch : public HttpFetch {
  public:
-  explicit Fetch(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
+  explicit Fetch(std::shared_ptr<FetchExchange> exchange) : exchange_(std::move(exchange)) {}
   ~Fetch() override { exchange_->cancel(); }
 
  private:
-  const std::shared_ptr<Exchange> exchange_;
+  const std::shared_ptr<FetchExchange> exchange_;
 };
 
 }  // namespace
@@ -189,7 +190,7 @@ absl::StatusOr<HttpUrl> HttpUrl::parse(std::string_view text) {
 
 std::unique_ptr<HttpFetch> HttpFetch::start(const std::shared_ptr<EventLoop>& loop,
                                             HttpFetchRequest request, HttpFetchEvents events) {
-  auto exchange = std::make_shared<Exchange>(loop, std::move(request), std::move(events));
+  auto exchange = std::make_shared<FetchExchange>(loop, std::move(request), std::move(events));
   exchange->start();
   return std::make_unique<Fetch>(std::move(exchange));
 }

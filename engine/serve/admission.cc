@@ -22,7 +22,6 @@ constexpr Time kForgotten = std::chrono::seconds(30);  // a patience that refuse
 constexpr double kShrink = 0.93, kGrow = 0.001, kLeast = 0.25, kMost = 0.8;
 constexpr double kProbing = 0.005;  // the plan grows by so much per second, to find patience grown
 
-double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
 Time from_seconds(double value) {
   return std::chrono::duration_cast<Time>(std::chrono::duration<double>(value));
 }
@@ -38,8 +37,8 @@ std::optional<Time> Admission::limit(bool stream, Time now) const {
   if (options_.max_wait > Time{0}) most = options_.max_wait;
   const Patience& patience = patience_[stream ? 1 : 0];
   if (patience.value.has_value() && now - patience.used < kForgotten) {
-    const double grown = 1 + kProbing * seconds(now - patience.learned);
-    const Time planned = from_seconds(seconds(*patience.value) * patience.planned * grown);
+    const double grown = 1 + kProbing * seconds_of(now - patience.learned);
+    const Time planned = from_seconds(seconds_of(*patience.value) * patience.planned * grown);
     most = most.has_value() ? std::min(*most, planned) : planned;
   }
   return most;
@@ -75,16 +74,16 @@ absl::StatusOr<Time> Admission::admit(const Backlog& backlog, const WorkAhead& w
     return refuse(
         absl::StrFormat("this server is overloaded: an answer is expected after %.1f s, and is "
                         "wanted within %.1f s; try again later",
-                        expected, seconds(*most)),
-        expected - seconds(*most));
+                        expected, seconds_of(*most)),
+        expected - seconds_of(*most));
   }
   return from_seconds(at_rate);
 }
 
 void Admission::computed(size_t tokens, Time busy) {
-  const double keep = std::exp(-seconds(busy) / kRemembered);
+  const double keep = std::exp(-seconds_of(busy) / kRemembered);
   tokens_ = tokens_ * keep + static_cast<double>(tokens);
-  busy_ = busy_ * keep + seconds(busy);
+  busy_ = busy_ * keep + seconds_of(busy);
 }
 
 void Admission::note_ratio(double ratio) {
@@ -95,13 +94,13 @@ void Admission::answered(bool stream, Time expected, Time actual, size_t output)
   Patience& patience = patience_[stream ? 1 : 0];
   patience.planned = std::min(kMost, patience.planned + kGrow);
   mean_output_ += kNewRatio * (static_cast<double>(output) - mean_output_);
-  if (expected > Time{0}) note_ratio(seconds(actual) / seconds(expected));
+  if (expected > Time{0}) note_ratio(seconds_of(actual) / seconds_of(expected));
 }
 
 void Admission::left(bool stream, Time expected, Time waited, Time now) {
   // It would have taken longer yet.
-  if (expected > Time{0} && seconds(waited) > seconds(expected) * bias_) {
-    note_ratio(seconds(waited) / seconds(expected));
+  if (expected > Time{0} && seconds_of(waited) > seconds_of(expected) * bias_) {
+    note_ratio(seconds_of(waited) / seconds_of(expected));
   }
   Patience& patience = patience_[stream ? 1 : 0];
   auto& leavers = patience.leavers;

@@ -11,8 +11,6 @@
 namespace baton::engine::serve {
 namespace {
 
-double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
-
 constexpr std::string_view kPrefix = "baton_";
 
 void header(std::string_view name, std::string_view help, std::string_view type, std::string* out,
@@ -35,7 +33,7 @@ double percentile(std::vector<double> values, double p) {
 }
 
 void ServingMetrics::Histogram::add(Time value) {
-  const double s = seconds(value);
+  const double s = seconds_of(value);
   ++counts[static_cast<size_t>(std::lower_bound(kBounds.begin(), kBounds.end(), s) -
                                kBounds.begin())];
   sum += s;

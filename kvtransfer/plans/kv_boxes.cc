@@ -12,13 +12,6 @@ namespace {
 
 constexpr char kSameEngine[] = "run the same release with the same KV data type on both workers";
 
-const KvField* find_role(const KvGroup& group, KvRole role) {
-  for (const KvField& field : group.fields) {
-    if (field.role == role) return &field;
-  }
-  return nullptr;
-}
-
 absl::Status check_fields(const KvGroup& source, const KvGroup& target) {
   for (const auto& [one, other, is_source] :
        {std::tuple(&source, &target, true), std::tuple(&target, &source, false)}) {
@@ -164,6 +157,13 @@ void coalesce(KvBoxDims& dims, uint64_t& piece_bytes) {
       ++i;
     }
   }
+}
+
+const KvField* find_role(const KvGroup& group, KvRole role) {
+  for (const KvField& field : group.fields) {
+    if (field.role == role) return &field;
+  }
+  return nullptr;
 }
 
 absl::Status make_boxes(const KvLayout& source_layout, const KvLayout& target_layout,

@@ -10,6 +10,9 @@ namespace baton::kvtransfer {
 // cannot be moved into each other.
 absl::Status make_boxes(const KvLayout& source, const KvLayout& target, KvPart& part);
 
+// The group's field of that role, or nullptr.
+const KvField* find_role(const KvGroup& group, KvRole role);
+
 // Joins dimensions whose steps follow each other without a gap at both ends, and orders the rest by
 // the target's strides.
 void coalesce(KvBoxDims& dims, uint64_t& piece_bytes);

@@ -17,13 +17,6 @@ namespace {
 constexpr float kLargest = 448;
 constexpr uint8_t kNan = 0x7f;
 
-const KvField* find_role(const KvGroup& group, KvRole role) {
-  for (const KvField& field : group.fields) {
-    if (field.role == role) return &field;
-  }
-  return nullptr;
-}
-
 KvRole scale_of(KvRole role) {
   return role == KvRole::kKey     ? KvRole::kKeyScale
          : role == KvRole::kValue ? KvRole::kValueScale

@@ -15,7 +15,7 @@ namespace {
 using testing::HasSubstr;
 using Grade = Check::Grade;
 
-constexpr const char* kNic = "pci0000:00/0000:00:01.0/0000:01:00.0";
+constexpr const char* kNearNic = "pci0000:00/0000:00:01.0/0000:01:00.0";
 
 Json providers(bool verbs) {
   return Json::array(
@@ -25,7 +25,9 @@ Json providers(bool verbs) {
 
 // A machine on which everything is as it should be.
 void make_good(FakeTree& tree) {
-  tree.pci(kNic, "0x15b3", "0x020700", 0).rdma("mlx5_0", kNic, "eth2").netdev("eth2", "up", 9000);
+  tree.pci(kNearNic, "0x15b3", "0x020700", 0)
+      .rdma("mlx5_0", kNearNic, "eth2")
+      .netdev("eth2", "up", 9000);
   tree.file("/dev/infiniband/uverbs0", "").file("/dev/infiniband/rdma_cm", "");
   tree.limits("unlimited", "65536");
   tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512");

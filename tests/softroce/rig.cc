@@ -14,7 +14,7 @@
 namespace baton::softroce {
 namespace {
 
-constexpr Time kPatience = std::chrono::seconds(30);
+constexpr Time kRigPatience = std::chrono::seconds(30);
 constexpr Time kTick = std::chrono::milliseconds(5);
 
 void nap(Time time) { std::this_thread::sleep_for(time); }
@@ -53,7 +53,7 @@ absl::Status Board::write(const std::string& name, const std::string& text) cons
 
 absl::Status Board::ask(const std::string& name, const std::string& text) const {
   if (absl::Status status = write(name, text); !status.ok()) return status;
-  const auto answer = read(name + ".done", kPatience);
+  const auto answer = read(name + ".done", kRigPatience);
   if (!answer.ok()) return answer.status();
   std::error_code ignored;
   std::filesystem::remove(path_ + "/" + name + ".done", ignored);

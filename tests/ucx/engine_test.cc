@@ -9,14 +9,13 @@
 #include <filesystem>
 #include <thread>
 
+#include "tests/ucx/raw_peer.h"
 #include "transport/clock.h"
 
 namespace baton::ucx {
 namespace {
 
 constexpr Time kPatience = std::chrono::seconds(60);
-
-const Engine::Options kLoopback{.tls = "tcp", .net_devices = "lo"};
 
 size_t open_files() {
   const std::filesystem::directory_iterator all("/proc/self/fd");

@@ -15,18 +15,10 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Connects, expecting that it fails; why.
-std::string refusal(VerbsPair& pair) {
-  auto peer = pair.a.worker->connect(pair.b.worker->address());
-  EXPECT_TRUE(peer.ok()) << peer.status();
-  EXPECT_TRUE(pair.drive([&] { return pair.a.worker->peer_state(*peer) == PeerState::kDown; }));
-  return std::string(pair.a.worker->peer_status(*peer).message());
-}
-
 TEST(BadInput, APortThatIsDownIsNamedWithTheRemedyAndMayComeUpLater) {
   VerbsPair pair({}, {{"verbs.devices", "fake0:1"}});
   pair.fake->set_port(0, false);
-  EXPECT_THAT(refusal(pair), AllOf(HasSubstr("fake0:1 is down"), HasSubstr("ip link set")));
+  EXPECT_THAT(pair.refusal(), AllOf(HasSubstr("fake0:1 is down"), HasSubstr("ip link set")));
   pair.fake->set_port(0, true);
   EXPECT_TRUE(pair.connect());
   EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
@@ -55,8 +47,8 @@ TEST(BadInput, AnotherVersionIsNamed) {
 
 TEST(BadInput, TooManyQueuePairsHereAreSaid) {
   VerbsPair pair({.max_queue_pairs = 0});
-  EXPECT_THAT(refusal(pair), AllOf(HasSubstr("no queue pair of depth"), HasSubstr("verbs.qps"),
-                                   HasSubstr("0 in all")));
+  EXPECT_THAT(pair.refusal(), AllOf(HasSubstr("no queue pair of depth"), HasSubstr("verbs.qps"),
+                                    HasSubstr("0 in all")));
   pair.fake->set_max_queue_pairs(2);
   EXPECT_TRUE(pair.connect());
   EXPECT_TRUE(pair.run(pair.request(Op::kRead)).ok());
@@ -64,7 +56,7 @@ TEST(BadInput, TooManyQueuePairsHereAreSaid) {
 
 TEST(BadInput, TooManyQueuePairsAtThePeerAreSaidHere) {
   VerbsPair pair({.max_queue_pairs = 1});
-  EXPECT_THAT(refusal(pair), HasSubstr("no queue pair of depth"));
+  EXPECT_THAT(pair.refusal(), HasSubstr("no queue pair of depth"));
   pair.fake->set_max_queue_pairs(2);
   EXPECT_TRUE(pair.connect());
   EXPECT_TRUE(pair.run(pair.request(Op::kRead)).ok());

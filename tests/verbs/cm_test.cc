@@ -16,14 +16,6 @@ VerbsPair::Settings with_cm(VerbsPair::Settings more = {}) {
   return settings;
 }
 
-// Connects, expecting that it fails; why.
-std::string refusal(VerbsPair& pair) {
-  auto peer = pair.a.worker->connect(pair.b.worker->address());
-  EXPECT_TRUE(peer.ok()) << peer.status();
-  EXPECT_TRUE(pair.drive([&] { return pair.a.worker->peer_state(*peer) == PeerState::kDown; }));
-  return std::string(pair.a.worker->peer_status(*peer).message());
-}
-
 bool both_carry(VerbsPair& pair) {
   const uint64_t before[] = {pair.fake->moved(0), pair.fake->moved(1)};
   EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
@@ -141,7 +133,7 @@ TEST(ConnectionManager, SaysWhyItCannotConnect) {
     SCOPED_TRACE(each.message);
     VerbsPair pair({}, with_cm());
     each.fault(*pair.cm);
-    EXPECT_THAT(refusal(pair), HasSubstr(each.message));
+    EXPECT_THAT(pair.refusal(), HasSubstr(each.message));
     // Both sides go on, and a later attempt succeeds.
     pair.cm->missing = pair.cm->unroutable = pair.cm->silent = pair.cm->nobody_listens =
         pair.cm->impostor = false;
@@ -153,8 +145,8 @@ TEST(ConnectionManager, SaysWhyItCannotConnect) {
 TEST(ConnectionManager, ARouteByAnotherDeviceIsRefused) {
   VerbsPair pair({.devices = 2}, with_cm({{"verbs.devices", "fake0"}}));
   pair.cm->wrong_device = 1;
-  EXPECT_THAT(refusal(pair), AllOf(HasSubstr("rdma_cm goes by fake1:1 instead of fake0:1"),
-                                   HasSubstr("different subnets")));
+  EXPECT_THAT(pair.refusal(), AllOf(HasSubstr("rdma_cm goes by fake1:1 instead of fake0:1"),
+                                    HasSubstr("different subnets")));
 }
 
 // (/sys/kernel/config/rdma_cm/DEVICE/ports/PORT/default_roce_tos)

@@ -105,6 +105,14 @@ struct VerbsPair {
     return up;
   }
 
+  // Connects, expecting that it fails; why.
+  std::string refusal() {
+    auto peer = a.worker->connect(b.worker->address());
+    EXPECT_TRUE(peer.ok()) << peer.status();
+    EXPECT_TRUE(drive([&] { return a.worker->peer_state(*peer) == PeerState::kDown; }));
+    return std::string(a.worker->peer_status(*peer).message());
+  }
+
   TransferRequest request(Op op, size_t bytes = kBytes) const {
     return {.op = op,
             .peer = a.peer,

@@ -30,13 +30,17 @@
 namespace baton {
 namespace internal {
 struct Examined;
+// A transfer of at most so many bytes is tiny: on a rail of several, it goes to the first
+// (pick_rail()).
+inline constexpr size_t kTinyBytes = 256;
 // For heaps whose top is the earliest.
 inline constexpr auto kLater = [](const auto& a, const auto& b) { return a.first > b.first; };
 }  // namespace internal
 
 class Worker::Impl final : public EventSink {
  public:
-  class Staging;  // internal/staging.h
+  class Staging;                                                    // internal/staging.h
+  static constexpr uint32_t kNone = internal::TransferSlot::kNone;  // where a queue of slots ends
 
   Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
        CounterTable counter_table);

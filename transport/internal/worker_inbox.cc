@@ -6,10 +6,6 @@
 #include "transport/internal/worker_impl.h"
 
 namespace baton {
-namespace {
-constexpr uint32_t kNone = internal::TransferSlot::kNone;
-}  // namespace
-
 void Worker::Impl::arrived(Rail& rail, const Arrival& arrival) {
   internal::Peer* peer = peer_of(rail);
   if (peer == nullptr) return;

@@ -10,7 +10,6 @@
 
 namespace baton {
 namespace {
-constexpr uint32_t kNone = internal::TransferSlot::kNone;
 constexpr const char* kFenced = "the peer has lost its end of this rail";
 
 uint64_t tag_of(PeerId id) { return (uint64_t{id.generation} << 32) | id.index; }

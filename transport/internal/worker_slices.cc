@@ -7,9 +7,7 @@
 namespace baton {
 namespace {
 
-constexpr uint32_t kNone = internal::TransferSlot::kNone;
 constexpr uint32_t kMaxReposts = 1000;
-constexpr size_t kTiny = 256;  // bytes of a transfer
 constexpr uint32_t kFew = 8;
 
 size_t slice_begin(const internal::TransferSlot& slot, uint32_t index) {
@@ -62,8 +60,8 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
         !state.rail->moves(regions.entries()[slot.descriptor.local_region]).ok()) {
       continue;
     }
-    if (&state == peer.rails.data() && slot.descriptor.bytes <= kTiny && state.outstanding < kFew &&
-        state.outstanding_bytes <= kFew * kTiny) {
+    if (&state == peer.rails.data() && slot.descriptor.bytes <= internal::kTinyBytes &&
+        state.outstanding < kFew && state.outstanding_bytes <= kFew * internal::kTinyBytes) {
       return &state;
     }
     const size_t bytes =

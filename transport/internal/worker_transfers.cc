@@ -8,11 +8,6 @@
 namespace baton {
 namespace {
 
-constexpr uint32_t kNone = internal::TransferSlot::kNone;
-
-// On a rail of several, so small a one goes to the first (pick_rail()).
-constexpr size_t kTiny = 256;
-
 bool inside(const Layout& layout, size_t region_bytes) {
   return layout.dims().empty() && layout.piece_bytes() <= region_bytes &&
          layout.offset() <= region_bytes - layout.piece_bytes();
@@ -22,7 +17,7 @@ bool inside(const Layout& layout, size_t region_bytes) {
 bool is_plain(const TransferRequest& request) {
   const size_t bytes = request.local_layout.piece_bytes();
   const bool write = request.op == Op::kWrite;
-  if (bytes - 1 >= kTiny || request.remote_layout.piece_bytes() != bytes ||
+  if (bytes - 1 >= internal::kTinyBytes || request.remote_layout.piece_bytes() != bytes ||
       !inside(request.local_layout, request.local.size) ||
       !inside(request.remote_layout, request.remote.size) || !request.notify.empty() ||
       request.local.generation == 0 || request.remote.generation == 0 ||

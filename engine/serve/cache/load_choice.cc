@@ -10,8 +10,6 @@ namespace {
 constexpr double kDecay = 0.97;       // of older points, with each new one
 constexpr size_t kFewestTokens = 16;  // of a step that says what a token costs
 
-double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
-
 }  // namespace
 
 void LinearFit::add(double x, double y, double weight) {
@@ -43,11 +41,11 @@ double LinearFit::at(double x) const {
 void LoadChoice::computed(size_t first, size_t tokens, Time took) {
   if (tokens < kFewestTokens) return;
   const auto n = static_cast<double>(tokens);
-  compute_.add(static_cast<double>(first) + n / 2, seconds(took) / n, n);
+  compute_.add(static_cast<double>(first) + n / 2, seconds_of(took) / n, n);
 }
 
 void LoadChoice::loaded(size_t blocks, LoadPlace place, Time took) {
-  loads_[static_cast<size_t>(place)].add(static_cast<double>(blocks), seconds(took));
+  loads_[static_cast<size_t>(place)].add(static_cast<double>(blocks), seconds_of(took));
 }
 
 double LoadChoice::compute_seconds(size_t first, size_t tokens) const {
