@@ -169,7 +169,7 @@ struct HttpListener::Impl : std::enable_shared_from_this<HttpListener::Impl> {
       : loop(std::move(event_loop)),
         acceptor(loop->context()),
         host(std::make_shared<ConnectionHost>()) {
-    host->options = options;
+    host->options = std::move(options);
     host->loop = loop;
   }
 
@@ -235,7 +235,8 @@ void HttpListener::Impl::handle(const std::shared_ptr<HttpExchange>& exchange) {
 }
 
 HttpListener::HttpListener(HttpListenerOptions options)
-    : loop_(std::make_shared<EventLoop>()), impl_(std::make_shared<Impl>(loop_, options)) {
+    : loop_(std::make_shared<EventLoop>()),
+      impl_(std::make_shared<Impl>(loop_, std::move(options))) {
   impl_->host->handle = [impl = impl_.get()](const std::shared_ptr<HttpExchange>& exchange) {
     impl->handle(exchange);
   };

@@ -213,7 +213,7 @@ void HttpServer::Impl::register_routes() {
                     stats.refused, "\n# HELP baton_http_timed_out_total Clients too slow.\n",
                     "# TYPE baton_http_timed_out_total counter\nbaton_http_timed_out_total ",
                     stats.timed_out, "\n");
-    exchange->reply(200, "text/plain; version=0.0.4", std::move(page));
+    exchange->reply(200, "text/plain; version=0.0.4", page);
   });
 }
 

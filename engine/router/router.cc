@@ -72,8 +72,7 @@ void Router::Impl::complete(const Exchange& exchange, bool chat) {
   auto request = std::make_shared<http::ApiRequest>(*std::move(parsed));
   if (!request->has_seed) request->sampling.seed = std::random_device()();
   listener.loop()->post([this, exchange, body = *std::move(body), request]() mutable {
-    RelayedRequest::start(workers, exchange, std::move(body), std::move(request),
-                          exchange->request_id());
+    RelayedRequest::start(workers, exchange, body, std::move(request), exchange->request_id());
   });
 }
 
@@ -113,7 +112,7 @@ void Router::Impl::proxy(const Exchange& exchange, size_t worker) {
              // It holds what is running now.
              const std::unique_ptr<http::HttpFetch> ended = std::move(answer->fetch);
              if (!status.ok()) return proxy(exchange, worker + 1);
-             exchange->reply(answer->status, "application/json", std::move(answer->body));
+             exchange->reply(answer->status, "application/json", answer->body);
            }});
 }
 

@@ -54,20 +54,17 @@ void EngineThread::wake() {
 uint64_t EngineThread::submit(Request request) {
   const uint64_t id = next_id_++;
   request.id = id;
-  bool ended = false;
   {
-    const std::lock_guard lock(mutex_);
-    ended = ended_;
-    if (!ended) {
-      queued_tokens_ += request.tokens.size();
-      commands_.push_back({.request = std::move(request)});
+    std::unique_lock lock(mutex_);
+    if (ended_) {
+      lock.unlock();
+      refuse(id, request.on_event, stopped());
+      return id;
     }
+    queued_tokens_ += request.tokens.size();
+    commands_.push_back({.request = std::move(request)});
   }
-  if (ended) {
-    refuse(id, request.on_event, stopped());
-  } else {
-    wake();
-  }
+  wake();
   return id;
 }
 

@@ -19,8 +19,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr size_t kMiB = 1 << 20;
-
 class FakeTest : public testing::Test {
  protected:
   void open(FakeOptions options = {}) {

@@ -17,8 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr size_t kMiB = 1 << 20;
-
 struct Opened {
   explicit Opened(FakeOptions options = {}) : fake(std::move(options)) {
     device = *Device::open(FakeDriver::driver(), 0);

@@ -18,8 +18,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr size_t kMiB = 1 << 20;
-
 struct Machine {
   explicit Machine(FakeOptions options = {}) : fake(std::move(options)) {
     use_device_memory(memory.get());

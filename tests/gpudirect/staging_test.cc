@@ -20,7 +20,6 @@ using gpudirect::FakeDriver;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr size_t kMiB = 1 << 20;
 constexpr Time kPatience = std::chrono::seconds(60);
 
 // Two workers over one provider, with memory of a device and of the host on both sides.

@@ -86,9 +86,9 @@ void BlockManager::publish(uint32_t index, const BlockHash& hash) {
   block.hash = hash;
 }
 
-uint64_t BlockManager::quarantine(std::vector<uint32_t> blocks) {
+uint64_t BlockManager::quarantine(const std::vector<uint32_t>& blocks) {
   quarantined_ += static_cast<uint32_t>(blocks.size());
-  quarantine_.emplace(next_entry_, std::move(blocks));
+  quarantine_.emplace(next_entry_, blocks);
   return next_entry_++;
 }
 

@@ -53,7 +53,7 @@ class BlockManager {
   }
 
   // Takes over one reference of each block until end_quarantine().
-  uint64_t quarantine(std::vector<uint32_t> blocks);
+  uint64_t quarantine(const std::vector<uint32_t>& blocks);
   void end_quarantine(uint64_t entry);
 
   // Counts everything again. Internal says what does not add up. `references` (optional) is the

@@ -27,6 +27,8 @@
 
 namespace baton::gpudirect {
 
+inline constexpr size_t kMiB = 1 << 20;
+
 // Personalities: what the devices say of themselves.
 using Attributes = std::map<DeviceAttribute, int>;
 Attributes h100();             // all there is
