@@ -17,6 +17,7 @@ namespace {
 
 using gpudirect::DevicePointer;
 using gpudirect::FakeDriver;
+using gpudirect::kMiB;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
