@@ -6,13 +6,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "bench/report/dialogue.h"
 #include "transport/base/environment.h"
 #include "transport/settings.h"
 
 namespace baton::bench {
 namespace {
-
-std::string text_of(const Json& row, const char* key) { return row[key].get<std::string>(); }
 
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
 
