@@ -23,7 +23,7 @@
 namespace baton::kvtransfer::store {
 namespace {
 
-constexpr int kTickMs = 500;       // how often somebody slow is looked for
+constexpr int kSlowTickMs = 500;   // how often somebody slow is looked for
 constexpr size_t kTurn = 4 << 20;  // bytes of one connection before the next has its turn
 constexpr size_t kMostAtOnce = 1 << 20;
 constexpr Time kStrangers = std::chrono::seconds(20);  // who have not made a request yet
@@ -231,7 +231,7 @@ void Server::loop() {
   epoll_event events[64];
   Time looked{};
   for (;;) {
-    const int count = epoll_wait(epoll_.get(), events, 64, kTickMs);
+    const int count = epoll_wait(epoll_.get(), events, 64, kSlowTickMs);
     const Time now = Clock::steady().now();
     bool newcomers = false;
     for (int i = 0; i < count; ++i) {
@@ -246,7 +246,7 @@ void Server::loop() {
     }
     // Last: it may close others, whose events have been looked at by now.
     if (newcomers) accept_all(now);
-    if (now - looked >= std::chrono::milliseconds(kTickMs)) {
+    if (now - looked >= std::chrono::milliseconds(kSlowTickMs)) {
       look_for_slow(now);
       looked = now;
     }

@@ -16,7 +16,7 @@
 namespace baton::kvtransfer::store {
 namespace {
 
-constexpr int kTickMs = 20;  // while a deadline may pass
+constexpr int kClientTickMs = 20;  // while a deadline may pass
 constexpr Time kCallAgain = std::chrono::milliseconds(500);
 constexpr Time kMissIsNews = std::chrono::milliseconds(100);  // then it is asked for again
 constexpr Time kSeenIsThere = std::chrono::seconds(30);       // then it is offered again
@@ -91,7 +91,7 @@ StoreClient::~StoreClient() {
 void StoreClient::loop() {
   for (;;) {
     pollfd entries[2] = {{worker_->event_fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-    poll(entries, 2, kTickMs);
+    poll(entries, 2, kClientTickMs);
     uint64_t count = 0;
     (void)!::read(worker_->event_fd(), &count, sizeof(count));
     const std::lock_guard lock(mutex_);

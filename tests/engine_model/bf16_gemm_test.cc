@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/kernels/amx.h"
+#include "tests/engine_model/same_bits.h"
 
 namespace baton::engine {
 namespace {
@@ -49,10 +50,6 @@ struct Product {
   std::vector<uint16_t> weight;
   AlignedArray<uint16_t> packed;
 };
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 class Bf16Gemm : public ::testing::TestWithParam<Bf16Unit> {
  protected:

@@ -15,6 +15,7 @@
 #include "engine/kernels/gemm.h"
 #include "engine/kernels/peaks.h"
 #include "engine/model/rope.h"
+#include "tests/engine_model/same_bits.h"
 
 namespace baton::engine {
 namespace {
@@ -24,10 +25,6 @@ std::vector<float> random_floats(size_t count, uint32_t seed) {
   std::vector<float> values(count);
   for (float& value : values) value = static_cast<float>(random() % 20001) * 1e-4f - 1.0f;
   return values;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 // Whether this machine's kernels fuse multiply and add, as the reference does.

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <random>
 #include <span>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "engine/model/checkpoint.h"
 #include "engine/model/model.h"
 #include "engine/model/test_model.h"
+#include "tests/engine_model/same_bits.h"
 
 namespace baton::engine {
 
@@ -69,10 +69,6 @@ struct Rig {
   Workspace workspace;
   size_t next_block = 1;
 };
-
-inline bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
 
 // One of each kind of model that is more than a plain Llama.
 inline std::vector<ModelConfig> family_configs() {
