@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
 #include "engine/command_line/command_line.h"
 #include "kvtransfer/store/kv_store.h"
 #include "kvtransfer/store/lm_server.h"
@@ -40,6 +41,12 @@ absl::Status serve(const StoreFlags& flags, const sigset_t& signals) {
   }
   auto store = kvtransfer::store::KvStore::start(std::move(options));
   if (!store.ok()) return store.status();
+  if ((*store)->port() == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("no transport listens on ", flags.host,
+                     ", so nobody could reach the store; give --host an ",
+                     "address of this machine, and --provider one that listens, such as tcp"));
+  }
   std::unique_ptr<kvtransfer::store::LmServer> lm;
   if (flags.lm_port >= 0) {
     auto started = kvtransfer::store::LmServer::start({.host = flags.lm_host,

@@ -14,7 +14,7 @@
 
 namespace baton::kvtransfer::tiers {
 
-void Store::start() {
+absl::Status Store::start() {
   if (options_.host_bytes > 0) memory_ = std::make_unique<MemoryTier>(options_.host_bytes);
   if (!options_.disk.empty()) {
     auto disk = DiskTier::open({.directory = options_.disk,
@@ -31,16 +31,19 @@ void Store::start() {
     auto peer = options_.peer(shape_, [this] { notify(); });
     if (peer.ok()) {
       peer_ = *std::move(peer);
+    } else if (absl::IsInvalidArgument(peer.status())) {
+      return peer.status();
     } else {
       log_event(LogLevel::kWarning, "no KV tier in another process: %s", peer.status().message());
     }
   }
-  if (!is_on()) return;
+  if (!is_on()) return absl::OkStatus();
   // Newer than what an earlier process left on disk.
   sequence_ = disk_ != nullptr ? disk_->last_sequence() : 0;
   saver_ = std::thread([this] { save_loop(); });
   loader_ = std::thread([this] { load_loop(false); });
   if (peer_ != nullptr) peer_loader_ = std::thread([this] { load_loop(true); });
+  return absl::OkStatus();
 }
 
 Store::~Store() {
@@ -217,7 +220,7 @@ absl::StatusOr<std::unique_ptr<TierStore>> TierStore::open(const TierStoreOption
     return absl::InvalidArgumentError("KV tiers need a cache with layers, blocks and bytes");
   }
   auto store = std::make_unique<Store>(options);
-  store->start();
+  if (absl::Status status = store->start(); !status.ok()) return status;
   return store;
 }
 

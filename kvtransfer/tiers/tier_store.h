@@ -92,7 +92,8 @@ using TierLoadId = uint64_t;  // 0: none
 class TierStore {
  public:
   // A tier that cannot be opened is left out and a line of the log says why; the store works with
-  // the others, or with none. InvalidArgument: a cache without layers or bytes.
+  // the others, or with none. InvalidArgument: a cache without layers or
+  // bytes, and what a peer tier says of an address that cannot be one.
   static absl::StatusOr<std::unique_ptr<TierStore>> open(const TierStoreOptions& options);
   virtual ~TierStore() = default;
 

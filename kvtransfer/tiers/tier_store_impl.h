@@ -54,7 +54,7 @@ class Store final : public TierStore {
                .part_bytes = static_cast<uint32_t>(layers_per_part_ * options.cache.block_bytes)},
         event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
   ~Store() override;
-  void start();
+  absl::Status start();
 
   bool is_on() const override { return memory_ != nullptr || disk_ != nullptr || peer_ != nullptr; }
   TierFound find(std::span<const TierKey> keys) override;

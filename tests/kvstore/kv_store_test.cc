@@ -1,6 +1,7 @@
 // A store and an engine's tiers over it: blocks come back as they were, or not at all.
 #include "kvtransfer/store/kv_store.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -316,6 +317,15 @@ TEST_P(KvStoreTest, RecordsThatAreNotWhatTheyAreSaidToBeAreNotKept) {
   EXPECT_TRUE(worker->notify_detached(peer, "no message").ok());
   EXPECT_EQ(offer(key_of(1), 20), Fate::kHad);
   EXPECT_EQ(store->stats().rejected, 1u);
+}
+
+TEST(KvStore, AnAddressThatCannotBeOneIsRefusedAtTheStart) {
+  std::vector<std::byte> memory(kLayers * kBytes);
+  const auto store = tiers::TierStore::open(
+      {.cache = {.base = memory.data(), .layers = kLayers, .blocks = 1, .block_bytes = kBytes},
+       .peer = store_client({.store = "nowhere", .key = cluster_key()})});
+  EXPECT_TRUE(absl::IsInvalidArgument(store.status())) << store.status();
+  EXPECT_THAT(std::string(store.status().message()), ::testing::HasSubstr("host:port"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, KvStoreTest, ::testing::Values("tcp", "shm"),
