@@ -2,7 +2,6 @@
 #include "kvtransfer/store/block_arena.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <string_view>
 #include <utility>
@@ -91,7 +90,7 @@ void BlockArena::publish(const tiers::TierKey& key, SpacePtr space, std::string_
   Entry entry{.key = key};
   entry.block.space = std::move(space);
   entry.block.tag_size = static_cast<uint8_t>(std::min(tag.size(), sizeof(Found::tag_bytes)));
-  std::memcpy(entry.block.tag_bytes, tag.data(), entry.block.tag_size);
+  std::copy_n(tag.data(), entry.block.tag_size, entry.block.tag_bytes);
   SpacePtr older;
   const std::lock_guard lock(mutex_);
   if (const auto it = index_.find(key); it != index_.end()) {
