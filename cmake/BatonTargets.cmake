@@ -96,8 +96,9 @@ endfunction()
 
 # baton_test(name LABELS unit SOURCES a_test.cc DEPS libs... [TIMEOUT seconds] [OPTIMISED])
 # One GoogleTest binary, registered with CTest as one test per binary under the given labels.
-# Sanitizers slow everything down: there the timeout is five times as long. Calls that fail on purpose
-# leave no flight records behind, and what is broken on purpose fills no log. A program whose tests were all skipped is reported as skipped: what
+# Sanitizers slow everything down: there the timeout is five times as long. A default deadline is none of
+# a test's: a machine may be slow (BATON_PATIENCE), and a test of a deadline says how long that is. Calls that
+# fail on purpose leave no flight records behind, and what is broken on purpose fills no log. A program whose tests were all skipped is reported as skipped: what
 # GoogleTest prints last is then a list of skipped tests behind "0 tests" passed; a failed test or a
 # sanitizer's report would come behind that list.
 set(BATON_ALL_SKIPPED "\\[  PASSED  \\] 0 tests\\.\n(\\[  SKIPPED \\][^\n]*\n)+$")
@@ -118,7 +119,7 @@ function(baton_test name)
   endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
-                                          ENVIRONMENT "BATON_FLIGHT_RECORDER=none;BATON_LOG=error"
+                                          ENVIRONMENT "BATON_FLIGHT_RECORDER=none;BATON_LOG=error;BATON_PATIENCE=20"
                                           SKIP_REGULAR_EXPRESSION "${BATON_ALL_SKIPPED}")
   # The thread sanitizer has nothing to say of a program with one thread.
   if(BATON_SANITIZE STREQUAL "thread" AND NOT name IN_LIST BATON_TESTS_WITH_THREADS)

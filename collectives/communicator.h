@@ -46,8 +46,8 @@ struct CommunicatorOptions {
   // the rendezvous is a loopback address ("127.0.0.1:4711", "localhost:4711"), else every
   // interface, for ranks on other machines.
   WorkerOptions worker;
-  Time start_timeout = std::chrono::seconds(30);  // until all ranks have met
-  Time timeout = std::chrono::seconds(60);        // of each call, from its start; kNever: none
+  Time start_timeout = patient(std::chrono::seconds(30));  // until all ranks have met
+  Time timeout = patient(std::chrono::seconds(60));  // of each call, from its start; kNever: none
   bool background = false;  // a thread advances calls while the caller computes
   bool ordered = false;     // the default of CallOptions::ordered
   bool tune = true;         // try the candidates on the first calls of each size, keep the fastest

@@ -54,7 +54,7 @@ struct KvLoad {
   // Where the KV of [first_token, ...) goes, in order; group after group where the layout has
   // several. A group with a window needs the blocks of its last tokens only.
   std::vector<uint32_t> blocks;
-  Time timeout = std::chrono::seconds(60);
+  Time timeout = patient(std::chrono::seconds(60));
 };
 
 // The same request, as the prefill worker sees it.
@@ -69,10 +69,10 @@ struct KvJob {
 
 // Prefill starts before anybody has asked.
 struct KvBinding {
-  std::string key;                        // that loads will name
-  uint32_t tokens = 0;                    // of the sequence: loads ask for these or fewer
-  uint32_t loads = 1;                     // that will come: the decode workers that share it
-  Time lease = std::chrono::seconds(60);  // for the last of them to come
+  std::string key;      // that loads will name
+  uint32_t tokens = 0;  // of the sequence: loads ask for these or fewer
+  uint32_t loads = 1;   // that will come: the decode workers that share it
+  Time lease = patient(std::chrono::seconds(60));  // for the last of them to come
 };
 
 struct KvConnectorStats {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "transport/base/nearest_name.h"
+#include "transport/clock.h"
 #include "transport/provider.h"
 
 namespace baton {
@@ -22,7 +23,8 @@ constexpr std::array kPeerSettings = {
         .standard = "15000",
         .least = 10,
         .most = 3'600'000,
-        .meaning = "a peer that does not say for so long what had come over a lost rail is lost"},
+        .meaning = "a peer that does not say for so long what had come over a lost rail is lost",
+        .patience = true},
     Setting{.name = "peer.failback_ms",
             .unit = "ms",
             .standard = "1000",
@@ -36,7 +38,8 @@ constexpr std::array kPeerSettings = {
             .least = 0,
             .most = 3'600'000,
             .meaning = "a peer that was lost is called again for so long before it is given up; 0: "
-                       "not at all"},
+                       "not at all",
+            .patience = true},
     Setting{.name = "staging.ring_mib",
             .unit = "MiB",
             .standard = "64",
@@ -191,7 +194,12 @@ void SettingsReader::kib(std::string_view key, size_t& bytes) {
 
 void SettingsReader::ms(std::string_view key, Time& time) {
   int64_t value = 0;
-  if (read_number(key, value, "ms")) time = std::chrono::milliseconds(value);
+  if (!read_number(key, value, "ms")) return;
+  time = std::chrono::milliseconds(value);
+  const bool given = !setting(context_, key, "").empty();
+  if (find(declared_, key)->patience && !given && &context_.clock == &Clock::steady()) {
+    time = patient(time);
+  }
 }
 
 void SettingsReader::text(std::string_view key, std::string& out) {

@@ -32,6 +32,7 @@ struct Setting {
   int64_t most = 0;
   std::string_view choices;  // of a choice, separated by single blanks
   std::string_view meaning;  // for people: a line
+  bool patience = false;     // how long others are waited for: the default is times BATON_PATIENCE
 
   // "4 to 1048576", "auto, yes or no"; "" for a text.
   std::string range() const;
@@ -78,7 +79,8 @@ class SettingsReader {
   }
   // The setting's unit is KiB, the variable's bytes.
   void kib(std::string_view key, size_t& bytes);
-  // The setting's unit is ms.
+  // The setting's unit is ms. A default that is patience is longer by BATON_PATIENCE
+  // (clock.h), unless time is simulated.
   void ms(std::string_view key, Time& time);
   void text(std::string_view key, std::string& value);  // also a choice
   void on_off(std::string_view key, bool& value);       // of a choice between on and off

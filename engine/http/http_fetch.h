@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "engine/http/event_loop.h"
 #include "engine/http/http_listener.h"
+#include "transport/clock.h"
 
 namespace baton::engine::http {
 
@@ -29,7 +30,7 @@ struct HttpFetchRequest {
   std::string path = "/";
   std::string body;
   HttpHeaders headers;
-  std::chrono::milliseconds connect_timeout{5000};
+  std::chrono::milliseconds connect_timeout = patient(std::chrono::milliseconds(5000));
   std::chrono::milliseconds timeout{0};  // of the whole exchange; 0: none
 };
 

@@ -23,6 +23,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "engine/http/event_loop.h"
+#include "transport/clock.h"
 
 namespace baton::engine::http {
 
@@ -97,11 +98,14 @@ struct HttpListenerOptions {
   size_t max_connections = 16384;  // less where the process may have fewer files open
   size_t max_head = size_t{32} << 10;
   size_t max_body = size_t{16} << 20;
-  size_t max_unsent = size_t{8} << 20;            // a client that leaves more lying is given up
-  std::chrono::milliseconds head_timeout{10000};  // from the first look for a request to its head
-  std::chrono::milliseconds body_timeout{30000};
-  std::chrono::milliseconds idle_timeout{75000};   // between two requests of a connection
-  std::chrono::milliseconds write_timeout{60000};  // a client that takes nothing for so long
+  size_t max_unsent = size_t{8} << 20;  // a client that leaves more lying is given up
+  std::chrono::milliseconds head_timeout =
+      patient(std::chrono::milliseconds(10000));  // from the first look for a request to its head
+  std::chrono::milliseconds body_timeout = patient(std::chrono::milliseconds(30000));
+  std::chrono::milliseconds idle_timeout =
+      patient(std::chrono::milliseconds(75000));  // between two requests of a connection
+  std::chrono::milliseconds write_timeout =
+      patient(std::chrono::milliseconds(60000));  // a client that takes nothing for so long
   // PEM files, both or none: with them the listener speaks TLS alone (1.2 and newer).
   std::string tls_certificate;  // and those that lead to its root
   std::string tls_key;          // without a password

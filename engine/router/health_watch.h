@@ -10,12 +10,13 @@
 
 #include "engine/http/http_fetch.h"
 #include "engine/router/relayed_request.h"
+#include "transport/clock.h"
 
 namespace baton::engine::router {
 
 struct HealthOptions {
   std::chrono::milliseconds interval{1000};
-  std::chrono::milliseconds timeout{2000};
+  std::chrono::milliseconds timeout = patient(std::chrono::milliseconds(2000));
   int misses = 2;
 };
 

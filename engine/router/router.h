@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/http/http_listener.h"
+#include "transport/clock.h"
 
 namespace baton::engine::router {
 
@@ -31,7 +32,7 @@ struct RouterOptions {
   // A worker that does not answer this many probes in a row, each within health_timeout, is down:
   // what it was asked is given to others.
   int health_misses = 2;
-  std::chrono::milliseconds health_timeout{2000};
+  std::chrono::milliseconds health_timeout = patient(std::chrono::milliseconds(2000));
   std::string api_key;  // of clients, and for workers; "": none
   http::HttpListenerOptions listener;
 };

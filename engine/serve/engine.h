@@ -33,6 +33,7 @@
 #include "engine/serve/step_hook.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "kvtransfer/kv_connector.h"
+#include "transport/clock.h"
 #include "transport/timeline.h"
 
 namespace baton::engine::serve {
@@ -53,7 +54,7 @@ struct EngineOptions {
   std::vector<int> cpus;          // to pin them to; see ComputePool
   size_t min_remote_tokens = 32;  // kDecode: fewer missing prompt tokens are computed here
   LoadFailurePolicy on_load_failure = LoadFailurePolicy::kRecompute;
-  Time load_timeout = std::chrono::seconds(60);
+  Time load_timeout = patient(std::chrono::seconds(60));
   KvTierOptions tiers;           // below the prefix cache; needs prefix_cache
   Timeline* timeline = nullptr;  // spans per layer ("compute", "wait") and per step ("step")
   const Clock* clock = nullptr;  // default: Clock::steady()

@@ -21,7 +21,7 @@ struct RemoteLoadOptions {
   uint32_t layers = 0;
   size_t min_tokens = 32;  // with fewer missing tokens than this, computing them here is quicker
   LoadFailurePolicy on_failure = LoadFailurePolicy::kRecompute;
-  Time timeout = std::chrono::seconds(60);
+  Time timeout = patient(std::chrono::seconds(60));
 };
 
 // Not thread-safe. Owns, through quarantine, the blocks of loads that were given up until no byte

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kvtransfer/tiers/peer_tier.h"
+#include "transport/clock.h"
 #include "transport/identity.h"
 #include "transport/settings.h"
 
@@ -24,10 +25,10 @@ struct StoreClientOptions {
   std::vector<std::string> providers;  // by name; empty: all
   std::optional<ClusterKey> key;       // default: ClusterKey::for_this_user()
   SettingValues settings;
-  Time lookup_timeout = std::chrono::milliseconds(200);
-  Time load_timeout = std::chrono::seconds(5);  // of a load, at most
-  size_t staging_bytes = 16 << 20;              // registered, through which records pass
-  const Clock* clock = nullptr;                 // default: Clock::steady()
+  Time lookup_timeout = patient(std::chrono::milliseconds(200));
+  Time load_timeout = patient(std::chrono::seconds(5));  // of a load, at most
+  size_t staging_bytes = 16 << 20;                       // registered, through which records pass
+  const Clock* clock = nullptr;                          // default: Clock::steady()
 };
 
 // InvalidArgument: an address that cannot be one. That nobody is there is no error.

@@ -15,6 +15,7 @@
 #include "tests/transport/stub_provider.h"
 #include "transport/base/environment.h"
 #include "transport/base/nearest_name.h"
+#include "transport/base/patience.h"
 
 namespace baton {
 namespace {
@@ -120,6 +121,16 @@ TEST(Environment, NamesThatNobodyReadAreWrong) {
   setenv("BATON_X", "", 1);
   EXPECT_THAT(wrong_environment(), ElementsAre(HasSubstr("env -u BATON_X baton info --settings")));
   unsetenv("BATON_X");
+}
+
+TEST(Environment, PatienceIsAFactor) {
+  EXPECT_EQ(*parse_patience(""), 1);
+  EXPECT_EQ(*parse_patience("1"), 1);
+  EXPECT_EQ(*parse_patience("1000"), 1000);
+  for (const char* wrong : {"0", "-3", "1001", "1.5", "long", "10 s", "99999999999"}) {
+    EXPECT_THAT(std::string(parse_patience(wrong).status().message()),
+                AllOf(HasSubstr(wrong), HasSubstr("from 1 to 1000")));
+  }
 }
 
 TEST(NearestName, CountsEditsAndSwaps) {

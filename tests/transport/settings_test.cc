@@ -26,6 +26,7 @@ constexpr std::array kTable = {
     Setting{.name = "p.io", .kind = kChoice, .standard = "auto", .choices = "auto epoll uring"},
     Setting{.name = "p.cma", .kind = kChoice, .standard = "on", .choices = "on off"},
     Setting{.name = "p.chosen", .least = 1, .most = 9},
+    Setting{.name = "p.stall_ms", .unit = "ms", .standard = "50", .most = 3600, .patience = true},
 };
 
 class SettingsTest : public testing::Test {
@@ -33,25 +34,30 @@ class SettingsTest : public testing::Test {
   ClusterKey key_ = *ClusterKey::from_bytes("0123456789abcdef");
   RegionTable regions_{WorkerUid{}};
   CounterTable counters_ = *CounterTable::create(WorkerUid{});
-  ProviderContext context_{.clock = Clock::steady(),
-                           .key = key_,
-                           .self = {},
-                           .host_id = "here",
-                           .regions = regions_,
-                           .counters = counters_,
-                           .listen_port = 0,
-                           .settings = {}};
+  ProviderContext context_ = context_of(Clock::steady());
+
+  ProviderContext context_of(const Clock& clock) {
+    return {.clock = clock,
+            .key = key_,
+            .self = {},
+            .host_id = "here",
+            .regions = regions_,
+            .counters = counters_,
+            .listen_port = 0,
+            .settings = {}};
+  }
 
   struct Values {
     uint16_t count = 0;
     size_t size = 0;
-    Time wait{0};
+    Time wait{0}, stall{0};
     std::string name = "as it was", io;
     bool cma = false;
     int chosen = 7;
   };
-  absl::Status read(Values& values) {
-    SettingsReader read(context_, kTable);
+  absl::Status read(Values& values) { return read_from(context_, values); }
+  static absl::Status read_from(const ProviderContext& context, Values& values) {
+    SettingsReader read(context, kTable);
     read.number("p.count", values.count);
     read.kib("p.size_kib", values.size);
     read.ms("p.wait_ms", values.wait);
@@ -59,6 +65,7 @@ class SettingsTest : public testing::Test {
     read.text("p.io", values.io);
     read.on_off("p.cma", values.cma);
     read.number("p.chosen", values.chosen);
+    read.ms("p.stall_ms", values.stall);
     return read.finish();
   }
 };
@@ -99,6 +106,22 @@ TEST_F(SettingsTest, TheTableHoldsTheDefaults) {
   // Without one the provider's own choice stays.
   EXPECT_EQ(values.name, "as it was");
   EXPECT_EQ(values.chosen, 7);
+}
+
+// CTest runs this with a factor of its own; by hand it is 1.
+TEST_F(SettingsTest, PatienceIsForDefaultsInRealTime) {
+  Values values;
+  ASSERT_TRUE(read(values).ok());
+  EXPECT_EQ(values.stall, std::chrono::milliseconds(50) * patience_factor());
+  context_.settings = {{"p.stall_ms", "50"}};
+  ASSERT_TRUE(read(values).ok());
+  EXPECT_EQ(values.stall, std::chrono::milliseconds(50)) << "what is given holds";
+
+  class Simulated : public Clock {
+    Time now() const override { return Time(0); }
+  } simulated;
+  ASSERT_TRUE(read_from(context_of(simulated), values).ok());
+  EXPECT_EQ(values.stall, std::chrono::milliseconds(50)) << "nobody is slow in virtual time";
 }
 
 TEST_F(SettingsTest, TheFirstErrorNamesSettingValueAndRemedy) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "transport/base/log.h"
 #include "transport/base/nearest_name.h"
+#include "transport/base/patience.h"
 
 namespace baton {
 namespace {
@@ -31,6 +32,10 @@ constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_LOCAL_RANKS", "BATON_RANKS", "how many ranks this machine has"},
     EnvironmentVariable{"BATON_LOG", "warning",
                         "what is told on stderr: trace, debug, info, warning, error or off"},
+    EnvironmentVariable{
+        "BATON_PATIENCE", "1",
+        "so many times the usual is waited for others before they are given up: for "
+        "debuggers, sanitizers, emulators; times that are given hold as they are"},
     EnvironmentVariable{"BATON_RANK", "that of the launcher (torchrun, Open MPI, Slurm)",
                         "number of this rank, from 0"},
     EnvironmentVariable{"BATON_RANKS", "that of the launcher", "how many ranks there are"},
@@ -60,8 +65,8 @@ std::vector<std::string> wrong_environment() {
             ? absl::StrCat("; `env -u ", name, " baton info --settings` lists those it does")
             : hint));
   }
-  if (absl::Status status = log_level_status(); !status.ok()) {
-    wrong.emplace_back(status.message());
+  for (const absl::Status& status : {log_level_status(), patience_status()}) {
+    if (!status.ok()) wrong.emplace_back(status.message());
   }
   std::sort(wrong.begin(), wrong.end());
   return wrong;

@@ -20,8 +20,8 @@ struct EnvironmentVariable {
 absl::Span<const EnvironmentVariable> known_environment();
 
 // What is wrong with this process's environment, one line each: BATON_* that nobody reads, with the
-// nearest that somebody does, and a BATON_LOG that is no level. The `baton` command refuses to run
-// then; a worker writes them into the log.
+// nearest that somebody does, and a BATON_LOG or BATON_PATIENCE that is none. The `baton` command
+// refuses to run then; a worker writes them into the log.
 std::vector<std::string> wrong_environment();
 
 }  // namespace baton

@@ -42,7 +42,8 @@ constexpr std::array kSettings = {
             .least = 1,
             .most = 3'600'000,
             .meaning = "for how long deregistering memory waits for a peer that is copying; a copy "
-                       "takes well under 1 ms, so one that needs longer has been stopped"},
+                       "takes well under 1 ms, so one that needs longer has been stopped",
+            .patience = true},
     Setting{.name = "shm.cma",
             .kind = Setting::Kind::kChoice,
             .standard = "on",

@@ -17,6 +17,7 @@
 #include "engine/serve/cache/load_choice.h"
 #include "kvtransfer/kv_connector.h"
 #include "kvtransfer/tiers/tier_store.h"
+#include "transport/clock.h"
 
 namespace baton::engine::serve {
 
@@ -25,10 +26,10 @@ struct KvTierOptions {
   std::string disk;       // a directory of this process's own; empty: none on disk
   size_t disk_bytes = 0;
   bool io_uring = true;
-  kvtransfer::tiers::PeerTierFactory peer;  // empty: none in another process
-  std::string salt;                         // prompts under another salt are not shared
-  bool always_load = false;                 // also where computing is quicker; for tests
-  Time timeout = std::chrono::seconds(5);   // for a load; then the prompt is computed
+  kvtransfer::tiers::PeerTierFactory peer;          // empty: none in another process
+  std::string salt;                                 // prompts under another salt are not shared
+  bool always_load = false;                         // also where computing is quicker; for tests
+  Time timeout = patient(std::chrono::seconds(5));  // for a load; then the prompt is computed
 
   bool wanted() const { return host_bytes > 0 || !disk.empty() || peer != nullptr; }
 };

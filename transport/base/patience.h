@@ -1,0 +1,17 @@
+// What BATON_PATIENCE says; what it does is in transport/clock.h.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace baton {
+
+// "" is 1. InvalidArgument: no whole number from 1 to 1,000.
+absl::StatusOr<int> parse_patience(std::string_view text);
+
+// InvalidArgument where the environment's is wrong; 1 holds then.
+absl::Status patience_status();
+
+}  // namespace baton
