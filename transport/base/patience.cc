@@ -6,7 +6,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "transport/clock.h"
 
 namespace baton {
 namespace {

@@ -11,7 +11,11 @@ namespace baton {
 // "" is 1. InvalidArgument: no whole number from 1 to 1,000.
 absl::StatusOr<int> parse_patience(std::string_view text);
 
-// InvalidArgument where the environment's is wrong; 1 holds then.
+// The environment's, read once; 1 where it is wrong. Any thread. transport/clock.h, which users
+// have and this header they have not, declares it too.
+int patience_factor();
+
+// InvalidArgument where it is wrong.
 absl::Status patience_status();
 
 }  // namespace baton
