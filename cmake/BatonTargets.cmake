@@ -121,6 +121,9 @@ function(baton_test name)
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
                                           ENVIRONMENT "BATON_FLIGHT_RECORDER=none;BATON_LOG=error;BATON_PATIENCE=20"
                                           SKIP_REGULAR_EXPRESSION "${BATON_ALL_SKIPPED}")
+  if(name IN_LIST BATON_LONG_TESTS)
+    set_tests_properties(${name} PROPERTIES COST 100)
+  endif()
   # The thread sanitizer has nothing to say of a program with one thread.
   if(BATON_SANITIZE STREQUAL "thread" AND NOT name IN_LIST BATON_TESTS_WITH_THREADS)
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
