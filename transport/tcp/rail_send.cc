@@ -31,6 +31,16 @@ void take_pieces(TransferCursor cursor, framed::Frame& frame, size_t most, char*
   }
 }
 
+// Small pages that lie scattered cost sendmsg() a miss in the TLB and in the caches each, one after
+// the other. Asked for while a batch is put together they come side by side. From 2 KiB on the
+// processor's own prefetching does as well, or better (docs/history.md).
+constexpr size_t kFetchedPiece = 1024;
+
+void fetch_soon(const std::byte* piece, size_t bytes) {
+  if (bytes > kFetchedPiece) return;
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(piece + at, 0, 2);
+}
+
 absl::Status source_is_gone() {
   return absl::FailedPreconditionError(
       "the memory of this transfer's source is not mapped any more: keep memory until the transfer "
@@ -152,6 +162,7 @@ void TcpRail::start_payload() {
 // False: there is nothing to be read.
 bool TcpRail::add_payload(std::byte* data, size_t bytes, size_t header, bool stays) {
   if (!sealer_.payload()) {
+    fetch_soon(data, bytes);                  // no fault where nothing is mapped
     batch_.add_payload(data, bytes, header);  // the kernel looks
     return true;
   }
