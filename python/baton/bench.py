@@ -8,15 +8,19 @@ Python, from post to done.
     python -m baton.bench --require tcp --json rows.json
 
 Each row is the median of its rounds, with the best beside it. The libraries take turns, round by round, so that all
-see the same machine; `memcpy` is a copy of the same pages within this process, in the same turns, and what a transfer
-on one machine cannot beat by much. The ratio is the median of (its time / Baton's) of the turns: above 1, Baton is
-quicker. GB/s are 10^9 bytes per second. The bytes are checked once before anything is timed.
+see the same machine, and each has two processes of its own, which are stopped while it is another's turn: a library
+that polls takes no time from the others. `memcpy` is a copy of the same pages within this process, in the same turns,
+and what a transfer on one machine cannot beat by much; `sockets`, over tcp, is what one plain connection does from
+Python, the pages given to sendmsg() and recvmsg() 1,024 at a time. The ratio is the median of (its time / Baton's) of
+the turns: above 1, Baton is quicker. GB/s are 10^9 bytes per second. The bytes are checked once before anything is
+timed.
 """
 import argparse
-import importlib
+import ctypes
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -26,110 +30,9 @@ from typing import Any, Dict, List
 
 import numpy
 
+from .bench_sides import SIDES, mooncake, nixl_api
+
 SHAPES = "4096x16384,32768x1024"  # pages, bytes of each
-
-
-class BatonSide:
-    """One side of a transfer over baton.Agent."""
-
-    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
-        import baton
-        self.agent = baton.Agent(name, require=arguments.require)
-        if arguments.memory == "agent":
-            self.memory = numpy.frombuffer(self.agent.allocate(arguments.bytes), dtype=numpy.uint8)
-        else:
-            self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
-            self.agent.register(self.memory)
-        self.metadata = self.agent.metadata()
-
-    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
-             theirs: numpy.ndarray) -> Any:
-        """A transfer of mine[i] and theirs[i]."""
-        peer = self.agent.add_remote(metadata)
-        local, remote = self.agent.prepare(rows), self.agent.prepare(their_rows, peer)
-        self.route = self.agent.explain(peer)
-        return self.agent.transfer(0 if op == "write" else 1, local, mine, remote, theirs)
-
-    @staticmethod
-    def run(transfer: Any) -> None:
-        """From post to done."""
-        transfer.post().wait()
-
-
-class NixlSide:
-    """The same over NIXL."""
-
-    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
-        api = nixl_api()
-        self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
-        self.agent = api.nixl_agent(name, api.nixl_agent_config())
-        self.agent.register_memory([(self.memory.ctypes.data, self.memory.nbytes, 0, "")], "DRAM")
-        self.metadata = self.agent.get_agent_metadata()
-
-    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
-             theirs: numpy.ndarray) -> Any:
-        """A transfer of mine[i] and theirs[i]."""
-        peer = self.agent.add_remote_agent(metadata)
-        local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", rows, "DRAM")
-        remote = self.agent.prep_xfer_dlist(peer, their_rows, "DRAM")
-        return self.agent.make_prepped_xfer(op.upper(), local, mine, remote, theirs)
-
-    def run(self, transfer: Any) -> None:
-        """From post to done."""
-        state = self.agent.transfer(transfer)
-        while state == "PROC":
-            state = self.agent.check_xfer_state(transfer)
-
-
-def nixl_api() -> Any:
-    """NIXL itself: not the drop-in, whose module is baton.nixl._api by whatever name."""
-    for name in ("nixl_cu12", "nixl_cu13", "nixl"):
-        try:
-            api = importlib.import_module(name + "._api")
-        except ImportError:
-            continue
-        if not api.nixl_agent.__module__.startswith("baton."):
-            return api
-    raise ImportError("NIXL is not installed here: ./run nixl puts it into build/venv/nixl")
-
-
-class MooncakeSide:
-    """The same over Mooncake's engine, by tcp. It has no prepared lists: each call takes addresses, and of more than
-    some hundreds at once it refuses some."""
-
-    AT_ONCE = 512
-
-    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
-        self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
-        self.engine = mooncake()()
-        if self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") != 0:
-            raise SystemExit(f"Mooncake's engine {name} did not start")
-        if self.engine.register_memory(self.memory.ctypes.data, self.memory.nbytes) != 0:
-            raise SystemExit(f"Mooncake's engine {name} did not register its memory")
-        self.metadata = f"127.0.0.1:{self.engine.get_rpc_port()}".encode()
-
-    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
-             theirs: numpy.ndarray) -> Any:
-        """A transfer of mine[i] and theirs[i]."""
-        move = self.engine.batch_transfer_sync_write if op == "write" else self.engine.batch_transfer_sync_read
-        here, there, sizes = rows[mine, 0].tolist(), their_rows[theirs, 0].tolist(), rows[mine, 1].tolist()
-        parts = [slice(i, i + self.AT_ONCE) for i in range(0, len(here), self.AT_ONCE)]
-        return [(move, metadata.decode(), here[part], there[part], sizes[part]) for part in parts]
-
-    @staticmethod
-    def run(transfer: Any) -> None:
-        """From post to done."""
-        for move, *what in transfer:
-            if move(*what) != 0:
-                raise SystemExit("a transfer of Mooncake's failed")
-
-
-def mooncake() -> Any:
-    """Mooncake's engine."""
-    try:
-        return importlib.import_module("mooncake.engine").TransferEngine
-    except ImportError as why:
-        raise ImportError("Mooncake is not installed here: pip install mooncake-transfer-engine-non-cuda") from why
 
 
 class Memcpy:
@@ -140,16 +43,17 @@ class Memcpy:
     def __init__(self, size: int) -> None:
         self.source, self.target = pattern(size), numpy.zeros(size, dtype=numpy.uint8)
 
-    def make(self, pages: int, page: int) -> Any:
-        """What run() takes."""
+    def make(self, _op: str, pages: int, page: int) -> None:
+        """What turn() copies."""
         order = numpy.random.default_rng(7).permutation(pages)
-        return [memory[:pages * page].reshape(pages, page) for memory in (self.source, self.target)] + [order]
+        self.what = [memory[:pages * page].reshape(pages, page) for memory in (self.source, self.target)] + [order]
 
-    @staticmethod
-    def run(what: Any) -> None:
-        """One copy, page by page: numpy's take() is a memcpy() for each."""
-        source, into, order = what
+    def turn(self) -> float:
+        """Seconds of one copy, page by page: numpy's take() is a memcpy() for each."""
+        source, into, order = self.what
+        begin = time.perf_counter()
         numpy.take(source, order, axis=0, out=into, mode="clip")
+        return time.perf_counter() - begin
 
 
 class KvBw:
@@ -172,9 +76,6 @@ class KvBw:
             return json.loads(out.read())["latency_us"]["p50"] / 1e6
 
 
-SIDES = {"baton": BatonSide, "nixl": NixlSide, "mooncake": MooncakeSide}
-
-
 def rows_of(address: int, pages: int, page: int) -> numpy.ndarray:
     """Every page: (address, bytes, device)."""
     rows = numpy.zeros((pages, 3), dtype=numpy.uint64)
@@ -188,30 +89,101 @@ def pattern(size: int) -> numpy.ndarray:
     return numpy.resize(numpy.repeat(numpy.arange(251, dtype=numpy.uint8), 64), size)
 
 
+def die_with_parent() -> None:
+    """Whoever is stopped does not see that his standard input has ended."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def target(arguments: argparse.Namespace) -> None:
     """The other process: memory for others, until standard input ends. It looks for messages as an engine does."""
+    die_with_parent()
     side = SIDES[arguments.target]("bench-target", arguments)
     side.memory[:] = pattern(arguments.bytes)
-    print("target", side.metadata.hex(), side.memory.ctypes.data, flush=True)
+    print("target", side.metadata.hex() or "-", side.memory.ctypes.data, flush=True)
     sys.stdin.read()
     os._exit(0)  # NIXL's own libraries may fail at exit
 
 
+def child(what: str, name: str, arguments: argparse.Namespace) -> Any:
+    """This program again, as `what` of a library."""
+    command = [sys.executable, "-m", "baton.bench", what, name, "--bytes", str(arguments.bytes), "--require",
+               arguments.require, "--memory", arguments.memory]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def answer(of: Any, word: str, name: str) -> List[bytes]:
+    """What a child says in its next line that begins with `word`; libraries write there, too."""
+    words: List[bytes] = next((line for line in of.stdout if line.startswith(word.encode() + b" ")), b"").split()
+    if not words:
+        raise SystemExit(f"the {word} of {name} did not start, or failed")
+    return words[1:]
+
+
+def initiator(arguments: argparse.Namespace) -> None:
+    """The process of a library that posts: does what standard input says, line by line."""
+    die_with_parent()
+    pair = Pair(arguments.initiator, arguments)
+    print("initiator", pair.child.pid, flush=True)
+    for line in sys.stdin:
+        words = line.split()
+        if words[0] == "make":
+            transfer = pair.make(words[1], int(words[2]), int(words[3]))
+            print("initiator made", getattr(pair.side, "route", ""), flush=True)
+        else:
+            print("initiator", timed(pair.side.run, transfer), flush=True)
+    pair.close()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+class Library:
+    """One library: two processes, which run while it is their turn."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self.name, self.route = name, ""
+        self.child = child("--initiator", name, arguments)
+        self.processes = [self.child.pid, int(answer(self.child, "initiator", name)[0])]
+        self.signal(signal.SIGSTOP)
+
+    def signal(self, number: int) -> None:
+        """To both."""
+        for process in self.processes:
+            os.kill(process, number)
+
+    def ask(self, line: str) -> List[bytes]:
+        """Lets it run for one answer."""
+        self.signal(signal.SIGCONT)
+        self.child.stdin.write(line.encode() + b"\n")
+        self.child.stdin.flush()
+        said = answer(self.child, "initiator", self.name)
+        self.signal(signal.SIGSTOP)
+        return said
+
+    def make(self, op: str, pages: int, page: int) -> None:
+        """What turn() runs."""
+        self.route = b" ".join(self.ask(f"make {op} {pages} {page}")[1:]).decode()
+
+    def turn(self) -> float:
+        """Seconds of the transfer."""
+        return float(self.ask("run")[0])
+
+    def close(self) -> None:
+        """Ends both."""
+        self.signal(signal.SIGCONT)
+        self.child.stdin.close()
+        self.child.wait()
+
+
 class Pair:
-    """One library: this process and a target."""
+    """One library, in the process that posts: its side, and a target."""
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         self.name = name
-        arguments.bytes = max(pages * page for pages, page in arguments.shapes)
         self.side = SIDES[name]("bench", arguments)
         self.memory = self.side.memory
-        command = [sys.executable, "-m", "baton.bench", "--target", name, "--bytes", str(arguments.bytes), "--require",
-                   arguments.require, "--memory", arguments.memory]
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        words: List[bytes] = next((line for line in self.child.stdout if line.startswith(b"target ")), b"").split()
-        if not words:
-            raise SystemExit(f"the target of {name} did not start")
-        self.metadata, self.address = bytes.fromhex(words[1].decode()), int(words[2])
+        self.child = child("--target", name, arguments)
+        words = answer(self.child, "target", name)
+        self.metadata, self.address = bytes.fromhex(words[0].decode().strip("-")), int(words[1])
 
     def make(self, op: str, pages: int, page: int) -> Any:
         """A transfer of all pages in an order of its own on either side; checked once."""
@@ -248,34 +220,33 @@ def timed(run: Any, transfer: Any) -> float:
     return time.perf_counter() - begin
 
 
-def row_of(one: Any, route: str, op: str, pages: int, page: int, seen: List[float], ours: List[float]) -> Dict[str, Any]:
+def row_of(one: Any, op: str, pages: int, page: int, seen: List[float], ours: List[float]) -> Dict[str, Any]:
     """What is printed."""
     median = statistics.median(seen)
     return {"library": one.name, "op": op, "pages": pages, "page_bytes": page, "median_s": median, "best_s": min(seen),
-            "gb_per_s": pages * page / median / 1e9, "rounds": len(seen), "route": route,
+            "gb_per_s": pages * page / median / 1e9, "rounds": len(seen), "route": one.route,
             "ratio": statistics.median(theirs / mine for theirs, mine in zip(seen, ours))}
 
 
-def measure(pairs: List[Pair], floor: Memcpy, rounds: int, op: str, pages: int, page: int) -> List[Dict[str, Any]]:
-    """A row for each library, and the floor's."""
-    runs = [(pair, pair.side.run, pair.make(op, pages, page)) for pair in pairs]
-    runs.append((floor, floor.run, floor.make(pages, page)))
-    times: List[List[float]] = [[] for _ in runs]
+def measure(those: List[Any], rounds: int, op: str, pages: int, page: int) -> List[Dict[str, Any]]:
+    """A row for each; the first is ours."""
+    for one in those:
+        one.make(op, pages, page)
+    times: List[List[float]] = [[] for _ in those]
     for _ in range(rounds):
-        for (_, run, transfer), seen in zip(runs, times):
-            seen.append(timed(run, transfer))
-    return [row_of(one, getattr(getattr(one, "side", one), "route", ""), op, pages, page, seen, times[0])
-            for (one, _, _), seen in zip(runs, times)]
+        for one, seen in zip(those, times):
+            seen.append(one.turn())
+    return [row_of(one, op, pages, page, seen, times[0]) for one, seen in zip(those, times)]
 
 
-def beside_kv_bw(pair: Pair, other: KvBw, rounds: int, op: str, pages: int, page: int) -> Dict[str, Any]:
+def beside_kv_bw(ours_is: Library, other: KvBw, rounds: int, op: str, pages: int, page: int) -> Dict[str, Any]:
     """Its row: a few of our transfers, a few of its, in turns."""
-    transfer = pair.make(op, pages, page)
+    ours_is.make(op, pages, page)
     ours, theirs = [], []
     for _ in range(rounds):
-        ours.append(statistics.median(timed(pair.side.run, transfer) for _ in range(other.at_once)))
+        ours.append(statistics.median(ours_is.turn() for _ in range(other.at_once)))
         theirs.append(other.turn(op, pages, page))
-    return row_of(other, other.route, op, pages, page, theirs, ours)
+    return row_of(other, op, pages, page, theirs, ours)
 
 
 def main() -> None:
@@ -290,10 +261,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", default="", help="a file for the rows, one JSON object in a line")
     parser.add_argument("--target", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--initiator", default="", help=argparse.SUPPRESS)
     parser.add_argument("--bytes", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.target:
         return target(arguments)
+    if arguments.initiator:
+        return initiator(arguments)
     try:
         arguments.shapes = [(int(pages), int(page)) for pages, page in
                             (shape.split("x") for shape in arguments.shapes.split(","))]
@@ -305,7 +279,7 @@ def main() -> None:
         parser.error(f"no program {arguments.baton}: ./run build makes build/release/baton, and --baton names it")
     names = [name for name in names if name != "kv_bw"]
     for name in names:
-        if name not in SIDES:
+        if name not in SIDES or name == "sockets":
             parser.error(f"no baseline {name}: there are nixl, mooncake and kv_bw")
     for name, there in (("nixl", nixl_api), ("mooncake", mooncake)):
         try:
@@ -313,15 +287,18 @@ def main() -> None:
                 there()
         except ImportError as why:
             parser.error(str(why))
-    pairs = [Pair(name, arguments) for name in names]
-    floor = Memcpy(arguments.bytes)
+    if arguments.require == "tcp":
+        names.append("sockets")
+    arguments.bytes = max(pages * page for pages, page in arguments.shapes)
+    libraries = [Library(name, arguments) for name in names]
+    those = libraries + [Memcpy(arguments.bytes)]
     rows = []
-    print(f"{'library':8} {'op':6} {'pages':>7} {'bytes':>7} {'ms':>9} {'best':>9} {'GB/s':>7} {'ratio':>6}")
+    print(f"{'library':8} {'op':6} {'pages':>7} {'bytes':>7} {'ms':>9} {'best':>9} {'GB/s':>7} {'ratio':>6}", flush=True)
     for pages, page in arguments.shapes:
         for op in ("write", "read"):
-            found = measure(pairs, floor, arguments.rounds, op, pages, page)
+            found = measure(those, arguments.rounds, op, pages, page)
             if other:
-                found.append(beside_kv_bw(pairs[0], other, arguments.rounds, op, pages, page))
+                found.append(beside_kv_bw(libraries[0], other, arguments.rounds, op, pages, page))
             for row in found:
                 print(f"{row['library']:8} {op:6} {pages:7} {page:7} {row['median_s'] * 1e3:9.3f} "
                       f"{row['best_s'] * 1e3:9.3f} {row['gb_per_s']:7.2f} {row['ratio']:6.2f}", flush=True)
@@ -330,10 +307,8 @@ def main() -> None:
     if arguments.json:
         with open(arguments.json, "w", encoding="utf8") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows)
-    for pair in pairs:
-        pair.close()
-    sys.stdout.flush()
-    os._exit(0)
+    for library in libraries:
+        library.close()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,20 @@ def bench(*words):
     return subprocess.run([sys.executable, "-m", "baton.bench", *words], capture_output=True, text=True, check=False)
 
 
+def children(process):
+    with open(f"/proc/{process}/task/{process}/children", encoding="utf8") as found:
+        return [int(child) for child in found.read().split()]
+
+
+def state(process):
+    """T: stopped; Z, X: ended."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf8") as found:
+            return found.read().rsplit(") ", 1)[1][0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
 class Bench(unittest.TestCase):
     def test_rows(self):
         for provider in ("shm", "tcp"):
@@ -28,7 +42,7 @@ class Bench(unittest.TestCase):
                     found = [json.loads(row) for row in rows]
             self.assertEqual([(row["library"], row["op"], row["pages"]) for row in found],
                              [(library, op, pages) for pages in (64, 100) for op in ("write", "read")
-                              for library in ("baton", "memcpy")])
+                              for library in (("baton", "memcpy") if provider == "shm" else ("baton", "sockets", "memcpy"))])
             for row in found:
                 self.assertAlmostEqual(row["gb_per_s"] * row["median_s"] * 1e9, row["pages"] * row["page_bytes"], 0)
                 self.assertLessEqual(row["best_s"], row["median_s"])
@@ -54,7 +68,21 @@ class Bench(unittest.TestCase):
                          [("write", 2000, 2), ("read", 2000, 2)])
         self.assertTrue(all(row["ratio"] > 1 for row in found))
 
+    def test_who_is_stopped_dies_with_the_command(self):
+        words = [sys.executable, "-m", "baton.bench", "--rounds", "1000000", "--shapes", "8x4096", "--require", "tcp"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as ran:
+            ran.stdout.readline()  # the head of the table: all children are there
+            initiators = children(ran.pid)
+            family = initiators + [target for initiator in initiators for target in children(initiator)]
+            self.assertEqual(len(family), 4)
+            while not any(state(child) == "T" for child in family):
+                os.sched_yield()
+            ran.kill()
+        while any(state(child) not in "XZ" for child in family):
+            os.sched_yield()
+
     def test_refusals(self):
+        self.assertIn("no baseline sockets", bench("--baseline", "sockets").stderr)
         self.assertIn("no baseline mpi", bench("--baseline", "mpi").stderr)
         self.assertIn("--shapes 7", bench("--shapes", "7").stderr)
         self.assertIn("no program nowhere", bench("--baseline", "kv_bw", "--baton", "nowhere").stderr)

@@ -1,0 +1,190 @@
+"""What `python -m baton.bench` measures: a side of each library, and plain sockets. A side has memory that is registered,
+metadata for the other side, transfers, and run(), from post to done."""
+import argparse
+import importlib
+import socket
+import threading
+from typing import Any, List
+
+import numpy
+
+
+class BatonSide:
+    """One side of a transfer over baton.Agent."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        import baton
+        self.agent = baton.Agent(name, require=arguments.require)
+        if arguments.memory == "agent":
+            self.memory = numpy.frombuffer(self.agent.allocate(arguments.bytes), dtype=numpy.uint8)
+        else:
+            self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
+            self.agent.register(self.memory)
+        self.metadata = self.agent.metadata()
+
+    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
+             theirs: numpy.ndarray) -> Any:
+        """A transfer of mine[i] and theirs[i]."""
+        peer = self.agent.add_remote(metadata)
+        local, remote = self.agent.prepare(rows), self.agent.prepare(their_rows, peer)
+        self.route = self.agent.explain(peer)
+        return self.agent.transfer(0 if op == "write" else 1, local, mine, remote, theirs)
+
+    @staticmethod
+    def run(transfer: Any) -> None:
+        """From post to done."""
+        transfer.post().wait()
+
+
+class NixlSide:
+    """The same over NIXL."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        api = nixl_api()
+        self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
+        self.agent = api.nixl_agent(name, api.nixl_agent_config())
+        self.agent.register_memory([(self.memory.ctypes.data, self.memory.nbytes, 0, "")], "DRAM")
+        self.metadata = self.agent.get_agent_metadata()
+
+    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
+             theirs: numpy.ndarray) -> Any:
+        """A transfer of mine[i] and theirs[i]."""
+        peer = self.agent.add_remote_agent(metadata)
+        local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", rows, "DRAM")
+        remote = self.agent.prep_xfer_dlist(peer, their_rows, "DRAM")
+        return self.agent.make_prepped_xfer(op.upper(), local, mine, remote, theirs)
+
+    def run(self, transfer: Any) -> None:
+        """From post to done."""
+        state = self.agent.transfer(transfer)
+        while state == "PROC":
+            state = self.agent.check_xfer_state(transfer)
+
+
+def nixl_api() -> Any:
+    """NIXL itself: not the drop-in, whose module is baton.nixl._api by whatever name."""
+    for name in ("nixl_cu12", "nixl_cu13", "nixl"):
+        try:
+            api = importlib.import_module(name + "._api")
+        except ImportError:
+            continue
+        if not api.nixl_agent.__module__.startswith("baton."):
+            return api
+    raise ImportError("NIXL is not installed here: ./run nixl puts it into build/venv/nixl")
+
+
+class MooncakeSide:
+    """The same over Mooncake's engine, by tcp. It has no prepared lists: each call takes addresses, and of more than
+    some hundreds at once it refuses some."""
+
+    AT_ONCE = 512
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
+        self.engine = mooncake()()
+        if self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") != 0:
+            raise SystemExit(f"Mooncake's engine {name} did not start")
+        if self.engine.register_memory(self.memory.ctypes.data, self.memory.nbytes) != 0:
+            raise SystemExit(f"Mooncake's engine {name} did not register its memory")
+        self.metadata = f"127.0.0.1:{self.engine.get_rpc_port()}".encode()
+
+    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
+             theirs: numpy.ndarray) -> Any:
+        """A transfer of mine[i] and theirs[i]."""
+        move = self.engine.batch_transfer_sync_write if op == "write" else self.engine.batch_transfer_sync_read
+        here, there, sizes = rows[mine, 0].tolist(), their_rows[theirs, 0].tolist(), rows[mine, 1].tolist()
+        parts = [slice(i, i + self.AT_ONCE) for i in range(0, len(here), self.AT_ONCE)]
+        return [(move, metadata.decode(), here[part], there[part], sizes[part]) for part in parts]
+
+    @staticmethod
+    def run(transfer: Any) -> None:
+        """From post to done."""
+        for move, *what in transfer:
+            if move(*what) != 0:
+                raise SystemExit("a transfer of Mooncake's failed")
+
+
+def mooncake() -> Any:
+    """Mooncake's engine."""
+    try:
+        return importlib.import_module("mooncake.engine").TransferEngine
+    except ImportError as why:
+        raise ImportError("Mooncake is not installed here: pip install mooncake-transfer-engine-non-cuda") from why
+
+
+class SocketsSide:
+    """The floor over tcp: one blocking connection, and nothing that says which bytes come."""
+
+    AT_ONCE = 1024  # buffers of a call: the kernel takes no more
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
+        self.metadata = b""
+        if name == "bench-target":
+            listener = socket.create_server(("127.0.0.1", 0))
+            self.metadata = str(listener.getsockname()[1]).encode()
+            threading.Thread(target=self.serve, args=(listener,), daemon=True).start()
+
+    def serve(self, listener: socket.socket) -> None:
+        """As target: a connection for each transfer, as long as the initiator has use for it."""
+        while True:
+            threading.Thread(target=self.run_again, args=(self.tuned(listener.accept()[0]),), daemon=True).start()
+
+    def run_again(self, connection: socket.socket) -> None:
+        """One transfer, each time that a byte asks for it."""
+        pages, page, writes = (int(word) for word in connection.recv(48, socket.MSG_WAITALL).split())
+        parts = self.parts(numpy.frombuffer(connection.recv(8 * pages, socket.MSG_WAITALL), dtype=numpy.int64), page)
+        while connection.recv(1):
+            (self.take if writes else self.give)(connection, parts)
+            if writes:
+                connection.send(b"!")
+
+    @staticmethod
+    def tuned(connection: socket.socket) -> socket.socket:
+        """With the buffers that Baton's have."""
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connection.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def parts(self, order: numpy.ndarray, page: int) -> List[List[memoryview]]:
+        """These pages, for one call after the other."""
+        memory = memoryview(self.memory)
+        views = [memory[page * at:page * (at + 1)] for at in order.tolist()]
+        return [views[i:i + self.AT_ONCE] for i in range(0, len(views), self.AT_ONCE)]
+
+    @staticmethod
+    def give(connection: socket.socket, parts: List[List[memoryview]]) -> None:
+        """Sends them."""
+        for part in parts:
+            if connection.sendmsg(part) != sum(map(len, part)):
+                raise SystemExit("a blocking socket took less than it was given")
+
+    @staticmethod
+    def take(connection: socket.socket, parts: List[List[memoryview]]) -> None:
+        """Receives into them."""
+        for part in parts:
+            if connection.recvmsg_into(part, 0, socket.MSG_WAITALL)[0] != sum(map(len, part)):
+                raise SystemExit("a plain connection was lost")
+
+    def make(self, op: str, _rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
+             theirs: numpy.ndarray) -> Any:
+        """A transfer of mine[i] and theirs[i]."""
+        connection = self.tuned(socket.create_connection(("127.0.0.1", int(metadata))))
+        page = int(their_rows[0, 1])
+        connection.sendall(f"{len(theirs)} {page} {int(op == 'write')}".encode().ljust(48))
+        connection.sendall(theirs.astype(numpy.int64).tobytes())
+        return op, connection, self.parts(mine, page)
+
+    def run(self, transfer: Any) -> None:
+        """From the first byte to the last, and over tcp's way back."""
+        op, connection, parts = transfer
+        connection.send(b"?")
+        if op == "write":
+            self.give(connection, parts)
+            connection.recv(1)
+        else:
+            self.take(connection, parts)
+
+
+SIDES = {"baton": BatonSide, "nixl": NixlSide, "mooncake": MooncakeSide, "sockets": SocketsSide}
