@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "transport/base/ring.h"
-#include "transport/internal/rail_extras.h"
+#include "transport/internal/tables/rail_extras.h"
 #include "transport/provider.h"
 #include "verbs/device/regions.h"
 #include "verbs/queue_pair.h"

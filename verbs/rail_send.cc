@@ -2,7 +2,7 @@
 #include "verbs/rail.h"
 
 #include "absl/strings/str_format.h"
-#include "transport/internal/arrivals.h"
+#include "transport/internal/tables/arrivals.h"
 #include "verbs/session.h"
 
 namespace baton::verbs {

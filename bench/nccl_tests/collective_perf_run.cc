@@ -8,7 +8,7 @@
 
 #include "bench/nccl_tests/collective_check.h"
 #include "transport/clock.h"
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 
 namespace baton::bench {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 #include "transport/pool.h"
 #include "transport/worker.h"
 

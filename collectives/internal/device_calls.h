@@ -20,7 +20,7 @@
 #include "absl/types/span.h"
 #include "collectives/internal/arguments.h"
 #include "collectives/internal/mesh.h"
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 
 namespace baton::collectives::internal {
 

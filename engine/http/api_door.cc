@@ -7,7 +7,7 @@
 #include <array>
 
 #include "absl/strings/match.h"
-#include "engine/http/openai_reply.h"
+#include "engine/http/openai/openai_reply.h"
 #include "engine/http/request_id.h"
 
 namespace baton::engine::http {

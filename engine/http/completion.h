@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "engine/http/http_listener.h"
-#include "engine/http/openai_reply.h"
-#include "engine/http/openai_request.h"
-#include "engine/http/streamed_event.h"
+#include "engine/http/openai/openai_reply.h"
+#include "engine/http/openai/openai_request.h"
+#include "engine/http/openai/streamed_event.h"
 #include "engine/serve/engine_thread.h"
 #include "engine/serve/metrics.h"
 #include "engine/tokenizer/tokenizer.h"

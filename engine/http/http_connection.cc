@@ -14,7 +14,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "engine/http/openai_reply.h"
+#include "engine/http/openai/openai_reply.h"
 
 namespace baton::engine::http {
 namespace {

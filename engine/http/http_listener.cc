@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/http/http_connection.h"
-#include "engine/http/openai_reply.h"
+#include "engine/http/openai/openai_reply.h"
 
 namespace baton::engine::http {
 namespace {

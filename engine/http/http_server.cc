@@ -8,7 +8,7 @@
 #include "engine/files/json_fields.h"
 #include "engine/http/api_door.h"
 #include "engine/http/completion.h"
-#include "engine/http/openai_reply.h"
+#include "engine/http/openai/openai_reply.h"
 #include "engine/http/task_thread.h"
 #include "engine/serve/metrics.h"
 

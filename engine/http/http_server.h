@@ -1,6 +1,6 @@
 // The engine over HTTP: OpenAI's completions and chat, plain and streamed, health and metrics.
 //
-//   POST /v1/completions, /v1/chat/completions   see engine/http/openai_request.h
+//   POST /v1/completions, /v1/chat/completions   see engine/http/openai/openai_request.h
 //   GET  /v1/models
 //   POST /tokenize, /detokenize                  as vLLM's
 //   GET  /health, /metrics, /version

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "engine/http/http_fetch.h"
 #include "engine/http/http_listener.h"
-#include "engine/http/openai_request.h"
+#include "engine/http/openai/openai_request.h"
 #include "engine/router/retry_budget.h"
 #include "engine/router/stream_relay.h"
 #include "engine/router/worker_picker.h"

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/api_door.h"
-#include "engine/http/openai_reply.h"
+#include "engine/http/openai/openai_reply.h"
 #include "engine/http/task_thread.h"
 #include "engine/router/health_watch.h"
 #include "engine/router/relayed_request.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/http/openai_reply.h"
+#include "engine/http/openai/openai_reply.h"
 
 namespace baton::engine::router {
 

@@ -28,7 +28,7 @@
 #include "engine/serve/cache/kv_tiers.h"
 #include "engine/serve/prefill_jobs.h"
 #include "engine/serve/remote_loads.h"
-#include "engine/serve/request.h"
+#include "engine/serve/requests/request.h"
 #include "engine/serve/scheduler.h"
 #include "engine/serve/step_hook.h"
 #include "engine/tokenizer/tokenizer.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/serve/engine.h"
-#include "engine/serve/request.h"
+#include "engine/serve/requests/request.h"
 
 namespace baton::engine::serve {
 

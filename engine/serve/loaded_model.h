@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/model/model.h"
-#include "engine/serve/sampling.h"
+#include "engine/serve/requests/sampling.h"
 #include "engine/tokenizer/chat_template.h"
 #include "engine/tokenizer/tokenizer.h"
 

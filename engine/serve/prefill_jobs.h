@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "engine/serve/cache/block_manager.h"
-#include "engine/serve/sequence.h"
+#include "engine/serve/requests/sequence.h"
 #include "kvtransfer/kv_connector.h"
 
 namespace baton::engine::serve {

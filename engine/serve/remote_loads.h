@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/serve/cache/block_manager.h"
-#include "engine/serve/sequence.h"
+#include "engine/serve/requests/sequence.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
 

@@ -16,7 +16,7 @@
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/cache/kv_tiers.h"
 #include "engine/serve/remote_loads.h"
-#include "engine/serve/sequence.h"
+#include "engine/serve/requests/sequence.h"
 #include "engine/serve/waiting_queue.h"
 
 namespace baton::engine::serve {

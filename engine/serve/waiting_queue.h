@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "engine/serve/sequence.h"
+#include "engine/serve/requests/sequence.h"
 
 namespace baton::engine::serve {
 

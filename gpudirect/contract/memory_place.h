@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "gpudirect/device.h"
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 
 namespace baton::gpudirect {
 

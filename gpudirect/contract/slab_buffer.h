@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "gpudirect/device_memory.h"
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 
 namespace baton::gpudirect {
 

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "gpudirect/device.h"
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 
 namespace baton::gpudirect {
 

@@ -1,5 +1,5 @@
 // Sampling and the text that comes out of it.
-#include "engine/serve/sampling.h"
+#include "engine/serve/requests/sampling.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/model/test_model.h"
-#include "engine/serve/output_text.h"
+#include "engine/serve/requests/output_text.h"
 
 namespace baton::engine::serve {
 namespace {

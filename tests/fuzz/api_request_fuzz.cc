@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/http/openai_reply.h"
-#include "engine/http/openai_request.h"
+#include "engine/http/openai/openai_reply.h"
+#include "engine/http/openai/openai_request.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view body(reinterpret_cast<const char*>(data), size);

@@ -11,7 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "transport/base/wire.h"
-#include "transport/internal/arrivals.h"
+#include "transport/internal/tables/arrivals.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   baton::WireReader in({reinterpret_cast<const char*>(data), size});

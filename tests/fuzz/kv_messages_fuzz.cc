@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "kvtransfer/internal/kv_messages.h"
+#include "kvtransfer/internal/connector/kv_messages.h"
 #include "kvtransfer/kv_layout.h"
 #include "transport/base/wire.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "transport/internal/arrivals.h"
+#include "transport/internal/tables/arrivals.h"
 #include "verbs/device/message.h"
 
 namespace baton::verbs {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kvtransfer/internal/kv_messages.h"
+#include "kvtransfer/internal/connector/kv_messages.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "transport/base/wire.h"
 

@@ -1,5 +1,5 @@
 // Messages between decode and prefill: what is sent is what is read, and nothing else is accepted.
-#include "kvtransfer/internal/kv_messages.h"
+#include "kvtransfer/internal/connector/kv_messages.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Arrivals: a transfer completes once, whatever the order and the repeats of its slices.
-#include "transport/internal/arrivals.h"
+#include "transport/internal/tables/arrivals.h"
 
 #include <gtest/gtest.h>
 

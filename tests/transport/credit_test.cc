@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tests/transport/scripted_peers.h"
-#include "transport/internal/peer.h"
+#include "transport/internal/tables/peer.h"
 
 namespace baton {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "tests/transport/scripted_peers.h"
 #include "transport/internal/messages/control_message.h"
-#include "transport/internal/peer_table.h"
+#include "transport/internal/tables/peer_table.h"
 
 namespace baton {
 namespace {

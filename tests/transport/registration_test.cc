@@ -6,7 +6,7 @@
 #include <string>
 
 #include "tests/transport/stub_provider.h"
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 
 namespace baton {
 namespace {

@@ -1,5 +1,5 @@
 // Transfer slots under many threads: no slot is handed out twice, none is lost, ids go stale.
-#include "transport/internal/transfer_slots.h"
+#include "transport/internal/tables/transfer_slots.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "transport/internal/rail_extras.h"
+#include "transport/internal/tables/rail_extras.h"
 #include "transport/provider.h"
 
 namespace baton {

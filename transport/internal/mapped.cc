@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/strings/str_format.h"
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 
 namespace baton::internal {
 namespace {

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 #include "transport/internal/messages/staging_message.h"
 #include "transport/internal/staging/ring_space.h"
 #include "transport/internal/worker_impl.h"

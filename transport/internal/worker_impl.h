@@ -22,9 +22,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "transport/internal/bell.h"
 #include "transport/internal/messages/control_message.h"
-#include "transport/internal/peer.h"
-#include "transport/internal/peer_table.h"
-#include "transport/internal/transfer_slots.h"
+#include "transport/internal/tables/peer.h"
+#include "transport/internal/tables/peer_table.h"
+#include "transport/internal/tables/transfer_slots.h"
 #include "transport/worker.h"
 
 namespace baton {

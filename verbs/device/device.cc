@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 #include "verbs/device/message.h"
 
 namespace baton::verbs {

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/base/wire.h"
-#include "transport/internal/arrivals.h"
+#include "transport/internal/tables/arrivals.h"
 
 namespace baton::verbs {
 namespace {

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "engine/serve/sampling.h"
+#include "engine/serve/requests/sampling.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
 
 namespace baton::gpudirect::kernels {

@@ -1,5 +1,5 @@
 // Output text as a client sees it: holds back what may become a stop string.
-#include "engine/serve/output_text.h"
+#include "engine/serve/requests/output_text.h"
 
 #include <algorithm>
 #include <utility>

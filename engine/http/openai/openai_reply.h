@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/http/openai_request.h"
-#include "engine/serve/request.h"
+#include "engine/http/openai/openai_request.h"
+#include "engine/serve/requests/request.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace baton::engine::http {

@@ -1,5 +1,5 @@
 // The number of a message travels as a payload of its status.
-#include "transport/internal/rail_extras.h"
+#include "transport/internal/tables/rail_extras.h"
 
 #include <string>
 

@@ -1,5 +1,5 @@
 // Writes of KV under way: submits them, follows them, frees their slots.
-#include "kvtransfer/internal/kv_sends.h"
+#include "kvtransfer/internal/connector/kv_sends.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // Slots are handed around by index through two lock-free stacks: free ones, and submitted ones.
-#include "transport/internal/transfer_slots.h"
+#include "transport/internal/tables/transfer_slots.h"
 
 #include "absl/strings/str_format.h"
 

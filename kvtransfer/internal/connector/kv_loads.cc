@@ -1,5 +1,5 @@
 // The decode side: starts loads, follows their counters, and finds out when prefill has died.
-#include "kvtransfer/internal/kv_loads.h"
+#include "kvtransfer/internal/connector/kv_loads.h"
 
 #include <algorithm>
 #include <utility>

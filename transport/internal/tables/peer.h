@@ -9,10 +9,10 @@
 
 #include "absl/status/status.h"
 #include "transport/address.h"
-#include "transport/internal/arrivals.h"
 #include "transport/internal/messages/control_message.h"
-#include "transport/internal/rail_extras.h"
-#include "transport/internal/transfer_slots.h"
+#include "transport/internal/tables/arrivals.h"
+#include "transport/internal/tables/rail_extras.h"
+#include "transport/internal/tables/transfer_slots.h"
 #include "transport/provider.h"
 #include "transport/worker.h"
 

@@ -1,5 +1,5 @@
 // Rows for peers, and the words that tell other threads of them.
-#include "transport/internal/peer_table.h"
+#include "transport/internal/tables/peer_table.h"
 
 namespace baton::internal {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvtransfer/internal/kv_jobs.h"
+#include "kvtransfer/internal/connector/kv_jobs.h"
 #include "transport/base/log.h"
 
 namespace baton::kvtransfer {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/serve/request.h"
+#include "engine/serve/requests/request.h"
 
 namespace baton::engine::http {
 

@@ -1,5 +1,5 @@
 // Messages about loads over a worker's notifications: cut, sent, put together again.
-#include "kvtransfer/internal/kv_mailbox.h"
+#include "kvtransfer/internal/connector/kv_mailbox.h"
 
 #include <utility>
 

@@ -1,5 +1,5 @@
 // Who drives the devices of this process, and what the CPU has to say about their memory.
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 
 #include <atomic>
 

@@ -1,5 +1,5 @@
 // Encoding and fully checked decoding of what decode and prefill workers tell each other.
-#include "kvtransfer/internal/kv_messages.h"
+#include "kvtransfer/internal/connector/kv_messages.h"
 
 #include <algorithm>
 #include <bit>

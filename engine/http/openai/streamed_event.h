@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "engine/serve/request.h"
+#include "engine/serve/requests/request.h"
 
 namespace baton::engine::http {
 

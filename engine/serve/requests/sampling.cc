@@ -1,5 +1,5 @@
 // Greedy and top-k / top-p sampling with a counter-based generator.
-#include "engine/serve/sampling.h"
+#include "engine/serve/requests/sampling.h"
 
 #include <algorithm>
 #include <cmath>

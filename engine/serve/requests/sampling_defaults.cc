@@ -1,7 +1,7 @@
 // A checkpoint's own defaults, as generation_config.json has them.
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
-#include "engine/serve/sampling.h"
+#include "engine/serve/requests/sampling.h"
 
 namespace baton::engine::serve {
 

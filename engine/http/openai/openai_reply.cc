@@ -1,5 +1,5 @@
 // Builds replies, events of a stream and errors as JSON.
-#include "engine/http/openai_reply.h"
+#include "engine/http/openai/openai_reply.h"
 
 #include <algorithm>
 #include <chrono>

@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "engine/serve/cache/block_hash.h"
-#include "engine/serve/output_text.h"
-#include "engine/serve/request.h"
+#include "engine/serve/requests/output_text.h"
+#include "engine/serve/requests/request.h"
 #include "kvtransfer/kv_connector.h"
 
 namespace baton::engine::serve {

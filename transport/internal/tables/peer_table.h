@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "transport/internal/peer.h"
+#include "transport/internal/tables/peer.h"
 #include "transport/region.h"
 
 namespace baton::internal {

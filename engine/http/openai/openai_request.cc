@@ -1,5 +1,5 @@
 // Parses requests; nothing in them is trusted.
-#include "engine/http/openai_request.h"
+#include "engine/http/openai/openai_request.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
-#include "engine/http/api_fields.h"
+#include "engine/http/openai/api_fields.h"
 
 namespace baton::engine::http {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/serve/sampling.h"
+#include "engine/serve/requests/sampling.h"
 #include "transport/clock.h"
 
 namespace baton::engine::serve {

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvtransfer/internal/kv_jobs.h"
-#include "kvtransfer/internal/kv_loads.h"
-#include "kvtransfer/internal/kv_mailbox.h"
+#include "kvtransfer/internal/connector/kv_jobs.h"
+#include "kvtransfer/internal/connector/kv_loads.h"
+#include "kvtransfer/internal/connector/kv_mailbox.h"
 #include "transport/base/timespec.h"
 #include "transport/pool.h"
 #include "transport/progress_thread.h"

@@ -1,5 +1,5 @@
 // The prefill side: jobs, the loads that want them, and what the engine says about them.
-#include "kvtransfer/internal/kv_jobs.h"
+#include "kvtransfer/internal/connector/kv_jobs.h"
 
 #include <algorithm>
 #include <string>

@@ -1,5 +1,5 @@
 // The target's side of a write: adds up the slices of each incoming transfer.
-#include "transport/internal/arrivals.h"
+#include "transport/internal/tables/arrivals.h"
 
 #include <algorithm>
 

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/nearest_name.h"
-#include "transport/device_memory.h"
+#include "transport/internal/device_memory.h"
 
 namespace baton {
 namespace {

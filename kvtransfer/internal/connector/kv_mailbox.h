@@ -11,7 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "kvtransfer/internal/kv_messages.h"
+#include "kvtransfer/internal/connector/kv_messages.h"
 #include "transport/transfer.h"
 #include "transport/worker.h"
 
