@@ -14,7 +14,7 @@
 
 namespace baton {
 namespace {
-constexpr std::string_view kPrefix = "baton1:";
+constexpr std::string_view kTextPrefix = "baton1:";
 constexpr size_t kMaxText = 4096;
 
 std::string first_line(const char* path) {
@@ -43,13 +43,13 @@ std::string Address::encode() const {
     put_text(raw, provider);
     put_text(raw, where);
   }
-  return std::string(kPrefix) + absl::WebSafeBase64Escape(raw);
+  return std::string(kTextPrefix) + absl::WebSafeBase64Escape(raw);
 }
 
 absl::StatusOr<Address> Address::decode(std::string_view text) {
   std::string raw;
-  if (text.size() > kMaxText || text.substr(0, kPrefix.size()) != kPrefix ||
-      !absl::WebSafeBase64Unescape(std::string(text.substr(kPrefix.size())), &raw)) {
+  if (text.size() > kMaxText || text.substr(0, kTextPrefix.size()) != kTextPrefix ||
+      !absl::WebSafeBase64Unescape(std::string(text.substr(kTextPrefix.size())), &raw)) {
     return absl::InvalidArgumentError(
         "not a worker address: expected \"baton1:...\" as another worker printed it, or host:port");
   }

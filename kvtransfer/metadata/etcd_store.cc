@@ -14,7 +14,7 @@ using nlohmann::json;
 
 // A watch that says nothing for so long is begun again: its server may be gone.
 constexpr std::chrono::seconds kSilence{60};
-constexpr std::chrono::milliseconds kPause{500};
+constexpr std::chrono::milliseconds kRetryPause{500};
 
 std::string base64(const std::string& text) { return absl::Base64Escape(text); }
 
@@ -25,9 +25,9 @@ std::string text_at(const json& at, const char* field) {
 }
 
 const json& list_at(const json& at, const char* field) {
-  static const json kNone = json::array();
+  static const json kEmpty = json::array();
   const auto found = at.find(field);
-  return found != at.end() && found->is_array() ? *found : kNone;
+  return found != at.end() && found->is_array() ? *found : kEmpty;
 }
 
 absl::Status damaged(const std::string& where) {
@@ -166,7 +166,7 @@ void EtcdStore::watch_on() {
         .IgnoreError();  // ask() says what is wrong, and finds another endpoint
     watching_ = false;
     lock.lock();
-    if (!stopping_) wake_.wait_for(lock, kPause);
+    if (!stopping_) wake_.wait_for(lock, kRetryPause);
   }
 }
 

@@ -17,7 +17,7 @@
 namespace baton {
 namespace {
 
-constexpr Time kLongestPause = std::chrono::minutes(1);
+constexpr Time kLongestFailbackPause = std::chrono::minutes(1);
 
 }  // namespace
 
@@ -80,7 +80,7 @@ void Worker::Impl::look_for_better(internal::Peer& peer) {
   }
   if (!std::exchange(back.wanted, true)) {
     // One that comes and goes is called less and less.
-    const bool held = clock.now() - back.regained_at >= kLongestPause;
+    const bool held = clock.now() - back.regained_at >= kLongestFailbackPause;
     if (held || back.pause == Time::zero()) back.pause = failback;
     back.told = false;
   }
@@ -91,7 +91,7 @@ void Worker::Impl::call_better_later(internal::Peer& peer) {
   internal::Failback& back = peer.back;
   back.untried.clear();
   back.call_at = clock.now() + back.pause;
-  back.pause = std::min(2 * back.pause, std::max(kLongestPause, failback));
+  back.pause = std::min(2 * back.pause, std::max(kLongestFailbackPause, failback));
   set_timer(peer);
 }
 
