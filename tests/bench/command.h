@@ -10,7 +10,7 @@
 namespace baton::bench {
 
 // How long these wait for a line, or for the end.
-inline constexpr Time kLimit = std::chrono::seconds(100);
+inline const Time kLimit = patient(std::chrono::seconds(100));
 
 struct Ended {
   int status = -1;     // of the exit; -1: it did not end in time

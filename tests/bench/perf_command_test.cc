@@ -199,7 +199,7 @@ TEST_F(PerfServer, AnswersPeersThatSpeakAnotherLanguage) {
     EXPECT_TRUE((*worker)->notify_detached(*peer, message).ok());
     Notification answer;
     const absl::Status status = (*worker)->wait_until(
-        [&] { return (*worker)->next_notification(answer); }, std::chrono::seconds(30));
+        [&] { return (*worker)->next_notification(answer); }, patient(std::chrono::seconds(30)));
     EXPECT_TRUE(status.ok()) << "no answer to " << message;
     return text_of(parse_message(answer.payload), "error");
   };
@@ -228,7 +228,7 @@ TEST_F(PerfServer, RefusesAStrangerOfAnotherCluster) {
   if (peer.ok()) {
     EXPECT_TRUE((*worker)
                     ->wait_until([&] { return (*worker)->peer_state(*peer) == PeerState::kDown; },
-                                 std::chrono::seconds(30))
+                                 patient(std::chrono::seconds(30)))
                     .ok());
   }
   expect_alive();

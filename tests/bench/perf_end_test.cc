@@ -44,7 +44,7 @@ class Sends : public testing::Test {
     }
   }
   bool drive(const std::function<bool()>& ready) {
-    const Time limit = a_.worker->clock().now() + std::chrono::seconds(60);
+    const Time limit = a_.worker->clock().now() + patient(std::chrono::seconds(60));
     while (!ready() && a_.worker->clock().now() < limit) {
       a_.worker->progress();
       b_.worker->progress();

@@ -47,7 +47,7 @@ class ChangedVariable {
 
 class Failure : public testing::TestWithParam<std::string> {
  protected:
-  static CommunicatorOptions options(Time timeout = std::chrono::seconds(30)) {
+  static CommunicatorOptions options(Time timeout = patient(std::chrono::seconds(30))) {
     CommunicatorOptions out = test_options(GetParam());
     out.timeout = timeout;
     return out;

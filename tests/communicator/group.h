@@ -22,7 +22,7 @@ inline CommunicatorOptions test_options(const std::string& provider) {
   options.worker.key = test_key();
   options.slot_bytes = 64 << 10;
   options.calibrate = false;
-  options.timeout = std::chrono::seconds(60);
+  options.timeout = patient(std::chrono::seconds(60));
   return options;
 }
 

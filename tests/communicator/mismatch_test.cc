@@ -31,7 +31,7 @@ class Mismatch : public testing::TestWithParam<std::string> {
       out.worker.providers.clear();
       verbs_->prepare(out.worker);
     }
-    out.timeout = std::chrono::seconds(30);
+    out.timeout = patient(std::chrono::seconds(30));
     return out;
   }
 
@@ -190,9 +190,9 @@ TEST_P(Mismatch, AbortReturnsWhileACallWaitsForTheVoteOnHowItRuns) {
     CommunicatorOptions own = options();
     if (!aborts) own.timeout = std::chrono::milliseconds(300);
     run_group(2, own, [&](Communicator& comm) {
-      CallOptions patient;  // only what rank 1 never joins is to end early
-      patient.timeout = std::chrono::seconds(30);
-      const absl::Status met = comm.barrier(patient);  // rank 1 may hear of the abort in it
+      CallOptions whole;  // only what rank 1 never joins is to end early
+      whole.timeout = patient(std::chrono::seconds(30));
+      const absl::Status met = comm.barrier(whole);  // rank 1 may hear of the abort in it
       if (comm.rank() == 1) {
         while (comm.status().ok()) comm.progress();
         return;

@@ -20,7 +20,7 @@ namespace baton {
 namespace {
 
 constexpr size_t kBytes = 4 << 20;
-constexpr Time kPatience = std::chrono::seconds(60);
+const Time kPatience = patient(std::chrono::seconds(60));
 
 ProviderFactory registered(const std::string& name) {
   for (const auto& [provider, factory] : registered_providers()) {

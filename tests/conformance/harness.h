@@ -80,7 +80,7 @@ struct Side {
 class Conformance : public testing::TestWithParam<Variant> {
  protected:
   static constexpr size_t kBlockBytes = 8 << 20;
-  static constexpr Time kPatience = std::chrono::seconds(60);
+  static inline const Time kPatience = patient(std::chrono::seconds(60));
 
   void SetUp() override;
   void TearDown() override;

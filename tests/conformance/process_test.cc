@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "tests/conformance/children.h"
 #include "tests/sanitized.h"
@@ -33,8 +34,10 @@ class Processes : public OverEveryProvider<std::string> {
     other_ = std::make_unique<Child>(GetParam(), "other", 77);
     ASSERT_TRUE(other_->started());
   }
-  void start_worker() {
-    auto worker = Worker::create(process_options(GetParam(), "survivor"));
+  void start_worker(SettingValues settings = {}) {
+    WorkerOptions options = process_options(GetParam(), "survivor");
+    options.settings = std::move(settings);
+    auto worker = Worker::create(std::move(options));
     ASSERT_TRUE(worker.ok()) << worker.status();
     worker_ = *std::move(worker);
     auto pool = MemoryPool::create(*worker_, {.slab_bytes = 2 * kChildBytes});
@@ -54,7 +57,7 @@ class Processes : public OverEveryProvider<std::string> {
     EXPECT_TRUE(
         worker_
             ->wait_until([&] { return worker_->peer_state(*peer) != PeerState::kConnecting; },
-                         seconds(20))
+                         patient(seconds(20)))
             .ok());
     return *peer;
   }
@@ -68,7 +71,7 @@ class Processes : public OverEveryProvider<std::string> {
   }
   absl::Status run(const TransferRequest& r) {
     auto id = worker_->submit(r);
-    return id.ok() ? worker_->wait(*id, seconds(20)) : id.status();
+    return id.ok() ? worker_->wait(*id, patient(seconds(20))) : id.status();
   }
   // The other peer is served as ever: what is written there can be read back.
   void expect_serving(uint8_t value) {
@@ -131,12 +134,13 @@ TEST_P(Processes, APeerKilledAtAnyPointFailsItsTransfersAndLeaksNothing) {
         victim.kill();
         killed = true;
       }
-      ASSERT_LT(Clock::steady().now() - start, seconds(60)) << open.size() << " never ended";
+      ASSERT_LT(Clock::steady().now() - start, patient(seconds(60)))
+          << open.size() << " never ended";
     }
-    EXPECT_TRUE(
-        worker_
-            ->wait_until([&] { return worker_->peer_state(peer) == PeerState::kDown; }, seconds(20))
-            .ok());
+    EXPECT_TRUE(worker_
+                    ->wait_until([&] { return worker_->peer_state(peer) == PeerState::kDown; },
+                                 patient(seconds(20)))
+                    .ok());
     EXPECT_FALSE(worker_->peer_status(peer).ok());
     expect_serving(static_cast<uint8_t>(round + 1));
     if (HasFatalFailure()) return;
@@ -146,7 +150,7 @@ TEST_P(Processes, APeerKilledAtAnyPointFailsItsTransfersAndLeaksNothing) {
   }
   EXPECT_GT(failed, 0u);
   // What has gone is noticed by progress(), a little later at most.
-  (void)worker_->wait_until([&] { return Footprint::now() == baseline; }, seconds(5));
+  (void)worker_->wait_until([&] { return Footprint::now() == baseline; }, patient(seconds(5)));
   EXPECT_EQ(Footprint::now(), baseline);
   EXPECT_EQ(worker_->stats().open_transfers, 0u);
   EXPECT_EQ(worker_->stats().peers_up, 1u);
@@ -155,7 +159,9 @@ TEST_P(Processes, APeerKilledAtAnyPointFailsItsTransfersAndLeaksNothing) {
 TEST_P(Processes, AStoppedPeerDoesNotHoldATransferBeyondItsDeadline) {
   Child frozen(GetParam(), "frozen", 5);
   ASSERT_TRUE(frozen.started());
-  start_worker();
+  SettingValues impatient;  // what is frozen shall be given up before this test is
+  if (GetParam() != "shm") impatient.emplace_back(GetParam() + ".stall_ms", "2000");
+  start_worker(std::move(impatient));
   if (HasFatalFailure()) return;
   const PeerId peer = connect(frozen);
   ASSERT_EQ(worker_->peer_state(peer), PeerState::kUp) << worker_->peer_status(peer);
@@ -170,7 +176,7 @@ TEST_P(Processes, AStoppedPeerDoesNotHoldATransferBeyondItsDeadline) {
     ids.push_back(*id);
   }
   for (TransferId id : ids) {
-    const absl::Status status = worker_->wait(id, seconds(30));
+    const absl::Status status = worker_->wait(id, patient(seconds(30)));
     EXPECT_EQ(worker_->state(id).status().code(), absl::StatusCode::kNotFound) << "never ended";
     // Shared memory needs nobody at the other end; a rail on which nothing moves may be given up.
     EXPECT_TRUE(status.ok() || absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status))
@@ -200,7 +206,7 @@ TEST_P(Processes, AWrongClusterKeyIsRefusedAndNamed) {
   EXPECT_THAT(std::string(worker_->peer_status(peer).message()), HasSubstr("cluster key"));
   auto id = worker_->submit(request(Op::kWrite, peer, stranger, 0, 100));
   if (id.ok()) {
-    EXPECT_FALSE(worker_->wait(*id, seconds(10)).ok());
+    EXPECT_FALSE(worker_->wait(*id, patient(seconds(10))).ok());
   }
   expect_serving(3);
 }
@@ -216,10 +222,10 @@ TEST_P(Processes, AnAddressWithNobodyBehindItIsAnError) {
   if (HasFatalFailure()) return;
   auto peer = worker_->connect(address);
   ASSERT_TRUE(peer.ok());
-  ASSERT_TRUE(
-      worker_
-          ->wait_until([&] { return worker_->peer_state(*peer) == PeerState::kDown; }, seconds(20))
-          .ok());
+  ASSERT_TRUE(worker_
+                  ->wait_until([&] { return worker_->peer_state(*peer) == PeerState::kDown; },
+                               patient(seconds(20)))
+                  .ok());
   EXPECT_THAT(worker_->peer_status(*peer).message(), testing::Not(testing::IsEmpty()));
   expect_serving(4);
 }
@@ -248,7 +254,7 @@ TEST_P(Processes, ForeignBytesAtThePortHarmNobody) {
     close(fd);
   }
   expect_serving(8);
-  (void)worker_->wait_until([&] { return Footprint::now() == baseline; }, seconds(10));
+  (void)worker_->wait_until([&] { return Footprint::now() == baseline; }, patient(seconds(10)));
   EXPECT_EQ(Footprint::now(), baseline);
 }
 

@@ -48,7 +48,7 @@ TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
   while (worker.server().connections().answering < kEach) std::this_thread::yield();
   EXPECT_GE(worker.server().connections().connections, 2 * kEach);
   EXPECT_EQ(threads_of_this_process(), threads);
-  httplib::Client client("127.0.0.1", worker.port());
+  httplib::Client client = client_of(worker.port());
   for (int i = 0; i < 20; ++i) {
     const httplib::Result health = client.Get("/health");
     ASSERT_TRUE(health);
@@ -87,7 +87,7 @@ TEST(Clients, TheOldestHalfSentRequestMakesRoom) {
     strangers.back().send("GET /hea");
   }
   while (worker.server().connections().connections < 3) std::this_thread::yield();
-  httplib::Client client("127.0.0.1", worker.port());
+  httplib::Client client = client_of(worker.port());
   const httplib::Result health = client.Get("/health");
   ASSERT_TRUE(health);
   EXPECT_EQ(health->status, 200);
@@ -187,7 +187,7 @@ TEST(Clients, IdsAreUniqueAcrossWorkers) {
 
 TEST(Clients, TheRequestsIdComesBack) {
   Worker worker;
-  httplib::Client client("127.0.0.1", worker.port());
+  httplib::Client client = client_of(worker.port());
   const auto id_for = [&](const std::string& given) {
     return client.Get("/health", {{"X-Request-Id", given}})->get_header_value("X-Request-Id");
   };
@@ -212,7 +212,7 @@ TEST(Clients, AnotherModelIsNotFound) {
 
 TEST(Clients, KeysAreAskedFor) {
   Worker worker(test_model(), {.blocks = 64}, {.api_key = "opensesame"});
-  httplib::Client client("127.0.0.1", worker.port());
+  httplib::Client client = client_of(worker.port());
   const auto status = [&](const char* path, const std::string& key) {
     httplib::Headers headers;
     if (!key.empty()) headers.emplace("Authorization", key);
@@ -237,7 +237,7 @@ TEST(Clients, TokensThereAndBack) {
             "In the beginning");
   EXPECT_EQ(post(worker.port(), {{"tokens", {99999}}}, "/detokenize")->status, 400);
   EXPECT_EQ(post(worker.port(), {{"prompt", 5}}, "/tokenize")->status, 400);
-  httplib::Client client("127.0.0.1", worker.port());
+  httplib::Client client = client_of(worker.port());
   EXPECT_FALSE(json::parse(client.Get("/version")->body)["version"].get<std::string>().empty());
   EXPECT_EQ(client.Get("/v1/completions")->status, 405);
 }

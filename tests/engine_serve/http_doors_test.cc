@@ -164,7 +164,7 @@ struct TlsFiles {
 httplib::Result post_tls(int port, const json& body, const std::string& key) {
   httplib::SSLClient client("localhost", port);
   client.enable_server_certificate_verification(false);
-  client.set_read_timeout(std::chrono::seconds(60));
+  client.set_read_timeout(patient(std::chrono::seconds(60)));
   return client.Post("/v1/completions", {{"Authorization", "Bearer " + key}}, body.dump(),
                      "application/json");
 }

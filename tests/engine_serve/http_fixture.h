@@ -3,6 +3,7 @@
 
 #include <httplib.h>
 
+#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -21,6 +22,7 @@
 #include "engine/model/test_model.h"
 #include "engine/serve/engine_thread.h"
 #include "tests/engine_serve/engine_fixture.h"
+#include "transport/clock.h"
 
 namespace baton::engine::serve {
 
@@ -50,6 +52,15 @@ class Worker {
   std::unique_ptr<http::HttpServer> server_;
 };
 
+// Waits for as long as it takes.
+inline httplib::Client client_of(int port) {
+  httplib::Client client("127.0.0.1", port);
+  client.set_connection_timeout(patient(std::chrono::seconds(60)));
+  client.set_read_timeout(patient(std::chrono::seconds(60)));
+  client.set_write_timeout(patient(std::chrono::seconds(60)));
+  return client;
+}
+
 inline json request_body() {
   return {{"prompt", "And it came to pass"},
           {"max_tokens", 24},
@@ -61,8 +72,7 @@ inline json request_body() {
 }
 
 inline httplib::Result post(int port, const json& body, const char* path = "/v1/completions") {
-  httplib::Client client("127.0.0.1", port);
-  client.set_read_timeout(std::chrono::seconds(60));
+  httplib::Client client = client_of(port);
   return client.Post(path, body.dump(), "application/json");
 }
 

@@ -116,7 +116,7 @@ TEST(Http, AChatWithoutALimitRunsToTheContextsEnd) {
 TEST(Http, ErrorsSayWhatIsWrong) {
   Worker worker;
   const auto refused = [&](const std::string& body, const char* expected) {
-    httplib::Client client("127.0.0.1", worker.port());
+    httplib::Client client = client_of(worker.port());
     const httplib::Result result = client.Post("/v1/completions", body, "application/json");
     ASSERT_TRUE(result);
     EXPECT_EQ(result->status, 400) << body;
@@ -152,7 +152,7 @@ TEST(Http, ErrorsSayWhatIsWrong) {
 TEST(Http, ModelsHealthMetrics) {
   Worker worker;
   post_json(worker.port(), request_body());
-  httplib::Client client("127.0.0.1", worker.port());
+  httplib::Client client = client_of(worker.port());
   EXPECT_EQ(json::parse(client.Get("/v1/models")->body)["data"][0]["id"], "tiny");
   EXPECT_EQ(client.Get("/health")->status, 200);
   const std::string metrics = client.Get("/metrics")->body;
@@ -184,7 +184,7 @@ TEST(Http, AClientThatLeavesIsAborted) {
     json body = request_body();
     body["max_tokens"] = 60000;
     body["stream"] = stream;
-    httplib::Client client("127.0.0.1", worker.port());
+    httplib::Client client = client_of(worker.port());
     if (stream) {
       httplib::Request request;
       request.method = "POST";
@@ -202,7 +202,7 @@ TEST(Http, AClientThatLeavesIsAborted) {
       leaver.join();
     }
     while (worker.thread().stats().requests_finished == 0) std::this_thread::yield();
-    httplib::Client other("127.0.0.1", worker.port());
+    httplib::Client other = client_of(worker.port());
     EXPECT_NE(other.Get("/metrics")->body.find("baton_requests_total{reason=\"abort\"} 1\n"),
               std::string::npos);
   }
@@ -287,7 +287,7 @@ TEST(Router, UnseededStreamsAreResumedWithTheirOwnSeed) {
 
 TEST(Router, SaysSoWhenNobodyAnswers) {
   const auto router = *router::Router::start({.port = 0, .decode = {"http://127.0.0.1:1"}});
-  httplib::Client client("127.0.0.1", router->port());
+  httplib::Client client = client_of(router->port());
   EXPECT_EQ(client.Get("/health")->status, 503);
   json body = request_body();
   httplib::Result result = post(router->port(), body);
@@ -311,7 +311,7 @@ TEST(Router, PassesWorkersErrorsOn) {
   ASSERT_TRUE(result);
   EXPECT_EQ(result->status, 400);
   EXPECT_NE(result->body.find("longer than"), std::string::npos) << result->body;
-  EXPECT_EQ(httplib::Client("127.0.0.1", router->port()).Get("/v1/models")->status, 200);
+  EXPECT_EQ(client_of(router->port()).Get("/v1/models")->status, 200);
 }
 
 }  // namespace

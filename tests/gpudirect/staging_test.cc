@@ -21,7 +21,7 @@ using gpudirect::kMiB;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr Time kPatience = std::chrono::seconds(60);
+const Time kPatience = patient(std::chrono::seconds(60));
 
 // Two workers over one provider, with memory of a device and of the host on both sides.
 class Staged : public testing::Test {

@@ -24,7 +24,7 @@ using std::chrono::microseconds;
 constexpr size_t kThreads = 2;
 constexpr size_t kPages = 64;
 constexpr size_t kPage = 1024;
-constexpr Time kLong = std::chrono::seconds(60);
+const Time kLong = patient(std::chrono::seconds(60));
 
 class AnyThreadOfAnAgent : public OverEveryProvider<std::string> {
  protected:

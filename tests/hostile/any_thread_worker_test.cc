@@ -96,7 +96,7 @@ class AnyThread : public OverEveryProvider<std::string> {
     // Of the ids that are left each is somebody's to end.
     while (const auto id = ids_.take(mine.dice)) {
       worker_->cancel(*id).IgnoreError();
-      worker_->wait(*id, std::chrono::seconds(60)).IgnoreError();
+      worker_->wait(*id, patient(std::chrono::seconds(60))).IgnoreError();
     }
   }
 
@@ -205,7 +205,7 @@ class AnyThread : public OverEveryProvider<std::string> {
     if (id.ok()) {
       if (mine.dice.one_in(4)) worker_->cancel(*id).IgnoreError();
       if (mine.dice.one_in(4)) worker_->deregister_memory(*region).IgnoreError();
-      mine.landed[page] = worker_->wait(*id, std::chrono::seconds(60)).ok();
+      mine.landed[page] = worker_->wait(*id, patient(std::chrono::seconds(60))).ok();
       EXPECT_TRUE(absl::IsNotFound(worker_->state(*id).status()));
     }
     const absl::Status gone = worker_->deregister_memory(*region);
@@ -224,7 +224,8 @@ class AnyThread : public OverEveryProvider<std::string> {
                                      .local_layout = Layout::contiguous(0, kPage),
                                      .remote = remote_,
                                      .remote_layout = Layout::contiguous(at, kPage)});
-    if (id.ok() && worker_->wait(*id, std::chrono::seconds(60)).ok() && mine.landed[page]) {
+    if (id.ok() && worker_->wait(*id, patient(std::chrono::seconds(60))).ok() &&
+        mine.landed[page]) {
       EXPECT_EQ(bytes, std::vector<uint8_t>(kPage, stamp(mine.number, page)));
     }
     EXPECT_TRUE(worker_->deregister_memory(*region).ok());
@@ -266,7 +267,7 @@ TEST_P(AnyThread, MayDoAnythingWithAWorker) {
   // What nobody waits for ends too.
   EXPECT_TRUE(worker_
                   ->wait_until([&] { return worker_->stats().open_transfers == 0; },
-                               std::chrono::seconds(60))
+                               patient(std::chrono::seconds(60)))
                   .ok());
   stop_ = true;
   driver.join();

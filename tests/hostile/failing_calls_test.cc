@@ -210,7 +210,7 @@ class Exchange {
   }
   template <typename Ready>
   bool until(const Ready& ready) {
-    const Time end = Clock::steady().now() + std::chrono::seconds(60);
+    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
     while (!ready()) {
       step();
       if (Clock::steady().now() > end) return false;

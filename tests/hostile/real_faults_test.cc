@@ -81,7 +81,7 @@ class TwoProcesses {
   bool over_or_dead(size_t side) const { return shared_.sides[side].done != 0 || dead_ == side; }
 
   bool until(const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + seconds(200);
+    const Time end = Clock::steady().now() + patient(seconds(200));
     while (!ready()) {
       if (Clock::steady().now() > end) return false;
       if (shared_.sides[0].failure[0] != 0 || shared_.sides[1].failure[0] != 0) return false;

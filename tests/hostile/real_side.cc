@@ -72,12 +72,13 @@ class Side {
     }
     while (next < own_.size()) submit(own_[next++]);
     if (side_ == plan_.seed % 2 && pick(6) == 0) leave();
-    const bool over = until([&] { return open_ == 0; }, seconds(90));
+    const bool over = until([&] { return open_ == 0; }, patient(seconds(90)));
     if (!over) {
       return fail(std::to_string(open_) + " transfers never ended: " + worker_->explain(peer_));
     }
     mine_.done = 1;
-    if (!until([&] { return shared_.finish != 0; }, seconds(120))) return fail("nobody finishes");
+    if (!until([&] { return shared_.finish != 0; }, patient(seconds(120))))
+      return fail("nobody finishes");
     // What the other side knows to have been delivered is here, or on its last steps.
     until([&] { return told(); }, seconds(20));
     const Time end = Clock::steady().now() + milliseconds(3);
@@ -126,19 +127,20 @@ class Side {
   bool meet() {
     // It answers while it waits: the other one may be connecting already.
     const auto ready = [&] { return other_.ready != 0; };
-    if (!until(ready, seconds(60))) return fail("the other side did not start"), false;
+    if (!until(ready, patient(seconds(60)))) return fail("the other side did not start"), false;
     if (side_ == 0) {
       auto peer = worker_->connect(other_.address);
       if (!peer.ok()) return fail(peer.status().ToString()), false;
       peer_ = *peer;
     }
     const auto met = [&] { return up_ || down_; };
-    if (!until(met, seconds(60)) || down_) return fail("the other side was not met"), false;
+    if (!until(met, patient(seconds(60))) || down_)
+      return fail("the other side was not met"), false;
     mine_.began = 1;
     // Faults are for those who have met: who has not may wait for its turn on a busy machine until
     // the other one has done all of its rounds, and left.
     const auto both = [&] { return other_.began != 0; };
-    if (!until(both, seconds(60))) return fail("the other side did not begin"), false;
+    if (!until(both, patient(seconds(60)))) return fail("the other side did not begin"), false;
     return true;
   }
 

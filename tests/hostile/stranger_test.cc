@@ -24,7 +24,7 @@
 namespace baton::kvtransfer {
 namespace {
 
-constexpr Time kLong = std::chrono::seconds(60);
+const Time kLong = patient(std::chrono::seconds(60));
 
 // How a process of its own ends that runs `what`: 0 where that returned true. One that hangs is
 // killed by SIGALRM.

@@ -85,7 +85,8 @@ TEST(TierStore, BlocksComeBackWhereverTheyGo) {
     EXPECT_EQ(store->find(keys).disk, disk ? 3u : 0u);
     std::ranges::fill(cache.memory, std::byte{0});
     const std::vector<uint32_t> blocks = {5, 1, 7};
-    const TierLoadId load = store->load(std::span(keys).first(3), blocks, std::chrono::seconds(60));
+    const TierLoadId load =
+        store->load(std::span(keys).first(3), blocks, patient(std::chrono::seconds(60)));
     ASSERT_TRUE(outcome(*store, load).ok());
     end(*store, load);
     EXPECT_TRUE(cache.holds(5, 3));
@@ -100,7 +101,7 @@ TEST(TierStore, ALoadOfWhatIsNotHereFails) {
   auto store = *TierStore::open(options(cache));
   const TierKey key = key_of(1);
   const uint32_t block = 2;
-  const TierLoadId load = store->load({&key, 1}, {&block, 1}, std::chrono::seconds(60));
+  const TierLoadId load = store->load({&key, 1}, {&block, 1}, patient(std::chrono::seconds(60)));
   EXPECT_EQ(outcome(*store, load).code(), absl::StatusCode::kNotFound);
   end(*store, load);
 }

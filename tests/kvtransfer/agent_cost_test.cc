@@ -14,7 +14,7 @@
 namespace baton::kvtransfer {
 namespace {
 
-constexpr Time kLong = std::chrono::seconds(60);
+const Time kLong = patient(std::chrono::seconds(60));
 
 struct Scattered {
   explicit Scattered(size_t pages, size_t page) {

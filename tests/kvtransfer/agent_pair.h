@@ -66,7 +66,7 @@ inline std::string introduce(Agent& to, Agent& who) {
 // Drives both until `ready`, which must come about.
 template <typename Ready>
 void run_agents(Agent& a, Agent& b, Ready&& ready) {
-  const Time end = Clock::steady().now() + std::chrono::seconds(60);
+  const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
   while (!ready()) {
     ASSERT_LT(Clock::steady().now(), end) << "it never came about";
     const bool moved = a.progress();

@@ -141,7 +141,7 @@ class TestDecode {
       : connector_(connector), cache_(connector, layout, std::move(memory)), random_(seed) {}
 
   absl::Status start(KvRequestId id, const std::string& prefill, uint32_t tokens,
-                     uint32_t first_token = 0, Time timeout = std::chrono::seconds(60));
+                     uint32_t first_token = 0, Time timeout = patient(std::chrono::seconds(60)));
   // `load` without tokens and blocks.
   absl::Status start(KvLoad load, uint32_t tokens);
   // Checks new layers, ends what is complete, failed or to be cancelled.

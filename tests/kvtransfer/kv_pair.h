@@ -14,7 +14,7 @@
 
 namespace baton::kvtransfer {
 
-inline constexpr Time kLongEnough = std::chrono::seconds(60);
+inline const Time kLongEnough = patient(std::chrono::seconds(60));
 
 inline ClusterKey test_key() { return *ClusterKey::from_bytes("a key for this test only"); }
 

@@ -20,7 +20,7 @@ namespace baton::kvtransfer {
 namespace {
 
 using ::testing::HasSubstr;
-constexpr Time kLong = std::chrono::seconds(60);
+const Time kLong = patient(std::chrono::seconds(60));
 // Longer than any test: what is refused while a lease lives must not depend on how busy this
 // machine is.
 constexpr std::chrono::seconds kLongLease{600};

@@ -216,7 +216,7 @@ class Schedule {
   // The workers' clock is the test's; the kernel has its own.
   template <typename Ready>
   bool until(const Ready& ready) {
-    const Time end = Clock::steady().now() + std::chrono::seconds(60);
+    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
     while (!ready()) {
       step();
       if (Clock::steady().now() > end) return false;

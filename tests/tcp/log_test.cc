@@ -17,7 +17,7 @@ using testing::Contains;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr Time kPatience = std::chrono::seconds(60);
+const Time kPatience = patient(std::chrono::seconds(60));
 
 class WorkerLog : public testing::Test {
  protected:

@@ -75,7 +75,7 @@ class Session : public testing::Test {
   // The kernel moves bytes in its own time; the workers' clock stands still.
   template <typename Ready>
   bool run(const Ready& ready, bool with_b = true) {
-    const Time until = Clock::steady().now() + seconds(60);
+    const Time until = Clock::steady().now() + patient(seconds(60));
     while (!ready()) {
       if (!step(with_b) && Clock::steady().now() > until) return false;
     }
@@ -305,7 +305,7 @@ TEST_F(Session, ACallerThatDiedIsFoundOut) {
   a_.worker.reset();
   network_->cut_all();
   a_.worker = nullptr;
-  const Time until = Clock::steady().now() + seconds(60);
+  const Time until = Clock::steady().now() + patient(seconds(60));
   while (b_.worker->peer_state(b_.peer) != PeerState::kDown && Clock::steady().now() < until) {
     b_.worker->progress();
     clock_.advance(milliseconds(1));

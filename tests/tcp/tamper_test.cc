@@ -72,7 +72,7 @@ class Tamper : public testing::TestWithParam<const char*> {
   }
   template <typename Ready>
   bool run(const Ready& ready) {
-    const Time until = Clock::steady().now() + std::chrono::seconds(60);
+    const Time until = Clock::steady().now() + patient(std::chrono::seconds(60));
     while (!ready()) {
       if (!step() && Clock::steady().now() > until) return false;
     }

@@ -91,7 +91,7 @@ TEST(Registration, ReadOnlyMemoryIsNoPlaceToReadInto) {
                           .remote_layout = Layout::contiguous(0, kPage)};
   const auto id = stub.worker->submit(request);
   ASSERT_TRUE(id.ok()) << id.status();
-  const absl::Status status = stub.worker->wait(*id, std::chrono::seconds(60));
+  const absl::Status status = stub.worker->wait(*id, patient(std::chrono::seconds(60)));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   EXPECT_TRUE(stub.worker->deregister_memory(*region).ok());
 }

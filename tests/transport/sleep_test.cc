@@ -27,7 +27,7 @@ extern "C" ssize_t write(int fd, const void* data, size_t size) {
 namespace baton {
 namespace {
 
-constexpr Time kPatience = std::chrono::seconds(60);
+const Time kPatience = patient(std::chrono::seconds(60));
 
 bool readable(int fd) {
   pollfd waiting{.fd = fd, .events = POLLIN, .revents = 0};

@@ -15,7 +15,7 @@
 namespace baton::ucx {
 namespace {
 
-constexpr Time kPatience = std::chrono::seconds(60);
+const Time kPatience = patient(std::chrono::seconds(60));
 
 size_t open_files() {
   const std::filesystem::directory_iterator all("/proc/self/fd");
