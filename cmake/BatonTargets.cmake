@@ -96,19 +96,20 @@ endfunction()
 
 # baton_test(name LABELS unit SOURCES a_test.cc DEPS libs... [TIMEOUT seconds] [OPTIMISED])
 # One GoogleTest binary, registered with CTest as one test per binary under the given labels.
-# Sanitizers slow everything down: there the timeout is five times as long. A default deadline is none of
-# a test's: a machine may be slow (BATON_PATIENCE), and a test of a deadline says how long that is. Calls that
-# fail on purpose leave no flight records behind, and what is broken on purpose fills no log. A program whose tests were all skipped is reported as skipped: what
-# GoogleTest prints last is then a list of skipped tests behind "0 tests" passed; a failed test or a
-# sanitizer's report would come behind that list.
+# The timeout, twice as long under a sanitizer, is for what hangs: how slow a machine may be nobody
+# knows. No default deadline is a test's either (BATON_PATIENCE); a test of a deadline says how long that
+# is. Calls that fail on purpose leave no flight records behind, and what is broken on purpose fills no
+# log. A program whose tests were all skipped is reported as skipped: what GoogleTest prints last is then
+# a list of skipped tests behind "0 tests" passed; a failed test or a sanitizer's report would come
+# behind that list.
 set(BATON_ALL_SKIPPED "\\[  PASSED  \\] 0 tests\\.\n(\\[  SKIPPED \\][^\n]*\n)+$")
 function(baton_test name)
   cmake_parse_arguments(ARG "OPTIMISED" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 600)
   endif()
   if(BATON_SANITIZE)
-    math(EXPR ARG_TIMEOUT "5 * ${ARG_TIMEOUT}")
+    math(EXPR ARG_TIMEOUT "2 * ${ARG_TIMEOUT}")
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} baton_options GTest::gmock GTest::gtest_main)
