@@ -14,11 +14,12 @@ namespace {
 // Two types that are passed in the same way: pointers, or numbers of one size.
 template <typename Ours, typename Theirs>
 constexpr bool alike() {
-  if (std::is_pointer_v<Ours> || std::is_pointer_v<Theirs>) {
+  if constexpr (std::is_pointer_v<Ours> || std::is_pointer_v<Theirs>) {
     return std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>;
+  } else {
+    return sizeof(Ours) == sizeof(Theirs) && !std::is_class_v<Theirs> &&
+           !std::is_floating_point_v<Theirs>;
   }
-  return sizeof(Ours) == sizeof(Theirs) && !std::is_class_v<Theirs> &&
-         !std::is_floating_point_v<Theirs>;
 }
 template <typename Ours, typename Theirs>
 struct Same : std::false_type {};

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "gpudirect/contract/memory_place.h"
 #include "tests/gpudirect/fake/fake_driver.h"
@@ -26,7 +27,7 @@ class DeviceMemoryOverVerbs : public testing::Test {
     driver_ = gpudirect::FakeDriver::driver();
     memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; });
     use_device_memory(memory_.get());
-    pair_ = std::make_unique<VerbsPair>(adapters);
+    pair_ = std::make_unique<VerbsPair>(std::move(adapters));
     ASSERT_TRUE(pair_->connect());
     near_ = gpu_->allocate(kBytes);
     far_ = gpu_->allocate(kBytes);

@@ -250,12 +250,12 @@ class LostAnswers : public ScriptedPeers {
     rail.report(*provider_->sink);
     say(rail,
         {.kind = ControlMessage::Kind::kFenced, .link = 100, .landed = {internal::Fate::kNever}});
-    EXPECT_THAT(rail.held, testing::Contains(testing::Field(&Slice::transfer, NotifyIs("words"))));
+    EXPECT_THAT(rail.held, testing::Contains(testing::Field(&Slice::transfer, notify_is("words"))));
     rail.report(*provider_->sink);
     turn();
     EXPECT_EQ(*worker_->state(transfer_), TransferState::kDone);
   }
-  static testing::Matcher<const TransferDescriptor*> NotifyIs(const std::string& words) {
+  static testing::Matcher<const TransferDescriptor*> notify_is(const std::string& words) {
     return testing::Pointee(testing::Field(&TransferDescriptor::notify, words));
   }
 
