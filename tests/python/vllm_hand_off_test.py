@@ -1,0 +1,221 @@
+"""Blocks of a request from prefill's engine to decode's: the worker halves of the vLLM connector, without vLLM, with real
+agents over two caches, by hand and by a clock that stands still."""
+import sys
+import types
+import unittest
+
+from baton.vllm.decode import Order
+from vllm_engines import BLOCKS, LAYERS, SIZE, Clock, Engine
+
+
+class HandOff(unittest.TestCase):
+    def setUp(self):
+        self.clock = Clock()
+        self.p, self.d = Engine("prefill", self.clock), Engine("decode", self.clock)
+        self.addCleanup(self.p.close)
+        self.addCleanup(self.d.close)
+
+    def order(self, blocks, transfer="t", first=0, sure=False, agent="prefill", port=None):
+        address = f"127.0.0.1:{port or self.p.agent.port}"
+        self.d.service.loads.start(Order("request " + transfer, transfer, agent, address,
+                                         first, blocks, sure))
+
+    def until(self, fact, prefill=True):
+        """Turns both engines until it is so. A fact that never comes is the test's time limit's to find."""
+        while not fact():
+            if prefill:
+                self.p.service.turn()
+            self.d.service.turn()
+
+    def ended(self, prefill=True):
+        got = []
+        self.until(lambda: got or got.extend([e for e in [self.d.service.loads.take()] if e.requests]), prefill)
+        return got[0]
+
+    def check(self, theirs, mine):
+        for layer in range(LAYERS):
+            for a, b in zip(theirs, mine):
+                self.assertEqual(self.p.cache[self.p.at(layer, a)], self.d.cache[self.d.at(layer, b)])
+
+    def freed(self):
+        got = set()
+        self.until(lambda: got.update(self.p.service.sends.finished()) or got)
+        return got
+
+    def test_blocks_come_whether_prefill_or_decode_was_first(self):
+        for transfer, first in (("prefill first", True), ("decode first", False)):
+            self.p.fill([3, 1, 8], len(transfer))
+            if first:
+                self.p.save(transfer, [3, 1, 8])
+            self.order([5, 6, 7], transfer)
+            if not first:
+                self.until(lambda: "decode first" in self.p.service.sends._sends)
+                self.p.save(transfer, [3, 1, 8])
+            self.assertEqual(self.ended()[:2], ({"request " + transfer}, set()))
+            self.check([3, 1, 8], [5, 6, 7])
+            self.p.service.sends.hold(transfer, "r")
+            self.assertEqual(self.freed(), {"r"})
+
+    def test_chunks_and_layers_come_one_by_one_and_what_decode_has_stays_away(self):
+        self.p.fill(range(BLOCKS), 1)
+        self.order([9, 2], first=1)  # its first block is here already
+        self.d.cache[self.d.at(0, 4)] = b"x" * SIZE
+        for blocks in ([4], [4, 5], [4, 5, 6]):
+            for layer in range(LAYERS):
+                self.assertFalse(self.d.service.loads.take().requests)
+                self.p.service.sends.save("t", layer, blocks)
+                for _ in range(20):
+                    self.p.service.turn()
+                    self.d.service.turn()
+        self.assertEqual(self.ended()[:2], ({"request t"}, set()))
+        self.check([5, 6], [9, 2])
+        self.assertEqual(self.d.cache[self.d.at(0, 4)], b"x" * SIZE)
+
+    def test_a_block_that_changed_on_its_way_is_found(self):
+        self.p.fill([1, 2], 3)
+        self.p.save("t", [1, 2])
+        self.p.cache[self.p.at(2, 1).start + 100] ^= 4  # one bit
+        self.order([5, 6])
+        self.assertEqual(self.ended()[:2], ({"request t"}, {5, 6}))
+
+    def test_any_bit_is_found(self):
+        self.p.fill([1], 3)
+        for bit in (0, 1, 8 * SIZE // 2 + 3, 8 * SIZE - 1):
+            transfer = f"bit {bit}"
+            self.p.save(transfer, [1])
+            at = self.p.at(0, 1).start + bit // 8
+            self.p.cache[at] ^= 1 << bit % 8
+            self.order([5], transfer)
+            self.assertEqual(self.ended().failed, {5})
+            self.p.cache[at] ^= 1 << bit % 8
+
+    def test_a_prefill_that_is_silent_is_given_up(self):
+        self.order([5])
+        self.until(lambda: self.p.service.sends._sends)  # it knows, and says nothing more
+        self.p.service.turn()
+        for _ in range(10):
+            self.d.service.turn()
+        self.assertFalse(self.d.service.loads.take().requests)
+        # Its last words may still be on their way, and count from when they are heard.
+        while not (ended := self.d.service.loads.take()).requests:
+            self.d.service.turn()
+            self.clock.now += 0.01
+        self.assertEqual(ended[:2], ({"request t"}, {5}))
+        self.assertLess(self.clock.now, 109)  # by its silence, not by the age of the load
+
+    def test_one_that_answers_is_waited_for_until_the_load_is_too_old(self):
+        self.order([5])
+        self.d.service.turn()
+        load = self.d.service.loads._loads["t"]
+        while self.clock.now < 109.9:  # a quarter of a second at a time; it answers each time
+            self.until(lambda: load.heard == self.clock.now)
+            self.assertFalse(self.d.service.loads.take().requests)
+            self.clock.now += 0.25
+        self.clock.now = 111
+        self.assertEqual(self.ended().failed, {5})
+
+    def test_a_prefill_that_died_is_found_at_once_and_one_that_came_back_is_used(self):
+        self.p.fill([1], 3)
+        self.p.save("t", [1])
+        self.order([5])
+        self.assertFalse(self.ended().failed)
+        port = self.p.agent.port
+        self.p.close()
+        self.until(lambda: not self.d.agent.has_remote("prefill"), prefill=False)
+        self.order([6], "u", port=port)
+        while not self.d.service.loads.take().failed:  # nobody listens there: silence
+            self.d.service.turn()
+            self.clock.now += 0.01
+        self.clock.now += 1
+        self.p = Engine("prefill", self.clock)
+        self.addCleanup(self.p.close)
+        self.p.fill([2], 9)
+        self.p.save("v", [2])
+        self.order([7], "v")
+        self.assertFalse(self.ended().failed)
+        self.check([2], [7])
+
+    def test_a_transfer_that_prefill_does_not_know_fails_at_once_if_it_must(self):
+        self.order([5], sure=True)
+        self.assertEqual(self.ended().failed, {5})
+
+    def test_what_prefill_drops_fails(self):
+        self.order([5])
+        self.until(lambda: self.p.service.sends._sends)
+        self.p.service.sends.drop("t")
+        self.assertEqual(self.ended().failed, {5})
+
+    def test_what_has_failed_is_reported_when_nothing_moves(self):
+        agent, ended, aborted = self.d.agent, [], []
+        read = agent.read
+
+        def slow(*arguments):
+            transfer = read(*arguments)
+            return types.SimpleNamespace(done=lambda: bool(ended), abort=lambda: aborted.append(1),
+                                         release=transfer.release)
+
+        agent.read = slow
+        self.p.save("t", [1])
+        self.order([5])
+        self.d.service.turn()
+        load = self.d.service.loads._loads["t"]
+        self.until(lambda: load.reads)
+        self.clock.now += 11
+        for _ in range(5):
+            self.d.service.turn()
+            self.assertFalse(self.d.service.loads.take().requests)
+        self.assertTrue(aborted)
+        ended.append(1)
+        self.assertEqual(self.ended().failed, {5})
+
+    def test_another_model_is_refused_each_time_and_one_that_came_back_with_ours_is_used(self):
+        self.p.close()
+        self.p = Engine("other", self.clock, "another model")
+        for transfer in "tu":  # the clock stands still: neither waits for anything
+            self.p.save(transfer, [1])
+            self.order([5], transfer, agent="other")
+            self.assertEqual(self.ended().failed, {5})
+        self.p.close()
+        self.until(lambda: not self.d.agent.has_remote("other"), prefill=False)
+        self.p = Engine("other", self.clock)
+        self.addCleanup(self.p.close)
+        self.p.fill([2], 9)
+        self.p.save("v", [2])
+        self.order([7], "v", agent="other")
+        self.assertFalse(self.ended().failed)
+        self.check([2], [7])
+
+    def test_blocks_that_nobody_reads_are_given_back_after_their_lease(self):
+        self.p.save("t", [1])
+        self.p.service.sends.hold("t", "r")
+        self.assertFalse(self.p.service.sends.finished())
+        self.clock.now += 31
+        self.assertEqual(self.p.service.sends.finished(), {"r"})
+
+    def test_what_decode_does_not_want_is_given_back(self):
+        self.p.save("t", [1])
+        self.p.service.sends.hold("t", "r")
+        self.order(None, sure=True)
+        self.assertEqual(self.freed(), {"r"})
+        self.until(lambda: not self.d.service.loads.busy())
+
+    def test_nonsense_is_not_obeyed(self):
+        self.p.save("t", [1])
+        self.order([5])
+        self.until(lambda: self.d.agent.has_remote("prefill"))
+        for nonsense in (b"", b"{}", b"[]", b"\xff", b'{"kind": "want"}', b'{"kind": "ready", "transfer": "t"}',
+                         b'{"kind": "ready", "transfer": "t", "parts": [[0, 0, [[99, 1]]]]}'):
+            self.d.agent.notify("prefill", nonsense)
+        self.assertFalse(self.ended().failed)
+
+    def test_blocks_that_were_computed_again_are_told_again(self):
+        self.p.fill([1, 2, 3], 5)
+        self.p.save("t", [1, 2])
+        self.p.save("t", [3, 2])  # preempted meanwhile
+        self.order([5, 6])
+        self.assertFalse(self.ended().failed)
+        self.check([3, 2], [5, 6])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[1:])
