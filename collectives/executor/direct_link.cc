@@ -146,16 +146,17 @@ bool DirectLink::peek(uint32_t lane, size_t, const CallTag& tag, Segments& messa
     return false;
   }
   message = {const_cast<std::byte*>(*data), where.run_bytes, where.runs, where.stride};
-  in_place_bytes_ += length;
   return true;
 }
 
 bool DirectLink::consume(uint32_t lane) {
   const uint64_t number = taken_[lane] + 1;
-  const bool in_place = in_.messages[lane][number % kMessages].kind == DirectMessage::kInPlace;
+  const DirectMessage& entry = in_.messages[lane][number % kMessages];
+  const bool in_place = entry.kind == DirectMessage::kInPlace;
   if (in_place) {
     std::atomic_thread_fence(std::memory_order_acquire);
     if (theirs_.ended.load(std::memory_order_relaxed) != 0) return false;
+    in_place_bytes_ += entry.length;
   }
   taken_[lane] = number;
   out_.consumed[lane].store(number, std::memory_order_release);
