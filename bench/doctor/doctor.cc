@@ -9,6 +9,7 @@
 #include "bench/doctor/doctor_checks.h"
 #include "bench/doctor/info.h"
 #include "bench/doctor/info_providers.h"
+#include "transport/base/nearest_name.h"
 
 namespace baton::bench {
 namespace {
@@ -29,11 +30,13 @@ const char* name_of(Grade grade) {
 
 void check_providers(const Json& info, const std::string& wanted, std::vector<Check>& out) {
   bool any = false, known = false;
+  std::vector<std::string> names;
   for (const Json& provider : info["providers"]) {
     const std::string name = provider["name"].get<std::string>();
     const std::string detail = provider["detail"].get<std::string>();
     const bool usable = provider["usable"].get<bool>();
     any = any || usable;
+    names.push_back(name);
     known = known || name == wanted;
     const Grade grade = usable ? Grade::kOk : name == wanted ? Grade::kFail : Grade::kWarn;
     out.push_back({grade, absl::StrCat("provider ", name), name,
@@ -45,7 +48,8 @@ void check_providers(const Json& info, const std::string& wanted, std::vector<Ch
   }
   if (!wanted.empty() && !known) {
     out.push_back({Grade::kFail, absl::StrCat("provider ", wanted), wanted,
-                   "there is no such provider", "`baton info` lists them"});
+                   absl::StrCat("there is no such provider", did_you_mean(wanted, names)),
+                   "`baton info` lists them"});
   }
 }
 

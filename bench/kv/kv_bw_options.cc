@@ -120,8 +120,7 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
           return good ? std::string() : absl::StrCat("\"", given, "\" is none of ", names);
         });
   };
-  CLI::AsSizeValue size(false);
-  size.description("");
+  const CLI::Validator size = engine::command_line::byte_size();
   app.add_option("HOST", options.host,
                  "a `baton kv_bw --listen` to connect to; default: both "
                  "sides run here")
@@ -172,7 +171,9 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
                "initiator on the first core, target on the second (default, given two cores)");
   app.add_option("--memory", memory, "host (default), cuda or cuda:N, on the sides that run here")
       ->type_name("KIND");
-  app.add_option("--json", options.json, "write one JSON object per row")->type_name("FILE");
+  app.add_option("--json", options.json, "write one JSON object per row")
+      ->check(engine::command_line::writable_file())
+      ->type_name("FILE");
   auto* suite = app.add_flag("--suite", options.suite, "run every row of docs/benchmarks.md");
   auto* listener =
       app.add_option("--listen", listen,

@@ -132,8 +132,7 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
                absl::StrCat("baton ", options.command));
   app.footer(kFooter);
   app.get_formatter()->column_width(34);
-  CLI::AsSizeValue size(false);
-  size.description("");
+  const CLI::Validator size = engine::command_line::byte_size();
   const auto bytes = [&](const char* flag, size_t& value, const char* text) {
     app.add_option(flag, value, text)->transform(size)->type_name("BYTES");
   };
@@ -177,7 +176,9 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
   app.add_option("-u,--unalign", options.unalign, "start so many elements into the buffers")
       ->type_name("N")
       ->check(CLI::Range(size_t{0}, size_t{1} << 20));
-  app.add_option("-J,--output_file", options.nccl_json, "nccl-tests' JSON")->type_name("FILE");
+  app.add_option("-J,--output_file", options.nccl_json, "nccl-tests' JSON")
+      ->check(engine::command_line::writable_file())
+      ->type_name("FILE");
   app.add_option("-T,--timeout", options.timeout_s, "seconds for each call (default 60)")
       ->type_name("S")
       ->check(CLI::Range(0.001, 1e6));
@@ -204,7 +205,9 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
                "measure Open MPI, Gloo and a one-copy loop too (./run install-deps all)");
   app.add_flag("--pin,!--no-pin", options.pin,
                "each rank on a core of its own (default, given enough of them)");
-  app.add_option("--json", options.json, "write one JSON object per row")->type_name("FILE");
+  app.add_option("--json", options.json, "write one JSON object per row")
+      ->check(engine::command_line::writable_file())
+      ->type_name("FILE");
 
   std::vector<CLI::Option*> unsupported;
   std::string ignored;

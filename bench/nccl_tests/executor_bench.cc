@@ -90,7 +90,8 @@ int run(const Options& options) {
   row.route = "null";
   row.seconds = median * 1e-9;
   absl::Status status = write_json(options.json, {row});
-  if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  if (!status.ok())
+    std::fprintf(stderr, "baton executor_bench: %s\n", std::string(status.message()).c_str());
   return status.ok() ? 0 : 1;
 }
 
@@ -106,7 +107,8 @@ int executor_bench_main(int argc, char** argv) {
   app.add_option("--calls", options.calls, "how many")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--json", options.json, "write one JSON object per row to this file");
+  app.add_option("--json", options.json, "write one JSON object per row to this file")
+      ->check(engine::command_line::writable_file());
   if (const int status = engine::command_line::parse(app, "baton executor_bench", argc, argv);
       status >= 0) {
     return status;

@@ -180,8 +180,9 @@ int run_both(const PerfOptions& options) {
   const auto line = child->read_line(kStartTimeout);
   if (!line.ok()) return fail(options, line.status());
   if (line->compare(0, strlen(kReady), kReady) != 0) {
-    return fail(options,
-                absl::UnavailableError(absl::StrCat(*line, "; --provider tcp works everywhere")));
+    const bool tcp = options.client_provider() == "tcp";
+    return fail(options, absl::UnavailableError(
+                             absl::StrCat(*line, tcp ? "" : "; --provider tcp works everywhere")));
   }
   if (pin) pin_to(cpus[0]);
   const int status = run_client(options, line->substr(strlen(kReady)));

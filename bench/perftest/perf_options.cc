@@ -53,6 +53,15 @@ constexpr std::array kKnobs = {
     SettingFlag{"--retry_count", "verbs.retry_count", "retries until a peer is given up", 0, 7},
 };
 
+// Flags that say something of queue pairs and their devices.
+constexpr std::array kOfQueuePairs = {"-d",       "-i",
+                                      "-I",       "-m",
+                                      "-o",       "-O",
+                                      "-R",       "-S",
+                                      "--tclass", "-T",
+                                      "-u",       "--retry_count",
+                                      "-x",       "--disable_pcie_relaxed"};
+
 // "host", "host:port", "[v6]:port" or a bare v6 address.
 absl::Status set_host(const std::string& text, PerfOptions& options) {
   const size_t colon = text.rfind(':');
@@ -207,8 +216,6 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   app.footer(test.verb == Verb::kSend ? absl::StrCat(kWhatASendIs, kFooter) : kFooter);
   app.get_formatter()->column_width(34);
   app.allow_extras(true);
-  CLI::AsSizeValue bytes(false);
-  bytes.description("");
   const auto number = [&](const char* flag, auto& value, uint64_t least, uint64_t most,
                           const char* text) {
     return app.add_option(flag, value, text)->check(CLI::Range(least, most))->type_name("N");
@@ -228,9 +235,9 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
                                 "with -D: seconds at each end that do not count (default 2)")
                      ->check(CLI::Range(0.0, 1e6))
                      ->type_name("S");
-  app.add_flag("-C,--report-cycles", cycles, "accepted; times stay in microseconds");
+  app.add_flag("-C,--report-cycles", cycles, "no effect: times stay in microseconds");
   app.add_flag("-F,--CPU-freq", quiet, "accepted; there is no such warning to silence");
-  app.add_flag("-H,--report-histogram", histogram, "accepted; --json FILE holds the percentiles");
+  app.add_flag("-H,--report-histogram", histogram, "no effect: --json FILE holds the percentiles");
   number("-i,--ib-port", ib_port, 1, 255, "port of the device (default 1)");
   number("-I,--inline_size", options.inline_size, 0, 1024, "largest message sent inline");
   number("-l,--post_list", options.post_list, 1, PerfPlan::kMaxDepth, "messages posted together");
@@ -245,33 +252,35 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   app.add_flag("-O,--dualport", dual_port, "ports 1 and 2 of the device of -d");
   number("-p,--port", options.port, 0, 65535, "port to listen on or connect to (default 18515)");
   number("-q,--qp", options.streams, 1, 64, "queue pairs; sockets over tcp (default 1)");
-  number("-Q,--cq-mod", options.cq_mod, 1, 1024, "completions per signal");
+  number("-Q,--cq-mod", options.cq_mod, 1, 1024,
+         "no effect: the provider chooses how often it signals");
   auto* receives = number("-r,--rx-depth", options.receives, 16, PerfPlan::kMaxReceives,
                           "receives open; of send_bw, messages not taken in (default 512)");
   app.add_flag("-R,--rdma_cm", options.rdma_cm, "connect queue pairs by rdma_cm");
   app.add_option("-s,--size", size, "bytes of a message (default 65536; latency 2)")
-      ->transform(bytes)
+      ->transform(engine::command_line::byte_size())
       ->type_name("BYTES");
   number("-t,--tx-depth", options.depth, 1, PerfPlan::kMaxDepth,
          "messages under way (default 128; latency 1)");
   for (size_t i = 0; i < kKnobs.size(); ++i) {
     number(kKnobs[i].flag, knobs[i], kKnobs[i].least, kKnobs[i].most, kKnobs[i].text);
   }
-  app.add_flag("-U,--report-unsorted", unsorted, "accepted, as -H");
+  app.add_flag("-U,--report-unsorted", unsorted, "no effect, as -H");
   app.add_flag("-V,--version", version, "print the version and end");
-  app.add_option("-W,--report-counters", counters, "accepted; `baton info` shows the counters")
+  app.add_option("-W,--report-counters", counters, "no effect: `baton info` shows the counters")
       ->type_name("NAMES");
   app.add_option("-w,--limit_bw", options.limit_bw, "exit 1 below this average")->type_name("BW");
   number("-x,--gid-index", options.gid_index, 0, 255, "GID of the port (default: the best)");
   app.add_option("-y,--limit_msgrate", options.limit_msgrate, "exit 1 below this [Mpps]")
       ->type_name("RATE");
-  app.add_flag("-z,--comm_rdma_cm", by_cm, "accepted; addresses are exchanged over TCP");
+  app.add_flag("-z,--comm_rdma_cm", by_cm, "no effect: addresses are exchanged over TCP");
   app.add_flag("--cpu_util", options.cpu, "a column with this process's share of a core");
   app.add_flag("--data_validation", validation, "accepted; data are always verified");
   app.add_flag("--disable_pcie_relaxed", strict_order, "strict PCIe ordering");
   app.add_flag("--out_json", out_json,
                absl::StrFormat("perftest's report, every size, into %s", kJsonName));
   app.add_option("--out_json_file", out_json_file, "the same into a file of this name")
+      ->check(engine::command_line::writable_file())
       ->type_name("FILE");
   app.add_option("--output", options.output, "print one number: bandwidth, message_rate, latency")
       ->check(CLI::IsMember({"bandwidth", "message_rate", "latency"}))
@@ -304,7 +313,9 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   app.add_flag("--cold", options.cold, "walk memory larger than the caches");
   app.add_flag("--no_verify", no_verify, "do not check the bytes that arrived");
   app.add_flag("--live", options.live, "a line every second, also where stderr is no terminal");
-  app.add_option("--json", options.json, "one JSON object per row")->type_name("FILE");
+  app.add_option("--json", options.json, "one JSON object per row")
+      ->check(engine::command_line::writable_file())
+      ->type_name("FILE");
 
   const auto refuse = [&](std::string_view what) {
     std::cerr << name << ": " << what << " (see " << name << " --help)\n";
@@ -371,8 +382,16 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   }
   if (options.rdma_cm) {
     set("verbs.rdma_cm", "1");
-    if (options.client_provider() != "verbs") {
-      options.notes.emplace_back("-R has no effect: there are queue pairs over verbs only");
+  }
+  if (options.client_provider() != "verbs") {
+    std::vector<std::string> idle;
+    for (const char* flag : kOfQueuePairs) {
+      if (app.get_option(flag)->count() > 0) idle.emplace_back(flag);
+    }
+    if (!idle.empty()) {
+      options.notes.push_back(
+          absl::StrFormat("%s %s no effect: there are queue pairs over verbs only",
+                          absl::StrJoin(idle, " "), idle.size() > 1 ? "have" : "has"));
     }
   }
   if (receives->count() > 0) set("verbs.receive_depth", absl::StrCat(options.receives));

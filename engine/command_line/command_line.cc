@@ -1,6 +1,11 @@
-// Flags that do not exist, and their neighbours.
+// What is wrong with a command line: flags that do not exist, files that cannot be written, sizes.
 #include "engine/command_line/command_line.h"
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <iostream>
 #include <vector>
 
@@ -29,6 +34,35 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
   }
   return unknown.empty() ? error.what()
                          : absl::StrCat("too many arguments: \"", unknown.front(), "\"");
+}
+
+CLI::Validator writable_file() {
+  return {[](const std::string& path) -> std::string {
+            std::error_code ignored;
+            const bool is_folder = std::filesystem::is_directory(path, ignored);
+            const bool exists = std::filesystem::exists(path, ignored);
+            const std::string folder = std::filesystem::path(path).parent_path().string();
+            const std::string asked = exists ? path : folder.empty() ? "." : folder;
+            errno = is_folder ? EISDIR : 0;
+            if (!is_folder && access(asked.c_str(), exists ? W_OK : W_OK | X_OK) == 0) return "";
+            return absl::StrCat("cannot write ", path, " (", strerror(errno),
+                                "): name a file that can be written");
+          },
+          ""};
+}
+
+CLI::Validator byte_size() {
+  return {[](std::string& text) -> std::string {
+            const std::string given = text;
+            try {
+              const std::string wrong = CLI::AsSizeValue(false)(text);
+              if (wrong.empty()) return "";
+            } catch (const CLI::ValidationError&) {
+            }
+            return absl::StrCat("\"", given,
+                                "\" is not a size: give a number of bytes, or one with K, M or G");
+          },
+          ""};
 }
 
 int parse(CLI::App& app, const std::string& name, int argc, const char* const* argv) {

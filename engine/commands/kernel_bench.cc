@@ -270,7 +270,8 @@ void bench_attention(const AttentionCase& c, const Options& options, ComputePool
 int kernel_bench_main(int argc, char** argv) {
   Options options;
   CLI::App app("The CPU kernels against the peaks of this machine, measured in the same run.");
-  app.add_option("--json", options.json, "write one JSON object per row to FILE");
+  app.add_option("--json", options.json, "write one JSON object per row to FILE")
+      ->check(command_line::writable_file());
   app.add_option("--threads", options.threads, "threads (0: one per CPU)")
       ->check(CLI::Range(0, 1024));
   app.add_flag("--quick", options.quick, "fewer repetitions, smaller buffers");
@@ -298,7 +299,7 @@ int kernel_bench_main(int argc, char** argv) {
   for (const AttentionCase& c : attentions) bench_attention(c, options, pool, rows);
   if (!options.json.empty()) {
     if (absl::Status status = write_file_atomically(options.json, rows.json); !status.ok()) {
-      std::fprintf(stderr, "kernel_bench: %s\n", std::string(status.message()).c_str());
+      std::fprintf(stderr, "baton kernel_bench: %s\n", std::string(status.message()).c_str());
       return 1;
     }
   }

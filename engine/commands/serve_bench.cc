@@ -19,6 +19,7 @@
 #include "engine/demo/demo.h"
 #include "engine/files/files.h"
 #include "engine/files/json_fields.h"
+#include "engine/http/http_fetch.h"
 #include "engine/serve/metrics.h"
 
 namespace baton::engine::commands {
@@ -170,7 +171,13 @@ void summarize(json* report, const char* name, const std::vector<double>& values
 int serve_bench_main(int argc, char** argv) {
   BenchOptions options;
   CLI::App app("Loads an OpenAI-compatible server and reports latencies.", "serve_bench");
-  app.add_option("--url", options.url, "The server")->capture_default_str();
+  app.add_option("--url", options.url, "The server")
+      ->check(
+          [](const std::string& url) {
+            return std::string(http::HttpUrl::parse(url).status().message());
+          },
+          "")
+      ->capture_default_str();
   app.add_option("--num-prompts", options.requests, "Requests")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -189,7 +196,8 @@ int serve_bench_main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--seed", options.seed, "Of prompts and arrivals")->capture_default_str();
-  app.add_option("--json", options.json_file, "Write the report to this file");
+  app.add_option("--json", options.json_file, "Write the report to this file")
+      ->check(command_line::writable_file());
   if (const int status = command_line::parse(app, "baton serve_bench", argc, argv); status >= 0) {
     return status;
   }

@@ -191,7 +191,7 @@ int train_main(int argc, char** argv) {
       ->group(several);
   app.add_option("--bucket", parallel.bucket_bytes,
                  "bytes that travel at once (default: a 24th of all)")
-      ->transform(CLI::AsSizeValue(false))
+      ->transform(command_line::byte_size())
       ->group(several);
   app.add_option("--accumulate", parallel.accumulate, "micro-batches of each rank in a step")
       ->check(CLI::PositiveNumber)

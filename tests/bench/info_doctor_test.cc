@@ -154,6 +154,7 @@ TEST(Doctor, AnUnknownProviderFails) {
   const std::vector<Check> checks = checks_of(tree, "pigeon");
   EXPECT_TRUE(failed(checks));
   EXPECT_EQ(worst(checks, "provider pigeon").grade, Grade::kFail);
+  EXPECT_THAT(doctor_text(checks_of(tree, "tpc")), HasSubstr("did you mean tcp?"));
 }
 
 TEST(Doctor, NothingUsableFails) {

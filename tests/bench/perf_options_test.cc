@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -208,6 +209,9 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"write_bw", "--reprot_gbits h", "did you mean --report_gbits?"},
         Bad{"write_bw", "--set verbs.qp=2 h", "did you mean verbs.qps?"},
         Bad{"write_bw", "one two", "too many arguments"},
+        Bad{"write_bw", "-s 1Q h", "\"1Q\" is not a size"},
+        Bad{"write_bw", "--json /nowhere/x h", "--json: cannot write /nowhere/x"},
+        Bad{"write_bw", "--out_json_file / h", "cannot write / (Is a directory)"},
         // perftest's, with the nearest that is here
         Bad{"write_bw", "--odp h", "--use_hugepages"},
         Bad{"write_bw", "--use_cuda=-1 h", "--use_cuda"},
@@ -279,6 +283,15 @@ TEST(PerfOptions, QueuePairsByRdmaCm) {
   const Parsed elsewhere = parse("write_bw", "-R --provider tcp h");
   ASSERT_TRUE(elsewhere.ok());
   EXPECT_THAT((*elsewhere).notes, Contains(HasSubstr("-R has no effect")));
+}
+
+TEST(PerfOptions, FlagsOfQueuePairsSayThatTheyDoNothingOnOtherRoutes) {
+  const char* line = "-d mlx5_0 -x 3 -m 1024 --tclass 106 ";
+  const Parsed tcp = parse("write_bw", absl::StrCat(line, "--provider tcp h"));
+  ASSERT_TRUE(tcp.ok()) << tcp.err;
+  EXPECT_THAT((*tcp).notes, Contains(HasSubstr("-d -m --tclass -x have no effect")));
+  EXPECT_TRUE((*parse("write_bw", absl::StrCat(line, "h"))).notes.empty());
+  EXPECT_TRUE((*parse("write_bw", "-q 4 -s 1M --provider tcp h")).notes.empty());
 }
 
 TEST(PerfOptions, WhoSleepsIsWokenByACounter) {
