@@ -327,7 +327,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
       return {.options = std::nullopt, .exit_status = app.exit(error, std::cout, std::cerr)};
     }
-    return refuse(error.what());
+    return refuse(engine::command_line::complaint(app, error));
   }
   if (const auto unknown = app.remaining(); !unknown.empty())
     return refuse(complaint(app, unknown));

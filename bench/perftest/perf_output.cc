@@ -82,7 +82,8 @@ std::string addresses_of(const std::string& route) {
 }
 
 std::string device_of(const PerfOptions& options) {
-  return options.device.empty() ? options.client_provider() : options.device;
+  const std::string provider = options.client_provider();
+  return options.device.empty() || provider != "verbs" ? provider : options.device;
 }
 
 std::string test_name(const PerfOptions& options) {

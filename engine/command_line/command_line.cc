@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -26,6 +27,12 @@ std::string did_you_mean_flag(const CLI::App& app, const std::string& flag) {
 }
 
 std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
+  constexpr std::string_view kUnread = "Could not convert: ";
+  const std::string what = error.what();
+  if (const size_t sign = what.find(" = "); what.starts_with(kUnread) && sign != what.npos) {
+    return absl::StrCat(what.substr(kUnread.size(), sign - kUnread.size()), ": \"",
+                        what.substr(sign + 3), "\" is not a number it can take");
+  }
   if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError)) return error.what();
   const std::vector<std::string> unknown = app.remaining();
   for (const std::string& argument : unknown) {

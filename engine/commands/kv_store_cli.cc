@@ -86,7 +86,9 @@ int kv_store_main(int argc, char** argv) {
       ->check(CLI::Range(size_t{1}, size_t{1} << 24))
       ->capture_default_str();
   app.add_option("--host", flags.host, "Address to listen on")->capture_default_str();
-  app.add_option("--port", flags.port, "Port to listen on; 0: any")->capture_default_str();
+  app.add_option("--port", flags.port, "Port to listen on; 0: any")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
   app.add_option("--key-file", flags.key_file, "Cluster key; default: this user's own");
   app.add_option("--provider", flags.providers, "Only these transports, such as shm,tcp")
       ->delimiter(',');

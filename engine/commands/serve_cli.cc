@@ -292,7 +292,8 @@ int serve_main(int argc, char** argv) {
   app.add_option("--provider", flags.providers, "Only these transports, such as shm,tcp")
       ->delimiter(',');
   app.add_option("--link", flags.link, "Pretend to have this link, such as 100MB/s,50us");
-  app.add_option("--timeline", flags.timeline, "Write a Perfetto timeline to this file at the end");
+  app.add_option("--timeline", flags.timeline, "Write a Perfetto timeline to this file at the end")
+      ->check(command_line::writable_file());
   app.add_option("--prefill", flags.prefill, "router: URLs of prefill workers");
   app.add_option("--decode", flags.decode, "router: URLs of decode workers");
   if (const int status = command_line::parse(app, "baton serve", argc, argv); status >= 0) {

@@ -169,7 +169,8 @@ int train_main(int argc, char** argv) {
                  "end after more steps in a row than this whose gradient is not finite")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--timeline", run.timeline_file, "write a Perfetto trace of all ranks");
+  app.add_option("--timeline", run.timeline_file, "write a Perfetto trace of all ranks")
+      ->check(command_line::writable_file());
   app.add_option("--curve", run.curve_file, "draw the loss as SVG");
   app.add_option("--check", settings.check,
                  "do not train: say how much communication a --timeline shows to be hidden");

@@ -209,6 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"write_bw", "--reprot_gbits h", "did you mean --report_gbits?"},
         Bad{"write_bw", "--set verbs.qp=2 h", "did you mean verbs.qps?"},
         Bad{"write_bw", "one two", "too many arguments"},
+        Bad{"write_bw", "-w many h", "--limit_bw: \"many\" is not a number"},
         Bad{"write_bw", "-s 1Q h", "\"1Q\" is not a size"},
         Bad{"write_bw", "--json /nowhere/x h", "--json: cannot write /nowhere/x"},
         Bad{"write_bw", "--out_json_file / h", "cannot write / (Is a directory)"},

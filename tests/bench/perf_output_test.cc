@@ -97,6 +97,10 @@ TEST(PerfOutput, HeaderHasPerftestsLines) {
         " GID index       : 3\n", " Route           : tcp somewhere\n"}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
+  options.device = "mlx5_0";  // of a flag that has no effect here
+  EXPECT_THAT(header_text(options, {}), HasSubstr("Device         : tcp\n"));
+  options.provider = "verbs";
+  EXPECT_THAT(header_text(options, {}), HasSubstr("Device         : mlx5_0\n"));
   EXPECT_THAT(header_text(options_of("read_lat"), {}), HasSubstr("RDMA_Read Latency Test\n"));
   EXPECT_THAT(header_text(options_of("send_lat"), {}), HasSubstr(" Send Latency Test\n"));
 }
