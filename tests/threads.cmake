@@ -7,6 +7,7 @@ set(BATON_TESTS_WITH_THREADS
   data_parallel_test disaggregation_test engine_forward_test engine_kernels_test engine_test
   engine_train_test exposure_test flight_recorder_test gpudirect_collectives_test gpudirect_conformance_test http_test kv_connector_test kv_group_test
   kv_hostile_test kv_processes_test kv_store_engines_test kv_store_test kv_tiers_test lm_server_test metadata_etcd_test metadata_store_test process_test recovery_test rendezvous_test router_test
+  shard_test
   shm_peer_test shm_rail_test sleep_test stranger_test tcp_faults_test tcp_names_test tcp_session_test
   tiers_test
   transport_test ucx_parts_test ucx_peers_test verbs_faults_test verbs_parts_test)

@@ -14,26 +14,16 @@
 #include "engine/kernels/gemm.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/packed_layer.h"
-#include "engine/model/rope.h"
+#include "engine/model/workspace.h"
 
 namespace baton::engine {
 namespace {
 
-constexpr int kRowsPerTask = 16;      // of normalisation and activation
-constexpr int kAttentionTokens = 32;  // new tokens of one attention task
+constexpr int kRowsPerTask = 16;  // of normalisation and activation
 
 void add_bias(const std::vector<float>& bias, float* row) {
   for (size_t i = 0; i < bias.size(); ++i) row[i] += bias[i];
 }
-
-// A slice of one chunk's new tokens for one KV head.
-struct AttentionTask {
-  int chunk;
-  int kv_head;
-  int first;
-  int count;
-  int row;  // of the chunk's first token in the batch
-};
 
 template <typename Fn>
 void for_rows(ComputePool& pool, int rows, Fn&& fn) {
@@ -45,106 +35,103 @@ void for_rows(ComputePool& pool, int rows, Fn&& fn) {
 
 }  // namespace
 
-struct Workspace::Impl {
-  Impl(const ModelConfig& config, Arithmetic arithmetic, const WorkspaceLimits& given,
-       ComputePool& threads)
-      : limits(given),
-        pool(&threads),
-        rope(config, limits.max_context),
-        gemm_scratch(threads.size()) {
-    const size_t tokens = static_cast<size_t>(limits.max_tokens);
-    const size_t d = static_cast<size_t>(config.hidden_size);
-    const size_t q = size_t(config.num_heads) * config.head_dim;
-    const size_t kv = size_t(config.num_kv_heads) * config.head_dim;
-    const size_t f = static_cast<size_t>(config.intermediate_size);
-    const size_t chunks = static_cast<size_t>(limits.max_chunks);
-    x = AlignedArray<float>(tokens * d);
-    normed = AlignedArray<float>(std::max(tokens, chunks) * d);
-    qkv = AlignedArray<float>(tokens * (q + 2 * kv));
-    attended = AlignedArray<float>(tokens * q);
-    gate_up = AlignedArray<float>(tokens * 2 * f);
-    logits = AlignedArray<float>(chunks * config.vocab_size);
-    attention_scratch_floats = attention_scratch_size(limits.max_context);
-    attention = AlignedArray<float>(attention_scratch_floats * threads.size());
-    if (arithmetic == Arithmetic::kBf16) {
-      bf16_scratch = Bf16Scratch(limits.bf16_unit, static_cast<int>(std::max(tokens, chunks)),
-                                 static_cast<int>(std::max({d, q, f})));
-    }
-    positions.reserve(tokens);
-    rows.reserve(chunks);
-    tasks.reserve((chunks + tokens / kAttentionTokens) * config.num_kv_heads);
-  }
-
-  size_t bytes() const {
-    const size_t floats = x.size() + normed.size() + qkv.size() + attended.size() + gate_up.size() +
-                          logits.size() + attention.size() + rope.cosines.size() +
-                          rope.sines.size();
-    return floats * sizeof(float) + gemm_scratch.bytes() + bf16_scratch.bytes();
-  }
-
-  WorkspaceLimits limits;
-  ComputePool* pool;
-  RopeTable rope;
-  GemmScratch gemm_scratch;
-  Bf16Scratch bf16_scratch;      // empty in fp32 arithmetic
-  AlignedArray<float> x;         // [tokens][d], the residual stream
-  AlignedArray<float> normed;    // [tokens][d]
-  AlignedArray<float> qkv;       // [tokens][(H + 2 KV) * head_dim]
-  AlignedArray<float> attended;  // [tokens][H * head_dim]
-  AlignedArray<float> gate_up;   // [tokens][2 F]; the activation replaces gate
-  AlignedArray<float> logits;    // [chunks][vocab]
-  AlignedArray<float> attention;
-  size_t attention_scratch_floats = 0;
-  std::vector<int> positions;             // of each token of the batch
-  std::vector<std::pair<int, int>> rows;  // (chunk, batch row of its last token) wanting logits
-  std::vector<AttentionTask> tasks;
-};
-
-Workspace::Workspace(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Workspace::Workspace(Workspace&&) noexcept = default;
-Workspace& Workspace::operator=(Workspace&&) noexcept = default;
-Workspace::~Workspace() = default;
-const WorkspaceLimits& Workspace::limits() const { return impl_->limits; }
-size_t Workspace::bytes() const { return impl_->bytes(); }
-
 struct Model::Impl {
   ModelConfig config;
+  ModelShard shard;
   Arithmetic arithmetic = Arithmetic::kFp32;
   std::string fingerprint;
   std::vector<uint16_t> embedding;  // [V][d]
   std::vector<Layer> layers;
   AlignedArray<float> final_norm;  // [d]
-  PackedWeight lm_head;            // n = V
+  PackedWeight lm_head;            // n = V, or this rank's slice of it
 
-  // out [rows][weight.n] = a [rows][weight.k] (row stride lda) times the weight, or += it.
+  // This rank's.
+  int heads() const { return config.num_heads / shard.ranks; }
+  int kv_heads() const { return config.num_kv_heads / shard.ranks; }
+  size_t q_width() const { return size_t(heads()) * config.head_dim; }
+  size_t kv_width() const { return size_t(kv_heads()) * config.head_dim; }
+  Slice of_x() const { return slice_of(config.hidden_size, shard); }
+  KvGeometry kv_geometry() const {
+    KvGeometry geometry = config.kv_geometry();
+    geometry.kv_heads = kv_heads();
+    return geometry;
+  }
+
+  // out [rows][weight.n] (row stride ldc) = a [rows][weight.k] (row stride lda) times the weight,
+  // or += it.
   static void multiply(Workspace::Impl& w, int rows, const float* a, size_t lda,
-                       const PackedWeight& weight, float* out, bool accumulate);
+                       const PackedWeight& weight, float* out, size_t ldc, bool accumulate);
+  // Puts the ranks' slices of a result of `columns` columns together: from `own` (row stride
+  // `stride`) here, into `out` [rows][columns], where the own one may be already.
+  absl::Status gather(Workspace::Impl& w, int rows, const float* own, size_t stride, int columns,
+                      float* out) const;
+  // x += input [rows][columns] times the weight, plus the bias. This rank has its slice of the
+  // input's columns, with row stride `stride`.
+  absl::Status add_to_x(Workspace::Impl& w, int rows, const float* own, size_t stride, int columns,
+                        const PackedWeight& weight, const std::vector<float>& bias) const;
   absl::Status check(std::span<const SequenceChunk> chunks, const KvCache& cache,
                      const WorkspaceLimits& limits, const float* logits) const;
   void plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w) const;
   void project_qkv(const Layer& layer, int tokens, Workspace::Impl& w) const;
   void attend(int layer, std::span<const SequenceChunk> chunks, const KvCache& cache,
               Workspace::Impl& w) const;
-  void feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const;
-  void add_bias_to_x(const std::vector<float>& bias, int tokens, Workspace::Impl& w) const;
-  void predict(Workspace::Impl& w, float* logits) const;
-  void predict_all(std::span<const SequenceChunk> chunks, LayerHook& hook,
-                   Workspace::Impl& w) const;
+  absl::Status feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const;
+  // Logits [rows][vocab] of the first rows of `normed`; valid until the next call.
+  absl::StatusOr<const float*> rate(int rows, Workspace::Impl& w) const;
+  absl::Status predict(Workspace::Impl& w, float* logits) const;
+  absl::Status predict_all(std::span<const SequenceChunk> chunks, LayerHook& hook,
+                           Workspace::Impl& w) const;
 };
 
 void Model::Impl::multiply(Workspace::Impl& w, int rows, const float* a, size_t lda,
-                           const PackedWeight& weight, float* out, bool accumulate) {
-  const size_t width = static_cast<size_t>(weight.n);
+                           const PackedWeight& weight, float* out, size_t ldc, bool accumulate) {
+  if (weight.n == 0) return;  // a rank without a slice
   if (weight.arithmetic == Arithmetic::kBf16) {
-    gemm_bf16(*w.pool, w.bf16_scratch, rows, a, lda, weight.tiles(), out, width, accumulate);
+    gemm_bf16(*w.pool, w.bf16_scratch, rows, a, lda, weight.tiles(), out, ldc, accumulate);
   } else {
-    gemm(*w.pool, w.gemm_scratch, rows, {a, lda, 1}, weight.b(), out, width, accumulate);
+    gemm(*w.pool, w.gemm_scratch, rows, {a, lda, 1}, weight.b(), out, ldc, accumulate);
   }
+}
+
+absl::Status Model::Impl::gather(Workspace::Impl& w, int rows, const float* own, size_t stride,
+                                 int columns, float* out) const {
+  const size_t width = static_cast<size_t>(slice_width(columns, shard.ranks));
+  const size_t part = static_cast<size_t>(rows) * width;
+  const Slice mine = slice_of(columns, shard);
+  float* to = w.exchanged + static_cast<size_t>(shard.rank) * part;
+  for_rows(*w.pool, rows,
+           [&](size_t row) { std::copy_n(own + row * stride, mine.size(), to + row * width); });
+  if (absl::Status status = w.exchange->all_gather(w.exchanged, part); !status.ok()) return status;
+  for_rows(*w.pool, rows, [&](size_t row) {
+    for (int rank = 0; rank < shard.ranks; ++rank) {
+      const Slice slice = slice_of(columns, {rank, shard.ranks});
+      std::copy_n(w.exchanged + static_cast<size_t>(rank) * part + row * width, slice.size(),
+                  out + row * static_cast<size_t>(columns) + slice.begin);
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status Model::Impl::add_to_x(Workspace::Impl& w, int rows, const float* own, size_t stride,
+                                   int columns, const PackedWeight& weight,
+                                   const std::vector<float>& bias) const {
+  const float* input = own;
+  if (!shard.whole()) {
+    absl::Status status = gather(w, rows, own, stride, columns, w.gathered.data());
+    if (!status.ok()) return status;
+    input = w.gathered.data();
+    stride = static_cast<size_t>(columns);
+  }
+  const size_t d = static_cast<size_t>(config.hidden_size);
+  float* x = w.x.data() + of_x().begin;
+  multiply(w, rows, input, stride, weight, x, d, true);
+  if (!bias.empty()) for_rows(*w.pool, rows, [&](size_t row) { add_bias(bias, x + row * d); });
+  return shard.whole() ? absl::OkStatus() : gather(w, rows, x, d, config.hidden_size, w.x.data());
 }
 
 absl::Status Model::Impl::check(std::span<const SequenceChunk> chunks, const KvCache& cache,
                                 const WorkspaceLimits& limits, const float* logits) const {
-  if (cache.geometry() != config.kv_geometry()) {
+  if (cache.geometry() != kv_geometry()) {
     return absl::InvalidArgumentError("the KV cache has another geometry than the model");
   }
   if (chunks.size() > static_cast<size_t>(limits.max_chunks)) {
@@ -205,7 +192,7 @@ void Model::Impl::plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w
     if (chunk.wants_logits) w.rows.emplace_back(static_cast<int>(c), row + count - 1);
     for (int first = 0; first < count; first += kAttentionTokens) {
       const int size = std::min(kAttentionTokens, count - first);
-      for (int head = 0; head < config.num_kv_heads; ++head) {
+      for (int head = 0; head < kv_heads(); ++head) {
         w.tasks.push_back({static_cast<int>(c), head, first, size, row});
       }
     }
@@ -214,36 +201,35 @@ void Model::Impl::plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w
 
 void Model::Impl::project_qkv(const Layer& layer, int tokens, Workspace::Impl& w) const {
   const size_t d = static_cast<size_t>(config.hidden_size);
-  const int dims = config.head_dim, heads = config.num_heads;
+  const int dims = config.head_dim, queries = heads(), all = heads() + kv_heads();
   const size_t width = static_cast<size_t>(layer.qkv.n);
   for_rows(*w.pool, tokens, [&](size_t row) {
     rms_norm(w.x.data() + row * d, layer.input_norm.data(), w.normed.data() + row * d,
              config.hidden_size, static_cast<float>(config.rms_norm_eps));
   });
-  multiply(w, tokens, w.normed.data(), d, layer.qkv, w.qkv.data(), false);
+  multiply(w, tokens, w.normed.data(), d, layer.qkv, w.qkv.data(), width, false);
   const float q_scale = 1.0f / std::sqrt(static_cast<float>(dims));
   const float eps = static_cast<float>(config.rms_norm_eps);
   for_rows(*w.pool, tokens, [&](size_t row) {
     float* q = w.qkv.data() + row * width;
     add_bias(layer.qkv_bias, q);
     if (!layer.query_norm.empty()) {
-      for (int h = 0; h < heads + config.num_kv_heads; ++h) {
-        const auto& weight = h < heads ? layer.query_norm : layer.key_norm;
+      for (int h = 0; h < all; ++h) {
+        const auto& weight = h < queries ? layer.query_norm : layer.key_norm;
         rms_norm(q + h * dims, weight.data(), q + h * dims, dims, eps);
       }
     }
     const float* cos = w.rope.cos(w.positions[row]);
     const float* sin = w.rope.sin(w.positions[row]);
-    for (int h = 0; h < heads + config.num_kv_heads; ++h) rope(q + h * dims, cos, sin, dims);
-    scale(q, q_scale, heads * dims);
+    for (int h = 0; h < all; ++h) rope(q + h * dims, cos, sin, dims);
+    scale(q, q_scale, queries * dims);
   });
 }
 
 void Model::Impl::attend(int layer, std::span<const SequenceChunk> chunks, const KvCache& cache,
                          Workspace::Impl& w) const {
   const int dims = config.head_dim, group = config.num_heads / config.num_kv_heads;
-  const size_t q_width = size_t(config.num_heads) * dims;
-  const size_t qkv_width = q_width + 2 * size_t(config.num_kv_heads) * dims;
+  const size_t qkv_width = q_width() + 2 * kv_width();
   w.pool->parallel_for(static_cast<int64_t>(w.tasks.size()), [&](int64_t index, int thread) {
     const AttentionTask& task = w.tasks[static_cast<size_t>(index)];
     const SequenceChunk& chunk = chunks[static_cast<size_t>(task.chunk)];
@@ -259,52 +245,60 @@ void Model::Impl::attend(int layer, std::span<const SequenceChunk> chunks, const
                      .group = group,
                      .q = w.qkv.data() + row * qkv_width + head,
                      .q_stride = qkv_width,
-                     .out = w.attended.data() + row * q_width + head,
-                     .out_stride = q_width},
+                     .out = w.attended.data() + row * q_width() + head,
+                     .out_stride = q_width()},
                     w.attention.data() + size_t(thread) * w.attention_scratch_floats);
   });
 }
 
-void Model::Impl::feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const {
+absl::Status Model::Impl::feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const {
   const size_t d = static_cast<size_t>(config.hidden_size);
-  const size_t f = static_cast<size_t>(config.intermediate_size);
+  const int own = slice_of(config.intermediate_size, shard).size();
+  const size_t width = 2 * static_cast<size_t>(own);
   for_rows(*w.pool, tokens, [&](size_t row) {
     rms_norm(w.x.data() + row * d, layer.post_norm.data(), w.normed.data() + row * d,
              config.hidden_size, static_cast<float>(config.rms_norm_eps));
   });
-  multiply(w, tokens, w.normed.data(), d, layer.gate_up, w.gate_up.data(), false);
+  multiply(w, tokens, w.normed.data(), d, layer.gate_up, w.gate_up.data(), width, false);
   for_rows(*w.pool, tokens, [&](size_t row) {
-    float* gate = w.gate_up.data() + row * 2 * f;
+    float* gate = w.gate_up.data() + row * width;
     add_bias(layer.gate_up_bias, gate);
-    swiglu(gate, gate + f, gate, config.intermediate_size);
+    swiglu(gate, gate + own, gate, own);
   });
-  multiply(w, tokens, w.gate_up.data(), 2 * f, layer.down, w.x.data(), true);
-  add_bias_to_x(layer.down_bias, tokens, w);
+  return add_to_x(w, tokens, w.gate_up.data(), width, config.intermediate_size, layer.down,
+                  layer.down_bias);
 }
 
-void Model::Impl::add_bias_to_x(const std::vector<float>& bias, int tokens,
-                                Workspace::Impl& w) const {
-  const size_t d = static_cast<size_t>(config.hidden_size);
-  if (bias.empty()) return;
-  for_rows(*w.pool, tokens, [&](size_t row) { add_bias(bias, w.x.data() + row * d); });
+absl::StatusOr<const float*> Model::Impl::rate(int rows, Workspace::Impl& w) const {
+  const size_t width = static_cast<size_t>(lm_head.n);
+  multiply(w, rows, w.normed.data(), static_cast<size_t>(config.hidden_size), lm_head,
+           w.logits.data(), width, false);
+  if (shard.whole()) return w.logits.data();
+  absl::Status status =
+      gather(w, rows, w.logits.data(), width, config.vocab_size, w.gathered.data());
+  if (!status.ok()) return status;
+  return w.gathered.data();
 }
 
-void Model::Impl::predict(Workspace::Impl& w, float* logits) const {
+absl::Status Model::Impl::predict(Workspace::Impl& w, float* logits) const {
+  if (w.rows.empty()) return absl::OkStatus();
   const size_t d = static_cast<size_t>(config.hidden_size);
   const size_t vocab = static_cast<size_t>(config.vocab_size);
   for (size_t i = 0; i < w.rows.size(); ++i) {
     rms_norm(w.x.data() + size_t(w.rows[i].second) * d, final_norm.data(), w.normed.data() + i * d,
              config.hidden_size, static_cast<float>(config.rms_norm_eps));
   }
-  multiply(w, static_cast<int>(w.rows.size()), w.normed.data(), d, lm_head, w.logits.data(), false);
+  const absl::StatusOr<const float*> rated = rate(static_cast<int>(w.rows.size()), w);
+  if (!rated.ok()) return rated.status();
   for (size_t i = 0; i < w.rows.size(); ++i) {
-    std::copy_n(w.logits.data() + i * vocab, vocab, logits + size_t(w.rows[i].first) * vocab);
+    std::copy_n(*rated + i * vocab, vocab, logits + size_t(w.rows[i].first) * vocab);
   }
+  return absl::OkStatus();
 }
 
 // As many rows at once as the workspace has room for.
-void Model::Impl::predict_all(std::span<const SequenceChunk> chunks, LayerHook& hook,
-                              Workspace::Impl& w) const {
+absl::Status Model::Impl::predict_all(std::span<const SequenceChunk> chunks, LayerHook& hook,
+                                      Workspace::Impl& w) const {
   const size_t d = static_cast<size_t>(config.hidden_size);
   const size_t vocab = static_cast<size_t>(config.vocab_size);
   const size_t at_once = static_cast<size_t>(w.limits.max_chunks);
@@ -317,12 +311,14 @@ void Model::Impl::predict_all(std::span<const SequenceChunk> chunks, LayerHook& 
         rms_norm(w.x.data() + (row + first + i) * d, final_norm.data(), w.normed.data() + i * d,
                  config.hidden_size, static_cast<float>(config.rms_norm_eps));
       }
-      multiply(w, static_cast<int>(count), w.normed.data(), d, lm_head, w.logits.data(), false);
+      const absl::StatusOr<const float*> rated = rate(static_cast<int>(count), w);
+      if (!rated.ok()) return rated.status();
       for (size_t i = 0; i < count; ++i) {
-        hook.token_logits(c, first + i, std::span(w.logits.data() + i * vocab, vocab));
+        hook.token_logits(c, first + i, std::span(*rated + i * vocab, vocab));
       }
     }
   }
+  return absl::OkStatus();
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -332,7 +328,8 @@ Model::~Model() = default;
 const std::string& Model::fingerprint() const { return impl_->fingerprint; }
 Arithmetic Model::arithmetic() const { return impl_->arithmetic; }
 const ModelConfig& Model::config() const { return impl_->config; }
-KvGeometry Model::kv_geometry() const { return impl_->config.kv_geometry(); }
+const ModelShard& Model::shard() const { return impl_->shard; }
+KvGeometry Model::kv_geometry() const { return impl_->kv_geometry(); }
 
 size_t Model::weight_bytes() const {
   size_t bytes = impl_->lm_head.data.size() + impl_->embedding.size();
@@ -343,14 +340,17 @@ size_t Model::weight_bytes() const {
   return bytes * sizeof(uint16_t);
 }
 
-absl::StatusOr<Model> Model::load(const std::string& directory, Arithmetic arithmetic) {
+absl::StatusOr<Model> Model::load(const std::string& directory, Arithmetic arithmetic,
+                                  const ModelShard& shard) {
   auto checkpoint = load_checkpoint(directory);
   if (!checkpoint.ok()) return checkpoint.status();
-  return create(*checkpoint, arithmetic);
+  return create(*checkpoint, arithmetic, shard);
 }
 
-absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint, Arithmetic arithmetic) {
+absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint, Arithmetic arithmetic,
+                                    const ModelShard& shard) {
   if (absl::Status status = checkpoint.config.validate(); !status.ok()) return status;
+  if (absl::Status status = check_shard(checkpoint.config, shard); !status.ok()) return status;
   const std::vector<Weight> expected = weight_list(checkpoint.config);
   bool complete = expected.size() == checkpoint.weights.size();
   for (size_t i = 0; complete && i < expected.size(); ++i) {
@@ -363,6 +363,7 @@ absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint, Arithmetic ari
   }
   auto impl = std::make_unique<Impl>();
   impl->config = checkpoint.config;
+  impl->shard = shard;
   impl->arithmetic = arithmetic;
   impl->fingerprint = engine::fingerprint(checkpoint);
   if (arithmetic != Arithmetic::kFp32) {
@@ -370,14 +371,14 @@ absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint, Arithmetic ari
   }
   impl->embedding = checkpoint.embedding().data;
   for (int l = 0; l < checkpoint.config.num_layers; ++l)
-    impl->layers.push_back(make_layer(checkpoint, l, arithmetic));
+    impl->layers.push_back(make_layer(checkpoint, l, arithmetic, shard));
   impl->final_norm = widen(checkpoint.final_norm());
-  impl->lm_head = pack(arithmetic, {&checkpoint.lm_head()});
+  impl->lm_head = pack(arithmetic, shard, {&checkpoint.lm_head()});
   return Model(std::move(impl));
 }
 
-absl::StatusOr<Workspace> Model::make_workspace(const WorkspaceLimits& limits,
-                                                ComputePool& pool) const {
+absl::StatusOr<Workspace> Model::make_workspace(const WorkspaceLimits& limits, ComputePool& pool,
+                                                ShardExchange* exchange) const {
   WorkspaceLimits actual = limits;
   const int longest = config().max_position_embeddings;
   if (actual.max_context == 0) actual.max_context = longest;
@@ -388,7 +389,9 @@ absl::StatusOr<Workspace> Model::make_workspace(const WorkspaceLimits& limits,
                      " chunks and a context of ", actual.max_context,
                      " is not possible; the model's contexts reach ", longest));
   }
-  return Workspace(std::make_unique<Workspace::Impl>(config(), arithmetic(), actual, pool));
+  auto impl = std::make_unique<Workspace::Impl>(config(), arithmetic(), shard(), actual, pool);
+  if (absl::Status status = impl->use(exchange, config(), shard()); !status.ok()) return status;
+  return Workspace(std::move(impl));
 }
 
 absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cache, LayerHook& hook,
@@ -399,28 +402,28 @@ absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cach
   if (chunks.empty()) return absl::OkStatus();
   m.plan(chunks, w);
   const int tokens = static_cast<int>(w.positions.size());
-  const size_t q_width = size_t(m.config.num_heads) * m.config.head_dim;
-  const size_t kv_width = size_t(m.config.num_kv_heads) * m.config.head_dim;
+  const size_t q_width = m.q_width(), kv_width = m.kv_width(), stride = q_width + 2 * kv_width;
+  const int q_columns = m.config.num_heads * m.config.head_dim;
   for (int l = 0; l < m.config.num_layers; ++l) {
     const Layer& layer = m.layers[static_cast<size_t>(l)];
     m.project_qkv(layer, tokens, w);
     if (absl::Status status = hook.before_layer(l); !status.ok()) return status;
     size_t row = 0;
     for (const SequenceChunk& chunk : chunks) {
-      const float* k = w.qkv.data() + row * (q_width + 2 * kv_width) + q_width;
+      const float* k = w.qkv.data() + row * stride + q_width;
       store_kv(cache, l, chunk.block_table, chunk.position, static_cast<int>(chunk.tokens.size()),
-               k, k + kv_width, q_width + 2 * kv_width);
+               k, k + kv_width, stride);
       row += chunk.tokens.size();
     }
     hook.kv_written(l);
     m.attend(l, chunks, cache, w);
-    m.multiply(w, tokens, w.attended.data(), q_width, layer.output, w.x.data(), true);
-    m.add_bias_to_x(layer.output_bias, tokens, w);
-    m.feed_forward(layer, tokens, w);
+    absl::Status status = m.add_to_x(w, tokens, w.attended.data(), q_width, q_columns, layer.output,
+                                     layer.output_bias);
+    if (status.ok()) status = m.feed_forward(layer, tokens, w);
+    if (!status.ok()) return status;
   }
-  if (!w.rows.empty()) m.predict(w, logits);
-  m.predict_all(chunks, hook, w);
-  return absl::OkStatus();
+  if (absl::Status status = m.predict(w, logits); !status.ok()) return status;
+  return m.predict_all(chunks, hook, w);
 }
 
 }  // namespace baton::engine

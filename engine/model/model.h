@@ -2,8 +2,9 @@
 //
 // Batch invariance: the logits and the KV of a token depend only on the tokens before it, to the
 // bit: not on what else is in the batch, how its prompt was cut into chunks, or the number of
-// threads. Every output of a matrix product is one chain that does not depend on these; no sum is
-// split across threads; attention always reads K and V back from the cache in bf16.
+// threads or tensor-parallel ranks. Every output of a matrix product is one chain that does not
+// depend on these; no sum is split across threads or ranks; attention always reads K and V back
+// from the cache in bf16.
 // With FMA (any x86-64 since 2013) results are also the same across vector widths, and in bf16
 // arithmetic with and without a tile unit. Between arithmetics they differ.
 #pragma once
@@ -20,6 +21,7 @@
 #include "engine/kernels/kv_cache.h"
 #include "engine/model/arithmetic.h"
 #include "engine/model/config.h"
+#include "engine/model/shard.h"
 
 namespace baton::engine {
 
@@ -85,34 +87,44 @@ class Workspace {
 class Model {
  public:
   // Reads config.json and model.safetensors, or the shards of model.safetensors.index.json.
-  // f32, f16 and bf16 tensors are accepted; f32 and f16 are rounded to bf16.
+  // f32, f16 and bf16 tensors are accepted; f32 and f16 are rounded to bf16. Of the weights a rank
+  // of several keeps its share (engine/model/shard.h), once it has read all.
   static absl::StatusOr<Model> load(const std::string& directory,
-                                    Arithmetic arithmetic = Arithmetic::kFp32);
+                                    Arithmetic arithmetic = Arithmetic::kFp32,
+                                    const ModelShard& shard = {});
   // Packs a checkpoint that is in memory (engine/model/checkpoint.h; it can save one too).
+  // InvalidArgument: a shard that the model cannot be cut into.
   static absl::StatusOr<Model> create(const Checkpoint& checkpoint,
-                                      Arithmetic arithmetic = Arithmetic::kFp32);
+                                      Arithmetic arithmetic = Arithmetic::kFp32,
+                                      const ModelShard& shard = {});
 
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
   ~Model();
 
-  const ModelConfig& config() const;
-  KvGeometry kv_geometry() const;
+  const ModelConfig& config() const;  // of the whole model
+  const ModelShard& shard() const;
+  KvGeometry kv_geometry() const;  // with this rank's heads
   Arithmetic arithmetic() const;
   // Of the checkpoint (engine/model/checkpoint.h), and of the arithmetic if that is not fp32: what
-  // the KV follows from, so that workers and stores never mix the KV of two arithmetics.
+  // the KV follows from, so that workers and stores never mix the KV of two arithmetics. The same
+  // for all ranks, and for every number of them.
   const std::string& fingerprint() const;
   // Bytes of packed weights.
   size_t weight_bytes() const;
 
-  // `pool` must outlive the workspace.
-  absl::StatusOr<Workspace> make_workspace(const WorkspaceLimits& limits, ComputePool& pool) const;
+  // `pool` must outlive the workspace, and so must `exchange`, which a rank of several needs. All
+  // ranks give the same limits.
+  absl::StatusOr<Workspace> make_workspace(const WorkspaceLimits& limits, ComputePool& pool,
+                                           ShardExchange* exchange = nullptr) const;
 
   // Computes the chunks, stores their K/V through the block tables and, for each chunk i that
   // wants them, writes the logits of its last token to logits + i * vocab_size (other rows are
   // not touched; `logits` is [chunks][vocab_size] fp32 and may be null if no chunk wants any).
   // No two chunks may be of one sequence. Allocates nothing on success.
   // InvalidArgument if a chunk is malformed or exceeds the workspace; nothing is written then.
+  // Of several ranks all compute the same chunks at the same time, each with its own cache, and all
+  // get the logits; an error of the exchange ends it.
   absl::Status forward(std::span<const SequenceChunk> chunks, KvCache& cache, LayerHook& hook,
                        Workspace& workspace, float* logits) const;
 

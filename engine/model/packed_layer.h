@@ -10,6 +10,7 @@
 #include "engine/kernels/gemm.h"
 #include "engine/model/arithmetic.h"
 #include "engine/model/checkpoint.h"
+#include "engine/model/shard.h"
 
 namespace baton::engine {
 
@@ -27,7 +28,7 @@ struct PackedWeight {
   TiledB tiles() const { return {.k = k, .n = n, .data = data.data()}; }
 };
 
-// Absent ones are empty.
+// Absent ones are empty. Each n is a rank's share of the columns (engine/model/shard.h).
 struct Layer {
   AlignedArray<float> input_norm;  // [d]
   PackedWeight qkv;                // n = (H + 2 KV) * head_dim
@@ -36,16 +37,18 @@ struct Layer {
   PackedWeight gate_up;            // n = 2 F
   PackedWeight down;               // n = d
   std::vector<float> qkv_bias;     // [n of qkv]
-  std::vector<float> output_bias;  // [d]
+  std::vector<float> output_bias;  // [n of output]
   std::vector<float> gate_up_bias;
-  std::vector<float> down_bias;   // [d]
+  std::vector<float> down_bias;   // [n of down]
   std::vector<float> query_norm;  // [head_dim]
   std::vector<float> key_norm;    // [head_dim]
 };
 
-// Stacks weights that are multiplied with the same input.
-PackedWeight pack(Arithmetic arithmetic, std::initializer_list<const Weight*> parts);
+// Stacks the shard's slices of weights that are multiplied with the same input.
+PackedWeight pack(Arithmetic arithmetic, const ModelShard& shard,
+                  std::initializer_list<const Weight*> parts);
 AlignedArray<float> widen(const Weight& weight);
-Layer make_layer(const Checkpoint& checkpoint, int l, Arithmetic arithmetic);
+Layer make_layer(const Checkpoint& checkpoint, int l, Arithmetic arithmetic,
+                 const ModelShard& shard);
 
 }  // namespace baton::engine

@@ -265,7 +265,12 @@ absl::Status Engine::compute(const StepPlan& plan) {
   hook_.on_token_logits([&](size_t chunk, size_t token, std::span<const float> logits) {
     take_logits(plan.chunks[chunk].sequence, token, logits);
   });
-  absl::Status status = model_.forward(chunks_, *cache_, hook_, *workspace_, logits_.data());
+  absl::Status status;
+  if (options_.leader != nullptr) status = options_.leader->begin_step(chunks_);
+  if (status.ok()) {
+    status = model_.forward(chunks_, memory_->cache(), hook_, *workspace_, logits_.data());
+    if (options_.leader != nullptr) options_.leader->end_step(status);
+  }
   hook_.end();
   return status;
 }

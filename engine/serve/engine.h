@@ -31,6 +31,8 @@
 #include "engine/serve/requests/request.h"
 #include "engine/serve/scheduler.h"
 #include "engine/serve/step_hook.h"
+#include "engine/shard/leader.h"
+#include "engine/shard/limits.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
@@ -55,9 +57,13 @@ struct EngineOptions {
   size_t min_remote_tokens = 32;  // kDecode: fewer missing prompt tokens are computed here
   LoadFailurePolicy on_load_failure = LoadFailurePolicy::kRecompute;
   Time load_timeout = patient(std::chrono::seconds(60));
-  KvTierOptions tiers;           // below the prefix cache; needs prefix_cache
+  KvTierOptions tiers;  // below the prefix cache; needs prefix_cache
+  // The model is one of several parts, and this is their rank 0. It must outlive the engine.
+  shard::Leader* leader = nullptr;
   Timeline* timeline = nullptr;  // spans per layer ("compute", "wait") and per step ("step")
   const Clock* clock = nullptr;  // default: Clock::steady()
+
+  shard::StepLimits limits() const { return {blocks, token_budget, max_sequences}; }
 };
 
 struct EngineStats {
@@ -150,9 +156,8 @@ class Engine {
   Scheduler scheduler_;
   StepHook hook_;
   Sampler sampler_;
-  std::unique_ptr<std::byte, void (*)(void*)> own_cache_;  // without a connector
-  std::optional<KvCache> cache_;
-  std::unique_ptr<KvTiers> tiers_;  // reads and writes the cache: gone before it
+  std::optional<shard::KvMemory> memory_;
+  std::unique_ptr<KvTiers> tiers_;  // reads and writes the memory: gone before it
   std::optional<RemoteLoads> tier_loads_;
   std::optional<Workspace> workspace_;
   std::vector<float> logits_;  // [max_sequences][vocab_size]

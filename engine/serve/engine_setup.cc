@@ -2,8 +2,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,21 +11,6 @@ namespace baton::engine::serve {
 namespace {
 
 constexpr Time kTierTick = std::chrono::milliseconds(1);
-
-kvtransfer::KvLayout layout_of(const Model& model, uint32_t blocks) {
-  const KvGeometry geometry = model.kv_geometry();
-  const auto heads = static_cast<uint32_t>(geometry.kv_heads);
-  kvtransfer::KvLayout layout = kvtransfer::KvLayout::transposed_keys(
-      {.layers = static_cast<uint32_t>(geometry.layers),
-       .blocks = blocks,
-       .block_tokens = static_cast<uint32_t>(geometry.block_tokens),
-       .total_heads = heads,
-       .heads = heads,
-       .head_size = static_cast<uint32_t>(geometry.head_dim),
-       .dtype = kvtransfer::KvDtype::kBfloat16});
-  layout.model.weights = model.fingerprint();
-  return layout;
-}
 
 }  // namespace
 
@@ -53,8 +36,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions opt
       connector_(connector),
       clock_(options_.clock != nullptr ? *options_.clock : Clock::steady()),
       pool_(options_.threads, options_.cpus),
-      max_context_(std::min<size_t>(model.config().max_position_embeddings,
-                                    size_t{options_.blocks} * kBlockTokens)),
+      max_context_(options_.limits().max_context(model)),
       blocks_(options_.blocks),
       scheduler_(
           {options_.token_budget, options_.max_sequences, options_.prefix_cache}, blocks_,
@@ -64,8 +46,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions opt
                                                   options_.on_load_failure, options_.load_timeout},
                                 *connector, blocks_)
               : nullptr),
-      hook_(connector, options_.timeline, clock_),
-      own_cache_(nullptr, std::free) {
+      hook_(connector, options_.timeline, clock_) {
   if (options_.role == EngineRole::kPrefill) {
     jobs_.emplace(PrefillLimits{model.config().vocab_size, max_context_,
                                 static_cast<uint32_t>(model.config().num_layers)},
@@ -89,6 +70,15 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
     return absl::InvalidArgumentError(
         "roles prefill and decode need a KvConnector, and role all has no use for one");
   }
+  if (model.shard().whole() != (options.leader == nullptr)) {
+    return absl::InvalidArgumentError(
+        "a model in several parts needs EngineOptions::leader, and a whole one has no use for it");
+  }
+  if (options.leader != nullptr && options.tiers.wanted()) {
+    return absl::InvalidArgumentError(
+        "KV tiers (--kv-host-mib, --kv-disk, --kv-store) hold the blocks of one process: they "
+        "cannot be used with a --tensor-parallel-size above 1");
+  }
   if (tokenizer.vocab_size() > model.config().vocab_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("the tokenizer has ", tokenizer.vocab_size(), " tokens, the model only ",
@@ -100,28 +90,13 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
 }
 
 absl::Status Engine::start() {
-  const KvGeometry geometry = model_.kv_geometry();
-  void* base = nullptr;
-  if (connector_ != nullptr) {
-    absl::StatusOr<void*> memory = connector_->allocate_cache(layout_of(model_, options_.blocks));
-    if (!memory.ok()) return memory.status();
-    base = *memory;
-  } else {
-    const size_t bytes = (geometry.cache_bytes(options_.blocks) + 4095) / 4096 * 4096;
-    own_cache_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, bytes)));
-    if (own_cache_ == nullptr) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("no memory for a KV cache of ", bytes >> 20, " MiB; use fewer --blocks"));
-    }
-    std::memset(own_cache_.get(), 0, bytes);  // faults it in
-    base = own_cache_.get();
-  }
-  cache_.emplace(geometry, base, options_.blocks);
+  absl::StatusOr<shard::KvMemory> memory =
+      shard::KvMemory::make(model_, options_.blocks, connector_);
+  if (!memory.ok()) return memory.status();
+  memory_ = *std::move(memory);
   absl::StatusOr<Workspace> workspace =
-      model_.make_workspace({.max_tokens = static_cast<int>(options_.token_budget),
-                             .max_chunks = static_cast<int>(options_.max_sequences),
-                             .max_context = static_cast<int>(max_context_)},
-                            pool_);
+      model_.make_workspace(options_.limits().workspace(model_), pool_,
+                            options_.leader != nullptr ? &options_.leader->exchange() : nullptr);
   if (!workspace.ok()) return workspace.status();
   workspace_ = *std::move(workspace);
   logits_.resize(options_.max_sequences * model_.config().vocab_size);
@@ -135,7 +110,7 @@ absl::Status Engine::start_tiers() {
         "KV tiers keep what the prefix cache knows: use them with the prefix cache");
   }
   absl::StatusOr<std::unique_ptr<KvTiers>> tiers =
-      KvTiers::open(options_.tiers, model_.fingerprint(), *cache_, blocks_, clock_);
+      KvTiers::open(options_.tiers, model_.fingerprint(), memory_->cache(), blocks_, clock_);
   if (!tiers.ok()) return tiers.status();
   tiers_ = *std::move(tiers);
   tier_loads_.emplace(RemoteLoadOptions{.layers = static_cast<uint32_t>(model_.config().num_layers),
@@ -152,6 +127,7 @@ bool Engine::has_work() const {
 }
 
 void Engine::wait(Time timeout, int fd) {
+  if (options_.leader != nullptr) options_.leader->look();
   if (connector_ != nullptr) {
     // It does not hear of what the tiers have.
     if (tiers_ != nullptr && has_work()) timeout = std::min(timeout, kTierTick);

@@ -1,0 +1,77 @@
+// Sizes of a forward pass's scratch memory.
+#include "engine/model/workspace.h"
+
+#include <algorithm>
+
+#include "engine/kernels/attention.h"
+
+namespace baton::engine {
+
+Workspace::Impl::Impl(const ModelConfig& config, Arithmetic arithmetic, const ModelShard& shard,
+                      const WorkspaceLimits& given, ComputePool& threads)
+    : limits(given),
+      pool(&threads),
+      rope(config, limits.max_context),
+      gemm_scratch(threads.size()) {
+  const auto own = [&](int columns) { return size_t(slice_of(columns, shard).size()); };
+  const size_t tokens = static_cast<size_t>(limits.max_tokens);
+  const size_t chunks = static_cast<size_t>(limits.max_chunks);
+  const size_t d = static_cast<size_t>(config.hidden_size);
+  const int q = config.num_heads * config.head_dim;
+  const int kv = config.num_kv_heads * config.head_dim;
+  x = AlignedArray<float>(tokens * d);
+  normed = AlignedArray<float>(std::max(tokens, chunks) * d);
+  qkv = AlignedArray<float>(tokens * (own(q) + 2 * own(kv)));
+  attended = AlignedArray<float>(tokens * own(q));
+  gate_up = AlignedArray<float>(tokens * 2 * own(config.intermediate_size));
+  logits = AlignedArray<float>(chunks * own(config.vocab_size));
+  attention_scratch_floats = attention_scratch_size(limits.max_context);
+  attention = AlignedArray<float>(attention_scratch_floats * threads.size());
+  if (arithmetic == Arithmetic::kBf16) {
+    const int longest = std::max({config.hidden_size, q, config.intermediate_size});
+    bf16_scratch =
+        Bf16Scratch(limits.bf16_unit, static_cast<int>(std::max(tokens, chunks)), longest);
+  }
+  positions.reserve(tokens);
+  rows.reserve(chunks);
+  tasks.reserve((chunks + tokens / kAttentionTokens) * config.num_kv_heads / shard.ranks);
+}
+
+absl::Status Workspace::Impl::use(ShardExchange* ranks, const ModelConfig& config,
+                                  const ModelShard& shard) {
+  if (shard.whole()) return absl::OkStatus();
+  if (ranks == nullptr) {
+    return absl::InvalidArgumentError(
+        "a part of a model computes nothing without a ShardExchange to the others");
+  }
+  const size_t tokens = static_cast<size_t>(limits.max_tokens);
+  const size_t chunks = static_cast<size_t>(limits.max_chunks);
+  const int q = config.num_heads * config.head_dim;
+  const int widest = std::max({q, config.hidden_size, config.intermediate_size});
+  const auto slice = [&](int columns) { return size_t(slice_width(columns, shard.ranks)); };
+  exchanged_floats = static_cast<size_t>(shard.ranks) *
+                     std::max(tokens * slice(widest), chunks * slice(config.vocab_size));
+  absl::StatusOr<float*> memory = ranks->allocate(exchanged_floats);
+  if (!memory.ok()) return memory.status();
+  exchange = ranks;
+  exchanged = *memory;
+  gathered = AlignedArray<float>(
+      std::max(tokens * std::max(q, config.intermediate_size), chunks * size_t(config.vocab_size)));
+  return absl::OkStatus();
+}
+
+size_t Workspace::Impl::bytes() const {
+  const size_t floats = x.size() + normed.size() + qkv.size() + attended.size() + gate_up.size() +
+                        logits.size() + attention.size() + rope.cosines.size() + rope.sines.size() +
+                        gathered.size() + exchanged_floats;
+  return floats * sizeof(float) + gemm_scratch.bytes() + bf16_scratch.bytes();
+}
+
+Workspace::Workspace(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Workspace::Workspace(Workspace&&) noexcept = default;
+Workspace& Workspace::operator=(Workspace&&) noexcept = default;
+Workspace::~Workspace() = default;
+const WorkspaceLimits& Workspace::limits() const { return impl_->limits; }
+size_t Workspace::bytes() const { return impl_->bytes(); }
+
+}  // namespace baton::engine

@@ -1,0 +1,51 @@
+// Allocating a KV cache, and how peers are told what lies in it.
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "engine/shard/limits.h"
+
+namespace baton::engine::shard {
+namespace {
+
+kvtransfer::KvLayout layout_of(const Model& model, uint32_t blocks) {
+  const KvGeometry geometry = model.kv_geometry();
+  const auto heads = static_cast<uint32_t>(geometry.kv_heads);
+  kvtransfer::KvLayout layout = kvtransfer::KvLayout::transposed_keys(
+      {.layers = static_cast<uint32_t>(geometry.layers),
+       .blocks = blocks,
+       .block_tokens = static_cast<uint32_t>(geometry.block_tokens),
+       .total_heads = static_cast<uint32_t>(model.config().num_kv_heads),
+       .first_head = heads * static_cast<uint32_t>(model.shard().rank),
+       .heads = heads,
+       .head_size = static_cast<uint32_t>(geometry.head_dim),
+       .dtype = kvtransfer::KvDtype::kBfloat16});
+  layout.model.weights = model.fingerprint();
+  return layout;
+}
+
+}  // namespace
+
+absl::StatusOr<KvMemory> KvMemory::make(const Model& model, uint32_t blocks,
+                                        kvtransfer::KvConnector* connector) {
+  KvMemory memory;
+  const KvGeometry geometry = model.kv_geometry();
+  void* base = nullptr;
+  if (connector != nullptr) {
+    absl::StatusOr<void*> shared = connector->allocate_cache(layout_of(model, blocks));
+    if (!shared.ok()) return shared.status();
+    base = *shared;
+  } else {
+    const size_t bytes = (geometry.cache_bytes(blocks) + 4095) / 4096 * 4096;
+    memory.own_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, bytes)));
+    if (memory.own_ == nullptr) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("no memory for a KV cache of ", bytes >> 20, " MiB; use fewer --blocks"));
+    }
+    std::memset(memory.own_.get(), 0, bytes);  // faults it in
+    base = memory.own_.get();
+  }
+  memory.cache_.emplace(geometry, base, blocks);
+  return memory;
+}
+
+}  // namespace baton::engine::shard

@@ -1,0 +1,69 @@
+// Telling the followers, and noticing that they are gone.
+#include "engine/shard/leader.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::engine::shard {
+
+Settings settings_of(const Model& model, const StepLimits& limits, std::string_view role) {
+  return {{"the model (weights and arithmetic)", model.fingerprint()},
+          {"--tensor-parallel-size", absl::StrCat(model.shard().ranks)},
+          {"--blocks", absl::StrCat(limits.blocks)},
+          {"--token-budget", absl::StrCat(limits.token_budget)},
+          {"--max-seqs", absl::StrCat(limits.max_sequences)},
+          {"--role", std::string(role)}};
+}
+
+absl::StatusOr<std::unique_ptr<Leader>> Leader::create(Group& group, const Model& model,
+                                                       const StepLimits& limits,
+                                                       std::string_view role) {
+  if (group.shard() != model.shard() || group.shard().rank != 0) {
+    return absl::InvalidArgumentError("the leader is rank 0, with the model's part of rank 0");
+  }
+  absl::StatusOr<std::vector<std::string>> agreed = group.agree(settings_of(model, limits, role));
+  if (!agreed.ok()) return agreed.status();
+  return std::unique_ptr<Leader>(new Leader(group));
+}
+
+Leader::~Leader() {
+  if (!group_.status().ok()) return;
+  command_ = {.kind = CommandKind::kStop};
+  tell().IgnoreError();
+}
+
+absl::Status Leader::tell() {
+  command_.encode(bytes_);
+  return group_.tell(bytes_);
+}
+
+void Leader::note(const absl::Status& status) {
+  if (status.ok() || !on_failure_) return;
+  std::exchange(on_failure_, nullptr)(status);
+}
+
+absl::Status Leader::begin_step(std::span<const SequenceChunk> chunks) {
+  command_.kind = CommandKind::kStep;
+  command_.chunks.resize(chunks.size());
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const SequenceChunk& from = chunks[i];
+    Command::Chunk& to = command_.chunks[i];
+    to.tokens.assign(from.tokens.begin(), from.tokens.end());
+    to.position = from.position;
+    to.blocks.assign(from.block_table.begin(), from.block_table.end());
+    to.wants_logits = from.wants_logits;
+    to.wants_all_logits = from.wants_all_logits;
+  }
+  absl::Status status = tell();
+  note(status);
+  return status;
+}
+
+void Leader::end_step(const absl::Status& status) {
+  // A step that fails here alone would leave the others in it: none of them can go on.
+  if (!status.ok() && group_.status().ok()) group_.abort(status);
+  note(status);
+}
+
+}  // namespace baton::engine::shard

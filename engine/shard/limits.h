@@ -1,0 +1,48 @@
+// What a rank's cache and steps can hold: equal at all ranks of a model.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "engine/kernels/kv_cache.h"
+#include "engine/model/model.h"
+#include "kvtransfer/kv_connector.h"
+
+namespace baton::engine::shard {
+
+struct StepLimits {
+  uint32_t blocks = 2048;     // of the KV cache
+  size_t token_budget = 512;  // tokens in a step
+  size_t max_sequences = 16;  // sequences in a step
+
+  // Prompt and output together.
+  size_t max_context(const Model& model) const {
+    return std::min<size_t>(model.config().max_position_embeddings, size_t{blocks} * kBlockTokens);
+  }
+  WorkspaceLimits workspace(const Model& model) const {
+    return {.max_tokens = static_cast<int>(token_budget),
+            .max_chunks = static_cast<int>(max_sequences),
+            .max_context = static_cast<int>(max_context(model))};
+  }
+};
+
+// The memory of a KV cache: the connector's, which peers reach, or without one our own.
+class KvMemory {
+ public:
+  // `connector` may be null; else it must outlive this object. ResourceExhausted: there is not so
+  // much memory.
+  static absl::StatusOr<KvMemory> make(const Model& model, uint32_t blocks,
+                                       kvtransfer::KvConnector* connector);
+  KvCache& cache() { return *cache_; }
+
+ private:
+  std::unique_ptr<std::byte, void (*)(void*)> own_{nullptr, std::free};
+  std::optional<KvCache> cache_;
+};
+
+}  // namespace baton::engine::shard

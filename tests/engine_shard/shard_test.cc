@@ -1,0 +1,320 @@
+// A model on several ranks serves what one process serves, token for token; and nobody hangs when a
+// rank is different, late or gone.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <map>
+#include <tuple>
+
+#include "tests/engine_shard/ranks.h"
+
+namespace baton::engine::shard {
+namespace {
+
+using serve::Engine;
+using serve::EngineOptions;
+using serve::Outcome;
+using serve::Request;
+using serve::run_until;
+
+constexpr size_t kRequests = 40;
+
+const Model& whole_model(Arithmetic arithmetic) {
+  static const auto* fp32 = new Model(*Model::create(ranks_checkpoint(), Arithmetic::kFp32));
+  static const auto* bf16 = new Model(*Model::create(ranks_checkpoint(), Arithmetic::kBf16));
+  return arithmetic == Arithmetic::kBf16 ? *bf16 : *fp32;
+}
+
+const std::vector<Request>& requests() {
+  static const auto* list = new std::vector<Request>(serve::random_requests(31, kRequests));
+  return *list;
+}
+
+const std::map<uint64_t, Outcome>& expected(Arithmetic arithmetic) {
+  static auto* known = new std::map<Arithmetic, std::map<uint64_t, Outcome>>();
+  if (!known->contains(arithmetic)) {
+    (*known)[arithmetic] = serve::run_one_at_a_time(requests(), whole_model(arithmetic));
+  }
+  return known->at(arithmetic);
+}
+
+// A cache that is too small for all, so that some are preempted, and prompts in many chunks.
+constexpr StepLimits kTight{.blocks = 18, .token_budget = 24, .max_sequences = 8};
+
+EngineOptions engine_options(const StepLimits& limits, Leader* leader) {
+  return {.blocks = limits.blocks,
+          .token_budget = limits.token_budget,
+          .max_sequences = limits.max_sequences,
+          .leader = leader};
+}
+
+struct Case {
+  const char* name;
+  int ranks;
+  Arithmetic arithmetic;
+  const char* provider;
+};
+
+class ShardEngine : public testing::TestWithParam<Case> {};
+
+TEST_P(ShardEngine, SaysWhatOneProcessSays) {
+  const Case& given = GetParam();
+  const MeetingPlace place(given.ranks, {given.provider});
+  Followers followers(place, given.arithmetic, {.limits = kTight});
+  {
+    auto group = Group::meet(place.options(0));
+    ASSERT_TRUE(group.ok()) << group.status();
+    const Model model = *Model::create(ranks_checkpoint(), given.arithmetic, (*group)->shard());
+    auto leader = Leader::create(**group, model, kTight);
+    ASSERT_TRUE(leader.ok()) << leader.status();
+    auto engine =
+        Engine::create(model, serve::test_tokenizer(), engine_options(kTight, leader->get()));
+    ASSERT_TRUE(engine.ok()) << engine.status();
+
+    // Some alone, then all at once.
+    std::map<uint64_t, Outcome> outcomes;
+    for (size_t i = 0; i < kRequests; ++i) {
+      ASSERT_TRUE(submit(**engine, requests()[i], &outcomes[i]).ok());
+      if (i < 5) {
+        run_until([&] { return (*engine)->step(); }, [&] { return !(*engine)->has_work(); });
+      }
+    }
+    run_until([&] { return (*engine)->step(); }, [&] { return !(*engine)->has_work(); });
+    expect_same(expected(given.arithmetic), outcomes);
+    EXPECT_GT((*engine)->stats().preemptions, 0u) << "the cache is too large for this test";
+    EXPECT_GT((*engine)->stats().cached_tokens, 0u);
+    EXPECT_TRUE((*engine)->check_integrity().ok()) << (*engine)->check_integrity();
+  }
+  for (const absl::Status& status : followers.join()) EXPECT_TRUE(status.ok()) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ShardEngine,
+                         testing::Values(Case{"TwoOverShm", 2, Arithmetic::kFp32, "shm"},
+                                         Case{"TwoOverTcp", 2, Arithmetic::kFp32, "tcp"},
+                                         Case{"TwoBf16", 2, Arithmetic::kBf16, "shm"},
+                                         Case{"FourOverShm", 4, Arithmetic::kFp32, "shm"}),
+                         [](const auto& test) { return test.param.name; });
+
+// The log-probabilities of a prompt come out of every token's logits.
+TEST(Shard, RatesPromptsAsOneProcessDoes) {
+  Request request = requests()[1];
+  request.sampling.prompt_logprobs = true;
+  request.sampling.logprobs = 3;
+  request.sampling.max_tokens = 2;
+  std::vector<float> rated[2];
+  const auto ask = [&](Engine& engine, std::vector<float>* out) {
+    Request copy = request;
+    copy.on_event = [&](const serve::OutputEvent& event) {
+      EXPECT_TRUE(event.status.ok()) << event.status;
+      if (event.prompt == nullptr) return;
+      for (const auto& choice : *event.prompt) out->push_back(choice.logprob);
+    };
+    ASSERT_TRUE(engine.add_request(std::move(copy)).ok());
+    run_until([&] { return engine.step(); }, [&] { return !engine.has_work(); });
+  };
+  ask(**Engine::create(whole_model(Arithmetic::kFp32), serve::test_tokenizer(),
+                       engine_options(kTight, nullptr)),
+      &rated[0]);
+  const MeetingPlace place(2);
+  Followers followers(place, Arithmetic::kFp32, {.limits = kTight});
+  auto group = *Group::meet(place.options(0));
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+  auto leader = *Leader::create(*group, model, kTight);
+  ask(**Engine::create(model, serve::test_tokenizer(), engine_options(kTight, leader.get())),
+      &rated[1]);
+  EXPECT_EQ(rated[0].size(), request.tokens.size());
+  EXPECT_EQ(rated[0], rated[1]);
+}
+
+// A step of more words than fit into one broadcast.
+TEST(Shard, LongStepsAreToldWhole) {
+  const StepLimits limits{.blocks = 64, .token_budget = 500, .max_sequences = 4};
+  Request request{.id = 1, .tokens = std::vector<int32_t>(490)};
+  for (size_t i = 0; i < request.tokens.size(); ++i) request.tokens[i] = int32_t(i * 7 % 250);
+  request.sampling.max_tokens = 10;
+  request.sampling.ignore_eos = true;
+  const auto alone = serve::run_one_at_a_time({request}, whole_model(Arithmetic::kFp32));
+  const MeetingPlace place(2);
+  Followers followers(place, Arithmetic::kFp32, {.limits = limits});
+  auto group = *Group::meet(place.options(0));
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+  auto leader = *Leader::create(*group, model, limits);
+  auto engine =
+      *Engine::create(model, serve::test_tokenizer(), engine_options(limits, leader.get()));
+  std::map<uint64_t, Outcome> outcomes;
+  ASSERT_TRUE(submit(*engine, request, &outcomes[1]).ok());
+  run_until([&] { return engine->step(); }, [&] { return !engine->has_work(); });
+  expect_same(alone, outcomes);
+}
+
+// --- what must not be served ---------------------------------------------------------------------
+
+// How rank 0 and rank 1 start where rank 1 has these instead of rank 0's.
+void expect_disagreement(const Checkpoint& checkpoint, Arithmetic arithmetic,
+                         const StepLimits& limits, std::string_view role, const std::string& what) {
+  const MeetingPlace place(2);
+  Followers followers(place, arithmetic, {.limits = limits, .role = role}, checkpoint);
+  auto group = *Group::meet(place.options(0));
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+  const auto leader = Leader::create(*group, model, kTight);
+  EXPECT_TRUE(absl::IsFailedPrecondition(leader.status())) << leader.status();
+  EXPECT_NE(leader.status().message().find(what), std::string::npos) << leader.status();
+  EXPECT_EQ(followers.join()[1], leader.status());
+}
+
+TEST(Shard, RanksThatDifferAreToldInWhat) {
+  const Checkpoint& same = ranks_checkpoint();
+  const Arithmetic fp32 = Arithmetic::kFp32;
+  expect_disagreement(make_test_checkpoint(ranks_config(), 4), fp32, kTight, "all", "the model");
+  expect_disagreement(same, Arithmetic::kBf16, kTight, "all", "+bf16\" at rank 1");
+  StepLimits other = kTight;
+  other.blocks = 19;
+  expect_disagreement(same, fp32, other, "all",
+                      "--blocks is \"18\" at rank 0 and \"19\" at rank 1");
+  other = kTight;
+  other.token_budget = 32;
+  expect_disagreement(same, fp32, other, "all", "--token-budget");
+  other = kTight;
+  other.max_sequences = 4;
+  expect_disagreement(same, fp32, other, "all", "--max-seqs");
+  expect_disagreement(same, fp32, kTight, "decode", "--role is \"all\" at rank 0");
+}
+
+TEST(Shard, EnginesAndModelsMustFit) {
+  const auto engine = Engine::create(*Model::create(ranks_checkpoint(), Arithmetic::kFp32, {0, 2}),
+                                     serve::test_tokenizer(), engine_options(kTight, nullptr));
+  EXPECT_TRUE(absl::IsInvalidArgument(engine.status())) << engine.status();
+
+  const MeetingPlace place(2);
+  Followers followers(place, Arithmetic::kFp32, {.limits = kTight});
+  auto group = *Group::meet(place.options(0));
+  const Model other = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, {1, 2});
+  EXPECT_TRUE(absl::IsInvalidArgument(Leader::create(*group, other, kTight).status()));
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+  auto leader = *Leader::create(*group, model, kTight);
+  EXPECT_TRUE(absl::IsInvalidArgument(Engine::create(whole_model(Arithmetic::kFp32),
+                                                     serve::test_tokenizer(),
+                                                     engine_options(kTight, leader.get()))
+                                          .status()));
+  EngineOptions tiers = engine_options(kTight, leader.get());
+  tiers.tiers.host_bytes = 1 << 20;
+  const auto refused = Engine::create(model, serve::test_tokenizer(), tiers);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << refused.status();
+  EXPECT_NE(refused.status().message().find("--kv-host-mib"), std::string::npos);
+}
+
+// --- bad days ------------------------------------------------------------------------------------
+
+// Rank 1 does `body` instead of following. All of rank 0's requests end with an error that has
+// `what` in it, and so does what comes later; the failure is told once.
+void expect_requests_fail(const Followers::Body& body, const std::string& what,
+                          Time timeout = kNever) {
+  const MeetingPlace place(2);
+  Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint(), body);
+  CommunicatorOptions options = place.options(0);
+  options.timeout = timeout;
+  auto group = *Group::meet(options);
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+  auto leader = Leader::create(*group, model, kTight);
+  ASSERT_TRUE(leader.ok()) << leader.status();
+  std::vector<absl::Status> told;
+  (*leader)->on_failure([&](const absl::Status& status) { told.push_back(status); });
+  auto engine =
+      *Engine::create(model, serve::test_tokenizer(), engine_options(kTight, leader->get()));
+  std::map<uint64_t, Outcome> outcomes;
+  for (size_t i = 0; i < 10; ++i) {
+    ASSERT_TRUE(submit(*engine, requests()[i], &outcomes[i]).ok());
+  }
+  run_until([&] { return engine->step(); }, [&] { return !engine->has_work(); });
+  ASSERT_TRUE(submit(*engine, requests()[10], &outcomes[10]).ok());
+  run_until([&] { return engine->step(); }, [&] { return !engine->has_work(); });
+  for (const auto& [id, outcome] : outcomes) {
+    EXPECT_EQ(outcome.reason, serve::FinishReason::kError) << id;
+    EXPECT_NE(outcome.status.message().find(what), std::string::npos) << outcome.status;
+  }
+  EXPECT_FALSE((*leader)->status().ok());
+  EXPECT_EQ(told.size(), 1u);
+  EXPECT_TRUE(engine->check_integrity().ok()) << engine->check_integrity();
+  EXPECT_EQ(engine->stats().free_blocks, kTight.blocks);
+}
+
+absl::Status get_ready(Group& group, const Model& model) {
+  return group.agree(settings_of(model, kTight, "all")).status();
+}
+
+TEST(Shard, ARankThatLeavesFailsTheRequests) { expect_requests_fail(get_ready, "rank 1"); }
+
+TEST(Shard, ARankThatLeavesWithinAStepFailsTheRequests) {
+  expect_requests_fail(
+      [](Group& group, const Model& model) {
+        absl::Status status = get_ready(group, model);
+        return status.ok() ? group.receive().status() : status;
+      },
+      "rank 1");
+}
+
+TEST(Shard, ARankThatFailsSaysWhy) {
+  expect_requests_fail(
+      [](Group& group, const Model& model) {
+        absl::Status status = get_ready(group, model);
+        if (status.ok()) status = group.receive().status();
+        group.abort(absl::DataLossError("its disk is on fire"));
+        return status;
+      },
+      "its disk is on fire");
+}
+
+// It is there and does not take part: after the group's timeout it is given up.
+TEST(Shard, ARankThatIsLateFailsTheRequests) {
+  std::atomic<bool> over = false;
+  expect_requests_fail(
+      [&](Group& group, const Model& model) {
+        absl::Status status = get_ready(group, model);
+        while (group.look().ok()) std::this_thread::yield();  // until rank 0 has given up
+        over = true;
+        return status;
+      },
+      "rank 1", std::chrono::milliseconds(300));
+  EXPECT_TRUE(over);
+}
+
+TEST(Shard, FollowersEndWithAnErrorWhenRank0IsGone) {
+  ModelConfig config = ranks_config();
+  config.num_heads = config.num_kv_heads = 3;
+  const Checkpoint checkpoint = make_test_checkpoint(config, 1);
+  const MeetingPlace place(3);
+  Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, checkpoint);
+  {
+    auto group = *Group::meet(place.options(0));
+    const Model model = *Model::create(checkpoint, Arithmetic::kFp32, group->shard());
+    ASSERT_TRUE(group->agree(settings_of(model, kTight, "all")).ok());
+  }
+  const std::vector<absl::Status>& ended = followers.join();
+  for (size_t rank = 1; rank < ended.size(); ++rank) {
+    EXPECT_TRUE(absl::IsUnavailable(ended[rank])) << ended[rank];
+    EXPECT_NE(ended[rank].message().find("rank 0"), std::string::npos) << ended[rank];
+  }
+}
+
+// With nothing to do, rank 0 finds out too.
+TEST(Shard, AnIdleLeaderNoticesThatARankHasFailed) {
+  const MeetingPlace place(2);
+  Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint(),
+                      [](Group& group, const Model& model) {
+                        absl::Status status = get_ready(group, model);
+                        group.abort(absl::DataLossError("rank 1 has lost its memory"));
+                        return status;
+                      });
+  auto group = *Group::meet(place.options(0));
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+  auto leader = *Leader::create(*group, model, kTight);
+  absl::Status told;
+  leader->on_failure([&](const absl::Status& status) { told = status; });
+  auto engine =
+      *Engine::create(model, serve::test_tokenizer(), engine_options(kTight, leader.get()));
+  while (told.ok()) engine->wait(std::chrono::milliseconds(1), -1);
+  EXPECT_NE(told.message().find("has lost its memory"), std::string::npos) << told;
+}
+
+}  // namespace
+}  // namespace baton::engine::shard
