@@ -1,6 +1,8 @@
 // `baton serve` and `baton generate`: command lines, and running what they ask for.
 #include "engine/commands/serve_cli.h"
 
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
 #include <map>
@@ -14,12 +16,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/command_line/command_line.h"
+#include "engine/commands/serve_ranks.h"
 #include "engine/http/http_server.h"
 #include "engine/kernels/amx.h"
 #include "engine/router/router.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/engine_thread.h"
 #include "engine/serve/loaded_model.h"
+#include "engine/shard/follower.h"
+#include "engine/shard/leader.h"
 #include "kvtransfer/baton_connector.h"
 #include "kvtransfer/store/store_client.h"
 
@@ -56,6 +61,7 @@ struct ServeFlags {
   double kv_disk_gib = 0;
   std::string kv_store;
   Arithmetic arithmetic = Arithmetic::kFp32;
+  RankFlags ranks;
 };
 
 int fail(const char* command, const absl::Status& status) {
@@ -164,10 +170,37 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
   return absl::OkStatus();
 }
 
-absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
-  absl::StatusOr<serve::LoadedModel> loaded = serve::load_model(flags.model, flags.arithmetic);
-  if (!loaded.ok()) return loaded.status();
+// A rank behind rank 0: until that ends.
+absl::Status follow(const ServeFlags& flags, shard::Group& group, const Model& model) {
+  auto follower = shard::Follower::create(group, model,
+                                          {.limits = flags.engine.limits(),
+                                           .role = flags.role,
+                                           .threads = flags.engine.threads,
+                                           .cpus = flags.engine.cpus});
+  return follower.ok() ? (*follower)->run() : follower.status();
+}
+
+absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const sigset_t& signals) {
+  auto group = meet(flags.ranks, place, flags.providers, flags.key_file);
+  if (!group.ok()) return group.status();
+  const ModelShard shard = *group != nullptr ? (*group)->shard() : ModelShard{};
+  absl::StatusOr<serve::LoadedModel> loaded =
+      serve::load_model(flags.model, flags.arithmetic, shard);
+  if (!loaded.ok()) {
+    if (*group != nullptr) (*group)->abort(loaded.status());
+    return loaded.status();
+  }
+  if (shard.rank > 0) return follow(flags, **group, loaded->model);
   report_arithmetic(loaded->model, stdout);
+  std::unique_ptr<shard::Leader> leader;
+  if (*group != nullptr) {
+    auto made = shard::Leader::create(**group, loaded->model, flags.engine.limits(), flags.role);
+    if (!made.ok()) return made.status();
+    leader = *std::move(made);
+    leader->on_failure([](const absl::Status&) { kill(getpid(), SIGTERM); });  // ends the server
+    flags.engine.leader = leader.get();
+    std::printf("tensor parallel: %d ranks\n", shard.ranks);
+  }
   std::optional<Timeline> timeline;
   if (!flags.timeline.empty()) {
     timeline.emplace(flags.role);
@@ -218,7 +251,32 @@ absl::Status serve_engine(ServeFlags& flags, const sigset_t& signals) {
     std::fflush(stdout);
     wait_for_signal(signals);
   }
+  if (leader != nullptr && !leader->status().ok()) return leader->status();
   return timeline.has_value() ? timeline->write(flags.timeline) : absl::OkStatus();
+}
+
+// Serves as this rank, and says what went wrong as which.
+int serve_rank(ServeFlags& flags, const launch::Place& place, const sigset_t& signals) {
+  const absl::Status status = serve_engine(flags, place, signals);
+  if (status.ok()) return 0;
+  return fail(place.ranks == 1 ? "serve" : absl::StrCat("serve, rank ", place.rank).c_str(),
+              status);
+}
+
+absl::StatusOr<int> serve_ranks(ServeFlags& flags, const sigset_t& signals) {
+  if (flags.ranks.size > 1 && flags.role != "all") {
+    return absl::InvalidArgumentError(
+        "--tensor-parallel-size above 1 serves with --role all: the KV cache of several ranks is "
+        "not handed to other workers");
+  }
+  if (flags.ranks.size > 1 &&
+      (flags.kv_host_mib > 0 || !flags.engine.tiers.disk.empty() || !flags.kv_store.empty())) {
+    return absl::InvalidArgumentError(
+        "KV tiers (--kv-host-mib, --kv-disk, --kv-store) hold the blocks of one process: they "
+        "cannot be used with a --tensor-parallel-size above 1");
+  }
+  return run_ranks(flags.ranks, flags.model, flags.key_file,
+                   [&](const launch::Place& place) { return serve_rank(flags, place, signals); });
 }
 
 }  // namespace
@@ -265,6 +323,7 @@ int serve_main(int argc, char** argv) {
       ->capture_default_str();
   add_engine_flags(app, &flags.engine);
   add_arithmetic_flag(app, &flags.arithmetic);
+  add_rank_flags(app, &flags.ranks);
   app.add_option("--min-remote-tokens", flags.engine.min_remote_tokens,
                  "decode: prompts with fewer tokens to compute are computed here")
       ->capture_default_str();
@@ -296,7 +355,8 @@ int serve_main(int argc, char** argv) {
       ->check(command_line::writable_file());
   app.add_option("--prefill", flags.prefill, "router: URLs of prefill workers");
   app.add_option("--decode", flags.decode, "router: URLs of decode workers");
-  if (const int status = command_line::parse(app, "baton serve", argc, argv); status >= 0) {
+  std::vector<char*> words = with_long_names(argc, argv);
+  if (const int status = command_line::parse(app, "baton serve", argc, words.data()); status >= 0) {
     return status;
   }
 
@@ -307,9 +367,12 @@ int serve_main(int argc, char** argv) {
   sigaddset(&signals, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  const absl::Status status =
-      flags.role == "router" ? serve_router(flags, signals) : serve_engine(flags, signals);
-  return status.ok() ? 0 : fail("serve", status);
+  if (flags.role == "router") {
+    const absl::Status status = serve_router(flags, signals);
+    return status.ok() ? 0 : fail("serve", status);
+  }
+  const absl::StatusOr<int> result = serve_ranks(flags, signals);
+  return result.ok() ? *result : fail("serve", result.status());
 }
 
 int generate_main(int argc, char** argv) {

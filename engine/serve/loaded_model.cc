@@ -9,7 +9,8 @@
 #include "engine/files/files.h"
 
 namespace baton::engine::serve {
-absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic arithmetic) {
+absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic arithmetic,
+                                       const ModelShard& shard) {
   namespace fs = std::filesystem;
   std::error_code error;
   if (!fs::is_directory(directory, error)) {
@@ -17,7 +18,7 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic 
         "there is no model directory \"", directory, "\": give --model a directory with ",
         "config.json, model.safetensors and tokenizer.json (`baton train` writes such a one)"));
   }
-  absl::StatusOr<Model> model = Model::load(directory, arithmetic);
+  absl::StatusOr<Model> model = Model::load(directory, arithmetic, shard);
   if (!model.ok()) return model.status();
   absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");
   if (!tokenizer.ok()) return tokenizer.status();

@@ -20,8 +20,10 @@ struct LoadedModel {
   SamplingDefaults defaults;  // of generation_config.json, if there is one
 };
 
-// Errors name the missing or broken file and what a model directory must contain.
+// Of several ranks each loads its part. Errors name the missing or broken file and what a model
+// directory must contain.
 absl::StatusOr<LoadedModel> load_model(const std::string& directory,
-                                       Arithmetic arithmetic = Arithmetic::kFp32);
+                                       Arithmetic arithmetic = Arithmetic::kFp32,
+                                       const ModelShard& shard = {});
 
 }  // namespace baton::engine::serve
