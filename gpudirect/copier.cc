@@ -6,14 +6,6 @@
 #include "absl/strings/str_format.h"
 
 namespace baton::gpudirect {
-namespace {
-
-template <typename T>
-T* pointer_of(DevicePointer at) {
-  return reinterpret_cast<T*>(static_cast<uintptr_t>(at));
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Copier>> Copier::open(const Device& device, const Launcher* launcher,
                                                      Stream stream) {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMostPieces = 256;
 constexpr size_t kScratch = 8 << 20;          // at each end
-constexpr double kNever = 1e18;               // nanoseconds: what a way costs that there is not
+constexpr double kNoWay = 1e18;               // nanoseconds: what a way costs that there is not
 constexpr std::chrono::seconds kPatience{2};  // a copy of 4 MiB that takes longer has failed
 
 }  // namespace
@@ -84,7 +84,7 @@ absl::Status Copier::measure(int tries) {
         if (cost.ok()) {
           table.at(route, static_cast<CopyWay>(way), size) = *cost;
         } else if (absl::IsFailedPrecondition(cost.status())) {
-          table.at(route, static_cast<CopyWay>(way), size).start = kNever;
+          table.at(route, static_cast<CopyWay>(way), size).start = kNoWay;
         } else {
           status = cost.status();
         }

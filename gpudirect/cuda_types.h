@@ -23,6 +23,12 @@ using Event = CUevent_st*;
 using Module = CUmod_st*;
 using Function = CUfunc_st*;
 
+// For a kernel, or where host and device share addresses.
+template <typename T>
+T* pointer_of(DevicePointer at) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(at));
+}
+
 // CUresult
 enum Result : int {
   kSuccess = 0,

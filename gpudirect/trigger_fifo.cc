@@ -13,11 +13,6 @@ namespace {
 constexpr size_t kPublishEvery = 16;  // triggers between two writes of the tail
 constexpr std::chrono::seconds kDrainTime{1};
 
-template <typename T>
-T* pointer_of(DevicePointer at) {
-  return reinterpret_cast<T*>(static_cast<uintptr_t>(at));
-}
-
 }  // namespace
 
 TriggerConsumer::TriggerConsumer(absl::Span<uint64_t> slots, uint64_t& tail)
