@@ -1,33 +1,79 @@
 """The library's agent, as long as it may be used."""
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
+import time
 import weakref
-from typing import Optional
+from typing import Any, List, Optional
 
-from ._library import lib
+from ._library import Error, lib
+from .errors import InvalidParamError, error_of
 
 
 class Handle:
     """The library's agent, until it is closed. Transfers and lists outlive it: the interpreter collects in any order.
-    In a forked child it is nobody's: its threads are not there, and its sockets are the parent's."""
+    It is destroyed when no thread is inside a call any more, also at the end of the interpreter, which daemon threads
+    do not notice. In a forked child it is nobody's: its threads are not there, and its sockets are the parent's."""
 
     all: "weakref.WeakSet[Handle]" = weakref.WeakSet()
 
     def __init__(self, value: Optional[int]) -> None:
         self.value, self.why = value, "the agent is closed: make another one"
+        self._inside: List[int] = []  # threads; what is done with it is one step for the interpreter
+        self._destroying = threading.RLock()
         self.all.add(self)
 
+    def ask(self, function: Any, *arguments: Any) -> Any:
+        """Calls a function of the library that takes an agent first."""
+        me = threading.get_ident()
+        try:
+            self._inside.append(me)  # and only then looks whether it is closed: destroy() does it the other way round
+            if self.value is None:
+                raise InvalidParamError(self.why)
+            return function(self.value, *arguments)
+        finally:
+            if me in self._inside:  # Ctrl-C may have come before the first line
+                self._inside.remove(me)
+
+    def call(self, function: Any, *arguments: Any) -> int:
+        """The same of one that takes an error last; raises what it says. Returns 0 or 1."""
+        error = Error(ctypes.sizeof(Error))
+        result = self.ask(function, *arguments, ctypes.byref(error))
+        if result < 0:
+            raise error_of(result, error.text.decode(errors="replace"))
+        return result
+
+    def with_event_fd(self, function: Any) -> Any:
+        """What a function makes of the agent's event descriptor, which is open meanwhile."""
+        return self.ask(lambda agent: function(lib.agent_event_fd(agent)))
+
+    def drop(self, function: Any, *arguments: Any) -> None:
+        """Gives something back; quiet where all of it has gone with the agent."""
+        try:
+            self.ask(function, *arguments)
+        except InvalidParamError:
+            pass
+
     def destroy(self) -> None:
-        value, self.value = self.value, None
-        if value:
-            lib.agent_destroy(value)
+        with self._destroying:
+            value, self.value = self.value, None
+            me = threading.get_ident()  # in a signal handler, say
+            while any(thread != me for thread in list(self._inside)):
+                time.sleep(0.0005)
+            if value:
+                lib.agent_destroy(value)
+
+    def _forget(self) -> None:
+        self.value, self.why = None, "the agent belongs to the process that this one was forked from: make another one"
+        self._inside, self._destroying = [], threading.RLock()
 
     @classmethod
     def forget(cls) -> None:
         """Of a forked child."""
         for one in cls.all:
-            one.value, one.why = None, "the agent belongs to the process that this one was forked from: make another one"
+            one._forget()
 
 
 os.register_at_fork(after_in_child=Handle.forget)

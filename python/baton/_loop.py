@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import weakref
 from typing import Any, Dict
@@ -12,15 +13,17 @@ _watchers: "weakref.WeakKeyDictionary[Any, Dict[int, Any]]" = weakref.WeakKeyDic
 
 
 class _Watcher:
-    """What waits on one agent in one loop: the reader is there while somebody does."""
+    """What waits on one agent in one loop: the reader is there while somebody does. It reads from a descriptor of its
+    own: the agent's may be closed meanwhile, and be another file's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, agent: Any) -> None:
-        self.loop, self.fd = loop, agent.event_fd
+        self.loop, self.agent, self.fd = loop, weakref.proxy(agent), -1
         self.waiting: Dict[asyncio.Future, Any] = {}
 
     def add(self, transfer: Any) -> asyncio.Future:
         future = self.loop.create_future()
         if not self.waiting:
+            self.fd = self.agent._open.with_event_fd(os.dup)
             self.loop.add_reader(self.fd, self.look)
         self.waiting[future] = transfer
         return future
@@ -28,8 +31,12 @@ class _Watcher:
     def drop(self, future: asyncio.Future) -> None:
         if self.waiting.pop(future, None) is not None and not self.waiting:
             self.loop.remove_reader(self.fd)
+            fd, self.fd = self.fd, -1
+            os.close(fd)
 
     def look(self) -> None:
+        if self.fd < 0:
+            return  # nobody waits any more
         try:
             os.read(self.fd, 8)
         except BlockingIOError:
@@ -44,6 +51,13 @@ class _Watcher:
                 if not future.done():
                     future.set_exception(why)
             self.drop(future)
+
+
+def wake(agent: Any) -> None:
+    """Of an agent that was closed: whoever waits on it, in whatever thread's loop, is told."""
+    for watcher in list(_watchers.get(agent, {}).values()):
+        with contextlib.suppress(RuntimeError):  # that loop is closed
+            watcher.loop.call_soon_threadsafe(watcher.look)
 
 
 async def wait_for(transfer: Any) -> None:

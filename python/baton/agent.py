@@ -31,13 +31,43 @@ DRAM, VRAM, BLOCK, OBJECT, FILE = range(5)
 _F_ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4  # of Linux
 _MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None, use_errno=True)
-_SLICE = 200_000_000  # ns: how long a wait may keep Ctrl-C waiting
+_SLICE = 200_000_000  # ns: how long a wait may keep Ctrl-C, and close() in another thread, waiting
 
 Name = Union[str, bytes]
 
 
 def _name(agent: Name) -> bytes:
-    return agent.encode() if isinstance(agent, str) else bytes(agent)
+    if not isinstance(agent, (str, bytes)):
+        raise TypeError(f"an agent's name is text, not {type(agent).__name__}")
+    return _text(agent, "an agent's name")
+
+
+def _text(text: Union[str, bytes], what: str) -> bytes:
+    """As C takes it: it would end at a zero."""
+    encoded = text.encode() if isinstance(text, str) else text
+    if b"\0" in encoded:
+        raise InvalidParamError(f"{what} holds a zero byte, {text!r}: C's text ends there")
+    return encoded
+
+
+def _within(number: int, most: int, what: str) -> int:
+    """A number that its place in the C interface can hold: ctypes would take what is left of another."""
+    if not 0 <= number <= most:
+        raise InvalidParamError(f"{what} is {number}: it is at least 0 and at most {most}")
+    return number
+
+
+def _settings(settings: Mapping[str, Any]) -> bytes:
+    for key, value in settings.items():
+        if "," in f"{key}{value}" or "=" in key:
+            raise InvalidParamError(f"setting {key!r} is {value!r}: neither may have a comma, and a name no '='")
+    return _text(",".join(f"{key}={value}" for key, value in settings.items()), "a setting")
+
+
+def _op(op: int) -> int:
+    if op not in (WRITE, READ):
+        raise InvalidParamError(f"op is baton.WRITE or baton.READ, not {op!r}")
+    return op
 
 
 class Telemetry(NamedTuple):
@@ -59,8 +89,8 @@ class DescriptorList:
     def release(self) -> None:
         """Gives it back; once is enough."""
         number, self.number = self.number, 0
-        if number and self.agent._open.value:
-            lib.list_release(self.agent._open.value, number, None)
+        if number:
+            self.agent._open.drop(lib.list_release, number, None)
 
     def __del__(self) -> None:
         self.release()
@@ -74,20 +104,23 @@ class Transfer:
 
     def post(self, message: Optional[bytes] = None) -> "Transfer":
         """Starts it. `message` replaces the one that it was made with."""
-        call(lib.transfer_post, self.agent.handle, self.number, message, len(message or b""))
+        self.agent._open.call(lib.transfer_post, self.number, message, len(message or b""))
         return self
 
     def done(self) -> bool:
         """False while it runs. Raises how it ended, if not well; NotPostedError before post()."""
-        return call(lib.transfer_state, self.agent.handle, self.number) != _library.IN_PROGRESS
+        return self.agent._open.call(lib.transfer_state, self.number) != _library.IN_PROGRESS
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Until it has ended; raises how, if not well. BatonTimeoutError: it still runs."""
-        left = None if timeout is None else int(timeout * 1e9)
+        self._in_slices(lib.transfer_wait, timeout)
+
+    def _in_slices(self, function: Any, timeout: Optional[float]) -> None:
+        left = None if timeout is None else int(min(max(timeout, 0), 1e9) * 1e9)
         while True:
             span = _SLICE if left is None else min(left, _SLICE)
             try:
-                call(lib.transfer_wait, self.agent.handle, self.number, span)
+                self.agent._open.call(function, self.number, span)
                 return
             except BatonTimeoutError:
                 if left is not None:
@@ -97,26 +130,25 @@ class Transfer:
 
     def abort(self) -> None:
         """Asks for the end. It has ended when done() says so."""
-        call(lib.transfer_abort, self.agent.handle, self.number)
+        self.agent._open.call(lib.transfer_abort, self.number)
 
     def release(self, timeout: Optional[float] = None) -> None:
         """Ends it, fenced: no byte of it moves any more when this returns."""
         if self.number == 0 or not self.agent._open.value:
             return
-        span = -1 if timeout is None else int(timeout * 1e9)
-        call(lib.transfer_release, self.agent.handle, self.number, span)
+        self._in_slices(lib.transfer_release, timeout)
         self.number = 0
 
     def abandon(self) -> None:
         """Aborts and forgets it, without waiting: the fence comes later."""
         number, self.number = self.number, 0
-        if number and self.agent._open.value:
-            lib.transfer_abandon(self.agent._open.value, number)
+        if number:
+            self.agent._open.drop(lib.transfer_abandon, number)
 
     def telemetry(self) -> Telemetry:
         """What the last post cost."""
         out = _library.Telemetry(ctypes.sizeof(_library.Telemetry))
-        call(lib.transfer_telemetry, self.agent.handle, self.number, ctypes.byref(out))
+        self.agent._open.call(lib.transfer_telemetry, self.number, ctypes.byref(out))
         return Telemetry(out.start_ns / 1e9, out.post_ns / 1e9, out.transfer_ns / 1e9, out.bytes, out.descriptors)
 
     def __await__(self):
@@ -147,17 +179,17 @@ class Agent:
         options = _library.Options()
         lib.agent_options_init(ctypes.byref(options), ctypes.sizeof(options))
         options.name = _name(name)
-        options.providers = ",".join(providers or []).encode() or None
-        options.require = require.encode() or None
-        options.key_file = key_file.encode() or None
-        options.listen_host = listen_host.encode() or None
-        options.listen_port = listen_port
+        options.providers = _text(",".join(providers or []), "providers") or None
+        options.require = _text(require, "require") or None
+        options.key_file = _text(key_file, "key_file") or None
+        options.listen_host = _text(listen_host, "listen_host") or None
+        options.listen_port = _within(listen_port, 2 ** 16 - 1, "listen_port")
         options.progress_thread = progress_thread
         options.serve_metadata = serve_metadata
-        options.max_transfers = max_transfers
-        options.settings = ",".join(f"{key}={value}" for key, value in (settings or {}).items()).encode() or None
-        options.metadata_store = metadata_store.encode() or None
-        options.metadata_lease_ms = int(metadata_lease * 1000)
+        options.max_transfers = _within(max_transfers, 2 ** 32 - 1, "max_transfers")
+        options.settings = _settings(settings or {}) or None
+        options.metadata_store = _text(metadata_store, "metadata_store") or None
+        options.metadata_lease_ms = _within(int(metadata_lease * 1000), 2 ** 32 - 1, "metadata_lease in milliseconds")
         handle = ctypes.c_void_p()
         call(lib.agent_create, ctypes.byref(options), ctypes.byref(handle))
         self._open.value = handle.value
@@ -167,9 +199,10 @@ class Agent:
         weakref.finalize(self, self._open.destroy)
 
     def close(self) -> None:
-        """Cancels and fences what runs. Nobody touches registered memory afterwards. No other thread may use the
-        agent meanwhile."""
+        """Cancels and fences what runs. Nobody touches registered memory afterwards. Calls of other threads end
+        first, and whoever waits for a transfer is told that the agent is closed. So it is when the interpreter ends."""
         self._open.destroy()
+        _loop.wake(self)
 
     @property
     def handle(self) -> int:
@@ -187,21 +220,21 @@ class Agent:
     @property
     def port(self) -> int:
         """Where it listens: fetch_metadata() of others takes host:port."""
-        return lib.agent_port(self.handle)
+        return self._open.ask(lib.agent_port)
 
     @property
     def event_fd(self) -> int:
         """Readable when something happened; read 8 bytes to clear it."""
-        return lib.agent_event_fd(self.handle)
+        return self._open.ask(lib.agent_event_fd)
 
     def progress(self) -> bool:
         """Moves bytes, where no thread does; whether anything happened."""
-        return bool(lib.agent_progress(self.handle))
+        return bool(self._open.ask(lib.agent_progress))
 
     def stats(self) -> Dict[str, int]:
         """Counters."""
         out = _library.Stats(ctypes.sizeof(_library.Stats))
-        call(lib.agent_get_stats, self.handle, ctypes.byref(out))
+        self._open.call(lib.agent_get_stats, ctypes.byref(out))
         return {name: getattr(out, name) for name, _ in out._fields_[1:]}
 
     # --- memory
@@ -211,7 +244,7 @@ class Agent:
         device). All or none. The agent keeps them alive until they are deregistered."""
         ranges, keep = self._ranges(buffers)
         address, count, _, held = rows_of(ranges)
-        call(lib.agent_register, self.handle, DRAM, address, count)
+        self._open.call(lib.agent_register, DRAM, address, count)
         del held
         for one, thing in zip(ranges, keep):
             self._kept.setdefault(one, []).append(thing)
@@ -231,7 +264,7 @@ class Agent:
                 memory.madvise(_MADV_POPULATE_WRITE)
             one = tuple(memory_of(memory)[:3])
             row = (ctypes.c_uint64 * 3)(*one)
-            call(lib.agent_register_mapped, self.handle, row, fd, 0)
+            self._open.call(lib.agent_register_mapped, row, fd, 0)
         except BaseException:
             os.close(fd)
             raise
@@ -242,7 +275,7 @@ class Agent:
         """Takes registrations back, each as it was registered. Fences."""
         ranges, _ = self._ranges(buffers)
         address, count, _, held = rows_of(ranges)
-        call(lib.agent_deregister, self.handle, DRAM, address, count)
+        self._open.call(lib.agent_deregister, DRAM, address, count)
         del held
         for one in ranges:
             things = self._kept.get(one, [])
@@ -269,73 +302,73 @@ class Agent:
     def metadata(self) -> bytes:
         """What another agent needs to reach all registered memory of this one."""
         out = _library.Bytes()
-        call(lib.agent_metadata, self.handle, ctypes.byref(out))
+        self._open.call(lib.agent_metadata, ctypes.byref(out))
         return take(out)
 
     def partial_metadata(self, descriptors: Any, with_address: bool = True) -> bytes:
         """The same for some registered ranges; it adds to what the other agent knows."""
         address, count, _, held = rows_of(descriptors)
         out = _library.Bytes()
-        call(lib.agent_partial_metadata, self.handle, DRAM, address, count, with_address, ctypes.byref(out))
+        self._open.call(lib.agent_partial_metadata, DRAM, address, count, with_address, ctypes.byref(out))
         del held
         return take(out)
 
     def add_remote(self, metadata: bytes) -> str:
         """Loads another agent's metadata; returns its name."""
         out = _library.Bytes()
-        call(lib.agent_add_remote, self.handle, bytes(metadata), len(metadata), ctypes.byref(out))
+        self._open.call(lib.agent_add_remote, bytes(metadata), len(metadata), ctypes.byref(out))
         return take(out).decode()
 
     def remove_remote(self, agent: Name) -> None:
         """Forgets an agent. Quiet if it is not known."""
-        call(lib.agent_remove_remote, self.handle, _name(agent))
+        self._open.call(lib.agent_remove_remote, _name(agent))
 
     def has_remote(self, agent: Name, descriptors: Any = ()) -> bool:
         """Whether it is known, not known to be gone, and has these ranges."""
         address, count, _, held = rows_of(descriptors)
-        has = lib.agent_has_remote(self.handle, _name(agent), DRAM, address, count)
+        has = self._open.ask(lib.agent_has_remote, _name(agent), DRAM, address, count)
         del held
         return bool(has)
 
     def fetch_metadata(self, agent: Name, host_port: str) -> None:
         """Asks the agent that listens there, with serve_metadata. Returns at once: watch has_remote(), which calls it
         again for a minute when it is not there yet."""
-        call(lib.agent_fetch_metadata, self.handle, _name(agent), host_port.encode())
+        self._open.call(lib.agent_fetch_metadata, _name(agent), _text(host_port, "host_port"))
 
     def send_metadata(self, host_port: str, metadata: Optional[bytes] = None) -> None:
         """Gives ours, or this part of it, to the agent that listens there, with serve_metadata."""
-        call(lib.agent_send_metadata, self.handle, host_port.encode(), metadata, len(metadata or b""))
+        self._open.call(lib.agent_send_metadata, _text(host_port, "host_port"), metadata, len(metadata or b""))
 
     def invalidate_metadata(self, host_port: str) -> None:
         """Takes ours back there."""
-        call(lib.agent_invalidate_metadata, self.handle, host_port.encode())
+        self._open.call(lib.agent_invalidate_metadata, _text(host_port, "host_port"))
 
     def publish_metadata(self, metadata: Optional[bytes] = None, label: str = "") -> None:
         """Leaves ours, or this part of it under a label, in the metadata_store. Returns at once: watch
         metadata_state()."""
-        call(lib.agent_publish_metadata, self.handle, metadata, len(metadata or b""), label.encode() or None)
+        self._open.call(lib.agent_publish_metadata, metadata, len(metadata or b""), _text(label, "label") or None)
 
     def follow_metadata(self, agent: Name, label: str = "") -> None:
         """Loads what that agent leaves in the metadata_store, now and whenever it changes. Returns at once: watch
         has_remote()."""
-        call(lib.agent_follow_metadata, self.handle, _name(agent), label.encode() or None)
+        self._open.call(lib.agent_follow_metadata, _name(agent), _text(label, "label") or None)
 
     def withdraw_metadata(self) -> None:
         """Takes ours back from the metadata_store: whoever follows it forgets this agent."""
-        call(lib.agent_withdraw_metadata, self.handle)
+        self._open.call(lib.agent_withdraw_metadata)
 
     def metadata_state(self, agent: Optional[Name] = None) -> None:
         """Returns when what this agent published is there, or what another did was loaded; else raises why not."""
-        call(lib.agent_metadata_state, self.handle, _name(self.name if agent is None else agent))
+        self._open.call(lib.agent_metadata_state, _name(self.name if agent is None else agent))
 
     def connect(self, agent: Name) -> None:
         """Starts connecting now instead of at the first use."""
-        call(lib.agent_connect, self.handle, _name(agent))
+        self._open.call(lib.agent_connect, _name(agent))
 
     def explain(self, agent: Name) -> str:
         """The route taken to an agent, and why not a better one."""
         out = _library.Bytes()
-        call(lib.agent_explain, self.handle, _name(agent), ctypes.byref(out))
+        self._open.call(lib.agent_explain, _name(agent), ctypes.byref(out))
         return take(out).decode()
 
     # --- lists and transfers
@@ -347,7 +380,7 @@ class Agent:
         function = lib.list_prepare if columns == 3 else lib.list_prepare_strided
         out = ctypes.c_uint64()
         name = None if agent is None else _name(agent)
-        call(function, self.handle, name, DRAM, address, count, ctypes.byref(out))
+        self._open.call(function, name, DRAM, address, count, ctypes.byref(out))
         del held
         return DescriptorList(self, out.value, count)
 
@@ -358,7 +391,7 @@ class Agent:
         mine, many, held = indices_of(local_indices)
         theirs, as_many, held_too = indices_of(remote_indices)
         out = ctypes.c_uint64()
-        call(lib.transfer_make, self.handle, op, local.number, mine, many, remote.number, theirs, as_many, message,
+        self._open.call(lib.transfer_make, _op(op), local.number, mine, many, remote.number, theirs, as_many, message,
              len(message), ctypes.byref(out))
         del held, held_too
         return Transfer(self, out.value)
@@ -380,7 +413,7 @@ class Agent:
         if columns != 3 or their_columns != 3:
             raise ValueError("rows of 5 numbers are for prepare()")
         out = ctypes.c_uint64()
-        call(lib.transfer_make_direct, self.handle, op, DRAM, mine, many, theirs, as_many, _name(agent), message,
+        self._open.call(lib.transfer_make_direct, _op(op), DRAM, mine, many, theirs, as_many, _name(agent), message,
              len(message), ctypes.byref(out))
         del held, held_too
         return Transfer(self, out.value)
@@ -389,7 +422,7 @@ class Agent:
 
     def notify(self, agent: Name, message: bytes) -> None:
         """Sends bytes to an agent's inbox."""
-        call(lib.notify, self.handle, _name(agent), bytes(message), len(message))
+        self._open.call(lib.notify, _name(agent), bytes(message), len(message))
 
     def messages(self) -> List[Tuple[str, bytes]]:
         """All (agent, message) that came since the last call."""
@@ -397,7 +430,7 @@ class Agent:
         while True:
             sender, message = _library.Bytes(), _library.Bytes()
             error = _library.Error(ctypes.sizeof(_library.Error))
-            result = lib.next_message(self.handle, ctypes.byref(sender), ctypes.byref(message), ctypes.byref(error))
+            result = self._open.ask(lib.next_message, ctypes.byref(sender), ctypes.byref(message), ctypes.byref(error))
             if result == _library.NOT_FOUND:
                 return out
             if result < 0:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import ctypes
 import itertools
+import operator
 import sys
 from typing import Any, Iterable, NamedTuple, Tuple
 
@@ -101,12 +102,19 @@ def indices_of(indices: Any) -> Tuple[int, int, Any]:
     if _is_array(indices):
         if indices.ndim != 1:
             raise ValueError(f"indices are a flat array; this one is {indices.shape}")
+        kind, numpy = indices.dtype.kind, sys.modules["numpy"]
+        if kind not in "iu" and not (kind == "f" and (indices == numpy.trunc(indices)).all()):
+            raise TypeError(f"indices are whole numbers, not {indices.dtype}: of a mask, numpy.flatnonzero(mask)")
         if indices.dtype.str[1:] != "i8" or not indices.flags["C_CONTIGUOUS"]:
-            indices = sys.modules["numpy"].ascontiguousarray(indices, dtype="int64")
+            indices = numpy.ascontiguousarray(indices, dtype="int64")
         return indices.__array_interface__["data"][0], len(indices), indices
     flat = array.array("q", _whole(indices))
     return flat.buffer_info()[0], len(flat), flat
 
 
 def _whole(numbers: Iterable[Any]) -> Iterable[int]:
-    return numbers if isinstance(numbers, (list, tuple, range)) else [int(number) for number in numbers]
+    """What is no whole number, as text and 0.5, is a TypeError."""
+    listed = numbers if isinstance(numbers, (list, tuple, range)) else list(numbers)
+    if len(listed) and isinstance(listed[0], bool):
+        raise TypeError("indices are whole numbers, not truth values: of a mask, those of the places that are set")
+    return listed if listed is numbers else [operator.index(number) for number in listed]
