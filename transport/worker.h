@@ -134,10 +134,24 @@ class Worker {
   // the time it takes to look a name up. Transfers may be
   // submitted to the peer right away. `require` (a provider's name) turns fallback into an error.
   absl::StatusOr<PeerId> connect(std::string_view address, std::string_view require = "");
-  // Closes the connection. Its open transfers fail at once, without a word of the peer: bytes of a
-  // write that were on their way may land there until the peer has heard of it (its kDown). Where
-  // that matters, cancel() them first and wait for their ends.
-  void disconnect(PeerId peer);
+  // Parts with the peer, and fences: when it returns OK, no byte of any transfer with it moves any
+  // more, on either side, whoever submitted it, and all memory of both can be used for something
+  // else. Transfers that are open, and those submitted from now on, fail on both sides, each when
+  // nothing of it can move any more (until then it is kEnding); the peer hears that it is asked to
+  // part, ends its own, and closes the connection. Blocks until then, driving progress as wait()
+  // does; safe from several threads, and while the peer does the same. Not from an EndCallback.
+  //
+  // Not OK, and the connection is closed all the same: DeadlineExceeded, the peer has not
+  // answered within `timeout` or peer.answer_ms, whichever is shorter; Unavailable, it was lost and
+  // could not be reached again. Then nothing lands here any more and nothing is read here any more
+  // (but for a process of this machine that stands still in the middle of a copy over shm:
+  // deregister_memory() knows), while bytes of our writes may land at the peer until it hears of
+  // the end (its kDown). With a timeout of zero nobody is waited for, and that is so at once.
+  // NotFound for a stale id. Of a peer that is down already: how it parted.
+  absl::Status disconnect(PeerId peer, Time timeout = kNever);
+  // The same, without waiting: progress() does it. Over when peer_state() is kDown; disconnect()
+  // then returns at once, and says how.
+  void begin_disconnect(PeerId peer, Time timeout = kNever);
   PeerState peer_state(PeerId peer) const;
   // Why the peer is down; OK while it is connecting or up.
   absl::Status peer_status(PeerId peer) const;

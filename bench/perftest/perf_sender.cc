@@ -29,7 +29,7 @@ SenderResult PerfSender::result_of(uint64_t counted, uint64_t sent, Time last) c
 
 void settle(PerfSender& sender, PerfEnd& end) {
   sender.stop();
-  if (sender.open() > 0) end.worker().disconnect(end.peer());
+  if (sender.open() > 0) end.worker().disconnect(end.peer(), Time::zero()).IgnoreError();
   while (sender.open() > 0) end.worker().progress();
 }
 

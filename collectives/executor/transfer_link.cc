@@ -56,7 +56,7 @@ void TransferLink::cancel() {
   }
   if (worker_.wait_until(over, std::chrono::milliseconds(100)).ok()) return;
   // The wire does not let go of them: the connection must.
-  worker_.disconnect(peer_);
+  worker_.disconnect(peer_, Time::zero()).IgnoreError();
   worker_.wait_until(over, std::chrono::seconds(5)).IgnoreError();
 }
 

@@ -83,7 +83,7 @@ absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes) {
   }
   RemoteAgent& remote = remotes[metadata->name];
   if (!same) {
-    if (remote.peer.generation != 0) worker->disconnect(remote.peer);
+    if (remote.peer.generation != 0) worker->disconnect(remote.peer, Time::zero()).IgnoreError();
     remote.peer = {};
     remote.epoch = next_agent_id();
     remote.uid = metadata->uid;
@@ -100,7 +100,8 @@ void Agent::Impl::remove_remote(std::string_view agent, const WorkerUid* only) {
   const auto known = remotes.find(agent);
   if (known == remotes.end() || agent == options.name) return;
   if (only != nullptr && known->second.uid != *only) return;
-  if (known->second.peer.generation != 0) worker->disconnect(known->second.peer);
+  if (known->second.peer.generation != 0)
+    worker->disconnect(known->second.peer, Time::zero()).IgnoreError();
   remotes.erase(known);
 }
 

@@ -84,7 +84,7 @@ StoreClient::~StoreClient() {
   if (thread_.joinable()) thread_.join();
   progress_.reset();
   // The worker ends all transfers; the pool's memory is unmapped after that.
-  if (worker_ != nullptr && calling_) worker_->disconnect(peer_);
+  if (worker_ != nullptr && calling_) worker_->disconnect(peer_, Time::zero()).IgnoreError();
   pool_.reset();
 }
 

@@ -177,7 +177,7 @@ TEST_P(Ends, StaleIdsAreErrors) {
     EXPECT_EQ(a_.worker->submit(r).status().code(), absl::StatusCode::kNotFound);
     EXPECT_EQ(a_.worker->peer_state(stale), PeerState::kDown);
     EXPECT_EQ(a_.worker->peer_status(stale).code(), absl::StatusCode::kNotFound);
-    a_.worker->disconnect(stale);
+    a_.worker->disconnect(stale, Time::zero()).IgnoreError();
   }
   for (const CounterId stale : {CounterId{}, CounterId{3, 9999}, CounterId{1'000'000, 1}}) {
     EXPECT_EQ(a_.worker->counter_value(stale), 0u);
@@ -204,7 +204,7 @@ TEST_P(Ends, DisconnectInTheMiddleAndConnectAnew) {
     Side& leaving = round % 2 ? b_ : a_;
     const PeerId old_a = a_.peer;
     const PeerId old_b = b_.peer;
-    leaving.worker->disconnect(leaving.peer);
+    leaving.worker->disconnect(leaving.peer, Time::zero()).IgnoreError();
     EXPECT_EQ(leaving.worker->peer_state(leaving.peer), PeerState::kDown);
     for (auto& [side, id] : open) {
       ASSERT_TRUE(drive([&, s = side, i = id] { return ended(*s, i); }));
@@ -247,7 +247,7 @@ TEST_P(Ends, AfterADisconnectItsOwnMemoryStaysAsItIs) {
     } else {
       a_.worker->progress();  // asked for, and the other side has not looked yet
     }
-    a_.worker->disconnect(a_.peer);
+    a_.worker->disconnect(a_.peer, Time::zero()).IgnoreError();
     ASSERT_TRUE(drive([&] { return ended(a_, id); }));
     (void)finish(a_, id);
     std::fill_n(a_.data(), kBytes, kReused);

@@ -187,7 +187,7 @@ TEST_F(ShapedTest, DisconnectWithAFullLink) {
   std::vector<TransferId> ids;
   for (int i = 0; i < 10; ++i) ids.push_back(submit(Op::kRead, 100'000));
   cluster->fabric.run_for(milliseconds(120));
-  cluster->worker(0).disconnect(peer);
+  cluster->worker(0).disconnect(peer, Time::zero()).IgnoreError();
   EXPECT_TRUE(status(ids[0]).ok());
   for (size_t i = 1; i < ids.size(); ++i) {
     EXPECT_EQ(end_of(ids[i]), milliseconds(120));

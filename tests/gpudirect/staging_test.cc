@@ -221,7 +221,7 @@ TEST_F(Staged, APeerThatGoesLeavesNothingThatMoves) {
       a_.worker->progress();
       b_.worker->progress();
     }
-    a_.worker->disconnect(a_.peer);
+    a_.worker->disconnect(a_.peer, Time::zero()).IgnoreError();
     const absl::Status status = finish(id);
     EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
     ASSERT_TRUE(drive([&] { return b_.worker->stats().peers_up == 0; }));

@@ -24,6 +24,7 @@ namespace {
 using hostile::Dice;
 using hostile::Pile;
 using std::chrono::microseconds;
+using std::chrono::milliseconds;
 
 constexpr size_t kThreads = 2;
 constexpr size_t kPages = 512;  // each thread's, and each of them is written once
@@ -174,7 +175,9 @@ class AnyThread : public OverEveryProvider<std::string> {
         return;
       case 14:
         if (!dice.one_in(8)) return;
-        if (const auto peer = peers_.take(dice)) worker_->disconnect(*peer);
+        if (const auto peer = peers_.take(dice)) {
+          worker_->disconnect(*peer, milliseconds(dice.below(20))).IgnoreError();
+        }
         return;
       case 15:
         if (dice.one_in(8)) visit(mine);

@@ -75,7 +75,7 @@ class Exchange {
     }
     EXPECT_TRUE(until([&] { return ended(*put_) && ended(*get_) && ended(*note_); }))
         << sides_[0].worker->explain(*peer);
-    sides_[0].worker->disconnect(*peer);
+    sides_[0].worker->disconnect(*peer, Time::zero()).IgnoreError();
     for (int quiet = 0; quiet < 50; ++quiet) {
       if (step()) quiet = 0;
     }

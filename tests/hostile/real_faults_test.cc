@@ -128,7 +128,7 @@ class TwoProcesses {
     EXPECT_LE(item.notified, 1);
     EXPECT_LE(item.counter, 1u);
     const bool target_lives = plan.target() != dead_;
-    if (item.notified != 0 && target_lives) {
+    if ((item.notified != 0 || item.parted != 0) && target_lives) {
       EXPECT_EQ(std::count(now, now + kRealBlock, kRealReused), static_cast<ptrdiff_t>(kRealBlock))
           << "landed in memory that had been reused";
     } else if (item.frozen != 0 && target_lives) {
@@ -138,7 +138,8 @@ class TwoProcesses {
     EXPECT_EQ(item.ended, 1);
     if (item.code == 0) {
       ++done_;
-      for (size_t at = 0; target_lives && item.notified == 0 && at < plan.bytes; ++at) {
+      for (size_t at = 0; target_lives && item.notified == 0 && item.parted == 0 && at < plan.bytes;
+           ++at) {
         ASSERT_EQ(now[at], real_byte(schedule_.seed, number, at)) << at;
       }
       if (plan.op == Op::kWrite && target_lives) {

@@ -44,6 +44,7 @@ RealSchedule::RealSchedule(std::string over, uint64_t number)
   } else if (provider == "shm" && pick(4) == 0 && with_file) {
     settings = {{"shm.cma", "off"}};
   }
+  settings.emplace_back("peer.answer_ms", "600000");
   settings.emplace_back("peer.redial_ms", "60000");  // a busy machine is no reason to give up
   for (size_t i = 0; i < kRealTransfers; ++i) {
     RealPlan& item = plan[i];

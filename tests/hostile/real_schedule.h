@@ -45,6 +45,7 @@ struct RealItem {
   std::atomic<int> code{-1};      // absl::StatusCode, from when it has ended
   std::atomic<int> notified{0};
   std::atomic<int> wrong{0};   // bytes of it were missing when it was announced
+  std::atomic<int> parted{0};  // the target has disconnected, and uses the block otherwise
   std::atomic<int> frozen{0};  // `at_end` holds what the target had when it ended
   std::atomic<uint64_t> counter{0};
   RemoteCounter remote_counter;

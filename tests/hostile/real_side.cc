@@ -71,7 +71,7 @@ class Side {
       step();
     }
     while (next < own_.size()) submit(own_[next++]);
-    if (side_ == plan_.seed % 2 && pick(6) == 0) leave();
+    if (pick(side_ == plan_.seed % 2 ? 6 : 24) == 0 && !leave()) return;
     const bool over = until([&] { return open_ == 0; }, patient(seconds(90)));
     if (!over) {
       return fail(std::to_string(open_) + " transfers never ended: " + worker_->explain(peer_));
@@ -198,9 +198,23 @@ class Side {
     }
   }
 
-  void leave() {
+  // When disconnect() is over, this side's memory is its own again.
+  bool leave() {
     mine_.left = 1;
-    worker_->disconnect(peer_);
+    worker_->begin_disconnect(peer_);
+    const auto over = [&] { return worker_->peer_state(peer_) == PeerState::kDown; };
+    if (!until(over, patient(seconds(150)))) return fail("disconnect() never ended"), false;
+    if (open_ != 0) return fail("transfers are open after disconnect()"), false;
+    if (absl::Status how = worker_->disconnect(peer_); !how.ok()) {
+      return fail(how.ToString()), false;
+    }
+    step();  // what had been announced is read
+    for (size_t i = 0; i < kRealTransfers; ++i) {
+      if (plan_.plan[i].target() != side_) continue;
+      std::fill_n(plan_.destination(i), kRealBlock, kRealReused);
+      shared_.items[i].parted = 1;
+    }
+    return true;
   }
 
   void step() {
@@ -260,10 +274,7 @@ class Side {
     const auto& [side, number] = *static_cast<std::pair<Side*, size_t>*>(context);
     RealItem& fate = side->shared_.items[number];
     const RealPlan& item = side->plan_.plan[number];
-    // disconnect() waits for nobody: then the target says when it has heard of it.
-    const bool abandoned =
-        item.op == Op::kWrite && side->mine_.left != 0 && absl::IsUnavailable(status);
-    if (!abandoned) side->freeze(number);
+    side->freeze(number);
     char* source = side->plan_.block(1 - item.target(), number, false);
     std::fill(source, source + kRealBlock, kRealPoison);
     std::snprintf(fate.words, sizeof fate.words, "%s", status.ToString().c_str());

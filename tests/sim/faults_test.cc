@@ -92,10 +92,12 @@ class Schedule {
     }
     if (mortal) fabric.kill(1, start + uniform(milliseconds(10)));
     for (size_t i = 0; i < kTransfers; ++i) plan(i, start);
+    if (seed_ % 4 == 3) plan_parting(start);
 
     const bool all = fabric.run_until(
         [&] {
           collect_notifications();
+          if (!look_for_parting()) return false;
           if (fabric.clock().now() <= start + milliseconds(11)) return false;
           return std::all_of(items_.begin(), items_.end(), [&](const Item& item) {
             return item.ended || !item.submitted || dead(item.from);
@@ -117,6 +119,7 @@ class Schedule {
   const SimStats& stats() { return cluster_.fabric.stats(); }
   size_t done() const { return done_; }
   size_t stopped() const { return ended_ - done_; }
+  size_t parted() const { return parted_; }
 
  private:
   struct Item {
@@ -135,6 +138,7 @@ class Schedule {
     absl::Status result;
     std::vector<std::byte> at_end;  // the target block when it ended
     int notified = 0;
+    bool parted = false;  // and its pages are used for something else
 
     size_t source_node() const { return op == Op::kWrite ? from : 1 - from; }
     size_t target_node() const { return 1 - source_node(); }
@@ -223,6 +227,42 @@ class Schedule {
     item.id = *id;
   }
 
+  // One side disconnects in the middle, or both do.
+  void plan_parting(Time start) {
+    std::mt19937_64 random(seed_);
+    for (const size_t node : {size_t{0}, size_t{1}}) {
+      if (random() % 3 == 0 && node != seed_ / 4 % 2) continue;
+      leaves_[node] = true;
+      cluster_.fabric.at(start + microseconds(random() % 10'000), [this, node] {
+        if (!dead(node)) cluster_.worker(node).begin_disconnect(peers_[node]);
+      });
+    }
+  }
+
+  // When disconnect() is over all pages of both sides are free. False: not over yet.
+  bool look_for_parting() {
+    for (size_t node = 0; node < 2; ++node) {
+      if (!leaves_[node] || dead(node)) continue;
+      Worker& worker = cluster_.worker(node);
+      if (worker.peer_state(peers_[node]) != PeerState::kDown) return false;
+      leaves_[node] = false;
+      if (!worker.disconnect(peers_[node]).ok()) continue;
+      ++parted_;
+      collect_notifications();
+      for (Item& item : items_) {
+        if (item.from == node && item.submitted) {
+          EXPECT_TRUE(item.ended) << item.number;
+        }
+        item.parted = true;
+        std::byte* target = memory(item.target_node()) + kHalf + item.number * kBlock;
+        std::fill(target, target + kBlock, kReused);
+        std::byte* source = memory(item.source_node()) + item.number * kBlock;
+        std::fill(source, source + kBlock, kPoison);
+      }
+    }
+    return true;
+  }
+
   static void on_end(void* context, TransferId, const absl::Status& status) {
     Item& item = *static_cast<Item*>(context);
     Schedule& schedule = *item.schedule;
@@ -272,14 +312,14 @@ class Schedule {
       EXPECT_TRUE(dead(item.from));
       return;
     }
-    if (item.notified != 0) {
+    if (item.notified != 0 || item.parted) {
       EXPECT_EQ(std::count(target, target + kBlock, kReused), static_cast<ptrdiff_t>(kBlock))
           << "bytes landed in memory that had been reused: " << item.result;
     } else {
       EXPECT_TRUE(std::equal(item.at_end.begin(), item.at_end.end(), target))
           << "bytes moved after the end: " << item.result;
     }
-    if (item.result.ok() && item.notified == 0) {
+    if (item.result.ok() && item.notified == 0 && !item.parted) {
       for (size_t i = 0; i < item.bytes; ++i) {
         if (memory(item.target_node())[item.target.offsets[i]] != pattern(seed_, number, i)) {
           FAIL() << "byte " << i << " of " << item.bytes << " is wrong";
@@ -289,7 +329,7 @@ class Schedule {
     std::vector<bool> own(kBlock);
     for (size_t offset : item.target.offsets) own[offset - kHalf - number * kBlock] = true;
     for (size_t at = 0; at < kBlock; ++at) {
-      if (!own[at] && item.notified == 0 && target[at] != kUntouched) {
+      if (!own[at] && item.notified == 0 && !item.parted && target[at] != kUntouched) {
         FAIL() << "written outside, at " << at << " of the block";
       }
     }
@@ -325,6 +365,8 @@ class Schedule {
   size_t ended_ = 0;
   size_t done_ = 0;
   size_t refused_ = 0;
+  std::array<bool, 2> leaves_{};
+  size_t parted_ = 0;
   SimCluster cluster_;  // last: its end ends what is open, which writes to the items
 };
 
@@ -338,6 +380,7 @@ TEST_P(FaultSchedules, EveryTransferEndsExactly) {
   SimStats sum;
   size_t done = 0;
   size_t stopped = 0;
+  size_t parted = 0;
   for (uint64_t i = 0; i < per_shard; ++i) {
     const uint64_t seed = static_cast<uint64_t>(GetParam()) * per_shard + i;
     if (only != nullptr && seed != std::strtoull(only, nullptr, 10)) continue;
@@ -347,6 +390,7 @@ TEST_P(FaultSchedules, EveryTransferEndsExactly) {
     if (HasFailure()) return;
     done += schedule->done();
     stopped += schedule->stopped();
+    parted += schedule->parted();
     sum.lost += schedule->stats().lost;
     sum.duplicated += schedule->stats().duplicated;
     sum.reordered += schedule->stats().reordered;
@@ -357,6 +401,7 @@ TEST_P(FaultSchedules, EveryTransferEndsExactly) {
   // The schedules did what they are for.
   EXPECT_GT(done, per_shard * kTransfers / 2);
   EXPECT_GT(stopped, 0u);
+  EXPECT_GT(parted, 0u);
   EXPECT_GT(sum.lost, 0u);
   EXPECT_GT(sum.duplicated, 0u);
   EXPECT_GT(sum.reordered, 0u);

@@ -44,7 +44,7 @@ TEST(RailLog, OfRailsThatAreClosedSaysNothing) {
   SimCluster cluster(two_rails(), 1 << 20);
   auto [peer, back] = cluster.connect(0, 1);
   const CapturedLog log(LogLevel::kWarning);
-  cluster.worker(0).disconnect(peer);
+  cluster.worker(0).disconnect(peer, Time::zero()).IgnoreError();
   cluster.fabric.run_for(milliseconds(20));
   EXPECT_THAT(log.lines, Not(Contains(StartsWith("warning: node-0: lost"))));
   EXPECT_EQ(cluster.worker(0).stats().rails_lost, 0u);

@@ -74,11 +74,18 @@ class Schedule {
     asleep_ = {};
     while (next < kTransfers) submit(items_[next++]);
     const bool leaves = pick(6) == 0;
-    if (leaves) sides_[1].worker->disconnect(sides_[1].peer);
+    if (leaves) {
+      leaves_[1] = true;
+      leaves_[0] = pick(3) == 0;
+    }
+    for (size_t side = 0; side < 2; ++side) {
+      if (leaves_[side]) sides_[side].worker->begin_disconnect(sides_[side].peer);
+    }
     EXPECT_TRUE(until([&] {
       if (++quiet_ % 8 == 0) clock_.advance(milliseconds(1));  // nothing has moved for a while
-      return std::all_of(items_.begin(), items_.end(),
-                         [](const Item& item) { return item.ended || !item.submitted; });
+      return parted() && std::all_of(items_.begin(), items_.end(), [](const Item& item) {
+               return item.ended || !item.submitted;
+             });
     }));
     for (int quiet = 0; quiet < 100; ++quiet) {
       if (step()) quiet = 0;
@@ -109,6 +116,7 @@ class Schedule {
     TransferId id;
     bool submitted = false;
     bool ended = false;
+    bool parted = false;
     int notified = 0;
     absl::Status result;
     std::string at_end;
@@ -202,7 +210,6 @@ class Schedule {
       any |= side.worker->progress();
       while (auto event = side.worker->next_peer_event()) {
         side.peer = event->peer;
-        if (event->kind == PeerEvent::Kind::kDown) other_left(i);
       }
       while (side.worker->next_notification(notification_)) {
         Item& item = items_[std::stoul(notification_.payload)];
@@ -232,14 +239,26 @@ class Schedule {
     std::fill(target, target + kBlock, kReused);
   }
 
-  // disconnect() waits for nobody: what was on its way may land until this side knows.
-  void other_left(size_t side) {
-    for (Item& item : items_) {
-      if (item.ended && item.from != side && item.op == Op::kWrite &&
-          absl::IsUnavailable(item.result)) {
-        item.at_end.assign(block(side, item, true), kBlock);
+  // When disconnect() is over, all memory of both sides may be used for something else.
+  bool parted() {
+    for (size_t side = 0; side < 2; ++side) {
+      Worker& worker = *sides_[side].worker;
+      if (!leaves_[side]) continue;
+      if (worker.peer_state(sides_[side].peer) != PeerState::kDown) return false;
+      leaves_[side] = false;
+      EXPECT_TRUE(worker.disconnect(sides_[side].peer).ok())
+          << worker.disconnect(sides_[side].peer);
+      step();  // what had been announced is read
+      for (Item& item : items_) {
+        if (item.from == side && item.submitted) {
+          EXPECT_TRUE(item.ended) << item.number;
+        }
+        item.parted = true;
+        std::fill_n(block(item.target(), item, true), kBlock, kReused);
+        std::fill_n(block(item.source(), item, false), kBlock, kPoison);
       }
     }
+    return true;
   }
 
   static void on_end(void* context, TransferId, const absl::Status& status) {
@@ -258,7 +277,7 @@ class Schedule {
     if (!item.submitted) return;
     SCOPED_TRACE(testing::Message() << "transfer " << item.number << ": " << item.result);
     const std::string now(block(item.target(), item, true), kBlock);
-    if (item.notified != 0) {
+    if (item.notified != 0 || item.parted) {
       EXPECT_TRUE(now == std::string(kBlock, kReused)) << "landed in memory that had been reused";
     } else {
       EXPECT_TRUE(now == item.at_end) << "bytes moved after the end";
@@ -286,6 +305,7 @@ class Schedule {
   ManualClock clock_;
   std::array<Item, kTransfers> items_;
   std::array<int, 2> asleep_{};
+  std::array<bool, 2> leaves_{};
   uint64_t quiet_ = 0;
   Notification notification_;
   size_t done_ = 0;

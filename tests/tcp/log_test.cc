@@ -44,7 +44,7 @@ TEST_F(WorkerLog, TellsPeersUpAndDownWithTheirRoute) {
   EXPECT_THAT(lines_,
               Contains(AllOf(HasSubstr("alice: peer up: bob: tcp"), HasSubstr("127.0.0.1"))));
   EXPECT_THAT(lines_, Contains(HasSubstr("bob: peer up: alice: tcp")));
-  a->disconnect(*peer);
+  a->disconnect(*peer, Time::zero()).IgnoreError();
   ASSERT_TRUE(run(*b, *a, [&] { return b->stats().peers_up == 0; }));
   EXPECT_THAT(lines_, Contains(HasSubstr("alice: peer down: bob: disconnect()")));
   EXPECT_THAT(lines_, Contains(HasSubstr("bob: peer down: alice: ")));

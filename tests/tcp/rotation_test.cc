@@ -46,7 +46,7 @@ absl::Status reaches(Worker& from, Worker& to) {
     EXPECT_TRUE(to.next_notification(note));
   }
   EXPECT_TRUE(from.release(*id).ok());
-  from.disconnect(*peer);
+  from.disconnect(*peer, Time::zero()).IgnoreError();
   return status;
 }
 

@@ -237,7 +237,7 @@ TEST_F(Session, ALostSocketIsCalledUntilSomebodyAnswers) {
   // No call for a session that is over.
   network_->cut(network_->lines()[1]);
   run_out();
-  a_.worker->disconnect(a_.peer);
+  a_.worker->disconnect(a_.peer, Time::zero()).IgnoreError();
   run_out();
   const size_t calls = network_->lines().size();
   clock_.advance(seconds(60));
@@ -294,10 +294,49 @@ TEST_F(Session, APeerThatStaysAwayIsGivenUp) {
 }
 
 TEST_F(Session, AGoodbyeIsNotCalledBack) {
-  b_.worker->disconnect(b_.peer);
+  b_.worker->disconnect(b_.peer, Time::zero()).IgnoreError();
   ASSERT_TRUE(run([&] { return a_.worker->peer_state(a_.peer) == PeerState::kDown; }));
   EXPECT_THAT(a_.events, testing::ElementsAre(PeerEvent::Kind::kUp, PeerEvent::Kind::kDown));
   EXPECT_THAT(std::string(a_.worker->peer_status(a_.peer).message()), HasSubstr("disconnect()"));
+}
+
+// What is open waits for the peer's word, and so does disconnect(): also one that is called again.
+TEST_F(Session, DisconnectWaitsForAPeerThatIsCalledAgain) {
+  const CounterId counter = *b_.worker->allocate_counter();
+  network_->hold(FaultyNetwork::kBack, true);
+  const TransferId id = write(counter);
+  for (int k = 0; k < 50; ++k) step();
+  network_->cut_all();
+  ASSERT_TRUE(run([&] { return a_.worker->peer_state(a_.peer) == PeerState::kReconnecting; }));
+  a_.worker->begin_disconnect(a_.peer);
+  EXPECT_FALSE(ended_at_a(id)) << "bytes of it may still lie on the way";
+  network_->hold(FaultyNetwork::kBack, false);
+  for (int k = 0; k < 3000 && a_.worker->peer_state(a_.peer) != PeerState::kDown; ++k) {
+    clock_.advance(milliseconds(1));
+    for (int i = 0; i < 20; ++i) step();
+  }
+  ASSERT_EQ(a_.worker->peer_state(a_.peer), PeerState::kDown);
+  EXPECT_TRUE(a_.worker->disconnect(a_.peer).ok()) << a_.worker->disconnect(a_.peer);
+  EXPECT_TRUE(ended_at_a(id));
+  std::fill(b_.memory.begin(), b_.memory.end(), kReused);
+  run_out();
+  EXPECT_TRUE(reused_is_whole());
+}
+
+TEST_F(Session, DisconnectGivesASilentPeerUp) {
+  network_->hold(FaultyNetwork::kBack, true);
+  const TransferId id = write(*b_.worker->allocate_counter());
+  for (int k = 0; k < 50; ++k) step();
+  const Time asked = clock_.now();
+  a_.worker->begin_disconnect(a_.peer);
+  while (a_.worker->peer_state(a_.peer) != PeerState::kDown && clock_.now() < asked + seconds(60)) {
+    for (int k = 0; k < 20; ++k) step();
+    clock_.advance(milliseconds(100));
+  }
+  EXPECT_GE(clock_.now() - asked, seconds(15));  // peer.answer_ms
+  EXPECT_LE(clock_.now() - asked, seconds(16));
+  EXPECT_TRUE(ended_at_a(id));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(a_.worker->disconnect(a_.peer)));
 }
 
 // The side that was called knows where the other one listens, and finds it gone.

@@ -132,7 +132,7 @@ TEST_F(ScriptedPeers, ASessionThatIsResumedButWasNeverBegunBegins) {
   ScriptedRail* rail = nullptr;
   const PeerId peer = up(who, rail);
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
-  worker_->disconnect(peer);
+  worker_->disconnect(peer, Time::zero()).IgnoreError();
   turn();
   while (worker_->next_peer_event()) {
   }
@@ -141,7 +141,7 @@ TEST_F(ScriptedPeers, ASessionThatIsResumedButWasNeverBegunBegins) {
   EXPECT_FALSE(worker_->next_peer_event());
   // Nor does what may have been here and is forgotten.
   for (size_t i = 0; i < PeerTable::kRemembered; ++i) {
-    worker_->disconnect(up(caller(1, 1), rail));
+    worker_->disconnect(up(caller(1, 1), rail), Time::zero()).IgnoreError();
     turn();
     while (worker_->next_peer_event()) {
     }

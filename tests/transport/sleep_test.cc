@@ -86,7 +86,7 @@ TEST(Sleep, InAWaitHearsOfAnEndThatAnotherBrought) {
   Waiter first(stub);
   Waiter second(stub);
   while (stub.armed < 2) std::this_thread::yield();
-  stub.worker->disconnect(stub.peer);
+  stub.worker->disconnect(stub.peer, Time::zero()).IgnoreError();
   first.thread.join();
   second.thread.join();
   EXPECT_EQ(first.result.code(), absl::StatusCode::kUnavailable) << first.result;

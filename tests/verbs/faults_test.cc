@@ -131,7 +131,7 @@ TEST_F(Faults, ACableThatIsPulledIsFoundOutByRetries) {
   pair.fake->set_cable(1, true);
   pair.steps(30'000);
   EXPECT_TRUE(both_carry(pair)) << "the rail did not come back";
-  pair.a.worker->disconnect(pair.a.peer);
+  pair.a.worker->disconnect(pair.a.peer, Time::zero()).IgnoreError();
   EXPECT_EQ(pair.a.worker->stats().rails_lost, 1u) << "what is closed is not lost";
 }
 

@@ -59,7 +59,7 @@ class Goodbye : public testing::TestWithParam<int> {
 };
 
 TEST_P(Goodbye, DoesNotOvertakeWhatHadArrived) {
-  arrived_.pair.a.worker->disconnect(arrived_.pair.a.peer);
+  arrived_.pair.a.worker->disconnect(arrived_.pair.a.peer, Time::zero()).IgnoreError();
   EXPECT_TRUE(arrived_.b_hears_of_it());
   expect_all_seen(arrived_.pair, arrived_.counter);
 }
@@ -72,7 +72,7 @@ TEST_P(Goodbye, APeerThatIsGoneDoesNotTakeWhatHadArrivedWithIt) {
 
 // Closing oneself is no reason to forget what the other side knows to have arrived.
 TEST_P(Goodbye, WhoeverClosesCountsWhatHadArrived) {
-  arrived_.pair.b.worker->disconnect(arrived_.pair.b.peer);
+  arrived_.pair.b.worker->disconnect(arrived_.pair.b.peer, Time::zero()).IgnoreError();
   arrived_.pair.steps(10);
   expect_all_seen(arrived_.pair, arrived_.counter);
 }

@@ -155,16 +155,28 @@ absl::StatusOr<PeerId> Worker::connect(std::string_view address, std::string_vie
   return peer;
 }
 
-void Worker::disconnect(PeerId id) {
+absl::Status Worker::disconnect(PeerId id, Time timeout) {
+  // Stays, should the peer be forgotten before it is looked at.
+  std::shared_ptr<absl::Status> over;
+  {
+    std::lock_guard lock(impl_->mutex);
+    internal::Peer* peer = impl_->find_peer(id);
+    if (peer == nullptr) return absl::NotFoundError("no such peer");
+    over = impl_->begin_disconnect(*peer, timeout);
+  }
+  impl_->tell_waiters();
+  absl::Status waited = wait_until([&] { return peer_state(id) == PeerState::kDown; });
+  if (!waited.ok()) return waited;
+  std::lock_guard lock(impl_->mutex);
+  return *over;
+}
+
+void Worker::begin_disconnect(PeerId id, Time timeout) {
   {
     std::lock_guard lock(impl_->mutex);
     internal::Peer* peer = impl_->find_peer(id);
     if (peer == nullptr) return;
-    impl_->take_submissions();
-    impl_->disconnect(*peer, absl::UnavailableError("disconnect() closed the connection"));
-    impl_->run_doomed();
-    impl_->finish_stopped();
-    impl_->rouse();
+    impl_->begin_disconnect(*peer, timeout);
   }
   impl_->tell_waiters();
 }

@@ -59,6 +59,7 @@ bool Worker::Impl::finish_stopped() {
     }
     if (internal::Peer* peer = find_peer(slot.peer); peer != nullptr) {
       if (slot.credit != 0 && slot.landed < slot.slices) take_credit(*peer, slot.credit);
+      if (!slot.control) --peer->open;
       if (slot.control && slot.verdict != TransferState::kDone) said_in_vain(*peer, slot);
     }
     if (slot.control) {  // others may have waited for the slot

@@ -2,9 +2,9 @@
 // Split by subject: worker.cc (the public calls), worker_progress.cc (start, progress, sleeping),
 // worker_routes.cc (calling peers), worker_peers.cc (peers that come and go), worker_sessions.cc
 // (rails that were lost, and peers that are called again), worker_failback.cc (better routes than
-// those in use), worker_transfers.cc (transfers as they begin), worker_slices.cc (queues and
-// rails), worker_ends.cc (how transfers end),
-// worker_inbox.cc (what arrives, and credits for it).
+// those in use), worker_partings.cc (peers that are disconnected), worker_transfers.cc (transfers as they
+// begin), worker_slices.cc (queues and rails), worker_ends.cc (how transfers end), worker_inbox.cc
+// (what arrives, and credits for it).
 //
 // A round of progress costs what there is to do, not how many peers there are: those with something
 // to do are on lists.
@@ -115,6 +115,16 @@ class Worker::Impl final : public EventSink {
   void call_again(internal::Peer& peer, Time now);
   void round_over(internal::Peer& peer);
 
+  // worker_partings.cc
+  std::shared_ptr<absl::Status> begin_disconnect(internal::Peer& peer, Time timeout);
+  void begin_parting(internal::Peer& peer, Time timeout, const absl::Status& why);
+  void part_asked(internal::Peer& peer);
+  void stop_all(const internal::Peer& peer, const absl::Status& why);
+  bool tend_partings();
+  bool settle_partings();
+  void give_up_parting(internal::Peer& peer);
+  void note_parted(internal::Peer& peer, const absl::Status& why);
+
   // worker_failback.cc
   int rank_of(const Rail& rail) const;
   void add_rail(internal::Peer& peer, internal::RailState state);
@@ -209,7 +219,8 @@ class Worker::Impl final : public EventSink {
     const Rail* rail;  // may be gone already
     absl::Status why;
   };
-  std::vector<Doomed> doomed;  // to be closed for misbehaving
+  std::vector<Doomed> doomed;   // to be closed for misbehaving
+  std::vector<PeerId> parting;  // that one side has asked to part with
   std::vector<std::pair<PeerId, internal::ControlMessage>> questions;  // kFence, to be answered
   bool answering = false;  // a rail that goes down now does so because the peer has lost it
   std::deque<std::pair<PeerId, std::string>> unsaid;   // waits for a slot of its own

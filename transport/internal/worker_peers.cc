@@ -153,7 +153,8 @@ void Worker::Impl::handshake_refused(std::string_view who, const absl::Status& w
   ++stats.handshakes_refused;
   // Somebody who hangs up is a port scanner or a health check; a wrong key is for people to fix.
   // Who calls again and again must not fill the disk.
-  const bool gave_up = absl::IsUnavailable(why);
+  // Who calls for a session that is over here has not heard a goodbye that was lost with its rail.
+  const bool gave_up = absl::IsUnavailable(why) || absl::IsAborted(why);
   const Time now = clock.now();
   const bool quiet = gave_up || now < refusals_quiet_until;
   if (!quiet) refusals_quiet_until = now + std::chrono::seconds(1);
@@ -196,12 +197,14 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
   if (peer.state == PeerState::kDown) return;
   const bool was_up = peer.state == PeerState::kUp || peer.state == PeerState::kReconnecting;
   if (peer.state == PeerState::kUp) --stats.peers_up;
+  note_parted(peer, why);
   peers.set_state(peer, PeerState::kDown);
   peer.why = why.ok() ? absl::UnavailableError("the connection was closed") : why;
   // Why a rail went is for the worker; to its callers, the peer is gone.
   if (absl::IsAborted(why) || absl::IsDataLoss(why) || absl::IsNotFound(why)) {
     peer.why = absl::UnavailableError(why.message());
   }
+  if (peer.parting) peer.why = peer.parting->why;
   sessions.erase(peer.session);
   log_event(LogLevel::kInfo, "%s: peer %s: %s: %s", self.name, was_up ? "down" : "not reached",
             peer.name, peer.why.message());

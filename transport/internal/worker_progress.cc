@@ -198,6 +198,7 @@ bool Worker::Impl::progress() {
   any |= answer_questions();
   any |= run_doomed();
   any |= finish_stopped();
+  while (settle_partings()) any = true;
   // This round took from those who sleep what would have woken them. What happened may be what they
   // wait for; if nothing did, they sleep on, armed again.
   if (!asleep.empty() && (any || !ready_to_sleep())) rouse();

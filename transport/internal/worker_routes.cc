@@ -166,6 +166,7 @@ void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
       peer->redial.hopeless = absl::StrCat("called again, it refused: ", why.message());
     } else if (absl::IsNotFound(why)) {
       peer->redial.hopeless = "nobody lives at its address any more";
+      peer->redial.gone = true;
     }
     return try_next_route(*peer);
   }

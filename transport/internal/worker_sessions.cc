@@ -159,6 +159,7 @@ void Worker::Impl::hear(internal::Peer& peer, Rail& rail, std::string_view words
     return;
   }
   if (message->kind == ControlMessage::Kind::kFenced) return on_fenced(peer, *message);
+  if (message->kind == ControlMessage::Kind::kPart) return part_asked(peer);
   questions.emplace_back(peer.id(), *std::move(message));
 }
 
@@ -276,12 +277,14 @@ void Worker::Impl::peer_resumed(internal::Peer& peer) {
 
 // When something has to be done about the peer although nothing is heard of it.
 Time Worker::Impl::due(const internal::Peer& peer) const {
+  const Time parts = peer.parting ? peer.parting->give_up_at : kNever;
   if (peer.state == PeerState::kReconnecting) {
     const internal::Redial& again = peer.redial;
-    return again.calling ? again.give_up_at : std::min(again.give_up_at, again.call_at);
+    return std::min(parts,
+                    again.calling ? again.give_up_at : std::min(again.give_up_at, again.call_at));
   }
   if (peer.state != PeerState::kUp) return kNever;
-  Time due = peer.back.call_at;
+  Time due = std::min(parts, peer.back.call_at);
   for (const internal::LostRail& rail : peer.lost_rails) {
     if (rail.asked_at != kNever) due = std::min(due, rail.asked_at + patience);
   }
@@ -308,7 +311,9 @@ bool Worker::Impl::tend_peers(Time now) {
     peer->timer = kNever;
     if (due(*peer) <= now) {
       any = true;
-      if (peer->state == PeerState::kReconnecting) {
+      if (peer->parting && peer->parting->give_up_at <= now) {
+        give_up_parting(*peer);
+      } else if (peer->state == PeerState::kReconnecting) {
         call_again(*peer, now);
       } else if (peer->back.call_at <= now) {
         call_better(*peer);
@@ -343,6 +348,7 @@ void Worker::Impl::call_again(internal::Peer& peer, Time now) {
   }
   again.calling = true;
   again.hopeless.clear();
+  again.gone = false;
   peer.notes.clear();
   peer.untried.clear();
   plan_routes(peer);

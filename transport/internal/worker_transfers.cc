@@ -96,7 +96,7 @@ void Worker::Impl::fill(TransferId id, const TransferRequest& request) {
   d.op = request.op;
   d.bytes = request.local_layout.bytes();
   d.local_base = d.bytes == 0 ? nullptr : request.local.base;
-  d.local_region = request.local.index;
+  d.local_region = d.bytes == 0 ? 0 : request.local.index;
   d.local = request.local_layout;
   d.remote = request.remote;
   d.remote_layout = request.remote_layout;
@@ -124,14 +124,17 @@ void Worker::Impl::fill(TransferId id, const TransferRequest& request) {
 TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
   constexpr TransferId kNotHere{};
   if (!prompt_rails.load(std::memory_order_relaxed) || announcing.load(std::memory_order_relaxed) ||
-      !is_plain(request) || request.local.index >= RegionTable::kCapacity) {
+      !is_plain(request)) {
     return kNotHere;
   }
   const std::unique_lock lock(mutex, std::try_to_lock);
-  if (!lock.owns_lock() || slots.has_submitted()) return kNotHere;
+  if (!lock.owns_lock() || slots.has_submitted() ||
+      request.local.index >= regions.entries().size()) {
+    return kNotHere;
+  }
   internal::Peer* const peer = find_peer(request.peer);
   const RegionEntry& local = regions.entries()[request.local.index];
-  if (peer == nullptr || peer->state != PeerState::kUp || peer->rails.empty() ||
+  if (peer == nullptr || peer->state != PeerState::kUp || peer->parting || peer->rails.empty() ||
       peer->urgent.head != kNone || request.remote.owner != peer->uid ||
       (request.counter.generation != 0 && request.counter.owner != peer->uid) ||
       local.generation != request.local.generation || local.place.kind != MemoryKind::kHost ||
@@ -155,6 +158,7 @@ TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
   ++(*regions.find(request.local))->users;
   slot.uses_region = true;
   note_deadline(slot);
+  ++peer->open;
   ++rail.outstanding;
   rail.outstanding_bytes += slot.descriptor.bytes;
   ++stats.open_transfers;
@@ -230,11 +234,14 @@ void Worker::Impl::activate(uint32_t index) {
   if (!slot.control) ++stats.open_transfers;
 
   internal::Peer* peer = find_peer(slot.peer);
+  if (peer != nullptr && !slot.control) ++peer->open;
   if (peer == nullptr || peer->state == PeerState::kDown) {
     stop(index, TransferState::kFailed,
          peer == nullptr ? absl::NotFoundError("the peer is gone: connect() again") : peer->why);
     return;
   }
+  if (peer->parting && !slot.control)
+    return stop(index, TransferState::kFailed, peer->parting->why);
   if (d.bytes > 0) {
     auto entry = regions.find(slot.local);
     if (!entry.ok()) return stop(index, TransferState::kFailed, entry.status());

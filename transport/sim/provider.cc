@@ -79,7 +79,7 @@ void SimProvider::report_arrival(const SimRail& rail, const Arrival& arrival) {
 void SimProvider::rail_lost(SimRail& rail, const absl::Status& why, bool closed) {
   ++network_.stats().rails_lost;
   add_entry(Entry::Kind::kDown, &rail).status = why;
-  say_goodbye(rail);
+  say_goodbye(rail, closed && !absl::IsUnavailable(why), why);
   const auto session = sessions_.find(rail.session());
   if (!rail.dialled() || session == sessions_.end()) return;
   if (live_rails(rail.session(), nullptr, true) == 0) {
@@ -89,20 +89,24 @@ void SimProvider::rail_lost(SimRail& rail, const absl::Status& why, bool closed)
   }
 }
 
-void SimProvider::say_goodbye(const SimRail& rail) {
+// Not for good: the rail was lost, and the peer may call again.
+void SimProvider::say_goodbye(const SimRail& rail, bool for_good, const absl::Status& cause) {
   if (!rail.queue_pair_.reachable()) return;
   const SimLink& link = network_.link(node_, rail.peer_node(), rail.index()).spec;
+  const std::string why =
+      for_good ? absl::StrCat(self_.name, " closed the connection: ", cause.message())
+               : std::string("the peer closed the connection");
   network_.at(network_.now() + link.latency,
-              [this_network = &network_, id = rail.queue_pair_.peer()] {
+              [this_network = &network_, id = rail.queue_pair_.peer(), for_good, why] {
                 SimRail* other = find(*this_network, id);
                 if (other != nullptr && other->queue_pair_.reachable()) {
-                  other->lose(absl::UnavailableError("the peer closed the connection"));
+                  other->lose(for_good ? absl::AbortedError(why) : absl::UnavailableError(why));
                 }
               });
 }
 
 void SimProvider::forget(SimRail& rail) {
-  if (rail.up()) say_goodbye(rail);
+  if (rail.up()) say_goodbye(rail, false, absl::OkStatus());
   rails_.erase(std::remove(rails_.begin(), rails_.end(), &rail), rails_.end());
 }
 

@@ -72,7 +72,7 @@ class SimProvider final : public Provider {
   void rail_lost(SimRail& rail, const absl::Status& why, bool closed);
   void deliver_all(const SimRail& rail, EventSink& sink);
   void forget(SimRail& rail);
-  void say_goodbye(const SimRail& rail);
+  void say_goodbye(const SimRail& rail, bool for_good, const absl::Status& cause);
 
   // Connecting (connect.cc): a dial travels to the other node and is answered.
   void dial(uint64_t session, uint16_t rail, uint32_t attempt);

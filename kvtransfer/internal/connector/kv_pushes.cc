@@ -236,7 +236,7 @@ Time KvJobs::next_deadline() const {
 
 void KvJobs::abandon() {
   for (auto& [key, push] : by_load_) {
-    if (!push->sends.empty()) worker_.disconnect(push->peer);
+    if (!push->sends.empty()) worker_.disconnect(push->peer, Time::zero()).IgnoreError();
   }
 }
 

@@ -31,7 +31,9 @@ absl::StatusOr<ControlMessage> ControlMessage::decode(std::string_view bytes) {
   message.link = in.number<uint64_t>();
   const uint32_t count = in.number<uint32_t>();
   bool good =
-      (message.kind == Kind::kFence || message.kind == Kind::kFenced) && count <= kMaxSlices;
+      message.kind == Kind::kPart
+          ? message.link == 0 && count == 0
+          : (message.kind == Kind::kFence || message.kind == Kind::kFenced) && count <= kMaxSlices;
   for (uint32_t i = 0; good && i < count; ++i) {
     if (message.kind == Kind::kFence) {
       SliceName& name = message.slices.emplace_back();

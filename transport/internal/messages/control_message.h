@@ -4,8 +4,9 @@
 //
 //   kFence    close your end of this rail; which of these slices had landed by then?
 //   kFenced   the answer: no byte comes over that rail any more, and those had landed
+//   kPart     no transfer of ours is open any more; end yours, and close the connection
 //
-// Layout (little-endian): kind (1 byte), link (8), count (4), then
+// Layout (little-endian): kind (1 byte), link (8), count (4; of a kPart 0), then
 //   kFence    for each slice: slot (4), generation (4), slice (4); or, of one that the target only
 //             counts, kNoSlot (4), and epoch (4) and number (4) of its message on that rail
 //   kFenced   a byte for each slice of the question, in order: Fate
@@ -36,11 +37,11 @@ struct SliceName {
 };
 
 struct ControlMessage {
-  enum class Kind : uint8_t { kFence = 1, kFenced };
+  enum class Kind : uint8_t { kFence = 1, kFenced, kPart };
   static constexpr uint32_t kMaxSlices = 4096;  // more than any rail takes at a time
 
   Kind kind = Kind::kFence;
-  uint64_t link = 0;              // HelloInfo::link of the rail
+  uint64_t link = 0;              // HelloInfo::link of the rail; 0 in a kPart
   std::vector<SliceName> slices;  // kFence
   std::vector<Fate> landed;       // kFenced
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,6 +61,7 @@ struct Redial {
   Time pause{};          // before the call after that
   bool calling = false;  // a call is under way
   std::string hopeless;  // why it is no use to call again; empty: it may be
+  bool gone = false;     // nobody lives at its address any more
 };
 
 // How a peer that is up is called again over a better provider than those of its rails.
@@ -73,6 +75,16 @@ struct Failback {
   std::string route;
   std::vector<std::string> untried;  // of this round, the best first
   std::vector<std::string> refused;  // by the peer: not called any more
+};
+
+// A peer that one side asked to part with: all transfers of both end first, then the rails close.
+struct Parting {
+  Time give_up_at = kNever;
+  bool begun = false;   // our transfers have been stopped
+  bool told = false;    // the peer has been asked, and knows that nothing of ours is open
+  bool heard = false;   // so has it asked us
+  bool agreed = false;  // nothing moves any more on either side
+  absl::Status why;     // for our callers
 };
 
 struct Peer {
@@ -101,6 +113,9 @@ struct Peer {
   std::string goodbye;  // what it said when it closed a rail for good
   Redial redial;
   Failback back;
+  uint32_t open = 0;  // transfers of callers that have begun and not ended
+  std::optional<Parting> parting;
+  std::shared_ptr<absl::Status> parted;  // made by the first who asks; set when the peer is down
 
   // Notifications, in bytes as the inbox counts them.
   uint64_t credit = kNotificationWindow;  // we may still send
