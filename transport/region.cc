@@ -72,12 +72,10 @@ absl::StatusOr<RemoteRegion> RemoteRegion::decode(std::string_view bytes) {
   return region;
 }
 
-RegionTable::RegionTable(WorkerUid owner) : owner_(owner), entries_(kCapacity) {
-  free_.reserve(kCapacity);
-  for (uint32_t i = kCapacity; i-- > 0;) {
-    entries_[i].index = i;
-    free_.push_back(i);
-  }
+RegionTable::RegionTable(WorkerUid owner) : owner_(owner) {
+  entries_.reserve(kCapacity);
+  entries_.emplace_back();  // a transfer of no bytes names the first row, in use or not
+  free_.push_back(0);
 }
 
 absl::StatusOr<RegionEntry*> RegionTable::add(std::byte* base, size_t size, Access access,
@@ -85,9 +83,15 @@ absl::StatusOr<RegionEntry*> RegionTable::add(std::byte* base, size_t size, Acce
   if (base == nullptr || size == 0) {
     return absl::InvalidArgumentError("registering no memory: pass an address and a size > 0");
   }
-  if (free_.empty()) {
+  if (free_.empty() && entries_.size() == kCapacity) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "all %u regions are in use: register large ranges once and use a MemoryPool", kCapacity));
+  }
+  if (free_.empty()) {
+    // So that giving a row back never needs memory.
+    if (free_.capacity() <= entries_.size()) free_.reserve(2 * entries_.size() + 64);
+    free_.push_back(static_cast<uint32_t>(entries_.size()));
+    entries_.push_back({.index = free_.back()});
   }
   RegionEntry& entry = entries_[free_.back()];
   free_.pop_back();
@@ -115,7 +119,7 @@ absl::Status RegionTable::remove(const MemoryRegion& region) {
 }
 
 absl::StatusOr<RegionEntry*> RegionTable::find(const MemoryRegion& region) {
-  if (region.generation == 0 || region.index >= kCapacity ||
+  if (region.generation == 0 || region.index >= entries_.size() ||
       entries_[region.index].generation != region.generation) {
     return absl::NotFoundError("the local memory region is not registered (any more)");
   }
@@ -125,7 +129,7 @@ absl::StatusOr<RegionEntry*> RegionTable::find(const MemoryRegion& region) {
 absl::StatusOr<std::byte*> RegionTable::resolve(uint32_t index, uint32_t generation, uint64_t key,
                                                 Access want, uint64_t offset, uint64_t bytes,
                                                 By by) {
-  if (index >= kCapacity || generation == 0 || entries_[index].generation != generation) {
+  if (index >= entries_.size() || generation == 0 || entries_[index].generation != generation) {
     return absl::NotFoundError(
         "the remote region is stale: its owner deregistered it; fetch its RemoteRegion again");
   }

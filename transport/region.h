@@ -103,7 +103,7 @@ struct RegionEntry {
 // are only ever called under that lock.
 class RegionTable {
  public:
-  static constexpr size_t kCapacity = 4096;
+  static constexpr size_t kCapacity = 65536;  // address space; memory comes with each row's use
   explicit RegionTable(WorkerUid owner);
 
   absl::StatusOr<RegionEntry*> add(std::byte* base, size_t size, Access access, BackingFile file);
@@ -121,12 +121,13 @@ class RegionTable {
                                      uint64_t offset, uint64_t bytes, By by = By::kCpu);
 
   RemoteRegion describe(const RegionEntry& entry) const;
+  // Those that were ever used, in the order of their indices. A row stays where it is.
   absl::Span<const RegionEntry> entries() const { return entries_; }
   uint64_t registrations() const { return registrations_; }
 
  private:
   WorkerUid owner_;
-  std::vector<RegionEntry> entries_;
+  std::vector<RegionEntry> entries_;  // room for all of them, so that none ever moves
   std::vector<uint32_t> free_;
   uint64_t registrations_ = 0;
   uint32_t generation_ = 0;  // of the last registration; never 0 for a live one

@@ -172,9 +172,10 @@ void VerbsProvider::note_distances(const RegionEntry& region) {
   std::vector<float>& all = shared_.distances;
   const int node = shared_.locality->memory_node(region.base, region.size);
   if (node < 0 && all.empty()) return;
-  if (all.empty()) all.resize(RegionTable::kCapacity * kMaxPorts, 1);
+  const size_t first = size_t{region.index} * kMaxPorts;
+  if (all.size() < first + kMaxPorts) all.resize(first + kMaxPorts, 1);
   for (const auto& port : shared_.hardware.ports) {
-    all[region.index * kMaxPorts + port->index] =
+    all[first + port->index] =
         static_cast<float>(shared_.locality->distance(port->device->node(), node));
   }
 }

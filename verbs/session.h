@@ -76,7 +76,8 @@ class Session {
   bool others_up(const VerbsRail& rail) const;
   // How far a local region is from a port, as Locality::distance().
   double distance(const Port& port, uint32_t region) const {
-    return shared_.distances.empty() ? 1 : shared_.distances[region * kMaxPorts + port.index];
+    const size_t at = size_t{region} * kMaxPorts + port.index;
+    return at < shared_.distances.size() ? shared_.distances[at] : 1;
   }
   // Whether a local region is memory that the processor can read as any other.
   bool host_memory(uint32_t region) const {

@@ -2,9 +2,9 @@
 // Split by subject: worker.cc (the public calls), worker_progress.cc (start, progress, sleeping),
 // worker_routes.cc (calling peers), worker_peers.cc (peers that come and go), worker_sessions.cc
 // (rails that were lost, and peers that are called again), worker_failback.cc (better routes than
-// those in use), worker_partings.cc (peers that are disconnected), worker_transfers.cc (transfers as they
-// begin), worker_slices.cc (queues and rails), worker_ends.cc (how transfers end), worker_inbox.cc
-// (what arrives, and credits for it).
+// those in use), worker_partings.cc (peers that are disconnected), worker_transfers.cc (transfers
+// as they begin), worker_slices.cc (queues and rails), worker_ends.cc (how transfers end),
+// worker_inbox.cc (what arrives, and credits for it).
 //
 // A round of progress costs what there is to do, not how many peers there are: those with something
 // to do are on lists.

@@ -149,8 +149,8 @@ absl::Status TcpRail::map_pieces(const framed::Frame& frame, Access want,
 
 // Registered together with the file behind it, as pools do: its owner does not unmap it before.
 bool TcpRail::stays(uint32_t region) const {
-  const RegionEntry& entry = context_.regions.entries()[region];
-  return entry.generation != 0 && entry.file.fd >= 0;
+  const auto rows = context_.regions.entries();
+  return region < rows.size() && rows[region].generation != 0 && rows[region].file.fd >= 0;
 }
 
 void TcpRail::on_write(const framed::Frame& frame, std::string_view meta, EventSink& sink) {

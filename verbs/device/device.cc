@@ -103,7 +103,6 @@ absl::StatusOr<std::unique_ptr<Device>> Device::open(const VerbsApi& api, ibv_de
   if (!set_nonblocking(d.channel_->fd) || !set_nonblocking(d.context_->async_fd)) {
     return failed(d.name_, "preparing its descriptors", errno);
   }
-  d.regions_.resize(RegionTable::kCapacity);
   if (tuning.shared_receives > 0 && d.attributes_.max_srq > 0 &&
       d.attributes_.max_srq_wr >= static_cast<int>(ReceivePool::kSlab)) {
     auto pool = ReceivePool::create(d, tuning);
@@ -221,6 +220,7 @@ absl::Status Device::add_region(const RegionEntry& region) {
   }
   auto registered = register_memory(region.base, region.size, access, region.file);
   if (!registered.ok()) return registered.status();
+  if (regions_.size() <= region.index) regions_.resize(region.index + 1);
   regions_[region.index] = *registered;
   pinned_bytes_ += region.size;
   ++pinned_regions_;
@@ -237,7 +237,7 @@ absl::Status Device::show_devices() const {
 }
 
 void Device::remove_region(uint32_t index) {
-  ibv_mr* region = std::exchange(regions_[index], nullptr);
+  ibv_mr* region = index < regions_.size() ? std::exchange(regions_[index], nullptr) : nullptr;
   if (region == nullptr) return;
   pinned_bytes_ -= region->length;
   --pinned_regions_;

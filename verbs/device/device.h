@@ -68,7 +68,10 @@ class Device {
   // the adapter does not touch the memory any more.
   absl::Status add_region(const RegionEntry& region);
   void remove_region(uint32_t index);
-  const ibv_mr* region(uint32_t index) const { return regions_[index]; }
+  // Null: never added, as on a device that had died before.
+  const ibv_mr* region(uint32_t index) const {
+    return index < regions_.size() ? regions_[index] : nullptr;
+  }
 
   // Whether memory can be registered through a dma-buf here; why not.
   absl::Status dma_buf() const;
