@@ -49,6 +49,9 @@ struct ServeFlags {
   // Router.
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
+  std::string workers;
+  std::string tokenizer;
+  router::PickBy pick = router::PickBy::kCache;
   std::string api_key;
   std::string tls_certificate;
   std::string tls_key;
@@ -92,6 +95,18 @@ void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {
          "there is AMX; the same for all workers that share KV")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->default_str("fp32");
+}
+
+void add_pick_flag(CLI::App& app, router::PickBy* pick) {
+  static const std::map<std::string, router::PickBy> kNames = {{"cache", router::PickBy::kCache},
+                                                               {"guess", router::PickBy::kGuess},
+                                                               {"hash", router::PickBy::kHash}};
+  app.add_option_function<std::string>(
+         "--pick", [=](const std::string& name) { *pick = kNames.at(name); },
+         "router: a worker by what it has cached and has to do (with --tokenizer), by what it was "
+         "given before, or by a hash of the prompt's beginning, for comparison")
+      ->check(CLI::IsMember({"cache", "guess", "hash"}))
+      ->default_str("cache");
 }
 
 // By what bf16 arithmetic is computed, for who waits for it.
@@ -160,6 +175,9 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .port = flags.port,
                              .prefill = flags.prefill,
                              .decode = flags.decode,
+                             .workers_file = flags.workers,
+                             .tokenizer = flags.tokenizer,
+                             .pick = flags.pick,
                              .api_key = flags.api_key,
                              .listener = listener_options(flags)});
   if (!router.ok()) return router.status();
@@ -355,6 +373,14 @@ int serve_main(int argc, char** argv) {
       ->check(command_line::writable_file());
   app.add_option("--prefill", flags.prefill, "router: URLs of prefill workers");
   app.add_option("--decode", flags.decode, "router: URLs of decode workers");
+  app.add_option("--workers", flags.workers,
+                 "router: a file that lists them instead, a line each: prefill URL or decode URL; "
+                 "workers join and leave as it changes");
+  app.add_option(
+      "--tokenizer", flags.tokenizer,
+      "router: directory of the workers' model (tokenizer.json, chat template); requests "
+      "then go where their prompts are cached, as workers say");
+  add_pick_flag(app, &flags.pick);
   std::vector<char*> words = with_long_names(argc, argv);
   if (const int status = command_line::parse(app, "baton serve", argc, words.data()); status >= 0) {
     return status;

@@ -188,6 +188,11 @@ absl::StatusOr<HttpUrl> HttpUrl::parse(std::string_view text) {
   return url;
 }
 
+std::string HttpUrl::text() const {
+  const bool brackets = host.find(':') != std::string::npos;
+  return absl::StrCat("http://", brackets ? "[" : "", host, brackets ? "]" : "", ":", port);
+}
+
 std::unique_ptr<HttpFetch> HttpFetch::start(const std::shared_ptr<EventLoop>& loop,
                                             HttpFetchRequest request, HttpFetchEvents events) {
   auto exchange = std::make_shared<FetchExchange>(loop, std::move(request), std::move(events));

@@ -22,6 +22,9 @@ struct HttpUrl {
 
   // InvalidArgument showing how a URL looks.
   static absl::StatusOr<HttpUrl> parse(std::string_view text);
+  // As it is parsed; the port is always said.
+  std::string text() const;
+  friend bool operator==(const HttpUrl&, const HttpUrl&) = default;
 };
 
 struct HttpFetchRequest {

@@ -7,8 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/api_door.h"
+#include "engine/http/cache_stream.h"
 #include "engine/http/completion.h"
 #include "engine/http/openai/openai_reply.h"
+#include "engine/http/prompt_tokens.h"
 #include "engine/http/task_thread.h"
 #include "engine/serve/metrics.h"
 
@@ -43,7 +45,6 @@ struct HttpServer::Impl {
   // Runs `task` with the exchange on the thread for parsing.
   HttpHandler parsed_by(absl::Status (Impl::*task)(const Exchange&, bool), bool chat);
   absl::Status complete(const Exchange& exchange, bool chat);
-  absl::StatusOr<std::string> render(const ApiRequest& chat) const;
   absl::Status tokenize(const Exchange& exchange, bool);
   absl::Status detokenize(const Exchange& exchange, bool);
   absl::Status check_model(std::string_view model) const;
@@ -79,30 +80,14 @@ absl::Status HttpServer::Impl::complete(const Exchange& exchange, bool chat) {
   if (absl::Status status = check_model(parsed->model); !status.ok()) return status;
   auto request = std::make_shared<ApiRequest>(*std::move(parsed));
   if (!request->has_seed) request->sampling.seed = std::random_device()();
-  std::vector<std::vector<int32_t>> prompts;
-  if (chat && options.chat_template.has_value()) {
-    const absl::StatusOr<std::string> text = render(*request);
-    if (!text.ok()) return text.status();
-    // The template has written what begins a text, too.
-    prompts.push_back(host.tokenizer.encode(*text, {.add_prefix = false}));
-  } else {
-    for (ApiPrompt& prompt : request->prompts) {
-      prompts.push_back(prompt.tokens.empty() ? host.tokenizer.encode(prompt.text) : prompt.tokens);
-      if (!request->echo || prompt.tokens.empty()) continue;
-      if (absl::Status status = check_tokens(prompt.tokens); !status.ok()) return status;
-      prompt.text = host.tokenizer.decode(prompt.tokens);
-    }
+  auto prompts = prompt_tokens(*request, host.tokenizer, options.chat_template);
+  if (!prompts.ok()) return prompts.status();
+  for (ApiPrompt& prompt : request->prompts) {
+    if (!request->echo || prompt.tokens.empty()) continue;
+    if (absl::Status status = check_tokens(prompt.tokens); !status.ok()) return status;
+    prompt.text = host.tokenizer.decode(prompt.tokens);
   }
-  return Completion::start(host, exchange, std::move(request), std::move(prompts));
-}
-
-absl::StatusOr<std::string> HttpServer::Impl::render(const ApiRequest& chat) const {
-  if (!options.chat_template.has_value()) return chat.prompts[0].text;
-  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
-  for (const ApiMessage& message : chat.messages) {
-    messages.push_back({{"role", message.role}, {"content", message.content}});
-  }
-  return options.chat_template->render(messages);
+  return Completion::start(host, exchange, std::move(request), *std::move(prompts));
 }
 
 absl::Status HttpServer::Impl::tokenize(const Exchange& exchange, bool) {
@@ -122,7 +107,7 @@ absl::Status HttpServer::Impl::tokenize(const Exchange& exchange, bool) {
     const absl::StatusOr<ApiRequest> chat =
         read_api_request(json{{"messages", member(*body, "messages")}}, true);
     if (!chat.ok()) return chat.status();
-    const absl::StatusOr<std::string> rendered = render(*chat);
+    const absl::StatusOr<std::string> rendered = chat_text(*chat, options.chat_template);
     if (!rendered.ok()) return rendered.status();
     text = *rendered;
   } else {
@@ -197,6 +182,9 @@ void HttpServer::Impl::register_routes() {
   });
   listener.route("GET", "/v1/baton/address", [this](const Exchange& exchange) {
     reply_json({{"address", options.kv_address}}, exchange.get());
+  });
+  listener.route("GET", "/v1/baton/kv_events", [this](const Exchange& exchange) {
+    CacheStream::start(host.engine, listener.loop(), options.listener.max_unsent, exchange);
   });
   listener.route("GET", "/metrics", [this](const Exchange& exchange) {
     std::string page = host.metrics->prometheus(host.engine.stats(), host.engine.connector_stats());

@@ -5,6 +5,7 @@
 //   POST /tokenize, /detokenize                  as vLLM's
 //   GET  /health, /metrics, /version
 //   GET  /v1/baton/address                       {"address": ...}: the KvConnector's, for routers
+//   GET  /v1/baton/kv_events                     what is in the prefix cache: cache_stream.h
 //
 // Every answer has the header X-Request-Id: the client's own, or a new one.
 #pragma once

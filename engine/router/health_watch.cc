@@ -9,7 +9,7 @@
 namespace baton::engine::router {
 
 HealthWatch::HealthWatch(HealthOptions options, Workers& workers,
-                         std::function<void(size_t)> on_down)
+                         std::function<void(WorkerGroup&, size_t)> on_down)
     : options_(options),
       workers_(workers),
       on_down_(std::move(on_down)),
@@ -21,9 +21,7 @@ void HealthWatch::probe(Probe& probe, const http::HttpUrl& url, const char* path
   probe.status = 0;
   probe.body.clear();
   http::HttpFetchRequest get{.url = url, .path = path, .timeout = options_.timeout};
-  if (!workers_.api_key.empty()) {
-    get.headers.emplace_back("Authorization", absl::StrCat("Bearer ", workers_.api_key));
-  }
+  get.headers = workers_.headers();
   probe.fetch = http::HttpFetch::start(
       workers_.loop, std::move(get),
       {.on_head = [&probe](int status, std::string_view) { probe.status = status; },
@@ -40,15 +38,15 @@ void HealthWatch::judge_decode(size_t worker) {
   Probe& probe = decode_[worker];
   if (probe.status == 200) {
     probe.missed = 0;
-    workers_.decodes.set_up(worker, true);
+    workers_.decode.picker.set_up(worker, true);
     return;
   }
   // One that says that it is not well, or whose port is closed, needs no second look.
   ++probe.missed;
   if (probe.silent && probe.missed < options_.misses) return;
-  if (!workers_.decodes.is_up(worker)) return;
-  workers_.decodes.set_up(worker, false);
-  on_down_(worker);
+  if (!workers_.decode.picker.is_up(worker)) return;
+  workers_.decode.picker.set_up(worker, false);
+  on_down_(workers_.decode, worker);
 }
 
 void HealthWatch::judge_prefill(size_t worker) {
@@ -61,27 +59,36 @@ void HealthWatch::judge_prefill(size_t worker) {
   }
   probe.missed = address.empty() ? probe.missed + 1 : 0;
   if (address.empty() && probe.silent && probe.missed < options_.misses) return;
-  workers_.prefills.set_up(worker, !address.empty());
-  workers_.addresses[worker] = address;
+  const bool was_up = workers_.prefill.picker.is_up(worker);
+  workers_.prefill.picker.set_up(worker, !address.empty());
+  workers_.prefill.addresses[worker] = address;
+  if (was_up && address.empty()) on_down_(workers_.prefill, worker);
 }
 
 void HealthWatch::probe_all(std::function<void()> done) {
-  open_ = decode_.size() + prefill_.size();
+  open_ = 1;
   const auto one_less = [this, done = std::move(done)] {
     if (--open_ == 0) done();
   };
+  decode_.resize(workers_.decode.size());
+  prefill_.resize(workers_.prefill.size());
   for (size_t i = 0; i < decode_.size(); ++i) {
-    probe(decode_[i], workers_.decode[i], "/health", [this, i, one_less] {
+    if (!workers_.decode.is_listed(i)) continue;
+    ++open_;
+    probe(decode_[i], workers_.decode.urls[i], "/health", [this, i, one_less] {
       judge_decode(i);
       one_less();
     });
   }
   for (size_t i = 0; i < prefill_.size(); ++i) {
-    probe(prefill_[i], workers_.prefill[i], "/v1/baton/address", [this, i, one_less] {
+    if (!workers_.prefill.is_listed(i)) continue;
+    ++open_;
+    probe(prefill_[i], workers_.prefill.urls[i], "/v1/baton/address", [this, i, one_less] {
       judge_prefill(i);
       one_less();
     });
   }
+  one_less();
 }
 
 void HealthWatch::run() {

@@ -3,13 +3,14 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/http/http_fetch.h"
-#include "engine/router/relayed_request.h"
+#include "engine/router/workers.h"
 #include "transport/clock.h"
 
 namespace baton::engine::router {
@@ -22,10 +23,12 @@ struct HealthOptions {
 
 class HealthWatch {
  public:
-  // `on_down` hears of a decode worker that was up and has missed its probes.
-  HealthWatch(HealthOptions options, Workers& workers, std::function<void(size_t)> on_down);
+  // `on_down` hears of a worker that was up and has missed its probes.
+  HealthWatch(HealthOptions options, Workers& workers,
+              std::function<void(WorkerGroup&, size_t)> on_down);
 
-  // One round. `done` runs when every worker has answered or missed.
+  // One round, of all workers that are there or still busy. `done` runs when every one has answered
+  // or missed.
   void probe_all(std::function<void()> done);
   // Rounds for ever.
   void run();
@@ -45,9 +48,9 @@ class HealthWatch {
 
   const HealthOptions options_;
   Workers& workers_;
-  const std::function<void(size_t)> on_down_;
-  std::vector<Probe> decode_, prefill_;
-  size_t open_ = 0;  // probes of this round
+  const std::function<void(WorkerGroup&, size_t)> on_down_;
+  std::deque<Probe> decode_, prefill_;  // which stay where they are when workers join
+  size_t open_ = 0;                     // probes of this round
   std::unique_ptr<http::EventLoop::Timer> next_;
 };
 

@@ -13,12 +13,6 @@ using nlohmann::json;
 
 constexpr size_t kErrorBytes = 65536;
 
-std::string prompt_bytes(const http::ApiPrompt& prompt) {
-  if (prompt.tokens.empty()) return prompt.text;
-  return {reinterpret_cast<const char*>(prompt.tokens.data()),
-          prompt.tokens.size() * sizeof(int32_t)};
-}
-
 }  // namespace
 
 RelayedRequest::RelayedRequest(Workers& workers, std::shared_ptr<http::HttpExchange> exchange,
@@ -31,6 +25,7 @@ RelayedRequest::RelayedRequest(Workers& workers, std::shared_ptr<http::HttpExcha
 
 void RelayedRequest::start(Workers& workers, std::shared_ptr<http::HttpExchange> exchange,
                            const json& body, std::shared_ptr<const http::ApiRequest> request,
+                           const std::vector<std::shared_ptr<const PromptKey>>& keys,
                            std::string request_id) {
   if (exchange->gone()) return;
   const auto relayed = std::make_shared<RelayedRequest>(workers, std::move(exchange),
@@ -45,13 +40,14 @@ void RelayedRequest::start(Workers& workers, std::shared_ptr<http::HttpExchange>
   relayed->legs_.resize(parsed.choices());
   for (size_t choice = 0; choice < relayed->legs_.size(); ++choice) {
     Leg& leg = relayed->legs_[choice];
-    leg.chain =
-        prompt_chain(prompt_bytes(parsed.prompts[choice / static_cast<size_t>(parsed.best_of)]));
+    leg.key = keys[choice / static_cast<size_t>(parsed.best_of)];
     leg.relay = std::make_unique<StreamRelay>(
         body, relayed->request_, choice, relayed->head_,
         [request = relayed.get()](std::string_view bytes) { return request->send(bytes); });
   }
-  for (Leg& leg : relayed->legs_) relayed->attempt(leg);
+  for (Leg& leg : relayed->legs_) {
+    if (relayed->self_ != nullptr) relayed->attempt(leg);
+  }
 }
 
 bool RelayedRequest::send(std::string_view bytes) {
@@ -62,24 +58,27 @@ bool RelayedRequest::send(std::string_view bytes) {
 }
 
 void RelayedRequest::attempt(Leg& leg) {
-  leg.prefill = Place(workers_.prefills, workers_.prefills.pick(leg.chain));
-  leg.decode = Place(workers_.decodes, workers_.decodes.pick(leg.chain, leg.failed));
+  WorkerGroup& prefill = workers_.prefill;
+  leg.prefill = Place(prefill.picker, prefill.picker.pick(leg.key));
+  leg.decode = Place(workers_.decode.picker, workers_.decode.picker.pick(leg.key, leg.failed));
+  if (!leg.decode.has_value()) {
+    return fail(absl::UnavailableError("there is no decode worker at present"));
+  }
   std::string address;
-  if (leg.prefill.has_value() && workers_.prefills.is_up(*leg.prefill)) {
-    address = workers_.addresses[*leg.prefill];
+  if (leg.prefill.has_value() && prefill.picker.is_up(*leg.prefill)) {
+    address = prefill.addresses[*leg.prefill];
   }
   leg.tokens_before = leg.relay->tokens_seen();
   leg.status = 0;
   leg.error_body.clear();
   http::HttpFetchRequest post;
-  post.url = workers_.decode[*leg.decode];
+  post.url = workers_.decode.urls[*leg.decode];
   post.method = "POST";
   post.path = exchange_->request().path;
   post.body = leg.relay->next_body(address);
-  post.headers = {{"Content-Type", "application/json"}, {http::kRequestIdHeader, request_id_}};
-  if (!workers_.api_key.empty()) {
-    post.headers.emplace_back("Authorization", absl::StrCat("Bearer ", workers_.api_key));
-  }
+  post.headers = workers_.headers();
+  post.headers.emplace_back("Content-Type", "application/json");
+  post.headers.emplace_back(http::kRequestIdHeader, request_id_);
   leg.fetch = http::HttpFetch::start(
       workers_.loop, std::move(post),
       {.on_head =
@@ -97,7 +96,10 @@ void RelayedRequest::received(Leg& leg, std::string_view bytes) {
     return;
   }
   const bool go_on = leg.relay->receive(bytes);
-  if (leg.relay->tokens_seen() > leg.tokens_before) leg.prefill.release();  // its part is over
+  if (leg.relay->tokens_seen() > leg.tokens_before) {
+    leg.prefill.release();  // its part is over
+    leg.decode.computed();
+  }
   if (!go_on || leg.relay->done()) ended(leg, absl::OkStatus());
 }
 
@@ -122,8 +124,8 @@ absl::Status RelayedRequest::outcome(Leg& leg, const absl::Status& connection) {
     if (leg.status == 404) return absl::NotFoundError(text);
     return leg.status < 500 ? absl::InvalidArgumentError(text) : absl::UnavailableError(text);
   }
-  workers_.decodes.set_up(*leg.decode, false);  // until it answers a probe
-  const http::HttpUrl& url = workers_.decode[*leg.decode];
+  workers_.decode.picker.set_up(*leg.decode, false);  // until it answers a probe
+  const http::HttpUrl& url = workers_.decode.urls[*leg.decode];
   return absl::UnavailableError(
       absl::StrCat("decode worker http://", url.host, ":", url.port, " broke off: ",
                    connection.ok() ? "the stream ended early" : std::string(connection.message())));
@@ -150,7 +152,7 @@ void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
   if (absl::IsResourceExhausted(why)) {
     // Nothing was computed: asking each worker once costs little, asking a full one again is
     // what makes it fuller.
-    if (leg.failed.size() >= workers_.decode.size()) return fail(why);
+    if (leg.failed.size() >= workers_.decode.picker.present()) return fail(why);
     return attempt(leg);
   }
   if (leg.relay->tokens_seen() > leg.tokens_before) leg.retries = 0;

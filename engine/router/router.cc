@@ -1,17 +1,24 @@
 // The router's routes; relayed_request.h has a request's way through the workers.
 #include "engine/router/router.h"
 
+#include <algorithm>
 #include <future>
+#include <optional>
 #include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/files/files.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/api_door.h"
 #include "engine/http/openai/openai_reply.h"
+#include "engine/http/prompt_tokens.h"
 #include "engine/http/task_thread.h"
+#include "engine/router/cache_watch.h"
 #include "engine/router/health_watch.h"
 #include "engine/router/relayed_request.h"
+#include "engine/router/worker_list.h"
+#include "transport/base/log.h"
 
 namespace baton::engine::router {
 namespace {
@@ -20,6 +27,7 @@ using nlohmann::json;
 using Exchange = std::shared_ptr<http::HttpExchange>;
 
 constexpr size_t kParsing = 4096;  // requests that wait to be parsed, at most
+constexpr size_t kMaxListBytes = size_t{1} << 20;
 
 absl::StatusOr<std::vector<http::HttpUrl>> parse_urls(const std::vector<std::string>& texts) {
   std::vector<http::HttpUrl> urls;
@@ -31,15 +39,45 @@ absl::StatusOr<std::vector<http::HttpUrl>> parse_urls(const std::vector<std::str
   return urls;
 }
 
+std::string worker_metrics(const Workers& workers) {
+  std::string page;
+  const auto print = [&](const char* name, const char* type, auto value) {
+    absl::StrAppend(&page, "# TYPE baton_router_", name, " ", type, "\n");
+    for (const WorkerGroup* group : {&workers.decode, &workers.prefill}) {
+      for (size_t i = 0; i < group->size(); ++i) {
+        if (!group->is_listed(i)) continue;
+        absl::StrAppend(&page, "baton_router_", name, "{worker=\"", group->name(i), "\"} ",
+                        value(*group, group->picker.stats(i), i), "\n");
+      }
+    }
+  };
+  using Group = const WorkerGroup&;
+  using Stats = const PickStats&;
+  print("in_flight", "gauge", [](Group, Stats stats, size_t) { return stats.in_flight; });
+  print("worker_up", "gauge",
+        [](Group group, Stats, size_t i) { return group.picker.is_up(i) ? 1 : 0; });
+  print("computing_tokens", "gauge", [](Group, Stats stats, size_t) { return stats.computing; });
+  print("cache_known", "gauge",
+        [](Group, Stats stats, size_t) { return stats.cache_known ? 1 : 0; });
+  print("cached_blocks", "gauge", [](Group, Stats stats, size_t) { return stats.cached_blocks; });
+  print("cache_changes", "counter", [](Group, Stats stats, size_t) { return stats.cache_changes; });
+  print("prompt_tokens_total", "counter",
+        [](Group, Stats stats, size_t) { return stats.prompt_tokens; });
+  print("expected_hit_tokens_total", "counter",
+        [](Group, Stats stats, size_t) { return stats.hit_tokens; });
+  return page;
+}
+
 }  // namespace
 
 struct Router::Impl {
   Impl(RouterOptions given, std::vector<http::HttpUrl> prefill, std::vector<http::HttpUrl> decode)
       : options(std::move(given)),
         listener(options.listener),
-        workers(std::move(prefill), std::move(decode)),
+        workers(std::move(prefill), std::move(decode), options.pick),
+        caches(workers, options.health_interval),
         health({options.health_interval, options.health_timeout, options.health_misses}, workers,
-               [this](size_t worker) { leave(worker); }),
+               [this](WorkerGroup& group, size_t worker) { went_down(group, worker); }),
         parser(kParsing) {
     workers.max_retries = options.max_retries;
     workers.api_key = options.api_key;
@@ -52,15 +90,29 @@ struct Router::Impl {
 
   void register_routes();
   void complete(const Exchange& exchange, bool chat);
-  void leave(size_t worker);
+  // In the order of the prompts; of those that cannot be made into tokens, of their text.
+  std::vector<std::shared_ptr<const PromptKey>> keys(const http::ApiRequest& request) const;
+  bool follows_caches() const { return tokenizer.has_value() && options.pick == PickBy::kCache; }
+  void follow_caches();
+  void went_down(WorkerGroup& group, size_t worker);
+  // Looks at the list of workers again and again, on the parser's thread.
+  void watch_list();
+  void look_at_list();
+  void take_list(const ListedWorkers& listed);
+  void take(WorkerGroup& group, const std::vector<http::HttpUrl>& listed);
   void proxy(const Exchange& exchange, size_t first);
   json health_page(bool* usable);
   std::string metrics_page();
 
   const RouterOptions options;
   http::HttpListener listener;
+  std::optional<Tokenizer> tokenizer;
+  std::optional<ChatTemplate> chat_template;
   Workers workers;
+  CacheWatch caches;
   HealthWatch health;
+  std::string last_list;  // for the parser's thread
+  std::unique_ptr<http::EventLoop::Timer> next_look;
   http::TaskThread parser;
 };
 
@@ -71,12 +123,105 @@ void Router::Impl::complete(const Exchange& exchange, bool chat) {
   if (!parsed.ok()) return http::reply_error(parsed.status(), exchange.get());
   auto request = std::make_shared<http::ApiRequest>(*std::move(parsed));
   if (!request->has_seed) request->sampling.seed = std::random_device()();
-  listener.loop()->post([this, exchange, body = *std::move(body), request]() mutable {
-    RelayedRequest::start(workers, exchange, body, std::move(request), exchange->request_id());
+  listener.loop()->post(
+      [this, exchange, body = *std::move(body), request, keys = keys(*request)]() mutable {
+        RelayedRequest::start(workers, exchange, body, std::move(request), keys,
+                              exchange->request_id());
+      });
+}
+
+std::vector<std::shared_ptr<const PromptKey>> Router::Impl::keys(
+    const http::ApiRequest& request) const {
+  std::vector<std::shared_ptr<const PromptKey>> keys;
+  if (follows_caches()) {
+    // What a worker would refuse it shall refuse.
+    const auto prompts = http::prompt_tokens(request, *tokenizer, chat_template);
+    if (prompts.ok()) {
+      for (const std::vector<int32_t>& tokens : *prompts) {
+        keys.push_back(std::make_shared<PromptKey>(token_key(tokens)));
+      }
+      return keys;
+    }
+  }
+  for (const http::ApiPrompt& prompt : request.prompts) {
+    const auto* ids = reinterpret_cast<const char*>(prompt.tokens.data());
+    keys.push_back(std::make_shared<PromptKey>(text_key(
+        prompt.tokens.empty() ? std::string_view(prompt.text)
+                              : std::string_view(ids, prompt.tokens.size() * sizeof(int32_t)))));
+  }
+  return keys;
+}
+
+void Router::Impl::follow_caches() {
+  if (!follows_caches()) return;
+  for (WorkerGroup* group : {&workers.prefill, &workers.decode}) {
+    for (size_t i = 0; i < group->size(); ++i) caches.follow(*group, i);
+  }
+}
+
+void Router::Impl::watch_list() {
+  if (options.workers_file.empty()) return;
+  next_look = listener.loop()->after(options.health_interval, [this] {
+    // Where it is too busy to look, later will do.
+    if (!parser.post([this] { look_at_list(); })) watch_list();
   });
 }
 
-void Router::Impl::leave(size_t worker) {
+void Router::Impl::look_at_list() {
+  const absl::StatusOr<std::string> text = read_file(options.workers_file, kMaxListBytes);
+  // Once for each new text, and for each new reason why there is none.
+  std::string seen = text.ok() ? *text : std::string(text.status().message());
+  std::optional<ListedWorkers> listed;
+  if (seen != last_list) {
+    absl::StatusOr<ListedWorkers> parsed =
+        text.ok() ? parse_worker_list(*text) : absl::StatusOr<ListedWorkers>(text.status());
+    if (parsed.ok()) {
+      listed = *std::move(parsed);
+    } else {
+      log_event(LogLevel::kError, "router: the workers stay as they are, for %s is wrong: %s",
+                options.workers_file, std::string(parsed.status().message()));
+    }
+    last_list = std::move(seen);
+  }
+  listener.loop()->post([this, listed = std::move(listed)] {
+    if (listed.has_value()) take_list(*listed);
+    watch_list();
+  });
+}
+
+void Router::Impl::take_list(const ListedWorkers& listed) {
+  take(workers.prefill, listed.prefill);
+  take(workers.decode, listed.decode);
+}
+
+void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& listed) {
+  const auto is_in = [](const auto& list, const http::HttpUrl& url) {
+    return std::find(list.begin(), list.end(), url) != list.end();
+  };
+  for (size_t i = 0; i < group.size(); ++i) {
+    const bool gone = !is_in(listed, group.urls[i]);
+    if (gone == group.picker.is_gone(i)) continue;
+    group.picker.set_gone(i, gone);
+    log_event(LogLevel::kInfo, "router: %s worker %s %s", group.role, group.name(i),
+              gone ? "gets nothing new" : "is back");
+    if (gone) {
+      caches.leave(group, i);
+    } else {
+      group.picker.set_up(i, false);  // until it answers
+      if (follows_caches()) caches.follow(group, i);
+    }
+  }
+  for (const http::HttpUrl& url : listed) {
+    if (is_in(group.urls, url)) continue;
+    const size_t worker = group.add(url);
+    log_event(LogLevel::kInfo, "router: %s worker %s joins", group.role, group.name(worker));
+    if (follows_caches()) caches.follow(group, worker);
+  }
+}
+
+void Router::Impl::went_down(WorkerGroup& group, size_t worker) {
+  caches.restart(group, worker);
+  if (&group != &workers.decode) return;
   std::vector<std::shared_ptr<RelayedRequest>> affected;
   for (RelayedRequest* request : workers.open) affected.push_back(request->shared_from_this());
   for (const auto& request : affected) request->leave_worker(worker);
@@ -84,7 +229,8 @@ void Router::Impl::leave(size_t worker) {
 
 // What any worker can answer is asked of one after the other.
 void Router::Impl::proxy(const Exchange& exchange, size_t worker) {
-  if (worker == workers.decode.size()) {
+  while (worker < workers.decode.size() && workers.decode.picker.is_gone(worker)) ++worker;
+  if (worker >= workers.decode.size()) {
     return http::reply_error(absl::UnavailableError("no decode worker answers"), exchange.get());
   }
   struct Answer {
@@ -93,16 +239,14 @@ void Router::Impl::proxy(const Exchange& exchange, size_t worker) {
     std::unique_ptr<http::HttpFetch> fetch;
   };
   const auto answer = std::make_shared<Answer>();
-  http::HttpFetchRequest ask{.url = workers.decode[worker],
+  http::HttpFetchRequest ask{.url = workers.decode.urls[worker],
                              .method = exchange->request().method,
                              .path = exchange->request().path,
                              .body = exchange->request().body,
-                             .headers = {{"Content-Type", "application/json"}},
+                             .headers = workers.headers(),
                              .connect_timeout = options.health_timeout,
                              .timeout = options.health_timeout * 5};
-  if (!options.api_key.empty()) {
-    ask.headers.emplace_back("Authorization", absl::StrCat("Bearer ", options.api_key));
-  }
+  ask.headers.emplace_back("Content-Type", "application/json");
   answer->fetch = http::HttpFetch::start(
       listener.loop(), std::move(ask),
       {.on_head = [answer](int status, std::string_view) { answer->status = status; },
@@ -119,32 +263,26 @@ void Router::Impl::proxy(const Exchange& exchange, size_t worker) {
 json Router::Impl::health_page(bool* usable) {
   json list = json::array();
   *usable = false;
-  for (size_t i = 0; i < options.decode.size(); ++i) {
-    const bool up = workers.decodes.is_up(i);
-    *usable |= up;
-    list.push_back({{"url", options.decode[i]}, {"role", "decode"}, {"up", up}});
-  }
-  for (size_t i = 0; i < options.prefill.size(); ++i) {
-    list.push_back(
-        {{"url", options.prefill[i]}, {"role", "prefill"}, {"up", workers.prefills.is_up(i)}});
+  for (const WorkerGroup* group : {&workers.decode, &workers.prefill}) {
+    for (size_t i = 0; i < group->size(); ++i) {
+      if (!group->is_listed(i)) continue;
+      const bool up = group->picker.is_up(i);
+      const bool draining = group->is_draining(i);
+      *usable |= up && !draining && group == &workers.decode;
+      list.push_back({{"url", group->name(i)}, {"role", group->role}, {"up", up}});
+      if (draining) list.back()["draining"] = true;
+    }
   }
   return {{"status", *usable ? "ok" : "no decode worker is up"}, {"workers", std::move(list)}};
 }
 
 std::string Router::Impl::metrics_page() {
-  std::string page = "# TYPE baton_router_in_flight gauge\n# TYPE baton_router_worker_up gauge\n";
-  const auto print = [&](const WorkerPicker& picker, const std::vector<std::string>& urls) {
-    for (size_t i = 0; i < urls.size(); ++i) {
-      absl::StrAppend(&page, "baton_router_in_flight{worker=\"", urls[i], "\"} ",
-                      picker.in_flight(i), "\nbaton_router_worker_up{worker=\"", urls[i], "\"} ",
-                      picker.is_up(i) ? 1 : 0, "\n");
-    }
-  };
-  print(workers.decodes, options.decode);
-  print(workers.prefills, options.prefill);
+  std::string page = worker_metrics(workers);
   const http::HttpListenerStats stats = listener.stats();
   absl::StrAppend(&page, "# TYPE baton_router_retries_total counter\nbaton_router_retries_total ",
-                  workers.retried, "\n# TYPE baton_http_connections gauge\nbaton_http_connections ",
+                  workers.retried, "\n# TYPE baton_router_cache_streams_lost_total counter\n",
+                  "baton_router_cache_streams_lost_total ", caches.lost(),
+                  "\n# TYPE baton_http_connections gauge\nbaton_http_connections ",
                   stats.connections, "\n# TYPE baton_http_answering gauge\nbaton_http_answering ",
                   stats.answering, "\n");
   return page;
@@ -184,6 +322,23 @@ Router::~Router() = default;
 int Router::port() const { return impl_->listener.port(); }
 
 absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
+  std::string list;
+  if (!options.workers_file.empty()) {
+    if (!options.decode.empty() || !options.prefill.empty()) {
+      return absl::InvalidArgumentError(
+          "--workers lists all workers: leave --prefill and --decode out");
+    }
+    absl::StatusOr<std::string> text = read_file(options.workers_file, kMaxListBytes);
+    if (!text.ok()) return text.status();
+    const absl::StatusOr<ListedWorkers> listed = parse_worker_list(*text);
+    if (!listed.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(options.workers_file, ": ", std::string(listed.status().message())));
+    }
+    for (const http::HttpUrl& url : listed->prefill) options.prefill.push_back(url.text());
+    for (const http::HttpUrl& url : listed->decode) options.decode.push_back(url.text());
+    list = *std::move(text);
+  }
   if (options.decode.empty()) {
     return absl::InvalidArgumentError("a router needs at least one --decode URL");
   }
@@ -192,12 +347,24 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
   auto decode = parse_urls(options.decode);
   if (!decode.ok()) return decode.status();
   auto impl = std::make_unique<Impl>(std::move(options), *std::move(prefill), *std::move(decode));
+  impl->last_list = std::move(list);
+  if (!impl->options.tokenizer.empty()) {
+    const std::string& directory = impl->options.tokenizer;
+    absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");
+    if (!tokenizer.ok()) return tokenizer.status();
+    absl::StatusOr<std::optional<ChatTemplate>> chat_template = load_chat_template(directory);
+    if (!chat_template.ok()) return chat_template.status();
+    impl->tokenizer = *std::move(tokenizer);
+    impl->chat_template = *std::move(chat_template);
+  }
   impl->register_routes();
   absl::Status status = impl->listener.listen(impl->options.host, impl->options.port);
   if (!status.ok()) return status;
   // The first requests should find the workers known.
   std::promise<void> known;
   impl->listener.loop()->post([router = impl.get(), &known] {
+    router->follow_caches();
+    router->watch_list();
     router->health.probe_all([router, &known] {
       known.set_value();
       router->health.run();

@@ -1,6 +1,7 @@
 // The router: one address for a set of prefill and decode workers.
 //
-// For each request it picks a prefill and a decode worker (engine/router/worker_picker.h), tells
+// For each request it picks a prefill and a decode worker by what they have cached and what they
+// have to do (engine/router/worker_picker.h), tells
 // decode where the prompt's KV can be had, and streams the tokens back. When a worker dies, before
 // or during a stream, another goes on: no token is repeated and none is lost. A worker that is only
 // slow, or full, is not taken for dead: its health is asked for by itself, and what it refuses
@@ -18,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/http/http_listener.h"
+#include "engine/router/worker_picker.h"
 #include "transport/clock.h"
 
 namespace baton::engine::router {
@@ -27,7 +29,17 @@ struct RouterOptions {
   int port = 8000;                   // 0: any free port
   std::vector<std::string> prefill;  // URLs; none: decode workers compute prompts themselves
   std::vector<std::string> decode;   // at least one
-  int max_retries = 3;               // in a row without a new token
+  // A file that lists them instead (engine/router/worker_list.h). It is looked at every
+  // health_interval: workers that are new are asked how they are and used, those that are gone get
+  // nothing new and end what they have. A file that is wrong changes nothing, and is said in the
+  // log.
+  std::string workers_file;
+  // The model's directory, of which tokenizer.json and the chat template are read. With it the
+  // router makes the same tokens of a prompt as its workers, and knows what each of them has
+  // cached, since they tell (GET /v1/baton/kv_events). "": it goes by what it sent where.
+  std::string tokenizer;
+  PickBy pick = PickBy::kCache;
+  int max_retries = 3;  // in a row without a new token
   std::chrono::milliseconds health_interval{1000};
   // A worker that does not answer this many probes in a row, each within health_timeout, is down:
   // what it was asked is given to others.
@@ -40,8 +52,8 @@ struct RouterOptions {
 // Keeps no state that matters: a request that a dead router had in flight is simply sent again.
 class Router {
  public:
-  // InvalidArgument without decode workers or with a malformed URL, Unavailable if the port is
-  // taken. Workers need not be up yet.
+  // InvalidArgument without decode workers, with a malformed URL or list, or with a tokenizer that
+  // cannot be read; Unavailable if the port is taken. Workers need not be up yet.
   static absl::StatusOr<std::unique_ptr<Router>> start(RouterOptions options);
   ~Router();
 

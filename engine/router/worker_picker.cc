@@ -1,61 +1,195 @@
-// Picks the worker that knows a request's prefix, or the least loaded one.
+// Weighs what workers have against what they have to do.
 #include "engine/router/worker_picker.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "engine/kernels/kv_cache.h"
+#include "transport/base/splitmix.h"
 
 namespace baton::engine::router {
 
-std::vector<serve::BlockHash> prompt_chain(std::string_view prompt) {
+using serve::BlockHash;
+
+PromptKey text_key(std::string_view prompt) {
   constexpr size_t kPiece = 256;
   constexpr size_t kPieces = 64;
-  std::vector<serve::BlockHash> chain;
-  for (size_t at = 0; at + kPiece <= prompt.size() && chain.size() < kPieces; at += kPiece) {
-    chain.push_back(serve::chain_hash(chain.empty() ? serve::BlockHash{} : chain.back(),
-                                      prompt.substr(at, kPiece)));
+  PromptKey key;
+  for (size_t at = 0; at + kPiece <= prompt.size() && key.chain.size() < kPieces; at += kPiece) {
+    key.chain.push_back(serve::chain_hash(key.chain.empty() ? BlockHash{} : key.chain.back(),
+                                          prompt.substr(at, kPiece)));
   }
-  return chain;
+  return key;
 }
 
-std::optional<size_t> WorkerPicker::pick(std::span<const serve::BlockHash> chain,
-                                         std::span<const size_t> avoid) {
-  const std::lock_guard lock(mutex_);
-  if (workers_.empty()) return std::nullopt;
-  const auto shunned = [&](size_t worker) {
-    return std::find(avoid.begin(), avoid.end(), worker) != avoid.end();
-  };
-  // Ordered by: usable, not to be avoided, least loaded, first.
-  const auto worse = [&](size_t a, size_t b) {
-    if (workers_[a].up != workers_[b].up) return !workers_[a].up;
-    if (shunned(a) != shunned(b)) return shunned(a);
-    return workers_[a].in_flight > workers_[b].in_flight;
-  };
-  size_t best = 0;
-  for (size_t i = 1; i < workers_.size(); ++i) {
-    if (worse(best, i)) best = i;
+PromptKey token_key(std::span<const int32_t> tokens) {
+  PromptKey key{.chain = {}, .tokens = tokens.size()};
+  if (!tokens.empty()) {
+    serve::extend_chain(tokens.first(tokens.size() - 1), kBlockTokens, &key.chain);
   }
-  for (size_t i = chain.size(); i-- > 0;) {
-    const auto it = prefixes_.find(chain[i]);
+  return key;
+}
+
+size_t WorkerPicker::held(const Worker& worker, const PromptKey& key) const {
+  if (key.tokens == 0) return 0;
+  size_t blocks = 0;
+  while (blocks < key.chain.size() && (worker.cached.contains(key.chain[blocks]) ||
+                                       worker.promised.contains(key.chain[blocks]))) {
+    ++blocks;
+  }
+  return blocks * kBlockTokens;
+}
+
+size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key) const {
+  // Where much was computed lately, much that others may ask for is pushed out of the cache: the
+  // part of it that is beyond the least busy worker's counts a quarter.
+  size_t least = worker.given;
+  for (const Worker& other : workers_) {
+    if (!other.gone && other.up) least = std::min(least, other.given);
+  }
+  return worker.stats.computing + key.tokens - held(worker, key) +
+         kRequestTokens * worker.stats.in_flight + (worker.given - least) / 4;
+}
+
+bool WorkerPicker::any_known() const {
+  return std::any_of(workers_.begin(), workers_.end(), [](const Worker& worker) {
+    return !worker.gone && worker.up && worker.stats.cache_known;
+  });
+}
+
+std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid) const {
+  std::vector<size_t> best;
+  int rank = 0;
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    if (workers_[i].gone) continue;
+    const bool shunned = std::find(avoid.begin(), avoid.end(), i) != avoid.end();
+    const int own = 1 + (workers_[i].up ? 2 : 0) + (shunned ? 0 : 1);
+    if (own > rank) best.clear();
+    rank = std::max(rank, own);
+    if (own == rank) best.push_back(i);
+  }
+  return best;
+}
+
+size_t WorkerPicker::by_cache(const PromptKey& key, std::span<const size_t> candidates) const {
+  // Of two that cost the same, the one that had less to do so far: its cache has more room.
+  return *std::min_element(candidates.begin(), candidates.end(), [&](size_t a, size_t b) {
+    return std::pair(cost(workers_[a], key), workers_[a].given) <
+           std::pair(cost(workers_[b], key), workers_[b].given);
+  });
+}
+
+size_t WorkerPicker::by_guess(const PromptKey& key, std::span<const size_t> candidates) {
+  size_t best = *std::min_element(candidates.begin(), candidates.end(), [&](size_t a, size_t b) {
+    return std::pair(workers_[a].stats.in_flight, workers_[a].given) <
+           std::pair(workers_[b].stats.in_flight, workers_[b].given);
+  });
+  for (size_t i = key.chain.size(); i-- > 0;) {
+    const auto it = prefixes_.find(key.chain[i]);
     if (it == prefixes_.end()) continue;
-    const Worker& worker = workers_[it->second];
-    if (worker.up && !shunned(it->second) &&
-        worker.in_flight <= workers_[best].in_flight + kSlack) {
+    if (std::find(candidates.begin(), candidates.end(), it->second) != candidates.end() &&
+        workers_[it->second].stats.in_flight <= workers_[best].stats.in_flight + kSlack) {
       best = it->second;
     }
     break;
   }
   if (prefixes_.size() > kMaxPrefixes) prefixes_.clear();
-  for (const serve::BlockHash& hash : chain) prefixes_[hash] = best;
-  ++workers_[best].in_flight;
+  for (const BlockHash& hash : key.chain) prefixes_[hash] = best;
   return best;
 }
 
-void WorkerPicker::release(size_t worker) {
+// The highest bidder: when a worker comes or goes, few beginnings change theirs.
+size_t WorkerPicker::by_hash(const PromptKey& key, std::span<const size_t> candidates) {
+  const auto bid = [&](size_t worker) {
+    return splitmix(key.chain.front().low ^ splitmix(worker));
+  };
+  return *std::max_element(candidates.begin(), candidates.end(),
+                           [&](size_t a, size_t b) { return bid(a) < bid(b); });
+}
+
+std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const PromptKey> key,
+                                                     std::span<const size_t> avoid) {
   const std::lock_guard lock(mutex_);
-  --workers_[worker].in_flight;
+  const std::vector<size_t> candidates = usable(avoid);
+  if (candidates.empty()) return std::nullopt;
+  const bool known = by_ == PickBy::kCache && key->tokens > 0 && any_known();
+  const bool hashed = by_ == PickBy::kHash && !key->chain.empty();
+  const size_t best = hashed  ? by_hash(*key, candidates)
+                      : known ? by_cache(*key, candidates)
+                              : by_guess(*key, candidates);
+  Worker& worker = workers_[best];
+  const size_t hit = held(worker, *key);
+  const size_t computing = key->tokens - hit;
+  // A text's length in tokens is not known: its pieces will do, as long as it is the same for all.
+  worker.given += key->tokens > 0 ? computing : key->chain.size() + 1;
+  ++worker.stats.in_flight;
+  worker.stats.computing += computing;
+  worker.stats.prompt_tokens += key->tokens;
+  worker.stats.hit_tokens += hit;
+  if (key->tokens > 0) {
+    for (const BlockHash& hash : key->chain) ++worker.promised[hash];
+  }
+  const uint64_t id = next_id_++;
+  open_[id] = {best, computing, std::move(key)};
+  return Pick{id, best};
+}
+
+void WorkerPicker::computed(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto it = open_.find(id);
+  if (it == open_.end()) return;
+  workers_[it->second.worker].stats.computing -= std::exchange(it->second.computing, 0);
+}
+
+void WorkerPicker::release(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto it = open_.find(id);
+  if (it == open_.end()) return;
+  const Open& open = it->second;
+  Worker& worker = workers_[open.worker];
+  --worker.stats.in_flight;
+  worker.stats.computing -= open.computing;
+  if (open.key->tokens > 0) {
+    for (const BlockHash& hash : open.key->chain) {
+      const auto promise = worker.promised.find(hash);
+      if (--promise->second == 0) worker.promised.erase(promise);
+    }
+  }
+  open_.erase(it);
+}
+
+size_t WorkerPicker::add() {
+  const std::lock_guard lock(mutex_);
+  workers_.emplace_back().up = false;
+  return workers_.size() - 1;
+}
+
+void WorkerPicker::set_gone(size_t worker, bool gone) {
+  const std::lock_guard lock(mutex_);
+  workers_[worker].gone = gone;
+}
+
+bool WorkerPicker::is_gone(size_t worker) const {
+  const std::lock_guard lock(mutex_);
+  return workers_[worker].gone;
+}
+
+size_t WorkerPicker::present() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<size_t>(std::count_if(workers_.begin(), workers_.end(),
+                                           [](const Worker& worker) { return !worker.gone; }));
 }
 
 void WorkerPicker::set_up(size_t worker, bool up) {
   const std::lock_guard lock(mutex_);
+  if (up && !workers_[worker].up) {
+    // It has missed what the others were given, and need not make up for it.
+    size_t least = SIZE_MAX;
+    for (const Worker& other : workers_) {
+      if (!other.gone && other.up) least = std::min(least, other.given);
+    }
+    if (least != SIZE_MAX) workers_[worker].given = std::max(workers_[worker].given, least);
+  }
   workers_[worker].up = up;
 }
 
@@ -64,9 +198,37 @@ bool WorkerPicker::is_up(size_t worker) const {
   return workers_[worker].up;
 }
 
-size_t WorkerPicker::in_flight(size_t worker) const {
+bool WorkerPicker::tell(size_t index, const serve::CacheNews& news) {
   const std::lock_guard lock(mutex_);
-  return workers_[worker].in_flight;
+  Worker& worker = workers_[index];
+  PickStats& stats = worker.stats;
+  const bool fits = news.snapshot || (stats.cache_known && news.changes >= stats.cache_changes);
+  if (news.snapshot) worker.cached.clear();
+  for (const BlockHash& hash : news.removed) worker.cached.erase(hash);
+  if (fits && worker.cached.size() + news.stored.size() <= kMaxBlocks) {
+    worker.cached.insert(news.stored.begin(), news.stored.end());
+    stats.cache_known = true;
+    stats.cached_blocks = worker.cached.size();
+    stats.cache_changes = news.changes;
+    return true;
+  }
+  worker.cached.clear();
+  stats.cache_known = false;
+  stats.cached_blocks = 0;
+  return false;
+}
+
+void WorkerPicker::forget_cache(size_t index) {
+  const std::lock_guard lock(mutex_);
+  Worker& worker = workers_[index];
+  worker.cached = {};
+  worker.stats.cache_known = false;
+  worker.stats.cached_blocks = 0;
+}
+
+PickStats WorkerPicker::stats(size_t worker) const {
+  const std::lock_guard lock(mutex_);
+  return workers_[worker].stats;
 }
 
 }  // namespace baton::engine::router

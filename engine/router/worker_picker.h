@@ -1,8 +1,16 @@
-// Which of several equal workers a request goes to: one that knows its prefix, if it is not much
-// busier than the others, else the least loaded.
+// Which of several equal workers a request goes to.
+//
+// Where workers tell what they have cached (engine/router/cache_watch.h), the one that has the
+// least to do until it is through with this prompt: the tokens that it does not have, those that
+// earlier requests still wait for, a little for every request that it is writing an answer to, and
+// a part of what it had to compute more than others, so that all caches are used. Where none tells,
+// one that was given the same beginning before, if it is not much busier than the others, else the
+// least loaded.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -10,39 +18,109 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "engine/serve/cache/block_hash.h"
+#include "engine/serve/cache/cache_events.h"
 
 namespace baton::engine::router {
 
-// Hashes of the first pieces of a prompt (256 bytes each, at most 64), chained: what requests that
-// share a beginning have in common.
-std::vector<serve::BlockHash> prompt_chain(std::string_view prompt);
+enum class PickBy : uint8_t {
+  kCache,  // what workers say that they have; as kGuess where they say nothing
+  kGuess,  // what they were given
+  kHash,   // always the same worker for the same beginning, busy or not: for comparison
+};
+
+// What a prompt has in common with others.
+struct PromptKey {
+  std::vector<serve::BlockHash> chain;  // of pieces that can be shared, from its beginning
+  size_t tokens = 0;                    // of the whole prompt; 0: the pieces are of text
+};
+// Of a text: its first 64 pieces of 256 bytes.
+PromptKey text_key(std::string_view prompt);
+// Of a prompt as workers see it: its blocks but for the last token's, which is always computed.
+PromptKey token_key(std::span<const int32_t> tokens);
+
+struct PickStats {
+  size_t in_flight = 0;
+  size_t computing = 0;        // prompt tokens that it has still to compute for them
+  bool cache_known = false;    // it tells what it has
+  size_t cached_blocks = 0;    // so many
+  uint64_t cache_changes = 0;  // CacheNews::changes of what it told last
+  uint64_t prompt_tokens = 0;  // of all requests it was given
+  uint64_t hit_tokens = 0;     // of these, expected in its cache
+};
 
 // Thread-safe.
 class WorkerPicker {
  public:
-  explicit WorkerPicker(size_t workers) : workers_(workers) {}
+  explicit WorkerPicker(size_t workers, PickBy by = PickBy::kCache) : by_(by), workers_(workers) {}
 
+  struct Pick {
+    uint64_t id = 0;
+    size_t worker = 0;
+  };
   // Counts one more request for the worker until release(). Workers in `avoid` and those that are
   // down are taken only if there is no other; nothing if there are no workers at all.
-  std::optional<size_t> pick(std::span<const serve::BlockHash> chain,
-                             std::span<const size_t> avoid = {});
-  void release(size_t worker);
+  std::optional<Pick> pick(std::shared_ptr<const PromptKey> key,
+                           std::span<const size_t> avoid = {});
+  // The prompt is computed: the first token is here.
+  void computed(uint64_t id);
+  void release(uint64_t id);
 
+  // One more worker, which is down until set_up(); its index.
+  size_t add();
+  // The worker is taken no more; what it is doing goes on. Or it is again.
+  void set_gone(size_t worker, bool gone);
+  bool is_gone(size_t worker) const;
+  // Workers that are not gone.
+  size_t present() const;
   void set_up(size_t worker, bool up);
   bool is_up(size_t worker) const;
-  size_t in_flight(size_t worker) const;
+
+  // What the worker tells of its cache. False where it cannot be: more blocks than kMaxBlocks,
+  // changes without a snapshot, a count that goes back; then nothing is known of it.
+  bool tell(size_t worker, const serve::CacheNews& news);
+  // Nothing is known, until the next snapshot.
+  void forget_cache(size_t worker);
+
+  PickStats stats(size_t worker) const;
+
+  static constexpr size_t kMaxBlocks = size_t{1} << 22;
 
  private:
-  static constexpr size_t kSlack = 2;  // requests that a prefix hit is worth
+  static constexpr size_t kSlack = 2;           // requests that a guessed hit is worth
+  static constexpr size_t kRequestTokens = 64;  // to compute, that a request in flight weighs
   static constexpr size_t kMaxPrefixes = 1 << 16;
 
   struct Worker {
     bool up = true;
-    size_t in_flight = 0;
+    bool gone = false;
+    size_t given = 0;  // tokens that it had to compute, ever
+    PickStats stats;
+    absl::flat_hash_set<serve::BlockHash> cached;
+    // Blocks of requests in flight: there, or soon.
+    absl::flat_hash_map<serve::BlockHash, uint32_t> promised;
   };
+  struct Open {
+    size_t worker = 0;
+    size_t computing = 0;
+    std::shared_ptr<const PromptKey> key;
+  };
+  // In tokens.
+  size_t held(const Worker& worker, const PromptKey& key) const;
+  size_t cost(const Worker& worker, const PromptKey& key) const;
+  bool any_known() const;
+  size_t by_cache(const PromptKey& key, std::span<const size_t> candidates) const;
+  size_t by_guess(const PromptKey& key, std::span<const size_t> candidates);
+  static size_t by_hash(const PromptKey& key, std::span<const size_t> candidates);
+  // Those that are as good as any by what is known of their health; none is better than these.
+  std::vector<size_t> usable(std::span<const size_t> avoid) const;
+
+  const PickBy by_;
   mutable std::mutex mutex_;
   std::vector<Worker> workers_;
+  absl::flat_hash_map<uint64_t, Open> open_;
+  uint64_t next_id_ = 1;
   absl::flat_hash_map<serve::BlockHash, size_t> prefixes_;
 };
 

@@ -84,6 +84,8 @@ struct EngineStats {
   uint32_t blocks = 0;
   uint32_t free_blocks = 0;
   uint32_t quarantined_blocks = 0;
+  uint32_t cached_blocks = 0;          // that can be found by their prefix
+  uint64_t cache_changes = 0;          // blocks that became so or ceased to be, ever
   kvtransfer::tiers::TierStats tiers;  // zeros without any
 };
 
@@ -118,6 +120,11 @@ class Engine {
   // What live requests have in front of them, with the output that `admission` expects of each.
   Backlog backlog(const Admission& admission) const;
   kvtransfer::KvConnectorStats connector_stats() const;  // zeros without a connector
+  // What others may know of the prefix cache: BlockManager::watch() and news().
+  void watch_cache(bool on) { blocks_.watch(on); }
+  CacheNews cache_news(bool snapshot) { return blocks_.news(snapshot); }
+  // The weights' (Model::fingerprint()).
+  const std::string& fingerprint() const { return model_.fingerprint(); }
   // Counts all blocks again; for tests.
   absl::Status check_integrity() const;
   // Null where none was asked for.

@@ -109,6 +109,8 @@ std::string ServingMetrics::prometheus(const EngineStats& engine,
   single("requests_running", "Requests in the batch.", "gauge", engine.running, &out);
   single("requests_loading", "Requests whose KV is arriving.", "gauge", engine.loading, &out);
   single("kv_blocks_free", "Free blocks of the KV cache.", "gauge", engine.free_blocks, &out);
+  single("kv_blocks_cached", "Blocks that a prompt's beginning can be found in.", "gauge",
+         engine.cached_blocks, &out);
   single("kv_blocks_quarantined", "Blocks that a stopped load may still write to.", "gauge",
          engine.quarantined_blocks, &out);
   print_as_vllm(engine, &out);

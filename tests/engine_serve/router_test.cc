@@ -7,49 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "engine/router/router.h"
 #include "engine/router/stream_relay.h"
-#include "engine/router/worker_picker.h"
 
 namespace baton::engine::serve {
 namespace {
 
 using nlohmann::json;
-
-TEST(WorkerPicker, TakesTheLeastLoaded) {
-  router::WorkerPicker picker(3);
-  EXPECT_EQ(picker.pick({}), 0u);
-  EXPECT_EQ(picker.pick({}), 1u);
-  EXPECT_EQ(picker.pick({}), 2u);
-  picker.release(1);
-  EXPECT_EQ(picker.pick({}), 1u);
-  EXPECT_EQ(router::WorkerPicker(0).pick({}), std::nullopt);
-}
-
-TEST(WorkerPicker, PrefersWorkersThatAreUpAndNotAvoided) {
-  router::WorkerPicker picker(3);
-  picker.set_up(0, false);
-  EXPECT_EQ(picker.pick({}), 1u);
-  const std::vector<size_t> avoid = {2};
-  EXPECT_EQ(picker.pick({}, avoid), 1u);
-  picker.set_up(1, false);
-  EXPECT_EQ(picker.pick({}, avoid), 2u);  // better avoided than down
-  picker.set_up(2, false);
-  EXPECT_TRUE(picker.pick({}).has_value());  // all are down: one may have come back
-}
-
-TEST(WorkerPicker, FollowsThePrefixUntilThatWorkerIsBusy) {
-  router::WorkerPicker picker(2);
-  const std::vector<BlockHash> verse = router::prompt_chain(std::string(1000, 'v'));
-  const std::vector<BlockHash> longer = router::prompt_chain(std::string(2000, 'v'));
-  ASSERT_EQ(verse.size(), 3u);
-  ASSERT_EQ(longer.size(), 7u);
-  EXPECT_EQ(picker.pick({}), 0u);
-  EXPECT_EQ(picker.pick(verse), 1u);
-  EXPECT_EQ(picker.pick(longer), 1u);  // in spite of the load
-  EXPECT_EQ(picker.pick(verse), 1u);
-  EXPECT_EQ(picker.pick(verse), 1u);
-  EXPECT_EQ(picker.in_flight(1), 4u);
-  EXPECT_EQ(picker.pick(verse), 0u);  // too busy by now
-}
 
 // What a worker would stream for a reply of `tokens`, of which `resume` are there already.
 std::string worker_stream(const std::vector<int32_t>& tokens, const std::vector<int32_t>& resume,

@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "engine/serve/cache/block_hash.h"
+#include "engine/serve/cache/cache_events.h"
 
 namespace baton::engine::serve {
 
@@ -52,6 +53,13 @@ class BlockManager {
     return blocks_[block].published && blocks_[block].hash == hash;
   }
 
+  // For who follows the cache. From watch(true) until watch(false) changes are noted; news() has
+  // those since it was last called, or, if `snapshot`, everything that can be found.
+  void watch(bool on);
+  CacheNews news(bool snapshot);
+  // Blocks published and forgotten, ever.
+  uint64_t changes() const { return changes_; }
+
   // Takes over one reference of each block until end_quarantine().
   uint64_t quarantine(const std::vector<uint32_t>& blocks);
   void end_quarantine(uint64_t entry);
@@ -73,6 +81,7 @@ class BlockManager {
   void push_free(uint32_t block, bool reuse_first);
   void remove_free(uint32_t block);
   void forget(Block& block);
+  void note(const BlockHash& hash, bool stored);
 
   std::vector<Block> blocks_;
   uint32_t free_head_ = kNone;  // reused next
@@ -82,6 +91,9 @@ class BlockManager {
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> quarantine_;
   uint64_t next_entry_ = 1;
   uint32_t quarantined_ = 0;
+  bool watched_ = false;
+  uint64_t changes_ = 0;
+  absl::flat_hash_map<BlockHash, bool> noted_;  // whether it is there now
 };
 
 }  // namespace baton::engine::serve

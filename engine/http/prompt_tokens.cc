@@ -1,0 +1,35 @@
+// Chat template and tokenizer, applied.
+#include "engine/http/prompt_tokens.h"
+
+#include <nlohmann/json.hpp>
+
+namespace baton::engine::http {
+
+absl::StatusOr<std::string> chat_text(const ApiRequest& chat,
+                                      const std::optional<ChatTemplate>& chat_template) {
+  if (!chat_template.has_value()) return chat.prompts[0].text;
+  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  for (const ApiMessage& message : chat.messages) {
+    messages.push_back({{"role", message.role}, {"content", message.content}});
+  }
+  return chat_template->render(messages);
+}
+
+absl::StatusOr<std::vector<std::vector<int32_t>>> prompt_tokens(
+    const ApiRequest& request, const Tokenizer& tokenizer,
+    const std::optional<ChatTemplate>& chat_template) {
+  std::vector<std::vector<int32_t>> prompts;
+  if (request.chat && chat_template.has_value()) {
+    const absl::StatusOr<std::string> text = chat_text(request, chat_template);
+    if (!text.ok()) return text.status();
+    // The template has written what begins a text, too.
+    prompts.push_back(tokenizer.encode(*text, {.add_prefix = false}));
+    return prompts;
+  }
+  for (const ApiPrompt& prompt : request.prompts) {
+    prompts.push_back(prompt.tokens.empty() ? tokenizer.encode(prompt.text) : prompt.tokens);
+  }
+  return prompts;
+}
+
+}  // namespace baton::engine::http

@@ -1,0 +1,27 @@
+// A request's prompts as the model's tokens: the same in a worker, which computes them, and in a
+// router, which asks who has them computed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/http/openai/openai_request.h"
+#include "engine/tokenizer/chat_template.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace baton::engine::http {
+
+// A chat as a text: by the template, or as render_chat() writes it. InvalidArgument with the
+// template's words where it refuses the chat.
+absl::StatusOr<std::string> chat_text(const ApiRequest& chat,
+                                      const std::optional<ChatTemplate>& chat_template);
+
+// Of every prompt. Token ids that the client gave are not looked at. Errors as chat_text().
+absl::StatusOr<std::vector<std::vector<int32_t>>> prompt_tokens(
+    const ApiRequest& request, const Tokenizer& tokenizer,
+    const std::optional<ChatTemplate>& chat_template);
+
+}  // namespace baton::engine::http

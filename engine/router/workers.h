@@ -1,0 +1,97 @@
+// The workers as the router knows them. Internal to engine/router; everything runs on the loop's
+// thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/http/event_loop.h"
+#include "engine/http/http_fetch.h"
+#include "engine/router/retry_budget.h"
+#include "engine/router/worker_picker.h"
+
+namespace baton::engine::router {
+
+// Holds a place with a worker for as long as it lives.
+class Place {
+ public:
+  Place() = default;
+  Place(WorkerPicker& picker, std::optional<WorkerPicker::Pick> pick)
+      : picker_(&picker), pick_(pick) {}
+  ~Place() { release(); }
+  Place(Place&& other) noexcept { *this = std::move(other); }
+  Place& operator=(Place&& other) noexcept {
+    release();
+    picker_ = other.picker_;
+    pick_ = std::exchange(other.pick_, std::nullopt);
+    return *this;
+  }
+  bool has_value() const { return pick_.has_value(); }
+  size_t operator*() const { return pick_->worker; }
+  // The prompt needs no computing any more.
+  void computed() {
+    if (pick_.has_value()) picker_->computed(pick_->id);
+  }
+  void release() {
+    if (pick_.has_value()) picker_->release(pick_->id);
+    pick_.reset();
+  }
+
+ private:
+  WorkerPicker* picker_ = nullptr;
+  std::optional<WorkerPicker::Pick> pick_;
+};
+
+// Workers that can stand in for each other. An index means the same one for ever.
+struct WorkerGroup {
+  WorkerGroup(const char* role_name, std::vector<http::HttpUrl> given, PickBy by)
+      : role(role_name), urls(std::move(given)), addresses(urls.size()), picker(urls.size(), by) {}
+
+  size_t size() const { return urls.size(); }
+  std::string name(size_t worker) const { return urls[worker].text(); }
+  // It is taken no more, but may still be busy with what it was asked.
+  bool is_draining(size_t worker) const {
+    return picker.is_gone(worker) && picker.stats(worker).in_flight > 0;
+  }
+  bool is_listed(size_t worker) const { return !picker.is_gone(worker) || is_draining(worker); }
+  size_t add(http::HttpUrl url) {
+    urls.push_back(std::move(url));
+    addresses.emplace_back();
+    return picker.add();
+  }
+
+  const char* const role;
+  std::vector<http::HttpUrl> urls;
+  std::vector<std::string> addresses;  // of prefill workers' connectors; "" while unknown
+  WorkerPicker picker;
+};
+
+class RelayedRequest;
+
+struct Workers {
+  Workers(std::vector<http::HttpUrl> prefill_urls, std::vector<http::HttpUrl> decode_urls,
+          PickBy by)
+      : prefill("prefill", std::move(prefill_urls), by),
+        decode("decode", std::move(decode_urls), by) {}
+
+  WorkerGroup prefill, decode;
+  RetryBudget retries;
+  int max_retries = 3;  // in a row without a new token
+  uint64_t retried = 0;
+  std::string api_key;
+  std::shared_ptr<http::EventLoop> loop;
+  std::set<RelayedRequest*> open;
+
+  // What workers are to be asked with.
+  http::HttpHeaders headers() const {
+    if (api_key.empty()) return {};
+    return {{"Authorization", "Bearer " + api_key}};
+  }
+};
+
+}  // namespace baton::engine::router

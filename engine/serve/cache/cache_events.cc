@@ -1,0 +1,112 @@
+// Lines of JSON about a prefix cache.
+#include "engine/serve/cache/cache_events.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "engine/files/json_fields.h"
+#include "engine/kernels/kv_cache.h"
+
+namespace baton::engine::serve {
+namespace {
+
+constexpr size_t kNameDigits = 2 * sizeof(BlockHash);
+
+void append_names(const char* key, const std::vector<BlockHash>& hashes, std::string* out) {
+  absl::StrAppend(out, ",\"", key, "\":[");
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    absl::StrAppend(out, i == 0 ? "\"" : ",\"", block_name(hashes[i]), "\"");
+  }
+  *out += ']';
+}
+
+absl::Status read_names(const nlohmann::json& line, const char* key, std::vector<BlockHash>* out) {
+  const nlohmann::json& names = member(line, key);
+  if (!names.is_array()) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", key, "\" must be an array of names"));
+  }
+  out->reserve(names.size());
+  for (const nlohmann::json& name : names) {
+    const auto hash =
+        name.is_string() ? parse_block_name(name.get_ref<const std::string&>()) : std::nullopt;
+    if (!hash.has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat("\"", key,
+                                                     "\" has something that is no block's name, ",
+                                                     kNameDigits, " hexadecimal digits"));
+    }
+    out->push_back(*hash);
+  }
+  return absl::OkStatus();
+}
+
+// Whether its names are made as ours.
+absl::Status check_names(const nlohmann::json& line) {
+  const auto size = int_field(line, "block_tokens", 1, 1 << 20, 0);
+  if (!size.ok()) return size.status();
+  const auto root = string_field(line, "root", "");
+  if (!root.ok()) return root.status();
+  if (*size != kBlockTokens || parse_block_name(*root) != BlockHash{}) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("its blocks of ", *size, " tokens have other names than ours, which have ",
+                     kBlockTokens, " tokens and the root ", block_name({})));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string block_name(const BlockHash& hash) {
+  return absl::BytesToHexString({reinterpret_cast<const char*>(&hash), sizeof(hash)});
+}
+
+std::optional<BlockHash> parse_block_name(std::string_view text) {
+  if (text.size() != kNameDigits) return std::nullopt;
+  for (const char digit : text) {
+    if (!absl::ascii_isxdigit(static_cast<unsigned char>(digit))) return std::nullopt;
+  }
+  const std::string bytes = absl::HexStringToBytes(absl::string_view(text.data(), text.size()));
+  BlockHash hash;
+  std::memcpy(&hash, bytes.data(), sizeof(hash));
+  return hash;
+}
+
+std::string cache_line(const CacheNews& news, std::string_view model) {
+  std::string line = "{";
+  if (news.snapshot) {
+    absl::StrAppend(&line, "\"block_tokens\":", kBlockTokens, ",\"root\":\"", block_name({}),
+                    "\",\"model\":", nlohmann::json(model).dump(), ",");
+  }
+  absl::StrAppend(&line, "\"changes\":", news.changes);
+  if (!news.snapshot) append_names("removed", news.removed, &line);
+  append_names(news.snapshot ? "blocks" : "stored", news.stored, &line);
+  line += "}\n";
+  return line;
+}
+
+absl::StatusOr<CacheNews> parse_cache_line(std::string_view text) {
+  const absl::StatusOr<nlohmann::json> line = parse_json(text, "a line about a cache");
+  if (!line.ok()) return line.status();
+  CacheNews news;
+  news.snapshot = !member(*line, "blocks").is_null();
+  const auto changes = int_field(*line, "changes", 0, INT64_MAX, -1);
+  if (!changes.ok()) return changes.status();
+  if (*changes < 0) return absl::InvalidArgumentError("\"changes\" is missing");
+  news.changes = static_cast<uint64_t>(*changes);
+  if (news.snapshot) {
+    if (absl::Status status = check_names(*line); !status.ok()) return status;
+    if (absl::Status status = read_names(*line, "blocks", &news.stored); !status.ok()) {
+      return status;
+    }
+    return news;
+  }
+  if (absl::Status status = read_names(*line, "removed", &news.removed); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = read_names(*line, "stored", &news.stored); !status.ok()) return status;
+  return news;
+}
+
+}  // namespace baton::engine::serve

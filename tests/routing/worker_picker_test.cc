@@ -1,0 +1,222 @@
+// Which worker a request goes to: by what workers hold, by what they were given, by load.
+#include "engine/router/worker_picker.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace baton::engine::router {
+namespace {
+
+std::shared_ptr<const PromptKey> text(size_t bytes, char letter) {
+  return std::make_shared<PromptKey>(text_key(std::string(bytes, letter)));
+}
+std::shared_ptr<const PromptKey> none() { return std::make_shared<PromptKey>(); }
+
+// A prompt of `tokens` tokens; those with the same `kind` begin alike.
+std::shared_ptr<const PromptKey> prompt(size_t tokens, int32_t kind) {
+  return std::make_shared<PromptKey>(token_key(std::vector<int32_t>(tokens, kind)));
+}
+
+// The first `blocks` blocks of a prompt's.
+serve::CacheNews snapshot(const PromptKey& key, size_t blocks) {
+  return {.snapshot = true,
+          .changes = 1,
+          .removed = {},
+          .stored = {key.chain.begin(), key.chain.begin() + static_cast<ptrdiff_t>(blocks)}};
+}
+
+TEST(WorkerPicker, TakesTheLeastLoaded) {
+  WorkerPicker picker(3);
+  EXPECT_EQ(picker.pick(none())->worker, 0u);
+  const auto second = picker.pick(none());
+  EXPECT_EQ(second->worker, 1u);
+  EXPECT_EQ(picker.pick(none())->worker, 2u);
+  picker.release(second->id);
+  picker.release(second->id);  // once is enough
+  EXPECT_EQ(picker.pick(none())->worker, 1u);
+  EXPECT_FALSE(WorkerPicker(0).pick(none()).has_value());
+}
+
+TEST(WorkerPicker, IdleWorkersTakeTurns) {
+  WorkerPicker picker(3);
+  std::set<size_t> seen;
+  for (char letter : {'a', 'b', 'c'}) {
+    const auto pick = picker.pick(text(1000, letter));
+    seen.insert(pick->worker);
+    picker.release(pick->id);
+  }
+  EXPECT_EQ(seen.size(), 3u);
+}
+
+TEST(WorkerPicker, PrefersWorkersThatAreUpAndNotAvoided) {
+  WorkerPicker picker(3);
+  picker.set_up(0, false);
+  EXPECT_EQ(picker.pick(none())->worker, 1u);
+  const std::vector<size_t> avoid = {2};
+  EXPECT_EQ(picker.pick(none(), avoid)->worker, 1u);
+  picker.set_up(1, false);
+  EXPECT_EQ(picker.pick(none(), avoid)->worker, 2u);  // better avoided than down
+  picker.set_up(2, false);
+  EXPECT_TRUE(picker.pick(none()).has_value());  // all are down: one may have come back
+}
+
+TEST(WorkerPicker, NeverTakesOneThatIsGone) {
+  WorkerPicker picker(2);
+  picker.set_up(1, false);
+  picker.set_gone(0, true);
+  EXPECT_EQ(picker.pick(none())->worker, 1u);  // down is better than gone
+  picker.set_gone(1, true);
+  EXPECT_FALSE(picker.pick(none()).has_value());
+  EXPECT_EQ(picker.add(), 2u);
+  EXPECT_EQ(picker.pick(none())->worker, 2u);
+  picker.set_gone(0, false);
+  EXPECT_EQ(picker.pick(none())->worker, 0u);
+}
+
+TEST(WorkerPicker, FollowsThePrefixUntilThatWorkerIsBusy) {
+  WorkerPicker picker(2);
+  const auto verse = text(1000, 'v');
+  const auto longer = text(2000, 'v');
+  ASSERT_EQ(verse->chain.size(), 3u);
+  ASSERT_EQ(longer->chain.size(), 7u);
+  EXPECT_EQ(picker.pick(none())->worker, 0u);
+  EXPECT_EQ(picker.pick(verse)->worker, 1u);
+  EXPECT_EQ(picker.pick(longer)->worker, 1u);  // in spite of the load
+  EXPECT_EQ(picker.pick(verse)->worker, 1u);
+  EXPECT_EQ(picker.pick(verse)->worker, 1u);
+  EXPECT_EQ(picker.stats(1).in_flight, 4u);
+  EXPECT_EQ(picker.pick(verse)->worker, 0u);  // too busy by now
+}
+
+TEST(WorkerPicker, KeysAreOfWhatCanBeShared) {
+  EXPECT_EQ(prompt(16, 1)->chain.size(), 0u);  // the last token is computed in any case
+  EXPECT_EQ(prompt(17, 1)->chain.size(), 1u);
+  EXPECT_EQ(prompt(17, 1)->tokens, 17u);
+  std::vector<serve::BlockHash> chain;
+  serve::extend_chain(std::vector<int32_t>(32, 1), 16, &chain);
+  EXPECT_EQ(prompt(33, 1)->chain, chain);
+  EXPECT_EQ(token_key({}).chain.size(), 0u);
+}
+
+TEST(WorkerPicker, GoesWhereTheBlocksAre) {
+  WorkerPicker picker(3);
+  const auto key = prompt(1000, 1);
+  EXPECT_TRUE(picker.tell(1, snapshot(*key, 2)));
+  EXPECT_TRUE(picker.tell(2, snapshot(*key, 40)));
+  auto pick = picker.pick(key);
+  EXPECT_EQ(pick->worker, 2u);  // the longest
+  EXPECT_EQ(picker.stats(2).hit_tokens, 640u);
+  EXPECT_EQ(picker.stats(2).prompt_tokens, 1000u);
+  EXPECT_EQ(picker.stats(2).computing, 360u);
+  picker.computed(pick->id);
+  EXPECT_EQ(picker.stats(2).computing, 0u);
+  picker.computed(pick->id);
+  picker.release(pick->id);
+  EXPECT_EQ(picker.stats(2).computing, 0u);
+  EXPECT_EQ(picker.stats(2).in_flight, 0u);
+  // A block that is missing ends what can be used.
+  EXPECT_TRUE(picker.tell(2, {.changes = 2, .removed = {key->chain[1]}}));
+  EXPECT_EQ(picker.stats(2).cached_blocks, 39u);
+  pick = picker.pick(key);
+  EXPECT_EQ(pick->worker, 1u);
+  picker.release(pick->id);
+  EXPECT_TRUE(picker.tell(2, {.changes = 3, .stored = {key->chain[1]}}));
+  EXPECT_EQ(picker.pick(key)->worker, 2u);
+}
+
+TEST(WorkerPicker, WeighsWhatIsThereAgainstWhatIsToDo) {
+  WorkerPicker picker(2);
+  const auto key = prompt(200, 1);
+  const auto other = prompt(500, 2);
+  EXPECT_TRUE(picker.tell(0, snapshot(*key, 12)));
+  EXPECT_TRUE(picker.tell(1, snapshot(*other, 31)));
+  EXPECT_EQ(picker.pick(other)->worker, 1u);
+  // 8 tokens there, and 64 for each in flight, against 200 behind 4 others and one in flight.
+  std::vector<WorkerPicker::Pick> picks;
+  for (int i = 0; i < 4; ++i) {
+    picks.push_back(*picker.pick(key));
+    EXPECT_EQ(picks.back().worker, 0u) << i;
+  }
+  EXPECT_EQ(picker.pick(key)->worker, 1u);
+  // What waits to be computed counts until it is.
+  for (const auto& pick : picks) picker.release(pick.id);
+  const auto strange = picker.pick(prompt(600, 3));
+  EXPECT_EQ(strange->worker, 0u);
+  EXPECT_EQ(picker.pick(key)->worker, 1u);  // 600 are too many to wait for
+  picker.computed(strange->id);
+  EXPECT_EQ(picker.pick(key)->worker, 0u);
+}
+
+TEST(WorkerPicker, WhatIsUnderWayIsAsGoodAsThere) {
+  WorkerPicker picker(2);
+  EXPECT_TRUE(picker.tell(0, {.snapshot = true}));
+  EXPECT_TRUE(picker.tell(1, {.snapshot = true}));
+  const auto key = prompt(1000, 1);
+  const auto first = picker.pick(key);
+  picker.computed(first->id);  // its worker has not told of it yet
+  const auto second = picker.pick(key);
+  EXPECT_EQ(second->worker, first->worker);
+  picker.release(first->id);
+  EXPECT_EQ(picker.pick(key)->worker, first->worker);
+}
+
+TEST(WorkerPicker, ForgetsWhatItCannotKnow) {
+  WorkerPicker picker(2);
+  const auto key = prompt(1000, 1);
+  EXPECT_FALSE(picker.tell(1, {.changes = 1, .stored = key->chain}));  // changes of what?
+  EXPECT_FALSE(picker.stats(1).cache_known);
+  EXPECT_TRUE(picker.tell(0, {.snapshot = true}));
+  EXPECT_TRUE(picker.tell(1, {.snapshot = true, .changes = 9, .stored = key->chain}));
+  auto pick = picker.pick(key);
+  EXPECT_EQ(pick->worker, 1u);
+  picker.release(pick->id);
+  picker.forget_cache(1);
+  EXPECT_EQ(picker.stats(1).cached_blocks, 0u);
+  pick = picker.pick(key);
+  EXPECT_EQ(pick->worker, 0u);  // which had less to do
+  picker.release(pick->id);
+  EXPECT_TRUE(picker.tell(1, {.snapshot = true, .changes = 9, .stored = key->chain}));
+  EXPECT_FALSE(picker.tell(1, {.changes = 8}));  // time goes forward
+  EXPECT_FALSE(picker.stats(1).cache_known);
+  serve::CacheNews huge{.snapshot = true};
+  huge.stored.resize(WorkerPicker::kMaxBlocks + 1);
+  EXPECT_FALSE(picker.tell(1, huge));
+  EXPECT_FALSE(picker.stats(1).cache_known);
+}
+
+TEST(WorkerPicker, GuessesWhereNobodyTells) {
+  WorkerPicker picker(2);
+  const auto key = prompt(1000, 1);
+  EXPECT_EQ(picker.pick(prompt(50, 2))->worker, 0u);
+  EXPECT_EQ(picker.pick(key)->worker, 1u);
+  EXPECT_EQ(picker.pick(key)->worker, 1u);
+  EXPECT_EQ(picker.stats(1).cache_known, false);
+}
+
+TEST(WorkerPicker, HashesTakeTheSameWorkerWhateverItHasToDo) {
+  WorkerPicker picker(3, PickBy::kHash);
+  std::vector<size_t> first;
+  std::set<size_t> used;
+  for (char letter = 'a'; letter <= 'z'; ++letter) {
+    first.push_back(picker.pick(text(300, letter))->worker);
+    used.insert(first.back());
+    EXPECT_EQ(picker.pick(text(3000, letter))->worker, first.back());
+  }
+  EXPECT_EQ(used.size(), 3u);
+  picker.set_gone(2, true);
+  for (char letter = 'a'; letter <= 'z'; ++letter) {
+    const size_t before = first[static_cast<size_t>(letter - 'a')];
+    const size_t now = picker.pick(text(300, letter))->worker;
+    EXPECT_NE(now, 2u);
+    if (before != 2) {
+      EXPECT_EQ(now, before);  // others stay where they are
+    }
+  }
+}
+
+}  // namespace
+}  // namespace baton::engine::router
