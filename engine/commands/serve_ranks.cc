@@ -19,9 +19,9 @@ constexpr size_t kMaxConfig = size_t{1} << 20;
 
 // What cannot be is said once and at once, not by every rank after it has loaded the model.
 absl::Status check_size(const RankFlags& flags, const std::string& directory) {
-  const absl::StatusOr<std::string> json = read_file(directory + "/config.json", kMaxConfig);
-  if (!json.ok()) return absl::OkStatus();  // loading it says more
-  const absl::StatusOr<ModelConfig> config = parse_model_config(*json);
+  const absl::StatusOr<std::string> text = read_file(directory + "/config.json", kMaxConfig);
+  if (!text.ok()) return absl::OkStatus();  // loading it says more
+  const absl::StatusOr<ModelConfig> config = parse_model_config(*text);
   return config.ok() ? check_shard(*config, {0, flags.size}) : absl::OkStatus();
 }
 
