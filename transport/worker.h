@@ -146,8 +146,8 @@ class Worker {
   // could not be reached again. Then nothing lands here any more and nothing is read here any more
   // (but for a process of this machine that stands still in the middle of a copy over shm:
   // deregister_memory() knows), while bytes of our writes may land at the peer until it hears of
-  // the end (its kDown). With a timeout of zero nobody is waited for, and that is so at once.
-  // NotFound for a stale id. Of a peer that is down already: how it parted.
+  // the end (its kDown). A timeout of zero waits for nobody: so at once (of a device: when its copy
+  // ends). NotFound for a stale id. Of a peer that is down already: how it parted.
   absl::Status disconnect(PeerId peer, Time timeout = kNever);
   // The same, without waiting: progress() does it. Over when peer_state() is kDown; disconnect()
   // then returns at once, and says how.

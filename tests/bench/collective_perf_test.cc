@@ -154,7 +154,7 @@ TEST(CollectivePerf, FailureIsAnExitStatus) {
   EXPECT_EQ(run(all_reduce_perf_main, {"--ranks", "2", "-g", "8"}).status, 2);
   std::vector<std::string> unwritable = base;
   unwritable.insert(unwritable.end(), {"--json", "/nonexistent/rows"});
-  EXPECT_EQ(run(all_reduce_perf_main, unwritable).status, 1);
+  EXPECT_EQ(run(all_reduce_perf_main, unwritable).status, 2);
 }
 
 }  // namespace
