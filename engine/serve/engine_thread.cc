@@ -113,7 +113,7 @@ uint64_t EngineThread::watch_cache(CacheListener listener) {
       listener(nullptr);
       return id;
     }
-    watchers_[id] = std::make_shared<Watcher>(std::move(listener));
+    watchers_[id] = std::make_shared<Watcher>(Watcher{std::move(listener)});
   }
   wake();
   return id;

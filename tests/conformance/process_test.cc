@@ -159,7 +159,8 @@ TEST_P(Processes, APeerKilledAtAnyPointFailsItsTransfersAndLeaksNothing) {
 TEST_P(Processes, AStoppedPeerDoesNotHoldATransferBeyondItsDeadline) {
   Child frozen(GetParam(), "frozen", 5);
   ASSERT_TRUE(frozen.started());
-  SettingValues impatient;  // what is frozen shall be given up before this test is
+  // What is frozen shall be given up before this test is.
+  SettingValues impatient = {{"peer.redial_ms", "500"}};
   if (GetParam() != "shm") impatient.emplace_back(GetParam() + ".stall_ms", "2000");
   start_worker(std::move(impatient));
   if (HasFatalFailure()) return;
