@@ -140,10 +140,12 @@ TEST_P(Stranger, TakesTenThousandOfEverything) {
   const absl::Status each = a->register_memory(mine);
   EXPECT_TRUE(each.ok()) << each;
   EXPECT_EQ(a->stats().registered, many + 1);
-  const absl::Status too_many = a->register_memory(std::vector<Descriptor>(65'536, mine[0]));
-  EXPECT_TRUE(absl::IsResourceExhausted(too_many)) << too_many;
-  EXPECT_THAT(std::string(too_many.message()), testing::HasSubstr("register large ranges once"));
-  EXPECT_EQ(a->stats().registered, many + 1);  // all or none
+  if (!kSanitized) {  // it takes minutes then
+    const absl::Status too_many = a->register_memory(std::vector<Descriptor>(65'536, mine[0]));
+    EXPECT_TRUE(absl::IsResourceExhausted(too_many)) << too_many;
+    EXPECT_THAT(std::string(too_many.message()), testing::HasSubstr("register large ranges once"));
+    EXPECT_EQ(a->stats().registered, many + 1);  // all or none
+  }
   introduce(*a, *b);
   const auto all = a->prepare_remote("b", theirs);
   ASSERT_TRUE(all.ok()) << all.status();
