@@ -1,6 +1,8 @@
 # The public headers: what a program that uses an installed Baton may include, and all that is installed.
-# Read in this order they are a manual. A header that one of these includes belongs here too
-# (tests/package compiles each of them alone, out of the installed folder).
+# Read in this order they are a manual. They are the headers at the top of transport/, kvtransfer/ and
+# collectives/, and no others are there (scripts/check_rooms): what lies deeper, or in another room, is internal.
+# A header that one of these includes belongs here too (tests/package compiles each of them alone, out of the
+# installed folder).
 set(BATON_PUBLIC_HEADERS
   # The transport: a worker, its memory, its peers, its transfers.
   transport/worker.h
@@ -28,6 +30,6 @@ set(BATON_PUBLIC_HEADERS
   kvtransfer/baton_connector.h
   # Collectives, and starting their ranks.
   collectives/communicator.h
-  collectives/schedules/types.h
-  collectives/launch/launch.h
-  collectives/launch/rendezvous.h)
+  collectives/types.h
+  collectives/launch.h
+  collectives/rendezvous.h)

@@ -30,7 +30,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "collectives/schedules/types.h"
+#include "collectives/types.h"
 #include "transport/clock.h"
 #include "transport/worker.h"
 

@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "collectives/communicator.h"
-#include "collectives/launch/launch.h"
+#include "collectives/launch.h"
 
 using namespace baton;
 

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "collectives/schedules/types.h"
+#include "collectives/types.h"
 
 namespace baton::bench {
 

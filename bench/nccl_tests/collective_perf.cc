@@ -10,7 +10,7 @@
 #include "bench/nccl_tests/baselines.h"
 #include "bench/nccl_tests/collective_perf_options.h"
 #include "bench/nccl_tests/collective_perf_rank.h"
-#include "collectives/launch/launch.h"
+#include "collectives/launch.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::bench {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "collectives/communicator.h"
-#include "collectives/schedules/types.h"
+#include "collectives/types.h"
 
 namespace baton::bench {
 

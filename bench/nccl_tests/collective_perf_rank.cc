@@ -17,7 +17,7 @@
 #include "bench/nccl_tests/collective_perf_run.h"
 #include "bench/report/child_process.h"
 #include "collectives/communicator.h"
-#include "collectives/launch/rendezvous.h"
+#include "collectives/rendezvous.h"
 
 extern char** environ;  // NOLINT: POSIX names it
 

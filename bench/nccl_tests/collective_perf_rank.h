@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "bench/nccl_tests/collective_perf_json.h"
-#include "collectives/launch/launch.h"
+#include "collectives/launch.h"
 
 namespace baton::bench {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bench/nccl_tests/collective_perf_options.h"
-#include "collectives/schedules/types.h"
+#include "collectives/types.h"
 
 namespace baton::bench {
 

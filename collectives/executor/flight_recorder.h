@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/schedules/types.h"
+#include "collectives/types.h"
 #include "transport/clock.h"
 
 namespace baton::collectives::executor {

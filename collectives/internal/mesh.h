@@ -17,7 +17,7 @@
 #include "collectives/executor/direct_link.h"
 #include "collectives/executor/memory.h"
 #include "collectives/executor/transfer_link.h"
-#include "collectives/launch/rendezvous.h"
+#include "collectives/rendezvous.h"
 
 namespace baton::collectives::internal {
 

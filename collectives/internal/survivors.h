@@ -10,7 +10,7 @@
 #include "collectives/communicator.h"
 #include "collectives/internal/failure_detector.h"
 #include "collectives/internal/mesh.h"
-#include "collectives/launch/rendezvous.h"
+#include "collectives/rendezvous.h"
 
 namespace baton::collectives::internal {
 

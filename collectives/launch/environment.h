@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "collectives/launch/launch.h"
+#include "collectives/launch.h"
 
 namespace baton::launch {
 

@@ -14,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "collectives/launch.h"
 #include "collectives/launch/gathering.h"
-#include "collectives/launch/launch.h"
 #include "collectives/launch/line_relay.h"
 #include "collectives/launch/rendezvous_service.h"
 #include "transport/base/child.h"

@@ -1,7 +1,7 @@
 // A rank's information as bytes.
 #include "absl/strings/ascii.h"
-#include "collectives/launch/rendezvous.h"
 #include "collectives/launch/rendezvous_wire.h"
+#include "collectives/rendezvous.h"
 #include "transport/base/wire.h"
 
 namespace baton::collectives {

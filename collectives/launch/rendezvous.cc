@@ -1,5 +1,5 @@
 // The rendezvous on a thread of its own.
-#include "collectives/launch/rendezvous.h"
+#include "collectives/rendezvous.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "collectives/launch/rendezvous.h"
+#include "collectives/rendezvous.h"
 #include "transport/clock.h"
 #include "transport/identity.h"
 #include "transport/net/endpoint.h"

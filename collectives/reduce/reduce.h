@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "collectives/schedules/types.h"
+#include "collectives/types.h"
 
 namespace baton::collectives::reduce {
 

@@ -26,7 +26,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "collectives/schedules/types.h"
+#include "collectives/types.h"
 
 namespace baton::collectives::schedules {
 

@@ -1,5 +1,5 @@
 // Names and sizes of the words of collectives.
-#include "collectives/schedules/types.h"
+#include "collectives/types.h"
 
 #include <string>
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "collectives/launch/rendezvous.h"
+#include "collectives/rendezvous.h"
 #include "engine/files/files.h"
 #include "engine/model/config.h"
 #include "engine/model/shard.h"

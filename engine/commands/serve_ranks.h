@@ -9,7 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/status/statusor.h"
-#include "collectives/launch/launch.h"
+#include "collectives/launch.h"
 #include "engine/shard/group.h"
 
 namespace baton::engine::commands {

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <memory>
 
-#include "collectives/launch/launch.h"
-#include "collectives/launch/rendezvous.h"
+#include "collectives/launch.h"
+#include "collectives/rendezvous.h"
 #include "engine/command_line/command_line.h"
 #include "engine/files/files.h"
 #include "engine/train/bpe_trainer.h"

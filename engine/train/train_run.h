@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "collectives/launch/launch.h"
+#include "collectives/launch.h"
 #include "engine/train/corpus.h"
 #include "engine/train/trainer.h"
 #include "transport/decorators.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "collectives/communicator.h"
-#include "collectives/launch/rendezvous.h"
+#include "collectives/rendezvous.h"
 #include "gtest/gtest.h"
 
 namespace baton {

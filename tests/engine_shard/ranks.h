@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "collectives/launch/rendezvous.h"
+#include "collectives/rendezvous.h"
 #include "engine/model/test_model.h"
 #include "engine/shard/follower.h"
 #include "engine/shard/leader.h"

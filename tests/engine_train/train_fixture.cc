@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "collectives/launch/rendezvous.h"
+#include "collectives/rendezvous.h"
 #include "engine/model/test_model.h"
 
 namespace baton::engine::train {

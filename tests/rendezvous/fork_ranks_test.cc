@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "collectives/launch/launch.h"
-#include "collectives/launch/rendezvous.h"
+#include "collectives/launch.h"
+#include "collectives/rendezvous.h"
 #include "transport/base/child.h"
 
 namespace baton::launch {

@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <string>
 
-#include "collectives/launch/launch.h"
-#include "collectives/launch/rendezvous.h"
+#include "collectives/launch.h"
+#include "collectives/rendezvous.h"
 
 using namespace baton;
 using namespace baton::collectives;

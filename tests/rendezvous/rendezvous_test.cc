@@ -1,5 +1,5 @@
 // Ranks that meet over sockets: all of them, too few, twice, with other keys, among strangers.
-#include "collectives/launch/rendezvous.h"
+#include "collectives/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

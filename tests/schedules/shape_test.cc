@@ -8,7 +8,7 @@
 
 #include "collectives/proof/verify.h"
 #include "collectives/schedules/schedule.h"
-#include "collectives/schedules/types.h"
+#include "collectives/types.h"
 #include "tests/sanitized.h"
 
 namespace baton::collectives::schedules {
