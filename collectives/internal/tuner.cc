@@ -20,8 +20,10 @@ constexpr size_t kMaxEntries = 64;
 constexpr uint32_t kMostAlgorithms = 5;
 // Candidates that are predicted to take longer than the best by this factor are not tried.
 constexpr double kWorthTrying = 5;
-// Rounds of trials: small calls are cheap to try, and are disturbed more easily.
-constexpr uint32_t kRounds = 4;
+// Rounds of trials: small calls are cheap to try, and are disturbed more easily. Large calls take
+// the candidates in turns, so that what comes and goes is shared by all; their first round touches
+// memory that nobody has touched before, and is not compared.
+constexpr uint32_t kRounds = 5;
 constexpr uint32_t kRoundsOfSmall = 21;
 constexpr double kSmallCall = 1e-3;  // seconds, as predicted
 // Calls between the start of the vote and its use: it travels while they run.
@@ -52,7 +54,10 @@ class Tuner::Entry {
   uint32_t rounds() const { return small() ? kRoundsOfSmall : kRounds; }
   uint32_t trials() const { return static_cast<uint32_t>(candidates.size()) * rounds(); }
   // The candidate of the next call.
-  uint32_t next() const { return settled || calls >= trials() ? best : calls / rounds(); }
+  uint32_t next() const {
+    if (settled || calls >= trials()) return best;
+    return small() ? calls / rounds() : calls % static_cast<uint32_t>(candidates.size());
+  }
 
   CallShape shape;
   Override fixed;
@@ -147,9 +152,10 @@ Tuner::Due Tuner::due(const Entry& entry) const {
 std::vector<double>& Tuner::votes(Entry& entry) {
   entry.votes.clear();
   for (Candidate& candidate : entry.candidates) {
-    std::sort(candidate.trials.begin(), candidate.trials.end());
-    entry.votes.push_back(candidate.trials.empty() ? kNotThis
-                                                   : candidate.trials[candidate.trials.size() / 2]);
+    std::vector<double>& trials = candidate.trials;
+    if (!entry.small() && !trials.empty()) trials.erase(trials.begin());
+    std::sort(trials.begin(), trials.end());
+    entry.votes.push_back(trials.empty() ? kNotThis : trials[(trials.size() - 1) / 2]);
   }
   if (entry.small() && settings_.short_trials_mean_nothing) {
     std::fill(entry.votes.begin() + 1, entry.votes.end(), kNotThis);
