@@ -48,8 +48,13 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
   if (!needs_.failure.broken().ok()) return needs_.failure.broken();
   if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
   Request request = asked;
-  auto staged = fetch(needs_.devices.stage(request, in_place), request.collective, request.options);
-  if (!staged.ok()) return staged.status();
+  DeviceCalls::StagedPtr staged;
+  if (device_memory() != nullptr) {
+    auto copied =
+        fetch(needs_.devices.stage(request, in_place), request.collective, request.options);
+    if (!copied.ok()) return copied.status();
+    staged = *std::move(copied);
+  }
   proof::Override fixed;
   fixed.has_algorithm = request.options.algorithm.has_value();
   fixed.algorithm = request.options.algorithm.value_or(Algorithm::kRing);
@@ -64,7 +69,7 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
     status = await_vote(**entry, lock);
   }
   if (!status.ok()) return status;
-  return start(request, **entry, in_place, *std::move(staged));
+  return start(request, **entry, in_place, std::move(staged));
 }
 
 absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(

@@ -34,7 +34,7 @@ std::vector<executor::Link*> Mesh::links() const {
   return links;
 }
 
-absl::Status Mesh::publish_regions() {
+absl::Status Mesh::publish_new_regions() {
   const auto& regions = memory_->regions();
   for (; published_regions_ < regions.size(); ++published_regions_) {
     absl::StatusOr<RemoteRegion> region = worker_->remote_region(regions[published_regions_].local);

@@ -105,8 +105,11 @@ class Mesh {
   bool crowded() const { return crowded_; }
   uint32_t node_size() const { return node_size_; }
 
-  // Publishes regions of memory() that peers do not know yet.
-  absl::Status publish_regions();
+  // Publishes regions of memory() that peers do not know yet. Cheap where there are none.
+  absl::Status publish_regions() {
+    return published_regions_ < memory_->regions().size() ? publish_new_regions()
+                                                          : absl::OkStatus();
+  }
 
   void tell(uint32_t rank, ControlMessage kind, std::string_view body);
   void tell_all(ControlMessage kind, std::string_view body);
@@ -120,6 +123,7 @@ class Mesh {
   void end_transfers();
 
  private:
+  absl::Status publish_new_regions();
   absl::Status open();
   absl::Status meet();
   absl::Status take_rank_info(const RankInfo& info);
