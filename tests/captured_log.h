@@ -11,15 +11,16 @@ namespace baton {
 
 class CapturedLog {
  public:
-  explicit CapturedLog(LogLevel least) {
-    set_log_level(least);
-    set_log_sink([this](LogLevel level, std::string_view line) {
-      lines.emplace_back((level == LogLevel::kWarning ? "warning: " : "") + std::string(line));
+  explicit CapturedLog(base::LogLevel least) {
+    base::set_log_level(least);
+    base::set_log_sink([this](base::LogLevel level, std::string_view line) {
+      lines.emplace_back((level == base::LogLevel::kWarning ? "warning: " : "") +
+                         std::string(line));
     });
   }
   ~CapturedLog() {
-    set_log_sink(nullptr);
-    set_log_level(LogLevel::kError);
+    base::set_log_sink(nullptr);
+    base::set_log_level(base::LogLevel::kError);
   }
   CapturedLog(const CapturedLog&) = delete;
   CapturedLog& operator=(const CapturedLog&) = delete;

@@ -36,12 +36,12 @@ uint64_t inode_of(const char* path) {
 
 std::string Address::encode() const {
   std::string raw(reinterpret_cast<const char*>(uid.bytes.data()), uid.bytes.size());
-  put_text(raw, name);
-  put_text(raw, host_id);
-  put_number(raw, static_cast<uint16_t>(providers.size()));
+  base::put_text(raw, name);
+  base::put_text(raw, host_id);
+  base::put_number(raw, static_cast<uint16_t>(providers.size()));
   for (const auto& [provider, where] : providers) {
-    put_text(raw, provider);
-    put_text(raw, where);
+    base::put_text(raw, provider);
+    base::put_text(raw, where);
   }
   return std::string(kTextPrefix) + absl::WebSafeBase64Escape(raw);
 }
@@ -53,7 +53,7 @@ absl::StatusOr<Address> Address::decode(std::string_view text) {
     return absl::InvalidArgumentError(
         "not a worker address: expected \"baton1:...\" as another worker printed it, or host:port");
   }
-  WireReader in(raw);
+  base::WireReader in(raw);
   Address address;
   const std::string_view uid = in.take(address.uid.bytes.size());
   if (!uid.empty()) std::memcpy(address.uid.bytes.data(), uid.data(), uid.size());

@@ -12,10 +12,12 @@ constexpr double seconds_of(Time time) { return std::chrono::duration<double>(ti
 
 inline constexpr Time kNever = Time::max();
 
+namespace base {
 // BATON_PATIENCE, a whole number from 1 (the default) to 1,000, read once. For debuggers,
 // sanitizers, emulators and machines under heavy load, where whoever is silent for ten seconds is
 // only slow.
 int patience_factor();
+}  // namespace base
 
 // A default of how long others are waited for, so many times longer. What a caller or a setting
 // says holds as it was said.
@@ -23,7 +25,7 @@ int patience_factor();
 //   Time load_timeout = patient(std::chrono::seconds(5));
 template <typename Rep, typename Period>
 std::chrono::duration<Rep, Period> patient(std::chrono::duration<Rep, Period> standard) {
-  return standard * patience_factor();
+  return standard * base::patience_factor();
 }
 
 // Source of time. No code in Baton reads the wall clock any other way, so the same code runs in

@@ -22,13 +22,13 @@ constexpr uint64_t generation_of(uint64_t word) { return word >> kValueBits; }
 
 std::string RemoteCounter::encode() const {
   std::string out(reinterpret_cast<const char*>(owner.bytes.data()), owner.bytes.size());
-  put_number(out, index);
-  put_number(out, static_cast<uint32_t>(generation));
+  base::put_number(out, index);
+  base::put_number(out, static_cast<uint32_t>(generation));
   return out;
 }
 
 absl::StatusOr<RemoteCounter> RemoteCounter::decode(std::string_view bytes) {
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   RemoteCounter counter;
   const std::string_view owner = in.take(counter.owner.bytes.size());
   if (!owner.empty()) std::memcpy(counter.owner.bytes.data(), owner.data(), owner.size());

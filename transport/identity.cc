@@ -200,20 +200,20 @@ uint64_t link_number() {
 
 std::string HelloInfo::encode() const {
   std::string out(reinterpret_cast<const char*>(uid.bytes.data()), uid.bytes.size());
-  put_number(out, session);
-  put_number(out, link);
-  put_number(out, static_cast<uint8_t>(resume));
-  put_number(out, rail);
-  put_number(out, rails);
-  put_number(out, pid);
-  put_text(out, std::string_view(name).substr(0, kMaxWorkerName));
-  put_text(out, extra);
-  put_text(out, address.size() <= kMaxHelloAddress ? address : std::string());
+  base::put_number(out, session);
+  base::put_number(out, link);
+  base::put_number(out, static_cast<uint8_t>(resume));
+  base::put_number(out, rail);
+  base::put_number(out, rails);
+  base::put_number(out, pid);
+  base::put_text(out, std::string_view(name).substr(0, kMaxWorkerName));
+  base::put_text(out, extra);
+  base::put_text(out, address.size() <= kMaxHelloAddress ? address : std::string());
   return out;
 }
 
 absl::StatusOr<HelloInfo> HelloInfo::decode(std::string_view bytes) {
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   HelloInfo info;
   const std::string_view uid = in.take(info.uid.bytes.size());
   if (!uid.empty()) std::memcpy(info.uid.bytes.data(), uid.data(), uid.size());

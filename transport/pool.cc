@@ -71,7 +71,7 @@ std::byte* map(size_t bytes, int fd) {
 }
 
 absl::Status check_memory(std::string_view what, size_t bytes) {
-  const MemoryLeft left = memory_left();
+  const base::MemoryLeft left = base::memory_left();
   if (bytes <= left.bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrFormat("%s of %u bytes does not fit in the %u bytes that are left %s", what, bytes,
@@ -88,7 +88,7 @@ absl::StatusOr<std::unique_ptr<MemoryPool>> MemoryPool::create(Worker& worker,
   // A limit is no demand: what does not fit is refused when a slab of it is made.
   if (options.limit_bytes != SIZE_MAX) {
     const absl::Status fits = check_memory("a pool", options.limit_bytes);
-    if (!fits.ok()) log_event(LogLevel::kWarning, "%s", fits.message());
+    if (!fits.ok()) base::log_event(base::LogLevel::kWarning, "%s", fits.message());
   }
   return std::unique_ptr<MemoryPool>(new MemoryPool(worker, options));
 }

@@ -38,21 +38,21 @@ std::string WorkerUid::hex() const {
   return out;
 }
 
-WorkerUid WorkerUid::random() { return {make_worker_secret()}; }
+WorkerUid WorkerUid::random() { return {base::make_worker_secret()}; }
 
 std::string RemoteRegion::encode() const {
   std::string out(reinterpret_cast<const char*>(owner.bytes.data()), owner.bytes.size());
-  put_number(out, key);
-  put_number(out, size);
-  put_number(out, index);
-  put_number(out, generation);
-  put_number(out, static_cast<uint64_t>(access) | static_cast<uint64_t>(kind) << 8 |
-                      static_cast<uint64_t>(direct) << 9);
+  base::put_number(out, key);
+  base::put_number(out, size);
+  base::put_number(out, index);
+  base::put_number(out, generation);
+  base::put_number(out, static_cast<uint64_t>(access) | static_cast<uint64_t>(kind) << 8 |
+                            static_cast<uint64_t>(direct) << 9);
   return out;
 }
 
 absl::StatusOr<RemoteRegion> RemoteRegion::decode(std::string_view bytes) {
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   RemoteRegion region;
   const std::string_view owner = in.take(region.owner.bytes.size());
   if (!owner.empty()) std::memcpy(region.owner.bytes.data(), owner.data(), owner.size());

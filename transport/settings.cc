@@ -73,7 +73,7 @@ absl::Status unknown_setting(std::string_view name) {
     known.emplace_back(row.name);
     if (name == after_dot(row.name)) hint = "; did you mean " + known.back() + "?";
   }
-  if (hint.empty()) hint = did_you_mean(name, known);
+  if (hint.empty()) hint = base::did_you_mean(name, known);
   if (hint.empty()) {
     std::vector<std::string> providers;
     for (const auto& [provider, factory] : registered_providers()) providers.push_back(provider);

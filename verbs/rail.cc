@@ -101,7 +101,7 @@ void VerbsRail::finish(Active& active, absl::Status status) {
 // notification is not, because the peer would take its beginning for that of the next one.
 void VerbsRail::abort(TransferId transfer, EventSink& sink) {
   EventSink* const before = std::exchange(sink_, &sink);
-  for (Ring<uint32_t>* queue : {&urgent_, &bulk_}) {
+  for (base::Ring<uint32_t>* queue : {&urgent_, &bulk_}) {
     queue->remove_if([&](uint32_t index) {
       Active& active = active_[index];
       if (active.slice.transfer->id != transfer) return false;

@@ -129,13 +129,13 @@ class VerbsRail final : public Rail,
   // Sending (rail_send.cc)
   void pump();
   // The first of a queue; false: there is none, or it cannot go on.
-  bool pump_first(Ring<uint32_t>& queue);
+  bool pump_first(base::Ring<uint32_t>& queue);
   // Its notification has gone out in part: no other may begin.
   static bool half_told(const Active& active) { return active.notified > 0 && !active.told; }
-  bool half_told(const Ring<uint32_t>& queue) const {
+  bool half_told(const base::Ring<uint32_t>& queue) const {
     return !queue.empty() && half_told(active_[queue.front()]);
   }
-  Ring<uint32_t>& queue_of(const Active& active) {
+  base::Ring<uint32_t>& queue_of(const Active& active) {
     return active.slice.transfer->bytes <= kUrgentBytes ? urgent_ : bulk_;
   }
   bool prepare(Active& active);  // false: not yet, or it has failed and is gone
@@ -175,10 +175,10 @@ class VerbsRail final : public Rail,
 
   std::vector<Active> active_;
   std::vector<uint32_t> free_;
-  Ring<uint32_t> urgent_;
-  Ring<uint32_t> bulk_;
+  base::Ring<uint32_t> urgent_;
+  base::Ring<uint32_t> bulk_;
   uint64_t next_order_ = 0;
-  Ring<std::string> control_;
+  base::Ring<std::string> control_;
   std::string message_;  // being encoded
   std::string notify_;   // incoming fragments
   bool ready_owed_ = false;

@@ -88,7 +88,7 @@ void VerbsRail::pump() {
   queue_pair_->ring();
 }
 
-bool VerbsRail::pump_first(Ring<uint32_t>& queue) {
+bool VerbsRail::pump_first(base::Ring<uint32_t>& queue) {
   if (queue.empty()) return false;
   const uint32_t tag = queue.front();
   Active& active = active_[tag];

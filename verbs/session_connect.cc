@@ -250,11 +250,11 @@ CmTerms Session::terms(const Slot& slot) const {
          {connecting_ ? &here : &peer_.uid, connecting_ ? &peer_.uid : &here}) {
       text.append(reinterpret_cast<const char*>(uid->bytes.data()), uid->bytes.size());
     }
-    put_number(text, peer_.session);
-    put_number(text, static_cast<uint16_t>(&slot - slots_.data()));
-    put_number(text, slot.incarnation);
-    put_number(text, connecting_ ? own.queue_pair : slot.peer.queue_pair);
-    put_number(text, connecting_ ? slot.peer.queue_pair : own.queue_pair);
+    base::put_number(text, peer_.session);
+    base::put_number(text, static_cast<uint16_t>(&slot - slots_.data()));
+    base::put_number(text, slot.incarnation);
+    base::put_number(text, connecting_ ? own.queue_pair : slot.peer.queue_pair);
+    base::put_number(text, connecting_ ? slot.peer.queue_pair : own.queue_pair);
     const net::Key32 mac = net::hmac(net::view(proofs_), text);
     static_assert(sizeof mac == ConnectionManager::kProofBytes);
     return std::string(mac.begin(), mac.end());

@@ -131,7 +131,7 @@ int run(const Job& job, int ranks) {
   if (times == MAP_FAILED || mkdtemp(folder.data()) == nullptr) return 1;
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t child = baton::fork_child();
+    const pid_t child = baton::base::fork_child();
     if (child == 0) {
       int status = 1;
       try {

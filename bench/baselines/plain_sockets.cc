@@ -118,7 +118,7 @@ absl::StatusOr<PlainSocketsResult> plain_sockets(const PlainSocketsOptions& opti
   pid_t child = -1;
   std::thread thread;
   if (options.fork_sender) {
-    child = fork_child();
+    child = base::fork_child();
     if (child < 0) return problem("fork");
     if (child == 0) {
       for (int fd : receivers.fds) ::close(fd);

@@ -42,7 +42,7 @@ int run_command(absl::Span<const Command> commands, int argc, char** argv) {
     std::cerr << help(commands);
     return kUsage;
   }
-  if (const auto wrong = wrong_environment(); !wrong.empty()) {
+  if (const auto wrong = base::wrong_environment(); !wrong.empty()) {
     for (const std::string& line : wrong) std::cerr << "baton: " << line << "\n";
     return kUsage;
   }
@@ -51,7 +51,7 @@ int run_command(absl::Span<const Command> commands, int argc, char** argv) {
   }
   std::vector<std::string> known;
   for (const Command& command : commands) known.emplace_back(command.name);
-  const std::string hint = did_you_mean(name, known);
+  const std::string hint = base::did_you_mean(name, known);
   std::cerr << "baton: there is no command \"" << name << "\""
             << (hint.empty() ? "; `baton --help` lists them" : hint) << "\n";
   return kUsage;

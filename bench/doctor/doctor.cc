@@ -48,7 +48,7 @@ void check_providers(const Json& info, const std::string& wanted, std::vector<Ch
   }
   if (!wanted.empty() && !known) {
     out.push_back({Grade::kFail, absl::StrCat("provider ", wanted), wanted,
-                   absl::StrCat("there is no such provider", did_you_mean(wanted, names)),
+                   absl::StrCat("there is no such provider", base::did_you_mean(wanted, names)),
                    "`baton info` lists them"});
   }
 }

@@ -53,7 +53,7 @@ Json settings_info() {
                         {"range", row.range()},
                         {"meaning", std::string(row.meaning)}});
   }
-  for (const EnvironmentVariable& row : known_environment()) {
+  for (const base::EnvironmentVariable& row : base::known_environment()) {
     environment.push_back({{"name", std::string(row.name)},
                            {"default", std::string(row.standard)},
                            {"meaning", std::string(row.meaning)}});

@@ -91,7 +91,7 @@ absl::StatusOr<Row> measure(const KvBwOptions& options, Op op, KvSession& sessio
   row.latency_us = Latency::of(session.latencies());
   if (*floor != nullptr) {
     row.floor = (*floor)->reference();
-    row.floor->gb_per_s = median(floor_rates);
+    row.floor->gb_per_s = base::median(floor_rates);
   }
   if (absl::Status status = session.verify(); !status.ok()) return status;
   row.verified = true;

@@ -68,7 +68,7 @@ class Runner {
     for (const size_t count : counts_) {
       const auto us = one_copy_loop(count * sizeof(float), options_.iterations, options_.warmup);
       if (!us.ok()) return report_.missing.push_back(std::string(us.status().message()));
-      result.median_us.push_back(median(*us));
+      result.median_us.push_back(base::median(*us));
     }
     report_.baselines.push_back(std::move(result));
   }

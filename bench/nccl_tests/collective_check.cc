@@ -14,10 +14,10 @@ namespace {
 
 // The same at all ranks; and of one rank.
 uint64_t shared_hash(uint64_t call, size_t index) {
-  return splitmix_hash(call * kSplitmixStep + index + 1);
+  return base::splitmix_hash(call * base::kSplitmixStep + index + 1);
 }
 uint64_t rank_hash(uint64_t shared, int rank) {
-  return splitmix_hash(shared + (static_cast<uint64_t>(rank) + 1) * kSplitmixStep);
+  return base::splitmix_hash(shared + (static_cast<uint64_t>(rank) + 1) * base::kSplitmixStep);
 }
 
 // --- types ------------------------------------------------------------------------------------

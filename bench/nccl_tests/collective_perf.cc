@@ -44,7 +44,7 @@ class Mailbox {
   }
 
  private:
-  UniqueFd fd_;
+  base::UniqueFd fd_;
 };
 
 int complain(const CollectivePerfOptions& options, const absl::Status& status) {

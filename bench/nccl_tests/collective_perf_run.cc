@@ -31,10 +31,10 @@ class Buffer {
                                                       const CollectivePerfOptions& options) {
     std::unique_ptr<Buffer> buffer(new Buffer(group));
     if (options.cuda) {
-      if (device_memory() == nullptr) {
+      if (internal::device_memory() == nullptr) {
         return absl::UnimplementedError("this program was built without memory of CUDA devices");
       }
-      auto device = device_memory()->allocate(*options.cuda, bytes);
+      auto device = internal::device_memory()->allocate(*options.cuda, bytes);
       if (!device.ok()) return device.status();
       buffer->device_ = *std::move(device);
     }
@@ -72,7 +72,7 @@ class Buffer {
   explicit Buffer(Communicator& group) : group_(group) {}
   Communicator& group_;
   std::vector<std::byte> plain_;
-  std::unique_ptr<DeviceBuffer> device_;
+  std::unique_ptr<internal::DeviceBuffer> device_;
   CommBuffer shared_;
   std::byte* data_ = nullptr;
 };

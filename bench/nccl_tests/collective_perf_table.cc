@@ -72,9 +72,9 @@ IterationStats IterationStats::of(std::vector<double> samples) {
   double squares = 0;
   for (const double sample : samples) squares += (sample - stats.mean) * (sample - stats.mean);
   stats.deviation = std::sqrt(squares / samples.size());
-  stats.p50 = quantile(samples, 0.5);
-  stats.p95 = quantile(samples, 0.95);
-  stats.p99 = quantile(samples, 0.99);
+  stats.p50 = base::quantile(samples, 0.5);
+  stats.p95 = base::quantile(samples, 0.95);
+  stats.p99 = base::quantile(samples, 0.99);
   return stats;
 }
 

@@ -42,10 +42,10 @@ absl::StatusOr<std::unique_ptr<BenchMemory>> BenchMemory::make(Worker& worker, s
     memory->backing_ = memory->pool_->backing();
     return memory;
   }
-  if (device_memory() == nullptr) {
+  if (internal::device_memory() == nullptr) {
     return absl::UnimplementedError("this program was built without memory of CUDA devices");
   }
-  auto buffer = device_memory()->allocate(*device, bytes);
+  auto buffer = internal::device_memory()->allocate(*device, bytes);
   if (!buffer.ok()) return buffer.status();
   memory->device_ = *std::move(buffer);
   auto region = worker.register_memory(memory->device_->data(), bytes);

@@ -48,7 +48,7 @@ class BenchMemory {
 
   Worker& worker_;
   std::unique_ptr<MemoryPool> pool_;
-  std::unique_ptr<DeviceBuffer> device_;
+  std::unique_ptr<internal::DeviceBuffer> device_;
   std::vector<std::byte> image_;
   MemoryRegion region_;
   bool registered_ = false;  // by us: a device's

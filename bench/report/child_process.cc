@@ -59,7 +59,7 @@ absl::StatusOr<ChildProcess> ChildProcess::fork(int cpu, const std::function<int
   if (pipe2(ends, O_CLOEXEC) != 0) {
     return absl::ResourceExhaustedError(absl::StrFormat("no pipe: %s", strerror(errno)));
   }
-  const pid_t pid = fork_child();
+  const pid_t pid = base::fork_child();
   if (pid < 0) {
     const int why = errno;
     close(ends[0]);

@@ -15,7 +15,7 @@ constexpr auto kPoison = std::byte{0xa5};
 
 // Eight bytes of pattern (splitmix64).
 uint64_t word_at(uint64_t seed, uint64_t index) {
-  return splitmix_hash(seed + (index + 1) * kSplitmixStep);
+  return base::splitmix_hash(seed + (index + 1) * base::kSplitmixStep);
 }
 
 std::byte byte_at(uint64_t seed, size_t position) {

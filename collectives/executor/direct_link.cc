@@ -74,7 +74,7 @@ uint64_t DirectLink::send(uint32_t lane, const Segments& source, const CallTag& 
   // Pieces take the lanes in turn. The next one's line was last read by the peer: it comes back
   // while this message travels.
   const uint32_t next = lane + 1 < kLanes ? lane + 1 : 0;
-  prefetch_to_write(&out_.messages[next][(sent_[next] + 1) % kMessages]);
+  base::prefetch_to_write(&out_.messages[next][(sent_[next] + 1) % kMessages]);
   return number;
 }
 

@@ -309,8 +309,8 @@ absl::StatusOr<bool> Executor::receive(Lane& lane, const Step& step) {
     if (lane.program->final_write[lane.step] &&
         geometry.count * geometry.element_bytes >= kStreamCallsFrom) {
       walk(target, message,
-           [](std::byte* to, std::byte* from, size_t n) { stream_copy(to, from, n); });
-      stream_fence();
+           [](std::byte* to, std::byte* from, size_t n) { base::stream_copy(to, from, n); });
+      base::stream_fence();
     } else {
       copy(target, message);
     }

@@ -132,7 +132,7 @@ void FlightRecorder::record(const FlightEvent& event) {
   for (size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_release);
   slot.version.store(whole, std::memory_order_release);
   // It has not been touched for a whole ring.
-  prefetch_to_write(&slots_[(number + 1) % capacity_]);
+  base::prefetch_to_write(&slots_[(number + 1) % capacity_]);
 }
 
 std::vector<FlightEvent> FlightRecorder::events() const {

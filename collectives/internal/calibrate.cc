@@ -55,7 +55,7 @@ class Measurement {
       reduce::reduce(DataType::kF32, ReduceOp::kSum, a, a, a + count, count);
       passes.push_back(seconds_since(begin));
     }
-    return median(passes) / static_cast<double>(kReduceBytes);
+    return base::median(passes) / static_cast<double>(kReduceBytes);
   }
 
  private:
@@ -86,7 +86,7 @@ class Measurement {
       }
       took.push_back(seconds_since(begin) / 2);
     }
-    return median(took);
+    return base::median(took);
   }
 
   const Calibration& with_;

@@ -69,7 +69,7 @@ bool DeviceCalls::ours(const void* data, size_t bytes) const {
 }
 
 absl::StatusOr<int> DeviceCalls::device_of(const void* data, size_t bytes) {
-  const DeviceMemory* const devices = device_memory();
+  const baton::internal::DeviceMemory* const devices = baton::internal::device_memory();
   if (devices == nullptr || bytes == 0 || ours(data, bytes)) return -1;
   const absl::StatusOr<MemoryPlace> place = devices->place(data, bytes);
   if (!place.ok()) return place.status();
@@ -168,7 +168,7 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_all_to_all_v(
   if (*from < 0 && *to < 0) return StagedPtr();
   StagedPtr staged(new Staged(*this));
   const auto runs = [&](std::byte* device, std::byte* host, const Blocks& blocks,
-                        std::vector<CopyRun>& list) {
+                        std::vector<baton::internal::CopyRun>& list) {
     for (size_t r = 0; r < blocks.counts.size(); ++r) {
       const size_t at = blocks.offsets[r] * element;
       if (blocks.counts[r] > 0)
@@ -194,17 +194,18 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_all_to_all_v(
 
 bool DeviceCalls::step(Staged& staged, Way way) {
   const bool to_host = way == Way::kToHost;
-  const std::vector<CopyRun>& runs = to_host ? staged.reads_ : staged.writes_;
+  const std::vector<baton::internal::CopyRun>& runs = to_host ? staged.reads_ : staged.writes_;
   Ring& ring = rings_.at(to_host ? staged.reads_from_ : staged.writes_to_);
   const size_t first = to_host ? 0 : kPieces;
   for (size_t i = first; i < first + kPieces && staged.status_.ok(); ++i) {
     if (staged.run_ == runs.size()) break;
     Ring::Piece& piece = ring.pieces[i];
     if (piece.owner != nullptr) continue;
-    const CopyRun& run = runs[staged.run_];
+    const baton::internal::CopyRun& run = runs[staged.run_];
     const size_t bytes = std::min(kPiece, run.bytes - staged.at_);
     piece = {&staged, run.host + staged.at_, bytes};
-    const CopyRun copy{run.device + staged.at_, ring.copies->memory().data() + i * kPiece, bytes};
+    const baton::internal::CopyRun copy{run.device + staged.at_,
+                                        ring.copies->memory().data() + i * kPiece, bytes};
     if (!to_host) std::memcpy(copy.host, piece.host, bytes);
     ring.copies->copy(way, i, false, {&copy, 1});
     ++staged.open_;

@@ -42,7 +42,7 @@ class DeviceCalls {
     explicit Staged(DeviceCalls& owner) : owner_(owner) {}
     DeviceCalls& owner_;
     std::vector<Block> blocks_;
-    std::vector<CopyRun> reads_, writes_;
+    std::vector<baton::internal::CopyRun> reads_, writes_;
     int reads_from_ = 0, writes_to_ = 0;  // devices
     size_t run_ = 0, at_ = 0;             // of the copy that is under way: what is next
     size_t open_ = 0;                     // pieces on their way
@@ -79,10 +79,10 @@ class DeviceCalls {
   std::string explain() const;
 
  private:
-  using Way = StagingRing::Way;
+  using Way = baton::internal::StagingRing::Way;
   // Pinned memory, cut into pieces: the first half is for copies to the host.
   struct Ring {
-    std::unique_ptr<StagingRing> copies;
+    std::unique_ptr<baton::internal::StagingRing> copies;
     struct Piece {
       Staged* owner = nullptr;  // null: free
       std::byte* host = nullptr;

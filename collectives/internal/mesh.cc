@@ -152,7 +152,7 @@ void Mesh::nap(Time longest) {
   const Time timer = worker_->next_timer();
   if (timer != kNever) longest = std::min(longest, std::max(Time::zero(), timer - now()));
   pollfd fd{.fd = worker_->wait_fd(), .events = POLLIN, .revents = 0};
-  const timespec timeout = to_timespec(longest);
+  const timespec timeout = base::to_timespec(longest);
   ppoll(&fd, 1, &timeout, nullptr);
 }
 

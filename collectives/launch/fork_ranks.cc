@@ -36,7 +36,7 @@ class Signals {
     struct sigaction normal {};
     normal.sa_handler = SIG_DFL;  // ignored children would leave no status
     sigaction(SIGCHLD, &normal, &old_child_);
-    fd_ = UniqueFd(::signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK));
+    fd_ = base::UniqueFd(::signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK));
   }
   ~Signals() { restore(); }
   Signals(const Signals&) = delete;
@@ -55,7 +55,7 @@ class Signals {
   sigset_t set_{};
   sigset_t old_mask_{};
   struct sigaction old_child_ {};
-  UniqueFd fd_;
+  base::UniqueFd fd_;
 };
 
 struct Rank {
@@ -142,7 +142,7 @@ absl::Status Launcher::start(int rank) {
     }
   }
   std::fflush(nullptr);  // or the child would print it too
-  const pid_t pid = fork_child();
+  const pid_t pid = base::fork_child();
   if (pid == 0) be(rank);
   if (pid < 0) {
     return absl::UnavailableError(absl::StrFormat(

@@ -33,10 +33,10 @@ absl::StatusOr<LineRelay> LineRelay::create(std::string prefix, int to) {
   }
   // Only this end: the rank shares the other one's mode and expects to block.
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  return LineRelay(std::move(prefix), to, UniqueFd(ends[0]), UniqueFd(ends[1]));
+  return LineRelay(std::move(prefix), to, base::UniqueFd(ends[0]), base::UniqueFd(ends[1]));
 }
 
-LineRelay::LineRelay(std::string prefix, int to, UniqueFd read_end, UniqueFd write_end)
+LineRelay::LineRelay(std::string prefix, int to, base::UniqueFd read_end, base::UniqueFd write_end)
     : prefix_(std::move(prefix)),
       to_(to),
       read_end_(std::move(read_end)),

@@ -17,7 +17,7 @@ class LineRelay {
   // In the child: makes the pipe its descriptor `to`.
   void become();
   // In the launcher, after the fork.
-  void child_has_it() { write_end_ = UniqueFd(); }
+  void child_has_it() { write_end_ = base::UniqueFd(); }
   // Passes on the whole lines that are there; false: the other end is closed.
   bool relay();
   // Passes on everything that is there, whole or not.
@@ -25,13 +25,13 @@ class LineRelay {
   int fd() const { return read_end_.get(); }
 
  private:
-  LineRelay(std::string prefix, int to, UniqueFd read_end, UniqueFd write_end);
+  LineRelay(std::string prefix, int to, base::UniqueFd read_end, base::UniqueFd write_end);
   void put(std::string_view line);
 
   std::string prefix_;
   int to_;
-  UniqueFd read_end_;
-  UniqueFd write_end_;
+  base::UniqueFd read_end_;
+  base::UniqueFd write_end_;
   std::string pending_;
 };
 

@@ -10,22 +10,22 @@ namespace {
 constexpr size_t kMaxHost = 255;
 
 void put_bytes(std::string& out, std::string_view bytes) {
-  put_number(out, static_cast<uint32_t>(bytes.size()));
+  base::put_number(out, static_cast<uint32_t>(bytes.size()));
   out.append(bytes);
 }
 
-std::string take_bytes(WireReader& in) { return std::string(in.take(in.number<uint32_t>())); }
+std::string take_bytes(base::WireReader& in) { return std::string(in.take(in.number<uint32_t>())); }
 
 }  // namespace
 
 std::string RankInfo::encode() const {
   std::string out;
-  put_number(out, rank);
-  put_number(out, ranks);
-  put_number(out, generation);
-  put_number(out, version);
-  put_number(out, pid);
-  put_text(out, std::string_view(host).substr(0, kMaxHost));
+  base::put_number(out, rank);
+  base::put_number(out, ranks);
+  base::put_number(out, generation);
+  base::put_number(out, version);
+  base::put_number(out, pid);
+  base::put_text(out, std::string_view(host).substr(0, kMaxHost));
   put_bytes(out, worker_address);
   put_bytes(out, payload);
   return out;
@@ -34,7 +34,7 @@ std::string RankInfo::encode() const {
 absl::StatusOr<RankInfo> RankInfo::decode(std::string_view bytes) {
   if (bytes.size() > launch::kMaxRankInfoBytes)
     return absl::InvalidArgumentError("a rank's information is too long");
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   RankInfo info;
   info.rank = in.number<uint32_t>();
   info.ranks = in.number<uint32_t>();

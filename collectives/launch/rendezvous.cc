@@ -34,7 +34,7 @@ struct RendezvousServer::Impl {
   }
 
   std::unique_ptr<RendezvousService> service;
-  UniqueFd wake;
+  base::UniqueFd wake;
   std::atomic<bool> stopped = false;
   std::thread thread;
 };

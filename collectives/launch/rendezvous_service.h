@@ -60,7 +60,7 @@ class RendezvousService {
 
   const ClusterKey key_;
   const std::unique_ptr<net::Poller> poller_;
-  const UniqueFd listener_;
+  const base::UniqueFd listener_;
   net::Watched listener_watch_;
   const std::string address_;
   const size_t most_ranks_;

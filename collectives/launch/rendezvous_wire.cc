@@ -25,13 +25,13 @@ constexpr uint64_t kLongestMs = uint64_t{366} * 24 * 3600 * 1000;
 
 std::string encode_message(MessageType type, std::string_view body) {
   std::string out;
-  put_number(out, static_cast<uint8_t>(type));
+  base::put_number(out, static_cast<uint8_t>(type));
   out.append(body);
   return out;
 }
 
 absl::StatusOr<Message> decode_message(std::string_view bytes) {
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   const uint8_t type = in.number<uint8_t>();
   if (in.failed() || bytes.size() - 1 > kMaxBody ||
       type < static_cast<uint8_t>(MessageType::kJoin) ||
@@ -44,16 +44,16 @@ absl::StatusOr<Message> decode_message(std::string_view bytes) {
 
 std::string encode_join(const Join& join) {
   std::string out;
-  put_number(out,
-             join.patience == kNever
-                 ? UINT64_MAX
-                 : static_cast<uint64_t>(std::max<int64_t>(
-                       0, std::chrono::ceil<std::chrono::milliseconds>(join.patience).count())));
+  base::put_number(
+      out, join.patience == kNever
+               ? UINT64_MAX
+               : static_cast<uint64_t>(std::max<int64_t>(
+                     0, std::chrono::ceil<std::chrono::milliseconds>(join.patience).count())));
   return out + join.info.encode();
 }
 
 absl::StatusOr<Join> decode_join(std::string_view body) {
-  WireReader in(body);
+  base::WireReader in(body);
   const uint64_t ms = in.number<uint64_t>();
   if (in.failed()) return absl::InvalidArgumentError("a rank's first message is too short");
   auto info = RankInfo::decode(body.substr(sizeof(ms)));
@@ -66,13 +66,13 @@ absl::StatusOr<Join> decode_join(std::string_view body) {
 
 std::string encode_refusal(const absl::Status& why) {
   std::string out;
-  put_number(out, static_cast<uint8_t>(why.code()));
+  base::put_number(out, static_cast<uint8_t>(why.code()));
   out += std::string(why.message()).substr(0, kMaxMessage);
   return out;
 }
 
 absl::Status decode_refusal(std::string_view body) {
-  WireReader in(body);
+  base::WireReader in(body);
   const uint8_t code = in.number<uint8_t>();
   if (in.failed() || code == 0 || code > static_cast<uint8_t>(absl::StatusCode::kUnauthenticated) ||
       body.size() > kMaxMessage + 1) {

@@ -59,15 +59,15 @@ CostParameters agree(absl::Span<const CostParameters> measured) {
 std::string encode(const CostParameters& parameters) {
   std::string bytes;
   bytes.reserve(kEncodedCostBytes);
-  put_number(bytes, kMagic);
-  put_number(bytes, parameters.node_size);
+  base::put_number(bytes, kMagic);
+  base::put_number(bytes, parameters.node_size);
   CostParameters copy = parameters;
-  for (Field field : kFields) put_number(bytes, std::bit_cast<uint64_t>(field(copy)));
+  for (Field field : kFields) base::put_number(bytes, std::bit_cast<uint64_t>(field(copy)));
   return bytes;
 }
 
 absl::StatusOr<CostParameters> decode_cost_parameters(std::string_view bytes) {
-  WireReader reader(bytes);
+  base::WireReader reader(bytes);
   const auto magic = reader.number<uint32_t>();
   CostParameters parameters;
   parameters.node_size = reader.number<uint32_t>();

@@ -18,7 +18,7 @@ Contributions::Contributions(const schedules::ScheduleSpec& spec, uint32_t sampl
   if (exact_) return;
   const uint32_t parts = schedules::parts_of(spec);
   for (uint32_t i = 0; i < sampled_parts; ++i) {
-    sample_.push_back(static_cast<uint32_t>(splitmix(splitmix(seed) + i) % parts));
+    sample_.push_back(static_cast<uint32_t>(base::splitmix(base::splitmix(seed) + i) % parts));
   }
   std::sort(sample_.begin(), sample_.end());
 }
@@ -30,8 +30,8 @@ bool Contributions::followed(uint32_t part) const {
 Value Contributions::of(uint32_t rank, uint32_t part) const {
   if (exact_) return {.low = uint64_t{1} << rank, .tag = part};
   if (!followed(part)) return {.tag = Value::kNotFollowed};
-  const uint64_t base = splitmix(seed_ ^ splitmix((uint64_t{rank} << 32) | part));
-  return {.low = splitmix(base), .high = splitmix(base + 1), .tag = part};
+  const uint64_t base = base::splitmix(seed_ ^ base::splitmix((uint64_t{rank} << 32) | part));
+  return {.low = base::splitmix(base), .high = base::splitmix(base + 1), .tag = part};
 }
 
 Value Contributions::all(uint32_t part) const {

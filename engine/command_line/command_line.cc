@@ -23,7 +23,7 @@ std::string did_you_mean_flag(const CLI::App& app, const std::string& flag) {
     if (option->get_group().empty()) continue;  // hidden
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   }
-  return did_you_mean(flag.substr(0, flag.find('=')), known);
+  return base::did_you_mean(flag.substr(0, flag.find('=')), known);
 }
 
 std::string complaint(const CLI::App& app, const CLI::ParseError& error) {

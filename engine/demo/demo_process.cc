@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<DemoProcess>> DemoProcess::fork(const DemoProcess
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) {
     return absl::UnavailableError(absl::StrCat("socketpair failed: ", std::strerror(errno)));
   }
-  const pid_t pid = fork_child();
+  const pid_t pid = base::fork_child();
   if (pid < 0) {
     const int error = errno;
     close(sockets[0]);

@@ -21,7 +21,7 @@ absl::Status failure(int error, std::string_view verb, const std::string& path) 
 }
 
 absl::Status write_pieces(const std::string& path, std::span<const std::string_view> pieces) {
-  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  base::UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (file.get() < 0) return failure(errno, "creating", path);
   for (std::string_view piece : pieces) {
     while (!piece.empty()) {
@@ -39,7 +39,7 @@ absl::Status write_pieces(const std::string& path, std::span<const std::string_v
 }  // namespace
 
 absl::StatusOr<std::string> read_file(const std::string& path, size_t max_bytes) {
-  UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return failure(errno, "opening", path);
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) return failure(errno, "examining", path);
@@ -79,7 +79,7 @@ absl::Status write_file_atomically(const std::string& path, std::string_view byt
 }
 
 absl::Status sync_directory(const std::string& path) {
-  const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const base::UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (directory.get() < 0) return failure(errno, "opening", path);
   if (::fsync(directory.get()) != 0) return failure(errno, "syncing", path);
   return absl::OkStatus();

@@ -11,7 +11,7 @@ namespace {
 
 // Uniform in [-1, 1).
 float uniform(uint64_t& state) {
-  return static_cast<float>(static_cast<int64_t>(splitmix_next(state) >> 40) - (1 << 23)) *
+  return static_cast<float>(static_cast<int64_t>(base::splitmix_next(state) >> 40) - (1 << 23)) *
          0x1p-23f;
 }
 

@@ -82,9 +82,9 @@ void CacheWatch::broken(Follower& follower, const absl::Status& why) {
   follower.fetch.reset();
   follower.next = workers_.loop->after(again_, [this, &follower] { begin(follower); });
   if (std::exchange(follower.said, true)) return;
-  log_event(absl::IsInvalidArgument(why) ? LogLevel::kWarning : LogLevel::kInfo,
-            "router: %s worker http://%s:%s does not say what it has cached: %s",
-            follower.group->role, url.host, url.port, std::string(why.message()));
+  base::log_event(absl::IsInvalidArgument(why) ? base::LogLevel::kWarning : base::LogLevel::kInfo,
+                  "router: %s worker http://%s:%s does not say what it has cached: %s",
+                  follower.group->role, url.host, url.port, std::string(why.message()));
 }
 
 }  // namespace baton::engine::router

@@ -178,8 +178,9 @@ void Router::Impl::look_at_list() {
     if (parsed.ok()) {
       listed = *std::move(parsed);
     } else {
-      log_event(LogLevel::kError, "router: the workers stay as they are, for %s is wrong: %s",
-                options.workers_file, std::string(parsed.status().message()));
+      base::log_event(base::LogLevel::kError,
+                      "router: the workers stay as they are, for %s is wrong: %s",
+                      options.workers_file, std::string(parsed.status().message()));
     }
     last_list = std::move(seen);
   }
@@ -202,8 +203,8 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& li
     const bool gone = !is_in(listed, group.urls[i]);
     if (gone == group.picker.is_gone(i)) continue;
     group.picker.set_gone(i, gone);
-    log_event(LogLevel::kInfo, "router: %s worker %s %s", group.role, group.name(i),
-              gone ? "gets nothing new" : "is back");
+    base::log_event(base::LogLevel::kInfo, "router: %s worker %s %s", group.role, group.name(i),
+                    gone ? "gets nothing new" : "is back");
     if (gone) {
       caches.leave(group, i);
     } else {
@@ -214,7 +215,8 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& li
   for (const http::HttpUrl& url : listed) {
     if (is_in(group.urls, url)) continue;
     const size_t worker = group.add(url);
-    log_event(LogLevel::kInfo, "router: %s worker %s joins", group.role, group.name(worker));
+    base::log_event(base::LogLevel::kInfo, "router: %s worker %s joins", group.role,
+                    group.name(worker));
     if (follows_caches()) caches.follow(group, worker);
   }
 }

@@ -101,7 +101,7 @@ size_t WorkerPicker::by_guess(const PromptKey& key, std::span<const size_t> cand
 // The highest bidder: when a worker comes or goes, few beginnings change theirs.
 size_t WorkerPicker::by_hash(const PromptKey& key, std::span<const size_t> candidates) {
   const auto bid = [&](size_t worker) {
-    return splitmix(key.chain.front().low ^ splitmix(worker));
+    return base::splitmix(key.chain.front().low ^ base::splitmix(worker));
   };
   return *std::max_element(candidates.begin(), candidates.end(),
                            [&](size_t a, size_t b) { return bid(a) < bid(b); });

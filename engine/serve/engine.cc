@@ -198,10 +198,11 @@ void Engine::note_failed_load(Sequence* sequence, const absl::Status& why) {
   const Time now = clock_.now();
   if (now < log_failed_loads_at_) return;
   log_failed_loads_at_ = now + kFailedLoadsApart;
-  log_event(LogLevel::kWarning, "%d KV loads have failed since the last line like this; %s: %s",
-            stats_.loads_failed - std::exchange(logged_failed_loads_, stats_.loads_failed),
-            sequence->source->may_recompute() ? "the prompt is computed here" : "the request fails",
-            std::string(why.message()));
+  base::log_event(
+      base::LogLevel::kWarning, "%d KV loads have failed since the last line like this; %s: %s",
+      stats_.loads_failed - std::exchange(logged_failed_loads_, stats_.loads_failed),
+      sequence->source->may_recompute() ? "the prompt is computed here" : "the request fails",
+      std::string(why.message()));
 }
 
 void Engine::load_failed(Sequence* sequence, const absl::Status& why) {

@@ -29,7 +29,7 @@ void single(std::string_view name, std::string_view help, std::string_view type,
 }  // namespace
 
 double percentile(std::vector<double> values, double p) {
-  return interpolated_quantile(std::move(values), p / 100);
+  return base::interpolated_quantile(std::move(values), p / 100);
 }
 
 void ServingMetrics::Histogram::add(Time value) {

@@ -10,12 +10,12 @@ namespace {
 
 template <typename T>
 void put_list(std::string& out, const std::vector<T>& list) {
-  put_number(out, static_cast<uint32_t>(list.size()));
+  base::put_number(out, static_cast<uint32_t>(list.size()));
   out.append(reinterpret_cast<const char*>(list.data()), list.size() * sizeof(T));
 }
 
 template <typename T>
-std::vector<T> take_list(WireReader& reader) {
+std::vector<T> take_list(base::WireReader& reader) {
   const size_t count = reader.number<uint32_t>();
   const std::string_view bytes = reader.take(count * sizeof(T));
   std::vector<T> list(bytes.size() / sizeof(T));
@@ -27,20 +27,20 @@ std::vector<T> take_list(WireReader& reader) {
 
 void Command::encode(std::string& out) const {
   out.clear();
-  put_number(out, static_cast<uint8_t>(kind));
+  base::put_number(out, static_cast<uint8_t>(kind));
   if (kind != CommandKind::kStep) return;
-  put_number(out, static_cast<uint32_t>(chunks.size()));
+  base::put_number(out, static_cast<uint32_t>(chunks.size()));
   for (const Chunk& chunk : chunks) {
     put_list(out, chunk.tokens);
-    put_number(out, chunk.position);
+    base::put_number(out, chunk.position);
     put_list(out, chunk.blocks);
-    put_number(out, static_cast<uint8_t>(chunk.wants_logits));
-    put_number(out, static_cast<uint8_t>(chunk.wants_all_logits));
+    base::put_number(out, static_cast<uint8_t>(chunk.wants_logits));
+    base::put_number(out, static_cast<uint8_t>(chunk.wants_all_logits));
   }
 }
 
 absl::StatusOr<Command> Command::decode(std::string_view bytes) {
-  WireReader reader(bytes);
+  base::WireReader reader(bytes);
   Command command;
   command.kind = static_cast<CommandKind>(reader.number<uint8_t>());
   bool known = command.kind == CommandKind::kStop || command.kind == CommandKind::kStep;

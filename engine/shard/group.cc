@@ -31,12 +31,12 @@ absl::StatusOr<std::unique_ptr<Group>> Group::meet(CommunicatorOptions options) 
 absl::StatusOr<std::vector<std::string>> Group::agree(const Settings& settings,
                                                       std::string_view about_me) {
   std::string record;
-  put_number(record, static_cast<uint16_t>(settings.size()));
+  base::put_number(record, static_cast<uint16_t>(settings.size()));
   for (const auto& [name, value] : settings) {
-    put_text(record, name);
-    put_text(record, value);
+    base::put_text(record, name);
+    base::put_text(record, value);
   }
-  put_text(record, about_me);
+  base::put_text(record, about_me);
   if (about_me.size() > kMaxAbout || record.size() > kRecord) {
     return absl::InvalidArgumentError("the settings of a tensor-parallel rank are too long");
   }
@@ -50,7 +50,8 @@ absl::StatusOr<std::vector<std::string>> Group::agree(const Settings& settings,
   std::vector<std::string> about;
   Settings first;
   for (int rank = 0; rank < ranks; ++rank) {
-    WireReader reader(std::string_view(all).substr(kRecord * static_cast<size_t>(rank), kRecord));
+    base::WireReader reader(
+        std::string_view(all).substr(kRecord * static_cast<size_t>(rank), kRecord));
     Settings theirs(reader.number<uint16_t>());
     for (auto& [name, value] : theirs) {
       name = reader.text(kRecord);

@@ -16,7 +16,8 @@ size_t split_point(std::string_view text) {
 
 // splitmix64 of a few numbers.
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b) {
-  return splitmix_hash(seed + a * kSplitmixStep + b * 0xd1342543de82ef95u + 0x2545f4914f6cdd1du);
+  return base::splitmix_hash(seed + a * base::kSplitmixStep + b * 0xd1342543de82ef95u +
+                             0x2545f4914f6cdd1du);
 }
 
 }  // namespace

@@ -22,17 +22,17 @@ const Driver* driver_of_process() {
 }
 
 // Stays for as long as the process: workers may end after static objects do.
-const DeviceMemory* make() {
+const internal::DeviceMemory* make() {
   const auto* memory = new CudaMemory(driver_of_process);
-  use_device_memory(memory);
+  internal::use_device_memory(memory);
   return memory;
 }
 
 }  // namespace
 
 // Named for the linker, which would leave out what nobody calls: see cmake/BatonTargets.cmake.
-extern "C" const DeviceMemory* const baton_provider_gpudirect;
-const DeviceMemory* const baton_provider_gpudirect = make();
+extern "C" const internal::DeviceMemory* const baton_provider_gpudirect;
+const internal::DeviceMemory* const baton_provider_gpudirect = make();
 
 absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) const {
   const Driver* const driver = find_();
@@ -103,8 +103,8 @@ absl::Status CudaMemory::flush(int device) const {
   return (*opened)->alive().ok() ? status : absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<StagingRing>> CudaMemory::staging_ring(int device,
-                                                                      size_t bytes) const {
+absl::StatusOr<std::unique_ptr<internal::StagingRing>> CudaMemory::staging_ring(
+    int device, size_t bytes) const {
   const Driver* const driver = find_();
   if (driver == nullptr) return absl::UnavailableError("no CUDA driver in this process");
   const absl::StatusOr<const Device*> opened = device_of(*driver, device);
@@ -112,7 +112,8 @@ absl::StatusOr<std::unique_ptr<StagingRing>> CudaMemory::staging_ring(int device
   return PinnedRing::create(**opened, bytes);
 }
 
-absl::StatusOr<std::unique_ptr<DeviceBuffer>> CudaMemory::allocate(int device, size_t bytes) const {
+absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> CudaMemory::allocate(int device,
+                                                                             size_t bytes) const {
   const Driver* driver = find_();
   if (driver == nullptr) {
     const absl::StatusOr<const Driver*> loaded = machine_driver();

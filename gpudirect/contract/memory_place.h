@@ -14,7 +14,7 @@ namespace baton::gpudirect {
 // Registers itself with the contract where baton_gpudirect is linked. Opens a device when memory of
 // it is first registered. Without a CUDA driver in the process all memory is the host's, and
 // nothing is loaded to find that out.
-class CudaMemory final : public DeviceMemory {
+class CudaMemory final : public internal::DeviceMemory {
  public:
   // Null: there is no driver in the process (yet).
   using FindDriver = std::function<const Driver*()>;
@@ -26,9 +26,10 @@ class CudaMemory final : public DeviceMemory {
   absl::StatusOr<bool> wants_flush(int device) const override;
   // OK for a device that is lost: nobody reads its memory any more.
   absl::Status flush(int device) const override;
-  absl::StatusOr<std::unique_ptr<StagingRing>> staging_ring(int device,
-                                                            size_t bytes) const override;
-  absl::StatusOr<std::unique_ptr<DeviceBuffer>> allocate(int device, size_t bytes) const override;
+  absl::StatusOr<std::unique_ptr<internal::StagingRing>> staging_ring(int device,
+                                                                      size_t bytes) const override;
+  absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> allocate(int device,
+                                                                   size_t bytes) const override;
 
  private:
   absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal) const;

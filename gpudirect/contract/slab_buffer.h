@@ -10,7 +10,7 @@
 namespace baton::gpudirect {
 
 // Not thread-safe. The device outlives it.
-class SlabBuffer final : public DeviceBuffer {
+class SlabBuffer final : public internal::DeviceBuffer {
  public:
   // InvalidArgument for no bytes; ResourceExhausted, or the driver's words, where there is no such
   // memory. Pins up to 8 MiB of the host's memory for the copies.
@@ -22,13 +22,13 @@ class SlabBuffer final : public DeviceBuffer {
   absl::Status get(size_t offset, absl::Span<std::byte> bytes) override;
 
  private:
-  SlabBuffer(std::unique_ptr<DeviceSlab> slab, std::unique_ptr<StagingRing> ring)
+  SlabBuffer(std::unique_ptr<DeviceSlab> slab, std::unique_ptr<internal::StagingRing> ring)
       : slab_(std::move(slab)), ring_(std::move(ring)) {}
   absl::Status check(size_t offset, size_t bytes) const;
-  absl::Status copy(StagingRing::Way way, size_t offset, size_t bytes);
+  absl::Status copy(internal::StagingRing::Way way, size_t offset, size_t bytes);
 
   std::unique_ptr<DeviceSlab> slab_;
-  std::unique_ptr<StagingRing> ring_;
+  std::unique_ptr<internal::StagingRing> ring_;
 };
 
 }  // namespace baton::gpudirect

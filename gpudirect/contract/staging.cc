@@ -30,7 +30,7 @@ absl::StatusOr<std::unique_ptr<PinnedRing>> PinnedRing::create(const Device& dev
 }
 
 absl::Status PinnedRing::map(size_t bytes) {
-  if (const MemoryLeft left = memory_left(); bytes > left.bytes) {
+  if (const base::MemoryLeft left = base::memory_left(); bytes > left.bytes) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "a staging ring of %u bytes: %u are left (%s); make staging.ring_mib smaller", bytes,
         left.bytes, left.limit));
@@ -93,7 +93,8 @@ Stream PinnedRing::stream(const Lane& lane) const {
   return device_.stream(&lane == lanes_.data() ? Direction::kToHost : Direction::kToDevice);
 }
 
-void PinnedRing::copy(Way way, uint64_t cookie, bool urgent, absl::Span<const CopyRun> runs) {
+void PinnedRing::copy(Way way, uint64_t cookie, bool urgent,
+                      absl::Span<const internal::CopyRun> runs) {
   Copy copy{.cookie = cookie};
   if (!spare_.empty()) {
     copy.runs = std::move(spare_.back());
@@ -128,7 +129,7 @@ bool PinnedRing::busy() const {
 bool PinnedRing::begin(Lane& lane, Copy copy) {
   const Driver& driver = device_.driver();
   bool any = false;
-  for (const CopyRun& run : copy.runs) {
+  for (const internal::CopyRun& run : copy.runs) {
     const bool to_host = &lane == lanes_.data();
     const DevicePointer from = address(to_host ? run.device : run.host);
     const DevicePointer to = address(to_host ? run.host : run.device);

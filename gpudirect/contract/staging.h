@@ -29,7 +29,7 @@
 namespace baton::gpudirect {
 
 // Not thread-safe. Ends after its copies have; the device outlives it.
-class PinnedRing final : public StagingRing {
+class PinnedRing final : public internal::StagingRing {
  public:
   static constexpr size_t kLongestCopy = 4 << 20;
   static constexpr size_t kQueuedAhead = 2;
@@ -43,7 +43,8 @@ class PinnedRing final : public StagingRing {
 
   absl::Span<std::byte> memory() const override { return {base_, size_}; }
   int fd() const override { return fd_; }
-  void copy(Way way, uint64_t cookie, bool urgent, absl::Span<const CopyRun> runs) override;
+  void copy(Way way, uint64_t cookie, bool urgent,
+            absl::Span<const internal::CopyRun> runs) override;
   void drop(uint64_t cookie) override;
   bool progress(const Ended& ended) override;
   bool busy() const override;
@@ -52,7 +53,7 @@ class PinnedRing final : public StagingRing {
  private:
   struct Copy {
     uint64_t cookie = 0;
-    std::vector<CopyRun> runs;
+    std::vector<internal::CopyRun> runs;
     absl::Status status;
   };
   struct Flight {
@@ -84,7 +85,7 @@ class PinnedRing final : public StagingRing {
   std::vector<Event> made_;
   std::vector<std::pair<uint64_t, absl::Status>> ended_;      // not told yet
   std::vector<std::pair<uint64_t, absl::Status>> announced_;  // being told; keeps its memory
-  std::vector<std::vector<CopyRun>> spare_;
+  std::vector<std::vector<internal::CopyRun>> spare_;
 };
 
 }  // namespace baton::gpudirect

@@ -36,8 +36,8 @@ void Agent::Impl::pump() {
     AgentFrame frame;
     const absl::StatusOr<bool> whole = sender->second.parts.add(next.payload, frame);
     if (!whole.ok()) {
-      log_event(LogLevel::kWarning, "%s: dropped a notification of %s: %s", options.name,
-                sender->second.name, whole.status().message());
+      base::log_event(base::LogLevel::kWarning, "%s: dropped a notification of %s: %s",
+                      options.name, sender->second.name, whole.status().message());
     } else if (*whole) {
       hear(next.peer, std::move(frame));
     }
@@ -61,8 +61,8 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
       if (!wanted) return;
       const absl::StatusOr<std::string> loaded = add_remote(frame.payload);
       if (!loaded.ok()) {
-        log_event(LogLevel::kWarning, "%s: metadata from %s: %s", options.name, sender.name,
-                  loaded.status().message());
+        base::log_event(base::LogLevel::kWarning, "%s: metadata from %s: %s", options.name,
+                        sender.name, loaded.status().message());
       }
       return;
     }

@@ -35,9 +35,9 @@ std::vector<std::string> agent_frames(AgentFrameKind kind, std::string_view payl
   std::vector<std::string> out;
   for (size_t part = 0; part * kMaxWholeAgentMessage < payload.size(); ++part) {
     std::string& frame = out.emplace_back(1, static_cast<char>(static_cast<uint8_t>(kind) | kPart));
-    put_number(frame, number);
-    put_number(frame, static_cast<uint32_t>(payload.size()));
-    put_number(frame, static_cast<uint32_t>(part));
+    base::put_number(frame, number);
+    base::put_number(frame, static_cast<uint32_t>(payload.size()));
+    base::put_number(frame, static_cast<uint32_t>(part));
     frame.append(payload.substr(part * kMaxWholeAgentMessage, kMaxWholeAgentMessage));
   }
   return out;
@@ -54,7 +54,7 @@ absl::StatusOr<bool> AgentAssembler::add(std::string_view frame, AgentFrame& out
     out.payload.assign(frame);
     return true;
   }
-  WireReader in(frame);
+  base::WireReader in(frame);
   const auto number = in.number<uint64_t>();
   const auto total = in.number<uint32_t>();
   const auto part = in.number<uint32_t>();

@@ -203,8 +203,9 @@ void Agent::Impl::say_again() {
       if (state == PeerState::kUp && one.peer == peer) return true;
       if (state != PeerState::kDown && one.peer == peer) return false;  // it is being met
       if (now >= one.until) {
-        log_event(LogLevel::kWarning, "%s: nobody at %s was reached in %d s", options.name,
-                  one.host_port, static_cast<int>(kPatience / std::chrono::seconds(1)));
+        base::log_event(base::LogLevel::kWarning, "%s: nobody at %s was reached in %d s",
+                        options.name, one.host_port,
+                        static_cast<int>(kPatience / std::chrono::seconds(1)));
         return true;
       }
       if (now < one.next) return false;

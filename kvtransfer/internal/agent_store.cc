@@ -44,8 +44,8 @@ absl::Status Agent::Impl::found(std::string_view agent, const std::string& bytes
   }
   if (status.ok()) status = add_remote(bytes).status();
   if (!status.ok()) {
-    log_event(LogLevel::kWarning, "%s: metadata of %s in the store: %s", options.name, agent,
-              status.message());
+    base::log_event(base::LogLevel::kWarning, "%s: metadata of %s in the store: %s", options.name,
+                    agent, status.message());
   }
   return status;
 }

@@ -42,17 +42,17 @@ bool proved(std::string_view bytes, std::string_view codes, const ClusterKey& ke
 
 std::string AgentMetadata::encode(const ClusterKey& key) const {
   std::string out(kMagic);
-  put_number(out, kVersion);
-  put_number(out, static_cast<uint8_t>(key.count()));
-  put_number(out, static_cast<uint8_t>(withdrawn ? kWithdrawn : partial ? kPartial : 0));
+  base::put_number(out, kVersion);
+  base::put_number(out, static_cast<uint8_t>(key.count()));
+  base::put_number(out, static_cast<uint8_t>(withdrawn ? kWithdrawn : partial ? kPartial : 0));
   out.append(reinterpret_cast<const char*>(uid.bytes.data()), uid.bytes.size());
-  put_text(out, name);
-  put_text(out, address);
-  put_number(out, static_cast<uint32_t>(ranges.size()));
+  base::put_text(out, name);
+  base::put_text(out, address);
+  base::put_number(out, static_cast<uint32_t>(ranges.size()));
   for (const auto& [where, region] : ranges) {
-    put_number(out, where.address);
-    put_number(out, where.bytes);
-    put_number(out, where.device);
+    base::put_number(out, where.address);
+    base::put_number(out, where.bytes);
+    base::put_number(out, where.device);
     out.append(region.encode());
   }
   const size_t body = out.size();
@@ -70,7 +70,7 @@ absl::StatusOr<AgentMetadata> AgentMetadata::decode(std::string_view bytes, cons
         "these %u bytes are no metadata of an agent: pass on what metadata() returned, unchanged",
         bytes.size()));
   }
-  WireReader in(bytes.substr(kMagic.size()));
+  base::WireReader in(bytes.substr(kMagic.size()));
   const auto version = in.number<uint16_t>();
   if (version != kVersion) {
     return absl::DataLossError(absl::StrFormat(
@@ -90,7 +90,7 @@ absl::StatusOr<AgentMetadata> AgentMetadata::decode(std::string_view bytes, cons
 }
 
 absl::StatusOr<AgentMetadata> AgentMetadata::decode_body(std::string_view body) {
-  WireReader in(body);
+  base::WireReader in(body);
   AgentMetadata out;
   const auto flags = in.number<uint8_t>();
   out.partial = flags == kPartial;

@@ -48,7 +48,7 @@ absl::Status write_all(int fd, std::string_view bytes, const std::string& path) 
 }
 
 absl::StatusOr<std::string> read_all(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.valid()) return failed(path);
   std::string out;
   char part[65536];
@@ -71,7 +71,7 @@ absl::Status FileStore::take(const std::string& key) {
     ours_.erase(has);  // somebody removed it
   }
   while (true) {
-    UniqueFd fd(::open(lock(key).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    base::UniqueFd fd(::open(lock(key).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (!fd.valid()) {
       const absl::Status why = failed(lock(key));
       return absl::IsNotFound(why) ? absl::UnavailableError(why.message()) : why;
@@ -92,7 +92,7 @@ absl::Status FileStore::take(const std::string& key) {
 absl::Status FileStore::put(const std::string& key, std::string_view bytes) {
   if (absl::Status taken = take(key); !taken.ok()) return taken;
   const std::string fresh = file(key) + ".new";  // only its owner writes it
-  UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  base::UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!fd.valid()) return failed(fresh);
   if (absl::Status written = write_all(fd.get(), bytes, fresh); !written.ok()) return written;
   return std::rename(fresh.c_str(), file(key).c_str()) == 0 ? absl::OkStatus() : failed(fresh);
@@ -119,7 +119,7 @@ absl::Status FileStore::renew() {
 }
 
 absl::StatusOr<std::string> FileStore::get(const std::string& key) {
-  const UniqueFd fd(::open(lock(key).c_str(), O_RDWR | O_CLOEXEC));
+  const base::UniqueFd fd(::open(lock(key).c_str(), O_RDWR | O_CLOEXEC));
   if (!fd.valid()) return failed(lock(key));
   struct flock held = whole(F_WRLCK);
   if (fcntl(fd.get(), F_OFD_GETLK, &held) != 0) return failed(lock(key));

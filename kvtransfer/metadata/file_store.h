@@ -31,7 +31,7 @@ class FileStore : public MetadataStore {
   absl::Status take(const std::string& key);
 
   const std::string folder_;
-  std::map<std::string, UniqueFd> ours_;  // by key: its lock
+  std::map<std::string, base::UniqueFd> ours_;  // by key: its lock
 };
 
 }  // namespace baton::kvtransfer

@@ -23,12 +23,12 @@ constexpr uint8_t kVersion = 2;
 template <typename Same, typename Put>
 void put_runs(std::string& out, size_t count, size_t free, const Same& same, const Put& put) {
   const size_t at = out.size();
-  put_number(out, uint16_t{0});
+  base::put_number(out, uint16_t{0});
   uint16_t runs = 0;
   for (size_t begin = 0; begin < count; ++runs) {
     size_t end = std::min(begin + free, count);
     while (end < count && same(begin, end)) ++end;
-    put_number(out, static_cast<uint16_t>(end - begin));
+    base::put_number(out, static_cast<uint16_t>(end - begin));
     put(begin, end - begin);
     begin = end;
   }
@@ -43,8 +43,8 @@ void put_layers(std::string& out, const std::vector<uint32_t>& layers) {
         return layers[i] - layers[i - 1] == layers[begin + 1] - layers[begin];
       },
       [&](size_t begin, size_t count) {
-        put_number(out, layers[begin]);
-        put_number(out, count > 1 ? layers[begin + 1] - layers[begin] : 0);
+        base::put_number(out, layers[begin]);
+        base::put_number(out, count > 1 ? layers[begin + 1] - layers[begin] : 0);
       });
 }
 
@@ -60,16 +60,16 @@ void put_places(std::string& out, const std::vector<KvPlace>& places) {
       [&](size_t begin, size_t count) {
         const KvPlace& first = places[begin];
         const KvPlace& next = places[count > 1 ? begin + 1 : begin];
-        put_number(out, first.buffer);
-        put_number(out, next.buffer - first.buffer);
-        put_number(out, first.offset);
-        put_number(out, next.offset - first.offset);
+        base::put_number(out, first.buffer);
+        base::put_number(out, next.buffer - first.buffer);
+        base::put_number(out, first.offset);
+        base::put_number(out, next.offset - first.offset);
       });
 }
 
 // Reads runs until `limit` entries are there; false, and no more memory, where there are too many.
 template <typename Take>
-bool take_runs(WireReader& in, size_t limit, const Take& take) {
+bool take_runs(base::WireReader& in, size_t limit, const Take& take) {
   const auto runs = in.number<uint16_t>();
   size_t total = 0;
   for (uint16_t run = 0; run < runs && !in.failed(); ++run) {
@@ -81,7 +81,7 @@ bool take_runs(WireReader& in, size_t limit, const Take& take) {
   return !in.failed();
 }
 
-bool take_layers(WireReader& in, size_t limit, std::vector<uint32_t>& layers) {
+bool take_layers(base::WireReader& in, size_t limit, std::vector<uint32_t>& layers) {
   return take_runs(in, limit, [&](uint16_t count) {
     const auto first = in.number<uint32_t>();
     const auto step = in.number<uint32_t>();
@@ -90,7 +90,7 @@ bool take_layers(WireReader& in, size_t limit, std::vector<uint32_t>& layers) {
   });
 }
 
-bool take_places(WireReader& in, size_t limit, std::vector<KvPlace>& places) {
+bool take_places(base::WireReader& in, size_t limit, std::vector<KvPlace>& places) {
   return take_runs(in, limit, [&](uint16_t count) {
     const auto buffer = in.number<uint32_t>();
     const auto buffer_step = in.number<uint32_t>();
@@ -103,7 +103,7 @@ bool take_places(WireReader& in, size_t limit, std::vector<KvPlace>& places) {
   });
 }
 
-bool take_field(WireReader& in, size_t layers, KvField& field) {
+bool take_field(base::WireReader& in, size_t layers, KvField& field) {
   field.role = static_cast<KvRole>(in.number<uint8_t>());
   field.dtype = static_cast<KvDtype>(in.number<uint8_t>());
   const auto per_block = in.number<uint8_t>();
@@ -116,7 +116,7 @@ bool take_field(WireReader& in, size_t layers, KvField& field) {
   return per_block <= 1 && take_places(in, layers, field.places);
 }
 
-bool take_group(WireReader& in, size_t max_layers, KvGroup& group) {
+bool take_group(base::WireReader& in, size_t max_layers, KvGroup& group) {
   if (!take_layers(in, max_layers, group.layers)) return false;
   for (uint32_t* number : {&group.blocks, &group.block_tokens, &group.window, &group.total_heads,
                            &group.first_head, &group.heads}) {
@@ -129,7 +129,7 @@ bool take_group(WireReader& in, size_t max_layers, KvGroup& group) {
                      [&](KvField& field) { return take_field(in, group.layers.size(), field); });
 }
 
-bool take_layout(WireReader& in, KvLayout& layout) {
+bool take_layout(base::WireReader& in, KvLayout& layout) {
   if (in.number<uint8_t>() != kVersion) return false;
   const bool buffers = take_runs(in, KvLayout::kMaxBuffers, [&](uint16_t count) {
     KvBuffer buffer;
@@ -157,41 +157,42 @@ bool take_layout(WireReader& in, KvLayout& layout) {
 
 std::string KvLayout::encode() const {
   std::string out;
-  put_number(out, kVersion);
+  base::put_number(out, kVersion);
   put_runs(
       out, buffers.size(), 1, [&](size_t begin, size_t i) { return buffers[i] == buffers[begin]; },
       [&](size_t begin, size_t) {
-        put_number(out, buffers[begin].bytes);
-        put_number(out, static_cast<uint8_t>(buffers[begin].device));
-        put_number(out, buffers[begin].device_index);
+        base::put_number(out, buffers[begin].bytes);
+        base::put_number(out, static_cast<uint8_t>(buffers[begin].device));
+        base::put_number(out, buffers[begin].device_index);
       });
-  put_number(out, static_cast<uint8_t>(groups.size()));
+  base::put_number(out, static_cast<uint8_t>(groups.size()));
   for (const KvGroup& group : groups) {
     put_layers(out, group.layers);
     for (uint32_t number : {group.blocks, group.block_tokens, group.window, group.total_heads,
                             group.first_head, group.heads}) {
-      put_number(out, number);
+      base::put_number(out, number);
     }
-    put_number(out, static_cast<uint8_t>(group.fields.size()));
+    base::put_number(out, static_cast<uint8_t>(group.fields.size()));
     for (const KvField& field : group.fields) {
-      put_number(out, static_cast<uint8_t>(field.role));
-      put_number(out, static_cast<uint8_t>(field.dtype));
-      put_number(out, static_cast<uint8_t>(field.per_block));
-      put_number(out, field.width);
+      base::put_number(out, static_cast<uint8_t>(field.role));
+      base::put_number(out, static_cast<uint8_t>(field.dtype));
+      base::put_number(out, static_cast<uint8_t>(field.per_block));
+      base::put_number(out, field.width);
       for (uint64_t stride :
            {field.block_stride, field.token_stride, field.head_stride, field.element_stride}) {
-        put_number(out, stride);
+        base::put_number(out, stride);
       }
       put_places(out, field.places);
     }
   }
-  put_text(out, format);
-  for (const std::string* text : {&model.weights, &model.dtype, &model.rope}) put_text(out, *text);
+  base::put_text(out, format);
+  for (const std::string* text : {&model.weights, &model.dtype, &model.rope})
+    base::put_text(out, *text);
   return out;
 }
 
 absl::StatusOr<KvLayout> KvLayout::decode(std::string_view bytes) {
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   KvLayout layout;
   if (!take_layout(in, layout)) {
     return absl::InvalidArgumentError("KV layout: truncated, overlong or of another release");

@@ -68,7 +68,7 @@ class Service final : public KvStore {
   std::list<Reading> readings_;  // the service's thread's own
   mutable std::mutex mutex_;
   KvStoreStats stats_;
-  UniqueFd stop_;
+  base::UniqueFd stop_;
   std::thread thread_;
 };
 
@@ -144,8 +144,8 @@ void Service::loop() {
 void Service::say(PeerId peer, const StoreMessage& message) {
   const absl::Status status = worker_->notify_detached(peer, encode(message));
   if (!status.ok()) {
-    log_event(LogLevel::kDebug, "%s: an answer is lost: %s", options_.worker.name,
-              status.message());
+    base::log_event(base::LogLevel::kDebug, "%s: an answer is lost: %s", options_.worker.name,
+                    status.message());
   }
 }
 
@@ -157,8 +157,9 @@ void Service::hear(const Notification& note) {
   }
   const std::lock_guard lock(mutex_);
   if (stats_.rejected++ == 0) {
-    log_event(LogLevel::kWarning, "%s: a message is no question to a KV store: %s",
-              options_.worker.name, message.ok() ? "it is an answer" : message.status().message());
+    base::log_event(base::LogLevel::kWarning, "%s: a message is no question to a KV store: %s",
+                    options_.worker.name,
+                    message.ok() ? "it is an answer" : message.status().message());
   }
 }
 

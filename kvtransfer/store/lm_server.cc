@@ -38,9 +38,9 @@ class Server final : public LmServer {
 
  private:
   struct Connection {
-    Connection(UniqueFd socket, BlockArena& arena, LmTotals& totals, Time now)
+    Connection(base::UniqueFd socket, BlockArena& arena, LmTotals& totals, Time now)
         : fd(std::move(socket)), session(arena, totals), since(now) {}
-    UniqueFd fd;
+    base::UniqueFd fd;
     LmSession session;
     const Time since;   // it was accepted
     bool busy = false;  // a request is half here, or a reply half sent
@@ -64,7 +64,7 @@ class Server final : public LmServer {
   const LmServerOptions options_;
   BlockArena& arena_;
   uint16_t port_ = 0;
-  UniqueFd listener_, epoll_, stop_;
+  base::UniqueFd listener_, epoll_, stop_;
   bool listening_ = true;  // false: no descriptor was left for a newcomer
   std::list<Connection> connections_;
   LmTotals totals_;
@@ -141,7 +141,7 @@ bool Server::make_room() {
 
 void Server::accept_all(Time now) {
   for (;;) {
-    UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    base::UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN) return;

@@ -137,8 +137,8 @@ void StoreClient::went_down(const absl::Status& why) {
   slot_freed_.notify_all();
   changed_();
   if (std::exchange(told_down_, true)) return;
-  log_event(LogLevel::kWarning, "the KV store %s is away, and is called again: %s", options_.store,
-            why.message());
+  base::log_event(base::LogLevel::kWarning, "the KV store %s is away, and is called again: %s",
+                  options_.store, why.message());
 }
 
 void StoreClient::connect_again() {
@@ -161,14 +161,15 @@ void StoreClient::be_silent(const char* what) {
   changed_();
   // Its answer is a sign of life, where nothing else is owed.
   worker_->notify_detached(peer_, encode(Lookup{.id = next_id_++, .shape = shape_})).IgnoreError();
-  log_event(LogLevel::kWarning, "the KV store %s does not answer (%s): prompts are computed",
-            options_.store, what);
+  base::log_event(base::LogLevel::kWarning,
+                  "the KV store %s does not answer (%s): prompts are computed", options_.store,
+                  what);
 }
 
 void StoreClient::spoke() {
   if (state_ == State::kUp || state_ == State::kDown) return;
   if (state_ == State::kSilent || told_down_) {
-    log_event(LogLevel::kWarning, "the KV store %s answers again", options_.store);
+    base::log_event(base::LogLevel::kWarning, "the KV store %s answers again", options_.store);
   }
   told_down_ = false;
   state_ = State::kUp;
@@ -193,9 +194,9 @@ void StoreClient::look_at_time() {
     be_silent("an offer");
   }
   if (state_ == State::kAsking && now >= first_silence_ && !std::exchange(told_down_, true)) {
-    log_event(LogLevel::kWarning,
-              "%s does not answer as a KV store does: is that the port of `baton kv_store`?",
-              options_.store);
+    base::log_event(base::LogLevel::kWarning,
+                    "%s does not answer as a KV store does: is that the port of `baton kv_store`?",
+                    options_.store);
   }
 }
 

@@ -103,7 +103,7 @@ class StoreClient final : public tiers::PeerTier {
   size_t buffer_bytes_ = 0;
   Buffer buffers_[2];  // the loading thread's own
   std::unique_ptr<ProgressThread> progress_;
-  UniqueFd wake_;
+  base::UniqueFd wake_;
 
   mutable std::mutex mutex_;
   std::condition_variable slot_freed_;

@@ -16,7 +16,7 @@ void put_key(std::string& out, const tiers::TierKey& key) {
   out.append(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size());
 }
 
-tiers::TierKey take_key(WireReader& in) {
+tiers::TierKey take_key(base::WireReader& in) {
   tiers::TierKey key;
   const std::string_view bytes = in.take(key.bytes.size());
   if (!bytes.empty()) std::memcpy(key.bytes.data(), bytes.data(), bytes.size());
@@ -24,18 +24,18 @@ tiers::TierKey take_key(WireReader& in) {
 }
 
 void put_shape(std::string& out, const tiers::TierShape& shape) {
-  put_number(out, shape.parts);
-  put_number(out, shape.part_bytes);
+  base::put_number(out, shape.parts);
+  base::put_number(out, shape.part_bytes);
 }
 
 // False: nobody has such records.
-bool take_shape(WireReader& in, tiers::TierShape* shape) {
+bool take_shape(base::WireReader& in, tiers::TierShape* shape) {
   shape->parts = in.number<uint32_t>();
   shape->part_bytes = in.number<uint32_t>();
   return shape->valid() && shape->record_bytes() <= kLargestRecord;
 }
 
-bool take_region(WireReader& in, RemoteRegion* region) {
+bool take_region(base::WireReader& in, RemoteRegion* region) {
   const absl::StatusOr<RemoteRegion> read =
       RemoteRegion::decode(in.take(RemoteRegion::kEncodedBytes));
   if (!read.ok()) return false;
@@ -44,15 +44,15 @@ bool take_region(WireReader& in, RemoteRegion* region) {
 }
 
 void put(std::string& out, const Lookup& lookup) {
-  put_number<uint8_t>(out, kLookup);
-  put_number(out, lookup.id);
+  base::put_number<uint8_t>(out, kLookup);
+  base::put_number(out, lookup.id);
   put_shape(out, lookup.shape);
-  put_number(out, lookup.lease_ms);
-  put_number(out, static_cast<uint16_t>(lookup.keys.size()));
+  base::put_number(out, lookup.lease_ms);
+  base::put_number(out, static_cast<uint16_t>(lookup.keys.size()));
   for (const tiers::TierKey& key : lookup.keys) put_key(out, key);
 }
 
-bool take(WireReader& in, Lookup& lookup) {
+bool take(base::WireReader& in, Lookup& lookup) {
   lookup.id = in.number<uint64_t>();
   if (!take_shape(in, &lookup.shape)) return false;
   lookup.lease_ms = in.number<uint32_t>();
@@ -63,15 +63,15 @@ bool take(WireReader& in, Lookup& lookup) {
 }
 
 void put(std::string& out, const Found& found) {
-  put_number<uint8_t>(out, kFound);
-  put_number(out, found.id);
+  base::put_number<uint8_t>(out, kFound);
+  base::put_number(out, found.id);
   out += found.region.encode();
-  put_number(out, found.base);
-  put_number(out, static_cast<uint16_t>(found.pages.size()));
-  for (uint32_t page : found.pages) put_number(out, page);
+  base::put_number(out, found.base);
+  base::put_number(out, static_cast<uint16_t>(found.pages.size()));
+  for (uint32_t page : found.pages) base::put_number(out, page);
 }
 
-bool take(WireReader& in, Found& found) {
+bool take(base::WireReader& in, Found& found) {
   found.id = in.number<uint64_t>();
   if (!take_region(in, &found.region)) return false;
   found.base = in.number<uint64_t>();
@@ -86,15 +86,15 @@ bool take(WireReader& in, Found& found) {
 }
 
 void put(std::string& out, const Offer& offer) {
-  put_number<uint8_t>(out, kOffer);
-  put_number(out, offer.id);
+  base::put_number<uint8_t>(out, kOffer);
+  base::put_number(out, offer.id);
   put_shape(out, offer.shape);
   put_key(out, offer.key);
   out += offer.region.encode();
-  put_number(out, offer.offset);
+  base::put_number(out, offer.offset);
 }
 
-bool take(WireReader& in, Offer& offer) {
+bool take(base::WireReader& in, Offer& offer) {
   offer.id = in.number<uint64_t>();
   if (!take_shape(in, &offer.shape)) return false;
   offer.key = take_key(in);
@@ -105,12 +105,12 @@ bool take(WireReader& in, Offer& offer) {
 }
 
 void put(std::string& out, const Taken& taken) {
-  put_number<uint8_t>(out, kTaken);
-  put_number(out, taken.id);
-  put_number(out, static_cast<uint8_t>(taken.fate));
+  base::put_number<uint8_t>(out, kTaken);
+  base::put_number(out, taken.id);
+  base::put_number(out, static_cast<uint8_t>(taken.fate));
 }
 
-bool take(WireReader& in, Taken& taken) {
+bool take(base::WireReader& in, Taken& taken) {
   taken.id = in.number<uint64_t>();
   const uint8_t fate = in.number<uint8_t>();
   taken.fate = static_cast<Fate>(fate);
@@ -118,7 +118,7 @@ bool take(WireReader& in, Taken& taken) {
 }
 
 template <typename Message>
-absl::StatusOr<StoreMessage> whole(WireReader& in) {
+absl::StatusOr<StoreMessage> whole(base::WireReader& in) {
   Message message;
   if (take(in, message) && in.finished()) return StoreMessage(std::move(message));
   return absl::DataLossError("a message to or from a KV store has numbers that cannot be");
@@ -128,13 +128,13 @@ absl::StatusOr<StoreMessage> whole(WireReader& in) {
 
 std::string encode(const StoreMessage& message) {
   std::string out;
-  put_number(out, kMagic);
+  base::put_number(out, kMagic);
   std::visit([&](const auto& m) { put(out, m); }, message);
   return out;
 }
 
 absl::StatusOr<StoreMessage> decode_store_message(std::string_view bytes) {
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   const uint32_t magic = in.number<uint32_t>();
   const uint8_t kind = in.number<uint8_t>();
   if (!in.failed() && magic == kMagic) {

@@ -83,7 +83,7 @@ class DiskTier {
   void forget(uint32_t slot);
 
   const DiskTierOptions options_;
-  UniqueFd file_;
+  base::UniqueFd file_;
   bool direct_ = false;
   std::unique_ptr<FileReader> reader_;
   std::string no_ring_;  // why not

@@ -61,7 +61,7 @@ class RingReader : public FileReader {
   // Takes what has ended; returns how many.
   size_t reap(std::span<const FileRead> reads, const Done& done);
 
-  UniqueFd ring_;
+  base::UniqueFd ring_;
   Mapping rings_, entries_;
   io_uring_params params_{};
   size_t stride_ = 0;

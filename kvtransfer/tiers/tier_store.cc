@@ -24,7 +24,7 @@ absl::Status Store::start() {
     if (disk.ok()) {
       disk_ = *std::move(disk);
     } else {
-      log_event(LogLevel::kWarning, "no KV tier on disk: %s", disk.status().message());
+      base::log_event(base::LogLevel::kWarning, "no KV tier on disk: %s", disk.status().message());
     }
   }
   if (options_.peer != nullptr) {
@@ -34,7 +34,8 @@ absl::Status Store::start() {
     } else if (absl::IsInvalidArgument(peer.status())) {
       return peer.status();
     } else {
-      log_event(LogLevel::kWarning, "no KV tier in another process: %s", peer.status().message());
+      base::log_event(base::LogLevel::kWarning, "no KV tier in another process: %s",
+                      peer.status().message());
     }
   }
   if (!is_on()) return absl::OkStatus();
@@ -133,7 +134,7 @@ void Store::store(const std::shared_ptr<TierRecord>& record) {
   if (memory_ != nullptr) memory_->put(record);
   if (disk_ != nullptr) {
     if (absl::Status status = disk_->put(*record); !status.ok()) {
-      log_event(LogLevel::kWarning, "%s", status.message());
+      base::log_event(base::LogLevel::kWarning, "%s", status.message());
     }
   }
   if (peer_ != nullptr) peer_->put(*record);

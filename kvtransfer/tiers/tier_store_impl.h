@@ -107,7 +107,7 @@ class Store final : public TierStore {
   const Clock& clock_;
   const uint32_t layers_per_part_;
   const TierShape shape_;
-  UniqueFd event_;
+  base::UniqueFd event_;
   std::unique_ptr<MemoryTier> memory_;
   std::unique_ptr<DiskTier> disk_;
 

@@ -95,7 +95,7 @@ TEST(Settings, EveryOneThatIsRecommendedExists) {
 
 TEST(Settings, EveryEnvironmentVariableThatIsNamedExists) {
   std::set<std::string> names;
-  for (const EnvironmentVariable& row : known_environment()) names.emplace(row.name);
+  for (const base::EnvironmentVariable& row : base::known_environment()) names.emplace(row.name);
   // Read, or told about: not the macros of the build.
   const std::regex pattern("(?:getenv\\(\"|\"|\\$\\{|env )(BATON_[A-Z][A-Z_]+)[\":=]");
   EXPECT_THAT(unknown(pattern, names), IsEmpty());
@@ -110,7 +110,7 @@ TEST(Settings, EveryEnvironmentVariableOfTheTableIsRead) {
   }
   all += contents(fs::path(BATON_SOURCE) / "tests/sim/faults_test.cc");  // BATON_SEED
   all += contents(fs::path(BATON_SOURCE) / "tests/tcp/cut_test.cc");     // BATON_CASES
-  for (const EnvironmentVariable& row : known_environment()) {
+  for (const base::EnvironmentVariable& row : base::known_environment()) {
     const std::string name(row.name);
     EXPECT_TRUE(all.find(absl::StrCat("\"", name, "\"")) != std::string::npos ||
                 all.find(absl::StrCat("${", name)) != std::string::npos)
@@ -162,7 +162,7 @@ TEST(Settings, TextAndJsonHoldTheTable) {
   const std::string text = settings_text(info);
   EXPECT_EQ(info["settings"].size(), known_settings().size());
   for (const Setting& row : known_settings()) EXPECT_THAT(text, HasSubstr(std::string(row.name)));
-  for (const EnvironmentVariable& row : known_environment()) {
+  for (const base::EnvironmentVariable& row : base::known_environment()) {
     EXPECT_THAT(text, HasSubstr(std::string(row.name)));
   }
 }

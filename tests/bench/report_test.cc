@@ -20,8 +20,8 @@ TEST(Stats, QuantilesByNearestRank) {
   EXPECT_EQ(latency.p99, 990);
   EXPECT_EQ(latency.p999, 999);
   EXPECT_EQ(latency.max, 1000);
-  EXPECT_EQ(quantile({}, 0.5), 0);
-  EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(base::quantile({}, 0.5), 0);
+  EXPECT_EQ(base::median({3, 1, 2}), 2);
 }
 
 TEST(Report, RowHasTheKeysThatScriptsDependOn) {

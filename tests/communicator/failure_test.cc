@@ -68,7 +68,7 @@ void run_processes(int ranks, const CommunicatorOptions& options, const Body& bo
   for (int rank = 0; rank < ranks; ++rank) {
     int ends[2];
     ASSERT_EQ(pipe(ends), 0);
-    const pid_t child = fork_child();
+    const pid_t child = base::fork_child();
     ASSERT_GE(child, 0);
     if (child == 0) {
       close(ends[1]);

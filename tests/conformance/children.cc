@@ -32,7 +32,7 @@ constexpr int kPipe = 3;
   auto remote = (*worker)->remote_region(block->region);
   if (!remote.ok()) _exit(4);
   std::string message;
-  put_number(message, static_cast<uint32_t>((*worker)->address().size()));
+  base::put_number(message, static_cast<uint32_t>((*worker)->address().size()));
   message += (*worker)->address() + remote->encode();
   if (write(out, message.data(), message.size()) != static_cast<ssize_t>(message.size())) _exit(5);
   close(out);
@@ -68,7 +68,7 @@ Child::Child(const std::string& provider, const std::string& name, uint8_t seed,
   std::string values = std::to_string(seed);
   std::vector<const char*> args = {"/proc/self/exe", kServe,         provider.c_str(), name.c_str(),
                                    secret.c_str(),   values.c_str(), nullptr};
-  pid_ = fork_child();
+  pid_ = base::fork_child();
   if (pid_ == 0) {  // nothing but the end of the pipe goes along
     dup2(fds[1], kPipe);
     close_range(kPipe + 1, ~0u, 0);
@@ -78,7 +78,7 @@ Child::Child(const std::string& provider, const std::string& name, uint8_t seed,
   close(fds[1]);
   const std::string length = read_exactly(fds[0], sizeof(uint32_t));
   if (!length.empty()) {
-    address_ = read_exactly(fds[0], WireReader(length).number<uint32_t>());
+    address_ = read_exactly(fds[0], base::WireReader(length).number<uint32_t>());
     auto region = RemoteRegion::decode(read_exactly(fds[0], RemoteRegion::kEncodedBytes));
     if (region.ok()) region_ = *region;
   }

@@ -153,8 +153,8 @@ TEST_P(BatonDisaggregation, PrefillThatIsGoneIsSurvived) {
 void expect_refused(const Case& given, const Model& other) {
   std::mutex mutex;
   std::vector<std::string> lines;
-  set_log_level(LogLevel::kWarning);
-  set_log_sink([&](LogLevel, std::string_view line) {
+  base::set_log_level(base::LogLevel::kWarning);
+  base::set_log_sink([&](base::LogLevel, std::string_view line) {
     const std::lock_guard lock(mutex);
     lines.emplace_back(line);
   });
@@ -177,8 +177,8 @@ void expect_refused(const Case& given, const Model& other) {
     const std::string why(outcomes[request.id].metrics.load_error.message());
     EXPECT_NE(why.find("same checkpoint"), std::string::npos) << why;
   }
-  set_log_sink(nullptr);
-  set_log_level(LogLevel::kError);
+  base::set_log_sink(nullptr);
+  base::set_log_level(base::LogLevel::kError);
   EXPECT_EQ(decode->stats().loads_failed, 5u);
   EXPECT_EQ(decode->stats().loaded_tokens, 0u);
   const auto said = [&](std::string_view what) {

@@ -135,7 +135,7 @@ TEST(Disaggregation, FailedLoadsAreRecomputed) {
 // Neither a prefill worker that cannot be asked nor one that does not answer goes unnoticed.
 TEST(Disaggregation, PromptsComputedTwiceAreCountedToldAndLogged) {
   for (const LoopbackFaults faults : {LoopbackFaults{.refuse_start = 1}, {.fail_load = 1}}) {
-    const CapturedLog log(LogLevel::kWarning);
+    const CapturedLog log(base::LogLevel::kWarning);
     const std::vector<std::string>& lines = log.lines;
     const Pair pair = run_pair(
         {.seed = 15, .faults = faults, .prefill = {.blocks = 256}, .decode = {.blocks = 256}});

@@ -14,7 +14,7 @@
 #include "transport/internal/tables/arrivals.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  baton::WireReader in({reinterpret_cast<const char*>(data), size});
+  baton::base::WireReader in({reinterpret_cast<const char*>(data), size});
   baton::internal::Arrivals arrivals;
   absl::flat_hash_set<std::pair<uint32_t, uint32_t>> completed;  // by slot and generation
   absl::flat_hash_map<uint32_t, uint32_t> newest;                // generation, by slot

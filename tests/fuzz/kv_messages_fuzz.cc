@@ -34,7 +34,7 @@ void parse_body(std::string_view body) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  baton::WireReader in({reinterpret_cast<const char*>(data), size});
+  baton::base::WireReader in({reinterpret_cast<const char*>(data), size});
   baton::kvtransfer::KvAssembler assembler;
   baton::kvtransfer::KvSeenLoads seen;
   std::string body;

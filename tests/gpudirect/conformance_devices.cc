@@ -13,9 +13,9 @@ class FakeDevices final : public Devices {
       : fake_({.attributes = dma_buf ? gpudirect::h100() : gpudirect::without_dma_buf()}),
         driver_(gpudirect::FakeDriver::driver()),
         memory_(std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; })) {
-    use_device_memory(memory_.get());
+    internal::use_device_memory(memory_.get());
   }
-  ~FakeDevices() override { use_device_memory(nullptr); }
+  ~FakeDevices() override { internal::use_device_memory(nullptr); }
   Memory allocate(size_t bytes) override {
     taken_.push_back(fake_.allocate(bytes));
     return {reinterpret_cast<void*>(uintptr_t{taken_.back()}), fake_.view(taken_.back(), bytes)};

@@ -51,7 +51,7 @@ class LateWrites : public testing::Test {
         gpudirect::FakeOptions{.seed = seed, .attributes = std::move(attributes)});
     driver_ = gpudirect::FakeDriver::driver();
     memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; });
-    use_device_memory(memory_.get());
+    internal::use_device_memory(memory_.get());
     pair_ = std::make_unique<VerbsPair>(FakeOptions{.devices = adapters, .late_writes = seed});
     gpu_->on_flush([fake = &*pair_->fake] { fake->land_writes(); });
     ASSERT_TRUE(pair_->connect());
@@ -69,7 +69,7 @@ class LateWrites : public testing::Test {
   }
   void TearDown() override {
     pair_.reset();
-    use_device_memory(nullptr);
+    internal::use_device_memory(nullptr);
     memory_.reset();
     gpu_->on_flush(nullptr);
     gpu_->free(near_);

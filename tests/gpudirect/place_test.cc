@@ -20,10 +20,10 @@ using ::testing::IsEmpty;
 
 struct Machine {
   explicit Machine(FakeOptions options = {}) : fake(std::move(options)) {
-    use_device_memory(memory.get());
+    internal::use_device_memory(memory.get());
   }
   ~Machine() {
-    use_device_memory(nullptr);
+    internal::use_device_memory(nullptr);
     memory.reset();
     EXPECT_THAT(fake.finish(), IsEmpty());
   }

@@ -41,7 +41,7 @@ class Staged : public testing::Test {
     gpu_ = std::make_unique<FakeDriver>(std::move(options));
     driver_ = FakeDriver::driver();
     memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; });
-    use_device_memory(memory_.get());
+    internal::use_device_memory(memory_.get());
     for (Side* side : {&a_, &b_}) {
       WorkerOptions worker;
       worker.name = side == &a_ ? "a" : "b";
@@ -64,7 +64,7 @@ class Staged : public testing::Test {
   }
   void TearDown() override {
     for (Side* side : {&a_, &b_}) side->worker.reset();
-    use_device_memory(nullptr);
+    internal::use_device_memory(nullptr);
     memory_.reset();
     for (Side* side : {&a_, &b_}) gpu_->free(side->at);
     if (!lost_) {

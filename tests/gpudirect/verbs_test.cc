@@ -26,7 +26,7 @@ class DeviceMemoryOverVerbs : public testing::Test {
     gpu_ = std::make_unique<gpudirect::FakeDriver>(std::move(options));
     driver_ = gpudirect::FakeDriver::driver();
     memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; });
-    use_device_memory(memory_.get());
+    internal::use_device_memory(memory_.get());
     pair_ = std::make_unique<VerbsPair>(std::move(adapters));
     ASSERT_TRUE(pair_->connect());
     near_ = gpu_->allocate(kBytes);
@@ -34,7 +34,7 @@ class DeviceMemoryOverVerbs : public testing::Test {
   }
   void TearDown() override {
     pair_.reset();
-    use_device_memory(nullptr);
+    internal::use_device_memory(nullptr);
     memory_.reset();
     gpu_->free(near_);
     gpu_->free(far_);

@@ -12,8 +12,8 @@ namespace baton::hostile {
 
 class Dice {
  public:
-  explicit Dice(uint64_t seed) : state_(splitmix(seed)) {}
-  uint64_t below(uint64_t end) { return splitmix_next(state_) % end; }
+  explicit Dice(uint64_t seed) : state_(base::splitmix(seed)) {}
+  uint64_t below(uint64_t end) { return base::splitmix_next(state_) % end; }
   bool one_in(uint64_t n) { return below(n) == 0; }
 
  private:

@@ -113,7 +113,7 @@ class Child {
  public:
   explicit Child(const std::string& provider) {
     EXPECT_EQ(pipe(ends_), 0);
-    pid_ = fork_child();
+    pid_ = base::fork_child();
     if (pid_ != 0) return;
     Side side(provider);
     const std::string offer = side.remote.encode() + side.worker->address();

@@ -33,7 +33,7 @@ uint64_t number_of(const char* variable, uint64_t otherwise) {
 
 // Asked in a process of its own: libraries that have begun do not survive a fork.
 bool usable(const std::string& provider) {
-  const pid_t child = fork_child();
+  const pid_t child = base::fork_child();
   if (child == 0) _exit(why_unusable(provider).empty() ? 0 : 1);
   int status = -1;
   waitpid(child, &status, 0);
@@ -50,7 +50,7 @@ class TwoProcesses {
 
   void run() {
     for (size_t side = 0; side < 2; ++side) {
-      pids_[side] = fork_child();
+      pids_[side] = base::fork_child();
       if (pids_[side] != 0) continue;
       run_real_side(schedule_, side);
       _exit(0);

@@ -79,7 +79,7 @@ class StoreProcess {
   void start_once() {
     int ends[2];
     ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    const pid_t child = fork_child();
+    const pid_t child = base::fork_child();
     if (child == 0) {
       dup2(ends[1], STDOUT_FILENO);
       execl(BATON_COMMAND, BATON_COMMAND, "kv_store", "--memory-mib", mib_.c_str(), "--port",

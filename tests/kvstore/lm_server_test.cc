@@ -81,7 +81,7 @@ class Client {
   void finish_sending() { shutdown(fd_.get(), SHUT_WR); }
 
  private:
-  UniqueFd fd_;
+  base::UniqueFd fd_;
   bool connected_ = false;
 };
 

@@ -16,7 +16,7 @@ inline TierKey key_of(uint64_t number) {
 }
 
 inline std::byte content(uint64_t number, size_t at) {
-  return static_cast<std::byte>(splitmix(number * 1000003 + at));
+  return static_cast<std::byte>(base::splitmix(number * 1000003 + at));
 }
 
 inline std::shared_ptr<TierRecord> record_of(uint64_t number, const TierShape& shape) {

@@ -124,7 +124,7 @@ TEST(TierStore, ALoadThatDoesNotComeHasADeadline) {
 }
 
 TEST(TierStore, ATierThatCannotBeOpenedIsALineOfTheLog) {
-  const CapturedLog log(LogLevel::kWarning);
+  const CapturedLog log(base::LogLevel::kWarning);
   Cache cache;
   TierStoreOptions wanted = options(cache);
   wanted.host_bytes = 0;

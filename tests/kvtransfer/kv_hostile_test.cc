@@ -119,7 +119,7 @@ TEST_P(KvHostileTest, GarbageIsIgnored) {
   for (int i = 0; i < 100; ++i) {
     std::string bytes(random() % 3000, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());
-    if (i % 2 == 0) put_number(bytes, kKvMagic);
+    if (i % 2 == 0) base::put_number(bytes, kKvMagic);
     ASSERT_NO_FATAL_FAILURE(send(bytes));
   }
   EXPECT_EQ(pair_->prefill->jobs_seen(), 0u);

@@ -61,7 +61,7 @@ class Process {
     std::vector<char*> args;
     for (std::string& word : words) args.push_back(word.data());
     args.push_back(nullptr);
-    pid_ = fork_child();
+    pid_ = base::fork_child();
     if (pid_ != 0) return;
     const auto first = static_cast<unsigned>(std::min(line.in(), line.out()));
     const auto last = static_cast<unsigned>(std::max(line.in(), line.out()));

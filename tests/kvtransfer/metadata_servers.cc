@@ -26,7 +26,7 @@ int quiet_port() {
   std::random_device random;
   while (true) {
     const int port = 10'000 + static_cast<int>(random() % 22'000);
-    const UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const base::UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<uint16_t>(port));
@@ -124,7 +124,7 @@ class Etcd : public MetadataServer {
     const std::string client = "http://127.0.0.1:" + std::to_string(port_);
     const std::string peer = "http://127.0.0.1:" + std::to_string(peer_port_);
     const std::string cluster = "default=" + peer, data = folder_.path("data");
-    process_ = fork_child();
+    process_ = base::fork_child();
     if (process_ == 0) {
       const int null = ::open("/dev/null", O_WRONLY);
       dup2(null, 1);

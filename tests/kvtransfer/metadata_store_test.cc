@@ -164,7 +164,7 @@ TEST(MetadataStore, DISABLED_Publisher) {
 
 TEST_P(MetadataStoreTest, ANameIsFreeWhenItsAgentWasKilled) {
   const std::string name = named("alpha"), url = server_->url();
-  const pid_t child = fork_child();
+  const pid_t child = base::fork_child();
   if (child == 0) {
     setenv("METADATA_TEST_NAME", name.c_str(), 1);
     setenv("METADATA_TEST_URL", url.c_str(), 1);

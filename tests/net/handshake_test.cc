@@ -139,8 +139,8 @@ TEST(Handshake, WithoutACommonVersionBothNameBothRanges) {
 // What a worker of version 3 sent first, and all that it read before it looked at the version.
 std::string hello_of_version_3() {
   std::string out(kMagic);
-  put_number(out, uint32_t{3});
-  put_number(out, uint32_t{1});
+  base::put_number(out, uint32_t{3});
+  base::put_number(out, uint32_t{1});
   return out.append(32, 'n');
 }
 
@@ -154,7 +154,7 @@ TEST(Handshake, AWorkerOfVersion3LearnsWhichVersionItWouldNeed) {
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("version 3"), HasSubstr("version 4")));
   ASSERT_GE(server.to_send().size(), hello.size());
-  WireReader in(server.to_send());
+  base::WireReader in(server.to_send());
   EXPECT_EQ(in.take(8), kMagic);
   EXPECT_EQ(in.number<uint32_t>(), 4u);
 
@@ -221,9 +221,10 @@ TEST(Handshake, NobodyIntroducesHimselfByAnothersUid) {
   const HelloInfo honest = info("prefill", 7);
   // It holds the cluster key, and knows the uid from the worker's address; it is another process.
   HelloInfo thief = honest;
-  WorkerSecret own;
+  base::WorkerSecret own;
   std::fill(own.public_key.begin(), own.public_key.end(), 9);
-  thief.uid.bytes = uid_of(own.public_key);  // of nobody here, as `honest`'s is to another process
+  thief.uid.bytes =
+      base::uid_of(own.public_key);  // of nobody here, as `honest`'s is to another process
   for (const auto role : {Handshake::Role::kClient, Handshake::Role::kServer}) {
     const bool client = role == Handshake::Role::kClient;
     Handshake a(Handshake::Role::kClient, key, client ? thief : honest);

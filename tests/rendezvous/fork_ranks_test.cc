@@ -259,7 +259,7 @@ TEST_F(ForkRanks, NoRanksIsAnError) {
 
 // A launcher in a process of its own, whose ranks hold `lifeline` and write a byte when they run.
 pid_t launcher_of(int ranks, Lifeline& lifeline, int (*after_that)()) {
-  const pid_t pid = fork_child();
+  const pid_t pid = base::fork_child();
   if (pid != 0) return pid;
   const auto status = fork_ranks(options(ranks), [&](const Place& place, int) {
     sigset_t term;

@@ -107,7 +107,7 @@ std::string read_to_end(int fd) {
 
 // A blocking connection that has proved itself and may say anything now.
 struct Friend {
-  UniqueFd fd;
+  base::UniqueFd fd;
   std::optional<net::Sealer> sealer;
   size_t heard = 0;  // bytes from the server so far
 
@@ -123,7 +123,7 @@ struct Friend {
 
 Friend friend_of(const RendezvousServer& server,
                  const HelloInfo& hello = launch::rendezvous_hello()) {
-  Friend made{UniqueFd(dial(server)), std::nullopt};
+  Friend made{base::UniqueFd(dial(server)), std::nullopt};
   net::Handshake handshake(net::Handshake::Role::kClient, key(), hello);
   while (true) {
     const std::string out(handshake.to_send());
@@ -153,9 +153,9 @@ class Relay {
  public:
   // `change`: the byte of the server's stream that the first to call gets wrong; 0: none.
   Relay(const RendezvousServer& server, size_t change) : server_(server), change_(change) {
-    listener_ = UniqueFd(*net::listen_on("", 0, {}));
+    listener_ = base::UniqueFd(*net::listen_on("", 0, {}));
     address_ = net::advertised(listener_.get());
-    stop_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
+    stop_ = base::UniqueFd(::eventfd(0, EFD_CLOEXEC));
     thread_ = std::thread([this] { run(); });
   }
   ~Relay() { end(); }
@@ -176,10 +176,10 @@ class Relay {
     while (::poll(called, 2, -1) > 0 && called[1].revents == 0) {
       const int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
       if (fd < 0) continue;
-      carry(UniqueFd(fd), UniqueFd(dial(server_)), ++calls_ == 1 ? change_ : 0);
+      carry(base::UniqueFd(fd), base::UniqueFd(dial(server_)), ++calls_ == 1 ? change_ : 0);
     }
   }
-  void carry(const UniqueFd& rank, const UniqueFd& server, size_t change) {
+  void carry(const base::UniqueFd& rank, const base::UniqueFd& server, size_t change) {
     size_t said = 0;  // by the server
     char bytes[4096];
     while (true) {
@@ -200,8 +200,8 @@ class Relay {
 
   const RendezvousServer& server_;
   const size_t change_;
-  UniqueFd listener_;
-  UniqueFd stop_;
+  base::UniqueFd listener_;
+  base::UniqueFd stop_;
   std::string address_;
   std::string heard_;
   std::atomic<int> calls_ = 0;
@@ -278,7 +278,7 @@ TEST(Rendezvous, NobodyListensIsSaidWithTheAddress) {
 TEST(Rendezvous, AServerThatSaysNothingIsSaidSo) {
   const auto listener = net::listen_on("", 0, {});  // accepts by itself, and never answers
   ASSERT_TRUE(listener.ok()) << listener.status();
-  const UniqueFd silent(*listener);
+  const base::UniqueFd silent(*listener);
   const absl::Status why =
       meet(net::advertised(silent.get()), key(), info_of(0, 2), kHasty).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
@@ -346,12 +346,13 @@ TEST(Rendezvous, StrangersAndBadFriendsAreDroppedAndHurtNobody) {
   std::vector<std::future<RankInfos>> all;
   all.push_back(acceptor(*server, info_of(0, 2)));
 
-  std::vector<UniqueFd> slow;  // say a little, and no more: more of them than there are places
+  std::vector<base::UniqueFd>
+      slow;  // say a little, and no more: more of them than there are places
   for (int i = 0; i < 100; ++i) {
     slow.emplace_back(dial(*server));
     EXPECT_TRUE(send_all(slow.back().get(), "BATON"));
   }
-  const UniqueFd garbage(dial(*server));
+  const base::UniqueFd garbage(dial(*server));
   send_all(garbage.get(), std::string(4096, 'x'));
   read_to_end(garbage.get());
 
@@ -393,7 +394,7 @@ TEST(Rendezvous, StrangersAndBadFriendsAreDroppedAndHurtNobody) {
 
 TEST(Rendezvous, AServerThatEndsClosesWhatIsOpen) {
   auto server = serve(2);
-  const UniqueFd stranger(dial(*server));
+  const base::UniqueFd stranger(dial(*server));
   Friend waiting = friend_of(*server);
   waiting.say(join_of(0, 2));
   server.reset();

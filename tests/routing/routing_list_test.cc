@@ -53,12 +53,12 @@ TEST(WorkerList, RefusesWhatMayBeAMistake) {
 class LogText {
  public:
   LogText() {
-    set_log_sink([this](LogLevel, std::string_view line) {
+    base::set_log_sink([this](base::LogLevel, std::string_view line) {
       const std::lock_guard lock(mutex_);
       text_.append(line);
     });
   }
-  ~LogText() { set_log_sink(nullptr); }
+  ~LogText() { base::set_log_sink(nullptr); }
   bool has(const std::string& words) {
     const std::lock_guard lock(mutex_);
     return text_.find(words) != std::string::npos;

@@ -26,8 +26,8 @@ TEST(CopyKernel, CopiesEveryByteAndNoOther) {
     for (size_t to_shift : {0u, 1u, 31u, 63u}) {
       for (size_t from_shift : {0u, 3u, 64u}) {
         std::fill(to.begin(), to.end(), std::byte{0xee});
-        stream_copy(to.data() + kMargin + to_shift, from.data() + from_shift, bytes);
-        stream_fence();
+        base::stream_copy(to.data() + kMargin + to_shift, from.data() + from_shift, bytes);
+        base::stream_fence();
         std::vector<std::byte> want(to.size(), std::byte{0xee});
         if (bytes != 0) {
           std::memcpy(want.data() + kMargin + to_shift, from.data() + from_shift, bytes);
@@ -155,7 +155,7 @@ TEST(Message, RefusesWhatIsNotOne) {
 
 TEST(MemoryFile, MapsOnlyWhatCannotShrink) {
   using Protection = MappedFile::Protection;
-  const UniqueFd open_file(memfd_create("t", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const base::UniqueFd open_file(memfd_create("t", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(open_file.get(), 8192), 0);
   auto map = MappedFile::map(open_file.get(), 4096, Protection::kReadWrite, "file");
   EXPECT_EQ(map.status().code(), absl::StatusCode::kInvalidArgument) << map.status();
@@ -167,8 +167,8 @@ TEST(MemoryFile, MapsOnlyWhatCannotShrink) {
 
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
-  const UniqueFd in(ends[0]);
-  const UniqueFd out(ends[1]);
+  const base::UniqueFd in(ends[0]);
+  const base::UniqueFd out(ends[1]);
   EXPECT_FALSE(MappedFile::map(in.get(), 1, Protection::kReadOnly, "file").ok());
   EXPECT_FALSE(shareable(in.get()));
 }

@@ -41,14 +41,14 @@ class Child {
   explicit Child(bool with_file, size_t bytes) {
     std::array<int, 2> ends;
     if (pipe(ends.data()) != 0) return;
-    pid = fork_child();
+    pid = base::fork_child();
     if (pid == 0) {
       close(ends[0]);
       ShmNode node("child");
       TestMemory memory(bytes, with_file);
       memory.fill(9);
       std::string hello = node.share(memory).encode();
-      put_text(hello, *node.provider->listen());
+      base::put_text(hello, *node.provider->listen());
       if (write(ends[1], hello.data(), hello.size()) < 0) _exit(1);
       close(ends[1]);
       run_until(
@@ -62,7 +62,7 @@ class Child {
     close(ends[0]);
     const std::string_view view(told.data(), got);
     region = *RemoteRegion::decode(view.substr(0, RemoteRegion::kEncodedBytes));
-    WireReader in(view.substr(RemoteRegion::kEncodedBytes));
+    base::WireReader in(view.substr(RemoteRegion::kEncodedBytes));
     address = std::string(in.text(128));
   }
   ~Child() { kill_and_reap(); }
@@ -238,7 +238,7 @@ TEST_F(ShmHostile, GarbageInsteadOfAHandshakeClosesTheConnection) {
 
 TEST_F(ShmHostile, UnsealedFilesAreRefused) {
   raw_->authenticate();
-  const UniqueFd file(memfd_create("t", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const base::UniqueFd file(memfd_create("t", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(file.get(), 1 << 20), 0);
   raw_->send(setup_message(), {file.get(), file.get(), file.get()});
   EXPECT_THAT(raw_->goodbye(), HasSubstr("F_SEAL_SHRINK"));

@@ -127,7 +127,7 @@ bool readable(int fd) {
 
 // A listener that is readable and cannot be accepted from would keep an idle worker awake for ever.
 TEST(NoDescriptors, NobodySpinsAndThePeerComesInLater) {
-  CapturedLog log(LogLevel::kWarning);
+  CapturedLog log(base::LogLevel::kWarning);
   ManualClock clock;
   ShmNode server("server", {}, "0123456789abcdef", clock), client("client");
   const std::string address = *server.provider->listen();

@@ -24,7 +24,7 @@ SimOptions two_rails() {
 TEST(RailLog, TellsWhichRailWasLostAndWhatGoesOn) {
   SimCluster cluster(two_rails(), kBytes);
   auto [peer, back] = cluster.connect(0, 1);
-  const CapturedLog log(LogLevel::kWarning);
+  const CapturedLog log(base::LogLevel::kWarning);
   const Time start = cluster.fabric.clock().now();
   cluster.fabric.flap(0, 1, 0, start + milliseconds(2), start + milliseconds(40));
   const auto id = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, kBytes));
@@ -43,7 +43,7 @@ TEST(RailLog, TellsWhichRailWasLostAndWhatGoesOn) {
 TEST(RailLog, OfRailsThatAreClosedSaysNothing) {
   SimCluster cluster(two_rails(), 1 << 20);
   auto [peer, back] = cluster.connect(0, 1);
-  const CapturedLog log(LogLevel::kWarning);
+  const CapturedLog log(base::LogLevel::kWarning);
   cluster.worker(0).disconnect(peer, Time::zero()).IgnoreError();
   cluster.fabric.run_for(milliseconds(20));
   EXPECT_THAT(log.lines, Not(Contains(StartsWith("warning: node-0: lost"))));
@@ -53,7 +53,7 @@ TEST(RailLog, OfRailsThatAreClosedSaysNothing) {
 TEST(RailLog, OfTheLastRailSaysThatThePeerIsDown) {
   SimCluster cluster({.link = {.bytes_per_second = 1e9}}, 1 << 20);
   auto [peer, back] = cluster.connect(0, 1);
-  const CapturedLog log(LogLevel::kInfo);
+  const CapturedLog log(base::LogLevel::kInfo);
   cluster.stop(1);
   const auto id = cluster.worker(0).notify(peer, "is anybody there?");
   ASSERT_TRUE(id.ok()) << id.status();

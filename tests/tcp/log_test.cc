@@ -32,7 +32,7 @@ class WorkerLog : public testing::Test {
     return a.wait_until([&] { return b.progress(), ready(); }, kPatience).ok();
   }
 
-  CapturedLog log_{LogLevel::kDebug};
+  CapturedLog log_{base::LogLevel::kDebug};
   const std::vector<std::string>& lines_ = log_.lines;
 };
 

@@ -138,7 +138,7 @@ class RawPeer {
   // Of the first frame, also where it is not one that a correct peer would send.
   static std::optional<std::pair<size_t, size_t>> head_and_payload(std::string_view frames) {
     if (frames.size() < framed::kHeaderBytes || frames.substr(0, 2) != "\x70\xba") return {};
-    WireReader in(frames.substr(2));
+    base::WireReader in(frames.substr(2));
     const auto type = static_cast<framed::FrameType>(in.number<uint8_t>());
     in.take(17);
     const size_t bytes = in.number<uint32_t>();

@@ -17,7 +17,7 @@ namespace baton {
 namespace {
 
 TEST(FixedQueue, IsFirstInFirstOutAroundItsEnd) {
-  FixedQueue<int, 4> queue;
+  base::FixedQueue<int, 4> queue;
   for (int round = 0; round < 3; ++round) {
     for (int i = 0; i < 4; ++i) queue.push(10 * round + i);
     EXPECT_EQ(queue.size(), 4u);
@@ -34,7 +34,7 @@ TEST(FixedQueue, IsFirstInFirstOutAroundItsEnd) {
 }
 
 TEST(FixedQueue, RemovesByPlaceAndByValue) {
-  FixedQueue<int, 4> queue;
+  base::FixedQueue<int, 4> queue;
   queue.push(0);
   queue.pop();
   for (const int item : {1, 2, 1, 3}) queue.push(item);
@@ -53,15 +53,15 @@ TEST(UniqueFd, ClosesOnceAndHandsOver) {
   int ends[2];
   ASSERT_EQ(0, pipe2(ends, O_CLOEXEC));
   const auto open = [](int fd) { return fcntl(fd, F_GETFD) >= 0; };
-  UniqueFd in(ends[0]);
+  base::UniqueFd in(ends[0]);
   {
-    UniqueFd out(ends[1]);
-    UniqueFd owner(std::move(out));
+    base::UniqueFd out(ends[1]);
+    base::UniqueFd owner(std::move(out));
     EXPECT_FALSE(out.valid());  // NOLINT(bugprone-use-after-move): that is the point
     EXPECT_EQ(owner.get(), ends[1]);
   }
   EXPECT_FALSE(open(ends[1]));
-  in = UniqueFd(in.release());
+  in = base::UniqueFd(in.release());
   EXPECT_TRUE(open(ends[0]));
   in.reset();
   EXPECT_FALSE(open(ends[0]));
@@ -70,23 +70,23 @@ TEST(UniqueFd, ClosesOnceAndHandsOver) {
 // As the authors' implementation in C has it.
 TEST(Splitmix, IsTheGeneratorThatEverybodyKnows) {
   uint64_t state = 0;
-  EXPECT_EQ(splitmix_next(state), 0xe220a8397b1dcdafu);
-  EXPECT_EQ(splitmix_next(state), 0x6e789e6aa1b965f4u);
-  EXPECT_EQ(splitmix(0), 0xe220a8397b1dcdafu);
+  EXPECT_EQ(base::splitmix_next(state), 0xe220a8397b1dcdafu);
+  EXPECT_EQ(base::splitmix_next(state), 0x6e789e6aa1b965f4u);
+  EXPECT_EQ(base::splitmix(0), 0xe220a8397b1dcdafu);
 }
 
 TEST(Quantile, NearestRankAndInterpolated) {
-  EXPECT_EQ(quantile({}, 0.5), 0);
-  EXPECT_EQ(interpolated_quantile({}, 0.5), 0);
-  EXPECT_EQ(quantile({4, 1, 3, 2, 5}, 0.5), 3);
-  EXPECT_EQ(quantile({1, 2, 3, 4}, 0.99), 4);
-  EXPECT_EQ(median({7}), 7);
-  EXPECT_DOUBLE_EQ(interpolated_quantile({4, 1, 3, 2}, 0.5), 2.5);
-  EXPECT_DOUBLE_EQ(interpolated_quantile({0, 10}, 0.99), 9.9);
+  EXPECT_EQ(base::quantile({}, 0.5), 0);
+  EXPECT_EQ(base::interpolated_quantile({}, 0.5), 0);
+  EXPECT_EQ(base::quantile({4, 1, 3, 2, 5}, 0.5), 3);
+  EXPECT_EQ(base::quantile({1, 2, 3, 4}, 0.99), 4);
+  EXPECT_EQ(base::median({7}), 7);
+  EXPECT_DOUBLE_EQ(base::interpolated_quantile({4, 1, 3, 2}, 0.5), 2.5);
+  EXPECT_DOUBLE_EQ(base::interpolated_quantile({0, 10}, 0.99), 9.9);
 }
 
 TEST(Timespec, SplitsSeconds) {
-  const timespec time = to_timespec(std::chrono::milliseconds(2500));
+  const timespec time = base::to_timespec(std::chrono::milliseconds(2500));
   EXPECT_EQ(time.tv_sec, 2);
   EXPECT_EQ(time.tv_nsec, 500'000'000);
 }
@@ -95,9 +95,9 @@ TEST(Timespec, SplitsSeconds) {
 TEST(Child, DoesNotOutliveItsParent) {
   int ends[2];
   ASSERT_EQ(0, pipe2(ends, O_CLOEXEC));
-  const pid_t parent = fork_child();
+  const pid_t parent = base::fork_child();
   if (parent == 0) {
-    if (fork_child() == 0) {
+    if (base::fork_child() == 0) {
       while (true) pause();
     }
     _exit(0);

@@ -180,7 +180,7 @@ TEST_F(Failback, OneThatHasHeldIsCalledAsSoonAsTheFirstTime) {
 }
 
 TEST_F(Failback, PausesGrowAndTheLogIsQuiet) {
-  CapturedLog log(LogLevel::kInfo);
+  CapturedLog log(base::LogLevel::kInfo);
   fall_back();
   log.lines.clear();
   Time pause = seconds(1);

@@ -187,7 +187,7 @@ TEST(WorkerName, FitsIntoAnAddressOrIsRefused) {
 TEST(LinkNumber, OfTwoProcessesNeverIsTheSame) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
-  const pid_t child = fork_child();
+  const pid_t child = base::fork_child();
   if (child == 0) {
     const uint64_t theirs = link_number();
     _exit(write(ends[1], &theirs, sizeof theirs) == sizeof theirs ? 0 : 1);

@@ -26,21 +26,21 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 TEST(Log, WritesWhatIsWantedAndFormatsNothingElse) {
-  const CapturedLog log(LogLevel::kInfo);
-  log_event(LogLevel::kDebug, "%s", "too little");
-  log_event(LogLevel::kInfo, "%s has %d", "one", 1);
-  log_event(LogLevel::kError, "%s", "worse");
+  const CapturedLog log(base::LogLevel::kInfo);
+  base::log_event(base::LogLevel::kDebug, "%s", "too little");
+  base::log_event(base::LogLevel::kInfo, "%s has %d", "one", 1);
+  base::log_event(base::LogLevel::kError, "%s", "worse");
   EXPECT_THAT(log.lines, ElementsAre("one has 1", "worse"));
-  set_log_level(LogLevel::kOff);
-  log_event(LogLevel::kError, "%s", "unheard");
-  EXPECT_FALSE(log_wanted(LogLevel::kOff)) << "it is no level of a line";
+  base::set_log_level(base::LogLevel::kOff);
+  base::log_event(base::LogLevel::kError, "%s", "unheard");
+  EXPECT_FALSE(base::log_wanted(base::LogLevel::kOff)) << "it is no level of a line";
   EXPECT_THAT(log.lines, testing::SizeIs(2));
 }
 
 TEST(Log, GoesToStandardErrorWithItsLevel) {
   testing::internal::CaptureStderr();
-  write_log(LogLevel::kWarning, "a line");
-  write_log(LogLevel::kDebug, "another");
+  base::write_log(base::LogLevel::kWarning, "a line");
+  base::write_log(base::LogLevel::kDebug, "another");
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               AllOf(HasSubstr(" warning: a line\n"), HasSubstr(" debug: another\n")));
 }
@@ -48,8 +48,8 @@ TEST(Log, GoesToStandardErrorWithItsLevel) {
 TEST(Log, GoesToTheSinkInstead) {
   testing::internal::CaptureStderr();
   {
-    const CapturedLog log(LogLevel::kInfo);
-    write_log(LogLevel::kInfo, "a line");
+    const CapturedLog log(base::LogLevel::kInfo);
+    base::write_log(base::LogLevel::kInfo, "a line");
     EXPECT_THAT(log.lines, ElementsAre("a line"));
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
@@ -79,7 +79,7 @@ TEST(Log, WhoIsRefusedAgainAndAgainIsAWarningOnceASecond) {
                                          provider = made.get();
                                          return made;
                                        }}});
-  const CapturedLog log(LogLevel::kWarning);
+  const CapturedLog log(base::LogLevel::kWarning);
   const auto refuse = [&](const absl::Status& why) {
     provider->refusals = {why};
     worker->progress();
@@ -100,50 +100,53 @@ TEST(Log, WhoIsRefusedAgainAndAgainIsAWarningOnceASecond) {
 }
 
 TEST(Log, LevelsHaveNames) {
-  EXPECT_EQ(*parse_log_level("trace"), LogLevel::kTrace);
-  EXPECT_EQ(*parse_log_level("warning"), LogLevel::kWarning);
-  EXPECT_EQ(*parse_log_level("off"), LogLevel::kOff);
-  EXPECT_THAT(std::string(parse_log_level("inof").status().message()),
+  EXPECT_EQ(*base::parse_log_level("trace"), base::LogLevel::kTrace);
+  EXPECT_EQ(*base::parse_log_level("warning"), base::LogLevel::kWarning);
+  EXPECT_EQ(*base::parse_log_level("off"), base::LogLevel::kOff);
+  EXPECT_THAT(std::string(base::parse_log_level("inof").status().message()),
               HasSubstr("did you mean info?"));
-  EXPECT_TRUE(absl::IsInvalidArgument(parse_log_level("").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(base::parse_log_level("").status()));
 }
 
 TEST(Environment, NamesThatNobodyReadAreWrong) {
-  EXPECT_THAT(wrong_environment(), IsEmpty());
+  EXPECT_THAT(base::wrong_environment(), IsEmpty());
   setenv("BATON_KEYFILE", "/key", 1);
-  EXPECT_THAT(wrong_environment(), ElementsAre(AllOf(HasSubstr("BATON_KEYFILE"),
-                                                     HasSubstr("did you mean BATON_KEY_FILE?"))));
+  EXPECT_THAT(
+      base::wrong_environment(),
+      ElementsAre(AllOf(HasSubstr("BATON_KEYFILE"), HasSubstr("did you mean BATON_KEY_FILE?"))));
   setenv("BATON_HOLE", "", 1);
-  EXPECT_THAT(wrong_environment(), ElementsAre(HasSubstr("BATON_HOLE"), HasSubstr("BATON_KEYFILE")))
+  EXPECT_THAT(base::wrong_environment(),
+              ElementsAre(HasSubstr("BATON_HOLE"), HasSubstr("BATON_KEYFILE")))
       << "in their order";
   unsetenv("BATON_HOLE");
   unsetenv("BATON_KEYFILE");
   setenv("BATON_X", "", 1);
-  EXPECT_THAT(wrong_environment(), ElementsAre(HasSubstr("env -u BATON_X baton info --settings")));
+  EXPECT_THAT(base::wrong_environment(),
+              ElementsAre(HasSubstr("env -u BATON_X baton info --settings")));
   unsetenv("BATON_X");
 }
 
 TEST(Environment, PatienceIsAFactor) {
-  EXPECT_EQ(*parse_patience(""), 1);
-  EXPECT_EQ(*parse_patience("1"), 1);
-  EXPECT_EQ(*parse_patience("1000"), 1000);
+  EXPECT_EQ(*base::parse_patience(""), 1);
+  EXPECT_EQ(*base::parse_patience("1"), 1);
+  EXPECT_EQ(*base::parse_patience("1000"), 1000);
   for (const char* wrong : {"0", "-3", "1001", "1.5", "long", "10 s", "99999999999"}) {
-    EXPECT_THAT(std::string(parse_patience(wrong).status().message()),
+    EXPECT_THAT(std::string(base::parse_patience(wrong).status().message()),
                 AllOf(HasSubstr(wrong), HasSubstr("from 1 to 1000")));
   }
 }
 
 TEST(NearestName, CountsEditsAndSwaps) {
   const std::vector<std::string> known = {"tcp.sockets", "tcp.slice_kib", "shm.cma"};
-  EXPECT_EQ(nearest_name("tcp.sokets", known), "tcp.sockets");
-  EXPECT_EQ(nearest_name("tpc.scokets", known), "tcp.sockets");
-  EXPECT_EQ(nearest_name("tcp.slicekib", known), "tcp.slice_kib");
-  EXPECT_EQ(nearest_name("shm.cm", known), "shm.cma");
-  EXPECT_EQ(nearest_name("frobnicate", known), std::nullopt);
-  EXPECT_EQ(nearest_name("tcp", {}), std::nullopt);
-  EXPECT_EQ(nearest_name("tpc", {"ucx", "tcp"}), "tcp");
-  EXPECT_EQ(did_you_mean("tcp.sokets", known), "; did you mean tcp.sockets?");
-  EXPECT_EQ(did_you_mean("frobnicate", known), "");
+  EXPECT_EQ(base::nearest_name("tcp.sokets", known), "tcp.sockets");
+  EXPECT_EQ(base::nearest_name("tpc.scokets", known), "tcp.sockets");
+  EXPECT_EQ(base::nearest_name("tcp.slicekib", known), "tcp.slice_kib");
+  EXPECT_EQ(base::nearest_name("shm.cm", known), "shm.cma");
+  EXPECT_EQ(base::nearest_name("frobnicate", known), std::nullopt);
+  EXPECT_EQ(base::nearest_name("tcp", {}), std::nullopt);
+  EXPECT_EQ(base::nearest_name("tpc", {"ucx", "tcp"}), "tcp");
+  EXPECT_EQ(base::did_you_mean("tcp.sokets", known), "; did you mean tcp.sockets?");
+  EXPECT_EQ(base::did_you_mean("frobnicate", known), "");
 }
 
 }  // namespace

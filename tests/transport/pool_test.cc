@@ -30,9 +30,9 @@ class PoolMemory : public testing::Test {
   PoolMemory() {
     folder_.file("proc/meminfo",
                  absl::StrCat("MemTotal: 2000000 kB\nMemAvailable: ", 1000 * 1024, " kB"));
-    look_for_memory_below(folder_.path());
+    base::look_for_memory_below(folder_.path());
   }
-  ~PoolMemory() override { look_for_memory_below(""); }
+  ~PoolMemory() override { base::look_for_memory_below(""); }
 
   void group(const std::string& line) { folder_.file("proc/self/cgroup", line); }
   void v2(const std::string& path, const std::string& limit, size_t used, size_t file_pages = 0) {
@@ -57,41 +57,41 @@ class PoolMemory : public testing::Test {
 };
 
 TEST_F(PoolMemory, WithoutCgroupsTheMachineIsTheLimit) {
-  EXPECT_EQ(memory_left().bytes, 1000 * kMiB);
+  EXPECT_EQ(base::memory_left().bytes, 1000 * kMiB);
   group("0::/");  // of the machine itself: it has no limit
-  EXPECT_EQ(memory_left().bytes, 1000 * kMiB);
-  EXPECT_THAT(memory_left().limit, HasSubstr("the machine's memory"));
+  EXPECT_EQ(base::memory_left().bytes, 1000 * kMiB);
+  EXPECT_THAT(base::memory_left().limit, HasSubstr("the machine's memory"));
 }
 
 TEST_F(PoolMemory, TheLeastOfAGroupAndThoseAboveIt) {
   group("0::/service/part");
   v2("/service/part", absl::StrCat(400 * kMiB), 100 * kMiB);
-  EXPECT_EQ(memory_left().bytes, 300 * kMiB);
+  EXPECT_EQ(base::memory_left().bytes, 300 * kMiB);
   v2("/service", absl::StrCat(500 * kMiB), 450 * kMiB);
-  EXPECT_EQ(memory_left().bytes, 50 * kMiB);
-  EXPECT_THAT(memory_left().limit, HasSubstr("/service/memory.max"));
+  EXPECT_EQ(base::memory_left().bytes, 50 * kMiB);
+  EXPECT_THAT(base::memory_left().limit, HasSubstr("/service/memory.max"));
   // File pages make room; those of memfds do not.
   v2("/service", absl::StrCat(500 * kMiB), 450 * kMiB, 200 * kMiB);
-  EXPECT_EQ(memory_left().bytes, 250 * kMiB);
+  EXPECT_EQ(base::memory_left().bytes, 250 * kMiB);
   v2("/service", "max", 450 * kMiB);
-  EXPECT_EQ(memory_left().bytes, 300 * kMiB);
+  EXPECT_EQ(base::memory_left().bytes, 300 * kMiB);
   v2("/service", absl::StrCat(10 * kMiB), 450 * kMiB);  // lowered below what is in use
-  EXPECT_EQ(memory_left().bytes, 0U);
+  EXPECT_EQ(base::memory_left().bytes, 0U);
 }
 
 TEST_F(PoolMemory, AContainerThatSeesTheHostsPath) {
   group("0::/docker/0123");
   v2("", absl::StrCat(200 * kMiB), 150 * kMiB);
-  EXPECT_EQ(memory_left().bytes, 50 * kMiB);
+  EXPECT_EQ(base::memory_left().bytes, 50 * kMiB);
 }
 
 TEST_F(PoolMemory, Version1HasItsOwnFiles) {
   group("5:cpu,cpuacct:/a\n4:memory:/a\n0::/b");
   v1("/a", 300 * kMiB, 100 * kMiB, 50 * kMiB);
-  EXPECT_EQ(memory_left().bytes, 250 * kMiB);
+  EXPECT_EQ(base::memory_left().bytes, 250 * kMiB);
   v1("", 9223372036854771712U, 100 * kMiB);  // as it says "none"
-  EXPECT_EQ(memory_left().bytes, 250 * kMiB);
-  EXPECT_THAT(memory_left().limit, HasSubstr("memory.limit_in_bytes"));
+  EXPECT_EQ(base::memory_left().bytes, 250 * kMiB);
+  EXPECT_THAT(base::memory_left().limit, HasSubstr("memory.limit_in_bytes"));
 }
 
 TEST_F(PoolMemory, ASlabThatTheCgroupHasNoRoomForIsRefused) {
@@ -110,7 +110,7 @@ TEST_F(PoolMemory, ASlabThatTheCgroupHasNoRoomForIsRefused) {
 TEST_F(PoolMemory, ALimitThatCannotBeReachedIsAWarning) {
   group("0::/box");
   v2("/box", absl::StrCat(100 * kMiB), 0);
-  CapturedLog log(LogLevel::kWarning);
+  CapturedLog log(base::LogLevel::kWarning);
   pool({.limit_bytes = 100 * kMiB});
   EXPECT_THAT(log.lines, IsEmpty());
   pool({.limit_bytes = 200 * kMiB});

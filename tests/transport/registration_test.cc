@@ -97,13 +97,13 @@ TEST(Registration, ReadOnlyMemoryIsNoPlaceToReadInto) {
 }
 
 // Says that memory which nobody may touch is a device's.
-class DevicePages final : public DeviceMemory {
+class DevicePages final : public internal::DeviceMemory {
  public:
   DevicePages() {
     pages.protect_last(PROT_NONE);
-    use_device_memory(this);
+    internal::use_device_memory(this);
   }
-  ~DevicePages() override { use_device_memory(nullptr); }
+  ~DevicePages() override { internal::use_device_memory(nullptr); }
   DevicePages(const DevicePages&) = delete;
   DevicePages& operator=(const DevicePages&) = delete;
   absl::StatusOr<MemoryPlace> place(const void* data, size_t) const override {

@@ -112,7 +112,7 @@ TEST_F(SettingsTest, TheTableHoldsTheDefaults) {
 TEST_F(SettingsTest, PatienceIsForDefaultsInRealTime) {
   Values values;
   ASSERT_TRUE(read(values).ok());
-  EXPECT_EQ(values.stall, std::chrono::milliseconds(50) * patience_factor());
+  EXPECT_EQ(values.stall, std::chrono::milliseconds(50) * baton::base::patience_factor());
   context_.settings = {{"p.stall_ms", "50"}};
   ASSERT_TRUE(read(values).ok());
   EXPECT_EQ(values.stall, std::chrono::milliseconds(50)) << "what is given holds";

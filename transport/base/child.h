@@ -7,7 +7,7 @@
 
 #include <csignal>
 
-namespace baton {
+namespace baton::base {
 
 // As fork(), and the kernel kills the child, and what it executes, once the thread that forked it
 // has ended.
@@ -20,4 +20,4 @@ inline pid_t fork_child() {
   return 0;
 }
 
-}  // namespace baton
+}  // namespace baton::base

@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-namespace baton {
+namespace baton::base {
 namespace {
 
 using Kernel = void (*)(std::byte* to, const std::byte* from, size_t bytes);
@@ -101,4 +101,4 @@ void stream_fence() {
 
 const char* stream_kernel() { return kChoice.name; }
 
-}  // namespace baton
+}  // namespace baton::base

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-namespace baton {
+namespace baton::base {
 
 // Transfers of at least this many bytes are streamed past the caches: their destination is not in
 // them, and a plain store would first read each line that it is about to overwrite. Measured with
@@ -24,4 +24,4 @@ inline void prefetch_piece(const std::byte* from, size_t bytes) {
   for (size_t i = 0; i < lines; ++i) __builtin_prefetch(from + i * 64, 0, 3);
 }
 
-}  // namespace baton
+}  // namespace baton::base

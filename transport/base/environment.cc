@@ -11,7 +11,7 @@
 #include "transport/base/nearest_name.h"
 #include "transport/base/patience.h"
 
-namespace baton {
+namespace baton::base {
 namespace {
 
 constexpr std::string_view kPrefix = "BATON_";
@@ -72,4 +72,4 @@ std::vector<std::string> wrong_environment() {
   return wrong;
 }
 
-}  // namespace baton
+}  // namespace baton::base

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 
-namespace baton {
+namespace baton::base {
 
 struct EnvironmentVariable {
   std::string_view name;
@@ -24,4 +24,4 @@ absl::Span<const EnvironmentVariable> known_environment();
 // refuses to run then; a worker writes them into the log.
 std::vector<std::string> wrong_environment();
 
-}  // namespace baton
+}  // namespace baton::base

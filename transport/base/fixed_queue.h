@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace baton {
+namespace baton::base {
 
 // Who pushes sees to it that there is room. An item keeps its contents until it is pushed over.
 template <typename T, size_t kCapacity>
@@ -44,4 +44,4 @@ class FixedQueue {
   size_t count_ = 0;
 };
 
-}  // namespace baton
+}  // namespace baton::base

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "transport/base/nearest_name.h"
 
-namespace baton {
+namespace baton::base {
 namespace {
 
 constexpr std::array<std::string_view, 6> kNames = {"trace",   "debug", "info",
@@ -89,4 +89,4 @@ void write_log(LogLevel level, std::string_view line) {
   log.logger.log(kLevels[static_cast<size_t>(level)], line);
 }
 
-}  // namespace baton
+}  // namespace baton::base

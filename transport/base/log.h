@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 
-namespace baton {
+namespace baton::base {
 
 enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarning, kError, kOff };
 
@@ -45,4 +45,4 @@ void log_event(LogLevel level, const absl::FormatSpec<Args...>& format, const Ar
   if (log_wanted(level)) write_log(level, absl::StrFormat(format, args...));
 }
 
-}  // namespace baton
+}  // namespace baton::base

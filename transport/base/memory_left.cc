@@ -13,7 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-namespace baton {
+namespace baton::base {
 namespace {
 
 // Version 1 says "no limit" by a number near 2^63.
@@ -126,4 +126,4 @@ MemoryLeft memory_left() {
   return least;
 }
 
-}  // namespace baton
+}  // namespace baton::base

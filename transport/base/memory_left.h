@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-namespace baton {
+namespace baton::base {
 
 struct MemoryLeft {
   size_t bytes;
@@ -20,4 +20,4 @@ MemoryLeft memory_left();
 // are.
 void look_for_memory_below(std::string folder);
 
-}  // namespace baton
+}  // namespace baton::base

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace baton {
+namespace baton::base {
 namespace {
 
 // Restricted Damerau-Levenshtein distance, by rows.
@@ -48,4 +48,4 @@ std::string did_you_mean(std::string_view name, const std::vector<std::string>& 
   return near ? absl::StrCat("; did you mean ", *near, "?") : "";
 }
 
-}  // namespace baton
+}  // namespace baton::base

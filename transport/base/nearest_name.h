@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace baton {
+namespace baton::base {
 
 // The one of `known` that takes the fewest edits (a letter more, less, other, or two swapped) from
 // `name`, the first of them where several do. Nothing where all take more than a third of the
@@ -17,4 +17,4 @@ std::optional<std::string> nearest_name(std::string_view name,
 // "; did you mean X?" for the nearest, "" where nothing is near.
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known);
 
-}  // namespace baton
+}  // namespace baton::base

@@ -7,7 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
-namespace baton {
+namespace baton::base {
 namespace {
 
 constexpr int kMost = 1000;
@@ -34,4 +34,4 @@ int patience_factor() { return factor().value_or(1); }
 
 absl::Status patience_status() { return factor().status(); }
 
-}  // namespace baton
+}  // namespace baton::base

@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace baton {
+namespace baton::base {
 
 // "" is 1. InvalidArgument: no whole number from 1 to 1,000.
 absl::StatusOr<int> parse_patience(std::string_view text);
@@ -18,4 +18,4 @@ int patience_factor();
 // InvalidArgument where it is wrong.
 absl::Status patience_status();
 
-}  // namespace baton
+}  // namespace baton::base

@@ -1,7 +1,7 @@
 // Asks for a cache line that is about to be written, before there is anything to write.
 #pragma once
 
-namespace baton {
+namespace baton::base {
 
 // A line that another core has read costs its next writer a round trip between the two: asked for
 // early, it takes place while there is nothing else to do. Never faults, and is only a hint.
@@ -14,4 +14,4 @@ inline void prefetch_to_write(const void* line) {
 #endif
 }
 
-}  // namespace baton
+}  // namespace baton::base

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace baton {
+namespace baton::base {
 
 // The q-quantile (0 <= q <= 1) of sorted samples by nearest rank, as perftest and nccl-tests have
 // it: one of the samples. 0 of none.
@@ -33,4 +33,4 @@ inline double interpolated_quantile(std::vector<double> samples, double q) {
   return samples[low] + (samples[high] - samples[low]) * (at - static_cast<double>(low));
 }
 
-}  // namespace baton
+}  // namespace baton::base

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace baton {
+namespace baton::base {
 
 template <typename T>
 class Ring {
@@ -60,4 +60,4 @@ class Ring {
   size_t size_ = 0;
 };
 
-}  // namespace baton
+}  // namespace baton::base

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace baton {
+namespace baton::base {
 
 inline constexpr uint64_t kSplitmixStep = 0x9e3779b97f4a7c15;
 
@@ -20,4 +20,4 @@ constexpr uint64_t splitmix_next(uint64_t& state) { return splitmix_hash(state +
 // The first number of the generator that starts with `seed`.
 constexpr uint64_t splitmix(uint64_t seed) { return splitmix_hash(seed + kSplitmixStep); }
 
-}  // namespace baton
+}  // namespace baton::base

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <ctime>
 
-namespace baton {
+namespace baton::base {
 
 // `time` must not be negative.
 inline timespec to_timespec(std::chrono::nanoseconds time) {
@@ -12,4 +12,4 @@ inline timespec to_timespec(std::chrono::nanoseconds time) {
   return {.tv_sec = seconds.count(), .tv_nsec = (time - seconds).count()};
 }
 
-}  // namespace baton
+}  // namespace baton::base

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace baton {
+namespace baton::base {
 
 class UniqueFd {
  public:
@@ -30,4 +30,4 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-}  // namespace baton
+}  // namespace baton::base

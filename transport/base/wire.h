@@ -8,7 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
-namespace baton {
+namespace baton::base {
 
 class WireReader {
  public:
@@ -57,4 +57,4 @@ inline void put_text(std::string& out, std::string_view text) {
   out.append(text);
 }
 
-}  // namespace baton
+}  // namespace baton::base

@@ -9,7 +9,7 @@
 #include <map>
 #include <mutex>
 
-namespace baton {
+namespace baton::base {
 namespace {
 
 struct Secrets {
@@ -55,4 +55,4 @@ std::optional<WorkerSecret> worker_secret(const UidBytes& uid) {
   return found->second;
 }
 
-}  // namespace baton
+}  // namespace baton::base

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace baton {
+namespace baton::base {
 
 using UidBytes = std::array<uint8_t, 16>;
 
@@ -25,4 +25,4 @@ UidBytes make_worker_secret();
 std::optional<WorkerSecret> worker_secret(const UidBytes& uid);
 UidBytes uid_of(const std::array<uint8_t, 32>& public_key);
 
-}  // namespace baton
+}  // namespace baton::base

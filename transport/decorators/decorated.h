@@ -12,7 +12,7 @@
 #include "transport/internal/tables/rail_extras.h"
 #include "transport/provider.h"
 
-namespace baton {
+namespace baton::decorators {
 
 // Passes everything on. The inner rail's worker_tag leads back to the rail around it.
 class DecoratedRail : public Rail, public internal::CountingRail {
@@ -125,4 +125,4 @@ class DecoratedProvider : public Provider {
   std::unique_ptr<Provider> inner_;
 };
 
-}  // namespace baton
+}  // namespace baton::decorators

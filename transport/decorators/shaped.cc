@@ -19,7 +19,7 @@ constexpr Time kSliceTime = std::chrono::milliseconds(1);
 
 class ShapedProvider;
 
-class ShapedRail final : public DecoratedRail {
+class ShapedRail final : public decorators::DecoratedRail {
  public:
   ShapedRail(std::unique_ptr<Rail> inner, ShapedProvider& provider, const LinkShape& shape);
   ~ShapedRail() override;
@@ -40,8 +40,8 @@ class ShapedRail final : public DecoratedRail {
 
  private:
   ShapedProvider& provider_;
-  uint32_t held_ = 0;      // taken and not reported
-  Ring<Slice> delivered_;  // off the link, the inner rail was full
+  uint32_t held_ = 0;            // taken and not reported
+  base::Ring<Slice> delivered_;  // off the link, the inner rail was full
 };
 
 // One direction of the link. Times of departure are computed when they have passed, so that a
@@ -70,7 +70,7 @@ class LinkDirection {
 
   Time next() const {
     if (!travelling_.empty()) return travelling_.front().at;
-    const Ring<Entry>* queue = next_queue();
+    const base::Ring<Entry>* queue = next_queue();
     return queue == nullptr ? kNever : round_up(end_of(queue->front())) + shape_.latency;
   }
 
@@ -82,10 +82,10 @@ class LinkDirection {
       return entry.rail == &rail && (transfer == nullptr || entry.slice.transfer->id == *transfer);
     };
     // The one on the link has used it until now.
-    if (const Ring<Entry>* queue = next_queue(); queue != nullptr && gone(queue->front())) {
+    if (const base::Ring<Entry>* queue = next_queue(); queue != nullptr && gone(queue->front())) {
       if (start_of(queue->front()) < count(now)) free_at_ = count(now);
     }
-    for (Ring<Entry>* queue : {&travelling_, &urgent_, &bulk_}) {
+    for (base::Ring<Entry>* queue : {&travelling_, &urgent_, &bulk_}) {
       queue->remove_if([&](Entry& entry) {
         if (!gone(entry)) return false;
         f(entry.slice);
@@ -111,13 +111,13 @@ class LinkDirection {
     const double rate = shape_.bytes_per_second;
     return start_of(entry) + (rate > 0 ? bytes / rate * 1e9 : 0);
   }
-  const Ring<Entry>* next_queue() const {
+  const base::Ring<Entry>* next_queue() const {
     if (urgent_.empty()) return bulk_.empty() ? nullptr : &bulk_;
     if (bulk_.empty()) return &urgent_;
     return start_of(urgent_.front()) <= start_of(bulk_.front()) ? &urgent_ : &bulk_;
   }
   void depart(Time now) {
-    while (auto* queue = const_cast<Ring<Entry>*>(next_queue())) {
+    while (auto* queue = const_cast<base::Ring<Entry>*>(next_queue())) {
       Entry entry = queue->front();
       const double end = end_of(entry);
       if (round_up(end) > now) return;
@@ -130,21 +130,21 @@ class LinkDirection {
 
   const LinkShape shape_;
   double free_at_ = 0;  // nanoseconds
-  Ring<Entry> urgent_;
-  Ring<Entry> bulk_;
-  Ring<Entry> travelling_;  // off the link, still under way
+  base::Ring<Entry> urgent_;
+  base::Ring<Entry> bulk_;
+  base::Ring<Entry> travelling_;  // off the link, still under way
 };
 
-class ShapedProvider final : public DecoratedProvider {
+class ShapedProvider final : public decorators::DecoratedProvider {
  public:
   ShapedProvider(std::unique_ptr<Provider> inner, LinkShape shape, const Clock& clock)
-      : DecoratedProvider(std::move(inner)),
+      : decorators::DecoratedProvider(std::move(inner)),
         shape_(shape),
         clock_(clock),
         directions_{LinkDirection(shape), LinkDirection(shape)} {}
 
   bool progress(EventSink& sink) override {
-    bool any = DecoratedProvider::progress(sink);
+    bool any = decorators::DecoratedProvider::progress(sink);
     any |= run(sink);
     // By index: a rail that fails may leave the list meanwhile.
     for (size_t i = 0; i < rails_.size(); ++i) {
@@ -152,7 +152,9 @@ class ShapedProvider final : public DecoratedProvider {
     }
     return any;
   }
-  bool arm() override { return next_timer() > clock_.now() && DecoratedProvider::arm(); }
+  bool arm() override {
+    return next_timer() > clock_.now() && decorators::DecoratedProvider::arm();
+  }
   Time next_timer() const override {
     return std::min({inner_->next_timer(), directions_[0].next(), directions_[1].next()});
   }
@@ -190,14 +192,14 @@ class ShapedProvider final : public DecoratedProvider {
   std::unique_ptr<Rail> decorate(std::unique_ptr<Rail> inner) override {
     return std::make_unique<ShapedRail>(std::move(inner), *this, shape_);
   }
-  void on_slice_done(DecoratedRail& rail, TransferId transfer, uint32_t slice, absl::Status status,
-                     EventSink& sink) override {
+  void on_slice_done(decorators::DecoratedRail& rail, TransferId transfer, uint32_t slice,
+                     absl::Status status, EventSink& sink) override {
     auto& outer = static_cast<ShapedRail&>(rail);
     outer.finished();
     sink.slice_done(rail, transfer, slice, std::move(status));
     if (outer.blocked()) outer.retry(sink);
   }
-  void on_rail_down(DecoratedRail& rail, absl::Status why, EventSink& sink) override {
+  void on_rail_down(decorators::DecoratedRail& rail, absl::Status why, EventSink& sink) override {
     report_all(static_cast<ShapedRail&>(rail), nullptr, absl::UnavailableError(why.message()),
                sink);
     sink.rail_down(rail, std::move(why));
@@ -213,7 +215,7 @@ class ShapedProvider final : public DecoratedProvider {
 
 ShapedRail::ShapedRail(std::unique_ptr<Rail> inner, ShapedProvider& provider,
                        const LinkShape& shape)
-    : DecoratedRail(std::move(inner)), provider_(provider) {
+    : decorators::DecoratedRail(std::move(inner)), provider_(provider) {
   provider_.add(*this);
   properties_.route = absl::StrCat(properties_.route, ", shaped to ", shape.to_string());
   properties_.depth = kDepth;
@@ -239,12 +241,12 @@ bool ShapedRail::post(const Slice& slice, EventSink& sink) {
 }
 
 void ShapedRail::deliver(const Slice& slice, EventSink& sink) {
-  DecoratedProvider::Sink inside(provider_, sink);
+  decorators::DecoratedProvider::Sink inside(provider_, sink);
   if (blocked() || !inner_->post(slice, inside)) delivered_.push_back(slice);
 }
 
 bool ShapedRail::retry(EventSink& sink) {
-  DecoratedProvider::Sink inside(provider_, sink);
+  decorators::DecoratedProvider::Sink inside(provider_, sink);
   bool any = false;
   while (!delivered_.empty()) {
     const Slice slice = delivered_.front();
@@ -268,13 +270,13 @@ void ShapedRail::take_delivered(const TransferId* transfer, std::vector<Slice>& 
 
 void ShapedRail::abort(TransferId transfer, EventSink& sink) {
   provider_.report_all(*this, &transfer, absl::CancelledError("cancelled"), sink);
-  DecoratedProvider::Sink inside(provider_, sink);
+  decorators::DecoratedProvider::Sink inside(provider_, sink);
   inner_->abort(transfer, inside);
 }
 
 void ShapedRail::close(absl::Status why, EventSink& sink) {
   provider_.report_all(*this, nullptr, why, sink);
-  DecoratedProvider::Sink inside(provider_, sink);
+  decorators::DecoratedProvider::Sink inside(provider_, sink);
   inner_->close(std::move(why), inside);
 }
 

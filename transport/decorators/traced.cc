@@ -9,10 +9,10 @@ namespace {
 
 class TracedProvider;
 
-class TracedRail final : public DecoratedRail {
+class TracedRail final : public decorators::DecoratedRail {
  public:
   TracedRail(std::unique_ptr<Rail> inner, TracedProvider& provider)
-      : DecoratedRail(std::move(inner)), provider_(provider) {}
+      : decorators::DecoratedRail(std::move(inner)), provider_(provider) {}
 
   absl::StatusOr<RemoteView> view(const RemoteRegion& remote) const override {
     return inner_->view(remote);
@@ -37,10 +37,10 @@ class TracedRail final : public DecoratedRail {
   absl::flat_hash_map<uint64_t, Open> open_;
 };
 
-class TracedProvider final : public DecoratedProvider {
+class TracedProvider final : public decorators::DecoratedProvider {
  public:
   TracedProvider(std::unique_ptr<Provider> inner, Timeline& timeline, const Clock& clock)
-      : DecoratedProvider(std::move(inner)), timeline_(timeline), clock_(clock) {}
+      : decorators::DecoratedProvider(std::move(inner)), timeline_(timeline), clock_(clock) {}
 
   Timeline& timeline() { return timeline_; }
   Time now() const { return clock_.now(); }
@@ -49,8 +49,8 @@ class TracedProvider final : public DecoratedProvider {
   std::unique_ptr<Rail> decorate(std::unique_ptr<Rail> inner) override {
     return std::make_unique<TracedRail>(std::move(inner), *this);
   }
-  void on_slice_done(DecoratedRail& rail, TransferId transfer, uint32_t slice, absl::Status status,
-                     EventSink& sink) override {
+  void on_slice_done(decorators::DecoratedRail& rail, TransferId transfer, uint32_t slice,
+                     absl::Status status, EventSink& sink) override {
     static_cast<TracedRail&>(rail).ended(transfer, slice, status);
     sink.slice_done(rail, transfer, slice, std::move(status));
   }
@@ -64,19 +64,19 @@ bool TracedRail::post(const Slice& slice, EventSink& sink) {
   const uint64_t id = key(slice.transfer->id, slice.index);
   // Before post(), which may report the slice before it returns.
   open_[id] = {provider_.now(), slice.end - slice.begin, slice.transfer->op};
-  DecoratedProvider::Sink inside(provider_, sink);
+  decorators::DecoratedProvider::Sink inside(provider_, sink);
   if (inner_->post(slice, inside)) return true;
   open_.erase(id);
   return false;
 }
 
 void TracedRail::abort(TransferId transfer, EventSink& sink) {
-  DecoratedProvider::Sink inside(provider_, sink);
+  decorators::DecoratedProvider::Sink inside(provider_, sink);
   inner_->abort(transfer, inside);
 }
 
 void TracedRail::close(absl::Status why, EventSink& sink) {
-  DecoratedProvider::Sink inside(provider_, sink);
+  decorators::DecoratedProvider::Sink inside(provider_, sink);
   inner_->close(std::move(why), inside);
 }
 

@@ -145,7 +145,7 @@ absl::StatusOr<Frame> decode_header(std::string_view bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("a frame header has ", kHeaderBytes, " bytes, not ", bytes.size()));
   }
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   if (in.number<uint16_t>() != kMagic) {
     return absl::InvalidArgumentError("bytes that are no frame (wrong magic)");
   }

@@ -33,7 +33,7 @@ class Bell {
   }
 
  private:
-  const UniqueFd fd_;
+  const base::UniqueFd fd_;
   std::atomic<bool> rung_{false};
 };
 

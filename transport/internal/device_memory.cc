@@ -6,16 +6,18 @@
 #include "absl/strings/str_format.h"
 
 namespace baton {
-namespace {
-
-std::atomic<const DeviceMemory*> driver_of_devices{nullptr};
-
-}  // namespace
 
 std::string MemoryPlace::name() const {
   if (kind == MemoryKind::kHost) return "the host";
   return device < 0 ? "a device" : absl::StrFormat("CUDA device %d", device);
 }
+
+namespace internal {
+namespace {
+
+std::atomic<const DeviceMemory*> driver_of_devices{nullptr};
+
+}  // namespace
 
 void use_device_memory(const DeviceMemory* memory) { driver_of_devices.store(memory); }
 const DeviceMemory* device_memory() { return driver_of_devices.load(); }
@@ -28,4 +30,5 @@ absl::Status touched_by_cpu(std::string_view provider, const RegionEntry& region
       provider, region.place.name()));
 }
 
+}  // namespace internal
 }  // namespace baton

@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "transport/region.h"
 
-namespace baton {
+namespace baton::internal {
 
 // One contiguous part of a copy between a device and a ring's memory.
 struct CopyRun {
@@ -96,4 +96,4 @@ const DeviceMemory* device_memory();
 // OK for the host's memory. The word of a provider that moves bytes by the CPU on any other.
 absl::Status touched_by_cpu(std::string_view provider, const RegionEntry& region);
 
-}  // namespace baton
+}  // namespace baton::internal

@@ -66,7 +66,7 @@ absl::StatusOr<Mapped> check_mapped(const void* data, size_t size, Access access
 absl::StatusOr<Examined> examine_memory(const void* data, size_t size, Access access,
                                         const BackingFile& file) {
   Examined out{.file = file};
-  if (const DeviceMemory* devices = device_memory(); devices != nullptr) {
+  if (const internal::DeviceMemory* devices = internal::device_memory(); devices != nullptr) {
     absl::StatusOr<MemoryPlace> place = devices->place(data, size);
     if (!place.ok()) return place.status();
     out.place = *place;

@@ -23,8 +23,8 @@ absl::StatusOr<Mapped> check_mapped(const void* data, size_t size, Access access
 struct Examined {
   MemoryPlace place;
   bool writable = true;
-  BackingFile file;  // as given; for memory of a device a dma-buf, where there is one
-  UniqueFd made;     // of `file`, where it was made here: adapters keep their own reference
+  BackingFile file;     // as given; for memory of a device a dma-buf, where there is one
+  base::UniqueFd made;  // of `file`, where it was made here: adapters keep their own reference
   absl::Status why_no_dma_buf;
 };
 absl::StatusOr<Examined> examine_memory(const void* data, size_t size, Access access,

@@ -17,11 +17,11 @@ std::vector<std::pair<std::string, ProviderFactory>>& registry() {
 }  // namespace
 
 absl::Status Rail::moves(const RegionEntry& region) const {
-  return touched_by_cpu(properties().provider, region);
+  return internal::touched_by_cpu(properties().provider, region);
 }
 
 absl::Status Provider::takes(const RegionEntry& region) const {
-  return touched_by_cpu(capabilities().name, region);
+  return internal::touched_by_cpu(capabilities().name, region);
 }
 
 ProviderRegistration::ProviderRegistration(const char* name, ProviderFactory factory,
@@ -46,7 +46,7 @@ absl::Status check_provider(std::string_view name) {
   }
   const std::string all =
       known.empty() ? "none (link baton_providers)" : absl::StrJoin(known, ", ");
-  const std::string near = did_you_mean(name, known);
+  const std::string near = base::did_you_mean(name, known);
   return absl::InvalidArgumentError(absl::StrCat(
       "there is no provider \"", std::string(name), "\" in this program",
       near.empty() ? absl::StrCat(": it has ", all) : absl::StrCat(near, " (it has ", all, ")")));

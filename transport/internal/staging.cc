@@ -23,7 +23,7 @@ constexpr uint32_t kMostWiresOfAPeer = 32;
 
 }  // namespace
 
-Worker::Impl::Staging::Ring::Ring(int number, std::unique_ptr<StagingRing> made)
+Worker::Impl::Staging::Ring::Ring(int number, std::unique_ptr<internal::StagingRing> made)
     : device(number),
       copies(std::move(made)),
       ours(0, copies->memory().size() / 2),
@@ -38,7 +38,8 @@ Worker::Impl::Staging::Ring* Worker::Impl::Staging::ring_of(int device) const {
   return nullptr;
 }
 
-absl::Status Worker::Impl::Staging::add_ring(int device, std::unique_ptr<StagingRing> made) {
+absl::Status Worker::Impl::Staging::add_ring(int device,
+                                             std::unique_ptr<internal::StagingRing> made) {
   auto ring = std::make_unique<Ring>(device, std::move(made));
   const absl::Span<std::byte> memory = ring->copies->memory();
   auto entry = worker_.regions.add(memory.data(), memory.size(), Access::kRemoteReadWrite,
@@ -150,8 +151,8 @@ void Worker::Impl::Staging::wire_ended(void* self, TransferId id, const absl::St
   if (chunk.generation != 0) staging.on_wire_end(chunk, status);
 }
 
-void Worker::Impl::Staging::copy(Ring& ring, StagingRing::Way way, bool served, Handle name,
-                                 bool urgent, size_t offset, const std::byte* base,
+void Worker::Impl::Staging::copy(Ring& ring, internal::StagingRing::Way way, bool served,
+                                 Handle name, bool urgent, size_t offset, const std::byte* base,
                                  const std::vector<internal::Run>& runs) {
   copy_runs_.clear();
   std::byte* host = ring.copies->memory().data() + offset;
@@ -293,9 +294,10 @@ absl::Status Worker::Impl::make_ring(int device) {
     const std::lock_guard lock(mutex);
     if (staging != nullptr && staging->has_ring(device)) return absl::OkStatus();
   }
-  const DeviceMemory* devices = device_memory();
+  const internal::DeviceMemory* devices = internal::device_memory();
   if (devices == nullptr) return absl::UnavailableError("nobody drives devices here");
-  absl::StatusOr<std::unique_ptr<StagingRing>> made = devices->staging_ring(device, ring_bytes);
+  absl::StatusOr<std::unique_ptr<internal::StagingRing>> made =
+      devices->staging_ring(device, ring_bytes);
   if (!made.ok()) return made.status();
   const std::lock_guard lock(mutex);
   if (staging_for_device_memory().has_ring(device)) return absl::OkStatus();

@@ -40,7 +40,7 @@ class Worker::Impl::Staging {
   // ---- rings: staging.cc ----
   bool has_ring(int device) const { return ring_of(device) != nullptr; }
   // Makes the ring's memory a region like any other.
-  absl::Status add_ring(int device, std::unique_ptr<StagingRing> made);
+  absl::Status add_ring(int device, std::unique_ptr<internal::StagingRing> made);
   // Why device memory that was registered is staged: for explain().
   void note(int device, std::string why);
   std::string explain() const;
@@ -67,9 +67,9 @@ class Worker::Impl::Staging {
   using Handle = internal::Handle;
 
   struct Ring {
-    Ring(int number, std::unique_ptr<StagingRing> made);
+    Ring(int number, std::unique_ptr<internal::StagingRing> made);
     int device;
-    std::unique_ptr<StagingRing> copies;
+    std::unique_ptr<internal::StagingRing> copies;
     MemoryRegion region;
     internal::RingSpace ours;
     internal::RingSpace served;
@@ -147,8 +147,8 @@ class Worker::Impl::Staging {
   bool start(PeerId peer, Handle chunk, TransferDescriptor transfer, const MemoryRegion& local,
              std::string words, TransferId* started);
   static void wire_ended(void* self, TransferId id, const absl::Status& status);
-  void copy(Ring& ring, StagingRing::Way way, bool served, Handle name, bool urgent, size_t offset,
-            const std::byte* base, const std::vector<internal::Run>& runs);
+  void copy(Ring& ring, internal::StagingRing::Way way, bool served, Handle name, bool urgent,
+            size_t offset, const std::byte* base, const std::vector<internal::Run>& runs);
   void copy_ended(uint64_t cookie, absl::Status status);
   bool run_rings();
 
@@ -160,7 +160,7 @@ class Worker::Impl::Staging {
   bool feed(std::deque<uint32_t>& list);
   bool start_chunk(Op& op);
   size_t cut_chunk(const Op& op, size_t most, Layout& layout, std::vector<uint32_t>& index);
-  void start_copy(Chunk& chunk, const Op& op, StagingRing::Way way);
+  void start_copy(Chunk& chunk, const Op& op, internal::StagingRing::Way way);
   void ask(Chunk& chunk, const Op& op);
   void step(Chunk& chunk);
   bool start_wire(Chunk& chunk);
@@ -209,7 +209,7 @@ class Worker::Impl::Staging {
   uint32_t wires_in_all_ = 0;
   uint32_t generation_ = 0;
   bool due_ = false;  // something changed that lets others begin
-  std::vector<CopyRun> copy_runs_;
+  std::vector<internal::CopyRun> copy_runs_;
   std::vector<internal::Run> runs_;
 };
 

@@ -29,7 +29,8 @@ absl::Status stale_id() {
 void warn_of_environment() {
   static std::once_flag once;
   std::call_once(once, [] {
-    for (const std::string& wrong : wrong_environment()) log_event(LogLevel::kWarning, "%s", wrong);
+    for (const std::string& wrong : base::wrong_environment())
+      base::log_event(base::LogLevel::kWarning, "%s", wrong);
   });
 }
 
@@ -54,7 +55,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::create(WorkerOptions options) {
         absl::StrFormat("the worker's name \"%s...\" has %u bytes: at most %u fit into its address",
                         options.name.substr(0, 16), options.name.size(), kMaxWorkerName));
   }
-  if (absl::Status status = log_level_status(); !status.ok()) return status;
+  if (absl::Status status = base::log_level_status(); !status.ok()) return status;
   warn_of_environment();
   if (absl::Status status = check_settings(options.settings); !status.ok()) return status;
   absl::StatusOr<ClusterKey> key = options.key ? *options.key : ClusterKey::for_this_user();
@@ -86,8 +87,8 @@ absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Ac
     region = impl_->register_examined(data, size, access, memory, ring);
   }
   if (!region.ok()) return region;
-  log_event(LogLevel::kDebug, "%s: registered region %u, %u bytes at %p, with %s", impl_->self.name,
-            region->index, size, data, names(impl_->providers));
+  base::log_event(base::LogLevel::kDebug, "%s: registered region %u, %u bytes at %p, with %s",
+                  impl_->self.name, region->index, size, data, names(impl_->providers));
   return region;
 }
 
@@ -108,8 +109,8 @@ absl::Status Worker::deregister_memory(const MemoryRegion& region) {
     if (provider->takes(row).ok()) removed.Update(provider->remove_region(row, *impl_));
   }
   if (impl_->staging != nullptr && row.place.kind != MemoryKind::kHost) impl_->staging->forget(row);
-  log_event(LogLevel::kDebug, "%s: deregistered region %u, %u bytes", impl_->self.name, row.index,
-            row.size);
+  base::log_event(base::LogLevel::kDebug, "%s: deregistered region %u, %u bytes", impl_->self.name,
+                  row.index, row.size);
   return removed;
 }
 

@@ -46,8 +46,8 @@ void Worker::Impl::add_rail(internal::Peer& peer, internal::RailState state) {
   std::erase_if(peer.notes, [&](const std::string& note) {
     return absl::StartsWith(note, absl::StrCat(by, ":"));
   });
-  log_event(LogLevel::kInfo, "%s: %s is reached over %s again: %s", self.name, peer.name, by,
-            explain(peer));
+  base::log_event(base::LogLevel::kInfo, "%s: %s is reached over %s again: %s", self.name,
+                  peer.name, by, explain(peer));
 }
 
 std::vector<std::string> Worker::Impl::better_routes(const internal::Peer& peer) const {
@@ -113,9 +113,10 @@ void Worker::Impl::better_failed(internal::Peer& peer, const absl::Status& why) 
   if (absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why)) {
     back.refused.push_back(back.route);
   }
-  log_event(std::exchange(back.told, true) ? LogLevel::kDebug : LogLevel::kInfo,
-            "%s: %s is reached over %s; over %s it does not answer again yet: %s", self.name,
-            peer.name, peer.rails.front().rail->properties().provider, back.route, why.message());
+  base::log_event(std::exchange(back.told, true) ? base::LogLevel::kDebug : base::LogLevel::kInfo,
+                  "%s: %s is reached over %s; over %s it does not answer again yet: %s", self.name,
+                  peer.name, peer.rails.front().rail->properties().provider, back.route,
+                  why.message());
   if (!back.untried.empty()) return call_better(peer);
   look_for_better(peer);
 }

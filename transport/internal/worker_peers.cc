@@ -145,7 +145,7 @@ void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
     peer.notes.push_back(absl::StrCat(name, ": ranks below the route taken"));
   }
   peer.untried.clear();
-  log_event(LogLevel::kInfo, "%s: peer up: %s", self.name, explain(peer));
+  base::log_event(base::LogLevel::kInfo, "%s: peer up: %s", self.name, explain(peer));
   push_event({PeerEvent::Kind::kUp, peer.id(), peer.name, absl::OkStatus(), peer.uid});
 }
 
@@ -158,8 +158,9 @@ void Worker::Impl::handshake_refused(std::string_view who, const absl::Status& w
   const Time now = clock.now();
   const bool quiet = gave_up || now < refusals_quiet_until;
   if (!quiet) refusals_quiet_until = now + std::chrono::seconds(1);
-  log_event(quiet ? LogLevel::kDebug : LogLevel::kWarning, "%s: refused %s: %s (%u refused so far)",
-            self.name, who, why.message(), stats.handshakes_refused);
+  base::log_event(quiet ? base::LogLevel::kDebug : base::LogLevel::kWarning,
+                  "%s: refused %s: %s (%u refused so far)", self.name, who, why.message(),
+                  stats.handshakes_refused);
 }
 
 void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
@@ -182,10 +183,10 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
     if (closed) return;  // the others will follow
     ++stats.rails_lost;
     peer->rail_lost = std::string(why.message());
-    log_event(LogLevel::kWarning,
-              "%s: lost a rail to %s: %s (%s); %u slices go on over the %u that are left",
-              self.name, peer->name, why.message(), rail.properties().route, moved,
-              peer->rails.size());
+    base::log_event(base::LogLevel::kWarning,
+                    "%s: lost a rail to %s: %s (%s); %u slices go on over the %u that are left",
+                    self.name, peer->name, why.message(), rail.properties().route, moved,
+                    peer->rails.size());
     ask_again(*peer);
     if (!answering) ask_about_lost_rails(*peer);
     look_for_better(*peer);
@@ -206,8 +207,8 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
   }
   if (peer.parting) peer.why = peer.parting->why;
   sessions.erase(peer.session);
-  log_event(LogLevel::kInfo, "%s: peer %s: %s: %s", self.name, was_up ? "down" : "not reached",
-            peer.name, peer.why.message());
+  base::log_event(base::LogLevel::kInfo, "%s: peer %s: %s: %s", self.name,
+                  was_up ? "down" : "not reached", peer.name, peer.why.message());
   for (internal::SlotQueue* queue : {&peer.urgent, &peer.bulk, &peer.held}) {
     while (queue->head != kNone) stop(queue->head, TransferState::kFailed, peer.why);
   }

@@ -273,7 +273,7 @@ void Worker::Impl::sleep(const internal::Bell& own, Time until) {
   const Time most = own.fd() < 0 ? kDeaf : std::chrono::seconds(3600);
   const Time left = until == kNever ? most : std::min(most, until - clock.now());
   if (left <= Time::zero()) return;
-  const timespec timeout = to_timespec(left);
+  const timespec timeout = base::to_timespec(left);
   ppoll(fds.data(), fds.size(), &timeout, nullptr);
 }
 

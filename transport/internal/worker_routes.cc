@@ -156,8 +156,8 @@ void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
   const bool again = peer->state == PeerState::kReconnecting;
   if (peer->state != PeerState::kConnecting && !again) return;
   peer->notes.push_back(absl::StrCat(peer->route, ": ", why.message()));
-  log_event(LogLevel::kInfo, "%s: no route to %s by %s: %s", self.name, peer->name, peer->route,
-            why.message());
+  base::log_event(base::LogLevel::kInfo, "%s: no route to %s by %s: %s", self.name, peer->name,
+                  peer->route, why.message());
   // A wrong key or version will not get better on another route; nor by calling again.
   const bool refused = absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why);
   if (refused) peer->untried.clear();

@@ -252,9 +252,9 @@ void Worker::Impl::peer_lost(internal::Peer& peer, const absl::Status& why) {
   --stats.peers_up;
   ++stats.peers_lost;
   peer.why = why;
-  log_event(LogLevel::kWarning, "%s: lost peer %s: %s; calling it again for %.1f s", self.name,
-            peer.name, why.message(),
-            std::chrono::duration<double>(again.give_up_at - now).count());
+  base::log_event(base::LogLevel::kWarning, "%s: lost peer %s: %s; calling it again for %.1f s",
+                  self.name, peer.name, why.message(),
+                  std::chrono::duration<double>(again.give_up_at - now).count());
   push_event({PeerEvent::Kind::kLost, peer.id(), peer.name, why, peer.uid});
 }
 
@@ -263,7 +263,7 @@ void Worker::Impl::peer_resumed(internal::Peer& peer) {
   ++stats.peers_resumed;
   peer.redial.calling = false;
   peer.why = absl::OkStatus();
-  log_event(LogLevel::kInfo, "%s: peer resumed: %s", self.name, explain(peer));
+  base::log_event(base::LogLevel::kInfo, "%s: peer resumed: %s", self.name, explain(peer));
   push_event({PeerEvent::Kind::kResumed, peer.id(), peer.name, absl::OkStatus(), peer.uid});
   for (internal::LostRail& rail : peer.lost_rails) {
     if (rail.asked_at != kNever) rail.asked_at = clock.now();

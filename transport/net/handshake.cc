@@ -110,7 +110,7 @@ void Handshake::open() {
     const KeyPair share = KeyPair::make();
     share_ = share.private_key;
     opening_.share = share.public_key;
-    if (const auto own = worker_secret(self_.uid.bytes); own.has_value()) {
+    if (const auto own = base::worker_secret(self_.uid.bytes); own.has_value()) {
       static_key_ = own->private_key;
       opening_.static_key = own->public_key;
     }
@@ -127,7 +127,7 @@ void Handshake::open() {
 }
 
 absl::Status Handshake::on_prefix(std::string_view bytes) {
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   if (in.take(kMagic.size()) != kMagic) {
     return absl::InvalidArgumentError(
         "the other side does not speak Baton's protocol: check the address and the port");
@@ -224,7 +224,7 @@ absl::Status Handshake::derive_root(const Opening& theirs, size_t which) {
     secret.append(view(*shares));
     secret.append(view(client ? *our_uid : *their_uid));
     secret.append(view(client ? *their_uid : *our_uid));
-    if (has_uid) peer_uid_.bytes = uid_of(theirs.static_key);
+    if (has_uid) peer_uid_.bytes = base::uid_of(theirs.static_key);
   }
   const Key32& ours = opening_.nonce;
   const Key32& other = theirs.nonce;
@@ -243,7 +243,7 @@ absl::Status Handshake::on_proof(std::string_view bytes) {
   const bool right = same(view(derive(Role::kClient, "proof")), bytes);
   // Zeros to a peer without the key: nothing to learn.
   const Key32 proof = right ? derive(Role::kServer, "proof") : Key32{};
-  put_number(out_, right ? kAccepted : kRefused);
+  base::put_number(out_, right ? kAccepted : kRefused);
   out_.append(view(proof));
   if (!right) return wrong_key();
   send_info();
@@ -251,7 +251,7 @@ absl::Status Handshake::on_proof(std::string_view bytes) {
 }
 
 absl::Status Handshake::on_verdict(std::string_view bytes) {
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   const uint32_t verdict = in.number<uint32_t>();
   // The server proves itself too: a stranger that accepts anybody is found out here.
   if (verdict != kAccepted || !same(view(derive(Role::kServer, "proof")), in.take(kProofBytes))) {
@@ -265,7 +265,7 @@ absl::Status Handshake::on_verdict(std::string_view bytes) {
 void Handshake::send_info() {
   sent_info_ = self_.encode();
   std::string length;
-  put_number(length, static_cast<uint32_t>(sent_info_.size()));
+  base::put_number(length, static_cast<uint32_t>(sent_info_.size()));
   Aead aead(derive(role_, "info"), Aead::Direction::kSeal);
   aead.start(0);
   aead.authenticate(length.data(), length.size());
@@ -277,7 +277,7 @@ void Handshake::send_info() {
 }
 
 absl::Status Handshake::on_length(std::string_view bytes) {
-  const uint32_t length = WireReader(bytes).number<uint32_t>();
+  const uint32_t length = base::WireReader(bytes).number<uint32_t>();
   if (length == 0 || length > kMaxInfoBytes) {
     return absl::InvalidArgumentError("the peer's introduction has an impossible length");
   }

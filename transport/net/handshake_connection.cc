@@ -118,7 +118,7 @@ HandshakeConnection::State HandshakeConnection::shake() {
   if (role_ == Handshake::Role::kClient) {
     step_ = Step::kLength;
   } else {
-    put_number(out_, static_cast<uint32_t>(told_->size()));
+    base::put_number(out_, static_cast<uint32_t>(told_->size()));
     out_ += *told_;
     step_ = Step::kAnswering;
   }

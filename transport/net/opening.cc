@@ -17,7 +17,7 @@ void put_bytes(std::string& out, const Bytes& bytes) {
 }
 
 template <typename Bytes>
-void take_bytes(WireReader& in, Bytes& out) {
+void take_bytes(base::WireReader& in, Bytes& out) {
   const std::string_view bytes = in.take(out.size());
   std::copy(bytes.begin(), bytes.end(), out.begin());
 }
@@ -26,27 +26,27 @@ void take_bytes(WireReader& in, Bytes& out) {
 
 std::string Opening::encode(bool client) const {
   std::string out(kMagic);
-  put_number(out, highest);
-  put_number(out, purpose);
-  put_number(out, lowest);
+  base::put_number(out, highest);
+  base::put_number(out, purpose);
+  base::put_number(out, lowest);
   put_bytes(out, nonce);
   put_bytes(out, share);
   put_bytes(out, static_key);
   if (client) {
     for (const auto& id : ids) put_bytes(out, id);
   } else {
-    put_number(out, version);
-    put_number(out, which);
+    base::put_number(out, version);
+    base::put_number(out, which);
     out.append(kServerReserved, '\0');
   }
-  put_number(out, offers);
-  put_number(out, needs);
+  base::put_number(out, offers);
+  base::put_number(out, needs);
   out.append(kReserved, '\0');
   return out;
 }
 
 Opening Opening::decode(std::string_view bytes, bool client) {
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   Opening out;
   in.take(kMagic.size());
   out.highest = in.number<uint32_t>();

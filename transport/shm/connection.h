@@ -27,7 +27,7 @@ struct Shared {
   CmaBatch cma;
   bool cma_allowed = true;
   Time fence_patience{};  // shm.fence_ms
-  UniqueFd epoll;
+  base::UniqueFd epoll;
   // Those that each round looks at. A connection that has been silent for long is left alone until
   // it is posted to, or its socket says something: it is armed, as if the worker slept.
   std::vector<Connection*> hot;
@@ -114,7 +114,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Time deadline_ = kNever;  // of everything before kUp
   Time dial_at_{};
   PacketSocket socket_;
-  UniqueFd pidfd_;
+  base::UniqueFd pidfd_;
   bool watched_ = false;
   bool watching_writes_ = false;
   std::optional<net::Handshake> handshake_;
@@ -126,7 +126,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::deque<Message> out_queue_;
 
   // From kSetup and kUp on.
-  UniqueFd segment_fd_;
+  base::UniqueFd segment_fd_;
   MappedFile segment_;
   MappedFile counters_;
   Lane* in_ = nullptr;

@@ -148,7 +148,7 @@ absl::Status Connection::begin_setup() {
   peer_pid_ = socket_.peer_pid();
   if (peer_pid_ != 0 && peer_pid_ != getpid()) {
     // The socket tells of the peer's end too, unless a child of it holds a copy of the descriptor.
-    pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, peer_pid_, 0)));
+    pidfd_ = base::UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, peer_pid_, 0)));
     if (pidfd_.valid()) {
       epoll_event event{.events = EPOLLIN, .data = {.u64 = reinterpret_cast<uint64_t>(this) | 1}};
       epoll_ctl(shared_.epoll.get(), EPOLL_CTL_ADD, pidfd_.get(), &event);
@@ -212,7 +212,7 @@ absl::Status Connection::on_setup(const Message& setup, Packet& packet, EventSin
   Rail::Properties properties;
   properties.provider = "shm";
   properties.route = absl::StrFormat(
-      "shm to process %d (one copy, %s; %s)", peer_pid_, stream_kernel(),
+      "shm to process %d (one copy, %s; %s)", peer_pid_, base::stream_kernel(),
       memory_->cma().ok() ? "pools mapped, other memory by CMA" : "pools mapped, no CMA");
   properties.bytes_per_second = 10e9;
   properties.depth = kDepth;

@@ -48,7 +48,7 @@ absl::StatusOr<uint64_t> Exports::publish(const RegionEntry& region) {
       number = file.number;
     }
     if (number == 0) {
-      UniqueFd fd(fcntl(region.file.fd, F_DUPFD_CLOEXEC, 0));
+      base::UniqueFd fd(fcntl(region.file.fd, F_DUPFD_CLOEXEC, 0));
       if (!fd.valid()) {
         return absl::ResourceExhaustedError(
             absl::StrFormat("no descriptor for the file behind the region: %s; raise `ulimit -n`",

@@ -22,7 +22,7 @@ class Exports {
     uint64_t device = 0;
     uint64_t inode = 0;
     uint64_t bytes = 0;
-    UniqueFd fd;
+    base::UniqueFd fd;
     uint32_t regions = 0;
   };
 

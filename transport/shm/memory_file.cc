@@ -81,7 +81,7 @@ bool MappedFile::populate(size_t bytes) {
 
 absl::StatusOr<OwnFile> create_file(const char* name, size_t bytes) {
   OwnFile file;
-  file.fd = UniqueFd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  file.fd = base::UniqueFd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file.fd.valid()) {
     return absl::UnavailableError(
         absl::StrFormat("memfd_create failed: %s; shm needs Linux 3.17 or later and a sandbox that "

@@ -46,7 +46,7 @@ class MappedFile {
 
 // A new memfd of zeros with a mapping of it, sealed against changes of its size.
 struct OwnFile {
-  UniqueFd fd;
+  base::UniqueFd fd;
   MappedFile mapping;
 };
 absl::StatusOr<OwnFile> create_file(const char* name, size_t bytes);

@@ -24,24 +24,24 @@ size_t Message::expected_fds(bool from_client) const {
 
 std::string Message::encode() const {
   std::string out;
-  put_number(out, static_cast<uint8_t>(kind));
+  base::put_number(out, static_cast<uint8_t>(kind));
   switch (kind) {
     case Kind::kSetup:
-      put_number(out, control_bytes);
-      put_number(out, counter_bytes);
-      put_number(out, connection_bytes);
-      put_number(out, nonce_address);
+      base::put_number(out, control_bytes);
+      base::put_number(out, counter_bytes);
+      base::put_number(out, connection_bytes);
+      base::put_number(out, nonce_address);
       out.append(reinterpret_cast<const char*>(nonce.data()), nonce.size());
       break;
     case Kind::kFile:
-      put_number(out, file);
-      put_number(out, file_bytes);
+      base::put_number(out, file);
+      base::put_number(out, file_bytes);
       break;
     case Kind::kDrop:
-      put_number(out, file);
+      base::put_number(out, file);
       break;
     case Kind::kGoodbye:
-      put_text(out, std::string_view(text).substr(0, kMaxText));
+      base::put_text(out, std::string_view(text).substr(0, kMaxText));
       break;
     case Kind::kDoorbell:
       break;
@@ -50,7 +50,7 @@ std::string Message::encode() const {
 }
 
 absl::StatusOr<Message> Message::decode(std::string_view packet) {
-  WireReader in(packet);
+  base::WireReader in(packet);
   Message message;
   const auto kind = in.number<uint8_t>();
   message.kind = static_cast<Kind>(kind);

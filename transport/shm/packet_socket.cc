@@ -39,7 +39,7 @@ absl::StatusOr<AbstractName> abstract_name(const std::string& name) {
 absl::StatusOr<PacketSocket> PacketSocket::listen(const std::string& name) {
   auto at = abstract_name(name);
   if (!at.ok()) return at.status();
-  PacketSocket out(UniqueFd(socket(AF_UNIX, kType, 0)));
+  PacketSocket out(base::UniqueFd(socket(AF_UNIX, kType, 0)));
   if (out.fd() < 0 || bind(out.fd(), reinterpret_cast<sockaddr*>(&at->address), at->length) != 0 ||
       ::listen(out.fd(), kBacklog) != 0) {
     return absl::UnavailableError(
@@ -51,7 +51,7 @@ absl::StatusOr<PacketSocket> PacketSocket::listen(const std::string& name) {
 absl::StatusOr<PacketSocket> PacketSocket::dial(const std::string& name) {
   auto at = abstract_name(name);
   if (!at.ok()) return at.status();
-  PacketSocket out(UniqueFd(socket(AF_UNIX, kType, 0)));
+  PacketSocket out(base::UniqueFd(socket(AF_UNIX, kType, 0)));
   if (out.fd() < 0) {
     return absl::UnavailableError(
         absl::StrFormat("no unix socket: %s; raise `ulimit -n`", strerror(errno)));
@@ -72,7 +72,7 @@ absl::StatusOr<PacketSocket> PacketSocket::dial(const std::string& name) {
 
 absl::StatusOr<PacketSocket> PacketSocket::accept() const {
   const int fd = accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-  if (fd >= 0) return PacketSocket(UniqueFd(fd));
+  if (fd >= 0) return PacketSocket(base::UniqueFd(fd));
   if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) {
     return absl::NotFoundError("nobody is waiting");
   }
@@ -129,7 +129,7 @@ absl::StatusOr<PacketSocket::Io> PacketSocket::receive(Packet& packet, bool with
     for (size_t i = 0; i < count && packet.fd_count < kMaxMessageFds; ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
-      packet.fds[packet.fd_count++] = UniqueFd(fd);
+      packet.fds[packet.fd_count++] = base::UniqueFd(fd);
     }
   }
   if ((header.msg_flags & MSG_CTRUNC) != 0) {

@@ -20,7 +20,7 @@ namespace baton::shm {
 struct Packet {
   std::array<char, kMaxMessage> buffer;
   size_t bytes = 0;
-  std::array<UniqueFd, kMaxMessageFds> fds;
+  std::array<base::UniqueFd, kMaxMessageFds> fds;
   size_t fd_count = 0;
   std::string_view view() const { return {buffer.data(), bytes}; }
 };
@@ -29,7 +29,7 @@ struct Packet {
 class PacketSocket {
  public:
   PacketSocket() = default;
-  explicit PacketSocket(UniqueFd fd) : fd_(std::move(fd)) {}
+  explicit PacketSocket(base::UniqueFd fd) : fd_(std::move(fd)) {}
 
   static absl::StatusOr<PacketSocket> listen(const std::string& name);
   // Unavailable when nobody listens there any more; ResourceExhausted when the listener's backlog
@@ -56,7 +56,7 @@ class PacketSocket {
   void close() { fd_.reset(); }
 
  private:
-  UniqueFd fd_;
+  base::UniqueFd fd_;
 };
 
 }  // namespace baton::shm

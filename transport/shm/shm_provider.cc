@@ -61,7 +61,7 @@ class ShmProvider final : public Provider {
     const absl::Status status = open();
     capabilities_.available = status.ok();
     capabilities_.detail =
-        status.ok() ? absl::StrFormat("memfd, %s copies, CMA %s", stream_kernel(),
+        status.ok() ? absl::StrFormat("memfd, %s copies, CMA %s", base::stream_kernel(),
                                       shared_->cma_allowed ? "where the kernel allows it" : "off")
                     : std::string(status.message());
     if (!status.ok()) shared_.reset();
@@ -211,7 +211,7 @@ class ShmProvider final : public Provider {
       return absl::FailedPreconditionError(
           "the counters are not in a memfd, so peers could not increment them");
     }
-    UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
+    base::UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
     if (!epoll.valid()) {
       return absl::ResourceExhaustedError(
           absl::StrFormat("no epoll descriptor: %s; raise `ulimit -n`", strerror(errno)));
@@ -260,8 +260,8 @@ class ShmProvider final : public Provider {
     epoll_ctl(shared_->epoll.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
     look_again_ = context_.clock.now() + kLookAway;
     if (std::exchange(short_of_descriptors_, true)) return;
-    log_event(LogLevel::kWarning, "%s: shm: %s; callers wait until it succeeds", context_.self.name,
-              why.message());
+    base::log_event(base::LogLevel::kWarning, "%s: shm: %s; callers wait until it succeeds",
+                    context_.self.name, why.message());
   }
 
   // Bounded, since anybody on this machine may dial as fast as it can. Other users, who cannot have

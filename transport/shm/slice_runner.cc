@@ -145,7 +145,7 @@ size_t SliceRunner::copy_mapped(Active& active, size_t limit) {
   const bool write = transfer.op == Op::kWrite;
   std::byte* const target = write ? active.target.mapped : transfer.local_base;
   const std::byte* const source = write ? transfer.local_base : active.target.mapped;
-  const bool stream = active.slice.end - active.slice.begin >= kStreamFrom;
+  const bool stream = active.slice.end - active.slice.begin >= base::kStreamFrom;
   size_t left = limit;
   size_t pieces = 0;
   std::array<Piece, kLookAhead> batch;
@@ -162,16 +162,16 @@ size_t SliceRunner::copy_mapped(Active& active, size_t limit) {
       const std::byte* const from = source + (write ? piece.local_offset : piece.remote_offset);
       if (i + 1 < count) {
         const Piece& next = batch[i + 1];
-        prefetch_piece(source + (write ? next.local_offset : next.remote_offset), next.bytes);
+        base::prefetch_piece(source + (write ? next.local_offset : next.remote_offset), next.bytes);
       }
       if (stream && piece.bytes >= kSmallestStreamedPiece) {
-        stream_copy(to, from, piece.bytes);
+        base::stream_copy(to, from, piece.bytes);
       } else {
         std::memcpy(to, from, piece.bytes);
       }
     }
   }
-  if (stream) stream_fence();
+  if (stream) base::stream_fence();
   return limit - left;
 }
 

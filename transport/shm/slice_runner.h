@@ -56,7 +56,7 @@ class SliceRunner {
     bool resolved = false;
   };
 
-  using Queue = FixedQueue<Active, kDepth>;
+  using Queue = base::FixedQueue<Active, kDepth>;
 
   bool open() const { return open_ || (open_ = out_.open.load(std::memory_order_acquire) != 0); }
   bool runnable(const Queue& queue) const;

@@ -108,7 +108,7 @@ uint32_t SimNetwork::add(QueuePair* queue_pair) {
   return static_cast<uint32_t>(queue_pairs_.size() - 1);
 }
 
-uint64_t SimNetwork::random() { return splitmix_next(random_state_); }
+uint64_t SimNetwork::random() { return base::splitmix_next(random_state_); }
 
 bool SimNetwork::chance(double probability) {
   if (probability <= 0) return false;

@@ -170,7 +170,7 @@ class QueuePair {
   uint64_t send_ = 0;               // next to send packets of
   uint64_t next_ = 0;               // number of the next request
   std::vector<Incoming> incoming_;
-  Ring<uint64_t> reads_;              // messages whose responses are being sent
+  base::Ring<uint64_t> reads_;        // messages whose responses are being sent
   bool offered_[2] = {false, false};  // requester, responder: waiting for the wire
 
   bool timer_armed_ = false;

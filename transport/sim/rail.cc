@@ -127,7 +127,7 @@ void SimRail::broken(const absl::Status& cause, Break how) {
   state_ = State::kDown;
   // A rail that the worker closes reports the worker's reason; a lost one lets others take over.
   const absl::Status why = closed_ ? cause : absl::UnavailableError(cause.message());
-  for (Ring<Slice>* queue : {&flushed_, &waiting_}) {
+  for (base::Ring<Slice>* queue : {&flushed_, &waiting_}) {
     for (size_t i = 0; i < queue->size(); ++i) {
       const Slice& slice = (*queue)[i];
       const bool may_have_landed = queue == &flushed_ && slice.transfer->op == Op::kWrite;

@@ -53,10 +53,10 @@ class SimRail final : public Rail, private QueuePairOwner {
   Properties properties_;
   QueuePair queue_pair_;
   State state_ = State::kUp;
-  bool closed_ = false;  // by the worker
-  Ring<Slice> waiting_;  // not yet in the queue pair: may still be cancelled
-  Ring<Slice> posted_;   // in the queue pair, in order
-  Ring<Slice> flushed_;  // came back from a broken queue pair
+  bool closed_ = false;        // by the worker
+  base::Ring<Slice> waiting_;  // not yet in the queue pair: may still be cancelled
+  base::Ring<Slice> posted_;   // in the queue pair, in order
+  base::Ring<Slice> flushed_;  // came back from a broken queue pair
 };
 
 }  // namespace baton::sim

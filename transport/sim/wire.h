@@ -48,7 +48,7 @@ class SimWire {
 
   SimNetwork& network_;
   SimLinkState& link_;
-  Ring<Stream> waiting_;
+  base::Ring<Stream> waiting_;
   Stream sending_;
   bool busy_ = false;
   double free_at_ = 0;  // nanoseconds, not rounded: rounding would add up over many packets

@@ -16,7 +16,7 @@
 namespace baton::tcp {
 
 absl::StatusOr<std::unique_ptr<FileBuffers>> FileBuffers::create(size_t bytes) {
-  UniqueFd file(memfd_create("baton-tcp", MFD_CLOEXEC));
+  base::UniqueFd file(memfd_create("baton-tcp", MFD_CLOEXEC));
   if (!file.valid()) {
     return absl::UnavailableError(absl::StrCat("memfd_create: ", strerror(errno),
                                                "; raise the limit on open files (ulimit -n)"));

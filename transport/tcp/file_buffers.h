@@ -50,9 +50,9 @@ class FileBuffers {
   bool make_part();
   void free_up(off_t at) const;
   bool write(off_t at, const void* data, size_t bytes) const;
-  FileBuffers(UniqueFd file, size_t bytes) : file_(std::move(file)), bytes_(bytes) {}
+  FileBuffers(base::UniqueFd file, size_t bytes) : file_(std::move(file)), bytes_(bytes) {}
 
-  UniqueFd file_;
+  base::UniqueFd file_;
   const size_t bytes_;
   off_t end_ = 0;            // of the file
   std::vector<off_t> free_;  // parts that nobody uses

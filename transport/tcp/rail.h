@@ -63,7 +63,7 @@ struct TcpShared {
 };
 
 // Numbers of slots or jobs, each of them once.
-using IndexQueue = FixedQueue<uint8_t, framed::OpenSlices::kMostSlots>;
+using IndexQueue = base::FixedQueue<uint8_t, framed::OpenSlices::kMostSlots>;
 
 class TcpRail final : public framed::FramedRail {
  public:

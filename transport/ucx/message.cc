@@ -23,12 +23,12 @@ Envelope Envelope::decode(std::string_view message) {
 
 std::string Introduction::encode() const {
   std::string out;
-  put_number(out, rail);
+  base::put_number(out, rail);
   return out + address;
 }
 
 std::optional<Introduction> Introduction::decode(std::string_view words) {
-  WireReader in(words);
+  base::WireReader in(words);
   Introduction out;
   out.rail = in.number<uint32_t>();
   if (in.failed() || words.size() <= sizeof out.rail) return std::nullopt;

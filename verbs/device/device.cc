@@ -210,7 +210,7 @@ absl::Status Device::add_region(const RegionEntry& region) {
   if (allows(region.access, Access::kRemoteRead)) access |= IBV_ACCESS_REMOTE_READ;
   if (allows(region.access, Access::kRemoteWrite)) access |= IBV_ACCESS_REMOTE_WRITE;
   const int device = region.place.device;
-  const DeviceMemory* const devices = device_memory();
+  const internal::DeviceMemory* const devices = internal::device_memory();
   if (devices != nullptr && device >= 0 && region.file.dma_buf) {
     const absl::StatusOr<bool> late = devices->wants_flush(device);
     if (!late.ok()) return late.status();
@@ -228,7 +228,7 @@ absl::Status Device::add_region(const RegionEntry& region) {
 }
 
 absl::Status Device::show_devices() const {
-  const DeviceMemory* const devices = late_.empty() ? nullptr : device_memory();
+  const internal::DeviceMemory* const devices = late_.empty() ? nullptr : internal::device_memory();
   if (devices == nullptr) return absl::OkStatus();
   for (const int device : late_) {
     if (absl::Status status = devices->flush(device); !status.ok()) return status;

@@ -22,20 +22,20 @@ void put_gid(std::string& out, const ibv_gid& gid) {
   out.append(reinterpret_cast<const char*>(gid.raw), sizeof gid.raw);
 }
 
-ibv_gid take_gid(WireReader& in) {
+ibv_gid take_gid(base::WireReader& in) {
   ibv_gid gid{};
   const std::string_view raw = in.take(sizeof gid.raw);
   if (!raw.empty()) std::memcpy(gid.raw, raw.data(), raw.size());
   return gid;
 }
 
-bool take_flag(WireReader& in, bool& good) {
+bool take_flag(base::WireReader& in, bool& good) {
   const uint8_t value = in.number<uint8_t>();
   good = good && value <= 1;
   return value == 1;
 }
 
-RegionName take_name(WireReader& in) {
+RegionName take_name(base::WireReader& in) {
   RegionName name;
   name.index = in.number<uint32_t>();
   name.generation = in.number<uint32_t>();
@@ -46,7 +46,7 @@ RegionName take_name(WireReader& in) {
 }  // namespace
 
 absl::StatusOr<Message> decode_message(std::string_view bytes) {
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   const uint8_t kind = in.number<uint8_t>();
   const uint8_t zero = in.number<uint8_t>();
   Message message{static_cast<Kind>(kind), in.number<uint16_t>(), {}};
@@ -60,9 +60,9 @@ absl::StatusOr<Message> decode_message(std::string_view bytes) {
 
 void begin_message(std::string& out, Kind kind, uint16_t credits) {
   out.clear();
-  put_number(out, static_cast<uint8_t>(kind));
-  put_number(out, uint8_t{0});
-  put_number(out, credits);
+  base::put_number(out, static_cast<uint8_t>(kind));
+  base::put_number(out, uint8_t{0});
+  base::put_number(out, credits);
 }
 
 void set_credits(std::string& message, uint16_t credits) {
@@ -70,19 +70,19 @@ void set_credits(std::string& message, uint16_t credits) {
 }
 
 void encode(std::string& out, const Arrival& arrival) {
-  put_number(out, arrival.transfer.slot);
-  put_number(out, arrival.transfer.generation);
-  put_number(out, arrival.slice);
-  put_number(out, arrival.slice_bytes);
-  put_number(out, arrival.total_bytes);
-  put_number(out, arrival.counter_index);
-  put_number(out, arrival.counter_generation);
-  put_number(out, arrival.increment);
-  put_text(out, arrival.notify);
+  base::put_number(out, arrival.transfer.slot);
+  base::put_number(out, arrival.transfer.generation);
+  base::put_number(out, arrival.slice);
+  base::put_number(out, arrival.slice_bytes);
+  base::put_number(out, arrival.total_bytes);
+  base::put_number(out, arrival.counter_index);
+  base::put_number(out, arrival.counter_generation);
+  base::put_number(out, arrival.increment);
+  base::put_text(out, arrival.notify);
 }
 
 absl::StatusOr<Arrival> decode_arrival(std::string_view body) {
-  WireReader in(body);
+  base::WireReader in(body);
   Arrival arrival;
   arrival.transfer.slot = in.number<uint32_t>();
   arrival.transfer.generation = in.number<uint32_t>();
@@ -104,13 +104,13 @@ absl::StatusOr<Arrival> decode_arrival(std::string_view body) {
 }
 
 void encode(std::string& out, const RegionName& name) {
-  put_number(out, name.index);
-  put_number(out, name.generation);
-  put_number(out, name.key);
+  base::put_number(out, name.index);
+  base::put_number(out, name.generation);
+  base::put_number(out, name.key);
 }
 
 absl::StatusOr<RegionName> decode_name(std::string_view body) {
-  WireReader in(body);
+  base::WireReader in(body);
   const RegionName name = take_name(in);
   if (!in.finished()) return malformed();
   return name;
@@ -118,18 +118,18 @@ absl::StatusOr<RegionName> decode_name(std::string_view body) {
 
 void encode(std::string& out, const RegionAnswer& answer) {
   encode(out, answer.name);
-  put_number(out, static_cast<uint8_t>(answer.refusal.code()));
-  put_text(out, std::string_view(answer.refusal.message().data(),
-                                 std::min(answer.refusal.message().size(), kMaxText)));
-  put_number(out, answer.base);
-  put_number(out, answer.size);
-  put_number(out, static_cast<uint8_t>(answer.access));
-  put_number(out, static_cast<uint8_t>(answer.rkeys.size()));
-  for (uint32_t rkey : answer.rkeys) put_number(out, rkey);
+  base::put_number(out, static_cast<uint8_t>(answer.refusal.code()));
+  base::put_text(out, std::string_view(answer.refusal.message().data(),
+                                       std::min(answer.refusal.message().size(), kMaxText)));
+  base::put_number(out, answer.base);
+  base::put_number(out, answer.size);
+  base::put_number(out, static_cast<uint8_t>(answer.access));
+  base::put_number(out, static_cast<uint8_t>(answer.rkeys.size()));
+  for (uint32_t rkey : answer.rkeys) base::put_number(out, rkey);
 }
 
 absl::StatusOr<RegionAnswer> decode_answer(std::string_view body) {
-  WireReader in(body);
+  base::WireReader in(body);
   RegionAnswer answer;
   answer.name = take_name(in);
   const uint8_t code = in.number<uint8_t>();
@@ -148,28 +148,28 @@ absl::StatusOr<RegionAnswer> decode_answer(std::string_view body) {
 }
 
 void encode(std::string& out, const Endpoint& endpoint) {
-  put_number(out, endpoint.rail);
-  put_number(out, endpoint.rails);
-  put_number(out, endpoint.incarnation);
-  put_number(out, endpoint.port);
-  put_number(out, endpoint.origin);
-  put_number(out, static_cast<uint8_t>(endpoint.recovery));
-  put_number(out, endpoint.mtu);
-  put_number(out, endpoint.family);
-  put_number(out, endpoint.rd_atomic);
-  put_number(out, endpoint.lid);
-  put_number(out, endpoint.receives);
-  put_number(out, endpoint.queue_pair);
-  put_number(out, endpoint.sequence);
-  put_number(out, static_cast<uint8_t>(endpoint.by_cm));
-  put_number(out, endpoint.cm_port);
+  base::put_number(out, endpoint.rail);
+  base::put_number(out, endpoint.rails);
+  base::put_number(out, endpoint.incarnation);
+  base::put_number(out, endpoint.port);
+  base::put_number(out, endpoint.origin);
+  base::put_number(out, static_cast<uint8_t>(endpoint.recovery));
+  base::put_number(out, endpoint.mtu);
+  base::put_number(out, endpoint.family);
+  base::put_number(out, endpoint.rd_atomic);
+  base::put_number(out, endpoint.lid);
+  base::put_number(out, endpoint.receives);
+  base::put_number(out, endpoint.queue_pair);
+  base::put_number(out, endpoint.sequence);
+  base::put_number(out, static_cast<uint8_t>(endpoint.by_cm));
+  base::put_number(out, endpoint.cm_port);
   put_gid(out, endpoint.gid);
-  put_number(out, endpoint.traffic_class);
-  put_number(out, endpoint.service_level);
+  base::put_number(out, endpoint.traffic_class);
+  base::put_number(out, endpoint.service_level);
 }
 
 absl::StatusOr<Endpoint> decode_endpoint(std::string_view body) {
-  WireReader in(body);
+  base::WireReader in(body);
   Endpoint endpoint;
   bool good = true;
   endpoint.rail = in.number<uint16_t>();
@@ -200,15 +200,15 @@ absl::StatusOr<Endpoint> decode_endpoint(std::string_view body) {
 }
 
 void encode(std::string& out, const RailNote& note) {
-  put_number(out, note.rail);
-  put_number(out, note.incarnation);
-  put_number(out, note.received);
-  put_number(out, static_cast<uint8_t>(note.lost));
-  put_text(out, note.text.substr(0, kMaxText));
+  base::put_number(out, note.rail);
+  base::put_number(out, note.incarnation);
+  base::put_number(out, note.received);
+  base::put_number(out, static_cast<uint8_t>(note.lost));
+  base::put_text(out, note.text.substr(0, kMaxText));
 }
 
 absl::StatusOr<RailNote> decode_note(std::string_view body) {
-  WireReader in(body);
+  base::WireReader in(body);
   RailNote note;
   bool good = true;
   note.rail = in.number<uint16_t>();
@@ -222,18 +222,18 @@ absl::StatusOr<RailNote> decode_note(std::string_view body) {
 
 std::string encode_offers(const std::vector<PortOffer>& offers) {
   std::string out;
-  put_number(out, kOffersVersion);
-  put_number(out, static_cast<uint8_t>(offers.size()));
+  base::put_number(out, kOffersVersion);
+  base::put_number(out, static_cast<uint8_t>(offers.size()));
   for (const PortOffer& offer : offers) {
-    put_number(out, offer.families);
-    put_number(out, static_cast<uint8_t>(offer.gids.size()));
+    base::put_number(out, offer.families);
+    base::put_number(out, static_cast<uint8_t>(offer.gids.size()));
     for (const ibv_gid& gid : offer.gids) put_gid(out, gid);
   }
   return out;
 }
 
 absl::StatusOr<std::vector<PortOffer>> decode_offers(std::string_view extra) {
-  WireReader in(extra);
+  base::WireReader in(extra);
   const uint8_t version = in.number<uint8_t>();
   const uint8_t count = in.number<uint8_t>();
   if (!in.failed() && version != kOffersVersion) {

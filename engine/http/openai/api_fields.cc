@@ -127,7 +127,7 @@ absl::Status check_api_fields(const json& body, bool chat) {
     }
     return absl::InvalidArgumentError(absl::StrCat("there is no field \"", name.substr(0, 64),
                                                    "\" in a ", chat ? "chat" : "completion",
-                                                   " request", did_you_mean(name, known)));
+                                                   " request", base::did_you_mean(name, known)));
   }
   return absl::OkStatus();
 }

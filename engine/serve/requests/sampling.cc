@@ -81,7 +81,9 @@ absl::Status SamplingParams::validate() const {
 }
 
 double uniform_at(uint64_t seed, uint64_t position) {
-  return static_cast<double>(splitmix(splitmix(seed) ^ splitmix(~position)) >> 11) * 0x1p-53;
+  return static_cast<double>(base::splitmix(base::splitmix(seed) ^ base::splitmix(~position)) >>
+                             11) *
+         0x1p-53;
 }
 
 bool SamplingParams::adjusts() const {

@@ -12,7 +12,9 @@ namespace {
 // splitmix64, and Box and Muller's normal numbers on top of it.
 struct Random {
   uint64_t state;
-  double uniform() { return (static_cast<double>(splitmix_next(state) >> 11) + 0.5) * 0x1p-53; }
+  double uniform() {
+    return (static_cast<double>(base::splitmix_next(state) >> 11) + 0.5) * 0x1p-53;
+  }
   float normal() {
     return static_cast<float>(std::sqrt(-2.0 * std::log(uniform())) *
                               std::cos(2.0 * std::numbers::pi * uniform()));

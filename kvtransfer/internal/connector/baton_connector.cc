@@ -267,7 +267,7 @@ class BatonConnector final : public KvConnector {
       until = std::min(until, worker_->next_timer());
     }
     const Time left = std::clamp<Time>(until - now, Time::zero(), std::chrono::hours(1));
-    const timespec time = to_timespec(left);
+    const timespec time = base::to_timespec(left);
     std::array<pollfd, 2> fds = {pollfd{own, POLLIN, 0}, pollfd{fd, POLLIN, 0}};
     ppoll(fds.data(), fds.size(), &time, nullptr);
     if (thread_ != nullptr && (fds[0].revents & POLLIN) != 0) {

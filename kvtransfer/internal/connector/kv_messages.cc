@@ -30,13 +30,13 @@ size_t body_limit(KvMessageKind kind) {
 
 template <typename T>
 void put_array(std::string& out, const std::vector<T>& values) {
-  put_number(out, static_cast<uint32_t>(values.size()));
+  base::put_number(out, static_cast<uint32_t>(values.size()));
   out.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
 // The length is checked against the bytes that are there before anything is allocated.
 template <typename T>
-void take_array(WireReader& in, std::vector<T>& values) {
+void take_array(base::WireReader& in, std::vector<T>& values) {
   const size_t count = in.number<uint32_t>();
   const std::string_view raw = in.take(count * sizeof(T));
   values.resize(raw.size() / sizeof(T));
@@ -47,7 +47,7 @@ void take_array(WireReader& in, std::vector<T>& values) {
 
 absl::Status decode_kv_part(std::string_view notification, KvMessagePart& part) {
   part = KvMessagePart();
-  WireReader in(notification);
+  base::WireReader in(notification);
   const auto magic = in.number<uint32_t>();
   const auto version = in.number<uint16_t>();
   part.kind = static_cast<KvMessageKind>(in.number<uint8_t>());
@@ -79,13 +79,13 @@ void encode_kv_part(KvMessageKind kind, uint64_t load, std::string_view body, si
                     std::string& out) {
   const std::string_view bytes = body.substr(offset, kKvPartBytes);
   out.clear();
-  put_number(out, kKvMagic);
-  put_number(out, kKvVersion);
-  put_number(out, static_cast<uint8_t>(kind));
-  put_number(out, uint8_t{0});
-  put_number(out, load);
-  put_number(out, static_cast<uint32_t>(body.size()));
-  put_number(out, static_cast<uint32_t>(offset));
+  base::put_number(out, kKvMagic);
+  base::put_number(out, kKvVersion);
+  base::put_number(out, static_cast<uint8_t>(kind));
+  base::put_number(out, uint8_t{0});
+  base::put_number(out, load);
+  base::put_number(out, static_cast<uint32_t>(body.size()));
+  base::put_number(out, static_cast<uint32_t>(offset));
   out.append(bytes);
   offset += bytes.size();
 }
@@ -213,26 +213,26 @@ absl::Status check_kv_request(const KvLoadRequest& request) {
 absl::Status encode_kv_request(const KvLoadRequest& request, std::string& body) {
   if (absl::Status status = check_kv_request(request); !status.ok()) return status;
   body.clear();
-  put_number(body, request.request);
-  put_text(body, request.decode);
-  put_text(body, request.key);
-  put_number(body, request.loads_of_key);
-  put_number(body, request.share.ranks);
-  put_number(body, request.share.rank);
-  put_number(body, request.share.turn);
-  put_number(body, int64_t{request.timeout.count()});
-  put_number(body, request.first_token);
+  base::put_number(body, request.request);
+  base::put_text(body, request.decode);
+  base::put_text(body, request.key);
+  base::put_number(body, request.loads_of_key);
+  base::put_number(body, request.share.ranks);
+  base::put_number(body, request.share.rank);
+  base::put_number(body, request.share.turn);
+  base::put_number(body, int64_t{request.timeout.count()});
+  base::put_number(body, request.first_token);
   const std::string layout = request.layout.encode();
-  put_number(body, static_cast<uint32_t>(layout.size()));
+  base::put_number(body, static_cast<uint32_t>(layout.size()));
   body.append(layout);
   for (const KvRemoteBuffer& buffer : request.buffers) {
     body.append(buffer.region.encode());
-    put_number(body, buffer.offset);
+    base::put_number(body, buffer.offset);
   }
-  put_number(body, static_cast<uint32_t>(request.counters.size()));
+  base::put_number(body, static_cast<uint32_t>(request.counters.size()));
   for (const RemoteCounter& counter : request.counters) {
-    put_number(body, counter.index);
-    put_number(body, counter.generation);
+    base::put_number(body, counter.index);
+    base::put_number(body, counter.generation);
   }
   put_array(body, request.blocks);
   put_array(body, request.tokens);
@@ -244,7 +244,7 @@ absl::Status encode_kv_request(const KvLoadRequest& request, std::string& body) 
 }
 
 absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request) {
-  WireReader in(body);
+  base::WireReader in(body);
   request.request = in.number<uint64_t>();
   request.decode = in.text(KvLoadRequest::kMaxName);
   request.key = in.text(KvLoadRequest::kMaxKey);
@@ -285,15 +285,15 @@ absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request) {
 
 std::string encode_kv_failure(const absl::Status& why, std::string_view arrived) {
   std::string body;
-  put_number(body, static_cast<int32_t>(why.code()));
+  base::put_number(body, static_cast<int32_t>(why.code()));
   const absl::string_view text = why.message().substr(0, kMaxKvReply - 8);
-  put_text(body, {text.data(), text.size()});
+  base::put_text(body, {text.data(), text.size()});
   if (arrived.size() <= kMaxKvFailure - kMaxKvReply) body.append(arrived);
   return body;
 }
 
 absl::Status decode_kv_failure(std::string_view body, std::string* arrived) {
-  WireReader in(body);
+  base::WireReader in(body);
   const auto code = in.number<int32_t>();
   const std::string_view text = in.text(kMaxKvReply);
   if (in.failed() || code <= 0 || code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
@@ -305,12 +305,12 @@ absl::Status decode_kv_failure(std::string_view body, std::string* arrived) {
 
 std::string encode_kv_renewal(Time timeout) {
   std::string body;
-  put_number(body, int64_t{timeout.count()});
+  base::put_number(body, int64_t{timeout.count()});
   return body;
 }
 
 absl::StatusOr<Time> decode_kv_renewal(std::string_view body) {
-  WireReader in(body);
+  base::WireReader in(body);
   const Time timeout(in.number<int64_t>());
   if (!in.finished() || timeout <= Time::zero() || timeout > KvLoadRequest::kMaxTimeout) {
     return invalid("a renewal for no time that a load may take");

@@ -32,8 +32,8 @@ absl::StatusOr<std::shared_ptr<const KvPlan>> KvJobs::plan_for(PeerRecord& state
     if (!plan.ok()) {
       // Decode computes its prompts itself then: whoever looks after this worker should know.
       if (!std::exchange(state.misfit_logged, true)) {
-        log_event(LogLevel::kWarning, "no KV can be sent to decode worker %s: %s", request.decode,
-                  std::string(plan.status().message()));
+        base::log_event(base::LogLevel::kWarning, "no KV can be sent to decode worker %s: %s",
+                        request.decode, std::string(plan.status().message()));
       }
       return plan.status();
     }

@@ -15,13 +15,13 @@ namespace baton::gpudirect {
 class InstalledFake {
  public:
   explicit InstalledFake(FakeOptions options = {})
-      : before_(device_memory()),
+      : before_(internal::device_memory()),
         fake_(std::move(options)),
         driver_(FakeDriver::driver()),
         memory_(std::make_unique<CudaMemory>([this] { return &driver_; })) {
-    use_device_memory(memory_.get());
+    internal::use_device_memory(memory_.get());
   }
-  ~InstalledFake() { use_device_memory(before_); }
+  ~InstalledFake() { internal::use_device_memory(before_); }
   InstalledFake(const InstalledFake&) = delete;
   InstalledFake& operator=(const InstalledFake&) = delete;
 
@@ -30,12 +30,12 @@ class InstalledFake {
   // Everything that used devices has ended: no violation, and nothing is left.
   void expect_clean() {
     memory_.reset();
-    use_device_memory(before_);
+    internal::use_device_memory(before_);
     EXPECT_THAT(fake_.finish(), testing::IsEmpty());
   }
 
  private:
-  const DeviceMemory* const before_;
+  const internal::DeviceMemory* const before_;
   FakeDriver fake_;
   Driver driver_;
   std::unique_ptr<CudaMemory> memory_;

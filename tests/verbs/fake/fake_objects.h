@@ -18,7 +18,7 @@ struct FakeContext {
   size_t pinned = 0;
   size_t regions = 0;
   size_t users = 0;
-  Ring<ibv_async_event> events;
+  base::Ring<ibv_async_event> events;
   ibv_context& context() { return extended.context; }
 };
 
@@ -38,7 +38,7 @@ struct FakeMr {
 
 struct FakeChannel {
   ibv_comp_channel channel{};
-  Ring<ibv_cq*> events;
+  base::Ring<ibv_cq*> events;
 };
 
 struct FakeCq {
@@ -48,7 +48,7 @@ struct FakeCq {
     FakeQp* qp = nullptr;
     uint32_t retires = 0;  // slots of the send queue that polling this gives back
   };
-  Ring<Entry> entries;
+  base::Ring<Entry> entries;
   bool armed = false;
   bool broken = false;  // nothing comes out of it any more
   size_t users = 0;
@@ -74,7 +74,7 @@ struct FakeSrq {
   ibv_srq srq{};
   uint32_t most = 0;
   bool broken = false;  // takes no more receives, and gives none out
-  Ring<FakeReceive> receives;
+  base::Ring<FakeReceive> receives;
   size_t users = 0;
 };
 
@@ -83,8 +83,8 @@ struct FakeQp {
   FakeContext* context = nullptr;
   ibv_qp_init_attr limits{};
   ibv_qp_attr attributes{};
-  Ring<FakeWork> sends;
-  Ring<FakeReceive> receives;
+  base::Ring<FakeWork> sends;
+  base::Ring<FakeReceive> receives;
   uint32_t used = 0;         // slots of the send queue
   uint32_t finished = 0;     // of those, executed without a completion yet
   uint32_t unsignalled = 0;  // posted since the last signalled one
@@ -95,7 +95,7 @@ struct FakeQp {
   std::optional<FakeReceive> held;
   int held_polls = 0;
   // Where messages go: its own receives, or the shared ones.
-  Ring<FakeReceive>& receive_ring() {
+  base::Ring<FakeReceive>& receive_ring() {
     return qp.srq != nullptr ? reinterpret_cast<FakeSrq*>(qp.srq)->receives : receives;
   }
   FakeCq& send_queue() const { return *reinterpret_cast<FakeCq*>(qp.send_cq); }

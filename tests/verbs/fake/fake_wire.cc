@@ -306,7 +306,7 @@ void FakeVerbs::refuse(FakeQp& qp, FakeQp& peer, ibv_wc_status here) {
 
 // Puts a message, or an immediate, into the peer's next receive.
 bool FakeVerbs::deliver(FakeQp& qp, FakeQp& peer, bool immediate) {
-  Ring<FakeReceive>& receives = peer.receive_ring();
+  base::Ring<FakeReceive>& receives = peer.receive_ring();
   if (receives.empty()) {
     if (!qp.waiting) ++stats_.not_ready;
     if (qp.attributes.rnr_retry == 7) return wait(qp, kNever, IBV_WC_RNR_RETRY_EXC_ERR);

@@ -7,24 +7,24 @@ namespace baton::internal {
 
 std::string ControlMessage::encode() const {
   std::string out;
-  put_number(out, static_cast<uint8_t>(kind));
-  put_number(out, link);
+  base::put_number(out, static_cast<uint8_t>(kind));
+  base::put_number(out, link);
   if (kind == Kind::kFence) {
-    put_number(out, static_cast<uint32_t>(slices.size()));
+    base::put_number(out, static_cast<uint32_t>(slices.size()));
     for (const SliceName& name : slices) {
-      put_number(out, name.transfer.slot);
-      put_number(out, name.transfer.generation);
-      put_number(out, name.slice);
+      base::put_number(out, name.transfer.slot);
+      base::put_number(out, name.transfer.generation);
+      base::put_number(out, name.slice);
     }
   } else {
-    put_number(out, static_cast<uint32_t>(landed.size()));
-    for (const Fate each : landed) put_number(out, static_cast<uint8_t>(each));
+    base::put_number(out, static_cast<uint32_t>(landed.size()));
+    for (const Fate each : landed) base::put_number(out, static_cast<uint8_t>(each));
   }
   return out;
 }
 
 absl::StatusOr<ControlMessage> ControlMessage::decode(std::string_view bytes) {
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   ControlMessage message;
   const uint8_t kind = in.number<uint8_t>();
   message.kind = static_cast<Kind>(kind);

@@ -6,7 +6,7 @@
 namespace baton::internal {
 namespace {
 
-Handle take_handle(WireReader& in) {
+Handle take_handle(base::WireReader& in) {
   Handle handle;
   handle.index = in.number<uint32_t>();
   handle.generation = in.number<uint32_t>();
@@ -17,34 +17,34 @@ Handle take_handle(WireReader& in) {
 
 void StagingMessage::encode(std::string& out) const {
   out.clear();
-  put_number(out, static_cast<uint8_t>(kind));
+  base::put_number(out, static_cast<uint8_t>(kind));
   for (const Handle& handle : {chunk, room}) {
-    put_number(out, handle.index);
-    put_number(out, handle.generation);
+    base::put_number(out, handle.index);
+    base::put_number(out, handle.generation);
   }
   if (kind == Kind::kEnded) {
     const std::string text(status.message().substr(0, kMaxText));
-    put_number(out, static_cast<uint32_t>(status.code()));
-    put_number(out, static_cast<uint32_t>(text.size()));
+    base::put_number(out, static_cast<uint32_t>(status.code()));
+    base::put_number(out, static_cast<uint32_t>(text.size()));
     out += text;
     return;
   }
   if (kind == Kind::kRelease) return;
   out += region.encode();
-  put_number(out, offset);
-  put_number(out, bytes);
-  put_number(out, static_cast<uint8_t>(urgent));
-  put_number(out, static_cast<uint32_t>(runs.size()));
+  base::put_number(out, offset);
+  base::put_number(out, bytes);
+  base::put_number(out, static_cast<uint8_t>(urgent));
+  base::put_number(out, static_cast<uint32_t>(runs.size()));
   for (const Run& run : runs) {
-    put_number(out, run.offset);
-    put_number(out, run.bytes);
+    base::put_number(out, run.offset);
+    base::put_number(out, run.bytes);
   }
 }
 
 absl::StatusOr<StagingMessage> StagingMessage::decode(std::string_view text) {
   const absl::Status malformed =
       absl::InvalidArgumentError("the peer sent a malformed message about staged memory");
-  WireReader in(text);
+  base::WireReader in(text);
   StagingMessage message;
   const uint8_t kind = in.number<uint8_t>();
   if (kind < static_cast<uint8_t>(Kind::kWant) || kind > static_cast<uint8_t>(Kind::kRelease)) {

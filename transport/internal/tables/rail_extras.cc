@@ -13,8 +13,8 @@ constexpr const char* kOrdinal = "baton/ordinal";
 
 void set_ordinal(absl::Status& status, Ordinal ordinal) {
   std::string bytes;
-  put_number(bytes, ordinal.epoch);
-  put_number(bytes, ordinal.number);
+  base::put_number(bytes, ordinal.epoch);
+  base::put_number(bytes, ordinal.number);
   status.SetPayload(kOrdinal, absl::Cord(bytes));
 }
 
@@ -22,7 +22,7 @@ std::optional<Ordinal> ordinal_of(const absl::Status& status) {
   const auto payload = status.GetPayload(kOrdinal);
   if (!payload.has_value()) return std::nullopt;
   const std::string bytes(*payload);
-  WireReader in(bytes);
+  base::WireReader in(bytes);
   const auto epoch = in.number<uint32_t>();
   return Ordinal{epoch, in.number<uint32_t>()};
 }
