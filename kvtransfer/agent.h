@@ -183,8 +183,11 @@ class Agent {
   // if partial, extends) the old; prepared lists live on. Another agent of the same name, such as
   // one that was started again, takes its place: lists and transfers of the old one are NotFound.
   absl::StatusOr<std::string> add_remote(std::string_view metadata);
-  // Forgets an agent and closes the connection: its lists and transfers are NotFound. Quiet when
-  // it is not known.
+  // Forgets an agent and closes the connection: its lists are NotFound, and so is posting transfers
+  // made from them. Quiet when it is not known. Returns at once. Where no transfer of ours with it
+  // runs, nothing of that agent lands or is read here any more. Where one does, it goes on until
+  // the other agent has said that no byte of it moves there either, or was silent for
+  // peer.answer_ms; it ends as failed then, and release() waits for that.
   void remove_remote(std::string_view agent);
   // Whether the agent is known, is not known to be gone, and `ranges` are within its memory.
   bool has_remote(std::string_view agent, absl::Span<const Descriptor> ranges = {},

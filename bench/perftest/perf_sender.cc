@@ -29,6 +29,8 @@ SenderResult PerfSender::result_of(uint64_t counted, uint64_t sent, Time last) c
 
 void settle(PerfSender& sender, PerfEnd& end) {
   sender.stop();
+  // No fence: a run ended by force is the connection's last, and the other side's buffer is its own
+  // again only after it has heard of the end.
   if (sender.open() > 0) end.worker().disconnect(end.peer(), Time::zero()).IgnoreError();
   while (sender.open() > 0) end.worker().progress();
 }

@@ -55,9 +55,11 @@ void TransferLink::cancel() {
     for (Outgoing& outgoing : lane) worker_.cancel(outgoing.id).IgnoreError();
   }
   if (worker_.wait_until(over, std::chrono::milliseconds(100)).ok()) return;
-  // The wire does not let go of them: the connection must.
+  // The wire does not let go of them: the connection must. Without a fence: of our memory nothing
+  // is read any more when the transfers have ended, and what lands at the peer after that lands in
+  // slots of its communicator's, which it fences itself before it gives the memory back.
   worker_.disconnect(peer_, Time::zero()).IgnoreError();
-  worker_.wait_until(over, std::chrono::seconds(5)).IgnoreError();
+  worker_.wait_until(over).IgnoreError();  // at once; of a device, when its copy ends
 }
 
 absl::StatusOr<TransferLink::Offer> TransferLink::offer() const {

@@ -67,6 +67,7 @@ class Agent::Impl {
   absl::StatusOr<std::string> add_remote(std::string_view bytes);
   void remove_remote(std::string_view agent, const WorkerUid* only = nullptr);
   bool has_remote(std::string_view agent, absl::Span<const Descriptor> list);
+  void part_from(std::string_view name, const RemoteAgent& remote);  // locked
   absl::StatusOr<RemoteAgent*> find_remote(std::string_view agent);  // locked
   absl::StatusOr<PeerId> peer_of(RemoteAgent& remote);               // locked
   absl::StatusOr<PeerId> caller(std::string_view host_port);         // locked

@@ -1,4 +1,5 @@
 // Other agents: their metadata, how they are reached, what becomes of them when they go.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -83,7 +84,7 @@ absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes) {
   }
   RemoteAgent& remote = remotes[metadata->name];
   if (!same) {
-    if (remote.peer.generation != 0) worker->disconnect(remote.peer, Time::zero()).IgnoreError();
+    part_from(metadata->name, remote);
     remote.peer = {};
     remote.epoch = next_agent_id();
     remote.uid = metadata->uid;
@@ -100,9 +101,21 @@ void Agent::Impl::remove_remote(std::string_view agent, const WorkerUid* only) {
   const auto known = remotes.find(agent);
   if (known == remotes.end() || agent == options.name) return;
   if (only != nullptr && known->second.uid != *only) return;
-  if (known->second.peer.generation != 0)
-    worker->disconnect(known->second.peer, Time::zero()).IgnoreError();
+  part_from(known->first, known->second);
   remotes.erase(known);
+}
+
+// Does not wait: the other agent may be driven by the thread that called us. A transfer of ours
+// that runs must not be called ended before its bytes have stopped there too, since release() says
+// so of whatever has ended. Without one, there is nothing of ours to stop there, and the connection
+// can be closed without asking.
+void Agent::Impl::part_from(std::string_view name, const RemoteAgent& remote) {
+  if (remote.peer.generation == 0) return;
+  const bool moving = std::any_of(transfers.begin(), transfers.end(), [&](const auto& entry) {
+    const AgentTransfer& transfer = *entry.second;
+    return transfer.agent() == name && transfer.epoch() == remote.epoch && !transfer.quiet();
+  });
+  worker->begin_disconnect(remote.peer, moving ? kNever : Time::zero());
 }
 
 bool Agent::Impl::has_remote(std::string_view agent, absl::Span<const Descriptor> list) {

@@ -83,7 +83,10 @@ StoreClient::~StoreClient() {
   (void)!write(wake_.get(), &one, sizeof(one));
   if (thread_.joinable()) thread_.join();
   progress_.reset();
-  // The worker ends all transfers; the pool's memory is unmapped after that.
+  // The worker ends all transfers; the pool's memory is unmapped after that. No fence is asked of
+  // the store: all that moves is read, here by us and there by it, so that nothing of ours lands in
+  // its memory, and what lands here or is read here ends with the connection. A store that stands
+  // still in the middle of reading an offer finds that the sums are not right.
   if (worker_ != nullptr && calling_) worker_->disconnect(peer_, Time::zero()).IgnoreError();
   pool_.reset();
 }

@@ -320,7 +320,8 @@ class Agent:
         return take(out).decode()
 
     def remove_remote(self, agent: Name) -> None:
-        """Forgets an agent. Quiet if it is not known."""
+        """Forgets an agent. Quiet if it is not known. Returns at once: transfers with it that run
+        fail when no byte of them moves any more, there too, and their release waits for that."""
         self._open.call(lib.agent_remove_remote, _name(agent))
 
     def has_remote(self, agent: Name, descriptors: Any = ()) -> bool:

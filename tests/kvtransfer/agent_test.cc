@@ -513,5 +513,39 @@ TEST(Agent, OneThatIsGoneIsSaidToBe) {
   EXPECT_TRUE(a->release(*write).ok());
 }
 
+TEST(Agent, OneThatIsRemovedHasNoTransferCalledEndedThatMayLandThere) {
+  AgentOptions options = agent_options("alpha", "tcp", false);
+  options.worker.settings = {{"peer.answer_ms", "3600000"}};
+  const auto a = make_agent(options);
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  AgentMemory mine(*a, 16 << 20, 1);
+  AgentMemory theirs(*b, 16 << 20, 2);
+  introduce(*a, *b);
+  const auto make = [&] {
+    return a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
+                            std::vector<Descriptor>{theirs.whole()}, "beta");
+  };
+  const auto first = make();
+  ASSERT_TRUE(a->post(*first).ok());
+  run_agents(*a, *b, [&] { return *a->state(*first) == AgentTransferState::kDone; });
+  // From here on beta stands still, and what alpha sends waits in front of it.
+  ASSERT_TRUE(a->post(*first).ok());
+  a->remove_remote("beta");
+  EXPECT_FALSE(a->has_remote("beta"));
+  const absl::Status early = a->release(*first, std::chrono::milliseconds(50));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(early)) << early;
+  EXPECT_EQ(*a->state(*first), AgentTransferState::kRunning);
+  // Who is met again meanwhile is called anew.
+  introduce(*a, *b);
+  const auto second = make();
+  ASSERT_TRUE(a->post(*second).ok());
+  run_agents(*a, *b, [&] { return *a->state(*first) != AgentTransferState::kRunning; });
+  EXPECT_FALSE(a->status(*first).ok());
+  EXPECT_TRUE(a->release(*first, Time::zero()).ok());
+  run_agents(*a, *b, [&] { return *a->state(*second) != AgentTransferState::kRunning; });
+  EXPECT_TRUE(a->status(*second).ok()) << a->status(*second);
+  EXPECT_EQ(mine.bytes, theirs.bytes);
+}
+
 }  // namespace
 }  // namespace baton::kvtransfer

@@ -154,6 +154,8 @@ int32_t baton_agent_partial_metadata(const baton_agent* agent, int32_t memory,
 // `name`, unless NULL, gets the other agent's.
 int32_t baton_agent_add_remote(baton_agent* agent, const void* metadata, size_t size,
                                baton_bytes* name, baton_error* error);
+// Returns at once. Transfers with it that run end as failed when no byte of them moves any more,
+// there too: baton_transfer_release() waits for that.
 int32_t baton_agent_remove_remote(baton_agent* agent, const char* remote, baton_error* error);
 // 1: known, and has these ranges (count may be 0); 0: not.
 int baton_agent_has_remote(baton_agent* agent, const char* remote, int32_t memory,
