@@ -60,6 +60,13 @@ inline constexpr size_t kMaxHelloAddress = 640;
 // themselves counts there.
 uint64_t link_number();
 
+// Versions of the protocol between workers: the lowest that this release speaks, and the highest.
+// From version 5 on a worker can be asked to part (kPart); one of version 4 takes that for
+// nonsense.
+inline constexpr uint16_t kLowestProtocol = 4;
+inline constexpr uint16_t kHighestProtocol = 5;
+inline constexpr uint16_t kPartingProtocol = 5;
+
 // Who is at the other end, as told after authentication.
 struct HelloInfo {
   WorkerUid uid;         // zeros: no worker (a rank that meets others); else proved to be its own
@@ -72,6 +79,8 @@ struct HelloInfo {
   uint32_t pid = 0;
   std::string extra;    // provider-specific, at most 512 bytes
   std::string address;  // where it listens, encoded, at most kMaxHelloAddress bytes; or nothing
+  // The highest that both speak. Not among what is told here: the handshake found it out before.
+  uint16_t protocol = kHighestProtocol;
 
   std::string encode() const;
   static absl::StatusOr<HelloInfo> decode(std::string_view bytes);

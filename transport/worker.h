@@ -143,10 +143,10 @@ class Worker {
   //
   // Not OK, and the connection is closed all the same: DeadlineExceeded, the peer has not
   // answered within `timeout` or peer.answer_ms, whichever is shorter; Unavailable, it was lost and
-  // could not be reached again. Then nothing lands here any more and nothing is read here any more
-  // (but for a process of this machine that stands still in the middle of a copy over shm:
-  // deregister_memory() knows), while bytes of our writes may land at the peer until it hears of
-  // the end (its kDown). A timeout of zero waits for nobody: so at once (of a device: when its copy
+  // could not be reached again, or is of a release that cannot be asked. Then nothing lands or is
+  // read here any more (but for a process of this machine that stands still in the middle of a copy
+  // over shm: deregister_memory() knows), while bytes may land at the peer until it hears of the
+  // end (its kDown). A timeout of zero waits for nobody: so at once (of a device: when its copy
   // ends). NotFound for a stale id. Of a peer that is down already: how it parted.
   absl::Status disconnect(PeerId peer, Time timeout = kNever);
   // The same, without waiting: progress() does it. Over when peer_state() is kDown; disconnect()

@@ -118,6 +118,9 @@ TEST(Handshake, TheHighestCommonVersionCounts) {
     ASSERT_TRUE(ends.client.done() && ends.server.done()) << out.client << out.server;
     EXPECT_EQ(ends.client.keys().version, common);
     EXPECT_EQ(ends.server.keys().version, common);
+    // What a worker does with its peer depends on it.
+    EXPECT_EQ(ends.client.peer().protocol, common);
+    EXPECT_EQ(ends.server.peer().protocol, common);
   }
 }
 
@@ -152,11 +155,11 @@ TEST(Handshake, AWorkerOfVersion3LearnsWhichVersionItWouldNeed) {
   const absl::Status refused = server.receive(hello);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("version 3"), HasSubstr("version 4")));
+              AllOf(HasSubstr("version 3"), HasSubstr("versions 4 to 5")));
   ASSERT_GE(server.to_send().size(), hello.size());
   base::WireReader in(server.to_send());
   EXPECT_EQ(in.take(8), kMagic);
-  EXPECT_EQ(in.number<uint32_t>(), 4u);
+  EXPECT_EQ(in.number<uint32_t>(), kHighestProtocol);
 
   Handshake client(Handshake::Role::kClient, key, info("prefill", 7));
   EXPECT_EQ(client.receive(hello).code(), absl::StatusCode::kFailedPrecondition);

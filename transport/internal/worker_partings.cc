@@ -5,7 +5,8 @@
 // (kPart), which, when nothing of its own is open any more, closes the connection: its goodbye
 // comes behind all that it sent, and says that nothing lands there any more. Where both ask, each
 // knows from the other's question that nothing of it is open. A goodbye that is lost with its rail
-// is found out by calling again: the session is over there, or nobody lives there any more.
+// is found out by calling again: the session is over there, or nobody lives there any more. A peer
+// whose version of the protocol does not know the question is not asked.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -90,6 +91,10 @@ bool Worker::Impl::tend_partings() {
       parts.agreed = true;
       disconnect(*peer, parts.why);
       any = true;
+    } else if (peer->protocol < kPartingProtocol) {
+      // It would take the question for nonsense. It hears that the connection is closed.
+      disconnect(*peer, parts.why);
+      any = true;
     } else if (!std::exchange(parts.told, true)) {
       say(*peer, {.kind = ControlMessage::Kind::kPart});
       any = true;
@@ -123,7 +128,14 @@ void Worker::Impl::note_parted(internal::Peer& peer, const absl::Status& why) {
   if (peer.parted == nullptr) peer.parted = std::make_shared<absl::Status>();
   const bool met = peer.state == PeerState::kUp || peer.state == PeerState::kReconnecting;
   const bool agreed = peer.parting && peer.parting->agreed;
-  if (met && !agreed && !absl::IsAborted(why) && !peer.redial.gone) {
+  if (met && peer.parting && peer.open == 0 && peer.protocol < kPartingProtocol) {
+    *peer.parted = absl::UnavailableError(absl::StrFormat(
+        "%s speaks version %u of the protocol, in which it cannot be asked to part: all of ours "
+        "has "
+        "ended, and nothing lands or is read here any more, but what it had begun may move at its "
+        "side until it hears of the end",
+        peer.name, peer.protocol));
+  } else if (met && !agreed && !absl::IsAborted(why) && !peer.redial.gone) {
     *peer.parted = absl::IsDeadlineExceeded(why)
                        ? why
                        : absl::UnavailableError(absl::StrCat(

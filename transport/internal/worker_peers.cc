@@ -129,6 +129,7 @@ void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
                            std::unique_ptr<Rail> rail) {
   peer.uid = info.uid;
   peer.name = info.name;
+  peer.protocol = info.protocol;
   rail->worker_tag = tag_of(peer.id());
   auto* const prompt = dynamic_cast<internal::PromptRail*>(rail.get());
   if (prompt != nullptr) prompt_rails.store(true, std::memory_order_relaxed);

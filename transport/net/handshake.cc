@@ -308,7 +308,7 @@ absl::Status Handshake::on_info(std::string_view bytes) {
   const bool client = role_ == Role::kClient;
   said_ = sha256(absl::StrCat(std::string(view(said_)), client ? sent_info_ : info,
                               client ? info : sent_info_));
-  keys_.version = static_cast<uint16_t>(opening_.version);
+  keys_.version = peer_.protocol = static_cast<uint16_t>(opening_.version);
   keys_.send = derive(role_, "frames");
   keys_.receive = derive(other(), "frames");
   keys_.proofs = derive(Role::kClient, "proofs beside it");

@@ -49,8 +49,8 @@
 namespace baton::net {
 
 struct Versions {
-  uint16_t lowest = 4;
-  uint16_t highest = 4;
+  uint16_t lowest = kLowestProtocol;
+  uint16_t highest = kHighestProtocol;
 };
 
 class Handshake {

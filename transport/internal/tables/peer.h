@@ -94,6 +94,7 @@ struct Peer {
   absl::Status why;
   std::string name;
   WorkerUid uid;
+  uint16_t protocol = kHighestProtocol;  // that both speak
   uint64_t session = 0;
   // Those of the best provider first. Only they are posted to; the others are there should they be
   // lost.
