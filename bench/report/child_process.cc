@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/base/child.h"
+#include "transport/base/deadline.h"
 
 namespace baton::bench {
 namespace {
@@ -28,7 +29,7 @@ int left_until(Time end) {
   return left <= Time::zero() ? 0 : static_cast<int>(std::min<int64_t>(ms, 3600 * 1000));
 }
 
-Time end_of(Time timeout) { return timeout == kNever ? kNever : Clock::steady().now() + timeout; }
+Time end_of(Time timeout) { return base::deadline_after(Clock::steady().now(), timeout); }
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 #include "collectives/internal/call_starter.h"
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/deadline.h"
 
 namespace baton::collectives::internal {
 
@@ -81,7 +82,7 @@ absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(
   absl::Status status = staged.status();
   if (status.ok()) {
     const Time timeout = options.timeout == Time::zero() ? needs_.options.timeout : options.timeout;
-    const Time deadline = timeout == kNever ? kNever : needs_.mesh.now() + timeout;
+    const Time deadline = base::deadline_after(needs_.mesh.now(), timeout);
     status = needs_.devices.copy_in(**staged, deadline);
   }
   if (status.ok()) return staged;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "transport/base/deadline.h"
 
 namespace baton::collectives::internal {
 
@@ -56,7 +57,7 @@ void CallTable::free_slot(Slot& slot) {
 
 Time CallTable::deadline(const Call& call, const CallOptions& options) const {
   const Time timeout = options.timeout == Time::zero() ? needs_.options.timeout : options.timeout;
-  return timeout == kNever ? kNever : call.began + timeout;
+  return base::deadline_after(call.began, timeout);
 }
 
 absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick& pick,

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "collectives/internal/mesh.h"
 #include "transport/address.h"
+#include "transport/base/deadline.h"
 
 namespace baton::collectives::internal {
 
@@ -178,7 +179,7 @@ absl::Status Mesh::connect_all() {
     members_[r].peer = *peer;
     members_[r].known = true;
   }
-  const Time end = now() + options_.start_timeout;
+  const Time end = base::deadline_after(now(), options_.start_timeout);
   while (true) {
     const bool moved = worker_->progress();
     drain();

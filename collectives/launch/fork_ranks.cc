@@ -19,6 +19,7 @@
 #include "collectives/launch/line_relay.h"
 #include "collectives/launch/rendezvous_service.h"
 #include "transport/base/child.h"
+#include "transport/base/deadline.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::launch {
@@ -226,7 +227,7 @@ absl::Status Launcher::on_end(int rank, int status) {
   ending_ = true;
   if (result_ != 0) return absl::OkStatus();  // the first says why, the others follow
   result_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  kill_at_ = Clock::steady().now() + options_.grace;
+  kill_at_ = base::deadline_after(Clock::steady().now(), options_.grace);
   std::fprintf(stderr, "baton: rank %d %s\n", rank, how_it_ended(status).c_str());
   return absl::OkStatus();
 }

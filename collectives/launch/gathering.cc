@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "transport/base/deadline.h"
 
 namespace baton::launch {
 
@@ -96,7 +97,7 @@ void Gathering::join(ConnectionId connection, const Join& join, Time now,
     next_ = info.generation;
     last_failure_.clear();
   }
-  waiting_[info.rank] = {connection, info, join.patience == kNever ? kNever : now + join.patience};
+  waiting_[info.rank] = {connection, info, base::deadline_after(now, join.patience)};
   if (waiting_.size() < ranks_) return;
 
   Messages all;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "collectives/launch/rendezvous_wire.h"
 #include "collectives/rendezvous.h"
+#include "transport/base/deadline.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/handshake_connection.h"
 #include "transport/net/message_stream.h"
@@ -72,8 +73,7 @@ class RendezvousClient {
     net::HandshakeConnection handshake(*fd, *poller_, net::Handshake::Role::kClient, key_,
                                        launch::rendezvous_hello(), net::Handshake::Options(),
                                        deadline_, nullptr);
-    const Time until =
-        deadline_ == kNever ? now() + kConnectTime : std::min(deadline_, now() + kConnectTime);
+    const Time until = std::min(deadline_, now() + kConnectTime);
     if (!wait_for(*fd, POLLOUT, until)) {
       return absl::UnavailableError(
           "the connection attempt is not answered: is a firewall between?");
@@ -179,7 +179,7 @@ absl::StatusOr<std::vector<RankInfo>> meet(const std::string& address, const Clu
                                            const RankInfo& info, Time timeout) {
   if (absl::Status good = check(info); !good.ok()) return good;
   if (address.empty() && info.ranks == 1) return std::vector<RankInfo>{info};
-  const Time deadline = timeout == kNever ? kNever : now() + timeout;
+  const Time deadline = base::deadline_after(now(), timeout);
   Time pause = kFirstPause;
   absl::Status last;
   std::string lost;  // why a connection ended that was up
@@ -207,7 +207,7 @@ absl::StatusOr<std::vector<RankInfo>> meet(const std::string& address, const Clu
       last = found.status();
     }
     if (left_until(deadline) == Time::zero()) break;
-    wait_for(-1, 0, deadline == kNever ? now() + pause : std::min(deadline, now() + pause));
+    wait_for(-1, 0, std::min(deadline, now() + pause));
     pause = std::min(2 * pause, kLongestPause);
   }
   return absl::DeadlineExceededError(

@@ -24,11 +24,19 @@ constexpr Time kOfferTimeout = std::chrono::seconds(5);
 constexpr size_t kMostKnown = 1 << 17;
 constexpr size_t kSlots = 8;
 
+// Twice a load's time is told to the store in milliseconds, and the others are added to the time.
+StoreClientOptions within_reason(StoreClientOptions options) {
+  constexpr Time kLongest = std::chrono::hours(24);
+  options.lookup_timeout = std::min(options.lookup_timeout, kLongest);
+  options.load_timeout = std::min(options.load_timeout, kLongest);
+  return options;
+}
+
 }  // namespace
 
 StoreClient::StoreClient(StoreClientOptions options, const tiers::TierShape& shape,
                          std::function<void()> changed)
-    : options_(std::move(options)),
+    : options_(within_reason(std::move(options))),
       shape_(shape),
       changed_(std::move(changed)),
       clock_(options_.clock != nullptr ? *options_.clock : Clock::steady()),

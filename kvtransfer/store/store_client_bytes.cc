@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "kvtransfer/store/store_client_impl.h"
+#include "transport/base/deadline.h"
 
 namespace baton::kvtransfer::store {
 
@@ -95,7 +96,7 @@ void StoreClient::check(const Buffer& buffer, std::span<Pin* const> pins, uint32
 }
 
 void StoreClient::read(std::span<Pin* const> pins, uint32_t part, Time timeout, const Done& done) {
-  const Time end = Clock::steady().now() + timeout;
+  const Time end = base::deadline_after(Clock::steady().now(), timeout);
   const auto left = [&] { return std::max<Time>(end - Clock::steady().now(), Time{1}); };
   size_t next = 0;  // the first that has not been asked for
   bool failed = timeout <= Time{};

@@ -307,6 +307,18 @@ TEST_P(Failure, ARankThatLeftWhenTheCallWasDoneFailsNobody) {
   root.join();
 }
 
+// The end of such a wait is past the end of time, and no sum of it may be a moment that has passed.
+TEST_P(Failure, NothingIsLateThatMayTakeForEver) {
+  for (const Time long_time : {kNever, kNever - Time(1)}) {
+    CommunicatorOptions patience = options(long_time);
+    patience.start_timeout = long_time;
+    run_group(2, patience, [long_time](Communicator& comm) {
+      EXPECT_EQ(sum(comm, 1000), absl::OkStatus());
+      EXPECT_EQ(sum(comm, 1000, nullptr, long_time), absl::OkStatus());
+    });
+  }
+}
+
 TEST_P(Failure, TheFlightRecorderKnowsTheCall) {
   // Everybody else is told to write none.
   const TemporaryFolder folder;

@@ -127,8 +127,8 @@ class KvStoreTest : public OverEveryProvider<std::string> {
     return {.store = address,
             .providers = {GetParam()},
             .key = cluster_key(),
-            .lookup_timeout = kLong,
-            .load_timeout = kLong,
+            .lookup_timeout = kNever,
+            .load_timeout = kNever,
             .staging_bytes = 128 << 10};
   }
 };
@@ -259,6 +259,7 @@ TEST_P(KvStoreTest, AStoreThatFallsSilentHasNothing) {
   HandClock clock;
   StoreClientOptions options = client(mute.address());
   options.clock = &clock;
+  options.lookup_timeout = options.load_timeout = kLong;
   Engine engine(options);
   // It says who it is, and nothing more.
   RemoteRegion region;

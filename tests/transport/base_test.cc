@@ -7,11 +7,13 @@
 #include <utility>
 
 #include "transport/base/child.h"
+#include "transport/base/deadline.h"
 #include "transport/base/fixed_queue.h"
 #include "transport/base/quantile.h"
 #include "transport/base/splitmix.h"
 #include "transport/base/timespec.h"
 #include "transport/base/unique_fd.h"
+#include "transport/clock.h"
 
 namespace baton {
 namespace {
@@ -83,6 +85,17 @@ TEST(Quantile, NearestRankAndInterpolated) {
   EXPECT_EQ(base::median({7}), 7);
   EXPECT_DOUBLE_EQ(base::interpolated_quantile({4, 1, 3, 2}, 0.5), 2.5);
   EXPECT_DOUBLE_EQ(base::interpolated_quantile({0, 10}, 0.99), 9.9);
+}
+
+TEST(Deadline, IsNeverWhereTheSpanReachesPastTheEndOfTime) {
+  constexpr Time kNow = std::chrono::seconds(5);
+  EXPECT_EQ(base::deadline_after(kNow, std::chrono::seconds(2)), std::chrono::seconds(7));
+  EXPECT_EQ(base::deadline_after(kNow, Time::zero()), kNow);
+  EXPECT_EQ(base::deadline_after(kNow, std::chrono::seconds(-2)), std::chrono::seconds(3));
+  EXPECT_EQ(base::deadline_after(kNow, kNever), kNever);
+  EXPECT_EQ(base::deadline_after(kNow, kNever - kNow), kNever);
+  EXPECT_EQ(base::deadline_after(kNow, kNever - kNow - Time(1)), kNever - Time(1));
+  EXPECT_EQ(base::deadline_after(Time::zero(), kNever), kNever);
 }
 
 TEST(Timespec, SplitsSeconds) {

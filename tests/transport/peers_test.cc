@@ -377,6 +377,21 @@ TEST_F(ScriptedPeers, ACancelNeverHitsTheNextTransferOfItsSlot) {
   EXPECT_EQ(*worker_->state(next), TransferState::kDone);
 }
 
+TEST_F(ScriptedPeers, NothingIsLateThatMayTakeAlmostForEver) {
+  clock_.advance(std::chrono::hours(1));
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = up(caller(9, 100), rail);
+  const auto id = worker_->submit({.peer = peer, .notify = "words", .timeout = kNever - Time(1)});
+  ASSERT_TRUE(id.ok()) << id.status();
+  turn();
+  EXPECT_EQ(*worker_->state(*id), TransferState::kActive);
+  int looks = 0;
+  EXPECT_TRUE(worker_->wait_until([&] { return ++looks > 3; }, kNever - Time(1)).ok());
+  rail->report(*provider_->sink);
+  turn();
+  EXPECT_TRUE(worker_->wait(*id, kNever - Time(1)).ok());
+}
+
 // A worker of version 4 would take the question for nonsense and lose the rail.
 TEST_F(ScriptedPeers, OneOfAnOlderVersionIsNotAskedToPart) {
   for (const uint16_t protocol : {kLowestProtocol, kHighestProtocol}) {

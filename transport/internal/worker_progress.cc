@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "transport/base/deadline.h"
 #include "transport/base/timespec.h"
 #include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
@@ -279,7 +280,7 @@ void Worker::Impl::sleep(const internal::Bell& own, Time until) {
 
 absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time timeout) {
   constexpr Time kSpin = std::chrono::microseconds(20);
-  const Time end = timeout == kNever ? kNever : clock.now() + timeout;
+  const Time end = base::deadline_after(clock.now(), timeout);
   Time busy = clock.now();  // when something last happened
   // Lent to this wait from its first sleep on.
   struct Lent {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "transport/base/deadline.h"
 #include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
 
@@ -111,7 +112,7 @@ void Worker::Impl::fill(TransferId id, const TransferRequest& request) {
   d.notify = {copy, request.notify.size()};
   slot.peer = request.peer;
   slot.local = request.local;
-  slot.deadline = request.timeout == kNever ? kNever : clock.now() + request.timeout;
+  slot.deadline = base::deadline_after(clock.now(), request.timeout);
   slot.on_end = request.on_end;
   slot.context = request.context;
   slot.detached = request.detached;

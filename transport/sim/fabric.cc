@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "transport/base/deadline.h"
 #include "transport/sim/network.h"
 #include "transport/sim/provider.h"
 #include "transport/worker.h"
@@ -70,7 +71,7 @@ Time SimFabric::next_timer() const {
 
 bool SimFabric::run_until(const std::function<bool()>& ready, Time timeout) {
   const Time start = network_->now();
-  const Time end = timeout < kNever - start ? start + timeout : kNever;
+  const Time end = base::deadline_after(start, timeout);
   int rounds = 0;
   while (true) {
     // ready() may submit, so the workers come after it.
