@@ -188,6 +188,25 @@ TEST(WorkerPicker, ForgetsWhatItCannotKnow) {
   EXPECT_FALSE(picker.stats(1).cache_known);
 }
 
+// It was given nothing while it was away, and is not given all that comes until it has caught up.
+TEST(WorkerPicker, WhoComesBackGetsItsShareAndNoMore) {
+  WorkerPicker picker(2);
+  EXPECT_TRUE(picker.tell(0, {.snapshot = true}));
+  EXPECT_TRUE(picker.tell(1, {.snapshot = true}));
+  int32_t kind = 0;
+  const auto serve = [&] {
+    const auto pick = picker.pick(prompt(1000, ++kind));
+    picker.release(pick->id);
+    return pick->worker;
+  };
+  picker.set_up(1, false);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(serve(), 0u);
+  picker.set_up(1, true);
+  std::vector<size_t> shares(2);
+  for (int i = 0; i < 4; ++i) ++shares[serve()];
+  EXPECT_EQ(shares, (std::vector<size_t>{2, 2}));
+}
+
 TEST(WorkerPicker, GuessesWhereNobodyTells) {
   WorkerPicker picker(2);
   const auto key = prompt(1000, 1);

@@ -392,37 +392,6 @@ TEST_F(ScriptedPeers, NothingIsLateThatMayTakeAlmostForEver) {
   EXPECT_TRUE(worker_->wait(*id, kNever - Time(1)).ok());
 }
 
-// A worker of version 4 would take the question for nonsense and lose the rail.
-TEST_F(ScriptedPeers, OneOfAnOlderVersionIsNotAskedToPart) {
-  for (const uint16_t protocol : {kLowestProtocol, kHighestProtocol}) {
-    SCOPED_TRACE(protocol);
-    HelloInfo who = caller(protocol, 100);
-    who.protocol = protocol;
-    ScriptedRail* rail = nullptr;
-    const PeerId peer = up(who, rail);
-    ASSERT_TRUE(worker_->notify_detached(peer, "words").ok());
-    turn();
-    worker_->begin_disconnect(peer);
-    turn();
-    rail->report(*provider_->sink, absl::CancelledError("as asked"));
-    provider_->closed = nullptr;
-    turn();
-    if (protocol < kPartingProtocol) {
-      EXPECT_EQ(provider_->closed, rail) << "ours has ended, and it is told of the end as before";
-      EXPECT_TRUE(absl::IsCancelled(provider_->closed_why)) << provider_->closed_why;
-      EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
-      const absl::Status how = worker_->disconnect(peer);
-      EXPECT_TRUE(absl::IsUnavailable(how)) << how;
-      EXPECT_THAT(std::string(how.message()), HasSubstr("version 4"));
-      EXPECT_EQ(worker_->next_peer_event()->kind, PeerEvent::Kind::kDown);
-    } else {
-      EXPECT_EQ(provider_->closed, nullptr);
-      ASSERT_THAT(rail->held, SizeIs(1)) << "the question";
-      EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
-    }
-  }
-}
-
 // Each peer's times are its own, and 10,000 that are lost at once are all called again and given up
 // in time.
 TEST_F(ScriptedPeers, TenThousandThatAreLostAtOnceAreAllCalledAgain) {

@@ -1,0 +1,112 @@
+// How a worker parts with a peer that says what a test says: in which order, and what it waits for.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/transport/scripted_peers.h"
+#include "transport/internal/messages/control_message.h"
+
+namespace baton {
+namespace {
+
+using internal::ControlMessage;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+class ScriptedPartings : public ScriptedPeers {
+ protected:
+  // A transfer of ours that the rail has, and of which nothing is known.
+  PeerId with_something_open(ScriptedRail*& rail) {
+    const PeerId peer = up(caller(9, 100), rail);
+    EXPECT_TRUE(worker_->notify_detached(peer, "words").ok());
+    turn();
+    EXPECT_THAT(rail->held, SizeIs(1));
+    return peer;
+  }
+  void report(ScriptedRail& rail) {
+    rail.report(*provider_->sink, absl::CancelledError("as asked"));
+    turn();
+  }
+};
+
+// The question says that nothing of ours is open: the peer may use its memory when it has heard it.
+TEST_F(ScriptedPartings, ThePeerIsAskedWhenNothingOfOursIsOpen) {
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = with_something_open(rail);
+  worker_->begin_disconnect(peer);
+  turn();
+  ASSERT_THAT(rail->held, SizeIs(1)) << "what is open, and no question yet";
+  EXPECT_EQ(rail->held[0].transfer->notify, "words");
+  report(*rail);
+  ASSERT_THAT(rail->held, SizeIs(1)) << "the question";
+  const auto asked = ControlMessage::decode(rail->held[0].transfer->notify);
+  ASSERT_TRUE(asked.ok()) << asked.status();
+  EXPECT_EQ(asked->kind, ControlMessage::Kind::kPart);
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
+}
+
+// Its end of the connection says that nothing of ours is open any more.
+TEST_F(ScriptedPartings, WhoIsAskedClosesWhenNothingOfItsOwnIsOpen) {
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = with_something_open(rail);
+  say(*rail, {.kind = ControlMessage::Kind::kPart});
+  EXPECT_EQ(provider_->closed, nullptr) << "closed while a transfer was open";
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
+  EXPECT_FALSE(worker_->notify_detached(peer, "more").ok() && rail->held.size() > 1)
+      << "what is submitted now does not go out";
+  report(*rail);
+  ASSERT_EQ(worker_->peer_state(peer), PeerState::kDown);
+  EXPECT_TRUE(absl::IsCancelled(provider_->closed_why)) << provider_->closed_why;
+  EXPECT_TRUE(worker_->disconnect(peer).ok()) << "both knew that nothing was open";
+}
+
+TEST_F(ScriptedPartings, ASilentPeerIsLeftWhenTheTimeoutIsOver) {
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = with_something_open(rail);
+  worker_->begin_disconnect(peer, std::chrono::milliseconds(200));
+  turn();
+  clock_.advance(std::chrono::milliseconds(199));
+  turn();
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
+  clock_.advance(std::chrono::milliseconds(2));
+  turn();
+  ASSERT_EQ(worker_->peer_state(peer), PeerState::kDown);
+  EXPECT_EQ(worker_->stats().open_transfers, 0u);
+  const absl::Status how = worker_->disconnect(peer);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(how)) << how;
+}
+
+// A worker of version 4 would take the question for nonsense and lose the rail.
+TEST_F(ScriptedPeers, OneOfAnOlderVersionIsNotAskedToPart) {
+  for (const uint16_t protocol : {kLowestProtocol, kHighestProtocol}) {
+    SCOPED_TRACE(protocol);
+    HelloInfo who = caller(protocol, 100);
+    who.protocol = protocol;
+    ScriptedRail* rail = nullptr;
+    const PeerId peer = up(who, rail);
+    ASSERT_TRUE(worker_->notify_detached(peer, "words").ok());
+    turn();
+    worker_->begin_disconnect(peer);
+    turn();
+    rail->report(*provider_->sink, absl::CancelledError("as asked"));
+    provider_->closed = nullptr;
+    turn();
+    if (protocol < kPartingProtocol) {
+      EXPECT_EQ(provider_->closed, rail) << "ours has ended, and it is told of the end as before";
+      EXPECT_TRUE(absl::IsCancelled(provider_->closed_why)) << provider_->closed_why;
+      ASSERT_EQ(worker_->peer_state(peer), PeerState::kDown);
+      const absl::Status how = worker_->disconnect(peer);
+      EXPECT_TRUE(absl::IsUnavailable(how)) << how;
+      EXPECT_THAT(std::string(how.message()), HasSubstr("version 4"));
+      EXPECT_EQ(worker_->next_peer_event()->kind, PeerEvent::Kind::kDown);
+    } else {
+      EXPECT_EQ(provider_->closed, nullptr);
+      ASSERT_THAT(rail->held, SizeIs(1)) << "the question";
+      EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace baton
