@@ -1,4 +1,4 @@
-// The two tables as JSON, text and Markdown.
+// Settings and environment variables as JSON, text and Markdown.
 #include "bench/doctor/info_settings.h"
 
 #include <algorithm>

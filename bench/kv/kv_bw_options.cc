@@ -43,7 +43,9 @@ absl::Status split_address(const std::string& text, std::string& host, uint16_t&
     digits = text;
   } else if (text.front() == '[') {
     const size_t close = text.find(']');
-    if (close == std::string::npos) return absl::InvalidArgumentError("a [ without its ]");
+    if (close == std::string::npos) {
+      return absl::InvalidArgumentError("the [ has no ]: [IPV6]:PORT");
+    }
     host = text.substr(1, close - 1);
     if (close + 1 < text.size()) digits = text.substr(close + 2);
   } else if (colon != std::string::npos && text.find(':') == colon) {

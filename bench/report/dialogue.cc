@@ -52,7 +52,8 @@ absl::StatusOr<Json> ask(Worker& worker, PeerId peer, const Json& question, cons
   if (!heard) return server_has_gone(worker, peer);
   Json answer = parse_message(message);
   if (answer.is_null()) {
-    return absl::InvalidArgumentError("the server speaks another language: run the same release");
+    return absl::InvalidArgumentError(
+        "the server's answer is no JSON object: run the same release on both sides");
   }
   if (const std::string error = text_of(answer, "error"); !error.empty()) {
     return absl::FailedPreconditionError(absl::StrCat("the server says: ", error));

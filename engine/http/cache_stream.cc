@@ -1,4 +1,4 @@
-// From the engine's thread to the loop's, without either waiting.
+// Carries cache events from the engine's thread to the loop's; neither waits for the other.
 #include "engine/http/cache_stream.h"
 
 #include <chrono>

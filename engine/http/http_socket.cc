@@ -1,4 +1,4 @@
-// Plain sockets.
+// Client sockets without TLS.
 #include "engine/http/http_socket.h"
 
 #include <array>

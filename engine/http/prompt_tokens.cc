@@ -1,4 +1,4 @@
-// Chat template and tokenizer, applied.
+// Applies the chat template and the tokenizer to a request's prompts.
 #include "engine/http/prompt_tokens.h"
 
 #include <nlohmann/json.hpp>

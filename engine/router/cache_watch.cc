@@ -1,4 +1,4 @@
-// Lines about caches, as they come.
+// Reads every worker's stream of cache events, line by line.
 #include "engine/router/cache_watch.h"
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// Probes and what they say about a worker.
+// Probes the workers, and decides from the answers which of them are up.
 #include "engine/router/health_watch.h"
 
 #include <utility>

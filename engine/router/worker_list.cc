@@ -1,4 +1,4 @@
-// Lines of roles and URLs.
+// Parses the file of workers: a role and a URL on each line.
 #include "engine/router/worker_list.h"
 
 #include <set>

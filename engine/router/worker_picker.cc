@@ -1,4 +1,4 @@
-// Weighs what workers have against what they have to do.
+// Compares workers by what they have cached and what they have to do.
 #include "engine/router/worker_picker.h"
 
 #include <algorithm>

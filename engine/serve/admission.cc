@@ -1,4 +1,4 @@
-// Expected times, and the patience of clients.
+// Estimates how long answers take, and how long clients wait, from what was measured.
 #include "engine/serve/admission.h"
 
 #include <algorithm>

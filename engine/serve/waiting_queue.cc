@@ -1,4 +1,4 @@
-// Sums that are kept while sequences come and go.
+// Keeps the sums over waiting sequences up to date as these come and go.
 #include "engine/serve/waiting_queue.h"
 
 #include <algorithm>

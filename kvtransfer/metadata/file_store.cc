@@ -1,4 +1,4 @@
-// Files, their locks and their renames.
+// Writes, locks and renames the files of a folder that is used as a store.
 #include "kvtransfer/metadata/file_store.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// Records over plain HTTP, and whether they live.
+// Metadata records over plain HTTP, and finding out whether their writers are alive.
 #include "kvtransfer/metadata/http_store.h"
 
 #include <random>

@@ -1,4 +1,4 @@
-// The store: its tiers and threads, saving, and looking on.
+// The tier store: its tiers and threads; finding and saving blocks.
 #include "kvtransfer/tiers/tier_store.h"
 
 #include <poll.h>

@@ -1,4 +1,4 @@
-// What is taken for a message, and what is not.
+// Tests which bytes the two sides of a benchmark take for a message.
 #include "bench/report/dialogue.h"
 
 #include "gtest/gtest.h"

@@ -1,4 +1,4 @@
-// Zeros in place of payload that may not be sent any more.
+// Replaces payload that may not be sent any more by zeros.
 #include "transport/tcp/tx_batch.h"
 
 namespace baton::tcp {

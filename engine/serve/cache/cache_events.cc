@@ -1,4 +1,4 @@
-// Lines of JSON about a prefix cache.
+// Writes and parses the JSON lines that tell what a prefix cache holds.
 #include "engine/serve/cache/cache_events.h"
 
 #include <cstring>

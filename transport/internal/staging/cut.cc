@@ -1,4 +1,4 @@
-// Parts of layouts.
+// Cuts layouts of staged transfers into chunks, and lists the runs of bytes in each.
 #include "transport/internal/staging/cut.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The number of a message travels as a payload of its status.
+// Attaches a message's number to an absl::Status, and reads it back.
 #include "transport/internal/tables/rail_extras.h"
 
 #include <string>
