@@ -33,6 +33,13 @@ struct BatonConnectorOptions {
   KvSendMode mode = KvSendMode::kLayerwise;
   // Default: only over a shaped link, which must move bytes while the engine computes.
   std::optional<bool> progress_thread;
+  // Prefill: decode workers may read the cache, so that their loads can pull (KvLoad::pull). A
+  // worker that has been offered blocks can read all of the cache, as a prefill worker can write
+  // all of decode's. False: such loads are refused.
+  bool allow_pull = false;
+  // Prefill: the longest lease that it grants them, and so the longest that blocks are held for a
+  // decode worker that died.
+  Time max_lease = patient(std::chrono::seconds(60));
   int progress_cpu = -1;   // pin that thread to this core; -1: do not
   bool huge_pages = true;  // for the cache, where the machine has some
 };

@@ -16,6 +16,24 @@
 // load with that key comes. A load may gather heads from all workers of a tensor-parallel prefill
 // group, and several decode workers may load what one prefill worker computes once.
 //
+// A load may instead *pull*: prefill offers its blocks, and decode reads them, layer by layer, as
+// they are computed. The calls are the same on both sides; what differs is who holds what until
+// when:
+//
+//   decode                                       prefill
+//   start_load({.pull = true}) --- asks --->     next_job(job)
+//                              <-- offers ---      save_layer(id, layer, blocks)
+//   layers_loaded(id) grows    --- reads -->     finish_job(id)
+//   the last read has ended    --- says so ->    is_saved(id): the blocks are free again
+//
+// Prefill's blocks are held under a *lease*: until decode has said that it reads no more, or the
+// lease is over. Decode's connector renews it three times in its length, inside the calls that
+// advance transfers. It takes what it read for KV only where the read ended before a renewal that
+// prefill has confirmed ran out, so prefill may free its blocks when the lease is over, whatever
+// has become of decode. That holds while the clocks of the two machines run at the same speed, to 1
+// in 512, and neither stands still (a virtual machine that is stopped and goes on later). Decode's
+// blocks are written by decode alone: when its reads have ended, nothing can arrive any more.
+//
 // Threads: one engine thread calls everything. Blocks named in a call stay pinned (neither freed
 // nor written) until the call that the comment names says otherwise.
 #pragma once
@@ -55,6 +73,16 @@ struct KvLoad {
   // several. A group with a window needs the blocks of its last tokens only.
   std::vector<uint32_t> blocks;
   Time timeout = patient(std::chrono::seconds(60));
+  // Read the blocks out of prefill's memory instead of having them written here. Prefill has to
+  // allow it (BatonConnectorOptions::allow_pull); one that does not, or that is older than pulling,
+  // refuses the load and says so.
+  bool pull = false;
+  // With `pull`: for how long prefill holds the blocks when it hears nothing from here, at most a
+  // day. It may grant less (BatonConnectorOptions::max_lease). Nothing is lost by a long one but
+  // prefill's memory, should this worker die: call progress(), wait() or another call that advances
+  // transfers at least three times in it. Who is too late loses the load (DeadlineExceeded), but
+  // not the blocks that were read by then (failed_blocks()).
+  Time lease = patient(std::chrono::seconds(10));
 };
 
 // The same request, as the prefill worker sees it.
@@ -76,7 +104,7 @@ struct KvBinding {
 };
 
 struct KvConnectorStats {
-  uint64_t bytes_sent = 0;
+  uint64_t bytes_sent = 0;  // by this worker's writes; what is pulled, decode counts
   uint64_t bytes_loaded = 0;
   uint64_t loads_failed = 0;
   uint64_t jobs_failed = 0;
@@ -95,7 +123,7 @@ class KvSource {
   virtual void wait(Time timeout, int fd) = 0;
   // Asks for a request's KV. Returns at once; what goes wrong later shows in load_status(). The
   // blocks are pinned until end_load() has returned true: a layer that is here may be read, but
-  // what arrived may arrive once more.
+  // what arrived may arrive once more. (What was pulled does not.)
   virtual absl::Status start_load(KvLoad load) = 0;
   // How many layers, counted from layer 0, are here completely.
   virtual uint32_t layers_loaded(KvRequestId id) = 0;
@@ -103,7 +131,8 @@ class KvSource {
   // out, refused). The engine then prefills itself or gives up.
   virtual absl::Status load_status(KvRequestId id) = 0;
   // Ends a load, complete or not: tells prefill to stop. True when no byte can arrive any more: the
-  // blocks may be reused. False: not yet, call again later (they stay in quarantine).
+  // blocks may be reused. False: not yet, call again later (they stay in quarantine). A load that
+  // pulls ends its own reads, then tells prefill: that takes no answer.
   virtual bool end_load(KvRequestId id) = 0;
 };
 
@@ -127,14 +156,15 @@ class KvConnector : public KvSource {
   // Returns when layer `layer` is here; drives progress meanwhile. load_status() where it fails.
   virtual absl::Status wait_for_layer(KvRequestId id, uint32_t layer) = 0;
 
-  // Moves the load's deadline, here and at prefill, to `timeout` from now.
+  // Moves the load's deadline, here and at prefill, to `timeout` from now. (Not the lease of one
+  // that pulls: that renews itself, until the deadline.)
   virtual absl::Status renew_load(KvRequestId /*id*/, Time /*timeout*/) { return not_offered(); }
   // What prefill gave with the KV: the first token, sampling state. Unavailable until prefill has
   // finished: who wants it waits for it before end_load(), which forgets the load.
   virtual absl::StatusOr<std::string> load_payload(KvRequestId /*id*/) { return not_offered(); }
   // Which of the load's blocks do not hold all of their KV, as far as is known: all that prefill
-  // has not confirmed, none where every layer is here. Of a load that failed, the others may be
-  // kept.
+  // has not confirmed (of a load that pulls: all that were not read in time), none where every
+  // layer is here. Of a load that failed, the others may be kept.
   virtual std::vector<uint32_t> failed_blocks(KvRequestId /*id*/) { return {}; }
 
   // --- prefill ---------------------------------------------------------------------------------
@@ -151,7 +181,8 @@ class KvConnector : public KvSource {
     return not_offered();
   }
   static constexpr size_t kMaxPayload = 4096;
-  // False once decode gave the job up or died, or nobody came during its lease: stop computing it.
+  // False once decode gave the job up or died, or let its lease run out, or nobody came during the
+  // job's: stop computing it.
   virtual bool is_wanted(uint64_t job) = 0;
   // These blocks of `layer` are computed: send them. `first_block` counts blocks of the sequence
   // (block i holds tokens [i * block_tokens, ...)). Only blocks at or after the job's first_token
@@ -164,7 +195,9 @@ class KvConnector : public KvSource {
   // for every job that next_job() gave, wanted or not.
   virtual void finish_job(uint64_t job, const absl::Status& outcome) = 0;
   // True when nothing of the job moves any more (after finish_job) and no load of it is still to
-  // come: its blocks may be freed. The job is forgotten then.
+  // come: its blocks may be freed. The job is forgotten then. For a load that pulls: when decode
+  // has said that it reads no more, or its lease is over; also where the job failed, and where
+  // decode died, who may be reading until then.
   virtual bool is_saved(uint64_t job) = 0;
 
  protected:

@@ -25,6 +25,7 @@ class KvHostileTest : public OverEveryProvider<std::string> {
     if (IsSkipped()) return;
     KvPairOptions with;
     with.provider = GetParam();
+    with.allow_pull = true;
     pair_ = std::make_unique<KvPair>(with);
     absl::StatusOr<std::unique_ptr<Worker>> worker =
         Worker::create(options_for(GetParam(), "mallory").worker);
@@ -51,10 +52,13 @@ class KvHostileTest : public OverEveryProvider<std::string> {
     ASSERT_TRUE(worker_->release(*id).ok());
   }
   void send(KvMessageKind kind, uint64_t load, std::string_view body = {}) {
+    send(kind, load, body, kv_version_of(kind));
+  }
+  void send(KvMessageKind kind, uint64_t load, std::string_view body, uint16_t version) {
     size_t offset = 0;
     std::string part;
     do {
-      encode_kv_part(kind, load, body, offset, part);
+      encode_kv_part(kind, load, body, offset, part, version);
       ASSERT_NO_FATAL_FAILURE(send(part));
     } while (offset < body.size());
   }
@@ -88,6 +92,15 @@ class KvHostileTest : public OverEveryProvider<std::string> {
       request.counters.push_back(worker_->remote_counter(*worker_->allocate_counter()));
     }
     return request;
+  }
+  // The same, but to be read by us.
+  KvLoadRequest pull_request() {
+    KvLoadRequest pulls = request();
+    pulls.buffers.clear();
+    pulls.counters.clear();
+    pulls.pull = true;
+    pulls.lease = kLongEnough;
+    return pulls;
   }
   std::string encoded(const KvLoadRequest& request) {
     std::string body;
@@ -144,7 +157,7 @@ TEST_P(KvHostileTest, AnotherVersionIsToldWhatToDo) {
   size_t offset = 0;
   std::string part;
   encode_kv_part(KvMessageKind::kRequest, 1, encoded(request()), offset, part);
-  ++part[4];
+  part[4] = 9;
   ASSERT_NO_FATAL_FAILURE(send(part));
   const absl::Status why = decode_kv_failure(answer().bytes);
   EXPECT_TRUE(absl::IsFailedPrecondition(why)) << why;
@@ -183,11 +196,57 @@ TEST_P(KvHostileTest, ARequestSentTwiceIsServedOnce) {
 }
 
 TEST_P(KvHostileTest, AnswersToLoadsThatDoNotExistAreIgnored) {
-  for (KvMessageKind kind : {KvMessageKind::kDone, KvMessageKind::kFailed,
-                             KvMessageKind::kCancelled, KvMessageKind::kProbe}) {
+  for (KvMessageKind kind :
+       {KvMessageKind::kDone, KvMessageKind::kFailed, KvMessageKind::kCancelled,
+        KvMessageKind::kProbe, KvMessageKind::kOffer, KvMessageKind::kReady, KvMessageKind::kPulled,
+        KvMessageKind::kRenewLease, KvMessageKind::kLeaseRenewed}) {
     ASSERT_NO_FATAL_FAILURE(send(kind, 1));
   }
   EXPECT_TRUE(nothing_comes());
+}
+
+TEST_P(KvHostileTest, BlocksAreHeldForWhoPullsUntilHeLetsGo) {
+  ASSERT_NO_FATAL_FAILURE(
+      send(KvMessageKind::kRequest, 1, encoded(pull_request()), kKvPullVersion));
+  bool offered = false;
+  size_t ready = 0;
+  for (bool done = false; !done;) {
+    const KvMessagePart part = answer();
+    ASSERT_EQ(part.load, 1u);
+    offered |= part.kind == KvMessageKind::kOffer;
+    ready += part.kind == KvMessageKind::kReady;
+    done = part.kind == KvMessageKind::kDone;
+    ASSERT_NE(part.kind, KvMessageKind::kFailed);
+  }
+  EXPECT_TRUE(offered);
+  EXPECT_GE(ready, 6u);
+  // Nonsense about it changes nothing.
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, "nonsense"));
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenew, 1, encode_kv_renewal(Time(1))));
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kPulled, 2));
+  EXPECT_TRUE(nothing_comes());
+  EXPECT_EQ(pair_->prefill->open_jobs(), 1u);
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, encode_kv_lease({7, kLongEnough})));
+  const KvMessagePart renewed = answer();
+  EXPECT_EQ(renewed.kind, KvMessageKind::kLeaseRenewed);
+  EXPECT_EQ(decode_kv_lease(renewed.bytes)->number, 7u);
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kPulled, 1));
+  EXPECT_TRUE(run([&] { return pair_->prefill->open_jobs() == 0; }));
+  // What was let go of is not held again.
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, encode_kv_lease({8, kLongEnough})));
+  EXPECT_TRUE(nothing_comes());
+}
+
+TEST_P(KvHostileTest, ADamagedRequestToPullIsAnsweredNotServed) {
+  const std::string body = encoded(pull_request());
+  for (uint64_t load = 1; load <= 20; ++load) {
+    const std::string bad = load % 2 == 0 ? body + "more" : body.substr(0, body.size() / load - 1);
+    ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, load, bad, kKvPullVersion));
+    const KvMessagePart part = answer();
+    EXPECT_EQ(part.kind, KvMessageKind::kFailed);
+    EXPECT_TRUE(absl::IsInvalidArgument(decode_kv_failure(part.bytes)));
+  }
+  EXPECT_EQ(pair_->prefill->jobs_seen(), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, KvHostileTest, ::testing::ValuesIn(real_providers()),

@@ -184,14 +184,82 @@ TEST(KvMessages, OnlyPartsAreParts) {
   };
   EXPECT_FALSE(with(0, 'X').ok());  // magic
   EXPECT_FALSE(with(6, 0).ok());    // kind
-  EXPECT_FALSE(with(6, 8).ok());
-  EXPECT_FALSE(with(8, 0).ok());      // load 0
-  EXPECT_FALSE(with(19, 0x7f).ok());  // a total of two gigabytes
-  EXPECT_FALSE(with(20, 1).ok());     // an offset past the end
-  const absl::Status version = with(4, kKvVersion + 1);
+  EXPECT_FALSE(with(6, 8).ok());    // an offer, but not of its version
+  EXPECT_FALSE(with(6, 13).ok());
+  EXPECT_FALSE(with(4, kKvPullVersion).ok());  // a cancel has no such version
+  EXPECT_FALSE(with(8, 0).ok());               // load 0
+  EXPECT_FALSE(with(19, 0x7f).ok());           // a total of two gigabytes
+  EXPECT_FALSE(with(20, 1).ok());              // an offset past the end
+  const absl::Status version = with(4, kKvPullVersion + 1);
   EXPECT_TRUE(absl::IsFailedPrecondition(version));
   EXPECT_THAT(std::string(version.message()), HasSubstr("same release"));
   EXPECT_EQ(part.load, 9u);  // so that the sender can be told
+}
+
+TEST(KvMessages, WhatOnlyPullsNeedSurvivesTheWire) {
+  KvLoadRequest request = a_request();
+  KvOffer offer{std::chrono::seconds(3), request.layout, request.buffers};
+  std::string body;
+  EXPECT_FALSE(encode_kv_offer(offer, body).ok()) << "peers may not read it";
+  offer.buffers[0].region.access = Access::kRemoteRead;
+  ASSERT_TRUE(encode_kv_offer(offer, body).ok());
+  KvOffer offered;
+  ASSERT_TRUE(decode_kv_offer(body, offered).ok());
+  EXPECT_EQ(offered.lease, offer.lease);
+  EXPECT_EQ(offered.layout, offer.layout);
+  EXPECT_EQ(offered.buffers[0].offset, 4096u);
+  for (size_t cut = 0; cut < body.size(); ++cut) {
+    EXPECT_FALSE(decode_kv_offer(body.substr(0, cut), offered).ok());
+  }
+  EXPECT_FALSE(decode_kv_offer(body + "x", offered).ok());
+  const auto refused = [&](auto change) {
+    KvOffer bad = offer;
+    change(bad);
+    return !check_kv_offer(bad).ok();
+  };
+  EXPECT_TRUE(refused([](KvOffer& o) { o.lease = Time(0); }));
+  EXPECT_TRUE(refused([](KvOffer& o) { o.lease = std::chrono::hours(25); }));
+  EXPECT_TRUE(refused([](KvOffer& o) { o.buffers.clear(); }));
+  EXPECT_TRUE(refused([](KvOffer& o) { o.buffers[0].region.size = o.layout.bytes(); }));
+
+  request.pull = true;
+  request.lease = std::chrono::seconds(9);
+  EXPECT_FALSE(encode_kv_request(request, body).ok()) << "nobody is to write";
+  request.buffers.clear();
+  request.counters.clear();
+  ASSERT_TRUE(encode_kv_request(request, body).ok());
+  KvLoadRequest again;
+  EXPECT_FALSE(decode_kv_request(body, again, kKvVersion).ok());
+  ASSERT_TRUE(decode_kv_request(body, again, kKvPullVersion).ok());
+  EXPECT_TRUE(again.pull);
+  EXPECT_EQ(again.lease, request.lease);
+  EXPECT_EQ(again.blocks, request.blocks);
+  request.lease = Time(0);
+  EXPECT_FALSE(check_kv_request(request).ok());
+
+  const std::vector<uint32_t> blocks = {7, 5, 6};
+  KvReady ready;
+  ASSERT_TRUE(decode_kv_ready(encode_kv_ready(3, 9, blocks), ready).ok());
+  EXPECT_EQ(ready.layer, 3u);
+  EXPECT_EQ(ready.first_block, 9u);
+  EXPECT_EQ(ready.blocks, blocks);
+  EXPECT_FALSE(decode_kv_ready(encode_kv_ready(3, 9, {}), ready).ok());
+  EXPECT_FALSE(decode_kv_ready(encode_kv_ready(3, 9, blocks) + "x", ready).ok());
+  // A load has many of these under way, and parts of two are not told apart.
+  for (const size_t count : {KvReady::kMaxBlocks, KvReady::kMaxBlocks + 1}) {
+    size_t offset = 0;
+    std::string notification;
+    encode_kv_part(KvMessageKind::kReady, 1, encode_kv_ready(0, 0, std::vector<uint32_t>(count, 1)),
+                   offset, notification);
+    KvMessagePart part;
+    EXPECT_EQ(decode_kv_part(notification, part).ok(), count == KvReady::kMaxBlocks);
+  }
+  const auto lease = decode_kv_lease(encode_kv_lease({4, Time(5)}));
+  ASSERT_TRUE(lease.ok());
+  EXPECT_EQ(lease->number, 4u);
+  EXPECT_EQ(lease->lease, Time(5));
+  EXPECT_FALSE(decode_kv_lease(encode_kv_lease({4, Time(0)})).ok());
+  EXPECT_FALSE(decode_kv_lease(encode_kv_lease({4, Time(5)}) + "x").ok());
 }
 
 TEST(KvMessages, FailuresKeepCodeAndText) {

@@ -48,6 +48,8 @@ struct KvPairOptions {
   std::string shape;  // of the prefill worker's link
   Timeline* timeline = nullptr;
   uint32_t max_transfers = 4096;
+  bool allow_pull = false;
+  Time max_lease = kLongEnough;
   KvLayout prefill_layout = test_layout(60);
   KvLayout decode_layout = test_layout(80);
 };
@@ -57,6 +59,8 @@ struct KvPair {
     BatonConnectorOptions p = options_for(options.provider, "prefill-0");
     BatonConnectorOptions d = options_for(options.provider, "decode-0");
     p.mode = options.mode;
+    p.allow_pull = options.allow_pull;
+    p.max_lease = options.max_lease;
     p.progress_thread = d.progress_thread = options.threads;
     p.worker.timeline = d.worker.timeline = options.timeline;
     p.worker.max_transfers = d.worker.max_transfers = options.max_transfers;

@@ -9,6 +9,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/kvtransfer/kv_pair.h"
@@ -49,6 +50,7 @@ class Process {
  public:
   static constexpr const char* kPrefill = "--prefill";
   static constexpr const char* kDecode = "--decode";
+  static constexpr const char* kDecodePulls = "--decode-pulls";
 
   Process(const char* role, const std::string& provider, uint32_t stop_before_layer,
           const Line& line) {
@@ -83,9 +85,19 @@ class Process {
   pid_t pid_;
 };
 
+KvLoad load_of(KvRequestId id, const std::string& prefill, bool pull) {
+  KvLoad load;
+  load.id = id;
+  load.prefill = prefill;
+  load.pull = pull;
+  return load;
+}
+
 // An engine that tells its address and prefills for ever.
 void prefill_main(const std::string& provider, uint32_t stop_before_layer, Line& out) {
-  auto made = make_baton_connector(options_for(provider, "prefill-0"));
+  BatonConnectorOptions options = options_for(provider, "prefill-0");
+  options.allow_pull = true;
+  auto made = make_baton_connector(options);
   if (!made.ok()) _exit(1);
   TestPrefill prefill(**made, test_layout(60), 1);
   prefill.stop_before_layer(stop_before_layer);
@@ -97,12 +109,16 @@ void prefill_main(const std::string& provider, uint32_t stop_before_layer, Line&
 }
 
 // An engine that asks the prefill worker it is told of for two loads.
-void decode_main(const std::string& provider, Line& in) {
+void decode_main(const std::string& provider, bool pull, Line& in) {
   const std::string address = in.get();
   auto made = make_baton_connector(options_for(provider, "decode-0"));
   if (!made.ok()) _exit(1);
   TestDecode decode(**made, test_layout(80), 2);
-  if (!decode.start(1, address, 40).ok() || !decode.start(2, address, 12).ok()) _exit(2);
+  for (const KvRequestId id : {1, 2}) {
+    KvLoad load = load_of(id, address, pull);
+    if (pull) load.lease = std::chrono::seconds(2);
+    if (!decode.start(std::move(load), id == 1 ? 40 : 12).ok()) _exit(2);
+  }
   while (true) decode.step();
 }
 
@@ -118,7 +134,8 @@ class KvProcessesTest : public OverEveryProvider<std::string> {
 };
 
 TEST_P(KvProcessesTest, DecodeWaitsLayerByLayer) {
-  for (const bool threads : {false, true}) {
+  for (const auto& [threads, pull] :
+       {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
     Line line;
     Process prefill(Process::kPrefill, GetParam(), UINT32_MAX, line);
     const std::string address = line.get();
@@ -128,7 +145,7 @@ TEST_P(KvProcessesTest, DecodeWaitsLayerByLayer) {
     ASSERT_NE(connector, nullptr);
     TestDecode decode(*connector, test_layout(80), 2);
     for (KvRequestId id = 1; id <= 20; ++id) {
-      ASSERT_TRUE(decode.start(id, address, 60).ok());
+      ASSERT_TRUE(decode.start(load_of(id, address, pull), 60).ok());
       for (uint32_t layer = 0; layer < 6; ++layer) {
         const absl::Status status = connector->wait_for_layer(id, layer);
         ASSERT_TRUE(status.ok()) << status;
@@ -152,7 +169,7 @@ TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
   TestDecode decode(*connector, test_layout(80), 2);
   const std::string address = first_line.get();
   ASSERT_TRUE(decode.start(1, address, 40).ok());
-  ASSERT_TRUE(decode.start(2, address, 40).ok());
+  ASSERT_TRUE(decode.start(load_of(2, address, true), 40).ok());
   ASSERT_TRUE(
       run(decode, [&] { return decode.load(1).verified == 2 && decode.load(2).verified == 2; }));
   first.kill_now();
@@ -163,7 +180,7 @@ TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
   EXPECT_FALSE(decode.load(2).status.ok());
   EXPECT_EQ(decode.cache().free_blocks(), 80u);
 
-  ASSERT_TRUE(decode.start(3, second_line.get(), 79).ok());
+  ASSERT_TRUE(decode.start(load_of(3, second_line.get(), true), 79).ok());
   ASSERT_TRUE(run(decode, [&] { return decode.open() == 0; }));
   EXPECT_EQ(decode.load(3).verified, 6u) << decode.load(3).status;
   EXPECT_FALSE(decode.load(3).wrong);
@@ -193,6 +210,30 @@ TEST_P(KvProcessesTest, AKilledDecodeMakesItsJobsUnwanted) {
   EXPECT_EQ(prefill.cache().free_blocks(), 60u);
 }
 
+TEST_P(KvProcessesTest, AKilledDecodeThatPulledLetsGoOfItsBlocks) {
+  Line line;
+  Process decode(Process::kDecodePulls, GetParam(), 0, line);
+  BatonConnectorOptions options = options_for(GetParam(), "prefill-0");
+  options.allow_pull = true;
+  auto connector = make_or_fail(options);
+  ASSERT_NE(connector, nullptr);
+  TestPrefill prefill(*connector, test_layout(60), 1);
+  prefill.stop_before_layer(2);
+  line.put(connector->address());
+  const auto step_until = [&](const std::function<bool()>& ready) {
+    for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
+      prefill.step();
+      if (ready()) return true;
+    }
+    return false;
+  };
+  ASSERT_TRUE(step_until([&] { return prefill.jobs_seen() == 2; }));
+  decode.kill_now();
+  ASSERT_TRUE(step_until([&] { return prefill.open_jobs() == 0; }));
+  EXPECT_EQ(prefill.unwanted(), 2u);
+  EXPECT_EQ(prefill.cache().free_blocks(), 60u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Providers, KvProcessesTest, ::testing::ValuesIn(real_providers()),
                          [](const auto& param) { return param.param; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvProcessesTest);
@@ -203,9 +244,10 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvProcessesTest);
 int main(int argc, char** argv) {
   using baton::kvtransfer::Process;
   const std::string_view role = argc == 6 ? argv[1] : "";
-  if (role == Process::kPrefill || role == Process::kDecode) {
+  if (role == Process::kPrefill || role == Process::kDecode || role == Process::kDecodePulls) {
     baton::kvtransfer::Line line(std::stoi(argv[4]), std::stoi(argv[5]));
-    if (role == Process::kDecode) baton::kvtransfer::decode_main(argv[2], line);
+    if (role == Process::kDecode) baton::kvtransfer::decode_main(argv[2], false, line);
+    if (role == Process::kDecodePulls) baton::kvtransfer::decode_main(argv[2], true, line);
     baton::kvtransfer::prefill_main(argv[2], static_cast<uint32_t>(std::stoul(argv[3])), line);
   }
   testing::InitGoogleTest(&argc, argv);

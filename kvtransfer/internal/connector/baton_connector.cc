@@ -30,9 +30,12 @@ class BatonConnector final : public KvConnector {
  public:
   BatonConnector(std::unique_ptr<Worker> worker, const BatonConnectorOptions& options)
       : huge_pages_(options.huge_pages),
+        // Peers write into it where it is decode's; they read it where prefill lets them.
+        access_(options.allow_pull ? Access::kRemoteReadWrite : Access::kRemoteWrite),
         worker_(std::move(worker)),
         mailbox_(*worker_),
-        jobs_(*worker_, mailbox_, options.worker.timeline, options.mode == KvSendMode::kSerialized),
+        jobs_(*worker_, mailbox_, options.worker.timeline,
+              {options.mode == KvSendMode::kSerialized, options.allow_pull, options.max_lease}),
         loads_(*worker_, mailbox_, options.worker.timeline, options.worker.name) {
     if (options.progress_thread.value_or(options.worker.shape.has_value())) {
       ProgressThread::Options how;
@@ -45,9 +48,12 @@ class BatonConnector final : public KvConnector {
     thread_ = nullptr;
     // Transfers under way use the cache: end them before it goes.
     jobs_.abandon();
-    for (int round = 0; jobs_.open_transfers() > 0 && round < 1000; ++round) {
+    loads_.abandon();
+    const auto open = [&] { return jobs_.open_transfers() + loads_.open_transfers() > 0; };
+    for (int round = 0; open() && round < 1000; ++round) {
       bool moved = worker_->progress();
       moved = jobs_.progress() || moved;
+      moved = loads_.progress() || moved;
       if (!moved) poll(nullptr, 0, 1);
     }
     pool_ = nullptr;
@@ -64,7 +70,7 @@ class BatonConnector final : public KvConnector {
     absl::Status status;
     for (size_t i = 0; i < buffers.size() && status.ok(); ++i) {
       absl::StatusOr<MemoryRegion> region =
-          worker_->register_memory(buffers[i], layout.buffers[i].bytes, Access::kRemoteWrite);
+          worker_->register_memory(buffers[i], layout.buffers[i].bytes, access_);
       status = region.status();
       if (!status.ok()) break;
       absl::StatusOr<RemoteRegion> remote = worker_->remote_region(*region);
@@ -84,8 +90,7 @@ class BatonConnector final : public KvConnector {
     PoolOptions options;
     options.huge_pages = huge_pages_;
     options.slab_bytes = 4096;  // the cache gets a slab of its own
-    // Peers write into it; nobody reads it from outside.
-    options.access = Access::kRemoteWrite;
+    options.access = access_;
     auto pool = MemoryPool::create(*worker_, options);
     if (!pool.ok()) return pool.status();
     std::vector<uint64_t> begins;
@@ -199,7 +204,8 @@ class BatonConnector final : public KvConnector {
   }
 
   void use_cache(const KvLayout& layout, std::vector<KvCacheMemory::Buffer> buffers) {
-    cache_.set_layout(layout);
+    cache_.layout = layout;
+    cache_.layers = layers_of(layout);
     cache_.buffers = std::move(buffers);
     jobs_.set_cache(&cache_);
     loads_.set_cache(&cache_);
@@ -222,22 +228,27 @@ class BatonConnector final : public KvConnector {
       }
       any = true;
     }
-    any |= mailbox_.flush();
+    any |= jobs_.end_leases();
     any |= loads_.progress();
+    any |= mailbox_.flush();
     return any;
   }
 
   void dispatch(const KvMessage& message) {
     if (!message.status.ok()) {
-      // Only a request has somebody who waits for an answer; the rest is not worth one.
-      if (message.kind == KvMessageKind::kRequest && message.load != 0) {
+      // Only a request has somebody who waits for an answer; the rest is not worth one. Who answers
+      // in another version will never be understood.
+      if (message.load == 0) return;
+      if (message.kind == KvMessageKind::kRequest) {
         jobs_.on_bad_request(message.peer, message.load, message.status);
+      } else if (absl::IsFailedPrecondition(message.status)) {
+        loads_.on_bad_answer(message.peer, message.load, message.status);
       }
       return;
     }
     switch (message.kind) {
       case KvMessageKind::kRequest:
-        return jobs_.on_request(message.peer, message.load, message.body);
+        return jobs_.on_request(message.peer, message.load, message.body, message.version);
       case KvMessageKind::kCancel:
         return jobs_.on_cancel(message.peer, message.load);
       case KvMessageKind::kDone:
@@ -248,6 +259,16 @@ class BatonConnector final : public KvConnector {
         return loads_.on_cancelled(message.peer, message.load);
       case KvMessageKind::kRenew:
         return jobs_.on_renew(message.peer, message.load, message.body);
+      case KvMessageKind::kOffer:
+        return loads_.on_offer(message.peer, message.load, message.body);
+      case KvMessageKind::kReady:
+        return loads_.on_ready(message.peer, message.load, message.body);
+      case KvMessageKind::kPulled:
+        return jobs_.on_pulled(message.peer, message.load);
+      case KvMessageKind::kRenewLease:
+        return jobs_.on_renew_lease(message.peer, message.load, message.body);
+      case KvMessageKind::kLeaseRenewed:
+        return loads_.on_lease_renewed(message.peer, message.load, message.body);
       case KvMessageKind::kProbe:
         return;
     }
@@ -277,6 +298,7 @@ class BatonConnector final : public KvConnector {
   }
 
   const bool huge_pages_;
+  const Access access_;
   std::unique_ptr<Worker> worker_;
   KvMailbox mailbox_;
   KvJobs jobs_;

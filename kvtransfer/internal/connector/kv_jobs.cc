@@ -8,25 +8,16 @@
 #include "absl/strings/str_cat.h"
 
 namespace baton::kvtransfer {
-void KvCacheMemory::set_layout(const KvLayout& new_layout) {
-  layout = new_layout;
-  layers.clear();
-  for (uint32_t g = 0; g < layout.groups.size(); ++g) {
-    for (uint32_t layer : layout.groups[g].layers) layers.push_back({layer, g});
-  }
-  std::sort(layers.begin(), layers.end(),
-            [](const Layer& a, const Layer& b) { return a.layer < b.layer; });
-}
 
 // --- from peers ----------------------------------------------------------------------------------
 
-void KvJobs::on_request(PeerId peer, uint64_t load, std::string_view body) {
+void KvJobs::on_request(PeerId peer, uint64_t load, std::string_view body, uint16_t version) {
   if (worker_.peer_state(peer) == PeerState::kDown) return;  // nobody to serve
   PeerRecord& state = peers_[peer_key(peer)];
   absl::StatusOr<bool> fresh = state.seen.add(load);
   if (fresh.ok() && !*fresh) return;  // cancelled before it came, or sent twice
   absl::Status status = fresh.status();
-  if (status.ok()) status = decode_kv_request(body, incoming_);
+  if (status.ok()) status = decode_kv_request(body, incoming_, version);
   if (status.ok()) status = accept(peer, load, state);
   if (!status.ok()) on_bad_request(peer, load, status);
 }
@@ -46,6 +37,9 @@ absl::Status KvJobs::accept(PeerId peer, uint64_t load, PeerRecord& state) {
   }
   auto plan = plan_for(state, incoming_);
   if (!plan.ok()) return plan.status();
+  if (incoming_.pull) {
+    if (absl::Status status = prepare_offer(incoming_); !status.ok()) return status;
+  }
   absl::StatusOr<KvSendJob*> job = job_for(incoming_);
   if (!job.ok()) return job.status();
   std::unique_ptr<KvPush> owned;
@@ -61,10 +55,17 @@ absl::Status KvJobs::accept(PeerId peer, uint64_t load, PeerRecord& state) {
   push.job = *job;
   push.peer = peer;
   push.load = load;
-  push.plan = *std::move(plan);
-  push.deadline = worker_.clock().now() + push.request.timeout;
+  push.route.begin(*std::move(plan), push.request);
   by_load_[Key(peer_key(peer), load)] = &push;
-  lay_out(push);
+  const Time now = worker_.clock().now();
+  if (push.request.pull) {
+    // Decode has the deadline, and lets its lease run out.
+    push.lease = offer_.lease;
+    push.hold_until = now + push.lease;
+    mailbox_.send(peer, KvMessageKind::kOffer, load, offer_body_);
+  } else {
+    push.deadline = now + push.request.timeout;
+  }
   catch_up(push);
   return absl::OkStatus();
 }
@@ -103,8 +104,8 @@ KvSendJob& KvJobs::open_job(const std::string& key, uint64_t tokens) {
   job.tokens = tokens;
   if (!key.empty()) {
     by_key_[key] = &job;
-    for (const KvCacheMemory::Layer& layer : cache_->layers) {
-      job.pages.emplace_back(cache_->layout.blocks_for(tokens, layer.group), KvPush::kNotSaved);
+    for (const KvLayerPlace& layer : cache_->layers) {
+      job.pages.emplace_back(cache_->layout.blocks_for(tokens, layer.group), KvRoute::kNotSaved);
     }
   }
   jobs_[job.number] = std::move(owned);
@@ -117,8 +118,10 @@ void KvJobs::on_cancel(PeerId peer, uint64_t load) {
   absl::StatusOr<bool> overtook = peers_[peer_key(peer)].seen.add(load);
   if (!overtook.ok()) return;  // no promise can be kept: decode keeps its blocks in quarantine
   KvPush* push = find(peer, load);
+  if (push != nullptr && push->request.pull) push->released = true;  // its reads have ended
   if (push == nullptr || push->told) {
     mailbox_.send(peer, KvMessageKind::kCancelled, load);
+    if (push != nullptr) settle(*push);
     return;
   }
   push->cancelled = true;
@@ -128,18 +131,20 @@ void KvJobs::on_cancel(PeerId peer, uint64_t load) {
 void KvJobs::on_renew(PeerId peer, uint64_t load, std::string_view body) {
   KvPush* push = find(peer, load);
   absl::StatusOr<Time> timeout = decode_kv_renewal(body);
-  if (push == nullptr || !timeout.ok()) return;
+  if (push == nullptr || push->request.pull || !timeout.ok()) return;
   push->deadline = worker_.clock().now() + *timeout;
 }
 
 void KvJobs::on_peer_down(PeerId peer, const absl::Status& why) {
   peers_.erase(peer_key(peer));
-  std::vector<KvPush*> orphans;
+  std::vector<Key> orphans;
   for (auto& [key, push] : by_load_) {
-    if (push->peer == peer) orphans.push_back(push);
+    if (push->peer == peer) orphans.push_back(key);
   }
-  for (KvPush* push : orphans) {
-    push->told = true;  // nobody is there to be told
+  for (const Key& key : orphans) {
+    KvPush* push = find(peer, key.second);
+    if (push == nullptr) continue;  // its job went with another of them
+    push->told = true;              // nobody is there to be told
     if (push->wanted) {
       ++jobs_failed_;
       push->why = absl::UnavailableError(
@@ -274,7 +279,7 @@ absl::Status KvJobs::save_layer(uint64_t number, uint32_t layer, uint32_t first_
   }
   for (size_t i = 0; i < blocks.size() && !job->pages.empty(); ++i) {
     uint32_t& page = job->pages[layer][first_block + i];
-    if (page == KvPush::kNotSaved) page = blocks[i];
+    if (page == KvRoute::kNotSaved) page = blocks[i];
   }
   for (const std::unique_ptr<KvPush>& push : job->pushes) {
     if (push->wanted) save(*push, layer, first_block, blocks);
@@ -282,28 +287,11 @@ absl::Status KvJobs::save_layer(uint64_t number, uint32_t layer, uint32_t first_
   return absl::OkStatus();
 }
 
-// Blocks before the first are at decode already; blocks saved before are on their way.
 void KvJobs::save(KvPush& push, uint32_t layer, uint64_t first_block,
                   absl::Span<const uint32_t> blocks) {
-  const KvPush::Layer& place = push.layers[layer];
-  const KvBlockRange wanted = place.blocks;
-  uint32_t* const pages = push.pages.data() + place.pages;
-  KvBlockRange run;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const uint64_t at = first_block + i;
-    const bool fresh = at >= wanted.first && at - wanted.first < wanted.count &&
-                       blocks[i] != KvPush::kNotSaved &&
-                       pages[at - wanted.first] == KvPush::kNotSaved;
-    if (fresh) {
-      pages[at - wanted.first] = blocks[i];
-      ++push.saved;
-      if (run.count++ == 0) run.first = at;
-    }
-    const bool last = i + 1 == blocks.size();
-    if (run.count == 0 || (fresh && !last)) continue;
-    if (!serialized_ && push.wanted) send_blocks(push, layer, run);
-    run = {};
-  }
+  push.route.save(layer, first_block, blocks, [&](KvBlockRange run) {
+    if (!options_.serialized && push.wanted) send_blocks(push, layer, run);
+  });
 }
 
 void KvJobs::catch_up(KvPush& push) {
@@ -326,13 +314,14 @@ void KvJobs::finish_job(uint64_t number, const absl::Status& outcome) {
 
 void KvJobs::finish(KvPush& push) {
   if (!push.job->outcome.ok()) return fail(push, push.job->outcome);
-  if (push.saved != push.pages.size()) {
+  const KvRoute& route = push.route;
+  if (!route.all_saved()) {
     return fail(push, absl::InternalError(absl::StrCat("prefill finished with ",
-                                                       push.pages.size() - push.saved, " of ",
-                                                       push.pages.size(), " blocks missing")));
+                                                       route.pages.size() - route.saved, " of ",
+                                                       route.pages.size(), " blocks missing")));
   }
-  for (uint32_t layer = 0; serialized_ && layer < push.layers.size() && push.wanted; ++layer) {
-    if (push.layers[layer].blocks.count > 0) send_blocks(push, layer, push.layers[layer].blocks);
+  for (uint32_t l = 0; options_.serialized && l < route.layers.size() && push.wanted; ++l) {
+    if (route.layers[l].blocks.count > 0) send_blocks(push, l, route.layers[l].blocks);
   }
   settle(push);
 }

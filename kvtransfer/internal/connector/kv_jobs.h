@@ -5,6 +5,10 @@
 // moves any more and no load of it is still to come. One message ends a push for decode - done,
 // failed or cancelled - and is sent only when no transfer of it is open: when decode has it, its
 // blocks are quiet.
+//
+// Where decode pulls, nothing is written: the blocks are offered and said to be ready
+// (kv_offers.cc). They are held until decode has said that it reads no more, or its lease is over,
+// whichever way the push ended: who died may be reading until then.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +26,7 @@
 #include "absl/types/span.h"
 #include "kvtransfer/internal/connector/kv_mailbox.h"
 #include "kvtransfer/internal/connector/kv_messages.h"
+#include "kvtransfer/internal/connector/kv_route.h"
 #include "kvtransfer/internal/connector/kv_sends.h"
 #include "kvtransfer/kv_connector.h"
 #include "kvtransfer/kv_layout.h"
@@ -36,49 +41,34 @@ struct KvCacheMemory {
     MemoryRegion region;
     KvRemoteBuffer remote;  // the same, for peers
   };
-  struct Layer {
-    uint32_t layer = 0;  // the model's number
-    uint32_t group = 0;
-  };
   KvLayout layout;
-  std::vector<Buffer> buffers;  // of the layout
-  std::vector<Layer> layers;    // in ascending order: what the engine calls layer 0, 1, ...
-
-  void set_layout(const KvLayout& new_layout);
+  std::vector<Buffer> buffers;       // of the layout
+  std::vector<KvLayerPlace> layers;  // of it
 };
 
 struct KvSendJob;
 
 // A job's way to one load.
 struct KvPush {
-  struct Layer {
-    KvBlockRange blocks;   // of ours, to send
-    size_t pages = 0;      // where they are in `pages`
-    size_t part = 0;       // of the plan
-    uint32_t index = 0;    // of the layer in it
-    uint32_t counter = 0;  // decode's number for the layer
-    KvTokens tokens;       // to send
-  };
   KvSendJob* job = nullptr;
   PeerId peer;
   uint64_t load = 0;  // the peer's number
   KvLoadRequest request;
-  std::shared_ptr<const KvPlan> plan;
-  std::vector<Layer> layers;        // of ours
-  std::vector<uint32_t> pages;      // ours that hold the blocks, layer after layer; kNotSaved
-  uint64_t saved = 0;               // entries of `pages` that are set
-  uint64_t bytes = 0;               // to send
-  uint64_t landed = 0;              // of them, those whose transfer is done
-  std::vector<uint64_t> landed_in;  // each of request.blocks
+  KvRoute route;
   Time deadline = kNever;
   std::vector<KvSend*> sends;  // not ended; the page lists of these lie in `pages`
   bool wanted = true;
   bool told = false;       // decode knows how it ended
   bool cancelled = false;  // by decode
   absl::Status why;        // it is not wanted, unless cancelled
+  // Of one that decode pulls.
+  Time lease{};  // granted
+  Time hold_until = kNever;
+  bool released = false;  // decode reads no more, or its lease is over
 
-  static constexpr uint32_t kNotSaved = UINT32_MAX;
-  bool over() const { return told && sends.empty(); }
+  bool held() const { return request.pull && !released && route.saved > 0; }
+  bool leased() const { return held() || (request.pull && !released && !told); }
+  bool over() const { return told && sends.empty() && !held(); }
 };
 
 struct KvSendJob {
@@ -88,7 +78,8 @@ struct KvSendJob {
   std::vector<std::unique_ptr<KvPush>> pushes;
   uint32_t loads_to_come = 0;
   Time lease = kNever;  // until when they may come
-  // With a key, for loads that are still to come: our pages, by layer and block; kNotSaved.
+  // With a key, for loads that are still to come: our pages, by layer and block, or
+  // KvRoute::kNotSaved.
   std::vector<std::vector<uint32_t>> pages;
   std::string payload;
   bool taken = false;     // by next_job(), or bound by the engine
@@ -100,22 +91,29 @@ class KvJobs {
  public:
   static constexpr size_t kMaxJobs = 4096;
 
-  // `serialized`: blocks are sent only when the job is finished. `timeline` may be null.
-  KvJobs(Worker& worker, KvMailbox& mailbox, Timeline* timeline, bool serialized)
+  struct Options {
+    bool serialized = false;  // blocks are sent only when the job is finished
+    bool allow_pull = false;
+    Time max_lease = kNever;  // that is granted to who pulls
+  };
+  // `timeline` may be null.
+  KvJobs(Worker& worker, KvMailbox& mailbox, Timeline* timeline, const Options& options)
       : worker_(worker),
         mailbox_(mailbox),
         timeline_(timeline),
-        serialized_(serialized),
+        options_(options),
         sends_(worker) {}
 
   void set_cache(const KvCacheMemory* cache) { cache_ = cache; }
 
   // From peers.
-  void on_request(PeerId peer, uint64_t load, std::string_view body);
+  void on_request(PeerId peer, uint64_t load, std::string_view body, uint16_t version);
   // What was to be a request cannot be read.
   void on_bad_request(PeerId peer, uint64_t load, const absl::Status& why);
   void on_cancel(PeerId peer, uint64_t load);
   void on_renew(PeerId peer, uint64_t load, std::string_view body);
+  void on_pulled(PeerId peer, uint64_t load);
+  void on_renew_lease(PeerId peer, uint64_t load, std::string_view body);
   void on_peer_down(PeerId peer, const absl::Status& why);
 
   // From the engine, as KvConnector says.
@@ -131,6 +129,9 @@ class KvJobs {
 
   // Hears of ended transfers, retries, looks at deadlines. True if anything happened.
   bool progress();
+  // Frees what was held under leases that are over. To be called when all messages that have come
+  // were taken: they may renew them.
+  bool end_leases();
   Time next_deadline() const;  // kNever: none
   // Disconnects every peer with open transfers, so that they end.
   void abandon();
@@ -155,7 +156,6 @@ class KvJobs {
   KvSendJob& open_job(const std::string& key, uint64_t tokens);
   KvSendJob* find(uint64_t job) const;
   KvPush* find(PeerId peer, uint64_t load) const;
-  void lay_out(KvPush& push) const;
   absl::Status check_blocks(const KvSendJob& job, uint32_t layer, uint32_t first_block,
                             absl::Span<const uint32_t> blocks) const;
   void save(KvPush& push, uint32_t layer, uint64_t first_block, absl::Span<const uint32_t> blocks);
@@ -163,12 +163,12 @@ class KvJobs {
   void finish(KvPush& push);
   bool may_still_come(const KvSendJob& job) const;
 
+  absl::Status prepare_offer(const KvLoadRequest& request);  // into offer_ and offer_body_
+  void announce(const KvPush& push, uint32_t layer, KvBlockRange blocks);
   void send_blocks(KvPush& push, uint32_t layer, KvBlockRange blocks);
   bool submit(KvSend& send);  // false: no slot, keep it
   void drop(KvSend& send);    // out of its push, record reused
   void on_ended(KvSend& send);
-  void count(KvPush& push, const KvSend& send);
-  std::string arrived_blocks(const KvPush& push) const;
   void fail(KvPush& push, const absl::Status& why);
   void stop(KvPush& push);
   void settle(KvPush& push);
@@ -177,7 +177,7 @@ class KvJobs {
   Worker& worker_;
   KvMailbox& mailbox_;
   Timeline* const timeline_;
-  const bool serialized_;
+  const Options options_;
   const KvCacheMemory* cache_ = nullptr;
   KvSends sends_;
   std::deque<KvSend*> waiting_;  // for a slot of the worker
@@ -188,7 +188,9 @@ class KvJobs {
   absl::flat_hash_map<uint64_t, PeerRecord> peers_;  // by peer_key()
   std::deque<uint64_t> fresh_;                       // not taken yet
   std::vector<std::unique_ptr<KvPush>> spare_;       // their vectors keep their memory
-  KvLoadRequest incoming_;
+  KvLoadRequest incoming_;                           // scratch, as are offer_ and offer_body_
+  KvOffer offer_;
+  std::string offer_body_;
   uint64_t bytes_sent_ = 0;
   uint64_t jobs_failed_ = 0;
 };

@@ -1,4 +1,4 @@
-// The decode side: starts loads, follows their counters, and finds out when prefill has died.
+// The decode side: starts loads, follows how far they are, probes who is silent, ends them.
 #include "kvtransfer/internal/connector/kv_loads.h"
 
 #include <algorithm>
@@ -47,12 +47,18 @@ absl::Status KvLoads::start(KvLoad load) {
   request_.blocks = std::move(load.blocks);
   request_.layout = cache_->layout;
   request_.share = {static_cast<uint32_t>(load.shards.size()), 0, turn_of(name_)};
+  request_.pull = load.pull;
+  request_.lease = std::min(load.lease, KvLoadRequest::kMaxTimeout);
   request_.buffers.clear();
   for (const KvCacheMemory::Buffer& buffer : cache_->buffers) {
-    request_.buffers.push_back(buffer.remote);
+    if (!load.pull) request_.buffers.push_back(buffer.remote);
   }
 
-  if (absl::Status status = allocate_counters(record->counters); !status.ok()) return status;
+  if (load.pull) {
+    record->arrived.resize(cache_->layers.size());
+  } else if (absl::Status status = allocate_counters(record->counters); !status.ok()) {
+    return status;
+  }
   request_.counters.clear();
   for (CounterId id : record->counters) request_.counters.push_back(worker_.remote_counter(id));
   absl::Status status = check_kv_request(request_);
@@ -67,7 +73,7 @@ absl::Status KvLoads::start(KvLoad load) {
   }
 
   record->blocks = request_.blocks;
-  for (const KvCacheMemory::Layer& layer : cache_->layers) {
+  for (const KvLayerPlace& layer : cache_->layers) {
     const KvGroup& group = cache_->layout.groups[layer.group];
     const KvTokens kept = kept_tokens(group, request_.first_token, request_.tokens.size());
     const uint64_t tokens = kept.end - kept.begin;
@@ -83,12 +89,20 @@ absl::Status KvLoads::start(KvLoad load) {
   }
   record->timeout = request_.timeout;
   record->deadline = worker_.clock().now() + request_.timeout;
+  if (load.pull) record->request = std::make_shared<KvLoadRequest>(request_);
   // Nothing can fail any more: ask them all.
   for (Source& source : record->sources) {
     PeerRecord& peer = peers_[peer_key(source.peer)];
     source.number = ++peer.last_number;
     peer.probe_at = std::min(peer.probe_at, worker_.clock().now() + kProbeInterval);
-    mailbox_.send(source.peer, KvMessageKind::kRequest, source.number, source.arrived);
+    if (source.pull != nullptr) {
+      source.pull->number = source.number;
+      source.pull->request = record->request;
+      source.pull->arrived = &record->arrived;
+      pulls_.begin(*source.pull);
+    }
+    mailbox_.send(source.peer, KvMessageKind::kRequest, source.number, source.arrived,
+                  request_.version());
     source.arrived.clear();
     by_number_[Key(peer_key(source.peer), source.number)] = record.get();
     last_peer_ = source.peer;
@@ -113,6 +127,11 @@ absl::Status KvLoads::ask(Load& load, const std::string& address) {
   if (!peer.ok()) return peer.status();
   source.peer = *peer;
   source.name = name_of(address);
+  if (request_.pull) {
+    source.pull = std::make_unique<KvPull>();
+    source.pull->peer = *peer;
+    source.pull->share = request_.share;
+  }
   load.sources.push_back(std::move(source));
   return absl::OkStatus();
 }
@@ -162,8 +181,11 @@ KvLoads::Load* KvLoads::find(PeerId peer, uint64_t number, Source** source) {
 // Counts the layers that are here; true if there are more than before.
 bool KvLoads::refresh(Load& load) {
   const uint32_t before = load.loaded;
-  while (!load.complete() &&
-         worker_.counter_value(load.counters[load.loaded]) >= load.counts[load.loaded]) {
+  const auto here = [&](uint32_t layer) {
+    return load.counters.empty() ? load.arrived[layer]
+                                 : worker_.counter_value(load.counters[layer]);
+  };
+  while (!load.complete() && here(load.loaded) >= load.counts[load.loaded]) {
     if (timeline_ != nullptr) {
       const Time now = worker_.clock().now();
       timeline_->add({"arrival", absl::StrCat("layer ", load.loaded, " is here"), now, now, load.id,
@@ -183,8 +205,15 @@ void KvLoads::fail(Load& load, const std::string& source, const absl::Status& wh
   load.failure =
       absl::Status(why.code(), absl::StrCat("the KV of request ", load.id, " will not come from ",
                                             source.empty() ? load.sources.front().name : source,
-                                            " (", load.loaded, " of ", load.counters.size(),
+                                            " (", load.loaded, " of ", load.counts.size(),
                                             " layers are here): ", why.message()));
+  stop_pulls(load);
+}
+
+void KvLoads::stop_pulls(Load& load) {
+  for (Source& source : load.sources) {
+    if (source.pull != nullptr) pulls_.stop(*source.pull);
+  }
 }
 
 uint32_t KvLoads::layers_loaded(KvRequestId id) {
@@ -199,9 +228,9 @@ absl::Status KvLoads::status(KvRequestId id) {
   if (load == nullptr) return absl::NotFoundError(absl::StrCat("there is no load ", id));
   if (load->deadline <= worker_.clock().now()) {
     fail(*load, "",
-         absl::DeadlineExceededError(absl::StrCat(
-             "it took longer than ", std::chrono::duration<double>(load->timeout).count(),
-             " s; ask another worker, compute it here, or allow more time")));
+         absl::DeadlineExceededError(
+             absl::StrCat("it took longer than ", seconds_of(load->timeout),
+                          " s; ask another worker, compute it here, or allow more time")));
   }
   return load->failure;
 }
@@ -209,12 +238,14 @@ absl::Status KvLoads::status(KvRequestId id) {
 bool KvLoads::end(KvRequestId id) {
   Load* load = find(id);
   if (load == nullptr) return true;
+  stop_pulls(*load);
   if (!load->quiet()) {
     refresh(*load);
     // Where every layer is here, `done` is on its way.
     if (load->complete()) return false;
     for (Source& source : load->sources) {
-      if (source.quiet || std::exchange(source.cancel_sent, true)) continue;
+      if (source.pull != nullptr || source.told || std::exchange(source.cancel_sent, true))
+        continue;
       mailbox_.send(source.peer, KvMessageKind::kCancel, source.number);
     }
     if (load->failure.ok()) load->failure = absl::CancelledError("end_load() was called");
@@ -238,7 +269,7 @@ absl::Status KvLoads::renew(KvRequestId id, Time timeout) {
   load->timeout = std::min(timeout, KvLoadRequest::kMaxTimeout);
   load->deadline = worker_.clock().now() + load->timeout;
   for (const Source& source : load->sources) {
-    if (source.quiet) continue;
+    if (source.told || source.pull != nullptr) continue;
     mailbox_.send(source.peer, KvMessageKind::kRenew, source.number,
                   encode_kv_renewal(load->timeout));
   }
@@ -250,7 +281,7 @@ absl::StatusOr<std::string> KvLoads::payload(KvRequestId id) {
   if (load == nullptr) return absl::NotFoundError(absl::StrCat("there is no load ", id));
   if (!load->failure.ok()) return load->failure;
   if (!load->sources.front().done) {
-    if (!load->sources.front().quiet) {
+    if (!load->sources.front().told) {
       return absl::UnavailableError("prefill has not finished yet: ask again");
     }
     return absl::FailedPreconditionError("prefill ended without giving it: compute it here");
@@ -264,10 +295,14 @@ std::vector<uint32_t> KvLoads::failed_blocks(KvRequestId id) {
   refresh(*load);
   std::vector<uint32_t> failed;
   if (load->complete()) return failed;
+  for (Source& source : load->sources) {
+    if (source.pull == nullptr) continue;
+    source.arrived = source.pull->offered ? source.pull->route.arrived(*load->request) : "";
+  }
   for (size_t i = 0; i < load->blocks.size(); ++i) {
     const bool here =
         std::all_of(load->sources.begin(), load->sources.end(), [&](const Source& source) {
-          return source.done ||
+          return (source.done && source.pull == nullptr) ||
                  (i / 8 < source.arrived.size() && (source.arrived[i / 8] >> i % 8 & 1) != 0);
         });
     if (!here) failed.push_back(load->blocks[i]);
@@ -275,63 +310,20 @@ std::vector<uint32_t> KvLoads::failed_blocks(KvRequestId id) {
   return failed;
 }
 
-void KvLoads::on_done(PeerId peer, uint64_t number, std::string_view body) {
-  Source* source = nullptr;
-  Load* load = find(peer, number, &source);
-  if (load == nullptr || source->quiet) return;
-  source->quiet = source->done = true;
-  if (source == &load->sources.front()) load->payload = body;
-  // Every write ended before this was sent, so the counters are full when all have said so; where
-  // one is not, a peer lied.
-  const bool all = std::all_of(load->sources.begin(), load->sources.end(),
-                               [](const Source& each) { return each.done; });
-  if (all) {
-    refresh(*load);
-    if (load->complete()) return;
-    for (Source& each : load->sources) each.done = false;
-    fail(*load, source->name,
-         absl::DataLossError("prefill says that all is sent, but it has not arrived"));
-  }
-}
-
-void KvLoads::on_failed(PeerId peer, uint64_t number, std::string_view body) {
-  Source* source = nullptr;
-  Load* load = find(peer, number, &source);
-  if (load == nullptr || source->quiet) return;
-  source->quiet = true;
-  const absl::Status why = decode_kv_failure(body, &source->arrived);
-  fail(*load, source->name, why);
-}
-
-void KvLoads::on_cancelled(PeerId peer, uint64_t number) {
-  Source* source = nullptr;
-  Load* load = find(peer, number, &source);
-  if (load == nullptr || source->quiet) return;
-  source->quiet = true;
-  fail(*load, source->name, absl::CancelledError("cancelled"));
-}
-
-void KvLoads::on_peer_down(PeerId peer, const absl::Status& why) {
-  absl::erase_if(connected_, [&](const auto& entry) { return entry.second == peer; });
-  peers_.erase(peer_key(peer));
+bool KvLoads::progress() {
+  bool any = pulls_.progress();
+  const Time now = worker_.clock().now();
   for (auto& [id, load] : loads_) {
     for (Source& source : load->sources) {
-      if (source.peer != peer || source.quiet) continue;
-      source.quiet = true;  // a closed connection is fenced: nothing more comes through it
-      fail(*load, source.name,
-           absl::UnavailableError(absl::StrCat("the connection is lost: ", why.message(),
-                                               "; ask another worker or compute it here")));
+      if (source.pull == nullptr) continue;
+      const absl::Status why = source.pull->failure;
+      if (!why.ok() && !source.pull->stopped) fail(*load, source.name, why);
+      any |= pulls_.renew(*source.pull, now);
     }
-  }
-}
-
-bool KvLoads::progress() {
-  bool any = false;
-  for (auto& [id, load] : loads_) {
     any |= refresh(*load);
     if (load->failure.ok() && !load->complete()) any |= !status(id).ok();
   }
-  return probe(worker_.clock().now()) || any;
+  return probe(now) || any;
 }
 
 bool KvLoads::probe(Time now) {
@@ -341,7 +333,7 @@ bool KvLoads::probe(Time now) {
     peer.probe_at = kNever;
     for (const auto& [id, load] : loads_) {
       for (const Source& source : load->sources) {
-        if (source.quiet || peer_key(source.peer) != key || peer.probe_at != kNever) continue;
+        if (source.over() || peer_key(source.peer) != key || peer.probe_at != kNever) continue;
         mailbox_.send(source.peer, KvMessageKind::kProbe, source.number);
         peer.probe_at = now + kProbeInterval;
         any = true;
@@ -356,8 +348,21 @@ Time KvLoads::next_deadline() const {
   for (const auto& [key, peer] : peers_) first = std::min(first, peer.probe_at);
   for (const auto& [id, load] : loads_) {
     if (load->failure.ok() && !load->complete()) first = std::min(first, load->deadline);
+    for (const Source& source : load->sources) {
+      const KvPull* pull = source.pull.get();
+      if (pull != nullptr && !pull->stopped && !pull->told) first = std::min(first, pull->renew_at);
+    }
   }
   return first;
+}
+
+void KvLoads::abandon() {
+  for (auto& [id, load] : loads_) {
+    for (const Source& source : load->sources) {
+      if (source.pull == nullptr || source.pull->reads.empty()) continue;
+      worker_.disconnect(source.peer, Time::zero()).IgnoreError();
+    }
+  }
 }
 
 }  // namespace baton::kvtransfer

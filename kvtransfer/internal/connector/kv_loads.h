@@ -8,6 +8,8 @@
 // Decode only listens while a load is under way, and a listener does not notice that a machine fell
 // silent. So it sends a small probe now and then: the transport fails on that, and the peer is
 // down.
+//
+// A load that pulls reads instead (kv_pulls.h): it is quiet when its own reads have ended.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +26,7 @@
 #include "kvtransfer/internal/connector/kv_jobs.h"
 #include "kvtransfer/internal/connector/kv_mailbox.h"
 #include "kvtransfer/internal/connector/kv_messages.h"
+#include "kvtransfer/internal/connector/kv_pulls.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/timeline.h"
 #include "transport/worker.h"
@@ -36,9 +39,16 @@ class KvLoads {
 
   // `name` is this worker's, told to prefill workers. `timeline` may be null.
   KvLoads(Worker& worker, KvMailbox& mailbox, Timeline* timeline, std::string name)
-      : worker_(worker), mailbox_(mailbox), timeline_(timeline), name_(std::move(name)) {}
+      : worker_(worker),
+        mailbox_(mailbox),
+        timeline_(timeline),
+        name_(std::move(name)),
+        pulls_(worker, mailbox, timeline) {}
 
-  void set_cache(const KvCacheMemory* cache) { cache_ = cache; }
+  void set_cache(const KvCacheMemory* cache) {
+    cache_ = cache;
+    pulls_.set_cache(cache);
+  }
 
   // From the engine, as KvConnector says.
   absl::Status start(KvLoad load);
@@ -54,11 +64,19 @@ class KvLoads {
   void on_done(PeerId peer, uint64_t number, std::string_view body);
   void on_failed(PeerId peer, uint64_t number, std::string_view body);
   void on_cancelled(PeerId peer, uint64_t number);
+  void on_offer(PeerId peer, uint64_t number, std::string_view body);
+  void on_ready(PeerId peer, uint64_t number, std::string_view body);
+  void on_lease_renewed(PeerId peer, uint64_t number, std::string_view body);
+  // An answer about a load that cannot be read.
+  void on_bad_answer(PeerId peer, uint64_t number, const absl::Status& why);
   void on_peer_down(PeerId peer, const absl::Status& why);
 
   // Looks at counters and deadlines; true if a layer came or a load failed.
   bool progress();
   Time next_deadline() const;  // kNever: none
+  // Disconnects every peer with open reads, so that they end.
+  void abandon();
+  size_t open_transfers() const { return pulls_.open_reads(); }
 
   // The peer of the newest load; generation 0: none yet.
   PeerId last_peer() const { return last_peer_; }
@@ -71,17 +89,23 @@ class KvLoads {
     PeerId peer;
     uint64_t number = 0;  // of the load, for this peer
     std::string name;
-    bool quiet = false;  // nothing of it moves any more
-    bool done = false;   // it has sent all that it owes
+    bool told = false;  // it has said its last word, or is gone: what it writes moves no more
+    bool done = false;  // that word was: all that it owes is sent, or ready
     bool cancel_sent = false;
     std::string arrived;  // a bit for each block, where it failed
+    std::unique_ptr<KvPull> pull;
+    bool quiet() const { return pull != nullptr ? pull->quiet() : told; }
+    // Neither has anything to tell the other any more.
+    bool over() const { return told && (pull == nullptr || pull->told); }
   };
   struct Load {
     KvRequestId id = 0;
     std::vector<Source> sources;
     std::vector<uint32_t> blocks;
     std::string payload;
-    std::vector<CounterId> counters;
+    std::vector<CounterId> counters;  // of each layer, where prefill writes
+    std::vector<uint64_t> arrived;    // bytes of each layer, where they are read
+    std::shared_ptr<KvLoadRequest> request;
     uint32_t loaded = 0;           // layers, from 0
     std::vector<uint64_t> counts;  // of each layer's counter when all of it is here
     std::vector<uint64_t> bytes;   // of each layer: less, where rows are counted for each token
@@ -89,9 +113,9 @@ class KvLoads {
     Time deadline = kNever;
     absl::Status failure;
     bool quiet() const {
-      return std::all_of(sources.begin(), sources.end(), [](const Source& s) { return s.quiet; });
+      return std::all_of(sources.begin(), sources.end(), [](const Source& s) { return s.quiet(); });
     }
-    bool complete() const { return loaded == counters.size(); }
+    bool complete() const { return loaded == counts.size(); }
   };
   struct PeerRecord {
     uint64_t last_number = 0;
@@ -109,12 +133,14 @@ class KvLoads {
   absl::Status ask(Load& load, const std::string& address);
   bool refresh(Load& load);
   void fail(Load& load, const std::string& source, const absl::Status& why);
+  void stop_pulls(Load& load);
 
   Worker& worker_;
   KvMailbox& mailbox_;
   Timeline* const timeline_;
   const std::string name_;
   const KvCacheMemory* cache_ = nullptr;
+  KvPulls pulls_;
   absl::flat_hash_map<KvRequestId, std::unique_ptr<Load>> loads_;
   absl::flat_hash_map<Key, Load*> by_number_;
   absl::flat_hash_map<std::string, PeerId> connected_;  // by address

@@ -9,10 +9,11 @@ bool KvMailbox::post(PeerId peer, const std::string& notification) {
   return !absl::IsResourceExhausted(worker_.notify_detached(peer, notification));
 }
 
-void KvMailbox::send(PeerId peer, KvMessageKind kind, uint64_t load, std::string_view body) {
+void KvMailbox::send(PeerId peer, KvMessageKind kind, uint64_t load, std::string_view body,
+                     uint16_t version) {
   size_t offset = 0;
   do {
-    encode_kv_part(kind, load, body, offset, scratch_);
+    encode_kv_part(kind, load, body, offset, scratch_, version);
     if (!outbox_.empty() || !post(peer, scratch_)) outbox_.push_back({peer, scratch_});
   } while (offset < body.size());
 }
@@ -32,6 +33,7 @@ bool KvMailbox::receive(KvMessage& out) {
     out.status = decode_kv_part(notification_.payload, part);
     out.peer = notification_.peer;
     out.kind = part.kind;
+    out.version = part.version;
     out.load = part.load;
     if (!out.status.ok()) return true;
     absl::StatusOr<bool> whole = assemblers_[peer_key(out.peer)].add(part, out.body);

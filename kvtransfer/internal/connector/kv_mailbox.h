@@ -23,6 +23,7 @@ inline uint64_t peer_key(PeerId peer) { return uint64_t{peer.index} << 32 | peer
 struct KvMessage {
   PeerId peer;
   KvMessageKind kind = KvMessageKind::kCancel;
+  uint16_t version = 0;
   uint64_t load = 0;
   absl::Status status;  // not OK: a bad message, of which only the above is known (load 0: nothing)
   std::string body;
@@ -34,7 +35,11 @@ class KvMailbox {
 
   // Sends a message, now or from flush(). One to a peer that is gone is dropped: that the peer went
   // down says all.
-  void send(PeerId peer, KvMessageKind kind, uint64_t load, std::string_view body = {});
+  void send(PeerId peer, KvMessageKind kind, uint64_t load, std::string_view body = {}) {
+    send(peer, kind, load, body, kv_version_of(kind));
+  }
+  void send(PeerId peer, KvMessageKind kind, uint64_t load, std::string_view body,
+            uint16_t version);
   // The next message that is whole (or bad); false when there is none. Reuses the memory of `out`.
   bool receive(KvMessage& out);
   // Sends what had to wait; true if anything went.

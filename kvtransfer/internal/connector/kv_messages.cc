@@ -18,18 +18,61 @@ absl::Status invalid(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("KV message: ", what));
 }
 
-bool known(KvMessageKind kind) {
-  return kind >= KvMessageKind::kRequest && kind <= KvMessageKind::kRenew;
+absl::Status check_lease(Time lease) {
+  if (lease > Time::zero() && lease <= KvLoadRequest::kMaxTimeout) return absl::OkStatus();
+  return invalid("a lease must be more than nothing and at most a day");
 }
 
-size_t body_limit(KvMessageKind kind) {
-  return kind == KvMessageKind::kRequest  ? kMaxKvMessage
-         : kind == KvMessageKind::kFailed ? kMaxKvFailure
-                                          : kMaxKvReply;
+// That the regions hold the layout's buffers, are all of one owner and allow what is to be done.
+absl::Status check_buffers(const KvLayout& layout, const std::vector<KvRemoteBuffer>& buffers,
+                           Access access, absl::string_view forbidden) {
+  if (buffers.size() != layout.buffers.size()) return invalid("not one region per buffer");
+  const WorkerUid& owner = buffers.front().region.owner;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const KvRemoteBuffer& buffer = buffers[i];
+    if (buffer.region.owner != owner) return invalid("a region of somebody else");
+    if (!allows(buffer.region.access, access)) return invalid(forbidden);
+    if (buffer.offset > buffer.region.size ||
+        layout.buffers[i].bytes > buffer.region.size - buffer.offset) {
+      return invalid("the cache does not fit its region");
+    }
+  }
+  return absl::OkStatus();
+}
+
+void put_cache(std::string& out, const KvLayout& layout,
+               const std::vector<KvRemoteBuffer>& buffers) {
+  const std::string encoded = layout.encode();
+  base::put_number(out, static_cast<uint32_t>(encoded.size()));
+  out.append(encoded);
+  for (const KvRemoteBuffer& buffer : buffers) {
+    out.append(buffer.region.encode());
+    base::put_number(out, buffer.offset);
+  }
+}
+
+// `with_buffers`: a region for each buffer of the layout follows it.
+absl::Status take_cache(base::WireReader& in, KvLayout& layout,
+                        std::vector<KvRemoteBuffer>& buffers, bool with_buffers) {
+  const std::string_view encoded = in.take(in.number<uint32_t>());
+  if (in.failed()) return invalid("truncated layout");
+  absl::StatusOr<KvLayout> decoded_layout = KvLayout::decode(encoded);
+  if (!decoded_layout.ok()) return decoded_layout.status();
+  layout = *std::move(decoded_layout);
+  buffers.resize(with_buffers ? layout.buffers.size() : 0);
+  for (KvRemoteBuffer& buffer : buffers) {
+    const std::string_view region = in.take(RemoteRegion::kEncodedBytes);
+    buffer.offset = in.number<uint64_t>();
+    if (in.failed()) return invalid("truncated list of regions");
+    absl::StatusOr<RemoteRegion> decoded = RemoteRegion::decode(region);
+    if (!decoded.ok()) return decoded.status();
+    buffer.region = *decoded;
+  }
+  return absl::OkStatus();
 }
 
 template <typename T>
-void put_array(std::string& out, const std::vector<T>& values) {
+void put_array(std::string& out, absl::Span<const T> values) {
   base::put_number(out, static_cast<uint32_t>(values.size()));
   out.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
@@ -44,91 +87,6 @@ void take_array(base::WireReader& in, std::vector<T>& values) {
 }
 
 }  // namespace
-
-absl::Status decode_kv_part(std::string_view notification, KvMessagePart& part) {
-  part = KvMessagePart();
-  base::WireReader in(notification);
-  const auto magic = in.number<uint32_t>();
-  const auto version = in.number<uint16_t>();
-  part.kind = static_cast<KvMessageKind>(in.number<uint8_t>());
-  const auto zero = in.number<uint8_t>();
-  const auto load = in.number<uint64_t>();
-  part.total = in.number<uint32_t>();
-  part.offset = in.number<uint32_t>();
-  if (in.failed() || magic != kKvMagic) return invalid("not one: wrong magic or truncated header");
-  part.load = load;
-  if (version != kKvVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("KV message of version ", version, ", this worker speaks version ", kKvVersion,
-                     "; install the same release on both workers"));
-  }
-  part.bytes = notification.substr(kKvHeaderBytes);
-  if (!known(part.kind) || zero != 0 || part.load == 0) return invalid("unknown kind or load 0");
-  if (part.total > body_limit(part.kind)) {
-    return invalid(absl::StrCat(part.total, " bytes, more than ", body_limit(part.kind)));
-  }
-  if (part.offset % kKvPartBytes != 0 || part.offset > part.total ||
-      part.bytes.size() != std::min<size_t>(kKvPartBytes, part.total - part.offset) ||
-      (part.bytes.empty() && part.total != 0)) {
-    return invalid("a part that is not one of its message");
-  }
-  return absl::OkStatus();
-}
-
-void encode_kv_part(KvMessageKind kind, uint64_t load, std::string_view body, size_t& offset,
-                    std::string& out) {
-  const std::string_view bytes = body.substr(offset, kKvPartBytes);
-  out.clear();
-  base::put_number(out, kKvMagic);
-  base::put_number(out, kKvVersion);
-  base::put_number(out, static_cast<uint8_t>(kind));
-  base::put_number(out, uint8_t{0});
-  base::put_number(out, load);
-  base::put_number(out, static_cast<uint32_t>(body.size()));
-  base::put_number(out, static_cast<uint32_t>(offset));
-  out.append(bytes);
-  offset += bytes.size();
-}
-
-absl::Status KvAssembler::refuse(const Key& key, absl::string_view why) {
-  if (auto it = open_.find(key); it != open_.end()) {
-    held_ -= it->second.received;
-    open_.erase(it);
-  }
-  return invalid(why);
-}
-
-absl::StatusOr<bool> KvAssembler::add(const KvMessagePart& part, std::string& body) {
-  const Key key(part.load, part.kind);
-  auto it = open_.find(key);
-  if (it == open_.end()) {
-    if (part.bytes.size() == part.total) {  // all of it in one
-      body.assign(part.bytes);
-      return true;
-    }
-    if (open_.size() == kMaxOpen) return invalid("too many messages are under way");
-    it = open_.try_emplace(key).first;
-    it->second.total = part.total;
-    it->second.parts.resize((part.total + kKvPartBytes - 1) / kKvPartBytes);
-  }
-  Partial& partial = it->second;
-  if (part.total != partial.total) return refuse(key, "its parts disagree on its length");
-  if (held_ + part.bytes.size() > kMaxHeld) return refuse(key, "too many bytes are under way");
-
-  std::string& bytes = partial.parts[part.offset / kKvPartBytes];
-  if (!bytes.empty()) return refuse(key, "a part came twice");
-  bytes.assign(part.bytes);
-  partial.received += part.bytes.size();
-  held_ += part.bytes.size();
-  if (partial.received < partial.total) return false;
-
-  body.clear();
-  body.reserve(partial.total);
-  for (const std::string& each : partial.parts) body.append(each);
-  held_ -= partial.received;
-  open_.erase(it);
-  return true;
-}
 
 KvTokens kept_tokens(const KvGroup& group, uint64_t first_token, uint64_t length) {
   const uint64_t window = group.window == 0 ? length : group.window;
@@ -189,19 +147,18 @@ absl::Status check_kv_request(const KvLoadRequest& request) {
   if (request.blocks.size() != wanted) {
     return invalid(absl::StrCat(request.blocks.size(), " blocks for KV that fills ", wanted));
   }
-  if (request.buffers.size() != layout.buffers.size()) return invalid("not one region per buffer");
-  const WorkerUid& owner = request.buffers.front().region.owner;
-  for (size_t i = 0; i < request.buffers.size(); ++i) {
-    const KvRemoteBuffer& buffer = request.buffers[i];
-    if (buffer.region.owner != owner) return invalid("a region of somebody else");
-    if (!allows(buffer.region.access, Access::kRemoteWrite)) {
-      return invalid("the cache's region may not be written by peers");
+  if (request.pull) {
+    if (!request.buffers.empty() || !request.counters.empty()) {
+      return invalid("who reads the blocks needs nobody to write them");
     }
-    if (buffer.offset > buffer.region.size ||
-        layout.buffers[i].bytes > buffer.region.size - buffer.offset) {
-      return invalid("the cache does not fit its region");
-    }
+    return check_lease(request.lease);
   }
+  if (absl::Status status = check_buffers(layout, request.buffers, Access::kRemoteWrite,
+                                          "the cache's region may not be written by peers");
+      !status.ok()) {
+    return status;
+  }
+  const WorkerUid& owner = request.buffers.front().region.owner;
   if (request.counters.size() != layout.layers()) return invalid("not one counter per layer");
   for (const RemoteCounter& counter : request.counters) {
     if (counter.generation == 0) return invalid("a counter that does not exist");
@@ -221,21 +178,16 @@ absl::Status encode_kv_request(const KvLoadRequest& request, std::string& body) 
   base::put_number(body, request.share.rank);
   base::put_number(body, request.share.turn);
   base::put_number(body, int64_t{request.timeout.count()});
+  if (request.pull) base::put_number(body, int64_t{request.lease.count()});
   base::put_number(body, request.first_token);
-  const std::string layout = request.layout.encode();
-  base::put_number(body, static_cast<uint32_t>(layout.size()));
-  body.append(layout);
-  for (const KvRemoteBuffer& buffer : request.buffers) {
-    body.append(buffer.region.encode());
-    base::put_number(body, buffer.offset);
-  }
+  put_cache(body, request.layout, request.buffers);
   base::put_number(body, static_cast<uint32_t>(request.counters.size()));
   for (const RemoteCounter& counter : request.counters) {
     base::put_number(body, counter.index);
     base::put_number(body, counter.generation);
   }
-  put_array(body, request.blocks);
-  put_array(body, request.tokens);
+  put_array(body, absl::MakeConstSpan(request.blocks));
+  put_array(body, absl::MakeConstSpan(request.tokens));
   if (body.size() > kMaxKvMessage) {
     return invalid(absl::StrCat("a request of ", request.tokens.size(), " tokens takes ",
                                 body.size(), " bytes, more than ", kMaxKvMessage));
@@ -243,8 +195,9 @@ absl::Status encode_kv_request(const KvLoadRequest& request, std::string& body) 
   return absl::OkStatus();
 }
 
-absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request) {
+absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request, uint16_t version) {
   base::WireReader in(body);
+  request.pull = version == kKvPullVersion;
   request.request = in.number<uint64_t>();
   request.decode = in.text(KvLoadRequest::kMaxName);
   request.key = in.text(KvLoadRequest::kMaxKey);
@@ -253,24 +206,17 @@ absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request) {
   request.share.rank = in.number<uint32_t>();
   request.share.turn = in.number<uint64_t>();
   request.timeout = Time(in.number<int64_t>());
+  request.lease = request.pull ? Time(in.number<int64_t>()) : Time();
   request.first_token = in.number<uint32_t>();
-  const std::string_view layout = in.take(in.number<uint32_t>());
   if (in.failed()) return invalid("truncated request");
-  absl::StatusOr<KvLayout> decoded_layout = KvLayout::decode(layout);
-  if (!decoded_layout.ok()) return decoded_layout.status();
-  request.layout = *std::move(decoded_layout);
-  request.buffers.resize(request.layout.buffers.size());
-  for (KvRemoteBuffer& buffer : request.buffers) {
-    const std::string_view region = in.take(RemoteRegion::kEncodedBytes);
-    buffer.offset = in.number<uint64_t>();
-    if (in.failed()) return invalid("truncated request");
-    absl::StatusOr<RemoteRegion> decoded = RemoteRegion::decode(region);
-    if (!decoded.ok()) return decoded.status();
-    buffer.region = *decoded;
+  if (absl::Status status = take_cache(in, request.layout, request.buffers, !request.pull);
+      !status.ok()) {
+    return status;
   }
-
   const auto counters = in.number<uint32_t>();
-  if (counters != request.layout.layers()) return invalid("not one counter per layer");
+  if (counters != (request.pull ? 0 : request.layout.layers())) {
+    return invalid("not one counter per layer");
+  }
   request.counters.resize(counters);  // at most KvLayout::kMaxLayers
   for (RemoteCounter& counter : request.counters) {
     counter.owner = request.buffers.front().region.owner;
@@ -318,14 +264,64 @@ absl::StatusOr<Time> decode_kv_renewal(std::string_view body) {
   return timeout;
 }
 
-absl::StatusOr<bool> KvSeenLoads::add(uint64_t load) {
-  if (load < all_below_ || ahead_.contains(load)) return false;
-  if (load != all_below_ && ahead_.size() == kMaxAhead) {
-    return absl::ResourceExhaustedError("too many loads of this peer came out of order");
+absl::Status check_kv_offer(const KvOffer& offer) {
+  if (absl::Status status = offer.layout.check(); !status.ok()) return status;
+  if (absl::Status status = check_lease(offer.lease); !status.ok()) return status;
+  return check_buffers(offer.layout, offer.buffers, Access::kRemoteRead,
+                       "the cache's region may not be read by peers");
+}
+
+absl::Status encode_kv_offer(const KvOffer& offer, std::string& body) {
+  if (absl::Status status = check_kv_offer(offer); !status.ok()) return status;
+  body.clear();
+  base::put_number(body, int64_t{offer.lease.count()});
+  put_cache(body, offer.layout, offer.buffers);
+  return absl::OkStatus();
+}
+
+absl::Status decode_kv_offer(std::string_view body, KvOffer& offer) {
+  base::WireReader in(body);
+  offer.lease = Time(in.number<int64_t>());
+  if (absl::Status status = take_cache(in, offer.layout, offer.buffers, true); !status.ok()) {
+    return status;
   }
-  ahead_.insert(load);
-  while (ahead_.erase(all_below_) != 0) ++all_below_;
-  return true;
+  if (!in.finished()) return invalid("overlong offer");
+  return check_kv_offer(offer);
+}
+
+std::string encode_kv_ready(uint32_t layer, uint32_t first_block,
+                            absl::Span<const uint32_t> blocks) {
+  std::string body;
+  base::put_number(body, layer);
+  base::put_number(body, first_block);
+  put_array(body, blocks);
+  return body;
+}
+
+absl::Status decode_kv_ready(std::string_view body, KvReady& ready) {
+  base::WireReader in(body);
+  ready.layer = in.number<uint32_t>();
+  ready.first_block = in.number<uint32_t>();
+  take_array(in, ready.blocks);
+  if (!in.finished() || ready.blocks.empty()) return invalid("blocks that are ready, but which?");
+  return absl::OkStatus();
+}
+
+std::string encode_kv_lease(const KvLease& lease) {
+  std::string body;
+  base::put_number(body, lease.number);
+  base::put_number(body, int64_t{lease.lease.count()});
+  return body;
+}
+
+absl::StatusOr<KvLease> decode_kv_lease(std::string_view body) {
+  base::WireReader in(body);
+  KvLease lease;
+  lease.number = in.number<uint64_t>();
+  lease.lease = Time(in.number<int64_t>());
+  if (!in.finished()) return invalid("a lease that does not say for how long");
+  if (absl::Status status = check_lease(lease.lease); !status.ok()) return status;
+  return lease;
 }
 
 }  // namespace baton::kvtransfer

@@ -10,6 +10,15 @@
 //                                  which blocks have come
 //                       cancelled  nothing moves any more
 //
+// Where decode pulls (version 4), the request says so. Cancel then says that decode's reads have
+// ended and that none follows, done that all blocks are ready, failed that no more will be; and:
+//
+//   decode -> prefill   pulled       all is read: the blocks may be used again
+//                       renew lease  hold the blocks for so long from now
+//   prefill -> decode   offer        how my cache lies, for how long I hold the blocks
+//                       ready        these blocks of a layer are computed: read them
+//                       lease renewed  by the nth of yours
+//
 // Messages travel as notifications, in no promised order. A message longer than one notification is
 // cut into parts, each with the same header:
 //
@@ -31,6 +40,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kvtransfer/kv_layout.h"
 #include "kvtransfer/kv_plan.h"
 #include "transport/clock.h"
@@ -41,13 +51,19 @@
 namespace baton::kvtransfer {
 
 inline constexpr uint32_t kKvMagic = 0x764b7442;  // "BtKv"
-inline constexpr uint16_t kKvVersion = 3;         // 3: layouts of any engine, bytes are counted
+// Loads that are pushed: layouts of any engine, bytes are counted.
+inline constexpr uint16_t kKvVersion = 3;
+// Loads that are pulled: requests for them, and what only they need. Who speaks version 3 alone
+// answers such a request by a failure that names both versions.
+inline constexpr uint16_t kKvPullVersion = 4;
 inline constexpr size_t kKvHeaderBytes = 24;
 inline constexpr size_t kKvPartBytes = kMaxNotification - kKvHeaderBytes;
 // Of a request: about three million tokens in blocks of 16.
 inline constexpr size_t kMaxKvMessage = 16 << 20;
 // Of a failure: a bit for each of four million blocks.
 inline constexpr size_t kMaxKvFailure = 1 << 20;
+// Of an offer: a layout and its regions.
+inline constexpr size_t kMaxKvOffer = KvLayout::kMaxEncoded + (128 << 10);
 // Of all other kinds.
 inline constexpr size_t kMaxKvReply = 4096;
 
@@ -59,11 +75,21 @@ enum class KvMessageKind : uint8_t {
   kCancelled = 5,
   kProbe = 6,
   kRenew = 7,
+  kOffer = 8,
+  kReady = 9,
+  kPulled = 10,
+  kRenewLease = 11,
+  kLeaseRenewed = 12,
 };
+// That a message of this kind has, unless it is a request.
+constexpr uint16_t kv_version_of(KvMessageKind kind) {
+  return kind >= KvMessageKind::kOffer ? kKvPullVersion : kKvVersion;
+}
 
 // One notification: a part of a message, or all of it.
 struct KvMessagePart {
   KvMessageKind kind = KvMessageKind::kCancel;
+  uint16_t version = 0;
   uint64_t load = 0;   // the decode worker's number for the load, dense from 1 for each peer
   uint32_t total = 0;  // bytes of the whole body
   uint32_t offset = 0;
@@ -78,7 +104,11 @@ absl::Status decode_kv_part(std::string_view notification, KvMessagePart& part);
 // The part of a message that starts at `offset` of its body, as a notification; `offset` moves past
 // it. Reuses the memory of `out`. Call until offset == body.size(), at least once.
 void encode_kv_part(KvMessageKind kind, uint64_t load, std::string_view body, size_t& offset,
-                    std::string& out);
+                    std::string& out, uint16_t version);
+inline void encode_kv_part(KvMessageKind kind, uint64_t load, std::string_view body, size_t& offset,
+                           std::string& out) {
+  encode_kv_part(kind, load, body, offset, out, kv_version_of(kind));
+}
 
 // Puts the messages of one peer together again. Parts may come in any order.
 class KvAssembler {
@@ -127,6 +157,11 @@ struct KvLoadRequest {
   KvLayout layout;  // of that cache
   std::vector<KvRemoteBuffer> buffers;  // of the layout; all of one owner
   std::vector<RemoteCounter> counters;  // one per layer: counts bytes that have arrived
+  // Decode reads the blocks: nobody writes, so there are neither buffers nor counters.
+  bool pull = false;
+  Time lease{};  // then: that it asks for
+
+  uint16_t version() const { return pull ? kKvPullVersion : kKvVersion; }
 
   static constexpr size_t kMaxName = 64;
   static constexpr size_t kMaxKey = 256;
@@ -148,7 +183,9 @@ KvBlockRange blocks_of(const KvGroup& group, KvTokens tokens);
 // that encodes also decodes, and what decodes has passed check_kv_request().
 absl::Status check_kv_request(const KvLoadRequest& request);
 absl::Status encode_kv_request(const KvLoadRequest& request, std::string& body);
-absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request);  // reuses memory
+// Of a request of that version. Reuses memory.
+absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request,
+                               uint16_t version = kKvVersion);
 
 // The body of a failed message: why, and a bit for each of the load's blocks that has come (bit i %
 // 8 of byte i / 8; none: no block has).
@@ -159,6 +196,39 @@ absl::Status decode_kv_failure(std::string_view body, std::string* arrived = nul
 // The body of a renew message. InvalidArgument for anything but a time that a request may have.
 std::string encode_kv_renewal(Time timeout);
 absl::StatusOr<Time> decode_kv_renewal(std::string_view body);
+
+// The body of an offer.
+struct KvOffer {
+  Time lease{};                         // granted, from when the request came
+  KvLayout layout;                      // of the prefill worker's cache
+  std::vector<KvRemoteBuffer> buffers;  // of it; all of one owner
+};
+// InvalidArgument where the offer contradicts itself. What encodes also decodes.
+absl::Status check_kv_offer(const KvOffer& offer);
+absl::Status encode_kv_offer(const KvOffer& offer, std::string& body);
+absl::Status decode_kv_offer(std::string_view body, KvOffer& offer);
+
+// The body of a ready message: layer `layer` of the prefill worker's, from the sequence's block
+// `first_block` on. Whether there are such is for the receiver to check. A load has many of these
+// under way, which an assembler could not tell apart: each fits one notification.
+struct KvReady {
+  static constexpr size_t kMaxBlocks = (kKvPartBytes - 3 * sizeof(uint32_t)) / sizeof(uint32_t);
+  uint32_t layer = 0;
+  uint32_t first_block = 0;
+  std::vector<uint32_t> blocks;
+};
+std::string encode_kv_ready(uint32_t layer, uint32_t first_block,
+                            absl::Span<const uint32_t> blocks);
+absl::Status decode_kv_ready(std::string_view body, KvReady& ready);
+
+// The body of a lease's renewal, as asked for and as granted: the nth of the load, and for how
+// long.
+struct KvLease {
+  uint64_t number = 0;
+  Time lease{};
+};
+std::string encode_kv_lease(const KvLease& lease);
+absl::StatusOr<KvLease> decode_kv_lease(std::string_view body);
 
 // Which loads of a peer have been heard of: a set of numbers that are dense in the long run. Makes
 // a cancel that overtakes its request as good as one that follows it.

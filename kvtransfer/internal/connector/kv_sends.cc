@@ -1,4 +1,4 @@
-// Writes of KV under way: submits them, follows them, frees their slots.
+// Transfers of KV under way: submits them, follows them, frees their slots.
 #include "kvtransfer/internal/connector/kv_sends.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Writes of KV under way: one record per transfer, from submit() until the worker's slot is free
-// again. The records are reused; a transfer's end crosses from the progress thread to the engine
-// thread without a lock.
+// Transfers of KV under way, writes of prefill's or reads of decode's: one record for each, from
+// submit() until the worker's slot is free again. The records are reused; a transfer's end crosses
+// from the progress thread to the engine thread without a lock.
 #pragma once
 
 #include <atomic>
@@ -13,20 +13,28 @@
 #include "absl/status/status.h"
 #include "kvtransfer/kv_plan.h"
 #include "transport/clock.h"
+#include "transport/layout.h"
 #include "transport/transfer.h"
 #include "transport/worker.h"
 
 namespace baton::kvtransfer {
 
 struct KvPush;
+struct KvPull;
 class KvSends;
 
-// One move of a plan, of one layer of a push.
+// A layout in a buffer as one in the region that holds the buffer, `bytes` further on.
+inline Layout shifted(const Layout& layout, uint64_t bytes) {
+  return Layout::box(layout.offset() + bytes, layout.dims(), layout.piece_bytes());
+}
+
+// One move of a plan, of one layer of a push or of a pull.
 struct KvSend {
   KvPush* push = nullptr;
+  KvPull* pull = nullptr;
   KvMove move;
-  uint32_t layer = 0;  // of ours
-  uint32_t place = 0;  // in the push's list of sends
+  uint32_t layer = 0;  // prefill's number
+  uint32_t place = 0;  // in the push's list of sends, in the pull's of reads
   bool submitted = false;
   TransferId id;
   Time begin{};

@@ -1,0 +1,85 @@
+// The prefill side of loads that pull: offers, blocks that are ready, and leases.
+//
+// The engine may use a block again when decode has said that its reads have ended, or when the
+// lease is over: nothing else frees it. A connection that is lost does not, for a process that
+// stood still may go on with a copy out of shared memory; its lease tells it that what it copied
+// does not count.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kvtransfer/internal/connector/kv_jobs.h"
+
+namespace baton::kvtransfer {
+
+absl::Status KvJobs::prepare_offer(const KvLoadRequest& request) {
+  if (!options_.allow_pull) {
+    return absl::FailedPreconditionError(
+        "this prefill worker does not let its cache be read: set BatonConnectorOptions::allow_pull "
+        "there, or load without pull");
+  }
+  offer_.lease = std::min(request.lease, options_.max_lease);
+  if (offer_.buffers.empty()) {
+    offer_.layout = cache_->layout;
+    for (const KvCacheMemory::Buffer& buffer : cache_->buffers) {
+      offer_.buffers.push_back(buffer.remote);
+    }
+  }
+  return encode_kv_offer(offer_, offer_body_);
+}
+
+void KvJobs::announce(const KvPush& push, uint32_t layer, KvBlockRange blocks) {
+  const KvRoute::Layer& place = push.route.layers[layer];
+  const absl::Span<const uint32_t> pages =
+      absl::MakeConstSpan(push.route.pages)
+          .subspan(place.pages + (blocks.first - place.blocks.first), blocks.count);
+  for (size_t at = 0; at < pages.size(); at += KvReady::kMaxBlocks) {
+    mailbox_.send(push.peer, KvMessageKind::kReady, push.load,
+                  encode_kv_ready(layer, static_cast<uint32_t>(blocks.first + at),
+                                  pages.subspan(at, KvReady::kMaxBlocks)));
+  }
+}
+
+void KvJobs::on_pulled(PeerId peer, uint64_t load) {
+  KvPush* push = find(peer, load);
+  if (push == nullptr || !push->request.pull) return;
+  push->released = true;
+  settle(*push);
+}
+
+void KvJobs::on_renew_lease(PeerId peer, uint64_t load, std::string_view body) {
+  KvPush* push = find(peer, load);
+  absl::StatusOr<KvLease> lease = decode_kv_lease(body);
+  // What is released may be in use for something else: that cannot be renewed.
+  if (push == nullptr || !push->request.pull || push->released || !lease.ok()) return;
+  lease->lease = std::min(lease->lease, options_.max_lease);
+  // Renewals may overtake each other.
+  push->lease = lease->lease;
+  push->hold_until = std::max(push->hold_until, worker_.clock().now() + lease->lease);
+  mailbox_.send(peer, KvMessageKind::kLeaseRenewed, load, encode_kv_lease(*lease));
+}
+
+bool KvJobs::end_leases() {
+  const Time now = worker_.clock().now();
+  std::vector<KvPush*> over;
+  for (auto& [key, push] : by_load_) {
+    if (push->leased() && push->hold_until <= now) over.push_back(push);
+  }
+  for (KvPush* push : over) {
+    push->released = true;
+    const absl::Status why = absl::DeadlineExceededError(absl::StrCat(
+        "decode did not renew its lease of ", seconds_of(push->lease),
+        " s, so prefill may use the blocks again; ask again, with a longer lease where decode's "
+        "engine does not call its connector for so long"));
+    if (!push->told) {
+      fail(*push, why);
+    } else if (push->wanted) {  // all was ready: decode has no other way to hear of it
+      mailbox_.send(push->peer, KvMessageKind::kFailed, push->load, encode_kv_failure(why));
+    }
+  }
+  return !over.empty();
+}
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,221 @@
+// The decode side of loads that pull: offers, reads, leases, and how they end.
+#include "kvtransfer/internal/connector/kv_pulls.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+// Two clocks that are steered may run at speeds that differ by a thousandth.
+constexpr int kClockSlack = 512;
+// Of a lease: so often is it renewed.
+constexpr int kRenewals = 3;
+
+}  // namespace
+
+void KvPulls::begin(KvPull& pull) {
+  const Time now = worker_.clock().now();
+  pull.asked.emplace_back(0, now);
+  pull.lease = pull.request->lease;
+  pull.renew_at = now + pull.lease / kRenewals;
+}
+
+absl::StatusOr<std::shared_ptr<const KvPlan>> KvPulls::plan_for(const KvPull& pull,
+                                                                const KvLayout& layout) {
+  PeerPlan& known = plans_[peer_key(pull.peer)];
+  if (known.plan == nullptr || known.share != pull.share || known.plan->source() != layout) {
+    absl::StatusOr<KvPlan> plan = KvPlan::make(layout, cache_->layout, pull.share);
+    if (!plan.ok()) return plan.status();
+    known = {pull.share, std::make_shared<const KvPlan>(*std::move(plan))};
+  }
+  if (absl::Status status = check_kv_share(*known.plan, pull.share); !status.ok()) return status;
+  return known.plan;
+}
+
+absl::Status KvPulls::on_offer(KvPull& pull, std::string_view body) {
+  if (pull.offered || pull.stopped) return absl::OkStatus();
+  if (absl::Status status = decode_kv_offer(body, offer_); !status.ok()) return status;
+  auto plan = plan_for(pull, offer_.layout);
+  if (!plan.ok()) return plan.status();
+  pull.offered = true;
+  std::swap(pull.buffers, offer_.buffers);
+  pull.route.begin(*std::move(plan), *pull.request);
+  confirm(pull, pull.asked.front().second, offer_.lease);
+  const std::vector<KvReady> early = std::move(pull.early);
+  for (const KvReady& ready : early) {
+    if (absl::Status status = read(pull, ready); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvPulls::on_ready(KvPull& pull, std::string_view body) {
+  if (pull.stopped) return absl::OkStatus();
+  if (absl::Status status = decode_kv_ready(body, ready_); !status.ok()) return status;
+  if (pull.offered) return read(pull, ready_);
+  pull.early_blocks += ready_.blocks.size();
+  if (pull.early_blocks > kMaxKvMessage / sizeof(uint32_t)) {
+    return absl::InvalidArgumentError("blocks are said to be ready, but not of what cache");
+  }
+  pull.early.push_back(ready_);
+  return absl::OkStatus();
+}
+
+absl::Status KvPulls::on_lease_renewed(KvPull& pull, std::string_view body) {
+  absl::StatusOr<KvLease> lease = decode_kv_lease(body);
+  if (!lease.ok()) return lease.status();
+  const auto it = std::find_if(pull.asked.begin(), pull.asked.end(),
+                               [&](const auto& each) { return each.first == lease->number; });
+  if (it == pull.asked.end() || lease->number == 0) return absl::OkStatus();
+  const Time asked = it->second;
+  pull.asked.erase(it);
+  confirm(pull, asked, lease->lease);
+  return absl::OkStatus();
+}
+
+// Prefill holds the blocks for `lease` from a moment that was not before `asked`.
+void KvPulls::confirm(KvPull& pull, Time asked, Time lease) {
+  lease = pull.lease = std::min(lease, pull.request->lease);
+  pull.confirmed = std::max(pull.confirmed, asked + lease - lease / kClockSlack);
+  pull.renew_at = std::min(pull.renew_at, asked + lease / kRenewals);
+  if (pull.stopped) return;
+  std::erase_if(pull.unconfirmed, [&](const KvPull::Read& read) {
+    if (read.end >= pull.confirmed) return false;
+    count(pull, read);
+    return true;
+  });
+  settle(pull);
+}
+
+bool KvPulls::renew(KvPull& pull, Time now) {
+  if (pull.stopped || pull.told || now < pull.renew_at) return false;
+  if (pull.asked.size() == KvPull::kMaxAsked) pull.asked.erase(pull.asked.begin() + 1);
+  pull.asked.emplace_back(++pull.renewals, now);
+  pull.renew_at = now + pull.lease / kRenewals;
+  mailbox_.send(pull.peer, KvMessageKind::kRenewLease, pull.number,
+                encode_kv_lease({pull.renewals, pull.request->lease}));
+  return true;
+}
+
+// Reads what these blocks of prefill's hold of the tokens that are asked for.
+absl::Status KvPulls::read(KvPull& pull, const KvReady& ready) {
+  KvRoute& route = pull.route;
+  const bool layer_exists = ready.layer < route.layers.size();
+  const KvBlockRange wanted = layer_exists ? route.layers[ready.layer].blocks : KvBlockRange();
+  if (ready.first_block < wanted.first ||
+      ready.first_block + ready.blocks.size() > wanted.first + wanted.count) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it says that blocks [", ready.first_block, ", ", ready.first_block + ready.blocks.size(),
+        ") of layer ", ready.layer, " are ready, which were not asked for"));
+  }
+  absl::Status status;
+  route.save(ready.layer, ready.first_block, ready.blocks, [&](KvBlockRange run) {
+    if (!status.ok()) return;
+    status = route.for_each_move(ready.layer, run, *pull.request, [&](const KvMove& move) {
+      KvSend& send = sends_.take();
+      send.pull = &pull;
+      send.move = move;
+      send.layer = ready.layer;
+      send.place = static_cast<uint32_t>(pull.reads.size());
+      pull.reads.push_back(&send);
+      if (!waiting_.empty() || !submit(send)) waiting_.push_back(&send);
+      return pull.failure;
+    });
+  });
+  return status;
+}
+
+bool KvPulls::submit(KvSend& send) {
+  KvPull& pull = *send.pull;
+  const KvCacheMemory::Buffer& to = cache_->buffers[send.move.target_buffer];
+  const KvRemoteBuffer& from = pull.buffers[send.move.source_buffer];
+  TransferRequest request;
+  request.op = Op::kRead;
+  request.peer = pull.peer;
+  request.local = to.region;
+  request.local_layout = shifted(send.move.target, to.remote.offset);
+  request.remote = from.region;
+  request.remote_layout = shifted(send.move.source, from.offset);
+  absl::Status status = sends_.submit(send, request);
+  if (absl::IsResourceExhausted(status)) return false;
+  if (!status.ok()) {
+    pull.failure.Update(status);
+    drop(send);
+  }
+  return true;
+}
+
+void KvPulls::drop(KvSend& send) {
+  std::vector<KvSend*>& reads = send.pull->reads;
+  reads.back()->place = send.place;
+  reads[send.place] = reads.back();
+  reads.pop_back();
+  sends_.put_back(send);
+}
+
+void KvPulls::on_ended(KvSend& send) {
+  KvPull& pull = *send.pull;
+  if (!send.status.ok()) {
+    if (!pull.stopped) pull.failure.Update(send.status);
+  } else {
+    if (timeline_ != nullptr) {
+      timeline_->add({"transfer", absl::StrCat("rx layer ", send.layer), send.begin, send.end,
+                      pull.request->request, send.move.target.bytes()});
+    }
+    const KvPull::Read read{send.move, send.layer, send.end};
+    if (read.end < pull.confirmed) {
+      count(pull, read);
+    } else if (!pull.stopped) {
+      pull.unconfirmed.push_back(read);
+    }
+  }
+  drop(send);
+  settle(pull);
+}
+
+void KvPulls::count(KvPull& pull, const KvPull::Read& read) {
+  pull.route.count(read.layer, read.move, *pull.request);
+  (*pull.arrived)[pull.route.layers[read.layer].counter] += read.move.counted_bytes;
+}
+
+void KvPulls::stop(KvPull& pull) {
+  if (std::exchange(pull.stopped, true)) return;
+  pull.unconfirmed.clear();
+  std::erase_if(waiting_, [&](KvSend* send) { return send->pull == &pull; });
+  for (size_t i = pull.reads.size(); i-- > 0;) {
+    if (pull.reads[i]->submitted) {
+      sends_.cancel(*pull.reads[i]);
+    } else {
+      drop(*pull.reads[i]);
+    }
+  }
+  settle(pull);
+}
+
+void KvPulls::settle(KvPull& pull) {
+  if (!pull.quiet() || std::exchange(pull.told, true)) return;
+  mailbox_.send(pull.peer, pull.complete() ? KvMessageKind::kPulled : KvMessageKind::kCancel,
+                pull.number);
+}
+
+void KvPulls::on_peer_down(PeerId peer) { plans_.erase(peer_key(peer)); }
+
+bool KvPulls::progress() {
+  bool any = sends_.collect([this](KvSend& send) { on_ended(send); });
+  while (!waiting_.empty()) {
+    // Taken out first: what cannot be submitted is gone then.
+    KvSend* send = waiting_.front();
+    waiting_.pop_front();
+    if (!submit(*send)) {
+      waiting_.push_front(send);
+      break;
+    }
+    any = true;
+  }
+  return any;
+}
+
+}  // namespace baton::kvtransfer

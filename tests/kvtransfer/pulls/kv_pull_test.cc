@@ -1,0 +1,333 @@
+// Loads that pull, over every real provider: two connectors in one process, and prefill workers
+// that do not keep to the protocol.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kvtransfer/internal/connector/kv_messages.h"
+#include "tests/kvtransfer/kv_pair.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+KvLoad pull(KvRequestId id, const std::string& prefill, uint32_t first_token = 0) {
+  KvLoad load;
+  load.id = id;
+  load.prefill = prefill;
+  load.first_token = first_token;
+  load.pull = true;
+  return load;
+}
+
+std::string text(const absl::Status& status) { return std::string(status.message()); }
+
+class KvPullTest : public OverEveryProvider<std::tuple<std::string, bool>> {
+ protected:
+  KvPairOptions options() const {
+    KvPairOptions options;
+    options.provider = std::get<0>(GetParam());
+    options.threads = std::get<1>(GetParam());
+    options.allow_pull = true;
+    return options;
+  }
+};
+
+TEST_P(KvPullTest, EveryByteOfManyLoadsIsReadOnce) {
+  KvPairOptions with = options();
+  for (const KvSendMode mode : {KvSendMode::kLayerwise, KvSendMode::kSerialized}) {
+    with.mode = mode;
+    KvPair pair(with);
+    std::mt19937 random(3);
+    uint64_t blocks = 0;
+    for (KvRequestId id = 1; id <= 20; ++id) {
+      const uint32_t tokens = 1 + random() % 100;
+      const uint32_t first = random() % tokens / kTestBlockTokens * kTestBlockTokens;
+      ASSERT_TRUE(pair.run([&] { return pair.decode->cache().free_blocks() >= 25; }));
+      KvLoad load = pull(id, pair.address(), first);
+      load.pull = id % 5 != 0;  // both ways, beside each other
+      if (load.pull) blocks += (tokens + 3) / 4 - first / 4;
+      ASSERT_TRUE(pair.decode->start(std::move(load), tokens).ok());
+    }
+    ASSERT_TRUE(pair.run_to_end());
+    uint64_t all = 0;
+    for (KvRequestId id = 1; id <= 20; ++id) {
+      const TestLoad& load = pair.decode->load(id);
+      EXPECT_TRUE(load.status.ok()) << load.status;
+      EXPECT_EQ(load.verified, 6u);
+      EXPECT_FALSE(load.wrong) << id;
+      EXPECT_EQ(load.payload, "token of " + std::to_string(id));
+      all += load.blocks.size();
+    }
+    EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+    EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
+    EXPECT_EQ(pair.prefill_connector->stats().bytes_sent, (all - blocks) * 6 * 8 * 200);
+    EXPECT_EQ(pair.decode_connector->stats().bytes_loaded, all * 6 * 8 * 200);
+  }
+}
+
+TEST_P(KvPullTest, OtherLayoutsAndFewSlots) {
+  KvPairOptions with = options();
+  with.max_transfers = 3;
+  with.prefill_layout = hybrid_layout(60, 8, 4, 20);
+  with.decode_layout = hybrid_layout(80, 12, 8, 14);
+  KvPair pair(with);
+  for (KvRequestId id = 1; id <= 4; ++id) {
+    ASSERT_TRUE(pair.decode->start(pull(id, pair.address()), 20 * static_cast<uint32_t>(id)).ok());
+  }
+  ASSERT_TRUE(pair.run_to_end());
+  for (KvRequestId id = 1; id <= 4; ++id) {
+    EXPECT_EQ(pair.decode->load(id).verified, 6u) << pair.decode->load(id).status;
+    EXPECT_FALSE(pair.decode->load(id).wrong);
+  }
+  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+}
+
+// More blocks than one message names.
+TEST_P(KvPullTest, LongSequencesOfShortBlocks) {
+  KvPairOptions with = options();
+  with.mode = KvSendMode::kSerialized;  // all blocks of a layer are ready at once
+  constexpr uint32_t kTokens = KvReady::kMaxBlocks + 100;
+  with.prefill_layout = with.decode_layout = KvLayout::dense(2, kTokens, 1, 1, 8, "test");
+  KvPair pair(with);
+  ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), kTokens).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_EQ(pair.decode->load(1).verified, 2u) << pair.decode->load(1).status;
+  EXPECT_FALSE(pair.decode->load(1).wrong);
+}
+
+TEST_P(KvPullTest, ACancelledLoadsBlocksCanBeReusedAtOnceOnBothSides) {
+  KvPairOptions with = options();
+  with.shape = "2MB/s";  // so that cancels meet bytes under way
+  KvPair pair(with);
+  std::mt19937 random(5);
+  size_t cancelled = 0;
+  for (KvRequestId id = 1; id <= 12; ++id) {
+    ASSERT_TRUE(pair.run([&] { return pair.decode->cache().free_blocks() >= 20; }));
+    ASSERT_TRUE(pair.decode->start(pull(id, pair.address()), 80).ok());
+    pair.decode->cancel(id, random() % 4);
+    const uint32_t steps = random() % 200;
+    for (uint32_t i = 0; i < steps; ++i) pair.run([] { return true; });
+    EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+  }
+  ASSERT_TRUE(pair.run_to_end());
+  for (KvRequestId id = 1; id <= 12; ++id) {
+    EXPECT_FALSE(pair.decode->load(id).wrong);
+    EXPECT_EQ(pair.decode->load(id).wrongly_kept, 0u);
+    cancelled += absl::IsCancelled(pair.decode->load(id).status);
+  }
+  EXPECT_GT(cancelled, 0u);
+  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+  EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
+}
+
+TEST_P(KvPullTest, APrefillThatStopsFailsItsLoads) {
+  KvPair pair(options());
+  pair.prefill->stop_before_layer(2);
+  ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
+  ASSERT_TRUE(pair.run([&] { return pair.decode->load(1).verified == 2; }));
+  pair.prefill.reset();
+  pair.prefill_connector = nullptr;
+  ASSERT_TRUE(pair.run([&] { return pair.decode->open() == 0; }));
+  EXPECT_TRUE(absl::IsUnavailable(pair.decode->load(1).status)) << pair.decode->load(1).status;
+  EXPECT_THAT(text(pair.decode->load(1).status),
+              AllOf(HasSubstr("prefill-0"), HasSubstr("2 of 6 layers"), HasSubstr("another")));
+}
+
+// Also one that is gone: it may have stood still, and go on.
+TEST_P(KvPullTest, ADecodeThatStopsHoldsBlocksForItsLeaseAndNoLonger) {
+  KvPairOptions with = options();
+  with.max_lease = std::chrono::seconds(1);  // less than is asked for
+  KvPair pair(with);
+  pair.prefill->stop_before_layer(2);
+  ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
+  ASSERT_TRUE(pair.run([&] { return pair.prefill->jobs_seen() == 1; }));
+  pair.decode.reset();
+  pair.decode_connector = nullptr;
+  ASSERT_TRUE(pair.run([&] { return pair.prefill->open_jobs() == 0; }));
+  EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
+}
+
+TEST_P(KvPullTest, WhoMayNotBeReadSaysSo) {
+  KvPairOptions with = options();
+  with.allow_pull = false;
+  KvPair pair(with);
+  ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  const absl::Status status = pair.decode->load(1).status;
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(text(status), AllOf(HasSubstr("prefill-0"), HasSubstr("allow_pull")));
+  ASSERT_TRUE(pair.decode->start(2, pair.address(), 12).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_TRUE(pair.decode->load(2).status.ok());
+}
+
+TEST_P(KvPullTest, LayoutsThatDoNotFitAreRefusedWithTheRemedy) {
+  KvPairOptions with = options();
+  with.prefill_layout = test_layout(60, 0, 4);
+  KvPair pair(with);
+  ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_TRUE(absl::IsFailedPrecondition(pair.decode->load(1).status));
+  EXPECT_THAT(text(pair.decode->load(1).status), AllOf(HasSubstr("[0, 4)"), HasSubstr("[0, 8)")));
+}
+
+TEST_P(KvPullTest, EnginesErrorsReachDecode) {
+  for (const bool missing : {false, true}) {
+    KvPair pair(options());
+    if (missing) {
+      pair.prefill->forget_a_block();
+    } else {
+      pair.prefill->refuse(absl::ResourceExhaustedError("longer than my cache"));
+    }
+    ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
+    ASSERT_TRUE(pair.run_to_end());
+    EXPECT_THAT(text(pair.decode->load(1).status),
+                HasSubstr(missing ? "blocks missing" : "longer than my cache"));
+    EXPECT_EQ(pair.decode->load(1).wrongly_kept, 0u);
+    EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, KvPullTest,
+                         ::testing::Combine(::testing::ValuesIn(real_providers()),
+                                            ::testing::Bool()),
+                         [](const auto& param) {
+                           return std::get<0>(param.param) +
+                                  (std::get<1>(param.param) ? "_threads" : "_inline");
+                         });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvPullTest);
+
+// A bare worker that plays prefill for an honest decode connector.
+class KvFalsePrefillTest : public OverEveryProvider<std::string> {
+ protected:
+  void SetUp() override {
+    OverEveryProvider::SetUp();
+    if (IsSkipped()) return;
+    auto worker = Worker::create(options_for(GetParam(), "mallory").worker);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    worker_ = *std::move(worker);
+    connector_ = make_or_fail(options_for(GetParam(), "decode-0"));
+    ASSERT_NE(connector_, nullptr);
+    decode_.emplace(*connector_, test_layout(80), 2);
+    ASSERT_TRUE(decode_->start(pull(1, worker_->address()), 12).ok());
+    ASSERT_TRUE(run([&] { return worker_->next_notification(request_); }));
+    KvMessagePart part;
+    ASSERT_TRUE(decode_kv_part(request_.payload, part).ok());
+    EXPECT_EQ(part.kind, KvMessageKind::kRequest);
+    EXPECT_EQ(part.version, kKvPullVersion);
+    number_ = part.load;
+  }
+  bool run(const std::function<bool()>& ready) {
+    for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
+      worker_->progress();
+      decode_->step();
+      if (ready()) return true;
+    }
+    return false;
+  }
+  void send(KvMessageKind kind, std::string_view body, uint16_t version) {
+    size_t offset = 0;
+    std::string part;
+    encode_kv_part(kind, number_, body, offset, part, version);
+    ASSERT_TRUE(worker_->notify_detached(request_.peer, part).ok());
+  }
+  void send(KvMessageKind kind, std::string_view body) { send(kind, body, kv_version_of(kind)); }
+  // Of a cache of ours that may be read.
+  std::string offer() {
+    memory_.resize(test_layout(4).bytes());
+    auto region = worker_->register_memory(memory_.data(), memory_.size());
+    EXPECT_TRUE(region.ok());
+    KvOffer offer;
+    offer.lease = kLongEnough;
+    offer.layout = test_layout(4);
+    offer.buffers = {{*worker_->remote_region(*region), 0}};
+    if (forge_) offer.buffers[0].region.key ^= 1;
+    std::string body;
+    EXPECT_TRUE(encode_kv_offer(offer, body).ok());
+    return body;
+  }
+  // How the load ended.
+  absl::Status end() {
+    EXPECT_TRUE(run([&] { return decode_->open() == 0; }));
+    EXPECT_EQ(decode_->cache().damaged(), 0u);
+    EXPECT_EQ(decode_->load(1).verified, 0u);
+    return decode_->load(1).status;
+  }
+
+  std::vector<std::byte> memory_;
+  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<KvConnector> connector_;
+  std::optional<TestDecode> decode_;
+  Notification request_;
+  uint64_t number_ = 0;
+  bool forge_ = false;
+};
+
+// As one answers that speaks version 3 alone.
+TEST_P(KvFalsePrefillTest, AnOlderReleaseRefusesAtOnceAndIsNamed) {
+  send(KvMessageKind::kFailed,
+       encode_kv_failure(absl::FailedPreconditionError(
+           "KV message of version 4, this worker speaks version 3; install the same release")));
+  const absl::Status status = end();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(text(status), AllOf(HasSubstr("mallory"), HasSubstr("speaks version 3")));
+}
+
+TEST_P(KvFalsePrefillTest, AnAnswerInAVersionThatNobodyReadsFailsTheLoad) {
+  send(KvMessageKind::kFailed, "whatever", 9);
+  EXPECT_THAT(text(end()), HasSubstr("version 9"));
+}
+
+TEST_P(KvFalsePrefillTest, AnOfferThatMakesNoSenseFailsTheLoad) {
+  send(KvMessageKind::kOffer, "nonsense");
+  EXPECT_TRUE(absl::IsInvalidArgument(end()));
+}
+
+TEST_P(KvFalsePrefillTest, BlocksThatWereNotAskedForFailTheLoad) {
+  send(KvMessageKind::kReady, encode_kv_ready(0, 2, std::vector<uint32_t>{0, 1}));  // may overtake
+  send(KvMessageKind::kOffer, offer());
+  EXPECT_THAT(text(end()), HasSubstr("[2, 4) of layer 0"));
+}
+
+TEST_P(KvFalsePrefillTest, LayersThatDoNotExistFailTheLoad) {
+  send(KvMessageKind::kOffer, offer());
+  send(KvMessageKind::kReady, encode_kv_ready(6, 0, std::vector<uint32_t>{0}));
+  EXPECT_THAT(text(end()), HasSubstr("layer 6"));
+}
+
+TEST_P(KvFalsePrefillTest, BlocksOutsideItsCacheFailTheLoad) {
+  send(KvMessageKind::kOffer, offer());
+  send(KvMessageKind::kReady, encode_kv_ready(0, 0, std::vector<uint32_t>{4}));
+  EXPECT_TRUE(absl::IsInvalidArgument(end()));
+}
+
+TEST_P(KvFalsePrefillTest, AForgedKeyFailsTheLoad) {
+  forge_ = true;
+  send(KvMessageKind::kOffer, offer());
+  send(KvMessageKind::kReady, encode_kv_ready(0, 0, std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_FALSE(end().ok());
+}
+
+TEST_P(KvFalsePrefillTest, DoneWithoutBlocksIsNoKv) {
+  send(KvMessageKind::kOffer, offer());
+  send(KvMessageKind::kDone, "token");
+  send(KvMessageKind::kFailed, encode_kv_failure(absl::InternalError("let go")));
+  EXPECT_TRUE(absl::IsInternal(end()));
+  EXPECT_EQ(decode_->load(1).wrongly_kept, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, KvFalsePrefillTest, ::testing::ValuesIn(real_providers()),
+                         [](const auto& param) { return param.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvFalsePrefillTest);
+
+}  // namespace
+}  // namespace baton::kvtransfer
