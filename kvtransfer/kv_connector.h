@@ -91,8 +91,9 @@ struct KvJob {
   KvRequestId request = 0;  // decode's number for it, for timelines
   std::string decode;       // the asking worker's name, for messages
   std::vector<int32_t> tokens;
-  uint32_t first_token = 0;  // send from here on
-  std::string key;           // the load's
+  uint32_t first_token = 0;   // send from here on
+  std::string key;            // the load's
+  uint32_t loads_of_key = 1;  // likewise
 };
 
 // Prefill starts before anybody has asked.

@@ -24,6 +24,7 @@
 #include "engine/serve/engine_thread.h"
 #include "engine/serve/loaded_model.h"
 #include "engine/shard/follower.h"
+#include "engine/shard/kv_ranks.h"
 #include "engine/shard/leader.h"
 #include "kvtransfer/baton_connector.h"
 #include "kvtransfer/store/store_client.h"
@@ -139,13 +140,18 @@ absl::Status use_kv_store(ServeFlags& flags) {
   return absl::OkStatus();
 }
 
+// Of one rank of the server. Null where it hands no KV to others.
 absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const ServeFlags& flags,
+                                                                        int rank,
                                                                         Timeline* timeline) {
+  if (flags.role == "all") return nullptr;
   kvtransfer::BatonConnectorOptions options;
   options.worker.name = absl::StrCat(flags.role, "-", flags.port);
+  if (flags.ranks.size > 1) absl::StrAppend(&options.worker.name, "-rank-", rank);
   options.worker.providers = flags.providers;
   options.worker.listen_host = flags.kv_host.empty() ? flags.host : flags.kv_host;
-  options.worker.listen_port = flags.kv_port;
+  options.worker.listen_port =
+      flags.kv_port == 0 ? uint16_t{0} : static_cast<uint16_t>(flags.kv_port + rank);
   options.worker.timeline = timeline;
   if (!flags.key_file.empty()) {
     absl::StatusOr<ClusterKey> key = ClusterKey::from_file(flags.key_file);
@@ -190,11 +196,17 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
 
 // A rank behind rank 0: until that ends.
 absl::Status follow(const ServeFlags& flags, shard::Group& group, const Model& model) {
+  auto connector = make_connector(flags, model.shard().rank, nullptr);
+  if (!connector.ok()) {
+    group.abort(connector.status());
+    return connector.status();
+  }
   auto follower = shard::Follower::create(group, model,
                                           {.limits = flags.engine.limits(),
                                            .role = flags.role,
                                            .threads = flags.engine.threads,
-                                           .cpus = flags.engine.cpus});
+                                           .cpus = flags.engine.cpus,
+                                           .connector = connector->get()});
   return follower.ok() ? (*follower)->run() : follower.status();
 }
 
@@ -224,12 +236,16 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
     timeline.emplace(flags.role);
     flags.engine.timeline = &*timeline;
   }
-  std::unique_ptr<kvtransfer::KvConnector> connector;
+  auto made = make_connector(flags, 0, flags.engine.timeline);
+  if (!made.ok()) return made.status();
+  std::unique_ptr<kvtransfer::KvConnector> connector = *std::move(made);
   std::string kv_address;
-  if (flags.role != "all") {
-    auto made = make_connector(flags, flags.engine.timeline);
-    if (!made.ok()) return made.status();
-    connector = *std::move(made);
+  if (connector != nullptr) {
+    if (leader != nullptr) {
+      auto ranks = shard::RanksConnector::create(*leader, std::move(connector));
+      if (!ranks.ok()) return ranks.status();
+      connector = *std::move(ranks);
+    }
     kv_address = connector->address();
     flags.engine.role =
         flags.role == "prefill" ? serve::EngineRole::kPrefill : serve::EngineRole::kDecode;
@@ -282,10 +298,10 @@ int serve_rank(ServeFlags& flags, const launch::Place& place, const sigset_t& si
 }
 
 absl::StatusOr<int> serve_ranks(ServeFlags& flags, const sigset_t& signals) {
-  if (flags.ranks.size > 1 && flags.role != "all") {
+  if (flags.kv_port != 0 && flags.kv_port + flags.ranks.size - 1 > UINT16_MAX) {
     return absl::InvalidArgumentError(
-        "--tensor-parallel-size above 1 serves with --role all: the KV cache of several ranks is "
-        "not handed to other workers");
+        absl::StrCat("--kv-port ", flags.kv_port, ": each of the ", flags.ranks.size,
+                     " ranks takes one port from there on, and there are not so many"));
   }
   if (flags.ranks.size > 1 &&
       (flags.kv_host_mib > 0 || !flags.engine.tiers.disk.empty() || !flags.kv_store.empty())) {
@@ -364,7 +380,8 @@ int serve_main(int argc, char** argv) {
                  "KV is only found again by a server with the same salt");
   app.add_option("--kv-host", flags.kv_host,
                  "Address to listen on for KV; default: that of --host");
-  app.add_option("--kv-port", flags.kv_port, "Port to listen on for KV; 0: any");
+  app.add_option("--kv-port", flags.kv_port,
+                 "Port to listen on for KV, of rank 0; each further rank takes the next; 0: any");
   app.add_option("--key-file", flags.key_file, "Cluster key; default: this user's own");
   app.add_option("--provider", flags.providers, "Only these transports, such as shm,tcp")
       ->delimiter(',');

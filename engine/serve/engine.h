@@ -57,6 +57,9 @@ struct EngineOptions {
   size_t min_remote_tokens = 32;  // kDecode: fewer missing prompt tokens are computed here
   LoadFailurePolicy on_load_failure = LoadFailurePolicy::kRecompute;
   Time load_timeout = patient(std::chrono::seconds(60));
+  // kPrefill: the ranks of a decode server ask for a prompt's KV together; who has not asked so
+  // long after the first will not, and is not waited for.
+  Time loads_apart = patient(std::chrono::seconds(5));
   KvTierOptions tiers;  // below the prefix cache; needs prefix_cache
   // The model is one of several parts, and this is their rank 0. It must outlive the engine.
   shard::Leader* leader = nullptr;

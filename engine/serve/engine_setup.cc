@@ -43,14 +43,16 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions opt
           options_.role == EngineRole::kDecode
               ? &loads_.emplace(RemoteLoadOptions{static_cast<uint32_t>(model.config().num_layers),
                                                   options_.min_remote_tokens,
-                                                  options_.on_load_failure, options_.load_timeout},
+                                                  options_.on_load_failure, options_.load_timeout,
+                                                  static_cast<uint32_t>(model.shard().ranks)},
                                 *connector, blocks_)
               : nullptr),
       hook_(connector, options_.timeline, clock_) {
   if (options_.role == EngineRole::kPrefill) {
-    jobs_.emplace(PrefillLimits{model.config().vocab_size, max_context_,
-                                static_cast<uint32_t>(model.config().num_layers)},
-                  *connector, blocks_);
+    jobs_.emplace(
+        PrefillLimits{model.config().vocab_size, max_context_,
+                      static_cast<uint32_t>(model.config().num_layers), options_.loads_apart},
+        *connector, blocks_);
   }
 }
 

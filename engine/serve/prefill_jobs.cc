@@ -44,6 +44,7 @@ std::unique_ptr<Sequence> PrefillJobs::accept() {
       saving_.push_back({job->job, {}});
       continue;
     }
+    if (!job->key.empty()) connector_.renew_job(job->job, limits_.loads_apart).IgnoreError();
     auto sequence = std::make_unique<Sequence>();
     sequence->tokens = std::move(job->tokens);
     sequence->prompt_tokens = sequence->tokens.size();

@@ -13,6 +13,7 @@
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/requests/sequence.h"
 #include "kvtransfer/kv_connector.h"
+#include "transport/clock.h"
 
 namespace baton::engine::serve {
 
@@ -20,6 +21,7 @@ struct PrefillLimits {
   int vocab_size = 0;
   size_t max_tokens = 0;  // of one job: the model's context and the cache
   uint32_t layers = 0;
+  Time loads_apart{};  // how long loads of a job may come after the first
 };
 
 // Blocks of a sequence that one step completes, in every layer.

@@ -2,10 +2,26 @@
 #include "engine/serve/remote_loads.h"
 
 #include <algorithm>
+#include <random>
 
+#include "absl/strings/str_cat.h"
 #include "engine/kernels/kv_cache.h"
+#include "engine/shard/kv_address.h"
 
 namespace baton::engine::serve {
+namespace {
+
+std::string make_nonce() {
+  std::random_device device;
+  return absl::StrCat(absl::Hex(device(), absl::kZeroPad8), absl::Hex(device(), absl::kZeroPad8),
+                      absl::Hex(device(), absl::kZeroPad8), absl::Hex(device(), absl::kZeroPad8));
+}
+
+}  // namespace
+
+RemoteLoads::RemoteLoads(RemoteLoadOptions options, kvtransfer::KvSource& connector,
+                         BlockManager& blocks)
+    : options_(options), nonce_(make_nonce()), connector_(connector), blocks_(blocks) {}
 
 size_t RemoteLoads::loadable(const Sequence& sequence) {
   return (sequence.tokens.size() - 1) / kBlockTokens * kBlockTokens;
@@ -20,7 +36,6 @@ bool RemoteLoads::wants(const Sequence& sequence, size_t cached) const {
 absl::Status RemoteLoads::start(Sequence* sequence, size_t tokens) {
   kvtransfer::KvLoad load;
   load.id = next_id_++;
-  load.prefill = sequence->request.prefill_address;
   load.tokens.assign(sequence->tokens.begin(), sequence->tokens.begin() + tokens);
   load.first_token = static_cast<uint32_t>(sequence->computed);
   load.blocks.assign(sequence->blocks.begin() + sequence->computed / kBlockTokens,
@@ -29,10 +44,34 @@ absl::Status RemoteLoads::start(Sequence* sequence, size_t tokens) {
   const kvtransfer::KvRequestId id = load.id;
   sequence->source = this;
   sequence->load_end = tokens;
+  absl::Status named = name_ranks(sequence->request.prefill_address, load);
+  if (!named.ok()) return named;
   if (absl::Status status = connector_.start_load(std::move(load)); !status.ok()) return status;
   sequence->load = id;
   // A sequence is fetched once; if it is preempted later, its KV is computed here.
   sequence->local_only = true;
+  return absl::OkStatus();
+}
+
+// Whose ranks the load comes from. Where either side has several, the parts of a request find each
+// other by its key.
+absl::Status RemoteLoads::name_ranks(const std::string& address, kvtransfer::KvLoad& load) const {
+  absl::StatusOr<std::vector<std::string>> addresses = shard::split_kv_address(address);
+  if (!addresses.ok()) return addresses.status();
+  const auto theirs = static_cast<uint32_t>(addresses->size());
+  const uint32_t ours = options_.ranks;
+  if (theirs == 1 && ours == 1) {
+    load.prefill = address;
+    return absl::OkStatus();
+  }
+  if (theirs % ours != 0 && ours % theirs != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("the prefill server has ", theirs,
+                                                   " tensor-parallel ranks and this one ", ours,
+                                                   ": one of the numbers must divide the other"));
+  }
+  load.shards = *std::move(addresses);
+  load.key = absl::StrCat(nonce_, "-", load.id);
+  load.loads_of_key = std::max(1U, ours / theirs);
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,14 +23,14 @@ struct RemoteLoadOptions {
   size_t min_tokens = 32;  // with fewer missing tokens than this, computing them here is quicker
   LoadFailurePolicy on_failure = LoadFailurePolicy::kRecompute;
   Time timeout = patient(std::chrono::seconds(60));
+  uint32_t ranks = 1;  // that load, each its own heads: of this server's model
 };
 
 // Not thread-safe. Owns, through quarantine, the blocks of loads that were given up until no byte
 // can arrive in them any more.
 class RemoteLoads {
  public:
-  RemoteLoads(RemoteLoadOptions options, kvtransfer::KvSource& connector, BlockManager& blocks)
-      : options_(options), connector_(connector), blocks_(blocks) {}
+  RemoteLoads(RemoteLoadOptions options, kvtransfer::KvSource& connector, BlockManager& blocks);
 
   kvtransfer::KvSource& source() const { return connector_; }
 
@@ -64,7 +65,10 @@ class RemoteLoads {
     uint64_t quarantine = 0;
   };
 
+  absl::Status name_ranks(const std::string& address, kvtransfer::KvLoad& load) const;
+
   const RemoteLoadOptions options_;
+  const std::string nonce_;  // no other server's loads have such keys
   kvtransfer::KvSource& connector_;
   BlockManager& blocks_;
   kvtransfer::KvRequestId next_id_ = 1;

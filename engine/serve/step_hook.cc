@@ -19,6 +19,7 @@ constexpr Time kSpin = std::chrono::microseconds(50);  // before sleeping
 
 void StepHook::begin(uint64_t request) {
   sends_.clear();
+  sent_.clear();
   load_ = 0;
   stalled_at_.reset();
   request_ = request;
@@ -26,7 +27,9 @@ void StepHook::begin(uint64_t request) {
 }
 
 void StepHook::send(uint64_t job, uint32_t first_block, absl::Span<const uint32_t> blocks) {
-  if (!blocks.empty()) sends_.push_back({job, first_block, blocks, absl::OkStatus()});
+  if (blocks.empty()) return;
+  sends_.push_back({job, first_block, blocks});
+  sent_.emplace_back();
 }
 
 void StepHook::end() {
@@ -41,8 +44,8 @@ void StepHook::end() {
 }
 
 absl::Status StepHook::send_status(uint64_t job) const {
-  for (const Send& send : sends_) {
-    if (send.job == job && !send.status.ok()) return send.status;
+  for (size_t i = 0; i < sends_.size(); ++i) {
+    if (sends_[i].job == job && !sent_[i].ok()) return sent_[i];
   }
   return absl::OkStatus();
 }
@@ -89,10 +92,11 @@ absl::Status StepHook::before_layer(int layer) {
 }
 
 void StepHook::kv_written(int layer) {
-  for (Send& send : sends_) {
+  for (size_t i = 0; i < sends_.size(); ++i) {
+    const shard::StepSend& send = sends_[i];
     absl::Status status = connector_->save_layer(send.job, static_cast<uint32_t>(layer),
                                                  send.first_block, send.blocks);
-    if (send.status.ok()) send.status = std::move(status);
+    if (sent_[i].ok()) sent_[i] = std::move(status);
   }
   if (connector_ != nullptr) connector_->progress();
 }

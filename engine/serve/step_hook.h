@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "engine/model/model.h"
+#include "engine/shard/leader.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
 #include "transport/timeline.h"
@@ -40,6 +41,8 @@ class StepHook : public LayerHook {
   using OnLogits = std::function<void(size_t chunk, size_t token, std::span<const float>)>;
   void on_token_logits(OnLogits task) { on_token_logits_ = std::move(task); }
 
+  // What send() was told since begin().
+  const std::vector<shard::StepSend>& sends() const { return sends_; }
   // OK or the first thing that went wrong when sending for `job`.
   absl::Status send_status(uint64_t job) const;
 
@@ -52,17 +55,11 @@ class StepHook : public LayerHook {
  private:
   absl::Status wait_for_layer(uint32_t layer);
 
-  struct Send {
-    uint64_t job;
-    uint32_t first_block;
-    absl::Span<const uint32_t> blocks;
-    absl::Status status;
-  };
-
   kvtransfer::KvConnector* const connector_;
   Timeline* const timeline_;
   const Clock& clock_;
-  std::vector<Send> sends_;
+  std::vector<shard::StepSend> sends_;
+  std::vector<absl::Status> sent_;  // how each went
   OnLogits on_token_logits_;
   kvtransfer::KvSource* source_ = nullptr;  // of the load
   kvtransfer::KvRequestId load_ = 0;

@@ -1,33 +1,16 @@
 // Commands as bytes: the kind, then its fields; lists begin with their length.
 #include "engine/shard/commands.h"
 
-#include <cstring>
-
-#include "transport/base/wire.h"
+#include "engine/shard/wire_lists.h"
 
 namespace baton::engine::shard {
-namespace {
-
-template <typename T>
-void put_list(std::string& out, const std::vector<T>& list) {
-  base::put_number(out, static_cast<uint32_t>(list.size()));
-  out.append(reinterpret_cast<const char*>(list.data()), list.size() * sizeof(T));
-}
-
-template <typename T>
-std::vector<T> take_list(base::WireReader& reader) {
-  const size_t count = reader.number<uint32_t>();
-  const std::string_view bytes = reader.take(count * sizeof(T));
-  std::vector<T> list(bytes.size() / sizeof(T));
-  if (!bytes.empty()) std::memcpy(list.data(), bytes.data(), bytes.size());
-  return list;
-}
-
-}  // namespace
 
 void Command::encode(std::string& out) const {
   out.clear();
   base::put_number(out, static_cast<uint8_t>(kind));
+  if (kind == CommandKind::kStop) return;
+  base::put_number(out, static_cast<uint32_t>(calls.size()));
+  for (const KvCall& call : calls) call.encode(out);
   if (kind != CommandKind::kStep) return;
   base::put_number(out, static_cast<uint32_t>(chunks.size()));
   for (const Chunk& chunk : chunks) {
@@ -37,13 +20,25 @@ void Command::encode(std::string& out) const {
     base::put_number(out, static_cast<uint8_t>(chunk.wants_logits));
     base::put_number(out, static_cast<uint8_t>(chunk.wants_all_logits));
   }
+  base::put_number(out, static_cast<uint32_t>(sends.size()));
+  for (const Send& send : sends) {
+    base::put_number(out, send.job);
+    base::put_number(out, send.first_block);
+    put_list(out, send.blocks);
+  }
 }
 
 absl::StatusOr<Command> Command::decode(std::string_view bytes) {
   base::WireReader reader(bytes);
   Command command;
   command.kind = static_cast<CommandKind>(reader.number<uint8_t>());
-  bool known = command.kind == CommandKind::kStop || command.kind == CommandKind::kStep;
+  const bool known = command.kind >= CommandKind::kStop && command.kind <= CommandKind::kSync;
+  if (known && command.kind != CommandKind::kStop) {
+    const auto count = reader.number<uint32_t>();
+    for (uint32_t i = 0; i < count && !reader.failed(); ++i) {
+      command.calls.push_back(KvCall::decode(reader));
+    }
+  }
   if (command.kind == CommandKind::kStep) {
     const auto count = reader.number<uint32_t>();
     for (uint32_t i = 0; i < count && !reader.failed(); ++i) {
@@ -53,6 +48,13 @@ absl::StatusOr<Command> Command::decode(std::string_view bytes) {
       chunk.blocks = take_list<uint32_t>(reader);
       chunk.wants_logits = reader.number<uint8_t>() != 0;
       chunk.wants_all_logits = reader.number<uint8_t>() != 0;
+    }
+    const auto sends = reader.number<uint32_t>();
+    for (uint32_t i = 0; i < sends && !reader.failed(); ++i) {
+      Send& send = command.sends.emplace_back();
+      send.job = reader.number<uint64_t>();
+      send.first_block = reader.number<uint32_t>();
+      send.blocks = take_list<uint32_t>(reader);
     }
   }
   if (!known || !reader.finished()) {

@@ -1,19 +1,31 @@
 // Following rank 0, step by step.
 #include "engine/shard/follower.h"
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "engine/shard/leader.h"
 
 namespace baton::engine::shard {
+namespace {
+
+// Steps follow each other closely. So long after a command there is only looked for the next one;
+// then peers are looked after too; and then this rank sleeps until a peer has something, but not
+// for long, since rank 0 cannot wake it.
+constexpr Time kSpin = std::chrono::microseconds(50);
+constexpr Time kYield = std::chrono::milliseconds(1);
+constexpr Time kNap = std::chrono::milliseconds(1);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Follower>> Follower::create(Group& group, const Model& model,
-                                                           FollowerOptions options) {
+                                                           const FollowerOptions& options) {
   if (group.shard() != model.shard() || group.shard().rank == 0) {
     return absl::InvalidArgumentError("a follower is not rank 0, and has its own rank's part");
   }
   std::unique_ptr<Follower> follower(new Follower(group, model, options));
-  absl::StatusOr<KvMemory> memory = KvMemory::make(model, options.limits.blocks, nullptr);
+  absl::StatusOr<KvMemory> memory = KvMemory::make(model, options.limits.blocks, options.connector);
   if (!memory.ok()) return memory.status();
   follower->memory_ = *std::move(memory);
   absl::StatusOr<Workspace> workspace =
@@ -21,26 +33,55 @@ absl::StatusOr<std::unique_ptr<Follower>> Follower::create(Group& group, const M
   if (!workspace.ok()) return workspace.status();
   follower->workspace_ = *std::move(workspace);
   follower->logits_.resize(options.limits.max_sequences * size_t(model.config().vocab_size));
+  std::string address;
+  if (options.connector != nullptr) {
+    follower->kv_.emplace(*options.connector, static_cast<uint32_t>(model.config().num_layers));
+    address = options.connector->address();
+  }
   absl::StatusOr<std::vector<std::string>> agreed =
-      group.agree(settings_of(model, options.limits, options.role));
+      group.agree(settings_of(model, options.limits, options.role), address);
   if (!agreed.ok()) return agreed.status();
   return follower;
 }
 
 absl::Status Follower::run() {
+  std::function<bool()> idle_task;
+  if (kv_.has_value()) idle_task = [this] { return idle(); };
   for (;;) {
-    const absl::StatusOr<std::string_view> message = group_.receive();
+    const absl::StatusOr<std::string_view> message = group_.receive(idle_task);
     if (!message.ok()) return message.status();
     const absl::StatusOr<Command> command = Command::decode(*message);
     absl::Status status = command.status();
     if (status.ok()) {
       if (command->kind == CommandKind::kStop) return absl::OkStatus();
-      status = compute(*command);
+      status = obey(*command);
     }
+    heard_ = Clock::steady().now();
     if (status.ok()) continue;
     if (group_.status().ok()) group_.abort(status);
     return status;
   }
+}
+
+bool Follower::idle() {
+  const Time quiet = Clock::steady().now() - heard_;
+  if (quiet < kSpin) return false;
+  if (quiet < kYield) {
+    kv_->progress();
+    std::this_thread::yield();
+  } else {
+    kv_->wait(kNap);
+  }
+  return true;
+}
+
+absl::Status Follower::obey(const Command& command) {
+  if (!kv_.has_value() && (!command.calls.empty() || command.kind == CommandKind::kSync)) {
+    return absl::InternalError("rank 0 has a KV connector, and this rank has none");
+  }
+  for (const KvCall& call : command.calls) kv_->make(call);
+  if (command.kind == CommandKind::kStep) return compute(command);
+  return group_.exchange(kv_->report()).status();
 }
 
 absl::Status Follower::compute(const Command& command) {
@@ -52,7 +93,9 @@ absl::Status Follower::compute(const Command& command) {
                        .wants_logits = chunk.wants_logits,
                        .wants_all_logits = chunk.wants_all_logits});
   }
-  LayerHook hook;
+  LayerHook none;
+  if (kv_.has_value()) kv_->begin_step(command.sends);
+  LayerHook& hook = kv_.has_value() ? static_cast<LayerHook&>(*kv_) : none;
   return model_.forward(chunks_, memory_->cache(), hook, *workspace_, logits_.data());
 }
 

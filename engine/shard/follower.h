@@ -12,7 +12,10 @@
 #include "engine/model/model.h"
 #include "engine/shard/commands.h"
 #include "engine/shard/group.h"
+#include "engine/shard/kv_follower.h"
 #include "engine/shard/limits.h"
+#include "kvtransfer/kv_connector.h"
+#include "transport/clock.h"
 
 namespace baton::engine::shard {
 
@@ -21,6 +24,9 @@ struct FollowerOptions {
   std::string_view role = "all";  // likewise
   int threads = 1;                // that compute; 0: one per CPU
   std::vector<int> cpus;          // to pin them to; see ComputePool
+  // Of this rank, where rank 0 has one: the engine's calls of that are made here too (kv_ranks.h).
+  // Must outlive the follower.
+  kvtransfer::KvConnector* connector = nullptr;
 };
 
 class Follower {
@@ -28,7 +34,7 @@ class Follower {
   // Blocks until all ranks are ready; see Group::agree() for its errors. The group and the model,
   // which is this rank's part, must outlive the follower.
   static absl::StatusOr<std::unique_ptr<Follower>> create(Group& group, const Model& model,
-                                                          FollowerOptions options);
+                                                          const FollowerOptions& options);
 
   // Follows until rank 0 ends (OK), or the group fails. What fails here ends the group.
   absl::Status run();
@@ -36,13 +42,17 @@ class Follower {
  private:
   Follower(Group& group, const Model& model, const FollowerOptions& options)
       : group_(group), model_(model), pool_(options.threads, options.cpus) {}
+  absl::Status obey(const Command& command);
   absl::Status compute(const Command& command);
+  bool idle();
 
   Group& group_;
   const Model& model_;
   ComputePool pool_;
   std::optional<KvMemory> memory_;
   std::optional<Workspace> workspace_;
+  std::optional<KvFollower> kv_;
+  Time heard_{};  // of rank 0
   std::vector<SequenceChunk> chunks_;
   std::vector<float> logits_;  // nobody reads them
 };

@@ -24,17 +24,19 @@ absl::StatusOr<std::unique_ptr<Leader>> Leader::create(Group& group, const Model
   }
   absl::StatusOr<std::vector<std::string>> agreed = group.agree(settings_of(model, limits, role));
   if (!agreed.ok()) return agreed.status();
-  return std::unique_ptr<Leader>(new Leader(group));
+  agreed->erase(agreed->begin());
+  return std::unique_ptr<Leader>(new Leader(group, *std::move(agreed)));
 }
 
 Leader::~Leader() {
   if (!group_.status().ok()) return;
-  command_ = {.kind = CommandKind::kStop};
-  tell().IgnoreError();
+  tell(CommandKind::kStop).IgnoreError();
 }
 
-absl::Status Leader::tell() {
+absl::Status Leader::tell(CommandKind kind) {
+  command_.kind = kind;
   command_.encode(bytes_);
+  command_.calls.clear();
   return group_.tell(bytes_);
 }
 
@@ -43,8 +45,8 @@ void Leader::note(const absl::Status& status) {
   std::exchange(on_failure_, nullptr)(status);
 }
 
-absl::Status Leader::begin_step(std::span<const SequenceChunk> chunks) {
-  command_.kind = CommandKind::kStep;
+absl::Status Leader::begin_step(std::span<const SequenceChunk> chunks,
+                                std::span<const StepSend> sends) {
   command_.chunks.resize(chunks.size());
   for (size_t i = 0; i < chunks.size(); ++i) {
     const SequenceChunk& from = chunks[i];
@@ -55,8 +57,17 @@ absl::Status Leader::begin_step(std::span<const SequenceChunk> chunks) {
     to.wants_logits = from.wants_logits;
     to.wants_all_logits = from.wants_all_logits;
   }
-  absl::Status status = tell();
+  command_.sends.resize(sends.size());
+  for (size_t i = 0; i < sends.size(); ++i) {
+    const StepSend& from = sends[i];
+    Command::Send& to = command_.sends[i];
+    to.job = from.job;
+    to.first_block = from.first_block;
+    to.blocks.assign(from.blocks.begin(), from.blocks.end());
+  }
+  absl::Status status = tell(CommandKind::kStep);
   note(status);
+  in_step_ = status.ok();
   return status;
 }
 
@@ -64,6 +75,26 @@ void Leader::end_step(const absl::Status& status) {
   // A step that fails here alone would leave the others in it: none of them can go on.
   if (!status.ok() && group_.status().ok()) group_.abort(status);
   note(status);
+  in_step_ = false;
+}
+
+absl::StatusOr<std::vector<KvReport>> Leader::sync() {
+  absl::Status status = tell(CommandKind::kSync);
+  absl::StatusOr<std::string_view> bytes;
+  if (status.ok()) {
+    bytes = group_.exchange(std::string(KvReport::kBytes, '\0'));
+    status = bytes.status();
+  }
+  std::vector<KvReport> reports;
+  for (size_t i = 1; status.ok() && i <= about_followers_.size(); ++i) {
+    auto report = KvReport::decode(bytes->substr(i * KvReport::kBytes, KvReport::kBytes));
+    status = report.status();
+    if (status.ok()) reports.push_back(*std::move(report));
+  }
+  if (status.ok()) return reports;
+  if (group_.status().ok()) group_.abort(status);
+  note(status);
+  return status;
 }
 
 }  // namespace baton::engine::shard

@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <deque>
+#include <string>
+#include <vector>
+
 namespace baton::engine::shard {
 namespace {
 
@@ -12,18 +17,75 @@ std::string bytes_of(const Command& command) {
   return bytes;
 }
 
+std::vector<KvCall> calls_of_every_kind() {
+  KvCall start{.kind = KvCallKind::kStartLoad, .id = 7};
+  start.load = {.id = 7,
+                .prefill = "",
+                .shards = {"baton1:a", "baton1:b"},
+                .key = "k-7",
+                .loads_of_key = 2,
+                .tokens = {1, 2, 3},
+                .first_token = 16,
+                .blocks = {4, 9},
+                .timeout = std::chrono::seconds(3)};
+  KvCall open{.kind = KvCallKind::kOpenJob, .id = 3};
+  open.binding.key = "k-3";
+  open.binding.tokens = 40;
+  open.binding.loads = 2;
+  KvCall renew{.kind = KvCallKind::kRenewJob, .id = 3};
+  renew.binding.lease = std::chrono::seconds(4);
+  KvCall save{.kind = KvCallKind::kSave, .id = 3};
+  save.first_layer = 1;
+  save.layers = 2;
+  save.first_block = 5;
+  save.blocks = {6, 7};
+  return {start, {.kind = KvCallKind::kEndLoad, .id = 7},
+          open,  renew,
+          save,  {.kind = KvCallKind::kFinishJob, .id = 3, .outcome = absl::AbortedError("no")}};
+}
+
 Command a_step() {
   return {.kind = CommandKind::kStep,
-          .chunks = {{{1, 2, 3}, 16, {7, 8}, true, false}, {{9}, 0, {0}, false, true}}};
+          .calls = calls_of_every_kind(),
+          .chunks = {{{1, 2, 3}, 16, {7, 8}, true, false}, {{9}, 0, {0}, false, true}},
+          .sends = {{3, 1, {7, 8}}, {4, 0, {}}}};
 }
 
 TEST(Commands, RoundTrip) {
+  const Command sync{
+      .kind = CommandKind::kSync, .calls = calls_of_every_kind(), .chunks = {}, .sends = {}};
   for (const Command& command :
-       {Command{.kind = CommandKind::kStop}, Command{.kind = CommandKind::kStep}, a_step()}) {
+       {Command{.kind = CommandKind::kStop}, Command{.kind = CommandKind::kStep}, sync, a_step()}) {
     const auto decoded = Command::decode(bytes_of(command));
     ASSERT_TRUE(decoded.ok()) << decoded.status();
-    EXPECT_EQ(*decoded, command);
+    EXPECT_EQ(decoded->kind, command.kind);
+    EXPECT_EQ(decoded->chunks, command.chunks);
+    EXPECT_EQ(decoded->sends, command.sends);
+    EXPECT_EQ(decoded->calls.size(), command.calls.size());
+    EXPECT_EQ(bytes_of(*decoded), bytes_of(command));
   }
+}
+
+TEST(Commands, CallsKeepTheirFields) {
+  const std::vector<KvCall> calls = Command::decode(bytes_of(a_step()))->calls;
+  ASSERT_EQ(calls.size(), 6u);
+  EXPECT_EQ(calls[0].load.id, 7u);
+  EXPECT_EQ(calls[0].load.shards, (std::vector<std::string>{"baton1:a", "baton1:b"}));
+  EXPECT_EQ(calls[0].load.key, "k-7");
+  EXPECT_EQ(calls[0].load.loads_of_key, 2u);
+  EXPECT_EQ(calls[0].load.tokens, (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(calls[0].load.first_token, 16u);
+  EXPECT_EQ(calls[0].load.blocks, (std::vector<uint32_t>{4, 9}));
+  EXPECT_EQ(calls[0].load.timeout, std::chrono::seconds(3));
+  EXPECT_EQ(calls[2].binding.key, "k-3");
+  EXPECT_EQ(calls[2].binding.tokens, 40u);
+  EXPECT_EQ(calls[2].binding.loads, 2u);
+  EXPECT_EQ(calls[3].binding.lease, std::chrono::seconds(4));
+  EXPECT_EQ(calls[4].first_layer, 1u);
+  EXPECT_EQ(calls[4].layers, 2u);
+  EXPECT_EQ(calls[4].first_block, 5u);
+  EXPECT_EQ(calls[4].blocks, (std::vector<uint32_t>{6, 7}));
+  EXPECT_EQ(calls[5].outcome, absl::AbortedError("no"));
 }
 
 TEST(Commands, CutOrLongerOnesAreRefused) {
@@ -38,6 +100,12 @@ TEST(Commands, UnknownOnesAreRefused) {
   for (const char kind : {'\0', '\x63', '\xff'}) {
     const auto decoded = Command::decode(std::string_view(&kind, 1));
     EXPECT_TRUE(absl::IsInvalidArgument(decoded.status())) << int(kind);
+    // And a call of no kind that there is.
+    std::string bytes =
+        bytes_of({.kind = CommandKind::kSync, .calls = {{.kind = KvCallKind::kEndLoad, .id = 1}}});
+    ASSERT_TRUE(Command::decode(bytes).ok());
+    bytes[5] = kind;
+    EXPECT_TRUE(absl::IsInvalidArgument(Command::decode(bytes).status())) << int(kind);
   }
 }
 
@@ -46,9 +114,66 @@ TEST(Commands, LengthsAreNotBelieved) {
   std::string bytes = bytes_of({.kind = CommandKind::kStep});
   bytes.replace(1, 4, "\xff\xff\xff\xff");
   EXPECT_FALSE(Command::decode(bytes).ok());
-  bytes = bytes_of(a_step());
-  bytes.replace(5, 4, "\xff\xff\xff\x7f");
+  bytes = bytes_of({.kind = CommandKind::kStep, .chunks = a_step().chunks});
+  bytes.replace(9, 4, "\xff\xff\xff\x7f");  // of the first chunk's tokens
   EXPECT_FALSE(Command::decode(bytes).ok());
+}
+
+// --- reports -------------------------------------------------------------------------------------
+
+std::deque<KvEvent> some_events(uint64_t count) {
+  std::deque<KvEvent> events;
+  for (uint64_t id = 1; id <= count; ++id) {
+    events.push_back({KvEventKind::kLoadFailed, id, absl::DataLossError("it is gone")});
+    events.push_back({KvEventKind::kSaved, id, absl::OkStatus()});
+  }
+  return events;
+}
+
+TEST(Reports, SayEverythingInOrderHoweverManyItTakes) {
+  std::deque<KvEvent> left = some_events(300);
+  const std::deque<KvEvent> all = left;
+  std::deque<KvEvent> heard;
+  size_t reports = 0;
+  for (bool more = true; more; ++reports) {
+    const std::string bytes = KvReport::encode({.bytes_sent = 1, .bytes_loaded = 2}, left);
+    EXPECT_EQ(bytes.size(), KvReport::kBytes);
+    const auto report = KvReport::decode(bytes);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->stats.bytes_sent, 1u);
+    EXPECT_EQ(report->stats.bytes_loaded, 2u);
+    heard.insert(heard.end(), report->events.begin(), report->events.end());
+    more = report->more;
+    EXPECT_EQ(more, !left.empty());
+  }
+  EXPECT_EQ(heard, all);
+  EXPECT_GT(reports, 2u);
+}
+
+TEST(Reports, LongReasonsAreCut) {
+  std::deque<KvEvent> events = {
+      {KvEventKind::kUnwanted, 5, absl::InternalError(std::string(100'000, 'x'))}};
+  const auto report = KvReport::decode(KvReport::encode({}, events));
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_EQ(report->events.size(), 1u);
+  EXPECT_EQ(report->events[0].why, absl::InternalError(std::string(KvReport::kMaxWhy, 'x')));
+  EXPECT_TRUE(events.empty());
+}
+
+TEST(Reports, NonsenseIsRefused) {
+  std::deque<KvEvent> events = some_events(2);
+  const std::string good = KvReport::encode({}, events);
+  ASSERT_TRUE(KvReport::decode(good).ok());
+  EXPECT_FALSE(KvReport::decode("").ok());
+  EXPECT_FALSE(KvReport::decode(std::string_view(good).substr(1)).ok());
+  std::string bytes = good;
+  bytes[33] = bytes[34] = '\xff';  // how many events there are
+  EXPECT_FALSE(KvReport::decode(bytes).ok());
+  for (const char kind : {'\0', '\x63', '\xff'}) {
+    bytes = good;
+    bytes[35] = kind;
+    EXPECT_FALSE(KvReport::decode(bytes).ok()) << int(kind);
+  }
 }
 
 }  // namespace

@@ -182,6 +182,7 @@ std::optional<KvJob> KvJobs::next_job() {
   out.request = request.request;
   out.decode = request.decode;
   out.key = request.key;
+  out.loads_of_key = request.loads_of_key;
   out.tokens = request.tokens;
   // Loads that are still to come may need tokens that this one has.
   out.first_token = job.key.empty() ? request.first_token : 0;

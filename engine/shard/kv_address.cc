@@ -1,0 +1,38 @@
+// Several addresses as one text.
+#include "engine/shard/kv_address.h"
+
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace baton::engine::shard {
+namespace {
+
+constexpr std::string_view kRanks = "baton-ranks";
+constexpr std::string_view kVersion = "baton-ranks1:";
+constexpr size_t kMaxRanks = 256;
+
+}  // namespace
+
+std::string join_kv_addresses(const std::vector<std::string>& addresses) {
+  if (addresses.size() == 1) return addresses[0];
+  return std::string(kVersion) + absl::StrJoin(addresses, ",");
+}
+
+absl::StatusOr<std::vector<std::string>> split_kv_address(std::string_view text) {
+  if (text.substr(0, kRanks.size()) != kRanks) return std::vector<std::string>{std::string(text)};
+  if (text.substr(0, kVersion.size()) != kVersion) {
+    return absl::InvalidArgumentError(
+        "the address of a tensor-parallel server begins with \"baton-ranks1:\" here: run the same "
+        "release on both workers");
+  }
+  std::vector<std::string> addresses =
+      absl::StrSplit(std::string(text.substr(kVersion.size())), ',');
+  bool good = addresses.size() <= kMaxRanks;
+  for (const std::string& address : addresses) good &= !address.empty();
+  if (good) return addresses;
+  return absl::InvalidArgumentError(
+      "\"baton-ranks1:\" is followed by 1 to 256 addresses with commas between them: use what "
+      "/v1/baton/address of the prefill server says");
+}
+
+}  // namespace baton::engine::shard
