@@ -296,6 +296,32 @@ TEST(Shard, FollowersEndWithAnErrorWhenRank0IsGone) {
   }
 }
 
+// A step that fails at rank 0 alone would leave the others in it: they are told why.
+TEST(Shard, AStepThatFailsAtRank0AloneEndsTheFollowers) {
+  const MeetingPlace place(2);
+  Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint());
+  auto group = *Group::meet(place.options(0));
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+  auto leader = *Leader::create(*group, model, kTight);
+  leader->end_step(absl::DataLossError("its memory has lost a bit"));
+  const absl::Status ended = followers.join()[1];
+  EXPECT_NE(ended.message().find("has lost a bit"), std::string::npos) << ended;
+}
+
+// And one that a follower cannot do is told to rank 0.
+TEST(Shard, ACommandThatAFollowerCannotDoFailsTheGroupAndSaysWhy) {
+  const MeetingPlace place(2);
+  Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint());
+  auto group = *Group::meet(place.options(0));
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+  ASSERT_TRUE(get_ready(*group, model).ok());
+  ASSERT_TRUE(group->tell("nonsense").ok());
+  absl::Status failed;
+  while (failed.ok()) failed = group->look();
+  EXPECT_NE(failed.message().find("does not know"), std::string::npos) << failed;
+  EXPECT_FALSE(followers.join()[1].ok());
+}
+
 // With nothing to do, rank 0 finds out too.
 TEST(Shard, AnIdleLeaderNoticesThatARankHasFailed) {
   const MeetingPlace place(2);
