@@ -44,10 +44,11 @@ struct Member {
 
 class Groups {
  public:
-  // `lease` not zero: decode pulls.
+  // `lease` not zero: decode pulls. Prefill grants `max_lease` at most.
   Groups(uint32_t seed, uint32_t prefill_ranks, uint32_t decode_ranks, double bytes_per_second,
-         Time lease = Time::zero())
+         Time lease = Time::zero(), Time max_lease = BatonConnectorOptions().max_lease)
       : lease_(lease),
+        max_lease_(max_lease),
         random_(seed),
         fabric_(network(prefill_ranks + decode_ranks, bytes_per_second)) {
     const auto side = [&](uint32_t ranks, bool decode) {
@@ -180,12 +181,13 @@ class Groups {
     absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options.worker);
     if (!worker.ok()) std::abort();
     options.allow_pull = lease_ != Time::zero();
+    options.max_lease = max_lease_;
     fabric_.attach(**worker, member.node);
     member.worker = worker->get();
     member.connector = make_baton_connector(*std::move(worker), options);
   }
 
-  const Time lease_;
+  const Time lease_, max_lease_;
   std::mt19937 random_;
   uint32_t rails_ = 0;
   sim::SimFabric fabric_;

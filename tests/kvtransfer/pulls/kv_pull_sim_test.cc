@@ -100,11 +100,17 @@ TEST(KvPullsOverSim, ALeaseIsRenewedForAsLongAsItTakes) {
   expect_complete(groups, {2, 1}, 1);
 }
 
-TEST(KvPullsOverSim, WhoDoesNotRenewLosesTheBlocks) {
-  Groups groups(5, 1, 1, 100e6, milliseconds(10));
+// Decode asks for 10 ms, or for much more, and prefill grants 10 ms.
+class KvPullLeases : public ::testing::TestWithParam<Time> {};
+INSTANTIATE_TEST_SUITE_P(Asked, KvPullLeases, ::testing::Values(milliseconds(10), seconds(5)));
+
+TEST_P(KvPullLeases, WhoDoesNotRenewLosesTheBlocks) {
+  Groups groups(5, 1, 1, 100e6, GetParam(), milliseconds(10));
   groups.prefill(0).stop_before_layer(3);
   groups.load(1, 40);
   ASSERT_TRUE(groups.run([&] { return groups.decode(0).load(1).verified == 3; }, seconds(5)));
+  groups.run(kNeverReady, milliseconds(50));
+  EXPECT_EQ(groups.prefill(0).open_jobs(), 1u) << "it was renewed";
   // Decode's engine computes something else: nothing of its connector is called.
   const auto prefill_alone = [&](Time span) {
     for (const Time end = groups.now() + span; groups.now() < end;) {
@@ -129,12 +135,12 @@ TEST(KvPullsOverSim, WhoDoesNotRenewLosesTheBlocks) {
 
 // The network is away for longer than the lease: prefill uses the blocks again, and reads that were
 // under way, and are repeated when it is back, bring what is in them then.
-TEST(KvPullsOverSim, WhatIsReadAfterTheLeaseIsNotTakenForData) {
+TEST_P(KvPullLeases, WhatIsReadAfterTheLeaseIsNotTakenForData) {
   size_t lost = 0, complete = 0;
   const auto seeds = static_cast<uint32_t>(rounds_of(80, 20));
   for (uint32_t seed = 0; seed < seeds; ++seed) {
     SCOPED_TRACE(seed);
-    Groups groups(seed + 300, 1, 1, 20e6, milliseconds(3));
+    Groups groups(seed + 300, 1, 1, 20e6, GetParam(), milliseconds(3));
     const Time down = microseconds(200 + groups.random()() % 15'000);
     const Time up = down + milliseconds(3 + groups.random()() % 8);
     for (uint32_t rail = 0; rail < 2; ++rail) {
@@ -231,6 +237,32 @@ TEST(KvPullsOverSim, AJobThatFailedHoldsItsBlocksUntilDecodeHasLetGo) {
     EXPECT_TRUE(absl::IsInternal(groups.decode(0).load(1).status));
     EXPECT_FALSE(groups.decode(0).load(1).wrong);
   }
+}
+
+// Decode gives up in the middle of reading: prefill hears of it when no read is open any more.
+TEST(KvPullsOverSim, ACancelEndsTheReadsFirst) {
+  size_t cancelled = 0;
+  const auto seeds = static_cast<uint32_t>(rounds_of(20, 5));
+  for (uint32_t seed = 0; seed < seeds; ++seed) {
+    SCOPED_TRACE(seed);
+    Groups groups(seed + 400, 1, 1, 2e6, seconds(10));
+    groups.load(1, 60);
+    ASSERT_TRUE(groups.run([&] { return groups.decode(0).load(1).verified >= 1; }, seconds(30)));
+    groups.decode(0).cancel(1, 0);
+    const Time begin = groups.now();
+    while (groups.prefill(0).open_jobs() > 0 && groups.now() - begin < seconds(1)) {
+      groups.decode(0).step();
+      const bool reading = groups.decode(0).open() > 0;
+      groups.prefill(0).step();
+      EXPECT_FALSE(reading && groups.prefill(0).open_jobs() == 0) << "freed below a read";
+      groups.fabric().run_for(microseconds(1));
+    }
+    ASSERT_TRUE(groups.run_to_end());
+    expect_all_free(groups, {1, 1});
+    groups.expect_intact();
+    cancelled += absl::IsCancelled(groups.decode(0).load(1).status);
+  }
+  EXPECT_GT(cancelled, seeds / 2);
 }
 
 TEST(KvPullsOverSim, MisuseIsRefused) {
