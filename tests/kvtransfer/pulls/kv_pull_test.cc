@@ -106,7 +106,8 @@ TEST_P(KvPullTest, LongSequencesOfShortBlocks) {
 
 TEST_P(KvPullTest, ACancelledLoadsBlocksCanBeReusedAtOnceOnBothSides) {
   KvPairOptions with = options();
-  with.shape = "2MB/s";  // so that cancels meet bytes under way
+  with.shape = "2MB/s";    // so that cancels meet bytes under way,
+  with.max_transfers = 3;  // and reads that wait for a slot
   KvPair pair(with);
   std::mt19937 random(5);
   size_t cancelled = 0;
