@@ -78,8 +78,11 @@ void ComputePool::run(int64_t tasks, Call call, void* target) {
 }
 
 void ComputePool::work(int thread) {
-  while (!stop_.load()) {
+  for (;;) {
+    // Before the look at stop_: who is told to stop after it finds another number, and does not
+    // sleep.
     const int epoch = epoch_.load();
+    if (stop_.load()) return;
     while (run_one(thread)) {
     }
     int spins = 0;

@@ -47,6 +47,20 @@ TEST(ComputePool, OneThreadRunsInlineAndInOrder) {
   EXPECT_EQ(order, (std::vector<int64_t>{0, 1, 2, 3, 4}));
 }
 
+// A worker that looked whether to stop just before it was told to would sleep for ever.
+TEST(ComputePool, EndsWhateverItsThreadsAreAt) {
+  for (int i = 0; i < 20'000; ++i) {
+    ComputePool pool(2);
+    std::atomic<bool> both{false};
+    while (!both) {  // the other thread is up
+      pool.parallel_for(2, [&](int64_t, int thread) { both = both || thread == 1; });
+    }
+    pool.parallel_for(2, [](int64_t, int) {});
+    for (std::atomic<int> passed{0}; passed.fetch_add(1) < i % 50;) {
+    }
+  }
+}
+
 TEST(ComputePool, AcceptsAPinThatIsRefused) {
   const int cpus[] = {-1, 100000};
   ComputePool pool(2, cpus);
