@@ -93,6 +93,9 @@ absl::Status Worker::Impl::start() {
     return absl::ResourceExhaustedError(kNoDescriptors);
   }
   if (absl::Status status = watch(bell.fd()); !status.ok()) return status;
+  // Of one thread's waits, so that none of them needs a descriptor later.
+  spare_bells.push_back(std::make_unique<internal::Bell>());
+  if (spare_bells.front()->fd() < 0) return absl::ResourceExhaustedError(kNoDescriptors);
 
   Address self_address{.uid = self.uid, .name = self.name, .host_id = this_host_id()};
   context = std::make_unique<ProviderContext>(ProviderContext{.clock = clock,
