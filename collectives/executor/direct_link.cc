@@ -72,9 +72,13 @@ uint64_t DirectLink::send(uint32_t lane, const Segments& source, const CallTag& 
   sent_[lane] = number;
   dirty_ = true;
   // Pieces take the lanes in turn. The next one's line was last read by the peer: it comes back
-  // while this message travels.
+  // while this message travels. Behind a longer one the peer is still reading when it would come,
+  // and asks for it again before it is written.
+  constexpr size_t kReadAtOnce = 1024;
   const uint32_t next = lane + 1 < kLanes ? lane + 1 : 0;
-  base::prefetch_to_write(&out_.messages[next][(sent_[next] + 1) % kMessages]);
+  if (length < kReadAtOnce) {
+    base::prefetch_to_write(&out_.messages[next][(sent_[next] + 1) % kMessages]);
+  }
   return number;
 }
 
