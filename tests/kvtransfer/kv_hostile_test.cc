@@ -237,6 +237,22 @@ TEST_P(KvHostileTest, BlocksAreHeldForWhoPullsUntilHeLetsGo) {
   EXPECT_TRUE(nothing_comes());
 }
 
+// A push has a deadline and no lease: nobody reads what it writes from.
+TEST_P(KvHostileTest, WordsAboutLeasesMeanNothingToAPush) {
+  KvLoadRequest pushed = request();
+  pushed.tokens.resize(4);  // one block, so that the job waits for nothing but its write
+  pushed.blocks = {1};
+  pair_->prefill->stop_before_layer(1);
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, 1, encoded(pushed)));
+  ASSERT_TRUE(run([&] { return pair_->prefill->jobs_seen() == 1; }));
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, encode_kv_lease({7, kLongEnough})));
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kPulled, 1));
+  EXPECT_TRUE(nothing_comes());
+  EXPECT_EQ(pair_->prefill->open_jobs(), 1u);
+  pair_->prefill->stop_before_layer(UINT32_MAX);
+  EXPECT_EQ(answer().kind, KvMessageKind::kDone);
+}
+
 TEST_P(KvHostileTest, ADamagedRequestToPullIsAnsweredNotServed) {
   const std::string body = encoded(pull_request());
   for (uint64_t load = 1; load <= 20; ++load) {

@@ -157,6 +157,22 @@ TEST_P(KvPullTest, ADecodeThatStopsHoldsBlocksForItsLeaseAndNoLonger) {
   EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
 }
 
+// Not before: who is gone may have stood still in the middle of a copy, and go on with it.
+TEST_P(KvPullTest, ADecodeThatIsGoneLetsNothingGo) {
+  KvPair pair(options());
+  pair.prefill->stop_before_layer(2);
+  KvLoad load = pull(1, pair.address());
+  load.lease = kLongEnough;
+  ASSERT_TRUE(pair.decode->start(std::move(load), 12).ok());
+  ASSERT_TRUE(pair.run([&] { return pair.decode->load(1).verified == 2; }));
+  pair.decode.reset();
+  pair.decode_connector = nullptr;
+  ASSERT_TRUE(pair.run([&] { return pair.prefill_connector->stats().jobs_failed == 1; }));
+  for (int i = 0; i < 100; ++i) pair.run([] { return true; });
+  EXPECT_EQ(pair.prefill->open_jobs(), 1u);
+  EXPECT_EQ(pair.prefill->cache().free_blocks(), 57u);
+}
+
 TEST_P(KvPullTest, WhoMayNotBeReadSaysSo) {
   KvPairOptions with = options();
   with.allow_pull = false;
@@ -220,12 +236,16 @@ class KvFalsePrefillTest : public OverEveryProvider<std::string> {
     ASSERT_NE(connector_, nullptr);
     decode_.emplace(*connector_, test_layout(80), 2);
     ASSERT_TRUE(decode_->start(pull(1, worker_->address()), 12).ok());
-    ASSERT_TRUE(run([&] { return worker_->next_notification(request_); }));
+    EXPECT_EQ(hear_request(), kKvPullVersion);
+  }
+  // The next request's version. What is sent from now on is about that load.
+  uint16_t hear_request() {
+    EXPECT_TRUE(run([&] { return worker_->next_notification(request_); }));
     KvMessagePart part;
-    ASSERT_TRUE(decode_kv_part(request_.payload, part).ok());
+    EXPECT_TRUE(decode_kv_part(request_.payload, part).ok());
     EXPECT_EQ(part.kind, KvMessageKind::kRequest);
-    EXPECT_EQ(part.version, kKvPullVersion);
     number_ = part.load;
+    return part.version;
   }
   bool run(const std::function<bool()>& ready) {
     for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
@@ -316,6 +336,36 @@ TEST_P(KvFalsePrefillTest, AForgedKeyFailsTheLoad) {
   send(KvMessageKind::kOffer, offer());
   send(KvMessageKind::kReady, encode_kv_ready(0, 0, std::vector<uint32_t>{0, 1, 2}));
   EXPECT_FALSE(end().ok());
+}
+
+TEST_P(KvFalsePrefillTest, ASecondOfferIsNotLookedAt) {
+  send(KvMessageKind::kOffer, offer());
+  send(KvMessageKind::kOffer, "nonsense");
+  send(KvMessageKind::kFailed, encode_kv_failure(absl::InternalError("let go")));
+  EXPECT_THAT(text(end()), HasSubstr("let go"));
+}
+
+// They may overtake the offer, but more of them than any load has are not waited with.
+TEST_P(KvFalsePrefillTest, BlocksWithoutAnOfferAreNotCollectedForEver) {
+  const std::string ready = encode_kv_ready(0, 0, std::vector<uint32_t>(KvReady::kMaxBlocks));
+  const size_t enough = kMaxKvMessage / sizeof(uint32_t) / KvReady::kMaxBlocks + 2;
+  for (size_t i = 0; i < enough && decode_->open() > 0; ++i) {
+    send(KvMessageKind::kReady, ready);
+    run([] { return true; });
+  }
+  EXPECT_THAT(text(end()), HasSubstr("not of what cache"));
+}
+
+// Nothing of it is for a load that is written.
+TEST_P(KvFalsePrefillTest, WordsAboutPullsMeanNothingToAPush) {
+  ASSERT_TRUE(decode_->start(2, worker_->address(), 12).ok());
+  EXPECT_LT(hear_request(), kKvPullVersion);
+  send(KvMessageKind::kOffer, offer());
+  send(KvMessageKind::kReady, encode_kv_ready(0, 0, std::vector<uint32_t>{0}));
+  send(KvMessageKind::kLeaseRenewed, encode_kv_lease({1, kLongEnough}));
+  send(KvMessageKind::kFailed, encode_kv_failure(absl::InternalError("let go")));
+  ASSERT_TRUE(run([&] { return decode_->open() == 1; }));
+  EXPECT_THAT(text(decode_->load(2).status), HasSubstr("let go"));
 }
 
 TEST_P(KvFalsePrefillTest, DoneWithoutBlocksIsNoKv) {
