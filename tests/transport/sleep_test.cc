@@ -6,11 +6,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <functional>
 #include <thread>
 #include <utility>
 
 #include "tests/sanitized.h"
+#include "tests/transport/scripted_peers.h"
 #include "tests/transport/stub_provider.h"
 #include "transport/progress_thread.h"
 
@@ -78,6 +80,38 @@ TEST(Sleep, OnTheDescriptorHearsOfWorkThatAnotherDid) {
   while (worker.progress() || !worker.arm()) {
   }
   EXPECT_FALSE(readable(worker.wait_fd())) << "heard, and armed again";
+}
+
+// A thread submits. Before it has woken the one that is about to sleep, a third takes the submission up,
+// on the way to something else.
+using SleepOfScripted = ScriptedPeers;
+
+TEST_F(SleepOfScripted, WaitsForWhatDeregisteringTookUp) {
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = up(caller(1, 1), rail);
+  std::array<char, 64> bytes{};
+  const auto region = worker_->register_memory(bytes.data(), bytes.size(), Access::kRemoteRead);
+  ASSERT_TRUE(region.ok()) << region.status();
+  ASSERT_TRUE(worker_->notify_detached(peer, "news").ok());
+  ASSERT_TRUE(worker_->deregister_memory(*region).ok());
+  ASSERT_TRUE(rail->held.empty());
+  EXPECT_FALSE(worker_->arm()) << "asleep, with something to send";
+  EXPECT_TRUE(worker_->progress());
+  EXPECT_EQ(rail->held.size(), 1u);
+  EXPECT_TRUE(worker_->arm());
+}
+
+TEST_F(SleepOfScripted, WaitsForWhatPartingWithAnotherTookUp) {
+  ScriptedRail* rail = nullptr;
+  ScriptedRail* other = nullptr;
+  const PeerId peer = up(caller(1, 1), rail);
+  const PeerId gone = up(caller(2, 2), other);
+  ASSERT_TRUE(worker_->notify_detached(peer, "news").ok());
+  worker_->begin_disconnect(gone, Time::zero());
+  ASSERT_TRUE(rail->held.empty());
+  EXPECT_FALSE(worker_->arm()) << "asleep, with something to send";
+  turn();
+  EXPECT_EQ(rail->held.size(), 1u);
 }
 
 // The sleeper of a test: waits for a transfer, in its own thread.

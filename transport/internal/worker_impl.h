@@ -209,6 +209,7 @@ class Worker::Impl final : public EventSink {
   internal::TransferSlots slots;
   internal::PeerTable peers;
   std::vector<internal::Peer*> ready_peers;          // those with slices to post
+  bool pump_due = false;                             // there are slices that no pump() has seen
   std::vector<internal::Peer*> creditors;            // those that are owed credit
   std::vector<std::pair<Time, PeerId>> peer_timers;  // heap, earliest first; some are out of date
   absl::flat_hash_map<uint64_t, PeerId> sessions;    // ours, by the number we gave out

@@ -213,7 +213,7 @@ bool Worker::Impl::progress() {
 bool Worker::Impl::ready_to_sleep() {
   sleeping.store(true, std::memory_order_seq_cst);
   bool idle = !slots.has_submitted() && !cancels.load() && doomed.empty() && stopped.empty() &&
-              !credits_due && !unsaid_due && (staging == nullptr || !staging->busy());
+              !pump_due && !credits_due && !unsaid_due && (staging == nullptr || !staging->busy());
   for (auto& provider : providers) idle = provider->arm() && idle;
   return idle;
 }

@@ -78,6 +78,7 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
 
 bool Worker::Impl::pump() {
   bool any = false;
+  pump_due = false;
   // What rails report while they take slices may make more peers ready: those are for next time.
   const size_t count = ready_peers.size();
   size_t kept = 0;
@@ -100,6 +101,7 @@ bool Worker::Impl::pump() {
 void Worker::Impl::make_ready(internal::Peer& peer) {
   if (peer.state != PeerState::kUp || (peer.urgent.head == kNone && peer.bulk.head == kNone))
     return;
+  pump_due = true;
   if (!std::exchange(peer.ready, true)) ready_peers.push_back(&peer);
 }
 
