@@ -192,8 +192,8 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_all_to_all_v(
   return staged;
 }
 
-bool DeviceCalls::step(Staged& staged, Way way) {
-  const bool to_host = way == Way::kToHost;
+bool DeviceCalls::step(Staged& staged, CopyDirection direction) {
+  const bool to_host = direction == CopyDirection::kToHost;
   const std::vector<baton::internal::CopyRun>& runs = to_host ? staged.reads_ : staged.writes_;
   Ring& ring = rings_.at(to_host ? staged.reads_from_ : staged.writes_to_);
   const size_t first = to_host ? 0 : kPieces;
@@ -207,7 +207,7 @@ bool DeviceCalls::step(Staged& staged, Way way) {
     const baton::internal::CopyRun copy{run.device + staged.at_,
                                         ring.copies->memory().data() + i * kPiece, bytes};
     if (!to_host) std::memcpy(copy.host, piece.host, bytes);
-    ring.copies->copy(way, i, false, {&copy, 1});
+    ring.copies->copy(direction, i, false, {&copy, 1});
     ++staged.open_;
     staged.at_ += bytes;
     if (staged.at_ == run.bytes) {
@@ -239,7 +239,7 @@ void DeviceCalls::collect(Ring& ring) {
 absl::Status DeviceCalls::copy_in(Staged& staged, Time deadline) {
   ++calls_;
   if (staged.reads_.empty()) return absl::OkStatus();
-  while (step(staged, Way::kToHost)) {
+  while (step(staged, CopyDirection::kToHost)) {
     if (staged.status_.ok() && mesh_.now() > deadline) {
       staged.status_ = absl::DeadlineExceededError(absl::StrFormat(
           "CUDA device %d did not copy the call's input in time", staged.reads_from_));
@@ -255,7 +255,7 @@ void DeviceCalls::begin_copy_out(Staged& staged) {
 }
 
 std::optional<absl::Status> DeviceCalls::copy_out(Staged& staged) {
-  if (!staged.writes_.empty() && step(staged, Way::kToDevice)) return std::nullopt;
+  if (!staged.writes_.empty() && step(staged, CopyDirection::kToDevice)) return std::nullopt;
   return staged.status_;
 }
 

@@ -79,7 +79,7 @@ class DeviceCalls {
   std::string explain() const;
 
  private:
-  using Way = baton::internal::StagingRing::Way;
+  using CopyDirection = baton::internal::CopyDirection;
   // Pinned memory, cut into pieces: the first half is for copies to the host.
   struct Ring {
     std::unique_ptr<baton::internal::StagingRing> copies;
@@ -95,7 +95,8 @@ class DeviceCalls {
   // The device of a range, or -1. Makes its ring.
   absl::StatusOr<int> device_of(const void* data, size_t bytes);
   absl::StatusOr<std::byte*> host_memory(Staged& staged, size_t bytes);
-  bool step(Staged& staged, Way way);  // puts pieces on their way; false: all of them are
+  // Puts pieces on their way; false: all of them are.
+  bool step(Staged& staged, CopyDirection direction);
   void collect(Ring& ring);
   void give_back(std::vector<Block>& blocks);
 

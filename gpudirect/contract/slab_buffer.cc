@@ -34,9 +34,9 @@ absl::Status SlabBuffer::check(size_t offset, size_t bytes) const {
       absl::StrFormat("%u bytes from %u on: a buffer on a device has %u", bytes, offset, size()));
 }
 
-absl::Status SlabBuffer::copy(internal::StagingRing::Way way, size_t offset, size_t bytes) {
+absl::Status SlabBuffer::copy(internal::CopyDirection direction, size_t offset, size_t bytes) {
   const internal::CopyRun run{data() + offset, ring_->memory().data(), bytes};
-  ring_->copy(way, 1, false, {&run, 1});
+  ring_->copy(direction, 1, false, {&run, 1});
   absl::Status result;
   while (ring_->busy()) {
     ring_->progress([&](uint64_t, absl::Status status) { result = std::move(status); });
@@ -50,7 +50,7 @@ absl::Status SlabBuffer::put(size_t offset, absl::Span<const std::byte> bytes) {
   for (size_t at = 0; at < bytes.size(); at += most) {
     const size_t piece = std::min(most, bytes.size() - at);
     std::memcpy(ring_->memory().data(), bytes.data() + at, piece);
-    if (absl::Status status = copy(internal::StagingRing::Way::kToDevice, offset + at, piece);
+    if (absl::Status status = copy(internal::CopyDirection::kToDevice, offset + at, piece);
         !status.ok()) {
       return status;
     }
@@ -63,7 +63,7 @@ absl::Status SlabBuffer::get(size_t offset, absl::Span<std::byte> bytes) {
   const size_t most = ring_->memory().size();
   for (size_t at = 0; at < bytes.size(); at += most) {
     const size_t piece = std::min(most, bytes.size() - at);
-    if (absl::Status status = copy(internal::StagingRing::Way::kToHost, offset + at, piece);
+    if (absl::Status status = copy(internal::CopyDirection::kToHost, offset + at, piece);
         !status.ok()) {
       return status;
     }

@@ -25,7 +25,7 @@ class SlabBuffer final : public internal::DeviceBuffer {
   SlabBuffer(std::unique_ptr<DeviceSlab> slab, std::unique_ptr<internal::StagingRing> ring)
       : slab_(std::move(slab)), ring_(std::move(ring)) {}
   absl::Status check(size_t offset, size_t bytes) const;
-  absl::Status copy(internal::StagingRing::Way way, size_t offset, size_t bytes);
+  absl::Status copy(internal::CopyDirection direction, size_t offset, size_t bytes);
 
   std::unique_ptr<DeviceSlab> slab_;
   std::unique_ptr<internal::StagingRing> ring_;

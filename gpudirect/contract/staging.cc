@@ -93,7 +93,7 @@ Stream PinnedRing::stream(const Lane& lane) const {
   return device_.stream(&lane == lanes_.data() ? Direction::kToHost : Direction::kToDevice);
 }
 
-void PinnedRing::copy(Way way, uint64_t cookie, bool urgent,
+void PinnedRing::copy(internal::CopyDirection direction, uint64_t cookie, bool urgent,
                       absl::Span<const internal::CopyRun> runs) {
   Copy copy{.cookie = cookie};
   if (!spare_.empty()) {
@@ -101,7 +101,7 @@ void PinnedRing::copy(Way way, uint64_t cookie, bool urgent,
     spare_.pop_back();
   }
   copy.runs.assign(runs.begin(), runs.end());
-  Lane& lane = lanes_[static_cast<size_t>(way)];
+  Lane& lane = lanes_[static_cast<size_t>(direction)];
   (urgent ? lane.urgent : lane.bulk).push_back(std::move(copy));
 }
 

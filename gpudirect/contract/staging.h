@@ -43,7 +43,7 @@ class PinnedRing final : public internal::StagingRing {
 
   absl::Span<std::byte> memory() const override { return {base_, size_}; }
   int fd() const override { return fd_; }
-  void copy(Way way, uint64_t cookie, bool urgent,
+  void copy(internal::CopyDirection direction, uint64_t cookie, bool urgent,
             absl::Span<const internal::CopyRun> runs) override;
   void drop(uint64_t cookie) override;
   bool progress(const Ended& ended) override;
@@ -81,7 +81,7 @@ class PinnedRing final : public internal::StagingRing {
   size_t size_ = 0;
   int fd_ = -1;
   bool pinned_ = false;
-  std::array<Lane, 2> lanes_;  // by Way
+  std::array<Lane, 2> lanes_;  // by CopyDirection
   std::vector<Event> made_;
   std::vector<std::pair<uint64_t, absl::Status>> ended_;      // not told yet
   std::vector<std::pair<uint64_t, absl::Status>> announced_;  // being told; keeps its memory

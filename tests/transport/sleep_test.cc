@@ -82,8 +82,8 @@ TEST(Sleep, OnTheDescriptorHearsOfWorkThatAnotherDid) {
   EXPECT_FALSE(readable(worker.wait_fd())) << "heard, and armed again";
 }
 
-// A thread submits. Before it has woken the one that is about to sleep, a third takes the submission up,
-// on the way to something else.
+// A thread submits. Before it has woken the one that is about to sleep, a third takes the
+// submission up, on the way to something else.
 using SleepOfScripted = ScriptedPeers;
 
 TEST_F(SleepOfScripted, WaitsForWhatDeregisteringTookUp) {

@@ -23,11 +23,12 @@ struct CopyRun {
   size_t bytes = 0;
 };
 
+enum class CopyDirection : uint8_t { kToHost, kToDevice };
+
 // Pinned memory of the host, and copies between it and one device. Not thread-safe: of one worker,
 // under its progress lock. The destructor waits until what is in flight has ended.
 class StagingRing {
  public:
-  enum class Way : uint8_t { kToHost, kToDevice };
   // Of a copy: OK, kCancelled for one that was dropped, or the driver's words.
   using Ended = std::function<void(uint64_t cookie, absl::Status status)>;
   virtual ~StagingRing() = default;
@@ -36,7 +37,8 @@ class StagingRing {
   virtual int fd() const = 0;  // behind the memory; -1 where peers cannot map it
   // Queues a copy; urgent ones go first. It ends by one call from progress(), and from then on none
   // of its bytes moves. Never blocks; `runs` is copied.
-  virtual void copy(Way way, uint64_t cookie, bool urgent, absl::Span<const CopyRun> runs) = 0;
+  virtual void copy(CopyDirection direction, uint64_t cookie, bool urgent,
+                    absl::Span<const CopyRun> runs) = 0;
   // Leaves the copy out if it has not begun. It ends in any case.
   virtual void drop(uint64_t cookie) = 0;
   // Looks what has ended and begins what waits; true if anything did. Never blocks. `ended` may

@@ -151,7 +151,7 @@ void Worker::Impl::Staging::wire_ended(void* self, TransferId id, const absl::St
   if (chunk.generation != 0) staging.on_wire_end(chunk, status);
 }
 
-void Worker::Impl::Staging::copy(Ring& ring, internal::StagingRing::Way way, bool served,
+void Worker::Impl::Staging::copy(Ring& ring, internal::CopyDirection direction, bool served,
                                  Handle name, bool urgent, size_t offset, const std::byte* base,
                                  const std::vector<internal::Run>& runs) {
   copy_runs_.clear();
@@ -161,7 +161,7 @@ void Worker::Impl::Staging::copy(Ring& ring, internal::StagingRing::Way way, boo
     host += run.bytes;
     worker_.stats.staged_bytes += run.bytes;
   }
-  ring.copies->copy(way, cookie_of(name, served), urgent, copy_runs_);
+  ring.copies->copy(direction, cookie_of(name, served), urgent, copy_runs_);
 }
 
 void Worker::Impl::Staging::copy_ended(uint64_t cookie, absl::Status status) {

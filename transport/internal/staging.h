@@ -147,7 +147,7 @@ class Worker::Impl::Staging {
   bool start(PeerId peer, Handle chunk, TransferDescriptor transfer, const MemoryRegion& local,
              std::string words, TransferId* started);
   static void wire_ended(void* self, TransferId id, const absl::Status& status);
-  void copy(Ring& ring, internal::StagingRing::Way way, bool served, Handle name, bool urgent,
+  void copy(Ring& ring, internal::CopyDirection direction, bool served, Handle name, bool urgent,
             size_t offset, const std::byte* base, const std::vector<internal::Run>& runs);
   void copy_ended(uint64_t cookie, absl::Status status);
   bool run_rings();
@@ -160,7 +160,7 @@ class Worker::Impl::Staging {
   bool feed(std::deque<uint32_t>& list);
   bool start_chunk(Op& op);
   size_t cut_chunk(const Op& op, size_t most, Layout& layout, std::vector<uint32_t>& index);
-  void start_copy(Chunk& chunk, const Op& op, internal::StagingRing::Way way);
+  void start_copy(Chunk& chunk, const Op& op, internal::CopyDirection direction);
   void ask(Chunk& chunk, const Op& op);
   void step(Chunk& chunk);
   bool start_wire(Chunk& chunk);

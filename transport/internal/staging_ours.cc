@@ -138,16 +138,17 @@ bool Worker::Impl::Staging::start_chunk(Op& op) {
   chunk.granted = !op.far;
   chunk.copied = op.near == nullptr || d.op == baton::Op::kRead;
   if (op.far) ask(chunk, op);
-  if (!chunk.copied) start_copy(chunk, op, internal::StagingRing::Way::kToHost);
+  if (!chunk.copied) start_copy(chunk, op, internal::CopyDirection::kToHost);
   step(chunk);
   return true;
 }
 
-void Worker::Impl::Staging::start_copy(Chunk& chunk, const Op& op, internal::StagingRing::Way way) {
+void Worker::Impl::Staging::start_copy(Chunk& chunk, const Op& op,
+                                       internal::CopyDirection direction) {
   const internal::TransferSlot& slot = worker_.slots[op.id.slot];
   internal::runs_of(slot.descriptor.local, chunk.begin, chunk.end - chunk.begin, runs_);
   chunk.copying = true;
-  copy(*chunk.near.ring, way, false, chunk.name, op.urgent, chunk.near.offset,
+  copy(*chunk.near.ring, direction, false, chunk.name, op.urgent, chunk.near.offset,
        slot.descriptor.local_base, runs_);
 }
 
@@ -223,7 +224,7 @@ void Worker::Impl::Staging::on_wire_end(Handle name, const absl::Status& status)
   const Op* op = op_of(chunk);
   const bool wanted = worker_.slots[chunk.parent.slot].verdict == TransferState::kActive;
   if (reading && wanted && op != nullptr && op->near != nullptr) {
-    start_copy(chunk, *op, internal::StagingRing::Way::kToDevice);
+    start_copy(chunk, *op, internal::CopyDirection::kToDevice);
   }
   step(chunk);
 }

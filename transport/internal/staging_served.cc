@@ -94,8 +94,8 @@ bool Worker::Impl::Staging::give_room(std::deque<Handle>& list) {
     served.room = {&ring, *offset, served.bytes};
     if (!served.write) {
       served.state = Served::State::kCopying;
-      copy(ring, internal::StagingRing::Way::kToHost, true, served.name, served.urgent, *offset,
-           *base, served.runs);
+      copy(ring, internal::CopyDirection::kToHost, true, served.name, served.urgent, *offset, *base,
+           served.runs);
       continue;
     }
     served.state = Served::State::kRoom;
@@ -117,8 +117,8 @@ void Worker::Impl::Staging::on_land(PeerId peer, const Message& message) {
     return close_served(*served);
   }
   served->state = Served::State::kCopying;
-  copy(*served->room.ring, internal::StagingRing::Way::kToDevice, true, served->name,
-       served->urgent, served->room.offset, *base, message.runs);
+  copy(*served->room.ring, internal::CopyDirection::kToDevice, true, served->name, served->urgent,
+       served->room.offset, *base, message.runs);
 }
 
 void Worker::Impl::Staging::on_served_copied(Served& served, absl::Status status) {
