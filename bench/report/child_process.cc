@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/base/child.h"
-#include "transport/base/deadline.h"
+#include "transport/base/durations.h"
 
 namespace baton::bench {
 namespace {

@@ -2,7 +2,7 @@
 #include "collectives/internal/call_starter.h"
 
 #include "absl/strings/str_cat.h"
-#include "transport/base/deadline.h"
+#include "transport/base/durations.h"
 
 namespace baton::collectives::internal {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "transport/base/deadline.h"
+#include "transport/base/durations.h"
 
 namespace baton::collectives::internal {
 

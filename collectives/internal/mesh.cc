@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "transport/base/timespec.h"
+#include "transport/base/durations.h"
 
 namespace baton::collectives::internal {
 

@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "collectives/internal/mesh.h"
 #include "transport/address.h"
-#include "transport/base/deadline.h"
+#include "transport/base/durations.h"
 
 namespace baton::collectives::internal {
 

@@ -19,7 +19,7 @@
 #include "collectives/launch/line_relay.h"
 #include "collectives/launch/rendezvous_service.h"
 #include "transport/base/child.h"
-#include "transport/base/deadline.h"
+#include "transport/base/durations.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::launch {

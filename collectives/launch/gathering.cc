@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "transport/base/deadline.h"
+#include "transport/base/durations.h"
 
 namespace baton::launch {
 

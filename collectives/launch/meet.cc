@@ -9,7 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "collectives/launch/rendezvous_wire.h"
 #include "collectives/rendezvous.h"
-#include "transport/base/deadline.h"
+#include "transport/base/durations.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/handshake_connection.h"
 #include "transport/net/message_stream.h"

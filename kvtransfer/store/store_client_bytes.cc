@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "kvtransfer/store/store_client_impl.h"
-#include "transport/base/deadline.h"
+#include "transport/base/durations.h"
 
 namespace baton::kvtransfer::store {
 

@@ -7,11 +7,10 @@
 #include <utility>
 
 #include "transport/base/child.h"
-#include "transport/base/deadline.h"
+#include "transport/base/durations.h"
 #include "transport/base/fixed_queue.h"
 #include "transport/base/quantile.h"
 #include "transport/base/splitmix.h"
-#include "transport/base/timespec.h"
 #include "transport/base/unique_fd.h"
 #include "transport/clock.h"
 

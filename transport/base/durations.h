@@ -1,7 +1,8 @@
-// A moment a while from now, where the while may be longer than there is time.
+// Durations: when one is over, and what system calls take for one.
 #pragma once
 
 #include <chrono>
+#include <ctime>
 
 namespace baton::base {
 
@@ -11,6 +12,12 @@ constexpr std::chrono::nanoseconds deadline_after(std::chrono::nanoseconds now,
                                                   std::chrono::nanoseconds timeout) {
   constexpr auto kEnd = std::chrono::nanoseconds::max();
   return timeout < kEnd - now ? now + timeout : kEnd;
+}
+
+// For ppoll(), nanosleep(). `time` must not be negative.
+inline timespec to_timespec(std::chrono::nanoseconds time) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
+  return {.tv_sec = seconds.count(), .tv_nsec = (time - seconds).count()};
 }
 
 }  // namespace baton::base

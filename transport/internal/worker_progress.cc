@@ -12,8 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "transport/base/deadline.h"
-#include "transport/base/timespec.h"
+#include "transport/base/durations.h"
 #include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
 

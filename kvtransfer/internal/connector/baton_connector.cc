@@ -15,7 +15,7 @@
 #include "kvtransfer/internal/connector/kv_jobs.h"
 #include "kvtransfer/internal/connector/kv_loads.h"
 #include "kvtransfer/internal/connector/kv_mailbox.h"
-#include "transport/base/timespec.h"
+#include "transport/base/durations.h"
 #include "transport/pool.h"
 #include "transport/progress_thread.h"
 
