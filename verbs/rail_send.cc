@@ -78,6 +78,7 @@ void VerbsRail::pump() {
   if (state_ != State::kUp && !ready_owed_) return;
   if (send_control() && state_ == State::kUp) {
     if (half_told(bulk_)) pump_first(bulk_);
+    if (turns_.large_is_due() && !half_told(urgent_)) pump_first(bulk_);
     while (!half_told(bulk_) && pump_first(urgent_)) {
     }
     // With a doorbell of its own: its completion must not wait for that of bulk behind it.
@@ -97,6 +98,11 @@ bool VerbsRail::pump_first(base::Ring<uint32_t>& queue) {
   }
   if (!post_bytes(active) || !tell(active)) return false;
   active.posted = true;
+  if (&queue == &urgent_) {
+    turns_.small_went(active.slice.end - active.slice.begin, !bulk_.empty());
+  } else {
+    turns_.large_went();
+  }
   queue.pop_front();
   if (active.outstanding == 0) finish(active, absl::OkStatus());
   return true;
@@ -181,9 +187,10 @@ void VerbsRail::gather(Active& active, QueuePair::Work& work) {
 
 bool VerbsRail::post_bytes(Active& active) {
   const Op op = active.slice.transfer->op;
-  // The limit is there for bulk; what overtakes it has a share of its own.
-  const size_t most =
-      session_.tuning().inflight_bytes + (&queue_of(active) == &urgent_ ? kUrgentShare : 0);
+  // The limit is there for bulk; what overtakes it has a share of its own, and bulk whose turn it
+  // is.
+  const bool ahead = &queue_of(active) == &urgent_ || turns_.large_is_due();
+  const size_t most = session_.tuning().inflight_bytes + (ahead ? kUrgentShare : 0);
   while (active.has_piece) {
     if (queue_pair_->room() <= kReservedRoom || queue_pair_->inflight_bytes() >= most) {
       return false;

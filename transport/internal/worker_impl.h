@@ -158,7 +158,8 @@ class Worker::Impl final : public EventSink {
   // worker_slices.cc
   absl::Status movable(const internal::TransferSlot& slot, const internal::Peer& peer) const;
   bool pump();
-  bool pump(internal::Peer& peer, internal::SlotQueue& queue);
+  bool pump(internal::Peer& peer);
+  bool pump(internal::Peer& peer, internal::SlotQueue& queue, bool one = false);
   internal::RailState* pick_rail(internal::Peer& peer, const internal::TransferSlot& slot);
   static internal::RailState* rail_state(internal::Peer& peer, const Rail* rail);
   void enqueue(internal::Peer& peer, uint32_t index);

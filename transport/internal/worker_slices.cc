@@ -84,10 +84,7 @@ bool Worker::Impl::pump() {
   size_t kept = 0;
   for (size_t i = 0; i < count; ++i) {
     internal::Peer& peer = *ready_peers[i];
-    if (peer.state == PeerState::kUp) {
-      any |= pump(peer, peer.urgent);
-      any |= pump(peer, peer.bulk);
-    }
+    if (peer.state == PeerState::kUp) any |= pump(peer);
     peer.ready =
         peer.state == PeerState::kUp && (peer.urgent.head != kNone || peer.bulk.head != kNone);
     if (peer.ready) ready_peers[kept++] = &peer;
@@ -105,7 +102,19 @@ void Worker::Impl::make_ready(internal::Peer& peer) {
   if (!std::exchange(peer.ready, true)) ready_peers.push_back(&peer);
 }
 
-bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue) {
+// What is urgent goes first; bulk that it has passed for long has a slice's turn in between.
+bool Worker::Impl::pump(internal::Peer& peer) {
+  bool any = false;
+  do {
+    if (peer.turns.large_is_due()) any |= pump(peer, peer.bulk, true);
+    any |= pump(peer, peer.urgent);
+  } while (peer.turns.large_is_due() && peer.urgent.head != kNone && pump(peer, peer.bulk, true));
+  return pump(peer, peer.bulk) || any;
+}
+
+// Posts slices of the queue, or one of them, as long as there is a rail for them; of `urgent` until
+// it is the turn of bulk.
+bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool one) {
   bool any = false;
   while (queue.head != kNone && !peer.rails.empty()) {
     const uint32_t index = queue.head;
@@ -156,9 +165,18 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue) {
       if (owner->outstanding == 0) return any;  // it has room for nothing now: try next time
       continue;
     }
+    const bool small = &queue == &peer.urgent;
+    const size_t bytes = slice.end - slice.begin;
     if (slot.queued && slot.all_posted()) dequeue(peer, index);
     any = true;
     ++stats.slices_posted;
+    if (small) {
+      peer.turns.small_went(bytes, peer.bulk.head != kNone);
+      if (peer.turns.large_is_due()) return any;
+    } else {
+      peer.turns.large_went();
+      if (one) return any;
+    }
   }
   return any;
 }

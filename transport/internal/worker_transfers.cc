@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "transport/base/deadline.h"
+#include "transport/base/durations.h"
 #include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
 
@@ -136,7 +136,8 @@ TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
   internal::Peer* const peer = find_peer(request.peer);
   const RegionEntry& local = regions.entries()[request.local.index];
   if (peer == nullptr || peer->state != PeerState::kUp || peer->parting || peer->rails.empty() ||
-      peer->urgent.head != kNone || request.remote.owner != peer->uid ||
+      peer->urgent.head != kNone || peer->turns.large_is_due() ||
+      request.remote.owner != peer->uid ||
       (request.counter.generation != 0 && request.counter.owner != peer->uid) ||
       local.generation != request.local.generation || local.place.kind != MemoryKind::kHost ||
       (request.op == Op::kRead && !local.writable)) {
@@ -160,6 +161,7 @@ TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
   slot.uses_region = true;
   note_deadline(slot);
   ++peer->open;
+  peer->turns.small_went(slot.descriptor.bytes, peer->bulk.head != kNone);
   ++rail.outstanding;
   rail.outstanding_bytes += slot.descriptor.bytes;
   ++stats.open_transfers;
@@ -181,7 +183,7 @@ bool Worker::Impl::post_at_once(uint32_t index) {
   if (!lock.owns_lock() || slots.has_submitted()) return false;
   internal::Peer* peer = find_peer(slots[index].peer);
   if (peer == nullptr || peer->state != PeerState::kUp || peer->urgent.head != kNone ||
-      peer->rails.empty() ||
+      peer->turns.large_is_due() || peer->rails.empty() ||
       !std::all_of(peer->rails.begin(), peer->rails.end(), [&](const internal::RailState& state) {
         if (state.rank < peer->rails.front().rank) return true;  // not in use
         return state.prompt != nullptr && state.prompt->prompt();

@@ -73,7 +73,11 @@ bool SliceRunner::runnable(const Queue& queue) const {
 
 SliceRunner::Result SliceRunner::step(size_t& budget) {
   if (!open()) return {};
-  Result result = step(urgent_, budget);
+  if (turns_.large_is_due() && !bulk_.empty()) {
+    const Result result = step(bulk_, budget);
+    if (result.moved) return result;
+  }
+  const Result result = step(urgent_, budget);
   // One that must wait, for a mapping or for room in the ring, holds nobody else up.
   return result.moved ? result : step(bulk_, budget);
 }
@@ -89,8 +93,14 @@ SliceRunner::Result SliceRunner::step(Queue& queue, size_t& budget) {
     active.resolved = result.status.ok();
   }
   if (!empty && active.resolved && active.cursor->remaining() != 0) {
+    const size_t before = budget;
     result.status = copy_chunk(active, budget);
     result.moved = true;
+    if (&queue == &bulk_) {
+      turns_.large_went();
+    } else {
+      turns_.small_went(before - budget, !bulk_.empty());
+    }
     if (result.status.ok() && active.cursor->remaining() != 0) return result;
   }
   if (result.status.ok() && active.slice.transfer->op == Op::kWrite) {

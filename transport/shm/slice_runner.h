@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "transport/base/fixed_queue.h"
+#include "transport/base/turns.h"
 #include "transport/provider.h"
 #include "transport/shm/cma.h"
 #include "transport/shm/notify_ring.h"
@@ -75,6 +76,7 @@ class SliceRunner {
   mutable bool open_ = false;  // once seen
   Queue urgent_;
   Queue bulk_;
+  base::Turns turns_;  // of the two
 };
 
 }  // namespace baton::shm

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "transport/base/fixed_queue.h"
+#include "transport/base/turns.h"
 #include "transport/framed/rail.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/seal.h"
@@ -206,6 +207,7 @@ class TcpRail final : public framed::FramedRail {
 
   IndexQueue writes_;  // slots with frames to send
   IndexQueue urgent_;  // the same, small ones: they overtake
+  base::Turns turns_;  // of the two
   IndexQueue reads_;   // slots with bytes to ask for
   std::array<Zombie, kMaxReads> zombies_;
 

@@ -143,13 +143,13 @@ bool TcpRail::add_control() {
   return control_.empty();
 }
 
-// Small slices first, but never between two frames of one slice.
+// Small slices first, in turns, but never between two frames of one slice.
 IndexQueue* TcpRail::next_writes() {
   for (IndexQueue* queue : {&urgent_, &writes_}) {
     if (!queue->empty() && slots_[queue->front()].framed > 0) return queue;
   }
-  if (!urgent_.empty()) return &urgent_;
-  return writes_.empty() ? nullptr : &writes_;
+  if (writes_.empty()) return urgent_.empty() ? nullptr : &urgent_;
+  return urgent_.empty() || turns_.large_is_due() ? &writes_ : &urgent_;
 }
 
 // Payload of the next frame: from where it is, or, where it needs a tag, from a sealed copy.
@@ -241,6 +241,11 @@ bool TcpRail::add_write() {
   sealer_.head(place, framed::kHeaderBytes + frame.meta_bytes());
   batch_.commit_header(vector, framed::kHeaderBytes + frame.meta_bytes() + net::kSealBytes);
   slot.begun = true;
+  if (queue == &urgent_) {
+    turns_.small_went(frame.bytes, !writes_.empty());
+  } else {
+    turns_.large_went();
+  }
   if (frame.flags & framed::kLast) {
     slot.said = true;
     queue->pop();

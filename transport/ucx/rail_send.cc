@@ -54,7 +54,7 @@ void UcxRail::send_control(const Frame& frame, std::string_view message) {
 bool UcxRail::compose() {
   bool any = false;
   while (!failing_ && reads_open_ < kMaxReads) {
-    Slot* slot = next_slot(unasked);
+    Slot* slot = next_slot(unasked, read_turns_);
     if (slot == nullptr) break;
     send_read(*slot);
     any = true;
@@ -65,7 +65,7 @@ bool UcxRail::compose() {
       any = true;
       continue;
     }
-    Slot* slot = next_slot(unsaid);
+    Slot* slot = next_slot(unsaid, write_turns_);
     if (slot != nullptr) {
       send_write(*slot);
     } else if (!send_answer()) {
@@ -76,18 +76,22 @@ bool UcxRail::compose() {
   return any;
 }
 
-// The oldest slice that has something to say, small ones first.
-UcxRail::Slot* UcxRail::next_slot(bool (*wanted)(const Slot&)) {
+// The oldest slice that has something to say, small ones first, in turns.
+UcxRail::Slot* UcxRail::next_slot(bool (*wanted)(const Slot&), base::Turns& turns) {
   if (slots_.live() == 0) return nullptr;
-  Slot* best = nullptr;
+  Slot* small = nullptr;
+  Slot* large = nullptr;
   for (Slot& slot : slots_) {
     if (!wanted(slot)) continue;
-    if (best == nullptr || slot.urgent() > best->urgent() ||
-        (slot.urgent() == best->urgent() && slot.order < best->order)) {
-      best = &slot;
-    }
+    Slot*& best = slot.urgent() ? small : large;
+    if (best == nullptr || slot.order < best->order) best = &slot;
   }
-  return best;
+  if (large != nullptr && (small == nullptr || turns.large_is_due())) {
+    turns.large_went();
+    return large;
+  }
+  if (small != nullptr) turns.small_went(small->bytes() - small->framed, large != nullptr);
+  return small;
 }
 
 void UcxRail::send_write(Slot& slot) {

@@ -1,0 +1,114 @@
+// Turns: whatever is queued, small work passes large work, large work goes on all the same, and
+// what one peer is sent does not wait for all that another one is.
+#include <algorithm>
+#include <vector>
+
+#include "tests/conformance/harness.h"
+
+namespace baton {
+namespace {
+
+class Turns : public Conformance {
+ protected:
+  static constexpr size_t kSmall = 4 << 10;
+  static constexpr size_t kLarge = 1 << 20;
+
+  // Keeps `open` small writes to b under way, for ever.
+  void flood(size_t open) {
+    for (; small_open_ < open; ++small_open_) {
+      TransferRequest r = request(op_, a_, b_, 0, kSmall);
+      r.detached = true;
+      r.context = this;
+      r.on_end = [](void* context, TransferId, const absl::Status& status) {
+        auto& test = *static_cast<Turns*>(context);
+        EXPECT_TRUE(status.ok()) << status;
+        --test.small_open_;
+        ++test.small_done_;
+      };
+      ASSERT_TRUE(a_.worker->submit(r).ok());
+    }
+  }
+  void queue_large(PeerId peer, size_t count, std::vector<TransferId>& ids) {
+    for (size_t i = 0; i < count; ++i) {
+      TransferRequest r = request(op_, a_, b_, (2 + i % 4) * kLarge, kLarge);
+      r.peer = peer;
+      ids.push_back(submit(a_, r));
+    }
+  }
+  size_t ended_of(const std::vector<TransferId>& ids) {
+    return static_cast<size_t>(
+        std::count_if(ids.begin(), ids.end(), [&](TransferId id) { return ended(a_, id); }));
+  }
+
+  void large_work_goes_on();
+  void small_work_passes();
+  void peers_take_turns();
+
+  Op op_ = Op::kWrite;
+  size_t small_open_ = 0;
+  size_t small_done_ = 0;
+};
+
+// 4 MiB beside small work that never ends: at most sixteen times as much of that goes before.
+void Turns::large_work_goes_on() {
+  constexpr size_t kBytes = 4 << 20;
+  constexpr size_t kMost = 16 * kBytes / kSmall;
+  flood(200);
+  ASSERT_TRUE(drive([&] { return flood(200), small_done_ > 400; }));
+  const TransferId large = submit(a_, request(op_, a_, b_, 2 * kLarge, kBytes));
+  const size_t before = small_done_;
+  ASSERT_TRUE(drive([&] {
+    flood(200);
+    return ended(a_, large) || small_done_ - before > kMost;
+  }));
+  EXPECT_TRUE(ended(a_, large)) << "it waits for the end of the flood";
+  ASSERT_TRUE(drive([&] { return small_open_ == 0 && ended(a_, large); }));
+  EXPECT_TRUE(finish(a_, large).ok());
+}
+
+void Turns::small_work_passes() {
+  std::vector<TransferId> large;
+  queue_large(a_.peer, 64, large);
+  nudge(3);
+  const TransferId small = submit(a_, request(op_, a_, b_, 0, kSmall));
+  ASSERT_TRUE(drive([&] { return ended(a_, small); }));
+  EXPECT_LT(ended_of(large), 48u) << "it waited for all that was queued";
+  for (TransferId id : large) EXPECT_TRUE(finish(a_, id).ok());
+  EXPECT_TRUE(finish(a_, small).ok());
+}
+
+void Turns::peers_take_turns() {
+  if (GetParam().decorated) GTEST_SKIP() << "a shaped link is one queue for all peers";
+  const PeerId second = connect(a_, b_).first;
+  std::vector<TransferId> many;
+  std::vector<TransferId> few;
+  queue_large(a_.peer, 64, many);
+  nudge(3);
+  queue_large(second, 4, few);
+  ASSERT_TRUE(drive([&] { return ended_of(few) == few.size(); }));
+  EXPECT_LT(ended_of(many), 48u) << "it waited for all that was queued for the other";
+  for (TransferId id : many) EXPECT_TRUE(finish(a_, id).ok());
+  for (TransferId id : few) EXPECT_TRUE(finish(a_, id).ok());
+}
+
+TEST_P(Turns, LargeWritesGoOnUnderAFloodOfSmall) { large_work_goes_on(); }
+TEST_P(Turns, LargeReadsGoOnUnderAFloodOfSmall) {
+  op_ = Op::kRead;
+  large_work_goes_on();
+}
+TEST_P(Turns, SmallWritesPassLarge) { small_work_passes(); }
+TEST_P(Turns, SmallReadsPassLarge) {
+  op_ = Op::kRead;
+  small_work_passes();
+}
+TEST_P(Turns, WritesToAPeerDoNotWaitForAllThatAnotherIsSent) { peers_take_turns(); }
+TEST_P(Turns, ReadsFromAPeerDoNotWaitForAllThatAnotherIsAsked) {
+  op_ = Op::kRead;
+  peers_take_turns();
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, Turns, testing::ValuesIn(all_variants()),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace baton
