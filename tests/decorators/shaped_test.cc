@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
+
 #include "tests/sim/cluster.h"
 #include "transport/decorators.h"
 
@@ -118,6 +120,20 @@ TEST_F(ShapedTest, SmallMessagesPassBulkButDoNotInterruptASlice) {
   const TransferId small = submit(Op::kWrite, 1000);
   EXPECT_EQ(end_of(small), microseconds(3 * 4096) + milliseconds(1));
   EXPECT_EQ(end_of(bulk), milliseconds(1001));
+}
+
+TEST_F(ShapedTest, BulkGoesOnThoughSmallMessagesFillTheLink) {
+  make({.bytes_per_second = 1e9});
+  const TransferId bulk = submit(Op::kWrite, 4 << 20);
+  std::deque<TransferId> small;
+  for (size_t sent = 0; !ended(*cluster->worker(0).state(bulk)); sent += 4096) {
+    ASSERT_LT(sent, 16 * (4u << 20)) << "it waits for the end of them";
+    while (small.size() < 64) small.push_back(submit(Op::kWrite, 4096));
+    ASSERT_TRUE(cluster->run_to_end(0, small.front(), seconds(1000)));
+    ASSERT_TRUE(cluster->worker(0).release(small.front()).ok());
+    small.pop_front();
+  }
+  EXPECT_TRUE(status(bulk).ok());
 }
 
 TEST_F(ShapedTest, ACancelledTransferEndsAtOnceAndGivesItsTimeBack) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/ring.h"
+#include "transport/base/turns.h"
 #include "transport/decorators.h"
 #include "transport/decorators/decorated.h"
 
@@ -114,7 +115,9 @@ class LinkDirection {
   const base::Ring<Entry>* next_queue() const {
     if (urgent_.empty()) return bulk_.empty() ? nullptr : &bulk_;
     if (bulk_.empty()) return &urgent_;
-    return start_of(urgent_.front()) <= start_of(bulk_.front()) ? &urgent_ : &bulk_;
+    const double urgent = start_of(urgent_.front());
+    const double bulk = start_of(bulk_.front());
+    return urgent < bulk || (urgent == bulk && !turns_.large_is_due()) ? &urgent_ : &bulk_;
   }
   void depart(Time now) {
     while (auto* queue = const_cast<base::Ring<Entry>*>(next_queue())) {
@@ -123,6 +126,11 @@ class LinkDirection {
       if (round_up(end) > now) return;
       free_at_ = end;
       entry.at = round_up(end) + shape_.latency;
+      if (queue == &urgent_) {
+        turns_.small_went(entry.slice.end - entry.slice.begin, !bulk_.empty());
+      } else {
+        turns_.large_went();
+      }
       queue->pop_front();
       travelling_.push_back(entry);
     }
@@ -132,6 +140,7 @@ class LinkDirection {
   double free_at_ = 0;  // nanoseconds
   base::Ring<Entry> urgent_;
   base::Ring<Entry> bulk_;
+  base::Turns turns_;             // of the two
   base::Ring<Entry> travelling_;  // off the link, still under way
 };
 
