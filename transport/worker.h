@@ -205,6 +205,9 @@ class Worker {
   // transfer ended, a notification or peer event came, a counter rose. Read it (8 bytes) to clear
   // it.
   int event_fd() const;
+  // Wakes whoever sleeps in wait_until() or on wait_fd(), so that he looks again, and makes
+  // event_fd() readable: for whoever changes what they wait for outside the worker. Any thread.
+  void wake();
 
   const Clock& clock() const;
   WorkerStats stats() const;

@@ -7,9 +7,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/sanitized.h"
 #include "tests/transport/scripted_peers.h"
@@ -53,6 +55,33 @@ class NoDescriptorsLeft {
 bool readable(int fd) {
   pollfd waiting{.fd = fd, .events = POLLIN, .revents = 0};
   return poll(&waiting, 1, 0) == 1;
+}
+
+// One of them makes progress, and finds that there is nothing to do: the others must look too.
+TEST(Sleep, OfManyEndsWhenSomethingOutsideTheWorkerChanged) {
+  StubWorker stub;
+  Worker& worker = *stub.worker;
+  std::atomic<bool> changed{false};
+  std::vector<std::thread> sleepers;
+  for (int i = 0; i < 4; ++i) {
+    sleepers.emplace_back(
+        [&] { EXPECT_TRUE(worker.wait_until([&] { return changed.load(); }, kPatience).ok()); });
+  }
+  uint64_t events = 0;
+  EXPECT_EQ(read(worker.event_fd(), &events, sizeof events), 8);
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));  // most likely they sleep
+  changed = true;
+  const Time begin = Clock::steady().now();
+  worker.wake();
+  for (std::thread& each : sleepers) each.join();
+  EXPECT_LT(Clock::steady().now() - begin, kPatience / 2) << "woken by the timeout";
+  EXPECT_TRUE(readable(worker.event_fd()));
+  while (!worker.arm()) worker.progress();
+  EXPECT_FALSE(readable(worker.wait_fd()));
+  worker.wake();
+  EXPECT_TRUE(readable(worker.wait_fd()));
+  worker.progress();  // another thread's
+  EXPECT_TRUE(readable(worker.wait_fd())) << "whose wake-up another one took";
 }
 
 TEST(Sleep, OnTheDescriptorSurvivesAnothersProgress) {

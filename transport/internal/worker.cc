@@ -332,6 +332,7 @@ int Worker::event_fd() const {
   }
   return fd;
 }
+void Worker::wake() { impl_->rouse_all(); }
 
 const Clock& Worker::clock() const { return impl_->clock; }
 

@@ -57,6 +57,7 @@ class Worker::Impl final : public EventSink {
   Time next_timer();
   void wake();          // lock-free
   void signal();        // something the application may wait for has happened
+  void rouse_all();     // those who sleep, to look again
   void tell_waiters();  // without the lock: those who leave the driving to a ProgressThread
   void sleep(const internal::Bell& own, Time until);
   absl::Status wait_until(const std::function<bool()>& ready, Time timeout);
@@ -243,9 +244,10 @@ class Worker::Impl final : public EventSink {
   Time refusals_quiet_until = Time::min();  // one warning a second is enough
 
   // Sleeping and waking.
-  int epoll_fd = -1;    // the providers' descriptors and the bell
-  int outside_fd = -1;  // the same, and `outside`: wait_fd()
-  internal::Bell bell;  // rung by wake()
+  int epoll_fd = -1;                    // the providers' descriptors and the bell
+  int outside_fd = -1;                  // the same, and `outside`: wait_fd()
+  std::atomic<bool> look_again{false};  // rouse_all() was called; taken by progress()
+  internal::Bell bell;                  // rung by wake()
   // Each that sleeps has a bell of its own: what one has heard, the others must still hear.
   internal::Bell outside;               // of whoever sleeps on wait_fd()
   std::vector<internal::Bell*> asleep;  // armed: somebody else's progress() must rouse them

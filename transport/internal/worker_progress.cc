@@ -189,7 +189,8 @@ absl::Status Worker::Impl::start() {
 bool Worker::Impl::progress() {
   sleeping.store(false, std::memory_order_relaxed);
   bell.silence();
-  bool any = take_submissions();
+  bool any = look_again.load(std::memory_order_relaxed) && look_again.exchange(false);
+  any |= take_submissions();
   any |= give_credits();
   any |= say_what_waits();
   any |= take_cancels();
@@ -212,7 +213,8 @@ bool Worker::Impl::progress() {
 bool Worker::Impl::ready_to_sleep() {
   sleeping.store(true, std::memory_order_seq_cst);
   bool idle = !slots.has_submitted() && !cancels.load() && doomed.empty() && stopped.empty() &&
-              !pump_due && !credits_due && !unsaid_due && (staging == nullptr || !staging->busy());
+              !pump_due && !credits_due && !unsaid_due && !look_again.load() &&
+              (staging == nullptr || !staging->busy());
   for (auto& provider : providers) idle = provider->arm() && idle;
   return idle;
 }
@@ -259,6 +261,13 @@ void Worker::Impl::signal() {
   if (fd < 0) return;
   const uint64_t one = 1;
   [[maybe_unused]] ssize_t put = write(fd, &one, sizeof one);
+}
+
+void Worker::Impl::rouse_all() {
+  look_again.store(true);
+  wake();
+  signal();
+  tell_waiters();
 }
 
 void Worker::Impl::tell_waiters() {
