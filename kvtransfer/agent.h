@@ -14,6 +14,11 @@
 // prepared once and becomes layouts (transport/layout.h): a transfer names two lists and the
 // indices to pair. Posting one does not read its descriptors again.
 //
+// Files (MemoryKind::kFile) are the remote side of a transfer with oneself, whose local side is
+// host memory: Op::kWrite writes to them, Op::kRead reads from them. Their descriptors are (offset,
+// bytes, the number of an open file). Threads of the agent move vectors of pages at a time. What
+// is promised is the same: a transfer ends once, and after its end no byte of it moves.
+//
 // Threads: every call may come from any thread. Calls on one agent take its lock for a moment; of
 // two threads that post one transfer at once, one gets AlreadyExists. A forked child must not use
 // its parent's agent: create another one there.
@@ -50,12 +55,13 @@ inline constexpr size_t kMaxAgentName = kMaxWorkerName;
 // The longest message of notify() and of a transfer, in bytes.
 inline constexpr size_t kMaxAgentMessage = 16 << 20;
 
-// Kinds of memory, numbered as in NIXL. Only kDram can be registered today; the others are refused
+// Kinds of memory, numbered as in NIXL. kDram can be registered, and kFile; the others are refused
 // with Unimplemented, by name.
 enum class MemoryKind : uint8_t { kDram = 0, kVram = 1, kBlock = 2, kObject = 3, kFile = 4 };
 
 // `bytes` bytes at `address` of the owner's process. `device` must be the one that the memory was
-// registered with; for host memory it means nothing else.
+// registered with; for host memory it means nothing else. Of a file: `bytes` bytes at the offset
+// `address` of what the file descriptor `device` has open.
 struct Descriptor {
   uint64_t address = 0;
   uint64_t bytes = 0;
@@ -153,7 +159,9 @@ class Agent {
 
   // --- memory ------------------------------------------------------------------------------
   // Registers each range; all or none. Ranges may overlap and repeat. Memory that is mapped
-  // read-only can be read by others and not written.
+  // read-only can be read by others and not written. A file may be shorter than its range until
+  // something is read there; it stays open for the agent, whoever closes `device`, until its ranges
+  // are deregistered.
   absl::Status register_memory(absl::Span<const Descriptor> ranges,
                                MemoryKind kind = MemoryKind::kDram);
   // One range, mapped MAP_SHARED from `offset` on of a memfd, or of a file of tmpfs, that cannot
@@ -225,7 +233,8 @@ class Agent {
   // --- lists -------------------------------------------------------------------------------
   // Prepares a list over registered memory: of this agent, or of a remote one (its own name stands
   // for itself). NotFound names the first descriptor that no registered range covers. Equal steps
-  // and sizes cost no memory, whatever the number of descriptors: up to 2^32 - 1.
+  // and sizes cost no memory, whatever the number of descriptors: up to 2^32 - 1. Lists of files
+  // are remote ones, of this agent; they are Unimplemented elsewhere.
   absl::StatusOr<AgentListId> prepare_local(absl::Span<const Descriptor> list,
                                             MemoryKind kind = MemoryKind::kDram);
   absl::StatusOr<AgentListId> prepare_remote(std::string_view agent,
@@ -243,13 +252,16 @@ class Agent {
   // --- transfers ---------------------------------------------------------------------------
   // Pairs local[local_indices[i]] with remote[remote_indices[i]]. InvalidArgument: the two differ
   // in number or are empty, an index is out of range, two descriptors of a pair differ in bytes.
-  // `message`, if not empty, reaches the other agent's inbox when all bytes are there.
+  // `message`, if not empty, reaches the other agent's inbox when all bytes are there; with files
+  // it is Unimplemented. Where a file's transfer fails, bytes of it may have moved; Internal or
+  // ResourceExhausted says what the system said, and where.
   absl::StatusOr<AgentTransferId> make_transfer(Op op, AgentListId local,
                                                 absl::Span<const int64_t> local_indices,
                                                 AgentListId remote,
                                                 absl::Span<const int64_t> remote_indices,
                                                 std::string_view message = {});
-  // Without prepared lists: pairs local[i] with remote[i].
+  // Without prepared lists: pairs local[i] with remote[i]. `kind`: of the remote side; the local
+  // one is host memory.
   absl::StatusOr<AgentTransferId> make_transfer(Op op, absl::Span<const Descriptor> local,
                                                 absl::Span<const Descriptor> remote,
                                                 std::string_view agent,

@@ -1,7 +1,7 @@
 # The tests whose programs start threads: the thread sanitizer runs these. A new test that starts one
 # belongs here; `LD_PRELOAD` of a library that notes who calls pthread_create() found them.
 set(BATON_TESTS_WITH_THREADS
-  admission_test agent_cost_test agent_test allocation_test any_thread_test baton_disaggregation_test capi_test
+  admission_test agent_cost_test agent_files_test agent_test allocation_test any_thread_test baton_disaggregation_test capi_test
   checkpoint_test communicator_failure_test communicator_leave_test communicator_mismatch_test communicator_ordered_test
   communicator_results_test communicator_steady_test communicator_system_calls_test conformance_slow_test conformance_test
   data_parallel_test degrees_test disaggregation_test engine_forward_test engine_kernels_test engine_test

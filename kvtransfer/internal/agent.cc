@@ -80,6 +80,10 @@ const std::string& Agent::address() const { return impl_->worker->address(); }
 uint16_t Agent::port() const { return impl_->worker->port(); }
 
 absl::Status Agent::register_memory(absl::Span<const Descriptor> ranges, MemoryKind kind) {
+  if (kind == MemoryKind::kFile) {
+    std::lock_guard lock(impl_->mutex);
+    return impl_->files->add(ranges);
+  }
   if (absl::Status status = check_kind(kind); !status.ok()) return status;
   return impl_->register_memory(ranges);
 }
@@ -88,6 +92,10 @@ absl::Status Agent::register_mapped(const Descriptor& range, int fd, uint64_t of
   return impl_->register_memory({range}, BackingFile{fd, offset});
 }
 absl::Status Agent::deregister_memory(absl::Span<const Descriptor> ranges, MemoryKind kind) {
+  if (kind == MemoryKind::kFile) {
+    std::lock_guard lock(impl_->mutex);
+    return impl_->files->remove(ranges);
+  }
   if (absl::Status status = check_kind(kind); !status.ok()) return status;
   return impl_->deregister_memory(ranges);
 }
@@ -110,6 +118,10 @@ void Agent::remove_remote(std::string_view agent) {
 }
 bool Agent::has_remote(std::string_view agent, absl::Span<const Descriptor> ranges,
                        MemoryKind kind) {
+  if (kind == MemoryKind::kFile && agent == name()) {
+    std::lock_guard lock(impl_->mutex);
+    return impl_->files->has(ranges);
+  }
   return check_kind(kind).ok() && impl_->has_remote(agent, ranges);
 }
 
@@ -147,25 +159,21 @@ std::string Agent::explain(std::string_view agent) const {
 
 absl::StatusOr<AgentListId> Agent::prepare_local(absl::Span<const Descriptor> list,
                                                  MemoryKind kind) {
-  if (absl::Status status = check_kind(kind); !status.ok()) return status;
-  return impl_->prepare(std::nullopt, list);
+  return impl_->prepare(std::nullopt, list, kind);
 }
 absl::StatusOr<AgentListId> Agent::prepare_remote(std::string_view agent,
                                                   absl::Span<const Descriptor> list,
                                                   MemoryKind kind) {
-  if (absl::Status status = check_kind(kind); !status.ok()) return status;
-  return impl_->prepare(agent, list);
+  return impl_->prepare(agent, list, kind);
 }
 absl::StatusOr<AgentListId> Agent::prepare_local(absl::Span<const StridedDescriptor> rows,
                                                  MemoryKind kind) {
-  if (absl::Status status = check_kind(kind); !status.ok()) return status;
-  return impl_->prepare(std::nullopt, rows);
+  return impl_->prepare(std::nullopt, rows, kind);
 }
 absl::StatusOr<AgentListId> Agent::prepare_remote(std::string_view agent,
                                                   absl::Span<const StridedDescriptor> rows,
                                                   MemoryKind kind) {
-  if (absl::Status status = check_kind(kind); !status.ok()) return status;
-  return impl_->prepare(agent, rows);
+  return impl_->prepare(agent, rows, kind);
 }
 absl::Status Agent::release_list(AgentListId list) {
   std::shared_ptr<const AgentList> last;  // freed after the lock
@@ -199,15 +207,14 @@ absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, AgentListId local,
           theirs->agent));
     }
   }
-  return impl_->keep(op, plan_agent_transfer(*mine, local_indices, *theirs, remote_indices),
-                     *theirs, message);
+  return impl_->make(op, *theirs, message, *mine, local_indices, *theirs, remote_indices);
 }
 
 absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, absl::Span<const Descriptor> local,
                                                      absl::Span<const Descriptor> remote,
                                                      std::string_view agent,
                                                      std::string_view message, MemoryKind kind) {
-  absl::StatusOr<AgentListId> mine = prepare_local(local, kind);
+  absl::StatusOr<AgentListId> mine = prepare_local(local);
   if (!mine.ok()) return mine.status();
   absl::StatusOr<AgentListId> theirs = prepare_remote(agent, remote, kind);
   absl::StatusOr<AgentTransferId> out;
@@ -216,7 +223,7 @@ absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, absl::Span<const Des
   } else {
     const auto a = impl_->find_list(*mine);
     const auto b = impl_->find_list(*theirs);
-    out = impl_->keep(op, plan_agent_transfer(*a, *b), *b, message);
+    out = impl_->make(op, *b, message, *a, *b);
     release_list(*theirs).IgnoreError();
   }
   release_list(*mine).IgnoreError();
@@ -296,7 +303,7 @@ AgentStats Agent::stats() const {
   out.transfers = impl_->transfers.size();
   for (const auto& [id, transfer] : impl_->transfers) out.running += !transfer->quiet();
   out.remotes = impl_->remotes.size() - 1;
-  out.registered = impl_->ranges->size();
+  out.registered = impl_->ranges->size() + impl_->files->ranges()->size();
   out.worker = impl_->worker->stats();
   return out;
 }

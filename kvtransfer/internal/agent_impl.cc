@@ -14,8 +14,15 @@ absl::Status check_kind(MemoryKind kind) {
   if (number >= std::size(kNames)) {
     return absl::InvalidArgumentError(absl::StrFormat("no kind of memory has number %u", number));
   }
+  if (kind == MemoryKind::kFile) {
+    return absl::UnimplementedError(
+        "files (FILE) are the remote side of a transfer with oneself: the local side is host "
+        "memory "
+        "(DRAM), and other agents do not reach them");
+  }
   return absl::UnimplementedError(absl::StrFormat(
-      "%s memory cannot be used here: this agent moves host memory (DRAM); copy it there first",
+      "%s memory cannot be used here: this agent moves host memory (DRAM), and files (FILE) of its "
+      "own; copy it there first",
       kNames[number]));
 }
 
@@ -43,6 +50,7 @@ Agent::Impl::Impl(std::unique_ptr<Worker> its_worker, ClusterKey cluster_key,
     : options(std::move(agent_options)),
       key(std::move(cluster_key)),
       worker(std::move(its_worker)),
+      files(std::make_unique<AgentFiles>(*worker)),
       ranges(std::make_shared<AgentRanges<MemoryRegion>>()) {
   if (absl::StatusOr<Address> address = Address::decode(worker->address()); address.ok()) {
     uid = address->uid;
@@ -69,6 +77,7 @@ Agent::Impl::~Impl() {
   stopping = true;
   if (server.joinable()) server.join();
   for (auto& [id, transfer] : transfers) transfer->abort();
+  files->stop();
   progress_thread = nullptr;
   worker = nullptr;  // ends what is open, and fences all memory
 }
@@ -136,7 +145,10 @@ absl::Status Agent::Impl::deregister_memory(absl::Span<const Descriptor> list) {
   absl::Status status;
   for (const Descriptor& where : list) {
     const size_t at = *mine->find(where);
-    status = worker->deregister_memory((*mine)[at].region);
+    status = files->uses((*mine)[at].region) ? absl::FailedPreconditionError(
+                                                   "a transfer to or from a file uses this memory: "
+                                                   "release that first")
+                                             : worker->deregister_memory((*mine)[at].region);
     if (!status.ok()) break;
     mine->remove(at);
     given->remove(at);
@@ -149,8 +161,11 @@ absl::Status Agent::Impl::deregister_memory(absl::Span<const Descriptor> list) {
 // `agent`: none for this one's own memory, to be the local side.
 template <typename Row>
 absl::StatusOr<AgentListId> Agent::Impl::prepare(std::optional<std::string_view> agent,
-                                                 absl::Span<const Row> rows) {
+                                                 absl::Span<const Row> rows, MemoryKind kind) {
+  const bool of_files = kind == MemoryKind::kFile && agent == options.name;
+  if (absl::Status status = check_kind(kind); !status.ok() && !of_files) return status;
   std::shared_ptr<const AgentRanges<MemoryRegion>> mine;
+  std::shared_ptr<const AgentRanges<FileRegion>> in_files;
   std::shared_ptr<const AgentRanges<RemoteRegion>> theirs;
   std::string whose;
   uint64_t epoch = 0;
@@ -162,12 +177,14 @@ absl::StatusOr<AgentListId> Agent::Impl::prepare(std::optional<std::string_view>
       absl::StatusOr<RemoteAgent*> remote = find_remote(*agent);
       if (!remote.ok()) return remote.status();
       theirs = (*remote)->ranges;
+      if (of_files) in_files = files->ranges();
       epoch = (*remote)->epoch;
       whose = *agent;
     }
   }
-  absl::StatusOr<AgentList> list =
-      agent ? make_agent_list(*theirs, rows, whose) : make_agent_list(*mine, rows, options.name);
+  absl::StatusOr<AgentList> list = of_files ? make_agent_list(*in_files, rows, whose)
+                                   : agent  ? make_agent_list(*theirs, rows, whose)
+                                            : make_agent_list(*mine, rows, options.name);
   if (!list.ok()) return list.status();
   list->agent = std::move(whose);
   list->epoch = epoch;
@@ -179,9 +196,10 @@ absl::StatusOr<AgentListId> Agent::Impl::prepare(std::optional<std::string_view>
 }
 
 template absl::StatusOr<AgentListId> Agent::Impl::prepare(std::optional<std::string_view>,
-                                                          absl::Span<const Descriptor>);
+                                                          absl::Span<const Descriptor>, MemoryKind);
 template absl::StatusOr<AgentListId> Agent::Impl::prepare(std::optional<std::string_view>,
-                                                          absl::Span<const StridedDescriptor>);
+                                                          absl::Span<const StridedDescriptor>,
+                                                          MemoryKind);
 
 std::shared_ptr<const AgentList> Agent::Impl::find_list(AgentListId id) const {
   std::lock_guard lock(mutex);
@@ -195,18 +213,35 @@ std::shared_ptr<AgentTransfer> Agent::Impl::find_transfer(AgentTransferId id) co
   return at == transfers.end() ? nullptr : at->second;
 }
 
-absl::StatusOr<AgentTransferId> Agent::Impl::keep(Op op, absl::StatusOr<AgentPlan> plan,
-                                                  const AgentList& remote,
-                                                  std::string_view message) {
-  if (!plan.ok()) return plan.status();
+template <typename... Which>
+absl::StatusOr<AgentTransferId> Agent::Impl::make(Op op, const AgentList& remote,
+                                                  std::string_view message, const Which&... which) {
   if (absl::Status status = check_message(message); !status.ok()) return status;
-  auto transfer = std::make_shared<AgentTransfer>(*worker, op, *std::move(plan), remote.agent,
-                                                  remote.epoch, message);
+  std::shared_ptr<AgentTransfer> transfer;
+  if (remote.of_files()) {
+    if (!message.empty()) return files_hear_nothing();
+    absl::StatusOr<AgentFilePlan> plan = plan_file_transfer(which...);
+    if (!plan.ok()) return plan.status();
+    transfer = std::make_shared<AgentFileTransfer>(*files, op, *std::move(plan), remote.agent,
+                                                   remote.epoch);
+  } else {
+    absl::StatusOr<AgentPlan> plan = plan_agent_transfer(which...);
+    if (!plan.ok()) return plan.status();
+    transfer = std::make_shared<AgentWorkerTransfer>(*worker, op, *std::move(plan), remote.agent,
+                                                     remote.epoch, message);
+  }
   const AgentTransferId id{next_agent_id()};
   std::lock_guard lock(mutex);
   transfers.emplace(id.value, std::move(transfer));
   return id;
 }
+
+using Indices = absl::Span<const int64_t>;
+template absl::StatusOr<AgentTransferId> Agent::Impl::make(Op, const AgentList&, std::string_view,
+                                                           const AgentList&, const Indices&,
+                                                           const AgentList&, const Indices&);
+template absl::StatusOr<AgentTransferId> Agent::Impl::make(Op, const AgentList&, std::string_view,
+                                                           const AgentList&, const AgentList&);
 
 absl::Status Agent::Impl::post(AgentTransferId id, const std::string_view* message) {
   if (message != nullptr) {
@@ -225,6 +260,7 @@ absl::Status Agent::Impl::post(AgentTransferId id, const std::string_view* messa
           "agent \"%s\" was removed, or another one has its name now: prepare the lists again",
           transfer->agent()));
     }
+    if (!transfer->needs_peer()) return transfer->post({}, message);
     peer = peer_of(remote->second);
   }
   if (!peer.ok()) return peer.status();
@@ -240,6 +276,10 @@ absl::Status Agent::Impl::release(AgentTransferId id, Time timeout) {
     transfer->abort();
     absl::Status waited = worker->wait_until([&] { return transfer->quiet(); }, timeout);
     if (!waited.ok()) {
+      if (!transfer->needs_peer()) {
+        return absl::DeadlineExceededError(
+            "a file answers slowly: keep the transfer's memory as it is, and release it again");
+      }
       return absl::DeadlineExceededError(absl::StrFormat(
           "agent \"%s\" has not said yet that no byte of the transfer moves any more: keep its "
           "memory as it is, and release it again",

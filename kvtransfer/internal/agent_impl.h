@@ -19,6 +19,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "kvtransfer/agent.h"
+#include "kvtransfer/internal/agent_file_transfer.h"
+#include "kvtransfer/internal/agent_files.h"
 #include "kvtransfer/internal/agent_list.h"
 #include "kvtransfer/internal/agent_messages.h"
 #include "kvtransfer/internal/agent_ranges.h"
@@ -51,9 +53,11 @@ class Agent::Impl {
   absl::Status deregister_memory(absl::Span<const Descriptor> list);
   template <typename Row>
   absl::StatusOr<AgentListId> prepare(std::optional<std::string_view> agent,
-                                      absl::Span<const Row> rows);
-  absl::StatusOr<AgentTransferId> keep(Op op, absl::StatusOr<AgentPlan> plan,
-                                       const AgentList& remote, std::string_view message);
+                                      absl::Span<const Row> rows, MemoryKind kind);
+  // `which`: the arguments of plan_agent_transfer().
+  template <typename... Which>
+  absl::StatusOr<AgentTransferId> make(Op op, const AgentList& remote, std::string_view message,
+                                       const Which&... which);
   std::shared_ptr<const AgentList> find_list(AgentListId id) const;
   std::shared_ptr<AgentTransfer> find_transfer(AgentTransferId id) const;
   absl::Status post(AgentTransferId id, const std::string_view* message);
@@ -92,6 +96,7 @@ class Agent::Impl {
   const ClusterKey key;
   WorkerUid uid;
   std::unique_ptr<Worker> worker;
+  std::unique_ptr<AgentFiles> files;
 
   mutable std::mutex mutex;
   std::shared_ptr<const AgentRanges<MemoryRegion>> ranges;  // replaced, never changed
@@ -125,7 +130,7 @@ class Agent::Impl {
   std::unique_ptr<MetadataKeeper> keeper;  // none without a store
 };
 
-absl::Status check_kind(MemoryKind kind);
+absl::Status check_kind(MemoryKind kind);  // OK: host memory
 std::chrono::milliseconds lease_of(const AgentOptions& options);
 absl::Status check_message(std::string_view message);
 absl::Status no_such_list();

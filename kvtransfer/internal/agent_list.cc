@@ -112,6 +112,8 @@ class AgentListMaker {
     AgentUse& use = list_.uses_.emplace_back();
     if constexpr (std::is_same_v<Region, MemoryRegion>) {
       use.local = range->region;
+    } else if constexpr (std::is_same_v<Region, FileRegion>) {
+      use.file = range->region;
     } else {
       use.remote = range->region;
     }
@@ -144,11 +146,9 @@ class AgentListMaker {
   uint64_t rows_ = 0;
 };
 
-namespace {
-
 template <typename Region, typename Row>
-absl::StatusOr<AgentList> make(const AgentRanges<Region>& ranges, absl::Span<const Row> rows,
-                               const std::string& whose) {
+absl::StatusOr<AgentList> make_agent_list(const AgentRanges<Region>& ranges,
+                                          absl::Span<const Row> rows, const std::string& whose) {
   if (rows.size() > kMaxList) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%u descriptors are too many: a list has up to %u", rows.size(), kMaxList));
@@ -165,27 +165,15 @@ absl::StatusOr<AgentList> make(const AgentRanges<Region>& ranges, absl::Span<con
   }
 }
 
-}  // namespace
-
-absl::StatusOr<AgentList> make_agent_list(const AgentRanges<MemoryRegion>& ranges,
-                                          absl::Span<const Descriptor> list,
-                                          const std::string& whose) {
-  return make(ranges, list, whose);
-}
-absl::StatusOr<AgentList> make_agent_list(const AgentRanges<RemoteRegion>& ranges,
-                                          absl::Span<const Descriptor> list,
-                                          const std::string& whose) {
-  return make(ranges, list, whose);
-}
-absl::StatusOr<AgentList> make_agent_list(const AgentRanges<MemoryRegion>& ranges,
-                                          absl::Span<const StridedDescriptor> rows,
-                                          const std::string& whose) {
-  return make(ranges, rows, whose);
-}
-absl::StatusOr<AgentList> make_agent_list(const AgentRanges<RemoteRegion>& ranges,
-                                          absl::Span<const StridedDescriptor> rows,
-                                          const std::string& whose) {
-  return make(ranges, rows, whose);
-}
+#define BATON_MAKES_LISTS(Region, Row)                                           \
+  template absl::StatusOr<AgentList> make_agent_list(const AgentRanges<Region>&, \
+                                                     absl::Span<const Row>, const std::string&)
+BATON_MAKES_LISTS(MemoryRegion, Descriptor);
+BATON_MAKES_LISTS(MemoryRegion, StridedDescriptor);
+BATON_MAKES_LISTS(RemoteRegion, Descriptor);
+BATON_MAKES_LISTS(RemoteRegion, StridedDescriptor);
+BATON_MAKES_LISTS(FileRegion, Descriptor);
+BATON_MAKES_LISTS(FileRegion, StridedDescriptor);
+#undef BATON_MAKES_LISTS
 
 }  // namespace baton::kvtransfer

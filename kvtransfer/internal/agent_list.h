@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvtransfer/agent.h"
+#include "kvtransfer/internal/agent_files.h"
 #include "kvtransfer/internal/agent_ranges.h"
 
 namespace baton::kvtransfer {
@@ -28,6 +29,7 @@ struct AgentSegment {
 struct AgentUse {
   MemoryRegion local;   // of a local list
   RemoteRegion remote;  // of a remote one
+  FileRegion file;      // of one of files
   uint64_t unit = 0;    // 0: all offsets are equal
   uint64_t lowest = 0;  // offset
 };
@@ -54,6 +56,8 @@ class AgentList {
     return {segment, segment->offset + (index - segment->first) * segment->step};
   }
 
+  bool of_files() const { return uses_[0].file.file != nullptr; }
+
   // Whose memory it lists: empty for this agent's own.
   std::string agent;
   uint64_t epoch = 0;  // of that agent's metadata
@@ -71,18 +75,10 @@ class AgentList {
 
 // Makes a list out of descriptors, or of rows of them. NotFound names the first one that `ranges`
 // do not cover; InvalidArgument a row that makes no sense, or a list that is empty or too long.
-// `whose`: for messages.
-absl::StatusOr<AgentList> make_agent_list(const AgentRanges<MemoryRegion>& ranges,
-                                          absl::Span<const Descriptor> list,
-                                          const std::string& whose);
-absl::StatusOr<AgentList> make_agent_list(const AgentRanges<RemoteRegion>& ranges,
-                                          absl::Span<const Descriptor> list,
-                                          const std::string& whose);
-absl::StatusOr<AgentList> make_agent_list(const AgentRanges<MemoryRegion>& ranges,
-                                          absl::Span<const StridedDescriptor> rows,
-                                          const std::string& whose);
-absl::StatusOr<AgentList> make_agent_list(const AgentRanges<RemoteRegion>& ranges,
-                                          absl::Span<const StridedDescriptor> rows,
-                                          const std::string& whose);
+// `whose`: for messages. Region: MemoryRegion, RemoteRegion, FileRegion; Row: Descriptor,
+// StridedDescriptor.
+template <typename Region, typename Row>
+absl::StatusOr<AgentList> make_agent_list(const AgentRanges<Region>& ranges,
+                                          absl::Span<const Row> rows, const std::string& whose);
 
 }  // namespace baton::kvtransfer

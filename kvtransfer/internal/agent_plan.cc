@@ -2,13 +2,13 @@
 #include "kvtransfer/internal/agent_plan.h"
 
 #include <bit>
-#include <new>
 #include <numeric>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_format.h"
+#include "kvtransfer/internal/agent_pairs.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -166,34 +166,9 @@ class Planner {
   uint32_t current_ = 0;
 };
 
-// Calls visit(local place, remote place) for every pair that has bytes.
-template <typename Index, typename Visit>
-absl::Status for_each_pair(const AgentList& local, const AgentList& remote, size_t pairs,
-                           Index&& index, Visit&& visit) {
-  for (size_t i = 0; i < pairs; ++i) {
-    const auto [l, r] = index(i);
-    if (l >= local.size() || r >= remote.size()) {
-      const bool here = l >= local.size();
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "%s index %u is %d, but that list has %u descriptors", here ? "local" : "remote", i,
-          static_cast<int64_t>(here ? l : r), here ? local.size() : remote.size()));
-    }
-    const AgentList::Place a = local.at(l);
-    const AgentList::Place b = remote.at(r);
-    if (a.segment->bytes != b.segment->bytes) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "pair %u differs in size: local descriptor %u has %u bytes, remote descriptor %u has %u",
-          i, l, a.segment->bytes, r, b.segment->bytes));
-    }
-    if (a.segment->bytes != 0) visit(a, b);
-  }
-  return absl::OkStatus();
-}
-
 template <typename Index>
-absl::StatusOr<AgentPlan> plan_pairs(const AgentList& local, const AgentList& remote, size_t pairs,
+absl::StatusOr<AgentPlan> layouts_of(const AgentList& local, const AgentList& remote, size_t pairs,
                                      Index&& index) {
-  if (pairs == 0) return absl::InvalidArgumentError("no descriptors to pair");
   AgentPlan plan;
   Planner planner(local, remote);
   planner.begin(pairs, 0);
@@ -243,41 +218,21 @@ absl::StatusOr<AgentPlan> plan_pairs(const AgentList& local, const AgentList& re
   return plan;
 }
 
-template <typename Index>
-absl::StatusOr<AgentPlan> guarded(const AgentList& local, const AgentList& remote, size_t pairs,
-                                  Index&& index) {
-  try {
-    return plan_pairs(local, remote, pairs, index);
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("no memory for a transfer of %u descriptors", pairs));
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<AgentPlan> plan_agent_transfer(const AgentList& local,
                                               absl::Span<const int64_t> local_indices,
                                               const AgentList& remote,
                                               absl::Span<const int64_t> remote_indices) {
-  if (local_indices.size() != remote_indices.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%u local indices, but %u remote ones: they are paired one to one",
-                        local_indices.size(), remote_indices.size()));
-  }
-  return guarded(local, remote, local_indices.size(), [&](size_t i) {
-    return std::pair{static_cast<uint64_t>(local_indices[i]),
-                     static_cast<uint64_t>(remote_indices[i])};
+  return plan_pairs<AgentPlan>(local_indices, remote_indices, [&](size_t pairs, auto&& index) {
+    return layouts_of(local, remote, pairs, index);
   });
 }
 
 absl::StatusOr<AgentPlan> plan_agent_transfer(const AgentList& local, const AgentList& remote) {
-  if (local.size() != remote.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%u local descriptors, but %u remote ones: they are paired one to one",
-                        local.size(), remote.size()));
-  }
-  return guarded(local, remote, local.size(), [](size_t i) { return std::pair{i, i}; });
+  return plan_pairs<AgentPlan>(local, remote, [&](size_t pairs, auto&& index) {
+    return layouts_of(local, remote, pairs, index);
+  });
 }
 
 }  // namespace baton::kvtransfer

@@ -8,20 +8,40 @@
 
 namespace baton::kvtransfer {
 
-AgentTransfer::AgentTransfer(Worker& worker, Op op, AgentPlan plan, std::string agent,
-                             uint64_t epoch, std::string_view message)
-    : worker_(worker), op_(op), plan_(std::move(plan)), agent_(std::move(agent)), epoch_(epoch) {
+absl::Status AgentTransfer::status_of(AgentTransferState state, const absl::Status& why) {
+  switch (state) {
+    case AgentTransferState::kIdle:
+      return absl::FailedPreconditionError("the transfer was not posted: post() starts it");
+    case AgentTransferState::kRunning:
+      return absl::UnavailableError("the transfer is running: it has not ended yet");
+    default:
+      return why;
+  }
+}
+
+absl::StatusOr<AgentTelemetry> AgentTransfer::telemetry_of(AgentTransferState state,
+                                                           AgentTelemetry seen, Time now) {
+  if (state == AgentTransferState::kIdle) {
+    return absl::FailedPreconditionError("the transfer was not posted: there is nothing to tell");
+  }
+  if (state == AgentTransferState::kRunning) seen.transfer_duration = now - seen.start;
+  return seen;
+}
+
+AgentWorkerTransfer::AgentWorkerTransfer(Worker& worker, Op op, AgentPlan plan, std::string agent,
+                                         uint64_t epoch, std::string_view message)
+    : AgentTransfer(std::move(agent), epoch), worker_(worker), op_(op), plan_(std::move(plan)) {
   if (!message.empty()) frames_ = agent_frames(AgentFrameKind::kMessage, message);
   submitted_.reserve(plan_.parts.size() + frames_.size());
 }
 
-absl::Status AgentTransfer::post(PeerId peer, const std::string_view* message) {
+absl::Status AgentWorkerTransfer::post(PeerId peer, const std::string_view* message) {
   const Time now = worker_.clock().now();
-  std::shared_ptr<AgentTransfer> last;  // freed after the lock
+  std::shared_ptr<AgentWorkerTransfer> last;  // freed after the lock
   std::lock_guard lock(mutex_);
   if (state_ == AgentTransferState::kRunning) {
     return absl::AlreadyExistsError(
-        absl::StrCat("the transfer with ", agent_, " is running: wait for its end, or abort it"));
+        absl::StrCat("the transfer with ", agent(), " is running: wait for its end, or abort it"));
   }
   if (message != nullptr) {
     frames_.clear();
@@ -42,10 +62,10 @@ absl::Status AgentTransfer::post(PeerId peer, const std::string_view* message) {
   return refused ? why_ : absl::OkStatus();
 }
 
-void AgentTransfer::submit_parts() {
+void AgentWorkerTransfer::submit_parts() {
   TransferRequest request;
   request.peer = peer_;
-  request.on_end = &AgentTransfer::on_end;
+  request.on_end = &AgentWorkerTransfer::on_end;
   request.context = this;
   request.detached = true;
   // A message within one frame travels with the bytes, where they are one write.
@@ -81,7 +101,7 @@ void AgentTransfer::submit_parts() {
   end_if_over();
 }
 
-absl::Status AgentTransfer::submit(const TransferRequest& request) {
+absl::Status AgentWorkerTransfer::submit(const TransferRequest& request) {
   absl::StatusOr<TransferId> id = worker_.submit(request);
   if (id.ok()) {
     ++open_;
@@ -94,7 +114,7 @@ absl::Status AgentTransfer::submit(const TransferRequest& request) {
   return id.status();
 }
 
-void AgentTransfer::end_if_over() {
+void AgentWorkerTransfer::end_if_over() {
   if (open_ > 0 || state_ != AgentTransferState::kRunning) return;
   if (!stop_ && (next_part_ < plan_.parts.size() || next_frame_ < frames_.size())) return;
   ended_ = worker_.clock().now();
@@ -105,9 +125,9 @@ void AgentTransfer::end_if_over() {
   }
 }
 
-void AgentTransfer::on_end(void* context, TransferId /*id*/, const absl::Status& status) {
-  auto& transfer = *static_cast<AgentTransfer*>(context);
-  std::shared_ptr<AgentTransfer> last;  // freed after the lock
+void AgentWorkerTransfer::on_end(void* context, TransferId /*id*/, const absl::Status& status) {
+  auto& transfer = *static_cast<AgentWorkerTransfer*>(context);
+  std::shared_ptr<AgentWorkerTransfer> last;  // freed after the lock
   std::lock_guard lock(transfer.mutex_);
   --transfer.open_;
   if (!status.ok()) {
@@ -121,48 +141,37 @@ void AgentTransfer::on_end(void* context, TransferId /*id*/, const absl::Status&
   if (transfer.state_ != AgentTransferState::kRunning) last = std::move(transfer.self_);
 }
 
-void AgentTransfer::feed() {
-  std::shared_ptr<AgentTransfer> last;
+void AgentWorkerTransfer::feed() {
+  std::shared_ptr<AgentWorkerTransfer> last;
   std::lock_guard lock(mutex_);
   if (state_ != AgentTransferState::kRunning || open_ > 0) return;
   submit_parts();
   if (state_ != AgentTransferState::kRunning) last = std::move(self_);
 }
 
-AgentTransferState AgentTransfer::state() const {
+AgentTransferState AgentWorkerTransfer::state() const {
   std::lock_guard lock(mutex_);
   return state_;
 }
 
-absl::Status AgentTransfer::status() const {
+absl::Status AgentWorkerTransfer::status() const {
   std::lock_guard lock(mutex_);
-  switch (state_) {
-    case AgentTransferState::kIdle:
-      return absl::FailedPreconditionError("the transfer was not posted: post() starts it");
-    case AgentTransferState::kRunning:
-      return absl::UnavailableError("the transfer is running: it has not ended yet");
-    default:
-      return why_;
-  }
+  return status_of(state_, why_);
 }
 
-absl::StatusOr<AgentTelemetry> AgentTransfer::telemetry() const {
+absl::StatusOr<AgentTelemetry> AgentWorkerTransfer::telemetry() const {
   std::lock_guard lock(mutex_);
-  if (state_ == AgentTransferState::kIdle) {
-    return absl::FailedPreconditionError("the transfer was not posted: there is nothing to tell");
-  }
-  AgentTelemetry out;
-  out.start = started_;
-  out.post_duration = post_duration_;
-  const Time end = state_ == AgentTransferState::kRunning ? worker_.clock().now() : ended_;
-  out.transfer_duration = end - started_;
-  out.bytes = plan_.bytes;
-  out.descriptors = plan_.descriptors;
-  return out;
+  return telemetry_of(state_,
+                      {.start = started_,
+                       .post_duration = post_duration_,
+                       .transfer_duration = ended_ - started_,
+                       .bytes = plan_.bytes,
+                       .descriptors = plan_.descriptors},
+                      worker_.clock().now());
 }
 
-void AgentTransfer::abort() {
-  std::shared_ptr<AgentTransfer> last;
+void AgentWorkerTransfer::abort() {
+  std::shared_ptr<AgentWorkerTransfer> last;
   std::lock_guard lock(mutex_);
   if (state_ != AgentTransferState::kRunning) return;
   stop_ = true;
@@ -174,7 +183,7 @@ void AgentTransfer::abort() {
   if (state_ != AgentTransferState::kRunning) last = std::move(self_);
 }
 
-bool AgentTransfer::quiet() const {
+bool AgentWorkerTransfer::quiet() const {
   std::lock_guard lock(mutex_);
   return open_ == 0;
 }

@@ -1,5 +1,7 @@
-// One transfer of an agent under way: its parts are submitted to the worker as it has room for
-// them, then its message. Ends cross from the progress thread under a lock of the transfer's own.
+// A transfer of an agent: made, posted, ended, posted again. Here that between two agents: its
+// parts are submitted to the worker as it has room for them, then its message; ends cross from the
+// progress thread under a lock of the transfer's own. That between memory and files:
+// agent_file_transfer.h.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvtransfer/agent.h"
@@ -15,25 +18,58 @@
 
 namespace baton::kvtransfer {
 
-// All calls from any thread. Of the worker, only calls that take no lock are made with the lock of
-// a transfer held: the worker calls on_end() with its own.
-class AgentTransfer : public std::enable_shared_from_this<AgentTransfer> {
+// All calls from any thread.
+class AgentTransfer {
  public:
-  AgentTransfer(Worker& worker, Op op, AgentPlan plan, std::string agent, uint64_t epoch,
-                std::string_view message);
+  virtual ~AgentTransfer() = default;
+  AgentTransfer(const AgentTransfer&) = delete;
+  AgentTransfer& operator=(const AgentTransfer&) = delete;
 
-  const std::string& agent() const { return agent_; }
+  const std::string& agent() const { return agent_; }  // with which
   uint64_t epoch() const { return epoch_; }
 
-  absl::Status post(PeerId peer, const std::string_view* message);
+  // `peer`: the agent's, unless it needs none; post() is called with the agent's lock held then.
+  virtual bool needs_peer() const = 0;
+  virtual absl::Status post(PeerId peer, const std::string_view* message) = 0;
   // Hands the worker parts that it had no room for, if any.
-  void feed();
-  AgentTransferState state() const;
-  absl::Status status() const;
-  absl::StatusOr<AgentTelemetry> telemetry() const;
-  void abort();
+  virtual void feed() = 0;
+  virtual AgentTransferState state() const = 0;
+  virtual absl::Status status() const = 0;
+  virtual absl::StatusOr<AgentTelemetry> telemetry() const = 0;
+  virtual void abort() = 0;
   // No byte of it moves: it was never posted, or has ended.
-  bool quiet() const;
+  virtual bool quiet() const = 0;
+
+ protected:
+  AgentTransfer(std::string agent, uint64_t epoch) : agent_(std::move(agent)), epoch_(epoch) {}
+
+  // Agent::status() and telemetry() of a transfer in `state`, which went as `why` says.
+  static absl::Status status_of(AgentTransferState state, const absl::Status& why);
+  // `seen`: if it had ended; `now`: where it runs.
+  static absl::StatusOr<AgentTelemetry> telemetry_of(AgentTransferState state, AgentTelemetry seen,
+                                                     Time now);
+
+ private:
+  const std::string agent_;
+  const uint64_t epoch_;
+};
+
+// Of the worker, only calls that take no lock are made with the lock of a transfer held: the worker
+// calls on_end() with its own.
+class AgentWorkerTransfer final : public AgentTransfer,
+                                  public std::enable_shared_from_this<AgentWorkerTransfer> {
+ public:
+  AgentWorkerTransfer(Worker& worker, Op op, AgentPlan plan, std::string agent, uint64_t epoch,
+                      std::string_view message);
+
+  bool needs_peer() const override { return true; }
+  absl::Status post(PeerId peer, const std::string_view* message) override;
+  void feed() override;
+  AgentTransferState state() const override;
+  absl::Status status() const override;
+  absl::StatusOr<AgentTelemetry> telemetry() const override;
+  void abort() override;
+  bool quiet() const override;
 
  private:
   static void on_end(void* context, TransferId id, const absl::Status& status);
@@ -47,8 +83,6 @@ class AgentTransfer : public std::enable_shared_from_this<AgentTransfer> {
   Worker& worker_;
   const Op op_;
   const AgentPlan plan_;
-  const std::string agent_;
-  const uint64_t epoch_;
 
   mutable std::mutex mutex_;
   std::vector<std::string> frames_;  // of its message
@@ -63,7 +97,7 @@ class AgentTransfer : public std::enable_shared_from_this<AgentTransfer> {
   Time started_{};
   Time post_duration_{};
   Time ended_{};
-  std::shared_ptr<AgentTransfer> self_;  // while something is open
+  std::shared_ptr<AgentWorkerTransfer> self_;  // while something is open
 };
 
 }  // namespace baton::kvtransfer

@@ -239,14 +239,15 @@ class Agent:
 
     # --- memory
 
-    def register(self, *buffers: Any) -> None:
+    def register(self, *buffers: Any, memory: int = DRAM) -> None:
         """Registers buffers: numpy arrays, torch tensors, DLPack, bytearrays, or descriptors (address, bytes,
-        device). All or none. The agent keeps them alive until they are deregistered."""
+        device). All or none. The agent keeps them alive until they are deregistered. `memory` FILE: descriptors
+        (offset, bytes, file descriptor) of files, which stay open for the agent, whoever closes them."""
         ranges, keep = self._ranges(buffers)
         address, count, _, held = rows_of(ranges)
-        self._open.call(lib.agent_register, DRAM, address, count)
+        self._open.call(lib.agent_register, memory, address, count)
         del held
-        for one, thing in zip(ranges, keep):
+        for one, thing in zip(ranges, keep) if memory == DRAM else ():
             self._kept.setdefault(one, []).append(thing)
 
     def allocate(self, size: int) -> mmap.mmap:
@@ -271,13 +272,13 @@ class Agent:
         self._kept.setdefault(one, []).append((memory, weakref.finalize(memory, os.close, fd)))
         return memory
 
-    def deregister(self, *buffers: Any) -> None:
+    def deregister(self, *buffers: Any, memory: int = DRAM) -> None:
         """Takes registrations back, each as it was registered. Fences."""
         ranges, _ = self._ranges(buffers)
         address, count, _, held = rows_of(ranges)
-        self._open.call(lib.agent_deregister, DRAM, address, count)
+        self._open.call(lib.agent_deregister, memory, address, count)
         del held
-        for one in ranges:
+        for one in ranges if memory == DRAM else ():
             things = self._kept.get(one, [])
             if things:
                 things.pop()
@@ -324,10 +325,10 @@ class Agent:
         fail when no byte of them moves any more, there too, and their release waits for that."""
         self._open.call(lib.agent_remove_remote, _name(agent))
 
-    def has_remote(self, agent: Name, descriptors: Any = ()) -> bool:
+    def has_remote(self, agent: Name, descriptors: Any = (), memory: int = DRAM) -> bool:
         """Whether it is known, not known to be gone, and has these ranges."""
         address, count, _, held = rows_of(descriptors)
-        has = self._open.ask(lib.agent_has_remote, _name(agent), DRAM, address, count)
+        has = self._open.ask(lib.agent_has_remote, _name(agent), memory, address, count)
         del held
         return bool(has)
 
@@ -374,14 +375,15 @@ class Agent:
 
     # --- lists and transfers
 
-    def prepare(self, descriptors: Any, agent: Optional[Name] = None) -> DescriptorList:
+    def prepare(self, descriptors: Any, agent: Optional[Name] = None, memory: int = DRAM) -> DescriptorList:
         """Prepares a list over this agent's memory, or over another's. `descriptors`: an N x 3 array of 64-bit
-        numbers (address, bytes, device), an N x 5 one (and stride, count), tuples of these, or buffers."""
+        numbers (address, bytes, device), an N x 5 one (and stride, count), tuples of these, or buffers. Lists of
+        files (`memory` FILE) are those of this agent by its name: the remote side of a transfer with oneself."""
         address, count, columns, held = rows_of(descriptors)
         function = lib.list_prepare if columns == 3 else lib.list_prepare_strided
         out = ctypes.c_uint64()
         name = None if agent is None else _name(agent)
-        self._open.call(function, name, DRAM, address, count, ctypes.byref(out))
+        self._open.call(function, name, memory, address, count, ctypes.byref(out))
         del held
         return DescriptorList(self, out.value, count)
 
@@ -407,14 +409,15 @@ class Agent:
         """A transfer from there to here, posted."""
         return self.transfer(READ, local, local_indices, remote, remote_indices, message).post()
 
-    def direct(self, op: int, local: Any, remote: Any, agent: Name, message: bytes = b"") -> Transfer:
-        """A transfer without prepared lists, not posted: pairs local[i] with remote[i]."""
+    def direct(self, op: int, local: Any, remote: Any, agent: Name, message: bytes = b"",
+               memory: int = DRAM) -> Transfer:
+        """A transfer without prepared lists, not posted: pairs local[i] with remote[i]. `memory`: of the remote side."""
         mine, many, columns, held = rows_of(local)
         theirs, as_many, their_columns, held_too = rows_of(remote)
         if columns != 3 or their_columns != 3:
             raise ValueError("rows of 5 numbers are for prepare()")
         out = ctypes.c_uint64()
-        self._open.call(lib.transfer_make_direct, _op(op), DRAM, mine, many, theirs, as_many, _name(agent), message,
+        self._open.call(lib.transfer_make_direct, _op(op), memory, mine, many, theirs, as_many, _name(agent), message,
              len(message), ctypes.byref(out))
         del held, held_too
         return Transfer(self, out.value)

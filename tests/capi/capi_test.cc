@@ -102,6 +102,34 @@ TEST_F(Capi, MappedMemoryMustNotShrink) {
   close(file);
 }
 
+TEST_F(Capi, FilesAreTheRemoteSideOfATransferWithOneself) {
+  const int file = memfd_create("test", MFD_CLOEXEC);
+  const baton_descriptor whole{0, 4096, static_cast<uint64_t>(file)};
+  ASSERT_EQ(baton_agent_register(a.agent, BATON_FILE, &whole, 1, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_agent_has_remote(a.agent, "a", BATON_FILE, &whole, 1), 1);
+  EXPECT_EQ(baton_agent_has_remote(a.agent, "b", BATON_FILE, &whole, 1), 0);
+  a.memory[7] = 'x';
+  const baton_descriptor here{a.whole.address, 8, 0};
+  const baton_descriptor there{100, 8, whole.device};
+  const auto make_write = [&](const char* remote, const char* message, baton_transfer* out) {
+    return baton_transfer_make_direct(a.agent, BATON_WRITE, BATON_FILE, &here, 1, &there, 1, remote,
+                                      message, strlen(message), out, &error);
+  };
+  baton_transfer write = 0;
+  EXPECT_EQ(make_write("b", "", &write), BATON_ERR_NOT_SUPPORTED);
+  EXPECT_EQ(make_write("a", "done", &write), BATON_ERR_NOT_SUPPORTED);
+  ASSERT_EQ(make_write("a", "", &write), BATON_OK) << error.text;
+  ASSERT_EQ(baton_transfer_post(a.agent, write, nullptr, 0, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_transfer_wait(a.agent, write, kLong, &error), BATON_OK) << error.text;
+  char byte = 0;
+  EXPECT_EQ(pread(file, &byte, 1, 107), 1);
+  EXPECT_EQ(byte, 'x');
+  EXPECT_EQ(baton_transfer_release(a.agent, write, kLong, &error), BATON_OK);
+  EXPECT_EQ(baton_agent_deregister(a.agent, BATON_FILE, &whole, 1, &error), BATON_OK);
+  EXPECT_EQ(make_write("a", "", &write), BATON_ERR_NOT_FOUND);
+  close(file);
+}
+
 TEST_F(Capi, ATransferFromMakeToRelease) {
   a.memory[7] = 'x';
   const baton_transfer write = make();

@@ -30,12 +30,12 @@ struct Sides {
   AgentRanges<RemoteRegion> remote;
 
   AgentList here(const std::vector<Descriptor>& list) const {
-    auto made = make_agent_list(local, list, "me");
+    auto made = make_agent_list(local, absl::MakeConstSpan(list), "me");
     EXPECT_TRUE(made.ok()) << made.status();
     return made.ok() ? *std::move(made) : AgentList();
   }
   AgentList there(const std::vector<Descriptor>& list) const {
-    auto made = make_agent_list(remote, list, "peer");
+    auto made = make_agent_list(remote, absl::MakeConstSpan(list), "peer");
     EXPECT_TRUE(made.ok()) << made.status();
     return made.ok() ? *std::move(made) : AgentList();
   }
@@ -108,7 +108,7 @@ TEST(AgentList, RowsCountTheirDescriptorsInOrder) {
   const Sides sides = some_regions(2);
   const std::vector<StridedDescriptor> rows = {
       {here(0, 100), 16, 0, 64, 10}, {here(1, 0), 32, 0, 32, 1}, {here(1, 4096), 16, 0, 16, 100}};
-  const auto list = make_agent_list(sides.local, rows, "me");
+  const auto list = make_agent_list(sides.local, absl::MakeConstSpan(rows), "me");
   ASSERT_TRUE(list.ok()) << list.status();
   ASSERT_EQ(list->size(), 111u);
   EXPECT_EQ(list->at(9).offset, 100u + 9 * 64);
@@ -120,7 +120,7 @@ TEST(AgentList, RowsCountTheirDescriptorsInOrder) {
 TEST(AgentList, WhatMakesNoSenseIsRefusedByNumber) {
   const Sides sides = some_regions(1);
   const auto refused = [&](const std::vector<Descriptor>& list) {
-    return make_agent_list(sides.local, list, "me").status();
+    return make_agent_list(sides.local, absl::MakeConstSpan(list), "me").status();
   };
   EXPECT_TRUE(absl::IsInvalidArgument(refused({})));
   const absl::Status outside = refused({{here(0, 0), 8, 0}, {here(0, kRegion - 4), 8, 0}});
@@ -130,7 +130,9 @@ TEST(AgentList, WhatMakesNoSenseIsRefusedByNumber) {
   EXPECT_TRUE(absl::IsNotFound(refused({{here(0, 8), UINT64_MAX, 0}}))) << "wraps round";
   EXPECT_TRUE(absl::IsNotFound(refused({{here(0, 0) - 1, 8, 0}})));
   const auto row = [&](const StridedDescriptor& bad) {
-    return make_agent_list(sides.local, std::vector<StridedDescriptor>{bad}, "me").status();
+    return make_agent_list(sides.local, absl::MakeConstSpan(std::vector<StridedDescriptor>{bad}),
+                           "me")
+        .status();
   };
   EXPECT_TRUE(absl::IsInvalidArgument(row({here(0, 0), 8, 0, 8, 0})));
   EXPECT_TRUE(absl::IsInvalidArgument(row({here(0, 0), 8, 0, 8, uint64_t{1} << 40})));
@@ -174,8 +176,8 @@ TEST(AgentPlan, NeighboursOnBothSidesAreMerged) {
   const Sides sides = some_regions(1);
   const std::vector<StridedDescriptor> mine = {{here(0, 0), 256, 0, 256, 100}};
   const std::vector<StridedDescriptor> theirs = {{there(0, 512), 256, 0, 256, 100}};
-  const auto a = make_agent_list(sides.local, mine, "me");
-  const auto b = make_agent_list(sides.remote, theirs, "peer");
+  const auto a = make_agent_list(sides.local, absl::MakeConstSpan(mine), "me");
+  const auto b = make_agent_list(sides.remote, absl::MakeConstSpan(theirs), "peer");
   const auto all = plan_agent_transfer(*a, *b);
   ASSERT_TRUE(all.ok());
   EXPECT_EQ(all->descriptors, 1u);
@@ -257,8 +259,8 @@ TEST(AgentPlan, TenMillionDescriptors) {
   const Sides sides = some_regions(1, uint64_t{10'000'000} * 64);
   const std::vector<StridedDescriptor> mine = {{here(0, 0), 48, 0, 64, 10'000'000}};
   const std::vector<StridedDescriptor> theirs = {{there(0, 0), 48, 0, 64, 10'000'000}};
-  const auto a = make_agent_list(sides.local, mine, "me");
-  const auto b = make_agent_list(sides.remote, theirs, "peer");
+  const auto a = make_agent_list(sides.local, absl::MakeConstSpan(mine), "me");
+  const auto b = make_agent_list(sides.remote, absl::MakeConstSpan(theirs), "peer");
   ASSERT_TRUE(a.ok() && b.ok());
   const auto plan = plan_agent_transfer(*a, *b);
   ASSERT_TRUE(plan.ok()) << plan.status();

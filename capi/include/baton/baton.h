@@ -121,13 +121,15 @@ int32_t baton_agent_get_stats(const baton_agent* agent, baton_agent_stats* stats
 // --- memory -----------------------------------------------------------------------------------
 
 typedef enum baton_memory {
-  BATON_DRAM = 0,  // the only one that can be registered
+  BATON_DRAM = 0,
   BATON_VRAM = 1,
   BATON_BLOCK = 2,
   BATON_OBJECT = 3,
   BATON_FILE = 4
-} baton_memory;
+} baton_memory;  // BATON_DRAM and BATON_FILE can be registered
 
+// Of a file: its offset, and a file descriptor as the device. Files are the remote side of a
+// transfer with oneself.
 typedef struct baton_descriptor {
   uint64_t address, bytes, device;
 } baton_descriptor;
@@ -205,6 +207,7 @@ int32_t baton_transfer_make(baton_agent* agent, int32_t op, baton_list local,
                             const int64_t* local_indices, size_t local_count, baton_list remote,
                             const int64_t* remote_indices, size_t remote_count, const void* message,
                             size_t message_size, baton_transfer* out, baton_error* error);
+// `memory`: of the remote side; the local one is BATON_DRAM.
 int32_t baton_transfer_make_direct(baton_agent* agent, int32_t op, int32_t memory,
                                    const baton_descriptor* local, size_t local_count,
                                    const baton_descriptor* remote, size_t remote_count,

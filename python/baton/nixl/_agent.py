@@ -11,7 +11,6 @@ import baton
 
 from . import _bindings as nixlBind
 from ._describe import rows
-from ._files import FileList, Files
 from ._handles import fenced_release, nixl_errors
 
 # UCX: what NIXL's callers ask for. Either is Baton here; POSIX is files.
@@ -82,7 +81,6 @@ class nixlAgent:
                                      progress_thread=config.useProgThread, serve_metadata=config.useListenThread,
                                      metadata_store=_store())
         self._backends: Dict[int, Tuple[str, Dict[str, str]]] = {}
-        self.files = Files(self.baton)
         self._held: Dict[int, Any] = {}  # lists and transfers by number
         self._counts: Dict[int, int] = {}  # of descriptors, where they were given one by one: NIXL does not merge those
 
@@ -126,20 +124,13 @@ class nixlAgent:
         if kind not in (_DRAM, _FILE):
             raise nixlBind.nixlBackendError(f"{kind.name} memory: this agent moves host memory (DRAM) and files (FILE)")
         with nixl_errors(InvalidParamError=nixlBind.nixlBackendError):
-            if kind == _FILE:
-                self.files.register(ranges)
-            else:
-                self.baton.register(*ranges)
+            self.baton.register(*ranges, memory=kind.value)
         return nixlBind.nixl_status_t.NIXL_SUCCESS
 
     def deregisterMem(self, descs: Any, backends: Any = ()) -> Any:
         ranges = [row[:3] for row in descs._list()]
         with nixl_errors():
-            if descs.getType() == _FILE:
-                self.files.deregister(ranges)
-            else:
-                self.files.memory_leaves(ranges)
-                self.baton.deregister(*ranges)
+            self.baton.deregister(*ranges, memory=descs.getType().value)
         return nixlBind.nixl_status_t.NIXL_SUCCESS
 
     def queryMem(self, descs: Any, backend: int) -> List[Optional[Dict[str, str]]]:
@@ -163,46 +154,34 @@ class nixlAgent:
     def prepare(self, agent: str, kind: Any, table: Any) -> Any:
         """A prepared list, not yet a number."""
         mine = agent in ("", nixlBind.NIXL_INIT_AGENT)
-        if kind == _FILE and (mine or agent == self.baton.name):
-            listed = FileList(_plain(table))
-            with nixl_errors():
-                self.files.check(listed.ranges)
-            return listed
-        if kind != _DRAM:
+        files = kind == _FILE and (mine or agent == self.baton.name)
+        if kind != _DRAM and not files:
             raise nixlBind.nixlNotFoundError(f"no {kind.name} memory of \"{agent}\" is registered")
+        # Files are the remote side of a transfer with oneself, whatever their list is called.
+        owner = self.baton.name if files else None if mine else agent
         with nixl_errors(InvalidParamError=nixlBind.nixlNotFoundError):
-            listed = self.baton.prepare(table, None if mine else agent)
-        # The library does not give rows back, and files need them.
-        listed.ranges = _plain(table) if mine and self._has_files() else None
+            listed = self.baton.prepare(table, owner, kind.value)
+        listed.of_files = files
         return listed
 
     def make(self, operation: Any, local: Any, here: Any, remote: Any, there: Any, message: bytes) -> Any:
         """A transfer of two prepared lists, not yet a number."""
+        if local.of_files:
+            raise nixlBind.nixlNotSupportedError("files are on the remote side of a transfer; the local one is DRAM")
+        _check_message(remote.of_files, message)
         with nixl_errors():
-            if isinstance(local, FileList):
-                raise nixlBind.nixlNotSupportedError("files are on the remote side of a transfer; the local one is DRAM")
-            if not isinstance(remote, FileList):
-                return self.baton.transfer(self._op(operation), local, here, remote, there, message)
-            if local.ranges is None:
-                raise nixlBind.nixlNotSupportedError("the local list was prepared before the backend POSIX was there")
-            return self._file_transfer(operation, _picked(local.ranges, here), _picked(remote.ranges, there), message)
+            return self.baton.transfer(self._op(operation), local, here, remote, there, message)
 
     def direct(self, operation: Any, local: Any, remote: Any, agent: str, message: bytes) -> Any:
         """A transfer without prepared lists, not yet a number."""
         kinds = local.getType(), remote.getType()
+        files = kinds == (_DRAM, _FILE) and agent == self.baton.name
+        if kinds != (_DRAM, _DRAM) and not files:
+            raise nixlBind.nixlNotFoundError(f"{kinds[0].name} here and {kinds[1].name} of \"{agent}\": between agents "
+                                             "there is DRAM, and within one DRAM here and FILE there")
+        _check_message(files, message)
         with nixl_errors():
-            if kinds == (_DRAM, _DRAM):
-                return self.baton.direct(self._op(operation), rows(local), rows(remote), agent, message)
-            if kinds != (_DRAM, _FILE) or agent != self.baton.name:
-                raise nixlBind.nixlNotFoundError(f"{kinds[0].name} here and {kinds[1].name} of \"{agent}\": between "
-                                                 "agents there is DRAM, and within one DRAM here and FILE there")
-            self.baton.prepare(rows(local)).release()  # it is registered, or this says so
-            return self._file_transfer(operation, _plain(rows(local)), _plain(rows(remote)), message)
-
-    def _file_transfer(self, operation: Any, memory: Any, files: Any, message: bytes) -> Any:
-        if message:
-            raise nixlBind.nixlBackendError("files hear no notification: make the transfer without")
-        return self.files.transfer(self._op(operation) == baton.WRITE, memory, files)
+            return self.baton.direct(self._op(operation), rows(local), rows(remote), agent, message, kinds[1].value)
 
     def prepXferDlist(self, *arguments: Any, **named: Any) -> int:
         """([agent,] list, backends), or (agent, kind, N x 5 array, backends)."""
@@ -227,7 +206,7 @@ class nixlAgent:
         return baton.WRITE if operation == nixlBind.nixl_xfer_op_t.NIXL_WRITE else baton.READ
 
     def postXferReq(self, reqh: int, notif_msg: Any = "") -> Any:
-        with nixl_errors():
+        with nixl_errors(NotSupportedError=nixlBind.nixlBackendError):  # a message to files
             self._of(reqh).post(_bytes(notif_msg) if notif_msg else None)
         return self.getXferStatus(reqh)
 
@@ -347,22 +326,10 @@ class nixlAgent:
         return out
 
 
-def _plain(table: Any) -> List[Tuple[int, int, int]]:
-    """Rows as tuples; those of five (and stride, count) row by row."""
-    listed = table.tolist() if hasattr(table, "tolist") else [tuple(map(int, row)) for row in table]
-    out: List[Tuple[int, int, int]] = []
-    for at, size, device, *steps in listed:
-        stride, count = steps or (0, 1)
-        out.extend((at + stride * i, size, device) for i in range(count))
-    return out
-
-
-def _picked(ranges: Any, indices: Any) -> Any:
-    numbers = [int(index) for index in indices]
-    for number in numbers:
-        if not 0 <= number < len(ranges):
-            raise nixlBind.nixlInvalidParamError(f"index {number}: the list has {len(ranges)} descriptors")
-    return [ranges[number] for number in numbers]
+def _check_message(files: bool, message: bytes) -> None:
+    """As NIXL says it of a backend that has no notifications."""
+    if files and message:
+        raise nixlBind.nixlBackendError("files hear no notification: make the transfer without")
 
 
 def _listener(ip_addr: str, port: int) -> str:

@@ -140,7 +140,7 @@ class nixl_agent:
                                                         _bytes(notif_msg)), local_descs.descCount())
 
     def transfer(self, handle: nixl_xfer_handle, notif_msg: Any = b"") -> str:
-        with nixl_errors():
+        with nixl_errors(NotSupportedError=nixlBind.nixlBackendError):  # a message to files
             handle._transfer.post(_bytes(notif_msg) if notif_msg else None)
         return self.check_xfer_state(handle)
 

@@ -1,0 +1,171 @@
+// Registered files, and the threads that take jobs of transfers in turns.
+#include "kvtransfer/internal/agent_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "kvtransfer/internal/agent_file_transfer.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using Ranges = AgentRanges<FileRegion>;
+
+constexpr uint64_t kEndOfFiles = uint64_t{1} << 63;
+
+// What `number` has open now.
+absl::StatusOr<std::shared_ptr<OpenFile>> open_file(uint64_t number) {
+  auto file = std::make_shared<OpenFile>();
+  file->number = number;
+  const int fd = number <= INT32_MAX ? static_cast<int>(number) : -1;
+  struct stat seen {};
+  if (fstat(fd, &seen) != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "file descriptor %u: %s; a FILE descriptor's device is the number of an open file", number,
+        strerror(errno)));
+  }
+  file->device = seen.st_dev;
+  file->inode = seen.st_ino;
+  file->flags = fcntl(fd, F_GETFL);
+  return file;
+}
+
+absl::Status not_registered(const Descriptor& where) {
+  return absl::NotFoundError(absl::StrFormat(
+      "%u bytes at %u of file descriptor %u are not registered: name them as they were registered",
+      where.bytes, where.address, where.device));
+}
+
+}  // namespace
+
+AgentFiles::AgentFiles(Worker& worker) : worker_(worker), ranges_(std::make_shared<Ranges>()) {}
+
+AgentFiles::~AgentFiles() { stop(); }
+
+void AgentFiles::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    for (const auto& transfer : std::vector(running_)) transfer->stop();
+    queue_.clear();
+  }
+  work_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+absl::Status AgentFiles::add(absl::Span<const Descriptor> list) {
+  auto made = std::make_shared<Ranges>(*ranges_);
+  for (const Descriptor& where : list) {
+    absl::StatusOr<std::shared_ptr<OpenFile>> opened = open_file(where.device);
+    if (!opened.ok()) return opened.status();
+    if (where.bytes == 0 || where.address >= kEndOfFiles ||
+        where.bytes > kEndOfFiles - where.address) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%u bytes at %u are no part of a file", where.bytes, where.address));
+    }
+    // Ranges of one file share a descriptor.
+    std::shared_ptr<const OpenFile> file;
+    for (const auto& other : *made) {
+      const OpenFile& known = *other.region.file;
+      if (known.number == where.device && known.device == (*opened)->device &&
+          known.inode == (*opened)->inode && known.flags == (*opened)->flags) {
+        file = other.region.file;
+        break;
+      }
+    }
+    if (file == nullptr) {
+      (*opened)->fd.reset(fcntl(static_cast<int>(where.device), F_DUPFD_CLOEXEC, 0));
+      if (!(*opened)->fd.valid()) {
+        return absl::ResourceExhaustedError(
+            absl::StrFormat("file descriptor %u cannot be kept open: %s; raise `ulimit -n`",
+                            where.device, strerror(errno)));
+      }
+      file = *std::move(opened);
+    }
+    made->add(where, {std::move(file), where.address, ++next_id_});
+  }
+  ranges_ = std::move(made);
+  return absl::OkStatus();
+}
+
+absl::Status AgentFiles::remove(absl::Span<const Descriptor> list) {
+  auto left = std::make_shared<Ranges>(*ranges_);
+  const std::lock_guard lock(mutex_);
+  for (const Descriptor& where : list) {
+    const std::optional<size_t> at = left->find(where);
+    if (!at) return not_registered(where);
+    for (const auto& transfer : running_) {
+      if (!transfer->uses((*left)[*at].region)) continue;
+      return absl::FailedPreconditionError(
+          absl::StrFormat("a transfer uses file descriptor %u: release that first", where.device));
+    }
+    left->remove(*at);
+  }
+  ranges_ = std::move(left);
+  return absl::OkStatus();
+}
+
+bool AgentFiles::has(absl::Span<const Descriptor> list) const {
+  return std::all_of(list.begin(), list.end(), [&](const Descriptor& where) {
+    return ranges_->cover(where.address, where.bytes, where.device, nullptr) != nullptr;
+  });
+}
+
+bool AgentFiles::holds(const FileRegion& region) const {
+  return std::any_of(ranges_->begin(), ranges_->end(),
+                     [&](const Ranges::Range& range) { return range.region.id == region.id; });
+}
+
+bool AgentFiles::uses(const MemoryRegion& memory) const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(running_.begin(), running_.end(),
+                     [&](const auto& transfer) { return transfer->uses(memory); });
+}
+
+absl::Status AgentFiles::start(const std::shared_ptr<AgentFileTransfer>& transfer) {
+  if (stop_) return absl::FailedPreconditionError("the agent is being destroyed");
+  while (threads_.size() < kThreads) {
+    try {
+      threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error& none) {
+      if (!threads_.empty()) break;
+      return absl::ResourceExhaustedError(
+          absl::StrFormat("no thread to read and write files: %s; raise `ulimit -u`", none.what()));
+    }
+  }
+  running_.push_back(transfer);
+  queue_.push_back(transfer);
+  work_.notify_all();
+  return absl::OkStatus();
+}
+
+void AgentFiles::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const std::shared_ptr<AgentFileTransfer> transfer = std::move(queue_.front());
+    queue_.pop_front();
+    const std::optional<FileJob> job = transfer->take_job();
+    if (!job) continue;
+    if (transfer->has_jobs()) {
+      queue_.push_back(transfer);
+      work_.notify_one();
+    }
+    lock.unlock();
+    const absl::Status status = transfer->run(*job);
+    lock.lock();
+    transfer->job_done(status);
+  }
+}
+
+}  // namespace baton::kvtransfer

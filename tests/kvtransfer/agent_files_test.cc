@@ -1,0 +1,393 @@
+// Files as an agent's memory: every byte lands where it belongs, whatever the system calls say, and
+// after a transfer's end none moves.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "tests/kvtransfer/agent_pair.h"
+#include "tests/temporary_folder.h"
+#include "transport/base/unique_fd.h"
+
+namespace {
+
+// What happens in place of the next system calls; none: they themselves.
+using Call = std::function<ssize_t(int fd, const iovec* pieces, int count, off_t at)>;
+std::mutex call_mutex;    // NOLINT
+Call instead_of_reading;  // NOLINT
+Call instead_of_writing;  // NOLINT
+
+Call call_of(const Call& call) {
+  const std::lock_guard lock(call_mutex);
+  return call;
+}
+void replace(Call& call, Call by) {
+  const std::lock_guard lock(call_mutex);
+  call = std::move(by);
+}
+
+ssize_t really_read(int fd, const iovec* pieces, int count, off_t at) {
+  return syscall(SYS_preadv, fd, pieces, count, at, 0);
+}
+ssize_t really_write(int fd, const iovec* pieces, int count, off_t at) {
+  return syscall(SYS_pwritev, fd, pieces, count, at, 0);
+}
+
+}  // namespace
+
+extern "C" ssize_t preadv(int fd, const iovec* pieces, int count, off_t at) {
+  const Call call = call_of(instead_of_reading);
+  return call ? call(fd, pieces, count, at) : really_read(fd, pieces, count, at);
+}
+extern "C" ssize_t pwritev(int fd, const iovec* pieces, int count, off_t at) {
+  const Call call = call_of(instead_of_writing);
+  return call ? call(fd, pieces, count, at) : really_write(fd, pieces, count, at);
+}
+
+namespace baton::kvtransfer {
+namespace {
+
+const Time kPatience = patient(std::chrono::seconds(60));
+constexpr size_t kPage = 4096;
+
+class AgentFilesTest : public testing::Test {
+ protected:
+  void SetUp() override { open("file"); }
+  void TearDown() override {
+    gate.set_value_once();
+    replace(instead_of_reading, nullptr);
+    replace(instead_of_writing, nullptr);
+  }
+
+  void open(const std::string& name, int flags = O_RDWR | O_CREAT) {
+    file.reset(::open(folder.path(name).c_str(), flags, 0600));
+    ASSERT_TRUE(file.valid()) << strerror(errno);
+    ASSERT_TRUE(agent->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  }
+  uint64_t fd() const { return static_cast<uint64_t>(file.get()); }
+  Descriptor whole_file() const { return {0, memory.bytes.size(), fd()}; }
+  std::vector<Descriptor> file_pages(size_t page, size_t count) const {
+    std::vector<Descriptor> out;
+    for (size_t i = 0; i < count; ++i) out.push_back({i * page, page, fd()});
+    return out;
+  }
+  // The first `bytes` of memory to or from the beginning of the file.
+  absl::StatusOr<AgentTransferId> make(Op op, size_t bytes) {
+    return agent->make_transfer(op, {{memory.address(), bytes, 0}}, {{0, bytes, fd()}}, "me", {},
+                                MemoryKind::kFile);
+  }
+  AgentTransferId posted(Op op, size_t bytes) {
+    const auto transfer = make(op, bytes);
+    EXPECT_TRUE(transfer.ok()) << transfer.status();
+    if (!transfer.ok()) return {};
+    const absl::Status status = agent->post(*transfer);
+    EXPECT_TRUE(status.ok()) << status;
+    return *transfer;
+  }
+  absl::Status moved(Op op, size_t bytes) { return agent->wait(posted(op, bytes), kPatience); }
+
+  // A door that system calls wait at.
+  struct Gate {
+    void set_value_once() {
+      if (!std::exchange(is_open, true)) door.set_value();
+    }
+    std::promise<void> door;
+    std::shared_future<void> opened{door.get_future()};
+    std::promise<void> arrival;
+    std::shared_future<void> arrived{arrival.get_future()};
+    bool is_open = false;
+  } gate;
+  // From now on reads wait at the gate; the first says that it is there.
+  void hold_reads(const Call& then = really_read) {
+    auto first = std::make_shared<std::once_flag>();
+    replace(instead_of_reading, [this, then, first](auto... arguments) {
+      std::call_once(*first, [this] { gate.arrival.set_value(); });
+      gate.opened.wait();
+      return then(arguments...);
+    });
+  }
+  void await_read() { ASSERT_EQ(gate.arrived.wait_for(kPatience), std::future_status::ready); }
+
+  TemporaryFolder folder;
+  base::UniqueFd file;
+  std::unique_ptr<Agent> agent = make_agent(agent_options("me", "tcp"));
+  AgentMemory memory{*agent, 40 << 20, 1};
+};
+
+TEST_F(AgentFilesTest, PagesInAnyOrderThereAndBack) {
+  constexpr size_t kPages = 2000;
+  std::vector<int64_t> mine(kPages), theirs(kPages);
+  std::iota(mine.begin(), mine.end(), 0);
+  std::iota(theirs.begin(), theirs.end(), 0);
+  const auto here = agent->prepare_local(memory.pages(kPage, kPages));
+  const auto there = agent->prepare_remote("me", file_pages(kPage, kPages), MemoryKind::kFile);
+  ASSERT_TRUE(here.ok() && there.ok()) << here.status() << there.status();
+  const std::vector<uint8_t> wanted = memory.bytes;
+  std::mt19937 random(7);  // NOLINT: the same each time
+  for (int round = 0; round < 3; ++round) {
+    std::shuffle(mine.begin(), mine.end(), random);
+    std::shuffle(theirs.begin(), theirs.end(), random);
+    for (const Op op : {Op::kWrite, Op::kRead}) {
+      const auto transfer = agent->make_transfer(op, *here, mine, *there, theirs);
+      ASSERT_TRUE(transfer.ok()) << transfer.status();
+      ASSERT_TRUE(agent->post(*transfer).ok());
+      const absl::Status status = agent->wait(*transfer, kPatience);
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_EQ(agent->telemetry(*transfer)->bytes, kPages * kPage);
+      EXPECT_TRUE(agent->release(*transfer).ok());
+      if (op == Op::kWrite) {
+        const size_t stride = memory.bytes.size() / kPages;
+        for (size_t i = 0; i < kPages; ++i) {
+          std::vector<uint8_t> page(kPage);
+          ASSERT_EQ(pread(file.get(), page.data(), kPage, theirs[i] * static_cast<off_t>(kPage)),
+                    static_cast<ssize_t>(kPage));
+          ASSERT_EQ(memcmp(page.data(), &wanted[static_cast<size_t>(mine[i]) * stride], kPage), 0);
+          memset(&memory.bytes[static_cast<size_t>(mine[i]) * stride], round, kPage);
+        }
+      }
+    }
+    ASSERT_TRUE(memory.bytes == wanted);
+  }
+}
+
+TEST_F(AgentFilesTest, SystemCallsThatDoLessOrAreInterrupted) {
+  std::mt19937 random(7);  // NOLINT
+  std::mutex mutex;
+  const auto some = [&](const Call& really) -> Call {
+    return [&, really](int fd, const iovec* pieces, int count, off_t at) {
+      size_t limit = 0;
+      {
+        const std::lock_guard lock(mutex);
+        limit = random() % (1 << 20);
+      }
+      if (limit % 8 == 0) return errno = EINTR, ssize_t{-1};
+      iovec first = pieces[0];
+      if (limit % 2 == 0 && count > 1) return really(fd, pieces, count - 1, at);
+      first.iov_len = std::min(first.iov_len, limit);
+      return really(fd, &first, 1, at);
+    };
+  };
+  replace(instead_of_writing, some(really_write));
+  replace(instead_of_reading, some(really_read));
+  const std::vector<uint8_t> wanted = memory.bytes;
+  const size_t bytes = memory.bytes.size() - 777;
+  ASSERT_TRUE(moved(Op::kWrite, bytes).ok());
+  std::fill(memory.bytes.begin(), memory.bytes.end() - 777, uint8_t{0});
+  ASSERT_TRUE(moved(Op::kRead, bytes).ok());
+  EXPECT_TRUE(memory.bytes == wanted);
+}
+
+TEST_F(AgentFilesTest, AShortAFullAndADamagedFileSaySo) {
+  ASSERT_EQ(ftruncate(file.get(), 10 * kPage + 100), 0);
+  EXPECT_TRUE(moved(Op::kRead, 10 * kPage).ok());
+  const AgentTransferId read = posted(Op::kRead, 20 * kPage);
+  const absl::Status end = agent->wait(read, kPatience);
+  EXPECT_TRUE(absl::IsInternal(end)) << end;
+  EXPECT_NE(end.message().find("ends at 41060"), std::string::npos) << end;
+  EXPECT_EQ(*agent->state(read), AgentTransferState::kFailed);
+  ASSERT_EQ(ftruncate(file.get(), 20 * kPage), 0);
+  ASSERT_TRUE(agent->post(read).ok()) << "it may be posted again";
+  EXPECT_TRUE(agent->wait(read, kPatience).ok());
+
+  file.reset(::open("/dev/full", O_RDWR | O_CLOEXEC));
+  ASSERT_TRUE(agent->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  const absl::Status full = moved(Op::kWrite, kPage);
+  EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
+  EXPECT_NE(full.message().find("No space left"), std::string::npos) << full;
+
+  file.reset(::open(folder.path("file").c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(agent->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  EXPECT_TRUE(absl::IsInternal(moved(Op::kWrite, kPage)));
+}
+
+TEST_F(AgentFilesTest, BytesGoWhereTheFileIsThoughItsNumberIsAnothers) {
+  const auto write = make(Op::kWrite, kPage);
+  ASSERT_TRUE(write.ok()) << write.status();
+  const base::UniqueFd other(::open(folder.path("other").c_str(), O_RDWR | O_CREAT, 0600));
+  ASSERT_EQ(dup2(other.get(), file.get()), file.get());
+  ASSERT_TRUE(agent->post(*write).ok());
+  ASSERT_TRUE(agent->wait(*write, kPatience).ok());
+  EXPECT_EQ(std::filesystem::file_size(folder.path("other")), 0u);
+  EXPECT_EQ(std::filesystem::file_size(folder.path("file")), kPage);
+}
+
+TEST_F(AgentFilesTest, WhatIsNotBetweenMemoryAndAFileOfOnesOwn) {
+  const std::vector<Descriptor> here = {{memory.address(), kPage, 0}};
+  const std::vector<Descriptor> there = {{0, kPage, fd()}};
+  const auto direct = [&](const auto& mine, const auto& theirs, const char* who,
+                          std::string_view message = {}, MemoryKind kind = MemoryKind::kFile) {
+    return agent->make_transfer(Op::kWrite, mine, theirs, who, message, kind).status();
+  };
+  EXPECT_TRUE(direct(here, there, "me").ok());
+  EXPECT_TRUE(absl::IsUnimplemented(direct(here, there, "me", "hello")));
+  EXPECT_TRUE(absl::IsUnimplemented(direct(here, there, "nobody")));
+  EXPECT_TRUE(absl::IsUnimplemented(direct(here, there, "me", {}, MemoryKind::kVram)));
+  EXPECT_TRUE(absl::IsNotFound(direct(there, here, "me")));
+  EXPECT_TRUE(absl::IsNotFound(direct(here, std::vector{Descriptor{0, kPage, fd() + 1}}, "me")));
+  EXPECT_TRUE(absl::IsNotFound(
+      direct(here, std::vector{Descriptor{memory.bytes.size(), kPage, fd()}}, "me")));
+  EXPECT_TRUE(absl::IsInvalidArgument(direct(here, file_pages(kPage, 2), "me")));
+  EXPECT_TRUE(absl::IsInvalidArgument(direct(here, file_pages(2 * kPage, 1), "me")));
+  EXPECT_TRUE(absl::IsUnimplemented(agent->prepare_local(there, MemoryKind::kFile).status()));
+
+  const auto registered = [&](const Descriptor& range) {
+    return agent->register_memory({{whole_file(), range}}, MemoryKind::kFile);
+  };
+  const uint64_t before = agent->stats().registered;
+  EXPECT_TRUE(absl::IsInvalidArgument(registered({0, kPage, 1000})));
+  EXPECT_TRUE(absl::IsInvalidArgument(registered({0, kPage, uint64_t{1} << 40})));
+  EXPECT_TRUE(absl::IsInvalidArgument(registered({0, 0, fd()})));
+  EXPECT_TRUE(absl::IsInvalidArgument(registered({UINT64_MAX, 2, fd()})));
+  EXPECT_EQ(agent->stats().registered, before) << "all or none";
+  EXPECT_TRUE(absl::IsNotFound(agent->deregister_memory({{0, 1, fd()}}, MemoryKind::kFile)));
+
+  EXPECT_TRUE(agent->has_remote("me", there, MemoryKind::kFile));
+  EXPECT_FALSE(agent->has_remote("me", {{0, 1, fd() + 1}}, MemoryKind::kFile));
+  EXPECT_FALSE(agent->has_remote("nobody", there, MemoryKind::kFile));
+  EXPECT_TRUE(absl::IsUnimplemented(
+      agent->partial_metadata({whole_file()}, true, MemoryKind::kFile).status()));
+}
+
+TEST_F(AgentFilesTest, WhatRunsIsFenced) {
+  ASSERT_TRUE(moved(Op::kWrite, 16 * kPage).ok());
+  hold_reads();
+  const AgentTransferId read = posted(Op::kRead, 16 * kPage);
+  await_read();
+  EXPECT_EQ(*agent->state(read), AgentTransferState::kRunning);
+  EXPECT_TRUE(absl::IsAlreadyExists(agent->post(read)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(agent->deregister_memory({memory.whole()})));
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(agent->deregister_memory({whole_file()}, MemoryKind::kFile)));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(agent->wait(read, Time::zero())));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(agent->release(read, Time::zero())));
+  EXPECT_EQ(*agent->state(read), AgentTransferState::kRunning) << "the system call is still there";
+  gate.set_value_once();
+  EXPECT_TRUE(agent->release(read, kPatience).ok());
+  EXPECT_TRUE(absl::IsNotFound(agent->state(read).status()));
+
+  const AgentTransferId again = posted(Op::kRead, kPage);
+  EXPECT_TRUE(agent->wait(again, kPatience).ok());
+  EXPECT_TRUE(agent->deregister_memory({whole_file()}, MemoryKind::kFile).ok());
+  EXPECT_TRUE(absl::IsNotFound(agent->post(again)));
+  ASSERT_TRUE(agent->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  const auto write = make(Op::kWrite, kPage);
+  EXPECT_TRUE(agent->deregister_memory({memory.whole()}).ok());
+  EXPECT_FALSE(agent->post(*write).ok());
+}
+
+// Also where a thread has all that is left of it already.
+TEST_F(AgentFilesTest, WhatWasAbortedBeforeItsLastByteIsNotDone) {
+  ASSERT_TRUE(moved(Op::kWrite, 16 * kPage).ok());
+  hold_reads([](int fd, const iovec* pieces, int, off_t at) {
+    iovec first = pieces[0];
+    first.iov_len = kPage;
+    return really_read(fd, &first, 1, at);
+  });
+  const AgentTransferId read = posted(Op::kRead, 16 * kPage);
+  await_read();
+  ASSERT_TRUE(agent->abort(read).ok());
+  gate.set_value_once();
+  EXPECT_TRUE(absl::IsCancelled(agent->wait(read, kPatience)));
+  EXPECT_EQ(*agent->state(read), AgentTransferState::kCancelled);
+  replace(instead_of_reading, nullptr);
+  ASSERT_TRUE(agent->post(read).ok());
+  EXPECT_TRUE(agent->wait(read, kPatience).ok());
+}
+
+TEST_F(AgentFilesTest, ASmallOneDoesNotWaitForALargeOne) {
+  constexpr off_t kSmall = 4711;
+  std::mutex mutex;
+  std::condition_variable changed;
+  int large_calls = 0;
+  bool small_seen = false;
+  // Of the large one's hundred calls a few go, and the others when the small one has had its.
+  hold_reads([&](int, const iovec* pieces, int count, off_t at) {
+    std::unique_lock lock(mutex);
+    if (at == kSmall) small_seen = true;
+    changed.notify_all();
+    if (at != kSmall && ++large_calls > 20) {
+      EXPECT_TRUE(changed.wait_for(lock, kPatience, [&] { return small_seen; }));
+    }
+    ssize_t bytes = 0;
+    for (int i = 0; i < count; ++i) bytes += static_cast<ssize_t>(pieces[i].iov_len);
+    return bytes;
+  });
+  std::vector<Descriptor> here, there;
+  for (size_t i = 0; i < 100; ++i) {  // jobs of 8 MiB
+    here.push_back({memory.address(), 8 << 20, 0});
+    there.push_back({i << 18, 8 << 20, fd()});
+  }
+  const auto large = agent->make_transfer(Op::kRead, here, there, "me", {}, MemoryKind::kFile);
+  ASSERT_TRUE(large.ok()) << large.status();
+  ASSERT_TRUE(agent->post(*large).ok());
+  await_read();
+  const auto small = agent->make_transfer(Op::kRead, {{memory.address(), 1, 0}},
+                                          {{kSmall, 1, fd()}}, "me", {}, MemoryKind::kFile);
+  ASSERT_TRUE(agent->post(*small).ok());
+  gate.set_value_once();
+  EXPECT_TRUE(agent->wait(*small, kPatience).ok());
+  EXPECT_TRUE(agent->wait(*large, kPatience).ok());
+}
+
+TEST_F(AgentFilesTest, AnAgentEndsAfterItsFiles) {
+  ASSERT_TRUE(moved(Op::kWrite, kPage).ok());
+  hold_reads();
+  const AgentTransferId read = posted(Op::kRead, kPage);
+  await_read();
+  agent->abandon(read);
+  std::atomic<bool> gone{false};
+  std::thread end([&] {
+    agent = nullptr;
+    gone = true;
+  });
+  EXPECT_FALSE(gone);
+  gate.set_value_once();
+  end.join();
+}
+
+// Of several that sleep, each; and whoever watches the descriptor.
+TEST_F(AgentFilesTest, AnEndWakesEverybody) {
+  for (const bool thread : {true, false}) {
+    auto sleeper = make_agent(agent_options("sleeper", "tcp", thread));
+    AgentMemory its(*sleeper, kPage, 1);
+    ASSERT_TRUE(sleeper->register_memory({whole_file()}, MemoryKind::kFile).ok());
+    ASSERT_EQ(ftruncate(file.get(), kPage), 0);
+    const auto read = sleeper->make_transfer(Op::kRead, {its.whole()}, {{0, kPage, fd()}},
+                                             "sleeper", {}, MemoryKind::kFile);
+    ASSERT_TRUE(read.ok()) << read.status();
+    std::promise<void> door;
+    std::shared_future<void> opened = door.get_future();
+    replace(instead_of_reading, [opened](auto... arguments) {
+      opened.wait();
+      return really_read(arguments...);
+    });
+    uint64_t events = 0;
+    ASSERT_EQ(::read(sleeper->event_fd(), &events, sizeof events), 8);
+    ASSERT_TRUE(sleeper->post(*read).ok());
+    std::vector<std::thread> waiting;
+    for (int i = 0; i < 3; ++i) {
+      waiting.emplace_back([&] { EXPECT_TRUE(sleeper->wait(*read, kPatience).ok()); });
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));  // most likely they sleep
+    door.set_value();
+    const Time begin = Clock::steady().now();
+    for (std::thread& each : waiting) each.join();
+    EXPECT_LT(Clock::steady().now() - begin, kPatience / 2) << "woken by the timeout";
+    pollfd ready{.fd = sleeper->event_fd(), .events = POLLIN, .revents = 0};
+    EXPECT_EQ(poll(&ready, 1, 0), 1);
+  }
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer
