@@ -17,13 +17,13 @@ class _Watcher:
     own: the agent's may be closed meanwhile, and be another file's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, agent: Any) -> None:
-        self.loop, self.agent, self.fd = loop, weakref.proxy(agent), -1
+        self.loop, self.agent, self.fd = loop, weakref.ref(agent), -1
         self.waiting: Dict[asyncio.Future, Any] = {}
 
     def add(self, transfer: Any) -> asyncio.Future:
         future = self.loop.create_future()
         if not self.waiting:
-            self.fd = self.agent._open.with_event_fd(os.dup)
+            self.fd = transfer.agent._open.with_event_fd(os.dup)
             self.loop.add_reader(self.fd, self.look)
         self.waiting[future] = transfer
         return future
@@ -39,8 +39,13 @@ class _Watcher:
             return  # nobody waits any more
         try:
             os.read(self.fd, 8)
+            wake(self.agent(), besides=self)  # what was read here, no other loop sees
         except BlockingIOError:
             pass
+        self.tell()
+
+    def tell(self) -> None:
+        """Those whose transfers have ended."""
         for future, transfer in list(self.waiting.items()):
             try:
                 if not transfer.done():
@@ -53,11 +58,12 @@ class _Watcher:
             self.drop(future)
 
 
-def wake(agent: Any) -> None:
-    """Of an agent that was closed: whoever waits on it, in whatever thread's loop, is told."""
+def wake(agent: Any, besides: Any = None) -> None:
+    """Whoever waits on the agent, in whatever thread's loop, looks again: an event came, or it was closed."""
     for watcher in list(_watchers.get(agent, {}).values()):
-        with contextlib.suppress(RuntimeError):  # that loop is closed
-            watcher.loop.call_soon_threadsafe(watcher.look)
+        if watcher is not besides and watcher.waiting:
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                watcher.loop.call_soon_threadsafe(watcher.tell)
 
 
 async def wait_for(transfer: Any) -> None:

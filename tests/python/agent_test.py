@@ -144,6 +144,31 @@ class Agents(Pair):
         asyncio.run(asyncio.wait_for(move(), 60))
         self.assertEqual(self.theirs[:5120], self.mine[:5120])
 
+    def test_await_in_the_loops_of_several_threads(self):
+        """An event wakes one of the loops, which tells the others."""
+        failed = []
+
+        async def move(mine):
+            for turn in range(200):
+                transfer = self.a.transfer(baton.WRITE, self.local, range(mine, 256, 4), self.remote,
+                                           range(mine, 256, 4), b"m")
+                await asyncio.wait_for(transfer.post(), 60)
+                transfer.release()
+
+        def run(mine):
+            try:
+                asyncio.run(move(mine))
+            except BaseException as why:
+                failed.append(repr(why))
+
+        threads = [threading.Thread(target=run, args=(mine,)) for mine in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failed, [])
+        self.assertEqual(self.theirs, self.mine)
+
     def test_metadata_by_listener(self):
         with baton.Agent("server", serve_metadata=True) as server:
             memory = bytearray(64)
