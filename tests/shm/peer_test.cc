@@ -1,6 +1,9 @@
 // Peers in other processes and threads: death in the middle, doorbells, and hostile ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <array>
@@ -13,6 +16,16 @@
 #include "transport/base/wire.h"
 #include "transport/net/handshake.h"
 #include "transport/shm/packet_socket.h"
+
+namespace {
+int failing_sends = 0;  // NOLINT: that many of the next
+int failing_with = 0;   // NOLINT
+}  // namespace
+
+extern "C" ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  if (failing_sends > 0) return --failing_sends, errno = failing_with, -1;
+  return syscall(SYS_sendmsg, fd, message, flags);
+}
 
 namespace baton::shm {
 namespace {
@@ -160,6 +173,35 @@ TEST(ShmDoorbell, NoWakeupIsLost) {
   EXPECT_TRUE(play(a, 0));
   other.join();
   EXPECT_TRUE(b_played);
+}
+
+// The machine has no memory for it, for once: the next rounds try again, and a sleeper gets up for
+// it.
+TEST(ShmDoorbell, ThatCouldNotBeSentIsSentLater) {
+  for (const int error : {ENOBUFS, ENOMEM, EAGAIN}) {
+    for (const int times : {1, 3}) {
+      ShmNode a("a");
+      ShmNode b("b");
+      ASSERT_TRUE(connect_nodes(a, b)) << a.failed;
+      while (!b.provider->arm()) b.progress();
+      failing_sends = times;
+      failing_with = error;
+      a.post(a.message("x"));
+      ASSERT_TRUE(run_until({&a}, [&] { return !a.done.empty(); }));
+      ASSERT_EQ(failing_sends, times - 1) << "the doorbell was not what failed";
+      pollfd bell{.fd = b.provider->wait_fd(), .events = POLLIN, .revents = 0};
+      ASSERT_EQ(poll(&bell, 1, 0), 0);
+      for (int left = times - 1; left >= 0; --left) {
+        const Time now = Clock::steady().now();
+        EXPECT_LT(a.provider->next_timer(), now + std::chrono::milliseconds(10));
+        a.progress();
+      }
+      EXPECT_EQ(poll(&bell, 1, 0), 1) << strerror(error) << ": it sleeps on";
+      a.progress();
+      EXPECT_EQ(a.provider->next_timer(), kNever);
+      ASSERT_TRUE(run_until({&b}, [&] { return b.notes.size() == 1; }));
+    }
+  }
 }
 
 // Speaks the protocol by hand, up to where it stops keeping to it.

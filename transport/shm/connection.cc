@@ -29,6 +29,7 @@ std::string Connection::peer_label() const {
 
 bool Connection::run(EventSink& sink, size_t budget) {
   if (state_ != State::kUp) return false;
+  if (bell_owed_) ring_doorbell();
   bool any = receive(sink);
   for (int i = 0; i < kSlicesAtOnce && budget != 0 && state_ == State::kUp; ++i) {
     SliceRunner::Result result = runner_->step(budget);
@@ -54,7 +55,7 @@ void Connection::heat() {
 }
 
 bool Connection::cool(bool moved) {
-  if (moved || state_ != State::kUp) {
+  if (moved || bell_owed_ || state_ != State::kUp) {
     silent_rounds_ = 0;
     return false;
   }
@@ -98,9 +99,15 @@ void Connection::tell_peer() {
   out_->activity.fetch_add(1, std::memory_order_seq_cst);
   if (out_->asleep.load(std::memory_order_seq_cst) == 0) return;
   if (out_->asleep.exchange(0, std::memory_order_seq_cst) == 0) return;
+  ring_doorbell();
+}
+
+// One that cannot be sent now is sent by a later round: nothing else may ever wake the peer.
+// Whoever is gone needs none.
+void Connection::ring_doorbell() {
   const char doorbell = static_cast<char>(Message::Kind::kDoorbell);
-  // A socket that is full wakes the peer as well.
-  socket_.send({&doorbell, 1});
+  bell_owed_ = socket_.send({&doorbell, 1}) == PacketSocket::Io::kLater;
+  shared_.bell_owed |= bell_owed_;
 }
 
 bool Connection::arm() {

@@ -31,6 +31,7 @@ struct Shared {
   // Those that each round looks at. A connection that has been silent for long is left alone until
   // it is posted to, or its socket says something: it is armed, as if the worker slept.
   std::vector<Connection*> hot;
+  bool bell_owed = false;  // by one of them: there is a peer to be woken
 };
 
 class ShmRail;
@@ -97,6 +98,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void heat();
   bool receive(EventSink& sink);
   void tell_peer();
+  void ring_doorbell();
   bool wait_until_idle(uint32_t busy_value, Time patience) const;
   void fail(const absl::Status& why, EventSink& sink);
   void peer_closed(bool ended, EventSink& sink);
@@ -136,6 +138,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<RingReader> reader_;
   uint32_t seen_activity_ = 0;
   bool ring_pending_ = false;
+  bool bell_owed_ = false;  // the peer sleeps, and has not been woken
   ShmRail* rail_ = nullptr;
 };
 

@@ -99,7 +99,8 @@ PacketSocket::Io PacketSocket::send(std::string_view bytes, absl::Span<const int
     if (sendmsg(fd_.get(), &header, MSG_NOSIGNAL) >= 0) return Io::kDone;
     if (errno == EINTR) continue;
     // ETOOMANYREFS: too many descriptors are under way until the peer reads some.
-    const bool later = errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS;
+    const bool later =
+        errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS;
     return later ? Io::kLater : Io::kClosed;
   }
 }

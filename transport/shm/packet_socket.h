@@ -39,7 +39,7 @@ class PacketSocket {
   absl::StatusOr<PacketSocket> accept() const;
 
   enum class Io { kDone, kLater, kClosed };
-  // kLater: the peer has not read enough yet.
+  // kLater: the peer has not read enough yet, or the machine has no memory for it now.
   Io send(std::string_view bytes, absl::Span<const int> fds = {}) const;
   // kClosed: the peer is gone. An error when the packet was cut, too long, or lost descriptors.
   // Descriptors are accepted only `with_fds`; a peer that is not authenticated yet sends none.

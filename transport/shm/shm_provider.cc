@@ -26,6 +26,7 @@ constexpr size_t kMaxUnfinished = 128;  // connections that have not authenticat
 constexpr int kAcceptsAtOnce = 16;      // in one round of progress: others wait for the next
 // For so long nobody looks at a listener that has callers for whom there are no descriptors.
 constexpr Time kLookAway = std::chrono::milliseconds(100);
+constexpr Time kBellPause = std::chrono::milliseconds(1);  // before a doorbell is tried again
 constexpr int kPollEvery = 16;       // rounds of progress between two looks at the sockets
 constexpr size_t kBudget = 1 << 20;  // bytes copied in one round, shared by the connections
 constexpr size_t kAlwaysHot = 16;    // so few connections are looked at in every round
@@ -150,6 +151,7 @@ class ShmProvider final : public Provider {
     const bool may_cool = hot.size() > kAlwaysHot;
     bool cooled = false;
     unfinished_ = 0;
+    shared_->bell_owed = false;
     Time now = kNever;
     // By index: a sink may connect or post, which makes the list longer, while we walk it.
     for (size_t i = 0; i < hot.size(); ++i) {
@@ -186,6 +188,8 @@ class ShmProvider final : public Provider {
 
   Time next_timer() const override {
     Time next = look_again_;
+    if (shared_ == nullptr) return next;
+    if (shared_->bell_owed) next = std::min(next, context_.clock.now() + kBellPause);
     if (unfinished_ == 0) return next;
     for (const Connection* connection : shared_->hot) {
       next = std::min(next, connection->next_timer());
