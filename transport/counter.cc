@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -16,7 +17,7 @@
 namespace baton {
 namespace {
 constexpr int kValueBits = 48;
-constexpr uint64_t kValueMask = (uint64_t{1} << kValueBits) - 1;
+constexpr uint64_t kValueMask = CounterTable::kMaxValue;
 constexpr uint64_t generation_of(uint64_t word) { return word >> kValueBits; }
 }  // namespace
 
@@ -62,8 +63,8 @@ absl::StatusOr<CounterTable> CounterTable::create(WorkerUid owner) {
         absl::StrFormat("no memory for %u counters: %s", kCapacity, strerror(errno)));
   }
   table.words_ = static_cast<Word*>(map);
-  table.free_.reserve(kCapacity);
-  for (uint32_t i = kCapacity; i-- > 0;) table.free_.push_back(i);
+  table.free_.resize(kCapacity);
+  std::iota(table.free_.begin(), table.free_.end(), 0);
   return table;
 }
 
@@ -71,7 +72,9 @@ CounterTable::CounterTable(CounterTable&& other) noexcept
     : owner_(other.owner_),
       words_(std::exchange(other.words_, nullptr)),
       fd_(std::exchange(other.fd_, -1)),
-      free_(std::move(other.free_)) {}
+      free_(std::move(other.free_)),
+      first_free_(other.first_free_),
+      free_count_(other.free_count_) {}
 
 CounterTable::~CounterTable() {
   if (words_ != nullptr) munmap(words_, kBytes);
@@ -79,12 +82,13 @@ CounterTable::~CounterTable() {
 }
 
 absl::StatusOr<CounterId> CounterTable::allocate() {
-  if (free_.empty()) {
+  if (free_count_ == 0) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "all %u counters are in use: free those of requests that have ended", kCapacity));
   }
-  const uint32_t index = free_.back();
-  free_.pop_back();
+  const uint32_t index = free_[first_free_];
+  first_free_ = (first_free_ + 1) % kCapacity;
+  --free_count_;
   // Generation 0 means "none". A freed word already has a generation that nobody holds.
   uint64_t generation = (generation_of(words_[index].load(std::memory_order_relaxed)) + 1) & 0xffff;
   if (generation == 0) generation = 1;
@@ -99,7 +103,7 @@ absl::Status CounterTable::free(CounterId id) {
   }
   const uint64_t next = (id.generation + uint64_t{1}) & 0xffff;
   words_[id.index].store(next << kValueBits, std::memory_order_release);
-  free_.push_back(id.index);
+  free_[(first_free_ + free_count_++) % kCapacity] = id.index;
   return absl::OkStatus();
 }
 

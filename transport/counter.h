@@ -36,10 +36,13 @@ struct RemoteCounter {
 
 // All counters of one worker, in one memfd so that a peer on the same machine can map and increment
 // them itself. A word holds generation (16 bits) and value (48 bits) together: an increment meant
-// for a counter that has been given back, however late, changes nothing.
+// for a counter that has been given back, however late, changes nothing, unless its word has been
+// given out 32,767 times since. Words are given out in turns.
 class CounterTable {
  public:
   static constexpr size_t kCapacity = 16384;
+  // Values are counted modulo one more.
+  static constexpr uint64_t kMaxValue = (uint64_t{1} << 48) - 1;
   // No counter at all, but credits for notifications: between workers, travels as a counter does.
   static constexpr uint32_t kCredits = UINT32_MAX;
   // Likewise: what workers say to each other about their rails
@@ -78,7 +81,9 @@ class CounterTable {
   WorkerUid owner_;
   Word* words_ = nullptr;
   int fd_ = -1;
-  std::vector<uint32_t> free_;
+  std::vector<uint32_t> free_;  // a ring of kCapacity
+  size_t first_free_ = 0;
+  size_t free_count_ = kCapacity;
 };
 
 }  // namespace baton

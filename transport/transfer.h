@@ -66,8 +66,8 @@ struct TransferRequest {
   Layout local_layout;
   RemoteRegion remote;
   Layout remote_layout;
-  RemoteCounter counter;  // writes only: incremented at the target when all bytes are there
-  uint64_t increment = 1;
+  RemoteCounter counter;   // writes only: incremented at the target when all bytes are there
+  uint64_t increment = 1;  // at most CounterTable::kMaxValue
   // Writes only: delivered at the target when all bytes are there. A peer's inbox takes 4 MiB of
   // them from one sender (each counts 64 bytes more than it has): a transfer with the next one
   // stays active until the application there has read some with next_notification().

@@ -28,6 +28,18 @@ TEST_P(Counters, VisibleOnlyAfterEveryByte) {
   }
 }
 
+TEST_P(Counters, OneThatCannotHoldAnIncrementIsNotAskedTo) {
+  const CounterId counter = *b_.worker->allocate_counter();
+  TransferRequest r = request(Op::kWrite, a_, b_, 0, 100);
+  r.counter = b_.worker->remote_counter(counter);
+  r.increment = CounterTable::kMaxValue + 1;
+  EXPECT_TRUE(absl::IsInvalidArgument(a_.worker->submit(r).status()));
+  r.increment = CounterTable::kMaxValue;
+  const TransferId id = submit(a_, r);
+  ASSERT_TRUE(drive([&] { return b_.worker->counter_value(counter) == CounterTable::kMaxValue; }));
+  EXPECT_TRUE(finish(a_, id).ok());
+}
+
 TEST_P(Counters, TheSumOfManyTransfersIsExact) {
   std::vector<CounterId> counters(3);
   for (CounterId& counter : counters) counter = *b_.worker->allocate_counter();
@@ -56,12 +68,16 @@ TEST_P(Counters, TheSumOfManyTransfersIsExact) {
 }
 
 TEST_P(Counters, IncrementsForAFreedCounterChangeNothing) {
+  // But one, all are in use: the word of that is used again at once, the hard case.
+  for (size_t i = 1; i < CounterTable::kCapacity; ++i) {
+    ASSERT_TRUE(b_.worker->allocate_counter().ok());
+  }
   const CounterId old = *b_.worker->allocate_counter();
   const RemoteCounter stale = b_.worker->remote_counter(old);
   ASSERT_TRUE(b_.worker->free_counter(old).ok());
   EXPECT_EQ(b_.worker->free_counter(old).code(), absl::StatusCode::kNotFound);
   const CounterId fresh = *b_.worker->allocate_counter();
-  EXPECT_EQ(fresh.index, old.index);  // the slot is used again at once: the hard case
+  EXPECT_EQ(fresh.index, old.index);
   TransferRequest r = request(Op::kWrite, a_, b_, 0, 1000);
   r.counter = stale;
   EXPECT_TRUE(run(a_, r).ok());

@@ -105,10 +105,17 @@ TEST(RemoteCounter, RoundTripsAndRefusesDamage) {
   }
 }
 
+// All but one are in use: that one is given out each time.
+void use_all_but_one(CounterTable& table) {
+  for (size_t i = 1; i < CounterTable::kCapacity; ++i) ASSERT_TRUE(table.allocate().ok());
+}
+
 TEST(CounterTable, LateIncrementsChangeNothing) {
   auto table = CounterTable::create(WorkerUid::random());
   ASSERT_TRUE(table.ok());
+  use_all_but_one(*table);
   auto id = table->allocate();
+  EXPECT_TRUE(absl::IsResourceExhausted(table->allocate().status()));
   EXPECT_EQ(table->value(*id), 0u);
   EXPECT_TRUE(table->add(id->index, id->generation, 5));
   EXPECT_EQ(table->value(*id), 5u);
@@ -125,12 +132,25 @@ TEST(CounterTable, LateIncrementsChangeNothing) {
 
 TEST(CounterTable, GenerationsWrapPastZero) {
   auto table = CounterTable::create(WorkerUid::random());
+  use_all_but_one(*table);
   for (int i = 0; i < 70000; ++i) {
     auto id = table->allocate();
     ASSERT_NE(id->generation, 0);
     ASSERT_TRUE(table->add(id->index, id->generation, 1));
     ASSERT_EQ(table->value(*id), 1u);
     ASSERT_TRUE(table->free(*id).ok());
+  }
+}
+
+// Generations come again after 32,767 uses of a word: of one in 16,384 allocations.
+TEST(CounterTable, WordsAreGivenOutInTurns) {
+  auto table = CounterTable::create(WorkerUid::random());
+  const CounterId old = *table->allocate();
+  ASSERT_TRUE(table->free(old).ok());
+  for (int i = 0; i < 100'000; ++i) {
+    const CounterId id = *table->allocate();
+    ASSERT_FALSE(table->add(old.index, old.generation, 1)) << i;
+    ASSERT_TRUE(table->free(id).ok());
   }
 }
 

@@ -59,6 +59,11 @@ absl::Status Worker::Impl::check(const TransferRequest& request) const {
     return absl::InvalidArgumentError(
         "not a RemoteCounter: pass the one that the peer's remote_counter() gave out");
   }
+  if (request.counter.generation != 0 && request.increment > CounterTable::kMaxValue) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("an increment of %u: a counter holds %u at most", request.increment,
+                        CounterTable::kMaxValue));
+  }
   if (bytes == 0) return absl::OkStatus();
   if (request.local.generation == 0) {
     return absl::InvalidArgumentError("the local side names no registered memory region");
@@ -162,8 +167,7 @@ TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
   note_deadline(slot);
   ++peer->open;
   peer->turns.small_went(slot.descriptor.bytes, peer->bulk.head != kNone);
-  ++rail.outstanding;
-  rail.outstanding_bytes += slot.descriptor.bytes;
+  rail.took(slot.descriptor.bytes);
   ++stats.open_transfers;
   ++stats.slices_posted;
   // Timers are looked at by whoever sleeps.
