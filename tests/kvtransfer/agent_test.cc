@@ -158,6 +158,22 @@ TEST_P(AgentTest, MessagesOfAnyLengthAndBothWays) {
   EXPECT_TRUE(absl::IsInvalidArgument(a_->notify("beta", std::string(kMaxAgentMessage + 1, 'x'))));
 }
 
+// Also where there are several rails, and a backlog on them.
+TEST_P(AgentTest, MessagesArriveInTheOrderSent) {
+  for (const size_t large : {10, 1000, 50'000}) {
+    constexpr size_t kCount = 400;
+    for (size_t i = 0; i < kCount; ++i) {
+      std::string message = std::to_string(i) + " ";
+      message.resize(i % 4 == 3 ? large + 10 : 10 + i % 290, 'x');
+      ASSERT_TRUE(a_->notify("beta", message).ok());
+    }
+    const std::vector<AgentMessage> all = heard(*b_, kCount);
+    for (size_t i = 0; i < kCount; ++i) {
+      ASSERT_EQ(std::stoul(all[i].payload), i) << "among those of " << large;
+    }
+  }
+}
+
 TEST_P(AgentTest, ToItself) {
   AgentMemory other(*a_, 8192, 9);
   const std::vector<Descriptor> from = {{mine_->address(100), 500, 0}};

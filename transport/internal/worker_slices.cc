@@ -49,12 +49,21 @@ internal::RailState* Worker::Impl::rail_state(internal::Peer& peer, const Rail* 
 // meanwhile.
 internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
                                              const internal::TransferSlot& slot) {
+  const auto full = [](const internal::RailState& state) {
+    return (state.full && state.outstanding > 0) ||
+           state.outstanding >= state.rail->properties().depth;
+  };
+  if (slot.descriptor.bytes == 0 && peer.rails.size() > 1) {
+    // Where those before it are still under way: a rail keeps their order, two do not.
+    for (internal::RailState& state : peer.rails) {
+      if (state.messages > 0) return full(state) ? nullptr : &state;
+    }
+  }
   internal::RailState* best = nullptr;
   double best_load = 0;
   for (internal::RailState& state : peer.rails) {
     if (state.rank < peer.rails.front().rank && !on_device(regions, slot.descriptor)) break;
-    const Rail::Properties& properties = state.rail->properties();
-    if ((state.full && state.outstanding > 0) || state.outstanding >= properties.depth) continue;
+    if (full(state)) continue;
     if (peer.rails.size() == 1) return &state;
     if (on_device(regions, slot.descriptor) &&
         !state.rail->moves(regions.entries()[slot.descriptor.local_region]).ok()) {
@@ -147,8 +156,7 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool o
       ++slot.next_slice;
     }
     ++slot.outstanding;
-    ++state->outstanding;
-    state->outstanding_bytes += slice.end - slice.begin;
+    state->took(slice.end - slice.begin);
     Rail* rail = state->rail.get();
     if (!rail->post(slice, *this)) {
       --slot.outstanding;
@@ -159,8 +167,7 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool o
       }
       internal::RailState* owner = rail_state(peer, rail);  // post() may have changed the list
       if (owner == nullptr) continue;
-      --owner->outstanding;
-      owner->outstanding_bytes -= slice.end - slice.begin;
+      owner->gave_back(slice.end - slice.begin);
       owner->full = true;
       if (owner->outstanding == 0) return any;  // it has room for nothing now: try next time
       continue;
@@ -196,8 +203,7 @@ void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
   }
   if (internal::RailState* state = peer == nullptr ? nullptr : rail_state(*peer, &rail);
       state != nullptr) {
-    --state->outstanding;
-    state->outstanding_bytes -= slice_end(*slot, slice) - slice_begin(*slot, slice);
+    state->gave_back(slice_end(*slot, slice) - slice_begin(*slot, slice));
     state->full = false;
   }
   // Of a read, no byte moves here once its rail has reported it.

@@ -32,11 +32,24 @@ inline constexpr uint64_t kNotificationWindow = 4 << 20;
 inline constexpr uint64_t kNotificationCost = 64;
 
 struct RailState {
+  // A slice of so many bytes is on the rail; or is not any more.
+  void took(uint64_t bytes) {
+    ++outstanding;
+    messages += bytes == 0;
+    outstanding_bytes += bytes;
+  }
+  void gave_back(uint64_t bytes) {
+    --outstanding;
+    messages -= bytes == 0;
+    outstanding_bytes -= bytes;
+  }
+
   std::unique_ptr<Rail> rail;
   int rank = 0;       // of its provider
   uint64_t link = 0;  // HelloInfo::link
   uint64_t outstanding_bytes = 0;
   uint32_t outstanding = 0;
+  uint32_t messages = 0;         // of them, notifications without bytes
   uint32_t moved = 0;            // slices that it gave back for others to do
   bool full = false;             // refused a slice; cleared by its next report
   PromptRail* prompt = nullptr;  // the rail, where it is one
