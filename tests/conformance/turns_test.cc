@@ -13,10 +13,20 @@ class Turns : public Conformance {
   static constexpr size_t kSmall = 4 << 10;
   static constexpr size_t kLarge = 1 << 20;
 
-  // Keeps `open` small writes to b under way, for ever.
-  void flood(size_t open) {
-    for (; small_open_ < open; ++small_open_) {
-      TransferRequest r = request(op_, a_, b_, 0, kSmall);
+  // Keeps so many small transfers with b under way, for ever.
+  struct Flood {
+    size_t open = 200;
+    size_t bytes = kSmall;
+  };
+  // More than rails have room for.
+  static constexpr Flood kDeep = {.open = 1000, .bytes = 64 << 10};
+  void SetUp() override {
+    max_transfers_ = 2048;
+    Conformance::SetUp();
+  }
+  void flood(const Flood& flood) {
+    for (; small_open_ < flood.open; ++small_open_) {
+      TransferRequest r = request(op_, a_, b_, 0, flood.bytes);
       r.detached = true;
       r.context = this;
       r.on_end = [](void* context, TransferId, const absl::Status& status) {
@@ -40,7 +50,7 @@ class Turns : public Conformance {
         std::count_if(ids.begin(), ids.end(), [&](TransferId id) { return ended(a_, id); }));
   }
 
-  void large_work_goes_on();
+  void large_work_goes_on(const Flood& small);
   void small_work_passes();
   void peers_take_turns();
 
@@ -49,17 +59,17 @@ class Turns : public Conformance {
   size_t small_done_ = 0;
 };
 
-// 4 MiB beside small work that never ends: at most sixteen times as much of that goes before.
-void Turns::large_work_goes_on() {
+// 4 MiB beside small work that never ends: at most so many times as much of that goes before.
+void Turns::large_work_goes_on(const Flood& small) {
   constexpr size_t kBytes = 4 << 20;
-  constexpr size_t kMost = 16 * kBytes / kSmall;
-  flood(200);
-  ASSERT_TRUE(drive([&] { return flood(200), small_done_ > 400; }));
+  const size_t most = (small.bytes > kSmall ? 64 : 16) * kBytes / small.bytes;
+  flood(small);
+  ASSERT_TRUE(drive([&] { return flood(small), small_done_ > small.open; }));
   const TransferId large = submit(a_, request(op_, a_, b_, 2 * kLarge, kBytes));
   const size_t before = small_done_;
   ASSERT_TRUE(drive([&] {
-    flood(200);
-    return ended(a_, large) || small_done_ - before > kMost;
+    flood(small);
+    return ended(a_, large) || small_done_ - before > most;
   }));
   EXPECT_TRUE(ended(a_, large)) << "it waits for the end of the flood";
   ASSERT_TRUE(drive([&] { return small_open_ == 0 && ended(a_, large); }));
@@ -91,10 +101,15 @@ void Turns::peers_take_turns() {
   for (TransferId id : few) EXPECT_TRUE(finish(a_, id).ok());
 }
 
-TEST_P(Turns, LargeWritesGoOnUnderAFloodOfSmall) { large_work_goes_on(); }
+TEST_P(Turns, LargeWritesGoOnUnderAFloodOfSmall) { large_work_goes_on({}); }
 TEST_P(Turns, LargeReadsGoOnUnderAFloodOfSmall) {
   op_ = Op::kRead;
-  large_work_goes_on();
+  large_work_goes_on({});
+}
+TEST_P(Turns, LargeWritesGoOnUnderAFloodThatFillsTheRails) { large_work_goes_on(kDeep); }
+TEST_P(Turns, LargeReadsGoOnUnderAFloodThatFillsTheRails) {
+  op_ = Op::kRead;
+  large_work_goes_on(kDeep);
 }
 TEST_P(Turns, SmallWritesPassLarge) { small_work_passes(); }
 TEST_P(Turns, SmallReadsPassLarge) {
