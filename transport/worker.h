@@ -206,7 +206,8 @@ class Worker {
   // it.
   int event_fd() const;
   // Wakes whoever sleeps in wait_until() or on wait_fd(), so that he looks again, and makes
-  // event_fd() readable: for whoever changes what they wait for outside the worker. Any thread.
+  // event_fd() readable: for whoever changes what they wait for outside the worker. Any thread,
+  // but without a lock that their ready() takes.
   void wake();
 
   const Clock& clock() const;

@@ -94,7 +94,7 @@ absl::Status AgentFileTransfer::post(PeerId /*peer*/, const std::string_view* me
       return status;
     }
   }
-  const std::lock_guard lock(files_.mutex_);
+  std::unique_lock lock(files_.mutex_);
   if (state_ == AgentTransferState::kRunning) {
     return absl::AlreadyExistsError("the transfer is running: wait for its end, or abort it");
   }
@@ -108,6 +108,7 @@ absl::Status AgentFileTransfer::post(PeerId /*peer*/, const std::string_view* me
   started_ = now;
   end_if_over();
   post_duration_ = files_.worker_.clock().now() - now;
+  files_.unlock_and_wake(lock);
   return absl::OkStatus();
 }
 
@@ -224,12 +225,13 @@ void AgentFileTransfer::end_if_over() {
     state_ = absl::IsCancelled(why_) ? AgentTransferState::kCancelled : AgentTransferState::kFailed;
   }
   std::erase_if(files_.running_, [&](const auto& other) { return other.get() == this; });
-  files_.worker_.wake();
+  files_.ended_ = true;
 }
 
 void AgentFileTransfer::abort() {
-  const std::lock_guard lock(files_.mutex_);
+  std::unique_lock lock(files_.mutex_);
   stop();
+  files_.unlock_and_wake(lock);
 }
 
 AgentTransferState AgentFileTransfer::state() const {

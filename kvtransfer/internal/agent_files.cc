@@ -52,10 +52,11 @@ AgentFiles::~AgentFiles() { stop(); }
 
 void AgentFiles::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     stop_ = true;
     for (const auto& transfer : std::vector(running_)) transfer->stop();
     queue_.clear();
+    unlock_and_wake(lock);
   }
   work_.notify_all();
   for (std::thread& thread : threads_) thread.join();
@@ -165,7 +166,15 @@ void AgentFiles::work() {
     const absl::Status status = transfer->run(*job);
     lock.lock();
     transfer->job_done(status);
+    unlock_and_wake(lock);
+    lock.lock();
   }
+}
+
+void AgentFiles::unlock_and_wake(std::unique_lock<std::mutex>& lock) {
+  const bool ended = std::exchange(ended_, false);
+  lock.unlock();
+  if (ended) worker_.wake();
 }
 
 }  // namespace baton::kvtransfer

@@ -65,18 +65,18 @@ class AgentFilesTest : public testing::Test {
  protected:
   void SetUp() override { open("file"); }
   void TearDown() override {
-    gate.set_value_once();
+    gate_.set_value_once();
     replace(instead_of_reading, nullptr);
     replace(instead_of_writing, nullptr);
   }
 
   void open(const std::string& name, int flags = O_RDWR | O_CREAT) {
-    file.reset(::open(folder.path(name).c_str(), flags, 0600));
-    ASSERT_TRUE(file.valid()) << strerror(errno);
-    ASSERT_TRUE(agent->register_memory({whole_file()}, MemoryKind::kFile).ok());
+    file_.reset(::open(folder_.path(name).c_str(), flags, 0600));
+    ASSERT_TRUE(file_.valid()) << strerror(errno);
+    ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
   }
-  uint64_t fd() const { return static_cast<uint64_t>(file.get()); }
-  Descriptor whole_file() const { return {0, memory.bytes.size(), fd()}; }
+  uint64_t fd() const { return static_cast<uint64_t>(file_.get()); }
+  Descriptor whole_file() const { return {0, memory_.bytes.size(), fd()}; }
   std::vector<Descriptor> file_pages(size_t page, size_t count) const {
     std::vector<Descriptor> out;
     for (size_t i = 0; i < count; ++i) out.push_back({i * page, page, fd()});
@@ -84,18 +84,18 @@ class AgentFilesTest : public testing::Test {
   }
   // The first `bytes` of memory to or from the beginning of the file.
   absl::StatusOr<AgentTransferId> make(Op op, size_t bytes) {
-    return agent->make_transfer(op, {{memory.address(), bytes, 0}}, {{0, bytes, fd()}}, "me", {},
-                                MemoryKind::kFile);
+    return agent_->make_transfer(op, {{memory_.address(), bytes, 0}}, {{0, bytes, fd()}}, "me", {},
+                                 MemoryKind::kFile);
   }
   AgentTransferId posted(Op op, size_t bytes) {
     const auto transfer = make(op, bytes);
     EXPECT_TRUE(transfer.ok()) << transfer.status();
     if (!transfer.ok()) return {};
-    const absl::Status status = agent->post(*transfer);
+    const absl::Status status = agent_->post(*transfer);
     EXPECT_TRUE(status.ok()) << status;
     return *transfer;
   }
-  absl::Status moved(Op op, size_t bytes) { return agent->wait(posted(op, bytes), kPatience); }
+  absl::Status moved(Op op, size_t bytes) { return agent_->wait(posted(op, bytes), kPatience); }
 
   // A door that system calls wait at.
   struct Gate {
@@ -107,22 +107,22 @@ class AgentFilesTest : public testing::Test {
     std::promise<void> arrival;
     std::shared_future<void> arrived{arrival.get_future()};
     bool is_open = false;
-  } gate;
+  } gate_;
   // From now on reads wait at the gate; the first says that it is there.
   void hold_reads(const Call& then = really_read) {
     auto first = std::make_shared<std::once_flag>();
     replace(instead_of_reading, [this, then, first](auto... arguments) {
-      std::call_once(*first, [this] { gate.arrival.set_value(); });
-      gate.opened.wait();
+      std::call_once(*first, [this] { gate_.arrival.set_value(); });
+      gate_.opened.wait();
       return then(arguments...);
     });
   }
-  void await_read() { ASSERT_EQ(gate.arrived.wait_for(kPatience), std::future_status::ready); }
+  void await_read() { ASSERT_EQ(gate_.arrived.wait_for(kPatience), std::future_status::ready); }
 
-  TemporaryFolder folder;
-  base::UniqueFd file;
-  std::unique_ptr<Agent> agent = make_agent(agent_options("me", "tcp"));
-  AgentMemory memory{*agent, 40 << 20, 1};
+  TemporaryFolder folder_;
+  base::UniqueFd file_;
+  std::unique_ptr<Agent> agent_ = make_agent(agent_options("me", "tcp"));
+  AgentMemory memory_{*agent_, 40 << 20, 1};
 };
 
 TEST_F(AgentFilesTest, PagesInAnyOrderThereAndBack) {
@@ -130,34 +130,34 @@ TEST_F(AgentFilesTest, PagesInAnyOrderThereAndBack) {
   std::vector<int64_t> mine(kPages), theirs(kPages);
   std::iota(mine.begin(), mine.end(), 0);
   std::iota(theirs.begin(), theirs.end(), 0);
-  const auto here = agent->prepare_local(memory.pages(kPage, kPages));
-  const auto there = agent->prepare_remote("me", file_pages(kPage, kPages), MemoryKind::kFile);
+  const auto here = agent_->prepare_local(memory_.pages(kPage, kPages));
+  const auto there = agent_->prepare_remote("me", file_pages(kPage, kPages), MemoryKind::kFile);
   ASSERT_TRUE(here.ok() && there.ok()) << here.status() << there.status();
-  const std::vector<uint8_t> wanted = memory.bytes;
+  const std::vector<uint8_t> wanted = memory_.bytes;
   std::mt19937 random(7);  // NOLINT: the same each time
   for (int round = 0; round < 3; ++round) {
     std::shuffle(mine.begin(), mine.end(), random);
     std::shuffle(theirs.begin(), theirs.end(), random);
     for (const Op op : {Op::kWrite, Op::kRead}) {
-      const auto transfer = agent->make_transfer(op, *here, mine, *there, theirs);
+      const auto transfer = agent_->make_transfer(op, *here, mine, *there, theirs);
       ASSERT_TRUE(transfer.ok()) << transfer.status();
-      ASSERT_TRUE(agent->post(*transfer).ok());
-      const absl::Status status = agent->wait(*transfer, kPatience);
+      ASSERT_TRUE(agent_->post(*transfer).ok());
+      const absl::Status status = agent_->wait(*transfer, kPatience);
       ASSERT_TRUE(status.ok()) << status;
-      EXPECT_EQ(agent->telemetry(*transfer)->bytes, kPages * kPage);
-      EXPECT_TRUE(agent->release(*transfer).ok());
+      EXPECT_EQ(agent_->telemetry(*transfer)->bytes, kPages * kPage);
+      EXPECT_TRUE(agent_->release(*transfer).ok());
       if (op == Op::kWrite) {
-        const size_t stride = memory.bytes.size() / kPages;
+        const size_t stride = memory_.bytes.size() / kPages;
         for (size_t i = 0; i < kPages; ++i) {
           std::vector<uint8_t> page(kPage);
-          ASSERT_EQ(pread(file.get(), page.data(), kPage, theirs[i] * static_cast<off_t>(kPage)),
+          ASSERT_EQ(pread(file_.get(), page.data(), kPage, theirs[i] * static_cast<off_t>(kPage)),
                     static_cast<ssize_t>(kPage));
           ASSERT_EQ(memcmp(page.data(), &wanted[static_cast<size_t>(mine[i]) * stride], kPage), 0);
-          memset(&memory.bytes[static_cast<size_t>(mine[i]) * stride], round, kPage);
+          memset(&memory_.bytes[static_cast<size_t>(mine[i]) * stride], round, kPage);
         }
       }
     }
-    ASSERT_TRUE(memory.bytes == wanted);
+    ASSERT_TRUE(memory_.bytes == wanted);
   }
 }
 
@@ -180,54 +180,54 @@ TEST_F(AgentFilesTest, SystemCallsThatDoLessOrAreInterrupted) {
   };
   replace(instead_of_writing, some(really_write));
   replace(instead_of_reading, some(really_read));
-  const std::vector<uint8_t> wanted = memory.bytes;
-  const size_t bytes = memory.bytes.size() - 777;
+  const std::vector<uint8_t> wanted = memory_.bytes;
+  const size_t bytes = memory_.bytes.size() - 777;
   ASSERT_TRUE(moved(Op::kWrite, bytes).ok());
-  std::fill(memory.bytes.begin(), memory.bytes.end() - 777, uint8_t{0});
+  std::fill(memory_.bytes.begin(), memory_.bytes.end() - 777, uint8_t{0});
   ASSERT_TRUE(moved(Op::kRead, bytes).ok());
-  EXPECT_TRUE(memory.bytes == wanted);
+  EXPECT_TRUE(memory_.bytes == wanted);
 }
 
 TEST_F(AgentFilesTest, AShortAFullAndADamagedFileSaySo) {
-  ASSERT_EQ(ftruncate(file.get(), 10 * kPage + 100), 0);
+  ASSERT_EQ(ftruncate(file_.get(), 10 * kPage + 100), 0);
   EXPECT_TRUE(moved(Op::kRead, 10 * kPage).ok());
   const AgentTransferId read = posted(Op::kRead, 20 * kPage);
-  const absl::Status end = agent->wait(read, kPatience);
+  const absl::Status end = agent_->wait(read, kPatience);
   EXPECT_TRUE(absl::IsInternal(end)) << end;
   EXPECT_NE(end.message().find("ends at 41060"), std::string::npos) << end;
-  EXPECT_EQ(*agent->state(read), AgentTransferState::kFailed);
-  ASSERT_EQ(ftruncate(file.get(), 20 * kPage), 0);
-  ASSERT_TRUE(agent->post(read).ok()) << "it may be posted again";
-  EXPECT_TRUE(agent->wait(read, kPatience).ok());
+  EXPECT_EQ(*agent_->state(read), AgentTransferState::kFailed);
+  ASSERT_EQ(ftruncate(file_.get(), 20 * kPage), 0);
+  ASSERT_TRUE(agent_->post(read).ok()) << "it may be posted again";
+  EXPECT_TRUE(agent_->wait(read, kPatience).ok());
 
-  file.reset(::open("/dev/full", O_RDWR | O_CLOEXEC));
-  ASSERT_TRUE(agent->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  file_.reset(::open("/dev/full", O_RDWR | O_CLOEXEC));
+  ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
   const absl::Status full = moved(Op::kWrite, kPage);
   EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
   EXPECT_NE(full.message().find("No space left"), std::string::npos) << full;
 
-  file.reset(::open(folder.path("file").c_str(), O_RDONLY | O_CLOEXEC));
-  ASSERT_TRUE(agent->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  file_.reset(::open(folder_.path("file").c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
   EXPECT_TRUE(absl::IsInternal(moved(Op::kWrite, kPage)));
 }
 
 TEST_F(AgentFilesTest, BytesGoWhereTheFileIsThoughItsNumberIsAnothers) {
   const auto write = make(Op::kWrite, kPage);
   ASSERT_TRUE(write.ok()) << write.status();
-  const base::UniqueFd other(::open(folder.path("other").c_str(), O_RDWR | O_CREAT, 0600));
-  ASSERT_EQ(dup2(other.get(), file.get()), file.get());
-  ASSERT_TRUE(agent->post(*write).ok());
-  ASSERT_TRUE(agent->wait(*write, kPatience).ok());
-  EXPECT_EQ(std::filesystem::file_size(folder.path("other")), 0u);
-  EXPECT_EQ(std::filesystem::file_size(folder.path("file")), kPage);
+  const base::UniqueFd other(::open(folder_.path("other").c_str(), O_RDWR | O_CREAT, 0600));
+  ASSERT_EQ(dup2(other.get(), file_.get()), file_.get());
+  ASSERT_TRUE(agent_->post(*write).ok());
+  ASSERT_TRUE(agent_->wait(*write, kPatience).ok());
+  EXPECT_EQ(std::filesystem::file_size(folder_.path("other")), 0u);
+  EXPECT_EQ(std::filesystem::file_size(folder_.path("file")), kPage);
 }
 
 TEST_F(AgentFilesTest, WhatIsNotBetweenMemoryAndAFileOfOnesOwn) {
-  const std::vector<Descriptor> here = {{memory.address(), kPage, 0}};
+  const std::vector<Descriptor> here = {{memory_.address(), kPage, 0}};
   const std::vector<Descriptor> there = {{0, kPage, fd()}};
   const auto direct = [&](const auto& mine, const auto& theirs, const char* who,
                           std::string_view message = {}, MemoryKind kind = MemoryKind::kFile) {
-    return agent->make_transfer(Op::kWrite, mine, theirs, who, message, kind).status();
+    return agent_->make_transfer(Op::kWrite, mine, theirs, who, message, kind).status();
   };
   EXPECT_TRUE(direct(here, there, "me").ok());
   EXPECT_TRUE(absl::IsUnimplemented(direct(here, there, "me", "hello")));
@@ -236,27 +236,27 @@ TEST_F(AgentFilesTest, WhatIsNotBetweenMemoryAndAFileOfOnesOwn) {
   EXPECT_TRUE(absl::IsNotFound(direct(there, here, "me")));
   EXPECT_TRUE(absl::IsNotFound(direct(here, std::vector{Descriptor{0, kPage, fd() + 1}}, "me")));
   EXPECT_TRUE(absl::IsNotFound(
-      direct(here, std::vector{Descriptor{memory.bytes.size(), kPage, fd()}}, "me")));
+      direct(here, std::vector{Descriptor{memory_.bytes.size(), kPage, fd()}}, "me")));
   EXPECT_TRUE(absl::IsInvalidArgument(direct(here, file_pages(kPage, 2), "me")));
   EXPECT_TRUE(absl::IsInvalidArgument(direct(here, file_pages(2 * kPage, 1), "me")));
-  EXPECT_TRUE(absl::IsUnimplemented(agent->prepare_local(there, MemoryKind::kFile).status()));
+  EXPECT_TRUE(absl::IsUnimplemented(agent_->prepare_local(there, MemoryKind::kFile).status()));
 
   const auto registered = [&](const Descriptor& range) {
-    return agent->register_memory({{whole_file(), range}}, MemoryKind::kFile);
+    return agent_->register_memory({{whole_file(), range}}, MemoryKind::kFile);
   };
-  const uint64_t before = agent->stats().registered;
+  const uint64_t before = agent_->stats().registered;
   EXPECT_TRUE(absl::IsInvalidArgument(registered({0, kPage, 1000})));
   EXPECT_TRUE(absl::IsInvalidArgument(registered({0, kPage, uint64_t{1} << 40})));
   EXPECT_TRUE(absl::IsInvalidArgument(registered({0, 0, fd()})));
   EXPECT_TRUE(absl::IsInvalidArgument(registered({UINT64_MAX, 2, fd()})));
-  EXPECT_EQ(agent->stats().registered, before) << "all or none";
-  EXPECT_TRUE(absl::IsNotFound(agent->deregister_memory({{0, 1, fd()}}, MemoryKind::kFile)));
+  EXPECT_EQ(agent_->stats().registered, before) << "all or none";
+  EXPECT_TRUE(absl::IsNotFound(agent_->deregister_memory({{0, 1, fd()}}, MemoryKind::kFile)));
 
-  EXPECT_TRUE(agent->has_remote("me", there, MemoryKind::kFile));
-  EXPECT_FALSE(agent->has_remote("me", {{0, 1, fd() + 1}}, MemoryKind::kFile));
-  EXPECT_FALSE(agent->has_remote("nobody", there, MemoryKind::kFile));
+  EXPECT_TRUE(agent_->has_remote("me", there, MemoryKind::kFile));
+  EXPECT_FALSE(agent_->has_remote("me", {{0, 1, fd() + 1}}, MemoryKind::kFile));
+  EXPECT_FALSE(agent_->has_remote("nobody", there, MemoryKind::kFile));
   EXPECT_TRUE(absl::IsUnimplemented(
-      agent->partial_metadata({whole_file()}, true, MemoryKind::kFile).status()));
+      agent_->partial_metadata({whole_file()}, true, MemoryKind::kFile).status()));
 }
 
 TEST_F(AgentFilesTest, WhatRunsIsFenced) {
@@ -264,26 +264,26 @@ TEST_F(AgentFilesTest, WhatRunsIsFenced) {
   hold_reads();
   const AgentTransferId read = posted(Op::kRead, 16 * kPage);
   await_read();
-  EXPECT_EQ(*agent->state(read), AgentTransferState::kRunning);
-  EXPECT_TRUE(absl::IsAlreadyExists(agent->post(read)));
-  EXPECT_TRUE(absl::IsFailedPrecondition(agent->deregister_memory({memory.whole()})));
+  EXPECT_EQ(*agent_->state(read), AgentTransferState::kRunning);
+  EXPECT_TRUE(absl::IsAlreadyExists(agent_->post(read)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(agent_->deregister_memory({memory_.whole()})));
   EXPECT_TRUE(
-      absl::IsFailedPrecondition(agent->deregister_memory({whole_file()}, MemoryKind::kFile)));
-  EXPECT_TRUE(absl::IsDeadlineExceeded(agent->wait(read, Time::zero())));
-  EXPECT_TRUE(absl::IsDeadlineExceeded(agent->release(read, Time::zero())));
-  EXPECT_EQ(*agent->state(read), AgentTransferState::kRunning) << "the system call is still there";
-  gate.set_value_once();
-  EXPECT_TRUE(agent->release(read, kPatience).ok());
-  EXPECT_TRUE(absl::IsNotFound(agent->state(read).status()));
+      absl::IsFailedPrecondition(agent_->deregister_memory({whole_file()}, MemoryKind::kFile)));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(agent_->wait(read, Time::zero())));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(agent_->release(read, Time::zero())));
+  EXPECT_EQ(*agent_->state(read), AgentTransferState::kRunning) << "the system call is still there";
+  gate_.set_value_once();
+  EXPECT_TRUE(agent_->release(read, kPatience).ok());
+  EXPECT_TRUE(absl::IsNotFound(agent_->state(read).status()));
 
   const AgentTransferId again = posted(Op::kRead, kPage);
-  EXPECT_TRUE(agent->wait(again, kPatience).ok());
-  EXPECT_TRUE(agent->deregister_memory({whole_file()}, MemoryKind::kFile).ok());
-  EXPECT_TRUE(absl::IsNotFound(agent->post(again)));
-  ASSERT_TRUE(agent->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  EXPECT_TRUE(agent_->wait(again, kPatience).ok());
+  EXPECT_TRUE(agent_->deregister_memory({whole_file()}, MemoryKind::kFile).ok());
+  EXPECT_TRUE(absl::IsNotFound(agent_->post(again)));
+  ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
   const auto write = make(Op::kWrite, kPage);
-  EXPECT_TRUE(agent->deregister_memory({memory.whole()}).ok());
-  EXPECT_FALSE(agent->post(*write).ok());
+  EXPECT_TRUE(agent_->deregister_memory({memory_.whole()}).ok());
+  EXPECT_FALSE(agent_->post(*write).ok());
 }
 
 // Also where a thread has all that is left of it already.
@@ -296,13 +296,13 @@ TEST_F(AgentFilesTest, WhatWasAbortedBeforeItsLastByteIsNotDone) {
   });
   const AgentTransferId read = posted(Op::kRead, 16 * kPage);
   await_read();
-  ASSERT_TRUE(agent->abort(read).ok());
-  gate.set_value_once();
-  EXPECT_TRUE(absl::IsCancelled(agent->wait(read, kPatience)));
-  EXPECT_EQ(*agent->state(read), AgentTransferState::kCancelled);
+  ASSERT_TRUE(agent_->abort(read).ok());
+  gate_.set_value_once();
+  EXPECT_TRUE(absl::IsCancelled(agent_->wait(read, kPatience)));
+  EXPECT_EQ(*agent_->state(read), AgentTransferState::kCancelled);
   replace(instead_of_reading, nullptr);
-  ASSERT_TRUE(agent->post(read).ok());
-  EXPECT_TRUE(agent->wait(read, kPatience).ok());
+  ASSERT_TRUE(agent_->post(read).ok());
+  EXPECT_TRUE(agent_->wait(read, kPatience).ok());
 }
 
 TEST_F(AgentFilesTest, ASmallOneDoesNotWaitForALargeOne) {
@@ -325,19 +325,19 @@ TEST_F(AgentFilesTest, ASmallOneDoesNotWaitForALargeOne) {
   });
   std::vector<Descriptor> here, there;
   for (size_t i = 0; i < 100; ++i) {  // jobs of 8 MiB
-    here.push_back({memory.address(), 8 << 20, 0});
+    here.push_back({memory_.address(), 8 << 20, 0});
     there.push_back({i << 18, 8 << 20, fd()});
   }
-  const auto large = agent->make_transfer(Op::kRead, here, there, "me", {}, MemoryKind::kFile);
+  const auto large = agent_->make_transfer(Op::kRead, here, there, "me", {}, MemoryKind::kFile);
   ASSERT_TRUE(large.ok()) << large.status();
-  ASSERT_TRUE(agent->post(*large).ok());
+  ASSERT_TRUE(agent_->post(*large).ok());
   await_read();
-  const auto small = agent->make_transfer(Op::kRead, {{memory.address(), 1, 0}},
-                                          {{kSmall, 1, fd()}}, "me", {}, MemoryKind::kFile);
-  ASSERT_TRUE(agent->post(*small).ok());
-  gate.set_value_once();
-  EXPECT_TRUE(agent->wait(*small, kPatience).ok());
-  EXPECT_TRUE(agent->wait(*large, kPatience).ok());
+  const auto small = agent_->make_transfer(Op::kRead, {{memory_.address(), 1, 0}},
+                                           {{kSmall, 1, fd()}}, "me", {}, MemoryKind::kFile);
+  ASSERT_TRUE(agent_->post(*small).ok());
+  gate_.set_value_once();
+  EXPECT_TRUE(agent_->wait(*small, kPatience).ok());
+  EXPECT_TRUE(agent_->wait(*large, kPatience).ok());
 }
 
 TEST_F(AgentFilesTest, AnAgentEndsAfterItsFiles) {
@@ -345,14 +345,14 @@ TEST_F(AgentFilesTest, AnAgentEndsAfterItsFiles) {
   hold_reads();
   const AgentTransferId read = posted(Op::kRead, kPage);
   await_read();
-  agent->abandon(read);
+  agent_->abandon(read);
   std::atomic<bool> gone{false};
   std::thread end([&] {
-    agent = nullptr;
+    agent_ = nullptr;
     gone = true;
   });
   EXPECT_FALSE(gone);
-  gate.set_value_once();
+  gate_.set_value_once();
   end.join();
 }
 
@@ -362,7 +362,7 @@ TEST_F(AgentFilesTest, AnEndWakesEverybody) {
     auto sleeper = make_agent(agent_options("sleeper", "tcp", thread));
     AgentMemory its(*sleeper, kPage, 1);
     ASSERT_TRUE(sleeper->register_memory({whole_file()}, MemoryKind::kFile).ok());
-    ASSERT_EQ(ftruncate(file.get(), kPage), 0);
+    ASSERT_EQ(ftruncate(file_.get(), kPage), 0);
     const auto read = sleeper->make_transfer(Op::kRead, {its.whole()}, {{0, kPage, fd()}},
                                              "sleeper", {}, MemoryKind::kFile);
     ASSERT_TRUE(read.ok()) << read.status();
