@@ -36,22 +36,28 @@ class Names:
 
 
 def names_of(said: Dict[str, Any], **known: str) -> Names:
-    """Names from a plug-in's configuration and from what the engine knows: `said` has "model", a folder of weights, a
-    file, or a model's name whose files are in this machine's cache of the hub; or "weights", whatever names the
-    checkpoint, the same at every engine that has it and only there. The other fields are those of Names; one that
-    both give counts with both. ValueError: a field that there is not, or weights that are nowhere."""
-    fields = dict(said)
+    """Names from a plug-in's configuration (settled()) and from what the engine knows; a field that both give counts with
+    both."""
+    fields = settled(said)
+    for field, value in known.items():
+        fields[field] = f"{value}; {fields[field]}" if fields.get(field) else value
+    return Names(**fields)
+
+
+def settled(said: Dict[str, Any]) -> Dict[str, str]:
+    """Fields of Names from a configuration that has "model" (a folder of weights, a file, or a model's name whose files
+    are in this machine's cache of the hub: read here) or "weights" (whatever names the checkpoint, the same at every
+    engine that has it and only there). ValueError: a field that there is not, or weights that are nowhere."""
+    fields = {field: str(value) for field, value in said.items()}
     model = fields.pop("model", None)
     strange = sorted(set(fields) - set(_FIELDS))
     if strange:
         raise ValueError(f"{', '.join(strange)}: not a part of a name; there are model, {', '.join(_FIELDS)}")
-    for field, value in known.items():
-        fields[field] = f"{value}; {fields[field]}" if fields.get(field) else value
     if not fields.get("weights"):
         if not model:
             raise ValueError('which weights? give "model", where the checkpoint lies, or "weights", what names it')
         fields["weights"] = weights_digest(model)
-    return Names(**{field: str(value) for field, value in fields.items()})
+    return fields
 
 
 def _field(value: bytes) -> bytes:
