@@ -102,7 +102,7 @@ TEST(TransferSlots, AStatusThatThreadsShareIsGoneWithTheLastOfThem) {
   absl::Status mine = absl::UnavailableError(std::string(64, 'x'));
   std::atomic<bool> counted_down{false};
   std::thread other([&counted_down, theirs = mine]() mutable {
-    { const absl::Status counted_up = theirs; }
+    { const absl::Status counted_up = theirs; }  // NOLINT: copied, and let go of
     theirs = absl::OkStatus();
     counted_down.store(true,
                        std::memory_order_relaxed);  // nothing but the count itself orders the two
