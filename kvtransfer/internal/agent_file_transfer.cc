@@ -84,10 +84,17 @@ absl::Status AgentFileTransfer::post(PeerId /*peer*/, const std::string_view* me
   if (message != nullptr && !message->empty()) return files_hear_nothing();
   const Time now = files_.worker_.clock().now();
   for (const FileRegion& region : plan_.files) {
-    if (files_.holds(region)) continue;
-    return absl::NotFoundError(absl::StrFormat(
-        "a range of file descriptor %u that the transfer was made for is not registered any more",
-        region.file->number));
+    if (!files_.holds(region)) {
+      return absl::NotFoundError(absl::StrFormat(
+          "a range of file descriptor %u that the transfer was made for is not registered any more",
+          region.file->number));
+    }
+    if (op_ == Op::kWrite && (fcntl(region.file->fd.get(), F_GETFL) & O_APPEND) != 0) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "file descriptor %u was opened with O_APPEND: what is written goes to the file's end, "
+          "whatever its offset; open it without",
+          region.file->number));
+    }
   }
   for (const MemoryRegion& region : plan_.memory) {
     if (absl::Status status = files_.worker_.remote_region(region).status(); !status.ok()) {

@@ -2,10 +2,12 @@
 #include "kvtransfer/internal/agent_files.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <optional>
 #include <system_error>
@@ -150,6 +152,11 @@ absl::Status AgentFiles::start(const std::shared_ptr<AgentFileTransfer>& transfe
 }
 
 void AgentFiles::work() {
+  // Past the process's limit of a file's size a write is an error here, and no end of the process.
+  sigset_t too_large;
+  sigemptyset(&too_large);
+  sigaddset(&too_large, SIGXFSZ);
+  pthread_sigmask(SIG_BLOCK, &too_large, nullptr);
   std::unique_lock lock(mutex_);
   for (;;) {
     work_.wait(lock, [this] { return stop_ || !queue_.empty(); });

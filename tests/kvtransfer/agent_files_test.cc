@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -209,6 +210,29 @@ TEST_F(AgentFilesTest, AShortAFullAndADamagedFileSaySo) {
   file_.reset(::open(folder_.path("file").c_str(), O_RDONLY | O_CLOEXEC));
   ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
   EXPECT_TRUE(absl::IsInternal(moved(Op::kWrite, kPage)));
+}
+
+TEST_F(AgentFilesTest, PastTheLimitOfAFilesSizeIsAnError) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{2 * kPage, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const absl::Status end = moved(Op::kWrite, 4 * kPage);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(end)) << end;
+  EXPECT_NE(end.message().find("File too large"), std::string::npos) << end;
+}
+
+// pwrite() to one appends, on Linux.
+TEST_F(AgentFilesTest, AFileThatIsAppendedToIsReadAndNotWritten) {
+  ASSERT_TRUE(moved(Op::kWrite, kPage).ok());
+  file_.reset(::open(folder_.path("file").c_str(), O_RDWR | O_APPEND | O_CLOEXEC));
+  ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  EXPECT_TRUE(moved(Op::kRead, kPage).ok());
+  const auto write = make(Op::kWrite, kPage);
+  ASSERT_TRUE(write.ok()) << write.status();
+  EXPECT_TRUE(absl::IsInvalidArgument(agent_->post(*write)));
+  EXPECT_EQ(std::filesystem::file_size(folder_.path("file")), kPage);
 }
 
 TEST_F(AgentFilesTest, BytesGoWhereTheFileIsThoughItsNumberIsAnothers) {
