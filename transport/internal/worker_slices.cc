@@ -54,8 +54,10 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
            state.outstanding >= state.rail->properties().depth;
   };
   if (slot.descriptor.bytes == 0 && peer.rails.size() > 1) {
-    // Where those before it are still under way: a rail keeps their order, two do not.
+    // Where those before it are still under way: a rail keeps their order, two do not. Unless a
+    // better provider is there again.
     for (internal::RailState& state : peer.rails) {
+      if (state.rank < peer.rails.front().rank) break;
       if (state.messages > 0) return full(state) ? nullptr : &state;
     }
   }
