@@ -293,7 +293,7 @@ class Agent {
   // Sends bytes (also none) to an agent's inbox; at most kMaxAgentMessage. Returns at once; an
   // agent that is gone is Unavailable where that is known already. Those of one thread arrive in
   // the order sent, with two exceptions: one above 60,000 bytes may arrive later than those behind
-  // it, and so may those that were on a connection that was lost.
+  // it, and so may those on a connection that was lost or gave way to a better one.
   absl::Status notify(std::string_view agent, std::string_view message);
   // All that came since the last call, oldest first.
   std::vector<AgentMessage> messages();
