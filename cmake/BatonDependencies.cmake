@@ -14,7 +14,8 @@ pkg_check_modules(icu REQUIRED IMPORTED_TARGET icu-uc)  # tokenizers: normalizat
 find_program(CCACHE ccache)
 if(CCACHE)
   # Precompiled headers: known by what they are made of (BatonPrecompiled.cmake), not by their bytes.
+  # Paths below the tree: relative, so that one checkout finds what another has compiled.
   set(CMAKE_CXX_COMPILER_LAUNCHER
-      ${CMAKE_COMMAND} -E env CCACHE_PCH_EXTSUM=1
+      ${CMAKE_COMMAND} -E env CCACHE_PCH_EXTSUM=1 CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
 endif()
