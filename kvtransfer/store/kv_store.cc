@@ -232,13 +232,13 @@ void Service::follow_reads() {
       continue;
     }
     const Fate fate = keep(*it);
-    say(it->peer, Taken{it->offer, fate});
-    worker_->release(it->transfer).IgnoreError();
     {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard lock(mutex_);  // counted before it is told: who hears of it may look
       stats_.taken += fate == Fate::kTaken;
       stats_.broken += fate == Fate::kBroken;
     }
+    say(it->peer, Taken{it->offer, fate});
+    worker_->release(it->transfer).IgnoreError();
     it = readings_.erase(it);
   }
 }
