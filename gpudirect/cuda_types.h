@@ -3,6 +3,7 @@
 // cuda.h where there is one.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -148,6 +149,10 @@ struct AllocationProperties {
     unsigned short usage = 0;
     unsigned char reserved[4] = {};
   } flags;
+};
+// CUuuid
+struct DeviceUuid {
+  std::array<uint8_t, 16> bytes{};
 };
 // CUmemAccessDesc
 struct AccessDescription {

@@ -14,7 +14,7 @@
 
 namespace baton::gpudirect {
 
-enum class Direction : uint8_t { kToHost, kToDevice };
+enum class Direction : uint8_t { kToHost, kToDevice, kBetween };  // kBetween: devices
 
 // Thread-safe but for its end. The primary context is the one that frameworks use, so what they
 // allocate can be used here. Outlives what was made with it: slabs, rings, regions.
@@ -58,7 +58,7 @@ class Device {
   const DeviceFacts facts_;
   int handle_ = 0;
   Context context_ = nullptr;
-  std::array<Stream, 2> streams_{};
+  std::array<Stream, 3> streams_{};
   mutable std::atomic<bool> lost_{false};
 };
 

@@ -48,6 +48,11 @@ namespace baton::gpudirect {
   F(cuMemUnmap, 10020, (DevicePointer at, size_t bytes))                                          \
   F(cuMemSetAccess, 10020,                                                                        \
     (DevicePointer at, size_t bytes, const AccessDescription* access, size_t count))              \
+  F(cuMemRetainAllocationHandle, 11000, (AllocationHandle * handle, void* address))               \
+  F(cuMemExportToShareableHandle, 10020,                                                          \
+    (void* shared, AllocationHandle handle, int type, unsigned long long flags))                  \
+  F(cuMemImportFromShareableHandle, 10020, (AllocationHandle * handle, void* shared, int type))   \
+  F(cuDeviceCanAccessPeer, 4000, (int* can, int device, int peer))                                \
   F(cuMemHostRegister, 6050, (void* data, size_t bytes, unsigned flags))                          \
   F(cuMemHostUnregister, 4000, (void* data))                                                      \
   F(cuMemcpyAsync, 4000, (DevicePointer to, DevicePointer from, size_t bytes, Stream stream))     \
@@ -70,6 +75,7 @@ namespace baton::gpudirect {
 
 // Null where the driver is older than they are.
 #define BATON_DRIVER_OPTIONAL(F)                                                         \
+  F(cuDeviceGetUuid, 11040, (DeviceUuid * uuid, int device))                             \
   F(cuFuncLoad, 12040, (Function function))                                              \
   F(cuMemcpyBatchAsync, 13000,                                                           \
     (DevicePointer * to, DevicePointer * from, size_t * bytes, size_t count,             \

@@ -126,7 +126,8 @@ absl::StatusOr<GateId> StreamGates::after(Event event, Time deadline) {
 }
 
 absl::StatusOr<Hold> StreamGates::hold(Stream stream, Time deadline) {
-  for (const Direction direction : {Direction::kToHost, Direction::kToDevice}) {
+  for (const Direction direction :
+       {Direction::kToHost, Direction::kToDevice, Direction::kBetween}) {
     if (stream != device_.stream(direction)) continue;
     return absl::InvalidArgumentError(
         "a stream for copies cannot wait for a transfer, which may need it: hold the stream that "

@@ -142,6 +142,11 @@ class Rail {
   // Whether this rail moves bytes from and to local region `region`; the reason and the remedy
   // where it does not.
   virtual absl::Status moves(const RegionEntry& region) const;
+  // Whether it copies between local region `local` and the peer's region by a mapping of the peer's
+  // memory, both of devices; the reason where not. Unavailable: what is to be mapped is on its way.
+  virtual absl::Status maps(const RegionEntry& local, const RemoteRegion& remote) const;
+  // What explain() says of that, once there is something to say.
+  virtual std::string about_devices() const { return {}; }
   // Whether it reaches memory of devices that the peer's provider of the same kind has taken.
   virtual bool reaches_devices() const { return false; }
 
@@ -212,6 +217,9 @@ class Provider {
   // Whether this provider could move the region's bytes; the reason and the remedy where it could
   // not. Of memory of a device a worker gives a provider only what it takes.
   virtual absl::Status takes(const RegionEntry& region) const;
+  // Of memory of a device that it does not take: whether its peers may map it all the same, so that
+  // it is given the region too. What they cannot map is staged.
+  virtual bool shares(const RegionEntry& /*region*/) const { return false; }
   // Once per registered slab. remove_region() fences: after it returned OK no peer touches the
   // memory any more. kUnavailable: a peer that stands still in the middle of a copy may; it is cut
   // off, and the text says what must end before the memory is used again.

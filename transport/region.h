@@ -84,6 +84,16 @@ struct BackingFile {
   bool dma_buf = false;
 };
 
+// Memory of a device as another process of this machine maps it: the whole allocation that a region
+// lies in, behind a descriptor.
+struct DeviceExport {
+  int fd = -1;                            // owned by whoever made it
+  std::array<uint64_t, 2> allocation{};   // names it in this process, for the process's life
+  uint64_t bytes = 0;                     // of the allocation; 0: there is no export
+  uint64_t offset = 0;                    // of the region's first byte
+  std::array<uint8_t, 16> device_uuid{};  // processes may number their devices differently
+};
+
 // One row of the table that providers see.
 struct RegionEntry {
   std::byte* base = nullptr;
@@ -97,6 +107,7 @@ struct RegionEntry {
   bool writable = true;
   MemoryPlace place;
   bool direct = false;  // of a device, and some provider has taken it
+  DeviceExport shared;  // of a device, where processes of this machine can map it
 };
 
 // All regions of one worker. Not thread-safe: the worker's progress lock guards it, and providers

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/contract/slab_buffer.h"
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/device_memory.h"
@@ -110,6 +111,42 @@ absl::StatusOr<std::unique_ptr<internal::StagingRing>> CudaMemory::staging_ring(
   const absl::StatusOr<const Device*> opened = device_of(*driver, device);
   if (!opened.ok()) return opened.status();
   return PinnedRing::create(**opened, bytes);
+}
+
+absl::StatusOr<DeviceExport> CudaMemory::share(const void* data, size_t /*size*/) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return absl::UnavailableError("no CUDA IPC: there is no CUDA driver");
+  const absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
+  if (!facts.ok()) return facts.status();
+  const absl::StatusOr<const Device*> device = device_of(*driver, facts->ordinal);
+  if (!device.ok()) return device.status();
+  return export_allocation(**device, address(data), *facts);
+}
+
+absl::StatusOr<std::unique_ptr<internal::PeerMapping>> CudaMemory::map(
+    const DeviceExport& memory) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return absl::UnavailableError("no CUDA IPC: there is no CUDA driver");
+  const absl::StatusOr<int> ordinal = device_with(*driver, memory.device_uuid);
+  if (!ordinal.ok()) return ordinal.status();
+  const absl::StatusOr<const Device*> device = device_of(*driver, *ordinal);
+  if (!device.ok()) return device.status();
+  return ImportedAllocation::map(**device, memory);
+}
+
+absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> CudaMemory::copies(int device) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return absl::UnavailableError("no CUDA IPC: there is no CUDA driver");
+  const absl::StatusOr<const Device*> opened = device_of(*driver, device);
+  if (!opened.ok()) return opened.status();
+  return StreamCopies::create(**opened);
+}
+
+void CudaMemory::wait_for_copies() const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [ordinal, device] : devices_) {
+    if (device != nullptr) wait_for_stream(*device, Direction::kBetween);
+  }
 }
 
 absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> CudaMemory::allocate(int device,

@@ -28,6 +28,13 @@ class CudaMemory final : public internal::DeviceMemory {
   absl::Status flush(int device) const override;
   absl::StatusOr<std::unique_ptr<internal::StagingRing>> staging_ring(int device,
                                                                       size_t bytes) const override;
+  // Of memory by virtual memory management that was made to be shared: slabs of ours, and of
+  // frameworks that do the same.
+  absl::StatusOr<DeviceExport> share(const void* data, size_t size) const override;
+  absl::StatusOr<std::unique_ptr<internal::PeerMapping>> map(
+      const DeviceExport& memory) const override;
+  absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> copies(int device) const override;
+  void wait_for_copies() const override;
   absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> allocate(int device,
                                                                    size_t bytes) const override;
 

@@ -40,7 +40,7 @@ void Conformance::start(size_t block_bytes) {
     if (surroundings_ == nullptr) GTEST_SKIP() << "built without the headers of rdma-core";
   }
   if (GetParam().near_device || GetParam().far_device) {
-    devices_ = fake_devices(GetParam().dma_buf);
+    devices_ = fake_devices(GetParam().dma_buf, GetParam().ipc);
   }
   timeline_.emplace("conformance");
   make_side(a_, "a", 0, block_bytes);

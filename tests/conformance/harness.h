@@ -45,7 +45,7 @@ class Devices {
   virtual void check() = 0;
 };
 // Null in the suite that runs over memory of the host alone.
-std::unique_ptr<Devices> fake_devices(bool dma_buf);
+std::unique_ptr<Devices> fake_devices(bool dma_buf, bool ipc);
 
 // What the suite runs over.
 struct Variant {
@@ -57,6 +57,7 @@ struct Variant {
   bool near_device = false;  // the blocks of a
   bool far_device = false;   // and of b lie in memory of a device
   bool dma_buf = true;       // which adapters can be given
+  bool ipc = false;          // blocks that processes of one machine can map
 };
 std::ostream& operator<<(std::ostream& out, const Variant& variant);
 std::vector<Variant> all_variants();

@@ -9,18 +9,29 @@ namespace {
 
 class FakeDevices final : public Devices {
  public:
-  explicit FakeDevices(bool dma_buf)
-      : fake_({.attributes = dma_buf ? gpudirect::h100() : gpudirect::without_dma_buf()}),
+  FakeDevices(bool dma_buf, bool ipc)
+      : ipc_(ipc),
+        fake_({.attributes = dma_buf ? gpudirect::h100() : gpudirect::without_dma_buf()}),
         driver_(gpudirect::FakeDriver::driver()),
         memory_(std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; })) {
     internal::use_device_memory(memory_.get());
   }
   ~FakeDevices() override { internal::use_device_memory(nullptr); }
   Memory allocate(size_t bytes) override {
+    if (ipc_) {
+      slabs_.push_back(*memory_->allocate(0, bytes));
+      std::byte* const at = slabs_.back()->data();
+      return {at, fake_.view(reinterpret_cast<uintptr_t>(at), bytes)};
+    }
     taken_.push_back(fake_.allocate(bytes));
     return {reinterpret_cast<void*>(uintptr_t{taken_.back()}), fake_.view(taken_.back(), bytes)};
   }
   void check() override {
+    // The workers did map and copy, and did not stage.
+    if (ipc_ && fake_.calls_of("cuMemcpyAsync") > 0) {
+      EXPECT_GT(fake_.calls_of("cuMemImportFromShareableHandle"), 0u);
+    }
+    slabs_.clear();
     memory_.reset();
     for (const gpudirect::DevicePointer at : taken_) fake_.free(at);
     taken_.clear();
@@ -29,16 +40,18 @@ class FakeDevices final : public Devices {
   }
 
  private:
+  const bool ipc_;
   gpudirect::FakeDriver fake_;
   gpudirect::Driver driver_;
   std::unique_ptr<gpudirect::CudaMemory> memory_;
   std::vector<gpudirect::DevicePointer> taken_;
+  std::vector<std::unique_ptr<internal::DeviceBuffer>> slabs_;
 };
 
 }  // namespace
 
-std::unique_ptr<Devices> fake_devices(bool dma_buf) {
-  return std::make_unique<FakeDevices>(dma_buf);
+std::unique_ptr<Devices> fake_devices(bool dma_buf, bool ipc) {
+  return std::make_unique<FakeDevices>(dma_buf, ipc);
 }
 
 // Both sides over all of them; one side over some: what the other one does is the same.
@@ -46,6 +59,7 @@ std::vector<Variant> all_variants() {
   std::vector<Variant> variants = {
       {.name = "sim_both", .provider = "sim", .near_device = true, .far_device = true},
       {.name = "shm_both", .provider = "shm", .near_device = true, .far_device = true},
+      {.name = "ipc", .provider = "shm", .near_device = true, .far_device = true, .ipc = true},
       {.name = "shm_far", .provider = "shm", .far_device = true},
       {.name = "tcp_both", .provider = "tcp", .near_device = true, .far_device = true},
       {.name = "tcp_near", .provider = "tcp", .near_device = true},

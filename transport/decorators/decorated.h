@@ -30,6 +30,10 @@ class DecoratedRail : public Rail, public internal::CountingRail {
     return std::min(properties_.bytes_per_second, inner_->share(region));
   }
   absl::Status moves(const RegionEntry& region) const override { return inner_->moves(region); }
+  absl::Status maps(const RegionEntry& local, const RemoteRegion& remote) const override {
+    return inner_->maps(local, remote);
+  }
+  std::string about_devices() const override { return inner_->about_devices(); }
   bool reaches_devices() const override { return inner_->reaches_devices(); }
   absl::Status reaches(const RemoteRegion& remote) const override {
     return inner_->reaches(remote);
@@ -64,6 +68,7 @@ class DecoratedProvider : public Provider {
     return inner_->query(session, host_port);
   }
   absl::Status takes(const RegionEntry& region) const override { return inner_->takes(region); }
+  bool shares(const RegionEntry& region) const override { return inner_->shares(region); }
   absl::Status add_region(const RegionEntry& region) override { return inner_->add_region(region); }
   absl::Status remove_region(const RegionEntry& region, EventSink& sink) override {
     Sink inside(*this, sink);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -49,6 +50,39 @@ class StagingRing {
   virtual absl::Status alive() const = 0;
 };
 
+// One contiguous part of a copy between two devices, or within one.
+struct DeviceRun {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  size_t bytes = 0;
+};
+
+// Copies on a stream of one device, between memory that it can reach. Not thread-safe. The
+// destructor waits until what is in flight has ended.
+class DeviceCopies {
+ public:
+  static constexpr size_t kSlots = 4;  // so many at a time
+  virtual ~DeviceCopies() = default;
+
+  // Puts a copy on the stream; `slot` is free. An error: nothing of it has begun, and the slot
+  // stays free. Never blocks.
+  virtual absl::Status begin(size_t slot, absl::Span<const DeviceRun> runs) = 0;
+  // How the copy in the slot ended, which is then free; nothing as long as it may move bytes.
+  // Never blocks.
+  virtual std::optional<absl::Status> ended(size_t slot) = 0;
+};
+
+// An allocation of another process, mapped here until this ends. The physical memory stays for as
+// long, whatever becomes of its owner.
+class PeerMapping {
+ public:
+  virtual ~PeerMapping() = default;
+  virtual std::byte* data() const = 0;  // an address that the CPU must not follow
+  virtual size_t size() const = 0;
+  // Whether copies on that device's stream reach it; the reason where not.
+  virtual absl::Status reached_by(int device) const = 0;
+};
+
 // Memory of a device that is ours: for programs that no framework gives any. Not thread-safe.
 class DeviceBuffer {
  public:
@@ -82,6 +116,21 @@ class DeviceMemory {
                                                                     size_t /*bytes*/) const {
     return absl::UnimplementedError("nobody here copies from devices");
   }
+  // The allocation of [data, data + size) for processes of this machine. The caller closes the
+  // descriptor. The reason where there is none.
+  virtual absl::StatusOr<DeviceExport> share(const void* /*data*/, size_t /*size*/) const {
+    return absl::UnimplementedError("nobody here exports memory of devices");
+  }
+  // Maps what another process has shared; its descriptor can be closed afterwards. Takes the driver
+  // about a millisecond, once for each allocation.
+  virtual absl::StatusOr<std::unique_ptr<PeerMapping>> map(const DeviceExport& /*memory*/) const {
+    return absl::UnimplementedError("nobody here maps memory of devices");
+  }
+  virtual absl::StatusOr<std::unique_ptr<DeviceCopies>> copies(int /*device*/) const {
+    return absl::UnimplementedError("nobody here copies between devices");
+  }
+  // Waits until all that this process's DeviceCopies had begun has ended, whoever has them.
+  virtual void wait_for_copies() const {}
   // At least `bytes` of a device's memory, which adapters may be given where the device can do
   // that. Loads the driver if need be, and says in one line why there is none.
   virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> allocate(int /*device*/,

@@ -70,6 +70,14 @@ absl::StatusOr<Examined> examine_memory(const void* data, size_t size, Access ac
     absl::StatusOr<MemoryPlace> place = devices->place(data, size);
     if (!place.ok()) return place.status();
     out.place = *place;
+    if (out.place.kind == MemoryKind::kDevice && access != Access::kLocal) {
+      absl::StatusOr<DeviceExport> shared = devices->share(data, size);
+      out.why_not_shared = shared.status();
+      if (shared.ok()) {
+        out.shared = *shared;
+        out.shared_made.reset(shared->fd);
+      }
+    }
     if (out.place.kind == MemoryKind::kDevice && !file.dma_buf) {
       absl::StatusOr<BackingFile> made = devices->dma_buf(data, size);
       out.why_no_dma_buf = made.status();

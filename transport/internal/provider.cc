@@ -20,6 +20,10 @@ absl::Status Rail::moves(const RegionEntry& region) const {
   return internal::touched_by_cpu(properties().provider, region);
 }
 
+absl::Status Rail::maps(const RegionEntry& /*local*/, const RemoteRegion& /*remote*/) const {
+  return absl::UnimplementedError(properties().provider + " maps no memory of devices");
+}
+
 absl::Status Provider::takes(const RegionEntry& region) const {
   return internal::touched_by_cpu(capabilities().name, region);
 }

@@ -273,12 +273,17 @@ absl::StatusOr<MemoryRegion> Worker::Impl::register_examined(void* data, size_t 
   RegionEntry& row = **entry;
   row.writable = memory.writable;
   row.place = memory.place;
+  row.shared = memory.shared;
   const MemoryRegion region{row.base, row.size, row.index, row.generation, row.access, row.place};
-  if (absl::Status status = add_region(row, {memory.why_no_dma_buf, no_ring}); !status.ok()) {
+  if (absl::Status status =
+          add_region(row, {memory.why_no_dma_buf, memory.why_not_shared, no_ring});
+      !status.ok()) {
     regions.remove(region).IgnoreError();
     return status;
   }
-  if (memory.made.valid()) row.file.fd = -1;  // closed with `memory`
+  // Closed with `memory`.
+  if (memory.made.valid()) row.file.fd = -1;
+  row.shared.fd = -1;
   return region;
 }
 
@@ -316,6 +321,16 @@ bool Worker::Impl::direct(const internal::TransferSlot& slot, const internal::Pe
   return std::any_of(peer.rails.begin(), peer.rails.end(), [&](const internal::RailState& state) {
     return state.rank == best.rank && state.rail->moves(local).ok();
   });
+}
+
+// Whether the best rail copies between our device and the peer's by a mapping of its memory.
+absl::Status Worker::Impl::mapped(const internal::TransferSlot& slot,
+                                  const internal::Peer& peer) const {
+  const TransferDescriptor& d = slot.descriptor;
+  if (d.bytes == 0 || d.remote.kind == MemoryKind::kHost || peer.rails.empty()) {
+    return absl::FailedPreconditionError("nothing that a rail maps");
+  }
+  return peer.rails.front().rail->maps(regions.entries()[d.local_region], d.remote);
 }
 
 Worker::Impl::Staging& Worker::Impl::staging_for_device_memory() {

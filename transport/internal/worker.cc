@@ -106,7 +106,8 @@ absl::Status Worker::deregister_memory(const MemoryRegion& region) {
   const RegionEntry row = **entry;
   absl::Status removed = impl_->regions.remove(region);
   for (auto& provider : impl_->providers) {
-    if (provider->takes(row).ok()) removed.Update(provider->remove_region(row, *impl_));
+    if (provider->takes(row).ok() || provider->shares(row))
+      removed.Update(provider->remove_region(row, *impl_));
   }
   if (impl_->staging != nullptr && row.place.kind != MemoryKind::kHost) impl_->staging->forget(row);
   base::log_event(base::LogLevel::kDebug, "%s: deregistered region %u, %u bytes", impl_->self.name,

@@ -154,9 +154,11 @@ class Worker::Impl final : public EventSink {
   bool wants_ring(const RegionEntry& row) const;  // lock-free
   absl::Status make_ring(int device);             // without the lock: it blocks
   bool direct(const internal::TransferSlot& slot, const internal::Peer& peer) const;
+  absl::Status mapped(const internal::TransferSlot& slot, const internal::Peer& peer) const;
   Staging& staging_for_device_memory();
 
   // worker_slices.cc
+  absl::Status moves(const Rail& rail, const internal::TransferSlot& slot) const;
   absl::Status movable(const internal::TransferSlot& slot, const internal::Peer& peer) const;
   bool pump();
   bool pump(internal::Peer& peer);

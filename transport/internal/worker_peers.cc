@@ -26,11 +26,20 @@ internal::Peer* Worker::Impl::peer_of(const Rail& rail) {
 absl::Status Worker::Impl::add_region(RegionEntry& row,
                                       std::initializer_list<absl::Status> missing) {
   std::vector<Provider*> have;
+  std::vector<Provider*> sharing;  // what their peers cannot map is staged
+  const auto take_back = [&] {
+    // No peer has heard of it yet, so nobody can be in the middle of anything.
+    for (const auto* list : {&have, &sharing}) {
+      for (Provider* other : *list) other->remove_region(row, *this).IgnoreError();
+    }
+  };
   std::vector<std::string> reasons;
   for (const auto& provider : providers) {
     absl::Status status = provider->takes(row);
     if (!status.ok()) {
       reasons.emplace_back(status.message());
+      if (provider->shares(row) && provider->add_region(row).ok())
+        sharing.push_back(provider.get());
       continue;
     }
     status = provider->add_region(row);
@@ -39,8 +48,7 @@ absl::Status Worker::Impl::add_region(RegionEntry& row,
       continue;
     }
     if (!status.ok()) {
-      // No peer has heard of it yet, so nobody can be in the middle of anything.
-      for (Provider* other : have) other->remove_region(row, *this).IgnoreError();
+      take_back();
       return status;
     }
     have.push_back(provider.get());
@@ -55,6 +63,7 @@ absl::Status Worker::Impl::add_region(RegionEntry& row,
     return absl::OkStatus();
   }
   if (!have.empty()) return absl::OkStatus();
+  take_back();
   return absl::FailedPreconditionError(absl::StrFormat(
       "registering %u bytes of %s: %s", row.size, row.place.name(), absl::StrJoin(reasons, "; ")));
 }
@@ -278,6 +287,9 @@ std::string Worker::Impl::explain(const internal::Peer& peer) const {
   std::vector<std::string> notes = peer.notes;
   for (const internal::RailState& state : peer.rails) {
     std::string route = state.rail->properties().route;
+    if (const std::string more = state.rail->about_devices(); !more.empty()) {
+      absl::StrAppend(&route, ", ", more);
+    }
     const bool used = state.rank == peer.rails.front().rank;
     if (!used) route += ": kept for when that is lost";
     std::vector<std::string>& list = used ? routes : notes;

@@ -24,13 +24,19 @@ bool on_device(const RegionTable& regions, const TransferDescriptor& transfer) {
 
 }  // namespace
 
+absl::Status Worker::Impl::moves(const Rail& rail, const internal::TransferSlot& slot) const {
+  const TransferDescriptor& d = slot.descriptor;
+  const RegionEntry& local = regions.entries()[d.local_region];
+  return slot.mapped ? rail.maps(local, d.remote) : rail.moves(local);
+}
+
 // Why no rail that is up moves memory like the transfer's: what is the host's, all do.
 absl::Status Worker::Impl::movable(const internal::TransferSlot& slot,
                                    const internal::Peer& peer) const {
   absl::Status status;
   if (!on_device(regions, slot.descriptor)) return status;
   for (const internal::RailState& state : peer.rails) {
-    status = state.rail->moves(regions.entries()[slot.descriptor.local_region]);
+    status = moves(*state.rail, slot);
     if (status.ok()) break;
   }
   return status;
@@ -67,10 +73,7 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
     if (state.rank < peer.rails.front().rank && !on_device(regions, slot.descriptor)) break;
     if (full(state)) continue;
     if (peer.rails.size() == 1) return &state;
-    if (on_device(regions, slot.descriptor) &&
-        !state.rail->moves(regions.entries()[slot.descriptor.local_region]).ok()) {
-      continue;
-    }
+    if (on_device(regions, slot.descriptor) && !moves(*state.rail, slot).ok()) continue;
     if (&state == peer.rails.data() && slot.descriptor.bytes <= internal::kTinyBytes &&
         state.outstanding < kFew && state.outstanding_bytes <= kFew * internal::kTinyBytes) {
       return &state;
@@ -130,6 +133,11 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool o
   while (queue.head != kNone && !peer.rails.empty()) {
     const uint32_t index = queue.head;
     internal::TransferSlot& slot = slots[index];
+    // Rather late than by the slower way.
+    if ((slot.slice_bytes == 0 || slot.mapped) && absl::IsUnavailable(mapped(slot, peer))) {
+      pump_due = true;
+      return any;
+    }
     if (slot.slice_bytes == 0) {
       if (absl::Status status = admit(slot, peer); !status.ok()) {
         stop(index, TransferState::kFailed, status);

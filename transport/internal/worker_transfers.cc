@@ -215,7 +215,7 @@ void Worker::Impl::begin(internal::TransferSlot& slot) {
   slot.held = false;
   slot.again.clear();
   slot.live = slot.descriptor.id.generation;
-  slot.uses_region = slot.queued = slot.listed = slot.staged = false;
+  slot.uses_region = slot.queued = slot.listed = slot.staged = slot.mapped = false;
   slot.verdict = TransferState::kActive;
   slot.result = absl::OkStatus();
 }
@@ -273,7 +273,8 @@ void Worker::Impl::activate(uint32_t index) {
 // The checks that need the peer to be up; and the cut into slices.
 absl::Status Worker::Impl::admit(internal::TransferSlot& slot, internal::Peer& peer) {
   const TransferDescriptor& d = slot.descriptor;
-  const bool staged = d.bytes > 0 && !direct(slot, peer);
+  slot.mapped = mapped(slot, peer).ok();
+  const bool staged = d.bytes > 0 && !slot.mapped && !direct(slot, peer);
   if (d.bytes > 0) {
     if (d.remote.owner != peer.uid) {
       return absl::InvalidArgumentError(

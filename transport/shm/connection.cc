@@ -1,9 +1,12 @@
 // A connection that is up: the peer's messages, copying, fences, and how it ends.
 #include "transport/shm/connection.h"
 
+#include <poll.h>
 #include <sched.h>
 #include <sys/epoll.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -193,8 +196,39 @@ bool Connection::wait_until_idle(uint32_t busy_value, Time patience) const {
   return true;
 }
 
+// Whether no copy between devices that the peer has begun is under way, to or from region mark - 1
+// (0: any). A peer that is dying is waited for to its end: the driver lets go of its copies before.
+bool Connection::wait_until_copied(uint32_t mark, Time patience) const {
+  const auto copying = [&] {
+    return std::any_of(in_->copying.begin(), in_->copying.end(), [&](const auto& value) {
+      const uint32_t now = value.load(std::memory_order_seq_cst);
+      return mark == 0 ? now != 0 : now == mark;
+    });
+  };
+  if (!copying()) return true;
+  if (peer_pid_ == getpid()) {  // whose turn to take the mark away may come after this
+    if (const auto* devices = internal::device_memory()) devices->wait_for_copies();
+    return true;
+  }
+  const Time until = Clock::steady().now() + patience;
+  while (copying()) {
+    pollfd process{.fd = pidfd_.get(), .events = POLLIN};
+    if (pidfd_.valid() ? poll(&process, 1, 0) > 0 : socket_.peer_gone()) return true;
+    if (Clock::steady().now() > until) return false;
+    // It may be waiting for ours.
+    for (Connection* connection : shared_.hot) {
+      if (connection != nullptr && connection->runner_.has_value()) {
+        connection->runner_->settle_devices();
+      }
+    }
+    sched_yield();
+  }
+  return true;
+}
+
 absl::Status Connection::fence_region(uint32_t index, EventSink& sink) {
-  if (state_ != State::kUp || wait_until_idle(index + 1, shared_.fence_patience)) {
+  if (state_ != State::kUp || (wait_until_idle(index + 1, shared_.fence_patience) &&
+                               wait_until_copied(index + 1, shared_.fence_patience))) {
     return absl::OkStatus();
   }
   const absl::Status why = absl::UnavailableError(absl::StrFormat(
@@ -213,6 +247,7 @@ bool Connection::post(const Slice& slice) {
 
 void Connection::abort(TransferId transfer, EventSink& sink) {
   uint32_t slice = 0;
+  if (state_ == State::kUp) runner_->stop_on_devices(transfer);
   while (state_ == State::kUp && runner_->take(transfer, slice)) {
     sink.slice_done(*rail_, transfer, slice, absl::CancelledError("cancelled"));
   }
@@ -225,6 +260,18 @@ absl::Status Connection::reaches(const RemoteRegion& remote) const {
 absl::StatusOr<RemoteView> Connection::view(const RemoteRegion& remote) const {
   if (state_ == State::kUp) return memory_->view(remote);
   return absl::UnavailableError("the connection is not up");
+}
+
+absl::Status Connection::maps(const RegionEntry& local, const RemoteRegion& remote) const {
+  if (local.place.device < 0) {
+    return absl::FailedPreconditionError("no CUDA IPC: the local memory is not of a CUDA device");
+  }
+  if (state_ != State::kUp) return absl::FailedPreconditionError("the connection is not up");
+  return memory_->maps(local.place.device, remote);
+}
+
+std::string Connection::about_devices() const {
+  return state_ == State::kUp ? memory_->about_devices() : std::string();
 }
 
 void Connection::close(const absl::Status& why, EventSink& sink) {
@@ -249,6 +296,7 @@ void Connection::fail(const absl::Status& why, EventSink& sink) {
     TransferId transfer;
     uint32_t slice = 0;
     const absl::Status slices = absl::IsAborted(why) ? absl::UnavailableError(why.message()) : why;
+    runner_->finish_on_devices();
     while (rail_ != nullptr && runner_->take_any(transfer, slice)) {
       sink.slice_done(*rail_, transfer, slice, slices);
     }
@@ -280,7 +328,7 @@ void Connection::rail_destroyed() {
 void Connection::release() {
   if (in_ != nullptr && socket_.fd() >= 0) {
     in_->closed.store(1, std::memory_order_seq_cst);
-    wait_until_idle(0, kClosePatience);
+    if (wait_until_idle(0, kClosePatience)) wait_until_copied(0, kClosePatience);
   }
   // Not left to close(): a child process may hold copies of the descriptors.
   for (const int fd : {socket_.fd(), pidfd_.get()}) {

@@ -80,6 +80,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void rail_destroyed();
   absl::Status reaches(const RemoteRegion& remote) const;
   absl::StatusOr<RemoteView> view(const RemoteRegion& remote) const;
+  absl::Status maps(const RegionEntry& local, const RemoteRegion& remote) const;
+  std::string about_devices() const;
 
  private:
   // connection_setup.cc
@@ -100,6 +102,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void tell_peer();
   void ring_doorbell();
   bool wait_until_idle(uint32_t busy_value, Time patience) const;
+  bool wait_until_copied(uint32_t mark, Time patience) const;
   void fail(const absl::Status& why, EventSink& sink);
   void peer_closed(bool ended, EventSink& sink);
   void drain(EventSink& sink);
@@ -156,6 +159,10 @@ class ShmRail final : public Rail {
   absl::StatusOr<RemoteView> view(const RemoteRegion& remote) const override {
     return connection_->view(remote);
   }
+  absl::Status maps(const RegionEntry& local, const RemoteRegion& remote) const override {
+    return connection_->maps(local, remote);
+  }
+  std::string about_devices() const override { return connection_->about_devices(); }
   bool post(const Slice& slice, EventSink&) override { return connection_->post(slice); }
   void abort(TransferId transfer, EventSink& sink) override { connection_->abort(transfer, sink); }
   void close(absl::Status why, EventSink& sink) override { connection_->close(why, sink); }

@@ -204,7 +204,8 @@ absl::Status Connection::on_setup(const Message& setup, Packet& packet, EventSin
                          ? probe_cma(peer_pid_, setup.nonce_address, setup.nonce)
                          : absl::FailedPreconditionError("CMA is switched off (shm.cma=off)");
   memory_.emplace(*std::move(control), peer_pid_, std::move(cma));
-  runner_.emplace(*memory_, *out_, counters_.as<CounterTable::Word>(), shared_.cma);
+  runner_.emplace(*memory_, *out_, counters_.as<CounterTable::Word>(), shared_.cma,
+                  shared_.context.regions);
   reader_.emplace(*in_);
   state_ = State::kUp;
   deadline_ = kNever;
@@ -251,12 +252,18 @@ absl::Status Connection::on_message(const Message& message, Packet& packet, Even
     case Message::Kind::kDoorbell:
       break;
     case Message::Kind::kFile:
+    case Message::Kind::kDeviceFile:
     case Message::Kind::kDrop:
       if (state_ != State::kUp) {
         return absl::InvalidArgumentError("the peer spoke of its files before its setup");
       }
       if (message.kind == Message::Kind::kFile) {
         return memory_->add_file(message.file, packet.fds[0].get(), message.file_bytes);
+      }
+      if (message.kind == Message::Kind::kDeviceFile) {
+        return memory_->add_device_file(
+            message.file, std::move(packet.fds[0]),
+            {.bytes = message.file_bytes, .device_uuid = message.device_uuid});
       }
       memory_->drop_file(message.file);
       break;
@@ -267,7 +274,9 @@ absl::Status Connection::on_message(const Message& message, Packet& packet, Even
 void Connection::announce_file(uint64_t number) {
   if (state_ != State::kSetup && state_ != State::kUp) return;
   Message message;
-  message.kind = Message::Kind::kFile;
+  const Exports::File* file = shared_.exports.find_file(number);
+  message.kind =
+      file != nullptr && file->on_device ? Message::Kind::kDeviceFile : Message::Kind::kFile;
   message.file = number;
   send(std::move(message));
 }
@@ -291,13 +300,14 @@ void Connection::flush() {
     std::array<int, kMaxMessageFds> fds{};
     if (message.kind == Message::Kind::kSetup) {
       fds = {shared_.exports.control_fd(), shared_.context.counters.fd(), segment_fd_.get()};
-    } else if (message.kind == Message::Kind::kFile) {
+    } else if (message.kind == Message::Kind::kFile || message.kind == Message::Kind::kDeviceFile) {
       const Exports::File* file = shared_.exports.find_file(message.file);
       if (file == nullptr) {  // deregistered before it could be sent
         out_queue_.pop_front();
         continue;
       }
       message.file_bytes = file->bytes;
+      message.device_uuid = file->device_uuid;
       fds[0] = file->fd.get();
     }
     const auto io =

@@ -25,7 +25,7 @@ absl::StatusOr<Exports> Exports::create() {
 }
 
 absl::StatusOr<uint64_t> Exports::publish(const RegionEntry& region) {
-  SharedRegion& out = row(region.index);
+  if (region.place.kind != MemoryKind::kHost) return publish_on_device(region);
   uint64_t number = 0;
   uint64_t fresh = 0;
   // A file that may shrink would raise SIGBUS in peers: such memory is reached like any other.
@@ -43,7 +43,7 @@ absl::StatusOr<uint64_t> Exports::publish(const RegionEntry& region) {
                           bytes, region.size, region.file.offset));
     }
     for (File& file : files_) {
-      if (file.device != info.st_dev || file.inode != info.st_ino) continue;
+      if (file.on_device || file.device != info.st_dev || file.inode != info.st_ino) continue;
       ++file.regions;
       number = file.number;
     }
@@ -58,14 +58,47 @@ absl::StatusOr<uint64_t> Exports::publish(const RegionEntry& region) {
       files_.push_back({number, info.st_dev, info.st_ino, bytes, std::move(fd), 1});
     }
   }
+  fill(row(region.index), region, reinterpret_cast<uint64_t>(region.base), number,
+       region.file.offset);
+  return fresh;
+}
+
+// Peers get no address of it: none that they could use, and none to be mistaken for the host's.
+absl::StatusOr<uint64_t> Exports::publish_on_device(const RegionEntry& region) {
+  const DeviceExport& shared = region.shared;
+  uint64_t number = 0;
+  uint64_t fresh = 0;
+  for (File& file : files_) {
+    if (!file.on_device || file.device != shared.allocation[0] ||
+        file.inode != shared.allocation[1]) {
+      continue;
+    }
+    ++file.regions;
+    number = file.number;
+  }
+  if (number == 0) {
+    base::UniqueFd fd(fcntl(shared.fd, F_DUPFD_CLOEXEC, 0));
+    if (!fd.valid()) {
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "no descriptor for memory of a device: %s; raise `ulimit -n`", strerror(errno)));
+    }
+    number = fresh = next_number_++;
+    files_.push_back({number, shared.allocation[0], shared.allocation[1], shared.bytes,
+                      std::move(fd), 1, true, shared.device_uuid});
+  }
+  fill(row(region.index), region, 0, number, shared.offset);
+  return fresh;
+}
+
+void Exports::fill(SharedRegion& out, const RegionEntry& region, uint64_t base, uint64_t number,
+                   uint64_t offset) {
   out.access.store(static_cast<uint32_t>(region.access), std::memory_order_relaxed);
   out.key.store(region.key, std::memory_order_relaxed);
   out.size.store(region.size, std::memory_order_relaxed);
-  out.base.store(reinterpret_cast<uint64_t>(region.base), std::memory_order_relaxed);
+  out.base.store(base, std::memory_order_relaxed);
   out.file.store(number, std::memory_order_relaxed);
-  out.offset.store(region.file.offset, std::memory_order_relaxed);
+  out.offset.store(offset, std::memory_order_relaxed);
   out.generation.store(region.generation, std::memory_order_seq_cst);
-  return fresh;
 }
 
 void Exports::revoke(uint32_t index) { row(index).generation.store(0, std::memory_order_seq_cst); }

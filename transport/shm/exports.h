@@ -2,6 +2,7 @@
 // behind them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,6 +25,8 @@ class Exports {
     uint64_t bytes = 0;
     base::UniqueFd fd;
     uint32_t regions = 0;
+    bool on_device = false;  // `device` and `inode` then name an allocation, as DeviceExport does
+    std::array<uint8_t, 16> device_uuid{};
   };
 
   static absl::StatusOr<Exports> create();
@@ -44,6 +47,9 @@ class Exports {
   int control_fd() const { return file_.fd.get(); }
 
  private:
+  absl::StatusOr<uint64_t> publish_on_device(const RegionEntry& region);
+  static void fill(SharedRegion& out, const RegionEntry& region, uint64_t base, uint64_t number,
+                   uint64_t offset);
   SharedRegion& row(uint32_t index) { return file_.mapping.as<ControlSegment>()->regions[index]; }
 
   OwnFile file_;

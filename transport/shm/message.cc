@@ -16,6 +16,7 @@ size_t Message::expected_fds(bool from_client) const {
     case Kind::kSetup:
       return from_client ? 3 : 2;
     case Kind::kFile:
+    case Kind::kDeviceFile:
       return 1;
     default:
       return 0;
@@ -36,6 +37,11 @@ std::string Message::encode() const {
     case Kind::kFile:
       base::put_number(out, file);
       base::put_number(out, file_bytes);
+      break;
+    case Kind::kDeviceFile:
+      base::put_number(out, file);
+      base::put_number(out, file_bytes);
+      out.append(reinterpret_cast<const char*>(device_uuid.data()), device_uuid.size());
       break;
     case Kind::kDrop:
       base::put_number(out, file);
@@ -68,6 +74,13 @@ absl::StatusOr<Message> Message::decode(std::string_view packet) {
       message.file = in.number<uint64_t>();
       message.file_bytes = in.number<uint64_t>();
       break;
+    case Kind::kDeviceFile: {
+      message.file = in.number<uint64_t>();
+      message.file_bytes = in.number<uint64_t>();
+      const std::string_view uuid = in.take(message.device_uuid.size());
+      if (!uuid.empty()) std::memcpy(message.device_uuid.data(), uuid.data(), uuid.size());
+      break;
+    }
     case Kind::kDrop:
       message.file = in.number<uint64_t>();
       break;

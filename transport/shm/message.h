@@ -25,6 +25,7 @@ struct Message {
     kDrop = 3,   // no region uses that file any more: unmap it
     kGoodbye = 4,  // closing, and why
     kDoorbell = 5,
+    kDeviceFile = 6,  // fd: an allocation of a device behind one or more regions
   };
   Kind kind = Kind::kDoorbell;
 
@@ -35,9 +36,10 @@ struct Message {
   uint64_t nonce_address = 0;  // in the sender's memory: what a CMA probe reads
   std::array<uint8_t, kNonceBytes> nonce{};
 
-  // kFile, kDrop.
+  // kFile, kDeviceFile, kDrop.
   uint64_t file = 0;  // its number, never 0 and never used again
   uint64_t file_bytes = 0;
+  std::array<uint8_t, 16> device_uuid{};  // kDeviceFile
 
   // kGoodbye, at most 256 bytes.
   std::string text;

@@ -1,7 +1,9 @@
 // The initiator's side of shm: finds, checks and maps the regions of a peer.
 #include "transport/shm/peer_memory.h"
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 
 namespace baton::shm {
 namespace {
@@ -57,6 +59,19 @@ absl::Status PeerMemory::resolve(const TransferDescriptor& transfer, Target& tar
       return absl::OkStatus();
     }
     mapping = file->second.status;
+    if (file->second.on_device) {
+      if (!mapping.ok()) return mapping;
+      target.path = Path::kNotYet;
+      if (file->second.device == nullptr) return absl::OkStatus();
+      const size_t mapped = file->second.device->size();
+      if (size > mapped || offset > mapped - size) {
+        return absl::OutOfRangeError("the remote region lies outside what its owner has shared");
+      }
+      target.path = Path::kDevice;
+      target.device = file->second.device;
+      target.address = offset;
+      return absl::OkStatus();
+    }
     if (mapping.ok()) {
       const size_t mapped = file->second.mapping->size();
       if (size > mapped || offset > mapped - size) {
@@ -84,6 +99,8 @@ absl::StatusOr<RemoteView> PeerMemory::view(const RemoteRegion& region) const {
   switch (target.path) {
     case Path::kNotYet:
       return absl::UnavailableError("the region's file is on its way: ask again");
+    case Path::kDevice:
+      return absl::UnimplementedError("the region is memory of a device");
     case Path::kCma:
       return absl::UnimplementedError("the region's memory does not come from a MemoryPool");
     case Path::kMapped:
@@ -120,6 +137,64 @@ absl::Status PeerMemory::add_file(uint64_t number, int fd, uint64_t bytes) {
   }
   files_.emplace(number, std::move(file));
   return absl::OkStatus();
+}
+
+absl::Status PeerMemory::add_device_file(uint64_t number, base::UniqueFd fd,
+                                         const DeviceExport& memory) {
+  if (number == 0 || files_.size() >= RegionTable::kCapacity || files_.contains(number)) {
+    return absl::InvalidArgumentError("the peer sent more files than it can have regions");
+  }
+  File file;
+  file.on_device = true;
+  file.fd = std::move(fd);
+  file.memory = memory;
+  files_.emplace(number, std::move(file));
+  return absl::OkStatus();
+}
+
+// Once: what could not be mapped is not tried again.
+void PeerMemory::map(File& file) {
+  const internal::DeviceMemory* devices = internal::device_memory();
+  file.memory.fd = file.fd.get();
+  absl::StatusOr<std::unique_ptr<internal::PeerMapping>> mapped =
+      devices == nullptr ? absl::UnimplementedError("no CUDA IPC: nobody drives devices here")
+                         : devices->map(file.memory);
+  file.fd.reset();
+  if (mapped.ok()) {
+    file.device = *std::move(mapped);
+  } else {
+    // Unavailable would mean: ask again.
+    file.status = absl::FailedPreconditionError(absl::StrCat(
+        "no CUDA IPC: ", absl::StripPrefix(mapped.status().message(), "no CUDA IPC: ")));
+  }
+}
+
+absl::Status PeerMemory::maps(int device, const RemoteRegion& remote) const {
+  if (remote.index >= RegionTable::kCapacity) return stale();
+  const SharedRegion& row = rows()[remote.index];
+  if (!live(remote.index, remote.generation)) return stale();
+  const auto file = files_.find(row.file.load(std::memory_order_relaxed));
+  if (file == files_.end()) {
+    // Its owner may just have given the row to another region.
+    if (!live(remote.index, remote.generation)) return stale();
+    return absl::UnavailableError("the export of the peer's memory is on its way");
+  }
+  if (!file->second.on_device) return absl::FailedPreconditionError("memory of the host");
+  if (file->second.device == nullptr && file->second.status.ok()) map(file->second);
+  if (!file->second.status.ok()) return file->second.status;
+  return file->second.device->reached_by(device);
+}
+
+std::string PeerMemory::about_devices() const {
+  size_t mapped = 0;
+  std::string why;
+  for (const auto& [number, file] : files_) {
+    if (file.device != nullptr) ++mapped;
+    if (!file.status.ok() && file.on_device) why = std::string(file.status.message());
+  }
+  if (mapped == 0) return why;
+  return absl::StrFormat("CUDA IPC: %u allocations mapped%s%s", mapped, why.empty() ? "" : "; ",
+                         why);
 }
 
 bool PeerMemory::populate(size_t bytes) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -26,6 +27,7 @@ class PeerMemory {
   enum class Path : uint8_t {
     kMapped,  // at Target::mapped
     kCma,     // at Target::address in the peer
+    kDevice,  // at Target::device, from Target::address on
     kNotYet,  // its file is still on its way to us
   };
   struct Target {
@@ -33,6 +35,7 @@ class PeerMemory {
     std::byte* mapped = nullptr;
     uint64_t file = 0;  // its number, where mapped
     uint64_t address = 0;
+    std::shared_ptr<const internal::PeerMapping> device;
   };
 
   // Key, generation, rights and the bounds of the whole remote layout. The message of an error is
@@ -52,6 +55,12 @@ class PeerMemory {
 
   // A file that the peer sent. An error means that the peer does not keep to the rules.
   absl::Status add_file(uint64_t number, int fd, uint64_t bytes);
+  absl::Status add_device_file(uint64_t number, base::UniqueFd fd, const DeviceExport& memory);
+  // Whether copies on the stream of `device` reach the region, which is mapped if need be.
+  // Unavailable: it is on its way.
+  absl::Status maps(int device, const RemoteRegion& remote) const;
+  // For explain(): nothing while there is nothing to say.
+  std::string about_devices() const;
   void drop_file(uint64_t number) { files_.erase(number); }
 
   // Faults in the next `bytes` bytes of what is mapped; false when there is nothing left to do.
@@ -65,7 +74,13 @@ class PeerMemory {
   struct File {
     std::shared_ptr<MappedFile> mapping;  // null: could not be mapped
     absl::Status status;                  // why
+    // Of a device: mapped when it is first asked for, for not every peer has to do with devices.
+    bool on_device = false;
+    base::UniqueFd fd;
+    DeviceExport memory;
+    std::shared_ptr<const internal::PeerMapping> device;
   };
+  static void map(File& file);
 
   const SharedRegion* rows() const { return control_.as<const ControlSegment>()->regions; }
   absl::Status unreachable(const absl::Status& mapping) const;
@@ -73,7 +88,7 @@ class PeerMemory {
   MappedFile control_;
   pid_t pid_;
   absl::Status cma_;
-  absl::flat_hash_map<uint64_t, File> files_;
+  mutable absl::flat_hash_map<uint64_t, File> files_;
   uint64_t populating_ = 0;  // number of the file that is being faulted in, 0: none
 };
 

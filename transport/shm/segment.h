@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "transport/internal/device_memory.h"
 #include "transport/region.h"
 
 namespace baton::shm {
@@ -40,6 +41,10 @@ struct Lane {
   alignas(64) std::atomic<uint32_t> busy;  // 1 + index of the region it copies to or from, else 0
   std::atomic<uint32_t> activity;          // + 1 after each delivery
   std::atomic<uint64_t> tail;              // of the ring: bytes ever written
+
+  // Written by the sender: 1 + index of the region that each copy between devices is under way to
+  // or from, else 0.
+  alignas(64) std::array<std::atomic<uint32_t>, internal::DeviceCopies::kSlots> copying;
 
   // Written by the receiver.
   alignas(64) std::atomic<uint64_t> head;  // of the ring: bytes ever read

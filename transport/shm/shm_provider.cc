@@ -108,6 +108,14 @@ class ShmProvider final : public Provider {
     connections_.push_back(std::make_shared<Connection>(*shared_, request));
   }
 
+  absl::Status takes(const RegionEntry& region) const override {
+    if (!shares(region)) return Provider::takes(region);
+    return absl::FailedPreconditionError(
+        "shm copies between devices by CUDA IPC, and nothing else of a device");
+  }
+  bool shares(const RegionEntry& region) const override {
+    return shared_ != nullptr && region.place.kind != MemoryKind::kHost && region.shared.bytes != 0;
+  }
   absl::Status add_region(const RegionEntry& region) override {
     if (shared_ == nullptr) return absl::OkStatus();
     auto file = shared_->exports.publish(region);

@@ -24,7 +24,11 @@ bool by_record(const Slice& slice) {
 }  // namespace
 
 bool SliceRunner::post(const Slice& slice) {
-  if (urgent_.size() + bulk_.size() == kDepth) return false;
+  if (urgent_.size() + bulk_.size() + devices_.size() == kDepth) return false;
+  if (slice.transfer->remote.kind != MemoryKind::kHost && slice.begin != slice.end) {
+    devices_.post(slice);
+    return true;
+  }
   // Small ones pass larger ones between two chunks.
   Active& active = (slice.transfer->bytes <= kUrgentBytes ? urgent_ : bulk_).push();
   active.slice = slice;
@@ -47,6 +51,12 @@ bool SliceRunner::take(TransferId transfer, uint32_t& slice) {
 }
 
 bool SliceRunner::take_any(TransferId& transfer, uint32_t& slice) {
+  if (DeviceSlices::Item* item = devices_.over(); item != nullptr) {
+    transfer = item->slice.transfer->id;
+    slice = item->slice.index;
+    devices_.remove(item);
+    return true;
+  }
   Queue& queue = urgent_.empty() ? bulk_ : urgent_;
   if (queue.empty()) return false;
   transfer = queue[0].slice.transfer->id;
@@ -55,7 +65,10 @@ bool SliceRunner::take_any(TransferId& transfer, uint32_t& slice) {
   return true;
 }
 
-bool SliceRunner::runnable() const { return open() && (runnable(urgent_) || runnable(bulk_)); }
+bool SliceRunner::runnable() const {
+  // What is under way on a device ends without a word.
+  return open() && (devices_.size() != 0 || runnable(urgent_) || runnable(bulk_));
+}
 
 bool SliceRunner::runnable(const Queue& queue) const {
   if (queue.empty()) return false;
@@ -73,6 +86,10 @@ bool SliceRunner::runnable(const Queue& queue) const {
 
 SliceRunner::Result SliceRunner::step(size_t& budget) {
   if (!open()) return {};
+  if (devices_.size() != 0) {
+    Result result = step_devices();
+    if (result.moved) return result;
+  }
   if (turns_.large_is_due() && !bulk_.empty()) {
     const Result result = step(bulk_, budget);
     if (result.moved) return result;
@@ -90,6 +107,10 @@ SliceRunner::Result SliceRunner::step(Queue& queue, size_t& budget) {
   if (!empty && !active.resolved) {
     result.status = peer_.resolve(*active.slice.transfer, active.target);
     if (result.status.ok() && active.target.path == PeerMemory::Path::kNotYet) return result;
+    if (result.status.ok() && active.target.path == PeerMemory::Path::kDevice) {
+      result.status = absl::FailedPreconditionError(
+          "the remote region is memory of a device, and its RemoteRegion says otherwise");
+    }
     active.resolved = result.status.ok();
   }
   if (!empty && active.resolved && active.cursor->remaining() != 0) {
@@ -103,28 +124,49 @@ SliceRunner::Result SliceRunner::step(Queue& queue, size_t& budget) {
     }
     if (result.status.ok() && active.cursor->remaining() != 0) return result;
   }
-  if (result.status.ok() && active.slice.transfer->op == Op::kWrite) {
-    const bool record = by_record(active.slice);
-    if (record && !ring_.fits(arrival_of(active.slice))) {
+  if (!conclude(active.slice, result)) return result;
+  result.moved = result.finished = true;
+  result.transfer = active.slice.transfer->id;
+  result.slice = active.slice.index;
+  queue.pop();
+  return result;
+}
+
+// Tells the target of a slice whose bytes are there. False: later.
+bool SliceRunner::conclude(const Slice& slice, Result& result) {
+  if (result.status.ok() && slice.transfer->op == Op::kWrite) {
+    const bool record = by_record(slice);
+    if (record && !ring_.fits(arrival_of(slice))) {
       ring_.wait_for_room();
       // The bytes are there; the news must wait.
-      if (!ring_.fits(arrival_of(active.slice))) return result;
+      if (!ring_.fits(arrival_of(slice))) return false;
     }
     // The target sets `closed` and then reads the ring to its end; we push and then look at
     // `closed`. Either the record was read, or we know that it may not have been.
     if (out_.closed.load(std::memory_order_seq_cst) != 0) {
       result.status = absl::UnavailableError("the peer is closing the connection");
     } else {
-      result.delivered = deliver(active.slice);
+      result.delivered = deliver(slice);
       if (record && out_.closed.load(std::memory_order_seq_cst) != 0) {
         result.status = absl::UnknownError("the peer closed the connection meanwhile");
       }
     }
   }
+  return true;
+}
+
+SliceRunner::Result SliceRunner::step_devices() {
+  Result result;
+  devices_.settle();
+  result.moved = devices_.begin();
+  DeviceSlices::Item* const item = devices_.over();
+  if (item == nullptr) return result;
+  result.status = item->status;
+  if (!conclude(item->slice, result)) return result;
   result.moved = result.finished = true;
-  result.transfer = active.slice.transfer->id;
-  result.slice = active.slice.index;
-  queue.pop();
+  result.transfer = item->slice.transfer->id;
+  result.slice = item->slice.index;
+  devices_.remove(item);
   return result;
 }
 

@@ -11,6 +11,7 @@
 #include "transport/base/turns.h"
 #include "transport/provider.h"
 #include "transport/shm/cma.h"
+#include "transport/shm/device_slices.h"
 #include "transport/shm/notify_ring.h"
 #include "transport/shm/peer_memory.h"
 #include "transport/shm/segment.h"
@@ -26,8 +27,14 @@ class SliceRunner {
   static constexpr size_t kChunkPieces = 2048;
 
   // `out` is the lane that we send on; `counters` the peer's table. All outlive the runner.
-  SliceRunner(PeerMemory& peer, Lane& out, CounterTable::Word* counters, CmaBatch& cma)
-      : peer_(peer), out_(out), ring_(out), counters_(counters), cma_(cma) {}
+  SliceRunner(PeerMemory& peer, Lane& out, CounterTable::Word* counters, CmaBatch& cma,
+              const RegionTable& regions)
+      : peer_(peer),
+        out_(out),
+        ring_(out),
+        counters_(counters),
+        cma_(cma),
+        devices_(peer, out, regions) {}
 
   bool post(const Slice& slice);
   // Takes one slice of the transfer off the queue; false when there is none.
@@ -45,6 +52,14 @@ class SliceRunner {
   };
   // Advances the first slice that can be by at most one chunk; takes what was copied off `budget`.
   Result step(size_t& budget);
+
+  // Between devices: looks what has ended; begins nothing more of a transfer; or of any, and waits
+  // for what is under way.
+  void settle_devices() { devices_.settle(); }
+  void stop_on_devices(TransferId transfer) {
+    devices_.stop(transfer, absl::CancelledError("cancelled"));
+  }
+  void finish_on_devices() { devices_.finish(); }
 
   // Whether step() would do anything: nothing before the peer has the connection too.
   bool runnable() const;
@@ -67,6 +82,8 @@ class SliceRunner {
   size_t copy_cma(Active& active, size_t limit, absl::Status& status);
   static Arrival arrival_of(const Slice& slice);
   bool deliver(const Slice& slice);
+  bool conclude(const Slice& slice, Result& result);
+  Result step_devices();
 
   PeerMemory& peer_;
   Lane& out_;
@@ -76,6 +93,7 @@ class SliceRunner {
   mutable bool open_ = false;  // once seen
   Queue urgent_;
   Queue bulk_;
+  DeviceSlices devices_;
   base::Turns turns_;  // of the two
 };
 

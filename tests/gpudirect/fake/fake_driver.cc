@@ -199,6 +199,14 @@ struct FakeCalls {
     absl::SNPrintF(name, static_cast<size_t>(size), "Fake GPU");
     return kSuccess;
   }
+  // One fake stands for the devices of all processes.
+  static Result uuid(DeviceUuid* uuid, int device) {
+    const FakeCall call("cuDeviceGetUuid", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    if (wrong(call, device)) return kInvalidDevice;
+    uuid->bytes.fill(static_cast<uint8_t>(device + 1));
+    return kSuccess;
+  }
   static Result pci(char* id, int size, int device) {
     const FakeCall call("cuDeviceGetPCIBusId", Needs::kDriver);
     if (call.refused() != kSuccess) return call.refused();
@@ -309,6 +317,7 @@ void add_fake_calls(FakeEntries& out) {
   add("cuDeviceGetCount", FakeCalls::count, 2000);
   add("cuDeviceGet", FakeCalls::get, 2000);
   add("cuDeviceGetName", FakeCalls::name, 2000);
+  add("cuDeviceGetUuid", FakeCalls::uuid, 11040);
   add("cuDeviceGetPCIBusId", FakeCalls::pci, 4010);
   add("cuDeviceGetAttribute", FakeCalls::attribute, 2000);
   add("cuDeviceTotalMem", FakeCalls::total, 3020);

@@ -45,7 +45,8 @@ struct FakeOptions {
   int version = 13000;
   std::set<std::string, std::less<>> missing = {};  // names that the driver does not have
   Result init = kSuccess;
-  uint64_t fail_call = 0;  // this one of the calls fails, counted from 1; 0: none
+  bool peer_access = true;  // between devices
+  uint64_t fail_call = 0;   // this one of the calls fails, counted from 1; 0: none
   Result fail_with = kOutOfMemory;
 };
 
@@ -127,7 +128,11 @@ class FakeDriver {
     size_t size = 0;
     int device = 0;
     size_t mappings = 0;
-    bool released = false;  // by its creator: it goes with its last mapping
+    size_t handles = 1;      // not released yet: it goes with the last of them and its mappings
+    bool shareable = false;  // created with a handle type that can be exported
+    bool by_handle = false;  // created or imported, so that its handle can be had
+    uint64_t file = 0;       // the inode: of an import the same as of what was exported
+    bool imported = false;
   };
   struct Mapping {
     size_t size = 0;
@@ -178,7 +183,8 @@ class FakeDriver {
   static void forget();  // that there is a fake
   void violate(std::string_view call, const std::string& what);
   // memory
-  AllocationHandle make_allocation(size_t bytes, int device);
+  AllocationHandle make_allocation(size_t bytes, int device, int imported = -1);
+  bool copied_by_peers(const Mapping& mapping) const;
   void drop_if_unused(AllocationHandle handle);
   void map(DevicePointer at, AllocationHandle handle);
   void unmap(Mappings::iterator mapping);

@@ -1,6 +1,7 @@
 // The fake's device memory: allocations are memfds, addresses are mappings of them without rights.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,21 +20,37 @@ std::string range(DevicePointer at, size_t bytes) {
 
 }  // namespace
 
-AllocationHandle FakeDriver::make_allocation(size_t bytes, int device) {
-  Allocation made{.size = bytes, .device = device};
-  made.fd = memfd_create("device memory of the fake", MFD_CLOEXEC);
-  if (made.fd < 0 || ftruncate(made.fd, static_cast<off_t>(bytes)) != 0) std::abort();
+// `imported`: the descriptor of another allocation, whose bytes are shared.
+AllocationHandle FakeDriver::make_allocation(size_t bytes, int device, int imported) {
+  Allocation made{.size = bytes, .device = device, .imported = imported >= 0};
+  made.fd = made.imported ? fcntl(imported, F_DUPFD_CLOEXEC, 0)
+                          : memfd_create("device memory of the fake", MFD_CLOEXEC);
+  if (made.fd < 0) std::abort();
+  if (!made.imported && ftruncate(made.fd, static_cast<off_t>(bytes)) != 0) std::abort();
   made.view =
       static_cast<std::byte*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, made.fd, 0));
   // Never zeros: who reads before anything was written shall see it.
-  std::memset(made.view, 0xa5, bytes);
+  if (!made.imported) std::memset(made.view, 0xa5, bytes);
+  struct stat info {};
+  fstat(made.fd, &info);
+  made.file = info.st_ino;
   allocations_[next_handle_] = made;
   return next_handle_++;
 }
 
+// Whether a copy is queued that reaches these bytes by another mapping of them.
+bool FakeDriver::copied_by_peers(const Mapping& mapping) const {
+  const uint64_t file = allocations_.at(mapping.allocation).file;
+  return std::any_of(mappings_.begin(), mappings_.end(), [&](const auto& other) {
+    return other.second.allocation != mapping.allocation &&
+           allocations_.at(other.second.allocation).file == file &&
+           pending_on(other.first, other.second.size);
+  });
+}
+
 void FakeDriver::drop_if_unused(AllocationHandle handle) {
   const Allocation& allocation = allocations_[handle];
-  if (!allocation.released || allocation.mappings > 0) return;
+  if (allocation.handles > 0 || allocation.mappings > 0) return;
   munmap(allocation.view, allocation.size);
   close(allocation.fd);
   allocations_.erase(handle);
@@ -107,7 +124,7 @@ bool FakeDriver::pending_on(DevicePointer at, size_t bytes) const {
 size_t FakeDriver::used(int device) const {
   size_t bytes = 0;
   for (const auto& [handle, allocation] : allocations_) {
-    if (allocation.device == device) bytes += allocation.size;
+    if (allocation.device == device && !allocation.imported) bytes += allocation.size;
   }
   return bytes;
 }
@@ -131,7 +148,7 @@ DevicePointer FakeDriver::allocate_segments(size_t segments, size_t bytes_each) 
     const AllocationHandle handle = make_allocation(bytes_each, 0);
     map(at + i * bytes_each, handle);
     mappings_[at + i * bytes_each].accessible = true;
-    allocations_[handle].released = true;
+    allocations_[handle].handles = 0;
   }
   return at;
 }
@@ -246,6 +263,54 @@ struct FakeMemoryCalls {
     }
     if (call.fake.used(device) + bytes > call.fake.options_.memory_bytes) return kOutOfMemory;
     *handle = call.fake.make_allocation(bytes, device);
+    call.fake.allocations_[*handle].shareable = properties->requested_handle_types == kPosixFd;
+    call.fake.allocations_[*handle].by_handle = true;
+    return kSuccess;
+  }
+
+  static Result retain(AllocationHandle* handle, void* address) {
+    const FakeCall call("cuMemRetainAllocationHandle", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto mapping = call.fake.mapping_at(reinterpret_cast<uintptr_t>(address));
+    if (mapping == call.fake.mappings_.end()) return kInvalidValue;
+    if (!call.fake.allocations_[mapping->second.allocation].by_handle) return kInvalidValue;
+    *handle = mapping->second.allocation;
+    ++call.fake.allocations_[*handle].handles;
+    return kSuccess;
+  }
+
+  static Result export_handle(void* shared, AllocationHandle handle, int type,
+                              unsigned long long flags) {
+    const FakeCall call("cuMemExportToShareableHandle", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto found = call.fake.allocations_.find(handle);
+    if (found == call.fake.allocations_.end() || found->second.handles == 0 || type != kPosixFd ||
+        flags != 0) {
+      call.violate("no such handle, or an unknown type or flags");
+      return kInvalidValue;
+    }
+    if (!found->second.shareable) return kNotPermitted;
+    *static_cast<int*>(shared) = fcntl(found->second.fd, F_DUPFD_CLOEXEC, 0);
+    return kSuccess;
+  }
+
+  static Result import_handle(AllocationHandle* handle, void* shared, int type) {
+    const FakeCall call("cuMemImportFromShareableHandle", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    const int fd = static_cast<int>(reinterpret_cast<uintptr_t>(shared));
+    struct stat info {};
+    if (type != kPosixFd || fstat(fd, &info) != 0 || info.st_size == 0) return kInvalidValue;
+    // A fake device for all: which one it is on, only the exporter knows.
+    *handle = call.fake.make_allocation(static_cast<size_t>(info.st_size), -1, fd);
+    call.fake.allocations_[*handle].by_handle = true;
+    return kSuccess;
+  }
+
+  static Result peer_access(int* can, int device, int peer) {
+    const FakeCall call("cuDeviceCanAccessPeer", Needs::kDriver);
+    if (call.refused() != kSuccess) return call.refused();
+    if (device == peer) call.violate("a device is no peer of itself");
+    *can = call.fake.options_.peer_access ? 1 : 0;
     return kSuccess;
   }
 
@@ -253,11 +318,11 @@ struct FakeMemoryCalls {
     const FakeCall call("cuMemRelease", Needs::kDriver, true);
     if (!call.takes_away()) return call.refused();
     const auto found = call.fake.allocations_.find(handle);
-    if (found == call.fake.allocations_.end() || found->second.released) {
+    if (found == call.fake.allocations_.end() || found->second.handles == 0) {
       call.violate("no such handle, or released before");
       return kInvalidValue;
     }
-    found->second.released = true;
+    --found->second.handles;
     call.fake.drop_if_unused(handle);
     return call.told();
   }
@@ -332,6 +397,10 @@ struct FakeMemoryCalls {
       return kInvalidValue;
     }
     if (call.fake.pending_on(at, bytes)) call.violate(range(at, bytes) + " is still in use");
+    if (!call.fake.allocations_[found->second.allocation].imported &&
+        call.fake.copied_by_peers(found->second)) {
+      call.violate(range(at, bytes) + " is being copied by a peer");
+    }
     call.fake.unmap(found);
     return call.told();
   }
@@ -341,8 +410,11 @@ struct FakeMemoryCalls {
     const FakeCall call("cuMemSetAccess", Needs::kDriver);
     if (call.refused() != kSuccess) return call.refused();
     const auto found = call.fake.mappings_.find(at);
-    if (found == call.fake.mappings_.end() || found->second.size != bytes || count != 1 ||
-        access->flags != kReadWrite || access->location.type != kLocationDevice) {
+    if (found == call.fake.mappings_.end() || found->second.size != bytes || count == 0 ||
+        std::any_of(access, access + count, [&](const AccessDescription& one) {
+          return one.flags != kReadWrite || one.location.type != kLocationDevice ||
+                 one.location.id < 0 || one.location.id >= call.fake.options_.devices;
+        })) {
       call.violate(range(at, bytes) + " is no mapping, or the access none that we use");
       return kInvalidValue;
     }
@@ -421,6 +493,10 @@ void add_fake_memory_calls(FakeEntries& out) {
   add("cuMemMap", FakeMemoryCalls::map, 10020);
   add("cuMemUnmap", FakeMemoryCalls::unmap, 10020);
   add("cuMemSetAccess", FakeMemoryCalls::set_access, 10020);
+  add("cuMemRetainAllocationHandle", FakeMemoryCalls::retain, 11000);
+  add("cuMemExportToShareableHandle", FakeMemoryCalls::export_handle, 10020);
+  add("cuMemImportFromShareableHandle", FakeMemoryCalls::import_handle, 10020);
+  add("cuDeviceCanAccessPeer", FakeMemoryCalls::peer_access, 4000);
   add("cuMemHostRegister", FakeMemoryCalls::register_host, 6050);
   add("cuMemHostUnregister", FakeMemoryCalls::unregister_host, 4000);
   add("cuMemGetHandleForAddressRange", FakeMemoryCalls::export_range, 11070);

@@ -52,6 +52,7 @@ struct TransferSlot {
   uint32_t live = 0;            // the generation that the fields here belong to
   bool uses_region = false;     // counted in its region's users
   bool queued = false;
+  bool mapped = false;    // between devices, by a mapping of the peer's memory
   bool staged = false;    // Staging has it, and ends it
   bool listed = false;    // among the stopped, soon to be announced
   uint32_t prev = kNone;  // in its peer's queue

@@ -1,0 +1,240 @@
+// Exports, maps and copies memory of devices between processes.
+#include "gpudirect/contract/peer_mapping.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace baton::gpudirect {
+namespace {
+
+// A driver that answers so often with an error, and never that the copy is over, has lost it.
+constexpr uint32_t kMostErrorsOfAsking = 1000;
+
+DevicePointer device_address(const std::byte* data) { return reinterpret_cast<uintptr_t>(data); }
+
+absl::StatusOr<std::array<uint8_t, 16>> uuid_of(const Driver& driver, int ordinal) {
+  if (driver.cuDeviceGetUuid == nullptr) {
+    return absl::UnimplementedError(
+        "no CUDA IPC: the driver is older than 11.4, and does not name its devices");
+  }
+  int handle = 0;
+  DeviceUuid uuid;
+  Result result = driver.cuDeviceGet(&handle, ordinal);
+  if (result == kSuccess) result = driver.cuDeviceGetUuid(&uuid, handle);
+  if (result != kSuccess) {
+    return driver_status(driver, result, absl::StrCat("asking who CUDA device ", ordinal, " is"));
+  }
+  return uuid.bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceExport> export_allocation(const Device& device, DevicePointer at,
+                                               const PointerFacts& facts) {
+  const Driver& driver = device.driver();
+  if (!device.facts().has(kHandleTypePosixFd)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no CUDA IPC: CUDA device ", device.ordinal(), " exports no descriptors"));
+  }
+  const absl::StatusOr<std::array<uint8_t, 16>> uuid = uuid_of(driver, device.ordinal());
+  if (!uuid.ok()) return uuid.status();
+  const Device::Current current(device);
+  if (!current.status().ok()) return current.status();
+  AllocationHandle handle = 0;
+  absl::Status status = device.check(
+      driver.cuMemRetainAllocationHandle(&handle, pointer_of<void>(at)),
+      "no CUDA IPC: the memory was not allocated by virtual memory management (cudaMalloc has no "
+      "descriptor to hand over)");
+  if (!status.ok()) return absl::FailedPreconditionError(status.message());
+  int fd = -1;
+  status = device.check(driver.cuMemExportToShareableHandle(&fd, handle, kPosixFd, 0),
+                        "no CUDA IPC: the memory was not allocated to be shared (ask for a handle "
+                        "of type CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)");
+  driver.cuMemRelease(handle);
+  if (!status.ok()) return absl::FailedPreconditionError(status.message());
+  return DeviceExport{.fd = fd,
+                      .allocation = {facts.mapping.data, facts.buffer},
+                      .bytes = facts.mapping.size,
+                      .offset = at - facts.mapping.data,
+                      .device_uuid = *uuid};
+}
+
+absl::StatusOr<int> device_with(const Driver& driver, const std::array<uint8_t, 16>& uuid) {
+  int count = 0;
+  const Result result = driver.cuDeviceGetCount(&count);
+  if (result != kSuccess) return driver_status(driver, result, "counting CUDA devices");
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    const absl::StatusOr<std::array<uint8_t, 16>> other = uuid_of(driver, ordinal);
+    if (!other.ok()) return other.status();
+    if (*other == uuid) return ordinal;
+  }
+  return absl::NotFoundError(
+      "no CUDA IPC: the peer's device is not visible in this process; see CUDA_VISIBLE_DEVICES");
+}
+
+absl::StatusOr<std::unique_ptr<ImportedAllocation>> ImportedAllocation::map(
+    const Device& device, const DeviceExport& memory) {
+  std::unique_ptr<ImportedAllocation> out(new ImportedAllocation(device));
+  out->size_ = memory.bytes;
+  if (absl::Status status = out->map(memory.fd); !status.ok()) return status;
+  return out;
+}
+
+absl::Status ImportedAllocation::map(int fd) {
+  const Driver& driver = device_.driver();
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  const auto named = [&](const char* what) {
+    return absl::StrFormat("no CUDA IPC: %s %u bytes of a peer's on CUDA device %d", what, size_,
+                           device_.ordinal());
+  };
+  AllocationHandle handle = 0;
+  absl::Status status =
+      device_.check(driver.cuMemImportFromShareableHandle(
+                        &handle, pointer_of<void>(static_cast<DevicePointer>(fd)), kPosixFd),
+                    named("importing"));
+  if (!status.ok()) return status;
+  handle_ = handle;
+  imported_ = true;
+  DevicePointer base = 0;
+  status = device_.check(driver.cuMemAddressReserve(&base, size_, 0, 0, 0), named("reserving"));
+  if (!status.ok()) return status;
+  base_ = base;
+  status = device_.check(driver.cuMemMap(base_, size_, 0, handle_, 0), named("mapping"));
+  if (!status.ok()) return status;
+  mapped_ = true;
+  int count = 0;
+  status = device_.check(driver.cuDeviceGetCount(&count), "counting CUDA devices");
+  if (!status.ok()) return status;
+  std::vector<AccessDescription> access;
+  for (int other = 0; other < count; ++other) {
+    int can = other == device_.ordinal() ? 1 : 0;
+    if (can == 0 && driver.cuDeviceCanAccessPeer(&can, other, device_.ordinal()) != kSuccess) {
+      can = 0;
+    }
+    if (can == 0) continue;
+    access.push_back({.location = {.id = other}});
+    reached_by_.push_back(other);
+  }
+  status = device_.check(driver.cuMemSetAccess(base_, size_, access.data(), access.size()),
+                         named("making accessible"));
+  if (!status.ok()) return status;
+  // The mapping keeps the memory.
+  imported_ = false;
+  return device_.check(driver.cuMemRelease(handle_), named("releasing the handle of"));
+}
+
+ImportedAllocation::~ImportedAllocation() {
+  const Driver& driver = device_.driver();
+  if (mapped_) driver.cuMemUnmap(base_, size_);
+  if (base_ != 0) driver.cuMemAddressFree(base_, size_);
+  if (imported_) driver.cuMemRelease(handle_);
+}
+
+absl::Status ImportedAllocation::reached_by(int device) const {
+  if (std::find(reached_by_.begin(), reached_by_.end(), device) != reached_by_.end()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "no CUDA IPC: CUDA device %d has no peer access to device %d", device, device_.ordinal()));
+}
+
+absl::StatusOr<std::unique_ptr<StreamCopies>> StreamCopies::create(const Device& device) {
+  if (absl::Status status = device.alive(); !status.ok()) return status;
+  std::unique_ptr<StreamCopies> copies(new StreamCopies(device));
+  const Device::Current current(device);
+  absl::Status status = current.status();
+  for (Slot& slot : copies->slots_) {
+    if (!status.ok()) break;
+    Event event = nullptr;
+    status = device.check(device.driver().cuEventCreate(&event, kEventDisableTiming),
+                          "making an event for copies");
+    if (status.ok()) slot.event = event;
+  }
+  if (!status.ok()) return status;
+  return copies;
+}
+
+StreamCopies::~StreamCopies() {
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    while (slots_[slot].busy) ended(slot);
+  }
+  // What one failing call would leave behind is the process's for good, so it is tried twice.
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const Device::Current current(device_);
+    if (!current.status().ok()) continue;
+    for (const Slot& slot : slots_) {
+      if (slot.event != nullptr) device_.driver().cuEventDestroy(slot.event);
+    }
+    break;
+  }
+}
+
+absl::Status StreamCopies::begin(size_t number, absl::Span<const internal::DeviceRun> runs) {
+  if (absl::Status status = device_.alive(); !status.ok()) return status;
+  const Driver& driver = device_.driver();
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  const Stream stream = device_.stream(Direction::kBetween);
+  Slot& slot = slots_[number];
+  bool any = false;
+  slot.status = absl::OkStatus();
+  for (const internal::DeviceRun& run : runs) {
+    slot.status = device_.check(
+        driver.cuMemcpyAsync(device_address(run.to), device_address(run.from), run.bytes, stream),
+        absl::StrFormat("copying %u bytes on CUDA device %d", run.bytes, device_.ordinal()));
+    if (!slot.status.ok()) break;
+    any = true;
+  }
+  if (!any) return slot.status;
+  const absl::Status recorded =
+      device_.check(driver.cuEventRecord(slot.event, stream), "waiting for a copy");
+  slot.recorded = recorded.ok();
+  slot.status.Update(recorded);
+  slot.busy = true;
+  slot.errors = 0;
+  return absl::OkStatus();
+}
+
+std::optional<absl::Status> StreamCopies::ended(size_t number) {
+  Slot& slot = slots_[number];
+  if (!slot.busy) return slot.status;
+  const Driver& driver = device_.driver();
+  absl::Status status;
+  {
+    const Device::Current current(device_);
+    status = current.status();
+    if (status.ok()) {
+      const Result result = slot.recorded
+                                ? driver.cuEventQuery(slot.event)
+                                : driver.cuStreamQuery(device_.stream(Direction::kBetween));
+      if (result == kNotReady) {
+        slot.errors = 0;
+        return std::nullopt;
+      }
+      status = device_.check(result, "waiting for a copy");
+    }
+  }
+  slot.status.Update(status);
+  if (!status.ok() && device_.alive().ok() && ++slot.errors < kMostErrorsOfAsking)
+    return std::nullopt;
+  slot.busy = false;
+  slot.status.Update(device_.alive());
+  return slot.status;
+}
+
+void wait_for_stream(const Device& device, Direction direction) {
+  for (uint32_t errors = 0; errors < kMostErrorsOfAsking && device.alive().ok();) {
+    const Device::Current current(device);
+    const Result result =
+        current.status().ok() ? device.driver().cuStreamQuery(device.stream(direction)) : kUnknown;
+    if (result == kSuccess) return;
+    if (result != kNotReady && !device.check(result, "waiting for copies").ok()) ++errors;
+  }
+}
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,81 @@
+// Memory of a device between processes of one machine (CUDA IPC): exporting the allocation that an
+// address lies in, mapping another process's, and copies between the two.
+//
+// Virtual memory management alone: its descriptors travel over a socket, need no rights over the
+// other process, and an allocation lives for as long as anybody has it mapped. What was allocated
+// by cudaMalloc has no such descriptor.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "gpudirect/device_memory.h"
+#include "transport/internal/device_memory.h"
+
+namespace baton::gpudirect {
+
+// FailedPrecondition, with the remedy, for memory that cannot be shared. The caller closes the
+// descriptor.
+absl::StatusOr<DeviceExport> export_allocation(const Device& device, DevicePointer at,
+                                               const PointerFacts& facts);
+// The number that a device has in this process. NotFound: it is not visible here.
+absl::StatusOr<int> device_with(const Driver& driver, const std::array<uint8_t, 16>& uuid);
+
+// Mapped whole, or nothing. `device` is the one that it lies on, and outlives it.
+class ImportedAllocation final : public internal::PeerMapping {
+ public:
+  static absl::StatusOr<std::unique_ptr<ImportedAllocation>> map(const Device& device,
+                                                                 const DeviceExport& memory);
+  ~ImportedAllocation() override;
+  ImportedAllocation(const ImportedAllocation&) = delete;
+  ImportedAllocation& operator=(const ImportedAllocation&) = delete;
+
+  std::byte* data() const override { return pointer_of<std::byte>(base_); }
+  size_t size() const override { return size_; }
+  absl::Status reached_by(int device) const override;
+
+ private:
+  explicit ImportedAllocation(const Device& device) : device_(device) {}
+  absl::Status map(int fd);
+
+  const Device& device_;
+  size_t size_ = 0;
+  AllocationHandle handle_ = 0;
+  bool imported_ = false;  // and the handle not released yet
+  DevicePointer base_ = 0;
+  bool mapped_ = false;
+  std::vector<int> reached_by_;  // devices that may copy
+};
+
+// On the device's stream for copies between devices; an event stands behind each. The device
+// outlives it.
+class StreamCopies final : public internal::DeviceCopies {
+ public:
+  static absl::StatusOr<std::unique_ptr<StreamCopies>> create(const Device& device);
+  ~StreamCopies() override;
+  StreamCopies(const StreamCopies&) = delete;
+  StreamCopies& operator=(const StreamCopies&) = delete;
+
+  absl::Status begin(size_t slot, absl::Span<const internal::DeviceRun> runs) override;
+  std::optional<absl::Status> ended(size_t slot) override;
+
+ private:
+  struct Slot {
+    Event event = nullptr;
+    bool busy = false;
+    bool recorded = false;  // else the stream itself is asked
+    uint32_t errors = 0;    // of asking, one after the other
+    absl::Status status;
+  };
+  explicit StreamCopies(const Device& device) : device_(device) {}
+
+  const Device& device_;
+  std::array<Slot, kSlots> slots_;
+};
+
+// Until everything that is on the stream now has ended.
+void wait_for_stream(const Device& device, Direction direction);
+
+}  // namespace baton::gpudirect

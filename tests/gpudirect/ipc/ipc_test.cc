@@ -1,0 +1,167 @@
+// Memory of devices between two processes of one machine, mapped and not staged.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <string>
+
+#include "tests/gpudirect/fake/installed_fake.h"
+#include "transport/worker.h"
+
+namespace baton {
+namespace {
+
+constexpr size_t kBytes = 8 << 20;
+const Time kPatience = patient(std::chrono::seconds(60));
+
+struct Side {
+  Side() {
+    WorkerOptions options;
+    options.providers = {"shm"};
+    options.key = *ClusterKey::from_bytes("a secret of the tests");
+    options.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
+    worker = *Worker::create(std::move(options));
+    buffer = *internal::device_memory()->allocate(0, kBytes);
+    region = *worker->register_memory(buffer->data(), kBytes);
+  }
+  bool drive(const std::function<bool()>& ready) const {
+    const Time end = Clock::steady().now() + kPatience;
+    while (!ready()) {
+      worker->progress();
+      if (Clock::steady().now() > end) return false;
+    }
+    return true;
+  }
+  std::unique_ptr<internal::DeviceBuffer> buffer;
+  std::unique_ptr<Worker> worker;
+  MemoryRegion region;
+};
+
+// A process of its own with memory that it offers until it is killed.
+pid_t serve(int out) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  const gpudirect::InstalledFake fake;
+  const Side side;
+  const std::string offer =
+      side.worker->remote_region(side.region)->encode() + side.worker->address();
+  if (write(out, offer.data(), offer.size()) < 0) _exit(1);
+  while (getppid() != 1) side.worker->progress();
+  _exit(0);
+}
+
+TEST(CudaIpc, TwoProcessesCopyOnceAndAKilledOneLeavesNothing) {
+  for (const int rounds : {0, 1, 3, 10}) {
+    SCOPED_TRACE(rounds);
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = serve(ends[1]);
+    char offer[4096] = {};
+    ASSERT_GT(read(ends[0], offer, sizeof offer - 1), 48);
+    close(ends[0]);
+    close(ends[1]);
+    gpudirect::InstalledFake fake;
+    {
+      Side here;
+      Worker& worker = *here.worker;
+      const PeerId peer = *worker.connect(offer + RemoteRegion::kEncodedBytes);
+      EXPECT_TRUE(here.drive([&] { return worker.peer_state(peer) == PeerState::kUp; }));
+      TransferRequest request{.peer = peer,
+                              .local = here.region,
+                              .local_layout = Layout::contiguous(0, kBytes),
+                              .remote = *RemoteRegion::decode({offer, 48}),
+                              .remote_layout = Layout::contiguous(0, kBytes)};
+      const auto view = [&] {
+        return fake.fake().view(reinterpret_cast<uintptr_t>(here.buffer->data()), kBytes);
+      };
+      for (const Op op : {Op::kWrite, Op::kRead}) {
+        std::fill_n(view(), kBytes, op == Op::kWrite ? std::byte{7} : std::byte{1});
+        request.op = op;
+        const TransferId id = *worker.submit(request);
+        EXPECT_TRUE(here.drive([&] { return ended(*worker.state(id)); }));
+        EXPECT_TRUE(worker.status(id).ok()) << worker.status(id);
+        EXPECT_TRUE(worker.release(id).ok());
+      }
+      EXPECT_EQ(view()[kBytes - 1], std::byte{7}) << "what was written is read back";
+      EXPECT_EQ(worker.stats().staged_transfers, 0u);
+      EXPECT_THAT(worker.explain(peer), testing::HasSubstr("CUDA IPC: 1 allocations mapped"));
+      const TransferId last = *worker.submit(request);
+      for (int i = 0; i < rounds; ++i) worker.progress();
+      kill(child, SIGKILL);
+      waitpid(child, nullptr, 0);
+      EXPECT_TRUE(here.drive([&] { return ended(*worker.state(last)); }));
+      EXPECT_TRUE(here.drive([&] { return worker.stats().peers_up == 0; }));
+      EXPECT_TRUE(worker.deregister_memory(here.region).ok());
+      here.worker.reset();
+      EXPECT_EQ(fake.fake().queued(), 0u);
+    }
+    fake.expect_clean();
+  }
+}
+
+// From the first look at the peer's memory on, one call after the other fails.
+TEST(CudaIpc, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
+  size_t failed = 0;
+  size_t staged = 0;
+  for (uint64_t k = 1; k <= 40; ++k) {
+    SCOPED_TRACE(k);
+    gpudirect::InstalledFake fake({.seed = k});
+    {
+      const Side a;
+      const Side b;
+      const auto drive = [&](const std::function<bool()>& ready) {
+        return a.drive([&] {
+          b.worker->progress();
+          return ready();
+        });
+      };
+      const PeerId peer = *a.worker->connect(b.worker->address());
+      ASSERT_TRUE(drive([&] { return a.worker->peer_state(peer) == PeerState::kUp; }));
+      const TransferRequest request{.peer = peer,
+                                    .local = a.region,
+                                    .local_layout = Layout::contiguous(0, 600'000),
+                                    .remote = *b.worker->remote_region(b.region),
+                                    .remote_layout = Layout::contiguous(0, 600'000)};
+      const auto run = [&] {
+        const TransferId id = *a.worker->submit(request);
+        EXPECT_TRUE(drive([&] { return ended(*a.worker->state(id)); }));
+        const absl::Status status = a.worker->status(id);
+        EXPECT_TRUE(a.worker->release(id).ok());
+        return status;
+      };
+      fake.fake().fail_call_in(k, gpudirect::kOutOfMemory);
+      const absl::Status status = run();
+      fake.fake().fail_call_in(0, gpudirect::kSuccess);
+      if (!status.ok()) {
+        ++failed;
+        EXPECT_THAT(std::string(status.message()), testing::HasSubstr("CUDA_ERROR_OUT_OF_MEMORY"));
+      }
+      const absl::Status next = run();
+      EXPECT_TRUE(next.ok()) << next;
+      if (a.worker->stats().staged_transfers > 0) {
+        ++staged;
+        EXPECT_THAT(a.worker->explain(peer), testing::HasSubstr("no CUDA IPC: "));
+      }
+    }
+    fake.expect_clean();
+  }
+  EXPECT_GT(failed, 3u);
+  EXPECT_GT(staged, 3u);
+}
+
+// With the driver's words of why.
+TEST(CudaIpc, MemoryOfCudaMallocIsNotShared) {
+  gpudirect::InstalledFake fake;
+  {
+    const Side open;  // the driver is in use
+    const gpudirect::DevicePointer at = fake.fake().allocate(gpudirect::kMiB);
+    const auto shared = internal::device_memory()->share(
+        reinterpret_cast<void*>(static_cast<uintptr_t>(at)), gpudirect::kMiB);
+    EXPECT_THAT(std::string(shared.status().message()), testing::HasSubstr("cudaMalloc has no"));
+    fake.fake().free(at);
+  }
+  fake.expect_clean();
+}
+
+}  // namespace
+}  // namespace baton

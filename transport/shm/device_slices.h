@@ -1,0 +1,70 @@
+// Slices between a local device and a peer's, which is mapped here: copies on a stream, which end
+// later. Only what is under way has a mark in the lane, for the peer's fence.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "transport/internal/device_memory.h"
+#include "transport/provider.h"
+#include "transport/shm/peer_memory.h"
+#include "transport/shm/segment.h"
+
+namespace baton::shm {
+
+class DeviceSlices {
+ public:
+  static constexpr size_t kChunkBytes = 4 << 20;  // an engine is blind to what is urgent
+  static constexpr size_t kChunkPieces = 256;
+
+  DeviceSlices(PeerMemory& peer, Lane& out, const RegionTable& regions)
+      : peer_(peer), out_(out), regions_(regions) {}
+  ~DeviceSlices() { finish(); }
+
+  struct Item {
+    Slice slice;
+    std::optional<TransferCursor> cursor;
+    PeerMemory::Target target;
+    int device = -1;
+    uint32_t under_way = 0;
+    absl::Status status;
+    bool over() const { return under_way == 0 && (!status.ok() || (cursor->remaining() == 0)); }
+  };
+
+  size_t size() const { return items_.size(); }
+  void post(const Slice& slice);
+  // Begins nothing more of the transfer.
+  void stop(TransferId transfer, const absl::Status& why);
+  // Looks what has ended, and takes its marks away.
+  void settle();
+  // Begins what can be; true if anything was.
+  bool begin();
+  // One of which nothing moves any more; null: none. remove() forgets it.
+  Item* over();
+  void remove(Item* item);
+  // Begins nothing more of any, and waits for what is under way.
+  void finish();
+
+ private:
+  struct Copy {
+    Item* item = nullptr;  // null: the slot is free
+    internal::DeviceCopies* copies = nullptr;
+  };
+  absl::StatusOr<internal::DeviceCopies*> copies_of(int device);
+  absl::Status begin(Item& item, size_t slot);
+
+  PeerMemory& peer_;
+  Lane& out_;
+  const RegionTable& regions_;
+  std::vector<std::unique_ptr<Item>> items_;  // in the order in which they came
+  std::vector<std::unique_ptr<Item>> spare_;
+  std::array<Copy, internal::DeviceCopies::kSlots> slots_;
+  absl::flat_hash_map<int, std::unique_ptr<internal::DeviceCopies>> copies_;
+  std::vector<internal::DeviceRun> runs_;
+};
+
+}  // namespace baton::shm
