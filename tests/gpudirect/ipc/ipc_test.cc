@@ -149,6 +149,38 @@ TEST(CudaIpc, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
   EXPECT_GT(staged, 3u);
 }
 
+TEST(CudaIpc, DeregisteringWaitsForThePeersCopies) {
+  size_t in_the_middle = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(seed);
+    gpudirect::InstalledFake fake({.seed = seed});
+    {
+      const Side a;
+      const Side b;
+      const PeerId peer = *a.worker->connect(b.worker->address());
+      ASSERT_TRUE(a.drive([&] {
+        b.worker->progress();
+        return a.worker->peer_state(peer) == PeerState::kUp;
+      }));
+      const TransferId id = *a.worker->submit({.peer = peer,
+                                               .local = a.region,
+                                               .local_layout = Layout::contiguous(0, kBytes),
+                                               .remote = *b.worker->remote_region(b.region),
+                                               .remote_layout = Layout::contiguous(0, kBytes)});
+      for (int i = 0; i < 40 && fake.fake().queued() == 0; ++i) {
+        a.worker->progress();
+        b.worker->progress();
+      }
+      if (fake.fake().queued() > 0) ++in_the_middle;
+      ASSERT_TRUE(b.worker->deregister_memory(b.region).ok());
+      EXPECT_EQ(fake.fake().queued(), 0u) << "a copy is still to come";
+      ASSERT_TRUE(a.drive([&] { return ended(*a.worker->state(id)); }));
+    }
+    fake.expect_clean();
+  }
+  EXPECT_GT(in_the_middle, 5u);
+}
+
 // With the driver's words of why.
 TEST(CudaIpc, MemoryOfCudaMallocIsNotShared) {
   gpudirect::InstalledFake fake;
