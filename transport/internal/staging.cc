@@ -323,11 +323,11 @@ bool Worker::Impl::direct(const internal::TransferSlot& slot, const internal::Pe
   });
 }
 
-// Whether the best rail copies between our device and the peer's by a mapping of its memory.
+// Of a transfer with a peer's device: whether the best rail copies by a mapping of its memory.
 absl::Status Worker::Impl::mapped(const internal::TransferSlot& slot,
                                   const internal::Peer& peer) const {
   const TransferDescriptor& d = slot.descriptor;
-  if (d.bytes == 0 || d.remote.kind == MemoryKind::kHost || peer.rails.empty()) {
+  if (d.bytes == 0 || peer.rails.empty()) {
     return absl::FailedPreconditionError("nothing that a rail maps");
   }
   return peer.rails.front().rail->maps(regions.entries()[d.local_region], d.remote);

@@ -134,7 +134,8 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool o
     const uint32_t index = queue.head;
     internal::TransferSlot& slot = slots[index];
     // Rather late than by the slower way.
-    if ((slot.slice_bytes == 0 || slot.mapped) && absl::IsUnavailable(mapped(slot, peer))) {
+    if (slot.descriptor.remote.kind != MemoryKind::kHost &&
+        (slot.slice_bytes == 0 || slot.mapped) && absl::IsUnavailable(mapped(slot, peer))) {
       pump_due = true;
       return any;
     }

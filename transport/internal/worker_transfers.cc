@@ -273,7 +273,8 @@ void Worker::Impl::activate(uint32_t index) {
 // The checks that need the peer to be up; and the cut into slices.
 absl::Status Worker::Impl::admit(internal::TransferSlot& slot, internal::Peer& peer) {
   const TransferDescriptor& d = slot.descriptor;
-  slot.mapped = mapped(slot, peer).ok();
+  // Asked of devices only: the answer is a status, which the host's transfers need not pay for.
+  slot.mapped = d.remote.kind != MemoryKind::kHost && mapped(slot, peer).ok();
   const bool staged = d.bytes > 0 && !slot.mapped && !direct(slot, peer);
   if (d.bytes > 0) {
     if (d.remote.owner != peer.uid) {

@@ -18,6 +18,12 @@ std::string range(DevicePointer at, size_t bytes) {
   return absl::StrFormat("[%#x, +%u)", at, bytes);
 }
 
+// Puts what no processor may touch at that address: a descriptor's bytes, or nothing.
+void put_at(DevicePointer at, size_t bytes, int flags, int fd) {
+  void* const put = mmap(host_address(at), bytes, PROT_NONE, flags | MAP_FIXED, fd, 0);
+  if (put == MAP_FAILED) std::abort();
+}
+
 }  // namespace
 
 // `imported`: the descriptor of another allocation, whose bytes are shared.
@@ -58,14 +64,14 @@ void FakeDriver::drop_if_unused(AllocationHandle handle) {
 
 void FakeDriver::map(DevicePointer at, AllocationHandle handle) {
   Allocation& allocation = allocations_[handle];
-  mmap(host_address(at), allocation.size, PROT_NONE, MAP_SHARED | MAP_FIXED, allocation.fd, 0);
+  put_at(at, allocation.size, MAP_SHARED, allocation.fd);
   ++allocation.mappings;
   mappings_[at] = {.size = allocation.size, .allocation = handle, .buffer = next_buffer_++};
 }
 
 void FakeDriver::unmap(Mappings::iterator mapping) {
   const auto [at, row] = *mapping;
-  mmap(host_address(at), row.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  put_at(at, row.size, MAP_PRIVATE | MAP_ANONYMOUS, -1);
   mappings_.erase(mapping);
   --allocations_[row.allocation].mappings;
   drop_if_unused(row.allocation);
