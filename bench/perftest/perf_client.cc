@@ -193,6 +193,7 @@ absl::StatusOr<PerfResult> PerfClient::run(const PerfRun& run, const Live& live)
   };
   result.size = run.size;
   result.path = worker_->stats().staged_transfers > 0 ? "staged" : "direct";
+  result.route = route();
   result.iterations = mine.messages;
   result.seconds = mine.seconds;
   result.bytes_per_s = mine.average;

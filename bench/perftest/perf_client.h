@@ -33,6 +33,7 @@ struct PerfResult {
   double cpu_percent = 0;        // of one core
   double server_cpu_percent = 0;
   const char* path = "direct";  // "staged": through pinned memory, where a device's is not reached
+  std::string route;            // as it was in the end: a device's memory is mapped when it is used
 };
 
 // Not thread-safe. Drives its worker on the calling thread.

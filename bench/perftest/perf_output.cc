@@ -267,7 +267,7 @@ Json row_json(const PerfOptions& options, const PerfHeader& header, const PerfRe
                 {"path", result.path}};
   if (options.duration > 0) row.params["duration"] = options.duration;
   for (const auto& [key, value] : options.settings) row.params[key] = value;
-  row.route = header.route;
+  row.route = result.route;
   row.bytes = result.size;
   if (result.messages_per_s > 0) row.seconds = 1 / result.messages_per_s;
   if (result.latencies.count() > 0) row.latency_us = result.latencies.summary();

@@ -185,8 +185,9 @@ TEST(PerfOutput, ReportHasPerftestsKeys) {
 }
 
 TEST(PerfOutput, HouseRow) {
-  const Json row =
-      row_json(options_of("write_bw"), {.route = "r", .memory = "m"}, result_of(65536));
+  PerfResult result = result_of(65536);
+  result.route = "r";
+  const Json row = row_json(options_of("write_bw"), {.route = "at first", .memory = "m"}, result);
   EXPECT_EQ(row["bench"], "write_bw");
   EXPECT_EQ(row["route"], "r");
   EXPECT_EQ(row["bytes"], 65536);

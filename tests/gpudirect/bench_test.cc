@@ -46,26 +46,29 @@ Ran run(int (*command)(int, char**), const std::string& line) {
   return ran;
 }
 
-void expect_staged(const Ran& ran, const std::string& line) {
+// Over shm the other process maps the memory, over tcp it is staged.
+void expect_moved(const Ran& ran, const std::string& line, bool mapped) {
   ASSERT_EQ(ran.status, 0) << line << "\n" << ran.out << ran.err;
   ASSERT_FALSE(ran.rows.empty()) << line;
   for (const Json& row : ran.rows) {
     EXPECT_EQ(row["verified"], true) << line;
     EXPECT_EQ(row["params"]["memory_kind"], "cuda:0") << line;
     EXPECT_EQ(row["params"]["memory"], "CUDA device 0") << line;
-    EXPECT_EQ(row["params"]["path"], "staged") << line;
-    EXPECT_THAT(row["route"].get<std::string>(), HasSubstr("CUDA device 0: staged")) << line;
+    EXPECT_EQ(row["params"]["path"], mapped ? "direct" : "staged") << line;
+    EXPECT_THAT(row["route"].get<std::string>(),
+                HasSubstr(mapped ? "CUDA IPC: " : "CUDA device 0: staged"))
+        << line;
   }
 }
 
 TEST(BenchOnDevices, EveryPerftestVerifies) {
-  for (const char* provider : {"tcp", "shm"}) {
+  for (const std::string provider : {"tcp", "shm"}) {
     for (const char* test :
          {"write_bw", "read_bw", "send_bw", "write_lat", "read_lat", "send_lat"}) {
       InstalledFake gpu;
       const std::string line = absl::StrCat(test, " --loopback --no_pin --provider ", provider,
                                             " --use_cuda=0 -n 40 -s 70000");
-      expect_staged(run(perf_main, line), line);
+      expect_moved(run(perf_main, line), line, provider == "shm");
       gpu.expect_clean();
     }
   }
@@ -75,17 +78,17 @@ TEST(BenchOnDevices, BothWaysAtOnce) {
   InstalledFake gpu;
   const std::string line =
       "write_bw --loopback --no_pin --provider tcp --use_cuda=0 -b -n 40 -s 5000";
-  expect_staged(run(perf_main, line), line);
+  expect_moved(run(perf_main, line), line, false);
   gpu.expect_clean();
 }
 
 TEST(BenchOnDevices, KvPagesVerify) {
-  for (const char* provider : {"tcp", "shm"}) {
+  for (const std::string provider : {"tcp", "shm"}) {
     InstalledFake gpu;
     const std::string line =
         absl::StrCat("kv_bw --no-pin --op both --pages 64 --page-bytes 4096 --iters 3 --provider ",
                      provider, " --memory cuda");
-    expect_staged(run(kv_bw_main, line), line);
+    expect_moved(run(kv_bw_main, line), line, provider == "shm");
     gpu.expect_clean();
   }
 }
