@@ -165,7 +165,7 @@ struct Refused {
 };
 
 TEST(BenchOnDevices, OneLineWhereThereIsNoSuchMemory) {
-  const Refused kRefused[] = {
+  const Refused cases[] = {
       {"no such device", {.devices = 1}, "3", "3"},
       {"a full device", {.memory_bytes = 2 << 20}, "0", "memory"},
       {"memory that cannot be pinned",
@@ -173,7 +173,7 @@ TEST(BenchOnDevices, OneLineWhereThereIsNoSuchMemory) {
        "0",
        "cuMemHostRegister"},
   };
-  for (const Refused& refused : kRefused) {
+  for (const Refused& refused : cases) {
     InstalledFake gpu(refused.options);
     if (std::string_view(refused.says) == "cuMemHostRegister") {
       gpu.fake().fail_next("cuMemHostRegister", gpudirect::kOutOfMemory);
