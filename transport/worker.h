@@ -194,6 +194,10 @@ class Worker {
   // --- progress ----------------------------------------------------------------------------
   // Advances everything by a bounded amount; true if anything happened. Never blocks.
   bool progress();
+  // The same, unless another thread is at it, whom it does not wait for. For calls that others make
+  // again and again until something has happened: whoever does that has a core and may as well move
+  // the bytes. A ProgressThread stands back as long as somebody helps every few microseconds.
+  bool help();
   // Readable when progress() has work, or when another thread's progress() did some since arm().
   // Level-triggered; for epoll or poll. Call arm() before sleeping on it, and do not sleep if that
   // returns false. For one sleeper; any number of others may sleep in wait() and wait_until().

@@ -6,6 +6,7 @@ Python, from post to done.
     python -m baton.bench --baseline nixl,mooncake   # and Mooncake's (mooncake-transfer-engine-non-cuda), over tcp
     python -m baton.bench --baseline kv_bw       # and `baton kv_bw`, the same in C++ (--baton names the program)
     python -m baton.bench --require tcp --json rows.json
+    python -m baton.bench --poll --baseline nixl   # both of Baton's processes poll all the time, as NIXL's initiator does
 
 Each row is the median of its rounds, with the best beside it. The libraries take turns, round by round, so that all
 see the same machine, and each has two processes of its own, which are stopped while it is another's turn: a library
@@ -19,6 +20,7 @@ import argparse
 import ctypes
 import json
 import os
+import select
 import shutil
 import signal
 import statistics
@@ -100,6 +102,9 @@ def target(arguments: argparse.Namespace) -> None:
     side = SIDES[arguments.target]("bench-target", arguments)
     side.memory[:] = pattern(arguments.bytes)
     print("target", side.metadata.hex() or "-", side.memory.ctypes.data, flush=True)
+    if arguments.poll and hasattr(side, "look"):
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            side.look()
     sys.stdin.read()
     os._exit(0)  # NIXL's own libraries may fail at exit
 
@@ -108,6 +113,7 @@ def child(what: str, name: str, arguments: argparse.Namespace) -> Any:
     """This program again, as `what` of a library."""
     command = [sys.executable, "-m", "baton.bench", what, name, "--bytes", str(arguments.bytes), "--require",
                arguments.require, "--memory", arguments.memory]
+    command += ["--poll"] if arguments.poll else []
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -257,6 +263,8 @@ def main() -> None:
     parser.add_argument("--require", default="", help="Baton takes this provider and no other")
     parser.add_argument("--memory", choices=("agent", "own"), default="agent", help="Baton's pages lie in memory of its "
                         "agent's (Agent.allocate()), or in ordinary memory as the others' do")
+    parser.add_argument("--poll", action="store_true", help="no process sleeps: those that post ask for the state again "
+                        "and again, and the targets for messages, as NIXL's own benchmark does")
     parser.add_argument("--shapes", default=SHAPES, help="PAGESxBYTES, several by commas")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", default="", help="a file for the rows, one JSON object in a line")

@@ -21,6 +21,8 @@ class BatonSide:
             self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
             self.agent.register(self.memory)
         self.metadata = self.agent.metadata()
+        self.poll = arguments.poll
+        self.look = self.agent.messages
 
     def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
              theirs: numpy.ndarray) -> Any:
@@ -30,10 +32,13 @@ class BatonSide:
         self.route = self.agent.explain(peer)
         return self.agent.transfer(0 if op == "write" else 1, local, mine, remote, theirs)
 
-    @staticmethod
-    def run(transfer: Any) -> None:
+    def run(self, transfer: Any) -> None:
         """From post to done."""
-        transfer.post().wait()
+        transfer.post()
+        if not self.poll:
+            return transfer.wait()
+        while not transfer.done():
+            pass
 
 
 class NixlSide:
@@ -45,6 +50,7 @@ class NixlSide:
         self.agent = api.nixl_agent(name, api.nixl_agent_config())
         self.agent.register_memory([(self.memory.ctypes.data, self.memory.nbytes, 0, "")], "DRAM")
         self.metadata = self.agent.get_agent_metadata()
+        self.look = self.agent.get_new_notifs
 
     def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
              theirs: numpy.ndarray) -> Any:

@@ -9,6 +9,12 @@
 #include "transport/internal/worker_impl.h"
 
 namespace baton {
+namespace {
+
+// How long nobody may drive the worker when one who polled has ceased to.
+constexpr Time kStandBack = std::chrono::microseconds(100);
+
+}  // namespace
 
 ProgressThread::ProgressThread(Worker& worker, Options options)
     : worker_(worker), options_(options) {
@@ -43,8 +49,16 @@ void ProgressThread::run() {
   }
   Worker::Impl& impl = *worker_.impl_;
   internal::Bell mine;
+  {
+    std::lock_guard lock(impl.mutex);
+    impl.thread_bell = &mine;
+  }
   Time busy = impl.clock.now();
   while (!stop_.load()) {
+    if (impl.helped_lately()) {
+      std::this_thread::sleep_for(kStandBack);
+      continue;
+    }
     if (worker_.progress()) {
       busy = impl.clock.now();
       continue;
@@ -68,6 +82,8 @@ void ProgressThread::run() {
     impl.tell_waiters();
     busy = impl.clock.now();
   }
+  std::lock_guard lock(impl.mutex);
+  impl.thread_bell = nullptr;
 }
 
 }  // namespace baton

@@ -309,6 +309,18 @@ bool Worker::progress() {
   return any;
 }
 
+bool Worker::help() {
+  bool any = false;
+  {
+    std::unique_lock lock(impl_->mutex, std::try_to_lock);
+    if (!lock) return false;
+    impl_->note_help();
+    any = impl_->progress();
+  }
+  if (any) impl_->tell_waiters();
+  return any;
+}
+
 int Worker::wait_fd() const { return impl_->outside_fd; }
 
 bool Worker::arm() {

@@ -54,6 +54,8 @@ class Worker::Impl final : public EventSink {
   bool arm(internal::Bell& own);
   void disarm(internal::Bell& own);
   void rouse();
+  void note_help();
+  bool helped_lately() const;  // lock-free
   Time next_timer();
   void wake();          // lock-free
   void signal();        // something the application may wait for has happened
@@ -260,6 +262,10 @@ class Worker::Impl final : public EventSink {
   std::atomic<bool> prompt_rails{false};  // there has been a PromptRail
   std::atomic<bool> announcing{false};    // under the lock, in a caller's EndCallback
   std::atomic<bool> threaded{false};      // a ProgressThread runs this worker
+  internal::Bell* thread_bell = nullptr;  // the one that it sleeps with, while it is there
+  Time helped_at = std::chrono::seconds(-1);  // the last help()
+  // The last one that came soon after another.
+  std::atomic<Time> helped_often_at{std::chrono::seconds(-1)};
   std::atomic<uint32_t> waiters{0};
   std::mutex wait_mutex;
   std::condition_variable wait_condition;

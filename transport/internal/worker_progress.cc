@@ -19,6 +19,7 @@
 namespace baton {
 namespace {
 
+constexpr Time kOften = std::chrono::microseconds(50);  // between the help() of one who polls
 constexpr Time kCopyPause = std::chrono::microseconds(5);
 constexpr const char* kNoDescriptors = "no file descriptors are left: raise `ulimit -n`";
 
@@ -238,6 +239,21 @@ void Worker::Impl::rouse() {
   for (internal::Bell* each : asleep) each->ring();
   asleep.clear();
   sleeping.store(false, std::memory_order_relaxed);
+}
+
+// A ProgressThread that sleeps is woken by whatever another one does, for it may have been the news
+// that it sleeps for, and each round arms it again. One that stands back costs nothing.
+void Worker::Impl::note_help() {
+  const Time now = clock.now();
+  const bool often = now - helped_at < kOften;
+  helped_at = now;
+  if (!often || thread_bell == nullptr) return;
+  helped_often_at.store(now, std::memory_order_relaxed);
+  if (std::erase(asleep, thread_bell) > 0) thread_bell->ring();
+}
+
+bool Worker::Impl::helped_lately() const {
+  return clock.now() - helped_often_at.load(std::memory_order_relaxed) < kOften;
 }
 
 Time Worker::Impl::next_timer() {
