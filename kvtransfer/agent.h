@@ -123,7 +123,9 @@ struct AgentOptions {
   std::string name;      // unique among the agents that meet; 1 to kMaxAgentName bytes
   WorkerOptions worker;  // key, listener, providers, settings; its name is the agent's
   // A thread that moves the bytes; it sleeps when there is nothing to do. Without it they move
-  // inside post(), state(), wait(), release() and messages() only.
+  // inside post(), state(), wait(), release() and messages() only. With it too they move inside
+  // state(), wait() and messages() when it is not at it: whoever asks again and again does the work
+  // himself, and the thread stands back.
   bool progress_thread = true;
   // A thread that serves metadata to, and takes it from, agents that call fetch_metadata() and
   // send_metadata() with this agent's host:port (worker.listen_host and .listen_port).

@@ -182,8 +182,9 @@ class Worker {
   absl::Status cancel(TransferId id);
   // Gives the slot back. FailedPrecondition while active.
   absl::Status release(TransferId id);
-  // Blocks until the transfer ended, drives progress if no ProgressThread does, releases the slot
-  // and returns how it ended. DeadlineExceeded (and nothing released) when `timeout` ran out first.
+  // Blocks until the transfer ended, drives progress, releases the slot and returns how it ended.
+  // Beside a ProgressThread it drives as long as something happens every 20 us, then the thread
+  // does. DeadlineExceeded (and nothing released) when `timeout` ran out first.
   absl::Status wait(TransferId id, Time timeout = kNever);
   // Blocks until `ready()` holds; it is evaluated after each round of progress, on this thread.
   absl::Status wait_until(const std::function<bool()>& ready, Time timeout = kNever);

@@ -237,7 +237,7 @@ absl::Status Agent::post(AgentTransferId transfer, const std::string_view* messa
 absl::StatusOr<AgentTransferState> Agent::state(AgentTransferId id) {
   const auto transfer = impl_->find_transfer(id);
   if (transfer == nullptr) return no_such_transfer();
-  impl_->drive();
+  impl_->worker->help();
   transfer->feed();
   return transfer->state();
 }

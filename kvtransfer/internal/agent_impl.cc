@@ -83,7 +83,7 @@ Agent::Impl::~Impl() {
 }
 
 void Agent::Impl::drive() {
-  worker->help();
+  if (progress_thread == nullptr) worker->progress();
 }
 
 absl::Status Agent::Impl::register_memory(absl::Span<const Descriptor> list,

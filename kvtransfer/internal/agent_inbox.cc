@@ -12,7 +12,7 @@ uint64_t key_of(PeerId peer) { return (uint64_t{peer.generation} << 32) | peer.i
 }  // namespace
 
 void Agent::Impl::pump() {
-  drive();
+  worker->help();
   say_again();
   std::lock_guard lock(inbox_mutex);
   std::vector<uint64_t> gone;

@@ -1,11 +1,13 @@
 // Runs progress(): polls while there is work, sleeps when there is none.
 #include "transport/progress_thread.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
 
+#include "transport/base/durations.h"
 #include "transport/internal/worker_impl.h"
 
 namespace baton {
@@ -13,6 +15,12 @@ namespace {
 
 // How long nobody may drive the worker when one who polled has ceased to.
 constexpr Time kStandBack = std::chrono::microseconds(100);
+
+void stand_back(internal::Bell& bell) {
+  pollfd called{.fd = bell.fd(), .events = POLLIN, .revents = 0};
+  const timespec span = base::to_timespec(kStandBack);
+  if (ppoll(&called, 1, &span, nullptr) > 0) bell.silence();
+}
 
 }  // namespace
 
@@ -56,7 +64,8 @@ void ProgressThread::run() {
   Time busy = impl.clock.now();
   while (!stop_.load()) {
     if (impl.helped_lately()) {
-      std::this_thread::sleep_for(kStandBack);
+      stand_back(mine);
+      busy = impl.clock.now();
       continue;
     }
     if (worker_.progress()) {

@@ -309,17 +309,7 @@ bool Worker::progress() {
   return any;
 }
 
-bool Worker::help() {
-  bool any = false;
-  {
-    std::unique_lock lock(impl_->mutex, std::try_to_lock);
-    if (!lock) return false;
-    impl_->note_help();
-    any = impl_->progress();
-  }
-  if (any) impl_->tell_waiters();
-  return any;
-}
+bool Worker::help() { return impl_->help(); }
 
 int Worker::wait_fd() const { return impl_->outside_fd; }
 

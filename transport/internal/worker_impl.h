@@ -54,8 +54,9 @@ class Worker::Impl final : public EventSink {
   bool arm(internal::Bell& own);
   void disarm(internal::Bell& own);
   void rouse();
-  void note_help();
+  bool help();                 // takes the lock, if nobody has it
   bool helped_lately() const;  // lock-free
+  void recall();               // takes the lock: a thread that stands back is to drive again, now
   Time next_timer();
   void wake();          // lock-free
   void signal();        // something the application may wait for has happened
@@ -263,9 +264,9 @@ class Worker::Impl final : public EventSink {
   std::atomic<bool> announcing{false};    // under the lock, in a caller's EndCallback
   std::atomic<bool> threaded{false};      // a ProgressThread runs this worker
   internal::Bell* thread_bell = nullptr;  // the one that it sleeps with, while it is there
-  Time helped_at = std::chrono::seconds(-1);  // the last help()
-  // The last one that came soon after another.
-  std::atomic<Time> helped_often_at{std::chrono::seconds(-1)};
+  static constexpr Time kLongAgo = std::chrono::seconds(-1);
+  Time helped_at = kLongAgo;                    // the last help()
+  std::atomic<Time> helped_often_at{kLongAgo};  // the last one that came soon after another
   std::atomic<uint32_t> waiters{0};
   std::mutex wait_mutex;
   std::condition_variable wait_condition;

@@ -241,19 +241,34 @@ void Worker::Impl::rouse() {
   sleeping.store(false, std::memory_order_relaxed);
 }
 
-// A ProgressThread that sleeps is woken by whatever another one does, for it may have been the news
-// that it sleeps for, and each round arms it again. One that stands back costs nothing.
-void Worker::Impl::note_help() {
-  const Time now = clock.now();
-  const bool often = now - helped_at < kOften;
-  helped_at = now;
-  if (!often || thread_bell == nullptr) return;
-  helped_often_at.store(now, std::memory_order_relaxed);
-  if (std::erase(asleep, thread_bell) > 0) thread_bell->ring();
+bool Worker::Impl::help() {
+  bool any = false;
+  {
+    std::unique_lock lock(mutex, std::try_to_lock);
+    if (!lock) return false;
+    const Time now = clock.now();
+    if (now - helped_at < kOften && thread_bell != nullptr) {
+      helped_often_at.store(now, std::memory_order_relaxed);
+      // Asleep it would be woken by whatever is done here, for it may be what it sleeps for, and
+      // each round would arm it again. Standing back it costs nothing.
+      if (std::erase(asleep, thread_bell) > 0) thread_bell->ring();
+    }
+    helped_at = now;
+    any = progress();
+  }
+  if (any) tell_waiters();
+  return any;
 }
 
 bool Worker::Impl::helped_lately() const {
   return clock.now() - helped_often_at.load(std::memory_order_relaxed) < kOften;
+}
+
+void Worker::Impl::recall() {
+  if (!helped_lately()) return;
+  std::lock_guard lock(mutex);
+  helped_often_at.store(kLongAgo, std::memory_order_relaxed);
+  if (thread_bell != nullptr) thread_bell->ring();
 }
 
 Time Worker::Impl::next_timer() {
@@ -309,6 +324,7 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
   constexpr Time kSpin = std::chrono::microseconds(20);
   const Time end = base::deadline_after(clock.now(), timeout);
   Time busy = clock.now();  // when something last happened
+  bool helping = true;      // a ProgressThread: it need not be woken for what is done at once
   // Lent to this wait from its first sleep on.
   struct Lent {
     ~Lent() {
@@ -325,6 +341,12 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
     const Time now = clock.now();
     if (now >= end) return absl::DeadlineExceededError("the wait's timeout ran out");
     if (threaded.load(std::memory_order_acquire)) {
+      if (helping) {
+        if (help()) busy = now;
+        if (now - busy < kSpin) continue;
+        helping = false;
+        recall();
+      }
       std::unique_lock lock(wait_mutex);
       waiters.fetch_add(1);
       const bool is_ready = ready();

@@ -1,0 +1,156 @@
+// Calls that poll move the bytes themselves: help() waits for nobody, a ProgressThread stands back
+// meanwhile, and drives again when the help ends.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "tests/manual_clock.h"
+#include "tests/sanitized.h"
+#include "tests/transport/stub_provider.h"
+#include "transport/progress_thread.h"
+
+namespace baton {
+namespace {
+
+const Time kPatience = patient(std::chrono::seconds(60));
+const ProgressThread::Options kAwake{.spin = std::chrono::hours(1000)};
+
+// Counts the rounds of each side, and can be slow.
+class CountingProvider : public StubProvider {
+ public:
+  using StubProvider::StubProvider;
+  bool progress(EventSink&) override {
+    ++(std::this_thread::get_id() == test_ ? rounds_of_test : rounds_of_others);
+    inside = true;
+    while (slow.load()) std::this_thread::yield();
+    inside = false;
+    return something.load();
+  }
+  std::atomic<int> rounds_of_test{0}, rounds_of_others{0};
+  std::atomic<bool> inside{false}, slow{false}, something{false};
+
+ private:
+  const std::thread::id test_ = std::this_thread::get_id();
+};
+
+class Help : public testing::Test {
+ protected:
+  Help() {
+    WorkerOptions options;
+    options.name = "helped";
+    options.key = *ClusterKey::from_bytes("a secret of the tests");
+    options.clock = &clock;
+    options.extra_providers.emplace_back([this](const ProviderContext&) {
+      auto made = std::make_unique<CountingProvider>(armed);
+      provider = made.get();
+      return made;
+    });
+    worker = *Worker::create(std::move(options));
+  }
+
+  // As whoever polls: again, before the clock has moved.
+  void help_often() {
+    for (int helped = provider->rounds_of_test; provider->rounds_of_test < helped + 2;) {
+      worker->help();
+    }
+  }
+  // The thread's rounds while this one does nothing, for a while.
+  int rounds_meanwhile() {
+    const int before = provider->rounds_of_others;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return provider->rounds_of_others - before;
+  }
+  bool thread_drives() {
+    const int before = provider->rounds_of_others;
+    const Time end = Clock::steady().now() + kPatience;
+    while (provider->rounds_of_others == before) {
+      if (Clock::steady().now() > end) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+  ManualClock clock;
+  std::atomic<int> armed{0};
+  CountingProvider* provider = nullptr;
+  std::unique_ptr<Worker> worker;
+};
+
+TEST_F(Help, IsARound) {
+  EXPECT_FALSE(worker->help());
+  provider->something = true;
+  EXPECT_TRUE(worker->help());
+  EXPECT_EQ(provider->rounds_of_test, 2);
+}
+
+TEST_F(Help, WaitsForNobody) {
+  provider->slow = true;
+  std::thread other([&] { worker->progress(); });
+  while (!provider->inside) std::this_thread::yield();
+  EXPECT_FALSE(worker->help());
+  EXPECT_EQ(provider->rounds_of_test, 0);
+  provider->slow = false;
+  other.join();
+}
+
+TEST_F(Help, LetsTheThreadStandBackAsLongAsItComesOften) {
+  ProgressThread thread(*worker, kAwake);
+  ASSERT_TRUE(thread_drives());
+  help_often();
+  // One that it was about to begin when the help came.
+  EXPECT_LE(rounds_meanwhile(), 1);
+  clock.advance(std::chrono::milliseconds(1));
+  EXPECT_TRUE(thread_drives()) << "nobody drives the worker";
+}
+
+// Who looks once in a while leaves the bytes to the thread.
+TEST_F(Help, OnceInAWhileIsNotOften) {
+  ProgressThread thread(*worker, kAwake);
+  ASSERT_TRUE(thread_drives());
+  for (int i = 0; i < 10; ++i) {
+    clock.advance(std::chrono::milliseconds(1));
+    for (int helped = provider->rounds_of_test; provider->rounds_of_test == helped;) {
+      worker->help();
+    }
+    ASSERT_TRUE(thread_drives());
+  }
+}
+
+// It is not made ready to sleep again in each round.
+TEST_F(Help, OfOneWhoPollsDoesNotArmTheThreadAgainAndAgain) {
+  ProgressThread thread(*worker, {.spin = Time::zero()});
+  while (armed == 0) std::this_thread::yield();
+  const int before = armed;
+  for (int i = 0; i < 100; ++i) help_often();
+  EXPECT_LE(armed, before + 1) << "it may have been about to sleep";
+}
+
+// Somebody waits, and makes a few rounds himself; then the thread must not stand back any longer.
+TEST_F(Help, EndsWhenAWaitGoesToSleep) {
+  ProgressThread thread(*worker, kAwake);
+  ASSERT_TRUE(thread_drives());
+  int looks = 0;
+  int thread_was_at = -1;
+  const Time end = Clock::steady().now() + kPatience;
+  const absl::Status waited = worker->wait_until(
+      [&] {
+        if (provider->rounds_of_test < 2) return false;
+        if (++looks < 50) {
+          clock.advance(std::chrono::nanoseconds(500));  // asleep after 20 us of them
+          return false;
+        }
+        if (Clock::steady().now() > end) return true;
+        // From here on the clock stands: only a call brings the thread back.
+        if (thread_was_at < 0) thread_was_at = provider->rounds_of_others;
+        return provider->rounds_of_others > thread_was_at + 1;
+      },
+      std::chrono::seconds(1));
+  EXPECT_TRUE(waited.ok()) << waited;
+  EXPECT_LE(Clock::steady().now(), end) << "nobody drives the worker";
+}
+
+}  // namespace
+}  // namespace baton
