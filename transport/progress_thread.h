@@ -1,5 +1,5 @@
-// A thread that runs a worker's progress(), sleeps when there is nothing to do, and stands back while
-// another thread helps (Worker::help()) every few microseconds.
+// A thread that runs a worker's progress(), sleeps when there is nothing to do, and stands back
+// while another thread helps (Worker::help()) every few microseconds.
 #pragma once
 
 #include <atomic>
