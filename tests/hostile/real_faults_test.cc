@@ -9,11 +9,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <csignal>
-#include <cstdlib>
 #include <thread>
 
+#include "tests/hostile/real_check.h"
 #include "tests/hostile/real_schedule.h"
 #include "tests/sanitized.h"
 #include "tests/usable_provider.h"
@@ -25,11 +24,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-uint64_t number_of(const char* variable, uint64_t otherwise) {
-  const char* given = std::getenv(variable);
-  return given == nullptr ? otherwise : std::strtoull(given, nullptr, 10);
-}
 
 // Asked in a process of its own: libraries that have begun do not survive a fork.
 bool usable(const std::string& provider) {
@@ -67,7 +61,7 @@ class TwoProcesses {
     for (size_t side = 0; side < 2; ++side) {
       EXPECT_STREQ(shared_.sides[side].failure, "") << "side " << side;
     }
-    for (size_t i = 0; i < kRealTransfers; ++i) check(i);
+    for (size_t i = 0; i < kRealTransfers; ++i) done_ += check_real_item(schedule_, i, dead_);
   }
 
   size_t done() const { return done_; }
@@ -116,44 +110,6 @@ class TwoProcesses {
     ADD_FAILURE() << what << ": side 0: \"" << shared_.sides[0].failure << "\", done "
                   << shared_.sides[0].done << "; side 1: \"" << shared_.sides[1].failure
                   << "\", done " << shared_.sides[1].done << "; killed " << dead_;
-  }
-
-  void check(size_t number) {
-    const RealItem& item = shared_.items[number];
-    const RealPlan& plan = schedule_.plan[number];
-    if (item.submitted == 0) return;
-    SCOPED_TRACE(testing::Message() << "transfer " << number << ": " << item.words);
-    const char* now = schedule_.destination(number);
-    EXPECT_EQ(item.wrong, 0) << "announced, but not there";
-    EXPECT_LE(item.notified, 1);
-    EXPECT_LE(item.counter, 1u);
-    const bool target_lives = plan.target() != dead_;
-    if ((item.notified != 0 || item.parted != 0) && target_lives) {
-      EXPECT_EQ(std::count(now, now + kRealBlock, kRealReused), static_cast<ptrdiff_t>(kRealBlock))
-          << "landed in memory that had been reused";
-    } else if (item.frozen != 0 && target_lives) {
-      EXPECT_TRUE(std::equal(now, now + kRealBlock, item.at_end)) << "bytes moved after the end";
-    }
-    if (plan.from == dead_) return;
-    EXPECT_EQ(item.ended, 1);
-    if (item.code == 0) {
-      ++done_;
-      for (size_t at = 0; target_lives && item.notified == 0 && item.parted == 0 && at < plan.bytes;
-           ++at) {
-        ASSERT_EQ(now[at], real_byte(schedule_.seed, number, at)) << at;
-      }
-      if (plan.op == Op::kWrite && target_lives) {
-        EXPECT_EQ(item.counter, 1u);
-        EXPECT_EQ(item.notified, 1);
-      }
-      return;
-    }
-    const auto code = static_cast<absl::StatusCode>(item.code.load());
-    const bool asked = (code == absl::StatusCode::kCancelled && item.cancelled != 0) ||
-                       (code == absl::StatusCode::kDeadlineExceeded && plan.timeout_ms >= 0);
-    const bool gone = dead_ < 2 || shared_.sides[0].left != 0 || shared_.sides[1].left != 0;
-    EXPECT_TRUE(asked || (gone && code == absl::StatusCode::kUnavailable))
-        << "nobody asked for this end";
   }
 
   RealSchedule schedule_;

@@ -21,8 +21,8 @@ char* map(size_t bytes, int fd) {
 
 }  // namespace
 
-RealSchedule::RealSchedule(std::string over, uint64_t number)
-    : provider(std::move(over)), seed(number) {
+RealSchedule::RealSchedule(std::string over, uint64_t number, RealNetwork where)
+    : provider(std::move(over)), seed(number), network(where) {
   std::mt19937_64 random(seed);
   const auto pick = [&](size_t limit) { return static_cast<size_t>(random() % limit); };
   shared = new (map(sizeof(RealShared), -1)) RealShared;
@@ -44,15 +44,24 @@ RealSchedule::RealSchedule(std::string over, uint64_t number)
   } else if (provider == "shm" && pick(4) == 0 && with_file) {
     settings = {{"shm.cma", "off"}};
   }
-  settings.emplace_back("peer.answer_ms", "600000");
-  settings.emplace_back("peer.redial_ms", "60000");  // a busy machine is no reason to give up
+  // A busy machine is no reason to give up; a network that is gone for good is one, soon.
+  settings.emplace_back("peer.answer_ms", network.survives ? "600000" : "2000");
+  settings.emplace_back("peer.redial_ms", network.survives ? "60000" : "500");
+  if (network.own) {
+    settings.emplace_back(provider + ".stall_ms", "500");
+    settings.emplace_back(provider + ".handshake_ms", "1500");
+  }
   for (size_t i = 0; i < kRealTransfers; ++i) {
     RealPlan& item = plan[i];
     item.from = pick(2);
     item.op = pick(4) == 0 ? Op::kRead : Op::kWrite;
     const size_t sizes[] = {0, 1 + pick(100), 1 + pick(8192), 1 + pick(kRealBlock), kRealBlock};
     item.bytes = item.op == Op::kRead ? 1 + pick(kRealBlock) : sizes[pick(5)];
-    if (pick(6) == 0) item.timeout_ms = static_cast<int>(pick(30));
+    if (pick(6) == 0) item.timeout_ms = static_cast<int>(pick(network.own ? 300 : 30));
+    // When the network goes for good, each side has something to miss.
+    if (!network.survives && i + 2 >= kRealTransfers) {
+      item = {.from = i % 2, .op = Op::kWrite, .bytes = kRealBlock};
+    }
     char* source = block(1 - item.target(), i, false);
     for (size_t at = 0; at < item.bytes; ++at) source[at] = real_byte(seed, i, at);
   }

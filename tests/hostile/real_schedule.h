@@ -58,6 +58,7 @@ struct RealSide {
   std::atomic<int> began{0};  // the other side is connected
   std::atomic<int> done{0};   // all of its transfers have ended
   std::atomic<int> left{0};   // it has called disconnect()
+  std::atomic<int> down{0};   // it has given the other one up
   std::atomic<int> cuts{0};
   std::atomic<int> port{0};  // it is called there
   std::atomic<uint64_t> resumed{0};
@@ -68,14 +69,21 @@ struct RealSide {
 
 struct RealShared {
   std::atomic<int> finish{0};
+  std::atomic<size_t> allowed{kRealTransfers};  // so many may have been submitted, in their order
   std::array<RealSide, 2> sides;
   std::array<RealItem, kRealTransfers> items;
+};
+
+// Where a schedule has a network of its own, whose faults the test makes.
+struct RealNetwork {
+  bool own = false;
+  bool survives = true;  // faults are shorter than a lost peer is called again; else longer
 };
 
 // Made before the processes are, and mapped by them and by the test.
 class RealSchedule {
  public:
-  RealSchedule(std::string provider, uint64_t seed);
+  RealSchedule(std::string provider, uint64_t seed, RealNetwork network = {});
   ~RealSchedule();
   RealSchedule(const RealSchedule&) = delete;
   RealSchedule& operator=(const RealSchedule&) = delete;
@@ -87,6 +95,7 @@ class RealSchedule {
 
   const std::string provider;
   const uint64_t seed;
+  const RealNetwork network;
   std::vector<std::pair<std::string, std::string>> settings;
   bool with_file = true;  // the memory is offered to be mapped
   std::array<RealPlan, kRealTransfers> plan;

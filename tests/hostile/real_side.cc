@@ -65,13 +65,14 @@ class Side {
       if (plan_.plan[i].from == side_) own_.push_back(i);
     }
     size_t next = 0;
-    for (int round = 0; round < 250; ++round) {
-      if (next < own_.size() && pick(6) == 0) submit(own_[next++]);
+    for (int round = 0; round < 250 || shared_.allowed < kRealTransfers; ++round) {
+      if (next < own_.size() && own_[next] < shared_.allowed && pick(6) == 0) submit(own_[next++]);
       disturb();
       step();
     }
     while (next < own_.size()) submit(own_[next++]);
-    if (pick(side_ == plan_.seed % 2 ? 6 : 24) == 0 && !leave()) return;
+    const bool leaves = plan_.network.survives && pick(side_ == plan_.seed % 2 ? 6 : 24) == 0;
+    if (leaves && !leave()) return;
     const bool over = until([&] { return open_ == 0; }, patient(seconds(90)));
     if (!over) {
       return fail(std::to_string(open_) + " transfers never ended: " + worker_->explain(peer_));
@@ -103,6 +104,7 @@ class Side {
     auto worker = Worker::create({.name = "side",
                                   .providers = {plan_.provider},
                                   .key = *ClusterKey::from_bytes("0123456789abcdef"),
+                                  .listen_host = plan_.network.own ? "0.0.0.0" : "",
                                   .max_transfers = 64,
                                   .settings = plan_.settings});
     if (!worker.ok()) return fail(worker.status().ToString()), false;
@@ -176,7 +178,7 @@ class Side {
   }
 
   void disturb() {
-    switch (pick(48)) {
+    switch (pick(plan_.network.own ? 2000 : 48)) {  // a network's faults take longer
       case 0:
       case 1:
         if (cut_a_connection(random_, mine_, other_)) ++mine_.cuts;
@@ -251,6 +253,7 @@ class Side {
   // Nothing of the other side's lands here from now on, whether its end was orderly or not.
   void other_is_gone() {
     down_ = true;
+    mine_.down = 1;
     for (size_t i = 0; i < kRealTransfers; ++i) {
       if (!counted(i) || shared_.items[i].notified != 0) continue;
       freeze(i);

@@ -1,0 +1,49 @@
+// Two hosts on one machine: network namespaces that are joined by wires which the test moves. They
+// end with the test and what it started, however that ends.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tests/two_hosts/wire.h"
+
+namespace baton {
+
+class Hosts {
+ public:
+  // Host h has 10.77.w.(h + 1) on wire w. Unavailable, with the reason, where namespaces or devices
+  // may not be made: what to skip for.
+  static absl::StatusOr<std::unique_ptr<Hosts>> create(size_t wires, uint64_t seed);
+
+  // Puts the calling process there, for good; for a child that has just been forked.
+  void enter(size_t host) const;
+
+  Wire& wire(size_t number) { return *wires_[number]; }
+  static std::string address(size_t host, size_t wire = 0, size_t last = 0);
+
+  // As `ip link` and `ip addr` do.
+  void set_link(size_t host, size_t wire, bool up);
+  void set_mtu(size_t host, size_t wire, int bytes);
+  void set_address(size_t host, size_t wire, const std::string& address);
+
+  // Moves packets for so long.
+  void move(Time span);
+
+ private:
+  struct Host {
+    base::UniqueFd space;    // its network namespace
+    base::UniqueFd control;  // a socket in it, for questions about its devices
+  };
+  Hosts() = default;
+  absl::Status make_host(size_t host, size_t wires,
+                         std::vector<std::array<base::UniqueFd, 2>>& ends);
+  void ask(size_t host, unsigned long request, void* argument) const;
+
+  std::array<Host, 2> hosts_;
+  std::vector<std::unique_ptr<Wire>> wires_;
+};
+
+}  // namespace baton

@@ -1,0 +1,250 @@
+// Seeded fault schedules between two hosts: network namespaces, joined by a wire that loses, delays,
+// reorders, repeats and changes packets, is slow, is cut, in one direction or both, forgets its
+// connections, and carries less than it says; devices go down, get another address or another MTU.
+// Beside it all that real_faults_test does. Nothing is lost, repeated, late or hung.
+//
+// BATON_SEED=n runs only schedule n, BATON_SEEDS=n so many.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <iostream>
+
+#include "tests/hostile/real_check.h"
+#include "tests/hostile/real_schedule.h"
+#include "tests/sanitized.h"
+#include "tests/two_hosts/hosts.h"
+#include "tests/usable_provider.h"
+#include "transport/base/child.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr int kEvents = 4;  // of a schedule that its sessions survive
+
+class TwoHostsRun {
+ public:
+  TwoHostsRun(Hosts& hosts, const std::string& provider, uint64_t seed)
+      : hosts_(hosts),
+        schedule_(provider, seed, {.own = true, .survives = seed % 4 != 3}),
+        shared_(*schedule_.shared),
+        random_(~seed) {}
+  ~TwoHostsRun() {
+    for (size_t side = 0; side < 2; ++side) reap(side, SIGKILL);
+  }
+
+  void run() {
+    shared_.allowed = 0;
+    for (size_t side = 0; side < 2; ++side) {
+      pids_[side] = base::fork_child();
+      if (pids_[side] != 0) continue;
+      hosts_.enter(side);
+      run_real_side(schedule_, side);
+      _exit(0);
+    }
+    if (!until([&] { return began(0) && began(1); })) return report("they did not meet");
+    const bool short_ones = schedule_.network.survives;
+    for (int event = 0; event < (short_ones ? kEvents : 1); ++event) disturb(event);
+    if (!short_ones && !lose_for_good()) return;
+    shared_.allowed = kRealTransfers;
+    if (short_ones && pick(6) == 0) {
+      hold(microseconds(pick(100'000)));
+      dead_ = pick(2);
+      reap(dead_, SIGKILL);
+      what_ += " killed:" + std::to_string(dead_);
+    }
+    if (!until([&] { return over_or_dead(0) && over_or_dead(1); })) return report("hung");
+    shared_.finish = 1;
+    if (!until([&] { return ended(0) && ended(1); })) return report("did not end");
+    for (size_t side = 0; side < 2; ++side) {
+      EXPECT_STREQ(shared_.sides[side].failure, "") << "side " << side << what_;
+    }
+    SCOPED_TRACE(what_);
+    for (size_t i = 0; i < kRealTransfers; ++i) done_ += check_real_item(schedule_, i, dead_);
+  }
+
+  size_t done() const { return done_; }
+  uint64_t resumed() const { return shared_.sides[0].resumed + shared_.sides[1].resumed; }
+  bool killed() const { return dead_ < 2; }
+
+ private:
+  size_t pick(size_t limit) { return static_cast<size_t>(random_() % limit); }
+  bool began(size_t side) const { return shared_.sides[side].began != 0; }
+  bool over_or_dead(size_t side) const { return shared_.sides[side].done != 0 || dead_ == side; }
+  void hold(Time span) { hosts_.move(span); }
+  template <typename... Parts>
+  void note(const Parts&... parts) {
+    ((what_ += ' '), ..., (what_ += absl::StrCat(parts)));
+  }
+
+  bool until(const std::function<bool()>& ready) {
+    const Time end = Clock::steady().now() + patient(seconds(200));
+    while (!ready()) {
+      if (Clock::steady().now() > end) return false;
+      if (shared_.sides[0].failure[0] != 0 || shared_.sides[1].failure[0] != 0) return false;
+      hold(microseconds(200));
+    }
+    return true;
+  }
+
+  // One event, with its share of the transfers under way, and its end.
+  void disturb(int event) {
+    Wire& wire = hosts_.wire(0);
+    const size_t side = pick(2);
+    const Time span = milliseconds(20 + pick(pick(3) == 0 ? 1500 : 300));
+    WireFaults& faults = wire.faults(side);
+    const bool both = pick(2) == 0;
+    const size_t kind = pick(12);
+    note("event", kind, "side", side, both ? "both" : "one", span.count() / 1'000'000, "ms;");
+    const auto allow = [&] {
+      shared_.allowed = (static_cast<size_t>(event) + 1) * kRealTransfers / (kEvents + 1);
+    };
+    if (pick(2) == 0) allow();  // before it, so that it finds them on their way, or within it
+    switch (kind) {
+      case 0:
+        faults.loss = 0.05;
+        break;
+      case 1:
+        faults.delay = milliseconds(1 + pick(20));
+        faults.jitter = milliseconds(pick(10));
+        break;
+      case 2:
+        faults.duplicate = 0.2;
+        faults.flip = 0.02;
+        break;
+      case 3:
+        faults.bytes_per_s = 200'000 + 1000 * pick(5000);
+        break;
+      case 4:
+      case 5:
+        faults.cut = true;
+        break;
+      case 6:
+        hosts_.set_link(side, 0, false);
+        break;
+      case 7:
+        wire.forget_connections(both);
+        break;
+      case 8:
+        hosts_.set_mtu(0, 0, mtu());
+        hosts_.set_mtu(1, 0, mtu());
+        break;
+      case 9:
+        faults.largest = 600;
+        break;
+      case 10:
+        hosts_.set_address(side, 0, Hosts::address(side, 0, 10 + pick(200)));
+        break;
+      default:
+        kill(pids_[side], SIGSTOP);
+    }
+    if (both) wire.faults(1 - side) = faults;
+    allow();
+    hold(span);
+    wire.heal();
+    if (kind == 6) hosts_.set_link(side, 0, true);
+    // Half of the hosts that get another address keep it.
+    if (kind == 10 && both) hosts_.set_address(side, 0, Hosts::address(side));
+    if (kind > 10) kill(pids_[side], SIGCONT);
+  }
+  int mtu() { return std::array{576, 1500, 9000}[pick(3)]; }
+
+  // The network, or one side, is away until both have given the other up, and then it is back.
+  bool lose_for_good() {
+    Wire& wire = hosts_.wire(0);
+    const size_t side = pick(2), kind = pick(4);
+    note("for good", kind, "side", side);
+    shared_.allowed = kRealTransfers - 2;
+    hold(milliseconds(pick(20)));
+    if (kind == 0) wire.faults(0).cut = wire.faults(1).cut = true;
+    if (kind == 1) wire.faults(side).cut = true;
+    if (kind == 2) hosts_.set_link(side, 0, false);
+    if (kind == 3) kill(pids_[side], SIGSTOP);
+    shared_.allowed = kRealTransfers;
+    const bool noticed = until([&] {
+      return (shared_.sides[0].down != 0 || (kind == 3 && side == 0)) &&
+             (shared_.sides[1].down != 0 || (kind == 3 && side == 1));
+    });
+    wire.heal();
+    if (kind == 2) hosts_.set_link(side, 0, true);
+    if (kind == 3) kill(pids_[side], SIGCONT);
+    if (!noticed) report("nobody noticed");
+    return noticed;
+  }
+
+  void reap(size_t side, int signal) {
+    if (pids_[side] <= 0) return;
+    kill(pids_[side], signal);
+    waitpid(std::exchange(pids_[side], -1), nullptr, 0);
+  }
+  bool ended(size_t side) {
+    if (pids_[side] <= 0) return true;
+    int status = 0;
+    if (waitpid(pids_[side], &status, WNOHANG) == 0) return false;
+    pids_[side] = -1;
+    EXPECT_EQ(status, 0) << "side " << side << " died" << what_;
+    return true;
+  }
+
+  void report(const char* what) {
+    ADD_FAILURE() << what << ": side 0: \"" << shared_.sides[0].failure << "\", done "
+                  << shared_.sides[0].done << "; side 1: \"" << shared_.sides[1].failure
+                  << "\", done " << shared_.sides[1].done << "; killed " << dead_ << ";" << what_;
+  }
+
+  Hosts& hosts_;
+  RealSchedule schedule_;
+  RealShared& shared_;
+  std::mt19937_64 random_;
+  std::string what_;
+  std::array<pid_t, 2> pids_{-1, -1};
+  size_t dead_ = 2;  // which side was killed
+  size_t done_ = 0;
+};
+
+// Asked in a process of its own: libraries that have begun do not survive a fork.
+bool usable(const std::string& provider) {
+  const pid_t child = base::fork_child();
+  if (child == 0) _exit(why_unusable(provider).empty() ? 0 : 1);
+  int status = -1;
+  waitpid(child, &status, 0);
+  return status == 0;
+}
+
+class NetworkFaults : public testing::TestWithParam<std::string> {};
+
+TEST_P(NetworkFaults, EveryTransferEndsExactlyOnce) {
+  if (!usable(GetParam())) GTEST_SKIP() << GetParam() << " cannot be used here";
+  const uint64_t only = number_of("BATON_SEED", UINT64_MAX);
+  const uint64_t seeds = number_of("BATON_SEEDS", kSanitized ? 4 : 8);
+  size_t done = 0, killed = 0;
+  uint64_t resumed = 0;
+  for (uint64_t seed = only == UINT64_MAX ? 0 : only; seed < seeds || seed == only; ++seed) {
+    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
+    const auto hosts = Hosts::create(1, seed);
+    if (absl::IsUnavailable(hosts.status())) GTEST_SKIP() << hosts.status().message();
+    ASSERT_TRUE(hosts.ok()) << hosts.status();
+    TwoHostsRun run(**hosts, GetParam(), seed);
+    run.run();
+    if (HasFailure()) return;
+    done += run.done();
+    resumed += run.resumed();
+    killed += run.killed() ? 1 : 0;
+    if (seed == only) return;
+  }
+  std::cout << done << " done, " << resumed << " peers called again, " << killed
+            << " processes killed\n";
+  EXPECT_GT(done, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, NetworkFaults, testing::Values("tcp", "ucx"),
+                         [](const auto& each) { return each.param; });
+
+}  // namespace
+}  // namespace baton
