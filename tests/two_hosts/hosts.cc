@@ -103,6 +103,10 @@ absl::Status Hosts::make_host(size_t host, size_t wires,
 
 void Hosts::enter(size_t host) const {
   if (setns(hosts_[host].space.get(), CLONE_NEWNET) != 0) std::abort();
+}
+
+void Hosts::become(size_t host) const {
+  enter(host);
   // UCX reads /sys/class/net, which is that of whoever mounted it. Without the right to do so it
   // finds no device, and says so.
   if (unshare(CLONE_NEWNS) == 0 && mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0) {

@@ -18,8 +18,10 @@ class Hosts {
   // may not be made: what to skip for.
   static absl::StatusOr<std::unique_ptr<Hosts>> create(size_t wires, uint64_t seed);
 
-  // Puts the calling process there, for good; for a child that has just been forked.
+  // Puts the calling thread there, for good. Threads that it starts are there too.
   void enter(size_t host) const;
+  // The same for a process that was just forked: it sees the host's /sys too, as UCX must.
+  void become(size_t host) const;
 
   Wire& wire(size_t number) { return *wires_[number]; }
   static std::string address(size_t host, size_t wire = 0, size_t last = 0);

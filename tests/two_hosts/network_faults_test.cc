@@ -44,7 +44,7 @@ class TwoHostsRun {
     for (size_t side = 0; side < 2; ++side) {
       pids_[side] = base::fork_child();
       if (pids_[side] != 0) continue;
-      hosts_.enter(side);
+      hosts_.become(side);
       run_real_side(schedule_, side);
       _exit(0);
     }

@@ -1,0 +1,250 @@
+// Two agents on two hosts, and what may happen to the network between them: metadata is fetched,
+// lists are moved, messages arrive once, transfers are released in a partition, hosts move.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iostream>
+#include <map>
+#include <optional>
+
+#include "kvtransfer/agent.h"
+#include "tests/hostile/real_check.h"
+#include "tests/sanitized.h"
+#include "tests/two_hosts/moving_hosts.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr size_t kPage = 32 << 10;
+constexpr size_t kPages = 32;
+const Time kLong = patient(seconds(120));
+
+class AgentNetwork : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto hosts = Hosts::create(1, number_of("BATON_SEED", 0));
+    if (absl::IsUnavailable(hosts.status())) GTEST_SKIP() << hosts.status().message();
+    ASSERT_TRUE(hosts.ok()) << hosts.status();
+    hosts_.emplace(*std::move(hosts));
+  }
+  void TearDown() override {
+    for (size_t host : {0, 1}) {
+      if (agents_[host]) hosts_->on(host, [&] { agents_[host].reset(); });
+    }
+  }
+
+  void start(SettingValues settings) {
+    settings.emplace_back("tcp.slice_kib", "8");
+    settings.emplace_back("tcp.buffer_kib", "64");
+    settings.emplace_back("tcp.stall_ms", "500");
+    settings.emplace_back("tcp.handshake_ms", "1500");
+    for (size_t host : {0, 1}) {
+      memory_[host].assign(kPage * kPages, static_cast<char>('a' + host));
+      hosts_->on(host, [&] {
+        auto agent = Agent::create({.name = host == 0 ? "alpha" : "beta",
+                                    .worker = {.providers = {"tcp"},
+                                               .key = *ClusterKey::from_bytes("0123456789abcdef"),
+                                               .listen_host = "0.0.0.0",
+                                               .settings = settings},
+                                    .serve_metadata = true});
+        ASSERT_TRUE(agent.ok()) << agent.status();
+        agents_[host] = *std::move(agent);
+        ASSERT_TRUE(agents_[host]->register_memory({{at(host), kPage * kPages, 0}}).ok());
+      });
+    }
+  }
+  uint64_t at(size_t host, size_t page = 0) {
+    return reinterpret_cast<uint64_t>(memory_[host].data()) + page * kPage;
+  }
+  char* page(size_t host, size_t number) { return memory_[host].data() + number * kPage; }
+  WireFaults both(const WireFaults& faults) {
+    hosts_->change([&](Hosts& it) { it.wire(0).faults(0) = it.wire(0).faults(1) = faults; });
+    return faults;
+  }
+
+  bool until(size_t host, const std::function<bool()>& ready) {
+    const Time end = Clock::steady().now() + kLong;
+    bool is = false;
+    hosts_->on(host, [&] {
+      while (!(is = ready()) && Clock::steady().now() < end) {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+    });
+    return is;
+  }
+  bool meet() {
+    hosts_->on(0, [&] {
+      const std::string there = Hosts::address(1) + ':' + std::to_string(agents_[1]->port());
+      EXPECT_TRUE(agents_[0]->fetch_metadata("beta", there).ok());
+    });
+    return until(0, [&] { return agents_[0]->has_remote("beta"); });
+  }
+
+  // A write of some pages of alpha's to the same of beta's, posted.
+  AgentTransferId post(size_t first, size_t count, std::string_view message, Op op = Op::kWrite) {
+    AgentTransferId id;
+    hosts_->on(0, [&] {
+      std::vector<Descriptor> here, there;
+      for (size_t i = first; i < first + count; ++i) {
+        here.push_back({at(0, i), kPage, 0});
+        there.push_back({at(1, i), kPage, 0});
+      }
+      auto made = agents_[0]->make_transfer(op, here, there, "beta", message);
+      ASSERT_TRUE(made.ok()) << made.status();
+      id = *made;
+      const absl::Status posted = agents_[0]->post(id);
+      ASSERT_TRUE(posted.ok()) << posted;
+    });
+    return id;
+  }
+  absl::Status wait(AgentTransferId id) {
+    absl::Status status;
+    hosts_->on(0, [&] { status = agents_[0]->wait(id, kLong); });
+    return status;
+  }
+  absl::Status release(AgentTransferId id, Time timeout) {
+    absl::Status status;
+    hosts_->on(0, [&] { status = agents_[0]->release(id, timeout); });
+    return status;
+  }
+
+  std::optional<MovingHosts> hosts_;
+  std::array<std::vector<char>, 2> memory_;  // outlives the agents
+  std::array<std::unique_ptr<Agent>, 2> agents_;
+};
+
+// Redialled for longer than any fault here lasts.
+const SettingValues kSurvives = {{"peer.answer_ms", "600000"}, {"peer.redial_ms", "100000"}};
+
+TEST_F(AgentNetwork, MetadataIsFetchedWhenThePartitionIsOver) {
+  start(kSurvives);
+  both({.cut = true});
+  hosts_->on(0, [&] {
+    const std::string there = Hosts::address(1) + ':' + std::to_string(agents_[1]->port());
+    EXPECT_TRUE(agents_[0]->fetch_metadata("beta", there).ok());
+    EXPECT_FALSE(agents_[0]->has_remote("beta"));
+  });
+  std::this_thread::sleep_for(milliseconds(100));
+  both({});
+  EXPECT_TRUE(until(0, [&] { return agents_[0]->has_remote("beta"); }));
+}
+
+TEST_F(AgentNetwork, EveryTransferAndMessageArrivesOnceWhateverTheNetworkDoes) {
+  start(kSurvives);
+  ASSERT_TRUE(meet());
+  const uint64_t only = number_of("BATON_SEED", UINT64_MAX);
+  std::mt19937_64 random(only == UINT64_MAX ? 7 : only);
+  const auto pick = [&](size_t limit) { return static_cast<size_t>(random() % limit); };
+  const size_t rounds = number_of("BATON_SEEDS", kSanitized ? 6 : 16);
+  std::map<std::string, int> sent, got;
+  for (size_t round = 0; round < rounds; ++round) {
+    const std::string name = "transfer " + std::to_string(round);
+    SCOPED_TRACE(name);
+    const char fill = static_cast<char>('A' + round % 26);
+    std::fill_n(page(0, 0), kPage * 8, fill);
+    const size_t kind = pick(8), host = pick(2);
+    const bool moves = kind == 6;
+    const AgentTransferId id = post(0, 8, name);
+    hosts_->change([&](Hosts& it) {
+      WireFaults& faults = it.wire(0).faults(host);
+      if (kind == 0) faults.loss = 0.05;
+      if (kind == 1) faults = {.delay = milliseconds(5), .jitter = milliseconds(10)};
+      if (kind == 2) it.wire(0).faults(0).cut = it.wire(0).faults(1).cut = true;
+      if (kind == 3) faults.cut = true;
+      if (kind == 4) it.set_link(host, 0, false);
+      if (kind == 5) it.wire(0).forget_connections(pick(2) == 0);
+      if (moves) it.set_address(host, 0, Hosts::address(host, 0, 10 + pick(200)));
+      if (kind == 7) faults.largest = 500;
+    });
+    sent[name] = 1;
+    // Beside it, messages without transfers, while the network is as it is.
+    hosts_->on(0, [&] {
+      for (int i = 0; i < 3; ++i) {
+        const std::string words = name + ", word " + std::to_string(i);
+        ASSERT_TRUE(agents_[0]->notify("beta", words).ok());
+        sent[words] = 1;
+      }
+    });
+    std::this_thread::sleep_for(milliseconds(pick(pick(3) == 0 ? 1200 : 100)));
+    hosts_->change([&](Hosts& it) {
+      it.wire(0).heal();
+      if (kind == 4) it.set_link(host, 0, true);
+    });
+    const absl::Status status = wait(id);
+    ASSERT_TRUE(status.ok()) << status << ", kind " << kind;
+    EXPECT_EQ(std::count(page(1, 0), page(1, 8), fill), static_cast<ptrdiff_t>(8 * kPage));
+    EXPECT_TRUE(release(id, kLong).ok());
+  }
+  EXPECT_TRUE(until(1, [&] {
+    for (const AgentMessage& each : agents_[1]->messages()) ++got[each.payload];
+    return got.size() >= sent.size();
+  }));
+  EXPECT_EQ(got, sent);
+}
+
+TEST_F(AgentNetwork, BothHostsMayMoveOneAfterTheOther) {
+  start(kSurvives);
+  ASSERT_TRUE(meet());
+  for (size_t host : {1, 0, 1, 0}) {
+    EXPECT_TRUE(wait(post(0, 4, "here")).ok());
+    const size_t last = 50 + 10 * host + static_cast<size_t>(random() % 10);
+    hosts_->change([&](Hosts& it) { it.set_address(host, 0, Hosts::address(host, 0, last)); });
+    const absl::Status status = wait(post(0, 4, "moved"));
+    ASSERT_TRUE(status.ok()) << status << ", host " << host;
+  }
+}
+
+TEST_F(AgentNetwork, WhatIsReleasedInAPartitionMovesNothingAfterwards) {
+  start(kSurvives);
+  ASSERT_TRUE(meet());
+  EXPECT_TRUE(wait(post(0, 1, "")).ok());
+  both({.bytes_per_s = 500'000});
+  for (int round = 0; round < 4; ++round) {
+    const AgentTransferId id = post(0, kPages, "", round % 2 == 0 ? Op::kWrite : Op::kRead);
+    std::this_thread::sleep_for(milliseconds(30));
+    both({.cut = true});
+    const absl::Status early = release(id, milliseconds(50));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(early)) << early;
+    both({});
+    const absl::Status status = release(id, kLong);
+    ASSERT_TRUE(status.ok()) << status;
+    for (size_t host : {0, 1}) std::fill(memory_[host].begin(), memory_[host].end(), 'x');
+    EXPECT_TRUE(wait(post(0, 1, "")).ok());  // behind all that was under way
+    for (size_t host : {0, 1}) {
+      EXPECT_EQ(std::count(memory_[host].begin(), memory_[host].end(), 'x'),
+                static_cast<ptrdiff_t>(kPages * kPage));
+    }
+    both({.bytes_per_s = 500'000});
+  }
+}
+
+// The other agent is given up in the end. What was on its way to it then may still come, since it
+// cannot know; so this is no OK, or nothing comes.
+TEST_F(AgentNetwork, AReleaseThatSaysOkIsTrueAlsoOfAnAgentThatWasGivenUp) {
+  start({{"peer.answer_ms", "300"}, {"peer.redial_ms", "300"}});
+  ASSERT_TRUE(meet());
+  EXPECT_TRUE(wait(post(0, 1, "")).ok());
+  std::fill(memory_[0].begin(), memory_[0].end(), 'n');
+  // Packets to beta take long; nothing comes from it.
+  hosts_->change([&](Hosts& it) {
+    it.wire(0).faults(0).delay = seconds(4);
+    it.wire(0).faults(1).cut = true;
+  });
+  const AgentTransferId id = post(0, kPages, "");
+  std::this_thread::sleep_for(milliseconds(20));
+  const absl::Status status = release(id, kLong);
+  std::cout << "release: " << status << "\n";
+  const std::vector<char> then = memory_[1];
+  hosts_->change([&](Hosts& it) { it.wire(0).faults(1).cut = false; });
+  // Until the late packets have arrived.
+  std::this_thread::sleep_for(seconds(5));
+  if (status.ok()) {
+    EXPECT_TRUE(then == memory_[1]) << "bytes moved after release()";
+  }
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer
