@@ -6,7 +6,8 @@
 namespace baton {
 
 // Fails the test where a transfer ended wrongly: twice, with bytes missing or moved since, or in a
-// way that nobody asked for. `dead`: the side that was killed; 2: neither. 1 if it was done, else 0.
+// way that nobody asked for. `dead`: the side that was killed; 2: neither. 1 if it was done, else
+// 0.
 size_t check_real_item(const RealSchedule& schedule, size_t number, size_t dead);
 
 // BATON_SEEDS and BATON_SEED.

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "transport/net/aead.h"
-#include "transport/net/key_schedule.h"
+#include "transport/net/ciphers/aead.h"
+#include "transport/net/ciphers/key_schedule.h"
+#include "transport/net/ciphers/siphash.h"
 #include "transport/net/replay_window.h"
 #include "transport/net/seal.h"
-#include "transport/net/siphash.h"
 
 namespace baton::net {
 namespace {

@@ -25,9 +25,10 @@ const Time kLong = patient(seconds(120));
 class AgentNetwork : public testing::Test {
  protected:
   void SetUp() override {
-    auto hosts = Hosts::create(1, number_of("BATON_SEED", 0));
+    auto hosts = Hosts::create(2, number_of("BATON_SEED", 0));  // most tests use one wire
     if (absl::IsUnavailable(hosts.status())) GTEST_SKIP() << hosts.status().message();
     ASSERT_TRUE(hosts.ok()) << hosts.status();
+    for (size_t host : {0, 1}) (*hosts)->set_link(host, 1, false);
     hosts_.emplace(*std::move(hosts));
   }
   void TearDown() override {
@@ -40,7 +41,6 @@ class AgentNetwork : public testing::Test {
     settings.emplace_back("tcp.slice_kib", "8");
     settings.emplace_back("tcp.buffer_kib", "64");
     settings.emplace_back("tcp.stall_ms", "500");
-    settings.emplace_back("tcp.handshake_ms", "1500");
     for (size_t host : {0, 1}) {
       memory_[host].assign(kPage * kPages, static_cast<char>('a' + host));
       hosts_->on(host, [&] {
@@ -117,7 +117,8 @@ class AgentNetwork : public testing::Test {
 };
 
 // Redialled for longer than any fault here lasts.
-const SettingValues kSurvives = {{"peer.answer_ms", "600000"}, {"peer.redial_ms", "100000"}};
+const SettingValues kSurvives = {
+    {"peer.answer_ms", "600000"}, {"peer.redial_ms", "100000"}, {"tcp.handshake_ms", "1500"}};
 
 TEST_F(AgentNetwork, MetadataIsFetchedWhenThePartitionIsOver) {
   start(kSurvives);
@@ -188,12 +189,62 @@ TEST_F(AgentNetwork, EveryTransferAndMessageArrivesOnceWhateverTheNetworkDoes) {
 TEST_F(AgentNetwork, BothHostsMayMoveOneAfterTheOther) {
   start(kSurvives);
   ASSERT_TRUE(meet());
-  for (size_t host : {1, 0, 1, 0}) {
+  hosts_->on(0, [&] {
+    const std::string there = Hosts::address(1) + ':' + std::to_string(agents_[1]->port());
+    EXPECT_TRUE(agents_[0]->send_metadata(there).ok());
+  });
+  EXPECT_TRUE(until(1, [&] { return agents_[1]->has_remote("alpha"); }));
+  size_t last = 50;
+  for (size_t host : {1, 0, 1}) {
     EXPECT_TRUE(wait(post(0, 4, "here")).ok());
-    const size_t last = 50 + 10 * host + static_cast<size_t>(random() % 10);
-    hosts_->change([&](Hosts& it) { it.set_address(host, 0, Hosts::address(host, 0, last)); });
+    hosts_->change([&](Hosts& it) { it.set_address(host, 0, Hosts::address(host, 0, ++last)); });
+    // Who has nothing under way notices later.
+    hosts_->on(1, [&] { EXPECT_TRUE(agents_[1]->notify("alpha", "are you there?").ok()); });
     const absl::Status status = wait(post(0, 4, "moved"));
     ASSERT_TRUE(status.ok()) << status << ", host " << host;
+  }
+}
+
+// Every machine with docker has 172.17.0.1. Called there, one reaches oneself, where nobody listens
+// at that port: it says nothing of the other host.
+TEST_F(AgentNetwork, AnAddressThatBothHostsHaveEndsNoSession) {
+  hosts_->change([](Hosts& it) {
+    for (size_t host : {0, 1}) {
+      it.set_link(host, 1, true);
+      it.set_address(host, 1, "172.17.0.1");
+    }
+  });
+  start(kSurvives);
+  ASSERT_TRUE(meet());
+  EXPECT_TRUE(wait(post(0, 4, "before")).ok());
+  hosts_->change([](Hosts& it) { it.set_link(0, 0, false); });
+  const AgentTransferId id = post(0, 4, "meanwhile");
+  EXPECT_TRUE(until(0, [&] { return agents_[0]->stats().worker.peers_lost > 0; }));
+  std::this_thread::sleep_for(milliseconds(500));  // for calls that reach nobody
+  hosts_->change([](Hosts& it) { it.set_link(0, 0, true); });
+  const absl::Status status = wait(id);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Both are cut in turns, without a word. A call to the address that is silent must leave time for
+// the other one: a peer is called again for as long as one call may take, as it is by default.
+TEST_F(AgentNetwork, OfTwoCablesOneIsEnough) {
+  hosts_->change([](Hosts& it) {
+    for (size_t host : {0, 1}) it.set_link(host, 1, true);
+  });
+  start({{"peer.redial_ms", "8000"}, {"tcp.handshake_ms", "8000"}});
+  ASSERT_TRUE(meet());
+  EXPECT_TRUE(wait(post(0, 4, "both")).ok());
+  for (size_t lost : {0, 1, 0}) {
+    hosts_->change([&](Hosts& it) {
+      for (size_t wire : {0, 1}) {
+        for (size_t host : {0, 1}) it.wire(wire).faults(host).cut = wire == lost;
+      }
+    });
+    for (int round = 0; round < 4; ++round) {
+      const absl::Status status = wait(post(0, 4, "one"));
+      ASSERT_TRUE(status.ok()) << status << ", without cable " << lost;
+    }
   }
 }
 
@@ -207,9 +258,11 @@ TEST_F(AgentNetwork, WhatIsReleasedInAPartitionMovesNothingAfterwards) {
     std::this_thread::sleep_for(milliseconds(30));
     both({.cut = true});
     const absl::Status early = release(id, milliseconds(50));
-    EXPECT_TRUE(absl::IsDeadlineExceeded(early)) << early;
     both({});
-    const absl::Status status = release(id, kLong);
+    // A read is over at once: what still comes of it is thrown away here.
+    const bool over = early.ok() && round % 2 == 1;
+    EXPECT_TRUE(over || absl::IsDeadlineExceeded(early)) << early;
+    const absl::Status status = over ? early : release(id, kLong);
     ASSERT_TRUE(status.ok()) << status;
     for (size_t host : {0, 1}) std::fill(memory_[host].begin(), memory_[host].end(), 'x');
     EXPECT_TRUE(wait(post(0, 1, "")).ok());  // behind all that was under way
@@ -224,7 +277,7 @@ TEST_F(AgentNetwork, WhatIsReleasedInAPartitionMovesNothingAfterwards) {
 // The other agent is given up in the end. What was on its way to it then may still come, since it
 // cannot know; so this is no OK, or nothing comes.
 TEST_F(AgentNetwork, AReleaseThatSaysOkIsTrueAlsoOfAnAgentThatWasGivenUp) {
-  start({{"peer.answer_ms", "300"}, {"peer.redial_ms", "300"}});
+  start({{"peer.answer_ms", "300"}, {"peer.redial_ms", "300"}, {"tcp.handshake_ms", "1500"}});
   ASSERT_TRUE(meet());
   EXPECT_TRUE(wait(post(0, 1, "")).ok());
   std::fill(memory_[0].begin(), memory_[0].end(), 'n');

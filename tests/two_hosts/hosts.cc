@@ -73,8 +73,8 @@ absl::StatusOr<std::unique_ptr<Hosts>> Hosts::create(size_t wires, uint64_t seed
     if (!made.ok()) return made;
   }
   for (size_t wire = 0; wire < wires; ++wire) {
-    out->wires_.push_back(std::make_unique<Wire>(std::move(ends[wire][0]),
-                                                 std::move(ends[wire][1]), seed + wire));
+    out->wires_.push_back(
+        std::make_unique<Wire>(std::move(ends[wire][0]), std::move(ends[wire][1]), seed + wire));
   }
   return out;
 }

@@ -1,7 +1,7 @@
-// Seeded fault schedules between two hosts: network namespaces, joined by a wire that loses, delays,
-// reorders, repeats and changes packets, is slow, is cut, in one direction or both, forgets its
-// connections, and carries less than it says; devices go down, get another address or another MTU.
-// Beside it all that real_faults_test does. Nothing is lost, repeated, late or hung.
+// Seeded fault schedules between two hosts: network namespaces, joined by a wire that loses,
+// delays, reorders, repeats and changes packets, is slow, is cut, in one direction or both, forgets
+// its connections, and carries less than it says; devices go down, get another address or another
+// MTU. Beside it all that real_faults_test does. Nothing is lost, repeated, late or hung.
 //
 // BATON_SEED=n runs only schedule n, BATON_SEEDS=n so many.
 #include <gtest/gtest.h>

@@ -59,7 +59,9 @@ class Wire {
     }
   };
 
-  bool chance(double part) { return part > 0 && std::uniform_real_distribution<>()(random_) < part; }
+  bool chance(double part) {
+    return part > 0 && std::uniform_real_distribution<>()(random_) < part;
+  }
   void send(size_t sender, const Packet& packet, Time now);
   bool forgotten(size_t sender, const Packet& packet);
   void reset(size_t sender, const Packet& packet);

@@ -10,18 +10,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "transport/net/admission.h"
 
 namespace baton::net {
-
-// `why` is of the endpoint tried last, if any was.
-void Acceptor::Dial::note(const absl::Status& why) {
-  absl::StrAppend(&errors, "; ", next == 0 ? "" : endpoints[next - 1].text() + ": ", why.message());
-  const bool refused = absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why);
-  const bool nobody = absl::IsNotFound(why) && refusal == absl::StatusCode::kUnavailable;
-  if (refused || nobody) refusal = why.code();
-}
 
 Acceptor::Acceptor(const ProviderContext& context, std::string provider, Met met)
     : context_(context), provider_(std::move(provider)), met_(std::move(met)) {}
@@ -61,6 +54,10 @@ void Acceptor::connect(const ConnectRequest& request, uint16_t rails) {
       continue;
     }
     dial->endpoints.insert(dial->endpoints.end(), endpoints->begin(), endpoints->end());
+  }
+  if (const auto met = met_at_.find(dial->expected.uid.bytes);
+      dial->resume != Resume::kNew && met != met_at_.end()) {
+    dial->met_at(met->second);
   }
   start(std::move(dial));
 }
@@ -127,14 +124,16 @@ std::unique_ptr<HandshakeConnection> Acceptor::start_handshake(int fd, Handshake
 
 // Tries the next endpoint; with none left the dial has failed, which progress() will report.
 void Acceptor::start(std::unique_ptr<Dial> dial) {
-  while (dial->next < dial->endpoints.size()) {
-    auto fd = start_connect(dial->endpoints[dial->next++], options_.sockets);
+  const Time now = context_.clock.now();
+  while (dial->advance(now, options_.patience)) {
+    auto fd = start_connect(dial->endpoints[dial->next - 1], options_.sockets);
     if (!fd.ok()) {
       dial->note(fd.status());
       continue;
     }
     auto handshake = start_handshake(*fd, Handshake::Role::kClient, dial.get());
-    calls_.push_back({std::move(handshake), std::move(dial), {}});
+    const Time silent_until = dial->patience_ends(now, options_.patience);
+    calls_.push_back({std::move(handshake), std::move(dial), {}, silent_until});
     return;
   }
   failed_.push_back(std::move(dial));
@@ -143,10 +142,11 @@ void Acceptor::start(std::unique_ptr<Dial> dial) {
 void Acceptor::give_up(const Dial& dial, EventSink& sink) const {
   if (dial.owner != nullptr && options_.another_failed) return options_.another_failed(dial);
   if (dial.rail > 0) return;
-  const bool unanswered = dial.next > 0 && (dial.refusal == absl::StatusCode::kUnavailable ||
-                                            dial.refusal == absl::StatusCode::kNotFound);
+  const absl::StatusCode verdict = dial.verdict();
+  const bool unanswered = dial.next > 0 && (verdict == absl::StatusCode::kUnavailable ||
+                                            verdict == absl::StatusCode::kNotFound);
   absl::Status why(
-      dial.refusal,
+      verdict,
       absl::StrCat("connecting to ", dial.address, " over ", provider_, " failed", dial.errors,
                    unanswered
                        ? "; is a worker listening there, and does every firewall let it through?"
@@ -175,7 +175,8 @@ void Acceptor::accept_some(EventSink& sink) {
       return;
     }
     make_room(sink);
-    calls_.push_back({start_handshake(fd, Handshake::Role::kServer, nullptr), nullptr, from});
+    calls_.push_back(
+        {start_handshake(fd, Handshake::Role::kServer, nullptr), nullptr, from, kNever});
   }
 }
 
@@ -210,11 +211,13 @@ bool Acceptor::advance_calls(EventSink& sink) {
     const bool look = handshake.ready != 0 || !handshake.error().ok();
     State state = look ? handshake.advance() : State::kUnderway;
     absl::Status why = handshake.error();
-    if (state == State::kUnderway && now >= handshake.deadline()) {
+    const bool silent = handshake.connecting() && now >= calls_[i].silent_until;
+    if (state == State::kUnderway && (silent || now >= handshake.deadline())) {
       state = State::kFailed;
-      why = absl::UnavailableError(absl::StrCat(
-          "no answer within ", std::chrono::duration<double>(options_.patience).count(), " s (",
-          options_.patience_setting, ")"));
+      if (silent) calls_[i].dial->silent();
+      why = absl::UnavailableError(absl::StrFormat(
+          "no answer within %g s (%s%s)", seconds_of(options_.patience / (silent ? 4 : 1)),
+          silent ? "a quarter of " : "", options_.patience_setting));
     }
     if (state == State::kUnderway) {
       ++i;
@@ -257,7 +260,13 @@ void Acceptor::call_done(Call call, EventSink& sink) {
     peer.rail = dial->rail;
     peer.rails = dial->rails;
   }
+  met_at(peer.uid, dial != nullptr ? dial->endpoints[dial->next - 1] : call.from);
   met_({handshake.take_fd(), handshake.keys()}, std::move(peer), std::move(call.dial), sink);
+}
+
+void Acceptor::met_at(const WorkerUid& peer, const Endpoint& where) {
+  if (met_at_.size() >= kMaxMet) met_at_.clear();  // of most nobody will ask
+  met_at_[peer.bytes] = where;
 }
 
 bool Acceptor::progress(EventSink& sink) {
@@ -279,7 +288,10 @@ bool Acceptor::progress(EventSink& sink) {
 
 Time Acceptor::next_timer() const {
   Time next = look_again_;
-  for (const Call& call : calls_) next = std::min(next, call.handshake->deadline());
+  for (const Call& call : calls_) {
+    next = std::min(next, call.handshake->deadline());
+    if (call.handshake->connecting()) next = std::min(next, call.silent_until);
+  }
   return next;
 }
 

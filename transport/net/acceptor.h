@@ -3,7 +3,7 @@
 //
 // What comes of it:
 //
-//   connect() --> a Dial, which tries the endpoints of the address one after the other
+//   connect() --> a Dial (dial.h), which tries the endpoints of the address in turns
 //                   --> `met`, with the Dial           the peer is there and is the right one
 //                   --> EventSink::connect_failed()    no endpoint would do; says why, of each
 //   query()   --> EventSink::resolved()                the peer's Address, or why there is none
@@ -29,7 +29,9 @@
 // the poller for as long as it lives, which must outlive it.
 #pragma once
 
+#include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -37,6 +39,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "transport/net/dial.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/handshake_connection.h"
 #include "transport/provider.h"
@@ -46,9 +49,10 @@ namespace baton::net {
 class Acceptor {
  public:
   static constexpr size_t kMaxHalfOpen = 64;  // callers that have not proved themselves yet
+  static constexpr size_t kMaxMet = 65'536;   // peers whose last address is remembered
   static constexpr Time kLookAway = std::chrono::milliseconds(100);
 
-  struct Dial;
+  using Dial = net::Dial;
   struct Options {
     uint16_t port = 0;  // of the listener, on context.listen_host; 0: any
     SocketOptions sockets;
@@ -59,27 +63,6 @@ class Acceptor {
     Protections needs = kHeadsOnly;
     // A call of connect_another() has failed, from progress().
     std::function<void(const Dial& dial)> another_failed = nullptr;
-  };
-
-  // An attempt to reach a peer.
-  struct Dial {
-    uint64_t session = 0;
-    Resume resume = Resume::kNew;
-    uint64_t link = 0;   // HelloInfo::link
-    HelloInfo expected;  // its uid must match where set
-    Handshake::Purpose purpose = Handshake::Purpose::kRail;
-    uint16_t rail = 0;  // which connection of the session this is, of how many
-    uint16_t rails = 1;
-    std::string address;  // as asked for
-    std::vector<Endpoint> endpoints;
-    size_t next = 0;                        // endpoint to try
-    std::string errors;                     // of those tried
-    std::shared_ptr<void> owner = nullptr;  // connect_another()'s
-    // What somebody who answered said no with; kNotFound: nobody listens there; kUnavailable while
-    // there is no answer at all.
-    absl::StatusCode refusal = absl::StatusCode::kUnavailable;
-
-    void note(const absl::Status& why);
   };
 
   // A peer has proved itself. The socket is the callee's to close. `peer` carries the session,
@@ -128,6 +111,7 @@ class Acceptor {
     std::unique_ptr<HandshakeConnection> handshake;
     std::unique_ptr<Dial> dial;  // null: they called us
     Endpoint from;               // of a caller
+    Time silent_until = kNever;  // if there is no answer by then, another endpoint is tried
   };
 
   std::unique_ptr<HandshakeConnection> start_handshake(int fd, Handshake::Role role,
@@ -138,6 +122,7 @@ class Acceptor {
   void make_room(EventSink& sink);
   bool advance_calls(EventSink& sink);
   void call_done(Call call, EventSink& sink);
+  void met_at(const WorkerUid& peer, const Endpoint& where);
   void refused(const Call& caller, const absl::Status& why, EventSink& sink) const;
 
   const ProviderContext& context_;
@@ -151,6 +136,8 @@ class Acceptor {
   Time look_again_ = kNever;  // at the listener
   std::vector<Call> calls_;
   std::vector<std::unique_ptr<Dial>> failed_;
+  // Where peers were met last: a host that has moved is known by its last call.
+  std::map<std::array<uint8_t, 16>, Endpoint> met_at_;
 };
 
 // Whether a worker on `host_id` that listens on `addresses` can be reached from `here`: not if that

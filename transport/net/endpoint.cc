@@ -158,6 +158,13 @@ bool Endpoint::same_host(const Endpoint& other) const {
          std::memcmp(&v6(*this).sin6_addr, &v6(other).sin6_addr, sizeof(in6_addr)) == 0;
 }
 
+Endpoint Endpoint::at_port_of(const Endpoint& other) const {
+  Endpoint out = *this;
+  const bool is_v4 = other.storage.ss_family == AF_INET;
+  set_port(out, ntohs(is_v4 ? v4(other).sin_port : v6(other).sin6_port));
+  return out;
+}
+
 bool Endpoint::local_network() const {
   if (loopback() || link_local(*this)) return true;
   const uint32_t ip = ipv4_of(*this);

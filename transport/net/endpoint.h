@@ -21,6 +21,7 @@ struct Endpoint {
   std::string text() const;  // "10.0.0.1:4000", "[fe80::1%eth0]:4000"
   bool loopback() const;
   bool same_host(const Endpoint& other) const;  // whatever the ports
+  Endpoint at_port_of(const Endpoint& other) const;
   bool local_network() const;  // loopback, private, link-local: a fabric rather than the internet
 };
 

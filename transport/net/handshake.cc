@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_secret.h"
-#include "transport/net/aead.h"
+#include "transport/net/ciphers/aead.h"
 
 namespace baton::net {
 namespace {

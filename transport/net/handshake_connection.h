@@ -30,6 +30,7 @@ class HandshakeConnection : public Watched {
   State advance();
   const absl::Status& error() const { return error_; }
 
+  bool connecting() const { return step_ == Step::kConnecting; }  // nobody has answered yet
   Time deadline() const { return deadline_; }
   const HelloInfo& peer() const { return handshake_.peer(); }
   Handshake::Purpose purpose() const { return handshake_.purpose(); }

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "transport/net/key_schedule.h"
+#include "transport/net/ciphers/key_schedule.h"
 
 namespace baton::net {
 

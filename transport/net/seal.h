@@ -18,9 +18,9 @@
 #include <optional>
 #include <string_view>
 
-#include "transport/net/aead.h"
+#include "transport/net/ciphers/aead.h"
+#include "transport/net/ciphers/siphash.h"
 #include "transport/net/link.h"
-#include "transport/net/siphash.h"
 
 namespace baton::net {
 

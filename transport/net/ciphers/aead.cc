@@ -1,5 +1,5 @@
 // AES-256-GCM through OpenSSL's EVP, piece by piece.
-#include "transport/net/aead.h"
+#include "transport/net/ciphers/aead.h"
 
 #include <array>
 #include <cstring>

@@ -1,5 +1,5 @@
 // HKDF, SHA-256 and X25519 by OpenSSL.
-#include "transport/net/key_schedule.h"
+#include "transport/net/ciphers/key_schedule.h"
 
 #include <openssl/evp.h>
 #include <openssl/hmac.h>

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "transport/net/key_schedule.h"
+#include "transport/net/ciphers/key_schedule.h"
 
 namespace baton::net {
 

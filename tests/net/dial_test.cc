@@ -1,0 +1,98 @@
+// The addresses of a peer in turns, and which answers count.
+#include "transport/net/dial.h"
+
+#include <gtest/gtest.h>
+
+namespace baton::net {
+namespace {
+
+using std::chrono::seconds;
+constexpr Time kPatience = seconds(8);
+constexpr absl::StatusCode kNothing = absl::StatusCode::kUnavailable;
+
+Dial dial_of(std::string_view addresses, Resume resume) {
+  Dial dial;
+  dial.resume = resume;
+  dial.endpoints = *literal(addresses);
+  return dial;
+}
+std::string tried(const Dial& dial) { return dial.endpoints[dial.next - 1].text(); }
+Endpoint at(std::string_view address) { return literal(address)->front(); }
+
+// Calls one after the other until there is none left; `answer` may be OK: silence.
+std::string run(Dial& dial, const std::function<absl::Status(const std::string&)>& answer) {
+  std::string all;
+  Time now = seconds(100);
+  while (dial.advance(now, kPatience)) {
+    const std::string whom = tried(dial);
+    all += whom + " ";
+    const absl::Status status = answer(whom);
+    if (status.ok()) {
+      now = std::min(dial.patience_ends(now, kPatience), now + kPatience);
+      if (dial.endpoints.size() > 1) dial.silent();
+      dial.note(absl::UnavailableError("silent"));
+    } else {
+      dial.note(status);
+    }
+  }
+  return all;
+}
+
+TEST(Dials, ASilentAddressLeavesTimeForTheOthersAndIsCalledAgain) {
+  Dial dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kNew);
+  EXPECT_EQ(run(dial, [](auto&) { return absl::OkStatus(); }),
+            "10.0.0.1:7 10.0.0.2:7 10.0.0.1:7 10.0.0.2:7 ");
+  EXPECT_EQ(dial.verdict(), kNothing);
+}
+
+TEST(Dials, WhoSaysNoIsNotCalledAgain) {
+  Dial dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kNew);
+  EXPECT_EQ(run(dial,
+                [](const std::string& whom) {
+                  return whom == "10.0.0.1:7" ? absl::NotFoundError("nobody") : absl::OkStatus();
+                }),
+            "10.0.0.1:7 10.0.0.2:7 10.0.0.2:7 10.0.0.2:7 10.0.0.2:7 ");
+}
+
+TEST(Dials, ThePlaceWhereAPeerWasMetIsCalledFirst) {
+  Dial dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kOurs);
+  dial.met_at(at("10.0.0.2:40000"));
+  ASSERT_TRUE(dial.advance(seconds(1), kPatience));
+  EXPECT_EQ(tried(dial), "10.0.0.2:7");
+  EXPECT_EQ(dial.endpoints.size(), 2u);
+}
+
+TEST(Dials, APeerThatHasMovedIsCalledWhereItCalledFrom) {
+  Dial dial = dial_of("10.0.0.1:7", Resume::kOurs);
+  dial.met_at(at("10.0.0.9:40000"));
+  EXPECT_EQ(run(dial, [](auto&) { return absl::NotFoundError("nobody"); }),
+            "10.0.0.9:7 10.0.0.1:7 ");
+  // Behind a translation of addresses, 10.0.0.9 is another host; and 10.0.0.1 may be, by now.
+  EXPECT_EQ(dial.verdict(), kNothing);
+}
+
+TEST(Dials, OnlyANoFromWhereThePeerWasCounts) {
+  for (const absl::Status& no : {absl::NotFoundError("nobody"), absl::PermissionDeniedError("key"),
+                                 absl::FailedPreconditionError("another worker")}) {
+    for (const std::string who : {"10.0.0.1:7", "172.17.0.1:7"}) {
+      Dial dial = dial_of("10.0.0.1:7,172.17.0.1:7", Resume::kOurs);
+      dial.met_at(at("10.0.0.1:7"));
+      run(dial, [&](const std::string& whom) { return whom == who ? no : absl::OkStatus(); });
+      EXPECT_EQ(dial.verdict(), who == "10.0.0.1:7" ? no.code() : kNothing) << who << no;
+    }
+  }
+}
+
+TEST(Dials, WhereItWasMetIsNotKnownANoFromEverywhereCounts) {
+  for (const bool everywhere : {true, false}) {
+    Dial dial = dial_of("10.0.0.1:7,172.17.0.1:7", Resume::kTheirs);
+    run(dial, [&](const std::string& whom) {
+      return everywhere || whom == "172.17.0.1:7" ? absl::NotFoundError("nobody")
+                                                  : absl::OkStatus();
+    });
+    EXPECT_EQ(dial.verdict(), everywhere ? absl::StatusCode::kNotFound : kNothing);
+  }
+}
+
+}  // namespace
+}  // namespace baton::net

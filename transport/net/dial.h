@@ -1,0 +1,67 @@
+// An attempt to reach a peer: which of its addresses is called next, for how long, and what their
+// answers say of the peer.
+//
+// A peer names every address that its host has, and not all of them lead to it: a network may be
+// down, the host may have moved, and addresses of bridges are the same on every machine, so that
+// who calls one reaches himself. Therefore
+//   - an address that is silent is left after a quarter of the patience, for the others, and called
+//     again when those are through, as long as there is patience;
+//   - a peer that is called again is called first where it was last met, also when it has not named
+//     that address, and only a "no" from there, or from everywhere, is its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "transport/net/endpoint.h"
+#include "transport/net/handshake.h"
+#include "transport/provider.h"
+
+namespace baton::net {
+
+struct Dial {
+  uint64_t session = 0;
+  Resume resume = Resume::kNew;
+  uint64_t link = 0;   // HelloInfo::link
+  HelloInfo expected;  // its uid must match where set
+  Handshake::Purpose purpose = Handshake::Purpose::kRail;
+  uint16_t rail = 0;  // which connection of the session this is, of how many
+  uint16_t rails = 1;
+  std::string address;  // as asked for
+  std::vector<Endpoint> endpoints;
+  size_t next = 0;                        // endpoint to try
+  std::string errors;                     // of those tried
+  std::shared_ptr<void> owner = nullptr;  // Acceptor::connect_another()'s
+
+  // Before the first advance(): where the peer was met last.
+  void met_at(const Endpoint& where);
+  // The next endpoint, which is endpoints[next - 1] then; false: there is none left.
+  bool advance(Time now, Time patience);
+  // Until when that one may be silent; kNever: as long as a handshake may take.
+  Time patience_ends(Time now, Time patience) const;
+  // It was silent for so long.
+  void silent() { any_silent_ = true; }
+  // `why` is of the endpoint tried last, if any was.
+  void note(const absl::Status& why);
+  // When all have failed, what that says of the peer. What somebody who answered said no with;
+  // kNotFound: nobody listens there; kUnavailable: nothing.
+  absl::StatusCode verdict() const;
+
+ private:
+  bool guessed() const { return guess_ && next == 1; }
+
+  Time until_ = kNever;  // endpoints that are silent are called again; kNever: not begun
+  bool any_silent_ = false;
+  bool again_ = false;                // all endpoints have been tried
+  bool guess_ = false;                // the first endpoint is none that the peer has named
+  Endpoint met_;                      // size 0: nowhere yet
+  std::vector<absl::StatusCode> no_;  // of each endpoint; kOk: none yet
+  absl::StatusCode refusal_ = absl::StatusCode::kUnavailable;
+  bool its_own_ = false;  // the refusal, for sure
+};
+
+}  // namespace baton::net
