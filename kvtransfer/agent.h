@@ -284,7 +284,10 @@ class Agent {
   // Ends it, fenced: when this returns OK, no byte of the transfer moves any more, here or there,
   // and the id is gone. Blocks while the other agent is asked; one that stays silent is given up
   // after peer.answer_ms and peer.redial_ms (docs/settings.md), or DeadlineExceeded after
-  // `timeout`: then the id is still there.
+  // `timeout`: then the id is still there. Unavailable, and the id is gone: a write was not done
+  // when its agent was given up without a word, which may be alive behind a network that is not.
+  // Nothing moves here any more; bytes that were on their way may land there until it hears of the
+  // end.
   absl::Status release(AgentTransferId transfer, Time timeout = kNever);
   // For destructors: aborts, returns at once, and gives the id back. The fence comes later.
   void abandon(AgentTransferId transfer);

@@ -269,6 +269,17 @@ absl::Status Agent::Impl::post(AgentTransferId id, const std::string_view* messa
   return posted;
 }
 
+// An agent that was lost without a word does not know that the transfer has ended.
+absl::Status Agent::Impl::check_fence(const AgentTransfer& transfer) {
+  const PeerId peer = transfer.moves_at();
+  if (peer.generation == 0 || worker->peer_state(peer) != PeerState::kDown) return absl::OkStatus();
+  const absl::Status parted = worker->disconnect(peer, Time::zero());  // how it has
+  if (parted.ok()) return parted;
+  return absl::UnavailableError(absl::StrFormat(
+      "the transfer is released, but agent \"%s\" was given up: %s", transfer.agent(),
+      absl::IsNotFound(parted) ? "how is forgotten by now" : parted.message()));
+}
+
 absl::Status Agent::Impl::release(AgentTransferId id, Time timeout) {
   const std::shared_ptr<AgentTransfer> transfer = find_transfer(id);
   if (transfer == nullptr) return no_such_transfer();
@@ -287,9 +298,10 @@ absl::Status Agent::Impl::release(AgentTransferId id, Time timeout) {
     }
   }
   transfer->abort();  // one that waited for room
+  absl::Status fenced = check_fence(*transfer);
   std::lock_guard lock(mutex);
   transfers.erase(id.value);
-  return absl::OkStatus();
+  return fenced;
 }
 
 }  // namespace baton::kvtransfer

@@ -62,7 +62,8 @@ class Agent::Impl {
   std::shared_ptr<AgentTransfer> find_transfer(AgentTransferId id) const;
   absl::Status post(AgentTransferId id, const std::string_view* message);
   absl::Status release(AgentTransferId id, Time timeout);
-  void drive();  // progress, where no thread makes any
+  absl::Status check_fence(const AgentTransfer& transfer);  // of one that has ended
+  void drive();                                             // progress, where no thread makes any
 
   // agent_remotes.cc
   AgentMetadata whole_metadata() const;  // locked

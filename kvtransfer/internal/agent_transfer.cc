@@ -188,4 +188,10 @@ bool AgentWorkerTransfer::quiet() const {
   return open_ == 0;
 }
 
+PeerId AgentWorkerTransfer::moves_at() const {
+  std::lock_guard lock(mutex_);
+  const bool all_there = op_ == Op::kRead || submitted_.empty() || why_.ok();
+  return all_there ? PeerId() : peer_;
+}
+
 }  // namespace baton::kvtransfer

@@ -37,8 +37,12 @@ class AgentTransfer {
   virtual absl::Status status() const = 0;
   virtual absl::StatusOr<AgentTelemetry> telemetry() const = 0;
   virtual void abort() = 0;
-  // No byte of it moves: it was never posted, or has ended.
+  // No byte of it moves here, and none there unless moves_at() says so: it was never posted, or has
+  // ended.
   virtual bool quiet() const = 0;
+  // The peer at which bytes of it may still land if that was lost without a word; generation 0:
+  // none. For a write that has ended, and is not done.
+  virtual PeerId moves_at() const { return {}; }
 
  protected:
   AgentTransfer(std::string agent, uint64_t epoch) : agent_(std::move(agent)), epoch_(epoch) {}
@@ -70,6 +74,7 @@ class AgentWorkerTransfer final : public AgentTransfer,
   absl::StatusOr<AgentTelemetry> telemetry() const override;
   void abort() override;
   bool quiet() const override;
+  PeerId moves_at() const override;
 
  private:
   static void on_end(void* context, TransferId id, const absl::Status& status);

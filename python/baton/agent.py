@@ -24,7 +24,7 @@ from . import _library, _loop
 from ._handle import Handle
 from ._library import call, lib, take
 from .buffers import indices_of, memory_of, rows_of
-from .errors import BatonTimeoutError, InvalidParamError, error_of
+from .errors import BatonTimeoutError, InvalidParamError, RemoteDisconnectError, error_of
 
 WRITE, READ = 0, 1
 DRAM, VRAM, BLOCK, OBJECT, FILE = range(5)
@@ -133,10 +133,15 @@ class Transfer:
         self.agent._open.call(lib.transfer_abort, self.number)
 
     def release(self, timeout: Optional[float] = None) -> None:
-        """Ends it, fenced: no byte of it moves any more when this returns."""
+        """Ends it, fenced: no byte of it moves any more when this returns. RemoteDisconnectError: it is released, but
+        the other agent was given up, and bytes that were on their way may land there until it hears of that."""
         if self.number == 0 or not self.agent._open.value:
             return
-        self._in_slices(lib.transfer_release, timeout)
+        try:
+            self._in_slices(lib.transfer_release, timeout)
+        except RemoteDisconnectError:
+            self.number = 0
+            raise
         self.number = 0
 
     def abandon(self) -> None:

@@ -222,7 +222,9 @@ int32_t baton_transfer_state(baton_agent* agent, baton_transfer transfer, baton_
 int32_t baton_transfer_wait(baton_agent* agent, baton_transfer transfer, int64_t timeout,
                             baton_error* error);
 int32_t baton_transfer_abort(baton_agent* agent, baton_transfer transfer, baton_error* error);
-// Fences: BATON_OK when no byte of it moves any more.
+// Fences: BATON_OK when no byte of it moves any more. BATON_ERR_REMOTE_DISCONNECT: it is released,
+// but the other agent was given up; bytes that were on their way may land there until it hears of
+// that.
 int32_t baton_transfer_release(baton_agent* agent, baton_transfer transfer, int64_t timeout,
                                baton_error* error);
 // Aborts and forgets; does not wait.

@@ -79,6 +79,8 @@ def fenced_release(transfer: Any, seconds: float = FENCE_SECONDS) -> None:
     except errors.BatonTimeoutError as why:
         _log.warning("released without the other agent's word: %s", why)
         transfer.abandon()
+    except errors.RemoteDisconnectError as why:
+        _log.warning("released: %s", why)
     except errors.NotFoundError:
         pass
 
