@@ -79,6 +79,29 @@ TEST_F(UcxEngine, AllWhoAskForAPeerShareAnEndpoint) {
   Engine::end(std::move(b));
 }
 
+TEST_F(UcxEngine, AnEndpointOnWhichThePeerWasSilentIsNotGivenToTheNext) {
+  auto a = make(), b = make();
+  std::vector<Endpoint*> all;
+  for (size_t i = 0; i < Engine::kMostSilent; ++i) {
+    auto next = a->connect(b->address());
+    ASSERT_TRUE(next.ok());
+    send(*a, **next, 100);
+    ASSERT_TRUE(drive({a.get(), b.get()}, [&] { return messages_ == i + 1; }));
+    EXPECT_EQ(std::count(all.begin(), all.end(), *next), 0);
+    all.push_back(*next);
+    (*next)->silent = true;
+    a->release(*next);
+  }
+  // They do not grow without end: the first that was silent is asked again, and is as good as any.
+  auto again = a->connect(b->address());
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(*again, all[0]);
+  (*again)->silent = false;
+  EXPECT_EQ(*a->connect(b->address()), all[0]);
+  Engine::end(std::move(a));
+  Engine::end(std::move(b));
+}
+
 TEST_F(UcxEngine, APeerThatEndsIsNoticedAndForgotten) {
   auto a = make();
   size_t files = 0;

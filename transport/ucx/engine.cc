@@ -168,10 +168,20 @@ bool Engine::holds_packets() const {
 }
 
 absl::StatusOr<Endpoint*> Engine::connect(const std::string& address) {
+  Endpoint* silent = nullptr;
+  size_t silent_ones = 0;
   for (auto& known : endpoints_) {
     if (known->handle == nullptr || !known->failure.ok() || known->address != address) continue;
+    if (known->silent) {
+      if (silent_ones++ == 0) silent = known.get();
+      continue;
+    }
     ++known->users;
     return known.get();
+  }
+  if (silent_ones >= kMostSilent) {  // the oldest may have been heard by now
+    ++silent->users;
+    return silent;
   }
   auto endpoint = std::make_unique<Endpoint>();
   endpoint->engine = this;

@@ -71,7 +71,10 @@ class Engine {
 
   // The endpoint to the engine of that address, shared by everybody who asks for it. It is kept for
   // the next who does until UCX says that the peer has gone: taking it back from a peer that lives
-  // but does not listen is what UCX (1.13, tcp) does not survive.
+  // but does not listen is what UCX (1.13, tcp) does not survive. One that is silent is kept too,
+  // but given to nobody else before there are kMostSilent of them: it may never speak again, and
+  // UCX not know that for a quarter of an hour, as when a firewall has forgotten its connection.
+  static constexpr size_t kMostSilent = 32;
   absl::StatusOr<Endpoint*> connect(const std::string& address);
   void release(Endpoint* endpoint) { untidy_ |= --endpoint->users == 0; }
   // Whether an endpoint has failed since the last call: those who use one should look at it.
