@@ -23,6 +23,7 @@ class Hosts {
   // The same for a process that was just forked: it sees the host's /sys too, as UCX must.
   void become(size_t host) const;
 
+  size_t wires() const { return wires_.size(); }
   Wire& wire(size_t number) { return *wires_[number]; }
   static std::string address(size_t host, size_t wire = 0, size_t last = 0);
 

@@ -95,13 +95,14 @@ class TwoHostsRun {
 
   // One event, with its share of the transfers under way, and its end.
   void disturb(int event) {
-    Wire& wire = hosts_.wire(0);
+    const size_t number = pick(hosts_.wires());
+    Wire& wire = hosts_.wire(number);
     const size_t side = pick(2);
     const Time span = milliseconds(20 + pick(pick(3) == 0 ? 1500 : 300));
     WireFaults& faults = wire.faults(side);
     const bool both = pick(2) == 0;
     const size_t kind = pick(12);
-    note("event", kind, "side", side, both ? "both" : "one", span.count() / 1'000'000, "ms;");
+    note("event", kind, "wire", number, "side", side, both ? "both" : "one", span.count() / 1'000'000, "ms;");
     const auto allow = [&] {
       shared_.allowed = (static_cast<size_t>(event) + 1) * kRealTransfers / (kEvents + 1);
     };
@@ -126,21 +127,21 @@ class TwoHostsRun {
         faults.cut = true;
         break;
       case 6:
-        hosts_.set_link(side, 0, false);
+        hosts_.set_link(side, number, false);
         break;
       case 7:
         // A reset as its connection comes up ends a process with UCX 1.13, by an assertion.
         wire.forget_connections(both && !ucx());
         break;
       case 8:
-        hosts_.set_mtu(0, 0, mtu());
-        hosts_.set_mtu(1, 0, mtu());
+        hosts_.set_mtu(0, number, mtu());
+        hosts_.set_mtu(1, number, mtu());
         break;
       case 9:
         faults.largest = 600;
         break;
       case 10:
-        hosts_.set_address(side, 0, Hosts::address(side, 0, 10 + pick(200)));
+        hosts_.set_address(side, number, Hosts::address(side, number, 10 + pick(200)));
         break;
       default:
         kill(pids_[side], SIGSTOP);
@@ -149,9 +150,9 @@ class TwoHostsRun {
     allow();
     hold(span);
     wire.heal();
-    if (kind == 6) hosts_.set_link(side, 0, true);
+    if (kind == 6) hosts_.set_link(side, number, true);
     // Half of the hosts that get another address keep it; UCX looks for its own at the start only.
-    if (kind == 10 && (both || ucx())) hosts_.set_address(side, 0, Hosts::address(side));
+    if (kind == 10 && (both || ucx())) hosts_.set_address(side, number, Hosts::address(side, number));
     if (kind > 10) kill(pids_[side], SIGCONT);
   }
   bool ucx() const { return schedule_.provider == "ucx"; }
@@ -159,22 +160,26 @@ class TwoHostsRun {
 
   // The network, or one side, is away until both have given the other up, and then it is back.
   bool lose_for_good() {
-    Wire& wire = hosts_.wire(0);
     const size_t side = pick(2), kind = pick(4);
     note("for good", kind, "side", side);
     shared_.allowed = kRealTransfers - 2;
     hold(milliseconds(pick(20)));
-    if (kind == 0) wire.faults(0).cut = wire.faults(1).cut = true;
-    if (kind == 1) wire.faults(side).cut = true;
-    if (kind == 2) hosts_.set_link(side, 0, false);
+    for (size_t i = 0; i < hosts_.wires(); ++i) {
+      Wire& wire = hosts_.wire(i);
+      if (kind == 0) wire.faults(0).cut = wire.faults(1).cut = true;
+      if (kind == 1) wire.faults(side).cut = true;
+      if (kind == 2) hosts_.set_link(side, i, false);
+    }
     if (kind == 3) kill(pids_[side], SIGSTOP);
     shared_.allowed = kRealTransfers;
     const bool noticed = until([&] {
       return (shared_.sides[0].down != 0 || (kind == 3 && side == 0)) &&
              (shared_.sides[1].down != 0 || (kind == 3 && side == 1));
     });
-    wire.heal();
-    if (kind == 2) hosts_.set_link(side, 0, true);
+    for (size_t i = 0; i < hosts_.wires(); ++i) {
+      hosts_.wire(i).heal();
+      if (kind == 2) hosts_.set_link(side, i, true);
+    }
     if (kind == 3) kill(pids_[side], SIGCONT);
     if (!noticed) report("nobody noticed");
     return noticed;
@@ -229,7 +234,7 @@ TEST_P(NetworkFaults, EveryTransferEndsExactlyOnce) {
   uint64_t resumed = 0;
   for (uint64_t seed = only == UINT64_MAX ? 0 : only; seed < seeds || seed == only; ++seed) {
     SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
-    const auto hosts = Hosts::create(1, seed);
+    const auto hosts = Hosts::create(1 + seed / 4 % 2, seed);
     if (absl::IsUnavailable(hosts.status())) GTEST_SKIP() << hosts.status().message();
     ASSERT_TRUE(hosts.ok()) << hosts.status();
     TwoHostsRun run(**hosts, GetParam(), seed);
