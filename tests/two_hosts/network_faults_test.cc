@@ -229,7 +229,7 @@ class NetworkFaults : public testing::TestWithParam<std::string> {};
 TEST_P(NetworkFaults, EveryTransferEndsExactlyOnce) {
   if (!usable(GetParam())) GTEST_SKIP() << GetParam() << " cannot be used here";
   const uint64_t only = number_of("BATON_SEED", UINT64_MAX);
-  const uint64_t seeds = number_of("BATON_SEEDS", kSanitized ? 4 : 8);
+  const uint64_t seeds = number_of("BATON_SEEDS", kSanitized ? 4 : 5);
   size_t done = 0, killed = 0;
   uint64_t resumed = 0;
   for (uint64_t seed = only == UINT64_MAX ? 0 : only; seed < seeds || seed == only; ++seed) {
