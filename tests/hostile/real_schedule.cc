@@ -48,6 +48,7 @@ RealSchedule::RealSchedule(std::string over, uint64_t number, RealNetwork where)
   settings.emplace_back("peer.answer_ms", network.survives ? "600000" : "2000");
   settings.emplace_back("peer.redial_ms", network.survives ? "60000" : "500");
   if (network.own) {
+    if (seed % 5 == 0) settings.emplace_back(provider + ".encrypt", "on");
     settings.emplace_back(provider + ".stall_ms", "500");
     settings.emplace_back(provider + ".handshake_ms", "1500");
   }

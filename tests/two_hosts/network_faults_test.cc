@@ -102,7 +102,8 @@ class TwoHostsRun {
     WireFaults& faults = wire.faults(side);
     const bool both = pick(2) == 0;
     const size_t kind = pick(12);
-    note("event", kind, "wire", number, "side", side, both ? "both" : "one", span.count() / 1'000'000, "ms;");
+    note("event", kind, "wire", number, "side", side, both ? "both" : "one",
+         span.count() / 1'000'000, "ms;");
     const auto allow = [&] {
       shared_.allowed = (static_cast<size_t>(event) + 1) * kRealTransfers / (kEvents + 1);
     };
@@ -152,7 +153,8 @@ class TwoHostsRun {
     wire.heal();
     if (kind == 6) hosts_.set_link(side, number, true);
     // Half of the hosts that get another address keep it; UCX looks for its own at the start only.
-    if (kind == 10 && (both || ucx())) hosts_.set_address(side, number, Hosts::address(side, number));
+    if (kind == 10 && (both || ucx()))
+      hosts_.set_address(side, number, Hosts::address(side, number));
     if (kind > 10) kill(pids_[side], SIGCONT);
   }
   bool ucx() const { return schedule_.provider == "ucx"; }
