@@ -69,6 +69,7 @@ struct RealSide {
 
 struct RealShared {
   std::atomic<int> finish{0};
+  std::atomic<int> killed{0};                   // one of the sides, where the network is the test's
   std::atomic<size_t> allowed{kRealTransfers};  // so many may have been submitted, in their order
   std::array<RealSide, 2> sides;
   std::array<RealItem, kRealTransfers> items;

@@ -56,6 +56,7 @@ class TwoHostsRun {
     if (short_ones && pick(6) == 0) {
       hold(microseconds(pick(100'000)));
       dead_ = pick(2);
+      shared_.killed = 1;
       reap(dead_, SIGKILL);
       what_ += " killed:" + std::to_string(dead_);
     }
