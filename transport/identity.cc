@@ -4,13 +4,13 @@
 #include <fcntl.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
-#include <openssl/rand.h>
 #include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -21,34 +21,101 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "transport/base/wire.h"
+#include "transport/base/worker_secret.h"
 
 namespace baton {
 namespace {
+
+constexpr size_t kMostKeyFile = 4096;
+
+// All of it, on the disk: a machine that loses its power must not come up with a key of zeros.
+bool write_durably(int fd, std::string_view bytes) {
+  const ssize_t put = write(fd, bytes.data(), bytes.size());
+  if (put >= 0 && static_cast<size_t>(put) != bytes.size()) errno = ENOSPC;
+  return put == static_cast<ssize_t>(bytes.size()) && fsync(fd) == 0;
+}
 
 absl::Status fill_random_key_file(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
   std::array<unsigned char, 32> secret;
-  RAND_bytes(secret.data(), static_cast<int>(secret.size()));
+  base::fill_with_secret(secret.data(), secret.size());
   std::string hex;
   for (unsigned char byte : secret) absl::StrAppendFormat(&hex, "%02x", byte);
-  // Made under another name and linked: a second process either sees no file or a whole one.
-  const std::string draft = absl::StrFormat("%s.%d", path, getpid());
-  const int fd = open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (fd < 0 || write(fd, hex.data(), hex.size()) != static_cast<ssize_t>(hex.size())) {
-    const int why = errno;
-    if (fd >= 0) close(fd);
-    return absl::UnavailableError(
-        absl::StrFormat("cannot make a cluster key at %s: %s; make one yourself and set "
-                        "BATON_KEY_FILE to its path",
-                        path, strerror(why)));
+  // Made under a name that nobody else has, and then given the one it is known by, unless there is
+  // one by now: whoever looks, another thread or container too, sees no file or a whole one, and it
+  // never changes.
+  std::string draft = path + ".XXXXXX";
+  const int fd = mkostemp(draft.data(), O_CLOEXEC);
+  const bool made =
+      fd >= 0 && write_durably(fd, hex) &&
+      (link(draft.c_str(), path.c_str()) == 0 || errno == EEXIST ||
+       renameat2(AT_FDCWD, draft.c_str(), AT_FDCWD, path.c_str(), RENAME_NOREPLACE) == 0 ||
+       errno == EEXIST);
+  const int why = errno;
+  if (fd >= 0) {
+    close(fd);
+    unlink(draft.c_str());
   }
-  close(fd);
-  if (link(draft.c_str(), path.c_str()) != 0 && errno != EEXIST) {
-    std::filesystem::rename(draft, path, error);
+  if (made) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrFormat("cannot make a cluster key at %s: %s; make one yourself and set "
+                      "BATON_KEY_FILE to its path",
+                      path, strerror(why)));
+}
+
+// Why there is no key at `path`, after open() has failed.
+absl::Status cannot_open(const std::string& path, int why) {
+  const std::string what = absl::StrFormat("cannot read the cluster key %s: ", path);
+  switch (why) {
+    case ENOENT:
+    case ENOTDIR:
+      return absl::NotFoundError(absl::StrFormat(
+          "%s%s; copy the cluster's key there, or make one for all its workers: `(umask 077; "
+          "openssl rand -hex 32 > %s)`",
+          what, strerror(why), path));
+    case EACCES:
+    case EPERM:
+      return absl::PermissionDeniedError(absl::StrFormat(
+          "%s%s; it must belong to the user who runs this (user %d), with mode 0600: run `chown %d "
+          "%s && chmod 600 %s`, and see that the folders above it can be entered",
+          what, strerror(why), geteuid(), geteuid(), path, path));
+    case ENXIO:  // a socket
+      return absl::PermissionDeniedError(what + "it is not a plain file: put the key into one");
+    default:
+      return absl::NotFoundError(what + strerror(why));
   }
-  unlink(draft.c_str());
-  return absl::OkStatus();
+}
+
+// What the file holds, which is never more than a key may have.
+absl::StatusOr<std::string> read_key(int fd, const std::string& path) {
+  std::string bytes(kMostKeyFile + 1, '\0');
+  size_t have = 0;
+  while (have < bytes.size()) {
+    const ssize_t got = read(fd, bytes.data() + have, bytes.size() - have);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      return absl::UnavailableError(
+          absl::StrFormat("cannot read the cluster key %s: %s", path, strerror(errno)));
+    }
+    if (got == 0) break;
+    have += static_cast<size_t>(got);
+  }
+  bytes.resize(have);
+  if (have > kMostKeyFile) {
+    // Two that differ behind what is read would pass for one.
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s has more than the %u bytes that a key file may have: is it one? `openssl rand -hex 32` "
+        "makes 65",
+        path, kMostKeyFile));
+  }
+  if (have > 0 && bytes.find_first_not_of('\0') == std::string::npos) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s holds nothing but zeros, as a file that was not written to its end: make the key again "
+        "with `openssl rand -hex 32`",
+        path));
+  }
+  return bytes;
 }
 
 // Whoever can read the key can join the cluster, and whoever can write it chooses who joins.
@@ -124,21 +191,16 @@ ClusterKey ClusterKey::with_previous(const ClusterKey& previous) const {
 absl::StatusOr<ClusterKey> ClusterKey::from_file(const std::string& path) {
   // Not blocking: should it be a pipe, it is refused and not waited for.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) {
-    return absl::NotFoundError(
-        absl::StrFormat("cannot read the cluster key %s: %s", path, strerror(errno)));
-  }
-  if (absl::Status status = check_private(fd, path); !status.ok()) {
-    close(fd);
-    return status;
-  }
-  std::string secret(4096, '\0');
-  const ssize_t got = read(fd, secret.data(), secret.size());
+  if (fd < 0) return cannot_open(path, errno);
+  const absl::Status is_private = check_private(fd, path);
+  absl::StatusOr<std::string> content = is_private.ok() ? read_key(fd, path) : is_private;
   close(fd);
-  secret.resize(got < 0 ? 0 : static_cast<size_t>(got));
+  if (!content.ok()) return content.status();
+  std::string secret = *std::move(content);
   absl::StripAsciiWhitespace(&secret);
   std::vector<std::string> lines = {secret};
   if (is_text(secret)) lines = absl::StrSplit(secret, '\n', absl::SkipWhitespace());
+  if (lines.empty()) lines.emplace_back();
   if (lines.size() > kMost) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s has %u lines: a key file holds the key in its first line and, while the cluster "
@@ -154,7 +216,7 @@ absl::StatusOr<ClusterKey> ClusterKey::from_file(const std::string& path) {
     }
     key = key.ok() ? key->with_previous(*one) : *std::move(one);
   }
-  return key.ok() ? key : from_bytes("");
+  return key;
 }
 
 absl::StatusOr<ClusterKey> ClusterKey::for_this_user() {
@@ -190,7 +252,7 @@ uint64_t link_number() {
   // another pid.
   static const auto kStart = [] {
     uint64_t start = 0;
-    RAND_bytes(reinterpret_cast<unsigned char*>(&start), sizeof start);
+    base::fill_with_secret(&start, sizeof start);
     return start;
   }();
   static std::atomic<uint64_t> last{0};

@@ -1,8 +1,6 @@
 // The table of registered regions and the check that guards every remote access.
 #include "transport/region.h"
 
-#include <openssl/rand.h>
-
 #include "absl/strings/str_format.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_secret.h"
@@ -12,7 +10,7 @@ namespace {
 
 uint64_t random_key() {
   uint64_t key = 0;
-  while (key == 0) RAND_bytes(reinterpret_cast<unsigned char*>(&key), sizeof key);
+  while (key == 0) base::fill_with_secret(&key, sizeof key);
   return key;
 }
 

@@ -1,8 +1,6 @@
 // The life of a queue pair: created, connected to the peer's, put into error, destroyed.
 #include "verbs/queue_pair.h"
 
-#include <openssl/rand.h>
-
 #include <algorithm>
 #include <bit>
 #include <cerrno>
@@ -10,6 +8,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
+#include "transport/base/worker_secret.h"
 
 namespace baton::verbs {
 namespace {
@@ -106,7 +105,7 @@ absl::Status QueuePair::make() {
     }
   }
   number_ = queue_pair_->qp_num;
-  RAND_bytes(reinterpret_cast<unsigned char*>(&sequence_), sizeof sequence_);
+  base::fill_with_secret(&sequence_, sizeof sequence_);
   sequence_ &= 0xffffff;
   records_.resize(std::bit_ceil(depth_));
 

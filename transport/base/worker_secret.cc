@@ -1,11 +1,15 @@
-// Key pairs of this process's workers, by uid.
+// OpenSSL's random bytes, else the kernel's; key pairs of this process's workers, by uid.
 #include "transport/base/worker_secret.h"
 
 #include <openssl/evp.h>
 #include <openssl/rand.h>
 #include <openssl/sha.h>
+#include <sys/random.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 
@@ -22,7 +26,28 @@ Secrets& secrets() {
   return *all;
 }
 
+bool fill_by_kernel(unsigned char* out, size_t bytes) {
+  while (bytes > 0) {
+    const ssize_t got = getrandom(out, bytes, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    out += got;
+    bytes -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
 }  // namespace
+
+void fill_with_secret(void* out, size_t bytes) {
+  auto* const to = static_cast<unsigned char*>(out);
+  if (RAND_bytes(to, static_cast<int>(bytes)) == 1 || fill_by_kernel(to, bytes)) return;
+  std::fputs(
+      "baton: neither OpenSSL nor the kernel has random bytes for a key: allow getrandom(2), or "
+      "give the process /dev/urandom\n",
+      stderr);
+  std::abort();
+}
 
 UidBytes uid_of(const std::array<uint8_t, 32>& public_key) {
   std::array<uint8_t, 32> digest{};
@@ -34,7 +59,7 @@ UidBytes uid_of(const std::array<uint8_t, 32>& public_key) {
 
 UidBytes make_worker_secret() {
   WorkerSecret made;
-  RAND_bytes(made.private_key.data(), static_cast<int>(made.private_key.size()));
+  fill_with_secret(made.private_key.data(), made.private_key.size());
   EVP_PKEY* const pair = EVP_PKEY_new_raw_private_key(
       EVP_PKEY_X25519, nullptr, made.private_key.data(), made.private_key.size());
   size_t bytes = made.public_key.size();

@@ -1,4 +1,5 @@
-// The private half of a worker's uid: what proves that a uid is one's own.
+// What nobody may guess: random bytes for keys, and the private half of a worker's uid, which
+// proves that a uid is one's own.
 //
 // A uid is the beginning of the SHA-256 of a public key (X25519, RFC 7748) that is made with it.
 // Who introduces himself shows the public key, and has to know the private one; the private one
@@ -6,10 +7,16 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
 namespace baton::base {
+
+// Fills `bytes` bytes at `out`: by OpenSSL, or where that cannot, as in a sandbox without the files
+// that it looks for, by the kernel. Where neither has any the process ends: a worker whose keys can
+// be guessed is open to everybody, and nobody would notice.
+void fill_with_secret(void* out, size_t bytes);
 
 using UidBytes = std::array<uint8_t, 16>;
 

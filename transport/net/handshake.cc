@@ -2,7 +2,6 @@
 #include "transport/net/handshake.h"
 
 #include <openssl/crypto.h>
-#include <openssl/rand.h>
 
 #include <algorithm>
 #include <array>
@@ -30,7 +29,7 @@ absl::Status wrong_key() {
 
 template <typename Bytes>
 void fill(Bytes& out) {
-  RAND_bytes(out.data(), static_cast<int>(out.size()));
+  base::fill_with_secret(out.data(), out.size());
 }
 
 std::array<uint8_t, Opening::kIdBytes> key_id(const ClusterKey& key, size_t which,

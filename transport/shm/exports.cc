@@ -2,7 +2,6 @@
 #include "transport/shm/exports.h"
 
 #include <fcntl.h>
-#include <openssl/rand.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "transport/base/worker_secret.h"
 
 namespace baton::shm {
 
@@ -19,7 +19,7 @@ absl::StatusOr<Exports> Exports::create() {
   Exports exports;
   exports.file_ = *std::move(file);
   auto& nonce = exports.file_.mapping.as<ControlSegment>()->nonce;
-  RAND_bytes(nonce.data(), static_cast<int>(nonce.size()));
+  base::fill_with_secret(nonce.data(), nonce.size());
   forbid_new_writers(exports.file_.fd.get());
   return exports;
 }

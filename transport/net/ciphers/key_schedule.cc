@@ -3,11 +3,12 @@
 
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
-#include <openssl/rand.h>
 #include <openssl/sha.h>
 
 #include <algorithm>
 #include <memory>
+
+#include "transport/base/worker_secret.h"
 
 namespace baton::net {
 namespace {
@@ -63,7 +64,7 @@ Key32 hkdf_expand(const Key32& key, std::string_view info) {
 
 KeyPair KeyPair::make() {
   KeyPair made;
-  RAND_bytes(made.private_key.data(), static_cast<int>(made.private_key.size()));
+  base::fill_with_secret(made.private_key.data(), made.private_key.size());
   const PKey pair = key_of(made.private_key);
   size_t bytes = made.public_key.size();
   EVP_PKEY_get_raw_public_key(pair.get(), made.public_key.data(), &bytes);

@@ -1,0 +1,190 @@
+// Files of cluster keys that are wrong, half there, or in the way: each is refused with what to do,
+// and no key is made that another may guess, change or lose.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "tests/temporary_folder.h"
+#include "transport/base/unique_fd.h"
+#include "transport/identity.h"
+
+namespace {
+bool openssl_has_none = false;  // of random bytes
+bool kernel_has_none = false;
+}  // namespace
+
+// Stand in for OpenSSL's and the C library's.
+extern "C" int RAND_bytes(unsigned char* out, int bytes) {
+  if (openssl_has_none) return 0;
+  return syscall(SYS_getrandom, out, static_cast<size_t>(bytes), 0) == bytes ? 1 : 0;
+}
+extern "C" ssize_t getrandom(void* out, size_t bytes, unsigned flags) {
+  if (kernel_has_none) {
+    errno = ENOSYS;
+    return -1;
+  }
+  return syscall(SYS_getrandom, out, bytes, flags);
+}
+
+namespace baton {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr char kLine[] = "0123456789abcdef";
+
+// Where for_this_user() looks, and makes what is not there.
+class KeyFolder : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    unsetenv("BATON_KEY_FILE");
+    setenv("XDG_CONFIG_HOME", folder_.path().c_str(), 1);
+    std::filesystem::create_directories(folder_.path("baton"));
+  }
+  std::string path(const std::string& name) const { return folder_.path("baton/" + name); }
+  std::string write(const std::string& name, const std::string& content, mode_t mode = 0600) const {
+    std::ofstream(path(name), std::ios::binary) << content;
+    EXPECT_EQ(chmod(path(name).c_str(), mode), 0);
+    return path(name);
+  }
+  std::string read(const std::string& name) const {
+    std::stringstream content;
+    content << std::ifstream(path(name)).rdbuf();
+    return content.str();
+  }
+  size_t files() const {
+    const std::filesystem::directory_iterator all(folder_.path("baton"));
+    return static_cast<size_t>(std::distance(begin(all), end(all)));
+  }
+  void expect_refused(const std::string& file, absl::StatusCode code,
+                      const std::string& what) const {
+    const absl::Status status = ClusterKey::from_file(file).status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(file), HasSubstr(what)));
+  }
+
+  const TemporaryFolder folder_;
+};
+
+TEST_F(KeyFolder, AFileThatIsNotThereIsSaidHowToMake) {
+  expect_refused(path("none"), absl::StatusCode::kNotFound,
+                 "openssl rand -hex 32 > " + path("none"));
+  const std::string link = path("link");
+  ASSERT_EQ(symlink("nowhere", link.c_str()), 0);
+  expect_refused(link, absl::StatusCode::kNotFound, "openssl rand -hex 32 > " + link);
+}
+
+TEST_F(KeyFolder, AFileThatCannotBeReadIsSaidWhoseItMustBe) {
+  const std::string file = write("key", kLine, 0000);
+  if (getuid() == 0) {  // who may read everything
+    ASSERT_EQ(chmod(folder_.path().c_str(), 0755), 0);
+    ASSERT_EQ(seteuid(65534), 0);
+  }
+  expect_refused(file, absl::StatusCode::kPermissionDenied, "chmod 600 " + file);
+  ASSERT_EQ(seteuid(getuid()), 0);
+}
+
+TEST_F(KeyFolder, ASocketIsNoKey) {
+  const base::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un name{.sun_family = AF_UNIX, .sun_path = {}};
+  ASSERT_LT(path("socket").size(), sizeof name.sun_path);
+  std::strcpy(name.sun_path, path("socket").c_str());
+  ASSERT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name), 0);
+  expect_refused(path("socket"), absl::StatusCode::kPermissionDenied, "not a plain file");
+}
+
+TEST_F(KeyFolder, AnEmptyFileIsNamed) {
+  for (const char* content : {"", "\n\n", "   \r\n"}) {
+    expect_refused(write("key", content), absl::StatusCode::kInvalidArgument, "at least 16 bytes");
+  }
+}
+
+// What a machine that lost its power leaves of a file.
+TEST_F(KeyFolder, ZerosAreNoKey) {
+  expect_refused(write("key", std::string(65, '\0')), absl::StatusCode::kInvalidArgument, "zeros");
+  EXPECT_TRUE(ClusterKey::from_file(write("key", std::string(31, '\0') + "k")).ok());
+}
+
+// Two files that differ behind what was read of them would be one key, and one in the second line
+// would not be there.
+TEST_F(KeyFolder, AFileIsReadWholeOrRefused) {
+  const std::string longest(4096 - sizeof kLine, 'k');
+  const auto both = ClusterKey::from_file(write("key", longest + "\n" + kLine));
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_EQ(both->count(), 2U);
+  expect_refused(write("key", longest + "kk\n" + kLine), absl::StatusCode::kInvalidArgument,
+                 "4096 bytes");
+  ASSERT_EQ(truncate(path("key").c_str(), int64_t{1} << 40), 0);
+  expect_refused(path("key"), absl::StatusCode::kInvalidArgument, "4096 bytes");
+}
+
+// Two threads, or two containers that share a home, have one number of their process.
+TEST_F(KeyFolder, AKeyIsMadeInNobodyElsesFile) {
+  const std::string taken = "cluster.key." + std::to_string(getpid());
+  write(taken, "another is writing here");
+  const auto made = ClusterKey::for_this_user();
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(read(taken), "another is writing here");
+  EXPECT_EQ(read("cluster.key").size(), 64U);
+
+  ASSERT_EQ(unlink(path(taken).c_str()), 0);
+  ASSERT_EQ(unlink(path("cluster.key").c_str()), 0);
+  write("precious", "to be kept");
+  ASSERT_EQ(symlink(path("precious").c_str(), path(taken).c_str()), 0);
+  ASSERT_TRUE(ClusterKey::for_this_user().ok());
+  EXPECT_EQ(read("precious"), "to be kept");
+}
+
+TEST_F(KeyFolder, AKeyThatCouldNotBeWrittenLeavesNothing) {
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  for (const rlim_t room : {0, 40}) {  // a disk that is full, or is so half-way
+    const rlimit little{room, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+    const auto made = ClusterKey::for_this_user();
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    EXPECT_TRUE(absl::IsUnavailable(made.status())) << made.status();
+    EXPECT_THAT(std::string(made.status().message()), HasSubstr("BATON_KEY_FILE"));
+    EXPECT_EQ(files(), 0U);
+  }
+}
+
+TEST_F(KeyFolder, WithoutRandomBytesOfOpenSslTheKernelsAreTaken) {
+  openssl_has_none = true;
+  const auto made = ClusterKey::for_this_user();
+  const WorkerUid one = WorkerUid::random(), other = WorkerUid::random();
+  openssl_has_none = false;
+  ASSERT_TRUE(made.ok()) << made.status();
+  const std::string first = read("cluster.key");
+  EXPECT_NE(one, other);
+  ASSERT_EQ(unlink(path("cluster.key").c_str()), 0);
+  openssl_has_none = true;
+  ASSERT_TRUE(ClusterKey::for_this_user().ok());
+  openssl_has_none = false;
+  EXPECT_NE(read("cluster.key"), first);
+}
+
+TEST_F(KeyFolder, WithoutAnyRandomBytesThereIsNoWorker) {
+  openssl_has_none = kernel_has_none = true;
+  EXPECT_DEATH(WorkerUid::random(), "getrandom");
+  openssl_has_none = kernel_has_none = false;
+}
+
+}  // namespace
+}  // namespace baton
