@@ -3,12 +3,14 @@
 
 #include <gmock/gmock.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 
 #include <optional>
 
 #include "tests/tcp/raw_peer.h"
+#include "transport/net/admission.h"
 
 namespace baton::net {
 namespace {
@@ -265,6 +267,27 @@ TEST(Acceptor, WhoDoesNotAnswerIsGivenUpAndTheSettingNamed) {
   ::close(*listener);
 }
 
+// Goes on with a client's handshake over `fd` until `server` has met it.
+bool joins(Handshake& handshake, int fd, Host& server) {
+  std::string in;
+  return run_until({&server}, [&] {
+    const std::string_view out = handshake.to_send();
+    if (!out.empty()) {
+      const ssize_t sent = ::send(fd, out.data(), out.size(), MSG_NOSIGNAL);
+      if (sent > 0) handshake.sent(static_cast<size_t>(sent));
+    }
+    char bytes[1024];
+    const ssize_t n =
+        ::recv(fd, bytes, std::min(handshake.wanted() - in.size(), sizeof bytes), MSG_DONTWAIT);
+    if (n > 0) in.append(bytes, static_cast<size_t>(n));
+    if (!handshake.done() && in.size() == handshake.wanted()) {
+      EXPECT_TRUE(handshake.receive(in).ok());
+      in.clear();
+    }
+    return !server.it.met.empty();
+  });
+}
+
 TEST(Acceptor, AHostThatFloodsPushesOutItsOwnCalls) {
   Host b("b");
   const std::string address = *b.provider->listen();
@@ -284,23 +307,41 @@ TEST(Acceptor, AHostThatFloodsPushesOutItsOwnCalls) {
   const auto gone = std::count_if(strangers.begin(), strangers.end(), hung_up);
   EXPECT_EQ(static_cast<size_t>(gone), 2 * Acceptor::kMaxHalfOpen + 1);
   EXPECT_TRUE(hung_up(strangers.front()) && !hung_up(strangers.back()));
-  std::string in;
-  ASSERT_TRUE(run_until({&b}, [&] {
-    const std::string_view out = handshake.to_send();
-    if (!out.empty())
-      handshake.sent(static_cast<size_t>(::send(honest, out.data(), out.size(), 0)));
-    char bytes[1024];
-    const ssize_t n =
-        ::recv(honest, bytes, std::min(handshake.wanted() - in.size(), sizeof bytes), MSG_DONTWAIT);
-    if (n > 0) in.append(bytes, static_cast<size_t>(n));
-    if (!handshake.done() && in.size() == handshake.wanted()) {
-      EXPECT_TRUE(handshake.receive(in).ok());
-      in.clear();
-    }
-    return !b.it.met.empty();
-  }));
+  EXPECT_TRUE(joins(handshake, honest, b));
   for (const int fd : strangers) ::close(fd);
   ::close(honest);
+}
+
+// On one machine all have one address, peers and whoever floods.
+TEST(Acceptor, AFloodPushesOutNoPeerOfTheSameHostThatHasBegunToSpeak) {
+  Host b("b");
+  const std::string address = *b.provider->listen();
+  Handshake handshake(Handshake::Role::kClient, b.key, {.uid = WorkerUid::random(), .name = "raw"});
+  const int honest = RawPeer::dial(address);
+  const std::string opening(handshake.to_send());
+  ASSERT_EQ(::send(honest, opening.data(), opening.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(opening.size()));
+  handshake.sent(opening.size());
+  pollfd answer{honest, POLLIN, 0};
+  ASSERT_TRUE(run_until({&b}, [&] { return ::poll(&answer, 1, 0) == 1; }));
+  std::vector<int> strangers;
+  for (size_t i = 0; i < 3 * Acceptor::kMaxHalfOpen; ++i) {
+    strangers.push_back(RawPeer::dial(address));
+    b.progress();
+  }
+  b.settle();
+  EXPECT_TRUE(hung_up(strangers.front()) && !hung_up(strangers.back()));
+  EXPECT_TRUE(joins(handshake, honest, b));
+  for (const int fd : strangers) ::close(fd);
+  ::close(honest);
+}
+
+// Recorded first messages name a key too; they fill the door for nobody but each other.
+TEST(Acceptor, WhereAllHaveNamedAKeyTheOldestMakesRoom) {
+  const Endpoint here = resolve("127.0.0.1:1")->front(), there = resolve("127.0.0.2:1")->front();
+  EXPECT_EQ(caller_to_drop({{&there, true}, {&here, true}, {&here, true}}), 1U);
+  EXPECT_EQ(caller_to_drop({{&there, false}, {&here, true}, {&here, false}}), 2U);
+  EXPECT_EQ(caller_to_drop({{&there, false}, {&here, true}, {&here, true}}), 1U);
 }
 
 // Takes this process all descriptors it does not have yet.

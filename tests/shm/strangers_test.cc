@@ -14,6 +14,7 @@
 #include "tests/captured_log.h"
 #include "tests/manual_clock.h"
 #include "tests/shm/shm_node.h"
+#include "transport/net/handshake.h"
 #include "transport/shm/packet_socket.h"
 
 namespace {
@@ -100,6 +101,26 @@ TEST(Strangers, WhoSayNothingMakeRoomForAPeer) {
   ASSERT_TRUE(joins(client, server, address)) << client.failed;
   EXPECT_TRUE(closed(strangers.sockets.front())) << "the oldest goes";
   EXPECT_FALSE(closed(strangers.sockets.back()));
+}
+
+TEST(Strangers, PushOutNobodyWhoHasBegunToSpeak) {
+  ShmNode server("server");
+  const std::string address = *server.provider->listen();
+  net::Handshake handshake(net::Handshake::Role::kClient, server.key,
+                           {.uid = WorkerUid::random(), .name = "raw"});
+  auto peer = PacketSocket::dial(address);
+  ASSERT_TRUE(peer.ok()) << peer.status();
+  ASSERT_EQ(peer->send(handshake.to_send()), PacketSocket::Io::kDone);
+  pollfd answer{.fd = peer->fd(), .events = POLLIN, .revents = 0};
+  ASSERT_TRUE(run_until({&server}, [&] { return ::poll(&answer, 1, 0) > 0; }));
+  Strangers strangers;
+  for (int i = 0; i < 3; ++i) {
+    strangers.dial(address, 100);
+    while (server.progress()) {
+    }
+  }
+  EXPECT_TRUE(closed(strangers.sockets.front()));
+  EXPECT_FALSE(closed(*peer));
 }
 
 TEST(Strangers, AreLetInAFewAtATime) {

@@ -186,14 +186,14 @@ void Acceptor::refused(const Call& caller, const absl::Status& why, EventSink& s
 
 void Acceptor::make_room(EventSink& sink) {
   std::vector<size_t> callers;
-  std::vector<const Endpoint*> from;
+  std::vector<Caller> waiting;
   for (size_t i = 0; i < calls_.size(); ++i) {
     if (calls_[i].dial != nullptr) continue;
     callers.push_back(i);
-    from.push_back(&calls_[i].from);
+    waiting.push_back({&calls_[i].from, calls_[i].handshake->names_our_key()});
   }
   if (callers.size() < kMaxHalfOpen) return;
-  const auto victim = calls_.begin() + static_cast<ptrdiff_t>(callers[caller_to_drop(from)]);
+  const auto victim = calls_.begin() + static_cast<ptrdiff_t>(callers[caller_to_drop(waiting)]);
   const Call crowded_out = std::move(*victim);
   calls_.erase(victim);
   refused(crowded_out,

@@ -17,8 +17,9 @@
 //   - Nobody who has not proved itself holds a place for longer than Options::patience, whatever it
 //     sends.
 //   - Strangers do not keep peers out. There are kMaxHalfOpen places for callers; when they are
-//     taken, the oldest call from the host with the most calls makes room for the next one. A host
-//     that floods therefore pushes out its own calls, not those of others.
+//     taken, a call from the host with the most calls makes room for the next one: the oldest that
+//     has not named a key of ours, else the oldest. A host that floods therefore pushes out its own
+//     calls, not those of others, and of those no peer's that has begun to speak.
 //   - Running out of descriptors costs callers kLookAway and no spinning: for so long nobody looks
 //     at the listener. Callers wait in the kernel's queue meanwhile.
 //   - A dial succeeds only with the worker that was asked for, where its uid was given.

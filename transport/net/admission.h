@@ -8,9 +8,15 @@
 
 namespace baton::net {
 
-// `callers`: where each comes from, the oldest first; at least one. The one to drop: the oldest
-// from the host with the most callers. A host that floods pushes out its own calls, not those of
-// others.
-size_t caller_to_drop(const std::vector<const Endpoint*>& callers);
+struct Caller {
+  const Endpoint* from = nullptr;
+  bool names_our_key = false;  // Handshake::names_our_key()
+};
+
+// `callers`: the oldest first; at least one. The one to drop is from the host with the most
+// callers: a host that floods pushes out its own calls, not those of others. Of that host's it is
+// the oldest of those that have not named a key of ours, if there are any: peers may share a host
+// with whoever floods.
+size_t caller_to_drop(const std::vector<Caller>& callers);
 
 }  // namespace baton::net

@@ -86,6 +86,10 @@ class Handshake {
 
   // True once the peer is authenticated and its HelloInfo is known. to_send() may still hold bytes.
   bool done() const { return state_ == State::kDone; }
+  // A caller that has named a key of ours in its first message: a stranger cannot, unless he
+  // repeats what he has recorded. He is believed in nothing yet, but that he is worth more patience
+  // than one that has said nothing.
+  bool names_our_key() const { return opening_.which != Opening::kNoKey; }
   const HelloInfo& peer() const { return peer_; }
   const HelloInfo& self() const { return self_; }
   Purpose purpose() const { return purpose_; }

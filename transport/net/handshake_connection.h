@@ -32,6 +32,7 @@ class HandshakeConnection : public Watched {
 
   bool connecting() const { return step_ == Step::kConnecting; }  // nobody has answered yet
   Time deadline() const { return deadline_; }
+  bool names_our_key() const { return handshake_.names_our_key(); }
   const HelloInfo& peer() const { return handshake_.peer(); }
   Handshake::Purpose purpose() const { return handshake_.purpose(); }
   const LinkKeys& keys() const { return handshake_.keys(); }

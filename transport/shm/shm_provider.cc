@@ -278,7 +278,7 @@ class ShmProvider final : public Provider {
 
   // Bounded, since anybody on this machine may dial as fast as it can. Other users, who cannot have
   // our memory anyway, take no place; and where the places run out, the one that has been silent
-  // for longest goes: a peer that means it is done with its handshake in no time.
+  // for longest goes: a peer that means it speaks at once. Where all have spoken the oldest goes.
   bool accept() {
     for (int i = 0; i < kAcceptsAtOnce; ++i) {
       auto socket = listener_.accept();
@@ -288,10 +288,15 @@ class ShmProvider final : public Provider {
       }
       short_of_descriptors_ = false;
       if (!socket->peer_is_this_user()) continue;  // closes it
-      const auto silent = [](const auto& connection) { return connection->stranger(); };
-      const auto waiting = std::count_if(connections_.begin(), connections_.end(), silent);
+      const auto stranger = [](const auto& connection) { return connection->stranger(); };
+      const auto waiting = std::count_if(connections_.begin(), connections_.end(), stranger);
       if (static_cast<size_t>(waiting) >= kMaxUnfinished) {
-        (*std::find_if(connections_.begin(), connections_.end(), silent))->abandon();
+        auto going = std::find_if(connections_.begin(), connections_.end(),
+                                  [](const auto& connection) { return connection->silent(); });
+        if (going == connections_.end()) {
+          going = std::find_if(connections_.begin(), connections_.end(), stranger);
+        }
+        (*going)->abandon();
       }
       connections_.push_back(std::make_shared<Connection>(*shared_, *std::move(socket)));
       ++unfinished_;
