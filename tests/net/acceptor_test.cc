@@ -312,6 +312,33 @@ TEST(Acceptor, AHostThatFloodsPushesOutItsOwnCalls) {
   ::close(honest);
 }
 
+// A worker that is flooded may hang up on a peer that has not come to speak yet.
+TEST(Acceptor, WhoIsHungUpOnUnheardCallsAgain) {
+  Host a("a");
+  const auto listener = listen_on("127.0.0.1", 0, {});
+  Handshake answer(Handshake::Role::kServer, a.key, {.uid = WorkerUid::random(), .name = "raw"});
+  int calls = 0;
+  for (const int answered : {Acceptor::kCalls, 0}) {
+    calls = 0;
+    a.failed = absl::OkStatus();
+    a.provider->connect({.session = 1, .address = local_of(*listener).text()});
+    int caller = -1;
+    ASSERT_TRUE(run_until({&a}, [&] {
+      const int fd = ::accept4(*listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+      if (fd < 0) return !a.failed.ok();
+      if (++calls == answered) caller = fd;
+      if (caller < 0) ::close(fd);
+      return caller >= 0;
+    }));
+    EXPECT_EQ(calls, Acceptor::kCalls);
+    if (caller < 0) continue;
+    EXPECT_TRUE(joins(answer, caller, a));
+    ::close(caller);
+  }
+  EXPECT_THAT(std::string(a.failed.message()), HasSubstr("is a worker listening there"));
+  ::close(*listener);
+}
+
 // On one machine all have one address, peers and whoever floods.
 TEST(Acceptor, AFloodPushesOutNoPeerOfTheSameHostThatHasBegunToSpeak) {
   Host b("b");

@@ -139,6 +139,19 @@ void Acceptor::start(std::unique_ptr<Dial> dial) {
   failed_.push_back(std::move(dial));
 }
 
+// The same endpoint once more, if the call ended as one that found no room. Not where it has an
+// owner: that one calls again by itself, with pauses.
+bool Acceptor::call_again(Call& call) {
+  if (call.dial->owner != nullptr) return false;
+  if (!call.handshake->turned_away() || ++call.dial->turned_away >= kCalls) {
+    call.dial->turned_away = 0;
+    return false;
+  }
+  --call.dial->next;
+  start(std::move(call.dial));
+  return true;
+}
+
 void Acceptor::give_up(const Dial& dial, EventSink& sink) const {
   if (dial.owner != nullptr && options_.another_failed) return options_.another_failed(dial);
   if (dial.rail > 0) return;
@@ -230,7 +243,7 @@ bool Acceptor::advance_calls(EventSink& sink) {
       call_done(std::move(call), sink);
     } else if (call.dial == nullptr) {
       refused(call, why, sink);
-    } else {
+    } else if (!call_again(call)) {
       call.handshake.reset();
       try_next(std::move(call.dial), why);
     }

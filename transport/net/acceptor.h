@@ -52,6 +52,9 @@ class Acceptor {
   static constexpr size_t kMaxHalfOpen = 64;  // callers that have not proved themselves yet
   static constexpr size_t kMaxMet = 65'536;   // peers whose last address is remembered
   static constexpr Time kLookAway = std::chrono::milliseconds(100);
+  // How often a dial calls where it was hung up on before a word was said, as a worker does that is
+  // flooded with callers.
+  static constexpr int kCalls = 6;
 
   using Dial = net::Dial;
   struct Options {
@@ -118,6 +121,7 @@ class Acceptor {
   std::unique_ptr<HandshakeConnection> start_handshake(int fd, Handshake::Role role,
                                                        const Dial* dial);
   void start(std::unique_ptr<Dial> dial);
+  bool call_again(Call& call);
   void give_up(const Dial& dial, EventSink& sink) const;
   void accept_some(EventSink& sink);
   void make_room(EventSink& sink);

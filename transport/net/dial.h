@@ -34,6 +34,7 @@ struct Dial {
   std::string address;  // as asked for
   std::vector<Endpoint> endpoints;
   size_t next = 0;                        // endpoint to try
+  int turned_away = 0;                    // times, by the one tried last
   std::string errors;                     // of those tried
   std::shared_ptr<void> owner = nullptr;  // Acceptor::connect_another()'s
 

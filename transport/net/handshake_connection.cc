@@ -43,14 +43,19 @@ HandshakeConnection::State HandshakeConnection::fail(absl::Status why) {
   return State::kFailed;
 }
 
+void HandshakeConnection::fail_by_system(int code) {
+  if (code == ECONNRESET || code == EPIPE) hung_up_ = true;
+  fail(code == ECONNREFUSED ? absl::NotFoundError(strerror(code))
+                            : absl::UnavailableError(strerror(code)));
+}
+
 bool HandshakeConnection::connected() {
   if (!(ready & (EPOLLOUT | EPOLLERR | EPOLLHUP))) return false;
   int code = 0;
   socklen_t size = sizeof(code);
   getsockopt(fd_, SOL_SOCKET, SO_ERROR, &code, &size);
   if (code == 0) return true;
-  fail(code == ECONNREFUSED ? absl::NotFoundError(strerror(code))
-                            : absl::UnavailableError(strerror(code)));
+  fail_by_system(code);
   return false;
 }
 
@@ -61,7 +66,7 @@ bool HandshakeConnection::flush() {
     const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n < 0) {
       if (errno == EINTR) continue;
-      if (errno != EAGAIN) fail(absl::UnavailableError(strerror(errno)));
+      if (errno != EAGAIN) fail_by_system(errno);
       return false;
     }
     if (out_.empty()) {
@@ -79,11 +84,16 @@ bool HandshakeConnection::read(size_t want) {
     const ssize_t n = ::recv(fd_, bytes, ask, MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return false;
-    if (n <= 0) {
-      fail(absl::UnavailableError(
-          n < 0 ? strerror(errno) : "the other side closed the connection during the handshake"));
+    if (n < 0) {
+      fail_by_system(errno);
       return false;
     }
+    if (n == 0) {
+      hung_up_ = true;
+      fail(absl::UnavailableError("the other side closed the connection during the handshake"));
+      return false;
+    }
+    heard_ = true;
     in_.append(bytes, static_cast<size_t>(n));
   }
   return true;

@@ -29,6 +29,9 @@ class HandshakeConnection : public Watched {
   // answer() is complete (client of a kQuery), or all has been said (server of a kQuery).
   State advance();
   const absl::Status& error() const { return error_; }
+  // The other side ended the connection before it said anything: it is no worker's, or a worker
+  // that had no room for one more caller at that moment.
+  bool turned_away() const { return hung_up_ && !heard_; }
 
   bool connecting() const { return step_ == Step::kConnecting; }  // nobody has answered yet
   Time deadline() const { return deadline_; }
@@ -44,6 +47,7 @@ class HandshakeConnection : public Watched {
   static constexpr size_t kMaxAnswer = 4096;
 
   State fail(absl::Status why);
+  void fail_by_system(int code);
   bool connected();        // false: not yet, or failed
   bool flush();            // false: the socket takes no more, or failed
   bool read(size_t want);  // into in_, up to `want` bytes; false: not there yet, or failed
@@ -60,6 +64,8 @@ class HandshakeConnection : public Watched {
   std::string in_;
   std::string out_;
   uint32_t length_ = 0;
+  bool heard_ = false;    // anything from the other side
+  bool hung_up_ = false;  // the other side
   absl::Status error_;
 };
 
