@@ -106,8 +106,10 @@ bool RendezvousService::answering() const {
 }
 
 void RendezvousService::accept_callers(Time now) {
+  // Some at a time: those who have said something are to be heard before others take their places.
+  constexpr int kAtATime = 16;
   listener_watch_.ready = 0;
-  while (true) {
+  for (int i = 0; i < kAtATime; ++i) {
     net::Endpoint from;
     from.size = sizeof from.storage;
     const int fd = ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from.storage),
@@ -130,9 +132,11 @@ void RendezvousService::accept_callers(Time now) {
 }
 
 void RendezvousService::drop_a_caller() {
-  std::vector<const net::Endpoint*> from;
-  for (const Caller& caller : callers_) from.push_back(&caller.from);
-  callers_.erase(callers_.begin() + static_cast<std::ptrdiff_t>(net::caller_to_drop(from)));
+  std::vector<net::Caller> waiting;
+  for (const Caller& caller : callers_) {
+    waiting.push_back({&caller.from, caller.handshake->names_our_key()});
+  }
+  callers_.erase(callers_.begin() + static_cast<std::ptrdiff_t>(net::caller_to_drop(waiting)));
 }
 
 void RendezvousService::advance_callers(Time now) {

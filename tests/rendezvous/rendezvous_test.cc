@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "collectives/launch/rendezvous_service.h"
 #include "collectives/launch/rendezvous_wire.h"
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
@@ -83,13 +84,15 @@ void expect_generation_meets(const RendezvousServer& server, uint32_t ranks, uin
   expect_all_met(all, generation);
 }
 
-int dial(const RendezvousServer& server) {
-  const auto to = net::resolve(server.address());
+int dial(const std::string& address) {
+  const auto to = net::resolve(address);
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   EXPECT_EQ(
       0, ::connect(fd, reinterpret_cast<const sockaddr*>(&to->front().storage), to->front().size));
   return fd;
 }
+
+int dial(const RendezvousServer& server) { return dial(server.address()); }
 
 bool send_all(int fd, std::string_view bytes) {
   return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
@@ -339,6 +342,25 @@ TEST(Rendezvous, ARankThatLeavesWhileItWaitsMayComeAgain) {
     EXPECT_TRUE(friend_of(*server).say(join_of(0, 2)));
   }
   expect_generation_meets(*server, 2, 0);
+}
+
+// More callers than there are places are there before the service looks; they have one address.
+TEST(Rendezvous, AFloodPushesOutNoRankThatHasBegunToSpeak) {
+  auto service = launch::RendezvousService::listen(key(), "", 0, 2);
+  ASSERT_TRUE(service.ok()) << service.status();
+  const base::UniqueFd rank(dial((*service)->address()));
+  net::Handshake handshake(net::Handshake::Role::kClient, key(), launch::rendezvous_hello());
+  ASSERT_TRUE(send_all(rank.get(), handshake.to_send()));
+  std::vector<base::UniqueFd> strangers;
+  for (int i = 0; i < 100; ++i) strangers.emplace_back(dial((*service)->address()));
+  pollfd turned_away{strangers[35].get(), POLLIN, 0};  // of 101 callers for 64 places: 37 go
+  pollfd answered{rank.get(), POLLIN, 0};
+  while (::poll(&turned_away, 1, 0) == 0 || ::poll(&answered, 1, 0) == 0) {
+    (*service)->run_once({}, Clock::steady().now() + std::chrono::milliseconds(10));
+  }
+  char answer[1024];
+  EXPECT_GT(::recv(rank.get(), answer, sizeof answer, MSG_DONTWAIT), 0) << "never heard";
+  EXPECT_EQ(::recv(rank.get(), answer, sizeof answer, MSG_DONTWAIT), -1) << "hung up on";
 }
 
 TEST(Rendezvous, StrangersAndBadFriendsAreDroppedAndHurtNobody) {
