@@ -10,14 +10,22 @@
 //   (*agent)->post(*move);
 //   absl::Status status = (*agent)->wait(*move);
 //
-// A descriptor is (address, bytes, device), as its owner sees the address. A list of them is
-// prepared once and becomes layouts (transport/layout.h): a transfer names two lists and the
+// A descriptor is (address, bytes, device), as its owner sees the address; its memory is the host's
+// (MemoryKind::kDram) or a CUDA device's (kVram), either on each side of a transfer. A list of them
+// is prepared once and becomes layouts (transport/layout.h): a transfer names two lists and the
 // indices to pair. Posting one does not read its descriptors again.
 //
+// Memory of devices moves by whatever reaches it: adapters, copies between devices of one machine,
+// or pinned memory of the host in between (gpudirect/README.md); the processor never touches it.
+// What is promised of transfers, fences and ends is the same as for the host's. A kernel that reads
+// what came starts after the transfer has ended; one that wrote what is sent has ended before
+// post().
+//
 // Files (MemoryKind::kFile) are the remote side of a transfer with oneself, whose local side is
-// host memory: Op::kWrite writes to them, Op::kRead reads from them. Their descriptors are (offset,
-// bytes, the number of an open file). Threads of the agent move vectors of pages at a time. What
-// is promised is the same: a transfer ends once, and after its end no byte of it moves.
+// host memory (kVram is Unimplemented): Op::kWrite writes to them, Op::kRead reads from them. Their
+// descriptors are (offset, bytes, the number of an open file). Threads of the agent move vectors of
+// pages at a time. What is promised is the same: a transfer ends once, and after its end no byte of
+// it moves.
 //
 // Threads: every call may come from any thread. Calls on one agent take its lock for a moment; of
 // two threads that post one transfer at once, one gets AlreadyExists. A forked child must not use
@@ -55,19 +63,26 @@ inline constexpr size_t kMaxAgentName = kMaxWorkerName;
 // The longest message of notify() and of a transfer, in bytes.
 inline constexpr size_t kMaxAgentMessage = 16 << 20;
 
-// Kinds of memory, numbered as in NIXL. kDram can be registered, and kFile; the others are refused
-// with Unimplemented, by name.
+// Kinds of memory, numbered as in NIXL. kDram, kVram and kFile can be registered; the others are
+// refused with Unimplemented, by name. The kind is part of what a range is: what was registered as
+// one is not found as another.
 enum class MemoryKind : uint8_t { kDram = 0, kVram = 1, kBlock = 2, kObject = 3, kFile = 4 };
 
 // `bytes` bytes at `address` of the owner's process. `device` must be the one that the memory was
-// registered with; for host memory it means nothing else. Of a file: `bytes` bytes at the offset
-// `address` of what the file descriptor `device` has open.
+// registered with; for host memory it means nothing else. Of a CUDA device: the number that CUDA
+// has for it in the owner's process, as cudaGetDevice() says it. Of a file: `bytes` bytes at the
+// offset `address` of what the file descriptor `device` has open.
 struct Descriptor {
   uint64_t address = 0;
   uint64_t bytes = 0;
   uint64_t device = 0;
   bool operator==(const Descriptor&) const = default;
 };
+
+// OK where this process can register memory of that kind, else Unimplemented: of kVram where there
+// is no CUDA driver, or no device that this process may use, with the reason. Loads the driver to
+// find out.
+absl::Status memory_supported(MemoryKind kind);
 
 // `count` descriptors, each `stride` bytes (>= bytes) after the one before.
 struct StridedDescriptor {
@@ -163,7 +178,9 @@ class Agent {
   // Registers each range; all or none. Ranges may overlap and repeat. Memory that is mapped
   // read-only can be read by others and not written. A file may be shorter than its range until
   // something is read there; it stays open for the agent, whoever closes `device`, until its ranges
-  // are deregistered.
+  // are deregistered. InvalidArgument: a range is of another kind than `kind` (memory of a device
+  // as kDram, the host's as kVram), of another device than it says, managed memory, or in several
+  // allocations. Unimplemented: kVram without a driver or a device.
   absl::Status register_memory(absl::Span<const Descriptor> ranges,
                                MemoryKind kind = MemoryKind::kDram);
   // One range, mapped MAP_SHARED from `offset` on of a memfd, or of a file of tmpfs, that cannot
@@ -262,13 +279,14 @@ class Agent {
                                                 AgentListId remote,
                                                 absl::Span<const int64_t> remote_indices,
                                                 std::string_view message = {});
-  // Without prepared lists: pairs local[i] with remote[i]. `kind`: of the remote side; the local
-  // one is host memory.
+  // Without prepared lists: pairs local[i] with remote[i]. `kind`: of the remote side;
+  // `local_kind`: of the local one.
   absl::StatusOr<AgentTransferId> make_transfer(Op op, absl::Span<const Descriptor> local,
                                                 absl::Span<const Descriptor> remote,
                                                 std::string_view agent,
                                                 std::string_view message = {},
-                                                MemoryKind kind = MemoryKind::kDram);
+                                                MemoryKind kind = MemoryKind::kDram,
+                                                MemoryKind local_kind = MemoryKind::kDram);
   // Starts it. A transfer that has ended, in whatever way, may be posted again. AlreadyExists
   // while it runs. `message`, unless null, replaces the one it was made with.
   absl::Status post(AgentTransferId transfer, const std::string_view* message = nullptr);

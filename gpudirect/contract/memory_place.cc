@@ -35,6 +35,24 @@ const internal::DeviceMemory* make() {
 extern "C" const internal::DeviceMemory* const baton_provider_gpudirect;
 const internal::DeviceMemory* const baton_provider_gpudirect = make();
 
+absl::StatusOr<const Driver*> CudaMemory::loaded() const {
+  if (const Driver* const driver = find_(); driver != nullptr) return driver;
+  return machine_driver();
+}
+
+absl::StatusOr<int> CudaMemory::count() const {
+  const absl::StatusOr<const Driver*> driver = loaded();
+  if (!driver.ok()) return driver.status();
+  int count = 0;
+  const Result result = (*driver)->cuDeviceGetCount(&count);
+  if (absl::Status status = driver_status(**driver, result, "cuDeviceGetCount"); !status.ok()) {
+    return status;
+  }
+  if (count > 0) return count;
+  return absl::UnavailableError(
+      "this process may use no CUDA device (look at CUDA_VISIBLE_DEVICES and nvidia-smi)");
+}
+
 absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) const {
   const Driver* const driver = find_();
   if (driver == nullptr || size == 0) return MemoryPlace{};
@@ -151,13 +169,9 @@ void CudaMemory::wait_for_copies() const {
 
 absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> CudaMemory::allocate(int device,
                                                                              size_t bytes) const {
-  const Driver* driver = find_();
-  if (driver == nullptr) {
-    const absl::StatusOr<const Driver*> loaded = machine_driver();
-    if (!loaded.ok()) return loaded.status();
-    driver = *loaded;
-  }
-  const absl::StatusOr<const Device*> opened = device_of(*driver, device);
+  const absl::StatusOr<const Driver*> driver = loaded();
+  if (!driver.ok()) return driver.status();
+  const absl::StatusOr<const Device*> opened = device_of(**driver, device);
   if (!opened.ok()) return opened.status();
   return SlabBuffer::create(**opened, bytes);
 }

@@ -20,6 +20,7 @@ class CudaMemory final : public internal::DeviceMemory {
   using FindDriver = std::function<const Driver*()>;
   explicit CudaMemory(FindDriver find) : find_(std::move(find)) {}
 
+  absl::StatusOr<int> count() const override;
   absl::StatusOr<MemoryPlace> place(const void* data, size_t size) const override;
   // Of the whole pages of the host's size around the range.
   absl::StatusOr<BackingFile> dma_buf(const void* data, size_t size) const override;
@@ -39,6 +40,7 @@ class CudaMemory final : public internal::DeviceMemory {
                                                                    size_t bytes) const override;
 
  private:
+  absl::StatusOr<const Driver*> loaded() const;  // also where nobody had loaded it
   absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal) const;
 
   const FindDriver find_;

@@ -85,11 +85,11 @@ absl::Status Agent::register_memory(absl::Span<const Descriptor> ranges, MemoryK
     return impl_->files->add(ranges);
   }
   if (absl::Status status = check_kind(kind); !status.ok()) return status;
-  return impl_->register_memory(ranges);
+  return impl_->register_memory(ranges, kind);
 }
 absl::Status Agent::register_mapped(const Descriptor& range, int fd, uint64_t offset) {
   if (absl::Status status = check_mapped(range, fd, offset); !status.ok()) return status;
-  return impl_->register_memory({range}, BackingFile{fd, offset});
+  return impl_->register_memory({range}, MemoryKind::kDram, BackingFile{fd, offset});
 }
 absl::Status Agent::deregister_memory(absl::Span<const Descriptor> ranges, MemoryKind kind) {
   if (kind == MemoryKind::kFile) {
@@ -97,7 +97,7 @@ absl::Status Agent::deregister_memory(absl::Span<const Descriptor> ranges, Memor
     return impl_->files->remove(ranges);
   }
   if (absl::Status status = check_kind(kind); !status.ok()) return status;
-  return impl_->deregister_memory(ranges);
+  return impl_->deregister_memory(ranges, kind);
 }
 
 absl::StatusOr<std::string> Agent::metadata() const {
@@ -107,7 +107,7 @@ absl::StatusOr<std::string> Agent::metadata() const {
 absl::StatusOr<std::string> Agent::partial_metadata(absl::Span<const Descriptor> ranges,
                                                     bool with_address, MemoryKind kind) const {
   if (absl::Status status = check_kind(kind); !status.ok()) return status;
-  return impl_->partial_metadata(ranges, with_address);
+  return impl_->partial_metadata(ranges, with_address, kind);
 }
 absl::StatusOr<std::string> Agent::add_remote(std::string_view metadata) {
   return impl_->add_remote(metadata);
@@ -122,7 +122,7 @@ bool Agent::has_remote(std::string_view agent, absl::Span<const Descriptor> rang
     std::lock_guard lock(impl_->mutex);
     return impl_->files->has(ranges);
   }
-  return check_kind(kind).ok() && impl_->has_remote(agent, ranges);
+  return check_kind(kind).ok() && impl_->has_remote(agent, ranges, kind);
 }
 
 absl::Status Agent::fetch_metadata(std::string_view agent, std::string_view host_port) {
@@ -207,14 +207,15 @@ absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, AgentListId local,
           theirs->agent));
     }
   }
-  return impl_->make(op, *theirs, message, *mine, local_indices, *theirs, remote_indices);
+  return impl_->make(op, *mine, *theirs, message, *mine, local_indices, *theirs, remote_indices);
 }
 
 absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, absl::Span<const Descriptor> local,
                                                      absl::Span<const Descriptor> remote,
                                                      std::string_view agent,
-                                                     std::string_view message, MemoryKind kind) {
-  absl::StatusOr<AgentListId> mine = prepare_local(local);
+                                                     std::string_view message, MemoryKind kind,
+                                                     MemoryKind local_kind) {
+  absl::StatusOr<AgentListId> mine = prepare_local(local, local_kind);
   if (!mine.ok()) return mine.status();
   absl::StatusOr<AgentListId> theirs = prepare_remote(agent, remote, kind);
   absl::StatusOr<AgentTransferId> out;
@@ -223,7 +224,7 @@ absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, absl::Span<const Des
   } else {
     const auto a = impl_->find_list(*mine);
     const auto b = impl_->find_list(*theirs);
-    out = impl_->make(op, *b, message, *a, *b);
+    out = impl_->make(op, *a, *b, message, *a, *b);
     release_list(*theirs).IgnoreError();
   }
   release_list(*mine).IgnoreError();
@@ -303,7 +304,7 @@ AgentStats Agent::stats() const {
   out.transfers = impl_->transfers.size();
   for (const auto& [id, transfer] : impl_->transfers) out.running += !transfer->quiet();
   out.remotes = impl_->remotes.size() - 1;
-  out.registered = impl_->ranges->size() + impl_->files->ranges()->size();
+  out.registered = impl_->ranges.size() + impl_->files->ranges()->size();
   out.worker = impl_->worker->stats();
   return out;
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "kvtransfer/internal/agent_memory_kind.h"
 #include "kvtransfer/internal/agent_pairs.h"
 
 namespace baton::kvtransfer {
@@ -74,6 +75,13 @@ absl::StatusOr<AgentFilePlan> plan_file_transfer(const AgentList& local, const A
 
 absl::Status files_hear_nothing() {
   return absl::UnimplementedError("files hear no message: make and post the transfer without one");
+}
+
+absl::Status files_are_of_the_host(MemoryKind kind) {
+  return absl::UnimplementedError(absl::StrFormat(
+      "files (FILE) are read and written from host memory (DRAM), not from %s: move the bytes to "
+      "registered host memory first",
+      kind_name(kind)));
 }
 
 AgentFileTransfer::AgentFileTransfer(AgentFiles& files, Op op, AgentFilePlan plan,

@@ -41,8 +41,9 @@ absl::StatusOr<AgentFilePlan> plan_file_transfer(const AgentList& local,
                                                  absl::Span<const int64_t> file_indices);
 absl::StatusOr<AgentFilePlan> plan_file_transfer(const AgentList& local, const AgentList& files);
 
-// What a message is refused with.
+// What a message is refused with, and a local side that is not of the host.
 absl::Status files_hear_nothing();
+absl::Status files_are_of_the_host(MemoryKind kind);
 
 // Where a job begins, and how much of the plan it does.
 struct FileJob {

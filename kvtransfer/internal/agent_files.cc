@@ -9,8 +9,10 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -22,6 +24,12 @@ namespace {
 using Ranges = AgentRanges<FileRegion>;
 
 constexpr uint64_t kEndOfFiles = uint64_t{1} << 63;
+
+// What tells one open file from another.
+using Identity = std::tuple<uint64_t, dev_t, ino_t, int>;
+Identity identity(const OpenFile& file) {
+  return {file.number, file.device, file.inode, file.flags};
+}
 
 // What `number` has open now.
 absl::StatusOr<std::shared_ptr<OpenFile>> open_file(uint64_t number) {
@@ -66,7 +74,12 @@ void AgentFiles::stop() {
 }
 
 absl::Status AgentFiles::add(absl::Span<const Descriptor> list) {
-  auto made = std::make_shared<Ranges>(*ranges_);
+  // Ranges of one file share a descriptor.
+  std::map<Identity, std::shared_ptr<const OpenFile>> known;
+  for (const Ranges::Range& range : *ranges_) {
+    known.emplace(identity(*range.region.file), range.region.file);
+  }
+  std::vector<Ranges::Range> added;
   for (const Descriptor& where : list) {
     absl::StatusOr<std::shared_ptr<OpenFile>> opened = open_file(where.device);
     if (!opened.ok()) return opened.status();
@@ -75,16 +88,7 @@ absl::Status AgentFiles::add(absl::Span<const Descriptor> list) {
       return absl::InvalidArgumentError(
           absl::StrFormat("%u bytes at %u are no part of a file", where.bytes, where.address));
     }
-    // Ranges of one file share a descriptor.
-    std::shared_ptr<const OpenFile> file;
-    for (const auto& other : *made) {
-      const OpenFile& known = *other.region.file;
-      if (known.number == where.device && known.device == (*opened)->device &&
-          known.inode == (*opened)->inode && known.flags == (*opened)->flags) {
-        file = other.region.file;
-        break;
-      }
-    }
+    std::shared_ptr<const OpenFile>& file = known[identity(**opened)];
     if (file == nullptr) {
       (*opened)->fd.reset(fcntl(static_cast<int>(where.device), F_DUPFD_CLOEXEC, 0));
       if (!(*opened)->fd.valid()) {
@@ -94,27 +98,32 @@ absl::Status AgentFiles::add(absl::Span<const Descriptor> list) {
       }
       file = *std::move(opened);
     }
-    made->add(where, {std::move(file), where.address, ++next_id_});
+    added.push_back({where, {file, where.address, ++next_id_}});
   }
-  ranges_ = std::move(made);
+  replace(ranges_->with(std::move(added)));
   return absl::OkStatus();
 }
 
 absl::Status AgentFiles::remove(absl::Span<const Descriptor> list) {
-  auto left = std::make_shared<Ranges>(*ranges_);
+  std::vector<size_t> places = ranges_->find_all(list);
   const std::lock_guard lock(mutex_);
-  for (const Descriptor& where : list) {
-    const std::optional<size_t> at = left->find(where);
-    if (!at) return not_registered(where);
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (places[i] == Ranges::kNone) return not_registered(list[i]);
     for (const auto& transfer : running_) {
-      if (!transfer->uses((*left)[*at].region)) continue;
-      return absl::FailedPreconditionError(
-          absl::StrFormat("a transfer uses file descriptor %u: release that first", where.device));
+      if (!transfer->uses((*ranges_)[places[i]].region)) continue;
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "a transfer uses file descriptor %u: release that first", list[i].device));
     }
-    left->remove(*at);
   }
-  ranges_ = std::move(left);
+  replace(ranges_->without(std::move(places)));
   return absl::OkStatus();
+}
+
+void AgentFiles::replace(Ranges by) {
+  ids_.clear();
+  for (const Ranges::Range& range : by) ids_.push_back(range.region.id);
+  std::sort(ids_.begin(), ids_.end());
+  ranges_ = std::make_shared<const Ranges>(std::move(by));
 }
 
 bool AgentFiles::has(absl::Span<const Descriptor> list) const {
@@ -124,8 +133,7 @@ bool AgentFiles::has(absl::Span<const Descriptor> list) const {
 }
 
 bool AgentFiles::holds(const FileRegion& region) const {
-  return std::any_of(ranges_->begin(), ranges_->end(),
-                     [&](const Ranges::Range& range) { return range.region.id == region.id; });
+  return std::binary_search(ids_.begin(), ids_.end(), region.id);
 }
 
 bool AgentFiles::uses(const MemoryRegion& memory) const {

@@ -63,6 +63,7 @@ class AgentFiles {
 
  private:
   friend class AgentFileTransfer;
+  void replace(AgentRanges<FileRegion> by);
   absl::Status start(const std::shared_ptr<AgentFileTransfer>& transfer);  // locked
   void work();
   // Tells those who sleep what has ended: not under the lock, which they take to look.
@@ -72,6 +73,7 @@ class AgentFiles {
 
   Worker& worker_;
   std::shared_ptr<const AgentRanges<FileRegion>> ranges_;  // replaced, never changed
+  std::vector<uint64_t> ids_;                              // theirs, in order
   uint64_t next_id_ = 0;
 
   mutable std::mutex mutex_;  // of what follows, and of all transfers' states

@@ -6,25 +6,22 @@
 #include "absl/strings/str_format.h"
 
 namespace baton::kvtransfer {
+namespace {
 
-absl::Status check_kind(MemoryKind kind) {
-  static constexpr const char* kNames[] = {"DRAM", "VRAM", "BLK", "OBJ", "FILE"};
-  const auto number = static_cast<size_t>(kind);
-  if (number == 0) return absl::OkStatus();
-  if (number >= std::size(kNames)) {
-    return absl::InvalidArgumentError(absl::StrFormat("no kind of memory has number %u", number));
+absl::StatusOr<MemoryRegion> register_range(Worker& worker, const Descriptor& where,
+                                            const BackingFile& file) {
+  void* const data = reinterpret_cast<void*>(where.address);
+  absl::StatusOr<MemoryRegion> region =
+      worker.register_memory(data, where.bytes, Access::kRemoteReadWrite, file);
+  if (absl::IsInvalidArgument(region.status())) {  // read-only, perhaps
+    absl::StatusOr<MemoryRegion> read_only =
+        worker.register_memory(data, where.bytes, Access::kRemoteRead);
+    if (read_only.ok()) region = std::move(read_only);
   }
-  if (kind == MemoryKind::kFile) {
-    return absl::UnimplementedError(
-        "files (FILE) are the remote side of a transfer with oneself: the local side is host "
-        "memory "
-        "(DRAM), and other agents do not reach them");
-  }
-  return absl::UnimplementedError(absl::StrFormat(
-      "%s memory cannot be used here: this agent moves host memory (DRAM), and files (FILE) of its "
-      "own; copy it there first",
-      kNames[number]));
+  return region;
 }
+
+}  // namespace
 
 absl::Status check_message(std::string_view message) {
   if (message.size() <= kMaxAgentMessage) return absl::OkStatus();
@@ -35,6 +32,12 @@ absl::Status check_message(std::string_view message) {
 
 absl::Status no_such_list() {
   return absl::NotFoundError("no such list: it was released already, or is another agent's");
+}
+absl::Status no_such_range(const Descriptor& where, MemoryKind kind) {
+  return absl::NotFoundError(
+      absl::StrFormat("no range of %u bytes at %#x, device %u, is registered as %s: name it as it "
+                      "was registered",
+                      where.bytes, where.address, where.device, kind_name(kind)));
 }
 absl::Status no_such_transfer() {
   return absl::NotFoundError("no such transfer: it was released already, or is another agent's");
@@ -50,8 +53,7 @@ Agent::Impl::Impl(std::unique_ptr<Worker> its_worker, ClusterKey cluster_key,
     : options(std::move(agent_options)),
       key(std::move(cluster_key)),
       worker(std::move(its_worker)),
-      files(std::make_unique<AgentFiles>(*worker)),
-      ranges(std::make_shared<AgentRanges<MemoryRegion>>()) {
+      files(std::make_unique<AgentFiles>(*worker)) {
   if (absl::StatusOr<Address> address = Address::decode(worker->address()); address.ok()) {
     uid = address->uid;
   }
@@ -59,7 +61,6 @@ Agent::Impl::Impl(std::unique_ptr<Worker> its_worker, ClusterKey cluster_key,
   self.uid = uid;
   self.address = worker->address();
   self.epoch = next_agent_id();
-  self.ranges = std::make_shared<AgentRanges<RemoteRegion>>();
   if (options.progress_thread) progress_thread = std::make_unique<ProgressThread>(*worker);
   if (options.serve_metadata) server = std::thread([this] { serve(); });
   if (store != nullptr) {
@@ -86,75 +87,58 @@ void Agent::Impl::drive() {
   if (progress_thread == nullptr) worker->progress();
 }
 
-absl::Status Agent::Impl::register_memory(absl::Span<const Descriptor> list,
+absl::Status Agent::Impl::register_memory(absl::Span<const Descriptor> list, MemoryKind kind,
                                           const BackingFile& file) {
   std::lock_guard lock(mutex);
-  auto mine = std::make_shared<AgentRanges<MemoryRegion>>(*ranges);
-  RemoteAgent& self = remotes[options.name];
-  auto given = std::make_shared<AgentRanges<RemoteRegion>>(*self.ranges);
-  std::vector<MemoryRegion> made;
+  std::vector<AgentRanges<MemoryRegion>::Range> mine;
+  std::vector<AgentRanges<RemoteRegion>::Range> given;
   absl::Status status;
   for (const Descriptor& where : list) {
-    void* data = reinterpret_cast<void*>(where.address);
-    absl::StatusOr<MemoryRegion> region =
-        worker->register_memory(data, where.bytes, Access::kRemoteReadWrite, file);
-    if (absl::IsInvalidArgument(region.status())) {  // read-only, perhaps
-      const auto read_only = worker->register_memory(data, where.bytes, Access::kRemoteRead);
-      if (read_only.ok()) region = read_only;
+    status = check_place(where, kind);
+    if (status.ok()) {
+      absl::StatusOr<MemoryRegion> region = register_range(*worker, where, file);
+      status = region.status();
+      if (region.ok()) mine.push_back({where, *region});
     }
-    absl::StatusOr<RemoteRegion> remote;
-    if (region.ok()) {
-      made.push_back(*region);
-      remote = worker->remote_region(*region);
-    } else {
-      remote = region.status();
+    if (status.ok()) {
+      absl::StatusOr<RemoteRegion> remote = worker->remote_region(mine.back().region);
+      status = remote.status();
+      if (remote.ok()) given.push_back({where, *remote});
     }
-    if (!remote.ok()) {
-      status = absl::Status(remote.status().code(),
-                            absl::StrFormat("range %u of %u: %s", made.size(), list.size(),
-                                            remote.status().message()));
-      break;
-    }
-    mine->add(where, *region);
-    given->add(where, *remote);
+    if (!status.ok()) break;
   }
   if (!status.ok()) {
-    for (const MemoryRegion& region : made) worker->deregister_memory(region).IgnoreError();
-    return status;
+    for (const auto& made : mine) worker->deregister_memory(made.region).IgnoreError();
+    return absl::Status(status.code(), absl::StrFormat("range %u of %u: %s", given.size(),
+                                                       list.size(), status.message()));
   }
-  ranges = std::move(mine);
-  self.ranges = std::move(given);
+  RemoteAgent& self = remotes[options.name];
+  ranges.replace(kind, ranges.of(kind)->with(std::move(mine)));
+  self.ranges.replace(kind, self.ranges.of(kind)->with(std::move(given)));
   return absl::OkStatus();
 }
 
-absl::Status Agent::Impl::deregister_memory(absl::Span<const Descriptor> list) {
+absl::Status Agent::Impl::deregister_memory(absl::Span<const Descriptor> list, MemoryKind kind) {
   std::lock_guard lock(mutex);
-  auto mine = std::make_shared<AgentRanges<MemoryRegion>>(*ranges);
-  for (const Descriptor& where : list) {
-    const std::optional<size_t> at = mine->find(where);
-    if (!at) {
-      return absl::NotFoundError(absl::StrFormat(
-          "no range of %u bytes at %#x, device %u, is registered: name it as it was registered",
-          where.bytes, where.address, where.device));
-    }
-    mine->remove(*at);
+  const AgentRanges<MemoryRegion>& mine = *ranges.of(kind);
+  std::vector<size_t> places = mine.find_all(list);
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (places[i] == mine.kNone) return no_such_range(list[i], kind);
   }
-  mine = std::make_shared<AgentRanges<MemoryRegion>>(*ranges);
-  RemoteAgent& self = remotes[options.name];
-  auto given = std::make_shared<AgentRanges<RemoteRegion>>(*self.ranges);
   absl::Status status;
-  for (const Descriptor& where : list) {
-    const size_t at = *mine->find(where);
-    status = files->uses((*mine)[at].region) ? absl::FailedPreconditionError(
-                                                   "a transfer to or from a file uses this memory: "
-                                                   "release that first")
-                                             : worker->deregister_memory((*mine)[at].region);
+  size_t gone = 0;
+  for (; gone < places.size(); ++gone) {
+    const MemoryRegion& region = mine[places[gone]].region;
+    status = files->uses(region)
+                 ? absl::FailedPreconditionError(
+                       "a transfer to or from a file uses this memory: release that first")
+                 : worker->deregister_memory(region);
     if (!status.ok()) break;
-    mine->remove(at);
-    given->remove(at);
   }
-  ranges = std::move(mine);
-  self.ranges = std::move(given);
+  places.resize(gone);
+  RemoteAgent& self = remotes[options.name];
+  self.ranges.replace(kind, self.ranges.of(kind)->without(places));
+  ranges.replace(kind, mine.without(std::move(places)));
   return status;
 }
 
@@ -164,27 +148,27 @@ absl::StatusOr<AgentListId> Agent::Impl::prepare(std::optional<std::string_view>
                                                  absl::Span<const Row> rows, MemoryKind kind) {
   const bool of_files = kind == MemoryKind::kFile && agent == options.name;
   if (absl::Status status = check_kind(kind); !status.ok() && !of_files) return status;
-  std::shared_ptr<const AgentRanges<MemoryRegion>> mine;
+  AgentMemoryTables<MemoryRegion>::Table mine;
   std::shared_ptr<const AgentRanges<FileRegion>> in_files;
-  std::shared_ptr<const AgentRanges<RemoteRegion>> theirs;
+  AgentMemoryTables<RemoteRegion>::Table theirs;
   std::string whose;
   uint64_t epoch = 0;
   {
     std::lock_guard lock(mutex);
     if (!agent) {
-      mine = ranges;
+      mine = ranges.of(kind);
     } else {
       absl::StatusOr<RemoteAgent*> remote = find_remote(*agent);
       if (!remote.ok()) return remote.status();
-      theirs = (*remote)->ranges;
+      theirs = (*remote)->ranges.of(kind);
       if (of_files) in_files = files->ranges();
       epoch = (*remote)->epoch;
       whose = *agent;
     }
   }
-  absl::StatusOr<AgentList> list = of_files ? make_agent_list(*in_files, rows, whose)
-                                   : agent  ? make_agent_list(*theirs, rows, whose)
-                                            : make_agent_list(*mine, rows, options.name);
+  absl::StatusOr<AgentList> list = of_files ? make_agent_list(*in_files, rows, whose, kind)
+                                   : agent  ? make_agent_list(*theirs, rows, whose, kind)
+                                            : make_agent_list(*mine, rows, options.name, kind);
   if (!list.ok()) return list.status();
   list->agent = std::move(whose);
   list->epoch = epoch;
@@ -214,11 +198,13 @@ std::shared_ptr<AgentTransfer> Agent::Impl::find_transfer(AgentTransferId id) co
 }
 
 template <typename... Which>
-absl::StatusOr<AgentTransferId> Agent::Impl::make(Op op, const AgentList& remote,
-                                                  std::string_view message, const Which&... which) {
+absl::StatusOr<AgentTransferId> Agent::Impl::make(Op op, const AgentList& local,
+                                                  const AgentList& remote, std::string_view message,
+                                                  const Which&... which) {
   if (absl::Status status = check_message(message); !status.ok()) return status;
   std::shared_ptr<AgentTransfer> transfer;
   if (remote.of_files()) {
+    if (local.kind != MemoryKind::kDram) return files_are_of_the_host(local.kind);
     if (!message.empty()) return files_hear_nothing();
     absl::StatusOr<AgentFilePlan> plan = plan_file_transfer(which...);
     if (!plan.ok()) return plan.status();
@@ -237,11 +223,13 @@ absl::StatusOr<AgentTransferId> Agent::Impl::make(Op op, const AgentList& remote
 }
 
 using Indices = absl::Span<const int64_t>;
-template absl::StatusOr<AgentTransferId> Agent::Impl::make(Op, const AgentList&, std::string_view,
-                                                           const AgentList&, const Indices&,
-                                                           const AgentList&, const Indices&);
-template absl::StatusOr<AgentTransferId> Agent::Impl::make(Op, const AgentList&, std::string_view,
-                                                           const AgentList&, const AgentList&);
+template absl::StatusOr<AgentTransferId> Agent::Impl::make(Op, const AgentList&, const AgentList&,
+                                                           std::string_view, const AgentList&,
+                                                           const Indices&, const AgentList&,
+                                                           const Indices&);
+template absl::StatusOr<AgentTransferId> Agent::Impl::make(Op, const AgentList&, const AgentList&,
+                                                           std::string_view, const AgentList&,
+                                                           const AgentList&);
 
 absl::Status Agent::Impl::post(AgentTransferId id, const std::string_view* message) {
   if (message != nullptr) {

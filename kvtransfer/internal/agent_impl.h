@@ -22,6 +22,7 @@
 #include "kvtransfer/internal/agent_file_transfer.h"
 #include "kvtransfer/internal/agent_files.h"
 #include "kvtransfer/internal/agent_list.h"
+#include "kvtransfer/internal/agent_memory_kind.h"
 #include "kvtransfer/internal/agent_messages.h"
 #include "kvtransfer/internal/agent_ranges.h"
 #include "kvtransfer/internal/agent_transfer.h"
@@ -37,7 +38,7 @@ struct RemoteAgent {
   std::string address;
   uint64_t epoch = 0;  // another one whenever another agent takes the name
   PeerId peer;         // generation 0: not called yet
-  std::shared_ptr<const AgentRanges<RemoteRegion>> ranges;  // replaced, never changed
+  AgentMemoryTables<RemoteRegion> ranges;
 };
 
 // Locks: `inbox_mutex` before `mutex` before the worker's own. Callbacks of the worker take
@@ -49,15 +50,16 @@ class Agent::Impl {
   ~Impl();
 
   // agent_impl.cc
-  absl::Status register_memory(absl::Span<const Descriptor> list, const BackingFile& file = {});
-  absl::Status deregister_memory(absl::Span<const Descriptor> list);
+  absl::Status register_memory(absl::Span<const Descriptor> list, MemoryKind kind,
+                               const BackingFile& file = {});
+  absl::Status deregister_memory(absl::Span<const Descriptor> list, MemoryKind kind);
   template <typename Row>
   absl::StatusOr<AgentListId> prepare(std::optional<std::string_view> agent,
                                       absl::Span<const Row> rows, MemoryKind kind);
   // `which`: the arguments of plan_agent_transfer().
   template <typename... Which>
-  absl::StatusOr<AgentTransferId> make(Op op, const AgentList& remote, std::string_view message,
-                                       const Which&... which);
+  absl::StatusOr<AgentTransferId> make(Op op, const AgentList& local, const AgentList& remote,
+                                       std::string_view message, const Which&... which);
   std::shared_ptr<const AgentList> find_list(AgentListId id) const;
   std::shared_ptr<AgentTransfer> find_transfer(AgentTransferId id) const;
   absl::Status post(AgentTransferId id, const std::string_view* message);
@@ -67,11 +69,11 @@ class Agent::Impl {
 
   // agent_remotes.cc
   AgentMetadata whole_metadata() const;  // locked
-  absl::StatusOr<std::string> partial_metadata(absl::Span<const Descriptor> list,
-                                               bool with_address) const;
+  absl::StatusOr<std::string> partial_metadata(absl::Span<const Descriptor> list, bool with_address,
+                                               MemoryKind kind) const;
   absl::StatusOr<std::string> add_remote(std::string_view bytes);
   void remove_remote(std::string_view agent, const WorkerUid* only = nullptr);
-  bool has_remote(std::string_view agent, absl::Span<const Descriptor> list);
+  bool has_remote(std::string_view agent, absl::Span<const Descriptor> list, MemoryKind kind);
   void part_from(std::string_view name, const RemoteAgent& remote);  // locked
   absl::StatusOr<RemoteAgent*> find_remote(std::string_view agent);  // locked
   absl::StatusOr<PeerId> peer_of(RemoteAgent& remote);               // locked
@@ -100,7 +102,7 @@ class Agent::Impl {
   std::unique_ptr<AgentFiles> files;
 
   mutable std::mutex mutex;
-  std::shared_ptr<const AgentRanges<MemoryRegion>> ranges;  // replaced, never changed
+  AgentMemoryTables<MemoryRegion> ranges;
   // This agent too; its ranges are those above, in the same order.
   std::map<std::string, RemoteAgent, std::less<>> remotes;
   std::map<std::string, PeerId> callers;  // by host:port
@@ -131,10 +133,10 @@ class Agent::Impl {
   std::unique_ptr<MetadataKeeper> keeper;  // none without a store
 };
 
-absl::Status check_kind(MemoryKind kind);  // OK: host memory
 std::chrono::milliseconds lease_of(const AgentOptions& options);
 absl::Status check_message(std::string_view message);
 absl::Status no_such_list();
+absl::Status no_such_range(const Descriptor& where, MemoryKind kind);
 absl::Status no_such_transfer();
 
 // A number that no list, transfer or epoch of this process has had.

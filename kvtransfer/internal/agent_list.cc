@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_format.h"
+#include "kvtransfer/internal/agent_memory_kind.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -25,8 +26,10 @@ class AgentListMaker {
  public:
   using Range = typename AgentRanges<Region>::Range;
 
-  AgentListMaker(const AgentRanges<Region>& ranges, const std::string& whose)
-      : ranges_(ranges), whose_(whose), use_of_(ranges.size(), kNone) {}
+  AgentListMaker(const AgentRanges<Region>& ranges, const std::string& whose, MemoryKind kind)
+      : ranges_(ranges), whose_(whose), use_of_(ranges.size(), kNone) {
+    list_.kind = kind;
+  }
 
   absl::Status add(const Descriptor& d) {
     const Range* range = ranges_.cover(d.address, d.bytes, d.device, range_);
@@ -132,9 +135,9 @@ class AgentListMaker {
 
   absl::Status not_found(uint64_t address, uint64_t bytes, uint64_t device) const {
     return absl::NotFoundError(absl::StrFormat(
-        "descriptor %u (%u bytes at %#x, device %u) is not within one registered range of %s: "
+        "descriptor %u (%u bytes at %#x, device %u) is not within one registered %s range of %s: "
         "register the memory first, and load the metadata again if it is another agent's",
-        list_.size_, bytes, address, device, whose_));
+        list_.size_, bytes, address, device, kind_name(list_.kind), whose_));
   }
 
   const AgentRanges<Region>& ranges_;
@@ -148,13 +151,14 @@ class AgentListMaker {
 
 template <typename Region, typename Row>
 absl::StatusOr<AgentList> make_agent_list(const AgentRanges<Region>& ranges,
-                                          absl::Span<const Row> rows, const std::string& whose) {
+                                          absl::Span<const Row> rows, const std::string& whose,
+                                          MemoryKind kind) {
   if (rows.size() > kMaxList) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%u descriptors are too many: a list has up to %u", rows.size(), kMaxList));
   }
   try {
-    AgentListMaker<Region> maker(ranges, whose);
+    AgentListMaker<Region> maker(ranges, whose, kind);
     for (const Row& row : rows) {
       if (absl::Status status = maker.add(row); !status.ok()) return status;
     }
@@ -165,9 +169,9 @@ absl::StatusOr<AgentList> make_agent_list(const AgentRanges<Region>& ranges,
   }
 }
 
-#define BATON_MAKES_LISTS(Region, Row)                                           \
-  template absl::StatusOr<AgentList> make_agent_list(const AgentRanges<Region>&, \
-                                                     absl::Span<const Row>, const std::string&)
+#define BATON_MAKES_LISTS(Region, Row)                \
+  template absl::StatusOr<AgentList> make_agent_list( \
+      const AgentRanges<Region>&, absl::Span<const Row>, const std::string&, MemoryKind)
 BATON_MAKES_LISTS(MemoryRegion, Descriptor);
 BATON_MAKES_LISTS(MemoryRegion, StridedDescriptor);
 BATON_MAKES_LISTS(RemoteRegion, Descriptor);

@@ -58,6 +58,7 @@ class AgentList {
 
   bool of_files() const { return uses_[0].file.file != nullptr; }
 
+  MemoryKind kind = MemoryKind::kDram;  // of all that it lists
   // Whose memory it lists: empty for this agent's own.
   std::string agent;
   uint64_t epoch = 0;  // of that agent's metadata
@@ -75,10 +76,11 @@ class AgentList {
 
 // Makes a list out of descriptors, or of rows of them. NotFound names the first one that `ranges`
 // do not cover; InvalidArgument a row that makes no sense, or a list that is empty or too long.
-// `whose`: for messages. Region: MemoryRegion, RemoteRegion, FileRegion; Row: Descriptor,
-// StridedDescriptor.
+// `whose` and `kind` say what is listed. Region: MemoryRegion, RemoteRegion, FileRegion; Row:
+// Descriptor, StridedDescriptor.
 template <typename Region, typename Row>
 absl::StatusOr<AgentList> make_agent_list(const AgentRanges<Region>& ranges,
-                                          absl::Span<const Row> rows, const std::string& whose);
+                                          absl::Span<const Row> rows, const std::string& whose,
+                                          MemoryKind kind = MemoryKind::kDram);
 
 }  // namespace baton::kvtransfer

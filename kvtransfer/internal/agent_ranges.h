@@ -1,18 +1,26 @@
 // Registered ranges by address: finds the one that covers a descriptor. Ranges may overlap and
-// repeat.
+// repeat. A table is made out of another in one pass, however many come and go and in whatever
+// order: one at a time, 10,000 of them would be moved 10,000 times.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <numeric>
 #include <optional>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "kvtransfer/agent.h"
 
 namespace baton::kvtransfer {
 
-template <typename Region>  // MemoryRegion or RemoteRegion: comparable by generation and index
+template <typename Region>  // MemoryRegion, RemoteRegion or FileRegion
 class AgentRanges {
  public:
   struct Range {
@@ -20,33 +28,65 @@ class AgentRanges {
     Region region;
     uint64_t reach = 0;  // the highest end of this range and all before it
   };
+  static constexpr size_t kNone = std::numeric_limits<size_t>::max();
 
-  void add(const Descriptor& where, const Region& region) {
-    const auto at = std::upper_bound(ranges_.begin(), ranges_.end(), where.address, before);
-    const auto place = at - ranges_.begin();
-    ranges_.insert(at, {where, region, 0});
-    update(static_cast<size_t>(place));
+  // These and `added`, whose last one is the newest.
+  AgentRanges with(std::vector<Range> added) const {
+    std::stable_sort(added.begin(), added.end(), before);
+    AgentRanges out;
+    out.ranges_.reserve(ranges_.size() + added.size());
+    std::merge(ranges_.begin(), ranges_.end(), std::move_iterator(added.begin()),
+               std::move_iterator(added.end()), std::back_inserter(out.ranges_), before);
+    out.measure();
+    return out;
+  }
+
+  // These, but for those at `indices`, which may come in any order.
+  AgentRanges without(std::vector<size_t> indices) const {
+    std::sort(indices.begin(), indices.end());
+    AgentRanges out;
+    out.ranges_.reserve(ranges_.size());
+    auto gone = indices.begin();
+    for (size_t i = 0; i < ranges_.size(); ++i) {
+      while (gone != indices.end() && *gone < i) ++gone;
+      if (gone == indices.end() || *gone != i) out.ranges_.push_back(ranges_[i]);
+    }
+    out.measure();
+    return out;
   }
 
   // The newest range that was added as `where`; not from among the first `skip` of them.
   std::optional<size_t> find(const Descriptor& where, size_t skip = 0) const {
-    auto at = std::upper_bound(ranges_.begin(), ranges_.end(), where.address, before);
-    while (at != ranges_.begin() && (--at)->where.address == where.address) {
-      if (at->where == where && skip-- == 0) return static_cast<size_t>(at - ranges_.begin());
-    }
-    return std::nullopt;
+    const auto end = std::upper_bound(ranges_.begin(), ranges_.end(), where, order_before);
+    const auto place = static_cast<size_t>(end - ranges_.begin());
+    if (place <= skip || ranges_[place - 1 - skip].where != where) return std::nullopt;
+    return place - 1 - skip;
   }
 
-  void remove(size_t index) {
-    ranges_.erase(ranges_.begin() + static_cast<ptrdiff_t>(index));
-    update(index);
+  // Of each of `list` the newest range that was added as it, and of repeated ones the next older;
+  // kNone where there is none.
+  std::vector<size_t> find_all(absl::Span<const Descriptor> list) const {
+    std::vector<size_t> order(list.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return key(list[a]) < key(list[b]); });
+    std::vector<size_t> out(list.size(), kNone);
+    size_t skip = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+      const Descriptor& where = list[order[i]];
+      skip = i > 0 && list[order[i - 1]] == where ? skip + 1 : 0;
+      out[order[i]] = find(where, skip).value_or(kNone);
+    }
+    return out;
   }
 
   // A range that covers [address, address + bytes); null if none does. `hint`: the range that the
   // last call found, looked at first.
   const Range* cover(uint64_t address, uint64_t bytes, uint64_t device, const Range* hint) const {
     if (hint != nullptr && covers(*hint, address, bytes, device)) return hint;
-    auto at = std::upper_bound(ranges_.begin(), ranges_.end(), address, before);
+    auto at = std::upper_bound(
+        ranges_.begin(), ranges_.end(), address,
+        [](uint64_t wanted, const Range& range) { return wanted < range.where.address; });
     while (at != ranges_.begin() && (--at)->reach >= address) {
       if (covers(*at, address, bytes, device)) return &*at;
     }
@@ -59,21 +99,44 @@ class AgentRanges {
   auto end() const { return ranges_.end(); }
 
  private:
-  static bool before(uint64_t address, const Range& range) { return address < range.where.address; }
+  static auto key(const Descriptor& d) { return std::tie(d.address, d.bytes, d.device); }
+  static bool before(const Range& a, const Range& b) { return key(a.where) < key(b.where); }
+  static bool order_before(const Descriptor& where, const Range& range) {
+    return key(where) < key(range.where);
+  }
   static bool covers(const Range& range, uint64_t address, uint64_t bytes, uint64_t device) {
     const uint64_t into = address - range.where.address;
     return address >= range.where.address && into <= range.where.bytes &&
            bytes <= range.where.bytes - into && device == range.where.device;
   }
-  void update(size_t from) {
-    uint64_t reach = from == 0 ? 0 : ranges_[from - 1].reach;
-    for (size_t i = from; i < ranges_.size(); ++i) {
-      reach = std::max(reach, ranges_[i].where.address + ranges_[i].where.bytes);
-      ranges_[i].reach = reach;
+  void measure() {
+    uint64_t reach = 0;
+    for (Range& range : ranges_) {
+      reach = std::max(reach, range.where.address + range.where.bytes);
+      range.reach = reach;
     }
   }
 
-  std::vector<Range> ranges_;  // by address
+  std::vector<Range> ranges_;  // by address, bytes and device; of equal ones the newest last
+};
+
+// The ranges of an agent's memory, each kind by itself: what is registered as one kind is not found
+// as another. Tables are replaced and never changed, so that whoever has one needs no lock.
+template <typename Region>
+class AgentMemoryTables {
+ public:
+  using Table = std::shared_ptr<const AgentRanges<Region>>;
+
+  const Table& of(MemoryKind kind) const { return kind == MemoryKind::kVram ? vram_ : dram_; }
+  void replace(MemoryKind kind, AgentRanges<Region> by) {
+    (kind == MemoryKind::kVram ? vram_ : dram_) =
+        std::make_shared<const AgentRanges<Region>>(std::move(by));
+  }
+  size_t size() const { return dram_->size() + vram_->size(); }
+
+ private:
+  Table dram_ = std::make_shared<const AgentRanges<Region>>();
+  Table vram_ = dram_;
 };
 
 }  // namespace baton::kvtransfer

@@ -1,5 +1,6 @@
 // Other agents: their metadata, how they are reached, what becomes of them when they go.
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,27 @@ namespace baton::kvtransfer {
 namespace {
 
 using RemoteRanges = AgentRanges<RemoteRegion>;
+
+// What partial metadata makes of what was known: it replaces the newest range of the same place.
+RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range> by) {
+  const auto key = [](const RemoteRanges::Range& range) {
+    return std::tie(range.where.address, range.where.bytes, range.where.device);
+  };
+  std::stable_sort(by.begin(), by.end(),
+                   [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  // Of what it names more than once the last counts.
+  std::vector<RemoteRanges::Range> added;
+  std::vector<size_t> replaced;
+  for (RemoteRanges::Range& range : by) {
+    if (!added.empty() && added.back().where == range.where) {
+      added.back() = std::move(range);
+      continue;
+    }
+    if (const std::optional<size_t> old = known.find(range.where)) replaced.push_back(*old);
+    added.push_back(std::move(range));
+  }
+  return known.without(std::move(replaced)).with(std::move(added));
+}
 
 // How long a listener that is not there is called, and how often.
 constexpr std::chrono::seconds kPatience{60};
@@ -28,28 +50,27 @@ AgentMetadata Agent::Impl::whole_metadata() const {
   out.name = options.name;
   out.uid = uid;
   out.address = worker->address();
-  for (const auto& range : *remotes.at(options.name).ranges) {
-    out.ranges.emplace_back(range.where, range.region);
+  for (const MemoryKind kind : kMemoryKinds) {
+    for (const auto& range : *remotes.at(options.name).ranges.of(kind)) {
+      out.ranges.emplace_back(range.where, range.region);
+    }
   }
   return out;
 }
 
 absl::StatusOr<std::string> Agent::Impl::partial_metadata(absl::Span<const Descriptor> list,
-                                                          bool with_address) const {
+                                                          bool with_address,
+                                                          MemoryKind kind) const {
   std::lock_guard lock(mutex);
   AgentMetadata out;
   out.partial = true;
   out.name = options.name;
   out.uid = uid;
   if (with_address) out.address = worker->address();
-  const RemoteRanges& mine = *remotes.at(options.name).ranges;
+  const RemoteRanges& mine = *remotes.at(options.name).ranges.of(kind);
   for (const Descriptor& where : list) {
     const std::optional<size_t> at = mine.find(where);
-    if (!at) {
-      return absl::NotFoundError(absl::StrFormat(
-          "no range of %u bytes at %#x, device %u, is registered: name it as it was registered",
-          where.bytes, where.address, where.device));
-    }
+    if (!at) return no_such_range(where, kind);
     out.ranges.emplace_back(where, mine[*at].region);
   }
   return out.encode(key);
@@ -74,13 +95,16 @@ absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes) {
         "partial metadata of \"%s\" does not say how to reach it: load its whole metadata first",
         metadata->name));
   }
-  auto theirs = std::make_shared<RemoteRanges>();
-  if (same && metadata->partial) *theirs = *known->second.ranges;
-  for (const auto& [where, region] : metadata->ranges) {
-    if (const std::optional<size_t> old = metadata->partial ? theirs->find(where) : std::nullopt) {
-      theirs->remove(*old);
+  AgentMemoryTables<RemoteRegion> theirs;
+  if (same && metadata->partial) theirs = known->second.ranges;
+  for (const MemoryKind kind : kMemoryKinds) {
+    std::vector<RemoteRanges::Range> told;
+    for (const auto& [where, region] : metadata->ranges) {
+      if (kind_of(region) == kind) told.push_back({where, region});
     }
-    theirs->add(where, region);
+    if (told.empty()) continue;
+    theirs.replace(kind, metadata->partial ? extended(*theirs.of(kind), std::move(told))
+                                           : theirs.of(kind)->with(std::move(told)));
   }
   RemoteAgent& remote = remotes[metadata->name];
   if (!same) {
@@ -118,7 +142,8 @@ void Agent::Impl::part_from(std::string_view name, const RemoteAgent& remote) {
   worker->begin_disconnect(remote.peer, moving ? kNever : Time::zero());
 }
 
-bool Agent::Impl::has_remote(std::string_view agent, absl::Span<const Descriptor> list) {
+bool Agent::Impl::has_remote(std::string_view agent, absl::Span<const Descriptor> list,
+                             MemoryKind kind) {
   pump();
   std::lock_guard lock(mutex);
   const auto known = remotes.find(agent);
@@ -128,7 +153,8 @@ bool Agent::Impl::has_remote(std::string_view agent, absl::Span<const Descriptor
     return false;
   }
   for (const Descriptor& where : list) {
-    if (remote.ranges->cover(where.address, where.bytes, where.device, nullptr) == nullptr) {
+    if (remote.ranges.of(kind)->cover(where.address, where.bytes, where.device, nullptr) ==
+        nullptr) {
       return false;
     }
   }

@@ -256,7 +256,7 @@ TEST_F(AgentFilesTest, WhatIsNotBetweenMemoryAndAFileOfOnesOwn) {
   EXPECT_TRUE(direct(here, there, "me").ok());
   EXPECT_TRUE(absl::IsUnimplemented(direct(here, there, "me", "hello")));
   EXPECT_TRUE(absl::IsUnimplemented(direct(here, there, "nobody")));
-  EXPECT_TRUE(absl::IsUnimplemented(direct(here, there, "me", {}, MemoryKind::kVram)));
+  EXPECT_TRUE(absl::IsUnimplemented(direct(here, there, "me", {}, MemoryKind::kObject)));
   EXPECT_TRUE(absl::IsNotFound(direct(there, here, "me")));
   EXPECT_TRUE(absl::IsNotFound(direct(here, std::vector{Descriptor{0, kPage, fd() + 1}}, "me")));
   EXPECT_TRUE(absl::IsNotFound(

@@ -46,11 +46,15 @@ constexpr uint64_t kRegion = 1 << 20;
 uint64_t here(uint64_t region, uint64_t offset) { return ((region + 1) << 32) + offset; }
 uint64_t there(uint64_t region, uint64_t offset) { return ((region + 101) << 32) + offset; }
 Sides some_regions(uint32_t count, uint64_t bytes = kRegion) {
-  Sides out;
+  std::vector<AgentRanges<MemoryRegion>::Range> local;
+  std::vector<AgentRanges<RemoteRegion>::Range> remote;
   for (uint32_t i = 0; i < count; ++i) {
-    out.local.add({here(i, 0), bytes, 0}, local_region(i, bytes));
-    out.remote.add({there(i, 0), bytes, 0}, remote_region(i, bytes));
+    local.push_back({{here(i, 0), bytes, 0}, local_region(i, bytes)});
+    remote.push_back({{there(i, 0), bytes, 0}, remote_region(i, bytes)});
   }
+  Sides out;
+  out.local = out.local.with(local);
+  out.remote = out.remote.with(remote);
   return out;
 }
 
@@ -141,22 +145,6 @@ TEST(AgentList, WhatMakesNoSenseIsRefusedByNumber) {
   EXPECT_TRUE(absl::IsNotFound(row({here(0, 0), 8, 0, kRegion / 4, 5})));
 }
 
-TEST(AgentRanges, OverlappingRangesCoverWhatAnyOfThemDoes) {
-  AgentRanges<MemoryRegion> ranges;
-  ranges.add({1000, 9000, 0}, local_region(0, 9000));  // the long one begins first
-  ranges.add({2000, 10, 0}, local_region(1, 10));
-  ranges.add({3000, 10, 0}, local_region(2, 10));
-  ranges.add({3000, 10, 0}, local_region(3, 10));
-  EXPECT_EQ(ranges.cover(3005, 100, 0, nullptr)->region.index, 0u);
-  EXPECT_EQ(ranges.cover(3005, 5, 0, nullptr)->region.index, 3u);
-  EXPECT_EQ(ranges.cover(999, 1, 0, nullptr), nullptr);
-  EXPECT_EQ(ranges.cover(9999, 2, 0, nullptr), nullptr);
-  ranges.remove(*ranges.find({1000, 9000, 0}));
-  EXPECT_EQ(ranges.cover(3005, 100, 0, nullptr), nullptr);
-  ASSERT_TRUE(ranges.find({3000, 10, 0}).has_value());
-  EXPECT_FALSE(ranges.find({3000, 11, 0}).has_value());
-}
-
 TEST(AgentPlan, PagesOfOneSizeInOneRangeAreOneTransfer) {
   const Sides sides = some_regions(1);
   std::vector<Descriptor> mine, theirs;
@@ -236,8 +224,8 @@ TEST(AgentPlan, RandomPairsMoveEachByteOnce) {
 TEST(AgentPlan, OddAddressesMoreThanFourGigabytesApart) {
   const uint64_t huge = uint64_t{3} << 32;
   Sides sides;
-  sides.local.add({1, huge, 0}, local_region(0, huge));
-  sides.remote.add({1, huge, 0}, remote_region(0, huge));
+  sides.local = sides.local.with({{{1, huge, 0}, local_region(0, huge)}});
+  sides.remote = sides.remote.with({{{1, huge, 0}, remote_region(0, huge)}});
   std::vector<Descriptor> mine, theirs;
   for (uint64_t i = 0; i < 30; ++i) {
     mine.push_back({1 + i * 429'496'701 + i % 7, 3, 0});

@@ -365,7 +365,10 @@ TEST_P(AgentTest, MemoryThatCannotBeWrittenCanBeRead) {
 
 TEST_P(AgentTest, WhatGoesWrongWithMemoryIsSaidAndNothingIsLeft) {
   const uint64_t registered = a_->stats().registered;
-  EXPECT_TRUE(absl::IsUnimplemented(a_->register_memory({mine_->whole()}, MemoryKind::kVram)));
+  const absl::Status vram = a_->register_memory({mine_->whole()}, MemoryKind::kVram);
+  EXPECT_TRUE(absl::IsUnimplemented(vram) || absl::IsInvalidArgument(vram)) << vram;
+  EXPECT_EQ(absl::IsInvalidArgument(vram), memory_supported(MemoryKind::kVram).ok());
+  EXPECT_TRUE(absl::IsNotFound(a_->deregister_memory({mine_->whole()}, MemoryKind::kVram)));
   EXPECT_THAT(a_->register_memory({mine_->whole()}, MemoryKind::kObject).message(),
               HasSubstr("OBJ memory"));
   EXPECT_TRUE(

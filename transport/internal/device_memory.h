@@ -100,6 +100,11 @@ class DeviceBuffer {
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
+  // How many devices there are. Loads the driver if need be, and says in one line why there is
+  // none.
+  virtual absl::StatusOr<int> count() const {
+    return absl::UnimplementedError("nobody here drives devices");
+  }
   // Where [data, data + size) lies. InvalidArgument, with the remedy, for memory that no transfer
   // can use: managed, freed, or in several allocations.
   virtual absl::StatusOr<MemoryPlace> place(const void* data, size_t size) const = 0;
