@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <random>
 
+#include "absl/strings/escaping.h"
+#include "kvtransfer/internal/agent_memory_kind.h"
 #include "kvtransfer/internal/agent_messages.h"
 #include "kvtransfer/metadata/agent_metadata.h"
 
@@ -43,6 +45,31 @@ TEST(AgentMetadata, ComesBackAsItWas) {
   ASSERT_EQ(after->ranges.size(), 3u);
   EXPECT_EQ(after->ranges[2].first, before.ranges[2].first);
   EXPECT_EQ(after->ranges[2].second.key, 2u);
+}
+
+TEST(AgentMetadata, TheKindOfARangeIsItsRegions) {
+  AgentMetadata before = some_metadata();
+  before.ranges[1].second.kind = baton::MemoryKind::kDevice;
+  before.ranges[1].second.direct = true;
+  const auto after = AgentMetadata::decode(before.encode(key_of('k')), key_of('k'));
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(kind_of(after->ranges[0].second), MemoryKind::kDram);
+  EXPECT_EQ(kind_of(after->ranges[1].second), MemoryKind::kVram);
+  EXPECT_EQ(after->ranges[1].first.device, 1u);
+  EXPECT_EQ(kind_of(after->ranges[2].second), MemoryKind::kDram);
+}
+
+// Byte for byte what agents sent before they took memory of devices.
+TEST(AgentMetadata, ThatOfOlderAgentsLoads) {
+  const auto old = AgentMetadata::decode_body(absl::HexStringToBytes(
+      "00000102030405060708090a0b0c0d0e0f070070726566696c6c08006261746f6e313a78010000000010000000"
+      "0000006400000000000000000000000000000000"
+      "0102030405060708090a0b0c0d0e0f4d000000000000006400000000000000000000000100000003000000000000"
+      "00"));
+  ASSERT_TRUE(old.ok()) << old.status();
+  ASSERT_EQ(old->ranges.size(), 1u);
+  EXPECT_EQ(old->ranges[0].first, (Descriptor{0x1000, 100, 0}));
+  EXPECT_EQ(kind_of(old->ranges[0].second), MemoryKind::kDram);
 }
 
 TEST(AgentMetadata, AnotherKeyVersionOrByteIsDataLoss) {

@@ -295,6 +295,29 @@ TEST_P(DeviceAgents, WithThreadsOfTheirOwn) {
   }
 }
 
+TEST_P(DeviceAgents, ReleaseOfOneThatRunsWaitsForItsEnd) {
+  start();
+  a_ = device_agent("alpha", GetParam().provider, true, "1Mb/s");
+  b_ = device_agent("beta", GetParam().provider, true);
+  const std::unique_ptr<Block> mine = block(true, *a_, 3), theirs = block(true, *b_, 100);
+  introduce(*a_, *b_);
+  // Half a minute's worth of bytes.
+  const auto write = a_->make_transfer(Op::kWrite, mine->pages(4096, 512), theirs->pages(4096, 512),
+                                       "beta", "never", MemoryKind::kVram, MemoryKind::kVram);
+  ASSERT_TRUE(a_->post(*write).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(a_->post(*write)));
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(a_->deregister_memory({mine->whole()}, MemoryKind::kVram)));
+  ASSERT_TRUE(a_->release(*write).ok());
+  mine->fill(50);
+  theirs->fill(60);
+  const std::vector<std::byte> here = mine->bytes(), there = theirs->bytes();
+  settle();
+  EXPECT_TRUE(mine->bytes() == here);
+  EXPECT_TRUE(theirs->bytes() == there) << "bytes came after the release";
+  EXPECT_TRUE(b_->messages().empty());
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, DeviceAgents, testing::ValuesIn(kWays),
                          [](const auto& way) { return std::string(way.param.name); });
 

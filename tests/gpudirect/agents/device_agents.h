@@ -91,8 +91,9 @@ class Block {
 };
 
 inline std::unique_ptr<Agent> device_agent(const std::string& name, const std::string& provider,
-                                           bool thread = false) {
+                                           bool thread = false, const char* shape = nullptr) {
   AgentOptions options = agent_options(name, provider, thread);
+  if (shape != nullptr) options.worker.shape = *LinkShape::parse(shape);
   options.worker.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
   return make_agent(std::move(options));
 }
