@@ -123,6 +123,13 @@ int32_t baton_agent_get_stats(const baton_agent* agent, baton_agent_stats* stats
   });
 }
 
+int32_t baton_memory_supported(int32_t memory, baton_error* error) {
+  const baton_agent none;
+  return guarded(&none, error, [&] {
+    return result_of(baton::kvtransfer::memory_supported(kind(memory)), error);
+  });
+}
+
 int32_t baton_agent_register(baton_agent* agent, int32_t memory, const baton_descriptor* ranges,
                              size_t count, baton_error* error) {
   return guarded(agent, error, [&] {

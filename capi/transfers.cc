@@ -93,12 +93,23 @@ int32_t baton_transfer_make_direct(baton_agent* agent, int32_t op, int32_t memor
                                    const baton_descriptor* remote, size_t remote_count,
                                    const char* remote_agent, const void* message,
                                    size_t message_size, baton_transfer* out, baton_error* error) {
+  return baton_transfer_make_between(agent, op, BATON_DRAM, local, local_count, memory, remote,
+                                     remote_count, remote_agent, message, message_size, out, error);
+}
+
+int32_t baton_transfer_make_between(baton_agent* agent, int32_t op, int32_t local_memory,
+                                    const baton_descriptor* local, size_t local_count,
+                                    int32_t remote_memory, const baton_descriptor* remote,
+                                    size_t remote_count, const char* remote_agent,
+                                    const void* message, size_t message_size, baton_transfer* out,
+                                    baton_error* error) {
   const std::optional<baton::Op> which = op_of(op);
   if (!which) return no_such_op(error);
   return guarded(agent, error, [&] {
-    return give_id(agent->agent->make_transfer(
-                       *which, descriptors(local, local_count), descriptors(remote, remote_count),
-                       view(remote_agent), view(message, message_size), kind(memory)),
+    return give_id(agent->agent->make_transfer(*which, descriptors(local, local_count),
+                                               descriptors(remote, remote_count),
+                                               view(remote_agent), view(message, message_size),
+                                               kind(remote_memory), kind(local_memory)),
                    out, error);
   });
 }

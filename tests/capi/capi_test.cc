@@ -222,7 +222,21 @@ TEST_F(Capi, NonsenseIsAnErrorAndNoCrash) {
   EXPECT_EQ(baton_agent_add_remote(a.agent, nullptr, 99, nullptr, &error), BATON_ERR_MISMATCH);
   EXPECT_EQ(baton_agent_add_remote(a.agent, "nixl", 4, nullptr, &error), BATON_ERR_MISMATCH);
   EXPECT_EQ(baton_agent_has_remote(a.agent, nullptr, 0, nullptr, 0), 0);
+  // The host's memory is no device's, whether or not there is one here.
+  const bool devices = baton_memory_supported(BATON_VRAM, &error) == BATON_OK;
   EXPECT_EQ(baton_agent_register(a.agent, BATON_VRAM, &a.whole, 1, &error),
+            devices ? BATON_ERR_INVALID_PARAM : BATON_ERR_NOT_SUPPORTED);
+  EXPECT_THAT(error.text, HasSubstr("CUDA"));
+  EXPECT_EQ(baton_memory_supported(BATON_DRAM, nullptr), BATON_OK);
+  EXPECT_EQ(baton_memory_supported(BATON_FILE, &error), BATON_OK);
+  EXPECT_EQ(baton_memory_supported(BATON_OBJECT, &error), BATON_ERR_NOT_SUPPORTED);
+  EXPECT_EQ(baton_memory_supported(1234, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_transfer_make_between(a.agent, BATON_READ, BATON_VRAM, &a.whole, 1, BATON_DRAM,
+                                        &b.whole, 1, "b", nullptr, 0, &out, &error),
+            BATON_ERR_NOT_FOUND);
+  EXPECT_THAT(error.text, HasSubstr("registered VRAM range"));
+  EXPECT_EQ(baton_transfer_make_between(a.agent, BATON_READ, BATON_FILE, &a.whole, 1, BATON_DRAM,
+                                        &b.whole, 1, "b", nullptr, 0, &out, &error),
             BATON_ERR_NOT_SUPPORTED);
   EXPECT_EQ(baton_agent_register(a.agent, -3, &a.whole, 1, &error), BATON_ERR_INVALID_PARAM);
   EXPECT_EQ(baton_list_prepare(a.agent, nullptr, 0, nullptr, 10, &out, &error),

@@ -126,10 +126,17 @@ typedef enum baton_memory {
   BATON_BLOCK = 2,
   BATON_OBJECT = 3,
   BATON_FILE = 4
-} baton_memory;  // BATON_DRAM and BATON_FILE can be registered
+} baton_memory;  // BATON_DRAM, BATON_VRAM and BATON_FILE can be registered
 
+// BATON_OK where this process can register memory of that kind, else BATON_ERR_NOT_SUPPORTED: of
+// BATON_VRAM where there is no CUDA driver or no device that it may use; the text says why. Loads
+// the driver to find out.
+int32_t baton_memory_supported(int32_t memory, baton_error* error);
+
+// Of memory of a CUDA device (BATON_VRAM): the number that CUDA has for it in the owner's process.
+// The kind is part of what a range is: what was registered as one is not found as another.
 // Of a file: its offset, and a file descriptor as the device. Files are the remote side of a
-// transfer with oneself.
+// transfer with oneself, whose local side is BATON_DRAM.
 typedef struct baton_descriptor {
   uint64_t address, bytes, device;
 } baton_descriptor;
@@ -213,6 +220,13 @@ int32_t baton_transfer_make_direct(baton_agent* agent, int32_t op, int32_t memor
                                    const baton_descriptor* remote, size_t remote_count,
                                    const char* remote_agent, const void* message,
                                    size_t message_size, baton_transfer* out, baton_error* error);
+// The same, with a kind of memory for each side.
+int32_t baton_transfer_make_between(baton_agent* agent, int32_t op, int32_t local_memory,
+                                    const baton_descriptor* local, size_t local_count,
+                                    int32_t remote_memory, const baton_descriptor* remote,
+                                    size_t remote_count, const char* remote_agent,
+                                    const void* message, size_t message_size, baton_transfer* out,
+                                    baton_error* error);
 // `message` NULL: the one it was made with.
 int32_t baton_transfer_post(baton_agent* agent, baton_transfer transfer, const void* message,
                             size_t message_size, baton_error* error);
