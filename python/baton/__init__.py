@@ -1,13 +1,13 @@
 """Baton: memory moved between processes and machines. See baton.agent; baton.nixl is a drop-in for NIXL."""
 from ._library import lib as _lib
-from .agent import BLOCK, DRAM, FILE, OBJECT, READ, VRAM, WRITE, Agent, DescriptorList, Telemetry, Transfer
-from .buffers import Memory, memory_of
+from .agent import READ, WRITE, Agent, DescriptorList, Telemetry, Transfer, memory_supported
+from .buffers import BLOCK, DRAM, FILE, OBJECT, VRAM, Memory, memory_of
 from .errors import (BackendError, BatonError, BatonTimeoutError, CancelledError, InvalidParamError, MismatchError,
                      NotAllowedError, NotFoundError, NotPostedError, NotSupportedError, RemoteDisconnectError,
                      RepostActiveError, UnknownError)
 
 __version__ = _lib.version().decode()
-__all__ = ["Agent", "DescriptorList", "Transfer", "Telemetry", "Memory", "memory_of", "WRITE", "READ", "DRAM", "VRAM",
-           "BLOCK", "OBJECT", "FILE", "BatonError", "BackendError", "BatonTimeoutError", "CancelledError",
+__all__ = ["Agent", "DescriptorList", "Transfer", "Telemetry", "Memory", "memory_of", "memory_supported", "WRITE", "READ",
+           "DRAM", "VRAM", "BLOCK", "OBJECT", "FILE", "BatonError", "BackendError", "BatonTimeoutError", "CancelledError",
            "InvalidParamError", "MismatchError", "NotAllowedError", "NotFoundError", "NotPostedError",
            "NotSupportedError", "RemoteDisconnectError", "RepostActiveError", "UnknownError"]

@@ -23,11 +23,10 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 from . import _library, _loop
 from ._handle import Handle
 from ._library import call, lib, take
-from .buffers import indices_of, memory_of, rows_of
+from .buffers import DRAM, FILE, Rows, indices_of, memory_of, rows_of
 from .errors import BatonTimeoutError, InvalidParamError, RemoteDisconnectError, error_of
 
 WRITE, READ = 0, 1
-DRAM, VRAM, BLOCK, OBJECT, FILE = range(5)
 _F_ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4  # of Linux
 _MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -68,6 +67,12 @@ def _op(op: int) -> int:
     if op not in (WRITE, READ):
         raise InvalidParamError(f"op is baton.WRITE or baton.READ, not {op!r}")
     return op
+
+
+def memory_supported(memory: int) -> bool:
+    """Whether this process can register memory of that kind: VRAM where there is a CUDA device that it may use. Loads
+    CUDA's driver to find out."""
+    return lib.memory_supported(_within(memory, 255, "memory"), None) == 0
 
 
 class Telemetry(NamedTuple):
@@ -200,7 +205,7 @@ class Agent:
         self._open.value = handle.value
         self.name = _name(name).decode()
         self.threaded = progress_thread
-        self._kept: Dict[Tuple[int, int, int], List[Any]] = {}  # what registered memory belongs to
+        self._kept: Dict[Tuple[int, int, int, int], List[Any]] = {}  # what registered memory belongs to
         weakref.finalize(self, self._open.destroy)
 
     def close(self) -> None:
@@ -244,16 +249,16 @@ class Agent:
 
     # --- memory
 
-    def register(self, *buffers: Any, memory: int = DRAM) -> None:
-        """Registers buffers: numpy arrays, torch tensors, DLPack, bytearrays, or descriptors (address, bytes,
-        device). All or none. The agent keeps them alive until they are deregistered. `memory` FILE: descriptors
-        (offset, bytes, file descriptor) of files, which stay open for the agent, whoever closes them."""
-        ranges, keep = self._ranges(buffers)
-        address, count, _, held = rows_of(ranges)
-        self._open.call(lib.agent_register, memory, address, count)
-        del held
-        for one, thing in zip(ranges, keep) if memory == DRAM else ():
-            self._kept.setdefault(one, []).append(thing)
+    def register(self, *buffers: Any, memory: Optional[int] = None) -> None:
+        """Registers buffers: numpy arrays, torch tensors, DLPack, CUDA arrays, bytearrays, or descriptors (address,
+        bytes, device). All or none, and all of one kind: `memory`, or what the buffers are of; descriptors alone are
+        DRAM. Of VRAM the device is the number that CUDA has for it. The agent keeps buffers alive until they are
+        deregistered. `memory` FILE: descriptors (offset, bytes, file descriptor) of files, which stay open for the
+        agent, whoever closes them."""
+        things, keep, rows = self._ranges(buffers, memory)
+        self._open.call(lib.agent_register, rows.kind, rows.address, rows.count)
+        for one, thing in zip(things, keep) if rows.kind != FILE else ():
+            self._kept.setdefault((rows.kind, *one), []).append(thing)
 
     def allocate(self, size: int) -> mmap.mmap:
         """`size` bytes, zeros, registered already: a buffer (numpy.frombuffer() makes an array of it) that agents of
@@ -274,34 +279,26 @@ class Agent:
         except BaseException:
             os.close(fd)
             raise
-        self._kept.setdefault(one, []).append((memory, weakref.finalize(memory, os.close, fd)))
+        self._kept.setdefault((DRAM, *one), []).append((memory, weakref.finalize(memory, os.close, fd)))
         return memory
 
-    def deregister(self, *buffers: Any, memory: int = DRAM) -> None:
+    def deregister(self, *buffers: Any, memory: Optional[int] = None) -> None:
         """Takes registrations back, each as it was registered. Fences."""
-        ranges, _ = self._ranges(buffers)
-        address, count, _, held = rows_of(ranges)
-        self._open.call(lib.agent_deregister, memory, address, count)
-        del held
-        for one in ranges if memory == DRAM else ():
-            things = self._kept.get(one, [])
+        ranges, _, rows = self._ranges(buffers, memory)
+        self._open.call(lib.agent_deregister, rows.kind, rows.address, rows.count)
+        for one in ranges if rows.kind != FILE else ():
+            things = self._kept.get((rows.kind, *one), [])
             if things:
                 things.pop()
             if not things:
-                self._kept.pop(one, None)
+                self._kept.pop((rows.kind, *one), None)
 
     @staticmethod
-    def _ranges(buffers: Tuple[Any, ...]) -> Tuple[List[Tuple[int, int, int]], List[Any]]:
-        ranges, keep = [], []
-        for buffer in buffers:
-            if isinstance(buffer, tuple) and len(buffer) == 3:
-                ranges.append(tuple(map(int, buffer)))
-                keep.append(None)
-            else:
-                memory = memory_of(buffer)
-                ranges.append(tuple(memory[:3]))
-                keep.append(memory.keep)
-        return ranges, keep
+    def _ranges(buffers: Tuple[Any, ...],
+                memory: Optional[int]) -> Tuple[List[Tuple[int, int, int]], List[Any], Rows]:
+        things = [tuple(map(int, one)) if isinstance(one, tuple) and len(one) == 3 else memory_of(one)
+                  for one in buffers]
+        return [tuple(one[:3]) for one in things], [getattr(one, "keep", None) for one in things], rows_of(things, memory)
 
     # --- agents that know each other
 
@@ -311,12 +308,12 @@ class Agent:
         self._open.call(lib.agent_metadata, ctypes.byref(out))
         return take(out)
 
-    def partial_metadata(self, descriptors: Any, with_address: bool = True) -> bytes:
+    def partial_metadata(self, descriptors: Any, with_address: bool = True, memory: Optional[int] = None) -> bytes:
         """The same for some registered ranges; it adds to what the other agent knows."""
-        address, count, _, held = rows_of(descriptors)
+        rows = rows_of(descriptors, memory)
         out = _library.Bytes()
-        self._open.call(lib.agent_partial_metadata, DRAM, address, count, with_address, ctypes.byref(out))
-        del held
+        self._open.call(lib.agent_partial_metadata, rows.kind, rows.address, rows.count, with_address,
+                        ctypes.byref(out))
         return take(out)
 
     def add_remote(self, metadata: bytes) -> str:
@@ -330,12 +327,10 @@ class Agent:
         fail when no byte of them moves any more, there too, and their release waits for that."""
         self._open.call(lib.agent_remove_remote, _name(agent))
 
-    def has_remote(self, agent: Name, descriptors: Any = (), memory: int = DRAM) -> bool:
+    def has_remote(self, agent: Name, descriptors: Any = (), memory: Optional[int] = None) -> bool:
         """Whether it is known, not known to be gone, and has these ranges."""
-        address, count, _, held = rows_of(descriptors)
-        has = self._open.ask(lib.agent_has_remote, _name(agent), memory, address, count)
-        del held
-        return bool(has)
+        rows = rows_of(descriptors, memory)
+        return bool(self._open.ask(lib.agent_has_remote, _name(agent), rows.kind, rows.address, rows.count))
 
     def fetch_metadata(self, agent: Name, host_port: str) -> None:
         """Asks the agent that listens there, with serve_metadata. Returns at once: watch has_remote(), which calls it
@@ -380,17 +375,17 @@ class Agent:
 
     # --- lists and transfers
 
-    def prepare(self, descriptors: Any, agent: Optional[Name] = None, memory: int = DRAM) -> DescriptorList:
+    def prepare(self, descriptors: Any, agent: Optional[Name] = None, memory: Optional[int] = None) -> DescriptorList:
         """Prepares a list over this agent's memory, or over another's. `descriptors`: an N x 3 array of 64-bit
-        numbers (address, bytes, device), an N x 5 one (and stride, count), tuples of these, or buffers. Lists of
-        files (`memory` FILE) are those of this agent by its name: the remote side of a transfer with oneself."""
-        address, count, columns, held = rows_of(descriptors)
-        function = lib.list_prepare if columns == 3 else lib.list_prepare_strided
+        numbers (address, bytes, device), an N x 5 one (and stride, count), tuples of these, or buffers; of `memory`,
+        as register() has it. Lists of files (`memory` FILE) are those of this agent by its name: the remote side of a
+        transfer with oneself."""
+        rows = rows_of(descriptors, memory)
+        function = lib.list_prepare if rows.columns == 3 else lib.list_prepare_strided
         out = ctypes.c_uint64()
         name = None if agent is None else _name(agent)
-        self._open.call(function, name, memory, address, count, ctypes.byref(out))
-        del held
-        return DescriptorList(self, out.value, count)
+        self._open.call(function, name, rows.kind, rows.address, rows.count, ctypes.byref(out))
+        return DescriptorList(self, out.value, rows.count)
 
     def transfer(self, op: int, local: DescriptorList, local_indices: Any, remote: DescriptorList,
                  remote_indices: Any, message: bytes = b"") -> Transfer:
@@ -415,16 +410,14 @@ class Agent:
         return self.transfer(READ, local, local_indices, remote, remote_indices, message).post()
 
     def direct(self, op: int, local: Any, remote: Any, agent: Name, message: bytes = b"",
-               memory: int = DRAM) -> Transfer:
+               memory: Optional[int] = None, local_memory: Optional[int] = None) -> Transfer:
         """A transfer without prepared lists, not posted: pairs local[i] with remote[i]. `memory`: of the remote side."""
-        mine, many, columns, held = rows_of(local)
-        theirs, as_many, their_columns, held_too = rows_of(remote)
-        if columns != 3 or their_columns != 3:
+        mine, theirs = rows_of(local, local_memory), rows_of(remote, memory)
+        if mine.columns != 3 or theirs.columns != 3:
             raise ValueError("rows of 5 numbers are for prepare()")
         out = ctypes.c_uint64()
-        self._open.call(lib.transfer_make_direct, _op(op), memory, mine, many, theirs, as_many, _name(agent), message,
-             len(message), ctypes.byref(out))
-        del held, held_too
+        self._open.call(lib.transfer_make_between, _op(op), mine.kind, mine.address, mine.count, theirs.kind,
+                        theirs.address, theirs.count, _name(agent), message, len(message), ctypes.byref(out))
         return Transfer(self, out.value)
 
     # --- messages

@@ -1,6 +1,6 @@
-"""Where things lie in memory: numpy arrays, torch tensors, whatever speaks DLPack or the buffer protocol; and
-lists of descriptors and of indices as plain arrays of numbers. numpy and torch are used where they are, and
-never imported."""
+"""Where things lie in memory, the host's or a CUDA device's: numpy arrays, torch tensors, whatever speaks DLPack,
+CUDA's array interface or the buffer protocol; and lists of descriptors and of indices as plain arrays of numbers.
+numpy and torch are used where they are, and never imported."""
 from __future__ import annotations
 
 import array
@@ -8,16 +8,21 @@ import ctypes
 import itertools
 import operator
 import sys
-from typing import Any, Iterable, NamedTuple, Tuple
+from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
+
+DRAM, VRAM, BLOCK, OBJECT, FILE = range(5)  # kinds of memory
+_NAMES = ("DRAM", "VRAM", "BLOCK", "OBJECT", "FILE")
 
 
 class Memory(NamedTuple):
-    """A range of memory. `keep` is what it belongs to, and must live as long as it is used."""
+    """A range of memory. `keep` is what it belongs to, and must live as long as it is used. `device`: of VRAM the
+    number that CUDA has for it in this process."""
 
     address: int
     bytes: int
     device: int
     keep: Any
+    kind: int = DRAM
 
 
 class _DLTensor(ctypes.Structure):
@@ -27,14 +32,14 @@ class _DLTensor(ctypes.Structure):
                 ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
 
 
-_HOST = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost
+_HOST, _CUDA = (1, 3), 2  # DLPack's kDLCPU and kDLCUDAHost, and kDLCUDA
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def memory_of(thing: Any) -> Memory:
-    """The memory of a buffer. It has to be in one piece, and on the host."""
+    """The memory of a buffer, which has to be in one piece."""
     if isinstance(thing, Memory):
         return thing
     if hasattr(thing, "__array_interface__"):  # numpy
@@ -43,13 +48,19 @@ def memory_of(thing: Any) -> Memory:
             raise ValueError("the array is not in one piece: register the one that it is a view of")
         return Memory(face["data"][0], thing.nbytes, 0, thing)
     if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):  # torch
-        if thing.device.type != "cpu":
-            raise NotImplementedError(f"a tensor on {thing.device}: Baton moves host memory; copy it there first")
+        kinds = {"cpu": DRAM, "cuda": VRAM}
+        if thing.device.type not in kinds:
+            raise NotImplementedError(f"a tensor on {thing.device}: Baton moves memory of the host and of CUDA devices; "
+                                      "copy it there first")
         if not thing.is_contiguous():
             raise ValueError("the tensor is not in one piece: register the one that it is a view of")
-        return Memory(thing.data_ptr(), thing.numel() * thing.element_size(), 0, thing)
+        kind = kinds[thing.device.type]
+        return Memory(thing.data_ptr(), thing.numel() * thing.element_size(), thing.get_device() if kind else 0, thing,
+                      kind)
     if hasattr(thing, "__dlpack__"):
         return _dlpack(thing)
+    if hasattr(thing, "__cuda_array_interface__"):
+        return _cuda_array(thing)
     view = memoryview(thing)
     if not view.c_contiguous:
         raise ValueError("the buffer is not in one piece")
@@ -60,41 +71,98 @@ def memory_of(thing: Any) -> Memory:
 
 
 def _dlpack(thing: Any) -> Memory:
-    kind, device = thing.__dlpack_device__()
-    if kind not in _HOST:
-        raise NotImplementedError(f"a tensor on device {kind}:{device}: Baton moves host memory; copy it there first")
-    capsule = thing.__dlpack__()
+    place, device = thing.__dlpack_device__()
+    if place not in (*_HOST, _CUDA):
+        raise NotImplementedError(f"a tensor on device {place}:{device}: Baton moves memory of the host and of CUDA "
+                                  "devices; copy it there first")
+    # On no stream: where it lies is all that is asked.
+    capsule = thing.__dlpack__(stream=-1) if place == _CUDA else thing.__dlpack__()
     tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
+    strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides else None
+    size = _elements(shape, strides) * tensor.bits * tensor.lanes // 8
+    address = (tensor.data or 0) + tensor.byte_offset
+    return Memory(address, size, device, (thing, capsule), VRAM) if place == _CUDA else Memory(
+        address, size, 0, (thing, capsule))
+
+
+def _cuda_array(thing: Any) -> Memory:
+    """It does not say which device: what the thing itself calls it, or the first."""
+    face = thing.__cuda_array_interface__
+    item = int(face["typestr"][2:])
+    strides = face.get("strides")
+    if strides and any(stride % item for stride in strides):
+        raise ValueError("the array is not in one piece: register the one that it is a view of")
+    size = item * _elements(face["shape"], strides and [stride // item for stride in strides])
+    device = getattr(thing, "device", 0)
+    return Memory(face["data"][0], size, int(getattr(device, "id", device)), thing, VRAM)
+
+
+def _elements(shape: Iterable[int], strides: Optional[Iterable[int]]) -> int:
+    """Of an array in one piece."""
+    lengths: List[int] = list(shape)
+    steps = list(strides) if strides else None
     expected = 1
-    for i in reversed(range(tensor.ndim)):
-        if tensor.strides and shape[i] > 1 and tensor.strides[i] != expected:
+    for i in reversed(range(len(lengths))):
+        if steps and lengths[i] > 1 and steps[i] != expected:
             raise ValueError("the tensor is not in one piece: register the one that it is a view of")
-        expected *= shape[i]
-    size = expected * tensor.bits * tensor.lanes // 8
-    return Memory(tensor.data + tensor.byte_offset, size, 0, (thing, capsule))
+        expected *= lengths[i]
+    return expected
+
+
+def host_memory_of(thing: Any) -> Memory:
+    """The same for whoever reads and writes it by the processor."""
+    memory = memory_of(thing)
+    if memory.kind != DRAM:
+        raise NotImplementedError(f"memory of CUDA device {memory.device}: the processor cannot touch it; copy it to "
+                                  "the host first")
+    return memory
+
+
+def kind_of(buffers: Iterable[Memory], kind: Optional[int]) -> int:
+    """The kind of memory that all buffers are of, which is `kind` unless that is None; of none, `kind` or DRAM."""
+    for one in buffers:
+        if kind is None:
+            kind = one.kind
+        if one.kind != kind:
+            name = _NAMES[kind] if 0 <= kind < len(_NAMES) else f"memory {kind}"
+            raise ValueError(f"{one.bytes} bytes at {one.address:#x} are {_NAMES[one.kind]}, and not {name}: what is "
+                             "listed together is of one kind")
+    return DRAM if kind is None else kind
 
 
 def _is_array(thing: Any) -> bool:
     return hasattr(thing, "__array_interface__")
 
 
-def rows_of(descriptors: Any) -> Tuple[int, int, int, Any]:
-    """(address, rows, columns, keep) of descriptors as 64-bit numbers: an N x 3 or N x 5 array of them, buffers,
-    or tuples (address, bytes, device) or (address, bytes, device, stride, count)."""
+class Rows(NamedTuple):
+    """Descriptors as 64-bit numbers, `columns` each, from `address` on, as long as `keep` lives."""
+
+    address: int
+    count: int
+    columns: int
+    keep: Any
+    kind: int  # of memory
+
+
+def rows_of(descriptors: Any, kind: Optional[int] = None) -> Rows:
+    """Of an N x 3 or N x 5 array of them, of buffers, or of tuples (address, bytes, device) or (address, bytes,
+    device, stride, count). `kind`: of memory, where buffers do not say it; DRAM by default."""
     if _is_array(descriptors):
         if descriptors.ndim != 2 or descriptors.shape[1] not in (3, 5):
             raise ValueError(f"descriptors are rows of 3 or of 5 numbers; this array is {descriptors.shape}")
         if descriptors.dtype.str[1:] not in ("u8", "i8") or not descriptors.flags["C_CONTIGUOUS"]:
             raise ValueError("descriptors are 64-bit integers in C order: use numpy.ascontiguousarray(d, numpy.uint64)")
-        return descriptors.__array_interface__["data"][0], *descriptors.shape, descriptors
-    listed = [row if isinstance(row, (tuple, list)) and not isinstance(row, Memory) else memory_of(row)[:3]
-              for row in descriptors]
+        return Rows(descriptors.__array_interface__["data"][0], *descriptors.shape, descriptors, kind_of((), kind))
+    things = [row if isinstance(row, (tuple, list)) else memory_of(row) for row in descriptors]
+    buffers = [row for row in things if isinstance(row, Memory)]
+    kind = kind_of(buffers, kind)
+    listed = [row[:3] if isinstance(row, Memory) else row for row in things] if buffers else things
     columns = len(listed[0]) if listed else 3
     if columns not in (3, 5) or any(len(row) != columns for row in listed):
         raise ValueError("descriptors are tuples of (address, bytes, device), or of these and (stride, count)")
     flat = array.array("Q", itertools.chain.from_iterable(listed))
-    return flat.buffer_info()[0], len(listed), columns, flat
+    return Rows(flat.buffer_info()[0], len(listed), columns, (flat, things), kind)
 
 
 def indices_of(indices: Any) -> Tuple[int, int, Any]:

@@ -10,6 +10,7 @@ import time
 import unittest
 
 import baton
+from baton.buffers import host_memory_of, rows_of
 
 try:
     import numpy
@@ -365,7 +366,12 @@ class Arrays(Pair):
                 return (1, 0)
 
         self.assertEqual(baton.memory_of(Speaks())[:2], (array.ctypes.data, 128))
-        Speaks.__dlpack_device__ = lambda self: (2, 0)
+        Speaks.__dlpack_device__ = lambda self: (2, 3)  # CUDA's, were it true
+        self.assertEqual(baton.memory_of(Speaks())[:3], (array.ctypes.data, 128, 3))
+        self.assertEqual(baton.memory_of(Speaks()).kind, baton.VRAM)
+        with self.assertRaises(NotImplementedError):
+            host_memory_of(Speaks())
+        Speaks.__dlpack_device__ = lambda self: (7, 0)
         with self.assertRaises(NotImplementedError):
             baton.memory_of(Speaks())
 
@@ -377,10 +383,37 @@ class Arrays(Pair):
             element_size = staticmethod(lambda: 2)
             numel = staticmethod(lambda: 10)
             is_contiguous = staticmethod(lambda: True)
+            get_device = staticmethod(lambda: 2)
 
         self.assertEqual(baton.memory_of(Tensor("cpu"))[:3], (4096, 20, 0))
+        self.assertEqual(baton.memory_of(Tensor("cuda"))[:3], (4096, 20, 2))
+        self.assertEqual(baton.memory_of(Tensor("cuda")).kind, baton.VRAM)
         with self.assertRaises(NotImplementedError):
-            baton.memory_of(Tensor("cuda"))
+            baton.memory_of(Tensor("xpu"))
+
+        class Array:  # CUDA's array interface, and nothing else
+            def __init__(self, strides=None, device=None):
+                self.__cuda_array_interface__ = {"shape": (4, 8), "typestr": "<f4", "data": (4096, False),
+                                                 "strides": strides, "version": 3}
+                if device is not None:
+                    self.device = device
+
+        self.assertEqual(baton.memory_of(Array())[:3], (4096, 128, 0))
+        self.assertEqual(baton.memory_of(Array((32, 4), 1))[:3], (4096, 128, 1))
+        self.assertEqual(baton.memory_of(Array(device=type("Device", (), {"id": 2})()))[:3], (4096, 128, 2))
+        for strides in ((64, 4), (32, 8), (33, 4)):
+            with self.assertRaises(ValueError):
+                baton.memory_of(Array(strides))
+
+    def test_what_is_listed_together_is_of_one_kind(self):
+        host, device = baton.Memory(4096, 64, 0, None), baton.Memory(8192, 64, 1, None, baton.VRAM)
+        self.assertEqual(rows_of([host]).kind, baton.DRAM)
+        self.assertEqual(rows_of([device, (1, 2, 3)]).kind, baton.VRAM)
+        self.assertEqual(rows_of([(1, 2, 3)]).kind, baton.DRAM)
+        self.assertEqual(rows_of([(1, 2, 3)], baton.VRAM).kind, baton.VRAM)
+        for mixed, kind in (([host, device], None), ([device], baton.DRAM), ([host], baton.VRAM), ([host], 77)):
+            with self.assertRaisesRegex(ValueError, "of one kind"):
+                rows_of(mixed, kind)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import sglang
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
 
-from ..buffers import memory_of
+from ..buffers import host_memory_of
 from .client import KvStore
 from .names import Names, names_of, settled
 
@@ -224,5 +224,5 @@ def _array(count: int) -> Any:
 
 
 def _bytes_of(tensor: Any) -> memoryview:
-    memory = memory_of(tensor)
+    memory = host_memory_of(tensor)
     return memoryview(_array(memory.bytes).from_address(memory.address)).cast("B")

@@ -2,6 +2,7 @@
 it; programs that go past nixl_agent use it by itself."""
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import time
@@ -14,9 +15,17 @@ from ._describe import rows
 from ._handles import fenced_release, nixl_errors
 
 # UCX: what NIXL's callers ask for. Either is Baton here; POSIX is files.
-PLUGINS = {"UCX": ["DRAM_SEG"], "BATON": ["DRAM_SEG"], "POSIX": ["DRAM_SEG", "FILE_SEG"]}
-_DRAM, _FILE = nixlBind.nixl_mem_t.DRAM_SEG, nixlBind.nixl_mem_t.FILE_SEG
+PLUGINS = ("UCX", "BATON", "POSIX")
+_DRAM, _VRAM, _FILE = (nixlBind.nixl_mem_t.DRAM_SEG, nixlBind.nixl_mem_t.VRAM_SEG, nixlBind.nixl_mem_t.FILE_SEG)
 _backend_numbers = itertools.count(1)
+
+
+@functools.lru_cache(maxsize=None)
+def _kinds(plugin: str) -> Tuple[str, ...]:
+    """The kinds of memory that a plugin takes: that of devices where there are any."""
+    if plugin == "POSIX":
+        return "DRAM_SEG", "FILE_SEG"
+    return ("DRAM_SEG", "VRAM_SEG") if baton.memory_supported(baton.VRAM) else ("DRAM_SEG",)
 
 
 def _text(name: Any) -> str:
@@ -92,7 +101,7 @@ class nixlAgent:
     def getPluginParams(self, plugin: str) -> Tuple[Dict[str, str], List[str]]:
         if plugin not in PLUGINS:
             raise nixlBind.nixlNotFoundError(f"no plugin {plugin}: there are {', '.join(PLUGINS)}")
-        return {}, PLUGINS[plugin]
+        return {}, list(_kinds(plugin))
 
     def createBackend(self, plugin: str, params: Dict[str, str]) -> int:
         """Takes note. The parameters are UCX's, and mean nothing here."""
@@ -105,7 +114,7 @@ class nixlAgent:
 
     def getBackendParams(self, backend: int) -> Tuple[Dict[str, str], List[str]]:
         plugin, params = self._backend(backend)
-        return params, PLUGINS[plugin]
+        return params, list(_kinds(plugin))
 
     def _backend(self, number: int) -> Tuple[str, Dict[str, str]]:
         if number not in self._backends:
@@ -121,9 +130,7 @@ class nixlAgent:
         kind, ranges = descs.getType(), [row[:3] for row in descs._list()]
         if kind == _FILE and not self._has_files():
             raise nixlBind.nixlBackendError("files are memory of the backend POSIX: create_backend(\"POSIX\") first")
-        if kind not in (_DRAM, _FILE):
-            raise nixlBind.nixlBackendError(f"{kind.name} memory: this agent moves host memory (DRAM) and files (FILE)")
-        with nixl_errors(InvalidParamError=nixlBind.nixlBackendError):
+        with nixl_errors(InvalidParamError=nixlBind.nixlBackendError, NotSupportedError=nixlBind.nixlBackendError):
             self.baton.register(*ranges, memory=kind.value)
         return nixlBind.nixl_status_t.NIXL_SUCCESS
 
@@ -155,7 +162,7 @@ class nixlAgent:
         """A prepared list, not yet a number."""
         mine = agent in ("", nixlBind.NIXL_INIT_AGENT)
         files = kind == _FILE and (mine or agent == self.baton.name)
-        if kind != _DRAM and not files:
+        if kind not in (_DRAM, _VRAM) and not files:
             raise nixlBind.nixlNotFoundError(f"no {kind.name} memory of \"{agent}\" is registered")
         # Files are the remote side of a transfer with oneself, whatever their list is called.
         owner = self.baton.name if files else None if mine else agent
@@ -176,12 +183,13 @@ class nixlAgent:
         """A transfer without prepared lists, not yet a number."""
         kinds = local.getType(), remote.getType()
         files = kinds == (_DRAM, _FILE) and agent == self.baton.name
-        if kinds != (_DRAM, _DRAM) and not files:
+        if not {*kinds} <= {_DRAM, _VRAM} and not files:
             raise nixlBind.nixlNotFoundError(f"{kinds[0].name} here and {kinds[1].name} of \"{agent}\": between agents "
-                                             "there is DRAM, and within one DRAM here and FILE there")
+                                             "there is DRAM and VRAM, and within one also DRAM here and FILE there")
         _check_message(files, message)
         with nixl_errors():
-            return self.baton.direct(self._op(operation), rows(local), rows(remote), agent, message, kinds[1].value)
+            return self.baton.direct(self._op(operation), rows(local), rows(remote), agent, message, kinds[1].value,
+                                     kinds[0].value)
 
     def prepXferDlist(self, *arguments: Any, **named: Any) -> int:
         """([agent,] list, backends), or (agent, kind, N x 5 array, backends)."""
@@ -261,7 +269,8 @@ class nixlAgent:
 
     def getLocalPartialMD(self, descs: Any, inc_conn_info: bool = False, backends: Any = ()) -> bytes:
         with nixl_errors():
-            return self.baton.partial_metadata([row[:3] for row in descs._list()], inc_conn_info)
+            return self.baton.partial_metadata([row[:3] for row in descs._list()], inc_conn_info,
+                                               descs.getType().value)
 
     def loadRemoteMD(self, metadata: bytes) -> bytes:
         with nixl_errors():
@@ -278,7 +287,7 @@ class nixlAgent:
 
     def checkRemoteMD(self, agent: Any, descs: Any) -> Any:
         """NIXL_SUCCESS, or NIXL_ERR_NOT_FOUND as a result: it is not raised."""
-        there = self.baton.has_remote(agent, rows(descs))
+        there = self.baton.has_remote(agent, rows(descs), descs.getType().value)
         return nixlBind.nixl_status_t.NIXL_SUCCESS if there else nixlBind.nixl_status_t.NIXL_ERR_NOT_FOUND
 
     def sendLocalMD(self, ip_addr: str = "", port: int = 0) -> None:

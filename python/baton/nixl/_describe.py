@@ -16,6 +16,9 @@ MEMORY = {"DRAM": nixlBind.nixl_mem_t.DRAM_SEG, "VRAM": nixlBind.nixl_mem_t.VRAM
           "cuda": nixlBind.nixl_mem_t.VRAM_SEG}
 
 
+_FACES = ("__dlpack__", "__cuda_array_interface__")  # of buffers, on the host or on a device
+
+
 def is_array(thing: Any) -> bool:
     return hasattr(thing, "__array_interface__")
 
@@ -54,8 +57,9 @@ def describe(descs: Any, mem_type: Optional[str], kind: Any) -> Any:
         else:
             return kind(MEMORY[mem_type], descs)
         return None
-    if hasattr(descs, "__dlpack__") or isinstance(descs, (bytearray, memoryview)):
-        return kind(MEMORY["DRAM"], [(*memory_of(descs)[:3], *extra)])
+    if any(hasattr(descs, face) for face in _FACES) or isinstance(descs, (bytearray, memoryview)):
+        memory = memory_of(descs)
+        return kind(nixlBind.nixl_mem_t(memory.kind), [(*memory[:3], *extra)])
     _log.error("cannot make descriptors of %s", type(descs).__name__)
     return None
 
