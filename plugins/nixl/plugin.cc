@@ -20,10 +20,23 @@ namespace {
 constexpr int64_t kFenceTime =
     5'000'000'000;  // ns: what a release waits for a silent peer; then it goes on by itself
 
+static_assert(static_cast<int>(BATON_DRAM) == static_cast<int>(DRAM_SEG));
+static_assert(static_cast<int>(BATON_VRAM) == static_cast<int>(VRAM_SEG));
+
+// Memory of devices only where there is one that this process may use. Asking loads CUDA's driver.
+nixl_mem_list_t supported() {
+  nixl_mem_list_t out = {DRAM_SEG};
+  if (baton_memory_supported(BATON_VRAM, nullptr) == BATON_OK) out.push_back(VRAM_SEG);
+  return out;
+}
+bool is_memory(nixl_mem_t kind) { return kind == DRAM_SEG || kind == VRAM_SEG; }
+
 // A registered range, here or at a peer.
 struct Range : nixlBackendMD {
-  explicit Range(const nixlBasicDesc& at) : nixlBackendMD(true), where{at.addr, at.len, at.devId} {}
+  Range(const nixlBasicDesc& at, nixl_mem_t of)
+      : nixlBackendMD(true), where{at.addr, at.len, at.devId}, kind(of) {}
   baton_descriptor where;
+  int32_t kind;
 };
 
 struct Request : nixlBackendReqH {
@@ -62,16 +75,16 @@ class Engine : public nixlBackendEngine {
   bool supportsRemote() const override { return true; }
   bool supportsLocal() const override { return true; }
   bool supportsNotif() const override { return true; }
-  nixl_mem_list_t getSupportedMems() const override { return {DRAM_SEG}; }
+  nixl_mem_list_t getSupportedMems() const override { return supported(); }
 
   // --- memory
 
   nixl_status_t registerMem(const nixlBlobDesc& memory, const nixl_mem_t& kind,
                             nixlBackendMD*& out) override {
-    if (kind != DRAM_SEG) return NIXL_ERR_NOT_SUPPORTED;
-    auto* range = new Range(memory);
+    if (!is_memory(kind)) return NIXL_ERR_NOT_SUPPORTED;
+    auto* range = new Range(memory, kind);
     const nixl_status_t status =
-        said(baton_agent_register(agent_, BATON_DRAM, &range->where, 1, error()));
+        said(baton_agent_register(agent_, kind, &range->where, 1, error()));
     if (status != NIXL_SUCCESS) {
       delete range;
       return status;
@@ -80,9 +93,9 @@ class Engine : public nixlBackendEngine {
     return status;
   }
   nixl_status_t deregisterMem(nixlBackendMD* range) override {
-    const baton_descriptor where = static_cast<Range*>(range)->where;
+    const Range was = *static_cast<Range*>(range);
     delete range;
-    return said(baton_agent_deregister(agent_, BATON_DRAM, &where, 1, error()));
+    return said(baton_agent_deregister(agent_, was.kind, &was.where, 1, error()));
   }
   nixl_status_t loadLocalMD(nixlBackendMD* range, nixlBackendMD*& out) override {
     out = new Range(*static_cast<Range*>(range));
@@ -96,19 +109,20 @@ class Engine : public nixlBackendEngine {
   // --- agents that know each other
 
   nixl_status_t getPublicData(const nixlBackendMD* range, std::string& out) const override {
-    return partial(&static_cast<const Range*>(range)->where, 1, false, out);
+    const auto* ours = static_cast<const Range*>(range);
+    return partial(ours->kind, &ours->where, 1, false, out);
   }
   nixl_status_t getConnInfo(std::string& out) const override {
-    return partial(nullptr, 0, true, out);
+    return partial(BATON_DRAM, nullptr, 0, true, out);
   }
   nixl_status_t loadRemoteConnInfo(const std::string& remote, const std::string& info) override {
     return remote == localAgent ? NIXL_SUCCESS : add(info);
   }
   nixl_status_t loadRemoteMD(const nixlBlobDesc& memory, const nixl_mem_t& kind, const std::string&,
                              nixlBackendMD*& out) override {
-    if (kind != DRAM_SEG) return NIXL_ERR_NOT_SUPPORTED;
+    if (!is_memory(kind)) return NIXL_ERR_NOT_SUPPORTED;
     const nixl_status_t status = add(memory.metaInfo);
-    if (status == NIXL_SUCCESS) out = new Range(memory);
+    if (status == NIXL_SUCCESS) out = new Range(memory, kind);
     return status;
   }
   nixl_status_t connect(const std::string& remote) override {
@@ -128,9 +142,10 @@ class Engine : public nixlBackendEngine {
     const std::vector<baton_descriptor> mine = descriptors(local), theirs = descriptors(remote);
     auto* request = new Request;
     request->agent = name;
-    const nixl_status_t status = said(baton_transfer_make_direct(
-        agent_, op == NIXL_READ ? BATON_READ : BATON_WRITE, BATON_DRAM, mine.data(), mine.size(),
-        theirs.data(), theirs.size(), name.c_str(), nullptr, 0, &request->transfer, error()));
+    const nixl_status_t status = said(baton_transfer_make_between(
+        agent_, op == NIXL_READ ? BATON_READ : BATON_WRITE, local.getType(), mine.data(),
+        mine.size(), remote.getType(), theirs.data(), theirs.size(), name.c_str(), nullptr, 0,
+        &request->transfer, error()));
     if (status != NIXL_SUCCESS) {
       delete request;
       return status;
@@ -193,11 +208,11 @@ class Engine : public nixlBackendEngine {
     if (result < 0) NIXL_ERROR << "Baton: " << error()->text << '\n';
     return result == BATON_ERR_TIMEOUT ? NIXL_ERR_BACKEND : static_cast<nixl_status_t>(result);
   }
-  nixl_status_t partial(const baton_descriptor* ranges, size_t count, bool with_address,
-                        std::string& out) const {
+  nixl_status_t partial(int32_t kind, const baton_descriptor* ranges, size_t count,
+                        bool with_address, std::string& out) const {
     baton_bytes bytes{};
-    const int32_t result = baton_agent_partial_metadata(agent_, BATON_DRAM, ranges, count,
-                                                        with_address, &bytes, error());
+    const int32_t result =
+        baton_agent_partial_metadata(agent_, kind, ranges, count, with_address, &bytes, error());
     if (result == BATON_OK) out.assign(bytes.data, bytes.size);
     baton_bytes_free(&bytes);
     return said(result);
@@ -212,9 +227,11 @@ class Engine : public nixlBackendEngine {
 }  // namespace
 
 nixlBackendPlugin* nixl_plugin_init() {
-  return nixlBackendPluginCreator<Engine>::create(NIXL_PLUGIN_API_VERSION, "BATON", baton_version(),
-                                                  {{"listen_host", "0.0.0.0"}, {"settings", ""}},
-                                                  {DRAM_SEG});
+  nixlBackendPlugin* const plugin = nixlBackendPluginCreator<Engine>::create(
+      NIXL_PLUGIN_API_VERSION, "BATON", baton_version(),
+      {{"listen_host", "0.0.0.0"}, {"settings", ""}}, {DRAM_SEG});
+  plugin->get_backend_mems = supported;  // when it is asked, and not whenever plugins are looked at
+  return plugin;
 }
 
 void nixl_plugin_fini() {}

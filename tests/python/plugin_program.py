@@ -1,5 +1,6 @@
 """NIXL's own agent, from its wheel, over Baton's plugin: two agents in one process and in two, reads and writes,
 notifications, releases. NIXL_PLUGIN_DIR names the folder with libplugin_BATON.so."""
+import ctypes
 import os
 import subprocess
 import sys
@@ -89,6 +90,44 @@ def main():
     assert said(child) == ["2"]
     child.wait()
     print("in two processes: as it should be")
+    devices()
+
+
+def devices():
+    """Over the fake of the driver where that is the library that is found: pages of devices and of the host."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        cuda.fake_cuda_allocate.restype, cuda.fake_cuda_view.restype = ctypes.c_uint64, ctypes.c_void_p
+        cuda.fake_cuda_view.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
+    except (OSError, AttributeError):
+        print("without the fake driver: no memory of devices")
+        return
+    a, b = agent("e"), agent("f")
+    assert len(a.get_plugin_mem_types("BATON")) == 2, a.get_plugin_mem_types("BATON")
+    host = numpy.arange(PAGES * SIZE, dtype=numpy.uint64).astype(numpy.uint8)
+    at = [cuda.fake_cuda_allocate(PAGES * SIZE, device) for device in range(2)]
+    seen = [numpy.ctypeslib.as_array((ctypes.c_ubyte * (PAGES * SIZE)).from_address(
+        cuda.fake_cuda_view(one, PAGES * SIZE))) for one in at]
+    where = {"DRAM": (host.ctypes.data, PAGES * SIZE, 0), 0: (at[0], PAGES * SIZE, 0), 1: (at[1], PAGES * SIZE, 1)}
+    a.register_memory([(*where["DRAM"], "")], "DRAM")
+    a.register_memory([(*where[0], "")], "VRAM")
+    b.register_memory([(*where[1], "")], "VRAM")
+    assert a.add_remote_agent(b.get_agent_metadata()) == b"f"
+    there = a.get_xfer_descs([where[1]], "VRAM")
+    for op, here, kind in (("WRITE", "DRAM", "DRAM"), ("READ", 0, "VRAM"), ("WRITE", 0, "VRAM"), ("READ", "DRAM", "DRAM")):
+        if op == "WRITE":
+            (host if kind == "DRAM" else seen[0])[:] += 5
+        move_all = a.initialize_xfer(op, a.get_xfer_descs([where[here]], kind), there, "f", b"")
+        a.transfer(move_all)
+        wait(a, move_all)
+        a.release_xfer_handle(move_all)
+        assert (seen[1] == (host if kind == "DRAM" else seen[0])).all(), (op, kind)
+    try:
+        a.register_memory([(*where[1], "")], "DRAM")
+        sys.exit("memory of a device was registered as the host's")
+    except Exception:  # which one is NIXL's to choose
+        pass
+    print("with devices: as it should be")
 
 
 def serve():
