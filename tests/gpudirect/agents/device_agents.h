@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/conformance/harness.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/kvtransfer/agent_pair.h"
 
@@ -91,10 +92,16 @@ class Block {
 };
 
 inline std::unique_ptr<Agent> device_agent(const std::string& name, const std::string& provider,
-                                           bool thread = false, const char* shape = nullptr) {
+                                           bool thread = false, const char* shape = nullptr,
+                                           Surroundings* around = nullptr) {
   AgentOptions options = agent_options(name, provider, thread);
   if (shape != nullptr) options.worker.shape = *LinkShape::parse(shape);
   options.worker.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
+  if (around != nullptr) {
+    options.worker.providers.clear();
+    options.worker.require.clear();
+    around->prepare(options.worker);
+  }
   return make_agent(std::move(options));
 }
 
