@@ -45,6 +45,14 @@ TEST(Place, WithoutADriverAllMemoryIsTheHostsAndNothingIsLoaded) {
   EXPECT_FALSE(driver_in_process());
 }
 
+TEST(Place, HowManyDevicesThereAreOrWhyNone) {
+  Machine machine({.devices = 2});
+  EXPECT_EQ(machine.memory->count().value_or(0), 2);
+  machine.fake.fail_next("cuDeviceGetCount", kOutOfMemory);
+  EXPECT_THAT(std::string(machine.memory->count().status().message()),
+              HasSubstr("cuDeviceGetCount"));
+}
+
 TEST(Place, HostMemoryStaysTheHostsWhateverTheDriverKnows) {
   Machine machine;
   std::vector<std::byte> host(kMiB);

@@ -34,7 +34,7 @@ class KvMemory:
         layers, ranges = [], []
         for name, tensor in caches.items():
             if tensor.device.type != "cpu":
-                raise NotImplementedError(f"{name} lies on {tensor.device}: Baton moves host memory")
+                raise NotImplementedError(f"{name} lies on {tensor.device}: this connector moves host memory")
             size = tensor.element_size()
             block = tensor[0].numel() * size
             if not _is_one_run(tensor[0]):
