@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "transport/internal/mapped.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -92,6 +93,8 @@ absl::Status Agent::Impl::register_memory(absl::Span<const Descriptor> list, Mem
   std::lock_guard lock(mutex);
   std::vector<AgentRanges<MemoryRegion>::Range> mine;
   std::vector<AgentRanges<RemoteRegion>::Range> given;
+  std::optional<internal::OneLookAtMappings> look;
+  if (list.size() > 1 && kind == MemoryKind::kDram) look.emplace();
   absl::Status status;
   for (const Descriptor& where : list) {
     status = check_place(where, kind);

@@ -23,13 +23,13 @@ RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range
   // Of what it names more than once the last counts.
   std::vector<RemoteRanges::Range> added;
   std::vector<size_t> replaced;
-  for (RemoteRanges::Range& range : by) {
+  for (const RemoteRanges::Range& range : by) {
     if (!added.empty() && added.back().where == range.where) {
-      added.back() = std::move(range);
+      added.back() = range;
       continue;
     }
     if (const std::optional<size_t> old = known.find(range.where)) replaced.push_back(*old);
-    added.push_back(std::move(range));
+    added.push_back(range);
   }
   return known.without(std::move(replaced)).with(std::move(added));
 }

@@ -10,6 +10,7 @@
 
 #include "tests/count_allocations.h"
 #include "tests/kvtransfer/agent_pair.h"
+#include "transport/internal/mapped.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -74,6 +75,18 @@ TEST(AgentCost, MakingATransferAllocatesAFewTimesWhateverItsNumber) {
   const uint64_t listing = allocations;
   ASSERT_TRUE(s.a->prepare_local(s.here).ok());
   EXPECT_LE(allocations - listing, 20u);
+}
+
+TEST(AgentCost, RegisteringManyRangesReadsTheMappingsOnce) {
+  const std::unique_ptr<Agent> agent = make_agent(agent_options("alpha"));
+  std::vector<uint8_t> memory(1000 * 64);
+  std::vector<Descriptor> ranges;
+  for (size_t i = 0; i < 1000; ++i) {
+    ranges.push_back({reinterpret_cast<uint64_t>(memory.data()) + i * 64, 64, 0});
+  }
+  const uint64_t before = internal::looks_at_mappings();
+  ASSERT_TRUE(agent->register_memory(ranges).ok());
+  EXPECT_EQ(internal::looks_at_mappings() - before, 1u);
 }
 
 // By hand: agent_cost_test --gtest_also_run_disabled_tests

@@ -4,9 +4,12 @@
 #include <sys/mman.h>
 
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "tests/transport/stub_provider.h"
 #include "transport/internal/device_memory.h"
+#include "transport/internal/mapped.h"
 
 namespace baton {
 namespace {
@@ -75,6 +78,56 @@ TEST(Registration, OfMemoryThatCannotBeReadOrIsNotThereIsRefused) {
               HasSubstr("nothing is mapped"));
   EXPECT_EQ(stub.worker->register_memory(pages.data, SIZE_MAX).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// What it says is what is so without it, and of the moment that it was made; other threads look
+// for themselves.
+TEST(Registration, OneLookAtTheMappingsServesManyRanges) {
+  const auto map = [] {
+    return static_cast<char*>(
+        mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  };
+  char* const old = map();
+  ASSERT_EQ(mprotect(old + kPage, kPage, PROT_READ), 0);
+  ASSERT_EQ(mprotect(old + 2 * kPage, kPage, PROT_NONE), 0);
+  std::vector<absl::StatusOr<internal::Mapped>> alone, together;
+  const auto look = [&](auto& out) {
+    for (const Access access : {Access::kRemoteRead, Access::kRemoteReadWrite}) {
+      for (size_t from = 0; from < 4 * kPage; from += kPage / 2) {
+        for (size_t size : {size_t{1}, kPage / 2, kPage, 2 * kPage}) {
+          if (from + size > 4 * kPage) continue;
+          out.push_back(internal::check_mapped(old + from, size, access));
+        }
+      }
+    }
+  };
+  look(alone);
+  char* later = nullptr;
+  {
+    const internal::OneLookAtMappings seen;
+    const uint64_t before = internal::looks_at_mappings();
+    look(together);
+    later = map();
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        internal::check_mapped(later, kPage, Access::kRemoteRead).status()));
+    EXPECT_EQ(internal::looks_at_mappings(), before);
+    std::thread([&] {
+      EXPECT_TRUE(internal::check_mapped(later, kPage, Access::kRemoteRead).ok());
+    }).join();
+  }
+  EXPECT_TRUE(internal::check_mapped(later, kPage, Access::kRemoteRead).ok());
+  ASSERT_EQ(alone.size(), together.size());
+  size_t good = 0;
+  for (size_t i = 0; i < alone.size(); ++i) {
+    EXPECT_EQ(alone[i].status(), together[i].status());
+    if (!alone[i].ok()) continue;
+    ++good;
+    EXPECT_EQ(alone[i]->writable, together[i]->writable);
+  }
+  EXPECT_GT(good, 10u);
+  EXPECT_LT(good, alone.size());
+  munmap(old, 4 * kPage);
+  munmap(later, 4 * kPage);
 }
 
 TEST(Registration, ReadOnlyMemoryIsNoPlaceToReadInto) {

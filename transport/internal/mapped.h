@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,6 +21,32 @@ struct Mapped {
 // not mapped, cannot be read, or cannot be written though `access` lets peers write. Where the
 // kernel does not tell (no /proc), everything passes.
 absl::StatusOr<Mapped> check_mapped(const void* data, size_t size, Access access);
+
+// While one lives, all that its thread looks up is looked up in what the kernel said when it was
+// made: for whoever registers many ranges in one call. Each look by itself reads the mappings from
+// the first on, which for ranges in mappings of their own takes their number squared.
+class OneLookAtMappings {
+ public:
+  OneLookAtMappings();
+  ~OneLookAtMappings();
+  OneLookAtMappings(const OneLookAtMappings&) = delete;
+  OneLookAtMappings& operator=(const OneLookAtMappings&) = delete;
+
+  struct Mapping {
+    uintptr_t from = 0;
+    uintptr_t to = 0;
+    bool readable = false;
+    bool writable = false;
+  };
+  // In order; nothing where the kernel does not tell.
+  const std::optional<std::vector<Mapping>>& mappings() const { return mappings_; }
+
+ private:
+  std::optional<std::vector<Mapping>> mappings_;
+  const OneLookAtMappings* const before_;
+};
+// How often this process has read its mappings, from the first on.
+uint64_t looks_at_mappings();
 
 // What register_memory() finds out about memory before anybody hears of it.
 struct Examined {
