@@ -11,7 +11,6 @@
 namespace baton::kvtransfer {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Of = Block::Of;
 

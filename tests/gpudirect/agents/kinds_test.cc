@@ -41,7 +41,7 @@ TEST(MemoryKinds, MemoryOfAnotherKindOrDeviceIsRefusedWithTheRemedy) {
     };
     EXPECT_THAT(alone({host_address, 4096, 0}), HasSubstr("register memory of the host as DRAM"));
     EXPECT_THAT(alone({device, 4096, 0}),
-                AllOf(HasSubstr("memory of CUDA device 1, and not of device 0")));
+                HasSubstr("memory of CUDA device 1, and not of device 0"));
     EXPECT_THAT(alone({managed, 4096, 0}), HasSubstr("managed"));
     EXPECT_FALSE(alone({freed, 4096, 0}).empty());
     EXPECT_FALSE(alone({device, 1 << 20, 1}).empty()) << "past its end";
