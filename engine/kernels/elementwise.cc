@@ -1,6 +1,7 @@
-// rms_norm, swiglu, scale, rope: the vector kernels.
+// rms_norm, swiglu, scale, add_scaled, softmax, rope: the vector kernels.
 #include "engine/kernels/elementwise.h"
 
+#include <algorithm>
 #include <cmath>
 
 #undef HWY_TARGET_INCLUDE
@@ -54,6 +55,36 @@ void scale_row(float* x, float factor, int size) {
   }
 }
 
+void add_scaled_row(const float* x, float factor, float* y, int size) {
+  const F f;
+  const V by = hn::Set(f, factor);
+  for (int i = 0; i < size; i += static_cast<int>(kLanes)) {
+    hn::StoreU(hn::MulAdd(hn::LoadU(f, x + i), by, hn::LoadU(f, y + i)), f, y + i);
+  }
+}
+
+void softmax_row(float* x, int size) {
+  const F f;
+  V largest = hn::LoadU(f, x);
+  for (int i = 0; i < size; i += static_cast<int>(kLanes)) {
+    largest = hn::Max(largest, hn::LoadU(f, x + i));
+  }
+  const V top = hn::MaxOfLanes(f, largest);
+  V sums[kSub];
+  for (size_t s = 0; s < kSub; ++s) sums[s] = hn::Zero(f);
+  for (int i = 0; i < size; i += 16) {
+    for (size_t s = 0; s < kSub; ++s) {
+      const V odds = exp_vector(hn::Sub(hn::LoadU(f, x + i + s * kLanes), top));
+      sums[s] = hn::Add(sums[s], odds);
+      hn::StoreU(odds, f, x + i + s * kLanes);
+    }
+  }
+  const V sum = hn::Set(f, sum_in_order(sums));
+  for (int i = 0; i < size; i += static_cast<int>(kLanes)) {
+    hn::StoreU(hn::Div(hn::LoadU(f, x + i), sum), f, x + i);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace baton::engine
 HWY_AFTER_NAMESPACE();
@@ -64,6 +95,8 @@ namespace baton::engine {
 HWY_EXPORT(rms_norm_row);
 HWY_EXPORT(swiglu_row);
 HWY_EXPORT(scale_row);
+HWY_EXPORT(add_scaled_row);
+HWY_EXPORT(softmax_row);
 
 float rms_norm(const float* x, const float* weight, float* y, int size, float eps) {
   return HWY_DYNAMIC_DISPATCH(rms_norm_row)(x, weight, y, size, eps);
@@ -74,6 +107,12 @@ void swiglu(const float* gate, const float* up, float* out, int size) {
 }
 
 void scale(float* x, float factor, int size) { HWY_DYNAMIC_DISPATCH(scale_row)(x, factor, size); }
+
+void add_scaled(const float* x, float factor, float* y, int size) {
+  HWY_DYNAMIC_DISPATCH(add_scaled_row)(x, factor, y, size);
+}
+
+void softmax(float* x, int size) { HWY_DYNAMIC_DISPATCH(softmax_row)(x, size); }
 
 void rope(float* head, const float* cos, const float* sin, int head_dim, float direction) {
   const int half = head_dim / 2;
@@ -89,6 +128,13 @@ void reference_rms_norm(const float* x, const float* weight, float* y, int size,
   for (int i = 0; i < size; ++i) squares += static_cast<double>(x[i]) * x[i];
   const double factor = 1.0 / std::sqrt(squares / size + eps);
   for (int i = 0; i < size; ++i) y[i] = static_cast<float>(x[i] * factor * weight[i]);
+}
+
+void reference_softmax(float* x, int size) {
+  const double top = *std::max_element(x, x + size);
+  double sum = 0;
+  for (int i = 0; i < size; ++i) sum += std::exp(x[i] - top);
+  for (int i = 0; i < size; ++i) x[i] = static_cast<float>(std::exp(x[i] - top) / sum);
 }
 
 void reference_swiglu(const float* gate, const float* up, float* out, int size) {

@@ -1,4 +1,5 @@
-// The kernels between the matrix products: normalisation, rotary embedding, gated activation.
+// The kernels between the matrix products: normalisation, rotary embedding, gated activation, and
+// what weighs experts.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +16,19 @@ void swiglu(const float* gate, const float* up, float* out, int size);
 // x *= factor.
 void scale(float* x, float factor, int size);
 
+// y += x * factor, with one rounding; `size` (a multiple of 16) elements.
+void add_scaled(const float* x, float factor, float* y, int size);
+
+// x = e^x / sum of e^x over one row of `size` (a multiple of 16) elements; of -infinity it makes 0.
+void softmax(float* x, int size);
+
 // Rotates one head in place, pairing element i with i + head_dim / 2 (the Hugging Face layout).
 // cos and sin have head_dim / 2 entries; direction -1 rotates back.
 void rope(float* head, const float* cos, const float* sin, int head_dim, float direction = 1.0f);
 
 // Plain versions, for tests.
 void reference_rms_norm(const float* x, const float* weight, float* y, int size, float eps);
+void reference_softmax(float* x, int size);
 void reference_swiglu(const float* gate, const float* up, float* out, int size);
 
 }  // namespace baton::engine

@@ -104,8 +104,12 @@ absl::Status load_weight(const std::vector<SafetensorsFile>& files, Weight& weig
 
 }  // namespace
 
-bool has_weight(const ModelConfig& config, LayerWeight kind) {
+bool has_weight(const ModelConfig& config, int layer, LayerWeight kind) {
   switch (kind) {
+    case kGate:
+    case kUp:
+    case kDown:
+      return !config.has_experts(layer);
     case kQueryBias:
     case kKeyBias:
     case kValueBias:
@@ -119,30 +123,57 @@ bool has_weight(const ModelConfig& config, LayerWeight kind) {
     case kQueryNorm:
     case kKeyNorm:
       return config.has_qk_norm();
+    case kRouter:
+      return config.has_experts(layer);
     default:
       return true;
   }
 }
 
-int weights_per_layer(const ModelConfig& config) {
-  int count = 0;
-  for (int kind = 0; kind < kLayerWeightKinds; ++kind) {
-    count += has_weight(config, LayerWeight(kind)) ? 1 : 0;
+namespace {
+
+// Of a layer, in front of this kind.
+size_t kinds_before(const ModelConfig& config, int layer, int kind) {
+  size_t count = 0;
+  for (int before = 0; before < kind; ++before) {
+    count += has_weight(config, layer, LayerWeight(before)) ? 1 : 0;
   }
   return count;
 }
 
-const Weight& Checkpoint::layer(int l, LayerWeight kind) const {
-  int index = 1 + l * weights_per_layer(config);
-  for (int before = 0; before < kind; ++before) {
-    index += has_weight(config, LayerWeight(before)) ? 1 : 0;
+// Where a layer's weights begin in Checkpoint::weights; that of the layer behind the last: where
+// its fellows end.
+size_t weights_before(const ModelConfig& config, int layer) {
+  size_t count = 1;  // the embedding
+  for (int l = 0; l < layer; ++l) {
+    count += kinds_before(config, l, kLayerWeightKinds);
+    if (config.has_experts(l)) count += size_t(config.num_experts) * kPerExpert;
   }
-  return weights[size_t(index)];
+  return count;
+}
+
+}  // namespace
+
+const Weight& Checkpoint::layer(int l, LayerWeight kind) const {
+  return weights[weights_before(config, l) + kinds_before(config, l, kind)];
+}
+
+std::span<const Weight> Checkpoint::experts(int l) const {
+  return std::span(weights).subspan(
+      weights_before(config, l) + kinds_before(config, l, kLayerWeightKinds),
+      size_t(config.num_experts) * kPerExpert);
+}
+
+const Weight& Checkpoint::final_norm() const {
+  return weights[weights_before(config, config.num_layers)];
 }
 
 std::vector<Weight> weight_list(const ModelConfig& c) {
   const int d = c.hidden_size, q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
   const int f = c.intermediate_size;
+  const bool mixtral = c.family == ModelFamily::kMixtral;
+  const std::string experts = mixtral ? "block_sparse_moe" : "mlp";
+  const std::string router = experts + ".gate.weight";
   const struct {
     LayerWeight kind;
     const char* name;
@@ -165,7 +196,15 @@ std::vector<Weight> weight_list(const ModelConfig& c) {
                {kUpBias, "mlp.up_proj.bias", 0, f},
                {kDownBias, "mlp.down_proj.bias", 0, d},
                {kQueryNorm, "self_attn.q_norm.weight", 0, c.head_dim},
-               {kKeyNorm, "self_attn.k_norm.weight", 0, c.head_dim}};
+               {kKeyNorm, "self_attn.k_norm.weight", 0, c.head_dim},
+               {kRouter, router.c_str(), c.num_experts, d}};
+  const struct {
+    const char* name;
+    int rows;
+    int cols;
+  } expert[kPerExpert] = {{mixtral ? "w1.weight" : "gate_proj.weight", c.expert_size, d},
+                          {mixtral ? "w3.weight" : "up_proj.weight", c.expert_size, d},
+                          {mixtral ? "w2.weight" : "down_proj.weight", d, c.expert_size}};
   std::vector<Weight> list;
   const auto add = [&](std::string name, int rows, int cols) {
     list.push_back(
@@ -173,9 +212,15 @@ std::vector<Weight> weight_list(const ModelConfig& c) {
   };
   add("model.embed_tokens.weight", c.vocab_size, d);
   for (int l = 0; l < c.num_layers; ++l) {
+    const std::string prefix = absl::StrCat("model.layers.", l, ".");
     for (const auto& weight : layer) {
-      if (!has_weight(c, weight.kind)) continue;
-      add(absl::StrCat("model.layers.", l, ".", weight.name), weight.rows, weight.cols);
+      if (has_weight(c, l, weight.kind)) add(prefix + weight.name, weight.rows, weight.cols);
+    }
+    for (int e = 0; e < (c.has_experts(l) ? c.num_experts : 0); ++e) {
+      for (const auto& weight : expert) {
+        add(absl::StrCat(prefix, experts, ".experts.", e, ".", weight.name), weight.rows,
+            weight.cols);
+      }
     }
   }
   add("model.norm.weight", 0, d);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,8 +25,9 @@ struct Weight {
   std::vector<uint16_t> data;
 };
 
-// The weights of a layer, in the order in which Checkpoint::weights holds them. Every model has the
-// first kPerLayer; of the others each has those that its config calls for.
+// The weights of a layer, in the order in which Checkpoint::weights holds them. A plain Llama has
+// the first kPerLayer; another layer has those that its config calls for, and behind them, where it
+// has experts, those of each expert.
 enum LayerWeight {
   kInputNorm,
   kQuery,
@@ -46,13 +48,14 @@ enum LayerWeight {
   kDownBias,
   kQueryNorm,  // of each head, before the rotation
   kKeyNorm,
+  kRouter,  // of experts, in place of kGate, kUp and kDown
   kLayerWeightKinds
 };
 
-// Whether the layers of such a model have this weight.
-bool has_weight(const ModelConfig& config, LayerWeight kind);
-// Weights in each layer; kPerLayer for a plain Llama.
-int weights_per_layer(const ModelConfig& config);
+enum ExpertWeight { kExpertGate, kExpertUp, kExpertDown, kPerExpert };
+
+// Whether this layer of such a model has this weight.
+bool has_weight(const ModelConfig& config, int layer, LayerWeight kind);
 
 struct Checkpoint {
   ModelConfig config;
@@ -63,9 +66,9 @@ struct Checkpoint {
   const Weight& embedding() const { return weights[0]; }
   // Of a weight that the config calls for.
   const Weight& layer(int l, LayerWeight kind) const;
-  const Weight& final_norm() const {
-    return weights[1 + config.num_layers * weights_per_layer(config)];
-  }
+  // Of a layer that has some: [num_experts][kPerExpert].
+  std::span<const Weight> experts(int l) const;
+  const Weight& final_norm() const;
   const Weight& lm_head() const { return config.tie_word_embeddings ? weights[0] : weights.back(); }
 };
 

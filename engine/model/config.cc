@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
+#include "engine/model/config_experts.h"
 #include "engine/model/config_rope.h"
 
 namespace baton::engine {
@@ -20,7 +21,28 @@ constexpr struct {
 } kFamilies[] = {{ModelFamily::kLlama, "llama", "LlamaForCausalLM"},
                  {ModelFamily::kMistral, "mistral", "MistralForCausalLM"},
                  {ModelFamily::kQwen2, "qwen2", "Qwen2ForCausalLM"},
-                 {ModelFamily::kQwen3, "qwen3", "Qwen3ForCausalLM"}};
+                 {ModelFamily::kQwen3, "qwen3", "Qwen3ForCausalLM"},
+                 {ModelFamily::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM"},
+                 {ModelFamily::kMixtral, "mixtral", "MixtralForCausalLM"}};
+
+// What transformers takes where a file is silent.
+struct Silent {
+  int kv_heads;  // 0: as many as query heads
+  double eps;
+  double theta;
+};
+Silent silent_values(ModelFamily family) {
+  switch (family) {
+    case ModelFamily::kMistral:
+      return {8, 1e-6, 10000.0};
+    case ModelFamily::kQwen3Moe:
+      return {4, 1e-6, 10000.0};
+    case ModelFamily::kMixtral:
+      return {8, 1e-5, 1000000.0};
+    default:
+      return {0, 1e-6, 10000.0};
+  }
+}
 
 absl::Status field_error(const char* field, int value, const char* rule) {
   return absl::InvalidArgumentError(
@@ -72,9 +94,9 @@ absl::Status read_sizes(const nlohmann::json& json, ModelConfig& config) {
     if (!value.ok()) return value.status();
     *target = static_cast<int>(*value);
   }
-  // What transformers takes where a file is silent.
   if (config.num_kv_heads == 0) {
-    config.num_kv_heads = config.family == ModelFamily::kMistral ? 8 : config.num_heads;
+    const int heads = silent_values(config.family).kv_heads;
+    config.num_kv_heads = heads > 0 ? heads : config.num_heads;
   }
   if (config.head_dim == 0 && config.family == ModelFamily::kQwen3) config.head_dim = 128;
   if (config.head_dim == 0 && config.num_heads > 0) {
@@ -93,8 +115,8 @@ absl::Status read_family(const nlohmann::json& json, ModelConfig& config) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("model_type \"", *type,
-                   "\" is not supported; this engine runs \"llama\", \"mistral\", \"qwen2\" and "
-                   "\"qwen3\""));
+                   "\" is not supported; this engine runs \"llama\", \"mistral\", \"qwen2\", "
+                   "\"qwen3\", \"qwen3_moe\" and \"mixtral\""));
 }
 
 // Activations and biases. A family without a switch for its biases has no use for one.
@@ -118,7 +140,7 @@ absl::Status read_arithmetic(const nlohmann::json& json, ModelConfig& config) {
     bool* target;
     bool allowed;
   } flags[] = {{"attention_bias", &config.attention_bias,
-                family == ModelFamily::kLlama || family == ModelFamily::kQwen3},
+                family == ModelFamily::kLlama || config.has_qk_norm()},
                {"mlp_bias", &config.mlp_bias, family == ModelFamily::kLlama}};
   for (const auto& flag : flags) {
     auto value = bool_field(json, flag.key, false);
@@ -133,12 +155,16 @@ absl::Status read_arithmetic(const nlohmann::json& json, ModelConfig& config) {
 }
 
 // "layer_types" says which layers have the window; older files of Qwen say from which layer on.
+// Where there are experts all layers have it or none.
 absl::Status read_windows(const nlohmann::json& json, ModelConfig& config) {
-  const bool qwen = config.family == ModelFamily::kQwen2 || config.family == ModelFamily::kQwen3;
-  const bool silent = !json.contains("sliding_window") && config.family == ModelFamily::kMistral;
+  const ModelFamily family = config.family;
+  const bool by_layer = family == ModelFamily::kQwen2 || family == ModelFamily::kQwen3;
+  const bool qwen = by_layer || family == ModelFamily::kQwen3Moe;
+  const bool silent = !json.contains("sliding_window") &&
+                      (family == ModelFamily::kMistral || family == ModelFamily::kQwen3Moe);
   auto window = int_field(json, "sliding_window", 1, 1 << 24, silent ? 4096 : 0);
   auto use = bool_field(json, "use_sliding_window", !qwen);
-  auto first = int_field(json, "max_window_layers", 0, 1 << 24, qwen ? 28 : 0);
+  auto first = int_field(json, "max_window_layers", 0, 1 << 24, by_layer ? 28 : 0);
   for (const absl::Status& status : {window.status(), use.status(), first.status()}) {
     if (!status.ok()) return status;
   }
@@ -151,7 +177,7 @@ absl::Status read_windows(const nlohmann::json& json, ModelConfig& config) {
     return absl::InvalidArgumentError("\"layer_types\" must hold one word for each layer");
   }
   for (int l = 0; l < config.num_layers; ++l) {
-    bool slides = l >= *first;
+    bool slides = l >= *first || config.may_have_experts();
     if (!types.is_null()) {
       const nlohmann::json& type = types[size_t(l)];
       slides = type == "sliding_attention";
@@ -166,6 +192,11 @@ absl::Status read_windows(const nlohmann::json& json, ModelConfig& config) {
   const auto sliding = std::count(layers.begin(), layers.end(), true);
   if (sliding > 0 && config.sliding_window == 0 && !types.is_null()) {
     return absl::InvalidArgumentError("\"layer_types\" has sliding layers, but no sliding_window");
+  }
+  if (config.may_have_experts() && config.sliding_window > 0 && sliding < config.num_layers) {
+    return absl::InvalidArgumentError(
+        "\"layer_types\" with full_attention is not supported beside the window of this "
+        "model_type");
   }
   if (sliding == 0) config.sliding_window = 0;
   if (config.sliding_window == 0 || sliding == config.num_layers) config.sliding_layers.clear();
@@ -192,13 +223,14 @@ void write_windows(const ModelConfig& config, nlohmann::ordered_json& json) {
 absl::StatusOr<ModelConfig> read_config(const nlohmann::json& json) {
   if (!json.is_object()) return absl::InvalidArgumentError("the top level must be an object");
   ModelConfig config;
-  for (const auto read : {read_family, read_arithmetic, read_sizes}) {
+  for (const auto read : {read_family, read_arithmetic, read_sizes, read_experts}) {
     if (absl::Status status = read(json, config); !status.ok()) return status;
   }
-  auto eps = number_field(json, "rms_norm_eps", 0.0, 1.0, 1e-6);
+  const Silent silent = silent_values(config.family);
+  auto eps = number_field(json, "rms_norm_eps", 0.0, 1.0, silent.eps);
   if (!eps.ok()) return eps.status();
   config.rms_norm_eps = *eps;
-  auto theta = number_field(json, "rope_theta", 1.0, 1e12, 10000.0);
+  auto theta = number_field(json, "rope_theta", 1.0, 1e12, silent.theta);
   if (!theta.ok()) return theta.status();
   config.rope_theta = *theta;
   auto tied = bool_field(json, "tie_word_embeddings", false);
@@ -221,8 +253,11 @@ size_t ModelConfig::num_parameters() const {
   const size_t biases =
       (has_qkv_bias() ? q + 2 * kv : 0) + (has_output_bias() ? d : 0) + (mlp_bias ? 2 * f + d : 0);
   const size_t head_norms = has_qk_norm() ? 2 * size_t(head_dim) : 0;
-  const size_t layer = 2 * d + d * q * 2 + d * kv * 2 + 3 * d * f + biases + head_norms;
-  return (tie_word_embeddings ? 1 : 2) * v * d + d + num_layers * layer;
+  const size_t layer = 2 * d + d * q * 2 + d * kv * 2 + biases + head_norms;
+  size_t all = (tie_word_embeddings ? 1 : 2) * v * d + d + num_layers * layer;
+  const size_t experts = size_t(num_experts) * (d + 3 * d * size_t(expert_size));  // and a router
+  for (int l = 0; l < num_layers; ++l) all += has_experts(l) ? experts : 3 * d * f;
+  return all;
 }
 
 KvGeometry ModelConfig::kv_geometry() const {
@@ -239,6 +274,7 @@ absl::Status ModelConfig::validate() const {
   if (intermediate_size < 16 || intermediate_size > (1 << 18) || intermediate_size % 16 != 0) {
     return field_error("intermediate_size", intermediate_size, "a multiple of 16, at most 262144");
   }
+  if (absl::Status status = check_experts(*this); !status.ok()) return status;
   if (num_heads < 1 || num_heads > 1024) {
     return field_error("num_attention_heads", num_heads, "between 1 and 1024");
   }
@@ -310,6 +346,7 @@ std::string model_config_to_json(const ModelConfig& config) {
   nlohmann::ordered_json rope = rope_to_json(config.rope_scaling);
   if (!rope.is_null()) json["rope_scaling"] = std::move(rope);
   write_windows(config, json);
+  write_experts(config, json);
   if (config.bos_token_id >= 0) json["bos_token_id"] = config.bos_token_id;
   if (config.eos_token_ids.size() == 1) {
     json["eos_token_id"] = config.eos_token_ids[0];

@@ -13,8 +13,8 @@
 
 namespace baton::engine {
 
-// The model_type of config.json. They differ in biases, norms, windows and defaults alone.
-enum class ModelFamily : uint8_t { kLlama, kMistral, kQwen2, kQwen3 };
+// The model_type of config.json. They differ in biases, norms, windows, experts and defaults alone.
+enum class ModelFamily : uint8_t { kLlama, kMistral, kQwen2, kQwen3, kQwen3Moe, kMixtral };
 
 // How rotary frequencies are stretched for contexts longer than the trained one, as in the Hugging
 // Face rope utilities. Their "dynamic" changes nothing up to max_position_embeddings, where
@@ -33,7 +33,7 @@ struct RopeScaling {
 };
 
 // RMSNorm + RoPE (half-split) + grouped-query attention + SwiGLU; biases, norms of each query and
-// key head and sliding windows where the family has them.
+// key head, sliding windows and experts where the family has them.
 struct ModelConfig {
   ModelFamily family = ModelFamily::kLlama;
   int hidden_size = 0;              // d
@@ -48,17 +48,33 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
   bool tie_word_embeddings = false;  // lm_head shares the embedding matrix
-  bool attention_bias = false;       // kLlama and kQwen3: of all four projections
+  bool attention_bias = false;       // kLlama, kQwen3 and kQwen3Moe: of all four projections
   bool mlp_bias = false;             // kLlama
   int sliding_window = 0;            // tokens that a token sees, itself included; 0: all
   // Which layers have the window, where not all do; else empty.
   std::vector<bool> sliding_layers;
+  // Mixture of experts (kQwen3Moe and kMixtral): in place of one feed-forward block a layer has
+  // several, of which a router chooses some for each token and weighs what they say.
+  int num_experts = 0;          // E, of a layer
+  int experts_per_token = 0;    // k, chosen for each token
+  int expert_size = 0;          // width of an expert's gate and up; of kMixtral intermediate_size
+  bool norm_topk_prob = false;  // the weights of the chosen ones sum to one; of kMixtral they do
+  // Which layers have one block of intermediate_size instead, where some do; else empty.
+  std::vector<bool> dense_layers;
   int32_t bos_token_id = -1;  // -1: none
   std::vector<int32_t> eos_token_ids;
 
   bool has_qkv_bias() const { return attention_bias || family == ModelFamily::kQwen2; }
   bool has_output_bias() const { return attention_bias; }
-  bool has_qk_norm() const { return family == ModelFamily::kQwen3; }
+  bool has_qk_norm() const {
+    return family == ModelFamily::kQwen3 || family == ModelFamily::kQwen3Moe;
+  }
+  bool may_have_experts() const {
+    return family == ModelFamily::kQwen3Moe || family == ModelFamily::kMixtral;
+  }
+  bool has_experts(int layer) const {
+    return num_experts > 0 && (dense_layers.empty() || !dense_layers[static_cast<size_t>(layer)]);
+  }
   // Tokens that a token of this layer sees, itself included; 0: all.
   int window(int layer) const {
     return sliding_layers.empty() || sliding_layers[static_cast<size_t>(layer)] ? sliding_window
@@ -72,9 +88,9 @@ struct ModelConfig {
   absl::Status validate() const;
 };
 
-// Parses config.json. `model_type` must be "llama", "mistral", "qwen2" or "qwen3"; what changes the
-// arithmetic and is not known here (activations, rope types, quantization) is an error that names
-// it, since ignoring it would give wrong text.
+// Parses config.json. `model_type` must be "llama", "mistral", "qwen2", "qwen3", "qwen3_moe" or
+// "mixtral"; what changes the arithmetic and is not known here (activations, rope types,
+// quantization) is an error that names it, since ignoring it would give wrong text.
 absl::StatusOr<ModelConfig> parse_model_config(std::string_view json);
 
 // Adds the tokens that end text by generation_config.json, which may name more than config.json.

@@ -11,123 +11,10 @@
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/attention.h"
 #include "engine/kernels/elementwise.h"
-#include "engine/kernels/gemm.h"
 #include "engine/model/checkpoint.h"
-#include "engine/model/packed_layer.h"
-#include "engine/model/workspace.h"
+#include "engine/model/model_impl.h"
 
 namespace baton::engine {
-namespace {
-
-constexpr int kRowsPerTask = 16;  // of normalisation and activation
-
-void add_bias(const std::vector<float>& bias, float* row) {
-  for (size_t i = 0; i < bias.size(); ++i) row[i] += bias[i];
-}
-
-template <typename Fn>
-void for_rows(ComputePool& pool, int rows, Fn&& fn) {
-  pool.parallel_for((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task, int) {
-    const int first = static_cast<int>(task) * kRowsPerTask;
-    for (int row = first; row < std::min(rows, first + kRowsPerTask); ++row) fn(size_t(row));
-  });
-}
-
-}  // namespace
-
-struct Model::Impl {
-  ModelConfig config;
-  ModelShard shard;
-  Arithmetic arithmetic = Arithmetic::kFp32;
-  std::string fingerprint;
-  std::vector<uint16_t> embedding;  // [V][d]
-  std::vector<Layer> layers;
-  AlignedArray<float> final_norm;  // [d]
-  PackedWeight lm_head;            // n = V, or this rank's slice of it
-
-  // This rank's.
-  int heads() const { return config.num_heads / shard.ranks; }
-  int kv_heads() const { return config.num_kv_heads / shard.ranks; }
-  size_t q_width() const { return size_t(heads()) * config.head_dim; }
-  size_t kv_width() const { return size_t(kv_heads()) * config.head_dim; }
-  Slice of_x() const { return slice_of(config.hidden_size, shard); }
-  KvGeometry kv_geometry() const {
-    KvGeometry geometry = config.kv_geometry();
-    geometry.kv_heads = kv_heads();
-    return geometry;
-  }
-
-  // out [rows][weight.n] (row stride ldc) = a [rows][weight.k] (row stride lda) times the weight,
-  // or += it.
-  static void multiply(Workspace::Impl& w, int rows, const float* a, size_t lda,
-                       const PackedWeight& weight, float* out, size_t ldc, bool accumulate);
-  // Puts the ranks' slices of a result of `columns` columns together: from `own` (row stride
-  // `stride`) here, into `out` [rows][columns], where the own one may be already.
-  absl::Status gather(Workspace::Impl& w, int rows, const float* own, size_t stride, int columns,
-                      float* out) const;
-  // x += input [rows][columns] times the weight, plus the bias. This rank has its slice of the
-  // input's columns, with row stride `stride`.
-  absl::Status add_to_x(Workspace::Impl& w, int rows, const float* own, size_t stride, int columns,
-                        const PackedWeight& weight, const std::vector<float>& bias) const;
-  absl::Status check(std::span<const SequenceChunk> chunks, const KvCache& cache,
-                     const WorkspaceLimits& limits, const float* logits) const;
-  void plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w) const;
-  void project_qkv(const Layer& layer, int tokens, Workspace::Impl& w) const;
-  void attend(int layer, std::span<const SequenceChunk> chunks, const KvCache& cache,
-              Workspace::Impl& w) const;
-  absl::Status feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const;
-  // Logits [rows][vocab] of the first rows of `normed`; valid until the next call.
-  absl::StatusOr<const float*> rate(int rows, Workspace::Impl& w) const;
-  absl::Status predict(Workspace::Impl& w, float* logits) const;
-  absl::Status predict_all(std::span<const SequenceChunk> chunks, LayerHook& hook,
-                           Workspace::Impl& w) const;
-};
-
-void Model::Impl::multiply(Workspace::Impl& w, int rows, const float* a, size_t lda,
-                           const PackedWeight& weight, float* out, size_t ldc, bool accumulate) {
-  if (weight.n == 0) return;  // a rank without a slice
-  if (weight.arithmetic == Arithmetic::kBf16) {
-    gemm_bf16(*w.pool, w.bf16_scratch, rows, a, lda, weight.tiles(), out, ldc, accumulate);
-  } else {
-    gemm(*w.pool, w.gemm_scratch, rows, {a, lda, 1}, weight.b(), out, ldc, accumulate);
-  }
-}
-
-absl::Status Model::Impl::gather(Workspace::Impl& w, int rows, const float* own, size_t stride,
-                                 int columns, float* out) const {
-  const size_t width = static_cast<size_t>(slice_width(columns, shard.ranks));
-  const size_t part = static_cast<size_t>(rows) * width;
-  const Slice mine = slice_of(columns, shard);
-  float* to = w.exchanged + static_cast<size_t>(shard.rank) * part;
-  for_rows(*w.pool, rows,
-           [&](size_t row) { std::copy_n(own + row * stride, mine.size(), to + row * width); });
-  if (absl::Status status = w.exchange->all_gather(w.exchanged, part); !status.ok()) return status;
-  for_rows(*w.pool, rows, [&](size_t row) {
-    for (int rank = 0; rank < shard.ranks; ++rank) {
-      const Slice slice = slice_of(columns, {rank, shard.ranks});
-      std::copy_n(w.exchanged + static_cast<size_t>(rank) * part + row * width, slice.size(),
-                  out + row * static_cast<size_t>(columns) + slice.begin);
-    }
-  });
-  return absl::OkStatus();
-}
-
-absl::Status Model::Impl::add_to_x(Workspace::Impl& w, int rows, const float* own, size_t stride,
-                                   int columns, const PackedWeight& weight,
-                                   const std::vector<float>& bias) const {
-  const float* input = own;
-  if (!shard.whole()) {
-    absl::Status status = gather(w, rows, own, stride, columns, w.gathered.data());
-    if (!status.ok()) return status;
-    input = w.gathered.data();
-    stride = static_cast<size_t>(columns);
-  }
-  const size_t d = static_cast<size_t>(config.hidden_size);
-  float* x = w.x.data() + of_x().begin;
-  multiply(w, rows, input, stride, weight, x, d, true);
-  if (!bias.empty()) for_rows(*w.pool, rows, [&](size_t row) { add_bias(bias, x + row * d); });
-  return shard.whole() ? absl::OkStatus() : gather(w, rows, x, d, config.hidden_size, w.x.data());
-}
 
 absl::Status Model::Impl::check(std::span<const SequenceChunk> chunks, const KvCache& cache,
                                 const WorkspaceLimits& limits, const float* logits) const {
@@ -207,7 +94,7 @@ void Model::Impl::project_qkv(const Layer& layer, int tokens, Workspace::Impl& w
     rms_norm(w.x.data() + row * d, layer.input_norm.data(), w.normed.data() + row * d,
              config.hidden_size, static_cast<float>(config.rms_norm_eps));
   });
-  multiply(w, tokens, w.normed.data(), d, layer.qkv, w.qkv.data(), width, false);
+  multiply(w, tokens, w.normed.data(), d, layer.qkv.view(), w.qkv.data(), width, false);
   const float q_scale = 1.0f / std::sqrt(static_cast<float>(dims));
   const float eps = static_cast<float>(config.rms_norm_eps);
   for_rows(*w.pool, tokens, [&](size_t row) {
@@ -251,27 +138,9 @@ void Model::Impl::attend(int layer, std::span<const SequenceChunk> chunks, const
   });
 }
 
-absl::Status Model::Impl::feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const {
-  const size_t d = static_cast<size_t>(config.hidden_size);
-  const int own = slice_of(config.intermediate_size, shard).size();
-  const size_t width = 2 * static_cast<size_t>(own);
-  for_rows(*w.pool, tokens, [&](size_t row) {
-    rms_norm(w.x.data() + row * d, layer.post_norm.data(), w.normed.data() + row * d,
-             config.hidden_size, static_cast<float>(config.rms_norm_eps));
-  });
-  multiply(w, tokens, w.normed.data(), d, layer.gate_up, w.gate_up.data(), width, false);
-  for_rows(*w.pool, tokens, [&](size_t row) {
-    float* gate = w.gate_up.data() + row * width;
-    add_bias(layer.gate_up_bias, gate);
-    swiglu(gate, gate + own, gate, own);
-  });
-  return add_to_x(w, tokens, w.gate_up.data(), width, config.intermediate_size, layer.down,
-                  layer.down_bias);
-}
-
 absl::StatusOr<const float*> Model::Impl::rate(int rows, Workspace::Impl& w) const {
   const size_t width = static_cast<size_t>(lm_head.n);
-  multiply(w, rows, w.normed.data(), static_cast<size_t>(config.hidden_size), lm_head,
+  multiply(w, rows, w.normed.data(), static_cast<size_t>(config.hidden_size), lm_head.view(),
            w.logits.data(), width, false);
   if (shard.whole()) return w.logits.data();
   absl::Status status =
@@ -334,8 +203,8 @@ KvGeometry Model::kv_geometry() const { return impl_->kv_geometry(); }
 size_t Model::weight_bytes() const {
   size_t bytes = impl_->lm_head.data.size() + impl_->embedding.size();
   for (const Layer& layer : impl_->layers) {
-    bytes += layer.qkv.data.size() + layer.output.data.size() + layer.gate_up.data.size() +
-             layer.down.data.size();
+    bytes += layer.qkv.data.size() + layer.output.data.size() + layer.router.data.size() +
+             layer.gate_up.data.size() + layer.down.data.size();
   }
   return bytes * sizeof(uint16_t);
 }
@@ -417,8 +286,8 @@ absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cach
     }
     hook.kv_written(l);
     m.attend(l, chunks, cache, w);
-    absl::Status status = m.add_to_x(w, tokens, w.attended.data(), q_width, q_columns, layer.output,
-                                     layer.output_bias);
+    absl::Status status = m.add_to_x(w, tokens, w.attended.data(), q_width, q_columns,
+                                     layer.output.view(), layer.output_bias);
     if (status.ok()) status = m.feed_forward(layer, tokens, w);
     if (!status.ok()) return status;
   }

@@ -1,26 +1,55 @@
 // Packing weights for the kernels.
 #include "engine/model/packed_layer.h"
 
+#include <span>
+#include <utility>
+
 namespace baton::engine {
+
+namespace {
+
+// Packs one weight after another into one array.
+class Packer {
+ public:
+  // Of weights made of `parts` like these.
+  Packer(Arithmetic arithmetic, const ModelShard& shard, std::initializer_list<const Weight*> parts,
+         int count = 1)
+      : shard_(shard), tiles_(arithmetic == Arithmetic::kBf16) {
+    packed_.arithmetic = arithmetic;
+    packed_.k = (*parts.begin())->cols;
+    for (const Weight* part : parts) packed_.n += slice_of(part->rows, shard).size();
+    packed_.one =
+        tiles_ ? tiled_elements(packed_.k, packed_.n) : packed_elements(packed_.k, packed_.n);
+    packed_.data = AlignedArray<uint16_t>(packed_.one * static_cast<size_t>(count));
+  }
+  void add(std::initializer_list<const Weight*> parts) {
+    rows_.clear();
+    for (const Weight* part : parts) {
+      const Slice slice = slice_of(part->rows, shard_);
+      const uint16_t* data = part->data.data();
+      rows_.insert(rows_.end(), data + size_t(slice.begin) * packed_.k,
+                   data + size_t(slice.end) * packed_.k);
+    }
+    (tiles_ ? pack_tiles : pack_weight)(packed_.k, packed_.n, rows_.data(),
+                                        packed_.data.data() + done_++ * packed_.one);
+  }
+  PackedWeight take() { return std::move(packed_); }
+
+ private:
+  const ModelShard shard_;
+  const bool tiles_;
+  PackedWeight packed_;
+  size_t done_ = 0;
+  std::vector<uint16_t> rows_;
+};
+
+}  // namespace
 
 PackedWeight pack(Arithmetic arithmetic, const ModelShard& shard,
                   std::initializer_list<const Weight*> parts) {
-  std::vector<uint16_t> rows;
-  PackedWeight packed;
-  packed.arithmetic = arithmetic;
-  packed.k = (*parts.begin())->cols;
-  for (const Weight* part : parts) {
-    const Slice slice = slice_of(part->rows, shard);
-    const uint16_t* data = part->data.data();
-    rows.insert(rows.end(), data + size_t(slice.begin) * packed.k,
-                data + size_t(slice.end) * packed.k);
-    packed.n += slice.size();
-  }
-  const bool tiles = arithmetic == Arithmetic::kBf16;
-  packed.data = AlignedArray<uint16_t>(tiles ? tiled_elements(packed.k, packed.n)
-                                             : packed_elements(packed.k, packed.n));
-  (tiles ? pack_tiles : pack_weight)(packed.k, packed.n, rows.data(), packed.data.data());
-  return packed;
+  Packer packer(arithmetic, shard, parts);
+  packer.add(parts);
+  return packer.take();
 }
 
 AlignedArray<float> widen(const Weight& weight) {
@@ -36,7 +65,7 @@ std::vector<float> widen_if_there(const Checkpoint& checkpoint, int l, const Mod
                                   std::initializer_list<LayerWeight> kinds) {
   std::vector<float> values;
   for (const LayerWeight kind : kinds) {
-    if (!has_weight(checkpoint.config, kind)) continue;
+    if (!has_weight(checkpoint.config, l, kind)) continue;
     const std::vector<uint16_t>& data = checkpoint.layer(l, kind).data;
     const Slice slice = slice_of(static_cast<int>(data.size()), shard);
     for (int i = slice.begin; i < slice.end; ++i) {
@@ -44,6 +73,22 @@ std::vector<float> widen_if_there(const Checkpoint& checkpoint, int l, const Mod
     }
   }
   return values;
+}
+
+// The router and all experts.
+void add_experts(const Checkpoint& checkpoint, int l, Arithmetic arithmetic,
+                 const ModelShard& shard, Layer& layer) {
+  layer.router = pack(Arithmetic::kFp32, ModelShard{}, {&checkpoint.layer(l, kRouter)});
+  const std::span<const Weight> first = checkpoint.experts(l);
+  const int count = checkpoint.config.num_experts;
+  Packer gate_up(arithmetic, shard, {&first[kExpertGate], &first[kExpertUp]}, count);
+  Packer down(arithmetic, shard, {&first[kExpertDown]}, count);
+  for (size_t at = 0; at < first.size(); at += kPerExpert) {
+    gate_up.add({&first[at + kExpertGate], &first[at + kExpertUp]});
+    down.add({&first[at + kExpertDown]});
+  }
+  layer.gate_up = gate_up.take();
+  layer.down = down.take();
 }
 
 }  // namespace
@@ -57,18 +102,23 @@ Layer make_layer(const Checkpoint& checkpoint, int l, Arithmetic arithmetic,
   const auto of_every_head = [&](LayerWeight kind) {
     return widen_if_there(checkpoint, l, ModelShard{}, {kind});
   };
-  return {.input_norm = widen(*weight(kInputNorm)),
-          .qkv = pack(arithmetic, shard, {weight(kQuery), weight(kKey), weight(kValue)}),
-          .output = pack(arithmetic, shard, {weight(kOutput)}),
-          .post_norm = widen(*weight(kPostNorm)),
-          .gate_up = pack(arithmetic, shard, {weight(kGate), weight(kUp)}),
-          .down = pack(arithmetic, shard, {weight(kDown)}),
-          .qkv_bias = vector({kQueryBias, kKeyBias, kValueBias}),
-          .output_bias = vector({kOutputBias}),
-          .gate_up_bias = vector({kGateBias, kUpBias}),
-          .down_bias = vector({kDownBias}),
-          .query_norm = of_every_head(kQueryNorm),
-          .key_norm = of_every_head(kKeyNorm)};
+  Layer layer{.input_norm = widen(*weight(kInputNorm)),
+              .qkv = pack(arithmetic, shard, {weight(kQuery), weight(kKey), weight(kValue)}),
+              .output = pack(arithmetic, shard, {weight(kOutput)}),
+              .post_norm = widen(*weight(kPostNorm)),
+              .qkv_bias = vector({kQueryBias, kKeyBias, kValueBias}),
+              .output_bias = vector({kOutputBias}),
+              .gate_up_bias = vector({kGateBias, kUpBias}),
+              .down_bias = vector({kDownBias}),
+              .query_norm = of_every_head(kQueryNorm),
+              .key_norm = of_every_head(kKeyNorm)};
+  if (checkpoint.config.has_experts(l)) {
+    add_experts(checkpoint, l, arithmetic, shard, layer);
+  } else {
+    layer.gate_up = pack(arithmetic, shard, {weight(kGate), weight(kUp)});
+    layer.down = pack(arithmetic, shard, {weight(kDown)});
+  }
+  return layer;
 }
 
 }  // namespace baton::engine

@@ -14,18 +14,29 @@
 
 namespace baton::engine {
 
-// W [n][k] of one or more Hugging Face weights stacked along n, packed in bf16, once: as b() for
-// the one arithmetic or as tiles() for the other.
+// W [n][k] in bf16, packed as b() for the one arithmetic or as tiles() for the other.
+struct WeightView {
+  int k = 0;
+  int n = 0;
+  Arithmetic arithmetic = Arithmetic::kFp32;
+  const uint16_t* data = nullptr;
+
+  PackedB b() const { return {.k = k, .n = n, .bf16 = data, .panel_rows = static_cast<size_t>(k)}; }
+  TiledB tiles() const { return {.k = k, .n = n, .data = data}; }
+};
+
+// One or more Hugging Face weights stacked along n, packed once; of experts all of a layer's, which
+// have one shape, in one array.
 struct PackedWeight {
   int k = 0;
   int n = 0;
   Arithmetic arithmetic = Arithmetic::kFp32;
   AlignedArray<uint16_t> data;
+  size_t one = 0;  // elements of each
 
-  PackedB b() const {
-    return {.k = k, .n = n, .bf16 = data.data(), .panel_rows = static_cast<size_t>(k)};
+  WeightView view(int expert = 0) const {
+    return {k, n, arithmetic, data.data() + static_cast<size_t>(expert) * one};
   }
-  TiledB tiles() const { return {.k = k, .n = n, .data = data.data()}; }
 };
 
 // Absent ones are empty. Each n is a rank's share of the columns (engine/model/shard.h).
@@ -34,8 +45,9 @@ struct Layer {
   PackedWeight qkv;                // n = (H + 2 KV) * head_dim
   PackedWeight output;             // n = d
   AlignedArray<float> post_norm;   // [d]
-  PackedWeight gate_up;            // n = 2 F
-  PackedWeight down;               // n = d
+  PackedWeight router;             // n = E, whole at every rank and always for fp32
+  PackedWeight gate_up;            // n = 2 F; of each expert, where there are some
+  PackedWeight down;               // n = d; the same
   std::vector<float> qkv_bias;     // [n of qkv]
   std::vector<float> output_bias;  // [n of output]
   std::vector<float> gate_up_bias;

@@ -33,6 +33,26 @@ ModelConfig tiny_model_config() {
   return config;
 }
 
+ModelConfig tiny_qwen3_moe_config() {
+  ModelConfig config = tiny_model_config();
+  config.family = ModelFamily::kQwen3Moe;
+  config.num_experts = 6;
+  config.experts_per_token = 3;
+  config.expert_size = 48;
+  config.dense_layers = {true, false};
+  return config;
+}
+
+ModelConfig tiny_mixtral_config() {
+  ModelConfig config = tiny_model_config();
+  config.family = ModelFamily::kMixtral;
+  config.num_experts = 4;
+  config.experts_per_token = 2;
+  config.expert_size = config.intermediate_size;
+  config.norm_topk_prob = true;
+  return config;
+}
+
 Checkpoint make_test_checkpoint(const ModelConfig& config, uint64_t seed) {
   Checkpoint checkpoint;
   checkpoint.config = config;

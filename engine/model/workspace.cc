@@ -23,12 +23,21 @@ Workspace::Impl::Impl(const ModelConfig& config, Arithmetic arithmetic, const Mo
   normed = AlignedArray<float>(std::max(tokens, chunks) * d);
   qkv = AlignedArray<float>(tokens * (own(q) + 2 * own(kv)));
   attended = AlignedArray<float>(tokens * own(q));
-  gate_up = AlignedArray<float>(tokens * 2 * own(config.intermediate_size));
+  const size_t slots = tokens * static_cast<size_t>(config.experts_per_token);
+  gate_up = AlignedArray<float>(
+      2 * std::max(tokens * own(config.intermediate_size), slots * own(config.expert_size)));
+  if (config.num_experts > 0) {
+    experts = ExpertTable(config.num_experts, config.experts_per_token, config.norm_topk_prob,
+                          limits.max_tokens, threads.size());
+    expert_rows = AlignedArray<float>(tokens * d);
+    expert_sums = AlignedArray<float>(tokens * own(config.hidden_size));
+  }
   logits = AlignedArray<float>(chunks * own(config.vocab_size));
   attention_scratch_floats = attention_scratch_size(limits.max_context);
   attention = AlignedArray<float>(attention_scratch_floats * threads.size());
   if (arithmetic == Arithmetic::kBf16) {
-    const int longest = std::max({config.hidden_size, q, config.intermediate_size});
+    const int longest =
+        std::max({config.hidden_size, q, config.intermediate_size, config.expert_size});
     bf16_scratch =
         Bf16Scratch(limits.bf16_unit, static_cast<int>(std::max(tokens, chunks)), longest);
   }
@@ -49,22 +58,26 @@ absl::Status Workspace::Impl::use(ShardExchange* ranks, const ModelConfig& confi
   const int q = config.num_heads * config.head_dim;
   const int widest = std::max({q, config.hidden_size, config.intermediate_size});
   const auto slice = [&](int columns) { return size_t(slice_width(columns, shard.ranks)); };
+  const size_t slots = tokens * static_cast<size_t>(config.experts_per_token);
   exchanged_floats = static_cast<size_t>(shard.ranks) *
-                     std::max(tokens * slice(widest), chunks * slice(config.vocab_size));
+                     std::max({tokens * slice(widest), slots * slice(config.expert_size),
+                               chunks * slice(config.vocab_size)});
   absl::StatusOr<float*> memory = ranks->allocate(exchanged_floats);
   if (!memory.ok()) return memory.status();
   exchange = ranks;
   exchanged = *memory;
   gathered = AlignedArray<float>(
-      std::max(tokens * std::max(q, config.intermediate_size), chunks * size_t(config.vocab_size)));
+      std::max({tokens * std::max(q, config.intermediate_size), slots * size_t(config.expert_size),
+                chunks * size_t(config.vocab_size)}));
   return absl::OkStatus();
 }
 
 size_t Workspace::Impl::bytes() const {
   const size_t floats = x.size() + normed.size() + qkv.size() + attended.size() + gate_up.size() +
                         logits.size() + attention.size() + rope.cosines.size() + rope.sines.size() +
-                        gathered.size() + exchanged_floats;
-  return floats * sizeof(float) + gemm_scratch.bytes() + bf16_scratch.bytes();
+                        gathered.size() + exchanged_floats + expert_rows.size() +
+                        expert_sums.size();
+  return floats * sizeof(float) + gemm_scratch.bytes() + bf16_scratch.bytes() + experts.bytes();
 }
 
 Workspace::Workspace(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -8,6 +8,7 @@
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/bf16_gemm.h"
 #include "engine/kernels/compute_pool.h"
+#include "engine/kernels/expert_table.h"
 #include "engine/kernels/gemm.h"
 #include "engine/model/model.h"
 #include "engine/model/rope.h"
@@ -43,13 +44,19 @@ struct Workspace::Impl {
   AlignedArray<float> normed;    // [tokens][d]
   AlignedArray<float> qkv;       // [tokens][(H + 2 KV) * head_dim]
   AlignedArray<float> attended;  // [tokens][H * head_dim]
-  AlignedArray<float> gate_up;   // [tokens][2 F]; the activation replaces gate
+  AlignedArray<float> gate_up;   // [tokens][2 F], or of experts [slots][2 F]; the activation
+                                 // replaces gate
   AlignedArray<float> logits;    // [chunks][V]
   AlignedArray<float> attention;
   size_t attention_scratch_floats = 0;
   std::vector<int> positions;             // of each token of the batch
   std::vector<std::pair<int, int>> rows;  // (chunk, batch row of its last token) wanting logits
   std::vector<AttentionTask> tasks;
+
+  // With experts:
+  ExpertTable experts;
+  AlignedArray<float> expert_rows;  // [tokens][d]: what one expert is asked, then what it says
+  AlignedArray<float> expert_sums;  // [tokens][d], this rank's columns
 
   // With several ranks:
   ShardExchange* exchange = nullptr;

@@ -63,6 +63,7 @@ absl::Status check_parallel(const TrainerOptions& options, int ranks) {
 // The backward pass knows a Llama without biases, norms of heads and windows.
 absl::Status check_plain(const ModelConfig& model) {
   const std::pair<bool, const char*> foreign[] = {
+      {model.num_experts > 0, "experts"},
       {model.has_qk_norm(), "norms of query and key heads"},
       {model.has_qkv_bias() || model.has_output_bias(), "attention biases"},
       {model.mlp_bias, "biases of the feed-forward layers"},

@@ -32,13 +32,15 @@ class Blackboard {
       attention(x, l);
       for (auto& row : x) {
         const auto h = norm(row, checkpoint_.layer(l, kPostNorm));
+        if (c.has_experts(l)) {
+          add(row, experts(h, l));
+          continue;
+        }
         auto gate = times(checkpoint_.layer(l, kGate), h);
         auto up = times(checkpoint_.layer(l, kUp), h);
         bias(gate, l, kGateBias);
         bias(up, l, kUpBias);
-        for (size_t i = 0; i < gate.size(); ++i)
-          gate[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
-        add(row, times(checkpoint_.layer(l, kDown), gate));
+        add(row, times(checkpoint_.layer(l, kDown), gated(gate, up)));
         bias(row, l, kDownBias);
       }
     }
@@ -54,12 +56,36 @@ class Blackboard {
     for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
   }
   void bias(std::vector<double>& y, int l, LayerWeight kind) const {
-    if (!has_weight(checkpoint_.config, kind)) return;
+    if (!has_weight(checkpoint_.config, l, kind)) return;
     for (size_t i = 0; i < y.size(); ++i) y[i] += at(checkpoint_.layer(l, kind), 0, int(i));
+  }
+  static std::vector<double> gated(std::vector<double> gate, const std::vector<double>& up) {
+    for (size_t i = 0; i < gate.size(); ++i) gate[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
+    return gate;
+  }
+  // Every expert is asked, and those that are not chosen have the weight zero.
+  std::vector<double> experts(const std::vector<double>& h, int l) const {
+    const ModelConfig& c = checkpoint_.config;
+    std::vector<double> odds = times(checkpoint_.layer(l, kRouter), h);
+    double sum = 0, kept = 0;
+    for (double& odd : odds) sum += odd = std::exp(odd);
+    std::vector<double> sorted = odds;
+    std::sort(sorted.rbegin(), sorted.rend());
+    const double least = sorted[size_t(c.experts_per_token) - 1];
+    for (double& odd : odds) kept += odd = odd < least ? 0 : odd / sum;
+    std::vector<double> y(h.size(), 0.0);
+    for (size_t e = 0; e < odds.size(); ++e) {
+      const Weight* expert = &checkpoint_.experts(l)[e * kPerExpert];
+      const auto says = times(expert[kExpertDown],
+                              gated(times(expert[kExpertGate], h), times(expert[kExpertUp], h)));
+      const double weight = odds[e] / (c.norm_topk_prob ? kept : 1);
+      for (size_t i = 0; i < y.size(); ++i) y[i] += weight * says[i];
+    }
+    return y;
   }
   // Each head by itself.
   void norm_heads(std::vector<double>& x, int l, LayerWeight kind) const {
-    if (!has_weight(checkpoint_.config, kind)) return;
+    if (!has_weight(checkpoint_.config, l, kind)) return;
     const int dims = checkpoint_.config.head_dim;
     for (auto head = x.begin(); head < x.end(); head += dims) {
       const auto y = norm({head, head + dims}, checkpoint_.layer(l, kind));

@@ -89,7 +89,7 @@ inline std::vector<ModelConfig> family_configs() {
                         .factor = 4,
                         .original_max_position_embeddings = 128,
                         .attention_factor = 1.1};
-  return {llama, mistral, qwen2, qwen3};
+  return {llama, mistral, qwen2, qwen3, tiny_qwen3_moe_config(), tiny_mixtral_config()};
 }
 
 inline ModelConfig odd_config() {
