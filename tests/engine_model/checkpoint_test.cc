@@ -58,6 +58,57 @@ TEST_F(CheckpointTest, NamesAndShapesAreHuggingFaces) {
   EXPECT_EQ(checkpoint.lm_head().name, "lm_head.weight");
 }
 
+TEST_F(CheckpointTest, NamesAndShapesOfExpertsAreHuggingFaces) {
+  const auto list = [](const ModelConfig& config) {
+    std::vector<std::string> out;
+    for (const Weight& w : weight_list(config)) {
+      out.push_back(w.name + " " + std::to_string(w.rows) + "x" + std::to_string(w.cols));
+    }
+    return out;
+  };
+  ModelConfig config = tiny_qwen3_moe_config();  // the first layer is dense
+  std::vector<std::string> names = list(config);
+  EXPECT_EQ(names.size(), 2u + 11 + 9 + 6 * 3);
+  EXPECT_THAT(names, ::testing::IsSupersetOf({"model.layers.0.mlp.gate_proj.weight 64x32",
+                                              "model.layers.1.mlp.gate.weight 6x32",
+                                              "model.layers.1.mlp.experts.5.gate_proj.weight 48x32",
+                                              "model.layers.1.mlp.experts.0.up_proj.weight 48x32",
+                                              "model.layers.1.mlp.experts.3.down_proj.weight 32x48",
+                                              "model.layers.1.self_attn.q_norm.weight 1x16"}));
+  names = list(tiny_mixtral_config());
+  EXPECT_EQ(names.size(), 2u + 2 * (7 + 4 * 3));
+  EXPECT_THAT(names, ::testing::IsSupersetOf(
+                         {"model.layers.1.block_sparse_moe.gate.weight 4x32",
+                          "model.layers.0.block_sparse_moe.experts.3.w1.weight 64x32",
+                          "model.layers.0.block_sparse_moe.experts.2.w3.weight 64x32",
+                          "model.layers.1.block_sparse_moe.experts.0.w2.weight 32x64"}));
+  // Whatever layers have, each is found.
+  config.num_layers = 4;
+  config.dense_layers = {false, true, true, false};
+  config.tie_word_embeddings = false;
+  const Checkpoint checkpoint = make_test_checkpoint(config, 1);
+  EXPECT_EQ(checkpoint.layer(2, kDown).name, "model.layers.2.mlp.down_proj.weight");
+  EXPECT_EQ(checkpoint.layer(3, kRouter).name, "model.layers.3.mlp.gate.weight");
+  EXPECT_EQ(checkpoint.layer(3, kKeyNorm).name, "model.layers.3.self_attn.k_norm.weight");
+  EXPECT_EQ(checkpoint.experts(0)[1 * kPerExpert + kExpertUp].name,
+            "model.layers.0.mlp.experts.1.up_proj.weight");
+  EXPECT_EQ(checkpoint.experts(3)[5 * kPerExpert + kExpertDown].name,
+            "model.layers.3.mlp.experts.5.down_proj.weight");
+  EXPECT_EQ(checkpoint.experts(3).size(), 6u * 3);
+  EXPECT_EQ(checkpoint.final_norm().name, "model.norm.weight");
+  EXPECT_EQ(checkpoint.lm_head().name, "lm_head.weight");
+}
+
+TEST_F(CheckpointTest, NamesTheExpertThatIsMissing) {
+  Checkpoint checkpoint = make_test_checkpoint(tiny_mixtral_config(), 3);
+  std::erase_if(checkpoint.weights, [](const Weight& weight) {
+    return weight.name == "model.layers.1.block_sparse_moe.experts.2.w3.weight";
+  });
+  ASSERT_TRUE(save_checkpoint(folder_, checkpoint, nullptr).ok());
+  EXPECT_THAT(error(), HasSubstr("model.layers.1.block_sparse_moe.experts.2.w3.weight"));
+  EXPECT_TRUE(absl::IsInvalidArgument(Model::create(checkpoint).status()));
+}
+
 TEST_F(CheckpointTest, SavesAndLoadsTheSameBits) {
   for (const bool tied : {true, false}) {
     ModelConfig config = tiny_model_config();
@@ -236,6 +287,26 @@ TEST_F(CheckpointTest, WhatChangesTheArithmeticChangesTheFingerprint) {
   EXPECT_TRUE(changed([](ModelConfig& c) {
     c.rope_scaling = {.kind = RopeScaling::Kind::kYarn, .factor = 2, .attention_factor = 1.2};
   }));
+}
+
+TEST_F(CheckpointTest, WhatExpertsAreAskedChangesTheFingerprint) {
+  Checkpoint checkpoint = make_test_checkpoint(tiny_qwen3_moe_config(), 3);
+  const std::string before = fingerprint(checkpoint);
+  checkpoint.config.experts_per_token = 2;
+  const std::string fewer = fingerprint(checkpoint);
+  checkpoint.config.norm_topk_prob = true;
+  EXPECT_NE(fewer, before);
+  EXPECT_NE(fingerprint(checkpoint), fewer);
+}
+
+// Stores on disk and workers of other versions know a model by it.
+TEST_F(CheckpointTest, FingerprintsAreThoseOfEarlierVersions) {
+  EXPECT_EQ(fingerprint(make_test_checkpoint(tiny_model_config(), 3)),
+            "7cc6aed74474d51392546be3ad4dc703");
+  ModelConfig config = tiny_model_config();
+  config.family = ModelFamily::kQwen3;
+  config.tie_word_embeddings = false;
+  EXPECT_EQ(fingerprint(make_test_checkpoint(config, 3)), "8c7f9913756248af1ba200bb037ca2ed");
 }
 
 TEST_F(CheckpointTest, FingerprintsFollowFromWhatLogitsFollowFrom) {

@@ -68,7 +68,10 @@ TEST(ModelConfig, RoundTripsEveryFamily) {
     EXPECT_EQ(model_config_to_json(*again), json);
     EXPECT_EQ(again->family, config.family);
     EXPECT_EQ(again->num_parameters(), config.num_parameters());
-    for (int l = 0; l < config.num_layers; ++l) EXPECT_EQ(again->window(l), config.window(l));
+    for (int l = 0; l < config.num_layers; ++l) {
+      EXPECT_EQ(again->window(l), config.window(l));
+      EXPECT_EQ(again->has_experts(l), config.has_experts(l));
+    }
   }
 }
 
@@ -96,6 +99,129 @@ TEST(ModelConfig, ReadsTheWindowsOfEachFamily) {
                 "layer_types": ["sliding_attention", "full_attention", "full_attention"])");
   EXPECT_EQ(by_type.window(0), 512);
   EXPECT_EQ(by_type.window(2), 0);
+}
+
+constexpr char kQwen3Moe[] = R"({
+  "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "bos_token_id": 151643,
+  "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+  "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
+  "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+  "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32,
+  "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+  "output_router_logits": false, "rms_norm_eps": 1e-06, "rope_scaling": null,
+  "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": null,
+  "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_sliding_window": false,
+  "vocab_size": 151936})";
+constexpr char kMixtral[] = R"({
+  "architectures": ["MixtralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+  "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+  "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32,
+  "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
+  "num_local_experts": 8, "output_router_logits": false, "rms_norm_eps": 1e-05,
+  "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false,
+  "vocab_size": 32000})";
+
+TEST(ModelConfig, ReadsPublishedFilesOfExperts) {
+  auto qwen = parse_model_config(kQwen3Moe);
+  ASSERT_TRUE(qwen.ok()) << qwen.status();
+  EXPECT_EQ(qwen->num_experts, 128);
+  EXPECT_EQ(qwen->experts_per_token, 8);
+  EXPECT_EQ(qwen->expert_size, 768);
+  EXPECT_TRUE(qwen->norm_topk_prob && qwen->has_experts(0) && qwen->has_experts(47));
+  EXPECT_EQ(qwen->window(0), 0);
+  EXPECT_EQ(qwen->num_parameters(), 30532122624u);  // as published: 30.5 B
+  auto mixtral = parse_model_config(kMixtral);
+  ASSERT_TRUE(mixtral.ok()) << mixtral.status();
+  EXPECT_EQ(mixtral->num_experts, 8);
+  EXPECT_EQ(mixtral->expert_size, 14336);
+  EXPECT_EQ(mixtral->num_parameters(), 46702792704u);  // as published: 46.7 B
+}
+
+TEST(ModelConfig, FillsInWhatFilesOfExpertsLeaveOut) {
+  const std::string heads = R"("hidden_size": 128, "num_attention_heads": 8, )";
+  const ModelConfig qwen = parsed(heads + R"("model_type": "qwen3_moe")");
+  EXPECT_EQ(qwen.num_experts, 128);
+  EXPECT_EQ(qwen.experts_per_token, 8);
+  EXPECT_EQ(qwen.expert_size, 768);
+  EXPECT_EQ(qwen.num_kv_heads, 4);
+  EXPECT_EQ(qwen.head_dim, 16);
+  EXPECT_EQ(qwen.rope_theta, 10000.0);
+  EXPECT_EQ(qwen.rms_norm_eps, 1e-6);
+  EXPECT_EQ(qwen.window(0), 0);
+  EXPECT_FALSE(qwen.norm_topk_prob);
+  EXPECT_TRUE(qwen.has_qk_norm());
+  const ModelConfig mixtral = parsed(heads + R"("model_type": "mixtral")");
+  EXPECT_EQ(mixtral.num_experts, 8);
+  EXPECT_EQ(mixtral.experts_per_token, 2);
+  EXPECT_EQ(mixtral.expert_size, 128);
+  EXPECT_EQ(mixtral.num_kv_heads, 8);
+  EXPECT_EQ(mixtral.rope_theta, 1000000.0);
+  EXPECT_EQ(mixtral.rms_norm_eps, 1e-5);
+  EXPECT_EQ(mixtral.window(0), 0);
+  EXPECT_TRUE(mixtral.norm_topk_prob);
+  EXPECT_FALSE(mixtral.has_qk_norm());
+}
+
+TEST(ModelConfig, KnowsWhichLayersHaveExperts) {
+  const std::string qwen = R"("model_type": "qwen3_moe", "num_key_value_heads": 2, )";
+  const auto layers = [&](const std::string& fields) {
+    const ModelConfig config = parsed(qwen + fields);
+    std::string has;
+    for (int l = 0; l < config.num_layers; ++l) has += config.has_experts(l) ? 'x' : '-';
+    return has;
+  };
+  EXPECT_EQ(layers(R"("mlp_only_layers": null)"), "xxx");
+  EXPECT_EQ(layers(R"("mlp_only_layers": [0])"), "-xx");
+  EXPECT_EQ(layers(R"("decoder_sparse_step": 2)"), "-x-");
+  EXPECT_EQ(layers(R"("decoder_sparse_step": 2, "mlp_only_layers": [1, 1])"), "---");
+  // Either name, and windows that all layers have, whatever older keys say.
+  EXPECT_EQ(parsed(qwen + R"("num_local_experts": 16)").num_experts, 16);
+  EXPECT_EQ(parsed(qwen + R"("num_local_experts": 16, "num_experts": 16)").num_experts, 16);
+  const ModelConfig windows =
+      parsed(qwen + R"("use_sliding_window": true, "max_window_layers": 2)");
+  EXPECT_EQ(windows.window(0), 4096);
+  EXPECT_EQ(windows.window(2), 4096);
+}
+
+TEST(ModelConfig, RefusesExpertsThatCannotBe) {
+  const struct {
+    const char* fields;
+    const char* says;
+  } cases[] = {
+      {R"("num_experts": 0)", "num_experts"},
+      {R"("num_experts": 1000000000000)", "num_experts"},
+      {R"("num_experts": 22000)", "between 1 and 21845 in 3 layers"},
+      {R"("num_experts": "8")", "num_experts"},
+      {R"("num_experts": 8, "num_local_experts": 16)", "num_local_experts\" is 16"},
+      {R"("num_experts": 4)", "num_experts_per_tok is 8"},
+      {R"("num_experts_per_tok": 0)", "num_experts_per_tok"},
+      {R"("num_experts_per_tok": 129)", "num_experts_per_tok is 129"},
+      {R"("moe_intermediate_size": 40)", "moe_intermediate_size is 40"},
+      {R"("moe_intermediate_size": 16000000)", "moe_intermediate_size"},
+      {R"("norm_topk_prob": 1)", "norm_topk_prob"},
+      {R"("decoder_sparse_step": 0)", "decoder_sparse_step"},
+      {R"("mlp_only_layers": 1)", "mlp_only_layers"},
+      {R"("mlp_only_layers": [3])", "mlp_only_layers"},
+      {R"("mlp_only_layers": [-1])", "mlp_only_layers"},
+      {R"("mlp_only_layers": [true])", "mlp_only_layers"},
+      {R"("mlp_bias": true)", "mlp_bias"},
+      {R"("use_sliding_window": true, "sliding_window": 64,
+          "layer_types": ["full_attention", "sliding_attention", "full_attention"])",
+       "layer_types"},
+  };
+  for (const auto& c : cases) {
+    const auto config = parse_model_config(
+        "{" + std::string(kSizes) + R"("model_type": "qwen3_moe", "num_key_value_heads": 2, )" +
+        c.fields + "}");
+    ASSERT_FALSE(config.ok()) << c.fields;
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr(c.says));
+  }
+  ModelConfig dense = tiny_model_config();
+  dense.num_experts = 8;
+  EXPECT_THAT(std::string(dense.validate().message()), HasSubstr("num_experts"));
+  ModelConfig mixtral = tiny_mixtral_config();
+  mixtral.norm_topk_prob = false;
+  EXPECT_FALSE(mixtral.validate().ok());
 }
 
 TEST(ModelConfig, KnowsWhatAFamilyHas) {

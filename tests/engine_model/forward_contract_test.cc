@@ -85,13 +85,13 @@ TEST(Forward, EndsWithTheHooksError) {
   EXPECT_EQ(logits[0], -1.0f);
 }
 
-TEST(Forward, AllocatesNothing) {
-  Rig rig(make_test_checkpoint(odd_config(), 1), 2);
-  const Tokens tokens = random_tokens(200, 301, 1);
+void expect_no_allocations(const ModelConfig& config) {
+  Rig rig(make_test_checkpoint(config, 1), 2);
+  const Tokens tokens = random_tokens(200, config.vocab_size, 1);
   const auto ta = rig.take(200), tb = rig.take(30);
   const SequenceChunk chunks[] = {{tokens, 0, ta, true},
                                   {std::span(tokens).first(30), 0, tb, true}};
-  Logits logits(2 * 301);
+  Logits logits(2 * size_t(config.vocab_size));
   LayerHook hook;
   for (int repeat = 0; repeat < 3; ++repeat) {
     const size_t before = allocations.load();
@@ -100,6 +100,12 @@ TEST(Forward, AllocatesNothing) {
     const size_t after = allocations.load();
     ASSERT_TRUE(status.ok());
     EXPECT_EQ(after - before, 0u);
+  }
+}
+
+TEST(Forward, AllocatesNothing) {
+  for (const ModelConfig& config : {odd_config(), tiny_qwen3_moe_config(), tiny_mixtral_config()}) {
+    expect_no_allocations(config);
   }
 }
 

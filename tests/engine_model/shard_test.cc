@@ -150,6 +150,12 @@ std::vector<ModelConfig> configs(int ranks) {
   wide.vocab_size = 1003;
   wide.num_heads = wide.num_kv_heads = 4;
   list.push_back(wide);
+  ModelConfig experts = tiny_qwen3_moe_config();
+  experts.hidden_size = 48;
+  experts.num_heads = experts.num_kv_heads = 4;
+  experts.num_experts = 9;
+  experts.expert_size = 80;
+  list.push_back(experts);
   return list;
 }
 

@@ -70,6 +70,16 @@ TEST(Trainer, RefusesModelsItHasNoGradientsFor) {
               HasSubstr("attention biases"));
   EXPECT_THAT(error([](ModelConfig& c) { c.family = ModelFamily::kQwen3; }), HasSubstr("norms"));
   EXPECT_THAT(error([](ModelConfig& c) { c.mlp_bias = true; }), HasSubstr("feed-forward"));
+  for (const ModelFamily family : {ModelFamily::kQwen3Moe, ModelFamily::kMixtral}) {
+    EXPECT_THAT(error([&](ModelConfig& c) {
+                  c.family = family;
+                  c.num_experts = 4;
+                  c.experts_per_token = 2;
+                  c.expert_size = c.intermediate_size;
+                  c.norm_topk_prob = true;
+                }),
+                HasSubstr("a model with experts cannot be trained"));
+  }
   EXPECT_THAT(error([](ModelConfig& c) { c.sliding_window = 8; }), HasSubstr("window"));
 }
 
