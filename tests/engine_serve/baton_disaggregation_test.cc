@@ -125,6 +125,11 @@ TEST_P(BatonDisaggregation, SameTokensAsOneEngineInBf16Arithmetic) {
   expect_same_tokens(GetParam(), bf16_test_model(), alone);
 }
 
+TEST_P(BatonDisaggregation, SameTokensAsOneEngineWithExperts) {
+  expect_same_tokens(GetParam(), qwen3_moe_test_model(),
+                     run_one_at_a_time(requests(), qwen3_moe_test_model()));
+}
+
 TEST_P(BatonDisaggregation, PrefillThatIsGoneIsSurvived) {
   const Case& given = GetParam();
   const auto connector = make_connector("decode", given.provider, given.mode);

@@ -21,6 +21,18 @@ const Model& bf16_test_model() {
   return *model;
 }
 
+const Model& qwen3_moe_test_model() {
+  static const Model* model =
+      new Model(*Model::create(make_test_checkpoint(tiny_qwen3_moe_config(), 1)));
+  return *model;
+}
+
+const Model& mixtral_test_model() {
+  static const Model* model =
+      new Model(*Model::create(make_test_checkpoint(tiny_mixtral_config(), 1)));
+  return *model;
+}
+
 const Tokenizer& test_tokenizer() {
   static const Tokenizer* tokenizer = new Tokenizer(make_test_tokenizer());
   return *tokenizer;

@@ -29,6 +29,9 @@ struct Outcome {
 const Model& test_model();
 // The same checkpoint in bf16 arithmetic.
 const Model& bf16_test_model();
+// The like with experts: in the second layer, or in both.
+const Model& qwen3_moe_test_model();
+const Model& mixtral_test_model();
 const Tokenizer& test_tokenizer();
 
 // `count` requests with ids 0..: some share prefixes, some sample, some stop early.

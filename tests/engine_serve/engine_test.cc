@@ -23,8 +23,9 @@ const std::map<uint64_t, Outcome>& expected() {
 }
 
 // Requests arrive at random moments; now and then everything is counted again.
-std::map<uint64_t, Outcome> run_batched(EngineOptions options, uint64_t seed, EngineStats* stats) {
-  auto engine = *Engine::create(test_model(), test_tokenizer(), std::move(options));
+std::map<uint64_t, Outcome> run_batched(EngineOptions options, uint64_t seed, EngineStats* stats,
+                                        const Model& model = test_model()) {
+  auto engine = *Engine::create(model, test_tokenizer(), std::move(options));
   std::mt19937_64 random(seed);
   std::map<uint64_t, Outcome> outcomes;
   size_t added = 0;
@@ -92,6 +93,27 @@ TEST(Engine, PreemptionChangesNothing) {
 TEST(Engine, ThreadsChangeNothing) {
   EngineStats stats;
   expect_same(expected(), run_batched({.blocks = 512, .threads = 2}, 3, &stats));
+}
+
+TEST(Engine, ModelsWithExpertsSayTheSameAloneAndTogether) {
+  for (const Model* model : {&qwen3_moe_test_model(), &mixtral_test_model()}) {
+    const std::map<uint64_t, Outcome> alone = run_one_at_a_time(requests(), *model);
+    std::map<std::vector<int32_t>, int> seen;
+    for (const auto& [id, outcome] : alone) ++seen[outcome.tokens];
+    EXPECT_GT(seen.size(), kRequests * 3 / 4);
+    for (size_t i = 0; i < 10; ++i) {
+      const std::vector<int32_t> oracle = oracle_tokens(requests()[i], *model);
+      const std::vector<int32_t>& said = alone.at(i).tokens;
+      ASSERT_LE(said.size(), oracle.size());
+      ASSERT_TRUE(std::equal(said.begin(), said.end(), oracle.begin())) << i;
+    }
+    EngineStats stats;
+    expect_same(alone, run_batched({.blocks = 512, .threads = 2}, 1, &stats, *model));
+    EXPECT_GT(stats.cached_tokens, 0u);
+    expect_same(alone, run_batched({.blocks = 20, .token_budget = 33, .max_sequences = 8}, 2,
+                                   &stats, *model));
+    EXPECT_GT(stats.preemptions, 10u);
+  }
 }
 
 TEST(Engine, ResumedStreamsGoOnWhereTheyBroke) {

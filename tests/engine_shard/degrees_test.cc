@@ -30,13 +30,17 @@ const std::vector<Request>& requests() {
   return *list;
 }
 
-const std::map<uint64_t, Outcome>& expected(Arithmetic arithmetic = Arithmetic::kFp32) {
-  static auto* known = new std::map<Arithmetic, std::map<uint64_t, Outcome>>();
-  if (!known->contains(arithmetic)) {
-    const Model model = *Model::create(ranks_checkpoint(), arithmetic);
-    (*known)[arithmetic] = serve::run_one_at_a_time(requests(), model);
+using Known = std::pair<const Checkpoint*, Arithmetic>;
+
+const std::map<uint64_t, Outcome>& expected(Arithmetic arithmetic = Arithmetic::kFp32,
+                                            const Checkpoint& checkpoint = ranks_checkpoint()) {
+  static auto* known = new std::map<Known, std::map<uint64_t, Outcome>>();
+  const Known which{&checkpoint, arithmetic};
+  if (!known->contains(which)) {
+    const Model model = *Model::create(checkpoint, arithmetic);
+    (*known)[which] = serve::run_one_at_a_time(requests(), model);
   }
-  return known->at(arithmetic);
+  return known->at(which);
 }
 
 // All requests through decode, which asks `address`; some alone, then all at once.
@@ -68,6 +72,7 @@ struct Case {
   int decode;
   Arithmetic arithmetic;
   const char* provider;
+  const Checkpoint& (*checkpoint)() = ranks_checkpoint;
 };
 
 class DegreePairs : public testing::TestWithParam<Case> {};
@@ -78,14 +83,16 @@ TEST_P(DegreePairs, SayWhatOneProcessSays) {
                   .ranks = given.prefill,
                   .limits = kTight,
                   .arithmetic = given.arithmetic,
-                  .provider = given.provider});
+                  .provider = given.provider,
+                  .checkpoint = &given.checkpoint()});
   Server decode({.role = EngineRole::kDecode,
                  .ranks = given.decode,
                  .limits = kTight,
                  .arithmetic = given.arithmetic,
-                 .provider = given.provider});
+                 .provider = given.provider,
+                 .checkpoint = &given.checkpoint()});
   prefill.start();
-  expect_same(expected(given.arithmetic), run_all(decode, prefill.address()));
+  expect_same(expected(given.arithmetic, given.checkpoint()), run_all(decode, prefill.address()));
   const serve::EngineStats stats = decode.engine().stats();
   EXPECT_EQ(stats.loads_failed, 0u);
   EXPECT_GT(stats.loaded_tokens, 1000u);
@@ -109,7 +116,11 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DegreePairs,
                                          Case{"OneToTwoOverTcp", 1, 2, Arithmetic::kFp32, "tcp"},
                                          Case{"TwoToTwoInBf16", 2, 2, Arithmetic::kBf16, "shm"},
                                          Case{"FourToTwo", 4, 2, Arithmetic::kFp32, "shm"},
-                                         Case{"TwoToFour", 2, 4, Arithmetic::kFp32, "shm"}),
+                                         Case{"TwoToFour", 2, 4, Arithmetic::kFp32, "shm"},
+                                         Case{"OneToTwoWithExperts", 1, 2, Arithmetic::kFp32, "shm",
+                                              ranks_expert_checkpoint},
+                                         Case{"TwoToOneWithExperts", 2, 1, Arithmetic::kFp32, "shm",
+                                              ranks_expert_checkpoint}),
                          [](const auto& test) { return test.param.name; });
 
 // --- bad days ------------------------------------------------------------------------------------

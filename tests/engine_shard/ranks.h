@@ -32,6 +32,21 @@ inline const Checkpoint& ranks_checkpoint() {
   return *checkpoint;
 }
 
+// The same with experts in the second layer, whose width of 80 columns is uneven over 2 ranks.
+inline const Checkpoint& ranks_expert_checkpoint() {
+  static const auto* checkpoint = [] {
+    ModelConfig config = ranks_config();
+    config.family = ModelFamily::kQwen3Moe;
+    config.num_experts = 6;
+    config.experts_per_token = 3;
+    config.expert_size = 80;
+    config.norm_topk_prob = true;
+    config.dense_layers = {true, false};
+    return new Checkpoint(make_test_checkpoint(config, 3));
+  }();
+  return *checkpoint;
+}
+
 inline const ClusterKey& ranks_key() {
   static const auto* key =
       new ClusterKey(*ClusterKey::from_bytes("a secret for these tests, 32 bytes long"));

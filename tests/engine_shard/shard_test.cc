@@ -30,12 +30,8 @@ const std::vector<Request>& requests() {
   return *list;
 }
 
-const std::map<uint64_t, Outcome>& expected(Arithmetic arithmetic) {
-  static auto* known = new std::map<Arithmetic, std::map<uint64_t, Outcome>>();
-  if (!known->contains(arithmetic)) {
-    (*known)[arithmetic] = serve::run_one_at_a_time(requests(), whole_model(arithmetic));
-  }
-  return known->at(arithmetic);
+std::map<uint64_t, Outcome> expected(const Checkpoint& checkpoint, Arithmetic arithmetic) {
+  return serve::run_one_at_a_time(requests(), *Model::create(checkpoint, arithmetic));
 }
 
 // A cache that is too small for all, so that some are preempted, and prompts in many chunks.
@@ -53,6 +49,7 @@ struct Case {
   int ranks;
   Arithmetic arithmetic;
   const char* provider;
+  const Checkpoint& (*checkpoint)() = ranks_checkpoint;
 };
 
 class ShardEngine : public testing::TestWithParam<Case> {};
@@ -60,11 +57,12 @@ class ShardEngine : public testing::TestWithParam<Case> {};
 TEST_P(ShardEngine, SaysWhatOneProcessSays) {
   const Case& given = GetParam();
   const MeetingPlace place(given.ranks, {given.provider});
-  Followers followers(place, given.arithmetic, {.limits = kTight});
+  const Checkpoint& checkpoint = given.checkpoint();
+  Followers followers(place, given.arithmetic, {.limits = kTight}, checkpoint);
   {
     auto group = Group::meet(place.options(0));
     ASSERT_TRUE(group.ok()) << group.status();
-    const Model model = *Model::create(ranks_checkpoint(), given.arithmetic, (*group)->shard());
+    const Model model = *Model::create(checkpoint, given.arithmetic, (*group)->shard());
     auto leader = Leader::create(**group, model, kTight);
     ASSERT_TRUE(leader.ok()) << leader.status();
     auto engine =
@@ -80,7 +78,7 @@ TEST_P(ShardEngine, SaysWhatOneProcessSays) {
       }
     }
     run_until([&] { return (*engine)->step(); }, [&] { return !(*engine)->has_work(); });
-    expect_same(expected(given.arithmetic), outcomes);
+    expect_same(expected(checkpoint, given.arithmetic), outcomes);
     EXPECT_GT((*engine)->stats().preemptions, 0u) << "the cache is too large for this test";
     EXPECT_GT((*engine)->stats().cached_tokens, 0u);
     EXPECT_TRUE((*engine)->check_integrity().ok()) << (*engine)->check_integrity();
@@ -92,7 +90,11 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ShardEngine,
                          testing::Values(Case{"TwoOverShm", 2, Arithmetic::kFp32, "shm"},
                                          Case{"TwoOverTcp", 2, Arithmetic::kFp32, "tcp"},
                                          Case{"TwoBf16", 2, Arithmetic::kBf16, "shm"},
-                                         Case{"FourOverShm", 4, Arithmetic::kFp32, "shm"}),
+                                         Case{"FourOverShm", 4, Arithmetic::kFp32, "shm"},
+                                         Case{"TwoWithExperts", 2, Arithmetic::kFp32, "shm",
+                                              ranks_expert_checkpoint},
+                                         Case{"TwoWithExpertsBf16", 2, Arithmetic::kBf16, "shm",
+                                              ranks_expert_checkpoint}),
                          [](const auto& test) { return test.param.name; });
 
 // The log-probabilities of a prompt come out of every token's logits.
