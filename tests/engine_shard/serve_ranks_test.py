@@ -42,17 +42,24 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def same_answers(model):
+def same_answers(model, degrees=(("--tensor-parallel-size", 2), ("-tp", 4))):
     for arithmetic in ("fp32", "bf16"):
         alone = serve(model, "--arithmetic", arithmetic)
         expected = answers(alone)
+        for i, request in enumerate(REQUESTS):
+            check(alone.complete(model=model.name, **request) == expected[i], "one at a time", i, arithmetic)
         stop(alone)
-        for flags in (("--tensor-parallel-size", 2), ("-tp", 4)):
+        for flags in degrees:
             ranks = serve(model, "--arithmetic", arithmetic, *flags)
             got = answers(ranks)
             check(got == expected, flags, arithmetic, "\n", expected, "\n", got)
             check(len(ranks.children()) == flags[1], "ranks of", flags, ranks.children())
             stop(ranks)
+
+
+def same_answers_of_experts(model):
+    write_model(model.parent / "experts", 2, experts=True)
+    same_answers(model.parent / "experts", (("-tp", 2),))
 
 
 def by_hand(model):
@@ -121,6 +128,6 @@ def refusals(model):
 with tempfile.TemporaryDirectory() as folder:
     model = pathlib.Path(folder) / "random"
     write_model(model, 1)
-    for test in (refusals, same_answers, by_hand, dead_ranks):
+    for test in (refusals, same_answers, same_answers_of_experts, by_hand, dead_ranks):
         test(model)
         print(test.__name__, "ok", flush=True)

@@ -19,23 +19,33 @@ SHAPE = dict(hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_att
              num_key_value_heads=4, head_dim=16, vocab_size=1024, max_position_embeddings=512)
 
 
-def write_model(folder, seed):
-    """Random weights behind the tokenizer of another model."""
+EXPERTS = dict(model_type="mixtral", intermediate_size=80, num_local_experts=6, num_experts_per_tok=2)
+
+
+def write_model(folder, seed, experts=False):
+    """Random weights behind the tokenizer of another model; a Mixtral's or a Llama's."""
     shutil.copytree(MODELS / "kjv-1.8m", folder)
     for old in folder.glob("*.safetensors*"):
         old.unlink()
     config = json.loads((folder / "config.json").read_text())
-    config.update(SHAPE, tie_word_embeddings=True)
+    config.update(SHAPE, tie_word_embeddings=True, **(EXPERTS if experts else {}))
     (folder / "config.json").write_text(json.dumps(config))
-    d, f, kv = SHAPE["hidden_size"], SHAPE["intermediate_size"], 64
+    d, f, kv = config["hidden_size"], config["intermediate_size"], 64
     shapes = {"model.embed_tokens.weight": (SHAPE["vocab_size"], d), "model.norm.weight": (d,)}
     for layer in range(SHAPE["num_hidden_layers"]):
         name = f"model.layers.{layer}."
         shapes |= {name + "input_layernorm.weight": (d,), name + "post_attention_layernorm.weight": (d,),
                    name + "self_attn.q_proj.weight": (128, d), name + "self_attn.k_proj.weight": (kv, d),
-                   name + "self_attn.v_proj.weight": (kv, d), name + "self_attn.o_proj.weight": (d, 128),
-                   name + "mlp.gate_proj.weight": (f, d), name + "mlp.up_proj.weight": (f, d),
-                   name + "mlp.down_proj.weight": (d, f)}
+                   name + "self_attn.v_proj.weight": (kv, d), name + "self_attn.o_proj.weight": (d, 128)}
+        if not experts:
+            shapes |= {name + "mlp.gate_proj.weight": (f, d), name + "mlp.up_proj.weight": (f, d),
+                       name + "mlp.down_proj.weight": (d, f)}
+            continue
+        name += "block_sparse_moe."
+        shapes[name + "gate.weight"] = (EXPERTS["num_local_experts"], d)
+        for expert in range(EXPERTS["num_local_experts"]):
+            for weight, shape in (("w1", (f, d)), ("w2", (d, f)), ("w3", (f, d))):
+                shapes[f"{name}experts.{expert}.{weight}.weight"] = shape
     rng, header, data = random.Random(seed), {}, b""
     for name, shape in shapes.items():
         count = shape[0] * (shape[1] if len(shape) > 1 else 1)
