@@ -23,6 +23,7 @@ ExpertTable::ExpertTable(int experts_of_layer, int per_token, bool normalise, in
   next_.resize(experts);
   groups_.reserve(experts);
   slots_.reserve(choices_.size());
+  places_.resize(choices_.size());
 }
 
 void ExpertTable::choose(int token, int thread) {
@@ -66,15 +67,16 @@ void ExpertTable::group(int tokens) {
   slots_.resize(all);
   for (size_t i = 0; i < all; ++i) {
     const Choice& choice = choices_[i];
-    slots_[static_cast<size_t>(next_[static_cast<size_t>(choice.expert)]++)] = {
-        static_cast<int>(i / k), choice.weight};
+    places_[i] = next_[static_cast<size_t>(choice.expert)]++;
+    slots_[static_cast<size_t>(places_[i])] = {static_cast<int>(i / k), choice.weight};
   }
 }
 
 size_t ExpertTable::bytes() const {
   return logits_.size() * sizeof(float) + order_.size() * sizeof(uint64_t) +
          choices_.size() * sizeof(Choice) + next_.size() * sizeof(int) +
-         groups_.capacity() * sizeof(Group) + slots_.capacity() * sizeof(Slot);
+         groups_.capacity() * sizeof(Group) + slots_.capacity() * sizeof(Slot) +
+         places_.size() * sizeof(int);
 }
 
 }  // namespace baton::engine

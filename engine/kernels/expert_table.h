@@ -46,6 +46,12 @@ class ExpertTable {
   void group(int tokens);
   std::span<const Group> groups() const { return groups_; }  // in ascending number of the expert
   const Slot& slot(int index) const { return slots_[static_cast<size_t>(index)]; }
+  // Where the expert of this number among the token's own, which ascend, has it: its slot.
+  int place(int token, int number) const {
+    return places_[static_cast<size_t>(token) * static_cast<size_t>(per_token_) +
+                   static_cast<size_t>(number)];
+  }
+  int per_token() const { return per_token_; }
   int slots() const { return static_cast<int>(slots_.size()); }  // per_token of each token
 
   size_t bytes() const;
@@ -65,6 +71,7 @@ class ExpertTable {
   std::vector<int> next_;         // of each expert: the slot of its next token
   std::vector<Group> groups_;
   std::vector<Slot> slots_;
+  std::vector<int> places_;  // [tokens][per token]
 };
 
 }  // namespace baton::engine

@@ -25,7 +25,8 @@ absl::Status Model::Impl::feed_forward(const Layer& layer, int tokens, Workspace
                   layer.down_bias);
 }
 
-// The router, whole at every rank, decides. Each chosen expert then sees its tokens as one batch.
+// The router, whole at every rank, decides. Each chosen expert then has its tokens behind one
+// another, and is asked once for all of them.
 absl::Status Model::Impl::ask_experts(const Layer& layer, int tokens, Workspace::Impl& w) const {
   const size_t d = static_cast<size_t>(config.hidden_size);
   ExpertTable& table = w.experts;
@@ -35,17 +36,13 @@ absl::Status Model::Impl::ask_experts(const Layer& layer, int tokens, Workspace:
            [&](size_t row, int thread) { table.choose(static_cast<int>(row), thread); });
   table.group(tokens);
 
+  for_rows(*w.pool, table.slots(), [&](size_t slot) {
+    const size_t token = static_cast<size_t>(table.slot(static_cast<int>(slot)).token);
+    std::copy_n(w.normed.data() + token * d, d, w.expert_rows.data() + slot * d);
+  });
   const int own = slice_of(config.expert_size, shard).size();
   const size_t width = 2 * static_cast<size_t>(own);
-  for (const ExpertTable::Group& group : table.groups()) {
-    for_rows(*w.pool, group.count, [&](size_t row) {
-      const int token = table.slot(group.first + static_cast<int>(row)).token;
-      std::copy_n(w.normed.data() + static_cast<size_t>(token) * d, d,
-                  w.expert_rows.data() + row * d);
-    });
-    multiply(w, group.count, w.expert_rows.data(), d, layer.gate_up.view(group.expert),
-             w.gate_up.data() + static_cast<size_t>(group.first) * width, width, false);
-  }
+  multiply_experts(w, w.expert_rows.data(), d, layer.gate_up, w.gate_up.data(), width);
   for_rows(*w.pool, table.slots(), [&](size_t slot) {
     float* gate = w.gate_up.data() + slot * width;
     swiglu(gate, gate + own, gate, own);
@@ -60,22 +57,23 @@ absl::Status Model::Impl::ask_experts(const Layer& layer, int tokens, Workspace:
     stride = static_cast<size_t>(config.expert_size);
   }
 
-  // What the experts say of a token is added up from zero, then to the residual stream.
   const int columns = of_x().size();
   const size_t part = static_cast<size_t>(columns);
-  std::fill_n(w.expert_sums.data(), static_cast<size_t>(tokens) * part, 0.0f);
-  for (const ExpertTable::Group& group : table.groups()) {
-    multiply(w, group.count, hidden + static_cast<size_t>(group.first) * stride, stride,
-             layer.down.view(group.expert), w.expert_rows.data(), part, false);
-    for_rows(*w.pool, group.count, [&](size_t row) {
-      const ExpertTable::Slot& slot = table.slot(group.first + static_cast<int>(row));
-      add_scaled(w.expert_rows.data() + row * part, slot.weight,
-                 w.expert_sums.data() + static_cast<size_t>(slot.token) * part, columns);
-    });
-  }
+  multiply_experts(w, hidden, stride, layer.down, w.expert_rows.data(), part);
+  // What the experts say of a token is added up, in the place of the first, then to the residual
+  // stream.
   float* x = w.x.data() + of_x().begin;
   for_rows(*w.pool, tokens, [&](size_t row) {
-    add_scaled(w.expert_sums.data() + row * part, 1.0f, x + row * d, columns);
+    const auto says = [&](int number) {
+      return w.expert_rows.data() +
+             static_cast<size_t>(table.place(static_cast<int>(row), number)) * part;
+    };
+    const auto weight = [&](int number) {
+      return table.slot(table.place(static_cast<int>(row), number)).weight;
+    };
+    scale(says(0), weight(0), columns);
+    for (int i = 1; i < table.per_token(); ++i) add_scaled(says(i), weight(i), says(0), columns);
+    add_scaled(says(0), 1.0f, x + row * d, columns);
   });
   return shard.whole() ? absl::OkStatus() : gather(w, tokens, x, d, config.hidden_size, w.x.data());
 }

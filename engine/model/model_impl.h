@@ -62,6 +62,9 @@ struct Model::Impl {
   // or += it.
   static void multiply(Workspace::Impl& w, int rows, const float* a, size_t lda,
                        const WeightView& weight, float* out, size_t ldc, bool accumulate);
+  // The same for the rows of each expert that has some: [slots][n] = [slots][k] times its weight.
+  static void multiply_experts(Workspace::Impl& w, const float* a, size_t lda,
+                               const PackedWeight& weight, float* out, size_t ldc);
   // Puts the ranks' slices of a result of `columns` columns together: from `own` (row stride
   // `stride`) here, into `out` [rows][columns], where the own one may be already.
   absl::Status gather(Workspace::Impl& w, int rows, const float* own, size_t stride, int columns,

@@ -29,8 +29,8 @@ Workspace::Impl::Impl(const ModelConfig& config, Arithmetic arithmetic, const Mo
   if (config.num_experts > 0) {
     experts = ExpertTable(config.num_experts, config.experts_per_token, config.norm_topk_prob,
                           limits.max_tokens, threads.size());
-    expert_rows = AlignedArray<float>(tokens * d);
-    expert_sums = AlignedArray<float>(tokens * own(config.hidden_size));
+    expert_rows = AlignedArray<float>(slots * d);
+    products.reserve(static_cast<size_t>(config.num_experts));
   }
   logits = AlignedArray<float>(chunks * own(config.vocab_size));
   attention_scratch_floats = attention_scratch_size(limits.max_context);
@@ -75,8 +75,7 @@ absl::Status Workspace::Impl::use(ShardExchange* ranks, const ModelConfig& confi
 size_t Workspace::Impl::bytes() const {
   const size_t floats = x.size() + normed.size() + qkv.size() + attended.size() + gate_up.size() +
                         logits.size() + attention.size() + rope.cosines.size() + rope.sines.size() +
-                        gathered.size() + exchanged_floats + expert_rows.size() +
-                        expert_sums.size();
+                        gathered.size() + exchanged_floats + expert_rows.size();
   return floats * sizeof(float) + gemm_scratch.bytes() + bf16_scratch.bytes() + experts.bytes();
 }
 

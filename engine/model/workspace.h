@@ -10,6 +10,7 @@
 #include "engine/kernels/compute_pool.h"
 #include "engine/kernels/expert_table.h"
 #include "engine/kernels/gemm.h"
+#include "engine/kernels/grouped_gemm.h"
 #include "engine/model/model.h"
 #include "engine/model/rope.h"
 #include "engine/model/shard.h"
@@ -55,8 +56,8 @@ struct Workspace::Impl {
 
   // With experts:
   ExpertTable experts;
-  AlignedArray<float> expert_rows;  // [tokens][d]: what one expert is asked, then what it says
-  AlignedArray<float> expert_sums;  // [tokens][d], this rank's columns
+  AlignedArray<float> expert_rows;  // [slots][d]: what experts are asked, then what they say
+  std::vector<GroupedProduct> products;
 
   // With several ranks:
   ShardExchange* exchange = nullptr;

@@ -13,6 +13,7 @@
 #include "engine/kernels/attention.h"
 #include "engine/kernels/elementwise.h"
 #include "engine/kernels/gemm.h"
+#include "engine/kernels/grouped_gemm.h"
 #include "engine/kernels/peaks.h"
 #include "engine/model/rope.h"
 #include "tests/engine_model/same_bits.h"
@@ -131,6 +132,42 @@ struct Paged {
 };
 
 // Dimensions of a head, query heads to a KV head, and the window.
+TEST(Gemm, ProductsAtOnceAreThoseOfEachAlone) {
+  for (const auto& [k, n] : {std::pair{48, 80}, {400, 301}, {640, 1056}}) {
+    const size_t one = packed_elements(k, n);
+    const std::vector<int> rows = {1, 7, 2, 40, 1};
+    std::vector<AlignedArray<uint16_t>> weights;
+    std::vector<float> a = random_floats(size_t(51) * size_t(k), 3);
+    for (uint32_t e = 0; e < rows.size(); ++e) {
+      std::vector<uint16_t> weight;
+      for (const float x : random_floats(size_t(k) * size_t(n), e)) {
+        weight.push_back(bf16_from_float(x));
+      }
+      weights.emplace_back(one);
+      pack_weight(k, n, weight.data(), weights.back().data());
+    }
+    std::vector<float> expected(51 * size_t(n)), actual;
+    for (const int threads : {1, 2, 5}) {
+      ComputePool pool(threads);
+      GemmScratch scratch(threads);
+      actual.assign(expected.size(), NAN);
+      std::vector<GroupedProduct> products;
+      size_t row = 0;
+      for (size_t e = 0; e < rows.size(); row += size_t(rows[e++])) {
+        const PackedB b{.k = k, .n = n, .bf16 = weights[e].data(), .panel_rows = size_t(k)};
+        const float* from = a.data() + row * size_t(k);
+        gemm(pool, scratch, rows[e], {from, size_t(k), 1}, b, expected.data() + row * size_t(n),
+             size_t(n), false);
+        products.push_back(
+            {rows[e], from, size_t(k), b, actual.data() + row * size_t(n), size_t(n)});
+      }
+      gemm_grouped(pool, scratch, products);
+      EXPECT_TRUE(same_bits(actual, expected)) << k << " x " << n << ", " << threads << " threads";
+      gemm_grouped(pool, scratch, {});
+    }
+  }
+}
+
 class AttentionTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {};
 
 TEST_P(AttentionTest, MatchesTheReferenceForPromptsAndSingleTokens) {
