@@ -164,6 +164,12 @@ std::span<const Weight> Checkpoint::experts(int l) const {
       size_t(config.num_experts) * kPerExpert);
 }
 
+void Checkpoint::forget_layer(int l) {
+  const size_t end = weights_before(config, l + 1);
+  for (size_t i = weights_before(config, l); i < end; ++i)
+    std::vector<uint16_t>().swap(weights[i].data);
+}
+
 const Weight& Checkpoint::final_norm() const {
   return weights[weights_before(config, config.num_layers)];
 }

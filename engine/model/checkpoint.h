@@ -69,6 +69,8 @@ struct Checkpoint {
   // Of a layer that has some: [num_experts][kPerExpert].
   std::span<const Weight> experts(int l) const;
   const Weight& final_norm() const;
+  // Frees the numbers of a layer's weights, when they have been packed.
+  void forget_layer(int l);
   const Weight& lm_head() const { return config.tie_word_embeddings ? weights[0] : weights.back(); }
 };
 

@@ -209,15 +209,10 @@ size_t Model::weight_bytes() const {
   return bytes * sizeof(uint16_t);
 }
 
-absl::StatusOr<Model> Model::load(const std::string& directory, Arithmetic arithmetic,
-                                  const ModelShard& shard) {
-  auto checkpoint = load_checkpoint(directory);
-  if (!checkpoint.ok()) return checkpoint.status();
-  return create(*checkpoint, arithmetic, shard);
-}
-
-absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint, Arithmetic arithmetic,
-                                    const ModelShard& shard) {
+absl::StatusOr<std::unique_ptr<Model::Impl>> Model::Impl::make(const Checkpoint& checkpoint,
+                                                               Arithmetic arithmetic,
+                                                               const ModelShard& shard,
+                                                               Checkpoint* spent) {
   if (absl::Status status = checkpoint.config.validate(); !status.ok()) return status;
   if (absl::Status status = check_shard(checkpoint.config, shard); !status.ok()) return status;
   const std::vector<Weight> expected = weight_list(checkpoint.config);
@@ -239,11 +234,30 @@ absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint, Arithmetic ari
     absl::StrAppend(&impl->fingerprint, "+", arithmetic_name(arithmetic));
   }
   impl->embedding = checkpoint.embedding().data;
-  for (int l = 0; l < checkpoint.config.num_layers; ++l)
+  for (int l = 0; l < checkpoint.config.num_layers; ++l) {
     impl->layers.push_back(make_layer(checkpoint, l, arithmetic, shard));
+    if (spent != nullptr) spent->forget_layer(l);
+  }
   impl->final_norm = widen(checkpoint.final_norm());
   impl->lm_head = pack(arithmetic, shard, {&checkpoint.lm_head()});
-  return Model(std::move(impl));
+  return impl;
+}
+
+absl::StatusOr<Model> Model::load(const std::string& directory, Arithmetic arithmetic,
+                                  const ModelShard& shard) {
+  auto checkpoint = load_checkpoint(directory);
+  if (!checkpoint.ok()) return checkpoint.status();
+  // Once, not twice, in memory: what is packed is freed.
+  auto impl = Impl::make(*checkpoint, arithmetic, shard, &*checkpoint);
+  if (!impl.ok()) return impl.status();
+  return Model(*std::move(impl));
+}
+
+absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint, Arithmetic arithmetic,
+                                    const ModelShard& shard) {
+  auto impl = Impl::make(checkpoint, arithmetic, shard, nullptr);
+  if (!impl.ok()) return impl.status();
+  return Model(*std::move(impl));
 }
 
 absl::StatusOr<Workspace> Model::make_workspace(const WorkspaceLimits& limits, ComputePool& pool,

@@ -88,7 +88,8 @@ class Model {
  public:
   // Reads config.json and model.safetensors, or the shards of model.safetensors.index.json.
   // f32, f16 and bf16 tensors are accepted; f32 and f16 are rounded to bf16. Of the weights a rank
-  // of several keeps its share (engine/model/shard.h), once it has read all.
+  // of several keeps its share (engine/model/shard.h), once it has read all. Takes about as much
+  // memory as the weights have bytes, and a layer more.
   static absl::StatusOr<Model> load(const std::string& directory,
                                     Arithmetic arithmetic = Arithmetic::kFp32,
                                     const ModelShard& shard = {});

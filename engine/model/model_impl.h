@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -45,6 +46,11 @@ struct Model::Impl {
   std::vector<Layer> layers;
   AlignedArray<float> final_norm;  // [d]
   PackedWeight lm_head;            // n = V, or this rank's slice of it
+
+  // `spent`, if given, is the checkpoint, which may be taken apart on the way.
+  static absl::StatusOr<std::unique_ptr<Impl>> make(const Checkpoint& checkpoint,
+                                                    Arithmetic arithmetic, const ModelShard& shard,
+                                                    Checkpoint* spent);
 
   // This rank's.
   int heads() const { return config.num_heads / shard.ranks; }
