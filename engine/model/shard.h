@@ -7,8 +7,8 @@
 // halve the number of exchanges, and change the bits with the number of ranks.)
 //
 // A rank holds the query, key and value heads of its share, and of every other product the columns
-// of its slice; norms, embeddings and the residual stream are whole at every rank. Of the KV cache
-// it holds its own heads.
+// of its slice, of every expert too; routers, norms, embeddings and the residual stream are whole
+// at every rank. Of the KV cache it holds its own heads.
 #pragma once
 
 #include <algorithm>

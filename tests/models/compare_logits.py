@@ -12,8 +12,8 @@ hf.logging.set_verbosity_error()
 hf.logging.disable_progress_bar()
 
 TOKENS = 150
-# Of the largest logit. An error of rounding that is 0.002 off chooses another expert somewhere, and
-# the logits behind it are 0.1 off: so K and V are rounded there as they are here.
+# Of the largest logit. K and V are kept in bf16 here, so they are rounded there, too: what rounding
+# changes would else choose another expert where two are nearly equal, and logits would be far apart.
 TOLERANCE = 0.002
 
 SMALL = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
