@@ -181,6 +181,68 @@ void bench_bf16(const Bf16Case& c, Bf16Unit unit, const Options& options, Comput
        {"verified", verified}});
 }
 
+struct TokenCase {
+  int n, k;
+  bool int8;
+};
+
+// One token times weights that no cache holds, against the rate at which they can be read.
+void bench_token(const TokenCase& c, const Options& options, ComputePool& pool, Rows& rows) {
+  const size_t n = size_t(c.n), k = size_t(c.k), count = packed_elements(c.k, c.n);
+  AlignedArray<float> a(k), out(n), scales(packed_elements(int(scale_blocks(k)), c.n));
+  AlignedArray<uint16_t> weight(n * k), bf16(c.int8 ? 0 : count);
+  AlignedArray<int8_t> int8(c.int8 ? count : 0);
+  fill(a.data(), k, 1);
+  std::minstd_rand random(2);
+  for (size_t i = 0; i < n * k; ++i) {
+    weight[i] = bf16_from_float(static_cast<float>(random() % 2001) * 1e-3f - 1.0f);
+  }
+  PackedB b{.k = c.k, .n = c.n, .panel_rows = k};
+  std::span<const std::byte> bytes;
+  if (c.int8) {
+    quantise_weight(c.k, c.n, weight.data(), int8.data(), scales.data());
+    b.i8 = int8.data();
+    b.scales = scales.data();
+    bytes = std::as_bytes(std::span(int8.data(), count));
+  } else {
+    pack_weight(c.k, c.n, weight.data(), bf16.data());
+    b.bf16 = bf16.data();
+    bytes = std::as_bytes(std::span(bf16.data(), count));
+  }
+  GemmScratch scratch(pool.size());
+  std::vector<double> bandwidths, times;
+  repeat(options, [&] {
+    bandwidths.push_back(measure_read_bandwidth(pool, bytes));
+    times.push_back(timed([&] {
+      gemm(pool, scratch, 1, {a.data(), k, 1}, b, out.data(), n, false);
+    }));
+  });
+  const double seconds = *std::min_element(times.begin(), times.end());
+  const double floor = *std::max_element(bandwidths.begin(), bandwidths.end());
+  const double rate = static_cast<double>(bytes.size()) / seconds;
+  bool verified = true;
+  for (size_t s = 0; s < 200; ++s) {
+    const size_t j = s * 104729 % n;
+    double expected = 0;
+    for (size_t i = 0; i < k; ++i) expected += double{a[i]} * float_from_bf16(weight[j * k + i]);
+    // Half a step of 127 for each product, as a walk of so many.
+    const double near = (c.int8 ? 0.5 / 127 : 1e-4) * 3 * std::sqrt(c.k);
+    verified = verified && std::fabs(out[j] - expected) <= near;
+  }
+  const char* name = c.int8 ? "int8" : "bf16";
+  std::printf("token x %s %6d x %5d %10.1f us %8.1f GB/s  read %8.1f  ratio %.2f  %s\n", name, c.n,
+              c.k, seconds * 1e6, rate * 1e-9, floor * 1e-9, rate / floor,
+              verified ? "verified" : "WRONG");
+  rows.add({{"bench", "token"},
+            {"params", {{"n", c.n}, {"k", c.k}, {"b", name}, {"threads", pool.size()}}},
+            {"seconds", seconds},
+            {"seconds_median", base::median(times)},
+            {"GB_per_s", rate * 1e-9},
+            {"floor", {{"name", "read_bandwidth"}, {"GB_per_s", floor * 1e-9}}},
+            {"ratio_to_floor", rate / floor},
+            {"verified", verified}});
+}
+
 struct AttentionCase {
   int head_dim, kv_heads, group, context;
 };
@@ -295,6 +357,8 @@ int kernel_bench_main(int argc, char** argv) {
     bench_bf16(c, Bf16Unit::kVectors, options, pool, rows);
   }
   if (!amx_usable()) std::printf("# no AMX: %s\n", std::string(why_no_amx()).c_str());
+  const int wide = options.quick ? 4096 : 32768;
+  for (const bool int8 : {false, true}) bench_token({wide, 4096, int8}, options, pool, rows);
   const AttentionCase attentions[] = {{64, 4, 4, 2048}, {128, 8, 4, 4096}, {32, 3, 2, 1024}};
   for (const AttentionCase& c : attentions) bench_attention(c, options, pool, rows);
   if (!options.json.empty()) {

@@ -88,13 +88,14 @@ void add_engine_flags(CLI::App& app, serve::EngineOptions* engine) {
 }
 
 void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {
-  static const std::map<std::string, Arithmetic> kNames = {{"fp32", Arithmetic::kFp32},
-                                                           {"bf16", Arithmetic::kBf16}};
+  static const std::map<std::string, Arithmetic> kNames = {
+      {"fp32", Arithmetic::kFp32}, {"bf16", Arithmetic::kBf16}, {"int8", Arithmetic::kInt8}};
   app.add_option_function<std::string>(
          "--arithmetic", [=](const std::string& name) { *arithmetic = kNames.at(name); },
-         "Of matrix products: fp32, or bf16, which rounds what it multiplies and is quicker where "
-         "there is AMX; the same for all workers that share KV")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
+         "Of matrix products: fp32; bf16, which rounds what it multiplies and is quicker where "
+         "there is AMX; or int8, which rounds the weights further and halves what a step reads of "
+         "them; the same for all workers that share KV")
+      ->check(CLI::IsMember({"fp32", "bf16", "int8"}))
       ->default_str("fp32");
 }
 

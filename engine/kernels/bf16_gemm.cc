@@ -180,7 +180,6 @@ constexpr int kBlockPanels = 8;
 static_assert(kBlockRows % (2 * kTile) == 0 && kBlockRows % kSixRows == 0);
 
 int steps_of(int k) { return (k + kStep - 1) / kStep; }
-int panels_of(int n) { return (n + kPanelColumns - 1) / kPanelColumns; }
 int rounded_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
 // Tiny numbers are zero while this lives, as they are for tiles.

@@ -33,11 +33,23 @@ BATON_INLINE hn::Vec<F> load_b(const uint16_t* b) {
   return hn::BitCast(F(), hn::ShiftLeft<16>(hn::PromoteTo(word, hn::LoadU(half, b))));
 }
 
+BATON_INLINE hn::Vec<F> load_b(const int8_t* b) {
+  const hn::Rebind<int8_t, F> quarter;
+  const hn::Rebind<int32_t, F> word;
+  return hn::ConvertTo(F(), hn::PromoteTo(word, hn::LoadU(quarter, b)));
+}
+
+// What a block's sums are multiplied with before they are added to C; `at` null: nothing.
+struct Scales {
+  const float* at = nullptr;
+  size_t panel_step = 0;
+};
+
 // kRows x (kPanels * 2 vectors) of C over k rows of packed A [k][kSliverStride] and B [k][32].
 // C is read and written through `c`, whose rows and columns must all exist.
 template <int kRows, int kPanels, typename TB>
 BATON_INLINE void tile(const float* HWY_RESTRICT a, const TB* HWY_RESTRICT b, size_t panel_step,
-                       int k, float* HWY_RESTRICT c, size_t ldc, bool load_c) {
+                       Scales scales, int k, float* HWY_RESTRICT c, size_t ldc, bool load_c) {
   const F f;
   constexpr int kVectors = 2 * kPanels;
   hn::Vec<F> sum[kRows][kVectors];
@@ -46,7 +58,7 @@ BATON_INLINE void tile(const float* HWY_RESTRICT a, const TB* HWY_RESTRICT b, si
     BATON_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       const size_t column = (v / 2) * kPanelColumns + (v % 2) * kLanes;
-      sum[r][v] = load_c ? hn::LoadU(f, c + r * ldc + column) : hn::Zero(f);
+      sum[r][v] = load_c && scales.at == nullptr ? hn::LoadU(f, c + r * ldc + column) : hn::Zero(f);
     }
   }
   for (int i = 0; i < k; ++i) {
@@ -69,15 +81,20 @@ BATON_INLINE void tile(const float* HWY_RESTRICT a, const TB* HWY_RESTRICT b, si
     BATON_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       const size_t column = (v / 2) * kPanelColumns + (v % 2) * kLanes;
-      hn::StoreU(sum[r][v], f, c + r * ldc + column);
+      float* to = c + r * ldc + column;
+      if (scales.at != nullptr) {
+        const auto scale = hn::LoadU(f, scales.at + (v / 2) * scales.panel_step + (v % 2) * kLanes);
+        sum[r][v] = hn::MulAdd(sum[r][v], scale, load_c ? hn::LoadU(f, to) : hn::Zero(f));
+      }
+      hn::StoreU(sum[r][v], f, to);
     }
   }
 }
 
 // One sliver of rows times `kPanels` panels; at the edges of C it works on a copy.
 template <int kRows, int kPanels, typename TB>
-HWY_NOINLINE void sliver(const float* a, const TB* b, size_t panel_step, int k, float* c,
-                         size_t ldc, int rows, int columns, bool load_c) {
+HWY_NOINLINE void sliver(const float* a, const TB* b, size_t panel_step, Scales scales, int k,
+                         float* c, size_t ldc, int rows, int columns, bool load_c) {
   constexpr int kColumns = kPanels * kPanelColumns;
   HWY_ALIGN float copy[kRows * kColumns];
   float* target = c;
@@ -91,7 +108,8 @@ HWY_NOINLINE void sliver(const float* a, const TB* b, size_t panel_step, int k, 
     }
   }
   for (size_t pass = 0; pass < kPanelColumns; pass += kPassColumns) {
-    tile<kRows, kPanels, TB>(a, b + pass, panel_step, k, target + pass, target_ld, load_c);
+    const Scales of_pass{scales.at == nullptr ? nullptr : scales.at + pass, scales.panel_step};
+    tile<kRows, kPanels, TB>(a, b + pass, panel_step, of_pass, k, target + pass, target_ld, load_c);
   }
   if (edge) {
     for (int r = 0; r < rows; ++r) std::copy_n(copy + r * kColumns, columns, c + r * ldc);
@@ -99,19 +117,19 @@ HWY_NOINLINE void sliver(const float* a, const TB* b, size_t panel_step, int k, 
 }
 
 template <typename TB>
-void sliver_by_rows(const float* a, const TB* b, int k, float* c, size_t ldc, int rows, int columns,
-                    bool load_c) {
+void sliver_by_rows(const float* a, const TB* b, Scales scales, int k, float* c, size_t ldc,
+                    int rows, int columns, bool load_c) {
   if constexpr (kTileRows == 14) {
     if (rows > 8) {
-      return sliver<14, 1, TB>(a, b, 0, k, c, ldc, rows, columns, load_c);
+      return sliver<14, 1, TB>(a, b, 0, scales, k, c, ldc, rows, columns, load_c);
     }
   }
   if (rows > 4) {
-    return sliver<std::min(kTileRows, 8), 1, TB>(a, b, 0, k, c, ldc, rows, columns, load_c);
+    return sliver<std::min(kTileRows, 8), 1, TB>(a, b, 0, scales, k, c, ldc, rows, columns, load_c);
   }
-  if (rows > 2) return sliver<4, 1, TB>(a, b, 0, k, c, ldc, rows, columns, load_c);
-  if (rows > 1) return sliver<2, 1, TB>(a, b, 0, k, c, ldc, rows, columns, load_c);
-  return sliver<1, 1, TB>(a, b, 0, k, c, ldc, rows, columns, load_c);
+  if (rows > 2) return sliver<4, 1, TB>(a, b, 0, scales, k, c, ldc, rows, columns, load_c);
+  if (rows > 1) return sliver<2, 1, TB>(a, b, 0, scales, k, c, ldc, rows, columns, load_c);
+  return sliver<1, 1, TB>(a, b, 0, scales, k, c, ldc, rows, columns, load_c);
 }
 
 // Packs `rows` x `k` of A into slivers [ceil(rows / kTileRows)][k][kSliverStride].
@@ -170,7 +188,8 @@ void pack_a(const MatrixView& a, int rows, int k, float* HWY_RESTRICT out) {
   }
 }
 
-void unpack_panel(const uint16_t* from, int k, float* HWY_RESTRICT to) {
+template <typename TB>
+void unpack_panel(const TB* from, int k, float* HWY_RESTRICT to) {
   const F f;
   for (size_t i = 0; i < static_cast<size_t>(k) * kPanelColumns; i += kLanes) {
     hn::Store(load_b(from + i), f, to + i);
@@ -178,51 +197,68 @@ void unpack_panel(const uint16_t* from, int k, float* HWY_RESTRICT to) {
 }
 
 // Rows [0, m) of C times panels [panel0, panel1): k is blocked, A is packed once per block, and
-// bf16 panels are widened once per block when enough rows use them.
-void block(int m, const MatrixView& a, const PackedB& b, int panel0, int panel1, float* c,
-           size_t ldc, bool accumulate, float* a_scratch, float* b_scratch) {
+// narrow panels are widened once per block when enough rows use them.
+template <typename TB>
+void block_of(int m, const MatrixView& a, const PackedB& b, const TB* data, int panel0, int panel1,
+              float* c, size_t ldc, bool accumulate, float* a_scratch, float* b_scratch) {
+  constexpr bool kNarrow = sizeof(TB) < sizeof(float);
+  const size_t step = b.panel_rows * kPanelColumns;
+  const size_t scale_step = b.scales == nullptr ? 0 : scale_blocks(b.panel_rows) * kPanelColumns;
   for (int k0 = 0; k0 < b.k; k0 += kBlockK) {
     const int k = std::min(kBlockK, b.k - k0);
     const bool load_c = accumulate || k0 > 0;
     const MatrixView a_block{a.data + static_cast<size_t>(k0) * a.col_stride, a.row_stride,
                              a.col_stride};
+    const auto panel_at = [&](int panel) {
+      return data + static_cast<size_t>(panel) * step + static_cast<size_t>(k0) * kPanelColumns;
+    };
+    const auto scales_at = [&](int panel) {
+      if (b.scales == nullptr) return Scales();
+      return Scales{b.scales + static_cast<size_t>(panel) * scale_step +
+                        static_cast<size_t>(k0 / kBlockK) * kPanelColumns,
+                    scale_step};
+    };
     for (int m0 = 0; m0 < m; m0 += kBlockM) {
       const int rows = std::min(kBlockM, m - m0);
       pack_a({a_block.data + static_cast<size_t>(m0) * a.row_stride, a.row_stride, a.col_stride},
              rows, k, a_scratch);
       int panel = panel0;
       // A single row has too few chains to fill the pipelines: four panels at a time.
-      for (; rows == 1 && b.bf16 != nullptr && panel + 4 <= panel1; panel += 4) {
-        const size_t step = b.panel_rows * kPanelColumns;
-        sliver<1, 4, uint16_t>(
-            a_scratch, b.bf16 + static_cast<size_t>(panel) * step + k0 * kPanelColumns, step, k,
-            c + static_cast<size_t>(m0) * ldc + panel * kPanelColumns, ldc, 1,
-            std::min(4 * kPanelColumns, b.n - panel * kPanelColumns), load_c);
+      for (; kNarrow && rows == 1 && panel + 4 <= panel1; panel += 4) {
+        sliver<1, 4, TB>(a_scratch, panel_at(panel), step, scales_at(panel), k,
+                         c + static_cast<size_t>(m0) * ldc + panel * kPanelColumns, ldc, 1,
+                         std::min(4 * kPanelColumns, b.n - panel * kPanelColumns), load_c);
       }
       for (; panel < panel1; ++panel) {
-        const size_t at = (static_cast<size_t>(panel) * b.panel_rows + k0) * kPanelColumns;
         const int columns = std::min(kPanelColumns, b.n - panel * kPanelColumns);
-        const float* b_panel = b_scratch;
-        const bool direct = b.bf16 != nullptr && rows <= 2 * kTileRows;
-        if (b.f32 != nullptr) {
-          b_panel = b.f32 + at;
-        } else if (!direct) {
-          unpack_panel(b.bf16 + at, k, b_scratch);
-        }
+        const bool widened = kNarrow && rows > 2 * kTileRows;
+        if (widened) unpack_panel(panel_at(panel), k, b_scratch);
         for (int r = 0; r < rows; r += kTileRows) {
           const float* a_sliver =
               a_scratch + static_cast<size_t>(r / kTileRows) * k * kSliverStride;
           float* c_tile = c + static_cast<size_t>(m0 + r) * ldc + panel * kPanelColumns;
           const int height = std::min(kTileRows, rows - r);
-          if (direct) {
-            sliver_by_rows(a_sliver, b.bf16 + at, k, c_tile, ldc, height, columns, load_c);
+          if (widened) {
+            sliver_by_rows(a_sliver, b_scratch, scales_at(panel), k, c_tile, ldc, height, columns,
+                           load_c);
           } else {
-            sliver_by_rows(a_sliver, b_panel, k, c_tile, ldc, height, columns, load_c);
+            sliver_by_rows(a_sliver, panel_at(panel), scales_at(panel), k, c_tile, ldc, height,
+                           columns, load_c);
           }
         }
       }
     }
   }
+}
+
+void block(int m, const MatrixView& a, const PackedB& b, int panel0, int panel1, float* c,
+           size_t ldc, bool accumulate, float* a_scratch, float* b_scratch) {
+  const auto of = [&](const auto* data) {
+    block_of(m, a, b, data, panel0, panel1, c, ldc, accumulate, a_scratch, b_scratch);
+  };
+  if (b.i8 != nullptr) return of(b.i8);
+  if (b.bf16 != nullptr) return of(b.bf16);
+  of(b.f32);
 }
 
 int tile_rows() { return kTileRows; }
@@ -242,29 +278,7 @@ namespace {
 // Products smaller than this are not worth waking a second thread for.
 constexpr int64_t kSerialOperations = 200'000;
 
-int panels_of(int n) { return (n + kPanelColumns - 1) / kPanelColumns; }
-
-void pack_panel(int k, int n, const MatrixView& b, int panel, float* out) {
-  const int columns = std::min(kPanelColumns, n - panel * kPanelColumns);
-  const float* source = b.data + static_cast<size_t>(panel) * kPanelColumns * b.col_stride;
-  float* to = out + static_cast<size_t>(panel) * k * kPanelColumns;
-  for (int i = 0; i < k; ++i) {
-    const float* row = source + static_cast<size_t>(i) * b.row_stride;
-    float* line = to + static_cast<size_t>(i) * kPanelColumns;
-    if (b.col_stride == 1) {
-      std::copy_n(row, columns, line);
-    } else {
-      for (int j = 0; j < columns; ++j) line[j] = row[static_cast<size_t>(j) * b.col_stride];
-    }
-    std::fill(line + columns, line + kPanelColumns, 0.0f);
-  }
-}
-
 }  // namespace
-
-size_t packed_elements(int k, int n) {
-  return static_cast<size_t>(panels_of(n)) * kPanelColumns * static_cast<size_t>(k);
-}
 
 GemmScratch::GemmScratch(int threads) {
   for (int i = 0; i < threads; ++i) {
@@ -276,26 +290,6 @@ float* GemmScratch::b(int thread) { return a(thread) + kScratchA; }
 
 size_t GemmScratch::bytes() const {
   return buffers_.empty() ? 0 : buffers_.size() * buffers_[0].size() * sizeof(float);
-}
-
-void pack_b_serial(int k, int n, const MatrixView& b, float* out) {
-  for (int panel = 0; panel < panels_of(n); ++panel) pack_panel(k, n, b, panel, out);
-}
-
-void pack_b(ComputePool& pool, int k, int n, const MatrixView& b, float* out) {
-  pool.parallel_for(panels_of(n),
-                    [&](int64_t panel, int) { pack_panel(k, n, b, static_cast<int>(panel), out); });
-}
-
-void pack_weight(int k, int n, const uint16_t* weight, uint16_t* out) {
-  for (int panel = 0; panel < panels_of(n); ++panel) {
-    for (int i = 0; i < k; ++i) {
-      for (int j = 0; j < kPanelColumns; ++j) {
-        const int column = panel * kPanelColumns + j;
-        *out++ = column < n ? weight[static_cast<size_t>(column) * k + i] : uint16_t{0};
-      }
-    }
-  }
 }
 
 void gemm_serial(GemmScratch& scratch, int thread, int m, const MatrixView& a, const PackedB& b,
@@ -334,6 +328,26 @@ void gemm(ComputePool& pool, GemmScratch& scratch, int m, const MatrixView& a, c
     (m, a, b, first, std::min(panels, first + group), c, ldc, accumulate, scratch.a(thread),
      scratch.b(thread));
   });
+}
+
+void reference_gemm_int8(int m, const MatrixView& a, const PackedB& b, float* c, size_t ldc,
+                         bool accumulate) {
+  const size_t blocks = scale_blocks(b.panel_rows);
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < b.n; ++j) {
+      const size_t panel = static_cast<size_t>(j / kPanelColumns), lane = j % kPanelColumns;
+      float& out = c[i * ldc + j];
+      if (!accumulate) out = 0;
+      for (int k0 = 0; k0 < b.k; k0 += kBlockK) {
+        float sum = 0;
+        for (int x = k0; x < std::min(b.k, k0 + kBlockK); ++x) {
+          const int8_t steps = b.i8[(panel * b.panel_rows + x) * kPanelColumns + lane];
+          sum = std::fma(a.data[i * a.row_stride + x * a.col_stride], steps, sum);
+        }
+        out = std::fma(sum, b.scales[(panel * blocks + k0 / kBlockK) * kPanelColumns + lane], out);
+      }
+    }
+  }
 }
 
 void reference_gemm(int m, int n, int k, const MatrixView& a, const MatrixView& b, float* c,

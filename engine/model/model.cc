@@ -201,12 +201,14 @@ const ModelShard& Model::shard() const { return impl_->shard; }
 KvGeometry Model::kv_geometry() const { return impl_->kv_geometry(); }
 
 size_t Model::weight_bytes() const {
-  size_t bytes = impl_->lm_head.data.size() + impl_->embedding.size();
+  size_t bytes = impl_->lm_head.bytes() + impl_->embedding.size() * sizeof(uint16_t);
   for (const Layer& layer : impl_->layers) {
-    bytes += layer.qkv.data.size() + layer.output.data.size() + layer.router.data.size() +
-             layer.gate_up.data.size() + layer.down.data.size();
+    for (const PackedWeight* weight :
+         {&layer.qkv, &layer.output, &layer.router, &layer.gate_up, &layer.down}) {
+      bytes += weight->bytes();
+    }
   }
-  return bytes * sizeof(uint16_t);
+  return bytes;
 }
 
 absl::StatusOr<std::unique_ptr<Model::Impl>> Model::Impl::make(const Checkpoint& checkpoint,

@@ -14,13 +14,21 @@ class Packer {
   // Of weights made of `parts` like these.
   Packer(Arithmetic arithmetic, const ModelShard& shard, std::initializer_list<const Weight*> parts,
          int count = 1)
-      : shard_(shard), tiles_(arithmetic == Arithmetic::kBf16) {
+      : shard_(shard) {
     packed_.arithmetic = arithmetic;
     packed_.k = (*parts.begin())->cols;
     for (const Weight* part : parts) packed_.n += slice_of(part->rows, shard).size();
-    packed_.one =
-        tiles_ ? tiled_elements(packed_.k, packed_.n) : packed_elements(packed_.k, packed_.n);
-    packed_.data = AlignedArray<uint16_t>(packed_.one * static_cast<size_t>(count));
+    const auto of_all = static_cast<size_t>(count);
+    packed_.one = arithmetic == Arithmetic::kBf16 ? tiled_elements(packed_.k, packed_.n)
+                                                  : packed_elements(packed_.k, packed_.n);
+    if (arithmetic == Arithmetic::kInt8) {
+      const auto blocks = static_cast<int>(scale_blocks(static_cast<size_t>(packed_.k)));
+      packed_.one_scales = packed_elements(blocks, packed_.n);
+      packed_.int8 = AlignedArray<int8_t>(packed_.one * of_all);
+      packed_.scales = AlignedArray<float>(packed_.one_scales * of_all);
+    } else {
+      packed_.data = AlignedArray<uint16_t>(packed_.one * of_all);
+    }
   }
   void add(std::initializer_list<const Weight*> parts) {
     rows_.clear();
@@ -30,14 +38,20 @@ class Packer {
       rows_.insert(rows_.end(), data + size_t(slice.begin) * packed_.k,
                    data + size_t(slice.end) * packed_.k);
     }
-    (tiles_ ? pack_tiles : pack_weight)(packed_.k, packed_.n, rows_.data(),
-                                        packed_.data.data() + done_++ * packed_.one);
+    const size_t at = done_++;
+    if (packed_.arithmetic == Arithmetic::kInt8) {
+      quantise_weight(packed_.k, packed_.n, rows_.data(), packed_.int8.data() + at * packed_.one,
+                      packed_.scales.data() + at * packed_.one_scales);
+    } else {
+      const bool tiles = packed_.arithmetic == Arithmetic::kBf16;
+      (tiles ? pack_tiles : pack_weight)(packed_.k, packed_.n, rows_.data(),
+                                         packed_.data.data() + at * packed_.one);
+    }
   }
   PackedWeight take() { return std::move(packed_); }
 
  private:
   const ModelShard shard_;
-  const bool tiles_;
   PackedWeight packed_;
   size_t done_ = 0;
   std::vector<uint16_t> rows_;
