@@ -20,6 +20,7 @@ FakeDriver& fake() {
 
 extern "C" {
 
+// NOLINTNEXTLINE(readability-identifier-naming): the driver's name.
 __attribute__((visibility("default"))) Result cuGetProcAddress_v2(const char* name, void** entry,
                                                                   int version,
                                                                   unsigned long long flags,
