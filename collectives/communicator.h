@@ -19,6 +19,8 @@
 // communicator only fails; shrink() makes a new one of the survivors.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -93,7 +95,7 @@ class Communicator {
   // duplicate ranks or other sizes; Unauthenticated for another key; FailedPrecondition for another
   // version.
   static absl::StatusOr<std::unique_ptr<Communicator>> create(CommunicatorOptions options);
-  ~Communicator();
+  ~Communicator();  // in a forked child it does nothing: the communicator is the parent's
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
@@ -205,6 +207,7 @@ class Communicator {
   class Impl;
   explicit Communicator(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
+  const pid_t made_in_ = getpid();
 };
 
 }  // namespace baton

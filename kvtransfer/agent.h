@@ -43,6 +43,8 @@
 // docs/from-nixl.md lists what differs.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -164,7 +166,8 @@ class Agent {
   // for its key.
   static absl::StatusOr<std::unique_ptr<Agent>> create(std::unique_ptr<Worker> worker,
                                                        AgentOptions options);
-  // Cancels and fences what runs. Nobody touches registered memory afterwards.
+  // Cancels and fences what runs. Nobody touches registered memory afterwards. In a forked child it
+  // does nothing: the agent is the parent's.
   ~Agent();
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
@@ -332,6 +335,7 @@ class Agent {
   class Impl;
   explicit Agent(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
+  const pid_t made_in_ = getpid();
 };
 
 }  // namespace baton::kvtransfer

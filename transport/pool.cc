@@ -94,6 +94,7 @@ absl::StatusOr<std::unique_ptr<MemoryPool>> MemoryPool::create(Worker& worker,
 }
 
 MemoryPool::~MemoryPool() {
+  if (made_in_ != getpid()) return;  // a forked child's copy: the slabs are the parent's
   for (const Slab& slab : slabs_) {
     worker_.deregister_memory(slab.region).IgnoreError();
     munmap(slab.base, slab.size);

@@ -5,6 +5,8 @@
 // is faulted in before it is handed out: no transfer ever waits for a page fault.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -69,6 +71,7 @@ class MemoryPool {
   absl::StatusOr<Slab> make_slab(size_t bytes);
 
   Worker& worker_;
+  const pid_t made_in_ = getpid();
   PoolOptions options_;
   std::string backing_;
   std::vector<Slab> slabs_;

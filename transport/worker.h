@@ -92,7 +92,9 @@ struct WorkerStats {
 class Worker {
  public:
   static absl::StatusOr<std::unique_ptr<Worker>> create(WorkerOptions options);
-  ~Worker();  // closes every peer; open transfers end as failed
+  // Closes every peer; open transfers end as failed. In a forked child it does nothing: a worker,
+  // and its threads and pools, are the parent's, and a child makes others.
+  ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 

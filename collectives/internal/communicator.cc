@@ -7,7 +7,9 @@
 namespace baton {
 
 Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Communicator::~Communicator() = default;
+Communicator::~Communicator() {
+  if (made_in_ != getpid()) (void)impl_.release();  // the parent's, and its threads are not here
+}
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions options) {
   if (options.ranks < 1 || options.ranks > 4096 || options.rank < 0 ||

@@ -42,7 +42,9 @@ absl::Status check_mapped(const Descriptor& range, int fd, uint64_t offset) {
 }  // namespace
 
 Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Agent::~Agent() = default;
+Agent::~Agent() {
+  if (made_in_ != getpid()) (void)impl_.release();  // the parent's, and its threads are not here
+}
 
 absl::StatusOr<std::unique_ptr<Agent>> Agent::create(AgentOptions options) {
   if (absl::Status status = check_name(options.name); !status.ok()) return status;

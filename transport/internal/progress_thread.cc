@@ -36,6 +36,10 @@ ProgressThread::ProgressThread(Worker& worker, Options options)
 }
 
 ProgressThread::~ProgressThread() {
+  if (worker_.impl_->of_parent()) {
+    thread_.detach();  // a forked child has no such thread to wait for
+    return;
+  }
   stop_.store(true);
   {
     // Not wake(): the thread may be armed by another's progress(), which looks for work only.

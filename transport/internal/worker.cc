@@ -43,7 +43,9 @@ std::string names(const std::vector<std::unique_ptr<Provider>>& providers) {
 }  // namespace
 
 Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Worker::~Worker() = default;
+Worker::~Worker() {
+  if (impl_ != nullptr && impl_->of_parent()) (void)impl_.release();
+}
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::create(WorkerOptions options) {
   if (options.max_transfers == 0 || options.max_transfers > kMostTransfers) {

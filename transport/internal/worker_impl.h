@@ -10,6 +10,8 @@
 // to do are on lists.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -39,6 +41,10 @@ inline constexpr auto kLater = [](const auto& a, const auto& b) { return a.first
 
 class Worker::Impl final : public EventSink {
  public:
+  // A forked child has a copy of the worker: its sockets, shared memory and sessions are the
+  // parent's, and the copy must not end them.
+  bool of_parent() const { return made_in_ != getpid(); }
+
   class Staging;                                                    // internal/staging.h
   static constexpr uint32_t kNone = internal::TransferSlot::kNone;  // where a queue of slots ends
 
@@ -271,6 +277,9 @@ class Worker::Impl final : public EventSink {
   std::mutex wait_mutex;
   std::condition_variable wait_condition;
   std::atomic<uint64_t> submitted{0};
+
+ private:
+  const pid_t made_in_ = getpid();
 };
 
 }  // namespace baton

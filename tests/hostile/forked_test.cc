@@ -1,0 +1,122 @@
+// A child that was forked ends, and with it its copies of what its parent has open: workers,
+// agents, communicators. The parent's go on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "kvtransfer/agent.h"
+#include "tests/communicator/group.h"
+#include "tests/kvtransfer/agent_pair.h"
+#include "tests/usable_provider.h"
+#include "transport/progress_thread.h"
+
+namespace baton {
+namespace {
+
+const Time kLong = patient(std::chrono::seconds(60));
+
+class Forked : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_unusable(GetParam()); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+// As exit() does it in a child whose parent keeps them in static objects, or main() when it
+// returns.
+void end_in_a_child(const std::function<void()>& destroy) {
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    destroy();
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "the child hung or died";
+}
+
+TEST_P(Forked, AgentsOfTheParentGoOn) {
+  using namespace kvtransfer;  // NOLINT: an agent's words
+  auto a = make_agent(agent_options("a", GetParam())),
+       b = make_agent(agent_options("b", GetParam()));
+  AgentMemory from(*a, 1 << 20, 1), to(*b, 1 << 20, 2);
+  introduce(*a, *b);
+  const AgentTransferId put = *a->make_transfer(Op::kWrite, {from.whole()}, {to.whole()}, "b");
+  ASSERT_EQ(a->post(put), absl::OkStatus());
+  ASSERT_EQ(a->wait(put, kLong), absl::OkStatus());
+  to.bytes.assign(to.bytes.size(), 0);
+  end_in_a_child([&] {
+    a.reset();
+    b.reset();
+  });
+  ASSERT_EQ(a->post(put), absl::OkStatus());
+  EXPECT_EQ(a->wait(put, kLong), absl::OkStatus());
+  EXPECT_TRUE(to.bytes == from.bytes);
+}
+
+// A worker of one's own, with all that belongs to it.
+struct Side {
+  Side(const std::string& name, const std::string& provider) {
+    WorkerOptions options{.name = name, .providers = {provider}, .key = test_key()};
+    worker = *Worker::create(std::move(options));
+    pool = *MemoryPool::create(*worker, {.slab_bytes = 2 << 20});
+    block = *pool->allocate(1 << 20);
+    thread.emplace(*worker);
+  }
+  void end() {
+    thread.reset();
+    pool.reset();
+    worker.reset();
+  }
+  std::unique_ptr<Worker> worker;
+  std::unique_ptr<MemoryPool> pool;
+  Block block;
+  std::optional<ProgressThread> thread;
+};
+
+TEST_P(Forked, WorkersThreadsAndPoolsOfTheParentGoOn) {
+  Side a("a", GetParam()), b("b", GetParam());
+  TransferRequest put{.local = a.block.region,
+                      .local_layout = Layout::contiguous(a.block.offset, a.block.size)};
+  put.peer = *a.worker->connect(b.worker->address());
+  put.remote = *b.worker->remote_region(b.block.region);
+  put.remote_layout = Layout::contiguous(b.block.offset, b.block.size);
+  ASSERT_EQ(a.worker->wait(*a.worker->submit(put), kLong), absl::OkStatus());
+  end_in_a_child([&] {
+    a.end();
+    b.end();
+  });
+  std::fill_n(a.block.data, a.block.size, std::byte{7});
+  EXPECT_EQ(a.worker->wait(*a.worker->submit(put), kLong), absl::OkStatus());
+  EXPECT_EQ(b.block.data[b.block.size - 1], std::byte{7});
+  a.end();
+  b.end();
+}
+
+TEST_P(Forked, CommunicatorsOfTheParentGoOn) {
+  CommunicatorOptions options = test_options(GetParam());
+  options.background = true;
+  run_group(2, options, [](Communicator& comm) {
+    ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    if (comm.rank() == 0) end_in_a_child([&] { comm.~Communicator(); });
+    float data = 1;
+    EXPECT_EQ(comm.all_reduce(&data, &data, 1, DataType::kF32, ReduceOp::kSum), absl::OkStatus());
+    EXPECT_EQ(data, 2);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, Forked, testing::Values("shm", "tcp"),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace baton
