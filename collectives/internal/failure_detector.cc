@@ -169,11 +169,18 @@ void FailureDetector::compare_calls(uint64_t first, uint64_t last) {
         if (block.entered.load(std::memory_order_relaxed) + 1 >= s + ControlBlock::kCalls) continue;
       }
       if (theirs.sequence != s || ours.sequence != s || theirs == ours) continue;
+      // What options changed is said only where nothing else tells the two apart.
+      const bool alike = ours.to_string() == theirs.to_string();
+      const auto said = [alike](const CallDescriptor& call) {
+        if (!alike) return call.to_string();
+        return absl::StrFormat("%s, %u channels, parts of %u elements, nodes of %u ranks",
+                               call.to_string(), call.channels, call.part_elements, call.node_size);
+      };
       fail(
           absl::InvalidArgumentError(absl::StrFormat(
               "ranks disagree about call #%u: rank %u called %s, %s called %s. All ranks must make "
               "the same calls in the same order",
-              s, rank, ours.to_string(), member.label, theirs.to_string())),
+              s, rank, said(ours), member.label, said(theirs))),
           r, true);
       return;
     }

@@ -236,6 +236,19 @@ TEST_P(Failure, RanksThatCallDifferentThingsAreTold) {
   }
 }
 
+// Two calls that differ in their options alone must not be shown as one.
+TEST_P(Failure, WhatOptionsMadeDifferentIsSaid) {
+  run_group(2, options(), [](Communicator& comm) {
+    std::vector<float> data(100000);
+    CallOptions call{.algorithm = Algorithm::kRing};
+    call.channels = comm.rank() == 0 ? 1 : 2;
+    const absl::Status status = comm.all_reduce(data.data(), data.data(), data.size(),
+                                                DataType::kF32, ReduceOp::kSum, call);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(text(status), AllOf(HasSubstr("1 channels"), HasSubstr("2 channels")));
+  });
+}
+
 TEST_P(Failure, AbortFromAnyThreadEndsCallsEverywhere) {
   run_group(2, options(), [](Communicator& comm) {
     const absl::Status met = comm.barrier();  // rank 1 may hear of the abort in it
