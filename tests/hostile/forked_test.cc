@@ -14,6 +14,7 @@
 #include "kvtransfer/agent.h"
 #include "tests/communicator/group.h"
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/sanitized.h"
 #include "tests/usable_provider.h"
 #include "transport/progress_thread.h"
 
@@ -25,6 +26,7 @@ const Time kLong = patient(std::chrono::seconds(60));
 class Forked : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
+    if (kSanitized) GTEST_SKIP() << "a sanitizer's threads do not live on in a forked child";
     if (const std::string why = why_unusable(GetParam()); !why.empty()) GTEST_SKIP() << why;
   }
 };
