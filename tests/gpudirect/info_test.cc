@@ -44,7 +44,7 @@ TEST(InfoCuda, ThePathAndItsReason) {
   };
   gpudirect::Attributes hopeless = gpudirect::unordered_writes();
   hopeless[gpudirect::kRdmaFlushWritesOptions] = 0;
-  const Personality kPersonalities[] = {
+  const Personality personalities[] = {
       {{}, "dma-buf", "", "ordered"},
       {{.attributes = gpudirect::without_dma_buf()}, "staged", "open kernel module", "ordered"},
       {{.missing = {"cuMemGetHandleForAddressRange"}}, "staged", "older than 11.7", "ordered"},
@@ -55,7 +55,7 @@ TEST(InfoCuda, ThePathAndItsReason) {
        "flushed by a call"},
       {{.attributes = hopeless}, "staged", "offers no flush", "not ordered"},
   };
-  for (const Personality& personality : kPersonalities) {
+  for (const Personality& personality : personalities) {
     gpudirect::FakeDriver fake(personality.options);
     const gpudirect::Driver driver = gpudirect::FakeDriver::driver();
     const Json device = cuda_info(&driver)["devices"][0];

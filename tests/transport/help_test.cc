@@ -42,78 +42,78 @@ class Help : public testing::Test {
     WorkerOptions options;
     options.name = "helped";
     options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.clock = &clock;
+    options.clock = &clock_;
     options.extra_providers.emplace_back([this](const ProviderContext&) {
-      auto made = std::make_unique<CountingProvider>(armed);
-      provider = made.get();
+      auto made = std::make_unique<CountingProvider>(armed_);
+      provider_ = made.get();
       return made;
     });
-    worker = *Worker::create(std::move(options));
+    worker_ = *Worker::create(std::move(options));
   }
 
   // As whoever polls: again, before the clock has moved.
   void help_often() {
-    for (int helped = provider->rounds_of_test; provider->rounds_of_test < helped + 2;) {
-      worker->help();
+    for (int helped = provider_->rounds_of_test; provider_->rounds_of_test < helped + 2;) {
+      worker_->help();
     }
   }
   // The thread's rounds while this one does nothing, for a while.
   int rounds_meanwhile() {
-    const int before = provider->rounds_of_others;
+    const int before = provider_->rounds_of_others;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return provider->rounds_of_others - before;
+    return provider_->rounds_of_others - before;
   }
   bool thread_drives() {
-    const int before = provider->rounds_of_others;
+    const int before = provider_->rounds_of_others;
     const Time end = Clock::steady().now() + kPatience;
-    while (provider->rounds_of_others == before) {
+    while (provider_->rounds_of_others == before) {
       if (Clock::steady().now() > end) return false;
       std::this_thread::yield();
     }
     return true;
   }
 
-  ManualClock clock;
-  std::atomic<int> armed{0};
-  CountingProvider* provider = nullptr;
-  std::unique_ptr<Worker> worker;
+  ManualClock clock_;
+  std::atomic<int> armed_{0};
+  CountingProvider* provider_ = nullptr;
+  std::unique_ptr<Worker> worker_;
 };
 
 TEST_F(Help, IsARound) {
-  EXPECT_FALSE(worker->help());
-  provider->something = true;
-  EXPECT_TRUE(worker->help());
-  EXPECT_EQ(provider->rounds_of_test, 2);
+  EXPECT_FALSE(worker_->help());
+  provider_->something = true;
+  EXPECT_TRUE(worker_->help());
+  EXPECT_EQ(provider_->rounds_of_test, 2);
 }
 
 TEST_F(Help, WaitsForNobody) {
-  provider->slow = true;
-  std::thread other([&] { worker->progress(); });
-  while (!provider->inside) std::this_thread::yield();
-  EXPECT_FALSE(worker->help());
-  EXPECT_EQ(provider->rounds_of_test, 0);
-  provider->slow = false;
+  provider_->slow = true;
+  std::thread other([&] { worker_->progress(); });
+  while (!provider_->inside) std::this_thread::yield();
+  EXPECT_FALSE(worker_->help());
+  EXPECT_EQ(provider_->rounds_of_test, 0);
+  provider_->slow = false;
   other.join();
 }
 
 TEST_F(Help, LetsTheThreadStandBackAsLongAsItComesOften) {
-  ProgressThread thread(*worker, kAwake);
+  ProgressThread thread(*worker_, kAwake);
   ASSERT_TRUE(thread_drives());
   help_often();
   // One that it was about to begin when the help came.
   EXPECT_LE(rounds_meanwhile(), 1);
-  clock.advance(std::chrono::milliseconds(1));
+  clock_.advance(std::chrono::milliseconds(1));
   EXPECT_TRUE(thread_drives()) << "nobody drives the worker";
 }
 
 // Who looks once in a while leaves the bytes to the thread.
 TEST_F(Help, OnceInAWhileIsNotOften) {
-  ProgressThread thread(*worker, kAwake);
+  ProgressThread thread(*worker_, kAwake);
   ASSERT_TRUE(thread_drives());
   for (int i = 0; i < 10; ++i) {
-    clock.advance(std::chrono::milliseconds(1));
-    for (int helped = provider->rounds_of_test; provider->rounds_of_test == helped;) {
-      worker->help();
+    clock_.advance(std::chrono::milliseconds(1));
+    for (int helped = provider_->rounds_of_test; provider_->rounds_of_test == helped;) {
+      worker_->help();
     }
     ASSERT_TRUE(thread_drives());
   }
@@ -121,31 +121,31 @@ TEST_F(Help, OnceInAWhileIsNotOften) {
 
 // It is not made ready to sleep again in each round.
 TEST_F(Help, OfOneWhoPollsDoesNotArmTheThreadAgainAndAgain) {
-  ProgressThread thread(*worker, {.spin = Time::zero()});
-  while (armed == 0) std::this_thread::yield();
-  const int before = armed;
+  ProgressThread thread(*worker_, {.spin = Time::zero()});
+  while (armed_ == 0) std::this_thread::yield();
+  const int before = armed_;
   for (int i = 0; i < 100; ++i) help_often();
-  EXPECT_LE(armed, before + 1) << "it may have been about to sleep";
+  EXPECT_LE(armed_, before + 1) << "it may have been about to sleep";
 }
 
 // Somebody waits, and makes a few rounds himself; then the thread must not stand back any longer.
 TEST_F(Help, EndsWhenAWaitGoesToSleep) {
-  ProgressThread thread(*worker, kAwake);
+  ProgressThread thread(*worker_, kAwake);
   ASSERT_TRUE(thread_drives());
   int looks = 0;
   int thread_was_at = -1;
   const Time end = Clock::steady().now() + kPatience;
-  const absl::Status waited = worker->wait_until(
+  const absl::Status waited = worker_->wait_until(
       [&] {
-        if (provider->rounds_of_test < 2) return false;
+        if (provider_->rounds_of_test < 2) return false;
         if (++looks < 50) {
-          clock.advance(std::chrono::nanoseconds(500));  // asleep after 20 us of them
+          clock_.advance(std::chrono::nanoseconds(500));  // asleep after 20 us of them
           return false;
         }
         if (Clock::steady().now() > end) return true;
         // From here on the clock stands: only a call brings the thread back.
-        if (thread_was_at < 0) thread_was_at = provider->rounds_of_others;
-        return provider->rounds_of_others > thread_was_at + 1;
+        if (thread_was_at < 0) thread_was_at = provider_->rounds_of_others;
+        return provider_->rounds_of_others > thread_was_at + 1;
       },
       std::chrono::seconds(1));
   EXPECT_TRUE(waited.ok()) << waited;
