@@ -239,8 +239,9 @@ absl::Status Agent::Impl::post(AgentTransferId id, const std::string_view* messa
     if (absl::Status status = check_message(*message); !status.ok()) return status;
   }
   std::shared_ptr<AgentTransfer> transfer;
-  absl::StatusOr<PeerId> peer;
+  absl::Status posted;
   {
+    // Held until the worker has it: remove_remote() drops an agent with which nothing runs.
     std::lock_guard lock(mutex);
     const auto at = transfers.find(id.value);
     if (at == transfers.end()) return no_such_transfer();
@@ -252,10 +253,10 @@ absl::Status Agent::Impl::post(AgentTransferId id, const std::string_view* messa
           transfer->agent()));
     }
     if (!transfer->needs_peer()) return transfer->post({}, message);
-    peer = peer_of(remote->second);
+    const absl::StatusOr<PeerId> peer = peer_of(remote->second);
+    if (!peer.ok()) return peer.status();
+    posted = transfer->post(*peer, message);
   }
-  if (!peer.ok()) return peer.status();
-  absl::Status posted = transfer->post(*peer, message);
   drive();
   return posted;
 }

@@ -50,7 +50,7 @@ absl::Status AgentWorkerTransfer::post(PeerId peer, const std::string_view* mess
   peer_ = peer;
   state_ = AgentTransferState::kRunning;
   why_ = absl::OkStatus();
-  stop_ = false;
+  stop_ = unanswered_ = false;
   next_part_ = next_frame_ = 0;
   submitted_.clear();
   started_ = now;
@@ -132,6 +132,8 @@ void AgentWorkerTransfer::on_end(void* context, TransferId /*id*/, const absl::S
   --transfer.open_;
   if (!status.ok()) {
     if (transfer.why_.ok()) transfer.why_ = status;
+    // While the peer is up, the worker waits for its word before it ends what may move there.
+    transfer.unanswered_ |= transfer.worker_.peer_state(transfer.peer_) == PeerState::kDown;
     // The others have no use any more.
     if (!std::exchange(transfer.stop_, true)) {
       for (const TransferId& id : transfer.submitted_) transfer.worker_.cancel(id).IgnoreError();
@@ -190,8 +192,7 @@ bool AgentWorkerTransfer::quiet() const {
 
 PeerId AgentWorkerTransfer::moves_at() const {
   std::lock_guard lock(mutex_);
-  const bool all_there = op_ == Op::kRead || submitted_.empty() || why_.ok();
-  return all_there ? PeerId() : peer_;
+  return op_ == Op::kWrite && unanswered_ ? peer_ : PeerId();
 }
 
 }  // namespace baton::kvtransfer

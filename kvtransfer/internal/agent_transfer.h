@@ -28,7 +28,7 @@ class AgentTransfer {
   const std::string& agent() const { return agent_; }  // with which
   uint64_t epoch() const { return epoch_; }
 
-  // `peer`: the agent's, unless it needs none; post() is called with the agent's lock held then.
+  // `peer`: the agent's, unless it needs none. post() is called with the agent's lock held.
   virtual bool needs_peer() const = 0;
   virtual absl::Status post(PeerId peer, const std::string_view* message) = 0;
   // Hands the worker parts that it had no room for, if any.
@@ -41,7 +41,7 @@ class AgentTransfer {
   // ended.
   virtual bool quiet() const = 0;
   // The peer at which bytes of it may still land if that was lost without a word; generation 0:
-  // none. For a write that has ended, and is not done.
+  // none. For a write that has ended with its peer.
   virtual PeerId moves_at() const { return {}; }
 
  protected:
@@ -95,6 +95,7 @@ class AgentWorkerTransfer final : public AgentTransfer,
   AgentTransferState state_ = AgentTransferState::kIdle;
   absl::Status why_;                   // the first that went wrong
   bool stop_ = false;                  // submit no more
+  bool unanswered_ = false;            // parts ended because the peer was given up
   size_t next_part_ = 0;               // to be submitted
   size_t next_frame_ = 0;              // likewise
   size_t open_ = 0;                    // submitted, not ended

@@ -112,14 +112,17 @@ bool Worker::Impl::settle_partings() {
 
 void Worker::Impl::give_up_parting(internal::Peer& peer) {
   const internal::Parting parts = *peer.parting;
+  const std::string there =
+      peer.open > 0 ? absl::StrFormat(
+                          " (%u of ours waited for it): bytes of writes that were on their way may "
+                          "land there",
+                          peer.open)
+                    : std::string(": ours have ended, and what it had begun may move at its side");
   peer_down(peer,
-            absl::DeadlineExceededError(absl::StrFormat(
-                "%s has not said in time that it ended its transfers%s: bytes of writes that were "
-                "on their way may land there until it hears of the end. Nothing lands or is read "
-                "here any more, but by a process of this machine that stands still in the middle "
-                "of a copy over shm",
-                peer.name,
-                peer.open > 0 ? absl::StrFormat(" (%u of ours waited for it)", peer.open) : "")));
+            absl::DeadlineExceededError(absl::StrCat(
+                peer.name, " has not said in time that it ended its transfers", there,
+                " until it hears of the end. Nothing lands or is read here any more, but by a "
+                "process of this machine that stands still in the middle of a copy over shm")));
   close_rails(peer, absl::CancelledError(parts.why.message()));
 }
 
