@@ -25,12 +25,14 @@ class CountingProvider : public StubProvider {
   bool progress(EventSink&) override {
     ++(std::this_thread::get_id() == test_ ? rounds_of_test : rounds_of_others);
     inside = true;
+    if (ManualClock* moved = clock; moved != nullptr) moved->advance(std::chrono::milliseconds(1));
     while (slow.load()) std::this_thread::yield();
     inside = false;
     return something.load();
   }
   std::atomic<int> rounds_of_test{0}, rounds_of_others{0};
   std::atomic<bool> inside{false}, slow{false}, something{false};
+  std::atomic<ManualClock*> clock{nullptr};  // rounds take a millisecond of it
 
  private:
   const std::thread::id test_ = std::this_thread::get_id();
@@ -104,6 +106,26 @@ TEST_F(Help, LetsTheThreadStandBackAsLongAsItComesOften) {
   EXPECT_LE(rounds_meanwhile(), 1);
   clock_.advance(std::chrono::milliseconds(1));
   EXPECT_TRUE(thread_drives()) << "nobody drives the worker";
+}
+
+// A round that copies for long is no pause of the one who polls.
+TEST_F(Help, MayTakeLong) {
+  ProgressThread thread(*worker_, kAwake);
+  ASSERT_TRUE(thread_drives());
+  help_often();
+  rounds_meanwhile();
+  provider_->clock = &clock_;
+  help_often();
+  EXPECT_EQ(rounds_meanwhile(), 0);
+  provider_->slow = true;
+  std::thread other([&] {
+    while (!provider_->inside) std::this_thread::yield();
+    EXPECT_EQ(rounds_meanwhile(), 0);
+    provider_->slow = false;
+  });
+  worker_->help();
+  other.join();
+  EXPECT_EQ(rounds_meanwhile(), 0) << "it waited for the lock meanwhile";
 }
 
 // Who looks once in a while leaves the bytes to the thread.

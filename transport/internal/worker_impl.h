@@ -271,8 +271,9 @@ class Worker::Impl final : public EventSink {
   std::atomic<bool> threaded{false};      // a ProgressThread runs this worker
   internal::Bell* thread_bell = nullptr;  // the one that it sleeps with, while it is there
   static constexpr Time kLongAgo = std::chrono::seconds(-1);
-  Time helped_at = kLongAgo;                    // the last help()
-  std::atomic<Time> helped_often_at{kLongAgo};  // the last one that came soon after another
+  Time helped_at = kLongAgo;  // when the last help() ended
+  // Likewise of those that came soon after another; kNever while one is under way.
+  std::atomic<Time> helped_often_at{kLongAgo};
   std::atomic<uint32_t> waiters{0};
   std::mutex wait_mutex;
   std::condition_variable wait_condition;

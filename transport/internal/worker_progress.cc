@@ -19,7 +19,7 @@
 namespace baton {
 namespace {
 
-constexpr Time kOften = std::chrono::microseconds(50);  // between the help() of one who polls
+constexpr Time kOften = std::chrono::microseconds(50);  // from one help() to the next
 constexpr Time kCopyPause = std::chrono::microseconds(5);
 constexpr const char* kNoDescriptors = "no file descriptors are left: raise `ulimit -n`";
 
@@ -246,15 +246,17 @@ bool Worker::Impl::help() {
   {
     std::unique_lock lock(mutex, std::try_to_lock);
     if (!lock) return false;
-    const Time now = clock.now();
-    if (now - helped_at < kOften && thread_bell != nullptr) {
-      helped_often_at.store(now, std::memory_order_relaxed);
+    const bool often = clock.now() - helped_at < kOften && thread_bell != nullptr;
+    if (often) {
+      // Until this round is over, however much it copies: the thread would only wait for the lock.
+      helped_often_at.store(kNever, std::memory_order_relaxed);
       // Asleep it would be woken by whatever is done here, for it may be what it sleeps for, and
       // each round would arm it again. Standing back it costs nothing.
       if (std::erase(asleep, thread_bell) > 0) thread_bell->ring();
     }
-    helped_at = now;
     any = progress();
+    helped_at = clock.now();
+    if (often) helped_often_at.store(helped_at, std::memory_order_relaxed);
   }
   if (any) tell_waiters();
   return any;
