@@ -93,6 +93,9 @@ class AgentRanges {
     return nullptr;
   }
 
+  // The order in which they stand here.
+  static bool before(const Range& a, const Range& b) { return key(a.where) < key(b.where); }
+
   size_t size() const { return ranges_.size(); }
   const Range& operator[](size_t index) const { return ranges_[index]; }
   auto begin() const { return ranges_.begin(); }
@@ -100,7 +103,6 @@ class AgentRanges {
 
  private:
   static auto key(const Descriptor& d) { return std::tie(d.address, d.bytes, d.device); }
-  static bool before(const Range& a, const Range& b) { return key(a.where) < key(b.where); }
   static bool order_before(const Descriptor& where, const Range& range) {
     return key(where) < key(range.where);
   }

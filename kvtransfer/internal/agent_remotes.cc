@@ -1,6 +1,5 @@
 // Other agents: their metadata, how they are reached, what becomes of them when they go.
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,11 +14,7 @@ using RemoteRanges = AgentRanges<RemoteRegion>;
 
 // What partial metadata makes of what was known: it replaces the newest range of the same place.
 RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range> by) {
-  const auto key = [](const RemoteRanges::Range& range) {
-    return std::tie(range.where.address, range.where.bytes, range.where.device);
-  };
-  std::stable_sort(by.begin(), by.end(),
-                   [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  std::stable_sort(by.begin(), by.end(), RemoteRanges::before);
   // Of what it names more than once the last counts.
   std::vector<RemoteRanges::Range> added;
   std::vector<size_t> replaced;
