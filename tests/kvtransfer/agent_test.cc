@@ -566,5 +566,25 @@ TEST(Agent, OneThatIsRemovedHasNoTransferCalledEndedThatMayLandThere) {
   EXPECT_EQ(mine.bytes, theirs.bytes);
 }
 
+// How its agent went later is nothing to a transfer that had ended with the agent's word.
+TEST(Agent, WhatEndedBeforeItsAgentWasRemovedIsReleasedWithoutDoubt) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  AgentMemory mine(*a, 16 << 20, 1);
+  AgentMemory theirs(*b, 16 << 20, 2);
+  introduce(*a, *b);
+  const auto write = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
+                                      std::vector<Descriptor>{theirs.whole()}, "beta");
+  ASSERT_TRUE(a->post(*write).ok());
+  run_agents(*a, *b, [&] { return *a->state(*write) == AgentTransferState::kDone; });
+  ASSERT_TRUE(a->post(*write).ok());
+  ASSERT_TRUE(a->abort(*write).ok());
+  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
+  EXPECT_EQ(*a->state(*write), AgentTransferState::kCancelled);
+  a->remove_remote("beta");
+  const absl::Status released = a->release(*write);
+  EXPECT_TRUE(released.ok()) << released;
+}
+
 }  // namespace
 }  // namespace baton::kvtransfer
