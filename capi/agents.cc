@@ -7,6 +7,7 @@
 
 using baton::capi::descriptors;
 using baton::capi::give;
+using baton::capi::give_all;
 using baton::capi::guarded;
 using baton::capi::invalid;
 using baton::capi::kind;
@@ -116,6 +117,7 @@ int32_t baton_agent_get_stats(const baton_agent* agent, baton_agent_stats* stats
     out.registrations = now.worker.registrations;
     out.peers_up = now.worker.peers_up;
     out.peers_lost = now.worker.peers_lost;
+    out.messages_lost = now.messages_lost;
     if (!baton::capi::write_sized(out, stats)) {
       return invalid("stats: set its size to sizeof(baton_agent_stats)", error);
     }
@@ -269,15 +271,25 @@ int32_t baton_next_message(baton_agent* agent, baton_bytes* from, baton_bytes* m
     }
     if (agent->inbox.empty()) return result_of(absl::NotFoundError("no message"), error);
     const baton::kvtransfer::AgentMessage& next = agent->inbox.front();
-    baton_bytes name{};
-    int32_t result = give(next.agent, from == nullptr ? nullptr : &name, error);
-    if (result == BATON_OK) result = give(next.payload, message, error);
-    if (result != BATON_OK) {
-      baton_bytes_free(&name);
-      return result;
+    const int32_t result = give_all({{next.agent, from}, {next.payload, message}}, error);
+    if (result == BATON_OK) agent->inbox.pop_front();
+    return result;
+  });
+}
+
+int32_t baton_next_lost_message(baton_agent* agent, baton_bytes* to, baton_bytes* message,
+                                baton_bytes* why, baton_error* error) {
+  return guarded(agent, error, [&] {
+    std::lock_guard lock(agent->mutex);
+    if (agent->lost.empty()) {
+      for (auto& next : agent->agent->lost_messages()) agent->lost.push_back(std::move(next));
     }
-    if (from != nullptr) *from = name;
-    agent->inbox.pop_front();
+    if (agent->lost.empty()) return result_of(absl::NotFoundError("no message was lost"), error);
+    const baton::kvtransfer::AgentLostMessage& next = agent->lost.front();
+    const std::string reason(next.why.message());
+    const int32_t result =
+        give_all({{next.agent, to}, {next.payload, message}, {reason, why}}, error);
+    if (result == BATON_OK) agent->lost.pop_front();
     return result;
   });
 }

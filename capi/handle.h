@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -21,7 +22,9 @@ struct baton_agent {
   const uint32_t forks = baton::capi::forks();  // where it was made; elsewhere it is not used
   std::unique_ptr<baton::kvtransfer::Agent> agent;
   std::mutex mutex;
-  std::deque<baton::kvtransfer::AgentMessage> inbox;  // taken from the agent, not handed out yet
+  // Taken from the agent, not handed out yet.
+  std::deque<baton::kvtransfer::AgentMessage> inbox;
+  std::deque<baton::kvtransfer::AgentLostMessage> lost;
 };
 
 namespace baton::capi {
@@ -31,6 +34,12 @@ int32_t result_of(const absl::Status& status, baton_error* error);
 int32_t invalid(const char* what, baton_error* error);
 // A copy for the caller. No memory: ResourceExhausted.
 int32_t give(std::string_view text, baton_bytes* out, baton_error* error);
+// Several, all or none; those whose place is NULL are not wanted.
+struct Gift {
+  std::string_view text;
+  baton_bytes* out;
+};
+int32_t give_all(std::initializer_list<Gift> gifts, baton_error* error);
 
 // A struct of the caller's that begins with its size: filled as far as the caller knows it.
 template <typename T>

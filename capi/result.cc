@@ -83,6 +83,16 @@ int32_t give(std::string_view text, baton_bytes* out, baton_error* error) {
   return result_of(absl::OkStatus(), error);
 }
 
+int32_t give_all(std::initializer_list<Gift> gifts, baton_error* error) {
+  for (const Gift& gift : gifts) {
+    const int32_t result = give(gift.text, gift.out, error);
+    if (result == BATON_OK) continue;
+    for (const Gift* given = gifts.begin(); given != &gift; ++given) baton_bytes_free(given->out);
+    return result;
+  }
+  return BATON_OK;
+}
+
 }  // namespace baton::capi
 
 extern "C" {

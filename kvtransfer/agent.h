@@ -127,12 +127,21 @@ struct AgentMessage {
   std::string payload;
 };
 
+// A message of ours that nobody confirmed before its agent went or was given up. It may have come
+// there all the same.
+struct AgentLostMessage {
+  std::string agent;  // it was for
+  std::string payload;
+  absl::Status why;
+};
+
 struct AgentStats {
-  uint64_t lists = 0;       // prepared and not released
-  uint64_t transfers = 0;   // made and not released
-  uint64_t running = 0;     // of them, posted and not ended
-  uint64_t remotes = 0;     // agents whose metadata is loaded
-  uint64_t registered = 0;  // descriptors registered now
+  uint64_t lists = 0;          // prepared and not released
+  uint64_t transfers = 0;      // made and not released
+  uint64_t running = 0;        // of them, posted and not ended
+  uint64_t remotes = 0;        // agents whose metadata is loaded
+  uint64_t registered = 0;     // descriptors registered now
+  uint64_t messages_lost = 0;  // ever
   WorkerStats worker;
 };
 
@@ -319,10 +328,15 @@ class Agent {
   // Sends bytes (also none) to an agent's inbox; at most kMaxAgentMessage. Returns at once; an
   // agent that is gone is Unavailable where that is known already. Those of one thread arrive in
   // the order sent, with two exceptions: one above 60,000 bytes may arrive later than those behind
-  // it, and so may those on a connection that was lost or gave way to a better one.
+  // it, and so may those on a connection that was lost or gave way to a better one. What is lost
+  // after that, with its agent, is told by lost_messages().
   absl::Status notify(std::string_view agent, std::string_view message);
   // All that came since the last call, oldest first.
   std::vector<AgentMessage> messages();
+  // Those of our notify() that were lost since the last call, oldest first; at most the newest
+  // 1,024 of them and 16 MiB (stats() counts all). event_fd() becomes readable. A transfer's
+  // message is not among them: it fails with its transfer.
+  std::vector<AgentLostMessage> lost_messages();
 
   // An eventfd that becomes readable when something happened: a transfer ended, a message came, an
   // agent went. Read it (8 bytes) to clear it.

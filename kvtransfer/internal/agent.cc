@@ -296,6 +296,7 @@ absl::Status Agent::notify(std::string_view agent, std::string_view message) {
   return impl_->notify(agent, message);
 }
 std::vector<AgentMessage> Agent::messages() { return impl_->messages(); }
+std::vector<AgentLostMessage> Agent::lost_messages() { return impl_->outbox->take_lost(); }
 int Agent::event_fd() const { return impl_->worker->event_fd(); }
 bool Agent::progress() { return impl_->worker->progress(); }
 
@@ -307,6 +308,7 @@ AgentStats Agent::stats() const {
   for (const auto& [id, transfer] : impl_->transfers) out.running += !transfer->quiet();
   out.remotes = impl_->remotes.size() - 1;
   out.registered = impl_->ranges.size() + impl_->files->ranges()->size();
+  out.messages_lost = impl_->outbox->lost();
   out.worker = impl_->worker->stats();
   return out;
 }

@@ -54,6 +54,7 @@ Agent::Impl::Impl(std::unique_ptr<Worker> its_worker, ClusterKey cluster_key,
     : options(std::move(agent_options)),
       key(std::move(cluster_key)),
       worker(std::move(its_worker)),
+      outbox(std::make_unique<AgentOutbox>(*worker)),
       files(std::make_unique<AgentFiles>(*worker)) {
   if (absl::StatusOr<Address> address = Address::decode(worker->address()); address.ok()) {
     uid = address->uid;

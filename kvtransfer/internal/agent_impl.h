@@ -24,6 +24,7 @@
 #include "kvtransfer/internal/agent_list.h"
 #include "kvtransfer/internal/agent_memory_kind.h"
 #include "kvtransfer/internal/agent_messages.h"
+#include "kvtransfer/internal/agent_outbox.h"
 #include "kvtransfer/internal/agent_ranges.h"
 #include "kvtransfer/internal/agent_transfer.h"
 #include "kvtransfer/metadata/agent_metadata.h"
@@ -99,6 +100,7 @@ class Agent::Impl {
   const ClusterKey key;
   WorkerUid uid;
   std::unique_ptr<Worker> worker;
+  std::unique_ptr<AgentOutbox> outbox;
   std::unique_ptr<AgentFiles> files;
 
   mutable std::mutex mutex;

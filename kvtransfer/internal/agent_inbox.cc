@@ -98,6 +98,7 @@ void Agent::Impl::serve() {
 }
 
 absl::Status Agent::Impl::notify(std::string_view agent, std::string_view message) {
+  if (absl::Status status = check_message(message); !status.ok()) return status;
   absl::StatusOr<PeerId> peer;
   {
     std::lock_guard lock(mutex);
@@ -106,7 +107,7 @@ absl::Status Agent::Impl::notify(std::string_view agent, std::string_view messag
     peer = peer_of(**remote);
   }
   if (!peer.ok()) return peer.status();
-  absl::Status sent = send(*peer, AgentFrameKind::kMessage, message);
+  absl::Status sent = outbox->send_message(agent, *peer, message);
   drive();
   return sent;
 }

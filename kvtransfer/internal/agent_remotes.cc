@@ -184,26 +184,7 @@ absl::StatusOr<PeerId> Agent::Impl::caller(std::string_view host_port) {
 
 absl::Status Agent::Impl::send(PeerId peer, AgentFrameKind kind, std::string_view payload) {
   if (absl::Status status = check_message(payload); !status.ok()) return status;
-  if (payload.size() <= kMaxWholeAgentMessage) {
-    return worker->notify_detached(peer, agent_frame(kind, payload));
-  }
-  bool first = true;
-  for (const std::string& frame : agent_frames(kind, payload)) {
-    absl::Status status = worker->notify_detached(peer, frame);
-    // Once begun, a message is worth waiting for.
-    if (absl::IsResourceExhausted(status) && !first) {
-      absl::Status waited = worker->wait_until(
-          [&] {
-            status = worker->notify_detached(peer, frame);
-            return !absl::IsResourceExhausted(status);
-          },
-          std::chrono::seconds(10));
-      if (!waited.ok()) return status;
-    }
-    if (!status.ok()) return status;
-    first = false;
-  }
-  return absl::OkStatus();
+  return outbox->send(peer, kind, payload);
 }
 
 absl::Status Agent::Impl::say(std::string_view host_port, AgentFrameKind kind,

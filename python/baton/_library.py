@@ -27,7 +27,7 @@ class Options(ctypes.Structure):
 class Stats(ctypes.Structure):
     _fields_ = [("size", c_size_t)] + [(name, c_uint64) for name in (
         "lists", "transfers", "running", "remotes", "registered", "bytes_moved", "transfers_ended",
-        "registrations", "peers_up", "peers_lost")]
+        "registrations", "peers_up", "peers_lost", "messages_lost")]
 
 
 class Telemetry(ctypes.Structure):
@@ -85,6 +85,7 @@ _PROTOTYPES = {
     "transfer_telemetry": (c_int32, [_AGENT, c_uint64, POINTER(Telemetry), _ERROR]),
     "notify": (c_int32, [_AGENT, c_char_p, c_char_p, c_size_t, _ERROR]),
     "next_message": (c_int32, [_AGENT, POINTER(Bytes), POINTER(Bytes), _ERROR]),
+    "next_lost_message": (c_int32, [_AGENT, POINTER(Bytes), POINTER(Bytes), POINTER(Bytes), _ERROR]),
 }
 
 

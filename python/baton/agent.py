@@ -428,13 +428,22 @@ class Agent:
 
     def messages(self) -> List[Tuple[str, bytes]]:
         """All (agent, message) that came since the last call."""
+        return [(sender.decode(), message) for sender, message in self._take_all(lib.next_message, 2)]
+
+    def lost_messages(self) -> List[Tuple[str, bytes, str]]:
+        """Those of our notify() that were lost with their agent since the last call: (agent, message, why). Nobody
+        confirmed them, though they may have come. The newest 1,024 are kept; stats()["messages_lost"] counts all."""
+        return [(agent.decode(), message, why.decode(errors="replace"))
+                for agent, message, why in self._take_all(lib.next_lost_message, 3)]
+
+    def _take_all(self, call, fields: int) -> List[List[bytes]]:
         out = []
         while True:
-            sender, message = _library.Bytes(), _library.Bytes()
+            parts = [_library.Bytes() for _ in range(fields)]
             error = _library.Error(ctypes.sizeof(_library.Error))
-            result = self._open.ask(lib.next_message, ctypes.byref(sender), ctypes.byref(message), ctypes.byref(error))
+            result = self._open.ask(call, *map(ctypes.byref, parts), ctypes.byref(error))
             if result == _library.NOT_FOUND:
                 return out
             if result < 0:
                 raise error_of(result, error.text.decode(errors="replace"))
-            out.append((take(sender).decode(), take(message)))
+            out.append([take(part) for part in parts])

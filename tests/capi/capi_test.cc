@@ -18,10 +18,11 @@ using ::testing::HasSubstr;
 constexpr int64_t kLong = 60'000'000'000;
 
 struct Side {
-  explicit Side(const char* name) : memory(1 << 16) {
+  explicit Side(const char* name, bool driven = true) : memory(1 << 16) {
     baton_agent_options options;
     baton_agent_options_init(&options, sizeof options);
     options.name = name;
+    options.progress_thread = driven;
     EXPECT_EQ(baton_agent_create(&options, &agent, &error), BATON_OK) << error.text;
     EXPECT_EQ(baton_agent_register(agent, BATON_DRAM, &whole, 1, &error), BATON_OK) << error.text;
   }
@@ -33,13 +34,14 @@ struct Side {
 };
 
 struct Capi : ::testing::Test {
-  Capi() {
+  Capi() { introduce(b, "b"); }
+  void introduce(const Side& other, const char* called) {
     baton_bytes metadata{}, name{};
-    EXPECT_EQ(baton_agent_metadata(b.agent, &metadata, &error), BATON_OK);
+    EXPECT_EQ(baton_agent_metadata(other.agent, &metadata, &error), BATON_OK);
     EXPECT_EQ(baton_agent_add_remote(a.agent, metadata.data, metadata.size, &name, &error),
               BATON_OK)
         << error.text;
-    EXPECT_STREQ(name.data, "b");
+    EXPECT_STREQ(name.data, called);
     baton_bytes_free(&metadata);
     baton_bytes_free(&name);
     EXPECT_EQ(name.data, nullptr);
@@ -162,6 +164,27 @@ TEST_F(Capi, ATransferFromMakeToRelease) {
   EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_ERR_NOT_FOUND);
   EXPECT_EQ(baton_transfer_release(a.agent, write, BATON_FOREVER, &error), BATON_ERR_NOT_FOUND);
   EXPECT_THAT(error.text, HasSubstr("released already"));
+}
+
+TEST_F(Capi, LostMessagesAreTold) {
+  Side still("still", false);  // confirms nothing
+  introduce(still, "still");
+  baton_bytes to{}, message{}, why{};
+  EXPECT_EQ(baton_next_lost_message(a.agent, &to, &message, &why, &error), BATON_ERR_NOT_FOUND);
+  ASSERT_EQ(baton_notify(a.agent, "still", "text", 4, &error), BATON_OK) << error.text;
+  ASSERT_EQ(baton_notify(a.agent, "still", "more", 4, &error), BATON_OK) << error.text;
+  ASSERT_EQ(baton_agent_remove_remote(a.agent, "still", &error), BATON_OK) << error.text;
+  ASSERT_EQ(baton_next_lost_message(a.agent, &to, &message, &why, &error), BATON_OK) << error.text;
+  EXPECT_STREQ(to.data, "still");
+  EXPECT_EQ(message.size, 4u);
+  EXPECT_GT(why.size, 0u);
+  for (baton_bytes* each : {&to, &message, &why}) baton_bytes_free(each);
+  EXPECT_EQ(baton_next_lost_message(a.agent, nullptr, nullptr, nullptr, &error), BATON_OK);
+  EXPECT_EQ(baton_next_lost_message(a.agent, &to, &message, &why, &error), BATON_ERR_NOT_FOUND);
+  baton_agent_stats stats{};
+  stats.size = sizeof stats;
+  EXPECT_EQ(baton_agent_get_stats(a.agent, &stats, &error), BATON_OK);
+  EXPECT_EQ(stats.messages_lost, 2u);
 }
 
 TEST_F(Capi, ErrorsFitWhatTheCallerHas) {

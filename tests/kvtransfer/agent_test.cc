@@ -586,5 +586,52 @@ TEST(Agent, WhatEndedBeforeItsAgentWasRemovedIsReleasedWithoutDoubt) {
   EXPECT_TRUE(released.ok()) << released;
 }
 
+TEST(Agent, MessagesThatAreLostWithTheirAgentAreTold) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  introduce(*a, *b);
+  ASSERT_TRUE(a->notify("beta", "heard").ok());
+  std::vector<AgentMessage> heard;
+  run_agents(*a, *b, [&] {
+    for (AgentMessage& message : b->messages()) heard.push_back(std::move(message));
+    return !heard.empty() && a->stats().worker.open_transfers == 0;
+  });
+  EXPECT_TRUE(a->lost_messages().empty());
+  // From here on beta stands still: nobody confirms anything.
+  const std::string large(200'000, 'l');
+  for (const std::string& text : {std::string("first"), large, std::string()}) {
+    ASSERT_TRUE(a->notify("beta", text).ok());
+  }
+  EXPECT_TRUE(a->lost_messages().empty());
+  a->remove_remote("beta");
+  const std::vector<AgentLostMessage> lost = a->lost_messages();
+  std::vector<std::string> texts;
+  for (const AgentLostMessage& message : lost) {
+    EXPECT_EQ(message.agent, "beta");
+    EXPECT_TRUE(absl::IsUnavailable(message.why)) << message.why;
+    texts.push_back(message.payload);
+  }
+  EXPECT_EQ(texts, (std::vector<std::string>{"first", large, ""}));
+  EXPECT_EQ(a->stats().messages_lost, 3u);
+  EXPECT_TRUE(a->lost_messages().empty()) << "told twice";
+}
+
+TEST(Agent, OfLostMessagesThatNobodyAsksForTheNewestAreKept) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  constexpr size_t kAll = 3000;
+  for (size_t said = 0; said < kAll;) {
+    introduce(*a, *b);
+    while (said < kAll && a->notify("beta", std::to_string(said)).ok()) ++said;
+    a->remove_remote("beta");
+  }
+  EXPECT_EQ(a->stats().messages_lost, kAll);
+  const std::vector<AgentLostMessage> lost = a->lost_messages();
+  ASSERT_EQ(lost.size(), 1024u);
+  for (size_t i = 0; i < lost.size(); ++i) {
+    EXPECT_EQ(lost[i].payload, std::to_string(kAll - lost.size() + i));
+  }
+}
+
 }  // namespace
 }  // namespace baton::kvtransfer

@@ -85,6 +85,19 @@ class Agents(Pair):
         with self.assertRaises(baton.NotFoundError):
             transfer.post()
 
+    def test_lost_messages_are_told(self):
+        with baton.Agent("still", progress_thread=False) as still:  # confirms nothing
+            self.a.add_remote(still.metadata())
+            self.a.notify("still", b"first")
+            self.a.notify("still", b"")
+            self.assertEqual(self.a.lost_messages(), [])
+            self.a.remove_remote("still")
+            lost = self.a.lost_messages()
+            self.assertEqual([(agent, message) for agent, message, _ in lost], [("still", b"first"), ("still", b"")])
+            self.assertTrue(all(why for _, _, why in lost))
+            self.assertEqual(self.a.lost_messages(), [])
+            self.assertEqual(self.a.stats()["messages_lost"], 2)
+
     def test_a_closed_agent_is_an_error_and_no_crash(self):
         transfer = self.a.transfer(baton.WRITE, self.local, [0], self.remote, [0])
         self.a.close()

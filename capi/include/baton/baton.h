@@ -114,6 +114,7 @@ typedef struct baton_agent_stats {
   size_t size;
   uint64_t lists, transfers, running, remotes, registered;
   uint64_t bytes_moved, transfers_ended, registrations, peers_up, peers_lost;
+  uint64_t messages_lost;
 } baton_agent_stats;
 int32_t baton_agent_get_stats(const baton_agent* agent, baton_agent_stats* stats,
                               baton_error* error);
@@ -260,6 +261,11 @@ int32_t baton_notify(baton_agent* agent, const char* remote, const void* message
 // `message` are the caller's to free.
 int32_t baton_next_message(baton_agent* agent, baton_bytes* from, baton_bytes* message,
                            baton_error* error);
+// The oldest message of baton_notify() that was lost, with its agent, after the call returned
+// BATON_OK: nobody confirmed it, though it may have come. NULL for what is not wanted; `why` is
+// text. BATON_ERR_NOT_FOUND when there is none; only the newest 1,024 are kept.
+int32_t baton_next_lost_message(baton_agent* agent, baton_bytes* to, baton_bytes* message,
+                                baton_bytes* why, baton_error* error);
 
 #ifdef __cplusplus
 }
