@@ -21,6 +21,7 @@
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/handshake.h"
+#include "transport/net/interfaces.h"
 #include "transport/net/seal.h"
 
 namespace baton::collectives {
