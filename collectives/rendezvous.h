@@ -66,6 +66,11 @@ class RendezvousServer {
 // itself, so a name says nothing.
 bool only_this_machine(const std::string& rendezvous);
 
+// What the workers of ranks that meet at `rendezvous` listen on, so that the others reach them: ""
+// (loopback) where only ranks of this machine can come, "::" (both families) where it is an address
+// of IPv6 or a name that has no other, "0.0.0.0" elsewhere. Of a name the resolver is asked.
+std::string listen_host_for(const std::string& rendezvous);
+
 // Hands `info` to the server at `address` and returns the rank_infos of all ranks of its
 // generation, ordered by rank. Blocks, retries while nobody listens. One rank needs no server: with
 // an empty address it meets itself. Errors, at every rank that has come:

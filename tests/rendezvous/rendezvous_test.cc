@@ -240,6 +240,18 @@ TEST(Rendezvous, AServerOnEveryInterfaceSaysAnAddressThatWorks) {
   }
 }
 
+TEST(Rendezvous, TheListenHostOfRanksIsOfTheFamilyThatTheyMeetBy) {
+  for (const char* here : {"127.0.0.1:4711", "localhost:4711", "[::1]:4711"}) {
+    EXPECT_EQ(listen_host_for(here), "") << here;
+  }
+  for (const char* by_v6 : {"[fd77::1]:4711", "10.0.0.1:4711,[fd77::1]:4711"}) {
+    EXPECT_EQ(listen_host_for(by_v6), "::") << by_v6;
+  }
+  EXPECT_EQ(listen_host_for("10.0.0.1:4711"), "0.0.0.0");
+  EXPECT_EQ(listen_host_for("127.0.0.1:4711,10.0.0.1:4711"), "0.0.0.0");
+  EXPECT_EQ(listen_host_for("no address"), "0.0.0.0");
+}
+
 TEST(Rendezvous, RanksWaitForAServerThatStartsLater) {
   std::string address;
   {

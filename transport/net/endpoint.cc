@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 
@@ -256,12 +257,23 @@ absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& optio
   }
   set_buffers(fd, options.buffer_bytes);
   if (::connect(fd, raw(to), to.size) != 0 && errno != EINPROGRESS) {
-    const int error = errno;
+    absl::Status why = why_not_connected(fd, errno);
     ::close(fd);
-    if (error == ECONNREFUSED) return absl::NotFoundError(strerror(error));
-    return absl::UnavailableError(strerror(error));
+    return why;
   }
   return fd;
+}
+
+absl::Status why_not_connected(int fd, int error) {
+  if (error != ECONNREFUSED) return absl::UnavailableError(strerror(error));
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  const bool known = getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+                     size >= offsetof(tcp_info, tcpi_segs_in) + sizeof(info.tcpi_segs_in);
+  // The host's own refusal is a segment of TCP.
+  if (!known || info.tcpi_segs_in > 0) return absl::NotFoundError(strerror(error));
+  return absl::UnavailableError(absl::StrCat(
+      strerror(error), ", by something on the way (ICMP): does a firewall reject the connection?"));
 }
 
 std::string tune(int fd, const Endpoint& peer, const SocketOptions& options) {
