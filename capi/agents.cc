@@ -26,7 +26,7 @@ absl::StatusOr<baton::kvtransfer::AgentOptions> options_of(const baton_agent_opt
       worker.providers.emplace_back(name);
   }
   worker.require = view(from.require);
-  if (from.key_file != nullptr) {
+  if (from.key_file != nullptr && *from.key_file != 0) {
     absl::StatusOr<baton::ClusterKey> key = baton::ClusterKey::from_file(from.key_file);
     if (!key.ok()) return key.status();
     worker.key = *std::move(key);

@@ -93,7 +93,7 @@ class Communicator {
  public:
   // Meets the other ranks. DeadlineExceeded names the ranks that did not come; InvalidArgument for
   // duplicate ranks or other sizes; Unauthenticated for another key; FailedPrecondition for another
-  // version.
+  // version or a generation that is over (after an abort all ranks come with the next one).
   static absl::StatusOr<std::unique_ptr<Communicator>> create(CommunicatorOptions options);
   ~Communicator();  // in a forked child it does nothing: the communicator is the parent's
   Communicator(const Communicator&) = delete;
@@ -145,7 +145,7 @@ class Communicator {
   // of the same count and type. So two ranks that both call send() first wait for each other until
   // the deadline: begin one of the two calls with send_async() or receive_async(). With another
   // count or type both hear InvalidArgument. The same holds for each message of an all_to_all_v,
-  // which begins all of its sends and receives at once.
+  // which begins all of them at once, and is otherwise called as every collective, by all ranks.
   absl::StatusOr<Work> send_async(const void* in, size_t count, DataType type, int to,
                                   const CallOptions& options = {});
   absl::StatusOr<Work> receive_async(void* out, size_t count, DataType type, int from,

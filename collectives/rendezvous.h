@@ -34,7 +34,7 @@ struct RankInfo {
   static absl::StatusOr<RankInfo> decode(std::string_view bytes);
 };
 
-inline constexpr uint32_t kCollectivesVersion = 1;
+inline constexpr uint32_t kCollectivesVersion = 2;
 
 // Serves any number of generations, one after the other, on a thread of its own, until destroyed.
 class RendezvousServer {
@@ -65,6 +65,11 @@ class RendezvousServer {
 // addresses, in numbers or as "localhost". A host's own name often resolves to loopback on the host
 // itself, so a name says nothing.
 bool only_this_machine(const std::string& rendezvous);
+
+// What the workers of ranks that meet at `rendezvous` listen on, so that the others reach them: ""
+// (loopback) where only ranks of this machine can come, "::" (both families) where it is an address
+// of IPv6 or a name that has no other, "0.0.0.0" elsewhere. Of a name the resolver is asked.
+std::string listen_host_for(const std::string& rendezvous);
 
 // Hands `info` to the server at `address` and returns the rank_infos of all ranks of its
 // generation, ordered by rank. Blocks, retries while nobody listens. One rank needs no server: with

@@ -281,8 +281,8 @@ class Agent {
   absl::Status release_list(AgentListId list);
 
   // --- transfers ---------------------------------------------------------------------------
-  // Pairs local[local_indices[i]] with remote[remote_indices[i]]. InvalidArgument: the two differ
-  // in number or are empty, an index is out of range, two descriptors of a pair differ in bytes.
+  // Pairs local[local_indices[i]] with remote[remote_indices[i]]. InvalidArgument: no Op, the two
+  // differ in number or are empty, an index is out of range, two of a pair differ in bytes.
   // `message`, if not empty, reaches the other agent's inbox when all bytes are there; with files
   // it is Unimplemented. Where a file's transfer fails, bytes of it may have moved; Internal or
   // ResourceExhausted says what the system said, and where.

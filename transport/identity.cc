@@ -10,10 +10,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -47,16 +50,18 @@ absl::Status fill_random_key_file(const std::string& path) {
   // never changes.
   std::string draft = path + ".XXXXXX";
   const int fd = mkostemp(draft.data(), O_CLOEXEC);
-  const bool made =
-      fd >= 0 && write_durably(fd, hex) &&
-      (link(draft.c_str(), path.c_str()) == 0 || errno == EEXIST ||
-       renameat2(AT_FDCWD, draft.c_str(), AT_FDCWD, path.c_str(), RENAME_NOREPLACE) == 0 ||
-       errno == EEXIST);
-  const int why = errno;
-  if (fd >= 0) {
-    close(fd);
-    unlink(draft.c_str());
+  const bool written = fd >= 0 && write_durably(fd, hex);
+  int why = errno;
+  // Nobody has it open for writing when it gets its name: see Writers.
+  if (fd >= 0) close(fd);
+  bool made = false;
+  if (written) {
+    made = link(draft.c_str(), path.c_str()) == 0 || errno == EEXIST ||
+           renameat2(AT_FDCWD, draft.c_str(), AT_FDCWD, path.c_str(), RENAME_NOREPLACE) == 0 ||
+           errno == EEXIST;
+    why = errno;
   }
+  if (fd >= 0) unlink(draft.c_str());
   if (made) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrFormat("cannot make a cluster key at %s: %s; make one yourself and set "
@@ -87,12 +92,46 @@ absl::Status cannot_open(const std::string& path, int why) {
   }
 }
 
+// Keeps writers out of a file that is being read: whoever opens it for writing, or cuts it, waits
+// in the kernel until the lease is given back, some microseconds later.
+class Writers {
+ public:
+  // `reader`: a descriptor that is open for reading only.
+  explicit Writers(int reader) : fd_(reader) {
+    // Who waits is told to us by a signal, which by default would end the process.
+    if (fcntl(fd_, F_SETSIG, SIGURG) != 0) return;
+    held_off_ = fcntl(fd_, F_SETLEASE, F_RDLCK) == 0;
+    there_ = !held_off_ && (errno == EAGAIN || errno == EBUSY);
+  }
+  ~Writers() {
+    if (held_off_) fcntl(fd_, F_SETLEASE, F_UNLCK);
+  }
+  Writers(const Writers&) = delete;
+  Writers& operator=(const Writers&) = delete;
+
+  // Somebody has the file open for writing. False also where the file system, or whose the file is,
+  // does not let one ask.
+  bool there() const { return there_; }
+
+ private:
+  const int fd_;
+  bool held_off_ = false, there_ = false;
+};
+
+absl::Status being_written(const std::string& path) {
+  return absl::UnavailableError(absl::StrFormat(
+      "the cluster key %s is being written at this moment: try again; who changes a key writes a "
+      "new file and renames it to this name (`mv`), so that everybody reads the old or the new one",
+      path));
+}
+
 // What the file holds, which is never more than a key may have.
-absl::StatusOr<std::string> read_key(int fd, const std::string& path) {
+absl::StatusOr<std::string> read_once(int fd, const std::string& path) {
   std::string bytes(kMostKeyFile + 1, '\0');
   size_t have = 0;
   while (have < bytes.size()) {
-    const ssize_t got = read(fd, bytes.data() + have, bytes.size() - have);
+    const ssize_t got =
+        pread(fd, bytes.data() + have, bytes.size() - have, static_cast<off_t>(have));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
       return absl::UnavailableError(
@@ -114,6 +153,31 @@ absl::StatusOr<std::string> read_key(int fd, const std::string& path) {
         "%s holds nothing but zeros, as a file that was not written to its end: make the key again "
         "with `openssl rand -hex 32`",
         path));
+  }
+  return bytes;
+}
+
+// The whole of one key: who rewrites the file meanwhile is kept out, or found out.
+absl::StatusOr<std::string> read_key(int fd, const std::string& path) {
+  // Whoever has had it open for so long, and does nothing, has only forgotten to close it.
+  constexpr time_t kForgotten = 10;
+  const Writers writers(fd);
+  struct stat before {
+  }, after{};
+  const auto looked = [&](struct stat& info) { return fstat(fd, &info) == 0; };
+  if (!looked(before)) return being_written(path);
+  if (writers.there() && time(nullptr) - before.st_mtim.tv_sec < kForgotten) {
+    return being_written(path);
+  }
+  absl::StatusOr<std::string> bytes = read_once(fd, path);
+  if (!bytes.ok()) return bytes;
+  // Where no lease is to be had: times and sizes as they were, and twice the same bytes.
+  const auto again = read_once(fd, path);
+  const auto time_of = [](const timespec& at) { return std::pair(at.tv_sec, at.tv_nsec); };
+  if (!again.ok() || *again != *bytes || !looked(after) || before.st_size != after.st_size ||
+      time_of(before.st_mtim) != time_of(after.st_mtim) ||
+      static_cast<size_t>(after.st_size) != bytes->size()) {
+    return being_written(path);
   }
   return bytes;
 }
@@ -189,6 +253,10 @@ ClusterKey ClusterKey::with_previous(const ClusterKey& previous) const {
 }
 
 absl::StatusOr<ClusterKey> ClusterKey::from_file(const std::string& path) {
+  if (path.empty()) {
+    return absl::InvalidArgumentError(
+        "the path of the cluster key is empty: name a file, or none at all for this user's own");
+  }
   // Not blocking: should it be a pipe, it is refused and not waited for.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return cannot_open(path, errno);

@@ -24,11 +24,11 @@ class ClusterKey {
   static constexpr size_t kMost = 2;
 
   static absl::StatusOr<ClusterKey> from_bytes(std::string_view secret);
-  // A text file holds one key per line: the key, and below it the one before, while that is still
-  // in use. A file that is no text is one key. PermissionDenied unless the file belongs to this
-  // user (or root) and to nobody else: mode 0600 or less.
+  // A text file holds a key a line: the key, below it the one before while that is in use. Else it
+  // is one key. PermissionDenied unless it is this user's (or root's) alone: mode 0600 or less. A
+  // file that is being replaced gives its old key or its new one; being rewritten: Unavailable.
   static absl::StatusOr<ClusterKey> from_file(const std::string& path);
-  // The key of this user on this machine: $BATON_KEY_FILE, else baton/cluster.key in
+  // The key of this user on this machine: $BATON_KEY_FILE unless empty, else baton/cluster.key in
   // $XDG_CONFIG_HOME or in ~/.config, which is made (mode 0600, random) when it is missing. Without
   // HOME the home is the one of the user's account.
   static absl::StatusOr<ClusterKey> for_this_user();

@@ -21,11 +21,17 @@ uint32_t CallDescriptor::fingerprint() const {
 
 std::string CallDescriptor::to_string() const {
   const auto what = static_cast<Collective>(collective);
+  const std::string elements(name_of(static_cast<DataType>(type)));
+  if (of_v != 0 && what == Collective::kAllToAll) {  // counts are each rank's own
+    return absl::StrFormat("all_to_all_v #%u of %s", sequence, elements);
+  }
   std::string out = absl::StrFormat("%s #%u", std::string(name_of(what)), sequence);
   if (what == Collective::kBarrier) return out;
-  absl::StrAppendFormat(&out, " of %u %s", count,
-                        std::string(name_of(static_cast<DataType>(type))));
-  if (what == Collective::kSendReceive) return out;
+  absl::StrAppendFormat(&out, " of %u %s", count, elements);
+  if (what == Collective::kSendReceive) {
+    if (of_v != 0) absl::StrAppendFormat(&out, " within all_to_all_v #%u", whole());
+    return out;
+  }
   if (what == Collective::kAllReduce || what == Collective::kReduceScatter ||
       what == Collective::kReduce) {
     absl::StrAppendFormat(&out, " (%s)", std::string(name_of(static_cast<ReduceOp>(op))));

@@ -21,7 +21,11 @@ struct CallDescriptor {
   uint8_t op = 0;
   uint8_t algorithm = 0;
   uint8_t ordered = 0;
-  uint8_t reserved = 0;
+  uint8_t of_v = 0;  // an all_to_all_v, or a message of one
+
+  // Of a message of an all_to_all_v: the low half of that one's sequence (in node_size, which says
+  // nothing else there).
+  uint32_t whole() const { return node_size; }
 
   bool operator==(const CallDescriptor&) const = default;
   // Equal descriptors give equal values, others almost surely not. Never 0.

@@ -126,7 +126,8 @@ bool DirectLink::peek(uint32_t lane, size_t, const CallTag& tag, Segments& messa
   if (entry.number.load(std::memory_order_acquire) != number) return false;
   if (entry.fingerprint != tag.fingerprint) {
     error = absl::FailedPreconditionError(absl::StrFormat(
-        "the peer sent %u bytes of another call: both ends must name the same count and type",
+        "the peer sent %u bytes of another call: both ends must name the same count and type, "
+        "in the same kind of call",
         entry.length));
     return false;
   }

@@ -193,8 +193,9 @@ bool TransferLink::peek(uint32_t lane, size_t expected, const CallTag& tag, Segm
     const CallDescriptor& theirs = peer_calls_[tag.call->sequence % kCallsAhead];
     if (theirs.sequence != tag.call->sequence) return false;  // still on its way
     if (theirs != *tag.call) {
-      error = absl::FailedPreconditionError(absl::StrCat(
-          "the peer called ", theirs.to_string(), ": both ends must name the same count and type"));
+      error = absl::FailedPreconditionError(
+          absl::StrCat("the peer called ", theirs.to_string(),
+                       ": both ends must name the same count and type, in the same kind of call"));
       return false;
     }
   }

@@ -166,6 +166,7 @@ absl::StatusOr<Work> CallStarter::begin_all_to_all_v(const void* in, const Block
       check_all_to_all_v(in, send, out, receive, type, needs_.mesh.rank(), needs_.mesh.ranks());
   if (!status.ok()) return status;
   Lock lock(needs_.mutex);
+  if (voting_) voted_.wait(lock, [this] { return !voting_; });
   if (!needs_.failure.broken().ok()) return needs_.failure.broken();
   auto staged = fetch(needs_.devices.stage_all_to_all_v(in, send, out, receive, size_of(type)),
                       Collective::kAllToAll, call_options);
@@ -173,7 +174,9 @@ absl::StatusOr<Work> CallStarter::begin_all_to_all_v(const void* in, const Block
   auto work = needs_.calls.start_all_to_all_v(static_cast<const std::byte*>(in), send,
                                               static_cast<std::byte*>(out), receive, type,
                                               call_options, *std::move(staged));
-  if (work.ok()) needs_.driver.call_started();
+  if (!work.ok()) return work;
+  if (needs_.mesh.any_transfer()) needs_.failure.compare_last_call();
+  needs_.driver.call_started();
   return work;
 }
 

@@ -97,9 +97,7 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
                      .algorithm = static_cast<uint8_t>(choice.spec.algorithm),
                      .ordered = static_cast<uint8_t>(choice.spec.ordered ? 1 : 0)};
   call.fingerprint = call.descriptor.fingerprint();
-  executor::ControlBlock& control = needs_.control;
-  control.calls[sequence_ % executor::ControlBlock::kCalls] = call.descriptor;
-  control.entered.store(sequence_, std::memory_order_release);
+  publish(call.descriptor);
   needs_.recorder.record({.at = call.began,
                           .kind = executor::FlightEvent::Kind::kCallBegin,
                           .collective = request.collective,
@@ -107,6 +105,13 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
                           .bytes = request.count * element});
   needs_.executor.start(call);
   return Work{slot.id};
+}
+
+// For the others to compare with what they call.
+void CallTable::publish(const executor::CallDescriptor& call) {
+  executor::ControlBlock& control = needs_.control;
+  control.calls[call.sequence % executor::ControlBlock::kCalls] = call;
+  control.entered.store(call.sequence, std::memory_order_release);
 }
 
 std::optional<absl::Status> CallTable::reap(Work work) {

@@ -92,8 +92,11 @@ class CallTable {
 
  private:
   Slot& take_slot();
+  // `whole`: the all_to_all_v that it belongs to; null: none.
   void start_point_to_point(executor::Call& call, bool sends, std::byte* data, size_t count,
-                            DataType type, uint32_t other);
+                            DataType type, uint32_t other,
+                            const executor::CallDescriptor* whole = nullptr);
+  void publish(const executor::CallDescriptor& call);
   Time deadline(const executor::Call& call, const CallOptions& options) const;
   static void on_done(executor::Call& call, void* context);
   static void on_part_done(executor::Call& call, void* context);

@@ -61,6 +61,9 @@ void FailureDetector::on_control_message(uint32_t from, ControlMessage kind,
   } else if (kind == ControlMessage::kCall) {
     CallDescriptor theirs;
     if (!read(body, theirs)) return;
+    if (theirs.collective == static_cast<uint8_t>(Collective::kSendReceive)) {
+      theirs = whole_of(theirs);
+    }
     known.announced[theirs.sequence % ControlBlock::kCalls] = theirs;
     if (calls_ != nullptr && theirs.sequence != 0 && theirs.sequence <= calls_->sequence()) {
       compare_calls(theirs.sequence, theirs.sequence);
@@ -71,6 +74,22 @@ void FailureDetector::on_control_message(uint32_t from, ControlMessage kind,
     if (kind == ControlMessage::kQuery)
       mesh_.tell(from, ControlMessage::kStanding, bytes_of(standing()));
   }
+}
+
+// The all_to_all_v that a message belongs to.
+CallDescriptor FailureDetector::whole_of(const CallDescriptor& part) const {
+  const uint64_t near = calls_ != nullptr ? calls_->sequence() : 0;
+  const auto ahead = static_cast<int32_t>(part.whole() - static_cast<uint32_t>(near));
+  return {.sequence = near + static_cast<uint64_t>(int64_t{ahead}),
+          .collective = static_cast<uint8_t>(Collective::kAllToAll),
+          .type = part.type,
+          .of_v = 1};
+}
+
+// The collective that stands still; sequence 0: none does, but a send or a receive.
+CallDescriptor FailureDetector::collective_of(const executor::Call& call) const {
+  if (call.programs != nullptr) return call.descriptor;
+  return call.descriptor.of_v != 0 ? whole_of(call.descriptor) : CallDescriptor{};
 }
 
 void FailureDetector::on_abort(uint32_t from, std::string_view body) {
@@ -260,8 +279,8 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
   }
   if (!all && now - diagnosing_ < patience(blocked.call->deadline - blocked.call->began)) return;
 
-  const uint64_t wanted = blocked.call->descriptor.sequence;
-  const bool collective = blocked.call->programs != nullptr;
+  const uint64_t wanted = collective_of(*blocked.call).sequence;
+  const bool collective = wanted != 0;
   uint32_t culprit = blocked.peer;
   std::string why;
   for (uint32_t hop = 0; hop < mesh_.ranks() && why.empty(); ++hop) {

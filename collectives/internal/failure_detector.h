@@ -67,6 +67,8 @@ class FailureDetector {
   bool settled();
   void diagnose(const executor::Blocked& blocked, Time now);
   Standing standing() const;
+  executor::CallDescriptor whole_of(const executor::CallDescriptor& part) const;
+  executor::CallDescriptor collective_of(const executor::Call& call) const;
   std::string where(const executor::Blocked& blocked) const;
 
   const std::string group_;

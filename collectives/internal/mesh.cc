@@ -104,7 +104,8 @@ void Mesh::on_control_message(Member& member, std::string_view bytes) {
       if (body.size() != sizeof theirs || member.transfer == nullptr) return;
       std::memcpy(&theirs, body.data(), sizeof theirs);
       member.transfer->announced(theirs);
-      if (theirs.call.collective != static_cast<uint8_t>(Collective::kSendReceive)) {
+      if (theirs.call.collective != static_cast<uint8_t>(Collective::kSendReceive) ||
+          theirs.call.of_v != 0) {
         listener_.on_control_message(rank_of(member), kind, body.substr(0, sizeof theirs.call));
       }
       return;

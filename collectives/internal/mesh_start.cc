@@ -30,12 +30,6 @@ std::string host_name() {
   return name;
 }
 
-// Where others come to the rendezvous from other machines, they must reach this rank too.
-std::string listen_host_for(const std::string& rendezvous) {
-  if (only_this_machine(rendezvous)) return "";
-  return rendezvous.starts_with('[') ? "::" : "0.0.0.0";
-}
-
 // Ranks per node if the hosts come in equal consecutive groups, else 1.
 uint32_t count_node_size(const std::vector<RankInfo>& rank_infos) {
   uint32_t size = 1;

@@ -11,7 +11,8 @@ using executor::Call;
 
 // `call.began`, its deadline and whom it tells of its end are set.
 void CallTable::start_point_to_point(Call& call, bool sends, std::byte* data, size_t count,
-                                     DataType type, uint32_t other) {
+                                     DataType type, uint32_t other,
+                                     const executor::CallDescriptor* whole) {
   const size_t element = size_of(type);
   const uint64_t number = sends ? ++sent_[other] : ++received_[other];
   call.geometry = {Collective::kSendReceive, element, count, needs_.options.slot_bytes / element,
@@ -25,8 +26,10 @@ void CallTable::start_point_to_point(Call& call, bool sends, std::byte* data, si
                      .count = count,
                      .part_elements = call.geometry.part_elements,
                      .root = sends ? rank_ : other,
+                     .node_size = whole != nullptr ? static_cast<uint32_t>(whole->sequence) : 0,
                      .collective = static_cast<uint8_t>(Collective::kSendReceive),
-                     .type = static_cast<uint8_t>(type)};
+                     .type = static_cast<uint8_t>(type),
+                     .of_v = static_cast<uint8_t>(whole != nullptr ? 1 : 0)};
   call.fingerprint = call.descriptor.fingerprint();
   needs_.recorder.record({.at = call.began,
                           .kind = executor::FlightEvent::Kind::kCallBegin,
@@ -58,7 +61,12 @@ absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Bl
   Slot& slot = take_slot();
   slot.staged = std::move(staged);
   const size_t element = size_of(type);
-  slot.call.descriptor.collective = static_cast<uint8_t>(Collective::kAllToAll);
+  // What is equal at all ranks: counts are each rank's own.
+  slot.call.descriptor = {.sequence = ++sequence_,
+                          .collective = static_cast<uint8_t>(Collective::kAllToAll),
+                          .type = static_cast<uint8_t>(type),
+                          .of_v = 1};
+  publish(slot.call.descriptor);
   slot.call.geometry.collective = Collective::kAllToAll;
   slot.call.deadline = deadline(slot.call, options);
   if (send.counts[rank_] > 0) {
@@ -90,7 +98,8 @@ absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Bl
       std::byte* data = sends ? const_cast<std::byte*>(in) + send.offsets[other] * element
                               : out + receive.offsets[other] * element;
       start_point_to_point(part.call, sends, data,
-                           sends ? send.counts[other] : receive.counts[other], type, other);
+                           sends ? send.counts[other] : receive.counts[other], type, other,
+                           &slot.call.descriptor);
     }
   }
   return Work{slot.id};

@@ -80,7 +80,8 @@ void Gathering::join(ConnectionId connection, const Join& join, Time now,
     answers.push_back(
         {connection, refusal(absl::FailedPreconditionError(absl::StrFormat(
                          "generation %u of this group is over: %s must come with %u or "
-                         "higher",
+                         "higher, as all others of the group that replaces it "
+                         "(CommunicatorOptions::generation)",
                          info.generation, describe(info), next_)))});
     return;
   }

@@ -67,6 +67,21 @@ bool only_this_machine(const std::string& rendezvous) {
   });
 }
 
+std::string listen_host_for(const std::string& rendezvous) {
+  if (only_this_machine(rendezvous)) return "";
+  bool ipv6 = false, ipv4 = false;
+  for (const auto part : absl::StrSplit(rendezvous, ',')) {
+    const std::string place(part);
+    if (place.starts_with('[')) return "::";
+    const auto found = net::resolve(place);
+    if (!found.ok()) continue;  // meet() says so
+    for (const net::Endpoint& each : *found) {
+      (each.storage.ss_family == AF_INET6 ? ipv6 : ipv4) = true;
+    }
+  }
+  return ipv6 && !ipv4 ? "::" : "0.0.0.0";
+}
+
 std::string RendezvousServer::address() const { return impl_->service->address(); }
 
 }  // namespace baton::collectives

@@ -11,6 +11,7 @@
 #include "transport/clock.h"
 #include "transport/net/acceptor.h"
 #include "transport/net/admission.h"
+#include "transport/net/interfaces.h"
 
 namespace baton::launch {
 namespace {

@@ -20,6 +20,13 @@ absl::Status check_name(const std::string& name) {
       "an agent's name has 1 to %u bytes; this one has %u", kMaxAgentName, name.size()));
 }
 
+// A number may have been made one.
+absl::Status check_op(Op op) {
+  if (op == Op::kWrite || op == Op::kRead) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("op is Op::kWrite or Op::kRead, not %u", static_cast<unsigned>(op)));
+}
+
 // A peer maps the file, and must not meet its end.
 absl::Status check_mapped(const Descriptor& range, int fd, uint64_t offset) {
   const int seals = fcntl(fd, F_GET_SEALS);
@@ -192,6 +199,7 @@ absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, AgentListId local,
                                                      AgentListId remote,
                                                      absl::Span<const int64_t> remote_indices,
                                                      std::string_view message) {
+  if (absl::Status good = check_op(op); !good.ok()) return good;
   const auto mine = impl_->find_list(local);
   const auto theirs = impl_->find_list(remote);
   if (mine == nullptr || theirs == nullptr) return no_such_list();
@@ -217,6 +225,7 @@ absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, absl::Span<const Des
                                                      std::string_view agent,
                                                      std::string_view message, MemoryKind kind,
                                                      MemoryKind local_kind) {
+  if (absl::Status good = check_op(op); !good.ok()) return good;
   absl::StatusOr<AgentListId> mine = prepare_local(local, local_kind);
   if (!mine.ok()) return mine.status();
   absl::StatusOr<AgentListId> theirs = prepare_remote(agent, remote, kind);

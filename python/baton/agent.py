@@ -64,9 +64,10 @@ def _settings(settings: Mapping[str, Any]) -> bytes:
 
 
 def _op(op: int) -> int:
-    if op not in (WRITE, READ):
+    number = op.__index__() if hasattr(op, "__index__") else None
+    if number not in (WRITE, READ):
         raise InvalidParamError(f"op is baton.WRITE or baton.READ, not {op!r}")
-    return op
+    return number
 
 
 def memory_supported(memory: int) -> bool:
@@ -176,7 +177,7 @@ class Transfer:
 
 class Agent:
     """An agent. `listen_host` "0.0.0.0" is for peers on other machines; `key_file` holds what all agents of a
-    cluster share; `settings` are those of docs/settings.md; `serve_metadata` answers fetch_metadata() of others;
+    cluster share (empty: the user's own); `settings` are those of docs/settings.md; `serve_metadata` answers fetch_metadata() of others;
     `metadata_store` is where agents leave metadata for each other ("etcd://HOST:PORT/PREFIX", "http://HOST:PORT/PATH",
     "file:///FOLDER"), which is gone `metadata_lease` seconds after its agent."""
 

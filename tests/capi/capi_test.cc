@@ -272,6 +272,12 @@ TEST_F(Capi, NonsenseIsAnErrorAndNoCrash) {
   EXPECT_EQ(
       baton_transfer_make(a.agent, 7, out, &index, 1, out, &index, 1, nullptr, 0, &out, &error),
       BATON_ERR_INVALID_PARAM);
+  for (const int32_t op : {-1, 2, 256, 257, INT32_MIN}) {
+    EXPECT_EQ(baton_transfer_make_direct(a.agent, op, BATON_DRAM, &a.whole, 1, &b.whole, 1, "b",
+                                         nullptr, 0, &out, &error),
+              BATON_ERR_INVALID_PARAM);
+    EXPECT_THAT(error.text, HasSubstr("BATON_WRITE"));
+  }
   EXPECT_EQ(baton_transfer_make(a.agent, BATON_READ, out, nullptr, 1, out, &index, 1, nullptr, 0,
                                 &out, &error),
             BATON_ERR_INVALID_PARAM);
@@ -288,6 +294,9 @@ TEST_F(Capi, NonsenseIsAnErrorAndNoCrash) {
   options.settings = nullptr;
   options.key_file = "/nowhere";
   EXPECT_NE(baton_agent_create(&options, &none, &error), BATON_OK);
+  options.key_file = "";  // as every empty text of the options: none is named
+  EXPECT_EQ(baton_agent_create(&options, &none, &error), BATON_OK) << error.text;
+  baton_agent_destroy(none);
 }
 
 TEST_F(Capi, HandlesThatAreOldOrOfAnotherAgentAndIndicesThatAreNone) {

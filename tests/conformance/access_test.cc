@@ -137,6 +137,10 @@ TEST_P(Accesses, MalformedRequestsAreRefusedBySubmit) {
   bad = request(Op::kRead, a_, b_, 0, 1000);
   bad.notify = "x";
   EXPECT_EQ(code(bad), absl::StatusCode::kInvalidArgument);
+  for (size_t bytes : {size_t{8}, size_t{1000}}) {  // the smallest have a way of their own
+    bad = request(static_cast<Op>(2), a_, b_, 0, bytes);
+    EXPECT_EQ(code(bad), absl::StatusCode::kInvalidArgument);
+  }
   bad = good;
   bad.local_layout = bad.remote_layout = Layout::strided(0, SIZE_MAX / 2, 8, 4);
   EXPECT_NE(code(bad), absl::StatusCode::kOk);

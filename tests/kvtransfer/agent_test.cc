@@ -211,6 +211,18 @@ TEST_P(AgentTest, StaleAndForeignIdsAreNotFound) {
   a_->abandon(*made);
 }
 
+TEST_P(AgentTest, WhatIsNoOperationMakesNoTransfer) {
+  const auto local = a_->prepare_local(mine_->pages(64, 4));
+  const auto remote = a_->prepare_remote("beta", theirs_->pages(64, 4));
+  for (int number : {2, 7, 128, 255}) {
+    const auto op = static_cast<Op>(number);
+    EXPECT_TRUE(absl::IsInvalidArgument(a_->make_transfer(op, *local, {0}, *remote, {0}).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        a_->make_transfer(op, {mine_->whole()}, {theirs_->whole()}, "beta").status()));
+  }
+  EXPECT_EQ(a_->stats().transfers, 0u);
+}
+
 TEST_P(AgentTest, MemoryThatIsGoneUnderAListFailsTheTransfer) {
   const auto local = a_->prepare_local(mine_->pages(64, 4));
   const auto remote = a_->prepare_remote("beta", theirs_->pages(64, 4));

@@ -83,7 +83,7 @@ class Words(Pair):
         self.assertFalse(self.theirs[2 * PAGE:].any())
 
     def test_an_operation_is_not_what_is_left_of_a_number(self):
-        for op in (2 ** 32, 2 ** 32 + 1, -1, 2, "READ", None):
+        for op in (2 ** 32, 2 ** 32 + 1, -1, 2, "READ", None, 0.0, 1.0):
             self.refused(baton.InvalidParamError, lambda: self.a.transfer(op, self.local, [0], self.remote, [0]),
                          "baton.READ")
             self.refused(baton.InvalidParamError, lambda: self.a.direct(op, [(self.mine.ctypes.data, 1, 0)], [

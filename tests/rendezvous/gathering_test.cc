@@ -133,8 +133,8 @@ TEST_F(GatheringTest, DisagreementEndsTheAttemptForAll) {
     const char* says;
   } cases[] = {
       {version, absl::StatusCode::kFailedPrecondition,
-       "speaks version 2 of the collectives, the "
-       "rendezvous 1"},
+       "speaks version 3 of the collectives, the "
+       "rendezvous 2"},
       {ranks, absl::StatusCode::kInvalidArgument, "expects 4 ranks"},
       {range, absl::StatusCode::kInvalidArgument, "rank 3 (pid 103 on node) is out of range"},
   };

@@ -21,6 +21,7 @@
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/handshake.h"
+#include "transport/net/interfaces.h"
 #include "transport/net/seal.h"
 
 namespace baton::collectives {
@@ -237,6 +238,18 @@ TEST(Rendezvous, AServerOnEveryInterfaceSaysAnAddressThatWorks) {
     ASSERT_TRUE(server.ok()) << server.status();
     expect_generation_meets(**server, 2, 0);
   }
+}
+
+TEST(Rendezvous, TheListenHostOfRanksIsOfTheFamilyThatTheyMeetBy) {
+  for (const char* here : {"127.0.0.1:4711", "localhost:4711", "[::1]:4711"}) {
+    EXPECT_EQ(listen_host_for(here), "") << here;
+  }
+  for (const char* by_v6 : {"[fd77::1]:4711", "10.0.0.1:4711,[fd77::1]:4711"}) {
+    EXPECT_EQ(listen_host_for(by_v6), "::") << by_v6;
+  }
+  EXPECT_EQ(listen_host_for("10.0.0.1:4711"), "0.0.0.0");
+  EXPECT_EQ(listen_host_for("127.0.0.1:4711,10.0.0.1:4711"), "0.0.0.0");
+  EXPECT_EQ(listen_host_for("no address"), "0.0.0.0");
 }
 
 TEST(Rendezvous, RanksWaitForAServerThatStartsLater) {

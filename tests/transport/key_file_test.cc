@@ -1,5 +1,6 @@
 // Files of cluster keys that are wrong, half there, or in the way: each is refused with what to do,
 // and no key is made that another may guess, change or lose.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -9,14 +10,18 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
 
 #include "tests/temporary_folder.h"
 #include "transport/base/unique_fd.h"
@@ -131,6 +136,71 @@ TEST_F(KeyFolder, AFileIsReadWholeOrRefused) {
                  "4096 bytes");
   ASSERT_EQ(truncate(path("key").c_str(), int64_t{1} << 40), 0);
   expect_refused(path("key"), absl::StatusCode::kInvalidArgument, "4096 bytes");
+}
+
+TEST_F(KeyFolder, AnEmptyPathNamesNoFile) {
+  const absl::Status status = ClusterKey::from_file("").status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  setenv("BATON_KEY_FILE", "", 1);
+  EXPECT_TRUE(ClusterKey::for_this_user().ok());
+  EXPECT_EQ(read("cluster.key").size(), 64U);
+}
+
+// Whether this file system tells who writes to a file.
+bool knows_writers(const std::string& file) {
+  const base::UniqueFd fd(open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  return fcntl(fd.get(), F_SETLEASE, F_RDLCK) == 0 && fcntl(fd.get(), F_SETLEASE, F_UNLCK) == 0;
+}
+
+TEST_F(KeyFolder, AFileThatIsBeingWrittenIsNotRead) {
+  const std::string file = write("key", kLine);
+  if (!knows_writers(file)) GTEST_SKIP() << "this file system does not tell who writes to a file";
+  {
+    const base::UniqueFd writer(open(file.c_str(), O_WRONLY | O_CLOEXEC));
+    const auto changed_at = [&](time_t when) {
+      const timespec times[2] = {{when, 0}, {when, 0}};
+      ASSERT_EQ(futimens(writer.get(), times), 0);
+    };
+    changed_at(time(nullptr) + 3600);  // however long this test is held up
+    expect_refused(file, absl::StatusCode::kUnavailable, "being written");
+    changed_at(time(nullptr) - 3600);  // nobody writes a key for an hour
+    EXPECT_TRUE(ClusterKey::from_file(file).ok());
+  }
+  EXPECT_TRUE(ClusterKey::from_file(file).ok());
+}
+
+TEST_F(KeyFolder, AKeyThatIsReplacedOrRewrittenIsTheOldOrTheNewOne) {
+  const std::array<std::string, 2> keys = {std::string(64, 'a'), std::string(64, 'b')};
+  const std::string file = write("key", keys[0]);
+  if (!knows_writers(file)) GTEST_SKIP() << "this file system does not tell who writes to a file";
+  std::atomic<bool> over{false};
+  std::thread writer([&] {
+    for (size_t turn = 1; !over; ++turn) {
+      const std::string& key = keys[turn % 2];
+      if (turn / 2 % 2 == 0) {
+        std::filesystem::rename(write("next", key), file);
+        continue;
+      }
+      const base::UniqueFd fd(open(file.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC));
+      for (size_t at = 0; at < key.size(); at += 16) {
+        EXPECT_EQ(::write(fd.get(), key.data() + at, 16), 16);
+        std::this_thread::yield();
+      }
+    }
+  });
+  std::array<std::array<uint8_t, 32>, 2> proofs;
+  for (size_t i : {0, 1}) proofs[i] = ClusterKey::from_bytes(keys[i])->hmac("who?");
+  for (int look = 0; look < 3000; ++look) {
+    const auto key = ClusterKey::from_file(file);
+    if (key.ok()) {
+      const auto proof = key->hmac("who?");
+      EXPECT_TRUE(proof == proofs[0] || proof == proofs[1]) << "look " << look;
+    } else {
+      EXPECT_TRUE(absl::IsUnavailable(key.status())) << key.status();
+    }
+  }
+  over = true;
+  writer.join();
 }
 
 // Two threads, or two containers that share a home, have one number of their process.

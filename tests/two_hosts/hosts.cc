@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <linux/if.h>
 #include <linux/if_tun.h>
+#include <linux/ipv6.h>
+#include <linux/route.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/ioctl.h>
@@ -62,6 +64,10 @@ std::string Hosts::address(size_t host, size_t wire, size_t last) {
   return absl::StrCat("10.77.", wire, ".", last != 0 ? last : host + 1);
 }
 
+std::string Hosts::address_v6(size_t host, size_t wire, size_t last) {
+  return absl::StrCat("fd77:0:0:", wire + 1, "::", last != 0 ? last : host + 1);
+}
+
 absl::StatusOr<std::unique_ptr<Hosts>> Hosts::create(size_t wires, uint64_t seed) {
   if (!become_root()) return unavailable("a user namespace cannot be made");
   std::unique_ptr<Hosts> out(new Hosts);
@@ -84,6 +90,7 @@ absl::Status Hosts::make_host(size_t host, size_t wires,
   if (unshare(CLONE_NEWNET) != 0) return unavailable("a network namespace cannot be made");
   hosts_[host].space.reset(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
   hosts_[host].control.reset(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  hosts_[host].control_v6.reset(socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   ifreq loopback{};
   std::strcpy(loopback.ifr_name, "lo");
   loopback.ifr_flags = IFF_UP;
@@ -140,6 +147,43 @@ void Hosts::set_address(size_t host, size_t wire, const std::string& address) {
   ask(host, SIOCSIFADDR, &it);
   put_address(it.ifr_netmask, "255.255.255.0");
   ask(host, SIOCSIFNETMASK, &it);
+}
+
+void Hosts::remove_address(size_t host, size_t wire) {
+  ifreq it = device(wire);
+  put_address(it.ifr_addr, "0.0.0.0");
+  ask(host, SIOCSIFADDR, &it);
+}
+
+in6_ifreq Hosts::request_v6(size_t host, size_t wire, const std::string& address) const {
+  ifreq it = device(wire);
+  ask(host, SIOCGIFINDEX, &it);
+  in6_ifreq out{};
+  out.ifr6_ifindex = it.ifr_ifindex;
+  out.ifr6_prefixlen = 64;
+  inet_pton(AF_INET6, address.c_str(), &out.ifr6_addr);
+  return out;
+}
+
+bool Hosts::add_address_v6(size_t host, size_t wire, const std::string& address) {
+  in6_ifreq it = request_v6(host, wire, address);
+  return ioctl(hosts_[host].control_v6.get(), SIOCSIFADDR, &it) == 0;
+}
+
+void Hosts::remove_address_v6(size_t host, size_t wire, const std::string& address) {
+  in6_ifreq it = request_v6(host, wire, address);
+  if (ioctl(hosts_[host].control_v6.get(), SIOCDIFADDR, &it) != 0) std::abort();
+}
+
+void Hosts::set_route(size_t host, size_t wire, bool there) {
+  rtentry route{};
+  put_address(route.rt_dst, address(0, wire, 0).c_str());
+  reinterpret_cast<sockaddr_in&>(route.rt_dst).sin_addr.s_addr &= htonl(0xffffff00);
+  put_address(route.rt_genmask, "255.255.255.0");
+  route.rt_flags = RTF_UP;
+  ifreq it = device(wire);
+  route.rt_dev = it.ifr_name;
+  ask(host, there ? SIOCADDRT : SIOCDELRT, &route);
 }
 
 void Hosts::move(Time span) {

@@ -10,6 +10,8 @@
 #include "absl/status/statusor.h"
 #include "tests/two_hosts/wire.h"
 
+struct in6_ifreq;
+
 namespace baton {
 
 class Hosts {
@@ -26,11 +28,19 @@ class Hosts {
   size_t wires() const { return wires_.size(); }
   Wire& wire(size_t number) { return *wires_[number]; }
   static std::string address(size_t host, size_t wire = 0, size_t last = 0);
+  // fd77:0:0:(w + 1)::(h + 1), which is not there before it is added.
+  static std::string address_v6(size_t host, size_t wire = 0, size_t last = 0);
 
   // As `ip link` and `ip addr` do.
   void set_link(size_t host, size_t wire, bool up);
   void set_mtu(size_t host, size_t wire, int bytes);
   void set_address(size_t host, size_t wire, const std::string& address);
+  void remove_address(size_t host, size_t wire);  // that of IPv4
+  // False: there is no IPv6 here. Gone again when the link goes down.
+  bool add_address_v6(size_t host, size_t wire, const std::string& address);
+  void remove_address_v6(size_t host, size_t wire, const std::string& address);
+  // To the network behind a wire, by IPv4. It is there from the start.
+  void set_route(size_t host, size_t wire, bool there);
 
   // Moves packets for so long.
   void move(Time span);
@@ -39,11 +49,13 @@ class Hosts {
   struct Host {
     base::UniqueFd space;    // its network namespace
     base::UniqueFd control;  // a socket in it, for questions about its devices
+    base::UniqueFd control_v6;
   };
   Hosts() = default;
   absl::Status make_host(size_t host, size_t wires,
                          std::vector<std::array<base::UniqueFd, 2>>& ends);
   void ask(size_t host, unsigned long request, void* argument) const;
+  in6_ifreq request_v6(size_t host, size_t wire, const std::string& address) const;
 
   std::array<Host, 2> hosts_;
   std::vector<std::unique_ptr<Wire>> wires_;

@@ -1,7 +1,8 @@
 // Seeded fault schedules between two hosts: network namespaces, joined by a wire that loses,
 // delays, reorders, repeats and changes packets, is slow, is cut, in one direction or both, forgets
-// its connections, and carries less than it says; devices go down, get another address or another
-// MTU. Beside it all that real_faults_test does. Nothing is lost, repeated, late or hung.
+// its connections, is said to be unreachable, and carries less than it says; devices go down, get
+// another address or another MTU, routes go. Beside it all that real_faults_test does. Nothing is
+// lost, repeated, late or hung.
 //
 // BATON_SEED=n runs only schedule n, BATON_SEEDS=n so many.
 #include <gtest/gtest.h>
@@ -102,7 +103,7 @@ class TwoHostsRun {
     const Time span = milliseconds(20 + pick(pick(3) == 0 ? 1500 : 300));
     WireFaults& faults = wire.faults(side);
     const bool both = pick(2) == 0;
-    const size_t kind = pick(12);
+    const size_t kind = pick(14);
     note("event", kind, "wire", number, "side", side, both ? "both" : "one",
          span.count() / 1'000'000, "ms;");
     const auto allow = [&] {
@@ -145,6 +146,12 @@ class TwoHostsRun {
       case 10:
         hosts_.set_address(side, number, Hosts::address(side, number, 10 + pick(200)));
         break;
+      case 11:
+        faults.unreachable = std::array{0, 1, 3, 13}[pick(4)];
+        break;
+      case 12:
+        hosts_.set_route(side, number, false);
+        break;
       default:
         kill(pids_[side], SIGSTOP);
     }
@@ -156,7 +163,8 @@ class TwoHostsRun {
     // Half of the hosts that get another address keep it; UCX looks for its own at the start only.
     if (kind == 10 && (both || ucx()))
       hosts_.set_address(side, number, Hosts::address(side, number));
-    if (kind > 10) kill(pids_[side], SIGCONT);
+    if (kind == 12) hosts_.set_route(side, number, true);
+    if (kind > 12) kill(pids_[side], SIGCONT);
   }
   bool ucx() const { return schedule_.provider == "ucx"; }
   int mtu() { return std::array{576, 1500, 9000}[pick(3)]; }

@@ -3,6 +3,7 @@
 
 #include <netinet/in.h>
 #include <netinet/ip.h>
+#include <netinet/ip_icmp.h>
 #include <netinet/tcp.h>
 #include <unistd.h>
 
@@ -97,6 +98,34 @@ void Wire::reset(size_t sender, const Packet& packet) {
   (void)!write(ends_[sender].get(), out.data(), out.size());
 }
 
+// Answers a packet as a router or a firewall does that lets nothing through: "destination
+// unreachable", with the beginning of the packet. Of ICMP itself nobody is told.
+void Wire::refuse(size_t sender, const Packet& packet, int code) {
+  iphdr ip;
+  tcphdr tcp;
+  if (!parse(packet, ip, tcp)) return;
+  const size_t quoted = std::min(packet.size(), size_t{ip.ihl} * 4 + 8);
+  icmphdr answer{};
+  answer.type = ICMP_DEST_UNREACH;
+  answer.code = static_cast<uint8_t>(code);
+  Packet out(sizeof ip + sizeof answer + quoted);
+  uint8_t* const body = out.data() + sizeof ip;
+  std::memcpy(body + sizeof answer, packet.data(), quoted);
+  std::memcpy(body, &answer, sizeof answer);
+  answer.checksum = checksum(body, sizeof answer + quoted, 0);
+  std::memcpy(body, &answer, sizeof answer);
+  std::swap(ip.saddr, ip.daddr);
+  ip.ihl = 5;
+  ip.protocol = IPPROTO_ICMP;
+  ip.tot_len = htons(static_cast<uint16_t>(out.size()));
+  ip.frag_off = 0;
+  ip.ttl = 64;
+  ip.check = 0;
+  ip.check = checksum(&ip, sizeof ip, 0);
+  std::memcpy(out.data(), &ip, sizeof ip);
+  (void)!write(ends_[sender].get(), out.data(), out.size());
+}
+
 void Wire::take(size_t sender, Time now) {
   for (int most = 0; most < 64; ++most) {
     buffer_.resize(kLongestPacket);
@@ -104,6 +133,11 @@ void Wire::take(size_t sender, Time now) {
     if (got <= 0) return;
     buffer_.resize(static_cast<size_t>(got));
     const WireFaults& faults = faults_[sender];
+    if (faults.unreachable >= 0) {
+      refuse(sender, buffer_, faults.unreachable);
+      ++counts_[sender].lost;
+      continue;
+    }
     if (forgotten(sender, buffer_) || faults.cut || buffer_.size() > faults.largest ||
         chance(faults.loss)) {
       ++counts_[sender].lost;

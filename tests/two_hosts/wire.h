@@ -22,7 +22,8 @@ struct WireFaults {
   Time delay{0}, jitter{0};                  // jitter puts them out of order
   uint64_t bytes_per_s = 0;                  // 0: no limit
   bool cut = false;                          // nothing goes through, and nobody is told
-  size_t largest = SIZE_MAX;                 // longer ones vanish, and nobody is told
+  int unreachable = -1;       // nothing goes through, and ICMP says so, with this code; -1: it goes
+  size_t largest = SIZE_MAX;  // longer ones vanish, and nobody is told
 };
 
 struct WireCount {
@@ -65,6 +66,7 @@ class Wire {
   void send(size_t sender, const Packet& packet, Time now);
   bool forgotten(size_t sender, const Packet& packet);
   void reset(size_t sender, const Packet& packet);
+  void refuse(size_t sender, const Packet& packet, int code);
 
   std::array<base::UniqueFd, 2> ends_;
   std::array<WireFaults, 2> faults_;

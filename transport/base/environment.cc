@@ -25,8 +25,9 @@ constexpr std::array kVariables = {
                         "none: nowhere"},
     EnvironmentVariable{"BATON_INSTALL", "yes",
                         "no: missing packages are named by ./run, not installed"},
-    EnvironmentVariable{"BATON_KEY_FILE", "~/.config/baton/cluster.key, made when it is missing",
-                        "file with the secret that all workers of a cluster share"},
+    EnvironmentVariable{
+        "BATON_KEY_FILE", "~/.config/baton/cluster.key, made when it is missing",
+        "file with the secret that all workers of a cluster share; empty: as if not set"},
     EnvironmentVariable{"BATON_LINT_MOST", "100000",
                         "how many compiled units ./run lint looks at, at most"},
     EnvironmentVariable{"BATON_LOCAL_RANK", "BATON_RANK", "number of this rank on its machine"},

@@ -23,7 +23,8 @@ bool is_plain(const TransferRequest& request) {
       !inside(request.remote_layout, request.remote.size) || !request.notify.empty() ||
       request.local.generation == 0 || request.remote.generation == 0 ||
       request.remote.kind != MemoryKind::kHost ||
-      !allows(request.remote.access, write ? Access::kRemoteWrite : Access::kRemoteRead)) {
+      !allows(request.remote.access, write ? Access::kRemoteWrite : Access::kRemoteRead) ||
+      (!write && request.op != Op::kRead)) {
     return false;
   }
   return request.counter.generation == 0 ||
@@ -33,6 +34,10 @@ bool is_plain(const TransferRequest& request) {
 }  // namespace
 
 absl::Status Worker::Impl::check(const TransferRequest& request) const {
+  if (request.op != Op::kWrite && request.op != Op::kRead) {
+    return absl::InvalidArgumentError(absl::StrFormat("op is Op::kWrite or Op::kRead, not %u",
+                                                      static_cast<unsigned>(request.op)));
+  }
   if (request.peer.generation == 0) {
     return absl::NotFoundError("no such peer: use the PeerId that connect() or an event gave");
   }

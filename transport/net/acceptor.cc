@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "transport/net/admission.h"
+#include "transport/net/interfaces.h"
 
 namespace baton::net {
 
@@ -71,7 +72,7 @@ void Acceptor::refuse(const ConnectRequest& request, const absl::Status& why) {
 }
 
 void Acceptor::connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail,
-                               std::shared_ptr<void> owner) {
+                               std::shared_ptr<void> owner, std::vector<Endpoint> endpoints) {
   auto dial = std::make_unique<Dial>();
   dial->session = first.session;
   dial->resume = first.resume;
@@ -81,7 +82,8 @@ void Acceptor::connect_another(const Dial& first, const HelloInfo& peer, uint16_
   dial->rails = first.rails;
   dial->owner = std::move(owner);
   dial->address = first.address;
-  dial->endpoints = {first.endpoints[first.next - 1]};
+  dial->endpoints = std::move(endpoints);
+  if (dial->endpoints.empty()) dial->endpoints = {first.endpoints[first.next - 1]};
   start(std::move(dial));
 }
 

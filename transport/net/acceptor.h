@@ -93,11 +93,11 @@ class Acceptor {
   void connect(const ConnectRequest& request, uint16_t rails = 1);
   // As connect(), where the provider knows already that it will fail. Needs no open().
   void refuse(const ConnectRequest& request, const absl::Status& why);
-  // Another connection of the session of `first`, to `peer` at the endpoint where that was met.
-  // No sink is told when it fails: the session lives on the connections it has. `owner` goes into
-  // its Dial.
+  // Another connection of the session of `first`, to `peer` at the first of `endpoints` that
+  // answers; none: where that was met. No sink is told when it fails: the session lives on the
+  // connections it has. `owner` goes into its Dial.
   void connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail,
-                       std::shared_ptr<void> owner = nullptr);
+                       std::shared_ptr<void> owner = nullptr, std::vector<Endpoint> endpoints = {});
   absl::Status query(uint64_t session, const std::string& addresses);
   // The peer that `dial` has met will not do.
   void try_next(std::unique_ptr<Dial> dial, const absl::Status& why);

@@ -3,15 +3,14 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <ifaddrs.h>
 #include <linux/tcp.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 
@@ -43,12 +42,6 @@ uint32_t ipv4_of(const Endpoint& e) {
     return ntohl(address);
   }
   return 0;
-}
-
-bool link_local(const Endpoint& e) {
-  const uint32_t ip = ipv4_of(e);
-  if (ip != 0) return (ip >> 16) == 0xA9FE;
-  return e.storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6(e).sin6_addr);
 }
 
 size_t sysctl_number(const char* path) {
@@ -111,16 +104,6 @@ absl::StatusOr<std::vector<Endpoint>> lookup(const std::string& host, uint16_t p
   return found;
 }
 
-// Interfaces that lead to other machines come first; bridges of containers and VMs have the same
-// addresses everywhere and come last.
-int unlikeliness(const ifaddrs& interface, const Endpoint& e) {
-  const std::string_view name = interface.ifa_name;
-  for (std::string_view bridge : {"docker", "br-", "virbr", "veth", "cni", "flannel", "cali"}) {
-    if (name.starts_with(bridge)) return 2;
-  }
-  return e.storage.ss_family == AF_INET ? 0 : 1;
-}
-
 void set_port(Endpoint& e, uint16_t port) {
   if (e.storage.ss_family == AF_INET) {
     reinterpret_cast<sockaddr_in&>(e.storage).sin_port = htons(port);
@@ -151,6 +134,12 @@ bool Endpoint::loopback() const {
   return storage.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6(*this).sin6_addr);
 }
 
+bool Endpoint::link_local() const {
+  const uint32_t ip = ipv4_of(*this);
+  if (ip != 0) return (ip >> 16) == 0xA9FE;
+  return storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6(*this).sin6_addr);
+}
+
 bool Endpoint::same_host(const Endpoint& other) const {
   const uint32_t ip = ipv4_of(*this);
   if (ip != 0 || ipv4_of(other) != 0) return ip == ipv4_of(other);
@@ -166,7 +155,7 @@ Endpoint Endpoint::at_port_of(const Endpoint& other) const {
 }
 
 bool Endpoint::local_network() const {
-  if (loopback() || link_local(*this)) return true;
+  if (loopback() || link_local()) return true;
   const uint32_t ip = ipv4_of(*this);
   if (ip != 0) return (ip >> 24) == 10 || (ip >> 20) == 0xAC1 || (ip >> 16) == 0xC0A8;
   return storage.ss_family == AF_INET6 && (v6(*this).sin6_addr.s6_addr[0] & 0xFE) == 0xFC;
@@ -260,37 +249,6 @@ absl::StatusOr<int> listen_on(const std::string& host, uint16_t port,
   return fd;
 }
 
-std::string advertised(int listener) {
-  const Endpoint at = local_of(listener);
-  const bool any4 = at.storage.ss_family == AF_INET && v4(at).sin_addr.s_addr == INADDR_ANY;
-  const bool any6 = at.storage.ss_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&v6(at).sin6_addr);
-  if (!any4 && !any6) return at.text();
-
-  const uint16_t port = ntohs(any4 ? v4(at).sin_port : v6(at).sin6_port);
-  std::vector<std::pair<int, std::string>> found;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) == 0) {
-    for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
-      if (i->ifa_addr == nullptr || !(i->ifa_flags & IFF_UP)) continue;
-      const int family = i->ifa_addr->sa_family;
-      if (family != AF_INET && !(family == AF_INET6 && any6)) continue;
-      Endpoint e;
-      e.size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-      std::memcpy(&e.storage, i->ifa_addr, e.size);
-      set_port(e, port);
-      if (e.loopback() || link_local(e)) continue;
-      found.emplace_back(unlikeliness(*i, e), e.text());
-    }
-    freeifaddrs(list);
-  }
-  if (found.empty()) return absl::StrCat("127.0.0.1:", port);
-  std::stable_sort(found.begin(), found.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  if (found.size() > 4) found.resize(4);
-  return absl::StrJoin(found, ",",
-                       [](std::string* out, const auto& entry) { out->append(entry.second); });
-}
-
 absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& options) {
   const int fd = ::socket(to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) {
@@ -299,12 +257,23 @@ absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& optio
   }
   set_buffers(fd, options.buffer_bytes);
   if (::connect(fd, raw(to), to.size) != 0 && errno != EINPROGRESS) {
-    const int error = errno;
+    absl::Status why = why_not_connected(fd, errno);
     ::close(fd);
-    if (error == ECONNREFUSED) return absl::NotFoundError(strerror(error));
-    return absl::UnavailableError(strerror(error));
+    return why;
   }
   return fd;
+}
+
+absl::Status why_not_connected(int fd, int error) {
+  if (error != ECONNREFUSED) return absl::UnavailableError(strerror(error));
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  const bool known = getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+                     size >= offsetof(tcp_info, tcpi_segs_in) + sizeof(info.tcpi_segs_in);
+  // The host's own refusal is a segment of TCP.
+  if (!known || info.tcpi_segs_in > 0) return absl::NotFoundError(strerror(error));
+  return absl::UnavailableError(absl::StrCat(
+      strerror(error), ", by something on the way (ICMP): does a firewall reject the connection?"));
 }
 
 std::string tune(int fd, const Endpoint& peer, const SocketOptions& options) {
@@ -336,6 +305,13 @@ Endpoint local_of(int fd) {
   e.size = sizeof(e.storage);
   if (getsockname(fd, raw(e), &e.size) != 0) e.size = 0;
   return e;
+}
+
+std::chrono::milliseconds silent_for(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return std::chrono::milliseconds(0);
+  return std::chrono::milliseconds(std::min(info.tcpi_last_data_recv, info.tcpi_last_ack_recv));
 }
 
 uint64_t bytes_moved(int fd) {

@@ -3,9 +3,11 @@
 
 #include <sys/socket.h>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,6 +22,7 @@ struct Endpoint {
 
   std::string text() const;  // "10.0.0.1:4000", "[fe80::1%eth0]:4000"
   bool loopback() const;
+  bool link_local() const;
   bool same_host(const Endpoint& other) const;  // whatever the ports
   Endpoint at_port_of(const Endpoint& other) const;
   bool local_network() const;  // loopback, private, link-local: a fabric rather than the internet
@@ -52,10 +55,6 @@ absl::StatusOr<std::vector<Endpoint>> literal(std::string_view host_ports);
 // any. The message for a port in use says how to choose another.
 absl::StatusOr<int> listen_on(const std::string& host, uint16_t port, const SocketOptions& options);
 
-// The addresses at which others reach a listener, as "host:port" or "host:port,host:port": of a
-// wildcard those of the interfaces that are up, likely ones first.
-std::string advertised(int listener);
-
 // A non-blocking socket on its way to `to`.
 absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& options);
 
@@ -70,6 +69,13 @@ std::string tune(int fd, const Endpoint& peer, const SocketOptions& options);
 Endpoint peer_of(int fd);
 Endpoint local_of(int fd);
 
+// What a call of an endpoint that failed with `error` says. kNotFound: the host itself says that
+// nobody listens there. kUnavailable: all else, also where a firewall or router says so by ICMP,
+// which makes the same ECONNREFUSED of it.
+absl::Status why_not_connected(int fd, int error);
+
+// For how long nothing has come from the peer, not even an acknowledgement.
+std::chrono::milliseconds silent_for(int fd);
 // Bytes acknowledged by the peer plus bytes received from it: grows while anything moves.
 uint64_t bytes_moved(int fd);
 

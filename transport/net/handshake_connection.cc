@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "transport/base/wire.h"
+#include "transport/net/endpoint.h"
 
 namespace baton::net {
 
@@ -45,8 +46,7 @@ HandshakeConnection::State HandshakeConnection::fail(absl::Status why) {
 
 void HandshakeConnection::fail_by_system(int code) {
   if (code == ECONNRESET || code == EPIPE) hung_up_ = true;
-  fail(code == ECONNREFUSED ? absl::NotFoundError(strerror(code))
-                            : absl::UnavailableError(strerror(code)));
+  fail(why_not_connected(fd_, code));
 }
 
 bool HandshakeConnection::connected() {

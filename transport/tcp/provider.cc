@@ -17,7 +17,9 @@ constexpr std::array kSettings = {
     Setting{.name = "tcp.sockets",
             .least = 1,
             .most = 64,
-            .meaning = "sockets per peer; default: as many as cores, 2 to 4"},
+            .meaning =
+                "sockets per peer, spread over the NICs that lead to it; default: as many as "
+                "cores, 2 to 4"},
     Setting{.name = "tcp.congestion",
             .kind = Setting::Kind::kText,
             .standard = "auto",
@@ -128,6 +130,7 @@ absl::Status TcpProvider::configure() {
   acceptor.sockets = sockets;
   acceptor.another_failed = [this](const net::Acceptor::Dial& dial) {
     auto owner = std::static_pointer_cast<CalledSockets>(dial.owner);
+    if (owner->places[dial.rail].rail != nullptr) return;  // it was to be moved, and stays
     shared_->redials.lost(std::move(owner), dial.rail, shared_->now);
   };
   acceptor_.open(*shared_->poller, std::move(acceptor));
@@ -154,25 +157,65 @@ absl::Status TcpProvider::query(uint64_t session, const std::string& addresses) 
 
 void TcpProvider::met(const net::Link& link, const HelloInfo& peer,
                       std::unique_ptr<net::Acceptor::Dial> dial, EventSink& sink) {
-  auto rail = TcpRail::create(shared_, link, peer, peer.rails);
+  const auto words = [&](size_t ways) {
+    const std::string all = absl::StrCat(peer.rails, peer.rails == 1 ? " socket" : " sockets");
+    return ways > 1 ? absl::StrCat("some of ", all) : all;
+  };
   if (dial == nullptr) {
+    auto rail = TcpRail::create(shared_, link, peer, words(1));
     if (rail.ok()) sink.accepted(peer, *std::move(rail));
     return;
   }
-  if (!rail.ok()) return acceptor_.try_next(std::move(dial), rail.status());
   auto sockets = std::static_pointer_cast<CalledSockets>(dial->owner);
-  if (sockets == nullptr) {  // the first stands: the others go to the same endpoint, at once
-    sockets = std::make_shared<CalledSockets>();
-    for (uint16_t i = 1; i < dial->rails; ++i) {
-      acceptor_.connect_another(*dial, peer, i, sockets);
-    }
-    sockets->first = *dial;
+  const bool first = sockets == nullptr;
+  if (first) sockets = std::make_shared<CalledSockets>(*dial, peer);
+  const Paths paths = sockets->paths();
+  sockets->most_ways = std::max(sockets->most_ways, paths.ways.size());
+  auto rail = TcpRail::create(shared_, link, peer, words(paths.ways.size()));
+  if (!rail.ok()) return acceptor_.try_next(std::move(dial), rail.status());
+  if (first) {  // it stands: the others are called at once, by all ways
+    for (uint16_t i = 1; i < dial->rails; ++i) call(sockets, i, paths);
     // What is called later belongs to a session that has begun.
-    if (dial->resume == Resume::kNew) sockets->first.resume = Resume::kOurs;
-    sockets->peer = peer;
+    if (!sockets->resumed) sockets->first.resume = Resume::kOurs;
   }
-  (*rail)->called(std::move(sockets), dial->rail);
+  const uint16_t number = dial->rail;
+  const net::Endpoint where = dial->endpoints[dial->next - 1];
+  TcpRail* const added = rail->get();
+  TcpRail* const before = sockets->places[number].rail;
+  (*rail)->called(sockets, number, where);
   sink.connected(peer.session, peer, *std::move(rail));
+  const bool stands = sockets->places[number].rail == added;
+  // Only now: a session without a rail is lost.
+  if (before != nullptr && stands) before->give_way(sink);
+  if (!where.same_host(CalledSockets::way_of(paths, number)) || sockets->lacks(paths)) {
+    shared_->redials.look_later(std::move(sockets), shared_->now);
+  }
+}
+
+void TcpProvider::call(const std::shared_ptr<CalledSockets>& sockets, uint16_t number,
+                       const Paths& paths) {
+  acceptor_.connect_another(sockets->first, sockets->peer, number, sockets,
+                            CalledSockets::ways_of(paths, number));
+}
+
+// Sockets that do not go by their own way are called there; the answer moves them.
+void TcpProvider::look_at(const std::shared_ptr<CalledSockets>& sockets) {
+  const Paths paths = sockets->paths();
+  sockets->most_ways = std::max(sockets->most_ways, paths.ways.size());
+  bool settled = !sockets->lacks(paths);
+  for (uint16_t i = 0; i < sockets->places.size(); ++i) {
+    const CalledSockets::Place& place = sockets->places[i];
+    const net::Endpoint& own = CalledSockets::way_of(paths, i);
+    if (place.rail != nullptr && place.at.same_host(own)) continue;
+    settled = false;
+    if (place.rail == nullptr) continue;  // it is being called anyway
+    acceptor_.connect_another(sockets->first, sockets->peer, i, sockets, {own});
+  }
+  if (settled) {
+    sockets->look_pause = Time::zero();
+  } else {
+    shared_->redials.look_later(sockets, shared_->now);
+  }
 }
 
 absl::Status TcpProvider::remove_region(const RegionEntry& region, EventSink&) {
@@ -208,7 +251,7 @@ bool TcpProvider::progress(EventSink& sink) {
   // While there is nobody to talk to, system calls now and then are enough: a worker whose peers
   // come by other ways should not pay for this one in every round.
   constexpr uint32_t kLookEvery = 32;
-  const bool alone = !acceptor_.busy() && shared_->rails == 0;
+  const bool alone = !acceptor_.busy() && shared_->rails.empty();
   if (alone && !look_ && ++rounds_ < kLookEvery) return false;
   rounds_ = 0;
   ++shared_->round;
@@ -230,8 +273,12 @@ bool TcpProvider::progress(EventSink& sink) {
   }
   any |= acceptor_.progress(sink);
   while (const auto due = shared_->redials.take(now)) {
-    acceptor_.connect_another(due.sockets->first, due.sockets->peer, due.rail, due.sockets);
     any = true;
+    if (due.is_look()) {
+      look_at(due.sockets);
+    } else if (due.sockets->places[due.rail].rail == nullptr) {
+      call(due.sockets, due.rail, due.sockets->paths());
+    }
   }
   for (size_t i = 0; i < rails.size(); ++i) {
     if (rails[i] != nullptr) rails[i]->check_timers(now, sink);

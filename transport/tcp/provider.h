@@ -38,6 +38,8 @@ class TcpProvider final : public Provider {
   bool read_directly();
   void met(const net::Link& link, const HelloInfo& peer, std::unique_ptr<net::Acceptor::Dial> dial,
            EventSink& sink);
+  void call(const std::shared_ptr<CalledSockets>& sockets, uint16_t number, const Paths& paths);
+  void look_at(const std::shared_ptr<CalledSockets>& sockets);
 
   std::shared_ptr<TcpShared> shared_;
   Capabilities capabilities_;

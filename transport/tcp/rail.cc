@@ -31,6 +31,7 @@ TcpRail::TcpRail(std::shared_ptr<TcpShared> shared, const net::Link& link, const
                               net::peer_of(link.fd).text(), ")"),
                  std::move(properties)),
       shared_(std::move(shared)),
+      uid_(peer.uid),
       socket_(link.fd, *shared_->poller),
       sealer_(link.keys.send, link.keys.protection),
       hold_(shared_->ack_hold),
@@ -41,15 +42,15 @@ TcpRail::TcpRail(std::shared_ptr<TcpShared> shared, const net::Link& link, const
 
 absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShared> shared,
                                                          const net::Link& link,
-                                                         const HelloInfo& peer, int sockets) {
+                                                         const HelloInfo& peer,
+                                                         const std::string& sockets) {
   const net::Endpoint remote = net::peer_of(link.fd);
   const std::string congestion = net::tune(link.fd, remote, shared->socket_options);
   const bool plain = link.keys.protection == net::Protection::kHeads;
   const std::string protection = plain ? "" : absl::StrCat(", ", net::name(link.keys.protection));
   Properties properties{
       .provider = "tcp",
-      .route = absl::StrFormat("tcp %s (%s, %d socket%s%s)", remote.text(), congestion, sockets,
-                               sockets == 1 ? "" : "s", protection),
+      .route = absl::StrFormat("tcp %s (%s, %s%s)", remote.text(), congestion, sockets, protection),
       .bytes_per_second = 2e9,
       .slice_bytes = shared->slice_bytes,
       .depth = kDepth};
@@ -59,7 +60,8 @@ absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShar
     shared->sealing = *std::move(sealing);
   }
   std::unique_ptr<TcpRail> rail(new TcpRail(std::move(shared), link, peer, std::move(properties)));
-  ++rail->shared_->rails;
+  rail->at_ = rail->shared_->rails.size();
+  rail->shared_->rails.push_back(rail.get());
   if (!plain && rail->sealed_.data == nullptr) return rail->lost(kNoMemory);
   absl::Status status = rail->socket_.watch(rail.get());
   if (!status.ok()) return status;
@@ -122,10 +124,41 @@ void TcpRail::take_back(Slot& slot) {
                {});
 }
 
-void TcpRail::called(std::shared_ptr<CalledSockets> sockets, uint16_t number) {
+void TcpRail::called(std::shared_ptr<CalledSockets> sockets, uint16_t number,
+                     const net::Endpoint& at) {
   called_ = std::move(sockets);
   number_ = number;
   ++called_->open;
+  called_->places[number] = {this, at};
+}
+
+void TcpRail::give_way(EventSink& sink) {
+  --called_->open;
+  called_.reset();
+  close(lost("its own way is there again, and another socket goes by that"), sink);
+}
+
+// Sockets to the peer that go the same way as this one, and have been silent for as long, are as
+// dead, though nobody waits for anything on them who would notice: what is said about this one must
+// not go there. Where there is no other way, nothing is known of them.
+void TcpRail::stalled() {
+  const net::Endpoint from = net::local_of(socket_.fd()), to = net::peer_of(socket_.fd());
+  bool another_way = false;
+  std::vector<TcpRail*> beside;
+  for (TcpRail* rail : shared_->rails) {
+    if (rail == this || rail->uid_ != uid_ || rail->failing_) continue;
+    const int fd = rail->socket_.fd();
+    if (!net::local_of(fd).same_host(from) || !net::peer_of(fd).same_host(to)) {
+      another_way = true;
+    } else if (net::silent_for(fd) >= shared_->stall) {
+      beside.push_back(rail);
+    }
+  }
+  if (!another_way) return;
+  for (TcpRail* rail : beside) {
+    rail->activate();
+    rail->fail(rail->lost("a socket beside it that goes the same way has stalled"));
+  }
 }
 
 void TcpRail::leave() {
@@ -137,11 +170,16 @@ void TcpRail::leave() {
     socket_.end();
   }
   socket_.close();
-  --shared_->rails;
+  std::vector<TcpRail*>& all = shared_->rails;
+  std::swap(all[at_], all.back());
+  all[at_]->at_ = at_;
+  all.pop_back();
   if (called_ != nullptr) {
     --called_->open;
+    CalledSockets::Place& place = called_->places[number_];
+    if (place.rail == this) place = {};
     const bool wanted = failing_ && (lost || absl::IsDataLoss(failure_));
-    if (wanted && called_->open > 0) {
+    if (wanted && called_->open > 0 && place.rail == nullptr) {
       shared_->redials.lost(std::move(called_), number_, shared_->context.clock.now());
     }
     called_.reset();

@@ -46,7 +46,7 @@ struct TcpShared {
   net::SocketOptions socket_options;
   std::unique_ptr<net::Poller> poller;
   std::vector<TcpRail*> active;  // with something to do; null where one went away
-  size_t rails = 0;              // in all
+  std::vector<TcpRail*> rails;   // all, in no order
   uint32_t round = 0;            // of progress, and when it began
   Time now{};
   std::unique_ptr<char[]> nowhere{new char[RxStream::kNowhereBytes]};
@@ -81,10 +81,11 @@ class TcpRail final : public framed::FramedRail {
   static constexpr size_t kSealedBatch =
       kBatchPayload + framed::kMaxPayload + TxBatch::kVectors * net::kSealTag;
 
-  // Takes over `link`. `sockets`: how many the session has.
+  // Takes over `link`. `sockets`: how many the session has, in words.
   static absl::StatusOr<std::unique_ptr<TcpRail>> create(std::shared_ptr<TcpShared> shared,
                                                          const net::Link& link,
-                                                         const HelloInfo& peer, int sockets);
+                                                         const HelloInfo& peer,
+                                                         const std::string& sockets);
   ~TcpRail() override;
 
   // When an acknowledgement that waits for data leaves without it; kNever: none does.
@@ -105,8 +106,11 @@ class TcpRail final : public framed::FramedRail {
   void activate();
   void deactivate();
   void remove_region(const RegionEntry& region);
-  // It was called, as number `number` of `sockets`, and is called again when it is lost.
-  void called(std::shared_ptr<CalledSockets> sockets, uint16_t number);
+  // It was called, as number `number` of `sockets`, and answered at `at`. It is called again when
+  // it is lost.
+  void called(std::shared_ptr<CalledSockets> sockets, uint16_t number, const net::Endpoint& at);
+  // Another socket has its place: it ends, and what was open on it goes on over the others.
+  void give_way(EventSink& sink);
 
  private:
   using Slot = framed::OpenSlice;
@@ -150,6 +154,7 @@ class TcpRail final : public framed::FramedRail {
   void taken(Slot& slot) override;
   void take_back(Slot& slot) override;
   void leave() override;
+  void stalled() override;
   void say_goodbye(std::string_view why) override;
   bool waiting() const override;
   bool may_be_read_to_the_end() const;
@@ -199,6 +204,8 @@ class TcpRail final : public framed::FramedRail {
   Zombie* find_zombie(const framed::Frame& frame);
 
   std::shared_ptr<TcpShared> shared_;
+  const WorkerUid uid_;  // the peer's
+  size_t at_ = 0;        // in TcpShared::rails
   Socket socket_;
   std::shared_ptr<CalledSockets> called_;  // null: the peer called
   uint16_t number_ = 0;                    // of them

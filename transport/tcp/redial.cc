@@ -6,12 +6,32 @@
 
 namespace baton::tcp {
 
+CalledSockets::CalledSockets(const net::Acceptor::Dial& dial, const HelloInfo& met)
+    : first(dial), peer(met), places(dial.rails), resumed(dial.resume != Resume::kNew) {}
+
+std::vector<net::Endpoint> CalledSockets::ways_of(const Paths& paths, size_t number) {
+  std::vector<net::Endpoint> out = paths.ways;
+  const auto own = static_cast<ptrdiff_t>(number % out.size());
+  std::rotate(out.begin(), out.begin() + own, out.end());
+  return out;
+}
+
 void Redials::lost(std::shared_ptr<CalledSockets> sockets, uint16_t rail, Time now) {
   const bool again = sockets->lost != -kNever && now - sockets->lost < kForgotten;
   sockets->pause = again ? std::min(2 * sockets->pause, kLongestPause) : kFirstPause;
   sockets->lost = now;
   const Time at = now + sockets->pause;
   waiting_.push_back({std::move(sockets), rail, at});
+}
+
+void Redials::look_later(std::shared_ptr<CalledSockets> sockets, Time now) {
+  for (const Due& due : waiting_) {
+    if (due.is_look() && due.sockets == sockets) return;
+  }
+  Time& pause = sockets->look_pause;
+  pause = pause == Time::zero() ? kFirstLook : std::min(2 * pause, kLongestLook);
+  const Time at = now + pause;
+  waiting_.push_back({std::move(sockets), kLook, at});
 }
 
 Redials::Due Redials::take(Time now) {

@@ -1,5 +1,7 @@
 // One socket of several that was lost is called again while the others carry on, by the side that
-// had called it. (When all of them are lost, the worker calls the peer again, by every way.)
+// had called it: first by its own way (paths.h), then by the others. One that has come up by
+// another way than its own is moved back when its own answers again. (When all of them are lost,
+// the worker calls the peer again, by every way.)
 #pragma once
 
 #include <chrono>
@@ -10,16 +12,41 @@
 #include "transport/clock.h"
 #include "transport/net/acceptor.h"
 #include "transport/provider.h"
+#include "transport/tcp/paths.h"
 
 namespace baton::tcp {
 
+class TcpRail;
+
 // The sockets that came of one call of a peer, the first of which has met it.
 struct CalledSockets {
+  CalledSockets(const net::Acceptor::Dial& dial, const HelloInfo& met);
+
+  Paths paths() const { return paths_to(first.endpoints, first.endpoints[first.next - 1]); }
+  // Where socket `number` belongs.
+  static const net::Endpoint& way_of(const Paths& paths, size_t number) {
+    return paths.ways[number % paths.ways.size()];
+  }
+  // All ways, that one first.
+  static std::vector<net::Endpoint> ways_of(const Paths& paths, size_t number);
+  // Whether there may be ways that are closed at present.
+  bool lacks(const Paths& paths) const {
+    return paths.ways.size() < most_ways || (resumed && paths.unrouted);
+  }
+
   net::Acceptor::Dial first;
   HelloInfo peer;
+  struct Place {
+    TcpRail* rail = nullptr;  // null: lost, or not up yet
+    net::Endpoint at;         // where it was met
+  };
+  std::vector<Place> places;  // by number
+  size_t most_ways = 1;       // that there were
+  const bool resumed;         // a way may have been lost before this call
   size_t open = 0;
   Time pause{};         // before the next call
   Time lost = -kNever;  // the last of them that was
+  Time look_pause{};    // before the next look at who is where; zero: nobody is to look
 };
 
 class Redials {
@@ -28,16 +55,23 @@ class Redials {
   static constexpr Time kLongestPause = std::chrono::seconds(10);
   static constexpr Time kForgotten =
       std::chrono::minutes(1);  // without a loss, pauses are short again
+  static constexpr Time kFirstLook = std::chrono::seconds(1);
+  static constexpr Time kLongestLook = std::chrono::minutes(1);
 
   // `rail` of `sockets` is gone, or did not come up.
   void lost(std::shared_ptr<CalledSockets> sockets, uint16_t rail, Time now);
-  // The next one that is to be called by now; its `sockets` are null where there is none.
+  // Somebody is not where he belongs: to be looked after, with pauses that grow.
+  void look_later(std::shared_ptr<CalledSockets> sockets, Time now);
+  // The next one that is to be called by now, or the sockets that are to be looked at; its
+  // `sockets` are null where there is none.
   struct Due {
     std::shared_ptr<CalledSockets> sockets;
-    uint16_t rail = 0;
+    uint16_t rail = 0;  // kLook: none
     Time at{};
     explicit operator bool() const { return sockets != nullptr; }
+    bool is_look() const { return rail == kLook; }
   };
+  static constexpr uint16_t kLook = UINT16_MAX;
   Due take(Time now);
   Time next() const;
 

@@ -85,7 +85,7 @@ typedef struct baton_agent_options {
   const char* name;         // 1 to 64 bytes; unique among the agents that meet
   const char* providers;    // "shm,tcp"; NULL: all there are
   const char* require;      // only this provider may be used; NULL: any
-  const char* key_file;     // the cluster key; NULL: the user's ($BATON_KEY_FILE)
+  const char* key_file;     // the cluster key; NULL or "": the user's ($BATON_KEY_FILE)
   const char* listen_host;  // NULL: loopback only; "0.0.0.0": every interface
   uint16_t listen_port;     // 0: any
   uint8_t progress_thread;  // 1: a thread moves the bytes; 0: they move inside calls

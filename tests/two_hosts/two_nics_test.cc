@@ -1,0 +1,146 @@
+// Two hosts with two NICs each: sockets are spread over both; when one is lost, in whatever way,
+// what is open goes on by the other, and when it is back it is used again.
+#include "tests/two_hosts/two_workers.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+// Longer than the one thread that moves all packets may be held up.
+const std::string kStall = std::to_string(patient(milliseconds(2000)).count());
+const SettingValues kSettings = {{"tcp.sockets", "4"},
+                                 {"tcp.stall_ms", kStall},
+                                 {"tcp.handshake_ms", "2000"},
+                                 {"peer.redial_ms", "600000"}};
+
+// Ways to lose a NIC of which the processes are told nothing.
+struct Loss {
+  const char* name;
+  std::function<void(Hosts&, size_t wire, bool lost)> set;
+};
+const Loss kLosses[] = {
+    {"the wire is silent",
+     [](Hosts& it, size_t wire, bool lost) {
+       it.wire(wire).faults(0).cut = it.wire(wire).faults(1).cut = lost;
+     }},
+    {"the caller's link is down",
+     [](Hosts& it, size_t wire, bool lost) { it.set_link(0, wire, !lost); }},
+    {"the other's link is down",
+     [](Hosts& it, size_t wire, bool lost) { it.set_link(1, wire, !lost); }},
+    {"the caller's route is gone",
+     [](Hosts& it, size_t wire, bool lost) { it.set_route(0, wire, !lost); }},
+    {"the other's route is gone",
+     [](Hosts& it, size_t wire, bool lost) { it.set_route(1, wire, !lost); }},
+    {"a router says unreachable",
+     [](Hosts& it, size_t wire, bool lost) {
+       for (size_t host : {0, 1}) it.wire(wire).faults(host).unreachable = lost ? 1 : -1;
+     }},
+    {"a firewall rejects",
+     [](Hosts& it, size_t wire, bool lost) {
+       for (size_t host : {0, 1}) it.wire(wire).faults(host).unreachable = lost ? 3 : -1;
+     }},
+};
+
+class TwoNics : public TwoWorkers {
+ protected:
+  bool goes_by_wire(size_t wire) const { return goes_by(Hosts::address(1, wire) + ':'); }
+};
+
+TEST_F(TwoNics, AnAddressNamesBothAndSocketsAreSpread) {
+  start("0.0.0.0", kSettings);
+  if (HasFatalFailure()) return;
+  connect();
+  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+  EXPECT_THAT(explain(), HasSubstr("some of 4 sockets"));
+  const std::array<uint64_t, 2> before = {moved_by(0), moved_by(1)};
+  for (int i = 0; i < 4; ++i) expect_done(write(kAll, 'x'), kAll, 'x');
+  // Which socket takes a slice is a matter of load; that both wires take some is not.
+  for (size_t wire : {0, 1}) EXPECT_GT(moved_by(wire) - before[wire], 4 * kPage) << wire;
+}
+
+class TwoNicsLose : public TwoNics, public testing::WithParamInterface<Loss> {};
+
+TEST_P(TwoNicsLose, WhatIsOpenGoesOnByTheOtherAndTheLostOneIsUsedAgain) {
+  start("0.0.0.0", kSettings);
+  if (HasFatalFailure()) return;
+  connect();
+  for (size_t lost : {1, 0}) {
+    SCOPED_TRACE(testing::Message() << "without NIC " << lost);
+    ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+    const char letter = static_cast<char>('A' + lost);
+    // Under way: it may not be through before the loss.
+    change([&](Hosts& it) {
+      for (size_t host : {0, 1}) it.wire(lost).faults(host).delay = milliseconds(20);
+    });
+    const TransferId under_way = write(kAll, letter);
+    change([&](Hosts& it) {
+      it.wire(lost).heal();
+      GetParam().set(it, lost, true);
+    });
+    expect_done(under_way, kAll, letter);
+    if (HasFatalFailure()) return;
+    for (size_t bytes : {size_t{8}, kPage, kAll}) {
+      expect_done(write(bytes, 'm'), bytes, 'm');
+      if (HasFatalFailure()) return;
+    }
+    change([&](Hosts& it) { GetParam().set(it, lost, false); });
+    ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+    const uint64_t before = moved_by(lost);
+    for (int i = 0; i < 8; ++i) expect_done(write(kAll, 'y'), kAll, 'y');
+    EXPECT_GT(moved_by(lost) - before, 4 * kPage);
+  }
+  EXPECT_EQ(workers_[0]->stats().peers_lost, 0u) << "it moved over, and was never without a rail";
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, TwoNicsLose, testing::ValuesIn(kLosses), [](const auto& each) {
+  std::string name = each.param.name;
+  std::erase_if(name,
+                [](char letter) { return !std::isalnum(static_cast<unsigned char>(letter)); });
+  return name;
+});
+
+// The smallest of transfers go by the first socket. One that finds it dead must not wait for each
+// socket beside it in turn: those are known to be as dead.
+TEST_F(TwoNics, ADeadWayIsLeftByAllOfItsSocketsAtOnce) {
+  start("0.0.0.0", kSettings);
+  if (HasFatalFailure()) return;
+  connect();
+  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+  expect_done(write(8, 'a'), 8, 'a');
+  change([](Hosts& it) { it.wire(0).faults(0).cut = it.wire(0).faults(1).cut = true; });
+  expect_done(write(8, 'b'), 8, 'b');
+  EXPECT_FALSE(goes_by_wire(0)) << explain();
+  EXPECT_TRUE(goes_by_wire(1)) << explain();
+  EXPECT_EQ(workers_[0]->stats().peers_lost, 0u);
+}
+
+// A session may lose both, and be met again by one of them while the other is away.
+TEST_F(TwoNics, AfterAllWasLostTheNicThatComesBackLaterIsUsedToo) {
+  start("0.0.0.0", kSettings);
+  if (HasFatalFailure()) return;
+  connect();
+  for (const bool by_link : {false, true}) {
+    SCOPED_TRACE(by_link);
+    ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+    const auto lose = [&](size_t wire, bool lost) {
+      change([&](Hosts& it) {
+        if (by_link) return it.set_link(0, wire, !lost);
+        it.wire(wire).faults(0).cut = it.wire(wire).faults(1).cut = lost;
+      });
+    };
+    const uint64_t lost_before = workers_[0]->stats().peers_lost;
+    for (size_t wire : {0, 1}) lose(wire, true);
+    const TransferId id = write(kAll, 'z');
+    ASSERT_TRUE(until([&] { return workers_[0]->stats().peers_lost > lost_before; })) << explain();
+    lose(1, false);
+    expect_done(id, kAll, 'z');
+    EXPECT_FALSE(goes_by_wire(0)) << explain();
+    lose(0, false);
+  }
+  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,144 @@
+// A worker on each of two hosts, over tcp alone, with threads that move their bytes: for tests of
+// what a worker says of its routes, and of what moves by which wire.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/two_hosts/moving_hosts.h"
+#include "transport/progress_thread.h"
+#include "transport/worker.h"
+
+namespace baton {
+
+class TwoWorkers : public testing::Test {
+ protected:
+  static constexpr size_t kPage = 64 << 10;
+  static constexpr size_t kPages = 64;
+  static constexpr size_t kAll = kPage * kPages;
+  const Time kLong = patient(std::chrono::seconds(120));
+
+  void SetUp() override {
+    auto hosts = Hosts::create(2, 0);
+    if (absl::IsUnavailable(hosts.status())) GTEST_SKIP() << hosts.status().message();
+    ASSERT_TRUE(hosts.ok()) << hosts.status();
+    hosts_.emplace(*std::move(hosts));
+  }
+  void TearDown() override {
+    for (size_t host : {0, 1}) {
+      if (!workers_[host]) continue;
+      threads_[host].reset();
+      hosts_->on(host, [&] { workers_[host].reset(); });
+    }
+  }
+
+  // Host 1 has the memory and the counter that host 0 writes to and raises.
+  void start(const std::string& listen_host, SettingValues settings) {
+    settings.emplace_back("tcp.slice_kib", "64");
+    settings.emplace_back("tcp.buffer_kib", "128");
+    for (size_t host : {0, 1}) {
+      memory_[host].assign(kAll, static_cast<char>('a' + host));
+      hosts_->on(host, [&] {
+        auto worker = Worker::create({.name = host == 0 ? "alpha" : "beta",
+                                      .providers = {"tcp"},
+                                      .key = *ClusterKey::from_bytes("0123456789abcdef"),
+                                      .listen_host = listen_host,
+                                      .settings = settings});
+        ASSERT_TRUE(worker.ok()) << worker.status();
+        workers_[host] = *std::move(worker);
+        threads_[host] = std::make_unique<ProgressThread>(*workers_[host]);
+        auto region = workers_[host]->register_memory(memory_[host].data(), kAll);
+        ASSERT_TRUE(region.ok()) << region.status();
+        regions_[host] = *region;
+      });
+      if (HasFatalFailure()) return;
+    }
+    counter_ = *workers_[1]->allocate_counter();
+    remote_ = *workers_[1]->remote_region(regions_[1]);
+  }
+  void connect() {
+    hosts_->on(0, [&] {
+      auto peer = workers_[0]->connect(workers_[1]->address());
+      ASSERT_TRUE(peer.ok()) << peer.status();
+      peer_ = *peer;
+      EXPECT_TRUE(until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; }))
+          << explain();
+    });
+    std::optional<PeerEvent> up;
+    ASSERT_TRUE(until([&] {
+      up = workers_[1]->next_peer_event();
+      return up.has_value();
+    }));
+    their_peer_ = up->peer;
+  }
+
+  bool until(const std::function<bool()>& ready) const {
+    const Time end = Clock::steady().now() + kLong;
+    while (!ready()) {
+      if (Clock::steady().now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+  std::string explain() const { return workers_[0]->explain(peer_); }
+  bool goes_by(const std::string& address) const {
+    const std::string routes = explain();
+    const size_t at = routes.find(address);  // behind the bracket are rails that were lost
+    return at != std::string::npos && at < routes.find(") [");
+  }
+
+  // A write of `bytes`, all of one letter, that raises the counter.
+  TransferId write(size_t bytes, char letter) {
+    std::fill_n(memory_[0].data(), bytes, letter);
+    TransferRequest request;
+    request.op = Op::kWrite;
+    request.peer = peer_;
+    request.local = regions_[0];
+    request.local_layout = Layout::contiguous(0, bytes);
+    request.remote = remote_;
+    request.remote_layout = Layout::contiguous(0, bytes);
+    request.counter = workers_[1]->remote_counter(counter_);
+    auto id = workers_[0]->submit(request);
+    EXPECT_TRUE(id.ok()) << id.status();
+    ++written_;
+    return id.ok() ? *id : TransferId();
+  }
+  // It is done, its bytes are there, and the counter has risen once for each write so far.
+  void expect_done(TransferId id, size_t bytes, char letter) {
+    absl::Status status;
+    hosts_->on(0, [&] { status = workers_[0]->wait(id, kLong); });
+    ASSERT_TRUE(status.ok()) << status << "; " << explain();
+    EXPECT_EQ(std::count_if(memory_[1].begin(), memory_[1].begin() + static_cast<ptrdiff_t>(bytes),
+                            [&](char each) { return each == letter; }),
+              static_cast<ptrdiff_t>(bytes));
+    EXPECT_EQ(workers_[1]->counter_value(counter_), written_);
+  }
+  // Bytes that have come out of a wire at host 1.
+  uint64_t moved_by(size_t wire) {
+    uint64_t bytes = 0;
+    hosts_->change([&](Hosts& it) { bytes = it.wire(wire).count(0).bytes; });
+    return bytes;
+  }
+  void change(const std::function<void(Hosts&)>& what) { hosts_->change(what); }
+
+  std::optional<MovingHosts> hosts_;
+  std::array<std::vector<char>, 2> memory_;  // outlives the workers
+  std::array<std::unique_ptr<Worker>, 2> workers_;
+  std::array<std::unique_ptr<ProgressThread>, 2> threads_;
+  std::array<MemoryRegion, 2> regions_;
+  RemoteRegion remote_;
+  CounterId counter_;
+  PeerId peer_, their_peer_;  // each the other
+  uint64_t written_ = 0;
+};
+
+}  // namespace baton
