@@ -64,8 +64,8 @@ std::map<uint64_t, Outcome> run_all(Engine& engine, size_t in_flight, Saving sav
   return outcomes;
 }
 
-std::unique_ptr<Engine> make(EngineOptions options) {
-  return *Engine::create(test_model(), test_tokenizer(), std::move(options));
+std::unique_ptr<Engine> make(EngineOptions options, const Model& model = test_model()) {
+  return *Engine::create(model, test_tokenizer(), std::move(options));
 }
 
 // Runs everything twice: the second time prompts that the small cache has forgotten are loaded.
@@ -91,6 +91,41 @@ TEST(KvTiers, PreemptionChangesNothing) {
   auto engine = make(options);
   for (Saving saving : {kSaveAll, kSaveWhatIsQuickEnough}) {
     expect_same(expected(), run_all(*engine, 30, saving));
+// Preempted ones among them, from host memory and from disk.
+TEST(KvTiers, InAnyArithmeticTheyChangeNothing) {
+  for (const Arithmetic arithmetic : {Arithmetic::kBf16, Arithmetic::kInt8}) {
+    const Model& model = test_model(arithmetic);
+    const std::map<uint64_t, Outcome> alone = run_one_at_a_time(requests(), model);
+    const TemporaryFolder folder;
+    for (const KvTierOptions& tiers : {host(), disk(folder)}) {
+      EngineOptions options = with(tiers, 26);
+      options.token_budget = 16;
+      auto engine = make(options, model);
+      for (Saving saving : {kSaveAll, kSaveWhatIsQuickEnough}) {
+        expect_same(alone, run_all(*engine, 30, saving));
+      }
+      EXPECT_GT(engine->stats().preemptions, 0u);
+      EXPECT_GT(engine->stats().tier_tokens, 500u);
+      EXPECT_EQ(engine->stats().loads_failed, 0u);
+    }
+  }
+}
+
+// One directory for all of them, one after the other: each finds what it wrote itself alone.
+TEST(KvTiers, AnotherArithmeticFindsNothing) {
+  const TemporaryFolder folder;
+  const auto run = [&](Arithmetic arithmetic) {
+    auto engine = make(with(disk(folder), 400), test_model(arithmetic));
+    run_all(*engine, 6);
+    EXPECT_GT(engine->stats().tiers.disk_records, 100u);
+    return engine->stats().tier_tokens;
+  };
+  for (const Arithmetic arithmetic : {Arithmetic::kFp32, Arithmetic::kBf16, Arithmetic::kInt8}) {
+    EXPECT_EQ(run(arithmetic), 0u) << arithmetic_name(arithmetic);
+  }
+  EXPECT_GT(run(Arithmetic::kInt8), 500u);
+}
+
   }
   EXPECT_GT(engine->stats().preemptions, 0u);
   EXPECT_GT(engine->stats().tier_tokens, 0u);

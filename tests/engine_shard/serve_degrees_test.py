@@ -99,7 +99,8 @@ def idle(server):
 
 
 def same_answers(model, expected):
-    for arithmetic, degrees in (("fp32", (2, 1)), ("fp32", (1, 2)), ("fp32", (2, 2)), ("bf16", (2, 1))):
+    for arithmetic, degrees in (("fp32", (2, 1)), ("fp32", (1, 2)), ("fp32", (2, 2)), ("bf16", (2, 1)), ("int8", (2, 1)),
+                                ("int8", (1, 1))):
         prefill, decode, router = pair(model, *degrees, "--arithmetic", arithmetic)
         check(address_of(prefill).startswith("baton-ranks1:" if degrees[0] > 1 else "baton1:"), address_of(prefill))
         got = answers(router.url, model)
@@ -168,8 +169,10 @@ def dead_decode_rank(model, expected):
 
 def refused_pairs(model, other):
     """What does not fit is not loaded; the answer is right all the same, and decode's log says why."""
-    for flags, decode_model, what in (((), other, "same checkpoint"), (("--arithmetic", "bf16"), model, "same checkpoint")):
-        prefill = serve(model, "--role", "prefill", "-tp", 2)
+    bf16, int8 = ("--arithmetic", "bf16"), ("--arithmetic", "int8")
+    for prefill_flags, flags, decode_model, what in (((), (), other, "same checkpoint"), ((), bf16, model, "same checkpoint"),
+                                                     (int8, bf16, model, "+int8"), (bf16, int8, model, "+bf16")):
+        prefill = serve(model, "--role", "prefill", "-tp", 2, *prefill_flags)
         decode = serve(decode_model, "--role", "decode", "-tp", 2, "--min-remote-tokens", 16, *flags)
         alone = serve(decode_model, *flags)
         for server in (prefill, decode, alone):
@@ -190,7 +193,7 @@ with tempfile.TemporaryDirectory() as folder:
     write_model(model, 1)
     write_model(other, 2)
     expected = {}
-    for arithmetic in ("fp32", "bf16"):
+    for arithmetic in ("fp32", "bf16", "int8"):
         alone = serve(model, "--arithmetic", arithmetic)
         alone.ready.wait()
         expected[arithmetic] = answers(alone.url, model)

@@ -43,7 +43,7 @@ def free_port():
 
 
 def same_answers(model, degrees=(("--tensor-parallel-size", 2), ("-tp", 4))):
-    for arithmetic in ("fp32", "bf16"):
+    for arithmetic in ("fp32", "bf16", "int8"):
         alone = serve(model, "--arithmetic", arithmetic)
         expected = answers(alone)
         for i, request in enumerate(REQUESTS):
