@@ -125,6 +125,29 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DegreePairs,
                                               ranks_expert_checkpoint}),
                          [](const auto& test) { return test.param.name; });
 
+// Below the caches of both, tiers: what they have is not asked for, and not computed for others.
+TEST(Degrees, TiersBesideHandOffsChangeNothing) {
+  for (const auto& [prefill_ranks, decode_ranks] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
+    const serve::KvTierOptions tiers{.host_bytes = 64 << 20, .always_load = true};
+    Server prefill(
+        {.role = EngineRole::kPrefill, .ranks = prefill_ranks, .limits = kTight, .tiers = tiers});
+    Server decode(
+        {.role = EngineRole::kDecode, .ranks = decode_ranks, .limits = kTight, .tiers = tiers});
+    prefill.start();
+    for (int round = 0; round < 2; ++round) {
+      expect_same(expected(), run_all(decode, prefill.address()));
+    }
+    const serve::EngineStats stats = decode.engine().stats();
+    EXPECT_EQ(stats.loads_failed, 0u);
+    EXPECT_GT(stats.loaded_tokens, 500u);
+    EXPECT_GT(stats.tier_tokens, 500u);
+    expect_clean(decode, kTight.blocks);
+    prefill.stop();
+    EXPECT_GT(prefill.engine().stats().tiers.loaded, 0u);
+    expect_clean(prefill, kTight.blocks);
+  }
+}
+
 // --- bad days ------------------------------------------------------------------------------------
 
 // A connector that hands every call on, and fails some of the loads.
@@ -270,6 +293,7 @@ TEST(Degrees, APrefillRankThatLeavesIsSurvived) {
            status =
                group.agree(settings_of(model, kTight, "prefill"), connector.address()).status();
          }
+         const std::string no_tiers(TierReport::kBytes, '\0');
          // Takes requests like any other, and leaves when the first step comes.
          const auto idle = [&] {
            connector.wait(std::chrono::milliseconds(1), -1);
@@ -283,7 +307,7 @@ TEST(Degrees, APrefillRankThatLeavesIsSurvived) {
            stepped = command.kind == CommandKind::kStep;
            if (stepped) continue;
            std::deque<KvEvent> none;
-           status = group.exchange(KvReport::encode({}, none)).status();
+           status = group.exchange(KvReport::encode({}, none) + no_tiers).status();
          }
          return status;
        }});

@@ -114,6 +114,33 @@ def same_answers(model, expected):
             stop(server)
 
 
+def tiers_change_nothing(model, expected):
+    """KV in the host memory and on the disk of every rank, of one server and of prefill and decode; and found again
+    after a restart."""
+    for arithmetic in ("fp32", "int8"):
+        with tempfile.TemporaryDirectory() as folder:
+            flags = ("-tp", 2, "--token-budget", 48, "--arithmetic", arithmetic, "--kv-host-mib", 2,
+                     "--kv-disk", folder, "--kv-disk-gib", 0.05)
+            for _ in range(2):
+                server = serve(model, *flags)
+                server.ready.wait()
+                check(server.url, server.said)
+                check("at each of 2 ranks: 1 MiB of host memory" in server.said, server.said)
+                while True:  # until something was saved in time, and loaded
+                    check(answers(server.url, model) == expected[arithmetic], arithmetic, "with tiers")
+                    if metric(server, "kv_tier_tokens_total") > 0:
+                        break
+                stop(server)
+            ranks = sorted(path.name for path in pathlib.Path(folder).iterdir())
+            check(ranks == ["rank-0-of-2", "rank-1-of-2"], ranks)
+    prefill, decode, router = pair(model, 2, 2, "--kv-host-mib", 8)
+    for _ in range(2):
+        check(answers(router.url, model) == expected["fp32"], "apart, with tiers")
+    wait_until(lambda: idle(prefill) and idle(decode), prefill, decode)
+    for server in (router, decode, prefill):
+        stop(server)
+
+
 def ask_of(prefill, decode, model, requests):
     """The requests at decode, while prefill does not answer; returns when KV is awaited."""
     asked = Asked(decode.url, model.name,
@@ -200,6 +227,8 @@ with tempfile.TemporaryDirectory() as folder:
         stop(alone)
     same_answers(model, expected)
     print("same_answers ok", flush=True)
+    tiers_change_nothing(model, expected)
+    print("tiers_change_nothing ok", flush=True)
     one = expected["fp32"][3:]  # of REQUESTS
     dead_prefill_ranks(model, one)
     print("dead_prefill_ranks ok", flush=True)
