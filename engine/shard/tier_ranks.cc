@@ -55,7 +55,10 @@ Time RanksTierStore::patience() const {
 }
 
 void RanksTierStore::hear(size_t follower, const Report& report) {
-  reported_[follower] = report.tiers.stats;
+  {
+    const std::lock_guard lock(stats_mutex_);
+    reported_[follower] = report.tiers.stats;
+  }
   for (const TierEvent& event : report.tiers.events) {
     const auto load = loads_.find(event.id);
     switch (event.kind) {
@@ -239,6 +242,7 @@ void RanksTierStore::wait(Time timeout, int fd) {
 
 TierStats RanksTierStore::stats() const {
   TierStats sum = own_->stats();
+  const std::lock_guard lock(stats_mutex_);
   for (const TierStats& each : reported_) {
     sum.host_bytes += each.host_bytes;
     sum.dropped += each.dropped;

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -117,6 +118,7 @@ class RanksTierStore final : public kvtransfer::tiers::TierStore, private Leader
   absl::flat_hash_map<uint32_t, std::deque<uint64_t>> own_saves_;  // by block
   std::vector<uint32_t> free_;                                     // let go of by all ranks
   absl::flat_hash_map<kvtransfer::tiers::TierLoadId, Load> loads_;
+  mutable std::mutex stats_mutex_;                      // any thread may ask for them
   std::vector<kvtransfer::tiers::TierStats> reported_;  // of followers
 };
 
