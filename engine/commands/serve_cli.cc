@@ -125,11 +125,15 @@ void wait_for_signal(const sigset_t& signals) {
   sigwait(&signals, &signal);
 }
 
-absl::Status use_kv_store(ServeFlags& flags) {
+// What this rank keeps below its cache.
+absl::Status use_kv_tiers(ServeFlags& flags, int rank) {
+  flags.engine.tiers.host_bytes = flags.kv_host_mib << 20;
+  flags.engine.tiers.disk_bytes = static_cast<size_t>(flags.kv_disk_gib * (1 << 30));
   if (flags.kv_store.empty()) return absl::OkStatus();
   kvtransfer::store::StoreClientOptions options;
   options.store = flags.kv_store;
   options.name = absl::StrCat(flags.role, "-", flags.port, "-tiers");
+  if (flags.ranks.size > 1) absl::StrAppend(&options.name, "-rank-", rank);
   options.providers = flags.providers;
   options.load_timeout = flags.engine.tiers.timeout;
   if (!flags.key_file.empty()) {
@@ -207,7 +211,8 @@ absl::Status follow(const ServeFlags& flags, shard::Group& group, const Model& m
                                            .role = flags.role,
                                            .threads = flags.engine.threads,
                                            .cpus = flags.engine.cpus,
-                                           .connector = connector->get()});
+                                           .connector = connector->get(),
+                                           .tiers = flags.engine.tiers.of_rank(model.shard())});
   return follower.ok() ? (*follower)->run() : follower.status();
 }
 
@@ -221,11 +226,16 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
     if (*group != nullptr) (*group)->abort(loaded.status());
     return loaded.status();
   }
+  if (absl::Status status = use_kv_tiers(flags, shard.rank); !status.ok()) {
+    if (*group != nullptr) (*group)->abort(status);
+    return status;
+  }
   if (shard.rank > 0) return follow(flags, **group, loaded->model);
   report_arithmetic(loaded->model, stdout);
   std::unique_ptr<shard::Leader> leader;
   if (*group != nullptr) {
-    auto made = shard::Leader::create(**group, loaded->model, flags.engine.limits(), flags.role);
+    auto made = shard::Leader::create(**group, loaded->model, flags.engine.limits(), flags.role,
+                                      flags.engine.tiers.of_rank(shard));
     if (!made.ok()) return made.status();
     leader = *std::move(made);
     leader->on_failure([](const absl::Status&) { kill(getpid(), SIGTERM); });  // ends the server
@@ -253,9 +263,6 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   }
   flags.engine.load_timeout =
       std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.load_timeout));
-  flags.engine.tiers.host_bytes = flags.kv_host_mib << 20;
-  flags.engine.tiers.disk_bytes = static_cast<size_t>(flags.kv_disk_gib * (1 << 30));
-  if (absl::Status status = use_kv_store(flags); !status.ok()) return status;
   flags.engine.on_load_failure = flags.on_load_failure == "fail"
                                      ? serve::LoadFailurePolicy::kFail
                                      : serve::LoadFailurePolicy::kRecompute;
@@ -303,12 +310,6 @@ absl::StatusOr<int> serve_ranks(ServeFlags& flags, const sigset_t& signals) {
     return absl::InvalidArgumentError(
         absl::StrCat("--kv-port ", flags.kv_port, ": each of the ", flags.ranks.size,
                      " ranks takes one port from there on, and there are not so many"));
-  }
-  if (flags.ranks.size > 1 &&
-      (flags.kv_host_mib > 0 || !flags.engine.tiers.disk.empty() || !flags.kv_store.empty())) {
-    return absl::InvalidArgumentError(
-        "KV tiers (--kv-host-mib, --kv-disk, --kv-store) hold the blocks of one process: they "
-        "cannot be used with a --tensor-parallel-size above 1");
   }
   return run_ranks(flags.ranks, flags.model, flags.key_file,
                    [&](const launch::Place& place) { return serve_rank(flags, place, signals); });
@@ -367,7 +368,8 @@ int serve_main(int argc, char** argv) {
       ->check(CLI::IsMember({"recompute", "fail"}))
       ->capture_default_str();
   app.add_option("--kv-host-mib", flags.kv_host_mib,
-                 "Keep KV that has no room in the cache: so many MiB of host memory")
+                 "Keep KV that has no room in the cache: so many MiB of host memory, which "
+                 "tensor-parallel ranks share out, as they do what follows")
       ->check(CLI::Range(size_t{0}, size_t{1} << 30));
   auto* disk = app.add_option("--kv-disk", flags.engine.tiers.disk,
                               "... and on disk: a directory for this server alone");

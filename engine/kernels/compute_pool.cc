@@ -12,7 +12,7 @@
 namespace baton::engine {
 namespace {
 
-// About 50 us of spinning before a worker sleeps: longer than the gap between two kernels.
+// Before the caller lets others run, while workers end the last tasks.
 constexpr int kSpins = 1000;
 
 }  // namespace
@@ -32,9 +32,7 @@ ComputePool::ComputePool(int threads, std::span<const int> cpus)
 }
 
 ComputePool::~ComputePool() {
-  stop_.store(true);
-  epoch_.fetch_add(1);
-  epoch_.notify_all();
+  bell_.end();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -64,8 +62,7 @@ void ComputePool::run(int64_t tasks, Call call, void* target) {
   done_.store(0, std::memory_order_relaxed);
   const uint64_t kernel = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
   ticket_.store(kernel << 32 | static_cast<uint64_t>(tasks), std::memory_order_release);
-  epoch_.fetch_add(1);
-  epoch_.notify_all();
+  bell_.ring();
   while (run_one(0)) {
   }
   for (int spins = 0; done_.load(std::memory_order_acquire) != tasks; ++spins) {
@@ -79,18 +76,11 @@ void ComputePool::run(int64_t tasks, Call call, void* target) {
 
 void ComputePool::work(int thread) {
   for (;;) {
-    // Before the look at stop_: who is told to stop after it finds another number, and does not
-    // sleep.
-    const int epoch = epoch_.load();
-    if (stop_.load()) return;
+    const int seen = bell_.look();
+    if (PoolBell::is_end(seen)) return;
     while (run_one(thread)) {
     }
-    int spins = 0;
-    while (spins < kSpins && epoch_.load(std::memory_order_acquire) == epoch) {
-      hwy::Pause();
-      ++spins;
-    }
-    if (spins == kSpins) epoch_.wait(epoch);
+    bell_.wait(seen);
   }
 }
 

@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "engine/kernels/pool_bell.h"
+
 namespace baton::engine {
 
 // One caller at a time. The calling thread takes part, so a pool of n starts n - 1 threads and a
@@ -50,8 +52,7 @@ class ComputePool {
   std::atomic<void*> target_{nullptr};
   std::atomic<int64_t> tasks_{0};
   std::atomic<int64_t> done_{0};
-  std::atomic<int> epoch_{0};  // workers sleep on it
-  std::atomic<bool> stop_{false};
+  PoolBell bell_;
   std::vector<std::thread> threads_;
 };
 

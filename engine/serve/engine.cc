@@ -219,6 +219,7 @@ bool Engine::step(int wake_fd) {
   wake_fd_ = wake_fd;
   bool changed = false;
   if (connector_ != nullptr) connector_->progress();
+  if (options_.leader != nullptr) options_.leader->progress();
   if (jobs_.has_value()) changed |= follow_jobs();
   if (loads_.has_value() || tiers_ != nullptr) changed |= follow_loads();
   const StepPlan& plan = scheduler_.schedule();

@@ -61,7 +61,8 @@ struct EngineOptions {
   // long after the first will not, and is not waited for.
   Time loads_apart = patient(std::chrono::seconds(5));
   KvTierOptions tiers;  // below the prefix cache; needs prefix_cache
-  // The model is one of several parts, and this is their rank 0. It must outlive the engine.
+  // The model is one of several parts, and this is their rank 0. It must outlive the engine, and
+  // knows of `tiers` if there are some.
   shard::Leader* leader = nullptr;
   Timeline* timeline = nullptr;  // spans per layer ("compute", "wait") and per step ("step")
   const Clock* clock = nullptr;  // default: Clock::steady()

@@ -76,10 +76,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
     return absl::InvalidArgumentError(
         "a model in several parts needs EngineOptions::leader, and a whole one has no use for it");
   }
-  if (options.leader != nullptr && options.tiers.wanted()) {
+  if (options.leader != nullptr && options.tiers.wanted() != options.leader->has_tiers()) {
     return absl::InvalidArgumentError(
-        "KV tiers (--kv-host-mib, --kv-disk, --kv-store) hold the blocks of one process: they "
-        "cannot be used with a --tensor-parallel-size above 1");
+        "KV tiers (--kv-host-mib, --kv-disk, --kv-store) are there at all tensor-parallel ranks or "
+        "at none: give Leader::create() what EngineOptions::tiers says of rank 0");
   }
   if (tokenizer.vocab_size() > model.config().vocab_size) {
     return absl::InvalidArgumentError(
@@ -112,7 +112,7 @@ absl::Status Engine::start_tiers() {
         "KV tiers keep what the prefix cache knows: use them with the prefix cache");
   }
   absl::StatusOr<std::unique_ptr<KvTiers>> tiers =
-      KvTiers::open(options_.tiers, model_.fingerprint(), memory_->cache(), blocks_, clock_);
+      KvTiers::open(options_.tiers, model_, options_.leader, memory_->cache(), blocks_, clock_);
   if (!tiers.ok()) return tiers.status();
   tiers_ = *std::move(tiers);
   tier_loads_.emplace(RemoteLoadOptions{.layers = static_cast<uint32_t>(model_.config().num_layers),

@@ -11,7 +11,12 @@ void Command::encode(std::string& out) const {
   if (kind == CommandKind::kStop) return;
   base::put_number(out, static_cast<uint32_t>(calls.size()));
   for (const KvCall& call : calls) call.encode(out);
-  if (kind != CommandKind::kStep) return;
+  if (kind == CommandKind::kStep) encode_step(out);
+  base::put_number(out, static_cast<uint32_t>(tier_calls.size()));
+  for (const TierCall& call : tier_calls) call.encode(out);
+}
+
+void Command::encode_step(std::string& out) const {
   base::put_number(out, static_cast<uint32_t>(chunks.size()));
   for (const Chunk& chunk : chunks) {
     put_list(out, chunk.tokens);
@@ -57,10 +62,25 @@ absl::StatusOr<Command> Command::decode(std::string_view bytes) {
       send.blocks = take_list<uint32_t>(reader);
     }
   }
+  if (known && command.kind != CommandKind::kStop) {
+    const auto count = reader.number<uint32_t>();
+    for (uint32_t i = 0; i < count && !reader.failed(); ++i) {
+      command.tier_calls.push_back(TierCall::decode(reader));
+    }
+  }
   if (!known || !reader.finished()) {
     return absl::InvalidArgumentError("rank 0 sent a command that this version does not know");
   }
   return command;
+}
+
+absl::StatusOr<Report> Report::decode(std::string_view bytes) {
+  absl::StatusOr<KvReport> kv = KvReport::decode(bytes.substr(0, KvReport::kBytes));
+  if (!kv.ok()) return kv.status();
+  bytes.remove_prefix(KvReport::kBytes);
+  absl::StatusOr<TierReport> tiers = TierReport::decode(bytes);
+  if (!tiers.ok()) return tiers.status();
+  return Report{*std::move(kv), *std::move(tiers)};
 }
 
 }  // namespace baton::engine::shard

@@ -1,6 +1,7 @@
 // What rank 0 of a tensor-parallel model tells the others, as bytes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -8,13 +9,14 @@
 
 #include "absl/status/statusor.h"
 #include "engine/shard/kv_calls.h"
+#include "engine/shard/tier_calls.h"
 
 namespace baton::engine::shard {
 
 enum class CommandKind : uint8_t {
   kStop = 1,  // there will be no more
   kStep,      // make the calls, compute the chunks and send what they complete
-  kSync,      // make the calls, then report (Group::exchange())
+  kSync,      // make the calls, then send a Report (Group::exchange())
 };
 
 struct Command {
@@ -36,14 +38,30 @@ struct Command {
   };
 
   CommandKind kind = CommandKind::kStop;
-  std::vector<KvCall> calls;  // kStep, kSync: in this order
-  std::vector<Chunk> chunks;  // kStep
-  std::vector<Send> sends;    // kStep
+  std::vector<KvCall> calls;         // kStep, kSync: in this order
+  std::vector<TierCall> tier_calls;  // kStep, kSync: in this order, before the step
+  std::vector<Chunk> chunks;         // kStep
+  std::vector<Send> sends;           // kStep
 
   void encode(std::string& out) const;  // replaces `out`
   // InvalidArgument: bytes that no rank 0 of this version sends. The model checks what is asked of
   // it by itself.
   static absl::StatusOr<Command> decode(std::string_view bytes);
+
+ private:
+  void encode_step(std::string& out) const;
+};
+
+// What a rank has to say, in as many bytes at each.
+struct Report {
+  static constexpr size_t kBytes = KvReport::kBytes + TierReport::kBytes;
+
+  KvReport kv;
+  TierReport tiers;
+  bool more() const { return kv.more || tiers.more; }
+
+  // Internal: bytes that no rank of this version sends. Zeros are a rank with nothing to say.
+  static absl::StatusOr<Report> decode(std::string_view bytes);
 };
 
 }  // namespace baton::engine::shard

@@ -2,10 +2,13 @@
 #include "engine/shard/follower.h"
 
 #include <chrono>
+#include <string>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "engine/shard/leader.h"
+#include "engine/shard/tier_ranks.h"
 
 namespace baton::engine::shard {
 namespace {
@@ -38,8 +41,14 @@ absl::StatusOr<std::unique_ptr<Follower>> Follower::create(Group& group, const M
     follower->kv_.emplace(*options.connector, static_cast<uint32_t>(model.config().num_layers));
     address = options.connector->address();
   }
+  if (options.tiers.has_value()) {
+    auto store = open_tiers(*options.tiers, follower->memory_->cache());
+    if (!store.ok()) return store.status();
+    follower->tiers_.emplace(*std::move(store), group.shard(),
+                             static_cast<uint32_t>(model.config().num_layers));
+  }
   absl::StatusOr<std::vector<std::string>> agreed =
-      group.agree(settings_of(model, options.limits, options.role), address);
+      group.agree(settings_of(model, options.limits, options.role, options.tiers), address);
   if (!agreed.ok()) return agreed.status();
   return follower;
 }
@@ -76,12 +85,18 @@ bool Follower::idle() {
 }
 
 absl::Status Follower::obey(const Command& command) {
-  if (!kv_.has_value() && (!command.calls.empty() || command.kind == CommandKind::kSync)) {
-    return absl::InternalError("rank 0 has a KV connector, and this rank has none");
+  if ((!kv_.has_value() && !command.calls.empty()) ||
+      (!tiers_.has_value() && !command.tier_calls.empty())) {
+    return absl::InternalError(absl::StrCat("rank 0 has ",
+                                            command.calls.empty() ? "KV tiers" : "a KV connector",
+                                            ", and this rank has none"));
   }
   for (const KvCall& call : command.calls) kv_->make(call);
+  for (const TierCall& call : command.tier_calls) tiers_->make(call);
   if (command.kind == CommandKind::kStep) return compute(command);
-  return group_.exchange(kv_->report()).status();
+  std::string report = kv_.has_value() ? kv_->report() : std::string(KvReport::kBytes, '\0');
+  report += tiers_.has_value() ? tiers_->report() : std::string(TierReport::kBytes, '\0');
+  return group_.exchange(report).status();
 }
 
 absl::Status Follower::compute(const Command& command) {

@@ -13,7 +13,9 @@
 #include "engine/shard/commands.h"
 #include "engine/shard/group.h"
 #include "engine/shard/kv_follower.h"
+#include "engine/shard/leader.h"
 #include "engine/shard/limits.h"
+#include "engine/shard/tier_follower.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
 
@@ -27,6 +29,7 @@ struct FollowerOptions {
   // Of this rank, where rank 0 has one: the engine's calls of that are made here too (kv_ranks.h).
   // Must outlive the follower.
   kvtransfer::KvConnector* connector = nullptr;
+  RankTiers tiers;  // of this rank, where rank 0 has some; likewise (tier_ranks.h)
 };
 
 class Follower {
@@ -52,7 +55,8 @@ class Follower {
   std::optional<KvMemory> memory_;
   std::optional<Workspace> workspace_;
   std::optional<KvFollower> kv_;
-  Time heard_{};  // of rank 0
+  std::optional<TierFollower> tiers_;  // reads and writes the memory: gone before it
+  Time heard_{};                       // of rank 0
   std::vector<SequenceChunk> chunks_;
   std::vector<float> logits_;  // nobody reads them
 };

@@ -1,33 +1,12 @@
 // Calls and reports as bytes.
 #include "engine/shard/kv_calls.h"
 
-#include <algorithm>
-#include <chrono>
-
 #include "engine/shard/wire_lists.h"
 
 namespace baton::engine::shard {
 namespace {
 
 constexpr size_t kMaxText = UINT16_MAX;
-
-void put_status(std::string& out, const absl::Status& status) {
-  base::put_number(out, static_cast<uint8_t>(status.code()));
-  base::put_text(out, std::string(status.message()).substr(0, KvReport::kMaxWhy));
-}
-
-absl::Status take_status(base::WireReader& reader) {
-  const auto code = static_cast<absl::StatusCode>(reader.number<uint8_t>());
-  return absl::Status(code, std::string(reader.text(KvReport::kMaxWhy)));
-}
-
-void put_time(std::string& out, Time time) {
-  base::put_number(out, int64_t{std::chrono::nanoseconds(time).count()});
-}
-
-Time take_time(base::WireReader& reader) {
-  return std::chrono::nanoseconds(reader.number<int64_t>());
-}
 
 void put_load(std::string& out, const kvtransfer::KvLoad& load) {
   base::put_text(out, load.prefill);

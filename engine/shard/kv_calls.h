@@ -58,10 +58,9 @@ struct KvEvent {
   bool operator==(const KvEvent&) const = default;
 };
 
-// What one rank says, each time in equally many bytes.
+// What one rank says of these, each time in equally many bytes.
 struct KvReport {
   static constexpr size_t kBytes = 2048;
-  static constexpr size_t kMaxWhy = 512;  // of a message; the rest of it is cut off
 
   kvtransfer::KvConnectorStats stats;  // all but the route
   std::vector<KvEvent> events;         // each is told once

@@ -36,7 +36,9 @@ RanksConnector::RanksConnector(Leader& leader, std::unique_ptr<kvtransfer::KvCon
     : leader_(leader),
       own_(std::move(own)),
       followers_(leader.about_followers().size()),
-      reported_(followers_) {}
+      reported_(followers_) {
+  leader_.join(this);
+}
 
 absl::StatusOr<void*> RanksConnector::allocate_cache(const kvtransfer::KvLayout& layout) {
   layers_ = layout.layers();
@@ -57,8 +59,7 @@ kvtransfer::KvConnectorStats RanksConnector::stats() const {
 void RanksConnector::progress() {
   own_->progress();
   std::erase_if(refused_, [this](uint64_t job) { return own_->is_saved(job); });
-  if (leader_.in_step() || !busy() || !leader_.status().ok()) return;
-  if (leader_.has_calls() || Clock::steady().now() >= ask_at_) ask();
+  leader_.progress();
 }
 
 void RanksConnector::wait(Time timeout, int fd) {
@@ -66,23 +67,13 @@ void RanksConnector::wait(Time timeout, int fd) {
   progress();
 }
 
-void RanksConnector::ask() {
-  bool more = true;
-  while (more) {
-    const absl::StatusOr<std::vector<KvReport>> reports = leader_.sync();
-    if (!reports.ok()) return;  // the leader has noted it
-    more = false;
-    for (size_t i = 0; i < reports->size(); ++i) {
-      hear(i, (*reports)[i]);
-      more |= (*reports)[i].more;
-    }
-  }
-  ask_at_ = Clock::steady().now() + kAskEvery;
+Time RanksConnector::patience() const {
+  return loads_.empty() && jobs_.empty() ? kNever : kAskEvery;
 }
 
-void RanksConnector::hear(size_t follower, const KvReport& report) {
-  reported_[follower] = report.stats;
-  for (const KvEvent& event : report.events) {
+void RanksConnector::hear(size_t follower, const Report& report) {
+  reported_[follower] = report.kv.stats;
+  for (const KvEvent& event : report.kv.events) {
     const auto load = loads_.find(event.id);
     const auto job = jobs_.find(event.id);
     const auto why = [&] {

@@ -33,8 +33,9 @@ namespace baton::engine::shard {
 
 // When the group fails, loads fail with it, and what is under way counts as ended at other ranks:
 // nothing reads their memory any more.
-class RanksConnector final : public kvtransfer::KvConnector {
+class RanksConnector final : public kvtransfer::KvConnector, private Leader::Part {
  public:
+  ~RanksConnector() override { leader_.leave(this); }
   // `own` is rank 0's. The leader must outlive the connector. InvalidArgument: a follower has none.
   static absl::StatusOr<std::unique_ptr<RanksConnector>> create(
       Leader& leader, std::unique_ptr<kvtransfer::KvConnector> own);
@@ -81,12 +82,12 @@ class RanksConnector final : public kvtransfer::KvConnector {
     absl::Status unwanted;
   };
   RanksConnector(Leader& leader, std::unique_ptr<kvtransfer::KvConnector> own);
-  bool busy() const { return !loads_.empty() || !jobs_.empty() || leader_.has_calls(); }
+  bool busy() const { return patience() != kNever || leader_.has_calls(); }
+  Time patience() const override;
+  void hear(size_t follower, const Report& report) override;
   bool everywhere(size_t followers) const {
     return followers == followers_ || !leader_.status().ok();
   }
-  void ask();
-  void hear(size_t follower, const KvReport& report);
 
   Leader& leader_;
   const std::unique_ptr<kvtransfer::KvConnector> own_;
@@ -97,7 +98,6 @@ class RanksConnector final : public kvtransfer::KvConnector {
   absl::flat_hash_map<uint64_t, Job> jobs_;
   std::vector<uint64_t> refused_;                       // jobs, not saved yet
   std::vector<kvtransfer::KvConnectorStats> reported_;  // of followers
-  Time ask_at_{};
 };
 
 }  // namespace baton::engine::shard

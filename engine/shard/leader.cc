@@ -1,31 +1,46 @@
 // Telling the followers, and noticing that they are gone.
 #include "engine/shard/leader.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace baton::engine::shard {
+namespace {
 
-Settings settings_of(const Model& model, const StepLimits& limits, std::string_view role) {
+std::string in_words(const RankTiers& tiers) {
+  if (!tiers.has_value()) return "none";
+  return absl::StrCat("of each rank ", tiers->host_bytes, " bytes in memory, ",
+                      tiers->disk.empty() ? 0 : tiers->disk_bytes, " on disk, ",
+                      tiers->peer != nullptr ? "a" : "no", " store");
+}
+
+}  // namespace
+
+Settings settings_of(const Model& model, const StepLimits& limits, std::string_view role,
+                     const RankTiers& tiers) {
   return {{"the model (weights and arithmetic)", model.fingerprint()},
           {"--tensor-parallel-size", absl::StrCat(model.shard().ranks)},
           {"--blocks", absl::StrCat(limits.blocks)},
           {"--token-budget", absl::StrCat(limits.token_budget)},
           {"--max-seqs", absl::StrCat(limits.max_sequences)},
-          {"--role", std::string(role)}};
+          {"--role", std::string(role)},
+          {"KV tiers (--kv-host-mib, --kv-disk, --kv-disk-gib, --kv-store)", in_words(tiers)}};
 }
 
 absl::StatusOr<std::unique_ptr<Leader>> Leader::create(Group& group, const Model& model,
                                                        const StepLimits& limits,
-                                                       std::string_view role) {
+                                                       std::string_view role,
+                                                       const RankTiers& tiers) {
   if (group.shard() != model.shard() || group.shard().rank != 0) {
     return absl::InvalidArgumentError("the leader is rank 0, with the model's part of rank 0");
   }
-  absl::StatusOr<std::vector<std::string>> agreed = group.agree(settings_of(model, limits, role));
+  absl::StatusOr<std::vector<std::string>> agreed =
+      group.agree(settings_of(model, limits, role, tiers));
   if (!agreed.ok()) return agreed.status();
   agreed->erase(agreed->begin());
-  return std::unique_ptr<Leader>(new Leader(group, *std::move(agreed)));
+  return std::unique_ptr<Leader>(new Leader(group, *std::move(agreed), tiers.has_value()));
 }
 
 Leader::~Leader() {
@@ -37,6 +52,8 @@ absl::Status Leader::tell(CommandKind kind) {
   command_.kind = kind;
   command_.encode(bytes_);
   command_.calls.clear();
+  command_.tier_calls.clear();
+  urgent_ = false;
   return group_.tell(bytes_);
 }
 
@@ -78,16 +95,39 @@ void Leader::end_step(const absl::Status& status) {
   in_step_ = false;
 }
 
-absl::StatusOr<std::vector<KvReport>> Leader::sync() {
+void Leader::progress() {
+  if (in_step_ || !group_.status().ok()) return;
+  Time patience = urgent_ ? Time{} : kNever;
+  for (const Part* part : parts_) patience = std::min(patience, part->patience());
+  if (patience == kNever || Clock::steady().now() - asked_at_ < patience) return;
+  ask().IgnoreError();  // it has been noted
+}
+
+absl::Status Leader::ask() {
+  bool more = true;
+  while (more) {
+    const absl::StatusOr<std::vector<Report>> reports = sync();
+    if (!reports.ok()) return reports.status();
+    more = false;
+    for (size_t i = 0; i < reports->size(); ++i) {
+      for (Part* part : parts_) part->hear(i, (*reports)[i]);
+      more |= (*reports)[i].more();
+    }
+  }
+  asked_at_ = Clock::steady().now();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Report>> Leader::sync() {
   absl::Status status = tell(CommandKind::kSync);
   absl::StatusOr<std::string_view> bytes;
   if (status.ok()) {
-    bytes = group_.exchange(std::string(KvReport::kBytes, '\0'));
+    bytes = group_.exchange(std::string(Report::kBytes, '\0'));
     status = bytes.status();
   }
-  std::vector<KvReport> reports;
+  std::vector<Report> reports;
   for (size_t i = 1; status.ok() && i <= about_followers_.size(); ++i) {
-    auto report = KvReport::decode(bytes->substr(i * KvReport::kBytes, KvReport::kBytes));
+    auto report = Report::decode(bytes->substr(i * Report::kBytes, Report::kBytes));
     status = report.status();
     if (status.ok()) reports.push_back(*std::move(report));
   }

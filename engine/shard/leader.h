@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,9 @@
 #include "engine/shard/group.h"
 #include "engine/shard/kv_calls.h"
 #include "engine/shard/limits.h"
+#include "engine/shard/tier_calls.h"
+#include "kvtransfer/tiers/tier_store.h"
+#include "transport/clock.h"
 
 namespace baton::engine::shard {
 
@@ -28,17 +32,23 @@ struct StepSend {
   absl::Span<const uint32_t> blocks;
 };
 
+// The KV tiers of a rank: all but the cache. None: nothing is kept below it.
+using RankTiers = std::optional<kvtransfer::tiers::TierStoreOptions>;
+
 // The settings that all ranks of a model must share.
-Settings settings_of(const Model& model, const StepLimits& limits, std::string_view role);
+Settings settings_of(const Model& model, const StepLimits& limits, std::string_view role,
+                     const RankTiers& tiers = {});
 
 // One thread at a time: the engine's.
 class Leader {
  public:
   // Blocks until all followers are ready; see Group::agree() for its errors. The group must outlive
-  // the leader. `role` is any word that must be equal at all ranks.
+  // the leader. `role` is any word that must be equal at all ranks. With `tiers` the engine has a
+  // RanksTierStore (tier_ranks.h), and the followers have the like.
   static absl::StatusOr<std::unique_ptr<Leader>> create(Group& group, const Model& model,
                                                         const StepLimits& limits,
-                                                        std::string_view role = "all");
+                                                        std::string_view role = "all",
+                                                        const RankTiers& tiers = {});
   // The followers' run() ends, if the group still works.
   ~Leader();
   Leader(const Leader&) = delete;
@@ -58,14 +68,39 @@ class Leader {
 
   // What each follower said of itself, from rank 1 on: its KV address, "" without a connector.
   const std::vector<std::string>& about_followers() const { return about_followers_; }
-  // For the connector (kv_ranks.h): the followers' connectors make the call, after all earlier
-  // ones, when the next step begins or sync() is called.
-  void call(KvCall call) { command_.calls.push_back(std::move(call)); }
-  bool has_calls() const { return !command_.calls.empty(); }
-  // The last that they have not been told of; null: they know all.
-  KvCall* last_call() { return has_calls() ? &command_.calls.back() : nullptr; }
-  // Outside a step: they make the calls, and report what has changed at each, from rank 1 on.
-  absl::StatusOr<std::vector<KvReport>> sync();
+  bool has_tiers() const { return has_tiers_; }
+
+  // What rank 0 has in common with the others: a connector (kv_ranks.h), a store (tier_ranks.h).
+  class Part {
+   public:
+    // How long it can go without hearing of the others; kNever: there is nothing to hear of.
+    virtual Time patience() const = 0;
+    // What a follower, counted from 0, has reported.
+    virtual void hear(size_t follower, const Report& report) = 0;
+
+   protected:
+    ~Part() = default;
+  };
+  void join(Part* part) { parts_.push_back(part); }
+  void leave(Part* part) { std::erase(parts_, part); }
+
+  // The followers make the call, after all earlier ones of its kind, when the next step begins or
+  // they are asked: soon, but for calls that are not `urgent`.
+  void call(KvCall call) {
+    command_.calls.push_back(std::move(call));
+    urgent_ = true;
+  }
+  void call(TierCall call, bool urgent) {
+    command_.tier_calls.push_back(std::move(call));
+    urgent_ |= urgent;
+  }
+  bool has_calls() const { return urgent_; }
+  // The last of a connector that they have not been told of; null: they know all.
+  KvCall* last_call() { return command_.calls.empty() ? nullptr : &command_.calls.back(); }
+  // Outside a step: they make the calls and report what has changed, which the parts hear.
+  absl::Status ask();
+  // The same, if it is time to. In a step it does nothing.
+  void progress();
 
   // While there is nothing to compute.
   void look() { note(group_.look()); }
@@ -73,13 +108,18 @@ class Leader {
   absl::Status status() const { return group_.status(); }
 
  private:
-  Leader(Group& group, std::vector<std::string> about_followers)
-      : group_(group), about_followers_(std::move(about_followers)) {}
+  Leader(Group& group, std::vector<std::string> about_followers, bool has_tiers)
+      : group_(group), about_followers_(std::move(about_followers)), has_tiers_(has_tiers) {}
   absl::Status tell(CommandKind kind);
+  absl::StatusOr<std::vector<Report>> sync();
   void note(const absl::Status& status);
 
   Group& group_;
   const std::vector<std::string> about_followers_;
+  const bool has_tiers_;
+  std::vector<Part*> parts_;
+  bool urgent_ = false;
+  Time asked_at_{};
   bool in_step_ = false;
   Command command_;
   std::string bytes_;

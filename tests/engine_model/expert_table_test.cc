@@ -44,6 +44,10 @@ std::vector<Chosen> choose(ExpertTable& table, const std::vector<Row>& rows) {
     before = group.expert;
   }
   EXPECT_EQ(next, table.slots());
+  // A token's experts are listed, and so added up, in ascending number, as the groups are.
+  for (int t = 0; t < static_cast<int>(rows.size()); ++t) {
+    for (int i = 1; i < table.per_token(); ++i) EXPECT_GT(table.place(t, i), table.place(t, i - 1));
+  }
   return chosen;
 }
 

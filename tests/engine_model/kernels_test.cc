@@ -195,20 +195,29 @@ struct Paged {
   std::vector<uint32_t> table;
 };
 
-// Dimensions of a head, query heads to a KV head, and the window.
 TEST(Gemm, ProductsAtOnceAreThoseOfEachAlone) {
-  for (const auto& [k, n] : {std::pair{48, 80}, {400, 301}, {640, 1056}}) {
-    const size_t one = packed_elements(k, n);
-    const std::vector<int> rows = {1, 7, 2, 40, 1};
-    std::vector<AlignedArray<uint16_t>> weights;
+  const std::vector<int> rows = {1, 7, 2, 40, 1};
+  for (const auto& [k, n, int8] : {std::tuple{48, 80, false},
+                                   {400, 301, false},
+                                   {640, 1056, false},
+                                   {48, 80, true},
+                                   {400, 301, true},
+                                   {640, 1056, true}}) {
+    std::vector<AlignedArray<uint16_t>> bf16;
+    std::vector<Int8Weight> rounded;
+    std::vector<PackedB> weights;
     std::vector<float> a = random_floats(size_t(51) * size_t(k), 3);
+    rounded.reserve(rows.size());
     for (uint32_t e = 0; e < rows.size(); ++e) {
-      std::vector<uint16_t> weight;
-      for (const float x : random_floats(size_t(k) * size_t(n), e)) {
-        weight.push_back(bf16_from_float(x));
+      const std::vector<float> values = random_floats(size_t(k) * size_t(n), e);
+      if (int8) {
+        weights.push_back(rounded.emplace_back(n, k, values).b());
+        continue;
       }
-      weights.emplace_back(one);
-      pack_weight(k, n, weight.data(), weights.back().data());
+      std::vector<uint16_t> weight;
+      for (const float x : values) weight.push_back(bf16_from_float(x));
+      pack_weight(k, n, weight.data(), bf16.emplace_back(packed_elements(k, n)).data());
+      weights.push_back({.k = k, .n = n, .bf16 = bf16.back().data(), .panel_rows = size_t(k)});
     }
     std::vector<float> expected(51 * size_t(n)), actual;
     for (const int threads : {1, 2, 5}) {
@@ -218,20 +227,21 @@ TEST(Gemm, ProductsAtOnceAreThoseOfEachAlone) {
       std::vector<GroupedProduct> products;
       size_t row = 0;
       for (size_t e = 0; e < rows.size(); row += size_t(rows[e++])) {
-        const PackedB b{.k = k, .n = n, .bf16 = weights[e].data(), .panel_rows = size_t(k)};
         const float* from = a.data() + row * size_t(k);
-        gemm(pool, scratch, rows[e], {from, size_t(k), 1}, b, expected.data() + row * size_t(n),
-             size_t(n), false);
+        gemm(pool, scratch, rows[e], {from, size_t(k), 1}, weights[e],
+             expected.data() + row * size_t(n), size_t(n), false);
         products.push_back(
-            {rows[e], from, size_t(k), b, actual.data() + row * size_t(n), size_t(n)});
+            {rows[e], from, size_t(k), weights[e], actual.data() + row * size_t(n), size_t(n)});
       }
       gemm_grouped(pool, scratch, products);
-      EXPECT_TRUE(same_bits(actual, expected)) << k << " x " << n << ", " << threads << " threads";
+      EXPECT_TRUE(same_bits(actual, expected))
+          << k << " x " << n << ", int8 " << int8 << ", " << threads << " threads";
       gemm_grouped(pool, scratch, {});
     }
   }
 }
 
+// Dimensions of a head, query heads to a KV head, and the window.
 class AttentionTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {};
 
 TEST_P(AttentionTest, MatchesTheReferenceForPromptsAndSingleTokens) {

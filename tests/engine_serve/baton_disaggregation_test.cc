@@ -115,14 +115,17 @@ TEST_P(BatonDisaggregation, SameTokensAsOneEngine) {
   expect_same_tokens(GetParam(), test_model(), expected());
 }
 
-TEST_P(BatonDisaggregation, SameTokensAsOneEngineInBf16Arithmetic) {
-  const auto alone = run_one_at_a_time(requests(), bf16_test_model());
-  size_t different = 0;
-  for (const auto& [id, outcome] : alone) different += outcome.tokens != expected().at(id).tokens;
-  EXPECT_GT(different, 0u) << "the arithmetics differ somewhere, or one of them is not used";
-  const Request& first = requests()[0];
-  EXPECT_EQ(oracle_tokens(first, bf16_test_model()), alone.at(first.id).tokens);
-  expect_same_tokens(GetParam(), bf16_test_model(), alone);
+TEST_P(BatonDisaggregation, SameTokensAsOneEngineInAnyArithmetic) {
+  for (const Arithmetic arithmetic : {Arithmetic::kBf16, Arithmetic::kInt8}) {
+    const Model& model = test_model(arithmetic);
+    const auto alone = run_one_at_a_time(requests(), model);
+    size_t different = 0;
+    for (const auto& [id, outcome] : alone) different += outcome.tokens != expected().at(id).tokens;
+    EXPECT_GT(different, 0u) << "the arithmetics differ somewhere, or one of them is not used";
+    const Request& first = requests()[0];
+    EXPECT_EQ(oracle_tokens(first, model), alone.at(first.id).tokens);
+    expect_same_tokens(GetParam(), model, alone);
+  }
 }
 
 TEST_P(BatonDisaggregation, SameTokensAsOneEngineWithExperts) {
@@ -154,8 +157,10 @@ TEST_P(BatonDisaggregation, PrefillThatIsGoneIsSurvived) {
   EXPECT_EQ(decode->stats().free_blocks, 64u);
 }
 
-// A prefill engine with `other`, a decode engine with the test model: nothing is loaded, and said.
-void expect_refused(const Case& given, const Model& other) {
+// A prefill engine with `other`, a decode engine with `model`: nothing is loaded, and it is said
+// why, with `what` in it.
+void expect_refused(const Case& given, const Model& other, const Model& model = test_model(),
+                    std::string_view what = "same checkpoint") {
   std::mutex mutex;
   std::vector<std::string> lines;
   base::set_log_level(base::LogLevel::kWarning);
@@ -165,7 +170,7 @@ void expect_refused(const Case& given, const Model& other) {
   });
   Prefill prefill(make_connector("prefill", given.provider, given.mode), {.blocks = 64}, other);
   const auto connector = make_connector("decode", given.provider, given.mode);
-  auto decode = *Engine::create(test_model(), test_tokenizer(),
+  auto decode = *Engine::create(model, test_tokenizer(),
                                 {.role = EngineRole::kDecode, .blocks = 64, .min_remote_tokens = 8},
                                 connector.get());
   std::map<uint64_t, Outcome> outcomes;
@@ -178,18 +183,17 @@ void expect_refused(const Case& given, const Model& other) {
       if (!decode->step()) decode->wait(std::chrono::milliseconds(10), -1);
     }
     request.prefill_address.clear();
-    EXPECT_EQ(outcomes[request.id].tokens, oracle_tokens(request));
+    EXPECT_EQ(outcomes[request.id].tokens, oracle_tokens(request, model));
     const std::string why(outcomes[request.id].metrics.load_error.message());
-    EXPECT_NE(why.find("same checkpoint"), std::string::npos) << why;
+    EXPECT_NE(why.find(what), std::string::npos) << why;
   }
   base::set_log_sink(nullptr);
   base::set_log_level(base::LogLevel::kError);
   EXPECT_EQ(decode->stats().loads_failed, 5u);
   EXPECT_EQ(decode->stats().loaded_tokens, 0u);
-  const auto said = [&](std::string_view what) {
+  const auto said = [&](std::string_view by) {
     return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
-      return line.find(what) != std::string::npos &&
-             line.find("same checkpoint") != std::string::npos;
+      return line.find(by) != std::string::npos && line.find(what) != std::string::npos;
     });
   };
   EXPECT_TRUE(said("no KV can be sent to decode worker decode"));
@@ -203,7 +207,12 @@ TEST_P(BatonDisaggregation, TheKvOfAnotherCheckpointIsRefusedAtBothEnds) {
 }
 
 TEST_P(BatonDisaggregation, TheKvOfAnotherArithmeticIsRefusedAtBothEnds) {
-  expect_refused(GetParam(), bf16_test_model());
+  const Model& bf16 = test_model(Arithmetic::kBf16);
+  const Model& int8 = test_model(Arithmetic::kInt8);
+  expect_refused(GetParam(), bf16, test_model(), "same checkpoint");
+  expect_refused(GetParam(), bf16, int8, "+bf16");
+  expect_refused(GetParam(), int8, bf16, "+int8");
+  expect_refused(GetParam(), int8, test_model(), "arithmetic");
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, BatonDisaggregation,

@@ -9,16 +9,16 @@
 
 namespace baton::engine::serve {
 
-const Model& test_model() {
-  static const Model* model =
-      new Model(*Model::create(make_test_checkpoint(tiny_model_config(), 1)));
-  return *model;
-}
+const Model& test_model() { return test_model(Arithmetic::kFp32); }
 
-const Model& bf16_test_model() {
-  static const Model* model =
-      new Model(*Model::create(make_test_checkpoint(tiny_model_config(), 1), Arithmetic::kBf16));
-  return *model;
+const Model& test_model(Arithmetic arithmetic) {
+  static auto* models = new std::map<Arithmetic, Model>();
+  auto it = models->find(arithmetic);
+  if (it == models->end()) {
+    const Checkpoint checkpoint = make_test_checkpoint(tiny_model_config(), 1);
+    it = models->emplace(arithmetic, *Model::create(checkpoint, arithmetic)).first;
+  }
+  return it->second;
 }
 
 const Model& qwen3_moe_test_model() {

@@ -27,8 +27,8 @@ struct Outcome {
 
 // A tiny model (2 layers, V 272, 512 positions) and its tokenizer, made once per process.
 const Model& test_model();
-// The same checkpoint in bf16 arithmetic.
-const Model& bf16_test_model();
+// The same checkpoint in this arithmetic.
+const Model& test_model(Arithmetic arithmetic);
 // The like with experts: in the second layer, or in both.
 const Model& qwen3_moe_test_model();
 const Model& mixtral_test_model();

@@ -95,8 +95,9 @@ TEST(Engine, ThreadsChangeNothing) {
   expect_same(expected(), run_batched({.blocks = 512, .threads = 2}, 3, &stats));
 }
 
-TEST(Engine, ModelsWithExpertsSayTheSameAloneAndTogether) {
-  for (const Model* model : {&qwen3_moe_test_model(), &mixtral_test_model()}) {
+TEST(Engine, OtherModelsAndArithmeticsSayTheSameAloneAndTogether) {
+  for (const Model* model : {&qwen3_moe_test_model(), &mixtral_test_model(),
+                             &test_model(Arithmetic::kBf16), &test_model(Arithmetic::kInt8)}) {
     const std::map<uint64_t, Outcome> alone = run_one_at_a_time(requests(), *model);
     std::map<std::vector<int32_t>, int> seen;
     for (const auto& [id, outcome] : alone) ++seen[outcome.tokens];

@@ -1,16 +1,11 @@
 // KV tiers below an engine: the same tokens as without them, whatever becomes of what they hold.
 #include <gtest/gtest.h>
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <chrono>
-#include <filesystem>
 #include <fstream>
-#include <random>
 
 #include "engine/serve/engine.h"
+#include "tests/engine_serve/damaged_files.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/engine_serve/loopback_connector.h"
 #include "tests/temporary_folder.h"
@@ -64,8 +59,8 @@ std::map<uint64_t, Outcome> run_all(Engine& engine, size_t in_flight, Saving sav
   return outcomes;
 }
 
-std::unique_ptr<Engine> make(EngineOptions options) {
-  return *Engine::create(test_model(), test_tokenizer(), std::move(options));
+std::unique_ptr<Engine> make(EngineOptions options, const Model& model = test_model()) {
+  return *Engine::create(model, test_tokenizer(), std::move(options));
 }
 
 // Runs everything twice: the second time prompts that the small cache has forgotten are loaded.
@@ -96,6 +91,41 @@ TEST(KvTiers, PreemptionChangesNothing) {
   EXPECT_GT(engine->stats().tier_tokens, 0u);
 }
 
+// Preempted ones among them, from host memory and from disk.
+TEST(KvTiers, InAnyArithmeticTheyChangeNothing) {
+  for (const Arithmetic arithmetic : {Arithmetic::kBf16, Arithmetic::kInt8}) {
+    const Model& model = test_model(arithmetic);
+    const std::map<uint64_t, Outcome> alone = run_one_at_a_time(requests(), model);
+    const TemporaryFolder folder;
+    for (const KvTierOptions& tiers : {host(), disk(folder)}) {
+      EngineOptions options = with(tiers, 26);
+      options.token_budget = 16;
+      auto engine = make(options, model);
+      for (Saving saving : {kSaveAll, kSaveWhatIsQuickEnough}) {
+        expect_same(alone, run_all(*engine, 30, saving));
+      }
+      EXPECT_GT(engine->stats().preemptions, 0u);
+      EXPECT_GT(engine->stats().tier_tokens, 500u);
+      EXPECT_EQ(engine->stats().loads_failed, 0u);
+    }
+  }
+}
+
+// One directory for all of them, one after the other: each finds what it wrote itself alone.
+TEST(KvTiers, AnotherArithmeticFindsNothing) {
+  const TemporaryFolder folder;
+  const auto run = [&](Arithmetic arithmetic) {
+    auto engine = make(with(disk(folder), 400), test_model(arithmetic));
+    run_all(*engine, 6);
+    EXPECT_GT(engine->stats().tiers.disk_records, 100u);
+    return engine->stats().tier_tokens;
+  };
+  for (const Arithmetic arithmetic : {Arithmetic::kFp32, Arithmetic::kBf16, Arithmetic::kInt8}) {
+    EXPECT_EQ(run(arithmetic), 0u) << arithmetic_name(arithmetic);
+  }
+  EXPECT_GT(run(Arithmetic::kInt8), 500u);
+}
+
 TEST(KvTiers, AProcessFindsWhatAnEarlierOneLeftOnDisk) {
   const TemporaryFolder folder;
   {
@@ -105,27 +135,6 @@ TEST(KvTiers, AProcessFindsWhatAnEarlierOneLeftOnDisk) {
   auto second = make(with(disk(folder)));
   expect_same(expected(), run_all(*second, 6));
   EXPECT_GT(second->stats().tier_tokens, 500u);
-}
-
-// Every so many bytes of the file one is another, and half a record is from another place.
-void damage(const std::string& directory) {
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    const int file = open(entry.path().c_str(), O_RDWR);
-    ASSERT_GE(file, 0);
-    struct stat status {};
-    ASSERT_EQ(fstat(file, &status), 0);
-    std::mt19937_64 random(5);
-    for (off_t at = 0; at < status.st_size; at += 20000) {
-      const auto byte = static_cast<char>(random());
-      ASSERT_EQ(pwrite(file, &byte, 1, at + static_cast<off_t>(random() % 10000)), 1);
-    }
-    std::vector<char> part(1 << 14);
-    for (off_t at = 1 << 16; at + (1 << 16) < status.st_size; at += 1 << 17) {
-      ASSERT_EQ(pread(file, part.data(), part.size(), at), ssize_t(part.size()));
-      ASSERT_EQ(pwrite(file, part.data(), part.size(), at + 4096 * 5), ssize_t(part.size()));
-    }
-    close(file);
-  }
 }
 
 TEST(KvTiers, DamagedFilesAreMisses) {

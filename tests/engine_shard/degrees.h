@@ -29,6 +29,7 @@ struct ServerOptions {
   Arithmetic arithmetic = Arithmetic::kFp32;
   std::string provider = "shm";
   Time loads_apart = kNever;
+  serve::KvTierOptions tiers;  // no block is written over before they have it
   const Checkpoint* checkpoint = &ranks_checkpoint();
   Wrap wrap;
   // Instead of following, at ranks behind rank 0; `connector` is the rank's.
@@ -60,7 +61,8 @@ class Server {
                                   group_ != nullptr ? group_->shard() : ModelShard{}));
     connector_ = rank_connector(options, 0);
     if (group_ != nullptr) {
-      leader_ = *Leader::create(*group_, *model_, options.limits, role_name());
+      leader_ = *Leader::create(*group_, *model_, options.limits, role_name(),
+                                options.tiers.of_rank(model_->shard()));
       connector_ = *RanksConnector::create(*leader_, std::move(connector_));
     }
     engine_ = *serve::Engine::create(*model_, serve::test_tokenizer(),
@@ -70,6 +72,7 @@ class Server {
                                       .max_sequences = options.limits.max_sequences,
                                       .min_remote_tokens = 8,
                                       .loads_apart = options.loads_apart,
+                                      .tiers = options.tiers,
                                       .leader = leader_.get()},
                                      connector_.get());
   }
@@ -106,6 +109,7 @@ class Server {
   }
   void step() {
     if (!engine_->step()) engine_->wait(std::chrono::milliseconds(1), -1);
+    if (engine_->tiers() != nullptr) engine_->tiers()->flush();
   }
 
  private:
@@ -115,9 +119,11 @@ class Server {
   absl::Status follow(Group& group, const Model& model) {
     const auto connector = rank_connector(options_, group.shard().rank);
     if (options_.body) return options_.body(group, model, *connector);
-    auto follower = Follower::create(
-        group, model,
-        {.limits = options_.limits, .role = role_name(), .connector = connector.get()});
+    auto follower = Follower::create(group, model,
+                                     {.limits = options_.limits,
+                                      .role = role_name(),
+                                      .connector = connector.get(),
+                                      .tiers = options_.tiers.of_rank(model.shard())});
     return follower.ok() ? (*follower)->run() : follower.status();
   }
 

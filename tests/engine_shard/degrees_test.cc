@@ -115,6 +115,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DegreePairs,
                                          Case{"TwoToOneOverTcp", 2, 1, Arithmetic::kFp32, "tcp"},
                                          Case{"OneToTwoOverTcp", 1, 2, Arithmetic::kFp32, "tcp"},
                                          Case{"TwoToTwoInBf16", 2, 2, Arithmetic::kBf16, "shm"},
+                                         Case{"TwoToOneInInt8", 2, 1, Arithmetic::kInt8, "shm"},
+                                         Case{"OneToTwoInInt8", 1, 2, Arithmetic::kInt8, "shm"},
                                          Case{"FourToTwo", 4, 2, Arithmetic::kFp32, "shm"},
                                          Case{"TwoToFour", 2, 4, Arithmetic::kFp32, "shm"},
                                          Case{"OneToTwoWithExperts", 1, 2, Arithmetic::kFp32, "shm",
@@ -122,6 +124,29 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DegreePairs,
                                          Case{"TwoToOneWithExperts", 2, 1, Arithmetic::kFp32, "shm",
                                               ranks_expert_checkpoint}),
                          [](const auto& test) { return test.param.name; });
+
+// Below the caches of both, tiers: what they have is not asked for, and not computed for others.
+TEST(Degrees, TiersBesideHandOffsChangeNothing) {
+  for (const auto& [prefill_ranks, decode_ranks] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
+    const serve::KvTierOptions tiers{.host_bytes = 64 << 20, .always_load = true};
+    Server prefill(
+        {.role = EngineRole::kPrefill, .ranks = prefill_ranks, .limits = kTight, .tiers = tiers});
+    Server decode(
+        {.role = EngineRole::kDecode, .ranks = decode_ranks, .limits = kTight, .tiers = tiers});
+    prefill.start();
+    for (int round = 0; round < 2; ++round) {
+      expect_same(expected(), run_all(decode, prefill.address()));
+    }
+    const serve::EngineStats stats = decode.engine().stats();
+    EXPECT_EQ(stats.loads_failed, 0u);
+    EXPECT_GT(stats.loaded_tokens, 500u);
+    EXPECT_GT(stats.tier_tokens, 500u);
+    expect_clean(decode, kTight.blocks);
+    prefill.stop();
+    EXPECT_GT(prefill.engine().stats().tiers.loaded, 0u);
+    expect_clean(prefill, kTight.blocks);
+  }
+}
 
 // --- bad days ------------------------------------------------------------------------------------
 
@@ -268,6 +293,7 @@ TEST(Degrees, APrefillRankThatLeavesIsSurvived) {
            status =
                group.agree(settings_of(model, kTight, "prefill"), connector.address()).status();
          }
+         const std::string no_tiers(TierReport::kBytes, '\0');
          // Takes requests like any other, and leaves when the first step comes.
          const auto idle = [&] {
            connector.wait(std::chrono::milliseconds(1), -1);
@@ -281,7 +307,7 @@ TEST(Degrees, APrefillRankThatLeavesIsSurvived) {
            stepped = command.kind == CommandKind::kStep;
            if (stepped) continue;
            std::deque<KvEvent> none;
-           status = group.exchange(KvReport::encode({}, none)).status();
+           status = group.exchange(KvReport::encode({}, none) + no_tiers).status();
          }
          return status;
        }});

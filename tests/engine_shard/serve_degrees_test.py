@@ -99,7 +99,8 @@ def idle(server):
 
 
 def same_answers(model, expected):
-    for arithmetic, degrees in (("fp32", (2, 1)), ("fp32", (1, 2)), ("fp32", (2, 2)), ("bf16", (2, 1))):
+    for arithmetic, degrees in (("fp32", (2, 1)), ("fp32", (1, 2)), ("fp32", (2, 2)), ("bf16", (2, 1)), ("int8", (2, 1)),
+                                ("int8", (1, 1))):
         prefill, decode, router = pair(model, *degrees, "--arithmetic", arithmetic)
         check(address_of(prefill).startswith("baton-ranks1:" if degrees[0] > 1 else "baton1:"), address_of(prefill))
         got = answers(router.url, model)
@@ -111,6 +112,33 @@ def same_answers(model, expected):
         check(metric(prefill, "prefill_jobs_total") > 0, degrees)
         for server in (router, decode, prefill):
             stop(server)
+
+
+def tiers_change_nothing(model, expected):
+    """KV in the host memory and on the disk of every rank, of one server and of prefill and decode; and found again
+    after a restart."""
+    for arithmetic in ("fp32", "int8"):
+        with tempfile.TemporaryDirectory() as folder:
+            flags = ("-tp", 2, "--token-budget", 48, "--arithmetic", arithmetic, "--kv-host-mib", 2,
+                     "--kv-disk", folder, "--kv-disk-gib", 0.05)
+            for _ in range(2):
+                server = serve(model, *flags)
+                server.ready.wait()
+                check(server.url, server.said)
+                check("at each of 2 ranks: 1 MiB of host memory" in server.said, server.said)
+                while True:  # until something was saved in time, and loaded
+                    check(answers(server.url, model) == expected[arithmetic], arithmetic, "with tiers")
+                    if metric(server, "kv_tier_tokens_total") > 0:
+                        break
+                stop(server)
+            ranks = sorted(path.name for path in pathlib.Path(folder).iterdir())
+            check(ranks == ["rank-0-of-2", "rank-1-of-2"], ranks)
+    prefill, decode, router = pair(model, 2, 2, "--kv-host-mib", 8)
+    for _ in range(2):
+        check(answers(router.url, model) == expected["fp32"], "apart, with tiers")
+    wait_until(lambda: idle(prefill) and idle(decode), prefill, decode)
+    for server in (router, decode, prefill):
+        stop(server)
 
 
 def ask_of(prefill, decode, model, requests):
@@ -168,8 +196,10 @@ def dead_decode_rank(model, expected):
 
 def refused_pairs(model, other):
     """What does not fit is not loaded; the answer is right all the same, and decode's log says why."""
-    for flags, decode_model, what in (((), other, "same checkpoint"), (("--arithmetic", "bf16"), model, "same checkpoint")):
-        prefill = serve(model, "--role", "prefill", "-tp", 2)
+    bf16, int8 = ("--arithmetic", "bf16"), ("--arithmetic", "int8")
+    for prefill_flags, flags, decode_model, what in (((), (), other, "same checkpoint"), ((), bf16, model, "same checkpoint"),
+                                                     (int8, bf16, model, "+int8"), (bf16, int8, model, "+bf16")):
+        prefill = serve(model, "--role", "prefill", "-tp", 2, *prefill_flags)
         decode = serve(decode_model, "--role", "decode", "-tp", 2, "--min-remote-tokens", 16, *flags)
         alone = serve(decode_model, *flags)
         for server in (prefill, decode, alone):
@@ -190,13 +220,15 @@ with tempfile.TemporaryDirectory() as folder:
     write_model(model, 1)
     write_model(other, 2)
     expected = {}
-    for arithmetic in ("fp32", "bf16"):
+    for arithmetic in ("fp32", "bf16", "int8"):
         alone = serve(model, "--arithmetic", arithmetic)
         alone.ready.wait()
         expected[arithmetic] = answers(alone.url, model)
         stop(alone)
     same_answers(model, expected)
     print("same_answers ok", flush=True)
+    tiers_change_nothing(model, expected)
+    print("tiers_change_nothing ok", flush=True)
     one = expected["fp32"][3:]  # of REQUESTS
     dead_prefill_ranks(model, one)
     print("dead_prefill_ranks ok", flush=True)

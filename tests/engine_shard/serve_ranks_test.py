@@ -43,7 +43,7 @@ def free_port():
 
 
 def same_answers(model, degrees=(("--tensor-parallel-size", 2), ("-tp", 4))):
-    for arithmetic in ("fp32", "bf16"):
+    for arithmetic in ("fp32", "bf16", "int8"):
         alone = serve(model, "--arithmetic", arithmetic)
         expected = answers(alone)
         for i, request in enumerate(REQUESTS):
@@ -80,6 +80,12 @@ def by_hand(model):
         check(rank.wait() == 1, "other settings:", rank.said)
         check('--token-budget is "64" at rank 0 and "65" at rank 1' in rank.said, rank.said)
 
+    place["BATON_RENDEZVOUS"] = f"127.0.0.1:{free_port()}"
+    ranks = [serve(model, "-tp", 2, *(("--kv-host-mib", 8) if rank == 0 else ()),
+                   environment={**place, "BATON_RANK": str(rank)}) for rank in range(2)]
+    for rank in ranks:
+        check(rank.wait() == 1 and "KV tiers" in rank.said, "tiers at one rank:", rank.said)
+
     place["BATON_RANK"] = "0"
     wrong = serve(model, "-tp", 4, environment=place)
     check(wrong.wait() == 1 and "started 2 ranks" in wrong.said, wrong.said)
@@ -115,7 +121,6 @@ def refusals(model):
                         (("-tp", 3, "--role", "decode"), "3 does not divide the model's 4 KV heads"),
                         (("-tp", 3, "--role", "prefill"), "3 does not divide the model's 4 KV heads"),
                         (("-tp", 2, "--role", "decode", "--kv-port", 65535), "--kv-port 65535"),
-                        (("-tp", 2, "--kv-host-mib", 8), "--kv-host-mib"),
                         (("-tp", 0), "--tensor-parallel-size"),
                         (("-tp", "two"), "--tensor-parallel-size")):
         server = serve(model, *flags)

@@ -1,11 +1,11 @@
 // Names of blocks, saving them when they are published, and loads of them.
 #include "engine/serve/cache/kv_tiers.h"
 
-#include <algorithm>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/shard/tier_ranks.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -14,52 +14,58 @@ using kvtransfer::tiers::TierFound;
 using kvtransfer::tiers::TierIdentity;
 using kvtransfer::tiers::TierKey;
 using kvtransfer::tiers::TierSave;
-using kvtransfer::tiers::TierStore;
-
-constexpr size_t kMostPinned = 32;
+using kvtransfer::tiers::TierStoreOptions;
 
 LoadPlace slowest(const TierFound& found) {
   if (found.peer > 0) return LoadPlace::kPeer;
   return found.disk > 0 ? LoadPlace::kDisk : LoadPlace::kHost;
 }
 
-TierIdentity identity_of(const KvGeometry& geometry, const std::string& weights,
-                         const std::string& salt) {
-  return {.weights = weights,
+// Of several ranks it is that of all of them: each has names of its own for its part.
+TierIdentity identity_of(const KvGeometry& geometry, const Model& model, const std::string& salt) {
+  return {.weights = model.fingerprint(),
           .tokenizer = "",  // a block's name has the numbers of its tokens
           .dtype = "bf16",
           .layout = absl::StrCat("[layer][kv_head]{K[head_dim][token] V[token][head_dim]} ",
                                  geometry.layers, "x", geometry.kv_heads, "x", geometry.head_dim,
                                  "x", geometry.block_tokens),
-          .shard = "0/1",
+          .shard = model.shard().whole() ? "0/1" : absl::StrCat("all of ", model.shard().ranks),
           .adapter = "",
           .salt = salt};
 }
 
 }  // namespace
 
+shard::RankTiers KvTierOptions::of_rank(const ModelShard& shard) const {
+  if (!wanted()) return std::nullopt;
+  const auto ranks = static_cast<size_t>(shard.ranks);
+  const bool own_folder = !disk.empty() && ranks > 1;
+  return TierStoreOptions{
+      .host_bytes = host_bytes / ranks,
+      .disk = own_folder ? absl::StrCat(disk, "/rank-", shard.rank, "-of-", ranks) : disk,
+      .disk_bytes = disk_bytes / ranks,
+      .io_uring = io_uring,
+      .peer = peer};
+}
+
 absl::StatusOr<std::unique_ptr<KvTiers>> KvTiers::open(const KvTierOptions& options,
-                                                       const std::string& weights,
+                                                       const Model& model, shard::Leader* leader,
                                                        const KvCache& cache, BlockManager& blocks,
                                                        const Clock& clock) {
   const KvGeometry& geometry = cache.geometry();
-  // A sixteenth of the cache, so that saving takes room from nobody.
-  const size_t max_pinned = std::clamp<size_t>(cache.num_blocks() / 16, 1, kMostPinned);
-  std::unique_ptr<KvTiers> tiers(
-      new KvTiers(options, identity_of(geometry, weights, options.salt), blocks, max_pinned));
-  auto store = TierStore::open({.cache = {.base = cache.base(),
-                                          .layers = static_cast<uint32_t>(geometry.layers),
-                                          .blocks = static_cast<uint32_t>(cache.num_blocks()),
-                                          .block_bytes = geometry.block_bytes()},
-                                .host_bytes = options.host_bytes,
-                                .disk = options.disk,
-                                .disk_bytes = options.disk_bytes,
-                                .io_uring = options.io_uring,
-                                .peer = options.peer,
-                                .pinned_blocks = max_pinned,
-                                .clock = &clock});
+  const bool asks = leader != nullptr || options.peer != nullptr;
+  std::unique_ptr<KvTiers> tiers(new KvTiers(options, identity_of(geometry, model, options.salt),
+                                             blocks, shard::most_pinned(cache.num_blocks()), asks));
+  TierStoreOptions own = *options.of_rank(model.shard());
+  own.clock = &clock;
+  auto store = shard::open_tiers(std::move(own), cache);
   if (!store.ok()) return store.status();
   tiers->store_ = *std::move(store);
+  if (leader != nullptr) {
+    tiers->store_ =
+        std::make_unique<shard::RanksTierStore>(*leader, std::move(tiers->store_), model.shard(),
+                                                static_cast<uint32_t>(geometry.layers), clock);
+  }
   return tiers;
 }
 
@@ -73,7 +79,7 @@ std::optional<size_t> KvTiers::worth_loading(std::span<const BlockHash> chain, s
   for (const BlockHash& hash : chain.subspan(cached)) {
     keys.push_back(key(hash));
     // The first one tells of most prompts that nothing is here. Others are asked once, for all.
-    if (options_.peer == nullptr && keys.size() == 1 && store_->find(keys).blocks == 0) return 0;
+    if (!asks_ && keys.size() == 1 && store_->find(keys).blocks == 0) return 0;
   }
   const TierFound found = store_->find(keys);
   if (found.pending) return std::nullopt;

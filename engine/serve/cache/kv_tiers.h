@@ -13,8 +13,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "engine/kernels/kv_cache.h"
+#include "engine/model/model.h"
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/cache/load_choice.h"
+#include "engine/shard/leader.h"
 #include "kvtransfer/kv_connector.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "transport/clock.h"
@@ -23,7 +25,7 @@ namespace baton::engine::serve {
 
 struct KvTierOptions {
   size_t host_bytes = 0;  // 0: none in host memory
-  std::string disk;       // a directory of this process's own; empty: none on disk
+  std::string disk;       // a directory of this server's own; empty: none on disk
   size_t disk_bytes = 0;
   bool io_uring = true;
   kvtransfer::tiers::PeerTierFactory peer;          // empty: none in another process
@@ -32,15 +34,19 @@ struct KvTierOptions {
   Time timeout = patient(std::chrono::seconds(5));  // for a load; then the prompt is computed
 
   bool wanted() const { return host_bytes > 0 || !disk.empty() || peer != nullptr; }
+  // Of a rank, which has its share of the bytes and, below `disk`, a directory of its own; nothing
+  // where none are wanted. The factory makes this rank's way to the other process.
+  shard::RankTiers of_rank(const ModelShard& shard) const;
 };
 
 // Blocks that the prefix cache knows are saved once each, in the background, while a reference of
 // this object's keeps them as they are. As a KvSource it brings them back. Not thread-safe.
 class KvTiers : public kvtransfer::KvSource {
  public:
-  // `weights`: the model's fingerprint. The cache and `blocks` must outlive this object.
+  // For `model`, or rank 0 of one in several parts, of which the others follow `leader`. The cache
+  // and `blocks` must outlive this object.
   static absl::StatusOr<std::unique_ptr<KvTiers>> open(const KvTierOptions& options,
-                                                       const std::string& weights,
+                                                       const Model& model, shard::Leader* leader,
                                                        const KvCache& cache, BlockManager& blocks,
                                                        const Clock& clock);
 
@@ -78,8 +84,8 @@ class KvTiers : public kvtransfer::KvSource {
 
  private:
   KvTiers(const KvTierOptions& options, const kvtransfer::tiers::TierIdentity& identity,
-          BlockManager& blocks, size_t max_pinned)
-      : options_(options), keys_(identity), blocks_(blocks), max_pinned_(max_pinned) {}
+          BlockManager& blocks, size_t max_pinned, bool asks)
+      : options_(options), keys_(identity), blocks_(blocks), max_pinned_(max_pinned), asks_(asks) {}
 
   struct Pending {
     uint32_t block = 0;
@@ -97,6 +103,7 @@ class KvTiers : public kvtransfer::KvSource {
   const kvtransfer::tiers::TierKeys keys_;
   BlockManager& blocks_;
   const size_t max_pinned_;
+  const bool asks_;  // others, for what they have
   std::unique_ptr<kvtransfer::tiers::TierStore> store_;
   LoadChoice choice_;
   std::deque<Pending> pending_;

@@ -1,9 +1,11 @@
-// The forward pass in bf16 arithmetic: the same bits however work is cut up and whatever computes.
+// The forward pass in every arithmetic but fp32 (forward_test.cc): the same bits however work is
+// cut up and whatever computes, near fp32, and under a name of its own.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "engine/kernels/amx.h"
@@ -12,16 +14,21 @@
 namespace baton::engine {
 namespace {
 
-std::vector<Bf16Unit> units() {
-  if (amx_usable()) return {Bf16Unit::kVectors, Bf16Unit::kTiles};
-  return {Bf16Unit::kVectors};
-}
+class ArithmeticForward : public testing::TestWithParam<Arithmetic> {
+ protected:
+  // What may compute.
+  static std::vector<Bf16Unit> units() {
+    if (GetParam() == Arithmetic::kBf16 && amx_usable()) {
+      return {Bf16Unit::kVectors, Bf16Unit::kTiles};
+    }
+    return {Bf16Unit::kVectors};
+  }
+  static Rig make_rig(const Checkpoint& checkpoint, Bf16Unit unit, int threads = 1) {
+    return Rig(checkpoint, threads, 80, GetParam(), unit);
+  }
+};
 
-Rig make_rig(const Checkpoint& checkpoint, Bf16Unit unit, int threads = 1) {
-  return Rig(checkpoint, threads, 80, Arithmetic::kBf16, unit);
-}
-
-TEST(Bf16Forward, ChunksThreadsAndUnitsDoNotChangeABit) {
+TEST_P(ArithmeticForward, ChunksThreadsAndUnitsDoNotChangeABit) {
   std::vector<ModelConfig> configs = family_configs();
   configs.push_back(odd_config());
   for (const ModelConfig& config : configs) {
@@ -42,7 +49,7 @@ TEST(Bf16Forward, ChunksThreadsAndUnitsDoNotChangeABit) {
   }
 }
 
-TEST(Bf16Forward, TheKvIsTheSameToo) {
+TEST_P(ArithmeticForward, TheKvIsTheSameToo) {
   const Checkpoint checkpoint = make_test_checkpoint(odd_config(), 7);
   const Tokens tokens = random_tokens(90, 301, 2);
   Rig first = make_rig(checkpoint, Bf16Unit::kVectors);
@@ -54,7 +61,7 @@ TEST(Bf16Forward, TheKvIsTheSameToo) {
   }
 }
 
-TEST(Bf16Forward, TheBatchDoesNotChangeABit) {
+TEST_P(ArithmeticForward, TheBatchDoesNotChangeABit) {
   const ModelConfig config = odd_config();
   const Checkpoint checkpoint = make_test_checkpoint(config, 9);
   const size_t vocab = size_t(config.vocab_size);
@@ -74,28 +81,36 @@ TEST(Bf16Forward, TheBatchDoesNotChangeABit) {
   }
 }
 
-TEST(Bf16Forward, IsNearFp32AndNotTheSame) {
-  const Checkpoint checkpoint = make_test_checkpoint(odd_config(), 11);
-  const Tokens tokens = random_tokens(61, 301, 6);
-  Rig exact(checkpoint), rig = make_rig(checkpoint, best_bf16_unit());
-  const Logits expected = exact.prompt(tokens, exact.take(61), 61);
-  const Logits actual = rig.prompt(tokens, rig.take(61), 61);
-  EXPECT_FALSE(same_bits(actual, expected));
-  float largest = 0;
-  for (const float value : expected) largest = std::max(largest, std::fabs(value));
-  for (size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_NEAR(actual[i], expected[i], 0.05f * largest) << "logit " << i;
+TEST_P(ArithmeticForward, IsNearFp32AndNotTheSame) {
+  for (const ModelConfig& config : {odd_config(), tiny_qwen3_moe_config(), tiny_mixtral_config()}) {
+    const Checkpoint checkpoint = make_test_checkpoint(config, 11);
+    const Tokens tokens = random_tokens(61, config.vocab_size, 6);
+    Rig exact(checkpoint), rig = make_rig(checkpoint, best_bf16_unit());
+    const Logits expected = exact.prompt(tokens, exact.take(61), 61);
+    const Logits actual = rig.prompt(tokens, rig.take(61), 61);
+    EXPECT_FALSE(same_bits(actual, expected));
+    float largest = 0;
+    for (const float value : expected) largest = std::max(largest, std::fabs(value));
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_NEAR(actual[i], expected[i], 0.05f * largest)
+          << "logit " << i << ", " << config.num_experts << " experts";
+    }
   }
 }
 
-TEST(Bf16Forward, TheArithmeticIsPartOfTheModelsName) {
+TEST_P(ArithmeticForward, IsPartOfTheModelsName) {
   const Checkpoint checkpoint = make_test_checkpoint(tiny_model_config(), 1);
-  const Model fp32 = *Model::create(checkpoint);
-  const Model bf16 = *Model::create(checkpoint, Arithmetic::kBf16);
-  EXPECT_EQ(fp32.fingerprint(), fingerprint(checkpoint));
-  EXPECT_EQ(bf16.fingerprint(), fingerprint(checkpoint) + "+bf16");
-  EXPECT_EQ(bf16.arithmetic(), Arithmetic::kBf16);
+  EXPECT_EQ(Model::create(checkpoint)->fingerprint(), fingerprint(checkpoint));
+  const Model model = *Model::create(checkpoint, GetParam());
+  EXPECT_EQ(model.fingerprint(), fingerprint(checkpoint) + "+" + arithmetic_name(GetParam()));
+  EXPECT_EQ(model.arithmetic(), GetParam());
 }
+
+INSTANTIATE_TEST_SUITE_P(In, ArithmeticForward,
+                         testing::Values(Arithmetic::kBf16, Arithmetic::kInt8),
+                         [](const auto& test) { return arithmetic_name(test.param); });
+
+// --- bf16 ----------------------------------------------------------------------------------------
 
 TEST(Bf16Forward, WeightsArePackedOnce) {
   // Padding of k to 32 and of n to 32 is all that may differ: here neither needs any.

@@ -1,0 +1,125 @@
+// The KV tiers of a tensor-parallel model, at rank 0: one store to the engine, and each call of it
+// is one at every rank, which keeps the KV of its own heads.
+//
+//   auto own = open_tiers(options, cache);                      // a follower has one of its own
+//   auto leader = Leader::create(group, model, limits, "all", options);
+//   auto store = std::make_unique<RanksTierStore>(*leader, *std::move(own), model.shard(), layers);
+//
+// A block is here when it is here at every rank: what one has evicted, lost or never taken is a
+// miss for all. A load is complete when it is at every rank, and has failed when it has at one; no
+// block is free before all ranks have let go of it. As with hand-offs (kv_ranks.h), the other ranks
+// hear of calls with the next step or when they are asked how far they are. What is only to be
+// saved waits for a step: nobody waits for that.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/kernels/kv_cache.h"
+#include "engine/shard/leader.h"
+#include "engine/shard/tier_calls.h"
+#include "kvtransfer/tiers/tier_store.h"
+#include "transport/clock.h"
+
+namespace baton::engine::shard {
+
+// Blocks of the cache that are held for being saved: a sixteenth of it, so that saving takes room
+// from nobody.
+constexpr size_t most_pinned(size_t blocks) { return std::clamp<size_t>(blocks / 16, 1, 32); }
+
+// Tiers below this cache, which must outlive them. `options` says all but the cache and how much of
+// it may be held.
+absl::StatusOr<std::unique_ptr<kvtransfer::tiers::TierStore>> open_tiers(
+    kvtransfer::tiers::TierStoreOptions options, const KvCache& cache);
+
+// When the group fails, loads fail with it, and what is under way counts as ended at other ranks:
+// nothing reads their memory any more.
+class RanksTierStore final : public kvtransfer::tiers::TierStore, private Leader::Part {
+ public:
+  // `own` is rank 0's, below a cache of so many layers. The leader must outlive the store, and its
+  // followers have tiers.
+  RanksTierStore(Leader& leader, std::unique_ptr<kvtransfer::tiers::TierStore> own,
+                 const ModelShard& shard, uint32_t layers, const Clock& clock);
+  ~RanksTierStore() override;
+
+  bool is_on() const override { return own_->is_on() && leader_.status().ok(); }
+  // Pending until all ranks have answered, unless rank 0 has nothing. One chain at a time is asked
+  // for: another one takes its place.
+  kvtransfer::tiers::TierFound find(std::span<const kvtransfer::tiers::TierKey> keys) override;
+  size_t save(std::span<const kvtransfer::tiers::TierSave> saves) override;
+  std::vector<uint32_t> unpinned() override;
+  bool has_pinned() const override { return !saves_.empty() || !free_.empty(); }
+  kvtransfer::tiers::TierLoadId load(std::span<const kvtransfer::tiers::TierKey> keys,
+                                     std::span<const uint32_t> blocks, Time timeout) override;
+  // All or none, as with hand-offs.
+  uint32_t layers_loaded(kvtransfer::tiers::TierLoadId id) override;
+  absl::Status load_status(kvtransfer::tiers::TierLoadId id) override;
+  Time load_time(kvtransfer::tiers::TierLoadId id) override;
+  bool end_load(kvtransfer::tiers::TierLoadId id) override;
+  void wait(Time timeout, int fd) override;
+  void flush() override;
+  // Rank 0's; memory, and what went wrong, at all ranks, as of when they were asked last.
+  kvtransfer::tiers::TierStats stats() const override;
+  std::string explain() const override;
+
+ private:
+  struct Question {
+    uint64_t id = 0;
+    std::vector<kvtransfer::tiers::TierKey> keys;
+    size_t own_blocks = 0;  // that rank 0 had, at most, when it asked
+    size_t answers = 0;     // of followers
+    std::vector<kvtransfer::tiers::TierFound> found;
+    Time answered_at{};
+  };
+  struct Save {
+    uint32_t block = 0;
+    size_t ranks = 0;  // that read it no more
+  };
+  struct Load {
+    kvtransfer::tiers::TierLoadId own = 0;
+    Time begin{};
+    Time took{};
+    size_t here = 0;   // followers that have it
+    size_t quiet = 0;  // followers where it has ended
+    bool ending = false;
+    bool own_quiet = false;
+    absl::Status failure;
+  };
+  Time patience() const override;
+  void hear(size_t follower, const Report& report) override;
+
+  bool everywhere(size_t followers) const {
+    return followers == followers_ || !leader_.status().ok();
+  }
+  bool is_asked(std::span<const kvtransfer::tiers::TierKey> keys, size_t own_blocks) const;
+  void ask(std::span<const kvtransfer::tiers::TierKey> keys, size_t own_blocks);
+  void unpin(uint64_t save);
+  void follow_own_saves();
+
+  Leader& leader_;
+  const std::unique_ptr<kvtransfer::tiers::TierStore> own_;
+  const size_t followers_;
+  const RankKeys names_;
+  const uint32_t layers_;
+  const Clock& clock_;
+  uint64_t next_id_ = 1;
+  Question question_;
+  absl::flat_hash_map<uint64_t, Save> saves_;
+  absl::flat_hash_map<uint32_t, std::deque<uint64_t>> own_saves_;  // by block
+  std::vector<uint32_t> free_;                                     // let go of by all ranks
+  absl::flat_hash_map<kvtransfer::tiers::TierLoadId, Load> loads_;
+  mutable std::mutex stats_mutex_;                      // any thread may ask for them
+  std::vector<kvtransfer::tiers::TierStats> reported_;  // of followers
+};
+
+}  // namespace baton::engine::shard

@@ -1,0 +1,374 @@
+// KV tiers below a model on several ranks: the tokens of one process, whatever becomes of what a
+// rank holds, and no rank's or degree's blocks for another's.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "kvtransfer/store/kv_store.h"
+#include "kvtransfer/store/store_client.h"
+#include "tests/engine_serve/damaged_files.h"
+#include "tests/engine_shard/ranks.h"
+#include "tests/temporary_folder.h"
+
+namespace baton::engine::shard {
+namespace {
+
+using serve::Engine;
+using serve::EngineStats;
+using serve::KvTierOptions;
+using serve::Outcome;
+using serve::Request;
+
+constexpr size_t kRequests = 60;
+const Time kLong = patient(std::chrono::seconds(60));  // for what must come
+// Too small for all: prompts are forgotten, sequences preempted, prompts cut into many chunks.
+constexpr StepLimits kTight{.blocks = 26, .token_budget = 24, .max_sequences = 8};
+// Nothing is forgotten: what is loaded was there before.
+constexpr StepLimits kWide{.blocks = 400, .token_budget = 64, .max_sequences = 8};
+
+const std::vector<Request>& requests() {
+  static const auto* list = new std::vector<Request>(serve::random_requests(31, kRequests));
+  return *list;
+}
+
+using Known = std::pair<const Checkpoint*, Arithmetic>;
+
+const std::map<uint64_t, Outcome>& expected(Arithmetic arithmetic = Arithmetic::kFp32,
+                                            const Checkpoint& checkpoint = ranks_checkpoint()) {
+  static auto* known = new std::map<Known, std::map<uint64_t, Outcome>>();
+  const Known which{&checkpoint, arithmetic};
+  if (!known->contains(which)) {
+    const Model model = *Model::create(checkpoint, arithmetic);
+    (*known)[which] = serve::run_one_at_a_time(requests(), model);
+  }
+  return known->at(which);
+}
+
+struct ServerOptions {
+  int ranks = 2;
+  StepLimits limits = kTight;
+  KvTierOptions tiers;
+  Arithmetic arithmetic = Arithmetic::kFp32;
+  const Checkpoint* checkpoint = &ranks_checkpoint();
+};
+
+// An engine with tiers, on one rank or several.
+class Server {
+ public:
+  explicit Server(const ServerOptions& options) : options_(options) {
+    options_.tiers.always_load = true;
+    options_.tiers.timeout = kLong;
+    if (options.ranks > 1) {
+      place_.emplace(options.ranks, std::vector<std::string>{"shm"});
+      followers_.emplace(*place_, options.arithmetic, FollowerOptions{}, *options.checkpoint,
+                         [this](Group& group, const Model& model) { return follow(group, model); });
+      group_ = *Group::meet(place_->options(0));
+    }
+    model_.emplace(*Model::create(*options.checkpoint, options.arithmetic,
+                                  group_ != nullptr ? group_->shard() : ModelShard{}));
+    if (group_ != nullptr) {
+      leader_ = *Leader::create(*group_, *model_, options.limits, "all",
+                                options_.tiers.of_rank(model_->shard()));
+    }
+    engine_ = *Engine::create(*model_, serve::test_tokenizer(),
+                              {.blocks = options.limits.blocks,
+                               .token_budget = options.limits.token_budget,
+                               .max_sequences = options.limits.max_sequences,
+                               .tiers = options_.tiers,
+                               .leader = leader_.get()});
+  }
+  ~Server() {
+    engine_ = nullptr;
+    leader_ = nullptr;
+    group_ = nullptr;
+    if (!followers_.has_value()) return;
+    for (const absl::Status& status : followers_->join()) EXPECT_TRUE(status.ok()) << status;
+  }
+
+  Engine& engine() { return *engine_; }
+  EngineStats stats() const { return engine_->stats(); }
+
+  // All requests, at most `in_flight` at a time: each says what it says alone, and no block is
+  // lost. `save_all`: none is written over before all ranks have saved it.
+  void run(bool save_all, size_t in_flight = kRequests) {
+    std::map<uint64_t, Outcome>& outcomes = outcomes_;
+    outcomes.clear();
+    size_t added = 0;
+    const auto open = [&] {
+      size_t count = 0;
+      for (const auto& [id, outcome] : outcomes) count += !outcome.finished;
+      return count;
+    };
+    while (added < kRequests || engine_->has_work()) {
+      while (added < kRequests && open() < in_flight) {
+        const Request& request = requests()[added++];
+        EXPECT_TRUE(submit(*engine_, request, &outcomes[request.id]).ok());
+      }
+      if (!engine_->step()) engine_->wait(std::chrono::milliseconds(1), -1);
+      if (save_all) engine_->tiers()->flush();
+    }
+    expect_same(expected(options_.arithmetic, *options_.checkpoint), outcomes);
+    EXPECT_EQ(stats().free_blocks, options_.limits.blocks);
+    EXPECT_EQ(stats().quarantined_blocks, 0u);
+    EXPECT_TRUE(engine_->check_integrity().ok()) << engine_->check_integrity();
+  }
+  const std::map<uint64_t, Outcome>& outcomes() const { return outcomes_; }
+
+ private:
+  absl::Status follow(Group& group, const Model& model) {
+    auto follower = Follower::create(
+        group, model, {.limits = options_.limits, .tiers = options_.tiers.of_rank(model.shard())});
+    return follower.ok() ? (*follower)->run() : follower.status();
+  }
+
+  ServerOptions options_;
+  std::optional<MeetingPlace> place_;
+  std::optional<Followers> followers_;  // gone after the group, which they need to end
+  std::unique_ptr<Group> group_;
+  std::optional<Model> model_;
+  std::unique_ptr<Leader> leader_;
+  std::unique_ptr<Engine> engine_;
+  std::map<uint64_t, Outcome> outcomes_;
+};
+
+KvTierOptions in_memory() { return {.host_bytes = 64 << 20}; }
+KvTierOptions on_disk(const TemporaryFolder& folder) {
+  return {.disk = folder.path("kv"), .disk_bytes = 64 << 20};
+}
+
+// A store in a process of its own, but for the process.
+class Store {
+ public:
+  Store() {
+    store_ = *kvtransfer::store::KvStore::start(
+        {.worker = {.name = "store", .providers = {"tcp"}, .key = ranks_key()},
+         .memory_bytes = 64 << 20});
+  }
+  // Patient: what is there is found, however busy the machine is.
+  KvTierOptions tiers() const {
+    return {.peer = kvtransfer::store::store_client({.store = store_->address(),
+                                                     .providers = {"tcp"},
+                                                     .key = ranks_key(),
+                                                     .lookup_timeout = kLong,
+                                                     .load_timeout = kLong})};
+  }
+
+ private:
+  std::unique_ptr<kvtransfer::store::KvStore> store_;
+};
+
+struct Case {
+  const char* name;
+  int ranks;
+  Arithmetic arithmetic;
+  bool disk;
+  const Checkpoint& (*checkpoint)() = ranks_checkpoint;
+};
+
+class TierRanks : public testing::TestWithParam<Case> {};
+
+// Many at a time, preempted, then alone: what was forgotten is loaded.
+TEST_P(TierRanks, SayWhatOneProcessSays) {
+  const Case& given = GetParam();
+  const TemporaryFolder folder;
+  Server server({.ranks = given.ranks,
+                 .tiers = given.disk ? on_disk(folder) : in_memory(),
+                 .arithmetic = given.arithmetic,
+                 .checkpoint = &given.checkpoint()});
+  server.run(true);
+  server.run(false);
+  EXPECT_GT(server.stats().preemptions, 0u) << "the cache is too large for this test";
+  const uint64_t tier_tokens = server.stats().tier_tokens;
+  EXPECT_GT(tier_tokens, 500u);
+  server.run(false, 1);
+  EXPECT_GT(server.stats().tier_tokens, tier_tokens + 500);
+  EXPECT_EQ(server.stats().loads_failed, 0u);
+  EXPECT_EQ(server.stats().tiers.corrupt, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, TierRanks,
+                         testing::Values(Case{"TwoInMemory", 2, Arithmetic::kFp32, false},
+                                         Case{"TwoOnDisk", 2, Arithmetic::kFp32, true},
+                                         Case{"FourInMemory", 4, Arithmetic::kFp32, false},
+                                         Case{"TwoInBf16", 2, Arithmetic::kBf16, false},
+                                         Case{"TwoInInt8", 2, Arithmetic::kInt8, true},
+                                         Case{"TwoWithExperts", 2, Arithmetic::kFp32, false,
+                                              ranks_expert_checkpoint}),
+                         [](const auto& test) { return test.param.name; });
+
+// --- whose blocks these are ----------------------------------------------------------------------
+
+// Runs until so many tokens were loaded: a store is called in the background.
+void expect_found(Server& server, uint64_t tokens) {
+  const Time end = Clock::steady().now() + kLong;
+  do {
+    server.run(true);
+  } while (server.stats().tier_tokens < tokens && Clock::steady().now() < end);
+  EXPECT_GE(server.stats().tier_tokens, tokens);
+  EXPECT_EQ(server.stats().loads_failed, 0u);
+  EXPECT_EQ(server.stats().tiers.corrupt, 0u);
+}
+
+// Ranks of every degree meet in one store, and each finds what is its own: with another's heads
+// the tokens would be others.
+TEST(TierKeys, RanksOfAllDegreesShareAStore) {
+  const Store store;
+  for (const int ranks : {2, 1, 4}) {
+    Server first({.ranks = ranks, .tiers = store.tiers()});
+    expect_found(first, 500);
+  }
+  for (const int ranks : {1, 2, 4}) {
+    Server second({.ranks = ranks, .tiers = store.tiers()});
+    expect_found(second, 500);
+    EXPECT_GT(second.stats().tiers.from_peer, 0u) << ranks;
+  }
+}
+
+TEST(TierKeys, ADegreeFindsOnDiskWhatItLeftThereAlone) {
+  const TemporaryFolder folder;
+  const auto run = [&](int ranks) {
+    Server server({.ranks = ranks, .limits = kWide, .tiers = on_disk(folder)});
+    server.run(true);
+    return server.stats().tier_tokens;
+  };
+  for (const int ranks : {2, 1, 4}) EXPECT_EQ(run(ranks), 0u) << ranks;
+  for (const int ranks : {2, 1, 4}) EXPECT_GT(run(ranks), 500u) << ranks;
+}
+
+TEST(TierKeys, AnotherSaltFindsNothing) {
+  const TemporaryFolder folder;
+  KvTierOptions tiers = on_disk(folder);
+  for (const char* salt : {"one", "two"}) {
+    tiers.salt = salt;
+    Server server({.limits = kWide, .tiers = tiers});
+    server.run(true);
+    EXPECT_EQ(server.stats().tier_tokens, 0u) << salt;
+  }
+}
+
+// --- bad days ------------------------------------------------------------------------------------
+
+std::string directory_of(const TemporaryFolder& folder, int rank) {
+  return folder.path("kv/rank-" + std::to_string(rank) + "-of-2");
+}
+
+// What a rank has evicted, or has not got after a restart: nobody loads it, and no load fails.
+TEST(TierRanksOnBadDays, WhatOneRankHasNotGotIsAMissForAll) {
+  for (const int rank : {0, 1}) {
+    const TemporaryFolder folder;
+    const auto run = [&] {
+      Server server({.limits = kWide, .tiers = on_disk(folder)});
+      server.run(true);
+      EXPECT_EQ(server.stats().loads_failed, 0u);
+      return server.stats().tier_tokens;
+    };
+    EXPECT_EQ(run(), 0u);
+    std::filesystem::remove_all(directory_of(folder, rank));
+    EXPECT_EQ(run(), 0u) << "rank " << rank;
+    EXPECT_GT(run(), 500u) << "it has been saved there again";
+  }
+}
+
+TEST(TierRanksOnBadDays, WhatIsDamagedAtOneRankIsComputedAgainAtAll) {
+  for (const int rank : {0, 1}) {
+    const TemporaryFolder folder;
+    { Server(ServerOptions{.limits = kWide, .tiers = on_disk(folder)}).run(true); }
+    serve::damage(directory_of(folder, rank));
+    Server server({.tiers = on_disk(folder)});
+    server.run(false);
+    EXPECT_GT(server.stats().tiers.corrupt, 0u);
+    EXPECT_GT(server.stats().loads_failed, 0u);
+    size_t told = 0;
+    for (const auto& [id, outcome] : server.outcomes()) {
+      const std::string why(outcome.metrics.load_error.message());
+      told += rank == 0 ? !why.empty() : why.find("rank 1: ") != std::string::npos;
+    }
+    EXPECT_GT(told, 0u) << "rank " << rank;
+  }
+}
+
+// A rank that has no room, or no tier at all, costs the tiers; requests go on.
+TEST(TierRanksOnBadDays, ARankWithoutItsDirectoryCostsTheTiers) {
+  for (const int rank : {0, 1}) {
+    TemporaryFolder folder;
+    folder.file("kv/rank-" + std::to_string(rank) + "-of-2", "a file is in the way");
+    Server server({.tiers = on_disk(folder)});
+    server.run(true);
+    server.run(false);
+    EXPECT_EQ(server.stats().tier_tokens, 0u) << "rank " << rank;
+  }
+}
+
+// Requests that clients give up, at any moment, leave nothing behind at any rank.
+TEST(TierRanksOnBadDays, AbortedRequestsLeaveNothingBehind) {
+  Server server({.tiers = in_memory()});
+  server.run(true);
+  std::map<uint64_t, Outcome> outcomes;
+  std::mt19937_64 random(7);
+  for (size_t i = 0; i < kRequests; ++i) {
+    ASSERT_TRUE(submit(server.engine(), requests()[i], &outcomes[i]).ok());
+    for (uint64_t steps = random() % 6; steps > 0; --steps) server.engine().step();
+    if (random() % 2 == 0) server.engine().abort(random() % (i + 1));
+  }
+  while (server.engine().has_work()) {
+    if (!server.engine().step()) server.engine().wait(std::chrono::milliseconds(1), -1);
+  }
+  for (const auto& [id, outcome] : outcomes) {
+    if (outcome.reason == serve::FinishReason::kAbort) continue;
+    EXPECT_EQ(outcome.tokens, expected().at(id).tokens) << id;
+  }
+  server.run(false);
+}
+
+// With or without tiers, of one size: ranks that differ do not start, and hear in what.
+TEST(TierRanksOnBadDays, RanksThatDifferAreToldInWhat) {
+  const MeetingPlace place(2);
+  const KvTierOptions tiers = in_memory();
+  Followers followers(place, Arithmetic::kFp32, {.limits = kTight});
+  auto group = *Group::meet(place.options(0));
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+  const absl::Status status =
+      Leader::create(*group, model, kTight, "all", tiers.of_rank(model.shard())).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_NE(status.message().find("--kv-host-mib"), std::string::npos) << status;
+  EXPECT_NE(status.message().find("\"none\" at rank 1"), std::string::npos) << status;
+  EXPECT_TRUE(absl::IsFailedPrecondition(followers.join()[1]));
+}
+
+// It leaves when blocks are to be saved: requests end with an error, and no block is held for it.
+TEST(TierRanksOnBadDays, ARankThatIsGoneHoldsNothing) {
+  const MeetingPlace place(2);
+  const RankTiers tiers = in_memory().of_rank({0, 2});
+  Followers followers(
+      place, Arithmetic::kFp32, {}, ranks_checkpoint(), [&](Group& group, const Model& model) {
+        absl::Status status = group.agree(settings_of(model, kTight, "all", tiers)).status();
+        if (status.ok()) status = group.receive().status();
+        return status;
+      });
+  auto group = *Group::meet(place.options(0));
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+  auto leader = *Leader::create(*group, model, kTight, "all", tiers);
+  auto engine = *Engine::create(model, serve::test_tokenizer(),
+                                {.blocks = kTight.blocks,
+                                 .token_budget = kTight.token_budget,
+                                 .max_sequences = kTight.max_sequences,
+                                 .tiers = in_memory(),
+                                 .leader = leader.get()});
+  std::map<uint64_t, Outcome> outcomes;
+  for (size_t i = 0; i < 10; ++i) ASSERT_TRUE(submit(*engine, requests()[i], &outcomes[i]).ok());
+  while (engine->has_work()) {
+    if (!engine->step()) engine->wait(std::chrono::milliseconds(1), -1);
+  }
+  for (const auto& [id, outcome] : outcomes) EXPECT_FALSE(outcome.status.ok()) << id;
+  EXPECT_EQ(engine->stats().free_blocks, kTight.blocks);
+  EXPECT_TRUE(engine->check_integrity().ok()) << engine->check_integrity();
+}
+
+}  // namespace
+}  // namespace baton::engine::shard
