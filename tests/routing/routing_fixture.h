@@ -63,8 +63,9 @@ class TokenizerFolder {
 // heard what came of the one before: what goes where depends on nothing but their order.
 class Fleet {
  public:
-  Fleet(size_t count, uint32_t blocks, router::PickBy pick, http::HttpServerOptions server = {},
-        const std::string& chat_template = "", const Model& model = test_model()) {
+  Fleet(size_t count, uint32_t blocks, router::PickBy pick,
+        const http::HttpServerOptions& server = {}, const std::string& chat_template = "",
+        const Model& model = test_model()) {
     if (!chat_template.empty()) tokenizer_.folder().file("chat_template.jinja", chat_template);
     router::RouterOptions options{.port = 0, .tokenizer = tokenizer_.path(), .pick = pick};
     options.health_interval = std::chrono::milliseconds(20);
