@@ -1,0 +1,75 @@
+// Three small parts of Abseil 20220623, in place of those in Debian's archives: they have variables
+// of threads, which are compiled there for programs alone. The names and what they must do are
+// those of Abseil's headers.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "absl/base/internal/sysinfo.h"
+#include "absl/container/internal/raw_hash_set.h"
+#include "absl/strings/internal/cordz_functions.h"
+
+namespace absl {
+ABSL_NAMESPACE_BEGIN
+
+namespace base_internal {
+
+double NominalCPUFrequency() { return 1.0; }  // as Abseil says where it cannot be read
+int NumCPUs() { return static_cast<int>(std::max(1U, std::thread::hardware_concurrency())); }
+pid_t GetTID() { return static_cast<pid_t>(syscall(SYS_gettid)); }
+pid_t GetCachedTID() {
+  static thread_local const pid_t kThread = GetTID();
+  return kThread;
+}
+
+}  // namespace base_internal
+
+// Which cords are sampled for statistics: none.
+namespace cord_internal {
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+ABSL_CONST_INIT thread_local int64_t cordz_next_sample = kNever;
+
+bool cordz_should_profile_slow() {
+  cordz_next_sample = kNever;
+  return false;
+}
+int32_t get_cordz_mean_interval() { return 0; }
+void set_cordz_mean_interval(int32_t) {}
+void cordz_set_next_sample_for_testing(int64_t) {}
+
+}  // namespace cord_internal
+
+namespace container_internal {
+
+constexpr ctrl_t kE = ctrl_t::kEmpty;
+alignas(16) ABSL_CONST_INIT const ctrl_t kEmptyGroup[16] = {
+    ctrl_t::kSentinel, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE};
+
+// Abseil's own answers by chance, so that nobody relies on an order.
+bool ShouldInsertBackwards(size_t, const ctrl_t*) { return false; }
+
+void ConvertDeletedToEmptyAndFullToDeleted(ctrl_t* ctrl, size_t capacity) {
+  for (size_t i = 0; i < capacity; ++i) {
+    ctrl[i] = IsFull(ctrl[i]) ? ctrl_t::kDeleted : ctrl_t::kEmpty;
+  }
+  // The first bytes again behind the sentinel, for groups that begin near the end. No table this is
+  // done to is small.
+  std::memcpy(ctrl + capacity + 1, ctrl, NumClonedBytes());
+  ctrl[capacity] = ctrl_t::kSentinel;
+}
+
+template FindInfo find_first_non_full(const ctrl_t*, size_t, size_t);
+
+// Debian's correction of a table that would be too large; not in every header.
+[[noreturn]] void HashTableSizeOverflow();
+void HashTableSizeOverflow() { std::abort(); }
+
+}  // namespace container_internal
+
+ABSL_NAMESPACE_END
+}  // namespace absl
