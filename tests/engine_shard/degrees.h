@@ -128,7 +128,7 @@ class Server {
   }
 
   const ServerOptions options_;
-  std::optional<MeetingPlace> place_;
+  std::optional<RendezvousPlace> place_;
   std::optional<Followers> followers_;  // gone after the group, which they need to end
   std::unique_ptr<Group> group_;
   std::optional<Model> model_;

@@ -399,7 +399,7 @@ TEST(Degrees, ALoadOfOneRankAloneIsRefused) {
 }
 
 TEST(Degrees, ARankWithoutAConnectorIsRefused) {
-  const MeetingPlace place(2);
+  const RendezvousPlace place(2);
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight, .role = "decode"});
   auto group = *Group::meet(place.options(0));
   const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());

@@ -126,7 +126,7 @@ class KvRanks : public testing::Test {
 
   Script mine_;
   Script theirs_;
-  const MeetingPlace place_{2};
+  const RendezvousPlace place_{2};
   Followers followers_{
       place_, Arithmetic::kFp32, {}, ranks_checkpoint(), [this](Group& group, const Model& model) {
         Scripted connector(theirs_);

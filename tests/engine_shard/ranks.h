@@ -54,9 +54,9 @@ inline const ClusterKey& ranks_key() {
 }
 
 // Where ranks meet.
-class MeetingPlace {
+class RendezvousPlace {
  public:
-  explicit MeetingPlace(int ranks, std::vector<std::string> providers = {})
+  explicit RendezvousPlace(int ranks, std::vector<std::string> providers = {})
       : ranks_(ranks),
         providers_(std::move(providers)),
         server_(*collectives::RendezvousServer::start(ranks_key(), "", 0,
@@ -87,7 +87,7 @@ class Followers {
   using Body = std::function<absl::Status(Group& group, const Model& model)>;
 
   // `body`: instead of following.
-  Followers(const MeetingPlace& place, Arithmetic arithmetic, const FollowerOptions& options,
+  Followers(const RendezvousPlace& place, Arithmetic arithmetic, const FollowerOptions& options,
             const Checkpoint& checkpoint = ranks_checkpoint(), const Body& body = nullptr) {
     ended_.resize(static_cast<size_t>(place.ranks()));
     for (int rank = 1; rank < place.ranks(); ++rank) {

@@ -56,7 +56,7 @@ class ShardEngine : public testing::TestWithParam<Case> {};
 
 TEST_P(ShardEngine, SaysWhatOneProcessSays) {
   const Case& given = GetParam();
-  const MeetingPlace place(given.ranks, {given.provider});
+  const RendezvousPlace place(given.ranks, {given.provider});
   const Checkpoint& checkpoint = given.checkpoint();
   Followers followers(place, given.arithmetic, {.limits = kTight}, checkpoint);
   {
@@ -118,7 +118,7 @@ TEST(Shard, RatesPromptsAsOneProcessDoes) {
   ask(**Engine::create(whole_model(Arithmetic::kFp32), serve::test_tokenizer(),
                        engine_options(kTight, nullptr)),
       &rated[0]);
-  const MeetingPlace place(2);
+  const RendezvousPlace place(2);
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight});
   auto group = *Group::meet(place.options(0));
   const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
@@ -137,7 +137,7 @@ TEST(Shard, LongStepsAreToldWhole) {
   request.sampling.max_tokens = 10;
   request.sampling.ignore_eos = true;
   const auto alone = serve::run_one_at_a_time({request}, whole_model(Arithmetic::kFp32));
-  const MeetingPlace place(2);
+  const RendezvousPlace place(2);
   Followers followers(place, Arithmetic::kFp32, {.limits = limits});
   auto group = *Group::meet(place.options(0));
   const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
@@ -155,7 +155,7 @@ TEST(Shard, LongStepsAreToldWhole) {
 // How rank 0 and rank 1 start where rank 1 has these instead of rank 0's.
 void expect_disagreement(const Checkpoint& checkpoint, Arithmetic arithmetic,
                          const StepLimits& limits, std::string_view role, const std::string& what) {
-  const MeetingPlace place(2);
+  const RendezvousPlace place(2);
   Followers followers(place, arithmetic, {.limits = limits, .role = role}, checkpoint);
   auto group = *Group::meet(place.options(0));
   const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
@@ -188,7 +188,7 @@ TEST(Shard, EnginesAndModelsMustFit) {
                                      serve::test_tokenizer(), engine_options(kTight, nullptr));
   EXPECT_TRUE(absl::IsInvalidArgument(engine.status())) << engine.status();
 
-  const MeetingPlace place(2);
+  const RendezvousPlace place(2);
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight});
   auto group = *Group::meet(place.options(0));
   const Model other = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, {1, 2});
@@ -212,7 +212,7 @@ TEST(Shard, EnginesAndModelsMustFit) {
 // `what` in it, and so does what comes later; the failure is told once.
 void expect_requests_fail(const Followers::Body& body, const std::string& what,
                           Time timeout = kNever) {
-  const MeetingPlace place(2);
+  const RendezvousPlace place(2);
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint(), body);
   CommunicatorOptions options = place.options(0);
   options.timeout = timeout;
@@ -285,7 +285,7 @@ TEST(Shard, FollowersEndWithAnErrorWhenRank0IsGone) {
   ModelConfig config = ranks_config();
   config.num_heads = config.num_kv_heads = 3;
   const Checkpoint checkpoint = make_test_checkpoint(config, 1);
-  const MeetingPlace place(3);
+  const RendezvousPlace place(3);
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, checkpoint);
   {
     auto group = *Group::meet(place.options(0));
@@ -301,7 +301,7 @@ TEST(Shard, FollowersEndWithAnErrorWhenRank0IsGone) {
 
 // A step that fails at rank 0 alone would leave the others in it: they are told why.
 TEST(Shard, AStepThatFailsAtRank0AloneEndsTheFollowers) {
-  const MeetingPlace place(2);
+  const RendezvousPlace place(2);
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint());
   auto group = *Group::meet(place.options(0));
   const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
@@ -313,7 +313,7 @@ TEST(Shard, AStepThatFailsAtRank0AloneEndsTheFollowers) {
 
 // And one that a follower cannot do is told to rank 0.
 TEST(Shard, ACommandThatAFollowerCannotDoFailsTheGroupAndSaysWhy) {
-  const MeetingPlace place(2);
+  const RendezvousPlace place(2);
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint());
   auto group = *Group::meet(place.options(0));
   const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
@@ -327,7 +327,7 @@ TEST(Shard, ACommandThatAFollowerCannotDoFailsTheGroupAndSaysWhy) {
 
 // With nothing to do, rank 0 finds out too.
 TEST(Shard, AnIdleLeaderNoticesThatARankHasFailed) {
-  const MeetingPlace place(2);
+  const RendezvousPlace place(2);
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint(),
                       [](Group& group, const Model& model) {
                         absl::Status status = get_ready(group, model);

@@ -150,7 +150,7 @@ class TierParts : public testing::Test {
   const std::vector<uint32_t> blocks_ = {0, 1, 2};
   TierScript mine_;
   TierScript theirs_;
-  const MeetingPlace place_{2};
+  const RendezvousPlace place_{2};
   Followers followers_{
       place_, Arithmetic::kFp32, {}, ranks_checkpoint(), [this](Group& group, const Model& model) {
         return follow(group, model);

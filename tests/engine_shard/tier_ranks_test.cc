@@ -128,7 +128,7 @@ class Server {
   }
 
   ServerOptions options_;
-  std::optional<MeetingPlace> place_;
+  std::optional<RendezvousPlace> place_;
   std::optional<Followers> followers_;  // gone after the group, which they need to end
   std::unique_ptr<Group> group_;
   std::optional<Model> model_;
@@ -328,7 +328,7 @@ TEST(TierRanksOnBadDays, AbortedRequestsLeaveNothingBehind) {
 
 // With or without tiers, of one size: ranks that differ do not start, and hear in what.
 TEST(TierRanksOnBadDays, RanksThatDifferAreToldInWhat) {
-  const MeetingPlace place(2);
+  const RendezvousPlace place(2);
   const KvTierOptions tiers = in_memory();
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight});
   auto group = *Group::meet(place.options(0));
@@ -343,7 +343,7 @@ TEST(TierRanksOnBadDays, RanksThatDifferAreToldInWhat) {
 
 // It leaves when blocks are to be saved: requests end with an error, and no block is held for it.
 TEST(TierRanksOnBadDays, ARankThatIsGoneHoldsNothing) {
-  const MeetingPlace place(2);
+  const RendezvousPlace place(2);
   const RankTiers tiers = in_memory().of_rank({0, 2});
   Followers followers(
       place, Arithmetic::kFp32, {}, ranks_checkpoint(), [&](Group& group, const Model& model) {

@@ -24,7 +24,7 @@ constexpr uint32_t kRefused = 2;
 absl::Status wrong_key() {
   return absl::PermissionDeniedError(
       "authentication failed: the two workers hold different cluster keys; give both the same file "
-      "(--key-file or BATON_KEY_FILE)");
+      "(BATON_KEY_FILE, or the program's option for a key file)");
 }
 
 template <typename Bytes>

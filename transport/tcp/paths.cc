@@ -13,7 +13,7 @@
 namespace baton::tcp {
 namespace {
 
-struct Way {
+struct Candidate {
   net::Endpoint to;
   std::string interface;
   int64_t speed = 0;
@@ -55,7 +55,7 @@ Paths paths_to(const std::vector<net::Endpoint>& endpoints, const net::Endpoint&
   if (endpoints.size() < 2) return out;
   const Addresses own = net::own_addresses();
   if (!interface_of(met, own).empty()) return out;  // the peer is here
-  std::vector<Way> ways;
+  std::vector<Candidate> ways;
   const auto add = [&](const net::Endpoint& to) {
     if (!interface_of(to, own).empty()) return;
     const std::optional<net::Endpoint> from = net::route_to(to);
@@ -64,21 +64,21 @@ Paths paths_to(const std::vector<net::Endpoint>& endpoints, const net::Endpoint&
       return;
     }
     const std::string_view interface = interface_of(*from, own);
-    const bool known = std::any_of(ways.begin(), ways.end(),
-                                   [&](const Way& way) { return way.interface == interface; });
+    const bool known = std::any_of(
+        ways.begin(), ways.end(), [&](const Candidate& way) { return way.interface == interface; });
     if (!known) ways.push_back({to, std::string(interface), speed_of(interface)});
   };
   add(met);
   for (const net::Endpoint& each : endpoints) add(each);
   // In the peer's order, wherever it was met: each socket keeps its way from call to call.
-  const auto place = [&](const Way& way) {
+  const auto place = [&](const Candidate& way) {
     return std::find_if(endpoints.begin(), endpoints.end(),
                         [&](const net::Endpoint& each) { return each.same_host(way.to); });
   };
   std::stable_sort(ways.begin(), ways.end(),
-                   [&](const Way& a, const Way& b) { return place(a) < place(b); });
+                   [&](const Candidate& a, const Candidate& b) { return place(a) < place(b); });
   std::vector<int64_t> speeds;
-  for (const Way& way : ways) speeds.push_back(way.speed);
+  for (const Candidate& way : ways) speeds.push_back(way.speed);
   const std::vector<bool> fast = fast_enough(speeds);
   if (ways.empty()) return out;
   out.ways.clear();
