@@ -109,7 +109,7 @@ class Server {
   }
   void step() {
     if (!engine_->step()) engine_->wait(std::chrono::milliseconds(1), -1);
-    if (engine_->tiers() != nullptr) engine_->tiers()->flush();
+    if (engine_->tiers() != nullptr && engine_->tiers()->busy()) engine_->tiers()->flush();
   }
 
  private:

@@ -111,8 +111,9 @@ class Server {
         EXPECT_TRUE(submit(*engine_, request, &outcomes[request.id]).ok());
       }
       if (!engine_->step()) engine_->wait(std::chrono::milliseconds(1), -1);
-      if (save_all) engine_->tiers()->flush();
+      if (save_all && engine_->tiers()->busy()) engine_->tiers()->flush();
     }
+    if (save_all) engine_->tiers()->flush();
     expect_same(expected(options_.arithmetic, *options_.checkpoint), outcomes);
     EXPECT_EQ(stats().free_blocks, options_.limits.blocks);
     EXPECT_EQ(stats().quarantined_blocks, 0u);
