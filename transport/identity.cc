@@ -10,12 +10,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -157,21 +159,23 @@ absl::StatusOr<std::string> read_once(int fd, const std::string& path) {
   return bytes;
 }
 
-// The whole of one key: who rewrites the file meanwhile is kept out, or found out.
-absl::StatusOr<std::string> read_key(int fd, const std::string& path) {
-  // Whoever has had it open for so long, and does nothing, has only forgotten to close it.
-  constexpr time_t kForgotten = 10;
-  const Writers writers(fd);
+// Since the file was last written; negative where that is to come.
+std::chrono::nanoseconds quiet_for(int fd) {
+  struct stat info;
+  timespec now;
+  if (fstat(fd, &info) != 0 || clock_gettime(CLOCK_REALTIME, &now) != 0) return {};
+  return std::chrono::seconds(now.tv_sec - info.st_mtim.tv_sec) +
+         std::chrono::nanoseconds(now.tv_nsec - info.st_mtim.tv_nsec);
+}
+
+// Times and sizes as they were, and twice the same bytes: nobody who writes has come between.
+absl::StatusOr<std::string> read_twice(int fd, const std::string& path) {
   struct stat before {
   }, after{};
   const auto looked = [&](struct stat& info) { return fstat(fd, &info) == 0; };
   if (!looked(before)) return being_written(path);
-  if (writers.there() && time(nullptr) - before.st_mtim.tv_sec < kForgotten) {
-    return being_written(path);
-  }
   absl::StatusOr<std::string> bytes = read_once(fd, path);
   if (!bytes.ok()) return bytes;
-  // Where no lease is to be had: times and sizes as they were, and twice the same bytes.
   const auto again = read_once(fd, path);
   const auto time_of = [](const timespec& at) { return std::pair(at.tv_sec, at.tv_nsec); };
   if (!again.ok() || *again != *bytes || !looked(after) || before.st_size != after.st_size ||
@@ -180,6 +184,22 @@ absl::StatusOr<std::string> read_key(int fd, const std::string& path) {
     return being_written(path);
   }
   return bytes;
+}
+
+// The whole of one key: who rewrites the file meanwhile is kept out, waited for, or found out.
+absl::StatusOr<std::string> read_key(int fd, const std::string& path) {
+  // Whoever has it open for writing, and has written nothing for so long, has only not closed it.
+  constexpr std::chrono::milliseconds kQuiet{100};
+  constexpr std::chrono::seconds kPatience{2};
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (true) {
+    {
+      const Writers writers(fd);
+      if (!writers.there() || quiet_for(fd) >= kQuiet) return read_twice(fd, path);
+    }
+    if (std::chrono::steady_clock::now() >= end) return being_written(path);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 // Whoever can read the key can join the cluster, and whoever can write it chooses who joins.

@@ -26,7 +26,8 @@ class ClusterKey {
   static absl::StatusOr<ClusterKey> from_bytes(std::string_view secret);
   // A text file holds a key a line: the key, below it the one before while that is in use. Else it
   // is one key. PermissionDenied unless it is this user's (or root's) alone: mode 0600 or less. A
-  // file that is being replaced gives its old key or its new one; being rewritten: Unavailable.
+  // file that is being replaced gives its old key or its new one. One that somebody writes to is
+  // waited for until that stands still for 0.1 s; Unavailable after 2 s.
   static absl::StatusOr<ClusterKey> from_file(const std::string& path);
   // The key of this user on this machine: $BATON_KEY_FILE unless empty, else baton/cluster.key in
   // $XDG_CONFIG_HOME or in ~/.config, which is made (mode 0600, random) when it is missing. Without

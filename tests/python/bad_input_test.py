@@ -117,12 +117,11 @@ class Words(Pair):
         self.over_each(body)
 
     def test_metadata_of_another_key_version_and_agent(self):
-        with tempfile.TemporaryDirectory() as folder:
-            key = os.path.join(folder, "key")
-            with open(key, "w") as file:  # closed before it is read: a key that is being written is none
-                file.write("ab" * 32)
-            os.chmod(key, 0o600)
-            with baton.Agent("a") as a, baton.Agent("b", key_file=key) as b, baton.Agent("a") as other_a:
+        with tempfile.NamedTemporaryFile("w", suffix=".key") as key:
+            key.write("ab" * 32)
+            key.flush()
+            os.chmod(key.name, 0o600)
+            with baton.Agent("a") as a, baton.Agent("b", key_file=key.name) as b, baton.Agent("a") as other_a:
                 self.refused(baton.MismatchError, lambda: a.add_remote(b.metadata()))
                 good = other_a.metadata()
                 self.refused(baton.InvalidParamError, lambda: a.add_remote(good), "another agent is called")
