@@ -203,7 +203,8 @@ void TcpProvider::look_at(const std::shared_ptr<CalledSockets>& sockets) {
   const Paths paths = sockets->paths();
   sockets->most_ways = std::max(sockets->most_ways, paths.ways.size());
   bool settled = !sockets->lacks(paths);
-  for (uint16_t i = 0; i < sockets->places.size(); ++i) {
+  const auto count = static_cast<uint16_t>(sockets->places.size());
+  for (uint16_t i = 0; i < count; ++i) {
     const CalledSockets::Place& place = sockets->places[i];
     const net::Endpoint& own = CalledSockets::way_of(paths, i);
     if (place.rail != nullptr && place.at.same_host(own)) continue;
