@@ -4,8 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <thread>
 
@@ -53,14 +53,13 @@ alignas(16) ABSL_CONST_INIT const ctrl_t kEmptyGroup[16] = {
 // Abseil's own answers by chance, so that nobody relies on an order.
 bool ShouldInsertBackwards(size_t, const ctrl_t*) { return false; }
 
+// As the header says it: what was deleted becomes empty, what is full deleted. Behind the sentinel
+// stand the first bytes again, for groups that begin near the end; no table this is done to is
+// small.
 void ConvertDeletedToEmptyAndFullToDeleted(ctrl_t* ctrl, size_t capacity) {
-  for (size_t i = 0; i < capacity; ++i) {
-    ctrl[i] = IsFull(ctrl[i]) ? ctrl_t::kDeleted : ctrl_t::kEmpty;
-  }
-  // The first bytes again behind the sentinel, for groups that begin near the end. No table this is
-  // done to is small.
-  std::memcpy(ctrl + capacity + 1, ctrl, NumClonedBytes());
-  ctrl[capacity] = ctrl_t::kSentinel;
+  std::transform(ctrl, ctrl + capacity, ctrl,
+                 [](ctrl_t slot) { return IsFull(slot) ? ctrl_t::kDeleted : ctrl_t::kEmpty; });
+  std::copy_n(ctrl, NumClonedBytes(), ctrl + capacity + 1);
 }
 
 template FindInfo find_first_non_full(const ctrl_t*, size_t, size_t);

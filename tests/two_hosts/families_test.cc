@@ -162,9 +162,9 @@ TEST_F(Families, AgentsMeetOverIPv6Alone) {
     auto id = agents[0]->make_transfer(Op::kWrite, {whole(0)}, {whole(1)}, "beta", "here");
     ASSERT_TRUE(id.ok()) << id.status();
     EXPECT_TRUE(agents[0]->post(*id).ok());
-    const absl::Status status = agents[0]->wait(*id, kLong);
+    const absl::Status status = agents[0]->wait(*id, patience_);
     EXPECT_TRUE(status.ok()) << status;
-    EXPECT_TRUE(agents[0]->release(*id, kLong).ok());
+    EXPECT_TRUE(agents[0]->release(*id, patience_).ok());
   });
   EXPECT_EQ(memory[1], memory[0]);
   std::vector<kvtransfer::AgentMessage> got;
@@ -214,7 +214,7 @@ class Ranks : public Families {
     own.worker.settings = kSettings;
     own.calibrate = false;
     own.slot_bytes = 64 << 10;
-    own.start_timeout = own.timeout = kLong;
+    own.start_timeout = own.timeout = patience_;
     auto comm = Communicator::create(own);
     ASSERT_TRUE(comm.ok()) << comm.status();
     if (number == 0) {

@@ -25,7 +25,7 @@ class TwoWorkers : public testing::Test {
   static constexpr size_t kPage = 64 << 10;
   static constexpr size_t kPages = 64;
   static constexpr size_t kAll = kPage * kPages;
-  const Time kLong = patient(std::chrono::seconds(120));
+  const Time patience_ = patient(std::chrono::seconds(120));
 
   void SetUp() override {
     auto hosts = Hosts::create(2, 0);
@@ -82,7 +82,7 @@ class TwoWorkers : public testing::Test {
   }
 
   bool until(const std::function<bool()>& ready) const {
-    const Time end = Clock::steady().now() + kLong;
+    const Time end = Clock::steady().now() + patience_;
     while (!ready()) {
       if (Clock::steady().now() > end) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -115,7 +115,7 @@ class TwoWorkers : public testing::Test {
   // It is done, its bytes are there, and the counter has risen once for each write so far.
   void expect_done(TransferId id, size_t bytes, char letter) {
     absl::Status status;
-    hosts_->on(0, [&] { status = workers_[0]->wait(id, kLong); });
+    hosts_->on(0, [&] { status = workers_[0]->wait(id, patience_); });
     ASSERT_TRUE(status.ok()) << status << "; " << explain();
     EXPECT_EQ(std::count_if(memory_[1].begin(), memory_[1].begin() + static_cast<ptrdiff_t>(bytes),
                             [&](char each) { return each == letter; }),
