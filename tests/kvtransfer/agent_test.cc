@@ -629,11 +629,14 @@ TEST(Agent, MessagesThatAreLostWithTheirAgentAreTold) {
 }
 
 TEST(Agent, OfLostMessagesThatNobodyAsksForTheNewestAreKept) {
-  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  AgentOptions options = agent_options("alpha", "tcp", false);
+  options.worker.max_transfers = 256;
+  const auto a = make_agent(options);
   const auto b = make_agent(agent_options("beta", "tcp", false));
   constexpr size_t kAll = 3000;
   for (size_t said = 0; said < kAll;) {
     introduce(*a, *b);
+    // What is refused for want of room is not lost.
     while (said < kAll && a->notify("beta", std::to_string(said)).ok()) ++said;
     a->remove_remote("beta");
   }
@@ -643,6 +646,24 @@ TEST(Agent, OfLostMessagesThatNobodyAsksForTheNewestAreKept) {
   for (size_t i = 0; i < lost.size(); ++i) {
     EXPECT_EQ(lost[i].payload, std::to_string(kAll - lost.size() + i));
   }
+}
+
+TEST(Agent, OfLargeLostMessagesNoMoreIsKeptThanOneMayHave) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  constexpr size_t kEach = 1 << 20, kKept = kMaxAgentMessage / kEach;
+  char letter = 'a';
+  for (int round = 0; round < 3; ++round) {
+    introduce(*a, *b);
+    for (int i = 0; i < 8; ++i) {
+      ASSERT_TRUE(a->notify("beta", std::string(kEach, letter++)).ok());
+    }
+    a->remove_remote("beta");
+  }
+  EXPECT_EQ(a->stats().messages_lost, 24u);
+  const std::vector<AgentLostMessage> lost = a->lost_messages();
+  ASSERT_EQ(lost.size(), kKept);
+  EXPECT_EQ(lost.front().payload, std::string(kEach, static_cast<char>(letter - kKept)));
 }
 
 }  // namespace
