@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +64,7 @@ class ScriptedProvider final : public Provider {
   ScriptedRail& call_in(const HelloInfo& who) {
     auto rail = std::make_unique<ScriptedRail>(*this, capabilities_.name);
     ScriptedRail& made = *rail;
+    closed_.erase(&made);
     callers_.emplace_back(who, std::move(rail));
     return made;
   }
@@ -72,6 +74,7 @@ class ScriptedProvider final : public Provider {
     calls.erase(calls.begin());
     auto rail = std::make_unique<ScriptedRail>(*this, capabilities_.name);
     ScriptedRail* made = rail.get();
+    closed_.erase(made);
     closed = nullptr;
     sink->connected(session, who, std::move(rail));
     return closed == made ? nullptr : made;
@@ -84,6 +87,14 @@ class ScriptedProvider final : public Provider {
     sink->connect_failed(session, why);
   }
 
+  // Whether the worker has closed it, and so may have destroyed it.
+  bool is_closed(const Rail* rail) const { return closed_.contains(rail); }
+  void note_closed(const Rail* rail, absl::Status why) {
+    closed = rail;
+    closed_why = std::move(why);
+    closed_.insert(rail);
+  }
+
   EventSink* sink = nullptr;          // the worker, from its first progress() on
   std::vector<ConnectRequest> calls;  // that the worker has made
   const Rail* closed = nullptr;       // the last that the worker has closed
@@ -91,6 +102,7 @@ class ScriptedProvider final : public Provider {
 
  private:
   std::vector<std::pair<HelloInfo, std::unique_ptr<Rail>>> callers_;
+  std::set<const Rail*> closed_;
   const Capabilities capabilities_;
 };
 
@@ -105,8 +117,7 @@ inline void ScriptedRail::lose(EventSink& sink, const std::string& why) {
 }
 inline void ScriptedRail::abort(TransferId, EventSink&) {}
 inline void ScriptedRail::close(absl::Status why, EventSink& sink) {
-  provider_.closed = this;
-  provider_.closed_why = why;
+  provider_.note_closed(this, why);
   report(sink, absl::UnknownError(why.message()));
   sink.rail_down(*this, std::move(why));
 }
