@@ -1,6 +1,6 @@
-// What idle peers cost: peers_cost PROVIDER PEERS. Two workers of this process have so many
+// What idle peers cost: peers_cost PROVIDER PEERS [KIB]. Two workers of this process have so many
 // connections with each other; prints the time of one progress() of the one that was called, and
-// the memory that a connection takes, of both its ends.
+// the memory that a connection takes, of both its ends. Fails where that is more than KIB.
 #include <sys/resource.h>
 
 #include <cstdio>
@@ -39,9 +39,10 @@ std::unique_ptr<Worker> worker(const std::string& name, const std::string& provi
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int peers = argc == 3 ? std::atoi(argv[2]) : 0;
-  if (peers < 1) {
-    std::fprintf(stderr, "usage: peers_cost PROVIDER PEERS, such as: peers_cost tcp 1000\n");
+  const int peers = argc == 3 || argc == 4 ? std::atoi(argv[2]) : 0;
+  const double most = argc == 4 ? std::atof(argv[3]) : 0;
+  if (peers < 1 || (argc == 4 && most <= 0)) {
+    std::fprintf(stderr, "usage: peers_cost PROVIDER PEERS [KIB], such as: peers_cost tcp 1000\n");
     return 2;
   }
   rlimit files{};
@@ -69,8 +70,12 @@ int main(int argc, char** argv) {
   const Time begin = Clock::steady().now();
   for (int i = 0; i < kRounds; ++i) called->progress();
   const Time took = Clock::steady().now() - begin;
+  const double kib = static_cast<double>(after - before) / peers;
   std::printf("%s, %d peers: progress() %.0f ns, a connection %.1f KiB\n", argv[1], peers,
-              static_cast<double>(took.count()) / kRounds,
-              static_cast<double>(after - before) / peers);
+              static_cast<double>(took.count()) / kRounds, kib);
+  if (argc == 4 && kib > most) {
+    std::fprintf(stderr, "that is more than %.1f KiB\n", most);
+    return 1;
+  }
   return called->stats().peers_up == static_cast<uint64_t>(peers) ? 0 : 1;
 }
