@@ -72,13 +72,18 @@ endfunction()
 # Code of tests is not optimised, which takes half the time off its compilation, and more with the address
 # sanitizer, whose checks the optimiser works on longest; what it tests is. A test that computes much itself,
 # or measures, is OPTIMISED. Under the thread sanitizer every access of such code is a call: a little, there.
+# Its line numbers, a seventh of the rest, are for debuggers and sanitizers: other presets have them.
 set(BATON_TEST_OPTIMISATION -O0)
 if(BATON_SANITIZE MATCHES thread)
   set(BATON_TEST_OPTIMISATION -O1)
 endif()
+set(BATON_TEST_DEBUG)
+if(NOT BATON_SANITIZE AND CMAKE_BUILD_TYPE STREQUAL RelWithDebInfo)
+  set(BATON_TEST_DEBUG -g0)
+endif()
 function(baton_test_code target)
   if("OPTIMISED" IN_LIST ARGN AND BATON_TEST_OPTIMISATION STREQUAL "-O0")
-    target_compile_options(${target} PRIVATE -O1)  # and so not with the precompiled header
+    target_compile_options(${target} PRIVATE -O1 ${BATON_TEST_DEBUG})  # and so not with the precompiled header
     return()
   endif()
   if(NOT TARGET baton_precompiled_tests)
@@ -86,11 +91,11 @@ function(baton_test_code target)
       HEADERS <algorithm> <array> <chrono> <functional> <memory> <string> <vector> <gmock/gmock.h>
               <gtest/gtest.h> <absl/container/flat_hash_map.h> <absl/status/statusor.h>
               <absl/strings/str_cat.h> <absl/strings/str_format.h> <absl/types/span.h>
-      OPTIONS ${BATON_TEST_OPTIMISATION} -fPIE
+      OPTIONS ${BATON_TEST_OPTIMISATION} ${BATON_TEST_DEBUG} -fPIE
       DEPS absl::statusor absl::strings absl::str_format absl::flat_hash_map absl::span GTest::gmock
            GTest::gtest)
   endif()
-  target_compile_options(${target} PRIVATE ${BATON_TEST_OPTIMISATION})
+  target_compile_options(${target} PRIVATE ${BATON_TEST_OPTIMISATION} ${BATON_TEST_DEBUG})
   baton_precompile(${target} baton_precompiled_tests)
 endfunction()
 
