@@ -245,6 +245,8 @@ class Ends(unittest.TestCase):
 
     def test_a_forked_child_has_no_agent_and_may_make_one(self):
         self.assertEqual(self.ran("""
+        import warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks beside threads
         child = os.fork()
         if child == 0:
             for call in (move.post, a.metadata, lambda: a.prepare(rows[:1])):
