@@ -21,8 +21,10 @@ HWY_BEFORE_NAMESPACE();
 namespace baton::engine {
 namespace HWY_NAMESPACE {
 
-// Into L2, far ahead: L1 has too few fill buffers to keep memory busy.
+// Every line, far ahead, into L2: blocks lie anywhere, so that the processor foresees little.
 constexpr int kAhead = 8;  // blocks
+// Vectors of bf16 in a cache line.
+constexpr int kLine = static_cast<int>(64 / (sizeof(uint16_t) * kLanes));
 
 // Up to kRows queries (token, head) with a common KV head.
 struct Tile {
@@ -45,8 +47,15 @@ BATON_INLINE void score_pass(const AttentionCall& call, const Tile& tile, int bl
   for (int r = 0; r < kRows; ++r) best[r] = lowest;
   for (int b = tile.first_block; b < blocks; ++b) {
     const uint16_t* key = call.cache->key(call.layer, call.block_table[b], call.kv_head);
-    const uint16_t* ahead = call.cache->key(
-        call.layer, call.block_table[std::min(b + kAhead, blocks - 1)], call.kv_head);
+    // Behind the last keys come the first values.
+    const int next = b + kAhead;
+    const uint16_t* ahead =
+        next < blocks
+            ? call.cache->key(call.layer, call.block_table[next], call.kv_head)
+            : call.cache->value(
+                  call.layer,
+                  call.block_table[std::min(tile.first_block + next - blocks, blocks - 1)],
+                  call.kv_head);
     for (size_t lane = 0; lane < kBlockTokens; lane += kLanes) {
       // Two chains a row, of even and of odd dimensions: one alone would wait for itself.
       V sum[kRows], odd[kRows];
@@ -145,7 +154,8 @@ BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int di
     const int shared_end = std::min(end, shared);
     add_seen(std::min(end, shared_from));
     for (; token < shared_end; ++token, value += dims, ahead += dims) {
-      __builtin_prefetch(ahead, 0, 2);
+      BATON_UNROLL
+      for (int v = 0; v < kVectors; v += kLine) __builtin_prefetch(ahead + v * kLanes, 0, 2);
       V row[kVectors];
       BATON_UNROLL
       for (int v = 0; v < kVectors; ++v) row[v] = load_bf16(value + v * kLanes);
