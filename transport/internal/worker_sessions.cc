@@ -56,7 +56,10 @@ void Worker::Impl::settle(const internal::SliceName& name, Fate fate) {
     return maybe_finish(name.transfer.slot);
   }
   const bool landed = fate == Fate::kLanded;
-  if (landed) ++slot->landed;
+  if (landed) {
+    ++slot->landed;
+    stats.receipts += !slot->control;
+  }
   internal::Peer* peer = find_peer(slot->peer);
   if (landed && slot->control && peer != nullptr) {
     // What was asked is known to have arrived, of what was answered to it nothing.
