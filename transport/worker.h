@@ -78,6 +78,7 @@ struct WorkerStats {
   uint64_t bytes_moved = 0;  // of transfers that ended as done
   uint64_t slices_posted = 0;
   uint64_t slices_moved = 0;        // given to another rail after theirs failed
+  uint64_t receipts = 0;            // had landed though theirs failed: not sent again
   uint64_t rails_lost = 0;          // while others carried on
   uint64_t peers_lost = 0;          // all of a peer's rails at once
   uint64_t peers_resumed = 0;       // of them, back again

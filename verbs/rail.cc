@@ -133,14 +133,21 @@ void VerbsRail::lose(const absl::Status& why, EventSink& sink) {
   sink_ = before;
 }
 
+void VerbsRail::look(EventSink& sink) {
+  EventSink* const before = std::exchange(sink_, &sink);
+  while (queue_pair_ != nullptr && queue_pair_->poll(*this)) {
+  }
+  sink_ = before;
+}
+
 void VerbsRail::go_down(const absl::Status& why, const absl::Status& slices, bool closed) {
   ending_ = true;
   // Word of the end may come by another way, before what went ahead of it has been looked at: what
   // the peer knows to have arrived counts.
-  while (known_ && queue_pair_ != nullptr && queue_pair_->poll(*this)) {
+  while (queue_pair_ != nullptr && queue_pair_->poll(*this)) {
   }
   // Destroyed first: when the slices are reported the adapter has let go of their memory.
-  if (queue_pair_ != nullptr) queue_pair_->destroy(known_ ? this : nullptr);
+  if (queue_pair_ != nullptr) queue_pair_->destroy(this);
   state_ = State::kDown;
   control_.clear();
   urgent_.clear();

@@ -74,7 +74,11 @@ class VerbsRail final : public Rail,
   // that connects says kReady as soon as it can.
   void start(std::unique_ptr<QueuePair> queue_pair, const Endpoint& peer, uint32_t incarnation,
              bool connecting);
-  void set_up() { state_ = State::kUp; }  // kReady came, or went
+  void set_up() {  // kReady came, or went
+    if (state_ == State::kConnecting) state_ = State::kUp;
+  }
+  // Takes up what has come over it.
+  void look(EventSink& sink);
   // Puts a message of the session into the queue.
   void send(std::string message) { control_.push_back(std::move(message)); }
   // State or addresses of its port have been read anew.
@@ -123,6 +127,7 @@ class VerbsRail final : public Rail,
   void counted(uint32_t immediate) override;
   void overrun() override;
   void unseen(const absl::Status& why) override;
+  void make_known();
   void on_arrival(std::string_view body);
   void on_fragment(std::string_view body);
 

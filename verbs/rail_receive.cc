@@ -81,8 +81,15 @@ void VerbsRail::culprit(uint32_t tag, ibv_wc_status status) {
   }
 }
 
+// Its peer's adapter has been told that this came, so it counts: whether kReady's own completion is
+// late, or this end broke before it had looked.
+void VerbsRail::make_known() {
+  if (!known_) session_.rail_ready(*this, *sink_);
+}
+
 void VerbsRail::received(std::string_view bytes) {
   ++owed_;
+  make_known();
   auto message = decode_message(bytes);
   if (!message.ok()) return fail(message.status(), true);
   credits_ += message->credits;
@@ -142,6 +149,7 @@ void VerbsRail::unseen(const absl::Status& why) {
 
 void VerbsRail::counted(uint32_t immediate) {
   ++owed_;
+  make_known();
   session_.counters().add(immediate >> 16, static_cast<uint16_t>(immediate), 1);
   sink_->counters_moved(*this);
 }

@@ -92,6 +92,10 @@ bool Session::alive(const Slot& slot) const {
 
 void Session::end(const absl::Status& why, EventSink& sink) {
   disturbed_ = true;
+  // A rail that has not been seen to come up may have brought something.
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    if (VerbsRail* rail = rails_[i]; !rail->known()) rail->look(sink);
+  }
   over_ = true;
   const absl::Status cause = why.ok() ? absl::UnavailableError("the connection was closed") : why;
   control_->close(cause, false);

@@ -62,12 +62,13 @@ WorkerOptions process_options(const std::string& provider, const std::string& na
 }
 
 Child::Child(const std::string& provider, const std::string& name, uint8_t seed,
-             const std::string& secret) {
+             const std::string& secret, uint16_t port) {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC) != 0) return;
   std::string values = std::to_string(seed);
+  const std::string where = std::to_string(port);
   std::vector<const char*> args = {"/proc/self/exe", kServe,         provider.c_str(), name.c_str(),
-                                   secret.c_str(),   values.c_str(), nullptr};
+                                   secret.c_str(),   values.c_str(), where.c_str(),    nullptr};
   pid_ = base::fork_child();
   if (pid_ == 0) {  // nothing but the end of the pipe goes along
     dup2(fds[1], kPipe);
@@ -86,9 +87,10 @@ Child::Child(const std::string& provider, const std::string& name, uint8_t seed,
 }
 
 void Child::serve_if_asked(int argc, char** argv) {
-  if (argc != 6 || std::string_view(argv[1]) != kServe) return;
-  serve(kPipe, process_options(argv[2], argv[3], argv[4]),
-        static_cast<uint8_t>(std::stoi(argv[5])));
+  if (argc != 7 || std::string_view(argv[1]) != kServe) return;
+  WorkerOptions options = process_options(argv[2], argv[3], argv[4]);
+  options.listen_port = static_cast<uint16_t>(std::stoi(argv[6]));
+  serve(kPipe, options, static_cast<uint8_t>(std::stoi(argv[5])));
 }
 
 Child::~Child() { kill(); }

@@ -21,8 +21,9 @@ WorkerOptions process_options(const std::string& provider, const std::string& na
 // it is killed. It is this program, started anew: nothing of the parent's workers lives on in it.
 class Child {
  public:
+  // `port`: that it listens on; 0: any.
   Child(const std::string& provider, const std::string& name, uint8_t seed,
-        const std::string& secret = "a secret of the process tests");
+        const std::string& secret = "a secret of the process tests", uint16_t port = 0);
   ~Child();  // kills it
   // To be called first thing in main(): in a child it does not return.
   static void serve_if_asked(int argc, char** argv);

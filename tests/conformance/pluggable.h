@@ -1,4 +1,5 @@
-// A provider around another whose connections a test pulls out and plugs in again.
+// A provider around another whose connections a test pulls out and plugs in again, and whose
+// reports of what is done it holds back: those are lost with the connection.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +14,17 @@ namespace baton {
 
 class Pluggable final : public Provider, EventSink {
  public:
-  // `plugged` outlives it, and counts for all that are made with it.
-  Pluggable(std::unique_ptr<Provider> inner, const bool& plugged)
-      : inner_(std::move(inner)), plugged_(plugged) {}
+  // They outlive it, and count for all that are made with them.
+  struct Cable {
+    bool in = true;
+    bool deaf = false;  // reports are held back, from now on
+  };
+  Pluggable(std::unique_ptr<Provider> inner, const Cable& cable)
+      : inner_(std::move(inner)), cable_(cable) {}
 
-  static ProviderFactory factory(ProviderFactory inner, const bool& plugged) {
-    return [inner = std::move(inner), &plugged](const ProviderContext& context) {
-      return std::make_unique<Pluggable>(inner(context), plugged);
+  static ProviderFactory factory(ProviderFactory inner, const Cable& cable) {
+    return [inner = std::move(inner), &cable](const ProviderContext& context) {
+      return std::make_unique<Pluggable>(inner(context), cable);
     };
   }
 
@@ -32,7 +37,7 @@ class Pluggable final : public Provider, EventSink {
     return inner_->reachable(address, host);
   }
   void connect(const ConnectRequest& request) override {
-    if (plugged_) return inner_->connect(request);
+    if (cable_.in) return inner_->connect(request);
     unheard_.push_back(request.session);
   }
   absl::Status add_region(const RegionEntry& region) override { return inner_->add_region(region); }
@@ -42,7 +47,7 @@ class Pluggable final : public Provider, EventSink {
   bool progress(EventSink& sink) override {
     worker_ = &sink;
     bool any = inner_->progress(*this);
-    if (plugged_) return any;
+    if (cable_.in) return any;
     while (!rails_.empty()) {
       any = true;
       rails_.back()->close(absl::UnavailableError("unplugged"), *this);
@@ -58,7 +63,13 @@ class Pluggable final : public Provider, EventSink {
   Time next_timer() const override { return inner_->next_timer(); }
 
  private:
+  struct Report {
+    Rail* rail;
+    TransferId transfer;
+    uint32_t slice;
+  };
   void slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status status) override {
+    if (cable_.deaf && status.ok()) return held_.push_back({&rail, transfer, slice});
     worker_->slice_done(rail, transfer, slice, std::move(status));
   }
   void arrived(Rail& rail, const Arrival& arrival) override { worker_->arrived(rail, arrival); }
@@ -76,6 +87,14 @@ class Pluggable final : public Provider, EventSink {
   }
   void rail_down(Rail& rail, absl::Status why) override {
     std::erase(rails_, &rail);
+    // As the provider itself reports what it has not heard of.
+    for (const Report& report : std::exchange(held_, {})) {
+      if (report.rail != &rail) {
+        held_.push_back(report);
+        continue;
+      }
+      worker_->slice_done(rail, report.transfer, report.slice, absl::UnknownError("unplugged"));
+    }
     worker_->rail_down(rail, std::move(why));
   }
   void resolved(uint64_t session, absl::StatusOr<std::string> address) override {
@@ -83,9 +102,10 @@ class Pluggable final : public Provider, EventSink {
   }
 
   std::unique_ptr<Provider> inner_;
-  const bool& plugged_;
+  const Cable& cable_;
   EventSink* worker_ = nullptr;
   std::vector<Rail*> rails_;
+  std::vector<Report> held_;
   std::vector<uint64_t> unheard_;  // calls while it was out
 };
 

@@ -156,6 +156,59 @@ TEST_P(Processes, APeerKilledAtAnyPointFailsItsTransfersAndLeaksNothing) {
   EXPECT_EQ(worker_->stats().peers_up, 1u);
 }
 
+// The port that a child listens on.
+uint16_t port_of(const Child& child, const std::string& provider) {
+  const auto address = Address::decode(child.address());
+  for (const auto& [name, where] : address->providers) {
+    if (name != provider) continue;
+    const std::string first = where.substr(0, where.find(','));
+    return static_cast<uint16_t>(std::stoi(first.substr(first.rfind(':') + 1)));
+  }
+  return 0;
+}
+
+// Killed with writes and reads open, and another process listens at its address.
+TEST_P(Processes, AnotherProcessAtTheAddressOfAKilledOneIsAnotherPeer) {
+  if (GetParam() != "tcp") GTEST_SKIP() << "only tcp listens on a port of one's choice";
+  Child victim(GetParam(), "victim", 5);
+  ASSERT_TRUE(victim.started());
+  start_worker();
+  if (HasFatalFailure()) return;
+  const PeerId peer = connect(victim);
+  ASSERT_EQ(worker_->peer_state(peer), PeerState::kUp) << worker_->peer_status(peer);
+  std::memset(block_.data, 0x11, kChildBytes);
+  ASSERT_TRUE(run(request(Op::kWrite, peer, victim, 0, 1000)).ok());
+  victim.signal(SIGSTOP);  // so that what is submitted now is open
+  std::vector<TransferId> ids;
+  for (int i = 0; i < 20; ++i) {
+    auto id =
+        worker_->submit(request(i % 2 ? Op::kRead : Op::kWrite, peer, victim, 0, kChildBytes));
+    ASSERT_TRUE(id.ok()) << id.status();
+    ids.push_back(*id);
+  }
+  for (int i = 0; i < 100; ++i) worker_->progress();
+  const uint16_t port = port_of(victim, GetParam());
+  victim.kill();
+  Child heir(GetParam(), "heir", 66, "a secret of the process tests", port);
+  ASSERT_TRUE(heir.started());
+  for (const TransferId id : ids) {
+    const absl::Status status = worker_->wait(id, patient(seconds(30)));
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(status.message(), testing::Not(testing::IsEmpty()));
+  }
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
+
+  // All of the new one's memory is as it has filled it; and it takes what is for it.
+  const PeerId again = connect(heir);
+  ASSERT_EQ(worker_->peer_state(again), PeerState::kUp) << worker_->peer_status(again);
+  std::memset(block_.data, 0x11, kChildBytes);
+  ASSERT_TRUE(run(request(Op::kRead, again, heir, 0, kChildBytes)).ok());
+  EXPECT_EQ(std::count(block_.data, block_.data + kChildBytes, std::byte{66}),
+            static_cast<ptrdiff_t>(kChildBytes));
+  ASSERT_TRUE(run(request(Op::kWrite, again, heir, 0, kChildBytes)).ok());
+  expect_serving(12);
+}
+
 TEST_P(Processes, AStoppedPeerDoesNotHoldATransferBeyondItsDeadline) {
   Child frozen(GetParam(), "frozen", 5);
   ASSERT_TRUE(frozen.started());

@@ -339,6 +339,61 @@ TEST_F(Session, DisconnectGivesASilentPeerUp) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(a_.worker->disconnect(a_.peer)));
 }
 
+// Killed with work open at both sides, and another process is behind its address at once.
+TEST_F(Session, AProcessThatTakesAKilledOnesPlaceIsAnother) {
+  const CounterId counter = *b_.worker->allocate_counter();
+  network_->hold(FaultyNetwork::kThere, true);
+  network_->hold(FaultyNetwork::kBack, true);
+  const TransferId open = write(counter);
+  ASSERT_TRUE(b_.worker
+                  ->submit({.op = Op::kWrite,
+                            .peer = b_.peer,
+                            .local = b_.region,
+                            .local_layout = Layout::contiguous(0, kBytes),
+                            .remote = a_.remote,
+                            .remote_layout = Layout::contiguous(0, kBytes)})
+                  .ok());
+  for (int k = 0; k < 50; ++k) step();
+  Side c;
+  start(c, "c");
+  std::fill(c.memory.begin(), c.memory.end(), kReused);
+  network_->lead_to(c.worker->address());
+  network_->cut_all();  // and from here on b does nothing any more
+  network_->hold(FaultyNetwork::kThere, false);
+  network_->hold(FaultyNetwork::kBack, false);
+  const auto run_with_c = [&](const std::function<bool()>& ready) {
+    return run([&] { return c.worker->progress(), ready(); }, /*with_b=*/false);
+  };
+  const Time killed = clock_.now();
+  ASSERT_TRUE(run_with_c([&] { return ended_at_a(open); }));
+  EXPECT_EQ(clock_.now(), killed) << "it had to wait for that";
+  EXPECT_TRUE(absl::IsUnavailable(a_.worker->status(open))) << a_.worker->status(open);
+  EXPECT_THAT(std::string(a_.worker->status(open).message()), HasSubstr("another worker answers"));
+  EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kDown);
+  const std::vector<char> as_it_was = a_.memory;
+
+  // The new one is met as any other, and has heard of nothing.
+  a_.peer = *a_.worker->connect(c.worker->address());
+  ASSERT_TRUE(run_with_c([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; }));
+  Notification got;
+  EXPECT_FALSE(c.worker->next_notification(got));
+  EXPECT_EQ(std::count(c.memory.begin(), c.memory.end(), kReused), static_cast<ptrdiff_t>(kBytes));
+  auto id = a_.worker->submit({.op = Op::kWrite,
+                               .peer = a_.peer,
+                               .local = a_.region,
+                               .local_layout = Layout::contiguous(0, kBytes),
+                               .remote = c.remote,
+                               .remote_layout = Layout::contiguous(0, kBytes),
+                               .notify = "to the new one"});
+  ASSERT_TRUE(id.ok()) << id.status();
+  ASSERT_TRUE(run_with_c([&] { return ended_at_a(*id); }));
+  EXPECT_TRUE(a_.worker->status(*id).ok()) << a_.worker->status(*id);
+  ASSERT_TRUE(run_with_c([&] { return c.worker->next_notification(got); }));
+  EXPECT_EQ(got.payload, "to the new one");
+  EXPECT_EQ(c.memory, a_.memory);
+  EXPECT_EQ(a_.memory, as_it_was);
+}
+
 // The side that was called knows where the other one listens, and finds it gone.
 TEST_F(Session, ACallerThatDiedIsFoundOut) {
   a_.worker.reset();

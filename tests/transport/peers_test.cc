@@ -125,6 +125,34 @@ TEST_F(ScriptedPeers, ACallThatWasFencedBeforeItCameIsRefused) {
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
 }
 
+// An adapter may have told the peer that something arrived over a rail that its program has not
+// looked at yet: that counts, though the peer asks about the rail first.
+TEST_F(ScriptedPeers, WhatCameOverARailThatIsAskedAboutBeforeItIsSeenCounts) {
+  ScriptedRail* rail = nullptr;
+  HelloInfo who = caller(9, 100);
+  up(who, rail);
+  turn();
+  rail->report(*provider_->sink);
+  who.link = 222;
+  provider_->then = [&] {
+    ScriptedRail& late = provider_->call_in(who);
+    provider_->then = [&] { notify(late, "I was here"); };
+    const ControlMessage question{
+        .kind = ControlMessage::Kind::kFence, .link = 222, .slices = {{{1, generation_ + 2}, 0}}};
+    ask(*rail, question);
+  };
+  turn();
+  Notification got;
+  ASSERT_TRUE(worker_->next_notification(got));
+  EXPECT_EQ(got.payload, "I was here");
+  EXPECT_NE(provider_->closed, nullptr) << "and the rail is closed before the answer";
+  ASSERT_THAT(rail->held, SizeIs(1));
+  const auto answer = ControlMessage::decode(rail->held[0].transfer->notify);
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(answer->kind, ControlMessage::Kind::kFenced);
+  EXPECT_THAT(answer->landed, testing::ElementsAre(internal::Fate::kLanded));
+}
+
 // The first call of a session may be lost after the caller's last word, before it was heard here.
 TEST_F(ScriptedPeers, ASessionThatIsResumedButWasNeverBegunBegins) {
   HelloInfo who = caller(9, 100);

@@ -51,13 +51,16 @@ class ScriptedPeers : public testing::Test {
   }
   // What the peer says about its rails.
   void say(Rail& rail, const internal::ControlMessage& message) {
+    ask(rail, message);
+    turn();
+  }
+  void ask(Rail& rail, const internal::ControlMessage& message) {
     const std::string words = message.encode();
     provider_->sink->arrived(rail, {.transfer = {0, ++generation_},
                                     .counter_index = CounterTable::kControl,
                                     .counter_generation = 1,
                                     .increment = 0,
                                     .notify = words});
-    turn();
   }
   void notify(Rail& rail, const std::string& text) {
     provider_->sink->arrived(rail, {.transfer = {1, ++generation_}, .notify = text});

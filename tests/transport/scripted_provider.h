@@ -1,6 +1,7 @@
 // A provider whose connections a test makes, feeds and loses by hand, to see what the worker does.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -55,6 +56,7 @@ class ScriptedProvider final : public Provider {
   bool progress(EventSink& worker) override {
     sink = &worker;
     for (auto& [who, rail] : std::exchange(callers_, {})) worker.accepted(who, std::move(rail));
+    if (const auto next = std::exchange(then, nullptr)) next();
     return false;
   }
   int wait_fd() const override { return -1; }
@@ -97,6 +99,7 @@ class ScriptedProvider final : public Provider {
 
   EventSink* sink = nullptr;          // the worker, from its first progress() on
   std::vector<ConnectRequest> calls;  // that the worker has made
+  std::function<void()> then;         // at the end of the next progress()
   const Rail* closed = nullptr;       // the last that the worker has closed
   absl::Status closed_why;
 

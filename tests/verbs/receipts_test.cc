@@ -88,6 +88,59 @@ TEST_P(OfASize, WhatDidNotLandGoesOn) {
   EXPECT_EQ(value(), submitted_);
 }
 
+// Acknowledged to its sender by an adapter whose program had not yet seen the rail come up.
+class BeforeTheRail : public Receipts {
+ protected:
+  bool told(VerbsPair::Side& side) {
+    Notification got;
+    return side.worker->next_notification(got);
+  }
+  TransferId notify(VerbsPair::Side& side, absl::string_view text) {
+    auto id = side.worker->notify(side.peer, std::string(text));
+    EXPECT_TRUE(id.ok()) << id.status();
+    return *id;
+  }
+  bool ended_at(VerbsPair::Side& side, TransferId id) { return ended(*side.worker->state(id)); }
+};
+
+// The caller's word that it is ready has arrived, but not the acknowledgement of that.
+TEST_F(BeforeTheRail, WhatComesWhileTheAcknowledgementIsLateCounts) {
+  start(1);
+  pair_->fake->break_queue_pairs(0);
+  ASSERT_TRUE(pair_->drive([&] { return pair_->b.worker->stats().peers_lost > 0; }));
+  const TransferId id = notify(pair_->b, "are you there?");
+  pair_->fake->set_mute(0, true);
+  ASSERT_TRUE(pair_->drive([&] { return pair_->b.worker->stats().peers_resumed > 0; }));
+  pair_->steps(4);
+  pair_->fake->set_mute(0, false);
+  ASSERT_TRUE(pair_->drive([&] { return ended_at(pair_->b, id); }));
+  EXPECT_TRUE(pair_->b.worker->status(id).ok()) << pair_->b.worker->status(id);
+  EXPECT_TRUE(pair_->drive([&] { return told(pair_->a); }, std::chrono::seconds(1)));
+}
+
+// The target is busy, and finds the port down before it has looked at what had come.
+TEST_F(BeforeTheRail, WhatCameOverARailThatBrokeUnseenCounts) {
+  start(1);
+  pair_->fake->break_queue_pairs(0);
+  ASSERT_TRUE(pair_->drive([&] { return pair_->a.worker->stats().peers_lost > 0; }));
+  const TransferId id = notify(pair_->a, "while you were busy");
+  // B answers the call, and from then on does nothing.
+  const auto alone = [&] {
+    for (int i = 0; i < 10 && !ended_at(pair_->a, id); ++i) {
+      pair_->a.worker->progress();
+      pair_->clock.advance(std::chrono::microseconds(10));
+    }
+    return ended_at(pair_->a, id);
+  };
+  ASSERT_TRUE(pair_->drive(alone));
+  ASSERT_TRUE(pair_->a.worker->status(id).ok()) << pair_->a.worker->status(id);
+  ASSERT_EQ(pair_->b.worker->stats().peers_resumed, 0u) << "it has not seen the rail";
+  pair_->fake->set_port(0, false);
+  pair_->steps(20);
+  pair_->fake->set_port(0, true);
+  EXPECT_TRUE(pair_->drive([&] { return told(pair_->b); }, std::chrono::seconds(1)));
+}
+
 class AnyFault : public Receipts, public testing::WithParamInterface<size_t> {};
 
 TEST_P(AnyFault, RaisesEachCounterOnce) {

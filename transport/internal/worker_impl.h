@@ -115,6 +115,7 @@ class Worker::Impl final : public EventSink {
   bool say_what_waits();
   void hear(internal::Peer& peer, Rail& rail, std::string_view words);
   void on_fenced(internal::Peer& peer, const internal::ControlMessage& answer);
+  void look_for_asked_rails();
   bool answer_questions();
   void peer_lost(internal::Peer& peer, const absl::Status& why);
   void peer_resumed(internal::Peer& peer);

@@ -56,7 +56,10 @@ void Worker::Impl::settle(const internal::SliceName& name, Fate fate) {
     return maybe_finish(name.transfer.slot);
   }
   const bool landed = fate == Fate::kLanded;
-  if (landed) ++slot->landed;
+  if (landed) {
+    ++slot->landed;
+    stats.receipts += !slot->control;
+  }
   internal::Peer* peer = find_peer(slot->peer);
   if (landed && slot->control && peer != nullptr) {
     // What was asked is known to have arrived, of what was answered to it nothing.
@@ -196,8 +199,25 @@ Fate Worker::Impl::fate_of(const internal::Peer& peer, uint64_t link,
   return Fate::kUnknown;
 }
 
+// A rail may have come up since its provider was looked at in this round, and have brought what its
+// peer's adapter knows to have arrived, before the peer lost it and asked about it.
+void Worker::Impl::look_for_asked_rails() {
+  for (size_t i = 0; i < questions.size(); ++i) {
+    const auto& [id, question] = questions[i];
+    const internal::Peer* peer = find_peer(id);
+    if (peer == nullptr || question.link == 0) continue;
+    if (std::any_of(peer->rails.begin(), peer->rails.end(),
+                    [&](const internal::RailState& rail) { return rail.link == question.link; })) {
+      continue;
+    }
+    for (auto& provider : providers) provider->progress(*this);
+    return;
+  }
+}
+
 bool Worker::Impl::answer_questions() {
   if (questions.empty()) return false;
+  look_for_asked_rails();
   const auto asked = std::move(questions);
   questions.clear();
   answering = true;

@@ -13,7 +13,9 @@ void SimProvider::later(Time delay, std::function<void(SimProvider&)> call) {
   network_.at(network_.now() + delay, [&network = network_, node = node_,
                                        incarnation = incarnation_, call = std::move(call)] {
     SimProvider* self = network.provider(node);
-    if (self != nullptr && self->incarnation_ == incarnation && network.alive(node)) call(*self);
+    if (self == nullptr || self->incarnation_ != incarnation || !network.alive(node)) return;
+    if (network.frozen(node)) return self->later(network.options().redial_interval, call);
+    call(*self);
   });
 }
 
@@ -71,7 +73,7 @@ void SimProvider::dial_arrived(uint64_t session, uint16_t rail, uint32_t attempt
   if (it == sessions_.end()) return;
   const size_t node = it->second.node;
   const SimLinkState& link = network_.link(node_, node, rail);
-  if (!link.up() || !network_.alive(node)) {
+  if (!link.up() || !network_.alive(node) || network_.frozen(node)) {
     redial(session, rail, attempt);
     return;
   }
@@ -153,7 +155,7 @@ void SimProvider::complete(uint64_t session, uint64_t server_incarnation, const 
   const size_t node = it->second.node;
   SimProvider* host = network_.provider(node);
   if (host == nullptr || host->incarnation_ != server_incarnation || !network_.alive(node) ||
-      !network_.link(node_, node, server.rail).up()) {
+      network_.frozen(node) || !network_.link(node_, node, server.rail).up()) {
     redial(session, server.rail, 0);
     return;
   }

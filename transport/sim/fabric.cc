@@ -50,13 +50,28 @@ void SimFabric::kill(size_t node, Time at) {
 
 bool SimFabric::alive(size_t node) const { return network_->alive(node); }
 
+void SimFabric::freeze(size_t node, Time at, Time until) {
+  network_->at(at, [this, node] { network_->freeze(node); });
+  network_->at(until, [this, node] { network_->thaw(node); });
+}
+
+bool SimFabric::frozen(size_t node) const { return network_->frozen(node); }
+
+void SimFabric::before_each_ack(BeforeAck call) { network_->set_before_ack(std::move(call)); }
+
+void SimFabric::cut(size_t a, size_t b, size_t rail, Time until) {
+  SimLinkState& link = network_->link(a, b, rail);
+  ++link.faults;
+  network_->at(until, [&link] { --link.faults; });
+}
+
 void SimFabric::at(Time when, std::function<void()> task) { network_->at(when, std::move(task)); }
 
 bool SimFabric::drive() {
   bool any = false;
   for (size_t i = 0; i < workers_.size(); ++i) {
     const Driven driven = workers_[i];
-    if (network_->alive(driven.node)) any |= driven.worker->progress();
+    if (awake(driven.node)) any |= driven.worker->progress();
   }
   return any;
 }
@@ -64,7 +79,7 @@ bool SimFabric::drive() {
 Time SimFabric::next_timer() const {
   Time next = kNever;
   for (const Driven& driven : workers_) {
-    if (network_->alive(driven.node)) next = std::min(next, driven.worker->next_timer());
+    if (awake(driven.node)) next = std::min(next, driven.worker->next_timer());
   }
   return next;
 }

@@ -103,6 +103,16 @@ class SimFabric {
   // The node falls silent: its worker is no longer driven, its packets vanish.
   void kill(size_t node, Time at);
   bool alive(size_t node) const;
+  // The node's program stands still in [at, until): its worker is not driven, it neither calls nor
+  // answers calls. Its adapter goes on: it acknowledges, and what comes is seen afterwards.
+  void freeze(size_t node, Time at, Time until);
+  bool frozen(size_t node) const;
+  // Calls back before each acknowledgement leaves, with its number, counted from 0 from now on, and
+  // between which nodes over which link it goes.
+  using BeforeAck = std::function<void(uint64_t number, size_t from, size_t to, size_t rail)>;
+  void before_each_ack(BeforeAck call);
+  // The link drops everything from this moment on until then, what is on its way too.
+  void cut(size_t a, size_t b, size_t rail, Time until);
   // Runs `task` at that time, between two steps of the workers.
   void at(Time when, std::function<void()> task);
 
@@ -124,6 +134,7 @@ class SimFabric {
     size_t node;
   };
   bool drive();
+  bool awake(size_t node) const { return alive(node) && !frozen(node); }
   Time next_timer() const;
 
   std::unique_ptr<SimNetwork> network_;

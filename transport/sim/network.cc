@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "transport/base/splitmix.h"
+#include "transport/sim/provider.h"
 #include "transport/sim/queue_pair.h"
 
 namespace baton::sim {
@@ -91,6 +92,12 @@ void SimNetwork::run(const Event& event) {
 void SimNetwork::set_provider(size_t node, SimProvider* provider) {
   nodes_[node].provider = provider;
   if (provider != nullptr) nodes_[node].alive = true;
+}
+
+void SimNetwork::thaw(size_t node) {
+  if (--nodes_[node].frozen > 0 || nodes_[node].provider == nullptr) return;
+  nodes_[node].provider->thaw();
+  set_news();
 }
 
 SimLinkState& SimNetwork::link(size_t a, size_t b, size_t rail) {

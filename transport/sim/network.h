@@ -40,6 +40,10 @@ class SimNetwork {
   // --- nodes ---
   bool alive(size_t node) const { return nodes_[node].alive; }
   void kill(size_t node) { nodes_[node].alive = false; }
+  // Its adapter goes on, its program does not.
+  bool frozen(size_t node) const { return nodes_[node].frozen > 0; }
+  void freeze(size_t node) { ++nodes_[node].frozen; }
+  void thaw(size_t node);
   SimProvider* provider(size_t node) const { return nodes_[node].provider; }
   void set_provider(size_t node, SimProvider* provider);
   uint64_t new_incarnation() { return ++incarnations_; }
@@ -50,6 +54,12 @@ class SimNetwork {
   // --- links ---
   SimLinkState& link(size_t a, size_t b, size_t rail);
   SimWire& wire(size_t from, size_t to, size_t rail);
+  // Called before each acknowledgement leaves.
+  using BeforeAck = SimFabric::BeforeAck;
+  void set_before_ack(BeforeAck call) { before_ack_ = std::move(call); }
+  void before_ack(size_t from, size_t to, size_t rail) {
+    if (before_ack_) before_ack_(acks_++, from, to, rail);
+  }
 
   // --- queue pairs, by number; null when it is gone ---
   uint32_t add(QueuePair* queue_pair);
@@ -73,6 +83,7 @@ class SimNetwork {
   };
   struct Node {
     bool alive = true;
+    int frozen = 0;  // freezes under way
     SimProvider* provider = nullptr;
   };
   struct Event {
@@ -104,6 +115,8 @@ class SimNetwork {
   std::vector<QueuePair*> queue_pairs_{nullptr};  // number 0 names none
   uint64_t random_state_;
   uint64_t incarnations_ = 0;
+  BeforeAck before_ack_;
+  uint64_t acks_ = 0;
   bool news_ = false;
   std::vector<std::string> violations_;
   uint64_t digest_ = 0xcbf29ce484222325;

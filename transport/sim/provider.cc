@@ -91,7 +91,7 @@ void SimProvider::rail_lost(SimRail& rail, const absl::Status& why, bool closed)
 
 // Not for good: the rail was lost, and the peer may call again.
 void SimProvider::say_goodbye(const SimRail& rail, bool for_good, const absl::Status& cause) {
-  if (!rail.queue_pair_.reachable()) return;
+  if (!rail.queue_pair_.reachable() || network_.frozen(node_)) return;
   const SimLink& link = network_.link(node_, rail.peer_node(), rail.index()).spec;
   const std::string why =
       for_good ? absl::StrCat(self_.name, " closed the connection: ", cause.message())
@@ -119,6 +119,10 @@ bool SimProvider::progress(EventSink& sink) {
   }
   if (delivered_ == added_) delivered_ = added_ = 0;
   return any;
+}
+
+void SimProvider::thaw() {
+  for (size_t i = 0; i < rails_.size(); ++i) rails_[i]->pump();
 }
 
 void SimProvider::deliver_all(const SimRail& rail, EventSink& sink) {

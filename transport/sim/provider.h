@@ -30,6 +30,8 @@ class SimProvider final : public Provider {
   absl::Status remove_region(const RegionEntry& region, EventSink& sink) override;
   bool progress(EventSink& sink) override;
   int wait_fd() const override { return -1; }
+  // Its program goes on, after it had stood still.
+  void thaw();
   bool arm() override { return delivered_ == added_; }
 
   SimNetwork& network() { return network_; }

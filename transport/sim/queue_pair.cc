@@ -14,6 +14,7 @@ QueuePair::QueuePair(SimNetwork& network, size_t node, size_t peer_node, size_t 
     : network_(network),
       node_(node),
       peer_node_(peer_node),
+      rail_(rail),
       link_(network.link(node, peer_node, rail)),
       wire_(network.wire(node, peer_node, rail)),
       regions_(regions),

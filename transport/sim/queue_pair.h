@@ -155,6 +155,7 @@ class QueuePair {
   SimNetwork& network_;
   const size_t node_;
   const size_t peer_node_;
+  const size_t rail_;
   SimLinkState& link_;
   SimWire& wire_;
   RegionTable& regions_;

@@ -58,6 +58,7 @@ bool SimRail::post(const Slice& slice, EventSink& sink) {
 }
 
 void SimRail::pump() {
+  if (provider_.network().frozen(provider_.node())) return;  // it is the program that posts
   while (state_ == State::kUp && queue_pair_.ready() && !waiting_.empty() &&
          queue_pair_.outstanding() < provider_.network().options().queue_depth) {
     const Slice slice = waiting_.front();

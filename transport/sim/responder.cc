@@ -59,6 +59,7 @@ absl::Status QueuePair::copy(const WorkRequest& request, size_t begin, size_t en
 void QueuePair::execute(const SimPacket& request, Outgoing& message) {
   Incoming& incoming = in(request.message);
   const auto answer = [&] {
+    if (incoming.refusal.ok()) network_.before_ack(node_, peer_node_, rail_);
     wire_.send_control(packet(incoming.refusal.ok() ? SimPacket::Kind::kAck : SimPacket::Kind::kNak,
                               request.message, 0));
   };

@@ -136,7 +136,8 @@ void FakeVerbs::set_gids(size_t device, std::vector<ibv_gid_entry> gids) {
 void FakeVerbs::break_queue_pairs(size_t device) {
   std::lock_guard lock(mutex_);
   for (FakeQp* qp : running_) {
-    if (qp->context->device != device) continue;
+    const bool connected = qp->qp.state == IBV_QPS_RTR || qp->qp.state == IBV_QPS_RTS;
+    if (qp->context->device != device || !connected) continue;
     to_error(*qp);
     report(*qp, IBV_EVENT_QP_FATAL);
   }

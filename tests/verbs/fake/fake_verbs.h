@@ -64,6 +64,7 @@ struct FakeStats {
   uint64_t flushed = 0;
   uint64_t queue_pairs = 0;  // made
   uint64_t dma_bufs = 0;     // registered through one
+  uint64_t landed_late = 0;  // after their sender's queue pair had ended
 };
 
 struct FakeQp;
@@ -103,6 +104,11 @@ class FakeVerbs {
   // A queue pair that breaks has begun to receive one message, and lets go of the shared receive
   // for it only when its completion queue has been polled so often; 0: at once.
   void set_slow_to_stop(int polls);
+
+  // From now on, packets of a write that are on their way when their sender's queue pair ends
+  // arrive after so many polls, if the queue pair that they are for is still connected; 0: they are
+  // lost.
+  void set_late_packets(int polls);
 
   // What was written to dma-bufs is there from now on.
   void land_writes();
@@ -161,6 +167,8 @@ class FakeVerbs {
   bool lies_late(const std::byte* at) const;
   void put(std::byte* to, const std::byte* from, size_t bytes);
   void land();
+  void leave_on_the_way(FakeQp& qp);
+  void arrive();
   void copy(FakeQp& qp, std::byte* remote, size_t at, size_t bytes, bool to_local);
   void refuse(FakeQp& qp, FakeQp& peer, ibv_wc_status here);
   bool deliver(FakeQp& qp, FakeQp& peer, bool immediate);
@@ -189,6 +197,16 @@ class FakeVerbs {
     std::vector<std::byte> bytes;
   };
   std::vector<Late> late_;
+  struct OnTheWay {
+    uint32_t from = 0;  // queue pairs
+    uint32_t to = 0;
+    uint32_t key = 0;
+    uint64_t address = 0;
+    int polls = 0;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<OnTheWay> on_the_way_;
+  int late_packets_ = 0;
   std::minstd_rand late_random_;
   size_t turn_ = 0;
   size_t objects_ = 0;

@@ -129,6 +129,7 @@ void FakeVerbs::complete(FakeQp& qp, ibv_wc_status status) {
 }
 
 void FakeVerbs::to_error(FakeQp& qp) {
+  leave_on_the_way(qp);
   qp.qp.state = IBV_QPS_ERR;
   const FakeDevice& device = devices_[qp.context->device];
   if (device.dead || device.hanging) return;  // not even that
@@ -169,6 +170,7 @@ void FakeVerbs::let_go(FakeCq& queue) {
 }
 
 void FakeVerbs::run(size_t bytes) {
+  arrive();
   size_t idle = 0;
   while (bytes > 0 && idle < running_.size()) {
     if (turn_ >= running_.size()) turn_ = 0;
@@ -244,35 +246,6 @@ std::byte* FakeVerbs::reach(uint32_t key, uint64_t address) const {
   const FakeMr* region = find_region(key);
   if (region == nullptr || region->mapped == nullptr) return reinterpret_cast<std::byte*>(address);
   return region->mapped + region->offset + (address - reinterpret_cast<uintptr_t>(region->mr.addr));
-}
-
-bool FakeVerbs::lies_late(const std::byte* at) const {
-  return options_.late_writes != 0 &&
-         std::any_of(regions_.begin(), regions_.end(), [&](const FakeMr* region) {
-           return region != nullptr && region->mapped != nullptr && at >= region->mapped &&
-                  at < region->mapped + region->mapped_bytes;
-         });
-}
-
-// A read pushes what was written before it ahead of itself, as on a bus.
-void FakeVerbs::put(std::byte* to, const std::byte* from, size_t bytes) {
-  if (lies_late(from)) land();
-  if (!lies_late(to)) {
-    std::memmove(to, from, bytes);
-    return;
-  }
-  late_.push_back({to, {from, from + bytes}});
-  if (late_random_() % 8 == 0) land();  // soon is late too
-}
-
-void FakeVerbs::land() {
-  for (const Late& each : late_) std::memcpy(each.to, each.bytes.data(), each.bytes.size());
-  late_.clear();
-}
-
-void FakeVerbs::land_writes() {
-  const std::lock_guard lock(mutex_);
-  land();
 }
 
 // Between `remote` and bytes [at, +bytes) of the local pieces of the first work request.

@@ -1,0 +1,225 @@
+// Transfers that landed, and whose target knows, but not their sender, when the better provider is
+// unplugged: the target uses the memory for something else at once, the transfers end as done over
+// what is left or the next connection, and nothing is written again.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/pluggable.h"
+#include "tests/usable_provider.h"
+#include "transport/pool.h"
+#include "transport/worker.h"
+#ifdef BATON_TEST_VERBS
+#include "tests/verbs/fake/fake_verbs.h"
+#include "verbs/provider.h"
+#endif
+
+namespace baton {
+namespace {
+
+constexpr size_t kTransfers = 20;
+constexpr size_t kBytes = 48 << 10;
+constexpr std::byte kReused{0xcc};
+constexpr const char* kLast = "no more";
+
+std::byte pattern(size_t transfer, size_t at) {
+  return std::byte((transfer * 17 + at * 7 + (at >> 8) * 3) & 127);
+}
+
+// The registered provider of that name, behind a cable.
+ProviderFactory behind(const std::string& name, const Pluggable::Cable& cable) {
+  for (const auto& [provider, factory] : registered_providers()) {
+    if (provider == name) return Pluggable::factory(factory, cable);
+  }
+  return nullptr;
+}
+
+class HeldBack : public testing::Test {
+ protected:
+  struct Side {
+    std::unique_ptr<Worker> worker;
+    std::unique_ptr<MemoryPool> pool;
+    Block block;
+  };
+  // `other` takes over from `better`, or, where that is empty, nobody does.
+  void start(Side& side, const std::string& name, const ProviderFactory& better,
+             const std::string& other) {
+    WorkerOptions options;
+    options.name = name;
+    options.key = *ClusterKey::from_bytes("a secret of the tests");
+    if (!other.empty()) options.providers = {other};
+    options.extra_providers = {better};
+    options.settings = {{"peer.redial_ms", "600000"}, {"peer.failback_ms", "0"}};
+    for (const auto& more : settings_) options.settings.push_back(more);
+    auto worker = Worker::create(std::move(options));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    side.worker = *std::move(worker);
+    side.pool = *MemoryPool::create(*side.worker, {.slab_bytes = 4 << 20, .huge_pages = false});
+    side.block = *side.pool->allocate(kTransfers * kBytes);
+  }
+  void meet() {
+    peer_ = *a_.worker->connect(b_.worker->address());
+    counter_ = *b_.worker->allocate_counter();
+    remote_ = *b_.worker->remote_region(b_.block.region);
+    ASSERT_TRUE(run([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; }));
+    // The region is known from here on.
+    const TransferId first = submit(0);
+    ASSERT_TRUE(run([&] { return ended(*a_.worker->state(first)) && heard_ == 1; }));
+    ASSERT_TRUE(a_.worker->status(first).ok()) << a_.worker->status(first);
+    std::fill_n(b_.block.data, kTransfers * kBytes, std::byte{0});
+    heard_ = 0;
+  }
+  TransferId submit(size_t number) {
+    const size_t at = number * kBytes;
+    for (size_t i = 0; i < kBytes; ++i) a_.block.data[at + i] = pattern(number, i);
+    const std::string notify = std::to_string(number);
+    auto id = a_.worker->submit({.peer = peer_,
+                                 .local = a_.block.region,
+                                 .local_layout = Layout::contiguous(a_.block.offset + at, kBytes),
+                                 .remote = remote_,
+                                 .remote_layout = Layout::contiguous(b_.block.offset + at, kBytes),
+                                 .counter = b_.worker->remote_counter(counter_),
+                                 .notify = notify});
+    EXPECT_TRUE(id.ok()) << id.status();
+    return *id;
+  }
+  void submit_all() {
+    for (size_t i = 0; i < kTransfers; ++i) ids_[i] = submit(i);
+  }
+  bool run(const std::function<bool()>& ready, bool with_a = true) {
+    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
+    while (!ready()) {
+      if (with_a) a_.worker->progress();
+      b_.worker->progress();
+      hear();
+      if (Clock::steady().now() > end) return false;
+    }
+    return true;
+  }
+  // The target is told, and needs the block for something else.
+  void hear() {
+    while (b_.worker->next_notification(notification_)) {
+      if (notification_.payload == kLast) continue;
+      const size_t number = std::stoul(notification_.payload);
+      std::byte* const block = b_.block.data + number * kBytes;
+      for (size_t i = 0; i < kBytes; ++i) {
+        if (block[i] != pattern(number, i)) FAIL() << "byte " << i << " of " << number;
+      }
+      std::fill_n(block, kBytes, kReused);
+      ++heard_;
+    }
+  }
+  void expect_none_has_ended() {
+    for (const TransferId id : ids_) EXPECT_FALSE(ended(*a_.worker->state(id)));
+  }
+  // All end as done, by what the target says; `route`: over that.
+  void expect_receipts(const std::string& route) {
+    const WorkerStats before = a_.worker->stats();
+    ASSERT_TRUE(run([&] {
+      return std::all_of(ids_.begin(), ids_.end(),
+                         [&](TransferId id) { return ended(*a_.worker->state(id)); });
+    })) << a_.worker->explain(peer_);
+    for (const TransferId id : ids_) {
+      EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
+    }
+    // What had been repeated would come before this.
+    const TransferId last = *a_.worker->notify(peer_, kLast);
+    ASSERT_TRUE(run([&] { return ended(*a_.worker->state(last)); }));
+    EXPECT_THAT(a_.worker->explain(peer_), testing::HasSubstr("b: " + route));
+    EXPECT_EQ(std::count(b_.block.data, b_.block.data + kTransfers * kBytes, kReused),
+              static_cast<ptrdiff_t>(kTransfers * kBytes))
+        << "bytes landed in memory that had been reused";
+    EXPECT_EQ(b_.worker->counter_value(counter_), kTransfers + 1);
+    const WorkerStats after = a_.worker->stats();
+    EXPECT_EQ(after.receipts - before.receipts, kTransfers);
+    EXPECT_EQ(after.slices_moved, before.slices_moved);
+  }
+
+  std::vector<std::pair<std::string, std::string>> settings_;
+  Side a_, b_;
+  PeerId peer_;
+  CounterId counter_;
+  RemoteRegion remote_;
+  std::array<TransferId, kTransfers> ids_;
+  Notification notification_;
+  size_t heard_ = 0;
+};
+
+// The better provider, and the one that takes over; none: it is plugged in again.
+class Unplugged : public HeldBack,
+                  public testing::WithParamInterface<std::pair<std::string, std::string>> {
+ protected:
+  void start(const std::string& better, const std::string& other) {
+    for (const std::string& each : {better, other}) {
+      if (each.empty()) continue;
+      if (const std::string why = why_unusable(each); !why.empty()) GTEST_SKIP() << why;
+    }
+    HeldBack::start(a_, "a", behind(better, at_a_), other);
+    HeldBack::start(b_, "b", behind(better, at_b_), other);
+    if (HasFatalFailure()) return;
+    meet();
+    if (std::string route = a_.worker->explain(peer_); route.rfind("b: " + better, 0) != 0) {
+      GTEST_SKIP() << route;
+    }
+  }
+  Pluggable::Cable at_a_, at_b_;
+};
+
+TEST_P(Unplugged, WhatLandedAndWasNotAcknowledgedIsNotWrittenAgain) {
+  const auto& [better, other] = GetParam();
+  start(better, other);
+  if (HasFatalFailure() || IsSkipped()) return;
+  at_a_.deaf = true;
+  submit_all();
+  ASSERT_TRUE(run([&] { return heard_ == kTransfers; }));
+  expect_none_has_ended();
+  at_a_.in = at_b_.in = false;
+  ASSERT_TRUE(run([&] { return a_.worker->stats().peers_lost > 0; }));
+  at_a_.deaf = false;
+  at_a_.in = at_b_.in = other.empty();
+  expect_receipts(other.empty() ? better : other);
+}
+
+INSTANTIATE_TEST_SUITE_P(Receipts, Unplugged,
+                         testing::Values(std::pair("shm", "tcp"), std::pair("shm", ""),
+                                         std::pair("tcp", "ucx"), std::pair("ucx", ""),
+                                         std::pair("tcp", "")),
+                         [](const auto& of) {
+                           return of.param.first + "To" +
+                                  (of.param.second.empty() ? "Itself" : of.param.second);
+                         });
+
+#ifdef BATON_TEST_VERBS
+// The adapters have moved everything, and the target has seen it; what the sender's adapter wrote
+// into its completion queue is lost with that.
+TEST_F(HeldBack, OverVerbsWhatLandedIsNotWrittenAgain) {
+  FakeVerbs fake{{.devices = 1, .bytes_per_poll = 1024}};
+  settings_ = {{"verbs.stall_ms", "600000"}, {"verbs.port_grace_ms", "1"}};
+  start(a_, "a", verbs::verbs_over(fake.api()), "tcp");
+  start(b_, "b", verbs::verbs_over(fake.api()), "tcp");
+  if (HasFatalFailure()) return;
+  meet();
+  if (HasFatalFailure()) return;
+  submit_all();
+  // The adapters move when they are polled: a little is under way when all is posted.
+  for (int i = 0; i < 3; ++i) a_.worker->progress();
+  ASSERT_TRUE(run([&] { return heard_ == kTransfers; }, /*with_a=*/false));
+  expect_none_has_ended();
+  fake.break_completion_queues(0);
+  fake.set_port(0, false);
+  expect_receipts("tcp");
+  for (Side* side : {&a_, &b_}) {
+    side->pool.reset();
+    side->worker.reset();
+  }
+  EXPECT_THAT(fake.violations(), testing::IsEmpty());
+}
+#endif
+
+}  // namespace
+}  // namespace baton
