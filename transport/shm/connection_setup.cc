@@ -8,7 +8,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
-#include "transport/base/copy_kernel.h"
+#include "transport/base/copies/copy_kernel.h"
 #include "transport/shm/connection.h"
 
 namespace baton::shm {
