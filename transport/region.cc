@@ -1,6 +1,8 @@
 // The table of registered regions and the check that guards every remote access.
 #include "transport/region.h"
 
+#include <fcntl.h>
+
 #include "absl/strings/str_format.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_secret.h"
@@ -12,6 +14,12 @@ uint64_t random_key() {
   uint64_t key = 0;
   while (key == 0) base::fill_with_secret(&key, sizeof key);
   return key;
+}
+
+bool cannot_shrink(const BackingFile& file) {
+  if (file.fd < 0 || file.dma_buf) return false;
+  const int seals = fcntl(file.fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
 }
 
 const char* name_of(Access access) {
@@ -101,6 +109,7 @@ absl::StatusOr<RegionEntry*> RegionTable::add(std::byte* base, size_t size, Acce
            .generation = generation_,
            .access = access,
            .file = file,
+           .stays = cannot_shrink(file),
            .users = 0,
            .writable = true};
   ++registrations_;

@@ -103,6 +103,8 @@ struct RegionEntry {
   uint32_t generation = 0;  // 0: free
   Access access = Access::kLocal;
   BackingFile file;
+  // A file of the host's that cannot shrink: who registers memory with it, as pools do, keeps it.
+  bool stays = false;
   uint32_t users = 0;  // open local transfers that use it
   bool writable = true;
   MemoryPlace place;
@@ -134,6 +136,10 @@ class RegionTable {
   RemoteRegion describe(const RegionEntry& entry) const;
   // Those that were ever used, in the order of their indices. A row stays where it is.
   absl::Span<const RegionEntry> entries() const { return entries_; }
+  // Whether the memory of a region is kept while it is registered, so that nobody need look.
+  bool stays(uint32_t index) const {
+    return index < entries_.size() && entries_[index].generation != 0 && entries_[index].stays;
+  }
   uint64_t registrations() const { return registrations_; }
 
  private:

@@ -64,6 +64,9 @@ struct PeerEvent {
   std::string name;
   absl::Status why;  // of a kLost and a kDown
   WorkerUid uid;     // of the peer; zeros where it never told
+  // So many of this peer came before this one that nobody had read, and are told by it alone. Of a
+  // peer that was forgotten (1,024 that went down after it) none is kept.
+  uint32_t missed = 0;
 };
 
 struct Notification {

@@ -77,6 +77,7 @@ class QueuePair {
     uint32_t immediate = 0;
     uint32_t bytes = 0;
     bool host_memory = true;  // the processor may read the local bytes
+    bool stays = false;       // and finds them: else it looks before it reads
     int sges = 0;
     ibv_sge sge[kMaxSges];
   };
@@ -88,6 +89,7 @@ class QueuePair {
     uint32_t rkey = 0;
     uint32_t immediate = 0;
     bool host_memory = true;
+    bool stays = false;
     ibv_sge local{};
   };
   void post_alone(const Alone& work);  // needs idle(), and not broken()
@@ -157,6 +159,8 @@ class QueuePair {
     return pool_ != nullptr ? pool_->slot(index) : slot(kMessageSlots + index);
   }
   void post_receives(const uint32_t* slots, size_t count);
+  template <typename Posted>
+  bool inlined(const Posted& work, absl::Span<const ibv_sge> sges, size_t bytes) const;
   void receive(QueuePairOwner& owner, const ibv_wc& completion);
   Record& record(uint64_t number) { return records_[number & (records_.size() - 1)]; }
   void add_record(ibv_send_wr& request, const Record& record);

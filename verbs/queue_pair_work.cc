@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "transport/base/copies/fault_guard.h"
 #include "verbs/queue_pair.h"
 
 namespace baton::verbs {
@@ -50,6 +51,16 @@ void QueuePair::add_record(ibv_send_wr& request, const Record& done) {
   ++chain_;
 }
 
+// Inline bytes are read by the processor, in the driver's code, where a fault is nobody's to catch.
+// What is not mapped any more is left to the adapter, which has its pages.
+template <typename Posted>
+bool QueuePair::inlined(const Posted& work, absl::Span<const ibv_sge> sges, size_t bytes) const {
+  if (work.opcode == IBV_WR_RDMA_READ || bytes > max_inline_ || !work.host_memory) return false;
+  return work.stays || std::all_of(sges.begin(), sges.end(), [](const ibv_sge& sge) {
+           return base::readable(reinterpret_cast<const std::byte*>(sge.addr), sge.length);
+         });
+}
+
 void QueuePair::add(const Work& work) {
   ibv_send_wr& request = next_request();
   std::copy_n(work.sge, work.sges, sges_[chain_].begin());
@@ -57,10 +68,8 @@ void QueuePair::add(const Work& work) {
   request.num_sge = work.sges;
   request.opcode = work.opcode;
   request.send_flags = 0;
-  if (work.opcode != IBV_WR_RDMA_READ && work.bytes <= max_inline_ && work.bytes > 0 &&
-      work.host_memory) {
-    request.send_flags = IBV_SEND_INLINE;
-  }
+  const absl::Span<const ibv_sge> sges(work.sge, static_cast<size_t>(work.sges));
+  if (work.bytes > 0 && inlined(work, sges, work.bytes)) request.send_flags = IBV_SEND_INLINE;
   // A large one is worth a completion: what comes next need not wait for all of its chain.
   constexpr uint32_t kLarge = 256 << 10;
   if (work.bytes >= kLarge) request.send_flags |= IBV_SEND_SIGNALED;
@@ -71,12 +80,11 @@ void QueuePair::add(const Work& work) {
 }
 
 void QueuePair::post_alone(const Alone& work) {
-  const bool can_inline = work.opcode != IBV_WR_RDMA_READ && work.local.length <= max_inline_;
   alone_sge_ = work.local;
   alone_.wr_id = next_;
   alone_.opcode = work.opcode;
-  alone_.send_flags =
-      can_inline && work.host_memory ? IBV_SEND_SIGNALED | IBV_SEND_INLINE : IBV_SEND_SIGNALED;
+  alone_.send_flags = IBV_SEND_SIGNALED;
+  if (inlined(work, {&work.local, 1}, work.local.length)) alone_.send_flags |= IBV_SEND_INLINE;
   alone_.imm_data = htonl(work.immediate);
   alone_.wr.rdma.remote_addr = work.remote;
   alone_.wr.rdma.rkey = work.rkey;

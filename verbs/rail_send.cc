@@ -61,6 +61,7 @@ bool VerbsRail::post_promptly(const TransferRequest& request, const TransferDesc
        .rkey = region->rkeys[peer_port_],
        .immediate = counts ? immediate_of(request.counter) : 0,
        .host_memory = session_.host_memory(request.local.index),
+       .stays = session_.stays(request.local.index),
        .local = {
            .addr = reinterpret_cast<uintptr_t>(from), .length = bytes, .lkey = memory->lkey}});
   Active& active = take({&transfer, 0, 0, bytes});
@@ -160,6 +161,7 @@ void VerbsRail::gather(Active& active, QueuePair::Work& work) {
   const uint32_t lkey = port_.device->region(transfer.local_region)->lkey;
   const size_t most = std::min<size_t>(kMaxWork, std::max(1u, port_.attributes.max_msg_sz));
   work.host_memory = session_.host_memory(transfer.local_region);
+  work.stays = session_.stays(transfer.local_region);
   work.remote = active.base + active.piece.remote_offset;
   work.rkey = active.rkey;
   work.bytes = 0;

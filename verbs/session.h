@@ -83,6 +83,7 @@ class Session {
   bool host_memory(uint32_t region) const {
     return !shared_.context.regions.entries()[region].file.dma_buf;
   }
+  bool stays(uint32_t region) const { return shared_.context.regions.stays(region); }
   const KnownRegion* region(const RegionName& name, VerbsRail& rail);
   const KnownRegion* known(const RegionName& name) const { return regions_.known(name); }
   void forget(const RegionName& name) { regions_.forget(name); }

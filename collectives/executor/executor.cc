@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "collectives/reduce/reduce.h"
-#include "transport/base/copy_kernel.h"
+#include "transport/base/copies/copy_kernel.h"
 
 namespace baton::collectives::executor {
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "transport/base/copy_kernel.h"
+#include "transport/base/copies/copy_kernel.h"
 #include "transport/shm/memory_file.h"
 #include "transport/shm/message.h"
 #include "transport/shm/notify_ring.h"

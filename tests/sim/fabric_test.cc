@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sim/cluster.h"
+#include "tests/transport/fading_memory.h"
 
 namespace baton::sim {
 namespace {
@@ -44,6 +45,32 @@ TEST(SimFabric, RailsAddUp) {
   ASSERT_TRUE(cluster.run_to_end(0, *id));
   const double took = static_cast<double>((cluster.fabric.clock().now() - start).count());
   EXPECT_NEAR(took, (16 << 20) / 4.0, 0.01 * (16 << 20));
+}
+
+TEST(SimFabric, MemoryThatIsGoneEndsItsTransfer) {
+  SimCluster cluster({}, 1 << 20);
+  auto [peer, back] = cluster.connect(0, 1);
+  const FadingMemory near(64 << 10, Fading::kUnmapped), far(64 << 10, Fading::kTruncated);
+  const auto region = cluster.worker(0).register_memory(near.data, near.size);
+  const auto theirs = cluster.worker(1).register_memory(far.data, far.size);
+  ASSERT_TRUE(region.ok() && theirs.ok());
+  near.fade();
+  far.fade();
+  for (Op op : {Op::kWrite, Op::kRead}) {
+    TransferRequest ours = cluster.request(op, 0, peer, 1, 40'000);
+    ours.local = *region;
+    TransferRequest there = cluster.request(op, 0, peer, 1, 40'000);
+    there.remote = *cluster.worker(1).remote_region(*theirs);
+    for (const TransferRequest& request : {ours, there}) {
+      const auto id = cluster.worker(0).submit(request);
+      ASSERT_TRUE(id.ok() && cluster.run_to_end(0, *id));
+      EXPECT_EQ(*cluster.worker(0).state(*id), TransferState::kFailed);
+      EXPECT_THAT(std::string(cluster.worker(0).status(*id).message()), HasSubstr("not mapped"));
+    }
+  }
+  const auto id = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 40'000));
+  ASSERT_TRUE(id.ok() && cluster.run_to_end(0, *id));
+  EXPECT_TRUE(cluster.worker(0).status(*id).ok());
 }
 
 TEST(SimFabric, TimersOfTheWorkerEndOnTime) {

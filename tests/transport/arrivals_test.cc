@@ -121,5 +121,27 @@ TEST(Arrivals, EachGenerationCountsOnceInAnyOrder) {
   }
 }
 
+// A peer may begin as many transfers as it has slots, and no more notifications than it has credit
+// for.
+TEST(Arrivals, KeepsNoMoreTextThanThereIsCreditFor) {
+  internal::Arrivals arrivals;
+  const std::string text(60'000, 'x');
+  const auto begun = [&](uint32_t slot, uint32_t generation) {
+    return arrivals
+        .add({.transfer = {slot, generation}, .slice_bytes = 1, .total_bytes = 2, .notify = text})
+        .status();
+  };
+  // One after the other they cost nothing.
+  for (uint32_t generation = 1; generation < 1000; ++generation) {
+    ASSERT_TRUE(begun(0, generation).ok());
+    EXPECT_LE(arrivals.text(), internal::Arrivals::kOpenPerSlot * text.size());
+  }
+  uint32_t slot = 1;
+  while (slot < internal::Arrivals::kMaxSlots && begun(slot, 1).ok()) ++slot;
+  EXPECT_GT(slot * text.size(), 12u << 20);
+  EXPECT_LT(slot * text.size(), 20u << 20);
+  EXPECT_TRUE(absl::IsInvalidArgument(begun(slot + 1, 1)));
+}
+
 }  // namespace
 }  // namespace baton

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tests/transport/fading_memory.h"
 #include "tests/verbs/verbs_pair.h"
 #include "transport/address.h"
 #include "transport/net/acceptor.h"
@@ -179,6 +180,29 @@ TEST_F(DmaBuf, TheProcessorDoesNotReadIt) {
   memset(data_, 7, 100);
   EXPECT_EQ(inlined(*region), 0u);
   EXPECT_EQ(memcmp(data_, pair.b.memory.data(), 100), 0);
+}
+
+// The same of memory that was unmapped while it was registered.
+TEST(BadInput, TheProcessorDoesNotReadWhatIsNotMappedAnyMore) {
+  for (const Fading how : {Fading::kUnmapped, Fading::kTruncated}) {
+    VerbsPair pair({});
+    ASSERT_TRUE(pair.connect());
+    const FadingMemory memory(8192, how);
+    const auto region =
+        pair.a.worker->register_memory(memory.data, memory.size, Access::kLocal, {});
+    ASSERT_TRUE(region.ok()) << region.status();
+    memory.fade();
+    const auto write = [&](size_t from) {
+      TransferRequest request = pair.request(Op::kWrite, 100);
+      request.local = *region;
+      request.local_layout = Layout::contiguous(from, 100);
+      return pair.run(request);
+    };
+    EXPECT_FALSE(write(4096).ok());
+    EXPECT_FALSE(write(4096 - 50).ok());
+    EXPECT_TRUE(pair.connect());
+    EXPECT_TRUE(write(0).ok());
+  }
 }
 
 TEST_F(DmaBuf, ADriverWithoutSaysSo) {

@@ -20,6 +20,9 @@ constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_API_KEY", "none", "key that clients of `baton serve` must send"},
     EnvironmentVariable{"BATON_CASES", "some",
                         "all, or the one case, of tests that let each call or byte fail"},
+    EnvironmentVariable{"BATON_CATCH_FAULTS", "yes",
+                        "no: a transfer that meets memory which was unmapped ends the process, "
+                        "and SIGSEGV and SIGBUS are nobody's but the program's"},
     EnvironmentVariable{"BATON_FLIGHT_RECORDER", "/tmp/baton-flight-USER-GROUP",
                         "where a failed collective writes its last events: this and .RANK.json; "
                         "none: nowhere"},

@@ -20,6 +20,7 @@ namespace {
 // that are lost have to be asked about.
 constexpr uint32_t kMostWires = 96;
 constexpr uint32_t kMostWiresOfAPeer = 32;
+constexpr ptrdiff_t kMostUnsaid = 1024;  // to one peer; one that asks for more is closed
 
 }  // namespace
 
@@ -182,6 +183,14 @@ void Worker::Impl::Staging::hear(internal::Peer& peer, const Rail& rail, std::st
     worker_.doomed.push_back({peer.id(), &rail, message.status()});
     return;
   }
+  const auto waits = std::count_if(unsaid_.begin(), unsaid_.end(),
+                                   [&](const Outgoing& each) { return each.peer == peer.id(); });
+  if (waits >= kMostUnsaid) {
+    worker_.doomed.push_back({peer.id(), &rail,
+                              absl::InvalidArgumentError("the peer asks for staged chunks, and "
+                                                         "takes no answers")});
+    return;
+  }
   due_ = true;
   switch (message->kind) {
     case Message::Kind::kWant:
@@ -209,9 +218,11 @@ void Worker::Impl::Staging::peer_down(PeerId peer) {
       served->gone = true;
       served->room.ring->copies->drop(cookie_of(served->name, true));
     } else {
+      withdraw(*served);
       close_served(*served);
     }
   }
+  std::erase_if(unsaid_, [&](const Outgoing& words) { return words.peer == peer; });
   for (const auto& chunk : chunks_) {
     if (chunk->name.generation != 0 && chunk->peer == peer && chunk->parent.generation == 0) {
       retire(*chunk);

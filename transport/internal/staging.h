@@ -187,6 +187,7 @@ class Worker::Impl::Staging {
                                      const std::vector<internal::Run>& runs);
   void answer(const Served& served, absl::Status status);
   void close_served(Served& served);
+  void withdraw(const Served& served);
 
   Impl& worker_;
   std::vector<std::unique_ptr<Ring>> rings_;

@@ -148,11 +148,18 @@ void Worker::Impl::Staging::on_release(PeerId peer, const Message& message) {
     served->room.ring->copies->drop(cookie_of(served->name, true));
     return;
   }
+  withdraw(*served);
   if (served->write) {
     served->state = Served::State::kWaiting;
     answer(*served, absl::OkStatus());
   }
   close_served(*served);
+}
+
+// Waits for room no more.
+void Worker::Impl::Staging::withdraw(const Served& served) {
+  if (served.state != Served::State::kWaiting) return;
+  std::erase(served.urgent ? want_urgent_ : want_bulk_, served.name);
 }
 
 // Of one that has room, where that is; else how it ended.

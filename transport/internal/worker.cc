@@ -218,9 +218,8 @@ absl::StatusOr<RemoteView> Worker::view(PeerId id, const RemoteRegion& region) c
 
 std::optional<PeerEvent> Worker::next_peer_event() {
   std::lock_guard lock(impl_->mutex);
-  if (impl_->events.empty()) return std::nullopt;
-  PeerEvent event = std::move(impl_->events.front());
-  impl_->events.pop_front();
+  PeerEvent event;
+  if (!impl_->next_event(event)) return std::nullopt;
   return event;
 }
 

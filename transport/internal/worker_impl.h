@@ -91,6 +91,8 @@ class Worker::Impl final : public EventSink {
   void close_rails(internal::Peer& peer, const absl::Status& why);
   std::string explain(const internal::Peer& peer) const;
   void push_event(PeerEvent event);
+  bool next_event(PeerEvent& out);
+  internal::Peer* add_peer();
   bool run_doomed();
   internal::Peer* peer_of(const Rail& rail);
   // `missing`: why it has no dma-buf, and no ring.
@@ -112,6 +114,7 @@ class Worker::Impl final : public EventSink {
   void ask_again(internal::Peer& peer);
   static internal::LostRail* asked_by(internal::Peer& peer, const internal::TransferSlot& slot);
   void say(internal::Peer& peer, const internal::ControlMessage& message);
+  void leave_unsaid(internal::Peer& peer);
   bool say_what_waits();
   void hear(internal::Peer& peer, Rail& rail, std::string_view words);
   void on_fenced(internal::Peer& peer, const internal::ControlMessage& answer);
@@ -249,6 +252,7 @@ class Worker::Impl final : public EventSink {
   std::vector<Notification> inbox;  // ring; strings keep their memory
   size_t inbox_head = 0;
   size_t inbox_count = 0;
+  uint64_t left_behind = 0;          // bytes in it from peers that are down
   bool credits_due = false;          // there are creditors, and perhaps a slot
   std::unique_ptr<Staging> staging;  // null: nothing here has to do with memory of devices
   size_t ring_bytes = 64 << 20;      // staging.ring_mib

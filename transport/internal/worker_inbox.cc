@@ -33,7 +33,9 @@ void Worker::Impl::arrived(Rail& rail, const Arrival& arrival) {
 void Worker::Impl::push_notification(PeerId from, std::string_view payload) {
   internal::Peer* peer = find_peer(from);
   if (peer == nullptr) return;
-  peer->unread += payload.size() + internal::kNotificationCost;
+  const uint64_t cost = payload.size() + internal::kNotificationCost;
+  peer->unread += cost;
+  if (peer->state == PeerState::kDown) left_behind += cost;
   // Twice the window: a credit that the peer took back may belong to one that arrived after all.
   if (peer->unread > 2 * internal::kNotificationWindow) {
     if (!peer->rails.empty()) {
@@ -68,8 +70,11 @@ bool Worker::Impl::next_notification(Notification& out) {
 
 void Worker::Impl::notification_read(const Notification& notification) {
   internal::Peer* peer = find_peer(notification.peer);
-  if (peer == nullptr || peer->state == PeerState::kDown) return;
   const uint64_t cost = notification.payload.size() + internal::kNotificationCost;
+  if (peer == nullptr || peer->state == PeerState::kDown) {
+    left_behind -= std::min(cost, left_behind);
+    return;
+  }
   peer->unread -= std::min(cost, peer->unread);
   peer->untold += cost;
   owe(*peer);

@@ -120,7 +120,12 @@ void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
   if (info.resume != Resume::kNew && !never_begun) {
     return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
   }
-  peer = peers.add();
+  if (left_behind > internal::kMostLeftBehind) {
+    return refuse(info, std::move(rail),
+                  absl::ResourceExhaustedError("this worker's program does not read its "
+                                               "notifications, and holds too many already"));
+  }
+  peer = add_peer();
   if (peer == nullptr) {
     return refuse(info, std::move(rail),
                   absl::ResourceExhaustedError("this worker has no room for more peers"));
@@ -186,6 +191,12 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
     graveyard.push_back(std::move(peer->rails[i].rail));
     peer->rails.erase(peer->rails.begin() + static_cast<ptrdiff_t>(i));
     if (peer->state == PeerState::kDown) return;  // we are closing all of them
+    if (peer->lost_rails.size() > internal::kMostLostRails) {
+      why = absl::AbortedError("the peer does not say what had come over rails that were lost");
+      for (const internal::RailState& state : peer->rails) {
+        doomed.push_back({peer->id(), state.rail.get(), why});
+      }
+    }
     if (peer->rails.empty()) {
       if (absl::IsUnavailable(why) && peer->goodbye.empty()) return peer_lost(*peer, why);
       return peer_down(*peer, peer->goodbye.empty() ? why : absl::AbortedError(peer->goodbye));
@@ -223,6 +234,8 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
     while (queue->head != kNone) stop(queue->head, TransferState::kFailed, peer.why);
   }
   settle_all(peer, peer.why);
+  leave_unsaid(peer);
+  left_behind += peer.unread;
   if (staging != nullptr) staging->peer_down(peer.id());
   peer.arrivals = {};
   peer.fenced = {};
@@ -269,8 +282,35 @@ bool Worker::Impl::run_doomed() {
 }
 
 void Worker::Impl::push_event(PeerEvent event) {
-  events.push_back(std::move(event));
+  internal::Peer* peer = find_peer(event.peer);
+  if (peer != nullptr && peer->events == internal::kUnreadEvents) {
+    const auto last = std::find_if(events.rbegin(), events.rend(), [&](const PeerEvent& other) {
+      return other.peer == event.peer;
+    });
+    event.missed = last->missed + 1;
+    *last = std::move(event);
+  } else {
+    if (peer != nullptr) ++peer->events;
+    events.push_back(std::move(event));
+  }
   signal();
+}
+
+bool Worker::Impl::next_event(PeerEvent& out) {
+  if (events.empty()) return false;
+  out = std::move(events.front());
+  events.pop_front();
+  if (internal::Peer* peer = find_peer(out.peer); peer != nullptr) --peer->events;
+  return true;
+}
+
+// It may take the row of one that is down, which is forgotten.
+internal::Peer* Worker::Impl::add_peer() {
+  internal::Peer* peer = peers.add();
+  if (peer != nullptr && peer->generation > 1) {
+    std::erase_if(events, [&](const PeerEvent& event) { return event.peer.index == peer->index; });
+  }
+  return peer;
 }
 
 std::string Worker::Impl::explain(const internal::Peer& peer) const {

@@ -29,7 +29,7 @@ absl::StatusOr<std::string> Worker::Impl::look_up(const std::string& host_port) 
 
 absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, const std::string& found,
                                              std::string_view need) {
-  internal::Peer* peer = peers.add();
+  internal::Peer* peer = add_peer();
   if (peer == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("all %u peers are in use: disconnect() some", internal::PeerTable::kMost));

@@ -124,9 +124,18 @@ internal::LostRail* Worker::Impl::asked_by(internal::Peer& peer,
   return nullptr;
 }
 
+// What waits to be said already is not said twice.
 void Worker::Impl::say(internal::Peer& peer, const ControlMessage& message) {
-  unsaid.emplace_back(peer.id(), message.encode());
+  std::pair<PeerId, std::string> words(peer.id(), message.encode());
+  if (peer.unsaid > 0 && std::find(unsaid.begin(), unsaid.end(), words) != unsaid.end()) return;
+  unsaid.push_back(std::move(words));
   unsaid_due = true;
+  ++peer.unsaid;
+}
+
+void Worker::Impl::leave_unsaid(internal::Peer& peer) {
+  if (std::exchange(peer.unsaid, 0) == 0) return;
+  std::erase_if(unsaid, [&](const auto& words) { return words.first == peer.id(); });
 }
 
 // As transfers of no bytes, in slots that no caller can have taken.
@@ -150,6 +159,7 @@ bool Worker::Impl::say_what_waits() {
       activate(id->slot);
     }
     unsaid.pop_front();
+    if (peer != nullptr && peer->unsaid > 0) --peer->unsaid;
   }
   return true;
 }
@@ -163,6 +173,12 @@ void Worker::Impl::hear(internal::Peer& peer, Rail& rail, std::string_view words
   }
   if (message->kind == ControlMessage::Kind::kFenced) return on_fenced(peer, *message);
   if (message->kind == ControlMessage::Kind::kPart) return part_asked(peer);
+  if (peer.unsaid >= internal::kMostUnsaid) {
+    doomed.push_back({peer.id(), &rail,
+                      absl::InvalidArgumentError("the peer asks again and again about rails that "
+                                                 "were lost, and takes no answers")});
+    return;
+  }
   questions.emplace_back(peer.id(), *std::move(message));
 }
 

@@ -94,7 +94,7 @@ absl::Status CmaBatch::run(pid_t pid, Op op) {
     if (moved < 0 && errno == ESRCH) {
       status = absl::UnavailableError("the peer's process has ended");
     } else if (moved < 0 && errno == EFAULT) {
-      status = absl::InternalError(absl::StrFormat(
+      status = absl::FailedPreconditionError(absl::StrFormat(
           "%s: memory of this transfer is not mapped (any more): keep memory until it is "
           "deregistered",
           call));

@@ -8,7 +8,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
-#include "transport/base/copy_kernel.h"
+#include "transport/base/copies/copy_kernel.h"
 #include "transport/shm/connection.h"
 
 namespace baton::shm {
@@ -283,6 +283,13 @@ void Connection::announce_file(uint64_t number) {
 
 void Connection::announce_drop(uint64_t number) {
   if (state_ != State::kSetup && state_ != State::kUp) return;
+  // A peer that does not read its socket has not heard of it, and need not: so what waits for it
+  // does not grow while files come and go.
+  const auto announces = [number](const Message& message) {
+    return message.file == number &&
+           (message.kind == Message::Kind::kFile || message.kind == Message::Kind::kDeviceFile);
+  };
+  if (std::erase_if(out_queue_, announces) > 0) return;
   Message message;
   message.kind = Message::Kind::kDrop;
   message.file = number;

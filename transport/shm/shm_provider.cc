@@ -12,7 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "transport/base/copy_kernel.h"
+#include "transport/base/copies/copy_kernel.h"
 #include "transport/base/log.h"
 #include "transport/settings.h"
 #include "transport/shm/connection.h"

@@ -5,7 +5,8 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
-#include "transport/base/copy_kernel.h"
+#include "transport/base/copies/copy_kernel.h"
+#include "transport/base/copies/fault_guard.h"
 
 namespace baton::shm {
 namespace {
@@ -184,12 +185,24 @@ absl::Status SliceRunner::copy_chunk(Active& active, size_t& budget) {
   } else {
     const size_t limit = std::min(kChunkBytes, budget);
     const size_t moved = active.target.path == PeerMemory::Path::kMapped
-                             ? copy_mapped(active, limit)
+                             ? copy_mapped(active, limit, status)
                              : copy_cma(active, limit, status);
     budget -= std::min(moved, budget);
   }
   out_.busy.store(0, std::memory_order_release);
   return status;
+}
+
+// The peer's memory is a file that cannot shrink; ours may have gone away.
+size_t SliceRunner::copy_mapped(Active& active, size_t limit, absl::Status& status) {
+  const TransferDescriptor& transfer = *active.slice.transfer;
+  if (regions_.stays(transfer.local_region)) return copy_mapped(active, limit);
+  size_t moved = limit;
+  if (!base::guarded([&] { moved = copy_mapped(active, limit); })) {
+    base::stream_fence();
+    status = transfer.op == Op::kWrite ? base::source_is_gone() : base::target_is_gone();
+  }
+  return moved;
 }
 
 size_t SliceRunner::copy_mapped(Active& active, size_t limit) {

@@ -34,6 +34,7 @@ class SliceRunner {
         ring_(out),
         counters_(counters),
         cma_(cma),
+        regions_(regions),
         devices_(peer, out, regions) {}
 
   bool post(const Slice& slice);
@@ -78,7 +79,8 @@ class SliceRunner {
   bool runnable(const Queue& queue) const;
   Result step(Queue& queue, size_t& budget);
   absl::Status copy_chunk(Active& active, size_t& budget);
-  size_t copy_mapped(Active& active, size_t limit);
+  size_t copy_mapped(Active& active, size_t limit, absl::Status& status);
+  static size_t copy_mapped(Active& active, size_t limit);
   size_t copy_cma(Active& active, size_t limit, absl::Status& status);
   static Arrival arrival_of(const Slice& slice);
   bool deliver(const Slice& slice);
@@ -90,6 +92,7 @@ class SliceRunner {
   RingWriter ring_;
   CounterTable::Word* counters_;
   CmaBatch& cma_;
+  const RegionTable& regions_;
   mutable bool open_ = false;  // once seen
   Queue urgent_;
   Queue bulk_;

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "transport/base/copies/fault_guard.h"
 #include "transport/sim/network.h"
 #include "transport/sim/queue_pair.h"
 
@@ -51,7 +52,12 @@ absl::Status QueuePair::copy(const WorkRequest& request, size_t begin, size_t en
                             piece.bytes);
     if (!at.ok()) return at.status();
     std::byte* local = transfer.local_base + piece.local_offset;
-    std::memmove(read ? local : *at, read ? *at : local, piece.bytes);
+    const bool there =
+        base::guarded([&] { std::memmove(read ? local : *at, read ? *at : local, piece.bytes); });
+    if (!there) {
+      return absl::FailedPreconditionError(
+          "memory of this transfer is not mapped any more: keep memory until it is deregistered");
+    }
   }
   return absl::OkStatus();
 }

@@ -200,7 +200,6 @@ class TcpRail final : public framed::FramedRail {
   void on_read_end(const framed::Frame& frame, std::string_view text, EventSink& sink);
   void on_cancel_read(const framed::Frame& frame);
   absl::Status map_pieces(const framed::Frame& frame, Access want, absl::Span<iovec> out) const;
-  bool stays(uint32_t region) const;
   Zombie* find_zombie(const framed::Frame& frame);
 
   std::shared_ptr<TcpShared> shared_;

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "transport/base/copies/fault_guard.h"
 #include "transport/tcp/rail.h"
 
 namespace baton::tcp {
@@ -18,9 +19,7 @@ constexpr std::string_view kForged =
 // slice; the stream goes on.
 void TcpRail::landing_failed() {
   rx_.discard();
-  const absl::Status why = absl::FailedPreconditionError(
-      "the memory of this transfer's target is not mapped for writing any more: keep memory until "
-      "it is deregistered");
+  const absl::Status why = base::target_is_gone();
   if (payload_frame_.type == framed::FrameType::kWrite) {
     incoming_.error = why;
   } else if (landing_slot_ >= 0) {
@@ -147,12 +146,6 @@ absl::Status TcpRail::map_pieces(const framed::Frame& frame, Access want,
   return absl::OkStatus();
 }
 
-// Registered together with the file behind it, as pools do: its owner does not unmap it before.
-bool TcpRail::stays(uint32_t region) const {
-  const auto rows = context_.regions.entries();
-  return region < rows.size() && rows[region].generation != 0 && rows[region].file.fd >= 0;
-}
-
 void TcpRail::on_write(const framed::Frame& frame, std::string_view meta, EventSink& sink) {
   if (absl::Status status =
           framed::decode_pieces(frame, meta, absl::MakeSpan(shared_->wire_pieces));
@@ -184,7 +177,7 @@ void TcpRail::on_write(const framed::Frame& frame, std::string_view meta, EventS
   }
   expect_payload(frame);
   if (!incoming_.error.ok()) return;
-  if (stays(frame.region)) rx_.memory_stays();
+  if (context_.regions.stays(frame.region)) rx_.memory_stays();
   for (uint32_t i = 0; i < frame.pieces; ++i) {
     rx_.add_piece(shared_->mapped[i].iov_base, shared_->mapped[i].iov_len);
   }
@@ -275,7 +268,7 @@ void TcpRail::on_read_data(const framed::Frame& frame) {
   // Cut as the request was, so that the pieces are no more than one frame may have.
   TransferCursor cursor(t.local, t.remote_layout, slot->begin + slot->received,
                         slot->begin + slot->received + frame.bytes);
-  if (stays(t.local_region)) rx_.memory_stays();
+  if (context_.regions.stays(t.local_region)) rx_.memory_stays();
   Piece piece;
   uint32_t pieces = 0;
   for (; pieces < framed::kMaxPieces && cursor.next(piece); ++pieces) {

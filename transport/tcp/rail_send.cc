@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/copies/fault_guard.h"
 #include "transport/tcp/rail.h"
 
 namespace baton::tcp {
@@ -39,12 +40,6 @@ constexpr size_t kFetchedPiece = 1024;
 void fetch_soon(const std::byte* piece, size_t bytes) {
   if (bytes > kFetchedPiece) return;
   for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(piece + at, 0, 2);
-}
-
-absl::Status source_is_gone() {
-  return absl::FailedPreconditionError(
-      "the memory of this transfer's source is not mapped any more: keep memory until the transfer "
-      "has ended");
 }
 
 }  // namespace
@@ -97,7 +92,7 @@ void TcpRail::source_gone() {
   for (const BatchedWrite& write : batched_writes_) {
     if (write.begin > at || at >= write.end) continue;
     broken_slot_ = write.slot;
-    slots_[write.slot].error = source_is_gone();
+    slots_[write.slot].error = base::source_is_gone();
     return socket_.end();
   }
   fail(lost(strerror(EFAULT)));
@@ -206,7 +201,7 @@ bool TcpRail::add_write() {
     char* out = head + framed::kHeaderBytes;
     start_payload();
     bool there = true;
-    const bool kept = stays(t.local_region);
+    const bool kept = context_.regions.stays(t.local_region);
     take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame,
                 most_payload(), out, [&](const Piece& piece) {
                   there = there &&
@@ -215,7 +210,7 @@ bool TcpRail::add_write() {
     if (!there) {  // nothing of this frame has been promised: the next one gives the slice up
       forget_payload(mark);
       slot.aborted = true;
-      slot.error = source_is_gone();
+      slot.error = base::source_is_gone();
       return true;
     }
     end_payload(frame.bytes);
@@ -300,7 +295,7 @@ bool TcpRail::add_answer() {
   batch_.commit_header(vector, framed::kHeaderBytes + net::kSealBytes);
   start_payload();
   bool there = true;
-  const bool kept = stays(job.frame.region);
+  const bool kept = context_.regions.stays(job.frame.region);
   for (const iovec& piece : job.pieces) {
     there =
         there && add_payload(static_cast<std::byte*>(piece.iov_base), piece.iov_len, vector, kept);

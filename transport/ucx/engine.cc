@@ -283,6 +283,10 @@ void Engine::done(Packet* packet, ucs_status_t status) {
   ++endpoint.completed;
   if (status != UCS_OK) failed(endpoint, status);
   packet->endpoint = nullptr;
+  give_back(packet);
+}
+
+void Engine::give_back(Packet* packet) {
   (packet->capacity == kSmallPacket ? free_small_ : free_large_).push_back(packet);
 }
 

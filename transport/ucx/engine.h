@@ -82,6 +82,8 @@ class Engine {
 
   // An empty packet for at least this many bytes. Allocates only where none is free.
   Packet* acquire(size_t bytes);
+  // One that is not sent after all.
+  void give_back(Packet* packet);
   // Sends its first `bytes` bytes; UCX holds it until they are on their way.
   void send(Endpoint& endpoint, Packet* packet, size_t bytes);
 

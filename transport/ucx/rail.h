@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/base/copies/fault_guard.h"
 #include "transport/base/turns.h"
 #include "transport/framed/rail.h"
 #include "transport/net/message_stream.h"
@@ -113,6 +114,14 @@ class UcxRail final : public framed::FramedRail {
   using FramedRail::hostile;
   void hostile(std::string_view why);
 
+  // copy() reads or writes memory of a region of ours. False: some of it is gone.
+  template <typename Copy>
+  bool guarded(uint32_t region, const Copy& copy) const {
+    if (!context_.regions.stays(region)) return base::guarded(copy);
+    copy();
+    return true;
+  }
+
   // rail_send.cc
   bool compose();
   // Whether there is something to send, or to ask for.
@@ -122,14 +131,17 @@ class UcxRail final : public framed::FramedRail {
   }
   Slot* next_slot(bool (*wanted)(const Slot&), base::Turns& turns);
   void send_frame(const framed::Frame& frame, Packet* packet);
+  static framed::Frame abandoned(const Slot& slot);
   void send_write(Slot& slot);
   void send_read(Slot& slot);
   bool send_answer();
+  void end_answer(Job& job, const absl::Status& status);
   void send_control(const framed::Frame& frame, std::string_view message) override;
 
   // rail_receive.cc
   void on_write(const framed::Frame& frame, std::string_view meta, const char* payload,
                 EventSink& sink);
+  bool land(std::byte* base, const char* payload, uint32_t region) const;
   void on_read(const framed::Frame& frame, std::string_view meta);
   void on_read_data(const framed::Frame& frame, const char* payload, EventSink& sink);
   void on_read_end(const framed::Frame& frame, std::string_view message, EventSink& sink);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "transport/base/copies/fault_guard.h"
 #include "transport/ucx/rail.h"
 
 namespace baton::ucx {
@@ -118,10 +119,7 @@ void UcxRail::on_write(const Frame& frame, std::string_view notify, const char* 
   if (frame.bytes > 0 && write->error.ok()) {
     const auto base = resolve(frame, Access::kRemoteWrite, pieces_);
     write->error = base.status();
-    for (size_t i = 0; base.ok() && i < pieces_.size(); ++i) {
-      std::memcpy(*base + pieces_[i].offset, payload, pieces_[i].bytes);
-      payload += pieces_[i].bytes;
-    }
+    if (base.ok() && !land(*base, payload, frame.region)) write->error = base::target_is_gone();
   }
   if (!write->ending) return;
   const uint64_t expected = write->last.slice_offset + write->last.bytes;
@@ -136,6 +134,17 @@ void UcxRail::on_write(const Frame& frame, std::string_view notify, const char* 
     arrived(last, write->notify, sink);
   }
   answer(FrameType::kWriteAck, last, write->error);
+}
+
+// False: some of the memory of these pieces is gone.
+bool UcxRail::land(std::byte* base, const char* payload, uint32_t region) const {
+  return guarded(region, [this, base, payload] {
+    const char* from = payload;
+    for (const framed::WirePiece& piece : pieces_) {
+      std::memcpy(base + piece.offset, from, piece.bytes);
+      from += piece.bytes;
+    }
+  });
 }
 
 void UcxRail::on_read(const Frame& frame, std::string_view) {
@@ -168,8 +177,15 @@ void UcxRail::on_read_data(const Frame& frame, const char* payload, EventSink& s
   const TransferDescriptor& t = *slot->transfer;
   const size_t begin = slot->begin + frame.slice_offset;
   TransferCursor cursor(t.local, t.remote_layout, begin, begin + frame.bytes);
-  for (Piece piece; cursor.next(piece); payload += piece.bytes) {
-    std::memcpy(t.local_base + piece.local_offset, payload, piece.bytes);
+  const bool there = guarded(t.local_region, [&t, &cursor, payload] {
+    const char* from = payload;
+    for (Piece piece; cursor.next(piece); from += piece.bytes) {
+      std::memcpy(t.local_base + piece.local_offset, from, piece.bytes);
+    }
+  });
+  if (!there) {  // asks for no more of it; it ends with the answer to what it has asked for
+    slot->error = base::target_is_gone();
+    return;
   }
   slot->received += frame.bytes;
   end_read(*slot, sink);

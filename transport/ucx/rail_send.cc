@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "transport/base/copies/fault_guard.h"
 #include "transport/ucx/rail.h"
 
 namespace baton::ucx {
@@ -94,6 +95,17 @@ UcxRail::Slot* UcxRail::next_slot(bool (*wanted)(const Slot&), base::Turns& turn
   return small;
 }
 
+// The last frame of a slice of which no more comes.
+Frame UcxRail::abandoned(const Slot& slot) {
+  return {.type = FrameType::kWrite,
+          .flags = framed::kLast | framed::kAbandoned,
+          .transfer = slot.id,
+          .slice = slot.slice,
+          .slice_offset = slot.framed,
+          .slice_bytes = slot.bytes(),
+          .total_bytes = slot.transfer->bytes};
+}
+
 void UcxRail::send_write(Slot& slot) {
   const TransferDescriptor& t = *slot.transfer;
   Frame frame{.type = FrameType::kWrite,
@@ -115,7 +127,7 @@ void UcxRail::send_write(Slot& slot) {
   char* out = packet->data.get() + kHead;
   size_t used = 0;
   if (slot.aborted) {
-    frame.flags = framed::kLast | framed::kAbandoned;
+    frame = abandoned(slot);
   } else {
     // The pieces come before the payload, so they are counted first.
     pieces_.clear();
@@ -148,9 +160,16 @@ void UcxRail::send_write(Slot& slot) {
       used += notify.size();
     }
     out += used + net::kSealTag;
-    for (size_t copied = 0; copied < frame.bytes && again.next(piece, frame.bytes - copied);
-         copied += piece.bytes) {
-      std::memcpy(out + copied, t.local_base + piece.local_offset, piece.bytes);
+    const bool there = guarded(t.local_region, [&t, &again, out, bytes = frame.bytes] {
+      Piece from;
+      for (size_t copied = 0; copied < bytes && again.next(from, bytes - copied);
+           copied += from.bytes) {
+        std::memcpy(out + copied, t.local_base + from.local_offset, from.bytes);
+      }
+    });
+    if (!there) {
+      slot.error = base::source_is_gone();
+      frame = abandoned(slot);
     }
   }
   slot.begun = true;
@@ -204,9 +223,7 @@ bool UcxRail::send_answer() {
   }
   const auto base = resolve(job->frame, Access::kRemoteRead, {});
   if (!base.ok()) {
-    answer(FrameType::kReadEnd, job->frame, base.status());
-    job->live = false;
-    --jobs_live_;
+    end_answer(*job, base.status());
     return true;
   }
   Frame data{.type = FrameType::kReadData,
@@ -216,27 +233,36 @@ bool UcxRail::send_answer() {
   const size_t left = job->frame.bytes - job->answered;
   Packet* packet = shared_->engine->acquire(std::min(kHead + kTags + left, kMessageBytes));
   const size_t room = std::min<size_t>({left, kPayload, packet->capacity - kHead - kTags});
-  char* out = packet->data.get() + kHead + net::kSealTag;
-  while (data.bytes < room) {
-    const WirePiece& piece = job->pieces[job->piece];
-    const auto step =
-        static_cast<uint32_t>(std::min<size_t>(piece.bytes - job->piece_sent, room - data.bytes));
-    std::memcpy(out + data.bytes, *base + piece.offset + job->piece_sent, step);
-    data.bytes += step;
-    job->piece_sent += step;
-    if (job->piece_sent == piece.bytes) {
-      ++job->piece;
-      job->piece_sent = 0;
+  char* const out = packet->data.get() + kHead + net::kSealTag;
+  const bool there = guarded(job->frame.region, [&data, job, room, out, from = *base] {
+    while (data.bytes < room) {
+      const WirePiece& piece = job->pieces[job->piece];
+      const auto step =
+          static_cast<uint32_t>(std::min<size_t>(piece.bytes - job->piece_sent, room - data.bytes));
+      std::memcpy(out + data.bytes, from + piece.offset + job->piece_sent, step);
+      data.bytes += step;
+      job->piece_sent += step;
+      if (job->piece_sent == piece.bytes) {
+        ++job->piece;
+        job->piece_sent = 0;
+      }
     }
+  });
+  if (!there) {
+    shared_->engine->give_back(packet);
+    end_answer(*job, absl::FailedPreconditionError(""));  // framed::status_of() has the words
+    return true;
   }
   job->answered += data.bytes;
   send_frame(data, packet);
-  if (job->answered == job->frame.bytes) {
-    answer(FrameType::kReadEnd, job->frame, absl::OkStatus());
-    job->live = false;
-    --jobs_live_;
-  }
+  if (job->answered == job->frame.bytes) end_answer(*job, absl::OkStatus());
   return true;
+}
+
+void UcxRail::end_answer(Job& job, const absl::Status& status) {
+  answer(FrameType::kReadEnd, job.frame, status);
+  job.live = false;
+  --jobs_live_;
 }
 
 }  // namespace baton::ucx

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/verbs/fake/fake_objects.h"
+#include "transport/base/copies/fault_guard.h"
 
 namespace baton {
 namespace {
@@ -221,6 +222,11 @@ ibv_wc_status FakeVerbs::check_local(const FakeQp& qp, bool written) const {
     if (region == nullptr || region->mr.pd != qp.qp.pd || sge.addr < base ||
         sge.addr + sge.length > base + region->mr.length ||
         (written && !(region->access & IBV_ACCESS_LOCAL_WRITE))) {
+      return IBV_WC_LOC_PROT_ERR;
+    }
+    // Looks pages up when it needs them, as an adapter with on-demand paging does.
+    const auto* const data = reinterpret_cast<const std::byte*>(sge.addr);
+    if (!written && region->mapped == nullptr && !base::readable(data, sge.length)) {
       return IBV_WC_LOC_PROT_ERR;
     }
   }

@@ -64,6 +64,7 @@ absl::StatusOr<Arrivals::Complete> Arrivals::add(const Arrival& arrival) {
     partial.generation = generation;
     partial.total = arrival.total_bytes;
     partial.bytes = 0;
+    text_ -= partial.notify.size();
     partial.notify.clear();
     partial.seen.assign((kMaxSlices + 63) / 64, 0);
   }
@@ -75,14 +76,21 @@ absl::StatusOr<Arrivals::Complete> Arrivals::add(const Arrival& arrival) {
   if (word & bit) return Complete{};
   word |= bit;
   partial.bytes += arrival.slice_bytes;
-  if (!arrival.notify.empty()) partial.notify.assign(arrival.notify);
+  if (!arrival.notify.empty()) {
+    text_ += arrival.notify.size() - partial.notify.size();
+    partial.notify.assign(arrival.notify);
+    if (text_ > kMaxText) {
+      return absl::InvalidArgumentError("the peer began more notifications than it has credit for");
+    }
+  }
   if (partial.bytes > partial.total) {
     return absl::InvalidArgumentError("the peer sent more bytes than its transfer has");
   }
   if (partial.bytes < partial.total) return Complete{};
 
+  text_ -= partial.notify.size();
   notify_.swap(partial.notify);
-  spare_.push_back(std::move(partial));
+  if (spare_.size() < kMostSpare) spare_.push_back(std::move(partial));
   open_.erase(it);
   completed_[slot].add(generation);
   return Complete{true, notify_};

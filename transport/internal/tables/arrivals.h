@@ -25,6 +25,10 @@ class Arrivals {
   static constexpr uint32_t kOpenPerSlot = 4;
   // Of so many generations of a slot before the newest it is known whether they have completed.
   static constexpr uint32_t kRemembered = 32;
+  // Bytes of notifications whose transfers have not all arrived. A correct peer has credit for
+  // less.
+  static constexpr size_t kMaxText = 16 << 20;
+  static constexpr size_t kMostSpare = 1024;
   static constexpr size_t kMaxOpen = size_t{kMaxSlots} * kOpenPerSlot;
 
   struct Complete {
@@ -38,6 +42,7 @@ class Arrivals {
   bool has(TransferId transfer, uint32_t slice) const;
 
   size_t open() const { return open_.size(); }
+  size_t text() const { return text_; }
 
  private:
   struct Partial {
@@ -66,6 +71,7 @@ class Arrivals {
   // By slot: a repeated slice cannot open its transfer again.
   std::vector<Completed> completed_;
   std::string notify_;
+  size_t text_ = 0;  // bytes of Partial::notify
 };
 
 }  // namespace baton::internal

@@ -31,6 +31,16 @@ struct SlotQueue {
 inline constexpr uint64_t kNotificationWindow = 4 << 20;
 inline constexpr uint64_t kNotificationCost = 64;
 
+// Events of one peer that nobody has read: the next takes the place of the last.
+inline constexpr uint32_t kUnreadEvents = 8;
+// Answers and questions about lost rails that wait for a slot, of one peer; with more it is closed.
+// A correct one asks once about each rail that it has lost.
+inline constexpr uint32_t kMostUnsaid = 8192;
+// Lost rails of which a peer has not said what had come. With more it is closed.
+inline constexpr size_t kMostLostRails = 4096;
+// Of peers that are down, what the inbox may hold before no new ones are let in.
+inline constexpr uint64_t kMostLeftBehind = 16 * kNotificationWindow;
+
 struct RailState {
   // A slice of so many bytes is on the rail; or is not any more.
   void took(uint64_t bytes) {
@@ -129,7 +139,9 @@ struct Peer {
   std::string goodbye;  // what it said when it closed a rail for good
   Redial redial;
   Failback back;
-  uint32_t open = 0;  // transfers of callers that have begun and not ended
+  uint32_t open = 0;    // transfers of callers that have begun and not ended
+  uint32_t events = 0;  // of it, that nobody has read
+  uint32_t unsaid = 0;  // words for it that wait for a slot
   std::optional<Parting> parting;
   std::shared_ptr<absl::Status> parted;  // made by the first who asks; set when the peer is down
 

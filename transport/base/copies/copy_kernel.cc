@@ -1,5 +1,5 @@
 // The copy kernels and the choice among them, made once from what the CPU has.
-#include "transport/base/copy_kernel.h"
+#include "transport/base/copies/copy_kernel.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,0 +1,159 @@
+// What a worker keeps for its peers does not grow with what they say, nor with time.
+#include <gmock/gmock.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/transport/scripted_peers.h"
+#include "transport/internal/messages/staging_message.h"
+#include "transport/internal/tables/peer.h"
+#include "transport/internal/tables/peer_table.h"
+
+namespace baton {
+namespace {
+
+using internal::ControlMessage;
+using ::testing::HasSubstr;
+
+class Bounds : public ScriptedPeers {
+ protected:
+  // The peer has lost its last rail, and calls again with this one.
+  ScriptedRail* again(HelloInfo who, ScriptedRail& lost, uint64_t link) {
+    lost.lose(*provider_->sink, "cut");
+    turn();
+    who.link = link;
+    ScriptedRail& rail = provider_->call_in(who);
+    turn();
+    return &rail;
+  }
+  std::vector<PeerEvent> unread() {
+    std::vector<PeerEvent> out;
+    while (auto event = worker_->next_peer_event()) out.push_back(*std::move(event));
+    return out;
+  }
+};
+
+TEST_F(Bounds, EventsOfAPeerThatNobodyReadsAreToldByTheLast) {
+  const HelloInfo who = caller(9, 100);
+  ScriptedRail* rail = &provider_->call_in(who);
+  turn();
+  constexpr uint32_t kTimes = 50;
+  for (uint32_t i = 1; i <= kTimes; ++i) rail = again(who, *rail, 100 + i);
+  rail->lose(*provider_->sink, "the last cut");
+  turn();
+  const std::vector<PeerEvent> events = unread();
+  ASSERT_EQ(events.size(), internal::kUnreadEvents);
+  EXPECT_EQ(events.front().kind, PeerEvent::Kind::kUp);
+  EXPECT_EQ(events.back().kind, PeerEvent::Kind::kLost);
+  EXPECT_THAT(std::string(events.back().why.message()), HasSubstr("the last cut"));
+  EXPECT_EQ(events.back().missed, 2 + 2 * kTimes - internal::kUnreadEvents);
+  // Each is told again when somebody reads.
+  again(who, *rail, 1000);
+  const std::vector<PeerEvent> more = unread();
+  ASSERT_EQ(more.size(), 1u);
+  EXPECT_EQ(more.front().kind, PeerEvent::Kind::kResumed);
+  EXPECT_EQ(more.front().missed, 0u);
+}
+
+TEST_F(Bounds, EventsOfPeersThatAreForgottenGoWithThem) {
+  constexpr uint64_t kPeers = 3000;
+  for (uint64_t i = 1; i <= kPeers; ++i) {
+    ScriptedRail& rail = provider_->call_in(caller(i, i));
+    worker_->progress();
+    worker_->progress();
+    rail.close(absl::AbortedError("it leaves"), *provider_->sink);
+    worker_->progress();
+  }
+  const std::vector<PeerEvent> events = unread();
+  EXPECT_LE(events.size(), 2 * (internal::PeerTable::kRemembered + 2));
+  EXPECT_EQ(events.back().kind, PeerEvent::Kind::kDown);
+}
+
+TEST_F(Bounds, APeerThatAsksAndTakesNoAnswersIsClosed) {
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = up(caller(9, 100), rail);
+  uint64_t asked = 0;
+  while (worker_->peer_state(peer) == PeerState::kUp && asked < 4 * internal::kMostUnsaid) {
+    say(*rail, {.kind = ControlMessage::Kind::kFence, .link = 1000 + ++asked});
+  }
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
+  EXPECT_GE(asked, internal::kMostUnsaid);
+  EXPECT_THAT(std::string(worker_->peer_status(peer).message()), HasSubstr("takes no answers"));
+}
+
+// What waits to be said is not said twice.
+TEST_F(Bounds, AQuestionThatIsRepeatedIsAnsweredOnce) {
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = up(caller(9, 100), rail);
+  for (uint32_t i = 0; i < 2 * internal::kMostUnsaid; ++i) {
+    say(*rail, {.kind = ControlMessage::Kind::kFence, .link = 1000});
+  }
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
+}
+
+TEST_F(Bounds, APeerThatNeverSaysWhatCameOverItsLostRailsIsClosed) {
+  const HelloInfo who = caller(9, 100);
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = up(who, rail);
+  uint64_t link = 100;
+  while (worker_->peer_state(peer) == PeerState::kUp && link < 3 * internal::kMostLostRails) {
+    notify(*rail, "a word");
+    rail->lose(*provider_->sink, "cut");
+    turn();
+    if (worker_->peer_state(peer) == PeerState::kDown) break;
+    HelloInfo next = who;
+    next.link = ++link;
+    rail = &provider_->call_in(next);
+    turn();
+  }
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
+  EXPECT_GE(link, internal::kMostLostRails);
+  EXPECT_THAT(std::string(worker_->peer_status(peer).message()), HasSubstr("does not say"));
+}
+
+TEST_F(Bounds, APeerThatAsksForStagedChunksAndTakesNoAnswersIsClosed) {
+  ScriptedRail* rail = nullptr;
+  const PeerId peer = up(caller(9, 100), rail);
+  std::string words;
+  uint32_t asked = 0;
+  for (; worker_->peer_state(peer) == PeerState::kUp && asked < 10'000; ++asked) {
+    internal::StagingMessage{.kind = internal::StagingMessage::Kind::kRelease, .chunk = {asked, 1}}
+        .encode(words);
+    provider_->sink->arrived(*rail, {.transfer = {3, ++generation_},
+                                     .counter_index = CounterTable::kStaging,
+                                     .counter_generation = 1,
+                                     .notify = words});
+    turn();
+  }
+  EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
+  EXPECT_GE(asked, 1000u);
+  EXPECT_THAT(std::string(worker_->peer_status(peer).message()), HasSubstr("takes no answers"));
+}
+
+// Each session may leave its window unread; sessions come and go.
+TEST_F(Bounds, WhereNobodyReadsWhatPeersLeftNoNewOnesAreLetIn) {
+  const std::string text(60'000, 'x');
+  const size_t fit = internal::kNotificationWindow / (text.size() + internal::kNotificationCost);
+  uint64_t sessions = 0;
+  for (; sessions < 100; ++sessions) {
+    ScriptedRail& rail = provider_->call_in(caller(1 + sessions, 1 + sessions));
+    provider_->closed = nullptr;
+    turn();
+    if (provider_->closed == &rail) break;
+    for (size_t i = 0; i < fit; ++i) notify(rail, text);
+    rail.close(absl::AbortedError("it leaves"), *provider_->sink);
+    turn();
+  }
+  EXPECT_LT(sessions, 20u);
+  EXPECT_THAT(std::string(provider_->closed_why.message()), HasSubstr("does not read"));
+  Notification note;
+  size_t read = 0;
+  while (worker_->next_notification(note)) read += note.payload == text;
+  EXPECT_EQ(read, sessions * fit) << "what had arrived was lost";
+  ScriptedRail* rail = nullptr;
+  unread();
+  up(caller(1000, 1000), rail);
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,138 @@
+// Copies of memory that is gone end by themselves, and every other fault is whose it was.
+#include "transport/base/copies/fault_guard.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <csignal>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "tests/transport/fading_memory.h"
+
+namespace baton {
+namespace {
+
+constexpr size_t kBytes = 64 << 10;
+
+class FaultGuard : public testing::TestWithParam<Fading> {
+ protected:
+  const FadingMemory memory_{kBytes, GetParam()};
+  std::vector<std::byte> other_ = std::vector<std::byte>(kBytes);
+};
+
+TEST_P(FaultGuard, ACopyEndsWhereMemoryIsGone) {
+  const auto write = [&](std::byte* to, size_t bytes) {
+    return base::guarded([&] { std::memcpy(to, other_.data(), bytes); });
+  };
+  const auto read = [&](const std::byte* from, size_t bytes) {
+    return base::guarded([&] { std::memcpy(other_.data(), from, bytes); });
+  };
+  EXPECT_TRUE(write(memory_.data, kBytes));
+  EXPECT_TRUE(base::readable(memory_.half() - 1, 2));
+  memory_.fade();
+  const bool read_only = GetParam() == Fading::kReadOnly;
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_TRUE(write(memory_.data, kBytes / 2));
+    EXPECT_FALSE(write(memory_.data, kBytes / 2 + 1));
+    EXPECT_FALSE(write(memory_.half(), 1));
+    EXPECT_TRUE(read(memory_.data, kBytes / 2));
+    EXPECT_EQ(read(memory_.half(), 8), read_only);
+    EXPECT_EQ(base::readable(memory_.half() - 1, 2), read_only);
+    EXPECT_EQ(base::readable(memory_.half(), 2), read_only);
+    EXPECT_TRUE(base::readable(memory_.half() - 2, 2));
+  }
+}
+
+TEST_P(FaultGuard, IsEachThreadsOwn) {
+  memory_.fade();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 200; ++round) {
+        EXPECT_FALSE(base::guarded([&] { std::memset(memory_.half(), 1, 1); }));
+        EXPECT_TRUE(base::guarded([&] { (void)*static_cast<volatile std::byte*>(memory_.data); }));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Memory, FaultGuard,
+                         testing::Values(Fading::kUnmapped, Fading::kReadOnly, Fading::kTruncated),
+                         [](const auto& each) { return name_of(each.param); });
+
+// In processes of their own: each begins without a handler of ours.
+class FaultGuardDeathTest : public testing::Test {
+ protected:
+  FaultGuardDeathTest() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  static void copy_once() {
+    int from = 1, to = 0;
+    if (!base::guarded([&] { to = from; }) || to != 1) _exit(9);
+  }
+  static void fault() { *static_cast<volatile int*>(mmap_nothing()) = 1; }
+  static void* mmap_nothing() {
+    return mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  }
+};
+
+TEST_F(FaultGuardDeathTest, OtherFaultsEndTheProcessAsEver) {
+  const auto others = [] {
+    signal(SIGSEGV, SIG_DFL);  // a sanitizer's
+    copy_once();
+    fault();
+  };
+  EXPECT_EXIT(others(), testing::KilledBySignal(SIGSEGV), "");
+  const auto sent = [] {
+    signal(SIGBUS, SIG_DFL);
+    copy_once();
+    raise(SIGBUS);
+  };
+  EXPECT_EXIT(sent(), testing::KilledBySignal(SIGBUS), "");
+}
+
+TEST_F(FaultGuardDeathTest, OtherFaultsAreHandledByWhoeverDidBefore) {
+  const auto plain = [] {
+    signal(SIGSEGV, [](int number) { _exit(number == SIGSEGV ? 3 : 4); });
+    copy_once();
+    fault();
+  };
+  EXPECT_EXIT(plain(), testing::ExitedWithCode(3), "");
+  const auto with_information = [] {
+    struct sigaction action {};
+    action.sa_sigaction = [](int, siginfo_t* info, void* context) {
+      _exit(info->si_code == SEGV_ACCERR && context != nullptr ? 5 : 6);
+    };
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, nullptr);
+    copy_once();
+    fault();
+  };
+  EXPECT_EXIT(with_information(), testing::ExitedWithCode(5), "");
+}
+
+// Sent by somebody while a copy is under way: it is not the copy's.
+TEST_F(FaultGuardDeathTest, ASignalThatWasSentIsNoFault) {
+  const auto during = [] {
+    signal(SIGSEGV, [](int) { _exit(7); });
+    if (base::guarded([] { raise(SIGSEGV); })) _exit(8);
+  };
+  EXPECT_EXIT(during(), testing::ExitedWithCode(7), "");
+}
+
+TEST_F(FaultGuardDeathTest, CanBeRefused) {
+  const auto refused = [] {
+    signal(SIGSEGV, SIG_DFL);
+    setenv("BATON_CATCH_FAULTS", "no", 1);
+    copy_once();
+    struct sigaction now;
+    sigaction(SIGSEGV, nullptr, &now);
+    if (now.sa_handler != SIG_DFL) _exit(10);
+    (void)base::guarded([] { fault(); });
+  };
+  EXPECT_EXIT(refused(), testing::KilledBySignal(SIGSEGV), "");
+}
+
+}  // namespace
+}  // namespace baton
