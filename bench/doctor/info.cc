@@ -15,6 +15,8 @@
 #include "bench/doctor/info_settings.h"
 #include "bench/perftest/perf_output.h"
 #include "engine/command_line/command_line.h"
+#include "engine/command_line/values.h"
+#include "engine/command_line/worker_flags.h"
 #include "gpudirect/facts.h"
 
 namespace baton::bench {
@@ -170,12 +172,10 @@ std::string info_text(const Json& info) {
 int parse_info(int argc, const char* const* argv, bool doctor, InfoOptions& options) {
   const std::string name = doctor ? "baton doctor" : "baton info";
   CLI::App app(doctor ? "Checks this machine, and says what to do about what is wrong."
-                      : "Tells what this machine has and which providers can be used.",
-               name);
+                      : "Tells what this machine has and which providers can be used.");
   if (doctor) {
-    app.add_option("--provider", options.provider,
-                   "fail if this one cannot be used (default: if none can)")
-        ->type_name("NAME");
+    engine::command_line::add_provider(app, options.provider,
+                                       "fail if this one cannot be used (default: if none can)");
     app.footer("Exit status: 0, or 1 when a check fails that matters for what was asked.");
   }
   if (!doctor) {
@@ -184,11 +184,12 @@ int parse_info(int argc, const char* const* argv, bool doctor, InfoOptions& opti
     app.add_flag("--markdown", options.markdown, "these as docs/settings.md")->needs(settings);
   }
   auto* json = app.add_option("--json", options.file, "as JSON, to standard output or a file")
+                   ->check(engine::command_line::writable_file())
                    ->type_name("[FILE]")
                    ->expected(0, 1);
   app.add_option("--root", options.root, "read /proc and /sys below this folder")
       ->type_name("DIR")
-      ->check(CLI::ExistingDirectory);
+      ->check(engine::command_line::readable_folder());
   if (const int leave = engine::command_line::parse(app, name, argc, argv); leave >= 0) {
     return leave;
   }

@@ -11,7 +11,8 @@
 #include "absl/strings/str_join.h"
 #include "bench/report/bench_memory.h"
 #include "engine/command_line/command_line.h"
-#include "transport/provider.h"
+#include "engine/command_line/values.h"
+#include "engine/command_line/worker_flags.h"
 
 namespace baton::bench {
 namespace {
@@ -64,18 +65,14 @@ absl::Status split_address(const std::string& text, std::string& host, uint16_t&
 
 // Everything that CLI11 cannot check by itself.
 absl::Status finish(KvBwOptions& options, const std::string& op, const std::string& tp,
-                    const std::vector<std::string>& settings, const std::string& listen) {
+                    const std::string& listen) {
   if (op == "read") options.ops = {Op::kRead};
   if (op == "both") options.ops = {Op::kWrite, Op::kRead};
   if (!tp.empty() && !split_pair(tp, options.workload.tp_source, options.workload.tp_target)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--tp %s: write SOURCE:TARGET, for example --tp 2:1", tp));
   }
-  for (const std::string& entry : settings) {
-    if (absl::Status status = add_setting(entry, options.settings); !status.ok()) return status;
-  }
   if (absl::Status status = check_settings(options.settings); !status.ok()) return status;
-  if (absl::Status status = check_provider(options.provider); !status.ok()) return status;
   if (options.listen) {
     options.listen_port = KvBwOptions::kPort;
     return split_address(listen, options.listen_host, options.listen_port);
@@ -106,29 +103,23 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   KvBwOptions options;
   WorkloadSpec& work = options.workload;
   std::string op = "write", layout = "scattered", tp, listen, sockets, congestion, memory = "host";
-  std::vector<std::string> settings;
+  const std::string name = "baton kv_bw";
 
-  CLI::App app("Moves pages of KV cache between two processes and measures it against its floor.",
-               "baton kv_bw");
+  CLI::App app("Moves pages of KV cache between two processes and measures it against its floor.");
   app.footer(kFooter);
-  app.get_formatter()->column_width(34);
+  using engine::command_line::real_number;
+  using engine::command_line::whole_number;
   const auto choice = [&](const char* flag, std::string& value,
                           const std::vector<std::string>& values, const char* text) {
-    const std::string names = "{" + absl::StrJoin(values, ",") + "}";
-    app.add_option(flag, value, text)
-        ->type_name(names)
-        ->check([values, names](const std::string& given) {
-          const bool good = std::find(values.begin(), values.end(), given) != values.end();
-          return good ? std::string() : absl::StrCat("\"", given, "\" is none of ", names);
-        });
+    app.add_option(flag, value, text)->check(engine::command_line::one_of(values));
   };
   const CLI::Validator size = engine::command_line::byte_size();
   app.add_option("HOST", options.host,
                  "a `baton kv_bw --listen` to connect to; default: both "
                  "sides run here")
       ->type_name("HOST[:PORT]");
-  app.add_option("--provider", options.provider, "the way the bytes travel (default shm)")
-      ->type_name("NAME");
+  engine::command_line::add_provider(app, options.provider,
+                                     "the way the bytes travel (default shm)");
   choice("--op", op, {"write", "read", "both"}, "default write");
   auto* pages = app.add_option("--pages", work.pages, "pages in a transfer (default 4096)")
                     ->transform(size)
@@ -139,13 +130,16 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   choice("--layout", layout, {"scattered", "contiguous"}, "default scattered");
   auto* model = app.add_option("--model", work.model,
                                "the KV cache of a model instead of --pages and --page-bytes")
+                    ->check(engine::command_line::not_empty())
                     ->type_name("NAME")
                     ->excludes(pages)
                     ->excludes(page_bytes);
   app.add_option("--tokens", work.tokens, "of the request (default 4096)")
+      ->check(whole_number(1, 1 << 30))
       ->type_name("T")
       ->needs(model);
   app.add_option("--block-tokens", work.block_tokens, "in a page of the cache (default 16)")
+      ->check(whole_number(1, 1 << 20))
       ->type_name("B")
       ->needs(model);
   app.add_option("--tp", tp, "tensor-parallel degrees of the two sides (default 1:1)")
@@ -153,20 +147,20 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
       ->needs(model);
   app.add_option("--seconds", options.seconds, "of transfers, and again of the floor (default 2)")
       ->type_name("S")
-      ->check(CLI::Range(0.01, 3600.0));
+      ->check(real_number(0.01, 3600));
   app.add_option("--iters", options.transfers, "so many transfers instead")
       ->type_name("N")
-      ->check(CLI::Range(size_t{1}, size_t{1} << 32));
+      ->check(whole_number(1, uint64_t{1} << 32));
   app.add_option("--inflight", options.inflight, "transfers under way at a time (default 1)")
       ->type_name("K")
-      ->check(CLI::Range(size_t{1}, size_t{1024}));
-  app.add_option("--sockets", sockets, "same as --set tcp.sockets=N")->type_name("N");
+      ->check(whole_number(1, 1024));
+  app.add_option("--sockets", sockets, "same as --set tcp.sockets=N")
+      ->check(whole_number(1, 64))
+      ->type_name("N");
   app.add_option("--congestion", congestion, "same as --set tcp.congestion=NAME")
+      ->check(engine::command_line::not_empty())
       ->type_name("NAME");
-  app.add_option("--set", settings,
-                 "a setting of the provider (`baton info --settings`); may be repeated")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
+  engine::command_line::add_settings(app, options.settings);
   app.add_flag("--baselines,--rivals", options.baselines,
                "measure UCX too (tcp; needs ucx_perftest)");
   app.add_flag("--pin,!--no-pin", options.pin,
@@ -188,14 +182,14 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   app.add_flag("--once", options.once, "with --listen: end when the first initiator has left")
       ->needs(listener);
 
-  const int leave = engine::command_line::parse(app, "baton kv_bw", argc, argv);
+  const int leave = engine::command_line::parse(app, name, argc, argv);
   if (leave >= 0) return {.options = std::nullopt, .exit_status = leave};
   options.listen = listener->count() > 0;
   work.scattered = layout == "scattered";
-  if (!sockets.empty()) settings.push_back("tcp.sockets=" + sockets);
-  if (!congestion.empty()) settings.push_back("tcp.congestion=" + congestion);
-  const auto refuse = [](const absl::Status& status) {
-    std::cerr << "baton kv_bw: " << status.message() << "\n";
+  if (!sockets.empty()) options.settings.emplace_back("tcp.sockets", sockets);
+  if (!congestion.empty()) options.settings.emplace_back("tcp.congestion", congestion);
+  const auto refuse = [&name](const absl::Status& status) {
+    std::cerr << name << ": " << status.message() << " (see " << name << " --help)\n";
     return KvBwCommand{.options = std::nullopt, .exit_status = kUsage};
   };
   const auto device = parse_memory_kind(memory);
@@ -204,8 +198,11 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   if (options.cuda && options.suite) {
     return refuse(absl::InvalidArgumentError("--suite is of memory of the host: no --memory"));
   }
-  if (absl::Status status = finish(options, op, tp, settings, listen); !status.ok()) {
+  if (absl::Status status = finish(options, op, tp, listen); !status.ok()) {
     return refuse(status);
+  }
+  if (!options.suite) {
+    engine::command_line::tell_idle_settings(name, options.settings, {options.provider});
   }
   return {.options = std::move(options), .exit_status = 0};
 }

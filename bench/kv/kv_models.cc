@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "transport/base/nearest_name.h"
 
 namespace baton::bench {
 
@@ -32,8 +33,9 @@ absl::StatusOr<KvModel> find_kv_model(std::string_view name) {
     if (name == model.name) return model;
     known.emplace_back(model.name);
   }
-  return absl::InvalidArgumentError(
-      absl::StrFormat("there is no model \"%s\": known are %s", name, absl::StrJoin(known, ", ")));
+  return absl::InvalidArgumentError(absl::StrFormat("there is no model \"%s\"%s (known are %s)",
+                                                    name, base::did_you_mean(name, known),
+                                                    absl::StrJoin(known, ", ")));
 }
 
 }  // namespace baton::bench

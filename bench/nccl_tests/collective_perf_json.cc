@@ -71,6 +71,7 @@ std::vector<Json> house_rows(const CollectivePerfOptions& options, int ranks,
     if (options.call.channels > 0) json["params"]["channels"] = options.call.channels;
     if (options.call.chunk_bytes > 0) json["params"]["chunk"] = options.call.chunk_bytes;
     if (!options.link.empty()) json["params"]["link"] = options.link;
+    for (const auto& [key, value] : options.settings) json["params"][key] = value;
     if (options.plain_memory) json["params"]["malloc"] = true;
     json["params"]["memory_kind"] = memory_kind(options.cuda);
     json["params"]["path"] = options.cuda ? "staged" : "direct";

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
-#include <map>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/ascii.h"
@@ -13,8 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "bench/report/bench_memory.h"
 #include "engine/command_line/command_line.h"
-#include "transport/decorators.h"
-#include "transport/provider.h"
+#include "engine/command_line/values.h"
+#include "engine/command_line/worker_flags.h"
 
 namespace baton::bench {
 namespace {
@@ -99,10 +98,6 @@ absl::Status finish(CollectivePerfOptions& options, const UncheckedOptions& text
   if (options.cuda && options.plain_memory) {
     return absl::InvalidArgumentError("--malloc is memory of the host: leave out --memory");
   }
-  if (!options.link.empty()) {
-    if (const auto shape = LinkShape::parse(options.link); !shape.ok()) return shape.status();
-  }
-  if (!options.provider.empty()) return check_provider(options.provider);
   return absl::OkStatus();
 }
 
@@ -128,16 +123,18 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
   options.command = argv[0];
   UncheckedOptions texts;
 
-  CLI::App app("Measures a collective among processes, as nccl-tests does among GPUs.",
-               absl::StrCat("baton ", options.command));
+  const std::string name = absl::StrCat("baton ", options.command);
+  CLI::App app("Measures a collective among processes, as nccl-tests does among GPUs.");
   app.footer(kFooter);
-  app.get_formatter()->column_width(34);
+  using engine::command_line::one_of;
+  using engine::command_line::real_number;
+  using engine::command_line::whole_number;
   const CLI::Validator size = engine::command_line::byte_size();
   const auto bytes = [&](const char* flag, size_t& value, const char* text) {
     app.add_option(flag, value, text)->transform(size)->type_name("BYTES");
   };
   const auto number = [&](const char* flag, int& value, int least, int most, const char* text) {
-    app.add_option(flag, value, text)->type_name("N")->check(CLI::Range(least, most));
+    app.add_option(flag, value, text)->type_name("N")->check(whole_number(least, most));
   };
   constexpr int kMost = 1 << 24;
   bytes("-b,--minbytes", options.min_bytes, "smallest size (default 32M)");
@@ -146,7 +143,8 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
                          ->type_name("BYTES");
   bytes("-i,--stepbytes", options.step_bytes, "from size to size (default 1M)");
   app.add_option("-f,--stepfactor", options.step_factor, "multiply instead (default: add -i)")
-      ->type_name("N");
+      ->type_name("N")
+      ->check(whole_number(1, 1 << 20));
   number("-n,--iters", options.iterations, 1, kMost, "timed calls (default 20)");
   number("-m,--agg_iters", options.aggregated, 1, 256, "calls in flight together (default 1)");
   number("-w,--warmup_iters", options.warmup, 0, kMost, "before them (default 1)");
@@ -159,40 +157,43 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
   number(
       "-z,--blocking", options.blocking, 0, 3,
       "calls are always waited for; 1: a barrier after each -m too, 3: after each -n, not timed");
-  std::map<std::string, Average> averages = {
-      {"0", Average::kRank0}, {"1", Average::kMean}, {"2", Average::kMin}, {"3", Average::kMax}};
-  app.add_option("-a,--average", options.average,
-                 "of the ranks' times: 0 rank 0, 1 mean (default), 2 min, 3 max")
-      ->transform(CLI::CheckedTransformer(averages).description(""))
-      ->type_name("N");
+  int average = static_cast<int>(options.average);
+  number("-a,--average", average, 0, 3,
+         "of the ranks' times: 0 rank 0, 1 mean (default), 2 min, 3 max");
+  const CLI::Validator zero_or_one = one_of({"0", "1"}).description("");
   app.add_option("-C,--report_cputime", options.cpu_time, "CPU time instead of elapsed time")
+      ->check(zero_or_one)
       ->type_name("0/1");
   app.add_option("-S,--report_timestamps", options.timestamps, "when each row was done")
+      ->check(zero_or_one)
       ->type_name("0/1");
   app.add_option("-I,--per_iter_timing", options.per_iteration,
                  "min, max, p99 and variation of the calls, of the slowest rank of each")
+      ->check(zero_or_one)
       ->type_name("0/1");
   number("-K,--per_iter_skip", options.per_iteration_skip, 0, kMost, "of -I: leave out the first");
   app.add_option("-u,--unalign", options.unalign, "start so many elements into the buffers")
       ->type_name("N")
-      ->check(CLI::Range(size_t{0}, size_t{1} << 20));
+      ->check(whole_number(0, 1 << 20));
   app.add_option("-J,--output_file", options.nccl_json, "nccl-tests' JSON")
       ->check(engine::command_line::writable_file())
       ->type_name("FILE");
   app.add_option("-T,--timeout", options.timeout_s, "seconds for each call (default 60)")
       ->type_name("S")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check(real_number(0.001, 1e6));
 
   app.add_option("--ranks", options.ranks,
                  "fork so many (default: what started this, mpirun, srun, torchrun; else 2)")
       ->type_name("N")
-      ->check(CLI::Range(1, 1024));
-  app.add_option("--provider", options.provider, "the only way the bytes may travel")
+      ->check(whole_number(1, 1024));
+  engine::command_line::add_provider(app, options.provider, "the only way the bytes may travel");
+  engine::command_line::add_settings(app, options.settings);
+  engine::command_line::add_link(app, options.link);
+  app.add_option("--algorithm", texts.algorithm, "instead of the chosen one")
+      ->check(engine::command_line::not_empty())
       ->type_name("NAME");
-  app.add_option("--link", options.link, "pretend to have this link, such as 1Gb/s,50us")
-      ->type_name("SHAPE");
-  app.add_option("--algorithm", texts.algorithm, "instead of the chosen one")->type_name("NAME");
   app.add_option("--channels", options.call.channels, "instead of the chosen number")
+      ->check(whole_number(1, 256))
       ->type_name("N");
   bytes("--chunk", options.call.chunk_bytes, "of one message, instead of the chosen size");
   bool ordered = false;
@@ -215,8 +216,12 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
     unsupported.push_back(app.add_option(flag.flags, ignored)->group(""));
   }
 
-  const int leave = engine::command_line::parse(app, "baton " + options.command, argc, argv);
+  const int leave = engine::command_line::parse(app, name, argc, argv);
   if (leave >= 0) return {.options = std::nullopt, .exit_status = leave};
+  options.average = static_cast<Average>(average);
+  if (!options.provider.empty()) {
+    engine::command_line::tell_idle_settings(name, options.settings, {options.provider});
+  }
   absl::Status status;
   for (size_t i = 0; i < unsupported.size(); ++i) {
     if (unsupported[i]->count() == 0) continue;
@@ -227,7 +232,7 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
   if (ordered) options.call.ordered = true;
   if (status.ok()) status = finish(options, texts);
   if (!status.ok()) {
-    std::cerr << "baton " << options.command << ": " << status.message() << "\n";
+    std::cerr << name << ": " << status.message() << " (see " << name << " --help)\n";
     return {.options = std::nullopt, .exit_status = kUsage};
   }
   return {.options = std::move(options), .exit_status = 0};

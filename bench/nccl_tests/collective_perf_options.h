@@ -7,6 +7,7 @@
 
 #include "collectives/communicator.h"
 #include "collectives/types.h"
+#include "transport/settings.h"
 
 namespace baton::bench {
 
@@ -43,6 +44,7 @@ struct CollectivePerfOptions {
   // Ours
   int ranks = 0;  // 0: from the launcher's environment, or 2
   std::string provider;
+  SettingValues settings;
   std::string link;
   CallOptions call;
   bool plain_memory = false;

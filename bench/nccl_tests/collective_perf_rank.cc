@@ -57,6 +57,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> join(const CollectivePerfOptions& 
     group.worker.providers = {options.provider};
     group.worker.require = options.provider;
   }
+  group.worker.settings = options.settings;
   if (!options.link.empty()) {
     const auto shape = LinkShape::parse(options.link);
     if (!shape.ok()) return shape.status();

@@ -10,6 +10,7 @@
 #include "bench/report/report.h"
 #include "collectives/executor/executor.h"
 #include "engine/command_line/command_line.h"
+#include "engine/command_line/values.h"
 
 namespace baton::bench {
 namespace {
@@ -99,16 +100,16 @@ int run(const Options& options) {
 
 int executor_bench_main(int argc, char** argv) {
   Options options;
-  CLI::App app("What the executor costs per step of a schedule, with links that do nothing.",
-               "baton executor_bench");
+  CLI::App app("What the executor costs per step of a schedule, with links that do nothing.");
   app.add_option("--ranks", options.ranks, "of the schedule")
-      ->check(CLI::Range(2, 4096))
+      ->check(engine::command_line::whole_number(2, 4096))
       ->capture_default_str();
   app.add_option("--calls", options.calls, "how many")
-      ->check(CLI::PositiveNumber)
+      ->check(engine::command_line::whole_number(1, 1 << 24))
       ->capture_default_str();
-  app.add_option("--json", options.json, "write one JSON object per row to this file")
-      ->check(engine::command_line::writable_file());
+  app.add_option("--json", options.json, "write one JSON object per row")
+      ->check(engine::command_line::writable_file())
+      ->type_name("FILE");
   if (const int status = engine::command_line::parse(app, "baton executor_bench", argc, argv);
       status >= 0) {
     return status;

@@ -12,6 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "engine/command_line/command_line.h"
+#include "engine/command_line/values.h"
+#include "engine/command_line/worker_flags.h"
 #include "transport/provider.h"
 
 namespace baton::bench {
@@ -107,20 +109,10 @@ void set_sizes(bool all, size_t size, PerfOptions& options) {
 }
 
 // Everything that CLI11 cannot check by itself.
-absl::Status finish(PerfOptions& options, const std::vector<std::string>& sets,
-                    const std::string& connection, bool margin_given) {
-  if (!options.provider.empty()) {
-    if (absl::Status status = check_provider(options.provider); !status.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(status.message(), "; --provider tcp works everywhere"));
-    }
-  }
+absl::Status finish(PerfOptions& options, const std::string& connection, bool margin_given) {
   if (connection != "RC") {
     return absl::InvalidArgumentError(absl::StrFormat(
         "-c %s: queue pairs are reliable connections here; leave it out, or -c RC", connection));
-  }
-  for (const std::string& entry : sets) {
-    if (absl::Status status = add_setting(entry, options.settings); !status.ok()) return status;
   }
   if (absl::Status status = check_settings(options.settings); !status.ok()) return status;
   for (const size_t size : options.sizes) {
@@ -205,20 +197,20 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   bool by_cm = false, histogram = false, unsorted = false, cycles = false, dual_port = false;
   std::string counters;
   std::string connection = "RC", host, out_json_file;
-  std::vector<std::string> sets;
   std::array<std::optional<uint64_t>, kKnobs.size()> knobs;
   std::optional<uint64_t> ib_port;
 
   const std::string name = "baton " + test.name();
   CLI::App app(test.latency ? "Measures latency the way perftest does, over any provider."
-                            : "Measures bandwidth the way perftest does, over any provider.",
-               name);
+                            : "Measures bandwidth the way perftest does, over any provider.");
   app.footer(test.verb == Verb::kSend ? absl::StrCat(kWhatASendIs, kFooter) : kFooter);
-  app.get_formatter()->column_width(34);
   app.allow_extras(true);
+  using engine::command_line::one_of;
+  using engine::command_line::real_number;
+  using engine::command_line::whole_number;
   const auto number = [&](const char* flag, auto& value, uint64_t least, uint64_t most,
                           const char* text) {
-    return app.add_option(flag, value, text)->check(CLI::Range(least, most))->type_name("N");
+    return app.add_option(flag, value, text)->check(whole_number(least, most))->type_name("N");
   };
 
   app.add_option("HOST", host, "the server; default: be one")->type_name("HOST[:PORT]");
@@ -228,12 +220,12 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   app.add_option("-d,--ib-dev", options.device, "device, or several (default: the best)")
       ->type_name("DEV[,DEV]");
   auto* duration = app.add_option("-D,--duration", options.duration, "seconds, instead of -n")
-                       ->check(CLI::Range(0.01, 1e6))
+                       ->check(real_number(0.01, 1e6))
                        ->type_name("S");
   app.add_flag("-e,--events", options.events, "sleep until something happens (default: poll)");
   auto* margin = app.add_option("-f,--margin", options.margin,
                                 "with -D: seconds at each end that do not count (default 2)")
-                     ->check(CLI::Range(0.0, 1e6))
+                     ->check(real_number(0, 1e6))
                      ->type_name("S");
   app.add_flag("-C,--report-cycles", cycles, "no effect: times stay in microseconds");
   app.add_flag("-F,--CPU-freq", quiet, "accepted; there is no such warning to silence");
@@ -242,8 +234,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   number("-I,--inline_size", options.inline_size, 0, 1024, "largest message sent inline");
   number("-l,--post_list", options.post_list, 1, PerfPlan::kMaxDepth, "messages posted together");
   app.add_option("-m,--mtu", options.mtu, "path MTU")
-      ->check(CLI::IsMember({256, 512, 1024, 2048, 4096}))
-      ->type_name("N");
+      ->check(one_of({"256", "512", "1024", "2048", "4096"}));
   number("-n,--iters", options.iterations, 5, uint64_t{1} << 32,
          "messages (default 1000; write_bw 5000)")
       ->excludes(duration);
@@ -269,9 +260,12 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   app.add_flag("-V,--version", version, "print the version and end");
   app.add_option("-W,--report-counters", counters, "no effect: `baton info` shows the counters")
       ->type_name("NAMES");
-  app.add_option("-w,--limit_bw", options.limit_bw, "exit 1 below this average")->type_name("BW");
+  app.add_option("-w,--limit_bw", options.limit_bw, "exit 1 below this average")
+      ->check(real_number(0, 1e9))
+      ->type_name("BW");
   number("-x,--gid-index", options.gid_index, 0, 255, "GID of the port (default: the best)");
   app.add_option("-y,--limit_msgrate", options.limit_msgrate, "exit 1 below this [Mpps]")
+      ->check(real_number(0, 1e9))
       ->type_name("RATE");
   app.add_flag("-z,--comm_rdma_cm", by_cm, "no effect: addresses are exchanged over TCP");
   app.add_flag("--cpu_util", options.cpu, "a column with this process's share of a core");
@@ -282,28 +276,25 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   app.add_option("--out_json_file", out_json_file, "the same into a file of this name")
       ->check(engine::command_line::writable_file())
       ->type_name("FILE");
-  app.add_option("--output", options.output, "print one number: bandwidth, message_rate, latency")
-      ->check(CLI::IsMember({"bandwidth", "message_rate", "latency"}))
-      ->type_name("WHAT");
+  app.add_option("--output", options.output, "print one number")
+      ->check(one_of({"bandwidth", "message_rate", "latency"}));
   app.add_flag("--perform_warm_up", warm, "accepted; every size is warmed up");
   app.add_flag("--report_gbits", options.gbits, "Gb/sec instead of MiB/sec");
   app.add_flag("--run_infinitely", options.endless, "a row every -D seconds (default 5)");
   app.add_option("--use_cuda", options.cuda,
                  "memory of this CUDA device on this side; without an adapter that reaches it, "
                  "staged")
-      ->check(CLI::Range(0, 1023))
+      ->check(whole_number(0, 1023))
       ->type_name("N");
   app.add_flag("--use_cuda_dmabuf", options.dma_buf,
                "with --use_cuda: fail unless the adapter reaches it (by dma-buf)");
   app.add_flag("--use_hugepages", options.huge_pages, "fail where there are no huge pages");
   app.add_flag("--write_with_imm", options.immediate, "arrival is told by a counter");
-  app.add_option("--provider", options.provider, "the way the bytes travel (default verbs)")
-      ->type_name("NAME");
-  app.add_option("--set", sets,
-                 "a setting of the provider (`baton info --settings`); may be repeated")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
+  engine::command_line::add_provider(app, options.provider,
+                                     "the way the bytes travel (default verbs)");
+  engine::command_line::add_settings(app, options.settings);
   app.add_option("--listen", options.listen, "address of the server (default: all)")
+      ->check(engine::command_line::host())
       ->type_name("HOST");
   app.add_flag("--keep", options.keep,
                "the server serves one client after the other, until Ctrl-C");
@@ -321,6 +312,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
     std::cerr << name << ": " << what << " (see " << name << " --help)\n";
     return PerfCommand{.options = std::nullopt, .exit_status = kUsage};
   };
+  engine::command_line::prepare(app, name);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -346,6 +338,9 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   no_effect(cycles, "-C", "times are in microseconds");
   no_effect(!counters.empty(), "-W", "`baton info` shows the counters of every port");
   if (options.loopback && !host.empty()) return refuse("--loopback takes no HOST");
+  if (!host.empty() || !options.provider.empty()) {
+    engine::command_line::tell_idle_settings(name, options.settings, {options.client_provider()});
+  }
 
   // Flags become settings of providers, also of those that this program may have been built
   // without.
@@ -409,7 +404,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
       return refuse(std::string(status.message()));
     }
   }
-  const absl::Status status = finish(options, sets, connection, margin->count() > 0);
+  const absl::Status status = finish(options, connection, margin->count() > 0);
   if (!status.ok()) return refuse(std::string(status.message()));
   return {.options = std::move(options), .exit_status = 0};
 }

@@ -1,10 +1,14 @@
 // Names and sizes of the words of collectives.
 #include "collectives/types.h"
 
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "transport/base/nearest_name.h"
 
 namespace baton {
 namespace {
@@ -32,13 +36,13 @@ std::string_view name_at(const std::string_view (&names)[N], size_t index) {
 template <typename T, size_t N>
 absl::StatusOr<T> parse(const std::string_view (&names)[N], std::string_view name,
                         std::string_view what) {
-  std::string known;
   for (size_t i = 0; i < N; ++i) {
     if (names[i] == name) return static_cast<T>(i);
-    absl::StrAppend(&known, i == 0 ? "" : ", ", std::string(names[i]));
   }
-  return absl::InvalidArgumentError(absl::StrFormat("unknown %s '%s': use one of %s",
-                                                    std::string(what), std::string(name), known));
+  const std::vector<std::string> known(std::begin(names), std::end(names));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("unknown %s '%s'%s (use one of %s)", std::string(what), std::string(name),
+                      base::did_you_mean(name, known), absl::StrJoin(known, ", ")));
 }
 
 }  // namespace
@@ -61,14 +65,16 @@ std::string_view name_of(Algorithm algorithm) {
 }
 
 absl::StatusOr<DataType> parse_data_type(std::string_view name) {
-  std::string known;
+  std::vector<std::string> known, lines;
   for (size_t i = 0; i < kDataTypes; ++i) {
-    if (name == kTypes[i].ours || name == kTypes[i].theirs) return static_cast<DataType>(i);
-    absl::StrAppend(&known, i == 0 ? "" : ", ", std::string(kTypes[i].ours), " (",
-                    std::string(kTypes[i].theirs), ")");
+    const auto& [ours, theirs, bytes] = kTypes[i];
+    if (name == ours || name == theirs) return static_cast<DataType>(i);
+    known.insert(known.end(), {std::string(theirs), std::string(ours)});
+    lines.push_back(absl::StrCat(std::string(ours), " (", std::string(theirs), ")"));
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("unknown data type '%s': use one of %s", std::string(name), known));
+      absl::StrFormat("unknown data type '%s'%s (use one of %s)", std::string(name),
+                      base::did_you_mean(name, known), absl::StrJoin(lines, ", ")));
 }
 
 absl::StatusOr<ReduceOp> parse_reduce_op(std::string_view name) {

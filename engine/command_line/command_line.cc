@@ -1,16 +1,13 @@
-// What is wrong with a command line: flags that do not exist, files that cannot be written, sizes.
+// What is wrong with a command line as a whole: flags that do not exist, too many arguments.
 #include "engine/command_line/command_line.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
 #include <iostream>
+#include <memory>
 #include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/command_line/help_text.h"
 #include "transport/base/nearest_name.h"
 
 namespace baton::engine::command_line {
@@ -33,7 +30,15 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
     return absl::StrCat(what.substr(kUnread.size(), sign - kUnread.size()), ": \"",
                         what.substr(sign + 3), "\" is not a number it can take");
   }
-  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError)) return error.what();
+  constexpr std::string_view kOverride = " was given a disallowed flag override";
+  if (what.ends_with(kOverride)) {
+    const std::string name = what.substr(0, what.size() - kOverride.size());
+    return absl::StrCat(name.size() > 1 ? "--" : "-", name, " takes no value");
+  }
+  if (const size_t missing = what.find(": 1 required "); missing != what.npos) {
+    return absl::StrCat(what.substr(0, missing), " needs a value");
+  }
+  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError)) return what;
   const std::vector<std::string> unknown = app.remaining();
   for (const std::string& argument : unknown) {
     if (argument.size() < 2 || argument[0] != '-') continue;
@@ -43,36 +48,16 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
                          : absl::StrCat("too many arguments: \"", unknown.front(), "\"");
 }
 
-CLI::Validator writable_file() {
-  return {[](const std::string& path) -> std::string {
-            std::error_code ignored;
-            const bool is_folder = std::filesystem::is_directory(path, ignored);
-            const bool exists = std::filesystem::exists(path, ignored);
-            const std::string folder = std::filesystem::path(path).parent_path().string();
-            const std::string asked = exists ? path : folder.empty() ? "." : folder;
-            errno = is_folder ? EISDIR : 0;
-            if (!is_folder && access(asked.c_str(), exists ? W_OK : W_OK | X_OK) == 0) return "";
-            return absl::StrCat("cannot write ", path, " (", strerror(errno),
-                                "): name a file that can be written");
-          },
-          ""};
-}
-
-CLI::Validator byte_size() {
-  return {[](std::string& text) -> std::string {
-            const std::string given = text;
-            try {
-              const std::string wrong = CLI::AsSizeValue(false)(text);
-              if (wrong.empty()) return "";
-            } catch (const CLI::ValidationError&) {
-            }
-            return absl::StrCat("\"", given,
-                                "\" is not a size: give a number of bytes, or one with K, M or G");
-          },
-          ""};
+void prepare(CLI::App& app, const std::string& name) {
+  app.name(name);
+  app.formatter(std::make_shared<HelpText>());
+  for (CLI::Option* option : app.get_options([](const CLI::Option*) { return true; })) {
+    if (option->get_items_expected_max() == 0) option->disable_flag_override();
+  }
 }
 
 int parse(CLI::App& app, const std::string& name, int argc, const char* const* argv) {
+  prepare(app, name);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -16,14 +16,12 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error);
 // near.
 std::string did_you_mean_flag(const CLI::App& app, const std::string& flag);
 
-// Of an option that names a file to write: refused before anything is measured if it cannot be.
-CLI::Validator writable_file();
-
-// Of an option in bytes: a number, or one with K, M or G (powers of 1024).
-CLI::Validator byte_size();
-
-// Parses. -1: go on; else the exit status to leave with, everything said: 0 after --help. `name` is
+// To be called once, behind all options: what --help says, and that flags take no values. `name` is
 // what people typed, "baton serve".
+void prepare(CLI::App& app, const std::string& name);
+
+// Prepares and parses. -1: go on; else the exit status to leave with, everything said: 0 after
+// --help.
 int parse(CLI::App& app, const std::string& name, int argc, const char* const* argv);
 
 }  // namespace baton::engine::command_line

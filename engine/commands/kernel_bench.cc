@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine/command_line/command_line.h"
+#include "engine/command_line/values.h"
 #include "engine/files/files.h"
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/amx.h"
@@ -332,10 +333,12 @@ void bench_attention(const AttentionCase& c, const Options& options, ComputePool
 int kernel_bench_main(int argc, char** argv) {
   Options options;
   CLI::App app("The CPU kernels against the peaks of this machine, measured in the same run.");
-  app.add_option("--json", options.json, "write one JSON object per row to FILE")
-      ->check(command_line::writable_file());
-  app.add_option("--threads", options.threads, "threads (0: one per CPU)")
-      ->check(CLI::Range(0, 1024));
+  app.add_option("--json", options.json, "write one JSON object per row")
+      ->check(command_line::writable_file())
+      ->type_name("FILE");
+  app.add_option("--threads", options.threads, "threads; 0: one per CPU")
+      ->check(command_line::whole_number(0, 1024))
+      ->capture_default_str();
   app.add_flag("--quick", options.quick, "fewer repetitions, smaller buffers");
   if (const int status = command_line::parse(app, "baton kernel_bench", argc, argv); status >= 0) {
     return status;

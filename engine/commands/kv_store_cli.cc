@@ -10,6 +10,8 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "engine/command_line/command_line.h"
+#include "engine/command_line/values.h"
+#include "engine/command_line/worker_flags.h"
 #include "kvtransfer/store/kv_store.h"
 #include "kvtransfer/store/lm_server.h"
 
@@ -22,6 +24,7 @@ struct StoreFlags {
   uint16_t port = 0;
   std::string key_file;
   std::vector<std::string> providers;
+  SettingValues settings;
   std::string lm_host = "127.0.0.1";
   int lm_port = -1;  // none
   size_t lm_connections = 1024;
@@ -33,6 +36,7 @@ absl::Status serve(const StoreFlags& flags, const sigset_t& signals) {
   options.worker.listen_host = flags.host;
   options.worker.listen_port = flags.port;
   options.worker.providers = flags.providers;
+  options.worker.settings = flags.settings;
   options.memory_bytes = flags.memory_mib << 20;
   if (!flags.key_file.empty()) {
     absl::StatusOr<ClusterKey> key = ClusterKey::from_file(flags.key_file);
@@ -81,32 +85,38 @@ absl::Status serve(const StoreFlags& flags, const sigset_t& signals) {
 
 int kv_store_main(int argc, char** argv) {
   StoreFlags flags;
-  CLI::App app("Keeps KV blocks in memory for servers that name it by --kv-store.", "kv_store");
-  app.add_option("--memory-mib", flags.memory_mib, "Memory for blocks, taken at the start")
-      ->check(CLI::Range(size_t{1}, size_t{1} << 24))
+  CLI::App app("Keeps KV blocks in memory for servers that name it by --kv-store.");
+  app.add_option("--memory-mib", flags.memory_mib, "memory for blocks, taken at the start")
+      ->check(command_line::whole_number(1, 1 << 24))
       ->capture_default_str();
-  app.add_option("--host", flags.host, "Address to listen on")->capture_default_str();
-  app.add_option("--port", flags.port, "Port to listen on; 0: any")
-      ->check(CLI::Range(0, 65535))
+  app.add_option("--host", flags.host, "address to listen on; 0.0.0.0: all of this machine")
+      ->check(command_line::host())
+      ->type_name("HOST")
       ->capture_default_str();
-  app.add_option("--key-file", flags.key_file, "Cluster key; default: this user's own");
-  app.add_option("--provider", flags.providers, "Only these transports, such as shm,tcp")
-      ->delimiter(',');
+  app.add_option("--port", flags.port, "port to listen on; 0: any")
+      ->check(command_line::port())
+      ->capture_default_str();
+  command_line::add_key_file(app, flags.key_file);
+  command_line::add_providers(app, flags.providers);
+  command_line::add_settings(app, flags.settings);
   auto* lm_port = app.add_option("--lm-port", flags.lm_port,
-                                 "Answer LMCache's lm://HOST:PORT too, on this port; 0: any")
-                      ->check(CLI::Range(0, 65535));
+                                 "answer LMCache's lm://HOST:PORT too, on this port; 0: any")
+                      ->check(command_line::port());
   app.add_option("--lm-host", flags.lm_host,
-                 "Address for that. The wire has no authentication: whoever reaches it reads and "
+                 "address for that. The wire has no authentication: whoever reaches it reads and "
                  "writes all its values")
       ->needs(lm_port)
+      ->check(command_line::host())
+      ->type_name("HOST")
       ->capture_default_str();
-  app.add_option("--lm-connections", flags.lm_connections, "Connections of that, at most")
+  app.add_option("--lm-connections", flags.lm_connections, "connections of that, at most")
       ->needs(lm_port)
-      ->check(CLI::Range(size_t{1}, size_t{1} << 20))
+      ->check(command_line::whole_number(1, 1 << 20))
       ->capture_default_str();
   if (const int status = command_line::parse(app, "baton kv_store", argc, argv); status >= 0) {
     return status;
   }
+  command_line::tell_idle_settings("baton kv_store", flags.settings, flags.providers);
   // Blocked here so that every thread inherits it.
   sigset_t signals;
   sigemptyset(&signals);

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/command_line/command_line.h"
+#include "engine/command_line/values.h"
 #include "engine/commands/serve_cli.h"
 #include "engine/demo/demo.h"
 #include "engine/files/files.h"
@@ -170,34 +171,38 @@ void summarize(json* report, const char* name, const std::vector<double>& values
 
 int serve_bench_main(int argc, char** argv) {
   BenchOptions options;
-  CLI::App app("Loads an OpenAI-compatible server and reports latencies.", "serve_bench");
-  app.add_option("--url", options.url, "The server")
+  CLI::App app("Loads an OpenAI-compatible server and reports latencies.");
+  app.add_option("--url", options.url, "the server")
       ->check(
           [](const std::string& url) {
             return std::string(http::HttpUrl::parse(url).status().message());
           },
           "")
+      ->type_name("URL")
       ->capture_default_str();
-  app.add_option("--num-prompts", options.requests, "Requests")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--num-prompts", options.requests, "requests")
+      ->check(command_line::whole_number(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--request-rate", options.rate,
                  "Poisson arrivals per second; 0: each of --max-concurrency clients sends its next "
                  "request when the last is answered")
-      ->check(CLI::NonNegativeNumber)
+      ->check(command_line::real_number(0, 1e6))
       ->capture_default_str();
-  app.add_option("--max-concurrency", options.concurrency, "Clients of the closed loop")
-      ->check(CLI::Range(1, 1024))
+  app.add_option("--max-concurrency", options.concurrency, "clients of the closed loop")
+      ->check(command_line::whole_number(1, 1024))
       ->capture_default_str();
-  app.add_option("--prompt-bytes", options.prompt_bytes, "Length of a prompt's text")
-      ->check(CLI::Range(1, 1 << 20))
+  app.add_option("--prompt-bytes", options.prompt_bytes, "length of a prompt's text")
+      ->check(command_line::whole_number(1, 1 << 20))
       ->capture_default_str();
-  app.add_option("--output-len", options.output, "Tokens per request")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--output-len", options.output, "tokens per request")
+      ->check(command_line::whole_number(1, 1 << 20))
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "Of prompts and arrivals")->capture_default_str();
-  app.add_option("--json", options.json_file, "Write the report to this file")
-      ->check(command_line::writable_file());
+  app.add_option("--seed", options.seed, "of prompts and arrivals")
+      ->check(command_line::whole_number(0, UINT64_MAX))
+      ->capture_default_str();
+  app.add_option("--json", options.json_file, "write the report to this file")
+      ->check(command_line::writable_file())
+      ->type_name("FILE");
   if (const int status = command_line::parse(app, "baton serve_bench", argc, argv); status >= 0) {
     return status;
   }

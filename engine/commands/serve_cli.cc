@@ -1,11 +1,10 @@
-// `baton serve` and `baton generate`: command lines, and running what they ask for.
+// `baton serve` and `baton generate`: running what their flags ask for.
 #include "engine/commands/serve_cli.h"
 
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -16,6 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/command_line/command_line.h"
+#include "engine/command_line/values.h"
+#include "engine/commands/serve_flags.h"
 #include "engine/commands/serve_ranks.h"
 #include "engine/http/http_server.h"
 #include "engine/kernels/amx.h"
@@ -32,83 +33,9 @@
 namespace baton::engine::commands {
 namespace {
 
-struct ServeFlags {
-  std::string model = "models/kjv-1.8m";
-  std::string served_name;
-  std::string role = "all";
-  std::string host = "127.0.0.1";
-  int port = 8000;
-  serve::EngineOptions engine;
-  std::string on_load_failure = "recompute";
-  // KV transfer.
-  std::string kv_host;
-  uint16_t kv_port = 0;
-  std::string key_file;
-  std::vector<std::string> providers;
-  std::string link;
-  std::string timeline;
-  // Router.
-  std::vector<std::string> prefill;
-  std::vector<std::string> decode;
-  std::string workers;
-  std::string tokenizer;
-  router::PickBy pick = router::PickBy::kCache;
-  std::string api_key;
-  std::string tls_certificate;
-  std::string tls_key;
-  std::string generation_config = "auto";
-  serve::AdmissionOptions admission;
-  double max_wait = 0;
-  double load_timeout = 60;
-  // KV tiers.
-  size_t kv_host_mib = 0;
-  double kv_disk_gib = 0;
-  std::string kv_store;
-  Arithmetic arithmetic = Arithmetic::kFp32;
-  RankFlags ranks;
-};
-
 int fail(const char* command, const absl::Status& status) {
   std::fprintf(stderr, "baton %s: %s\n", command, std::string(status.message()).c_str());
   return 1;
-}
-
-void add_engine_flags(CLI::App& app, serve::EngineOptions* engine) {
-  app.add_option("--blocks", engine->blocks, "KV cache size, in blocks of 16 tokens")
-      ->capture_default_str();
-  app.add_option("--token-budget", engine->token_budget, "Tokens computed per step, at most")
-      ->capture_default_str();
-  app.add_option("--max-seqs", engine->max_sequences, "Requests in one step, at most")
-      ->capture_default_str();
-  app.add_option("--threads", engine->threads, "Threads that compute; 0: one per CPU")
-      ->capture_default_str();
-  app.add_flag("--prefix-cache,!--no-prefix-cache", engine->prefix_cache,
-               "Reuse the KV of prompts that begin alike; default: yes");
-  app.add_option("--cpus", engine->cpus, "CPUs to pin them to")->delimiter(',');
-}
-
-void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {
-  static const std::map<std::string, Arithmetic> kNames = {
-      {"fp32", Arithmetic::kFp32}, {"bf16", Arithmetic::kBf16}, {"int8", Arithmetic::kInt8}};
-  app.add_option_function<std::string>(
-         "--arithmetic", [=](const std::string& name) { *arithmetic = kNames.at(name); },
-         "Of matrix products: fp32; bf16, which rounds what it multiplies and is quicker where "
-         "there is AMX; or int8, which rounds the weights further and halves what a step reads of "
-         "them; the same for all workers that share KV")
-      ->check(CLI::IsMember({"fp32", "bf16", "int8"}))
-      ->default_str("fp32");
-}
-
-void add_pick_flag(CLI::App& app, router::PickBy* pick) {
-  static const std::map<std::string, router::PickBy> kNames = {{"cache", router::PickBy::kCache},
-                                                               {"guess", router::PickBy::kGuess},
-                                                               {"hash", router::PickBy::kHash}};
-  app.add_option_function<std::string>(
-         "--pick", [=](const std::string& name) { *pick = kNames.at(name); },
-         "router: a worker by what it has cached and has to do (with --tokenizer), by what it was "
-         "given before, or by a hash of the prompt's beginning, for comparison")
-      ->check(CLI::IsMember({"cache", "guess", "hash"}))
-      ->default_str("cache");
 }
 
 // By what bf16 arithmetic is computed, for who waits for it.
@@ -135,6 +62,7 @@ absl::Status use_kv_tiers(ServeFlags& flags, int rank) {
   options.name = absl::StrCat(flags.role, "-", flags.port, "-tiers");
   if (flags.ranks.size > 1) absl::StrAppend(&options.name, "-rank-", rank);
   options.providers = flags.providers;
+  options.settings = flags.settings;
   options.load_timeout = flags.engine.tiers.timeout;
   if (!flags.key_file.empty()) {
     absl::StatusOr<ClusterKey> key = ClusterKey::from_file(flags.key_file);
@@ -154,6 +82,7 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
   options.worker.name = absl::StrCat(flags.role, "-", flags.port);
   if (flags.ranks.size > 1) absl::StrAppend(&options.worker.name, "-rank-", rank);
   options.worker.providers = flags.providers;
+  options.worker.settings = flags.settings;
   options.worker.listen_host = flags.kv_host.empty() ? flags.host : flags.kv_host;
   options.worker.listen_port =
       flags.kv_port == 0 ? uint16_t{0} : static_cast<uint16_t>(flags.kv_port + rank);
@@ -217,7 +146,7 @@ absl::Status follow(const ServeFlags& flags, shard::Group& group, const Model& m
 }
 
 absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const sigset_t& signals) {
-  auto group = meet(flags.ranks, place, flags.providers, flags.key_file);
+  auto group = meet(flags.ranks, place, flags.providers, flags.settings, flags.key_file);
   if (!group.ok()) return group.status();
   const ModelShard shard = *group != nullptr ? (*group)->shard() : ModelShard{};
   absl::StatusOr<serve::LoadedModel> loaded =
@@ -319,92 +248,7 @@ absl::StatusOr<int> serve_ranks(ServeFlags& flags, const sigset_t& signals) {
 
 int serve_main(int argc, char** argv) {
   ServeFlags flags;
-  CLI::App app("Serves a model over HTTP, alone or as one part of a prefill/decode pair.", "serve");
-  app.add_option("--model", flags.model, "Directory of the model")->capture_default_str();
-  app.add_option("--served-model-name", flags.served_name,
-                 "What clients call the model; default: the directory's last part");
-  app.add_option("--api-key", flags.api_key,
-                 "Key that clients must send as a bearer token; the router sends it to its workers "
-                 "too; default: $BATON_API_KEY, else none")
-      ->envname("BATON_API_KEY");
-  auto* certificate = app.add_option("--tls-cert", flags.tls_certificate,
-                                     "Serve HTTPS: a PEM file with the certificate and its chain");
-  auto* key = app.add_option("--tls-key", flags.tls_key, "... and one with its private key");
-  certificate->needs(key);
-  key->needs(certificate);
-  app.add_option("--generation-config", flags.generation_config,
-                 "Where a request names no temperature, top_p, top_k, ...: auto, as the model's "
-                 "generation_config.json says; none, as OpenAI does")
-      ->check(CLI::IsMember({"auto", "none"}))
-      ->capture_default_str();
-  app.add_option("--max-waiting", flags.admission.max_waiting,
-                 "Requests in the queue, at most; more are refused with 429")
-      ->capture_default_str();
-  app.add_option(
-         "--max-wait", flags.max_wait,
-         "Refuse what is expected to take longer than this many seconds, to a stream's first "
-         "token or to a whole answer; 0: longer than clients are seen to wait")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str();
-  app.add_option("--load-timeout", flags.load_timeout,
-                 "decode: seconds until a prompt whose KV does not come is given up")
-      ->check(CLI::Range(0.1, 86400.0))
-      ->capture_default_str();
-  app.add_option("--role", flags.role, "all, prefill, decode or router")
-      ->check(CLI::IsMember({"all", "prefill", "decode", "router"}))
-      ->capture_default_str();
-  app.add_option("--host", flags.host, "Address to listen on for HTTP")->capture_default_str();
-  app.add_option("--port", flags.port, "Port to listen on for HTTP; 0: any")
-      ->check(CLI::Range(0, 65535))
-      ->capture_default_str();
-  add_engine_flags(app, &flags.engine);
-  add_arithmetic_flag(app, &flags.arithmetic);
-  add_rank_flags(app, &flags.ranks);
-  app.add_option("--min-remote-tokens", flags.engine.min_remote_tokens,
-                 "decode: prompts with fewer tokens to compute are computed here")
-      ->capture_default_str();
-  app.add_option("--on-load-failure", flags.on_load_failure,
-                 "decode: recompute a prompt whose KV does not come, or fail the request")
-      ->check(CLI::IsMember({"recompute", "fail"}))
-      ->capture_default_str();
-  app.add_option("--kv-host-mib", flags.kv_host_mib,
-                 "Keep KV that has no room in the cache: so many MiB of host memory, which "
-                 "tensor-parallel ranks share out, as they do what follows")
-      ->check(CLI::Range(size_t{0}, size_t{1} << 30));
-  auto* disk = app.add_option("--kv-disk", flags.engine.tiers.disk,
-                              "... and on disk: a directory for this server alone");
-  auto* disk_size = app.add_option("--kv-disk-gib", flags.kv_disk_gib, "... so many GiB of it")
-                        ->check(CLI::Range(0.001, 1e6));
-  disk->needs(disk_size);
-  disk_size->needs(disk);
-  app.add_option("--kv-store", flags.kv_store,
-                 "... and in a process that several servers share: HOST:PORT of `baton kv_store`");
-  app.add_option("--kv-salt", flags.engine.tiers.salt,
-                 "KV is only found again by a server with the same salt");
-  app.add_option("--kv-host", flags.kv_host,
-                 "Address to listen on for KV; default: that of --host");
-  app.add_option("--kv-port", flags.kv_port,
-                 "Port to listen on for KV, of rank 0; each further rank takes the next; 0: any");
-  app.add_option("--key-file", flags.key_file, "Cluster key; default: this user's own");
-  app.add_option("--provider", flags.providers, "Only these transports, such as shm,tcp")
-      ->delimiter(',');
-  app.add_option("--link", flags.link, "Pretend to have this link, such as 100MB/s,50us");
-  app.add_option("--timeline", flags.timeline, "Write a Perfetto timeline to this file at the end")
-      ->check(command_line::writable_file());
-  app.add_option("--prefill", flags.prefill, "router: URLs of prefill workers");
-  app.add_option("--decode", flags.decode, "router: URLs of decode workers");
-  app.add_option("--workers", flags.workers,
-                 "router: a file that lists them instead, a line each: prefill URL or decode URL; "
-                 "workers join and leave as it changes");
-  app.add_option(
-      "--tokenizer", flags.tokenizer,
-      "router: directory of the workers' model (tokenizer.json, chat template); requests "
-      "then go where their prompts are cached, as workers say");
-  add_pick_flag(app, &flags.pick);
-  std::vector<char*> words = with_long_names(argc, argv);
-  if (const int status = command_line::parse(app, "baton serve", argc, words.data()); status >= 0) {
-    return status;
-  }
+  if (const int status = parse_serve(flags, argc, argv); status >= 0) return status;
 
   // Blocked here so that every thread inherits it; wait_for_signal() takes them.
   sigset_t signals;
@@ -429,21 +273,26 @@ int generate_main(int argc, char** argv) {
   serve::SamplingParams& sampling = request.sampling;
   sampling = {.temperature = 0.7, .top_k = 40, .seed = std::random_device()(), .max_tokens = 100};
   bool quiet = false;
-  CLI::App app("Continues a text.", "generate");
-  app.add_option("--model", directory, "Directory of the model")->capture_default_str();
-  app.add_option("--prompt", prompt, "The text to continue")->capture_default_str();
-  app.add_option("--max-tokens", sampling.max_tokens, "Tokens to write, at most")
+  CLI::App app("Continues a text.");
+  add_model_flag(app, &directory);
+  app.add_option("--prompt", prompt, "the text to continue")->capture_default_str();
+  app.add_option("--max-tokens", sampling.max_tokens, "tokens to write, at most")
+      ->check(command_line::whole_number(0, INT32_MAX))
       ->capture_default_str();
   app.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
+      ->check(command_line::real_number(0, 100))
       ->capture_default_str();
-  app.add_option("--seed", sampling.seed, "The same seed gives the same text; default: random");
-  app.add_option("--top-k", sampling.top_k, "Only the k likeliest tokens; 0: all")
+  app.add_option("--seed", sampling.seed, "the same seed gives the same text (default: random)")
+      ->check(command_line::whole_number(0, UINT64_MAX));
+  app.add_option("--top-k", sampling.top_k, "only the k likeliest tokens; 0: all")
+      ->check(command_line::whole_number(0, INT32_MAX))
       ->capture_default_str();
-  app.add_option("--top-p", sampling.top_p, "Only the likeliest tokens with this probability")
+  app.add_option("--top-p", sampling.top_p, "only the likeliest tokens with this probability")
+      ->check(command_line::real_number(0.001, 1))
       ->capture_default_str();
-  app.add_option("--stop", sampling.stop, "Stop before this text");
-  app.add_flag("--ignore-eos", sampling.ignore_eos, "Go on after the end-of-text token");
-  app.add_flag("--quiet", quiet, "No statistics on stderr");
+  app.add_option("--stop", sampling.stop, "stop before this text");
+  app.add_flag("--ignore-eos", sampling.ignore_eos, "go on after the end-of-text token");
+  app.add_flag("--quiet", quiet, "no statistics on stderr");
   add_engine_flags(app, &options);
   Arithmetic arithmetic = Arithmetic::kFp32;
   add_arithmetic_flag(app, &arithmetic);

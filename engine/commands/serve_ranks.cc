@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "collectives/rendezvous.h"
+#include "engine/command_line/values.h"
 #include "engine/files/files.h"
 #include "engine/model/config.h"
 #include "engine/model/shard.h"
@@ -33,15 +34,15 @@ absl::StatusOr<ClusterKey> key_of(const std::string& key_file) {
 
 void add_rank_flags(CLI::App& app, RankFlags* flags) {
   app.add_option("--tensor-parallel-size,--tp", flags->size,
-                 "Processes that hold a part of the model each (-tp): forked here, or started by "
+                 "processes that hold a part of the model each (-tp): forked here, or started by "
                  "mpirun, srun, torchrun, or by hand with BATON_RANK, BATON_RANKS and "
                  "BATON_RENDEZVOUS=HOST:PORT; it divides the model's KV heads")
-      ->check(CLI::Range(1, 256))
+      ->check(command_line::whole_number(1, 256))
       ->capture_default_str();
   app.add_option("--tensor-parallel-timeout", flags->timeout,
-                 "Seconds that one of them may keep the others waiting in a step before the "
+                 "seconds that one of them may keep the others waiting in a step before the "
                  "server ends")
-      ->check(CLI::Range(0.1, 86400.0))
+      ->check(command_line::real_number(0.1, 86400))
       ->capture_default_str();
 }
 
@@ -95,6 +96,7 @@ absl::StatusOr<int> run_ranks(const RankFlags& flags, const std::string& directo
 absl::StatusOr<std::unique_ptr<shard::Group>> meet(const RankFlags& flags,
                                                    const launch::Place& place,
                                                    const std::vector<std::string>& providers,
+                                                   const SettingValues& settings,
                                                    const std::string& key_file) {
   if (place.ranks == 1) return nullptr;
   absl::StatusOr<ClusterKey> key = key_of(key_file);
@@ -107,6 +109,7 @@ absl::StatusOr<std::unique_ptr<shard::Group>> meet(const RankFlags& flags,
   options.name = "tensor-parallel";
   options.worker.key = *std::move(key);
   options.worker.providers = providers;
+  options.worker.settings = settings;
   options.start_timeout = std::chrono::minutes(5);
   options.timeout = std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.timeout));
   return shard::Group::meet(std::move(options));

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "collectives/launch.h"
 #include "engine/shard/group.h"
+#include "transport/settings.h"
 
 namespace baton::engine::commands {
 
@@ -36,6 +37,7 @@ absl::StatusOr<int> run_ranks(const RankFlags& flags, const std::string& directo
 absl::StatusOr<std::unique_ptr<shard::Group>> meet(const RankFlags& flags,
                                                    const launch::Place& place,
                                                    const std::vector<std::string>& providers,
+                                                   const SettingValues& settings,
                                                    const std::string& key_file);
 
 }  // namespace baton::engine::commands

@@ -18,6 +18,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "engine/command_line/command_line.h"
+#include "engine/command_line/values.h"
+#include "engine/command_line/worker_flags.h"
 #include "engine/demo/demo_process.h"
 #include "engine/demo/demo_report.h"
 #include "engine/files/files.h"
@@ -34,6 +36,7 @@ struct DemoOptions {
   std::string out = "out/demo";
   std::string check;
   std::vector<std::string> providers;
+  SettingValues settings;
   int max_tokens = 64;
   int rounds = 3;
   int repeats = 5;  // per round
@@ -181,7 +184,8 @@ absl::StatusOr<std::string> Demo::start_pair(const std::string& link, bool seria
   const json command = {{"do", "start"},
                         {"link", link},
                         {"serialized", serialized},
-                        {"providers", options_.providers}};
+                        {"providers", options_.providers},
+                        {"settings", options_.settings}};
   const absl::StatusOr<json> prefill = prefill_->call(command);
   if (!prefill.ok()) return prefill.status();
   const absl::StatusOr<json> decode = decode_->call(command);
@@ -365,31 +369,45 @@ int check_timeline(const std::string& path) {
   return 0;
 }
 
+// What people typed: this is a command of `baton`, and a program of its own.
+std::string command_name(std::string_view program) {
+  return program.ends_with("baton-demo") ? "baton-demo" : "baton demo";
+}
+
 }  // namespace
 
 int demo_main(int argc, char** argv) {
   DemoOptions options;
-  CLI::App app("Prefill and decode in two processes, KV moved by Baton, with a report.", "demo");
-  app.add_option("--model", options.model, "Directory of the model")->capture_default_str();
-  app.add_option("--out", options.out, "Where the report goes")->capture_default_str();
-  app.add_option("--provider", options.providers, "Only these transports, such as tcp")
-      ->delimiter(',');
-  app.add_option("--max-tokens", options.max_tokens, "Output tokens per prompt")
-      ->check(CLI::Range(1, 512))
+  CLI::App app("Prefill and decode in two processes, KV moved by Baton, with a report.");
+  app.add_option("--model", options.model, "the model's folder")
+      ->type_name("DIR")
       ->capture_default_str();
-  app.add_option("--rounds", options.rounds, "Rounds over the slow link")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--out", options.out, "where the report goes")
+      ->check(command_line::writable_folder())
+      ->type_name("DIR")
       ->capture_default_str();
-  app.add_option("--repeats", options.repeats, "Runs per round and way of sending")
-      ->check(CLI::PositiveNumber)
+  command_line::add_providers(app, options.providers);
+  command_line::add_settings(app, options.settings);
+  app.add_option("--max-tokens", options.max_tokens, "output tokens per prompt")
+      ->check(command_line::whole_number(1, 512))
       ->capture_default_str();
-  app.add_option("--ratio", options.ratio, "Transfer time / prefill time on the slow link")
-      ->check(CLI::Range(0.01, 10.0))
+  app.add_option("--rounds", options.rounds, "rounds over the slow link")
+      ->check(command_line::whole_number(1, 1000))
       ->capture_default_str();
-  app.add_option("--check", options.check, "Only recompute the hidden share of this timeline");
-  if (const int status = command_line::parse(app, "baton demo", argc, argv); status >= 0) {
-    return status;
-  }
+  app.add_option("--repeats", options.repeats, "runs per round and way of sending")
+      ->check(command_line::whole_number(1, 1000))
+      ->capture_default_str();
+  app.add_option("--ratio", options.ratio,
+                 "time that the slow link takes for the KV, in times of prefill")
+      ->check(command_line::real_number(0.01, 10.0))
+      ->capture_default_str();
+  app.add_option("--check", options.check,
+                 "run nothing: recompute the hidden share of the timeline of an earlier run")
+      ->check(command_line::readable_file())
+      ->type_name("FILE");
+  const std::string name = command_name(argv[0]);
+  if (const int status = command_line::parse(app, name, argc, argv); status >= 0) return status;
+  command_line::tell_idle_settings(name, options.settings, options.providers);
   if (!options.check.empty()) return check_timeline(options.check);
 
   const absl::Status status = Demo(std::move(options)).run();

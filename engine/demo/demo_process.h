@@ -1,7 +1,8 @@
 // The demo's worker processes: forked before any thread exists, driven over a socket pair with one
 // line of JSON per command and reply.
 //
-//   {"do": "start", "link": "80MB/s", "serialized": false, "providers": []}  -> {"address": ...}
+//   {"do": "start", "link": "80MB/s", "serialized": false, "providers": [],
+//    "settings": []}  -> {"address": ...}
 //   {"do": "run", "prefill": ADDRESS, "together": false, "requests": [...]}  -> {"outcomes": [...]}
 //   {"do": "stop"}                -> {"timeline": {...}, "route": ..., "bytes": ...}
 //

@@ -62,6 +62,7 @@ class DemoWorker {
       kvtransfer::BatonConnectorOptions options;
       options.worker.name = options_.name;
       options.worker.providers = command["providers"].get<std::vector<std::string>>();
+      options.worker.settings = command["settings"].get<SettingValues>();
       absl::StatusOr<ClusterKey> key = ClusterKey::from_bytes(options_.secret);
       if (!key.ok()) return key.status();
       options.worker.key = *std::move(key);

@@ -9,6 +9,8 @@
 #include "collectives/launch.h"
 #include "collectives/rendezvous.h"
 #include "engine/command_line/command_line.h"
+#include "engine/command_line/values.h"
+#include "engine/command_line/worker_flags.h"
 #include "engine/files/files.h"
 #include "engine/train/bpe_trainer.h"
 #include "engine/train/exposure.h"
@@ -153,69 +155,88 @@ int train_main(int argc, char** argv) {
   ParallelOptions& parallel = run.trainer.parallel;
   CLI::App app(
       "Trains a small Llama on text and writes a Hugging Face directory. Ranks are forked with "
-      "--ranks, or started by mpirun, srun or torchrun.",
-      "baton train");
+      "--ranks, or started by mpirun, srun or torchrun.");
+  using command_line::one_of;
+  using command_line::whole_number;
+  constexpr int kMost = 1 << 30;
   app.add_option("--preset", settings.preset, "nano (0.8 M parameters) or small (1.8 M)")
-      ->check(CLI::IsMember({"nano", "small"}))
+      ->check(one_of({"nano", "small"}))
       ->capture_default_str();
   app.add_option("--steps", settings.steps, "how many, of 4096 tokens each (default: the preset's)")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--out", settings.out, "directory to write")->capture_default_str();
-  app.add_option("--data", settings.data, "text file (default: Debian's bible-kjv)");
+      ->check(whole_number(1, kMost));
+  app.add_option("--out", settings.out, "folder to write")
+      ->check(command_line::writable_folder())
+      ->type_name("DIR")
+      ->capture_default_str();
+  app.add_option("--data", settings.data, "text file (default: Debian's bible-kjv)")
+      ->check(command_line::readable_file())
+      ->type_name("FILE");
   app.add_option("--threads", run.threads, "of each rank (default: its share of the CPUs)")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--seed", settings.seed, "of weights and data order")->capture_default_str();
+      ->check(whole_number(1, 1024));
+  app.add_option("--seed", settings.seed, "of weights and data order")
+      ->check(whole_number(0, UINT64_MAX))
+      ->capture_default_str();
   app.add_option("--max-skipped", run.trainer.max_skipped,
                  "end after more steps in a row than this whose gradient is not finite")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, kMost))
       ->capture_default_str();
   app.add_option("--timeline", run.timeline_file, "write a Perfetto trace of all ranks")
-      ->check(command_line::writable_file());
-  app.add_option("--curve", run.curve_file, "draw the loss as SVG");
+      ->check(command_line::writable_file())
+      ->type_name("FILE");
+  app.add_option("--curve", run.curve_file, "draw the loss as SVG")
+      ->check(command_line::writable_file())
+      ->type_name("FILE");
   app.add_option("--check", settings.check,
-                 "do not train: say how much communication a --timeline shows to be hidden");
+                 "do not train: say how much communication a --timeline shows to be hidden")
+      ->check(command_line::readable_file())
+      ->type_name("FILE");
 
   const char* several = "Several ranks";
   app.add_option("--ranks", settings.ranks, "how many to fork")
-      ->check(CLI::Range(1, 1024))
+      ->check(whole_number(1, 1024))
       ->group(several);
-  app.add_option("--provider", run.provider,
-                 "how they talk: any that `baton info` lists (default: the best)")
+  command_line::add_provider(app, run.provider,
+                             "how they talk: any that `baton info` lists (default: the best)")
       ->group(several);
-  app.add_option("--link", settings.link, "pretend to have this link, as in 40MB/s,200us")
-      ->group(several);
+  command_line::add_settings(app, run.settings)->group(several);
+  command_line::add_link(app, settings.link)->group(several);
   app.add_flag("--ordered", run.ordered, "sum in one order: the same bits on any number of ranks")
       ->group(several);
   app.add_option("--zero", parallel.zero, "1: shard gradients, moments and updates (ZeRO-1)")
-      ->check(CLI::IsMember({0, 1}))
+      ->check(one_of({"0", "1"}))
       ->capture_default_str()
       ->group(several);
   app.add_option("--bucket", parallel.bucket_bytes,
                  "bytes that travel at once (default: a 24th of all)")
       ->transform(command_line::byte_size())
+      ->type_name("BYTES")
       ->group(several);
   app.add_option("--accumulate", parallel.accumulate, "micro-batches of each rank in a step")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1, kMost))
       ->capture_default_str()
       ->group(several);
   app.add_option("--as-ranks", parallel.groups, "one rank that computes what so many would")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1, 1024))
       ->group(several);
   app.add_option("--wire", settings.wire, "gradients between ranks as f32 or bf16")
-      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->check(one_of({"f32", "bf16"}))
       ->capture_default_str()
       ->group(several);
   app.add_flag("--no-overlap", settings.no_overlap, "communicate only when nothing is computed")
       ->group(several);
 
   const char* going_on = "Going on";
-  app.add_option("--checkpoint", run.checkpoint_dir, "directory for checkpoints, one file per rank")
+  app.add_option("--checkpoint", run.checkpoint_dir, "folder for checkpoints, one file per rank")
+      ->check(command_line::writable_folder())
+      ->type_name("DIR")
       ->group(going_on);
   app.add_option("--checkpoint-every", run.checkpoint_every, "steps")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1, kMost))
       ->capture_default_str()
       ->group(going_on);
-  app.add_option("--resume", run.resume_dir, "go on from the newest checkpoint in this directory")
+  app.add_option("--resume", run.resume_dir, "go on from the newest checkpoint in this folder")
+      ->check(command_line::readable_folder())
+      ->type_name("DIR")
       ->group(going_on);
   app.add_flag("--new-schedule", run.new_schedule,
                "resume although --steps, and so the learning rate, was another")
@@ -224,11 +245,14 @@ int train_main(int argc, char** argv) {
                "start a killed rank anew, with its state from a peer's memory (needs --zero 1)")
       ->group(going_on);
   app.add_option("--copy-every", run.copy_every, "steps between copies to a peer's memory")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1, kMost))
       ->capture_default_str()
       ->group(going_on);
   if (const int status = command_line::parse(app, "baton train", argc, argv); status >= 0) {
     return status;
+  }
+  if (!run.provider.empty()) {
+    command_line::tell_idle_settings("baton train", run.settings, {run.provider});
   }
   return settings.check.empty() ? train(settings) : check(settings.check);
 }

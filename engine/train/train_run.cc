@@ -105,6 +105,7 @@ absl::Status Run::generation(uint64_t number) {
     options.name = "trainer";
     options.worker.name = absl::StrCat("rank-", place_.rank);
     options.worker.shape = options_.link;
+    options.worker.settings = options_.settings;
     if (!options_.provider.empty()) {
       options.worker.providers = {options_.provider};
       options.worker.require = options_.provider;

@@ -11,6 +11,7 @@
 #include "engine/train/corpus.h"
 #include "engine/train/trainer.h"
 #include "transport/decorators.h"
+#include "transport/settings.h"
 
 namespace baton::engine::train {
 
@@ -20,6 +21,7 @@ struct RunOptions {
 
   // How ranks talk. With `ordered`, weights depend neither on their number nor on how they do it.
   std::string provider;           // empty: whatever is best
+  SettingValues settings;         // of their workers
   std::optional<LinkShape> link;  // pretend to have this one
   bool ordered = false;
 

@@ -129,27 +129,43 @@ TEST_P(BadArguments, EndWithStatusTwoAndSayWhy) {
 
 INSTANTIATE_TEST_SUITE_P(
     KvBwOptions, BadArguments,
-    testing::Values(Bad{{"--bogus"}, "there is no flag --bogus"},
-                    Bad{{"--porvider", "tcp"}, "did you mean --provider?"},
-                    Bad{{"--provider", "tpc"}, "did you mean tcp?"},
-                    Bad{{"--set", "tcp.sokets=4"}, "did you mean tcp.sockets?"},
-                    Bad{{"--set", "tcp.sockets=many"}, "a number from 1 to 64"},
-                    Bad{{"--provider", "pigeon"}, "shm, tcp"},
-                    Bad{{"--op", "swap"}, "{write,read,both}"}, Bad{{"--pages", "0"}, "pages"},
-                    Bad{{"--pages", "many"}, "--pages"}, Bad{{"--page-bytes", "0"}, "at least one"},
-                    Bad{{"--pages", "4G"}, "number of pages"},
-                    Bad{{"--pages", "1G", "--page-bytes", "1G"}, "1 TiB"},
-                    Bad{{"--layout", "round"}, "{scattered,contiguous}"},
-                    Bad{{"--model", "gpt-9"}, "llama3-8b"}, Bad{{"--tp", "2:1"}, "--model"},
-                    Bad{{"--model", "llama3-8b", "--tp", "2"}, "SOURCE:TARGET"},
-                    Bad{{"--model", "llama3-8b", "--tp", "3:1"}, "8 KV heads"},
-                    Bad{{"--model", "llama3-8b", "--tp", "0:1"}, "8 KV heads"},
-                    Bad{{"--model", "kjv", "--pages", "3"}, "--pages"},
-                    Bad{{"--model", "kjv", "--tokens", "0"}, "number of tokens"},
-                    Bad{{"--set", "tcp.sockets"}, "KEY=VALUE"},
-                    Bad{{"--inflight", "0"}, "inflight"}, Bad{{"--seconds", "-1"}, "seconds"},
-                    Bad{{"--once"}, "--listen"}, Bad{{"--listen", "--suite"}, "--suite"},
-                    Bad{{"--listen", "1.2.3.4:x"}, "port"}));
+    testing::Values(
+        Bad{{"--bogus"}, "there is no flag --bogus"},
+        Bad{{"--porvider", "tcp"}, "did you mean --provider?"},
+        Bad{{"--provider", "tpc"}, "did you mean tcp?"},
+        Bad{{"--set", "tcp.sokets=4"}, "did you mean tcp.sockets?"},
+        Bad{{"--set", "tcp.sockets=many"}, "a number from 1 to 64"},
+        Bad{{"--provider", "pigeon"}, "shm, tcp"}, Bad{{"--op", "raed"}, "did you mean read?"},
+        Bad{{"--model", "llama3-9b"}, "did you mean llama3-8b?"},
+        Bad{{"--op", "swap"}, "none of write, read, both"}, Bad{{"--pages", "0"}, "pages"},
+        Bad{{"--pages", "many"}, "--pages"}, Bad{{"--page-bytes", "0"}, "at least one"},
+        Bad{{"--pages", "4G"}, "number of pages"},
+        Bad{{"--pages", "1G", "--page-bytes", "1G"}, "1 TiB"},
+        Bad{{"--layout", "round"}, "none of scattered, contiguous"},
+        Bad{{"--model", "gpt-9"}, "llama3-8b"}, Bad{{"--tp", "2:1"}, "--model"},
+        Bad{{"--model", "llama3-8b", "--tp", "2"}, "SOURCE:TARGET"},
+        Bad{{"--model", "llama3-8b", "--tp", "3:1"}, "8 KV heads"},
+        Bad{{"--model", "llama3-8b", "--tp", "0:1"}, "8 KV heads"},
+        Bad{{"--model", "kjv", "--pages", "3"}, "--pages"},
+        Bad{{"--model", "kjv", "--tokens", "0"}, "whole number from 1"},
+        Bad{{"--set", "tcp.sockets"}, "KEY=VALUE"}, Bad{{"--inflight", "0"}, "inflight"},
+        Bad{{"--seconds", "-1"}, "seconds"},
+        Bad{{"--seconds", "nan"}, "is not a number from 0.01 to 3600"},
+        Bad{{"--iters", ""}, "\"\" is not a whole number"},
+        Bad{{"--iters", "12x"}, "\"12x\" is not a whole number"},
+        Bad{{"--page-bytes", "-1"}, "is not a size"},
+        Bad{{"--page-bytes", "99999999999999999999"}, "is not a size"},
+        Bad{{"--suite=3"}, "--suite takes no value"}, Bad{{"--pages"}, "--pages needs a value"},
+        Bad{{"--once"}, "--listen"}, Bad{{"--listen", "--suite"}, "--suite"},
+        Bad{{"--listen", "1.2.3.4:x"}, "port"}));
+
+TEST(KvBwOptions, ASettingOfAProviderThatIsNotUsedIsToldAndNoError) {
+  const Parsed shm = parse({"--provider", "shm", "--set", "tcp.sockets=2"});
+  EXPECT_TRUE(shm.command.options.has_value());
+  EXPECT_THAT(shm.err, HasSubstr("--set tcp.sockets=2 has no effect: only shm is used"));
+  EXPECT_EQ(parse({"--provider", "tcp", "--set", "tcp.sockets=2"}).err, "");
+  EXPECT_EQ(parse({"--provider", "shm", "--set", "peer.answer_ms=20"}).err, "");
+}
 
 TEST(KvBwOptions, HelpIsNoError) {
   const Parsed parsed = parse({"--help"});

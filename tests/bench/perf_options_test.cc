@@ -202,7 +202,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"write_lat", "--output=bandwidth h", "--output=latency"},
         Bad{"write_lat", "-b h", "both ways"}, Bad{"read_bw", "--write_with_imm h", "write_lat"},
         Bad{"send_bw", "-r 9000 h", "--rx-depth"},
-        Bad{"write_bw", "--provider pigeon h", "--provider tcp"},
+        Bad{"write_bw", "--provider pigeon h", "it has shm, tcp"},
         Bad{"write_bw", "--set tcp h", "KEY=VALUE"}, Bad{"write_bw", "--loopback h", "no HOST"},
         Bad{"write_bw", "-a --run_infinitely h", "-s instead of -a"},
         Bad{"write_bw", "--frobnicate h", "there is no flag --frobnicate"},

@@ -170,10 +170,13 @@ absl::Status Worker::Impl::start() {
   if (options.listen_port != 0 && port != options.listen_port) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "none of the providers %s listens on port %d, where peers would look for this worker: add "
-        "tcp, or leave the port out",
+        "tcp, or leave the port out%s",
         absl::StrJoin(self_address.providers, ", ",
                       [](std::string* out, const auto& entry) { out->append(entry.first); }),
-        options.listen_port));
+        options.listen_port,
+        provider_notes.empty()
+            ? ""
+            : absl::StrCat(". Not used: ", absl::StrJoin(provider_notes, "; "))));
   }
   address = self_address.encode();
   if (absl::Status readable = Address::decode(address).status(); !readable.ok()) {

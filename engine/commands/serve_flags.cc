@@ -1,0 +1,260 @@
+// The flags of the serving commands, and which of them belong to which role.
+#include "engine/commands/serve_flags.h"
+
+#include <iostream>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/command_line/command_line.h"
+#include "engine/command_line/values.h"
+#include "engine/command_line/worker_flags.h"
+#include "engine/http/http_fetch.h"
+
+namespace baton::engine::commands {
+namespace {
+
+using command_line::not_empty;
+using command_line::one_of;
+using command_line::readable_file;
+using command_line::real_number;
+using command_line::whole_number;
+
+constexpr double kDay = 86400;  // seconds
+
+// Adds a flag whose words stand for values, the first of them by default.
+template <typename T>
+void add_choice(CLI::App& app, const char* flag, T* value,
+                const std::vector<std::pair<std::string, T>>& choices, const char* text) {
+  std::vector<std::string> words;
+  for (const auto& [word, meant] : choices) words.push_back(word);
+  const std::map<std::string, T> values(choices.begin(), choices.end());
+  app.add_option_function<std::string>(
+         flag, [=](const std::string& word) { *value = values.at(word); }, text)
+      ->check(one_of(words))
+      ->default_str(words.front());
+}
+
+CLI::Validator url() {
+  return {
+      [](std::string& text) { return std::string(http::HttpUrl::parse(text).status().message()); },
+      ""};
+}
+
+CLI::Validator host_and_port() {
+  return {[](std::string& text) -> std::string {
+            const size_t colon = text.rfind(':');
+            const std::string port = colon == std::string::npos ? "" : text.substr(colon + 1);
+            if (colon > 0 && whole_number(1, 65535)(port).empty()) return "";
+            return absl::StrCat("\"", text, "\" has no port from 1 to 65535: write HOST:PORT");
+          },
+          ""};
+}
+
+void add_http_flags(CLI::App& app, ServeFlags& flags) {
+  app.add_option("--host", flags.host, "address to listen on for HTTP; 0.0.0.0: all")
+      ->check(command_line::host())
+      ->type_name("HOST")
+      ->capture_default_str();
+  app.add_option("--port", flags.port, "port to listen on for HTTP; 0: any")
+      ->check(command_line::port())
+      ->capture_default_str();
+  app.add_option("--served-model-name", flags.served_name,
+                 "what clients call the model (default: the folder's last part)")
+      ->check(not_empty())
+      ->type_name("NAME");
+  app.add_option("--api-key", flags.api_key,
+                 "key that clients must send as a bearer token; the router sends it to its workers "
+                 "too (default: $BATON_API_KEY, else none)")
+      ->check(not_empty())
+      ->type_name("KEY")
+      ->envname("BATON_API_KEY");
+  auto* certificate = app.add_option("--tls-cert", flags.tls_certificate,
+                                     "serve HTTPS: a PEM file with the certificate and its chain")
+                          ->check(readable_file())
+                          ->type_name("FILE");
+  auto* key = app.add_option("--tls-key", flags.tls_key, "... and one with its private key")
+                  ->check(readable_file())
+                  ->type_name("FILE");
+  certificate->needs(key);
+  key->needs(certificate);
+  app.add_option("--generation-config", flags.generation_config,
+                 "where a request names no temperature, top_p, top_k, ...: auto, as the model's "
+                 "generation_config.json says; none, as OpenAI does")
+      ->check(one_of({"auto", "none"}))
+      ->capture_default_str();
+  app.add_option("--max-waiting", flags.admission.max_waiting,
+                 "requests in the queue, at most; more are refused with 429")
+      ->check(whole_number(0, 1 << 24))
+      ->capture_default_str();
+  app.add_option(
+         "--max-wait", flags.max_wait,
+         "refuse what is expected to take longer than this many seconds, to a stream's first "
+         "token or to a whole answer; 0: longer than clients are seen to wait")
+      ->check(real_number(0, kDay))
+      ->capture_default_str();
+}
+
+void add_role_flags(CLI::App& app, ServeFlags& flags) {
+  app.add_option("--role", flags.role, "what this server does for a prompt")
+      ->check(one_of({"all", "prefill", "decode", "router"}))
+      ->capture_default_str();
+  app.add_option("--min-remote-tokens", flags.engine.min_remote_tokens,
+                 "decode: prompts with fewer tokens to compute are computed here")
+      ->check(whole_number(0, 1 << 24))
+      ->capture_default_str();
+  app.add_option("--load-timeout", flags.load_timeout,
+                 "decode: seconds until a prompt whose KV does not come is given up")
+      ->check(real_number(0.1, kDay))
+      ->capture_default_str();
+  app.add_option("--on-load-failure", flags.on_load_failure,
+                 "decode: recompute a prompt whose KV does not come, or fail the request")
+      ->check(one_of({"recompute", "fail"}))
+      ->capture_default_str();
+}
+
+void add_tier_flags(CLI::App& app, ServeFlags& flags) {
+  app.add_option("--kv-host-mib", flags.kv_host_mib,
+                 "keep KV that has no room in the cache: so many MiB of host memory, which "
+                 "tensor-parallel ranks share out, as they do what follows")
+      ->check(whole_number(0, 1 << 30));
+  auto* disk = app.add_option("--kv-disk", flags.engine.tiers.disk,
+                              "... and on disk: a folder for this server alone")
+                   ->check(command_line::writable_folder())
+                   ->type_name("DIR");
+  auto* disk_size = app.add_option("--kv-disk-gib", flags.kv_disk_gib, "... so many GiB of it")
+                        ->check(real_number(0.001, 1e6));
+  disk->needs(disk_size);
+  disk_size->needs(disk);
+  app.add_option("--kv-store", flags.kv_store,
+                 "... and in a process that several servers share: a `baton kv_store`")
+      ->check(host_and_port())
+      ->type_name("HOST:PORT");
+  app.add_option("--kv-salt", flags.engine.tiers.salt,
+                 "KV is only found again by a server with the same salt");
+}
+
+void add_transfer_flags(CLI::App& app, ServeFlags& flags) {
+  app.add_option("--kv-host", flags.kv_host,
+                 "address to listen on for KV (default: that of --host)")
+      ->check(command_line::host())
+      ->type_name("HOST");
+  app.add_option("--kv-port", flags.kv_port,
+                 "port to listen on for KV, of rank 0; each further rank takes the next; 0: any")
+      ->check(command_line::port());
+  command_line::add_key_file(app, flags.key_file);
+  command_line::add_providers(app, flags.providers);
+  command_line::add_settings(app, flags.settings);
+  command_line::add_link(app, flags.link);
+  app.add_option("--timeline", flags.timeline, "write a Perfetto timeline at the end")
+      ->check(command_line::writable_file())
+      ->type_name("FILE");
+}
+
+// Those that only a router reads.
+std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flags) {
+  std::vector<const CLI::Option*> added;
+  added.push_back(app.add_option("--prefill", flags.prefill, "router: prefill workers")
+                      ->check(url())
+                      ->type_name("URL"));
+  added.push_back(app.add_option("--decode", flags.decode, "router: decode workers")
+                      ->check(url())
+                      ->type_name("URL"));
+  added.push_back(
+      app.add_option("--workers", flags.workers,
+                     "router: a file that lists them instead, a line each: prefill URL or decode "
+                     "URL; workers join and leave as it changes")
+          ->check(readable_file())
+          ->type_name("FILE"));
+  added.push_back(app.add_option("--tokenizer", flags.tokenizer,
+                                 "router: folder of the workers' model (tokenizer.json, chat "
+                                 "template); requests then go where their prompts are cached, as "
+                                 "workers say")
+                      ->check(not_empty())
+                      ->type_name("DIR"));
+  add_choice<router::PickBy>(
+      app, "--pick", &flags.pick,
+      {{"cache", router::PickBy::kCache},
+       {"guess", router::PickBy::kGuess},
+       {"hash", router::PickBy::kHash}},
+      "router: a worker by what it has cached and has to do (with --tokenizer), by what it was "
+      "given before, or by a hash of the prompt's beginning, for comparison");
+  added.push_back(app.get_option("--pick"));
+  return added;
+}
+
+// A router's flag given to another role would be ignored, and the wrong server started.
+absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Option*>& of_router) {
+  if (flags.role == "router") return absl::OkStatus();
+  for (const CLI::Option* option : of_router) {
+    if (option->count() == 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(option->get_name(), " is for a router: add --role router, or leave it out"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void add_model_flag(CLI::App& app, std::string* directory) {
+  app.add_option("--model", *directory, "the model's folder")
+      ->type_name("DIR")
+      ->capture_default_str();
+}
+
+void add_engine_flags(CLI::App& app, serve::EngineOptions* engine) {
+  app.add_option("--blocks", engine->blocks, "KV cache size, in blocks of 16 tokens")
+      ->check(whole_number(1, 1 << 24))
+      ->capture_default_str();
+  app.add_option("--token-budget", engine->token_budget, "tokens computed per step, at most")
+      ->check(whole_number(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--max-seqs", engine->max_sequences, "requests in one step, at most")
+      ->check(whole_number(1, 1 << 16))
+      ->capture_default_str();
+  app.add_option("--threads", engine->threads, "threads that compute; 0: one per CPU")
+      ->check(whole_number(0, 1024))
+      ->capture_default_str();
+  app.add_flag("--prefix-cache,!--no-prefix-cache", engine->prefix_cache,
+               "reuse the KV of prompts that begin alike (default)");
+  app.add_option("--cpus", engine->cpus, "CPUs to pin them to")
+      ->delimiter(',')
+      ->check(whole_number(0, 4095))
+      ->allow_extra_args(false)
+      ->type_name("N[,N]");
+}
+
+void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {
+  add_choice<Arithmetic>(
+      app, "--arithmetic", arithmetic,
+      {{"fp32", Arithmetic::kFp32}, {"bf16", Arithmetic::kBf16}, {"int8", Arithmetic::kInt8}},
+      "of matrix products: fp32; bf16, which rounds what it multiplies and is quicker where there "
+      "is AMX; or int8, which rounds the weights further and halves what a step reads of them; "
+      "the same for all workers that share KV");
+}
+
+int parse_serve(ServeFlags& flags, int argc, char** argv) {
+  const std::string name = "baton serve";
+  CLI::App app("Serves a model over HTTP, alone or as one part of a prefill/decode pair.");
+  add_model_flag(app, &flags.model);
+  add_role_flags(app, flags);
+  add_http_flags(app, flags);
+  add_engine_flags(app, &flags.engine);
+  add_arithmetic_flag(app, &flags.arithmetic);
+  add_rank_flags(app, &flags.ranks);
+  add_tier_flags(app, flags);
+  add_transfer_flags(app, flags);
+  const std::vector<const CLI::Option*> of_router = add_router_flags(app, flags);
+  std::vector<char*> words = with_long_names(argc, argv);
+  if (const int status = command_line::parse(app, name, argc, words.data()); status >= 0) {
+    return status;
+  }
+  if (const absl::Status status = check_role(flags, of_router); !status.ok()) {
+    std::cerr << name << ": " << status.message() << " (see " << name << " --help)\n";
+    return command_line::kUsage;
+  }
+  command_line::tell_idle_settings(name, flags.settings, flags.providers);
+  return -1;
+}
+
+}  // namespace baton::engine::commands

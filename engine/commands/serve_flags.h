@@ -1,0 +1,63 @@
+// What `baton serve` is asked to do: its flags, and those it shares with `baton generate`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "engine/commands/serve_ranks.h"
+#include "engine/model/arithmetic.h"
+#include "engine/router/router.h"
+#include "engine/serve/admission.h"
+#include "engine/serve/engine.h"
+#include "transport/settings.h"
+
+namespace baton::engine::commands {
+
+struct ServeFlags {
+  std::string model = "models/kjv-1.8m";
+  std::string served_name;
+  std::string role = "all";
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  serve::EngineOptions engine;
+  std::string on_load_failure = "recompute";
+  // KV transfer.
+  std::string kv_host;
+  uint16_t kv_port = 0;
+  std::string key_file;
+  std::vector<std::string> providers;
+  SettingValues settings;
+  std::string link;
+  std::string timeline;
+  // Router.
+  std::vector<std::string> prefill;
+  std::vector<std::string> decode;
+  std::string workers;
+  std::string tokenizer;
+  router::PickBy pick = router::PickBy::kCache;
+  std::string api_key;
+  std::string tls_certificate;
+  std::string tls_key;
+  std::string generation_config = "auto";
+  serve::AdmissionOptions admission;
+  double max_wait = 0;
+  double load_timeout = 60;
+  // KV tiers.
+  size_t kv_host_mib = 0;
+  double kv_disk_gib = 0;
+  std::string kv_store;
+  Arithmetic arithmetic = Arithmetic::kFp32;
+  RankFlags ranks;
+};
+
+// Parses and checks. -1: go on; else the exit status to leave with, everything said.
+int parse_serve(ServeFlags& flags, int argc, char** argv);
+
+// Of a command that computes with a model.
+void add_model_flag(CLI::App& app, std::string* directory);
+void add_engine_flags(CLI::App& app, serve::EngineOptions* engine);
+void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic);
+
+}  // namespace baton::engine::commands
