@@ -325,7 +325,9 @@ class Agent {
   absl::StatusOr<AgentTelemetry> telemetry(AgentTransferId transfer) const;
 
   // --- messages ----------------------------------------------------------------------------
-  // Sends bytes (also none) to an agent's inbox; at most kMaxAgentMessage. Returns at once; an
+  // Sends bytes (also none) to an agent's inbox; at most kMaxAgentMessage. Returns at once, but for
+  // one above 60,000 bytes while 64 MiB of these are on their way there, or no transfer is free:
+  // that waits for 10 s at most, and is ResourceExhausted then. An
   // agent that is gone is Unavailable where that is known already. Those of one thread arrive in
   // the order sent, with two exceptions: one above 60,000 bytes may arrive later than those behind
   // it, and so may those on a connection that was lost or gave way to a better one. What is lost

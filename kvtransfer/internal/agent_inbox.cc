@@ -5,11 +5,6 @@
 #include "transport/base/log.h"
 
 namespace baton::kvtransfer {
-namespace {
-
-uint64_t key_of(PeerId peer) { return (uint64_t{peer.generation} << 32) | peer.index; }
-
-}  // namespace
 
 void Agent::Impl::pump() {
   worker->help();
@@ -80,6 +75,8 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
       // Its own, and nobody else's.
       if (options.serve_metadata) remove_remote(sender.name, &sender.uid);
       return;
+    case AgentFrameKind::kAbandon:
+      return;  // the assembler's
   }
 }
 

@@ -14,6 +14,9 @@ namespace {
 constexpr uint8_t kPart = 0x80;  // beside the kind: one of several
 static_assert(kMaxWholeAgentMessage + 32 <= kMaxNotification);
 
+constexpr size_t kMostParts =
+    (kMaxAgentMessage + kMaxWholeAgentMessage - 1) / kMaxWholeAgentMessage;
+
 size_t part_bytes(size_t total, size_t part) {
   return std::min(kMaxWholeAgentMessage, total - part * kMaxWholeAgentMessage);
 }
@@ -25,6 +28,13 @@ absl::Status strange() { return absl::InvalidArgumentError("a notification that 
 std::string agent_frame(AgentFrameKind kind, std::string_view payload) {
   std::string out(1, static_cast<char>(kind));
   out.append(payload);
+  return out;
+}
+
+std::string abandon_frame(std::string_view part, size_t parts) {
+  std::string out(1, static_cast<char>(AgentFrameKind::kAbandon));
+  out.append(part.substr(1, sizeof(uint64_t)));
+  base::put_number(out, static_cast<uint32_t>(parts));
   return out;
 }
 
@@ -47,8 +57,9 @@ absl::StatusOr<bool> AgentAssembler::add(std::string_view frame, AgentFrame& out
   if (frame.empty()) return strange();
   const auto first = static_cast<uint8_t>(frame.front());
   const uint8_t kind = first & ~kPart;
-  if (kind > static_cast<uint8_t>(AgentFrameKind::kInvalidate)) return strange();
+  if (kind > static_cast<uint8_t>(AgentFrameKind::kAbandon)) return strange();
   frame.remove_prefix(1);
+  if (first == static_cast<uint8_t>(AgentFrameKind::kAbandon)) return abandon(frame);
   if ((first & kPart) == 0) {
     out.kind = static_cast<AgentFrameKind>(kind);
     out.payload.assign(frame);
@@ -66,6 +77,10 @@ absl::StatusOr<bool> AgentAssembler::add(std::string_view frame, AgentFrame& out
   if (!in.finished()) return strange();
   const auto [at, made] = open_.try_emplace(number);
   Open& open = at->second;
+  if (open.abandoned) {
+    drop_part(number, open);
+    return false;
+  }
   if (made) {
     if (held_ + total > kMaxHeld) {
       open_.erase(at);
@@ -88,6 +103,33 @@ absl::StatusOr<bool> AgentAssembler::add(std::string_view frame, AgentFrame& out
   held_ -= total;
   open_.erase(at);
   return true;
+}
+
+// Parts may come behind the word that there are no more than these.
+absl::StatusOr<bool> AgentAssembler::abandon(std::string_view what) {
+  base::WireReader in(what);
+  const auto number = in.number<uint64_t>();
+  const auto parts = in.number<uint32_t>();
+  if (!in.finished() || parts == 0 || parts > kMostParts) return strange();
+  const auto known = open_.find(number);
+  size_t seen = 0;
+  if (known != open_.end()) {
+    seen = known->second.seen.size() - known->second.missing;
+    if (known->second.abandoned || seen > parts) return strange();
+    held_ -= known->second.payload.size();
+    open_.erase(known);
+  }
+  if (seen == parts) return false;
+  if (abandoned_ == kMaxAbandoned) return strange();
+  ++abandoned_;
+  open_[number] = {.missing = parts - seen, .abandoned = true};
+  return false;
+}
+
+void AgentAssembler::drop_part(uint64_t number, Open& open) {
+  if (--open.missing > 0) return;
+  --abandoned_;
+  open_.erase(number);
 }
 
 }  // namespace baton::kvtransfer

@@ -19,13 +19,20 @@ enum class AgentFrameKind : uint8_t {
   kMetadata = 1,    // of the sender, to be loaded
   kFetch = 2,       // the sender wants the metadata of the agent named here
   kInvalidate = 3,  // the sender takes its metadata back
+  kAbandon = 4,     // of the message named here no more parts come
 };
+
+// A peer in tables.
+inline uint64_t key_of(PeerId peer) { return (uint64_t{peer.generation} << 32) | peer.index; }
 
 // The frames of a message: one where it fits into a notification.
 std::vector<std::string> agent_frames(AgentFrameKind kind, std::string_view payload);
 // The only one of a message up to kMaxWholeAgentMessage, the usual case.
 inline constexpr size_t kMaxWholeAgentMessage = 60'000;
 std::string agent_frame(AgentFrameKind kind, std::string_view payload);
+// What the receiver of the first `parts` parts of a message is told when the others will not come;
+// `part`: one of them.
+std::string abandon_frame(std::string_view part, size_t parts);
 
 struct AgentFrame {
   AgentFrameKind kind = AgentFrameKind::kMessage;
@@ -36,7 +43,7 @@ struct AgentFrame {
 class AgentAssembler {
  public:
   // The message that this frame completes, if it does. Fails for a frame that no agent sends, or
-  // when more than kMaxHeld bytes of open messages would have to be kept.
+  // when more than kMaxHeld bytes of open messages would have to be kept: no agent sends so many.
   static constexpr size_t kMaxHeld = 64 << 20;
   absl::StatusOr<bool> add(std::string_view frame, AgentFrame& out);
 
@@ -46,9 +53,14 @@ class AgentAssembler {
     std::string payload;
     std::vector<bool> seen;  // by part
     size_t missing = 0;
+    bool abandoned = false;  // what is missing is thrown away when it comes
   };
+  static constexpr size_t kMaxAbandoned = 4096;  // of which parts are on their way
+  absl::StatusOr<bool> abandon(std::string_view what);
+  void drop_part(uint64_t number, Open& open);
   absl::flat_hash_map<uint64_t, Open> open_;
   size_t held_ = 0;
+  size_t abandoned_ = 0;
 };
 
 }  // namespace baton::kvtransfer

@@ -2,28 +2,37 @@
 #include "kvtransfer/internal/agent_outbox.h"
 
 #include <chrono>
-#include <memory>
 #include <utility>
 
 namespace baton::kvtransfer {
+namespace {
+
+constexpr Time kPatience = std::chrono::seconds(10);
+
+}  // namespace
 
 absl::Status AgentOutbox::send_message(std::string_view agent, PeerId peer,
                                        std::string_view message) {
-  Sent* const sent = new Sent{.outbox = *this, .agent = std::string(agent), .number = ++messages_};
-  if (message.size() <= kMaxWholeAgentMessage) {
-    sent->bytes = agent_frame(AgentFrameKind::kMessage, message);
-    sent->skip = sent->bytes.size() - message.size();
-    sent->open = 1;
-    return submit_all(peer, absl::MakeConstSpan(&sent->bytes, 1), sent);
+  auto sent = std::make_unique<Sent>(
+      Sent{.outbox = *this, .peer = peer, .agent = std::string(agent), .number = ++messages_});
+  if (message.size() > kMaxWholeAgentMessage) {
+    sent->bytes = message;
+    return send_parts(AgentFrameKind::kMessage, message, std::move(sent));
   }
-  const std::vector<std::string> frames = agent_frames(AgentFrameKind::kMessage, message);
-  sent->bytes = message;
-  sent->open = frames.size();
-  return submit_all(peer, frames, sent);
+  sent->bytes = agent_frame(AgentFrameKind::kMessage, message);
+  sent->skip = sent->bytes.size() - message.size();
+  sent->open = 1;
+  Sent* const raw = sent.release();
+  absl::Status status = submit(peer, raw->bytes, raw);
+  if (!status.ok()) ended(*raw, 1, status, true);
+  return status;
 }
 
 absl::Status AgentOutbox::send(PeerId peer, AgentFrameKind kind, std::string_view payload) {
-  return submit_all(peer, agent_frames(kind, payload), nullptr);
+  if (payload.size() <= kMaxWholeAgentMessage) {
+    return submit(peer, agent_frame(kind, payload), nullptr);
+  }
+  return send_parts(kind, payload, std::make_unique<Sent>(Sent{.outbox = *this, .peer = peer}));
 }
 
 absl::Status AgentOutbox::submit(PeerId peer, std::string_view frame, Sent* sent) {
@@ -35,32 +44,117 @@ absl::Status AgentOutbox::submit(PeerId peer, std::string_view frame, Sent* sent
   return worker_.submit(request).status();
 }
 
-absl::Status AgentOutbox::submit_all(PeerId peer, absl::Span<const std::string> frames,
-                                     Sent* sent) {
+// Once begun, a message is worth waiting for.
+absl::Status AgentOutbox::submit_part(std::string_view frame, Sent& sent, bool first) {
+  absl::Status status = submit(sent.peer, frame, &sent);
+  if (first || !absl::IsResourceExhausted(status)) return status;
+  worker_
+      .wait_until(
+          [&] {
+            status = submit(sent.peer, frame, &sent);
+            return !absl::IsResourceExhausted(status);
+          },
+          kPatience)
+      .IgnoreError();
+  return status;
+}
+
+absl::Status AgentOutbox::send_parts(AgentFrameKind kind, std::string_view payload,
+                                     std::unique_ptr<Sent> sent) {
+  say_what_waits(sent->peer);
+  if (absl::Status room = wait_for_room(sent->peer, payload.size()); !room.ok()) return room;
+  const std::vector<std::string> frames = agent_frames(kind, payload);
+  sent->parts_bytes = payload.size();
+  sent->open = frames.size();
+  Sent* const raw = sent.release();  // the end of its last frame frees it
   for (size_t i = 0; i < frames.size(); ++i) {
-    absl::Status status = submit(peer, frames[i], sent);
-    // Once begun, a message is worth waiting for.
-    if (absl::IsResourceExhausted(status) && i > 0) {
-      worker_
-          .wait_until(
-              [&] {
-                status = submit(peer, frames[i], sent);
-                return !absl::IsResourceExhausted(status);
-              },
-              std::chrono::seconds(10))
-          .IgnoreError();
-    }
-    if (!status.ok()) {
-      if (sent != nullptr) ended(*sent, frames.size() - i, status, true);
-      return status;
-    }
+    absl::Status status = submit_part(frames[i], *raw, i == 0);
+    if (status.ok()) continue;
+    if (i > 0 && absl::IsResourceExhausted(status)) abandon(*raw, frames[0], i);
+    ended(*raw, frames.size() - i, status, true);
+    return status;
   }
   return absl::OkStatus();
 }
 
+bool AgentOutbox::reserve(PeerId peer, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  Parts& parts = parts_[key_of(peer)];
+  if (parts.bytes + bytes > AgentAssembler::kMaxHeld) return false;
+  parts.bytes += bytes;
+  return true;
+}
+
+absl::Status AgentOutbox::wait_for_room(PeerId peer, size_t bytes) {
+  if (reserve(peer, bytes)) return absl::OkStatus();
+  const absl::Status waited = worker_.wait_until([&] { return reserve(peer, bytes); }, kPatience);
+  if (waited.ok()) return waited;
+  return absl::ResourceExhaustedError(
+      "64 MiB of messages of more than 60,000 bytes are on their way to this agent: send it more "
+      "when it has taken some of them");
+}
+
+void AgentOutbox::give_back(PeerId peer, size_t bytes) {
+  const auto parts = parts_.find(key_of(peer));
+  parts->second.bytes -= bytes;
+  if (parts->second.bytes == 0) parts_.erase(parts);
+}
+
+// The other agent must not keep what it has of the message for ever. Until it has been told, what
+// it keeps is in the way of others.
+void AgentOutbox::abandon(Sent& sent, std::string_view part, size_t parts) {
+  auto word = std::make_unique<Sent>(Sent{.outbox = *this, .peer = sent.peer, .open = 1});
+  word->bytes = abandon_frame(part, parts);
+  {
+    std::lock_guard lock(mutex_);
+    word->parts_bytes = std::exchange(sent.parts_bytes, 0);
+    parts_[key_of(sent.peer)].unsaid.push_back(std::move(word));
+  }
+  say_what_waits(sent.peer);
+}
+
+void AgentOutbox::say_what_waits(PeerId peer) {
+  while (true) {
+    std::unique_ptr<Sent> word;
+    {
+      std::lock_guard lock(mutex_);
+      const auto parts = parts_.find(key_of(peer));
+      if (parts == parts_.end() || parts->second.unsaid.empty()) return;
+      word = std::move(parts->second.unsaid.back());
+      parts->second.unsaid.pop_back();
+    }
+    const absl::Status status = submit(peer, word->bytes, word.get());
+    if (absl::IsResourceExhausted(status)) {
+      std::lock_guard lock(mutex_);
+      parts_[key_of(peer)].unsaid.push_back(std::move(word));
+      return;
+    }
+    Sent& raw = *word.release();
+    if (!status.ok()) ended(raw, 1, status, true);
+  }
+}
+
+// The peer is down: nothing that it had is kept there.
+void AgentOutbox::forget_what_waits(PeerId peer) {
+  std::lock_guard lock(mutex_);
+  const auto parts = parts_.find(key_of(peer));
+  if (parts == parts_.end()) return;
+  size_t bytes = 0;
+  for (const auto& word : parts->second.unsaid) bytes += word->parts_bytes;
+  parts->second.unsaid.clear();
+  give_back(peer, bytes);
+}
+
 void AgentOutbox::on_end(void* context, TransferId /*id*/, const absl::Status& status) {
   auto& sent = *static_cast<Sent*>(context);
-  sent.outbox.ended(sent, 1, status, false);
+  AgentOutbox& outbox = sent.outbox;
+  const PeerId peer = sent.peer;
+  outbox.ended(sent, 1, status, false);
+  if (status.ok()) {
+    outbox.say_what_waits(peer);
+  } else {
+    outbox.forget_what_waits(peer);
+  }
 }
 
 void AgentOutbox::ended(Sent& sent, size_t frames, const absl::Status& status, bool refused) {
@@ -71,7 +165,8 @@ void AgentOutbox::ended(Sent& sent, size_t frames, const absl::Status& status, b
   sent.open -= frames;
   if (sent.open > 0) return;
   last.reset(&sent);
-  if (sent.why.ok() || sent.refused) return;
+  if (sent.parts_bytes > 0) give_back(sent.peer, sent.parts_bytes);
+  if (sent.why.ok() || sent.refused || sent.number == 0) return;
   ++lost_ever_;
   sent.bytes.erase(0, sent.skip);
   lost_bytes_ += sent.bytes.size();

@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "kvtransfer/agent.h"
 #include "kvtransfer/internal/agent_messages.h"
 
@@ -22,7 +24,9 @@ class AgentOutbox {
   AgentOutbox(const AgentOutbox&) = delete;
   AgentOutbox& operator=(const AgentOutbox&) = delete;
 
-  // Agent::notify(). What fails here is not counted as lost.
+  // Agent::notify(). What fails here is not counted as lost. A message in parts waits, for 10 s at
+  // most, until those before it leave room for it at the other agent, which keeps parts of so many
+  // bytes and no more; then, and when a part finds no room here, it is ResourceExhausted.
   absl::Status send_message(std::string_view agent, PeerId peer, std::string_view message);
   // Agents among themselves: who asked asks again.
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
@@ -34,17 +38,33 @@ class AgentOutbox {
   // One message. Freed by the end of its last frame.
   struct Sent {
     AgentOutbox& outbox;
+    PeerId peer;
     std::string agent;
-    uint64_t number = 0;  // of messages
+    uint64_t number = 0;  // of messages; 0: not the application's, nobody is told of its loss
     std::string bytes;    // the message, behind `skip` others
     size_t skip = 0;
-    size_t open = 0;  // frames that have not ended; the rest is guarded by the outbox
+    size_t parts_bytes = 0;  // that the other agent may have to keep until all of them are there
+    size_t open = 0;         // frames that have not ended; the rest is guarded by the outbox
     absl::Status why;
     bool refused = false;  // the caller knows
   };
+  // What another agent may have to keep of messages that come in parts.
+  struct Parts {
+    size_t bytes = 0;
+    // Words that no more parts of a message come, which found no room here yet.
+    std::vector<std::unique_ptr<Sent>> unsaid;
+  };
   static void on_end(void* context, TransferId id, const absl::Status& status);
   absl::Status submit(PeerId peer, std::string_view frame, Sent* sent);
-  absl::Status submit_all(PeerId peer, absl::Span<const std::string> frames, Sent* sent);
+  absl::Status submit_part(std::string_view frame, Sent& sent, bool first);
+  absl::Status send_parts(AgentFrameKind kind, std::string_view payload,
+                          std::unique_ptr<Sent> sent);
+  bool reserve(PeerId peer, size_t bytes);
+  absl::Status wait_for_room(PeerId peer, size_t bytes);
+  void give_back(PeerId peer, size_t bytes);  // locked
+  void abandon(Sent& sent, std::string_view part, size_t parts);
+  void say_what_waits(PeerId peer);
+  void forget_what_waits(PeerId peer);
   void ended(Sent& sent, size_t frames, const absl::Status& status, bool refused);
 
   // Somebody who never asks must not fill the memory: the oldest go.
@@ -53,7 +73,8 @@ class AgentOutbox {
   Worker& worker_;
   std::atomic<uint64_t> messages_{0};
   mutable std::mutex mutex_;
-  std::map<uint64_t, AgentLostMessage> lost_;  // by number
+  absl::flat_hash_map<uint64_t, Parts> parts_;  // by peer
+  std::map<uint64_t, AgentLostMessage> lost_;   // by number
   size_t lost_bytes_ = 0;
   uint64_t lost_ever_ = 0;
 };

@@ -6,10 +6,14 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <numeric>
+#include <set>
 #include <thread>
 
+#include "kvtransfer/internal/agent_messages.h"
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/manual_clock.h"
 #include "tests/usable_provider.h"
 
 namespace baton::kvtransfer {
@@ -664,6 +668,93 @@ TEST(Agent, OfLargeLostMessagesNoMoreIsKeptThanOneMayHave) {
   const std::vector<AgentLostMessage> lost = a->lost_messages();
   ASSERT_EQ(lost.size(), kKept);
   EXPECT_EQ(lost.front().payload, std::string(kEach, static_cast<char>(letter - kKept)));
+}
+
+// Another agent keeps parts of 64 MiB of messages at most: nobody may be sent more of them at once.
+TEST(Agent, LargeMessagesOfManyThreadsAtOnceAllArrive) {
+  const auto a = make_agent(agent_options("alpha", "tcp", true));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  introduce(*a, *b);
+  constexpr size_t kThreads = 8;
+  std::vector<absl::Status> said(kThreads);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      said[i] = a->notify("beta", std::string(kMaxAgentMessage, static_cast<char>('a' + i)));
+    });
+  }
+  std::set<char> heard;
+  const auto listen = [&] {
+    for (const AgentMessage& message : b->messages()) {
+      EXPECT_EQ(message.payload.size(), kMaxAgentMessage);
+      heard.insert(message.payload.front());
+    }
+    return heard.size() == kThreads;
+  };
+  run_agents(*a, *b, listen);
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : said) EXPECT_TRUE(status.ok()) << status;
+}
+
+// An agent whose time passes quickly while it waits.
+struct HurriedAgent {
+  explicit HurriedAgent(AgentOptions options) {
+    options.worker.name = options.name;
+    options.worker.clock = &clock;
+    auto made = Worker::create(options.worker);
+    EXPECT_TRUE(made.ok()) << made.status();
+    worker = made->get();
+    agent = *Agent::create(*std::move(made), options);
+  }
+  absl::Status notify(std::string_view who, std::string_view message) {
+    std::atomic<bool> over{false};
+    std::thread hurry([&] {
+      while (!over) {
+        clock.advance(std::chrono::seconds(1));
+        worker->wake();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+    absl::Status status = agent->notify(who, message);
+    over = true;
+    hurry.join();
+    return status;
+  }
+  ManualClock clock;
+  Worker* worker = nullptr;
+  std::unique_ptr<Agent> agent;
+};
+
+// Of what was refused half-way the other agent keeps nothing, so that others find room there.
+TEST(Agent, LargeMessagesArriveAfterSomeThatWereRefusedHalfWay) {
+  AgentOptions options = agent_options("alpha", "tcp", false);
+  options.worker.max_transfers = 16;
+  options.worker.settings = {{"tcp.stall_ms", "3600000"}, {"tcp.handshake_ms", "3600000"}};
+  HurriedAgent a(options);
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  introduce(*a.agent, *b);
+  const std::string large(kMaxAgentMessage, 'l');
+  std::vector<AgentMessage> came;
+  const auto quiet = [&] {
+    for (AgentMessage& message : b->messages()) came.push_back(std::move(message));
+    return a.agent->stats().worker.open_transfers == 0;
+  };
+  constexpr size_t kKept = AgentAssembler::kMaxHeld / kMaxAgentMessage;
+  for (size_t i = 0; i <= kKept; ++i) {
+    // Beta stands still.
+    const absl::Status refused = a.notify("beta", large);
+    EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+    run_agents(*a.agent, *b, quiet);
+  }
+  EXPECT_TRUE(came.empty());
+  absl::Status said;
+  std::thread sender([&] { said = a.agent->notify("beta", large); });
+  run_agents(*a.agent, *b, [&] { return quiet() && !came.empty(); });
+  sender.join();
+  EXPECT_TRUE(said.ok()) << said;
+  ASSERT_EQ(came.size(), 1u);
+  EXPECT_EQ(came[0].payload, large);
+  EXPECT_TRUE(a.agent->lost_messages().empty());
 }
 
 }  // namespace

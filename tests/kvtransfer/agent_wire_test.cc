@@ -157,6 +157,7 @@ TEST(AgentMessages, StrangeFramesAreRefused) {
   AgentFrame out;
   EXPECT_FALSE(parts.add("", out).ok());
   EXPECT_FALSE(parts.add("\x05", out).ok()) << "no such kind";
+  EXPECT_FALSE(parts.add("\x04", out).ok()) << "abandons nothing";
   EXPECT_FALSE(parts.add("\x80short", out).ok());
   const std::vector<std::string> frames =
       agent_frames(AgentFrameKind::kMessage, std::string(kMaxWholeAgentMessage + 10, 'm'));
@@ -178,6 +179,29 @@ TEST(AgentMessages, OpenOnesAreBounded) {
             .status();
   }
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+}
+
+// Wherever among its parts the word comes, what is kept is no more than before.
+TEST(AgentMessages, OfAnAbandonedOneNothingIsKept) {
+  const std::string message(kMaxAgentMessage, 'm');
+  AgentAssembler parts;
+  AgentFrame out;
+  constexpr size_t kCame = 3;
+  for (size_t round = 0; round < 40; ++round) {
+    const std::vector<std::string> frames = agent_frames(AgentFrameKind::kMessage, message);
+    std::vector<std::string> came(frames.begin(), frames.begin() + kCame);
+    came.insert(came.begin() + static_cast<ptrdiff_t>(round % (kCame + 1)),
+                abandon_frame(frames[0], kCame));
+    for (const std::string& frame : came) {
+      const absl::StatusOr<bool> whole = parts.add(frame, out);
+      ASSERT_TRUE(whole.ok()) << whole.status();
+      EXPECT_FALSE(*whole);
+    }
+  }
+  for (const std::string& frame : agent_frames(AgentFrameKind::kMessage, message)) {
+    ASSERT_TRUE(parts.add(frame, out).ok());
+  }
+  EXPECT_EQ(out.payload, message);
 }
 
 }  // namespace
