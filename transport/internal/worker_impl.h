@@ -243,7 +243,7 @@ class Worker::Impl final : public EventSink {
   std::deque<std::pair<PeerId, std::string>> unsaid;   // waits for a slot of its own
   bool unsaid_due = false;                             // some slot may be free
   Time patience = std::chrono::seconds(15);            // peer.answer_ms
-  Time redial = std::chrono::seconds(5);               // peer.redial_ms
+  Time redial = std::chrono::seconds(15);              // peer.redial_ms
   Time failback = std::chrono::seconds(1);             // peer.failback_ms
   std::vector<std::pair<Time, TransferId>> deadlines;  // heap, earliest first
   std::vector<uint32_t> stopped;                       // ended, not announced yet
