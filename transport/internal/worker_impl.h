@@ -185,6 +185,7 @@ class Worker::Impl final : public EventSink {
   // worker_ends.cc
   void stop(uint32_t index, TransferState verdict, absl::Status why);
   void maybe_finish(uint32_t index);
+  void let_go(internal::TransferSlot& slot);
   bool finish_stopped();
   void said_in_vain(internal::Peer& peer, const internal::TransferSlot& slot);
   bool take_cancels();
