@@ -147,6 +147,14 @@ int32_t baton_transfer_abort(baton_agent* agent, baton_transfer transfer, baton_
                  [&] { return result_of(agent->agent->abort(AgentTransferId{transfer}), error); });
 }
 
+int32_t baton_transfer_local_free(baton_agent* agent, baton_transfer transfer, baton_error* error) {
+  return guarded(agent, error, [&] {
+    const absl::StatusOr<bool> free = agent->agent->local_free(AgentTransferId{transfer});
+    if (free.ok() && !*free) return int32_t{BATON_IN_PROGRESS};
+    return result_of(free.status(), error);
+  });
+}
+
 int32_t baton_transfer_release(baton_agent* agent, baton_transfer transfer, int64_t timeout,
                                baton_error* error) {
   return guarded(agent, error, [&] {

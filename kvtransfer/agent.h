@@ -311,6 +311,9 @@ class Agent {
   absl::Status wait(AgentTransferId transfer, Time timeout = kNever);
   // Asks for the end and returns at once: it has ended when state() says so.
   absl::Status abort(AgentTransferId transfer);
+  // Whether its local memory may be used for something else: it does not run, or it was aborted and
+  // waits for nothing but the other agent's word (Worker::local_free()). Moves bytes as state().
+  absl::StatusOr<bool> local_free(AgentTransferId transfer);
   // Ends it, fenced: when this returns OK, no byte of the transfer moves any more, here or there,
   // and the id is gone. Blocks while the other agent is asked; one that stays silent is given up
   // after peer.answer_ms and peer.redial_ms (docs/settings.md), or DeadlineExceeded after

@@ -165,6 +165,10 @@ class Rail {
   // Stop moving bytes of this transfer as soon as the wire allows. Its slices still report.
   virtual void abort(TransferId transfer, EventSink& sink) = 0;
 
+  // After abort(): whether no byte of the transfer's local memory is read or written for this rail
+  // any more, though some of its slices wait for the target's word.
+  virtual bool let_go(TransferId /*transfer*/) const { return false; }
+
   // Close for good: report every slice with `why`, then rail_down().
   virtual void close(absl::Status why, EventSink& sink) = 0;
 

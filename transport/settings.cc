@@ -34,7 +34,7 @@ constexpr std::array kPeerSettings = {
                        "so long, then after twice as long, up to a minute; 0: not at all"},
     Setting{.name = "peer.redial_ms",
             .unit = "ms",
-            .standard = "5000",
+            .standard = "15000",
             .least = 0,
             .most = 3'600'000,
             .meaning = "a peer that was lost is called again for so long before it is given up; 0: "

@@ -186,6 +186,11 @@ class Worker {
   absl::Status status(TransferId id) const;
   // Asks for the end. The transfer has ended only when state() says so; it may still end as done.
   absl::Status cancel(TransferId id);
+  // Whether the transfer's local memory may be used for something else, or deregistered: it has
+  // ended, or it is kEnding and waits for nothing but its target's word, while no byte of that
+  // memory is read or written for it any more. Over tcp and ucx that is as soon as it is kEnding;
+  // elsewhere when what is under way has completed. NotFound as state().
+  absl::StatusOr<bool> local_free(TransferId id) const;
   // Gives the slot back. FailedPrecondition while active.
   absl::Status release(TransferId id);
   // Blocks until the transfer ended, drives progress, releases the slot and returns how it ended.

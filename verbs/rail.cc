@@ -118,6 +118,13 @@ void VerbsRail::abort(TransferId transfer, EventSink& sink) {
   sink_ = before;
 }
 
+// The adapter reads and writes until it says that it has.
+bool VerbsRail::let_go(TransferId transfer) const {
+  return std::none_of(active_.begin(), active_.end(), [&](const Active& active) {
+    return active.used && active.slice.transfer->id == transfer;
+  });
+}
+
 void VerbsRail::close(absl::Status why, EventSink& sink) {
   if (absl::IsUnavailable(why)) return lose(why, sink);  // not for good: it comes back
   if (state_ == State::kDown || ending_) return;

@@ -43,6 +43,7 @@ class VerbsRail final : public Rail,
   absl::Status reaches(const RemoteRegion& remote) const override;
   bool post(const Slice& slice, EventSink& sink) override;
   void abort(TransferId transfer, EventSink& sink) override;
+  bool let_go(TransferId transfer) const override;
   void close(absl::Status why, EventSink& sink) override;
   bool prompt() const override {
     return state_ == State::kUp && queue_pair_->idle() && urgent_.empty() && bulk_.empty() &&

@@ -254,6 +254,13 @@ absl::StatusOr<AgentTransferState> Agent::state(AgentTransferId id) {
   return transfer->state();
 }
 
+absl::StatusOr<bool> Agent::local_free(AgentTransferId id) {
+  const auto transfer = impl_->find_transfer(id);
+  if (transfer == nullptr) return no_such_transfer();
+  impl_->worker->help();
+  return transfer->local_free();
+}
+
 absl::Status Agent::status(AgentTransferId id) const {
   const auto transfer = impl_->find_transfer(id);
   return transfer == nullptr ? no_such_transfer() : transfer->status();

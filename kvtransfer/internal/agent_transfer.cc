@@ -1,6 +1,7 @@
 // An agent's transfer: parts, then its message, then its end.
 #include "kvtransfer/internal/agent_transfer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -154,6 +155,15 @@ void AgentWorkerTransfer::feed() {
 AgentTransferState AgentWorkerTransfer::state() const {
   std::lock_guard lock(mutex_);
   return state_;
+}
+
+bool AgentWorkerTransfer::local_free() const {
+  std::lock_guard lock(mutex_);
+  if (state_ != AgentTransferState::kRunning) return true;
+  return stop_ && std::all_of(submitted_.begin(), submitted_.end(), [this](TransferId id) {
+           const absl::StatusOr<bool> free = worker_.local_free(id);
+           return !free.ok() || *free;  // one that has ended is gone
+         });
 }
 
 absl::Status AgentWorkerTransfer::status() const {

@@ -37,6 +37,8 @@ class AgentTransfer {
   virtual absl::Status status() const = 0;
   virtual absl::StatusOr<AgentTelemetry> telemetry() const = 0;
   virtual void abort() = 0;
+  // No byte of its local memory is read or written for it any more.
+  virtual bool local_free() const { return state() != AgentTransferState::kRunning; }
   // No byte of it moves here, and none there unless moves_at() says so: it was never posted, or has
   // ended.
   virtual bool quiet() const = 0;
@@ -73,6 +75,7 @@ class AgentWorkerTransfer final : public AgentTransfer,
   absl::Status status() const override;
   absl::StatusOr<AgentTelemetry> telemetry() const override;
   void abort() override;
+  bool local_free() const override;
   bool quiet() const override;
   PeerId moves_at() const override;
 

@@ -80,6 +80,7 @@ _PROTOTYPES = {
     "transfer_state": (c_int32, [_AGENT, c_uint64, _ERROR]),
     "transfer_wait": (c_int32, [_AGENT, c_uint64, c_int64, _ERROR]),
     "transfer_abort": (c_int32, [_AGENT, c_uint64, _ERROR]),
+    "transfer_local_free": (c_int32, [_AGENT, c_uint64, _ERROR]),
     "transfer_release": (c_int32, [_AGENT, c_uint64, c_int64, _ERROR]),
     "transfer_abandon": (None, [_AGENT, c_uint64]),
     "transfer_telemetry": (c_int32, [_AGENT, c_uint64, POINTER(Telemetry), _ERROR]),

@@ -138,6 +138,11 @@ class Transfer:
         """Asks for the end. It has ended when done() says so."""
         self.agent._open.call(lib.transfer_abort, self.number)
 
+    def local_free(self) -> bool:
+        """Whether its local memory may be used for something else: it does not run, or it was aborted and waits for
+        nothing but the other agent's word."""
+        return self.agent._open.call(lib.transfer_local_free, self.number) != _library.IN_PROGRESS
+
     def release(self, timeout: Optional[float] = None) -> None:
         """Ends it, fenced: no byte of it moves any more when this returns. RemoteDisconnectError: it is released, but
         the other agent was given up, and bytes that were on their way may land there until it hears of that."""

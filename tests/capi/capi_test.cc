@@ -144,6 +144,7 @@ TEST_F(Capi, ATransferFromMakeToRelease) {
   ASSERT_EQ(baton_transfer_post(a.agent, write, "other", 5, &error), BATON_OK) << error.text;
   ASSERT_EQ(baton_transfer_wait(a.agent, write, kLong, &error), BATON_OK) << error.text;
   EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_OK);
+  EXPECT_EQ(baton_transfer_local_free(a.agent, write, &error), BATON_OK);
   EXPECT_EQ(b.memory[7], 'x');
   EXPECT_EQ(baton_transfer_telemetry(a.agent, write, &telemetry, &error), BATON_OK);
   EXPECT_EQ(telemetry.bytes, 100u);
@@ -162,6 +163,7 @@ TEST_F(Capi, ATransferFromMakeToRelease) {
 
   EXPECT_EQ(baton_transfer_release(a.agent, write, BATON_FOREVER, &error), BATON_OK);
   EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(baton_transfer_local_free(a.agent, write, &error), BATON_ERR_NOT_FOUND);
   EXPECT_EQ(baton_transfer_release(a.agent, write, BATON_FOREVER, &error), BATON_ERR_NOT_FOUND);
   EXPECT_THAT(error.text, HasSubstr("released already"));
 }

@@ -96,6 +96,64 @@ TEST_P(Ends, PastItsDeadlineNothingMovesAfterwards) {
   EXPECT_GE(stopped_, 4u);
 }
 
+// The local side is used again as soon as it is said to be free, and not a byte of that arrives.
+TEST_P(Ends, LocalMemoryIsFreeWhenItIsSaidToBe) {
+  std::mt19937_64 random(14);
+  std::vector<std::byte> sent(kBytes);
+  size_t early = 0;
+  for (int round = 0, all = rounds(48); round < all; ++round) {
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    const Op op = round % 4 == 3 ? Op::kRead : Op::kWrite;
+    fill(sent.data(), kBytes, static_cast<uint64_t>(round));
+    std::copy(sent.begin(), sent.end(), (op == Op::kWrite ? a_ : b_).data());
+    std::fill_n((op == Op::kWrite ? b_ : a_).data(), kBytes, kPoison);
+    const TransferId id = submit(a_, request(op, a_, b_, 0, kBytes));
+    // Half of the time the target is silent from the cancel on, and has begun at most.
+    const bool silent = round % 2 == 0;
+    nudge(random() % (sim() ? 150 : silent ? 4 : 40));
+    ASSERT_TRUE(a_.worker->cancel(id).ok());
+    for (int i = 0; silent && i < 20 && !*a_.worker->local_free(id); ++i) {
+      a_.worker->progress();
+    }
+    ASSERT_TRUE(drive([&] { return *a_.worker->local_free(id); }));
+    early += !ended(a_, id);
+    std::fill_n(a_.data(), kBytes, kReused);
+    ASSERT_TRUE(drive([&] { return ended(a_, id); }));
+    settle();
+    ASSERT_TRUE(*a_.worker->local_free(id));
+    ASSERT_TRUE(holds(a_.data(), kBytes, kReused)) << "bytes came after they were not wanted";
+    size_t wrong = 0;
+    for (size_t i = 0; op == Op::kWrite && i < kBytes; ++i) {
+      wrong += b_.data()[i] != kPoison && b_.data()[i] != sent[i];
+    }
+    ASSERT_EQ(wrong, 0u) << "bytes arrived that came after the transfer";
+    ASSERT_TRUE(a_.worker->release(id).ok());
+    EXPECT_FALSE(a_.worker->local_free(id).ok());
+  }
+  const std::string provider = GetParam().provider;
+  if ((provider == "tcp" || provider == "ucx") && !GetParam().decorated) {
+    EXPECT_GT(early, 0u) << "it was said at the end only";
+  }
+}
+
+TEST_P(Ends, MemoryThatIsFreeCanBeDeregistered) {
+  std::vector<std::byte> memory(kBytes);
+  const auto region = a_.worker->register_memory(memory.data(), kBytes, Access::kLocal);
+  ASSERT_TRUE(region.ok()) << region.status();
+  TransferRequest r = request(Op::kWrite, a_, b_, 0, kBytes);
+  r.local = *region;
+  r.local_layout = Layout::contiguous(0, kBytes);
+  const TransferId id = submit(a_, r);
+  nudge(2);
+  ASSERT_TRUE(a_.worker->cancel(id).ok());
+  for (int i = 0; i < 20; ++i) a_.worker->progress();
+  ASSERT_TRUE(drive([&] { return *a_.worker->local_free(id); }));
+  EXPECT_TRUE(a_.worker->deregister_memory(*region).ok());
+  ASSERT_TRUE(drive([&] { return ended(a_, id); }));
+  const absl::Status next = run(a_, request(Op::kWrite, a_, b_, 0, kBytes));
+  EXPECT_TRUE(next.ok()) << next;
+}
+
 TEST_P(Ends, ThousandsOfCancelledTransfersLeaveNothingBehind) {
   // More than a target may keep half arrived.
   std::mt19937_64 random(13);

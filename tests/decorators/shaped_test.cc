@@ -31,6 +31,7 @@ struct ShapedTest : testing::Test {
                                   .key = test_key(),
                                   .clock = &cluster->fabric.clock(),
                                   .shape = shape,
+                                  .settings = {{"peer.redial_ms", "5000"}},
                                   .extra_providers = {cluster->fabric.provider_factory(0)}});
     ASSERT_TRUE(worker.ok()) << worker.status();
     auto& member = cluster->members[0];

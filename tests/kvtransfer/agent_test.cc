@@ -602,6 +602,36 @@ TEST(Agent, WhatEndedBeforeItsAgentWasRemovedIsReleasedWithoutDoubt) {
   EXPECT_TRUE(released.ok()) << released;
 }
 
+// It is used again while the other agent says nothing, and none of that arrives.
+TEST(Agent, LocalMemoryOfWhatWasAbortedIsFreeBeforeTheOtherAgentSpeaks) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  AgentMemory mine(*a, 16 << 20, 1);
+  AgentMemory theirs(*b, 16 << 20, 2);
+  introduce(*a, *b);
+  const auto sent = mine.bytes, before = theirs.bytes;
+  const auto write = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
+                                      std::vector<Descriptor>{theirs.whole()}, "beta");
+  EXPECT_TRUE(*a->local_free(*write)) << "nothing runs";
+  ASSERT_TRUE(a->post(*write).ok());
+  run_agents(*a, *b,
+             [&] { return !std::equal(before.begin(), before.end(), theirs.bytes.begin()); });
+  EXPECT_FALSE(*a->local_free(*write));
+  ASSERT_TRUE(a->abort(*write).ok());
+  for (int i = 0; i < 1000 && !*a->local_free(*write); ++i) a->progress();
+  EXPECT_TRUE(*a->local_free(*write));
+  EXPECT_EQ(*a->state(*write), AgentTransferState::kRunning) << "the other agent has not spoken";
+  std::fill(mine.bytes.begin(), mine.bytes.end(), 0);
+  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
+  size_t wrong = 0;
+  for (size_t i = 0; i < sent.size(); ++i) {
+    wrong += theirs.bytes[i] != sent[i] && theirs.bytes[i] != before[i];
+  }
+  EXPECT_EQ(wrong, 0u) << "bytes arrived that came after the transfer";
+  EXPECT_TRUE(a->release(*write).ok());
+  EXPECT_FALSE(a->local_free(*write).ok());
+}
+
 TEST(Agent, MessagesThatAreLostWithTheirAgentAreTold) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto b = make_agent(agent_options("beta", "tcp", false));

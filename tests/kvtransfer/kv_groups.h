@@ -176,6 +176,7 @@ class Groups {
     options.worker.name = name;
     options.worker.key = *ClusterKey::from_bytes("a key for this test only");
     options.worker.clock = &fabric_.clock();
+    options.worker.settings = {{"peer.redial_ms", "5000"}};
     options.worker.extra_providers = {fabric_.provider_factory(member.node)};
     options.worker.require = "sim";
     absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options.worker);

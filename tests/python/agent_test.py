@@ -52,6 +52,7 @@ class Agents(Pair):
         with self.a.write(self.local, [2, 0], self.remote, [100, 7], b"two pages") as write:
             write.wait(60)
             self.assertTrue(write.done())
+            self.assertTrue(write.local_free())
             seen = write.telemetry()
             self.assertEqual((seen.bytes, seen.descriptors), (512, 2))
         self.assertEqual(self.theirs[25600:25856], b"x" * 256)

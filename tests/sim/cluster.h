@@ -39,6 +39,7 @@ struct SimCluster {
                                   .key = key,
                                   .clock = &fabric.clock(),
                                   .max_transfers = max_transfers,
+                                  .settings = {{"peer.redial_ms", "5000"}},
                                   .extra_providers = {fabric.provider_factory(node)}});
     ASSERT_TRUE(worker.ok()) << worker.status();
     member.worker = *std::move(worker);

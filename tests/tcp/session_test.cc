@@ -45,11 +45,12 @@ class Session : public testing::Test {
   }
 
   void start(Side& side, const std::string& name) {
-    auto worker = Worker::create({.name = name,
-                                  .providers = {"tcp"},
-                                  .key = *ClusterKey::from_bytes("0123456789abcdef"),
-                                  .clock = &clock_,
-                                  .settings = {{"tcp.sockets", "2"}, {"tcp.slice_kib", "256"}}});
+    auto worker = Worker::create(
+        {.name = name,
+         .providers = {"tcp"},
+         .key = *ClusterKey::from_bytes("0123456789abcdef"),
+         .clock = &clock_,
+         .settings = {{"tcp.sockets", "2"}, {"tcp.slice_kib", "256"}, {"peer.redial_ms", "5000"}}});
     ASSERT_TRUE(worker.ok()) << worker.status();
     side.worker = *std::move(worker);
     side.memory = pattern(kBytes, static_cast<uint64_t>(name[0]));

@@ -131,8 +131,17 @@ TEST(Arrivals, KeepsNoMoreTextThanThereIsCreditFor) {
         .add({.transfer = {slot, generation}, .slice_bytes = 1, .total_bytes = 2, .notify = text})
         .status();
   };
-  // One after the other they cost nothing.
-  for (uint32_t generation = 1; generation < 1000; ++generation) {
+  // What has arrived costs nothing more, whoever has its place then.
+  for (uint32_t generation = 1; generation < 20; ++generation) {
+    ASSERT_TRUE(begun(0, generation).ok());
+    const auto ended =
+        arrivals.add({.transfer = {0, generation}, .slice = 1, .slice_bytes = 1, .total_bytes = 2});
+    ASSERT_TRUE(ended.ok() && ended->now);
+    EXPECT_EQ(ended->notify, text);
+    EXPECT_EQ(arrivals.text(), 0u);
+  }
+  // Nor does what is given up for the next one.
+  for (uint32_t generation = 20; generation < 1000; ++generation) {
     ASSERT_TRUE(begun(0, generation).ok());
     EXPECT_LE(arrivals.text(), internal::Arrivals::kOpenPerSlot * text.size());
   }

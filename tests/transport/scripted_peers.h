@@ -20,6 +20,7 @@ class ScriptedPeers : public testing::Test {
     options.name = "scripted";
     options.key = *ClusterKey::from_bytes("a secret of the tests");
     options.clock = &clock_;
+    options.settings = {{"peer.redial_ms", "5000"}};
     options.extra_providers.emplace_back([this](const ProviderContext&) {
       auto made = std::make_unique<ScriptedProvider>();
       provider_ = made.get();

@@ -42,6 +42,7 @@ class DecoratedRail : public Rail, public internal::CountingRail {
     const auto* counting = dynamic_cast<const internal::CountingRail*>(inner_.get());
     return counting != nullptr ? counting->counted() : std::nullopt;
   }
+  bool let_go(TransferId transfer) const override { return inner_->let_go(transfer); }
 
  protected:
   std::unique_ptr<Rail> inner_;

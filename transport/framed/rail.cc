@@ -55,6 +55,7 @@ void FramedRail::abort(TransferId transfer, EventSink& sink) {
     if (slot.op == Op::kWrite && slot.begun) {
       // What is on its way may land until the target has spoken: wait for that.
       slot.aborted = true;
+      release_memory(slot);
       continue;
     }
     take_back(slot);

@@ -26,6 +26,7 @@ class FramedRail : public Rail {
   bool post(const Slice& slice, EventSink& sink) final;
   void abort(TransferId transfer, EventSink& sink) final;
   void close(absl::Status why, EventSink& sink) final;
+  bool let_go(TransferId) const override { return true; }
 
   // By next_timer() at the latest; the rail may be gone afterwards.
   void check_timers(Time now, EventSink& sink);
@@ -41,6 +42,9 @@ class FramedRail : public Rail {
   virtual void taken(OpenSlice& slot) = 0;
   // A slice is about to be reported as cancelled: a write of which no byte has left, or a read.
   virtual void take_back(OpenSlice& slot) = 0;
+  // A write of which bytes have left is being aborted: what is still to be sent of its memory is
+  // copied, or never sent. A rail that cannot says so by let_go().
+  virtual void release_memory(OpenSlice&) {}
   // Ends the connection: afterwards nothing is read from or written to any memory for the peer.
   virtual void leave() = 0;
   // Tells the peer, if that is possible at once, that leave() follows and is meant.

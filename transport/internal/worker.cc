@@ -245,6 +245,13 @@ absl::StatusOr<TransferState> Worker::state(TransferId id) const {
              : absl::StatusOr<TransferState>(stale_id());
 }
 
+absl::StatusOr<bool> Worker::local_free(TransferId id) const {
+  const absl::StatusOr<TransferState> now = state(id);
+  if (!now.ok()) return now.status();
+  return ended(*now) ||
+         impl_->slots[id.slot].free_generation.load(std::memory_order_acquire) == id.generation;
+}
+
 absl::Status Worker::status(TransferId id) const {
   // Another thread may release the transfer, and a third one use its slot, while we copy.
   std::lock_guard lock(impl_->mutex);

@@ -31,7 +31,26 @@ void Worker::Impl::stop(uint32_t index, TransferState verdict, absl::Status why)
                     std::memory_order_release);
   }
   if (slot.staged) staging->stopped(index);
+  let_go(slot);
   maybe_finish(index);
+}
+
+// What was stopped, and is not read or written here any more, gives its memory back, though the
+// target has not spoken.
+void Worker::Impl::let_go(internal::TransferSlot& slot) {
+  const uint32_t generation = slot.descriptor.id.generation;
+  if (slot.staged || slot.free_generation.load(std::memory_order_relaxed) == generation) return;
+  internal::Peer* peer = slot.outstanding > 0 ? find_peer(slot.peer) : nullptr;
+  if (slot.outstanding > 0) {
+    if (peer == nullptr) return;
+    for (const internal::RailState& state : peer->rails) {
+      if (!state.rail->let_go(slot.descriptor.id)) return;
+    }
+  }
+  if (std::exchange(slot.uses_region, false)) {
+    if (auto entry = regions.find(slot.local); entry.ok()) --(*entry)->users;
+  }
+  slot.free_generation.store(generation, std::memory_order_release);
 }
 
 void Worker::Impl::maybe_finish(uint32_t index) {

@@ -186,6 +186,7 @@ class Worker::Impl final : public EventSink {
   // worker_ends.cc
   void stop(uint32_t index, TransferState verdict, absl::Status why);
   void maybe_finish(uint32_t index);
+  void let_go(internal::TransferSlot& slot);
   bool finish_stopped();
   void said_in_vain(internal::Peer& peer, const internal::TransferSlot& slot);
   bool take_cancels();
@@ -244,7 +245,7 @@ class Worker::Impl final : public EventSink {
   std::deque<std::pair<PeerId, std::string>> unsaid;   // waits for a slot of its own
   bool unsaid_due = false;                             // some slot may be free
   Time patience = std::chrono::seconds(15);            // peer.answer_ms
-  Time redial = std::chrono::seconds(5);               // peer.redial_ms
+  Time redial = std::chrono::seconds(15);              // peer.redial_ms
   Time failback = std::chrono::seconds(1);             // peer.failback_ms
   std::vector<std::pair<Time, TransferId>> deadlines;  // heap, earliest first
   std::vector<uint32_t> stopped;                       // ended, not announced yet

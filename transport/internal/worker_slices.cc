@@ -222,12 +222,15 @@ void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
     if (slot->descriptor.op == Op::kWrite && peer != nullptr && peer->state != PeerState::kDown) {
       if (internal::RailState* state = rail_state(*peer, &rail); state != nullptr) {
         ++state->moved;
-        return unsettled(*peer, state->link, {transfer, slice}, internal::ordinal_of(status));
+        unsettled(*peer, state->link, {transfer, slice}, internal::ordinal_of(status));
+        if (slot->verdict != TransferState::kActive) let_go(*slot);
+        return;
       }
     }
     status = absl::UnavailableError(status.message());
   }
   const bool may_retry = absl::IsUnavailable(status) && ++slot->reposts <= kMaxReposts;
+  if (slot->verdict != TransferState::kActive) let_go(*slot);
   if (status.ok() || slot->verdict != TransferState::kActive) {
     maybe_finish(transfer.slot);
   } else if (may_retry && peer != nullptr && peer->state != PeerState::kDown) {

@@ -87,6 +87,13 @@ void SimRail::abort(TransferId transfer, EventSink&) {
   });
 }
 
+bool SimRail::let_go(TransferId transfer) const {
+  for (size_t i = 0; i < posted_.size(); ++i) {
+    if (posted_[i].transfer->id == transfer) return false;
+  }
+  return true;
+}
+
 void SimRail::close(absl::Status why, EventSink& sink) {
   if (state_ == State::kReported) return;
   closed_ = true;

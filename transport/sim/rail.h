@@ -21,6 +21,7 @@ class SimRail final : public Rail, private QueuePairOwner {
   absl::Status reaches(const RemoteRegion& remote) const override;
   bool post(const Slice& slice, EventSink& sink) override;
   void abort(TransferId transfer, EventSink& sink) override;
+  bool let_go(TransferId transfer) const override;
   void close(absl::Status why, EventSink& sink) override;
 
   // The other end has gone, or a new rail takes this one's place: reports everything and goes down.

@@ -99,6 +99,7 @@ class TcpRail final : public framed::FramedRail {
   bool idle() const { return !runnable() && !waiting() && !hot(); }
   // Small messages have just come one after the other, and the socket was empty in the last round.
   bool hot() const;
+  bool let_go(TransferId transfer) const override;
   void read_directly() { socket_.read_directly(); }
   void looked_at() { looked_ = shared_->round; }
   // The provider looks at a rail only while it is on the list of those that are active. One that
@@ -138,6 +139,7 @@ class TcpRail final : public framed::FramedRail {
     uint8_t slot = 0;
     size_t begin = 0;  // vectors of the batch
     size_t end = 0;
+    bool copied = false;  // they are of a copy
   };
   struct BatchedJob {
     uint8_t job = 0;
@@ -153,6 +155,7 @@ class TcpRail final : public framed::FramedRail {
   // rail.cc
   void taken(Slot& slot) override;
   void take_back(Slot& slot) override;
+  void release_memory(Slot& slot) override;
   void leave() override;
   void stalled() override;
   void say_goodbye(std::string_view why) override;

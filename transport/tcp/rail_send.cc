@@ -1,4 +1,5 @@
 // A tcp rail's outgoing side: which frame goes next, and how it is laid out for sendmsg.
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -96,6 +97,22 @@ void TcpRail::source_gone() {
     return socket_.end();
   }
   fail(lost(strerror(EFAULT)));
+}
+
+// What the kernel has not taken yet of an aborted write: a batch at most. Where payload has tags it
+// is sent from a sealed copy as it is.
+void TcpRail::release_memory(Slot& slot) {
+  for (BatchedWrite& write : batched_writes_) {
+    if (&slots_[write.slot] != &slot) continue;
+    write.copied = sealer_.payload() || batch_.copy_rest(write.begin, write.end);
+  }
+}
+
+bool TcpRail::let_go(TransferId transfer) const {
+  return std::none_of(batched_writes_.begin(), batched_writes_.end(), [&](const auto& write) {
+    const Slot& slot = *(slots_.begin() + write.slot);
+    return slot.live && slot.id == transfer && !write.copied && batch_.unsent_before(write.end);
+  });
 }
 
 // The frame has promised bytes: send zeros, and take the promise back behind them.
@@ -214,7 +231,7 @@ bool TcpRail::add_write() {
       return true;
     }
     end_payload(frame.bytes);
-    batched_writes_.push_back({queue->front(), vector + 1, batch_.vectors()});
+    batched_writes_.push_back({queue->front(), vector + 1, batch_.vectors(), false});
     if (frame.pieces > 0) {
       frame.region = t.remote.index;
       frame.generation = t.remote.generation;

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "transport/framed/frame.h"
 #include "transport/net/seal.h"
@@ -30,7 +31,10 @@ class TxBatch {
     iov_ = memory == nullptr ? nullptr : memory->vectors;
   }
 
-  void clear() { used_ = vectors_ = next_ = payload_ = 0; }
+  void clear() {
+    used_ = vectors_ = next_ = payload_ = 0;
+    copies_.clear();
+  }
   bool sent() const { return next_ == vectors_; }
 
   // Room for any one frame, with `trailer` more bytes of headers behind it?
@@ -100,6 +104,8 @@ class TxBatch {
   const iovec& vector(size_t at) const { return iov_[at]; }
   // Whether payload vectors before `end` still have bytes to send.
   bool unsent_before(size_t end) const { return next_ < end; }
+  // Sends a copy of what vectors [begin, end) still hold. False: their memory is gone.
+  bool copy_rest(size_t begin, size_t end);
   // Sends zeros instead of what vectors [begin, end) still hold.
   void blank(size_t begin, size_t end);
 
@@ -110,6 +116,7 @@ class TxBatch {
   size_t vectors_ = 0;
   size_t next_ = 0;
   size_t payload_ = 0;
+  std::vector<std::unique_ptr<char[]>> copies_;  // what copy_rest() made
 };
 
 }  // namespace baton::tcp

@@ -84,6 +84,7 @@ UcxRail::Slot* UcxRail::next_slot(bool (*wanted)(const Slot&), base::Turns& turn
   Slot* large = nullptr;
   for (Slot& slot : slots_) {
     if (!wanted(slot)) continue;
+    if (slot.aborted) return &slot;  // no bytes, and the target is to hear it soon
     Slot*& best = slot.urgent() ? small : large;
     if (best == nullptr || slot.order < best->order) best = &slot;
   }

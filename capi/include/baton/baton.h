@@ -237,6 +237,9 @@ int32_t baton_transfer_state(baton_agent* agent, baton_transfer transfer, baton_
 int32_t baton_transfer_wait(baton_agent* agent, baton_transfer transfer, int64_t timeout,
                             baton_error* error);
 int32_t baton_transfer_abort(baton_agent* agent, baton_transfer transfer, baton_error* error);
+// BATON_OK: its local memory may be used for something else, for it has ended, or it was aborted
+// and waits for the other agent's word alone. BATON_IN_PROGRESS: not yet.
+int32_t baton_transfer_local_free(baton_agent* agent, baton_transfer transfer, baton_error* error);
 // Fences: BATON_OK when no byte of it moves any more. BATON_ERR_REMOTE_DISCONNECT: it is released,
 // but the other agent was given up; bytes that were on their way may land there until it hears of
 // that.

@@ -90,6 +90,7 @@ absl::StatusOr<Arrivals::Complete> Arrivals::add(const Arrival& arrival) {
 
   text_ -= partial.notify.size();
   notify_.swap(partial.notify);
+  partial.notify.clear();  // of the one before
   if (spare_.size() < kMostSpare) spare_.push_back(std::move(partial));
   open_.erase(it);
   completed_[slot].add(generation);

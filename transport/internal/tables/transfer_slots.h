@@ -23,6 +23,7 @@ struct TransferSlot {
   // release(), and by the progress thread when the transfer ends.
   std::atomic<uint64_t> word{0};
   std::atomic<uint32_t> cancel_generation{0};  // == generation: cancel() was called
+  std::atomic<uint32_t> free_generation{0};    // == generation: its local memory is free
   std::atomic<uint32_t> next_submitted{kNone};
   std::atomic<uint32_t> next_free{kNone};
 
