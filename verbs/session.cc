@@ -254,6 +254,7 @@ absl::Status Session::on_rail_note(Kind kind, const RailNote& note, EventSink& s
     if (kind == Kind::kDrained) {
       rail->peer_drained(note.received, note.lost);
     } else {
+      if (!rail->known()) rail->look(sink);
       slot.phase = Phase::kClosed;
       rail->lose(absl::AbortedError("the peer closed the connection"), sink);
     }

@@ -153,6 +153,31 @@ TEST_F(ScriptedPeers, WhatCameOverARailThatIsAskedAboutBeforeItIsSeenCounts) {
   EXPECT_THAT(answer->landed, testing::ElementsAre(internal::Fate::kLanded));
 }
 
+// What has no name but its number counts by how many came in the same epoch of its rail.
+TEST_F(ScriptedPeers, WhatIsOnlyNumberedIsKnownByTheCountOfItsEpoch) {
+  ScriptedRail* rail = nullptr;
+  ScriptedRail* lost = nullptr;
+  HelloInfo who = caller(9, 100);
+  up(who, rail);
+  who.link = 222;
+  lost = &provider_->call_in(who);
+  turn();
+  lost->count = internal::Ordinal{.epoch = 3, .number = 5};
+  lost->lose(*provider_->sink, "cut");
+  turn();
+  rail->report(*provider_->sink);
+  using internal::kNoSlot;
+  say(*rail, {.kind = ControlMessage::Kind::kFence,
+              .link = 222,
+              .slices = {{{kNoSlot, 3}, 4}, {{kNoSlot, 3}, 5}, {{kNoSlot, 2}, 4}}});
+  turn();
+  ASSERT_THAT(rail->held, SizeIs(1));
+  const auto answer = ControlMessage::decode(rail->held[0].transfer->notify);
+  ASSERT_TRUE(answer.ok());
+  using internal::Fate;
+  EXPECT_THAT(answer->landed, testing::ElementsAre(Fate::kLanded, Fate::kNever, Fate::kUnknown));
+}
+
 // The first call of a session may be lost after the caller's last word, before it was heard here.
 TEST_F(ScriptedPeers, ASessionThatIsResumedButWasNeverBegunBegins) {
   HelloInfo who = caller(9, 100);

@@ -3,11 +3,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "transport/internal/tables/rail_extras.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -15,7 +17,7 @@ namespace baton {
 class ScriptedProvider;
 
 // Takes every slice and reports it only when the test says so.
-class ScriptedRail final : public Rail {
+class ScriptedRail final : public Rail, public internal::CountingRail {
  public:
   ScriptedRail(ScriptedProvider& provider, const std::string& name)
       : provider_(provider), properties_{.provider = name, .route = name} {}
@@ -33,7 +35,10 @@ class ScriptedRail final : public Rail {
   void report(EventSink& sink, const absl::Status& status = absl::OkStatus());
   void lose(EventSink& sink, const std::string& why);
 
+  std::optional<internal::Ordinal> counted() const override { return count; }
+
   std::vector<Slice> held;
+  std::optional<internal::Ordinal> count;  // of messages that have no name but their number
 
  private:
   ScriptedProvider& provider_;

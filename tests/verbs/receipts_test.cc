@@ -88,6 +88,11 @@ TEST_P(OfASize, WhatDidNotLandGoesOn) {
   EXPECT_EQ(value(), submitted_);
 }
 
+void alone_at_a(VerbsPair& pair) {
+  pair.a.worker->progress();
+  pair.clock.advance(std::chrono::microseconds(10));
+}
+
 // Acknowledged to its sender by an adapter whose program had not yet seen the rail come up.
 class BeforeTheRail : public Receipts {
  protected:
@@ -118,28 +123,50 @@ TEST_F(BeforeTheRail, WhatComesWhileTheAcknowledgementIsLateCounts) {
   EXPECT_TRUE(pair_->drive([&] { return told(pair_->a); }, std::chrono::seconds(1)));
 }
 
-// The target is busy, and finds the port down before it has looked at what had come.
-TEST_F(BeforeTheRail, WhatCameOverARailThatBrokeUnseenCounts) {
+// Whatever a target that was busy finds first: its port, its queue pair, the control connection, or
+// the peer's goodbye.
+using End = std::function<void(VerbsPair&)>;
+class EndsUnseen : public BeforeTheRail,
+                   public testing::WithParamInterface<std::pair<const char*, End>> {};
+
+TEST_P(EndsUnseen, WhatCameOverItCounts) {
   start(1);
   pair_->fake->break_queue_pairs(0);
   ASSERT_TRUE(pair_->drive([&] { return pair_->a.worker->stats().peers_lost > 0; }));
   const TransferId id = notify(pair_->a, "while you were busy");
   // B answers the call, and from then on does nothing.
   const auto alone = [&] {
-    for (int i = 0; i < 10 && !ended_at(pair_->a, id); ++i) {
-      pair_->a.worker->progress();
-      pair_->clock.advance(std::chrono::microseconds(10));
-    }
+    for (int i = 0; i < 10 && !ended_at(pair_->a, id); ++i) alone_at_a(*pair_);
     return ended_at(pair_->a, id);
   };
   ASSERT_TRUE(pair_->drive(alone));
   ASSERT_TRUE(pair_->a.worker->status(id).ok()) << pair_->a.worker->status(id);
   ASSERT_EQ(pair_->b.worker->stats().peers_resumed, 0u) << "it has not seen the rail";
-  pair_->fake->set_port(0, false);
-  pair_->steps(20);
-  pair_->fake->set_port(0, true);
+  GetParam().second(*pair_);
   EXPECT_TRUE(pair_->drive([&] { return told(pair_->b); }, std::chrono::seconds(1)));
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Receipts, EndsUnseen,
+    testing::Values(
+        std::pair<const char*, End>("Port",
+                                    [](VerbsPair& pair) {
+                                      pair.fake->set_port(0, false);
+                                      pair.steps(20);
+                                      pair.fake->set_port(0, true);
+                                    }),
+        std::pair<const char*, End>("QueuePair",
+                                    [](VerbsPair& pair) { pair.fake->break_queue_pairs(0); }),
+        std::pair<const char*, End>("ControlConnection",
+                                    [](VerbsPair& pair) {
+                                      pair.fake->break_queue_pairs(0);
+                                      const uint64_t lost = pair.a.worker->stats().peers_lost;
+                                      while (pair.a.worker->stats().peers_lost == lost) {
+                                        alone_at_a(pair);
+                                      }
+                                    }),
+        std::pair<const char*, End>("Goodbye", [](VerbsPair& pair) { pair.a.worker.reset(); })),
+    [](const auto& of) { return of.param.first; });
 
 class AnyFault : public Receipts, public testing::WithParamInterface<size_t> {};
 

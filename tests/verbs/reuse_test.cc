@@ -18,6 +18,7 @@ constexpr size_t kTargets = VerbsPair::kBytes / 2;  // sources before, targets f
 constexpr std::byte kPoison{0xdd};                  // sources after the end
 constexpr std::byte kReused{0xcc};
 constexpr uint64_t kSeeds = kSanitized ? 60 : 510;
+constexpr uint64_t kEnough = 500;
 constexpr int kShards = 6;
 
 std::byte pattern(uint64_t seed, size_t transfer, size_t at) {
@@ -322,8 +323,8 @@ TEST_P(Reuse, OfWhatTheTargetWasToldOf) {
     schedule->run(seen);
     if (HasFailure()) return;
   }
-  if (only != nullptr) return;
-  // The schedules did what they are for.
+  // The schedules did what they are for; a few dozen need not.
+  if (only != nullptr || seeds < kEnough) return;
   EXPECT_GT(seen.told_before_the_end, 0u);
   EXPECT_GT(seen.stopped, 0u);
   EXPECT_GT(seen.rails_lost, 0u);
