@@ -53,7 +53,7 @@ absl::Status fill_random_key_file(const std::string& path) {
   std::string draft = path + ".XXXXXX";
   const int fd = mkostemp(draft.data(), O_CLOEXEC);
   const bool written = fd >= 0 && write_durably(fd, hex);
-  int why = errno;
+  int why = fd < 0 && error ? error.value() : errno;
   // Nobody has it open for writing when it gets its name: see Writers.
   if (fd >= 0) close(fd);
   bool made = false;

@@ -65,7 +65,7 @@ absl::Status DiskTier::open_file() {
   file_.reset(::open(path.c_str(), flags | O_DIRECT, 0600));
   direct_ = file_.valid();
   if (!direct_) file_.reset(::open(path.c_str(), flags, 0600));
-  if (!file_.valid()) return failed(errno, path);
+  if (!file_.valid()) return failed(error ? error.value() : errno, path);
   if (!lock(file_.get())) {
     return absl::UnavailableError(absl::StrCat(
         path, " belongs to another process: give each its own directory for KV tiers"));

@@ -1,6 +1,7 @@
 // The file of slots: what comes back is what was written, or nothing.
 #include "kvtransfer/tiers/disk_tier.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
@@ -106,6 +107,20 @@ TEST(DiskTier, OneProcessAtATime) {
   const TemporaryFolder folder;
   auto tier = *DiskTier::open(options(folder, 4));
   EXPECT_EQ(DiskTier::open(options(folder, 4)).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(DiskTier, ADirectoryThatCannotBeMadeIsSaidWhy) {
+  const TemporaryFolder folder;
+  DiskTierOptions below = options(folder, 4);
+  below.directory += "/below";
+  ASSERT_EQ(chmod(folder.path().c_str(), 0555), 0);
+  if (getuid() == 0) {  // who may make everything
+    ASSERT_EQ(seteuid(65534), 0);
+  }
+  const absl::Status status = DiskTier::open(below).status();
+  ASSERT_EQ(seteuid(getuid()), 0);
+  ASSERT_EQ(chmod(folder.path().c_str(), 0755), 0);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("Permission denied"));
 }
 
 TEST(DiskTier, ARecordThatIsReadIsNotWrittenOver) {

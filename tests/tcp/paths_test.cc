@@ -5,7 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <string>
+#include <vector>
+
 #include "transport/net/interfaces.h"
+#include "transport/tcp/redial.h"
 
 namespace baton::tcp {
 namespace {
@@ -36,6 +41,47 @@ TEST(Paths, NoneLeadsToThisHostItself) {
     ASSERT_EQ(paths.ways.size(), 1u) << interface;
     EXPECT_TRUE(paths.ways[0].same_host(met[0])) << interface;
   }
+}
+
+class Losses : public testing::Test {
+ protected:
+  static constexpr Time kNow = std::chrono::hours(1);
+  std::vector<std::string> called(size_t socket, Time now) const {
+    std::vector<std::string> out;
+    for (const net::Endpoint& way : sockets_.ways_of({.ways = ways_}, socket, now)) {
+      out.push_back(way.text());
+    }
+    return out;
+  }
+  const std::vector<net::Endpoint> ways_ = *net::literal("10.0.0.1:9,10.1.0.1:9,10.2.0.1:9");
+  CalledSockets sockets_{{}, {}};
+};
+
+TEST_F(Losses, ASocketIsCalledByItsOwnWayFirstThoughItWasLostOnce) {
+  const auto own_first = ElementsAre("10.1.0.1:9", "10.2.0.1:9", "10.0.0.1:9");
+  EXPECT_THAT(called(1, kNow), own_first);
+  sockets_.lost_by(ways_[1], false, kNow);
+  EXPECT_THAT(called(1, kNow), own_first);
+}
+
+// As where large packets vanish: it answers, and carries nothing.
+TEST_F(Losses, AWayThatStallsOrLosesSocketsAgainIsCalledLastUntilThatIsForgotten) {
+  sockets_.lost_by(ways_[1], true, kNow);
+  EXPECT_THAT(called(1, kNow), ElementsAre("10.2.0.1:9", "10.0.0.1:9", "10.1.0.1:9"));
+  EXPECT_THAT(called(0, kNow), ElementsAre("10.0.0.1:9", "10.2.0.1:9", "10.1.0.1:9"));
+  const Time later = kNow + Redials::kForgotten;
+  EXPECT_THAT(called(1, later), ElementsAre("10.1.0.1:9", "10.2.0.1:9", "10.0.0.1:9"));
+  for (int i = 0; i < 2; ++i) sockets_.lost_by(ways_[2], false, later);
+  EXPECT_THAT(called(2, later), ElementsAre("10.0.0.1:9", "10.1.0.1:9", "10.2.0.1:9"));
+}
+
+TEST_F(Losses, AfterALongPeaceTheFirstLookIsSoon) {
+  sockets_.lost_by(ways_[1], true, kNow);
+  sockets_.look_pause = std::chrono::seconds(30);
+  sockets_.lost_by(ways_[1], true, kNow + std::chrono::seconds(30));
+  EXPECT_EQ(sockets_.look_pause, Time(std::chrono::seconds(30)));
+  sockets_.lost_by(ways_[2], true, kNow + 2 * Redials::kForgotten);
+  EXPECT_EQ(sockets_.look_pause, Time::zero());
 }
 
 }  // namespace

@@ -104,6 +104,19 @@ TEST_F(KeyFolder, AFileThatCannotBeReadIsSaidWhoseItMustBe) {
   ASSERT_EQ(seteuid(getuid()), 0);
 }
 
+TEST_F(KeyFolder, AFolderThatCannotBeMadeIsSaidWhy) {
+  setenv("XDG_CONFIG_HOME", folder_.path("config").c_str(), 1);
+  ASSERT_EQ(chmod(folder_.path().c_str(), 0555), 0);
+  if (getuid() == 0) {  // who may make everything
+    ASSERT_EQ(seteuid(65534), 0);
+  }
+  const absl::Status status = ClusterKey::for_this_user().status();
+  ASSERT_EQ(seteuid(getuid()), 0);
+  ASSERT_EQ(chmod(folder_.path().c_str(), 0755), 0);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("Permission denied"), HasSubstr("BATON_KEY_FILE")));
+}
+
 TEST_F(KeyFolder, ASocketIsNoKey) {
   const base::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un name{.sun_family = AF_UNIX, .sun_path = {}};

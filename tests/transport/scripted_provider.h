@@ -19,8 +19,9 @@ class ScriptedProvider;
 // Takes every slice and reports it only when the test says so.
 class ScriptedRail final : public Rail, public internal::CountingRail {
  public:
-  ScriptedRail(ScriptedProvider& provider, const std::string& name)
-      : provider_(provider), properties_{.provider = name, .route = name} {}
+  ScriptedRail(ScriptedProvider& provider, const std::string& name, size_t slice_bytes)
+      : provider_(provider),
+        properties_{.provider = name, .route = name, .slice_bytes = slice_bytes} {}
   const Properties& properties() const override { return properties_; }
   absl::Status reaches(const RemoteRegion&) const override { return absl::OkStatus(); }
   bool post(const Slice& slice, EventSink&) override {
@@ -69,7 +70,7 @@ class ScriptedProvider final : public Provider {
 
   // In the next progress() the worker hears of a peer that called. The worker owns the rail.
   ScriptedRail& call_in(const HelloInfo& who) {
-    auto rail = std::make_unique<ScriptedRail>(*this, capabilities_.name);
+    auto rail = std::make_unique<ScriptedRail>(*this, capabilities_.name, slice_bytes);
     ScriptedRail& made = *rail;
     closed_.erase(&made);
     callers_.emplace_back(who, std::move(rail));
@@ -79,7 +80,7 @@ class ScriptedProvider final : public Provider {
   ScriptedRail* answer(const HelloInfo& who) {
     const uint64_t session = calls.front().session;
     calls.erase(calls.begin());
-    auto rail = std::make_unique<ScriptedRail>(*this, capabilities_.name);
+    auto rail = std::make_unique<ScriptedRail>(*this, capabilities_.name, slice_bytes);
     ScriptedRail* made = rail.get();
     closed_.erase(made);
     closed = nullptr;
@@ -107,6 +108,7 @@ class ScriptedProvider final : public Provider {
   std::function<void()> then;         // at the end of the next progress()
   const Rail* closed = nullptr;       // the last that the worker has closed
   absl::Status closed_why;
+  size_t slice_bytes = SIZE_MAX;  // of rails that are made from now on
 
  private:
   std::vector<std::pair<HelloInfo, std::unique_ptr<Rail>>> callers_;

@@ -116,6 +116,52 @@ TEST_F(TwoNics, ADeadWayIsLeftByAllOfItsSocketsAtOnce) {
   EXPECT_EQ(workers_[0]->stats().peers_lost, 0u);
 }
 
+// Whoever calls there is answered, and nothing of any size comes through.
+TEST_F(TwoNics, ANicThatCarriesOnlySmallPacketsIsLeftAndUsedAgainWhenItCarriesAll) {
+  start("0.0.0.0", kSettings);
+  if (HasFatalFailure()) return;
+  connect();
+  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+  const auto carry = [&](size_t bytes) {
+    change([&](Hosts& it) {
+      for (size_t host : {0, 1}) it.wire(1).faults(host).largest = bytes;
+    });
+  };
+  carry(600);
+  char letter = 'a';
+  while (goes_by_wire(1)) {
+    expect_done(write(kAll, letter), kAll, letter);
+    if (HasFatalFailure()) return;
+    if (++letter > 'z') letter = 'a';
+  }
+  for (int i = 0; i < 8; ++i) {
+    expect_done(write(kAll, 'z'), kAll, 'z');
+    if (HasFatalFailure()) return;
+  }
+  carry(SIZE_MAX);
+  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+  const uint64_t before = moved_by(1);
+  for (int i = 0; i < 8; ++i) expect_done(write(kAll, 'y'), kAll, 'y');
+  EXPECT_GT(moved_by(1) - before, 4 * kPage);
+  EXPECT_EQ(workers_[0]->stats().peers_lost, 0u);
+}
+
+// What a NIC says of its speed is not what the network behind it carries.
+TEST_F(TwoNics, ASlowOneBesideAFastOneHasLittleOfEachTransfer) {
+  start("0.0.0.0", kSettings);
+  if (HasFatalFailure()) return;
+  connect();
+  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+  change([](Hosts& it) {
+    for (size_t host : {0, 1}) it.wire(0).faults(host).bytes_per_s = 1'000'000;
+  });
+  expect_done(write(kAll, 'a'), kAll, 'a');  // it shows how quick each is
+  const uint64_t before = moved_by(0);
+  constexpr int kWrites = 8;
+  for (int i = 0; i < kWrites; ++i) expect_done(write(kAll, 'b'), kAll, 'b');
+  EXPECT_LT(moved_by(0) - before, kWrites * kAll / 4) << "half of it before";
+}
+
 // A session may lose both, and be met again by one of them while the other is away.
 TEST_F(TwoNics, AfterAllWasLostTheNicThatComesBackLaterIsUsedToo) {
   start("0.0.0.0", kSettings);

@@ -177,6 +177,8 @@ class Worker::Impl final : public EventSink {
   bool pump(internal::Peer& peer);
   bool pump(internal::Peer& peer, internal::SlotQueue& queue, bool one = false);
   internal::RailState* pick_rail(internal::Peer& peer, const internal::TransferSlot& slot);
+  internal::RailState* rail_of_messages(internal::Peer& peer, const internal::TransferSlot& slot,
+                                        Time now);
   static internal::RailState* rail_state(internal::Peer& peer, const Rail* rail);
   void enqueue(internal::Peer& peer, uint32_t index);
   void make_ready(internal::Peer& peer);

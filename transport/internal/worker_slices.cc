@@ -1,6 +1,8 @@
 // Slices of transfers: queued by peer, striped over its rails, moved to another rail when one
 // fails.
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "transport/internal/worker_impl.h"
 
@@ -21,6 +23,39 @@ bool on_device(const RegionTable& regions, const TransferDescriptor& transfer) {
   return transfer.bytes > 0 &&
          regions.entries()[transfer.local_region].place.kind != MemoryKind::kHost;
 }
+
+bool full(const internal::RailState& state) {
+  return (state.full && state.outstanding > 0) ||
+         state.outstanding >= state.rail->properties().depth;
+}
+
+// How the rails of a peer do beside each other.
+struct Paces {
+  Paces(const internal::Peer& peer, const Clock& clock) {
+    bool matters = false;
+    for (const internal::RailState& state : peer.rails) best = std::max(best, state.pace.rate());
+    for (const internal::RailState& state : peer.rails) {
+      matters |= state.pace.busy() || state.pace.rate() * internal::RailPace::kSlow <= best;
+    }
+    if (matters) now = clock.now();
+  }
+  bool bad(const internal::RailState& state) const {
+    return state.pace.silent(now) > Time::zero() || state.pace.part_of(best, now) < 1;
+  }
+  // Whether it has as much as it may have while little is known of it. What one rail has lost is
+  // not tried on another that may be no better, as long as there are some that are known.
+  bool is_enough(const internal::RailState& state, bool again) const {
+    return state.pace.tried_enough(now) || (again && best > 0 && state.pace.rate() == 0);
+  }
+  // When it would be done with so many bytes.
+  double load(const internal::RailState& state, size_t bytes, uint32_t region) const {
+    return static_cast<double>(bytes) /
+               (state.rail->share(region) * state.pace.part_of(best, now)) +
+           std::chrono::duration<double>(state.pace.silent(now)).count();
+  }
+  Time now{};
+  double best = 0;
+};
 
 }  // namespace
 
@@ -49,45 +84,65 @@ internal::RailState* Worker::Impl::rail_state(internal::Peer& peer, const Rail* 
   return nullptr;
 }
 
+// The one that messages before this one are under way on: a rail keeps their order, two do not.
+// Unless a better provider is there again. The worker's own words need not wait for a rail on which
+// nothing moves.
+internal::RailState* Worker::Impl::rail_of_messages(internal::Peer& peer,
+                                                    const internal::TransferSlot& slot, Time now) {
+  for (internal::RailState& state : peer.rails) {
+    if (state.rank < peer.rails.front().rank) break;
+    if (state.messages == 0) continue;
+    return slot.control && state.pace.silent(now) > Time::zero() ? nullptr : &state;
+  }
+  return nullptr;
+}
+
 // Of those of the best provider, the one that would be done with another slice first. The smallest
 // stay on the first as long as little is under way there: what answers them goes the same way.
+// One that is much slower than others, or silent, has what would wait longer for those.
 // Memory of devices goes on over the rails that move it, should a better one have come up
 // meanwhile.
 internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
                                              const internal::TransferSlot& slot) {
-  const auto full = [](const internal::RailState& state) {
-    return (state.full && state.outstanding > 0) ||
-           state.outstanding >= state.rail->properties().depth;
-  };
-  if (slot.descriptor.bytes == 0 && peer.rails.size() > 1) {
-    // Where those before it are still under way: a rail keeps their order, two do not. Unless a
-    // better provider is there again.
-    for (internal::RailState& state : peer.rails) {
-      if (state.rank < peer.rails.front().rank) break;
-      if (state.messages > 0) return full(state) ? nullptr : &state;
-    }
+  if (peer.rails.size() == 1) {
+    // Others may be on their way: should this one be slow, it must not have all there is by then.
+    internal::RailState& only = peer.rails.front();
+    return full(only) || only.pace.untried() ? nullptr : &only;
   }
+  const Paces paces(peer, clock);
+  if (slot.descriptor.bytes == 0) {
+    internal::RailState* const before = rail_of_messages(peer, slot, paces.now);
+    if (before != nullptr) return full(*before) ? nullptr : before;
+  }
+  const bool again = !slot.again.empty();
   internal::RailState* best = nullptr;
   double best_load = 0;
+  bool best_is_bad = false;
+  double least_full = std::numeric_limits<double>::infinity();  // of good ones that are full
+  bool first = true;
   for (internal::RailState& state : peer.rails) {
     if (state.rank < peer.rails.front().rank && !on_device(regions, slot.descriptor)) break;
-    if (full(state)) continue;
-    if (peer.rails.size() == 1) return &state;
+    const bool bad = paces.bad(state);
+    const bool first_good = !bad && std::exchange(first, false);
     if (on_device(regions, slot.descriptor) && !moves(*state.rail, slot).ok()) continue;
-    if (&state == peer.rails.data() && slot.descriptor.bytes <= internal::kTinyBytes &&
-        state.outstanding < kFew && state.outstanding_bytes <= kFew * internal::kTinyBytes) {
-      return &state;
-    }
     const size_t bytes =
         state.outstanding_bytes + std::min(slot.slice_bytes, slot.descriptor.bytes);
-    const double load =
-        static_cast<double>(bytes) / state.rail->share(slot.descriptor.local_region);
+    const double load = paces.load(state, bytes, slot.descriptor.local_region);
+    if (full(state) || (slot.descriptor.bytes > 0 && paces.is_enough(state, again))) {
+      if (!bad) least_full = std::min(least_full, load);
+      continue;
+    }
+    if (first_good && slot.descriptor.bytes <= internal::kTinyBytes && state.outstanding < kFew &&
+        state.outstanding_bytes <= kFew * internal::kTinyBytes) {
+      return &state;
+    }
     if (best == nullptr || load < best_load) {
       best = &state;
       best_load = load;
+      best_is_bad = bad;
     }
   }
-  return best;
+  return best_is_bad && least_full < best_load ? nullptr : best;  // rather wait
 }
 
 bool Worker::Impl::pump() {
@@ -168,6 +223,9 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool o
     }
     ++slot.outstanding;
     state->took(slice.end - slice.begin);
+    if (slice.end - slice.begin >= internal::RailPace::kCounts) {
+      state->pace.took(slice.end - slice.begin, clock.now());
+    }
     Rail* rail = state->rail.get();
     if (!rail->post(slice, *this)) {
       --slot.outstanding;
@@ -179,6 +237,7 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool o
       internal::RailState* owner = rail_state(peer, rail);  // post() may have changed the list
       if (owner == nullptr) continue;
       owner->gave_back(slice.end - slice.begin);
+      owner->pace.gave_back(slice.end - slice.begin);
       owner->full = true;
       if (owner->outstanding == 0) return any;  // it has room for nothing now: try next time
       continue;
@@ -214,8 +273,16 @@ void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
   }
   if (internal::RailState* state = peer == nullptr ? nullptr : rail_state(*peer, &rail);
       state != nullptr) {
-    state->gave_back(slice_end(*slot, slice) - slice_begin(*slot, slice));
+    const size_t bytes = slice_end(*slot, slice) - slice_begin(*slot, slice);
+    state->gave_back(bytes);
     state->full = false;
+    if (bytes >= internal::RailPace::kCounts) {
+      if (status.ok()) {
+        state->pace.moved(bytes, clock.now());
+      } else {
+        state->pace.gave_back(bytes);
+      }
+    }
   }
   // Of a read, no byte moves here once its rail has reported it.
   if (absl::IsUnknown(status)) {

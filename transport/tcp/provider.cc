@@ -195,7 +195,7 @@ void TcpProvider::met(const net::Link& link, const HelloInfo& peer,
 void TcpProvider::call(const std::shared_ptr<CalledSockets>& sockets, uint16_t number,
                        const Paths& paths) {
   acceptor_.connect_another(sockets->first, sockets->peer, number, sockets,
-                            CalledSockets::ways_of(paths, number));
+                            sockets->ways_of(paths, number, shared_->now));
 }
 
 // Sockets that do not go by their own way are called there; the answer moves them.
@@ -212,11 +212,12 @@ void TcpProvider::look_at(const std::shared_ptr<CalledSockets>& sockets) {
     if (place.rail == nullptr) continue;  // it is being called anyway
     acceptor_.connect_another(sockets->first, sockets->peer, i, sockets, {own});
   }
-  if (settled) {
-    sockets->look_pause = Time::zero();
-  } else {
-    shared_->redials.look_later(sockets, shared_->now);
-  }
+  if (!settled) shared_->redials.look_later(sockets, shared_->now);
+  // One that loses its sockets as soon as they are back is not to be looked at as soon again.
+  const bool all_good =
+      std::none_of(paths.ways.begin(), paths.ways.end(),
+                   [&](const net::Endpoint& way) { return sockets->bad(way, shared_->now); });
+  if (settled && all_good) sockets->look_pause = Time::zero();
 }
 
 absl::Status TcpProvider::remove_region(const RegionEntry& region, EventSink&) {

@@ -142,6 +142,7 @@ void TcpRail::give_way(EventSink& sink) {
 // dead, though nobody waits for anything on them who would notice: what is said about this one must
 // not go there. Where there is no other way, nothing is known of them.
 void TcpRail::stalled() {
+  stalled_ = true;
   const net::Endpoint from = net::local_of(socket_.fd()), to = net::peer_of(socket_.fd());
   bool another_way = false;
   std::vector<TcpRail*> beside;
@@ -157,6 +158,7 @@ void TcpRail::stalled() {
   if (!another_way) return;
   for (TcpRail* rail : beside) {
     rail->activate();
+    rail->stalled_ = true;
     rail->fail(rail->lost("a socket beside it that goes the same way has stalled"));
   }
 }
@@ -177,7 +179,10 @@ void TcpRail::leave() {
   if (called_ != nullptr) {
     --called_->open;
     CalledSockets::Place& place = called_->places[number_];
-    if (place.rail == this) place = {};
+    if (place.rail == this) {
+      if (lost) called_->lost_by(place.at, stalled_, shared_->context.clock.now());
+      place = {};
+    }
     const bool wanted = failing_ && (lost || absl::IsDataLoss(failure_));
     if (wanted && called_->open > 0 && place.rail == nullptr) {
       shared_->redials.lost(std::move(called_), number_, shared_->context.clock.now());

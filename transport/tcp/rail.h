@@ -211,6 +211,7 @@ class TcpRail final : public framed::FramedRail {
   Socket socket_;
   std::shared_ptr<CalledSockets> called_;  // null: the peer called
   uint16_t number_ = 0;                    // of them
+  bool stalled_ = false;                   // that is why it ends
   bool active_ = false;
   std::unique_ptr<RailMemory> memory_;  // while it is active
 

@@ -41,6 +41,7 @@ bool TcpRail::receive(EventSink& sink) {
   }
   if (received <= 0) {
     if (received == 0 || received == -ECONNRESET) report_broken(sink);
+    stalled_ |= received == -ETIMEDOUT;
     fail(lost(received == 0 ? "it closed the connection" : strerror(static_cast<int>(-received))));
     return true;
   }

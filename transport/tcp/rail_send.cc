@@ -71,6 +71,7 @@ bool TcpRail::send() {
   if (sent == -EFAULT) {
     source_gone();
   } else if (sent < 0) {
+    stalled_ |= sent == -ETIMEDOUT;
     fail(lost(strerror(static_cast<int>(-sent))));
   } else {
     batch_.advance(static_cast<size_t>(sent));

@@ -9,11 +9,31 @@ namespace baton::tcp {
 CalledSockets::CalledSockets(const net::Acceptor::Dial& dial, const HelloInfo& met)
     : first(dial), peer(met), places(dial.rails), resumed(dial.resume != Resume::kNew) {}
 
-std::vector<net::Endpoint> CalledSockets::ways_of(const Paths& paths, size_t number) {
+std::vector<net::Endpoint> CalledSockets::ways_of(const Paths& paths, size_t number,
+                                                  Time now) const {
   std::vector<net::Endpoint> out = paths.ways;
   const auto own = static_cast<ptrdiff_t>(number % out.size());
   std::rotate(out.begin(), out.begin() + own, out.end());
+  std::stable_partition(out.begin(), out.end(),
+                        [&](const net::Endpoint& way) { return !bad(way, now); });
   return out;
+}
+
+void CalledSockets::lost_by(const net::Endpoint& way, bool stalled, Time now) {
+  std::erase_if(losses, [&](const Losses& each) { return now - each.last >= Redials::kForgotten; });
+  if (losses.empty()) look_pause = Time::zero();  // after a long peace
+  auto of = std::find_if(losses.begin(), losses.end(),
+                         [&](const Losses& each) { return each.way.same_host(way); });
+  if (of == losses.end()) of = losses.insert(losses.end(), {.way = way});
+  of->count += stalled ? Redials::kBad : 1;
+  of->last = now;
+}
+
+bool CalledSockets::bad(const net::Endpoint& way, Time now) const {
+  return std::any_of(losses.begin(), losses.end(), [&](const Losses& each) {
+    return each.way.same_host(way) && each.count >= Redials::kBad &&
+           now - each.last < Redials::kForgotten;
+  });
 }
 
 void Redials::lost(std::shared_ptr<CalledSockets> sockets, uint16_t rail, Time now) {

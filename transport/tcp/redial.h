@@ -1,7 +1,8 @@
 // One socket of several that was lost is called again while the others carry on, by the side that
 // had called it: first by its own way (paths.h), then by the others. One that has come up by
 // another way than its own is moved back when its own answers again. (When all of them are lost,
-// the worker calls the peer again, by every way.)
+// the worker calls the peer again, by every way.) A way that answers and then carries nothing, as
+// where large packets vanish, is called after the others, and moved back to with pauses that grow.
 #pragma once
 
 #include <chrono>
@@ -27,8 +28,11 @@ struct CalledSockets {
   static const net::Endpoint& way_of(const Paths& paths, size_t number) {
     return paths.ways[number % paths.ways.size()];
   }
-  // All ways, that one first.
-  static std::vector<net::Endpoint> ways_of(const Paths& paths, size_t number);
+  // All ways, that one first; behind the others those that have lost sockets again and again.
+  std::vector<net::Endpoint> ways_of(const Paths& paths, size_t number, Time now) const;
+  // A socket was lost by this way; or stalled there, which is as bad as two.
+  void lost_by(const net::Endpoint& way, bool stalled, Time now);
+  bool bad(const net::Endpoint& way, Time now) const;
   // Whether there may be ways that are closed at present.
   bool lacks(const Paths& paths) const {
     return paths.ways.size() < most_ways || (resumed && paths.unrouted);
@@ -41,12 +45,18 @@ struct CalledSockets {
     net::Endpoint at;         // where it was met
   };
   std::vector<Place> places;  // by number
-  size_t most_ways = 1;       // that there were
-  const bool resumed;         // a way may have been lost before this call
+  struct Losses {
+    net::Endpoint way;
+    int count = 0;
+    Time last{};
+  };
+  std::vector<Losses> losses;  // of ways that have had some
+  size_t most_ways = 1;        // that there were
+  const bool resumed;          // a way may have been lost before this call
   size_t open = 0;
   Time pause{};         // before the next call
   Time lost = -kNever;  // the last of them that was
-  Time look_pause{};    // before the next look at who is where; zero: nobody is to look
+  Time look_pause{};    // before the next look at who is where; zero: the shortest
 };
 
 class Redials {
@@ -57,6 +67,8 @@ class Redials {
       std::chrono::minutes(1);  // without a loss, pauses are short again
   static constexpr Time kFirstLook = std::chrono::seconds(1);
   static constexpr Time kLongestLook = std::chrono::minutes(1);
+
+  static constexpr int kBad = 2;  // losses by one way, the last of them not forgotten
 
   // `rail` of `sockets` is gone, or did not come up.
   void lost(std::shared_ptr<CalledSockets> sockets, uint16_t rail, Time now);

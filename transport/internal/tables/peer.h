@@ -14,6 +14,7 @@
 #include "transport/internal/messages/control_message.h"
 #include "transport/internal/tables/arrivals.h"
 #include "transport/internal/tables/rail_extras.h"
+#include "transport/internal/tables/rail_pace.h"
 #include "transport/internal/tables/transfer_slots.h"
 #include "transport/provider.h"
 #include "transport/worker.h"
@@ -63,6 +64,7 @@ struct RailState {
   uint32_t moved = 0;            // slices that it gave back for others to do
   bool full = false;             // refused a slice; cleared by its next report
   PromptRail* prompt = nullptr;  // the rail, where it is one
+  RailPace pace;
 };
 
 // A rail that was lost while slices of ours were on it. They go on when the peer has said which of
