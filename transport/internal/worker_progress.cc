@@ -64,7 +64,7 @@ Worker::Impl::~Impl() {
     }
     if (staging != nullptr) staging->finish();
     finish_stopped();
-    graveyard.clear();
+    closed_rails.clear();
     providers.clear();
     staging.reset();
   }
