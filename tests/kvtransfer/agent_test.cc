@@ -372,6 +372,10 @@ TEST(Agent, NamesAreChecked) {
   EXPECT_TRUE(absl::IsInvalidArgument(Agent::create(agent_options("")).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
       Agent::create(agent_options(std::string(kMaxAgentName + 1, 'n'))).status()));
+  AgentOptions options = agent_options("alpha", "tcp");
+  options.worker.require = "tpc";
+  EXPECT_THAT(std::string(Agent::create(options).status().message()),
+              HasSubstr("did you mean tcp?"));
 }
 
 TEST(Agent, MetadataOfAnotherClusterIsRefused) {
