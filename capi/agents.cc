@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_split.h"
-#include "capi/handle.h"
+#include "capi/agent_handle.h"
 
 using baton::capi::descriptors;
 using baton::capi::give;

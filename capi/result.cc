@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "capi/handle.h"
+#include "capi/agent_handle.h"
 
 namespace baton::capi {
 namespace {

@@ -1,7 +1,7 @@
 // The C interface: lists and transfers.
 #include <optional>
 
-#include "capi/handle.h"
+#include "capi/agent_handle.h"
 
 using baton::capi::descriptors;
 using baton::capi::guarded;

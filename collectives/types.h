@@ -1,4 +1,4 @@
-// The words of collectives: which collective, over which elements, combined how, by which
+// The enumerations of collectives: which collective, over which elements, combined how, by which
 // algorithm. Names are those of nccl-tests, where it has one.
 #pragma once
 

@@ -26,7 +26,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "transport/base/wire.h"
-#include "transport/base/worker_secret.h"
+#include "transport/base/worker_keys.h"
 
 namespace baton {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/base/wire.h"
-#include "transport/base/worker_secret.h"
+#include "transport/base/worker_keys.h"
 
 namespace baton {
 namespace {

@@ -181,7 +181,7 @@ void VerbsProvider::note_distances(const RegionEntry& region) {
 }
 
 absl::Status VerbsProvider::remove_region(const RegionEntry& region, EventSink&) {
-  // Told first, so that few find the door shut; then shut.
+  // Peers are told first, so that few of their writes come to what is deregistered.
   for (const auto& session : sessions_) {
     session->region_removed({region.index, region.generation, region.key});
   }

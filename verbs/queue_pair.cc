@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
-#include "transport/base/worker_secret.h"
+#include "transport/base/worker_keys.h"
 
 namespace baton::verbs {
 namespace {

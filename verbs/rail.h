@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "transport/base/ring.h"
-#include "transport/base/turns.h"
+#include "transport/base/small_first.h"
 #include "transport/internal/tables/rail_extras.h"
 #include "transport/provider.h"
 #include "verbs/device/regions.h"
@@ -184,7 +184,7 @@ class VerbsRail final : public Rail,
   std::vector<uint32_t> free_;
   base::Ring<uint32_t> urgent_;
   base::Ring<uint32_t> bulk_;
-  base::Turns turns_;  // of the two
+  base::SmallFirst turns_;  // of the two
   uint64_t next_order_ = 0;
   base::Ring<std::string> control_;
   std::string message_;  // being encoded

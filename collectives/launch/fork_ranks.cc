@@ -1,4 +1,4 @@
-// The launcher: forks ranks, serves their rendezvous, passes signals on, restarts and buries them.
+// The launcher: forks ranks, serves their rendezvous, passes signals on, restarts and reaps them.
 // One thread, so that it can fork at any time.
 #include <poll.h>
 #include <sys/signalfd.h>

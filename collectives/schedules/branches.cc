@@ -1,5 +1,5 @@
 // Sending down a tree and reducing up it, whatever tree it is: for every algorithm with trees.
-#include "collectives/schedules/algorithms.h"
+#include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
 

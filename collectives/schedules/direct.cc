@@ -1,6 +1,6 @@
 // Direct: everybody with everybody, in one round. Rank r starts with r + 1, so that no rank is the
 // first goal of all.
-#include "collectives/schedules/algorithms.h"
+#include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
 namespace {

@@ -4,7 +4,7 @@
 // (just l if the node is full). The owners of a block, one per node, are its rail.
 #pragma once
 
-#include "collectives/schedules/algorithms.h"
+#include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
 

@@ -2,7 +2,7 @@
 // in rank order (Step::kFold). Internal to schedule.cc.
 #pragma once
 
-#include "collectives/schedules/algorithms.h"
+#include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
 

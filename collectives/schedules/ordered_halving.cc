@@ -5,7 +5,7 @@
 // contributors inside; where each of them lies is known when the program is written.
 #include <iterator>
 
-#include "collectives/schedules/algorithms.h"
+#include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
 namespace {

@@ -3,7 +3,7 @@
 // all_reduce: hypercube exchange; ranks beyond a power of two hand in first and get the result
 // last. all_gather: Bruck et al. 1997, in place of the rotation straight to where each part
 // belongs. broadcast and reduce: binomial tree. barrier: dissemination (Hensgen et al. 1988).
-#include "collectives/schedules/algorithms.h"
+#include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
 

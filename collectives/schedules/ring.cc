@@ -1,5 +1,5 @@
 // Ring: everybody talks to the next and listens to the previous; bandwidth-optimal.
-#include "collectives/schedules/algorithms.h"
+#include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
 

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "collectives/schedules/algorithms.h"
 #include "collectives/schedules/ordered.h"
+#include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
 namespace {

@@ -3,7 +3,7 @@
 //
 // Virtual rank 0 is the root and has one child. The others form an in-order binary tree: a number
 // with its lowest set bit b has the children v - b/2 and v + b/2 and v - b + 1 ... v + b - 1 below.
-#include "collectives/schedules/algorithms.h"
+#include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
 namespace {

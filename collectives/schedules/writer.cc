@@ -1,7 +1,7 @@
 // Writes steps, and the arithmetic that the algorithms share.
 #include <numeric>
 
-#include "collectives/schedules/algorithms.h"
+#include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
 

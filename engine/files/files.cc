@@ -10,7 +10,7 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
-#include "engine/files/strings.h"
+#include "engine/files/absl_view.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::engine {

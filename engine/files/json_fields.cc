@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "engine/files/strings.h"
+#include "engine/files/absl_view.h"
 
 namespace baton::engine {
 namespace {

@@ -55,7 +55,7 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
 
   // A header of whatever the answer will be. Not thread-safe: for whoever sees the request first.
   void add_header(std::string name, std::string value);
-  // For whoever names requests: engine/http/api_door.h.
+  // For whoever names requests: engine/http/request_check.h.
   void set_request_id(std::string id) { request_id_ = std::move(id); }
   const std::string& request_id() const { return request_id_; }
 

@@ -4,7 +4,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
-#include "engine/http/api_door.h"
+#include "engine/http/request_check.h"
 
 namespace baton::engine::router {
 namespace {

@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "engine/files/strings.h"
+#include "engine/files/absl_view.h"
 #include "transport/base/quantile.h"
 
 namespace baton::engine::serve {

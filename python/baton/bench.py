@@ -18,6 +18,7 @@ timed.
 """
 import argparse
 import ctypes
+import difflib
 import json
 import os
 import select
@@ -281,6 +282,10 @@ def main() -> None:
                             (shape.split("x") for shape in arguments.shapes.split(","))]
     except ValueError:
         parser.error(f"--shapes {arguments.shapes}: expected {SHAPES}")
+    if arguments.rounds < 1 or min(min(shape) for shape in arguments.shapes) < 1:
+        parser.error("--rounds, and pages and bytes of --shapes, are at least 1")
+    if arguments.json and not os.access(os.path.dirname(arguments.json) or ".", os.W_OK):
+        parser.error(f"cannot write {arguments.json}: name a file that can be written")
     names = ["baton"] + [name for name in arguments.baseline.split(",") if name]
     other = KvBw(arguments) if "kv_bw" in names else None
     if other and shutil.which(arguments.baton) is None:
@@ -288,7 +293,9 @@ def main() -> None:
     names = [name for name in names if name != "kv_bw"]
     for name in names:
         if name not in SIDES or name == "sockets":
-            parser.error(f"no baseline {name}: there are nixl, mooncake and kv_bw")
+            near = difflib.get_close_matches(name, ("nixl", "mooncake", "kv_bw"), 1)
+            hint = f"did you mean {near[0]}?" if near else "there are nixl, mooncake and kv_bw"
+            parser.error(f"no baseline {name}: {hint}")
     for name, there in (("nixl", nixl_api), ("mooncake", mooncake)):
         try:
             if name in names:

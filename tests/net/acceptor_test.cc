@@ -363,7 +363,7 @@ TEST(Acceptor, AFloodPushesOutNoPeerOfTheSameHostThatHasBegunToSpeak) {
   ::close(honest);
 }
 
-// Recorded first messages name a key too; they fill the door for nobody but each other.
+// Recorded first messages name a key too; they take places from nobody but each other.
 TEST(Acceptor, WhereAllHaveNamedAKeyTheOldestMakesRoom) {
   const Endpoint here = resolve("127.0.0.1:1")->front(), there = resolve("127.0.0.2:1")->front();
   EXPECT_EQ(caller_to_drop({{&there, true}, {&here, true}, {&here, true}}), 1U);

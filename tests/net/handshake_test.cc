@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "transport/base/wire.h"
-#include "transport/base/worker_secret.h"
+#include "transport/base/worker_keys.h"
 #include "transport/net/opening.h"
 
 namespace baton::net {

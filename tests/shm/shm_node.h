@@ -56,7 +56,7 @@ class ShmNode : public ProviderNode {
   ~ShmNode() override {
     while (!rails.empty()) rails.back()->close(absl::CancelledError("the test is over"), *this);
     rails.clear();
-    graveyard.clear();
+    closed_rails.clear();
   }
 
   RegionEntry* add(const TestMemory& memory, Access access = Access::kRemoteReadWrite) {
@@ -69,7 +69,7 @@ class ShmNode : public ProviderNode {
     const RegionEntry copy = *entry;
     (void)regions.remove({entry->base, entry->size, entry->index, entry->generation});
     absl::Status fenced = provider->remove_region(copy, *this);
-    graveyard.clear();
+    closed_rails.clear();
     return fenced;
   }
   RemoteRegion share(const TestMemory& memory, Access access = Access::kRemoteReadWrite) {

@@ -73,7 +73,7 @@ class ProviderNode : public EventSink {
   void rail_down(Rail& rail, absl::Status why) override {
     down.push_back(std::move(why));
     for (auto& mine : rails) {
-      if (mine.get() == &rail) graveyard.push_back(std::move(mine));
+      if (mine.get() == &rail) closed_rails.push_back(std::move(mine));
     }
     std::erase(rails, nullptr);
   }
@@ -83,7 +83,7 @@ class ProviderNode : public EventSink {
 
   bool progress() {
     const bool any = provider->progress(*this);
-    graveyard.clear();
+    closed_rails.clear();
     return any;
   }
 
@@ -110,7 +110,7 @@ class ProviderNode : public EventSink {
   std::unique_ptr<Provider> provider;
 
   std::vector<std::unique_ptr<Rail>> rails;
-  std::vector<std::unique_ptr<Rail>> graveyard;
+  std::vector<std::unique_ptr<Rail>> closed_rails;
   std::vector<Done> done;
   std::vector<Landed> landed;
   std::vector<std::string> notes;

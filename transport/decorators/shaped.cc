@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/ring.h"
-#include "transport/base/turns.h"
+#include "transport/base/small_first.h"
 #include "transport/decorators.h"
 #include "transport/decorators/decorated.h"
 
@@ -140,7 +140,7 @@ class LinkDirection {
   double free_at_ = 0;  // nanoseconds
   base::Ring<Entry> urgent_;
   base::Ring<Entry> bulk_;
-  base::Turns turns_;             // of the two
+  base::SmallFirst turns_;        // of the two
   base::Ring<Entry> travelling_;  // off the link, still under way
 };
 

@@ -89,7 +89,7 @@ absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Ac
     region = impl_->register_examined(data, size, access, memory, ring);
   }
   if (!region.ok()) return region;
-  base::log_event(base::LogLevel::kDebug, "%s: registered region %u, %u bytes at %p, with %s",
+  base::log_event(base::LogLevel::kInfo, "%s: registered region %u, %u bytes at %p, with %s",
                   impl_->self.name, region->index, size, data, names(impl_->providers));
   return region;
 }

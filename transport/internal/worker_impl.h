@@ -234,7 +234,7 @@ class Worker::Impl final : public EventSink {
   std::vector<std::pair<Time, PeerId>> peer_timers;  // heap, earliest first; some are out of date
   absl::flat_hash_map<uint64_t, PeerId> sessions;    // ours, by the number we gave out
   uint64_t next_session;  // from anywhere: the other side of a session has numbers of its own
-  std::vector<std::unique_ptr<Rail>> graveyard;  // freed once their provider has returned
+  std::vector<std::unique_ptr<Rail>> closed_rails;  // freed once their provider has returned
   struct Doomed {
     PeerId peer;
     const Rail* rail;  // may be gone already

@@ -93,7 +93,7 @@ bool Worker::Impl::fenced(const internal::Peer& peer, uint64_t link) {
 
 void Worker::Impl::drop(std::unique_ptr<Rail> rail, const absl::Status& why) {
   Rail* stray = rail.get();
-  graveyard.push_back(std::move(rail));
+  closed_rails.push_back(std::move(rail));
   stray->close(why, *this);
 }
 
@@ -188,7 +188,7 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
     if (peer->state != PeerState::kDown) lost_rail(*peer, peer->rails[i].link).gone = true;
     const bool closed = absl::IsAborted(why);
     if (closed) peer->goodbye = std::string(why.message());
-    graveyard.push_back(std::move(peer->rails[i].rail));
+    closed_rails.push_back(std::move(peer->rails[i].rail));
     peer->rails.erase(peer->rails.begin() + static_cast<ptrdiff_t>(i));
     if (peer->state == PeerState::kDown) return;  // we are closing all of them
     if (peer->lost_rails.size() > internal::kMostLostRails) {
@@ -249,7 +249,7 @@ void Worker::Impl::close_rails(internal::Peer& peer, const absl::Status& why) {
     const size_t before = peer.rails.size();
     peer.rails.back().rail->close(why, *this);
     if (peer.rails.size() == before) {  // it will report later: do not wait for it
-      graveyard.push_back(std::move(peer.rails.back().rail));
+      closed_rails.push_back(std::move(peer.rails.back().rail));
       peer.rails.pop_back();
     }
   }
@@ -274,8 +274,8 @@ bool Worker::Impl::run_doomed() {
     state->rail->close(next.why, *this);
     any = true;
   }
-  if (!graveyard.empty()) {
-    graveyard.clear();
+  if (!closed_rails.empty()) {
+    closed_rails.clear();
     any = true;
   }
   return any;

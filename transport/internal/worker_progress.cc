@@ -64,7 +64,7 @@ Worker::Impl::~Impl() {
     }
     if (staging != nullptr) staging->finish();
     finish_stopped();
-    graveyard.clear();
+    closed_rails.clear();
     providers.clear();
     staging.reset();
   }
@@ -128,6 +128,13 @@ absl::Status Worker::Impl::start() {
     made.push_back(it->second(*context));
   }
   for (const ProviderFactory& factory : options.extra_providers) made.push_back(factory(*context));
+  const bool required_is_made =
+      options.require.empty() || std::any_of(made.begin(), made.end(), [&](const auto& provider) {
+        return provider->capabilities().name == options.require;
+      });
+  if (!required_is_made) {
+    if (absl::Status known = check_provider(options.require); !known.ok()) return known;
+  }
 
   for (std::unique_ptr<Provider>& provider : made) {
     const std::string name = provider->capabilities().name;

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/wire.h"
-#include "transport/base/worker_secret.h"
+#include "transport/base/worker_keys.h"
 #include "transport/net/ciphers/aead.h"
 
 namespace baton::net {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "transport/base/worker_secret.h"
+#include "transport/base/worker_keys.h"
 
 namespace baton::shm {
 

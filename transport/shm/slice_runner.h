@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "transport/base/fixed_queue.h"
-#include "transport/base/turns.h"
+#include "transport/base/small_first.h"
 #include "transport/provider.h"
 #include "transport/shm/cma.h"
 #include "transport/shm/device_slices.h"
@@ -97,7 +97,7 @@ class SliceRunner {
   Queue urgent_;
   Queue bulk_;
   DeviceSlices devices_;
-  base::Turns turns_;  // of the two
+  base::SmallFirst turns_;  // of the two
 };
 
 }  // namespace baton::shm

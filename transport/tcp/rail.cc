@@ -117,9 +117,9 @@ void TcpRail::take_back(Slot& slot) {
     landing_slot_ = -1;
   }
   if (slot.reads_open == 0) return;
-  auto zombie = std::find_if(zombies_.begin(), zombies_.end(),
-                             [](const Zombie& z) { return z.reads_open == 0; });
-  *zombie = {slot.id, slot.slice, slot.reads_open};  // there are as many as open reads
+  auto aborted = std::find_if(aborted_reads_.begin(), aborted_reads_.end(),
+                              [](const AbortedRead& read) { return read.reads_open == 0; });
+  *aborted = {slot.id, slot.slice, slot.reads_open};  // there are as many as open reads
   send_control({.type = framed::FrameType::kCancelRead, .transfer = slot.id, .slice = slot.slice},
                {});
 }

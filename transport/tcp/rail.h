@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "transport/base/fixed_queue.h"
-#include "transport/base/turns.h"
+#include "transport/base/small_first.h"
 #include "transport/framed/rail.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/seal.h"
@@ -115,8 +115,8 @@ class TcpRail final : public framed::FramedRail {
 
  private:
   using Slot = framed::OpenSlice;
-  // A read that was aborted while the target may still send data of it.
-  struct Zombie {
+  // A read that was aborted while the target may still send data of it, which then is dropped.
+  struct AbortedRead {
     TransferId id;
     uint32_t slice = 0;
     uint32_t reads_open = 0;  // 0: free
@@ -203,7 +203,7 @@ class TcpRail final : public framed::FramedRail {
   void on_read_end(const framed::Frame& frame, std::string_view text, EventSink& sink);
   void on_cancel_read(const framed::Frame& frame);
   absl::Status map_pieces(const framed::Frame& frame, Access want, absl::Span<iovec> out) const;
-  Zombie* find_zombie(const framed::Frame& frame);
+  AbortedRead* find_aborted_read(const framed::Frame& frame);
 
   std::shared_ptr<TcpShared> shared_;
   const WorkerUid uid_;  // the peer's
@@ -215,11 +215,11 @@ class TcpRail final : public framed::FramedRail {
   bool active_ = false;
   std::unique_ptr<RailMemory> memory_;  // while it is active
 
-  IndexQueue writes_;  // slots with frames to send
-  IndexQueue urgent_;  // the same, small ones: they overtake
-  base::Turns turns_;  // of the two
-  IndexQueue reads_;   // slots with bytes to ask for
-  std::array<Zombie, kMaxReads> zombies_;
+  IndexQueue writes_;       // slots with frames to send
+  IndexQueue urgent_;       // the same, small ones: they overtake
+  base::SmallFirst turns_;  // of the two
+  IndexQueue reads_;        // slots with bytes to ask for
+  std::array<AbortedRead, kMaxReads> aborted_reads_;
 
   net::Sealer sealer_;
   TxBatch batch_;

@@ -201,10 +201,10 @@ void TcpRail::on_write_landed(EventSink& sink) {
   }
 }
 
-TcpRail::Zombie* TcpRail::find_zombie(const framed::Frame& frame) {
-  for (Zombie& zombie : zombies_) {
-    if (zombie.reads_open > 0 && zombie.id == frame.transfer && zombie.slice == frame.slice) {
-      return &zombie;
+TcpRail::AbortedRead* TcpRail::find_aborted_read(const framed::Frame& frame) {
+  for (AbortedRead& aborted : aborted_reads_) {
+    if (aborted.reads_open > 0 && aborted.id == frame.transfer && aborted.slice == frame.slice) {
+      return &aborted;
     }
   }
   return nullptr;
@@ -253,7 +253,7 @@ void TcpRail::on_cancel_read(const framed::Frame& frame) {
 
 void TcpRail::on_read_data(const framed::Frame& frame) {
   Slot* slot = find_slot(frame, Op::kRead);
-  if (slot == nullptr && find_zombie(frame) == nullptr) {
+  if (slot == nullptr && find_aborted_read(frame) == nullptr) {
     hostile(framed::FrameType::kReadData, "no such slice was asked for");
     return;
   }
@@ -288,12 +288,12 @@ void TcpRail::on_read_data_landed() {
 void TcpRail::on_read_end(const framed::Frame& frame, std::string_view text, EventSink& sink) {
   Slot* slot = find_slot(frame, Op::kRead);
   if (slot == nullptr) {
-    Zombie* zombie = find_zombie(frame);
-    if (zombie == nullptr) {
+    AbortedRead* aborted = find_aborted_read(frame);
+    if (aborted == nullptr) {
       hostile(framed::FrameType::kReadEnd, "no such slice was asked for");
       return;
     }
-    --zombie->reads_open;
+    --aborted->reads_open;
     --reads_open_;
     return;
   }

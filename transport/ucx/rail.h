@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "transport/base/copies/fault_guard.h"
-#include "transport/base/turns.h"
+#include "transport/base/small_first.h"
 #include "transport/framed/rail.h"
 #include "transport/net/message_stream.h"
 #include "transport/net/replay_window.h"
@@ -129,7 +129,7 @@ class UcxRail final : public framed::FramedRail {
   static bool unasked(const Slot& slot) {
     return slot.live && slot.op == Op::kRead && slot.error.ok() && slot.framed < slot.bytes();
   }
-  Slot* next_slot(bool (*wanted)(const Slot&), base::Turns& turns);
+  Slot* next_slot(bool (*wanted)(const Slot&), base::SmallFirst& turns);
   void send_frame(const framed::Frame& frame, Packet* packet);
   static framed::Frame abandoned(const Slot& slot);
   void send_write(Slot& slot);
@@ -166,8 +166,8 @@ class UcxRail final : public framed::FramedRail {
   std::array<Job, kMaxReads> jobs_;
   uint32_t jobs_live_ = 0;
   std::vector<framed::WirePiece> pieces_;
-  base::Turns read_turns_;   // of small slices and large ones that ask,
-  base::Turns write_turns_;  // and of those that send
+  base::SmallFirst read_turns_;   // of small slices and large ones that ask,
+  base::SmallFirst write_turns_;  // and of those that send
   bool answers_first_ = false;
   uint64_t received_ = 0;  // messages
 };

@@ -78,7 +78,7 @@ bool UcxRail::compose() {
 }
 
 // The oldest slice that has something to say, small ones first, in turns.
-UcxRail::Slot* UcxRail::next_slot(bool (*wanted)(const Slot&), base::Turns& turns) {
+UcxRail::Slot* UcxRail::next_slot(bool (*wanted)(const Slot&), base::SmallFirst& turns) {
   if (slots_.live() == 0) return nullptr;
   Slot* small = nullptr;
   Slot* large = nullptr;

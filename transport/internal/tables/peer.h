@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "transport/address.h"
-#include "transport/base/turns.h"
+#include "transport/base/small_first.h"
 #include "transport/internal/messages/control_message.h"
 #include "transport/internal/tables/arrivals.h"
 #include "transport/internal/tables/rail_extras.h"
@@ -129,8 +129,8 @@ struct Peer {
   // behind it.
   SlotQueue urgent;
   SlotQueue bulk;
-  base::Turns turns;  // of the two
-  SlotQueue held;     // transfers whose notification waits for credit
+  base::SmallFirst turns;  // of the two
+  SlotQueue held;          // transfers whose notification waits for credit
   Arrivals arrivals;
 
   bool dialled = false;  // we called it first

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "transport/base/worker_secret.h"
+#include "transport/base/worker_keys.h"
 
 namespace baton::net {
 namespace {

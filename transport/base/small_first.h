@@ -1,11 +1,12 @@
-// Turns between small and large work on one way: small work passes large work, but not for ever.
+// The order in which a queue of small and one of large slices share a rail: small ones go first,
+// but after 1 MiB of them a large one that waits has its turn.
 #pragma once
 
 #include <cstddef>
 
 namespace baton::base {
 
-class Turns {
+class SmallFirst {
  public:
   // So much small work passes large work that waits; then the large work has a turn.
   static constexpr size_t kPassing = 1 << 20;

@@ -1,5 +1,5 @@
-// What the algorithms are written with, and what they offer each other. Internal to schedule.cc,
-// ordered.cc and this folder.
+// The functions that write the schedule of each algorithm (ring, tree, ...), the building blocks
+// they share, and the rules they keep. Internal to this folder.
 //
 // Every writer keeps three promises, which the verifier checks:
 //

@@ -1,5 +1,5 @@
-// What nobody may guess: random bytes for keys, and the private half of a worker's uid, which
-// proves that a uid is one's own.
+// Random bytes for keys, and the key pair behind a worker's uid: whoever holds the private key
+// proves that the uid is his.
 //
 // A uid is the beginning of the SHA-256 of a public key (X25519, RFC 7748) that is made with it.
 // Who introduces himself shows the public key, and has to know the private one; the private one

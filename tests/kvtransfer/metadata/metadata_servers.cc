@@ -1,5 +1,5 @@
 // The folder, the HTTP server, and etcd.
-#include "tests/kvtransfer/metadata_servers.h"
+#include "tests/kvtransfer/metadata/metadata_servers.h"
 
 #include <fcntl.h>
 #include <httplib.h>

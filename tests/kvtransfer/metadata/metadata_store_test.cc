@@ -13,7 +13,7 @@
 
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "tests/kvtransfer/agent_pair.h"
-#include "tests/kvtransfer/metadata_servers.h"
+#include "tests/kvtransfer/metadata/metadata_servers.h"
 #include "transport/base/child.h"
 
 namespace baton::kvtransfer {

@@ -1,4 +1,5 @@
-// What stands behind the C interface: the handle of an agent, and results out of statuses.
+// baton_agent and the other handles of the C interface, defined: what they own, and how a status
+// becomes the result that C sees.
 #pragma once
 
 #include <deque>

@@ -1,5 +1,5 @@
 // OpenSSL's random bytes, else the kernel's; key pairs of this process's workers, by uid.
-#include "transport/base/worker_secret.h"
+#include "transport/base/worker_keys.h"
 
 #include <openssl/evp.h>
 #include <openssl/rand.h>

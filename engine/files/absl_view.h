@@ -1,4 +1,5 @@
-// Debian's Abseil has its own string_view type; its string functions need this conversion.
+// view(): a std::string_view as Abseil's own string_view type, which Debian's Abseil is built with
+// and its string functions take.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,5 @@
-// What every request of the API passes first: its id, and the key. For the server and the router.
+// What is done to every request of the API before its route sees it: it gets an id, and its API key
+// is checked. For the server and the router.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // Request ids and API keys.
-#include "engine/http/api_door.h"
+#include "engine/http/request_check.h"
 
 #include <openssl/crypto.h>
 

@@ -1,0 +1,58 @@
+// Two agents, alpha and beta, over each provider in turn: the fixture of tests with
+// TEST_P(AgentTest).
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/kvtransfer/agent_pair.h"
+#include "tests/usable_provider.h"
+
+namespace baton::kvtransfer {
+
+inline const Time kLong = patient(std::chrono::seconds(60));
+
+inline std::vector<std::string> every_provider() {
+  std::vector<std::string> names;
+  for (const auto& [name, factory] : registered_providers()) names.push_back(name);
+  return names;
+}
+
+class AgentTest : public OverEveryProvider<std::string> {
+ protected:
+  void SetUp() override {
+    OverEveryProvider::SetUp();
+    if (IsSkipped()) return;
+    a_ = make_agent(agent_options("alpha", GetParam()));
+    b_ = make_agent(agent_options("beta", GetParam()));
+    mine_.emplace(*a_, 1 << 20, 3);
+    theirs_.emplace(*b_, 1 << 20, 100);
+    EXPECT_EQ(introduce(*a_, *b_), "beta");
+  }
+  // Beta's inbox, which must get `count` messages.
+  std::vector<AgentMessage> heard(Agent& agent, size_t count) {
+    std::vector<AgentMessage> all;
+    const Time end = Clock::steady().now() + kLong;
+    while (all.size() < count && Clock::steady().now() < end) {
+      for (AgentMessage& message : agent.messages()) all.push_back(std::move(message));
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(all.size(), count);
+    return all;
+  }
+  absl::Status run(AgentTransferId id) {
+    if (absl::Status status = a_->post(id); !status.ok()) return status;
+    return a_->wait(id, kLong);
+  }
+
+  std::optional<AgentMemory> mine_, theirs_;  // outlive the agents: what was abandoned may move
+  std::unique_ptr<Agent> a_, b_;
+};
+
+}  // namespace baton::kvtransfer

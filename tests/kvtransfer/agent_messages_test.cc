@@ -1,0 +1,224 @@
+// Messages between two agents, over every provider: of any length, in order, behind the bytes that
+// they announce; and those that were lost with their agent, which are told.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "kvtransfer/agent.h"
+#include "kvtransfer/internal/agent_messages.h"
+#include "tests/kvtransfer/agent_fixture.h"
+#include "tests/manual_clock.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+TEST_P(AgentTest, MessagesOfAnyLengthAndBothWays) {
+  EXPECT_EQ(introduce(*b_, *a_), "alpha");
+  ASSERT_TRUE(a_->notify("beta", "").ok());
+  ASSERT_TRUE(a_->notify("beta", std::string("\0 binary \xff", 10)).ok());
+  ASSERT_TRUE(a_->notify("beta", std::string(1 << 20, 'x')).ok());
+  ASSERT_TRUE(b_->notify("alpha", "and back").ok());
+  std::vector<AgentMessage> got = heard(*b_, 3);
+  EXPECT_EQ(got[0].payload, "");
+  EXPECT_EQ(got[1].payload.size(), 10u);
+  EXPECT_EQ(got[2].payload, std::string(1 << 20, 'x'));
+  got = heard(*a_, 1);
+  EXPECT_EQ(got[0].agent, "beta");
+  EXPECT_EQ(got[0].payload, "and back");
+  EXPECT_TRUE(absl::IsNotFound(a_->notify("gamma", "who?")));
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->notify("beta", std::string(kMaxAgentMessage + 1, 'x'))));
+}
+
+// Also where there are several rails, and a backlog on them.
+TEST_P(AgentTest, MessagesArriveInTheOrderSent) {
+  for (const size_t large : {10, 1000, 50'000}) {
+    constexpr size_t kCount = 400;
+    for (size_t i = 0; i < kCount; ++i) {
+      std::string message = std::to_string(i) + " ";
+      message.resize(i % 4 == 3 ? large + 10 : 10 + i % 290, 'x');
+      ASSERT_TRUE(a_->notify("beta", message).ok());
+    }
+    const std::vector<AgentMessage> all = heard(*b_, kCount);
+    for (size_t i = 0; i < kCount; ++i) {
+      ASSERT_EQ(std::stoul(all[i].payload), i) << "among those of " << large;
+    }
+  }
+}
+
+TEST_P(AgentTest, AMessageComesAfterTheBytesOfAllParts) {
+  AgentOptions slow = agent_options("slow", GetParam());
+  slow.worker.shape = *LinkShape::parse("1Gb/s");  // on which small things overtake large ones
+  const auto sender = make_agent(std::move(slow));
+  AgentMemory from(*sender, 2 << 20, 5), more_from(*sender, 2 << 20, 7);
+  AgentMemory to(*b_, 2 << 20, 6), more_to(*b_, 2 << 20, 8);
+  introduce(*sender, *b_);
+  const auto write =
+      sender->make_transfer(Op::kWrite, std::vector<Descriptor>{from.whole(), more_from.whole()},
+                            std::vector<Descriptor>{to.whole(), more_to.whole()}, "beta", "all");
+  ASSERT_TRUE(sender->post(*write).ok());
+  EXPECT_EQ(heard(*b_, 1)[0].payload, "all");
+  EXPECT_EQ(from.bytes, to.bytes);
+  EXPECT_EQ(more_from.bytes, more_to.bytes);
+  EXPECT_TRUE(sender->wait(*write, kLong).ok());
+}
+
+TEST(Agent, MessagesThatAreLostWithTheirAgentAreTold) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  introduce(*a, *b);
+  ASSERT_TRUE(a->notify("beta", "heard").ok());
+  std::vector<AgentMessage> heard;
+  run_agents(*a, *b, [&] {
+    for (AgentMessage& message : b->messages()) heard.push_back(std::move(message));
+    return !heard.empty() && a->stats().worker.open_transfers == 0;
+  });
+  EXPECT_TRUE(a->lost_messages().empty());
+  // From here on beta stands still: nobody confirms anything.
+  const std::string large(200'000, 'l');
+  for (const std::string& text : {std::string("first"), large, std::string()}) {
+    ASSERT_TRUE(a->notify("beta", text).ok());
+  }
+  EXPECT_TRUE(a->lost_messages().empty());
+  a->remove_remote("beta");
+  const std::vector<AgentLostMessage> lost = a->lost_messages();
+  std::vector<std::string> texts;
+  for (const AgentLostMessage& message : lost) {
+    EXPECT_EQ(message.agent, "beta");
+    EXPECT_TRUE(absl::IsUnavailable(message.why)) << message.why;
+    texts.push_back(message.payload);
+  }
+  EXPECT_EQ(texts, (std::vector<std::string>{"first", large, ""}));
+  EXPECT_EQ(a->stats().messages_lost, 3u);
+  EXPECT_TRUE(a->lost_messages().empty()) << "told twice";
+}
+
+TEST(Agent, OfLostMessagesThatNobodyAsksForTheNewestAreKept) {
+  AgentOptions options = agent_options("alpha", "tcp", false);
+  options.worker.max_transfers = 256;
+  const auto a = make_agent(options);
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  constexpr size_t kAll = 3000;
+  for (size_t said = 0; said < kAll;) {
+    introduce(*a, *b);
+    // What is refused for want of room is not lost.
+    while (said < kAll && a->notify("beta", std::to_string(said)).ok()) ++said;
+    a->remove_remote("beta");
+  }
+  EXPECT_EQ(a->stats().messages_lost, kAll);
+  const std::vector<AgentLostMessage> lost = a->lost_messages();
+  ASSERT_EQ(lost.size(), 1024u);
+  for (size_t i = 0; i < lost.size(); ++i) {
+    EXPECT_EQ(lost[i].payload, std::to_string(kAll - lost.size() + i));
+  }
+}
+
+TEST(Agent, OfLargeLostMessagesNoMoreIsKeptThanOneMayHave) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  constexpr size_t kEach = 1 << 20, kKept = kMaxAgentMessage / kEach;
+  char letter = 'a';
+  for (int round = 0; round < 3; ++round) {
+    introduce(*a, *b);
+    for (int i = 0; i < 8; ++i) {
+      ASSERT_TRUE(a->notify("beta", std::string(kEach, letter++)).ok());
+    }
+    a->remove_remote("beta");
+  }
+  EXPECT_EQ(a->stats().messages_lost, 24u);
+  const std::vector<AgentLostMessage> lost = a->lost_messages();
+  ASSERT_EQ(lost.size(), kKept);
+  EXPECT_EQ(lost.front().payload, std::string(kEach, static_cast<char>(letter - kKept)));
+}
+
+// Another agent keeps parts of 64 MiB of messages at most: nobody may be sent more of them at once.
+TEST(Agent, LargeMessagesOfManyThreadsAtOnceAllArrive) {
+  const auto a = make_agent(agent_options("alpha", "tcp", true));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  introduce(*a, *b);
+  constexpr size_t kThreads = 8;
+  std::vector<absl::Status> said(kThreads);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      said[i] = a->notify("beta", std::string(kMaxAgentMessage, static_cast<char>('a' + i)));
+    });
+  }
+  std::set<char> heard;
+  const auto listen = [&] {
+    for (const AgentMessage& message : b->messages()) {
+      EXPECT_EQ(message.payload.size(), kMaxAgentMessage);
+      heard.insert(message.payload.front());
+    }
+    return heard.size() == kThreads;
+  };
+  run_agents(*a, *b, listen);
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : said) EXPECT_TRUE(status.ok()) << status;
+}
+
+// An agent whose time passes quickly while it waits.
+struct HurriedAgent {
+  explicit HurriedAgent(AgentOptions options) {
+    options.worker.name = options.name;
+    options.worker.clock = &clock;
+    auto made = Worker::create(options.worker);
+    EXPECT_TRUE(made.ok()) << made.status();
+    worker = made->get();
+    agent = *Agent::create(*std::move(made), options);
+  }
+  absl::Status notify(std::string_view who, std::string_view message) {
+    std::atomic<bool> over{false};
+    std::thread hurry([&] {
+      while (!over) {
+        clock.advance(std::chrono::seconds(1));
+        worker->wake();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+    absl::Status status = agent->notify(who, message);
+    over = true;
+    hurry.join();
+    return status;
+  }
+  ManualClock clock;
+  Worker* worker = nullptr;
+  std::unique_ptr<Agent> agent;
+};
+
+// Of what was refused half-way the other agent keeps nothing, so that others find room there.
+TEST(Agent, LargeMessagesArriveAfterSomeThatWereRefusedHalfWay) {
+  AgentOptions options = agent_options("alpha", "tcp", false);
+  options.worker.max_transfers = 16;
+  options.worker.settings = {{"tcp.stall_ms", "3600000"}, {"tcp.handshake_ms", "3600000"}};
+  HurriedAgent a(options);
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  introduce(*a.agent, *b);
+  const std::string large(kMaxAgentMessage, 'l');
+  std::vector<AgentMessage> came;
+  const auto quiet = [&] {
+    for (AgentMessage& message : b->messages()) came.push_back(std::move(message));
+    return a.agent->stats().worker.open_transfers == 0;
+  };
+  constexpr size_t kKept = AgentAssembler::kMaxHeld / kMaxAgentMessage;
+  for (size_t i = 0; i <= kKept; ++i) {
+    // Beta stands still.
+    const absl::Status refused = a.notify("beta", large);
+    EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+    run_agents(*a.agent, *b, quiet);
+  }
+  EXPECT_TRUE(came.empty());
+  absl::Status said;
+  std::thread sender([&] { said = a.agent->notify("beta", large); });
+  run_agents(*a.agent, *b, [&] { return quiet() && !came.empty(); });
+  sender.join();
+  EXPECT_TRUE(said.ok()) << said;
+  ASSERT_EQ(came.size(), 1u);
+  EXPECT_EQ(came[0].payload, large);
+  EXPECT_TRUE(a.agent->lost_messages().empty());
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer
