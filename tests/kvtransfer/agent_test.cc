@@ -15,6 +15,7 @@ namespace baton::kvtransfer {
 namespace {
 
 using ::testing::HasSubstr;
+
 TEST_P(AgentTest, ListsAndIndicesMoveThePagesTheyNameAndNoOthers) {
   constexpr size_t kPage = 1000;  // of 4096: gaps stay as they are
   const auto local = a_->prepare_local(mine_->pages(kPage, 256));

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/transport/scripted_peers.h"
@@ -21,6 +22,9 @@ class Bounds : public ScriptedPeers {
   ScriptedRail* again(HelloInfo who, ScriptedRail& lost, uint64_t link) {
     lost.lose(*provider_->sink, "cut");
     turn();
+    return back(std::move(who), link);
+  }
+  ScriptedRail* back(HelloInfo who, uint64_t link) {
     who.link = link;
     ScriptedRail& rail = provider_->call_in(who);
     turn();
@@ -48,7 +52,7 @@ TEST_F(Bounds, EventsOfAPeerThatNobodyReadsAreToldByTheLast) {
   EXPECT_THAT(std::string(events.back().why.message()), HasSubstr("the last cut"));
   EXPECT_EQ(events.back().missed, 2 + 2 * kTimes - internal::kUnreadEvents);
   // Each is told again when somebody reads.
-  again(who, *rail, 1000);
+  back(who, 1000);
   const std::vector<PeerEvent> more = unread();
   ASSERT_EQ(more.size(), 1u);
   EXPECT_EQ(more.front().kind, PeerEvent::Kind::kResumed);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tests/captured_log.h"
 #include "tests/manual_clock.h"
@@ -148,6 +149,45 @@ TEST_F(Failback, FullIsNotLost) {
   for (int i = 0; i < 40; ++i) tell();
   EXPECT_THAT(fast->held, SizeIs(32));  // all that it takes
   EXPECT_THAT(slow->held, IsEmpty());
+}
+
+// Of the worse provider it is known how quick it is, of the better one not yet.
+TEST_F(Failback, WhatTheWorseProviderGivesBackGoesOverTheBetterOne) {
+  slow_->slice_bytes = fast_->slice_bytes = 1 << 20;
+  ScriptedRail* slow = fall_back();
+  std::vector<char> memory(8 << 20);
+  const Layout all = Layout::contiguous(0, memory.size());
+  const auto id = worker_->submit({.peer = peer_,
+                                   .local = *worker_->register_memory(memory.data(), memory.size()),
+                                   .local_layout = all,
+                                   .remote = {.owner = who_.uid,
+                                              .key = 1,
+                                              .size = memory.size(),
+                                              .generation = 1,
+                                              .access = Access::kRemoteReadWrite},
+                                   .remote_layout = all});
+  ASSERT_TRUE(id.ok()) << id.status();
+  const auto write_one = [&] {
+    const Slice slice = slow->held.front();
+    slow->held.erase(slow->held.begin());
+    pass(milliseconds(10));
+    slow_->sink->slice_done(*slow, slice.transfer->id, slice.index, absl::OkStatus());
+  };
+  turn();
+  ASSERT_GE(slow->held.size(), 2U);
+  write_one();
+  turn();
+  pass(seconds(1));
+  ScriptedRail* fast = answer(*fast_);
+  ASSERT_FALSE(slow->held.empty());
+  slow->report(*slow_->sink, absl::UnavailableError("not by this way"));
+  turn();
+  while (!fast->held.empty()) {
+    pass(milliseconds(1));
+    fast->report(*fast_->sink);
+    turn();
+  }
+  EXPECT_EQ(*worker_->state(*id), TransferState::kDone);
 }
 
 TEST_F(Failback, LostAgainTheOtherIsThereAtOnce) {

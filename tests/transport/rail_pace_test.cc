@@ -78,6 +78,9 @@ TEST_F(ScriptedPeers, ARailOfWhichNothingIsKnownHasFewSlices) {
                   .ok());
   turn();
   EXPECT_THAT(rail->held, testing::SizeIs(2));
+  ASSERT_TRUE(worker_->notify_detached(peer, "small").ok());
+  turn();
+  EXPECT_THAT(rail->held, testing::SizeIs(3)) << "what is small does not wait for that";
   clock_.advance(milliseconds(1));
   rail->report(*provider_->sink);
   turn();

@@ -29,11 +29,19 @@ bool full(const internal::RailState& state) {
          state.outstanding >= state.rail->properties().depth;
 }
 
-// How the rails of a peer do beside each other.
+// Whether its slices tell how quick a rail is. Others do not wait until that is known.
+bool counts(const internal::TransferSlot& slot) {
+  return std::min(slot.slice_bytes, slot.descriptor.bytes) >= internal::RailPace::kCounts;
+}
+
+// How those of a peer's rails do beside each other that may move what there is to move.
 struct Paces {
-  Paces(const internal::Peer& peer, const Clock& clock) {
+  template <typename May>
+  Paces(const internal::Peer& peer, const Clock& clock, const May& may) {
     bool matters = false;
-    for (const internal::RailState& state : peer.rails) best = std::max(best, state.pace.rate());
+    for (const internal::RailState& state : peer.rails) {
+      if (may(state)) best = std::max(best, state.pace.rate());
+    }
     for (const internal::RailState& state : peer.rails) {
       matters |= state.pace.busy() || state.pace.rate() * internal::RailPace::kSlow <= best;
     }
@@ -42,10 +50,10 @@ struct Paces {
   bool bad(const internal::RailState& state) const {
     return state.pace.silent(now) > Time::zero() || state.pace.part_of(best, now) < 1;
   }
-  // Whether it has as much as it may have while little is known of it. What one rail has lost is
-  // not tried on another that may be no better, as long as there are some that are known.
-  bool is_enough(const internal::RailState& state, bool again) const {
-    return state.pace.tried_enough(now) || (again && best > 0 && state.pace.rate() == 0);
+  // Whether nothing is known of it, but of others. What one rail has lost is not tried on another
+  // that may be no better.
+  bool none_of(const internal::RailState& state) const {
+    return best > 0 && state.pace.rate() == 0;
   }
   // When it would be done with so many bytes.
   double load(const internal::RailState& state, size_t bytes, uint32_t region) const {
@@ -107,9 +115,13 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
   if (peer.rails.size() == 1) {
     // Others may be on their way: should this one be slow, it must not have all there is by then.
     internal::RailState& only = peer.rails.front();
-    return full(only) || only.pace.untried() ? nullptr : &only;
+    return full(only) || (counts(slot) && only.pace.untried()) ? nullptr : &only;
   }
-  const Paces paces(peer, clock);
+  const bool device = on_device(regions, slot.descriptor);
+  const auto may = [&](const internal::RailState& state) {
+    return device ? moves(*state.rail, slot).ok() : state.rank == peer.rails.front().rank;
+  };
+  const Paces paces(peer, clock, may);
   if (slot.descriptor.bytes == 0) {
     internal::RailState* const before = rail_of_messages(peer, slot, paces.now);
     if (before != nullptr) return full(*before) ? nullptr : before;
@@ -121,14 +133,15 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
   double least_full = std::numeric_limits<double>::infinity();  // of good ones that are full
   bool first = true;
   for (internal::RailState& state : peer.rails) {
-    if (state.rank < peer.rails.front().rank && !on_device(regions, slot.descriptor)) break;
+    if (!may(state)) continue;
     const bool bad = paces.bad(state);
     const bool first_good = !bad && std::exchange(first, false);
-    if (on_device(regions, slot.descriptor) && !moves(*state.rail, slot).ok()) continue;
     const size_t bytes =
         state.outstanding_bytes + std::min(slot.slice_bytes, slot.descriptor.bytes);
     const double load = paces.load(state, bytes, slot.descriptor.local_region);
-    if (full(state) || (slot.descriptor.bytes > 0 && paces.is_enough(state, again))) {
+    const bool enough = (counts(slot) && state.pace.tried_enough(paces.now)) ||
+                        (again && slot.descriptor.bytes > 0 && paces.none_of(state));
+    if (full(state) || enough) {
       if (!bad) least_full = std::min(least_full, load);
       continue;
     }
