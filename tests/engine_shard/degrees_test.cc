@@ -25,23 +25,11 @@ constexpr size_t kRequests = 40;
 // Too small for all: some are preempted, and prompts are computed in many chunks.
 constexpr StepLimits kTight{.blocks = 20, .token_budget = 24, .max_sequences = 8};
 
-const std::vector<Request>& requests() {
-  static const auto* list = new std::vector<Request>(serve::random_requests(31, kRequests));
-  return *list;
+KnownAnswers& answers() {
+  static auto* known = new KnownAnswers(kRequests);
+  return *known;
 }
-
-using Known = std::pair<const Checkpoint*, Arithmetic>;
-
-const std::map<uint64_t, Outcome>& expected(Arithmetic arithmetic = Arithmetic::kFp32,
-                                            const Checkpoint& checkpoint = ranks_checkpoint()) {
-  static auto* known = new std::map<Known, std::map<uint64_t, Outcome>>();
-  const Known which{&checkpoint, arithmetic};
-  if (!known->contains(which)) {
-    const Model model = *Model::create(checkpoint, arithmetic);
-    (*known)[which] = serve::run_one_at_a_time(requests(), model);
-  }
-  return known->at(which);
-}
+const std::vector<Request>& requests() { return answers().requests(); }
 
 // All requests through decode, which asks `address`; some alone, then all at once.
 std::map<uint64_t, Outcome> run_all(Server& decode, const std::string& address) {
@@ -92,7 +80,8 @@ TEST_P(DegreePairs, SayWhatOneProcessSays) {
                  .provider = given.provider,
                  .checkpoint = &given.checkpoint()});
   prefill.start();
-  expect_same(expected(given.arithmetic, given.checkpoint()), run_all(decode, prefill.address()));
+  expect_same(answers().of(given.arithmetic, given.checkpoint()),
+              run_all(decode, prefill.address()));
   const serve::EngineStats stats = decode.engine().stats();
   EXPECT_EQ(stats.loads_failed, 0u);
   EXPECT_GT(stats.loaded_tokens, 1000u);
@@ -135,7 +124,7 @@ TEST(Degrees, TiersBesideHandOffsChangeNothing) {
         {.role = EngineRole::kDecode, .ranks = decode_ranks, .limits = kTight, .tiers = tiers});
     prefill.start();
     for (int round = 0; round < 2; ++round) {
-      expect_same(expected(), run_all(decode, prefill.address()));
+      expect_same(answers().of(), run_all(decode, prefill.address()));
     }
     const serve::EngineStats stats = decode.engine().stats();
     EXPECT_EQ(stats.loads_failed, 0u);
@@ -225,7 +214,7 @@ void expect_recomputed(int prefill_ranks, int faulty_rank, int refused, int brok
                  }});
   prefill.start();
   const std::map<uint64_t, Outcome> outcomes = run_all(decode, prefill.address());
-  expect_same(expected(), outcomes);
+  expect_same(answers().of(), outcomes);
   EXPECT_GT(decode.engine().stats().loads_failed, 2u);
   if (refused == 0) {
     EXPECT_GT(decode.engine().stats().loaded_tokens, 200u) << "the others are used";
@@ -272,7 +261,7 @@ TEST(Degrees, AbortedRequestsLeaveNothingBehind) {
     if (outcome.reason == serve::FinishReason::kAbort) {
       ++aborted;
     } else {
-      EXPECT_EQ(outcome.tokens, expected().at(id).tokens) << id;
+      EXPECT_EQ(outcome.tokens, answers().of().at(id).tokens) << id;
     }
   }
   EXPECT_GT(aborted, 3u);
@@ -314,7 +303,7 @@ TEST(Degrees, APrefillRankThatLeavesIsSurvived) {
   Server decode({.role = EngineRole::kDecode, .ranks = 1, .limits = kTight});
   prefill.start();
   const std::map<uint64_t, Outcome> outcomes = run_all(decode, prefill.address());
-  expect_same(expected(), outcomes);
+  expect_same(answers().of(), outcomes);
   EXPECT_GT(decode.engine().stats().loads_failed, 0u);
   EXPECT_EQ(decode.engine().stats().loaded_tokens, 0u);
   expect_clean(decode, kTight.blocks);

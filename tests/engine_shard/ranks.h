@@ -5,9 +5,11 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "collectives/rendezvous.h"
@@ -118,6 +120,26 @@ class Followers {
  private:
   std::vector<absl::Status> ended_;
   std::vector<std::thread> threads_;
+};
+
+// What one process answers to `count` requests, one at a time: what ranks have to answer, too.
+class KnownAnswers {
+ public:
+  explicit KnownAnswers(size_t count) : requests_(serve::random_requests(31, count)) {}
+  const std::vector<serve::Request>& requests() const { return requests_; }
+  const std::map<uint64_t, serve::Outcome>& of(Arithmetic arithmetic = Arithmetic::kFp32,
+                                               const Checkpoint& checkpoint = ranks_checkpoint()) {
+    const std::pair<const Checkpoint*, Arithmetic> which{&checkpoint, arithmetic};
+    if (!known_.contains(which)) {
+      const Model model = *Model::create(checkpoint, arithmetic);
+      known_[which] = serve::run_one_at_a_time(requests_, model);
+    }
+    return known_.at(which);
+  }
+
+ private:
+  const std::vector<serve::Request> requests_;
+  std::map<std::pair<const Checkpoint*, Arithmetic>, std::map<uint64_t, serve::Outcome>> known_;
 };
 
 }  // namespace baton::engine::shard

@@ -32,23 +32,11 @@ constexpr StepLimits kTight{.blocks = 26, .token_budget = 24, .max_sequences = 8
 // Nothing is forgotten: what is loaded was there before.
 constexpr StepLimits kWide{.blocks = 400, .token_budget = 64, .max_sequences = 8};
 
-const std::vector<Request>& requests() {
-  static const auto* list = new std::vector<Request>(serve::random_requests(31, kRequests));
-  return *list;
+KnownAnswers& answers() {
+  static auto* known = new KnownAnswers(kRequests);
+  return *known;
 }
-
-using Known = std::pair<const Checkpoint*, Arithmetic>;
-
-const std::map<uint64_t, Outcome>& expected(Arithmetic arithmetic = Arithmetic::kFp32,
-                                            const Checkpoint& checkpoint = ranks_checkpoint()) {
-  static auto* known = new std::map<Known, std::map<uint64_t, Outcome>>();
-  const Known which{&checkpoint, arithmetic};
-  if (!known->contains(which)) {
-    const Model model = *Model::create(checkpoint, arithmetic);
-    (*known)[which] = serve::run_one_at_a_time(requests(), model);
-  }
-  return known->at(which);
-}
+const std::vector<Request>& requests() { return answers().requests(); }
 
 struct ServerOptions {
   int ranks = 2;
@@ -114,7 +102,7 @@ class Server {
       if (save_all && engine_->tiers()->busy()) engine_->tiers()->flush();
     }
     if (save_all) engine_->tiers()->flush();
-    expect_same(expected(options_.arithmetic, *options_.checkpoint), outcomes);
+    expect_same(answers().of(options_.arithmetic, *options_.checkpoint), outcomes);
     EXPECT_EQ(stats().free_blocks, options_.limits.blocks);
     EXPECT_EQ(stats().quarantined_blocks, 0u);
     EXPECT_TRUE(engine_->check_integrity().ok()) << engine_->check_integrity();
@@ -322,7 +310,7 @@ TEST(TierRanksOnBadDays, AbortedRequestsLeaveNothingBehind) {
   }
   for (const auto& [id, outcome] : outcomes) {
     if (outcome.reason == serve::FinishReason::kAbort) continue;
-    EXPECT_EQ(outcome.tokens, expected().at(id).tokens) << id;
+    EXPECT_EQ(outcome.tokens, answers().of().at(id).tokens) << id;
   }
   server.run(false);
 }
