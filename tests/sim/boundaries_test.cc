@@ -204,11 +204,16 @@ TEST(Frozen, APeerThatIsLostMeanwhileIsMetAgain) {
   EXPECT_GT(exchange.stats().peers_resumed, 0u);
 }
 
-// By a crash, or in order; with work open at both sides.
-class StartedAnew : public testing::TestWithParam<bool> {};
+// With work open at both sides.
+enum class How : uint8_t {
+  kByACrash,
+  kInOrder,
+  kInOrderWithALinkDown,  // by which its goodbye does not come
+};
+class StartedAnew : public testing::TestWithParam<How> {};
 
 TEST_P(StartedAnew, APeerIsAnotherAndNothingOfTheOldReachesIt) {
-  const bool crash = GetParam();
+  const bool crash = GetParam() == How::kByACrash;
   Exchange exchange(
       {.rails = 2, .link = {.bytes_per_second = 2e7}, .slice_bytes = 2048, .rail_depth = 4});
   SimCluster& cluster = exchange.cluster;
@@ -219,6 +224,9 @@ TEST_P(StartedAnew, APeerIsAnotherAndNothingOfTheOldReachesIt) {
   if (crash) {
     fabric.kill(1, fabric.clock().now());
     fabric.run_for(microseconds(100));
+  }
+  if (GetParam() == How::kInOrderWithALinkDown) {
+    fabric.cut(0, 1, 1, fabric.clock().now() + milliseconds(2));
   }
   cluster.stop(1);
   cluster.start(1, 2 * kTransfers * kBlock);
@@ -258,8 +266,13 @@ TEST_P(StartedAnew, APeerIsAnotherAndNothingOfTheOldReachesIt) {
   EXPECT_THAT(fabric.violations(), IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Peers, StartedAnew, testing::Bool(),
-                         [](const auto& of) { return of.param ? "ByACrash" : "InOrder"; });
+INSTANTIATE_TEST_SUITE_P(Peers, StartedAnew,
+                         testing::Values(How::kByACrash, How::kInOrder, How::kInOrderWithALinkDown),
+                         [](const auto& of) {
+                           return of.param == How::kByACrash  ? "ByACrash"
+                                  : of.param == How::kInOrder ? "InOrder"
+                                                              : "InOrderWithALinkDown";
+                         });
 
 }  // namespace
 }  // namespace baton::sim

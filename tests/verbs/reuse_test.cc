@@ -60,7 +60,7 @@ class Schedule {
       steps(pick(150));
       cancel_some();
       steps(pick(150));
-      for (size_t each = 0; each < devices_; ++each) mend(each);
+      for (size_t each = 0; each < devices_; ++each) undo(each);
       steps(pick(20));
     }
     const bool over = pair_.drive([&] {
@@ -191,7 +191,7 @@ class Schedule {
         return fake.set_hanging(device, true);
     }
   }
-  void mend(size_t device) {
+  void undo(size_t device) {
     FakeVerbs& fake = *pair_.fake;
     if (!fake.port_up(device)) fake.set_port(device, true);
     fake.set_cable(device, true);

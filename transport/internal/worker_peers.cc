@@ -201,7 +201,15 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
       if (absl::IsUnavailable(why) && peer->goodbye.empty()) return peer_lost(*peer, why);
       return peer_down(*peer, peer->goodbye.empty() ? why : absl::AbortedError(peer->goodbye));
     }
-    if (closed) return;  // the others will follow
+    if (closed) {
+      // The others will follow. Where word of that is lost with one, who waits for the peer's word
+      // finds out by asking.
+      const bool waits = std::any_of(
+          peer->lost_rails.begin(), peer->lost_rails.end(),
+          [](const internal::LostRail& lost) { return lost.gone && !lost.unsettled.empty(); });
+      if (waits && !answering) ask_about_lost_rails(*peer);
+      return;
+    }
     ++stats.rails_lost;
     peer->rail_lost = std::string(why.message());
     base::log_event(base::LogLevel::kWarning,

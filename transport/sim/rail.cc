@@ -42,15 +42,14 @@ absl::Status SimRail::reaches(const RemoteRegion& remote) const {
 
 bool SimRail::post(const Slice& slice, EventSink& sink) {
   const TransferId id = slice.transfer->id;
-  if (state_ != State::kUp) {
-    // Between the loss of the rail and rail_down() the worker cannot know better.
-    if (state_ == State::kReported) {
-      provider_.network().violation(
-          absl::StrCat("node ", provider_.node(), ": posting on a rail that is down"));
-    }
+  if (state_ == State::kReported) {
+    provider_.network().violation(
+        absl::StrCat("node ", provider_.node(), ": posting on a rail that is down"));
     sink.slice_done(*this, id, slice.index, absl::UnavailableError("this rail is down"));
     return true;
   }
+  // Between the loss of the rail and rail_down() the worker cannot know better.
+  if (state_ == State::kDown) return false;
   if (waiting_.size() + posted_.size() >= properties_.depth) return false;
   waiting_.push_back(slice);
   pump();
