@@ -205,11 +205,7 @@ TEST(Frozen, APeerThatIsLostMeanwhileIsMetAgain) {
 }
 
 // With work open at both sides.
-enum class How : uint8_t {
-  kByACrash,
-  kInOrder,
-  kInOrderWithALinkDown,  // by which its goodbye does not come
-};
+enum class How : uint8_t { kByACrash, kInOrder, kInOrderWithALinkDown };
 class StartedAnew : public testing::TestWithParam<How> {};
 
 TEST_P(StartedAnew, APeerIsAnotherAndNothingOfTheOldReachesIt) {
@@ -273,6 +269,25 @@ INSTANTIATE_TEST_SUITE_P(Peers, StartedAnew,
                                   : of.param == How::kInOrder ? "InOrder"
                                                               : "InOrderWithALinkDown";
                          });
+
+// One rail hears the goodbye while it carries something; by the link of the other, which is quiet,
+// it does not come. Nobody sends anything by that who does not have to.
+TEST(Goodbye, ThatIsLostOnAQuietRailKeepsNobodyWaiting) {
+  Exchange exchange({.rails = 2, .link = {.latency = microseconds(50)}});
+  SimCluster& cluster = exchange.cluster;
+  SimFabric& fabric = cluster.fabric;
+  TransferRequest request = cluster.request(Op::kWrite, 0, exchange.peers[0], 1, 100);
+  request.notify = "are you there?";
+  const TransferId id = *cluster.worker(0).submit(request);
+  fabric.run_for(microseconds(10));  // it is on its way
+  fabric.cut(0, 1, 1, fabric.clock().now() + milliseconds(2));
+  cluster.stop(1);
+  ASSERT_TRUE(cluster.run_to_end(0, id, seconds(1)));
+  EXPECT_TRUE(absl::IsUnavailable(cluster.worker(0).status(id))) << cluster.worker(0).status(id);
+  EXPECT_THAT(std::string(cluster.worker(0).status(id).message()),
+              HasSubstr("closed the connection"));
+  EXPECT_EQ(cluster.worker(0).peer_state(exchange.peers[0]), PeerState::kDown);
+}
 
 }  // namespace
 }  // namespace baton::sim
