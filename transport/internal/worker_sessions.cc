@@ -219,11 +219,11 @@ Fate Worker::Impl::fate_of(const internal::Peer& peer, uint64_t link,
 // peer's adapter knows to have arrived, before the peer lost it and asked about it.
 void Worker::Impl::look_for_asked_rails() {
   for (size_t i = 0; i < questions.size(); ++i) {
-    const auto& [id, question] = questions[i];
-    const internal::Peer* peer = find_peer(id);
-    if (peer == nullptr || question.link == 0) continue;
+    const internal::Peer* peer = find_peer(questions[i].first);
+    const uint64_t link = questions[i].second.link;
+    if (peer == nullptr || link == 0) continue;
     if (std::any_of(peer->rails.begin(), peer->rails.end(),
-                    [&](const internal::RailState& rail) { return rail.link == question.link; })) {
+                    [&](const internal::RailState& rail) { return rail.link == link; })) {
       continue;
     }
     for (auto& provider : providers) provider->progress(*this);
