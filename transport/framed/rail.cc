@@ -135,7 +135,7 @@ void FramedRail::check_timers(Time now, EventSink& sink) {
     stalled();
     fail(lost(absl::StrFormat(
         "nothing moved for %.1f s with %u slices open: it has stopped reading, is stopped, or the "
-        "network between is down",
+        "network between is down or lets only small packets pass",
         std::chrono::duration<double>(now - last_moved_).count(), slots_.live())));
     finish(sink);
     return;
