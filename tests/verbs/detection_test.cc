@@ -181,7 +181,7 @@ TEST(Rails, ALostOneReturnsAfterTheHoldDownAndNotBefore) {
     pair.steps(50);
   }
   pair.steps(600);
-  EXPECT_GT(shares(pair, 2)[1], 0.25) << "not back";
+  EXPECT_GE(shares(pair, 2)[1], 0.25) << "not back";
 }
 
 // The same machine, another process: other keys, other queue pairs.

@@ -37,10 +37,13 @@ bool counts(const internal::TransferSlot& slot) {
 // How those of a peer's rails do beside each other that may move what there is to move.
 struct Paces {
   template <typename May>
-  Paces(const internal::Peer& peer, const Clock& clock, const May& may) {
+  Paces(const internal::Peer& peer, const Clock& clock, uint32_t local_region, const May& may)
+      : region(local_region) {
     bool matters = false;
     for (const internal::RailState& state : peer.rails) {
-      if (may(state)) best = std::max(best, state.pace.rate());
+      if (!may(state)) continue;
+      best = std::max(best, state.pace.rate());
+      slowest = std::min(slowest, state.rail->share(region));
     }
     for (const internal::RailState& state : peer.rails) {
       matters |= state.pace.busy() || state.pace.rate() * internal::RailPace::kSlow <= best;
@@ -50,19 +53,27 @@ struct Paces {
   bool bad(const internal::RailState& state) const {
     return state.pace.silent(now) > Time::zero() || state.pace.part_of(best, now) < 1;
   }
+  // Whether it has as much as it may have while little is known of it: more where the port is
+  // faster, or nearer.
+  bool is_enough(const internal::RailState& state) const {
+    const double part = state.rail->share(region) / slowest;
+    return state.pace.tried_enough(now, internal::RailPace::kUntried * part);
+  }
   // Whether nothing is known of it, but of others. What one rail has lost is not tried on another
   // that may be no better.
   bool none_of(const internal::RailState& state) const {
     return best > 0 && state.pace.rate() == 0;
   }
   // When it would be done with so many bytes.
-  double load(const internal::RailState& state, size_t bytes, uint32_t region) const {
+  double load(const internal::RailState& state, size_t bytes) const {
     return static_cast<double>(bytes) /
                (state.rail->share(region) * state.pace.part_of(best, now)) +
            std::chrono::duration<double>(state.pace.silent(now)).count();
   }
+  const uint32_t region;  // what is to be moved, here
   Time now{};
   double best = 0;
+  double slowest = std::numeric_limits<double>::infinity();  // share
 };
 
 }  // namespace
@@ -121,7 +132,7 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
   const auto may = [&](const internal::RailState& state) {
     return device ? moves(*state.rail, slot).ok() : state.rank == peer.rails.front().rank;
   };
-  const Paces paces(peer, clock, may);
+  const Paces paces(peer, clock, slot.descriptor.local_region, may);
   if (slot.descriptor.bytes == 0) {
     internal::RailState* const before = rail_of_messages(peer, slot, paces.now);
     if (before != nullptr) return full(*before) ? nullptr : before;
@@ -138,8 +149,8 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
     const bool first_good = !bad && std::exchange(first, false);
     const size_t bytes =
         state.outstanding_bytes + std::min(slot.slice_bytes, slot.descriptor.bytes);
-    const double load = paces.load(state, bytes, slot.descriptor.local_region);
-    const bool enough = (counts(slot) && state.pace.tried_enough(paces.now)) ||
+    const double load = paces.load(state, bytes);
+    const bool enough = (counts(slot) && paces.is_enough(state)) ||
                         (again && slot.descriptor.bytes > 0 && paces.none_of(state));
     if (full(state) || enough) {
       if (!bad) least_full = std::min(least_full, load);

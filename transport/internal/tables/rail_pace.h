@@ -49,8 +49,12 @@ class RailPace {
   double rate() const { return rate_; }  // bytes per second, when it was last seen; 0: never
   bool known(Time now) const { return rate_ > 0 && now - measured_ < kForgotten; }
   // Whether it has as much as it may have before anything is known of it; or anything new.
-  bool untried() const { return rate_ == 0 && open_ >= kUntried; }
-  bool tried_enough(Time now) const { return untried() || (rate_ > 0 && open_ > 0 && !known(now)); }
+  bool untried(double most = kUntried) const {
+    return rate_ == 0 && static_cast<double>(open_) >= most;
+  }
+  bool tried_enough(Time now, double most = kUntried) const {
+    return untried(most) || (rate_ > 0 && open_ > 0 && !known(now));
+  }
   // How long nothing has ended on it, if that is long; zero otherwise.
   Time silent(Time now) const {
     return open_ > 0 && now - last_ >= kSilent ? now - last_ : Time::zero();
