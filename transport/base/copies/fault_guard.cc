@@ -1,6 +1,8 @@
 // The handler of SIGSEGV and SIGBUS, and the way back from it.
 #include "transport/base/copies/fault_guard.h"
 
+#include <ucontext.h>
+
 #include <atomic>
 #include <csetjmp>
 #include <csignal>
@@ -35,6 +37,9 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   sigjmp_buf* const out = way_out;
   if (out == nullptr || info->si_code <= 0) return pass_on(signal, info, context);
   way_out = nullptr;
+  // As it was there: whoever calls this handler, as the thread sanitizer does, may have blocked
+  // more.
+  pthread_sigmask(SIG_SETMASK, &static_cast<const ucontext_t*>(context)->uc_sigmask, nullptr);
   siglongjmp(*out, 1);
 }
 
