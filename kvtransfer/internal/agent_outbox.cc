@@ -17,7 +17,7 @@ absl::Status AgentOutbox::send_message(std::string_view agent, PeerId peer,
       Sent{.outbox = *this, .peer = peer, .agent = std::string(agent), .number = ++messages_});
   if (message.size() > kMaxWholeAgentMessage) {
     sent->bytes = message;
-    return send_parts(AgentFrameKind::kMessage, message, std::move(sent));
+    return send_parts(AgentFrameKind::kMessage, message, std::move(sent), kPatience);
   }
   sent->bytes = agent_frame(AgentFrameKind::kMessage, message);
   sent->skip = sent->bytes.size() - message.size();
@@ -32,7 +32,8 @@ absl::Status AgentOutbox::send(PeerId peer, AgentFrameKind kind, std::string_vie
   if (payload.size() <= kMaxWholeAgentMessage) {
     return submit(peer, agent_frame(kind, payload), nullptr);
   }
-  return send_parts(kind, payload, std::make_unique<Sent>(Sent{.outbox = *this, .peer = peer}));
+  return send_parts(kind, payload, std::make_unique<Sent>(Sent{.outbox = *this, .peer = peer}),
+                    Time::zero());
 }
 
 absl::Status AgentOutbox::submit(PeerId peer, std::string_view frame, Sent* sent) {
@@ -44,31 +45,33 @@ absl::Status AgentOutbox::submit(PeerId peer, std::string_view frame, Sent* sent
   return worker_.submit(request).status();
 }
 
-// Once begun, a message is worth waiting for.
-absl::Status AgentOutbox::submit_part(std::string_view frame, Sent& sent, bool first) {
+absl::Status AgentOutbox::submit_part(std::string_view frame, Sent& sent, Time patience) {
   absl::Status status = submit(sent.peer, frame, &sent);
-  if (first || !absl::IsResourceExhausted(status)) return status;
+  if (patience <= Time::zero() || !absl::IsResourceExhausted(status)) return status;
   worker_
       .wait_until(
           [&] {
             status = submit(sent.peer, frame, &sent);
             return !absl::IsResourceExhausted(status);
           },
-          kPatience)
+          patience)
       .IgnoreError();
   return status;
 }
 
 absl::Status AgentOutbox::send_parts(AgentFrameKind kind, std::string_view payload,
-                                     std::unique_ptr<Sent> sent) {
+                                     std::unique_ptr<Sent> sent, Time patience) {
   say_what_waits(sent->peer);
-  if (absl::Status room = wait_for_room(sent->peer, payload.size()); !room.ok()) return room;
+  if (absl::Status room = wait_for_room(sent->peer, payload.size(), patience); !room.ok()) {
+    return room;
+  }
   const std::vector<std::string> frames = agent_frames(kind, payload);
   sent->parts_bytes = payload.size();
   sent->open = frames.size();
   Sent* const raw = sent.release();  // the end of its last frame frees it
   for (size_t i = 0; i < frames.size(); ++i) {
-    absl::Status status = submit_part(frames[i], *raw, i == 0);
+    // Once begun, a message is worth waiting for.
+    absl::Status status = submit_part(frames[i], *raw, i == 0 ? Time::zero() : patience);
     if (status.ok()) continue;
     if (i > 0 && absl::IsResourceExhausted(status)) abandon(*raw, frames[0], i);
     ended(*raw, frames.size() - i, status, true);
@@ -85,10 +88,12 @@ bool AgentOutbox::reserve(PeerId peer, size_t bytes) {
   return true;
 }
 
-absl::Status AgentOutbox::wait_for_room(PeerId peer, size_t bytes) {
+absl::Status AgentOutbox::wait_for_room(PeerId peer, size_t bytes, Time patience) {
   if (reserve(peer, bytes)) return absl::OkStatus();
-  const absl::Status waited = worker_.wait_until([&] { return reserve(peer, bytes); }, kPatience);
-  if (waited.ok()) return waited;
+  if (patience > Time::zero() &&
+      worker_.wait_until([&] { return reserve(peer, bytes); }, patience).ok()) {
+    return absl::OkStatus();
+  }
   return absl::ResourceExhaustedError(
       "64 MiB of messages of more than 60,000 bytes are on their way to this agent: send it more "
       "when it has taken some of them");

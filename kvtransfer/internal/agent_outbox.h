@@ -28,7 +28,8 @@ class AgentOutbox {
   // most, until those before it leave room for it at the other agent, which keeps parts of so many
   // bytes and no more; then, and when a part finds no room here, it is ResourceExhausted.
   absl::Status send_message(std::string_view agent, PeerId peer, std::string_view message);
-  // Agents among themselves: who asked asks again.
+  // Agents among themselves: who asked asks again, so that nobody waits. ResourceExhausted where
+  // there is no room.
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
 
   std::vector<AgentLostMessage> take_lost();
@@ -56,11 +57,11 @@ class AgentOutbox {
   };
   static void on_end(void* context, TransferId id, const absl::Status& status);
   absl::Status submit(PeerId peer, std::string_view frame, Sent* sent);
-  absl::Status submit_part(std::string_view frame, Sent& sent, bool first);
-  absl::Status send_parts(AgentFrameKind kind, std::string_view payload,
-                          std::unique_ptr<Sent> sent);
+  absl::Status submit_part(std::string_view frame, Sent& sent, Time patience);
+  absl::Status send_parts(AgentFrameKind kind, std::string_view payload, std::unique_ptr<Sent> sent,
+                          Time patience);
   bool reserve(PeerId peer, size_t bytes);
-  absl::Status wait_for_room(PeerId peer, size_t bytes);
+  absl::Status wait_for_room(PeerId peer, size_t bytes, Time patience);
   void give_back(PeerId peer, size_t bytes);  // locked
   void abandon(Sent& sent, std::string_view part, size_t parts);
   void say_what_waits(PeerId peer);

@@ -9,6 +9,7 @@
 
 #include "kvtransfer/agent.h"
 #include "kvtransfer/internal/agent_messages.h"
+#include "kvtransfer/internal/agent_outbox.h"
 #include "tests/kvtransfer/agent_fixture.h"
 #include "tests/manual_clock.h"
 
@@ -218,6 +219,26 @@ TEST(Agent, LargeMessagesArriveAfterSomeThatWereRefusedHalfWay) {
   ASSERT_EQ(came.size(), 1u);
   EXPECT_EQ(came[0].payload, large);
   EXPECT_TRUE(a.agent->lost_messages().empty());
+}
+
+// Whoever asks for metadata again and again, and takes none, must not hold up who serves it. Time
+// stands still here: a call that waited would not return.
+TEST(AgentOutbox, WhatAgentsSayAmongThemselvesWaitsForNobody) {
+  ManualClock clock;
+  const ClusterKey key = *ClusterKey::from_bytes("a secret of the tests");
+  const auto silent = *Worker::create({.name = "silent", .providers = {"tcp"}, .key = key});
+  auto worker =
+      *Worker::create({.name = "serves", .providers = {"tcp"}, .key = key, .clock = &clock});
+  AgentOutbox outbox(*worker);
+  const PeerId peer = *worker->connect(silent->address());
+  const std::string metadata(kMaxAgentMessage, 'm');
+  for (size_t i = 0; i < AgentAssembler::kMaxHeld / kMaxAgentMessage; ++i) {
+    const absl::Status sent = outbox.send(peer, AgentFrameKind::kMetadata, metadata);
+    EXPECT_TRUE(sent.ok()) << sent;
+  }
+  const absl::Status more = outbox.send(peer, AgentFrameKind::kMetadata, metadata);
+  EXPECT_TRUE(absl::IsResourceExhausted(more)) << more;
+  worker.reset();
 }
 
 }  // namespace

@@ -185,51 +185,52 @@ TEST_F(TcpPair, NothingQueuedBeforeAResetLandsAfterIt) {
   EXPECT_EQ(node.landed.size(), 1u);
 }
 
+// The node has called the peer, and has asked it for one transfer of these 32 bytes.
+void ask(TcpNode& node, RawPeer& peer, Op op, std::vector<char>& local,
+         const TransferDescriptor*& asked) {
+  const auto listener = net::listen_on("127.0.0.1", 0, {});
+  ASSERT_TRUE(listener.ok());
+  node.provider->connect({.session = 1, .address = net::local_of(*listener).text()});
+  ASSERT_NO_FATAL_FAILURE(peer.accept(node, *listener));
+  ::close(*listener);
+  auto& t =
+      node.transfer(op, local, Layout::contiguous(0, 32),
+                    {.key = 1, .size = 32, .index = 1, .generation = 1}, Layout::contiguous(0, 32));
+  ASSERT_TRUE(node.rails[0]->post({&t, 0, 0, 32}, node));
+  asked = &t;
+}
+
 // "Unknown" is what a rail says of its slices when it is lost: then the target is asked what had
 // landed. A target that answers so is refusing, and nobody waits for more.
 TEST_F(TcpPair, ARefusalIsNotTakenForALostRail) {
-  const auto listener = net::listen_on("127.0.0.1", 0, {});
-  ASSERT_TRUE(listener.ok());
   TcpNode node("node", settings());
-  node.provider->connect({.session = 1, .address = net::local_of(*listener).text()});
   RawPeer peer;
-  ASSERT_NO_FATAL_FAILURE(peer.accept(node, *listener));
   std::vector<char> local(32, 'l');
-  auto& t =
-      node.transfer(Op::kWrite, local, Layout::contiguous(0, 32),
-                    {.key = 1, .size = 32, .index = 1, .generation = 1}, Layout::contiguous(0, 32));
-  ASSERT_TRUE(node.rails[0]->post({&t, 0, 0, 32}, node));
+  const TransferDescriptor* t = nullptr;
+  ASSERT_NO_FATAL_FAILURE(ask(node, peer, Op::kWrite, local, t));
   ASSERT_FALSE(peer.receive_frame(node, framed::kHeaderBytes + framed::kPieceBytes, 32).empty());
   ASSERT_TRUE(peer.send(encoded({.type = framed::FrameType::kWriteAck,
                                  .code = absl::StatusCode::kUnknown,
-                                 .transfer = t.id,
+                                 .transfer = t->id,
                                  .text = 4},
                                 {}, "what")));
   ASSERT_TRUE(run_until({&node}, [&] { return !node.done.empty(); }));
   EXPECT_TRUE(absl::IsInternal(node.done[0].status)) << node.done[0].status;
   EXPECT_EQ(node.done[0].status.message(), "what");
   EXPECT_EQ(node.rails.size(), 1u);
-  ::close(*listener);
 }
 
 // Ends a read without having sent its bytes.
 TEST_F(TcpPair, ReadEndWithoutDataIsNotBelieved) {
-  const auto listener = net::listen_on("127.0.0.1", 0, {});
-  ASSERT_TRUE(listener.ok());
   TcpNode node("node", settings());
-  node.provider->connect({.session = 1, .address = net::local_of(*listener).text()});
   RawPeer peer;
-  ASSERT_NO_FATAL_FAILURE(peer.accept(node, *listener));
   std::vector<char> local(32, 'l');
-  auto& t =
-      node.transfer(Op::kRead, local, Layout::contiguous(0, 32),
-                    {.key = 1, .size = 32, .index = 1, .generation = 1}, Layout::contiguous(0, 32));
-  ASSERT_TRUE(node.rails[0]->post({&t, 0, 0, 32}, node));
+  const TransferDescriptor* t = nullptr;
+  ASSERT_NO_FATAL_FAILURE(ask(node, peer, Op::kRead, local, t));
   peer.receive_frame(node, framed::kHeaderBytes + framed::kPieceBytes);
-  ASSERT_TRUE(peer.send(encoded({.type = framed::FrameType::kReadEnd, .transfer = t.id})));
+  ASSERT_TRUE(peer.send(encoded({.type = framed::FrameType::kReadEnd, .transfer = t->id})));
   ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); }));
   EXPECT_TRUE(absl::IsUnavailable(node.done.at(0).status));
-  ::close(*listener);
 }
 
 }  // namespace

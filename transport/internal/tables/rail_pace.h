@@ -15,8 +15,8 @@ class RailPace {
  public:
   static constexpr uint64_t kCounts = 64 << 10;  // slices of fewer bytes tell of latency only
   static constexpr uint64_t kSample = 256 << 10;
-  static constexpr uint64_t kUntried = 2
-                                       << 20;  // under way at most on one of which nothing is known
+  // Under way at most on one of which nothing is known.
+  static constexpr uint64_t kUntried = 2 << 20;
   static constexpr Time kForgotten = std::chrono::seconds(10);
   static constexpr Time kSilent = std::chrono::milliseconds(100);
   // One that is not so much slower than the best is as good as that: load and chance differ as
