@@ -63,10 +63,11 @@ uint64_t link_number();
 
 // Versions of the protocol between workers: the lowest that this release speaks, and the highest.
 // From version 5 on a worker can be asked to part (kPart); one of version 4 takes that for
-// nonsense.
+// nonsense. From version 6 on a handshake may hold a message as long as a packet.
 inline constexpr uint16_t kLowestProtocol = 4;
-inline constexpr uint16_t kHighestProtocol = 5;
+inline constexpr uint16_t kHighestProtocol = 6;
 inline constexpr uint16_t kPartingProtocol = 5;
+inline constexpr uint16_t kPaddedProtocol = 6;
 
 // Who is at the other end, as told after authentication.
 struct HelloInfo {

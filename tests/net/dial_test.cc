@@ -94,5 +94,67 @@ TEST(Dials, WhereItWasMetIsNotKnownANoFromEverywhereCounts) {
   }
 }
 
+// Calls in the order in which they are made; `answer` says from which size of segments on an
+// address answers in full, -1: never anything.
+std::string run_narrow(Dial& dial, const std::function<int(const std::string&)>& largest) {
+  std::string all;
+  Time now = seconds(100);
+  while (dial.advance(now, kPatience)) {
+    const int segment = dial.segment() == 0 ? 1460 : dial.segment();
+    absl::StrAppend(&all, tried(dial), "/", dial.segment(), " ");
+    const int most = largest(tried(dial));
+    if (segment <= most) return all + "met";
+    if (most >= 0) {
+      dial.narrow();
+    } else {
+      dial.silent();
+    }
+    now += kPatience / 4;
+    dial.note(absl::UnavailableError("nothing"));
+  }
+  return all + "failed";
+}
+
+TEST(Dials, WhoAnswersButNotToLargePacketsIsCalledWithSmallerOnes) {
+  for (const auto& [most, calls] : std::vector<std::pair<int, std::string>>{
+           {1460, "10.0.0.1:7/0 met"},
+           {1300, "10.0.0.1:7/0 10.0.0.1:7/1220 met"},
+           {600, "10.0.0.1:7/0 10.0.0.1:7/1220 10.0.0.1:7/536 met"},
+           {100, "10.0.0.1:7/0 10.0.0.1:7/1220 10.0.0.1:7/536 failed"}}) {
+    Dial dial = dial_of("10.0.0.1:7", Resume::kNew);
+    EXPECT_EQ(run_narrow(dial, [&](auto&) { return most; }), calls);
+  }
+}
+
+TEST(Dials, AnAddressThatAnswersInFullIsTakenBeforeOneThatDoesNot) {
+  Dial dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kNew);
+  EXPECT_EQ(run_narrow(dial, [](auto& whom) { return whom == "10.0.0.1:7" ? 600 : 1460; }),
+            "10.0.0.1:7/0 10.0.0.2:7/0 met");
+}
+
+TEST(Dials, OnlyThoseThatAnsweredAreCalledWithSmallerPackets) {
+  Dial dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kNew);
+  EXPECT_EQ(run_narrow(dial, [](auto& whom) { return whom == "10.0.0.1:7" ? -1 : 1300; }),
+            "10.0.0.1:7/0 10.0.0.2:7/0 10.0.0.2:7/1220 met");
+}
+
+TEST(Dials, AfterSmallerPacketsWhoeverWasSilentIsCalledAgainInFull) {
+  Dial dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kNew);
+  int calls = 0;
+  EXPECT_EQ(run_narrow(dial,
+                       [&](auto& whom) {
+                         if (whom == "10.0.0.2:7") return 100;
+                         return ++calls == 1 ? -1 : 1460;
+                       }),
+            "10.0.0.1:7/0 10.0.0.2:7/0 10.0.0.2:7/1220 10.0.0.2:7/536 failed")
+      << "patience was through";
+}
+
+TEST(Dials, WithFullPacketsOnlyNobodyIsCalledWithSmallerOnes) {
+  Dial dial = dial_of("10.0.0.1:7", Resume::kOurs);
+  dial.full_only = true;
+  EXPECT_EQ(run_narrow(dial, [](auto&) { return 600; }), "10.0.0.1:7/0 failed");
+}
+
 }  // namespace
 }  // namespace baton::net

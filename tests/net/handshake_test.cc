@@ -155,7 +155,7 @@ TEST(Handshake, AWorkerOfVersion3LearnsWhichVersionItWouldNeed) {
   const absl::Status refused = server.receive(hello);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("version 3"), HasSubstr("versions 4 to 5")));
+              AllOf(HasSubstr("version 3"), HasSubstr("versions 4 to 6")));
   ASSERT_GE(server.to_send().size(), hello.size());
   base::WireReader in(server.to_send());
   EXPECT_EQ(in.take(8), kMagic);
@@ -268,9 +268,8 @@ TEST(Handshake, ShowingAnothersPublicKeyIsNoProof) {
     const Key32 root =
         hkdf_extract(std::string(view(opening.nonce)).append(view(theirs.nonce)), secret);
     const std::string label = "baton client proof" + std::string(view(sha256(asked + answered)));
-    EXPECT_EQ(server.receive(view(hkdf_expand(root, label))).code(),
-              absl::StatusCode::kPermissionDenied)
-        << guess;
+    const std::string proof = std::string(view(hkdf_expand(root, label))) + std::string(2, 0);
+    EXPECT_EQ(server.receive(proof).code(), absl::StatusCode::kPermissionDenied) << guess;
   }
 }
 
@@ -309,6 +308,63 @@ TEST(Handshake, KeyIdsTellNothing) {
   EXPECT_NE(first[0], second[0]);  // nothing that stays
   EXPECT_NE(first[1], second[1]);  // nor how many there are
   EXPECT_NE(first[1], (std::array<uint8_t, 16>{}));
+}
+
+// ---- messages that fill a packet ----
+
+TEST(Handshake, IsAsLongAsAPacketBothWaysWhereAsked) {
+  for (const size_t padding : {size_t{0}, size_t{1448}, Handshake::kMostPadding}) {
+    Ends ends({}, {});
+    ends.client.pad(padding);
+    std::string up, down;
+    ASSERT_TRUE(feed(ends.client, up, ends.server).ok());
+    ASSERT_TRUE(feed(ends.server, down, ends.client).ok());
+    EXPECT_EQ(ends.client.waits_for_padding(), padding > 0);
+    EXPECT_GE(ends.client.to_send().size(), padding);
+    ASSERT_TRUE(feed(ends.client, up, ends.server).ok());
+    EXPECT_FALSE(ends.server.waits_for_padding()) << "the client looks for that";
+    EXPECT_GE(ends.server.to_send().size(), padding);
+    ASSERT_TRUE(feed(ends.server, down, ends.client).ok());
+    EXPECT_TRUE(ends.client.done());
+    EXPECT_FALSE(ends.client.waits_for_padding());
+    ASSERT_TRUE(feed(ends.client, up, ends.server).ok());
+    EXPECT_TRUE(ends.server.done());
+    EXPECT_EQ(ends.server.peer().name, "prefill");
+  }
+}
+
+TEST(Handshake, APeerOfAnOlderVersionIsSentNoMoreThanItKnows) {
+  for (const bool client_is_older : {true, false}) {
+    const Versions older{4, 5};
+    Ends ends({.versions = client_is_older ? older : Versions{}},
+              {.versions = client_is_older ? Versions{} : older});
+    ends.client.pad(1448);
+    std::string up, down;
+    ASSERT_TRUE(feed(ends.client, up, ends.server).ok());
+    ASSERT_TRUE(feed(ends.server, down, ends.client).ok());
+    EXPECT_EQ(ends.client.to_send().size(), 32u);
+    EXPECT_FALSE(ends.client.waits_for_padding());
+    run(ends.client, ends.server);
+    EXPECT_TRUE(ends.client.done() && ends.server.done());
+  }
+}
+
+TEST(Handshake, AStrangerMakesAServerReadNothingLong) {
+  const ClusterKey mine = key_of('k');
+  Handshake client(Handshake::Role::kClient, mine, info("prefill", 7));
+  Handshake server(Handshake::Role::kServer, mine, info("decode", 0));
+  std::string up, down;
+  ASSERT_TRUE(feed(client, up, server).ok());
+  // Of whoever repeats a first message that he has recorded.
+  EXPECT_EQ(server.receive(std::string(32, 'x') + "\xff\xff").code(),
+            absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(server.wanted(), 0u);
+}
+
+TEST(Handshake, AnImpossiblePaddingIsRefused) {
+  Ends ends({}, {});
+  ends.client.pad(Handshake::kMostPadding + 1);
+  EXPECT_EQ(run(ends.client, ends.server).server.code(), absl::StatusCode::kInvalidArgument);
 }
 
 // ---- protection ----

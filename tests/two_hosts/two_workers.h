@@ -27,8 +27,9 @@ class TwoWorkers : public testing::Test {
   static constexpr size_t kAll = kPage * kPages;
   const Time patience_ = patient(std::chrono::seconds(120));
 
+  virtual size_t wires() const { return 2; }
   void SetUp() override {
-    auto hosts = Hosts::create(2, 0);
+    auto hosts = Hosts::create(wires(), 0);
     if (absl::IsUnavailable(hosts.status())) GTEST_SKIP() << hosts.status().message();
     ASSERT_TRUE(hosts.ok()) << hosts.status();
     hosts_.emplace(*std::move(hosts));
@@ -99,19 +100,12 @@ class TwoWorkers : public testing::Test {
   // A write of `bytes`, all of one letter, that raises the counter.
   TransferId write(size_t bytes, char letter) {
     std::fill_n(memory_[0].data(), bytes, letter);
-    TransferRequest request;
-    request.op = Op::kWrite;
-    request.peer = peer_;
-    request.local = regions_[0];
-    request.local_layout = Layout::contiguous(0, bytes);
-    request.remote = remote_;
-    request.remote_layout = Layout::contiguous(0, bytes);
+    TransferRequest request = of(Op::kWrite, bytes);
     request.counter = workers_[1]->remote_counter(counter_);
-    auto id = workers_[0]->submit(request);
-    EXPECT_TRUE(id.ok()) << id.status();
     ++written_;
-    return id.ok() ? *id : TransferId();
+    return submit(request);
   }
+  TransferId read(size_t bytes) { return submit(of(Op::kRead, bytes)); }
   // It is done, its bytes are there, and the counter has risen once for each write so far.
   void expect_done(TransferId id, size_t bytes, char letter) {
     absl::Status status;
@@ -129,6 +123,22 @@ class TwoWorkers : public testing::Test {
     return bytes;
   }
   void change(const std::function<void(Hosts&)>& what) { hosts_->change(what); }
+
+  TransferRequest of(Op op, size_t bytes) const {
+    TransferRequest request;
+    request.op = op;
+    request.peer = peer_;
+    request.local = regions_[0];
+    request.local_layout = Layout::contiguous(0, bytes);
+    request.remote = remote_;
+    request.remote_layout = Layout::contiguous(0, bytes);
+    return request;
+  }
+  TransferId submit(const TransferRequest& request) {
+    auto id = workers_[0]->submit(request);
+    EXPECT_TRUE(id.ok()) << id.status();
+    return id.ok() ? *id : TransferId();
+  }
 
   std::optional<MovingHosts> hosts_;
   std::array<std::vector<char>, 2> memory_;  // outlives the workers

@@ -72,7 +72,8 @@ void Acceptor::refuse(const ConnectRequest& request, const absl::Status& why) {
 }
 
 void Acceptor::connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail,
-                               std::shared_ptr<void> owner, std::vector<Endpoint> endpoints) {
+                               std::shared_ptr<void> owner, std::vector<Endpoint> endpoints,
+                               bool full_only) {
   auto dial = std::make_unique<Dial>();
   dial->session = first.session;
   dial->resume = first.resume;
@@ -83,6 +84,7 @@ void Acceptor::connect_another(const Dial& first, const HelloInfo& peer, uint16_
   dial->owner = std::move(owner);
   dial->address = first.address;
   dial->endpoints = std::move(endpoints);
+  dial->full_only = full_only;
   if (dial->endpoints.empty()) dial->endpoints = {first.endpoints[first.next - 1]};
   start(std::move(dial));
 }
@@ -128,12 +130,16 @@ std::unique_ptr<HandshakeConnection> Acceptor::start_handshake(int fd, Handshake
 void Acceptor::start(std::unique_ptr<Dial> dial) {
   const Time now = context_.clock.now();
   while (dial->advance(now, options_.patience)) {
-    auto fd = start_connect(dial->endpoints[dial->next - 1], options_.sockets);
+    auto fd = start_connect(dial->endpoints[dial->next - 1], options_.sockets, dial->segment());
     if (!fd.ok()) {
       dial->note(fd.status());
       continue;
     }
     auto handshake = start_handshake(*fd, Handshake::Role::kClient, dial.get());
+    if (options_.large_packets != LargePackets::kNotLookedAt &&
+        dial->purpose == Handshake::Purpose::kRail) {
+      handshake->fill_a_packet();
+    }
     const Time silent_until = dial->patience_ends(now, options_.patience);
     calls_.push_back({std::move(handshake), std::move(dial), {}, silent_until});
     return;
@@ -227,6 +233,18 @@ bool Acceptor::advance_calls(EventSink& sink) {
     State state = look ? handshake.advance() : State::kUnderway;
     absl::Status why = handshake.error();
     const bool silent = handshake.connecting() && now >= calls_[i].silent_until;
+    Time& full_until = calls_[i].full_until;
+    if (full_until == kNever && handshake.waits_for_a_full_packet()) {
+      full_until = now + options_.patience / 4;
+    }
+    if (state == State::kUnderway && now >= full_until) {
+      state = State::kFailed;
+      if (options_.large_packets == LargePackets::kOrSmallSegments) calls_[i].dial->narrow();
+      why = absl::UnavailableError(absl::StrFormat(
+          "it answers, but not to a message of %d bytes within %g s (a quarter of %s): large "
+          "packets get lost; give the interfaces of both hosts the MTU of the path between them",
+          handshake.padding(), seconds_of(options_.patience / 4), options_.patience_setting));
+    }
     if (state == State::kUnderway && (silent || now >= handshake.deadline())) {
       state = State::kFailed;
       if (silent) calls_[i].dial->silent();
@@ -306,6 +324,7 @@ Time Acceptor::next_timer() const {
   for (const Call& call : calls_) {
     next = std::min(next, call.handshake->deadline());
     if (call.handshake->connecting()) next = std::min(next, call.silent_until);
+    next = std::min(next, call.full_until);
   }
   return next;
 }

@@ -57,6 +57,10 @@ class Acceptor {
   static constexpr int kCalls = 6;
 
   using Dial = net::Dial;
+  // Short messages come through also where large packets vanish. A dial may look for that: it
+  // exchanges a message that fills a packet, and where nothing comes back for a quarter of the
+  // patience the endpoint has failed, or is called again with smaller segments (dial.h).
+  enum class LargePackets { kNotLookedAt, kMustPass, kOrSmallSegments };
   struct Options {
     uint16_t port = 0;  // of the listener, on context.listen_host; 0: any
     SocketOptions sockets;
@@ -65,6 +69,7 @@ class Acceptor {
     std::function<std::string()> extra = nullptr;  // HelloInfo::extra, asked for each connection
     Protections offers = kHeadsOnly;               // Handshake::Options
     Protections needs = kHeadsOnly;
+    LargePackets large_packets = LargePackets::kNotLookedAt;
     // A call of connect_another() has failed, from progress().
     std::function<void(const Dial& dial)> another_failed = nullptr;
   };
@@ -95,9 +100,10 @@ class Acceptor {
   void refuse(const ConnectRequest& request, const absl::Status& why);
   // Another connection of the session of `first`, to `peer` at the first of `endpoints` that
   // answers; none: where that was met. No sink is told when it fails: the session lives on the
-  // connections it has. `owner` goes into its Dial.
+  // connections it has. `owner` goes into its Dial, and so does `full_only`.
   void connect_another(const Dial& first, const HelloInfo& peer, uint16_t rail,
-                       std::shared_ptr<void> owner = nullptr, std::vector<Endpoint> endpoints = {});
+                       std::shared_ptr<void> owner = nullptr, std::vector<Endpoint> endpoints = {},
+                       bool full_only = false);
   absl::Status query(uint64_t session, const std::string& addresses);
   // The peer that `dial` has met will not do.
   void try_next(std::unique_ptr<Dial> dial, const absl::Status& why);
@@ -116,6 +122,7 @@ class Acceptor {
     std::unique_ptr<Dial> dial;  // null: they called us
     Endpoint from;               // of a caller
     Time silent_until = kNever;  // if there is no answer by then, another endpoint is tried
+    Time full_until = kNever;    // none to the message that fills a packet: smaller segments are
   };
 
   std::unique_ptr<HandshakeConnection> start_handshake(int fd, Handshake::Role role,

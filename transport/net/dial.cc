@@ -19,15 +19,31 @@ void Dial::met_at(const Endpoint& where) {
 bool Dial::advance(Time now, Time patience) {
   if (until_ == kNever) until_ = now < kNever - patience ? now + patience : kNever - Time(1);
   no_.resize(endpoints.size(), absl::StatusCode::kOk);
+  narrow_.resize(endpoints.size(), 0);
   while (true) {
     if (next == endpoints.size()) {
-      if (!any_silent_ || now >= until_) return false;
+      if (any_narrow_ && narrower_ + 1 < kSegments.size()) {
+        ++narrower_;
+      } else if (any_silent_ && now < until_) {
+        narrower_ = 0;
+        any_silent_ = false;
+        narrow_.assign(endpoints.size(), 0);
+      } else {
+        return false;
+      }
       next = 0;
-      any_silent_ = false;
+      any_narrow_ = false;
       again_ = true;
     }
-    if (no_[next++] == absl::StatusCode::kOk) return true;
+    const size_t at = next++;
+    if (no_[at] == absl::StatusCode::kOk && narrow_[at] == narrower_) return true;
   }
+}
+
+void Dial::narrow() {
+  if (full_only) return;
+  any_narrow_ = true;
+  narrow_[next - 1] = narrower_ + 1;
 }
 
 Time Dial::patience_ends(Time now, Time patience) const {

@@ -6,10 +6,14 @@
 // who calls one reaches himself. Therefore
 //   - an address that is silent is left after a quarter of the patience, for the others, and called
 //     again when those are through, as long as there is patience;
+//   - one that answers, but not to what fills a packet, is called again with smaller segments when
+//     no other has answered in full: on a path whose MTU is less than that of the interfaces, and
+//     where nobody says so by ICMP, large packets vanish;
 //   - a peer that is called again is called first where it was last met, also when it has not named
 //     that address, and only a "no" from there, or from everywhere, is its own.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -37,6 +41,11 @@ struct Dial {
   int turned_away = 0;                    // times, by the one tried last
   std::string errors;                     // of those tried
   std::shared_ptr<void> owner = nullptr;  // Acceptor::connect_another()'s
+  // Payload of the largest packets, of sizes that are tried in turns. 0: as the MTU of the
+  // interfaces allows; then what every network carries over IPv6, and over IPv4.
+  static constexpr std::array<uint16_t, 3> kSegments = {0, 1220, 536};
+  uint16_t segment() const { return kSegments[narrower_]; }
+  bool full_only = false;  // the first of them alone
 
   // Before the first advance(): where the peer was met last.
   void met_at(const Endpoint& where);
@@ -46,6 +55,8 @@ struct Dial {
   Time patience_ends(Time now, Time patience) const;
   // It was silent for so long.
   void silent() { any_silent_ = true; }
+  // It answered, but not to what fills a packet.
+  void narrow();
   // `why` is of the endpoint tried last, if any was.
   void note(const absl::Status& why);
   // When all have failed, what that says of the peer. What somebody who answered said no with;
@@ -57,6 +68,9 @@ struct Dial {
 
   Time until_ = kNever;  // endpoints that are silent are called again; kNever: not begun
   bool any_silent_ = false;
+  size_t narrower_ = 0;               // of kSegments
+  bool any_narrow_ = false;           // of those tried with that one
+  std::vector<size_t> narrow_;        // with which of kSegments each is to be called
   bool again_ = false;                // all endpoints have been tried
   bool guess_ = false;                // the first endpoint is none that the peer has named
   Endpoint met_;                      // size 0: nowhere yet

@@ -249,19 +249,27 @@ absl::StatusOr<int> listen_on(const std::string& host, uint16_t port,
   return fd;
 }
 
-absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& options) {
+absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& options, int segment) {
   const int fd = ::socket(to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) {
     return absl::UnavailableError(
         absl::StrCat("socket: ", strerror(errno), "; raise the limit on open files (ulimit -n)"));
   }
   set_buffers(fd, options.buffer_bytes);
+  if (segment > 0) set_int(fd, IPPROTO_TCP, TCP_MAXSEG, segment);
   if (::connect(fd, raw(to), to.size) != 0 && errno != EINPROGRESS) {
     absl::Status why = why_not_connected(fd, errno);
     ::close(fd);
     return why;
   }
   return fd;
+}
+
+size_t largest_segment(int fd) {
+  int segment = 0;
+  socklen_t size = sizeof(segment);
+  getsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, &size);
+  return static_cast<size_t>(std::max(segment, 0));
 }
 
 absl::Status why_not_connected(int fd, int error) {

@@ -55,8 +55,12 @@ absl::StatusOr<std::vector<Endpoint>> literal(std::string_view host_ports);
 // any. The message for a port in use says how to choose another.
 absl::StatusOr<int> listen_on(const std::string& host, uint16_t port, const SocketOptions& options);
 
-// A non-blocking socket on its way to `to`.
-absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& options);
+// A non-blocking socket on its way to `to`. `segment`: the most payload that a packet has in either
+// direction; 0: what the MTU of the interfaces allows.
+absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& options,
+                                  int segment = 0);
+// The payload of the largest packets that a connection sends.
+size_t largest_segment(int fd);
 
 // About so much lies in a socket that the kernel has not begun to send: what is said next waits no
 // longer than for that, and for what is on its way.

@@ -89,6 +89,9 @@ absl::Status Handshake::receive(std::string_view bytes) {
     case State::kVerdict:
       status = on_verdict(bytes);
       break;
+    case State::kPadding:
+      role_ == Role::kServer ? accept() : send_info();
+      break;
     case State::kLength:
       status = on_length(bytes);
       break;
@@ -176,7 +179,7 @@ absl::Status Handshake::answer(const Opening& theirs) {
   if (!known) return wrong_key();
   if (absl::Status status = protect(theirs); !status.ok()) return status;
   if (absl::Status status = derive_root(theirs, ours - 1); !status.ok()) return status;
-  expect(State::kProof, kProofBytes);
+  expect(State::kProof, kProofBytes + (padded() ? sizeof(uint16_t) : 0));
   return absl::OkStatus();
 }
 
@@ -190,6 +193,10 @@ absl::Status Handshake::check_answer(const Opening& theirs) {
   if (absl::Status status = protect(theirs); !status.ok()) return status;
   if (absl::Status status = derive_root(theirs, theirs.which); !status.ok()) return status;
   out_.append(view(derive(role_, "proof")));
+  if (padded()) {
+    base::put_number(out_, static_cast<uint16_t>(padding_));
+    out_.append(padding_, '\0');
+  }
   expect(State::kVerdict, sizeof(kAccepted) + kProofBytes);
   return absl::OkStatus();
 }
@@ -239,14 +246,29 @@ Key32 Handshake::derive(Role of, std::string_view what) const {
 }
 
 absl::Status Handshake::on_proof(std::string_view bytes) {
-  const bool right = same(view(derive(Role::kClient, "proof")), bytes);
-  // Zeros to a peer without the key: nothing to learn.
-  const Key32 proof = right ? derive(Role::kServer, "proof") : Key32{};
-  base::put_number(out_, right ? kAccepted : kRefused);
-  out_.append(view(proof));
-  if (!right) return wrong_key();
-  send_info();
+  if (!same(view(derive(Role::kClient, "proof")), bytes.substr(0, kProofBytes))) {
+    // Zeros to a peer without the key: nothing to learn.
+    base::put_number(out_, kRefused);
+    out_.append(kProofBytes, '\0');
+    return wrong_key();
+  }
+  if (padded()) padding_ = base::WireReader(bytes.substr(kProofBytes)).number<uint16_t>();
+  if (padding_ > kMostPadding) {
+    return absl::InvalidArgumentError("the peer's proof has an impossible length");
+  }
+  if (padding_ > 0) {
+    expect(State::kPadding, padding_);
+  } else {
+    accept();
+  }
   return absl::OkStatus();
+}
+
+void Handshake::accept() {
+  base::put_number(out_, kAccepted);
+  out_.append(view(derive(role_, "proof")));
+  out_.append(padding_, '\0');
+  send_info();
 }
 
 absl::Status Handshake::on_verdict(std::string_view bytes) {
@@ -256,7 +278,11 @@ absl::Status Handshake::on_verdict(std::string_view bytes) {
   if (verdict != kAccepted || !same(view(derive(Role::kServer, "proof")), in.take(kProofBytes))) {
     return wrong_key();
   }
-  send_info();
+  if (padded() && padding_ > 0) {
+    expect(State::kPadding, padding_);
+  } else {
+    send_info();
+  }
   return absl::OkStatus();
 }
 

@@ -8,9 +8,13 @@
 //                      share(32) static key(32) key ids(2 * 16) offers(1) needs(1) zero(6)
 //   server -> client   the same, with a zero purpose, and in place of the key ids: version(4),
 //                      number of the key id(1), zero(27)
-//   client -> server   proof(32)
-//   server -> client   verdict(4) proof(32)
+//   client -> server   proof(32), from version 6 on: n(2), n zeros
+//   server -> client   verdict(4) proof(32), n zeros
 //   both               length(4), HelloInfo, tag(16): AES-256-GCM
+//
+// The zeros make these two messages as long as a packet of the network, for whoever wants to know
+// whether such packets come through; n is 0 for all others. They are read from a client that has
+// proved itself.
 //
 // Versions: each side names the lowest and the highest that it speaks; the highest that both speak
 // counts. Nobody between can make it a lower one: everything said goes into the keys.
@@ -84,6 +88,17 @@ class Handshake {
   // peer why). The message names the cause and the remedy.
   absl::Status receive(std::string_view bytes);
 
+  // A client's, before it is fed: its proof and the answer to it are longer by so much,
+  // kMostPadding at most, where the server's version has that.
+  static constexpr size_t kMostPadding = 16 << 10;
+  void pad(size_t bytes) { padding_ = bytes; }
+  size_t padding() const { return padding_; }
+  // The server has answered so far, and owes the long message.
+  bool waits_for_padding() const {
+    return role_ == Role::kClient && padding_ > 0 && padded() &&
+           (state_ == State::kVerdict || state_ == State::kPadding);
+  }
+
   // True once the peer is authenticated and its HelloInfo is known. to_send() may still hold bytes.
   bool done() const { return state_ == State::kDone; }
   // A caller that has named a key of ours in its first message: a stranger cannot, unless he
@@ -97,7 +112,17 @@ class Handshake {
   const LinkKeys& keys() const { return keys_; }
 
  private:
-  enum class State { kPrefix, kOpening, kProof, kVerdict, kLength, kInfo, kDone, kFailed };
+  enum class State {
+    kPrefix,
+    kOpening,
+    kProof,
+    kVerdict,
+    kPadding,
+    kLength,
+    kInfo,
+    kDone,
+    kFailed
+  };
 
   void open();
   absl::Status on_prefix(std::string_view bytes);
@@ -106,7 +131,9 @@ class Handshake {
   absl::Status check_answer(const Opening& theirs);
   absl::Status protect(const Opening& theirs);
   absl::Status derive_root(const Opening& theirs, size_t which);
+  bool padded() const { return opening_.version >= kPaddedProtocol; }
   absl::Status on_proof(std::string_view bytes);
+  void accept();
   absl::Status on_verdict(std::string_view bytes);
   absl::Status on_length(std::string_view bytes);
   absl::Status on_info(std::string_view bytes);
@@ -123,6 +150,7 @@ class Handshake {
   Purpose purpose_;
   State state_ = State::kPrefix;
   size_t wanted_ = 0;
+  size_t padding_ = 0;
   std::string out_;
   Opening opening_;  // ours
   Key32 share_{};    // the private half of it

@@ -103,6 +103,10 @@ HandshakeConnection::State HandshakeConnection::advance() {
   if (!error_.ok()) return State::kFailed;
   if (step_ == Step::kConnecting) {
     if (!connected()) return error_.ok() ? State::kUnderway : State::kFailed;
+    if (fills_a_packet_) {
+      const size_t segment = largest_segment(fd_);
+      if (segment <= Handshake::kMostPadding) handshake_.pad(segment);
+    }
     step_ = Step::kShaking;
   }
   ready = 0;

@@ -25,6 +25,11 @@ class HandshakeConnection : public Watched {
   HandshakeConnection(const HandshakeConnection&) = delete;
   HandshakeConnection& operator=(const HandshakeConnection&) = delete;
 
+  // A client's, before the first advance(): the handshake holds a message, in either direction,
+  // that fills a packet of this connection (not where those are longer than
+  // Handshake::kMostPadding, as over loopback).
+  void fill_a_packet() { fills_a_packet_ = true; }
+
   // Goes on as far as the socket allows. kDone: a rail can be made of take_fd() (kRail), or
   // answer() is complete (client of a kQuery), or all has been said (server of a kQuery).
   State advance();
@@ -34,6 +39,9 @@ class HandshakeConnection : public Watched {
   bool turned_away() const { return hung_up_ && !heard_; }
 
   bool connecting() const { return step_ == Step::kConnecting; }  // nobody has answered yet
+  // Somebody has, and the message that fills a packet is on its way, or the answer to it.
+  bool waits_for_a_full_packet() const { return handshake_.waits_for_padding(); }
+  size_t padding() const { return handshake_.padding(); }
   Time deadline() const { return deadline_; }
   bool names_our_key() const { return handshake_.names_our_key(); }
   const HelloInfo& peer() const { return handshake_.peer(); }
@@ -64,6 +72,7 @@ class HandshakeConnection : public Watched {
   std::string in_;
   std::string out_;
   uint32_t length_ = 0;
+  bool fills_a_packet_ = false;
   bool heard_ = false;    // anything from the other side
   bool hung_up_ = false;  // the other side
   absl::Status error_;

@@ -133,6 +133,7 @@ absl::Status TcpProvider::configure() {
     if (owner->places[dial.rail].rail != nullptr) return;  // it was to be moved, and stays
     shared_->redials.lost(std::move(owner), dial.rail, shared_->now);
   };
+  acceptor.large_packets = net::Acceptor::LargePackets::kOrSmallSegments;
   acceptor_.open(*shared_->poller, std::move(acceptor));
   capabilities_.detail = absl::StrCat(sockets_, " sockets per peer, congestion control ",
                                       shared_->socket_options.congestion);
@@ -157,9 +158,11 @@ absl::Status TcpProvider::query(uint64_t session, const std::string& addresses) 
 
 void TcpProvider::met(const net::Link& link, const HelloInfo& peer,
                       std::unique_ptr<net::Acceptor::Dial> dial, EventSink& sink) {
+  const bool narrow = dial != nullptr && dial->segment() != 0;
   const auto words = [&](size_t ways) {
-    const std::string all = absl::StrCat(peer.rails, peer.rails == 1 ? " socket" : " sockets");
-    return ways > 1 ? absl::StrCat("some of ", all) : all;
+    return absl::StrCat(ways > 1 ? "some of " : "", peer.rails,
+                        peer.rails == 1 ? " socket" : " sockets",
+                        narrow ? ", large packets get lost" : "");
   };
   if (dial == nullptr) {
     auto rail = TcpRail::create(shared_, link, peer, words(1));
@@ -182,12 +185,12 @@ void TcpProvider::met(const net::Link& link, const HelloInfo& peer,
   const net::Endpoint where = dial->endpoints[dial->next - 1];
   TcpRail* const added = rail->get();
   TcpRail* const before = sockets->places[number].rail;
-  (*rail)->called(sockets, number, where);
+  (*rail)->called(sockets, number, where, narrow);
   sink.connected(peer.session, peer, *std::move(rail));
   const bool stands = sockets->places[number].rail == added;
   // Only now: a session without a rail is lost.
   if (before != nullptr && stands) before->give_way(sink);
-  if (!where.same_host(CalledSockets::way_of(paths, number)) || sockets->lacks(paths)) {
+  if (narrow || !where.same_host(CalledSockets::way_of(paths, number)) || sockets->lacks(paths)) {
     shared_->redials.look_later(std::move(sockets), shared_->now);
   }
 }
@@ -207,10 +210,10 @@ void TcpProvider::look_at(const std::shared_ptr<CalledSockets>& sockets) {
   for (uint16_t i = 0; i < count; ++i) {
     const CalledSockets::Place& place = sockets->places[i];
     const net::Endpoint& own = CalledSockets::way_of(paths, i);
-    if (place.rail != nullptr && place.at.same_host(own)) continue;
+    if (place.rail != nullptr && place.at.same_host(own) && !place.narrow) continue;
     settled = false;
     if (place.rail == nullptr) continue;  // it is being called anyway
-    acceptor_.connect_another(sockets->first, sockets->peer, i, sockets, {own});
+    acceptor_.connect_another(sockets->first, sockets->peer, i, sockets, {own}, true);
   }
   if (!settled) shared_->redials.look_later(sockets, shared_->now);
   // One that loses its sockets as soon as they are back is not to be looked at as soon again.

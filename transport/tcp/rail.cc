@@ -48,12 +48,15 @@ absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShar
   const std::string congestion = net::tune(link.fd, remote, shared->socket_options);
   const bool plain = link.keys.protection == net::Protection::kHeads;
   const std::string protection = plain ? "" : absl::StrCat(", ", net::name(link.keys.protection));
-  Properties properties{
-      .provider = "tcp",
-      .route = absl::StrFormat("tcp %s (%s, %s%s)", remote.text(), congestion, sockets, protection),
-      .bytes_per_second = 2e9,
-      .slice_bytes = shared->slice_bytes,
-      .depth = kDepth};
+  const size_t segment = net::largest_segment(link.fd);
+  const std::string small =
+      segment > net::Dial::kSegments[1] ? "" : absl::StrFormat(", segments of %d bytes", segment);
+  Properties properties{.provider = "tcp",
+                        .route = absl::StrFormat("tcp %s (%s, %s%s%s)", remote.text(), congestion,
+                                                 sockets, small, protection),
+                        .bytes_per_second = 2e9,
+                        .slice_bytes = shared->slice_bytes,
+                        .depth = kDepth};
   if (!plain && shared->sealing == nullptr) {
     auto sealing = FileBuffers::create(kSealedBatch);
     if (!sealing.ok()) return sealing.status();
@@ -125,17 +128,17 @@ void TcpRail::take_back(Slot& slot) {
 }
 
 void TcpRail::called(std::shared_ptr<CalledSockets> sockets, uint16_t number,
-                     const net::Endpoint& at) {
+                     const net::Endpoint& at, bool narrow) {
   called_ = std::move(sockets);
   number_ = number;
   ++called_->open;
-  called_->places[number] = {this, at};
+  called_->places[number] = {this, at, narrow};
 }
 
 void TcpRail::give_way(EventSink& sink) {
   --called_->open;
   called_.reset();
-  close(lost("its own way is there again, and another socket goes by that"), sink);
+  close(lost("another socket goes by its own way again, or with full packets"), sink);
 }
 
 // Sockets to the peer that go the same way as this one, and have been silent for as long, are as

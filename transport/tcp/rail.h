@@ -107,9 +107,10 @@ class TcpRail final : public framed::FramedRail {
   void activate();
   void deactivate();
   void remove_region(const RegionEntry& region);
-  // It was called, as number `number` of `sockets`, and answered at `at`. It is called again when
-  // it is lost.
-  void called(std::shared_ptr<CalledSockets> sockets, uint16_t number, const net::Endpoint& at);
+  // It was called, as number `number` of `sockets`, and answered at `at`, large packets or not. It
+  // is called again when it is lost.
+  void called(std::shared_ptr<CalledSockets> sockets, uint16_t number, const net::Endpoint& at,
+              bool narrow);
   // Another socket has its place: it ends, and what was open on it goes on over the others.
   void give_way(EventSink& sink);
 

@@ -3,6 +3,8 @@
 // another way than its own is moved back when its own answers again. (When all of them are lost,
 // the worker calls the peer again, by every way.) A way that answers and then carries nothing, as
 // where large packets vanish, is called after the others, and moved back to with pauses that grow.
+// Where no way carries large packets, sockets with small segments do (net/dial.h); they, too, are
+// not where they belong, and moved when a call with full packets is answered.
 #pragma once
 
 #include <chrono>
@@ -43,6 +45,7 @@ struct CalledSockets {
   struct Place {
     TcpRail* rail = nullptr;  // null: lost, or not up yet
     net::Endpoint at;         // where it was met
+    bool narrow = false;      // large packets vanish there
   };
   std::vector<Place> places;  // by number
   struct Losses {

@@ -119,7 +119,8 @@ absl::Status UcxProvider::configure() {
   acceptor_.open(*shared_->poller, {.patience = patience_,
                                     .patience_setting = "ucx.handshake_ms",
                                     .offers = net::kAllProtections,
-                                    .needs = needs});
+                                    .needs = needs,
+                                    .large_packets = net::Acceptor::LargePackets::kMustPass});
   // UCX takes messages from anybody who reaches its ports: a worker that serves this machine only
   // must have none elsewhere.
   if (options_.net_devices.empty() && std::getenv("UCX_NET_DEVICES") == nullptr &&
