@@ -21,72 +21,170 @@ HWY_BEFORE_NAMESPACE();
 namespace baton::engine {
 namespace HWY_NAMESPACE {
 
-// Every line, far ahead, into L2: blocks lie anywhere, so that the processor foresees little.
-constexpr int kAhead = 8;  // blocks
-// Vectors of bf16 in a cache line.
-constexpr int kLine = static_cast<int>(64 / (sizeof(uint16_t) * kLanes));
+// A unit is what one load of bf16 gives: 16 fixed lanes in one vector, or two narrower vectors, of
+// its even and of its odd elements. Dealing a pair of elements to two vectors takes a shift and a
+// mask; widening them in place would take two shuffles more. Every element keeps its own chain.
+constexpr int kPair = kLanes == 16 ? 1 : 2;
+constexpr int kUnit = kPair * static_cast<int>(kLanes);
+// Rows whose sums fit into the registers, with both of a pair's vectors: 16 registers hold four.
+constexpr int kRowsAtOnce = kPair == 1 ? kQueryTile : 4;
+constexpr int kMaxDims = 256;
+// Elements of a cache line.
+constexpr int kLine = 64 / sizeof(uint16_t);
+// How far ahead every line is asked for, into L2: blocks lie anywhere, so that the processor
+// foresees little.
+constexpr int kAheadElements = 3072;
 
-// Up to kRows queries (token, head) with a common KV head.
+BATON_INLINE void load_unit(const uint16_t* from, V (&to)[kPair]) {
+  if constexpr (kPair == 1) {
+    to[0] = load_bf16(from);
+  } else {
+    const F f;
+    const hn::RebindToUnsigned<F> u;
+    const auto both = hn::LoadU(u, reinterpret_cast<const uint32_t*>(from));
+    to[0] = hn::BitCast(f, hn::ShiftLeft<16>(both));
+    to[1] = hn::BitCast(f, hn::And(both, hn::Set(u, 0xffff0000)));
+  }
+}
+
+// In the order of the elements.
+BATON_INLINE void store_unit(const V (&from)[kPair], float* to) {
+  if constexpr (kPair == 1) {
+    hn::StoreU(from[0], F(), to);
+  } else {
+    hn::StoreInterleaved2(from[0], from[1], F(), to);
+  }
+}
+
+// Up to 8 queries (token, head) with a common KV head.
 struct Tile {
-  const float* q[8];
-  float* out[8];
-  int first[8];  // first position the query sees; ascending
-  int last[8];   // last position the query sees; ascending
+  const float* q[kQueryTile];
+  float* out[kQueryTile];
+  int first[kQueryTile];  // first position the query sees; ascending
+  int last[kQueryTile];   // last position the query sees; ascending
   int first_block;
 };
 
-// scores[row][16 * (block - first_block) + slot] = q . k, -inf where the row does not see the slot;
-// maximum[row] = largest score.
+// Where the block lies that is read `ahead` blocks behind `b`: behind the last keys come the first
+// values, and behind the last values nothing that is known here.
+struct Ahead {
+  const AttentionCall& call;
+  int first, end, distance;
+
+  Ahead(const AttentionCall& of, int first_block, int blocks)
+      : call(of),
+        first(first_block),
+        end(blocks),
+        distance(kAheadElements / (of.cache->geometry().head_dim * kBlockTokens)) {}
+  uint32_t at(int b) const { return call.block_table[static_cast<size_t>(std::min(b, end - 1))]; }
+  const uint16_t* of_key(int b) const {
+    const int next = b + distance;
+    return next < end ? call.cache->key(call.layer, at(next), call.kv_head)
+                      : call.cache->value(call.layer, at(first + next - end), call.kv_head);
+  }
+  const uint16_t* of_value(int b) const {
+    return call.cache->value(call.layer, at(b + distance), call.kv_head);
+  }
+};
+
+// q . k of kRows queries and the keys of one unit. Two chains a row, of even and of odd dimensions;
+// q is [dims][kQueryTile]. Asks for one line of `ahead` for every two dimensions.
+template <int kRows, bool kAsks>
+BATON_INLINE void dot_unit(const float* HWY_RESTRICT q, const uint16_t* HWY_RESTRICT key, int dims,
+                           const uint16_t* ahead, V (&sum)[kRows][kPair]) {
+  const F f;
+  // The chains of four rows in pairs are too many for 16 registers: first the even dimensions of
+  // all, then the odd ones, of keys that are in L1.
+  constexpr bool kTogether = kPair == 1 || kRows <= 3;
+  V odd[kRows][kPair];
+  BATON_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    BATON_UNROLL
+    for (int v = 0; v < kPair; ++v) sum[r][v] = odd[r][v] = hn::Zero(f);
+  }
+  const auto add = [&](int d, V(&to)[kRows][kPair]) HWY_ATTR {
+    V k[kPair];
+    load_unit(key + d * kBlockTokens, k);
+    BATON_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const V factor = hn::Set(f, q[d * kQueryTile + r]);
+      BATON_UNROLL
+      for (int v = 0; v < kPair; ++v) to[r][v] = hn::MulAdd(factor, k[v], to[r][v]);
+    }
+  };
+  if constexpr (kTogether) {
+    for (int d = 0; d < dims; d += 2) {
+      if constexpr (kAsks) __builtin_prefetch(ahead + d * kBlockTokens, 0, 2);
+      add(d, sum);
+      add(d + 1, odd);
+    }
+  } else {
+    for (int d = 0; d < dims; d += 2) {
+      if constexpr (kAsks) __builtin_prefetch(ahead + d * kBlockTokens, 0, 2);
+      add(d, sum);
+    }
+    for (int d = 1; d < dims; d += 2) add(d, odd);
+  }
+  BATON_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    BATON_UNROLL
+    for (int v = 0; v < kPair; ++v) sum[r][v] = hn::Add(sum[r][v], odd[r][v]);
+  }
+}
+
+// Scores of rows [row, row + kRows) and one unit of keys, from position `slot` on, into `to`:
+// -inf where the row does not see the slot.
+template <int kRows, bool kAsks>
+BATON_INLINE void score_unit(const Tile& tile, int row, const float* HWY_RESTRICT q,
+                             const uint16_t* HWY_RESTRICT key, int dims, const uint16_t* ahead,
+                             int slot, float* HWY_RESTRICT to, size_t stride, V* best) {
+  const F f;
+  const V lowest = hn::Set(f, -HUGE_VALF);
+  V sum[kRows][kPair];
+  dot_unit<kRows, kAsks>(q + row, key, dims, ahead, sum);
+  BATON_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const int first = tile.first[row + r], last = tile.last[row + r];
+    const bool whole = slot >= first && slot + kUnit <= last + 1;
+    BATON_UNROLL
+    for (int v = 0; v < kPair; ++v) {
+      if (!whole) {
+        const V position = hn::MulAdd(hn::Iota(f, 0.0f), hn::Set(f, static_cast<float>(kPair)),
+                                      hn::Set(f, static_cast<float>(slot + v)));
+        const auto seen = hn::And(hn::Ge(position, hn::Set(f, static_cast<float>(first))),
+                                  hn::Le(position, hn::Set(f, static_cast<float>(last))));
+        sum[r][v] = hn::IfThenElse(seen, sum[r][v], lowest);
+      }
+      best[row + r] = hn::Max(best[row + r], sum[r][v]);
+    }
+    store_unit(sum[r], to + static_cast<size_t>(row + r) * stride);
+  }
+}
+
+// scores[row][16 * (block - first_block) + slot] = q . k; maximum[row] = largest score.
 template <int kRows>
 BATON_INLINE void score_pass(const AttentionCall& call, const Tile& tile, int blocks,
                              float* HWY_RESTRICT scores, size_t stride, float* maximum) {
   const F f;
+  constexpr int kFirst = kRows <= kRowsAtOnce ? kRows : (kRows + 1) / 2;
   const int dims = call.cache->geometry().head_dim;
-  const V lowest = hn::Set(f, -HUGE_VALF);
+  HWY_ALIGN float q[kMaxDims * kQueryTile];
+  for (int d = 0; d < dims; ++d) {
+    for (int r = 0; r < kRows; ++r) q[d * kQueryTile + r] = tile.q[r][d];
+  }
   V best[kRows];
-  for (int r = 0; r < kRows; ++r) best[r] = lowest;
+  for (int r = 0; r < kRows; ++r) best[r] = hn::Set(f, -HUGE_VALF);
+  const Ahead ahead(call, tile.first_block, blocks);
   for (int b = tile.first_block; b < blocks; ++b) {
     const uint16_t* key = call.cache->key(call.layer, call.block_table[b], call.kv_head);
-    // Behind the last keys come the first values.
-    const int next = b + kAhead;
-    const uint16_t* ahead =
-        next < blocks
-            ? call.cache->key(call.layer, call.block_table[next], call.kv_head)
-            : call.cache->value(
-                  call.layer,
-                  call.block_table[std::min(tile.first_block + next - blocks, blocks - 1)],
-                  call.kv_head);
-    for (size_t lane = 0; lane < kBlockTokens; lane += kLanes) {
-      // Two chains a row, of even and of odd dimensions: one alone would wait for itself.
-      V sum[kRows], odd[kRows];
-      BATON_UNROLL
-      for (int r = 0; r < kRows; ++r) sum[r] = odd[r] = hn::Zero(f);
-      for (int d = 0; d < dims; d += 2) {
-        __builtin_prefetch(ahead + d * kBlockTokens, 0, 2);
-        const V k0 = load_bf16(key + d * kBlockTokens + lane);
-        const V k1 = load_bf16(key + (d + 1) * kBlockTokens + lane);
-        BATON_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          sum[r] = hn::MulAdd(hn::Set(f, tile.q[r][d]), k0, sum[r]);
-          odd[r] = hn::MulAdd(hn::Set(f, tile.q[r][d + 1]), k1, odd[r]);
-        }
-      }
-      BATON_UNROLL
-      for (int r = 0; r < kRows; ++r) sum[r] = hn::Add(sum[r], odd[r]);
-      const int slot0 = b * kBlockTokens + static_cast<int>(lane);
-      const V position = hn::Iota(f, static_cast<float>(slot0));
-      BATON_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        if (slot0 + static_cast<int>(kLanes) > tile.last[r] + 1) {
-          const V last = hn::Set(f, static_cast<float>(tile.last[r]));
-          sum[r] = hn::IfThenElse(hn::Le(position, last), sum[r], lowest);
-        }
-        if (slot0 < tile.first[r]) {
-          const V first = hn::Set(f, static_cast<float>(tile.first[r]));
-          sum[r] = hn::IfThenElse(hn::Ge(position, first), sum[r], lowest);
-        }
-        best[r] = hn::Max(best[r], sum[r]);
-        hn::StoreU(sum[r], f, scores + r * stride + slot0 - tile.first_block * kBlockTokens);
+    const uint16_t* next = ahead.of_key(b);
+    for (int lane = 0; lane < kBlockTokens; lane += kUnit) {
+      const int slot = b * kBlockTokens + lane;
+      float* to = scores + slot - tile.first_block * kBlockTokens;
+      score_unit<kFirst, true>(tile, 0, q, key + lane, dims, next, slot, to, stride, best);
+      if constexpr (kFirst < kRows) {
+        score_unit<kRows - kFirst, false>(tile, kFirst, q, key + lane, dims, next, slot, to, stride,
+                                          best);
       }
     }
   }
@@ -111,68 +209,126 @@ BATON_INLINE float exp_pass(float* HWY_RESTRICT scores, int count, float maximum
   return sum_in_order(total);
 }
 
-// out = sum over tokens of p * v, divided by the sum of p; kVectors vectors of dimensions.
-template <int kRows, int kVectors>
-BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int dim,
-                             const float* HWY_RESTRICT p, size_t stride, const float* inverse) {
+// sum[row][dim] += p[row][token] * value[token][dim] for `tokens` tokens of one block, kRows rows
+// and kUnits units of dimensions. Where sums lie, units are in pairs as load_unit() deals them.
+template <int kRows, int kUnits, bool kAsks>
+BATON_INLINE void mix_units(const float* HWY_RESTRICT p, size_t stride,
+                            const uint16_t* HWY_RESTRICT value, int dims, int tokens,
+                            const uint16_t* ahead, float* HWY_RESTRICT sums) {
   const F f;
-  const int dims = call.cache->geometry().head_dim;
-  const int shared_from = tile.first[kRows - 1];  // tokens that every row sees
-  const int shared = tile.last[0] + 1;
-  const int all = tile.last[kRows - 1] + 1;
-  const int blocks = (all + kBlockTokens - 1) / kBlockTokens;
-  V sum[kRows][kVectors];
+  V sum[kRows][kUnits][kPair];
   BATON_UNROLL
   for (int r = 0; r < kRows; ++r) {
     BATON_UNROLL
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(f);
-  }
-  int token = tile.first_block * kBlockTokens;
-  const int base = token;
-  for (int b = tile.first_block; b < blocks; ++b) {
-    const uint16_t* value = call.cache->value(call.layer, call.block_table[b], call.kv_head) + dim;
-    const uint16_t* ahead =
-        call.cache->value(call.layer, call.block_table[std::min(b + kAhead, blocks - 1)],
-                          call.kv_head) +
-        dim;
-    const int end = std::min((b + 1) * kBlockTokens, all);
-    // Tokens up to `to` for those rows that see them.
-    const auto add_seen = [&](int to) HWY_ATTR {
-      for (; token < to; ++token, value += dims, ahead += dims) {
-        V row[kVectors];
-        BATON_UNROLL
-        for (int v = 0; v < kVectors; ++v) row[v] = load_bf16(value + v * kLanes);
-        BATON_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          if (token < tile.first[r] || token > tile.last[r]) continue;
-          const V weight = hn::Set(f, p[r * stride + token - base]);
-          BATON_UNROLL
-          for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, row[v], sum[r][v]);
-        }
-      }
-    };
-    const int shared_end = std::min(end, shared);
-    add_seen(std::min(end, shared_from));
-    for (; token < shared_end; ++token, value += dims, ahead += dims) {
+    for (int u = 0; u < kUnits; ++u) {
       BATON_UNROLL
-      for (int v = 0; v < kVectors; v += kLine) __builtin_prefetch(ahead + v * kLanes, 0, 2);
-      V row[kVectors];
-      BATON_UNROLL
-      for (int v = 0; v < kVectors; ++v) row[v] = load_bf16(value + v * kLanes);
-      BATON_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const V weight = hn::Set(f, p[r * stride + token - base]);
-        BATON_UNROLL
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, row[v], sum[r][v]);
+      for (int v = 0; v < kPair; ++v) {
+        sum[r][u][v] = hn::Load(f, sums + r * kMaxDims + u * kUnit + v * kLanes);
       }
     }
-    add_seen(end);
+  }
+  for (int token = 0; token < tokens; ++token) {
+    if constexpr (kAsks) {
+      // The same part of the block ahead, which these tokens go through once.
+      BATON_UNROLL
+      for (int at = 0; at < kUnits * kUnit; at += kLine) {
+        __builtin_prefetch(ahead + token * kUnits * kUnit + at, 0, 2);
+      }
+    }
+    BATON_UNROLL
+    for (int u = 0; u < kUnits; ++u) {
+      V row[kPair];
+      load_unit(value + u * kUnit, row);
+      BATON_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const V weight = hn::Set(f, p[static_cast<size_t>(r) * stride + token]);
+        BATON_UNROLL
+        for (int v = 0; v < kPair; ++v) {
+          sum[r][u][v] = hn::MulAdd(weight, row[v], sum[r][u][v]);
+        }
+      }
+    }
+    value += dims;
   }
   BATON_UNROLL
   for (int r = 0; r < kRows; ++r) {
     BATON_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
-      hn::StoreU(hn::Mul(sum[r][v], hn::Set(f, inverse[r])), f, tile.out[r] + dim + v * kLanes);
+    for (int u = 0; u < kUnits; ++u) {
+      BATON_UNROLL
+      for (int v = 0; v < kPair; ++v) {
+        hn::Store(sum[r][u][v], f, sums + r * kMaxDims + u * kUnit + v * kLanes);
+      }
+    }
+  }
+}
+
+// The same for all dimensions: so V is read once, in the order in which it lies.
+template <int kRows, bool kAsks>
+BATON_INLINE void mix(const float* p, size_t stride, const uint16_t* value, int dims, int tokens,
+                      const uint16_t* ahead, float* sums) {
+  // Chains enough to cover the latency of two multiply-add units, where there are dimensions
+  // enough.
+  constexpr int kUnits = kPair == 1 ? (kRows <= 4 ? 4 : 2) : (kRows == 1 ? 4 : kRows <= 3 ? 2 : 1);
+  int dim = 0;
+  for (; dim + kUnits * kUnit <= dims; dim += kUnits * kUnit) {
+    mix_units<kRows, kUnits, kAsks>(p, stride, value + dim, dims, tokens,
+                                    ahead + dim * kBlockTokens, sums + dim);
+  }
+  if constexpr (kUnits > 1) {
+    for (; dim < dims; dim += kUnit) {
+      mix_units<kRows, 1, kAsks>(p, stride, value + dim, dims, tokens, ahead + dim * kBlockTokens,
+                                 sums + dim);
+    }
+  }
+}
+
+// out = sum over tokens of p * v, in the order of tokens, divided by the sum of p.
+template <int kRows>
+BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int blocks,
+                             const float* HWY_RESTRICT p, size_t stride, const float* inverse) {
+  const F f;
+  constexpr int kFirst = kRows <= kRowsAtOnce ? kRows : (kRows + 1) / 2;
+  const int dims = call.cache->geometry().head_dim;
+  HWY_ALIGN float sums[kRows * kMaxDims];
+  for (int r = 0; r < kRows; ++r) std::fill_n(sums + r * kMaxDims, dims, 0.0f);
+  const Ahead ahead(call, tile.first_block, blocks);
+  // Tokens that every row sees.
+  const int shared_from = tile.first[kRows - 1], shared_to = tile.last[0] + 1;
+  for (int b = tile.first_block; b < blocks; ++b) {
+    const int begin = b * kBlockTokens, end = begin + kBlockTokens;
+    const uint16_t* value = call.cache->value(call.layer, call.block_table[b], call.kv_head);
+    const uint16_t* next = ahead.of_value(b);
+    const float* weights = p + begin - tile.first_block * kBlockTokens;
+    const int from = std::clamp(shared_from, begin, end);
+    const int to = std::max(from, std::min(shared_to, end));
+    const auto add_seen = [&](int low, int high) HWY_ATTR {
+      for (int r = 0; r < kRows; ++r) {
+        const int first = std::max(low, tile.first[r]);
+        const int some = std::min(high, tile.last[r] + 1) - first;
+        if (some <= 0) continue;
+        mix<1, false>(weights + r * stride + first - begin, stride, value + (first - begin) * dims,
+                      dims, some, next, sums + r * kMaxDims);
+      }
+    };
+    if (from > begin) add_seen(begin, from);
+    mix<kFirst, true>(weights + from - begin, stride, value + (from - begin) * dims, dims,
+                      to - from, next, sums);
+    if constexpr (kFirst < kRows) {
+      mix<kRows - kFirst, false>(weights + kFirst * stride + from - begin, stride,
+                                 value + (from - begin) * dims, dims, to - from, next,
+                                 sums + kFirst * kMaxDims);
+    }
+    if (to < end) add_seen(to, end);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int dim = 0; dim < dims; dim += kUnit) {
+      V part[kPair];
+      BATON_UNROLL
+      for (int v = 0; v < kPair; ++v) {
+        part[v] =
+            hn::Mul(hn::Load(f, sums + r * kMaxDims + dim + v * kLanes), hn::Set(f, inverse[r]));
+      }
+      store_unit(part, tile.out[r] + dim);
     }
   }
 }
@@ -181,21 +337,13 @@ template <int kRows>
 HWY_NOINLINE void attend(const AttentionCall& call, const Tile& tile, float* scratch,
                          size_t stride) {
   const int blocks = tile.last[kRows - 1] / kBlockTokens + 1;
-  const int dims = call.cache->geometry().head_dim;
   float maximum[kRows], inverse[kRows];
   score_pass<kRows>(call, tile, blocks, scratch, stride, maximum);
   for (int r = 0; r < kRows; ++r) {
     inverse[r] = 1.0f / exp_pass(scratch + r * stride, (blocks - tile.first_block) * kBlockTokens,
                                  maximum[r]);
   }
-  constexpr int kWide = kRows <= 4 ? 4 : 2;
-  int dim = 0;
-  for (; dim + kWide * static_cast<int>(kLanes) <= dims; dim += kWide * kLanes) {
-    value_pass<kRows, kWide>(call, tile, dim, scratch, stride, inverse);
-  }
-  for (; dim < dims; dim += kLanes) {
-    value_pass<kRows, 1>(call, tile, dim, scratch, stride, inverse);
-  }
+  value_pass<kRows>(call, tile, blocks, scratch, stride, inverse);
 }
 
 void paged(const AttentionCall& call, float* scratch) {

@@ -28,14 +28,27 @@ using F = hn::CappedTag<float, 16>;
 using U = hn::RebindToUnsigned<F>;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(F()));
 constexpr int kStep = 32, kColumns = 32, kSixRows = 6;
-// Two sums for each row and vector, the two halves of B, and A: 32 registers, or 16.
-constexpr int kVectors = HWY_MAX_BYTES >= 64 ? 2 : 1;
+// Two sums for each row and vector, half of B, and A: 32 registers, or 16. Every factor of A serves
+// two vectors: with one, loads would take longer than multiply-adds.
+constexpr int kVectors = 2;
+constexpr int kRowsAtOnce = HWY_MAX_BYTES >= 64 ? 6 : 3;
 constexpr int kStepsAtOnce = 12;
+
+// As bf16_from_float(), in the lower halves.
+BATON_INLINE hn::Vec<U> round_to_bf16(hn::Vec<F> x) {
+  const U u;
+  const hn::RebindToSigned<F> s;
+  const auto bits = hn::BitCast(u, x);
+  const auto high = hn::ShiftRight<16>(bits);
+  const auto up = hn::Add(hn::And(high, hn::Set(u, 1)), hn::Set(u, 0x7fff));
+  const auto magnitude = hn::BitCast(s, hn::And(bits, hn::Set(u, 0x7fffffff)));
+  const auto is_nan = hn::RebindMask(u, hn::Gt(magnitude, hn::Set(s, 0x7f800000)));
+  return hn::IfThenElse(is_nan, hn::Or(high, hn::Set(u, 0x40)),
+                        hn::ShiftRight<16>(hn::Add(bits, up)));
+}
 
 // Rounds up to 16 rows into tiles [ceil(k / 32)][16][32], and pads k with zeros.
 void round_into_tiles(const float* a, size_t lda, int rows, int k, uint16_t* HWY_RESTRICT to) {
-  const U u;
-  const hn::RebindToSigned<F> s;
   const hn::Rebind<uint16_t, F> half;
   for (int row = 0; row < rows; ++row) {
     const float* from = a + static_cast<size_t>(row) * lda;
@@ -44,13 +57,7 @@ void round_into_tiles(const float* a, size_t lda, int rows, int k, uint16_t* HWY
     for (; at + kStep <= k; at += kStep, line += 16 * kStep) {
       BATON_UNROLL
       for (int i = 0; i < kStep; i += kLanes) {
-        const auto bits = hn::BitCast(u, hn::LoadU(F(), from + at + i));
-        const auto high = hn::ShiftRight<16>(bits);
-        const auto up = hn::Add(hn::And(high, hn::Set(u, 1)), hn::Set(u, 0x7fff));
-        const auto magnitude = hn::BitCast(s, hn::And(bits, hn::Set(u, 0x7fffffff)));
-        const auto is_nan = hn::RebindMask(u, hn::Gt(magnitude, hn::Set(s, 0x7f800000)));
-        const auto rounded = hn::IfThenElse(is_nan, hn::Or(high, hn::Set(u, 0x40)),
-                                            hn::ShiftRight<16>(hn::Add(bits, up)));
+        const auto rounded = round_to_bf16(hn::LoadU(F(), from + at + i));
         hn::StoreU(hn::TruncateTo(half, rounded), half, line + i);
       }
     }
@@ -60,6 +67,34 @@ void round_into_tiles(const float* a, size_t lda, int rows, int k, uint16_t* HWY
     }
   }
 }
+
+// Rounds up to six rows of A into fp32, by columns: [ceil(k / 32) * 32][6], padded with zeros.
+void round_into_columns(const float* a, size_t lda, int rows, int k, float* HWY_RESTRICT to) {
+  HWY_ALIGN float line[kSixRows][kStep] = {};
+  for (int at = 0; at < k; at += kStep, to += kStep * kSixRows) {
+    for (int row = 0; row < rows; ++row) {
+      const float* from = a + static_cast<size_t>(row) * lda + at;
+      if (at + kStep <= k) {
+        BATON_UNROLL
+        for (int i = 0; i < kStep; i += kLanes) {
+          const auto rounded = round_to_bf16(hn::LoadU(F(), from + i));
+          hn::Store(hn::BitCast(F(), hn::ShiftLeft<16>(rounded)), F(), line[row] + i);
+        }
+      } else {
+        for (int i = 0; i < kStep; ++i) {
+          line[row][i] = at + i < k ? float_from_bf16(bf16_from_float(from[i])) : 0.0f;
+        }
+      }
+    }
+    for (int i = 0; i < kStep; ++i) {
+      BATON_UNROLL
+      for (int row = 0; row < kSixRows; ++row) to[i * kSixRows + row] = line[row][i];
+    }
+  }
+}
+
+// Where vector `v` of some columns lies behind the first: columns are in tiles of 16.
+constexpr int next_vector(int v) { return kLanes == 16 ? v * 256 : v * kLanes; }
 
 // `kRows` rows of A [steps * 32][6] times one panel.
 template <int kRows>
@@ -78,23 +113,29 @@ HWY_NOINLINE void strip(const float* HWY_RESTRICT a, const uint16_t* HWY_RESTRIC
         for (int v = 0; v < kVectors; ++v) even[r][v] = odd[r][v] = hn::Zero(f);
       }
       for (int pair = 0; pair < kStep / 2; ++pair) {
-        hn::Vec<F> low[kVectors], high[kVectors];
+        // First the even k, then the odd: so only one half of B is in registers.
+        hn::Vec<F> half[kVectors];
+        const auto* both = b + first / 16 * 256 + pair * 16 + first % 16;
         BATON_UNROLL
         for (int v = 0; v < kVectors; ++v) {
-          const int column = first + v * kLanes;
-          const auto both = hn::LoadU(u, b + column / 16 * 256 + pair * 16 + column % 16);
-          low[v] = hn::BitCast(f, hn::ShiftLeft<16>(both));
-          high[v] = hn::BitCast(f, hn::And(both, hn::Set(u, 0xffff0000)));
+          half[v] = hn::BitCast(f, hn::ShiftLeft<16>(hn::LoadU(u, both + next_vector(v))));
         }
         BATON_UNROLL
         for (int r = 0; r < kRows; ++r) {
-          const auto first_factor = hn::Set(f, row[r]);
-          const auto second_factor = hn::Set(f, row[kSixRows + r]);
+          const auto factor = hn::Set(f, row[r]);
           BATON_UNROLL
-          for (int v = 0; v < kVectors; ++v) {
-            even[r][v] = hn::MulAdd(first_factor, low[v], even[r][v]);
-            odd[r][v] = hn::MulAdd(second_factor, high[v], odd[r][v]);
-          }
+          for (int v = 0; v < kVectors; ++v) even[r][v] = hn::MulAdd(factor, half[v], even[r][v]);
+        }
+        BATON_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+          half[v] =
+              hn::BitCast(f, hn::And(hn::LoadU(u, both + next_vector(v)), hn::Set(u, 0xffff0000)));
+        }
+        BATON_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const auto factor = hn::Set(f, row[kSixRows + r]);
+          BATON_UNROLL
+          for (int v = 0; v < kVectors; ++v) odd[r][v] = hn::MulAdd(factor, half[v], odd[r][v]);
         }
         row += 2 * kSixRows;
       }
@@ -112,28 +153,23 @@ HWY_NOINLINE void strip(const float* HWY_RESTRICT a, const uint16_t* HWY_RESTRIC
   }
 }
 
-// The same for rows and columns that may be fewer, on a copy of C.
-void edge(const float* a, const uint16_t* panel, int steps, float* c, size_t ldc, int rows,
+// Up to six rows and 32 columns of C. Sums are made in a copy: rows of C may be a power of two
+// apart, and then push each other out of L1.
+void tile(const float* a, const uint16_t* panel, int steps, float* c, size_t ldc, int rows,
           int columns, bool load_c) {
   HWY_ALIGN float copy[kSixRows * kColumns] = {};
-  float* target = c;
-  size_t target_ld = ldc;
-  if (columns < kColumns) {
-    target = copy;
-    target_ld = kColumns;
-    for (int r = 0; load_c && r < rows; ++r) {
-      std::copy_n(c + static_cast<size_t>(r) * ldc, columns, copy + r * kColumns);
-    }
+  for (int r = 0; load_c && r < rows; ++r) {
+    std::copy_n(c + static_cast<size_t>(r) * ldc, columns, copy + r * kColumns);
   }
   int r = 0;
-  for (; r + kSixRows <= rows; r += kSixRows) {
-    strip<kSixRows>(a + r, panel, steps, target + r * target_ld, target_ld, load_c);
+  for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce) {
+    strip<kRowsAtOnce>(a + r, panel, steps, copy + r * kColumns, kColumns, load_c);
   }
   for (; r + 2 <= rows; r += 2) {
-    strip<2>(a + r, panel, steps, target + r * target_ld, target_ld, load_c);
+    strip<2>(a + r, panel, steps, copy + r * kColumns, kColumns, load_c);
   }
-  if (r < rows) strip<1>(a + r, panel, steps, target + r * target_ld, target_ld, load_c);
-  for (r = 0; target == copy && r < rows; ++r) {
+  if (r < rows) strip<1>(a + r, panel, steps, copy + r * kColumns, kColumns, load_c);
+  for (r = 0; r < rows; ++r) {
     std::copy_n(copy + r * kColumns, columns, c + static_cast<size_t>(r) * ldc);
   }
 }
@@ -149,7 +185,7 @@ void multiply_vectors(const float* a, const uint16_t* b, int steps, int rows, in
       const uint16_t* panel = b + static_cast<size_t>(column / kColumns) * b_panel +
                               static_cast<size_t>(step) * kStep * kColumns;
       for (int row = 0; row < rows; row += kSixRows) {
-        edge(a + static_cast<size_t>(row / kSixRows) * a_strip +
+        tile(a + static_cast<size_t>(row / kSixRows) * a_strip +
                  static_cast<size_t>(step) * kStep * kSixRows,
              panel, some, c + static_cast<size_t>(row) * ldc + column, ldc,
              std::min(kSixRows, rows - row), std::min(kColumns, columns - column),
@@ -166,6 +202,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace baton::engine {
 
+HWY_EXPORT(round_into_columns);
 HWY_EXPORT(round_into_tiles);
 HWY_EXPORT(multiply_vectors);
 
@@ -195,18 +232,6 @@ class TinyIsZero {
   unsigned before_;
 #endif
 };
-
-// Rounds up to six rows of A into fp32, by columns.
-void round_into_columns(const float* a, size_t lda, int count, int k, float* to) {
-  const int padded = steps_of(k) * kStep;
-  for (int row = 0; row < count; ++row) {
-    const float* from = a + static_cast<size_t>(row) * lda;
-    for (int i = 0; i < k; ++i) {
-      to[i * kSixRows + row] = float_from_bf16(bf16_from_float(from[i]));
-    }
-    for (int i = k; i < padded; ++i) to[i * kSixRows + row] = 0.0f;
-  }
-}
 
 }  // namespace
 
@@ -273,7 +298,8 @@ void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, s
       HWY_DYNAMIC_DISPATCH(round_into_tiles)
       (a + row * lda, lda, count, b.k, scratch.rounded_.data() + row * padded);
     } else {
-      round_into_columns(a + row * lda, lda, count, b.k, scratch.widened_.data() + row * padded);
+      HWY_DYNAMIC_DISPATCH(round_into_columns)
+      (a + row * lda, lda, count, b.k, scratch.widened_.data() + row * padded);
     }
   });
 

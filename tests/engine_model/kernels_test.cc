@@ -18,6 +18,8 @@
 #include "engine/model/rope.h"
 #include "tests/engine_model/same_bits.h"
 
+#include "hwy/targets.h"
+
 namespace baton::engine {
 namespace {
 
@@ -288,8 +290,40 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
                          ::testing::Values(std::tuple{16, 1, 0}, std::tuple{32, 2, 0},
                                            std::tuple{48, 3, 0}, std::tuple{64, 4, 0},
                                            std::tuple{128, 8, 0}, std::tuple{80, 12, 0},
+                                           std::tuple{64, 5, 0}, std::tuple{112, 6, 19},
+                                           std::tuple{96, 7, 0}, std::tuple{256, 2, 0},
                                            std::tuple{16, 1, 1}, std::tuple{32, 3, 16},
                                            std::tuple{64, 4, 21}, std::tuple{48, 1, 100}));
+
+TEST(Attention, EveryVectorWidthThatFusesGivesTheSameBits) {
+  const int64_t widths = hwy::SupportedTargets() & (HWY_AVX2 | HWY_AVX3);
+  if ((widths & (widths - 1)) == 0) GTEST_SKIP() << "this CPU has one width, or none";
+  constexpr int kTokens = 53, kHeadDim = 80, kGroup = 5;
+  Paged paged({.layers = 1, .kv_heads = 1, .head_dim = kHeadDim}, kTokens);
+  const std::vector<float> k = random_floats(kTokens * kHeadDim, 1);
+  const std::vector<float> v = random_floats(kTokens * kHeadDim, 2);
+  const std::vector<float> q = random_floats(kTokens * kHeadDim * kGroup, 3);
+  store_kv(paged.cache, 0, paged.table, 0, kTokens, k.data(), v.data(), kHeadDim);
+  std::vector<float> scratch(attention_scratch_size(kTokens)), first;
+  for (int64_t rest = widths; rest != 0; rest &= rest - 1) {
+    hwy::SetSupportedTargetsForTest(rest & -rest);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    std::vector<float> out(q.size());
+    paged_attention({.cache = &paged.cache,
+                     .block_table = paged.table,
+                     .tokens = kTokens,
+                     .group = kGroup,
+                     .q = q.data(),
+                     .q_stride = kHeadDim * kGroup,
+                     .out = out.data(),
+                     .out_stride = kHeadDim * kGroup},
+                    scratch.data());
+    if (first.empty()) first = out;
+    EXPECT_TRUE(same_bits(out, first)) << hwy::TargetName(rest & -rest);
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
 
 TEST(StoreKv, PutsEveryElementWhereTheLayoutSays) {
   const KvGeometry geometry{.layers = 1, .kv_heads = 2, .head_dim = 16};
