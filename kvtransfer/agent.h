@@ -154,7 +154,9 @@ struct AgentOptions {
   // himself, and the thread stands back.
   bool progress_thread = true;
   // A thread that serves metadata to, and takes it from, agents that call fetch_metadata() and
-  // send_metadata() with this agent's host:port (worker.listen_host and .listen_port).
+  // send_metadata() with this agent's host:port (worker.listen_host and .listen_port). Each gives
+  // its own; of those that have gone, the first beyond 1,024 are forgotten. The thread stands still
+  // while 64 MiB of messages() are unread.
   bool serve_metadata = false;
   // Where agents leave metadata for each other, by name: "etcd://HOST:PORT[,HOST:PORT...]/PREFIX",
   // "http://HOST:PORT/PATH" (a server that takes GET, PUT and DELETE below it), or "file:///FOLDER"
@@ -219,7 +221,8 @@ class Agent {
                                                bool with_address,
                                                MemoryKind kind = MemoryKind::kDram) const;
   // Loads an agent's metadata and returns its name. Newer metadata of the same agent replaces (or,
-  // if partial, extends) the old; prepared lists live on. Another agent of the same name, such as
+  // if partial, extends) the old, up to 262,144 ranges in parts (ResourceExhausted); prepared lists
+  // live on. Another agent of the same name, such as
   // one that was started again, takes its place: lists and transfers of the old one are NotFound.
   absl::StatusOr<std::string> add_remote(std::string_view metadata);
   // Forgets an agent and closes the connection: its lists are NotFound, and so is posting transfers

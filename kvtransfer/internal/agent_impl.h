@@ -33,6 +33,14 @@
 
 namespace baton::kvtransfer {
 
+// What others may make an agent keep. Of messages that nobody reads: what comes then stays in the
+// worker, where its senders' credit ends.
+inline constexpr size_t kMostUnread = 64 << 20;
+// Ranges of one agent that came in parts: four times what a worker can hold.
+inline constexpr size_t kMostRemoteRanges = 1 << 18;
+// Agents that gave their metadata unasked and have gone.
+inline constexpr size_t kMostGoneRemotes = 1024;
+
 // Another agent; or this one, as others see it.
 struct RemoteAgent {
   WorkerUid uid;
@@ -40,6 +48,7 @@ struct RemoteAgent {
   uint64_t epoch = 0;  // another one whenever another agent takes the name
   PeerId peer;         // generation 0: not called yet
   AgentMemoryTables<RemoteRegion> ranges;
+  uint64_t told_by = 0;  // the peer that gave its own metadata unasked
 };
 
 // Locks: `inbox_mutex` before `mutex` before the worker's own. Callbacks of the worker take
@@ -72,7 +81,9 @@ class Agent::Impl {
   AgentMetadata whole_metadata() const;  // locked
   absl::StatusOr<std::string> partial_metadata(absl::Span<const Descriptor> list, bool with_address,
                                                MemoryKind kind) const;
-  absl::StatusOr<std::string> add_remote(std::string_view bytes);
+  // `from`: whose own it must be.
+  absl::StatusOr<std::string> add_remote(std::string_view bytes, const WorkerUid* from = nullptr);
+  void remember_told(const std::string& agent, uint64_t by);  // inbox_mutex is held
   void remove_remote(std::string_view agent, const WorkerUid* only = nullptr);
   bool has_remote(std::string_view agent, absl::Span<const Descriptor> list, MemoryKind kind);
   void part_from(std::string_view name, const RemoteAgent& remote);  // locked
@@ -92,6 +103,7 @@ class Agent::Impl {
   // agent_inbox.cc
   void pump();
   void hear(PeerId peer, AgentFrame frame);  // inbox_mutex is held
+  void answer_who_asked();                   // inbox_mutex is held
   void serve();
   absl::Status notify(std::string_view agent, std::string_view message);
   std::vector<AgentMessage> messages();
@@ -117,6 +129,7 @@ class Agent::Impl {
   };
   std::vector<Said> said;                       // to listeners that were not met yet
   std::set<std::string, std::less<>> fetching;  // agents whose metadata was asked for
+  std::deque<std::string> unasked;              // agents that gave theirs unasked
   absl::flat_hash_map<uint64_t, std::shared_ptr<const AgentList>> lists;
   absl::flat_hash_map<uint64_t, std::shared_ptr<AgentTransfer>> transfers;
 
@@ -127,7 +140,10 @@ class Agent::Impl {
   };
   std::mutex inbox_mutex;
   absl::flat_hash_map<uint64_t, Sender> senders;  // by peer
+  std::vector<uint64_t> down;                     // of them, when what they sent is read
+  absl::flat_hash_map<uint64_t, PeerId> asking;   // for our metadata
   std::deque<AgentMessage> inbox;
+  std::atomic<size_t> unread{0};  // bytes of it
 
   std::atomic<bool> stopping{false};
   std::unique_ptr<ProgressThread> progress_thread;

@@ -1,4 +1,6 @@
 // An agent's messages: out to others, in from them, and the thread that answers for metadata.
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "kvtransfer/internal/agent_impl.h"
@@ -10,18 +12,20 @@ void Agent::Impl::pump() {
   worker->help();
   say_again();
   std::lock_guard lock(inbox_mutex);
-  std::vector<uint64_t> gone;
   const auto take_events = [&] {
     while (std::optional<PeerEvent> event = worker->next_peer_event()) {
       if (event->kind == PeerEvent::Kind::kUp) {
         senders[key_of(event->peer)] = {event->name, event->uid, {}};
       } else if (event->kind == PeerEvent::Kind::kDown) {
-        gone.push_back(key_of(event->peer));
+        down.push_back(key_of(event->peer));
       }
     }
   };
   take_events();
-  for (Notification next; worker->next_notification(next);) {
+  bool all = false;
+  for (Notification next; unread < kMostUnread;) {
+    all = !worker->next_notification(next);
+    if (all) break;
     auto sender = senders.find(key_of(next.peer));
     if (sender == senders.end()) {  // it came up after we looked
       take_events();
@@ -37,14 +41,37 @@ void Agent::Impl::pump() {
       hear(next.peer, std::move(frame));
     }
   }
+  answer_who_asked();
+  if (!all) return;
   // Not before what they had sent is read.
-  for (uint64_t peer : gone) senders.erase(peer);
+  for (uint64_t peer : down) {
+    senders.erase(peer);
+    asking.erase(peer);
+  }
+  down.clear();
+}
+
+// Whoever asks again and again has one answer under way: each is a copy of all metadata, and in
+// time all transfers would be answers.
+void Agent::Impl::answer_who_asked() {
+  for (auto next = asking.begin(); next != asking.end();) {
+    const auto here = next++;
+    if (outbox->answers(here->second)) continue;
+    std::string mine;
+    {
+      std::lock_guard lock(mutex);
+      mine = whole_metadata().encode(key);
+    }
+    const absl::Status sent = send(here->second, AgentFrameKind::kMetadata, mine);
+    if (!absl::IsResourceExhausted(sent)) asking.erase(here);
+  }
 }
 
 void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
   const Sender& sender = senders[key_of(peer)];
   switch (frame.kind) {
     case AgentFrameKind::kMessage:
+      unread += frame.payload.size() + sizeof(AgentMessage) + sender.name.size();
       inbox.push_back({sender.name, std::move(frame.payload)});
       return;
     case AgentFrameKind::kMetadata: {
@@ -54,8 +81,10 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
         wanted |= fetching.erase(sender.name) > 0;
       }
       if (!wanted) return;
-      const absl::StatusOr<std::string> loaded = add_remote(frame.payload);
-      if (!loaded.ok()) {
+      const absl::StatusOr<std::string> loaded = add_remote(frame.payload, &sender.uid);
+      if (loaded.ok()) {
+        remember_told(*loaded, key_of(peer));
+      } else {
         base::log_event(base::LogLevel::kWarning, "%s: metadata from %s: %s", options.name,
                         sender.name, loaded.status().message());
       }
@@ -63,12 +92,7 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
     }
     case AgentFrameKind::kFetch: {
       if (!options.serve_metadata || frame.payload != options.name) return;
-      std::string mine;
-      {
-        std::lock_guard lock(mutex);
-        mine = whole_metadata().encode(key);
-      }
-      send(peer, AgentFrameKind::kMetadata, mine).IgnoreError();  // it asks again
+      asking.emplace(key_of(peer), peer);
       return;
     }
     case AgentFrameKind::kInvalidate:
@@ -86,7 +110,7 @@ void Agent::Impl::serve() {
         ->wait_until(
             [this] {
               return stopping.load(std::memory_order_relaxed) ||
-                     worker->stats().notifications_waiting > 0;
+                     (worker->stats().notifications_waiting > 0 && unread < kMostUnread);
             },
             std::chrono::milliseconds(100))
         .IgnoreError();
@@ -110,11 +134,15 @@ absl::Status Agent::Impl::notify(std::string_view agent, std::string_view messag
 }
 
 std::vector<AgentMessage> Agent::Impl::messages() {
-  pump();
-  std::lock_guard lock(inbox_mutex);
-  std::vector<AgentMessage> out(std::make_move_iterator(inbox.begin()),
-                                std::make_move_iterator(inbox.end()));
-  inbox.clear();
+  std::vector<AgentMessage> out;
+  for (bool more = true; more;) {
+    pump();
+    std::lock_guard lock(inbox_mutex);
+    more = unread >= kMostUnread;  // the worker may have others
+    std::move(inbox.begin(), inbox.end(), std::back_inserter(out));
+    inbox.clear();
+    unread = 0;
+  }
   return out;
 }
 

@@ -29,11 +29,25 @@ absl::Status AgentOutbox::send_message(std::string_view agent, PeerId peer,
 }
 
 absl::Status AgentOutbox::send(PeerId peer, AgentFrameKind kind, std::string_view payload) {
-  if (payload.size() <= kMaxWholeAgentMessage) {
-    return submit(peer, agent_frame(kind, payload), nullptr);
+  auto sent = std::make_unique<Sent>(
+      Sent{.outbox = *this, .peer = peer, .metadata = kind == AgentFrameKind::kMetadata});
+  if (sent->metadata) {
+    std::lock_guard lock(mutex_);
+    ++metadata_[key_of(peer)];
   }
-  return send_parts(kind, payload, std::make_unique<Sent>(Sent{.outbox = *this, .peer = peer}),
-                    Time::zero());
+  if (payload.size() > kMaxWholeAgentMessage) {
+    return send_parts(kind, payload, std::move(sent), Time::zero());
+  }
+  sent->open = 1;
+  Sent* const raw = sent.release();
+  absl::Status status = submit(peer, agent_frame(kind, payload), raw);
+  if (!status.ok()) ended(*raw, 1, status, true);
+  return status;
+}
+
+bool AgentOutbox::answers(PeerId peer) const {
+  std::lock_guard lock(mutex_);
+  return metadata_.contains(key_of(peer));
 }
 
 absl::Status AgentOutbox::submit(PeerId peer, std::string_view frame, Sent* sent) {
@@ -63,6 +77,8 @@ absl::Status AgentOutbox::send_parts(AgentFrameKind kind, std::string_view paylo
                                      std::unique_ptr<Sent> sent, Time patience) {
   say_what_waits(sent->peer);
   if (absl::Status room = wait_for_room(sent->peer, payload.size(), patience); !room.ok()) {
+    sent->open = 1;
+    ended(*sent.release(), 1, room, true);
     return room;
   }
   const std::vector<std::string> frames = agent_frames(kind, payload);
@@ -171,6 +187,10 @@ void AgentOutbox::ended(Sent& sent, size_t frames, const absl::Status& status, b
   if (sent.open > 0) return;
   last.reset(&sent);
   if (sent.parts_bytes > 0) give_back(sent.peer, sent.parts_bytes);
+  if (sent.metadata) {
+    const auto under_way = metadata_.find(key_of(sent.peer));
+    if (--under_way->second == 0) metadata_.erase(under_way);
+  }
   if (sent.why.ok() || sent.refused || sent.number == 0) return;
   ++lost_ever_;
   sent.bytes.erase(0, sent.skip);

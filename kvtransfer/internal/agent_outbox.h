@@ -31,6 +31,8 @@ class AgentOutbox {
   // Agents among themselves: who asked asks again, so that nobody waits. ResourceExhausted where
   // there is no room.
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
+  // Whether metadata is on its way to this peer.
+  bool answers(PeerId peer) const;
 
   std::vector<AgentLostMessage> take_lost();
   uint64_t lost() const;  // ever
@@ -48,6 +50,7 @@ class AgentOutbox {
     size_t open = 0;         // frames that have not ended; the rest is guarded by the outbox
     absl::Status why;
     bool refused = false;  // the caller knows
+    bool metadata = false;
   };
   // What another agent may have to keep of messages that come in parts.
   struct Parts {
@@ -74,8 +77,9 @@ class AgentOutbox {
   Worker& worker_;
   std::atomic<uint64_t> messages_{0};
   mutable std::mutex mutex_;
-  absl::flat_hash_map<uint64_t, Parts> parts_;  // by peer
-  std::map<uint64_t, AgentLostMessage> lost_;   // by number
+  absl::flat_hash_map<uint64_t, Parts> parts_;      // by peer
+  absl::flat_hash_map<uint64_t, size_t> metadata_;  // messages of it to a peer that have not ended
+  std::map<uint64_t, AgentLostMessage> lost_;       // by number
   size_t lost_bytes_ = 0;
   uint64_t lost_ever_ = 0;
 };

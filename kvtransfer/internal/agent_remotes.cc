@@ -71,9 +71,13 @@ absl::StatusOr<std::string> Agent::Impl::partial_metadata(absl::Span<const Descr
   return out.encode(key);
 }
 
-absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes) {
+absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes, const WorkerUid* from) {
   absl::StatusOr<AgentMetadata> metadata = AgentMetadata::decode(bytes, key);
   if (!metadata.ok()) return metadata.status();
+  if (from != nullptr && metadata->uid != *from) {
+    return absl::PermissionDeniedError(
+        absl::StrFormat("it is the metadata of another agent, \"%s\"", metadata->name));
+  }
   if (metadata->uid == uid) {
     return absl::InvalidArgumentError(
         "this is the agent's own metadata: exchange it with the other agent's");
@@ -101,7 +105,16 @@ absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes) {
     theirs.replace(kind, metadata->partial ? extended(*theirs.of(kind), std::move(told))
                                            : theirs.of(kind)->with(std::move(told)));
   }
+  size_t count = 0;
+  for (const MemoryKind kind : kMemoryKinds) count += theirs.of(kind)->size();
+  if (metadata->partial && count > kMostRemoteRanges) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "\"%s\" would have %u ranges in parts, and %u is the most: load its whole metadata, which "
+        "takes the place of the parts",
+        metadata->name, count, kMostRemoteRanges));
+  }
   RemoteAgent& remote = remotes[metadata->name];
+  if (from == nullptr) remote.told_by = 0;  // the application wants it
   if (!same) {
     part_from(metadata->name, remote);
     remote.peer = {};
@@ -113,6 +126,31 @@ absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes) {
   if (!metadata->address.empty()) remote.address = metadata->address;
   remote.ranges = std::move(theirs);
   return metadata->name;
+}
+
+// Agents that come under ever new names are not kept for ever: of those that gave their metadata
+// unasked and have gone, the first are forgotten.
+void Agent::Impl::remember_told(const std::string& agent, uint64_t by) {
+  constexpr int kLooks = 8;  // more than come at a time
+  std::lock_guard lock(mutex);
+  RemoteAgent& newest = remotes[agent];
+  const bool known = std::exchange(newest.told_by, by) != 0;
+  if (!known) unasked.push_back(agent);
+  for (int i = 0; i < kLooks && unasked.size() > kMostGoneRemotes; ++i) {
+    std::string name = std::move(unasked.front());
+    unasked.pop_front();
+    const auto remote = remotes.find(name);
+    if (remote == remotes.end() || remote->second.told_by == 0) continue;
+    const bool here = senders.contains(remote->second.told_by) ||
+                      (remote->second.peer.generation != 0 &&
+                       worker->peer_state(remote->second.peer) != PeerState::kDown);
+    if (here) {
+      unasked.push_back(std::move(name));
+    } else {
+      part_from(name, remote->second);
+      remotes.erase(remote);
+    }
+  }
 }
 
 void Agent::Impl::remove_remote(std::string_view agent, const WorkerUid* only) {

@@ -61,6 +61,29 @@ TEST_F(TcpPair, WritesIntoMemoryThatIsGoneFailAlone) {
   EXPECT_EQ(other, local);
 }
 
+// The kernel moves what is before the hole, and says so: that is neither a full buffer nor an empty
+// one, and there may be no other edge. All is here before it is read.
+TEST_F(TcpPair, AWriteThatLandsHalfWayFailsWithoutMoreComing) {
+  TcpNode::Settings patient_ones = settings();
+  patient_ones.emplace_back("tcp.stall_ms", "3600000");
+  TcpNode a("a", patient_ones), b("b", patient_ones);
+  connect(a, b);
+  std::vector<char> local = pattern(kSlice, 1);
+  HalfLocked target;
+  const RemoteRegion region = b.regions.describe(**b.regions.add(
+      reinterpret_cast<std::byte*>(target.data), kBytes, Access::kRemoteReadWrite, {}));
+  target.lock();
+  auto& t = a.transfer(Op::kWrite, local, Layout::contiguous(0, kSlice), region,
+                       Layout::contiguous((kBytes - kSlice) / 2, kSlice));
+  Feeder feeder(a, t, kSlice);
+  feeder.feed();
+  int rounds = 0;
+  ASSERT_TRUE(run_until({&a}, [&] { return ++rounds > 100; }));
+  ASSERT_TRUE(run_until({&a, &b}, [&] { return feeder.finished(); }));
+  EXPECT_EQ(feeder.result().code(), absl::StatusCode::kFailedPrecondition) << feeder.result();
+  EXPECT_TRUE(a.down.empty() && b.down.empty()) << "a rail was lost over it";
+}
+
 TEST_F(TcpPair, ReadsIntoMemoryThatIsGoneFailAlone) {
   TcpNode a("a", settings("2")), b("b", settings("2"));
   connect(a, b);
@@ -215,6 +238,23 @@ TEST_P(SourceGone, AWriteFailsAndCostsOneConnection) {
   auto& good = a.transfer(Op::kWrite, local, all, region, all);
   EXPECT_TRUE(run(a, b, good, kSlice).ok());
   EXPECT_EQ(std::memcmp(remote.data(), local.data(), GetParam()), 0);
+}
+
+// What is before the hole is sent; nothing makes the socket tell more.
+TEST_P(SourceGone, AWriteOfWhichHalfIsGoneFailsAtOnce) {
+  TcpNode::Settings patient_ones = settings("2");
+  patient_ones.emplace_back("tcp.stall_ms", "3600000");
+  TcpNode a("a", patient_ones), b("b", patient_ones);
+  connect(a, b);
+  std::vector<char> local(kBytes), remote(kBytes, 'x');
+  ASSERT_EQ(mprotect(memory_ + kBytes / 2, kBytes / 2, PROT_NONE), 0);
+  const RemoteRegion region = b.share(remote);
+  const Layout all = Layout::contiguous(0, GetParam());
+  auto& bad = a.transfer(Op::kWrite, local, all, region, all);
+  bad.local_base = reinterpret_cast<std::byte*>(memory_ + kBytes / 2 - GetParam() / 2);
+  bad.notify = "not true";
+  expect_gone(run(a, b, bad, kSlice));
+  EXPECT_TRUE(b.landed.empty()) << "what was not sent was announced";
 }
 
 // Where payload has tags, they are made before anything is promised.

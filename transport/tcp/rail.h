@@ -226,9 +226,10 @@ class TcpRail final : public framed::FramedRail {
   TxBatch batch_;
   FileBuffers::Buffer sealed_;  // payload of the batch and its tags, where payload has tags
   size_t sealed_bytes_ = 0;
-  size_t sealed_from_ = 0;  // where that of the next frame begins
-  std::string control_;     // sealed frames that go before any bulk
-  bool at_once_ = false;    // there is more in it than acknowledgements that may wait
+  size_t sealed_from_ = 0;    // where that of the next frame begins
+  bool batch_fades_ = false;  // some of the batch's memory may be gone
+  std::string control_;       // sealed frames that go before any bulk
+  bool at_once_ = false;      // there is more in it than acknowledgements that may wait
   AckHold hold_;
   // For hot(): how many small messages came one after the other, when the last did, and in which
   // round of progress somebody last asked how the socket stands.

@@ -66,7 +66,7 @@ bool TcpRail::send() {
   if (batch_.sent()) return false;
   msghdr message;
   batch_.fill(message);
-  const ssize_t sent = socket_.send(message);
+  const ssize_t sent = socket_.send(message, batch_fades_);
   if (sent == -EAGAIN) return false;
   if (sent == -EFAULT) {
     source_gone();
@@ -135,6 +135,7 @@ void TcpRail::compose() {
   batched_.clear();
   batched_writes_.clear();
   batch_.clear();
+  batch_fades_ = false;
   sealed_bytes_ = 0;
   if (!add_control()) return;
   while (add_read()) {
@@ -177,6 +178,7 @@ bool TcpRail::add_payload(std::byte* data, size_t bytes, size_t header, bool sta
   if (!sealer_.payload()) {
     fetch_soon(data, bytes);                  // no fault where nothing is mapped
     batch_.add_payload(data, bytes, header);  // the kernel looks
+    batch_fades_ |= !stays;
     return true;
   }
   char* const to = sealed_.data + sealed_bytes_;

@@ -65,6 +65,8 @@ class RxStream {
   void discard();
   bool discarding() const { return pieces_ == 0; }
   size_t payload_left() const { return payload_left_; }
+  // Whether the next bytes land in memory that may be gone.
+  bool may_fault() const { return payload_left_ > 0 && !discarding() && !stays_; }
   // Moves buffered bytes that belong to the payload to where they belong. False when that memory
   // is not there any more.
   bool absorb();

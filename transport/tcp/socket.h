@@ -37,19 +37,21 @@ class Socket {
   // the poller will tell when to go on. Once the peer has reset the connection, receive() fails:
   // what lies unread in the buffer belongs to transfers that the peer has given up, and none of it
   // may land any more. After the peer's end() it is read to the end, and send() says -EAGAIN.
-  ssize_t receive(msghdr& message);
+  // `may_fault`: the message has memory that may be gone; the kernel moves what is before the hole,
+  // and says -EFAULT at the next call.
+  ssize_t receive(msghdr& message, bool may_fault);
   // The next receive() goes without the poller. Only where the socket stood a moment ago.
   void read_directly() {
     watched_.ready |= EPOLLIN;
     direct_ = true;
   }
   bool direct() const { return direct_; }
-  ssize_t send(const msghdr& message);
+  ssize_t send(const msghdr& message, bool may_fault);
 
  private:
   static constexpr uint32_t kGone = EPOLLERR | EPOLLHUP;
   int error();
-  ssize_t account(ssize_t moved, const msghdr& message, uint32_t bit);
+  ssize_t account(ssize_t moved, const msghdr& message, bool may_fault, uint32_t bit);
 
   int fd_;
   net::Poller& poller_;

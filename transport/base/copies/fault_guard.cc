@@ -1,6 +1,7 @@
 // The handler of SIGSEGV and SIGBUS, and the way back from it.
 #include "transport/base/copies/fault_guard.h"
 
+#include <dlfcn.h>
 #include <ucontext.h>
 
 #include <atomic>
@@ -15,17 +16,30 @@ namespace {
 // Of this thread: where a copy that faults goes on. Its place is fixed when the library is loaded:
 // a handler could not make room for it.
 __attribute__((tls_model("initial-exec"))) thread_local sigjmp_buf* way_out = nullptr;
+// The signals get through to this thread.
+__attribute__((tls_model("initial-exec"))) thread_local bool this_thread_is_ready = false;
 
-struct sigaction segv_before, bus_before;
+// What the program had for a signal.
+struct Before {
+  struct sigaction action {};
+  std::atomic<bool> spent{false};  // SA_RESETHAND: it has had its one call
+};
+Before segv_before, bus_before;
 
-// As if this handler were not there.
+// As if this handler were not there: the kernel's part of calling one included.
 void pass_on(int signal, siginfo_t* info, void* context) {
-  const struct sigaction& before = signal == SIGBUS ? bus_before : segv_before;
-  if ((before.sa_flags & SA_SIGINFO) != 0) return before.sa_sigaction(signal, info, context);
+  Before& of_signal = signal == SIGBUS ? bus_before : segv_before;
+  const struct sigaction& before = of_signal.action;
   const bool sent = info->si_code <= 0;  // by somebody: it does not come again by itself
-  if (before.sa_handler == SIG_IGN && sent) return;
-  if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
-    return before.sa_handler(signal);
+  const bool informed = (before.sa_flags & SA_SIGINFO) != 0;
+  if (!informed && before.sa_handler == SIG_IGN && sent) return;
+  const bool handled = informed || (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN);
+  const bool once = (before.sa_flags & SA_RESETHAND) != 0;
+  if (handled && !(once && of_signal.spent.exchange(true))) {
+    sigset_t held = before.sa_mask;
+    if ((before.sa_flags & SA_NODEFER) == 0) sigaddset(&held, signal);
+    pthread_sigmask(SIG_BLOCK, &held, nullptr);  // until it returns
+    return informed ? before.sa_sigaction(signal, info, context) : before.sa_handler(signal);
   }
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
@@ -43,16 +57,35 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   siglongjmp(*out, 1);
 }
 
+// A signal that is held back while it is raised by a fault ends the process, handler or not.
+void let_through() {
+  sigset_t both;
+  sigemptyset(&both);
+  sigaddset(&both, SIGSEGV);
+  sigaddset(&both, SIGBUS);
+  pthread_sigmask(SIG_UNBLOCK, &both, nullptr);
+}
+
+// The library that this code is in stays when the program unloads it: the handler does.
+void stay_loaded() {
+  Dl_info here;
+  if (dladdr(reinterpret_cast<const void*>(&on_fault), &here) == 0) return;
+  (void)dlopen(here.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
 bool install() {
   const char* wanted = std::getenv("BATON_CATCH_FAULTS");
   if (wanted != nullptr && std::string_view(wanted) == "no") return false;
+  stay_loaded();
+  // Known before the handler may have to pass on to it.
+  sigaction(SIGSEGV, nullptr, &segv_before.action);
+  sigaction(SIGBUS, nullptr, &bus_before.action);
   struct sigaction action {};
   action.sa_sigaction = on_fault;
   // Not held back while it runs: it does not return where it was called.
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   sigemptyset(&action.sa_mask);
-  return sigaction(SIGSEGV, &action, &segv_before) == 0 &&
-         sigaction(SIGBUS, &action, &bus_before) == 0;
+  return sigaction(SIGSEGV, &action, nullptr) == 0 && sigaction(SIGBUS, &action, nullptr) == 0;
 }
 
 }  // namespace
@@ -62,6 +95,10 @@ bool run_guarded(void (*copy)(const void*), const void* what) {
   if (!caught) {
     copy(what);
     return true;
+  }
+  if (!this_thread_is_ready) {
+    let_through();
+    this_thread_is_ready = true;
   }
   sigjmp_buf here;
   if (sigsetjmp(here, 0) != 0) return false;

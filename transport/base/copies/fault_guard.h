@@ -4,8 +4,11 @@
 // A copy that meets such a page raises SIGSEGV or SIGBUS in the thread that copies. The kernel,
 // asked to copy instead, would say EFAULT, but takes 0.5 us more for a small copy and twice the
 // time for a large one. So the fault itself ends the copy: there is a handler for both signals from
-// the first guarded copy on. What it was not asked to guard it leaves to the handler that was there
-// before, or to the system, as if it were not there. BATON_CATCH_FAULTS=no: there is none.
+// the first guarded copy on, which stays when the library is unloaded, and a thread that had them
+// blocked at its first guarded copy has not any more: blocked, a fault is the end. What it was not
+// asked to guard it leaves to the handler that was there before, or to the system, as if it were
+// not there. But a handler of another signal that interrupts a copy, and faults, is taken for the
+// copy. BATON_CATCH_FAULTS=no: there is none.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,9 @@
 // Copies of memory that is gone end by themselves, and every other fault is whose it was.
 #include "transport/base/copies/fault_guard.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <csignal>
@@ -110,6 +112,75 @@ TEST_F(FaultGuardDeathTest, OtherFaultsAreHandledByWhoeverDidBefore) {
     fault();
   };
   EXPECT_EXIT(with_information(), testing::ExitedWithCode(5), "");
+}
+
+// What the kernel does for a handler: signals are held back while it runs, its own too.
+TEST_F(FaultGuardDeathTest, WhatAHandlerAskedForIsKept) {
+  static volatile int calls = 0;
+  const auto install = [](int flags) {
+    struct sigaction action {};
+    action.sa_handler = [](int) {
+      sigset_t held;
+      pthread_sigmask(SIG_BLOCK, nullptr, &held);
+      if (!sigismember(&held, SIGUSR1)) _exit(20);
+      calls = calls + 1;
+      if (calls == 2) _exit(sigismember(&held, SIGSEGV) ? 21 : 22);
+      fault();
+    };
+    action.sa_flags = flags;
+    sigaddset(&action.sa_mask, SIGUSR1);
+    sigaction(SIGSEGV, &action, nullptr);
+    copy_once();
+    fault();
+  };
+  EXPECT_EXIT(install(0), testing::KilledBySignal(SIGSEGV), "") << "a fault in it is the end";
+  EXPECT_EXIT(install(SA_NODEFER), testing::ExitedWithCode(22), "");
+}
+
+TEST_F(FaultGuardDeathTest, AHandlerForOneFaultHasOneAlone) {
+  static void* nothing = nullptr;
+  const auto once = [] {
+    nothing = mmap_nothing();
+    struct sigaction action {};
+    action.sa_handler = [](int) { mprotect(nothing, 4096, PROT_READ | PROT_WRITE); };
+    action.sa_flags = SA_RESETHAND;
+    sigaction(SIGSEGV, &action, nullptr);
+    copy_once();
+    *static_cast<volatile int*>(nothing) = 1;
+    if (base::guarded([] { fault(); })) _exit(23);  // copies are guarded all the same
+    mprotect(nothing, 4096, PROT_NONE);
+    *static_cast<volatile int*>(nothing) = 1;
+    _exit(24);
+  };
+  EXPECT_EXIT(once(), testing::KilledBySignal(SIGSEGV), "");
+}
+
+TEST_F(FaultGuardDeathTest, AThreadThatBlocksAllSignalsIsGuardedToo) {
+  const auto blocked = [](bool before) {
+    if (before) copy_once();
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    std::thread([] {
+      if (base::guarded([] { fault(); })) _exit(25);
+      sigset_t held;
+      pthread_sigmask(SIG_BLOCK, nullptr, &held);
+      _exit(sigismember(&held, SIGUSR1) ? 26 : 27);
+    }).join();
+  };
+  EXPECT_EXIT(blocked(false), testing::ExitedWithCode(26), "");
+  EXPECT_EXIT(blocked(true), testing::ExitedWithCode(26), "");
+}
+
+TEST_F(FaultGuardDeathTest, TheLibraryMayBeUnloaded) {
+  const auto unloaded = [] {
+    signal(SIGSEGV, [](int) { _exit(28); });
+    void* library = dlopen(BATON_FAULT_GUARD_MODULE, RTLD_NOW | RTLD_LOCAL);
+    const auto copy = reinterpret_cast<bool (*)()>(dlsym(library, "copy_under_guard"));
+    if (copy == nullptr || !copy() || dlclose(library) != 0) _exit(29);
+    fault();
+  };
+  EXPECT_EXIT(unloaded(), testing::ExitedWithCode(28), "");
 }
 
 // Sent by somebody while a copy is under way: it is not the copy's.

@@ -1,0 +1,198 @@
+// What an agent keeps for others does not grow with what they say, nor with time.
+#include <gmock/gmock.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvtransfer/internal/agent_impl.h"
+#include "kvtransfer/internal/agent_messages.h"
+#include "kvtransfer/metadata/agent_metadata.h"
+#include "tests/kvtransfer/agent_pair.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A member of the cluster who is no agent, and says to one what it likes.
+class Liar {
+ public:
+  Liar(const std::string& name, const Agent& to)
+      : name_(name), key_(*agent_options(name).worker.key) {
+    WorkerOptions options = agent_options(name, "tcp").worker;
+    options.name = name;
+    worker = *Worker::create(std::move(options));
+    peer = *worker->connect(to.address());
+  }
+  void say(AgentFrameKind kind, std::string_view payload) {
+    const std::string frame = agent_frame(kind, payload);
+    ++said_;
+    ASSERT_TRUE(worker
+                    ->wait_until([&] { return worker->notify_detached(peer, frame).ok(); },
+                                 patient(std::chrono::seconds(60)))
+                    .ok());
+  }
+  // All of it is in the agent's inbox.
+  void wait_until_heard() const {
+    ASSERT_TRUE(worker
+                    ->wait_until([&] { return worker->stats().transfers_ended == said_; },
+                                 patient(std::chrono::seconds(60)))
+                    .ok());
+  }
+  AgentMetadata metadata(std::string agent) const {
+    AgentMetadata out;
+    out.name = std::move(agent);
+    out.uid = Address::decode(worker->address())->uid;
+    out.address = worker->address();
+    return out;
+  }
+  void send(const AgentMetadata& metadata) {
+    say(AgentFrameKind::kMetadata, metadata.encode(key_));
+  }
+
+  std::unique_ptr<Worker> worker;
+  PeerId peer;
+
+ private:
+  std::string name_;
+  ClusterKey key_;
+  uint64_t said_ = 0;
+};
+
+std::unique_ptr<Agent> server(bool thread = true) {
+  AgentOptions options = agent_options("server", "tcp", thread);
+  options.serve_metadata = true;
+  return make_agent(std::move(options));
+}
+
+std::string where(const Agent& agent) { return "127.0.0.1:" + std::to_string(agent.port()); }
+
+// It looks for metadata only, and what comes meanwhile fills its inbox: until then it is credit
+// that its senders have.
+TEST(AgentBounds, MessagesThatNobodyReadsWaitAtTheirSender) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  introduce(*a, *b);
+  constexpr size_t kAll = 2500;  // 150 MB
+  const std::string message(60'000, 'x');
+  size_t sent = 0, quiet = 0;
+  while (sent < kAll && quiet < 2000) {
+    const bool taken = a->stats().worker.open_transfers < 64 && a->notify("beta", message).ok();
+    sent += taken;
+    bool moved = taken || a->progress();
+    moved |= b->progress();
+    b->has_remote("nobody");
+    quiet = moved ? 0 : quiet + 1;
+  }
+  EXPECT_LT(sent * message.size(), size_t{100} << 20);
+  size_t read = 0;
+  run_agents(*a, *b, [&] {
+    read += b->messages().size();
+    return read >= sent;
+  });
+  EXPECT_EQ(read, sent) << "none is lost";
+}
+
+// Each answer is a copy of all metadata, and takes one of the agent's transfers.
+TEST(AgentBounds, WhoAsksForMetadataAndTakesNoneHasOneAnswerUnderWay) {
+  const auto served = server();
+  std::vector<uint8_t> bytes(64 * 600);
+  std::vector<Descriptor> ranges;
+  for (size_t i = 0; i < 600; ++i) {
+    ranges.push_back({reinterpret_cast<uint64_t>(bytes.data()) + 64 * i, 64, 0});
+  }
+  ASSERT_TRUE(served->register_memory(ranges).ok());
+  Liar asker("asker", *served);
+  for (int i = 0; i < 5000; ++i) asker.say(AgentFrameKind::kFetch, "server");
+  asker.wait_until_heard();
+  // Another one is answered behind all that.
+  const auto friendly = make_agent(agent_options("friend", "tcp"));
+  ASSERT_TRUE(friendly->fetch_metadata("server", where(*served)).ok());
+  run_agents(*friendly, *served, [&] { return friendly->has_remote("server", ranges); });
+  EXPECT_LE(served->stats().worker.open_transfers, 2u);
+  // What was asked while an answer was under way is answered, by what is true then.
+  std::vector<uint8_t> late(64);
+  ASSERT_TRUE(
+      served->register_memory({{reinterpret_cast<uint64_t>(late.data()), late.size(), 0}}).ok());
+  asker.say(AgentFrameKind::kFetch, "server");
+  size_t newest = 0;
+  Notification note;
+  ASSERT_TRUE(asker.worker
+                  ->wait_until(
+                      [&] {
+                        while (asker.worker->next_notification(note)) {
+                          AgentAssembler parts;
+                          AgentFrame frame;
+                          if (!parts.add(note.payload, frame).value_or(false)) continue;
+                          const auto told = AgentMetadata::decode(frame.payload,
+                                                                  *agent_options("any").worker.key);
+                          newest = told.ok() ? told->ranges.size() : 0;
+                        }
+                        return newest == 601;
+                      },
+                      patient(std::chrono::seconds(60)))
+                  .ok());
+  ASSERT_TRUE(served->deregister_memory(ranges).ok());
+}
+
+TEST(AgentBounds, NobodyGivesMetadataButItsOwn) {
+  const auto served = server();
+  Liar liar("liar", *served);
+  AgentMetadata others = liar.metadata("somebody");
+  others.uid = WorkerUid::random();
+  liar.send(others);
+  liar.send(liar.metadata("liar"));
+  run_agents(*served, *served, [&] {
+    liar.worker->progress();
+    return served->has_remote("liar");
+  });
+  EXPECT_FALSE(served->has_remote("somebody"));
+}
+
+TEST(AgentBounds, AnAgentHasSoManyRanges) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  AgentMetadata part = *AgentMetadata::decode(*b->metadata(), *agent_options("any").worker.key);
+  part.partial = true;
+  RemoteRegion region{.owner = part.uid, .key = 1, .size = 64, .generation = 1};
+  region.access = Access::kRemoteReadWrite;
+  size_t ranges = 0;
+  absl::Status status;
+  for (uint64_t at = 64; status.ok() && ranges < 2 * kMostRemoteRanges; ranges += 60'000) {
+    part.ranges.clear();
+    for (int i = 0; i < 60'000; ++i, at += 64) part.ranges.push_back({{at, 64, 0}, region});
+    status = a->add_remote(part.encode(*agent_options("any").worker.key)).status();
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("whole"));
+  EXPECT_LE(ranges, kMostRemoteRanges + 60'000);
+  part.partial = false;  // takes the place of all the others
+  EXPECT_TRUE(a->add_remote(part.encode(*agent_options("any").worker.key)).ok());
+}
+
+// Those who gave their metadata unasked, and have gone: the oldest are forgotten.
+TEST(AgentBounds, AgentsThatCameAndWentAreForgotten) {
+  const auto served = server();
+  const size_t all = kMostGoneRemotes + 20;
+  const auto name = [](size_t i) { return "agent-" + std::to_string(i); };
+  Liar faithful("faithful", *served);
+  faithful.send(faithful.metadata("faithful"));
+  faithful.wait_until_heard();
+  for (size_t i = 0; i < all; ++i) {
+    Liar one(name(i), *served);
+    one.send(one.metadata(name(i)));
+    one.wait_until_heard();
+    if (testing::Test::HasFatalFailure()) return;
+  }
+  run_agents(*served, *served, [&] {
+    faithful.worker->progress();
+    return served->has_remote(name(all - 1));
+  });
+  EXPECT_TRUE(served->has_remote("faithful")) << "it is still there";
+  EXPECT_LE(served->stats().remotes, kMostGoneRemotes + 10);
+  EXPECT_FALSE(served->has_remote(name(0)));
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer
