@@ -224,24 +224,27 @@ class Connector(unittest.TestCase):
                 self.assertEqual(ours.level, 0 if place_of_the_programs else logging.INFO)
 
     def test_a_model_of_several_kinds_of_attention(self):
-        """Two layers, of which one has a window of 20 tokens, with blocks of 16; the second of 4 of another size."""
+        """Three layers with blocks of 16, of which one has a window of 20 tokens, and other blocks in every way."""
         kinds = {"full": FullAttentionSpec(), "window": SlidingWindowSpec(20)}
+        kinds = cache_config(**kinds)
+        kinds.kv_cache_groups[0].layer_names.append("last")
 
         def caches():
-            return {"full": Tensor(12, 64), "shares full's": Tensor(12, 64), "window": Tensor(12, 32)}
+            return {"window": Tensor(16, 32), "full": Tensor(12, 64), "shares full's": Tensor(12, 64),
+                    "last": Tensor(12, 64)}
 
         workers, schedulers = [], []
         for name in "pd":
-            one = self.kind(config(name), 1, cache_config(**kinds))
+            one = self.kind(config(name), 1, kinds)
             one.caches = caches()
             one.register_kv_caches(one.caches)
             self.addCleanup(one.shutdown)
             workers.append(one)
-            schedulers.append(self.kind(config(name), 0, cache_config(**kinds)))
+            schedulers.append(self.kind(config(name), 0, kinds))
         (p, d), (ps, ds) = workers, schedulers
         asked = request("r", {"do_remote_decode": True, "transfer_id": "t"}, 62)
         ps.update_state_after_alloc(asked, blocks([3, 5, 6, 7], [8, 9, 10, 11]), 0)
-        for at, name in enumerate(("full", "window")):
+        for at, name in enumerate(("full", "window", "last")):
             for i in range(len(p.caches[name].memory)):
                 p.caches[name].memory[i] = (at + i * 7) % 251
         self.run_step(p, ps, scheduled(new=[("r", ([3, 5, 6, 7], [8, 9, 10, 11]), 0, 62)]))
@@ -255,7 +258,8 @@ class Connector(unittest.TestCase):
             got, errors = self.run_step(d, ds, scheduled())
         self.assertEqual((got[1], errors), ({"s"}, set()))
         expected = {name: bytearray(len(cache.memory)) for name, cache in d.caches.items()}
-        for name, size, pairs in (("full", 64, ((2, 5), (3, 6), (4, 7))), ("window", 32, ((6, 10), (7, 11)))):
+        for name, size, pairs in (("full", 64, ((2, 5), (3, 6), (4, 7))), ("last", 64, ((2, 5), (3, 6), (4, 7))),
+                                  ("window", 32, ((6, 10), (7, 11)))):
             for mine, theirs in pairs:
                 expected[name][size * mine:size * mine + size] = \
                     p.caches[name].memory[size * theirs:size * theirs + size]

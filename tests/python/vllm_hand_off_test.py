@@ -146,6 +146,31 @@ class HandOff(unittest.TestCase):
         self.p.service.sends.drop("t")
         self.assertTrue(self.ended().failed)
 
+    def test_the_time_of_a_read_is_not_that_of_waiting_for_it(self):
+        agent = self.d.agent
+        read = agent.read
+
+        def slow(*arguments):
+            transfer, asked = read(*arguments), []
+
+            def done():
+                if transfer.done() and not asked:
+                    asked.append(1)
+                    self.clock.now += 0.25
+                return bool(asked)
+            return types.SimpleNamespace(done=done, abort=transfer.abort, release=transfer.release)
+
+        agent.read = slow
+        self.order([5])
+        self.until(lambda: self.p.service.sends._sends)
+        for wait, layer in ((0.5, 0), (0.25, 1), (0, 2)):
+            self.clock.now += wait
+            missing = len(self.d.service.loads._loads["t"].missing)
+            self.p.service.sends.save("t", layer, Run(0, [1]))
+            self.until(lambda: "t" not in self.d.service.loads._loads or not self.d.service.loads._loads["t"].reads and
+                       len(self.d.service.loads._loads["t"].missing) < missing)
+        self.assertEqual(self.ended().loads[0][1::2], (1.5, 0.75))
+
     def test_what_has_failed_is_reported_when_nothing_moves(self):
         agent, ended, aborted = self.d.agent, [], []
         read = agent.read
@@ -218,18 +243,29 @@ class HandOff(unittest.TestCase):
         self.p.fill(range(BLOCKS), 7)
         before = bytes(self.d.cache)
         theirs, mine = [Run(0, [4, 9, 2, 6]), Run(2, [8, 3])], [Run(1, [1, 5, 7]), Run(3, [6])]
-        for layer, group in enumerate(groups):
-            self.p.service.sends.save("t", layer, theirs[group])
-        self.d.service.loads.start(Order("r", "t", "prefill", f"127.0.0.1:{self.p.agent.port}", mine, True))
+        self.d.service.loads.start(Order("r", "t", "prefill", f"127.0.0.1:{self.p.agent.port}", mine, False))
+        self.until(lambda: self.p.service.sends._sends)
+        for count in (1, 2, 4):  # as chunks of the prompt are computed
+            for layer, group in enumerate(groups):
+                self.p.service.sends.save("t", layer, Run(theirs[group].first, theirs[group].ids[:count]))
         ended = self.ended()
         self.assertEqual(ended[:2], ({"r"}, set()))
         self.assertEqual(ended.loads[0][::2], (7 * SIZE, 7))
+        self.assertEqual(ended.loads[0][1::2], (0, 0))  # the clock stands still
         expected = bytearray(before)
         for layer, group in enumerate(groups):
             for number, block in enumerate(mine[group].ids, start=mine[group].first):
                 came_from = theirs[group].ids[number - theirs[group].first]
                 expected[self.d.at(layer, block)] = self.p.cache[self.p.at(layer, came_from)]
         self.assertEqual(self.d.cache, expected)
+
+    def test_a_cache_of_other_sizes_is_refused_whatever_its_identity(self):
+        self.order([5])
+        self.until(lambda: self.d.agent.has_remote("prefill"))
+        rows = self.p.service.memory.rows()
+        rows[1] = (rows[1][0], SIZE // 2, *rows[1][2:])
+        self.d.service.loads.heard("prefill", {"kind": "layout", "identity": "a model", "rows": rows})
+        self.assertTrue(self.ended(prefill=False).failed)
 
     def test_blocks_that_were_computed_again_are_told_again(self):
         self.p.fill([1, 2, 3], 5)

@@ -39,11 +39,12 @@ class Limits(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What has ended: requests, those of them that failed, and (bytes, seconds, blocks) of each load that did not."""
+    """What has ended: requests, those of them that failed, and of each load that did not (bytes, seconds, blocks, seconds
+    in which they were read and checked)."""
 
     requests: Set[str]
     failed: Set[str]
-    loads: List[Tuple[int, float, int]]
+    loads: List[Tuple[int, float, int, float]]
 
 
 class _Read(NamedTuple):
@@ -58,6 +59,8 @@ class _Load:
         self.missing = {(layer, run.first + i) for layer, run in enumerate(self.runs) for i in range(len(run.ids))}
         self.reads: List[_Read] = []
         self.waiting: List[Any] = []  # parts that came before the peer's layout
+        self.reading_since = now      # while there are reads
+        self.reading = 0.0            # seconds, of those that have ended
         self.why = ""                 # it failed
 
     def block(self, layer: int, number: int) -> int:
@@ -172,6 +175,8 @@ class Loads:
             if not load.why:
                 load.heard = now
                 self._check(load, read)
+            if not load.reads:
+                load.reading += self.clock() - load.reading_since
 
     def _ask(self, load: _Load, now: float) -> None:
         order = load.order
@@ -202,6 +207,8 @@ class Loads:
                     mine.append(self.memory.index(layer, load.block(layer, number)))
                     theirs.append(peer.starts[layer] + block)
                     checks.append((layer, number, crc))
+        if mine and not load.reads:
+            load.reading_since = self.clock()
         if mine:
             load.reads.append(_Read(self.agent.read(self.local, mine, peer.blocks, theirs), checks))
 
@@ -228,7 +235,7 @@ class Loads:
             else:
                 size = sum(layer.bytes * len(run.ids) for layer, run in zip(self.memory.layers, load.runs))
                 blocks = sum(len(run.ids) for run in load.runs)
-                self._ended.loads.append((size, self.clock() - load.started, blocks))
+                self._ended.loads.append((size, self.clock() - load.started, blocks, load.reading))
             self._changed.notify_all()
 
     def _tell(self, load: _Load, **message: Any) -> None:

@@ -23,9 +23,13 @@ def write(tokenizer, folder, seed=1):
     torch.manual_seed(seed)
     model = transformers.Gemma3ForCausalLM(config)
     with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:  # wide enough for every token to count
+        for name, weight in model.named_parameters():  # so that answers are of many tokens, and by what is far back
+            if "embed" in name:
+                weight.normal_(0, 0.02)
+            elif weight.dim() > 1:
                 weight.normal_(0, 1.5 * weight.shape[1] ** -0.5)
+            elif "q_norm" in name or "k_norm" in name:
+                weight.fill_(0.5)
     model.save_pretrained(folder)
     for file in pathlib.Path(tokenizer).glob("tokenizer*"):
         shutil.copy(file, folder)

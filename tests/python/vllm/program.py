@@ -94,10 +94,10 @@ def hand_offs(over, arguments, asked, expected, rates):
                                   expected[how])
             print(f" in {time.monotonic() - began:.1f} s", end="")
             time.sleep(2.5)  # so that its log has the last of it
-            count, rates[over], ms = pair.decode.rate()
+            count, rates[over], ms, whole = pair.decode.rate()
             # Servers that are asked together wait for prefill's computing in that time.
-            print(f"; {count} hand-offs, {rates[over]:.0f} MB/s, {ms:.1f} ms each" if how == "in turn" else "",
-                  flush=True)
+            print(f"; {count} hand-offs, {rates[over]:.0f} MB/s, {ms:.1f} ms each" if how == "in turn" else "", end="")
+            print(f", {whole:.1f} ms with what is asked and waited for" if how == "in turn" and whole else "", flush=True)
             if how == "in turn":
                 rate = rates[over]
         rates[over] = rate
