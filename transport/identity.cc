@@ -65,7 +65,7 @@ absl::Status fill_random_key_file(const std::string& path) {
   }
   if (fd >= 0) unlink(draft.c_str());
   if (made) return absl::OkStatus();
-  return absl::UnavailableError(
+  return absl::FailedPreconditionError(
       absl::StrFormat("cannot make a cluster key at %s: %s; make one yourself and set "
                       "BATON_KEY_FILE to its path",
                       path, strerror(why)));
@@ -136,7 +136,7 @@ absl::StatusOr<std::string> read_once(int fd, const std::string& path) {
         pread(fd, bytes.data() + have, bytes.size() - have, static_cast<off_t>(have));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      return absl::UnavailableError(
+      return absl::FailedPreconditionError(
           absl::StrFormat("cannot read the cluster key %s: %s", path, strerror(errno)));
     }
     if (got == 0) break;
@@ -206,7 +206,7 @@ absl::StatusOr<std::string> read_key(int fd, const std::string& path) {
 absl::Status check_private(int fd, const std::string& path) {
   struct stat info;
   if (fstat(fd, &info) != 0) {
-    return absl::UnavailableError(
+    return absl::FailedPreconditionError(
         absl::StrFormat("cannot look at the cluster key %s: %s", path, strerror(errno)));
   }
   if (!S_ISREG(info.st_mode)) {

@@ -31,7 +31,7 @@ class ClusterKey {
   static absl::StatusOr<ClusterKey> from_file(const std::string& path);
   // The key of this user on this machine: $BATON_KEY_FILE unless empty, else baton/cluster.key in
   // $XDG_CONFIG_HOME or in ~/.config, which is made (mode 0600, random) when it is missing. Without
-  // HOME the home is the one of the user's account.
+  // HOME the home is the one of the user's account. FailedPrecondition: none can be made there.
   static absl::StatusOr<ClusterKey> for_this_user();
 
   // This key, and `previous` beside it: that one's own previous key is dropped.

@@ -42,7 +42,7 @@ absl::StatusOr<std::unique_ptr<Follower>> Follower::create(Group& group, const M
     address = options.connector->address();
   }
   if (options.tiers.has_value()) {
-    auto store = open_tiers(*options.tiers, follower->memory_->cache());
+    auto store = open_tiers(options.tiers->store, follower->memory_->cache());
     if (!store.ok()) return store.status();
     follower->tiers_.emplace(*std::move(store), group.shard(),
                              static_cast<uint32_t>(model.config().num_layers));

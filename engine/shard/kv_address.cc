@@ -1,8 +1,11 @@
 // Several addresses as one text.
 #include "engine/shard/kv_address.h"
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "transport/address.h"
+#include "transport/net/endpoint.h"
 
 namespace baton::engine::shard {
 namespace {
@@ -33,6 +36,16 @@ absl::StatusOr<std::vector<std::string>> split_kv_address(std::string_view text)
   return absl::InvalidArgumentError(
       "\"baton-ranks1:\" is followed by 1 to 256 addresses with commas between them: use what "
       "/v1/baton/address of the prefill server says");
+}
+
+absl::Status check_kv_address(std::string_view text) {
+  const absl::StatusOr<std::vector<std::string>> addresses = split_kv_address(text);
+  if (!addresses.ok()) return addresses.status();
+  for (const std::string& address : *addresses) {
+    if (net::split_host_port(address).ok() && !absl::StartsWith(address, "baton1:")) continue;
+    if (absl::Status status = Address::decode(address).status(); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace baton::engine::shard

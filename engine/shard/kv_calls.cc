@@ -97,51 +97,20 @@ KvCall KvCall::decode(base::WireReader& reader) {
 
 std::string KvReport::encode(const kvtransfer::KvConnectorStats& stats,
                              std::deque<KvEvent>& events) {
-  std::string listed;
-  std::string next;
-  uint16_t count = 0;
-  constexpr size_t kHead = 4 * sizeof(uint64_t) + sizeof(count) + 1;
-  while (!events.empty()) {
-    const KvEvent& event = events.front();
-    next.clear();
-    base::put_number(next, static_cast<uint8_t>(event.kind));
-    base::put_number(next, event.id);
-    put_status(next, event.why);
-    if (kHead + listed.size() + next.size() > kBytes) break;
-    listed += next;
-    ++count;
-    events.pop_front();
-  }
-  std::string out;
-  for (uint64_t number :
-       {stats.bytes_sent, stats.bytes_loaded, stats.loads_failed, stats.jobs_failed}) {
-    base::put_number(out, number);
-  }
-  base::put_number(out, static_cast<uint8_t>(!events.empty()));
-  base::put_number(out, count);
-  out += listed;
-  out.resize(kBytes);
-  return out;
+  return put_report(
+      kBytes, {stats.bytes_sent, stats.bytes_loaded, stats.loads_failed, stats.jobs_failed}, events,
+      [](std::string& out, const KvEvent& event) { put_status(out, event.why); });
 }
 
 absl::StatusOr<KvReport> KvReport::decode(std::string_view bytes) {
-  base::WireReader reader(bytes);
   KvReport report;
-  report.stats.bytes_sent = reader.number<uint64_t>();
-  report.stats.bytes_loaded = reader.number<uint64_t>();
-  report.stats.loads_failed = reader.number<uint64_t>();
-  report.stats.jobs_failed = reader.number<uint64_t>();
-  report.more = reader.number<uint8_t>() != 0;
-  const auto count = reader.number<uint16_t>();
-  bool known = bytes.size() == kBytes;
-  for (uint16_t i = 0; i < count && !reader.failed(); ++i) {
-    KvEvent& event = report.events.emplace_back();
-    event.kind = static_cast<KvEventKind>(reader.number<uint8_t>());
-    known &= event.kind >= KvEventKind::kLoaded && event.kind <= KvEventKind::kSaved;
-    event.id = reader.number<uint64_t>();
-    event.why = take_status(reader);
-  }
-  if (known && !reader.failed()) return report;
+  kvtransfer::KvConnectorStats& stats = report.stats;
+  const bool known = take_report(
+      bytes, kBytes,
+      {&stats.bytes_sent, &stats.bytes_loaded, &stats.loads_failed, &stats.jobs_failed},
+      KvEventKind::kLoaded, KvEventKind::kSaved, &report.events, &report.more,
+      [](base::WireReader& reader, KvEvent& event) { event.why = take_status(reader); });
+  if (known) return report;
   return absl::InternalError("a rank sent a report that this version does not know");
 }
 

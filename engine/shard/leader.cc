@@ -4,16 +4,35 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "kvtransfer/tiers/tier_key.h"
 
 namespace baton::engine::shard {
 namespace {
 
 std::string in_words(const RankTiers& tiers) {
   if (!tiers.has_value()) return "none";
-  return absl::StrCat("of each rank ", tiers->host_bytes, " bytes in memory, ",
-                      tiers->disk.empty() ? 0 : tiers->disk_bytes, " on disk, ",
-                      tiers->peer != nullptr ? "a" : "no", " store");
+  const kvtransfer::tiers::TierStoreOptions& store = tiers->store;
+  return absl::StrCat("of each rank ", store.host_bytes, " bytes in memory, ",
+                      store.disk.empty() ? 0 : store.disk_bytes, " on disk, ",
+                      store.peer != nullptr ? "a" : "no", " store");
+}
+
+// Whoever knows a salt finds what is kept under it: logs have a digest.
+std::string digest_of_salt(const RankTiers& tiers) {
+  if (!tiers.has_value() || tiers->salt.empty()) return "none";
+  const kvtransfer::tiers::TierKey key = kvtransfer::tiers::TierKeys({.weights = "",
+                                                                      .tokenizer = "",
+                                                                      .dtype = "",
+                                                                      .layout = "",
+                                                                      .shard = "",
+                                                                      .adapter = "",
+                                                                      .salt = tiers->salt})
+                                             .key("");
+  return absl::StrCat("one with the digest ",
+                      absl::BytesToHexString(
+                          absl::string_view(reinterpret_cast<const char*>(key.bytes.data()), 4)));
 }
 
 }  // namespace
@@ -26,7 +45,8 @@ Settings settings_of(const Model& model, const StepLimits& limits, std::string_v
           {"--token-budget", absl::StrCat(limits.token_budget)},
           {"--max-seqs", absl::StrCat(limits.max_sequences)},
           {"--role", std::string(role)},
-          {"KV tiers (--kv-host-mib, --kv-disk, --kv-disk-gib, --kv-store)", in_words(tiers)}};
+          {"KV tiers (--kv-host-mib, --kv-disk, --kv-disk-gib, --kv-store)", in_words(tiers)},
+          {"--kv-salt", digest_of_salt(tiers)}};
 }
 
 absl::StatusOr<std::unique_ptr<Leader>> Leader::create(Group& group, const Model& model,

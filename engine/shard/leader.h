@@ -32,8 +32,13 @@ struct StepSend {
   absl::Span<const uint32_t> blocks;
 };
 
-// The KV tiers of a rank: all but the cache. None: nothing is kept below it.
-using RankTiers = std::optional<kvtransfer::tiers::TierStoreOptions>;
+// The KV tiers of a rank, and what is in the names of all its blocks.
+struct RankTierOptions {
+  kvtransfer::tiers::TierStoreOptions store;  // all but the cache
+  std::string salt;                           // rank 0 names the blocks: equal at all ranks
+};
+// None: nothing is kept below the cache.
+using RankTiers = std::optional<RankTierOptions>;
 
 // The settings that all ranks of a model must share.
 Settings settings_of(const Model& model, const StepLimits& limits, std::string_view role,

@@ -55,65 +55,38 @@ TierCall TierCall::decode(base::WireReader& reader) {
 }
 
 std::string TierReport::encode(const TierStats& stats, std::deque<TierEvent>& events) {
-  std::string listed;
-  std::string next;
-  uint16_t count = 0;
-  constexpr size_t kHead = 5 * sizeof(uint64_t) + sizeof(count) + 1;
-  while (!events.empty()) {
-    const TierEvent& event = events.front();
-    next.clear();
-    base::put_number(next, static_cast<uint8_t>(event.kind));
-    base::put_number(next, event.id);
-    if (event.kind == TierEventKind::kFound) {
-      for (size_t number :
-           {event.found.blocks, event.found.disk, event.found.peer, event.found.near}) {
-        base::put_number(next, uint64_t{number});
-      }
-    } else if (event.kind == TierEventKind::kLoadFailed) {
-      put_status(next, event.why);
-    }
-    if (kHead + listed.size() + next.size() > kBytes) break;
-    listed += next;
-    ++count;
-    events.pop_front();
-  }
-  std::string out;
-  for (uint64_t number :
-       {stats.host_bytes, stats.dropped, stats.silences, stats.missed, stats.corrupt}) {
-    base::put_number(out, number);
-  }
-  base::put_number(out, static_cast<uint8_t>(!events.empty()));
-  base::put_number(out, count);
-  out += listed;
-  out.resize(kBytes);
-  return out;
+  return put_report(
+      kBytes, {stats.host_bytes, stats.dropped, stats.silences, stats.missed, stats.corrupt},
+      events, [](std::string& out, const TierEvent& event) {
+        if (event.kind == TierEventKind::kFound) {
+          const TierFound& found = event.found;
+          for (const size_t number : {found.blocks, found.disk, found.peer, found.near}) {
+            base::put_number(out, uint64_t{number});
+          }
+        } else if (event.kind == TierEventKind::kLoadFailed) {
+          put_status(out, event.why);
+        }
+      });
 }
 
 absl::StatusOr<TierReport> TierReport::decode(std::string_view bytes) {
-  base::WireReader reader(bytes);
   TierReport report;
-  for (uint64_t* number : {&report.stats.host_bytes, &report.stats.dropped, &report.stats.silences,
-                           &report.stats.missed, &report.stats.corrupt}) {
-    *number = reader.number<uint64_t>();
-  }
-  report.more = reader.number<uint8_t>() != 0;
-  const auto count = reader.number<uint16_t>();
-  bool known = bytes.size() == kBytes;
-  for (uint16_t i = 0; i < count && !reader.failed(); ++i) {
-    TierEvent& event = report.events.emplace_back();
-    event.kind = static_cast<TierEventKind>(reader.number<uint8_t>());
-    known &= event.kind >= TierEventKind::kFound && event.kind <= TierEventKind::kLoadQuiet;
-    event.id = reader.number<uint64_t>();
-    if (event.kind == TierEventKind::kFound) {
-      TierFound& found = event.found;
-      for (size_t* number : {&found.blocks, &found.disk, &found.peer, &found.near}) {
-        *number = reader.number<uint64_t>();
-      }
-    } else if (event.kind == TierEventKind::kLoadFailed) {
-      event.why = take_status(reader);
-    }
-  }
-  if (known && !reader.failed()) return report;
+  TierStats& stats = report.stats;
+  const bool known = take_report(
+      bytes, kBytes,
+      {&stats.host_bytes, &stats.dropped, &stats.silences, &stats.missed, &stats.corrupt},
+      TierEventKind::kFound, TierEventKind::kLoadQuiet, &report.events, &report.more,
+      [](base::WireReader& reader, TierEvent& event) {
+        if (event.kind == TierEventKind::kFound) {
+          TierFound& found = event.found;
+          for (size_t* number : {&found.blocks, &found.disk, &found.peer, &found.near}) {
+            *number = reader.number<uint64_t>();
+          }
+        } else if (event.kind == TierEventKind::kLoadFailed) {
+          event.why = take_status(reader);
+        }
+      });
+  if (known) return report;
   return absl::InternalError(
       "a rank sent a report of its KV tiers that this version does not know");
 }

@@ -1,11 +1,13 @@
-// Lists of numbers (their length, then the numbers), statuses and times as bytes. Internal to
-// engine/shard.
+// Lists of numbers (their length, then the numbers), statuses, times and reports as bytes. Internal
+// to engine/shard.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,6 +51,56 @@ inline void put_time(std::string& out, Time time) {
 
 inline Time take_time(base::WireReader& reader) {
   return std::chrono::nanoseconds(reader.number<int64_t>());
+}
+
+// A report: numbers, whether there is more to say, and events, of which each has a kind, an id and
+// whatever its kind needs. In `size` bytes. Takes from `events` what finds room; `put_rest(out,
+// event)` appends what follows kind and id.
+template <typename Event, typename PutRest>
+std::string put_report(size_t size, std::initializer_list<uint64_t> numbers,
+                       std::deque<Event>& events, PutRest put_rest) {
+  std::string listed;
+  std::string next;
+  uint16_t count = 0;
+  const size_t head = numbers.size() * sizeof(uint64_t) + sizeof(count) + 1;
+  while (!events.empty()) {
+    const Event& event = events.front();
+    next.clear();
+    base::put_number(next, static_cast<uint8_t>(event.kind));
+    base::put_number(next, event.id);
+    put_rest(next, event);
+    if (head + listed.size() + next.size() > size) break;
+    listed += next;
+    ++count;
+    events.pop_front();
+  }
+  std::string out;
+  for (const uint64_t number : numbers) base::put_number(out, number);
+  base::put_number(out, static_cast<uint8_t>(!events.empty()));
+  base::put_number(out, count);
+  out += listed;
+  out.resize(size);
+  return out;
+}
+
+// The same back. False: no rank of this version sends such bytes. Kinds are `first` to `last`.
+template <typename Event, typename Kind, typename TakeRest>
+bool take_report(std::string_view bytes, size_t size, std::initializer_list<uint64_t*> numbers,
+                 Kind first, Kind last, std::vector<Event>* events, bool* more,
+                 TakeRest take_rest) {
+  if (bytes.size() != size) return false;
+  base::WireReader reader(bytes);
+  for (uint64_t* number : numbers) *number = reader.number<uint64_t>();
+  *more = reader.number<uint8_t>() != 0;
+  const auto count = reader.number<uint16_t>();
+  for (uint16_t i = 0; i < count && !reader.failed(); ++i) {
+    Event& event = events->emplace_back();
+    event.kind = static_cast<Kind>(reader.number<uint8_t>());
+    if (event.kind < first || event.kind > last) return false;
+    event.id = reader.number<uint64_t>();
+    take_rest(reader, event);
+  }
+  return !reader.failed();
 }
 
 }  // namespace baton::engine::shard

@@ -13,6 +13,7 @@
 #include "engine/command_line/worker_flags.h"
 #include "engine/files/files.h"
 #include "engine/train/bpe_trainer.h"
+#include "engine/train/data_parallel/sharded_checkpoint.h"
 #include "engine/train/exposure.h"
 #include "engine/train/train_run.h"
 
@@ -98,6 +99,10 @@ int train(Settings& settings) {
     absl::StatusOr<launch::Place> here = place_here();
     if (!here.ok()) return fail(here.status());
     place = *here;
+  }
+  // Before anything is learned or waited for. A rank that comes anew gets its state from a peer.
+  if (!run.resume_dir.empty() && place.generation == 0) {
+    if (absl::Status status = has_checkpoint(run.resume_dir); !status.ok()) return fail(status);
   }
   const auto preset = std::find_if(std::begin(kPresets), std::end(kPresets),
                                    [&](const Preset& p) { return p.name == settings.preset; });

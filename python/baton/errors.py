@@ -26,7 +26,7 @@ class MismatchError(BatonError):
 
 
 class NotAllowedError(BatonError):
-    """Memory that may not be used so, or not now."""
+    """Memory that may not be used so, or not now; a cluster key that others can read, or that cannot be made."""
 
 
 class RepostActiveError(BatonError):

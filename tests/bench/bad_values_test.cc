@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "tests/bench/command.h"
+#include "tests/temporary_folder.h"
 
 namespace baton::bench {
 namespace {
@@ -68,6 +69,19 @@ TEST(Commands, RefuseWhatIsInNoRange) {
     }
   }
   EXPECT_GT(tried, 300u);
+}
+
+// Before the tokenizer is learned: not a word of that.
+TEST(Commands, TrainResumesFromNothingOnlyToSaySo) {
+  const TemporaryFolder folder;
+  for (const char* ranks : {"", " --ranks 2"}) {
+    const Ended ended = baton(absl::StrCat("train --resume ", folder.path(), ranks));
+    EXPECT_EQ(ended.status, 1) << ended.output;
+    EXPECT_EQ(ended.output,
+              absl::StrCat("baton train: there is no complete checkpoint in ", folder.path(),
+                           ": a directory step-NNNNNNNN with a manifest.json. Start without "
+                           "--resume\n"));
+  }
 }
 
 }  // namespace

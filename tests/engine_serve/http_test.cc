@@ -133,6 +133,23 @@ TEST(Http, ErrorsSayWhatIsWrong) {
   refused(R"({"prompt":[99999]})", "vocabulary");
   refused(R"({"prompt":"x","temperature":"hot"})", "temperature");
   refused(R"({"prompt":"x","top_p":0})", "top_p");
+  // Also where no KV is fetched, as here: what cannot be meant is not ignored.
+  const auto of_kv = [&](const std::string& params, const char* expected) {
+    refused(absl::StrCat(R"({"prompt":"x","max_tokens":1,"kv_transfer_params":)", params, "}"),
+            expected);
+  };
+  of_kv("5", "\"kv_transfer_params\" must be an object");
+  of_kv("[]", "\"kv_transfer_params\" must be an object");
+  of_kv(R"({"prefil":"127.0.0.1:1"})", "kv_transfer_params has no \"prefil\"; did you mean");
+  of_kv(R"({"prefill":5})", "\"prefill\" of kv_transfer_params must be a string");
+  for (const char* address :
+       {"nonsense", "h:", "h:99999", "baton1:!", "baton-ranks1:", "baton-ranks1:h:1,x"}) {
+    of_kv(absl::StrCat(R"({"prefill":")", address, "\"}"), "\"prefill\" of kv_transfer_params");
+  }
+  for (const char* tokens : {"5", R"("1,2")", R"({"a":1})", "[-1]", "[1.5]"}) {
+    of_kv(absl::StrCat(R"({"resume_token_ids":)", tokens, "}"),
+          "\"resume_token_ids\" of kv_transfer_params must be an array of token ids");
+  }
   refused(R"({"prompt":"x","max_tokens":0})", "max_tokens");
   refused(R"({"prompt":"x","stop":[1]})", "stop");
   refused(R"({"prompt":"x","n":200})", "\"n\"");

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Prefill and decode servers of different tensor-parallel degrees, behind a router, as real processes: the answers
-of one process; and 200 with the same text when a rank of prefill is killed while its KV is awaited.
+of one process, with KV tiers and a store below them too; and 200 with the same text when a rank of prefill is killed while its KV is awaited.
 
 usage: serve_degrees_test.py BATON MODELS
 """
@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.request
 
-from served import Server, check, serve, stop, write_model
+from served import Server, Store, check, serve, stop, write_model
 
 BLOCKS = 64  # of each server's cache, as served.Server has it
 BEGINNING = "And it came to pass in those days that there went out a decree " * 4
@@ -141,6 +141,42 @@ def tiers_change_nothing(model, expected):
         stop(server)
 
 
+def a_store_serves_two_servers(model, expected):
+    """Two ranks keep their KV in another process, and others find it there; when that dies nothing is lost but time."""
+    store = Store()
+    store.ready.wait()
+    check(store.url, store.said)
+    flags = ("-tp", 2, "--token-budget", 48, "--kv-store", store.url)
+
+    def start(*more):
+        server = serve(model, *flags, *more)
+        server.ready.wait()
+        check(server.url, server.said)
+        return server
+
+    def from_store(server):
+        return metric(server, r'kv_tier_blocks_loaded_total\{tier="peer"\}')
+
+    first = start()
+    check(answers(first.url, model) == expected, "the first server with a store")
+    wait_until(lambda: metric(first, "kv_tier_blocks_saved_total") > 0, first, store)
+    stop(first)
+    second = start()
+    while True:  # until one was saved in time, and loading it is quicker
+        check(answers(second.url, model) == expected, "from a store")
+        if metric(second, "kv_tier_tokens_total") > 0:
+            break
+    check(from_store(second) > 0, "from the store:", get(second.url + "/metrics"))
+    other = start("--kv-salt", "another")
+    check(post(other.url, model.name, REQUESTS[0]) == expected[0], "another salt")
+    check(from_store(other) == 0, "found under another salt:", get(other.url + "/metrics"))
+    store.process.kill()
+    check(store.wait() == -signal.SIGKILL, store.said)
+    check(answers(second.url, model) == expected, "the store is gone")
+    for server in (other, second):
+        stop(server)
+
+
 def ask_of(prefill, decode, model, requests):
     """The requests at decode, while prefill does not answer; returns when KV is awaited."""
     asked = Asked(decode.url, model.name,
@@ -229,6 +265,8 @@ with tempfile.TemporaryDirectory() as folder:
     print("same_answers ok", flush=True)
     tiers_change_nothing(model, expected)
     print("tiers_change_nothing ok", flush=True)
+    a_store_serves_two_servers(model, expected["fp32"])
+    print("a_store_serves_two_servers ok", flush=True)
     one = expected["fp32"][3:]  # of REQUESTS
     dead_prefill_ranks(model, one)
     print("dead_prefill_ranks ok", flush=True)

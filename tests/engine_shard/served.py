@@ -60,9 +60,12 @@ def write_model(folder, seed, experts=False):
 class Server:
     """Started, and ready unless it has ended before; everything it says is kept."""
 
+    COMMAND = ("serve", "--port", "0", "--blocks", "64")
+    READY = re.compile(r"ready: .* on (http://\S+)")
+
     def __init__(self, *flags, environment=None):
         self.process = subprocess.Popen(
-            [BATON, "serve", "--port", "0", "--blocks", "64", *map(str, flags)], text=True,
+            [BATON, *self.COMMAND, *map(str, flags)], text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})})
         atexit.register(self.process.terminate)  # does nothing to one that has been waited for
         self.said, self.url, self.ready = "", None, threading.Event()
@@ -72,7 +75,7 @@ class Server:
     def read(self):
         for line in self.process.stdout:
             self.said += line
-            if found := re.match(r"ready: .* on (http://\S+)", line):
+            if found := self.READY.match(line):
                 self.url = found[1]
                 self.ready.set()
         self.ready.set()
@@ -94,6 +97,13 @@ class Server:
         call = urllib.request.Request(self.url + "/v1/completions", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(call) as answer:
             return json.load(answer)["choices"]
+
+
+class Store(Server):
+    """A `baton kv_store`; its url is an address."""
+
+    COMMAND = ("kv_store", "--port", "0", "--memory-mib", "64")
+    READY = re.compile(r"ready: kv_store on (\S+),")
 
 
 def check(true, *what):

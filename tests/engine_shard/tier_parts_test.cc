@@ -145,7 +145,7 @@ class TierParts : public testing::Test {
     return answer;
   }
 
-  inline static const RankTiers kTiers = kvtransfer::tiers::TierStoreOptions{.host_bytes = 1};
+  inline static const RankTiers kTiers = RankTierOptions{.store = {.host_bytes = 1}};
   const std::vector<TierKey> chain_ = {key_of(1), key_of(2), key_of(3)};
   const std::vector<uint32_t> blocks_ = {0, 1, 2};
   TierScript mine_;

@@ -330,6 +330,24 @@ TEST(TierRanksOnBadDays, RanksThatDifferAreToldInWhat) {
   EXPECT_TRUE(absl::IsFailedPrecondition(followers.join()[1]));
 }
 
+// Rank 0 names the blocks of all, so another salt elsewhere would not be heard of. No log has it.
+TEST(TierRanksOnBadDays, RanksOfTwoSaltsAreToldSo) {
+  const RendezvousPlace place(2);
+  KvTierOptions tiers = in_memory();
+  tiers.salt = "theirs";
+  Followers followers(place, Arithmetic::kFp32, {.limits = kTight, .tiers = tiers.of_rank({1, 2})});
+  auto group = *Group::meet(place.options(0));
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+  tiers.salt = "ours";
+  const absl::Status status =
+      Leader::create(*group, model, kTight, "all", tiers.of_rank(model.shard())).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_NE(status.message().find("--kv-salt is"), std::string::npos) << status;
+  EXPECT_EQ(status.message().find("ours"), std::string::npos) << status;
+  EXPECT_EQ(status.message().find("theirs"), std::string::npos) << status;
+  EXPECT_TRUE(absl::IsFailedPrecondition(followers.join()[1]));
+}
+
 // It leaves when blocks are to be saved: requests end with an error, and no block is held for it.
 TEST(TierRanksOnBadDays, ARankThatIsGoneHoldsNothing) {
   const RendezvousPlace place(2);

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import numpy
 
@@ -133,6 +134,15 @@ class Words(Pair):
                 for end in range(0, len(good), 7):
                     self.refused(baton.MismatchError, lambda: a.add_remote(good[:end]))
                 self.assertFalse(a.has_remote("b"))
+
+    def test_a_cluster_key_that_cannot_be_made_or_read(self):
+        """What is wrong is set up wrong here; nobody is disconnected."""
+        with tempfile.NamedTemporaryFile() as file, tempfile.TemporaryDirectory() as folder:
+            os.makedirs(os.path.join(folder, "baton", "cluster.key"))
+            for where, words in ((file.name, ("cannot make a cluster key", "BATON_KEY_FILE")),
+                                 (folder, ("cluster.key", "not a plain file"))):
+                with unittest.mock.patch.dict(os.environ, {"BATON_KEY_FILE": "", "XDG_CONFIG_HOME": where}):
+                    self.refused(baton.NotAllowedError, lambda: baton.Agent("a"), *words)
 
     def test_memory_that_is_gone_under_a_list(self):
         def body(a, b):

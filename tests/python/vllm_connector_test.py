@@ -9,23 +9,25 @@ import unittest
 import unittest.mock
 
 from baton.vllm.decode import Order
+from baton.vllm.groups import Group, Run, groups_of, there
 from baton.vllm.scheduler import Scheduler
-from vllm_fakes import Tensor, blocks, config, fake_vllm, request, scheduled
+from vllm_fakes import (FullAttentionSpec, MambaSpec, SlidingWindowSpec, Tensor, UniformTypeKVCacheSpecs, blocks,
+                        cache_config, config, fake_vllm, request, scheduled)
 
 
 class Scheduling(unittest.TestCase):
     def setUp(self):
-        self.scheduler = Scheduler(16, "me", "here:1")
+        self.scheduler = Scheduler([Group(16)], "me", "here:1")
 
     def test_prefill_in_chunks(self):
         one = request("r", {"do_remote_decode": True, "transfer_id": "t"}, 40)
         self.assertEqual(self.scheduler.matched(one, 0), (0, False))
-        self.scheduler.allocated(one, blocks(4, 5), 0)
-        steps = [scheduled(new=[("r", [4, 5], 0, 20)]), scheduled(cached=[("r", [6], 20, 12)]),
+        self.scheduler.allocated(one, blocks([4, 5]), 0)
+        steps = [scheduled(new=[("r", ([4, 5],), 0, 20)]), scheduled(cached=[("r", ([6],), 20, 12)]),
                  scheduled(cached=[("r", None, 32, 8)])]
         self.assertEqual([self.scheduler.step(step).saves for step in steps],
-                         [[("t", [4])], [("t", [4, 5])], [("t", [4, 5, 6])]])
-        held, params = self.scheduler.finished(one, [4, 5, 6])
+                         [[("t", [Run(0, ids)])] for ids in ([4], [4, 5], [4, 5, 6])])
+        held, params = self.scheduler.finished(one, ([4, 5, 6],))
         self.assertTrue(held)
         self.assertEqual((params["transfer_id"], params["remote_agent"], params["remote_address"]),
                          ("t", "me", "here:1"))
@@ -34,15 +36,15 @@ class Scheduling(unittest.TestCase):
 
     def test_preempted_prefill_begins_anew(self):
         one = request("r", {"do_remote_decode": True, "transfer_id": "t"}, 32)
-        self.scheduler.allocated(one, blocks(4, 5), 0)
-        self.scheduler.step(scheduled(new=[("r", [4, 5], 0, 20)]))
-        step = self.scheduler.step(scheduled(cached=[("r", [8, 9], 0, 32)], resumed=["r"]))
-        self.assertEqual(step.saves, [("t", [8, 9])])
+        self.scheduler.allocated(one, blocks([4, 5]), 0)
+        self.scheduler.step(scheduled(new=[("r", ([4, 5],), 0, 20)]))
+        step = self.scheduler.step(scheduled(cached=[("r", ([8, 9],), 0, 32)], resumed=["r"]))
+        self.assertEqual(step.saves, [("t", [Run(0, [8, 9])])])
 
     def test_aborted_prefill_is_dropped(self):
         one = request("r", {"do_remote_decode": True, "transfer_id": "t"}, 32, "FINISHED_ABORTED")
-        self.scheduler.allocated(one, blocks(4, 5), 0)
-        self.assertEqual(self.scheduler.finished(one, [4, 5]), (False, None))
+        self.scheduler.allocated(one, blocks([4, 5]), 0)
+        self.assertEqual(self.scheduler.finished(one, ([4, 5],)), (False, None))
         self.assertEqual(self.scheduler.step(scheduled()).drops, ["t"])
 
     def params(self, **more):
@@ -50,27 +52,74 @@ class Scheduling(unittest.TestCase):
 
     def test_decode_wants_what_it_lacks_once(self):
         one = request("r", self.params(remote_finished=True), 40)
-        self.assertEqual(self.scheduler.matched(one, 16), (24, True))
-        self.scheduler.allocated(one, blocks(7, 8, 9, 10), 24)
-        self.assertEqual(self.scheduler.step(scheduled()).orders, [Order("r", "t", "p", "h:2", 1, [8, 9], True)])
+        self.assertEqual(self.scheduler.matched(one, 16), (23, True))
+        self.scheduler.allocated(one, blocks([7, 8, 9, 10]), 23)
+        self.assertEqual(self.scheduler.step(scheduled()).orders, [Order("r", "t", "p", "h:2", [Run(1, [8, 9])], True)])
         self.assertEqual(self.scheduler.matched(one, 0), (0, False))  # again after a failure: computed here
-        self.scheduler.allocated(one, blocks(7, 8, 9), 0)
+        self.scheduler.allocated(one, blocks([7, 8, 9]), 0)
         self.assertFalse(self.scheduler.step(scheduled()).orders)
 
     def test_what_is_all_here_or_ended_early_is_given_back(self):
         one, two = request("r", self.params(), 32), request("s", self.params(transfer_id="u"), 32)
         self.assertEqual(self.scheduler.matched(one, 32), (0, False))
-        self.scheduler.allocated(one, blocks(7, 8), 0)
-        self.assertEqual(self.scheduler.finished(two, []), (False, None))
-        self.assertEqual([(o.transfer, o.blocks) for o in self.scheduler.step(scheduled()).orders],
+        self.scheduler.allocated(one, blocks([7, 8]), 0)
+        self.assertEqual(self.scheduler.finished(two, ([],)), (False, None))
+        self.assertEqual([(o.transfer, o.runs) for o in self.scheduler.step(scheduled()).orders],
                          [("t", None), ("u", None)])
 
     def test_params_that_cannot_be_used_are_computed_here(self):
         for wrong in ({"remote_agent": None}, {"remote_address": "h"}, {"transfer_id": 5}, {"remote_address": ""}):
             one = request("r", self.params(**wrong), 40)
             self.assertEqual(self.scheduler.matched(one, 0), (0, False))
-            self.scheduler.allocated(one, blocks(7, 8, 9), 0)
+            self.scheduler.allocated(one, blocks([7, 8, 9]), 0)
             self.assertFalse(self.scheduler.step(scheduled()).orders)
+
+
+class Groups(unittest.TestCase):
+    """Layers that share their blocks, and which of a prompt's blocks they have."""
+
+    def test_of_windows_those_are_told_of_that_stay_until_the_prompt_is_computed(self):
+        """As vLLM takes them away: before a step it knows how many tokens are computed, and the first token of the step
+        looks back at window - 1 of those."""
+        for size in (1, 4, 16):
+            for window in range(1, 40):
+                group = Group(size, window)
+                for prompt in range(1, 100):
+                    last = prompt - 1  # decode computes this token, and its window begins here:
+                    self.assertEqual(group.needed(prompt), max(0, last - window + 1) // size)
+                    for computed in range(prompt):
+                        gone = max(0, computed - window + 1) // size
+                        self.assertLessEqual(gone, group.needed(prompt))
+        self.assertEqual(Group(4).needed(99), 0)
+
+    def test_what_is_there_of_a_request(self):
+        self.assertEqual(there([0, 0, 7, 8, 9], 1, 4), Run(2, [7, 8]))
+        self.assertEqual(there([5, 6, 7], 1, 9), Run(1, [6, 7]))
+        self.assertEqual(there([0, 0], 0, 2).ids, [])
+        self.assertEqual(there([5, 6, 7], 2, 1).ids, [])
+
+    def test_as_vllm_tells_of_them(self):
+        self.assertEqual(groups_of(None, 16), [Group(16)])
+        told = cache_config(a=FullAttentionSpec(32), b=SlidingWindowSpec(100, 8),
+                            c=UniformTypeKVCacheSpecs(x=SlidingWindowSpec(4), y=SlidingWindowSpec(4)))
+        self.assertEqual(groups_of(told, 1), [Group(32, None, ["a"]), Group(8, 100, ["b"]), Group(16, 4, ["c"])])
+
+    def test_prefill_and_decode_speak_of_the_blocks_of_each_group(self):
+        scheduler = Scheduler([Group(16), Group(16, 20), Group(32, 20)], "me", "here:1")
+        one = request("r", {"do_remote_decode": True, "transfer_id": "t"}, 70)  # windows begin at token 50
+        mine = ([1, 2, 3, 4, 5], [11, 12, 13, 14, 15], [21, 22, 23])
+        scheduler.allocated(one, blocks(*mine), 0)
+        steps = [scheduled(new=[("r", ([1, 2, 3], [11, 12, 13], [21, 22]), 0, 48)]),
+                 scheduled(cached=[("r", ([4], [14], []), 48, 16)]), scheduled(cached=[("r", ([5], [15], [23]), 64, 6)])]
+        said = [scheduler.step(step).saves for step in steps]
+        self.assertEqual(said[0], [("t", [Run(0, [1, 2, 3]), Run(3, []), Run(1, [])])])
+        self.assertEqual(said[1], [("t", [Run(0, [1, 2, 3, 4]), Run(3, [14]), Run(1, [22])])])
+        self.assertEqual(said[2], [("t", [Run(0, mine[0]), Run(3, [14, 15]), Run(1, [22, 23])])])
+        two = request("s", {"do_remote_prefill": True, "transfer_id": "t", "remote_agent": "p",
+                            "remote_address": "h:2"}, 70)
+        self.assertEqual(scheduler.matched(two, 32), (37, True))
+        scheduler.allocated(two, blocks([1, 2, 3, 4, 5], [0, 0, 0, 6, 7], [0, 8, 9]), 37)
+        self.assertEqual(scheduler.step(scheduled()).orders[0].runs, [Run(2, [3, 4, 5]), Run(3, [6, 7]), Run(1, [8, 9])])
 
 
 class Connector(unittest.TestCase):
@@ -97,25 +146,26 @@ class Connector(unittest.TestCase):
             worker.save_kv_layer(name, cache, None)
         worker.start_load_kv(None)
         worker.wait_for_save()
-        return worker.get_finished(set()), worker.get_block_ids_with_load_errors()
+        results = worker.get_transfer_results(set())
+        return (results.finished_sending, results.finished_recving), results.failed_recving
 
     def test_a_request_goes_from_one_engine_to_the_other(self):
         p, d = self.worker("p"), self.worker("d")
         address = f"127.0.0.1:{p._service.agent.port}"
         ps, ds = self.kind(config("p"), 0), self.kind(config("d"), 0)
         asked = request("r", {"do_remote_decode": True, "transfer_id": "t"}, 30)
-        ps.update_state_after_alloc(asked, blocks(3, 5), 0)
-        self.run_step(p, ps, scheduled(new=[("r", [3, 5], 0, 30)]), [3, 5])
-        held, params = ps.request_finished(asked, [3, 5])
+        ps.update_state_after_alloc(asked, blocks([3, 5]), 0)
+        self.run_step(p, ps, scheduled(new=[("r", ([3, 5],), 0, 30)]), [3, 5])
+        held, params = ps.request_finished_all_groups(asked, ([3, 5],))
         self.assertTrue(held)
 
         wanted = request("s", dict(params, remote_address=address), 30)
-        self.assertEqual(ds.get_num_new_matched_tokens(wanted, 0), (30, True))
-        ds.update_state_after_alloc(wanted, blocks(1, 2), 30)
+        self.assertEqual(ds.get_num_new_matched_tokens(wanted, 0), (29, True))
+        ds.update_state_after_alloc(wanted, blocks([1, 2]), 29)
         got, errors = self.run_step(d, ds, scheduled())
         while not got[1]:
             got, errors = self.run_step(d, ds, scheduled())
-        self.assertEqual((got, errors), ((None, {"s"}), set()))
+        self.assertEqual((got, errors), ((set(), {"s"}), set()))
         for name in d.caches:
             self.assertEqual(p.caches[name].memory[192:256], d.caches[name].memory[64:128])
             self.assertEqual(p.caches[name].memory[320:384], d.caches[name].memory[128:192])
@@ -132,11 +182,11 @@ class Connector(unittest.TestCase):
         wanted = request("s", {"do_remote_prefill": True, "transfer_id": "t", "remote_agent": "p",
                                "remote_address": "127.0.0.1:1"}, 30)
         ds.get_num_new_matched_tokens(wanted, 0)
-        ds.update_state_after_alloc(wanted, blocks(1, 2), 30)
+        ds.update_state_after_alloc(wanted, blocks([1, 2]), 29)
         got, errors = self.run_step(d, ds, scheduled())
         while not got[1]:
             got, errors = self.run_step(d, ds, scheduled())
-        self.assertEqual((got[1], errors), ({"s"}, {1, 2}))
+        self.assertEqual((got[1], errors), ({"s"}, {"s"}))
         self.assertEqual(d.get_kv_connector_stats().data["failed"], 1)
 
     def test_another_checkpoint_of_the_same_shape_is_refused(self):
@@ -151,16 +201,16 @@ class Connector(unittest.TestCase):
         self.assertNotEqual(ours._service.loads.identity, theirs._service.sends.identity)
         ds, ps = self.kind(config("d"), 0), self.kind(config("p"), 0)
         asked = request("r", {"do_remote_decode": True, "transfer_id": "t"}, 30)
-        ps.update_state_after_alloc(asked, blocks(3, 5), 0)
-        self.run_step(theirs, ps, scheduled(new=[("r", [3, 5], 0, 30)]), [3, 5])
-        _, params = ps.request_finished(asked, [3, 5])
+        ps.update_state_after_alloc(asked, blocks([3, 5]), 0)
+        self.run_step(theirs, ps, scheduled(new=[("r", ([3, 5],), 0, 30)]), [3, 5])
+        _, params = ps.request_finished_all_groups(asked, ([3, 5],))
         wanted = request("s", dict(params, remote_address=f"127.0.0.1:{theirs._service.agent.port}"), 30)
         ds.get_num_new_matched_tokens(wanted, 0)
-        ds.update_state_after_alloc(wanted, blocks(1, 2), 30)
+        ds.update_state_after_alloc(wanted, blocks([1, 2]), 29)
         got, errors = self.run_step(ours, ds, scheduled())
         while not got[1]:
             got, errors = self.run_step(ours, ds, scheduled())
-        self.assertEqual((got[1], errors), ({"s"}, {1, 2}))
+        self.assertEqual((got[1], errors), ({"s"}, {"s"}))
 
     def test_what_it_says_appears_where_vllm_says_something_unless_the_program_has_said_where(self):
         ours, theirs, root = logging.getLogger("baton.vllm"), logging.getLogger("vllm"), logging.getLogger()
@@ -173,13 +223,55 @@ class Connector(unittest.TestCase):
                 self.assertEqual(ours.handlers, [] if place_of_the_programs else [place])
                 self.assertEqual(ours.level, 0 if place_of_the_programs else logging.INFO)
 
-    def test_a_cache_that_cannot_be_moved_is_refused(self):
-        groups = types.SimpleNamespace(kv_cache_groups=[1, 2])
-        with self.assertRaisesRegex(ValueError, "disable-hybrid"):
-            self.kind(config("x"), 1, groups)
-        odd = self.kind(config("x"), 1)
-        with self.assertRaisesRegex(ValueError, "differ"):
-            odd.register_kv_caches({"a": Tensor(8, 64), "b": Tensor(8, 32)})
+    def test_a_model_of_several_kinds_of_attention(self):
+        """Three layers with blocks of 16, of which one has a window of 20 tokens, and other blocks in every way."""
+        kinds = {"full": FullAttentionSpec(), "window": SlidingWindowSpec(20)}
+        kinds = cache_config(**kinds)
+        kinds.kv_cache_groups[0].layer_names.append("last")
+
+        def caches():
+            return {"window": Tensor(16, 32), "full": Tensor(12, 64), "shares full's": Tensor(12, 64),
+                    "last": Tensor(12, 64)}
+
+        workers, schedulers = [], []
+        for name in "pd":
+            one = self.kind(config(name), 1, kinds)
+            one.caches = caches()
+            one.register_kv_caches(one.caches)
+            self.addCleanup(one.shutdown)
+            workers.append(one)
+            schedulers.append(self.kind(config(name), 0, kinds))
+        (p, d), (ps, ds) = workers, schedulers
+        asked = request("r", {"do_remote_decode": True, "transfer_id": "t"}, 62)
+        ps.update_state_after_alloc(asked, blocks([3, 5, 6, 7], [8, 9, 10, 11]), 0)
+        for at, name in enumerate(("full", "window", "last")):
+            for i in range(len(p.caches[name].memory)):
+                p.caches[name].memory[i] = (at + i * 7) % 251
+        self.run_step(p, ps, scheduled(new=[("r", ([3, 5, 6, 7], [8, 9, 10, 11]), 0, 62)]))
+        held, params = ps.request_finished_all_groups(asked, ([3, 5, 6, 7], [0, 0, 10, 11]))
+        self.assertTrue(held)
+        wanted = request("s", dict(params, remote_address=f"127.0.0.1:{p._service.agent.port}"), 62)
+        self.assertEqual(ds.get_num_new_matched_tokens(wanted, 16), (45, True))
+        ds.update_state_after_alloc(wanted, blocks([1, 2, 3, 4], [0, 0, 6, 7]), 45)
+        got, errors = self.run_step(d, ds, scheduled())
+        while not got[1]:
+            got, errors = self.run_step(d, ds, scheduled())
+        self.assertEqual((got[1], errors), ({"s"}, set()))
+        expected = {name: bytearray(len(cache.memory)) for name, cache in d.caches.items()}
+        for name, size, pairs in (("full", 64, ((2, 5), (3, 6), (4, 7))), ("last", 64, ((2, 5), (3, 6), (4, 7))),
+                                  ("window", 32, ((6, 10), (7, 11)))):
+            for mine, theirs in pairs:
+                expected[name][size * mine:size * mine + size] = \
+                    p.caches[name].memory[size * theirs:size * theirs + size]
+        self.assertEqual({name: cache.memory for name, cache in d.caches.items()}, expected)
+        self.assertNotEqual(p._service.loads.identity, self.worker("x")._service.loads.identity)
+
+    def test_what_cannot_be_moved_is_refused_by_name(self):
+        for groups, words in ((dict(a=FullAttentionSpec(), b=MambaSpec()), r"not that of b \(MambaSpec\)"),
+                              (dict(a=UniformTypeKVCacheSpecs(a=FullAttentionSpec(), b=SlidingWindowSpec(4))),
+                               "UniformTypeKVCacheSpecs")):
+            with self.assertRaisesRegex(ValueError, words):
+                self.kind(config("x"), 1, cache_config(**groups))
 
 
 if __name__ == "__main__":

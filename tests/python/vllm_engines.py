@@ -1,6 +1,7 @@
 """What vLLM's worker has of the connector, without vLLM: a cache, an agent, and a clock that stands still."""
 import baton
 from baton.vllm.decode import Limits
+from baton.vllm.groups import Run
 from baton.vllm.memory import KvMemory
 from baton.vllm.service import Service
 
@@ -18,12 +19,12 @@ class Clock:
 class Engine:
     """A worker with a cache; the blocks of a layer lie with gaps between them."""
 
-    def __init__(self, name, clock, identity="a model"):
+    def __init__(self, name, clock, identity="a model", groups=()):
         self.cache = bytearray(2 * LAYERS * BLOCKS * SIZE)
         at = baton.memory_of(self.cache).address
         layers = [(at + 2 * i * BLOCKS * SIZE, SIZE, 2 * SIZE, BLOCKS) for i in range(LAYERS)]
         self.agent = baton.Agent(name, serve_metadata=True)
-        self.service = Service(self.agent, KvMemory(layers, [(at, len(self.cache))], self.cache), identity,
+        self.service = Service(self.agent, KvMemory(layers, [(at, len(self.cache))], self.cache, groups), identity,
                                Limits(silence=1, load=10, ask=0.25), 30, clock, start_thread=False)
         self.closed = False
 
@@ -36,9 +37,10 @@ class Engine:
             for block in blocks:
                 self.cache[self.at(layer, block)] = bytes([(seed + 7 * layer + block) % 251]) * SIZE
 
-    def save(self, transfer, blocks):
-        for layer in range(LAYERS):
-            self.service.sends.save(transfer, layer, blocks)
+    def save(self, transfer, *blocks, first=0):
+        """Of each group a list, of which the first block has this number."""
+        for layer, group in enumerate(self.service.memory.groups):
+            self.service.sends.save(transfer, layer, Run(first, blocks[group]))
 
     def close(self):
         if not self.closed:

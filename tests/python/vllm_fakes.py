@@ -11,20 +11,21 @@ def request(name, params=None, tokens=0, status="FINISHED_LENGTH_CAPPED"):
                                  num_prompt_tokens=tokens, status=types.SimpleNamespace(name=status))
 
 
-def blocks(*ids):
-    return types.SimpleNamespace(get_block_ids=lambda: (list(ids),))
+def blocks(*groups):
+    """Of each group a list."""
+    return types.SimpleNamespace(get_block_ids=lambda: groups)
 
 
 def scheduled(new=(), cached=(), resumed=()):
-    """new: (request, blocks, computed, scheduled); cached the same with the new blocks or None."""
+    """new: (request, blocks of each group, computed, scheduled); cached the same with the new blocks or None."""
     counts = {row[0]: row[3] for row in (*new, *cached)}
     return types.SimpleNamespace(
         num_scheduled_tokens=counts, total_num_scheduled_tokens=sum(counts.values()),
-        scheduled_new_reqs=[types.SimpleNamespace(req_id=r, block_ids=(b,), num_computed_tokens=c)
+        scheduled_new_reqs=[types.SimpleNamespace(req_id=r, block_ids=b, num_computed_tokens=c)
                             for r, b, c, _ in new],
         scheduled_cached_reqs=types.SimpleNamespace(
             req_ids=[row[0] for row in cached], resumed_req_ids=set(resumed),
-            new_block_ids=[None if row[1] is None else (row[1],) for row in cached],
+            new_block_ids=[row[1] for row in cached],
             num_computed_tokens=[row[2] for row in cached]))
 
 
@@ -64,10 +65,38 @@ def fake_vllm():
         def has_connector_metadata(self):
             return self.metadata is not None
 
-    base = types.SimpleNamespace(KVConnectorBase_V1=Base, KVConnectorMetadata=object,
+    base = types.SimpleNamespace(KVConnectorBase_V1=Base, KVConnectorMetadata=object, SupportsHMA=object,
+                                 KVConnectorTransferResults=types.SimpleNamespace,
                                  KVConnectorRole=types.SimpleNamespace(SCHEDULER=0, WORKER=1))
     return {"vllm.distributed.kv_transfer.kv_connector.v1.base": base,
             "vllm.distributed.kv_transfer.kv_connector.v1.metrics": types.SimpleNamespace(KVConnectorStats=object)}
+
+
+class FullAttentionSpec:
+    def __init__(self, block_size=16):
+        self.block_size = block_size
+
+
+class SlidingWindowSpec(FullAttentionSpec):
+    def __init__(self, sliding_window, block_size=16):
+        super().__init__(block_size)
+        self.sliding_window = sliding_window
+
+
+class MambaSpec(FullAttentionSpec):
+    pass
+
+
+class UniformTypeKVCacheSpecs(FullAttentionSpec):
+    def __init__(self, **specs):
+        super().__init__()
+        self.kv_cache_specs = specs
+
+
+def cache_config(**layers):
+    """vLLM's KVCacheConfig: a group of one layer for each name and spec."""
+    return types.SimpleNamespace(kv_cache_groups=[
+        types.SimpleNamespace(layer_names=[name], kv_cache_spec=spec) for name, spec in layers.items()])
 
 
 # A checkpoint of nothing but the bytes that the digest is of.

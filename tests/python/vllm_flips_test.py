@@ -8,6 +8,7 @@ import random
 import sys
 
 from baton.vllm.decode import Order
+from baton.vllm.groups import Run
 from vllm_engines import BLOCKS, LAYERS, SIZE, Clock, Engine
 
 
@@ -39,7 +40,8 @@ def load(prefill, decode, number, dice, whole):
         # All layers are ready before decode asks, so that one read brings everything.
         at = decode.at(dice.randrange(LAYERS), dice.choice(mine)).start + dice.randrange(SIZE)
         decode.agent.read = lambda *what: Hurt(read(*what), decode.cache, at, dice.randrange(8))
-    decode.service.loads.start(Order(transfer, transfer, "prefill", f"127.0.0.1:{prefill.agent.port}", 0, mine, True))
+    decode.service.loads.start(Order(transfer, transfer, "prefill", f"127.0.0.1:{prefill.agent.port}", [Run(0, mine)],
+                                     True))
     ended = decode.service.loads.take()
     while not ended.requests:  # a load that never ends is the test's time limit's to find
         decode.service.turn()

@@ -8,6 +8,7 @@ import tempfile
 import types
 import unittest
 
+from baton.vllm.groups import Group
 from baton.vllm.memory import KvMemory
 from baton.vllm.service import identity_of
 from baton.vllm.weights import weights_digest
@@ -18,13 +19,16 @@ class Identity(unittest.TestCase):
     """What two engines must have in common besides the weights."""
 
     def test_the_configuration_counts_and_the_version_of_what_reads_it_does_not(self):
-        def of(**more):
+        def of(groups=(Group(16),), **more):
             one = config("x")
             one.model_config.hf_config = types.SimpleNamespace(to_json_string=lambda: json.dumps({"rope": 1, **more}))
-            return identity_of(one, KvMemory([(4096, 64, 64, 8)]), 16)
+            return identity_of(one, KvMemory([(4096, 64, 64, 8)]), groups)
 
         self.assertEqual(of(transformers_version="5.1"), of(transformers_version="5.2"))
         self.assertNotEqual(of(rope=2), of())
+        self.assertEqual(of([Group(16, layers=["a name"])]), of())
+        self.assertNotEqual(of([Group(32)]), of())
+        self.assertNotEqual(of([Group(16, 100)]), of())
 
 
 class Weights(unittest.TestCase):

@@ -57,7 +57,7 @@ bool is_any_v6(const Endpoint& e) {
          IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6&>(e.storage).sin6_addr);
 }
 
-// For a host without a network.
+// For a host without a network, or with link-local addresses alone: those say nothing elsewhere.
 std::string loopback_at_port_of(const Endpoint& at) {
   Endpoint loopback;
   auto& in = reinterpret_cast<sockaddr_in&>(loopback.storage);

@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/openai/api_fields.h"
+#include "engine/shard/kv_address.h"
+#include "transport/base/nearest_name.h"
 
 namespace baton::engine::http {
 namespace {
@@ -158,6 +160,41 @@ absl::Status read_logit_bias(const json& body, serve::SamplingParams* sampling) 
   return absl::OkStatus();
 }
 
+// Whatever the server's role is: one that fetches no KV does not pass over what cannot be meant.
+absl::Status read_kv_transfer(const json& body, ApiRequest* request) {
+  const json& given = member(body, "kv_transfer_params");
+  if (given.is_null()) return absl::OkStatus();
+  if (!given.is_object()) {
+    return absl::InvalidArgumentError("\"kv_transfer_params\" must be an object");
+  }
+  static const std::vector<std::string> known = {"prefill", "resume_token_ids"};
+  for (const auto& [name, value] : given.items()) {
+    if (value.is_null() || std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string shown = name.substr(0, 64);
+    return absl::InvalidArgumentError(absl::StrCat("kv_transfer_params has no \"", shown, "\"",
+                                                   base::did_you_mean(shown, known)));
+  }
+  if (const json& prefill = member(given, "prefill"); !prefill.is_null()) {
+    constexpr const char* kWhat = "\"prefill\" of kv_transfer_params";
+    if (!prefill.is_string()) {
+      return absl::InvalidArgumentError(absl::StrCat(kWhat, " must be a string"));
+    }
+    request->prefill_address = prefill.get<std::string>();
+    const absl::Status status = shard::check_kv_address(request->prefill_address);
+    if (!request->prefill_address.empty() && !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(kWhat, ": ", status.message()));
+    }
+  }
+  if (const json& resume = member(given, "resume_token_ids"); !resume.is_null()) {
+    constexpr const char* kWhat = "\"resume_token_ids\" of kv_transfer_params";
+    if (!resume.is_array()) {
+      return absl::InvalidArgumentError(absl::StrCat(kWhat, " must be an array of token ids"));
+    }
+    return read_tokens(resume, kWhat, &request->resume_tokens);
+  }
+  return absl::OkStatus();
+}
+
 // Reads many fields, keeps the first error.
 class Fields {
  public:
@@ -284,14 +321,7 @@ absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat,
           absl::StrCat("\"", name.substr(0, 64), "\" of stream_options is not supported here")));
     }
   }
-  if (const json& kv = member(body, "kv_transfer_params"); !kv.is_null()) {
-    const absl::StatusOr<std::string> prefill = string_field(kv, "prefill", "");
-    fields.keep(prefill.status());
-    if (prefill.ok()) request.prefill_address = *prefill;
-    if (const json& resume = member(kv, "resume_token_ids"); !resume.is_null()) {
-      fields.keep(read_tokens(resume, "resume_token_ids", &request.resume_tokens));
-    }
-  }
+  fields.keep(read_kv_transfer(body, &request));
   if (!fields.status().ok()) return fields.status();
   if (request.choices() > 1 && !request.resume_tokens.empty()) {
     return absl::InvalidArgumentError("resume_token_ids is for requests with one choice");

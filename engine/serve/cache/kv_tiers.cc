@@ -40,12 +40,13 @@ shard::RankTiers KvTierOptions::of_rank(const ModelShard& shard) const {
   if (!wanted()) return std::nullopt;
   const auto ranks = static_cast<size_t>(shard.ranks);
   const bool own_folder = !disk.empty() && ranks > 1;
-  return TierStoreOptions{
-      .host_bytes = host_bytes / ranks,
-      .disk = own_folder ? absl::StrCat(disk, "/rank-", shard.rank, "-of-", ranks) : disk,
-      .disk_bytes = disk_bytes / ranks,
-      .io_uring = io_uring,
-      .peer = peer};
+  return shard::RankTierOptions{
+      .store = {.host_bytes = host_bytes / ranks,
+                .disk = own_folder ? absl::StrCat(disk, "/rank-", shard.rank, "-of-", ranks) : disk,
+                .disk_bytes = disk_bytes / ranks,
+                .io_uring = io_uring,
+                .peer = peer},
+      .salt = salt};
 }
 
 absl::StatusOr<std::unique_ptr<KvTiers>> KvTiers::open(const KvTierOptions& options,
@@ -56,7 +57,7 @@ absl::StatusOr<std::unique_ptr<KvTiers>> KvTiers::open(const KvTierOptions& opti
   const bool asks = leader != nullptr || options.peer != nullptr;
   std::unique_ptr<KvTiers> tiers(new KvTiers(options, identity_of(geometry, model, options.salt),
                                              blocks, shard::most_pinned(cache.num_blocks()), asks));
-  TierStoreOptions own = *options.of_rank(model.shard());
+  TierStoreOptions own = options.of_rank(model.shard())->store;
   own.clock = &clock;
   auto store = shard::open_tiers(std::move(own), cache);
   if (!store.ok()) return store.status();

@@ -91,6 +91,17 @@ bool is_complete(const Place& place) {
   return place.suffix != kPart && fs::exists(manifest_path(place.path), error);
 }
 
+absl::StatusOr<std::string> newest_in(const std::string& directory) {
+  std::string newest;
+  for (const Place& place : places_in(directory)) {
+    if (is_complete(place)) newest = place.path;
+  }
+  if (!newest.empty()) return newest;
+  return absl::NotFoundError(
+      absl::StrCat("there is no complete checkpoint in ", directory,
+                   ": a directory step-NNNNNNNN with a manifest.json. Start without --resume"));
+}
+
 void remove_checkpoint(const std::string& path) {
   std::error_code error;
   // First what makes it a checkpoint: half of one must never look whole.
@@ -304,18 +315,14 @@ absl::Status finish_checkpoint(const std::string& directory, const CheckpointMan
   return absl::OkStatus();
 }
 
+absl::Status has_checkpoint(const std::string& directory) { return newest_in(directory).status(); }
+
 absl::StatusOr<CheckpointManifest> find_checkpoint(const std::string& directory,
                                                    const RunIdentity& identity,
                                                    uint64_t parameters) {
-  std::string newest;
-  for (const Place& place : places_in(directory)) {
-    if (is_complete(place)) newest = place.path;
-  }
-  if (newest.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("there is no complete checkpoint in ", directory,
-                     ": a directory step-NNNNNNNN with a manifest.json. Start without --resume"));
-  }
+  const absl::StatusOr<std::string> found = newest_in(directory);
+  if (!found.ok()) return found.status();
+  const std::string& newest = *found;
   absl::StatusOr<std::string> text = read_file(manifest_path(newest), size_t{64} << 20);
   if (!text.ok()) return text.status();
   absl::StatusOr<CheckpointManifest> manifest = parse_manifest(newest, *text);

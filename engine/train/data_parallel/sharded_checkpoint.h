@@ -58,6 +58,8 @@ absl::StatusOr<ShardSeal> write_shard(const std::string& directory, const ShardS
 absl::Status finish_checkpoint(const std::string& directory, const CheckpointManifest& manifest,
                                int keep = 2);
 
+// NotFound where `directory` has no complete checkpoint, of whatever run.
+absl::Status has_checkpoint(const std::string& directory);
 // The newest complete checkpoint in `directory`. NotFound where there is none; InvalidArgument
 // where its manifest is damaged, or belongs to another model, text or seed.
 absl::StatusOr<CheckpointManifest> find_checkpoint(const std::string& directory,

@@ -7,11 +7,13 @@ import logging
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorMetadata,
-                                                               KVConnectorRole)
+                                                               KVConnectorRole, KVConnectorTransferResults,
+                                                               SupportsHMA)
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from .. import Agent
 from .decode import Limits
+from .groups import groups_of
 from .memory import KvMemory
 from .scheduler import Scheduler, Step
 from .service import Service, identity_of
@@ -26,7 +28,8 @@ class BatonMetadata(KVConnectorMetadata):
 
 
 class BatonStats(KVConnectorStats):
-    """Loads that were complete: data["loads"] is a list of (bytes, seconds, blocks)."""
+    """Loads that were complete: data["loads"] is what Done.loads has. A transfer's time is that of its reads, as it is
+    NixlConnector's, here with the checksums; a load's is from the engine's order to its end."""
 
     def reset(self) -> None:
         self.data = {"loads": [], "failed": 0}
@@ -39,22 +42,20 @@ class BatonStats(KVConnectorStats):
         return not self.data.get("loads") and not self.data.get("failed")
 
     def reduce(self) -> Dict[str, Any]:
-        size, seconds = sum(load[0] for load in self.data["loads"]), sum(load[1] for load in self.data["loads"])
+        size, whole, reading = (sum(load[i] for load in self.data["loads"]) for i in (0, 1, 3))
         count = max(1, len(self.data["loads"]))
         return {"Num successful transfers": len(self.data["loads"]), "Num failed transfers": self.data["failed"],
-                "Avg xfer time (ms)": round(1e3 * seconds / count, 3),
+                "Avg xfer time (ms)": round(1e3 * reading / count, 3),
                 "Avg MB per transfer": round(size / 2**20 / count, 3),
-                "Throughput (MB/s)": round(size / 2**20 / seconds, 1) if seconds else 0}
+                "Throughput (MB/s)": round(size / 2**20 / reading, 1) if reading else 0,
+                "Avg load time (ms)": round(1e3 * whole / count, 3)}
 
 
-class BatonConnector(KVConnectorBase_V1):
+class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         _log_like_vllm()
-        groups = getattr(kv_cache_config, "kv_cache_groups", None) or ()
-        if len(groups) > 1:
-            raise ValueError("BatonConnector moves KV caches of one kind; this model has "
-                             f"{len(groups)}: start vLLM with --disable-hybrid-kv-cache-manager")
+        self._groups = groups_of(kv_cache_config, vllm_config.cache_config.block_size)
         config = vllm_config.kv_transfer_config
         if getattr(config, "kv_load_failure_policy", "recompute") != "recompute":
             log.warning('requests fail when prefill does: set "kv_load_failure_policy": "recompute"')
@@ -62,22 +63,23 @@ class BatonConnector(KVConnectorBase_V1):
         self._extra = config.get_from_extra_config
         self._name = self._extra("name", None) or config.engine_id
         self._host, self._port = self._extra("host", "127.0.0.1"), int(self._extra("port", config.kv_port))
-        self._block_size = vllm_config.cache_config.block_size
         self._scheduler: Optional[Scheduler] = None
         self._service: Optional[Service] = None
         self._layers: Dict[str, int] = {}
-        self._errors: Set[int] = set()
         self._stats = BatonStats()
         self._stats.reset()
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(self._block_size, self._name, f"{self._host}:{self._port}")
+            self._scheduler = Scheduler(self._groups, self._name, f"{self._host}:{self._port}")
 
     # --- in a worker
 
     def register_kv_caches(self, kv_caches: Dict[str, Any]) -> None:
-        memory = KvMemory.of_tensors(kv_caches)
-        self._layers = {name: i for i, name in enumerate(kv_caches)}
-        identity = self._extra("identity", None) or identity_of(self._config, memory, self._block_size)
+        group_of = {name: i for i, group in enumerate(self._groups) for name in group.layers or kv_caches}
+        caches = {name: cache for name, cache in kv_caches.items() if name in group_of}  # others use one of these
+        memory = KvMemory.of_tensors(caches, [group_of[name] for name in caches])
+        self._layers = {name: i for i, name in enumerate(caches)}
+        self._group_of = group_of
+        identity = self._extra("identity", None) or identity_of(self._config, memory, self._groups)
         number = getattr(self._config.parallel_config, "rank", 0)
         listen = self._extra("listen_host", "" if self._host in ("127.0.0.1", "localhost") else "0.0.0.0")
         agent = Agent(_numbered(self._name, number), listen_host=listen, listen_port=self._port + number,
@@ -86,8 +88,8 @@ class BatonConnector(KVConnectorBase_V1):
         said = hashlib.sha256(identity.encode()).hexdigest()[:16]
         self._service = Service(agent, memory, said, limits, float(self._extra("lease", 60.0)))
         self._number = number
-        log.info("Baton's agent %s listens on port %d; engines have in common with it, as %s: %s", agent.name,
-                 agent.port, said, identity)
+        log.info("Baton's agent %s listens on port %d, for %d layers in %d groups; engines have in common with it, as "
+                 "%s: %s", agent.name, agent.port, len(caches), len(self._groups), said, identity)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         step = self._get_connector_metadata().step
@@ -106,24 +108,22 @@ class BatonConnector(KVConnectorBase_V1):
         """Nothing: a request is not scheduled before its load has ended."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        for transfer, blocks in self._get_connector_metadata().step.saves:
-            self._service.sends.save(transfer, self._layers[layer_name], blocks)
+        if layer_name not in self._layers:
+            return
+        for transfer, runs in self._get_connector_metadata().step.saves:
+            self._service.sends.save(transfer, self._layers[layer_name], runs[self._group_of[layer_name]])
 
     def wait_for_save(self) -> None:
         """Nothing: the blocks of a save stay until get_finished() names the request."""
 
-    def get_finished(self, finished_req_ids: Set[str]) -> Tuple[Optional[Set[str]], Optional[Set[str]]]:
+    def get_transfer_results(self, finished_req_ids: Set[str]) -> KVConnectorTransferResults:
         idle = self.has_connector_metadata() and not self._get_connector_metadata().step.forward
         loads = self._service.loads
         ended = loads.take(_PATIENCE if idle and loads.busy() else 0)
-        self._errors |= ended.failed
         self._stats.data["loads"] += ended.loads
         self._stats.data["failed"] += len(ended.requests) - len(ended.loads)
-        return self._service.sends.finished() or None, ended.requests or None
-
-    def get_block_ids_with_load_errors(self) -> Set[int]:
-        errors, self._errors = self._errors, set()
-        return errors
+        return KVConnectorTransferResults(finished_sending=self._service.sends.finished(),
+                                          finished_recving=ended.requests, failed_recving=ended.failed)
 
     def get_kv_connector_stats(self) -> Optional[BatonStats]:
         if self._service is None or self._stats.is_empty():
@@ -148,7 +148,8 @@ class BatonConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
         return BatonMetadata(self._scheduler.step(scheduler_output))
 
-    def request_finished(self, request: Any, block_ids: List[int]) -> Tuple[bool, Optional[Dict[str, Any]]]:
+    def request_finished_all_groups(self, request: Any,
+                                    block_ids: Tuple[List[int], ...]) -> Tuple[bool, Optional[Dict[str, Any]]]:
         return self._scheduler.finished(request, block_ids)
 
     @classmethod

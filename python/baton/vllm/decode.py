@@ -12,21 +12,21 @@ import time
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ..errors import BatonError
-from .memory import KvMemory
+from .groups import Run
+from .memory import KvMemory, starts_of
 
 log = logging.getLogger("baton.vllm")
 
 
 class Order(NamedTuple):
-    """What the scheduler wants loaded: `blocks` of this engine, where block i is block `first` + i of the request.
-    None: nothing; prefill may have its blocks back. `sure`: prefill has ended, so it must know of the transfer."""
+    """What the scheduler wants loaded: a run of this engine's blocks in each group of layers. None: nothing; prefill may
+    have its blocks back. `sure`: prefill has ended, so it must know of the transfer."""
 
     request: str
     transfer: str
     agent: str
     address: str
-    first: int
-    blocks: Optional[List[int]]
+    runs: Optional[List[Run]]
     sure: bool
 
 
@@ -39,25 +39,33 @@ class Limits(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What has ended: requests, their blocks that failed, and (bytes, seconds, blocks) of each load that did not."""
+    """What has ended: requests, those of them that failed, and of each load that did not (bytes, seconds, blocks, seconds
+    in which they were read and checked)."""
 
     requests: Set[str]
-    failed: Set[int]
-    loads: List[Tuple[int, float, int]]
+    failed: Set[str]
+    loads: List[Tuple[int, float, int, float]]
 
 
 class _Read(NamedTuple):
     transfer: Any
-    parts: List[Tuple[int, int, int]]  # layer, number in the order, checksum
+    parts: List[Tuple[int, int, int]]  # layer, number of the block in the request, checksum
 
 
 class _Load:
-    def __init__(self, order: Order, layers: int, now: float) -> None:
+    def __init__(self, order: Order, memory: KvMemory, now: float) -> None:
         self.order, self.started, self.heard, self.asked = order, now, now, -1e9
-        self.missing = {(layer, i) for layer in range(layers) for i in range(len(order.blocks or ()))}
+        self.runs = [order.runs[group] for group in memory.groups] if order.runs is not None else []  # of each layer
+        self.missing = {(layer, run.first + i) for layer, run in enumerate(self.runs) for i in range(len(run.ids))}
         self.reads: List[_Read] = []
         self.waiting: List[Any] = []  # parts that came before the peer's layout
+        self.reading_since = now      # while there are reads
+        self.reading = 0.0            # seconds, of those that have ended
         self.why = ""                 # it failed
+
+    def block(self, layer: int, number: int) -> int:
+        """Ours, for a block of the request."""
+        return self.runs[layer].ids[number - self.runs[layer].first]
 
 
 class _Peer:
@@ -65,7 +73,7 @@ class _Peer:
         self.fetched = -1e9
         self.told = False              # it has our metadata
         self.blocks = None             # its prepared list
-        self.per_layer = 0
+        self.starts: List[int] = []    # of its layers in that
         self.refused = ""              # why its blocks are not for us
 
 
@@ -121,7 +129,7 @@ class Loads:
         """Moves everything on. Whether anything is under way."""
         while self._orders:
             order = self._orders.popleft()
-            self._loads[order.transfer] = _Load(order, len(self.memory.layers), self.clock())
+            self._loads[order.transfer] = _Load(order, self.memory, self.clock())
         for load in list(self._loads.values()):
             try:
                 self._move(load)
@@ -132,11 +140,12 @@ class Loads:
 
     def _learn(self, sender: str, peer: _Peer, message: Dict[str, Any]) -> None:
         rows = message["rows"]
-        if message["identity"] != self.identity or any(row[1] != self.memory.layers[0].bytes for row in rows):
+        sizes = [layer.bytes for layer in self.memory.layers]
+        if message["identity"] != self.identity or [row[1] for row in rows] != sizes:
             peer.refused = f"prefill has another model or cache: {message['identity']}, here {self.identity}"
             return
         peer.blocks = self.agent.prepare([tuple(row) for row in rows], sender)
-        peer.per_layer = rows[0][4]
+        peer.starts = starts_of(rows)
 
     def _move(self, load: _Load) -> None:
         now, order = self.clock(), load.order
@@ -166,6 +175,8 @@ class Loads:
             if not load.why:
                 load.heard = now
                 self._check(load, read)
+            if not load.reads:
+                load.reading += self.clock() - load.reading_since
 
     def _ask(self, load: _Load, now: float) -> None:
         order = load.order
@@ -182,27 +193,29 @@ class Loads:
                 self.agent.fetch_metadata(order.agent, order.address)
             return
         load.asked = now
-        if order.blocks is not None:
+        if order.runs is not None:
             self._tell(load, kind="want", first=not peer.told, sure=order.sure,
                        metadata=self.agent.partial_metadata([]).hex())  # how to reach us, and no memory
             peer.told = True
 
     def _read(self, load: _Load, peer: _Peer, parts: List[Any]) -> None:
-        mine, theirs, checks, order = [], [], [], load.order
+        mine, theirs, checks = [], [], []
         for layer, first, blocks in parts:
-            for at, (block, crc) in enumerate(blocks, start=first - order.first):
-                if (layer, at) in load.missing:
-                    load.missing.discard((layer, at))
-                    mine.append(self.memory.index(layer, order.blocks[at]))
-                    theirs.append(layer * peer.per_layer + block)
-                    checks.append((layer, at, crc))
+            for number, (block, crc) in enumerate(blocks, start=first):
+                if (layer, number) in load.missing:
+                    load.missing.discard((layer, number))
+                    mine.append(self.memory.index(layer, load.block(layer, number)))
+                    theirs.append(peer.starts[layer] + block)
+                    checks.append((layer, number, crc))
+        if mine and not load.reads:
+            load.reading_since = self.clock()
         if mine:
             load.reads.append(_Read(self.agent.read(self.local, mine, peer.blocks, theirs), checks))
 
     def _check(self, load: _Load, read: _Read) -> None:
-        for layer, at, crc in read.parts:
-            if self.memory.crc(layer, load.order.blocks[at]) != crc:
-                load.why = f"block {load.order.first + at} of layer {layer} has a wrong checksum"
+        for layer, number, crc in read.parts:
+            if self.memory.crc(layer, load.block(layer, number)) != crc:
+                load.why = f"block {number} of layer {layer} has a wrong checksum"
                 return
 
     def _maybe_end(self, load: _Load) -> None:
@@ -211,18 +224,18 @@ class Loads:
             return
         del self._loads[order.transfer]
         self._tell(load, kind="done")
-        if order.blocks is None:
+        if order.runs is None:
             return
         if load.why:
             log.warning("the KV of request %s was not loaded: %s; it is computed here", order.request, load.why)
         with self._changed:
             self._ended.requests.add(order.request)
             if load.why:
-                self._ended.failed.update(order.blocks)
+                self._ended.failed.add(order.request)
             else:
-                layers = len(self.memory.layers)
-                self._ended.loads.append((layers * len(order.blocks) * self.memory.layers[0].bytes,
-                                          self.clock() - load.started, layers * len(order.blocks)))
+                size = sum(layer.bytes * len(run.ids) for layer, run in zip(self.memory.layers, load.runs))
+                blocks = sum(len(run.ids) for run in load.runs)
+                self._ended.loads.append((size, self.clock() - load.started, blocks, load.reading))
             self._changed.notify_all()
 
     def _tell(self, load: _Load, **message: Any) -> None:

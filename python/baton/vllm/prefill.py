@@ -11,14 +11,16 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 from ..errors import BatonError
+from .groups import Run
 from .memory import KvMemory
 
 
 class _Send:
-    """The KV of one request. `ready[layer]`: (block, checksum) of its blocks from the first one on."""
+    """The KV of one request. `ready[layer]`: (block, checksum) of its blocks from number `first[layer]` on."""
 
     def __init__(self, layers: int, expires: float) -> None:
         self.ready: List[List[Sequence[int]]] = [[] for _ in range(layers)]
+        self.first = [0] * layers
         self.reader = ""                    # who asked for it
         self.request: Optional[str] = None  # once the engine has handed its blocks over
         self.read = False                   # the reader has all it wanted
@@ -37,18 +39,19 @@ class Sends:
 
     # --- the engine
 
-    def save(self, transfer: str, layer: int, blocks: Sequence[int]) -> None:
-        """These blocks, from the request's first on, are complete in a layer. Their checksums are taken now, while
-        nobody else can have them."""
+    def save(self, transfer: str, layer: int, run: Run) -> None:
+        """These blocks are complete in a layer. Their checksums are taken now, while nobody else can have them."""
         with self._lock:
             send = self._send(transfer)
             ready = send.ready[layer]
-            if [block for block, _ in ready] != list(blocks[:len(ready)]):
+            if send.first[layer] != run.first or [block for block, _ in ready] != run.ids[:len(ready)]:
                 ready.clear()  # the engine took the blocks away meanwhile, and computed the request again
-            first = len(ready)
-            ready += [(block, self.memory.crc(layer, block)) for block in blocks[first:]]
-            if send.reader and len(ready) > first:
-                self._tell(send.reader, kind="ready", transfer=transfer, parts=[(layer, first, ready[first:])])
+                send.first[layer] = run.first
+            known = len(ready)
+            ready += [(block, self.memory.crc(layer, block)) for block in run.ids[known:]]
+            if send.reader and len(ready) > known:
+                self._tell(send.reader, kind="ready", transfer=transfer,
+                           parts=[(layer, run.first + known, ready[known:])])
 
     def hold(self, transfer: str, request: str) -> None:
         """The request has ended; its blocks stay until finished() names it."""
@@ -94,7 +97,7 @@ class Sends:
                 send = self._send(transfer)  # the request is still on its way to this engine
             if send is not None and send.reader != sender:
                 send.reader = sender
-                parts = [(layer, 0, ready) for layer, ready in enumerate(send.ready) if ready]
+                parts = [(layer, send.first[layer], ready) for layer, ready in enumerate(send.ready) if ready]
                 if parts:
                     self._tell(sender, kind="ready", transfer=transfer, parts=parts)
             if send is not None and send.request is not None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import uuid
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .decode import Order
+from .groups import Group, Run, there
 
 log = logging.getLogger("baton.vllm")
 
@@ -21,7 +22,7 @@ class Step:
     """What the workers are told in one step."""
 
     orders: List[Order] = dataclasses.field(default_factory=list)
-    saves: List[Tuple[str, List[int]]] = dataclasses.field(default_factory=list)  # transfer, blocks complete after it
+    saves: List[Tuple[str, List[Run]]] = dataclasses.field(default_factory=list)  # transfer, what is complete after it
     holds: List[Tuple[str, str]] = dataclasses.field(default_factory=list)        # transfer, request
     drops: List[str] = dataclasses.field(default_factory=list)                    # transfers
     forward: bool = True                                                          # the model runs
@@ -30,24 +31,26 @@ class Step:
 class _Sender:
     """A request whose KV is for somebody else."""
 
-    def __init__(self, transfer: str, prompt: int) -> None:
-        self.transfer, self.prompt, self.blocks = transfer, prompt, []
+    def __init__(self, transfer: str, prompt: int, groups: int) -> None:
+        self.transfer, self.prompt = transfer, prompt
+        self.blocks: List[List[int]] = [[] for _ in range(groups)]
 
 
 class Scheduler:
-    def __init__(self, block_size: int, name: str, address: str) -> None:
-        self.block_size, self.name, self.address = block_size, name, address
+    def __init__(self, groups: List[Group], name: str, address: str) -> None:
+        self.groups, self.name, self.address = groups, name, address
         self._local: Dict[str, int] = {}       # request -> tokens that are here already
         self._senders: Dict[str, _Sender] = {}
         self._next = Step()
 
     def matched(self, request: Any, computed: int) -> Tuple[int, bool]:
-        """How many tokens behind the first `computed` can be loaded; they come between steps."""
+        """How many tokens behind the first `computed` can be loaded; they come between steps. All but the last: its
+        layers with a window look back farther than those of the next one, and vLLM computes it in any case."""
         params = request.kv_transfer_params or {}
         if not self._remote(request, params):
             return 0, False
         self._local[request.request_id] = computed
-        wanted = len(request.prompt_token_ids or ()) - computed
+        wanted = len(request.prompt_token_ids or ()) - 1 - computed
         return (wanted, True) if wanted > 0 else (0, False)
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
@@ -56,56 +59,59 @@ class Scheduler:
         name = request.request_id
         if params.get("do_remote_decode") and name not in self._senders:
             transfer = str(params.get("transfer_id") or uuid.uuid4().hex)
-            self._senders[name] = _Sender(transfer, request.num_prompt_tokens)
+            self._senders[name] = _Sender(transfer, request.num_prompt_tokens, len(self.groups))
         if self._remote(request, params):
             params["do_remote_prefill"] = False  # once: what fails is computed here
-            first = self._local.pop(name, 0) // self.block_size
-            wanted = None
+            computed, wanted = self._local.pop(name, 0), None
             if external > 0:
-                wanted = list(blocks.get_block_ids()[0][first:self._count(len(request.prompt_token_ids))])
-            self._order(name, params, first, wanted)
+                wanted = [there(ids, computed // group.block_size, group.count(computed + external))
+                          for group, ids in zip(self.groups, blocks.get_block_ids())]
+            self._order(name, params, wanted)
 
     def step(self, output: Any) -> Step:
         """What the workers are to do in the step that was scheduled."""
         scheduled = output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
-            self._save(new.req_id, new.block_ids[0], True, new.num_computed_tokens + scheduled[new.req_id])
+            self._save(new.req_id, new.block_ids, True, new.num_computed_tokens + scheduled[new.req_id])
         cached = output.scheduled_cached_reqs
         for i, request in enumerate(cached.req_ids):
-            blocks = cached.new_block_ids[i]
-            self._save(request, blocks[0] if blocks else [], request in cached.resumed_req_ids,
+            self._save(request, cached.new_block_ids[i] or (), request in cached.resumed_req_ids,
                        cached.num_computed_tokens[i] + scheduled[request])
         step, self._next = self._next, Step()
         step.forward = output.total_num_scheduled_tokens > 0
         return step
 
-    def finished(self, request: Any, blocks: List[int]) -> Tuple[bool, Optional[Dict[str, Any]]]:
+    def finished(self, request: Any, blocks: Sequence[List[int]]) -> Tuple[bool, Optional[Dict[str, Any]]]:
         """A request has ended: whether its blocks stay, and what its caller is told."""
         params = request.kv_transfer_params or {}
         self._local.pop(request.request_id, None)
         if self._remote(request, params):  # it ended before it began
-            self._order(request.request_id, params, 0, None)
+            self._order(request.request_id, params, None)
         sender = self._senders.pop(request.request_id, None)
         if sender is None:
             return False, None
-        if not blocks or request.status.name not in ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"):
+        if not any(blocks) or request.status.name not in ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"):
             self._next.drops.append(sender.transfer)
             return False, None
         self._next.holds.append((sender.transfer, request.request_id))
         return True, {"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": sender.transfer,
                       "remote_agent": self.name, "remote_address": self.address, "remote_finished": True}
 
-    def _save(self, request: str, blocks: List[int], anew: bool, tokens: int) -> None:
+    def _save(self, request: str, blocks: Sequence[List[int]], anew: bool, tokens: int) -> None:
         sender = self._senders.get(request)
         if sender is None:
             return
-        sender.blocks = list(blocks) if anew else sender.blocks + list(blocks)
-        ready = self._count(sender.prompt) if tokens >= sender.prompt else tokens // self.block_size
-        self._next.saves.append((sender.transfer, sender.blocks[:ready]))
+        for known, new in zip(sender.blocks, blocks):
+            known[:] = new if anew else known + new
+        runs = []
+        for group, known in zip(self.groups, sender.blocks):
+            ready = group.count(sender.prompt) if tokens >= sender.prompt else tokens // group.block_size
+            runs.append(there(known, group.needed(sender.prompt), ready))
+        self._next.saves.append((sender.transfer, runs))
 
-    def _order(self, request: str, params: Dict[str, Any], first: int, blocks: Optional[List[int]]) -> None:
+    def _order(self, request: str, params: Dict[str, Any], runs: Optional[List[Run]]) -> None:
         self._next.orders.append(Order(request, params["transfer_id"], params["remote_agent"], params["remote_address"],
-                                       first, blocks, bool(params.get("remote_finished"))))
+                                       runs, bool(params.get("remote_finished"))))
 
     def _remote(self, request: Any, params: Dict[str, Any]) -> bool:
         """Whether its KV comes from elsewhere. What cannot be used is computed here instead."""
@@ -120,6 +126,3 @@ class Scheduler:
             log.warning("request %s is computed here: its kv_transfer_params lack %s; pass on what prefill answered",
                         request.request_id, ", ".join(wrong))
         return not wrong
-
-    def _count(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)

@@ -8,10 +8,11 @@ import os
 import select
 import threading
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from .. import Agent
 from .decode import Limits, Loads
+from .groups import Group
 from .memory import KvMemory
 from .prefill import Sends
 from .weights import weights_digest
@@ -76,12 +77,12 @@ class Service:
                     pass
 
 
-def identity_of(config: Any, memory: KvMemory, block_size: int) -> str:
+def identity_of(config: Any, memory: KvMemory, groups: Sequence[Group]) -> str:
     """What two engines must agree on before one reads the other's cache."""
     model = config.model_config
-    first = memory.layers[0]
-    return json.dumps([weights_digest(config), _said_of(model.hf_config), str(model.dtype), str(config.cache_config.cache_dtype), block_size,
-                       len(memory.layers), first.bytes], sort_keys=True)
+    layers = [(group, layer.bytes) for group, layer in zip(memory.groups, memory.layers)]
+    return json.dumps([weights_digest(config), _said_of(model.hf_config), str(model.dtype), str(config.cache_config.cache_dtype),
+                       [group[:2] for group in groups], layers], sort_keys=True)
 
 
 def _said_of(configuration: Any) -> Any:

@@ -1,5 +1,6 @@
 """BatonConnector whose decode finds one bit of every load flipped: what a network or a memory may do. By configuration
 "kv_connector_module_path": "flipping"."""
+import bisect
 import ctypes
 import random
 
@@ -23,8 +24,9 @@ class _Flipped:
 
     def __init__(self, transfer, memory, row, dice):
         self.transfer, self.abort, self.release = transfer, transfer.abort, transfer.release
-        layer = memory.layers[row // memory.layers[0].blocks]
-        self.at = layer.address + row % layer.blocks * layer.stride + dice.randrange(layer.bytes)
+        number = bisect.bisect_right(memory.starts, row) - 1
+        layer = memory.layers[number]
+        self.at = layer.address + (row - memory.starts[number]) * layer.stride + dice.randrange(layer.bytes)
         self.bit = 1 << dice.randrange(8)
 
     def done(self):

@@ -1,9 +1,10 @@
 """Two vLLM servers, prefill and decode, hand KV over: by Baton's connector, by vLLM's NixlConnector over NIXL, and by
 the same NixlConnector over baton.nixl. Every answer must be what one server gives. Then, over Baton's connector: with
-prefill killed, stopped or cut off; with a bit flipped in what arrives; with another checkpoint at prefill.
+prefill killed, stopped or cut off; with a bit flipped in what arrives; with another checkpoint at prefill; with a model
+whose layers have their KV in several groups.
 
-usage: program.py [--requests N] [--faults N] [--flips N] [--strangers N] [--over baton,nixl,dropin] [--seed N]
-                  [--model FOLDER] [--logs FOLDER]
+usage: program.py [--requests N] [--faults N] [--flips N] [--strangers N] [--hybrid N] [--over baton,nixl,dropin]
+                  [--seed N] [--model FOLDER] [--logs FOLDER]
 """
 import argparse
 import concurrent.futures
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 
+import hybrid_model
 from faults import Faults, Wire
 from pairs import ROOT, Pair
 from proxy import post
@@ -92,10 +94,10 @@ def hand_offs(over, arguments, asked, expected, rates):
                                   expected[how])
             print(f" in {time.monotonic() - began:.1f} s", end="")
             time.sleep(2.5)  # so that its log has the last of it
-            count, rates[over], ms = pair.decode.rate()
+            count, rates[over], ms, whole = pair.decode.rate()
             # Servers that are asked together wait for prefill's computing in that time.
-            print(f"; {count} hand-offs, {rates[over]:.0f} MB/s, {ms:.1f} ms each" if how == "in turn" else "",
-                  flush=True)
+            print(f"; {count} hand-offs, {rates[over]:.0f} MB/s, {ms:.1f} ms each" if how == "in turn" else "", end="")
+            print(f", {whole:.1f} ms with what is asked and waited for" if how == "in turn" and whole else "", flush=True)
             if how == "in turn":
                 rate = rates[over]
         rates[over] = rate
@@ -160,12 +162,58 @@ def strangers(arguments, asked, expected):
             return wrong + believed + no_leak("strangers", pair)
 
 
+def at_edges(seed):
+    """Prompts whose last token's window begins a token before a block, with it, and a token behind it."""
+    dice = random.Random(seed)
+    return [{"model": "m", "prompt": [dice.randrange(260, 1000) for _ in range(hybrid_model.WINDOW + 128 * blocks + more)],
+             "max_tokens": 12, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+            for blocks in (1, 3) for more in (-1, 0, 1)]
+
+
+def hybrid(arguments):
+    """Some layers of the model have a window, some have none; how many answers are wrong, or loads lost or believed."""
+    count, seed = arguments.hybrid, arguments.seed + 5
+    asked = {how: questions(seed + i, count) for i, how in enumerate(("in turn", "together", "with a bit flipped"))}
+    asked["in turn"] += at_edges(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        hybrid_model.write(arguments.model, folder)
+        theirs = argparse.Namespace(**{**vars(arguments), "model": folder})
+        one = Server("hybrid-one", folder, 18190, arguments.logs).start()
+        try:
+            one.ready()
+            expected = {how: many(one.url, some, seed) for how, some in asked.items()}
+        finally:
+            one.close()
+        wrong = sum(answer[0] != 200 for some in expected.values() for answer in some)
+        with Pair("hybrid", "baton", 18800, theirs) as pair:
+            for how in ("in turn", "together"):
+                pair.proxy.agent = pair.AGENT if how == "together" else ""
+                wrong += all_the_same(f"a hybrid model, {how}", asked[how], many(pair.proxy.url, asked[how], seed),
+                                      expected[how])
+                print(flush=True)
+            time.sleep(2.5)
+            loads, lost = pair.decode.rate()[0], pair.decode.said("it is computed here")
+            groups = pair.decode.said("6 layers in 3 groups")
+            print(f"a hybrid model: {loads} loads believed, {lost} computed at decode")
+            wrong += lost + (not loads) + (not groups) + no_leak("hybrid", pair)
+        with Pair("hybrid-flips", "baton", 18850, theirs, module="flipping") as pair:
+            how = "with a bit flipped"
+            wrong += all_the_same(f"a hybrid model, {how}", asked[how], many(pair.proxy.url, asked[how], seed),
+                                  expected[how])
+            found = pair.decode.said("has a wrong checksum")
+            time.sleep(2.5)
+            believed = pair.decode.rate()[0]
+            print(f"; {found} wrong checksums found, {believed} loads believed", flush=True)
+            return wrong + believed + (not found) + no_leak("hybrid-flips", pair)
+
+
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--requests", type=int, default=40)
     options.add_argument("--faults", type=int, default=0)
     options.add_argument("--flips", type=int, default=0)
     options.add_argument("--strangers", type=int, default=0)
+    options.add_argument("--hybrid", type=int, default=0)
     options.add_argument("--over", default="baton", help="of baton, nixl, dropin; with commas; nothing: none")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--model", default=str(ROOT / "models/kjv-1.8m"))
@@ -178,13 +226,15 @@ def main():
     asked = {"in turn": questions(seed, arguments.requests), "together": questions(seed + 2, arguments.requests)}
     hurt = {faults: questions(seed + 1, arguments.faults), flips: questions(seed + 3, arguments.flips),
             strangers: questions(seed + 4, arguments.strangers)}
-    one = Server("one", arguments.model, 18190, arguments.logs).start()
-    try:
-        one.ready()
-        expected = {how: many(one.url, some, seed) for how, some in asked.items()}
-        expected_hurt = {how: [ask(one.url, question) for question in some] for how, some in hurt.items()}
-    finally:
-        one.close()
+    expected = expected_hurt = {}
+    if any((*asked.values(), *hurt.values())):
+        one = Server("one", arguments.model, 18190, arguments.logs).start()
+        try:
+            one.ready()
+            expected = {how: many(one.url, some, seed) for how, some in asked.items()}
+            expected_hurt = {how: [ask(one.url, question) for question in some] for how, some in hurt.items()}
+        finally:
+            one.close()
     if any(answer[0] != 200 for some in (*expected.values(), *expected_hurt.values()) for answer in some):
         sys.exit("one server alone did not answer everything")
 
@@ -196,6 +246,8 @@ def main():
     for proof, some in hurt.items():
         if some:
             wrong += proof(arguments, some, expected_hurt[proof])
+    if arguments.hybrid:
+        wrong += hybrid(arguments)
     sys.exit(1 if wrong else 0)
 
 

@@ -12,7 +12,7 @@ import urllib.request
 from proxy import post
 
 METRICS = re.compile(r"KV Transfer metrics: .*?Num successful transfers=(\d+).*?Avg xfer time \(ms\)=([\d.]+)"
-                     r".*?Avg MB per transfer=([\d.]+)")
+                     r".*?Avg MB per transfer=([\d.]+)(?:.*?Avg load time \(ms\)=([\d.]+))?")
 CALM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0",  # what waits for work leaves the processors to the others
         "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOG_STATS_INTERVAL": "1", "CUDA_VISIBLE_DEVICES": "",
@@ -64,13 +64,15 @@ class Server:
         return self
 
     def rate(self):
-        """(transfers, MB/s, ms each) of what its log says of the KV that it loaded."""
-        count = seconds = size = 0
-        for number, ms, mb in METRICS.findall(self.log.read_text()):
+        """(transfers, MB/s, ms each, ms of a load with all that is asked and waited for, or 0) of what its log says of the
+        KV that it loaded."""
+        count = seconds = size = whole = 0
+        for number, ms, mb, load in METRICS.findall(self.log.read_text()):
             count += int(number)
             seconds += int(number) * float(ms) / 1e3
             size += int(number) * float(mb)
-        return (count, size / seconds if seconds else 0, 1e3 * seconds / count if count else 0)
+            whole += int(number) * float(load or 0) / 1e3
+        return (count, size / seconds if seconds else 0, *(1e3 * time / count if count else 0 for time in (seconds, whole)))
 
     def said(self, what):
         """How many lines of its log have these words."""
