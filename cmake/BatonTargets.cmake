@@ -99,8 +99,12 @@ function(baton_test_code target)
   baton_precompile(${target} baton_precompiled_tests)
 endfunction()
 
-# baton_test(name LABELS unit SOURCES a_test.cc DEPS libs... [TIMEOUT seconds] [OPTIMISED])
-# One GoogleTest binary, registered with CTest as one test per binary under the given labels.
+# baton_test(name LABELS unit SOURCES a_test.cc DEPS libs... [TIMEOUT seconds] [OPTIMISED] [PROGRAM tests])
+# One GoogleTest binary, registered with CTest as one test per binary under the given labels. With PROGRAM it
+# shares its binary with other tests, which saves half of the compilation and most of the linking: sources are
+# compiled eight at a time, so names of theirs may collide. Each test still has a process of its own, which
+# runs the tests of its sources (tests/main.cc); NAME is then a script that does. Not for a source that
+# replaces what others use (operator new), nor with definitions for one test alone.
 # The timeout, twice as long under a sanitizer, is for what hangs: how slow a machine may be nobody
 # knows. No default deadline is a test's either (BATON_PATIENCE); a test of a deadline says how long that
 # is. Calls that fail on purpose leave no flight records behind, and what is broken on purpose fills no
@@ -109,21 +113,27 @@ endfunction()
 # behind that list.
 set(BATON_ALL_SKIPPED "\\[  PASSED  \\] 0 tests\\.\n(\\[  SKIPPED \\][^\n]*\n)+$")
 function(baton_test name)
-  cmake_parse_arguments(ARG "OPTIMISED" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "OPTIMISED" "TIMEOUT;PROGRAM" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 600)
   endif()
   if(BATON_SANITIZE)
     math(EXPR ARG_TIMEOUT "2 * ${ARG_TIMEOUT}")
   endif()
-  add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE ${ARG_DEPS} baton_options GTest::gmock GTest::gtest_main)
-  if(ARG_OPTIMISED)
-    baton_test_code(${name} OPTIMISED)
+  if(ARG_PROGRAM AND ARG_OPTIMISED)
+    message(FATAL_ERROR "${name}: what is OPTIMISED has a program of its own")
+  elseif(ARG_PROGRAM)
+    baton_shared_program(${name} ${ARG_PROGRAM} "${ARG_SOURCES}" "${ARG_DEPS}")
   else()
-    baton_test_code(${name})
+    add_executable(${name} ${ARG_SOURCES})
+    target_link_libraries(${name} PRIVATE ${ARG_DEPS} baton_options GTest::gmock GTest::gtest_main)
+    if(ARG_OPTIMISED)
+      baton_test_code(${name} OPTIMISED)
+    else()
+      baton_test_code(${name})
+    endif()
+    add_test(NAME ${name} COMMAND ${name})
   endif()
-  add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
                                           ENVIRONMENT "BATON_FLIGHT_RECORDER=none;BATON_LOG=error;BATON_PATIENCE=20"
                                           SKIP_REGULAR_EXPRESSION "${BATON_ALL_SKIPPED}")
@@ -132,7 +142,34 @@ function(baton_test name)
   endif()
   # The thread sanitizer has nothing to say of a program with one thread.
   if(BATON_SANITIZE STREQUAL "thread" AND NOT name IN_LIST BATON_TESTS_WITH_THREADS)
-    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+    if(NOT ARG_PROGRAM)
+      set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+    endif()
     set_tests_properties(${name} PROPERTIES DISABLED ON)
+  elseif(ARG_PROGRAM)
+    set_target_properties(${ARG_PROGRAM} PROPERTIES EXCLUDE_FROM_ALL OFF)
   endif()
+endfunction()
+
+# The test NAME of a program that several share; nothing builds one of which no test is run.
+function(baton_shared_program name program sources deps)
+  if(NOT TARGET ${program})
+    add_executable(${program} EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/tests/main.cc)
+    target_link_libraries(${program} PRIVATE baton_options GTest::gmock GTest::gtest)
+    baton_test_code(${program})
+  endif()
+  target_sources(${program} PRIVATE ${sources})
+  target_link_libraries(${program} PRIVATE ${deps})
+  set(files)
+  foreach(source IN LISTS sources)
+    cmake_path(GET source FILENAME file)
+    list(APPEND files ${file})
+  endforeach()
+  list(FILTER files INCLUDE REGEX "_test\\.cc$")
+  list(JOIN files "," files)
+  add_test(NAME ${name} COMMAND ${program} --files=${files})
+  add_custom_target(${name} DEPENDS ${program})
+  file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${name}
+    CONTENT "#!/bin/sh\nexec '$<TARGET_FILE:${program}>' --files=${files} \"$@\"\n"
+    FILE_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
 endfunction()

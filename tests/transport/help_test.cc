@@ -15,7 +15,7 @@
 namespace baton {
 namespace {
 
-const Time kPatience = patient(std::chrono::seconds(60));
+const Time kHelpComesWithin = patient(std::chrono::seconds(60));
 const ProgressThread::Options kAwake{.spin = std::chrono::hours(1000)};
 
 // Counts the rounds of each side, and can be slow.
@@ -67,7 +67,7 @@ class Help : public testing::Test {
   }
   bool thread_drives() {
     const int before = provider_->rounds_of_others;
-    const Time end = Clock::steady().now() + kPatience;
+    const Time end = Clock::steady().now() + kHelpComesWithin;
     while (provider_->rounds_of_others == before) {
       if (Clock::steady().now() > end) return false;
       std::this_thread::yield();
@@ -156,7 +156,7 @@ TEST_F(Help, EndsWhenAWaitGoesToSleep) {
   ASSERT_TRUE(thread_drives());
   int looks = 0;
   int thread_was_at = -1;
-  const Time end = Clock::steady().now() + kPatience;
+  const Time end = Clock::steady().now() + kHelpComesWithin;
   const absl::Status waited = worker_->wait_until(
       [&] {
         if (provider_->rounds_of_test < 2) return false;

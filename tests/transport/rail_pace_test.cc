@@ -14,20 +14,20 @@ namespace {
 using internal::RailPace;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kMebibyte = 1 << 20;
 
 TEST(RailPace, IsBytesBySecondsInWhichSomeWereUnderWay) {
   RailPace pace;
   Time now = seconds(5);
   EXPECT_FALSE(pace.known(now));
   for (int i = 0; i < 8; ++i) {
-    pace.took(kMiB, now);
+    pace.took(kMebibyte, now);
     now += milliseconds(10);
-    pace.moved(kMiB, now);
+    pace.moved(kMebibyte, now);
     now += seconds(1);  // idle: nobody's fault
   }
   EXPECT_TRUE(pace.known(now));
-  EXPECT_NEAR(pace.rate(), 100.0 * kMiB, kMiB);
+  EXPECT_NEAR(pace.rate(), 100.0 * kMebibyte, kMebibyte);
   EXPECT_EQ(pace.part_of(pace.rate() * 3.9, now), 1) << "about as quick";
   EXPECT_NEAR(pace.part_of(pace.rate() * 10, now), 0.1, 0.001);
   now += RailPace::kForgotten;
@@ -37,21 +37,21 @@ TEST(RailPace, IsBytesBySecondsInWhichSomeWereUnderWay) {
 TEST(RailPace, SlicesThatEndTogetherAreNoSpeed) {
   RailPace pace;
   Time now = seconds(5);
-  for (int i = 0; i < 16; ++i) pace.took(kMiB, now);
+  for (int i = 0; i < 16; ++i) pace.took(kMebibyte, now);
   now += milliseconds(160);
-  for (int i = 0; i < 16; ++i) pace.moved(kMiB, now);
-  EXPECT_LT(pace.rate(), 110.0 * kMiB);
+  for (int i = 0; i < 16; ++i) pace.moved(kMebibyte, now);
+  EXPECT_LT(pace.rate(), 110.0 * kMebibyte);
 }
 
 TEST(RailPace, WhatWasGivenBackIsNoSpeed) {
   RailPace pace;
   Time now = seconds(5);
-  pace.took(kMiB, now);
-  pace.took(kMiB, now);
+  pace.took(kMebibyte, now);
+  pace.took(kMebibyte, now);
   now += milliseconds(500);
   EXPECT_EQ(pace.silent(now), milliseconds(500));
-  pace.gave_back(kMiB);
-  pace.gave_back(kMiB);
+  pace.gave_back(kMebibyte);
+  pace.gave_back(kMebibyte);
   EXPECT_FALSE(pace.busy());
   EXPECT_FALSE(pace.known(now));
   EXPECT_EQ(pace.silent(now), Time::zero());
@@ -59,8 +59,8 @@ TEST(RailPace, WhatWasGivenBackIsNoSpeed) {
 
 // The first one that comes up may be the slow one.
 TEST_F(ScriptedPeers, ARailOfWhichNothingIsKnownHasFewSlices) {
-  provider_->slice_bytes = kMiB;
-  std::vector<char> memory(64 * kMiB);
+  provider_->slice_bytes = kMebibyte;
+  std::vector<char> memory(64 * kMebibyte);
   ScriptedRail* rail = nullptr;
   const HelloInfo who = caller(9, 100);
   const PeerId peer = up(who, rail);
@@ -90,8 +90,8 @@ TEST_F(ScriptedPeers, ARailOfWhichNothingIsKnownHasFewSlices) {
 // Two rails of one provider; what they hold moves when the test says so.
 class TwoRails : public ScriptedPeers {
  protected:
-  TwoRails() : memory_(256 * kMiB) {
-    provider_->slice_bytes = kMiB;
+  TwoRails() : memory_(256 * kMebibyte) {
+    provider_->slice_bytes = kMebibyte;
     who_ = caller(9, 100);
     peer_ = up(who_, first_);
     who_.link = 200;
@@ -162,7 +162,7 @@ TEST_F(TwoRails, ASlowOneBesideAFastOneCostsAFewOfItsSlices) {
     SCOPED_TRACE(slow_first);
     by_second_ = 0;
     const auto took = [&] {
-      const TransferId id = write(256 * kMiB);
+      const TransferId id = write(256 * kMebibyte);
       return slow_first ? run(id, 1000, 2) : run(id, 2, 1000);
     };
     EXPECT_LE(took(), 2600) << "what it has before anything is known of it";
@@ -174,24 +174,24 @@ TEST_F(TwoRails, ASlowOneBesideAFastOneCostsAFewOfItsSlices) {
 TEST_F(TwoRails, OfTwoThatAreAboutAsQuickEachHasItsShare) {
   for (int i = 0; i < 3; ++i) {
     by_second_ = 0;
-    EXPECT_LE(run(write(256 * kMiB), 2, 4), 520);
+    EXPECT_LE(run(write(256 * kMebibyte), 2, 4), 520);
     EXPECT_GT(by_second_, 64);
   }
 }
 
 TEST_F(TwoRails, OneThatHasBecomeQuickIsFoundOut) {
-  for (int i = 0; i < 2; ++i) run(write(256 * kMiB), 2, 1000);
+  for (int i = 0; i < 2; ++i) run(write(256 * kMebibyte), 2, 1000);
   clock_.advance(RailPace::kForgotten);
-  run(write(64 * kMiB), 2, 2);
+  run(write(64 * kMebibyte), 2, 2);
   by_second_ = 0;
-  run(write(256 * kMiB), 2, 2);
+  run(write(256 * kMebibyte), 2, 2);
   EXPECT_GT(by_second_, 64);
 }
 
 // A rail on which nothing moves gets nothing more: neither bulk nor messages, nor questions.
 TEST_F(TwoRails, ASilentOneGetsNothingMore) {
-  run(write(64 * kMiB), 2, 2);
-  const TransferId id = write(8 * kMiB);
+  run(write(64 * kMebibyte), 2, 2);
+  const TransferId id = write(8 * kMebibyte);
   const size_t stuck = first_->held.size();
   ASSERT_GT(stuck, 0u);
   for (int ms = 0; ms < 200; ++ms) {
@@ -199,7 +199,7 @@ TEST_F(TwoRails, ASilentOneGetsNothingMore) {
     if (!second_->held.empty()) report_one(*second_);
   }
   EXPECT_LE(first_->held.size(), stuck);
-  const TransferId more = write(32 * kMiB);
+  const TransferId more = write(32 * kMebibyte);
   EXPECT_EQ(first_->held.size(), stuck) << "it got some";
   ASSERT_TRUE(worker_->notify_detached(peer_, "small").ok());
   turn();
@@ -213,8 +213,8 @@ TEST_F(TwoRails, ASilentOneGetsNothingMore) {
 }
 
 TEST_F(TwoRails, WhatOneHasLostIsNotTriedOnOneThatIsNotKnown) {
-  run(write(64 * kMiB), 2, 2);
-  const TransferId id = write(8 * kMiB);
+  run(write(64 * kMebibyte), 2, 2);
+  const TransferId id = write(8 * kMebibyte);
   ASSERT_FALSE(first_->held.empty());
   ScriptedRail& third = provider_->call_in(who_);
   turn();
@@ -226,7 +226,7 @@ TEST_F(TwoRails, WhatOneHasLostIsNotTriedOnOneThatIsNotKnown) {
     report_one(second_->held.empty() ? *first_ : *second_);
   }
   EXPECT_EQ(*worker_->state(id), TransferState::kDone);
-  write(8 * kMiB);
+  write(8 * kMebibyte);
   EXPECT_GT(third.held.size(), 0u) << "what is new tries it";
 }
 
