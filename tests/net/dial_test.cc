@@ -122,7 +122,7 @@ TEST(Dials, WhoAnswersButNotToLargePacketsIsCalledWithSmallerOnes) {
            {600, "10.0.0.1:7/0 10.0.0.1:7/1220 10.0.0.1:7/536 met"},
            {100, "10.0.0.1:7/0 10.0.0.1:7/1220 10.0.0.1:7/536 failed"}}) {
     Dial dial = dial_of("10.0.0.1:7", Resume::kNew);
-    EXPECT_EQ(run_narrow(dial, [&](auto&) { return most; }), calls);
+    EXPECT_EQ(run_narrow(dial, [most = most](auto&) { return most; }), calls);
   }
 }
 

@@ -84,18 +84,18 @@ TEST(EndedSocket, TakesNothingAndLosesNothing) {
   msghdr message{};
   message.msg_iov = &at;
   message.msg_iovlen = 1;
-  ASSERT_EQ(socket.send(message), 100);
+  ASSERT_EQ(socket.send(message, false), 100);
   ASSERT_EQ(::send(peer, "the last words", 14, MSG_NOSIGNAL), 14);
   ::shutdown(peer, SHUT_WR);
   ::close(peer);  // with 100 bytes unread
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(socket.send(message), -EAGAIN);
+    EXPECT_EQ(socket.send(message, false), -EAGAIN);
     poller->poll();
     EXPECT_TRUE(socket.can_receive());
   }
-  EXPECT_EQ(socket.receive(message), 14);
+  EXPECT_EQ(socket.receive(message, false), 14);
   EXPECT_TRUE(socket.can_receive());
-  EXPECT_EQ(socket.receive(message), 0);
+  EXPECT_EQ(socket.receive(message, false), 0);
   ::close(*listener);
 }
 
