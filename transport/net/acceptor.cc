@@ -340,9 +340,8 @@ absl::Status reachable(const std::string& addresses, std::string_view host_id,
   if (!elsewhere) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("the peer has no address for other machines (", addresses,
-                   "): start it with a listen_host that others can reach, for example 0.0.0.0 or "
-                   "::. Where it listens so, its machine has none but link-local ones (fe80::*, "
-                   "169.254.*), which are not used: give one of its interfaces another"));
+                   "): start it with a listen_host that others can reach, for example 0.0.0.0; "
+                   "link-local addresses (fe80::*, 169.254.*) are not used"));
 }
 
 }  // namespace baton::net
