@@ -133,8 +133,9 @@ absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes, cons
 void Agent::Impl::remember_told(const std::string& agent, uint64_t by) {
   constexpr int kLooks = 8;  // more than come at a time
   std::lock_guard lock(mutex);
-  RemoteAgent& newest = remotes[agent];
-  const bool known = std::exchange(newest.told_by, by) != 0;
+  const auto newest = remotes.find(agent);
+  if (newest == remotes.end()) return;  // the application has removed it meanwhile
+  const bool known = std::exchange(newest->second.told_by, by) != 0;
   if (!known) unasked.push_back(agent);
   for (int i = 0; i < kLooks && unasked.size() > kMostGoneRemotes; ++i) {
     std::string name = std::move(unasked.front());
