@@ -12,9 +12,9 @@
 namespace baton::tcp {
 namespace {
 
-constexpr size_t kBytes = 4096;
+constexpr size_t kLastBytes = 4096;
 constexpr const char* kWhy = "enough";
-const RemoteRegion kSomewhere{.key = 1, .size = kBytes, .index = 1, .generation = 1};
+const RemoteRegion kSomewhere{.key = 1, .size = kLastBytes, .index = 1, .generation = 1};
 
 class Goodbye : public TcpPair {
  protected:
@@ -27,7 +27,7 @@ class Goodbye : public TcpPair {
   }
   // The node writes to the peer, which has it, unread.
   void write(size_t bytes) {
-    local_.assign(kBytes, 'l');
+    local_.assign(kLastBytes, 'l');
     auto& t = node_.transfer(Op::kWrite, local_, Layout::contiguous(0, bytes), kSomewhere,
                              Layout::contiguous(0, bytes));
     ASSERT_TRUE(node_.rails[0]->post({&t, 0, 0, bytes}, node_));
@@ -44,20 +44,20 @@ class Goodbye : public TcpPair {
     return encoded({.type = framed::FrameType::kWrite,
                     .flags = framed::kLast,
                     .transfer = {1, 1},
-                    .bytes = kBytes,
+                    .bytes = kLastBytes,
                     .pieces = 1,
                     .region = region_.index,
                     .generation = region_.generation,
                     .key = region_.key,
-                    .slice_bytes = kBytes,
-                    .total_bytes = kBytes},
-                   {{0, kBytes}}, std::string(kBytes, 'p'));
+                    .slice_bytes = kLastBytes,
+                    .total_bytes = kLastBytes},
+                   {{0, kLastBytes}}, std::string(kLastBytes, 'p'));
   }
   void close_node() { node_.rails[0]->close(absl::CancelledError(kWhy), node_); }
 
   TcpNode node_{"node", settings()};
   RawPeer peer_;
-  std::vector<char> memory_ = std::vector<char>(kBytes, 'x'), local_;
+  std::vector<char> memory_ = std::vector<char>(kLastBytes, 'x'), local_;
   RemoteRegion region_ = node_.share(memory_);
 };
 
@@ -68,7 +68,7 @@ TEST_F(Goodbye, WhatThePeerSaidBeforeItsEndIsReadThoughItDidNotReadOurs) {
   peer_.close();  // with our write unread in it: the kernel sends a reset behind the end
   ASSERT_TRUE(run_until({&node_}, [&] { return node_.rails.empty(); }));
   EXPECT_EQ(node_.landed.size(), 1u);
-  EXPECT_EQ(memory_, std::vector<char>(kBytes, 'p'));
+  EXPECT_EQ(memory_, std::vector<char>(kLastBytes, 'p'));
 }
 
 // Sending first, for a socket with much unread is sent to between two reads.
@@ -84,18 +84,18 @@ TEST(EndedSocket, TakesNothingAndLosesNothing) {
   msghdr message{};
   message.msg_iov = &at;
   message.msg_iovlen = 1;
-  ASSERT_EQ(socket.send(message, false), 100);
+  ASSERT_EQ(socket.send(message, kNever), 100);
   ASSERT_EQ(::send(peer, "the last words", 14, MSG_NOSIGNAL), 14);
   ::shutdown(peer, SHUT_WR);
   ::close(peer);  // with 100 bytes unread
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(socket.send(message, false), -EAGAIN);
+    EXPECT_EQ(socket.send(message, kNever), -EAGAIN);
     poller->poll();
     EXPECT_TRUE(socket.can_receive());
   }
-  EXPECT_EQ(socket.receive(message, false), 14);
+  EXPECT_EQ(socket.receive(message, kNever), 14);
   EXPECT_TRUE(socket.can_receive());
-  EXPECT_EQ(socket.receive(message, false), 0);
+  EXPECT_EQ(socket.receive(message, kNever), 0);
   ::close(*listener);
 }
 

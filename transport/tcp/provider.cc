@@ -309,7 +309,8 @@ bool TcpProvider::arm() {
 Time TcpProvider::next_timer() const {
   Time next = std::min(acceptor_.next_timer(), shared_->redials.next());
   for (const TcpRail* rail : shared_->active) {
-    if (rail != nullptr) next = std::min({next, rail->next_timer(), rail->ack_due()});
+    if (rail != nullptr)
+      next = std::min({next, rail->next_timer(), rail->ack_due(), rail->look_again()});
   }
   return next;
 }

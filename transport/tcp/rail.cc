@@ -219,6 +219,7 @@ void TcpRail::say_goodbye(std::string_view why) {
 bool TcpRail::advance(EventSink& sink) {
   if (closed_) return false;
   inside_ = true;
+  socket_.look_again(shared_->now);
   bool any = false;
   if (!failing_ && socket_.direct() && !urgent_.empty() && socket_.can_send()) any |= send();
   if (!failing_ && listening() && socket_.can_receive()) any |= receive(sink);

@@ -73,6 +73,8 @@ class TcpRail final : public framed::FramedRail {
   // directly.
   static constexpr uint32_t kHotFrom = 8;
   static constexpr Time kHotFor = std::chrono::microseconds(50);
+  // What a hole in the memory of a slice costs. More often each short count would cost a call.
+  static constexpr Time kLookAgain = std::chrono::milliseconds(1);
   static constexpr uint32_t kMaxReads = 32;  // READ frames without their READ_END
   // Of one frame where payload has a tag: what was sealed is sent while the caches still have it.
   static constexpr size_t kSealedPayload = 128 << 10;
@@ -90,6 +92,8 @@ class TcpRail final : public framed::FramedRail {
 
   // When an acknowledgement that waits for data leaves without it; kNever: none does.
   Time ack_due() const { return closed_ || at_once_ ? kNever : hold_.due(); }
+  // When the socket is looked at though the poller has told nothing.
+  Time look_again() const { return closed_ ? kNever : socket_.look_again(); }
   // Called by the provider. Moves what the socket takes and has, once each way; true if anything
   // moved. The rail may be gone afterwards.
   bool advance(EventSink& sink);
@@ -163,6 +167,9 @@ class TcpRail final : public framed::FramedRail {
   bool waiting() const override;
   bool may_be_read_to_the_end() const;
   uint64_t moved() const override;
+  Time look_again(bool memory_may_be_gone) const {
+    return memory_may_be_gone ? shared_->now + kLookAgain : kNever;
+  }
   bool something_to_send() const;
   bool data_to_send() const;
   bool listening() const;

@@ -32,7 +32,7 @@ void TcpRail::landing_failed() {
 bool TcpRail::receive(EventSink& sink) {
   msghdr message;
   rx_.fill(message);
-  const ssize_t received = socket_.receive(message, rx_.may_fault());
+  const ssize_t received = socket_.receive(message, look_again(rx_.may_fault()));
   looked_ = shared_->round;
   if (received == -EAGAIN) return false;
   if (received == -EFAULT && in_payload_ && !rx_.discarding()) {

@@ -66,7 +66,7 @@ bool TcpRail::send() {
   if (batch_.sent()) return false;
   msghdr message;
   batch_.fill(message);
-  const ssize_t sent = socket_.send(message, batch_fades_);
+  const ssize_t sent = socket_.send(message, look_again(batch_fades_));
   if (sent == -EAGAIN) return false;
   if (sent == -EFAULT) {
     source_gone();

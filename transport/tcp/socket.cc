@@ -50,39 +50,41 @@ int Socket::error() {
   return error;
 }
 
-ssize_t Socket::receive(msghdr& message, bool may_fault) {
+ssize_t Socket::receive(msghdr& message, Time look_again) {
   // recvmsg() would hand out what lies in the buffer before it tells of a reset, so it is asked for
   // that first, each time: the poller's word may be older than the reset, unless nothing has been
   // done since.
   const bool fresh = std::exchange(direct_, false) || poller_.take_fresh();
   const bool known = fresh && (watched_.ready & kGone) == 0;
   if (const int failed = known ? 0 : error(); failed != 0) return -failed;
-  return account(recvmsg(fd_, &message, MSG_DONTWAIT), message, may_fault, EPOLLIN);
+  return account(recvmsg(fd_, &message, MSG_DONTWAIT), message, look_again, in_);
 }
 
-ssize_t Socket::send(const msghdr& message, bool may_fault) {
+ssize_t Socket::send(const msghdr& message, Time look_again) {
   if (watched_.ready & kGone) {
     const int failed = error();
     if (failed != 0) return -failed;
   }
   poller_.take_fresh();  // sending takes time
   const ssize_t sent =
-      account(sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL), message, may_fault, EPOLLOUT);
+      account(sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL), message, look_again, out_);
   if (sent != -EPIPE) return sent;
   ended_ = true;  // the peer takes nothing any more; its last words may still be unread
   return -EAGAIN;
 }
 
-ssize_t Socket::account(ssize_t moved, const msghdr& message, bool may_fault, uint32_t bit) {
+ssize_t Socket::account(ssize_t moved, const msghdr& message, Time look_again,
+                        Direction& direction) {
+  direction.look_again = kNever;
   if (moved < 0) {
     const int why = errno == EWOULDBLOCK || errno == EINTR ? EAGAIN : errno;
-    if (why == EAGAIN && errno != EINTR) watched_.ready &= ~bit;
+    if (why == EAGAIN && errno != EINTR) watched_.ready &= ~direction.bit;
     return -why;
   }
-  // A short count means that the buffer is empty (full): the next edge will say otherwise. Or that
-  // memory is gone, and then there may be none.
-  const bool full = moved > 0 && static_cast<size_t>(moved) < bytes_of(message);
-  if (full && !may_fault) watched_.ready &= ~bit;
+  if (moved > 0 && static_cast<size_t>(moved) < bytes_of(message)) {
+    watched_.ready &= ~direction.bit;
+    direction.look_again = look_again;
+  }
   return moved;
 }
 
