@@ -1,14 +1,10 @@
-// `baton serve_bench`: open-loop or closed-loop load on an HTTP endpoint, with the definitions and
-// the JSON keys of `vllm bench serve`.
-#include <httplib.h>
-
-#include <atomic>
-#include <chrono>
+// `baton serve_bench`: load on an OpenAI-compatible server, with the flags, definitions and JSON
+// keys of `vllm bench serve`; on several servers in turns, to compare them.
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -19,152 +15,342 @@
 #include "engine/commands/serve_cli.h"
 #include "engine/demo/demo.h"
 #include "engine/files/files.h"
-#include "engine/files/json_fields.h"
-#include "engine/http/http_fetch.h"
-#include "engine/serve/metrics.h"
+#include "engine/load/load.h"
+#include "engine/load/load_report.h"
+#include "engine/load/workload.h"
 
 namespace baton::engine::commands {
 namespace {
 
 using nlohmann::json;
-using Clock = std::chrono::steady_clock;
+
+constexpr const char* kCommand = "baton serve_bench";
+constexpr size_t kClosedLoop = 8;  // clients, where neither a rate nor their number is given
 
 struct BenchOptions {
   std::string url = "http://127.0.0.1:8000";
-  int requests = 100;
-  double rate = 0;  // per second; 0: closed loop
-  int concurrency = 8;
-  size_t prompt_bytes = 1000;
-  int output = 64;
-  uint64_t seed = 1;
+  std::string host;  // instead of the URL
+  int port = 8000;
+  std::string name = "this server";
+  std::vector<std::string> baselines;  // NAME=URL
+  std::string model;
+  std::string backend = "openai";
+  std::string key;
+  double temperature = 0.7;
+  load::WorkloadOptions workload;
+  double rate = 0;
+  double burstiness = 1;
+  size_t concurrency = 0;
+  int warmups = 0;
+  int rounds = 1;
+  int64_t timeout = 600;
+  std::vector<std::string> goodput;
+  std::string percentiles = "99";
+  std::string metrics;
+  load::ReportOptions report;
   std::string json_file;
 };
 
-struct Sample {
-  bool ok = false;
-  double ttft_ms = 0, e2e_ms = 0;
-  std::vector<double> itl_ms;
-  size_t input = 0, output = 0;
-  double tpot_ms() const {
-    return output > 1 ? (e2e_ms - ttft_ms) / static_cast<double>(output - 1) : 0;
-  }
+struct Target {
+  std::string name;
+  load::Server server;
+  std::vector<load::LoadResult> rounds;
 };
 
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+// A check by a parser of ours.
+template <typename Parse>
+CLI::Validator parsed_by(Parse parse) {
+  return {[parse](const std::string& text) { return std::string(parse(text).status().message()); },
+          ""};
 }
 
-// One streamed completion.
-Sample measure(const BenchOptions& options, const std::string& prompt, uint64_t seed) {
-  httplib::Client client(options.url);
-  client.set_read_timeout(std::chrono::seconds(300));
-  client.set_tcp_nodelay(true);
-  httplib::Request request;
-  request.method = "POST";
-  request.path = "/v1/completions";
-  request.set_header("Content-Type", "application/json");
-  request.body = json{{"prompt", prompt},
-                      {"max_tokens", options.output},
-                      {"temperature", 0.7},
-                      {"seed", seed},
-                      {"ignore_eos", true},
-                      {"stream", true},
-                      {"stream_options", {{"include_usage", true}}}}
-                     .dump(-1, ' ', false, json::error_handler_t::replace);
-  Sample sample;
-  std::string buffer;
-  double last_ms = 0;
-  const Clock::time_point start = Clock::now();
-  request.content_receiver = [&](const char* data, size_t size, uint64_t, uint64_t) {
-    buffer.append(data, size);
-    for (size_t end; (end = buffer.find("\n\n")) != std::string::npos; buffer.erase(0, end + 2)) {
-      const std::string_view line = std::string_view(buffer).substr(0, end);
-      if (!line.starts_with("data: ")) continue;
-      if (line == "data: [DONE]") {
-        sample.ok = sample.output > 0;
-        continue;
-      }
-      const absl::StatusOr<json> event = parse_json(line.substr(6), "an event");
-      if (!event.ok()) continue;
-      const json& usage = member(*event, "usage");
-      if (usage.is_object()) {
-        sample.input =
-            static_cast<size_t>(int_field(usage, "prompt_tokens", 0, INT32_MAX, 0).value_or(0));
-      }
-      const json& choices = member(*event, "choices");
-      if (!choices.is_array() || choices.empty()) continue;
-      const double now_ms = ms_since(start);
-      if (sample.output++ == 0) {
-        sample.ttft_ms = now_ms;
-      } else {
-        sample.itl_ms.push_back(now_ms - last_ms);
-      }
-      last_ms = sample.e2e_ms = now_ms;
-    }
-    return true;
+CLI::Validator a_url() { return parsed_by(http::HttpUrl::parse); }
+
+CLI::Validator a_baseline() {
+  return {[](const std::string& text) {
+            const size_t equals = text.find('=');
+            if (equals == 0 || equals == std::string::npos) {
+              return absl::StrCat("\"", text, "\" is no NAME=URL");
+            }
+            return std::string(http::HttpUrl::parse(text.substr(equals + 1)).status().message());
+          },
+          ""};
+}
+
+// "inf" is what vLLM's benchmark calls no rate.
+CLI::Validator a_rate() {
+  return {[](std::string& text) {
+            if (text == "inf") text = "0";
+            return command_line::real_number(0, 1e6)(text);
+          },
+          ""};
+}
+
+void add_server_flags(CLI::App& app, BenchOptions& options) {
+  app.add_option("--url,--base-url", options.url, "the server")
+      ->check(a_url())
+      ->type_name("URL")
+      ->capture_default_str();
+  app.add_option("--host", options.host, "the same by its host and --port")->type_name("HOST");
+  app.add_option("--port", options.port, "with --host")
+      ->check(command_line::whole_number(1, 65535))
+      ->capture_default_str();
+  app.add_option("--baseline", options.baselines,
+                 "another server, which is asked the same in turns; any number of them")
+      ->check(a_baseline())
+      ->type_name("NAME=URL");
+  app.add_option("--model", options.model, "the model's name [the one that each server has]")
+      ->type_name("NAME");
+  app.add_option("--backend", options.backend,
+                 "openai, or vllm: /v1/completions; openai-chat: /v1/chat/completions")
+      ->check(command_line::one_of({"openai", "vllm", "openai-chat"}))
+      ->capture_default_str();
+  app.add_option("--api-key", options.key, "of the servers")->type_name("KEY");
+  app.add_option("--temperature", options.temperature, "of sampling")
+      ->check(command_line::real_number(0, 2))
+      ->capture_default_str();
+}
+
+void add_workload_flags(CLI::App& app, load::WorkloadOptions& workload) {
+  app.add_flag("--ignore-eos", "answers have their whole length: they always have");
+  const auto tokens = [&](const char* flags, auto& value, const char* meaning) {
+    app.add_option(flags, value, meaning)
+        ->check(command_line::whole_number(1, 1 << 20))
+        ->capture_default_str();
   };
-  client.send(request);
-  return sample;
+  app.add_option(
+         "--dataset-name", workload.dataset,
+         "what is asked: passages of text, random tokens, repeated prefixes, ShareGPT's "
+         "conversations or their lengths, prompts of a file, or a trace in Mooncake's format")
+      ->check(command_line::one_of(load::dataset_names()))
+      ->capture_default_str();
+  app.add_option("--dataset-path", workload.file, "of sharegpt, custom and mooncake")
+      ->check(command_line::readable_file())
+      ->type_name("FILE");
+  app.add_option("--num-prompts", workload.requests, "requests, at most")
+      ->check(command_line::whole_number(1, 1'000'000))
+      ->capture_default_str();
+  tokens("--prompt-bytes", workload.text_bytes, "text: length of a prompt");
+  app.add_option(
+         "--output-len,--random-output-len,--sharegpt-output-len,--custom-output-len,"
+         "--prefix-repetition-output-len",
+         workload.output, "tokens per request [64, or as the dataset has it]")
+      ->check(command_line::whole_number(1, 1 << 20))
+      ->default_str("");
+  tokens("--input-len,--random-input-len", workload.input, "random: tokens of a prompt");
+  app.add_option("--random-range-ratio", workload.range,
+                 "random: lengths are within [1 - this, 1 + this] times those")
+      ->check(command_line::real_number(0, 1))
+      ->capture_default_str();
+  app.add_option("--random-prefix-len", workload.prefix,
+                 "random: tokens before that, the same for all")
+      ->check(command_line::whole_number(0, 1 << 20))
+      ->capture_default_str();
+  tokens("--prefix-repetition-num-prefixes", workload.prefixes, "prefix_repetition: beginnings");
+  tokens("--prefix-repetition-prefix-len", workload.prefix_tokens, "tokens of each");
+  tokens("--prefix-repetition-suffix-len", workload.suffix_tokens, "tokens behind it");
+  app.add_option("--trace-scale", workload.trace_scale,
+                 "mooncake: all lengths times this, for small models")
+      ->check(command_line::real_number(1e-4, 1e3))
+      ->capture_default_str();
+  app.add_option("--trace-speed", workload.trace_speed,
+                 "mooncake: its clock goes so much faster; its times count unless there is a "
+                 "--request-rate")
+      ->check(command_line::real_number(1e-4, 1e6))
+      ->capture_default_str();
+  app.add_option("--seed", workload.seed, "of prompts, arrivals and sampling")
+      ->check(command_line::whole_number(0, UINT64_MAX))
+      ->capture_default_str();
 }
 
-// Passages of the demo's texts, cut at random places; deterministic per seed.
-std::vector<std::string> make_prompts(const BenchOptions& options) {
-  const std::string text = demo::kDemoPrompts;
-  std::mt19937_64 random(options.seed);
-  std::vector<std::string> prompts(static_cast<size_t>(options.requests));
-  for (std::string& prompt : prompts) {
-    const size_t begin = random() % text.size();
-    while (prompt.size() < options.prompt_bytes) {
-      const size_t from = prompt.empty() ? begin : 0;
-      prompt += text.substr(from, options.prompt_bytes - prompt.size());
+void add_load_flags(CLI::App& app, BenchOptions& options) {
+  app.add_option("--request-rate", options.rate,
+                 "arrivals per second; 0 or inf: as soon as --max-concurrency lets them")
+      ->transform(a_rate())
+      ->type_name("RATE")
+      ->capture_default_str();
+  app.add_option("--burstiness", options.burstiness,
+                 "shape of the gaps between arrivals: 1 a Poisson process, less: bursts")
+      ->check(command_line::real_number(0.01, 1e6))
+      ->capture_default_str();
+  app.add_option("--max-concurrency", options.concurrency,
+                 "requests that are open at a time [8, or any number with a rate or a trace]")
+      ->check(command_line::whole_number(1, 100'000))
+      ->default_str("");
+  app.add_option("--num-warmups", options.warmups, "requests before, which do not count")
+      ->check(command_line::whole_number(0, 100'000))
+      ->capture_default_str();
+  app.add_option("--rounds", options.rounds, "of the whole, each with other prompts")
+      ->check(command_line::whole_number(1, 1000))
+      ->capture_default_str();
+  app.add_option("--timeout", options.timeout, "s, of an answer")
+      ->check(command_line::whole_number(1, 1'000'000))
+      ->capture_default_str();
+}
+
+void add_report_flags(CLI::App& app, BenchOptions& options) {
+  app.add_option("--percentile-metrics", options.metrics,
+                 "of ttft, tpot, itl, e2el, queued, kv_wait [all of them that are there]")
+      ->check(parsed_by(load::parse_metrics))
+      ->type_name("LIST");
+  app.add_option("--metric-percentiles", options.percentiles, "such as 50,90,99")
+      ->check(parsed_by(load::parse_percentiles))
+      ->type_name("LIST")
+      ->capture_default_str();
+  app.add_option("--goodput", options.goodput,
+                 "what a good answer takes at most, of ttft, tpot, e2el, in ms; several of them")
+      ->check(parsed_by(load::parse_goodput))
+      ->type_name("NAME:MS");
+  app.add_option("--json,--result-filename", options.json_file, "write the report to this file")
+      ->check(command_line::writable_file())
+      ->type_name("FILE");
+  app.add_flag("--save-detailed", options.report.detailed, "with every request in it");
+}
+
+int fail(const absl::Status& status) {
+  std::fprintf(stderr, "%s: %s\n", kCommand, std::string(status.message()).c_str());
+  return 1;
+}
+
+// Dies of its first answer, if a server is not one.
+absl::Status prepare(const std::shared_ptr<http::EventLoop>& loop, const BenchOptions& options,
+                     std::vector<Target>& targets, load::Words& words) {
+  for (Target& target : targets) {
+    if (!options.model.empty()) {
+      target.server.model = options.model;
+      continue;
     }
+    const auto model = load::model_of(loop, target.server);
+    if (!model.ok()) return model.status();
+    target.server.model = *model;
   }
-  return prompts;
+  const bool by_words = load::needs_of(options.workload) == load::Needs::kWords ||
+                        options.workload.dataset == "mooncake";
+  if (!by_words) return absl::OkStatus();
+  const auto found = load::words_of(loop, targets.front().server, demo::kDemoPrompts);
+  if (!found.ok()) return found.status();
+  words = *found;
+  return absl::OkStatus();
 }
 
-std::vector<Sample> run_load(const BenchOptions& options, double* seconds) {
-  const std::vector<std::string> prompts = make_prompts(options);
-  std::vector<Sample> samples(prompts.size());
-  std::vector<std::thread> threads;
-  const Clock::time_point start = Clock::now();
+absl::StatusOr<std::vector<load::LoadRequest>> requests_of(
+    const std::shared_ptr<http::EventLoop>& loop, const load::WorkloadOptions& workload,
+    const load::Server& server, const load::Words& words) {
+  auto requests = load::make_workload(workload, words);
+  if (!requests.ok() || !server.chat) return requests;
+  const absl::Status status = load::detokenize(loop, server, *requests);
+  if (!status.ok()) return status;
+  return requests;
+}
+
+load::LoadOptions load_of(const BenchOptions& options,
+                          const std::vector<load::LoadRequest>& requests, uint64_t seed) {
+  load::LoadOptions load{.concurrency = options.concurrency,
+                         .seed = seed,
+                         .timeout = std::chrono::seconds(options.timeout)};
+  const bool timed = requests.back().at > Time{};
   if (options.rate > 0) {
-    // Open loop: arrivals do not wait for replies. Gaps are renormalised so that all requests
-    // arrive within requests / rate seconds.
-    std::mt19937_64 random(options.seed + 1);
-    std::exponential_distribution<double> gap(options.rate);
-    std::vector<double> at(prompts.size());
-    double sum = 0;
-    for (double& time : at) time = sum += gap(random);
-    const double scale = static_cast<double>(prompts.size()) / options.rate / sum;
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      std::this_thread::sleep_until(start + std::chrono::duration_cast<Clock::duration>(
-                                                std::chrono::duration<double>(at[i] * scale)));
-      threads.emplace_back([&, i] { samples[i] = measure(options, prompts[i], i); });
-    }
-  } else {
-    std::atomic<size_t> next{0};
-    for (int t = 0; t < options.concurrency; ++t) {
-      threads.emplace_back([&] {
-        for (size_t i; (i = next++) < prompts.size();) {
-          samples[i] = measure(options, prompts[i], i);
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    threads.clear();
+    load.at = load::arrivals(requests.size(), options.rate, options.burstiness, seed + 1);
+  } else if (timed) {
+    for (const load::LoadRequest& request : requests) load.at.push_back(request.at);
+  } else if (load.concurrency == 0) {
+    load.concurrency = kClosedLoop;
   }
-  for (std::thread& thread : threads) thread.join();
-  *seconds = ms_since(start) * 1e-3;
-  return samples;
+  return load;
 }
 
-void summarize(json* report, const char* name, const std::vector<double>& values) {
-  double sum = 0;
-  for (double value : values) sum += value;
-  const double mean = values.empty() ? 0 : sum / static_cast<double>(values.size());
-  (*report)[absl::StrCat("mean_", name, "_ms")] = mean;
-  (*report)[absl::StrCat("median_", name, "_ms")] = serve::percentile(values, 50);
-  (*report)[absl::StrCat("p99_", name, "_ms")] = serve::percentile(values, 99);
+absl::Status run_rounds(const std::shared_ptr<http::EventLoop>& loop, const BenchOptions& options,
+                        const load::Words& words, std::vector<Target>& targets) {
+  if (options.warmups > 0) {
+    load::WorkloadOptions warm = options.workload;
+    warm.requests = static_cast<size_t>(options.warmups);
+    warm.seed = ~warm.seed;
+    for (const Target& target : targets) {
+      const auto requests = requests_of(loop, warm, target.server, words);
+      if (!requests.ok()) return requests.status();
+      (void)load::run_load(loop, target.server, *requests,
+                           {.concurrency = kClosedLoop, .seed = warm.seed});
+    }
+  }
+  for (int round = 0; round < options.rounds; ++round) {
+    load::WorkloadOptions workload = options.workload;
+    workload.seed += static_cast<uint64_t>(round) * workload.requests;
+    const auto requests = requests_of(loop, workload, targets.front().server, words);
+    if (!requests.ok()) return requests.status();
+    const load::LoadOptions load = load_of(options, *requests, workload.seed);
+    for (size_t i = 0; i < targets.size(); ++i) {  // each is the first now and then
+      Target& target = targets[(i + static_cast<size_t>(round)) % targets.size()];
+      target.rounds.push_back(load::run_load(loop, target.server, *requests, load));
+    }
+  }
+  return absl::OkStatus();
+}
+
+json settings_of(const BenchOptions& options, const Target& target) {
+  return {{"name", target.name},
+          {"url", target.server.url.text()},
+          {"model_id", target.server.model},
+          {"backend", options.backend},
+          {"dataset_name", options.workload.dataset},
+          {"num_prompts", options.workload.requests},
+          {"rounds", options.rounds},
+          {"request_rate", options.rate > 0 ? json(options.rate) : json("inf")},
+          {"burstiness", options.burstiness},
+          {"seed", options.workload.seed}};
+}
+
+// Whatever was asked for, and what only our servers tell where one has told it.
+void choose_metrics(BenchOptions& options, const std::vector<load::LoadResult>& results) {
+  if (!options.metrics.empty()) {
+    options.report.metrics = *load::parse_metrics(options.metrics);
+    return;
+  }
+  const auto any = [&](Time load::Answer::*time) {
+    for (const load::LoadResult& result : results) {
+      for (const load::Answer& answer : result.answers) {
+        if (answer.*time > Time{}) return true;
+      }
+    }
+    return false;
+  };
+  if (any(&load::Answer::queued)) options.report.metrics.emplace_back("queued");
+  if (any(&load::Answer::kv_wait)) options.report.metrics.emplace_back("kv_wait");
+}
+
+int tell_failures(const std::vector<std::pair<std::string, load::LoadResult>>& results) {
+  int status = 0;
+  for (const auto& [name, result] : results) {
+    size_t failed = 0;
+    const std::string* first = nullptr;
+    for (const load::Answer& answer : result.answers) {
+      if (answer.ok()) continue;
+      if (failed++ == 0) first = &answer.error;
+    }
+    if (failed == 0) continue;
+    status = 1;
+    std::fprintf(stderr, "%s: %zu of %zu requests failed at %s; the first: %s\n", kCommand, failed,
+                 result.answers.size(), name.c_str(), first->c_str());
+  }
+  return status;
+}
+
+std::vector<Target> targets_of(const BenchOptions& options) {
+  std::vector<Target> targets;
+  const auto add = [&](const std::string& name, const std::string& url) {
+    targets.push_back({.name = name,
+                       .server = {.url = *http::HttpUrl::parse(url),
+                                  .key = options.key,
+                                  .chat = options.backend == "openai-chat",
+                                  .temperature = options.temperature}});
+  };
+  const std::string url =
+      options.host.empty() ? options.url : absl::StrCat("http://", options.host, ":", options.port);
+  add(options.baselines.empty() ? url : options.name, url);
+  for (const std::string& baseline : options.baselines) {
+    const size_t equals = baseline.find('=');
+    add(baseline.substr(0, equals), baseline.substr(equals + 1));
+  }
+  return targets;
 }
 
 }  // namespace
@@ -172,82 +358,61 @@ void summarize(json* report, const char* name, const std::vector<double>& values
 int serve_bench_main(int argc, char** argv) {
   BenchOptions options;
   CLI::App app("Loads an OpenAI-compatible server and reports latencies.");
-  app.add_option("--url", options.url, "the server")
-      ->check(
-          [](const std::string& url) {
-            return std::string(http::HttpUrl::parse(url).status().message());
-          },
-          "")
-      ->type_name("URL")
-      ->capture_default_str();
-  app.add_option("--num-prompts", options.requests, "requests")
-      ->check(command_line::whole_number(1, 1'000'000))
-      ->capture_default_str();
-  app.add_option("--request-rate", options.rate,
-                 "Poisson arrivals per second; 0: each of --max-concurrency clients sends its next "
-                 "request when the last is answered")
-      ->check(command_line::real_number(0, 1e6))
-      ->capture_default_str();
-  app.add_option("--max-concurrency", options.concurrency, "clients of the closed loop")
-      ->check(command_line::whole_number(1, 1024))
-      ->capture_default_str();
-  app.add_option("--prompt-bytes", options.prompt_bytes, "length of a prompt's text")
-      ->check(command_line::whole_number(1, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--output-len", options.output, "tokens per request")
-      ->check(command_line::whole_number(1, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--seed", options.seed, "of prompts and arrivals")
-      ->check(command_line::whole_number(0, UINT64_MAX))
-      ->capture_default_str();
-  app.add_option("--json", options.json_file, "write the report to this file")
-      ->check(command_line::writable_file())
-      ->type_name("FILE");
-  if (const int status = command_line::parse(app, "baton serve_bench", argc, argv); status >= 0) {
+  add_server_flags(app, options);
+  add_workload_flags(app, options.workload);
+  add_load_flags(app, options);
+  add_report_flags(app, options);
+  if (const int status = command_line::parse(app, kCommand, argc, argv); status >= 0) {
     return status;
   }
+  if (options.host.empty() && app.count("--port") > 0) {
+    std::fprintf(stderr, "%s: --port is for --host; or give --url http://HOST:PORT\n", kCommand);
+    return command_line::kUsage;
+  }
+  if (load::needs_of(options.workload) == load::Needs::kFile && options.workload.file.empty()) {
+    std::fprintf(stderr, "%s: --dataset-name %s needs a file: add --dataset-path\n", kCommand,
+                 options.workload.dataset.c_str());
+    return command_line::kUsage;
+  }
+  for (const std::string& limit : options.goodput) {
+    options.report.goodput.insert(*load::parse_goodput(limit));
+  }
+  options.report.percentiles = *load::parse_percentiles(options.percentiles);
 
-  double seconds = 0;
-  const std::vector<Sample> samples = run_load(options, &seconds);
-  std::vector<double> ttft, tpot, itl, e2e;
-  size_t input = 0, output = 0;
-  for (const Sample& sample : samples) {
-    if (!sample.ok) continue;
-    ttft.push_back(sample.ttft_ms);
-    e2e.push_back(sample.e2e_ms);
-    if (sample.output > 1) tpot.push_back(sample.tpot_ms());
-    itl.insert(itl.end(), sample.itl_ms.begin(), sample.itl_ms.end());
-    input += sample.input;
-    output += sample.output;
+  const auto loop = std::make_shared<http::EventLoop>();
+  loop->start();
+  std::vector<Target> targets = targets_of(options);
+  load::Words words;
+  if (const absl::Status status = prepare(loop, options, targets, words); !status.ok()) {
+    return fail(status);
   }
-  json report = {{"completed", ttft.size()},
-                 {"failed", samples.size() - ttft.size()},
-                 {"duration", seconds},
-                 {"total_input_tokens", input},
-                 {"total_output_tokens", output},
-                 {"request_throughput", static_cast<double>(ttft.size()) / seconds},
-                 {"output_throughput", static_cast<double>(output) / seconds}};
-  summarize(&report, "ttft", ttft);
-  summarize(&report, "tpot", tpot);
-  summarize(&report, "itl", itl);
-  summarize(&report, "e2el", e2e);
-  for (const auto& [key, value] : report.items()) {
-    std::printf("%-22s %s\n", key.c_str(),
-                value.is_number_float() ? std::to_string(value.get<double>()).c_str()
-                                        : value.dump().c_str());
+  if (const absl::Status status = run_rounds(loop, options, words, targets); !status.ok()) {
+    return fail(status);
   }
+  loop->stop();
+
+  std::vector<load::LoadResult> results;
+  for (Target& target : targets) results.push_back(load::joined(std::move(target.rounds)));
+  choose_metrics(options, results);
+  std::vector<std::pair<std::string, json>> reports;
+  std::vector<std::pair<std::string, load::LoadResult>> named;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    json report = load::report_of(results[i], options.report);
+    report.update(settings_of(options, targets[i]));
+    reports.emplace_back(targets[i].name, std::move(report));
+    named.emplace_back(targets[i].name, std::move(results[i]));
+  }
+  std::fputs(load::table_of(reports, options.report).c_str(), stdout);
   if (!options.json_file.empty()) {
+    json report = reports.front().second;
+    for (size_t i = 1; i < reports.size(); ++i) {
+      report["baselines"].push_back(std::move(reports[i].second));
+    }
     const std::string text = report.dump() + "\n";
     const absl::Status status = write_file_atomically(options.json_file, std::string_view(text));
-    if (!status.ok()) {
-      std::fprintf(stderr, "baton serve_bench: %s\n", std::string(status.message()).c_str());
-      return 1;
-    }
+    if (!status.ok()) return fail(status);
   }
-  if (ttft.size() == samples.size()) return 0;
-  std::fprintf(stderr, "baton serve_bench: %zu of %zu requests failed; is %s serving?\n",
-               samples.size() - ttft.size(), samples.size(), options.url.c_str());
-  return 1;
+  return tell_failures(named);
 }
 
 }  // namespace baton::engine::commands

@@ -176,7 +176,26 @@ bool Engine::follow_loads() {
   return changed || !ended.empty();
 }
 
+// What the scheduler has just let out of the queue, to be computed or to wait for its KV.
+void Engine::note_admitted(const StepPlan& plan) {
+  const Time now = clock_.now();
+  for (const auto& [sequence, count] : plan.chunks) {
+    if (sequence->metrics.admitted == Time{}) sequence->metrics.admitted = now;
+  }
+  for (Sequence* sequence : scheduler_.loading()) {
+    RequestMetrics& metrics = sequence->metrics;
+    if (metrics.loading == Time{}) metrics.loading = now;
+    if (metrics.admitted == Time{}) metrics.admitted = now;
+  }
+}
+
+void Engine::load_ended(Sequence* sequence) {
+  const Time begun = std::exchange(sequence->metrics.loading, Time{});
+  if (begun != Time{}) sequence->metrics.kv_wait += clock_.now() - begun;
+}
+
 void Engine::load_finished(Sequence* sequence) {
+  load_ended(sequence);
   RequestMetrics& metrics = sequence->metrics;
   const bool from_tiers = tier_loads_.has_value() && sequence->source == &*tier_loads_;
   (from_tiers ? metrics.tier_tokens : metrics.loaded_tokens) =
@@ -206,6 +225,7 @@ void Engine::note_failed_load(Sequence* sequence, const absl::Status& why) {
 }
 
 void Engine::load_failed(Sequence* sequence, const absl::Status& why) {
+  load_ended(sequence);
   note_failed_load(sequence, why);
   if (sequence->source->may_recompute()) {
     sequence->source->give_up(sequence);
@@ -223,6 +243,7 @@ bool Engine::step(int wake_fd) {
   if (jobs_.has_value()) changed |= follow_jobs();
   if (loads_.has_value() || tiers_ != nullptr) changed |= follow_loads();
   const StepPlan& plan = scheduler_.schedule();
+  note_admitted(plan);
   for (const auto& [sequence, status] : plan.failed) {
     note_failed_load(sequence, status);
     finish(sequence, FinishReason::kError, status);

@@ -146,6 +146,8 @@ class Engine {
   absl::Status compute(const StepPlan& plan);
   void note_failed_load(Sequence* sequence, const absl::Status& why);
   void load_failed(Sequence* sequence, const absl::Status& why);
+  void note_admitted(const StepPlan& plan);
+  void load_ended(Sequence* sequence);
   void load_finished(Sequence* sequence);
   void advance(const ScheduledChunk& chunk, size_t row);
   void take_logits(Sequence* sequence, size_t token, std::span<const float> logits);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -37,6 +38,10 @@ std::string error_body(const char* type, json code, std::string_view message) {
                  {"type", type},
                  {"param", nullptr},
                  {"code", std::move(code)}}}});
+}
+
+double milliseconds(Time time) {
+  return std::round(std::chrono::duration<double, std::micro>(time).count()) / 1e3;
 }
 
 }  // namespace
@@ -112,6 +117,7 @@ json ApiReply::envelope(const char* kind) const {
 // Of what is known so far: a prompt counts once, however many choices it has.
 json ApiReply::usage() const {
   uint32_t prompt_tokens = 0, cached = 0, loaded = 0, output = 0;
+  Time queued{}, kv_wait{};  // of the choice that waited longest
   json details = json::object();
   for (size_t i = 0; i < choices_.size(); ++i) {
     const serve::RequestMetrics& metrics = choices_[i].metrics;
@@ -121,11 +127,15 @@ json ApiReply::usage() const {
       loaded += metrics.loaded_tokens;
     }
     output += choices_[i].tokens;
+    queued = std::max(queued, metrics.queued());
+    kv_wait = std::max(kv_wait, metrics.kv_wait);
     if (!metrics.load_error.ok()) details["kv_load_error"] = metrics.load_error.message();
   }
   output += static_cast<uint32_t>(request_->resume_tokens.size());
   details["cached_tokens"] = cached;
   details["kv_loaded_tokens"] = loaded;
+  details["queued_ms"] = milliseconds(queued);
+  details["kv_wait_ms"] = milliseconds(kv_wait);
   return {{"prompt_tokens", prompt_tokens},
           {"completion_tokens", output},
           {"total_tokens", prompt_tokens + output},

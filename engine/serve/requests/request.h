@@ -26,6 +26,9 @@ std::string_view finish_reason_name(FinishReason reason);  // "stop", "length", 
 // gap between tokens.
 struct RequestMetrics {
   Time arrival{};
+  Time admitted{};     // when it left the queue for the first time; 0: not yet
+  Time loading{};      // when the load that runs was begun; 0: none does
+  Time kv_wait{};      // how long it waited for KV from elsewhere, in all
   Time first_token{};  // 0 if there was none
   Time last_token{};
   Time finish{};
@@ -38,6 +41,7 @@ struct RequestMetrics {
   uint32_t preemptions = 0;
   absl::Status load_error;  // why the KV had to be computed here after all
 
+  Time queued() const { return admitted == Time{} ? Time{} : admitted - arrival; }
   Time ttft() const { return first_token == Time{} ? Time{} : first_token - arrival; }
   Time tpot() const {
     return output_tokens < 2 ? Time{} : (last_token - first_token) / (output_tokens - 1);

@@ -1,0 +1,69 @@
+// A client of an OpenAI-compatible server: asks for one streamed answer, and notes when each part
+// of it came.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/http/event_loop.h"
+#include "engine/http/http_fetch.h"
+#include "engine/load/workload.h"
+#include "transport/clock.h"
+
+namespace baton::engine::load {
+
+struct Server {
+  http::HttpUrl url;
+  std::string model;  // "": what the server has
+  std::string key;    // of its API; "": none
+  bool chat = false;  // by /v1/chat/completions
+  double temperature = 0.7;
+};
+
+// Times count from when the request was sent.
+struct Answer {
+  std::string error;       // why it is not whole; "": it is
+  Time sent{};             // after the load's beginning
+  Time first{};            // to the first token
+  Time end{};              // to the last token
+  std::vector<Time> gaps;  // between tokens
+  size_t input = 0;        // tokens of the prompt, as the server counted them
+  size_t output = 0;       // tokens of the answer
+  size_t cached = 0;       // of the prompt, found in a cache
+  // What Baton's servers say besides: of the prompt, whose KV came from a prefill worker; how long
+  // the request was in the queue, and waited for its KV; why that had to be computed after all.
+  size_t loaded = 0;
+  Time queued{};
+  Time kv_wait{};
+  std::string kv_error;
+
+  bool ok() const { return error.empty(); }
+  // For each token behind the first.
+  Time per_token() const {
+    return output > 1 ? (end - first) / static_cast<int64_t>(output - 1) : Time{};
+  }
+};
+
+// What the server says of itself and of its tokenizer. Each call waits for its answer, 60 s at
+// most, and is for threads other than the loop's. Unavailable with what to do where there is none.
+absl::StatusOr<std::string> model_of(const std::shared_ptr<http::EventLoop>& loop,
+                                     const Server& server);
+absl::StatusOr<Words> words_of(const std::shared_ptr<http::EventLoop>& loop, const Server& server,
+                               std::string_view text);
+// Writes the text of requests that are of tokens.
+absl::Status detokenize(const std::shared_ptr<http::EventLoop>& loop, const Server& server,
+                        std::vector<LoadRequest>& requests);
+
+// Sends the request and calls `done` once, on the loop's thread, on which this is to be called,
+// too. Dropping what is returned cancels. `seed`: of the sampling.
+std::unique_ptr<http::HttpFetch> ask(const std::shared_ptr<http::EventLoop>& loop,
+                                     const Server& server, const LoadRequest& request,
+                                     uint64_t seed, std::chrono::milliseconds timeout,
+                                     std::function<void(Answer)> done);
+
+}  // namespace baton::engine::load
