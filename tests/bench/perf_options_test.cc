@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace baton::bench {
+namespace baton::bench::perf_line {
 namespace {
 
 using testing::Contains;
@@ -319,4 +319,4 @@ TEST(PerfOptions, ForeignFlagsAreKnownInEveryForm) {
 }
 
 }  // namespace
-}  // namespace baton::bench
+}  // namespace baton::bench::perf_line

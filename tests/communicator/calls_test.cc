@@ -17,8 +17,6 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-std::string text(const absl::Status& status) { return std::string(status.message()); }
-
 // `count` elements between any two of two ranks.
 absl::Status all_to_all_v(Communicator& comm, float* data, size_t count, DataType type) {
   std::vector<float> out(2 * count);

@@ -23,8 +23,6 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-std::string text(const absl::Status& status) { return std::string(status.message()); }
-
 // An environment variable, for as long as this lives.
 class ChangedVariable {
  public:

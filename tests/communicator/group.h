@@ -26,6 +26,8 @@ inline CommunicatorOptions test_options(const std::string& provider) {
   return options;
 }
 
+inline std::string text(const absl::Status& status) { return std::string(status.message()); }
+
 // Calls body(communicator) on `ranks` threads and waits for all of them.
 inline void run_group(int ranks, CommunicatorOptions options,
                       const std::function<void(Communicator&)>& body) {

@@ -40,10 +40,10 @@ class Mismatch : public testing::TestWithParam<std::string> {
 };
 
 // One count that fits a small message, one that does not, one of several messages.
-const size_t kCounts[] = {100, 10000, 100000};
+const size_t kMismatchedCounts[] = {100, 10000, 100000};
 
 TEST_P(Mismatch, SendingLessThanIsReceivedIsAnErrorOnBothSides) {
-  for (size_t count : kCounts) {
+  for (size_t count : kMismatchedCounts) {
     for (size_t received : {2 * count, count / 2}) {
       run_group(2, options(), [&](Communicator& comm) {
         std::vector<float> data(2 * count, 1);
@@ -68,7 +68,7 @@ TEST_P(Mismatch, AnotherTypeIsAnErrorOnBothSides) {
 }
 
 TEST_P(Mismatch, AllToAllVWithCountsThatDoNotFitIsAnErrorOnBothSides) {
-  for (size_t count : kCounts) {
+  for (size_t count : kMismatchedCounts) {
     run_group(2, options(), [&](Communicator& comm) {
       std::vector<float> in(4 * count, 1), out(4 * count, 1);
       // Rank 0 sends `count` elements to rank 1, which expects twice as many.
@@ -106,7 +106,7 @@ void expect_never_later_data(Communicator& comm, std::promise<void>& rewritten, 
 }
 
 TEST_P(Mismatch, ALateReceiverNeverGetsWhatTheSenderWroteAfterItsDeadline) {
-  for (size_t count : kCounts) {
+  for (size_t count : kMismatchedCounts) {
     for (const char* what : {"send", "broadcast", "reduce", "all_to_all_v"}) {
       SCOPED_TRACE(what);
       std::promise<void> rewritten;

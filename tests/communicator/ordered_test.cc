@@ -12,7 +12,7 @@ namespace {
 
 using collectives::schedules::algorithms_for;
 
-constexpr size_t kCount = 5003;
+constexpr size_t kOrderedCount = 5003;
 
 // Floats whose sum depends on its order.
 std::vector<float> wild(int rank, size_t count) {
@@ -73,7 +73,7 @@ TEST(Ordered, EveryAlgorithmChunkAndProviderGivesTheSameBits) {
   for (const char* provider : {"shm", "tcp"}) {
     for (int ranks : {2, 3, 4}) {
       for (DataType type : {DataType::kF32, DataType::kBF16, DataType::kF16}) {
-        const std::vector<std::byte> wanted = folded(type, ReduceOp::kSum, ranks, kCount);
+        const std::vector<std::byte> wanted = folded(type, ReduceOp::kSum, ranks, kOrderedCount);
         run_group(ranks, test_options(provider), [&](Communicator& comm) {
           for (Algorithm algorithm : algorithms_for(Collective::kAllReduce)) {
             for (size_t chunk : {size_t{512}, size_t{4096}, size_t{65536}}) {
@@ -81,10 +81,10 @@ TEST(Ordered, EveryAlgorithmChunkAndProviderGivesTheSameBits) {
               options.ordered = true;
               options.algorithm = algorithm;
               options.chunk_bytes = chunk;
-              std::vector<std::byte> data = elements(type, comm.rank(), kCount);
-              ASSERT_EQ(
-                  comm.all_reduce(data.data(), data.data(), kCount, type, ReduceOp::kSum, options),
-                  absl::OkStatus());
+              std::vector<std::byte> data = elements(type, comm.rank(), kOrderedCount);
+              ASSERT_EQ(comm.all_reduce(data.data(), data.data(), kOrderedCount, type,
+                                        ReduceOp::kSum, options),
+                        absl::OkStatus());
               ASSERT_EQ(std::memcmp(data.data(), wanted.data(), wanted.size()), 0)
                   << provider << " n=" << ranks << " " << name_of(algorithm) << " chunk " << chunk
                   << " " << name_of(type);

@@ -13,7 +13,7 @@
 #include "tests/engine_serve/engine_fixture.h"
 #include "transport/base/log.h"
 
-namespace baton::engine::serve {
+namespace baton::engine::serve::transports {
 namespace {
 
 constexpr size_t kRequests = 200;
@@ -227,4 +227,4 @@ INSTANTIATE_TEST_SUITE_P(Transports, BatonDisaggregation,
                          });
 
 }  // namespace
-}  // namespace baton::engine::serve
+}  // namespace baton::engine::serve::transports

@@ -11,7 +11,7 @@
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/engine_serve/loopback_connector.h"
 
-namespace baton::engine::serve {
+namespace baton::engine::serve::loopback {
 namespace {
 
 constexpr size_t kRequests = 200;
@@ -312,4 +312,4 @@ TEST(Disaggregation, AWakeUpEndsTheWaitForALayer) {
 }
 
 }  // namespace
-}  // namespace baton::engine::serve
+}  // namespace baton::engine::serve::loopback

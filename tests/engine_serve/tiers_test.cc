@@ -10,7 +10,7 @@
 #include "tests/engine_serve/loopback_connector.h"
 #include "tests/temporary_folder.h"
 
-namespace baton::engine::serve {
+namespace baton::engine::serve::tiers {
 namespace {
 
 constexpr size_t kRequests = 120;
@@ -257,4 +257,4 @@ TEST(KvTiers, NeedThePrefixCache) {
 }
 
 }  // namespace
-}  // namespace baton::engine::serve
+}  // namespace baton::engine::serve::tiers

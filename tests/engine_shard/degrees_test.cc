@@ -11,7 +11,7 @@
 #include "engine/shard/kv_address.h"
 #include "tests/engine_shard/degrees.h"
 
-namespace baton::engine::shard {
+namespace baton::engine::shard::degrees {
 namespace {
 
 using kvtransfer::KvConnector;
@@ -421,4 +421,4 @@ TEST(KvAddress, NonsenseIsRefused) {
 }
 
 }  // namespace
-}  // namespace baton::engine::shard
+}  // namespace baton::engine::shard::degrees

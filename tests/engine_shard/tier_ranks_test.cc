@@ -16,7 +16,7 @@
 #include "tests/engine_shard/ranks.h"
 #include "tests/temporary_folder.h"
 
-namespace baton::engine::shard {
+namespace baton::engine::shard::tier_ranks {
 namespace {
 
 using serve::Engine;
@@ -378,4 +378,4 @@ TEST(TierRanksOnBadDays, ARankThatIsGoneHoldsNothing) {
 }
 
 }  // namespace
-}  // namespace baton::engine::shard
+}  // namespace baton::engine::shard::tier_ranks

@@ -10,13 +10,13 @@
 namespace baton::engine::train {
 namespace {
 
-constexpr int kSteps = 6;  // the last two with long sequences
+constexpr int kParallelSteps = 6;  // the last two with long sequences
 
 std::vector<float> alone(int accumulate, int groups = 0) {
-  TrainerOptions options = tiny_options(kSteps);
+  TrainerOptions options = tiny_options(kParallelSteps);
   options.parallel.accumulate = accumulate;
   options.parallel.groups = groups;
-  return train_ranks(1, options, kSteps)[0];
+  return train_ranks(1, options, kParallelSteps)[0];
 }
 
 struct Variant {
@@ -31,12 +31,12 @@ class OrderedRanks : public ::testing::TestWithParam<Variant> {};
 
 TEST_P(OrderedRanks, EqualOneRankWithAsManyMicroBatches) {
   const Variant& variant = GetParam();
-  TrainerOptions options = tiny_options(kSteps);
+  TrainerOptions options = tiny_options(kParallelSteps);
   options.parallel.zero = variant.zero;
   options.parallel.overlap = variant.overlap;
   options.parallel.bucket_bytes = variant.bucket_bytes;
   const std::vector<float> expected = alone(variant.ranks);
-  for (const std::vector<float>& weights : train_ranks(variant.ranks, options, kSteps)) {
+  for (const std::vector<float>& weights : train_ranks(variant.ranks, options, kParallelSteps)) {
     EXPECT_EQ(weights, expected);
   }
 }
@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // One rank's weights are spoilt for one step: no rank applies what came of it.
 void expect_a_bad_step_is_skipped(int ranks, int zero, bool overlap) {
-  TrainerOptions options = tiny_options(kSteps);
+  TrainerOptions options = tiny_options(kParallelSteps);
   options.parallel.zero = zero;
   options.parallel.overlap = overlap;
   std::vector<std::vector<float>> weights(ranks), expected(ranks);
@@ -64,7 +64,7 @@ void expect_a_bad_step_is_skipped(int ranks, int zero, bool overlap) {
       auto trainer = Trainer::create(options, TinyText::get().corpus, pool, comm).value();
       ShardState good, bad;
       const size_t size = trainer->map().size;
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < kParallelSteps; ++step) {
         if (step == 3) {
           if (!spoil) continue;
           ASSERT_TRUE(trainer->finish().ok());
@@ -93,10 +93,10 @@ TEST(DataParallel, AGradientThatIsNotFiniteIsAppliedNowhere) {
 }
 
 TEST(DataParallel, OneRankStandsForSeveralThatAccumulate) {
-  TrainerOptions options = tiny_options(kSteps);
+  TrainerOptions options = tiny_options(kParallelSteps);
   options.parallel.accumulate = 2;
   const std::vector<float> expected = alone(2, 2);
-  for (const std::vector<float>& weights : train_ranks(2, options, kSteps)) {
+  for (const std::vector<float>& weights : train_ranks(2, options, kParallelSteps)) {
     EXPECT_EQ(weights, expected);
   }
   // Other groups are another sum.
@@ -114,10 +114,10 @@ TEST(DataParallel, MicroBatchesChangeTheSumOnlyByRounding) {
 TEST(DataParallel, Bf16OnTheWireIsTheSameAtAllRanksAndCloseToF32) {
   std::vector<std::vector<float>> sharded;
   for (int zero : {0, 1}) {
-    TrainerOptions options = tiny_options(kSteps);
+    TrainerOptions options = tiny_options(kParallelSteps);
     options.parallel.wire = DataType::kBF16;
     options.parallel.zero = zero;
-    const auto weights = train_ranks(2, options, kSteps);
+    const auto weights = train_ranks(2, options, kParallelSteps);
     EXPECT_EQ(weights[0], weights[1]);
     sharded.push_back(weights[0]);
   }
@@ -132,7 +132,7 @@ TEST(DataParallel, RanksReportTheSameLossNormAndEvaluation) {
   StepReport reports[3];
   const auto body = [&](int place) {
     return [&, place](Communicator* comm, int rank) {
-      TrainerOptions options = tiny_options(kSteps);
+      TrainerOptions options = tiny_options(kParallelSteps);
       options.parallel.zero = 1;
       if (comm == nullptr) options.parallel.accumulate = 2;
       ComputePool pool(1);
@@ -156,7 +156,7 @@ TEST(DataParallel, RanksReportTheSameLossNormAndEvaluation) {
 TEST(DataParallel, RefusesBatchesThatCannotBeDivided) {
   ComputePool pool(1);
   const auto create = [&](int accumulate, int groups) {
-    TrainerOptions options = tiny_options(kSteps);
+    TrainerOptions options = tiny_options(kParallelSteps);
     options.parallel.accumulate = accumulate;
     options.parallel.groups = groups;
     return Trainer::create(options, TinyText::get().corpus, pool).status().code();

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr int64_t kNone = ReplicaStore::kNothing;
-constexpr int kSteps = 8;
+constexpr int kRecoverySteps = 8;
 
 TEST(NewestCommon, IsWhatEveryRankOrItsNeighbourHolds) {
   // {own, own, peer, peer}; the peer's are those of the rank before.
@@ -43,7 +43,7 @@ class Recovery : public ::testing::Test {
  protected:
   RunOptions options() {
     RunOptions run;
-    run.trainer = tiny_options(kSteps);
+    run.trainer = tiny_options(kRecoverySteps);
     run.trainer.parallel.zero = 1;
     run.trainer.parallel.bucket_bytes = 1;
     run.threads = 1;
@@ -78,9 +78,9 @@ class Recovery : public ::testing::Test {
   }
 
   void expect_undisturbed(int micro_batches) {
-    TrainerOptions alone = tiny_options(kSteps);
+    TrainerOptions alone = tiny_options(kRecoverySteps);
     alone.parallel.accumulate = micro_batches;
-    const std::vector<float> expected = train_ranks(1, alone, kSteps)[0];
+    const std::vector<float> expected = train_ranks(1, alone, kRecoverySteps)[0];
     const auto bytes = read_file(weights_file());
     ASSERT_TRUE(bytes.ok()) << bytes.status();
     ASSERT_EQ(bytes->size(), expected.size() * sizeof(float));
@@ -129,7 +129,7 @@ TEST_F(Recovery, FromACheckpointWhereNoPeerHoldsACopy) {
   EXPECT_NE(train(2, run, {}), 0);
   // But they are if one says so, by any number of ranks.
   fs::remove(weights_file());
-  fs::remove_all(checkpoint_path(run.checkpoint_dir, kSteps));
+  fs::remove_all(checkpoint_path(run.checkpoint_dir, kRecoverySteps));
   run.resume_dir = run.checkpoint_dir;
   run.trainer.parallel.accumulate = 2;
   EXPECT_EQ(train(1, run, {}), 0);
@@ -142,12 +142,12 @@ TEST_F(Recovery, AnotherScheduleIsNotSlippedInto) {
   run.checkpoint_dir = folder_.path("checkpoints");
   run.checkpoint_every = 3;
   EXPECT_EQ(train(2, run, {}), 0);
-  fs::remove_all(checkpoint_path(run.checkpoint_dir, kSteps));
+  fs::remove_all(checkpoint_path(run.checkpoint_dir, kRecoverySteps));
   const launch::Place alone;
   const Corpus& corpus = TinyText::get().corpus;
   run.trainer.parallel.accumulate = 2;
   run.resume_dir = run.checkpoint_dir;
-  run.trainer.optimizer.steps = kSteps + 2;
+  run.trainer.optimizer.steps = kRecoverySteps + 2;
   const absl::Status status = run_rank(run, corpus, alone);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   EXPECT_NE(status.message().find("--steps 8"), std::string::npos) << status;

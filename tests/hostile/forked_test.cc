@@ -67,8 +67,8 @@ TEST_P(Forked, AgentsOfTheParentGoOn) {
 }
 
 // A worker of one's own, with all that belongs to it.
-struct Side {
-  Side(const std::string& name, const std::string& provider) {
+struct ForkedSide {
+  ForkedSide(const std::string& name, const std::string& provider) {
     WorkerOptions options{.name = name, .providers = {provider}, .key = test_key()};
     worker = *Worker::create(std::move(options));
     pool = *MemoryPool::create(*worker, {.slab_bytes = 2 << 20});
@@ -87,7 +87,7 @@ struct Side {
 };
 
 TEST_P(Forked, WorkersThreadsAndPoolsOfTheParentGoOn) {
-  Side a("a", GetParam()), b("b", GetParam());
+  ForkedSide a("a", GetParam()), b("b", GetParam());
   TransferRequest put{.local = a.block.region,
                       .local_layout = Layout::contiguous(a.block.offset, a.block.size)};
   put.peer = *a.worker->connect(b.worker->address());

@@ -24,7 +24,7 @@
 namespace baton::kvtransfer {
 namespace {
 
-const Time kLong = patient(std::chrono::seconds(60));
+const Time kStrangersPatience = patient(std::chrono::seconds(60));
 
 // How a process of its own ends that runs `what`: 0 where that returned true. One that hangs is
 // killed by SIGALRM.
@@ -73,7 +73,7 @@ absl::Status meet_and_move(const std::string& provider) {
   const auto id = (*a)->make_transfer(Op::kWrite, {{mine}}, {{theirs}}, "b", "done");
   if (!id.ok()) return id.status();
   if (absl::Status status = (*a)->post(*id); !status.ok()) return status;
-  if (absl::Status status = (*a)->wait(*id, kLong); !status.ok()) return status;
+  if (absl::Status status = (*a)->wait(*id, kStrangersPatience); !status.ok()) return status;
   return here == there ? absl::OkStatus() : absl::DataLossError("done, and not there");
 }
 
@@ -164,7 +164,7 @@ TEST_P(Stranger, TakesTenThousandOfEverything) {
     const absl::Status posted = a->post(id);
     ASSERT_TRUE(posted.ok()) << posted;
   }
-  const Time end = Clock::steady().now() + kLong;
+  const Time end = Clock::steady().now() + kStrangersPatience;
   for (size_t sent = 0; sent < many;) {
     const absl::Status status = a->notify("b", "word");
     sent += status.ok() ? 1 : 0;
@@ -174,14 +174,14 @@ TEST_P(Stranger, TakesTenThousandOfEverything) {
     std::this_thread::yield();
   }
   for (const AgentTransferId id : ids) {
-    const absl::Status done = a->wait(id, kLong);
+    const absl::Status done = a->wait(id, kStrangersPatience);
     ASSERT_TRUE(done.ok()) << done;
   }
   EXPECT_EQ(here.bytes, there.bytes);
   size_t heard = 0;
   while (heard < 2 * many && Clock::steady().now() < end) heard += b->messages().size();
   EXPECT_EQ(heard, 2 * many);
-  for (const AgentTransferId id : ids) EXPECT_TRUE(a->release(id, kLong).ok());
+  for (const AgentTransferId id : ids) EXPECT_TRUE(a->release(id, kStrangersPatience).ok());
   lists.push_back(*all);
   for (const AgentListId id : lists) EXPECT_TRUE(a->release_list(id).ok());
   EXPECT_EQ(a->stats().transfers + a->stats().lists, 0u);

@@ -60,7 +60,7 @@ namespace baton::kvtransfer {
 namespace {
 
 const Time kPatience = patient(std::chrono::seconds(60));
-constexpr size_t kPage = 4096;
+constexpr size_t kFilePage = 4096;
 
 class AgentFilesTest : public testing::Test {
  protected:
@@ -131,8 +131,8 @@ TEST_F(AgentFilesTest, PagesInAnyOrderThereAndBack) {
   std::vector<int64_t> mine(kPages), theirs(kPages);
   std::iota(mine.begin(), mine.end(), 0);
   std::iota(theirs.begin(), theirs.end(), 0);
-  const auto here = agent_->prepare_local(memory_.pages(kPage, kPages));
-  const auto there = agent_->prepare_remote("me", file_pages(kPage, kPages), MemoryKind::kFile);
+  const auto here = agent_->prepare_local(memory_.pages(kFilePage, kPages));
+  const auto there = agent_->prepare_remote("me", file_pages(kFilePage, kPages), MemoryKind::kFile);
   ASSERT_TRUE(here.ok() && there.ok()) << here.status() << there.status();
   const std::vector<uint8_t> wanted = memory_.bytes;
   std::mt19937 random(7);  // NOLINT: the same each time
@@ -145,16 +145,18 @@ TEST_F(AgentFilesTest, PagesInAnyOrderThereAndBack) {
       ASSERT_TRUE(agent_->post(*transfer).ok());
       const absl::Status status = agent_->wait(*transfer, kPatience);
       ASSERT_TRUE(status.ok()) << status;
-      EXPECT_EQ(agent_->telemetry(*transfer)->bytes, kPages * kPage);
+      EXPECT_EQ(agent_->telemetry(*transfer)->bytes, kPages * kFilePage);
       EXPECT_TRUE(agent_->release(*transfer).ok());
       if (op == Op::kWrite) {
         const size_t stride = memory_.bytes.size() / kPages;
         for (size_t i = 0; i < kPages; ++i) {
-          std::vector<uint8_t> page(kPage);
-          ASSERT_EQ(pread(file_.get(), page.data(), kPage, theirs[i] * static_cast<off_t>(kPage)),
-                    static_cast<ssize_t>(kPage));
-          ASSERT_EQ(memcmp(page.data(), &wanted[static_cast<size_t>(mine[i]) * stride], kPage), 0);
-          memset(&memory_.bytes[static_cast<size_t>(mine[i]) * stride], round, kPage);
+          std::vector<uint8_t> page(kFilePage);
+          ASSERT_EQ(
+              pread(file_.get(), page.data(), kFilePage, theirs[i] * static_cast<off_t>(kFilePage)),
+              static_cast<ssize_t>(kFilePage));
+          ASSERT_EQ(memcmp(page.data(), &wanted[static_cast<size_t>(mine[i]) * stride], kFilePage),
+                    0);
+          memset(&memory_.bytes[static_cast<size_t>(mine[i]) * stride], round, kFilePage);
         }
       }
     }
@@ -190,34 +192,34 @@ TEST_F(AgentFilesTest, SystemCallsThatDoLessOrAreInterrupted) {
 }
 
 TEST_F(AgentFilesTest, AShortAFullAndADamagedFileSaySo) {
-  ASSERT_EQ(ftruncate(file_.get(), 10 * kPage + 100), 0);
-  EXPECT_TRUE(moved(Op::kRead, 10 * kPage).ok());
-  const AgentTransferId read = posted(Op::kRead, 20 * kPage);
+  ASSERT_EQ(ftruncate(file_.get(), 10 * kFilePage + 100), 0);
+  EXPECT_TRUE(moved(Op::kRead, 10 * kFilePage).ok());
+  const AgentTransferId read = posted(Op::kRead, 20 * kFilePage);
   const absl::Status end = agent_->wait(read, kPatience);
   EXPECT_TRUE(absl::IsInternal(end)) << end;
   EXPECT_NE(end.message().find("ends at 41060"), std::string::npos) << end;
   EXPECT_EQ(*agent_->state(read), AgentTransferState::kFailed);
-  ASSERT_EQ(ftruncate(file_.get(), 20 * kPage), 0);
+  ASSERT_EQ(ftruncate(file_.get(), 20 * kFilePage), 0);
   ASSERT_TRUE(agent_->post(read).ok()) << "it may be posted again";
   EXPECT_TRUE(agent_->wait(read, kPatience).ok());
 
   file_.reset(::open("/dev/full", O_RDWR | O_CLOEXEC));
   ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
-  const absl::Status full = moved(Op::kWrite, kPage);
+  const absl::Status full = moved(Op::kWrite, kFilePage);
   EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
   EXPECT_NE(full.message().find("No space left"), std::string::npos) << full;
 
   file_.reset(::open(folder_.path("file").c_str(), O_RDONLY | O_CLOEXEC));
   ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
-  EXPECT_TRUE(absl::IsInternal(moved(Op::kWrite, kPage)));
+  EXPECT_TRUE(absl::IsInternal(moved(Op::kWrite, kFilePage)));
 }
 
 TEST_F(AgentFilesTest, PastTheLimitOfAFilesSizeIsAnError) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit small{2 * kPage, before.rlim_max};
+  const rlimit small{2 * kFilePage, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const absl::Status end = moved(Op::kWrite, 4 * kPage);
+  const absl::Status end = moved(Op::kWrite, 4 * kFilePage);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   EXPECT_TRUE(absl::IsResourceExhausted(end)) << end;
   EXPECT_NE(end.message().find("File too large"), std::string::npos) << end;
@@ -225,30 +227,30 @@ TEST_F(AgentFilesTest, PastTheLimitOfAFilesSizeIsAnError) {
 
 // pwrite() to one appends, on Linux.
 TEST_F(AgentFilesTest, AFileThatIsAppendedToIsReadAndNotWritten) {
-  ASSERT_TRUE(moved(Op::kWrite, kPage).ok());
+  ASSERT_TRUE(moved(Op::kWrite, kFilePage).ok());
   file_.reset(::open(folder_.path("file").c_str(), O_RDWR | O_APPEND | O_CLOEXEC));
   ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
-  EXPECT_TRUE(moved(Op::kRead, kPage).ok());
-  const auto write = make(Op::kWrite, kPage);
+  EXPECT_TRUE(moved(Op::kRead, kFilePage).ok());
+  const auto write = make(Op::kWrite, kFilePage);
   ASSERT_TRUE(write.ok()) << write.status();
   EXPECT_TRUE(absl::IsInvalidArgument(agent_->post(*write)));
-  EXPECT_EQ(std::filesystem::file_size(folder_.path("file")), kPage);
+  EXPECT_EQ(std::filesystem::file_size(folder_.path("file")), kFilePage);
 }
 
 TEST_F(AgentFilesTest, BytesGoWhereTheFileIsThoughItsNumberIsAnothers) {
-  const auto write = make(Op::kWrite, kPage);
+  const auto write = make(Op::kWrite, kFilePage);
   ASSERT_TRUE(write.ok()) << write.status();
   const base::UniqueFd other(::open(folder_.path("other").c_str(), O_RDWR | O_CREAT, 0600));
   ASSERT_EQ(dup2(other.get(), file_.get()), file_.get());
   ASSERT_TRUE(agent_->post(*write).ok());
   ASSERT_TRUE(agent_->wait(*write, kPatience).ok());
   EXPECT_EQ(std::filesystem::file_size(folder_.path("other")), 0u);
-  EXPECT_EQ(std::filesystem::file_size(folder_.path("file")), kPage);
+  EXPECT_EQ(std::filesystem::file_size(folder_.path("file")), kFilePage);
 }
 
 TEST_F(AgentFilesTest, WhatIsNotBetweenMemoryAndAFileOfOnesOwn) {
-  const std::vector<Descriptor> here = {{memory_.address(), kPage, 0}};
-  const std::vector<Descriptor> there = {{0, kPage, fd()}};
+  const std::vector<Descriptor> here = {{memory_.address(), kFilePage, 0}};
+  const std::vector<Descriptor> there = {{0, kFilePage, fd()}};
   const auto direct = [&](const auto& mine, const auto& theirs, const char* who,
                           std::string_view message = {}, MemoryKind kind = MemoryKind::kFile) {
     return agent_->make_transfer(Op::kWrite, mine, theirs, who, message, kind).status();
@@ -258,19 +260,20 @@ TEST_F(AgentFilesTest, WhatIsNotBetweenMemoryAndAFileOfOnesOwn) {
   EXPECT_TRUE(absl::IsUnimplemented(direct(here, there, "nobody")));
   EXPECT_TRUE(absl::IsUnimplemented(direct(here, there, "me", {}, MemoryKind::kObject)));
   EXPECT_TRUE(absl::IsNotFound(direct(there, here, "me")));
-  EXPECT_TRUE(absl::IsNotFound(direct(here, std::vector{Descriptor{0, kPage, fd() + 1}}, "me")));
+  EXPECT_TRUE(
+      absl::IsNotFound(direct(here, std::vector{Descriptor{0, kFilePage, fd() + 1}}, "me")));
   EXPECT_TRUE(absl::IsNotFound(
-      direct(here, std::vector{Descriptor{memory_.bytes.size(), kPage, fd()}}, "me")));
-  EXPECT_TRUE(absl::IsInvalidArgument(direct(here, file_pages(kPage, 2), "me")));
-  EXPECT_TRUE(absl::IsInvalidArgument(direct(here, file_pages(2 * kPage, 1), "me")));
+      direct(here, std::vector{Descriptor{memory_.bytes.size(), kFilePage, fd()}}, "me")));
+  EXPECT_TRUE(absl::IsInvalidArgument(direct(here, file_pages(kFilePage, 2), "me")));
+  EXPECT_TRUE(absl::IsInvalidArgument(direct(here, file_pages(2 * kFilePage, 1), "me")));
   EXPECT_TRUE(absl::IsUnimplemented(agent_->prepare_local(there, MemoryKind::kFile).status()));
 
   const auto registered = [&](const Descriptor& range) {
     return agent_->register_memory({{whole_file(), range}}, MemoryKind::kFile);
   };
   const uint64_t before = agent_->stats().registered;
-  EXPECT_TRUE(absl::IsInvalidArgument(registered({0, kPage, 1000})));
-  EXPECT_TRUE(absl::IsInvalidArgument(registered({0, kPage, uint64_t{1} << 40})));
+  EXPECT_TRUE(absl::IsInvalidArgument(registered({0, kFilePage, 1000})));
+  EXPECT_TRUE(absl::IsInvalidArgument(registered({0, kFilePage, uint64_t{1} << 40})));
   EXPECT_TRUE(absl::IsInvalidArgument(registered({0, 0, fd()})));
   EXPECT_TRUE(absl::IsInvalidArgument(registered({UINT64_MAX, 2, fd()})));
   EXPECT_EQ(agent_->stats().registered, before) << "all or none";
@@ -284,9 +287,9 @@ TEST_F(AgentFilesTest, WhatIsNotBetweenMemoryAndAFileOfOnesOwn) {
 }
 
 TEST_F(AgentFilesTest, WhatRunsIsFenced) {
-  ASSERT_TRUE(moved(Op::kWrite, 16 * kPage).ok());
+  ASSERT_TRUE(moved(Op::kWrite, 16 * kFilePage).ok());
   hold_reads();
-  const AgentTransferId read = posted(Op::kRead, 16 * kPage);
+  const AgentTransferId read = posted(Op::kRead, 16 * kFilePage);
   await_read();
   EXPECT_EQ(*agent_->state(read), AgentTransferState::kRunning);
   EXPECT_TRUE(absl::IsAlreadyExists(agent_->post(read)));
@@ -300,25 +303,25 @@ TEST_F(AgentFilesTest, WhatRunsIsFenced) {
   EXPECT_TRUE(agent_->release(read, kPatience).ok());
   EXPECT_TRUE(absl::IsNotFound(agent_->state(read).status()));
 
-  const AgentTransferId again = posted(Op::kRead, kPage);
+  const AgentTransferId again = posted(Op::kRead, kFilePage);
   EXPECT_TRUE(agent_->wait(again, kPatience).ok());
   EXPECT_TRUE(agent_->deregister_memory({whole_file()}, MemoryKind::kFile).ok());
   EXPECT_TRUE(absl::IsNotFound(agent_->post(again)));
   ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
-  const auto write = make(Op::kWrite, kPage);
+  const auto write = make(Op::kWrite, kFilePage);
   EXPECT_TRUE(agent_->deregister_memory({memory_.whole()}).ok());
   EXPECT_FALSE(agent_->post(*write).ok());
 }
 
 // Also where a thread has all that is left of it already.
 TEST_F(AgentFilesTest, WhatWasAbortedBeforeItsLastByteIsNotDone) {
-  ASSERT_TRUE(moved(Op::kWrite, 16 * kPage).ok());
+  ASSERT_TRUE(moved(Op::kWrite, 16 * kFilePage).ok());
   hold_reads([](int fd, const iovec* pieces, int, off_t at) {
     iovec first = pieces[0];
-    first.iov_len = kPage;
+    first.iov_len = kFilePage;
     return really_read(fd, &first, 1, at);
   });
-  const AgentTransferId read = posted(Op::kRead, 16 * kPage);
+  const AgentTransferId read = posted(Op::kRead, 16 * kFilePage);
   await_read();
   ASSERT_TRUE(agent_->abort(read).ok());
   gate_.set_value_once();
@@ -365,9 +368,9 @@ TEST_F(AgentFilesTest, ASmallOneDoesNotWaitForALargeOne) {
 }
 
 TEST_F(AgentFilesTest, AnAgentEndsAfterItsFiles) {
-  ASSERT_TRUE(moved(Op::kWrite, kPage).ok());
+  ASSERT_TRUE(moved(Op::kWrite, kFilePage).ok());
   hold_reads();
-  const AgentTransferId read = posted(Op::kRead, kPage);
+  const AgentTransferId read = posted(Op::kRead, kFilePage);
   await_read();
   agent_->abandon(read);
   std::atomic<bool> gone{false};
@@ -384,10 +387,10 @@ TEST_F(AgentFilesTest, AnAgentEndsAfterItsFiles) {
 TEST_F(AgentFilesTest, AnEndWakesEverybody) {
   for (const bool thread : {true, false}) {
     auto sleeper = make_agent(agent_options("sleeper", "tcp", thread));
-    AgentMemory its(*sleeper, kPage, 1);
+    AgentMemory its(*sleeper, kFilePage, 1);
     ASSERT_TRUE(sleeper->register_memory({whole_file()}, MemoryKind::kFile).ok());
-    ASSERT_EQ(ftruncate(file_.get(), kPage), 0);
-    const auto read = sleeper->make_transfer(Op::kRead, {its.whole()}, {{0, kPage, fd()}},
+    ASSERT_EQ(ftruncate(file_.get(), kFilePage), 0);
+    const auto read = sleeper->make_transfer(Op::kRead, {its.whole()}, {{0, kFilePage, fd()}},
                                              "sleeper", {}, MemoryKind::kFile);
     ASSERT_TRUE(read.ok()) << read.status();
     std::promise<void> door;

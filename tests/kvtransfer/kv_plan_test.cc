@@ -220,7 +220,7 @@ TEST(KvPlan, EveryHeadIsSentByOneRankWhateverTheDegrees) {
 
 // --- random pairs, element by element ------------------------------------------------------------
 
-struct Worker {
+struct Rank {
   KvLayout layout;
   std::vector<std::vector<unsigned char>> buffers;
   std::vector<std::vector<uint32_t>> pages;  // by group
@@ -242,7 +242,7 @@ unsigned char content(uint32_t layer, KvRole role, uint64_t token, uint32_t head
 }
 
 // Writes what tokens [begin, end) of the worker's heads hold.
-void put(Worker& worker, size_t group, KvTokens tokens) {
+void put(Rank& worker, size_t group, KvTokens tokens) {
   const KvGroup& g = worker.layout.groups[group];
   for (const KvField& f : g.fields) {
     for (size_t layer = 0; layer < g.layers.size(); ++layer) {
@@ -286,11 +286,11 @@ class Case {
   uint64_t length() const { return length_; }
   uint64_t turn() const { return length_; }
 
-  std::vector<Worker> side(uint32_t ranks) {
+  std::vector<Rank> side(uint32_t ranks) {
     const bool per_layer = pick(2) == 0;
     const uint32_t block = opaque_ ? block_ : 1 + pick(40);
     const uint32_t order = pick(6);
-    std::vector<Worker> workers(ranks);
+    std::vector<Rank> workers(ranks);
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       KvLayout& layout = workers[rank].layout;
       layout.groups.resize(hybrid_ ? 2 : 1);
@@ -405,10 +405,10 @@ TEST(KvPlan, EveryElementArrivesWhereItBelongsAndNothingElseChanges) {
   for (uint32_t seed = 0; seed < seeds; ++seed) {
     SCOPED_TRACE(seed);
     Case test(seed);
-    std::vector<Worker> sources = test.side(1 + test.pick(8));
-    std::vector<Worker> targets = test.side(1 + test.pick(8));
+    std::vector<Rank> sources = test.side(1 + test.pick(8));
+    std::vector<Rank> targets = test.side(1 + test.pick(8));
     const uint32_t ranks = static_cast<uint32_t>(sources.size());
-    for (Worker& source : sources) {
+    for (Rank& source : sources) {
       for (size_t g = 0; g < source.layout.groups.size(); ++g) {
         const uint64_t size = source.layout.groups[g].block_tokens;
         put(source, g,
@@ -416,12 +416,12 @@ TEST(KvPlan, EveryElementArrivesWhereItBelongsAndNothingElseChanges) {
              (source.first_block[g] + source.pages[g].size()) * size});
       }
     }
-    for (Worker& target : targets) {
-      Worker expected = target;
+    for (Rank& target : targets) {
+      Rank expected = target;
       uint64_t counted = 0;
       uint64_t to_count = 0;
       for (uint32_t rank = 0; rank < ranks; ++rank) {
-        const Worker& source = sources[rank];
+        const Rank& source = sources[rank];
         const auto plan = KvPlan::make(source.layout, target.layout, {ranks, rank, test.turn()});
         ASSERT_TRUE(plan.ok()) << plan.status();
         EXPECT_TRUE(plan->complete());

@@ -6,13 +6,13 @@
 namespace baton::tcp {
 namespace {
 
-constexpr size_t kBytes = 32 << 20;
-constexpr size_t kSlice = 1 << 20;
+constexpr size_t kAbortedBytes = 32 << 20;
+constexpr size_t kAbortedSlice = 1 << 20;
 constexpr char kPoison = 0x5A;
 
 // Memory without the poison byte in it.
 std::vector<char> clean(uint64_t seed) {
-  std::vector<char> out = pattern(kBytes, seed);
+  std::vector<char> out = pattern(kAbortedBytes, seed);
   std::replace(out.begin(), out.end(), kPoison, 'p');
   return out;
 }
@@ -38,10 +38,10 @@ void settle(TcpNode& a, TcpNode& b) {
 TEST_F(TcpPair, AbortedWriteNeitherReadsNorWritesAfterItsReport) {
   TcpNode a("a", narrow("2")), b("b", narrow("2"));
   connect(a, b);
-  std::vector<char> local = clean(1), remote(kBytes, 'x');
-  const Layout all = Layout::contiguous(0, kBytes);
+  std::vector<char> local = clean(1), remote(kAbortedBytes, 'x');
+  const Layout all = Layout::contiguous(0, kAbortedBytes);
   auto& t = a.transfer(Op::kWrite, local, all, b.share(remote), all);
-  Feeder feeder(a, t, kSlice);
+  Feeder feeder(a, t, kAbortedSlice);
   ASSERT_TRUE(run_until({&a, &b}, [&] {
     feeder.feed();
     return b.landed.size() >= 2;
@@ -62,18 +62,18 @@ TEST_F(TcpPair, AbortedWriteNeitherReadsNorWritesAfterItsReport) {
   // A slice is told to the target only if it is whole, and counted once.
   for (const auto& l : b.landed) {
     if (l.arrival.slice_bytes == 0) continue;
-    EXPECT_EQ(
-        0, std::memcmp(&remote[l.arrival.slice * kSlice], &then[l.arrival.slice * kSlice], kSlice));
+    EXPECT_EQ(0, std::memcmp(&remote[l.arrival.slice * kAbortedSlice],
+                             &then[l.arrival.slice * kAbortedSlice], kAbortedSlice));
   }
 }
 
 TEST_F(TcpPair, AbortedReadLandsNothingMore) {
   TcpNode a("a", narrow("2")), b("b", narrow("2"));
   connect(a, b);
-  std::vector<char> local(kBytes, 'x'), remote = clean(2);
-  const Layout all = Layout::contiguous(0, kBytes);
+  std::vector<char> local(kAbortedBytes, 'x'), remote = clean(2);
+  const Layout all = Layout::contiguous(0, kAbortedBytes);
   auto& t = a.transfer(Op::kRead, local, all, b.share(remote), all);
-  Feeder feeder(a, t, kSlice);
+  Feeder feeder(a, t, kAbortedSlice);
   ASSERT_TRUE(run_until({&a, &b}, [&] {
     feeder.feed();
     return feeder.reports() >= 2;
@@ -82,10 +82,10 @@ TEST_F(TcpPair, AbortedReadLandsNothingMore) {
   EXPECT_EQ(feeder.reports(), feeder.posted()) << "a read can always be let go of at once";
   std::fill(local.begin(), local.end(), kPoison);
   settle(a, b);
-  EXPECT_EQ(std::count(local.begin(), local.end(), kPoison), static_cast<ptrdiff_t>(kBytes));
+  EXPECT_EQ(std::count(local.begin(), local.end(), kPoison), static_cast<ptrdiff_t>(kAbortedBytes));
   EXPECT_TRUE(a.down.empty() && b.down.empty());
   auto& again = a.transfer(Op::kRead, local, all, b.share(remote), all);
-  ASSERT_TRUE(run(a, b, again, kSlice).ok());
+  ASSERT_TRUE(run(a, b, again, kAbortedSlice).ok());
   EXPECT_EQ(local, remote);
 }
 
@@ -100,7 +100,7 @@ TEST_F(TcpPair, ReadsCanBeAbortedOverAndOver) {
   const Layout packed = Layout::contiguous(0, kRow * kRows);
   for (int round = 0; round < 20; ++round) {
     auto& t = a.transfer(Op::kRead, local, packed, region, rows);
-    Feeder feeder(a, t, kSlice);
+    Feeder feeder(a, t, kAbortedSlice);
     feeder.feed();
     for (int i = 0; i <= round; ++i) {
       a.progress();
@@ -110,7 +110,7 @@ TEST_F(TcpPair, ReadsCanBeAbortedOverAndOver) {
     ASSERT_EQ(feeder.reports(), feeder.posted());
   }
   auto& t = a.transfer(Op::kRead, local, packed, region, rows);
-  ASSERT_TRUE(run(a, b, t, kSlice).ok());
+  ASSERT_TRUE(run(a, b, t, kAbortedSlice).ok());
   for (size_t i = 0; i < kRows; ++i) {
     ASSERT_EQ(0, std::memcmp(&local[i * kRow], &remote[2 * i * kRow], kRow)) << i;
   }
@@ -122,9 +122,9 @@ TEST_F(TcpPair, RemovedRegionIsNeitherReadNorWritten) {
     connect(a, b);
     std::vector<char> local = clean(1), remote = clean(2);
     const RemoteRegion region = b.share(remote);
-    const Layout all = Layout::contiguous(0, kBytes);
+    const Layout all = Layout::contiguous(0, kAbortedBytes);
     auto& t = a.transfer(op, local, all, region, all);
-    Feeder feeder(a, t, kSlice);
+    Feeder feeder(a, t, kAbortedSlice);
     ASSERT_TRUE(run_until({&a, &b}, [&] {
       feeder.feed();
       return feeder.reports() >= 2;
@@ -143,7 +143,8 @@ TEST_F(TcpPair, RemovedRegionIsNeitherReadNorWritten) {
     }));
     EXPECT_TRUE(absl::IsNotFound(feeder.result())) << feeder.result();
     EXPECT_FALSE(poisoned(local));
-    EXPECT_EQ(std::count(remote.begin(), remote.end(), kPoison), static_cast<ptrdiff_t>(kBytes));
+    EXPECT_EQ(std::count(remote.begin(), remote.end(), kPoison),
+              static_cast<ptrdiff_t>(kAbortedBytes));
     EXPECT_TRUE(a.down.empty() && b.down.empty());
   }
 }
@@ -152,10 +153,10 @@ TEST_F(TcpPair, PeerThatStopsReadingIsGivenUp) {
   ManualClock clock;
   TcpNode a("a", settings(), "0123456789abcdef", 0, clock), b("b", settings());
   connect(a, b);
-  std::vector<char> local = clean(1), remote(kBytes, 'x');
-  const Layout all = Layout::contiguous(0, kBytes);
+  std::vector<char> local = clean(1), remote(kAbortedBytes, 'x');
+  const Layout all = Layout::contiguous(0, kAbortedBytes);
   auto& t = a.transfer(Op::kWrite, local, all, b.share(remote), all);
-  Feeder feeder(a, t, kSlice);
+  Feeder feeder(a, t, kAbortedSlice);
   for (int i = 0; i < 1000 && a.down.empty(); ++i) {  // b never makes progress
     feeder.feed();
     while (a.progress()) {
@@ -181,10 +182,10 @@ TEST_F(TcpPair, AbortTowardsATargetThatSleepsWaitsForIt) {
   ManualClock clock;
   TcpNode a("a", settings(), "0123456789abcdef", 0, clock), b("b", settings());
   connect(a, b);
-  std::vector<char> local = clean(1), remote(kBytes, 'x');
-  const Layout all = Layout::contiguous(0, kBytes);
+  std::vector<char> local = clean(1), remote(kAbortedBytes, 'x');
+  const Layout all = Layout::contiguous(0, kAbortedBytes);
   auto& t = a.transfer(Op::kWrite, local, all, b.share(remote), all);
-  Feeder feeder(a, t, kSlice);
+  Feeder feeder(a, t, kAbortedSlice);
   feeder.feed();
   while (a.progress()) {
   }
@@ -203,10 +204,10 @@ TEST_F(TcpPair, AbortTowardsATargetThatSleepsWaitsForIt) {
 TEST_F(TcpPair, CloseReportsEverySliceThenTheRail) {
   TcpNode a("a", settings()), b("b", settings());
   connect(a, b);
-  std::vector<char> local = clean(1), remote(kBytes, 'x');
-  const Layout all = Layout::contiguous(0, kBytes);
+  std::vector<char> local = clean(1), remote(kAbortedBytes, 'x');
+  const Layout all = Layout::contiguous(0, kAbortedBytes);
   auto& t = a.transfer(Op::kWrite, local, all, b.share(remote), all);
-  Feeder feeder(a, t, kSlice);
+  Feeder feeder(a, t, kAbortedSlice);
   feeder.feed();
   a.progress();
   a.rails[0]->close(absl::CancelledError("enough"), a);

@@ -26,7 +26,7 @@ namespace {
 using std::chrono::milliseconds;
 using Direction = FaultyNetwork::Direction;
 
-constexpr size_t kBytes = 200;
+constexpr size_t kCutBytes = 200;
 
 char source_byte(size_t at) { return static_cast<char>('A' + at % 23); }
 
@@ -44,7 +44,7 @@ class CutSession {
  public:
   explicit CutSession(const Case& what, const std::string& protection) {
     for (Side& side : sides_) {
-      side.memory.assign(4 * kBytes, 'u');
+      side.memory.assign(4 * kCutBytes, 'u');
       auto worker = Worker::create({.name = "side",
                                     .providers = {"tcp"},
                                     .key = *ClusterKey::from_bytes("0123456789abcdef"),
@@ -67,14 +67,14 @@ class CutSession {
   void run() {
     Worker& worker = *sides_[0].worker;
     const PeerId peer = *worker.connect(network_->address());
-    for (size_t i = 0; i < kBytes; ++i) {
-      sides_[0].memory[i] = sides_[1].memory[2 * kBytes + i] = source_byte(i);
+    for (size_t i = 0; i < kCutBytes; ++i) {
+      sides_[0].memory[i] = sides_[1].memory[2 * kCutBytes + i] = source_byte(i);
     }
     counter_ = *sides_[1].worker->allocate_counter();
     TransferRequest put = request(peer, 0, 0);
     put.counter = sides_[1].worker->remote_counter(counter_);
     put.notify = "put";
-    TransferRequest get = request(peer, kBytes, 2 * kBytes);
+    TransferRequest get = request(peer, kCutBytes, 2 * kCutBytes);
     get.op = Op::kRead;
     const std::array ids = {*worker.submit(put), *worker.notify(peer, "note"), *worker.submit(get)};
     ASSERT_TRUE(until([&] {
@@ -109,9 +109,9 @@ class CutSession {
   TransferRequest request(PeerId peer, size_t here, size_t there) const {
     return {.peer = peer,
             .local = sides_[0].region,
-            .local_layout = Layout::contiguous(here, kBytes),
+            .local_layout = Layout::contiguous(here, kCutBytes),
             .remote = sides_[1].remote,
-            .remote_layout = Layout::contiguous(there, kBytes)};
+            .remote_layout = Layout::contiguous(there, kCutBytes)};
   }
 
   void check(const std::array<absl::Status, 3>& results) {
@@ -129,13 +129,13 @@ class CutSession {
     const std::vector<char>& target = sides_[1].memory;
     // Reused when it was told of, and never written again.
     if (puts_ == 1) {
-      EXPECT_EQ(std::count(target.begin(), target.begin() + kBytes, 'r'),
-                static_cast<ptrdiff_t>(kBytes));
+      EXPECT_EQ(std::count(target.begin(), target.begin() + kCutBytes, 'r'),
+                static_cast<ptrdiff_t>(kCutBytes));
     }
-    EXPECT_EQ(std::count(target.begin() + kBytes, target.begin() + 2 * kBytes, 'u'),
-              static_cast<ptrdiff_t>(kBytes));
-    for (size_t i = 0; results[2].ok() && i < kBytes; ++i) {
-      ASSERT_EQ(sides_[0].memory[kBytes + i], source_byte(i));
+    EXPECT_EQ(std::count(target.begin() + kCutBytes, target.begin() + 2 * kCutBytes, 'u'),
+              static_cast<ptrdiff_t>(kCutBytes));
+    for (size_t i = 0; results[2].ok() && i < kCutBytes; ++i) {
+      ASSERT_EQ(sides_[0].memory[kCutBytes + i], source_byte(i));
     }
   }
 
@@ -151,8 +151,8 @@ class CutSession {
     while (sides_[1].worker->next_notification(note)) {
       if (note.payload == "note") ++notes_;
       if (note.payload != "put" || ++puts_ != 1) continue;
-      for (size_t i = 0; i < kBytes; ++i) EXPECT_EQ(sides_[1].memory[i], source_byte(i));
-      std::fill_n(sides_[1].memory.begin(), kBytes, 'r');
+      for (size_t i = 0; i < kCutBytes; ++i) EXPECT_EQ(sides_[1].memory[i], source_byte(i));
+      std::fill_n(sides_[1].memory.begin(), kCutBytes, 'r');
     }
     if (any) {
       quiet_ = 0;

@@ -28,8 +28,8 @@ constexpr size_t kBlock = 96 << 10;  // each transfer has one of its own at eith
 constexpr size_t kTransfers = 24;
 constexpr size_t kHalf = kBlock * kTransfers;  // sources first, then destinations
 constexpr char kUntouched = 'u';
-constexpr char kPoison = 'p';
-constexpr char kReused = 'r';
+constexpr char kUnwritten = 'p';
+constexpr char kTakenAgain = 'r';
 
 char byte_of(uint64_t seed, size_t transfer, size_t at) {
   return static_cast<char>((seed * 131 + transfer * 17 + at * 7 + (at >> 8) * 3) & 31);
@@ -236,7 +236,7 @@ class Schedule {
     for (size_t i = 0; i < item.bytes; ++i) {
       ASSERT_EQ(target[i], byte_of(seed_, item.number, i)) << "announced, but not there: " << i;
     }
-    std::fill(target, target + kBlock, kReused);
+    std::fill(target, target + kBlock, kTakenAgain);
   }
 
   // When disconnect() is over, all memory of both sides may be used for something else.
@@ -254,8 +254,8 @@ class Schedule {
           EXPECT_TRUE(item.ended) << item.number;
         }
         item.parted = true;
-        std::fill_n(block(item.target(), item, true), kBlock, kReused);
-        std::fill_n(block(item.source(), item, false), kBlock, kPoison);
+        std::fill_n(block(item.target(), item, true), kBlock, kTakenAgain);
+        std::fill_n(block(item.source(), item, false), kBlock, kUnwritten);
       }
     }
     return true;
@@ -270,7 +270,7 @@ class Schedule {
     if (status.ok()) ++schedule.done_;
     item.at_end.assign(schedule.block(item.target(), item, true), kBlock);
     char* source = schedule.block(item.source(), item, false);
-    std::fill(source, source + kBlock, kPoison);
+    std::fill(source, source + kBlock, kUnwritten);
   }
 
   void check(Item& item, bool left) {
@@ -278,7 +278,8 @@ class Schedule {
     SCOPED_TRACE(testing::Message() << "transfer " << item.number << ": " << item.result);
     const std::string now(block(item.target(), item, true), kBlock);
     if (item.notified != 0 || item.parted) {
-      EXPECT_TRUE(now == std::string(kBlock, kReused)) << "landed in memory that had been reused";
+      EXPECT_TRUE(now == std::string(kBlock, kTakenAgain))
+          << "landed in memory that had been reused";
     } else {
       EXPECT_TRUE(now == item.at_end) << "bytes moved after the end";
       for (size_t i = 0; item.result.ok() && i < item.bytes; ++i) {

@@ -61,7 +61,7 @@ std::vector<framed::Frame> good_frames() {
   };
 }
 
-std::string encoded(const framed::Frame& frame) {
+std::string encoded_header(const framed::Frame& frame) {
   std::string out(framed::kHeaderBytes, '\0');
   framed::encode_header(frame, out.data());
   return out;
@@ -69,14 +69,14 @@ std::string encoded(const framed::Frame& frame) {
 
 TEST(Frame, RoundTripOfEveryType) {
   for (const framed::Frame& frame : good_frames()) {
-    auto back = framed::decode_header(encoded(frame));
+    auto back = framed::decode_header(encoded_header(frame));
     ASSERT_TRUE(back.ok()) << framed::frame_name(frame.type) << ": " << back.status();
     EXPECT_EQ(*back, frame) << framed::frame_name(frame.type);
   }
 }
 
 TEST(Frame, WrongSizeIsRefused) {
-  const std::string good = encoded(good_frames()[0]);
+  const std::string good = encoded_header(good_frames()[0]);
   for (size_t n = 0; n < good.size(); ++n) {
     EXPECT_FALSE(framed::decode_header(std::string_view(good).substr(0, n)).ok()) << n;
   }
@@ -89,7 +89,7 @@ TEST(Frame, DamagedHeadersAreRefusedOrMeanWhatTheySay) {
   int refused = 0;
   for (int i = 0; i < 200000; ++i) {
     const auto frames = good_frames();
-    std::string bytes = encoded(frames[random() % frames.size()]);
+    std::string bytes = encoded_header(frames[random() % frames.size()]);
     for (uint32_t flips = random() % 4 + 1; flips > 0; --flips) {
       bytes[random() % bytes.size()] = static_cast<char>(random());
     }
@@ -98,7 +98,7 @@ TEST(Frame, DamagedHeadersAreRefusedOrMeanWhatTheySay) {
       ++refused;
       continue;
     }
-    EXPECT_EQ(encoded(*frame), bytes);
+    EXPECT_EQ(encoded_header(*frame), bytes);
     EXPECT_LE(frame->meta_bytes(), framed::kMaxMeta);
     EXPECT_LE(frame->payload_bytes(), framed::kMaxPayload);
   }
@@ -108,7 +108,7 @@ TEST(Frame, DamagedHeadersAreRefusedOrMeanWhatTheySay) {
 TEST(Frame, WhatACorrectPeerNeverSends) {
   const framed::Frame write = good_frames()[0];
   const auto refused = [](framed::Frame frame) {
-    return !framed::decode_header(encoded(frame)).ok();
+    return !framed::decode_header(encoded_header(frame)).ok();
   };
   const auto changed = [&](auto change) {
     framed::Frame frame = write;

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::HasSubstr;
 
-constexpr size_t kBytes = 4 << 20;
+constexpr size_t kSessionBytes = 4 << 20;
 constexpr char kReused = 'R';
 
 class Session : public testing::Test {
@@ -53,7 +53,7 @@ class Session : public testing::Test {
          .settings = {{"tcp.sockets", "2"}, {"tcp.slice_kib", "256"}, {"peer.redial_ms", "5000"}}});
     ASSERT_TRUE(worker.ok()) << worker.status();
     side.worker = *std::move(worker);
-    side.memory = pattern(kBytes, static_cast<uint64_t>(name[0]));
+    side.memory = pattern(kSessionBytes, static_cast<uint64_t>(name[0]));
     auto region = side.worker->register_memory(side.memory.data(), side.memory.size());
     ASSERT_TRUE(region.ok()) << region.status();
     side.region = *region;
@@ -89,7 +89,7 @@ class Session : public testing::Test {
     }
   }
 
-  TransferId write(CounterId counter, Time timeout = kNever, size_t bytes = kBytes) {
+  TransferId write(CounterId counter, Time timeout = kNever, size_t bytes = kSessionBytes) {
     auto id = a_.worker->submit({.op = Op::kWrite,
                                  .peer = a_.peer,
                                  .local = a_.region,
@@ -109,7 +109,7 @@ class Session : public testing::Test {
   }
   bool reused_is_whole() const {
     return std::count(b_.memory.begin(), b_.memory.end(), kReused) ==
-           static_cast<ptrdiff_t>(kBytes);
+           static_cast<ptrdiff_t>(kSessionBytes);
   }
 
   ManualClock clock_;
@@ -350,9 +350,9 @@ TEST_F(Session, AProcessThatTakesAKilledOnesPlaceIsAnother) {
                   ->submit({.op = Op::kWrite,
                             .peer = b_.peer,
                             .local = b_.region,
-                            .local_layout = Layout::contiguous(0, kBytes),
+                            .local_layout = Layout::contiguous(0, kSessionBytes),
                             .remote = a_.remote,
-                            .remote_layout = Layout::contiguous(0, kBytes)})
+                            .remote_layout = Layout::contiguous(0, kSessionBytes)})
                   .ok());
   for (int k = 0; k < 50; ++k) step();
   Side c;
@@ -378,13 +378,14 @@ TEST_F(Session, AProcessThatTakesAKilledOnesPlaceIsAnother) {
   ASSERT_TRUE(run_with_c([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; }));
   Notification got;
   EXPECT_FALSE(c.worker->next_notification(got));
-  EXPECT_EQ(std::count(c.memory.begin(), c.memory.end(), kReused), static_cast<ptrdiff_t>(kBytes));
+  EXPECT_EQ(std::count(c.memory.begin(), c.memory.end(), kReused),
+            static_cast<ptrdiff_t>(kSessionBytes));
   auto id = a_.worker->submit({.op = Op::kWrite,
                                .peer = a_.peer,
                                .local = a_.region,
-                               .local_layout = Layout::contiguous(0, kBytes),
+                               .local_layout = Layout::contiguous(0, kSessionBytes),
                                .remote = c.remote,
-                               .remote_layout = Layout::contiguous(0, kBytes),
+                               .remote_layout = Layout::contiguous(0, kSessionBytes),
                                .notify = "to the new one"});
   ASSERT_TRUE(id.ok()) << id.status();
   ASSERT_TRUE(run_with_c([&] { return ended_at_a(*id); }));

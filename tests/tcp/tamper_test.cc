@@ -19,7 +19,7 @@
 namespace baton::tcp {
 namespace {
 
-constexpr size_t kBytes = 3000;  // of a write: one frame
+constexpr size_t kTamperedBytes = 3000;  // of a write: one frame
 constexpr size_t kHead = framed::kHeaderBytes + framed::kPieceBytes;
 
 class Tamper : public testing::TestWithParam<const char*> {
@@ -57,7 +57,7 @@ class Tamper : public testing::TestWithParam<const char*> {
     auto worker = Worker::create(std::move(options));
     ASSERT_TRUE(worker.ok()) << worker.status();
     side.worker = *std::move(worker);
-    side.memory = pattern(4 * kBytes, static_cast<uint64_t>(name[0]));
+    side.memory = pattern(4 * kTamperedBytes, static_cast<uint64_t>(name[0]));
     side.region = *side.worker->register_memory(side.memory.data(), side.memory.size());
   }
 
@@ -90,7 +90,7 @@ class Tamper : public testing::TestWithParam<const char*> {
   }
   bool protected_payload() const { return *GetParam() != '\0'; }
   size_t frame_bytes() const {
-    return net::kSealBytes + kHead + kBytes + (protected_payload() ? net::kSealTag : 0);
+    return net::kSealBytes + kHead + kTamperedBytes + (protected_payload() ? net::kSealTag : 0);
   }
   size_t lost() const { return a_.worker->stats().peers_lost + b_.worker->stats().peers_lost; }
 
@@ -99,9 +99,9 @@ class Tamper : public testing::TestWithParam<const char*> {
         {.op = op,
          .peer = peer_,
          .local = a_.region,
-         .local_layout = Layout::contiguous(at, kBytes),
+         .local_layout = Layout::contiguous(at, kTamperedBytes),
          .remote = *b_.worker->remote_region(b_.region),
-         .remote_layout = Layout::contiguous(at, kBytes),
+         .remote_layout = Layout::contiguous(at, kTamperedBytes),
          .counter = op == Op::kWrite ? b_.worker->remote_counter(counter_) : RemoteCounter(),
          .increment = op == Op::kWrite ? 1u : 0u});
     EXPECT_TRUE(id.ok()) << id.status();
@@ -120,7 +120,7 @@ class Tamper : public testing::TestWithParam<const char*> {
     std::fill(b_.memory.begin(), b_.memory.end(), 'x');
     hold(FaultyNetwork::kThere, true);
     std::vector<TransferId> open;
-    for (size_t i = 0; i < writes; ++i) open.push_back(submit(i * kBytes));
+    for (size_t i = 0; i < writes; ++i) open.push_back(submit(i * kTamperedBytes));
     std::string& bytes = network_->lines().back().under_way[FaultyNetwork::kThere];
     ASSERT_TRUE(run([&] { return bytes.size() >= writes * frame_bytes(); })) << what;
     ASSERT_EQ(bytes.size(), writes * frame_bytes()) << what;
@@ -134,8 +134,8 @@ class Tamper : public testing::TestWithParam<const char*> {
     ASSERT_TRUE(run([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; }));
     run_out();
     EXPECT_EQ(b_.worker->counter_value(counter_), counted + writes) << what;
-    EXPECT_EQ(0, std::memcmp(b_.memory.data(), a_.memory.data(), writes * kBytes)) << what;
-    for (size_t i = writes * kBytes; i < b_.memory.size(); ++i) {
+    EXPECT_EQ(0, std::memcmp(b_.memory.data(), a_.memory.data(), writes * kTamperedBytes)) << what;
+    for (size_t i = writes * kTamperedBytes; i < b_.memory.size(); ++i) {
       ASSERT_EQ(b_.memory[i], 'x') << what << " wrote to " << i;
     }
   }
@@ -192,8 +192,8 @@ TEST_P(Tamper, AChangedPayloadIsNoticedWhereItHasATag) {
   if (!protected_payload()) GTEST_SKIP() << "payload has no tag";
   const size_t payload = net::kSealBytes + kHead;
   expect_survived("the first byte of payload", flip(payload));
-  expect_survived("the last byte of payload", flip(payload + kBytes - 1));
-  expect_survived("the tag of payload", flip(payload + kBytes));
+  expect_survived("the last byte of payload", flip(payload + kTamperedBytes - 1));
+  expect_survived("the tag of payload", flip(payload + kTamperedBytes));
   const size_t frame = frame_bytes();
   expect_survived(
       "the payloads of two writes, exchanged",
@@ -235,19 +235,19 @@ TEST_P(Tamper, NothingIsAnnouncedBeforeItsTag) {
 TEST_P(Tamper, AChangedAnswerIsNoticed) {
   const size_t data = net::kSealBytes + framed::kHeaderBytes;
   std::vector<size_t> places = {3, 20, data - 1};
-  if (protected_payload()) places.insert(places.end(), {data, data + kBytes + 3});
+  if (protected_payload()) places.insert(places.end(), {data, data + kTamperedBytes + 3});
   for (const size_t at : places) {
     const size_t lost_before = lost();
     hold(FaultyNetwork::kBack, true);
     const TransferId id = submit(0, Op::kRead);
     std::string& bytes = network_->lines().back().under_way[FaultyNetwork::kBack];
-    ASSERT_TRUE(run([&] { return bytes.size() >= data + kBytes + data; }));
+    ASSERT_TRUE(run([&] { return bytes.size() >= data + kTamperedBytes + data; }));
     bytes[at] = static_cast<char>(bytes[at] ^ 1);
     hold(FaultyNetwork::kBack, false);
     ASSERT_TRUE(run([&] { return ended(id); }));
     EXPECT_TRUE(a_.worker->wait(id).ok());
     EXPECT_GT(lost(), lost_before) << at;
-    EXPECT_EQ(0, std::memcmp(a_.memory.data(), b_.memory.data(), kBytes)) << at;
+    EXPECT_EQ(0, std::memcmp(a_.memory.data(), b_.memory.data(), kTamperedBytes)) << at;
     ASSERT_TRUE(run([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; }));
     run_out();
   }

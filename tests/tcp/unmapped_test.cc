@@ -11,25 +11,25 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr size_t kBytes = 8 << 20;
-constexpr size_t kSlice = 1 << 20;
+constexpr size_t kMappedBytes = 8 << 20;
+constexpr size_t kMappedSlice = 1 << 20;
 
 // Memory whose second half takes no more writes.
 class HalfLocked {
  public:
   HalfLocked()
-      : data(static_cast<char*>(
-            mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {}
-  ~HalfLocked() { munmap(data, kBytes); }
+      : data(static_cast<char*>(mmap(nullptr, kMappedBytes, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {}
+  ~HalfLocked() { munmap(data, kMappedBytes); }
   HalfLocked(const HalfLocked&) = delete;
   HalfLocked& operator=(const HalfLocked&) = delete;
-  void lock() { EXPECT_EQ(mprotect(data + kBytes / 2, kBytes / 2, PROT_READ), 0); }
+  void lock() { EXPECT_EQ(mprotect(data + kMappedBytes / 2, kMappedBytes / 2, PROT_READ), 0); }
   char* const data;
 };
 
 void expect_only_the_second_half_failed(const TcpNode& node) {
   for (const auto& done : node.done) {
-    if (done.slice < kBytes / 2 / kSlice) {
+    if (done.slice < kMappedBytes / 2 / kMappedSlice) {
       EXPECT_TRUE(done.status.ok()) << done.slice << ": " << done.status;
     } else {
       EXPECT_EQ(done.status.code(), absl::StatusCode::kFailedPrecondition) << done.status;
@@ -41,23 +41,23 @@ void expect_only_the_second_half_failed(const TcpNode& node) {
 TEST_F(TcpPair, WritesIntoMemoryThatIsGoneFailAlone) {
   TcpNode a("a", settings("2")), b("b", settings("2"));
   connect(a, b);
-  std::vector<char> local = pattern(kBytes, 1), other(kBytes, 'x');
+  std::vector<char> local = pattern(kMappedBytes, 1), other(kMappedBytes, 'x');
   HalfLocked target;
   const RemoteRegion region = b.regions.describe(**b.regions.add(
-      reinterpret_cast<std::byte*>(target.data), kBytes, Access::kRemoteReadWrite, {}));
+      reinterpret_cast<std::byte*>(target.data), kMappedBytes, Access::kRemoteReadWrite, {}));
   target.lock();
-  const Layout all = Layout::contiguous(0, kBytes);
+  const Layout all = Layout::contiguous(0, kMappedBytes);
   auto& t = a.transfer(Op::kWrite, local, all, region, all);
-  Feeder feeder(a, t, kSlice);
+  Feeder feeder(a, t, kMappedSlice);
   ASSERT_TRUE(run_until({&a, &b}, [&] {
     feeder.feed();
     return feeder.finished();
   }));
   expect_only_the_second_half_failed(a);
-  EXPECT_EQ(std::memcmp(target.data, local.data(), kBytes / 2), 0);
+  EXPECT_EQ(std::memcmp(target.data, local.data(), kMappedBytes / 2), 0);
   EXPECT_TRUE(a.down.empty() && b.down.empty()) << "a rail was lost over it";
   auto& next = a.transfer(Op::kWrite, local, all, b.share(other), all);
-  EXPECT_TRUE(run(a, b, next, kSlice).ok());
+  EXPECT_TRUE(run(a, b, next, kMappedSlice).ok());
   EXPECT_EQ(other, local);
 }
 
@@ -68,14 +68,14 @@ TEST_F(TcpPair, AWriteThatLandsHalfWayFailsWithoutMoreComing) {
   patient_ones.emplace_back("tcp.stall_ms", "3600000");
   TcpNode a("a", patient_ones), b("b", patient_ones);
   connect(a, b);
-  std::vector<char> local = pattern(kSlice, 1);
+  std::vector<char> local = pattern(kMappedSlice, 1);
   HalfLocked target;
   const RemoteRegion region = b.regions.describe(**b.regions.add(
-      reinterpret_cast<std::byte*>(target.data), kBytes, Access::kRemoteReadWrite, {}));
+      reinterpret_cast<std::byte*>(target.data), kMappedBytes, Access::kRemoteReadWrite, {}));
   target.lock();
-  auto& t = a.transfer(Op::kWrite, local, Layout::contiguous(0, kSlice), region,
-                       Layout::contiguous((kBytes - kSlice) / 2, kSlice));
-  Feeder feeder(a, t, kSlice);
+  auto& t = a.transfer(Op::kWrite, local, Layout::contiguous(0, kMappedSlice), region,
+                       Layout::contiguous((kMappedBytes - kMappedSlice) / 2, kMappedSlice));
+  Feeder feeder(a, t, kMappedSlice);
   feeder.feed();
   int rounds = 0;
   ASSERT_TRUE(run_until({&a}, [&] { return ++rounds > 100; }));
@@ -87,23 +87,23 @@ TEST_F(TcpPair, AWriteThatLandsHalfWayFailsWithoutMoreComing) {
 TEST_F(TcpPair, ReadsIntoMemoryThatIsGoneFailAlone) {
   TcpNode a("a", settings("2")), b("b", settings("2"));
   connect(a, b);
-  std::vector<char> remote = pattern(kBytes, 2), other(kBytes, 'x');
+  std::vector<char> remote = pattern(kMappedBytes, 2), other(kMappedBytes, 'x');
   HalfLocked local;
   local.lock();
-  const Layout all = Layout::contiguous(0, kBytes);
+  const Layout all = Layout::contiguous(0, kMappedBytes);
   const RemoteRegion region = b.share(remote);
   auto& t = a.transfer(Op::kRead, other, all, region, all);
   t.local_base = reinterpret_cast<std::byte*>(local.data);
-  Feeder feeder(a, t, kSlice);
+  Feeder feeder(a, t, kMappedSlice);
   ASSERT_TRUE(run_until({&a, &b}, [&] {
     feeder.feed();
     return feeder.finished();
   }));
   expect_only_the_second_half_failed(a);
-  EXPECT_EQ(std::memcmp(local.data, remote.data(), kBytes / 2), 0);
+  EXPECT_EQ(std::memcmp(local.data, remote.data(), kMappedBytes / 2), 0);
   EXPECT_TRUE(a.down.empty() && b.down.empty()) << "a rail was lost over it";
   auto& next = a.transfer(Op::kRead, other, all, region, all);
-  EXPECT_TRUE(run(a, b, next, kSlice).ok());
+  EXPECT_TRUE(run(a, b, next, kMappedSlice).ok());
   EXPECT_EQ(other, remote);
 }
 
@@ -209,11 +209,11 @@ TEST_P(SmallUnmapped, ReadsFailAlone) {
 class SourceGone : public TcpPair, public ::testing::WithParamInterface<size_t> {
  protected:
   SourceGone()
-      : memory_(static_cast<char*>(
-            mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {}
-  ~SourceGone() override { munmap(memory_, kBytes); }
+      : memory_(static_cast<char*>(mmap(nullptr, kMappedBytes, PROT_READ | PROT_WRITE,
+                                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {}
+  ~SourceGone() override { munmap(memory_, kMappedBytes); }
   // All but the first page.
-  void lose() { ASSERT_EQ(mprotect(memory_ + 4096, kBytes - 4096, PROT_NONE), 0); }
+  void lose() { ASSERT_EQ(mprotect(memory_ + 4096, kMappedBytes - 4096, PROT_NONE), 0); }
   static void expect_gone(const absl::Status& status) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("not mapped any more"));
@@ -225,18 +225,18 @@ class SourceGone : public TcpPair, public ::testing::WithParamInterface<size_t> 
 TEST_P(SourceGone, AWriteFailsAndCostsOneConnection) {
   TcpNode a("a", settings("2")), b("b", settings("2"));
   connect(a, b);
-  std::vector<char> local = pattern(kBytes, 1), remote(kBytes, 'x');
+  std::vector<char> local = pattern(kMappedBytes, 1), remote(kMappedBytes, 'x');
   lose();
   const RemoteRegion region = b.share(remote);
   const Layout all = Layout::contiguous(0, GetParam());
   auto& bad = a.transfer(Op::kWrite, local, all, region, all);
   bad.local_base = reinterpret_cast<std::byte*>(memory_ + 4096);
   bad.notify = "not true";
-  expect_gone(run(a, b, bad, kSlice));
+  expect_gone(run(a, b, bad, kMappedSlice));
   EXPECT_TRUE(b.landed.empty()) << "what was not sent was announced";
   ASSERT_EQ(a.rails.size(), 1u);
   auto& good = a.transfer(Op::kWrite, local, all, region, all);
-  EXPECT_TRUE(run(a, b, good, kSlice).ok());
+  EXPECT_TRUE(run(a, b, good, kMappedSlice).ok());
   EXPECT_EQ(std::memcmp(remote.data(), local.data(), GetParam()), 0);
 }
 
@@ -246,14 +246,14 @@ TEST_P(SourceGone, AWriteOfWhichHalfIsGoneFailsAtOnce) {
   patient_ones.emplace_back("tcp.stall_ms", "3600000");
   TcpNode a("a", patient_ones), b("b", patient_ones);
   connect(a, b);
-  std::vector<char> local(kBytes), remote(kBytes, 'x');
-  ASSERT_EQ(mprotect(memory_ + kBytes / 2, kBytes / 2, PROT_NONE), 0);
+  std::vector<char> local(kMappedBytes), remote(kMappedBytes, 'x');
+  ASSERT_EQ(mprotect(memory_ + kMappedBytes / 2, kMappedBytes / 2, PROT_NONE), 0);
   const RemoteRegion region = b.share(remote);
   const Layout all = Layout::contiguous(0, GetParam());
   auto& bad = a.transfer(Op::kWrite, local, all, region, all);
-  bad.local_base = reinterpret_cast<std::byte*>(memory_ + kBytes / 2 - GetParam() / 2);
+  bad.local_base = reinterpret_cast<std::byte*>(memory_ + kMappedBytes / 2 - GetParam() / 2);
   bad.notify = "not true";
-  expect_gone(run(a, b, bad, kSlice));
+  expect_gone(run(a, b, bad, kMappedSlice));
   EXPECT_TRUE(b.landed.empty()) << "what was not sent was announced";
 }
 
@@ -263,17 +263,17 @@ TEST_P(SourceGone, AnEncryptedWriteFailsAlone) {
   encrypted.emplace_back("tcp.encrypt", "on");
   TcpNode a("a", encrypted), b("b", encrypted);
   connect(a, b);
-  std::vector<char> local = pattern(kBytes, 1), remote(kBytes, 'x');
+  std::vector<char> local = pattern(kMappedBytes, 1), remote(kMappedBytes, 'x');
   lose();
   const RemoteRegion region = b.share(remote);
   const Layout all = Layout::contiguous(0, GetParam());
   auto& bad = a.transfer(Op::kWrite, local, all, region, all);
   bad.local_base = reinterpret_cast<std::byte*>(memory_ + 4096);
   bad.notify = "not true";
-  expect_gone(run(a, b, bad, kSlice));
+  expect_gone(run(a, b, bad, kMappedSlice));
   EXPECT_TRUE(b.landed.empty()) << "what was not sent was announced";
   auto& good = a.transfer(Op::kWrite, local, all, region, all);
-  EXPECT_TRUE(run(a, b, good, kSlice).ok());
+  EXPECT_TRUE(run(a, b, good, kMappedSlice).ok());
   EXPECT_EQ(std::memcmp(remote.data(), local.data(), GetParam()), 0);
   EXPECT_TRUE(a.down.empty() && b.down.empty()) << "a rail was lost over it";
 }
@@ -288,16 +288,16 @@ TEST_P(SourceGone, AnEncryptedReadFailsAlone) {
 void SourceGone::read_fails_alone(const TcpNode::Settings& with) {
   TcpNode a("a", with), b("b", with);
   connect(a, b);
-  std::vector<char> local(kBytes, 'x');
+  std::vector<char> local(kMappedBytes, 'x');
   lose();
-  const RemoteRegion region = b.regions.describe(
-      **b.regions.add(reinterpret_cast<std::byte*>(memory_), kBytes, Access::kRemoteReadWrite, {}));
+  const RemoteRegion region = b.regions.describe(**b.regions.add(
+      reinterpret_cast<std::byte*>(memory_), kMappedBytes, Access::kRemoteReadWrite, {}));
   const Layout all = Layout::contiguous(0, GetParam());
   auto& bad = a.transfer(Op::kRead, local, all, region, Layout::contiguous(4096, GetParam()));
-  expect_gone(run(a, b, bad, kSlice));
+  expect_gone(run(a, b, bad, kMappedSlice));
   const Layout page = Layout::contiguous(0, 4096);
   auto& good = a.transfer(Op::kRead, local, page, region, page);
-  EXPECT_TRUE(run(a, b, good, kSlice).ok());
+  EXPECT_TRUE(run(a, b, good, kMappedSlice).ok());
   EXPECT_EQ(std::memcmp(local.data(), memory_, 4096), 0);
   EXPECT_TRUE(a.down.empty() && b.down.empty()) << "a rail was lost over it";
 }

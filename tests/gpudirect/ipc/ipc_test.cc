@@ -12,7 +12,7 @@ namespace baton {
 namespace {
 
 constexpr size_t kBytes = 8 << 20;
-const Time kPatience = patient(std::chrono::seconds(60));
+const Time kIpcPatience = patient(std::chrono::seconds(60));
 
 struct Side {
   Side() {
@@ -25,7 +25,7 @@ struct Side {
     region = *worker->register_memory(buffer->data(), kBytes);
   }
   bool drive(const std::function<bool()>& ready) const {
-    const Time end = Clock::steady().now() + kPatience;
+    const Time end = Clock::steady().now() + kIpcPatience;
     while (!ready()) {
       worker->progress();
       if (Clock::steady().now() > end) return false;
