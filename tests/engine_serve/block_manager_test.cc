@@ -83,6 +83,66 @@ TEST(BlockManager, FindsPublishedBlocksUntilTheyAreReused) {
   EXPECT_TRUE(blocks.check_integrity(3).ok());
 }
 
+// A sequence of as many blocks, computed, published and over.
+std::vector<BlockHash> pass_through(BlockManager& blocks, size_t count, int32_t first) {
+  const auto chain = chain_of(some_tokens(16 * count, first));
+  std::vector<uint32_t> table;
+  EXPECT_TRUE(blocks.allocate(count, &table));
+  for (size_t i = 0; i < count; ++i) blocks.publish(table[i], chain[i]);
+  blocks.release(table);
+  return chain;
+}
+
+void find_again(BlockManager& blocks, const std::vector<BlockHash>& chain) {
+  std::vector<uint32_t> table;
+  blocks.acquire(chain, &table);
+  EXPECT_EQ(table.size(), chain.size());
+  blocks.release(table);
+}
+
+TEST(BlockManager, WhatPassesThroughDoesNotPushOutWhatWasFoundAgain) {
+  BlockManager blocks(16);
+  const auto shared = pass_through(blocks, 6, 1000);
+  find_again(blocks, shared);
+  for (int32_t i = 1; i <= 20; ++i) {
+    const auto once = pass_through(blocks, 5, 10'000 * i);
+    EXPECT_EQ(blocks.find(once).blocks, 5u);
+    EXPECT_EQ(blocks.find(shared).blocks, 6u) << i;
+    ASSERT_TRUE(blocks.check_integrity(0).ok()) << blocks.check_integrity(0);
+  }
+  // But where nothing else is left it is handed out, from its end.
+  std::vector<uint32_t> all;
+  ASSERT_TRUE(blocks.allocate(14, &all));
+  EXPECT_EQ(blocks.find(shared).blocks, 2u);
+  blocks.release(all);
+}
+
+TEST(BlockManager, WhatWasFoundOnceIsNotKeptForEver) {
+  BlockManager blocks(16);  // 12 for what was found again
+  const auto old = pass_through(blocks, 8, 1000);
+  find_again(blocks, old);
+  const auto young = pass_through(blocks, 8, 5000);
+  find_again(blocks, young);
+  // The four of the old ones that were used longest ago are as good as new ones, and the next to
+  // go.
+  pass_through(blocks, 4, 9000);
+  EXPECT_EQ(blocks.find(young).blocks, 8u);
+  EXPECT_EQ(blocks.find(old).blocks, 4u);
+  EXPECT_TRUE(blocks.check_integrity(0).ok());
+}
+
+TEST(BlockManager, ABlockThatIsHandedOutIsAsNew) {
+  BlockManager blocks(4);
+  find_again(blocks, pass_through(blocks, 1, 1000));
+  std::vector<uint32_t> all;
+  ASSERT_TRUE(blocks.allocate(4, &all));
+  blocks.release(all);
+  const auto once = pass_through(blocks, 4, 5000);
+  const auto other = pass_through(blocks, 4, 9000);
+  EXPECT_EQ(blocks.find(once).blocks, 0u);
+  EXPECT_EQ(blocks.find(other).blocks, 4u);
+}
+
 TEST(BlockManager, SharedBlocksStayUntilTheLastUser) {
   BlockManager blocks(2);
   const auto chain = chain_of(some_tokens(16, 1));

@@ -93,6 +93,12 @@ TEST(Disaggregation, SameTokensAsOneEngine) {
   EXPECT_GT(pair.link->repeats, kRequests);
   EXPECT_GT(pair.decode.loaded_tokens, 0u);
   EXPECT_EQ(pair.decode.loads_failed, 0u);
+  for (const auto& [id, outcome] : pair.outcomes) {
+    const RequestMetrics& metrics = outcome.metrics;
+    EXPECT_EQ(metrics.kv_wait > Time{}, metrics.loaded_tokens > 0) << id;
+    EXPECT_GE(metrics.admitted, metrics.arrival) << id;
+    EXPECT_LE(metrics.queued() + metrics.kv_wait, metrics.ttft()) << id;
+  }
 }
 
 TEST(Disaggregation, OneAtATimeStreamsLayers) {

@@ -1,4 +1,4 @@
-// Block reference counts, the intrusive free list and the prefix cache.
+// Block reference counts, the intrusive free lists and the prefix cache.
 #include "engine/serve/cache/block_manager.h"
 
 #include <string>
@@ -14,25 +14,36 @@ BlockManager::BlockManager(uint32_t num_blocks) : blocks_(num_blocks) {
 
 void BlockManager::push_free(uint32_t index, bool reuse_first) {
   Block& block = blocks_[index];
-  block.previous = reuse_first ? kNone : free_tail_;
-  block.next = reuse_first ? free_head_ : kNone;
-  (block.previous == kNone ? free_head_ : blocks_[block.previous].next) = index;
-  (block.next == kNone ? free_tail_ : blocks_[block.next].previous) = index;
-  ++free_count_;
+  FreeList& list = list_of(block);
+  block.previous = reuse_first ? kNone : list.tail;
+  block.next = reuse_first ? list.head : kNone;
+  (block.previous == kNone ? list.head : blocks_[block.previous].next) = index;
+  (block.next == kNone ? list.tail : blocks_[block.next].previous) = index;
+  ++list.count;
 }
 
 void BlockManager::remove_free(uint32_t index) {
   Block& block = blocks_[index];
-  (block.previous == kNone ? free_head_ : blocks_[block.previous].next) = block.next;
-  (block.next == kNone ? free_tail_ : blocks_[block.next].previous) = block.previous;
+  FreeList& list = list_of(block);
+  (block.previous == kNone ? list.head : blocks_[block.previous].next) = block.next;
+  (block.next == kNone ? list.tail : blocks_[block.next].previous) = block.previous;
   block.previous = block.next = kNone;
-  --free_count_;
+  --list.count;
+}
+
+void BlockManager::age() {
+  while (free_[1].count > blocks_.size() - blocks_.size() / 4) {
+    const uint32_t oldest = free_[1].head;
+    remove_free(oldest);
+    blocks_[oldest].found = false;
+    push_free(oldest, false);
+  }
 }
 
 void BlockManager::forget(Block& block) {
   if (!block.published) return;
   cached_.erase(block.hash);
-  block.published = false;
+  block.published = block.found = false;
   note(block.hash, false);
 }
 
@@ -59,9 +70,9 @@ CacheNews BlockManager::news(bool snapshot) {
 }
 
 bool BlockManager::allocate(size_t count, std::vector<uint32_t>* table) {
-  if (count > free_count_) return false;
+  if (count > free_blocks()) return false;
   for (size_t i = 0; i < count; ++i) {
-    const uint32_t index = free_head_;
+    const uint32_t index = next_free();
     remove_free(index);
     forget(blocks_[index]);
     blocks_[index].references = 1;
@@ -80,6 +91,7 @@ void BlockManager::release(std::span<const uint32_t> blocks) {
     // Blocks that nobody can find are worth nothing: they go first.
     if (--block.references == 0) push_free(blocks[i], !block.published);
   }
+  age();
 }
 
 BlockManager::Match BlockManager::find(std::span<const BlockHash> chain) const {
@@ -97,7 +109,9 @@ void BlockManager::acquire(std::span<const BlockHash> chain, std::vector<uint32_
   for (const BlockHash& hash : chain) {
     const auto it = cached_.find(hash);
     if (it == cached_.end()) return;
-    if (blocks_[it->second].references++ == 0) remove_free(it->second);
+    Block& block = blocks_[it->second];
+    if (block.references++ == 0) remove_free(it->second);
+    block.found = true;
     table->push_back(it->second);
   }
 }
@@ -126,15 +140,24 @@ void BlockManager::end_quarantine(uint64_t entry) {
 
 absl::Status BlockManager::check_integrity(std::optional<uint64_t> references) const {
   uint32_t listed = 0;
-  uint32_t previous = kNone;
-  for (uint32_t i = free_head_; i != kNone; previous = i, i = blocks_[i].next) {
-    if (blocks_[i].references != 0) {
-      return absl::InternalError(absl::StrCat("block ", i, " is on the free list with ",
-                                              blocks_[i].references, " references"));
+  for (size_t found = 0; found < free_.size(); ++found) {
+    const FreeList& list = free_[found];
+    uint32_t previous = kNone, count = 0;
+    for (uint32_t i = list.head; i != kNone; previous = i, i = blocks_[i].next) {
+      const Block& block = blocks_[i];
+      if (block.references != 0) {
+        return absl::InternalError(
+            absl::StrCat("block ", i, " is on a free list with ", block.references, " references"));
+      }
+      if (block.previous != previous || block.found != (found == 1) || ++count > blocks_.size()) {
+        return absl::InternalError(absl::StrCat("free list ", found, " is broken at block ", i));
+      }
     }
-    if (blocks_[i].previous != previous || ++listed > blocks_.size()) {
-      return absl::InternalError(absl::StrCat("the free list is broken at block ", i));
+    if (list.tail != previous || list.count != count) {
+      return absl::InternalError(
+          absl::StrCat(count, " blocks are on free list ", found, ", ", list.count, " counted"));
     }
+    listed += count;
   }
   uint32_t unused = 0;
   uint32_t published = 0;
@@ -150,9 +173,9 @@ absl::Status BlockManager::check_integrity(std::optional<uint64_t> references) c
       return absl::InternalError(absl::StrCat("block ", i, " is published but cannot be found"));
     }
   }
-  if (free_tail_ != previous || listed != free_count_ || unused != free_count_) {
-    return absl::InternalError(absl::StrCat(unused, " blocks are unused, ", listed,
-                                            " are on the free list, ", free_count_, " counted"));
+  if (listed != unused) {
+    return absl::InternalError(
+        absl::StrCat(unused, " blocks are unused, ", listed, " are on the free lists"));
   }
   if (published != cached_.size()) {
     return absl::InternalError(

@@ -2,11 +2,16 @@
 //
 // A block is in exactly one of these states:
 //   used         references > 0: sequences, jobs being sent and loads being received hold some
-//   free         no reference; on the free list, least recently used first. Its content stays
-//                findable under its hash until the block is handed out again.
-// Quarantine holds references like any other user: bytes may still arrive in those blocks.
+//   free         no reference; on one of two free lists, each in the order of its last use. Its
+//                content stays findable under its hash until the block is handed out again.
+//
+// What nobody has found yet is handed out before what was found again: prompts that are like no
+// other pass through the cache without pushing out what many begin with. Those that were found
+// again keep three quarters of the cache at most; the one that was used longest ago has to be found
+// anew. Quarantine holds references like any other user: bytes may still arrive in those blocks.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -25,7 +30,7 @@ class BlockManager {
   explicit BlockManager(uint32_t num_blocks);
 
   uint32_t num_blocks() const { return static_cast<uint32_t>(blocks_.size()); }
-  uint32_t free_blocks() const { return free_count_; }
+  uint32_t free_blocks() const { return free_[0].count + free_[1].count; }
   uint32_t cached_blocks() const { return static_cast<uint32_t>(cached_.size()); }
   // Blocks held by quarantine entries, counted once per entry.
   uint32_t quarantined_blocks() const { return quarantined_; }
@@ -75,18 +80,26 @@ class BlockManager {
     uint32_t previous = kNone;  // neighbours on the free list
     uint32_t next = kNone;
     bool published = false;
+    bool found = false;  // by another request than the one that computed it
     BlockHash hash;
   };
+  // Intrusive; reused from its head.
+  struct FreeList {
+    uint32_t head = kNone;
+    uint32_t tail = kNone;
+    uint32_t count = 0;
+  };
 
+  FreeList& list_of(const Block& block) { return free_[block.found ? 1 : 0]; }
   void push_free(uint32_t block, bool reuse_first);
   void remove_free(uint32_t block);
+  void age();
+  uint32_t next_free() const { return free_[0].head != kNone ? free_[0].head : free_[1].head; }
   void forget(Block& block);
   void note(const BlockHash& hash, bool stored);
 
   std::vector<Block> blocks_;
-  uint32_t free_head_ = kNone;  // reused next
-  uint32_t free_tail_ = kNone;
-  uint32_t free_count_ = 0;
+  std::array<FreeList, 2> free_;  // of blocks that nobody has found, and of those that were
   absl::flat_hash_map<BlockHash, uint32_t> cached_;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> quarantine_;
   uint64_t next_entry_ = 1;
