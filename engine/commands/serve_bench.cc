@@ -37,6 +37,7 @@ struct BenchOptions {
   std::string backend = "openai";
   std::string key;
   double temperature = 0.7;
+  bool ignore_eos = true;
   load::WorkloadOptions workload;
   double rate = 0;
   double burstiness = 1;
@@ -95,6 +96,9 @@ void add_server_flags(CLI::App& app, BenchOptions& options) {
   app.add_option("--port", options.port, "with --host")
       ->check(command_line::whole_number(1, 65535))
       ->capture_default_str();
+  app.add_option("--name", options.name, "what it is called beside others")
+      ->type_name("NAME")
+      ->capture_default_str();
   app.add_option("--baseline", options.baselines,
                  "another server, which is asked the same in turns; any number of them")
       ->check(a_baseline())
@@ -105,6 +109,7 @@ void add_server_flags(CLI::App& app, BenchOptions& options) {
                  "openai, or vllm: /v1/completions; openai-chat: /v1/chat/completions")
       ->check(command_line::one_of({"openai", "vllm", "openai-chat"}))
       ->capture_default_str();
+  app.add_flag("--ignore-eos", options.ignore_eos, "answers have their whole length: always so");
   app.add_option("--api-key", options.key, "of the servers")->type_name("KEY");
   app.add_option("--temperature", options.temperature, "of sampling")
       ->check(command_line::real_number(0, 2))
@@ -112,7 +117,6 @@ void add_server_flags(CLI::App& app, BenchOptions& options) {
 }
 
 void add_workload_flags(CLI::App& app, load::WorkloadOptions& workload) {
-  app.add_flag("--ignore-eos", "answers have their whole length: they always have");
   const auto tokens = [&](const char* flags, auto& value, const char* meaning) {
     app.add_option(flags, value, meaning)
         ->check(command_line::whole_number(1, 1 << 20))

@@ -229,10 +229,10 @@ std::unique_ptr<http::HttpFetch> ask(const std::shared_ptr<http::EventLoop>& loo
   json body{{"model", server.model},
             {"max_tokens", request.output},
             {"temperature", server.temperature},
-            {"seed", seed},
             {"ignore_eos", true},
             {"stream", true},
             {"stream_options", {{"include_usage", true}}}};
+  if (server.temperature > 0) body["seed"] = seed;
   if (server.chat) {
     body["messages"] = json::array({{{"role", "user"}, {"content", request.text}}});
   } else if (request.tokens.empty()) {
