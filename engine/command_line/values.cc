@@ -158,7 +158,12 @@ CLI::Validator byte_size() {
 }
 
 CLI::Validator writable_file() {
-  return path_check(why_not_written, "write", "name a file that can be written");
+  const CLI::Validator path =
+      path_check(why_not_written, "write", "name a file that can be written");
+  return validator([path](std::string name) -> std::string {
+    if (name == "-") return "\"-\" does not stand for stdout here: name a file, ./- for this one";
+    return path(name);
+  });
 }
 
 CLI::Validator writable_folder() {
