@@ -80,6 +80,20 @@ INSTANTIATE_TEST_SUITE_P(Each, NarrowPaths,
                                          Narrow{"Back", 1300, {1}, "segments of 1208 bytes"}),
                          [](const auto& each) { return each.param.name; });
 
+// A worker that is asked for its address answers with more than one small packet.
+TEST_P(NarrowPaths, LeadToAWorkerOfWhichOnlyThePortIsKnown) {
+  carry(GetParam().largest, GetParam().hosts);
+  start("0.0.0.0", kSettings);
+  if (HasFatalFailure()) return;
+  hosts_->on(0, [&] {
+    auto peer = workers_[0]->connect(Hosts::address(1) + ":" + std::to_string(workers_[1]->port()));
+    ASSERT_TRUE(peer.ok()) << peer.status();
+    peer_ = *peer;
+    EXPECT_TRUE(until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; }))
+        << explain();
+  });
+}
+
 // Nobody waits for ever where nothing of any use comes through; the reason says what to look at.
 TEST_F(NarrowPath, OneThatCarriesNextToNothingIsNamed) {
   carry(300, {0, 1});

@@ -136,8 +136,8 @@ void Acceptor::start(std::unique_ptr<Dial> dial) {
       continue;
     }
     auto handshake = start_handshake(*fd, Handshake::Role::kClient, dial.get());
-    if (options_.large_packets != LargePackets::kNotLookedAt &&
-        dial->purpose == Handshake::Purpose::kRail) {
+    if (options_.large_packets != LargePackets::kNotLookedAt ||
+        dial->purpose == Handshake::Purpose::kQuery) {
       handshake->fill_a_packet();
     }
     const Time silent_until = dial->patience_ends(now, options_.patience);
@@ -234,12 +234,19 @@ bool Acceptor::advance_calls(EventSink& sink) {
     absl::Status why = handshake.error();
     const bool silent = handshake.connecting() && now >= calls_[i].silent_until;
     Time& full_until = calls_[i].full_until;
-    if (full_until == kNever && handshake.waits_for_a_full_packet()) {
-      full_until = now + options_.patience / 4;
+    if (const auto full = handshake.full_packet();
+        full != calls_[i].full || (now >= full_until && !handshake.full_packet_is_lost())) {
+      calls_[i].full = full;
+      const bool awaited = full != HandshakeConnection::FullPacket::kNotAwaited;
+      full_until = awaited ? now + options_.patience / 4 : kNever;
     }
     if (state == State::kUnderway && now >= full_until) {
       state = State::kFailed;
-      if (options_.large_packets == LargePackets::kOrSmallSegments) calls_[i].dial->narrow();
+      Dial& dial = *calls_[i].dial;
+      if (options_.large_packets == LargePackets::kOrSmallSegments ||
+          dial.purpose == Handshake::Purpose::kQuery) {
+        dial.narrow();
+      }
       why = absl::UnavailableError(absl::StrFormat(
           "it answers, but not to a message of %d bytes within %g s (a quarter of %s): large "
           "packets get lost; give the interfaces of both hosts the MTU of the path between them",

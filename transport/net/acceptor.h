@@ -58,8 +58,10 @@ class Acceptor {
 
   using Dial = net::Dial;
   // Short messages come through also where large packets vanish. A dial may look for that: it
-  // exchanges a message that fills a packet, and where nothing comes back for a quarter of the
-  // patience the endpoint has failed, or is called again with smaller segments (dial.h).
+  // exchanges a message that fills a packet, and where that does not arrive within a quarter of the
+  // patience, or the answer that fills one does not, though its beginning has come, the endpoint
+  // has failed, or is called again with smaller segments (dial.h). So do queries, always, since
+  // their answers may be long.
   enum class LargePackets { kNotLookedAt, kMustPass, kOrSmallSegments };
   struct Options {
     uint16_t port = 0;  // of the listener, on context.listen_host; 0: any
@@ -122,7 +124,8 @@ class Acceptor {
     std::unique_ptr<Dial> dial;  // null: they called us
     Endpoint from;               // of a caller
     Time silent_until = kNever;  // if there is no answer by then, another endpoint is tried
-    Time full_until = kNever;    // none to the message that fills a packet: smaller segments are
+    Time full_until = kNever;    // until when what fills a packet may take
+    HandshakeConnection::FullPacket full{};
   };
 
   std::unique_ptr<HandshakeConnection> start_handshake(int fd, Handshake::Role role,

@@ -322,6 +322,13 @@ std::chrono::milliseconds silent_for(int fd) {
   return std::chrono::milliseconds(std::min(info.tcpi_last_data_recv, info.tcpi_last_ack_recv));
 }
 
+bool all_acknowledged(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+  return info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0;
+}
+
 uint64_t bytes_moved(int fd) {
   tcp_info info{};
   socklen_t size = sizeof(info);

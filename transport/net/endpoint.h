@@ -80,6 +80,8 @@ absl::Status why_not_connected(int fd, int error);
 
 // For how long nothing has come from the peer, not even an acknowledgement.
 std::chrono::milliseconds silent_for(int fd);
+// The peer's host has all that was sent; whether the peer has looked at it is another matter.
+bool all_acknowledged(int fd);
 // Bytes acknowledged by the peer plus bytes received from it: grows while anything moves.
 uint64_t bytes_moved(int fd);
 

@@ -267,6 +267,7 @@ absl::Status Handshake::on_proof(std::string_view bytes) {
 void Handshake::accept() {
   base::put_number(out_, kAccepted);
   out_.append(view(derive(role_, "proof")));
+  if (padding_ > 0) alone_ = out_.size();
   out_.append(padding_, '\0');
   send_info();
 }

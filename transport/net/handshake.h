@@ -14,7 +14,8 @@
 //
 // The zeros make these two messages as long as a packet of the network, for whoever wants to know
 // whether such packets come through; n is 0 for all others. They are read from a client that has
-// proved itself.
+// proved itself. The server's verdict and proof go in a packet of their own, before the zeros: who
+// has them knows that what filled a packet of his has come.
 //
 // Versions: each side names the lowest and the highest that it speaks; the highest that both speak
 // counts. Nobody between can make it a lower one: everything said goes into the keys.
@@ -39,6 +40,7 @@
 // the same one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -80,7 +82,12 @@ class Handshake {
 
   // Bytes to send now (may be empty); call sent() when they are on their way.
   std::string_view to_send() const { return out_; }
-  void sent(size_t bytes) { out_.erase(0, bytes); }
+  void sent(size_t bytes) {
+    out_.erase(0, bytes);
+    alone_ -= std::min(alone_, bytes);
+  }
+  // So many of them are to be in a packet of their own, before the others; 0: it does not matter.
+  size_t alone() const { return alone_; }
 
   // How many bytes the next step needs; 0 once done(). Feed exactly that many.
   size_t wanted() const { return wanted_; }
@@ -93,11 +100,10 @@ class Handshake {
   static constexpr size_t kMostPadding = 16 << 10;
   void pad(size_t bytes) { padding_ = bytes; }
   size_t padding() const { return padding_; }
-  // The server has answered so far, and owes the long message.
-  bool waits_for_padding() const {
-    return role_ == Role::kClient && padding_ > 0 && padded() &&
-           (state_ == State::kVerdict || state_ == State::kPadding);
-  }
+  // A client has said its long message, and the server owes the verdict; or it has told that, and
+  // owes its own.
+  bool waits_for_verdict() const { return state_ == State::kVerdict && says_padding(); }
+  bool waits_for_padding() const { return state_ == State::kPadding && says_padding(); }
 
   // True once the peer is authenticated and its HelloInfo is known. to_send() may still hold bytes.
   bool done() const { return state_ == State::kDone; }
@@ -132,6 +138,7 @@ class Handshake {
   absl::Status protect(const Opening& theirs);
   absl::Status derive_root(const Opening& theirs, size_t which);
   bool padded() const { return opening_.version >= kPaddedProtocol; }
+  bool says_padding() const { return role_ == Role::kClient && padding_ > 0 && padded(); }
   absl::Status on_proof(std::string_view bytes);
   void accept();
   absl::Status on_verdict(std::string_view bytes);
@@ -152,6 +159,7 @@ class Handshake {
   size_t wanted_ = 0;
   size_t padding_ = 0;
   std::string out_;
+  size_t alone_ = 0;
   Opening opening_;  // ours
   Key32 share_{};    // the private half of it
   std::optional<Key32> static_key_;

@@ -39,6 +39,16 @@ int HandshakeConnection::take_fd() {
   return fd;
 }
 
+HandshakeConnection::FullPacket HandshakeConnection::full_packet() const {
+  if (handshake_.waits_for_padding()) return FullPacket::kDue;
+  return handshake_.waits_for_verdict() ? FullPacket::kSent : FullPacket::kNotAwaited;
+}
+
+bool HandshakeConnection::full_packet_is_lost() const {
+  return full_packet() == FullPacket::kDue ||
+         (full_packet() == FullPacket::kSent && !all_acknowledged(fd_));
+}
+
 HandshakeConnection::State HandshakeConnection::fail(absl::Status why) {
   if (error_.ok()) error_ = std::move(why);
   return State::kFailed;
@@ -61,8 +71,9 @@ bool HandshakeConnection::connected() {
 
 bool HandshakeConnection::flush() {
   while (true) {
-    const std::string_view bytes = out_.empty() ? handshake_.to_send() : std::string_view(out_);
+    std::string_view bytes = out_.empty() ? handshake_.to_send() : std::string_view(out_);
     if (bytes.empty()) return true;
+    if (out_.empty() && handshake_.alone() > 0) bytes = bytes.substr(0, handshake_.alone());
     const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n < 0) {
       if (errno == EINTR) continue;

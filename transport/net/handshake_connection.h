@@ -39,8 +39,13 @@ class HandshakeConnection : public Watched {
   bool turned_away() const { return hung_up_ && !heard_; }
 
   bool connecting() const { return step_ == Step::kConnecting; }  // nobody has answered yet
-  // Somebody has, and the message that fills a packet is on its way, or the answer to it.
-  bool waits_for_a_full_packet() const { return handshake_.waits_for_padding(); }
+  // Of the message that fills a packet: it is on its way, or was answered, but not by one that
+  // fills a packet.
+  enum class FullPacket { kNotAwaited, kSent, kDue };
+  FullPacket full_packet() const;
+  // Now that it was awaited for long. One that has come and is not answered is no sign of that: the
+  // other side is busy.
+  bool full_packet_is_lost() const;
   size_t padding() const { return handshake_.padding(); }
   Time deadline() const { return deadline_; }
   bool names_our_key() const { return handshake_.names_our_key(); }
