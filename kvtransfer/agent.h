@@ -140,6 +140,7 @@ struct AgentStats {
   uint64_t transfers = 0;      // made and not released
   uint64_t running = 0;        // of them, posted and not ended
   uint64_t remotes = 0;        // agents whose metadata is loaded
+  uint64_t senders = 0;        // connections by which messages may come, or have come unread
   uint64_t registered = 0;     // descriptors registered now
   uint64_t messages_lost = 0;  // ever
   WorkerStats worker;

@@ -317,8 +317,12 @@ int Agent::event_fd() const { return impl_->worker->event_fd(); }
 bool Agent::progress() { return impl_->worker->progress(); }
 
 AgentStats Agent::stats() const {
-  std::lock_guard lock(impl_->mutex);
   AgentStats out;
+  {
+    std::lock_guard lock(impl_->inbox_mutex);
+    out.senders = impl_->senders.size();
+  }
+  std::lock_guard lock(impl_->mutex);
   out.lists = impl_->lists.size();
   out.transfers = impl_->transfers.size();
   for (const auto& [id, transfer] : impl_->transfers) out.running += !transfer->quiet();

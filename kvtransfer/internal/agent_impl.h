@@ -40,6 +40,9 @@ inline constexpr size_t kMostUnread = 64 << 20;
 inline constexpr size_t kMostRemoteRanges = 1 << 18;
 // Agents that gave their metadata unasked and have gone.
 inline constexpr size_t kMostGoneRemotes = 1024;
+// The worker tells of each peer that goes, but of those that it has forgotten before it was asked.
+// Of more senders than this, and twice those that were there last, it is asked who still is.
+inline constexpr size_t kFewSenders = 64;
 
 // Another agent; or this one, as others see it.
 struct RemoteAgent {
@@ -49,6 +52,7 @@ struct RemoteAgent {
   PeerId peer;         // generation 0: not called yet
   AgentMemoryTables<RemoteRegion> ranges;
   uint64_t told_by = 0;  // the peer that gave its own metadata unasked
+  uint64_t told = 0;     // in Impl::unasked; 0: it is not there
 };
 
 // Locks: `inbox_mutex` before `mutex` before the worker's own. Callbacks of the worker take
@@ -82,8 +86,10 @@ class Agent::Impl {
   absl::StatusOr<std::string> partial_metadata(absl::Span<const Descriptor> list, bool with_address,
                                                MemoryKind kind) const;
   // `from`: whose own it must be.
-  absl::StatusOr<std::string> add_remote(std::string_view bytes, const WorkerUid* from = nullptr);
+  struct Sender;
+  absl::StatusOr<std::string> add_remote(std::string_view bytes, const Sender* from = nullptr);
   void remember_told(const std::string& agent, uint64_t by);  // inbox_mutex is held
+  void forget_told(RemoteAgent& remote);                      // locked
   void remove_remote(std::string_view agent, const WorkerUid* only = nullptr);
   bool has_remote(std::string_view agent, absl::Span<const Descriptor> list, MemoryKind kind);
   void part_from(std::string_view name, const RemoteAgent& remote);  // locked
@@ -104,6 +110,7 @@ class Agent::Impl {
   void pump();
   void hear(PeerId peer, AgentFrame frame);  // inbox_mutex is held
   void answer_who_asked();                   // inbox_mutex is held
+  void forget_who_went();                    // inbox_mutex is held
   void serve();
   absl::Status notify(std::string_view agent, std::string_view message);
   std::vector<AgentMessage> messages();
@@ -129,7 +136,7 @@ class Agent::Impl {
   };
   std::vector<Said> said;                       // to listeners that were not met yet
   std::set<std::string, std::less<>> fetching;  // agents whose metadata was asked for
-  std::deque<std::string> unasked;              // agents that gave theirs unasked
+  std::map<uint64_t, std::string> unasked;      // agents that gave theirs unasked, each once
   absl::flat_hash_map<uint64_t, std::shared_ptr<const AgentList>> lists;
   absl::flat_hash_map<uint64_t, std::shared_ptr<AgentTransfer>> transfers;
 
@@ -141,6 +148,7 @@ class Agent::Impl {
   std::mutex inbox_mutex;
   absl::flat_hash_map<uint64_t, Sender> senders;  // by peer
   std::vector<uint64_t> down;                     // of them, when what they sent is read
+  size_t most_senders = kFewSenders;              // before the worker is asked who is there
   absl::flat_hash_map<uint64_t, PeerId> asking;   // for our metadata
   std::deque<AgentMessage> inbox;
   std::atomic<size_t> unread{0};  // bytes of it

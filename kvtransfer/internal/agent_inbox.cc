@@ -42,13 +42,20 @@ void Agent::Impl::pump() {
     }
   }
   answer_who_asked();
-  if (!all) return;
-  // Not before what they had sent is read.
-  for (uint64_t peer : down) {
-    senders.erase(peer);
-    asking.erase(peer);
-  }
+  if (all) forget_who_went();
+}
+
+// Not before what they had sent is read.
+void Agent::Impl::forget_who_went() {
+  for (uint64_t peer : down) senders.erase(peer);
   down.clear();
+  if (senders.size() > most_senders) {
+    absl::erase_if(senders, [&](const auto& entry) {
+      return worker->peer_state(peer_of_key(entry.first)) == PeerState::kDown;
+    });
+    most_senders = std::max(kFewSenders, 2 * senders.size());
+  }
+  absl::erase_if(asking, [&](const auto& entry) { return !senders.contains(entry.first); });
 }
 
 // Whoever asks again and again has one answer under way: each is a copy of all metadata, and in
@@ -81,7 +88,7 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
         wanted |= fetching.erase(sender.name) > 0;
       }
       if (!wanted) return;
-      const absl::StatusOr<std::string> loaded = add_remote(frame.payload, &sender.uid);
+      const absl::StatusOr<std::string> loaded = add_remote(frame.payload, &sender);
       if (loaded.ok()) {
         remember_told(*loaded, key_of(peer));
       } else {

@@ -24,6 +24,9 @@ enum class AgentFrameKind : uint8_t {
 
 // A peer in tables.
 inline uint64_t key_of(PeerId peer) { return (uint64_t{peer.generation} << 32) | peer.index; }
+inline PeerId peer_of_key(uint64_t key) {
+  return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
+}
 
 // The frames of a message: one where it fits into a notification.
 std::vector<std::string> agent_frames(AgentFrameKind kind, std::string_view payload);

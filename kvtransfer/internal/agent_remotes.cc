@@ -71,10 +71,10 @@ absl::StatusOr<std::string> Agent::Impl::partial_metadata(absl::Span<const Descr
   return out.encode(key);
 }
 
-absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes, const WorkerUid* from) {
+absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes, const Sender* from) {
   absl::StatusOr<AgentMetadata> metadata = AgentMetadata::decode(bytes, key);
   if (!metadata.ok()) return metadata.status();
-  if (from != nullptr && metadata->uid != *from) {
+  if (from != nullptr && (metadata->uid != from->uid || metadata->name != from->name)) {
     return absl::PermissionDeniedError(
         absl::StrFormat("it is the metadata of another agent, \"%s\"", metadata->name));
   }
@@ -114,7 +114,7 @@ absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes, cons
         metadata->name, count, kMostRemoteRanges));
   }
   RemoteAgent& remote = remotes[metadata->name];
-  if (from == nullptr) remote.told_by = 0;  // the application wants it
+  if (from == nullptr) forget_told(remote);  // the application wants it
   if (!same) {
     part_from(metadata->name, remote);
     remote.peer = {};
@@ -135,23 +135,31 @@ void Agent::Impl::remember_told(const std::string& agent, uint64_t by) {
   std::lock_guard lock(mutex);
   const auto newest = remotes.find(agent);
   if (newest == remotes.end()) return;  // the application has removed it meanwhile
-  const bool known = std::exchange(newest->second.told_by, by) != 0;
-  if (!known) unasked.push_back(agent);
+  const auto remember = [this](const auto& one) {
+    one->second.told = next_agent_id();
+    unasked.emplace(one->second.told, one->first);
+  };
+  newest->second.told_by = by;
+  if (newest->second.told == 0) remember(newest);
   for (int i = 0; i < kLooks && unasked.size() > kMostGoneRemotes; ++i) {
-    std::string name = std::move(unasked.front());
-    unasked.pop_front();
-    const auto remote = remotes.find(name);
-    if (remote == remotes.end() || remote->second.told_by == 0) continue;
-    const bool here = senders.contains(remote->second.told_by) ||
-                      (remote->second.peer.generation != 0 &&
-                       worker->peer_state(remote->second.peer) != PeerState::kDown);
+    const auto oldest = remotes.find(unasked.begin()->second);
+    RemoteAgent& remote = oldest->second;
+    const bool here =
+        senders.contains(remote.told_by) ||
+        (remote.peer.generation != 0 && worker->peer_state(remote.peer) != PeerState::kDown);
+    unasked.erase(remote.told);
     if (here) {
-      unasked.push_back(std::move(name));
+      remember(oldest);
     } else {
-      part_from(name, remote->second);
-      remotes.erase(remote);
+      part_from(oldest->first, remote);
+      remotes.erase(oldest);
     }
   }
+}
+
+void Agent::Impl::forget_told(RemoteAgent& remote) {
+  unasked.erase(std::exchange(remote.told, 0));
+  remote.told_by = 0;
 }
 
 void Agent::Impl::remove_remote(std::string_view agent, const WorkerUid* only) {
@@ -160,6 +168,7 @@ void Agent::Impl::remove_remote(std::string_view agent, const WorkerUid* only) {
   if (known == remotes.end() || agent == options.name) return;
   if (only != nullptr && known->second.uid != *only) return;
   part_from(known->first, known->second);
+  forget_told(known->second);
   remotes.erase(known);
 }
 

@@ -142,12 +142,42 @@ TEST(AgentBounds, NobodyGivesMetadataButItsOwn) {
   AgentMetadata others = liar.metadata("somebody");
   others.uid = WorkerUid::random();
   liar.send(others);
+  // Nor under ever new names: it has one.
+  for (int i = 0; i < 20; ++i) liar.send(liar.metadata("liar-" + std::to_string(i)));
   liar.send(liar.metadata("liar"));
   run_agents(*served, *served, [&] {
     liar.worker->progress();
     return served->has_remote("liar");
   });
   EXPECT_FALSE(served->has_remote("somebody"));
+  EXPECT_EQ(served->stats().remotes, 1u);
+}
+
+// Who takes its metadata back and gives it again is one agent all the same, and takes no place from
+// those that have gone.
+TEST(AgentBounds, WhoGivesItsMetadataAgainAndAgainIsRememberedOnce) {
+  const auto served = server();
+  Liar faithful("faithful", *served);
+  const auto again = [&](size_t times) {
+    for (size_t i = 0; i < times; ++i) {
+      faithful.send(faithful.metadata("faithful"));
+      faithful.say(AgentFrameKind::kInvalidate, "");
+    }
+    faithful.wait_until_heard();
+  };
+  again(kMostGoneRemotes + 100);
+  {
+    Liar gone("gone", *served);
+    gone.send(gone.metadata("gone"));
+    gone.wait_until_heard();
+  }
+  again(400);
+  faithful.send(faithful.metadata("faithful"));
+  run_agents(*served, *served, [&] {
+    faithful.worker->progress();
+    return served->has_remote("faithful");
+  });
+  EXPECT_TRUE(served->has_remote("gone"));
 }
 
 TEST(AgentBounds, AnAgentHasSoManyRanges) {
@@ -169,6 +199,45 @@ TEST(AgentBounds, AnAgentHasSoManyRanges) {
   EXPECT_LE(ranges, kMostRemoteRanges + 60'000);
   part.partial = false;  // takes the place of all the others
   EXPECT_TRUE(a->add_remote(part.encode(*agent_options("any").worker.key)).ok());
+}
+
+// A worker remembers 1,024 peers that have gone. Of others it tells no more, also where the agent
+// had heard that they had come.
+TEST(AgentBounds, WhoWentWhileNobodyLookedIsForgotten) {
+  const auto a = make_agent(agent_options("alpha", "tcp"));
+  WorkerOptions options = agent_options("caller", "tcp").worker;
+  options.name = "caller";
+  options.settings = {{"tcp.sockets", "1"}};
+  const auto caller = *Worker::create(std::move(options));
+  const auto up = [&](uint64_t count) {
+    return caller
+        ->wait_until([&] { return a->stats().worker.peers_up == count; },
+                     patient(std::chrono::seconds(60)))
+        .ok();
+  };
+  const auto come = [&](size_t count) {
+    std::vector<PeerId> peers;
+    for (size_t i = 0; i < count; ++i) peers.push_back(*caller->connect(a->address()));
+    EXPECT_TRUE(up(count));
+    return peers;
+  };
+  const auto go = [&](const std::vector<PeerId>& peers) {
+    for (const PeerId peer : peers) caller->begin_disconnect(peer, Time::zero());
+    EXPECT_TRUE(up(0));
+  };
+  constexpr size_t kAtATime = 60, kRemembered = 1024;
+  std::vector<PeerId> peers = come(kAtATime);
+  a->has_remote("nobody");
+  EXPECT_EQ(a->stats().senders, kAtATime);
+  go(peers);
+  // Their rows are others' then.
+  for (size_t gone = 0; gone < kRemembered + 2 * kAtATime; gone += kAtATime) {
+    go(come(kAtATime));
+    if (testing::Test::HasFailure()) return;
+  }
+  peers = come(kAtATime);
+  a->has_remote("nobody");
+  EXPECT_EQ(a->stats().senders, kAtATime);
 }
 
 // Those who gave their metadata unasked, and have gone: the oldest are forgotten.
