@@ -5,6 +5,8 @@
 #include <tuple>
 
 #include "tests/tcp/tcp_pair.h"
+#include "tests/transport/fading_memory.h"
+#include "transport/tcp/rx_stream.h"
 
 namespace baton::tcp {
 namespace {
@@ -106,6 +108,39 @@ TEST_F(TcpPair, ReadsIntoMemoryThatIsGoneFailAlone) {
   EXPECT_TRUE(run(a, b, next, kMappedSlice).ok());
   EXPECT_EQ(other, remote);
 }
+
+// Where payload has a tag the processor reads what the kernel has put there, and memory may go
+// between the two.
+class GoneBeforeItIsOpened : public testing::TestWithParam<std::tuple<net::Protection, Fading>> {};
+
+TEST_P(GoneBeforeItIsOpened, EndsItsPayloadAlone) {
+  const auto [protection, how] = GetParam();
+  net::Opener opener(net::Key32{}, protection);
+  const auto buffers = *FileBuffers::create(RxStream::kBufferBytes);
+  RxStream::Memory lent(*buffers);
+  std::vector<char> nowhere(RxStream::kNowhereBytes);
+  RxStream rx(nowhere.data(), opener);
+  rx.lend(&lent);
+  const FadingMemory memory(kSlice, how);
+  opener.start_payload(1);
+  rx.start_payload(kSlice);
+  rx.add_piece(memory.data, kSlice);
+  msghdr message;
+  rx.fill(message);
+  memory.fade();
+  EXPECT_TRUE(rx.received(kSlice / 2));
+  const bool only_read = protection == net::Protection::kIntegrity && how == Fading::kReadOnly;
+  EXPECT_EQ(rx.received(kSlice / 2), only_read);
+  EXPECT_EQ(rx.payload_left(), 0u) << "the stream goes on";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, GoneBeforeItIsOpened,
+    testing::Combine(testing::Values(net::Protection::kIntegrity, net::Protection::kEncrypt),
+                     testing::Values(Fading::kUnmapped, Fading::kReadOnly, Fading::kTruncated)),
+    [](const auto& each) {
+      return std::string(net::name(std::get<0>(each.param))) + name_of(std::get<1>(each.param));
+    });
 
 // Small payload comes in together with its head, and is copied to where it belongs. `protections`:
 // what was done to the memory; sizes: one page, part of one, several pages, the largest.

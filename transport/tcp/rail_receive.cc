@@ -46,7 +46,7 @@ bool TcpRail::receive(EventSink& sink) {
     return true;
   }
   note_size(static_cast<size_t>(received));
-  rx_.received(static_cast<size_t>(received));
+  if (!rx_.received(static_cast<size_t>(received))) landing_failed();
   parse(sink);
   return true;
 }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "transport/base/copies/fault_guard.h"
+
 namespace baton::tcp {
 void RxStream::start_payload(size_t bytes) {
   gap_ = std::clamp(gap_seen_, framed::kHeaderBytes, kBufferBytes / 2);
@@ -27,18 +29,40 @@ void RxStream::add_piece(void* data, size_t bytes) {
 
 void RxStream::discard() { piece_ = pieces_ = 0; }
 
-void RxStream::land(size_t bytes) {
+// The kernel has put these bytes there, but the memory may have gone since. They are opened in a
+// copy, because a cipher is no code that a fault may end in the middle.
+bool RxStream::open(void* data, size_t bytes) {
+  if (stays_) {
+    opener_.payload(data, bytes);
+    return true;
+  }
+  char copy[kOpened];
+  for (size_t done = 0; done < bytes; done += sizeof copy) {
+    char* const at = static_cast<char*>(data) + done;
+    const size_t step = std::min(bytes - done, sizeof copy);
+    if (!base::guarded([&copy, at, step] { std::memcpy(copy, at, step); })) return false;
+    opener_.payload(copy, step);
+    if (opener_.protection() == net::Protection::kEncrypt &&
+        !base::guarded([&copy, at, step] { std::memcpy(at, copy, step); })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool RxStream::land(size_t bytes) {
   payload_left_ -= bytes;
-  if (discarding()) return;
+  if (discarding()) return true;
   while (bytes > 0) {
     iovec& at = iov_[piece_];
     const size_t step = std::min(bytes, at.iov_len);
-    if (opener_.payload()) opener_.payload(at.iov_base, step);
+    if (opener_.payload() && !open(at.iov_base, step)) return false;
     at.iov_base = static_cast<char*>(at.iov_base) + step;
     at.iov_len -= step;
     bytes -= step;
     if (at.iov_len == 0) ++piece_;
   }
+  return true;
 }
 
 // Copies up to `bytes` from the buffer to the pieces; 0 when the next piece's memory is gone.
@@ -68,8 +92,8 @@ bool RxStream::absorb() {
       step = copy_out(step);
       if (step == 0) return false;
     }
-    land(step);
     begin_ += step;
+    if (!land(step)) return false;
   }
   return true;
 }
@@ -102,10 +126,10 @@ void RxStream::fill(msghdr& message) {
   message.msg_iovlen = pieces_ - piece_ + 1;
 }
 
-void RxStream::received(size_t bytes) {
+bool RxStream::received(size_t bytes) {
   const size_t payload = std::min(bytes, payload_left_);
-  land(payload);
   end_ += bytes - payload;
+  return land(payload);
 }
 
 }  // namespace baton::tcp

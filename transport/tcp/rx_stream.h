@@ -73,11 +73,14 @@ class RxStream {
 
   // What to receive next.
   void fill(msghdr& message);
-  void received(size_t bytes);
+  // False when memory that they lie in has gone since.
+  [[nodiscard]] bool received(size_t bytes);
 
  private:
   static constexpr size_t kBulk = 64 << 10;
-  void land(size_t bytes);  // advances over pieces that have been filled
+  static constexpr size_t kOpened = 16 << 10;  // at a time, so that the caches have it twice
+  [[nodiscard]] bool land(size_t bytes);       // advances over pieces that have been filled
+  [[nodiscard]] bool open(void* data, size_t bytes);
   size_t copy_out(size_t bytes);
 
   Memory* memory_ = nullptr;
