@@ -69,6 +69,7 @@ INSTANTIATE_TEST_SUITE_P(Memory, FaultGuard,
 class FaultGuardDeathTest : public testing::Test {
  protected:
   FaultGuardDeathTest() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  static constexpr int kAutoDisarm = static_cast<int>(1U << 31);  // SS_AUTODISARM of the kernel
   static void copy_once() {
     int from = 1, to = 0;
     if (!base::guarded([&] { to = from; }) || to != 1) _exit(9);
@@ -170,6 +171,21 @@ TEST_F(FaultGuardDeathTest, AThreadThatBlocksAllSignalsIsGuardedToo) {
   };
   EXPECT_EXIT(blocked(false), testing::ExitedWithCode(26), "");
   EXPECT_EXIT(blocked(true), testing::ExitedWithCode(26), "");
+}
+
+// The kernel takes it away when it calls a handler, and gives it back when that returns; ours does
+// not.
+TEST_F(FaultGuardDeathTest, AnAlternateStackThatIsDisarmedComesBack) {
+  const auto faults = [] {
+    std::vector<char> room(1 << 16);
+    stack_t stack{.ss_sp = room.data(), .ss_flags = kAutoDisarm, .ss_size = room.size()};
+    if (sigaltstack(&stack, nullptr) != 0) _exit(30);
+    if (base::guarded([] { fault(); })) _exit(31);
+    stack_t now{};
+    sigaltstack(nullptr, &now);
+    _exit(now.ss_sp == room.data() && now.ss_flags == kAutoDisarm ? 32 : 33);
+  };
+  EXPECT_EXIT(faults(), testing::ExitedWithCode(32), "");
 }
 
 TEST_F(FaultGuardDeathTest, TheLibraryMayBeUnloaded) {

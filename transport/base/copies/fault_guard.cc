@@ -10,12 +10,20 @@
 #include <cstdlib>
 #include <string_view>
 
+#ifndef SS_AUTODISARM  // of the kernel's header, which does not go with the library's
+#define SS_AUTODISARM (1U << 31)
+#endif
+
 namespace baton::base {
 namespace {
 
+struct WayOut {
+  sigjmp_buf to;
+  stack_t signals{};  // the program's alternate stack
+};
 // Of this thread: where a copy that faults goes on. Its place is fixed when the library is loaded:
 // a handler could not make room for it.
-__attribute__((tls_model("initial-exec"))) thread_local sigjmp_buf* way_out = nullptr;
+__attribute__((tls_model("initial-exec"))) thread_local WayOut* way_out = nullptr;
 // The signals get through to this thread.
 __attribute__((tls_model("initial-exec"))) thread_local bool this_thread_is_ready = false;
 
@@ -48,13 +56,15 @@ void pass_on(int signal, siginfo_t* info, void* context) {
 }
 
 void on_fault(int signal, siginfo_t* info, void* context) {
-  sigjmp_buf* const out = way_out;
+  WayOut* const out = way_out;
   if (out == nullptr || info->si_code <= 0) return pass_on(signal, info, context);
   way_out = nullptr;
+  const auto& there = *static_cast<const ucontext_t*>(context);
+  out->signals = there.uc_stack;
   // As it was there: whoever calls this handler, as the thread sanitizer does, may have blocked
   // more.
-  pthread_sigmask(SIG_SETMASK, &static_cast<const ucontext_t*>(context)->uc_sigmask, nullptr);
-  siglongjmp(*out, 1);
+  pthread_sigmask(SIG_SETMASK, &there.uc_sigmask, nullptr);
+  siglongjmp(out->to, 1);
 }
 
 // A signal that is held back while it is raised by a fault ends the process, handler or not.
@@ -100,8 +110,13 @@ bool run_guarded(void (*copy)(const void*), const void* what) {
     let_through();
     this_thread_is_ready = true;
   }
-  sigjmp_buf here;
-  if (sigsetjmp(here, 0) != 0) return false;
+  WayOut here;
+  if (sigsetjmp(here.to, 0) != 0) {
+    // One that the kernel takes away for the time of a handler comes back when that returns.
+    if ((static_cast<unsigned>(here.signals.ss_flags) & SS_AUTODISARM) != 0)
+      sigaltstack(&here.signals, nullptr);
+    return false;
+  }
   way_out = &here;
   std::atomic_signal_fence(std::memory_order_seq_cst);
   copy(what);
