@@ -121,16 +121,16 @@ TEST_P(GoneBeforeItIsOpened, EndsItsPayloadAlone) {
   std::vector<char> nowhere(RxStream::kNowhereBytes);
   RxStream rx(nowhere.data(), opener);
   rx.lend(&lent);
-  const FadingMemory memory(kSlice, how);
+  const FadingMemory memory(kMappedSlice, how);
   opener.start_payload(1);
-  rx.start_payload(kSlice);
-  rx.add_piece(memory.data, kSlice);
+  rx.start_payload(kMappedSlice);
+  rx.add_piece(memory.data, kMappedSlice);
   msghdr message;
   rx.fill(message);
   memory.fade();
-  EXPECT_TRUE(rx.received(kSlice / 2));
+  EXPECT_TRUE(rx.received(kMappedSlice / 2));
   const bool only_read = protection == net::Protection::kIntegrity && how == Fading::kReadOnly;
-  EXPECT_EQ(rx.received(kSlice / 2), only_read);
+  EXPECT_EQ(rx.received(kMappedSlice / 2), only_read);
   EXPECT_EQ(rx.payload_left(), 0u) << "the stream goes on";
 }
 
