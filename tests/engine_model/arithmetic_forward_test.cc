@@ -10,6 +10,7 @@
 
 #include "engine/kernels/amx.h"
 #include "tests/engine_model/model_rig.h"
+#include "tests/engine_model/vector_widths.h"
 
 namespace baton::engine {
 namespace {
@@ -28,24 +29,26 @@ class ArithmeticForward : public testing::TestWithParam<Arithmetic> {
   }
 };
 
-TEST_P(ArithmeticForward, ChunksThreadsAndUnitsDoNotChangeABit) {
+TEST_P(ArithmeticForward, ChunksThreadsUnitsAndVectorWidthsDoNotChangeABit) {
   std::vector<ModelConfig> configs = family_configs();
   configs.push_back(odd_config());
   for (const ModelConfig& config : configs) {
     const Checkpoint checkpoint = make_test_checkpoint(config, 7);
     const Tokens tokens = random_tokens(100, config.vocab_size, 2);
     Logits first;
-    for (const Bf16Unit unit : units()) {
-      for (const int threads : {1, 3}) {
-        for (const size_t piece : {size_t{100}, size_t{33}, size_t{16}, size_t{1}}) {
-          Rig rig = make_rig(checkpoint, unit, threads);
-          const Logits logits = rig.prompt(tokens, rig.take(tokens.size()), piece);
-          if (first.empty()) first = logits;
-          ASSERT_TRUE(same_bits(logits, first)) << threads << " threads, pieces of " << piece;
-          ASSERT_FALSE(std::isnan(logits[0]));
+    for_every_width([&] {
+      for (const Bf16Unit unit : units()) {
+        for (const int threads : {1, 3}) {
+          for (const size_t piece : {size_t{100}, size_t{33}, size_t{16}, size_t{1}}) {
+            Rig rig = make_rig(checkpoint, unit, threads);
+            const Logits logits = rig.prompt(tokens, rig.take(tokens.size()), piece);
+            if (first.empty()) first = logits;
+            ASSERT_TRUE(same_bits(logits, first)) << threads << " threads, pieces of " << piece;
+            ASSERT_FALSE(std::isnan(logits[0]));
+          }
         }
       }
-    }
+    });
   }
 }
 
@@ -54,11 +57,13 @@ TEST_P(ArithmeticForward, TheKvIsTheSameToo) {
   const Tokens tokens = random_tokens(90, 301, 2);
   Rig first = make_rig(checkpoint, Bf16Unit::kVectors);
   first.prompt(tokens, first.take(tokens.size()), 90);
-  for (const Bf16Unit unit : units()) {
-    Rig single = make_rig(checkpoint, unit);
-    single.prompt(tokens, single.take(tokens.size()), 1);
-    EXPECT_EQ(std::memcmp(first.memory.data(), single.memory.data(), first.memory.size() * 2), 0);
-  }
+  for_every_width([&] {
+    for (const Bf16Unit unit : units()) {
+      Rig single = make_rig(checkpoint, unit);
+      single.prompt(tokens, single.take(tokens.size()), 1);
+      EXPECT_EQ(std::memcmp(first.memory.data(), single.memory.data(), first.memory.size() * 2), 0);
+    }
+  });
 }
 
 TEST_P(ArithmeticForward, TheBatchDoesNotChangeABit) {

@@ -13,6 +13,7 @@
 
 #include "engine/kernels/amx.h"
 #include "tests/engine_model/same_bits.h"
+#include "tests/engine_model/vector_widths.h"
 
 namespace baton::engine {
 namespace {
@@ -55,10 +56,6 @@ class Bf16Gemm : public ::testing::TestWithParam<Bf16Unit> {
  protected:
   void SetUp() override {
     if (GetParam() == Bf16Unit::kTiles && !amx_usable()) GTEST_SKIP() << why_no_amx();
-    if (GetParam() == Bf16Unit::kVectors &&
-        !(__builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"))) {
-      GTEST_SKIP() << "this CPU has no fused multiply-add";
-    }
   }
   // C starts as `start`, whose rows are `ldc` long.
   std::vector<float> multiply(const Product& p, int threads, std::vector<float> start, size_t ldc,
@@ -101,12 +98,14 @@ TEST_P(Bf16Gemm, EveryTailGivesTheReferenceChains) {
     std::vector<float> start = numbers(size_t(m) * ldc, -3, 3, 3);
     for (const bool accumulate : {false, true}) {
       const auto want = expected(p, start, ldc, accumulate);
-      for (const int threads : {1, 3}) {
-        // What lies between the rows of C stays as it was.
-        EXPECT_TRUE(same_bits(multiply(p, threads, start, ldc, accumulate), want))
-            << m << " x " << n << " x " << k << ", " << threads << " threads, accumulate "
-            << accumulate;
-      }
+      for_every_width([&, m = m, n = n, k = k] {
+        for (const int threads : {1, 3}) {
+          // What lies between the rows of C stays as it was.
+          EXPECT_TRUE(same_bits(multiply(p, threads, start, ldc, accumulate), want))
+              << m << " x " << n << " x " << k << ", " << threads << " threads, accumulate "
+              << accumulate;
+        }
+      });
     }
   }
 }
@@ -115,8 +114,11 @@ TEST_P(Bf16Gemm, TinyNumbersAreZeroAndSpecialOnesStay) {
   // Products and sums that pass below the smallest normal number, in and out of C.
   const Product tiny(40, 40, 70, -75, -55);
   const std::vector<float> start = numbers(size_t{40} * 40, -127, -120, 3);
-  EXPECT_TRUE(same_bits(multiply(tiny, 2, start, 40, true), expected(tiny, start, 40, true)));
-  EXPECT_TRUE(same_bits(multiply(tiny, 2, start, 40, false), expected(tiny, start, 40, false)));
+  for_every_width([&] {
+    for (const bool add : {true, false}) {
+      EXPECT_TRUE(same_bits(multiply(tiny, 2, start, 40, add), expected(tiny, start, 40, add)));
+    }
+  });
 
   Product special(20, 20, 40);
   const float infinity = std::numeric_limits<float>::infinity();
@@ -128,17 +130,19 @@ TEST_P(Bf16Gemm, TinyNumbersAreZeroAndSpecialOnesStay) {
   special.a[3 * 40] = std::numeric_limits<float>::quiet_NaN();
   special.a[4 * 40] = std::numeric_limits<float>::max();  // rounds to infinity
   const std::vector<float> zeros(400);
-  const auto got = multiply(special, 1, zeros, 20, false);
   const auto want = expected(special, zeros, 20, false);
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (std::isnan(want[i])) {
-      EXPECT_TRUE(std::isnan(got[i])) << i;
-    } else {
-      EXPECT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(want[i])) << i;
+  for_every_width([&] {
+    const auto got = multiply(special, 1, zeros, 20, false);
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (std::isnan(want[i])) {
+        EXPECT_TRUE(std::isnan(got[i])) << i;
+      } else {
+        EXPECT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(want[i])) << i;
+      }
     }
-  }
-  EXPECT_TRUE(std::isnan(got[0]) && std::isinf(got[20]) && std::isnan(got[60]) &&
-              std::isinf(got[80]));
+    EXPECT_TRUE(std::isnan(got[0]) && std::isinf(got[20]) && std::isnan(got[60]) &&
+                std::isinf(got[80]));
+  });
 }
 
 TEST_P(Bf16Gemm, ARowDoesNotDependOnTheRowsAroundItNorOnItsPlace) {
@@ -152,12 +156,14 @@ TEST_P(Bf16Gemm, ARowDoesNotDependOnTheRowsAroundItNorOnItsPlace) {
     return std::vector<float>(c.begin() + (row - first) * kN, c.begin() + (row - first + 1) * kN);
   };
   const std::vector<float> alone = row_of(37, 1, 37);
-  for (const int m : {1, 2, 3, 5, 6, 7, 15, 16, 17, 31, 32, 33, 100, 479, 480, 481}) {
-    EXPECT_TRUE(same_bits(row_of(37, m, 37), alone)) << "first of " << m;
-    if (m > 38) continue;
-    EXPECT_TRUE(same_bits(row_of(38 - m, m, 37), alone)) << "last of " << m;
-  }
-  EXPECT_TRUE(same_bits(row_of(0, 520, 37), alone));
+  for_every_width([&] {
+    for (const int m : {1, 2, 3, 5, 6, 7, 15, 16, 17, 31, 32, 33, 100, 479, 480, 481}) {
+      EXPECT_TRUE(same_bits(row_of(37, m, 37), alone)) << "first of " << m;
+      if (m > 38) continue;
+      EXPECT_TRUE(same_bits(row_of(38 - m, m, 37), alone)) << "last of " << m;
+    }
+    EXPECT_TRUE(same_bits(row_of(0, 520, 37), alone));
+  });
 }
 
 TEST_P(Bf16Gemm, AThreadThatWasThereBeforeMayMultiplyToo) {
@@ -165,9 +171,11 @@ TEST_P(Bf16Gemm, AThreadThatWasThereBeforeMayMultiplyToo) {
   const Product p(33, 40, 64);
   const std::vector<float> zeros(size_t{33} * 40);
   const auto want = expected(p, zeros, 40, false);
-  std::vector<float> got;
-  std::thread([&] { got = multiply(p, 2, zeros, 40, false); }).join();
-  EXPECT_TRUE(same_bits(got, want));
+  for_every_width([&] {
+    std::vector<float> got;
+    std::thread([&] { got = multiply(p, 2, zeros, 40, false); }).join();
+    EXPECT_TRUE(same_bits(got, want));
+  });
 }
 
 TEST_P(Bf16Gemm, RoundingControlsOfTheCallerAreLeftAsTheyWere) {

@@ -11,6 +11,7 @@
 #include "engine/model/rope.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "tests/engine_model/model_rig.h"
+#include "tests/engine_model/vector_widths.h"
 
 namespace baton::engine {
 namespace {
@@ -192,21 +193,23 @@ TEST(Forward, MatchesAPlainTransformer) {
   }
 }
 
-TEST(Forward, ChunksAndThreadsDoNotChangeABit) {
+TEST(Forward, ChunksThreadsAndVectorWidthsDoNotChangeABit) {
   for (const ModelConfig& config : all_configs()) {
     const Checkpoint checkpoint = make_test_checkpoint(config, 7);
     const Tokens tokens = random_tokens(150, config.vocab_size, 2);
     Logits first;
-    for (const int threads : {1, 3}) {
-      for (const size_t piece : {size_t{150}, size_t{64}, size_t{16}, size_t{7}, size_t{1}}) {
-        Rig rig(checkpoint, threads);
-        const auto table = rig.take(tokens.size());
-        const Logits logits = rig.prompt(tokens, table, piece);
-        if (first.empty()) first = logits;
-        ASSERT_TRUE(same_bits(logits, first)) << threads << " threads, pieces of " << piece;
-        ASSERT_FALSE(std::isnan(logits[0]));
+    for_every_width([&] {
+      for (const int threads : {1, 3}) {
+        for (const size_t piece : {size_t{150}, size_t{64}, size_t{16}, size_t{7}, size_t{1}}) {
+          Rig rig(checkpoint, threads);
+          const auto table = rig.take(tokens.size());
+          const Logits logits = rig.prompt(tokens, table, piece);
+          if (first.empty()) first = logits;
+          ASSERT_TRUE(same_bits(logits, first)) << threads << " threads, pieces of " << piece;
+          ASSERT_FALSE(std::isnan(logits[0]));
+        }
       }
-    }
+    });
   }
 }
 

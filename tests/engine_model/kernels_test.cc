@@ -17,8 +17,7 @@
 #include "engine/kernels/peaks.h"
 #include "engine/model/rope.h"
 #include "tests/engine_model/same_bits.h"
-
-#include "hwy/targets.h"
+#include "tests/engine_model/vector_widths.h"
 
 namespace baton::engine {
 namespace {
@@ -30,13 +29,9 @@ std::vector<float> random_floats(size_t count, uint32_t seed) {
   return values;
 }
 
-// Whether this machine's kernels fuse multiply and add, as the reference does.
-bool machine_has_fma() { return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"); }
-
 class GemmTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {};
 
 TEST_P(GemmTest, EveryLayoutAndThreadCountGivesTheReferenceChains) {
-  if (!machine_has_fma()) GTEST_SKIP() << "this CPU has no fused multiply-add";
   const auto [m, n, k] = GetParam();
   const std::vector<float> a = random_floats(size_t(m) * k, 1);
   const std::vector<float> b = random_floats(size_t(k) * n, 2);
@@ -50,23 +45,24 @@ TEST_P(GemmTest, EveryLayoutAndThreadCountGivesTheReferenceChains) {
           transposed ? MatrixView{b.data(), 1, size_t(k)} : MatrixView{b.data(), size_t(n), 1};
       std::vector<float> expected = start;
       reference_gemm(m, n, k, view_a, view_b, expected.data(), size_t(n), accumulate);
-      for (const int threads : {1, 3}) {
-        ComputePool pool(threads);
-        GemmScratch scratch(threads);
-        AlignedArray<float> packed(packed_elements(k, n));
-        pack_b(pool, k, n, view_b, packed.data());
-        std::vector<float> c = start;
-        gemm(pool, scratch, m, view_a, {k, n, packed.data(), nullptr, size_t(k)}, c.data(),
-             size_t(n), accumulate);
-        EXPECT_TRUE(same_bits(c, expected))
-            << "threads " << threads << " accumulate " << accumulate << " columns " << transposed;
-      }
+      AlignedArray<float> packed(packed_elements(k, n));
+      pack_b_serial(k, n, view_b, packed.data());
+      for_every_width([&, m = m, n = n, k = k] {
+        for (const int threads : {1, 3}) {
+          ComputePool pool(threads);
+          GemmScratch scratch(threads);
+          std::vector<float> c = start;
+          gemm(pool, scratch, m, view_a, {k, n, packed.data(), nullptr, size_t(k)}, c.data(),
+               size_t(n), accumulate);
+          EXPECT_TRUE(same_bits(c, expected))
+              << "threads " << threads << " accumulate " << accumulate << " columns " << transposed;
+        }
+      });
     }
   }
 }
 
 TEST_P(GemmTest, Bf16WeightsGiveTheChainsOfTheirValues) {
-  if (!machine_has_fma()) GTEST_SKIP() << "this CPU has no fused multiply-add";
   const auto [m, n, k] = GetParam();
   const std::vector<float> a = random_floats(size_t(m) * k, 1);
   std::vector<float> w = random_floats(size_t(n) * k, 2);
@@ -77,14 +73,17 @@ TEST_P(GemmTest, Bf16WeightsGiveTheChainsOfTheirValues) {
   }
   AlignedArray<uint16_t> packed(packed_elements(k, n));
   pack_weight(k, n, weight.data(), packed.data());
-  std::vector<float> expected(size_t(m) * n), c(expected.size());
+  std::vector<float> expected(size_t(m) * n);
   reference_gemm(m, n, k, {a.data(), size_t(k), 1}, {w.data(), 1, size_t(k)}, expected.data(),
                  size_t(n), false);
   ComputePool pool(2);
   GemmScratch scratch(2);
-  gemm(pool, scratch, m, {a.data(), size_t(k), 1}, {k, n, nullptr, packed.data(), size_t(k)},
-       c.data(), size_t(n), false);
-  EXPECT_TRUE(same_bits(c, expected));
+  for_every_width([&, m = m, n = n, k = k] {
+    std::vector<float> c(expected.size());
+    gemm(pool, scratch, m, {a.data(), size_t(k), 1}, {k, n, nullptr, packed.data(), size_t(k)},
+         c.data(), size_t(n), false);
+    EXPECT_TRUE(same_bits(c, expected));
+  });
 }
 
 // A weight [n][k] of int8 with its scales.
@@ -112,7 +111,6 @@ struct Int8Weight {
 };
 
 TEST_P(GemmTest, Int8WeightsGiveTheReferenceChains) {
-  if (!machine_has_fma()) GTEST_SKIP() << "this CPU has no fused multiply-add";
   const auto [m, n, k] = GetParam();
   const std::vector<float> a = random_floats(size_t(m) * k, 1);
   const std::vector<float> start = random_floats(size_t(m) * n, 3);
@@ -121,13 +119,17 @@ TEST_P(GemmTest, Int8WeightsGiveTheReferenceChains) {
     std::vector<float> expected = start;
     reference_gemm_int8(m, {a.data(), size_t(k), 1}, weight.b(), expected.data(), size_t(n),
                         accumulate);
-    for (const int threads : {1, 3}) {
-      ComputePool pool(threads);
-      GemmScratch scratch(threads);
-      std::vector<float> c = start;
-      gemm(pool, scratch, m, {a.data(), size_t(k), 1}, weight.b(), c.data(), size_t(n), accumulate);
-      EXPECT_TRUE(same_bits(c, expected)) << "threads " << threads << " accumulate " << accumulate;
-    }
+    for_every_width([&, m = m, n = n, k = k] {
+      for (const int threads : {1, 3}) {
+        ComputePool pool(threads);
+        GemmScratch scratch(threads);
+        std::vector<float> c = start;
+        gemm(pool, scratch, m, {a.data(), size_t(k), 1}, weight.b(), c.data(), size_t(n),
+             accumulate);
+        EXPECT_TRUE(same_bits(c, expected))
+            << "threads " << threads << " accumulate " << accumulate;
+      }
+    });
   }
 }
 
@@ -169,14 +171,16 @@ TEST(Gemm, ARowDoesNotDependOnTheRowsAroundIt) {
   ComputePool pool(2);
   GemmScratch scratch(2);
   std::vector<float> first;
-  for (const int m : {1, 2, 3, 7, 13, 14, 27, 28, 29, 100, 600}) {
-    std::vector<float> c(size_t(m) * kN);
-    gemm(pool, scratch, m, {a.data(), kK, 1}, {kK, kN, nullptr, packed.data(), kK}, c.data(), kN,
-         false);
-    c.resize(kN);
-    if (first.empty()) first = c;
-    EXPECT_TRUE(same_bits(c, first)) << m << " rows";
-  }
+  for_every_width([&] {
+    for (const int m : {1, 2, 3, 7, 13, 14, 27, 28, 29, 100, 600}) {
+      std::vector<float> c(size_t(m) * kN);
+      gemm(pool, scratch, m, {a.data(), kK, 1}, {kK, kN, nullptr, packed.data(), kK}, c.data(), kN,
+           false);
+      c.resize(kN);
+      if (first.empty()) first = c;
+      EXPECT_TRUE(same_bits(c, first)) << m << " rows";
+    }
+  });
 }
 
 struct Paged {
@@ -295,34 +299,31 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
                                            std::tuple{16, 1, 1}, std::tuple{32, 3, 16},
                                            std::tuple{64, 4, 21}, std::tuple{48, 1, 100}));
 
-TEST(Attention, EveryVectorWidthThatFusesGivesTheSameBits) {
-  const int64_t widths = hwy::SupportedTargets() & (HWY_AVX2 | HWY_AVX3);
-  if ((widths & (widths - 1)) == 0) GTEST_SKIP() << "this CPU has one width, or none";
-  constexpr int kTokens = 53, kHeadDim = 80, kGroup = 5;
-  Paged paged({.layers = 1, .kv_heads = 1, .head_dim = kHeadDim}, kTokens);
-  const std::vector<float> k = random_floats(kTokens * kHeadDim, 1);
-  const std::vector<float> v = random_floats(kTokens * kHeadDim, 2);
-  const std::vector<float> q = random_floats(kTokens * kHeadDim * kGroup, 3);
-  store_kv(paged.cache, 0, paged.table, 0, kTokens, k.data(), v.data(), kHeadDim);
+TEST_P(AttentionTest, EveryVectorWidthGivesTheSameBits) {
+  const auto [head_dim, group, window] = GetParam();
+  constexpr int kTokens = 53;
+  Paged paged({.layers = 1, .kv_heads = 1, .head_dim = head_dim}, kTokens);
+  const size_t q_width = size_t(head_dim) * group;
+  const std::vector<float> k = random_floats(size_t(kTokens) * head_dim, 1);
+  const std::vector<float> v = random_floats(size_t(kTokens) * head_dim, 2);
+  const std::vector<float> q = random_floats(kTokens * q_width, 3);
+  store_kv(paged.cache, 0, paged.table, 0, kTokens, k.data(), v.data(), size_t(head_dim));
   std::vector<float> scratch(attention_scratch_size(kTokens)), first;
-  for (int64_t rest = widths; rest != 0; rest &= rest - 1) {
-    hwy::SetSupportedTargetsForTest(rest & -rest);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  for_every_width([&, group = group, window = window] {
     std::vector<float> out(q.size());
     paged_attention({.cache = &paged.cache,
                      .block_table = paged.table,
                      .tokens = kTokens,
-                     .group = kGroup,
+                     .window = window,
+                     .group = group,
                      .q = q.data(),
-                     .q_stride = kHeadDim * kGroup,
+                     .q_stride = q_width,
                      .out = out.data(),
-                     .out_stride = kHeadDim * kGroup},
+                     .out_stride = q_width},
                     scratch.data());
     if (first.empty()) first = out;
-    EXPECT_TRUE(same_bits(out, first)) << hwy::TargetName(rest & -rest);
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    EXPECT_TRUE(same_bits(out, first));
+  });
 }
 
 TEST(StoreKv, PutsEveryElementWhereTheLayoutSays) {
@@ -357,6 +358,37 @@ TEST(Elementwise, NormAndActivationMatchTheirReferences) {
     reference_swiglu(x.data(), w.data(), expected.data(), size);
     for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], expected[i], 1e-5);
   }
+}
+
+TEST(Elementwise, EveryVectorWidthGivesTheSameBits) {
+  constexpr int kSize = 208;
+  std::vector<float> first;
+  for_every_width([&] {
+    std::vector<float> x = random_floats(kSize, 1), w = random_floats(kSize, 2), y(kSize), all;
+    for (float& value : x) value *= 40;
+    const auto keep = [&](const std::vector<float>& some) {
+      all.insert(all.end(), some.begin(), some.end());
+    };
+    all.push_back(rms_norm(x.data(), w.data(), y.data(), kSize, 1e-5f));
+    keep(y);
+    swiglu(x.data(), w.data(), y.data(), kSize);
+    keep(y);
+    add_scaled(w.data(), 0.3f, y.data(), kSize);
+    keep(y);
+    scale(y.data(), 0.7f, kSize);
+    keep(y);
+    std::vector<float> cos(kSize / 2), sin(kSize / 2);
+    for (int i = 0; i < kSize / 2; ++i) {
+      cos[size_t(i)] = std::cos(0.1f * static_cast<float>(i));
+      sin[size_t(i)] = std::sin(0.1f * static_cast<float>(i));
+    }
+    rope(y.data(), cos.data(), sin.data(), kSize);
+    keep(y);
+    softmax(x.data(), kSize);
+    keep(x);
+    if (first.empty()) first = all;
+    EXPECT_TRUE(same_bits(all, first));
+  });
 }
 
 TEST(Elementwise, ActivationIsFiniteAtTheExtremes) {
