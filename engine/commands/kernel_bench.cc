@@ -146,7 +146,7 @@ void bench_bf16(const Bf16Case& c, Bf16Unit unit, const Options& options, Comput
   fill(b.data(), b.size(), 2);
   for (size_t i = 0; i < k * n; ++i) weight[i] = bf16_from_float(b[i]);
   pack_tiles(c.k, c.n, weight.data(), packed.data());
-  Bf16Scratch scratch(unit, c.m, c.k);
+  Bf16Scratch scratch(unit, c.m, c.k, pool.size());
   const bool tiles = unit == Bf16Unit::kTiles;
   std::vector<double> peaks, times;
   repeat(options, [&] {

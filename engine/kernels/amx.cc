@@ -1,4 +1,4 @@
-// amx: permission, tile configurations, and the kernels in 2 x 2 and 1 x 4 tiles.
+// amx: permission, and the kernels in 2 x 2 and 1 x 4 tiles.
 #include "engine/kernels/amx.h"
 
 #include <algorithm>
@@ -32,10 +32,10 @@ namespace {
 
 constexpr int kTile = 16;
 constexpr size_t kTileElements = 512;  // of A or B
-constexpr int kPanel = 32;
 // Two strips of A of so many steps stay in L1 while panels pass by.
 constexpr int kStepsAtOnce = 9;
 constexpr int64_t kLine = 64;
+constexpr int kLineElements = 32;
 
 std::string_view ask_for_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -55,65 +55,67 @@ std::string_view ask_for_tiles() {
   }
 }
 
-// 2 x 2: tiles 0 to 3 are C by rows, 4 and 5 A, 6 and 7 B.
-// 1 x 4: tiles 0 to 3 are C, 4 is A, 5 to 7 are B.
-struct Shape {
-  int rows[2] = {0, 0};
-  int columns[2] = {0, 0};
-  bool one_by_four = false;
-  bool operator==(const Shape&) const = default;
-};
-
+// All tiles are whole, 16 rows of 64 bytes. 2 x 2: tiles 0 to 3 are C by rows, 4 and 5 A, 6 and 7
+// B. 1 x 4: tiles 0 to 3 are C, 4 is A, 5 to 7 are B.
 class TileUnit {
  public:
-  BATON_TILES ~TileUnit() { asm volatile("tilerelease" ::); }
-  BATON_TILES void become(const Shape& shape) {
-    if (shape == shape_) return;
-    shape_ = shape;
+  BATON_TILES TileUnit() {
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } config;
-    const auto set = [&](int tile, int rows, int columns) {
-      config.rows[tile] = static_cast<uint8_t>(rows);
-      config.row_bytes[tile] = static_cast<uint16_t>(4 * columns);
-      // A tile of no rows and of no columns is one that is not used; one of them alone is an error.
-      if (rows == 0 || columns == 0) config.rows[tile] = 0, config.row_bytes[tile] = 0;
-    };
-    if (shape.one_by_four) {
-      for (int t = 0; t < 5; ++t) set(t, shape.rows[0], kTile);
-      for (int t = 5; t < 8; ++t) set(t, kTile, kTile);
-    } else {
-      for (int t = 0; t < 4; ++t) set(t, shape.rows[t / 2], shape.columns[t % 2]);
-      for (int t = 4; t < 6; ++t) set(t, shape.rows[t - 4], kTile);
-      for (int t = 6; t < 8; ++t) set(t, kTile, shape.columns[t - 6]);
-    }
     asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
   }
-
- private:
-  Shape shape_;
+  BATON_TILES ~TileUnit() { asm volatile("tilerelease" ::); }
+  TileUnit(const TileUnit&) = delete;
+  TileUnit& operator=(const TileUnit&) = delete;
 };
 
-// kDown x kAcross tiles of C; `a_strip` elements lie between 16 rows of A and the next 16.
+// Some tiles of C: tile (i, j) begins at data[i * down + j * across].
+struct Tiles {
+  float* at(int i, int j) const { return data + i * down + j * across; }
+  float* data;
+  size_t down, across, row;  // from a tile to the next, and from one of its rows to the next
+};
+
+// What a group of tiles adds up, and where its sums come from and go to.
+struct Group {
+  const uint16_t* a;
+  const uint16_t* b;
+  size_t a_strip, b_panel;  // elements to the next 16 rows of A, and to the next 32 columns of B
+  int steps;
+  bool from_zero;
+  Tiles from, to;
+  // What the next piece of k will read of B comes into L2, so many lines for every step.
+  const uint16_t* ahead;
+  int ahead_lines;
+};
+
+BATON_TILES_INLINE void ask_ahead(const Group& x, int step) {
+  const uint16_t* from = x.ahead + static_cast<size_t>(step * x.ahead_lines) * kLineElements;
+  for (int i = 0; i < x.ahead_lines; ++i) __builtin_prefetch(from + i * kLineElements, 0, 2);
+}
+
+// kDown x kAcross tiles of C.
 template <int kDown, int kAcross>
-BATON_TILES void few(const uint16_t* a, size_t a_strip, const uint16_t* b, int steps, float* c,
-                     size_t ldc, bool load_c) {
-  const int64_t stride = static_cast<int64_t>(ldc * sizeof(float));
-  float* below = c + kTile * ldc;
-  if (load_c) {
-    BATON_TILE_LOAD(0, c, stride);
-    if constexpr (kAcross > 1) BATON_TILE_LOAD(1, c + kTile, stride);
-    if constexpr (kDown > 1) BATON_TILE_LOAD(2, below, stride);
-    if constexpr (kDown > 1 && kAcross > 1) BATON_TILE_LOAD(3, below + kTile, stride);
-  } else {
+BATON_TILES void few(const Group& x) {
+  const int64_t from = static_cast<int64_t>(x.from.row * sizeof(float));
+  if (x.from_zero) {
     BATON_TILE_ZERO(0);
     if constexpr (kAcross > 1) BATON_TILE_ZERO(1);
     if constexpr (kDown > 1) BATON_TILE_ZERO(2);
     if constexpr (kDown > 1 && kAcross > 1) BATON_TILE_ZERO(3);
+  } else {
+    BATON_TILE_LOAD(0, x.from.at(0, 0), from);
+    if constexpr (kAcross > 1) BATON_TILE_LOAD(1, x.from.at(0, 1), from);
+    if constexpr (kDown > 1) BATON_TILE_LOAD(2, x.from.at(1, 0), from);
+    if constexpr (kDown > 1 && kAcross > 1) BATON_TILE_LOAD(3, x.from.at(1, 1), from);
   }
-  for (int step = 0; step < steps; ++step) {
+  const uint16_t* a = x.a;
+  const uint16_t* b = x.b;
+  for (int step = 0; step < x.steps; ++step) {
+    ask_ahead(x, step);
     BATON_TILE_LOAD(6, b, kLine);
     BATON_TILE_LOAD(4, a, kLine);
     BATON_TILE_DOT(0, 4, 6);
@@ -122,56 +124,124 @@ BATON_TILES void few(const uint16_t* a, size_t a_strip, const uint16_t* b, int s
       BATON_TILE_DOT(1, 4, 7);
     }
     if constexpr (kDown > 1) {
-      BATON_TILE_LOAD(5, a + a_strip, kLine);
+      BATON_TILE_LOAD(5, a + x.a_strip, kLine);
       BATON_TILE_DOT(2, 5, 6);
       if constexpr (kAcross > 1) BATON_TILE_DOT(3, 5, 7);
     }
     a += kTileElements;
     b += 2 * kTileElements;
   }
-  BATON_TILE_STORE(0, c, stride);
-  if constexpr (kAcross > 1) BATON_TILE_STORE(1, c + kTile, stride);
-  if constexpr (kDown > 1) BATON_TILE_STORE(2, below, stride);
-  if constexpr (kDown > 1 && kAcross > 1) BATON_TILE_STORE(3, below + kTile, stride);
+  const int64_t to = static_cast<int64_t>(x.to.row * sizeof(float));
+  BATON_TILE_STORE(0, x.to.at(0, 0), to);
+  if constexpr (kAcross > 1) BATON_TILE_STORE(1, x.to.at(0, 1), to);
+  if constexpr (kDown > 1) BATON_TILE_STORE(2, x.to.at(1, 0), to);
+  if constexpr (kDown > 1 && kAcross > 1) BATON_TILE_STORE(3, x.to.at(1, 1), to);
 }
 
-// At most 16 rows and two whole panels: four sums under way instead of two.
-BATON_TILES void wide(const uint16_t* a, const uint16_t* b, size_t b_panel, int steps, float* c,
-                      size_t ldc, bool load_c) {
-  const int64_t stride = static_cast<int64_t>(ldc * sizeof(float));
-  if (load_c) {
-    BATON_TILE_LOAD(0, c, stride);
-    BATON_TILE_LOAD(1, c + kTile, stride);
-    BATON_TILE_LOAD(2, c + 2 * kTile, stride);
-    BATON_TILE_LOAD(3, c + 3 * kTile, stride);
-  } else {
+// 16 rows and two whole panels: four sums under way instead of two.
+BATON_TILES void wide(const Group& x) {
+  const int64_t from = static_cast<int64_t>(x.from.row * sizeof(float));
+  if (x.from_zero) {
     BATON_TILE_ZERO(0);
     BATON_TILE_ZERO(1);
     BATON_TILE_ZERO(2);
     BATON_TILE_ZERO(3);
+  } else {
+    BATON_TILE_LOAD(0, x.from.at(0, 0), from);
+    BATON_TILE_LOAD(1, x.from.at(0, 1), from);
+    BATON_TILE_LOAD(2, x.from.at(0, 2), from);
+    BATON_TILE_LOAD(3, x.from.at(0, 3), from);
   }
-  for (int step = 0; step < steps; ++step) {
+  const uint16_t* a = x.a;
+  const uint16_t* b = x.b;
+  for (int step = 0; step < x.steps; ++step) {
     BATON_TILE_LOAD(4, a, kLine);
     BATON_TILE_LOAD(5, b, kLine);
     BATON_TILE_DOT(0, 4, 5);
     BATON_TILE_LOAD(6, b + kTileElements, kLine);
     BATON_TILE_DOT(1, 4, 6);
-    BATON_TILE_LOAD(7, b + b_panel, kLine);
+    BATON_TILE_LOAD(7, b + x.b_panel, kLine);
     BATON_TILE_DOT(2, 4, 7);
-    BATON_TILE_LOAD(5, b + b_panel + kTileElements, kLine);
+    BATON_TILE_LOAD(5, b + x.b_panel + kTileElements, kLine);
     BATON_TILE_DOT(3, 4, 5);
     a += kTileElements;
     b += 2 * kTileElements;
   }
-  BATON_TILE_STORE(0, c, stride);
-  BATON_TILE_STORE(1, c + kTile, stride);
-  BATON_TILE_STORE(2, c + 2 * kTile, stride);
-  BATON_TILE_STORE(3, c + 3 * kTile, stride);
+  const int64_t to = static_cast<int64_t>(x.to.row * sizeof(float));
+  BATON_TILE_STORE(0, x.to.at(0, 0), to);
+  BATON_TILE_STORE(1, x.to.at(0, 1), to);
+  BATON_TILE_STORE(2, x.to.at(0, 2), to);
+  BATON_TILE_STORE(3, x.to.at(0, 3), to);
+}
+
+int tiles_in(int size) { return (size + kTile - 1) / kTile; }
+
+// Some steps of a block's k.
+struct Piece {
+  int first_step, steps;
+  bool first, last;
+};
+
+// What of C there is of kDown x kAcross tiles, into the sums or out of them.
+void copy_edge(const AmxBlock& x, const Tiles& c, const Tiles& sums, int down, int across, int row,
+               int column, bool out) {
+  for (int i = 0; i < down; ++i) {
+    for (int j = 0; j < across; ++j) {
+      const int rows = std::clamp(x.rows - (row + i) * kTile, 0, kTile);
+      const int columns = std::clamp(x.columns - (column + j) * kTile, 0, kTile);
+      for (int r = 0; r < rows; ++r) {
+        float* in_c = c.at(i, j) + static_cast<size_t>(r) * c.row;
+        float* sum = sums.at(i, j) + static_cast<size_t>(r) * sums.row;
+        std::copy_n(out ? sum : in_c, columns, out ? in_c : sum);
+      }
+    }
+  }
+}
+
+// Tiles from (row, column) on. Sums lie in C before the first piece and behind the last, where C
+// has all of the group; otherwise tile by tile in x.sums.
+template <int kDown, int kAcross>
+BATON_TILES void add_group(const AmxBlock& x, const Piece& piece, int row, int column) {
+  const size_t strip = static_cast<size_t>(x.steps) * kTileElements, panel = 2 * strip;
+  const size_t strips = static_cast<size_t>(tiles_in(x.rows));
+  const Tiles c = {x.c + static_cast<size_t>(row * kTile) * x.ldc + column * kTile, kTile * x.ldc,
+                   kTile, x.ldc};
+  const Tiles sums = {
+      x.sums + (static_cast<size_t>(column) * strips + static_cast<size_t>(row)) * kTile * kTile,
+      kTile * kTile, strips * kTile * kTile, kTile};
+  const bool whole = (row + kDown) * kTile <= x.rows && (column + kAcross) * kTile <= x.columns;
+  if (!whole && piece.first && x.accumulate) {
+    copy_edge(x, c, sums, kDown, kAcross, row, column, false);
+  }
+  const uint16_t* b = x.b + static_cast<size_t>(column / 2) * panel +
+                      static_cast<size_t>(column % 2) * kTileElements +
+                      static_cast<size_t>(piece.first_step) * 2 * kTileElements;
+  // Pairs of strips share the next piece of a panel.
+  const int pairs = std::max(1, tiles_in(x.rows) / 2);
+  const int lines = piece.last ? 0 : (2 * kTile + pairs - 1) / pairs;
+  const size_t share = static_cast<size_t>(lines * piece.steps) * kLineElements;
+  const Group group = {.a = x.a + static_cast<size_t>(row) * strip +
+                            static_cast<size_t>(piece.first_step) * kTileElements,
+                       .b = b,
+                       .a_strip = strip,
+                       .b_panel = panel,
+                       .steps = piece.steps,
+                       .from_zero = piece.first && !x.accumulate,
+                       .from = whole && piece.first ? c : sums,
+                       .to = whole && piece.last ? c : sums,
+                       .ahead = b + static_cast<size_t>(piece.steps) * 2 * kTileElements +
+                                static_cast<size_t>(row / 2) * share,
+                       .ahead_lines = lines};
+  if constexpr (kAcross == 4) {
+    wide(group);
+  } else {
+    few<kDown, kAcross>(group);
+  }
+  if (!whole && piece.last) copy_edge(x, c, sums, kDown, kAcross, row, column, true);
 }
 
 BATON_TILES double run_registers(int64_t iterations) {
-  TileUnit unit;
-  unit.become({{kTile, kTile}, {kTile, kTile}, false});
+  const TileUnit unit;
   BATON_TILE_ZERO(0);
   BATON_TILE_ZERO(1);
   BATON_TILE_ZERO(2);
@@ -206,44 +276,24 @@ std::string_view why_no_amx() {
 }
 
 BATON_TILES void multiply_tiles(const AmxBlock& x) {
-  TileUnit unit;
-  const size_t strip = static_cast<size_t>(x.steps) * kTileElements;
-  const size_t panel = 2 * strip;
+  const TileUnit unit;
   const int pieces = (x.steps + kStepsAtOnce - 1) / kStepsAtOnce;
-  for (int piece = 0; piece < pieces; ++piece) {
-    const int step = x.steps * piece / pieces;
-    const int steps = x.steps * (piece + 1) / pieces - step;
-    const bool load_c = x.accumulate || step > 0;
-    const uint16_t* a = x.a + static_cast<size_t>(step) * kTileElements;
-    const uint16_t* b = x.b + static_cast<size_t>(step) * 2 * kTileElements;
-    // The rows of A stay in L1, the panels of B in L2, and C is written along its rows.
-    for (int row = 0; row < x.rows; row += 2 * kTile) {
-      const int upper = std::min(kTile, x.rows - row);
-      const int lower = std::clamp(x.rows - row - kTile, 0, kTile);
-      const uint16_t* rows = a + static_cast<size_t>(row / kTile) * strip;
-      const uint16_t* columns = b;
-      float* c = x.c + static_cast<size_t>(row) * x.ldc;
+  const int rows = tiles_in(x.rows), columns = tiles_in(x.columns);
+  for (int i = 0; i < pieces; ++i) {
+    const int step = x.steps * i / pieces;
+    const Piece piece = {step, x.steps * (i + 1) / pieces - step, i == 0, i + 1 == pieces};
+    // The rows of A stay in L1, the panels of B and the sums in L2.
+    int row = 0;
+    for (; row + 2 <= rows; row += 2) {
       int column = 0;
-      for (; lower == 0 && column + 2 * kPanel <= x.columns; column += 2 * kPanel) {
-        unit.become({{upper, 0}, {kTile, kTile}, true});
-        wide(rows, columns, panel, steps, c + column, x.ldc, load_c);
-        columns += 2 * panel;
-      }
-      for (; column < x.columns; column += kPanel, columns += panel) {
-        const int left = std::min(kTile, x.columns - column);
-        const int right = std::clamp(x.columns - column - kTile, 0, kTile);
-        unit.become({{upper, lower}, {left, right}, false});
-        if (lower > 0 && right > 0) {
-          few<2, 2>(rows, strip, columns, steps, c + column, x.ldc, load_c);
-        } else if (lower > 0) {
-          few<2, 1>(rows, strip, columns, steps, c + column, x.ldc, load_c);
-        } else if (right > 0) {
-          few<1, 2>(rows, strip, columns, steps, c + column, x.ldc, load_c);
-        } else {
-          few<1, 1>(rows, strip, columns, steps, c + column, x.ldc, load_c);
-        }
-      }
+      for (; column + 2 <= columns; column += 2) add_group<2, 2>(x, piece, row, column);
+      if (column < columns) add_group<2, 1>(x, piece, row, column);
     }
+    if (row == rows) continue;
+    int column = 0;
+    for (; column + 4 <= columns; column += 4) add_group<1, 4>(x, piece, row, column);
+    for (; column + 2 <= columns; column += 2) add_group<1, 2>(x, piece, row, column);
+    if (column < columns) add_group<1, 1>(x, piece, row, column);
   }
 }
 

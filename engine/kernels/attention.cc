@@ -65,17 +65,18 @@ struct Tile {
   int first_block;
 };
 
-// Where the block lies that is read `ahead` blocks behind `b`: behind the last keys come the first
-// values, and behind the last values nothing that is known here.
+// Where the block lies that is read `distance` blocks behind `b`: behind the last keys come the
+// first values, and behind the last values nothing that is known here.
 struct Ahead {
   const AttentionCall& call;
-  int first, end, distance;
+  int first, end, block_elements, distance;
 
   Ahead(const AttentionCall& of, int first_block, int blocks)
       : call(of),
         first(first_block),
         end(blocks),
-        distance(kAheadElements / (of.cache->geometry().head_dim * kBlockTokens)) {}
+        block_elements(of.cache->geometry().head_dim * kBlockTokens),
+        distance(kAheadElements / block_elements) {}
   uint32_t at(int b) const { return call.block_table[static_cast<size_t>(std::min(b, end - 1))]; }
   const uint16_t* of_key(int b) const {
     const int next = b + distance;
@@ -85,6 +86,20 @@ struct Ahead {
   const uint16_t* of_value(int b) const {
     return call.cache->value(call.layer, at(b + distance), call.kv_head);
   }
+  // Asks for the first keys at once: nobody knew of them before.
+  void ask_for_first_keys() const {
+    for (int b = first; b < std::min(end, first + distance); ++b) {
+      const uint16_t* key = call.cache->key(call.layer, at(b), call.kv_head);
+      for (int i = 0; i < block_elements; i += kLine) __builtin_prefetch(key + i, 0, 2);
+    }
+  }
+  // Line `n` of V behind those that the last keys asked for.
+  const uint16_t* value_line(int n) const {
+    const int lines = block_elements / kLine;
+    return of_value(first + n / lines) + n % lines * kLine;
+  }
+  // So many of these lines have been asked for.
+  void add_lines(int lines) { distance += lines * kLine / block_elements; }
 };
 
 // q . k of kRows queries and the keys of one unit. Two chains a row, of even and of odd dimensions;
@@ -175,6 +190,7 @@ BATON_INLINE void score_pass(const AttentionCall& call, const Tile& tile, int bl
   V best[kRows];
   for (int r = 0; r < kRows; ++r) best[r] = hn::Set(f, -HUGE_VALF);
   const Ahead ahead(call, tile.first_block, blocks);
+  ahead.ask_for_first_keys();
   for (int b = tile.first_block; b < blocks; ++b) {
     const uint16_t* key = call.cache->key(call.layer, call.block_table[b], call.kv_head);
     const uint16_t* next = ahead.of_key(b);
@@ -191,13 +207,16 @@ BATON_INLINE void score_pass(const AttentionCall& call, const Tile& tile, int bl
   for (int r = 0; r < kRows; ++r) maximum[r] = hn::GetLane(hn::MaxOfLanes(f, best[r]));
 }
 
-// scores = exp(scores - maximum) in place; returns their sum.
-BATON_INLINE float exp_pass(float* HWY_RESTRICT scores, int count, float maximum) {
+// scores = exp(scores - maximum) in place; returns their sum. Asks for a line of V from `line` on
+// for every 16 scores: memory would have nothing to do meanwhile.
+BATON_INLINE float exp_pass(float* HWY_RESTRICT scores, int count, float maximum,
+                            const Ahead& ahead, int line) {
   const F f;
   const V shift = hn::Set(f, maximum);
   V total[kSub];
   for (size_t s = 0; s < kSub; ++s) total[s] = hn::Zero(f);
   for (int i = 0; i < count; i += kBlockTokens) {
+    __builtin_prefetch(ahead.value_line(line++), 0, 2);
     BATON_UNROLL
     for (size_t s = 0; s < kSub; ++s) {
       float* at = scores + i + s * kLanes;
@@ -285,13 +304,13 @@ BATON_INLINE void mix(const float* p, size_t stride, const uint16_t* value, int 
 // out = sum over tokens of p * v, in the order of tokens, divided by the sum of p.
 template <int kRows>
 BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int blocks,
-                             const float* HWY_RESTRICT p, size_t stride, const float* inverse) {
+                             const float* HWY_RESTRICT p, size_t stride, const float* inverse,
+                             const Ahead& ahead) {
   const F f;
   constexpr int kFirst = kRows <= kRowsAtOnce ? kRows : (kRows + 1) / 2;
   const int dims = call.cache->geometry().head_dim;
   HWY_ALIGN float sums[kRows * kMaxDims];
   for (int r = 0; r < kRows; ++r) std::fill_n(sums + r * kMaxDims, dims, 0.0f);
-  const Ahead ahead(call, tile.first_block, blocks);
   // Tokens that every row sees.
   const int shared_from = tile.first[kRows - 1], shared_to = tile.last[0] + 1;
   for (int b = tile.first_block; b < blocks; ++b) {
@@ -336,14 +355,16 @@ BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int bl
 template <int kRows>
 HWY_NOINLINE void attend(const AttentionCall& call, const Tile& tile, float* scratch,
                          size_t stride) {
-  const int blocks = tile.last[kRows - 1] / kBlockTokens + 1;
+  const int blocks = tile.last[kRows - 1] / kBlockTokens + 1, some = blocks - tile.first_block;
   float maximum[kRows], inverse[kRows];
   score_pass<kRows>(call, tile, blocks, scratch, stride, maximum);
+  Ahead ahead(call, tile.first_block, blocks);
   for (int r = 0; r < kRows; ++r) {
-    inverse[r] = 1.0f / exp_pass(scratch + r * stride, (blocks - tile.first_block) * kBlockTokens,
-                                 maximum[r]);
+    inverse[r] =
+        1.0f / exp_pass(scratch + r * stride, some * kBlockTokens, maximum[r], ahead, r * some);
   }
-  value_pass<kRows>(call, tile, blocks, scratch, stride, inverse);
+  ahead.add_lines(kRows * some);
+  value_pass<kRows>(call, tile, blocks, scratch, stride, inverse, ahead);
 }
 
 void paged(const AttentionCall& call, float* scratch) {

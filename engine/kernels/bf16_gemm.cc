@@ -212,9 +212,12 @@ constexpr int kStep = 32, kTile = 16, kSixRows = 6;
 // Products smaller than this are not worth waking a second thread for.
 constexpr int64_t kSerialOperations = 200'000;
 // Rows and panels of one task: its A and C stay in L2.
-constexpr int kBlockRows = 480;
+constexpr int kMostRows = 576;
 constexpr int kBlockPanels = 8;
-static_assert(kBlockRows % (2 * kTile) == 0 && kBlockRows % kSixRows == 0);
+// Rows of tasks are a multiple of it: whole pairs of tiles, and whole strips.
+constexpr int kRowUnit = 96;
+static_assert(kRowUnit % (2 * kTile) == 0 && kRowUnit % kSixRows == 0);
+static_assert(kMostRows % kRowUnit == 0);
 
 int steps_of(int k) { return (k + kStep - 1) / kStep; }
 int rounded_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
@@ -263,17 +266,20 @@ void pack_tiles(int k, int n, const uint16_t* weight, uint16_t* out) {
   }
 }
 
-Bf16Scratch::Bf16Scratch(Bf16Unit unit, int max_rows, int max_k) : unit_(unit) {
+Bf16Scratch::Bf16Scratch(Bf16Unit unit, int max_rows, int max_k, int threads) : unit_(unit) {
   const size_t columns = static_cast<size_t>(steps_of(max_k)) * kStep;
   if (unit == Bf16Unit::kTiles) {
     rounded_ = AlignedArray<uint16_t>(static_cast<size_t>(rounded_up(max_rows, kTile)) * columns);
+    const size_t rows = static_cast<size_t>(std::min(kMostRows, rounded_up(max_rows, kTile)));
+    for (int i = 0; i < threads; ++i) sums_.emplace_back(rows * kBlockPanels * kPanelColumns);
   } else {
     widened_ = AlignedArray<float>(static_cast<size_t>(rounded_up(max_rows, kSixRows)) * columns);
   }
 }
 
 size_t Bf16Scratch::bytes() const {
-  return rounded_.size() * sizeof(uint16_t) + widened_.size() * sizeof(float);
+  const size_t sums = sums_.empty() ? 0 : sums_.size() * sums_[0].size();
+  return rounded_.size() * sizeof(uint16_t) + (widened_.size() + sums) * sizeof(float);
 }
 
 void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
@@ -305,11 +311,14 @@ void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, s
 
   const int group = std::clamp(panels / (4 * pool.size()) & ~1, 2, kBlockPanels);
   const int groups = (panels + group - 1) / group;
-  const int row_blocks = (m + kBlockRows - 1) / kBlockRows;
-  for_tasks(int64_t{groups} * row_blocks, [&](int64_t task, int) {
+  // Alike in size: each of them reads all of B.
+  const int row_blocks = (m + kMostRows - 1) / kMostRows;
+  const int block_rows = rounded_up((m + row_blocks - 1) / row_blocks, kRowUnit);
+  for_tasks(int64_t{groups} * row_blocks, [&](int64_t task, int thread) {
     const int panel = static_cast<int>(task % groups) * group;
-    const size_t row = static_cast<size_t>(task / groups) * kBlockRows;
-    const int rows = std::min(kBlockRows, m - static_cast<int>(row));
+    const size_t row = static_cast<size_t>(task / groups) * static_cast<size_t>(block_rows);
+    const int rows = std::min(block_rows, m - static_cast<int>(row));
+    if (rows <= 0) return;
     const int columns = std::min(group * kPanelColumns, b.n - panel * kPanelColumns);
     const uint16_t* panel_data = b.data + static_cast<size_t>(panel) * kPanelColumns * padded;
     float* to = c + row * ldc + static_cast<size_t>(panel) * kPanelColumns;
@@ -317,6 +326,7 @@ void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, s
       multiply_tiles({.a = scratch.rounded_.data() + row * padded,
                       .b = panel_data,
                       .c = to,
+                      .sums = scratch.sums_[static_cast<size_t>(thread)].data(),
                       .ldc = ldc,
                       .rows = rows,
                       .columns = columns,

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/compute_pool.h"
@@ -35,11 +36,11 @@ size_t tiled_elements(int k, int n);
 void pack_tiles(int k, int n, const uint16_t* weight, uint16_t* out);
 
 // Holds the rounded A of one product at a time: max_rows x max_k, in bf16 for tiles, in fp32 for
-// vectors.
+// vectors; and the sums of each thread that tiles make.
 class Bf16Scratch {
  public:
   Bf16Scratch() = default;
-  Bf16Scratch(Bf16Unit unit, int max_rows, int max_k);
+  Bf16Scratch(Bf16Unit unit, int max_rows, int max_k, int threads);
   Bf16Unit unit() const { return unit_; }
   size_t bytes() const;
 
@@ -49,6 +50,7 @@ class Bf16Scratch {
   Bf16Unit unit_ = Bf16Unit::kVectors;
   AlignedArray<uint16_t> rounded_;
   AlignedArray<float> widened_;
+  std::vector<AlignedArray<float>> sums_;
 };
 
 // C [m][n] (row stride ldc) = A [m][k] (row stride lda) B, or += when `accumulate`. m and b.k fit

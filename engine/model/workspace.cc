@@ -38,8 +38,8 @@ Workspace::Impl::Impl(const ModelConfig& config, Arithmetic arithmetic, const Mo
   if (arithmetic == Arithmetic::kBf16) {
     const int longest =
         std::max({config.hidden_size, q, config.intermediate_size, config.expert_size});
-    bf16_scratch =
-        Bf16Scratch(limits.bf16_unit, static_cast<int>(std::max(tokens, chunks)), longest);
+    bf16_scratch = Bf16Scratch(limits.bf16_unit, static_cast<int>(std::max(tokens, chunks)),
+                               longest, threads.size());
   }
   positions.reserve(tokens);
   rows.reserve(chunks);

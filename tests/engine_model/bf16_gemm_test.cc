@@ -61,7 +61,7 @@ class Bf16Gemm : public ::testing::TestWithParam<Bf16Unit> {
   std::vector<float> multiply(const Product& p, int threads, std::vector<float> start, size_t ldc,
                               bool accumulate) const {
     ComputePool pool(threads);
-    Bf16Scratch scratch(GetParam(), p.m, p.k);
+    Bf16Scratch scratch(GetParam(), p.m, p.k, threads);
     gemm_bf16(pool, scratch, p.m, p.a.data(), size_t(p.k), p.b(), start.data(), ldc, accumulate);
     return start;
   }
@@ -92,7 +92,9 @@ TEST_P(Bf16Gemm, EveryTailGivesTheReferenceChains) {
                                 {47, 96, 1153},
                                 {120, 100, 64},
                                 {481, 40, 50},
-                                {500, 129, 40}}) {
+                                {500, 129, 40},
+                                {577, 40, 50},
+                                {600, 70, 700}}) {
     const Product p(m, n, k);
     const size_t ldc = size_t(n) + 5;
     std::vector<float> start = numbers(size_t(m) * ldc, -3, 3, 3);
@@ -150,7 +152,7 @@ TEST_P(Bf16Gemm, ARowDoesNotDependOnTheRowsAroundItNorOnItsPlace) {
   const Product p(520, kN, kK);
   const auto row_of = [&](int first, int m, int row) {
     ComputePool pool(2);
-    Bf16Scratch scratch(GetParam(), m, kK);
+    Bf16Scratch scratch(GetParam(), m, kK, 2);
     std::vector<float> c(size_t(m) * kN);
     gemm_bf16(pool, scratch, m, p.a.data() + size_t(first) * kK, kK, p.b(), c.data(), kN, false);
     return std::vector<float>(c.begin() + (row - first) * kN, c.begin() + (row - first + 1) * kN);
