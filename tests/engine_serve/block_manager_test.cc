@@ -123,10 +123,16 @@ TEST(BlockManager, WhatWasFoundOnceIsNotKeptForEver) {
   find_again(blocks, old);
   const auto young = pass_through(blocks, 8, 5000);
   find_again(blocks, young);
-  // The four of the old ones that were used longest ago are as good as new ones, and the next to
-  // go.
-  pass_through(blocks, 4, 9000);
+  // The four of the old ones that were used longest ago are the next to go: two new sequences have
+  // room beside each other, and a third one takes the place of the first.
+  const auto first = pass_through(blocks, 2, 20'000);
+  const auto second = pass_through(blocks, 2, 30'000);
   EXPECT_EQ(blocks.find(young).blocks, 8u);
+  EXPECT_EQ(blocks.find(old).blocks, 4u);
+  EXPECT_EQ(blocks.find(first).blocks, 2u);
+  pass_through(blocks, 2, 40'000);
+  EXPECT_EQ(blocks.find(first).blocks, 0u);
+  EXPECT_EQ(blocks.find(second).blocks, 2u);
   EXPECT_EQ(blocks.find(old).blocks, 4u);
   EXPECT_TRUE(blocks.check_integrity(0).ok());
 }
