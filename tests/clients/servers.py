@@ -21,8 +21,11 @@ class Server:
     def start(self):
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=self.log, text=True)
         line = self.process.stdout.readline()
-        if " on http" not in line:
-            raise RuntimeError(f"{' '.join(self.command)} did not start: {line!r}")
+        while line and " on http" not in line:  # it may say more of itself first
+            line = self.process.stdout.readline()
+        if not line:
+            self.stop()
+            raise RuntimeError(f"{' '.join(self.command)} did not start")
         self.url = line.split(" on ")[1].strip()
 
     def stop(self):
