@@ -258,7 +258,7 @@ std::string table_of(const std::vector<std::pair<std::string, json>>& reports,
   if (reports.size() > 1) {
     absl::StrAppendFormat(&out, "%-36s", "");
     for (size_t i = 0; i < reports.size(); ++i) {
-      absl::StrAppendFormat(&out, i == 0 ? " %14s" : " %14s        ", reports[i].first);
+      absl::StrAppendFormat(&out, " %14s%s", reports[i].first, i == 0 ? "" : "        ");
     }
     out += "\n";
   }
