@@ -216,7 +216,7 @@ int fail(const absl::Status& status) {
   return 1;
 }
 
-// Dies of its first answer, if a server is not one.
+// Asks each server what it serves: one that is none is told before anything is measured.
 absl::Status prepare(const std::shared_ptr<http::EventLoop>& loop, const BenchOptions& options,
                      std::vector<Target>& targets, load::Words& words) {
   for (Target& target : targets) {
@@ -228,9 +228,7 @@ absl::Status prepare(const std::shared_ptr<http::EventLoop>& loop, const BenchOp
     if (!model.ok()) return model.status();
     target.server.model = *model;
   }
-  const bool by_words = load::needs_of(options.workload) == load::Needs::kWords ||
-                        options.workload.dataset == "mooncake";
-  if (!by_words) return absl::OkStatus();
+  if (!load::needs_of(options.workload).words) return absl::OkStatus();
   const auto found = load::words_of(loop, targets.front().server, demo::kDemoPrompts);
   if (!found.ok()) return found.status();
   words = *found;
@@ -373,7 +371,7 @@ int serve_bench_main(int argc, char** argv) {
     std::fprintf(stderr, "%s: --port is for --host; or give --url http://HOST:PORT\n", kCommand);
     return command_line::kUsage;
   }
-  if (load::needs_of(options.workload) == load::Needs::kFile && options.workload.file.empty()) {
+  if (load::needs_of(options.workload).file && options.workload.file.empty()) {
     std::fprintf(stderr, "%s: --dataset-name %s needs a file: add --dataset-path\n", kCommand,
                  options.workload.dataset.c_str());
     return command_line::kUsage;

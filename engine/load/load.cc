@@ -89,13 +89,13 @@ class Run {
 
 LoadResult run_load(const std::shared_ptr<http::EventLoop>& loop, const Server& server,
                     const std::vector<LoadRequest>& requests, const LoadOptions& options) {
-  const auto run = std::make_shared<Run>(loop, server, requests, options);
+  auto run = std::make_shared<Run>(loop, server, requests, options);
   std::future<void> ended = run->ended();
   loop->post([run] { run->start(); });
   ended.get();
   // Its fetches and its timer end on the loop's thread.
   std::promise<LoadResult> result;
-  loop->post([&result, last = run]() mutable {
+  loop->post([&result, last = std::move(run)]() mutable {
     LoadResult taken = last->take();
     last.reset();
     result.set_value(std::move(taken));

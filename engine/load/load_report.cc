@@ -89,12 +89,12 @@ json details(const std::vector<Answer>& answers) {
   for (const Answer& answer : answers) {
     out["input_lens"].push_back(answer.input);
     out["output_lens"].push_back(answer.ok() ? answer.output : 0);
-    out["start_times"].push_back(ms(answer.sent) / 1e3);
-    out["ttfts"].push_back(ms(answer.first) / 1e3);
-    out["e2els"].push_back(ms(answer.end) / 1e3);
+    out["start_times"].push_back(seconds_of(answer.sent));
+    out["ttfts"].push_back(seconds_of(answer.first));
+    out["e2els"].push_back(seconds_of(answer.end));
     out["errors"].push_back(answer.error);
     json gaps = json::array();
-    for (const Time gap : answer.gaps) gaps.push_back(ms(gap) / 1e3);
+    for (const Time gap : answer.gaps) gaps.push_back(seconds_of(gap));
     out["itls"].push_back(std::move(gaps));
   }
   return out;
@@ -203,7 +203,7 @@ LoadResult joined(std::vector<LoadResult> rounds) {
 }
 
 json report_of(const LoadResult& result, const ReportOptions& options) {
-  const double seconds = ms(result.duration) / 1e3;
+  const double seconds = seconds_of(result.duration);
   const auto rate = [&](size_t things) {
     return seconds > 0 ? static_cast<double>(things) / seconds : 0.0;
   };

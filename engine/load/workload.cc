@@ -20,12 +20,12 @@ struct Dataset {
   Needs needs;
 };
 constexpr std::array kDatasets = {
-    Dataset{"text", Needs::kNothing},
-    Dataset{"random", Needs::kWords},
-    Dataset{"prefix_repetition", Needs::kWords},
-    Dataset{"sharegpt", Needs::kWords},
-    Dataset{"custom", Needs::kFile},
-    Dataset{"mooncake", Needs::kFile},
+    Dataset{"text", Needs{}},
+    Dataset{"random", Needs{.words = true}},
+    Dataset{"prefix_repetition", Needs{.words = true}},
+    Dataset{"sharegpt", Needs{.words = true}},
+    Dataset{"custom", Needs{.file = true}},
+    Dataset{"mooncake", Needs{.words = true, .file = true}},
 };
 
 using Requests = std::vector<LoadRequest>;
@@ -122,12 +122,11 @@ Needs needs_of(const WorkloadOptions& options) {
   for (const Dataset& dataset : kDatasets) {
     if (options.dataset == dataset.name) return dataset.needs;
   }
-  return Needs::kNothing;
+  return {};
 }
 
 absl::StatusOr<Requests> make_workload(const WorkloadOptions& options, const Words& words) {
-  const bool of_tokens = needs_of(options) == Needs::kWords || options.dataset == "mooncake";
-  if (of_tokens && words.tokens.empty()) {
+  if (needs_of(options).words && words.tokens.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("dataset ", options.dataset, " needs words"));
   }
   if (options.dataset == "text") return passages(options);

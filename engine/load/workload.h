@@ -46,10 +46,12 @@ struct WorkloadOptions {
   static constexpr int kOutput = 64;
 };
 
-// The names of datasets, and what each needs.
-enum class Needs : uint8_t { kNothing, kWords, kFile };
+// The names of datasets, and what one of them needs.
+struct Needs {
+  bool words = false;
+  bool file = false;
+};
 std::vector<std::string> dataset_names();
-// Of a dataset in this list. ShareGPT without a file has the lengths alone.
 Needs needs_of(const WorkloadOptions& options);
 
 // Who may ask only with text: requests of tokens become such by the server's /detokenize.
