@@ -278,7 +278,14 @@ void Session::rail_ready(VerbsRail& rail, EventSink& sink) {
   peer.rail = rail.index();
   peer.link = peer_.link + ((uint64_t{rail.index()} & 1023) << 10 | (rail.incarnation() & 1023));
   peer.rails = static_cast<uint16_t>(slots_.size());
-  established_ = true;
+  if (!std::exchange(established_, true) && connecting_) {
+    // Those that failed before any was up: a port may have been down just then.
+    for (Slot& other : slots_) {
+      if (other.phase == Phase::kIdle && other.rail == nullptr && other.due == kNever) {
+        other.due = now() + tuning_.hold;
+      }
+    }
+  }
   if (connecting_) {
     sink.connected(peer_.session, peer, std::move(slot.fresh));
   } else {

@@ -85,6 +85,23 @@ TEST_F(Faults, APortThatGoesDownAndComesBack) {
   }
 }
 
+TEST_F(Faults, APortThatIsDownWhenThePeersMeetGetsItsRailLater) {
+  for (const size_t device : {1, 0}) {
+    for (const bool by_cm : {false, true}) {
+      SCOPED_TRACE(testing::Message() << device << (by_cm ? ", by rdma_cm" : ""));
+      Settings settings = quick_;
+      if (by_cm) settings.emplace_back("verbs.rdma_cm", "1");
+      VerbsPair pair({.devices = 2}, settings);
+      pair.fake->set_port(device, false);
+      ASSERT_TRUE(pair.connect());
+      EXPECT_FALSE(both_carry(pair));
+      pair.fake->set_port(device, true);
+      pair.steps(3000);
+      EXPECT_TRUE(both_carry(pair)) << "there is no rail for the port";
+    }
+  }
+}
+
 // A switch that starts anew, a cable in the wrong hand: nobody has another way to take.
 TEST_F(Faults, TheOnlyPortMayBlink) {
   for (const bool by_cm : {false, true}) {
