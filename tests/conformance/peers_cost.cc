@@ -6,9 +6,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
+#include "transport/sim/fabric.h"
 #include "transport/worker.h"
 
 namespace {
@@ -24,16 +26,25 @@ long resident() {
   return 0;
 }
 
-std::unique_ptr<Worker> worker(const std::string& name, const std::string& provider) {
+// On a node of the fabric, or over the provider of this name.
+std::unique_ptr<Worker> worker(const std::string& name, const std::string& provider,
+                               sim::SimFabric* fabric, size_t node) {
   WorkerOptions options;
   options.name = name;
   options.key = *ClusterKey::from_bytes("0123456789abcdef");
+  if (fabric != nullptr) {
+    options.clock = &fabric->clock();
+    options.extra_providers = {fabric->provider_factory(node)};
+  }
   options.providers = {provider};
   if (provider == "tcp") options.settings = {{"tcp.sockets", "1"}, {"tcp.buffer_kib", "0"}};
   auto made = Worker::create(std::move(options));
-  if (made.ok()) return *std::move(made);
-  std::fprintf(stderr, "%s\n", made.status().ToString().c_str());
-  return nullptr;
+  if (!made.ok()) {
+    std::fprintf(stderr, "%s\n", made.status().ToString().c_str());
+    return nullptr;
+  }
+  if (fabric != nullptr) fabric->attach(**made, node);
+  return *std::move(made);
 }
 
 }  // namespace
@@ -49,13 +60,19 @@ int main(int argc, char** argv) {
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
-  const auto called = worker("called", argv[1]), caller = worker("caller", argv[1]);
+  std::optional<sim::SimFabric> fabric;
+  if (std::string(argv[1]) == "sim") fabric.emplace(sim::SimOptions{});
+  sim::SimFabric* const network = fabric ? &*fabric : nullptr;
+  const auto called = worker("called", argv[1], network, 0);
+  const auto caller = worker("caller", argv[1], network, 1);
   if (called == nullptr || caller == nullptr) return 1;
 
   const long before = resident();
   for (int i = 0; i < peers; ++i) {
     const PeerId peer = *caller->connect(called->address());
-    while (caller->peer_state(peer) == PeerState::kConnecting) {
+    const auto known = [&] { return caller->peer_state(peer) != PeerState::kConnecting; };
+    if (fabric) fabric->run_until(known, std::chrono::seconds(1));
+    while (!fabric && !known()) {
       caller->progress();
       called->progress();
     }
@@ -77,5 +94,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "that is more than %.1f KiB\n", most);
     return 1;
   }
-  return called->stats().peers_up == static_cast<uint64_t>(peers) ? 0 : 1;
+  const bool all = called->stats().peers_up == static_cast<uint64_t>(peers);
+  if (fabric) {
+    fabric->detach(*called);
+    fabric->detach(*caller);
+  }
+  return all ? 0 : 1;
 }

@@ -77,9 +77,9 @@ const std::vector<Case>& cases() {
        .injected = "both links of the target down, then up",
        .there = "ip link set rail0 down; ip link set rail1 down",
        .undo_there = "ip link set rail0 up; ip link set rail1 up",
-       .outcome = Outcome::kLost,
        .predicted = kRetriesExceeded,
-       .same_peer_after = false},
+       .outage = kRedial / 4,
+       .loses_rail = true},
       {.name = "stopped",
        .injected = "target stopped (SIGSTOP), then continued",
        .there = "kill -STOP $(cat $board/pid)",
@@ -90,14 +90,14 @@ const std::vector<Case>& cases() {
        .injected = "target killed (SIGKILL), then started anew",
        .there = "kill -KILL $(cat $board/pid)",
        .outcome = Outcome::kLost,
-       .predicted = Time(0),
+       .predicted = kRedial,
        .restart = true,
        .same_peer_after = false},
       {.name = "power-off",
        .injected = "the target's machine loses its power",
        .there = "poweroff",
        .outcome = Outcome::kLost,
-       .predicted = kWatchdog,
+       .predicted = kWatchdog + kRedial,
        .same_peer_after = false},
   };
   return *all;
@@ -109,7 +109,9 @@ WorkerOptions worker_options(const std::string& name, const std::string& host) {
   options.key = *ClusterKey::from_bytes("a secret of the fault cases");
   options.providers = {"verbs"};
   options.listen_host = host;
-  options.settings = {{"verbs.timeout", "14"}, {"verbs.retry_count", "6"}};
+  options.settings = {{"verbs.timeout", "14"},
+                      {"verbs.retry_count", "6"},
+                      {"peer.redial_ms", std::to_string(kRedial.count() / 1'000'000)}};
   if (std::getenv("SOFTROCE_RDMA_CM") != nullptr)
     options.settings.push_back({"verbs.rdma_cm", "1"});
   return options;

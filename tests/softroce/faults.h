@@ -26,6 +26,8 @@ struct Case {
   Outcome outcome = Outcome::kAllDone;
   // When it must have been noticed; negative: there is nothing to be noticed.
   Time predicted = Time(-1);
+  Time outage =
+      Time(-1);  // not negative: undone so long after the injection, in the middle of the transfer
   bool loses_rail = false;      // a rail is given up, and comes back after the undoing
   bool restart = false;         // start the target anew afterwards, and meet it
   bool same_peer_after = true;  // afterwards the same peer carries traffic over both rails
@@ -43,6 +45,8 @@ inline constexpr Time kRetriesExceeded = std::chrono::nanoseconds(4096LL * (1 <<
 // `verbs.stall_ms`: packets for a machine that is gone wait for its address in the kernel, and rxe
 // does not count those as tries.
 inline constexpr Time kWatchdog = std::chrono::seconds(2);
+// `peer.redial_ms` of both sides: how long a peer that cannot be reached is waited for.
+inline constexpr Time kRedial = std::chrono::seconds(5);
 inline constexpr Time kPieceDeadline = std::chrono::seconds(1);  // where Outcome::kInTime
 
 WorkerOptions worker_options(const std::string& name, const std::string& host);

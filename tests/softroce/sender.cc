@@ -51,7 +51,7 @@ class Sender {
   void look();  // for the moment at which the fault is noticed
   void inject();
   void finish_injection();
-  void undo();
+  absl::Status undo() const;
   bool reaches(PeerId peer);
   void after();
   void complain(std::string what) {
@@ -241,6 +241,9 @@ void Sender::inject() {
     }
     lateness_.begin();
     injected_ns_ = now().count();
+    if (case_.outage < Time(0)) return;
+    std::this_thread::sleep_for(case_.outage);
+    injection_.Update(undo());
   });
 }
 
@@ -253,11 +256,11 @@ void Sender::finish_injection() {
   if (!injection_.ok()) complain(std::string(injection_.message()));
 }
 
-void Sender::undo() {
+absl::Status Sender::undo() const {
   absl::Status status;
   if (*case_.undo_here != 0) status.Update(run_here(case_.undo_here));
   if (*case_.undo_there != 0) status.Update(board_.run_there(case_.undo_there));
-  if (!status.ok()) complain(std::string(status.message()));
+  return status;
 }
 
 bool Sender::reaches(PeerId peer) {
@@ -322,7 +325,9 @@ void Sender::run() {
     complain(absl::StrCat(failed_ + late_, " transfers failed: ", why_));
   }
   if (std::string(case_.there) == "poweroff") return;
-  undo();
+  if (case_.outage < Time(0)) {
+    if (const absl::Status undone = undo(); !undone.ok()) complain(std::string(undone.message()));
+  }
   if (!case_.same_peer_after) {
     const PeerId old = peer_;
     const absl::Status met = case_.restart ? start_target() : meet();
