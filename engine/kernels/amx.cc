@@ -55,16 +55,20 @@ std::string_view ask_for_tiles() {
   }
 }
 
-// All tiles are whole, 16 rows of 64 bytes. 2 x 2: tiles 0 to 3 are C by rows, 4 and 5 A, 6 and 7
-// B. 1 x 4: tiles 0 to 3 are C, 4 is A, 5 to 7 are B.
+// Tiles are 16 rows of 64 bytes. 2 x 2: tiles 0 to 3 are C by rows, 4 and 5 A, 6 and 7 B. 1 x 4:
+// tiles 0 to 3 are C, 4 is A, 5 to 7 are B. Where all rows are in one strip, C and A have no more
+// than these.
 class TileUnit {
  public:
-  BATON_TILES TileUnit() {
+  BATON_TILES explicit TileUnit(int rows = kTile) {
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
       uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } config;
+    for (int tile = 0; tile < 5 && rows < kTile; ++tile) {
+      config.rows[tile] = static_cast<uint8_t>(rows);
+    }
     asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
   }
   BATON_TILES ~TileUnit() { asm volatile("tilerelease" ::); }
@@ -138,7 +142,24 @@ BATON_TILES void few(const Group& x) {
   if constexpr (kDown > 1 && kAcross > 1) BATON_TILE_STORE(3, x.to.at(1, 1), to);
 }
 
+// Of one strip of rows B is read once, from memory: what is needed so many steps later is asked
+// for. Loads of tiles alone have too few lines under way.
+constexpr int kStepsAhead = 12;
+
+BATON_TILES_INLINE void ask_for_stream(const Group& x, int step) {
+  const int later = step + kStepsAhead;
+  const bool here = later < x.steps;
+  const uint16_t* from = x.b + (here ? 0 : 2 * x.b_panel) +
+                         static_cast<size_t>(here ? later : later - x.steps) * 2 * kTileElements;
+  constexpr int kLines = static_cast<int>(2 * kTileElements) / kLineElements;
+  for (int i = 0; i < kLines; ++i) {
+    __builtin_prefetch(from + i * kLineElements, 0, 2);
+    __builtin_prefetch(from + x.b_panel + i * kLineElements, 0, 2);
+  }
+}
+
 // 16 rows and two whole panels: four sums under way instead of two.
+template <bool kStream>
 BATON_TILES void wide(const Group& x) {
   const int64_t from = static_cast<int64_t>(x.from.row * sizeof(float));
   if (x.from_zero) {
@@ -155,6 +176,7 @@ BATON_TILES void wide(const Group& x) {
   const uint16_t* a = x.a;
   const uint16_t* b = x.b;
   for (int step = 0; step < x.steps; ++step) {
+    if constexpr (kStream) ask_for_stream(x, step);
     BATON_TILE_LOAD(4, a, kLine);
     BATON_TILE_LOAD(5, b, kLine);
     BATON_TILE_DOT(0, 4, 5);
@@ -209,7 +231,9 @@ BATON_TILES void add_group(const AmxBlock& x, const Piece& piece, int row, int c
   const Tiles sums = {
       x.sums + (static_cast<size_t>(column) * strips + static_cast<size_t>(row)) * kTile * kTile,
       kTile * kTile, strips * kTile * kTile, kTile};
-  const bool whole = (row + kDown) * kTile <= x.rows && (column + kAcross) * kTile <= x.columns;
+  const bool one_strip = x.rows <= kTile;
+  const bool whole =
+      (one_strip || (row + kDown) * kTile <= x.rows) && (column + kAcross) * kTile <= x.columns;
   if (!whole && piece.first && x.accumulate) {
     copy_edge(x, c, sums, kDown, kAcross, row, column, false);
   }
@@ -233,7 +257,7 @@ BATON_TILES void add_group(const AmxBlock& x, const Piece& piece, int row, int c
                                 static_cast<size_t>(row / 2) * share,
                        .ahead_lines = lines};
   if constexpr (kAcross == 4) {
-    wide(group);
+    one_strip ? wide<true>(group) : wide<false>(group);
   } else {
     few<kDown, kAcross>(group);
   }
@@ -276,8 +300,8 @@ std::string_view why_no_amx() {
 }
 
 BATON_TILES void multiply_tiles(const AmxBlock& x) {
-  const TileUnit unit;
-  const int pieces = (x.steps + kStepsAtOnce - 1) / kStepsAtOnce;
+  const TileUnit unit(std::min(x.rows, kTile));
+  const int pieces = x.rows <= kTile ? 1 : (x.steps + kStepsAtOnce - 1) / kStepsAtOnce;
   const int rows = tiles_in(x.rows), columns = tiles_in(x.columns);
   for (int i = 0; i < pieces; ++i) {
     const int step = x.steps * i / pieces;

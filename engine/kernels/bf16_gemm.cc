@@ -314,8 +314,15 @@ void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, s
   // Alike in size: each of them reads all of B.
   const int row_blocks = (m + kMostRows - 1) / kMostRows;
   const int block_rows = rounded_up((m + row_blocks - 1) / row_blocks, kRowUnit);
+  // Of few rows B is read from memory, and each thread reads on where it was.
+  const int threads = m <= kTile ? std::min(pool.size(), groups) : 1;
+  const int of_each = groups / threads, and_one = groups % threads;
+  const auto place = [&](int at) {
+    const int thread = at % threads;
+    return thread * of_each + std::min(thread, and_one) + at / threads;
+  };
   for_tasks(int64_t{groups} * row_blocks, [&](int64_t task, int thread) {
-    const int panel = static_cast<int>(task % groups) * group;
+    const int panel = place(static_cast<int>(task % groups)) * group;
     const size_t row = static_cast<size_t>(task / groups) * static_cast<size_t>(block_rows);
     const int rows = std::min(block_rows, m - static_cast<int>(row));
     if (rows <= 0) return;
