@@ -1,5 +1,7 @@
 // Runs a fuzz harness without libFuzzer: every seed as it is, cut short at every length, and with
 // bytes changed by a fixed random sequence, so that a failure can be repeated.
+//
+//   fuzz_replays HARNESS SEED_DIRECTORY
 
 #include <algorithm>
 #include <cstdint>
@@ -7,13 +9,20 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+#include "tests/fuzz/replay/replay.h"
 
+namespace baton {
 namespace {
+
+std::map<std::string, FuzzHarness>& harnesses() {
+  static auto* all = new std::map<std::string, FuzzHarness>;
+  return *all;
+}
 
 using Bytes = std::vector<uint8_t>;
 
@@ -26,15 +35,15 @@ Bytes read_file(const std::filesystem::path& path) {
 }
 
 // A heap copy of exactly the right size, so that a sanitizer sees every byte read past its end.
-void run(const Bytes& input, size_t size) {
+void run(FuzzHarness harness, const Bytes& input, size_t size) {
   const Bytes exact(input.begin(), input.begin() + static_cast<std::ptrdiff_t>(size));
-  LLVMFuzzerTestOneInput(exact.data(), exact.size());
+  harness(exact.data(), exact.size());
 }
 
-void replay(const Bytes& seed) {
-  run(seed, seed.size());
+void replay(FuzzHarness harness, const Bytes& seed) {
+  run(harness, seed, seed.size());
   const size_t step = seed.size() / kMaxCuts + 1;
-  for (size_t cut = 0; cut < seed.size(); cut += step) run(seed, cut);
+  for (size_t cut = 0; cut < seed.size(); cut += step) run(harness, seed, cut);
 
   if (seed.empty()) return;
   std::mt19937 random(static_cast<uint32_t>(seed.size()));
@@ -45,28 +54,35 @@ void replay(const Bytes& seed) {
       const uint8_t value = random() % 2 ? static_cast<uint8_t>(random()) : kNasty[random() % 8];
       damaged[random() % damaged.size()] = value;
     }
-    run(damaged, damaged.size());
+    run(harness, damaged, damaged.size());
   }
 }
 
 }  // namespace
 
+FuzzReplay::FuzzReplay(const char* name, FuzzHarness harness) { harnesses()[name] = harness; }
+
+}  // namespace baton
+
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: %s SEED_DIRECTORY\n", argv[0]);
+  using namespace baton;
+  const auto harness = argc == 3 ? harnesses().find(argv[1]) : harnesses().end();
+  if (harness == harnesses().end()) {
+    std::fprintf(stderr, "usage: %s HARNESS SEED_DIRECTORY; there are:\n", argv[0]);
+    for (const auto& [name, unused] : harnesses()) std::fprintf(stderr, "  %s\n", name.c_str());
     return 2;
   }
   std::vector<std::filesystem::path> seeds;
-  for (const auto& entry : std::filesystem::directory_iterator(argv[1])) seeds.push_back(entry);
+  for (const auto& entry : std::filesystem::directory_iterator(argv[2])) seeds.push_back(entry);
   std::sort(seeds.begin(), seeds.end());
   if (seeds.empty()) {
-    std::fprintf(stderr, "no seeds in %s\n", argv[1]);
+    std::fprintf(stderr, "no seeds in %s\n", argv[2]);
     return 1;
   }
   for (const auto& seed : seeds) {
     std::printf("%s\n", seed.c_str());
     std::fflush(stdout);
-    replay(read_file(seed));
+    replay(harness->second, read_file(seed));
   }
   return 0;
 }
