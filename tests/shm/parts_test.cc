@@ -2,16 +2,20 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "transport/base/child.h"
 #include "transport/base/copies/copy_kernel.h"
+#include "transport/shm/cma.h"
 #include "transport/shm/memory_file.h"
 #include "transport/shm/message.h"
 #include "transport/shm/notify_ring.h"
+#include "transport/shm/peer_memory.h"
 
 namespace baton::shm {
 namespace {
@@ -191,6 +195,39 @@ TEST(MemoryFile, PopulatesInSteps) {
   int steps = 0;
   while (file->mapping.populate(16 << 10)) ASSERT_LT(++steps, 5);
   EXPECT_TRUE(file->mapping.populated());
+}
+
+// A process that has ended is no reason to look for one in another namespace.
+TEST(Cma, APeerThatHasEndedIsUnavailable) {
+  const uint8_t nonce[kNonceBytes] = {1, 2, 3};
+  const auto address = reinterpret_cast<uint64_t>(nonce);
+  EXPECT_TRUE(probe_cma(getpid(), address, nonce).ok());
+  const pid_t child = base::fork_child();
+  ASSERT_GE(child, 0);
+  if (child == 0) _exit(0);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  const absl::Status gone = probe_cma(child, address, nonce);
+  const absl::Status elsewhere = probe_cma(0, address, nonce);
+  EXPECT_TRUE(absl::IsUnavailable(gone)) << gone;
+  EXPECT_TRUE(absl::IsFailedPrecondition(elsewhere)) << elsewhere;
+
+  // And so is memory of its that is no pool's.
+  for (const absl::Status& cma : {gone, elsewhere}) {
+    auto control = create_file("control", sizeof(ControlSegment));
+    ASSERT_TRUE(control.ok()) << control.status();
+    SharedRegion& row = control->mapping.as<ControlSegment>()->regions[3];
+    row.generation = 1;
+    row.key = 7;
+    row.size = 4096;
+    row.access = static_cast<uint32_t>(Access::kRemoteReadWrite);
+    TransferDescriptor read;
+    read.op = Op::kRead;
+    read.remote = {.key = 7, .size = 4096, .index = 3, .generation = 1};
+    read.remote_layout = Layout::contiguous(0, 4096);
+    PeerMemory::Target target;
+    const PeerMemory memory(std::move(control->mapping), child, cma);
+    EXPECT_EQ(memory.resolve(read, target).code(), cma.code());
+  }
 }
 
 }  // namespace

@@ -50,6 +50,9 @@ absl::Status probe_cma(pid_t pid, uint64_t address, absl::Span<const uint8_t> no
       std::memcmp(seen, nonce.data(), sizeof seen) == 0) {
     return absl::OkStatus();
   }
+  if (pid != 0 && error == ESRCH && got < 0) {
+    return absl::UnavailableError("the peer's process has ended");
+  }
   if (got >= 0 || error == EFAULT || error == ESRCH) {
     return absl::FailedPreconditionError(
         "process_vm_readv does not find the peer: it is in another pid namespace");

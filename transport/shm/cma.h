@@ -15,8 +15,9 @@
 
 namespace baton::shm {
 
-// Reads `nonce` at `address` of process `pid` and compares. OK: CMA works with that process, and it
-// is the one we talk to. Otherwise what stands in the way and how to remove it.
+// Reads `nonce` at `address` of process `pid` (as the kernel numbers it here; 0: it cannot be seen
+// from here) and compares. OK: CMA works with that process, and it is the one we talk to.
+// Unavailable: it has ended. Otherwise what stands in the way and how to remove it.
 absl::Status probe_cma(pid_t pid, uint64_t address, absl::Span<const uint8_t> nonce);
 
 // Pieces collected for as few system calls as possible. Neighbours are merged on each side.

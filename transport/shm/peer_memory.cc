@@ -16,6 +16,8 @@ absl::Status stale() {
 }  // namespace
 
 absl::Status PeerMemory::unreachable(const absl::Status& mapping) const {
+  if (absl::IsUnavailable(cma_))
+    return cma_;  // the peer is gone, which its connection is about to say
   const std::string why = mapping.ok()
                               ? "its memory does not come from a MemoryPool, so it cannot be mapped"
                               : std::string(mapping.message());
