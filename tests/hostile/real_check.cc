@@ -20,7 +20,16 @@ size_t check_real_item(const RealSchedule& schedule, size_t number, size_t dead)
   const RealPlan& plan = schedule.plan[number];
   const auto& sides = schedule.shared->sides;
   if (item.submitted == 0) return 0;
-  SCOPED_TRACE(testing::Message() << "transfer " << number << ": " << item.words);
+  SCOPED_TRACE(
+      testing::Message() << "transfer " << number << " from side " << plan.from << ": "
+                         << item.words << "; parted " << item.parted << ", frozen " << item.frozen
+                         << "; killed " << dead << ", left " << schedule.shared->sides[0].left
+                         << schedule.shared->sides[1].left << ", down "
+                         << schedule.shared->sides[0].down << schedule.shared->sides[1].down
+                         << ", cuts " << schedule.shared->sides[0].cuts << "+"
+                         << schedule.shared->sides[1].cuts << ", resumed "
+                         << schedule.shared->sides[0].resumed << "+"
+                         << schedule.shared->sides[1].resumed);
   const char* now = schedule.destination(number);
   EXPECT_EQ(item.wrong, 0) << "announced, but not there";
   EXPECT_LE(item.notified, 1);

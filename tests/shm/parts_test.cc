@@ -197,6 +197,32 @@ TEST(MemoryFile, PopulatesInSteps) {
   EXPECT_TRUE(file->mapping.populated());
 }
 
+// The sender pushes, looks whether the lane is closed, has the record as done, and then says that
+// there is one: who closes in between reads it all the same.
+TEST(NotifyRing, WhatWasPushedIsReadAfterCloseThoughNobodySaidSo) {
+  auto lane = std::make_unique<Lane>();
+  RingWriter writer(*lane);
+  RingReader reader(*lane);
+  Arrival arrival;
+  writer.push({.transfer = {1, 1}, .notify = "one"});
+  lane->activity.fetch_add(1);
+  ASSERT_TRUE(reader.look());
+  ASSERT_TRUE(*reader.next(arrival));
+  ASSERT_FALSE(*reader.next(arrival));
+  EXPECT_TRUE(reader.quiet());
+
+  writer.push({.transfer = {2, 1}, .notify = "two"});
+  EXPECT_EQ(lane->closed.load(), 0u) << "so the sender has it as done";
+  reader.close();
+  EXPECT_EQ(lane->closed.load(), 1u);
+  EXPECT_FALSE(reader.look());
+  ASSERT_TRUE(reader.pending());
+  ASSERT_TRUE(*reader.next(arrival));
+  EXPECT_EQ(arrival.notify, "two");
+  ASSERT_FALSE(*reader.next(arrival));
+  EXPECT_FALSE(reader.pending());
+}
+
 // A process that has ended is no reason to look for one in another namespace.
 TEST(Cma, APeerThatHasEndedIsUnavailable) {
   const uint8_t nonce[kNonceBytes] = {1, 2, 3};

@@ -73,23 +73,19 @@ bool Connection::cool(bool moved) {
 }
 
 bool Connection::receive(EventSink& sink) {
-  const uint32_t activity = in_->activity.load(std::memory_order_seq_cst);
-  if (activity == seen_activity_ && !ring_pending_) return false;
-  if (activity != seen_activity_) sink.counters_moved(*rail_);
-  seen_activity_ = activity;
-  ring_pending_ = true;
+  if (reader_->look()) {
+    sink.counters_moved(*rail_);
+  } else if (!reader_->pending()) {
+    return false;
+  }
   Arrival arrival;
-  for (int i = 0; i < kRecordsAtOnce && ring_pending_; ++i) {
+  for (int i = 0; i < kRecordsAtOnce && reader_->pending(); ++i) {
     const absl::StatusOr<bool> found = reader_->next(arrival);
     if (!found.ok()) {
       fail(found.status(), sink);
       return true;
     }
-    if (!*found) {
-      ring_pending_ = false;
-    } else {
-      sink.arrived(*rail_, arrival);
-    }
+    if (*found) sink.arrived(*rail_, arrival);
     if (state_ != State::kUp) return true;
   }
   if (reader_->room_was_awaited()) tell_peer();
@@ -117,8 +113,7 @@ bool Connection::arm() {
   if (state_ == State::kDialing) return shared_.context.clock.now() < dial_at_;
   if (state_ != State::kUp) return true;
   in_->asleep.store(1, std::memory_order_seq_cst);
-  return in_->activity.load(std::memory_order_seq_cst) == seen_activity_ && !ring_pending_ &&
-         !memory_->populating() && !runner_->runnable();
+  return reader_->quiet() && !memory_->populating() && !runner_->runnable();
 }
 
 void Connection::disarm() {
@@ -159,7 +154,8 @@ void Connection::on_peer_exit(EventSink& sink) {
 // it as done: it counts, whatever the connection ends of.
 void Connection::drain(EventSink& sink) {
   if (state_ != State::kUp || rail_ == nullptr || std::exchange(draining_, true)) return;
-  in_->closed.store(1, std::memory_order_seq_cst);
+  reader_->close();
+  sink.counters_moved(*rail_);  // which the peer may have raised itself, and not come to say so
   for (size_t i = 0; i < Lane::kRingBytes / 8 && state_ == State::kUp; ++i) {
     if (!receive(sink)) break;
   }

@@ -141,8 +141,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<PeerMemory> memory_;
   std::optional<SliceRunner> runner_;
   std::optional<RingReader> reader_;
-  uint32_t seen_activity_ = 0;
-  bool ring_pending_ = false;
   bool bell_owed_ = false;  // the peer sleeps, and has not been woken
   ShmRail* rail_ = nullptr;
 };

@@ -80,9 +80,23 @@ void RingReader::read(uint64_t at, void* to, size_t count) const {
   if (first < count) std::memcpy(static_cast<char*>(to) + first, lane_->ring, count - first);
 }
 
+bool RingReader::look() {
+  const uint32_t activity = lane_->activity.load(std::memory_order_seq_cst);
+  if (activity == seen_) return false;
+  seen_ = activity;
+  pending_ = true;
+  return true;
+}
+
+void RingReader::close() {
+  lane_->closed.store(1, std::memory_order_seq_cst);
+  pending_ = true;
+}
+
 absl::StatusOr<bool> RingReader::next(Arrival& arrival) {
   const uint64_t available = lane_->tail.load(std::memory_order_seq_cst) - head_;
-  if (available == 0) return false;
+  pending_ = available != 0;
+  if (!pending_) return false;
   if (available > Lane::kRingBytes || available < sizeof(RecordHeader)) return broken();
   RecordHeader header;
   read(head_, &header, sizeof header);

@@ -46,6 +46,19 @@ class RingReader {
  public:
   explicit RingReader(Lane& lane) : lane_(&lane) {}
 
+  // Whether the sender has said since the last look that it has delivered something: records, which
+  // are then pending(), or counters that it raised itself.
+  bool look();
+  // Whether there may be records: the ring was not seen empty since.
+  bool pending() const { return pending_; }
+  // Neither anything pending, nor anything to be seen by look().
+  bool quiet() const {
+    return !pending_ && lane_->activity.load(std::memory_order_seq_cst) == seen_;
+  }
+  // From here on the sender delivers nothing more. What it has put into the ring it has as done,
+  // whether it has come to say so or not: that is pending.
+  void close();
+
   // The next one, its notification valid until the call after it; false when there is none.
   // InvalidArgument when the sender broke the ring.
   absl::StatusOr<bool> next(Arrival& arrival);
@@ -58,6 +71,8 @@ class RingReader {
 
   Lane* lane_;
   uint64_t head_ = 0;
+  uint32_t seen_ = 0;  // of the sender's activity
+  bool pending_ = false;
   std::string payload_;
 };
 
