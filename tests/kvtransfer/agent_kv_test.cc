@@ -164,6 +164,9 @@ TEST(KvPlacement, SurvivesTheWayAndNoDamage) {
     bad[size] = static_cast<char>(bad[size] ^ 4);
     EXPECT_TRUE(absl::IsDataLoss(KvPlacement::decode(bad).status())) << size;
   }
+  std::string newer = good;
+  newer[8] = 2;
+  EXPECT_THAT(std::string(KvPlacement::decode(newer).status().message()), HasSubstr("version 2,"));
   // Whole, but of nonsense: with two addresses for one buffer.
   KvPlacement odd = cache.place;
   odd.addresses.push_back(1);
