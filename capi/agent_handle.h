@@ -7,9 +7,11 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "capi/include/baton/baton.h"
 #include "kvtransfer/agent.h"
@@ -53,17 +55,21 @@ bool write_sized(const T& value, T* out) {
   return true;
 }
 
+// The other way round: what a struct of the caller's says, and `out` for what it does not know.
+template <typename T>
+bool read_sized(const T* from, T& out) {
+  if (from == nullptr || from->size < sizeof from->size) return false;
+  const size_t known = from->size < sizeof out ? from->size : sizeof out;
+  __builtin_memcpy(&out, from, known);
+  return true;
+}
+
 // Not of a parent: its threads are not there, and its sockets and memory are the parent's.
 inline bool usable(const baton_agent* agent) { return agent != nullptr && agent->forks == forks(); }
 
 // Nothing that the library throws gets out: C has no use for it.
 template <typename Body>
-int32_t guarded(const baton_agent* agent, baton_error* error, Body&& body) {
-  if (agent == nullptr) return invalid("agent is NULL: pass what baton_agent_create() made", error);
-  if (!usable(agent)) {
-    return invalid(
-        "the agent belongs to the process that this one was forked from: make another one", error);
-  }
+int32_t caught(baton_error* error, Body&& body) {
   try {
     return body();
   } catch (const std::bad_alloc&) {
@@ -71,6 +77,16 @@ int32_t guarded(const baton_agent* agent, baton_error* error, Body&& body) {
   } catch (...) {
     return result_of(absl::UnknownError("something was thrown that nobody expected"), error);
   }
+}
+
+template <typename Body>
+int32_t guarded(const baton_agent* agent, baton_error* error, Body&& body) {
+  if (agent == nullptr) return invalid("agent is NULL: pass what baton_agent_create() made", error);
+  if (!usable(agent)) {
+    return invalid(
+        "the agent belongs to the process that this one was forked from: make another one", error);
+  }
+  return caught(error, body);
 }
 
 inline absl::Span<const kvtransfer::Descriptor> descriptors(const baton_descriptor* list,
@@ -95,6 +111,20 @@ inline std::string_view view(const void* bytes, size_t size) {
 inline kvtransfer::MemoryKind kind(int32_t memory) {
   // Numbers that are none are refused by the agent, with their number.
   return static_cast<kvtransfer::MemoryKind>(memory < 0 || memory > 255 ? 255 : memory);
+}
+inline std::optional<Op> op_of(int32_t op) {
+  if (op == BATON_WRITE) return Op::kWrite;
+  if (op == BATON_READ) return Op::kRead;
+  return std::nullopt;
+}
+inline int32_t no_such_op(baton_error* error) {
+  return invalid("op is BATON_WRITE or BATON_READ", error);
+}
+template <typename Id>
+int32_t give_id(const absl::StatusOr<Id>& id, uint64_t* out, baton_error* error) {
+  if (out == nullptr) return invalid("out is NULL: pass where the number goes", error);
+  *out = id.ok() ? id->value : 0;
+  return result_of(id.status(), error);
 }
 inline Time timeout_of(int64_t nanoseconds) {
   return nanoseconds < 0 ? kNever : Time(std::chrono::nanoseconds(nanoseconds));

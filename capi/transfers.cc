@@ -4,9 +4,12 @@
 #include "capi/agent_handle.h"
 
 using baton::capi::descriptors;
+using baton::capi::give_id;
 using baton::capi::guarded;
 using baton::capi::invalid;
 using baton::capi::kind;
+using baton::capi::no_such_op;
+using baton::capi::op_of;
 using baton::capi::result_of;
 using baton::capi::view;
 using baton::kvtransfer::AgentListId;
@@ -14,20 +17,6 @@ using baton::kvtransfer::AgentTransferId;
 using baton::kvtransfer::AgentTransferState;
 
 namespace {
-
-template <typename Id>
-int32_t give_id(const absl::StatusOr<Id>& id, uint64_t* out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass where the number goes", error);
-  *out = id.ok() ? id->value : 0;
-  return result_of(id.status(), error);
-}
-
-std::optional<baton::Op> op_of(int32_t op) {
-  if (op == BATON_WRITE) return baton::Op::kWrite;
-  if (op == BATON_READ) return baton::Op::kRead;
-  return std::nullopt;
-}
-int32_t no_such_op(baton_error* error) { return invalid("op is BATON_WRITE or BATON_READ", error); }
 
 // Of one that was not posted: told apart from what else is not allowed.
 int32_t result_of_state(baton::kvtransfer::Agent& agent, AgentTransferId id,

@@ -27,6 +27,7 @@ set(BATON_PUBLIC_HEADERS
   kvtransfer/kv_layout.h
   kvtransfer/kv_plan.h
   kvtransfer/kv_requantise.h
+  kvtransfer/agent_kv.h
   kvtransfer/baton_connector.h
   # Collectives, and starting their ranks.
   collectives/communicator.h

@@ -5,49 +5,38 @@
 #include <vector>
 
 #include "kvtransfer/agent.h"
+using namespace baton::kvtransfer;
 
-using baton::kvtransfer::Agent;
-using baton::kvtransfer::StridedDescriptor;
+constexpr size_t kPage = 4096, kPages = 64;
 
 void check(const absl::Status& status) {
   if (status.ok()) return;
   std::fprintf(stderr, "%s\n", status.ToString().c_str());
   std::exit(1);
 }
-template <typename T>
-T check(absl::StatusOr<T> result) {
-  check(result.status());
-  return *std::move(result);
-}
-
-constexpr size_t kPage = 4096, kPages = 64;
-
-std::vector<StridedDescriptor> pages(const std::vector<char>& memory) {
-  return {{reinterpret_cast<uint64_t>(memory.data()), kPage, 0, kPage, kPages}};
-}
 
 int main() {
   std::vector<char> there(kPage * kPages), here(kPage * kPages);
   for (size_t i = 0; i < there.size(); ++i) there[i] = static_cast<char>(i / kPage);
-  const auto prefill = check(Agent::create({.name = "prefill"}));
-  const auto decode = check(Agent::create({.name = "decode"}));
-  check(prefill->register_memory({{pages(there)[0].address, there.size(), 0}}));
-  check(decode->register_memory({{pages(here)[0].address, here.size(), 0}}));
-  check(decode->add_remote(check(prefill->metadata())).status());
+  const auto prefill = Agent::create({.name = "prefill"}).value();
+  const auto decode = Agent::create({.name = "decode"}).value();
+  // All pages of each side in one row; a request names some of them by number.
+  const StridedDescriptor theirs{reinterpret_cast<uint64_t>(there.data()), kPage, 0, kPage, kPages};
+  const StridedDescriptor ours{reinterpret_cast<uint64_t>(here.data()), kPage, 0, kPage, kPages};
+  check(prefill->register_memory({{theirs.address, there.size(), 0}}));
+  check(decode->register_memory({{ours.address, here.size(), 0}}));
+  check(decode->add_remote(prefill->metadata().value()).status());
+  const auto local = decode->prepare_local({ours}).value();
+  const auto remote = decode->prepare_remote("prefill", {theirs}).value();
 
-  // All pages, prepared once; a request names some of them by number.
-  const auto local = check(decode->prepare_local(pages(here)));
-  const auto remote = check(decode->prepare_remote("prefill", pages(there)));
-  const auto pull = check(decode->make_transfer(baton::Op::kRead, local, {0, 1, 2, 3}, remote,
-                                                {9, 7, 33, 34}, "request 1"));
-  check(decode->post(pull));
-  check(decode->wait(pull));
-  check(decode->release(pull));
+  const auto pull = decode->make_transfer(baton::Op::kRead, local, {0, 1, 2, 3}, remote,
+                                          {9, 7, 33, 34}, "request 1");
+  check(decode->post(pull.value()));
+  check(decode->wait(*pull));
+  check(decode->release(*pull));
 
   auto messages = prefill->messages();
   while (messages.empty()) messages = prefill->messages();
-  std::printf("decode has pages %d %d %d %d; %s heard of \"%s\"\n", here[0], here[kPage],
-              here[2 * kPage], here[3 * kPage], prefill->name().c_str(),
-              messages[0].payload.c_str());
-  return 0;
+  std::printf("decode has pages %d %d %d %d; prefill heard of \"%s\"\n", here[0], here[kPage],
+              here[2 * kPage], here[3 * kPage], messages[0].payload.c_str());
 }

@@ -5,59 +5,50 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "kvtransfer/agent.h"
+using namespace baton::kvtransfer;
 
-using baton::kvtransfer::Agent;
-using baton::kvtransfer::StridedDescriptor;
+constexpr size_t kPage = 4096, kPages = 64;
 
 void check(const absl::Status& status) {
   if (status.ok()) return;
   std::fprintf(stderr, "%s\n", status.ToString().c_str());
   std::exit(1);
 }
-template <typename T>
-T check(absl::StatusOr<T> result) {
-  check(result.status());
-  return *std::move(result);
-}
 
-constexpr size_t kPage = 4096, kPages = 64;
+void push(const std::string& store) {
+  std::vector<char> here(kPage * kPages), there(kPage * kPages);
+  for (size_t i = 0; i < here.size(); ++i) here[i] = static_cast<char>(i / kPage);
+  const auto prefill = Agent::create({.name = "prefill", .metadata_store = store}).value();
+  const auto decode = Agent::create({.name = "decode", .metadata_store = store}).value();
+  const StridedDescriptor ours{reinterpret_cast<uint64_t>(here.data()), kPage, 0, kPage, kPages};
+  const StridedDescriptor theirs{reinterpret_cast<uint64_t>(there.data()), kPage, 0, kPage, kPages};
+  check(prefill->register_memory({{ours.address, here.size(), 0}}));
+  check(decode->register_memory({{theirs.address, there.size(), 0}}));
+  check(decode->publish_metadata());
+  check(prefill->follow_metadata("decode"));
+  while (!prefill->has_remote("decode")) usleep(1000);
 
-std::vector<StridedDescriptor> pages(const std::vector<char>& memory) {
-  return {{reinterpret_cast<uint64_t>(memory.data()), kPage, 0, kPage, kPages}};
+  const auto local = prefill->prepare_local({ours}).value();
+  const auto remote = prefill->prepare_remote("decode", {theirs}).value();
+  const auto write = prefill->make_transfer(baton::Op::kWrite, local, {9, 7, 33, 34}, remote,
+                                            {0, 1, 2, 3}, "request 1");
+  check(prefill->post(write.value()));
+  // Decode needs nothing but the message: it comes behind the last byte.
+  auto messages = decode->messages();
+  while (messages.empty()) messages = decode->messages();
+  std::printf("decode has pages %d %d %d %d; %s said \"%s\"\n", there[0], there[kPage],
+              there[2 * kPage], there[3 * kPage], messages[0].agent.c_str(),
+              messages[0].payload.c_str());
+  check(prefill->release(*write));
 }
 
 int main() {
   char folder[] = "/tmp/baton-push-XXXXXX";
   if (mkdtemp(folder) == nullptr) return 1;
-  const std::string store = std::string("file://") + folder;
-  std::vector<char> here(kPage * kPages), there(kPage * kPages);
-  for (size_t i = 0; i < here.size(); ++i) here[i] = static_cast<char>(i / kPage);
-  {
-    const auto prefill = check(Agent::create({.name = "prefill", .metadata_store = store}));
-    const auto decode = check(Agent::create({.name = "decode", .metadata_store = store}));
-    check(prefill->register_memory({{pages(here)[0].address, here.size(), 0}}));
-    check(decode->register_memory({{pages(there)[0].address, there.size(), 0}}));
-    check(decode->publish_metadata());
-    check(prefill->follow_metadata("decode"));
-    while (!prefill->has_remote("decode")) usleep(1000);
-
-    const auto local = check(prefill->prepare_local(pages(here)));
-    const auto remote = check(prefill->prepare_remote("decode", pages(there)));
-    const auto push = check(prefill->make_transfer(baton::Op::kWrite, local, {9, 7, 33, 34}, remote,
-                                                   {0, 1, 2, 3}, "request 1"));
-    check(prefill->post(push));
-
-    // Decode needs nothing but the message: it comes behind the last byte.
-    auto messages = decode->messages();
-    while (messages.empty()) messages = decode->messages();
-    std::printf("decode has pages %d %d %d %d; %s said \"%s\"\n", there[0], there[kPage],
-                there[2 * kPage], there[3 * kPage], messages[0].agent.c_str(),
-                messages[0].payload.c_str());
-    check(prefill->release(push));
-  }
+  push(std::string("file://") + folder);
   std::filesystem::remove_all(folder);
-  return 0;
 }

@@ -27,6 +27,8 @@
 // pages at a time. What is promised is the same: a transfer ends once, and after its end no byte of
 // it moves.
 //
+// Paged KV caches of two layouts: kvtransfer/agent_kv.h makes transfers out of lists of blocks.
+//
 // Threads: every call may come from any thread. Calls on one agent take its lock for a moment; of
 // two threads that post one transfer at once, one gets AlreadyExists. A forked child must not use
 // its parent's agent: create another one there.
@@ -167,6 +169,8 @@ struct AgentOptions {
   std::string metadata_store;
   Time metadata_lease = std::chrono::seconds(10);
 };
+
+class AgentKvPlan;  // kvtransfer/agent_kv.h
 
 class Agent {
  public:
@@ -355,6 +359,7 @@ class Agent {
   AgentStats stats() const;
 
  private:
+  friend class AgentKvPlan;
   class Impl;
   explicit Agent(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

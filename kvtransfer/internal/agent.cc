@@ -20,13 +20,6 @@ absl::Status check_name(const std::string& name) {
       "an agent's name has 1 to %u bytes; this one has %u", kMaxAgentName, name.size()));
 }
 
-// A number may have been made one.
-absl::Status check_op(Op op) {
-  if (op == Op::kWrite || op == Op::kRead) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("op is Op::kWrite or Op::kRead, not %u", static_cast<unsigned>(op)));
-}
-
 // A peer maps the file, and must not meet its end.
 absl::Status check_mapped(const Descriptor& range, int fd, uint64_t offset) {
   const int seals = fcntl(fd, F_GET_SEALS);
@@ -208,14 +201,9 @@ absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, AgentListId local,
         "the local side of a transfer is a list of prepare_local(), the remote side one of "
         "prepare_remote()");
   }
-  {
-    std::lock_guard lock(impl_->mutex);
-    const auto known = impl_->remotes.find(theirs->agent);
-    if (known == impl_->remotes.end() || known->second.epoch != theirs->epoch) {
-      return absl::NotFoundError(absl::StrFormat(
-          "agent \"%s\" was removed, or another one has its name now: prepare the list again",
-          theirs->agent));
-    }
+  if (absl::Status known = impl_->check_epoch(theirs->agent, theirs->epoch, "prepare the list");
+      !known.ok()) {
+    return known;
   }
   return impl_->make(op, *mine, *theirs, message, *mine, local_indices, *theirs, remote_indices);
 }

@@ -31,6 +31,13 @@ absl::Status check_message(std::string_view message) {
       message.size(), kMaxAgentMessage));
 }
 
+// A number may have been made one.
+absl::Status check_op(Op op) {
+  if (op == Op::kWrite || op == Op::kRead) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("op is Op::kWrite or Op::kRead, not %u", static_cast<unsigned>(op)));
+}
+
 absl::Status no_such_list() {
   return absl::NotFoundError("no such list: it was released already, or is another agent's");
 }
@@ -189,6 +196,22 @@ template absl::StatusOr<AgentListId> Agent::Impl::prepare(std::optional<std::str
                                                           absl::Span<const StridedDescriptor>,
                                                           MemoryKind);
 
+AgentTransferId Agent::Impl::keep(std::shared_ptr<AgentTransfer> transfer) {
+  const AgentTransferId id{next_agent_id()};
+  std::lock_guard lock(mutex);
+  transfers[id.value] = std::move(transfer);
+  return id;
+}
+
+absl::Status Agent::Impl::check_epoch(const std::string& agent, uint64_t epoch,
+                                      const char* again) const {
+  std::lock_guard lock(mutex);
+  const auto known = remotes.find(agent);
+  if (known != remotes.end() && known->second.epoch == epoch) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrFormat(
+      "agent \"%s\" was removed, or another one has its name now: %s again", agent, again));
+}
+
 std::shared_ptr<const AgentList> Agent::Impl::find_list(AgentListId id) const {
   std::lock_guard lock(mutex);
   const auto at = lists.find(id.value);
@@ -220,10 +243,7 @@ absl::StatusOr<AgentTransferId> Agent::Impl::make(Op op, const AgentList& local,
     transfer = std::make_shared<AgentWorkerTransfer>(*worker, op, *std::move(plan), remote.agent,
                                                      remote.epoch, message);
   }
-  const AgentTransferId id{next_agent_id()};
-  std::lock_guard lock(mutex);
-  transfers.emplace(id.value, std::move(transfer));
-  return id;
+  return keep(std::move(transfer));
 }
 
 using Indices = absl::Span<const int64_t>;

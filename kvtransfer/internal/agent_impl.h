@@ -74,6 +74,9 @@ class Agent::Impl {
   template <typename... Which>
   absl::StatusOr<AgentTransferId> make(Op op, const AgentList& local, const AgentList& remote,
                                        std::string_view message, const Which&... which);
+  AgentTransferId keep(std::shared_ptr<AgentTransfer> transfer);
+  // NotFound where the agent is not the one any more whose memory was prepared; `again`: a remedy.
+  absl::Status check_epoch(const std::string& agent, uint64_t epoch, const char* again) const;
   std::shared_ptr<const AgentList> find_list(AgentListId id) const;
   std::shared_ptr<AgentTransfer> find_transfer(AgentTransferId id) const;
   absl::Status post(AgentTransferId id, const std::string_view* message);
@@ -161,6 +164,7 @@ class Agent::Impl {
 
 std::chrono::milliseconds lease_of(const AgentOptions& options);
 absl::Status check_message(std::string_view message);
+absl::Status check_op(Op op);
 absl::Status no_such_list();
 absl::Status no_such_range(const Descriptor& where, MemoryKind kind);
 absl::Status no_such_transfer();

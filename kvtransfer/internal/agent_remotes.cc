@@ -30,7 +30,7 @@ RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range
 }
 
 // How long a listener that is not there is called, and how often.
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kCallingTime{60};
 constexpr std::chrono::milliseconds kPause{50};
 
 absl::Status not_known(std::string_view agent) {
@@ -246,7 +246,7 @@ absl::Status Agent::Impl::say(std::string_view host_port, AgentFrameKind kind,
         return old.host_port == host_port && old.kind == kind && old.payload == payload;
       });
       const Time now = worker->clock().now();
-      said.push_back({std::string(host_port), kind, std::string(payload), *peer, now + kPatience,
+      said.push_back({std::string(host_port), kind, std::string(payload), *peer, now + kCallingTime,
                       now + kPause});
     }
   }
@@ -268,7 +268,7 @@ void Agent::Impl::say_again() {
       if (now >= one.until) {
         base::log_event(base::LogLevel::kWarning, "%s: nobody at %s was reached in %d s",
                         options.name, one.host_port,
-                        static_cast<int>(kPatience / std::chrono::seconds(1)));
+                        static_cast<int>(kCallingTime / std::chrono::seconds(1)));
         return true;
       }
       if (now < one.next) return false;

@@ -210,11 +210,14 @@ absl::Status KvLayout::check() const {
       return invalid("a buffer on unknown device ", static_cast<int>(buffer.device));
     }
   }
+  // Before sizes, which counts of zero make nonsense of.
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (absl::Status status = check_counts(groups[g], g); !status.ok()) return status;
+  }
   if (bytes() > kMaxBytes) return invalid("the cache would be larger than 2^60 bytes");
   std::vector<bool> named(kMaxLayers, false);
   for (size_t g = 0; g < groups.size(); ++g) {
     const KvGroup& group = groups[g];
-    if (absl::Status status = check_counts(group, g); !status.ok()) return status;
     for (size_t i = 0; i < group.layers.size(); ++i) {
       const uint32_t layer = group.layers[i];
       if (layer >= kMaxLayers) {

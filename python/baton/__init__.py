@@ -5,9 +5,11 @@ from .buffers import BLOCK, DRAM, FILE, OBJECT, VRAM, Memory, memory_of
 from .errors import (BackendError, BatonError, BatonTimeoutError, CancelledError, InvalidParamError, MismatchError,
                      NotAllowedError, NotFoundError, NotPostedError, NotSupportedError, RemoteDisconnectError,
                      RepostActiveError, UnknownError)
+from .kv import KvGroup, KvLayout, KvModel, KvPlan, KvShare
 
 __version__ = _lib.version().decode()
 __all__ = ["Agent", "DescriptorList", "Transfer", "Telemetry", "Memory", "memory_of", "memory_supported", "WRITE", "READ",
-           "DRAM", "VRAM", "BLOCK", "OBJECT", "FILE", "BatonError", "BackendError", "BatonTimeoutError", "CancelledError",
-           "InvalidParamError", "MismatchError", "NotAllowedError", "NotFoundError", "NotPostedError",
-           "NotSupportedError", "RemoteDisconnectError", "RepostActiveError", "UnknownError"]
+           "KvGroup", "KvLayout", "KvModel", "KvPlan", "KvShare", "DRAM", "VRAM", "BLOCK", "OBJECT", "FILE",
+           "BatonError", "BackendError", "BatonTimeoutError", "CancelledError", "InvalidParamError", "MismatchError",
+           "NotAllowedError", "NotFoundError", "NotPostedError", "NotSupportedError", "RemoteDisconnectError",
+           "RepostActiveError", "UnknownError"]

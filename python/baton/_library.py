@@ -35,8 +35,48 @@ class Telemetry(ctypes.Structure):
                 ("bytes", c_uint64), ("descriptors", c_uint64)]
 
 
+class KvModel(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("weights", c_char_p), ("dtype", c_char_p), ("rope", c_char_p), ("format", c_char_p)]
+
+
+class KvGroup(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("layers", POINTER(c_uint32)), ("layer_count", c_size_t)] + [
+        (name, c_uint32) for name in ("blocks", "block_tokens", "window", "total_heads", "first_head", "heads")]
+
+
+class KvPaged(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("head_size", c_uint32), ("dtype", c_int32), ("order", c_int32), ("pair", c_int32),
+                ("one_tensor", c_uint8)]
+
+
+class KvField(ctypes.Structure):
+    _fields_ = [("role", c_int32), ("dtype", c_int32), ("width", c_uint32), ("per_block", c_uint32)] + [
+        (name, c_uint64) for name in ("block_stride", "token_stride", "head_stride", "element_stride")] + [
+        ("addresses", c_void_p)]
+
+
+class KvShare(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("ranks", c_uint32), ("rank", c_uint32), ("turn", c_uint64)]
+
+
+class KvPlanInfo(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("bytes_per_token", c_uint64), ("layers", c_uint32), ("complete", c_uint32)]
+
+
+class KvBlocks(ctypes.Structure):
+    _fields_ = [("blocks", c_void_p), ("count", c_size_t), ("first_block", c_uint64)]
+
+
+class KvRequest(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("first_token", c_uint64), ("end_token", c_uint64), ("length", c_uint64),
+                ("first_layer", c_uint32), ("end_layer", c_uint32), ("local", POINTER(KvBlocks)),
+                ("local_groups", c_size_t), ("remote", POINTER(KvBlocks)), ("remote_groups", c_size_t)]
+
+
 _ERROR = POINTER(Error)
 _AGENT = c_void_p
+_LAYOUT = c_void_p
+_PLAN = c_void_p
 _PROTOTYPES = {
     "bytes_free": (None, [POINTER(Bytes)]),
     "version": (c_char_p, []),
@@ -87,6 +127,19 @@ _PROTOTYPES = {
     "notify": (c_int32, [_AGENT, c_char_p, c_char_p, c_size_t, _ERROR]),
     "next_message": (c_int32, [_AGENT, POINTER(Bytes), POINTER(Bytes), _ERROR]),
     "next_lost_message": (c_int32, [_AGENT, POINTER(Bytes), POINTER(Bytes), POINTER(Bytes), _ERROR]),
+    "kv_layout_create": (c_int32, [POINTER(KvModel), POINTER(_LAYOUT), _ERROR]),
+    "kv_layout_destroy": (None, [_LAYOUT]),
+    "kv_layout_add_paged": (c_int32, [_LAYOUT, c_int32, c_void_p, c_size_t, POINTER(KvGroup), POINTER(KvPaged), _ERROR]),
+    "kv_layout_add_latent": (c_int32, [_LAYOUT, c_int32, c_void_p, c_size_t, POINTER(KvGroup), c_uint32, c_int32, _ERROR]),
+    "kv_layout_add_fields": (c_int32, [_LAYOUT, c_int32, c_void_p, c_size_t, POINTER(KvGroup), POINTER(KvField), c_size_t,
+                                       _ERROR]),
+    "kv_layout_get_group": (c_int32, [_LAYOUT, c_size_t, POINTER(KvGroup), _ERROR]),
+    "kv_layout_encode": (c_int32, [_LAYOUT, POINTER(Bytes), _ERROR]),
+    "kv_layout_decode": (c_int32, [c_char_p, c_size_t, POINTER(_LAYOUT), _ERROR]),
+    "kv_plan_create": (c_int32, [_AGENT, c_int32, _LAYOUT, c_char_p, _LAYOUT, POINTER(KvShare), POINTER(_PLAN), _ERROR]),
+    "kv_plan_destroy": (None, [_PLAN]),
+    "kv_plan_get_info": (c_int32, [_PLAN, POINTER(KvPlanInfo), _ERROR]),
+    "kv_plan_make_transfer": (c_int32, [_AGENT, _PLAN, POINTER(KvRequest), c_char_p, c_size_t, POINTER(c_uint64), _ERROR]),
 }
 
 

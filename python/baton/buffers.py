@@ -70,6 +70,32 @@ def memory_of(thing: Any) -> Memory:
     return Memory(ctypes.addressof(start), view.nbytes, 0, (thing, start))
 
 
+class View(NamedTuple):
+    """An array with any strides, in bytes. `memory`: from its first element to its last."""
+
+    memory: Memory
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...]
+    dtype: str
+    itemsize: int
+
+
+def view_of(thing: Any) -> View:
+    """An array of numpy's or a tensor of torch's, as it lies in memory: it need not be in one piece."""
+    if hasattr(thing, "__array_interface__"):
+        shape, strides, itemsize = tuple(thing.shape), tuple(thing.strides), thing.dtype.itemsize
+        start, device, kind, dtype = thing.__array_interface__["data"][0], 0, DRAM, str(thing.dtype)
+    elif hasattr(thing, "data_ptr") and hasattr(thing, "stride"):
+        itemsize = thing.element_size()
+        shape, strides = tuple(thing.shape), tuple(step * itemsize for step in thing.stride())
+        kind = VRAM if thing.device.type == "cuda" else DRAM
+        start, device, dtype = thing.data_ptr(), thing.get_device() if kind else 0, str(thing.dtype)
+    else:
+        raise TypeError(f"{type(thing).__name__} is no array of numpy's and no tensor of torch's")
+    size = itemsize + sum((length - 1) * step for length, step in zip(shape, strides)) if 0 not in shape else 0
+    return View(Memory(start, size, device, thing, kind), shape, strides, dtype, itemsize)
+
+
 def _dlpack(thing: Any) -> Memory:
     place, device = thing.__dlpack_device__()
     if place not in (*_HOST, _CUDA):

@@ -1,5 +1,6 @@
-// Fuzzes the layouts that peers send: what decodes is checked, survives being sent again, and can
-// be planned against in both directions; every move of such a plan stays inside the buffers.
+// Fuzzes the layouts that peers send, alone and with the addresses of their buffers: what decodes
+// is checked, survives being sent again, and can be planned against in both directions; every move
+// of such a plan stays inside the buffers.
 
 #include <cstdint>
 #include <cstdlib>
@@ -7,7 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "kvtransfer/agent_kv.h"
 #include "kvtransfer/kv_plan.h"
+#include "kvtransfer/plans/kv_placement_body.h"
 
 namespace {
 
@@ -42,7 +45,15 @@ void walk(const KvPlan& plan) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto layout = KvLayout::decode({reinterpret_cast<const char*>(data), size});
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  KvPlacement::decode(bytes).IgnoreError();
+  if (const auto place = decode_placement_body(bytes); place.ok()) {
+    const auto again = KvPlacement::decode(place->encode());
+    if (!again.ok() || again->layout != place->layout || again->addresses != place->addresses) {
+      std::abort();
+    }
+  }
+  const auto layout = KvLayout::decode(bytes);
   if (!layout.ok()) return 0;
   if (!layout->check().ok() || layout->layers() > KvLayout::kMaxLayers) std::abort();
   const auto again = KvLayout::decode(layout->encode());

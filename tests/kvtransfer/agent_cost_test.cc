@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 
+#include "kvtransfer/agent_kv.h"
 #include "tests/count_allocations.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "transport/internal/mapped.h"
@@ -77,6 +78,69 @@ TEST(AgentCost, MakingATransferAllocatesAFewTimesWhateverItsNumber) {
   EXPECT_LE(allocations - listing, 20u);
 }
 
+// A layer's blocks of 8 heads into those of one rank of two, of 4 heads, in other blocks.
+struct Planned {
+  explicit Planned(uint32_t blocks) {
+    KvShape shape{.layers = 4,
+                  .blocks = blocks,
+                  .block_tokens = 4,
+                  .total_heads = 8,
+                  .heads = 8,
+                  .head_size = 4};
+    const auto source =
+        KvLayout::paged(shape, KvLayout::Order::kNhd, KvLayout::Pair::kInBlock, false);
+    shape.heads = 4;
+    shape.blocks = blocks / 2;
+    shape.block_tokens = 8;
+    const auto target =
+        KvLayout::paged(shape, KvLayout::Order::kHnd, KvLayout::Pair::kInBlock, false);
+    mine.emplace(*a, source.buffers[0].bytes, 1);
+    theirs.emplace(*b, target.buffers[0].bytes, 2);
+    introduce(*a, *b);
+    plan = AgentKvPlan::make(*a, Op::kWrite, *KvPlacement::of(source, {mine->whole()}), "beta",
+                             *KvPlacement::of(target, {theirs->whole()}));
+    from.resize(blocks);
+    std::iota(from.begin(), from.end(), 0);
+    to.assign(from.begin(), from.begin() + blocks / 2);
+    std::mt19937 random(7);
+    std::shuffle(from.begin(), from.end(), random);
+    std::shuffle(to.begin(), to.end(), random);
+  }
+  // Of the first `count` blocks, of which the target's are twice as large.
+  absl::StatusOr<AgentTransferId> transfer(size_t count) {
+    return plan->make_transfer(*a, {.local = {{absl::MakeSpan(from).first(count)}},
+                                    .remote = {{absl::MakeSpan(to).first(count / 2)}}});
+  }
+  std::unique_ptr<Agent> a = make_agent(agent_options("alpha"));
+  std::unique_ptr<Agent> b = make_agent(agent_options("beta"));
+  std::optional<AgentMemory> mine, theirs;
+  absl::StatusOr<AgentKvPlan> plan;
+  std::vector<int64_t> from, to;
+};
+
+TEST(AgentCost, PostingAPlanAllocatesNothingForABlock) {
+  Planned p(4096);
+  ASSERT_TRUE(p.plan.ok()) << p.plan.status();
+  const auto fewest = [&](size_t blocks) {
+    const uint64_t making = allocations;
+    const auto write = p.transfer(blocks);
+    EXPECT_LE(allocations - making, 40u);
+    EXPECT_TRUE(write.ok()) << write.status();
+    uint64_t out = UINT64_MAX;
+    for (int round = 0; round < 20; ++round) {
+      const uint64_t before = allocations;
+      EXPECT_TRUE(p.a->post(*write).ok());
+      EXPECT_TRUE(p.a->wait(*write, kLong).ok());
+      out = std::min(out, allocations - before);
+    }
+    return out;
+  };
+  const uint64_t of_two = fewest(2);
+  const uint64_t of_all = fewest(4096);
+  EXPECT_LE(of_all, of_two + 2);
+  EXPECT_LE(of_all, 16u);
+}
+
 TEST(AgentCost, RegisteringManyRangesReadsTheMappingsOnce) {
   const std::unique_ptr<Agent> agent = make_agent(agent_options("alpha"));
   std::vector<uint8_t> memory(1000 * 64);
@@ -138,6 +202,29 @@ TEST(AgentCost, DISABLED_Times) {
   say("post", post(write), 32'768);
   say("post of one descriptor", post(*s.a->make_transfer(Op::kWrite, *local, {7}, *remote, {9})),
       1);
+}
+
+// Likewise: a plan of 4 layers and 4,096 blocks.
+TEST(AgentCost, DISABLED_TimesOfAPlan) {
+  Planned p(4096);
+  const auto timed = [&](const char* what, auto&& f) {
+    Time best = kNever;
+    for (int i = 0; i < 30; ++i) {
+      const Time begin = Clock::steady().now();
+      EXPECT_TRUE(f().ok());
+      best = std::min(best, Clock::steady().now() - begin);
+    }
+    std::printf("%-28s %8.2f us\n", what, static_cast<double>(best.count()) / 1e3);
+  };
+  timed("make_transfer", [&] { return p.transfer(4096).status(); });
+  const auto write = p.transfer(4096);
+  Time best = kNever;
+  for (int i = 0; i < 30; ++i) {
+    EXPECT_TRUE(p.a->post(*write).ok());
+    EXPECT_TRUE(p.a->wait(*write, kLong).ok());
+    best = std::min(best, p.a->telemetry(*write)->post_duration);
+  }
+  std::printf("%-28s %8.2f us\n", "post", static_cast<double>(best.count()) / 1e3);
 }
 
 // Likewise: ranges registered, and deregistered, in one call.

@@ -9,7 +9,10 @@ HEADER = re.sub(r"//[^\n]*", "", open(sys.argv[1], encoding="utf8").read())
 DECLARED = {name: [] if arguments.strip() == "void" else arguments.split(",")
             for name, arguments in re.findall(r"\bbaton_([a-z0-9_]+)\(([^()]*)\);", HEADER)}
 STRUCTS = {"error": _library.Error, "bytes": _library.Bytes, "agent_options": _library.Options,
-           "agent_stats": _library.Stats, "telemetry": _library.Telemetry}
+           "agent_stats": _library.Stats, "telemetry": _library.Telemetry, "kv_model": _library.KvModel,
+           "kv_group": _library.KvGroup, "kv_paged": _library.KvPaged, "kv_field": _library.KvField,
+           "kv_share": _library.KvShare, "kv_plan_info": _library.KvPlanInfo, "kv_blocks": _library.KvBlocks,
+           "kv_request": _library.KvRequest}
 complaints = [f"{name}: in one of the two only" for name in set(DECLARED) ^ set(_library._PROTOTYPES)]
 for each, (_, types) in _library._PROTOTYPES.items():
     if len(types) != len(DECLARED.get(each, types)):

@@ -114,6 +114,31 @@ class Agents(unittest.TestCase):
         with self.assertRaises(baton.NotFoundError):
             self.a.deregister(self.mine.row(), memory=baton.VRAM)
 
+    def test_a_plan_between_a_device_and_the_host(self):
+        """Rows of K and V of 256 bytes, two heads: [token][head] in blocks of 16 here, [head][token] in blocks of 32 there."""
+        self.a.register(self.mine.row(), memory=baton.VRAM)
+        self.b.register(self.host)
+        self.meet()
+        how = dict(heads=2, head_size=64, dtype="bfloat16", layers=1, pair="joined", one_tensor=True)
+        mine = baton.KvLayout("model").add_paged([self.mine.row()], blocks=8, block_tokens=16, memory=baton.VRAM, **how)
+        theirs = baton.KvLayout("model").add_paged([self.host], blocks=4, block_tokens=32, order="HND", **how)
+        before, source = bytes(self.host), bytes(self.mine)
+        here, there = [7, 0, 3, 4], [2, 1]
+        plan = baton.KvPlan(self.a, baton.WRITE, mine, "beta", baton.KvLayout.decode(theirs.encode()))
+        with plan.post(here, there) as transfer:
+            transfer.wait(60)
+        expected = bytearray(before)
+        for token in range(64):
+            for head in range(2):
+                at = there[token // 32] * 16384 + (head * 32 + token % 32) * 256
+                start = here[token // 16] * 8192 + (token % 16 * 2 + head) * 256
+                expected[at:at + 256] = source[start:start + 256]
+        self.assertEqual(self.host, expected)
+        # Without a word on the kind it would be the host's memory, which is not registered there.
+        with self.assertRaisesRegex(baton.NotFoundError, "registered DRAM range"):
+            wrong = baton.KvLayout("model").add_paged([self.mine.row()], blocks=8, block_tokens=16, **how)
+            baton.KvPlan(self.a, baton.WRITE, wrong, "beta", theirs)
+
     def test_buffers_say_what_they_are(self):
         for face in (Tensor, CudaArray, Speaks):
             with self.subTest(face.__name__):

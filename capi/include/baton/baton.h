@@ -15,19 +15,22 @@
 // it.
 //
 // Handles: an agent is a pointer, valid until baton_agent_destroy(). Lists and transfers are
-// numbers that are never used again: a stale one, or another agent's, is BATON_ERR_NOT_FOUND.
+// numbers that are never used again: a stale one, or another agent's, is BATON_ERR_NOT_FOUND. KV
+// layouts and plans are pointers, valid until their ..._destroy(), of which each has one; no other
+// handle needs them.
 //
-// Structs begin with their size, which the caller sets (BATON_..._INIT, or the ..._init()
-// functions): a program that was compiled with an older header goes on working with a newer
-// library. Numbers of this header never change their meaning while the library's name ends in
-// .so.0.
+// Structs, but for the rows of arrays, begin with their size, which the caller sets
+// (BATON_..._INIT, or the ..._init() functions): a program that was compiled with an older header
+// goes on working with a newer library. Numbers of this header never change their meaning while the
+// library's name ends in .so.0.
 //
 // Ownership: text and memory that are passed in are copied or, if registered, stay the caller's.
 // Bytes that come out belong to the caller: baton_bytes_free().
 //
-// Threads: every call may come from any thread, but for baton_agent_destroy(), which must be the
-// last one. A forked child makes agents of its own: its parent's are refused there
-// (BATON_ERR_INVALID_PARAM), and baton_agent_destroy() leaves them alone.
+// Threads: every call may come from any thread, but for the ..._destroy() of a handle, which must
+// be the last one with it, and baton_kv_layout_add_...(), which must be the only one meanwhile. A
+// forked child makes agents of its own: its parent's are refused there (BATON_ERR_INVALID_PARAM),
+// and baton_agent_destroy() leaves them alone.
 #ifndef BATON_BATON_H
 #define BATON_BATON_H
 
@@ -269,6 +272,198 @@ int32_t baton_next_message(baton_agent* agent, baton_bytes* from, baton_bytes* m
 // text. BATON_ERR_NOT_FOUND when there is none; only the newest 1,024 are kept.
 int32_t baton_next_lost_message(baton_agent* agent, baton_bytes* to, baton_bytes* message,
                                 baton_bytes* why, baton_error* error);
+
+// --- KV caches ----------------------------------------------------------------------------------
+//
+// Engines that lay out their paged KV caches differently move blocks between them by a plan. Each
+// describes its own cache, registered with its agent, in a layout; the layout's bytes go to the
+// other engine beside the agent's metadata. A plan is made once for two layouts. It then makes a
+// transfer, which is posted and released as every other one, out of the blocks of a sequence:
+//
+//   baton_kv_layout* mine;
+//   baton_kv_layout_create(&model, &mine, &error);
+//   baton_kv_layout_add_paged(mine, BATON_DRAM, tensors, 2 * layers, &group, &paged, &error);
+//   baton_kv_layout_encode(mine, &bytes, &error);  // to the other engine; from there:
+//   baton_kv_layout_decode(their_bytes, their_size, &theirs, &error);
+//   baton_kv_plan_create(agent, BATON_READ, mine, "prefill", theirs, NULL, &plan, &error);
+//   baton_kv_request request = BATON_KV_REQUEST_INIT;
+//   request.local = &blocks_here, request.remote = &blocks_there;
+//   request.local_groups = request.remote_groups = 1;
+//   baton_kv_plan_make_transfer(agent, plan, &request, "request 5", 9, &transfer, &error);
+//
+// Tensor-parallel degrees, block sizes, the order of dimensions, and how K and V lie may differ.
+// What must be equal: the model, the number of its KV heads, which fields there are, and the type
+// and width of each. Layers and heads that both hold move; kvtransfer/kv_layout.h and kv_plan.h
+// say how. A layout and a plan touch no memory; they may be used in a forked child.
+
+typedef struct baton_kv_layout baton_kv_layout;
+typedef struct baton_kv_plan baton_kv_plan;
+
+// What computes the KV. Layouts whose models differ in anything never make a plan. Texts have up to
+// 128 bytes.
+typedef struct baton_kv_model {
+  size_t size;          // sizeof(baton_kv_model)
+  const char* weights;  // a hash over weights and config, or a name that stands for them; not empty
+  const char* dtype;  // in which K and V are computed, where `weights` does not say so; may be NULL
+  const char* rope;   // likewise: base, scaling
+  const char* format;  // likewise: what the bytes mean beyond roles and types
+} baton_kv_model;
+
+typedef enum baton_kv_role {
+  BATON_KV_OPAQUE = 1,  // whatever a head of a block holds; both sides then need one block size
+  BATON_KV_KEY = 2,
+  BATON_KV_VALUE = 3,
+  BATON_KV_LATENT = 4,    // MLA: K and V compressed, one head, the same at every rank
+  BATON_KV_ROPE_KEY = 5,  // MLA: the rotated part of K, where it lies apart
+  BATON_KV_KEY_SCALE = 6,
+  BATON_KV_VALUE_SCALE = 7,
+  BATON_KV_LATENT_SCALE = 8
+} baton_kv_role;
+
+typedef enum baton_kv_dtype {
+  BATON_KV_BYTE = 1,
+  BATON_KV_INT8 = 2,
+  BATON_KV_FLOAT8_E4M3 = 3,
+  BATON_KV_FLOAT8_E5M2 = 4,
+  BATON_KV_FLOAT16 = 5,
+  BATON_KV_BFLOAT16 = 6,
+  BATON_KV_FLOAT32 = 7
+} baton_kv_dtype;
+
+// In a block: [token][head] or [head][token].
+typedef enum baton_kv_order { BATON_KV_NHD = 0, BATON_KV_HND = 1 } baton_kv_order;
+typedef enum baton_kv_pair {
+  BATON_KV_SPLIT = 0,     // a tensor for K, then one for V
+  BATON_KV_STACKED = 1,   // one tensor, [K or V][block]...
+  BATON_KV_IN_BLOCK = 2,  // one tensor, [block][K or V]...
+  BATON_KV_JOINED = 3     // one tensor, each row is K and then V
+} baton_kv_pair;
+
+// Layers that share block tables. Most models have one group; those with layers of different
+// windows have several.
+typedef struct baton_kv_group {
+  size_t size;             // sizeof(baton_kv_group)
+  const uint32_t* layers;  // the model's numbers for them, ascending; NULL: 0, 1, ...
+  size_t layer_count;
+  uint32_t blocks;        // of the cache
+  uint32_t block_tokens;  // tokens in a block
+  uint32_t window;        // only the last `window` tokens are kept; 0: all
+  uint32_t total_heads;   // KV heads of the model
+  uint32_t first_head;    // this engine's: heads [first_head, first_head + heads)
+  uint32_t heads;
+} baton_kv_group;
+
+// K and V as vLLM, SGLang and their like keep them.
+typedef struct baton_kv_paged {
+  size_t size;         // sizeof(baton_kv_paged)
+  uint32_t head_size;  // elements of K, and of V, for a token and head
+  int32_t dtype;       // a baton_kv_dtype
+  int32_t order;       // a baton_kv_order
+  int32_t pair;        // a baton_kv_pair
+  uint8_t one_tensor;  // 1: one buffer has all layers (BATON_KV_SPLIT: one K's, one V's); 0: each
+                       // layer has its own (BATON_KV_SPLIT: 2 i has layer i's K, 2 i + 1 its V)
+} baton_kv_paged;
+
+// An array [block][token][head][element] with any strides, in bytes, in each layer.
+typedef struct baton_kv_field {
+  int32_t role;        // a baton_kv_role; each once in a group
+  int32_t dtype;       // a baton_kv_dtype
+  uint32_t width;      // elements of one token and head; of a block and head if per_block
+  uint32_t per_block;  // 1: a row for each block instead of each token (scales, opaque heads)
+  uint64_t block_stride, token_stride, head_stride, element_stride;
+  const uint64_t* addresses;  // layer_count of them: of the first element in each layer
+} baton_kv_field;
+
+// A layout of no layers.
+int32_t baton_kv_layout_create(const baton_kv_model* model, baton_kv_layout** out,
+                               baton_error* error);
+void baton_kv_layout_destroy(baton_kv_layout* layout);  // NULL: nothing
+// Each adds a group, of layers that the layout does not have yet. `buffers`: the memory that holds
+// the group, BATON_DRAM or BATON_VRAM; each must be within one range that is registered when a plan
+// is made. Memory may hold several groups. BATON_ERR_INVALID_PARAM, and the layout is as it was:
+// buffers too few or too small, heads outside the model's, fields that overlap, counts of zero.
+int32_t baton_kv_layout_add_paged(baton_kv_layout* layout, int32_t memory,
+                                  const baton_descriptor* buffers, size_t buffer_count,
+                                  const baton_kv_group* group, const baton_kv_paged* paged,
+                                  baton_error* error);
+// MLA: [block][token]{width elements}, a buffer for each layer. The group's heads are not read.
+int32_t baton_kv_layout_add_latent(baton_kv_layout* layout, int32_t memory,
+                                   const baton_descriptor* buffers, size_t buffer_count,
+                                   const baton_kv_group* group, uint32_t width, int32_t dtype,
+                                   baton_error* error);
+// Anything else.
+int32_t baton_kv_layout_add_fields(baton_kv_layout* layout, int32_t memory,
+                                   const baton_descriptor* buffers, size_t buffer_count,
+                                   const baton_kv_group* group, const baton_kv_field* fields,
+                                   size_t field_count, baton_error* error);
+// Group number `number`, in the order they were added; BATON_ERR_NOT_FOUND behind the last.
+// `layers` points into the layout.
+int32_t baton_kv_layout_get_group(const baton_kv_layout* layout, size_t number, baton_kv_group* out,
+                                  baton_error* error);
+// For the other engine: the model, what lies where, and no access to it.
+int32_t baton_kv_layout_encode(const baton_kv_layout* layout, baton_bytes* out, baton_error* error);
+// BATON_ERR_MISMATCH: damaged, or of another version.
+int32_t baton_kv_layout_decode(const void* bytes, size_t size, baton_kv_layout** out,
+                               baton_error* error);
+
+// Where several engines hold the same heads, which of them sends what: the plan's source is number
+// `rank` of `ranks` that split the heads in the usual way. Of those that hold the same head, `turn`
+// (a request's number, say) picks one.
+typedef struct baton_kv_share {
+  size_t size;  // sizeof(baton_kv_share)
+  uint32_t ranks, rank;
+  uint64_t turn;
+} baton_kv_share;
+
+// BATON_WRITE: from `local` to `remote`; BATON_READ: from there to here. `share` NULL: all that
+// both hold moves. BATON_ERR_MISMATCH: another model, or caches that do not fit; the text says
+// what differs, and what to do. BATON_ERR_NOT_FOUND: no such agent, or a buffer that is not
+// registered.
+int32_t baton_kv_plan_create(baton_agent* agent, int32_t op, const baton_kv_layout* local,
+                             const char* remote, const baton_kv_layout* remote_layout,
+                             const baton_kv_share* share, baton_kv_plan** out, baton_error* error);
+void baton_kv_plan_destroy(baton_kv_plan* plan);  // NULL: nothing
+
+typedef struct baton_kv_plan_info {
+  size_t size;               // sizeof(baton_kv_plan_info)
+  uint64_t bytes_per_token;  // that move, in all layers
+  uint32_t layers;           // that move
+  uint32_t complete;  // 1: the source has every layer of the target, and every head of its share
+} baton_kv_plan_info;
+int32_t baton_kv_plan_get_info(const baton_kv_plan* plan, baton_kv_plan_info* out,
+                               baton_error* error);
+
+// Where one side keeps a sequence, in one group: blocks[i] is the block of its cache that holds the
+// sequence's block first_block + i, in blocks of that side's size.
+typedef struct baton_kv_blocks {
+  const int64_t* blocks;
+  size_t count;
+  uint64_t first_block;
+} baton_kv_blocks;
+
+typedef struct baton_kv_request {
+  size_t size;  // sizeof(baton_kv_request)
+  // Tokens [first_token, end_token) of the sequence; UINT64_MAX: up to where both sides have
+  // blocks. Rounded outwards to what both block sizes can divide: blocks of equal size move whole.
+  uint64_t first_token, end_token;
+  uint64_t length;  // tokens of the whole sequence, from whose end windows count; 0: end_token
+  // The model's layers [first_layer, end_layer).
+  uint32_t first_layer, end_layer;
+  const baton_kv_blocks* local;  // one for each group of that layout
+  size_t local_groups;
+  const baton_kv_blocks* remote;
+  size_t remote_groups;
+} baton_kv_request;
+#define BATON_KV_REQUEST_INIT \
+  { sizeof(baton_kv_request), 0, UINT64_MAX, 0, 0, UINT32_MAX, 0, 0, 0, 0 }
+
+// A transfer, not posted yet; the lists are copied. One of nothing is done as soon as it is posted.
+// `agent`: with which the plan was made. BATON_ERR_INVALID_PARAM: a block that a cache does not
+// have, fewer than the tokens need, lists too many or too few. BATON_ERR_NOT_FOUND: the other agent
+// was removed, or another one has its name.
+int32_t baton_kv_plan_make_transfer(baton_agent* agent, const baton_kv_plan* plan,
+                                    const baton_kv_request* request, const void* message,
+                                    size_t message_size, baton_transfer* out, baton_error* error);
 
 #ifdef __cplusplus
 }

@@ -40,6 +40,7 @@ struct KvCacheMemory {
   struct Buffer {
     MemoryRegion region;
     KvRemoteBuffer remote;  // the same, for peers
+    KvLocalBuffer local() const { return {region, remote.offset}; }
   };
   KvLayout layout;
   std::vector<Buffer> buffers;       // of the layout

@@ -43,6 +43,7 @@
 #include "absl/types/span.h"
 #include "kvtransfer/kv_layout.h"
 #include "kvtransfer/kv_plan.h"
+#include "kvtransfer/plans/kv_sides.h"
 #include "transport/clock.h"
 #include "transport/counter.h"
 #include "transport/region.h"
@@ -134,12 +135,6 @@ class KvAssembler {
 
   absl::flat_hash_map<Key, Partial> open_;
   size_t held_ = 0;
-};
-
-// A buffer of a layout, as a peer reaches it.
-struct KvRemoteBuffer {
-  RemoteRegion region;
-  uint64_t offset = 0;  // where the buffer begins in the region
 };
 
 // The body of a request.

@@ -130,15 +130,12 @@ absl::Status KvPulls::read(KvPull& pull, const KvReady& ready) {
 
 bool KvPulls::submit(KvSend& send) {
   KvPull& pull = *send.pull;
-  const KvCacheMemory::Buffer& to = cache_->buffers[send.move.target_buffer];
-  const KvRemoteBuffer& from = pull.buffers[send.move.source_buffer];
   TransferRequest request;
   request.op = Op::kRead;
   request.peer = pull.peer;
-  request.local = to.region;
-  request.local_layout = shifted(send.move.target, to.remote.offset);
-  request.remote = from.region;
-  request.remote_layout = shifted(send.move.source, from.offset);
+  set_sides(request, request.op, send.move,
+            cache_->buffers[local_buffer(request.op, send.move)].local(),
+            pull.buffers[remote_buffer(request.op, send.move)]);
   absl::Status status = sends_.submit(send, request);
   if (absl::IsResourceExhausted(status)) return false;
   if (!status.ok()) {

@@ -49,15 +49,12 @@ void KvJobs::send_blocks(KvPush& push, uint32_t layer, KvBlockRange blocks) {
 
 bool KvJobs::submit(KvSend& send) {
   KvPush& push = *send.push;
-  const KvCacheMemory::Buffer& from = cache_->buffers[send.move.source_buffer];
-  const KvRemoteBuffer& to = push.request.buffers[send.move.target_buffer];
   TransferRequest request;
   request.op = Op::kWrite;
   request.peer = push.peer;
-  request.local = from.region;
-  request.local_layout = shifted(send.move.source, from.remote.offset);
-  request.remote = to.region;
-  request.remote_layout = shifted(send.move.target, to.offset);
+  set_sides(request, request.op, send.move,
+            cache_->buffers[local_buffer(request.op, send.move)].local(),
+            push.request.buffers[remote_buffer(request.op, send.move)]);
   request.counter = push.request.counters[push.route.layers[send.layer].counter];
   request.increment = send.move.counted_bytes;
   // The push has the deadline, which may be moved while this is under way.

@@ -13,7 +13,6 @@
 #include "absl/status/status.h"
 #include "kvtransfer/kv_plan.h"
 #include "transport/clock.h"
-#include "transport/layout.h"
 #include "transport/transfer.h"
 #include "transport/worker.h"
 
@@ -22,11 +21,6 @@ namespace baton::kvtransfer {
 struct KvPush;
 struct KvPull;
 class KvSends;
-
-// A layout in a buffer as one in the region that holds the buffer, `bytes` further on.
-inline Layout shifted(const Layout& layout, uint64_t bytes) {
-  return Layout::box(layout.offset() + bytes, layout.dims(), layout.piece_bytes());
-}
 
 // One move of a plan, of one layer of a push or of a pull.
 struct KvSend {

@@ -1,0 +1,232 @@
+// KV plans over an agent: the buffers of two layouts found in registered memory, and requests made
+// into transfers. Those are AgentWorkerTransfer's, as transfers between two prepared lists are.
+#include "kvtransfer/agent_kv.h"
+
+#include <algorithm>
+#include <new>
+
+#include "absl/strings/str_format.h"
+#include "kvtransfer/internal/agent_impl.h"
+#include "kvtransfer/plans/kv_numbers.h"
+#include "kvtransfer/plans/kv_sides.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+// Where the buffers of one side lie in what is registered. `whose`: the agent.
+template <typename Buffer, typename Region>
+absl::StatusOr<std::vector<Buffer>> find_buffers(const KvPlacement& side,
+                                                 const AgentMemoryTables<Region>& registered,
+                                                 std::string_view whose) {
+  std::vector<Buffer> out;
+  const typename AgentRanges<Region>::Range* hint = nullptr;
+  MemoryKind last = MemoryKind::kDram;
+  for (size_t i = 0; i < side.addresses.size(); ++i) {
+    const KvBuffer& buffer = side.layout.buffers[i];
+    const MemoryKind kind =
+        buffer.device == KvDevice::kCuda ? MemoryKind::kVram : MemoryKind::kDram;
+    if (kind != last) hint = nullptr;
+    last = kind;
+    hint = registered.of(kind)->cover(side.addresses[i], buffer.bytes, buffer.device_index, hint);
+    if (hint == nullptr) {
+      return absl::NotFoundError(absl::StrFormat(
+          "buffer %u of the layout (%u bytes at %#x, device %u) is not within one registered %s "
+          "range of %s: register the memory first, and load the metadata again if it is another "
+          "agent's",
+          i, buffer.bytes, side.addresses[i], buffer.device_index, kind_name(kind), whose));
+    }
+    out.push_back({hint->region, side.addresses[i] - hint->where.address});
+  }
+  return out;
+}
+
+// Copies the block numbers of one side, a list for each of its groups.
+absl::Status add_pages(const char* side, const KvLayout& layout,
+                       const std::vector<AgentKvBlocks>& lists,
+                       std::vector<std::vector<uint32_t>>& pages) {
+  if (lists.size() != layout.groups.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%u lists of %s blocks for the %u groups of layers of that layout: one for "
+                        "each",
+                        lists.size(), side, layout.groups.size()));
+  }
+  for (size_t g = 0; g < lists.size(); ++g) {
+    const absl::Span<const int64_t> blocks = lists[g].blocks;
+    if (lists[g].first_block > UINT32_MAX) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the first %s block of group %u would be number %u of the sequence", side,
+                          g, lists[g].first_block));
+    }
+    std::vector<uint32_t>& copy = pages.emplace_back(blocks.size());
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      if (static_cast<uint64_t>(blocks[i]) >= layout.groups[g].blocks) {
+        return absl::InvalidArgumentError(
+            absl::StrFormat("%s block %u of group %u is %d, but that cache has %u blocks", side, i,
+                            g, blocks[i], layout.groups[g].blocks));
+      }
+      copy[i] = static_cast<uint32_t>(blocks[i]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Tokens of the sequence for which a side has blocks.
+KvTokens held(const KvGroup& group, const AgentKvBlocks& side) {
+  const auto tokens = [&](uint64_t blocks) { return saturating_mul(blocks, group.block_tokens); };
+  return {tokens(side.first_block), tokens(side.first_block + side.blocks.size())};
+}
+
+// A part's layers among those that were asked for, as indices.
+KvTokens layers_of(const KvPart& part, KvTokens wanted) {
+  const auto index = [&](uint64_t number) {
+    return static_cast<uint64_t>(
+        std::lower_bound(part.layers.begin(), part.layers.end(), number,
+                         [](const KvPart::Layer& layer, uint64_t n) { return layer.layer < n; }) -
+        part.layers.begin());
+  };
+  return {index(wanted.begin), index(wanted.end)};
+}
+
+}  // namespace
+
+struct AgentKvPlan::Inside {
+  Op op = Op::kWrite;
+  KvPlan plan;
+  WorkerUid owner;  // the agent's
+  std::string remote_agent;
+  uint64_t epoch = 0;  // of its metadata
+  std::vector<KvLocalBuffer> local;
+  std::vector<KvRemoteBuffer> remote;
+
+  bool writes() const { return op == Op::kWrite; }
+  const KvLayout& local_layout() const { return writes() ? plan.source() : plan.target(); }
+  const KvLayout& remote_layout() const { return writes() ? plan.target() : plan.source(); }
+
+  // The lists of a request that a part is moved by.
+  const AgentKvBlocks& source(const KvPart& part, const AgentKvRequest& request) const {
+    return (writes() ? request.local : request.remote)[part.source_group];
+  }
+  const AgentKvBlocks& target(const KvPart& part, const AgentKvRequest& request) const {
+    return (writes() ? request.remote : request.local)[part.target_group];
+  }
+  // Of a part: what was asked for, up to where both sides have blocks if no end was.
+  KvTokens tokens_of(const KvPart& part, const AgentKvRequest& request) const;
+  absl::Status add_parts(const AgentKvRequest& request, AgentPlan& out) const;
+  absl::StatusOr<AgentPlan> plan_of(const AgentKvRequest& request) const;
+};
+
+KvTokens AgentKvPlan::Inside::tokens_of(const KvPart& part, const AgentKvRequest& request) const {
+  if (request.tokens.end != AgentKvRequest::kAll) return request.tokens;
+  const KvTokens from = held(plan.source().groups[part.source_group], source(part, request));
+  const KvTokens to = held(plan.target().groups[part.target_group], target(part, request));
+  KvTokens out{std::max({request.tokens.begin, from.begin, to.begin}), std::min(from.end, to.end)};
+  if (request.length != 0) out.end = std::min(out.end, request.length);
+  return out;
+}
+
+absl::Status AgentKvPlan::Inside::add_parts(const AgentKvRequest& request, AgentPlan& out) const {
+  uint64_t length = request.length;
+  for (const KvPart& part : plan.parts()) {
+    if (request.length == 0) length = std::max(length, tokens_of(part, request).end);
+  }
+  const size_t locals = request.local.size();
+  for (size_t p = 0; p < plan.parts().size(); ++p) {
+    const KvPart& part = plan.parts()[p];
+    const KvTokens tokens = part.kept(tokens_of(part, request), length);
+    const size_t from = part.source_group + (writes() ? 0 : locals);
+    const size_t to = part.target_group + (writes() ? locals : 0);
+    const absl::Status status = plan.for_each_move(
+        p, tokens, {source(part, request).first_block, out.pages[from]},
+        {target(part, request).first_block, out.pages[to]}, layers_of(part, request.layers),
+        [&](const KvMove& move) {
+          AgentPart& one = out.parts.emplace_back();
+          set_sides(one, op, move, local[local_buffer(op, move)], remote[remote_buffer(op, move)]);
+          one.local_layout = one.local_layout.measured();
+          one.remote_layout = one.remote_layout.measured();
+          out.bytes += move.source.bytes();
+          out.descriptors += move.source.bytes() / move.source.piece_bytes();
+          return absl::OkStatus();
+        });
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AgentPlan> AgentKvPlan::Inside::plan_of(const AgentKvRequest& request) const {
+  if (request.tokens.begin > request.tokens.end || request.layers.begin > request.layers.end) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "tokens [%u, %u) of layers [%u, %u): neither may end before it begins",
+        request.tokens.begin, request.tokens.end, request.layers.begin, request.layers.end));
+  }
+  if (request.length != 0 && request.tokens.end != AgentKvRequest::kAll &&
+      request.tokens.end > request.length) {
+    return absl::InvalidArgumentError(absl::StrFormat("tokens [%u, %u) of a sequence of %u",
+                                                      request.tokens.begin, request.tokens.end,
+                                                      request.length));
+  }
+  try {
+    AgentPlan out;
+    absl::Status status = add_pages("local", local_layout(), request.local, out.pages);
+    if (status.ok()) status = add_pages("remote", remote_layout(), request.remote, out.pages);
+    if (status.ok()) status = add_parts(request, out);
+    if (!status.ok()) return status;
+    return out;
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("no memory for a transfer of so many blocks");
+  }
+}
+
+absl::StatusOr<AgentKvPlan> AgentKvPlan::make(Agent& agent, Op op, const KvPlacement& local,
+                                              std::string_view remote_agent,
+                                              const KvPlacement& remote, const KvShare& share) {
+  if (absl::Status good = check_op(op); !good.ok()) return good;
+  for (const KvPlacement* side : {&local, &remote}) {
+    if (absl::Status good = side->check(); !good.ok()) return good;
+  }
+  const bool writes = op == Op::kWrite;
+  absl::StatusOr<KvPlan> plan = KvPlan::make(writes ? local.layout : remote.layout,
+                                             writes ? remote.layout : local.layout, share);
+  if (!plan.ok()) return plan.status();
+  Agent::Impl& impl = *agent.impl_;
+  auto inside = std::make_shared<Inside>();
+  inside->op = op;
+  inside->plan = *std::move(plan);
+  inside->owner = impl.uid;
+  inside->remote_agent = remote_agent;
+  std::lock_guard lock(impl.mutex);
+  absl::StatusOr<RemoteAgent*> known = impl.find_remote(remote_agent);
+  if (!known.ok()) return known.status();
+  inside->epoch = (*known)->epoch;
+  auto here = find_buffers<KvLocalBuffer>(local, impl.ranges, impl.options.name);
+  if (!here.ok()) return here.status();
+  inside->local = *std::move(here);
+  auto there = find_buffers<KvRemoteBuffer>(remote, (*known)->ranges, remote_agent);
+  if (!there.ok()) return there.status();
+  inside->remote = *std::move(there);
+  return AgentKvPlan(std::move(inside));
+}
+
+const KvPlan& AgentKvPlan::plan() const { return inside_->plan; }
+Op AgentKvPlan::op() const { return inside_->op; }
+const std::string& AgentKvPlan::remote_agent() const { return inside_->remote_agent; }
+
+absl::StatusOr<AgentTransferId> AgentKvPlan::make_transfer(Agent& agent,
+                                                           const AgentKvRequest& request,
+                                                           std::string_view message) const {
+  Agent::Impl& impl = *agent.impl_;
+  if (impl.uid != inside_->owner) {
+    return absl::InvalidArgumentError(
+        "the plan was made with another agent: make one with this agent");
+  }
+  if (absl::Status status = check_message(message); !status.ok()) return status;
+  if (absl::Status known = impl.check_epoch(inside_->remote_agent, inside_->epoch, "make the plan");
+      !known.ok()) {
+    return known;
+  }
+  absl::StatusOr<AgentPlan> plan = inside_->plan_of(request);
+  if (!plan.ok()) return plan.status();
+  return impl.keep(std::make_shared<AgentWorkerTransfer>(
+      *impl.worker, inside_->op, *std::move(plan), inside_->remote_agent, inside_->epoch, message));
+}
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,203 @@
+// The layout of everything in baton.h that a compiled program has inside it: the size of each
+// struct, where each field is, what each number means. A program that was compiled with an older
+// header, and Python's copy of the structs, rely on every line.
+//
+// What to do when a line fails, in a release that is still called libbaton.so.0:
+// - a field or a number moved: put it back. New fields go to the end of their struct, whose size
+//   then grows; new numbers are ones that nobody had.
+// - a struct grew by a new last field: add the field's line and change the size. The library reads
+//   and writes no more of a struct than its `size` says, so older programs go on working.
+// - a row of an array (baton_descriptor, baton_strided, baton_kv_field, baton_kv_blocks) has no
+//   size, and never changes: a new row and a new function beside the old ones.
+// - anything else has to be different: raise BATON_ABI_VERSION and the library's SOVERSION, and
+//   write this file anew.
+#include <baton/baton.h>
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), "the size of " #type)
+#define FIELD(type, field, at, bytes)                                              \
+  _Static_assert(offsetof(type, field) == (at), "the place of " #type "." #field); \
+  _Static_assert(sizeof(((type*)0)->field) == (bytes), "the size of " #type "." #field)
+#define NUMBER(name, number) _Static_assert((name) == (number), "the number of " #name)
+
+NUMBER(BATON_ABI_VERSION, 0);
+NUMBER(BATON_FOREVER, -1);
+NUMBER(sizeof(BATON_FOREVER), 8);
+
+NUMBER(BATON_OK, 0);
+NUMBER(BATON_IN_PROGRESS, 1);
+NUMBER(BATON_ERR_NOT_POSTED, -1);
+NUMBER(BATON_ERR_INVALID_PARAM, -2);
+NUMBER(BATON_ERR_BACKEND, -3);
+NUMBER(BATON_ERR_NOT_FOUND, -4);
+NUMBER(BATON_ERR_MISMATCH, -5);
+NUMBER(BATON_ERR_NOT_ALLOWED, -6);
+NUMBER(BATON_ERR_REPOST_ACTIVE, -7);
+NUMBER(BATON_ERR_UNKNOWN, -8);
+NUMBER(BATON_ERR_NOT_SUPPORTED, -9);
+NUMBER(BATON_ERR_REMOTE_DISCONNECT, -10);
+NUMBER(BATON_ERR_CANCELED, -11);
+NUMBER(BATON_ERR_TIMEOUT, -64);
+NUMBER(BATON_DRAM, 0);
+NUMBER(BATON_VRAM, 1);
+NUMBER(BATON_BLOCK, 2);
+NUMBER(BATON_OBJECT, 3);
+NUMBER(BATON_FILE, 4);
+NUMBER(BATON_WRITE, 0);
+NUMBER(BATON_READ, 1);
+NUMBER(BATON_KV_OPAQUE, 1);
+NUMBER(BATON_KV_KEY, 2);
+NUMBER(BATON_KV_VALUE, 3);
+NUMBER(BATON_KV_LATENT, 4);
+NUMBER(BATON_KV_ROPE_KEY, 5);
+NUMBER(BATON_KV_KEY_SCALE, 6);
+NUMBER(BATON_KV_VALUE_SCALE, 7);
+NUMBER(BATON_KV_LATENT_SCALE, 8);
+NUMBER(BATON_KV_BYTE, 1);
+NUMBER(BATON_KV_INT8, 2);
+NUMBER(BATON_KV_FLOAT8_E4M3, 3);
+NUMBER(BATON_KV_FLOAT8_E5M2, 4);
+NUMBER(BATON_KV_FLOAT16, 5);
+NUMBER(BATON_KV_BFLOAT16, 6);
+NUMBER(BATON_KV_FLOAT32, 7);
+NUMBER(BATON_KV_NHD, 0);
+NUMBER(BATON_KV_HND, 1);
+NUMBER(BATON_KV_SPLIT, 0);
+NUMBER(BATON_KV_STACKED, 1);
+NUMBER(BATON_KV_IN_BLOCK, 2);
+NUMBER(BATON_KV_JOINED, 3);
+
+SIZE(baton_list, 8);
+SIZE(baton_transfer, 8);
+
+#if UINTPTR_MAX == UINT64_MAX  // where pointers are of 64 bits
+
+SIZE(baton_error, 1024);
+FIELD(baton_error, size, 0, 8);
+FIELD(baton_error, result, 8, 4);
+FIELD(baton_error, text, 12, 1012);
+
+SIZE(baton_bytes, 16);
+FIELD(baton_bytes, data, 0, 8);
+FIELD(baton_bytes, size, 8, 8);
+
+SIZE(baton_agent_options, 80);
+FIELD(baton_agent_options, size, 0, 8);
+FIELD(baton_agent_options, name, 8, 8);
+FIELD(baton_agent_options, providers, 16, 8);
+FIELD(baton_agent_options, require, 24, 8);
+FIELD(baton_agent_options, key_file, 32, 8);
+FIELD(baton_agent_options, listen_host, 40, 8);
+FIELD(baton_agent_options, listen_port, 48, 2);
+FIELD(baton_agent_options, progress_thread, 50, 1);
+FIELD(baton_agent_options, serve_metadata, 51, 1);
+FIELD(baton_agent_options, max_transfers, 52, 4);
+FIELD(baton_agent_options, settings, 56, 8);
+FIELD(baton_agent_options, metadata_store, 64, 8);
+FIELD(baton_agent_options, metadata_lease_ms, 72, 4);
+
+SIZE(baton_agent_stats, 96);
+FIELD(baton_agent_stats, size, 0, 8);
+FIELD(baton_agent_stats, lists, 8, 8);
+FIELD(baton_agent_stats, transfers, 16, 8);
+FIELD(baton_agent_stats, running, 24, 8);
+FIELD(baton_agent_stats, remotes, 32, 8);
+FIELD(baton_agent_stats, registered, 40, 8);
+FIELD(baton_agent_stats, bytes_moved, 48, 8);
+FIELD(baton_agent_stats, transfers_ended, 56, 8);
+FIELD(baton_agent_stats, registrations, 64, 8);
+FIELD(baton_agent_stats, peers_up, 72, 8);
+FIELD(baton_agent_stats, peers_lost, 80, 8);
+FIELD(baton_agent_stats, messages_lost, 88, 8);
+
+SIZE(baton_descriptor, 24);
+FIELD(baton_descriptor, address, 0, 8);
+FIELD(baton_descriptor, bytes, 8, 8);
+FIELD(baton_descriptor, device, 16, 8);
+
+SIZE(baton_strided, 40);
+FIELD(baton_strided, address, 0, 8);
+FIELD(baton_strided, bytes, 8, 8);
+FIELD(baton_strided, device, 16, 8);
+FIELD(baton_strided, stride, 24, 8);
+FIELD(baton_strided, count, 32, 8);
+
+SIZE(baton_telemetry, 48);
+FIELD(baton_telemetry, size, 0, 8);
+FIELD(baton_telemetry, start_ns, 8, 8);
+FIELD(baton_telemetry, post_ns, 16, 8);
+FIELD(baton_telemetry, transfer_ns, 24, 8);
+FIELD(baton_telemetry, bytes, 32, 8);
+FIELD(baton_telemetry, descriptors, 40, 8);
+
+SIZE(baton_kv_model, 40);
+FIELD(baton_kv_model, size, 0, 8);
+FIELD(baton_kv_model, weights, 8, 8);
+FIELD(baton_kv_model, dtype, 16, 8);
+FIELD(baton_kv_model, rope, 24, 8);
+FIELD(baton_kv_model, format, 32, 8);
+
+SIZE(baton_kv_group, 48);
+FIELD(baton_kv_group, size, 0, 8);
+FIELD(baton_kv_group, layers, 8, 8);
+FIELD(baton_kv_group, layer_count, 16, 8);
+FIELD(baton_kv_group, blocks, 24, 4);
+FIELD(baton_kv_group, block_tokens, 28, 4);
+FIELD(baton_kv_group, window, 32, 4);
+FIELD(baton_kv_group, total_heads, 36, 4);
+FIELD(baton_kv_group, first_head, 40, 4);
+FIELD(baton_kv_group, heads, 44, 4);
+
+SIZE(baton_kv_paged, 32);
+FIELD(baton_kv_paged, size, 0, 8);
+FIELD(baton_kv_paged, head_size, 8, 4);
+FIELD(baton_kv_paged, dtype, 12, 4);
+FIELD(baton_kv_paged, order, 16, 4);
+FIELD(baton_kv_paged, pair, 20, 4);
+FIELD(baton_kv_paged, one_tensor, 24, 1);
+
+SIZE(baton_kv_field, 56);
+FIELD(baton_kv_field, role, 0, 4);
+FIELD(baton_kv_field, dtype, 4, 4);
+FIELD(baton_kv_field, width, 8, 4);
+FIELD(baton_kv_field, per_block, 12, 4);
+FIELD(baton_kv_field, block_stride, 16, 8);
+FIELD(baton_kv_field, token_stride, 24, 8);
+FIELD(baton_kv_field, head_stride, 32, 8);
+FIELD(baton_kv_field, element_stride, 40, 8);
+FIELD(baton_kv_field, addresses, 48, 8);
+
+SIZE(baton_kv_share, 24);
+FIELD(baton_kv_share, size, 0, 8);
+FIELD(baton_kv_share, ranks, 8, 4);
+FIELD(baton_kv_share, rank, 12, 4);
+FIELD(baton_kv_share, turn, 16, 8);
+
+SIZE(baton_kv_plan_info, 24);
+FIELD(baton_kv_plan_info, size, 0, 8);
+FIELD(baton_kv_plan_info, bytes_per_token, 8, 8);
+FIELD(baton_kv_plan_info, layers, 16, 4);
+FIELD(baton_kv_plan_info, complete, 20, 4);
+
+SIZE(baton_kv_blocks, 24);
+FIELD(baton_kv_blocks, blocks, 0, 8);
+FIELD(baton_kv_blocks, count, 8, 8);
+FIELD(baton_kv_blocks, first_block, 16, 8);
+
+SIZE(baton_kv_request, 72);
+FIELD(baton_kv_request, size, 0, 8);
+FIELD(baton_kv_request, first_token, 8, 8);
+FIELD(baton_kv_request, end_token, 16, 8);
+FIELD(baton_kv_request, length, 24, 8);
+FIELD(baton_kv_request, first_layer, 32, 4);
+FIELD(baton_kv_request, end_layer, 36, 4);
+FIELD(baton_kv_request, local, 40, 8);
+FIELD(baton_kv_request, local_groups, 48, 8);
+FIELD(baton_kv_request, remote, 56, 8);
+FIELD(baton_kv_request, remote_groups, 64, 8);
+
+#endif
+
+int main(void) { return 0; }

@@ -1,0 +1,218 @@
+// KV plans over agents: placements, and transfers between two layouts over every provider. That
+// every byte is where it belongs for any pair of layouts is for kv_plan_test, kv_reshard_test and
+// tests/python/kv_plan_test.py.
+#include "kvtransfer/agent_kv.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "tests/kvtransfer/agent_fixture.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr KvShape kShape{.layers = 2,
+                         .blocks = 8,
+                         .block_tokens = 16,
+                         .total_heads = 4,
+                         .heads = 4,
+                         .head_size = 8,
+                         .dtype = KvDtype::kBfloat16};
+
+// A cache of one buffer, and its bytes.
+struct Cache {
+  Cache(const KvShape& shape, KvLayout::Order order, const char* model = "m") {
+    KvLayout layout = KvLayout::paged(shape, order, KvLayout::Pair::kInBlock, false);
+    layout.model.weights = model;
+    bytes.resize(layout.buffers[0].bytes);
+    const absl::StatusOr<KvPlacement> made = KvPlacement::of(std::move(layout), {whole()});
+    EXPECT_TRUE(made.ok()) << made.status();
+    place = *made;
+  }
+  Descriptor whole() const { return {reinterpret_cast<uint64_t>(bytes.data()), bytes.size(), 0}; }
+  // The first byte of K of a token and head, in layer 0.
+  uint8_t& at(int64_t block, uint64_t token, uint64_t head) {
+    const KvField& key = place.layout.groups[0].fields[0];
+    return bytes[static_cast<uint64_t>(block) * key.block_stride + token * key.token_stride +
+                 head * key.head_stride];
+  }
+  std::vector<uint8_t> bytes;
+  KvPlacement place;
+};
+
+class AgentKvTest : public AgentTest {
+ protected:
+  void SetUp() override {
+    AgentTest::SetUp();
+    if (IsSkipped()) return;
+    KvShape larger = kShape;
+    larger.block_tokens = 32;
+    here_.emplace(kShape, KvLayout::Order::kNhd);
+    there_.emplace(larger, KvLayout::Order::kHnd);
+    ASSERT_TRUE(a_->register_memory({here_->whole()}).ok());
+    ASSERT_TRUE(b_->register_memory({there_->whole()}).ok());
+    introduce(*a_, *b_);
+  }
+  absl::StatusOr<AgentKvPlan> plan(Op op) {
+    const auto theirs = KvPlacement::decode(there_->place.encode());
+    if (!theirs.ok()) return theirs.status();
+    return AgentKvPlan::make(*a_, op, here_->place, "beta", *theirs);
+  }
+  AgentKvRequest request() const {
+    return {.local = {{mine_blocks_}}, .remote = {{their_blocks_}}};
+  }
+
+  const std::vector<int64_t> mine_blocks_{6, 1, 3};
+  const std::vector<int64_t> their_blocks_{2, 5};
+  std::optional<Cache> here_, there_;
+};
+
+TEST_P(AgentKvTest, WritesAndReadsBetweenTwoLayouts) {
+  std::iota(here_->bytes.begin(), here_->bytes.end(), uint8_t{1});
+  const auto push = plan(Op::kWrite);
+  ASSERT_TRUE(push.ok()) << push.status();
+  EXPECT_TRUE(push->plan().complete());
+  EXPECT_EQ(push->op(), Op::kWrite);
+  EXPECT_EQ(push->remote_agent(), "beta");
+  const auto write = push->make_transfer(*a_, request(), "all of it");
+  ASSERT_TRUE(write.ok()) << write.status();
+  ASSERT_TRUE(run(*write).ok());
+  EXPECT_EQ(heard(*b_, 1)[0].payload, "all of it");
+  for (uint64_t token = 0; token < 48; ++token) {
+    for (uint64_t head = 0; head < 4; ++head) {
+      ASSERT_EQ(there_->at(their_blocks_[token / 32], token % 32, head),
+                here_->at(mine_blocks_[token / 16], token % 16, head))
+          << token << " " << head;
+    }
+  }
+  EXPECT_EQ(a_->telemetry(*write)->bytes, 48 * push->plan().parts()[0].bytes_per_token() * 2);
+  EXPECT_TRUE(a_->release(*write, kLong).ok());
+
+  const std::vector<uint8_t> before = here_->bytes;
+  std::fill(here_->bytes.begin(), here_->bytes.end(), uint8_t{0});
+  const auto pull = plan(Op::kRead);
+  ASSERT_TRUE(pull.ok()) << pull.status();
+  const auto read = pull->make_transfer(*a_, request());
+  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_TRUE(run(*read).ok());
+  for (const int64_t block : mine_blocks_) {
+    const uint64_t stride = here_->place.layout.groups[0].fields[0].block_stride;
+    const auto from = static_cast<std::ptrdiff_t>(static_cast<uint64_t>(block) * stride);
+    EXPECT_TRUE(std::equal(here_->bytes.begin() + from,
+                           here_->bytes.begin() + from + static_cast<std::ptrdiff_t>(stride),
+                           before.begin() + from));
+  }
+}
+
+TEST_P(AgentKvTest, RequestsThatMakeNoSenseAreRefused) {
+  const auto push = plan(Op::kWrite);
+  ASSERT_TRUE(push.ok()) << push.status();
+  const auto refused = [&](const AgentKvRequest& request, const char* why) {
+    const auto made = push->make_transfer(*a_, request);
+    EXPECT_TRUE(absl::IsInvalidArgument(made.status())) << made.status();
+    EXPECT_THAT(std::string(made.status().message()), HasSubstr(why));
+  };
+  const std::vector<int64_t> bad{0, 8}, worse{-1};
+  AgentKvRequest one = request();
+  one.local = {{bad}};
+  refused(one, "local block 1 of group 0 is 8, but that cache has 8 blocks");
+  one = request();
+  one.remote = {{worse}};
+  refused(one, "remote block 0 of group 0 is -1");
+  one = request();
+  one.local.clear();
+  refused(one, "0 lists of local blocks");
+  one = request();
+  one.tokens = {0, 49};
+  refused(one, "tokens [0, 49)");
+  one = request();
+  one.tokens = {9, 8};
+  refused(one, "end before it begins");
+  one = request();
+  one.local[0].first_block = uint64_t{1} << 33;
+  refused(one, "would be number");
+  EXPECT_TRUE(absl::IsInvalidArgument(push->make_transfer(*b_, request()).status()));
+  EXPECT_EQ(a_->stats().transfers, 0u);
+
+  Cache other(kShape, KvLayout::Order::kNhd, "another model");
+  ASSERT_TRUE(a_->register_memory({other.whole()}).ok());
+  const auto misfit = AgentKvPlan::make(*a_, Op::kWrite, other.place, "beta", there_->place);
+  EXPECT_TRUE(absl::IsFailedPrecondition(misfit.status())) << misfit.status();
+  EXPECT_THAT(std::string(misfit.status().message()), HasSubstr("another model"));
+  a_->remove_remote("beta");
+  EXPECT_TRUE(absl::IsNotFound(push->make_transfer(*a_, request()).status()));
+  EXPECT_TRUE(absl::IsNotFound(plan(Op::kRead).status()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, AgentKvTest, ::testing::ValuesIn(every_provider()),
+                         [](const auto& one) { return one.param; });
+
+TEST(KvPlacement, SurvivesTheWayAndNoDamage) {
+  const Cache cache(kShape, KvLayout::Order::kNhd);
+  const std::string good = cache.place.encode();
+  const auto again = KvPlacement::decode(good);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->layout, cache.place.layout);
+  EXPECT_EQ(again->addresses, cache.place.addresses);
+  for (size_t size = 0; size < good.size(); ++size) {
+    EXPECT_TRUE(absl::IsDataLoss(KvPlacement::decode(good.substr(0, size)).status())) << size;
+    std::string bad = good;
+    bad[size] = static_cast<char>(bad[size] ^ 4);
+    EXPECT_TRUE(absl::IsDataLoss(KvPlacement::decode(bad).status())) << size;
+  }
+  std::string newer = good;
+  newer[8] = 2;
+  EXPECT_THAT(std::string(KvPlacement::decode(newer).status().message()), HasSubstr("version 2,"));
+  // Whole, but of nonsense: with two addresses for one buffer.
+  KvPlacement odd = cache.place;
+  odd.addresses.push_back(1);
+  const absl::Status status = KvPlacement::decode(odd.encode()).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("2 addresses for the 1 buffers"));
+  odd = cache.place;
+  odd.addresses[0] = UINT64_MAX - 5;
+  EXPECT_TRUE(absl::IsInvalidArgument(odd.check()));
+}
+
+TEST(KvPlacement, IsPutTogetherOfGroups) {
+  Cache cache(kShape, KvLayout::Order::kNhd);
+  Cache more(kShape, KvLayout::Order::kHnd);
+  more.place.layout.groups[0].layers = {2, 5};
+  KvPlacement both = cache.place;
+  ASSERT_TRUE(both.append(more.place).ok());
+  EXPECT_EQ(both.layout.layers(), 4u);
+  EXPECT_EQ(both.layout.groups[1].fields[0].places[1].buffer, 1u);
+  EXPECT_EQ(both.addresses[1], more.whole().address);
+  EXPECT_TRUE(absl::IsInvalidArgument(both.append(more.place))) << "the same layers";
+  EXPECT_EQ(both.layout.layers(), 4u);
+
+  // The same as addresses, in a buffer that begins earlier.
+  KvGroup group = cache.place.layout.groups[0];
+  const uint64_t start = cache.whole().address;
+  const auto address = [&](size_t field, size_t layer) {
+    return start + group.fields[field].places[layer].offset;
+  };
+  const std::vector<uint64_t> keys{address(0, 0), address(0, 1)};
+  const std::vector<uint64_t> values{address(1, 0), address(1, 1)};
+  const Descriptor wide{start - 100, cache.bytes.size() + 100, 0};
+  const auto found = KvPlacement::of_addresses(group, {keys, values}, {wide});
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->layout.groups[0].fields[1].places[1].offset, values[1] - wide.address);
+  const std::vector<uint64_t> nowhere{1, 2};
+  EXPECT_THAT(
+      std::string(KvPlacement::of_addresses(group, {nowhere, values}, {wide}).status().message()),
+      HasSubstr("in none of the 1 buffers"));
+  EXPECT_TRUE(absl::IsInvalidArgument(KvPlacement::of_addresses(group, {keys}, {wide}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      KvPlacement::of(cache.place.layout, {wide}, MemoryKind::kFile).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      KvPlacement::of(cache.place.layout, {{start, cache.bytes.size() - 1, 0}}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(KvPlacement::of(cache.place.layout, {}).status()));
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer
