@@ -1,0 +1,125 @@
+"""Five times as many requests as a server can answer, from clients that give up: how many it answers all the same.
+
+usage: overload.py BATON [--seconds N] [--times X] [--patience S] [--prompt CHARACTERS] [--tokens N] [--stream]
+
+One `baton serve` with the model of this repository. First what it answers when 16 clients ask one request after the other: its
+capacity. Then requests come at X times that rate, at random, for N seconds; who has no whole answer (with --stream: no first
+token) after S seconds hangs up. Then half of the capacity. Prints the rates of answers that came in time, what was refused
+(429) and what was given up, and what was computed for those who had left. Exit status 1 below 0.9 of the capacity, or if a
+request is lost afterwards.
+"""
+import argparse
+import asyncio
+import json
+import pathlib
+import random
+import sys
+import time
+import urllib.parse
+import urllib.request
+
+from crowd import request, servers, ROOT
+
+WORDS = "in the beginning god created heaven and earth it came to pass that king david said unto them behold".split()
+
+
+class Load:
+    def __init__(self, server, arguments, seed):
+        self.at, self.arguments, self.dice = urllib.parse.urlsplit(server.url), arguments, random.Random(seed)
+        self.ends = {}
+
+    def body(self):
+        prompt = ""
+        while len(prompt) < self.arguments.prompt:
+            prompt += self.dice.choice(WORDS) + " "
+        return {"prompt": prompt, "max_tokens": self.arguments.tokens, "ignore_eos": True, "stream": self.arguments.stream}
+
+    async def answer(self, writer_of):
+        reader, writer = await asyncio.open_connection(self.at.hostname, self.at.port, limit=1 << 20)
+        writer_of.append(writer)
+        writer.write(request(self.at, "/v1/completions", self.body()))
+        status = int((await reader.readline()).split()[1])
+        while status == 200 and (line := await reader.readline()):
+            if self.arguments.stream and line.startswith(b"data: "):
+                return status, True
+        return status, status == 200
+
+    async def one(self, patience):
+        """How it ended: answered, refused, given up, lost."""
+        writers, end = [], "lost"
+        try:
+            status, whole = await asyncio.wait_for(self.answer(writers), patience)
+            end = "answered" if whole else "refused" if status == 429 else "lost"
+        except asyncio.TimeoutError:
+            end = "given up"
+        except (OSError, ValueError, IndexError):
+            pass
+        for writer in writers:
+            writer.close()
+        self.ends[end] = self.ends.get(end, 0) + 1
+
+    async def in_turn(self, clients, seconds):
+        until = time.monotonic() + seconds
+
+        async def client():
+            while time.monotonic() < until:
+                await self.one(600)
+        begin = time.monotonic()
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return self.ends.get("answered", 0) / (time.monotonic() - begin)
+
+    async def at_rate(self, rate, seconds, patience):
+        begin, at, open_ones = time.monotonic(), 0.0, []
+        while at < seconds:
+            await asyncio.sleep(max(0, begin + at - time.monotonic()))
+            open_ones.append(asyncio.ensure_future(self.one(patience)))
+            at += self.dice.expovariate(rate)
+        await asyncio.gather(*open_ones)
+        return self.ends.get("answered", 0) / seconds
+
+
+def metric(server, name):
+    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as page:
+        for line in page.read().decode().splitlines():
+            if line.startswith(name + " ") or line.startswith(name + "{"):
+                return float(line.split()[-1])
+    raise RuntimeError(f"{name} is no metric of this server")
+
+
+async def run(server, arguments):
+    capacity = await Load(server, arguments, 1).in_turn(16, max(10, arguments.seconds / 6))
+    print(f"capacity: {capacity:.1f} answers/s", flush=True)
+    before = metric(server, "vllm:generation_tokens_total")
+    load = Load(server, arguments, 2)
+    reached = await load.at_rate(arguments.times * capacity, arguments.seconds, arguments.patience)
+    spent = metric(server, "vllm:generation_tokens_total") - before
+    useful = load.ends.get("answered", 0) * arguments.tokens
+    part = "" if arguments.stream else f"; {useful / max(spent, 1):.2f} of the tokens that were computed were of these"
+    print(f"{arguments.times:g} times that, for {arguments.seconds} s: {reached:.1f} answers/s in time, {reached / capacity:.2f} of "
+          f"the capacity; {json.dumps(load.ends)}{part}")
+    calm = Load(server, arguments, 3)
+    begin = time.monotonic()
+    await calm.at_rate(0.5 * capacity, 10, 600)
+    print(f"half of it, afterwards: {json.dumps(calm.ends)} in {time.monotonic() - begin:.1f} s")
+    return 0 if reached >= 0.9 * capacity and set(calm.ends) == {"answered"} else 1
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("baton")
+    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--times", type=float, default=5)
+    parser.add_argument("--patience", type=float, default=1)
+    parser.add_argument("--prompt", type=int, default=2400)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--stream", action="store_true")
+    arguments = parser.parse_args()
+    server = servers.Server(arguments.baton, None, "--role", "all", "--model", str(ROOT / "models/kjv-1.8m"))
+    try:
+        return asyncio.run(run(server, arguments))
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
