@@ -87,6 +87,7 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
   options.worker.listen_port =
       flags.kv_port == 0 ? uint16_t{0} : static_cast<uint16_t>(flags.kv_port + rank);
   options.worker.timeline = timeline;
+  options.answer_thread = flags.role == "prefill";
   if (!flags.key_file.empty()) {
     absl::StatusOr<ClusterKey> key = ClusterKey::from_file(flags.key_file);
     if (!key.ok()) return key.status();
@@ -192,6 +193,8 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   }
   flags.engine.load_timeout =
       std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.load_timeout));
+  flags.engine.load_silence =
+      std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.load_silence));
   flags.engine.on_load_failure = flags.on_load_failure == "fail"
                                      ? serve::LoadFailurePolicy::kFail
                                      : serve::LoadFailurePolicy::kRecompute;

@@ -107,6 +107,12 @@ void add_role_flags(CLI::App& app, ServeFlags& flags) {
                  "decode: seconds until a prompt whose KV does not come is given up")
       ->check(real_number(0.1, kDay))
       ->capture_default_str();
+  app.add_option(
+         "--load-silence", flags.load_silence,
+         "decode: ... or whose prefill worker says nothing for so long, not even that it is "
+         "alive; 0: however long")
+      ->check(real_number(0, kDay))
+      ->capture_default_str();
   app.add_option("--on-load-failure", flags.on_load_failure,
                  "decode: recompute a prompt whose KV does not come, or fail the request")
       ->check(one_of({"recompute", "fail"}))

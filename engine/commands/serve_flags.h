@@ -44,6 +44,7 @@ struct ServeFlags {
   serve::AdmissionOptions admission;
   double max_wait = 0;
   double load_timeout = 60;
+  double load_silence = seconds_of(serve::EngineOptions{}.load_silence);
   // KV tiers.
   size_t kv_host_mib = 0;
   double kv_disk_gib = 0;

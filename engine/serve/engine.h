@@ -57,6 +57,9 @@ struct EngineOptions {
   size_t min_remote_tokens = 32;  // kDecode: fewer missing prompt tokens are computed here
   LoadFailurePolicy on_load_failure = LoadFailurePolicy::kRecompute;
   Time load_timeout = patient(std::chrono::seconds(60));
+  // ... and for how long a prefill worker may say nothing, which one that only computes does not;
+  // 0: until load_timeout.
+  Time load_silence = patient(std::chrono::seconds(1));
   // kPrefill: the ranks of a decode server ask for a prompt's KV together; who has not asked so
   // long after the first will not, and is not waited for.
   Time loads_apart = patient(std::chrono::seconds(5));
