@@ -119,6 +119,8 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .workers_file = flags.workers,
                              .tokenizer = flags.tokenizer,
                              .pick = flags.pick,
+                             .hedge_after = std::chrono::ceil<std::chrono::milliseconds>(
+                                 std::chrono::duration<double>(flags.hedge_after)),
                              .api_key = flags.api_key,
                              .listener = listener_options(flags)});
   if (!router.ok()) return router.status();

@@ -178,6 +178,12 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
                                  "workers say")
                       ->check(not_empty())
                       ->type_name("DIR"));
+  added.push_back(
+      app.add_option("--hedge-after", flags.hedge_after,
+                     "router: ask another decode worker as well when one has shown nothing for "
+                     "longer than expected, and for so many seconds at least; 0: never")
+          ->check(real_number(0, kDay))
+          ->capture_default_str());
   add_choice<router::PickBy>(
       app, "--pick", &flags.pick,
       {{"cache", router::PickBy::kCache},

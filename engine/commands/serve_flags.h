@@ -35,6 +35,7 @@ struct ServeFlags {
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
   std::string workers;
+  double hedge_after = seconds_of(router::RouterOptions{}.hedge_after);
   std::string tokenizer;
   router::PickBy pick = router::PickBy::kCache;
   std::string api_key;

@@ -39,6 +39,7 @@ void HealthWatch::judge_decode(size_t worker) {
   if (probe.status == 200) {
     probe.missed = 0;
     workers_.decode.picker.set_up(worker, true);
+    workers_.decode.picker.set_slow(worker, false);
     return;
   }
   // One that says that it is not well, or whose port is closed, needs no second look.

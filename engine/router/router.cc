@@ -74,7 +74,7 @@ struct Router::Impl {
   Impl(RouterOptions given, std::vector<http::HttpUrl> prefill, std::vector<http::HttpUrl> decode)
       : options(std::move(given)),
         listener(options.listener),
-        workers(std::move(prefill), std::move(decode), options.pick),
+        workers(std::move(prefill), std::move(decode), options.pick, options.hedge_after),
         caches(workers, options.health_interval),
         health({options.health_interval, options.health_timeout, options.health_misses}, workers,
                [this](WorkerGroup& group, size_t worker) { went_down(group, worker); }),
@@ -281,12 +281,15 @@ json Router::Impl::health_page(bool* usable) {
 std::string Router::Impl::metrics_page() {
   std::string page = worker_metrics(workers);
   const http::HttpListenerStats stats = listener.stats();
-  absl::StrAppend(&page, "# TYPE baton_router_retries_total counter\nbaton_router_retries_total ",
-                  workers.retried, "\n# TYPE baton_router_cache_streams_lost_total counter\n",
-                  "baton_router_cache_streams_lost_total ", caches.lost(),
-                  "\n# TYPE baton_http_connections gauge\nbaton_http_connections ",
-                  stats.connections, "\n# TYPE baton_http_answering gauge\nbaton_http_answering ",
-                  stats.answering, "\n");
+  absl::StrAppend(
+      &page, "# TYPE baton_router_retries_total counter\nbaton_router_retries_total ",
+      workers.retried, "\n# TYPE baton_router_hedges_total counter\n", "baton_router_hedges_total ",
+      workers.hedged, "\n# TYPE baton_router_hedges_won_total counter\n",
+      "baton_router_hedges_won_total ", workers.hedges_won,
+      "\n# TYPE baton_router_cache_streams_lost_total counter\n",
+      "baton_router_cache_streams_lost_total ", caches.lost(),
+      "\n# TYPE baton_http_connections gauge\nbaton_http_connections ", stats.connections,
+      "\n# TYPE baton_http_answering gauge\nbaton_http_answering ", stats.answering, "\n");
   return page;
 }
 

@@ -63,7 +63,7 @@ std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid) const {
   for (size_t i = 0; i < workers_.size(); ++i) {
     if (workers_[i].gone) continue;
     const bool shunned = std::find(avoid.begin(), avoid.end(), i) != avoid.end();
-    const int own = 1 + (workers_[i].up ? 2 : 0) + (shunned ? 0 : 1);
+    const int own = 1 + (workers_[i].up ? 4 : 0) + (shunned ? 0 : 2) + (workers_[i].slow ? 0 : 1);
     if (own > rank) best.clear();
     rank = std::max(rank, own);
     if (own == rank) best.push_back(i);
@@ -129,9 +129,11 @@ std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const Promp
   if (key->tokens > 0) {
     for (const BlockHash& hash : key->chain) ++worker.promised[hash];
   }
+  const size_t own = key->tokens > 0 ? computing : kRequestTokens * key->chain.size();
+  const size_t before = worker.stats.computing - computing;
   const uint64_t id = next_id_++;
   open_[id] = {best, computing, std::move(key)};
-  return Pick{id, best};
+  return Pick{id, best, own + before + kRequestTokens * worker.stats.in_flight};
 }
 
 void WorkerPicker::computed(uint64_t id) {
@@ -196,6 +198,21 @@ void WorkerPicker::set_up(size_t worker, bool up) {
 bool WorkerPicker::is_up(size_t worker) const {
   const std::lock_guard lock(mutex_);
   return workers_[worker].up;
+}
+
+void WorkerPicker::set_slow(size_t worker, bool slow) {
+  const std::lock_guard lock(mutex_);
+  workers_[worker].slow = slow;
+}
+
+bool WorkerPicker::has_other(std::span<const size_t> avoid) const {
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    const Worker& worker = workers_[i];
+    if (worker.gone || worker.slow || !worker.up) continue;
+    if (std::find(avoid.begin(), avoid.end(), i) == avoid.end()) return true;
+  }
+  return false;
 }
 
 bool WorkerPicker::tell(size_t index, const serve::CacheNews& news) {

@@ -58,9 +58,13 @@ class WorkerPicker {
   struct Pick {
     uint64_t id = 0;
     size_t worker = 0;
+    // What it has to do before the first token, in tokens as far as they are known: this prompt,
+    // prompts before it, and a part for every request that it is busy with.
+    size_t work = 0;
   };
-  // Counts one more request for the worker until release(). Workers in `avoid` and those that are
-  // down are taken only if there is no other; nothing if there are no workers at all.
+  // Counts one more request for the worker until release(). Workers in `avoid`, those that are down
+  // and those that are slow are taken only if there is no other; nothing if there are no workers at
+  // all.
   std::optional<Pick> pick(std::shared_ptr<const PromptKey> key,
                            std::span<const size_t> avoid = {});
   // The prompt is computed: the first token is here.
@@ -76,6 +80,10 @@ class WorkerPicker {
   size_t present() const;
   void set_up(size_t worker, bool up);
   bool is_up(size_t worker) const;
+  // It did not answer when it was expected to, and another one did; or it answers again.
+  void set_slow(size_t worker, bool slow);
+  // Whether pick() would find one that is well and not in `avoid`.
+  bool has_other(std::span<const size_t> avoid) const;
 
   // What the worker tells of its cache. False where it cannot be: more blocks than kMaxBlocks,
   // changes without a snapshot, a count that goes back; then nothing is known of it.
@@ -95,6 +103,7 @@ class WorkerPicker {
   struct Worker {
     bool up = true;
     bool gone = false;
+    bool slow = false;
     size_t given = 0;  // tokens that it had to compute, ever
     PickStats stats;
     absl::flat_hash_set<serve::BlockHash> cached;

@@ -2,6 +2,7 @@
 // thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "engine/http/event_loop.h"
 #include "engine/http/http_fetch.h"
+#include "engine/router/expected_wait.h"
 #include "engine/router/retry_budget.h"
 #include "engine/router/worker_picker.h"
 
@@ -33,6 +35,7 @@ class Place {
   }
   bool has_value() const { return pick_.has_value(); }
   size_t operator*() const { return pick_->worker; }
+  size_t work() const { return pick_->work; }
   // The prompt needs no computing any more.
   void computed() {
     if (pick_.has_value()) picker_->computed(pick_->id);
@@ -75,14 +78,18 @@ class RelayedRequest;
 
 struct Workers {
   Workers(std::vector<http::HttpUrl> prefill_urls, std::vector<http::HttpUrl> decode_urls,
-          PickBy by)
+          PickBy by, std::chrono::milliseconds hedge_after)
       : prefill("prefill", std::move(prefill_urls), by),
-        decode("decode", std::move(decode_urls), by) {}
+        decode("decode", std::move(decode_urls), by),
+        waits(hedge_after) {}
 
   WorkerGroup prefill, decode;
+  ExpectedWait waits;
   RetryBudget retries;
   int max_retries = 3;  // in a row without a new token
   uint64_t retried = 0;
+  uint64_t hedged = 0;      // asked of another worker as well
+  uint64_t hedges_won = 0;  // which was quicker
   std::string api_key;
   std::shared_ptr<http::EventLoop> loop;
   std::set<RelayedRequest*> open;

@@ -64,6 +64,28 @@ TEST(WorkerPicker, PrefersWorkersThatAreUpAndNotAvoided) {
   EXPECT_TRUE(picker.pick(none()).has_value());  // all are down: one may have come back
 }
 
+TEST(WorkerPicker, WhoIsSlowComesLastOfThoseThatAreUp) {
+  WorkerPicker picker(3);
+  picker.set_slow(0, true);
+  EXPECT_EQ(picker.pick(none())->worker, 1u);
+  EXPECT_TRUE(picker.has_other(std::vector<size_t>{1}));
+  EXPECT_FALSE(picker.has_other(std::vector<size_t>{1, 2}));
+  picker.set_up(1, false);
+  picker.set_up(2, false);
+  EXPECT_EQ(picker.pick(none())->worker, 0u);  // better slow than down
+  EXPECT_FALSE(picker.has_other({}));
+  picker.set_slow(0, false);
+  EXPECT_TRUE(picker.has_other({}));
+}
+
+TEST(WorkerPicker, SaysWhatItsWorkerHasToDoFirst) {
+  WorkerPicker picker(1);
+  EXPECT_EQ(picker.pick(prompt(160, 1))->work, 160u + 64);
+  EXPECT_EQ(picker.pick(prompt(320, 2))->work, 160u + 320 + 2 * 64);
+  // Of a text that is 1,000 bytes long three pieces are known.
+  EXPECT_EQ(WorkerPicker(1).pick(text(1000, 'a'))->work, 3u * 64 + 64);
+}
+
 TEST(WorkerPicker, NeverTakesOneThatIsGone) {
   WorkerPicker picker(2);
   picker.set_up(1, false);
