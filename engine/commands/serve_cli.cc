@@ -216,6 +216,8 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
              flags.generation_config == "auto" ? loaded->defaults : serve::SamplingDefaults{},
          .kv_address = kv_address,
          .api_key = flags.api_key,
+         .stuck_after =
+             std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.stuck_after)),
          .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();

@@ -83,6 +83,11 @@ void add_http_flags(CLI::App& app, ServeFlags& flags) {
                  "generation_config.json says; none, as OpenAI does")
       ->check(one_of({"auto", "none"}))
       ->capture_default_str();
+  app.add_option("--stuck-after", flags.stuck_after,
+                 "/health is 503 when the engine has had work for so many seconds and got nowhere, "
+                 "not by a layer; 0: never")
+      ->check(real_number(0, kDay))
+      ->capture_default_str();
   app.add_option("--max-waiting", flags.admission.max_waiting,
                  "requests in the queue, at most; more are refused with 429")
       ->check(whole_number(0, 1 << 24))

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "engine/commands/serve_ranks.h"
+#include "engine/http/http_server.h"
 #include "engine/model/arithmetic.h"
 #include "engine/router/router.h"
 #include "engine/serve/admission.h"
@@ -35,6 +36,7 @@ struct ServeFlags {
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
   std::string workers;
+  double stuck_after = seconds_of(http::HttpServerOptions{}.stuck_after);
   double hedge_after = seconds_of(router::RouterOptions{}.hedge_after);
   std::string tokenizer;
   router::PickBy pick = router::PickBy::kCache;

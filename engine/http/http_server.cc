@@ -47,6 +47,8 @@ struct HttpServer::Impl {
   absl::Status complete(const Exchange& exchange, bool chat);
   absl::Status tokenize(const Exchange& exchange, bool);
   absl::Status detokenize(const Exchange& exchange, bool);
+  // Answers with `page` and the state of the engine, which no load may delay.
+  void reply_health(const Exchange& exchange, json page) const;
   absl::Status check_model(std::string_view model) const;
   absl::Status check_tokens(const std::vector<int32_t>& tokens) const;
 
@@ -55,6 +57,21 @@ struct HttpServer::Impl {
   const CompletionHost host;
   TaskThread parser;  // of bodies and prompts, which may take long
 };
+
+void HttpServer::Impl::reply_health(const Exchange& exchange, json page) const {
+  const serve::Liveness& engine = host.engine.liveness();
+  const Time quiet = engine.quiet();
+  std::string status = "ok";
+  if (engine.stopped()) {
+    status = "the engine has stopped";
+  } else if (options.stuck_after > Time::zero() && quiet >= options.stuck_after) {
+    status = absl::StrCat("the engine has work and made no step for ", seconds_of(quiet), " s");
+  }
+  const int code = status == "ok" ? 200 : 503;
+  page["status"] = std::move(status);
+  page["quiet_s"] = seconds_of(quiet);
+  exchange->reply(code, "application/json", page.dump());
+}
 
 absl::Status HttpServer::Impl::check_model(std::string_view model) const {
   if (model.empty() || model == options.model) return absl::OkStatus();
@@ -174,14 +191,13 @@ void HttpServer::Impl::register_routes() {
                         {"root", options.model}, {"max_model_len", host.engine.max_context()}};
     reply_json({{"object", "list"}, {"data", {model}}}, exchange.get());
   });
-  listener.route("GET", "/health", [](const Exchange& exchange) {
-    exchange->reply(200, "application/json", "{\"status\":\"ok\"}");
-  });
+  listener.route("GET", "/health",
+                 [this](const Exchange& exchange) { reply_health(exchange, json::object()); });
   listener.route("GET", "/version", [](const Exchange& exchange) {
     reply_json({{"version", BATON_VERSION}}, exchange.get());
   });
   listener.route("GET", "/v1/baton/address", [this](const Exchange& exchange) {
-    reply_json({{"address", options.kv_address}}, exchange.get());
+    reply_health(exchange, {{"address", options.kv_address}});
   });
   listener.route("GET", "/v1/baton/kv_events", [this](const Exchange& exchange) {
     CacheStream::start(host.engine, listener.loop(), options.listener.max_unsent, exchange);

@@ -39,10 +39,13 @@ class HealthWatch {
     int status = 0;
     std::string body;
     bool silent = false;  // no answer, and no refusal either
+    std::string why;      // there is no answer
     int missed = 0;       // in a row
   };
 
   void probe(Probe& probe, const http::HttpUrl& url, const char* path, std::function<void()> done);
+  static std::string describe(const Probe& probe);
+  void down(WorkerGroup& group, size_t worker, const Probe& probe);
   void judge_decode(size_t worker);
   void judge_prefill(size_t worker);
 

@@ -196,7 +196,9 @@ void RelayedRequest::take_hedge(Leg& leg) {
 void RelayedRequest::drop_hedge(Leg& leg, const absl::Status& connection) {
   const std::unique_ptr<Attempt> hedge = std::move(leg.hedge);
   leg.failed.push_back(*hedge->decode);
-  if (!connection.ok()) workers_.decode.picker.set_up(*hedge->decode, false);
+  if (connection.ok()) return;
+  workers_.decode.picker.set_up(*hedge->decode, false);
+  workers_.decode.why_down[*hedge->decode] = "it broke off";
 }
 
 // OK: done. Cancelled: nobody waits for it. Unavailable: another worker may do better.
@@ -222,6 +224,7 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
     return attempt.status < 500 ? absl::InvalidArgumentError(text) : absl::UnavailableError(text);
   }
   workers_.decode.picker.set_up(*attempt.decode, false);  // until it answers a probe
+  workers_.decode.why_down[*attempt.decode] = "it broke off";
   const http::HttpUrl& url = workers_.decode.urls[*attempt.decode];
   return absl::UnavailableError(
       absl::StrCat("decode worker http://", url.host, ":", url.port, " broke off: ",

@@ -56,6 +56,7 @@ std::string worker_metrics(const Workers& workers) {
   print("in_flight", "gauge", [](Group, Stats stats, size_t) { return stats.in_flight; });
   print("worker_up", "gauge",
         [](Group group, Stats, size_t i) { return group.picker.is_up(i) ? 1 : 0; });
+  print("worker_slow", "gauge", [](Group, Stats stats, size_t) { return stats.slow ? 1 : 0; });
   print("computing_tokens", "gauge", [](Group, Stats stats, size_t) { return stats.computing; });
   print("cache_known", "gauge",
         [](Group, Stats stats, size_t) { return stats.cache_known ? 1 : 0; });
@@ -272,6 +273,7 @@ json Router::Impl::health_page(bool* usable) {
       const bool draining = group->is_draining(i);
       *usable |= up && !draining && group == &workers.decode;
       list.push_back({{"url", group->name(i)}, {"role", group->role}, {"up", up}});
+      if (!up) list.back()["why"] = group->why_down[i];
       if (draining) list.back()["draining"] = true;
     }
   }

@@ -63,7 +63,8 @@ std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid) const {
   for (size_t i = 0; i < workers_.size(); ++i) {
     if (workers_[i].gone) continue;
     const bool shunned = std::find(avoid.begin(), avoid.end(), i) != avoid.end();
-    const int own = 1 + (workers_[i].up ? 4 : 0) + (shunned ? 0 : 2) + (workers_[i].slow ? 0 : 1);
+    const int own =
+        1 + (workers_[i].up ? 4 : 0) + (shunned ? 0 : 2) + (workers_[i].stats.slow ? 0 : 1);
     if (own > rank) best.clear();
     rank = std::max(rank, own);
     if (own == rank) best.push_back(i);
@@ -202,14 +203,14 @@ bool WorkerPicker::is_up(size_t worker) const {
 
 void WorkerPicker::set_slow(size_t worker, bool slow) {
   const std::lock_guard lock(mutex_);
-  workers_[worker].slow = slow;
+  workers_[worker].stats.slow = slow;
 }
 
 bool WorkerPicker::has_other(std::span<const size_t> avoid) const {
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < workers_.size(); ++i) {
     const Worker& worker = workers_[i];
-    if (worker.gone || worker.slow || !worker.up) continue;
+    if (worker.gone || worker.stats.slow || !worker.up) continue;
     if (std::find(avoid.begin(), avoid.end(), i) == avoid.end()) return true;
   }
   return false;

@@ -42,6 +42,7 @@ PromptKey token_key(std::span<const int32_t> tokens);
 
 struct PickStats {
   size_t in_flight = 0;
+  bool slow = false;           // set_slow()
   size_t computing = 0;        // prompt tokens that it has still to compute for them
   bool cache_known = false;    // it tells what it has
   size_t cached_blocks = 0;    // so many
@@ -103,7 +104,6 @@ class WorkerPicker {
   struct Worker {
     bool up = true;
     bool gone = false;
-    bool slow = false;
     size_t given = 0;  // tokens that it had to compute, ever
     PickStats stats;
     absl::flat_hash_set<serve::BlockHash> cached;

@@ -53,7 +53,11 @@ class Place {
 // Workers that can stand in for each other. An index means the same one for ever.
 struct WorkerGroup {
   WorkerGroup(const char* role_name, std::vector<http::HttpUrl> given, PickBy by)
-      : role(role_name), urls(std::move(given)), addresses(urls.size()), picker(urls.size(), by) {}
+      : role(role_name),
+        urls(std::move(given)),
+        addresses(urls.size()),
+        why_down(urls.size()),
+        picker(urls.size(), by) {}
 
   size_t size() const { return urls.size(); }
   std::string name(size_t worker) const { return urls[worker].text(); }
@@ -65,12 +69,14 @@ struct WorkerGroup {
   size_t add(http::HttpUrl url) {
     urls.push_back(std::move(url));
     addresses.emplace_back();
+    why_down.emplace_back("it has not been asked yet");
     return picker.add();
   }
 
   const char* const role;
   std::vector<http::HttpUrl> urls;
   std::vector<std::string> addresses;  // of prefill workers' connectors; "" while unknown
+  std::vector<std::string> why_down;   // of those that are
   WorkerPicker picker;
 };
 

@@ -26,6 +26,7 @@
 #include "engine/serve/admission.h"
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/cache/kv_tiers.h"
+#include "engine/serve/liveness.h"
 #include "engine/serve/prefill_jobs.h"
 #include "engine/serve/remote_loads.h"
 #include "engine/serve/requests/request.h"
@@ -118,6 +119,10 @@ class Engine {
   bool step(int wake_fd = -1);
   // Requests, jobs or blocks under way.
   bool has_work() const;
+  // Of that, something to compute, and nothing that others must do first.
+  bool owes_step() const { return !scheduler_.empty() && scheduler_.loading().empty(); }
+  // Layers count; whoever calls step() tells the rest.
+  Liveness& liveness() { return liveness_; }
   // Sleeps until a peer or `fd` (-1: none) has something, at most `timeout`.
   void wait(Time timeout, int fd);
 
@@ -164,6 +169,7 @@ class Engine {
   const EngineOptions options_;
   kvtransfer::KvConnector* const connector_;
   const Clock& clock_;
+  Liveness liveness_;
   ComputePool pool_;
   size_t max_context_ = 0;
   BlockManager blocks_;

@@ -35,6 +35,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions opt
       options_(std::move(options)),
       connector_(connector),
       clock_(options_.clock != nullptr ? *options_.clock : Clock::steady()),
+      liveness_(clock_),
       pool_(options_.threads, options_.cpus),
       max_context_(options_.limits().max_context(model)),
       blocks_(options_.blocks),
@@ -50,7 +51,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions opt
                                       .ranks = static_cast<uint32_t>(model.shard().ranks)},
                     *connector, blocks_)
               : nullptr),
-      hook_(connector, options_.timeline, clock_) {
+      hook_(connector, options_.timeline, clock_, liveness_) {
   if (options_.role == EngineRole::kPrefill) {
     jobs_.emplace(
         PrefillLimits{model.config().vocab_size, max_context_,

@@ -21,8 +21,8 @@ using Exchange = std::shared_ptr<http::HttpExchange>;
 class StuckWorker {
  public:
   explicit StuckWorker(std::string says = "") : says_(std::move(says)) {
-    listener_.route("GET", "/health", [](const Exchange& exchange) {
-      exchange->reply(200, "application/json", "{}");
+    listener_.route("GET", "/health", [this](const Exchange& exchange) {
+      exchange->reply(200, "application/json", absl::StrCat("{\"quiet_s\":", quiet.load(), "}"));
     });
     listener_.route("POST", "/v1/completions", [this](const Exchange& exchange) {
       exchange->on_gone([this] { ++left; });
@@ -53,6 +53,7 @@ class StuckWorker {
     return bodies_.back()["kv_transfer_params"]["resume_token_ids"];
   }
 
+  std::atomic<int> quiet{0};  // seconds: what it says of its engine
   std::atomic<int> asked{0};
   std::atomic<int> left{0};  // whoever asked has hung up
 
@@ -111,6 +112,21 @@ TEST(Hedge, ARequestThatShowsNothingIsAskedOfAnotherWorker) {
   // Who was late gets nothing more for now, though nobody has found it dead.
   for (int i = 0; i < 4; ++i) post_json(router->port(), request_body());
   EXPECT_EQ(stuck.asked, 1);
+  EXPECT_EQ(of_worker(router->port(), "worker_up", stuck.url()), 1);
+}
+
+TEST(Hedge, WhoWasLateIsAskedAgainWhenItsEngineGetsOn) {
+  Worker well;
+  StuckWorker stuck;
+  stuck.quiet = 5;
+  router::RouterOptions options = options_for({stuck.url(), well.url()});
+  options.health_interval = milliseconds(5);
+  const auto router = *router::Router::start(options);
+  post_json(router->port(), request_body());
+  const auto slow = [&] { return of_worker(router->port(), "worker_slow", stuck.url()); };
+  EXPECT_EQ(slow(), 1);
+  stuck.quiet = 0;
+  wait_until([&] { return slow() == 0; });
   EXPECT_EQ(of_worker(router->port(), "worker_up", stuck.url()), 1);
 }
 
