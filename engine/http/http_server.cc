@@ -12,6 +12,7 @@
 #include "engine/http/prompt_tokens.h"
 #include "engine/http/request_check.h"
 #include "engine/http/task_thread.h"
+#include "engine/serve/cache/cache_events.h"
 #include "engine/serve/metrics.h"
 
 namespace baton::engine::http {
@@ -33,6 +34,7 @@ struct HttpServer::Impl {
   Impl(HttpServerOptions given, serve::EngineThread& engine_thread,
        const Tokenizer& model_tokenizer)
       : options(std::move(given)),
+        root(serve::block_name(serve::model_root(engine_thread.fingerprint()))),
         listener(options.listener),
         host{engine_thread, model_tokenizer, options.model, listener.loop()},
         parser(kParsing) {}
@@ -53,6 +55,7 @@ struct HttpServer::Impl {
   absl::Status check_tokens(const std::vector<int32_t>& tokens) const;
 
   const HttpServerOptions options;
+  const std::string root;  // of the names of its KV blocks
   HttpListener listener;
   const CompletionHost host;
   TaskThread parser;  // of bodies and prompts, which may take long
@@ -70,6 +73,8 @@ void HttpServer::Impl::reply_health(const Exchange& exchange, json page) const {
   const int code = status == "ok" ? 200 : 503;
   page["status"] = std::move(status);
   page["quiet_s"] = seconds_of(quiet);
+  page["model"] = host.engine.fingerprint();
+  page["root"] = root;
   exchange->reply(code, "application/json", page.dump());
 }
 

@@ -3,10 +3,10 @@
 //   POST /v1/completions, /v1/chat/completions   see engine/http/openai/openai_request.h
 //   GET  /v1/models
 //   POST /tokenize, /detokenize                  as vLLM's
-//   GET  /health                                 200, or 503 with the reason: the engine has
-//   stopped,
-//                                                or has work and does not get on with it. In
-//                                                both: for how many seconds ("quiet_s")
+//   GET  /health         200, or 503 with the reason: the engine has stopped, or has work and does
+//                        not get on with it. In both: for how many seconds ("quiet_s"), the
+//                        weights' fingerprint ("model"), and what its blocks' names begin with
+//                        ("root")
 //   GET  /metrics, /version
 //   GET  /v1/baton/address                       {"address": ...}: the KvConnector's, for routers;
 //                                                503 as /health

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
+#include "engine/serve/cache/cache_events.h"
 #include "transport/base/log.h"
 
 namespace baton::engine::router {
@@ -52,6 +53,13 @@ std::string HealthWatch::describe(const Probe& probe) {
                              : absl::StrCat("HTTP status ", probe.status);
 }
 
+void HealthWatch::note_model(WorkerGroup& group, size_t worker, const nlohmann::json& page) {
+  const auto root = string_field(page, "root", "");
+  const auto model = string_field(page, "model", "");
+  const auto parsed = serve::parse_block_name(root.value_or(""));
+  if (parsed.has_value()) group.set_model(worker, *parsed, model.value_or(""));
+}
+
 void HealthWatch::down(WorkerGroup& group, size_t worker, const Probe& probe) {
   group.why_down[worker] = describe(probe);
   if (!group.picker.is_up(worker)) return;
@@ -68,6 +76,7 @@ void HealthWatch::judge_decode(size_t worker) {
     workers_.decode.picker.set_up(worker, true);
     // It answers, and its engine gets on. Who says nothing of that is believed.
     const absl::StatusOr<nlohmann::json> page = parse_json(probe.body, "a worker's health");
+    if (page.ok()) note_model(workers_.decode, worker, *page);
     const auto quiet = page.ok() ? number_field(*page, "quiet_s", 0, 1e9, 0) : page.status();
     if (quiet.value_or(0) < kGetsOn) workers_.decode.picker.set_slow(worker, false);
     return;
@@ -84,7 +93,10 @@ void HealthWatch::judge_prefill(size_t worker) {
   if (probe.status == 200) {
     const absl::StatusOr<nlohmann::json> parsed =
         parse_json(probe.body, "a prefill worker's address");
-    if (parsed.ok()) address = string_field(*parsed, "address", "").value_or("");
+    if (parsed.ok()) {
+      address = string_field(*parsed, "address", "").value_or("");
+      note_model(workers_.prefill, worker, *parsed);
+    }
   }
   probe.missed = address.empty() ? probe.missed + 1 : 0;
   if (address.empty() && probe.silent && probe.missed < options_.misses) return;

@@ -65,11 +65,15 @@ void RelayedRequest::attempt(Leg& leg) {
   WorkerGroup& prefill = workers_.prefill;
   leg.attempt = std::make_unique<Attempt>();
   Attempt& attempt = *leg.attempt;
-  attempt.prefill = Place(prefill.picker, prefill.picker.pick(leg.key));
-  attempt.decode = Place(workers_.decode.picker, workers_.decode.picker.pick(leg.key, leg.failed));
+  WorkerPicker& decode = workers_.decode.picker;
+  attempt.decode = Place(decode, decode.pick(leg.key, leg.failed, leg.model));
   if (!attempt.decode.has_value()) {
-    return fail(absl::UnavailableError("there is no decode worker at present"));
+    return fail(absl::UnavailableError(
+        leg.model.has_value() ? "there is no other decode worker with the model that has begun"
+                              : "there is no decode worker at present"));
   }
+  const WorkerPicker::Model model = decode.model(*attempt.decode);
+  attempt.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, {}, model));
   std::string address;
   if (attempt.prefill.has_value() && prefill.picker.is_up(*attempt.prefill)) {
     address = prefill.addresses[*attempt.prefill];
@@ -139,6 +143,7 @@ void RelayedRequest::note_tokens(Leg& leg) {
   }
   leg.heard = now;
   workers_.decode.picker.set_slow(*attempt.decode, false);
+  leg.model = workers_.decode.picker.model(*attempt.decode);
   leg.hedge.reset();
 }
 
@@ -164,17 +169,19 @@ void RelayedRequest::look_at(Leg& leg) {
 bool RelayedRequest::hedge(Leg& leg) {
   std::vector<size_t> avoid = leg.failed;
   avoid.push_back(*leg.attempt->decode);
-  if (!workers_.decode.picker.has_other(avoid) || !workers_.retries.spend()) return false;
+  WorkerPicker& decode = workers_.decode.picker;
+  if (!decode.has_other(avoid, leg.model) || !workers_.retries.spend()) return false;
   leg.hedge = std::make_unique<Attempt>();
   Attempt& hedge = *leg.hedge;
-  hedge.decode = Place(workers_.decode.picker, workers_.decode.picker.pick(leg.key, avoid));
+  hedge.decode = Place(decode, decode.pick(leg.key, avoid, leg.model));
   // The prefill worker may be what does not answer: another one, or none.
   WorkerGroup& prefill = workers_.prefill;
   std::vector<size_t> asked;
   if (leg.attempt->prefill.has_value()) asked.push_back(*leg.attempt->prefill);
   std::string address;
-  if (prefill.picker.has_other(asked)) {
-    hedge.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, asked));
+  const WorkerPicker::Model model = decode.model(*hedge.decode);
+  if (prefill.picker.has_other(asked, model)) {
+    hedge.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, asked, model));
     address = prefill.addresses[*hedge.prefill];
   }
   ++workers_.hedged;

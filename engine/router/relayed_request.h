@@ -55,6 +55,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
     std::vector<size_t> failed;
     int retries = 0;
     size_t tokens_before = 0;
+    WorkerPicker::Model model;         // that has written what is here: no other goes on with it
     std::unique_ptr<Attempt> attempt;  // whose stream is relayed
     std::unique_ptr<Attempt> hedge;    // who is asked as well
     Time heard{};                      // the last token, or when the attempt was begun

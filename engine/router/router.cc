@@ -138,8 +138,12 @@ std::vector<std::shared_ptr<const PromptKey>> Router::Impl::keys(
     // What a worker would refuse it shall refuse.
     const auto prompts = http::prompt_tokens(request, *tokenizer, chat_template);
     if (prompts.ok()) {
+      std::vector<serve::BlockHash> roots = workers.decode.picker.models();
+      for (const serve::BlockHash& root : workers.prefill.picker.models()) {
+        if (std::find(roots.begin(), roots.end(), root) == roots.end()) roots.push_back(root);
+      }
       for (const std::vector<int32_t>& tokens : *prompts) {
-        keys.push_back(std::make_shared<PromptKey>(token_key(tokens)));
+        keys.push_back(std::make_shared<PromptKey>(token_key(tokens, roots)));
       }
       return keys;
     }
@@ -273,6 +277,7 @@ json Router::Impl::health_page(bool* usable) {
       const bool draining = group->is_draining(i);
       *usable |= up && !draining && group == &workers.decode;
       list.push_back({{"url", group->name(i)}, {"role", group->role}, {"up", up}});
+      if (!group->models[i].empty()) list.back()["model"] = group->models[i];
       if (!up) list.back()["why"] = group->why_down[i];
       if (draining) list.back()["draining"] = true;
     }

@@ -57,6 +57,7 @@ struct WorkerGroup {
         urls(std::move(given)),
         addresses(urls.size()),
         why_down(urls.size()),
+        models(urls.size()),
         picker(urls.size(), by) {}
 
   size_t size() const { return urls.size(); }
@@ -66,9 +67,15 @@ struct WorkerGroup {
     return picker.is_gone(worker) && picker.stats(worker).in_flight > 0;
   }
   bool is_listed(size_t worker) const { return !picker.is_gone(worker) || is_draining(worker); }
+  // As it says itself.
+  void set_model(size_t worker, const serve::BlockHash& root, const std::string& fingerprint) {
+    picker.set_model(worker, root);
+    models[worker] = fingerprint;
+  }
   size_t add(http::HttpUrl url) {
     urls.push_back(std::move(url));
     addresses.emplace_back();
+    models.emplace_back();
     why_down.emplace_back("it has not been asked yet");
     return picker.add();
   }
@@ -77,6 +84,7 @@ struct WorkerGroup {
   std::vector<http::HttpUrl> urls;
   std::vector<std::string> addresses;  // of prefill workers' connectors; "" while unknown
   std::vector<std::string> why_down;   // of those that are
+  std::vector<std::string> models;     // fingerprints; "" while unknown
   WorkerPicker picker;
 };
 

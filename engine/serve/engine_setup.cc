@@ -40,7 +40,9 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions opt
       max_context_(options_.limits().max_context(model)),
       blocks_(options_.blocks),
       scheduler_(
-          {options_.token_budget, options_.max_sequences, options_.prefix_cache}, blocks_,
+          {options_.token_budget, options_.max_sequences, options_.prefix_cache,
+           model_root(model.fingerprint())},
+          blocks_,
           options_.role == EngineRole::kDecode
               ? &loads_.emplace(
                     RemoteLoadOptions{.layers = static_cast<uint32_t>(model.config().num_layers),

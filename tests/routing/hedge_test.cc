@@ -2,99 +2,18 @@
 // here never go on by themselves, so without that nothing would end.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "engine/http/http_listener.h"
 #include "tests/routing/routing_fixture.h"
+#include "tests/routing/stuck_worker.h"
 
 namespace baton::engine::serve {
 namespace {
 
 using std::chrono::milliseconds;
-using Exchange = std::shared_ptr<http::HttpExchange>;
-
-// Says that it is well, and of what it is asked only as much as the test says.
-class StuckWorker {
- public:
-  explicit StuckWorker(std::string says = "") : says_(std::move(says)) {
-    listener_.route("GET", "/health", [this](const Exchange& exchange) {
-      exchange->reply(200, "application/json", absl::StrCat("{\"quiet_s\":", quiet.load(), "}"));
-    });
-    listener_.route("POST", "/v1/completions", [this](const Exchange& exchange) {
-      exchange->on_gone([this] { ++left; });
-      const std::lock_guard lock(mutex_);
-      bodies_.push_back(json::parse(exchange->request().body));
-      exchange->begin(200, "text/event-stream");
-      if (!says_.empty()) exchange->write(says_);
-      exchanges_.push_back(exchange);
-      ++asked;
-    });
-    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
-  }
-  ~StuckWorker() { listener_.stop(); }
-  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
-  // It goes on with what it was asked last.
-  void say(const std::string& bytes) {
-    const std::lock_guard lock(mutex_);
-    exchanges_.back()->write(bytes);
-    exchanges_.back()->end();
-  }
-  // What it was told of where the KV is, last.
-  std::string prefill() {
-    const std::lock_guard lock(mutex_);
-    return bodies_.back()["kv_transfer_params"]["prefill"];
-  }
-  std::vector<int32_t> resumed() {
-    const std::lock_guard lock(mutex_);
-    return bodies_.back()["kv_transfer_params"]["resume_token_ids"];
-  }
-
-  std::atomic<int> quiet{0};  // seconds: what it says of its engine
-  std::atomic<int> asked{0};
-  std::atomic<int> left{0};  // whoever asked has hung up
-
- private:
-  http::HttpListener listener_;
-  std::mutex mutex_;
-  const std::string says_;
-  std::vector<Exchange> exchanges_;
-  std::vector<json> bodies_;
-};
-
-// Nobody is looked after between two tests' events: only hedges help.
-router::RouterOptions options_for(std::vector<std::string> decode) {
-  router::RouterOptions options{.port = 0, .decode = std::move(decode)};
-  options.hedge_after = milliseconds(5);
-  options.health_interval = std::chrono::hours(1);
-  return options;
-}
-
-json stream_request() {
-  json body = request_body();
-  body["stream"] = true;
-  body["stream_options"] = {{"include_usage", true}};
-  return body;
-}
-
-// The events of a whole answer, each with its end.
-std::vector<std::string> events_of(int port) {
-  const std::string bytes = post(port, stream_request())->body;
-  std::vector<std::string> events;
-  for (size_t at = 0, end; (end = bytes.find("\n\n", at)) != std::string::npos; at = end + 2) {
-    events.push_back(bytes.substr(at, end + 2 - at));
-  }
-  return events;
-}
-
-std::string first(const std::vector<std::string>& events, size_t count) {
-  std::string bytes;
-  for (size_t i = 0; i < count; ++i) bytes += events[i];
-  return bytes;
-}
 
 TEST(Hedge, ARequestThatShowsNothingIsAskedOfAnotherWorker) {
   Worker well;
@@ -104,7 +23,7 @@ TEST(Hedge, ARequestThatShowsNothingIsAskedOfAnotherWorker) {
   const json got = post_json(router->port(), request_body());
   EXPECT_EQ(got["choices"], want["choices"]);
   EXPECT_EQ(stuck.asked, 1);
-  wait_until([&] { return stuck.left == 1; });
+  wait_until([&] { return stuck.was_left(); });
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_total"), 1);
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
   EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);
@@ -144,7 +63,7 @@ TEST(Hedge, AStreamThatStopsGoesOnElsewhere) {
   EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(got.text, want.text);
   EXPECT_EQ(got.finish_reason, want.finish_reason);
-  wait_until([&] { return stuck.left == 1; });
+  wait_until([&] { return stuck.was_left(); });
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
 }
 
@@ -164,8 +83,7 @@ TEST(Hedge, WhoWasAskedFirstMayStillBeFirst) {
   client.join();
   EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(got.text, want.text);
-  wait_until([&] { return other.left == 1; });
-  EXPECT_EQ(late.left, 0);
+  wait_until([&] { return other.was_left(); });
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_total"), 1);
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 0);
 }
