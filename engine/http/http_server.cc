@@ -208,7 +208,8 @@ void HttpServer::Impl::register_routes() {
     CacheStream::start(host.engine, listener.loop(), options.listener.max_unsent, exchange);
   });
   listener.route("GET", "/metrics", [this](const Exchange& exchange) {
-    std::string page = host.metrics->prometheus(host.engine.stats(), host.engine.connector_stats());
+    std::string page =
+        host.metrics->prometheus(host.engine.stats(), host.engine.connector_stats(), options.model);
     const HttpListenerStats stats = listener.stats();
     absl::StrAppend(&page, "# HELP baton_requests_refused_total Refused for want of time (429).\n",
                     "# TYPE baton_requests_refused_total counter\nbaton_requests_refused_total ",

@@ -83,6 +83,11 @@ struct EngineStats {
   uint64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   uint64_t loaded_tokens = 0;  // prompt tokens whose KV came from a prefill worker
   uint64_t tier_tokens = 0;    // prompt tokens whose KV came from the KV tiers
+  // Of prompts and of prefill jobs that left the queue:
+  uint64_t lookup_tokens = 0;           // looked up in the prefix cache
+  uint64_t hit_tokens = 0;              // and found
+  uint64_t external_lookup_tokens = 0;  // not found, and others were asked for them
+  uint64_t external_hit_tokens = 0;     // who had them
   uint64_t loads_failed = 0;
   uint64_t loads_streamed = 0;  // computed while layers still arrived
   uint64_t loads_stalled = 0;   // of those, put off for a layer that did not
@@ -155,6 +160,7 @@ class Engine {
   void note_failed_load(Sequence* sequence, const absl::Status& why);
   void load_failed(Sequence* sequence, const absl::Status& why);
   void note_admitted(const StepPlan& plan);
+  void note_lookup(const Sequence& sequence);
   void load_ended(Sequence* sequence);
   void load_finished(Sequence* sequence);
   void advance(const ScheduledChunk& chunk, size_t row);
