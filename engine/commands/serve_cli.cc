@@ -121,6 +121,7 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .pick = flags.pick,
                              .hedge_after = std::chrono::ceil<std::chrono::milliseconds>(
                                  std::chrono::duration<double>(flags.hedge_after)),
+                             .move_cost = flags.move_cost,
                              .api_key = flags.api_key,
                              .listener = listener_options(flags)});
   if (!router.ok()) return router.status();

@@ -174,7 +174,7 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
   added.push_back(
       app.add_option("--workers", flags.workers,
                      "router: a file that lists them instead, a line each: prefill URL or decode "
-                     "URL; workers join and leave as it changes")
+                     "URL, and a place such as rack1/host3; workers join and leave as it changes")
           ->check(readable_file())
           ->type_name("FILE"));
   added.push_back(app.add_option("--tokenizer", flags.tokenizer,
@@ -188,6 +188,12 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
                      "router: ask another decode worker as well when one has shown nothing for "
                      "longer than expected, and for so many seconds at least; 0: never")
           ->check(real_number(0, kDay))
+          ->capture_default_str());
+  added.push_back(
+      app.add_option("--move-cost", flags.move_cost,
+                     "router: what moving a token's KV to the next host costs, in tokens that are "
+                     "computed; --workers says who is how far from whom")
+          ->check(real_number(0, 1000))
           ->capture_default_str());
   add_choice<router::PickBy>(
       app, "--pick", &flags.pick,

@@ -66,14 +66,15 @@ void RelayedRequest::attempt(Leg& leg) {
   leg.attempt = std::make_unique<Attempt>();
   Attempt& attempt = *leg.attempt;
   WorkerPicker& decode = workers_.decode.picker;
-  attempt.decode = Place(decode, decode.pick(leg.key, leg.failed, leg.model));
+  attempt.decode = Place(decode, decode.pick(leg.key, leg.failed, leg.model,
+                                             workers_.moves_from_nearest(leg.key->tokens)));
   if (!attempt.decode.has_value()) {
     return fail(absl::UnavailableError(
         leg.model.has_value() ? "there is no other decode worker with the model that has begun"
                               : "there is no decode worker at present"));
   }
   const WorkerPicker::Model model = decode.model(*attempt.decode);
-  attempt.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, {}, model));
+  attempt.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, {}, model, moves(attempt)));
   std::string address;
   if (attempt.prefill.has_value() && prefill.picker.is_up(*attempt.prefill)) {
     address = prefill.addresses[*attempt.prefill];
@@ -83,6 +84,11 @@ void RelayedRequest::attempt(Leg& leg) {
   post(leg, attempt, address);
   leg.heard = attempt.asked;
   watch(leg);
+}
+
+// What the KV that its decode worker lacks costs on its way there, from each prefill worker.
+std::vector<double> RelayedRequest::moves(const Attempt& attempt) const {
+  return workers_.moves_to(workers_.decode.places[*attempt.decode], attempt.decode.missing());
 }
 
 void RelayedRequest::post(Leg& leg, Attempt& attempt, const std::string& prefill_address) {
@@ -173,7 +179,8 @@ bool RelayedRequest::hedge(Leg& leg) {
   if (!decode.has_other(avoid, leg.model) || !workers_.retries.spend()) return false;
   leg.hedge = std::make_unique<Attempt>();
   Attempt& hedge = *leg.hedge;
-  hedge.decode = Place(decode, decode.pick(leg.key, avoid, leg.model));
+  hedge.decode = Place(
+      decode, decode.pick(leg.key, avoid, leg.model, workers_.moves_from_nearest(leg.key->tokens)));
   // The prefill worker may be what does not answer: another one, or none.
   WorkerGroup& prefill = workers_.prefill;
   std::vector<size_t> asked;
@@ -181,7 +188,7 @@ bool RelayedRequest::hedge(Leg& leg) {
   std::string address;
   const WorkerPicker::Model model = decode.model(*hedge.decode);
   if (prefill.picker.has_other(asked, model)) {
-    hedge.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, asked, model));
+    hedge.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, asked, model, moves(hedge)));
     address = prefill.addresses[*hedge.prefill];
   }
   ++workers_.hedged;

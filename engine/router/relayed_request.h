@@ -64,6 +64,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   };
 
   void attempt(Leg& leg);
+  std::vector<double> moves(const Attempt& attempt) const;
   void post(Leg& leg, Attempt& attempt, const std::string& prefill_address);
   void received(Leg& leg, Attempt& attempt, std::string_view bytes);
   void relay(Leg& leg, std::string_view bytes);

@@ -82,6 +82,7 @@ struct Router::Impl {
         parser(kParsing) {
     workers.max_retries = options.max_retries;
     workers.api_key = options.api_key;
+    workers.move_cost = options.move_cost;
     workers.loop = listener.loop();
   }
   ~Impl() {
@@ -100,7 +101,7 @@ struct Router::Impl {
   void watch_list();
   void look_at_list();
   void take_list(const ListedWorkers& listed);
-  void take(WorkerGroup& group, const std::vector<http::HttpUrl>& listed);
+  void take(WorkerGroup& group, const std::vector<ListedWorker>& listed);
   void proxy(const Exchange& exchange, size_t first);
   json health_page(bool* usable);
   std::string metrics_page();
@@ -200,12 +201,13 @@ void Router::Impl::take_list(const ListedWorkers& listed) {
   take(workers.decode, listed.decode);
 }
 
-void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& listed) {
-  const auto is_in = [](const auto& list, const http::HttpUrl& url) {
-    return std::find(list.begin(), list.end(), url) != list.end();
-  };
+void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& listed) {
   for (size_t i = 0; i < group.size(); ++i) {
-    const bool gone = !is_in(listed, group.urls[i]);
+    const auto entry = std::find_if(listed.begin(), listed.end(), [&](const ListedWorker& worker) {
+      return worker.url == group.urls[i];
+    });
+    const bool gone = entry == listed.end();
+    if (!gone) group.places[i] = entry->place;
     if (gone == group.picker.is_gone(i)) continue;
     group.picker.set_gone(i, gone);
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s %s", group.role, group.name(i),
@@ -217,9 +219,10 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& li
       if (follows_caches()) caches.follow(group, i);
     }
   }
-  for (const http::HttpUrl& url : listed) {
-    if (is_in(group.urls, url)) continue;
-    const size_t worker = group.add(url);
+  for (const ListedWorker& entry : listed) {
+    if (std::find(group.urls.begin(), group.urls.end(), entry.url) != group.urls.end()) continue;
+    const size_t worker = group.add(entry.url);
+    group.places[worker] = entry.place;
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s joins", group.role,
                     group.name(worker));
     if (follows_caches()) caches.follow(group, worker);
@@ -335,6 +338,7 @@ int Router::port() const { return impl_->listener.port(); }
 
 absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
   std::string list;
+  std::vector<std::string> prefill_places, decode_places;
   if (!options.workers_file.empty()) {
     if (!options.decode.empty() || !options.prefill.empty()) {
       return absl::InvalidArgumentError(
@@ -347,8 +351,14 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
       return absl::InvalidArgumentError(
           absl::StrCat(options.workers_file, ": ", std::string(listed.status().message())));
     }
-    for (const http::HttpUrl& url : listed->prefill) options.prefill.push_back(url.text());
-    for (const http::HttpUrl& url : listed->decode) options.decode.push_back(url.text());
+    for (const ListedWorker& entry : listed->prefill) {
+      options.prefill.push_back(entry.text());
+      prefill_places.push_back(entry.place);
+    }
+    for (const ListedWorker& entry : listed->decode) {
+      options.decode.push_back(entry.text());
+      decode_places.push_back(entry.place);
+    }
     list = *std::move(text);
   }
   if (options.decode.empty()) {
@@ -360,6 +370,10 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
   if (!decode.ok()) return decode.status();
   auto impl = std::make_unique<Impl>(std::move(options), *std::move(prefill), *std::move(decode));
   impl->last_list = std::move(list);
+  if (!decode_places.empty()) {
+    impl->workers.prefill.places = std::move(prefill_places);
+    impl->workers.decode.places = std::move(decode_places);
+  }
   if (!impl->options.tokenizer.empty()) {
     const std::string& directory = impl->options.tokenizer;
     absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");

@@ -2,6 +2,7 @@
 #include "engine/router/worker_picker.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "engine/kernels/kv_cache.h"
@@ -10,6 +11,14 @@
 namespace baton::engine::router {
 
 using serve::BlockHash;
+
+namespace {
+
+double of(std::span<const double> extra, size_t worker) {
+  return worker < extra.size() ? extra[worker] : 0;
+}
+
+}  // namespace
 
 PromptKey text_key(std::string_view prompt) {
   constexpr size_t kPiece = 256;
@@ -55,7 +64,7 @@ size_t WorkerPicker::held(const Worker& worker, const PromptKey& key) const {
   return blocks * kBlockTokens;
 }
 
-size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key) const {
+size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key, double extra) const {
   // Where much was computed lately, much that others may ask for is pushed out of the cache: the
   // part of it that is beyond the least busy worker's counts a quarter.
   size_t least = worker.given;
@@ -63,7 +72,8 @@ size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key) const {
     if (!other.gone && other.up) least = std::min(least, other.given);
   }
   return worker.stats.computing + key.tokens - held(worker, key) +
-         kRequestTokens * worker.stats.in_flight + (worker.given - least) / 4;
+         kRequestTokens * worker.stats.in_flight + (worker.given - least) / 4 +
+         static_cast<size_t>(extra);
 }
 
 bool WorkerPicker::any_known() const {
@@ -87,18 +97,21 @@ std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid, const Mo
   return best;
 }
 
-size_t WorkerPicker::by_cache(const PromptKey& key, std::span<const size_t> candidates) const {
+size_t WorkerPicker::by_cache(const PromptKey& key, std::span<const size_t> candidates,
+                              std::span<const double> extra) const {
   // Of two that cost the same, the one that had less to do so far: its cache has more room.
   return *std::min_element(candidates.begin(), candidates.end(), [&](size_t a, size_t b) {
-    return std::pair(cost(workers_[a], key), workers_[a].given) <
-           std::pair(cost(workers_[b], key), workers_[b].given);
+    return std::pair(cost(workers_[a], key, of(extra, a)), workers_[a].given) <
+           std::pair(cost(workers_[b], key, of(extra, b)), workers_[b].given);
   });
 }
 
-size_t WorkerPicker::by_guess(const PromptKey& key, std::span<const size_t> candidates) {
+size_t WorkerPicker::by_guess(const PromptKey& key, std::span<const size_t> candidates,
+                              std::span<const double> extra) {
+  // Tokens are not known, so these do not compare: of those that are as busy, the nearest.
   size_t best = *std::min_element(candidates.begin(), candidates.end(), [&](size_t a, size_t b) {
-    return std::pair(workers_[a].stats.in_flight, workers_[a].given) <
-           std::pair(workers_[b].stats.in_flight, workers_[b].given);
+    return std::tuple(workers_[a].stats.in_flight, of(extra, a), workers_[a].given) <
+           std::tuple(workers_[b].stats.in_flight, of(extra, b), workers_[b].given);
   });
   for (size_t i = key.chain.size(); i-- > 0;) {
     const auto it = prefixes_.find(key.chain[i]);
@@ -125,15 +138,16 @@ size_t WorkerPicker::by_hash(const PromptKey& key, std::span<const size_t> candi
 
 std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const PromptKey> key,
                                                      std::span<const size_t> avoid,
-                                                     const Model& model) {
+                                                     const Model& model,
+                                                     std::span<const double> extra) {
   const std::lock_guard lock(mutex_);
   const std::vector<size_t> candidates = usable(avoid, model);
   if (candidates.empty()) return std::nullopt;
   const bool known = by_ == PickBy::kCache && key->tokens > 0 && any_known();
   const bool hashed = by_ == PickBy::kHash && !key->chain.empty();
   const size_t best = hashed  ? by_hash(*key, candidates)
-                      : known ? by_cache(*key, candidates)
-                              : by_guess(*key, candidates);
+                      : known ? by_cache(*key, candidates, extra)
+                              : by_guess(*key, candidates, extra);
   Worker& worker = workers_[best];
   const size_t hit = held(worker, *key);
   const size_t computing = key->tokens - hit;
@@ -152,7 +166,7 @@ std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const Promp
   const size_t before = worker.stats.computing - computing;
   const uint64_t id = next_id_++;
   open_[id] = {best, computing, std::move(key), promised};
-  return Pick{id, best, own + before + kRequestTokens * worker.stats.in_flight};
+  return Pick{id, best, own + before + kRequestTokens * worker.stats.in_flight, own};
 }
 
 void WorkerPicker::computed(uint64_t id) {

@@ -69,14 +69,16 @@ class WorkerPicker {
     // What it has to do before the first token, in tokens as far as they are known: this prompt,
     // prompts before it, and a part for every request that it is busy with.
     size_t work = 0;
+    size_t missing = 0;  // of the prompt's tokens, in its cache; of a text's, 64 for each piece
   };
   // Counts one more request for the worker until release(). Workers in `avoid`, those that are down
   // and those that are slow are taken only if there is no other; nothing if there are no workers at
   // all.
   // With `model`, the root of one, never a worker that is known to have another.
   using Model = std::optional<serve::BlockHash>;
+  // `extra`: what each worker costs besides, in tokens; those that it does not reach: nothing.
   std::optional<Pick> pick(std::shared_ptr<const PromptKey> key, std::span<const size_t> avoid = {},
-                           const Model& model = std::nullopt);
+                           const Model& model = std::nullopt, std::span<const double> extra = {});
   // The prompt is computed: the first token is here.
   void computed(uint64_t id);
   void release(uint64_t id);
@@ -134,10 +136,12 @@ class WorkerPicker {
   };
   // In tokens.
   size_t held(const Worker& worker, const PromptKey& key) const;
-  size_t cost(const Worker& worker, const PromptKey& key) const;
+  size_t cost(const Worker& worker, const PromptKey& key, double extra) const;
   bool any_known() const;
-  size_t by_cache(const PromptKey& key, std::span<const size_t> candidates) const;
-  size_t by_guess(const PromptKey& key, std::span<const size_t> candidates);
+  size_t by_cache(const PromptKey& key, std::span<const size_t> candidates,
+                  std::span<const double> extra) const;
+  size_t by_guess(const PromptKey& key, std::span<const size_t> candidates,
+                  std::span<const double> extra);
   static size_t by_hash(const PromptKey& key, std::span<const size_t> candidates);
   // Those that are as good as any by what is known of their health; none is better than these.
   std::vector<size_t> usable(std::span<const size_t> avoid, const Model& model) const;

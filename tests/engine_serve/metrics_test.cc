@@ -100,7 +100,7 @@ vllm:request_success_total{,finished_reason="abort"} 1
 vllm:request_success_total{,finished_reason="error"} 0
 )";
   for (size_t at = 0; (at = want.find('{', at)) != std::string::npos; ++at) {
-    want.insert(at + 1, R"(model_name="a \\"model\\"",engine="0")");
+    want.insert(at + 1, R"(model_name="a \"model\"",engine="0")");
   }
   EXPECT_EQ(found, want);
 }
