@@ -162,7 +162,7 @@ std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const Promp
     promised = &key->under(worker.model.value_or(key->root));
     for (const BlockHash& hash : *promised) ++worker.promised[hash];
   }
-  const size_t own = key->tokens > 0 ? computing : kRequestTokens * key->chain.size();
+  const size_t own = key->tokens > 0 ? computing : kRequestTokens * (key->chain.size() + 1);
   const size_t before = worker.stats.computing - computing;
   const uint64_t id = next_id_++;
   open_[id] = {best, computing, std::move(key), promised};

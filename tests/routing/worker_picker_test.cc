@@ -82,8 +82,8 @@ TEST(WorkerPicker, SaysWhatItsWorkerHasToDoFirst) {
   WorkerPicker picker(1);
   EXPECT_EQ(picker.pick(prompt(160, 1))->work, 160u + 64);
   EXPECT_EQ(picker.pick(prompt(320, 2))->work, 160u + 320 + 2 * 64);
-  // Of a text that is 1,000 bytes long three pieces are known.
-  EXPECT_EQ(WorkerPicker(1).pick(text(1000, 'a'))->work, 3u * 64 + 64);
+  // A text of 1,000 bytes has three pieces and a rest.
+  EXPECT_EQ(WorkerPicker(1).pick(text(1000, 'a'))->work, 4u * 64 + 64);
 }
 
 TEST(WorkerPicker, NeverTakesOneThatIsGone) {
