@@ -40,6 +40,10 @@ struct BatonConnectorOptions {
   // Prefill: the longest lease that it grants them, and so the longest that blocks are held for a
   // decode worker that died.
   Time max_lease = patient(std::chrono::seconds(60));
+  // Prefill: a thread answers decode workers who ask whether this one is alive (KvLoad::silence),
+  // whatever keeps the engine's thread. It sleeps while that is inside wait(). Without it they hear
+  // an answer when the engine calls progress().
+  bool answer_thread = false;
   int progress_cpu = -1;   // pin that thread to this core; -1: do not
   bool huge_pages = true;  // for the cache, where the machine has some
 };

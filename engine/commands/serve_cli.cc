@@ -87,6 +87,7 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
   options.worker.listen_port =
       flags.kv_port == 0 ? uint16_t{0} : static_cast<uint16_t>(flags.kv_port + rank);
   options.worker.timeline = timeline;
+  options.answer_thread = flags.role == "prefill";
   if (!flags.key_file.empty()) {
     absl::StatusOr<ClusterKey> key = ClusterKey::from_file(flags.key_file);
     if (!key.ok()) return key.status();
@@ -118,6 +119,9 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .workers_file = flags.workers,
                              .tokenizer = flags.tokenizer,
                              .pick = flags.pick,
+                             .hedge_after = std::chrono::ceil<std::chrono::milliseconds>(
+                                 std::chrono::duration<double>(flags.hedge_after)),
+                             .move_cost = flags.move_cost,
                              .api_key = flags.api_key,
                              .listener = listener_options(flags)});
   if (!router.ok()) return router.status();
@@ -192,6 +196,8 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   }
   flags.engine.load_timeout =
       std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.load_timeout));
+  flags.engine.load_silence =
+      std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.load_silence));
   flags.engine.on_load_failure = flags.on_load_failure == "fail"
                                      ? serve::LoadFailurePolicy::kFail
                                      : serve::LoadFailurePolicy::kRecompute;
@@ -211,6 +217,8 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
              flags.generation_config == "auto" ? loaded->defaults : serve::SamplingDefaults{},
          .kv_address = kv_address,
          .api_key = flags.api_key,
+         .stuck_after =
+             std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.stuck_after)),
          .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();

@@ -83,6 +83,11 @@ void add_http_flags(CLI::App& app, ServeFlags& flags) {
                  "generation_config.json says; none, as OpenAI does")
       ->check(one_of({"auto", "none"}))
       ->capture_default_str();
+  app.add_option("--stuck-after", flags.stuck_after,
+                 "/health is 503 when the engine has had work for so many seconds and got nowhere, "
+                 "not by a layer; 0: never")
+      ->check(real_number(0, kDay))
+      ->capture_default_str();
   app.add_option("--max-waiting", flags.admission.max_waiting,
                  "requests in the queue, at most; more are refused with 429")
       ->check(whole_number(0, 1 << 24))
@@ -106,6 +111,12 @@ void add_role_flags(CLI::App& app, ServeFlags& flags) {
   app.add_option("--load-timeout", flags.load_timeout,
                  "decode: seconds until a prompt whose KV does not come is given up")
       ->check(real_number(0.1, kDay))
+      ->capture_default_str();
+  app.add_option(
+         "--load-silence", flags.load_silence,
+         "decode: ... or whose prefill worker says nothing for so long, not even that it is "
+         "alive; 0: however long")
+      ->check(real_number(0, kDay))
       ->capture_default_str();
   app.add_option("--on-load-failure", flags.on_load_failure,
                  "decode: recompute a prompt whose KV does not come, or fail the request")
@@ -163,7 +174,7 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
   added.push_back(
       app.add_option("--workers", flags.workers,
                      "router: a file that lists them instead, a line each: prefill URL or decode "
-                     "URL; workers join and leave as it changes")
+                     "URL, and a place such as rack1/host3; workers join and leave as it changes")
           ->check(readable_file())
           ->type_name("FILE"));
   added.push_back(app.add_option("--tokenizer", flags.tokenizer,
@@ -172,6 +183,18 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
                                  "workers say")
                       ->check(not_empty())
                       ->type_name("DIR"));
+  added.push_back(
+      app.add_option("--hedge-after", flags.hedge_after,
+                     "router: ask another decode worker as well when one has shown nothing for "
+                     "longer than expected, and for so many seconds at least; 0: never")
+          ->check(real_number(0, kDay))
+          ->capture_default_str());
+  added.push_back(
+      app.add_option("--move-cost", flags.move_cost,
+                     "router: what moving a token's KV to the next host costs, in tokens that are "
+                     "computed; --workers says who is how far from whom")
+          ->check(real_number(0, 1000))
+          ->capture_default_str());
   add_choice<router::PickBy>(
       app, "--pick", &flags.pick,
       {{"cache", router::PickBy::kCache},

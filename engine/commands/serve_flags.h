@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "engine/commands/serve_ranks.h"
+#include "engine/http/http_server.h"
 #include "engine/model/arithmetic.h"
 #include "engine/router/router.h"
 #include "engine/serve/admission.h"
@@ -35,6 +36,9 @@ struct ServeFlags {
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
   std::string workers;
+  double stuck_after = seconds_of(http::HttpServerOptions{}.stuck_after);
+  double move_cost = router::RouterOptions{}.move_cost;
+  double hedge_after = seconds_of(router::RouterOptions{}.hedge_after);
   std::string tokenizer;
   router::PickBy pick = router::PickBy::kCache;
   std::string api_key;
@@ -44,6 +48,7 @@ struct ServeFlags {
   serve::AdmissionOptions admission;
   double max_wait = 0;
   double load_timeout = 60;
+  double load_silence = seconds_of(serve::EngineOptions{}.load_silence);
   // KV tiers.
   size_t kv_host_mib = 0;
   double kv_disk_gib = 0;

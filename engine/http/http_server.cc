@@ -12,6 +12,7 @@
 #include "engine/http/prompt_tokens.h"
 #include "engine/http/request_check.h"
 #include "engine/http/task_thread.h"
+#include "engine/serve/cache/cache_events.h"
 #include "engine/serve/metrics.h"
 
 namespace baton::engine::http {
@@ -33,6 +34,7 @@ struct HttpServer::Impl {
   Impl(HttpServerOptions given, serve::EngineThread& engine_thread,
        const Tokenizer& model_tokenizer)
       : options(std::move(given)),
+        root(serve::block_name(serve::model_root(engine_thread.fingerprint()))),
         listener(options.listener),
         host{engine_thread, model_tokenizer, options.model, listener.loop()},
         parser(kParsing) {}
@@ -47,14 +49,34 @@ struct HttpServer::Impl {
   absl::Status complete(const Exchange& exchange, bool chat);
   absl::Status tokenize(const Exchange& exchange, bool);
   absl::Status detokenize(const Exchange& exchange, bool);
+  // Answers with `page` and the state of the engine, which no load may delay.
+  void reply_health(const Exchange& exchange, json page) const;
   absl::Status check_model(std::string_view model) const;
   absl::Status check_tokens(const std::vector<int32_t>& tokens) const;
 
   const HttpServerOptions options;
+  const std::string root;  // of the names of its KV blocks
   HttpListener listener;
   const CompletionHost host;
   TaskThread parser;  // of bodies and prompts, which may take long
 };
+
+void HttpServer::Impl::reply_health(const Exchange& exchange, json page) const {
+  const serve::Liveness& engine = host.engine.liveness();
+  const Time quiet = engine.quiet();
+  std::string status = "ok";
+  if (engine.stopped()) {
+    status = "the engine has stopped";
+  } else if (options.stuck_after > Time::zero() && quiet >= options.stuck_after) {
+    status = absl::StrCat("the engine has work and made no step for ", seconds_of(quiet), " s");
+  }
+  const int code = status == "ok" ? 200 : 503;
+  page["status"] = std::move(status);
+  page["quiet_s"] = seconds_of(quiet);
+  page["model"] = host.engine.fingerprint();
+  page["root"] = root;
+  exchange->reply(code, "application/json", page.dump());
+}
 
 absl::Status HttpServer::Impl::check_model(std::string_view model) const {
   if (model.empty() || model == options.model) return absl::OkStatus();
@@ -174,20 +196,20 @@ void HttpServer::Impl::register_routes() {
                         {"root", options.model}, {"max_model_len", host.engine.max_context()}};
     reply_json({{"object", "list"}, {"data", {model}}}, exchange.get());
   });
-  listener.route("GET", "/health", [](const Exchange& exchange) {
-    exchange->reply(200, "application/json", "{\"status\":\"ok\"}");
-  });
+  listener.route("GET", "/health",
+                 [this](const Exchange& exchange) { reply_health(exchange, json::object()); });
   listener.route("GET", "/version", [](const Exchange& exchange) {
     reply_json({{"version", BATON_VERSION}}, exchange.get());
   });
   listener.route("GET", "/v1/baton/address", [this](const Exchange& exchange) {
-    reply_json({{"address", options.kv_address}}, exchange.get());
+    reply_health(exchange, {{"address", options.kv_address}});
   });
   listener.route("GET", "/v1/baton/kv_events", [this](const Exchange& exchange) {
     CacheStream::start(host.engine, listener.loop(), options.listener.max_unsent, exchange);
   });
   listener.route("GET", "/metrics", [this](const Exchange& exchange) {
-    std::string page = host.metrics->prometheus(host.engine.stats(), host.engine.connector_stats());
+    std::string page =
+        host.metrics->prometheus(host.engine.stats(), host.engine.connector_stats(), options.model);
     const HttpListenerStats stats = listener.stats();
     absl::StrAppend(&page, "# HELP baton_requests_refused_total Refused for want of time (429).\n",
                     "# TYPE baton_requests_refused_total counter\nbaton_requests_refused_total ",

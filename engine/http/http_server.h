@@ -3,13 +3,19 @@
 //   POST /v1/completions, /v1/chat/completions   see engine/http/openai/openai_request.h
 //   GET  /v1/models
 //   POST /tokenize, /detokenize                  as vLLM's
-//   GET  /health, /metrics, /version
-//   GET  /v1/baton/address                       {"address": ...}: the KvConnector's, for routers
+//   GET  /health         200, or 503 with the reason: the engine has stopped, or has work and does
+//                        not get on with it. In both: for how many seconds ("quiet_s"), the
+//                        weights' fingerprint ("model"), and what its blocks' names begin with
+//                        ("root")
+//   GET  /metrics, /version
+//   GET  /v1/baton/address                       {"address": ...}: the KvConnector's, for routers;
+//                                                503 as /health
 //   GET  /v1/baton/kv_events                     what is in the prefix cache: cache_stream.h
 //
 // Every answer has the header X-Request-Id: the client's own, or a new one.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +25,7 @@
 #include "engine/serve/engine_thread.h"
 #include "engine/tokenizer/chat_template.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "transport/clock.h"
 
 namespace baton::engine::http {
 
@@ -33,6 +40,9 @@ struct HttpServerOptions {
   // Asked of clients under /v1 and of /tokenize and /detokenize, as "Authorization: Bearer KEY";
   // "": of none.
   std::string api_key;
+  // The engine is not well when it has had work for so long and got nowhere: no step has ended, and
+  // within one no layer. Zero: however long.
+  Time stuck_after = patient(std::chrono::seconds(10));
   HttpListenerOptions listener;
 };
 

@@ -66,6 +66,7 @@ absl::Status CacheWatch::receive(Follower& follower, std::string_view bytes) {
     const absl::StatusOr<serve::CacheNews> news = serve::parse_cache_line(follower.line);
     follower.line.clear();
     if (!news.ok()) return news.status();
+    if (news->snapshot) follower.group->set_model(follower.worker, news->root, news->model);
     if (news->snapshot == follower.begun || !follower.group->picker.tell(follower.worker, *news)) {
       return absl::InvalidArgumentError("its lines do not follow from one another");
     }

@@ -5,8 +5,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
+#include "engine/serve/cache/cache_events.h"
+#include "transport/base/log.h"
 
 namespace baton::engine::router {
+namespace {
+
+constexpr size_t kMaxReason = 200;
+// In seconds: an engine with a long step is quiet too, for a moment.
+constexpr double kGetsOn = 0.5;
+
+}  // namespace
 
 HealthWatch::HealthWatch(HealthOptions options, Workers& workers,
                          std::function<void(WorkerGroup&, size_t)> on_down)
@@ -30,8 +39,34 @@ void HealthWatch::probe(Probe& probe, const http::HttpUrl& url, const char* path
            [&probe, done = std::move(done)](const absl::Status& status) {
              if (!status.ok()) probe.status = 0;
              probe.silent = absl::IsDeadlineExceeded(status);
+             probe.why = std::string(status.message());
              done();
            }});
+}
+
+std::string HealthWatch::describe(const Probe& probe) {
+  if (probe.status == 0) return probe.why;
+  const absl::StatusOr<nlohmann::json> page = parse_json(probe.body, "a worker's health");
+  const auto said = page.ok() ? string_field(*page, "status", "") : page.status();
+  if (said.ok() && !said->empty() && said->size() <= kMaxReason && *said != "ok") return *said;
+  return probe.status == 200 ? "its answer makes no sense"
+                             : absl::StrCat("HTTP status ", probe.status);
+}
+
+void HealthWatch::note_model(WorkerGroup& group, size_t worker, const nlohmann::json& page) {
+  const auto root = string_field(page, "root", "");
+  const auto model = string_field(page, "model", "");
+  const auto parsed = serve::parse_block_name(root.value_or(""));
+  if (parsed.has_value()) group.set_model(worker, *parsed, model.value_or(""));
+}
+
+void HealthWatch::down(WorkerGroup& group, size_t worker, const Probe& probe) {
+  group.why_down[worker] = describe(probe);
+  if (!group.picker.is_up(worker)) return;
+  group.picker.set_up(worker, false);
+  base::log_event(base::LogLevel::kWarning, "router: %s worker %s is not used: %s", group.role,
+                  group.name(worker), group.why_down[worker]);
+  on_down_(group, worker);
 }
 
 void HealthWatch::judge_decode(size_t worker) {
@@ -39,14 +74,17 @@ void HealthWatch::judge_decode(size_t worker) {
   if (probe.status == 200) {
     probe.missed = 0;
     workers_.decode.picker.set_up(worker, true);
+    // It answers, and its engine gets on. Who says nothing of that is believed.
+    const absl::StatusOr<nlohmann::json> page = parse_json(probe.body, "a worker's health");
+    if (page.ok()) note_model(workers_.decode, worker, *page);
+    const auto quiet = page.ok() ? number_field(*page, "quiet_s", 0, 1e9, 0) : page.status();
+    if (quiet.value_or(0) < kGetsOn) workers_.decode.picker.set_slow(worker, false);
     return;
   }
   // One that says that it is not well, or whose port is closed, needs no second look.
   ++probe.missed;
   if (probe.silent && probe.missed < options_.misses) return;
-  if (!workers_.decode.picker.is_up(worker)) return;
-  workers_.decode.picker.set_up(worker, false);
-  on_down_(workers_.decode, worker);
+  down(workers_.decode, worker, probe);
 }
 
 void HealthWatch::judge_prefill(size_t worker) {
@@ -55,14 +93,16 @@ void HealthWatch::judge_prefill(size_t worker) {
   if (probe.status == 200) {
     const absl::StatusOr<nlohmann::json> parsed =
         parse_json(probe.body, "a prefill worker's address");
-    if (parsed.ok()) address = string_field(*parsed, "address", "").value_or("");
+    if (parsed.ok()) {
+      address = string_field(*parsed, "address", "").value_or("");
+      note_model(workers_.prefill, worker, *parsed);
+    }
   }
   probe.missed = address.empty() ? probe.missed + 1 : 0;
   if (address.empty() && probe.silent && probe.missed < options_.misses) return;
-  const bool was_up = workers_.prefill.picker.is_up(worker);
-  workers_.prefill.picker.set_up(worker, !address.empty());
   workers_.prefill.addresses[worker] = address;
-  if (was_up && address.empty()) on_down_(workers_.prefill, worker);
+  if (address.empty()) return down(workers_.prefill, worker, probe);
+  workers_.prefill.picker.set_up(worker, true);
 }
 
 void HealthWatch::probe_all(std::function<void()> done) {

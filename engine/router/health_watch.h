@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -39,10 +40,15 @@ class HealthWatch {
     int status = 0;
     std::string body;
     bool silent = false;  // no answer, and no refusal either
+    std::string why;      // there is no answer
     int missed = 0;       // in a row
   };
 
   void probe(Probe& probe, const http::HttpUrl& url, const char* path, std::function<void()> done);
+  static std::string describe(const Probe& probe);
+  void down(WorkerGroup& group, size_t worker, const Probe& probe);
+  // Takes from its answer which model it has.
+  static void note_model(WorkerGroup& group, size_t worker, const nlohmann::json& page);
   void judge_decode(size_t worker);
   void judge_prefill(size_t worker);
 

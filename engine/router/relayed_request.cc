@@ -1,6 +1,10 @@
 // A request's way through the workers.
 #include "engine/router/relayed_request.h"
 
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
@@ -59,92 +63,206 @@ bool RelayedRequest::send(std::string_view bytes) {
 
 void RelayedRequest::attempt(Leg& leg) {
   WorkerGroup& prefill = workers_.prefill;
-  leg.prefill = Place(prefill.picker, prefill.picker.pick(leg.key));
-  leg.decode = Place(workers_.decode.picker, workers_.decode.picker.pick(leg.key, leg.failed));
-  if (!leg.decode.has_value()) {
-    return fail(absl::UnavailableError("there is no decode worker at present"));
+  leg.attempt = std::make_unique<Attempt>();
+  Attempt& attempt = *leg.attempt;
+  WorkerPicker& decode = workers_.decode.picker;
+  attempt.decode = Place(decode, decode.pick(leg.key, leg.failed, leg.model,
+                                             workers_.moves_from_nearest(leg.key->tokens)));
+  if (!attempt.decode.has_value()) {
+    return fail(absl::UnavailableError(
+        leg.model.has_value() ? "there is no other decode worker with the model that has begun"
+                              : "there is no decode worker at present"));
   }
+  const WorkerPicker::Model model = decode.model(*attempt.decode);
+  attempt.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, {}, model, moves(attempt)));
   std::string address;
-  if (leg.prefill.has_value() && prefill.picker.is_up(*leg.prefill)) {
-    address = prefill.addresses[*leg.prefill];
+  if (attempt.prefill.has_value() && prefill.picker.is_up(*attempt.prefill)) {
+    address = prefill.addresses[*attempt.prefill];
   }
   leg.tokens_before = leg.relay->tokens_seen();
-  leg.status = 0;
-  leg.error_body.clear();
+  leg.relay->begin();
+  post(leg, attempt, address);
+  leg.heard = attempt.asked;
+  watch(leg);
+}
+
+// What the KV that its decode worker lacks costs on its way there, from each prefill worker.
+std::vector<double> RelayedRequest::moves(const Attempt& attempt) const {
+  return workers_.moves_to(workers_.decode.places[*attempt.decode], attempt.decode.missing());
+}
+
+void RelayedRequest::post(Leg& leg, Attempt& attempt, const std::string& prefill_address) {
+  attempt.asked = Clock::steady().now();
   http::HttpFetchRequest post;
-  post.url = workers_.decode.urls[*leg.decode];
+  post.url = workers_.decode.urls[*attempt.decode];
   post.method = "POST";
   post.path = exchange_->request().path;
-  post.body = leg.relay->next_body(address);
+  post.body = leg.relay->next_body(prefill_address);
   post.headers = workers_.headers();
   post.headers.emplace_back("Content-Type", "application/json");
   post.headers.emplace_back(http::kRequestIdHeader, request_id_);
-  leg.fetch = http::HttpFetch::start(
+  attempt.fetch = http::HttpFetch::start(
       workers_.loop, std::move(post),
       {.on_head =
-           [&leg](int status, std::string_view retry_after) {
-             leg.status = status;
-             leg.retry_after = retry_after;
+           [&attempt](int status, std::string_view retry_after) {
+             attempt.status = status;
+             attempt.retry_after = retry_after;
            },
-       .on_body = [this, &leg](std::string_view bytes) { received(leg, bytes); },
-       .on_end = [this, &leg](const absl::Status& status) { ended(leg, status); }});
+       .on_body = [this, &leg, &attempt](std::string_view bytes) { received(leg, attempt, bytes); },
+       .on_end = [this, &leg,
+                  &attempt](const absl::Status& status) { ended(leg, attempt, status); }});
 }
 
-void RelayedRequest::received(Leg& leg, std::string_view bytes) {
-  if (leg.status != 200) {
-    if (leg.error_body.size() < kErrorBytes) leg.error_body += bytes;
+void RelayedRequest::received(Leg& leg, Attempt& attempt, std::string_view bytes) {
+  if (attempt.status != 200) {
+    if (attempt.error_body.size() < kErrorBytes) attempt.error_body += bytes;
     return;
   }
+  if (&attempt == leg.attempt.get()) return relay(leg, bytes);
+  attempt.held += bytes;
+  const StreamNews news = news_in(attempt.held);
+  if (news == StreamNews::kError) return drop_hedge(leg, absl::OkStatus());
+  if (news == StreamNews::kNothing) return;
+  workers_.decode.picker.set_slow(*leg.attempt->decode, true);
+  ++workers_.hedges_won;
+  take_hedge(leg);
+}
+
+// Of the attempt whose stream it is.
+void RelayedRequest::relay(Leg& leg, std::string_view bytes) {
+  const size_t before = leg.relay->tokens_seen();
   const bool go_on = leg.relay->receive(bytes);
-  if (leg.relay->tokens_seen() > leg.tokens_before) {
-    leg.prefill.release();  // its part is over
-    leg.decode.computed();
+  if (leg.relay->tokens_seen() > before) note_tokens(leg);
+  if (!go_on || leg.relay->done()) ended(leg, *leg.attempt, absl::OkStatus());
+}
+
+void RelayedRequest::note_tokens(Leg& leg) {
+  Attempt& attempt = *leg.attempt;
+  const Time now = Clock::steady().now();
+  if (!attempt.answered) {
+    attempt.answered = true;
+    workers_.waits.note_first_token(attempt.decode.work(), now - attempt.asked);
+    attempt.prefill.release();  // its part is over
+    attempt.decode.computed();
+  } else {
+    workers_.waits.note_gap(now - leg.heard);
   }
-  if (!go_on || leg.relay->done()) ended(leg, absl::OkStatus());
+  leg.heard = now;
+  workers_.decode.picker.set_slow(*attempt.decode, false);
+  leg.model = workers_.decode.picker.model(*attempt.decode);
+  leg.hedge.reset();
+}
+
+void RelayedRequest::watch(Leg& leg) {
+  if (!workers_.waits.ever()) return;
+  const Time limit = leg.attempt->answered
+                         ? workers_.waits.gap_limit()
+                         : workers_.waits.first_token_limit(leg.attempt->decode.work());
+  const Time left = leg.heard + limit - Clock::steady().now();
+  if (left <= Time::zero() && leg.hedge == nullptr && hedge(leg)) leg.heard = leg.hedge->asked;
+  leg.look =
+      workers_.loop->after(std::chrono::ceil<std::chrono::milliseconds>(std::max(left, limit / 4)),
+                           [this, &leg] { look_at(leg); });
+}
+
+void RelayedRequest::look_at(Leg& leg) {
+  const std::shared_ptr<RelayedRequest> self = self_;
+  if (self != nullptr && !leg.done) watch(leg);
+}
+
+// Asks a second worker to go on from here. False where there is none that is well, or where too
+// much is asked again already.
+bool RelayedRequest::hedge(Leg& leg) {
+  std::vector<size_t> avoid = leg.failed;
+  avoid.push_back(*leg.attempt->decode);
+  WorkerPicker& decode = workers_.decode.picker;
+  if (!decode.has_other(avoid, leg.model) || !workers_.retries.spend()) return false;
+  leg.hedge = std::make_unique<Attempt>();
+  Attempt& hedge = *leg.hedge;
+  hedge.decode = Place(
+      decode, decode.pick(leg.key, avoid, leg.model, workers_.moves_from_nearest(leg.key->tokens)));
+  // The prefill worker may be what does not answer: another one, or none.
+  WorkerGroup& prefill = workers_.prefill;
+  std::vector<size_t> asked;
+  if (leg.attempt->prefill.has_value()) asked.push_back(*leg.attempt->prefill);
+  std::string address;
+  const WorkerPicker::Model model = decode.model(*hedge.decode);
+  if (prefill.picker.has_other(asked, model)) {
+    hedge.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, asked, model, moves(hedge)));
+    address = prefill.addresses[*hedge.prefill];
+  }
+  ++workers_.hedged;
+  post(leg, hedge, address);
+  return true;
+}
+
+// The second worker's stream is the one from here on.
+void RelayedRequest::take_hedge(Leg& leg) {
+  leg.attempt = std::move(leg.hedge);  // the first one hears of it by its connection's end
+  leg.relay->begin();
+  leg.tokens_before = leg.relay->tokens_seen();
+  leg.heard = leg.attempt->asked;
+  const std::string held = std::exchange(leg.attempt->held, {});
+  if (!held.empty()) relay(leg, held);
+}
+
+// It failed; the first one is still waited for.
+void RelayedRequest::drop_hedge(Leg& leg, const absl::Status& connection) {
+  const std::unique_ptr<Attempt> hedge = std::move(leg.hedge);
+  leg.failed.push_back(*hedge->decode);
+  if (connection.ok()) return;
+  workers_.decode.picker.set_up(*hedge->decode, false);
+  workers_.decode.why_down[*hedge->decode] = "it broke off";
 }
 
 // OK: done. Cancelled: nobody waits for it. Unavailable: another worker may do better.
 // ResourceExhausted: another worker may have room.
-absl::Status RelayedRequest::outcome(Leg& leg, const absl::Status& connection) {
+absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
+                                     const absl::Status& connection) {
   if (leg.relay->done()) return absl::OkStatus();
   if (leg.relay->client_gone()) return absl::CancelledError("the client went away");
   if (!leg.relay->worker_error().ok()) return leg.relay->worker_error();
-  if (leg.status != 0 && leg.status != 200) {
-    const absl::StatusOr<json> parsed = parse_json(leg.error_body, "a worker's reply");
+  if (attempt.status != 0 && attempt.status != 200) {
+    const absl::StatusOr<json> parsed = parse_json(attempt.error_body, "a worker's reply");
     const auto message = parsed.ok() ? string_field(member(*parsed, "error"), "message", "")
                                      : absl::StatusOr<std::string>(parsed.status());
-    const std::string text = message.ok() ? *message : absl::StrCat("HTTP status ", leg.status);
-    if (leg.status == 429) {
+    const std::string text = message.ok() ? *message : absl::StrCat("HTTP status ", attempt.status);
+    if (attempt.status == 429) {
       absl::Status full = absl::ResourceExhaustedError(text);
-      if (!leg.retry_after.empty() && leg.retry_after.size() < 8) {
-        full.SetPayload(http::kRetryAfterPayload, absl::Cord(leg.retry_after));
+      if (!attempt.retry_after.empty() && attempt.retry_after.size() < 8) {
+        full.SetPayload(http::kRetryAfterPayload, absl::Cord(attempt.retry_after));
       }
       return full;
     }
-    if (leg.status == 404) return absl::NotFoundError(text);
-    return leg.status < 500 ? absl::InvalidArgumentError(text) : absl::UnavailableError(text);
+    if (attempt.status == 404) return absl::NotFoundError(text);
+    return attempt.status < 500 ? absl::InvalidArgumentError(text) : absl::UnavailableError(text);
   }
-  workers_.decode.picker.set_up(*leg.decode, false);  // until it answers a probe
-  const http::HttpUrl& url = workers_.decode.urls[*leg.decode];
+  workers_.decode.picker.set_up(*attempt.decode, false);  // until it answers a probe
+  workers_.decode.why_down[*attempt.decode] = "it broke off";
+  const http::HttpUrl& url = workers_.decode.urls[*attempt.decode];
   return absl::UnavailableError(
       absl::StrCat("decode worker http://", url.host, ":", url.port, " broke off: ",
                    connection.ok() ? "the stream ended early" : std::string(connection.message())));
 }
 
-void RelayedRequest::ended(Leg& leg, const absl::Status& connection) {
+void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& connection) {
   const std::shared_ptr<RelayedRequest> self = self_;  // close() lets go of it
   if (self == nullptr) return;
-  const absl::Status status = outcome(leg, connection);
-  leg.fetch.reset();
-  leg.prefill.release();
-  if (!status.ok() && leg.decode.has_value()) leg.failed.push_back(*leg.decode);
-  leg.decode.release();
+  if (&attempt != leg.attempt.get()) return drop_hedge(leg, connection);
+  const absl::Status status = outcome(leg, attempt, connection);
+  if (!status.ok()) leg.failed.push_back(*attempt.decode);
+  const bool another_may_do_better =
+      absl::IsUnavailable(status) || absl::IsResourceExhausted(status);
+  if (another_may_do_better && leg.hedge != nullptr) return take_hedge(leg);
+  leg.attempt.reset();
+  leg.hedge.reset();
+  leg.look.reset();
   if (status.ok()) {
     leg.done = true;
     return finish_if_done();
   }
   if (absl::IsCancelled(status)) return close();
-  if (!absl::IsUnavailable(status) && !absl::IsResourceExhausted(status)) return fail(status);
+  if (!another_may_do_better) return fail(status);
   retry(leg, status);
 }
 
@@ -173,9 +291,11 @@ void RelayedRequest::leave_worker(size_t worker) {
   const std::shared_ptr<RelayedRequest> self = self_;
   for (Leg& leg : legs_) {
     if (self_ == nullptr) return;  // closed meanwhile
-    if (leg.done || !leg.decode.has_value() || *leg.decode != worker) continue;
-    leg.status = 0;
-    ended(leg, absl::UnavailableError("it answers no more"));
+    const absl::Status gone = absl::UnavailableError("it answers no more");
+    if (leg.hedge != nullptr && *leg.hedge->decode == worker) drop_hedge(leg, gone);
+    if (leg.attempt == nullptr || *leg.attempt->decode != worker) continue;
+    leg.attempt->status = 0;
+    ended(leg, *leg.attempt, gone);
   }
 }
 
@@ -209,9 +329,9 @@ void RelayedRequest::close() {
   workers_.open.erase(this);
   // Workers hear of it by their connections' end.
   for (Leg& leg : legs_) {
-    leg.fetch.reset();
-    leg.prefill.release();
-    leg.decode.release();
+    leg.attempt.reset();
+    leg.hedge.reset();
+    leg.look.reset();
   }
   self_.reset();
 }

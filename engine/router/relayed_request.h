@@ -1,5 +1,10 @@
 // One client's request at the router: each of its choices goes to a worker, and to another one when
 // that fails. Internal to engine/router; everything runs on the loop's thread.
+//
+// A worker that shows nothing for longer than is expected (expected_wait.h), before the first token
+// or between two, is not waited for any longer alone: another one is asked to go on from the tokens
+// that are here, and whichever has the next token first writes the answer. Nothing of the other
+// reaches the client, so that is as safe as a retry, and paid from the same budget.
 #pragma once
 
 #include <functional>
@@ -13,6 +18,7 @@
 #include "engine/http/openai/openai_request.h"
 #include "engine/router/stream_relay.h"
 #include "engine/router/workers.h"
+#include "transport/clock.h"
 
 namespace baton::engine::router {
 
@@ -32,25 +38,46 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void leave_worker(size_t worker);
 
  private:
+  // A worker that is asked.
+  struct Attempt {
+    Place prefill, decode;
+    std::unique_ptr<http::HttpFetch> fetch;
+    Time asked{};
+    int status = 0;
+    std::string retry_after;
+    std::string error_body;
+    std::string held;  // of one that is asked as well: what it has said so far
+    bool answered = false;
+  };
   struct Leg {
     std::unique_ptr<StreamRelay> relay;
     std::shared_ptr<const PromptKey> key;
     std::vector<size_t> failed;
     int retries = 0;
     size_t tokens_before = 0;
-    Place prefill, decode;
-    std::unique_ptr<http::HttpFetch> fetch;
-    int status = 0;
-    std::string retry_after;
-    std::string error_body;
+    WorkerPicker::Model model;         // that has written what is here: no other goes on with it
+    std::unique_ptr<Attempt> attempt;  // whose stream is relayed
+    std::unique_ptr<Attempt> hedge;    // who is asked as well
+    Time heard{};                      // the last token, or when the attempt was begun
+    std::unique_ptr<http::EventLoop::Timer> look;
     bool done = false;
   };
 
   void attempt(Leg& leg);
-  void received(Leg& leg, std::string_view bytes);
-  void ended(Leg& leg, const absl::Status& connection);
-  absl::Status outcome(Leg& leg, const absl::Status& connection);
+  std::vector<double> moves(const Attempt& attempt) const;
+  void post(Leg& leg, Attempt& attempt, const std::string& prefill_address);
+  void received(Leg& leg, Attempt& attempt, std::string_view bytes);
+  void relay(Leg& leg, std::string_view bytes);
+  void note_tokens(Leg& leg);
+  void ended(Leg& leg, Attempt& attempt, const absl::Status& connection);
+  absl::Status outcome(const Leg& leg, const Attempt& attempt, const absl::Status& connection);
   void retry(Leg& leg, const absl::Status& why);
+  // Looks again and again whether it has taken too long.
+  void watch(Leg& leg);
+  void look_at(Leg& leg);
+  bool hedge(Leg& leg);
+  void take_hedge(Leg& leg);
+  void drop_hedge(Leg& leg, const absl::Status& connection);
   bool send(std::string_view bytes);
   void finish_if_done();
   void fail(const absl::Status& status);

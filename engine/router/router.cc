@@ -56,6 +56,7 @@ std::string worker_metrics(const Workers& workers) {
   print("in_flight", "gauge", [](Group, Stats stats, size_t) { return stats.in_flight; });
   print("worker_up", "gauge",
         [](Group group, Stats, size_t i) { return group.picker.is_up(i) ? 1 : 0; });
+  print("worker_slow", "gauge", [](Group, Stats stats, size_t) { return stats.slow ? 1 : 0; });
   print("computing_tokens", "gauge", [](Group, Stats stats, size_t) { return stats.computing; });
   print("cache_known", "gauge",
         [](Group, Stats stats, size_t) { return stats.cache_known ? 1 : 0; });
@@ -74,13 +75,14 @@ struct Router::Impl {
   Impl(RouterOptions given, std::vector<http::HttpUrl> prefill, std::vector<http::HttpUrl> decode)
       : options(std::move(given)),
         listener(options.listener),
-        workers(std::move(prefill), std::move(decode), options.pick),
+        workers(std::move(prefill), std::move(decode), options.pick, options.hedge_after),
         caches(workers, options.health_interval),
         health({options.health_interval, options.health_timeout, options.health_misses}, workers,
                [this](WorkerGroup& group, size_t worker) { went_down(group, worker); }),
         parser(kParsing) {
     workers.max_retries = options.max_retries;
     workers.api_key = options.api_key;
+    workers.move_cost = options.move_cost;
     workers.loop = listener.loop();
   }
   ~Impl() {
@@ -99,7 +101,7 @@ struct Router::Impl {
   void watch_list();
   void look_at_list();
   void take_list(const ListedWorkers& listed);
-  void take(WorkerGroup& group, const std::vector<http::HttpUrl>& listed);
+  void take(WorkerGroup& group, const std::vector<ListedWorker>& listed);
   void proxy(const Exchange& exchange, size_t first);
   json health_page(bool* usable);
   std::string metrics_page();
@@ -137,8 +139,12 @@ std::vector<std::shared_ptr<const PromptKey>> Router::Impl::keys(
     // What a worker would refuse it shall refuse.
     const auto prompts = http::prompt_tokens(request, *tokenizer, chat_template);
     if (prompts.ok()) {
+      std::vector<serve::BlockHash> roots = workers.decode.picker.models();
+      for (const serve::BlockHash& root : workers.prefill.picker.models()) {
+        if (std::find(roots.begin(), roots.end(), root) == roots.end()) roots.push_back(root);
+      }
       for (const std::vector<int32_t>& tokens : *prompts) {
-        keys.push_back(std::make_shared<PromptKey>(token_key(tokens)));
+        keys.push_back(std::make_shared<PromptKey>(token_key(tokens, roots)));
       }
       return keys;
     }
@@ -195,12 +201,13 @@ void Router::Impl::take_list(const ListedWorkers& listed) {
   take(workers.decode, listed.decode);
 }
 
-void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& listed) {
-  const auto is_in = [](const auto& list, const http::HttpUrl& url) {
-    return std::find(list.begin(), list.end(), url) != list.end();
-  };
+void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& listed) {
   for (size_t i = 0; i < group.size(); ++i) {
-    const bool gone = !is_in(listed, group.urls[i]);
+    const auto entry = std::find_if(listed.begin(), listed.end(), [&](const ListedWorker& worker) {
+      return worker.url == group.urls[i];
+    });
+    const bool gone = entry == listed.end();
+    if (!gone) group.places[i] = entry->place;
     if (gone == group.picker.is_gone(i)) continue;
     group.picker.set_gone(i, gone);
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s %s", group.role, group.name(i),
@@ -212,9 +219,10 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& li
       if (follows_caches()) caches.follow(group, i);
     }
   }
-  for (const http::HttpUrl& url : listed) {
-    if (is_in(group.urls, url)) continue;
-    const size_t worker = group.add(url);
+  for (const ListedWorker& entry : listed) {
+    if (std::find(group.urls.begin(), group.urls.end(), entry.url) != group.urls.end()) continue;
+    const size_t worker = group.add(entry.url);
+    group.places[worker] = entry.place;
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s joins", group.role,
                     group.name(worker));
     if (follows_caches()) caches.follow(group, worker);
@@ -272,6 +280,8 @@ json Router::Impl::health_page(bool* usable) {
       const bool draining = group->is_draining(i);
       *usable |= up && !draining && group == &workers.decode;
       list.push_back({{"url", group->name(i)}, {"role", group->role}, {"up", up}});
+      if (!group->models[i].empty()) list.back()["model"] = group->models[i];
+      if (!up) list.back()["why"] = group->why_down[i];
       if (draining) list.back()["draining"] = true;
     }
   }
@@ -281,12 +291,15 @@ json Router::Impl::health_page(bool* usable) {
 std::string Router::Impl::metrics_page() {
   std::string page = worker_metrics(workers);
   const http::HttpListenerStats stats = listener.stats();
-  absl::StrAppend(&page, "# TYPE baton_router_retries_total counter\nbaton_router_retries_total ",
-                  workers.retried, "\n# TYPE baton_router_cache_streams_lost_total counter\n",
-                  "baton_router_cache_streams_lost_total ", caches.lost(),
-                  "\n# TYPE baton_http_connections gauge\nbaton_http_connections ",
-                  stats.connections, "\n# TYPE baton_http_answering gauge\nbaton_http_answering ",
-                  stats.answering, "\n");
+  absl::StrAppend(
+      &page, "# TYPE baton_router_retries_total counter\nbaton_router_retries_total ",
+      workers.retried, "\n# TYPE baton_router_hedges_total counter\n", "baton_router_hedges_total ",
+      workers.hedged, "\n# TYPE baton_router_hedges_won_total counter\n",
+      "baton_router_hedges_won_total ", workers.hedges_won,
+      "\n# TYPE baton_router_cache_streams_lost_total counter\n",
+      "baton_router_cache_streams_lost_total ", caches.lost(),
+      "\n# TYPE baton_http_connections gauge\nbaton_http_connections ", stats.connections,
+      "\n# TYPE baton_http_answering gauge\nbaton_http_answering ", stats.answering, "\n");
   return page;
 }
 
@@ -325,6 +338,7 @@ int Router::port() const { return impl_->listener.port(); }
 
 absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
   std::string list;
+  std::vector<std::string> prefill_places, decode_places;
   if (!options.workers_file.empty()) {
     if (!options.decode.empty() || !options.prefill.empty()) {
       return absl::InvalidArgumentError(
@@ -337,8 +351,14 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
       return absl::InvalidArgumentError(
           absl::StrCat(options.workers_file, ": ", std::string(listed.status().message())));
     }
-    for (const http::HttpUrl& url : listed->prefill) options.prefill.push_back(url.text());
-    for (const http::HttpUrl& url : listed->decode) options.decode.push_back(url.text());
+    for (const ListedWorker& entry : listed->prefill) {
+      options.prefill.push_back(entry.text());
+      prefill_places.push_back(entry.place);
+    }
+    for (const ListedWorker& entry : listed->decode) {
+      options.decode.push_back(entry.text());
+      decode_places.push_back(entry.place);
+    }
     list = *std::move(text);
   }
   if (options.decode.empty()) {
@@ -350,6 +370,10 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
   if (!decode.ok()) return decode.status();
   auto impl = std::make_unique<Impl>(std::move(options), *std::move(prefill), *std::move(decode));
   impl->last_list = std::move(list);
+  if (!decode_places.empty()) {
+    impl->workers.prefill.places = std::move(prefill_places);
+    impl->workers.decode.places = std::move(decode_places);
+  }
   if (!impl->options.tokenizer.empty()) {
     const std::string& directory = impl->options.tokenizer;
     absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");

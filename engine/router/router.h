@@ -1,12 +1,13 @@
 // The router: one address for a set of prefill and decode workers.
 //
-// For each request it picks a prefill and a decode worker by what they have cached and what they
-// have to do (engine/router/worker_picker.h), tells
-// decode where the prompt's KV can be had, and streams the tokens back. When a worker dies, before
-// or during a stream, another goes on: no token is repeated and none is lost. A worker that is only
-// slow, or full, is not taken for dead: its health is asked for by itself, and what it refuses
-// (429) is offered to the others once and then refused here. All retries together stay below a
-// part of the requests (engine/router/retry_budget.h).
+// For each request it picks a prefill and a decode worker by what they have cached, what they have
+// to do (engine/router/worker_picker.h) and how far they are from each other, tells decode where
+// the prompt's KV can be had, and streams the tokens back. When a worker dies, before or during a
+// stream, another goes on: no token is repeated and none is lost. A worker that is only slow, or
+// full, is not taken for dead: its health is asked for by itself, and what it refuses (429) is
+// offered to the others once and then refused here. One that shows nothing for longer than expected
+// has its requests asked of another as well. All retries together stay below a part of the requests
+// (engine/router/retry_budget.h).
 //
 // Paths as engine/http/http_server.h has them, without /v1/baton/address. Neither requests nor
 // streams cost threads.
@@ -40,11 +41,18 @@ struct RouterOptions {
   std::string tokenizer;
   PickBy pick = PickBy::kCache;
   int max_retries = 3;  // in a row without a new token
+  // A request whose worker shows nothing for longer than expected (engine/router/expected_wait.h),
+  // and for so long at least, is asked of another one as well, and the first to answer has it.
+  // Zero: never.
+  std::chrono::milliseconds hedge_after = patient(std::chrono::milliseconds(1000));
   std::chrono::milliseconds health_interval{1000};
   // A worker that does not answer this many probes in a row, each within health_timeout, is down:
   // what it was asked is given to others.
   int health_misses = 2;
   std::chrono::milliseconds health_timeout = patient(std::chrono::milliseconds(2000));
+  // What moving a token's KV to a host next door costs, in tokens that are computed; further away,
+  // more (engine/router/distance.h). It counts where a prefill and a decode worker are chosen.
+  double move_cost = 0.125;
   std::string api_key;  // of clients, and for workers; "": none
   http::HttpListenerOptions listener;
 };

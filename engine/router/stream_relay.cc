@@ -58,9 +58,12 @@ StreamRelay::StreamRelay(json body, std::shared_ptr<const http::ApiRequest> requ
   tokens_ = request_->resume_tokens;
 }
 
-std::string StreamRelay::next_body(std::string_view prefill) {
+void StreamRelay::begin() {
   buffer_.clear();
   worker_error_ = absl::OkStatus();
+}
+
+std::string StreamRelay::next_body(std::string_view prefill) {
   body_["kv_transfer_params"] = {{"prefill", prefill}, {"resume_token_ids", tokens_}};
   return dump(body_);
 }
@@ -146,6 +149,22 @@ bool StreamRelay::pass_on(json event) {
   }
   if (request_->stream && !send_(http::sse(event))) client_gone_ = true;
   return !client_gone_;
+}
+
+StreamNews news_in(std::string_view bytes) {
+  for (size_t end; (end = bytes.find("\n\n")) != std::string_view::npos;
+       bytes.remove_prefix(end + 2)) {
+    if (!bytes.starts_with("data: ")) continue;
+    const std::string_view data = bytes.substr(6, end - 6);
+    if (data == "[DONE]") return StreamNews::kAnswer;
+    const absl::StatusOr<json> event = parse_json(data, "a worker's event");
+    if (!event.ok() || !member(*event, "error").is_null()) return StreamNews::kError;
+    const json& choices = member(*event, "choices");
+    if (!choices.is_array() || choices.empty()) continue;
+    if (!member(choices[0], "token_ids").empty()) return StreamNews::kAnswer;
+    if (member(choices[0], "finish_reason").is_string()) return StreamNews::kAnswer;
+  }
+  return StreamNews::kNothing;
 }
 
 double StreamRelay::mean_logprob() const {

@@ -28,8 +28,10 @@ class StreamRelay {
   StreamRelay(nlohmann::json body, std::shared_ptr<const http::ApiRequest> request, size_t choice,
               Head head, std::function<bool(std::string_view)> send);
 
-  // What to post to the next worker; `prefill` may be empty. Forgets half-received events.
+  // What to post to a worker that goes on from here; `prefill` may be empty.
   std::string next_body(std::string_view prefill);
+  // What is received from now on comes from another worker: half an event of the last is forgotten.
+  void begin();
   // Bytes from the worker. False when the client is gone or the worker has reported an error.
   bool receive(std::string_view bytes);
 
@@ -65,6 +67,14 @@ class StreamRelay {
   bool client_gone_ = false;
   absl::Status worker_error_;
 };
+
+// What the whole events at the beginning of a worker's stream tell.
+enum class StreamNews : uint8_t {
+  kNothing,  // nobody waits for it: a role, or half an event
+  kAnswer,   // a token, or the end
+  kError,
+};
+StreamNews news_in(std::string_view bytes);
 
 // The end of a stream whose choices are all done: the usage, if it was asked for, and "[DONE]".
 std::string end_of_stream(const http::ApiRequest& request, const StreamRelay::Head& head,

@@ -2,6 +2,7 @@
 #include "engine/router/worker_picker.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "engine/kernels/kv_cache.h"
@@ -10,6 +11,14 @@
 namespace baton::engine::router {
 
 using serve::BlockHash;
+
+namespace {
+
+double of(std::span<const double> extra, size_t worker) {
+  return worker < extra.size() ? extra[worker] : 0;
+}
+
+}  // namespace
 
 PromptKey text_key(std::string_view prompt) {
   constexpr size_t kPiece = 256;
@@ -22,25 +31,40 @@ PromptKey text_key(std::string_view prompt) {
   return key;
 }
 
-PromptKey token_key(std::span<const int32_t> tokens) {
-  PromptKey key{.chain = {}, .tokens = tokens.size()};
-  if (!tokens.empty()) {
-    serve::extend_chain(tokens.first(tokens.size() - 1), kBlockTokens, &key.chain);
+PromptKey token_key(std::span<const int32_t> tokens, std::span<const BlockHash> roots) {
+  PromptKey key{.chain = {}, .tokens = tokens.size(), .root = {}, .others = {}};
+  if (tokens.empty()) return key;
+  const std::span<const int32_t> shared = tokens.first(tokens.size() - 1);
+  if (!roots.empty()) key.root = roots.front();
+  serve::extend_chain(shared, kBlockTokens, key.root, &key.chain);
+  for (size_t i = 1; i < roots.size(); ++i) {
+    key.others.emplace_back(roots[i], PromptKey::Chain{});
+    serve::extend_chain(shared, kBlockTokens, roots[i], &key.others.back().second);
   }
   return key;
 }
 
+const PromptKey::Chain& PromptKey::under(const BlockHash& its_root) const {
+  static const Chain kNone;
+  if (its_root == root) return chain;
+  for (const auto& [other, its_chain] : others) {
+    if (other == its_root) return its_chain;
+  }
+  return kNone;
+}
+
 size_t WorkerPicker::held(const Worker& worker, const PromptKey& key) const {
   if (key.tokens == 0) return 0;
+  const PromptKey::Chain& chain = key.under(worker.model.value_or(key.root));
   size_t blocks = 0;
-  while (blocks < key.chain.size() && (worker.cached.contains(key.chain[blocks]) ||
-                                       worker.promised.contains(key.chain[blocks]))) {
+  while (blocks < chain.size() &&
+         (worker.cached.contains(chain[blocks]) || worker.promised.contains(chain[blocks]))) {
     ++blocks;
   }
   return blocks * kBlockTokens;
 }
 
-size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key) const {
+size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key, double extra) const {
   // Where much was computed lately, much that others may ask for is pushed out of the cache: the
   // part of it that is beyond the least busy worker's counts a quarter.
   size_t least = worker.given;
@@ -48,7 +72,8 @@ size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key) const {
     if (!other.gone && other.up) least = std::min(least, other.given);
   }
   return worker.stats.computing + key.tokens - held(worker, key) +
-         kRequestTokens * worker.stats.in_flight + (worker.given - least) / 4;
+         kRequestTokens * worker.stats.in_flight + (worker.given - least) / 4 +
+         static_cast<size_t>(extra);
 }
 
 bool WorkerPicker::any_known() const {
@@ -57,13 +82,14 @@ bool WorkerPicker::any_known() const {
   });
 }
 
-std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid) const {
+std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid, const Model& model) const {
   std::vector<size_t> best;
   int rank = 0;
   for (size_t i = 0; i < workers_.size(); ++i) {
-    if (workers_[i].gone) continue;
+    if (workers_[i].gone || !fits(workers_[i], model)) continue;
     const bool shunned = std::find(avoid.begin(), avoid.end(), i) != avoid.end();
-    const int own = 1 + (workers_[i].up ? 2 : 0) + (shunned ? 0 : 1);
+    const int own =
+        1 + (workers_[i].up ? 4 : 0) + (shunned ? 0 : 2) + (workers_[i].stats.slow ? 0 : 1);
     if (own > rank) best.clear();
     rank = std::max(rank, own);
     if (own == rank) best.push_back(i);
@@ -71,18 +97,21 @@ std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid) const {
   return best;
 }
 
-size_t WorkerPicker::by_cache(const PromptKey& key, std::span<const size_t> candidates) const {
+size_t WorkerPicker::by_cache(const PromptKey& key, std::span<const size_t> candidates,
+                              std::span<const double> extra) const {
   // Of two that cost the same, the one that had less to do so far: its cache has more room.
   return *std::min_element(candidates.begin(), candidates.end(), [&](size_t a, size_t b) {
-    return std::pair(cost(workers_[a], key), workers_[a].given) <
-           std::pair(cost(workers_[b], key), workers_[b].given);
+    return std::pair(cost(workers_[a], key, of(extra, a)), workers_[a].given) <
+           std::pair(cost(workers_[b], key, of(extra, b)), workers_[b].given);
   });
 }
 
-size_t WorkerPicker::by_guess(const PromptKey& key, std::span<const size_t> candidates) {
+size_t WorkerPicker::by_guess(const PromptKey& key, std::span<const size_t> candidates,
+                              std::span<const double> extra) {
+  // Tokens are not known, so these do not compare: of those that are as busy, the nearest.
   size_t best = *std::min_element(candidates.begin(), candidates.end(), [&](size_t a, size_t b) {
-    return std::pair(workers_[a].stats.in_flight, workers_[a].given) <
-           std::pair(workers_[b].stats.in_flight, workers_[b].given);
+    return std::tuple(workers_[a].stats.in_flight, of(extra, a), workers_[a].given) <
+           std::tuple(workers_[b].stats.in_flight, of(extra, b), workers_[b].given);
   });
   for (size_t i = key.chain.size(); i-- > 0;) {
     const auto it = prefixes_.find(key.chain[i]);
@@ -108,15 +137,17 @@ size_t WorkerPicker::by_hash(const PromptKey& key, std::span<const size_t> candi
 }
 
 std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const PromptKey> key,
-                                                     std::span<const size_t> avoid) {
+                                                     std::span<const size_t> avoid,
+                                                     const Model& model,
+                                                     std::span<const double> extra) {
   const std::lock_guard lock(mutex_);
-  const std::vector<size_t> candidates = usable(avoid);
+  const std::vector<size_t> candidates = usable(avoid, model);
   if (candidates.empty()) return std::nullopt;
   const bool known = by_ == PickBy::kCache && key->tokens > 0 && any_known();
   const bool hashed = by_ == PickBy::kHash && !key->chain.empty();
   const size_t best = hashed  ? by_hash(*key, candidates)
-                      : known ? by_cache(*key, candidates)
-                              : by_guess(*key, candidates);
+                      : known ? by_cache(*key, candidates, extra)
+                              : by_guess(*key, candidates, extra);
   Worker& worker = workers_[best];
   const size_t hit = held(worker, *key);
   const size_t computing = key->tokens - hit;
@@ -126,12 +157,16 @@ std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const Promp
   worker.stats.computing += computing;
   worker.stats.prompt_tokens += key->tokens;
   worker.stats.hit_tokens += hit;
+  const PromptKey::Chain* promised = nullptr;
   if (key->tokens > 0) {
-    for (const BlockHash& hash : key->chain) ++worker.promised[hash];
+    promised = &key->under(worker.model.value_or(key->root));
+    for (const BlockHash& hash : *promised) ++worker.promised[hash];
   }
+  const size_t own = key->tokens > 0 ? computing : kRequestTokens * (key->chain.size() + 1);
+  const size_t before = worker.stats.computing - computing;
   const uint64_t id = next_id_++;
-  open_[id] = {best, computing, std::move(key)};
-  return Pick{id, best};
+  open_[id] = {best, computing, std::move(key), promised};
+  return Pick{id, best, own + before + kRequestTokens * worker.stats.in_flight, own};
 }
 
 void WorkerPicker::computed(uint64_t id) {
@@ -149,8 +184,8 @@ void WorkerPicker::release(uint64_t id) {
   Worker& worker = workers_[open.worker];
   --worker.stats.in_flight;
   worker.stats.computing -= open.computing;
-  if (open.key->tokens > 0) {
-    for (const BlockHash& hash : open.key->chain) {
+  if (open.promised != nullptr) {
+    for (const BlockHash& hash : *open.promised) {
       const auto promise = worker.promised.find(hash);
       if (--promise->second == 0) worker.promised.erase(promise);
     }
@@ -198,14 +233,60 @@ bool WorkerPicker::is_up(size_t worker) const {
   return workers_[worker].up;
 }
 
+void WorkerPicker::set_slow(size_t worker, bool slow) {
+  const std::lock_guard lock(mutex_);
+  workers_[worker].stats.slow = slow;
+}
+
+bool WorkerPicker::has_other(std::span<const size_t> avoid, const Model& model) const {
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    const Worker& worker = workers_[i];
+    if (worker.gone || worker.stats.slow || !worker.up || !fits(worker, model)) continue;
+    if (std::find(avoid.begin(), avoid.end(), i) == avoid.end()) return true;
+  }
+  return false;
+}
+
+void WorkerPicker::use_model(Worker& worker, const BlockHash& root) {
+  if (worker.model == root) return;
+  worker.model = root;
+  worker.cached.clear();
+  worker.stats.cache_known = false;
+  worker.stats.cached_blocks = 0;
+}
+
+void WorkerPicker::set_model(size_t worker, const BlockHash& root) {
+  const std::lock_guard lock(mutex_);
+  use_model(workers_[worker], root);
+}
+
+WorkerPicker::Model WorkerPicker::model(size_t worker) const {
+  const std::lock_guard lock(mutex_);
+  return workers_[worker].model;
+}
+
+std::vector<BlockHash> WorkerPicker::models() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<BlockHash> roots;
+  for (const Worker& worker : workers_) {
+    if (worker.gone || !worker.model.has_value()) continue;
+    if (std::find(roots.begin(), roots.end(), *worker.model) == roots.end()) {
+      roots.push_back(*worker.model);
+    }
+  }
+  return roots;
+}
+
 bool WorkerPicker::tell(size_t index, const serve::CacheNews& news) {
   const std::lock_guard lock(mutex_);
   Worker& worker = workers_[index];
   PickStats& stats = worker.stats;
-  const bool fits = news.snapshot || (stats.cache_known && news.changes >= stats.cache_changes);
+  if (news.snapshot) use_model(worker, news.root);
+  const bool follows = news.snapshot || (stats.cache_known && news.changes >= stats.cache_changes);
   if (news.snapshot) worker.cached.clear();
   for (const BlockHash& hash : news.removed) worker.cached.erase(hash);
-  if (fits && worker.cached.size() + news.stored.size() <= kMaxBlocks) {
+  if (follows && worker.cached.size() + news.stored.size() <= kMaxBlocks) {
     worker.cached.insert(news.stored.begin(), news.stored.end());
     stats.cache_known = true;
     stats.cached_blocks = worker.cached.size();

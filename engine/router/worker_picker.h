@@ -32,16 +32,24 @@ enum class PickBy : uint8_t {
 
 // What a prompt has in common with others.
 struct PromptKey {
-  std::vector<serve::BlockHash> chain;  // of pieces that can be shared, from its beginning
-  size_t tokens = 0;                    // of the whole prompt; 0: the pieces are of text
+  using Chain = std::vector<serve::BlockHash>;
+  Chain chain;            // of pieces that can be shared, from its beginning
+  size_t tokens = 0;      // of the whole prompt; 0: the pieces are of text
+  serve::BlockHash root;  // of `chain`, where the pieces are blocks: a model's
+  std::vector<std::pair<serve::BlockHash, Chain>> others;  // the same, of other models
+
+  // Empty for a root that was not known when the key was made.
+  const Chain& under(const serve::BlockHash& its_root) const;
 };
 // Of a text: its first 64 pieces of 256 bytes.
 PromptKey text_key(std::string_view prompt);
-// Of a prompt as workers see it: its blocks but for the last token's, which is always computed.
-PromptKey token_key(std::span<const int32_t> tokens);
+// Of a prompt as workers see it: its blocks but for the last token's, which is always computed; by
+// the names that they have under each of `roots`.
+PromptKey token_key(std::span<const int32_t> tokens, std::span<const serve::BlockHash> roots = {});
 
 struct PickStats {
   size_t in_flight = 0;
+  bool slow = false;           // set_slow()
   size_t computing = 0;        // prompt tokens that it has still to compute for them
   bool cache_known = false;    // it tells what it has
   size_t cached_blocks = 0;    // so many
@@ -58,11 +66,19 @@ class WorkerPicker {
   struct Pick {
     uint64_t id = 0;
     size_t worker = 0;
+    // What it has to do before the first token, in tokens as far as they are known: this prompt,
+    // prompts before it, and a part for every request that it is busy with.
+    size_t work = 0;
+    size_t missing = 0;  // of the prompt's tokens, in its cache; of a text's, 64 for each piece
   };
-  // Counts one more request for the worker until release(). Workers in `avoid` and those that are
-  // down are taken only if there is no other; nothing if there are no workers at all.
-  std::optional<Pick> pick(std::shared_ptr<const PromptKey> key,
-                           std::span<const size_t> avoid = {});
+  // Counts one more request for the worker until release(). Workers in `avoid`, those that are down
+  // and those that are slow are taken only if there is no other; nothing if there are no workers at
+  // all.
+  // With `model`, the root of one, never a worker that is known to have another.
+  using Model = std::optional<serve::BlockHash>;
+  // `extra`: what each worker costs besides, in tokens; those that it does not reach: nothing.
+  std::optional<Pick> pick(std::shared_ptr<const PromptKey> key, std::span<const size_t> avoid = {},
+                           const Model& model = std::nullopt, std::span<const double> extra = {});
   // The prompt is computed: the first token is here.
   void computed(uint64_t id);
   void release(uint64_t id);
@@ -76,6 +92,16 @@ class WorkerPicker {
   size_t present() const;
   void set_up(size_t worker, bool up);
   bool is_up(size_t worker) const;
+  // It did not answer when it was expected to, and another one did; or it answers again.
+  void set_slow(size_t worker, bool slow);
+  // Whether pick() would find one that is well and not in `avoid`.
+  bool has_other(std::span<const size_t> avoid, const Model& model = std::nullopt) const;
+  // The worker said which model it has: with another one than before, what was known of its cache
+  // is not.
+  void set_model(size_t worker, const serve::BlockHash& root);
+  Model model(size_t worker) const;  // nothing while it has not said
+  // Of all workers, each once.
+  std::vector<serve::BlockHash> models() const;
 
   // What the worker tells of its cache. False where it cannot be: more blocks than kMaxBlocks,
   // changes without a snapshot, a count that goes back; then nothing is known of it.
@@ -95,6 +121,7 @@ class WorkerPicker {
   struct Worker {
     bool up = true;
     bool gone = false;
+    Model model;
     size_t given = 0;  // tokens that it had to compute, ever
     PickStats stats;
     absl::flat_hash_set<serve::BlockHash> cached;
@@ -105,16 +132,23 @@ class WorkerPicker {
     size_t worker = 0;
     size_t computing = 0;
     std::shared_ptr<const PromptKey> key;
+    const PromptKey::Chain* promised = nullptr;  // of the key; null: nothing
   };
   // In tokens.
   size_t held(const Worker& worker, const PromptKey& key) const;
-  size_t cost(const Worker& worker, const PromptKey& key) const;
+  size_t cost(const Worker& worker, const PromptKey& key, double extra) const;
   bool any_known() const;
-  size_t by_cache(const PromptKey& key, std::span<const size_t> candidates) const;
-  size_t by_guess(const PromptKey& key, std::span<const size_t> candidates);
+  size_t by_cache(const PromptKey& key, std::span<const size_t> candidates,
+                  std::span<const double> extra) const;
+  size_t by_guess(const PromptKey& key, std::span<const size_t> candidates,
+                  std::span<const double> extra);
   static size_t by_hash(const PromptKey& key, std::span<const size_t> candidates);
   // Those that are as good as any by what is known of their health; none is better than these.
-  std::vector<size_t> usable(std::span<const size_t> avoid) const;
+  std::vector<size_t> usable(std::span<const size_t> avoid, const Model& model) const;
+  static bool fits(const Worker& worker, const Model& model) {
+    return !model.has_value() || !worker.model.has_value() || *worker.model == *model;
+  }
+  void use_model(Worker& worker, const serve::BlockHash& root);
 
   const PickBy by_;
   mutable std::mutex mutex_;

@@ -2,6 +2,8 @@
 // thread.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,6 +14,8 @@
 
 #include "engine/http/event_loop.h"
 #include "engine/http/http_fetch.h"
+#include "engine/router/distance.h"
+#include "engine/router/expected_wait.h"
 #include "engine/router/retry_budget.h"
 #include "engine/router/worker_picker.h"
 
@@ -33,6 +37,8 @@ class Place {
   }
   bool has_value() const { return pick_.has_value(); }
   size_t operator*() const { return pick_->worker; }
+  size_t work() const { return pick_->work; }
+  size_t missing() const { return pick_->missing; }
   // The prompt needs no computing any more.
   void computed() {
     if (pick_.has_value()) picker_->computed(pick_->id);
@@ -50,7 +56,15 @@ class Place {
 // Workers that can stand in for each other. An index means the same one for ever.
 struct WorkerGroup {
   WorkerGroup(const char* role_name, std::vector<http::HttpUrl> given, PickBy by)
-      : role(role_name), urls(std::move(given)), addresses(urls.size()), picker(urls.size(), by) {}
+      : role(role_name),
+        urls(std::move(given)),
+        addresses(urls.size()),
+        why_down(urls.size()),
+        models(urls.size()),
+        places(urls.size()),
+        picker(urls.size(), by) {
+    for (size_t i = 0; i < urls.size(); ++i) places[i] = urls[i].host;
+  }
 
   size_t size() const { return urls.size(); }
   std::string name(size_t worker) const { return urls[worker].text(); }
@@ -59,15 +73,26 @@ struct WorkerGroup {
     return picker.is_gone(worker) && picker.stats(worker).in_flight > 0;
   }
   bool is_listed(size_t worker) const { return !picker.is_gone(worker) || is_draining(worker); }
+  // As it says itself.
+  void set_model(size_t worker, const serve::BlockHash& root, const std::string& fingerprint) {
+    picker.set_model(worker, root);
+    models[worker] = fingerprint;
+  }
   size_t add(http::HttpUrl url) {
     urls.push_back(std::move(url));
     addresses.emplace_back();
+    models.emplace_back();
+    places.push_back(urls.back().host);
+    why_down.emplace_back("it has not been asked yet");
     return picker.add();
   }
 
   const char* const role;
   std::vector<http::HttpUrl> urls;
   std::vector<std::string> addresses;  // of prefill workers' connectors; "" while unknown
+  std::vector<std::string> why_down;   // of those that are
+  std::vector<std::string> models;     // fingerprints; "" while unknown
+  std::vector<std::string> places;     // see distance.h
   WorkerPicker picker;
 };
 
@@ -75,18 +100,46 @@ class RelayedRequest;
 
 struct Workers {
   Workers(std::vector<http::HttpUrl> prefill_urls, std::vector<http::HttpUrl> decode_urls,
-          PickBy by)
+          PickBy by, std::chrono::milliseconds hedge_after)
       : prefill("prefill", std::move(prefill_urls), by),
-        decode("decode", std::move(decode_urls), by) {}
+        decode("decode", std::move(decode_urls), by),
+        waits(hedge_after) {}
 
   WorkerGroup prefill, decode;
+  ExpectedWait waits;
   RetryBudget retries;
   int max_retries = 3;  // in a row without a new token
   uint64_t retried = 0;
+  double move_cost = 0;     // of a token's KV to a host next door, in tokens that are computed
+  uint64_t hedged = 0;      // asked of another worker as well
+  uint64_t hedges_won = 0;  // which was quicker
   std::string api_key;
   std::shared_ptr<http::EventLoop> loop;
   std::set<RelayedRequest*> open;
 
+  // What the KV of so many tokens costs on its way from each prefill worker to this place.
+  std::vector<double> moves_to(const std::string& place, size_t tokens) const {
+    std::vector<double> costs;
+    for (const std::string& from : prefill.places) {
+      costs.push_back(static_cast<double>(tokens) *
+                      router::move_cost(distance(from, place), move_cost));
+    }
+    return costs;
+  }
+  // The same to each decode worker, from the nearest prefill worker that is up.
+  std::vector<double> moves_from_nearest(size_t tokens) const {
+    std::vector<double> costs;
+    for (const std::string& place : decode.places) {
+      const std::vector<double> moves = moves_to(place, tokens);
+      double least = -1;
+      for (size_t i = 0; i < moves.size(); ++i) {
+        if (prefill.picker.is_gone(i) || !prefill.picker.is_up(i)) continue;
+        if (least < 0 || moves[i] < least) least = moves[i];
+      }
+      costs.push_back(std::max(least, 0.0));
+    }
+    return costs;
+  }
   // What workers are to be asked with.
   http::HttpHeaders headers() const {
     if (api_key.empty()) return {};

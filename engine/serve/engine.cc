@@ -50,6 +50,7 @@ absl::Status Engine::add_request(Request request) {
   sequence.prompt_tokens = sequence.tokens.size();
   sequence.metrics.prompt_tokens = static_cast<uint32_t>(sequence.prompt_tokens);
   sequence.metrics.arrival = clock_.now();
+  sequence.metrics.max_tokens = static_cast<uint32_t>(std::max(request.sampling.max_tokens, 0));
   // Whoever resumes a stream has heard of its prompt.
   request.sampling.prompt_logprobs &= request.resume_tokens.empty();
   if (request.sampling.prompt_logprobs) {
@@ -118,6 +119,7 @@ void Engine::finish(Sequence* sequence, FinishReason reason, const absl::Status&
   stats_.cached_tokens += sequence->metrics.cached_tokens;
   stats_.loaded_tokens += sequence->metrics.loaded_tokens;
   stats_.tier_tokens += sequence->metrics.tier_tokens;
+  note_lookup(*sequence);
   event.id = sequence->request.id;
   event.finished = true;
   event.reason = reason;
@@ -127,10 +129,25 @@ void Engine::finish(Sequence* sequence, FinishReason reason, const absl::Status&
   requests_.erase(event.id);
 }
 
+// Once for each prompt, when it is known what came of it.
+void Engine::note_lookup(const Sequence& sequence) {
+  const RequestMetrics& metrics = sequence.metrics;
+  if (metrics.admitted == Time{} || !options_.prefix_cache ||
+      sequence.request.sampling.prompt_logprobs) {
+    return;
+  }
+  stats_.lookup_tokens += sequence.prompt_tokens;
+  stats_.hit_tokens += metrics.cached_tokens;
+  if (tiers_ == nullptr && sequence.request.prefill_address.empty()) return;
+  stats_.external_lookup_tokens += sequence.prompt_tokens - metrics.cached_tokens;
+  stats_.external_hit_tokens += metrics.loaded_tokens + metrics.tier_tokens;
+}
+
 void Engine::finish_job(Sequence* sequence, const absl::Status& outcome) {
   scheduler_.remove(sequence);
   jobs_->finish(sequence, outcome);
   ++stats_.jobs_finished;
+  note_lookup(*sequence);
   const uint64_t job = sequence->job->job;
   prefills_.erase(job);
 }
@@ -182,6 +199,7 @@ void Engine::note_admitted(const StepPlan& plan) {
   for (const auto& [sequence, count] : plan.chunks) {
     if (sequence->metrics.admitted == Time{}) sequence->metrics.admitted = now;
   }
+  for (Sequence* sequence : plan.admitted_jobs) sequence->metrics.admitted = now;
   for (Sequence* sequence : scheduler_.loading()) {
     RequestMetrics& metrics = sequence->metrics;
     if (metrics.loading == Time{}) metrics.loading = now;

@@ -26,6 +26,7 @@
 #include "engine/serve/admission.h"
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/cache/kv_tiers.h"
+#include "engine/serve/liveness.h"
 #include "engine/serve/prefill_jobs.h"
 #include "engine/serve/remote_loads.h"
 #include "engine/serve/requests/request.h"
@@ -57,6 +58,9 @@ struct EngineOptions {
   size_t min_remote_tokens = 32;  // kDecode: fewer missing prompt tokens are computed here
   LoadFailurePolicy on_load_failure = LoadFailurePolicy::kRecompute;
   Time load_timeout = patient(std::chrono::seconds(60));
+  // ... and for how long a prefill worker may say nothing, which one that only computes does not;
+  // 0: until load_timeout.
+  Time load_silence = patient(std::chrono::seconds(1));
   // kPrefill: the ranks of a decode server ask for a prompt's KV together; who has not asked so
   // long after the first will not, and is not waited for.
   Time loads_apart = patient(std::chrono::seconds(5));
@@ -79,6 +83,11 @@ struct EngineStats {
   uint64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   uint64_t loaded_tokens = 0;  // prompt tokens whose KV came from a prefill worker
   uint64_t tier_tokens = 0;    // prompt tokens whose KV came from the KV tiers
+  // Of prompts and of prefill jobs that left the queue:
+  uint64_t lookup_tokens = 0;           // looked up in the prefix cache
+  uint64_t hit_tokens = 0;              // and found
+  uint64_t external_lookup_tokens = 0;  // not found, and others were asked for them
+  uint64_t external_hit_tokens = 0;     // who had them
   uint64_t loads_failed = 0;
   uint64_t loads_streamed = 0;  // computed while layers still arrived
   uint64_t loads_stalled = 0;   // of those, put off for a layer that did not
@@ -115,6 +124,10 @@ class Engine {
   bool step(int wake_fd = -1);
   // Requests, jobs or blocks under way.
   bool has_work() const;
+  // Of that, something to compute, and nothing that others must do first.
+  bool owes_step() const { return !scheduler_.empty() && scheduler_.loading().empty(); }
+  // Layers count; whoever calls step() tells the rest.
+  Liveness& liveness() { return liveness_; }
   // Sleeps until a peer or `fd` (-1: none) has something, at most `timeout`.
   void wait(Time timeout, int fd);
 
@@ -147,6 +160,7 @@ class Engine {
   void note_failed_load(Sequence* sequence, const absl::Status& why);
   void load_failed(Sequence* sequence, const absl::Status& why);
   void note_admitted(const StepPlan& plan);
+  void note_lookup(const Sequence& sequence);
   void load_ended(Sequence* sequence);
   void load_finished(Sequence* sequence);
   void advance(const ScheduledChunk& chunk, size_t row);
@@ -161,6 +175,7 @@ class Engine {
   const EngineOptions options_;
   kvtransfer::KvConnector* const connector_;
   const Clock& clock_;
+  Liveness liveness_;
   ComputePool pool_;
   size_t max_context_ = 0;
   BlockManager blocks_;

@@ -35,19 +35,25 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions opt
       options_(std::move(options)),
       connector_(connector),
       clock_(options_.clock != nullptr ? *options_.clock : Clock::steady()),
+      liveness_(clock_),
       pool_(options_.threads, options_.cpus),
       max_context_(options_.limits().max_context(model)),
       blocks_(options_.blocks),
       scheduler_(
-          {options_.token_budget, options_.max_sequences, options_.prefix_cache}, blocks_,
+          {options_.token_budget, options_.max_sequences, options_.prefix_cache,
+           model_root(model.fingerprint())},
+          blocks_,
           options_.role == EngineRole::kDecode
-              ? &loads_.emplace(RemoteLoadOptions{static_cast<uint32_t>(model.config().num_layers),
-                                                  options_.min_remote_tokens,
-                                                  options_.on_load_failure, options_.load_timeout,
-                                                  static_cast<uint32_t>(model.shard().ranks)},
-                                *connector, blocks_)
+              ? &loads_.emplace(
+                    RemoteLoadOptions{.layers = static_cast<uint32_t>(model.config().num_layers),
+                                      .min_tokens = options_.min_remote_tokens,
+                                      .on_failure = options_.on_load_failure,
+                                      .timeout = options_.load_timeout,
+                                      .silence = options_.load_silence,
+                                      .ranks = static_cast<uint32_t>(model.shard().ranks)},
+                    *connector, blocks_)
               : nullptr),
-      hook_(connector, options_.timeline, clock_) {
+      hook_(connector, options_.timeline, clock_, liveness_) {
   if (options_.role == EngineRole::kPrefill) {
     jobs_.emplace(
         PrefillLimits{model.config().vocab_size, max_context_,

@@ -64,6 +64,7 @@ uint64_t EngineThread::submit(Request request) {
     queued_tokens_ += request.tokens.size();
     commands_.push_back({.request = std::move(request)});
   }
+  engine_.liveness().asked();
   wake();
   return id;
 }
@@ -203,7 +204,9 @@ void EngineThread::loop() {
   while (!stop_) {
     const bool commanded = take_commands();
     const Time begin = Clock::steady().now();
+    engine_.liveness().begin_step();
     const bool stepped = engine_.step(wake_fd_);
+    engine_.liveness().end_step(stepped, engine_.owes_step());
     take_notes(stepped, Clock::steady().now() - begin);
     tell_watchers();
     if (const Time now = Clock::steady().now(); !stepped || now - described > 100ms) {
@@ -217,6 +220,7 @@ void EngineThread::loop() {
     uint64_t count = 0;
     (void)!read(wake_fd_, &count, sizeof(count));
   }
+  engine_.liveness().stop();
   take_commands();
   engine_.abort_all();
   refuse_commands();

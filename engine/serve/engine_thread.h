@@ -54,6 +54,9 @@ class EngineThread {
   void unwatch_cache(uint64_t id);
   const std::string& fingerprint() const { return engine_.fingerprint(); }
 
+  // Waits for no lock: the engine may be stuck with one.
+  const Liveness& liveness() const { return engine_.liveness(); }
+
   EngineStats stats() const;
   kvtransfer::KvConnectorStats connector_stats() const;
   size_t max_context() const { return max_context_; }

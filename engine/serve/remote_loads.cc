@@ -41,6 +41,7 @@ absl::Status RemoteLoads::start(Sequence* sequence, size_t tokens) {
   load.blocks.assign(sequence->blocks.begin() + sequence->computed / kBlockTokens,
                      sequence->blocks.begin() + tokens / kBlockTokens);
   load.timeout = options_.timeout;
+  load.silence = options_.silence;
   const kvtransfer::KvRequestId id = load.id;
   sequence->source = this;
   sequence->load_end = tokens;

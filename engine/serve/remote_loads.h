@@ -23,6 +23,7 @@ struct RemoteLoadOptions {
   size_t min_tokens = 32;  // with fewer missing tokens than this, computing them here is quicker
   LoadFailurePolicy on_failure = LoadFailurePolicy::kRecompute;
   Time timeout = patient(std::chrono::seconds(60));
+  Time silence{};      // of a prefill worker, after which its loads fail; 0: any
   uint32_t ranks = 1;  // that load, each its own heads: of this server's model
 };
 

@@ -117,7 +117,7 @@ void Scheduler::schedule_waiting() {
 // Takes the head of the queue out of it if there is room for it; false if it has to stay.
 bool Scheduler::admit(Sequence* sequence) {
   const size_t total = sequence->tokens.size();
-  extend_chain(sequence->tokens, kBlockTokens, &sequence->chain);
+  extend_chain(sequence->tokens, kBlockTokens, options_.root, &sequence->chain);
   // The last token is always computed, for its logits; a job wants none.
   const size_t useful = options_.prefix_cache && !sequence->wants_prompt()
                             ? (sequence->job.has_value() ? total : total - 1) / kBlockTokens
@@ -218,7 +218,7 @@ const StepPlan& Scheduler::schedule() {
 
 void Scheduler::publish(Sequence* sequence) {
   const size_t full = sequence->computed / kBlockTokens;
-  extend_chain(sequence->tokens, kBlockTokens, &sequence->chain);
+  extend_chain(sequence->tokens, kBlockTokens, options_.root, &sequence->chain);
   for (; sequence->published < full; ++sequence->published) {
     const uint32_t block = sequence->blocks[sequence->published];
     const BlockHash& hash = sequence->chain[sequence->published];

@@ -43,6 +43,7 @@ struct SchedulerOptions {
   size_t token_budget = 512;  // per step
   size_t max_sequences = 16;  // in the batch
   bool prefix_cache = true;
+  BlockHash root;  // of the model
 };
 
 // Not thread-safe. Sequences belong to the engine; the scheduler keeps pointers.

@@ -86,6 +86,7 @@ absl::Status StepHook::before_layer(int layer) {
   } else if (connector_ != nullptr) {
     connector_->progress();
   }
+  liveness_.moved();
   layer_ = layer;
   begin_ = timeline_ != nullptr ? clock_.now() : Time{};
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "engine/model/model.h"
+#include "engine/serve/liveness.h"
 #include "engine/shard/leader.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
@@ -19,8 +20,9 @@ namespace baton::engine::serve {
 class StepHook : public LayerHook {
  public:
   // `connector` and `timeline` may be null.
-  StepHook(kvtransfer::KvConnector* connector, Timeline* timeline, const Clock& clock)
-      : connector_(connector), timeline_(timeline), clock_(clock) {}
+  StepHook(kvtransfer::KvConnector* connector, Timeline* timeline, const Clock& clock,
+           Liveness& liveness)
+      : connector_(connector), timeline_(timeline), clock_(clock), liveness_(liveness) {}
 
   // Forgets the last step. `request` labels the spans; 0 where the batch has several.
   void begin(uint64_t request);
@@ -58,6 +60,7 @@ class StepHook : public LayerHook {
   kvtransfer::KvConnector* const connector_;
   Timeline* const timeline_;
   const Clock& clock_;
+  Liveness& liveness_;
   std::vector<shard::StepSend> sends_;
   std::vector<absl::Status> sent_;  // how each went
   OnLogits on_token_logits_;

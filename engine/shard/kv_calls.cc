@@ -18,6 +18,7 @@ void put_load(std::string& out, const kvtransfer::KvLoad& load) {
   base::put_number(out, load.first_token);
   put_list(out, load.blocks);
   put_time(out, load.timeout);
+  put_time(out, load.silence);
 }
 
 kvtransfer::KvLoad take_load(base::WireReader& reader) {
@@ -33,6 +34,7 @@ kvtransfer::KvLoad take_load(base::WireReader& reader) {
   load.first_token = reader.number<uint32_t>();
   load.blocks = take_list<uint32_t>(reader);
   load.timeout = take_time(reader);
+  load.silence = take_time(reader);
   return load;
 }
 

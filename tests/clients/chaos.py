@@ -1,19 +1,29 @@
 """A bad day over HTTP: workers die and freeze, clients are slow or leave, and every answer is what it was on a good day.
 
-usage: chaos.py BATON [--events N] [--longest SECONDS] [--seed N]
+usage: chaos.py BATON [--events N] [--longest SECONDS] [--seed N] [--ratio R]
 
-A router with two prefill and two decode workers. N times a worker, drawn by the seed, is killed (-9; it comes back on
-its port) or stopped for up to SECONDS, one at a time. Meanwhile clients leave, read slowly, or end their sending half. Every answer that is not left must be whole and equal to
-that of one undisturbed server; at the end the workers have nothing left to do.
+A router with two prefill and two decode workers, which keep KV on a small disk (a tmpfs of our own, where the kernel
+lets us have one). N times something happens to a worker, drawn by the seed: it is killed (-9; it comes back on its
+port), stopped for up to SECONDS, or killed and started while there is no byte free on the disk. Meanwhile clients
+leave, read slowly, or end their sending half. Every answer that is not left must be whole and equal to that of one
+undisturbed server; at the end the workers have nothing left to do.
+
+How long answers took is printed by what happened meanwhile; --ratio R fails where the P99 of those during which a
+worker stood still is more than R times that of undisturbed ones.
 """
 
 import argparse
+import contextlib
+import errno
 import http.client
 import json
+import os
+import pathlib
 import random
 import re
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -26,6 +36,7 @@ import servers
 
 PATIENCE = 120  # seconds without a byte of an answer: it hangs
 CLIENTS = 6
+DISK = "CHAOS_DISK"  # in the environment: the tmpfs that is ours
 WORDS = "in the beginning god created heaven and earth it came to pass that king david said unto them behold".split()
 
 
@@ -75,8 +86,40 @@ def answer(connection, slowly=0.0, leave_after=None):
     raise RuntimeError("a stream ended without [DONE]")
 
 
+def percentile(values, part):
+    """By nearest rank; 0 of none."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * part))] if values else 0.0
+
+
+class Times:
+    """How long answers took, and what happened meanwhile."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.answers = []  # when each began and ended
+        self.events = []  # what, from when to when
+
+    def answered(self, began):
+        with self.lock:
+            self.answers.append((began, time.monotonic()))
+
+    def happened(self, what, began):
+        with self.lock:
+            self.events.append((what, began, time.monotonic()))
+
+    def of(self, *what):
+        """Of answers during which one of these happened, and nothing else; of none: undisturbed ones."""
+        out = []
+        for began, ended in self.answers:
+            meanwhile = {name for name, start, end in self.events if start < ended and began < end}
+            if meanwhile == set() if not what else meanwhile and meanwhile <= set(what):
+                out.append(ended - began)
+        return out
+
+
 class Day:
     def __init__(self, options):
+        self.times = Times()
         self.options = options
         self.rng = random.Random(options.seed)
         self.lock = threading.Lock()
@@ -84,6 +127,7 @@ class Day:
         self.counts = {}
         self.wrong = []
         self.longest = 0.0
+        self.retries = []
 
     def count(self, what):
         with self.lock:
@@ -117,6 +161,8 @@ class Day:
                 self.fail(f"client {number}, request {index}, {kind}: {error!r}")
                 return
             if got is not None:
+                if kind != "slow":
+                    self.times.answered(began)
                 self.count("answers")
                 with self.lock:
                     self.longest = max(self.longest, time.monotonic() - began)
@@ -127,24 +173,47 @@ class Day:
                 self.count(kind)
 
     def disturb(self, router, workers):
-        """One worker of each kind at a time."""
+        """One worker at a time."""
         role, worker = self.rng.choice(workers)
-        if self.rng.random() < 0.5:
-            self.count("kill -9")
-            worker.process.kill()
-            worker.process.wait()
-            time.sleep(self.rng.random() * min(2, self.options.longest))
-            worker.start()
-        else:
-            self.count("SIGSTOP")
+        what = self.rng.choice(["kill -9", "SIGSTOP"] + (["full disk"] if DISK in os.environ else []))
+        pause = self.rng.random()
+        self.count(what)
+        began = time.monotonic()
+        if what == "SIGSTOP":
             worker.process.send_signal(signal.SIGSTOP)
-            time.sleep(self.rng.random() * self.options.longest)
+            time.sleep(pause * self.options.longest)
             worker.process.send_signal(signal.SIGCONT)
+        else:
+            with full_disk() if what == "full disk" else contextlib.nullcontext():
+                worker.process.kill()
+                worker.process.wait()
+                time.sleep(pause * min(2, self.options.longest))
+                worker.start()
         deadline = time.monotonic() + PATIENCE
         while not all(known["up"] for known in health(router)["workers"]):
             if time.monotonic() > deadline:
                 return self.fail(f"the router does not take {role} {worker.url} back")
             time.sleep(0.05)
+        self.times.happened(what, began)
+        # And some time in which nothing happens, to compare with.
+        self.over.wait(pause * self.options.longest)
+
+
+@contextlib.contextmanager
+def full_disk():
+    """Not a byte is free."""
+    junk = pathlib.Path(os.environ[DISK], "junk")
+    with junk.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+    try:
+        yield
+    finally:
+        junk.unlink()
 
 
 def health(url):
@@ -155,10 +224,13 @@ def health(url):
         return json.load(refused)
 
 
+def page(url, path):
+    with urllib.request.urlopen(url + path, timeout=PATIENCE) as answer:
+        return answer.read().decode()
+
+
 def is_idle(url):
-    with urllib.request.urlopen(url + "/metrics", timeout=PATIENCE) as page:
-        text = page.read().decode()
-    gauges = re.findall(r"^baton_requests_(?:running|waiting|loading)\S* (\S+)$", text, re.M)
+    gauges = re.findall(r"^baton_requests_(?:running|waiting|loading)\S* (\S+)$", page(url, "/metrics"), re.M)
     return bool(gauges) and all(float(value) == 0 for value in gauges)
 
 
@@ -168,8 +240,10 @@ def run(day, log):
         wanted = [(body, answer(post(url, body))) for body in requests_of(options.seed)]
     workers = []
     try:
-        for role in ("prefill", "prefill", "decode", "decode"):
+        for i, role in enumerate(("prefill", "prefill", "decode", "decode")):
             flags = ["--role", role, "--model", servers.MODEL]
+            if DISK in os.environ:
+                flags += ["--kv-disk", f"{os.environ[DISK]}/{i}", "--kv-disk-gib", "0.004"]
             worker = servers.Server(options.baton, log, *flags)
             worker.command[worker.command.index("--port") + 1] = worker.url.rsplit(":", 1)[1]
             workers.append((role, worker))
@@ -184,6 +258,8 @@ def run(day, log):
             if not day.over.is_set():
                 day.disturb(router.url, workers[:-1])
         day.over.set()
+        day.retries = re.findall(r"^baton_router_(retries|hedges|hedges_won)_total (\d+)$", page(router.url, "/metrics"),
+                                 re.M)
         for thread in threads:
             thread.join(2 * PATIENCE)
             if thread.is_alive():
@@ -202,19 +278,54 @@ def run(day, log):
             worker.stop()
 
 
+def print_times(day):
+    """How long answers took; fails where a worker that stood still made them too long."""
+    kinds = {"undisturbed": day.times.of(), "a worker stands still": day.times.of("SIGSTOP"),
+             "a worker was killed": day.times.of("kill -9", "full disk")}
+    for name, taken in kinds.items():
+        print(f"  {name}: {len(taken)} answers, P50 {percentile(taken, 0.5):.2f} s, P99 {percentile(taken, 0.99):.2f} s")
+    quiet, still = (percentile(kinds[name], 0.99) for name in ("undisturbed", "a worker stands still"))
+    if quiet > 0 and still > 0:
+        print(f"  P99 while a worker stands still: {still / quiet:.1f} times that of undisturbed answers")
+        if day.options.ratio is not None and still > day.options.ratio * quiet:
+            day.fail(f"that is more than {day.options.ratio} times")
+
+
+def with_a_disk_of_our_own():
+    """Goes on in a mount namespace of its own, where a tmpfs may be mounted; returns where there is none to be had."""
+    own = ["unshare", "--user", "--map-root-user", "--mount"]
+    try:
+        if subprocess.run([*own, "true"], capture_output=True).returncode == 0:
+            sys.stdout.flush()
+            os.execvpe(own[0], [*own, sys.executable, *sys.argv], {**os.environ, DISK: "/"})
+    except FileNotFoundError:
+        pass
+    print("no disk is filled: this system lets us mount none (unshare --user --mount)")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("baton")
     parser.add_argument("--events", type=int, default=6, help="of workers: clients make more")
     parser.add_argument("--longest", type=float, default=1.0, help="of a SIGSTOP, in seconds")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ratio", type=float, help="of the P99 with a worker that stands still to the undisturbed one")
     day = Day(parser.parse_args())
-    with tempfile.TemporaryFile("w+") as log:
+    if DISK not in os.environ:
+        with_a_disk_of_our_own()
+    with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as folder:
+        if DISK in os.environ:  # it is gone with this namespace, whatever becomes of us
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", folder], check=True)
+            os.environ[DISK] = folder
         try:
             run(day, log)
         except Exception as error:
             day.fail(repr(error))
-        print(", ".join(f"{n} {what}" for what, n in sorted(day.counts.items())), f"; the longest {day.longest:.1f} s")
+        if DISK in os.environ:
+            subprocess.run(["umount", "--lazy", folder], check=True)
+        print(", ".join(f"{n} {what}" for what, n in sorted(day.counts.items())), f"; the longest {day.longest:.1f} s;",
+              ", ".join(f"{n} {what}" for what, n in day.retries))
+        print_times(day)
         if day.wrong:
             log.seek(0)
             print(*day.wrong[:5], log.read()[-3000:], f"seed {day.options.seed}", sep="\n")

@@ -51,6 +51,7 @@ class Prefill {
     engine_ = *Engine::create(model, test_tokenizer(), options, connector_.get());
     thread_ = std::thread([this] {
       while (!stop_) {
+        const std::lock_guard running(mutex_);
         if (!engine_->step()) engine_->wait(std::chrono::milliseconds(1), -1);
       }
     });
@@ -62,10 +63,13 @@ class Prefill {
     return *engine_;
   }
   std::string address() const { return connector_->address(); }
+  // It does nothing while this is held, as a process that is stopped.
+  std::unique_lock<std::mutex> stop_for_a_while() { return std::unique_lock(mutex_); }
 
  private:
   std::unique_ptr<kvtransfer::KvConnector> connector_;
   std::unique_ptr<Engine> engine_;
+  std::mutex mutex_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
@@ -155,6 +159,50 @@ TEST_P(BatonDisaggregation, PrefillThatIsGoneIsSurvived) {
   }
   for (const auto& [id, outcome] : outcomes) EXPECT_EQ(outcome.tokens, expected().at(id).tokens);
   EXPECT_EQ(decode->stats().free_blocks, 64u);
+}
+
+// What it costs is a moment, not the minute that a load may take; and the answer is the same.
+TEST_P(BatonDisaggregation, PrefillThatIsStoppedIsGivenUpWhenItIsSilent) {
+  const Case& given = GetParam();
+  Prefill prefill(make_connector("prefill", given.provider, given.mode), {.blocks = 64});
+  const auto connector = make_connector("decode", given.provider, given.mode);
+  auto decode = *Engine::create(test_model(), test_tokenizer(),
+                                {.role = EngineRole::kDecode,
+                                 .blocks = 64,
+                                 .min_remote_tokens = 8,
+                                 .load_timeout = kNever,
+                                 .load_silence = std::chrono::milliseconds(200)},
+                                connector.get());
+  Outcome outcome;
+  const auto ask = [&](uint64_t id, int32_t token) {
+    outcome = {};
+    Request request{.id = id, .tokens = std::vector<int32_t>(40, token)};
+    request.sampling = {.max_tokens = 5, .ignore_eos = true};
+    const std::vector<int32_t> want = oracle_tokens(request);
+    request.prefill_address = prefill.address();
+    ASSERT_TRUE(submit(*decode, request, &outcome).ok());
+    while (!outcome.finished) {
+      if (!decode->step()) decode->wait(std::chrono::milliseconds(1), -1);
+    }
+    EXPECT_EQ(outcome.tokens, want);
+  };
+  ASSERT_NO_FATAL_FAILURE(ask(1, 7));
+  EXPECT_EQ(outcome.metrics.loaded_tokens, 32u);
+  {
+    const auto stopped = prefill.stop_for_a_while();
+    ASSERT_NO_FATAL_FAILURE(ask(2, 9));
+    const std::string why(outcome.metrics.load_error.message());
+    EXPECT_NE(why.find("said nothing"), std::string::npos) << why;
+    EXPECT_EQ(outcome.metrics.loaded_tokens, 0u);
+    EXPECT_GT(decode->stats().quarantined_blocks, 0u);
+  }
+  // Nothing can arrive any more when it has heard of it; and it is asked again.
+  while (decode->has_work()) {
+    if (!decode->step()) decode->wait(std::chrono::milliseconds(1), -1);
+  }
+  EXPECT_EQ(decode->stats().quarantined_blocks, 0u);
+  ASSERT_NO_FATAL_FAILURE(ask(3, 11));
+  EXPECT_EQ(outcome.metrics.loaded_tokens, 32u);
 }
 
 // A prefill engine with `other`, a decode engine with `model`: nothing is loaded, and it is said

@@ -13,7 +13,7 @@ namespace {
 
 std::vector<BlockHash> chain_of(std::vector<int32_t> tokens) {
   std::vector<BlockHash> chain;
-  extend_chain(tokens, 16, &chain);
+  extend_chain(tokens, 16, {}, &chain);
   return chain;
 }
 
@@ -30,6 +30,23 @@ TEST(BlockHash, IsTheSameEverywhere) {
   ASSERT_EQ(chain.size(), 1u);
   EXPECT_EQ(chain[0].low, 0xd4b9dcf57372f341u);
   EXPECT_EQ(chain[0].high, 0xed82d3201c54f817u);
+}
+
+TEST(BlockHash, OfTwoModelsHaveNothingInCommon) {
+  // SHA-256 of 16 zero bytes and "model", by an independent implementation.
+  EXPECT_EQ(model_root("model"), (BlockHash{0x41b765ff0f46359fu, 0xbb9b43e204f2f66du}));
+  const std::vector<int32_t> tokens = some_tokens(48, 1);
+  std::vector<BlockHash> one, other;
+  extend_chain(tokens, 16, model_root("one"), &one);
+  extend_chain(tokens, 16, model_root("other"), &other);
+  for (const BlockHash& hash : one) {
+    EXPECT_EQ(std::find(other.begin(), other.end(), hash), other.end());
+  }
+  // Begun in two goes it is the same.
+  std::vector<BlockHash> grown;
+  extend_chain(std::span(tokens).first(20), 16, model_root("one"), &grown);
+  extend_chain(tokens, 16, model_root("one"), &grown);
+  EXPECT_EQ(grown, one);
 }
 
 TEST(BlockHash, ChainsOverAllTokensBefore) {
@@ -209,7 +226,7 @@ TEST(BlockManager, SurvivesRandomOperations) {
         User user;
         user.tokens = some_tokens(16 * (1 + pick(6)), static_cast<int32_t>(1000 * pick(4)));
         if (pick(2) == 0) user.tokens.back() = static_cast<int32_t>(pick(50));
-        extend_chain(user.tokens, 16, &user.chain);
+        extend_chain(user.tokens, 16, {}, &user.chain);
         const BlockManager::Match match = blocks.find(user.chain);
         if (match.free_blocks + user.chain.size() - match.blocks > blocks.free_blocks()) break;
         blocks.acquire(std::span(user.chain).first(match.blocks), &user.table);

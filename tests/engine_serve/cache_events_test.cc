@@ -34,6 +34,8 @@ TEST(CacheEvents, LinesComeBack) {
   EXPECT_TRUE(back->snapshot);
   EXPECT_EQ(back->changes, 7u);
   EXPECT_EQ(back->stored, all.stored);
+  EXPECT_EQ(back->model, "a \"model\"\n");
+  EXPECT_EQ(back->root, model_root("a \"model\"\n"));
   back = parse_cache_line(cache_line({.changes = 9, .removed = {hash_of(1)}, .stored = {}}, "m"));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_FALSE(back->snapshot);
@@ -78,7 +80,8 @@ TEST(CacheEvents, BadLinesAreRefusedWithTheReason) {
       {R"({"changes":1,"removed":["zz"],"stored":[]})", "removed"},
       {with("\"block_tokens\":16", "\"block_tokens\":32"), "32 tokens"},
       {with("\"block_tokens\":16", "\"block_tokens\":\"16\""), "block_tokens"},
-      {with("\"root\":\"00", "\"root\":\"01"), "root"},
+      {with("\"root\":\"", "\"root\":\"zz"), "root"},
+      {with("\"model\":\"m\"", "\"model\":5"), "model"},
       {with("\"root\"", "\"rood\""), "root"},
       {with(name.c_str(), "41"), "blocks"},
   };

@@ -78,6 +78,7 @@ Relayed relay_with_cut(size_t cut, size_t piece, bool stream, bool chat, bool id
   const std::vector<int32_t> tokens = {11, 22, 33, 44};
   for (int attempt = 0; attempt < 10 && !relay.done(); ++attempt) {
     const json posted = json::parse(relay.next_body("P"));
+    relay.begin();
     EXPECT_EQ(posted["kv_transfer_params"]["prefill"], "P");
     EXPECT_EQ(posted["seed"], 1);
     const auto resume =
@@ -154,6 +155,22 @@ TEST(StreamRelay, HostileEventsAreHarmless) {
     relay.receive(event);
     EXPECT_FALSE(relay.done()) << event;
   }
+}
+
+TEST(StreamRelay, NewsAreOfWholeEventsThatTellSomething) {
+  using router::news_in;
+  using router::StreamNews;
+  const std::string stream = worker_stream({11, 22}, {}, true);
+  const size_t token = stream.find("\n\n", stream.find("\n\n") + 2) + 2;
+  for (size_t cut = 0; cut < stream.size(); ++cut) {
+    EXPECT_EQ(news_in(std::string_view(stream).substr(0, cut)),
+              cut < token ? StreamNews::kNothing : StreamNews::kAnswer)
+        << cut;
+  }
+  EXPECT_EQ(news_in("data: {\"error\":{\"message\":\"broken\"}}\n\n"), StreamNews::kError);
+  EXPECT_EQ(news_in("data: {{{\n\n"), StreamNews::kError);
+  EXPECT_EQ(news_in("data: 5\n\ndata: {\"choices\":5}\n\n: nothing\n\n"), StreamNews::kNothing);
+  EXPECT_EQ(news_in("data: [DONE]\n\n"), StreamNews::kAnswer);
 }
 
 TEST(Router, RefusesBadOptions) {

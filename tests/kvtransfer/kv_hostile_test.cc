@@ -198,11 +198,16 @@ TEST_P(KvHostileTest, ARequestSentTwiceIsServedOnce) {
 TEST_P(KvHostileTest, AnswersToLoadsThatDoNotExistAreIgnored) {
   for (KvMessageKind kind :
        {KvMessageKind::kDone, KvMessageKind::kFailed, KvMessageKind::kCancelled,
-        KvMessageKind::kProbe, KvMessageKind::kOffer, KvMessageKind::kReady, KvMessageKind::kPulled,
+        KvMessageKind::kAlive, KvMessageKind::kOffer, KvMessageKind::kReady, KvMessageKind::kPulled,
         KvMessageKind::kRenewLease, KvMessageKind::kLeaseRenewed}) {
     ASSERT_NO_FATAL_FAILURE(send(kind, 1));
   }
   EXPECT_TRUE(nothing_comes());
+  // Whether it is alive anyone may ask.
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kProbe, 9));
+  const KvMessagePart alive = answer();
+  EXPECT_EQ(alive.kind, KvMessageKind::kAlive);
+  EXPECT_EQ(alive.load, 9u);
 }
 
 TEST_P(KvHostileTest, BlocksAreHeldForWhoPullsUntilHeLetsGo) {

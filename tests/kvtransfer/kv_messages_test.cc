@@ -185,7 +185,8 @@ TEST(KvMessages, OnlyPartsAreParts) {
   EXPECT_FALSE(with(0, 'X').ok());  // magic
   EXPECT_FALSE(with(6, 0).ok());    // kind
   EXPECT_FALSE(with(6, 8).ok());    // an offer, but not of its version
-  EXPECT_FALSE(with(6, 13).ok());
+  EXPECT_TRUE(with(6, 13).ok());    // that one is alive, which is of this version
+  EXPECT_FALSE(with(6, 14).ok());
   EXPECT_FALSE(with(4, kKvPullVersion).ok());  // a cancel has no such version
   EXPECT_FALSE(with(8, 0).ok());               // load 0
   EXPECT_FALSE(with(19, 0x7f).ok());           // a total of two gigabytes

@@ -10,6 +10,7 @@
 #include "engine/http/openai/openai_reply.h"
 #include "engine/router/worker_list.h"
 #include "tests/routing/routing_fixture.h"
+#include "tests/routing/stuck_worker.h"
 #include "transport/base/log.h"
 
 namespace baton::engine::serve {
@@ -18,13 +19,15 @@ namespace {
 TEST(WorkerList, SaysRolesAndPlaces) {
   const auto listed = router::parse_worker_list(
       "# ours\n\n  prefill http://10.0.0.1:8001\r\ndecode\thttp://[::1]:8002 # the quick one\n"
-      "decode http://h/\n");
+      "decode http://h/ east/rack-7/h_1.x\n");
   ASSERT_TRUE(listed.ok()) << listed.status();
   ASSERT_EQ(listed->prefill.size(), 1u);
   EXPECT_EQ(listed->prefill[0].text(), "http://10.0.0.1:8001");
   ASSERT_EQ(listed->decode.size(), 2u);
   EXPECT_EQ(listed->decode[0].text(), "http://[::1]:8002");
   EXPECT_EQ(listed->decode[1].text(), "http://h:80");
+  EXPECT_EQ(listed->prefill[0].place, "10.0.0.1");
+  EXPECT_EQ(listed->decode[1].place, "east/rack-7/h_1.x");
 }
 
 TEST(WorkerList, RefusesWhatMayBeAMistake) {
@@ -38,7 +41,9 @@ TEST(WorkerList, RefusesWhatMayBeAMistake) {
       {"decode http://h:1\ndecode http://h:80", "half written"},
       {"decode http://h:1\nworker http://h:2\n", "line 2"},
       {"decode\n", "line 1"},
-      {"decode http://h:1 http://h:2\n", "line 1"},
+      {"decode http://h:1 http://h:2\n", "line 1: http://h:2 is no place"},
+      {"decode http://h:1 a//b\n", "is no place"},
+      {"decode http://h:1 a b\n", "line 1"},
       {"decode https://h:1\n", "https://h:1"},
       {"decode http://h:1\n\nprefill http://h:1\n", "line 3: http://h:1 is listed already"},
   };
@@ -176,6 +181,31 @@ class WaitingWorker {
   std::mutex mutex_;
   std::shared_ptr<http::HttpExchange> exchange_;
 };
+
+// The prefill worker that is near the decode worker is told of, though the other one comes first.
+TEST(RoutingList, TheKvComesFromNearby) {
+  std::vector<std::unique_ptr<http::HttpListener>> prefills;
+  StuckWorker decode;
+  std::string list = absl::StrCat("decode ", decode.url(), " east/rack1/h1\n");
+  for (const char* place : {"west/rack1/h2", "east/rack1/h3", "east/rack2/h4"}) {
+    prefills.push_back(std::make_unique<http::HttpListener>());
+    prefills.back()->route("GET", "/v1/baton/address", [place](const Exchange& exchange) {
+      exchange->reply(200, "application/json", json{{"address", place}}.dump());
+    });
+    ASSERT_TRUE(prefills.back()->listen("127.0.0.1", 0).ok());
+    absl::StrAppend(&list, "prefill http://127.0.0.1:", prefills.back()->port(), " ", place, "\n");
+  }
+  TemporaryFolder folder;
+  write_list(folder, list);
+  const auto router = *router::Router::start(by_list(folder));
+  std::vector<RawClient> clients;
+  for (const char* nearest : {"east/rack1/h3", "east/rack2/h4", "west/rack1/h2"}) {
+    clients.emplace_back(router->port());
+    clients.back().post("/v1/completions", stream_request().dump());
+    wait_until([&] { return decode.asked == static_cast<int>(clients.size()); });
+    EXPECT_EQ(decode.prefill(), nearest);  // and those before it are busy
+  }
+}
 
 TEST(RoutingList, WhoLeavesEndsWhatItHas) {
   TemporaryFolder folder;

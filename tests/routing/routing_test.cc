@@ -91,7 +91,8 @@ TEST(KvEvents, SayWhatIsCachedAndHowThatChanges) {
   follower.follow_to(changes_after(worker, 1));
   // The blocks of the prompt, by the names that anyone can compute.
   std::vector<BlockHash> chain;
-  extend_chain(tokens.get<std::vector<int32_t>>(), 16, &chain);
+  extend_chain(tokens.get<std::vector<int32_t>>(), 16, model_root(test_model().fingerprint()),
+               &chain);
   ASSERT_GT(chain.size(), 5u);
   for (const BlockHash& hash : chain) EXPECT_TRUE(follower.blocks().contains(block_name(hash)));
   EXPECT_EQ(worker.thread().stats().cached_blocks, follower.blocks().size());

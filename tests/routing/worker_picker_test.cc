@@ -64,6 +64,28 @@ TEST(WorkerPicker, PrefersWorkersThatAreUpAndNotAvoided) {
   EXPECT_TRUE(picker.pick(none()).has_value());  // all are down: one may have come back
 }
 
+TEST(WorkerPicker, WhoIsSlowComesLastOfThoseThatAreUp) {
+  WorkerPicker picker(3);
+  picker.set_slow(0, true);
+  EXPECT_EQ(picker.pick(none())->worker, 1u);
+  EXPECT_TRUE(picker.has_other(std::vector<size_t>{1}));
+  EXPECT_FALSE(picker.has_other(std::vector<size_t>{1, 2}));
+  picker.set_up(1, false);
+  picker.set_up(2, false);
+  EXPECT_EQ(picker.pick(none())->worker, 0u);  // better slow than down
+  EXPECT_FALSE(picker.has_other({}));
+  picker.set_slow(0, false);
+  EXPECT_TRUE(picker.has_other({}));
+}
+
+TEST(WorkerPicker, SaysWhatItsWorkerHasToDoFirst) {
+  WorkerPicker picker(1);
+  EXPECT_EQ(picker.pick(prompt(160, 1))->work, 160u + 64);
+  EXPECT_EQ(picker.pick(prompt(320, 2))->work, 160u + 320 + 2 * 64);
+  // A text of 1,000 bytes has three pieces and a rest.
+  EXPECT_EQ(WorkerPicker(1).pick(text(1000, 'a'))->work, 4u * 64 + 64);
+}
+
 TEST(WorkerPicker, NeverTakesOneThatIsGone) {
   WorkerPicker picker(2);
   picker.set_up(1, false);
@@ -97,9 +119,47 @@ TEST(WorkerPicker, KeysAreOfWhatCanBeShared) {
   EXPECT_EQ(prompt(17, 1)->chain.size(), 1u);
   EXPECT_EQ(prompt(17, 1)->tokens, 17u);
   std::vector<serve::BlockHash> chain;
-  serve::extend_chain(std::vector<int32_t>(32, 1), 16, &chain);
+  serve::extend_chain(std::vector<int32_t>(32, 1), 16, {}, &chain);
   EXPECT_EQ(prompt(33, 1)->chain, chain);
   EXPECT_EQ(token_key({}).chain.size(), 0u);
+}
+
+TEST(WorkerPicker, NeverMixesModels) {
+  WorkerPicker picker(3);
+  const serve::BlockHash one = serve::model_root("one"), other = serve::model_root("other");
+  const std::vector<serve::BlockHash> both = {one, other};
+  const std::vector<int32_t> tokens(1000, 1);
+  const auto key = std::make_shared<PromptKey>(token_key(tokens, both));
+  // Each by the names of its own model; of the third nothing is known.
+  serve::CacheNews news{.snapshot = true, .stored = key->under(other)};
+  news.root = one;
+  EXPECT_TRUE(picker.tell(0, news));
+  news.root = other;
+  EXPECT_TRUE(picker.tell(1, news));
+  EXPECT_EQ(picker.models(), both);
+  EXPECT_EQ(picker.pick(key)->worker, 1u);
+  EXPECT_EQ(picker.stats(1).hit_tokens, 62u * 16);
+  // Who must have one of them has it, or has not said.
+  for (int i = 0; i < 8; ++i) EXPECT_NE(picker.pick(key, {}, one)->worker, 1u);
+  EXPECT_FALSE(picker.has_other(std::vector<size_t>{0, 2}, one));
+  EXPECT_TRUE(picker.has_other(std::vector<size_t>{0, 2}, other));
+  picker.set_model(2, other);
+  picker.set_gone(0, true);
+  EXPECT_FALSE(picker.pick(key, {}, one).has_value());
+  // A worker that comes back with another model has nothing; what is under way ends all the same.
+  WorkerPicker again(1);
+  again.set_model(0, other);
+  const auto pick = again.pick(key);
+  news.root = one;
+  EXPECT_TRUE(again.tell(0, news));
+  EXPECT_EQ(again.stats(0).cached_blocks, 62u);
+  again.set_model(0, other);
+  EXPECT_FALSE(again.stats(0).cache_known);
+  again.release(pick->id);
+  EXPECT_EQ(again.stats(0).in_flight, 0u);
+  // Of a model that was not known when the key was made, nothing is expected.
+  again.set_model(0, serve::model_root("a third"));
+  EXPECT_EQ(again.pick(key)->work, 1000u + 64);
 }
 
 TEST(WorkerPicker, GoesWhereTheBlocksAre) {

@@ -27,11 +27,16 @@ BlockHash chain_hash(const BlockHash& parent, std::span<const int32_t> tokens) {
       parent, std::string_view(reinterpret_cast<const char*>(tokens.data()), tokens.size_bytes()));
 }
 
-void extend_chain(std::span<const int32_t> tokens, int block_tokens,
+BlockHash model_root(std::string_view fingerprint) {
+  // No chain goes on from zeros: a fingerprint cannot be taken for a block's tokens.
+  return chain_hash(BlockHash{}, fingerprint);
+}
+
+void extend_chain(std::span<const int32_t> tokens, int block_tokens, const BlockHash& root,
                   std::vector<BlockHash>* chain) {
   const size_t full = tokens.size() / block_tokens;
   while (chain->size() < full) {
-    const BlockHash parent = chain->empty() ? BlockHash{} : chain->back();
+    const BlockHash parent = chain->empty() ? root : chain->back();
     chain->push_back(
         chain_hash(parent, tokens.subspan(chain->size() * block_tokens, block_tokens)));
   }

@@ -9,8 +9,9 @@
 
 namespace baton::engine::serve {
 
-// 128 bits that stand for a block's tokens and all tokens before it. The same in every process and
-// on every machine, so that prefill, decode and router mean the same block by the same name.
+// 128 bits that stand for a block's tokens, all tokens before it and the model. The same in every
+// process and on every machine, so that prefill, decode and router mean the same block by the same
+// name.
 struct BlockHash {
   uint64_t low = 0;
   uint64_t high = 0;
@@ -26,7 +27,12 @@ struct BlockHash {
 BlockHash chain_hash(const BlockHash& parent, std::string_view bytes);
 BlockHash chain_hash(const BlockHash& parent, std::span<const int32_t> tokens);
 
+// What the first block of every chain is chained to: KV is of no use to another model, so blocks of
+// two have no names in common. `fingerprint`: Model::fingerprint().
+BlockHash model_root(std::string_view fingerprint);
+
 // Appends the hashes of the full blocks of `tokens` that `chain` does not have yet.
-void extend_chain(std::span<const int32_t> tokens, int block_tokens, std::vector<BlockHash>* chain);
+void extend_chain(std::span<const int32_t> tokens, int block_tokens, const BlockHash& root,
+                  std::vector<BlockHash>* chain);
 
 }  // namespace baton::engine::serve

@@ -42,17 +42,26 @@ absl::Status read_names(const nlohmann::json& line, const char* key, std::vector
   return absl::OkStatus();
 }
 
-// Whether its names are made as ours.
-absl::Status check_names(const nlohmann::json& line) {
+// How its names are made, if that is a way we know.
+absl::Status read_origin(const nlohmann::json& line, CacheNews* news) {
   const auto size = int_field(line, "block_tokens", 1, 1 << 20, 0);
   if (!size.ok()) return size.status();
   const auto root = string_field(line, "root", "");
   if (!root.ok()) return root.status();
-  if (*size != kBlockTokens || parse_block_name(*root) != BlockHash{}) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("its blocks of ", *size, " tokens have other names than ours, which have ",
-                     kBlockTokens, " tokens and the root ", block_name({})));
+  const auto model = string_field(line, "model", "");
+  if (!model.ok()) return model.status();
+  if (*size != kBlockTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("its blocks have ", *size,
+                                                   " tokens, and so other names than ours, of ",
+                                                   kBlockTokens, " tokens"));
   }
+  const std::optional<BlockHash> parsed = parse_block_name(*root);
+  if (!parsed.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"root\" must be a name of ", kNameDigits, " hexadecimal digits"));
+  }
+  news->root = *parsed;
+  news->model = *model;
   return absl::OkStatus();
 }
 
@@ -76,8 +85,9 @@ std::optional<BlockHash> parse_block_name(std::string_view text) {
 std::string cache_line(const CacheNews& news, std::string_view model) {
   std::string line = "{";
   if (news.snapshot) {
-    absl::StrAppend(&line, "\"block_tokens\":", kBlockTokens, ",\"root\":\"", block_name({}),
-                    "\",\"model\":", nlohmann::json(model).dump(), ",");
+    absl::StrAppend(&line, "\"block_tokens\":", kBlockTokens, ",\"root\":\"",
+                    block_name(model_root(model)), "\",\"model\":", nlohmann::json(model).dump(),
+                    ",");
   }
   absl::StrAppend(&line, "\"changes\":", news.changes);
   if (!news.snapshot) append_names("removed", news.removed, &line);
@@ -96,7 +106,7 @@ absl::StatusOr<CacheNews> parse_cache_line(std::string_view text) {
   if (*changes < 0) return absl::InvalidArgumentError("\"changes\" is missing");
   news.changes = static_cast<uint64_t>(*changes);
   if (news.snapshot) {
-    if (absl::Status status = check_names(*line); !status.ok()) return status;
+    if (absl::Status status = read_origin(*line, &news); !status.ok()) return status;
     if (absl::Status status = read_names(*line, "blocks", &news.stored); !status.ok()) {
       return status;
     }

@@ -7,7 +7,7 @@
 // what was removed comes before what was stored. "changes" counts blocks stored and removed since
 // the server began and never goes back. A block's name is its BlockHash in 32 hexadecimal digits,
 // the bytes in memory order; "root" is what the first block of every chain is chained to, "model"
-// the weights' fingerprint.
+// the weights' fingerprint, of which the root is made (model_root() in block_hash.h).
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,8 @@ namespace baton::engine::serve {
 
 struct CacheNews {
   bool snapshot = false;  // `stored` is all there is
+  BlockHash root;         // of a snapshot that was parsed: of its chains
+  std::string model;      // likewise
   uint64_t changes = 0;
   std::vector<BlockHash> removed, stored;  // in this order; a block is in one of them
 };
@@ -33,8 +35,9 @@ std::optional<BlockHash> parse_block_name(std::string_view text);
 
 // One line, with its end. `model` is said with a snapshot only.
 std::string cache_line(const CacheNews& news, std::string_view model);
-// InvalidArgument for what cache_line() does not write, and for blocks of another size or root than
-// ours: their names mean nothing here. `line` is without its end.
+// InvalidArgument for what cache_line() does not write, and for blocks of another size than ours:
+// their names mean nothing here. `line` is without its end. Any root will do: names of two models
+// do not meet.
 absl::StatusOr<CacheNews> parse_cache_line(std::string_view line);
 
 }  // namespace baton::engine::serve

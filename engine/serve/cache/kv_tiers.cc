@@ -133,7 +133,7 @@ void KvTiers::flush() {
 
 absl::Status KvTiers::start_load(kvtransfer::KvLoad load) {
   std::vector<BlockHash> chain;
-  extend_chain(load.tokens, kBlockTokens, &chain);
+  extend_chain(load.tokens, kBlockTokens, root_, &chain);
   std::vector<TierKey> keys;
   for (size_t i = load.first_token / kBlockTokens; i < chain.size(); ++i) {
     keys.push_back(key(chain[i]));

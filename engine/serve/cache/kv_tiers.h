@@ -85,7 +85,12 @@ class KvTiers : public kvtransfer::KvSource {
  private:
   KvTiers(const KvTierOptions& options, const kvtransfer::tiers::TierIdentity& identity,
           BlockManager& blocks, size_t max_pinned, bool asks)
-      : options_(options), keys_(identity), blocks_(blocks), max_pinned_(max_pinned), asks_(asks) {}
+      : options_(options),
+        keys_(identity),
+        root_(model_root(identity.weights)),
+        blocks_(blocks),
+        max_pinned_(max_pinned),
+        asks_(asks) {}
 
   struct Pending {
     uint32_t block = 0;
@@ -101,6 +106,7 @@ class KvTiers : public kvtransfer::KvSource {
 
   const KvTierOptions options_;
   const kvtransfer::tiers::TierKeys keys_;
+  const BlockHash root_;
   BlockManager& blocks_;
   const size_t max_pinned_;
   const bool asks_;  // others, for what they have

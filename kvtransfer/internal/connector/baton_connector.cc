@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvtransfer/internal/connector/kv_answer_thread.h"
 #include "kvtransfer/internal/connector/kv_jobs.h"
 #include "kvtransfer/internal/connector/kv_loads.h"
 #include "kvtransfer/internal/connector/kv_mailbox.h"
@@ -42,9 +43,11 @@ class BatonConnector final : public KvConnector {
       how.cpu = options.progress_cpu;
       thread_ = std::make_unique<ProgressThread>(*worker_, how);
     }
+    if (options.answer_thread) answers_ = std::make_unique<KvAnswerThread>(*worker_, mailbox_);
   }
 
   ~BatonConnector() override {
+    answers_ = nullptr;
     thread_ = nullptr;
     // Transfers under way use the cache: end them before it goes.
     jobs_.abandon();
@@ -117,10 +120,13 @@ class BatonConnector final : public KvConnector {
   void progress() override { pump(); }
 
   void wait(Time timeout, int fd) override {
+    // From here on nobody else takes a message that would have to end the sleep.
+    if (answers_ != nullptr) answers_->engine_waits(true);
     if (!pump()) {
       sleep(timeout, fd);
       pump();
     }
+    if (answers_ != nullptr) answers_->engine_waits(false);
   }
 
   KvConnectorStats stats() const override {
@@ -212,6 +218,7 @@ class BatonConnector final : public KvConnector {
   }
 
   bool pump() {
+    if (answers_ != nullptr) answers_->looked();
     bool any = thread_ == nullptr && worker_->progress();
     any |= jobs_.progress();
     while (mailbox_.receive(message_)) {
@@ -235,6 +242,7 @@ class BatonConnector final : public KvConnector {
   }
 
   void dispatch(const KvMessage& message) {
+    loads_.on_word(message.peer, message.status.ok() && message.kind == KvMessageKind::kAlive);
     if (!message.status.ok()) {
       // Only a request has somebody who waits for an answer; the rest is not worth one. Who answers
       // in another version will never be understood.
@@ -269,6 +277,7 @@ class BatonConnector final : public KvConnector {
         return jobs_.on_renew_lease(message.peer, message.load, message.body);
       case KvMessageKind::kLeaseRenewed:
         return loads_.on_lease_renewed(message.peer, message.load, message.body);
+      case KvMessageKind::kAlive:
       case KvMessageKind::kProbe:
         return;
     }
@@ -308,6 +317,7 @@ class BatonConnector final : public KvConnector {
   KvMessage message_;
   PeerId newest_peer_;
   std::unique_ptr<ProgressThread> thread_;
+  std::unique_ptr<KvAnswerThread> answers_;
 };
 
 }  // namespace

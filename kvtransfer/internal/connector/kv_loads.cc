@@ -37,6 +37,7 @@ absl::Status KvLoads::start(KvLoad load) {
   if (load.shards.empty()) load.shards = {std::move(load.prefill)};
   auto record = std::make_unique<Load>();
   record->id = load.id;
+  record->silence = load.silence;
   request_.request = load.id;
   request_.decode = name_.substr(0, KvLoadRequest::kMaxName);
   request_.key = std::move(load.key);
@@ -94,7 +95,10 @@ absl::Status KvLoads::start(KvLoad load) {
   for (Source& source : record->sources) {
     PeerRecord& peer = peers_[peer_key(source.peer)];
     source.number = ++peer.last_number;
-    peer.probe_at = std::min(peer.probe_at, worker_.clock().now() + kProbeInterval);
+    // Where silence has a limit, the first probe goes out with the request: who answers it is of a
+    // release that does.
+    const Time now = worker_.clock().now();
+    peer.probe_at = std::min(peer.probe_at, load.silence > Time{} ? now : now + kProbeInterval);
     if (source.pull != nullptr) {
       source.pull->number = source.number;
       source.pull->request = record->request;
@@ -127,6 +131,8 @@ absl::Status KvLoads::ask(Load& load, const std::string& address) {
   if (!peer.ok()) return peer.status();
   source.peer = *peer;
   source.name = name_of(address);
+  absl::Status heard = check_silence(*peer, source.name, load.silence);
+  if (!heard.ok()) return heard;
   if (request_.pull) {
     source.pull = std::make_unique<KvPull>();
     source.pull->peer = *peer;
@@ -181,11 +187,7 @@ KvLoads::Load* KvLoads::find(PeerId peer, uint64_t number, Source** source) {
 // Counts the layers that are here; true if there are more than before.
 bool KvLoads::refresh(Load& load) {
   const uint32_t before = load.loaded;
-  const auto here = [&](uint32_t layer) {
-    return load.counters.empty() ? load.arrived[layer]
-                                 : worker_.counter_value(load.counters[layer]);
-  };
-  while (!load.complete() && here(load.loaded) >= load.counts[load.loaded]) {
+  while (!load.complete() && bytes_here(load, load.loaded) >= load.counts[load.loaded]) {
     if (timeline_ != nullptr) {
       const Time now = worker_.clock().now();
       timeline_->add({"arrival", absl::StrCat("layer ", load.loaded, " is here"), now, now, load.id,
@@ -195,6 +197,10 @@ bool KvLoads::refresh(Load& load) {
     ++load.loaded;
   }
   return load.loaded != before;
+}
+
+uint64_t KvLoads::bytes_here(const Load& load, uint32_t layer) const {
+  return load.counters.empty() ? load.arrived[layer] : worker_.counter_value(load.counters[layer]);
 }
 
 // `source`: whose fault it is; "": nobody's in particular.
@@ -323,24 +329,8 @@ bool KvLoads::progress() {
     any |= refresh(*load);
     if (load->failure.ok() && !load->complete()) any |= !status(id).ok();
   }
+  any |= note_silence(now);
   return probe(now) || any;
-}
-
-bool KvLoads::probe(Time now) {
-  bool any = false;
-  for (auto& [key, peer] : peers_) {
-    if (now < peer.probe_at) continue;
-    peer.probe_at = kNever;
-    for (const auto& [id, load] : loads_) {
-      for (const Source& source : load->sources) {
-        if (source.over() || peer_key(source.peer) != key || peer.probe_at != kNever) continue;
-        mailbox_.send(source.peer, KvMessageKind::kProbe, source.number);
-        peer.probe_at = now + kProbeInterval;
-        any = true;
-      }
-    }
-  }
-  return any;
 }
 
 Time KvLoads::next_deadline() const {

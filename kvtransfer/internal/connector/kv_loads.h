@@ -7,7 +7,9 @@
 //
 // Decode only listens while a load is under way, and a listener does not notice that a machine fell
 // silent. So it sends a small probe now and then: the transport fails on that, and the peer is
-// down.
+// down. A process that is stopped still takes what comes, for a while; so probes are answered, and
+// who neither answers nor sends anything for as long as its loads allow has failed them
+// (kv_silence.cc).
 //
 // A load that pulls reads instead (kv_pulls.h): it is quiet when its own reads have ended.
 #pragma once
@@ -67,6 +69,8 @@ class KvLoads {
   void on_offer(PeerId peer, uint64_t number, std::string_view body);
   void on_ready(PeerId peer, uint64_t number, std::string_view body);
   void on_lease_renewed(PeerId peer, uint64_t number, std::string_view body);
+  // It has said something; `alive`: that it is.
+  void on_word(PeerId peer, bool alive);
   // An answer about a load that cannot be read.
   void on_bad_answer(PeerId peer, uint64_t number, const absl::Status& why);
   void on_peer_down(PeerId peer, const absl::Status& why);
@@ -111,6 +115,8 @@ class KvLoads {
     std::vector<uint64_t> bytes;   // of each layer: less, where rows are counted for each token
     Time timeout{};
     Time deadline = kNever;
+    Time silence{};      // that its sources may keep; 0: any
+    uint64_t count = 0;  // of all layers that are not here, when somebody last looked
     absl::Status failure;
     bool quiet() const {
       return std::all_of(sources.begin(), sources.end(), [](const Source& s) { return s.quiet(); });
@@ -120,6 +126,12 @@ class KvLoads {
   struct PeerRecord {
     uint64_t last_number = 0;
     Time probe_at = kNever;  // kNever: no load of it is under way
+    // Of loads that have a limit:
+    Time silence = kNever;  // the shortest; kNever: there was none yet
+    Time looked{};
+    Time silent{};         // how long nothing has come, of the time in which somebody looked
+    bool answers = false;  // probes: it is no older release
+    bool is_silent() const { return silent >= silence; }
   };
   using Key = std::pair<uint64_t, uint64_t>;  // peer_key(), number
 
@@ -127,6 +139,10 @@ class KvLoads {
   absl::Status allocate_counters(std::vector<CounterId>& counters);
   void free_counters(const std::vector<CounterId>& counters);
   bool probe(Time now);
+  // Before a load is started: an error where the peer is known to be silent.
+  absl::Status check_silence(PeerId peer, const std::string& name, Time silence);
+  bool note_silence(Time now);
+  uint64_t bytes_here(const Load& load, uint32_t layer) const;
   Load* find(KvRequestId id);
   // The load that a message is about, and its source; null: there is none.
   Load* find(PeerId peer, uint64_t number, Source** source);

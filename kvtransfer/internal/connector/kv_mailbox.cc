@@ -28,6 +28,19 @@ bool KvMailbox::flush() {
 }
 
 bool KvMailbox::receive(KvMessage& out) {
+  const std::lock_guard lock(mutex_);
+  if (inbox_.empty()) return take(out);
+  out = std::move(inbox_.front());
+  inbox_.pop_front();
+  return true;
+}
+
+void KvMailbox::collect() {
+  const std::lock_guard lock(mutex_);
+  for (KvMessage message; take(message); message = {}) inbox_.push_back(std::move(message));
+}
+
+bool KvMailbox::take(KvMessage& out) {
   while (worker_.next_notification(notification_)) {
     KvMessagePart part;
     out.status = decode_kv_part(notification_.payload, part);
@@ -38,13 +51,20 @@ bool KvMailbox::receive(KvMessage& out) {
     if (!out.status.ok()) return true;
     absl::StatusOr<bool> whole = assemblers_[peer_key(out.peer)].add(part, out.body);
     out.status = whole.status();
-    if (!whole.ok() || *whole) return true;
+    if (whole.ok() && !*whole) continue;
+    if (!whole.ok() || out.kind != KvMessageKind::kProbe) return true;
+    size_t offset = 0;
+    encode_kv_part(KvMessageKind::kAlive, out.load, {}, offset, answer_);
+    post(out.peer, answer_);  // without a slot: the next probe is answered
   }
   return false;
 }
 
 void KvMailbox::forget(PeerId peer) {
-  assemblers_.erase(peer_key(peer));
+  {
+    const std::lock_guard lock(mutex_);
+    assemblers_.erase(peer_key(peer));
+  }
   std::erase_if(outbox_, [&](const Waiting& waiting) { return waiting.peer == peer; });
 }
 

@@ -1,11 +1,14 @@
 // Messages about loads, over a worker's notifications: cut into parts, kept while the worker has no
 // free slot, put together again per peer.
 //
-// Takes every notification of its worker. One thread at a time.
+// Probes are answered here, and nobody else hears of them: they ask whether this process runs, not
+// what it is doing. Takes every notification of its worker. One thread at a time calls everything
+// but collect(), which any thread may call meanwhile.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -42,12 +45,16 @@ class KvMailbox {
             uint16_t version);
   // The next message that is whole (or bad); false when there is none. Reuses the memory of `out`.
   bool receive(KvMessage& out);
+  // Takes what has come, answers probes, and keeps the rest for receive().
+  void collect();
   // Sends what had to wait; true if anything went.
   bool flush();
   // Nothing more comes from or goes to this peer.
   void forget(PeerId peer);
 
  private:
+  // The same, from the worker. With `mutex_`.
+  bool take(KvMessage& out);
   // False when the worker has no slot.
   bool post(PeerId peer, const std::string& notification);
 
@@ -57,9 +64,12 @@ class KvMailbox {
   };
   Worker& worker_;
   std::deque<Waiting> outbox_;
+  std::mutex mutex_;                                       // of what follows, but for scratch_
+  std::deque<KvMessage> inbox_;                            // collected
   absl::flat_hash_map<uint64_t, KvAssembler> assemblers_;  // by peer_key()
-  std::string scratch_;
+  std::string answer_;
   Notification notification_;
+  std::string scratch_;
 };
 
 }  // namespace baton::kvtransfer

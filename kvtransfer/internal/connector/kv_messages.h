@@ -2,13 +2,15 @@
 //
 //   decode -> prefill   request    please write the KV of these tokens into these blocks
 //                       cancel     stop; tell me when nothing moves any more
-//                       probe      nothing: it cannot be delivered where prefill died silently
+//                       probe      are you there? It cannot be delivered where prefill died
+//                                  silently
 //                       renew      the load may take until then
 //   prefill -> decode   done       every block is there and nothing moves any more; with the
 //   payload
 //                       failed     it will not come, nothing moves any more; with the reason, and
 //                                  which blocks have come
 //                       cancelled  nothing moves any more
+//                       alive      of a probe: a process runs here (older workers do not say so)
 //
 // Where decode pulls (version 4), the request says so. Cancel then says that decode's reads have
 // ended and that none follows, done that all blocks are ready, failed that no more will be; and:
@@ -81,10 +83,13 @@ enum class KvMessageKind : uint8_t {
   kPulled = 10,
   kRenewLease = 11,
   kLeaseRenewed = 12,
+  kAlive = 13,  // of version 3: of a load that is pushed, too
 };
+inline constexpr KvMessageKind kLastKvMessageKind = KvMessageKind::kAlive;
 // That a message of this kind has, unless it is a request.
 constexpr uint16_t kv_version_of(KvMessageKind kind) {
-  return kind >= KvMessageKind::kOffer ? kKvPullVersion : kKvVersion;
+  return kind >= KvMessageKind::kOffer && kind < KvMessageKind::kAlive ? kKvPullVersion
+                                                                       : kKvVersion;
 }
 
 // One notification: a part of a message, or all of it.

@@ -16,7 +16,7 @@ absl::Status bad_part(absl::string_view what) {
 
 bool known(KvMessageKind kind, uint16_t version) {
   if (kind == KvMessageKind::kRequest) return true;
-  return kind > KvMessageKind::kRequest && kind <= KvMessageKind::kLeaseRenewed &&
+  return kind > KvMessageKind::kRequest && kind <= kLastKvMessageKind &&
          kv_version_of(kind) == version;
 }
 

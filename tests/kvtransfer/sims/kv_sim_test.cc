@@ -8,10 +8,8 @@
 #include <random>
 #include <string>
 
-#include "kvtransfer/baton_connector.h"
-#include "tests/kvtransfer/kv_engines.h"
+#include "tests/kvtransfer/sims/kv_world.h"
 #include "tests/sanitized.h"
-#include "transport/sim/fabric.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -19,83 +17,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-constexpr size_t kPrefillNode = 0;
-constexpr size_t kDecodeNode = 1;
-
-struct Node {
-  Worker* worker = nullptr;
-  std::unique_ptr<KvConnector> connector;
-};
-
-// A fabric with a prefill and a decode worker on it.
-class World {
- public:
-  World(const sim::SimOptions& sim, uint32_t seed, KvSendMode mode, const KvLayout& prefill_layout,
-        const KvLayout& decode_layout)
-      : fabric_(sim),
-        prefill_node_(make(kPrefillNode, "prefill-0", mode)),
-        decode_node_(make(kDecodeNode, "decode-0", mode)),
-        prefill(*prefill_node_.connector, prefill_layout, seed),
-        decode(*decode_node_.connector, decode_layout, seed + 1) {}
-  ~World() {
-    for (Node* node : {&prefill_node_, &decode_node_}) fabric_.detach(*node->worker);
-  }
-
-  std::string prefill_address() const { return prefill_node_.connector->address(); }
-  Time now() const { return fabric_.clock().now(); }
-  sim::SimFabric& fabric() { return fabric_; }
-  KvConnectorStats prefill_stats() const { return prefill_node_.connector->stats(); }
-  KvConnectorStats decode_stats() const { return decode_node_.connector->stats(); }
-
-  void kill(size_t node, Time when) {
-    fabric_.kill(node, when);
-    dead_at_[node] = when;
-  }
-  bool dead(size_t node) const { return now() >= dead_at_[node]; }
-
-  // Runs both engines, 50 us of virtual time a step.
-  bool run(const std::function<bool()>& ready, Time limit) {
-    for (const Time end = now() + limit; now() < end;) {
-      if (!dead(kPrefillNode)) prefill.step();
-      if (!dead(kDecodeNode)) decode.step();
-      if (ready()) return true;
-      fabric_.run_for(microseconds(50));
-    }
-    return false;
-  }
-
- private:
-  Node make(size_t node, const char* name, KvSendMode mode) {
-    BatonConnectorOptions options;
-    options.mode = mode;
-    options.worker.name = name;
-    options.worker.key = *ClusterKey::from_bytes("a key for this test only");
-    options.worker.clock = &fabric_.clock();
-    options.worker.settings = {{"peer.redial_ms", "5000"}};
-    options.worker.extra_providers = {fabric_.provider_factory(node)};
-    options.worker.require = "sim";
-    absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options.worker);
-    if (!worker.ok()) {
-      ADD_FAILURE() << worker.status();
-      std::abort();
-    }
-    fabric_.attach(**worker, node);
-    Node made;
-    made.worker = worker->get();
-    made.connector = make_baton_connector(*std::move(worker), options);
-    return made;
-  }
-
-  sim::SimFabric fabric_;
-  Node prefill_node_;
-  Node decode_node_;
-  Time dead_at_[2] = {kNever, kNever};
-
- public:
-  TestPrefill prefill;
-  TestDecode decode;
-};
 
 sim::SimOptions bad_network(std::mt19937& random) {
   sim::SimOptions sim;

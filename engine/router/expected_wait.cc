@@ -1,0 +1,45 @@
+// Limits of waiting, from samples of it.
+#include "engine/router/expected_wait.h"
+
+#include <algorithm>
+
+#include "transport/base/quantile.h"
+
+namespace baton::engine::router {
+namespace {
+
+// Beyond it nobody waits, and it can be counted in nanoseconds.
+constexpr double kDay = 86400;
+
+}  // namespace
+
+void ExpectedWait::Samples::add(double value) {
+  if (values_.size() < kKept) {
+    values_.push_back(value);
+  } else {
+    values_[next_] = value;
+  }
+  next_ = (next_ + 1) % kKept;
+  // Every token of every stream comes by here.
+  if (values_.size() <= kEnough || next_ % kEnough == 0) usual_ = base::quantile(values_, kUsual);
+}
+
+void ExpectedWait::note_first_token(size_t work, Time took) {
+  per_work_.add(seconds_of(took) / static_cast<double>(std::max<size_t>(work, 1)));
+}
+
+void ExpectedWait::note_gap(Time took) { gaps_.add(seconds_of(took)); }
+
+Time ExpectedWait::limit(const Samples& samples, double scale) const {
+  if (samples.size() < kEnough) return floor_ * kUnknown;
+  const double seconds = std::min(kDay, kStrange * samples.usual() * scale);
+  return std::max(floor_, std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds)));
+}
+
+Time ExpectedWait::first_token_limit(size_t work) const {
+  return limit(per_work_, static_cast<double>(std::max<size_t>(work, 1)));
+}
+
+Time ExpectedWait::gap_limit() const { return limit(gaps_, 1); }
+
+}  // namespace baton::engine::router

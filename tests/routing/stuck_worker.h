@@ -1,0 +1,119 @@
+// A worker that takes requests and answers no more of them than the test says, and a router over
+// such.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/http/http_listener.h"
+#include "engine/router/router.h"
+#include "engine/serve/cache/cache_events.h"
+#include "tests/engine_serve/http_fixture.h"
+
+namespace baton::engine::serve {
+
+using Exchange = std::shared_ptr<http::HttpExchange>;
+
+// Says that it is well, and of what it is asked only as much as the test says.
+class StuckWorker {
+ public:
+  explicit StuckWorker(std::string says = "") : says_(std::move(says)) {
+    listener_.route("GET", "/health", [this](const Exchange& exchange) {
+      json page = {{"quiet_s", quiet.load()}};
+      const std::lock_guard lock(mutex_);
+      if (!model_.empty()) page["root"] = block_name(model_root(model_));
+      exchange->reply(200, "application/json", page.dump());
+    });
+    listener_.route("POST", "/v1/completions", [this](const Exchange& exchange) {
+      exchange->on_gone([this] { ++left; });
+      const std::lock_guard lock(mutex_);
+      bodies_.push_back(json::parse(exchange->request().body));
+      if (!says_.empty()) {
+        exchange->begin(200, "text/event-stream");
+        exchange->write(says_);
+      }
+      exchanges_.push_back(exchange);
+      ++asked;
+    });
+    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
+  }
+  ~StuckWorker() { listener_.stop(); }
+  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
+  // It goes on with what it was asked last.
+  void say(const std::string& bytes) {
+    const std::lock_guard lock(mutex_);
+    exchanges_.back()->begin(200, "text/event-stream");
+    exchanges_.back()->write(bytes);
+    exchanges_.back()->end();
+  }
+  // Whether whoever asked has hung up. In a stream that is noticed by what is sent.
+  bool was_left() {
+    const std::lock_guard lock(mutex_);
+    if (exchanges_.back()->begun()) exchanges_.back()->write(": I am still here\n\n");
+    return left > 0;
+  }
+  // The fingerprint that it says it has, from the next look on.
+  void set_model(const std::string& fingerprint) {
+    const std::lock_guard lock(mutex_);
+    model_ = fingerprint;
+  }
+  // What it was told of where the KV is, last.
+  std::string prefill() {
+    const std::lock_guard lock(mutex_);
+    return bodies_.back()["kv_transfer_params"]["prefill"];
+  }
+  std::vector<int32_t> resumed() {
+    const std::lock_guard lock(mutex_);
+    return bodies_.back()["kv_transfer_params"]["resume_token_ids"];
+  }
+
+  std::atomic<int> quiet{0};  // seconds: what it says of its engine
+  std::atomic<int> asked{0};
+  std::atomic<int> left{0};  // whoever asked has hung up
+
+ private:
+  http::HttpListener listener_;
+  std::mutex mutex_;
+  const std::string says_;
+  std::string model_;
+  std::vector<Exchange> exchanges_;
+  std::vector<json> bodies_;
+};
+
+// Nobody is looked after between two tests' events: only hedges help.
+inline router::RouterOptions options_for(std::vector<std::string> decode) {
+  router::RouterOptions options{.port = 0, .decode = std::move(decode)};
+  options.hedge_after = std::chrono::milliseconds(5);
+  options.health_interval = std::chrono::hours(1);
+  return options;
+}
+
+inline json stream_request() {
+  json body = request_body();
+  body["stream"] = true;
+  body["stream_options"] = {{"include_usage", true}};
+  return body;
+}
+
+// The events of a whole answer, each with its end.
+inline std::vector<std::string> events_of(int port) {
+  const std::string bytes = post(port, stream_request())->body;
+  std::vector<std::string> events;
+  for (size_t at = 0, end; (end = bytes.find("\n\n", at)) != std::string::npos; at = end + 2) {
+    events.push_back(bytes.substr(at, end + 2 - at));
+  }
+  return events;
+}
+
+inline std::string first(const std::vector<std::string>& events, size_t count) {
+  std::string bytes;
+  for (size_t i = 0; i < count; ++i) bytes += events[i];
+  return bytes;
+}
+
+}  // namespace baton::engine::serve
