@@ -35,8 +35,9 @@ std::unique_ptr<Worker> worker(const std::string& name, const std::string& provi
   if (fabric != nullptr) {
     options.clock = &fabric->clock();
     options.extra_providers = {fabric->provider_factory(node)};
+  } else {
+    options.providers = {provider};
   }
-  options.providers = {provider};
   if (provider == "tcp") options.settings = {{"tcp.sockets", "1"}, {"tcp.buffer_kib", "0"}};
   auto made = Worker::create(std::move(options));
   if (!made.ok()) {
