@@ -91,6 +91,9 @@ async def crowd(server, arguments):
         writer.close()
     ends = [each.result() for each in streams]
     whole = [each for each in ends if each]
+    if not whole:
+        print(f"none of {len(ends)} streams was whole")
+        return 1
     print(f"{len(whole)} of {len(ends)} streams whole; the last first token after {max(first for first, _ in whole):.1f} s, "
           f"the last token after {max(last for _, last in whole):.1f} s")
     return 0 if len(whole) == len(ends) and (arguments.most is None or slowest <= arguments.most) else 1
