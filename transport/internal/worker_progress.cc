@@ -201,19 +201,21 @@ bool Worker::Impl::progress() {
   sleeping.store(false, std::memory_order_relaxed);
   bell.silence();
   bool any = look_again.load(std::memory_order_relaxed) && look_again.exchange(false);
+  // Most rounds find nothing to do, and whoever waits for a message of a neighbour makes many of
+  // them: what they would find is looked at here, without a call.
   any |= take_submissions();
-  any |= give_credits();
-  any |= say_what_waits();
-  any |= take_cancels();
+  if (credits_due) any |= give_credits();
+  if (unsaid_due) any |= say_what_waits();
+  if (cancels.load(std::memory_order_relaxed)) any |= take_cancels();
   if (!deadlines.empty()) any |= expire(clock.now());
   if (!peer_timers.empty()) any |= tend_peers(clock.now());
   if (staging != nullptr) any |= staging->progress();
-  any |= pump();
+  if (pump_due || !ready_peers.empty()) any |= pump();
   for (auto& provider : providers) any |= provider->progress(*this);
-  any |= answer_questions();
-  any |= run_doomed();
-  any |= finish_stopped();
-  while (settle_partings()) any = true;
+  if (!questions.empty()) any |= answer_questions();
+  if (!doomed.empty() || !closed_rails.empty()) any |= run_doomed();
+  if (!stopped.empty()) any |= finish_stopped();
+  while (!parting.empty() && settle_partings()) any = true;
   // This round took from those who sleep what would have woken them. What happened may be what they
   // wait for; if nothing did, they sleep on, armed again.
   if (!asleep.empty() && (any || !ready_to_sleep())) rouse();

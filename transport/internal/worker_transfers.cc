@@ -122,7 +122,9 @@ void Worker::Impl::fill(TransferId id, const TransferRequest& request) {
   d.notify = {copy, request.notify.size()};
   slot.peer = request.peer;
   slot.local = request.local;
-  slot.deadline = base::deadline_after(clock.now(), request.timeout);
+  // The clock costs a small message more than all else here.
+  slot.deadline =
+      request.timeout == kNever ? kNever : base::deadline_after(clock.now(), request.timeout);
   slot.on_end = request.on_end;
   slot.context = request.context;
   slot.detached = request.detached;

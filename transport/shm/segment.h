@@ -33,22 +33,29 @@ struct ControlSegment {
   SharedRegion regions[RegionTable::kCapacity];
 };
 
-// One direction. Aligned so that the two sides write to different cache lines.
+// One direction. Aligned so that the two sides write to different cache lines, and so that a line
+// that one side looks at all the time is written only when there is something to see: every other
+// write would cost the writer a message between two cores.
 struct Lane {
   static constexpr size_t kRingBytes = 256 << 10;
 
-  // Written by the sender.
+  // Written by the sender, for each chunk that it copies; looked at by the receiver when it takes
+  // memory away.
   alignas(64) std::atomic<uint32_t> busy;  // 1 + index of the region it copies to or from, else 0
-  std::atomic<uint32_t> activity;          // + 1 after each delivery
-  std::atomic<uint64_t> tail;              // of the ring: bytes ever written
+
+  // Written by the sender, looked at by the receiver in each round.
+  alignas(64) std::atomic<uint32_t> activity;  // + 1 after each delivery
+  std::atomic<uint64_t> tail;                  // of the ring: bytes ever written
 
   // Written by the sender: 1 + index of the region that each copy between devices is under way to
   // or from, else 0.
   alignas(64) std::array<std::atomic<uint32_t>, internal::DeviceCopies::kSlots> copying;
 
-  // Written by the receiver.
+  // Written by the receiver, for each record that it reads.
   alignas(64) std::atomic<uint64_t> head;  // of the ring: bytes ever read
-  std::atomic<uint32_t> closed;            // 1: copy nothing any more
+
+  // Written by the receiver, once; looked at by the sender before and after each chunk.
+  alignas(64) std::atomic<uint32_t> closed;  // 1: copy nothing any more
 
   // Written by both.
   alignas(64) std::atomic<uint32_t> asleep;  // receiver sets it before it sleeps; sender clears it
@@ -67,5 +74,7 @@ struct ConnectionSegment {
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(offsetof(Lane, activity) / 64 != offsetof(Lane, busy) / 64);
+static_assert(offsetof(Lane, closed) / 64 != offsetof(Lane, head) / 64);
 
 }  // namespace baton::shm

@@ -27,7 +27,10 @@ constexpr int kAcceptsAtOnce = 16;      // in one round of progress: others wait
 // For so long nobody looks at a listener that has callers for whom there are no descriptors.
 constexpr Time kLookAway = std::chrono::milliseconds(100);
 constexpr Time kBellPause = std::chrono::milliseconds(1);  // before a doorbell is tried again
-constexpr int kPollEvery = 16;       // rounds of progress between two looks at the sockets
+// Rounds of progress between two looks at the sockets: in which nothing moves, and one in which
+// something does counts as so many. Where nothing moves a look costs three of them.
+constexpr int kPollEvery = 64;
+constexpr int kBusyRound = 4;
 constexpr size_t kBudget = 1 << 20;  // bytes copied in one round, shared by the connections
 constexpr size_t kAlwaysHot = 16;    // so few connections are looked at in every round
 
@@ -150,7 +153,7 @@ class ShmProvider final : public Provider {
     if (woken) {
       for (Connection* connection : hot) connection->disarm();
     }
-    if (woken || unfinished_ != 0 || ++rounds_ >= kPollEvery) {
+    if (woken || unfinished_ != 0 || rounds_ >= kPollEvery) {
       rounds_ = 0;
       any |= poll(sink);
     }
@@ -181,6 +184,7 @@ class ShmProvider final : public Provider {
       std::erase_if(hot, [](const Connection* connection) { return connection->finished(); });
       std::erase_if(connections_, [](const auto& connection) { return connection->finished(); });
     }
+    rounds_ += any ? kBusyRound : 1;
     return any;
   }
 
