@@ -24,7 +24,10 @@ constexpr double kWorthTrying = 5;
 // the candidates in turns, so that what comes and goes is shared by all; their first round touches
 // memory that nobody has touched before, and is not compared.
 constexpr uint32_t kRounds = 5;
-constexpr uint32_t kRoundsOfSmall = 21;
+constexpr uint32_t kRoundsOfSmall = 15;
+// Small calls before those: they take the messages of a link in turn, whose memory nobody has
+// touched yet, and would all be held against the candidate that is tried first.
+constexpr uint32_t kFirstCalls = executor::kLanes * schedules::kMessagesAhead;
 constexpr double kSmallCall = 1e-3;  // seconds, as predicted
 // Calls between the start of the vote and its use: it travels while they run.
 constexpr uint32_t kVotingCalls = 4;
@@ -52,11 +55,15 @@ class Tuner::Entry {
  public:
   bool small() const { return candidates.front().choice.seconds < kSmallCall; }
   uint32_t rounds() const { return small() ? kRoundsOfSmall : kRounds; }
-  uint32_t trials() const { return static_cast<uint32_t>(candidates.size()) * rounds(); }
+  uint32_t first_calls() const { return small() ? kFirstCalls : 0; }  // of the first candidate
+  uint32_t trials() const {
+    return first_calls() + static_cast<uint32_t>(candidates.size()) * rounds();
+  }
   // The candidate of the next call.
   uint32_t next() const {
     if (settled || calls >= trials()) return best;
-    return small() ? calls / rounds() : calls % static_cast<uint32_t>(candidates.size());
+    if (!small()) return calls % static_cast<uint32_t>(candidates.size());
+    return calls < first_calls() ? 0 : (calls - first_calls()) / rounds();
   }
 
   CallShape shape;
@@ -115,7 +122,7 @@ absl::StatusOr<std::vector<Tuner::Candidate>> Tuner::candidates_for(const CallSh
   if (!all.ok()) return all.status();
   const auto add = [&](const Choice& choice) {
     candidates.push_back({.choice = choice});
-    candidates.back().trials.reserve(kRoundsOfSmall);
+    candidates.back().trials.reserve(kFirstCalls + kRoundsOfSmall);
   };
   // How much of a message the caches hold on to, the model does not know.
   const Choice& best = all->front();
@@ -153,7 +160,11 @@ std::vector<double>& Tuner::votes(Entry& entry) {
   entry.votes.clear();
   for (Candidate& candidate : entry.candidates) {
     std::vector<double>& trials = candidate.trials;
-    if (!entry.small() && !trials.empty()) trials.erase(trials.begin());
+    const size_t first = !entry.small()                            ? 1
+                         : &candidate == &entry.candidates.front() ? kFirstCalls
+                                                                   : 0;
+    trials.erase(trials.begin(),
+                 trials.begin() + static_cast<ptrdiff_t>(std::min(first, trials.size())));
     std::sort(trials.begin(), trials.end());
     entry.votes.push_back(trials.empty() ? kNotThis : trials[(trials.size() - 1) / 2]);
   }
