@@ -44,7 +44,12 @@ enum class Algorithm : uint8_t {
 };
 inline constexpr int kAlgorithms = 6;
 
-size_t size_of(DataType type);
+// Bytes of an element; 0 of what is no type.
+constexpr size_t size_of(DataType type) {
+  constexpr size_t kBytes[kDataTypes] = {4, 2, 2, 8, 1, 1, 4, 8};
+  const auto index = static_cast<size_t>(type);
+  return index < kDataTypes ? kBytes[index] : 0;
+}
 
 // "all_reduce", "f32", "sum", "ring": for people, flags and JSON.
 std::string_view name_of(Collective collective);

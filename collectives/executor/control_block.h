@@ -18,10 +18,11 @@ inline constexpr uint32_t kPointToPointLane = kLanes;
 inline constexpr uint32_t kAllLanes = kLanes + 1;
 
 // A message: small ones carry their bytes with them, one cache line for up to 32 bytes; for large
-// ones `bytes` tells where they can be read in place.
+// ones they tell where those can be read in place.
 struct DirectMessage {
   static constexpr size_t kBytes = 8192;
-  static constexpr size_t kPayload = kBytes - 32;
+  static constexpr size_t kInFirstLine = 32;
+  static constexpr size_t kPayload = kBytes - 64;
   enum Kind : uint32_t { kInline = 1, kInPlace = 2 };
 
   alignas(64) std::atomic<uint64_t> number;  // of the message, written last
@@ -29,7 +30,14 @@ struct DirectMessage {
   uint32_t kind;
   uint64_t sequence;  // of its call
   uint64_t length;    // bytes in all
-  std::byte bytes[kPayload];
+  std::byte bytes[kInFirstLine + kPayload];
+
+  // Where `size` bytes lie: behind the head's line, in lines of their own, if they do not fit into
+  // it.
+  const std::byte* payload(size_t size) const {
+    return size <= kInFirstLine ? bytes : bytes + kInFirstLine;
+  }
+  std::byte* payload(size_t size) { return size <= kInFirstLine ? bytes : bytes + kInFirstLine; }
 };
 static_assert(sizeof(DirectMessage) == DirectMessage::kBytes);
 

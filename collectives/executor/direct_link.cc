@@ -48,7 +48,7 @@ uint64_t DirectLink::send(uint32_t lane, const Segments& source, const CallTag& 
   DirectMessage& entry = out_.messages[lane][number % kMessages];
   const size_t length = source.total();
   if (length <= DirectMessage::kPayload) {
-    copy({entry.bytes, length, 1, 0}, source);
+    copy({entry.payload(length), length, 1, 0}, source);
     entry.kind = DirectMessage::kInline;
   } else {
     Segments place = source;
@@ -62,9 +62,10 @@ uint64_t DirectLink::send(uint32_t lane, const Segments& source, const CallTag& 
     const InPlaceRuns where{region->number, place.count,
                             static_cast<uint64_t>(place.data - region->local.base), place.bytes,
                             place.stride};
-    std::memcpy(entry.bytes, &where, sizeof where);
+    std::memcpy(entry.payload(sizeof where), &where, sizeof where);
     entry.kind = DirectMessage::kInPlace;
   }
+  inline_[lane][number % kMessages] = length <= DirectMessage::kPayload;
   entry.fingerprint = tag.fingerprint;
   entry.sequence = tag.call->sequence;
   entry.length = length;
@@ -84,10 +85,9 @@ uint64_t DirectLink::send(uint32_t lane, const Segments& source, const CallTag& 
 
 bool DirectLink::delivered(uint32_t lane, uint64_t number) {
   if (known_consumed_[lane] >= number) return true;
-  // Direct messages of the last few numbers are still there, and say whether they needed the
-  // source.
+  // Those that carried their bytes do not need the source.
   if (lane != kPointToPointLane && sent_[lane] - number < kMessages &&
-      out_.messages[lane][number % kMessages].kind == DirectMessage::kInline) {
+      inline_[lane][number % kMessages]) {
     return true;
   }
   known_consumed_[lane] = in_.consumed[lane].load(std::memory_order_acquire);
@@ -137,13 +137,13 @@ bool DirectLink::peek(uint32_t lane, size_t, const CallTag& tag, Segments& messa
       error = absl::InvalidArgumentError("the peer sent a message that is too long");
       return false;
     }
-    message = {const_cast<std::byte*>(entry.bytes), length, 1, 0};
+    message = {const_cast<std::byte*>(entry.payload(length)), length, 1, 0};
     return true;
   }
   if (theirs_.ended.load(std::memory_order_acquire) != 0)
     return false;  // a control message says why
   InPlaceRuns where;
-  std::memcpy(&where, entry.bytes, sizeof where);
+  std::memcpy(&where, entry.payload(sizeof where), sizeof where);
   absl::StatusOr<const std::byte*> data = map(where, length);
   if (!data.ok()) {
     // Its file may still be on its way to us.

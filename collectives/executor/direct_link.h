@@ -65,6 +65,9 @@ class DirectLink final : public Link {
   std::array<uint64_t, kAllLanes> sent_{};
   std::array<uint64_t, kAllLanes> taken_{};           // consumed by us
   std::array<uint64_t, kAllLanes> known_consumed_{};  // by the peer, when we last looked
+  // Whether the last messages of a lane carried their bytes. Their lines in our outbox say so too,
+  // but the peer has those: to look there would cost a message between two cores.
+  std::array<std::array<bool, kMessages>, kAllLanes> inline_{};
   std::array<std::array<Block, kMessages>, kAllLanes> staging_{};
   std::vector<RemoteView> views_;  // the peer's regions, by number
   uint64_t in_place_bytes_ = 0;

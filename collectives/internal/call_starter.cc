@@ -50,7 +50,7 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
   if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
   Request request = asked;
   DeviceCalls::StagedPtr staged;
-  if (baton::internal::device_memory() != nullptr) {
+  if (needs_.devices.concerns(request)) {
     auto copied =
         fetch(needs_.devices.stage(request, in_place), request.collective, request.options);
     if (!copied.ok()) return copied.status();

@@ -59,6 +59,13 @@ void DeviceCalls::give_back(std::vector<Block>& blocks) {
   blocks.clear();
 }
 
+bool DeviceCalls::concerns(const Request& request) const {
+  if (baton::internal::device_memory() == nullptr) return false;
+  const size_t most = request.count * size_of(request.type) *
+                      (request.collective == Collective::kAllReduce ? 1 : mesh_.ranks());
+  return !ours(request.in, most) || !ours(request.out, most);
+}
+
 bool DeviceCalls::ours(const void* data, size_t bytes) const {
   const auto* at = static_cast<const std::byte*>(data);
   const auto& regions = mesh_.memory().regions();

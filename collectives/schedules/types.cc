@@ -22,11 +22,10 @@ constexpr std::string_view kAlgorithmNames[kAlgorithms] = {
 
 struct TypeNames {
   std::string_view ours, theirs;  // theirs: nccl-tests'
-  size_t bytes;
 };
-constexpr TypeNames kTypes[kDataTypes] = {
-    {"f32", "float", 4}, {"f16", "half", 2}, {"bf16", "bfloat16", 2}, {"f64", "double", 8},
-    {"i8", "int8", 1},   {"u8", "uint8", 1}, {"i32", "int32", 4},     {"i64", "int64", 8}};
+constexpr TypeNames kTypes[kDataTypes] = {{"f32", "float"},  {"f16", "half"}, {"bf16", "bfloat16"},
+                                          {"f64", "double"}, {"i8", "int8"},  {"u8", "uint8"},
+                                          {"i32", "int32"},  {"i64", "int64"}};
 
 template <size_t N>
 std::string_view name_at(const std::string_view (&names)[N], size_t index) {
@@ -47,11 +46,6 @@ absl::StatusOr<T> parse(const std::string_view (&names)[N], std::string_view nam
 
 }  // namespace
 
-size_t size_of(DataType type) {
-  const auto index = static_cast<size_t>(type);
-  return index < kDataTypes ? kTypes[index].bytes : 0;
-}
-
 std::string_view name_of(Collective collective) {
   return name_at(kCollectiveNames, static_cast<size_t>(collective));
 }
@@ -67,7 +61,7 @@ std::string_view name_of(Algorithm algorithm) {
 absl::StatusOr<DataType> parse_data_type(std::string_view name) {
   std::vector<std::string> known, lines;
   for (size_t i = 0; i < kDataTypes; ++i) {
-    const auto& [ours, theirs, bytes] = kTypes[i];
+    const auto& [ours, theirs] = kTypes[i];
     if (name == ours || name == theirs) return static_cast<DataType>(i);
     known.insert(known.end(), {std::string(theirs), std::string(ours)});
     lines.push_back(absl::StrCat(std::string(ours), " (", std::string(theirs), ")"));
