@@ -35,6 +35,8 @@ namespace baton::capi {
 // The caller's error, filled in, and the number to return.
 int32_t result_of(const absl::Status& status, baton_error* error);
 int32_t invalid(const char* what, baton_error* error);
+// Another number in an error that result_of() has filled in.
+void say_result(int32_t result, baton_error* error);
 // A copy for the caller. No memory: ResourceExhausted.
 int32_t give(std::string_view text, baton_bytes* out, baton_error* error);
 // Several, all or none; those whose place is NULL are not wanted.
@@ -89,6 +91,12 @@ int32_t guarded(const baton_agent* agent, baton_error* error, Body&& body) {
   return caught(error, body);
 }
 
+// A list that is said to have something and is not there.
+inline bool is_missing(const void* list, size_t count) { return list == nullptr && count > 0; }
+inline int32_t missing(baton_error* error) {
+  return invalid("a list is NULL, and its count is not 0", error);
+}
+
 inline absl::Span<const kvtransfer::Descriptor> descriptors(const baton_descriptor* list,
                                                             size_t count) {
   static_assert(sizeof(baton_descriptor) == sizeof(kvtransfer::Descriptor));
@@ -120,9 +128,11 @@ inline std::optional<Op> op_of(int32_t op) {
 inline int32_t no_such_op(baton_error* error) {
   return invalid("op is BATON_WRITE or BATON_READ", error);
 }
-template <typename Id>
-int32_t give_id(const absl::StatusOr<Id>& id, uint64_t* out, baton_error* error) {
+// The number of what `make` makes. Nothing is made that nobody could give back.
+template <typename Make>
+int32_t give_id(Make&& make, uint64_t* out, baton_error* error) {
   if (out == nullptr) return invalid("out is NULL: pass where the number goes", error);
+  const auto id = make();
   *out = id.ok() ? id->value : 0;
   return result_of(id.status(), error);
 }

@@ -10,7 +10,9 @@ using baton::capi::give;
 using baton::capi::give_all;
 using baton::capi::guarded;
 using baton::capi::invalid;
+using baton::capi::is_missing;
 using baton::capi::kind;
+using baton::capi::missing;
 using baton::capi::result_of;
 using baton::capi::usable;
 using baton::capi::view;
@@ -134,6 +136,7 @@ int32_t baton_memory_supported(int32_t memory, baton_error* error) {
 
 int32_t baton_agent_register(baton_agent* agent, int32_t memory, const baton_descriptor* ranges,
                              size_t count, baton_error* error) {
+  if (is_missing(ranges, count)) return missing(error);
   return guarded(agent, error, [&] {
     return result_of(agent->agent->register_memory(descriptors(ranges, count), kind(memory)),
                      error);
@@ -142,6 +145,7 @@ int32_t baton_agent_register(baton_agent* agent, int32_t memory, const baton_des
 
 int32_t baton_agent_deregister(baton_agent* agent, int32_t memory, const baton_descriptor* ranges,
                                size_t count, baton_error* error) {
+  if (is_missing(ranges, count)) return missing(error);
   return guarded(agent, error, [&] {
     return result_of(agent->agent->deregister_memory(descriptors(ranges, count), kind(memory)),
                      error);
@@ -257,6 +261,7 @@ int32_t baton_agent_explain(const baton_agent* agent, const char* remote, baton_
 
 int32_t baton_notify(baton_agent* agent, const char* remote, const void* message, size_t size,
                      baton_error* error) {
+  if (message == nullptr && size > 0) return invalid("message is NULL, and has a size", error);
   return guarded(agent, error, [&] {
     return result_of(agent->agent->notify(view(remote), view(message, size)), error);
   });

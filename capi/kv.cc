@@ -310,8 +310,11 @@ int32_t baton_kv_plan_make_transfer(baton_agent* agent, const baton_kv_plan* pla
     wanted.layers = {known.first_layer, known.end_layer};
     wanted.local = lists(known.local, known.local_groups);
     wanted.remote = lists(known.remote, known.remote_groups);
-    return give_id(plan->plan.make_transfer(*agent->agent, wanted, view(message, message_size)),
-                   out, error);
+    return give_id(
+        [&] {
+          return plan->plan.make_transfer(*agent->agent, wanted, view(message, message_size));
+        },
+        out, error);
   });
 }
 

@@ -66,6 +66,10 @@ int32_t result_of(const absl::Status& status, baton_error* error) {
   return result;
 }
 
+void say_result(int32_t result, baton_error* error) {
+  if (error != nullptr && error->size > offsetof(baton_error, text)) error->result = result;
+}
+
 int32_t invalid(const char* what, baton_error* error) {
   return result_of(absl::InvalidArgumentError(what), error);
 }

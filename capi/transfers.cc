@@ -7,7 +7,9 @@ using baton::capi::descriptors;
 using baton::capi::give_id;
 using baton::capi::guarded;
 using baton::capi::invalid;
+using baton::capi::is_missing;
 using baton::capi::kind;
+using baton::capi::missing;
 using baton::capi::no_such_op;
 using baton::capi::op_of;
 using baton::capi::result_of;
@@ -19,13 +21,10 @@ using baton::kvtransfer::AgentTransferState;
 namespace {
 
 // Of one that was not posted: told apart from what else is not allowed.
-int32_t result_of_state(baton::kvtransfer::Agent& agent, AgentTransferId id,
-                        const absl::Status& status, baton_error* error) {
+int32_t result_of_transfer(const absl::Status& status, baton_error* error) {
   const int32_t result = result_of(status, error);
-  if (!absl::IsFailedPrecondition(status)) return result;
-  const auto state = agent.state(id);
-  if (!state.ok() || *state != AgentTransferState::kIdle) return result;
-  if (error != nullptr && error->size >= sizeof *error) error->result = BATON_ERR_NOT_POSTED;
+  if (!status.GetPayload(baton::kvtransfer::kNotPosted)) return result;
+  baton::capi::say_result(BATON_ERR_NOT_POSTED, error);
   return BATON_ERR_NOT_POSTED;
 }
 
@@ -33,9 +32,12 @@ template <typename Span>
 int32_t prepare(baton_agent* agent, const char* remote, int32_t memory, Span list, baton_list* out,
                 baton_error* error) {
   return guarded(agent, error, [&] {
-    return give_id(remote == nullptr ? agent->agent->prepare_local(list, kind(memory))
-                                     : agent->agent->prepare_remote(remote, list, kind(memory)),
-                   out, error);
+    return give_id(
+        [&] {
+          return remote == nullptr ? agent->agent->prepare_local(list, kind(memory))
+                                   : agent->agent->prepare_remote(remote, list, kind(memory));
+        },
+        out, error);
   });
 }
 
@@ -46,12 +48,14 @@ extern "C" {
 int32_t baton_list_prepare(baton_agent* agent, const char* remote, int32_t memory,
                            const baton_descriptor* list, size_t count, baton_list* out,
                            baton_error* error) {
+  if (is_missing(list, count)) return missing(error);
   return prepare(agent, remote, memory, descriptors(list, count), out, error);
 }
 
 int32_t baton_list_prepare_strided(baton_agent* agent, const char* remote, int32_t memory,
                                    const baton_strided* rows, size_t count, baton_list* out,
                                    baton_error* error) {
+  if (is_missing(rows, count)) return missing(error);
   return prepare(agent, remote, memory, baton::capi::rows(rows, count), out, error);
 }
 
@@ -70,9 +74,11 @@ int32_t baton_transfer_make(baton_agent* agent, int32_t op, baton_list local,
   if (remote_indices == nullptr) remote_count = 0;
   return guarded(agent, error, [&] {
     return give_id(
-        agent->agent->make_transfer(*which, AgentListId{local}, {local_indices, local_count},
-                                    AgentListId{remote}, {remote_indices, remote_count},
-                                    view(message, message_size)),
+        [&] {
+          return agent->agent->make_transfer(
+              *which, AgentListId{local}, {local_indices, local_count}, AgentListId{remote},
+              {remote_indices, remote_count}, view(message, message_size));
+        },
         out, error);
   });
 }
@@ -94,12 +100,16 @@ int32_t baton_transfer_make_between(baton_agent* agent, int32_t op, int32_t loca
                                     baton_error* error) {
   const std::optional<baton::Op> which = op_of(op);
   if (!which) return no_such_op(error);
+  if (is_missing(local, local_count) || is_missing(remote, remote_count)) return missing(error);
   return guarded(agent, error, [&] {
-    return give_id(agent->agent->make_transfer(*which, descriptors(local, local_count),
-                                               descriptors(remote, remote_count),
-                                               view(remote_agent), view(message, message_size),
-                                               kind(remote_memory), kind(local_memory)),
-                   out, error);
+    return give_id(
+        [&] {
+          return agent->agent->make_transfer(*which, descriptors(local, local_count),
+                                             descriptors(remote, remote_count), view(remote_agent),
+                                             view(message, message_size), kind(remote_memory),
+                                             kind(local_memory));
+        },
+        out, error);
   });
 }
 
@@ -114,11 +124,10 @@ int32_t baton_transfer_post(baton_agent* agent, baton_transfer transfer, const v
 
 int32_t baton_transfer_state(baton_agent* agent, baton_transfer transfer, baton_error* error) {
   return guarded(agent, error, [&] {
-    const auto state = agent->agent->state(AgentTransferId{transfer});
-    if (!state.ok()) return result_of(state.status(), error);
-    if (*state == AgentTransferState::kRunning) return int32_t{BATON_IN_PROGRESS};
-    const AgentTransferId id{transfer};
-    return result_of_state(*agent->agent, id, agent->agent->status(id), error);
+    const auto outcome = agent->agent->outcome(AgentTransferId{transfer});
+    if (!outcome.ok()) return result_of(outcome.status(), error);
+    if (outcome->state == AgentTransferState::kRunning) return int32_t{BATON_IN_PROGRESS};
+    return result_of_transfer(outcome->status, error);
   });
 }
 
@@ -127,7 +136,7 @@ int32_t baton_transfer_wait(baton_agent* agent, baton_transfer transfer, int64_t
   return guarded(agent, error, [&] {
     const AgentTransferId id{transfer};
     const absl::Status status = agent->agent->wait(id, baton::capi::timeout_of(timeout));
-    return result_of_state(*agent->agent, id, status, error);
+    return result_of_transfer(status, error);
   });
 }
 
@@ -164,7 +173,7 @@ int32_t baton_transfer_telemetry(const baton_agent* agent, baton_transfer transf
   return guarded(agent, error, [&] {
     const AgentTransferId id{transfer};
     const auto now = agent->agent->telemetry(id);
-    if (!now.ok()) return result_of_state(*agent->agent, id, now.status(), error);
+    if (!now.ok()) return result_of_transfer(now.status(), error);
     baton_telemetry all{};
     all.start_ns = now->start.count();
     all.post_ns = now->post_duration.count();

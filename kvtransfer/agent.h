@@ -115,6 +115,15 @@ enum class AgentTransferState : uint8_t {
   kCancelled,  // ended by abort()
 };
 
+struct AgentOutcome {
+  AgentTransferState state = AgentTransferState::kIdle;
+  absl::Status status;  // as Agent::status()
+};
+
+// A payload of statuses (absl::Status::GetPayload()) of which the reason is that a transfer was not
+// posted.
+inline constexpr char kNotPosted[] = "baton/not-posted";
+
 // Of the last post() of a transfer.
 struct AgentTelemetry {
   Time start{};              // when it was posted, on the worker's clock
@@ -314,6 +323,8 @@ class Agent {
   // How it ended: OK when done; Unavailable("... running") while it runs; FailedPrecondition
   // before post().
   absl::Status status(AgentTransferId transfer) const;
+  // State and status of one moment, where other threads may post it again; moves bytes as state().
+  absl::StatusOr<AgentOutcome> outcome(AgentTransferId transfer);
   // Blocks until it has ended and returns how. DeadlineExceeded when `timeout` ran out first: it
   // still runs.
   absl::Status wait(AgentTransferId transfer, Time timeout = kNever);
@@ -325,10 +336,10 @@ class Agent {
   // Ends it, fenced: when this returns OK, no byte of the transfer moves any more, here or there,
   // and the id is gone. Blocks while the other agent is asked; one that stays silent is given up
   // after peer.answer_ms and peer.redial_ms (docs/settings.md), or DeadlineExceeded after
-  // `timeout`: then the id is still there. Unavailable, and the id is gone: a write was not done
-  // when its agent was given up without a word, which may be alive behind a network that is not.
-  // Nothing moves here any more; bytes that were on their way may land there until it hears of the
-  // end.
+  // `timeout`: then the id is still there, to be released again, not posted. Unavailable, and the
+  // id is gone: a write was not done when its agent was given up without a word, which may be alive
+  // behind a network that is not. Nothing moves here any more; bytes that were on their way may
+  // land there until it hears of the end.
   absl::Status release(AgentTransferId transfer, Time timeout = kNever);
   // For destructors: aborts, returns at once, and gives the id back. The fence comes later.
   void abandon(AgentTransferId transfer);

@@ -251,19 +251,30 @@ absl::StatusOr<bool> Agent::local_free(AgentTransferId id) {
 
 absl::Status Agent::status(AgentTransferId id) const {
   const auto transfer = impl_->find_transfer(id);
-  return transfer == nullptr ? no_such_transfer() : transfer->status();
+  return transfer == nullptr ? no_such_transfer() : transfer->outcome().status;
+}
+
+absl::StatusOr<AgentOutcome> Agent::outcome(AgentTransferId id) {
+  const auto transfer = impl_->find_transfer(id);
+  if (transfer == nullptr) return no_such_transfer();
+  impl_->worker->help();
+  transfer->feed();
+  return transfer->outcome();
 }
 
 absl::Status Agent::wait(AgentTransferId id, Time timeout) {
   const auto transfer = impl_->find_transfer(id);
   if (transfer == nullptr) return no_such_transfer();
+  AgentOutcome outcome;
   absl::Status waited = impl_->worker->wait_until(
       [&] {
         transfer->feed();
-        return transfer->state() != AgentTransferState::kRunning;
+        if (transfer->state() == AgentTransferState::kRunning) return false;
+        outcome = transfer->outcome();  // kept: another thread may post it again at once
+        return outcome.state != AgentTransferState::kRunning;
       },
       timeout);
-  return waited.ok() ? transfer->status() : waited;
+  return waited.ok() ? outcome.status : waited;
 }
 
 absl::Status Agent::abort(AgentTransferId id) {

@@ -110,6 +110,7 @@ absl::Status AgentFileTransfer::post(PeerId /*peer*/, const std::string_view* me
     }
   }
   std::unique_lock lock(files_.mutex_);
+  if (closed_) return is_being_released();
   if (state_ == AgentTransferState::kRunning) {
     return absl::AlreadyExistsError("the transfer is running: wait for its end, or abort it");
   }
@@ -249,14 +250,19 @@ void AgentFileTransfer::abort() {
   files_.unlock_and_wake(lock);
 }
 
+void AgentFileTransfer::close() {
+  const std::lock_guard lock(files_.mutex_);
+  closed_ = true;
+}
+
 AgentTransferState AgentFileTransfer::state() const {
   const std::lock_guard lock(files_.mutex_);
   return state_;
 }
 
-absl::Status AgentFileTransfer::status() const {
+AgentOutcome AgentFileTransfer::outcome() const {
   const std::lock_guard lock(files_.mutex_);
-  return status_of(state_, why_);
+  return {state_, status_of(state_, why_)};
 }
 
 absl::StatusOr<AgentTelemetry> AgentFileTransfer::telemetry() const {

@@ -65,9 +65,10 @@ class AgentFileTransfer final : public AgentTransfer,
   bool needs_peer() const override { return false; }
   void feed() override {}
   AgentTransferState state() const override;
-  absl::Status status() const override;
+  AgentOutcome outcome() const override;
   absl::StatusOr<AgentTelemetry> telemetry() const override;
   void abort() override;
+  void close() override;
   bool quiet() const override;
 
  private:
@@ -90,6 +91,7 @@ class AgentFileTransfer final : public AgentTransfer,
   AgentTransferState state_ = AgentTransferState::kIdle;
   absl::Status why_;
   std::atomic<bool> stop_{false};  // also looked at between two system calls
+  bool closed_ = false;            // not to be posted again
   FileJob next_;                   // what no thread has taken
   size_t jobs_ = 0;                // that threads have
   Time started_{};

@@ -129,6 +129,11 @@ absl::Status Agent::Impl::register_memory(absl::Span<const Descriptor> list, Mem
   return absl::OkStatus();
 }
 
+bool Agent::Impl::is_awaited(const MemoryRegion& region) const {
+  return std::any_of(transfers.begin(), transfers.end(),
+                     [&](const auto& each) { return each.second->awaits(region); });
+}
+
 absl::Status Agent::Impl::deregister_memory(absl::Span<const Descriptor> list, MemoryKind kind) {
   std::lock_guard lock(mutex);
   const AgentRanges<MemoryRegion>& mine = *ranges.of(kind);
@@ -143,6 +148,9 @@ absl::Status Agent::Impl::deregister_memory(absl::Span<const Descriptor> list, M
     status = files->uses(region)
                  ? absl::FailedPreconditionError(
                        "a transfer to or from a file uses this memory: release that first")
+             : is_awaited(region)
+                 ? absl::FailedPreconditionError(
+                       "a transfer that runs uses this memory: wait for its end, or release it")
                  : worker->deregister_memory(region);
     if (!status.ok()) break;
   }
@@ -296,6 +304,7 @@ absl::Status Agent::Impl::check_fence(const AgentTransfer& transfer) {
 absl::Status Agent::Impl::release(AgentTransferId id, Time timeout) {
   const std::shared_ptr<AgentTransfer> transfer = find_transfer(id);
   if (transfer == nullptr) return no_such_transfer();
+  transfer->close();  // or another thread would post it behind the look that finds it quiet
   if (!transfer->quiet()) {
     transfer->abort();
     absl::Status waited = worker->wait_until([&] { return transfer->quiet(); }, timeout);

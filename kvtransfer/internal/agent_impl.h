@@ -67,6 +67,8 @@ class Agent::Impl {
   absl::Status register_memory(absl::Span<const Descriptor> list, MemoryKind kind,
                                const BackingFile& file = {});
   absl::Status deregister_memory(absl::Span<const Descriptor> list, MemoryKind kind);
+  // Whether a transfer that runs has parts in it that the worker has not had yet. Locked.
+  bool is_awaited(const MemoryRegion& region) const;
   template <typename Row>
   absl::StatusOr<AgentListId> prepare(std::optional<std::string_view> agent,
                                       absl::Span<const Row> rows, MemoryKind kind);

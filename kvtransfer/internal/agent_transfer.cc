@@ -4,15 +4,29 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "kvtransfer/internal/agent_messages.h"
 
 namespace baton::kvtransfer {
+namespace {
+
+absl::Status not_posted(const char* text) {
+  absl::Status status = absl::FailedPreconditionError(text);
+  status.SetPayload(kNotPosted, absl::Cord());
+  return status;
+}
+
+}  // namespace
+
+absl::Status AgentTransfer::is_being_released() {
+  return absl::FailedPreconditionError("the transfer is being released: make another one");
+}
 
 absl::Status AgentTransfer::status_of(AgentTransferState state, const absl::Status& why) {
   switch (state) {
     case AgentTransferState::kIdle:
-      return absl::FailedPreconditionError("the transfer was not posted: post() starts it");
+      return not_posted("the transfer was not posted: post() starts it");
     case AgentTransferState::kRunning:
       return absl::UnavailableError("the transfer is running: it has not ended yet");
     default:
@@ -23,7 +37,7 @@ absl::Status AgentTransfer::status_of(AgentTransferState state, const absl::Stat
 absl::StatusOr<AgentTelemetry> AgentTransfer::telemetry_of(AgentTransferState state,
                                                            AgentTelemetry seen, Time now) {
   if (state == AgentTransferState::kIdle) {
-    return absl::FailedPreconditionError("the transfer was not posted: there is nothing to tell");
+    return not_posted("the transfer was not posted: there is nothing to tell");
   }
   if (state == AgentTransferState::kRunning) seen.transfer_duration = now - seen.start;
   return seen;
@@ -40,6 +54,7 @@ absl::Status AgentWorkerTransfer::post(PeerId peer, const std::string_view* mess
   const Time now = worker_.clock().now();
   std::shared_ptr<AgentWorkerTransfer> last;  // freed after the lock
   std::lock_guard lock(mutex_);
+  if (closed_) return is_being_released();
   if (state_ == AgentTransferState::kRunning) {
     return absl::AlreadyExistsError(
         absl::StrCat("the transfer with ", agent(), " is running: wait for its end, or abort it"));
@@ -166,9 +181,9 @@ bool AgentWorkerTransfer::local_free() const {
          });
 }
 
-absl::Status AgentWorkerTransfer::status() const {
+AgentOutcome AgentWorkerTransfer::outcome() const {
   std::lock_guard lock(mutex_);
-  return status_of(state_, why_);
+  return {state_, status_of(state_, why_)};
 }
 
 absl::StatusOr<AgentTelemetry> AgentWorkerTransfer::telemetry() const {
@@ -193,6 +208,21 @@ void AgentWorkerTransfer::abort() {
   for (const TransferId& id : submitted_) worker_.cancel(id).IgnoreError();
   end_if_over();
   if (state_ != AgentTransferState::kRunning) last = std::move(self_);
+}
+
+void AgentWorkerTransfer::close() {
+  std::lock_guard lock(mutex_);
+  closed_ = true;
+}
+
+bool AgentWorkerTransfer::awaits(const MemoryRegion& region) const {
+  std::lock_guard lock(mutex_);
+  if (state_ != AgentTransferState::kRunning || stop_) return false;
+  return std::any_of(plan_.parts.begin() + static_cast<ptrdiff_t>(next_part_), plan_.parts.end(),
+                     [&](const AgentPart& part) {
+                       return part.local.index == region.index &&
+                              part.local.generation == region.generation;
+                     });
 }
 
 bool AgentWorkerTransfer::quiet() const {

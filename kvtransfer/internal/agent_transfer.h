@@ -34,9 +34,15 @@ class AgentTransfer {
   // Hands the worker parts that it had no room for, if any.
   virtual void feed() = 0;
   virtual AgentTransferState state() const = 0;
-  virtual absl::Status status() const = 0;
+  // State and status of one moment: another thread may post it again behind each of two looks.
+  virtual AgentOutcome outcome() const = 0;
   virtual absl::StatusOr<AgentTelemetry> telemetry() const = 0;
   virtual void abort() = 0;
+  // From now on post() refuses, so that what is quiet stays so.
+  virtual void close() = 0;
+  // Whether it runs and has yet to hand over parts that are of this memory: the worker does not
+  // know of those.
+  virtual bool awaits(const MemoryRegion& /*region*/) const { return false; }
   // No byte of its local memory is read or written for it any more.
   virtual bool local_free() const { return state() != AgentTransferState::kRunning; }
   // No byte of it moves here, and none there unless moves_at() says so: it was never posted, or has
@@ -49,8 +55,9 @@ class AgentTransfer {
  protected:
   AgentTransfer(std::string agent, uint64_t epoch) : agent_(std::move(agent)), epoch_(epoch) {}
 
-  // Agent::status() and telemetry() of a transfer in `state`, which went as `why` says.
+  // What outcome() and telemetry() say of a transfer in `state`, which went as `why` says.
   static absl::Status status_of(AgentTransferState state, const absl::Status& why);
+  static absl::Status is_being_released();
   // `seen`: if it had ended; `now`: where it runs.
   static absl::StatusOr<AgentTelemetry> telemetry_of(AgentTransferState state, AgentTelemetry seen,
                                                      Time now);
@@ -72,9 +79,11 @@ class AgentWorkerTransfer final : public AgentTransfer,
   absl::Status post(PeerId peer, const std::string_view* message) override;
   void feed() override;
   AgentTransferState state() const override;
-  absl::Status status() const override;
+  AgentOutcome outcome() const override;
   absl::StatusOr<AgentTelemetry> telemetry() const override;
   void abort() override;
+  void close() override;
+  bool awaits(const MemoryRegion& region) const override;
   bool local_free() const override;
   bool quiet() const override;
   PeerId moves_at() const override;
@@ -98,6 +107,7 @@ class AgentWorkerTransfer final : public AgentTransfer,
   AgentTransferState state_ = AgentTransferState::kIdle;
   absl::Status why_;                   // the first that went wrong
   bool stop_ = false;                  // submit no more
+  bool closed_ = false;                // nor post it again
   bool unanswered_ = false;            // parts ended because the peer was given up
   size_t next_part_ = 0;               // to be submitted
   size_t next_frame_ = 0;              // likewise

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 
+#include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "kvtransfer/kv_layout.h"
 
 namespace baton::kvtransfer {
@@ -29,5 +31,11 @@ uint64_t extent_of(const KvSteps& steps);
 // where the outer dimensions are the same; below them, a field counts as solid. Both have passed
 // the check that no field overlaps itself.
 bool shares_bytes(const KvSteps& first, const KvSteps& second, uint64_t distance);
+
+// No two fields, of any layers, have a byte in common. `addresses`: where each buffer of the layout
+// begins, so that two may be of the same memory; empty: all are apart. Groups may share memory:
+// they hand out its blocks together. InvalidArgument names both; or so many lie interleaved that to
+// look at all would take long, which it must not with a layout that a peer has sent.
+absl::Status check_overlaps(const KvLayout& layout, absl::Span<const uint64_t> addresses);
 
 }  // namespace baton::kvtransfer

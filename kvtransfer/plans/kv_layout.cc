@@ -13,9 +13,6 @@ namespace {
 
 // Every offset then fits in an int64_t, with room for where a buffer begins in its region.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 60;
-// Pairs of fields looked at: those of 700 layers that lie interleaved, K and V apart.
-constexpr size_t kMaxPairs = 1 << 20;
-
 template <typename... Parts>
 absl::Status invalid(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat("KV layout: ", parts...));
@@ -77,45 +74,6 @@ absl::Status check_field(const KvLayout& layout, const KvGroup& group, const KvF
       return invalid("layer ", group.layers[i], "'s ", role, " ends ",
                      saturating_add(place.offset, extent), " bytes into buffer ", place.buffer,
                      ", which has ", bytes);
-    }
-  }
-  return absl::OkStatus();
-}
-
-// No two fields, of any layers, have a byte in common. Groups may share memory: they hand out its
-// blocks together.
-absl::Status check_overlaps(const KvGroup& group) {
-  struct Range {
-    uint32_t buffer, field, layer;
-    uint64_t begin, end;
-  };
-  std::vector<Range> ranges;
-  std::vector<KvSteps> steps;
-  for (uint32_t f = 0; f < group.fields.size(); ++f) {
-    steps.push_back(steps_of(group, group.fields[f]));
-    const uint64_t extent = extent_of(steps.back());
-    for (uint32_t layer = 0; layer < group.layers.size(); ++layer) {
-      const KvPlace& place = group.fields[f].places[layer];
-      ranges.push_back({place.buffer, f, layer, place.offset, place.offset + extent});
-    }
-  }
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
-    return a.buffer != b.buffer ? a.buffer < b.buffer : a.begin < b.begin;
-  });
-  size_t pairs = 0;
-  for (size_t i = 0; i < ranges.size(); ++i) {
-    const Range& a = ranges[i];
-    for (size_t k = i + 1; k < ranges.size(); ++k) {
-      const Range& b = ranges[k];
-      if (b.buffer != a.buffer || b.begin >= a.end) break;
-      if (++pairs > kMaxPairs) {
-        return invalid(
-            "too many layers lie interleaved in one buffer: use a buffer for each layer");
-      }
-      if (!shares_bytes(steps[a.field], steps[b.field], b.begin - a.begin)) continue;
-      return invalid("layer ", group.layers[a.layer], "'s ", name_of(group.fields[a.field].role),
-                     " and layer ", group.layers[b.layer], "'s ",
-                     name_of(group.fields[b.field].role), " overlap in buffer ", a.buffer);
     }
   }
   return absl::OkStatus();
@@ -236,9 +194,8 @@ absl::Status KvLayout::check() const {
       if ((roles & bit) != 0) return invalid("two fields are the ", name_of(field.role));
       roles |= bit;
     }
-    if (absl::Status status = check_overlaps(group); !status.ok()) return status;
   }
-  return absl::OkStatus();
+  return check_overlaps(*this, {});
 }
 
 }  // namespace baton::kvtransfer

@@ -130,7 +130,7 @@ absl::Status KvPlacement::check() const {
         absl::StrFormat("buffer %u of a KV layout, %u bytes at %#x, is in no memory", i,
                         layout.buffers[i].bytes, addresses[i]));
   }
-  return absl::OkStatus();
+  return check_overlaps(layout, addresses);
 }
 
 std::string KvPlacement::encode() const {

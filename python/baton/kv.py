@@ -12,15 +12,15 @@
 Tensor-parallel degrees, block sizes, orders (NHD, HND), whether K and V lie together, and the shape of tensors may
 differ. The model may not, nor the type of K and V. Heads are counted through the model: an engine of tensor-parallel
 rank 1 of 2 of a model with 8 KV heads has `heads` 4, `first_head` 4, `total_heads` 8. All calls may come from any
-thread, but a layout is built by one. Layouts and plans are numbers: they keep no memory alive and no agent open.
+thread, but a layout is built by one. Layouts and plans are numbers: they keep no memory alive, and a layout
+no agent; a plan has its agent (`agent`).
 """
 from __future__ import annotations
 
 import array
 import ctypes
 import operator
-import weakref
-from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 from . import _library
 from ._library import call, lib, take
@@ -71,7 +71,31 @@ class KvShare(NamedTuple):
     turn: int = 0
 
 
-class KvLayout:
+class _Owner:
+    """The owner of something of the library's, which goes with it. Not before the end of the interpreter, as finalizers
+    would: daemon threads may be inside a call with it then."""
+
+    _destroy: Any = None
+
+    def _own(self, made: ctypes.c_void_p, destroy: Any) -> ctypes.c_void_p:
+        self._made, self._destroy = made, destroy
+        return made
+
+    def __del__(self) -> None:
+        if self._destroy is not None:
+            self._destroy(self._made)
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied: make another one, or use this one in both places")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        self.__copy__()
+
+
+class KvLayout(_Owner):
     """What lies where in an engine's cache, of which model. Each add_...() adds a group of layers that share block
     tables and returns the layout: one for most models, one for each window of a hybrid one.
 
@@ -86,11 +110,7 @@ class KvLayout:
         made = ctypes.c_void_p()
         call(lib.kv_layout_create, ctypes.byref(_library.KvModel(ctypes.sizeof(_library.KvModel), *texts)),
              ctypes.byref(made))
-        self._own(made)
-
-    def _own(self, made: ctypes.c_void_p) -> None:
-        self._layout = made
-        weakref.finalize(self, lib.kv_layout_destroy, made)
+        self._layout = self._own(made, lib.kv_layout_destroy)
 
     def add_paged(self, buffers: Sequence[Any], *, blocks: int, block_tokens: int, heads: int, head_size: int, dtype: Any,
                   layers: Layers = None, total_heads: Optional[int] = None, first_head: int = 0, order: str = "NHD",
@@ -187,11 +207,11 @@ class KvLayout:
         made = ctypes.c_void_p()
         call(lib.kv_layout_decode, bytes(data), len(data), ctypes.byref(made))
         layout = cls.__new__(cls)
-        layout._own(made)
+        layout._layout = layout._own(made, lib.kv_layout_destroy)
         return layout
 
 
-class KvPlan:
+class KvPlan(_Owner):
     """What moves between this agent's cache and another's, whose metadata is loaded: WRITE from `local` to `remote`,
     READ from there to here. Layers and heads move that both hold. MismatchError: another model, or caches that do not
     fit each other; its text says what differs and what to do. NotFoundError: no such agent, or memory of a layout that
@@ -204,8 +224,7 @@ class KvPlan:
         numbers = None if share is None else ctypes.byref(_share(share))
         agent._open.call(lib.kv_plan_create, _op(op), local._layout, _name(remote_agent), remote._layout, numbers,
                          ctypes.byref(made))
-        self._plan = made
-        weakref.finalize(self, lib.kv_plan_destroy, made)
+        self._plan = self._own(made, lib.kv_plan_destroy)
         call(lib.kv_plan_get_info, made, ctypes.byref(info))
         self.complete = bool(info.complete)  # the source has every layer of the target, and every head of its share
         self.layers: int = info.layers  # that move

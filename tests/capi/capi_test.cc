@@ -197,6 +197,10 @@ TEST_F(Capi, ErrorsFitWhatTheCallerHas) {
   EXPECT_EQ(baton_list_release(a.agent, 12345, &small), BATON_ERR_NOT_FOUND);
   EXPECT_EQ(std::strlen(small.text), 4u);
   EXPECT_EQ(small.text[5], '#') << "not a byte more";
+  const baton_transfer idle = make();
+  EXPECT_EQ(baton_transfer_state(a.agent, idle, &small), BATON_ERR_NOT_POSTED);
+  EXPECT_EQ(small.result, BATON_ERR_NOT_POSTED) << "an error of any size has the number";
+  EXPECT_EQ(baton_transfer_release(a.agent, idle, kLong, &error), BATON_OK);
   small.size = 0;
   EXPECT_EQ(baton_list_release(a.agent, 12345, &small), BATON_ERR_NOT_FOUND);
   // A text that is longer than any error: cut.
@@ -227,6 +231,28 @@ TEST_F(Capi, StructsOfAnOlderHeaderAreFilledAsFarAsTheyGo) {
   baton_agent* agent = nullptr;
   ASSERT_EQ(baton_agent_create(&options, &agent, &error), BATON_OK) << error.text;
   baton_agent_destroy(agent);
+}
+
+TEST_F(Capi, WhatNobodyCouldGiveBackIsNotMade) {
+  const baton_descriptor& whole = a.whole;
+  baton_list before = 0, after = 0;
+  ASSERT_EQ(baton_list_prepare(a.agent, nullptr, BATON_DRAM, &whole, 1, &before, &error), BATON_OK);
+  EXPECT_EQ(baton_list_prepare(a.agent, nullptr, BATON_DRAM, &whole, 1, nullptr, &error),
+            BATON_ERR_INVALID_PARAM);
+  ASSERT_EQ(baton_list_prepare(a.agent, nullptr, BATON_DRAM, &whole, 1, &after, &error), BATON_OK);
+  EXPECT_EQ(after, before + 1) << "numbers are counted";
+}
+
+TEST_F(Capi, NothingWithACountIsRefused) {
+  baton_list list = 0;
+  EXPECT_EQ(baton_agent_register(a.agent, BATON_DRAM, nullptr, 5, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_agent_deregister(a.agent, BATON_DRAM, nullptr, 5, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_list_prepare(a.agent, nullptr, BATON_DRAM, nullptr, 5, &list, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_list_prepare_strided(a.agent, nullptr, BATON_DRAM, nullptr, 5, &list, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_notify(a.agent, "b", nullptr, 99, &error), BATON_ERR_INVALID_PARAM);
 }
 
 TEST_F(Capi, NonsenseIsAnErrorAndNoCrash) {

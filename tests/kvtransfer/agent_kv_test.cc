@@ -214,5 +214,23 @@ TEST(KvPlacement, IsPutTogetherOfGroups) {
   EXPECT_TRUE(absl::IsInvalidArgument(KvPlacement::of(cache.place.layout, {}).status()));
 }
 
+// Buffers are two of the caller's, and may be one and the same memory.
+TEST(KvPlacement, FieldsThatOverlapInMemoryAreRefusedThoughInTwoBuffers) {
+  KvLayout layout = KvLayout::paged(kShape, KvLayout::Order::kNhd, KvLayout::Pair::kSplit, false);
+  layout.model.weights = "m";
+  const uint64_t bytes = layout.buffers[0].bytes;
+  const uint64_t base = uint64_t{1} << 32;
+  const auto with_values_at = [&](uint64_t address) {
+    return KvPlacement::of(layout, {{base, bytes, 0}, {address, bytes, 0}}).status();
+  };
+  EXPECT_TRUE(with_values_at(base + bytes).ok()) << with_values_at(base + bytes);
+  for (const uint64_t address : {base, base + bytes / 2, base - 2}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(with_values_at(address)));
+    EXPECT_THAT(std::string(with_values_at(address).message()), HasSubstr("overlap"));
+  }
+  // The same address of another device is another memory.
+  EXPECT_TRUE(KvPlacement::of(layout, {{base, bytes, 0}, {base, bytes, 1}}).ok());
+}
+
 }  // namespace
 }  // namespace baton::kvtransfer

@@ -546,5 +546,52 @@ TEST(Agent, LocalMemoryOfWhatWasAbortedIsFreeBeforeTheOtherAgentSpeaks) {
   EXPECT_FALSE(a->local_free(*write).ok());
 }
 
+// What was found to be quiet stays so, whichever thread posts it meanwhile.
+TEST(Agent, WhatIsBeingReleasedIsNotPostedAgain) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  AgentMemory mine(*a, 16 << 20, 1);
+  AgentMemory theirs(*b, 16 << 20, 2);
+  introduce(*a, *b);
+  const auto write = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
+                                      std::vector<Descriptor>{theirs.whole()}, "beta");
+  // Once whole, so that there is a connection; then the other agent stands still.
+  ASSERT_TRUE(a->post(*write).ok());
+  run_agents(*a, *b, [&] { return *a->state(*write) == AgentTransferState::kDone; });
+  ASSERT_TRUE(a->post(*write).ok());
+  const absl::Status early = a->release(*write, std::chrono::milliseconds(50));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(early)) << early;
+  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
+  const absl::Status posted = a->post(*write);
+  EXPECT_TRUE(absl::IsFailedPrecondition(posted)) << posted;
+  EXPECT_NE(*a->state(*write), AgentTransferState::kRunning);
+  EXPECT_TRUE(a->release(*write).ok());
+}
+
+// The worker has 256 parts at a time, and knows of no others.
+TEST(Agent, MemoryWhosePartsWaitIsNotDeregistered) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  std::vector<std::unique_ptr<AgentMemory>> mine;
+  std::vector<Descriptor> local, remote;
+  AgentMemory theirs(*b, 600 * 256, 2);
+  for (size_t i = 0; i < 600; ++i) {
+    mine.push_back(std::make_unique<AgentMemory>(*a, 256, static_cast<int>(i)));
+    local.push_back(mine.back()->whole());
+    remote.push_back({theirs.address(i * 256), 256, 0});
+  }
+  introduce(*a, *b);
+  const auto write = a->make_transfer(Op::kWrite, local, remote, "beta");
+  ASSERT_TRUE(write.ok()) << write.status();
+  ASSERT_TRUE(a->post(*write).ok());
+  for (const size_t i : {size_t{0}, size_t{599}}) {
+    const absl::Status gone = a->deregister_memory({local[i]});
+    EXPECT_TRUE(absl::IsFailedPrecondition(gone)) << i << ": " << gone;
+  }
+  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
+  EXPECT_TRUE(a->status(*write).ok()) << a->status(*write);
+  EXPECT_TRUE(a->deregister_memory({local[599]}).ok());
+}
+
 }  // namespace
 }  // namespace baton::kvtransfer

@@ -3,10 +3,13 @@
 usage: kv_plan_test.py [--pairs N] [--seed S]: so many random pairs of caches, and nothing else"""
 import argparse
 import asyncio
+import copy as copying
 import itertools
 import math
 import os
+import pickle
 import random
+import subprocess
 import sys
 import threading
 import unittest
@@ -145,6 +148,27 @@ def check_pair(agents, seed):
 
 def agents_of(count):
     return [baton.Agent(f"engine {i}") for i in range(count)]
+
+
+# Threads that nobody waits for make transfers that take a while, and the program ends.
+ENDS_INSIDE = """
+import threading, baton, numpy
+a, b = baton.Agent("a"), baton.Agent("b")
+mine, theirs = numpy.zeros(1 << 16, numpy.uint8), numpy.zeros(1 << 16, numpy.uint8)
+def layout(memory):
+    return baton.KvLayout("m").add_latent([memory], blocks=4096, block_tokens=1, width=16, dtype="uint8")
+here, there = layout(mine), layout(theirs)
+a.register(mine), b.register(theirs), a.add_remote(b.metadata())
+plan, many, begun = baton.KvPlan(a, baton.WRITE, here, "b", there), numpy.tile(numpy.arange(4096), 500), threading.Barrier(4)
+def work():
+    plan.transfer([1], [1])
+    begun.wait()
+    while True:
+        plan.transfer(many, many)
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+begun.wait()
+"""
 
 
 class RandomPairs(unittest.TestCase):
@@ -289,6 +313,16 @@ class Two(unittest.TestCase):
             thread.join()
         self.assertEqual(wrong, [])
         self.expect(0, 112)
+
+    def test_they_have_one_owner(self):
+        for one in (self.pull(), self.mine):
+            for copy in (copying.copy, copying.deepcopy, pickle.dumps):
+                with self.assertRaisesRegex(TypeError, "cannot be copied"):
+                    copy(one)
+
+    def test_the_interpreter_ends_while_threads_are_inside_calls(self):
+        run = subprocess.run([sys.executable, "-c", ENDS_INSIDE], env=dict(os.environ), capture_output=True, text=True)
+        self.assertEqual((run.returncode, run.stderr), (0, ""))
 
     def test_a_forked_child_has_the_layouts_and_not_the_agent(self):
         plan = self.pull()
