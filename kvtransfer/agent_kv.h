@@ -77,7 +77,8 @@ struct AgentKvRequest {
   // Those of the sequence. An end of kAll: as many as the blocks of both sides hold. Rounded
   // outwards to what both block sizes can divide; blocks of equal size move whole.
   KvTokens tokens{0, kAll};
-  // Tokens of the whole sequence, from whose end a sliding window counts; 0: the end of `tokens`.
+  // Tokens of the whole sequence, from whose end a sliding window counts; 0: the end of `tokens`,
+  // or where that is open the end of the last block of the group that reaches furthest.
   uint64_t length = 0;
   // The model's numbers of the layers that move: [first, end).
   KvTokens layers = KvPlan::kAllLayers;

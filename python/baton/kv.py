@@ -241,7 +241,8 @@ class KvPlan(_Owner):
 
         `tokens`: those that move: the first so many, or (first, end); None: up to where both sides have blocks. They are
         rounded outwards to what both block sizes can divide; blocks of equal size move whole. `length`: tokens of the
-        whole sequence, from whose end a window counts, if these are not its last. `layers`: the model's layers (first,
+        whole sequence, from whose end a window counts, if these are not its last (with neither it counts from the end of
+        the last block: where a group has a window, say one of the two). `layers`: the model's layers (first,
         end), one, or None for all. The message reaches the other agent when all bytes are there. Block numbers that a
         cache does not have, fewer blocks than the tokens need, and lists too many or too few are InvalidParamError."""
         mine, held = _lists(local_blocks, local_first_block)

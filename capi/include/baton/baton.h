@@ -446,7 +446,10 @@ typedef struct baton_kv_request {
   // Tokens [first_token, end_token) of the sequence; UINT64_MAX: up to where both sides have
   // blocks. Rounded outwards to what both block sizes can divide: blocks of equal size move whole.
   uint64_t first_token, end_token;
-  uint64_t length;  // tokens of the whole sequence, from whose end windows count; 0: end_token
+  // Tokens of the whole sequence, from whose end windows count; 0: end_token, or where that is
+  // UINT64_MAX the end of the last block of the group that reaches furthest. So say one of the two
+  // where a group has a window.
+  uint64_t length;
   // The model's layers [first_layer, end_layer).
   uint32_t first_layer, end_layer;
   const baton_kv_blocks* local;  // one for each group of that layout
