@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -52,6 +53,10 @@ class EngineThread {
   using CacheListener = std::function<void(const CacheNews*)>;
   uint64_t watch_cache(CacheListener listener);
   void unwatch_cache(uint64_t id);
+  // Every step of the prefix cache, from the first request that is submitted behind this call on:
+  // `listener` hears what one step of the engine has done to it, on the engine's thread.
+  using CacheRecorder = std::function<void(std::span<const CacheEvent>)>;
+  void record_cache(CacheRecorder listener);
   const std::string& fingerprint() const { return engine_.fingerprint(); }
 
   // Waits for no lock: the engine may be stuck with one.
@@ -70,6 +75,7 @@ class EngineThread {
   bool take_commands();
   void refuse_commands();
   void tell_watchers();
+  void tell_recorder();
   void end_watchers();
   void take_notes(bool stepped, Time busy);
   void wake();
@@ -90,6 +96,8 @@ class EngineThread {
   };
   absl::flat_hash_map<uint64_t, std::shared_ptr<Watcher>> watchers_;
   bool watching_ = false;  // the engine notes changes; for the engine's thread
+  CacheRecorder recorder_;
+  CacheRecorder recording_;  // the same, on the engine's thread
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> stop_{false};
   bool ended_ = false;  // nobody takes commands any more
