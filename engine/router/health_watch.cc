@@ -74,6 +74,8 @@ void HealthWatch::judge_decode(size_t worker) {
   if (probe.status == 200) {
     probe.missed = 0;
     workers_.decode.picker.set_up(worker, true);
+    // vLLM says nothing besides 200. It cannot go on with an answer that another one has begun.
+    workers_.decode.picker.set_resumes(worker, !probe.body.empty());
     // It answers, and its engine gets on. Who says nothing of that is believed.
     const absl::StatusOr<nlohmann::json> page = parse_json(probe.body, "a worker's health");
     if (page.ok()) note_model(workers_.decode, worker, *page);

@@ -66,11 +66,13 @@ void RelayedRequest::attempt(Leg& leg) {
   leg.attempt = std::make_unique<Attempt>();
   Attempt& attempt = *leg.attempt;
   WorkerPicker& decode = workers_.decode.picker;
+  const bool resume = leg.relay->tokens_seen() > 0;
   attempt.decode = Place(decode, decode.pick(leg.key, leg.failed, leg.model,
-                                             workers_.moves_from_nearest(leg.key->tokens)));
+                                             workers_.moves_from_nearest(leg.key->tokens), resume));
   if (!attempt.decode.has_value()) {
     return fail(absl::UnavailableError(
         leg.model.has_value() ? "there is no other decode worker with the model that has begun"
+        : resume              ? "there is no decode worker that can go on with what has begun"
                               : "there is no decode worker at present"));
   }
   const WorkerPicker::Model model = decode.model(*attempt.decode);
@@ -176,11 +178,12 @@ bool RelayedRequest::hedge(Leg& leg) {
   std::vector<size_t> avoid = leg.failed;
   avoid.push_back(*leg.attempt->decode);
   WorkerPicker& decode = workers_.decode.picker;
-  if (!decode.has_other(avoid, leg.model) || !workers_.retries.spend()) return false;
+  const bool resume = leg.relay->tokens_seen() > 0;
+  if (!decode.has_other(avoid, leg.model, resume) || !workers_.retries.spend()) return false;
   leg.hedge = std::make_unique<Attempt>();
   Attempt& hedge = *leg.hedge;
-  hedge.decode = Place(
-      decode, decode.pick(leg.key, avoid, leg.model, workers_.moves_from_nearest(leg.key->tokens)));
+  hedge.decode = Place(decode, decode.pick(leg.key, avoid, leg.model,
+                                           workers_.moves_from_nearest(leg.key->tokens), resume));
   // The prefill worker may be what does not answer: another one, or none.
   WorkerGroup& prefill = workers_.prefill;
   std::vector<size_t> asked;

@@ -29,14 +29,33 @@ using Exchange = std::shared_ptr<http::HttpExchange>;
 constexpr size_t kParsing = 4096;  // requests that wait to be parsed, at most
 constexpr size_t kMaxListBytes = size_t{1} << 20;
 
-absl::StatusOr<std::vector<http::HttpUrl>> parse_urls(const std::vector<std::string>& texts) {
-  std::vector<http::HttpUrl> urls;
+absl::StatusOr<std::vector<ListedWorker>> parse_workers(const std::vector<std::string>& texts) {
+  std::vector<ListedWorker> listed;
   for (const std::string& text : texts) {
-    absl::StatusOr<http::HttpUrl> url = http::HttpUrl::parse(text);
-    if (!url.ok()) return url.status();
-    urls.push_back(*std::move(url));
+    absl::StatusOr<ListedWorker> worker = parse_worker(text);
+    if (!worker.ok()) return worker.status();
+    listed.push_back(*std::move(worker));
   }
+  return listed;
+}
+
+std::vector<http::HttpUrl> urls_of(const std::vector<ListedWorker>& listed) {
+  std::vector<http::HttpUrl> urls;
+  for (const ListedWorker& worker : listed) urls.push_back(worker.url);
   return urls;
+}
+
+bool publishes(const std::vector<ListedWorker>& listed) {
+  return std::any_of(listed.begin(), listed.end(),
+                     [](const ListedWorker& worker) { return worker.events.has_value(); });
+}
+
+// Where they are and how they tell what they have cached.
+void note_listed(const std::vector<ListedWorker>& listed, WorkerGroup* group) {
+  for (size_t i = 0; i < listed.size(); ++i) {
+    group->places[i] = listed[i].place;
+    group->events[i] = listed[i].events;
+  }
 }
 
 std::string worker_metrics(const Workers& workers) {
@@ -105,6 +124,7 @@ struct Router::Impl {
   void proxy(const Exchange& exchange, size_t first);
   json health_page(bool* usable);
   std::string metrics_page();
+  std::string event_metrics();
 
   const RouterOptions options;
   http::HttpListener listener;
@@ -139,12 +159,12 @@ std::vector<std::shared_ptr<const PromptKey>> Router::Impl::keys(
     // What a worker would refuse it shall refuse.
     const auto prompts = http::prompt_tokens(request, *tokenizer, chat_template);
     if (prompts.ok()) {
-      std::vector<serve::BlockHash> roots = workers.decode.picker.models();
-      for (const serve::BlockHash& root : workers.prefill.picker.models()) {
-        if (std::find(roots.begin(), roots.end(), root) == roots.end()) roots.push_back(root);
+      std::vector<BlockNames> names = workers.decode.picker.names();
+      for (const BlockNames& each : workers.prefill.picker.names()) {
+        if (std::find(names.begin(), names.end(), each) == names.end()) names.push_back(each);
       }
       for (const std::vector<int32_t>& tokens : *prompts) {
-        keys.push_back(std::make_shared<PromptKey>(token_key(tokens, roots)));
+        keys.push_back(std::make_shared<PromptKey>(token_key(tokens, names)));
       }
       return keys;
     }
@@ -208,6 +228,11 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& lis
     });
     const bool gone = entry == listed.end();
     if (!gone) group.places[i] = entry->place;
+    if (!gone && group.events[i] != entry->events) {
+      group.events[i] = entry->events;
+      caches.leave(group, i);
+      if (follows_caches() && !group.picker.is_gone(i)) caches.follow(group, i);
+    }
     if (gone == group.picker.is_gone(i)) continue;
     group.picker.set_gone(i, gone);
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s %s", group.role, group.name(i),
@@ -223,6 +248,7 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& lis
     if (std::find(group.urls.begin(), group.urls.end(), entry.url) != group.urls.end()) continue;
     const size_t worker = group.add(entry.url);
     group.places[worker] = entry.place;
+    group.events[worker] = entry.events;
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s joins", group.role,
                     group.name(worker));
     if (follows_caches()) caches.follow(group, worker);
@@ -288,8 +314,32 @@ json Router::Impl::health_page(bool* usable) {
   return {{"status", *usable ? "ok" : "no decode worker is up"}, {"workers", std::move(list)}};
 }
 
+// Of the workers that publish what they have cached.
+std::string Router::Impl::event_metrics() {
+  std::string page;
+  const auto print = [&](const char* name, auto value) {
+    absl::StrAppend(&page, "# TYPE baton_router_kv_event", name, " counter\n");
+    for (const WorkerGroup* group : {&workers.decode, &workers.prefill}) {
+      for (size_t i = 0; i < group->size(); ++i) {
+        const auto stats = caches.event_stats(*group, i);
+        if (!stats.has_value()) continue;
+        absl::StrAppend(&page, "baton_router_kv_event", name, "{worker=\"", group->name(i), "\"} ",
+                        value(*stats), "\n");
+      }
+    }
+  };
+  using Stats = const kv_events::SourceStats&;
+  print("_batches_total", [](Stats stats) { return stats.order.batches; });
+  print("_gaps_total", [](Stats stats) { return stats.order.gaps; });
+  print("_batches_replayed_total", [](Stats stats) { return stats.order.replayed; });
+  print("_restarts_total", [](Stats stats) { return stats.order.restarts; });
+  print("_forgotten_total", [](Stats stats) { return stats.order.forgotten; });
+  print("_blocks_left_out_total", [](Stats stats) { return stats.left_out; });
+  return page;
+}
+
 std::string Router::Impl::metrics_page() {
-  std::string page = worker_metrics(workers);
+  std::string page = worker_metrics(workers) + event_metrics();
   const http::HttpListenerStats stats = listener.stats();
   absl::StrAppend(
       &page, "# TYPE baton_router_retries_total counter\nbaton_router_retries_total ",
@@ -338,7 +388,7 @@ int Router::port() const { return impl_->listener.port(); }
 
 absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
   std::string list;
-  std::vector<std::string> prefill_places, decode_places;
+  ListedWorkers listed;
   if (!options.workers_file.empty()) {
     if (!options.decode.empty() || !options.prefill.empty()) {
       return absl::InvalidArgumentError(
@@ -346,34 +396,33 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
     }
     absl::StatusOr<std::string> text = read_file(options.workers_file, kMaxListBytes);
     if (!text.ok()) return text.status();
-    const absl::StatusOr<ListedWorkers> listed = parse_worker_list(*text);
-    if (!listed.ok()) {
+    absl::StatusOr<ListedWorkers> parsed = parse_worker_list(*text);
+    if (!parsed.ok()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(options.workers_file, ": ", std::string(listed.status().message())));
+          absl::StrCat(options.workers_file, ": ", std::string(parsed.status().message())));
     }
-    for (const ListedWorker& entry : listed->prefill) {
-      options.prefill.push_back(entry.text());
-      prefill_places.push_back(entry.place);
-    }
-    for (const ListedWorker& entry : listed->decode) {
-      options.decode.push_back(entry.text());
-      decode_places.push_back(entry.place);
-    }
+    listed = *std::move(parsed);
     list = *std::move(text);
+  } else {
+    if (options.decode.empty()) {
+      return absl::InvalidArgumentError("a router needs at least one --decode URL");
+    }
+    auto prefill = parse_workers(options.prefill);
+    if (!prefill.ok()) return prefill.status();
+    auto decode = parse_workers(options.decode);
+    if (!decode.ok()) return decode.status();
+    listed = {*std::move(prefill), *std::move(decode)};
   }
-  if (options.decode.empty()) {
-    return absl::InvalidArgumentError("a router needs at least one --decode URL");
+  if (options.tokenizer.empty() && (publishes(listed.prefill) || publishes(listed.decode))) {
+    return absl::InvalidArgumentError(
+        "kv_events= needs --tokenizer: blocks are known by their tokens, and without it a router "
+        "has none");
   }
-  auto prefill = parse_urls(options.prefill);
-  if (!prefill.ok()) return prefill.status();
-  auto decode = parse_urls(options.decode);
-  if (!decode.ok()) return decode.status();
-  auto impl = std::make_unique<Impl>(std::move(options), *std::move(prefill), *std::move(decode));
+  auto impl =
+      std::make_unique<Impl>(std::move(options), urls_of(listed.prefill), urls_of(listed.decode));
   impl->last_list = std::move(list);
-  if (!decode_places.empty()) {
-    impl->workers.prefill.places = std::move(prefill_places);
-    impl->workers.decode.places = std::move(decode_places);
-  }
+  note_listed(listed.prefill, &impl->workers.prefill);
+  note_listed(listed.decode, &impl->workers.decode);
   if (!impl->options.tokenizer.empty()) {
     const std::string& directory = impl->options.tokenizer;
     absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");

@@ -27,8 +27,9 @@ namespace baton::engine::router {
 
 struct RouterOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;                   // 0: any free port
-  std::vector<std::string> prefill;  // URLs; none: decode workers compute prompts themselves
+  int port = 8000;  // 0: any free port
+  // Each a URL, and what worker_list.h says may stand behind it.
+  std::vector<std::string> prefill;  // none: decode workers compute prompts themselves
   std::vector<std::string> decode;   // at least one
   // A file that lists them instead (engine/router/worker_list.h). It is looked at every
   // health_interval: workers that are new are asked how they are and used, those that are gone get
@@ -37,7 +38,8 @@ struct RouterOptions {
   std::string workers_file;
   // The model's directory, of which tokenizer.json and the chat template are read. With it the
   // router makes the same tokens of a prompt as its workers, and knows what each of them has
-  // cached, since they tell (GET /v1/baton/kv_events). "": it goes by what it sent where.
+  // cached, since they tell (GET /v1/baton/kv_events, or as vLLM does). "": it goes by what it sent
+  // where.
   std::string tokenizer;
   PickBy pick = PickBy::kCache;
   int max_retries = 3;  // in a row without a new token
@@ -60,8 +62,9 @@ struct RouterOptions {
 // Keeps no state that matters: a request that a dead router had in flight is simply sent again.
 class Router {
  public:
-  // InvalidArgument without decode workers, with a malformed URL or list, or with a tokenizer that
-  // cannot be read; Unavailable if the port is taken. Workers need not be up yet.
+  // InvalidArgument without decode workers, with a malformed URL or list, with a tokenizer that
+  // cannot be read, or without one where workers publish events; Unavailable if the port is taken.
+  // Workers need not be up yet.
   static absl::StatusOr<std::unique_ptr<Router>> start(RouterOptions options);
   ~Router();
 

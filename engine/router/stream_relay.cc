@@ -52,9 +52,11 @@ StreamRelay::StreamRelay(json body, std::shared_ptr<const http::ApiRequest> requ
     const http::ApiPrompt& prompt = request_->prompts[choice / n];
     body_["prompt"] = prompt.tokens.empty() ? json(prompt.text) : json(prompt.tokens);
   }
-  // Whoever goes on with the stream has to draw the same numbers.
-  body_["seed"] = static_cast<int64_t>(
-      http::seed_of_choice(request_->sampling.seed, static_cast<int>(choice % n)));
+  // Whoever goes on with the stream has to draw the same numbers. A greedy one draws none.
+  if (request_->has_seed || request_->sampling.temperature > 0) {
+    body_["seed"] = static_cast<int64_t>(
+        http::seed_of_choice(request_->sampling.seed, static_cast<int>(choice % n)));
+  }
   tokens_ = request_->resume_tokens;
 }
 

@@ -1,13 +1,45 @@
-// Parses the file of workers: a role and a URL on each line.
+// Parses workers as they are listed, and the file of them.
 #include "engine/router/worker_list.h"
 
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "engine/files/absl_view.h"
 #include "engine/router/distance.h"
 
 namespace baton::engine::router {
+
+absl::StatusOr<ListedWorker> parse_worker(std::string_view text) {
+  const std::vector<std::string> words =
+      absl::StrSplit(view(text), absl::ByAnyChar(" \t\r,"), absl::SkipEmpty());
+  ListedWorker worker;
+  absl::StatusOr<http::HttpUrl> url = http::HttpUrl::parse(words.empty() ? "" : words[0]);
+  if (!url.ok()) return url.status();
+  worker.url = *std::move(url);
+  for (size_t i = 1; i < words.size(); ++i) {
+    if (words[i].find('=') != std::string::npos) {
+      absl::Status status = kv_events::can_publish();
+      if (status.ok()) status = kv_events::read_source_word(words[i], &worker.events);
+      if (!status.ok()) return absl::InvalidArgumentError(status.message());
+      continue;
+    }
+    if (!worker.place.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(words[i], " is a second place, behind ", worker.place));
+    }
+    if (!is_place(words[i])) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(words[i],
+                       " is no place: letters, digits, . _ and -, with / between parts from far to "
+                       "near, as in rack1/host3"));
+    }
+    worker.place = words[i];
+  }
+  if (worker.place.empty()) worker.place = worker.url.host;
+  return worker;
+}
 
 absl::StatusOr<ListedWorkers> parse_worker_list(std::string_view text) {
   ListedWorkers listed;
@@ -22,26 +54,21 @@ absl::StatusOr<ListedWorkers> parse_worker_list(std::string_view text) {
     const std::vector<std::string> words =
         absl::StrSplit(line.substr(0, line.find('#')), absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
     if (words.empty()) continue;
-    const auto wrong = [&](const std::string& why) {
+    const auto wrong = [&](absl::string_view why) {
       return absl::InvalidArgumentError(absl::StrCat("line ", number, ": ", why));
     };
-    if (words.size() < 2 || words.size() > 3 || (words[0] != "prefill" && words[0] != "decode")) {
+    if (words.size() < 2 || (words[0] != "prefill" && words[0] != "decode")) {
       return wrong(
           "it must be a role, prefill or decode, a URL such as http://10.0.0.1:8001 and, if you "
           "like, a place such as rack1/host3");
     }
-    absl::StatusOr<http::HttpUrl> url = http::HttpUrl::parse(words[1]);
-    if (!url.ok()) return wrong(std::string(url.status().message()));
-    if (!seen.insert(absl::StrCat(url->host, " ", url->port)).second) {
+    absl::StatusOr<ListedWorker> worker =
+        parse_worker(absl::StrJoin(words.begin() + 1, words.end(), " "));
+    if (!worker.ok()) return wrong(worker.status().message());
+    if (!seen.insert(absl::StrCat(worker->url.host, " ", worker->url.port)).second) {
       return wrong(absl::StrCat(words[1], " is listed already"));
     }
-    if (words.size() == 3 && !is_place(words[2])) {
-      return wrong(absl::StrCat(words[2],
-                                " is no place: letters, digits, . _ and -, with / between "
-                                "parts from far to near, as in rack1/host3"));
-    }
-    const std::string place = words.size() == 3 ? words[2] : url->host;
-    (words[0] == "prefill" ? listed.prefill : listed.decode).push_back({*std::move(url), place});
+    (words[0] == "prefill" ? listed.prefill : listed.decode).push_back(*std::move(worker));
   }
   if (listed.decode.empty()) {
     return absl::InvalidArgumentError("it lists no decode worker: there must be one at least");

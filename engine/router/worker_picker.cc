@@ -31,37 +31,41 @@ PromptKey text_key(std::string_view prompt) {
   return key;
 }
 
-PromptKey token_key(std::span<const int32_t> tokens, std::span<const BlockHash> roots) {
-  PromptKey key{.chain = {}, .tokens = tokens.size(), .root = {}, .others = {}};
+PromptKey token_key(std::span<const int32_t> tokens, std::span<const BlockNames> names) {
+  PromptKey key{.chain = {}, .tokens = tokens.size(), .names = {}, .others = {}};
   if (tokens.empty()) return key;
   const std::span<const int32_t> shared = tokens.first(tokens.size() - 1);
-  if (!roots.empty()) key.root = roots.front();
-  serve::extend_chain(shared, kBlockTokens, key.root, &key.chain);
-  for (size_t i = 1; i < roots.size(); ++i) {
-    key.others.emplace_back(roots[i], PromptKey::Chain{});
-    serve::extend_chain(shared, kBlockTokens, roots[i], &key.others.back().second);
+  const auto extend = [&](const BlockNames& by, PromptKey::Chain* chain) {
+    serve::extend_chain(shared, by.block_tokens, by.root, chain);
+  };
+  if (!names.empty()) key.names = names.front();
+  extend(key.names, &key.chain);
+  for (size_t i = 1; i < names.size(); ++i) {
+    key.others.emplace_back(names[i], PromptKey::Chain{});
+    extend(names[i], &key.others.back().second);
   }
   return key;
 }
 
-const PromptKey::Chain& PromptKey::under(const BlockHash& its_root) const {
+const PromptKey::Chain& PromptKey::under(const BlockNames& its_names) const {
   static const Chain kNone;
-  if (its_root == root) return chain;
+  if (its_names == names) return chain;
   for (const auto& [other, its_chain] : others) {
-    if (other == its_root) return its_chain;
+    if (other == its_names) return its_chain;
   }
   return kNone;
 }
 
 size_t WorkerPicker::held(const Worker& worker, const PromptKey& key) const {
   if (key.tokens == 0) return 0;
-  const PromptKey::Chain& chain = key.under(worker.model.value_or(key.root));
+  const BlockNames names = names_of(worker, key);
+  const PromptKey::Chain& chain = key.under(names);
   size_t blocks = 0;
   while (blocks < chain.size() &&
          (worker.cached.contains(chain[blocks]) || worker.promised.contains(chain[blocks]))) {
     ++blocks;
   }
-  return blocks * kBlockTokens;
+  return blocks * static_cast<size_t>(names.block_tokens);
 }
 
 size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key, double extra) const {
@@ -82,11 +86,13 @@ bool WorkerPicker::any_known() const {
   });
 }
 
-std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid, const Model& model) const {
+std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid, const Model& model,
+                                         bool resume) const {
   std::vector<size_t> best;
   int rank = 0;
   for (size_t i = 0; i < workers_.size(); ++i) {
     if (workers_[i].gone || !fits(workers_[i], model)) continue;
+    if (resume && !workers_[i].resumes) continue;
     const bool shunned = std::find(avoid.begin(), avoid.end(), i) != avoid.end();
     const int own =
         1 + (workers_[i].up ? 4 : 0) + (shunned ? 0 : 2) + (workers_[i].stats.slow ? 0 : 1);
@@ -139,9 +145,9 @@ size_t WorkerPicker::by_hash(const PromptKey& key, std::span<const size_t> candi
 std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const PromptKey> key,
                                                      std::span<const size_t> avoid,
                                                      const Model& model,
-                                                     std::span<const double> extra) {
+                                                     std::span<const double> extra, bool resume) {
   const std::lock_guard lock(mutex_);
-  const std::vector<size_t> candidates = usable(avoid, model);
+  const std::vector<size_t> candidates = usable(avoid, model, resume);
   if (candidates.empty()) return std::nullopt;
   const bool known = by_ == PickBy::kCache && key->tokens > 0 && any_known();
   const bool hashed = by_ == PickBy::kHash && !key->chain.empty();
@@ -159,7 +165,7 @@ std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const Promp
   worker.stats.hit_tokens += hit;
   const PromptKey::Chain* promised = nullptr;
   if (key->tokens > 0) {
-    promised = &key->under(worker.model.value_or(key->root));
+    promised = &key->under(names_of(worker, *key));
     for (const BlockHash& hash : *promised) ++worker.promised[hash];
   }
   const size_t own = key->tokens > 0 ? computing : kRequestTokens * (key->chain.size() + 1);
@@ -238,11 +244,17 @@ void WorkerPicker::set_slow(size_t worker, bool slow) {
   workers_[worker].stats.slow = slow;
 }
 
-bool WorkerPicker::has_other(std::span<const size_t> avoid, const Model& model) const {
+void WorkerPicker::set_resumes(size_t worker, bool resumes) {
+  const std::lock_guard lock(mutex_);
+  workers_[worker].resumes = resumes;
+}
+
+bool WorkerPicker::has_other(std::span<const size_t> avoid, const Model& model, bool resume) const {
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < workers_.size(); ++i) {
     const Worker& worker = workers_[i];
     if (worker.gone || worker.stats.slow || !worker.up || !fits(worker, model)) continue;
+    if (resume && !worker.resumes) continue;
     if (std::find(avoid.begin(), avoid.end(), i) == avoid.end()) return true;
   }
   return false;
@@ -251,6 +263,8 @@ bool WorkerPicker::has_other(std::span<const size_t> avoid, const Model& model) 
 void WorkerPicker::use_model(Worker& worker, const BlockHash& root) {
   if (worker.model == root) return;
   worker.model = root;
+  if (!worker.names_a_model) return;  // what is cached says itself when it begins anew
+  worker.names = BlockNames{root};
   worker.cached.clear();
   worker.stats.cache_known = false;
   worker.stats.cached_blocks = 0;
@@ -266,23 +280,27 @@ WorkerPicker::Model WorkerPicker::model(size_t worker) const {
   return workers_[worker].model;
 }
 
-std::vector<BlockHash> WorkerPicker::models() const {
+std::vector<BlockNames> WorkerPicker::names() const {
   const std::lock_guard lock(mutex_);
-  std::vector<BlockHash> roots;
+  std::vector<BlockNames> all;
   for (const Worker& worker : workers_) {
-    if (worker.gone || !worker.model.has_value()) continue;
-    if (std::find(roots.begin(), roots.end(), *worker.model) == roots.end()) {
-      roots.push_back(*worker.model);
+    if (worker.gone || !worker.names.has_value()) continue;
+    if (std::find(all.begin(), all.end(), *worker.names) == all.end()) {
+      all.push_back(*worker.names);
     }
   }
-  return roots;
+  return all;
 }
 
 bool WorkerPicker::tell(size_t index, const serve::CacheNews& news) {
   const std::lock_guard lock(mutex_);
   Worker& worker = workers_[index];
   PickStats& stats = worker.stats;
-  if (news.snapshot) use_model(worker, news.root);
+  if (news.snapshot) {
+    worker.names_a_model = news.names_a_model;
+    if (news.names_a_model) use_model(worker, news.root);
+    worker.names = BlockNames{news.root, news.block_tokens};
+  }
   const bool follows = news.snapshot || (stats.cache_known && news.changes >= stats.cache_changes);
   if (news.snapshot) worker.cached.clear();
   for (const BlockHash& hash : news.removed) worker.cached.erase(hash);

@@ -19,6 +19,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "engine/kernels/kv_cache.h"
 #include "engine/serve/cache/block_hash.h"
 #include "engine/serve/cache/cache_events.h"
 
@@ -30,22 +31,29 @@ enum class PickBy : uint8_t {
   kHash,   // always the same worker for the same beginning, busy or not: for comparison
 };
 
+// How a worker names its blocks: what its chains begin with, and how many tokens a block has.
+struct BlockNames {
+  serve::BlockHash root;
+  int block_tokens = kBlockTokens;
+  friend bool operator==(const BlockNames&, const BlockNames&) = default;
+};
+
 // What a prompt has in common with others.
 struct PromptKey {
   using Chain = std::vector<serve::BlockHash>;
-  Chain chain;            // of pieces that can be shared, from its beginning
-  size_t tokens = 0;      // of the whole prompt; 0: the pieces are of text
-  serve::BlockHash root;  // of `chain`, where the pieces are blocks: a model's
-  std::vector<std::pair<serve::BlockHash, Chain>> others;  // the same, of other models
+  Chain chain;        // of pieces that can be shared, from its beginning
+  size_t tokens = 0;  // of the whole prompt; 0: the pieces are of text
+  BlockNames names;   // of `chain`, where the pieces are blocks
+  std::vector<std::pair<BlockNames, Chain>> others;  // the same, by other names
 
-  // Empty for a root that was not known when the key was made.
-  const Chain& under(const serve::BlockHash& its_root) const;
+  // Empty for names that were not known when the key was made.
+  const Chain& under(const BlockNames& its_names) const;
 };
 // Of a text: its first 64 pieces of 256 bytes.
 PromptKey text_key(std::string_view prompt);
 // Of a prompt as workers see it: its blocks but for the last token's, which is always computed; by
-// the names that they have under each of `roots`.
-PromptKey token_key(std::span<const int32_t> tokens, std::span<const serve::BlockHash> roots = {});
+// each of these names.
+PromptKey token_key(std::span<const int32_t> tokens, std::span<const BlockNames> names = {});
 
 struct PickStats {
   size_t in_flight = 0;
@@ -77,8 +85,10 @@ class WorkerPicker {
   // With `model`, the root of one, never a worker that is known to have another.
   using Model = std::optional<serve::BlockHash>;
   // `extra`: what each worker costs besides, in tokens; those that it does not reach: nothing.
+  // `resume`: never one that cannot go on with an answer that has begun.
   std::optional<Pick> pick(std::shared_ptr<const PromptKey> key, std::span<const size_t> avoid = {},
-                           const Model& model = std::nullopt, std::span<const double> extra = {});
+                           const Model& model = std::nullopt, std::span<const double> extra = {},
+                           bool resume = false);
   // The prompt is computed: the first token is here.
   void computed(uint64_t id);
   void release(uint64_t id);
@@ -94,14 +104,17 @@ class WorkerPicker {
   bool is_up(size_t worker) const;
   // It did not answer when it was expected to, and another one did; or it answers again.
   void set_slow(size_t worker, bool slow);
+  // It takes no tokens that another one wrote, as vLLM does not. By default every worker does.
+  void set_resumes(size_t worker, bool resumes);
   // Whether pick() would find one that is well and not in `avoid`.
-  bool has_other(std::span<const size_t> avoid, const Model& model = std::nullopt) const;
+  bool has_other(std::span<const size_t> avoid, const Model& model = std::nullopt,
+                 bool resume = false) const;
   // The worker said which model it has: with another one than before, what was known of its cache
   // is not.
   void set_model(size_t worker, const serve::BlockHash& root);
   Model model(size_t worker) const;  // nothing while it has not said
-  // Of all workers, each once.
-  std::vector<serve::BlockHash> models() const;
+  // By which names workers tell of their blocks, or will: those of all of them, each once.
+  std::vector<BlockNames> names() const;
 
   // What the worker tells of its cache. False where it cannot be: more blocks than kMaxBlocks,
   // changes without a snapshot, a count that goes back; then nothing is known of it.
@@ -121,8 +134,11 @@ class WorkerPicker {
   struct Worker {
     bool up = true;
     bool gone = false;
+    bool resumes = true;
     Model model;
-    size_t given = 0;  // tokens that it had to compute, ever
+    std::optional<BlockNames> names;  // of `cached`
+    bool names_a_model = true;        // they are of `model`
+    size_t given = 0;                 // tokens that it had to compute, ever
     PickStats stats;
     absl::flat_hash_set<serve::BlockHash> cached;
     // Blocks of requests in flight: there, or soon.
@@ -144,11 +160,14 @@ class WorkerPicker {
                   std::span<const double> extra);
   static size_t by_hash(const PromptKey& key, std::span<const size_t> candidates);
   // Those that are as good as any by what is known of their health; none is better than these.
-  std::vector<size_t> usable(std::span<const size_t> avoid, const Model& model) const;
+  std::vector<size_t> usable(std::span<const size_t> avoid, const Model& model, bool resume) const;
   static bool fits(const Worker& worker, const Model& model) {
     return !model.has_value() || !worker.model.has_value() || *worker.model == *model;
   }
   void use_model(Worker& worker, const serve::BlockHash& root);
+  static BlockNames names_of(const Worker& worker, const PromptKey& key) {
+    return worker.names.value_or(key.names);
+  }
 
   const PickBy by_;
   mutable std::mutex mutex_;

@@ -14,6 +14,7 @@
 
 #include "engine/http/event_loop.h"
 #include "engine/http/http_fetch.h"
+#include "engine/kv_events/config.h"
 #include "engine/router/distance.h"
 #include "engine/router/expected_wait.h"
 #include "engine/router/retry_budget.h"
@@ -62,6 +63,7 @@ struct WorkerGroup {
         why_down(urls.size()),
         models(urls.size()),
         places(urls.size()),
+        events(urls.size()),
         picker(urls.size(), by) {
     for (size_t i = 0; i < urls.size(); ++i) places[i] = urls[i].host;
   }
@@ -83,6 +85,7 @@ struct WorkerGroup {
     addresses.emplace_back();
     models.emplace_back();
     places.push_back(urls.back().host);
+    events.emplace_back();
     why_down.emplace_back("it has not been asked yet");
     return picker.add();
   }
@@ -93,6 +96,8 @@ struct WorkerGroup {
   std::vector<std::string> why_down;   // of those that are
   std::vector<std::string> models;     // fingerprints; "" while unknown
   std::vector<std::string> places;     // see distance.h
+  // Where those that do not tell at their URL what they have cached do so.
+  std::vector<std::optional<kv_events::EventSource>> events;
   WorkerPicker picker;
 };
 
