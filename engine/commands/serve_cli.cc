@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,10 +21,13 @@
 #include "engine/commands/serve_ranks.h"
 #include "engine/http/http_server.h"
 #include "engine/kernels/amx.h"
+#include "engine/kv_events/cache_batch.h"
+#include "engine/kv_events/publisher.h"
 #include "engine/router/router.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/engine_thread.h"
 #include "engine/serve/loaded_model.h"
+#include "engine/serve/prometheus_text.h"
 #include "engine/shard/follower.h"
 #include "engine/shard/kv_ranks.h"
 #include "engine/shard/leader.h"
@@ -99,6 +103,35 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
     options.worker.shape = *shape;
   }
   return kvtransfer::make_baton_connector(options);
+}
+
+// Tells the world what the prefix cache does; null where nobody asked for that.
+absl::StatusOr<std::unique_ptr<kv_events::EventPublisher>> publish_events(
+    const ServeFlags& flags, serve::EngineThread& thread) {
+  if (!flags.events.enabled) return nullptr;
+  auto publisher = kv_events::EventPublisher::start(flags.events);
+  if (!publisher.ok()) return publisher.status();
+  thread.record_cache([to = publisher->get()](std::span<const serve::CacheEvent> events) {
+    to->publish(kv_events::batch_of(events));
+  });
+  const std::string& replay = (*publisher)->replay_endpoint();
+  std::printf("KV events: published at %s, %s%s\n", (*publisher)->endpoint().c_str(),
+              replay.empty() ? "not replayed" : "replayed at ", replay.c_str());
+  return publisher;
+}
+
+std::string event_metrics(const kv_events::EventPublisher* publisher) {
+  if (publisher == nullptr) return "";
+  const kv_events::PublisherStats stats = publisher->stats();
+  std::string text;
+  serve::PrometheusPage page("baton_kv_event_", {}, &text);
+  page.single("batches_total", "Batches of KV events that were published.", "counter",
+              stats.batches);
+  page.single("replays_total", "Replays that were asked for.", "counter", stats.replays);
+  page.single("batches_replayed_total", "Batches that they were.", "counter", stats.replayed);
+  page.single("overflows_total", "Times that more batches waited than max_queue_size.", "counter",
+              stats.overflows);
+  return text;
 }
 
 http::HttpListenerOptions listener_options(const ServeFlags& flags) {
@@ -207,7 +240,12 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   {
     flags.admission.max_wait =
         std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.max_wait));
+    // Before the thread, which tells it things until it has ended.
+    std::unique_ptr<kv_events::EventPublisher> publisher;
     serve::EngineThread thread(**engine, flags.admission);
+    auto published = publish_events(flags, thread);
+    if (!published.ok()) return published.status();
+    publisher = *std::move(published);
     auto server = http::HttpServer::start(
         {.host = flags.host,
          .port = flags.port,
@@ -219,6 +257,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
          .api_key = flags.api_key,
          .stuck_after =
              std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.stuck_after)),
+         .more_metrics = [&publisher] { return event_metrics(publisher.get()); },
          .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();

@@ -9,7 +9,7 @@
 #include "engine/command_line/command_line.h"
 #include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
-#include "engine/http/http_fetch.h"
+#include "engine/router/worker_list.h"
 
 namespace baton::engine::commands {
 namespace {
@@ -35,9 +35,9 @@ void add_choice(CLI::App& app, const char* flag, T* value,
       ->default_str(words.front());
 }
 
-CLI::Validator url() {
+CLI::Validator worker() {
   return {
-      [](std::string& text) { return std::string(http::HttpUrl::parse(text).status().message()); },
+      [](std::string& text) { return std::string(router::parse_worker(text).status().message()); },
       ""};
 }
 
@@ -162,19 +162,44 @@ void add_transfer_flags(CLI::App& app, ServeFlags& flags) {
       ->type_name("FILE");
 }
 
+void add_event_flags(CLI::App& app, ServeFlags& flags) {
+  app.add_option_function<std::string>(
+         "--kv-events-config",
+         [&flags](const std::string& text) {
+           flags.events = *kv_events::parse_publisher_config(text);
+         },
+         "publish what the prefix cache takes and forgets, as vLLM does and with its JSON, such as "
+         "{\"enable_kv_cache_events\":true,\"replay_endpoint\":\"tcp://*:5558\"}; whoever reaches "
+         "these ports reads the tokens of all prompts")
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            const auto config = kv_events::parse_publisher_config(text);
+            if (!config.ok()) return std::string(config.status().message());
+            if (!config->enabled) return std::string();
+            return std::string(kv_events::can_publish().message());
+          },
+          ""))
+      ->type_name("JSON");
+}
+
 // Those that only a router reads.
 std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flags) {
   std::vector<const CLI::Option*> added;
   added.push_back(app.add_option("--prefill", flags.prefill, "router: prefill workers")
-                      ->check(url())
-                      ->type_name("URL"));
-  added.push_back(app.add_option("--decode", flags.decode, "router: decode workers")
-                      ->check(url())
+                      ->check(worker())
                       ->type_name("URL"));
   added.push_back(
-      app.add_option("--workers", flags.workers,
-                     "router: a file that lists them instead, a line each: prefill URL or decode "
-                     "URL, and a place such as rack1/host3; workers join and leave as it changes")
+      app.add_option("--decode", flags.decode,
+                     "router: decode workers; of vLLM's, where they publish what they have cached "
+                     "behind it: URL,kv_events=tcp://HOST:5557,replay=tcp://HOST:5558")
+          ->check(worker())
+          ->type_name("URL"));
+  added.push_back(
+      app.add_option(
+             "--workers", flags.workers,
+             "router: a file that lists them instead, a line each: prefill URL or decode "
+             "URL, a place such as rack1/host3, and what may stand behind --decode; workers "
+             "join and leave as it changes")
           ->check(readable_file())
           ->type_name("FILE"));
   added.push_back(app.add_option("--tokenizer", flags.tokenizer,
@@ -208,6 +233,16 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
 
 // A router's flag given to another role would be ignored, and the wrong server started.
 absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Option*>& of_router) {
+  if (flags.events.enabled && flags.role == "router") {
+    return absl::InvalidArgumentError(
+        "--kv-events-config is for a server that computes: a router has no cache; where it hears "
+        "of "
+        "its workers' is said behind their URLs, --decode URL,kv_events=tcp://HOST:5557");
+  }
+  if (flags.events.enabled && !flags.engine.prefix_cache) {
+    return absl::InvalidArgumentError(
+        "--kv-events-config tells of the prefix cache: leave --no-prefix-cache out");
+  }
   if (flags.role == "router") return absl::OkStatus();
   for (const CLI::Option* option : of_router) {
     if (option->count() == 0) continue;
@@ -266,6 +301,7 @@ int parse_serve(ServeFlags& flags, int argc, char** argv) {
   add_arithmetic_flag(app, &flags.arithmetic);
   add_rank_flags(app, &flags.ranks);
   add_tier_flags(app, flags);
+  add_event_flags(app, flags);
   add_transfer_flags(app, flags);
   const std::vector<const CLI::Option*> of_router = add_router_flags(app, flags);
   std::vector<char*> words = with_long_names(argc, argv);

@@ -8,6 +8,7 @@
 
 #include "engine/commands/serve_ranks.h"
 #include "engine/http/http_server.h"
+#include "engine/kv_events/config.h"
 #include "engine/model/arithmetic.h"
 #include "engine/router/router.h"
 #include "engine/serve/admission.h"
@@ -53,6 +54,7 @@ struct ServeFlags {
   size_t kv_host_mib = 0;
   double kv_disk_gib = 0;
   std::string kv_store;
+  kv_events::PublisherConfig events;
   Arithmetic arithmetic = Arithmetic::kFp32;
   RankFlags ranks;
 };

@@ -223,6 +223,7 @@ void HttpServer::Impl::register_routes() {
                     stats.refused, "\n# HELP baton_http_timed_out_total Clients too slow.\n",
                     "# TYPE baton_http_timed_out_total counter\nbaton_http_timed_out_total ",
                     stats.timed_out, "\n");
+    if (options.more_metrics) page += options.more_metrics();
     exchange->reply(200, "text/plain; version=0.0.4", page);
   });
 }

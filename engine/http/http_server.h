@@ -16,6 +16,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,6 +44,8 @@ struct HttpServerOptions {
   // The engine is not well when it has had work for so long and got nowhere: no step has ended, and
   // within one no layer. Zero: however long.
   Time stuck_after = patient(std::chrono::seconds(10));
+  // Lines for /metrics besides the engine's own; called on the loop's thread.
+  std::function<std::string()> more_metrics;
   HttpListenerOptions listener;
 };
 
