@@ -5,15 +5,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "engine/handoff/foreign_layout.h"
 #include "engine/serve/engine.h"
+#include "kvtransfer/agent.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/manual_clock.h"
 
@@ -293,18 +299,48 @@ TEST_F(Pair, WhoAnswersAndNeverComputesIsGivenUpAtTheTimeout) {
   EXPECT_GE(clock_.now() - began, seconds(20));
 }
 
-TEST_F(Pair, ARequestThatIsAbortedAtPrefillIsComputedAtDecode) {
-  Request there = prefill_of(request_of(1, 300), "t");
-  Request request = request_of(1, 300);
-  request.remote_prefill = p_->at("t");
-  d_->submit(request);
-  p_->submit(there);
-  until([&] { return d_->engine().stats().loading == 1; });
-  p_->engine().abort(1);
-  until([&] { return d_->outcome(1).finished; });
-  EXPECT_THAT(why(1), HasSubstr("does not have it any more"));
-  EXPECT_EQ(d_->outcome(1).tokens, serve::run_one_at_a_time({request_of(1, 300)})[1].tokens);
-  until([&] { return p_->quiet() && d_->quiet(); });
+// Whoever asks hears, whatever happens to the request: here a reader that says what a test says.
+TEST_F(Pair, ARequestThatIsAbortedAtPrefillIsGoneForItsReader) {
+  kvtransfer::AgentOptions options;
+  options.name = "reader";
+  options.worker.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
+  options.worker.providers = {"tcp"};
+  const auto reader = *kvtransfer::Agent::create(std::move(options));
+  ASSERT_TRUE(reader->fetch_metadata("prefill/0", p_->at("t").address).ok());
+  until([&] { return reader->has_remote("prefill/0"); });
+  const KvGeometry geometry = serve::test_model().kv_geometry();
+  const auto said = [&] {  // the kinds of what comes, until something does
+    std::vector<std::string> kinds;
+    until([&] {
+      for (const auto& message : reader->messages()) {
+        kinds.push_back(nlohmann::json::parse(message.payload)["kind"]);
+      }
+      return !kinds.empty();
+    });
+    return kinds;
+  };
+  const nlohmann::json want = {{"kind", "want"},
+                               {"transfer", "t"},
+                               {"first", true},
+                               {"sure", false},
+                               {"metadata", absl::BytesToHexString(*reader->metadata())},
+                               {"model", "a checkpoint"},
+                               {"kv", ForeignLayout::own(geometry).say()}};
+  ASSERT_TRUE(reader->notify("prefill/0", want.dump()).ok());
+  std::vector<std::string> heard;
+  while (std::find(heard.begin(), heard.end(), "alive") == heard.end()) {
+    for (std::string& kind : said()) heard.push_back(std::move(kind));
+  }
+  EXPECT_EQ(heard.front(), "layout");
+  p_->submit(prefill_of(request_of(1, 300), "t"));
+  p_->turn();  // its first chunk
+  EXPECT_TRUE(p_->engine().abort(1));
+  heard.clear();
+  while (std::find(heard.begin(), heard.end(), "gone") == heard.end()) {
+    for (std::string& kind : said()) heard.push_back(std::move(kind));
+  }
+  EXPECT_EQ(heard.back(), "gone");
+  until([&] { return p_->quiet(); });
 }
 
 TEST_F(Pair, ARequestThatIsAbortedAtDecodeGivesItsBlocksBackAtBoth) {
