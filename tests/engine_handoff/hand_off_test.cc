@@ -341,6 +341,13 @@ TEST_F(Pair, ARequestThatIsAbortedAtPrefillIsGoneForItsReader) {
   }
   EXPECT_EQ(heard.back(), "gone");
   until([&] { return p_->quiet(); });
+  // What is converted needs the engine's blocks no more, though the reader has read nothing.
+  p_->submit(prefill_of(request_of(2, 100), "u"));
+  nlohmann::json another = want;
+  another["transfer"] = "u";
+  another["first"] = false;
+  ASSERT_TRUE(reader->notify("prefill/0", another.dump()).ok());
+  until([&] { return p_->outcome(2).finished && p_->quiet(); });
 }
 
 TEST_F(Pair, ARequestThatIsAbortedAtDecodeGivesItsBlocksBackAtBoth) {
@@ -405,22 +412,19 @@ TEST_F(Pair, WithoutRoomBetweenTheEnginesRequestsTakeTurnsAndLongOnesAreComputed
 }
 
 TEST_F(Pair, APromptThatIsComputedTwiceIsHandedOverOnce) {
-  // Prefill has blocks for one of the two prompts and a bit: the second gives its blocks up.
+  // Another request of prefill's grows, and takes the blocks of the one that is handed over.
   p_.reset();
   p_.emplace("prefill", clock_, EngineOptions{.blocks = 20, .token_budget = 32});
-  for (const uint64_t id : {1, 2}) {
-    Request there = prefill_of(request_of(id, 200), absl::StrCat(id));
-    p_->submit(std::move(there));
-    Request request = request_of(id, 200);
-    request.remote_prefill = p_->at(absl::StrCat(id));
-    d_->submit(std::move(request));
-  }
-  until([&] { return d_->outcome(1).finished && d_->outcome(2).finished; });
-  for (const uint64_t id : {1, 2}) {
-    EXPECT_EQ(d_->outcome(id).tokens, serve::run_one_at_a_time({request_of(id, 200)})[id].tokens);
-    EXPECT_EQ(d_->outcome(id).metrics.loaded_tokens, 192u) << why(id);
-  }
-  EXPECT_GT(p_->engine().stats().preemptions, 0u);
+  p_->submit(request_of(1, 110, 60));
+  until([&] { return !p_->outcome(1).tokens.empty(); });
+  Request request = request_of(2, 200);
+  request.remote_prefill = p_->at("t");
+  d_->submit(request);
+  p_->submit(prefill_of(request_of(2, 200), "t"));
+  until([&] { return d_->outcome(2).finished && p_->outcome(1).finished; });
+  EXPECT_EQ(d_->outcome(2).tokens, serve::run_one_at_a_time({request_of(2, 200)})[2].tokens);
+  EXPECT_EQ(d_->outcome(2).metrics.loaded_tokens, 192u) << why(2);
+  EXPECT_GT(p_->outcome(2).metrics.preemptions, 0u);
   until([&] { return p_->quiet() && d_->quiet(); });
 }
 

@@ -86,7 +86,8 @@ class Peer:
             self.service.sends.save(transfer, row, Run(0, blocks))
         self.service.sends.hold(transfer, transfer)
         return {"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": transfer, "remote_agent": self.name,
-                "remote_address": f"127.0.0.1:{self.agent.port}", "remote_finished": finished}
+                "remote_address": f"127.0.0.1:{self.agent.port}", "remote_finished": finished,
+                "remote_prefill_cached_tokens": 0}  # vLLM's own word
 
     def close(self):
         self.service.close()

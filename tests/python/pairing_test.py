@@ -141,6 +141,7 @@ class Pairing(unittest.TestCase):
         for params, words in (({"do_remote_prefill": True}, "pass on what prefill answered"),
                               ({"do_remote_prefill": True, "transfer_id": "t", "remote_agent": "p",
                                 "remote_address": "nowhere"}, "HOST:PORT"),
+                              ({"remote_agent_": "p"}, "has no \"remote_agent_\""),
                               ({"do_remote_decode": 1}, "do_remote_decode"),
                               ({"do_remote_decode": True, "transfer_id": "x" * 300}, "at most 256 bytes"),
                               ({"do_remote_deocde": True}, "did you mean do_remote_decode?")):

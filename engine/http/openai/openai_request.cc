@@ -202,13 +202,16 @@ absl::Status read_kv_transfer(const json& body, ApiRequest* request) {
   if (!given.is_object()) {
     return absl::InvalidArgumentError("\"kv_transfer_params\" must be an object");
   }
-  // The last line has what proxies for vLLM's NixlConnector say besides.
+  // The last four are what proxies for vLLM's NixlConnector say besides.
   static const std::vector<std::string> known = {
       "prefill",          "resume_token_ids", "do_remote_decode", "do_remote_prefill",
       "transfer_id",      "remote_agent",     "remote_address",   "remote_finished",
       "remote_engine_id", "remote_block_ids", "remote_host",      "remote_port"};
+  // What prefill answered is passed on as it is, and vLLM adds words of its own to it.
+  const bool passed_on = member(given, "do_remote_prefill") == true;
   for (const auto& [name, value] : given.items()) {
-    if (value.is_null() || std::find(known.begin(), known.end(), name) != known.end()) continue;
+    if (passed_on || value.is_null()) continue;
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     const std::string shown = name.substr(0, 64);
     return absl::InvalidArgumentError(absl::StrCat("kv_transfer_params has no \"", shown, "\"",
                                                    base::did_you_mean(shown, known)));
