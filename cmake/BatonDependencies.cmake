@@ -6,6 +6,7 @@ find_package(OpenSSL REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(spdlog REQUIRED)
+find_package(ZLIB REQUIRED)  # CRC-32 of handed over blocks
 find_package(Boost REQUIRED)  # headers alone: Asio and Beast
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)  # of the load generator and tests

@@ -19,6 +19,8 @@
 #include "engine/command_line/values.h"
 #include "engine/commands/serve_flags.h"
 #include "engine/commands/serve_ranks.h"
+#include "engine/handoff/baton_hand_off.h"
+#include "engine/handoff/checkpoint_digest.h"
 #include "engine/http/http_server.h"
 #include "engine/kernels/amx.h"
 #include "engine/kv_events/cache_batch.h"
@@ -134,6 +136,34 @@ std::string event_metrics(const kv_events::EventPublisher* publisher) {
   return text;
 }
 
+// Null where none was asked for.
+absl::StatusOr<std::unique_ptr<handoff::BatonHandOff>> make_hand_off(const ServeFlags& flags,
+                                                                     const Model& model) {
+  if (flags.kv_agent.empty()) return nullptr;
+  handoff::HandOffOptions options;
+  options.name = flags.kv_agent;
+  const size_t colon = flags.kv_agent_address.rfind(':');
+  options.host = flags.kv_agent_address.substr(0, colon);
+  options.port = static_cast<uint16_t>(std::stoul(flags.kv_agent_address.substr(colon + 1)));
+  options.fingerprint = model.fingerprint();
+  options.lease = std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.kv_lease));
+  options.staging_bytes = flags.kv_staging_mib << 20;
+  options.worker.providers = flags.providers;
+  options.worker.settings = flags.settings;
+  if (!flags.key_file.empty()) {
+    absl::StatusOr<ClusterKey> key = ClusterKey::from_file(flags.key_file);
+    if (!key.ok()) return key.status();
+    options.worker.key = *std::move(key);
+  }
+  options.model = flags.kv_identity;
+  if (options.model.empty()) {
+    absl::StatusOr<std::string> digest = handoff::checkpoint_digest(flags.model);
+    if (!digest.ok()) return digest.status();
+    options.model = *std::move(digest);
+  }
+  return handoff::BatonHandOff::create(std::move(options));
+}
+
 http::HttpListenerOptions listener_options(const ServeFlags& flags) {
   http::HttpListenerOptions options;
   options.tls_certificate = flags.tls_certificate;
@@ -234,6 +264,9 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   flags.engine.on_load_failure = flags.on_load_failure == "fail"
                                      ? serve::LoadFailurePolicy::kFail
                                      : serve::LoadFailurePolicy::kRecompute;
+  auto hand_off = make_hand_off(flags, loaded->model);
+  if (!hand_off.ok()) return hand_off.status();
+  flags.engine.hand_off = hand_off->get();
   auto engine =
       serve::Engine::create(loaded->model, loaded->tokenizer, flags.engine, connector.get());
   if (!engine.ok()) return engine.status();
@@ -263,6 +296,9 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
     if (!server.ok()) return server.status();
     if ((*engine)->tiers() != nullptr) {
       std::printf("KV tiers: %s\n", (*engine)->tiers()->explain().c_str());
+    }
+    if (*hand_off != nullptr) {
+      std::printf("KV agent: %s at %s\n", flags.kv_agent.c_str(), (*hand_off)->address().c_str());
     }
     std::printf("ready: %s on %s://%s:%d\n", flags.role.c_str(), scheme(flags), flags.host.c_str(),
                 (*server)->port());

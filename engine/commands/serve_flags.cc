@@ -182,6 +182,38 @@ void add_event_flags(CLI::App& app, ServeFlags& flags) {
       ->type_name("JSON");
 }
 
+// Of pairs with vLLM, and of whatever else speaks its kv_transfer_params: docs/vllm.md.
+void add_hand_off_flags(CLI::App& app, ServeFlags& flags) {
+  auto* name = app.add_option("--kv-agent", flags.kv_agent,
+                              "take part in pairs by vLLM's kv_transfer_params (do_remote_decode, "
+                              "do_remote_prefill), under this name")
+                   ->check(not_empty())
+                   ->type_name("NAME");
+  auto* address = app.add_option("--kv-agent-address", flags.kv_agent_address,
+                                 "... where the other half reaches it")
+                      ->check(host_and_port())
+                      ->type_name("HOST:PORT");
+  name->needs(address);
+  address->needs(name);
+  app.add_option("--kv-identity", flags.kv_identity,
+                 "... names the checkpoint, the same at every engine that has it (default: "
+                 "SHA-256 of its files)")
+      ->check(not_empty())
+      ->type_name("NAME")
+      ->needs(name);
+  app.add_option("--kv-lease", flags.kv_lease,
+                 "... seconds for which a prompt's KV is kept that nobody asks for")
+      ->check(real_number(0.1, kDay))
+      ->needs(name)
+      ->capture_default_str();
+  app.add_option("--kv-staging-mib", flags.kv_staging_mib,
+                 "... MiB for blocks between the two engines' layouts: of prefill, until decode "
+                 "has them")
+      ->check(whole_number(1, 1 << 24))
+      ->needs(name)
+      ->capture_default_str();
+}
+
 // Those that only a router reads.
 std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flags) {
   std::vector<const CLI::Option*> added;
@@ -243,7 +275,14 @@ absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Op
     return absl::InvalidArgumentError(
         "--kv-events-config tells of the prefix cache: leave --no-prefix-cache out");
   }
-  if (flags.role == "router") return absl::OkStatus();
+  if (flags.role == "router") {
+    if (flags.kv_agent.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError("--kv-agent is for servers that compute: leave it out here");
+  }
+  if (!flags.kv_agent.empty() && flags.ranks.size > 1) {
+    return absl::InvalidArgumentError(
+        "--kv-agent is for a model in one rank: leave out --tensor-parallel-size, or it");
+  }
   for (const CLI::Option* option : of_router) {
     if (option->count() == 0) continue;
     return absl::InvalidArgumentError(
@@ -303,6 +342,7 @@ int parse_serve(ServeFlags& flags, int argc, char** argv) {
   add_tier_flags(app, flags);
   add_event_flags(app, flags);
   add_transfer_flags(app, flags);
+  add_hand_off_flags(app, flags);
   const std::vector<const CLI::Option*> of_router = add_router_flags(app, flags);
   std::vector<char*> words = with_long_names(argc, argv);
   if (const int status = command_line::parse(app, name, argc, words.data()); status >= 0) {

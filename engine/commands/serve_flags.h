@@ -33,6 +33,12 @@ struct ServeFlags {
   SettingValues settings;
   std::string link;
   std::string timeline;
+  // KV that is handed over by name.
+  std::string kv_agent;
+  std::string kv_agent_address;
+  std::string kv_identity;
+  double kv_lease = 60;
+  size_t kv_staging_mib = 256;
   // Router.
   std::vector<std::string> prefill;
   std::vector<std::string> decode;

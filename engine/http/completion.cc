@@ -41,6 +41,11 @@ void Completion::submit(std::vector<std::vector<int32_t>> prompts) {
     request.sampling = request_->sampling;
     request.sampling.seed = seed_of_choice(request_->sampling.seed, static_cast<int>(choice % n));
     request.prefill_address = request_->prefill_address;
+    request.remote_prefill = request_->remote_prefill;
+    request.hand_over = request_->hand_over;
+    if (request.hand_over.has_value() && request.hand_over->empty()) {
+      request.hand_over = make_request_id();
+    }
     request.on_event = [self = shared_from_this(), choice](const serve::OutputEvent& event) {
       self->push(choice, event);
     };

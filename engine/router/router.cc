@@ -143,6 +143,12 @@ void Router::Impl::complete(const Exchange& exchange, bool chat) {
   if (!body.ok()) return http::reply_error(body.status(), exchange.get());
   absl::StatusOr<http::ApiRequest> parsed = http::read_api_request(*body, chat);
   if (!parsed.ok()) return http::reply_error(parsed.status(), exchange.get());
+  if (parsed->hand_over.has_value() || parsed->remote_prefill.has_value()) {
+    return http::reply_error(
+        absl::InvalidArgumentError("the router chooses prefill itself: leave do_remote_decode and "
+                                   "do_remote_prefill out, or ask a worker that has --kv-agent"),
+        exchange.get());
+  }
   auto request = std::make_shared<http::ApiRequest>(*std::move(parsed));
   if (!request->has_seed) request->sampling.seed = std::random_device()();
   listener.loop()->post(

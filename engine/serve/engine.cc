@@ -28,6 +28,7 @@ absl::Status Engine::add_request(Request request) {
         model_.config().max_position_embeddings, ", the KV cache holds ",
         size_t{options_.blocks} * kBlockTokens, "): shorten it, or give the cache more --blocks"));
   }
+  if (absl::Status status = check_hand_off(request); !status.ok()) return status;
   for (const std::vector<int32_t>* tokens : {&request.tokens, &request.resume_tokens}) {
     for (int32_t token : *tokens) {
       if (token < 0 || token >= model_.config().vocab_size) {
@@ -59,6 +60,9 @@ absl::Status Engine::add_request(Request request) {
   }
   sequence.text.emplace(tokenizer_, request.sampling.stop);
   const std::vector<int32_t> resumed = std::move(request.resume_tokens);
+  if (request.hand_over.has_value()) {
+    sequence.send = options_.hand_off->open(*request.hand_over, sequence.prompt_tokens);
+  }
   sequence.request = std::move(request);
   requests_.emplace(sequence.request.id, std::move(owned));
 
@@ -112,6 +116,7 @@ std::optional<FinishReason> Engine::accept_token(Sequence& sequence, int32_t tok
 
 void Engine::finish(Sequence* sequence, FinishReason reason, const absl::Status& status,
                     OutputEvent event) {
+  event.handed_over = end_hand_off(*sequence, reason);
   scheduler_.remove(sequence);
   sequence->metrics.finish = clock_.now();
   ++stats_.requests_finished;
@@ -138,7 +143,9 @@ void Engine::note_lookup(const Sequence& sequence) {
   }
   stats_.lookup_tokens += sequence.prompt_tokens;
   stats_.hit_tokens += metrics.cached_tokens;
-  if (tiers_ == nullptr && sequence.request.prefill_address.empty()) return;
+  if (tiers_ == nullptr && sequence.request.prefill_address.empty() && sequence.source == nullptr) {
+    return;
+  }
   stats_.external_lookup_tokens += sequence.prompt_tokens - metrics.cached_tokens;
   stats_.external_hit_tokens += metrics.loaded_tokens + metrics.tier_tokens;
 }
@@ -174,6 +181,7 @@ bool Engine::follow_jobs() {
 bool Engine::follow_loads() {
   bool changed = false;
   if (loads_.has_value()) loads_->poll();
+  if (hand_off_loads_.has_value()) hand_off_loads_->poll();
   if (tiers_ != nullptr) {
     tier_loads_->poll();
     changed |= tiers_->poll();
@@ -259,7 +267,8 @@ bool Engine::step(int wake_fd) {
   if (connector_ != nullptr) connector_->progress();
   if (options_.leader != nullptr) options_.leader->progress();
   if (jobs_.has_value()) changed |= follow_jobs();
-  if (loads_.has_value() || tiers_ != nullptr) changed |= follow_loads();
+  if (options_.hand_off != nullptr) follow_hand_off();
+  if (loads_ || hand_off_loads_ || tiers_ != nullptr) changed |= follow_loads();
   const StepPlan& plan = scheduler_.schedule();
   note_admitted(plan);
   for (const auto& [sequence, status] : plan.failed) {
@@ -292,6 +301,10 @@ absl::Status Engine::compute(const StepPlan& plan) {
          .wants_logits = !sequence->job.has_value() && begin + count == sequence->tokens.size(),
          .wants_all_logits = sequence->wants_prompt()});
     stats_.tokens_computed += count;
+    if (sequence->send != 0) {
+      hook_.hand_over(sequence->send, std::min(begin + count, sequence->prompt_tokens),
+                      sequence->blocks);
+    }
     if (!sequence->job.has_value()) continue;
     const BlockRange range = completed_blocks(begin, begin + count, sequence->tokens.size())
                                  .from(sequence->job->first_block);

@@ -21,6 +21,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/handoff/hand_off.h"
 #include "engine/kernels/compute_pool.h"
 #include "engine/model/model.h"
 #include "engine/serve/admission.h"
@@ -64,6 +65,9 @@ struct EngineOptions {
   // kPrefill: the ranks of a decode server ask for a prompt's KV together; who has not asked so
   // long after the first will not, and is not waited for.
   Time loads_apart = patient(std::chrono::seconds(5));
+  // Of requests with hand_over or remote_prefill, whatever the role; null: those are refused. Must
+  // outlive the engine. Not of a model in several parts.
+  handoff::HandOff* hand_off = nullptr;
   KvTierOptions tiers;  // below the prefix cache; needs prefix_cache
   // The model is one of several parts, and this is their rank 0. It must outlive the engine, and
   // knows of `tiers` if there are some.
@@ -154,7 +158,13 @@ class Engine {
   Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions options,
          kvtransfer::KvConnector* connector);
   absl::Status start();
+  absl::Status start_hand_off();
   absl::Status start_tiers();
+
+  // Of KV that is handed over by name: engine_hand_off.cc.
+  absl::Status check_hand_off(const Request& request) const;
+  void follow_hand_off();
+  std::optional<RemotePrefill> end_hand_off(Sequence& sequence, FinishReason reason);
 
   bool follow_jobs();
   bool follow_loads();
@@ -190,6 +200,8 @@ class Engine {
   std::optional<shard::KvMemory> memory_;
   std::unique_ptr<KvTiers> tiers_;  // reads and writes the memory: gone before it
   std::optional<RemoteLoads> tier_loads_;
+  std::optional<RemoteLoads> hand_off_loads_;
+  absl::flat_hash_map<uint64_t, std::vector<uint32_t>> held_;  // by send: blocks for other engines
   std::optional<Workspace> workspace_;
   std::vector<float> logits_;  // [max_sequences][vocab_size]
   std::vector<SequenceChunk> chunks_;

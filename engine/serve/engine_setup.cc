@@ -1,6 +1,4 @@
 // Making an engine: limits, cache memory, workspace; and looking into it from outside.
-#include <poll.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -8,11 +6,6 @@
 #include "engine/serve/engine.h"
 
 namespace baton::engine::serve {
-namespace {
-
-constexpr Time kTierTick = std::chrono::milliseconds(1);
-
-}  // namespace
 
 std::string_view finish_reason_name(FinishReason reason) {
   switch (reason) {
@@ -62,7 +55,9 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions opt
   }
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  if (options_.hand_off != nullptr) options_.hand_off->close();  // it reads and writes the cache
+}
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
                                                        const Tokenizer& tokenizer,
@@ -108,6 +103,7 @@ absl::Status Engine::start() {
   if (!workspace.ok()) return workspace.status();
   workspace_ = *std::move(workspace);
   logits_.resize(options_.max_sequences * model_.config().vocab_size);
+  if (absl::Status status = start_hand_off(); !status.ok()) return status;
   return start_tiers();
 }
 
@@ -130,25 +126,8 @@ absl::Status Engine::start_tiers() {
 
 bool Engine::has_work() const {
   return !scheduler_.empty() || !prefills_.empty() || (loads_ && !loads_->quiet()) ||
-         (jobs_ && !jobs_->quiet()) ||
+         (jobs_ && !jobs_->quiet()) || (hand_off_loads_ && !hand_off_loads_->quiet()) ||
          (tiers_ != nullptr && (tiers_->busy() || !tier_loads_->quiet()));
-}
-
-void Engine::wait(Time timeout, int fd) {
-  if (options_.leader != nullptr) options_.leader->look();
-  if (connector_ != nullptr) {
-    // It does not hear of what the tiers have.
-    if (tiers_ != nullptr && has_work()) timeout = std::min(timeout, kTierTick);
-    connector_->wait(timeout, fd);
-    return;
-  }
-  if (tiers_ != nullptr) {
-    tiers_->wait(timeout, fd);
-    return;
-  }
-  pollfd entry{fd, POLLIN, 0};
-  poll(&entry, fd < 0 ? 0 : 1,
-       static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(timeout).count()));
 }
 
 EngineStats Engine::stats() const {
@@ -182,6 +161,7 @@ kvtransfer::KvConnectorStats Engine::connector_stats() const {
 absl::Status Engine::check_integrity() const {
   uint64_t references = jobs_ ? jobs_->references() : 0;
   if (tiers_ != nullptr) references += tiers_->references();
+  for (const auto& [send, blocks] : held_) references += blocks.size();
   for (const auto& [id, sequence] : requests_) references += sequence->blocks.size();
   for (const auto& [job, sequence] : prefills_) references += sequence->blocks.size();
   return blocks_.check_integrity(references);

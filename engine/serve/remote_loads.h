@@ -1,4 +1,4 @@
-// Prompts whose KV is being fetched: from a prefill worker, or from the KV tiers.
+// Prompts whose KV is being fetched: from a prefill worker, another engine, or the KV tiers.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/handoff/hand_off.h"
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/requests/sequence.h"
 #include "kvtransfer/kv_connector.h"
@@ -25,6 +26,8 @@ struct RemoteLoadOptions {
   Time timeout = patient(std::chrono::seconds(60));
   Time silence{};      // of a prefill worker, after which its loads fail; 0: any
   uint32_t ranks = 1;  // that load, each its own heads: of this server's model
+  // The source, where it is this: loads come from Request::remote_prefill then.
+  handoff::HandOff* hand_off = nullptr;
 };
 
 // Not thread-safe. Owns, through quarantine, the blocks of loads that were given up until no byte
@@ -66,6 +69,7 @@ class RemoteLoads {
     uint64_t quarantine = 0;
   };
 
+  absl::Status begin(const Sequence& sequence, kvtransfer::KvLoad load);
   absl::Status name_ranks(const std::string& address, kvtransfer::KvLoad& load) const;
 
   const RemoteLoadOptions options_;

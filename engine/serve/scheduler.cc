@@ -71,10 +71,12 @@ bool Scheduler::preempt_for(size_t index) {
   while (victim > index && running_[victim]->job.has_value()) --victim;
   Sequence* sequence = running_[victim];
   running_.erase(running_.begin() + static_cast<ptrdiff_t>(victim));
+  if (sequence->send != 0) hand_off_->restart(sequence->send);
   blocks_.release(sequence->blocks);
   sequence->blocks.clear();
   sequence->computed = 0;
   sequence->published = 0;
+  sequence->borrowed = false;  // what was loaded is computed here now
   sequence->state = SequenceState::kWaiting;
   ++sequence->metrics.preemptions;
   waiting_.push_front(sequence);
@@ -114,6 +116,14 @@ void Scheduler::schedule_waiting() {
   }
 }
 
+// Whom a prompt is asked of, of which the first `here` tokens need not be; null: it is computed.
+RemoteLoads* Scheduler::remote_source(const Sequence& sequence, size_t here) const {
+  for (RemoteLoads* source : {hand_off_loads_, loads_}) {
+    if (source != nullptr && source->wants(sequence, here)) return source;
+  }
+  return nullptr;
+}
+
 // Takes the head of the queue out of it if there is room for it; false if it has to stay.
 bool Scheduler::admit(Sequence* sequence) {
   const size_t total = sequence->tokens.size();
@@ -133,8 +143,8 @@ bool Scheduler::admit(Sequence* sequence) {
     in_tiers = *found * kBlockTokens;
   }
   // What is left behind the blocks of the tiers is computed here, if it is not much.
-  const bool remote = loads_ != nullptr && loads_->wants(*sequence, cached + in_tiers);
-  const bool load = remote || in_tiers > 0;
+  RemoteLoads* const remote = remote_source(*sequence, cached + in_tiers);
+  const bool load = remote != nullptr || in_tiers > 0;
   if (load ? loading_.size() + ready_.size() >= options_.max_sequences
            : budget_ == 0 || running_.size() >= options_.max_sequences) {
     return false;
@@ -152,9 +162,13 @@ bool Scheduler::admit(Sequence* sequence) {
   if (sequence->metrics.preemptions == 0) {
     sequence->metrics.cached_tokens = static_cast<uint32_t>(cached);
   }
-  if (remote) {
-    load_from(*loads_, sequence, RemoteLoads::loadable(*sequence));
+  if (remote != nullptr) {
+    load_from(*remote, sequence, RemoteLoads::loadable(*sequence));
     return true;
+  }
+  if (hand_off_ != nullptr && sequence->request.remote_prefill.has_value()) {
+    hand_off_->decline(*sequence->request.remote_prefill);
+    sequence->request.remote_prefill.reset();
   }
   if (load) {
     load_from(*tier_loads_, sequence, cached + in_tiers);
@@ -191,8 +205,8 @@ void Scheduler::load_from(RemoteLoads& source, Sequence* sequence, size_t tokens
 void Scheduler::schedule_streaming() {
   if (!plan_.chunks.empty() || !running_.empty()) return;
   for (Sequence* sequence : loading_) {
-    // What a job has loaded must be sent first.
-    if (sequence->job.has_value()) continue;
+    // What a job has loaded must be sent first, and what is handed over is not computed twice.
+    if (sequence->job.has_value() || sequence->send != 0) continue;
     if (sequence->source->layers(*sequence) < sequence->layers_wanted) continue;
     sequence->computed = sequence->load_end;
     plan_.streaming = sequence;
@@ -217,6 +231,8 @@ const StepPlan& Scheduler::schedule() {
 }
 
 void Scheduler::publish(Sequence* sequence) {
+  // Others would get text that depends on who computed its beginning.
+  if (sequence->borrowed) return;
   const size_t full = sequence->computed / kBlockTokens;
   extend_chain(sequence->tokens, kBlockTokens, options_.root, &sequence->chain);
   for (; sequence->published < full; ++sequence->published) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/handoff/hand_off.h"
 #include "engine/serve/admission.h"
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/cache/kv_tiers.h"
@@ -59,6 +60,12 @@ class Scheduler {
     tier_loads_ = &loads;
   }
 
+  // ... and the prompts of requests with remote_prefill come from there.
+  void use_hand_off(handoff::HandOff& hand_off, RemoteLoads& loads) {
+    hand_off_ = &hand_off;
+    hand_off_loads_ = &loads;
+  }
+
   void add(Sequence* sequence);
   // Takes a sequence out, whatever its state, and frees its blocks (a job keeps them: they may be
   // in flight; an open load's go to quarantine).
@@ -92,6 +99,7 @@ class Scheduler {
   void schedule_waiting();
   void schedule_streaming();
   bool admit(Sequence* sequence);
+  RemoteLoads* remote_source(const Sequence& sequence, size_t here) const;
   void load_from(RemoteLoads& source, Sequence* sequence, size_t tokens);
   void start(Sequence* sequence, size_t tokens);
   bool reserve(Sequence* sequence, size_t tokens);
@@ -103,6 +111,8 @@ class Scheduler {
   RemoteLoads* const loads_;
   KvTiers* tiers_ = nullptr;
   RemoteLoads* tier_loads_ = nullptr;
+  handoff::HandOff* hand_off_ = nullptr;
+  RemoteLoads* hand_off_loads_ = nullptr;
   WaitingQueue waiting_;
   std::deque<Sequence*> ready_;
   std::vector<Sequence*> running_;

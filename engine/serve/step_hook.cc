@@ -20,6 +20,7 @@ constexpr Time kSpin = std::chrono::microseconds(50);  // before sleeping
 void StepHook::begin(uint64_t request) {
   sends_.clear();
   sent_.clear();
+  handed_.clear();
   load_ = 0;
   stalled_at_.reset();
   request_ = request;
@@ -98,6 +99,9 @@ void StepHook::kv_written(int layer) {
     absl::Status status = connector_->save_layer(send.job, static_cast<uint32_t>(layer),
                                                  send.first_block, send.blocks);
     if (sent_[i].ok()) sent_[i] = std::move(status);
+  }
+  for (const Handed& handed : handed_) {
+    hand_off_->computed(handed.send, static_cast<uint32_t>(layer), handed.tokens, handed.blocks);
   }
   if (connector_ != nullptr) connector_->progress();
 }

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "engine/handoff/hand_off.h"
 #include "engine/model/model.h"
 #include "engine/serve/liveness.h"
 #include "engine/shard/leader.h"
@@ -28,6 +29,12 @@ class StepHook : public LayerHook {
   void begin(uint64_t request);
   // In every layer these blocks of `job` become complete; `blocks` must outlive the step.
   void send(uint64_t job, uint32_t first_block, absl::Span<const uint32_t> blocks);
+  // In every layer the first `tokens` tokens of what HandOff calls `send` become complete, in these
+  // blocks, which must outlive the step.
+  void hand_over(uint64_t send, size_t tokens, absl::Span<const uint32_t> blocks) {
+    handed_.push_back({send, tokens, blocks});
+  }
+  void use_hand_off(handoff::HandOff& hand_off) { hand_off_ = &hand_off; }
   // Every layer of this load is waited for: until it is here or fails, but not for longer than
   // 100 ms and not when `wake_fd` (-1: none) becomes readable. Then before_layer() ends the
   // forward pass with Aborted, and stalled_at() says which layer was missing.
@@ -63,6 +70,13 @@ class StepHook : public LayerHook {
   Liveness& liveness_;
   std::vector<shard::StepSend> sends_;
   std::vector<absl::Status> sent_;  // how each went
+  struct Handed {
+    uint64_t send = 0;
+    size_t tokens = 0;
+    absl::Span<const uint32_t> blocks;
+  };
+  handoff::HandOff* hand_off_ = nullptr;
+  std::vector<Handed> handed_;
   OnLogits on_token_logits_;
   kvtransfer::KvSource* source_ = nullptr;  // of the load
   kvtransfer::KvRequestId load_ = 0;

@@ -27,6 +27,17 @@ def weights_digest(model: str, revision: Optional[str] = None, download_dir: Opt
     return hashlib.sha256(said.encode()).hexdigest()
 
 
+def checkpoint_digest(weights: str, model: str, revision: Optional[str] = None,
+                      download_dir: Optional[str] = None) -> str:
+    """SHA-256 over weights_digest() of the same model and its config.json: what engines of every make can say.
+    ValueError where it is no folder, or has none."""
+    folder = model if os.path.isdir(model) else _hub_folder(model, revision, download_dir)
+    path = os.path.join(folder or model, "config.json")
+    if not os.path.isfile(path):
+        raise ValueError(f"{model} has no config.json here")
+    return hashlib.sha256(json.dumps([weights, _sha256(path)]).encode()).hexdigest()
+
+
 def _files(model: str, revision: Optional[str], download_dir: Optional[str]) -> List[str]:
     if os.path.isfile(model):
         return [model]

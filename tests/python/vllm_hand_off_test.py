@@ -267,6 +267,21 @@ class HandOff(unittest.TestCase):
         self.d.service.loads.heard("prefill", {"kind": "layout", "identity": "a model", "rows": rows})
         self.assertTrue(self.ended(prefill=False).failed)
 
+    def test_blocks_of_one_size_that_are_packed_otherwise_are_refused(self):
+        self.p.service.sends.about, self.d.service.loads.about = {"kv": {"rows": 1}}, {"kv": {"rows": 1}}
+        self.p.save("t", [1])
+        self.order([5])
+        self.assertFalse(self.ended().failed)
+        self.p.close()
+        self.until(lambda: not self.d.agent.has_remote("prefill"), prefill=False)
+        self.p = Engine("other", self.clock)
+        self.addCleanup(self.p.close)
+        self.p.service.sends.about = {"kv": {"tiles": 1}}
+        self.p.save("u", [1])
+        self.order([5], "u", agent="other")
+        self.assertTrue(self.ended().failed)
+        self.assertIn("laid out like", self.d.service.loads._peers["other"].refused)
+
     def test_blocks_that_were_computed_again_are_told_again(self):
         self.p.fill([1, 2, 3], 5)
         self.p.save("t", [1, 2])

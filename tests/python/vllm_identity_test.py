@@ -9,9 +9,10 @@ import types
 import unittest
 
 from baton.vllm.groups import Group
+from baton.vllm.layout import levels
 from baton.vllm.memory import KvMemory
 from baton.vllm.service import identity_of
-from baton.vllm.weights import weights_digest
+from baton.vllm.weights import checkpoint_of, weights_digest
 from vllm_fakes import config
 
 
@@ -75,6 +76,39 @@ class Weights(unittest.TestCase):
             weights_digest(self.config)
         self.config.load_config.load_format = "dummy"
         self.assertEqual(weights_digest(self.config), "dummy")
+
+
+class Layout(unittest.TestCase):
+    """How the places of numbers in a block are said, and which checkpoint it is."""
+
+    def test_places_are_counted_in_as_few_levels_as_there_are(self):
+        self.assertEqual(levels([0]), [])
+        self.assertEqual(levels(list(range(0, 640, 5))), [[128, 5]])
+        tiles = [512 * group + 2 * row for group in range(8) for row in range(16)]
+        self.assertEqual(levels(tiles), [[16, 2], [8, 512]])
+        self.assertEqual(levels([100 * i + 7 * j + k for i in range(2) for j in range(3) for k in range(2)]),
+                         [[2, 1], [3, 7], [2, 100]])
+        for uneven in ([0, 1, 3], [0, 2, 1, 3, 5, 4], [0, 1, 2, 4]):
+            with self.assertRaises(ValueError):
+                levels(uneven)
+
+    def test_a_checkpoint_is_its_weights_and_its_configuration(self):
+        with tempfile.TemporaryDirectory() as folder:
+            one = config("x")
+            one.model_config.model = folder
+            weights, said = pathlib.Path(folder, "model.safetensors"), pathlib.Path(folder, "config.json")
+            weights.write_bytes(b"weights")
+            self.assertEqual(checkpoint_of(one, weights_digest(one)), "")  # it cannot be told
+            said.write_text("{}")
+            seen = {checkpoint_of(one, weights_digest(one))}
+            said.write_text("{ }")
+            seen.add(checkpoint_of(one, weights_digest(one)))
+            weights.write_bytes(b"others")
+            seen.add(checkpoint_of(one, weights_digest(one)))
+            self.assertEqual(len(seen - {""}), 3)
+            self.assertEqual(checkpoint_of(one, "dummy"), "")
+            one.model_config.hf_overrides = {"rope_theta": 1}
+            self.assertEqual(checkpoint_of(one, weights_digest(one)), "")
 
 
 if __name__ == "__main__":

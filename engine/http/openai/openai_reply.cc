@@ -114,6 +114,17 @@ json ApiReply::envelope(const char* kind) const {
   return {{"id", id_}, {"object", kind}, {"created", created_}, {"model", model_}};
 }
 
+// What decode is to be told, as a vLLM server with the connector baton.vllm says it.
+void ApiReply::add_hand_off(json* reply) const {
+  if (!handed_over_.has_value()) return;
+  (*reply)["kv_transfer_params"] = {{"do_remote_prefill", true},
+                                    {"do_remote_decode", false},
+                                    {"transfer_id", handed_over_->transfer},
+                                    {"remote_agent", handed_over_->agent},
+                                    {"remote_address", handed_over_->address},
+                                    {"remote_finished", true}};
+}
+
 // Of what is known so far: a prompt counts once, however many choices it has.
 json ApiReply::usage() const {
   uint32_t prompt_tokens = 0, cached = 0, loaded = 0, output = 0;
@@ -211,6 +222,7 @@ void ApiReply::note(Choice* choice, const serve::OutputEvent& event) {
   if (!event.finished) return;
   choice->reason = event.reason;
   choice->metrics = *event.metrics;
+  if (event.handed_over.has_value()) handed_over_ = event.handed_over;
   --unfinished_;
 }
 
@@ -220,6 +232,7 @@ std::string ApiReply::stream_chunk(json choice) const {
   if (request_->include_usage) {
     chunk["usage"] = request_->continuous_usage ? usage() : json(nullptr);
   }
+  add_hand_off(&chunk);  // known with the last token
   return sse(chunk);
 }
 
@@ -318,6 +331,7 @@ std::string ApiReply::whole() const {
   }
   reply["choices"] = std::move(list);
   reply["usage"] = usage();
+  add_hand_off(&reply);
   return dump(reply);
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,7 @@ class ApiReply {
   };
 
   nlohmann::json envelope(const char* kind) const;
+  void add_hand_off(nlohmann::json* reply) const;
   nlohmann::json usage() const;
   nlohmann::json logprobs_of(const std::vector<serve::TokenChoice>& choices, size_t offset,
                              bool with_prompt) const;
@@ -62,6 +64,7 @@ class ApiReply {
   const int64_t created_;
   const Tokenizer& tokenizer_;
   std::vector<Choice> choices_;
+  std::optional<serve::RemotePrefill> handed_over_;
   size_t unfinished_;
 };
 

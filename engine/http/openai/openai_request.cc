@@ -160,6 +160,41 @@ absl::Status read_logit_bias(const json& body, serve::SamplingParams* sampling) 
   return absl::OkStatus();
 }
 
+// A name or an address in kv_transfer_params; "" where there is none.
+absl::StatusOr<std::string> hand_off_text(const json& given, const char* key) {
+  constexpr size_t kLongest = 256;
+  absl::StatusOr<std::string> text = string_field(given, key, "");
+  if (text.ok() && text->size() <= kLongest) return text;
+  return absl::InvalidArgumentError(absl::StrCat("\"", key, "\" of kv_transfer_params must be ",
+                                                 "a string of at most ", kLongest, " bytes"));
+}
+
+// As a vLLM server with the connector baton.vllm reads them.
+absl::Status read_hand_off(const json& given, ApiRequest* request) {
+  const absl::StatusOr<bool> decode = bool_field(given, "do_remote_decode", false);
+  const absl::StatusOr<bool> prefill = bool_field(given, "do_remote_prefill", false);
+  const absl::StatusOr<bool> finished = bool_field(given, "remote_finished", false);
+  const auto transfer = hand_off_text(given, "transfer_id");
+  const auto agent = hand_off_text(given, "remote_agent");
+  const auto address = hand_off_text(given, "remote_address");
+  for (const absl::Status& status : {decode.status(), prefill.status(), finished.status(),
+                                     transfer.status(), agent.status(), address.status()}) {
+    if (!status.ok()) return status;
+  }
+  if (*decode) request->hand_over = *transfer;
+  if (!*prefill) return absl::OkStatus();
+  const size_t colon = address->rfind(':');
+  int port = 0;
+  if (transfer->empty() || agent->empty() || colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(address->substr(colon + 1), &port) || port < 1 || port > 65535) {
+    return absl::InvalidArgumentError(
+        "\"do_remote_prefill\" of kv_transfer_params needs \"transfer_id\", \"remote_agent\" and "
+        "\"remote_address\" (HOST:PORT) beside it: pass on what prefill answered");
+  }
+  request->remote_prefill = {*transfer, *agent, *address, *finished};
+  return absl::OkStatus();
+}
+
 // Whatever the server's role is: one that fetches no KV does not pass over what cannot be meant.
 absl::Status read_kv_transfer(const json& body, ApiRequest* request) {
   const json& given = member(body, "kv_transfer_params");
@@ -167,9 +202,16 @@ absl::Status read_kv_transfer(const json& body, ApiRequest* request) {
   if (!given.is_object()) {
     return absl::InvalidArgumentError("\"kv_transfer_params\" must be an object");
   }
-  static const std::vector<std::string> known = {"prefill", "resume_token_ids"};
+  // The last four are what proxies for vLLM's NixlConnector say besides.
+  static const std::vector<std::string> known = {
+      "prefill",          "resume_token_ids", "do_remote_decode", "do_remote_prefill",
+      "transfer_id",      "remote_agent",     "remote_address",   "remote_finished",
+      "remote_engine_id", "remote_block_ids", "remote_host",      "remote_port"};
+  // What prefill answered is passed on as it is, and vLLM adds words of its own to it.
+  const bool passed_on = member(given, "do_remote_prefill") == true;
   for (const auto& [name, value] : given.items()) {
-    if (value.is_null() || std::find(known.begin(), known.end(), name) != known.end()) continue;
+    if (passed_on || value.is_null()) continue;
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     const std::string shown = name.substr(0, 64);
     return absl::InvalidArgumentError(absl::StrCat("kv_transfer_params has no \"", shown, "\"",
                                                    base::did_you_mean(shown, known)));
@@ -190,9 +232,10 @@ absl::Status read_kv_transfer(const json& body, ApiRequest* request) {
     if (!resume.is_array()) {
       return absl::InvalidArgumentError(absl::StrCat(kWhat, " must be an array of token ids"));
     }
-    return read_tokens(resume, kWhat, &request->resume_tokens);
+    const absl::Status status = read_tokens(resume, kWhat, &request->resume_tokens);
+    if (!status.ok()) return status;
   }
-  return absl::OkStatus();
+  return read_hand_off(given, request);
 }
 
 // Reads many fields, keeps the first error.
@@ -325,6 +368,10 @@ absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat,
   if (!fields.status().ok()) return fields.status();
   if (request.choices() > 1 && !request.resume_tokens.empty()) {
     return absl::InvalidArgumentError("resume_token_ids is for requests with one choice");
+  }
+  if (request.choices() > 1 &&
+      (request.hand_over.has_value() || request.remote_prefill.has_value())) {
+    return absl::InvalidArgumentError("KV is handed over for requests with one choice");
   }
   if (absl::Status status = sampling.validate(); !status.ok()) return status;
   return request;

@@ -6,11 +6,17 @@
 // `stop_token_ids`, `min_tokens`, `ignore_eos`, `return_token_ids` (as vLLM) and
 //   "kv_transfer_params": {"prefill": ADDRESS,         where the prompt's KV can be had
 //                          "resume_token_ids": [...]}  output that the client has already
-// The latter for requests with one choice.
+// or, as vLLM's servers have them (docs/vllm.md),
+//                         {"do_remote_decode": true,     the prompt's KV is for another engine; the
+//                          "transfer_id": ID}            answer has kv_transfer_params for that
+//                         {"do_remote_prefill": true,    what such an answer has
+//                          "transfer_id": ID, "remote_agent": NAME, "remote_address": HOST:PORT}
+// All but "prefill" for requests with one choice.
 #pragma once
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +52,8 @@ struct ApiRequest {
   bool echo = false;                 // the prompt is the beginning of the answer
   std::vector<int32_t> resume_tokens;
   std::string prefill_address;
+  std::optional<serve::RemotePrefill> remote_prefill;
+  std::optional<std::string> hand_over;  // by this name; "": one is made up
   serve::SamplingParams sampling;  // a chat without a limit has INT32_MAX: to the context's end
   bool has_seed = false;
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,6 +50,16 @@ struct RequestMetrics {
   }
 };
 
+// Where the KV of a prompt can be had, as kv_transfer_params say it: the agent that has it, where
+// it listens (host:port), and what it calls the transfer. `finished`: it has computed the prompt,
+// so that it must know of the transfer.
+struct RemotePrefill {
+  std::string transfer;
+  std::string agent;
+  std::string address;
+  bool finished = false;
+};
+
 // One token, the end, or both at once.
 struct OutputEvent {
   uint64_t id = 0;
@@ -62,6 +73,8 @@ struct OutputEvent {
   // With the first event, where sampling.prompt_logprobs asked for it: the prompt's tokens. The
   // first one has no log probability. Valid during the call.
   const std::vector<TokenChoice>* prompt = nullptr;
+  // With `finished`, of a request whose KV is held for another engine: what that is to be told.
+  std::optional<RemotePrefill> handed_over;
 };
 
 struct Request {
@@ -73,6 +86,10 @@ struct Request {
   SamplingParams sampling;
   // A prefill worker that can be asked for the prompt's KV; "": computed here.
   std::string prefill_address;
+  // ... or an engine that hands it over by the name of a transfer (engine/handoff/hand_off.h).
+  std::optional<RemotePrefill> remote_prefill;
+  // The KV of the prompt is for another engine, by this name. Not with one of the two above.
+  std::optional<std::string> hand_over;
   // Called on the engine's thread; must not call the engine. The last event has `finished` set.
   std::function<void(const OutputEvent&)> on_event;
 };

@@ -49,6 +49,9 @@ struct Sequence {
   uint32_t layers_wanted = 1;        // of the load, before it is worth being computed
   bool local_only = false;           // do not ask a prefill worker or the KV tiers (again)
 
+  uint64_t send = 0;      // of HandOff: its KV is for another engine; 0: it is not
+  bool borrowed = false;  // KV of it is another make's: like ours, and not to the bit
+
   std::optional<PrefillJob> job;
   std::optional<OutputText> text;  // none for jobs
   RequestMetrics metrics;

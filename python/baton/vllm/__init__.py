@@ -5,7 +5,8 @@ checks every block, and computes the prompt itself when prefill is gone or silen
                            "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
 
 docs/vllm.md is the manual. Reading order: connector.py (what vLLM calls), scheduler.py (which blocks), service.py (the
-thread), prefill.py and decode.py (the two ends of a hand-off), memory.py (where blocks lie).
+thread), prefill.py and decode.py (the two ends of a hand-off), memory.py (where blocks lie),
+layout.py (what is in one).
 """
 
 

@@ -14,9 +14,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 from .. import Agent
 from .decode import Limits
 from .groups import groups_of
+from .layout import kv_of
 from .memory import KvMemory
 from .scheduler import Scheduler, Step
 from .service import Service, identity_of
+from .weights import checkpoint_of, weights_digest
 
 log = logging.getLogger("baton.vllm")
 _PATIENCE = 0.002  # s: an engine with nothing to compute waits so long for a load instead of spinning
@@ -79,14 +81,19 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         memory = KvMemory.of_tensors(caches, [group_of[name] for name in caches])
         self._layers = {name: i for i, name in enumerate(caches)}
         self._group_of = group_of
-        identity = self._extra("identity", None) or identity_of(self._config, memory, self._groups)
+        identity = model = self._extra("identity", None)
+        if not identity:
+            digest = weights_digest(self._config)
+            identity = identity_of(self._config, memory, self._groups, digest)
+            model = checkpoint_of(self._config, digest)
+        about = {"model": model, "kv": kv_of(self._config, caches, self._groups)}  # for a pair with Baton's own server
         number = getattr(self._config.parallel_config, "rank", 0)
         listen = self._extra("listen_host", "" if self._host in ("127.0.0.1", "localhost") else "0.0.0.0")
         agent = Agent(_numbered(self._name, number), listen_host=listen, listen_port=self._port + number,
                       serve_metadata=True, settings=self._extra("settings", None))
         limits = Limits(float(self._extra("silence", 1.0)), float(self._extra("load_timeout", 60.0)))
         said = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self._service = Service(agent, memory, said, limits, float(self._extra("lease", 60.0)))
+        self._service = Service(agent, memory, said, limits, float(self._extra("lease", 60.0)), about=about)
         self._number = number
         log.info("Baton's agent %s listens on port %d, for %d layers in %d groups; engines have in common with it, as "
                  "%s: %s", agent.name, agent.port, len(caches), len(self._groups), said, identity)

@@ -81,8 +81,9 @@ class Loads:
     """start() and take() are for the engine's thread, the rest for the service's."""
 
     def __init__(self, agent: Any, memory: KvMemory, identity: str, limits: Limits = Limits(),
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic, about: Optional[Dict[str, Any]] = None) -> None:
         self.agent, self.memory, self.identity, self.limits, self.clock = agent, memory, identity, limits, clock
+        self.about = about or {}
         self.local = agent.prepare(memory.rows())
         self._orders: Deque[Order] = collections.deque()
         self._loads: Dict[str, _Load] = {}
@@ -144,6 +145,10 @@ class Loads:
         if message["identity"] != self.identity or [row[1] for row in rows] != sizes:
             peer.refused = f"prefill has another model or cache: {message['identity']}, here {self.identity}"
             return
+        theirs, mine = (about.get("kv") for about in (message, self.about))
+        if isinstance(theirs, dict) and isinstance(mine, dict) and theirs != mine:  # of one size, but by another processor's kernels
+            peer.refused = f"prefill's blocks are laid out like {theirs}, and here like {mine}"
+            return
         peer.blocks = self.agent.prepare([tuple(row) for row in rows], sender)
         peer.starts = starts_of(rows)
 
@@ -195,7 +200,8 @@ class Loads:
         load.asked = now
         if order.runs is not None:
             self._tell(load, kind="want", first=not peer.told, sure=order.sure,
-                       metadata=self.agent.partial_metadata([]).hex())  # how to reach us, and no memory
+                       metadata=self.agent.partial_metadata([]).hex(),  # how to reach us, and no memory
+                       identity=self.identity, **self.about)
             peer.told = True
 
     def _read(self, load: _Load, peer: _Peer, parts: List[Any]) -> None:

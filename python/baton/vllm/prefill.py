@@ -2,7 +2,8 @@
 until decode has read them or their lease is over. Decode reads; nothing is ever written into another engine.
 
 Messages are JSON objects. From decode: want (also a sign of life; answered by alive), done. To decode: layout,
-ready, alive, gone."""
+ready, alive, gone. Baton's own server speaks them too (engine/handoff); for it want and layout say which checkpoint this
+is ("model") and how a block of the cache is laid out ("kv")."""
 from __future__ import annotations
 
 import json
@@ -31,8 +32,9 @@ class Sends:
     """Calls may come from the engine's thread and from the service's."""
 
     def __init__(self, agent: Any, memory: KvMemory, identity: str, lease: float,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic, about: Optional[Dict[str, Any]] = None) -> None:
         self.agent, self.memory, self.identity, self.lease, self.clock = agent, memory, identity, lease, clock
+        self.about = about or {}
         self._lock = threading.Lock()
         self._sends: Dict[str, _Send] = {}
         self._answered: Set[str] = set()  # who has our layout
@@ -89,7 +91,7 @@ class Sends:
                 return
             if sender not in self._answered or message.get("first"):
                 self.agent.add_remote(bytes.fromhex(message["metadata"]))
-                self._tell(sender, kind="layout", identity=self.identity, rows=self.memory.rows())
+                self._tell(sender, kind="layout", identity=self.identity, rows=self.memory.rows(), **self.about)
                 self._answered.add(sender)
             transfer = message["transfer"]
             send = self._sends.get(transfer)

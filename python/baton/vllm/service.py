@@ -8,7 +8,7 @@ import os
 import select
 import threading
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 from .. import Agent
 from .decode import Limits, Loads
@@ -22,14 +22,16 @@ _NAP = 0.02  # how often deadlines are looked at while something is under way, i
 
 
 class Service:
-    """`start_thread` False: nothing moves but by turn(), for tests."""
+    """`about`: what engines of other makes are told besides. `start_thread` False: nothing moves but by turn(), for
+    tests."""
 
     def __init__(self, agent: Agent, memory: KvMemory, identity: str, limits: Limits, lease: float,
-                 clock: Callable[[], float] = time.monotonic, start_thread: bool = True) -> None:
+                 clock: Callable[[], float] = time.monotonic, start_thread: bool = True,
+                 about: Optional[Dict[str, Any]] = None) -> None:
         self.agent, self.memory = agent, memory
         agent.register(*[(address, size, 0) for address, size in memory.ranges])
-        self.sends = Sends(agent, memory, identity, lease, clock)
-        self.loads = Loads(agent, memory, identity, limits, clock)
+        self.sends = Sends(agent, memory, identity, lease, clock, about)
+        self.loads = Loads(agent, memory, identity, limits, clock, about)
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)[::-1]
         self._stop = False
         self._thread = threading.Thread(target=self._serve, name="baton-kv", daemon=True)
@@ -77,11 +79,11 @@ class Service:
                     pass
 
 
-def identity_of(config: Any, memory: KvMemory, groups: Sequence[Group]) -> str:
-    """What two engines must agree on before one reads the other's cache."""
+def identity_of(config: Any, memory: KvMemory, groups: Sequence[Group], digest: str = "") -> str:
+    """What two engines must agree on before one reads the other's cache. `digest`: weights_digest(), if it is known."""
     model = config.model_config
     layers = [(group, layer.bytes) for group, layer in zip(memory.groups, memory.layers)]
-    return json.dumps([weights_digest(config), _said_of(model.hf_config), str(model.dtype), str(config.cache_config.cache_dtype),
+    return json.dumps([digest or weights_digest(config), _said_of(model.hf_config), str(model.dtype), str(config.cache_config.cache_dtype),
                        [group[:2] for group in groups], layers], sort_keys=True)
 
 

@@ -19,3 +19,15 @@ def weights_digest(config: Any) -> str:
         raise ValueError(f"{why}, so that this engine's KV cannot be told from another checkpoint's: name the checkpoint "
                          'in kv_connector_extra_config, as "identity": "...", the same at every engine that has it and '
                          "only there") from None
+
+
+def checkpoint_of(config: Any, digest: str) -> str:
+    """The same with its config.json, as engines of other makes say it; "" where vLLM computes with something else."""
+    model, load = config.model_config, getattr(config, "load_config", None)
+    if digest == "dummy" or getattr(model, "hf_overrides", None):
+        return ""
+    try:
+        return weights.checkpoint_digest(digest, model.model, getattr(model, "revision", None),
+                                         getattr(load, "download_dir", None))
+    except ValueError:
+        return ""

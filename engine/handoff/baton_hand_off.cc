@@ -1,0 +1,206 @@
+// The service: an agent, the two ends, and the thread that serves them while the engine computes.
+#include "engine/handoff/baton_hand_off.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <array>
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/files/json_fields.h"
+#include "engine/handoff/core.h"
+#include "engine/handoff/loads.h"
+#include "engine/handoff/sends.h"
+#include "transport/base/log.h"
+#include "transport/base/unique_fd.h"
+
+namespace baton::engine::handoff {
+namespace {
+
+using kvtransfer::KvLoad;
+using kvtransfer::KvRequestId;
+using nlohmann::json;
+using serve::RemotePrefill;
+
+constexpr int kNapMs = 20;  // how often deadlines are looked at while something is under way
+
+void ring(int fd) {
+  const uint64_t one = 1;
+  (void)!write(fd, &one, sizeof(one));  // a full counter wakes just as well
+}
+
+void hush(int fd) {
+  uint64_t count = 0;
+  (void)!read(fd, &count, sizeof(count));
+}
+
+int milliseconds(Time time) {
+  return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(time).count());
+}
+
+class Service : public BatonHandOff {
+ public:
+  Service(HandOffOptions options, Core core)
+      : name_(std::move(options.name)),
+        address_(absl::StrCat(options.host, ":", core.agent->port())),
+        core_(std::move(core)),
+        sends_(core_, options.lease),
+        loads_(core_),
+        start_thread_(options.start_thread),
+        thread_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+        engine_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    core_.wake_thread = [this] { ring(thread_fd_.get()); };
+    core_.wake_engine = [this] { ring(engine_fd_.get()); };
+  }
+  ~Service() override { close(); }
+
+  void close() override {
+    stop_ = true;
+    ring(thread_fd_.get());
+    if (thread_.joinable()) thread_.join();
+    core_.agent.reset();  // nobody reads the staging memory afterwards
+  }
+
+  absl::Status use_cache(const KvCache& cache) override {
+    core_.cache.emplace(cache);
+    core_.own = ForeignLayout::own(cache.geometry());
+    if (start_thread_) thread_ = std::thread([this] { serve(); });
+    return absl::OkStatus();
+  }
+  int event_fd() const override { return engine_fd_.get(); }
+  std::string address() const override { return address_; }
+
+  uint64_t open(absl::string_view transfer, size_t tokens) override {
+    return sends_.open(transfer, tokens);
+  }
+  void computed(uint64_t send, uint32_t layer, size_t tokens,
+                absl::Span<const uint32_t> blocks) override {
+    sends_.computed(send, layer, tokens, blocks);
+  }
+  void restart(uint64_t send) override { sends_.restart(send); }
+  void hold(uint64_t send) override { sends_.hold(send); }
+  void drop(uint64_t send) override { sends_.drop(send); }
+  std::vector<uint64_t> released() override { return sends_.released(); }
+  RemotePrefill params_of(absl::string_view transfer) const override {
+    return {
+        .transfer = std::string(transfer), .agent = name_, .address = address_, .finished = true};
+  }
+
+  absl::Status start_load(KvLoad) override {
+    return absl::UnimplementedError("a load by hand-off needs to say from whom");
+  }
+  absl::Status start_load(const RemotePrefill& from, KvLoad load) override {
+    return loads_.start(from, std::move(load));
+  }
+  bool is_exact(KvRequestId id) override { return loads_.is_exact(id); }
+  void decline(const RemotePrefill& from) override { loads_.decline(from); }
+  uint32_t layers_loaded(KvRequestId id) override { return loads_.layers_loaded(id); }
+  absl::Status load_status(KvRequestId id) override { return loads_.status(id); }
+  bool end_load(KvRequestId id) override { return loads_.end(id); }
+  void progress() override { hush(engine_fd_.get()); }
+  void wait(Time timeout, int fd) override {
+    std::array<pollfd, 2> entries = {pollfd{engine_fd_.get(), POLLIN, 0}, pollfd{fd, POLLIN, 0}};
+    poll(entries.data(), entries.size(), milliseconds(timeout));
+  }
+
+  bool turn() override {
+    for (const kvtransfer::AgentMessage& message : core_.agent->messages()) {
+      hear(message.agent, message.payload);
+    }
+    const bool sending = sends_.step();
+    return loads_.step() || sending;
+  }
+
+ private:
+  // Whatever a peer says, the thread lives.
+  void hear(const std::string& sender, const std::string& text) {
+    std::string why;
+    try {
+      const absl::StatusOr<json> message = parse_json(text, "a message");
+      if (message.ok()) {
+        const std::string kind = message->at("kind").get<std::string>();
+        if (kind == "want" || kind == "done") {
+          sends_.heard(sender, *message);
+        } else {
+          loads_.heard(sender, *message);
+        }
+        return;
+      }
+      why = std::string(message.status().message());
+    } catch (const json::exception& error) {
+      why = error.what();
+    }
+    base::log_event(base::LogLevel::kWarning, "a message of %s is not understood: %s", sender, why);
+  }
+
+  void serve() {
+    while (!stop_) {
+      const bool busy = turn();
+      std::array<pollfd, 2> entries = {pollfd{core_.agent->event_fd(), POLLIN, 0},
+                                       pollfd{thread_fd_.get(), POLLIN, 0}};
+      poll(entries.data(), entries.size(), sends_.more() ? 0 : busy ? kNapMs : -1);
+      for (const pollfd& entry : entries) {
+        if (entry.revents != 0) hush(entry.fd);
+      }
+    }
+  }
+
+  const std::string name_;
+  const std::string address_;
+  Core core_;
+  Sends sends_;
+  Loads loads_;
+  const bool start_thread_;
+  base::UniqueFd thread_fd_;
+  base::UniqueFd engine_fd_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+}  // namespace
+
+uint32_t block_checksum(const std::byte* block, size_t bytes) {
+  return static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const unsigned char*>(block), bytes));
+}
+
+absl::StatusOr<std::unique_ptr<BatonHandOff>> BatonHandOff::create(HandOffOptions options) {
+  if (options.name.empty() || options.model.empty()) {
+    return absl::InvalidArgumentError("who hands KV over needs a name, and one for its checkpoint");
+  }
+  absl::StatusOr<std::unique_ptr<Staging>> staging = Staging::make(options.staging_bytes);
+  if (!staging.ok()) return staging.status();
+  kvtransfer::AgentOptions agent_options;
+  agent_options.name = absl::StrCat(options.name, "/0");  // as workers of an engine are numbered
+  agent_options.worker = options.worker;
+  agent_options.worker.listen_host = is_loopback(options.host) ? "" : "0.0.0.0";
+  agent_options.worker.listen_port = options.port;
+  agent_options.serve_metadata = true;
+  absl::StatusOr<std::unique_ptr<kvtransfer::Agent>> agent =
+      kvtransfer::Agent::create(std::move(agent_options));
+  if (!agent.ok()) return agent.status();
+  const kvtransfer::Descriptor range{.address = reinterpret_cast<uint64_t>((*staging)->base()),
+                                     .bytes = (*staging)->bytes(),
+                                     .device = 0};
+  if (absl::Status status = (*agent)->register_memory(absl::MakeConstSpan(&range, 1));
+      !status.ok()) {
+    return status;
+  }
+  Core core;
+  core.agent = *std::move(agent);
+  core.staging = *std::move(staging);
+  core.model = options.model;
+  core.fingerprint = options.fingerprint;
+  core.clock = options.clock != nullptr ? options.clock : &Clock::steady();
+  return std::make_unique<Service>(std::move(options), std::move(core));
+}
+
+}  // namespace baton::engine::handoff

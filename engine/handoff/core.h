@@ -1,0 +1,39 @@
+// What both ends of a hand-off share: the agent, the cache, the memory in between, who we are.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "engine/handoff/foreign_layout.h"
+#include "engine/handoff/staging.h"
+#include "engine/kernels/kv_cache.h"
+#include "kvtransfer/agent.h"
+#include "transport/clock.h"
+
+namespace baton::engine::handoff {
+
+struct Core {
+  std::unique_ptr<kvtransfer::Agent> agent;
+  std::unique_ptr<Staging> staging;
+  std::string model;        // of the checkpoint: equal at both ends, or nothing is handed over
+  std::string fingerprint;  // of this engine's arithmetic too: equal KV is equal to the bit
+  const Clock* clock = nullptr;
+  std::optional<KvCache> cache;
+  ForeignLayout own;
+  std::function<void()> wake_thread;
+  std::function<void()> wake_engine;
+
+  // False if it is known to be gone.
+  bool tell(const std::string& whom, const nlohmann::json& message) const {
+    return agent->notify(whom, message.dump()).ok();
+  }
+};
+
+// The checksum of a block: CRC-32, as zlib's.
+uint32_t block_checksum(const std::byte* block, size_t bytes);
+
+}  // namespace baton::engine::handoff

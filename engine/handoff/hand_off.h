@@ -1,0 +1,66 @@
+// KV that is handed over by the name of a transfer, between engines of any make: what
+// kv_transfer_params of a request ask for. docs/vllm.md is the manual.
+//
+// Prefill: a request with Request::hand_over is open()ed; after each layer of each of its steps the
+// engine says how many of its tokens are computed; when it ends, its blocks are held until
+// released() names it. Decode: the prompt of a request with Request::remote_prefill is a load
+// (KvSource), begun by start_load(RemotePrefill, KvLoad).
+//
+// Threads: one engine thread calls everything but params_of(); what is behind it has one of its
+// own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "engine/kernels/kv_cache.h"
+#include "engine/serve/requests/request.h"
+#include "kvtransfer/kv_connector.h"
+
+namespace baton::engine::handoff {
+
+class HandOff : public kvtransfer::KvSource {
+ public:
+  // The engine's cache, before all else...
+  virtual absl::Status use_cache(const KvCache& cache) = 0;
+  // ... and after all else: nobody touches it when this returns.
+  virtual void close() = 0;
+  // Readable when loads got on or blocks are free again: wait for it beside other descriptors, then
+  // call progress().
+  virtual int event_fd() const = 0;
+
+  // --- prefill -----------------------------------------------------------------------------------
+  // A request of `tokens` tokens of prompt whose KV is for another engine. Its number here; 0: this
+  // name is in use by another request, so that nothing is handed over.
+  virtual uint64_t open(absl::string_view transfer, size_t tokens) = 0;
+  // `layer` of the request's first `tokens` tokens is computed; they lie in `blocks`, and stay as
+  // they are until one of the next four calls.
+  virtual void computed(uint64_t send, uint32_t layer, size_t tokens,
+                        absl::Span<const uint32_t> blocks) = 0;
+  // The engine takes the blocks away and will compute the request again. Nobody reads them when
+  // this returns.
+  virtual void restart(uint64_t send) = 0;
+  // The request has ended; its blocks stay as they are until released() names it.
+  virtual void hold(uint64_t send) = 0;
+  // It has ended otherwise: nothing more is handed over. Nobody reads its blocks when this returns.
+  virtual void drop(uint64_t send) = 0;
+  // Of those that are held: whose blocks are free, since the last call.
+  virtual std::vector<uint64_t> released() = 0;
+  // What decode has to be told, for a transfer of this name. Of any thread.
+  virtual serve::RemotePrefill params_of(absl::string_view transfer) const = 0;
+
+  // --- decode ------------------------------------------------------------------------------------
+  using KvSource::start_load;
+  virtual absl::Status start_load(const serve::RemotePrefill& from, kvtransfer::KvLoad load) = 0;
+  // What prefill computed is, to the bit, what this engine would have. Of a load that is complete.
+  virtual bool is_exact(kvtransfer::KvRequestId id) = 0;
+  // The KV is not wanted: prefill may have its blocks back.
+  virtual void decline(const serve::RemotePrefill& from) = 0;
+};
+
+}  // namespace baton::engine::handoff

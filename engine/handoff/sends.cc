@@ -1,0 +1,386 @@
+// The prefill side of a hand-off.
+#include "engine/handoff/sends.h"
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "engine/files/json_fields.h"
+#include "engine/handoff/block_converter.h"
+#include "transport/base/log.h"
+
+namespace baton::engine::handoff {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kTurnBytes = 16 << 20;  // converted before messages are looked at again
+
+size_t blocks_of(size_t tokens, const ForeignLayout& layout) {
+  return (tokens + layout.block_tokens - 1) / layout.block_tokens;
+}
+
+size_t piece_bytes(const ForeignLayout& layout) { return layout.layers.size() * layout.bytes; }
+
+}  // namespace
+
+// --- the engine's thread
+
+uint64_t Sends::open(absl::string_view transfer, size_t tokens) {
+  const std::lock_guard lock(mutex_);
+  Send& send = entry(std::string(transfer));
+  if (send.number != 0) {
+    base::log_event(base::LogLevel::kWarning,
+                    "the KV of a request is not handed over: transfer_id \"%s\" is in use",
+                    send.transfer);
+    return 0;
+  }
+  send.number = next_number_++;
+  send.tokens = tokens;
+  send.computed.assign(core_.own.layers.size(), 0);
+  numbers_[send.number] = sends_[send.transfer];
+  return send.number;
+}
+
+void Sends::computed(uint64_t number, uint32_t layer, size_t tokens,
+                     absl::Span<const uint32_t> blocks) {
+  const std::lock_guard lock(mutex_);
+  const auto it = numbers_.find(number);
+  if (it == numbers_.end()) return;
+  Send& send = *it->second;
+  if (send.blocks.size() < blocks.size()) send.blocks.assign(blocks.begin(), blocks.end());
+  send.computed[layer] = std::max(send.computed[layer], tokens);
+  if (send.layout != nullptr) core_.wake_thread();
+}
+
+// What is converted already stays: computed again it is the same.
+void Sends::restart(uint64_t number) {
+  std::unique_lock lock(mutex_);
+  const auto it = numbers_.find(number);
+  if (it == numbers_.end()) return;
+  const std::shared_ptr<Send> send = it->second;
+  send->computed.assign(send->computed.size(), 0);
+  wait_for_converting(lock, *send);
+  send->blocks.clear();
+}
+
+void Sends::hold(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto it = numbers_.find(number);
+  if (it == numbers_.end()) {  // it is over already
+    released_.push_back(number);
+    core_.wake_engine();
+    return;
+  }
+  it->second->held = true;
+  it->second->expires = core_.clock->now() + lease_;
+  core_.wake_thread();
+}
+
+void Sends::drop(uint64_t number) {
+  std::unique_lock lock(mutex_);
+  const auto it = numbers_.find(number);
+  if (it == numbers_.end()) return;
+  const std::shared_ptr<Send> send = it->second;
+  send->dropped = true;
+  wait_for_converting(lock, *send);
+  core_.wake_thread();
+}
+
+std::vector<uint64_t> Sends::released() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(released_, {});
+}
+
+void Sends::wait_for_converting(std::unique_lock<std::mutex>& lock, const Send& send) {
+  converted_.wait(lock, [&send] { return !send.converting; });
+}
+
+// --- the service's thread
+
+void Sends::heard(const std::string& sender, const json& message) {
+  if (message.at("kind") == "want") return wanted(sender, message);
+  const std::lock_guard lock(mutex_);
+  const auto it = sends_.find(message.at("transfer").get<std::string>());
+  if (it != sends_.end()) it->second->read = true;
+}
+
+// Whether blocks can be made for the reader's cache, and how they lie there.
+absl::StatusOr<Sends::Layout> Sends::layout_of(const json& message) const {
+  const json& model = member(message, "model");
+  if (!model.is_string()) {
+    return absl::FailedPreconditionError(
+        "it does not say which model it has: both need one release of baton.vllm");
+  }
+  if (model == "") {
+    return absl::FailedPreconditionError(
+        "it does not know its checkpoint by its files: give it and --kv-identity the same name");
+  }
+  if (model != core_.model) {
+    return absl::FailedPreconditionError(absl::StrCat("another model: prefill's is ",
+                                                      core_.model.substr(0, 16), ", decode's ",
+                                                      model.get<std::string>().substr(0, 16)));
+  }
+  absl::StatusOr<ForeignLayout> layout = ForeignLayout::parse(member(message, "kv"));
+  if (!layout.ok()) return layout.status();
+  if (absl::Status status = layout->fits(core_.cache->geometry()); !status.ok()) return status;
+  if (core_.staging->pieces(piece_bytes(*layout)) == 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a block of all layers of decode's cache has ", piece_bytes(*layout),
+                     " bytes: prefill needs more --kv-staging-mib"));
+  }
+  return std::make_shared<const ForeignLayout>(*std::move(layout));
+}
+
+json Sends::layout_message(const Reader& reader, const json& asked) const {
+  json message = {{"kind", "layout"},
+                  {"model", core_.model},
+                  {"fingerprint", core_.fingerprint},
+                  {"rows", json::array()}};
+  if (reader.layout == nullptr) {
+    message["refused"] = reader.why;
+    message["identity"] = reader.why;  // for who compares it with his own, and shows both
+    return message;
+  }
+  // We have found that the KV will be what its engine expects: its own identity says so to it.
+  message["identity"] = member(asked, "identity");
+  message["kv"] = reader.layout->say();
+  const ForeignLayout& layout = *reader.layout;
+  const size_t stride = piece_bytes(layout);
+  const auto base = reinterpret_cast<uint64_t>(core_.staging->base());
+  for (size_t row = 0; row < layout.layers.size(); ++row) {
+    message["rows"].push_back(
+        {base + row * layout.bytes, layout.bytes, 0, stride, core_.staging->pieces(stride)});
+  }
+  return message;
+}
+
+// Learns how to reach a reader, and how its cache is laid out.
+Sends::Reader& Sends::meet(const std::string& sender, const json& message) {
+  Reader& reader = readers_[sender];
+  reader = {};
+  const std::string metadata = message.at("metadata").get<std::string>();
+  core_.agent->add_remote(absl::HexStringToBytes(metadata)).status().IgnoreError();
+  absl::StatusOr<Layout> layout = layout_of(message);
+  if (layout.ok()) {
+    reader.layout = *std::move(layout);
+  } else {
+    reader.why = std::string(layout.status().message());
+    base::log_event(base::LogLevel::kWarning, "KV is not handed over to %s: %s", sender,
+                    reader.why);
+  }
+  core_.tell(sender, layout_message(reader, message));
+  return reader;
+}
+
+void Sends::wanted(const std::string& sender, const json& message) {
+  auto known = readers_.find(sender);
+  if (known == readers_.end() || member(message, "first") == true) {
+    meet(sender, message);
+    known = readers_.find(sender);
+  }
+  const Reader& reader = known->second;
+  if (reader.layout == nullptr) return;  // it knows why
+  const std::string transfer = message.at("transfer").get<std::string>();
+  bool here = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = sends_.find(transfer);
+    here = it != sends_.end() && !it->second->dropped && !it->second->read;
+    if (it == sends_.end() && member(message, "sure") != true) {
+      entry(transfer);  // the request is still on its way to this engine
+      here = true;
+    }
+    if (here) {
+      Send& send = *sends_[transfer];
+      if (send.reader != sender) assign(send, sender, reader.layout);
+      here = send.reader == sender;
+      if (here) send.expires = core_.clock->now() + lease_;  // whoever asks renews
+    }
+  }
+  if (!core_.tell(sender, {{"kind", here ? "alive" : "gone"}, {"transfer", transfer}})) {
+    readers_.erase(sender);  // it is gone: the lease ends what it has not read
+  }
+}
+
+Sends::Send& Sends::entry(const std::string& transfer) {
+  std::shared_ptr<Send>& send = sends_[transfer];
+  if (send == nullptr) {
+    send = std::make_shared<Send>();
+    send->transfer = transfer;
+    send->expires = core_.clock->now() + lease_;
+  }
+  return *send;
+}
+
+// Another reader than before gets what there was for that one, where its cache is laid out alike;
+// else what the engine still has.
+void Sends::assign(Send& send, const std::string& sender, const Layout& layout) {
+  if (send.layout == nullptr || *send.layout != *layout) {
+    if (send.released) return;
+    if (send.layout != nullptr) release_pieces(send);
+    send.layout = layout;
+    send.checksums.assign(layout->layers.size(), {});
+  }
+  send.told.assign(layout->layers.size(), 0);
+  send.reader = sender;
+}
+
+// How many blocks of the reader's size are complete in a row of its cache.
+size_t Sends::ready_blocks(const Send& send, size_t row) const {
+  if (send.number == 0) return 0;
+  const size_t tokens = send.computed[send.layout->layers[row]];
+  return tokens >= send.tokens ? blocks_of(send.tokens, *send.layout)
+                               : tokens / send.layout->block_tokens;
+}
+
+// Whether all of the prompt has been converted.
+bool Sends::staged(const Send& send) const {
+  if (send.layout == nullptr || send.number == 0) return false;
+  const size_t blocks = blocks_of(send.tokens, *send.layout);
+  return std::all_of(send.checksums.begin(), send.checksums.end(),
+                     [blocks](const auto& row) { return row.size() == blocks; });
+}
+
+// Converts a block of a row, and gives its checksum. The lock is open while the engine's blocks are
+// read: nobody takes them away then.
+uint32_t Sends::convert_block(std::unique_lock<std::mutex>& lock, Send& send, size_t row,
+                              size_t number) {
+  const Layout layout = send.layout;
+  const size_t size = piece_bytes(*layout);
+  std::byte* const block = core_.staging->piece(size, send.pieces[number]) + row * layout->bytes;
+  const size_t first = number * layout->block_tokens / kBlockTokens;
+  const size_t end =
+      std::min(send.blocks.size(), ((number + 1) * layout->block_tokens - 1) / kBlockTokens + 1);
+  const std::vector<uint32_t> blocks(send.blocks.begin() + static_cast<ptrdiff_t>(first),
+                                     send.blocks.begin() + static_cast<ptrdiff_t>(end));
+  const OwnTokens tokens{.begin = 0, .end = send.tokens, .first_block = first, .blocks = blocks};
+  send.converting = true;
+  lock.unlock();
+  write_block(*layout, block, number, *core_.cache, static_cast<int>(layout->layers[row]), tokens);
+  const uint32_t checksum = block_checksum(block, layout->bytes);
+  lock.lock();
+  send.converting = false;
+  converted_.notify_all();
+  return checksum;
+}
+
+// Takes room for the whole prompt or for nothing of it: two that each had half would wait for each
+// other.
+bool Sends::make_room(Send& send) const {
+  const size_t size = piece_bytes(*send.layout);
+  const size_t wanted = blocks_of(send.tokens, *send.layout);
+  while (send.pieces.size() < wanted) {
+    const std::optional<uint32_t> piece = core_.staging->allocate(size);
+    if (!piece.has_value()) {
+      release_pieces(send);
+      return false;
+    }
+    send.pieces.push_back(*piece);
+  }
+  return true;
+}
+
+// Whether it will never have room.
+bool Sends::too_long(const Send& send) const {
+  return blocks_of(send.tokens, *send.layout) > core_.staging->pieces(piece_bytes(*send.layout));
+}
+
+// Converts what is ready. False: there is no room at present.
+bool Sends::convert(std::unique_lock<std::mutex>& lock, Send& send) {
+  if (send.number == 0) return true;
+  if (send.pieces.empty() && !make_room(send)) return false;
+  for (size_t row = 0; row < send.checksums.size(); ++row) {
+    std::vector<uint32_t>& checksums = send.checksums[row];
+    while (checksums.size() < ready_blocks(send, row) && !send.dropped) {
+      more_ = turn_bytes_ >= kTurnBytes;
+      if (more_) return true;
+      turn_bytes_ += send.layout->bytes;
+      checksums.push_back(convert_block(lock, send, row, checksums.size()));
+    }
+  }
+  return true;
+}
+
+void Sends::tell_ready(Send& send, std::vector<Message>* messages) const {
+  json parts = json::array();
+  for (size_t row = 0; row < send.checksums.size(); ++row) {
+    const std::vector<uint32_t>& checksums = send.checksums[row];
+    const size_t first = std::exchange(send.told[row], checksums.size());
+    if (first == checksums.size()) continue;
+    json blocks = json::array();
+    for (size_t number = first; number < checksums.size(); ++number) {
+      blocks.push_back({send.pieces[number], checksums[number]});
+    }
+    parts.push_back({row, first, std::move(blocks)});
+  }
+  if (parts.empty()) return;
+  messages->emplace_back(
+      send.reader,
+      json{{"kind", "ready"}, {"transfer", send.transfer}, {"parts", std::move(parts)}});
+}
+
+bool Sends::step() {
+  std::vector<Message> messages;
+  bool busy = false;
+  more_ = false;
+  turn_bytes_ = 0;
+  {
+    std::unique_lock lock(mutex_);
+    const Time now = core_.clock->now();
+    for (auto it = sends_.begin(); it != sends_.end();) {
+      Send& send = *it->second;
+      const bool open = send.number != 0 && !send.held && !send.dropped;
+      if (send.layout != nullptr && send.number != 0 && !send.read && too_long(send)) {
+        send.read = true;
+        messages.emplace_back(send.reader, json{{"kind", "gone"}, {"transfer", send.transfer}});
+        base::log_event(base::LogLevel::kWarning,
+                        "the KV of a prompt of %d tokens is not handed over to %s: it needs %d "
+                        "blocks of %d bytes; use more --kv-staging-mib",
+                        send.tokens, send.reader, blocks_of(send.tokens, *send.layout),
+                        piece_bytes(*send.layout));
+      }
+      if (send.layout != nullptr && !send.read && !send.dropped) {
+        busy = !convert(lock, send) || busy;
+        tell_ready(send, &messages);
+      }
+      if (send.held && (staged(send) || send.read)) release_blocks(send);
+      const bool over = send.dropped || (send.held && send.read) || (!open && now >= send.expires);
+      if (!over) {
+        busy = busy || !open;  // its lease is looked at
+        ++it;
+        continue;
+      }
+      if (send.dropped && !send.reader.empty()) {
+        messages.emplace_back(send.reader, json{{"kind", "gone"}, {"transfer", send.transfer}});
+      }
+      if (send.held) release_blocks(send);
+      release_pieces(send);
+      numbers_.erase(send.number);
+      it = sends_.erase(it);
+    }
+  }
+  deliver(messages);
+  return busy;
+}
+
+void Sends::release_pieces(Send& send) const {
+  for (const uint32_t piece : send.pieces) {
+    core_.staging->release(piece_bytes(*send.layout), piece);
+  }
+  send.pieces.clear();
+}
+
+void Sends::release_blocks(Send& send) {
+  if (std::exchange(send.released, true)) return;
+  released_.push_back(send.number);
+  core_.wake_engine();
+}
+
+void Sends::deliver(const std::vector<Message>& messages) {
+  for (const auto& [reader, message] : messages) {
+    if (!core_.tell(reader, message)) readers_.erase(reader);
+  }
+}
+
+}  // namespace baton::engine::handoff

@@ -1,0 +1,121 @@
+// What engines say of their blocks: read, written, and refused.
+#include "engine/handoff/foreign_layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+namespace baton::engine::handoff {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+constexpr KvGeometry kGeometry{.layers = 2, .kv_heads = 3, .head_dim = 32};
+
+// Blocks of 64 tokens as matrix units read them: groups of 16 tokens, pairs of elements.
+json tiled() {
+  const int half = 64 * 32;
+  return {{"block_tokens", 64},
+          {"heads", 3},
+          {"head_size", 32},
+          {"dtype", "bfloat16"},
+          {"bytes", 3 * 2 * half * 2},
+          {"layers", {1, 0}},
+          {"key",
+           {{"start", 0},
+            {"heads", {{3, 2 * half}}},
+            {"tokens", {{16, 2}, {4, 512}}},
+            {"elements", {{2, 1}, {16, 32}}}}},
+          {"value",
+           {{"start", half},
+            {"heads", {{3, 2 * half}}},
+            {"tokens", {{2, 1}, {32, 32}}},
+            {"elements", {{16, 2}, {2, 1024}}}}}};
+}
+
+TEST(ForeignLayout, IsReadAndSaidTheSame) {
+  const auto layout = ForeignLayout::parse(tiled());
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(layout->say(), tiled());
+  EXPECT_TRUE(layout->fits(kGeometry).ok());
+  // Number (head 1, token 17, element 5) of K, and of V.
+  EXPECT_EQ(
+      layout->key.start + layout->key.heads[1] + layout->key.tokens[17] + layout->key.elements[5],
+      1u * 4096 + 512 + 2 + 2 * 32 + 1);
+  EXPECT_EQ(layout->value.start + layout->value.heads[1] + layout->value.tokens[17] +
+                layout->value.elements[5],
+            2048u + 4096 + 8 * 32 + 1 + 5 * 2);
+}
+
+TEST(ForeignLayout, OfThisEngineIsWhatItsCacheDoes) {
+  const auto own = ForeignLayout::own(kGeometry);
+  const auto parsed = ForeignLayout::parse(own.say());
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, own);
+  std::vector<uint16_t> memory(kGeometry.cache_bytes(1) / 2);
+  const KvCache cache(kGeometry, memory.data(), 1);
+  for (uint32_t head = 0; head < 3; ++head) {
+    for (uint32_t token = 0; token < 16; ++token) {
+      for (uint32_t i = 0; i < 32; ++i) {
+        const auto h = static_cast<int>(head);
+        EXPECT_EQ(
+            cache.key(0, 0, h) + i * 16 + token - memory.data(),
+            own.key.start + own.key.heads[head] + own.key.tokens[token] + own.key.elements[i]);
+        EXPECT_EQ(cache.value(0, 0, h) + token * 32 + i - memory.data(),
+                  own.value.start + own.value.heads[head] + own.value.tokens[token] +
+                      own.value.elements[i]);
+      }
+    }
+  }
+}
+
+TEST(ForeignLayout, WhatCannotBeIsRefused) {
+  const auto refused = [](const std::function<void(json&)>& change, const std::string& why) {
+    json said = tiled();
+    change(said);
+    const auto layout = ForeignLayout::parse(said);
+    ASSERT_FALSE(layout.ok()) << said;
+    EXPECT_THAT(std::string(layout.status().message()), HasSubstr(why)) << said;
+  };
+  refused([](json& said) { said = nullptr; }, "it says nothing of it");
+  refused([](json& said) { said = json::array(); }, "it says nothing of it");
+  for (const char* key : {"block_tokens", "heads", "head_size", "bytes"}) {
+    refused([key](json& said) { said.erase(key); }, "it lacks");
+    refused([key](json& said) { said[key] = "x"; }, key);
+    refused([key](json& said) { said[key] = -1; }, key);
+    refused([key](json& said) { said[key] = 1LL << 40; }, key);
+  }
+  refused([](json& said) { said["dtype"] = "float16"; }, "of float16");
+  refused([](json& said) { said["bytes"] = 3 * 2 * 64 * 32 * 2 - 2; }, "numbers in blocks of");
+  refused([](json& said) { said["layers"] = json::array(); }, "which layers");
+  refused([](json& said) { said["layers"] = {0, -1}; }, "a layer's number");
+  refused([](json& said) { said.erase("value"); }, "is no list of levels");
+  refused([](json& said) { said["key"]["tokens"] = {{16, 2}, {3, 512}}; }, "count 48, not 64");
+  refused([](json& said) { said["key"]["tokens"] = {{16, 2}, {4}}; }, "a level of \"tokens\"");
+  refused([](json& said) { said["key"]["heads"] = {{3, 1 << 30}}; }, "a level of \"heads\"");
+  refused([](json& said) { said["key"]["heads"] = {{3, 12000}}; }, "goes beyond its block");
+  refused([](json& said) { said["key"]["start"] = 2048; }, "would lie in one place");
+  refused([](json& said) { said["value"]["start"] = 4096; }, "in one place, or one beyond");
+  refused([](json& said) { said["key"]["elements"] = {{2, 1}, {16, 1}}; }, "in one place");
+}
+
+TEST(ForeignLayout, OfAnotherModelDoesNotFit) {
+  const auto layout = ForeignLayout::parse(tiled());
+  ASSERT_TRUE(layout.ok());
+  const auto why = [&](KvGeometry geometry) {
+    return std::string(layout->fits(geometry).message());
+  };
+  EXPECT_THAT(why({.layers = 2, .kv_heads = 6, .head_dim = 32}), HasSubstr("3 KV heads of 32"));
+  EXPECT_THAT(why({.layers = 2, .kv_heads = 3, .head_dim = 64}), HasSubstr("3 KV heads of 32"));
+  EXPECT_THAT(why({.layers = 3, .kv_heads = 3, .head_dim = 32}), HasSubstr("3 layers once"));
+  json twice = tiled();
+  twice["layers"] = {1, 1};
+  EXPECT_THAT(std::string(ForeignLayout::parse(twice)->fits(kGeometry).message()),
+              HasSubstr("2 layers once"));
+}
+
+}  // namespace
+}  // namespace baton::engine::handoff

@@ -1,0 +1,139 @@
+"""Two halves of a pair for a test: a `baton serve` process, and what a vLLM worker has of baton.vllm, without vLLM, over
+a cache whose blocks are packed as one likes."""
+import contextlib
+import json
+import pathlib
+import subprocess
+import urllib.error
+import urllib.request
+
+import baton
+from baton import weights
+from baton.vllm.decode import Limits, Order
+from baton.vllm.groups import Run
+from baton.vllm.memory import KvMemory
+from baton.vllm.service import Service
+
+MODEL = pathlib.Path(__file__).resolve().parents[2] / "models/kjv-1.8m"
+LAYERS, HEADS, SIZE = 4, 3, 32  # the model's
+BLOCKS = 16
+
+
+def checkpoint():
+    return weights.checkpoint_digest(weights.weights_digest(str(MODEL)), str(MODEL))
+
+
+def packed(tokens, dtype, kind):
+    """What baton.vllm says of blocks: as vLLM packs them for AMX ("amx") or for vectors ("vec"), or rows of K and V by
+    token, the layers in another order ("rows")."""
+    half, number = tokens * SIZE, {"bfloat16": 2, "float32": 4}[dtype]
+    heads, layers = [[HEADS, 2 * half]], list(range(LAYERS))
+    if kind == "amx":
+        key = {"start": 0, "heads": heads, "tokens": [[16, 2], [tokens // 16, 16 * SIZE]],
+               "elements": [[2, 1], [SIZE // 2, 32]]}
+        value = {"start": half, "heads": heads, "tokens": [[2, 1], [tokens // 2, 32]],
+                 "elements": [[16, 2], [SIZE // 16, 16 * tokens]]}
+    elif kind == "vec":
+        key = {"start": 0, "heads": heads, "tokens": [[tokens, 1]], "elements": [[SIZE, tokens]]}
+        value = {"start": half, "heads": heads, "tokens": [[tokens, SIZE]], "elements": [[SIZE, 1]]}
+    else:
+        key = {"start": 0, "heads": [[HEADS, 2 * SIZE]], "tokens": [[tokens, HEADS * 2 * SIZE]], "elements": [[SIZE, 1]]}
+        value, layers = dict(key, start=SIZE), layers[::-1]
+    return {"block_tokens": tokens, "heads": HEADS, "head_size": SIZE, "dtype": dtype,
+            "bytes": 2 * HEADS * half * number, "layers": layers, "key": key, "value": value}
+
+
+class Peer:
+    """`about`: what it says of itself; None: nothing, as an older baton.vllm."""
+
+    def __init__(self, name, kv, identity="what vLLMs have in common", about=()):
+        self.kv, self.name = kv, name
+        self.cache = bytearray(LAYERS * BLOCKS * kv["bytes"])
+        at = baton.memory_of(self.cache).address
+        rows = [(at + i * BLOCKS * kv["bytes"], kv["bytes"], kv["bytes"], BLOCKS) for i in range(LAYERS)]
+        self.agent = baton.Agent(name + "/0", serve_metadata=True)
+        if about == ():
+            about = {"model": checkpoint(), "kv": kv}
+        self.service = Service(self.agent, KvMemory(rows, [(at, len(self.cache))], self.cache), identity,
+                               Limits(silence=5, load=60, ask=0.25), 30, about=about)
+        self.refused = []
+        self.next = 0
+
+    def at(self, row, block):
+        start = (row * BLOCKS + block) * self.kv["bytes"]
+        return slice(start, start + self.kv["bytes"])
+
+    def blocks(self, tokens):
+        """Numbers of so many blocks as they need, scattered."""
+        count = -(-tokens // self.kv["block_tokens"])
+        self.next += count
+        return [(5 * i + 3) % BLOCKS for i in range(self.next - count, self.next)]
+
+    def load(self, params, tokens):
+        """What a prefill's answer names; blocks that hold it, or None."""
+        blocks = self.blocks(tokens)
+        address = params["remote_address"]
+        self.service.loads.start(Order("r", params["transfer_id"], params["remote_agent"] + "/0", address,
+                                       [Run(0, blocks)], params["remote_finished"]))
+        self.service.wake()
+        while not (ended := self.service.loads.take(0.1)).requests:
+            pass
+        return None if ended.failed else blocks
+
+    def offer(self, transfer, blocks, finished=True):
+        """The params with which decode gets them, as a prefill of vLLM's answers."""
+        for row in range(LAYERS):
+            self.service.sends.save(transfer, row, Run(0, blocks))
+        self.service.sends.hold(transfer, transfer)
+        return {"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": transfer, "remote_agent": self.name,
+                "remote_address": f"127.0.0.1:{self.agent.port}", "remote_finished": finished,
+                "remote_prefill_cached_tokens": 0}  # vLLM's own word
+
+    def close(self):
+        self.service.close()
+
+
+class Server:
+    """A `baton serve` with an agent; `flags` besides."""
+
+    def __init__(self, binary, name, *flags, model=MODEL):
+        self.process = subprocess.Popen(
+            [binary, "serve", "--model", str(model), "--served-model-name", "m", "--port", "0", "--blocks", "128",
+             "--min-remote-tokens", "16", "--kv-agent", name, "--kv-agent-address", f"127.0.0.1:{free_port()}", *flags],
+            stdout=subprocess.PIPE, text=True)
+        self.url = self.address = ""
+        for line in self.process.stdout:
+            if line.startswith("KV agent: "):
+                self.address = line.split()[-1]
+            if line.startswith("ready: "):
+                self.url = line.split()[-1]
+                break
+
+    def ask(self, prompt, tokens=12, **more):
+        """(status, answer)"""
+        body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+                "return_token_ids": True, **more}
+        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=600) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as why:
+            return why.code, json.load(why)
+
+    def free_blocks(self):
+        with urllib.request.urlopen(self.url + "/metrics", timeout=600) as answer:
+            lines = answer.read().decode().splitlines()
+        return int(next(line for line in lines if line.startswith("baton_kv_blocks_free")).split()[-1])
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def free_port():
+    import socket
+    with contextlib.closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]

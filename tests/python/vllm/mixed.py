@@ -1,0 +1,199 @@
+"""Pairs of vLLM (with baton.vllm) and `baton serve`: either is prefill, either decode, before one proxy. They round
+differently, so that answers are compared where the two alone write the same; how many those are is said, and half have
+to be. A hand-off that was refused would give the right text as well: each has to have come. And the numbers themselves,
+as a third party reads them out of both, differ by what rounding does and no more.
+
+usage: mixed.py [--requests N] [--dtype float32,bfloat16] [--seed N] [--model FOLDER] [--logs FOLDER]
+"""
+import argparse
+import os
+import pathlib
+import random
+import re
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from pairs import LEASE, ROOT, Pair  # noqa: E402
+from proxy import Proxy, post  # noqa: E402
+from servers import Server  # noqa: E402
+
+# The library that pairing_peer loads, for a Python that was started without it.
+if "LD_LIBRARY_PATH" not in os.environ or str(ROOT / "build/release/capi") not in os.environ["LD_LIBRARY_PATH"]:
+    os.environ["LD_LIBRARY_PATH"] = str(ROOT / "build/release/capi")
+    os.environ["PYTHONPATH"] = f"{ROOT}/python:{HERE}"
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+import pairing_peer  # noqa: E402
+
+PORT = 18900
+HOW = ("in turn", "together")
+
+
+def questions(seed, count):
+    """Prompts of 40 to 900 tokens: of less, of just, and of more than a block of vLLM's."""
+    dice = random.Random(seed)
+    return [{"model": "m", "prompt": [dice.randrange(260, 1000) for _ in range(dice.choice((40, 128, 129, 300, 900)))],
+             "max_tokens": 8, "ignore_eos": True, "temperature": 0, "return_token_ids": True} for _ in range(count)]
+
+
+def ask(url, question):
+    """(tokens or what was answered instead, its usage)"""
+    status, answer = post(url, question)
+    if status != 200:
+        return (status, answer), {}
+    return answer["choices"][0]["token_ids"], (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+
+
+class Vllm(Server):
+    def __init__(self, name, port, dtype, arguments):
+        self.DTYPE = dtype
+        connector, environment = Pair._baton(name, port + 50, None, "baton.vllm")
+        super().__init__(f"mixed-{name}", arguments.model, port, arguments.logs, connector, environment)
+        # What one question leaves behind must not answer the next.
+        self.command.append("--no-enable-prefix-caching")
+        self.agent, self.address, self.counted = name, f"127.0.0.1:{port + 50}", 0
+
+    def lost(self, asked, details):
+        """How many hand-offs to it did not come, since it was asked last."""
+        time.sleep(2.5)  # so that its log has the last of them
+        loads, before = self.rate()[0], self.counted
+        self.counted = loads
+        return len(asked) - (loads - before)
+
+
+class Baton(pairing_peer.Server):
+    def __init__(self, name, arguments):
+        super().__init__(str(ROOT / "build/release/baton"), name, "--kv-lease", str(LEASE), model=arguments.model)
+        self.agent = name
+
+    def lost(self, asked, details):
+        for one in details:
+            if one.get("kv_load_error"):
+                print("  not loaded:", one["kv_load_error"])
+        return sum(one.get("kv_loaded_tokens") != (len(question["prompt"]) - 1) // 16 * 16
+                   for question, one in zip(asked, details))
+
+
+def pair(what, prefill, decode, asked, alone):
+    """How many answers are wrong, or were computed at decode after all."""
+    wrong, proxy = 0, Proxy(prefill.url, decode.url, "", prefill.address)
+    for how in HOW:
+        proxy.agent = prefill.agent if how == "together" else ""
+        answers = [ask(proxy.url, question) for question in asked[how]]
+        lost = decode.lost(asked[how], [details for _, details in answers])
+        compared = [(got, right, question) for (got, _), right, question in zip(answers, alone[how], asked[how]) if right]
+        for got, right, question in compared:
+            if got != right:
+                print(f"  {what}, {how}: {len(question['prompt'])} tokens: {got}, not {right}")
+        differ = sum(got != right for got, right, _ in compared)
+        print(f"{what}, {how}: {len(compared) - differ} of {len(compared)} answers equal; {lost} of {len(answers)} "
+              "computed at decode", flush=True)
+        wrong += differ + abs(lost)
+    proxy.close()
+    return wrong
+
+
+def numbers(peer, kv, blocks, tokens):
+    """K and V of a prompt, [K or V][layer][token][head][element], out of a peer's cache with blocks like `kv`."""
+    import numpy
+
+    def places(levels):
+        out = numpy.zeros(1, int)
+        for count, stride in levels:
+            out = (numpy.arange(count)[:, None] * stride + out).ravel()
+        return out
+
+    kind, size = (numpy.uint16, 2) if kv["dtype"] == "bfloat16" else (numpy.uint32, 4)
+    out = numpy.zeros((2, len(kv["layers"]), tokens, kv["heads"], kv["head_size"]), numpy.float32)
+    for row, layer in enumerate(kv["layers"]):
+        for number, block in enumerate(blocks):
+            bits = numpy.frombuffer(bytes(peer.cache[peer.at(row, block)]), kind).astype(numpy.uint32) << 8 * (4 - size)
+            first = number * kv["block_tokens"]
+            for i, what in enumerate(("key", "value")):
+                at = kv[what]["start"] + (places(kv[what]["tokens"])[:, None, None] +
+                                          places(kv[what]["heads"])[:, None] + places(kv[what]["elements"]))
+                some = bits.view(numpy.float32)[at][:tokens - first]
+                out[i, layer, first:first + len(some)] = some
+    return out
+
+
+def read_of(prefill, params, tokens, bytes_, identity):
+    """The KV of a prompt as `prefill` hands it over: by what it says of its blocks."""
+    peer = pairing_peer.Peer("third", dict(pairing_peer.packed(128, "bfloat16", "rows"), bytes=bytes_), identity)
+    try:
+        learn, said = peer.service.loads._learn, []
+        if prefill == "vllm":  # whose layout nobody converts: it is taken as it is
+            peer.service.loads.about = {}
+            peer.service.loads._learn = lambda sender, about, message: (said.append(message["kv"]),
+                                                                        learn(sender, about, message))
+        blocks = peer.load(params, tokens)
+        return blocks and numbers(peer, said[0] if said else peer.kv, blocks, tokens)
+    finally:
+        peer.close()
+
+
+def compare_numbers(ours, theirs, dtype, question):
+    """Whether the KV of a prompt is another."""
+    import numpy
+
+    asked = dict(question, max_tokens=1, kv_transfer_params={"do_remote_decode": True})
+    tokens, half = len(question["prompt"]), 2 * 3 * 128 * 32
+    said = re.search(r"engines have in common with it, as (\w+):", theirs.log.read_text()).group(1)
+    read = []
+    for server, kind, size, identity in ((ours, "baton", 2, "any"),
+                                         (theirs, "vllm", {"float32": 4, "bfloat16": 2}[dtype], said)):
+        status, answer = post(server.url, asked)
+        read.append(read_of(kind, answer["kv_transfer_params"], tokens, half * size, identity))
+    if any(one is None for one in read):
+        print("  the KV could not be read")
+        return True
+    most = numpy.abs(read[0]).max(axis=(2, 3, 4))  # of each layer's K, and V
+    apart = (numpy.abs(read[0] - read[1]).max(axis=(2, 3, 4)) / most).max()
+    limit = {"float32": 2 ** -7, "bfloat16": 2 ** -3}[dtype]  # bfloat16 has eight bits; vLLM in it rounds every product
+    print(f"K and V of {tokens} tokens: at most {apart:.5f} of a layer's largest apart; {limit} may be", flush=True)
+    return bool(apart > limit or not most.min() > 0)
+
+
+def mixed(dtype, arguments):
+    asked = {how: questions(arguments.seed + i, arguments.requests) for i, how in enumerate(HOW)}
+    servers = []
+    try:
+        ours = [Baton(f"baton-{dtype}-{end}", arguments) for end in ("prefill", "decode")]
+        servers += ours
+        theirs = Vllm(f"vllm-{dtype}", PORT, dtype, arguments).start()
+        servers.append(theirs)
+        theirs.ready()
+        alone, same = {}, 0
+        for how in HOW:
+            both = [(ask(ours[0].url, one)[0], ask(theirs.url, one)[0]) for one in asked[how]]
+            alone[how] = [a if a == b else None for a, b in both]
+            same += sum(right is not None for right in alone[how])
+        print(f"vLLM in {dtype} and Baton, each alone: {same} of {2 * arguments.requests} answers the same", flush=True)
+        wrong = same < arguments.requests
+        wrong += compare_numbers(ours[0], theirs, dtype, questions(arguments.seed + 7, 1)[0])
+        wrong += pair(f"prefill Baton, decode vLLM in {dtype}", ours[0], theirs, asked, alone)
+        wrong += pair(f"prefill vLLM in {dtype}, decode Baton", theirs, ours[1], asked, alone)
+        held = [server.name for server in (theirs,) if server.held(LEASE + 30)]
+        held += [server.agent for server in ours if server.free_blocks() != 128]
+        print(f"blocks are left in use at {held or 'none'}", flush=True)
+        return wrong + len(held)
+    finally:
+        for server in servers:
+            server.close()
+
+
+def main():
+    options = argparse.ArgumentParser()
+    options.add_argument("--requests", type=int, default=20)
+    options.add_argument("--dtype", default="float32,bfloat16")
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--model", default=str(ROOT / "models/kjv-1.8m"))
+    options.add_argument("--logs", default=str(ROOT / "build/logs/vllm"))
+    arguments = options.parse_args()
+    os.makedirs(arguments.logs, exist_ok=True)
+    sys.exit(1 if sum(mixed(dtype, arguments) for dtype in arguments.dtype.split(",")) else 0)
+
+
+if __name__ == "__main__":
+    main()
