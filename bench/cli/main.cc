@@ -5,6 +5,7 @@
 #include "bench/doctor/doctor.h"
 #include "bench/doctor/info.h"
 #include "bench/kv/kv_bw.h"
+#include "bench/kv/kv_file_bw.h"
 #include "bench/nccl_tests/collective_perf.h"
 #include "bench/nccl_tests/executor_bench.h"
 #include "bench/perftest/perf.h"
@@ -29,6 +30,8 @@ int main(int argc, char** argv) {
       Command{"train", "train a small model on text", baton::engine::train::train_main},
       Command{"kv_bw", "paged transfers between two processes, against their floor",
               baton::bench::kv_bw_main},
+      Command{"kv_file_bw", "records of a KV tier read from disk, beside fio",
+              baton::bench::kv_file_bw_main},
       Command{"all_reduce_perf", "collectives, with the flags and columns of nccl-tests",
               baton::bench::all_reduce_perf_main},
       Command{"all_gather_perf", "the same for all_gather", baton::bench::all_gather_perf_main},

@@ -1,6 +1,8 @@
 // `baton kernel_bench`: GEMM against the multiply-add peak, attention against read bandwidth.
 #include "engine/commands/kernel_bench.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -32,9 +34,22 @@ using Json = nlohmann::ordered_json;
 
 struct Options {
   std::string json;
+  std::string only;  // rows of one kind
   int threads = 0;
   bool quick = false;
+
+  bool wants(const char* bench) const { return only.empty() || only == bench; }
 };
+
+constexpr const char* kBenches[] = {"gemm", "gemm_bf16", "token", "decode_attention"};
+
+// What a kernel reads whose floor is memory: twice the last cache, so that little of it is still
+// there when it is read again.
+size_t beyond_caches(const Options& options) {
+  if (options.quick) return size_t{32} << 20;
+  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return std::max(size_t{256} << 20, 2 * static_cast<size_t>(std::max(cache, 0L)));
+}
 
 struct Rows {
   std::string json;
@@ -182,40 +197,65 @@ void bench_bf16(const Bf16Case& c, Bf16Unit unit, const Options& options, Comput
        {"verified", verified}});
 }
 
-struct TokenCase {
-  int n, k;
-  bool int8;
-};
+// Weights as a model of each arithmetic keeps them; those of bf16 arithmetic by either unit.
+enum class TokenWeights { kBf16, kInt8, kTiles, kVectors };
+
+const char* name_of(TokenWeights weights) {
+  switch (weights) {
+    case TokenWeights::kBf16:
+      return "bf16";
+    case TokenWeights::kInt8:
+      return "int8";
+    case TokenWeights::kTiles:
+      return "bf16 x bf16, amx";
+    case TokenWeights::kVectors:
+      return "bf16 x bf16, vectors";
+  }
+  return "";
+}
 
 // One token times weights that no cache holds, against the rate at which they can be read.
-void bench_token(const TokenCase& c, const Options& options, ComputePool& pool, Rows& rows) {
-  const size_t n = size_t(c.n), k = size_t(c.k), count = packed_elements(c.k, c.n);
-  AlignedArray<float> a(k), out(n), scales(packed_elements(int(scale_blocks(k)), c.n));
-  AlignedArray<uint16_t> weight(n * k), bf16(c.int8 ? 0 : count);
-  AlignedArray<int8_t> int8(c.int8 ? count : 0);
+void bench_token(TokenWeights weights, const Options& options, ComputePool& pool, Rows& rows) {
+  constexpr int kK = 4096;
+  const bool is_int8 = weights == TokenWeights::kInt8;
+  const bool rounds_a = weights == TokenWeights::kTiles || weights == TokenWeights::kVectors;
+  const int columns = static_cast<int>(beyond_caches(options) / (is_int8 ? kK : 2 * kK));
+  const size_t n = size_t(columns), k = kK, count = packed_elements(kK, columns);
+  AlignedArray<float> a(k), out(n), scales(packed_elements(int(scale_blocks(k)), columns));
+  AlignedArray<uint16_t> weight(n * k);
+  AlignedArray<uint16_t> bf16(is_int8 ? 0 : rounds_a ? tiled_elements(kK, columns) : count);
+  AlignedArray<int8_t> int8(is_int8 ? count : 0);
   fill(a.data(), k, 1);
   std::minstd_rand random(2);
   for (size_t i = 0; i < n * k; ++i) {
     weight[i] = bf16_from_float(static_cast<float>(random() % 2001) * 1e-3f - 1.0f);
   }
-  PackedB b{.k = c.k, .n = c.n, .panel_rows = k};
-  std::span<const std::byte> bytes;
-  if (c.int8) {
-    quantise_weight(c.k, c.n, weight.data(), int8.data(), scales.data());
+  PackedB b{.k = kK, .n = columns, .panel_rows = k};
+  std::span<const std::byte> bytes = std::as_bytes(std::span(bf16.data(), bf16.size()));
+  if (is_int8) {
+    quantise_weight(kK, columns, weight.data(), int8.data(), scales.data());
     b.i8 = int8.data();
     b.scales = scales.data();
     bytes = std::as_bytes(std::span(int8.data(), count));
+  } else if (rounds_a) {
+    pack_tiles(kK, columns, weight.data(), bf16.data());
   } else {
-    pack_weight(c.k, c.n, weight.data(), bf16.data());
+    pack_weight(kK, columns, weight.data(), bf16.data());
     b.bf16 = bf16.data();
-    bytes = std::as_bytes(std::span(bf16.data(), count));
   }
   GemmScratch scratch(pool.size());
+  Bf16Scratch bf16_scratch(weights == TokenWeights::kTiles ? Bf16Unit::kTiles : Bf16Unit::kVectors,
+                           1, kK, pool.size());
   std::vector<double> bandwidths, times;
   repeat(options, [&] {
     bandwidths.push_back(measure_read_bandwidth(pool, bytes));
     times.push_back(timed([&] {
-      gemm(pool, scratch, 1, {a.data(), k, 1}, b, out.data(), n, false);
+      if (rounds_a) {
+        gemm_bf16(pool, bf16_scratch, 1, a.data(), k, {kK, columns, bf16.data()}, out.data(), n,
+                  false);
+      } else {
+        gemm(pool, scratch, 1, {a.data(), k, 1}, b, out.data(), n, false);
+      }
     }));
   });
   const double seconds = *std::min_element(times.begin(), times.end());
@@ -224,18 +264,25 @@ void bench_token(const TokenCase& c, const Options& options, ComputePool& pool, 
   bool verified = true;
   for (size_t s = 0; s < 200; ++s) {
     const size_t j = s * 104729 % n;
+    if (rounds_a) {
+      float expected = 0;
+      reference_gemm_bf16(1, 1, kK, a.data(), k, weight.data() + j * k, &expected, 1, false);
+      verified = verified && out[j] == expected;
+      continue;
+    }
     double expected = 0;
     for (size_t i = 0; i < k; ++i) expected += double{a[i]} * float_from_bf16(weight[j * k + i]);
     // Half a step of 127 for each product, as a walk of so many.
-    const double near = (c.int8 ? 0.5 / 127 : 1e-4) * 3 * std::sqrt(c.k);
+    const double near = (is_int8 ? 0.5 / 127 : 1e-4) * 3 * std::sqrt(kK);
     verified = verified && std::fabs(out[j] - expected) <= near;
   }
-  const char* name = c.int8 ? "int8" : "bf16";
-  std::printf("token x %s %6d x %5d %10.1f us %8.1f GB/s  read %8.1f  ratio %.2f  %s\n", name, c.n,
-              c.k, seconds * 1e6, rate * 1e-9, floor * 1e-9, rate / floor,
+  const char* name = name_of(weights);
+  std::printf("token x %-20s %6d x %5d %10.1f us %8.1f GB/s  read %8.1f  ratio %.2f  %s\n", name,
+              columns, kK, seconds * 1e6, rate * 1e-9, floor * 1e-9, rate / floor,
               verified ? "verified" : "WRONG");
   rows.add({{"bench", "token"},
-            {"params", {{"n", c.n}, {"k", c.k}, {"b", name}, {"threads", pool.size()}}},
+            {"params", {{"n", columns}, {"k", kK}, {"b", name}, {"threads", pool.size()}}},
+            {"bytes", bytes.size()},
             {"seconds", seconds},
             {"seconds_median", base::median(times)},
             {"GB_per_s", rate * 1e-9},
@@ -251,7 +298,7 @@ struct AttentionCase {
 void bench_attention(const AttentionCase& c, const Options& options, ComputePool& pool,
                      Rows& rows) {
   const KvGeometry geometry{.layers = 1, .kv_heads = c.kv_heads, .head_dim = c.head_dim};
-  const size_t target = options.quick ? size_t{32} << 20 : size_t{256} << 20;
+  const size_t target = beyond_caches(options);
   const size_t per_sequence = geometry.blocks_for(size_t(c.context));
   const size_t sequences = std::max<size_t>(1, target / (per_sequence * geometry.block_bytes()));
   const size_t blocks = sequences * per_sequence;
@@ -340,6 +387,9 @@ int kernel_bench_main(int argc, char** argv) {
       ->check(command_line::whole_number(0, 1024))
       ->capture_default_str();
   app.add_flag("--quick", options.quick, "fewer repetitions, smaller buffers");
+  app.add_option("--only", options.only, "rows of one kind")
+      ->check(command_line::one_of({std::begin(kBenches), std::end(kBenches)}))
+      ->type_name("KIND");
   if (const int status = command_line::parse(app, "baton kernel_bench", argc, argv); status >= 0) {
     return status;
   }
@@ -349,21 +399,28 @@ int kernel_bench_main(int argc, char** argv) {
   const GemmCase gemms[] = {{1024, 1024, 384, false}, {1024, 384, 1024, false},
                             {2048, 1536, 512, false}, {1024, 1024, 384, true},
                             {256, 1024, 1024, true},  {512, 1024, 192, true}};
-  for (const GemmCase& c : gemms) bench_gemm(c, options, pool, rows);
-  // The products of a layer, for SmolLM-135M and for Llama-3.2-1B and Qwen2.5-1.5B, and of one
-  // token.
-  const Bf16Case layers[] = {
-      {512, 960, 576},    {512, 576, 576},   {512, 3072, 576},  {512, 576, 1536}, {512, 3072, 2048},
-      {512, 16384, 2048}, {512, 2048, 8192}, {512, 1536, 8960}, {1, 3072, 576},   {1, 16384, 2048}};
+  for (const GemmCase& c : gemms) {
+    if (options.wants("gemm")) bench_gemm(c, options, pool, rows);
+  }
+  // The products of a layer, for SmolLM-135M and for Llama-3.2-1B and Qwen2.5-1.5B.
+  const Bf16Case layers[] = {{512, 960, 576},   {512, 576, 576},   {512, 3072, 576},
+                             {512, 576, 1536},  {512, 3072, 2048}, {512, 16384, 2048},
+                             {512, 2048, 8192}, {512, 1536, 8960}};
   for (const Bf16Case& c : layers) {
+    if (!options.wants("gemm_bf16")) continue;
     if (amx_usable()) bench_bf16(c, Bf16Unit::kTiles, options, pool, rows);
     bench_bf16(c, Bf16Unit::kVectors, options, pool, rows);
   }
   if (!amx_usable()) std::printf("# no AMX: %s\n", std::string(why_no_amx()).c_str());
-  const int wide = options.quick ? 4096 : 32768;
-  for (const bool int8 : {false, true}) bench_token({wide, 4096, int8}, options, pool, rows);
+  for (const TokenWeights weights :
+       {TokenWeights::kBf16, TokenWeights::kInt8, TokenWeights::kTiles, TokenWeights::kVectors}) {
+    if (weights == TokenWeights::kTiles && !amx_usable()) continue;
+    if (options.wants("token")) bench_token(weights, options, pool, rows);
+  }
   const AttentionCase attentions[] = {{64, 4, 4, 2048}, {128, 8, 4, 4096}, {32, 3, 2, 1024}};
-  for (const AttentionCase& c : attentions) bench_attention(c, options, pool, rows);
+  for (const AttentionCase& c : attentions) {
+    if (options.wants("decode_attention")) bench_attention(c, options, pool, rows);
+  }
   if (!options.json.empty()) {
     if (absl::Status status = write_file_atomically(options.json, rows.json); !status.ok()) {
       std::fprintf(stderr, "baton kernel_bench: %s\n", std::string(status.message()).c_str());

@@ -4,9 +4,10 @@
 
 namespace baton::engine::commands {
 
-// Options: --json FILE, --threads N, --quick. Prints a table (GEMM in GFLOP/s against the FMA peak,
-// decode attention in GB/s of KV read against DRAM read bandwidth), writes one JSON object per
-// row, and returns an exit status.
+// Options: --json FILE, --threads N, --only KIND, --quick. Prints a table (GEMM in GFLOP/s against
+// the FMA peak or AMX's, one token's products and decode attention in GB/s of what they read
+// against read bandwidth over the same bytes, twice as many as the last cache holds), writes one
+// JSON object per row, and returns an exit status.
 int kernel_bench_main(int argc, char** argv);
 
 }  // namespace baton::engine::commands

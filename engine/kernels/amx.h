@@ -24,13 +24,18 @@ std::string_view why_no_amx();
 // What one thread multiplies. Rows of A are rounded and lie as tiles, B as bf16_gemm.h packs it.
 // Behind its last row A has whole tiles of anything.
 struct AmxBlock {
-  const uint16_t* a = nullptr;  // [ceil(rows / 16)][steps][16][32]
+  const uint16_t* a = nullptr;  // [ceil(rows / 16)][steps][16][32], strips a_strip elements apart
   const uint16_t* b = nullptr;  // [ceil(columns / 32)][steps][2][16][16][2]
   float* c = nullptr;           // [rows][columns], row stride ldc
   // Where sums lie between pieces of k, because rows of C may be a power of two apart, and then
   // push each other out of the caches: ceil(rows / 16) * ceil(columns / 16) tiles of 256, 64-byte
   // aligned.
   float* sums = nullptr;
+  // As many columns that this thread will multiply next, which come into L2 meanwhile; or none.
+  // Where other calls ask for the rest, this one asks for one part of so many.
+  const uint16_t* next_b = nullptr;
+  int next_part = 0, next_parts = 1;
+  size_t a_strip = 0;
   size_t ldc = 0;
   int rows = 0;
   int columns = 0;

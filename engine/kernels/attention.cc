@@ -1,4 +1,4 @@
-// Paged attention: tiles of up to 8 queries share every load of K and V.
+// Paged attention: tiles of up to 12 queries share every load of K and V.
 #include "engine/kernels/attention.h"
 
 #include <algorithm>
@@ -26,8 +26,10 @@ namespace HWY_NAMESPACE {
 // mask; widening them in place would take two shuffles more. Every element keeps its own chain.
 constexpr int kPair = kLanes == 16 ? 1 : 2;
 constexpr int kUnit = kPair * static_cast<int>(kLanes);
-// Rows whose sums fit into the registers, with both of a pair's vectors: 16 registers hold four.
+// Rows whose sums fit into the registers, with both of a pair's vectors: 16 registers hold four. A
+// tile has no more than twice as many.
 constexpr int kRowsAtOnce = kPair == 1 ? kQueryTile : 4;
+constexpr int kTileRows = kPair == 1 ? kQueryTile : 2 * kRowsAtOnce;
 constexpr int kMaxDims = 256;
 // Elements of a cache line.
 constexpr int kLine = 64 / sizeof(uint16_t);
@@ -56,7 +58,7 @@ BATON_INLINE void store_unit(const V (&from)[kPair], float* to) {
   }
 }
 
-// Up to 8 queries (token, head) with a common KV head.
+// Up to kTileRows queries (token, head) with a common KV head.
 struct Tile {
   const float* q[kQueryTile];
   float* out[kQueryTile];
@@ -185,6 +187,7 @@ BATON_INLINE void score_pass(const AttentionCall& call, const Tile& tile, int bl
   const int dims = call.cache->geometry().head_dim;
   HWY_ALIGN float q[kMaxDims * kQueryTile];
   for (int d = 0; d < dims; ++d) {
+    BATON_UNROLL
     for (int r = 0; r < kRows; ++r) q[d * kQueryTile + r] = tile.q[r][d];
   }
   V best[kRows];
@@ -367,10 +370,20 @@ HWY_NOINLINE void attend(const AttentionCall& call, const Tile& tile, float* scr
   value_pass<kRows>(call, tile, blocks, scratch, stride, inverse, ahead);
 }
 
+// attend<rows>(), of at most kMost.
+template <int kMost>
+void attend_rows(int rows, const AttentionCall& call, const Tile& tile, float* scratch,
+                 size_t stride) {
+  if constexpr (kMost > 1) {
+    if (rows < kMost) return attend_rows<kMost - 1>(rows, call, tile, scratch, stride);
+  }
+  attend<kMost>(call, tile, scratch, stride);
+}
+
 void paged(const AttentionCall& call, float* scratch) {
   const int dims = call.cache->geometry().head_dim;
-  const int heads = std::min(call.group, kQueryTile);
-  const int tokens = kQueryTile / heads;
+  const int heads = std::min(call.group, kTileRows);
+  const int tokens = kTileRows / heads;
   const int last_block = (call.position + call.tokens - 1) / kBlockTokens;
   const size_t stride = static_cast<size_t>(last_block + 1) * kBlockTokens;
   for (int t0 = 0; t0 < call.tokens; t0 += tokens) {
@@ -386,33 +399,30 @@ void paged(const AttentionCall& call, float* scratch) {
         }
       }
       tile.first_block = tile.first[0] / kBlockTokens;
-      switch (rows) {
-        case 1:
-          attend<1>(call, tile, scratch, stride);
-          break;
-        case 2:
-          attend<2>(call, tile, scratch, stride);
-          break;
-        case 3:
-          attend<3>(call, tile, scratch, stride);
-          break;
-        case 4:
-          attend<4>(call, tile, scratch, stride);
-          break;
-        case 5:
-          attend<5>(call, tile, scratch, stride);
-          break;
-        case 6:
-          attend<6>(call, tile, scratch, stride);
-          break;
-        case 7:
-          attend<7>(call, tile, scratch, stride);
-          break;
-        default:
-          attend<8>(call, tile, scratch, stride);
-          break;
-      }
+      attend_rows<kTileRows>(rows, call, tile, scratch, stride);
     }
+  }
+}
+
+void round_row(const float* from, int dims, uint16_t* to) {
+  const hn::Rebind<uint16_t, F> half;
+  int d = 0;
+  for (; d + static_cast<int>(kLanes) <= dims; d += static_cast<int>(kLanes)) {
+    hn::StoreU(hn::TruncateTo(half, round_to_bf16(hn::LoadU(F(), from + d))), half, to + d);
+  }
+  for (; d < dims; ++d) to[d] = bf16_from_float(from[d]);
+}
+
+// K and V of one head and some tokens of one block, from `slot` on.
+void store_head(const float* k, const float* v, size_t stride, int dims, int slot, int tokens,
+                uint16_t* key, uint16_t* value) {
+  uint16_t rows[kBlockTokens][kMaxDims];
+  for (int t = 0; t < tokens; ++t) {
+    round_row(k + static_cast<size_t>(t) * stride, dims, rows[t]);
+    round_row(v + static_cast<size_t>(t) * stride, dims, value + (slot + t) * dims);
+  }
+  for (int d = 0; d < dims; ++d) {
+    for (int t = 0; t < tokens; ++t) key[d * kBlockTokens + slot + t] = rows[t][d];
   }
 }
 
@@ -424,23 +434,21 @@ HWY_AFTER_NAMESPACE();
 namespace baton::engine {
 
 HWY_EXPORT(paged);
+HWY_EXPORT(store_head);
 
 void store_kv(const KvCache& cache, int layer, std::span<const uint32_t> block_table, int position,
               int tokens, const float* k, const float* v, size_t stride) {
   const KvGeometry& geometry = cache.geometry();
-  for (int t = 0; t < tokens; ++t) {
-    const int at = position + t;
-    const uint32_t block = block_table[static_cast<size_t>(at / kBlockTokens)];
-    const int slot = at % kBlockTokens;
+  int some = 0;
+  for (int t = 0; t < tokens; t += some) {
+    const int slot = (position + t) % kBlockTokens;
+    some = std::min(kBlockTokens - slot, tokens - t);
+    const uint32_t block = block_table[static_cast<size_t>((position + t) / kBlockTokens)];
     for (int head = 0; head < geometry.kv_heads; ++head) {
-      const float* key = k + t * stride + head * geometry.head_dim;
-      const float* value = v + t * stride + head * geometry.head_dim;
-      uint16_t* key_out = cache.key(layer, block, head) + slot;
-      uint16_t* value_out = cache.value(layer, block, head) + slot * geometry.head_dim;
-      for (int d = 0; d < geometry.head_dim; ++d) {
-        key_out[d * kBlockTokens] = bf16_from_float(key[d]);
-        value_out[d] = bf16_from_float(value[d]);
-      }
+      const size_t from = static_cast<size_t>(t) * stride + size_t(head) * geometry.head_dim;
+      HWY_DYNAMIC_DISPATCH(store_head)
+      (k + from, v + from, stride, geometry.head_dim, slot, some, cache.key(layer, block, head),
+       cache.value(layer, block, head));
     }
   }
 }

@@ -31,8 +31,8 @@ struct AttentionCall {
   size_t out_stride = 0;
 };
 
-// Queries (token, head) computed together.
-inline constexpr int kQueryTile = 8;
+// Queries (token, head) computed together, at most: what the registers of the widest vectors hold.
+inline constexpr int kQueryTile = 12;
 
 // Floats of scratch that paged_attention needs for contexts of up to `max_context` tokens.
 size_t attention_scratch_size(int max_context);

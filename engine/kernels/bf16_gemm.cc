@@ -19,33 +19,20 @@
 
 #include "hwy/highway.h"
 
+#include "engine/kernels/simd_math-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace baton::engine {
 namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
-using F = hn::CappedTag<float, 16>;
 using U = hn::RebindToUnsigned<F>;
-constexpr int kLanes = static_cast<int>(hn::MaxLanes(F()));
+constexpr int kWidth = static_cast<int>(kLanes);
 constexpr int kStep = 32, kColumns = 32, kSixRows = 6;
 // Two sums for each row and vector, half of B, and A: 32 registers, or 16. Every factor of A serves
 // two vectors: with one, loads would take longer than multiply-adds.
 constexpr int kVectors = 2;
 constexpr int kRowsAtOnce = HWY_MAX_BYTES >= 64 ? 6 : 3;
 constexpr int kStepsAtOnce = 12;
-
-// As bf16_from_float(), in the lower halves.
-BATON_INLINE hn::Vec<U> round_to_bf16(hn::Vec<F> x) {
-  const U u;
-  const hn::RebindToSigned<F> s;
-  const auto bits = hn::BitCast(u, x);
-  const auto high = hn::ShiftRight<16>(bits);
-  const auto up = hn::Add(hn::And(high, hn::Set(u, 1)), hn::Set(u, 0x7fff));
-  const auto magnitude = hn::BitCast(s, hn::And(bits, hn::Set(u, 0x7fffffff)));
-  const auto is_nan = hn::RebindMask(u, hn::Gt(magnitude, hn::Set(s, 0x7f800000)));
-  return hn::IfThenElse(is_nan, hn::Or(high, hn::Set(u, 0x40)),
-                        hn::ShiftRight<16>(hn::Add(bits, up)));
-}
 
 // Rounds up to 16 rows into tiles [ceil(k / 32)][16][32], and pads k with zeros.
 void round_into_tiles(const float* a, size_t lda, int rows, int k, uint16_t* HWY_RESTRICT to) {
@@ -56,7 +43,7 @@ void round_into_tiles(const float* a, size_t lda, int rows, int k, uint16_t* HWY
     int at = 0;
     for (; at + kStep <= k; at += kStep, line += 16 * kStep) {
       BATON_UNROLL
-      for (int i = 0; i < kStep; i += kLanes) {
+      for (int i = 0; i < kStep; i += kWidth) {
         const auto rounded = round_to_bf16(hn::LoadU(F(), from + at + i));
         hn::StoreU(hn::TruncateTo(half, rounded), half, line + i);
       }
@@ -64,6 +51,26 @@ void round_into_tiles(const float* a, size_t lda, int rows, int k, uint16_t* HWY
     if (at == k) continue;
     for (int i = 0; i < kStep; ++i) {
       line[i] = at + i < k ? bf16_from_float(from[at + i]) : uint16_t{0};
+    }
+  }
+}
+
+// Rounds swiglu of blocks of gate and up, whose rows are `stride` long, into tiles: those of 16
+// rows are `strip` elements apart.
+void gate_into_tiles(const float* gate, const float* up, size_t stride, int rows, int columns,
+                     uint16_t* HWY_RESTRICT to, size_t strip) {
+  const hn::Rebind<uint16_t, F> half;
+  const F f;
+  for (int row = 0; row < rows; ++row) {
+    const size_t from = static_cast<size_t>(row) * stride;
+    uint16_t* line = to + static_cast<size_t>(row / 16) * strip + row % 16 * kStep;
+    for (int at = 0; at < columns; at += kStep, line += 16 * kStep) {
+      BATON_UNROLL
+      for (int i = 0; i < kStep; i += kWidth) {
+        const size_t place = from + static_cast<size_t>(at + i);
+        const V value = swiglu_vector(hn::LoadU(f, gate + place), hn::LoadU(f, up + place));
+        hn::StoreU(hn::TruncateTo(half, round_to_bf16(value)), half, line + i);
+      }
     }
   }
 }
@@ -76,7 +83,7 @@ void round_into_columns(const float* a, size_t lda, int rows, int k, float* HWY_
       const float* from = a + static_cast<size_t>(row) * lda + at;
       if (at + kStep <= k) {
         BATON_UNROLL
-        for (int i = 0; i < kStep; i += kLanes) {
+        for (int i = 0; i < kStep; i += kWidth) {
           const auto rounded = round_to_bf16(hn::LoadU(F(), from + i));
           hn::Store(hn::BitCast(F(), hn::ShiftLeft<16>(rounded)), F(), line[row] + i);
         }
@@ -94,7 +101,7 @@ void round_into_columns(const float* a, size_t lda, int rows, int k, float* HWY_
 }
 
 // Where vector `v` of some columns lies behind the first: columns are in tiles of 16.
-constexpr int next_vector(int v) { return kLanes == 16 ? v * 256 : v * kLanes; }
+constexpr int next_vector(int v) { return kWidth == 16 ? v * 256 : v * kWidth; }
 
 // `kRows` rows of A [steps * 32][6] times one panel.
 template <int kRows>
@@ -102,7 +109,7 @@ HWY_NOINLINE void strip(const float* HWY_RESTRICT a, const uint16_t* HWY_RESTRIC
                         float* HWY_RESTRICT c, size_t ldc, bool load_c) {
   const F f;
   const U u;
-  for (int first = 0; first < kColumns; first += kVectors * kLanes) {
+  for (int first = 0; first < kColumns; first += kVectors * kWidth) {
     const auto* b = reinterpret_cast<const uint32_t*>(panel);
     const float* row = a;
     for (int step = 0; step < steps; ++step) {
@@ -143,7 +150,7 @@ HWY_NOINLINE void strip(const float* HWY_RESTRICT a, const uint16_t* HWY_RESTRIC
       for (int r = 0; r < kRows; ++r) {
         BATON_UNROLL
         for (int v = 0; v < kVectors; ++v) {
-          float* at = c + static_cast<size_t>(r) * ldc + first + v * kLanes;
+          float* at = c + static_cast<size_t>(r) * ldc + first + v * kWidth;
           const auto before = load_c || step > 0 ? hn::LoadU(f, at) : hn::Zero(f);
           hn::StoreU(hn::Add(before, hn::Add(even[r][v], odd[r][v])), f, at);
         }
@@ -204,6 +211,7 @@ namespace baton::engine {
 
 HWY_EXPORT(round_into_columns);
 HWY_EXPORT(round_into_tiles);
+HWY_EXPORT(gate_into_tiles);
 HWY_EXPORT(multiply_vectors);
 
 namespace {
@@ -214,10 +222,10 @@ constexpr int64_t kSerialOperations = 200'000;
 // Rows and panels of one task: its A and C stay in L2.
 constexpr int kMostRows = 576;
 constexpr int kBlockPanels = 8;
-// Rows of tasks are a multiple of it: whole pairs of tiles, and whole strips.
+// Rows of a vector kernel's task are a multiple of it: whole strips of either kind. So many rows of
+// tiles are gated at once, and are what a thread should have at least.
 constexpr int kRowUnit = 96;
-static_assert(kRowUnit % (2 * kTile) == 0 && kRowUnit % kSixRows == 0);
-static_assert(kMostRows % kRowUnit == 0);
+static_assert(kRowUnit % (3 * kTile) == 0 && kRowUnit % kSixRows == 0 && kMostRows % kRowUnit == 0);
 
 int steps_of(int k) { return (k + kStep - 1) / kStep; }
 int rounded_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
@@ -235,6 +243,15 @@ class TinyIsZero {
   unsigned before_;
 #endif
 };
+
+template <typename Fn>
+void for_tasks(ComputePool& pool, bool serial, int64_t tasks, Fn&& fn) {
+  if (serial || tasks == 1) {
+    for (int64_t task = 0; task < tasks; ++task) fn(task, 0);
+  } else {
+    pool.parallel_for(tasks, fn);
+  }
+}
 
 }  // namespace
 
@@ -266,54 +283,66 @@ void pack_tiles(int k, int n, const uint16_t* weight, uint16_t* out) {
   }
 }
 
-Bf16Scratch::Bf16Scratch(Bf16Unit unit, int max_rows, int max_k, int threads) : unit_(unit) {
+Bf16Scratch::Bf16Scratch(Bf16Unit unit, int max_rows, int max_k, int threads, int max_hidden)
+    : unit_(unit) {
   const size_t columns = static_cast<size_t>(steps_of(max_k)) * kStep;
-  if (unit == Bf16Unit::kTiles) {
-    rounded_ = AlignedArray<uint16_t>(static_cast<size_t>(rounded_up(max_rows, kTile)) * columns);
-    const size_t rows = static_cast<size_t>(std::min(kMostRows, rounded_up(max_rows, kTile)));
-    for (int i = 0; i < threads; ++i) sums_.emplace_back(rows * kBlockPanels * kPanelColumns);
-  } else {
+  if (unit == Bf16Unit::kVectors) {
     widened_ = AlignedArray<float>(static_cast<size_t>(rounded_up(max_rows, kSixRows)) * columns);
+    return;
   }
+  const size_t strips = static_cast<size_t>(rounded_up(max_rows, kTile) / kTile);
+  rounded_ = AlignedArray<uint16_t>(strips * strip_elements(max_k));
+  const size_t rows = std::min(size_t{kMostRows}, strips * kTile);
+  for (int i = 0; i < threads; ++i) sums_.emplace_back(rows * kBlockPanels * kPanelColumns);
+  if (max_hidden == 0) return;
+  max_hidden_ = max_hidden;
+  hidden_ = AlignedArray<uint16_t>(strips * strip_elements(max_hidden));
+  for (int i = 0; i < threads; ++i) gated_.emplace_back(size_t{2} * kRowUnit * 2 * kPanelColumns);
 }
 
 size_t Bf16Scratch::bytes() const {
-  const size_t sums = sums_.empty() ? 0 : sums_.size() * sums_[0].size();
-  return rounded_.size() * sizeof(uint16_t) + (widened_.size() + sums) * sizeof(float);
+  size_t floats = widened_.size();
+  for (const auto* arrays : {&sums_, &gated_}) {
+    if (!arrays->empty()) floats += arrays->size() * (*arrays)[0].size();
+  }
+  return (rounded_.size() + hidden_.size()) * sizeof(uint16_t) + floats * sizeof(float);
 }
 
-void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
-               const TiledB& b, float* c, size_t ldc, bool accumulate) {
-  const bool tiles = scratch.unit_ == Bf16Unit::kTiles;
-  const int steps = steps_of(b.k), panels = panels_of(b.n);
-  const size_t padded = static_cast<size_t>(steps) * kStep;
-  const bool serial = pool.size() == 1 || int64_t{m} * b.n * b.k < kSerialOperations;
-  const auto for_tasks = [&](int64_t tasks, auto&& fn) {
-    if (serial || tasks == 1) {
-      for (int64_t task = 0; task < tasks; ++task) fn(task, 0);
-    } else {
-      pool.parallel_for(tasks, fn);
-    }
-  };
+bool Bf16Scratch::takes_hidden(int hidden) const {
+  return hidden % kPanelColumns == 0 && hidden <= max_hidden_;
+}
 
+void Bf16Scratch::round(ComputePool& pool, int m, const float* a, size_t lda, int k, bool serial) {
+  const bool tiles = unit_ == Bf16Unit::kTiles;
+  const size_t padded = static_cast<size_t>(steps_of(k)) * kStep;
   const int strip = tiles ? kTile : kSixRows;
-  for_tasks((m + strip - 1) / strip, [&](int64_t task, int) {
+  for_tasks(pool, serial, (m + strip - 1) / strip, [&](int64_t task, int) {
     const size_t row = static_cast<size_t>(task) * static_cast<size_t>(strip);
     const int count = std::min(strip, m - static_cast<int>(row));
     if (tiles) {
       HWY_DYNAMIC_DISPATCH(round_into_tiles)
-      (a + row * lda, lda, count, b.k, scratch.rounded_.data() + row * padded);
+      (a + row * lda, lda, count, k, rounded_.data() + row / kTile * strip_elements(k));
     } else {
       HWY_DYNAMIC_DISPATCH(round_into_columns)
-      (a + row * lda, lda, count, b.k, scratch.widened_.data() + row * padded);
+      (a + row * lda, lda, count, k, widened_.data() + row * padded);
     }
   });
+}
 
+void Bf16Scratch::multiply(ComputePool& pool, const uint16_t* rounded, int m, const TiledB& b,
+                           float* c, size_t ldc, bool accumulate, bool serial) {
+  const bool tiles = unit_ == Bf16Unit::kTiles;
+  const int steps = steps_of(b.k), panels = panels_of(b.n);
+  const size_t padded = static_cast<size_t>(steps) * kStep;
   const int group = std::clamp(panels / (4 * pool.size()) & ~1, 2, kBlockPanels);
   const int groups = (panels + group - 1) / group;
   // Alike in size: each of them reads all of B.
-  const int row_blocks = (m + kMostRows - 1) / kMostRows;
-  const int block_rows = rounded_up((m + row_blocks - 1) / row_blocks, kRowUnit);
+  int row_blocks = (m + kMostRows - 1) / kMostRows;
+  // Where groups are few and odd in number, one thread would have a whole one more than another.
+  if (groups % pool.size() != 0 && m >= 4 * kRowUnit && groups < 8 * pool.size()) {
+    row_blocks = std::max(row_blocks, std::min(pool.size(), m / (2 * kRowUnit)));
+  }
+  const int block_rows = rounded_up((m + row_blocks - 1) / row_blocks, tiles ? kTile : kRowUnit);
   // Of few rows B is read from memory, and each thread reads on where it was.
   const int threads = m <= kTile ? std::min(pool.size(), groups) : 1;
   const int of_each = groups / threads, and_one = groups % threads;
@@ -321,7 +350,14 @@ void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, s
     const int thread = at % threads;
     return thread * of_each + std::min(thread, and_one) + at / threads;
   };
-  for_tasks(int64_t{groups} * row_blocks, [&](int64_t task, int thread) {
+  // Threads take groups in turns, so the next of each is about as many on.
+  const int stride = (serial ? 1 : pool.size()) * group;
+  const auto next_of = [&](int panel, int columns) -> const uint16_t* {
+    const bool is_there = m > kTile && (panel + stride) * kPanelColumns + columns <= b.n;
+    return is_there ? b.data + static_cast<size_t>(panel + stride) * kPanelColumns * padded
+                    : nullptr;
+  };
+  for_tasks(pool, serial, int64_t{groups} * row_blocks, [&](int64_t task, int thread) {
     const int panel = place(static_cast<int>(task % groups)) * group;
     const size_t row = static_cast<size_t>(task / groups) * static_cast<size_t>(block_rows);
     const int rows = std::min(block_rows, m - static_cast<int>(row));
@@ -330,10 +366,12 @@ void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, s
     const uint16_t* panel_data = b.data + static_cast<size_t>(panel) * kPanelColumns * padded;
     float* to = c + row * ldc + static_cast<size_t>(panel) * kPanelColumns;
     if (tiles) {
-      multiply_tiles({.a = scratch.rounded_.data() + row * padded,
+      multiply_tiles({.a = rounded + row / kTile * strip_elements(b.k),
                       .b = panel_data,
                       .c = to,
-                      .sums = scratch.sums_[static_cast<size_t>(thread)].data(),
+                      .sums = sums_[static_cast<size_t>(thread)].data(),
+                      .next_b = next_of(panel, columns),
+                      .a_strip = strip_elements(b.k),
                       .ldc = ldc,
                       .rows = rows,
                       .columns = columns,
@@ -342,10 +380,69 @@ void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, s
     } else {
       const TinyIsZero tiny_is_zero;
       HWY_DYNAMIC_DISPATCH(multiply_vectors)
-      (scratch.widened_.data() + row * padded, panel_data, steps, rows, columns, to, ldc,
-       accumulate);
+      (widened_.data() + row * padded, panel_data, steps, rows, columns, to, ldc, accumulate);
     }
   });
+}
+
+void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
+               const TiledB& b, float* c, size_t ldc, bool accumulate) {
+  const bool serial = pool.size() == 1 || int64_t{m} * b.n * b.k < kSerialOperations;
+  scratch.round(pool, m, a, lda, b.k, serial);
+  scratch.multiply(pool, scratch.rounded_.data(), m, b, c, ldc, accumulate, serial);
+}
+
+void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
+                       const TiledB& gate_up, const TiledB& down, float* c, size_t ldc) {
+  constexpr int kColumns = 2 * kPanelColumns;  // of a block, as many rows
+  const bool serial = pool.size() == 1 || int64_t{m} * gate_up.n * gate_up.k < kSerialOperations;
+  scratch.round(pool, m, a, lda, gate_up.k, serial);
+  const int hidden = down.k, steps = steps_of(gate_up.k);
+  const size_t panel = static_cast<size_t>(steps) * kStep * kPanelColumns;
+  // A task's columns of gate and up stay in L2 while its rows pass by.
+  const int group = std::clamp(hidden / (4 * pool.size()) / kColumns, 1, kBlockPanels / 2);
+  const int blocks = (hidden + kColumns - 1) / kColumns, groups = (blocks + group - 1) / group;
+  for_tasks(pool, serial, groups, [&](int64_t task, int thread) {
+    float* gate = scratch.gated_[static_cast<size_t>(thread)].data();
+    float* up = gate + kRowUnit * kColumns;
+    const int end = std::min(blocks, static_cast<int>(task + 1) * group);
+    const int row_blocks = (m + kRowUnit - 1) / kRowUnit;
+    const int ahead =
+        (serial ? 1 : pool.size()) * group * kColumns;  // to this thread's next columns
+    for (int row = 0; row < m; row += kRowUnit) {
+      const int rows = std::min(kRowUnit, m - row);
+      for (int block = static_cast<int>(task) * group; block < end; ++block) {
+        const int column = block * kColumns, columns = std::min(kColumns, hidden - column);
+        const auto multiply = [&](int first, float* to) {
+          const uint16_t* b = gate_up.data + static_cast<size_t>(first / kPanelColumns) * panel;
+          multiply_tiles({.a = scratch.rounded_.data() +
+                               static_cast<size_t>(row / kTile) * strip_elements(gate_up.k),
+                          .b = b,
+                          .c = to,
+                          .sums = scratch.sums_[static_cast<size_t>(thread)].data(),
+                          .next_b = column + ahead + columns <= hidden
+                                        ? b + ahead / kPanelColumns * panel
+                                        : nullptr,
+                          .next_part = row / kRowUnit,
+                          .next_parts = row_blocks,
+                          .a_strip = strip_elements(gate_up.k),
+                          .ldc = kColumns,
+                          .rows = rows,
+                          .columns = columns,
+                          .steps = steps,
+                          .accumulate = false});
+        };
+        multiply(column, gate);
+        multiply(hidden + column, up);
+        HWY_DYNAMIC_DISPATCH(gate_into_tiles)
+        (gate, up, kColumns, rows, columns,
+         scratch.hidden_.data() + static_cast<size_t>(row / kTile) * strip_elements(hidden) +
+             static_cast<size_t>(column / kStep) * kStep * kTile,
+         strip_elements(hidden));
+      }
+    }
+  });
+  scratch.multiply(pool, scratch.hidden_.data(), m, down, c, ldc, true, serial);
 }
 
 void reference_gemm_bf16(int m, int n, int k, const float* a, size_t lda, const uint16_t* weight,

@@ -36,27 +36,53 @@ size_t tiled_elements(int k, int n);
 void pack_tiles(int k, int n, const uint16_t* weight, uint16_t* out);
 
 // Holds the rounded A of one product at a time: max_rows x max_k, in bf16 for tiles, in fp32 for
-// vectors; and the sums of each thread that tiles make.
+// vectors; and the sums of each thread that tiles make. With `max_hidden`, for tiles, also what
+// feed_forward_bf16() has between its products: max_rows x max_hidden.
 class Bf16Scratch {
  public:
   Bf16Scratch() = default;
-  Bf16Scratch(Bf16Unit unit, int max_rows, int max_k, int threads);
+  Bf16Scratch(Bf16Unit unit, int max_rows, int max_k, int threads, int max_hidden = 0);
   Bf16Unit unit() const { return unit_; }
   size_t bytes() const;
+  // Whether feed_forward_bf16() can do it with this scratch.
+  bool takes_hidden(int hidden) const;
 
  private:
   friend void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
                         const TiledB& b, float* c, size_t ldc, bool accumulate);
+  friend void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a,
+                                size_t lda, const TiledB& gate_up, const TiledB& down, float* c,
+                                size_t ldc);
+  // Rounds A into rounded_, or widened_.
+  void round(ComputePool& pool, int m, const float* a, size_t lda, int k, bool serial);
+  // C = A B of an A that is there, or in hidden_.
+  void multiply(ComputePool& pool, const uint16_t* tiles, int m, const TiledB& b, float* c,
+                size_t ldc, bool accumulate, bool serial);
+
   Bf16Unit unit_ = Bf16Unit::kVectors;
+  int max_hidden_ = 0;
   AlignedArray<uint16_t> rounded_;
+  AlignedArray<uint16_t> hidden_;
   AlignedArray<float> widened_;
   std::vector<AlignedArray<float>> sums_;
+  std::vector<AlignedArray<float>> gated_;  // of each thread: a block of gate, and one of up
 };
+
+// From a strip of 16 rows of a rounded A to the next, in elements: an odd number of tiles, so that
+// strips whose k is a power of two do not push each other out of the caches.
+inline size_t strip_elements(int k) { return static_cast<size_t>(((k + 31) / 32) | 1) * 512; }
 
 // C [m][n] (row stride ldc) = A [m][k] (row stride lda) B, or += when `accumulate`. m and b.k fit
 // into the scratch.
 void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
                const TiledB& b, float* c, size_t ldc, bool accumulate);
+
+// C [m][down.n] += swiglu(A gate_up) down, where the columns of gate_up are the gate's, then as
+// many of up. The same chains as gemm_bf16(), swiglu() (elementwise.h) and gemm_bf16() one after
+// the other, but what is between them is rounded and put into tiles where it is made, and never
+// leaves the caches. Needs scratch.takes_hidden(down.k).
+void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
+                       const TiledB& gate_up, const TiledB& down, float* c, size_t ldc);
 
 // Plain loops with the same chains, for tests; B as rows of a weight [n][k].
 void reference_gemm_bf16(int m, int n, int k, const float* a, size_t lda, const uint16_t* weight,

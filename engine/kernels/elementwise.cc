@@ -39,11 +39,8 @@ float rms_norm_row(const float* x, const float* weight, float* y, int size, floa
 
 void swiglu_row(const float* gate, const float* up, float* out, int size) {
   const F f;
-  const V one = hn::Set(f, 1.0f);
   for (int i = 0; i < size; i += static_cast<int>(kLanes)) {
-    const V g = hn::LoadU(f, gate + i);
-    const V silu = hn::Div(g, hn::Add(one, exp_vector(hn::Neg(g))));
-    hn::StoreU(hn::Mul(silu, hn::LoadU(f, up + i)), f, out + i);
+    hn::StoreU(swiglu_vector(hn::LoadU(f, gate + i), hn::LoadU(f, up + i)), f, out + i);
   }
 }
 
@@ -60,6 +57,25 @@ void add_scaled_row(const float* x, float factor, float* y, int size) {
   const V by = hn::Set(f, factor);
   for (int i = 0; i < size; i += static_cast<int>(kLanes)) {
     hn::StoreU(hn::MulAdd(hn::LoadU(f, x + i), by, hn::LoadU(f, y + i)), f, y + i);
+  }
+}
+
+// Products and their sum are rounded apart, here and in the tail: CMake keeps the compiler from
+// fusing them in this file, so that heads of any size and every width have the same bits.
+void rope_head(float* head, const float* cos, const float* sin, int half, float direction) {
+  const F f;
+  const V way = hn::Set(f, direction);
+  int i = 0;
+  for (; i + static_cast<int>(kLanes) <= half; i += static_cast<int>(kLanes)) {
+    const V a = hn::LoadU(f, head + i), b = hn::LoadU(f, head + i + half);
+    const V c = hn::LoadU(f, cos + i), s = hn::Mul(hn::LoadU(f, sin + i), way);
+    hn::StoreU(hn::Sub(hn::Mul(a, c), hn::Mul(b, s)), f, head + i);
+    hn::StoreU(hn::Add(hn::Mul(b, c), hn::Mul(a, s)), f, head + i + half);
+  }
+  for (; i < half; ++i) {
+    const float a = head[i], b = head[i + half], s = sin[i] * direction;
+    head[i] = a * cos[i] - b * s;
+    head[i + half] = b * cos[i] + a * s;
   }
 }
 
@@ -97,6 +113,7 @@ HWY_EXPORT(swiglu_row);
 HWY_EXPORT(scale_row);
 HWY_EXPORT(add_scaled_row);
 HWY_EXPORT(softmax_row);
+HWY_EXPORT(rope_head);
 
 float rms_norm(const float* x, const float* weight, float* y, int size, float eps) {
   return HWY_DYNAMIC_DISPATCH(rms_norm_row)(x, weight, y, size, eps);
@@ -115,12 +132,7 @@ void add_scaled(const float* x, float factor, float* y, int size) {
 void softmax(float* x, int size) { HWY_DYNAMIC_DISPATCH(softmax_row)(x, size); }
 
 void rope(float* head, const float* cos, const float* sin, int head_dim, float direction) {
-  const int half = head_dim / 2;
-  for (int i = 0; i < half; ++i) {
-    const float a = head[i], b = head[i + half], s = sin[i] * direction;
-    head[i] = a * cos[i] - b * s;
-    head[i + half] = b * cos[i] + a * s;
-  }
+  HWY_DYNAMIC_DISPATCH(rope_head)(head, cos, sin, head_dim / 2, direction);
 }
 
 void reference_rms_norm(const float* x, const float* weight, float* y, int size, float eps) {

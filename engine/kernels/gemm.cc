@@ -45,6 +45,12 @@ struct Scales {
   size_t panel_step = 0;
 };
 
+// A single row reads B from memory once: what is needed so many rows of k later is asked for, in
+// each panel, a line at a time.
+constexpr int kRowsAhead = 32;
+template <typename TB>
+constexpr int kRowsOfALine = sizeof(TB) < 2 ? 2 : 1;
+
 // kRows x (kPanels * 2 vectors) of C over k rows of packed A [k][kSliverStride] and B [k][32].
 // C is read and written through `c`, whose rows and columns must all exist.
 template <int kRows, int kPanels, typename TB>
@@ -63,6 +69,14 @@ BATON_INLINE void tile(const float* HWY_RESTRICT a, const TB* HWY_RESTRICT b, si
   }
   for (int i = 0; i < k; ++i) {
     hn::Vec<F> row[kVectors];
+    if constexpr (kPanels > 1) {
+      if (i % kRowsOfALine<TB> == 0) {
+        BATON_UNROLL
+        for (int p = 0; p < kPanels; ++p) {
+          __builtin_prefetch(b + p * panel_step + kRowsAhead * kPanelColumns, 0, 2);
+        }
+      }
+    }
     BATON_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       row[v] = load_b(b + (v / 2) * panel_step + (v % 2) * kLanes);

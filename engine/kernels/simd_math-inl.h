@@ -1,4 +1,4 @@
-// Vector helpers for kernel sources, compiled once per target: 16 fixed lanes and exp.
+// Vector helpers for kernel sources, compiled once per target: 16 fixed lanes, bf16 and exp.
 // Kernels that reduce do so in 16 lanes whatever the vector width, so that every width gives the
 // same bits; kSub vectors make up the 16 lanes.
 
@@ -27,6 +27,19 @@ BATON_INLINE V load_bf16(const uint16_t* from) {
   return hn::BitCast(F(), hn::ShiftLeft<16>(hn::PromoteTo(word, hn::LoadU(half, from))));
 }
 
+// As bf16_from_float(), in the lower halves.
+BATON_INLINE hn::Vec<hn::RebindToUnsigned<F>> round_to_bf16(V x) {
+  const hn::RebindToUnsigned<F> u;
+  const hn::RebindToSigned<F> s;
+  const auto bits = hn::BitCast(u, x);
+  const auto high = hn::ShiftRight<16>(bits);
+  const auto up = hn::Add(hn::And(high, hn::Set(u, 1)), hn::Set(u, 0x7fff));
+  const auto magnitude = hn::BitCast(s, hn::And(bits, hn::Set(u, 0x7fffffff)));
+  const auto is_nan = hn::RebindMask(u, hn::Gt(magnitude, hn::Set(s, 0x7f800000)));
+  return hn::IfThenElse(is_nan, hn::Or(high, hn::Set(u, 0x40)),
+                        hn::ShiftRight<16>(hn::Add(bits, up)));
+}
+
 // e^x for x <= 88; 0 below -87. Cephes expf: relative error under 2e-7.
 BATON_INLINE V exp_vector(V x) {
   const F f;
@@ -46,6 +59,13 @@ BATON_INLINE V exp_vector(V x) {
   p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(f, 1.0f));
   const V scale = hn::BitCast(f, hn::ShiftLeft<23>(hn::Add(n, hn::Set(i, 127))));
   return hn::IfThenElse(too_low, hn::Zero(f), hn::Mul(p, scale));
+}
+
+// gate * sigmoid(gate) * up.
+BATON_INLINE V swiglu_vector(V gate, V up) {
+  const F f;
+  const V silu = hn::Div(gate, hn::Add(hn::Set(f, 1.0f), exp_vector(hn::Neg(gate))));
+  return hn::Mul(silu, up);
 }
 
 // Sum of 16 lanes, in order.

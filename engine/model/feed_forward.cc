@@ -15,6 +15,17 @@ absl::Status Model::Impl::feed_forward(const Layer& layer, int tokens, Workspace
              config.hidden_size, static_cast<float>(config.rms_norm_eps));
   });
   if (layer.router.n > 0) return ask_experts(layer, tokens, w);
+  // Of few tokens it is the weights that take the time, whichever way they are asked.
+  if (arithmetic == Arithmetic::kBf16 && shard.whole() && layer.gate_up_bias.empty() &&
+      tokens >= kGatedTokens && w.bf16_scratch.takes_hidden(own)) {
+    feed_forward_bf16(*w.pool, w.bf16_scratch, tokens, w.normed.data(), d,
+                      layer.gate_up.view().tiles(), layer.down.view().tiles(), w.x.data(), d);
+    if (!layer.down_bias.empty()) {
+      for_rows(*w.pool, tokens,
+               [&](size_t row) { add_bias(layer.down_bias, w.x.data() + row * d); });
+    }
+    return absl::OkStatus();
+  }
   multiply(w, tokens, w.normed.data(), d, layer.gate_up.view(), w.gate_up.data(), width, false);
   for_rows(*w.pool, tokens, [&](size_t row) {
     float* gate = w.gate_up.data() + row * width;

@@ -65,6 +65,7 @@ void Model::Impl::plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w
   w.positions.clear();
   w.rows.clear();
   w.tasks.clear();
+  w.stores.clear();
   const size_t d = static_cast<size_t>(config.hidden_size);
   for (size_t c = 0; c < chunks.size(); ++c) {
     const SequenceChunk& chunk = chunks[c];
@@ -75,6 +76,12 @@ void Model::Impl::plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w
       float* to = w.x.data() + size_t(row + i) * d;
       for (size_t j = 0; j < d; ++j) to[j] = float_from_bf16(from[j]);
       w.positions.push_back(chunk.position + i);
+    }
+    // Two threads never write into one block.
+    for (int first = 0; first < count;) {
+      const int size = kStoredTokens - (chunk.position + first) % kStoredTokens;
+      w.stores.push_back({static_cast<int>(c), 0, first, std::min(size, count - first), row});
+      first += size;
     }
     if (chunk.wants_logits) w.rows.emplace_back(static_cast<int>(c), row + count - 1);
     for (int first = 0; first < count; first += kAttentionTokens) {
@@ -136,6 +143,25 @@ void Model::Impl::attend(int layer, std::span<const SequenceChunk> chunks, const
                      .out_stride = q_width()},
                     w.attention.data() + size_t(thread) * w.attention_scratch_floats);
   });
+}
+
+void Model::Impl::store(int layer, std::span<const SequenceChunk> chunks, const KvCache& cache,
+                        Workspace::Impl& w) const {
+  const size_t stride = q_width() + 2 * kv_width();
+  const auto some = [&](int64_t index, int) {
+    const AttentionTask& task = w.stores[static_cast<size_t>(index)];
+    const SequenceChunk& chunk = chunks[static_cast<size_t>(task.chunk)];
+    const float* k = w.qkv.data() + size_t(task.row + task.first) * stride + q_width();
+    store_kv(cache, layer, chunk.block_table, chunk.position + task.first, task.count, k,
+             k + kv_width(), stride);
+  };
+  const auto count = static_cast<int64_t>(w.stores.size());
+  // A few tokens are not worth waking a second thread for.
+  if (w.positions.size() < size_t{kStoredTokens}) {
+    for (int64_t i = 0; i < count; ++i) some(i, 0);
+  } else {
+    w.pool->parallel_for(count, some);
+  }
 }
 
 absl::StatusOr<const float*> Model::Impl::rate(int rows, Workspace::Impl& w) const {
@@ -287,19 +313,13 @@ absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cach
   if (chunks.empty()) return absl::OkStatus();
   m.plan(chunks, w);
   const int tokens = static_cast<int>(w.positions.size());
-  const size_t q_width = m.q_width(), kv_width = m.kv_width(), stride = q_width + 2 * kv_width;
+  const size_t q_width = m.q_width();
   const int q_columns = m.config.num_heads * m.config.head_dim;
   for (int l = 0; l < m.config.num_layers; ++l) {
     const Layer& layer = m.layers[static_cast<size_t>(l)];
     m.project_qkv(layer, tokens, w);
     if (absl::Status status = hook.before_layer(l); !status.ok()) return status;
-    size_t row = 0;
-    for (const SequenceChunk& chunk : chunks) {
-      const float* k = w.qkv.data() + row * stride + q_width;
-      store_kv(cache, l, chunk.block_table, chunk.position, static_cast<int>(chunk.tokens.size()),
-               k, k + kv_width, stride);
-      row += chunk.tokens.size();
-    }
+    m.store(l, chunks, cache, w);
     hook.kv_written(l);
     m.attend(l, chunks, cache, w);
     absl::Status status = m.add_to_x(w, tokens, w.attended.data(), q_width, q_columns,

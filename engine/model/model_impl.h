@@ -83,6 +83,9 @@ struct Model::Impl {
                      const WorkspaceLimits& limits, const float* logits) const;
   void plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w) const;
   void project_qkv(const Layer& layer, int tokens, Workspace::Impl& w) const;
+  // K and V of the chunks' tokens into their blocks.
+  void store(int layer, std::span<const SequenceChunk> chunks, const KvCache& cache,
+             Workspace::Impl& w) const;
   void attend(int layer, std::span<const SequenceChunk> chunks, const KvCache& cache,
               Workspace::Impl& w) const;
   absl::Status feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const;

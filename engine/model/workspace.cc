@@ -38,11 +38,13 @@ Workspace::Impl::Impl(const ModelConfig& config, Arithmetic arithmetic, const Mo
   if (arithmetic == Arithmetic::kBf16) {
     const int longest =
         std::max({config.hidden_size, q, config.intermediate_size, config.expert_size});
-    bf16_scratch = Bf16Scratch(limits.bf16_unit, static_cast<int>(std::max(tokens, chunks)),
-                               longest, threads.size());
+    bf16_scratch =
+        Bf16Scratch(limits.bf16_unit, static_cast<int>(std::max(tokens, chunks)), longest,
+                    threads.size(), shard.whole() ? config.intermediate_size : 0);
   }
   positions.reserve(tokens);
   rows.reserve(chunks);
+  stores.reserve(2 * chunks + tokens / kStoredTokens);
   tasks.reserve((chunks + tokens / kAttentionTokens) * config.num_kv_heads / shard.ranks);
 }
 

@@ -11,6 +11,7 @@
 #include "engine/kernels/expert_table.h"
 #include "engine/kernels/gemm.h"
 #include "engine/kernels/grouped_gemm.h"
+#include "engine/kernels/kv_cache.h"
 #include "engine/model/model.h"
 #include "engine/model/rope.h"
 #include "engine/model/shard.h"
@@ -18,8 +19,11 @@
 namespace baton::engine {
 
 inline constexpr int kAttentionTokens = 32;  // new tokens of one attention task
+inline constexpr int kStoredTokens = 64;     // whose K and V one task stores: whole blocks
+inline constexpr int kGatedTokens = 32;      // feed_forward_bf16() from so many on
+static_assert(kStoredTokens % kBlockTokens == 0);
 
-// A slice of one chunk's new tokens for one of this rank's KV heads.
+// A slice of one chunk's new tokens, for one of this rank's KV heads or for all.
 struct AttentionTask {
   int chunk;
   int kv_head;
@@ -53,6 +57,7 @@ struct Workspace::Impl {
   std::vector<int> positions;             // of each token of the batch
   std::vector<std::pair<int, int>> rows;  // (chunk, batch row of its last token) wanting logits
   std::vector<AttentionTask> tasks;
+  std::vector<AttentionTask> stores;  // of K and V, all heads
 
   // With experts:
   ExpertTable experts;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/kernels/amx.h"
+#include "engine/kernels/elementwise.h"
 #include "tests/engine_model/same_bits.h"
 #include "tests/engine_model/vector_widths.h"
 
@@ -74,27 +75,14 @@ class Bf16Gemm : public ::testing::TestWithParam<Bf16Unit> {
 };
 
 TEST_P(Bf16Gemm, EveryTailGivesTheReferenceChains) {
-  // Around every edge: of a strip and a pair of them, a tile of columns and a panel, a step of k,
-  // the steps at once, and the rows of a task.
-  for (const auto& [m, n, k] : {std::tuple{1, 1, 1},
-                                {1, 272, 32},
-                                {1, 130, 400},
-                                {2, 33, 17},
-                                {5, 64, 96},
-                                {6, 31, 33},
-                                {7, 48, 64},
-                                {15, 15, 3},
-                                {16, 16, 31},
-                                {17, 17, 65},
-                                {31, 65, 577},
-                                {32, 32, 576},
-                                {33, 95, 608},
-                                {47, 96, 1153},
-                                {120, 100, 64},
-                                {481, 40, 50},
-                                {500, 129, 40},
-                                {577, 40, 50},
-                                {600, 70, 700}}) {
+  // Around every edge: of a strip, two and three of them, a tile of columns and a panel, a step of
+  // k, the steps at once, those between which sums are put away, and the rows of a task.
+  for (const auto& [m, n, k] :
+       {std::tuple{1, 1, 1}, {1, 272, 32},   {1, 130, 400}, {2, 33, 17},    {5, 64, 96},
+        {6, 31, 33},         {7, 48, 64},    {15, 15, 3},   {16, 16, 31},   {17, 17, 65},
+        {31, 65, 577},       {32, 32, 576},  {33, 95, 608}, {47, 96, 1153}, {120, 100, 64},
+        {481, 40, 50},       {500, 129, 40}, {577, 40, 50}, {600, 70, 700}, {49, 40, 2100},
+        {67, 33, 4200}}) {
     const Product p(m, n, k);
     const size_t ldc = size_t(n) + 5;
     std::vector<float> start = numbers(size_t(m) * ldc, -3, 3, 3);
@@ -166,6 +154,44 @@ TEST_P(Bf16Gemm, ARowDoesNotDependOnTheRowsAroundItNorOnItsPlace) {
     }
     EXPECT_TRUE(same_bits(row_of(0, 520, 37), alone));
   });
+}
+
+TEST(Bf16FeedForward, GivesTheBitsOfItsProductsOneAfterTheOther) {
+  if (!amx_usable()) GTEST_SKIP() << why_no_amx();
+  // Around a block of rows and of columns, a strip, a step of k, and what one task takes.
+  for (const auto& [m, k, hidden] : {std::tuple{1, 40, 32},
+                                     {16, 64, 64},
+                                     {33, 96, 96},
+                                     {64, 33, 128},
+                                     {65, 100, 352},
+                                     {130, 576, 1056},
+                                     {482, 70, 160}}) {
+    const Product in(m, 2 * hidden, k), out(m, k, hidden);
+    const size_t width = size_t(2 * hidden), ldc = size_t(k) + 3;
+    const std::vector<float> start = numbers(size_t(m) * ldc, -3, 3, 5);
+    for (const int threads : {1, 3}) {
+      ComputePool pool(threads);
+      Bf16Scratch scratch(Bf16Unit::kTiles, m, std::max(k, hidden), threads, hidden + 64);
+      ASSERT_TRUE(scratch.takes_hidden(hidden));
+      EXPECT_FALSE(scratch.takes_hidden(hidden - 1));
+      EXPECT_FALSE(scratch.takes_hidden(hidden + 96));
+      std::vector<float> between(size_t(m) * width), want = start;
+      gemm_bf16(pool, scratch, m, in.a.data(), size_t(k), in.b(), between.data(), width, false);
+      for (size_t row = 0; row < size_t(m); ++row) {
+        float* gate = between.data() + row * width;
+        swiglu(gate, gate + hidden, gate, hidden);
+      }
+      gemm_bf16(pool, scratch, m, between.data(), width, out.b(), want.data(), ldc, true);
+      const int rows = m, columns = k, middle = hidden;
+      for_every_width([&] {
+        std::vector<float> got = start;
+        feed_forward_bf16(pool, scratch, rows, in.a.data(), size_t(columns), in.b(), out.b(),
+                          got.data(), ldc);
+        EXPECT_TRUE(same_bits(got, want))
+            << rows << " x " << columns << " x " << middle << ", " << threads << " threads";
+      });
+    }
+  }
 }
 
 TEST_P(Bf16Gemm, AThreadThatWasThereBeforeMayMultiplyToo) {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -327,22 +328,39 @@ TEST_P(AttentionTest, EveryVectorWidthGivesTheSameBits) {
 }
 
 TEST(StoreKv, PutsEveryElementWhereTheLayoutSays) {
-  const KvGeometry geometry{.layers = 1, .kv_heads = 2, .head_dim = 16};
-  Paged paged(geometry, 20);
-  const std::vector<float> k = random_floats(20 * 32, 1), v = random_floats(20 * 32, 2);
-  store_kv(paged.cache, 0, paged.table, 0, 20, k.data(), v.data(), 32);
-  const auto* base = reinterpret_cast<const uint16_t*>(paged.cache.base());
-  for (int token = 0; token < 20; ++token) {
-    for (int head = 0; head < 2; ++head) {
-      for (int d = 0; d < 16; ++d) {
-        const size_t block = paged.table[size_t(token / 16)] * geometry.block_bytes() / 2;
-        const size_t from = block + size_t(head) * 2 * 16 * 16;
-        ASSERT_EQ(base[from + size_t(d) * 16 + token % 16],
-                  bf16_from_float(k[size_t(token) * 32 + head * 16 + d]));
-        ASSERT_EQ(base[from + 256 + size_t(token % 16) * 16 + d],
-                  bf16_from_float(v[size_t(token) * 32 + head * 16 + d]));
+  // Heads with and without a tail of a vector; from the middle of a block, within one, over three.
+  for (const auto& [dims, position, tokens] :
+       {std::tuple{16, 0, 20}, {16, 5, 1}, {20, 3, 13}, {48, 14, 30}, {64, 16, 48}}) {
+    const KvGeometry geometry{.layers = 1, .kv_heads = 2, .head_dim = dims};
+    const size_t width = size_t(2 * dims);
+    Paged paged(geometry, position + tokens);
+    std::vector<float> k = random_floats(size_t(tokens) * width, 1);
+    const std::vector<float> v = random_floats(k.size(), 2);
+    k[0] = 1.00390625f;  // a tie
+    k[1] = NAN;
+    auto* base = reinterpret_cast<uint16_t*>(paged.cache.base());
+    const std::vector<uint16_t> before(
+        base, base + paged.cache.num_blocks() * geometry.block_bytes() / 2);
+    std::vector<uint16_t> want = before;
+    for (int token = 0; token < tokens; ++token) {
+      const int at = position + token, slot = at % 16;
+      for (int head = 0; head < 2; ++head) {
+        const size_t block = paged.table[size_t(at / 16)] * geometry.block_bytes() / 2;
+        const size_t from = block + size_t(head) * 2 * 16 * size_t(dims);
+        for (int d = 0; d < dims; ++d) {
+          const size_t element = size_t(token) * width + size_t(head * dims + d);
+          want[from + size_t(d * 16 + slot)] = bf16_from_float(k[element]);
+          want[from + size_t(16 * dims + slot * dims + d)] = bf16_from_float(v[element]);
+        }
       }
     }
+    const int size = dims, first = position, count = tokens;
+    for_every_width([&] {
+      std::copy(before.begin(), before.end(), base);
+      store_kv(paged.cache, 0, paged.table, first, count, k.data(), v.data(), width);
+      EXPECT_TRUE(std::equal(want.begin(), want.end(), base))
+          << size << " dims, " << count << " tokens from " << first;
+    });
   }
 }
 
@@ -416,6 +434,28 @@ TEST(Rope, RotatesPairsHalfAHeadApartAndBack) {
   }
   rope(head.data(), table.cos(7), table.sin(7), 32, -1.0f);
   for (int i = 0; i < 32; ++i) EXPECT_NEAR(head[i], start[i], 1e-6);
+}
+
+TEST(Rope, RoundsProductsAndTheirSumsApartInHeadsOfEverySize) {
+  for (const int half : {2, 8, 12, 16, 24, 52, 64}) {
+    const std::vector<float> start = random_floats(size_t(2 * half), 1);
+    const std::vector<float> cos = random_floats(size_t(half), 2),
+                             sin = random_floats(size_t(half), 3);
+    std::vector<float> want(start.size());
+    for (size_t i = 0; i < cos.size(); ++i) {
+      const size_t j = i + cos.size();
+      // Volatile: no compiler makes one rounding of the two.
+      const volatile float ac = start[i] * cos[i], bs = start[j] * sin[i];
+      const volatile float bc = start[j] * cos[i], as = start[i] * sin[i];
+      want[i] = ac - bs;
+      want[j] = bc + as;
+    }
+    for_every_width([&] {
+      std::vector<float> head = start;
+      rope(head.data(), cos.data(), sin.data(), 2 * half);
+      EXPECT_TRUE(same_bits(head, want)) << "of " << 2 * half;
+    });
+  }
 }
 
 TEST(Rope, Llama3ScalingKeepsShortWavesAndStretchesLongOnes) {

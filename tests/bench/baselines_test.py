@@ -1,0 +1,105 @@
+"""./run baselines: what is missing is said, what is wrong is refused, the small server around other engines speaks what serve_bench
+asks, and the ratios are what the numbers say.
+
+usage: baselines_test.py BATON
+"""
+import http.server
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench/serving"))
+import baselines  # noqa: E402
+import peer_server  # noqa: E402
+
+BATON = sys.argv[1]
+PROGRAM = [sys.executable, ROOT / "bench/serving/baselines.py", BATON]
+
+
+def run(*command):
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300)
+
+
+def wrong_options_are_refused():
+    for options, words in ((["--baseline", "torch,vlm"], '"vlm" is none of torch, vllm, llama.cpp'),
+                           (["--rounds", "0"], "--rounds is at least 1"),
+                           (["--output-len", "1"], "--output-len is at least 2"),
+                           (["--baseline", "", "--model", "/nowhere"], "no config.json in /nowhere")):
+        done = run(*PROGRAM, *options)
+        assert done.returncode != 0 and words in done.stderr, (options, done.stderr)
+
+
+def what_is_missing_is_said_and_baton_measured(folder):
+    model = folder / "model"
+    done = run(sys.executable, ROOT / "tests/models/random_llama.py", model, "--hidden", 64, "--layers", 2, "--heads", 4,
+               "--kv-heads", 2, "--intermediate", 96)
+    assert done.returncode == 0, done.stderr
+    done = run(*PROGRAM, "--venv", folder / "none", "--model", model, "--out", folder / "out", "--rounds", 1, "--requests", 2,
+               "--input-len", 20, "--output-len", 4, "--threads", 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("without torch: transformers is not installed", "without vllm: it is not installed: ./run vllm",
+                  "without llama.cpp: it is not installed: ./run baselines install", "round 1: baton"):
+        assert words in done.stdout, done.stdout
+    rounds = json.loads((folder / "out/baselines.json").read_text())["rounds"]
+    (prefill, decode), = rounds["baton"]
+    assert prefill > 0 and decode > 0, rounds
+
+
+class Counting:
+    """An engine whose tokens are those behind the prompt's last."""
+
+    def tokens(self, prompt):
+        token = prompt[-1]
+        while True:
+            token += 1
+            yield token
+
+
+def the_small_server_speaks_what_serve_bench_asks(folder):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), peer_server.handler_of(Counting(), lambda text: [5, 6, 7]))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    report = folder / "report.json"
+    command = [BATON, "serve_bench", "--url", url, "--dataset-name", "random", "--input-len", 30, "--output-len", 9,
+               "--num-prompts", 3, "--max-concurrency", 1, "--temperature", 0, "--json", report, "--save-detailed"]
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(report.read_text())
+    assert said["input_lens"] == [30] * 3 and said["output_lens"] == [9] * 3, said
+    assert [len(gaps) for gaps in said["itls"]] == [8] * 3, said  # a token is an event
+    command[7] = 2000
+    assert "a context has 1024 tokens at most" in run(*command).stderr
+    server.shutdown()
+
+
+def ratios_are_of_the_same_round():
+    speeds = baselines.speeds_of({"input_lens": [100, 100, 100], "output_lens": [11, 11, 11], "ttfts": [0.5, 1, 2],
+                                  "e2els": [1.5, 3, 7]})
+    assert speeds == [100, 5], speeds
+    rounds = {"baton": [(200, 40), (100, 20), (300, 66)], "vllm": [(100, 40), (100, 10), (100, 22)],
+              "llama.cpp": [(100, 10), (100, 10), (100, 30)]}
+    rows = {name: values for name, *values in baselines.summary_of(rounds)}
+    assert rows["baton"] == [200, 40, 1, 1] and rows["vllm"] == [100, 22, 2, 2] and rows["llama.cpp"] == [100, 10, 2, 2.2], rows
+    text = baselines.table_of(baselines.summary_of(rounds))
+    assert "prefill: 2.00 times the best of vllm, llama.cpp; goal 1.5: reached" in text, text
+    assert "decode: 2.20 times the best of llama.cpp; goal 2: reached" in text, text
+    rounds["vllm"] = [(150, 1)] * 3
+    assert "prefill: 1.33 times the best of vllm, llama.cpp; goal 1.5: missed" in baselines.table_of(baselines.summary_of(rounds))
+
+
+def main():
+    ratios_are_of_the_same_round()
+    wrong_options_are_refused()
+    with tempfile.TemporaryDirectory() as folder:
+        the_small_server_speaks_what_serve_bench_asks(pathlib.Path(folder))
+        what_is_missing_is_said_and_baton_measured(pathlib.Path(folder))
+    print("ok")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
