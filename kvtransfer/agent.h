@@ -349,7 +349,9 @@ class Agent {
   // --- messages ----------------------------------------------------------------------------
   // Sends bytes (also none) to an agent's inbox; at most kMaxAgentMessage. Returns at once, but for
   // one above 60,000 bytes while 64 MiB of these are on their way there, or no transfer is free:
-  // that waits for 10 s at most, and is ResourceExhausted then. An
+  // that waits for 10 s at most, and is ResourceExhausted then. A shorter one is so at once when
+  // those that this agent has not taken yet have their share of the transfers, a third
+  // (WorkerOptions::max_transfers): nothing else waits for an agent that does not read. An
   // agent that is gone is Unavailable where that is known already. Those of one thread arrive in
   // the order sent, with two exceptions: one above 60,000 bytes may arrive later than those behind
   // it, and so may those on a connection that was lost or gave way to a better one. What is lost

@@ -70,7 +70,8 @@ struct TransferRequest {
   uint64_t increment = 1;  // at most CounterTable::kMaxValue
   // Writes only: delivered at the target when all bytes are there. A peer's inbox takes 4 MiB of
   // them from one sender (each counts 64 bytes more than it has): a transfer with the next one
-  // stays active until the application there has read some with next_notification().
+  // stays active until the application there has read some with next_notification(), and counts
+  // for the peer's share of the transfers (Worker::submit()).
   std::string_view notify;
   Time timeout = kNever;  // from submit(); past it the transfer ends as kDeadline
   EndCallback on_end = nullptr;

@@ -45,7 +45,9 @@ struct WorkerOptions {
   const Clock* clock = nullptr;        // default: Clock::steady()
   std::optional<LinkShape> shape;      // wrap every provider in shaped()
   Timeline* timeline = nullptr;        // wrap every provider in traced()
-  uint32_t max_transfers = 4096;       // slots: submitted and not yet released
+  // Slots: submitted and not yet released. One peer's open transfers have half of them at most, and
+  // a third where they carry notifications; less when less than half is free (submit()).
+  uint32_t max_transfers = 4096;
   // {"tcp.sockets", "4"}: docs/settings.md has them all. create() refuses others and wrong values.
   SettingValues settings;
   // Providers made by the caller (sim), besides the registered ones.
@@ -174,7 +176,13 @@ class Worker {
   // --- transfers ---------------------------------------------------------------------------
   // Starts a transfer. Lock-free; no heap allocation (unless a notification is longer than
   // kInlineNotification). Invalid requests are refused here: bad layouts, sides of unequal size,
-  // out of bounds, missing rights, unknown peer. ResourceExhausted: all slots in use.
+  // out of bounds, missing rights, unknown peer.
+  // ResourceExhausted: all slots are in use; or the peer has its share of them, by transfers that
+  // have not ended. So one that does not read its notifications, is being called again or is slow
+  // leaves others theirs, and its own transfers room beside its notifications. The share is as
+  // many as are free, less when less than half is, half of that with notifications; a peer that has
+  // none open gets one as long as there is any. The text says who has them. Submit again when some
+  // have ended: an EndCallback may.
   absl::StatusOr<TransferId> submit(const TransferRequest& request);
   // A small message without a transfer: same delivery, same end. Release it like a transfer, or
   // pass `detached` to have the worker release it.

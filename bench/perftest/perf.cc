@@ -38,7 +38,7 @@ WorkerOptions server_options(const PerfOptions& options) {
   out.listen_host = options.listen;
   out.listen_port = options.port;
   out.settings = options.settings;
-  out.max_transfers = 4096 + PerfPlan::kMaxDepth;
+  out.max_transfers = 4096 + 3 * PerfPlan::kMaxDepth;  // one peer has a third with notifications
   if (!options.provider.empty()) {
     out.providers = {options.provider};
     if (options.provider != "tcp") out.providers.emplace_back("tcp");  // answers host:port

@@ -68,7 +68,7 @@ absl::StatusOr<std::unique_ptr<PerfClient>> PerfClient::open(const PerfOptions& 
   mine.providers = {provider};
   mine.require = provider;
   mine.settings = options.settings;
-  mine.max_transfers = static_cast<uint32_t>(std::max<size_t>(4096, options.depth + 64));
+  mine.max_transfers = static_cast<uint32_t>(std::max<size_t>(4096, 3 * options.depth + 64));
   if (provider != "tcp" && address.find("baton1:") != 0) mine.providers.emplace_back("tcp");
   auto worker = Worker::create(std::move(mine));
   if (!worker.ok()) return with_remedy(worker.status(), provider);

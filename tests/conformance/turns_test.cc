@@ -21,7 +21,7 @@ class Turns : public Conformance {
   // More than rails have room for.
   static constexpr Flood kDeep = {.open = 1000, .bytes = 64 << 10};
   void SetUp() override {
-    max_transfers_ = 2048;
+    max_transfers_ = 4096;  // half of them for one peer
     Conformance::SetUp();
   }
   void flood(const Flood& flood) {

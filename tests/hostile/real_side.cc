@@ -105,7 +105,7 @@ class Side {
                                   .providers = {plan_.provider},
                                   .key = *ClusterKey::from_bytes("0123456789abcdef"),
                                   .listen_host = plan_.network.own ? "0.0.0.0" : "",
-                                  .max_transfers = 64,
+                                  .max_transfers = 192,
                                   .settings = plan_.settings});
     if (!worker.ok()) return fail(worker.status().ToString()), false;
     worker_ = *std::move(worker);

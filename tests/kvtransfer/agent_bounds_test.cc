@@ -94,6 +94,53 @@ TEST(AgentBounds, MessagesThatNobodyReadsWaitAtTheirSender) {
   EXPECT_EQ(read, sent) << "none is lost";
 }
 
+// What it does not read waits at its sender in no more than its share of the transfers.
+TEST(AgentBounds, WhoDoesNotReadHoldsNobodyElseUp) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto deaf = make_agent(agent_options("deaf", "tcp", false));
+  const auto other = make_agent(agent_options("other", "tcp", false));
+  const AgentMemory mine(*a, 4096, 1), at_deaf(*deaf, 4096, 2), at_other(*other, 4096, 3);
+  introduce(*a, *deaf);
+  introduce(*a, *other);
+  const std::string message(8'000, 'x');
+  std::string why;
+  size_t sent = 0;
+  for (int quiet = 0; quiet < 200;) {
+    const absl::Status said = a->notify("deaf", message);
+    sent += said.ok();
+    if (!said.ok()) why = std::string(said.message());
+    bool moved = said.ok();
+    moved |= a->progress();
+    moved |= deaf->progress();
+    quiet = moved ? 0 : quiet + 1;
+  }
+  EXPECT_THAT(why, HasSubstr("peer \"deaf\" has its share of the 4096 transfers"));
+  EXPECT_EQ(a->stats().worker.open_transfers, 4096u / 3 + 1);
+
+  const auto write = [&](const AgentMemory& to, const std::string& agent, Agent& driven) {
+    const auto transfer = a->make_transfer(Op::kWrite, {mine.whole()}, {to.whole()}, agent);
+    ASSERT_TRUE(transfer.ok()) << transfer.status();
+    ASSERT_TRUE(a->post(*transfer).ok());
+    run_agents(*a, driven, [&] { return *a->state(*transfer) == AgentTransferState::kDone; });
+    EXPECT_EQ(to.bytes, mine.bytes);
+    EXPECT_TRUE(a->release(*transfer).ok());
+  };
+  write(at_other, "other", *other);
+  write(at_deaf, "deaf", *deaf);
+  ASSERT_TRUE(a->notify("other", "words").ok());
+  std::vector<AgentMessage> heard;
+  run_agents(*a, *other, [&] {
+    heard = other->messages();
+    return !heard.empty();
+  });
+  EXPECT_EQ(heard.front().payload, "words");
+
+  // When it reads, all of it comes, and there is room.
+  size_t read = 0;
+  run_agents(*a, *deaf, [&] { return (read += deaf->messages().size()) == sent; });
+  EXPECT_TRUE(a->notify("deaf", message).ok());
+}
+
 // Each answer is a copy of all metadata, and takes one of the agent's transfers.
 TEST(AgentBounds, WhoAsksForMetadataAndTakesNoneHasOneAnswerUnderWay) {
   const auto served = server();

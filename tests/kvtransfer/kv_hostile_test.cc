@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kvtransfer/internal/connector/kv_mailbox.h"
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "transport/base/wire.h"
@@ -273,6 +274,36 @@ TEST_P(KvHostileTest, ADamagedRequestToPullIsAnsweredNotServed) {
 INSTANTIATE_TEST_SUITE_P(Providers, KvHostileTest, ::testing::ValuesIn(real_providers()),
                          [](const auto& param) { return param.param; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvHostileTest);
+
+// Nobody drives the silent one: what is said to it waits, and no word to another behind it.
+TEST(KvMailbox, APeerThatTakesNothingHoldsUpItsOwnMessagesOnly) {
+  const ClusterKey key = *ClusterKey::from_bytes("a secret of the tests");
+  const auto made = [&](const char* name) {
+    return *Worker::create({.name = name, .providers = {"tcp"}, .key = key, .max_transfers = 32});
+  };
+  const auto worker = made("tells"), silent = made("silent"), other = made("other");
+  const PeerId to_silent = *worker->connect(silent->address());
+  const PeerId to_other = *worker->connect(other->address());
+  KvMailbox mailbox(*worker);
+  KvMailbox heard(*other);
+  constexpr uint64_t kAll = 100;  // of which the worker takes a third of its transfers
+  for (uint64_t i = 0; i < kAll; ++i) mailbox.send(to_silent, KvMessageKind::kDone, i);
+  for (uint64_t i = 0; i < kAll; ++i) mailbox.send(to_other, KvMessageKind::kDone, i);
+  const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
+  const auto hears_all = [&](Worker& driven, KvMailbox& box) {
+    KvMessage message;
+    for (uint64_t next = 0; next < kAll;) {
+      ASSERT_LT(Clock::steady().now(), end) << next << " came";
+      worker->progress();
+      driven.progress();
+      mailbox.flush();
+      while (box.receive(message)) EXPECT_EQ(message.load, next++);
+    }
+  };
+  hears_all(*other, heard);
+  KvMailbox late(*silent);
+  hears_all(*silent, late);
+}
 
 }  // namespace
 }  // namespace baton::kvtransfer

@@ -47,7 +47,7 @@ class Schedule {
            .providers = {"tcp"},
            .key = *ClusterKey::from_bytes("0123456789abcdef"),
            .clock = &clock_,
-           .max_transfers = 64,
+           .max_transfers = 96,
            .settings = {
                {"tcp.sockets", sockets}, {"tcp.slice_kib", slice}, {"tcp.buffer_kib", "16"}}});
       if (!worker.ok()) std::abort();

@@ -6,8 +6,10 @@
 #include <atomic>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/transport/stub_provider.h"
+#include "transport/internal/tables/arrivals.h"
 
 namespace baton {
 namespace {
@@ -19,18 +21,18 @@ void end(internal::TransferSlots& slots, TransferId id) {
 
 TEST(TransferSlots, StaleIdsAreFoundOut) {
   internal::TransferSlots slots(1);
-  auto first = slots.acquire();
-  ASSERT_TRUE(first.ok());
-  EXPECT_EQ(slots.acquire().status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_FALSE(slots.release(*first)) << "still active";
-  end(slots, *first);
-  EXPECT_TRUE(slots.release(*first));
-  EXPECT_FALSE(slots.release(*first));
-  EXPECT_EQ(slots.find(*first), nullptr);
-  auto second = slots.acquire();
-  EXPECT_NE(second->generation, first->generation);
-  EXPECT_EQ(slots.find(*first), nullptr);
-  EXPECT_NE(slots.find(*second), nullptr);
+  const TransferId first = slots.acquire();
+  ASSERT_NE(first.generation, 0u);
+  EXPECT_EQ(slots.acquire().generation, 0u) << "there is only one";
+  EXPECT_FALSE(slots.release(first)) << "still active";
+  end(slots, first);
+  EXPECT_TRUE(slots.release(first));
+  EXPECT_FALSE(slots.release(first));
+  EXPECT_EQ(slots.find(first), nullptr);
+  const TransferId second = slots.acquire();
+  EXPECT_NE(second.generation, first.generation);
+  EXPECT_EQ(slots.find(first), nullptr);
+  EXPECT_NE(slots.find(second), nullptr);
   EXPECT_EQ(slots.find({77, 1}), nullptr);
 }
 
@@ -41,13 +43,13 @@ TEST(TransferSlots, ManySubmittersOneTaker) {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&slots, t] {
       for (int i = 0; i < kEach;) {
-        auto id = slots.acquire();
-        if (!id.ok()) {
+        const TransferId id = slots.acquire();
+        if (id.generation == 0) {
           std::this_thread::yield();
           continue;
         }
-        slots[id->slot].descriptor.increment = static_cast<uint64_t>(t) * kEach + i++;
-        slots.push(*id);
+        slots[id.slot].descriptor.increment = static_cast<uint64_t>(t) * kEach + i++;
+        slots.push(id);
       }
     });
   }
@@ -68,6 +70,43 @@ TEST(TransferSlots, ManySubmittersOneTaker) {
     ASSERT_TRUE(slots.release(id));
   }
   for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(slots.free(), slots.capacity()) << "one was miscounted";
+}
+
+// What PeerShare goes by.
+TEST(TransferSlots, SayHowManyAreFree) {
+  constexpr uint32_t kAll = internal::Arrivals::kMaxSlots - internal::TransferSlots::kReserved;
+  internal::TransferSlots slots(kAll);
+  EXPECT_EQ(slots.free(), kAll);
+  std::vector<TransferId> taken;
+  for (uint32_t i = 0; i < kAll; ++i) taken.push_back(slots.acquire());
+  EXPECT_EQ(slots.free(), 0u);
+  EXPECT_EQ(slots.acquire().generation, 0u);
+  for (const TransferId id : taken) slots.give_back(id);
+  EXPECT_EQ(slots.free(), kAll);
+}
+
+TEST(PeerShares, AreWhatIsFreeAndHalfOfThatForNotifications) {
+  using internal::PeerShare;
+  PeerShare share;
+  EXPECT_EQ(share.take(true).all, 0u);
+  EXPECT_EQ(share.take(false).notifying, 1u);
+  share.give_back(true);
+  EXPECT_EQ(share.open().all, 1u);
+  EXPECT_EQ(share.open().notifying, 0u);
+  EXPECT_TRUE(PeerShare::leaves_room({.all = 7}, false, 8, 16));
+  EXPECT_FALSE(PeerShare::leaves_room({.all = 8}, false, 8, 16));
+  EXPECT_FALSE(PeerShare::leaves_room({.all = 8}, true, 8, 16));
+  EXPECT_TRUE(PeerShare::leaves_room({.all = 3, .notifying = 3}, true, 8, 16));
+  EXPECT_FALSE(PeerShare::leaves_room({.all = 4, .notifying = 4}, true, 8, 16));
+  EXPECT_TRUE(PeerShare::leaves_room({.all = 4, .notifying = 4}, false, 8, 16));
+  // With a quarter free, half as many as that.
+  EXPECT_TRUE(PeerShare::leaves_room({.all = 1}, false, 4, 16));
+  EXPECT_FALSE(PeerShare::leaves_room({.all = 2}, false, 4, 16));
+  // The first of a peer has a slot as long as there is one.
+  EXPECT_TRUE(PeerShare::leaves_room({}, false, 1, 65'000));
+  EXPECT_TRUE(PeerShare::leaves_room({}, true, 1, 65'000));
+  EXPECT_FALSE(PeerShare::leaves_room({}, true, 0, 65'000));
 }
 
 // Whoever asks how a transfer ended gets the whole answer or none, while another thread gives its

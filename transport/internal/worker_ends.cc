@@ -89,6 +89,8 @@ bool Worker::Impl::finish_stopped() {
       --stats.open_transfers;
       ++stats.transfers_ended;
     }
+    // Before others hear of the end: they may submit the next one.
+    if (!slot.control) peers.share(slot.peer).give_back(slot.notifies);
     const TransferId id = slot.descriptor.id;
     const bool detached = slot.detached;
     if (slot.on_end != nullptr) slot.on_end(slot.context, id, slot.result);

@@ -152,6 +152,8 @@ class Worker::Impl final : public EventSink {
   absl::StatusOr<TransferId> submit(const TransferRequest& request);  // lock-free
   absl::Status check(const TransferRequest& request) const;           // lock-free
   void fill(TransferId id, const TransferRequest& request);           // lock-free
+  TransferId take_slot(const TransferRequest& request);               // lock-free
+  absl::Status no_slot(const TransferRequest& request);               // locks names only
   TransferId submit_promptly(const TransferRequest& request);  // lock-free: does not wait for it
   bool post_at_once(uint32_t index);  // lock-free: does not wait for the lock
   bool take_submissions();

@@ -98,7 +98,7 @@ bool Worker::Impl::give_credits() {
     peer.creditor = false;
     if (peer.state != PeerState::kUp || peer.untold == 0) continue;
     absl::StatusOr<TransferId> id = slots.acquire();
-    const bool reserved = !id.ok();
+    const bool reserved = id->generation == 0;
     if (reserved) id = slots.acquire_reserved();
     if (!id.ok()) {
       peer.creditor = true;

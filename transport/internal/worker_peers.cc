@@ -142,7 +142,7 @@ void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
 void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
                            std::unique_ptr<Rail> rail) {
   peer.uid = info.uid;
-  peer.name = info.name;
+  peers.set_name(peer, info.name);
   peer.protocol = info.protocol;
   rail->worker_tag = tag_of(peer.id());
   auto* const prompt = dynamic_cast<internal::PromptRail*>(rail.get());

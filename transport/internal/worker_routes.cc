@@ -36,7 +36,7 @@ absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, const std:
   }
   peer->dialled = true;
   peer->require = need.empty() ? options.require : std::string(need);
-  peer->name = std::string(target.substr(0, 64));
+  peers.set_name(*peer, target.substr(0, 64));
   if (is_address(target)) {
     auto decoded = Address::decode(target);
     if (!decoded.ok()) {
@@ -108,7 +108,7 @@ std::vector<std::pair<int, std::string>> Worker::Impl::rank_routes(
 }
 
 void Worker::Impl::plan_routes(internal::Peer& peer) {
-  peer.name = peer.address.name;
+  peers.set_name(peer, peer.address.name);
   peer.uid = peer.address.uid;
   for (auto& [rank, name] : rank_routes(peer, peer.notes)) peer.untried.push_back(name);
   try_next_route(peer);

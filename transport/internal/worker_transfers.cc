@@ -90,14 +90,59 @@ absl::Status Worker::Impl::check(const TransferRequest& request) const {
 absl::StatusOr<TransferId> Worker::Impl::submit(const TransferRequest& request) {
   if (const TransferId id = submit_promptly(request); id.generation != 0) return id;
   if (absl::Status status = check(request); !status.ok()) return status;
-  absl::StatusOr<TransferId> id = slots.acquire();
-  if (!id.ok()) return id;
-  fill(*id, request);
-  if (!post_at_once(id->slot)) {
-    slots.push(*id);
+  const TransferId id = take_slot(request);
+  if (id.generation == 0) return no_slot(request);
+  fill(id, request);
+  if (!post_at_once(id.slot)) {
+    slots.push(id);
     wake();
   }
   return id;
+}
+
+// Of generation 0: there is none, or none for this peer.
+TransferId Worker::Impl::take_slot(const TransferRequest& request) {
+  const bool notifies = !request.notify.empty();
+  internal::PeerShare& share = peers.share(request.peer);
+  const TransferId id = slots.acquire(share.take(notifies), notifies);
+  if (id.generation == 0) share.give_back(notifies);
+  return id;
+}
+
+// Says who has them: mostly not the one who asks.
+absl::Status Worker::Impl::no_slot(const TransferRequest& request) {
+  const uint32_t capacity = slots.capacity();
+  const uint32_t free = slots.free();
+  const internal::PeerShare::Open open = peers.share(request.peer).open();
+  const internal::PeerTable::Usage usage = peers.usage();
+  // The worker's own words to its peers may have some too, for a moment.
+  const uint64_t taken = capacity - free;
+  const uint64_t unreleased = taken > usage.open ? taken - usage.open : 0;
+  const std::string and_ended =
+      unreleased == 0 ? "" : absl::StrFormat(", %u have ended and wait for release()", unreleased);
+  constexpr std::string_view kWhatToDo =
+      "Submit again when some have ended, cancel() or release() some, or raise "
+      "WorkerOptions::max_transfers";
+  if (free == 0) {
+    const std::string with = usage.most == 0
+                                 ? ""
+                                 : absl::StrFormat(" (the peer with most, \"%s\", has %u)",
+                                                   peers.name(usage.peer), usage.most);
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("all %u transfers are in use: %u have not ended%s%s. %s", capacity,
+                        usage.open, with, and_ended, kWhatToDo));
+  }
+  const bool notifications =
+      !request.notify.empty() && internal::PeerShare::leaves_room(open, false, free, capacity);
+  std::string_view why = notifications ? "They wait until what is there has been read. " : "";
+  const PeerState state = peers.state(request.peer);
+  if (state == PeerState::kConnecting) why = "It is not connected yet. ";
+  if (state == PeerState::kReconnecting) why = "It was lost, and is called again. ";
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "peer \"%s\" has its share of the %u transfers, the rest is for other work: %u %s have not "
+      "ended%s. %s%s",
+      peers.name(request.peer), capacity, notifications ? open.notifying : open.all,
+      notifications ? "with notifications" : "of its", and_ended, why, kWhatToDo));
 }
 
 void Worker::Impl::fill(TransferId id, const TransferRequest& request) {
@@ -128,6 +173,7 @@ void Worker::Impl::fill(TransferId id, const TransferRequest& request) {
   slot.on_end = request.on_end;
   slot.context = request.context;
   slot.detached = request.detached;
+  slot.notifies = !request.notify.empty();
   slot.control = false;
   submitted.fetch_add(1, std::memory_order_relaxed);
 }
@@ -157,15 +203,16 @@ TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
   }
   internal::RailState& rail = peer->rails.front();
   if (rail.prompt == nullptr) return kNotHere;
-  const absl::StatusOr<TransferId> id = slots.acquire();
-  if (!id.ok()) return kNotHere;
-  internal::TransferSlot& slot = slots[id->slot];
+  const TransferId id = take_slot(request);
+  if (id.generation == 0) return kNotHere;
+  internal::TransferSlot& slot = slots[id.slot];
   if (!rail.prompt->post_promptly(request, slot.descriptor)) {
-    slots.give_back(*id);
+    slots.give_back(id);
+    peers.share(request.peer).give_back(false);
     return kNotHere;
   }
   // It is on its way: the rest keeps nobody waiting.
-  fill(*id, request);
+  fill(id, request);
   begin(slot);
   slot.slice_bytes = slot.descriptor.bytes;
   slot.next_slice = slot.outstanding = 1;
@@ -179,7 +226,7 @@ TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
   ++stats.slices_posted;
   // Timers are looked at by whoever sleeps.
   if (sleeping.load(std::memory_order_relaxed)) wake();
-  return *id;
+  return id;
 }
 
 // A small transfer that nothing waits in front of goes to the adapter from here, whoever drives the

@@ -28,6 +28,7 @@
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "kvtransfer/internal/connector/kv_route.h"
 #include "kvtransfer/internal/connector/kv_sends.h"
+#include "kvtransfer/internal/connector/kv_waiting.h"
 #include "kvtransfer/kv_connector.h"
 #include "kvtransfer/kv_layout.h"
 #include "transport/timeline.h"
@@ -181,7 +182,7 @@ class KvJobs {
   const Options options_;
   const KvCacheMemory* cache_ = nullptr;
   KvSends sends_;
-  std::deque<KvSend*> waiting_;  // for a slot of the worker
+  KvWaiting<KvSend*> waiting_;  // by peer_key(): for a slot of the worker
   uint64_t next_number_ = 1;
   absl::flat_hash_map<uint64_t, std::unique_ptr<KvSendJob>> jobs_;
   absl::flat_hash_map<std::string, KvSendJob*> by_key_;

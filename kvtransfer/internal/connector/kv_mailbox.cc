@@ -14,17 +14,15 @@ void KvMailbox::send(PeerId peer, KvMessageKind kind, uint64_t load, std::string
   size_t offset = 0;
   do {
     encode_kv_part(kind, load, body, offset, scratch_, version);
-    if (!outbox_.empty() || !post(peer, scratch_)) outbox_.push_back({peer, scratch_});
+    if (outbox_.has(peer_key(peer)) || !post(peer, scratch_)) {
+      outbox_.add(peer_key(peer), {peer, scratch_});
+    }
   } while (offset < body.size());
 }
 
 bool KvMailbox::flush() {
-  bool any = false;
-  while (!outbox_.empty() && post(outbox_.front().peer, outbox_.front().notification)) {
-    outbox_.pop_front();
-    any = true;
-  }
-  return any;
+  return outbox_.go_on(
+      [this](const Waiting& waiting) { return post(waiting.peer, waiting.notification); });
 }
 
 bool KvMailbox::receive(KvMessage& out) {
@@ -65,7 +63,7 @@ void KvMailbox::forget(PeerId peer) {
     const std::lock_guard lock(mutex_);
     assemblers_.erase(peer_key(peer));
   }
-  std::erase_if(outbox_, [&](const Waiting& waiting) { return waiting.peer == peer; });
+  outbox_.erase_if(peer_key(peer), [](const Waiting&) { return true; });
 }
 
 }  // namespace baton::kvtransfer

@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "kvtransfer/internal/connector/kv_messages.h"
+#include "kvtransfer/internal/connector/kv_waiting.h"
 #include "transport/transfer.h"
 #include "transport/worker.h"
 
@@ -55,7 +56,7 @@ class KvMailbox {
  private:
   // The same, from the worker. With `mutex_`.
   bool take(KvMessage& out);
-  // False when the worker has no slot.
+  // False when the worker has no slot, or none for this peer.
   bool post(PeerId peer, const std::string& notification);
 
   struct Waiting {
@@ -63,7 +64,7 @@ class KvMailbox {
     std::string notification;
   };
   Worker& worker_;
-  std::deque<Waiting> outbox_;
+  KvWaiting<Waiting> outbox_;                              // by peer_key()
   std::mutex mutex_;                                       // of what follows, but for scratch_
   std::deque<KvMessage> inbox_;                            // collected
   absl::flat_hash_map<uint64_t, KvAssembler> assemblers_;  // by peer_key()

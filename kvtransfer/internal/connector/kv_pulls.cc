@@ -121,7 +121,8 @@ absl::Status KvPulls::read(KvPull& pull, const KvReady& ready) {
       send.layer = ready.layer;
       send.place = static_cast<uint32_t>(pull.reads.size());
       pull.reads.push_back(&send);
-      if (!waiting_.empty() || !submit(send)) waiting_.push_back(&send);
+      const uint64_t peer = peer_key(pull.peer);
+      if (waiting_.has(peer) || !submit(send)) waiting_.add(peer, &send);
       return pull.failure;
     });
   });
@@ -181,7 +182,7 @@ void KvPulls::count(KvPull& pull, const KvPull::Read& read) {
 void KvPulls::stop(KvPull& pull) {
   if (std::exchange(pull.stopped, true)) return;
   pull.unconfirmed.clear();
-  std::erase_if(waiting_, [&](KvSend* send) { return send->pull == &pull; });
+  waiting_.erase_if(peer_key(pull.peer), [&](KvSend* send) { return send->pull == &pull; });
   for (size_t i = pull.reads.size(); i-- > 0;) {
     if (pull.reads[i]->submitted) {
       sends_.cancel(*pull.reads[i]);
@@ -202,16 +203,7 @@ void KvPulls::on_peer_down(PeerId peer) { plans_.erase(peer_key(peer)); }
 
 bool KvPulls::progress() {
   bool any = sends_.collect([this](KvSend& send) { on_ended(send); });
-  while (!waiting_.empty()) {
-    // Taken out first: what cannot be submitted is gone then.
-    KvSend* send = waiting_.front();
-    waiting_.pop_front();
-    if (!submit(*send)) {
-      waiting_.push_front(send);
-      break;
-    }
-    any = true;
-  }
+  any |= waiting_.go_on([this](KvSend* send) { return submit(*send); });
   return any;
 }
 

@@ -21,6 +21,7 @@
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "kvtransfer/internal/connector/kv_route.h"
 #include "kvtransfer/internal/connector/kv_sends.h"
+#include "kvtransfer/internal/connector/kv_waiting.h"
 #include "transport/timeline.h"
 #include "transport/worker.h"
 
@@ -112,7 +113,7 @@ class KvPulls {
   Timeline* const timeline_;
   const KvCacheMemory* cache_ = nullptr;
   KvSends sends_;
-  std::deque<KvSend*> waiting_;                    // for a slot of the worker
+  KvWaiting<KvSend*> waiting_;                     // by peer_key(): for a slot of the worker
   absl::flat_hash_map<uint64_t, PeerPlan> plans_;  // by peer_key(): of its last offer
   KvOffer offer_;                                  // scratch, as is ready_
   KvReady ready_;

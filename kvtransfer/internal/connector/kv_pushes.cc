@@ -41,7 +41,8 @@ void KvJobs::send_blocks(KvPush& push, uint32_t layer, KvBlockRange blocks) {
         send.layer = layer;
         send.place = static_cast<uint32_t>(push.sends.size());
         push.sends.push_back(&send);
-        if (!waiting_.empty() || !submit(send)) waiting_.push_back(&send);
+        const uint64_t peer = peer_key(push.peer);
+        if (waiting_.has(peer) || !submit(send)) waiting_.add(peer, &send);
         return absl::OkStatus();
       });
   if (!status.ok() && push.wanted) fail(push, status);
@@ -94,16 +95,7 @@ void KvJobs::on_ended(KvSend& send) {
 
 bool KvJobs::progress() {
   bool any = sends_.collect([this](KvSend& send) { on_ended(send); });
-  while (!waiting_.empty()) {
-    // Taken out first: a failing submit() empties its push's part of the queue.
-    KvSend* send = waiting_.front();
-    waiting_.pop_front();
-    if (!submit(*send)) {
-      waiting_.push_front(send);
-      break;
-    }
-    any = true;
-  }
+  any |= waiting_.go_on([this](KvSend* send) { return submit(*send); });
   const Time now = worker_.clock().now();
   std::vector<KvPush*> late;
   for (auto& [key, push] : by_load_) {
@@ -147,7 +139,7 @@ void KvJobs::fail(KvPush& push, const absl::Status& why) {
 
 void KvJobs::stop(KvPush& push) {
   push.wanted = false;
-  std::erase_if(waiting_, [&](KvSend* send) { return send->push == &push; });
+  waiting_.erase_if(peer_key(push.peer), [&](KvSend* send) { return send->push == &push; });
   for (size_t i = push.sends.size(); i-- > 0;) {
     if (push.sends[i]->submitted) {
       sends_.cancel(*push.sends[i]);

@@ -4,13 +4,13 @@
 namespace baton::internal {
 
 PeerTable::~PeerTable() {
-  for (auto& chunk : words_) delete chunk.load(std::memory_order_relaxed);
+  for (auto& chunk : shown_) delete chunk.load(std::memory_order_relaxed);
 }
 
 uint64_t PeerTable::word(uint32_t index) const {
   if (index >= kMost) return 0;
-  const Chunk* chunk = words_[index / kChunk].load(std::memory_order_acquire);
-  return chunk == nullptr ? 0 : (*chunk)[index % kChunk].load(std::memory_order_acquire);
+  const Chunk* chunk = shown_[index / kChunk].load(std::memory_order_acquire);
+  return chunk == nullptr ? 0 : (*chunk)[index % kChunk].word.load(std::memory_order_acquire);
 }
 
 bool PeerTable::knows(PeerId id) const {
@@ -26,7 +26,7 @@ PeerState PeerTable::state(PeerId id) const {
 void PeerTable::set_state(Peer& peer, PeerState state) {
   if (state == PeerState::kDown && peer.state != PeerState::kDown) down_.push_back(peer.index);
   peer.state = state;
-  (*words_[peer.index / kChunk].load(std::memory_order_relaxed))[peer.index % kChunk].store(
+  (*shown_[peer.index / kChunk].load(std::memory_order_relaxed))[peer.index % kChunk].word.store(
       (uint64_t{peer.generation} << 8) | (static_cast<uint64_t>(state) + 1),
       std::memory_order_release);
 }
@@ -44,19 +44,24 @@ Peer* PeerTable::add() {
     Peer fresh;
     fresh.ready = old.ready;
     fresh.creditor = old.creditor;
+    const std::lock_guard lock(names_);
     old = std::move(fresh);
   } else if (index == kMost) {
     return nullptr;
   } else {
-    std::atomic<Chunk*>& chunk = words_[index / kChunk];
+    std::atomic<Chunk*>& chunk = shown_[index / kChunk];
     if (chunk.load(std::memory_order_relaxed) == nullptr) {
       chunk.store(new Chunk{}, std::memory_order_release);
     }
+    const std::lock_guard lock(names_);
     rows_.push_back(std::make_unique<Peer>());
   }
   Peer& peer = *rows_[index];
-  peer.index = index;
-  peer.generation = generation;
+  {
+    const std::lock_guard lock(names_);
+    peer.index = index;
+    peer.generation = generation;
+  }
   set_state(peer, PeerState::kConnecting);
   return &peer;
 }
@@ -65,6 +70,37 @@ Peer* PeerTable::find(PeerId id) {
   if (id.generation == 0 || id.index >= rows_.size()) return nullptr;
   Peer* peer = rows_[id.index].get();
   return peer->generation == id.generation ? peer : nullptr;
+}
+
+void PeerTable::set_name(Peer& peer, std::string_view name) {
+  const std::lock_guard lock(names_);
+  peer.name = name;
+}
+
+std::string PeerTable::name(PeerId id) const {
+  const std::lock_guard lock(names_);
+  if (id.generation == 0 || id.index >= rows_.size()) return "";
+  const Peer& peer = *rows_[id.index];
+  return peer.generation == id.generation ? peer.name : "";
+}
+
+PeerShare& PeerTable::share(PeerId id) {
+  return (*shown_[id.index / kChunk].load(std::memory_order_acquire))[id.index % kChunk].share;
+}
+
+PeerTable::Usage PeerTable::usage() const {
+  Usage out;
+  for (uint32_t index = 0; index < kMost; ++index) {
+    const Chunk* chunk = shown_[index / kChunk].load(std::memory_order_acquire);
+    if (chunk == nullptr) break;
+    const Shown& shown = (*chunk)[index % kChunk];
+    const uint32_t open = shown.share.open().all;
+    out.open += open;
+    if (open <= out.most) continue;
+    out.most = open;
+    out.peer = {index, static_cast<uint32_t>(shown.word.load(std::memory_order_acquire) >> 8)};
+  }
+  return out;
 }
 
 void PeerTable::forget_session(const Peer& peer) {

@@ -6,11 +6,15 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "transport/internal/tables/peer.h"
+#include "transport/internal/tables/peer_share.h"
 #include "transport/region.h"
 
 namespace baton::internal {
@@ -36,6 +40,21 @@ class PeerTable {
   // Any thread. Whether the id is that of a peer, and not forgotten.
   bool knows(PeerId id) const;
 
+  void set_name(Peer& peer, std::string_view name);
+  // Any thread. For messages; "" where it is not known.
+  std::string name(PeerId id) const;
+
+  // Any thread, of a peer that is or was known. It is the row's: what a forgotten peer still has
+  // open counts for the next one.
+  PeerShare& share(PeerId id);
+  struct Usage {
+    uint64_t open = 0;  // transfers of all peers
+    uint32_t most = 0;  // those of the peer that has most
+    PeerId peer;        // this one
+  };
+  // Any thread. Looks at all rows.
+  Usage usage() const;
+
   // A peer has one session at a time: `dialled` by us or by the worker `uid`, which chose the
   // number.
   void set_session(Peer& peer, uint64_t session);  // its uid and `dialled` must be set
@@ -48,13 +67,18 @@ class PeerTable {
   using Session = std::pair<std::array<uint8_t, 16>, std::pair<uint64_t, bool>>;
   static Session key_of(const Peer& peer) { return {peer.uid.bytes, {peer.session, peer.dialled}}; }
   void forget_session(const Peer& peer);
-  // generation << 8 | PeerState + 1, in chunks that stay where they are.
+  // What other threads see of a row, in chunks that stay where they are.
+  struct Shown {
+    std::atomic<uint64_t> word{0};  // generation << 8 | PeerState + 1
+    PeerShare share;
+  };
   static constexpr size_t kChunk = 1024;
-  using Chunk = std::array<std::atomic<uint64_t>, kChunk>;
+  using Chunk = std::array<Shown, kChunk>;
   uint64_t word(uint32_t index) const;
 
+  mutable std::mutex names_;  // of rows_ and its names, where other threads look at them
   std::vector<std::unique_ptr<Peer>> rows_;
-  std::array<std::atomic<Chunk*>, kMost / kChunk> words_{};
+  std::array<std::atomic<Chunk*>, kMost / kChunk> shown_{};
   std::deque<uint32_t> down_;  // rows, the one that went first in front
   absl::flat_hash_map<Session, uint32_t> sessions_;
 };

@@ -1,7 +1,7 @@
 // Slots are handed around by index through two lock-free stacks: free ones, and submitted ones.
 #include "transport/internal/tables/transfer_slots.h"
 
-#include "absl/strings/str_format.h"
+#include "transport/internal/tables/arrivals.h"
 
 namespace baton::internal {
 namespace {
@@ -11,27 +11,26 @@ constexpr uint64_t word_of(uint32_t generation, TransferState state) {
 }  // namespace
 
 TransferSlots::TransferSlots(uint32_t capacity)
-    : capacity_(capacity), slots_(new TransferSlot[capacity + kReserved]), free_head_(0) {
+    : capacity_(capacity),
+      slots_(new TransferSlot[capacity + kReserved]),
+      free_head_(head_after(0, capacity, 0)) {
+  static_assert(Arrivals::kMaxSlots < kIndexMask, "one more says that there is none");
   for (uint32_t i = 0; i < capacity; ++i) {
     slots_[i].next_free = i + 1 < capacity ? i + 1 : TransferSlot::kNone;
   }
 }
 
-absl::StatusOr<TransferId> TransferSlots::acquire() {
+TransferId TransferSlots::acquire(PeerShare::Open open, bool notifies) {
   uint64_t head = free_head_.load(std::memory_order_acquire);
   uint32_t index = 0;
+  uint32_t free = 0;
   do {
-    index = static_cast<uint32_t>(head);
-    if (index == TransferSlot::kNone) {
-      return absl::ResourceExhaustedError(
-          absl::StrFormat("all %u transfers are in use: release() ended ones, wait, or raise "
-                          "WorkerOptions::max_transfers",
-                          capacity_));
-    }
-    // The tag in the upper half makes a head that was taken and put back a different one.
+    index = index_in(head);
+    free = free_in(head);
+    if (!PeerShare::leaves_room(open, notifies, free, capacity_)) return TransferId{};
   } while (!free_head_.compare_exchange_weak(
-      head, ((head >> 32) + 1) << 32 | slots_[index].next_free.load(std::memory_order_relaxed),
-      std::memory_order_acquire));
+      head, head_after(head, free - 1, slots_[index].next_free.load(std::memory_order_relaxed)),
+      std::memory_order_acquire, std::memory_order_acquire));
   TransferSlot& slot = slots_[index];
   uint32_t generation = static_cast<uint32_t>(slot.word.load(std::memory_order_relaxed) >> 8) + 1;
   if (generation == 0) generation = 1;
@@ -87,8 +86,8 @@ bool TransferSlots::release(TransferId id) {
   }
   uint64_t head = free_head_.load(std::memory_order_relaxed);
   do {
-    slot.next_free.store(static_cast<uint32_t>(head), std::memory_order_relaxed);
-  } while (!free_head_.compare_exchange_weak(head, ((head >> 32) + 1) << 32 | id.slot,
+    slot.next_free.store(index_in(head), std::memory_order_relaxed);
+  } while (!free_head_.compare_exchange_weak(head, head_after(head, free_in(head) + 1, id.slot),
                                              std::memory_order_release, std::memory_order_relaxed));
   return true;
 }

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "transport/internal/tables/peer_share.h"
 #include "transport/provider.h"
 #include "transport/transfer.h"
 
@@ -35,7 +36,8 @@ struct TransferSlot {
   EndCallback on_end = nullptr;
   void* context = nullptr;
   bool detached = false;
-  bool control = false;  // the worker's own: gives a peer credit for notifications
+  bool notifies = false;  // as its peer's share counts it
+  bool control = false;   // the worker's own: gives a peer credit for notifications
   std::array<char, kInlineNotification> notify_inline;
   std::string notify_heap;
 
@@ -68,8 +70,10 @@ class TransferSlots {
  public:
   explicit TransferSlots(uint32_t capacity);
 
-  // Any thread. Takes a free slot: its generation moves on and it reads as active.
-  absl::StatusOr<TransferId> acquire();
+  // Any thread. Takes a free slot: its generation moves on and it reads as active. Of generation 0
+  // where there is none, or none for a peer of which so many are open (PeerShare).
+  TransferId acquire(PeerShare::Open open = {}, bool notifies = false);
+  uint32_t free() const { return free_in(free_head_.load(std::memory_order_relaxed)); }
   // Slots that submit() never gets: for the worker's own words to its peers.
   static constexpr uint32_t kReserved = 128;
   // Progress thread. One of them; it is free again when its transfer has ended.
@@ -96,9 +100,20 @@ class TransferSlots {
   }
 
  private:
+  // How many are free is known with the head of their list, by the same exchange. The tag makes a
+  // head that was taken and put back a different one.
+  static constexpr int kIndexBits = 17;  // both fit: Arrivals::kMaxSlots
+  static constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
+  static constexpr uint32_t index_in(uint64_t head) { return head & kIndexMask; }
+  static constexpr uint32_t free_in(uint64_t head) { return head >> kIndexBits & kIndexMask; }
+  static constexpr uint64_t head_after(uint64_t head, uint32_t free, uint32_t index) {
+    return ((head >> 2 * kIndexBits) + 1) << 2 * kIndexBits | uint64_t{free} << kIndexBits |
+           (index & kIndexMask);
+  }
+
   const uint32_t capacity_;
   std::unique_ptr<TransferSlot[]> slots_;
-  std::atomic<uint64_t> free_head_;                            // tag << 32 | index
+  std::atomic<uint64_t> free_head_;                            // tag, how many, index of the first
   std::atomic<uint32_t> submitted_head_{TransferSlot::kNone};  // newest first
   uint32_t taken_ = TransferSlot::kNone;                       // oldest first
 };
