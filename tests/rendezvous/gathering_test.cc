@@ -127,14 +127,15 @@ TEST_F(GatheringTest, DisagreementEndsTheAttemptForAll) {
   RankInfo ranks = info(1);
   ranks.ranks = 4;
   const RankInfo range = info(3);
+  const std::string versions =
+      absl::StrCat("speaks version ", kCollectivesVersion + 1,
+                   " of the collectives, the rendezvous ", kCollectivesVersion);
   const struct {
     RankInfo bad;
     absl::StatusCode code;
-    const char* says;
+    std::string says;
   } cases[] = {
-      {version, absl::StatusCode::kFailedPrecondition,
-       "speaks version 3 of the collectives, the "
-       "rendezvous 2"},
+      {version, absl::StatusCode::kFailedPrecondition, versions},
       {ranks, absl::StatusCode::kInvalidArgument, "expects 4 ranks"},
       {range, absl::StatusCode::kInvalidArgument, "rank 3 (pid 103 on node) is out of range"},
   };
