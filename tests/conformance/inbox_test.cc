@@ -46,7 +46,7 @@ TEST_P(Inbox, WaitAtTheirSenderWhileNobodyReads) {
   constexpr size_t kBytes = 60000;
   constexpr size_t kFit = kWindow / (kBytes + kCost);
   std::vector<TransferId> ids;
-  for (size_t i = 0; i < 3 * kFit; ++i) {
+  for (size_t i = 0; i < 2 * kFit; ++i) {
     ids.push_back(
         *a_.worker->notify(a_.peer, std::string(kBytes, static_cast<char>('a' + i % 26))));
   }

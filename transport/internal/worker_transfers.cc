@@ -109,7 +109,7 @@ TransferId Worker::Impl::take_slot(const TransferRequest& request) {
   return id;
 }
 
-// Says who has them: mostly not the one who asks.
+// The error says who has them: mostly not the one who asks.
 absl::Status Worker::Impl::no_slot(const TransferRequest& request) {
   const uint32_t capacity = slots.capacity();
   const uint32_t free = slots.free();
