@@ -88,13 +88,16 @@ TEST_F(Bounds, WhoseNotificationsNobodyHasReadIsNotForgotten) {
     }
   };
   come_and_go(true);
-  std::map<uint32_t, size_t> came;  // by index
-  for (const PeerEvent& event : unread()) came[event.peer.index] += event.name == "caller";
+  std::map<std::pair<uint32_t, uint32_t>, size_t> came;  // by index and generation
+  for (const PeerEvent& event : unread()) {
+    came[{event.peer.index, event.peer.generation}] += event.name == "caller";
+  }
   Notification note;
   for (uint64_t i = 1; i <= peers; ++i) {
     ASSERT_TRUE(worker_->next_notification(note));
     EXPECT_EQ(note.payload, "of " + std::to_string(i));
-    EXPECT_EQ(came[note.peer.index], 2u) << "it came, and went";
+    const size_t told = came[{note.peer.index, note.peer.generation}];
+    EXPECT_EQ(told, 2u) << "it came, and went";
   }
   EXPECT_FALSE(worker_->next_notification(note));
   come_and_go(false);
