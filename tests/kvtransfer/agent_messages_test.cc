@@ -241,11 +241,22 @@ class LargeMessages : public ::testing::Test {
                               std::vector<Descriptor>{theirs_->whole()}, "beta",
                               std::string(kMaxAgentMessage, letter));
   }
-  std::vector<AgentTransferId> post(size_t count) {
+  std::vector<AgentTransferId> post(size_t count, size_t first = 0) {
     std::vector<AgentTransferId> out;
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = first; i < first + count; ++i) {
       out.push_back(make(static_cast<char>('a' + i)));
       EXPECT_EQ(a_->post(out.back()), absl::OkStatus());
+    }
+    return out;
+  }
+  // As many as find room, and behind them `more` that do not. Beta reads nothing.
+  std::vector<AgentTransferId> post_with_line(size_t more) {
+    constexpr uint64_t kWindow = 256;  // what the worker has of one transfer
+    std::vector<AgentTransferId> out = post(kFit);
+    run_agents(*a_, *b_, [&] { return a_->stats().worker.open_transfers > (kFit - 1) * kWindow; });
+    for (size_t i = 0; i < more; ++i) {  // one by one: they ask for room when their bytes are there
+      out.push_back(post(1, out.size()).front());
+      run_agents(*a_, *b_, [&] { return a_->stats().running == kFit; });
     }
     return out;
   }
@@ -312,8 +323,7 @@ TEST_F(LargeMessages, OfTransfersThatAreAbortedHalfWayNothingIsInTheWay) {
 
 // Whoever waits and gives up leaves the line, and those behind it move up.
 TEST_F(LargeMessages, OfTransfersInLineOneIsAbortedAndTheOthersArrive) {
-  const std::vector<AgentTransferId> all = post(kFit + 3);
-  run_agents(*a_, *b_, [&] { return b_->stats().worker.notifications_waiting > 0; });
+  const std::vector<AgentTransferId> all = post_with_line(3);
   for (const AgentTransferId id : all) EXPECT_TRUE(runs(id)) << status(id);
   ASSERT_EQ(a_->abort(all[kFit]), absl::OkStatus());
   EXPECT_TRUE(absl::IsCancelled(status(all[kFit]))) << status(all[kFit]);
@@ -328,8 +338,7 @@ TEST_F(LargeMessages, OfTransfersInLineOneIsAbortedAndTheOthersArrive) {
 }
 
 TEST_F(LargeMessages, OfTransfersInLineFailWithTheirAgent) {
-  const std::vector<AgentTransferId> all = post(kFit + 3);
-  run_agents(*a_, *b_, [&] { return b_->stats().worker.notifications_waiting > 0; });
+  const std::vector<AgentTransferId> all = post_with_line(3);
   b_ = nullptr;
   run_agents(*a_, *a_, [&] {
     return std::none_of(all.begin(), all.end(), [&](AgentTransferId id) { return runs(id); });
