@@ -317,7 +317,10 @@ class Agent {
                                                 MemoryKind kind = MemoryKind::kDram,
                                                 MemoryKind local_kind = MemoryKind::kDram);
   // Starts it. A transfer that has ended, in whatever way, may be posted again. AlreadyExists
-  // while it runs. `message`, unless null, replaces the one it was made with.
+  // while it runs. `message`, unless null, replaces the one it was made with. One above 60,000
+  // bytes waits, and the transfer runs, while 64 MiB of these are on their way to that agent:
+  // transfers get the room in turn. An agent keeps nothing of the message of a transfer that was
+  // aborted or failed half-way through it.
   absl::Status post(AgentTransferId transfer, const std::string_view* message = nullptr);
   absl::StatusOr<AgentTransferState> state(AgentTransferId transfer);
   // How it ended: OK when done; Unavailable("... running") while it runs; FailedPrecondition
@@ -357,7 +360,9 @@ class Agent {
   // it, and so may those on a connection that was lost or gave way to a better one. What is lost
   // after that, with its agent, is told by lost_messages().
   absl::Status notify(std::string_view agent, std::string_view message);
-  // All that came since the last call, oldest first.
+  // All that came since the last call, oldest first; also of agents that have gone, however many
+  // came and went since. While nobody asks, 64 MiB are kept of those that have gone, of 65,536 of
+  // them at most: new ones are refused then, and told why.
   std::vector<AgentMessage> messages();
   // Those of our notify() that were lost since the last call, oldest first; at most the newest
   // 1,024 of them and 16 MiB (stats() counts all). event_fd() becomes readable. A transfer's

@@ -67,7 +67,8 @@ struct PeerEvent {
   absl::Status why;  // of a kLost and a kDown
   WorkerUid uid;     // of the peer; zeros where it never told
   // So many of this peer came before this one that nobody had read, and are told by it alone. Of a
-  // peer that was forgotten (1,024 that went down after it) none is kept.
+  // peer that was forgotten (1,024 that went down, or whose notifications were read, after it) none
+  // is kept; while a notification of it is unread it is not forgotten.
   uint32_t missed = 0;
 };
 

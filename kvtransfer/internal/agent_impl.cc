@@ -248,8 +248,8 @@ absl::StatusOr<AgentTransferId> Agent::Impl::make(Op op, const AgentList& local,
   } else {
     absl::StatusOr<AgentPlan> plan = plan_agent_transfer(which...);
     if (!plan.ok()) return plan.status();
-    transfer = std::make_shared<AgentWorkerTransfer>(*worker, op, *std::move(plan), remote.agent,
-                                                     remote.epoch, message);
+    transfer = std::make_shared<AgentWorkerTransfer>(*worker, *outbox, op, *std::move(plan),
+                                                     remote.agent, remote.epoch, message);
   }
   return keep(std::move(transfer));
 }

@@ -10,6 +10,7 @@ namespace baton::kvtransfer {
 
 void Agent::Impl::pump() {
   worker->help();
+  outbox->say_what_waits();
   say_again();
   std::lock_guard lock(inbox_mutex);
   const auto take_events = [&] {
@@ -30,7 +31,12 @@ void Agent::Impl::pump() {
     if (sender == senders.end()) {  // it came up after we looked
       take_events();
       sender = senders.find(key_of(next.peer));
-      if (sender == senders.end()) continue;
+      if (sender == senders.end()) {  // the worker forgets none before what it said is read
+        base::log_event(base::LogLevel::kWarning,
+                        "%s: dropped a notification of a peer that was never heard of",
+                        options.name);
+        continue;
+      }
     }
     AgentFrame frame;
     const absl::StatusOr<bool> whole = sender->second.parts.add(next.payload, frame);

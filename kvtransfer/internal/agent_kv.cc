@@ -225,8 +225,9 @@ absl::StatusOr<AgentTransferId> AgentKvPlan::make_transfer(Agent& agent,
   }
   absl::StatusOr<AgentPlan> plan = inside_->plan_of(request);
   if (!plan.ok()) return plan.status();
-  return impl.keep(std::make_shared<AgentWorkerTransfer>(
-      *impl.worker, inside_->op, *std::move(plan), inside_->remote_agent, inside_->epoch, message));
+  return impl.keep(std::make_shared<AgentWorkerTransfer>(*impl.worker, *impl.outbox, inside_->op,
+                                                         *std::move(plan), inside_->remote_agent,
+                                                         inside_->epoch, message));
 }
 
 }  // namespace baton::kvtransfer

@@ -23,6 +23,12 @@ size_t part_bytes(size_t total, size_t part) {
 
 absl::Status strange() { return absl::InvalidArgumentError("a notification that no agent sends"); }
 
+// Of a message that comes in parts.
+uint64_t next_number() {
+  static std::atomic<uint64_t> messages{0};
+  return ++messages;
+}
+
 }  // namespace
 
 std::string agent_frame(AgentFrameKind kind, std::string_view payload) {
@@ -40,8 +46,7 @@ std::string abandon_frame(std::string_view part, size_t parts) {
 
 std::vector<std::string> agent_frames(AgentFrameKind kind, std::string_view payload) {
   if (payload.size() <= kMaxWholeAgentMessage) return {agent_frame(kind, payload)};
-  static std::atomic<uint64_t> messages{0};
-  const uint64_t number = ++messages;
+  const uint64_t number = next_number();
   std::vector<std::string> out;
   for (size_t part = 0; part * kMaxWholeAgentMessage < payload.size(); ++part) {
     std::string& frame = out.emplace_back(1, static_cast<char>(static_cast<uint8_t>(kind) | kPart));
@@ -51,6 +56,13 @@ std::vector<std::string> agent_frames(AgentFrameKind kind, std::string_view payl
     frame.append(payload.substr(part * kMaxWholeAgentMessage, kMaxWholeAgentMessage));
   }
   return out;
+}
+
+void number_anew(std::vector<std::string>& frames) {
+  if (frames.size() < 2) return;
+  std::string number;
+  base::put_number(number, next_number());
+  for (std::string& frame : frames) frame.replace(1, number.size(), number);
 }
 
 absl::StatusOr<bool> AgentAssembler::add(std::string_view frame, AgentFrame& out) {
@@ -110,8 +122,15 @@ absl::StatusOr<bool> AgentAssembler::abandon(std::string_view what) {
   base::WireReader in(what);
   const auto number = in.number<uint64_t>();
   const auto parts = in.number<uint32_t>();
-  if (!in.finished() || parts == 0 || parts > kMostParts) return strange();
+  if (!in.finished() || parts > kMostParts) return strange();
   const auto known = open_.find(number);
+  if (parts == 0) {
+    if (known == open_.end()) return false;
+    held_ -= known->second.payload.size();
+    abandoned_ -= known->second.abandoned;
+    open_.erase(known);
+    return false;
+  }
   size_t seen = 0;
   if (known != open_.end()) {
     seen = known->second.seen.size() - known->second.missing;

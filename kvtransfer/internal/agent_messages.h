@@ -33,8 +33,11 @@ std::vector<std::string> agent_frames(AgentFrameKind kind, std::string_view payl
 // The only one of a message up to kMaxWholeAgentMessage, the usual case.
 inline constexpr size_t kMaxWholeAgentMessage = 60'000;
 std::string agent_frame(AgentFrameKind kind, std::string_view payload);
+// Makes them the frames of another message: what is sent again is not taken for the first one's.
+// One that is whole has no number.
+void number_anew(std::vector<std::string>& frames);
 // What the receiver of the first `parts` parts of a message is told when the others will not come;
-// `part`: one of them.
+// `part`: one of them. 0: what has come is all that comes, whichever parts that are.
 std::string abandon_frame(std::string_view part, size_t parts);
 
 struct AgentFrame {

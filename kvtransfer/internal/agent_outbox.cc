@@ -1,6 +1,7 @@
 // An agent's messages go out as notifications, each in one frame or in several.
 #include "kvtransfer/internal/agent_outbox.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -75,7 +76,7 @@ absl::Status AgentOutbox::submit_part(std::string_view frame, Sent& sent, Time p
 
 absl::Status AgentOutbox::send_parts(AgentFrameKind kind, std::string_view payload,
                                      std::unique_ptr<Sent> sent, Time patience) {
-  say_what_waits(sent->peer);
+  say_what_waits();
   if (absl::Status room = wait_for_room(sent->peer, payload.size(), patience); !room.ok()) {
     sent->open = 1;
     ended(*sent.release(), 1, room, true);
@@ -96,12 +97,79 @@ absl::Status AgentOutbox::send_parts(AgentFrameKind kind, std::string_view paylo
   return absl::OkStatus();
 }
 
-bool AgentOutbox::reserve(PeerId peer, size_t bytes) {
-  std::lock_guard lock(mutex_);
-  Parts& parts = parts_[key_of(peer)];
+bool AgentOutbox::take_room(Parts& parts, size_t bytes) {
   if (parts.bytes + bytes > AgentAssembler::kMaxHeld) return false;
   parts.bytes += bytes;
   return true;
+}
+
+bool AgentOutbox::reserve(PeerId peer, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  Parts& parts = parts_[key_of(peer)];
+  return parts.line.empty() && take_room(parts, bytes);
+}
+
+bool AgentOutbox::reserve(PeerId peer, size_t bytes, const std::shared_ptr<AgentTransfer>& who) {
+  std::lock_guard lock(mutex_);
+  Parts& parts = parts_[key_of(peer)];
+  const bool first = parts.line.empty() || parts.line.front().who == who.get();
+  if (first && take_room(parts, bytes)) {
+    if (!parts.line.empty()) parts.line.pop_front();
+    parts.room_came = true;  // perhaps for the next one too
+    return true;
+  }
+  const auto there =
+      std::find_if(parts.line.begin(), parts.line.end(),
+                   [&](const Parts::Waits& other) { return other.who == who.get(); });
+  if (there == parts.line.end()) parts.line.push_back({who.get(), who});
+  return false;
+}
+
+void AgentOutbox::leave_line(PeerId peer, const AgentTransfer& who) {
+  std::lock_guard lock(mutex_);
+  const auto parts = parts_.find(key_of(peer));
+  if (parts == parts_.end()) return;
+  std::erase_if(parts->second.line, [&](const Parts::Waits& other) { return other.who == &who; });
+  forget_if_unused(peer);
+}
+
+void AgentOutbox::give_back(PeerId peer, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  give_back_locked(peer, bytes);
+}
+
+void AgentOutbox::room_came(PeerId peer) {
+  say_what_waits();
+  feed_line(peer);
+}
+
+// Whom it feeds may end, and give room back, in the middle of this: one thread does it for all, so
+// that nobody's feed() is called in another's.
+void AgentOutbox::feed_line(PeerId peer) {
+  std::shared_ptr<AgentTransfer> next;  // freed without the lock
+  for (bool begun = false;; begun = true) {
+    next = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      const auto at = parts_.find(key_of(peer));
+      if (at == parts_.end()) return;
+      Parts& parts = at->second;
+      if (!begun) {
+        parts.room_came = true;
+        if (std::exchange(parts.feeding, true)) return;
+      }
+      if (parts.line.empty() || !std::exchange(parts.room_came, false)) {
+        parts.feeding = false;
+        return forget_if_unused(peer);
+      }
+      next = parts.line.front().transfer.lock();
+      if (next == nullptr) {
+        parts.line.pop_front();
+        parts.room_came = true;
+      }
+    }
+    if (next != nullptr) next->feed();
+  }
 }
 
 absl::Status AgentOutbox::wait_for_room(PeerId peer, size_t bytes, Time patience) {
@@ -115,10 +183,17 @@ absl::Status AgentOutbox::wait_for_room(PeerId peer, size_t bytes, Time patience
       "when it has taken some of them");
 }
 
-void AgentOutbox::give_back(PeerId peer, size_t bytes) {
-  const auto parts = parts_.find(key_of(peer));
-  parts->second.bytes -= bytes;
-  if (parts->second.bytes == 0) parts_.erase(parts);
+void AgentOutbox::give_back_locked(PeerId peer, size_t bytes) {
+  parts_.find(key_of(peer))->second.bytes -= bytes;
+  forget_if_unused(peer);
+}
+
+void AgentOutbox::forget_if_unused(PeerId peer) {
+  const auto at = parts_.find(key_of(peer));
+  const Parts& parts = at->second;
+  if (parts.bytes == 0 && parts.unsaid.empty() && parts.line.empty() && !parts.feeding) {
+    parts_.erase(at);
+  }
 }
 
 // The other agent must not keep what it has of the message for ever. Until it has been told, what
@@ -129,26 +204,41 @@ void AgentOutbox::abandon(Sent& sent, std::string_view part, size_t parts) {
   {
     std::lock_guard lock(mutex_);
     word->parts_bytes = std::exchange(sent.parts_bytes, 0);
-    parts_[key_of(sent.peer)].unsaid.push_back(std::move(word));
+    say_later(std::move(word));
   }
-  say_what_waits(sent.peer);
+  say_what_waits();
 }
 
-void AgentOutbox::say_what_waits(PeerId peer) {
-  while (true) {
+void AgentOutbox::abandon(PeerId peer, std::string_view part, size_t bytes) {
+  auto word =
+      std::make_unique<Sent>(Sent{.outbox = *this, .peer = peer, .parts_bytes = bytes, .open = 1});
+  word->bytes = abandon_frame(part, 0);
+  std::lock_guard lock(mutex_);
+  say_later(std::move(word));
+}
+
+void AgentOutbox::say_later(std::unique_ptr<Sent> word) {
+  ++unsaid_;
+  parts_[key_of(word->peer)].unsaid.push_back(std::move(word));
+}
+
+void AgentOutbox::say_what_waits() {
+  while (unsaid_ > 0) {
     std::unique_ptr<Sent> word;
     {
       std::lock_guard lock(mutex_);
-      const auto parts = parts_.find(key_of(peer));
-      if (parts == parts_.end() || parts->second.unsaid.empty()) return;
-      word = std::move(parts->second.unsaid.back());
-      parts->second.unsaid.pop_back();
+      const auto some = std::find_if(parts_.begin(), parts_.end(), [](const auto& parts) {
+        return !parts.second.unsaid.empty();
+      });
+      if (some == parts_.end()) return;
+      word = std::move(some->second.unsaid.back());
+      some->second.unsaid.pop_back();
+      --unsaid_;
     }
-    const absl::Status status = submit(peer, word->bytes, word.get());
+    const absl::Status status = submit(word->peer, word->bytes, word.get());
     if (absl::IsResourceExhausted(status)) {
       std::lock_guard lock(mutex_);
-      parts_[key_of(peer)].unsaid.push_back(std::move(word));
-      return;
+      return say_later(std::move(word));
     }
     Sent& raw = *word.release();
     if (!status.ok()) ended(raw, 1, status, true);
@@ -157,36 +247,44 @@ void AgentOutbox::say_what_waits(PeerId peer) {
 
 // The peer is down: nothing that it had is kept there.
 void AgentOutbox::forget_what_waits(PeerId peer) {
-  std::lock_guard lock(mutex_);
-  const auto parts = parts_.find(key_of(peer));
-  if (parts == parts_.end()) return;
-  size_t bytes = 0;
-  for (const auto& word : parts->second.unsaid) bytes += word->parts_bytes;
-  parts->second.unsaid.clear();
-  give_back(peer, bytes);
+  {
+    std::lock_guard lock(mutex_);
+    const auto parts = parts_.find(key_of(peer));
+    if (parts == parts_.end() || parts->second.unsaid.empty()) return;
+    size_t bytes = 0;
+    for (const auto& word : parts->second.unsaid) bytes += word->parts_bytes;
+    unsaid_ -= parts->second.unsaid.size();
+    parts->second.unsaid.clear();
+    give_back_locked(peer, bytes);
+  }
+  feed_line(peer);
 }
 
 void AgentOutbox::on_end(void* context, TransferId /*id*/, const absl::Status& status) {
   auto& sent = *static_cast<Sent*>(context);
   AgentOutbox& outbox = sent.outbox;
   const PeerId peer = sent.peer;
+  if (!status.ok()) outbox.forget_what_waits(peer);
   outbox.ended(sent, 1, status, false);
-  if (status.ok()) {
-    outbox.say_what_waits(peer);
-  } else {
-    outbox.forget_what_waits(peer);
-  }
+  outbox.say_what_waits();
 }
 
 void AgentOutbox::ended(Sent& sent, size_t frames, const absl::Status& status, bool refused) {
   std::unique_ptr<Sent> last;  // freed after the lock
-  std::lock_guard lock(mutex_);
-  if (sent.why.ok()) sent.why = status;
-  sent.refused |= refused;
-  sent.open -= frames;
-  if (sent.open > 0) return;
-  last.reset(&sent);
-  if (sent.parts_bytes > 0) give_back(sent.peer, sent.parts_bytes);
+  {
+    std::lock_guard lock(mutex_);
+    if (sent.why.ok()) sent.why = status;
+    sent.refused |= refused;
+    sent.open -= frames;
+    if (sent.open > 0) return;
+    last.reset(&sent);
+    if (sent.parts_bytes > 0) give_back_locked(sent.peer, sent.parts_bytes);
+    note_end(sent);
+  }
+  if (sent.parts_bytes > 0) feed_line(sent.peer);
+}
+
+void AgentOutbox::note_end(Sent& sent) {
   if (sent.metadata) {
     const auto under_way = metadata_.find(key_of(sent.peer));
     if (--under_way->second == 0) metadata_.erase(under_way);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "kvtransfer/agent.h"
 #include "kvtransfer/internal/agent_messages.h"
+#include "kvtransfer/internal/agent_transfer.h"
 
 namespace baton::kvtransfer {
 
@@ -33,6 +35,21 @@ class AgentOutbox {
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
   // Whether metadata is on its way to this peer.
   bool answers(PeerId peer) const;
+
+  // A transfer's message in parts. Called with its lock held, but for room_came().
+  //
+  // Takes room for it at the other agent, until give_back() or abandon(). False: there is none, or
+  // others wait for it. They get it in the order in which they asked: `who` is fed when there is.
+  bool reserve(PeerId peer, size_t bytes, const std::shared_ptr<AgentTransfer>& who);
+  void leave_line(PeerId peer, const AgentTransfer& who);
+  void give_back(PeerId peer, size_t bytes);
+  // The other agent may have some of its parts, `part` is one of them, and no more come. The room
+  // is given back when it knows.
+  void abandon(PeerId peer, std::string_view part, size_t bytes);
+  // After these, when the lock is free: whoever waits is told.
+  void room_came(PeerId peer);
+  // Says what found no room among our transfers before, if anything.
+  void say_what_waits();
 
   std::vector<AgentLostMessage> take_lost();
   uint64_t lost() const;  // ever
@@ -57,6 +74,15 @@ class AgentOutbox {
     size_t bytes = 0;
     // Words that no more parts of a message come, which found no room here yet.
     std::vector<std::unique_ptr<Sent>> unsaid;
+    // Transfers whose messages wait for room: in turn, or a large one would wait behind small ones
+    // for ever.
+    struct Waits {
+      const AgentTransfer* who;
+      std::weak_ptr<AgentTransfer> transfer;
+    };
+    std::deque<Waits> line;
+    bool feeding = false;    // a thread does it, for all who find that there is room
+    bool room_came = false;  // since it looked last
   };
   static void on_end(void* context, TransferId id, const absl::Status& status);
   absl::Status submit(PeerId peer, std::string_view frame, Sent* sent);
@@ -64,18 +90,23 @@ class AgentOutbox {
   absl::Status send_parts(AgentFrameKind kind, std::string_view payload, std::unique_ptr<Sent> sent,
                           Time patience);
   bool reserve(PeerId peer, size_t bytes);
+  bool take_room(Parts& parts, size_t bytes);  // locked
   absl::Status wait_for_room(PeerId peer, size_t bytes, Time patience);
-  void give_back(PeerId peer, size_t bytes);  // locked
+  void give_back_locked(PeerId peer, size_t bytes);
+  void forget_if_unused(PeerId peer);  // locked
+  void feed_line(PeerId peer);
   void abandon(Sent& sent, std::string_view part, size_t parts);
-  void say_what_waits(PeerId peer);
+  void say_later(std::unique_ptr<Sent> word);  // locked
   void forget_what_waits(PeerId peer);
   void ended(Sent& sent, size_t frames, const absl::Status& status, bool refused);
+  void note_end(Sent& sent);  // locked
 
   // Somebody who never asks must not fill the memory: the oldest go.
   static constexpr size_t kMostLost = 1024;
 
   Worker& worker_;
   std::atomic<uint64_t> messages_{0};
+  std::atomic<size_t> unsaid_{0};  // words, of all peers
   mutable std::mutex mutex_;
   absl::flat_hash_map<uint64_t, Parts> parts_;      // by peer
   absl::flat_hash_map<uint64_t, size_t> metadata_;  // messages of it to a peer that have not ended

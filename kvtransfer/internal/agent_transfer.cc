@@ -7,6 +7,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "kvtransfer/internal/agent_messages.h"
+#include "kvtransfer/internal/agent_outbox.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -43,16 +44,31 @@ absl::StatusOr<AgentTelemetry> AgentTransfer::telemetry_of(AgentTransferState st
   return seen;
 }
 
-AgentWorkerTransfer::AgentWorkerTransfer(Worker& worker, Op op, AgentPlan plan, std::string agent,
-                                         uint64_t epoch, std::string_view message)
-    : AgentTransfer(std::move(agent), epoch), worker_(worker), op_(op), plan_(std::move(plan)) {
-  if (!message.empty()) frames_ = agent_frames(AgentFrameKind::kMessage, message);
+AgentWorkerTransfer::After::~After() {
+  if (room.generation != 0) outbox.room_came(room);
+}
+
+AgentWorkerTransfer::AgentWorkerTransfer(Worker& worker, AgentOutbox& outbox, Op op, AgentPlan plan,
+                                         std::string agent, uint64_t epoch,
+                                         std::string_view message)
+    : AgentTransfer(std::move(agent), epoch),
+      worker_(worker),
+      outbox_(outbox),
+      op_(op),
+      plan_(std::move(plan)) {
+  set_message(message);
   submitted_.reserve(plan_.parts.size() + frames_.size());
+}
+
+void AgentWorkerTransfer::set_message(std::string_view message) {
+  frames_.clear();
+  if (!message.empty()) frames_ = agent_frames(AgentFrameKind::kMessage, message);
+  parts_bytes_ = frames_.size() > 1 ? message.size() : 0;
 }
 
 absl::Status AgentWorkerTransfer::post(PeerId peer, const std::string_view* message) {
   const Time now = worker_.clock().now();
-  std::shared_ptr<AgentWorkerTransfer> last;  // freed after the lock
+  After after{.freed = nullptr, .outbox = outbox_, .room = {}};
   std::lock_guard lock(mutex_);
   if (closed_) return is_being_released();
   if (state_ == AgentTransferState::kRunning) {
@@ -60,8 +76,9 @@ absl::Status AgentWorkerTransfer::post(PeerId peer, const std::string_view* mess
         absl::StrCat("the transfer with ", agent(), " is running: wait for its end, or abort it"));
   }
   if (message != nullptr) {
-    frames_.clear();
-    if (!message->empty()) frames_ = agent_frames(AgentFrameKind::kMessage, *message);
+    set_message(*message);
+  } else {
+    number_anew(frames_);  // some of the last time may be there
   }
   peer_ = peer;
   state_ = AgentTransferState::kRunning;
@@ -73,7 +90,7 @@ absl::Status AgentWorkerTransfer::post(PeerId peer, const std::string_view* mess
   self_ = shared_from_this();
   submit_parts();
   const bool refused = stop_ && open_ == 0;
-  if (open_ == 0) last = std::move(self_);
+  settle(after);
   post_duration_ = worker_.clock().now() - now;
   return refused ? why_ : absl::OkStatus();
 }
@@ -107,6 +124,7 @@ void AgentWorkerTransfer::submit_parts() {
     request.local = {};
     request.remote = {};
     while (!stop_ && next_frame_ < frames_.size() && open_ < kWindow) {
+      if (parts_bytes_ > 0 && !has_room()) return;  // fed when there is
       request.notify = frames_[next_frame_];
       absl::Status status = submit(request);
       if (absl::IsResourceExhausted(status)) return;
@@ -115,6 +133,33 @@ void AgentWorkerTransfer::submit_parts() {
     }
   }
   end_if_over();
+}
+
+// The other agent keeps so many bytes of messages that are not complete, and no more.
+bool AgentWorkerTransfer::has_room() {
+  if (room_ == Room::kTaken) return true;
+  const bool got = outbox_.reserve(peer_, parts_bytes_, shared_from_this());
+  room_ = got ? Room::kTaken : Room::kAwaited;
+  return got;
+}
+
+// All that was submitted has ended, so no part is on its way any more.
+void AgentWorkerTransfer::leave_room() {
+  const Room room = std::exchange(room_, Room::kNone);
+  if (room == Room::kNone) return;
+  room_came_ = true;
+  if (room == Room::kAwaited) {
+    outbox_.leave_line(peer_, *this);
+  } else if (why_.ok() || next_frame_ == 0) {
+    outbox_.give_back(peer_, parts_bytes_);
+  } else {
+    outbox_.abandon(peer_, frames_[0], parts_bytes_);
+  }
+}
+
+void AgentWorkerTransfer::settle(After& after) {
+  if (open_ == 0) after.freed = std::move(self_);
+  if (std::exchange(room_came_, false)) after.room = peer_;
 }
 
 absl::Status AgentWorkerTransfer::submit(const TransferRequest& request) {
@@ -133,6 +178,7 @@ absl::Status AgentWorkerTransfer::submit(const TransferRequest& request) {
 void AgentWorkerTransfer::end_if_over() {
   if (open_ > 0 || state_ != AgentTransferState::kRunning) return;
   if (!stop_ && (next_part_ < plan_.parts.size() || next_frame_ < frames_.size())) return;
+  leave_room();
   ended_ = worker_.clock().now();
   if (why_.ok()) {
     state_ = AgentTransferState::kDone;
@@ -143,7 +189,8 @@ void AgentWorkerTransfer::end_if_over() {
 
 void AgentWorkerTransfer::on_end(void* context, TransferId /*id*/, const absl::Status& status) {
   auto& transfer = *static_cast<AgentWorkerTransfer*>(context);
-  std::shared_ptr<AgentWorkerTransfer> last;  // freed after the lock
+  After after{.freed = nullptr, .outbox = transfer.outbox_, .room = {}};
+  transfer.outbox_.say_what_waits();  // a slot is free
   std::lock_guard lock(transfer.mutex_);
   --transfer.open_;
   if (!status.ok()) {
@@ -156,15 +203,16 @@ void AgentWorkerTransfer::on_end(void* context, TransferId /*id*/, const absl::S
     }
   }
   transfer.submit_parts();
-  if (transfer.state_ != AgentTransferState::kRunning) last = std::move(transfer.self_);
+  transfer.settle(after);
 }
 
 void AgentWorkerTransfer::feed() {
-  std::shared_ptr<AgentWorkerTransfer> last;
+  After after{.freed = nullptr, .outbox = outbox_, .room = {}};
   std::lock_guard lock(mutex_);
   if (state_ != AgentTransferState::kRunning || open_ > 0) return;
+  self_ = shared_from_this();
   submit_parts();
-  if (state_ != AgentTransferState::kRunning) last = std::move(self_);
+  settle(after);
 }
 
 AgentTransferState AgentWorkerTransfer::state() const {
@@ -198,7 +246,7 @@ absl::StatusOr<AgentTelemetry> AgentWorkerTransfer::telemetry() const {
 }
 
 void AgentWorkerTransfer::abort() {
-  std::shared_ptr<AgentWorkerTransfer> last;
+  After after{.freed = nullptr, .outbox = outbox_, .room = {}};
   std::lock_guard lock(mutex_);
   if (state_ != AgentTransferState::kRunning) return;
   stop_ = true;
@@ -207,7 +255,7 @@ void AgentWorkerTransfer::abort() {
   if (!all && why_.ok()) why_ = absl::CancelledError("aborted");
   for (const TransferId& id : submitted_) worker_.cancel(id).IgnoreError();
   end_if_over();
-  if (state_ != AgentTransferState::kRunning) last = std::move(self_);
+  settle(after);
 }
 
 void AgentWorkerTransfer::close() {

@@ -18,6 +18,8 @@
 
 namespace baton::kvtransfer {
 
+class AgentOutbox;
+
 // All calls from any thread.
 class AgentTransfer {
  public:
@@ -68,12 +70,12 @@ class AgentTransfer {
 };
 
 // Of the worker, only calls that take no lock are made with the lock of a transfer held: the worker
-// calls on_end() with its own.
+// calls on_end() with its own. Of the outbox, room_came() is called without it.
 class AgentWorkerTransfer final : public AgentTransfer,
                                   public std::enable_shared_from_this<AgentWorkerTransfer> {
  public:
-  AgentWorkerTransfer(Worker& worker, Op op, AgentPlan plan, std::string agent, uint64_t epoch,
-                      std::string_view message);
+  AgentWorkerTransfer(Worker& worker, AgentOutbox& outbox, Op op, AgentPlan plan, std::string agent,
+                      uint64_t epoch, std::string_view message);
 
   bool needs_peer() const override { return true; }
   absl::Status post(PeerId peer, const std::string_view* message) override;
@@ -89,20 +91,37 @@ class AgentWorkerTransfer final : public AgentTransfer,
   PeerId moves_at() const override;
 
  private:
+  // What is done when the lock is free.
+  struct After {
+    ~After();
+    std::shared_ptr<AgentWorkerTransfer> freed;
+    AgentOutbox& outbox;
+    PeerId room;  // where room came for messages of others; generation 0: nowhere
+  };
+  enum class Room : uint8_t { kNone, kAwaited, kTaken };
+
   static void on_end(void* context, TransferId id, const absl::Status& status);
-  void submit_parts();  // locked
+  void set_message(std::string_view message);  // locked
+  void submit_parts();                         // locked
+  bool has_room();                             // locked
+  void leave_room();                           // locked
   absl::Status submit(const TransferRequest& request);
-  void end_if_over();  // locked
+  void end_if_over();         // locked
+  void settle(After& after);  // locked
 
   // Parts that the worker has at a time: other transfers need its slots too.
   static constexpr size_t kWindow = 256;
 
   Worker& worker_;
+  AgentOutbox& outbox_;
   const Op op_;
   const AgentPlan plan_;
 
   mutable std::mutex mutex_;
   std::vector<std::string> frames_;  // of its message
+  size_t parts_bytes_ = 0;           // of a message in several
+  Room room_ = Room::kNone;          // for these at the other agent
+  bool room_came_ = false;           // for others: they are told when the lock is free
   PeerId peer_;
   AgentTransferState state_ = AgentTransferState::kIdle;
   absl::Status why_;                   // the first that went wrong

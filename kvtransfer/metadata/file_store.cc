@@ -2,12 +2,15 @@
 #include "kvtransfer/metadata/file_store.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 
@@ -21,6 +24,44 @@ absl::Status failed(const std::string& path) {
   return absl::UnavailableError(absl::StrCat(
       text, "; the folder of the metadata must be there, and writable by all of its agents"));
 }
+
+// The locks of all stores of this process. A lock is the open file's, which a forked child has too:
+// it closes them. Nobody is in the middle of taking one while another thread forks.
+class HeldLocks {
+ public:
+  using Locks = std::map<std::string, base::UniqueFd>;
+
+  static HeldLocks& instance() {
+    static auto* all = new HeldLocks;  // fork() uses it until the process ends
+    return *all;
+  }
+  void add(Locks* locks) {
+    std::lock_guard lock(mutex);
+    all_.insert(locks);
+  }
+  void remove(Locks* locks) {
+    std::lock_guard lock(mutex);
+    all_.erase(locks);
+    locks->clear();
+  }
+
+  std::mutex mutex;
+
+ private:
+  HeldLocks() {
+    pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
+                   [] { instance().forked(); });
+  }
+  // In the child, which has one thread, and may call only what is safe in a signal's handler.
+  void forked() {
+    for (Locks* locks : all_) {
+      for (auto& [key, fd] : *locks) fd.reset();
+    }
+    mutex.unlock();
+  }
+
+  std::set<Locks*> all_;
+};
 
 // Locks of the open file, not of the process: two agents of one process are two owners.
 struct flock whole(short type) {
@@ -65,7 +106,13 @@ absl::StatusOr<std::string> read_all(const std::string& path) {
 
 }  // namespace
 
+FileStore::FileStore(std::string folder) : folder_(std::move(folder)) {
+  HeldLocks::instance().add(&ours_);
+}
+FileStore::~FileStore() { HeldLocks::instance().remove(&ours_); }
+
 absl::Status FileStore::take(const std::string& key) {
+  std::lock_guard lock_of_all(HeldLocks::instance().mutex);
   if (const auto has = ours_.find(key); has != ours_.end()) {
     if (same_file(has->second.get(), lock(key))) return absl::OkStatus();
     ours_.erase(has);  // somebody removed it
@@ -105,6 +152,7 @@ absl::Status FileStore::remove(const std::string& key) {
     ::unlink(file(key).c_str());
     ::unlink(lock(key).c_str());
   }
+  std::lock_guard lock_of_all(HeldLocks::instance().mutex);
   ours_.erase(has);
   return absl::OkStatus();
 }

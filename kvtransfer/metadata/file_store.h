@@ -1,10 +1,10 @@
 // A folder as a store: a file for each key, replaced by a rename, and beside it a file that its
 // owner holds locked. The kernel opens the lock of a process that died: that is the lease. A child
-// that was forked, and runs no other program, holds it too.
+// that was forked lets go of its parent's locks at once, so a name is free when its owner is dead,
+// whoever it has forked. One that was made by clone() alone, past the C library, holds them too.
 #pragma once
 
 #include <map>
-#include <mutex>
 #include <string>
 
 #include "kvtransfer/metadata/metadata_store.h"
@@ -14,7 +14,10 @@ namespace baton::kvtransfer {
 
 class FileStore : public MetadataStore {
  public:
-  explicit FileStore(std::string folder) : folder_(std::move(folder)) {}
+  explicit FileStore(std::string folder);
+  ~FileStore() override;
+  FileStore(const FileStore&) = delete;
+  FileStore& operator=(const FileStore&) = delete;
 
   absl::Status put(const std::string& key, std::string_view bytes) override;
   absl::Status remove(const std::string& key) override;
@@ -31,7 +34,8 @@ class FileStore : public MetadataStore {
   absl::Status take(const std::string& key);
 
   const std::string folder_;
-  std::map<std::string, base::UniqueFd> ours_;  // by key: its lock
+  // By key: its lock. Changed under the lock of all stores, which fork() takes.
+  std::map<std::string, base::UniqueFd> ours_;
 };
 
 }  // namespace baton::kvtransfer

@@ -9,6 +9,7 @@
 #include "kvtransfer/internal/agent_messages.h"
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/transport/scripted_peers.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -286,6 +287,30 @@ TEST(AgentBounds, WhoWentWhileNobodyLookedIsForgotten) {
   peers = come(kAtATime);
   a->has_remote("nobody");
   EXPECT_EQ(a->stats().senders, kAtATime);
+}
+
+// Agents come, say a word and go, while nobody asks for messages.
+class ManyWent : public ScriptedPeers {};
+
+TEST_F(ManyWent, WhatTheySaidIsKeptWithTheirNames) {
+  const auto hub = *Agent::create(std::move(worker_), agent_options("hub", "", false));
+  constexpr uint64_t kAll = 1024 + 200;
+  for (uint64_t i = 1; i <= kAll; ++i) {
+    HelloInfo who = caller(i, i);
+    who.name = "agent-" + std::to_string(i);
+    ScriptedRail& rail = provider_->call_in(who);
+    for (int turn = 0; turn < 2; ++turn) hub->progress();
+    notify(rail, agent_frame(AgentFrameKind::kMessage, who.name));
+    rail.close(absl::AbortedError("it leaves"), *provider_->sink);
+    hub->progress();
+  }
+  const std::vector<AgentMessage> all = hub->messages();
+  ASSERT_EQ(all.size(), kAll);
+  for (uint64_t i = 1; i <= kAll; ++i) {
+    EXPECT_EQ(all[i - 1].agent, "agent-" + std::to_string(i));
+    EXPECT_EQ(all[i - 1].payload, all[i - 1].agent);
+  }
+  EXPECT_EQ(hub->stats().senders, 0u) << "they are kept for ever";
 }
 
 // Those who gave their metadata unasked, and have gone: the oldest are forgotten.

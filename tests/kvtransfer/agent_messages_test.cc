@@ -2,8 +2,11 @@
 // they announce; and those that were lost with their agent, which are told.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <optional>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -219,6 +222,130 @@ TEST(Agent, LargeMessagesArriveAfterSomeThatWereRefusedHalfWay) {
   ASSERT_EQ(came.size(), 1u);
   EXPECT_EQ(came[0].payload, large);
   EXPECT_TRUE(a.agent->lost_messages().empty());
+}
+
+// Transfers whose messages come in parts.
+class LargeMessages : public ::testing::Test {
+ protected:
+  static constexpr size_t kFit = AgentAssembler::kMaxHeld / kMaxAgentMessage;
+
+  LargeMessages() {
+    a_ = make_agent(agent_options("alpha", "tcp", false));
+    b_ = make_agent(agent_options("beta", "tcp", false));
+    mine_.emplace(*a_, 4096, 1);
+    theirs_.emplace(*b_, 4096, 2);
+    introduce(*a_, *b_);
+  }
+  AgentTransferId make(char letter) {
+    return *a_->make_transfer(Op::kWrite, std::vector<Descriptor>{mine_->whole()},
+                              std::vector<Descriptor>{theirs_->whole()}, "beta",
+                              std::string(kMaxAgentMessage, letter));
+  }
+  std::vector<AgentTransferId> post(size_t count, size_t first = 0) {
+    std::vector<AgentTransferId> out;
+    for (size_t i = first; i < first + count; ++i) {
+      out.push_back(make(static_cast<char>('a' + i)));
+      EXPECT_EQ(a_->post(out.back()), absl::OkStatus());
+    }
+    return out;
+  }
+  // As many as find room, and behind them `more` that do not. Beta reads nothing.
+  std::vector<AgentTransferId> post_with_line(size_t more) {
+    constexpr uint64_t kWindow = 256;  // what the worker has of one transfer
+    std::vector<AgentTransferId> out = post(kFit);
+    run_agents(*a_, *b_, [&] { return a_->stats().worker.open_transfers > (kFit - 1) * kWindow; });
+    for (size_t i = 0; i < more; ++i) {  // one by one: they ask for room when their bytes are there
+      out.push_back(post(1, out.size()).front());
+      run_agents(*a_, *b_, [&] { return a_->stats().running == kFit; });
+    }
+    return out;
+  }
+  // Does not move it: nobody asks for a transfer that is in line.
+  absl::Status status(AgentTransferId id) const { return a_->status(id); }
+  bool runs(AgentTransferId id) const {
+    return absl::IsUnavailable(status(id)) &&
+           std::string(status(id).message()).find("is running") != std::string::npos;
+  }
+  void hear() {
+    for (const AgentMessage& message : b_->messages()) {
+      EXPECT_EQ(message.payload.size(), kMaxAgentMessage);
+      EXPECT_EQ(message.payload.find_first_not_of(message.payload.front()), std::string::npos);
+      heard_ += message.payload.front();
+    }
+  }
+  // All that it is told has come, and nothing is on its way.
+  void quiet() {
+    run_agents(*a_, *b_, [&] {
+      hear();
+      return a_->stats().worker.open_transfers == 0;
+    });
+    hear();
+  }
+
+  std::optional<AgentMemory> mine_, theirs_;
+  std::unique_ptr<Agent> a_, b_;
+  std::string heard_;
+};
+
+TEST_F(LargeMessages, OfManyTransfersAtOnceAllArrive) {
+  const std::vector<AgentTransferId> all = post(kFit + 3);
+  run_agents(*a_, *b_, [&] {
+    hear();
+    return heard_.size() == all.size();
+  });
+  quiet();
+  for (const AgentTransferId id : all) EXPECT_EQ(status(id), absl::OkStatus());
+  std::sort(heard_.begin(), heard_.end());
+  EXPECT_EQ(heard_, "abcdefg");
+}
+
+TEST_F(LargeMessages, OfTransfersThatAreAbortedHalfWayNothingIsInTheWay) {
+  AgentTransferId last;
+  for (size_t i = 0; i <= kFit; ++i) {
+    last = make('x');
+    ASSERT_EQ(a_->post(last), absl::OkStatus());
+    run_agents(*a_, *b_, [&] { return b_->stats().worker.notifications_waiting > 0; });
+    ASSERT_EQ(a_->abort(last), absl::OkStatus());
+    quiet();
+    ASSERT_TRUE(absl::IsCancelled(status(last))) << status(last);
+  }
+  EXPECT_EQ(heard_, "");
+  // Also the same one again.
+  ASSERT_EQ(a_->post(last), absl::OkStatus());
+  const std::vector<AgentTransferId> more = post(kFit);
+  run_agents(*a_, *b_, [&] {
+    hear();
+    return heard_.size() == 1 + more.size();
+  });
+  quiet();
+  EXPECT_EQ(status(last), absl::OkStatus());
+}
+
+// Whoever waits and gives up leaves the line, and those behind it move up.
+TEST_F(LargeMessages, OfTransfersInLineOneIsAbortedAndTheOthersArrive) {
+  const std::vector<AgentTransferId> all = post_with_line(3);
+  for (const AgentTransferId id : all) EXPECT_TRUE(runs(id)) << status(id);
+  ASSERT_EQ(a_->abort(all[kFit]), absl::OkStatus());
+  EXPECT_TRUE(absl::IsCancelled(status(all[kFit]))) << status(all[kFit]);
+  ASSERT_EQ(a_->release(all[kFit + 1]), absl::OkStatus());
+  run_agents(*a_, *b_, [&] {
+    hear();
+    return heard_.size() == kFit + 1;
+  });
+  quiet();
+  std::sort(heard_.begin(), heard_.end());
+  EXPECT_EQ(heard_, "abcdg");
+}
+
+TEST_F(LargeMessages, OfTransfersInLineFailWithTheirAgent) {
+  const std::vector<AgentTransferId> all = post_with_line(3);
+  b_ = nullptr;
+  run_agents(*a_, *a_, [&] {
+    return std::none_of(all.begin(), all.end(), [&](AgentTransferId id) { return runs(id); });
+  });
+  for (const AgentTransferId id : all) {
+    EXPECT_EQ(*a_->state(id), AgentTransferState::kFailed);
+  }
 }
 
 // Whoever asks for metadata again and again, and takes none, must not hold up who serves it. Time

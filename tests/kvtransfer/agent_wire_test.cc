@@ -158,6 +158,7 @@ TEST(AgentMessages, StrangeFramesAreRefused) {
   EXPECT_FALSE(parts.add("", out).ok());
   EXPECT_FALSE(parts.add("\x05", out).ok()) << "no such kind";
   EXPECT_FALSE(parts.add("\x04", out).ok()) << "abandons nothing";
+  EXPECT_FALSE(parts.add(std::string("\x04") + std::string(13, '\0'), out).ok()) << "too long";
   EXPECT_FALSE(parts.add("\x80short", out).ok());
   const std::vector<std::string> frames =
       agent_frames(AgentFrameKind::kMessage, std::string(kMaxWholeAgentMessage + 10, 'm'));
@@ -182,6 +183,41 @@ TEST(AgentMessages, OpenOnesAreBounded) {
 }
 
 // Wherever among its parts the word comes, what is kept is no more than before.
+// Where no more come than have: whichever parts these are.
+TEST(AgentMessages, OfOneThatEndsWithWhatCameNothingIsKept) {
+  const std::string message(kMaxAgentMessage, 'm');
+  AgentAssembler parts;
+  AgentFrame out;
+  std::vector<std::string> frames = agent_frames(AgentFrameKind::kMessage, message);
+  for (size_t came = 0; came < 40; ++came) {
+    number_anew(frames);
+    for (size_t i = 0; i < came; ++i) {
+      ASSERT_TRUE(parts.add(frames[frames.size() - 1 - 2 * i], out).ok());
+    }
+    const absl::StatusOr<bool> whole = parts.add(abandon_frame(frames[0], 0), out);
+    ASSERT_TRUE(whole.ok()) << whole.status();
+    EXPECT_FALSE(*whole);
+  }
+  number_anew(frames);
+  for (const std::string& frame : frames) ASSERT_TRUE(parts.add(frame, out).ok());
+  EXPECT_EQ(out.payload, message);
+}
+
+// What is sent again is another message: parts of the first time are none of its.
+TEST(AgentMessages, NumberedAnewTheyAreThoseOfAnotherMessage) {
+  std::vector<std::string> frames =
+      agent_frames(AgentFrameKind::kMessage, std::string(kMaxWholeAgentMessage + 10, 'm'));
+  AgentAssembler parts;
+  AgentFrame out;
+  ASSERT_TRUE(parts.add(frames[0], out).ok());
+  number_anew(frames);
+  EXPECT_FALSE(*parts.add(frames[1], out)) << "of two messages one was made";
+  EXPECT_TRUE(*parts.add(frames[0], out));
+  std::vector<std::string> whole = agent_frames(AgentFrameKind::kMessage, "one frame");
+  number_anew(whole);
+  EXPECT_EQ(whole, agent_frames(AgentFrameKind::kMessage, "one frame"));
+}
+
 TEST(AgentMessages, OfAnAbandonedOneNothingIsKept) {
   const std::string message(kMaxAgentMessage, 'm');
   AgentAssembler parts;

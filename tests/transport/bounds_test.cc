@@ -1,6 +1,7 @@
 // What a worker keeps for its peers does not grow with what they say, nor with time.
 #include <gmock/gmock.h>
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -71,6 +72,36 @@ TEST_F(Bounds, EventsOfPeersThatAreForgottenGoWithThem) {
   const std::vector<PeerEvent> events = unread();
   EXPECT_LE(events.size(), 2 * (internal::PeerTable::kRemembered + 2));
   EXPECT_EQ(events.back().kind, PeerEvent::Kind::kDown);
+}
+
+// However many have gone since. Read, they are forgotten like others.
+TEST_F(Bounds, WhoseNotificationsNobodyHasReadIsNotForgotten) {
+  const size_t peers = internal::PeerTable::kRemembered + 100;
+  const auto come_and_go = [&](bool say) {
+    for (uint64_t i = 1; i <= peers; ++i) {
+      ScriptedRail& rail = provider_->call_in(caller(i, i));
+      worker_->progress();
+      worker_->progress();
+      if (say) notify(rail, "of " + std::to_string(i));
+      rail.close(absl::AbortedError("it leaves"), *provider_->sink);
+      worker_->progress();
+    }
+  };
+  come_and_go(true);
+  std::map<std::pair<uint32_t, uint32_t>, size_t> came;  // by index and generation
+  for (const PeerEvent& event : unread()) {
+    came[{event.peer.index, event.peer.generation}] += event.name == "caller";
+  }
+  Notification note;
+  for (uint64_t i = 1; i <= peers; ++i) {
+    ASSERT_TRUE(worker_->next_notification(note));
+    EXPECT_EQ(note.payload, "of " + std::to_string(i));
+    const size_t told = came[{note.peer.index, note.peer.generation}];
+    EXPECT_EQ(told, 2u) << "it came, and went";
+  }
+  EXPECT_FALSE(worker_->next_notification(note));
+  come_and_go(false);
+  EXPECT_EQ(worker_->peer_status(note.peer).code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(Bounds, APeerThatAsksAndTakesNoAnswersIsClosed) {

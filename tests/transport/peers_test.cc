@@ -41,6 +41,32 @@ TEST(PeerTable, RemembersThoseThatWentDownLast) {
   EXPECT_EQ(table.size(), PeerTable::kRemembered + 1);
 }
 
+// Whoever reads its notifications asks whose they are.
+TEST(PeerTable, RemembersThoseOfWhomSomethingIsUnread) {
+  PeerTable table;
+  internal::Peer& said = *table.add();
+  internal::Peer& late = *table.add();
+  const PeerId of_said = said.id(), of_late = late.id();
+  said.unread = 100;
+  for (internal::Peer* peer : {&said, &late}) table.set_state(*peer, PeerState::kDown);
+  late.unread = 100;  // came with its end
+  const auto others_come_and_go = [&] {
+    for (size_t i = 0; i < PeerTable::kRemembered + 10; ++i) {
+      table.set_state(*table.add(), PeerState::kDown);
+    }
+  };
+  others_come_and_go();
+  for (const PeerId& id : {of_said, of_late}) EXPECT_TRUE(table.knows(id));
+  for (internal::Peer* peer : {&said, &late}) {
+    peer->unread = 0;
+    table.all_read(*peer);
+  }
+  for (const PeerId& id : {of_said, of_late}) EXPECT_TRUE(table.knows(id));
+  others_come_and_go();
+  for (const PeerId& id : {of_said, of_late}) EXPECT_FALSE(table.knows(id));
+  EXPECT_LE(table.size(), PeerTable::kRemembered + 4);
+}
+
 TEST(PeerTable, IsFullWhenAllAreInUse) {
   PeerTable table;
   for (uint32_t i = 0; i < PeerTable::kMost; ++i) ASSERT_NE(table.add(), nullptr);

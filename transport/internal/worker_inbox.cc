@@ -34,10 +34,8 @@ void Worker::Impl::push_notification(PeerId from, std::string_view payload) {
   internal::Peer* peer = find_peer(from);
   if (peer == nullptr) return;
   const uint64_t cost = payload.size() + internal::kNotificationCost;
-  peer->unread += cost;
-  if (peer->state == PeerState::kDown) left_behind += cost;
   // Twice the window: a credit that the peer took back may belong to one that arrived after all.
-  if (peer->unread > 2 * internal::kNotificationWindow) {
+  if (peer->unread + cost > 2 * internal::kNotificationWindow) {
     if (!peer->rails.empty()) {
       doomed.push_back(
           {from, peer->rails.front().rail.get(),
@@ -45,6 +43,8 @@ void Worker::Impl::push_notification(PeerId from, std::string_view payload) {
     }
     return;
   }
+  peer->unread += cost;
+  if (peer->state == PeerState::kDown) left_behind += cost;
   if (inbox_count == inbox.size()) {
     std::rotate(inbox.begin(), inbox.begin() + static_cast<ptrdiff_t>(inbox_head), inbox.end());
     inbox_head = 0;
@@ -71,11 +71,13 @@ bool Worker::Impl::next_notification(Notification& out) {
 void Worker::Impl::notification_read(const Notification& notification) {
   internal::Peer* peer = find_peer(notification.peer);
   const uint64_t cost = notification.payload.size() + internal::kNotificationCost;
-  if (peer == nullptr || peer->state == PeerState::kDown) {
+  if (peer == nullptr) return;  // cannot be: it is not forgotten before this
+  peer->unread -= std::min(cost, peer->unread);
+  if (peer->state == PeerState::kDown) {
     left_behind -= std::min(cost, left_behind);
+    if (peer->unread == 0) peers.all_read(*peer);
     return;
   }
-  peer->unread -= std::min(cost, peer->unread);
   peer->untold += cost;
   owe(*peer);
 }

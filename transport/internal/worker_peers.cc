@@ -127,8 +127,12 @@ void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
   }
   peer = add_peer();
   if (peer == nullptr) {
-    return refuse(info, std::move(rail),
-                  absl::ResourceExhaustedError("this worker has no room for more peers"));
+    return refuse(
+        info, std::move(rail),
+        absl::ResourceExhaustedError(
+            left_behind == 0 ? "this worker has no room for more peers"
+                             : "this worker has no room for more peers while its program "
+                               "does not read the notifications of those that have gone"));
   }
   peer->uid = info.uid;
   peers.set_session(*peer, info.session);

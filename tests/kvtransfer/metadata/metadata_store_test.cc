@@ -243,6 +243,38 @@ TEST_P(MetadataFolderTest, WhatAStrangerRemovedIsLeftThereAgain) {
   EXPECT_TRUE(comes_about([&] { return store()->get(metadata_key(a->name())).ok(); }));
 }
 
+// A forked child has all that its parent had open, but the parent's locks.
+TEST_P(MetadataFolderTest, ANameIsFreeWhenItsOwnerIsDeadThoughItsChildLives) {
+  const std::string key = metadata_key(named("key"));
+  int ready[2], end[2];
+  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  ASSERT_EQ(pipe2(end, O_CLOEXEC), 0);
+  char byte = 0;
+  const pid_t owner = base::fork_child();
+  if (owner == 0) {
+    close(end[1]);
+    const auto its = store();
+    if (!its->put(key, "the owner's").ok()) _exit(1);
+    if (fork() == 0) {
+      if (write(ready[1], "r", 1) != 1) _exit(1);
+      _exit(read(end[0], &byte, 1) == 0 ? 0 : 1);  // until the test is over
+    }
+    while (true) pause();
+  }
+  close(ready[1]);
+  close(end[0]);
+  EXPECT_EQ(read(ready[0], &byte, 1), 1);
+  EXPECT_TRUE(absl::IsAlreadyExists(store()->put(key, "another's")));
+  kill(owner, SIGKILL);
+  waitpid(owner, nullptr, 0);
+  const auto heir = store();
+  EXPECT_TRUE(absl::IsNotFound(heir->get(key).status()));
+  EXPECT_EQ(heir->put(key, "another's"), absl::OkStatus());
+  EXPECT_EQ(*store()->get(key), "another's");
+  close(ready[0]);
+  close(end[1]);
+}
+
 TEST_P(MetadataStoreTest, AThousandNames) {
   constexpr int kNames = 1000;
   const ClusterKey key = *agent_options("x").worker.key;

@@ -161,9 +161,10 @@ struct Peer {
   std::string rail_lost;           // why the last one was lost, while others carried on
 
   // On the worker's lists: each peer is on a list once.
-  bool ready = false;     // has slices to post, and rails
-  bool creditor = false;  // is owed credit for notifications that were read here
-  Time timer = kNever;    // its earliest entry among the worker's timers
+  bool may_be_forgotten = false;  // is down, and nothing of it is unread
+  bool ready = false;             // has slices to post, and rails
+  bool creditor = false;          // is owed credit for notifications that were read here
+  Time timer = kNever;            // its earliest entry among the worker's timers
 
   PeerId id() const { return {index, generation}; }
 };

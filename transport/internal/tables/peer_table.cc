@@ -24,20 +24,39 @@ PeerState PeerTable::state(PeerId id) const {
 }
 
 void PeerTable::set_state(Peer& peer, PeerState state) {
-  if (state == PeerState::kDown && peer.state != PeerState::kDown) down_.push_back(peer.index);
   peer.state = state;
+  if (state == PeerState::kDown && peer.unread == 0) may_forget(peer);
   (*shown_[peer.index / kChunk].load(std::memory_order_relaxed))[peer.index % kChunk].word.store(
       (uint64_t{peer.generation} << 8) | (static_cast<uint64_t>(state) + 1),
       std::memory_order_release);
 }
 
+void PeerTable::all_read(Peer& peer) {
+  if (peer.state == PeerState::kDown) may_forget(peer);
+}
+
+void PeerTable::may_forget(Peer& peer) {
+  if (!std::exchange(peer.may_be_forgotten, true)) down_.push_back(peer.index);
+}
+
+// What came last, when it was down already, may not be read yet.
+Peer* PeerTable::oldest_to_forget() {
+  for (; !down_.empty(); down_.pop_front()) {
+    Peer& oldest = *rows_[down_.front()];
+    if (oldest.unread == 0) return &oldest;
+    oldest.may_be_forgotten = false;
+  }
+  return nullptr;
+}
+
 Peer* PeerTable::add() {
   auto index = static_cast<uint32_t>(rows_.size());
   uint32_t generation = 1;
-  if (down_.size() > kRemembered || (index == kMost && !down_.empty())) {
-    index = down_.front();
+  Peer* const oldest = down_.size() > kRemembered || index == kMost ? oldest_to_forget() : nullptr;
+  if (oldest != nullptr) {
     down_.pop_front();
-    Peer& old = *rows_[index];
+    Peer& old = *oldest;
+    index = old.index;
     forget_session(old);
     generation = old.generation + 1 == 0 ? 1 : old.generation + 1;
     // It may still be on the worker's lists.

@@ -20,11 +20,14 @@
 namespace baton::internal {
 
 // Rows are made as peers come, and used again when many of them have gone down: a peer that is down
-// can still be asked why. A Peer& stays where it is for as long as the table lives.
+// can still be asked why. One whose notifications are in the inbox is not forgotten before they are
+// read, however many went after it: who reads them wants to know whose they are. A Peer& stays
+// where it is for as long as the table lives.
 class PeerTable {
  public:
-  static constexpr uint32_t kMost = 1 << 16;   // peers at a time
-  static constexpr size_t kRemembered = 1024;  // peers that are down before the oldest is forgotten
+  static constexpr uint32_t kMost = 1 << 16;  // peers at a time
+  // Peers that are down, and of which nothing is unread, before the oldest is forgotten.
+  static constexpr size_t kRemembered = 1024;
 
   PeerTable() = default;
   ~PeerTable();
@@ -35,6 +38,8 @@ class PeerTable {
   Peer* add();
   Peer* find(PeerId id);
   void set_state(Peer& peer, PeerState state);
+  // Nothing of it is unread any more.
+  void all_read(Peer& peer);
   // Any thread. kDown also for a peer that was forgotten.
   PeerState state(PeerId id) const;
   // Any thread. Whether the id is that of a peer, and not forgotten.
@@ -67,6 +72,8 @@ class PeerTable {
   using Session = std::pair<std::array<uint8_t, 16>, std::pair<uint64_t, bool>>;
   static Session key_of(const Peer& peer) { return {peer.uid.bytes, {peer.session, peer.dialled}}; }
   void forget_session(const Peer& peer);
+  void may_forget(Peer& peer);
+  Peer* oldest_to_forget();
   // What other threads see of a row, in chunks that stay where they are.
   struct Shown {
     std::atomic<uint64_t> word{0};  // generation << 8 | PeerState + 1
@@ -79,7 +86,7 @@ class PeerTable {
   mutable std::mutex names_;  // of rows_ and its names, where other threads look at them
   std::vector<std::unique_ptr<Peer>> rows_;
   std::array<std::atomic<Chunk*>, kMost / kChunk> shown_{};
-  std::deque<uint32_t> down_;  // rows, the one that went first in front
+  std::deque<uint32_t> down_;  // rows to forget, the one that went first, or was read, in front
   absl::flat_hash_map<Session, uint32_t> sessions_;
 };
 
