@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include <boost/asio/buffer.hpp>
 #include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -78,25 +79,26 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
     connecting_.reset();
     error_code ignored;
     socket_.set_option(tcp::no_delay(true), ignored);
-    bytes_ =
-        absl::StrCat(request_.method, " ", request_.path, " HTTP/1.1\r\nHost: ", request_.url.host,
-                     ":", request_.url.port, "\r\nConnection: close\r\n",
-                     "Content-Length: ", request_.body.size(), "\r\n");
+    size_t length = 0;
+    for (const SharedBytes& part : request_.body) length += part->size();
+    head_ = absl::StrCat(request_.method, " ", request_.path,
+                         " HTTP/1.1\r\nHost: ", request_.url.host, ":", request_.url.port,
+                         "\r\nConnection: close\r\n", "Content-Length: ", length, "\r\n");
     for (const auto& [name, value] : request_.headers) {
-      absl::StrAppend(&bytes_, name, ": ", value, "\r\n");
+      absl::StrAppend(&head_, name, ": ", value, "\r\n");
     }
-    absl::StrAppend(&bytes_, "\r\n", request_.body);
-    request_.body.clear();
-    asio::async_write(socket_, asio::buffer(bytes_),
-                      [self = shared_from_this()](error_code error, size_t) {
-                        if (self->over_) return;
-                        // A server may answer before it has read everything.
-                        if (error && error != asio::error::broken_pipe &&
-                            error != asio::error::connection_reset) {
-                          return self->end(error);
-                        }
-                        self->read_head();
-                      });
+    absl::StrAppend(&head_, "\r\n");
+    std::vector<asio::const_buffer> pieces = {asio::buffer(head_)};
+    for (const SharedBytes& part : request_.body) pieces.push_back(asio::buffer(*part));
+    asio::async_write(socket_, pieces, [self = shared_from_this()](error_code error, size_t) {
+      self->request_.body.clear();
+      if (self->over_) return;
+      // A server may answer before it has read everything.
+      if (error && error != asio::error::broken_pipe && error != asio::error::connection_reset) {
+        return self->end(error);
+      }
+      self->read_head();
+    });
   }
 
   void read_head() {
@@ -146,7 +148,7 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
   tcp::resolver resolver_;
   tcp::socket socket_;
   std::unique_ptr<EventLoop::Timer> connecting_, whole_;
-  std::string bytes_;
+  std::string head_;
   beast::flat_buffer buffer_;
   beast::http::response_parser<beast::http::buffer_body> parser_;
   std::array<char, size_t{16} << 10> piece_;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,11 +28,14 @@ struct HttpUrl {
   friend bool operator==(const HttpUrl&, const HttpUrl&) = default;
 };
 
+// Bytes that several requests send, none of which has a copy of them.
+using SharedBytes = std::shared_ptr<const std::string>;
+
 struct HttpFetchRequest {
   HttpUrl url;
   std::string method = "GET";
   std::string path = "/";
-  std::string body;
+  std::vector<SharedBytes> body;  // one behind the other
   HttpHeaders headers;
   std::chrono::milliseconds connect_timeout = patient(std::chrono::milliseconds(5000));
   std::chrono::milliseconds timeout{0};  // of the whole exchange; 0: none

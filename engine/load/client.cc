@@ -40,7 +40,8 @@ http::HttpFetchRequest post(const Server& server, std::string path, const json& 
   http::HttpFetchRequest request{.url = server.url,
                                  .method = "POST",
                                  .path = std::move(path),
-                                 .body = body.dump(-1, ' ', false, json::error_handler_t::replace),
+                                 .body = {std::make_shared<const std::string>(
+                                     body.dump(-1, ' ', false, json::error_handler_t::replace))},
                                  .headers = {{"Content-Type", "application/json"}}};
   if (!server.key.empty()) request.headers.emplace_back("Authorization", "Bearer " + server.key);
   return request;

@@ -16,24 +16,29 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kErrorBytes = 65536;
+// Of a request, on the way to workers that have not begun to answer; but one choice always.
+constexpr size_t kAskedAtOnce = size_t{4} << 20;
 
 }  // namespace
 
 RelayedRequest::RelayedRequest(Workers& workers, std::shared_ptr<http::HttpExchange> exchange,
+                               std::shared_ptr<const WorkerBody> body,
                                std::shared_ptr<const http::ApiRequest> request,
                                std::string request_id)
     : workers_(workers),
       exchange_(std::move(exchange)),
+      body_(std::move(body)),
       request_(std::move(request)),
       request_id_(std::move(request_id)) {}
 
 void RelayedRequest::start(Workers& workers, std::shared_ptr<http::HttpExchange> exchange,
-                           const json& body, std::shared_ptr<const http::ApiRequest> request,
+                           std::shared_ptr<const WorkerBody> body,
+                           std::shared_ptr<const http::ApiRequest> request,
                            const std::vector<std::shared_ptr<const PromptKey>>& keys,
                            std::string request_id) {
   if (exchange->gone()) return;
-  const auto relayed = std::make_shared<RelayedRequest>(workers, std::move(exchange),
-                                                        std::move(request), std::move(request_id));
+  const auto relayed = std::make_shared<RelayedRequest>(
+      workers, std::move(exchange), std::move(body), std::move(request), std::move(request_id));
   relayed->self_ = relayed;
   workers.open.insert(relayed.get());
   workers.retries.earn();
@@ -46,11 +51,23 @@ void RelayedRequest::start(Workers& workers, std::shared_ptr<http::HttpExchange>
     Leg& leg = relayed->legs_[choice];
     leg.key = keys[choice / static_cast<size_t>(parsed.best_of)];
     leg.relay = std::make_unique<StreamRelay>(
-        body, relayed->request_, choice, relayed->head_,
+        relayed->body_, relayed->request_, choice, relayed->head_,
         [request = relayed.get()](std::string_view bytes) { return request->send(bytes); });
   }
-  for (Leg& leg : relayed->legs_) {
-    if (relayed->self_ != nullptr) relayed->attempt(leg);
+  relayed->ask_more();
+}
+
+void RelayedRequest::ask_more() {
+  const std::shared_ptr<RelayedRequest> self = self_;  // where it is the last one that fails
+  size_t on_the_way = 0;
+  for (size_t i = 0; i < asked_; ++i) {
+    const Attempt* attempt = legs_[i].attempt.get();
+    if (attempt != nullptr && attempt->status == 0) on_the_way += body_->size(i);
+  }
+  while (self_ != nullptr && asked_ < legs_.size()) {
+    on_the_way += body_->size(asked_);
+    if (on_the_way > kAskedAtOnce && on_the_way > body_->size(asked_)) return;
+    attempt(legs_[asked_++]);
   }
 }
 
@@ -106,9 +123,10 @@ void RelayedRequest::post(Leg& leg, Attempt& attempt, const std::string& prefill
   attempt.fetch = http::HttpFetch::start(
       workers_.loop, std::move(post),
       {.on_head =
-           [&attempt](int status, std::string_view retry_after) {
+           [this, &attempt](int status, std::string_view retry_after) {
              attempt.status = status;
              attempt.retry_after = retry_after;
+             if (status == 200) ask_more();
            },
        .on_body = [this, &leg, &attempt](std::string_view bytes) { received(leg, attempt, bytes); },
        .on_end = [this, &leg,
@@ -206,7 +224,9 @@ void RelayedRequest::take_hedge(Leg& leg) {
   leg.tokens_before = leg.relay->tokens_seen();
   leg.heard = leg.attempt->asked;
   const std::string held = std::exchange(leg.attempt->held, {});
+  const std::shared_ptr<RelayedRequest> self = self_;
   if (!held.empty()) relay(leg, held);
+  ask_more();
 }
 
 // It failed; the first one is still waited for.
@@ -262,6 +282,7 @@ void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& conne
   leg.look.reset();
   if (status.ok()) {
     leg.done = true;
+    ask_more();
     return finish_if_done();
   }
   if (absl::IsCancelled(status)) return close();

@@ -5,6 +5,9 @@
 // or between two, is not waited for any longer alone: another one is asked to go on from the tokens
 // that are here, and whichever has the next token first writes the answer. Nothing of the other
 // reaches the client, so that is as safe as a retry, and paid from the same budget.
+//
+// Where the prompt is long, choices are asked a few at a time: the next when a worker has begun to
+// answer one, so that a request with many choices costs workers not many times its size at once.
 #pragma once
 
 #include <functional>
@@ -17,6 +20,7 @@
 #include "engine/http/http_listener.h"
 #include "engine/http/openai/openai_request.h"
 #include "engine/router/stream_relay.h"
+#include "engine/router/worker_body.h"
 #include "engine/router/workers.h"
 #include "transport/clock.h"
 
@@ -25,13 +29,15 @@ namespace baton::engine::router {
 // Made by start(); lives until it is answered or its client is gone.
 class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
  public:
-  // `keys`: one for each prompt.
+  // `body`: what workers are posted. `keys`: one for each prompt.
   static void start(Workers& workers, std::shared_ptr<http::HttpExchange> exchange,
-                    const nlohmann::json& body, std::shared_ptr<const http::ApiRequest> request,
+                    std::shared_ptr<const WorkerBody> body,
+                    std::shared_ptr<const http::ApiRequest> request,
                     const std::vector<std::shared_ptr<const PromptKey>>& keys,
                     std::string request_id);
 
   RelayedRequest(Workers& workers, std::shared_ptr<http::HttpExchange> exchange,
+                 std::shared_ptr<const WorkerBody> body,
                  std::shared_ptr<const http::ApiRequest> request, std::string request_id);
 
   // A decode worker answers no more: what it was asked goes to another one.
@@ -63,6 +69,8 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
     bool done = false;
   };
 
+  // Asks for choices that nobody was asked for yet, as many as may be.
+  void ask_more();
   void attempt(Leg& leg);
   std::vector<double> moves(const Attempt& attempt) const;
   void post(Leg& leg, Attempt& attempt, const std::string& prefill_address);
@@ -85,9 +93,11 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
 
   Workers& workers_;
   const std::shared_ptr<http::HttpExchange> exchange_;
+  const std::shared_ptr<const WorkerBody> body_;
   const std::shared_ptr<const http::ApiRequest> request_;
   const std::string request_id_;
   std::vector<Leg> legs_;
+  size_t asked_ = 0;  // legs, the first ones
   StreamRelay::Head head_ = std::make_shared<nlohmann::json>();
   std::shared_ptr<RelayedRequest> self_;  // until close()
 };

@@ -2,6 +2,7 @@
 #include "engine/router/router.h"
 
 #include <algorithm>
+#include <atomic>
 #include <future>
 #include <optional>
 #include <random>
@@ -111,6 +112,9 @@ struct Router::Impl {
 
   void register_routes();
   void complete(const Exchange& exchange, bool chat);
+  // Counts the request's body for as long as somebody has what is returned; null, and the request
+  // is refused, where there are too many bytes already.
+  Exchange admit(const Exchange& exchange);
   // In the order of the prompts; of those that cannot be made into tokens, of their text.
   std::vector<std::shared_ptr<const PromptKey>> keys(const http::ApiRequest& request) const;
   bool follows_caches() const { return tokenizer.has_value() && options.pick == PickBy::kCache; }
@@ -121,12 +125,15 @@ struct Router::Impl {
   void look_at_list();
   void take_list(const ListedWorkers& listed);
   void take(WorkerGroup& group, const std::vector<ListedWorker>& listed);
-  void proxy(const Exchange& exchange, size_t first);
+  void proxy(const Exchange& exchange);
+  void ask_next(const Exchange& exchange, std::vector<size_t> left);
   json health_page(bool* usable);
   std::string metrics_page();
   std::string event_metrics();
 
   const RouterOptions options;
+  // Of requests that are not answered yet; exchanges may outlive the router.
+  const std::shared_ptr<std::atomic<size_t>> body_bytes = std::make_shared<std::atomic<size_t>>(0);
   http::HttpListener listener;
   std::optional<Tokenizer> tokenizer;
   std::optional<ChatTemplate> chat_template;
@@ -137,6 +144,25 @@ struct Router::Impl {
   std::unique_ptr<http::EventLoop::Timer> next_look;
   http::TaskThread parser;
 };
+
+Exchange Router::Impl::admit(const Exchange& exchange) {
+  const size_t size = exchange->request().body.size();
+  const size_t held = body_bytes->load();
+  if (held != 0 && held + size > options.max_bodies) {
+    http::reply_error(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "the router holds ", held >> 20, " MiB of requests that are not answered yet, and ",
+            options.max_bodies >> 20, " MiB is its limit: try again later")),
+        exchange.get());
+    return nullptr;
+  }
+  *body_bytes += size;
+  return {exchange.get(),
+          [held = Exchange(exchange), bytes = body_bytes, size](http::HttpExchange*) mutable {
+            held.reset();
+            *bytes -= size;
+          }};
+}
 
 void Router::Impl::complete(const Exchange& exchange, bool chat) {
   absl::StatusOr<json> body = parse_json(exchange->request().body, "the request body");
@@ -151,9 +177,10 @@ void Router::Impl::complete(const Exchange& exchange, bool chat) {
   }
   auto request = std::make_shared<http::ApiRequest>(*std::move(parsed));
   if (!request->has_seed) request->sampling.seed = std::random_device()();
+  auto posted = std::make_shared<const WorkerBody>(*std::move(body), *request);
   listener.loop()->post(
-      [this, exchange, body = *std::move(body), request, keys = keys(*request)]() mutable {
-        RelayedRequest::start(workers, exchange, body, std::move(request), keys,
+      [this, exchange, posted = std::move(posted), request, keys = keys(*request)]() mutable {
+        RelayedRequest::start(workers, exchange, std::move(posted), std::move(request), keys,
                               exchange->request_id());
       });
 }
@@ -269,10 +296,22 @@ void Router::Impl::went_down(WorkerGroup& group, size_t worker) {
   for (const auto& request : affected) request->leave_worker(worker);
 }
 
-// What any worker can answer is asked of one after the other.
-void Router::Impl::proxy(const Exchange& exchange, size_t worker) {
-  while (worker < workers.decode.size() && workers.decode.picker.is_gone(worker)) ++worker;
-  if (worker >= workers.decode.size()) {
+// What any worker can answer is asked of one after the other: of those that are well, or, where
+// none is, of those that may be well by now.
+void Router::Impl::proxy(const Exchange& exchange) {
+  const WorkerPicker& picker = workers.decode.picker;
+  std::vector<size_t> well, slow, down;
+  for (size_t i = 0; i < workers.decode.size(); ++i) {
+    if (picker.is_gone(i)) continue;
+    (!picker.is_up(i) ? down : picker.stats(i).slow ? slow : well).push_back(i);
+  }
+  well.insert(well.end(), slow.begin(), slow.end());
+  ask_next(exchange, well.empty() ? std::move(down) : std::move(well));
+}
+
+void Router::Impl::ask_next(const Exchange& exchange, std::vector<size_t> left) {
+  if (exchange->gone()) return;
+  if (left.empty()) {
     return http::reply_error(absl::UnavailableError("no decode worker answers"), exchange.get());
   }
   struct Answer {
@@ -281,23 +320,24 @@ void Router::Impl::proxy(const Exchange& exchange, size_t worker) {
     std::unique_ptr<http::HttpFetch> fetch;
   };
   const auto answer = std::make_shared<Answer>();
-  http::HttpFetchRequest ask{.url = workers.decode.urls[worker],
+  http::HttpFetchRequest ask{.url = workers.decode.urls[left.front()],
                              .method = exchange->request().method,
                              .path = exchange->request().path,
-                             .body = exchange->request().body,
+                             .body = {http::SharedBytes(exchange, &exchange->request().body)},
                              .headers = workers.headers(),
                              .connect_timeout = options.health_timeout,
                              .timeout = options.health_timeout * 5};
+  left.erase(left.begin());
   ask.headers.emplace_back("Content-Type", "application/json");
   answer->fetch = http::HttpFetch::start(
       listener.loop(), std::move(ask),
       {.on_head = [answer](int status, std::string_view) { answer->status = status; },
        .on_body = [answer](std::string_view bytes) { answer->body += bytes; },
        .on_end =
-           [this, answer, exchange, worker](const absl::Status& status) {
+           [this, answer, exchange, left = std::move(left)](const absl::Status& status) {
              // It holds what is running now.
              const std::unique_ptr<http::HttpFetch> ended = std::move(answer->fetch);
-             if (!status.ok()) return proxy(exchange, worker + 1);
+             if (!status.ok()) return ask_next(exchange, left);
              exchange->reply(answer->status, "application/json", answer->body);
            }});
 }
@@ -366,14 +406,18 @@ void Router::Impl::register_routes() {
   });
   for (const bool chat : {false, true}) {
     listener.route("POST", chat ? "/v1/chat/completions" : "/v1/completions",
-                   [this, chat](const Exchange& exchange) {
+                   [this, chat](const Exchange& asked) {
+                     const Exchange exchange = admit(asked);
+                     if (exchange == nullptr) return;
                      if (parser.post([this, exchange, chat] { complete(exchange, chat); })) return;
                      http::reply_error(
                          absl::ResourceExhaustedError("too many requests wait to be read"),
                          exchange.get());
                    });
   }
-  const http::HttpHandler ask_a_worker = [this](const Exchange& exchange) { proxy(exchange, 0); };
+  const http::HttpHandler ask_a_worker = [this](const Exchange& asked) {
+    if (const Exchange exchange = admit(asked); exchange != nullptr) proxy(exchange);
+  };
   listener.route("GET", "/v1/models", ask_a_worker);
   listener.route("POST", "/tokenize", ask_a_worker);
   listener.route("POST", "/detokenize", ask_a_worker);

@@ -34,52 +34,39 @@ json sum_of_usage(const http::ApiRequest& request, const std::vector<const Strea
 
 }  // namespace
 
-StreamRelay::StreamRelay(json body, std::shared_ptr<const http::ApiRequest> request, size_t choice,
-                         Head head, std::function<bool(std::string_view)> send)
+StreamRelay::StreamRelay(std::shared_ptr<const WorkerBody> body,
+                         std::shared_ptr<const http::ApiRequest> request, size_t choice, Head head,
+                         std::function<bool(std::string_view)> send)
     : body_(std::move(body)),
       request_(std::move(request)),
       choice_(choice),
       head_(std::move(head)),
-      send_(std::move(send)) {
-  body_["stream"] = true;
-  body_["stream_options"]["include_usage"] = true;
-  body_["return_token_ids"] = true;
-  body_.erase("n");
-  body_.erase("best_of");
-  const auto n = static_cast<size_t>(request_->best_of);
-  if (request_->best_of > request_->n && !request_->logprobs) body_["logprobs"] = 0;
-  if (!request_->chat) {
-    const http::ApiPrompt& prompt = request_->prompts[choice / n];
-    body_["prompt"] = prompt.tokens.empty() ? json(prompt.text) : json(prompt.tokens);
-  }
-  // Whoever goes on with the stream has to draw the same numbers. A greedy one draws none.
-  if (request_->has_seed || request_->sampling.temperature > 0) {
-    body_["seed"] = static_cast<int64_t>(
-        http::seed_of_choice(request_->sampling.seed, static_cast<int>(choice % n)));
-  }
-  tokens_ = request_->resume_tokens;
-}
+      send_(std::move(send)),
+      tokens_(request_->resume_tokens) {}
 
 void StreamRelay::begin() {
   buffer_.clear();
+  searched_ = 0;
   worker_error_ = absl::OkStatus();
 }
 
-std::string StreamRelay::next_body(std::string_view prefill) {
-  body_["kv_transfer_params"] = {{"prefill", prefill}, {"resume_token_ids", tokens_}};
-  return dump(body_);
+std::vector<http::SharedBytes> StreamRelay::next_body(std::string_view prefill) const {
+  return body_->of_choice(choice_, prefill, tokens_);
 }
 
 bool StreamRelay::receive(std::string_view bytes) {
   buffer_ += bytes;
   size_t begin = 0;
   bool good = true;
-  for (size_t end; good && (end = buffer_.find("\n\n", begin)) != std::string::npos;) {
+  // What was searched before is not again: an event may have many megabytes.
+  size_t from = searched_ == 0 ? 0 : searched_ - 1;
+  for (size_t end; good && (end = buffer_.find("\n\n", from)) != std::string::npos; from = begin) {
     const std::string_view event = std::string_view(buffer_).substr(begin, end - begin);
     begin = end + 2;
     if (event.starts_with("data: ")) good = handle(event.substr(6));
   }
   buffer_.erase(0, begin);
+  searched_ = buffer_.size();
   return good;
 }
 

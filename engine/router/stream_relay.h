@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "engine/http/openai/openai_reply.h"
+#include "engine/router/worker_body.h"
 
 namespace baton::engine::router {
 
@@ -22,14 +23,15 @@ class StreamRelay {
   // What all choices of a reply have in common: id, created and model of the first event.
   using Head = std::shared_ptr<nlohmann::json>;
 
-  // `body` is the client's request, `request` the same parsed, `choice` which of its choices this
-  // is. `send` passes an event on to the client and says whether it is still there; without
-  // streaming it is not called.
-  StreamRelay(nlohmann::json body, std::shared_ptr<const http::ApiRequest> request, size_t choice,
-              Head head, std::function<bool(std::string_view)> send);
+  // `body` is what workers are posted, `request` the client's request, `choice` which of its
+  // choices this is. `send` passes an event on to the client and says whether it is still there;
+  // without streaming it is not called.
+  StreamRelay(std::shared_ptr<const WorkerBody> body,
+              std::shared_ptr<const http::ApiRequest> request, size_t choice, Head head,
+              std::function<bool(std::string_view)> send);
 
   // What to post to a worker that goes on from here; `prefill` may be empty.
-  std::string next_body(std::string_view prefill);
+  std::vector<http::SharedBytes> next_body(std::string_view prefill) const;
   // What is received from now on comes from another worker: half an event of the last is forgotten.
   void begin();
   // Bytes from the worker. False when the client is gone or the worker has reported an error.
@@ -50,12 +52,13 @@ class StreamRelay {
   bool handle(std::string_view data);
   bool pass_on(nlohmann::json event);
 
-  nlohmann::json body_;
+  const std::shared_ptr<const WorkerBody> body_;
   const std::shared_ptr<const http::ApiRequest> request_;
   const size_t choice_;
   const Head head_;
   const std::function<bool(std::string_view)> send_;
   std::string buffer_;
+  size_t searched_ = 0;  // bytes of it in which no event ends
   std::vector<int32_t> tokens_;
   nlohmann::json usage_;
   nlohmann::json logprobs_;

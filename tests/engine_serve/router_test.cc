@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/router/router.h"
 #include "engine/router/stream_relay.h"
+#include "engine/router/worker_body.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -52,6 +53,12 @@ std::string worker_stream(const std::vector<int32_t>& tokens, const std::vector<
   return out.append(http::kSseDone);
 }
 
+json whole(const std::vector<http::SharedBytes>& parts) {
+  std::string text;
+  for (const http::SharedBytes& part : parts) text += *part;
+  return json::parse(text);
+}
+
 struct Relayed {
   std::string bytes;
   std::string whole;
@@ -71,13 +78,14 @@ Relayed relay_with_cut(size_t cut, size_t piece, bool stream, bool chat, bool id
   const auto request = std::make_shared<http::ApiRequest>(*http::read_api_request(body, chat));
   const auto head = std::make_shared<json>();
   Relayed out;
-  router::StreamRelay relay(body, request, 0, head, [&](std::string_view bytes) {
+  const auto posted_body = std::make_shared<router::WorkerBody>(body, *request);
+  router::StreamRelay relay(posted_body, request, 0, head, [&](std::string_view bytes) {
     out.bytes += bytes;
     return true;
   });
   const std::vector<int32_t> tokens = {11, 22, 33, 44};
   for (int attempt = 0; attempt < 10 && !relay.done(); ++attempt) {
-    const json posted = json::parse(relay.next_body("P"));
+    const json posted = whole(relay.next_body("P"));
     relay.begin();
     EXPECT_EQ(posted["kv_transfer_params"]["prefill"], "P");
     EXPECT_EQ(posted["seed"], 1);
@@ -126,8 +134,9 @@ TEST(StreamRelay, TokenIdsAreShownOnRequestOnly) {
 TEST(StreamRelay, WorkerErrorsAreToldApart) {
   const json body = {{"prompt", "x"}, {"stream", true}};
   const auto request = std::make_shared<http::ApiRequest>(*http::read_api_request(body, false));
+  const auto posted = std::make_shared<router::WorkerBody>(body, *request);
   const auto error_after = [&](std::string_view bytes) {
-    router::StreamRelay relay(body, request, 0, std::make_shared<json>(),
+    router::StreamRelay relay(posted, request, 0, std::make_shared<json>(),
                               [](std::string_view) { return true; });
     relay.next_body("");
     EXPECT_FALSE(relay.receive(bytes));
@@ -145,11 +154,12 @@ TEST(StreamRelay, WorkerErrorsAreToldApart) {
 TEST(StreamRelay, HostileEventsAreHarmless) {
   const json body = {{"prompt", "x"}, {"stream", true}};
   const auto request = std::make_shared<http::ApiRequest>(*http::read_api_request(body, false));
+  const auto posted = std::make_shared<router::WorkerBody>(body, *request);
   for (const char* event :
        {"data: 5\n\n", "data: []\n\n", "data: {\"choices\":5}\n\n", "data: {\"choices\":[5]}\n\n",
         "data: {\"choices\":[{\"token_ids\":7,\"text\":8,\"finish_reason\":9}]}\n\n",
         "data: [DONE]\n\n", "data: {\"choices\":[{\"logprobs\":{\"a\":{\"b\":1}}}]}\n\n"}) {
-    router::StreamRelay relay(body, request, 0, std::make_shared<json>(),
+    router::StreamRelay relay(posted, request, 0, std::make_shared<json>(),
                               [](std::string_view) { return true; });
     relay.next_body("");
     relay.receive(event);
@@ -171,6 +181,57 @@ TEST(StreamRelay, NewsAreOfWholeEventsThatTellSomething) {
   EXPECT_EQ(news_in("data: {{{\n\n"), StreamNews::kError);
   EXPECT_EQ(news_in("data: 5\n\ndata: {\"choices\":5}\n\n: nothing\n\n"), StreamNews::kNothing);
   EXPECT_EQ(news_in("data: [DONE]\n\n"), StreamNews::kAnswer);
+}
+
+TEST(WorkerBody, IsTheClientsWithOneChoice) {
+  const json body = {{"prompt", {"one \"", "two"}},
+                     {"n", 2},
+                     {"seed", 5},
+                     {"max_tokens", 3},
+                     {"stream_options", {{"continuous_usage_stats", true}}}};
+  const auto request = *http::read_api_request(body, false);
+  const router::WorkerBody posted(body, request);
+  json want = {{"prompt", "two"},
+               {"seed", static_cast<int64_t>(http::seed_of_choice(5, 1))},
+               {"max_tokens", 3},
+               {"stream", true},
+               {"stream_options", {{"continuous_usage_stats", true}, {"include_usage", true}}},
+               {"return_token_ids", true},
+               {"kv_transfer_params", {{"prefill", "P"}, {"resume_token_ids", {7, 8}}}}};
+  EXPECT_EQ(whole(posted.of_choice(3, "P", {7, 8})), want);
+  want["prompt"] = "one \"";
+  want["seed"] = 5;
+  want["kv_transfer_params"] = {{"prefill", ""}, {"resume_token_ids", json::array()}};
+  EXPECT_EQ(whole(posted.of_choice(0, "", {})), want);
+
+  const json ids = {{"prompt", {1, 2, 3}}, {"kv_transfer_params", {{"resume_token_ids", {9}}}}};
+  const auto of_ids = *http::read_api_request(ids, false);
+  const json of_tokens = whole(router::WorkerBody(ids, of_ids).of_choice(0, "", {9}));
+  EXPECT_EQ(of_tokens["prompt"], (json{1, 2, 3}));
+  EXPECT_EQ(of_tokens["kv_transfer_params"]["resume_token_ids"], (json{9}));
+
+  const json chat = {{"messages", {{{"role", "user"}, {"content", "hi"}}}}, {"n", 2}};
+  const auto of_chat = *http::read_api_request(chat, true);
+  const json of_messages = whole(router::WorkerBody(chat, of_chat).of_choice(1, "", {}));
+  EXPECT_EQ(of_messages["messages"], chat["messages"]);
+  EXPECT_FALSE(of_messages.contains("n"));
+}
+
+TEST(WorkerBody, WhatChoicesHaveInCommonIsThereOnce) {
+  const std::string prompt(size_t{1} << 20, 'a');
+  const json body = {{"prompt", prompt}, {"n", 128}};
+  const auto request = *http::read_api_request(body, false);
+  const router::WorkerBody posted(body, request);
+  const auto first = posted.of_choice(0, "", {});
+  for (size_t choice = 0; choice < 128; ++choice) {
+    const auto parts = posted.of_choice(choice, "P", {1, 2, 3});
+    size_t own = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i] != first[i]) own += parts[i]->size();
+    }
+    EXPECT_LT(own, 200u);
+    EXPECT_GE(posted.size(choice), prompt.size());
+  }
 }
 
 TEST(Router, RefusesBadOptions) {

@@ -1,0 +1,40 @@
+// What workers are posted for a client's request, of which all that its choices have in common is
+// written once, however many they are and however often they are asked. Internal to engine/router.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "engine/http/http_fetch.h"
+#include "engine/http/openai/openai_request.h"
+
+namespace baton::engine::router {
+
+// Immutable.
+class WorkerBody {
+ public:
+  // `body` is the client's request, `request` the same parsed. Takes as long as the body is: not
+  // for the loop's thread.
+  WorkerBody(nlohmann::json body, const http::ApiRequest& request);
+
+  // For a worker that goes on with a choice behind `resume`; `prefill` may be empty. The parts are
+  // shared, but for the last, which is as long as `resume` is.
+  std::vector<http::SharedBytes> of_choice(size_t choice, std::string_view prefill,
+                                           const std::vector<int32_t>& resume) const;
+  // Of a choice before its first token, about.
+  size_t size(size_t choice) const;
+
+ private:
+  const http::SharedBytes& prompt(size_t choice) const { return prompts_[choice / choices_]; }
+
+  const size_t choices_;                // of each prompt
+  const std::optional<uint64_t> seed_;  // a greedy request needs none
+  http::SharedBytes common_;
+  std::vector<http::SharedBytes> prompts_;  // of a chat: nothing, its messages are in common_
+};
+
+}  // namespace baton::engine::router

@@ -1,0 +1,185 @@
+// What a request may cost others: the time of a worker that is down, and many times the memory of a
+// long prompt.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "engine/http/openai/openai_reply.h"
+#include "tests/routing/routing_fixture.h"
+
+namespace baton::engine::serve {
+namespace {
+
+using Exchange = std::shared_ptr<http::HttpExchange>;
+
+// Is as well as it is told to be, and answers completions when it is told to.
+class PatientWorker {
+ public:
+  explicit PatientWorker(int health = 200) {
+    listener_.route("GET", "/health", [health](const Exchange& exchange) {
+      exchange->reply(health, "application/json", "{}");
+    });
+    const auto hold = [this](const Exchange& exchange) {
+      const std::lock_guard lock(mutex_);
+      bodies_.push_back(exchange->request().body);
+      waiting_.push_back(exchange);
+    };
+    for (const char* path : {"/v1/models", "/version"}) listener_.route("GET", path, hold);
+    for (const char* path : {"/v1/completions", "/tokenize"}) listener_.route("POST", path, hold);
+    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
+  }
+  ~PatientWorker() { listener_.stop(); }
+  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
+  size_t waiting() {
+    const std::lock_guard lock(mutex_);
+    return waiting_.size();
+  }
+  std::vector<std::string> bodies() {
+    const std::lock_guard lock(mutex_);
+    return bodies_;
+  }
+  void answer_one() {
+    const std::lock_guard lock(mutex_);
+    const json choice = {
+        {"index", 0}, {"text", "a"}, {"finish_reason", "length"}, {"token_ids", {1}}};
+    waiting_.back()->begin(200, "text/event-stream");
+    waiting_.back()->write(http::sse({{"id", "i"}, {"choices", {choice}}}));
+    waiting_.back()->write(std::string(http::kSseDone));
+    waiting_.back()->end();
+    waiting_.pop_back();
+  }
+
+ private:
+  http::HttpListener listener_;
+  std::mutex mutex_;
+  std::vector<Exchange> waiting_;
+  std::vector<std::string> bodies_;
+};
+
+router::RouterOptions options_over(std::vector<std::string> decode) {
+  router::RouterOptions options{.port = 0, .decode = std::move(decode)};
+  options.hedge_after = std::chrono::milliseconds(0);
+  options.health_interval = std::chrono::hours(1);
+  return options;
+}
+
+// Posts by a thread of its own.
+class Asker {
+ public:
+  Asker(int port, json body)
+      : thread_([this, port, body = std::move(body)] { answer_ = post_json(port, body); }) {}
+  json answer() {
+    thread_.join();
+    return answer_;
+  }
+
+ private:
+  json answer_;
+  std::thread thread_;
+};
+
+json long_request(size_t bytes, int n) {
+  return {{"prompt", std::string(bytes, 'a')}, {"n", n}, {"max_tokens", 1}, {"seed", 3}};
+}
+
+TEST(AnyWorker, OneThatIsDownIsNotAskedWhatAnyCanAnswer) {
+  PatientWorker down(503);
+  Worker well;
+  const auto router = *router::Router::start(options_over({down.url(), well.url()}));
+  httplib::Client client = client_of(router->port());
+  EXPECT_EQ(client.Get("/v1/models")->status, 200);
+  EXPECT_EQ(client.Get("/version")->status, 200);
+  EXPECT_EQ(client.Post("/tokenize", R"({"prompt": "a"})", "application/json")->status, 200);
+  EXPECT_TRUE(down.bodies().empty());
+}
+
+TEST(AnyWorker, WhereAllAreDownTheyAreAskedAllTheSame) {
+  Worker sick;
+  sick.stop_engine();
+  const auto router = *router::Router::start(options_over({"http://127.0.0.1:1", sick.url()}));
+  httplib::Client client = client_of(router->port());
+  EXPECT_EQ(client.Get("/health")->status, 503);
+  EXPECT_EQ(client.Get("/v1/models")->status, 200);
+}
+
+TEST(LongPrompts, ChoicesAreAskedOneAfterTheOther) {
+  constexpr int kChoices = 4;
+  PatientWorker worker;
+  const auto router = *router::Router::start(options_over({worker.url()}));
+  Asker asker(router->port(), long_request(size_t{5} << 20, kChoices));
+  for (int i = 0; i < kChoices; ++i) {
+    wait_until([&] { return worker.waiting() == 1; });
+    // Nobody else waits for it meanwhile, and no second one comes.
+    for (int look = 0; look < 10; ++look) {
+      EXPECT_EQ(client_of(router->port()).Get("/health")->status, 200);
+    }
+    ASSERT_EQ(worker.waiting(), 1u);
+    worker.answer_one();
+  }
+  EXPECT_EQ(asker.answer()["choices"].size(), size_t{kChoices});
+  std::set<json> seeds;
+  for (const std::string& text : worker.bodies()) {
+    const json body = json::parse(text);
+    EXPECT_EQ(body["prompt"].get_ref<const std::string&>().size(), size_t{5} << 20);
+    seeds.insert(body["seed"]);
+  }
+  EXPECT_EQ(seeds.size(), size_t{kChoices});
+}
+
+TEST(LongPrompts, ChoicesOfShortOnesAreAskedAtOnce) {
+  constexpr size_t kChoices = 128;
+  PatientWorker worker;
+  const auto router = *router::Router::start(options_over({worker.url()}));
+  Asker asker(router->port(), long_request(1000, kChoices));
+  wait_until([&] { return worker.waiting() == kChoices; });
+  for (size_t i = 0; i < kChoices; ++i) worker.answer_one();
+  EXPECT_EQ(asker.answer()["choices"].size(), kChoices);
+}
+
+TEST(LongPrompts, TogetherTheyHaveALimit) {
+  PatientWorker worker;
+  router::RouterOptions options = options_over({worker.url()});
+  options.max_bodies = size_t{1} << 20;
+  const auto router = *router::Router::start(options);
+  const json body = long_request(size_t{700} << 10, 1);
+  Asker first(router->port(), body);
+  wait_until([&] { return worker.waiting() == 1; });
+  const httplib::Result second = post(router->port(), body);
+  ASSERT_TRUE(second);
+  EXPECT_EQ(second->status, 429) << second->body;
+  EXPECT_TRUE(absl::StrContains(second->body, "1 MiB is its limit: try again later"));
+  EXPECT_EQ(second->get_header_value("Retry-After"), "1");
+  EXPECT_EQ(post(router->port(), body, "/tokenize")->status, 429);
+  Asker small(router->port(), long_request(1000, 1));
+  wait_until([&] { return worker.waiting() == 2; });
+  worker.answer_one();
+  worker.answer_one();
+  first.answer();
+  small.answer();
+  // They are forgotten with their answers.
+  std::atomic<int> status{429};
+  std::thread third([&] {
+    while (status == 429) status = post(router->port(), body)->status;
+  });
+  wait_until([&] { return worker.waiting() == 1; });
+  worker.answer_one();
+  third.join();
+  EXPECT_EQ(status, 200);
+  // One alone may be as long as a body may be.
+  Asker alone(router->port(), long_request(size_t{2} << 20, 1));
+  wait_until([&] { return worker.waiting() == 1; });
+  worker.answer_one();
+  EXPECT_EQ(alone.answer()["choices"].size(), 1u);
+}
+
+}  // namespace
+}  // namespace baton::engine::serve
