@@ -19,16 +19,16 @@
 namespace baton::engine::serve {
 namespace {
 
-using Exchange = std::shared_ptr<http::HttpExchange>;
+using HeldExchange = std::shared_ptr<http::HttpExchange>;
 
 // Is as well as it is told to be, and answers completions when it is told to.
 class PatientWorker {
  public:
   explicit PatientWorker(int health = 200) {
-    listener_.route("GET", "/health", [health](const Exchange& exchange) {
+    listener_.route("GET", "/health", [health](const HeldExchange& exchange) {
       exchange->reply(health, "application/json", "{}");
     });
-    const auto hold = [this](const Exchange& exchange) {
+    const auto hold = [this](const HeldExchange& exchange) {
       const std::lock_guard lock(mutex_);
       bodies_.push_back(exchange->request().body);
       waiting_.push_back(exchange);
@@ -61,7 +61,7 @@ class PatientWorker {
  private:
   http::HttpListener listener_;
   std::mutex mutex_;
-  std::vector<Exchange> waiting_;
+  std::vector<HeldExchange> waiting_;
   std::vector<std::string> bodies_;
 };
 
