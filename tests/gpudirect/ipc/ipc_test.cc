@@ -11,7 +11,7 @@
 namespace baton {
 namespace {
 
-constexpr size_t kBytes = 8 << 20;
+constexpr size_t kIpcBytes = 8 << 20;
 const Time kIpcPatience = patient(std::chrono::seconds(60));
 
 struct Side {
@@ -21,8 +21,8 @@ struct Side {
     options.key = *ClusterKey::from_bytes("a secret of the tests");
     options.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
     worker = *Worker::create(std::move(options));
-    buffer = *internal::device_memory()->allocate(0, kBytes);
-    region = *worker->register_memory(buffer->data(), kBytes);
+    buffer = *internal::device_memory()->allocate(0, kIpcBytes);
+    region = *worker->register_memory(buffer->data(), kIpcBytes);
   }
   bool drive(const std::function<bool()>& ready) const {
     const Time end = Clock::steady().now() + kIpcPatience;
@@ -68,21 +68,21 @@ TEST(CudaIpc, TwoProcessesCopyOnceAndAKilledOneLeavesNothing) {
       EXPECT_TRUE(here.drive([&] { return worker.peer_state(peer) == PeerState::kUp; }));
       TransferRequest request{.peer = peer,
                               .local = here.region,
-                              .local_layout = Layout::contiguous(0, kBytes),
+                              .local_layout = Layout::contiguous(0, kIpcBytes),
                               .remote = *RemoteRegion::decode({offer, 48}),
-                              .remote_layout = Layout::contiguous(0, kBytes)};
+                              .remote_layout = Layout::contiguous(0, kIpcBytes)};
       const auto view = [&] {
-        return fake.fake().view(reinterpret_cast<uintptr_t>(here.buffer->data()), kBytes);
+        return fake.fake().view(reinterpret_cast<uintptr_t>(here.buffer->data()), kIpcBytes);
       };
       for (const Op op : {Op::kWrite, Op::kRead}) {
-        std::fill_n(view(), kBytes, op == Op::kWrite ? std::byte{7} : std::byte{1});
+        std::fill_n(view(), kIpcBytes, op == Op::kWrite ? std::byte{7} : std::byte{1});
         request.op = op;
         const TransferId id = *worker.submit(request);
         EXPECT_TRUE(here.drive([&] { return ended(*worker.state(id)); }));
         EXPECT_TRUE(worker.status(id).ok()) << worker.status(id);
         EXPECT_TRUE(worker.release(id).ok());
       }
-      EXPECT_EQ(view()[kBytes - 1], std::byte{7}) << "what was written is read back";
+      EXPECT_EQ(view()[kIpcBytes - 1], std::byte{7}) << "what was written is read back";
       EXPECT_EQ(worker.stats().staged_transfers, 0u);
       EXPECT_THAT(worker.explain(peer), testing::HasSubstr("CUDA IPC: 1 allocations mapped"));
       const TransferId last = *worker.submit(request);
@@ -164,9 +164,9 @@ TEST(CudaIpc, DeregisteringWaitsForThePeersCopies) {
       }));
       const TransferId id = *a.worker->submit({.peer = peer,
                                                .local = a.region,
-                                               .local_layout = Layout::contiguous(0, kBytes),
+                                               .local_layout = Layout::contiguous(0, kIpcBytes),
                                                .remote = *b.worker->remote_region(b.region),
-                                               .remote_layout = Layout::contiguous(0, kBytes)});
+                                               .remote_layout = Layout::contiguous(0, kIpcBytes)});
       for (int i = 0; i < 40 && fake.fake().queued() == 0; ++i) {
         a.worker->progress();
         b.worker->progress();
