@@ -108,7 +108,7 @@ void HttpConnection::end_reading() {
 void HttpConnection::begin_reading(std::chrono::milliseconds timeout) {
   reading_ = host_->reading.insert(host_->reading.end(), this);
   is_reading_ = true;
-  waits_since_ = Clock::steady().now();
+  waits_since_ = host_->options.clock->now();
   set_deadline(timeout);
 }
 
@@ -116,7 +116,7 @@ void HttpConnection::begin_writing() {
   if (is_reading_ || is_in_writing_) return;  // as one that reads it may be closed anyway
   writing_in_ = host_->writing.insert(host_->writing.end(), this);
   is_in_writing_ = true;
-  waits_since_ = Clock::steady().now();
+  waits_since_ = host_->options.clock->now();
   not_taken_ = not_taken();
 }
 

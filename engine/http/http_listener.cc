@@ -200,7 +200,7 @@ void HttpListener::Impl::accept() {
 // By whoever has kept us waiting for longest.
 void HttpListener::Impl::make_room() {
   HttpConnection* reading = host->reading.empty() ? nullptr : host->reading.front();
-  const Time now = Clock::steady().now();
+  const Time now = host->options.clock->now();
   HttpConnection* unread = nullptr;
   for (size_t left = host->writing.size(); left > 0 && unread == nullptr; --left) {
     HttpConnection* const first = host->writing.front();

@@ -112,6 +112,7 @@ struct HttpListenerOptions {
   // When there are too many connections, the one goes that has kept the server waiting for longest:
   // for a request, for its end, or with an answer of which it has taken nothing for so long.
   std::chrono::milliseconds unread_after = patient(std::chrono::milliseconds(5000));
+  const Clock* clock = &Clock::steady();  // of `unread_after`; the deadlines are the loop's
   // PEM files, both or none: with them the listener speaks TLS alone (1.2 and newer).
   std::string tls_certificate;  // and those that lead to its root
   std::string tls_key;          // without a password

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
+#include "tests/manual_clock.h"
 #include "tests/temporary_folder.h"
 
 namespace baton::engine::serve {
@@ -162,12 +163,18 @@ class LongAnswers {
   http::HttpListener listener_;
 };
 
+constexpr std::chrono::milliseconds kUnread(5000);
+
 TEST(Room, OneWhoDoesNotReadMakesIt) {
-  LongAnswers server({.max_connections = 3, .unread_after = std::chrono::milliseconds(0)});
+  ManualClock clock;
+  LongAnswers server({.max_connections = 3, .unread_after = kUnread, .clock = &clock});
   std::vector<RawClient> strangers;
   for (int i = 0; i < 3; ++i) strangers.push_back(server.unread());
-  // An answer that moves at this moment is spared, so one may have to come again.
-  while (!absl::StrContains(server.health(), " 200 OK")) std::this_thread::yield();
+  EXPECT_EQ(server.health(), "");  // the oldest answer is still young
+  // One that moved since the last look is spared, so it may have to come again.
+  do {
+    clock.advance(kUnread);
+  } while (!absl::StrContains(server.health(), " 200 OK"));
   size_t cut = 0;
   for (RawClient& stranger : strangers) {
     cut += stranger.read_bytes(LongAnswers::kLong).size() < LongAnswers::kLong / 2 ? 1 : 0;
@@ -176,20 +183,21 @@ TEST(Room, OneWhoDoesNotReadMakesIt) {
 }
 
 TEST(Room, AnAnswerThatIsReadOnKeepsIts) {
-  constexpr std::chrono::milliseconds kUnread(200);
-  LongAnswers server({.max_connections = 1, .unread_after = kUnread});
-  constexpr int kBuffer = 1 << 18;  // of the kernel, which tells the server when half is read
+  ManualClock clock;
+  LongAnswers server({.max_connections = 1, .unread_after = kUnread, .clock = &clock});
+  constexpr int kBuffer = 1 << 18;  // of the client's kernel
   RawClient reader = server.unread(kBuffer);
   size_t read = 0;
   for (int i = 0; i < 3; ++i) {
-    // The kernel has all that it takes; reading on makes no room for more yet.
-    const auto since = std::chrono::steady_clock::now();
-    while (std::chrono::steady_clock::now() - since < kUnread * 3 / 2) std::this_thread::yield();
-    read += reader.read_bytes(kBuffer).size();
+    clock.advance(2 * kUnread);
+    // More than the kernel had at once: so the server's has heard that some of it was taken, if
+    // not enough for there to be room for more.
+    read += reader.read_bytes(2 * kBuffer).size();
     EXPECT_EQ(server.health(), "");
   }
-  EXPECT_GT(read + reader.read_bytes(LongAnswers::kLong - read - 4096).size(),
-            LongAnswers::kLong - 8192);
+  EXPECT_EQ(read, 6u * kBuffer);
+  const size_t rest = LongAnswers::kLong - read - 4096;  // read_bytes() began in its midst
+  EXPECT_EQ(reader.read_bytes(rest).size(), rest);
 }
 
 TEST(Room, WhoeverIsToldOffMakesIt) {
