@@ -1,6 +1,7 @@
 // Carries cache events from the engine's thread to the loop's; neither waits for the other.
 #include "engine/http/cache_stream.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -51,9 +52,14 @@ void CacheStream::push(const serve::CacheNews* news) {
   {
     const std::lock_guard lock(mutex_);
     if (over_) return;
-    if (news != nullptr) lines_ += serve::cache_line(*news, model_);
-    // The loop does not come round to it: better a new beginning than a heap of old news.
-    over_ = news == nullptr || lines_.size() > max_unsent_;
+    if (news != nullptr) {
+      const std::string line = serve::cache_line(*news, model_);
+      longest_ = std::max(longest_, line.size());
+      lines_ += line;
+    }
+    // The loop does not come round to it: better a new beginning than a heap of old news. But one
+    // line, a whole cache perhaps, is as long as it is.
+    over_ = news == nullptr || lines_.size() - longest_ > max_unsent_;
     if (std::exchange(draining_, true)) return;
   }
   if (const auto loop = loop_.lock(); loop != nullptr) {
@@ -67,6 +73,7 @@ void CacheStream::drain() {
   {
     const std::lock_guard lock(mutex_);
     lines.swap(lines_);
+    longest_ = 0;
     draining_ = false;
     over = over_;
   }

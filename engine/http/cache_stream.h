@@ -39,7 +39,8 @@ class CacheStream : public std::enable_shared_from_this<CacheStream> {
   const size_t max_unsent_;
   const std::shared_ptr<HttpExchange> exchange_;
   std::mutex mutex_;
-  std::string lines_;  // not handed to the loop yet
+  std::string lines_;   // not handed to the loop yet
+  size_t longest_ = 0;  // of them
   bool over_ = false;
   bool draining_ = false;
 };

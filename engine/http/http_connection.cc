@@ -1,7 +1,9 @@
 // A connection's states: head, body, answer, and the next request.
 #include "engine/http/http_connection.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <string_view>
@@ -61,6 +63,7 @@ void HttpConnection::close() {
   closed_ = true;
   const std::shared_ptr<HttpConnection> self = shared_from_this();  // until this returns
   stop_reading();
+  stop_writing();
   host_->all.erase(self_);
   --host_->connections;
   if (std::exchange(answering_, false)) --host_->answering;
@@ -69,6 +72,7 @@ void HttpConnection::close() {
   ErrorCode ignored;
   socket_->tcp().close(ignored);
   if (const auto exchange = exchange_.lock(); exchange != nullptr) exchange->gone_ = true;
+  incoming_.reset();
   if (const auto task = std::exchange(on_gone_, nullptr)) task();
 }
 
@@ -92,10 +96,46 @@ void HttpConnection::stop_reading() {
   if (std::exchange(is_reading_, false)) host_->reading.erase(reading_);
 }
 
+// What is being written has its own deadline then.
+void HttpConnection::end_reading() {
+  stop_reading();
+  deadline_.reset();
+  if (!is_writing_) return;
+  set_deadline(host_->options.write_timeout);
+  begin_writing();
+}
+
 void HttpConnection::begin_reading(std::chrono::milliseconds timeout) {
   reading_ = host_->reading.insert(host_->reading.end(), this);
   is_reading_ = true;
+  waits_since_ = host_->options.clock->now();
   set_deadline(timeout);
+}
+
+void HttpConnection::begin_writing() {
+  if (is_reading_ || is_in_writing_) return;  // as one that reads it may be closed anyway
+  writing_in_ = host_->writing.insert(host_->writing.end(), this);
+  is_in_writing_ = true;
+  waits_since_ = host_->options.clock->now();
+  not_taken_ = not_taken();
+}
+
+void HttpConnection::stop_writing() {
+  if (std::exchange(is_in_writing_, false)) host_->writing.erase(writing_in_);
+}
+
+// What the client's side has not acknowledged: it falls while somebody reads, long before there is
+// room for more.
+int HttpConnection::not_taken() const {
+  int bytes = 0;
+  return ioctl(socket_->tcp().native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+}
+
+bool HttpConnection::moves() {
+  if (not_taken() == not_taken_) return false;
+  stop_writing();
+  begin_writing();
+  return true;
 }
 
 void HttpConnection::read_request() {
@@ -155,6 +195,15 @@ void HttpConnection::begin_body() {
   if (!coding.empty() && !beast::iequals(coding, "chunked")) {
     return refuse(501, "the only Transfer-Encoding that is understood is chunked");
   }
+  begin_exchange();
+  // Whoever may not ask sends no body here: the connection ends behind the answer.
+  const bool keep_alive =
+      std::exchange(incoming_->keep_alive_, incoming_->keep_alive_ && parser_->is_done());
+  if (host_->filter(incoming_)) {
+    end_reading();
+    return incoming_.reset();
+  }
+  incoming_->keep_alive_ = keep_alive;
   if (beast::iequals(parser_->get()[beast::http::field::expect], "100-continue")) {
     send(kContinue, false, false);
   }
@@ -175,37 +224,41 @@ void HttpConnection::read_body() {
   read_more(&HttpConnection::read_body);
 }
 
-void HttpConnection::requested() {
-  stop_reading();
-  deadline_.reset();
-  answering_ = true;
-  ++host_->answering;
-  last_ = false;
-  const bool keep_alive = parser_->keep_alive();
-  const bool chunked = parser_->get().version() >= 11;
-  auto& message = parser_->get();
+void HttpConnection::begin_exchange() {
+  const auto& message = parser_->get();
   HttpRequest request;
   request.method = text(message.method_string());
   const std::string target = text(message.target());
   request.path = target.substr(0, target.find('?'));
-  request.body = std::move(message.body());
   for (const auto& field : message) {
     request.headers[absl::AsciiStrToLower(text(field.name_string()))] = text(field.value());
   }
-  auto exchange = std::make_shared<HttpExchange>(host_->loop, weak_from_this(), std::move(request),
-                                                 keep_alive, chunked);
-  exchange_ = exchange;
+  incoming_ = std::make_shared<HttpExchange>(host_->loop, weak_from_this(), std::move(request),
+                                             parser_->keep_alive(), message.version() >= 11);
+  exchange_ = incoming_;
+}
+
+void HttpConnection::requested() {
+  end_reading();
+  answering_ = true;
+  ++host_->answering;
+  last_ = false;
+  const std::shared_ptr<HttpExchange> exchange = std::exchange(incoming_, nullptr);
+  exchange->request_.body = std::move(parser_->get().body());
   watch();
   host_->handle(exchange);
 }
 
 void HttpConnection::refuse(int status, const char* message) {
-  stop_reading();
+  end_reading();
   const std::string body = api_error(status, message);
   // Where the request ends is not known, so no other can follow it.
   send(absl::StrCat("HTTP/1.1 ", status, " Refused\r\nContent-Type: application/json\r\n",
                     "Content-Length: ", body.size(), "\r\nConnection: close\r\n\r\n", body),
        true, true);
+  if (incoming_ == nullptr) return;
+  incoming_->gone_ = true;
+  incoming_.reset();
 }
 
 // While the answer is made, the only thing that a client can do is to leave.
@@ -251,10 +304,12 @@ bool HttpConnection::probe() {
 void HttpConnection::send(std::string bytes, bool last, bool close_behind) {
   if (closed_ || last_) return;
   unsent_bytes_ += bytes.size();
+  // A client cannot read half an event away, however quick it is: one may be as long as it is.
+  if (bytes.size() > host_->options.max_unsent && long_piece_ == 0) long_piece_ = bytes.size();
   unsent_.push_back(std::move(bytes));
   last_ = last;
   close_when_sent_ = close_behind;
-  if (unsent_bytes_ > host_->options.max_unsent && !last) {
+  if (unsent_bytes_ > host_->options.max_unsent + long_piece_ && !last) {
     ++host_->timed_out;
     return close();
   }
@@ -268,6 +323,7 @@ void HttpConnection::write_next() {
     writing_ += unsent_.front();
     unsent_.pop_front();
   }
+  writes_long_ = long_piece_ != 0;
   is_writing_ = true;
   write_some();
 }
@@ -280,13 +336,16 @@ void HttpConnection::write_some() {
                         self->unsent_bytes_ -= count;
                         self->written(error);
                       });
+  begin_writing();
 }
 
 void HttpConnection::written(ErrorCode error) {
   if (closed_) return;
+  stop_writing();
   if (error) return close();
   if (written_bytes_ < writing_.size()) return write_some();
   is_writing_ = false;
+  if (std::exchange(writes_long_, false)) long_piece_ = 0;
   if (!is_reading_) deadline_.reset();
   if (!unsent_.empty()) return write_next();
   if (!last_) return;
@@ -304,7 +363,7 @@ void HttpConnection::written(ErrorCode error) {
 
 // The client may still be sending what was refused.
 void HttpConnection::finish() {
-  if (deadline_ == nullptr) set_deadline(kLinger);
+  begin_reading(kLinger);
   socket_->finish([self = shared_from_this()] { self->close(); });
 }
 

@@ -15,17 +15,22 @@
 
 #include "engine/http/http_listener.h"
 #include "engine/http/http_socket.h"
+#include "transport/clock.h"
 
 namespace baton::engine::http {
 
 // What all connections of a listener share. Outlives none of its connections' callbacks.
 struct ConnectionHost {
   HttpListenerOptions options;
-  HttpHandler handle;  // a whole request
+  std::function<bool(const std::shared_ptr<HttpExchange>&)> filter;  // a head; true: answered
+  HttpHandler handle;                                                // a whole request
   std::weak_ptr<EventLoop> loop;
   std::list<std::shared_ptr<HttpConnection>> all;
-  // Those that wait for a client's bytes, the one that has waited longest first.
+  // Those that wait for a client's bytes, or for its end, the one that has waited longest first.
   std::list<HttpConnection*> reading;
+  // Those whose client has to take bytes of an answer; the one that has taken none for longest
+  // first.
+  std::list<HttpConnection*> writing;
   std::atomic<size_t> connections{0};
   std::atomic<size_t> answering{0};
   std::atomic<uint64_t> refused{0};
@@ -42,6 +47,11 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void send(std::string bytes, bool last, bool close);
   // Closes at once; whoever has an exchange of it hears that the client is gone.
   void close();
+  // Since when the client keeps us waiting, of those in one of the host's two lists.
+  Time waits_since() const { return waits_since_; }
+  // Of those in the host's list `writing`: whether the client has taken bytes since it was put
+  // there, or last asked about. Then it is put at the list's end.
+  bool moves();
   // Runs `task` when the connection is closed before the answer is sent; see HttpExchange.
   void on_gone(std::function<void()> task);
 
@@ -51,6 +61,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void read_request();
   void read_head();
   void begin_body();
+  void begin_exchange();
   void read_body();
   void read_more(void (HttpConnection::*then)());
   void malformed(ErrorCode error);
@@ -65,24 +76,35 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void written(ErrorCode error);
   void set_deadline(std::chrono::milliseconds timeout);
   void stop_reading();
+  void end_reading();
+  void begin_writing();
+  void stop_writing();
+  int not_taken() const;
 
   const std::unique_ptr<HttpSocket> socket_;
   const std::shared_ptr<ConnectionHost> host_;
   std::list<std::shared_ptr<HttpConnection>>::iterator self_;
   std::list<HttpConnection*>::iterator reading_;
-  bool is_reading_ = false;
+  bool is_reading_ = false;  // is in the host's list
+  std::list<HttpConnection*>::iterator writing_in_;
+  bool is_in_writing_ = false;
+  Time waits_since_{};
+  int not_taken_ = 0;  // bytes in the kernel, at that time
   bool closed_ = false;
   std::unique_ptr<EventLoop::Timer> deadline_;
   std::unique_ptr<EventLoop::Timer> watch_timer_;
   boost::beast::flat_buffer buffer_;
   size_t searched_ = 0;  // bytes of buffer_ in which no head ends
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
+  std::shared_ptr<HttpExchange> incoming_;  // until its body is here
   std::weak_ptr<HttpExchange> exchange_;
   bool answering_ = false;
   int looks_ = 0;  // since the client was seen to send no more
   std::function<void()> on_gone_;
   std::deque<std::string> unsent_;
   size_t unsent_bytes_ = 0;
+  size_t long_piece_ = 0;     // bytes of one above the limit, until it is sent
+  bool writes_long_ = false;  // it is in writing_
   std::string writing_;
   size_t written_bytes_ = 0;  // of writing_
   bool is_writing_ = false;

@@ -133,7 +133,7 @@ void HttpExchange::begin(int status, std::string_view content_type, const HttpHe
 }
 
 void HttpExchange::write(std::string bytes) {
-  if (bytes.empty() || ended_) return;
+  if (bytes.empty() || ended_ || request_.method == "HEAD") return;
   if (chunked_) bytes = absl::StrCat(absl::Hex(bytes.size()), "\r\n", bytes, "\r\n");
   send(std::move(bytes), false, false);
 }
@@ -141,7 +141,8 @@ void HttpExchange::write(std::string bytes) {
 void HttpExchange::end() {
   if (ended_.exchange(true)) return;
   // Without chunks the end of the connection is the end of the answer.
-  send(chunked_ ? "0\r\n\r\n" : "", true, !keep_alive_ || !chunked_);
+  const bool any_body = request_.method != "HEAD";
+  send(chunked_ && any_body ? "0\r\n\r\n" : "", true, !keep_alive_ || !chunked_);
 }
 
 void HttpExchange::on_gone(std::function<void()> task) {
@@ -174,6 +175,7 @@ struct HttpListener::Impl : std::enable_shared_from_this<HttpListener::Impl> {
   }
 
   void accept();
+  void make_room();
   void accepted(error_code error, asio::ip::tcp::socket socket);
   void handle(const std::shared_ptr<HttpExchange>& exchange);
 
@@ -195,11 +197,26 @@ void HttpListener::Impl::accept() {
   });
 }
 
+// By whoever has kept us waiting for longest.
+void HttpListener::Impl::make_room() {
+  HttpConnection* reading = host->reading.empty() ? nullptr : host->reading.front();
+  const Time now = host->options.clock->now();
+  HttpConnection* unread = nullptr;
+  for (size_t left = host->writing.size(); left > 0 && unread == nullptr; --left) {
+    HttpConnection* const first = host->writing.front();
+    if (now - first->waits_since() < host->options.unread_after) break;
+    if (!first->moves()) unread = first;  // else it is the last one of the list now
+  }
+  if (unread != nullptr && (reading == nullptr || unread->waits_since() < reading->waits_since())) {
+    return unread->close();
+  }
+  if (reading != nullptr) reading->close();
+}
+
 void HttpListener::Impl::accepted(error_code error, asio::ip::tcp::socket socket) {
   if (error || host->all.size() >= host->options.max_connections) {
     ++host->refused;
-    // Whoever has sent half a request for longest makes room.
-    if (!host->reading.empty()) host->reading.front()->close();
+    make_room();
   }
   if (error) {  // no file left, perhaps: asking again at once would be asked for ever
     pause = loop->after(kAcceptAgain, [this] { accept(); });
@@ -213,7 +230,6 @@ void HttpListener::Impl::accepted(error_code error, asio::ip::tcp::socket socket
 }
 
 void HttpListener::Impl::handle(const std::shared_ptr<HttpExchange>& exchange) {
-  if (filter && filter(exchange)) return;
   const HttpRequest& request = exchange->request();
   const auto path = routes.find(request.path);
   if (path == routes.end()) {
@@ -239,6 +255,9 @@ HttpListener::HttpListener(HttpListenerOptions options)
       impl_(std::make_shared<Impl>(loop_, std::move(options))) {
   impl_->host->handle = [impl = impl_.get()](const std::shared_ptr<HttpExchange>& exchange) {
     impl->handle(exchange);
+  };
+  impl_->host->filter = [impl = impl_.get()](const std::shared_ptr<HttpExchange>& exchange) {
+    return impl->filter && impl->filter(exchange);
   };
 }
 

@@ -7,8 +7,9 @@
 //   listener.listen("127.0.0.1", 8000);
 //
 // A handler may answer later and from any thread: it keeps the exchange. A client that leaves
-// before it was answered is noticed at once. Strangers cannot hold anything up: what is half sent
-// has a deadline and a size limit, and makes room for others when there are too many connections.
+// before it was answered is noticed at once. Strangers cannot hold anything up: what is half sent,
+// or not read, has a deadline and a size limit, and makes room for others when there are too many
+// connections.
 #pragma once
 
 #include <atomic>
@@ -62,7 +63,7 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
   // The whole answer. The first of reply() and begin() counts, later ones do nothing.
   void reply(int status, std::string_view content_type, const std::string& body,
              const HttpHeaders& headers = {});
-  // An answer that is written piece by piece...
+  // An answer that is written piece by piece; to HEAD only its head is sent.
   void begin(int status, std::string_view content_type, const HttpHeaders& headers = {});
   void write(std::string bytes);
   void end();
@@ -82,8 +83,8 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
 
   const std::weak_ptr<EventLoop> loop_;
   const std::weak_ptr<HttpConnection> connection_;
-  const HttpRequest request_;
-  const bool keep_alive_;
+  HttpRequest request_;  // its body comes after the filter
+  bool keep_alive_;
   const bool chunked_;
   HttpHeaders headers_;
   std::string request_id_;
@@ -98,7 +99,9 @@ struct HttpListenerOptions {
   size_t max_connections = 16384;  // less where the process may have fewer files open
   size_t max_head = size_t{32} << 10;
   size_t max_body = size_t{16} << 20;
-  size_t max_unsent = size_t{8} << 20;  // a client that leaves more lying is given up
+  // A client that leaves more lying is given up. One piece may be longer: what is written behind it
+  // is what counts.
+  size_t max_unsent = size_t{8} << 20;
   std::chrono::milliseconds head_timeout =
       patient(std::chrono::milliseconds(10000));  // from the first look for a request to its head
   std::chrono::milliseconds body_timeout = patient(std::chrono::milliseconds(30000));
@@ -106,6 +109,10 @@ struct HttpListenerOptions {
       patient(std::chrono::milliseconds(75000));  // between two requests of a connection
   std::chrono::milliseconds write_timeout =
       patient(std::chrono::milliseconds(60000));  // a client that takes nothing for so long
+  // When there are too many connections, the one goes that has kept the server waiting for longest:
+  // for a request, for its end, or with an answer of which it has taken nothing for so long.
+  std::chrono::milliseconds unread_after = patient(std::chrono::milliseconds(5000));
+  const Clock* clock = &Clock::steady();  // of `unread_after`; the deadlines are the loop's
   // PEM files, both or none: with them the listener speaks TLS alone (1.2 and newer).
   std::string tls_certificate;  // and those that lead to its root
   std::string tls_key;          // without a password
@@ -127,7 +134,8 @@ class HttpListener {
   // Handlers run on the loop's thread and must not block. Register them before listen(). A path
   // that has none is answered with 404, and one with another method with 405.
   void route(const std::string& method, const std::string& path, HttpHandler handler);
-  // Sees every request first; answers it and says true, or leaves it to its handler.
+  // Sees every request first, when its head is there and its body is not read yet; answers it at
+  // once and says true, or leaves it to its handler.
   void set_filter(std::function<bool(const std::shared_ptr<HttpExchange>&)> filter);
   // Binds and starts serving; raises this process's limit of open files as far as it may.
   // Unavailable, with the remedy, if the port cannot be had; InvalidArgument if the TLS files are

@@ -205,6 +205,10 @@ void HttpServer::Impl::register_routes() {
     reply_health(exchange, {{"address", options.kv_address}});
   });
   listener.route("GET", "/v1/baton/kv_events", [this](const Exchange& exchange) {
+    if (exchange->request().method == "HEAD") {
+      exchange->begin(200, "application/x-ndjson");
+      return exchange->end();
+    }
     CacheStream::start(host.engine, listener.loop(), options.listener.max_unsent, exchange);
   });
   listener.route("GET", "/metrics", [this](const Exchange& exchange) {

@@ -1,4 +1,5 @@
-// What a connection may do: end its sending half, fold a header line (not), and speak TLS.
+// What a connection may do: end its sending half, fold a header line (not), leave an answer unread
+// (while there is room), have an event as long as it is, and speak TLS.
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
+#include "tests/manual_clock.h"
 #include "tests/temporary_folder.h"
 
 namespace baton::engine::serve {
@@ -124,6 +126,159 @@ TEST(Heads, MayComeInPieces) {
   EXPECT_TRUE(absl::StrContains(client.read_until("\"ok\""), "HTTP/1.1 200"));
   client.send(get.substr(5));
   EXPECT_TRUE(absl::StrContains(client.read_until("\"ok\""), "HTTP/1.1 200"));
+}
+
+using Exchange = std::shared_ptr<http::HttpExchange>;
+
+const std::string kHealth = "GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+
+// Answers that are longer than all that the kernel takes of them, and short ones.
+class LongAnswers {
+ public:
+  static constexpr size_t kLong = size_t{32} << 20;
+
+  explicit LongAnswers(http::HttpListenerOptions options) : listener_(std::move(options)) {
+    listener_.route("GET", "/health",
+                    [](const Exchange& exchange) { exchange->reply(200, "text/plain", "ok"); });
+    listener_.route("GET", "/long", [](const Exchange& exchange) {
+      exchange->reply(200, "text/plain", std::string(kLong, 'x'));
+    });
+    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
+  }
+  // A client that has seen its answer begin, and reads no more.
+  RawClient unread(int receive_buffer = 0) const {
+    RawClient client(listener_.port(), receive_buffer);
+    client.send("GET /long HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    EXPECT_TRUE(absl::StrContains(client.read_until("\r\n\r\n"), " 200 OK"));
+    return client;
+  }
+  std::string health() const {
+    RawClient client(listener_.port());
+    client.send(kHealth);
+    return client.read_to_end();
+  }
+  http::HttpListener& listener() { return listener_; }
+
+ private:
+  http::HttpListener listener_;
+};
+
+constexpr std::chrono::milliseconds kUnread(5000);
+
+TEST(Room, OneWhoDoesNotReadMakesIt) {
+  ManualClock clock;
+  LongAnswers server({.max_connections = 3, .unread_after = kUnread, .clock = &clock});
+  std::vector<RawClient> strangers;
+  for (int i = 0; i < 3; ++i) strangers.push_back(server.unread());
+  EXPECT_EQ(server.health(), "");  // the oldest answer is still young
+  // One that moved since the last look is spared, so it may have to come again.
+  do {
+    clock.advance(kUnread);
+  } while (!absl::StrContains(server.health(), " 200 OK"));
+  size_t cut = 0;
+  for (RawClient& stranger : strangers) {
+    cut += stranger.read_bytes(LongAnswers::kLong).size() < LongAnswers::kLong / 2 ? 1 : 0;
+  }
+  EXPECT_EQ(cut, 1u);
+}
+
+TEST(Room, AnAnswerThatIsReadOnKeepsIts) {
+  ManualClock clock;
+  LongAnswers server({.max_connections = 1, .unread_after = kUnread, .clock = &clock});
+  constexpr int kBuffer = 1 << 18;  // of the client's kernel
+  RawClient reader = server.unread(kBuffer);
+  size_t read = 0;
+  for (int i = 0; i < 3; ++i) {
+    clock.advance(2 * kUnread);
+    // More than the kernel had at once: so the server's has heard that some of it was taken, if
+    // not enough for there to be room for more.
+    read += reader.read_bytes(2 * kBuffer).size();
+    EXPECT_EQ(server.health(), "");
+  }
+  EXPECT_EQ(read, 6u * kBuffer);
+  const size_t rest = LongAnswers::kLong - read - 4096;  // read_bytes() began in its midst
+  EXPECT_EQ(reader.read_bytes(rest).size(), rest);
+}
+
+TEST(Room, WhoeverIsToldOffMakesIt) {
+  LongAnswers server({.max_connections = 2});
+  RawClient one(server.listener().port()), two(server.listener().port());
+  for (RawClient* stranger : {&one, &two}) {
+    stranger->send("nonsense\r\n\r\n");  // and does not hang up
+    EXPECT_TRUE(absl::StartsWith(stranger->read_to_end(), "HTTP/1.1 400"));
+  }
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(absl::StrContains(server.health(), " 200 OK")) << i;
+  }
+}
+
+TEST(Events, OneMayBeLongerThanTheLimit) {
+  http::HttpListener listener({.max_unsent = size_t{64} << 10});
+  const std::string above(size_t{1} << 20, 'x'), below(size_t{40} << 10, 'y');
+  const auto writes = [&](const char* path, std::vector<std::string> events) {
+    listener.route("GET", path, [events = std::move(events)](const Exchange& exchange) {
+      exchange->begin(200, "text/event-stream");
+      for (const std::string& event : events) exchange->write(event);
+      exchange->end();
+    });
+  };
+  writes("/above", {above, below});
+  writes("/first", {below, above});
+  writes("/twice", {above, above});
+  writes("/below", {below, below});
+  ASSERT_TRUE(listener.listen("127.0.0.1", 0).ok());
+  const auto read = [&](const char* path) {
+    RawClient client(listener.port());
+    client.send(absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    return client.read_to_end();
+  };
+  for (const char* path : {"/above", "/first"}) {
+    const std::string all = read(path);
+    EXPECT_GT(all.size(), above.size() + below.size()) << path;
+    EXPECT_TRUE(absl::EndsWith(all, "\r\n0\r\n\r\n")) << path;
+  }
+  EXPECT_EQ(listener.stats().timed_out, 0u);
+  // What lies besides it still has its limit.
+  for (const char* path : {"/twice", "/below"}) {
+    EXPECT_FALSE(absl::EndsWith(read(path), "\r\n0\r\n\r\n")) << path;
+  }
+  EXPECT_EQ(listener.stats().timed_out, 2u);
+}
+
+TEST(Keys, AreAskedForBeforeTheBodyIsRead) {
+  Worker worker(test_model(), {.blocks = 64}, {.api_key = "open sesame"});
+  for (const char* body :
+       {"Content-Length: 16000000\r\n", "Content-Length: 16000000\r\nExpect: 100-continue\r\n",
+        "Transfer-Encoding: chunked\r\n"}) {
+    RawClient stranger(worker.port());
+    stranger.send(absl::StrCat("POST /v1/completions HTTP/1.1\r\nHost: x\r\n", body, "\r\n"));
+    const std::string answer = stranger.read_to_end();
+    EXPECT_TRUE(absl::StartsWith(answer, "HTTP/1.1 401")) << answer;
+    EXPECT_TRUE(absl::StrContains(answer, "Connection: close")) << answer;
+    EXPECT_TRUE(absl::StrContains(answer, "X-Request-Id: ")) << answer;
+  }
+  // Without a body nothing is in the way of the next request.
+  RawClient client(worker.port());
+  client.send("GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" + kHealth);
+  const std::string both = client.read_to_end();
+  EXPECT_TRUE(absl::StartsWith(both, "HTTP/1.1 401")) << both;
+  EXPECT_TRUE(absl::StrContains(both, "HTTP/1.1 200")) << both;
+  RawClient friendly(worker.port());
+  friendly.post("/v1/completions", request_body().dump(),
+                "Authorization: Bearer open sesame\r\nConnection: close\r\n");
+  EXPECT_TRUE(absl::StartsWith(friendly.read_to_end(), "HTTP/1.1 200"));
+}
+
+TEST(Heads, AreAllThatHeadIsAnsweredWith) {
+  Worker worker;
+  for (const char* path : {"/v1/baton/kv_events", "/health", "/nowhere"}) {
+    RawClient client(worker.port());
+    client.send(absl::StrCat("HEAD ", path, " HTTP/1.1\r\nHost: x\r\n\r\n", kHealth));
+    const std::string answers = client.read_to_end();
+    const size_t end = answers.find("\r\n\r\n");
+    ASSERT_NE(end, std::string::npos) << answers;
+    EXPECT_TRUE(absl::StartsWith(answers.substr(end + 4), "HTTP/1.1 200 OK\r\n")) << answers;
+  }
 }
 
 // A certificate that signs itself, and its key.

@@ -130,7 +130,12 @@ inline const Model& patient_model() {
 // A connection that sends what it is told and no more.
 class RawClient {
  public:
-  explicit RawClient(int port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  // `receive_buffer`: in the kernel; 0: as it likes.
+  explicit RawClient(int port, int receive_buffer = 0)
+      : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    if (receive_buffer > 0) {
+      setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof(receive_buffer));
+    }
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<uint16_t>(port));
@@ -158,6 +163,13 @@ class RawClient {
       if (count <= 0) break;
       all.append(piece, static_cast<size_t>(count));
     }
+    return all;
+  }
+  // So many bytes, or fewer at the connection's end.
+  std::string read_bytes(size_t count) {
+    std::string all(count, '\0');
+    const ssize_t got = recv(fd_, all.data(), count, MSG_WAITALL);
+    all.resize(got < 0 ? 0 : static_cast<size_t>(got));
     return all;
   }
   std::string read_to_end() { return read_until("\1 never \1"); }
