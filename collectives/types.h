@@ -46,9 +46,9 @@ inline constexpr int kAlgorithms = 6;
 
 // Bytes of an element; 0 of what is no type.
 constexpr size_t size_of(DataType type) {
-  constexpr size_t kBytes[kDataTypes] = {4, 2, 2, 8, 1, 1, 4, 8};
+  constexpr size_t kSizeOfType[kDataTypes] = {4, 2, 2, 8, 1, 1, 4, 8};
   const auto index = static_cast<size_t>(type);
-  return index < kDataTypes ? kBytes[index] : 0;
+  return index < kDataTypes ? kSizeOfType[index] : 0;
 }
 
 // "all_reduce", "f32", "sum", "ring": for people, flags and JSON.
