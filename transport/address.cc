@@ -77,4 +77,12 @@ std::string this_host_id() {
                       getuid());
 }
 
+bool same_network(std::string_view host_id, std::string_view other) {
+  const auto network = [](std::string_view id) {
+    const size_t machine = id.find('/');
+    return machine == std::string_view::npos ? id : id.substr(0, id.find('/', machine + 1));
+  };
+  return network(host_id) == network(other);
+}
+
 }  // namespace baton

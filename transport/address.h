@@ -23,8 +23,12 @@ struct Address {
   static absl::StatusOr<Address> decode(std::string_view text);
 };
 
-// Identifies this machine and the namespaces that decide whether shared memory works: boot id,
-// network and mount namespace, user.
+// Identifies this machine and what decides whether shared memory works: boot id, network and
+// process namespace, user.
 std::string this_host_id();
+
+// Whether two hosts, as above, have one network, so that 127.0.0.1 is the same place for both: two
+// users of a machine have, and share no memory.
+bool same_network(std::string_view host_id, std::string_view other);
 
 }  // namespace baton

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "tests/net/plain_host.h"
+#include "transport/address.h"
 #include "transport/net/admission.h"
 
 namespace baton::net {
@@ -354,6 +355,15 @@ TEST(Acceptor, LoopbackAddressesAreOfThisMachineOnly) {
                 AllOf(HasSubstr("listen_host"), HasSubstr("link-local")));
   }
   EXPECT_TRUE(absl::IsInvalidArgument(reachable("nonsense", "here", "here")));
+}
+
+TEST(Acceptor, LoopbackAddressesAreOfAllUsersAndProcessNamespacesOfAMachine) {
+  const std::string here = this_host_id();
+  const std::string machine = here.substr(0, here.find('/'));
+  const std::string network = here.substr(0, here.find('/', machine.size() + 1));
+  EXPECT_TRUE(reachable("127.0.0.1:4000", network + "/4026531836/65534", here).ok());
+  EXPECT_FALSE(reachable("127.0.0.1:4000", machine + "/1/4026531836/0", here).ok());
+  EXPECT_FALSE(reachable("127.0.0.1:4000", "another" + here, here).ok());
 }
 
 }  // namespace

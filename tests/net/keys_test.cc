@@ -1,12 +1,15 @@
 // The arithmetic of keys and tags, against the vectors of those who defined it.
 #include <gtest/gtest.h>
+#include <openssl/rand.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "transport/base/worker_keys.h"
 #include "transport/net/ciphers/aead.h"
 #include "transport/net/ciphers/key_schedule.h"
 #include "transport/net/ciphers/siphash.h"
@@ -53,6 +56,21 @@ TEST(Keys, HkdfIsThatOfRfc5869) {
     EXPECT_EQ(hex(view(root)), each.root);
     EXPECT_EQ(hex(hkdf_expand(root, each.info, std::string(each.out).size() / 2)), each.out);
   }
+}
+
+// Threads of workers may still meet peers when main() has returned.
+TEST(Keys, AreMadeUntilAProgramHasEnded) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own
+  const auto end = [] {
+    // Registered first, so called last.
+    std::atexit([] {
+      unsigned char byte = 0;
+      _exit(RAND_bytes(&byte, 1) == 1 ? 7 : 8);
+    });
+    base::make_worker_secret();
+    std::exit(0);
+  };
+  EXPECT_EXIT(end(), testing::ExitedWithCode(7), "");
 }
 
 TEST(Keys, AgreementIsThatOfRfc7748) {  // section 6.1

@@ -1,6 +1,7 @@
 // OpenSSL's random bytes, else the kernel's; key pairs of this process's workers, by uid.
 #include "transport/base/worker_keys.h"
 
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/rand.h>
 #include <openssl/sha.h>
@@ -15,6 +16,10 @@
 
 namespace baton::base {
 namespace {
+
+// A program may end while threads of its workers and agents still meet peers: they would crash in
+// an OpenSSL that was cleaned up at exit. Without effect in a program that has used it before.
+[[maybe_unused]] const int kOpenSslStays = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
 
 struct Secrets {
   std::mutex mutex;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "transport/address.h"
 #include "transport/net/admission.h"
 #include "transport/net/interfaces.h"
 
@@ -338,7 +339,7 @@ Time Acceptor::next_timer() const {
 
 absl::Status reachable(const std::string& addresses, std::string_view host_id,
                        std::string_view here) {
-  bool elsewhere = !host_id.empty() && host_id != here;
+  bool elsewhere = !host_id.empty() && !same_network(host_id, here);
   for (const auto one : absl::StrSplit(addresses, ',')) {
     auto parts = split_host_port(std::string(one));
     if (!parts.ok()) return parts.status();

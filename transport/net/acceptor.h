@@ -156,8 +156,9 @@ class Acceptor {
 };
 
 // Whether a worker on `host_id` that listens on `addresses` can be reached from `here`: not if that
-// is another machine and they are of its loopback interface, which is also what a machine has to
-// tell whose other addresses are link-local. InvalidArgument: they are no addresses.
+// is another machine, or network namespace, and they are of its loopback interface, which is also
+// what a machine has to tell whose other addresses are link-local. InvalidArgument: they are no
+// addresses.
 absl::Status reachable(const std::string& addresses, std::string_view host_id,
                        std::string_view here);
 

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "transport/address.h"
 #include "transport/settings.h"
 
 namespace baton::ucx {
@@ -166,7 +167,7 @@ absl::Status UcxProvider::start_engine() {
 absl::Status UcxProvider::reachable(const std::string& address, std::string_view host_id) const {
   const std::string& here = shared_->context.host_id;
   if (absl::Status status = net::reachable(address, host_id, here); !status.ok()) return status;
-  if (!host_id.empty() && host_id != here && options_.net_devices == "lo") {
+  if (!host_id.empty() && !same_network(host_id, here) && options_.net_devices == "lo") {
     return absl::FailedPreconditionError(
         "this worker listens on its loopback interface only, and UCX connects both ways: start it "
         "with a listen_host that others can reach, for example 0.0.0.0");
