@@ -3,6 +3,7 @@
 # `LD_PRELOAD` of a library that notes who calls pthread_create() found them. Not the fault guard's: that
 # sanitizer calls handlers of signals itself, with others blocked than the kernel would. Nor those over ZeroMQ:
 # the distribution's is not built for it, and hands messages from thread to thread in ways that it cannot see.
+# Nor one that starts `baton`, which would be built for it alone: what its commands start has tests here.
 set(BATON_TESTS_WITH_THREADS
   admission_test agent_bounds_test agent_files_test agent_test allocation_test any_thread_test
   baton_disaggregation_test capi_test checkpoint_test communicator_calls_test communicator_failure_test
@@ -10,7 +11,7 @@ set(BATON_TESTS_WITH_THREADS
   conformance_slow_test conformance_test data_parallel_test degrees_test disaggregation_test
   engine_kernels_test engine_test engine_train_test flight_recorder_test hedge_test
   hand_off_test http_test kv_connector_test kv_group_test kv_hostile_test kv_processes_test kv_pull_test kv_silence_test
-  kv_store_engines_test kv_store_test kv_tiers_test lm_server_test load_servers_test metadata_etcd_test metadata_store_test
+  kv_store_test kv_tiers_test lm_server_test load_servers_test metadata_etcd_test metadata_store_test
   parting_test process_test recovery_test registration_test rendezvous_test router_test routing_test
   shard_test shm_peer_test shm_rail_test sleep_test stranger_test tcp_faults_test tcp_names_test
   tcp_session_test tiers_test transport_test ucx_parts_test ucx_peers_test verbs_faults_test verbs_parts_test)
