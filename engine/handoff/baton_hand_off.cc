@@ -168,6 +168,27 @@ bool is_loopback(const std::string& host) {
 
 }  // namespace
 
+absl::StatusOr<ForeignLayout> Core::layout_in(const json& message) const {
+  const json& theirs = member(message, "model");
+  if (!theirs.is_string()) {
+    return absl::FailedPreconditionError(
+        "it does not say which model it has: both need one release of baton.vllm");
+  }
+  if (theirs == "") {
+    return absl::FailedPreconditionError(
+        "it does not know its checkpoint by its files: give it and --kv-identity the same name");
+  }
+  if (theirs != model) {
+    return absl::FailedPreconditionError(absl::StrCat("another model: its is ",
+                                                      theirs.get<std::string>().substr(0, 16),
+                                                      ", ours ", model.substr(0, 16)));
+  }
+  absl::StatusOr<ForeignLayout> layout = ForeignLayout::parse(member(message, "kv"));
+  if (!layout.ok()) return layout.status();
+  if (absl::Status status = layout->fits(cache->geometry()); !status.ok()) return status;
+  return layout;
+}
+
 uint32_t block_checksum(const std::byte* block, size_t bytes) {
   return static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const unsigned char*>(block), bytes));
 }

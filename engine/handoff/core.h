@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/handoff/foreign_layout.h"
 #include "engine/handoff/staging.h"
@@ -27,6 +28,9 @@ struct Core {
   std::function<void()> wake_thread;
   std::function<void()> wake_engine;
 
+  // How the cache lies of the peer that says so in `message`. An error that names what does not
+  // fit: another model, or a cache that blocks of ours cannot be made for.
+  absl::StatusOr<ForeignLayout> layout_in(const nlohmann::json& message) const;
   // False if it is known to be gone.
   bool tell(const std::string& whom, const nlohmann::json& message) const {
     return agent->notify(whom, message.dump()).ok();

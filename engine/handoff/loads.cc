@@ -105,23 +105,8 @@ absl::Status Loads::learn(const std::string& sender, Peer& peer, const json& mes
   if (const json& refused = member(message, "refused"); refused.is_string()) {
     return absl::FailedPreconditionError(refused.get<std::string>());
   }
-  const json& model = member(message, "model");
-  if (!model.is_string()) {
-    return absl::FailedPreconditionError(
-        "it does not say which model it has: both need one release of baton.vllm");
-  }
-  if (model == "") {
-    return absl::FailedPreconditionError(
-        "it does not know its checkpoint by its files: give it and --kv-identity the same name");
-  }
-  if (model != core_.model) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("another model: ", model.get<std::string>().substr(0, 16), ", here ",
-                     core_.model.substr(0, 16)));
-  }
-  absl::StatusOr<ForeignLayout> layout = ForeignLayout::parse(member(message, "kv"));
+  absl::StatusOr<ForeignLayout> layout = core_.layout_in(message);
   if (!layout.ok()) return layout.status();
-  if (absl::Status status = layout->fits(core_.cache->geometry()); !status.ok()) return status;
   if (core_.staging->pieces(layout->bytes) == 0) {
     return absl::ResourceExhaustedError(absl::StrCat("a block of its cache has ", layout->bytes,
                                                      " bytes: use more --kv-staging-mib"));

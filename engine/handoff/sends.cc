@@ -107,23 +107,8 @@ void Sends::heard(const std::string& sender, const json& message) {
 
 // Whether blocks can be made for the reader's cache, and how they lie there.
 absl::StatusOr<Sends::Layout> Sends::layout_of(const json& message) const {
-  const json& model = member(message, "model");
-  if (!model.is_string()) {
-    return absl::FailedPreconditionError(
-        "it does not say which model it has: both need one release of baton.vllm");
-  }
-  if (model == "") {
-    return absl::FailedPreconditionError(
-        "it does not know its checkpoint by its files: give it and --kv-identity the same name");
-  }
-  if (model != core_.model) {
-    return absl::FailedPreconditionError(absl::StrCat("another model: prefill's is ",
-                                                      core_.model.substr(0, 16), ", decode's ",
-                                                      model.get<std::string>().substr(0, 16)));
-  }
-  absl::StatusOr<ForeignLayout> layout = ForeignLayout::parse(member(message, "kv"));
+  absl::StatusOr<ForeignLayout> layout = core_.layout_in(message);
   if (!layout.ok()) return layout.status();
-  if (absl::Status status = layout->fits(core_.cache->geometry()); !status.ok()) return status;
   if (core_.staging->pieces(piece_bytes(*layout)) == 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a block of all layers of decode's cache has ", piece_bytes(*layout),
