@@ -174,7 +174,8 @@ absl::StatusOr<ForeignLayout> Core::layout_in(const json& message) const {
     return absl::FailedPreconditionError(
         "it does not say which model it has: both need one release of baton.vllm");
   }
-  if (theirs == "") {
+  const auto name = theirs.get<std::string>();
+  if (name.empty()) {
     return absl::FailedPreconditionError(
         "it does not know its checkpoint by its files: give it and --kv-identity the same name");
   }
