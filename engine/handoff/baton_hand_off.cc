@@ -179,10 +179,9 @@ absl::StatusOr<ForeignLayout> Core::layout_in(const json& message) const {
     return absl::FailedPreconditionError(
         "it does not know its checkpoint by its files: give it and --kv-identity the same name");
   }
-  if (theirs != model) {
-    return absl::FailedPreconditionError(absl::StrCat("another model: its is ",
-                                                      theirs.get<std::string>().substr(0, 16),
-                                                      ", ours ", model.substr(0, 16)));
+  if (name != model) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("another model: its is ", name.substr(0, 16), ", ours ", model.substr(0, 16)));
   }
   absl::StatusOr<ForeignLayout> layout = ForeignLayout::parse(member(message, "kv"));
   if (!layout.ok()) return layout.status();

@@ -247,7 +247,7 @@ bool Source::read_sub(Time now) {
 void Source::read_answer(const Frames& frames) {
   // Behind the empty frame of a REQ socket; before vLLM 0.32 there was no topic.
   const size_t count = frames.size();
-  const auto sequence = (count == 3 || count == 4) && frames[0].size() == 0
+  const auto sequence = (count == 3 || count == 4) && frames[0].empty()
                             ? parse_sequence(frames[count - 2].to_string_view())
                             : std::optional<uint64_t>();
   if (!sequence.has_value()) {

@@ -18,7 +18,7 @@ constexpr size_t kMaxMedia = 32;
 BlockHash key_of(const SentHash& hash) {
   char bytes[sizeof(BlockHash)] = {};
   if (hash.size() >= sizeof(bytes)) return serve::chain_hash({}, hash);
-  std::memcpy(bytes, hash.data(), hash.size());
+  std::copy(hash.begin(), hash.end(), bytes);
   bytes[sizeof(bytes) - 1] = static_cast<char>(hash.size());
   BlockHash key;
   std::memcpy(&key, bytes, sizeof(key));
@@ -83,10 +83,9 @@ void TokenIndex::store(const BlockStored& stored) {
   const auto size = static_cast<size_t>(stored.block_size);
   // Of some blocks, such as half-filled ones, events have less than a whole block's tokens.
   const bool named = size > 0 && stored.tokens.size() == blocks * size && medium != 0;
-  if (named && stored.block_size > block_tokens_) {
-    forget_blocks();
-    block_tokens_ = stored.block_size;
-  } else if (named && stored.block_size < block_tokens_ && known_.empty()) {
+  const bool larger = stored.block_size > block_tokens_;
+  const bool smaller = stored.block_size < block_tokens_ && known_.empty();
+  if (named && (larger || smaller)) {
     forget_blocks();
     block_tokens_ = stored.block_size;
   }
