@@ -140,7 +140,7 @@ TEST(KvSilence, AnOlderPrefillIsWaitedFor) {
 // A prefill worker's connector whose engine does nothing, and somebody who asks it.
 class KvAnswersTest : public OverEveryProvider<std::string> {
  protected:
-  void ask(BatonConnectorOptions options) {
+  void ask(const BatonConnectorOptions& options) {
     connector_ = make_or_fail(options);
     ASSERT_NE(connector_, nullptr);
     ASSERT_TRUE(connector_->allocate_cache(test_layout(4)).ok());
