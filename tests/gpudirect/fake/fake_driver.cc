@@ -242,13 +242,6 @@ struct FakeCalls {
     if (!call.takes_away()) return call.refused();
     if (wrong(call, device)) return kInvalidDevice;
     if (--call.fake.retained_[static_cast<size_t>(device)] < 0) call.violate("released too often");
-    // With its last user a context takes along what could not be destroyed because a call failed.
-    if (call.fake.options_.fail_call != 0) {
-      call.fake.streams_.clear();
-      call.fake.modules_.clear();
-      call.fake.events_.clear();
-      call.fake.pinned_.clear();
-    }
     return call.told();
   }
   static Result push(Context context) {
