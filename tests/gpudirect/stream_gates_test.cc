@@ -37,10 +37,9 @@ class StreamGatesTest : public testing::Test {
   ~StreamGatesTest() override {
     gates_.reset();
     fake_.run_all();
-    {
-      const Device::Current current(*device_);
+    device_->give_back([&] {
       for (const Stream stream : streams_) device_->driver().cuStreamDestroy(stream);
-    }
+    });
     fake_.free(memory_);
     device_.reset();
     EXPECT_THAT(fake_.finish(), IsEmpty());
