@@ -86,6 +86,11 @@ class FakeDriver {
   // fails once.
   void fail_call_in(uint64_t n, Result with);
   void fail_next(std::string_view name, Result with);
+  // When the n-th step from here on, counted from 1, begins, or has ended. A step is a call that is
+  // no mere question, so that a program makes the same steps each time. `then` calls nothing of the
+  // fake; it may kill this process.
+  void at_step(uint64_t n, bool ended, std::function<void()> then);
+  uint64_t steps();
   // From now on every call fails as on a device that fell off its bus.
   void lose();
 
@@ -230,6 +235,10 @@ class FakeDriver {
   std::vector<std::string> violations_;
   bool lost_ = false;
   uint64_t fail_at_ = 0;  // 0: none
+  uint64_t steps_ = 0;
+  uint64_t then_at_ = 0;  // 0: no step
+  bool then_ended_ = false;
+  std::function<void()> then_;
   std::string fail_name_;
   Result fail_with_ = kSuccess;
   bool initialised_ = false;
@@ -260,6 +269,9 @@ class FakeCall {
  public:
   enum class Needs : uint8_t { kNothing, kDriver, kContext };
   FakeCall(const char* name, Needs needs, bool blocks = false);
+  ~FakeCall();
+  FakeCall(const FakeCall&) = delete;
+  FakeCall& operator=(const FakeCall&) = delete;
   // Not kSuccess: the call answers this and does nothing.
   Result refused() const { return refused_; }
   // The same for a call that takes something away: that is done all the same, and the error told.
@@ -276,6 +288,7 @@ class FakeCall {
  private:
   std::lock_guard<std::mutex> lock_;
   const char* name_;
+  bool then_ = false;  // when it has ended
   Result refused_ = kSuccess;
   Result injected_ = kSuccess;
 };
