@@ -42,7 +42,7 @@ TEST(DriverTable, AnOldDriverIsRefusedWithWhatItLacks) {
   FakeDriver fake({.version = 10010});
   EXPECT_THAT(refusal(load_driver(FakeDriver::get_proc_address())),
               AllOf(HasSubstr("CUDA driver (10.1)"), HasSubstr("cuMemCreate as of CUDA 10.2"),
-                    HasSubstr("11.0 or newer")));
+                    HasSubstr("11.3 or newer")));
 }
 
 TEST(DriverTable, AMissingEntryIsNamed) {
