@@ -15,16 +15,10 @@
 #include <optional>
 #include <string>
 
-#include "tests/gpudirect/fake/installed_fake.h"
-#include "transport/worker.h"
+#include "tests/gpudirect/ipc/device_end.h"
 
 namespace baton {
 namespace {
-
-using gpudirect::InstalledFake;
-
-constexpr size_t kKillBytes = 1 << 20;
-const Time kKillPatience = patient(std::chrono::seconds(60));
 
 // Who makes the driver's calls that are counted, and who is killed at one of them.
 enum class Kill : uint8_t {
@@ -56,85 +50,6 @@ struct Held {
     }
     return held;
   }
-};
-
-// A worker with a block of a device.
-class End {
- public:
-  End(InstalledFake& installed, const char* provider) : installed_(installed) {
-    WorkerOptions options;
-    options.providers = {provider};
-    options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
-    worker = *Worker::create(std::move(options));
-  }
-  void make() {
-    buffer = *internal::device_memory()->allocate(0, kKillBytes);
-    region = *worker->register_memory(buffer->data(), kKillBytes);
-  }
-  void give_back() {
-    EXPECT_TRUE(worker->deregister_memory(region).ok());
-    buffer.reset();
-  }
-  std::byte* view() const {
-    return installed_.fake().view(reinterpret_cast<uintptr_t>(buffer->data()), kKillBytes);
-  }
-  std::string offer() const { return worker->remote_region(region)->encode() + worker->address(); }
-  template <typename Ready>
-  bool drive(const Ready& ready) const {
-    const Time end = Clock::steady().now() + kKillPatience;
-    while (!ready()) {
-      worker->progress();
-      if (Clock::steady().now() > end) return false;
-    }
-    return true;
-  }
-  // Writes all there, and reads it back; false: that did not work.
-  bool exchange(const std::string& offered) const {
-    const PeerId peer = *worker->connect(offered.substr(RemoteRegion::kEncodedBytes));
-    const auto remote =
-        RemoteRegion::decode(std::string_view(offered).substr(0, RemoteRegion::kEncodedBytes));
-    for (const Op op : {Op::kWrite, Op::kRead}) {
-      const auto id = worker->submit({.op = op,
-                                      .peer = peer,
-                                      .local = region,
-                                      .local_layout = Layout::contiguous(0, kKillBytes),
-                                      .remote = *remote,
-                                      .remote_layout = Layout::contiguous(0, kKillBytes)});
-      if (!id.ok()) return false;
-      EXPECT_TRUE(drive([&] { return ended(*worker->state(*id)); })) << "it never ended";
-      const absl::Status status = worker->status(*id);
-      EXPECT_TRUE(worker->release(*id).ok());
-      if (!status.ok()) return false;
-    }
-    return true;
-  }
-
-  InstalledFake& installed_;
-  std::unique_ptr<Worker> worker;
-  std::unique_ptr<internal::DeviceBuffer> buffer;
-  MemoryRegion region;
-};
-
-struct Pipe {
-  Pipe() { EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0); }
-  ~Pipe() {
-    for (const int end : ends) close(end);
-  }
-  void say(const std::string& words) const {
-    EXPECT_EQ(write(ends[1], words.data(), words.size()), static_cast<ssize_t>(words.size()));
-  }
-  // Nothing: whoever would have said it is gone.
-  std::string hear() const {
-    char words[4096];
-    const ssize_t size = read(ends[0], words, sizeof words);
-    return {words, size > 0 ? static_cast<size_t>(size) : 0};
-  }
-  void close_end(int which) {
-    close(ends[which]);
-    ends[which] = open("/dev/null", O_RDWR | O_CLOEXEC);
-  }
-  int ends[2] = {-1, -1};
 };
 
 // How many steps the counted side made; 0: somebody was killed.
@@ -176,7 +91,7 @@ uint64_t live(const Point& point) {
     End here(fake, point.provider);
     here.make();
     const uint64_t made = fake.fake().steps();
-    std::fill_n(here.view(), kKillBytes, std::byte{7});
+    std::fill_n(here.view(), kSharedBytes, std::byte{7});
     const auto kill_it = [&] {
       if (killed) return;
       kill(child, SIGKILL);
@@ -210,14 +125,14 @@ uint64_t live(const Point& point) {
       if (!said.empty()) steps = std::stoull(said);
     }
     // What is used for something else now stays as it is.
-    std::fill_n(here.view(), kKillBytes, std::byte{42});
+    std::fill_n(here.view(), kSharedBytes, std::byte{42});
     if (point.kill != Kill::kWhoSharesMeanwhile || killed) {
       EXPECT_TRUE(here.drive([&] { return here.worker->stats().peers_up == 0; }));
     }
     fake.fake().run_all();
     for (int i = 0; i < 20; ++i) here.worker->progress();
     fake.fake().run_all();
-    EXPECT_EQ(std::count(here.view(), here.view() + kKillBytes, std::byte{42}), kKillBytes)
+    EXPECT_EQ(std::count(here.view(), here.view() + kSharedBytes, std::byte{42}), kSharedBytes)
         << "bytes came late";
     here.give_back();
     here.worker.reset();
