@@ -171,7 +171,8 @@ absl::Status Device::refusal(size_t bytes, int error, bool dma_buf) const {
   if (dma_buf && error == ENOMEM) {  // nothing of the host's is pinned
     return absl::ResourceExhaustedError(absl::StrFormat(
         "%s: the window through which adapters reach the GPU's memory (BAR1, see `nvidia-smi -q -d "
-        "MEMORY`) may be too small, or taken: register less of it, or turn on \"Above 4G decoding\" "
+        "MEMORY`) may be too small, or taken: register less of it, or turn on \"Above 4G "
+        "decoding\" "
         "and Resizable BAR in the machine's firmware",
         what));
   }

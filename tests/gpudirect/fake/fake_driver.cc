@@ -141,9 +141,10 @@ void FakeDriver::fail_call_in(uint64_t n, Result with) {
   fail_with_ = with;
 }
 
-void FakeDriver::fail_next(std::string_view name, Result with) {
+void FakeDriver::fail_next(std::string_view name, Result with, size_t times) {
   const std::lock_guard lock(mutex_);
   fail_name_ = name;
+  fail_times_ = times;
   fail_with_ = with;
 }
 
@@ -168,7 +169,7 @@ FakeCall::FakeCall(const char* name, Needs needs, bool blocks)
   if (fake.options_.fail_call == fake.calls_) injected_ = fake.options_.fail_with;
   if (fake.fail_at_ == fake.calls_ || fake.fail_name_ == name) {
     injected_ = fake.fail_with_;
-    fake.fail_name_.clear();
+    if (fake.fail_name_ == name && --fake.fail_times_ == 0) fake.fail_name_.clear();
   }
   static const std::set<std::string_view> kQuestions = {"cuEventQuery",         "cuStreamQuery",
                                                         "cuDeviceGetAttribute", "cuDeviceGetName",

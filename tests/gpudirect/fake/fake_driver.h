@@ -82,10 +82,10 @@ class FakeDriver {
   size_t queued();
   // What is queued waits for something that nothing queued will bring about.
   bool stuck();
-  // The n-th call from here on, counted from 1 (0: none any more), or the next one of that name,
-  // fails once.
+  // The n-th call from here on, counted from 1 (0: none any more), fails once; the next ones of
+  // that name do.
   void fail_call_in(uint64_t n, Result with);
-  void fail_next(std::string_view name, Result with);
+  void fail_next(std::string_view name, Result with, size_t times = 1);
   // When the n-th step from here on, counted from 1, begins, or has ended. A step is a call that is
   // no mere question, so that a program makes the same steps each time. `then` calls nothing of the
   // fake; it may kill this process.
@@ -240,6 +240,7 @@ class FakeDriver {
   bool then_ended_ = false;
   std::function<void()> then_;
   std::string fail_name_;
+  size_t fail_times_ = 0;
   Result fail_with_ = kSuccess;
   bool initialised_ = false;
   std::vector<int> retained_;         // primary contexts, by device

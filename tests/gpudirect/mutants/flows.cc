@@ -1,3 +1,4 @@
+// Each part of gpudirect as one program, over the fake or over a table that a test put before it.
 #include "tests/gpudirect/mutants/flows.h"
 
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// Tables of calls with one mistake in them: what each mistake does, and where it can be made.
 #include "tests/gpudirect/mutants/mutator.h"
 
 #include <functional>
