@@ -69,10 +69,12 @@ class End {
     return true;
   }
 
-  InstalledFake& installed_;
   std::unique_ptr<Worker> worker;
   std::unique_ptr<internal::DeviceBuffer> buffer;
   MemoryRegion region;
+
+ private:
+  InstalledFake& installed_;
 };
 
 struct Pipe {

@@ -10,7 +10,7 @@
 namespace baton::gpudirect {
 namespace {
 
-TEST(EveryCall, ThatFailsIsSaidOrMendedAndLeavesNothingBehind) {
+TEST(EveryCall, ThatFailsIsSaidOrDoneAllTheSameAndLeavesNothingBehind) {
   for (const Flow& flow : flows()) {
     uint64_t calls = 0;
     size_t said = 0;
