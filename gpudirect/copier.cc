@@ -46,13 +46,13 @@ absl::Status Copier::start() {
 }
 
 Copier::~Copier() {
-  const Device::Current current(device_);
-  if (!current.status().ok()) return;
-  const Driver& driver = device_.driver();
-  if (waited_ != nullptr) driver.cuEventDestroy(waited_);
-  for (const List& list : lists_) {
-    if (list.after != nullptr) driver.cuEventDestroy(list.after);
-  }
+  device_.give_back([&] {
+    const Driver& driver = device_.driver();
+    if (waited_ != nullptr) driver.cuEventDestroy(waited_);
+    for (const List& list : lists_) {
+      if (list.after != nullptr) driver.cuEventDestroy(list.after);
+    }
+  });
 }
 
 CopyWays Copier::ways(CopyRoute route, const CopyShape& shape) {
@@ -67,8 +67,13 @@ CopyWays Copier::ways(CopyRoute route, const CopyShape& shape) {
 }
 
 Copier::List* Copier::free_list() {
+  const Driver& driver = device_.driver();
+  const auto read = [&](const List& list) {
+    return (list.marked ? driver.cuEventQuery(list.after) : driver.cuStreamQuery(stream_)) ==
+           kSuccess;
+  };
   for (List& list : lists_) {
-    if (!list.used || device_.driver().cuEventQuery(list.after) == kSuccess) {
+    if (!list.used || read(list)) {
       list.used = false;
       return &list;
     }
@@ -211,7 +216,9 @@ absl::Status Copier::launch(List& list, size_t count, size_t largest) {
       launcher_->copy_pieces(arguments, (count * chunks + kWarps - 1) / kWarps, stream_);
   if (!status.ok()) return status;
   list.used = true;
-  return device_.check(device_.driver().cuEventRecord(list.after, stream_), "marking a launch");
+  status = device_.check(device_.driver().cuEventRecord(list.after, stream_), "marking a launch");
+  list.marked = status.ok();
+  return status;
 }
 
 absl::StatusOr<size_t> Copier::run_kernel(absl::Span<const CopyPiece> pieces) {

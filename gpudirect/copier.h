@@ -61,6 +61,7 @@ class Copier {
     kernels::Piece* pieces = nullptr;
     Event after = nullptr;  // the launch that reads it
     bool used = false;
+    bool marked = false;  // else the stream itself is asked
   };
 
   Copier(const Device& device, const Launcher* launcher, Stream stream)

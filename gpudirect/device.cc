@@ -35,12 +35,11 @@ absl::Status Device::start() {
 
 Device::~Device() {
   if (context_ == nullptr) return;
-  {
-    const Current current(*this);
+  give_back([&] {
     for (const Stream stream : streams_) {
-      if (stream != nullptr && current.status().ok()) driver_.cuStreamDestroy(stream);
+      if (stream != nullptr) driver_.cuStreamDestroy(stream);
     }
-  }
+  });
   driver_.cuDevicePrimaryCtxRelease(handle_);
 }
 

@@ -45,6 +45,18 @@ class Device {
     absl::Status status_;
   };
 
+  // For destructors: gives something back while the context is current. What one failing call would
+  // leave behind is the process's for good, so that is tried twice. On a lost device nothing is.
+  template <typename Function>
+  void give_back(const Function& function) const {
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      const Current current(*this);
+      if (!current.status().ok()) continue;
+      function();
+      return;
+    }
+  }
+
   // The driver's answer in words. From a loss on the device stays lost.
   absl::Status check(Result result, std::string_view what) const;
   // OK as long as the device is of use.

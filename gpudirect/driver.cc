@@ -14,7 +14,8 @@
 namespace baton::gpudirect {
 namespace {
 
-constexpr int kLeastVersion = 11000;  // the youngest entry that has no substitute
+// Its cuGetProcAddress; every entry that has no substitute is older.
+constexpr int kLeastVersion = 11030;
 
 std::string dotted(int version) {
   return absl::StrFormat("%d.%d", version / 1000, version % 1000 / 10);
@@ -95,9 +96,10 @@ absl::StatusOr<Driver> load_driver(const char* library) {
     old_get = reinterpret_cast<OldGetProcAddress>(get);
     return load_driver(get_by_old);
   }
-  return absl::UnavailableError(absl::StrFormat(
-      "no GPU memory: %s has no cuGetProcAddress; install a driver for CUDA 11.3 or newer",
-      library));
+  return absl::UnavailableError(
+      absl::StrFormat("no GPU memory: %s has no cuGetProcAddress; install a driver for CUDA %s or "
+                      "newer",
+                      library, dotted(kLeastVersion)));
 }
 
 absl::StatusOr<const Driver*> machine_driver() {

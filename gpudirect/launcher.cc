@@ -62,8 +62,7 @@ absl::Status Launcher::find_all() {
 
 Launcher::~Launcher() {
   if (module_ == nullptr) return;
-  const Device::Current current(device_);
-  if (current.status().ok()) device_.driver().cuModuleUnload(module_);
+  device_.give_back([&] { device_.driver().cuModuleUnload(module_); });
 }
 
 absl::Status Launcher::launch(Number kernel, const void* arguments, uint64_t blocks,

@@ -33,8 +33,7 @@ absl::StatusOr<std::unique_ptr<RegisteredPages>> RegisteredPages::make(const Dev
 
 RegisteredPages::~RegisteredPages() {
   if (registered_) {
-    const Device::Current current(device_);
-    if (current.status().ok()) device_.driver().cuMemHostUnregister(data_);
+    device_.give_back([&] { device_.driver().cuMemHostUnregister(data_); });
   }
   munmap(data_, size_);
 }

@@ -55,26 +55,27 @@ StreamGates::~StreamGates() {
   for (Gate& gate : gates_) {
     if (gate.taken) end(gate, GateState::kAborted);
   }
-  const Device::Current current(device_);
-  if (!current.status().ok()) return;  // nothing runs on a lost device
-  const Driver& driver = device_.driver();
-  const auto begin = std::chrono::steady_clock::now();
-  bool all_passed = true;
-  for (Gate& gate : gates_) {
-    while (gate.holds && !passed(gate)) {
-      if (std::chrono::steady_clock::now() - begin < kPassTime) continue;
-      all_passed = false;
-      break;
+  bool all_passed = !unmarked_;
+  device_.give_back([&] {  // nothing runs on a lost device
+    const auto begin = std::chrono::steady_clock::now();
+    for (Gate& gate : gates_) {
+      while (gate.holds && !passed(gate)) {
+        if (std::chrono::steady_clock::now() - begin < kPassTime) continue;
+        all_passed = false;
+        break;
+      }
+      device_.driver().cuEventDestroy(gate.own);
     }
-    driver.cuEventDestroy(gate.own);
-  }
+  });
   // NOLINTNEXTLINE(bugprone-unused-return-value): a stream may still read it
   if (!all_passed) static_cast<void>(pages_.release());
 }
 
 // Whether nothing on a stream waits for this gate any more.
 bool StreamGates::passed(Gate& gate) const {
-  if (device_.driver().cuEventQuery(gate.own) == kNotReady) return false;
+  const Result result = device_.driver().cuEventQuery(gate.own);
+  // An error of asking says nothing of the stream, but for a loss.
+  if (result != kSuccess && !is_loss(result)) return false;
   gate.holds = gate.passing = false;
   return true;
 }
@@ -149,10 +150,19 @@ absl::StatusOr<Hold> StreamGates::hold(Stream stream, Time deadline) {
   }
   gate.holds = true;
   // So that CUDA too knows that the stream is behind the wait.
-  status = device_.check(device_.driver().cuEventRecord(gate.own, stream), "marking a wait");
-  if (!status.ok()) {
+  const auto mark = [&] {
+    return device_.check(device_.driver().cuEventRecord(gate.own, stream), "marking a wait");
+  };
+  if (status = mark(); !status.ok()) {
     end(gate, GateState::kAborted);  // the stream waits already
     gate.taken = false;
+    // When it has passed can be known after all, or never.
+    if (mark().ok()) {
+      gate.passing = true;
+    } else {
+      gate.holds = false;
+      unmarked_ = true;
+    }
     return status;
   }
   return Hold{id_of(*slot), address_of(words.outcome), 2 * gate.epoch};

@@ -114,6 +114,7 @@ class StreamGates {
   std::vector<Gate> gates_;
   std::unique_ptr<RegisteredPages> pages_;
   Words* words_ = nullptr;  // in them, one for each gate
+  bool unmarked_ = false;   // a stream waits, and nobody can tell when it has passed
 };
 
 }  // namespace baton::gpudirect

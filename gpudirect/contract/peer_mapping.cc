@@ -163,15 +163,11 @@ StreamCopies::~StreamCopies() {
   for (size_t slot = 0; slot < kSlots; ++slot) {
     while (slots_[slot].busy) ended(slot);
   }
-  // What one failing call would leave behind is the process's for good, so it is tried twice.
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    const Device::Current current(device_);
-    if (!current.status().ok()) continue;
+  device_.give_back([&] {
     for (const Slot& slot : slots_) {
       if (slot.event != nullptr) device_.driver().cuEventDestroy(slot.event);
     }
-    break;
-  }
+  });
 }
 
 absl::Status StreamCopies::begin(size_t number, absl::Span<const internal::DeviceRun> runs) {

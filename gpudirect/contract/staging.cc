@@ -77,14 +77,10 @@ PinnedRing::~PinnedRing() {
   while (busy()) {
     progress([](uint64_t, const absl::Status&) {});
   }
-  // What one failing call would leave behind is the process's for good, so it is tried twice.
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    const Device::Current current(device_);
-    if (!current.status().ok()) continue;
+  device_.give_back([&] {
     for (const Event event : made_) device_.driver().cuEventDestroy(event);
     if (pinned_) device_.driver().cuMemHostUnregister(base_);
-    break;
-  }
+  });
   if (base_ != nullptr) munmap(base_, size_);
   if (fd_ >= 0) close(fd_);
 }

@@ -29,6 +29,14 @@ TEST(DriverTable, ALibraryThatIsNoDriverSaysSo) {
   EXPECT_THAT(refusal(load_driver("libc.so.6")), HasSubstr("no cuGetProcAddress"));
 }
 
+TEST(DriverTable, TheOldestDriverThatWillDoIsOf11Point3) {
+  const auto driver = load_driver(OLD_CUDA);
+  ASSERT_TRUE(driver.ok()) << driver.status();
+  EXPECT_EQ(driver->version, 11030);
+  EXPECT_NE(driver->cuFlushGPUDirectRDMAWrites, nullptr);
+  EXPECT_EQ(driver->cuMemGetHandleForAddressRange, nullptr) << "of 11.7";
+}
+
 TEST(DriverTable, EveryEntryIsAskedForAsOfTheVersionItIsCalledBy) {
   FakeDriver fake;
   const auto driver = load_driver(FakeDriver::get_proc_address());
@@ -42,7 +50,7 @@ TEST(DriverTable, AnOldDriverIsRefusedWithWhatItLacks) {
   FakeDriver fake({.version = 10010});
   EXPECT_THAT(refusal(load_driver(FakeDriver::get_proc_address())),
               AllOf(HasSubstr("CUDA driver (10.1)"), HasSubstr("cuMemCreate as of CUDA 10.2"),
-                    HasSubstr("11.0 or newer")));
+                    HasSubstr("11.3 or newer")));
 }
 
 TEST(DriverTable, AMissingEntryIsNamed) {

@@ -201,7 +201,7 @@ TEST_F(FakeTest, EntriesAskedForAsOfAnotherVersion) {
   int found = 0;
   FakeDriver::get_proc_address()("cuMemcpyAsync", &entry, 5000, 0, &found);
   EXPECT_THAT(fake_->violations(),
-              ElementsAre("cuMemcpyAsync: asked for as of 5000, and is as of 4000"));
+              ElementsAre("cuMemcpyAsync: asked for as of 5000, and is as of 4000 [entry]"));
 }
 
 }  // namespace

@@ -275,6 +275,28 @@ TEST_F(CopierTest, WhenAllListsAreInUseItGoesWithoutKernels) {
   }
 }
 
+// A launch whose mark could not be made still reads its list: the next one gets another.
+TEST_F(CopierTest, AListThatALaunchStillReadsIsNotUsedAgain) {
+  const CopyRoute route = CopyRoute::kOnDevice;
+  fill(from(route), 1);
+  const std::string source = bytes_at(from(route));
+  const auto two = [&](size_t at) {
+    return std::vector<CopyPiece>{{from(route) + at, to(route) + at, 100},
+                                  {from(route) + at + 200, to(route) + at + 300, 100}};
+  };
+  for (int i = 0; i < 20; ++i) {  // what the stream has to do before
+    ASSERT_TRUE(copier_->copy_by(CopyWay::kSingle, route, two(8192)).ok());
+  }
+  fake_.fail_next("cuEventRecord", kOutOfMemory);
+  EXPECT_FALSE(copier_->copy_by(CopyWay::kKernel, route, two(0)).ok());
+  ASSERT_TRUE(copier_->copy_by(CopyWay::kKernel, route, two(4096)).ok());
+  fake_.run_all();
+  for (const size_t at : {0, 4096}) {
+    EXPECT_EQ(fake_.read(to(route) + at, 100), source.substr(at, 100));
+    EXPECT_EQ(fake_.read(to(route) + at + 300, 100), source.substr(at + 200, 100));
+  }
+}
+
 TEST_F(CopierTest, MeasuringFillsTheTable) {
   ASSERT_TRUE(copier_->measure(1).ok());
   for (const CopyRoute route : kRoutes) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/sanitized.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -37,10 +38,9 @@ class StreamGatesTest : public testing::Test {
   ~StreamGatesTest() override {
     gates_.reset();
     fake_.run_all();
-    {
-      const Device::Current current(*device_);
+    device_->give_back([&] {
       for (const Stream stream : streams_) device_->driver().cuStreamDestroy(stream);
-    }
+    });
     fake_.free(memory_);
     device_.reset();
     EXPECT_THAT(fake_.finish(), IsEmpty());
@@ -217,6 +217,57 @@ TEST_F(StreamGatesTest, NoStreamReadsWhatWasNotDelivered) {
       EXPECT_EQ(delivered(holds[i]), came[i]);
       EXPECT_EQ(fake_.read(memory_ + 4096 + i * 8, 8), came[i] ? "arrived." : "--------");
       EXPECT_TRUE(gates_->close(holds[i].id).ok());
+    }
+  }
+}
+
+TEST_F(StreamGatesTest, ATransferWaitsForAnEventOfTheCallers) {
+  Event event = nullptr;
+  {
+    const Device::Current current(*device_);
+    ASSERT_EQ(device_->driver().cuEventCreate(&event, kEventDisableTiming), kSuccess);
+    fake_.write(memory_, "data");
+    copy(streams_[0], 100, 0);
+    ASSERT_EQ(device_->driver().cuEventRecord(event, streams_[0]), kSuccess);
+  }
+  const auto gate = gates_->after(event, kSoon);
+  ASSERT_TRUE(gate.ok()) << gate.status();
+  while (state(*gate) == GateState::kWaiting) {
+  }
+  EXPECT_EQ(fake_.read(memory_ + 100, 4), "data");
+  EXPECT_TRUE(gates_->close(*gate).ok());
+  EXPECT_FALSE(gates_->after(event, kNever).ok());
+  device_->give_back([&] { device_->driver().cuEventDestroy(event); });
+}
+
+// One that cannot be told to have passed ends the gates without their words: a stream may read
+// them.
+TEST(StreamGates, WordsThatAStreamMayStillReadStay) {
+  for (const size_t failures : {1, 2}) {
+    if (kSanitized && failures == 2) continue;  // what stays would be a leak
+    FakeDriver fake;
+    Stream stream = nullptr;
+    {
+      const auto device = Device::open(FakeDriver::driver(), 0);
+      auto gates = StreamGates::open(**device, 1);
+      ASSERT_TRUE(gates.ok()) << gates.status();
+      {
+        const Device::Current current(**device);
+        (*device)->driver().cuStreamCreateWithPriority(&stream, kStreamNonBlocking, 0);
+      }
+      fake.fail_next("cuEventRecord", kOutOfMemory, failures);
+      EXPECT_FALSE((*gates)->hold(stream, kSoon).ok());
+      EXPECT_EQ(fake.queued(), failures == 1 ? 2u : 1u) << "the wait, and its mark";
+      gates->reset();
+      fake.run_all();
+      EXPECT_THAT(fake.violations(), IsEmpty());
+      (*device)->give_back([&] { (*device)->driver().cuStreamDestroy(stream); });
+    }
+    const std::vector<std::string> left = fake.finish();
+    if (failures == 1) {
+      EXPECT_THAT(left, IsEmpty());
+    } else {
+      EXPECT_THAT(left, testing::ElementsAre(HasSubstr("host memory is still registered")));
     }
   }
 }

@@ -149,6 +149,14 @@ TEST_F(DeviceMemoryOverVerbs, WithoutOrderAndWithoutAFlushItIsStaged) {
   check_staged("offers no flush to the host");
 }
 
+// Registered memory of the host is not what there is too little of.
+TEST_F(DeviceMemoryOverVerbs, WhereTheWindowIsTooSmallItIsStagedAndTheReasonIsSaid) {
+  start({}, {.window_bytes = kBytes / 2});
+  check_staged("BAR1");
+  const std::string text = pair_->a.worker->explain(pair_->a.peer);
+  EXPECT_THAT(text, testing::Not(HasSubstr("MEMLOCK")));
+}
+
 TEST_F(DeviceMemoryOverVerbs, WhereTheAdapterTakesNoDmaBufItIsStagedAndTheReasonIsSaid) {
   start({}, {.dma_buf = false});
   check_staged("no dma-buf");

@@ -155,10 +155,10 @@ absl::StatusOr<ibv_mr*> Device::register_memory(void* data, size_t bytes, int ac
     region = (api_.ibv_reg_mr)(pd_, data, bytes, access);
   }
   if (region != nullptr) return region;
-  return refusal(bytes, errno);
+  return refusal(bytes, errno, file.dma_buf);
 }
 
-absl::Status Device::refusal(size_t bytes, int error) const {
+absl::Status Device::refusal(size_t bytes, int error, bool dma_buf) const {
   const std::string what =
       absl::StrFormat("registering %.1f MiB with %s failed (%s)",
                       static_cast<double>(bytes) / (1 << 20), name_, strerror(error));
@@ -167,6 +167,14 @@ absl::Status Device::refusal(size_t bytes, int error) const {
         "%s: this worker has all of the device's %d regions in use; register large ranges once, "
         "and take blocks from a MemoryPool",
         what, attributes_.max_mr));
+  }
+  if (dma_buf && error == ENOMEM) {  // nothing of the host's is pinned
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s: the window through which adapters reach the GPU's memory (BAR1, see `nvidia-smi -q -d "
+        "MEMORY`) may be too small, or taken: register less of it, or turn on \"Above 4G "
+        "decoding\" "
+        "and Resizable BAR in the machine's firmware",
+        what));
   }
   if (error == ENOMEM || error == EAGAIN) {
     return absl::ResourceExhaustedError(absl::StrFormat(
@@ -194,7 +202,7 @@ absl::Status Device::dma_buf() const {
   if (region != nullptr || error == EBADF) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrFormat(
       "no dma-buf: the driver of %s has none (%s); it takes Linux 5.12 and an adapter whose driver "
-      "can, or `modprobe nvidia-peermem` and memory without a dma-buf",
+      "can (nvidia-peermem is not used)",
       name_, strerror(error)));
 }
 

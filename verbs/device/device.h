@@ -99,7 +99,7 @@ class Device {
       : api_(api), name_(std::move(name)), relaxed_(tuning.relaxed_ordering) {}
   absl::StatusOr<ibv_mr*> register_memory(void* data, size_t bytes, int access,
                                           const BackingFile& file = {}) const;
-  absl::Status refusal(size_t bytes, int error) const;
+  absl::Status refusal(size_t bytes, int error, bool dma_buf) const;
 
   const VerbsApi& api_;
   const std::string name_;

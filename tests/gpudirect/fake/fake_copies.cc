@@ -12,8 +12,13 @@ constexpr size_t kMostDescriptors = 1024;
 
 void FakeDriver::execute(std::vector<Copy> copies) {
   std::shuffle(copies.begin(), copies.end(), random_);
-  for (const Copy& copy : copies)
-    execute(Operation{.to = copy.to, .from = copy.from, .bytes = copy.bytes});
+  for (const Copy& copy : copies) {
+    if (copy.early == nullptr) {
+      execute(Operation{.to = copy.to, .from = copy.from, .bytes = copy.bytes});
+    } else if (std::byte* const to = reach(copy.to, copy.bytes); to != nullptr) {
+      std::memcpy(to, copy.early->data(), copy.bytes);
+    }
+  }
 }
 
 struct FakeCopyCalls {
@@ -21,34 +26,42 @@ struct FakeCopyCalls {
   using Copy = FakeDriver::Copy;
 
   static bool reachable(const FakeCall& call, DevicePointer at, size_t bytes) {
-    return call.fake.view_of(at, bytes) != nullptr || call.fake.pinned(at, bytes);
+    return call.fake.reach(at, bytes) != nullptr;
   }
-  // Whether two of them write the same bytes.
-  static bool overlap(std::vector<Copy> copies) {
+  // Whether two of them write the same bytes, or one writes what another reads: they move in any
+  // order.
+  static const char* overlap(std::vector<Copy> copies) {
     std::sort(copies.begin(), copies.end(),
               [](const Copy& a, const Copy& b) { return a.to < b.to; });
     for (size_t i = 1; i < copies.size(); ++i) {
-      if (copies[i - 1].to + copies[i - 1].bytes > copies[i].to) return true;
+      if (copies[i - 1].to + copies[i - 1].bytes > copies[i].to) {
+        return "two of the pieces write the same bytes";
+      }
     }
-    return false;
+    for (const Copy& copy : copies) {
+      auto after =
+          std::lower_bound(copies.begin(), copies.end(), copy.from + copy.bytes,
+                           [](const Copy& other, DevicePointer at) { return other.to < at; });
+      if (after == copies.begin()) continue;
+      if (--after; after->to + after->bytes > copy.from) return "a piece writes what one reads";
+    }
+    return nullptr;
   }
 
-  static Result queue(const FakeCall& call, Stream stream, std::vector<Copy> copies) {
-    const auto on = call.fake.streams_.find(stream);
-    if (on == call.fake.streams_.end()) {
-      call.violate(stream == nullptr ? "on the legacy stream" : "no such stream");
-      return kInvalidHandle;
-    }
+  static Result put(const FakeCall& call, Stream stream, std::vector<Copy> copies) {
+    auto* const queue = call.queue(stream);
+    if (queue == nullptr) return kInvalidHandle;
     for (const Copy& copy : copies) {
       if (copy.bytes == 0 || !reachable(call, copy.to, copy.bytes) ||
           !reachable(call, copy.from, copy.bytes)) {
-        call.violate(absl::StrFormat("%u bytes from %#x to %#x: not all of them are reachable",
+        call.violate(Rule::kCopy,
+                     absl::StrFormat("%u bytes from %#x to %#x: not all of them are reachable",
                                      copy.bytes, copy.from, copy.to));
         return kInvalidValue;
       }
     }
-    if (overlap(copies)) call.violate("two of the pieces write the same bytes");
-    on->second.push_back({.number = call.fake.next_operation_++, .copies = std::move(copies)});
+    if (const char* wrong = overlap(copies)) call.violate(Rule::kCopy, wrong);
+    queue->push_back({.number = call.fake.next_operation_++, .copies = std::move(copies)});
     return kSuccess;
   }
 
@@ -58,7 +71,7 @@ struct FakeCopyCalls {
     for (const PlaneSide* side : {&plane->from, &plane->to}) {
       if (side->memory_type != kMemoryTypeUnified || side->x != 0 || side->y != 0 ||
           side->pitch < plane->width) {
-        call.violate("rows overlap, or a side is described as we never do");
+        call.violate(Rule::kCopy, "rows overlap, or a side is described as we never do");
         return kInvalidValue;
       }
     }
@@ -67,7 +80,7 @@ struct FakeCopyCalls {
       copies.push_back({plane->to.device + row * plane->to.pitch,
                         plane->from.device + row * plane->from.pitch, plane->width});
     }
-    return queue(call, stream, std::move(copies));
+    return put(call, stream, std::move(copies));
   }
 
   static Result batch(DevicePointer* to, DevicePointer* from, size_t* bytes, size_t count,
@@ -76,19 +89,29 @@ struct FakeCopyCalls {
     const FakeCall call("cuMemcpyBatchAsync", Needs::kContext);
     if (call.refused() != kSuccess) return call.refused();
     if (count == 0 || count > kMostDescriptors) {
-      call.violate(absl::StrFormat("%u descriptors", count));
-    }
-    for (size_t i = 0; i < attribute_count; ++i) {
-      const bool rises = i == 0 ? first_of_attributes[0] == 0
-                                : first_of_attributes[i] > first_of_attributes[i - 1];
-      if (!rises || first_of_attributes[i] >= count) call.violate("attributes' indices");
-      if (attributes[i].source_order != kSourceInStreamOrder) {
-        call.violate("the sources are not read in the stream's order");
-      }
+      call.violate(Rule::kCopy, absl::StrFormat("%u descriptors", count));
     }
     std::vector<Copy> copies;
     for (size_t i = 0; i < count; ++i) copies.push_back({to[i], from[i], bytes[i]});
-    return queue(call, stream, std::move(copies));
+    for (size_t i = 0; i < attribute_count; ++i) {
+      const bool rises = i == 0 ? first_of_attributes[0] == 0
+                                : first_of_attributes[i] > first_of_attributes[i - 1];
+      if (!rises || first_of_attributes[i] >= count)
+        call.violate(Rule::kCopy, "attributes' indices");
+      if (attributes[i].source_order != kSourceInStreamOrder) {
+        call.violate(Rule::kCopy, "the sources are not read in the stream's order");
+        if (attributes[i].source_order == 0) return kInvalidValue;
+        // And so they may be read at once, before the stream has written them.
+        for (size_t piece = first_of_attributes[i]; piece < count; ++piece) {
+          Copy& copy = copies[piece];
+          if (const std::byte* const from_now = call.fake.reach(copy.from, copy.bytes)) {
+            copy.early = std::make_shared<const std::string>(
+                reinterpret_cast<const char*>(from_now), copy.bytes);
+          }
+        }
+      }
+    }
+    return put(call, stream, std::move(copies));
   }
 };
 

@@ -1,6 +1,7 @@
 // The fake as a whole: what its tests see of it, and the calls about devices and contexts.
 #include "tests/gpudirect/fake/fake_driver.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
@@ -60,7 +61,8 @@ Attributes one_copy_engine() {
 FakeDriver::FakeDriver(FakeOptions options)
     : options_(std::move(options)),
       random_(options_.seed),
-      retained_(static_cast<size_t>(options_.devices)) {
+      retained_(static_cast<size_t>(options_.devices)),
+      current_(static_cast<size_t>(options_.devices)) {
   if (the_fake != nullptr) std::abort();  // one at a time: calls would go to the wrong one
   the_fake = this;
   current_contexts.clear();
@@ -70,8 +72,18 @@ void FakeDriver::forget() { the_fake = nullptr; }
 
 Driver FakeDriver::driver() { return *load_driver(get_proc_address()); }
 
-void FakeDriver::violate(std::string_view call, const std::string& what) {
-  violations_.push_back(absl::StrFormat("%s: %s", call, what));
+void FakeDriver::violate(Rule rule, std::string_view call, const std::string& what) {
+  violations_.push_back(absl::StrFormat("%s: %s [%s]", call, what, name_of(rule)));
+}
+
+bool FakeDriver::has(DeviceAttribute attribute) const {
+  const auto found = options_.attributes.find(attribute);
+  return found != options_.attributes.end() && found->second != 0;
+}
+
+int FakeDriver::current_device() {
+  if (current_contexts.empty()) return -1;
+  return static_cast<int>(reinterpret_cast<uintptr_t>(current_contexts.back())) - 1;
 }
 
 void FakeDriver::lose() {
@@ -95,19 +107,31 @@ std::vector<std::string> FakeDriver::violations() {
 
 std::vector<std::string> FakeDriver::finish() {
   const std::lock_guard lock(mutex_);
-  if (!current_contexts.empty()) violate("at the end", "a context was left current");
+  for (const int count : current_) {
+    if (count > 0) violate(Rule::kContext, "at the end", "a context was left current");
+  }
   if (lost_) return violations_;  // nothing can be given back to a device that is gone
   for (const int count : retained_) {
-    if (count != 0) violate("at the end", "a primary context is still retained");
+    if (count != 0) violate(Rule::kContext, "at the end", "a primary context is still retained");
   }
   for (const auto& [handle, allocation] : allocations_) {
-    violate("at the end", absl::StrFormat("an allocation of %u bytes is left", allocation.size));
+    violate(Rule::kLifetime, "at the end",
+            absl::StrFormat("an allocation of %u bytes is left", allocation.size));
   }
-  if (!reserved_.empty()) violate("at the end", "reserved addresses are left");
-  if (!pinned_.empty()) violate("at the end", "host memory is still registered");
-  if (!streams_.empty()) violate("at the end", "a stream is left");
-  if (!events_.empty()) violate("at the end", "an event is left");
-  if (!modules_.empty()) violate("at the end", "a module is left");
+  if (foreign_mappings(0) > 0) {
+    violate(Rule::kLifetime, "at the end", "device memory is still mapped by somebody");
+  }
+  if (foreign_descriptors() > 0) {
+    violate(Rule::kLifetime, "at the end", "a descriptor of device memory is still open");
+  }
+  if (!reserved_.empty()) violate(Rule::kLifetime, "at the end", "reserved addresses are left");
+  if (!pinned_.empty()) violate(Rule::kLifetime, "at the end", "host memory is still registered");
+  const bool waiting = std::any_of(streams_.begin(), streams_.end(),
+                                   [](const auto& stream) { return !stream.second.empty(); });
+  if (waiting) violate(Rule::kWord, "at the end", "streams still wait: " + heads());
+  if (!streams_.empty()) violate(Rule::kLifetime, "at the end", "a stream is left");
+  if (!events_.empty()) violate(Rule::kLifetime, "at the end", "an event is left");
+  if (!modules_.empty()) violate(Rule::kLifetime, "at the end", "a module is left");
   return violations_;
 }
 
@@ -117,10 +141,22 @@ void FakeDriver::fail_call_in(uint64_t n, Result with) {
   fail_with_ = with;
 }
 
-void FakeDriver::fail_next(std::string_view name, Result with) {
+void FakeDriver::fail_next(std::string_view name, Result with, size_t times) {
   const std::lock_guard lock(mutex_);
   fail_name_ = name;
+  fail_times_ = times;
   fail_with_ = with;
+}
+
+void FakeDriver::at_step(uint64_t n, bool ended, std::function<void()> then) {
+  const std::lock_guard lock(mutex_);
+  then_at_ = n == 0 ? 0 : steps_ + n;
+  then_ended_ = ended;
+  then_ = std::move(then);
+}
+uint64_t FakeDriver::steps() {
+  const std::lock_guard lock(mutex_);
+  return steps_;
 }
 
 FakeDriver::ProgressThread::ProgressThread() { ++progress_scopes; }
@@ -133,20 +169,50 @@ FakeCall::FakeCall(const char* name, Needs needs, bool blocks)
   if (fake.options_.fail_call == fake.calls_) injected_ = fake.options_.fail_with;
   if (fake.fail_at_ == fake.calls_ || fake.fail_name_ == name) {
     injected_ = fake.fail_with_;
-    fake.fail_name_.clear();
+    if (fake.fail_name_ == name && --fake.fail_times_ == 0) fake.fail_name_.clear();
   }
-  if (blocks && progress_scopes > 0) violate("it blocks, and this is a progress thread");
+  static const std::set<std::string_view> kQuestions = {"cuEventQuery",         "cuStreamQuery",
+                                                        "cuDeviceGetAttribute", "cuDeviceGetName",
+                                                        "cuDeviceGetPCIBusId",  "cuDeviceTotalMem"};
+  if (!kQuestions.contains(name) && ++fake.steps_ == fake.then_at_) {
+    then_ = fake.then_ended_;
+    if (!then_) fake.then_();
+  }
+  if (blocks && progress_scopes > 0)
+    violate(Rule::kBlocking, "it blocks, and this is a progress thread");
   if (needs != Needs::kNothing && !fake.initialised_) {
-    violate("cuInit was not called");
+    violate(Rule::kContext, "cuInit was not called");
     refused_ = kNotInitialized;
+  } else if (needs == Needs::kContext && current_contexts.empty()) {
+    violate(Rule::kContext, "no context is current on this thread");
+    refused_ = fake.lost_ ? kLaunchFailed : kInvalidContext;
   } else if (fake.lost_) {
     refused_ = kLaunchFailed;
-  } else if (needs == Needs::kContext && current_contexts.empty()) {
-    violate("no context is current on this thread");
-    refused_ = kInvalidContext;
   } else {
     refused_ = injected_;
   }
+}
+
+FakeCall::~FakeCall() {
+  if (then_) fake.then_();
+}
+
+bool FakeCall::at_home(const void* object) const {
+  const auto home = fake.homes_.find(object);
+  if (home == fake.homes_.end() || home->second == FakeDriver::current_device()) return true;
+  violate(Rule::kContext, absl::StrFormat("what device %d has made, in the context of device %d",
+                                          home->second, FakeDriver::current_device()));
+  return false;
+}
+
+std::deque<FakeDriver::Operation>* FakeCall::queue(Stream stream) const {
+  const auto found = fake.streams_.find(stream);
+  if (found == fake.streams_.end()) {
+    violate(stream == nullptr ? Rule::kCopy : Rule::kStale,
+            stream == nullptr ? "on the legacy stream" : "no such stream");
+    return nullptr;
+  }
+  return at_home(stream) ? &found->second : nullptr;
 }
 
 struct FakeCalls {
@@ -154,14 +220,14 @@ struct FakeCalls {
 
   static bool wrong(const FakeCall& call, int device) {
     if (device >= 0 && device < call.fake.options_.devices) return false;
-    call.violate(absl::StrCat("there is no device ", device));
+    call.violate(Rule::kContext, absl::StrCat("there is no device ", device));
     return true;
   }
 
   static Result init(unsigned flags) {
     const FakeCall call("cuInit", Needs::kNothing);
     if (call.refused() != kSuccess) return call.refused();
-    if (flags != 0) call.violate("flags must be 0");
+    if (flags != 0) call.violate(Rule::kContext, "flags must be 0");
     call.fake.initialised_ = call.fake.options_.init == kSuccess;
     return call.fake.options_.init;
   }
@@ -238,16 +304,13 @@ struct FakeCalls {
     return kSuccess;
   }
   static Result release(int device) {
-    const FakeCall call("cuDevicePrimaryCtxRelease", Needs::kDriver);
+    const FakeCall call("cuDevicePrimaryCtxRelease", Needs::kDriver, true);
     if (!call.takes_away()) return call.refused();
     if (wrong(call, device)) return kInvalidDevice;
-    if (--call.fake.retained_[static_cast<size_t>(device)] < 0) call.violate("released too often");
-    // With its last user a context takes along what could not be destroyed because a call failed.
-    if (call.fake.options_.fail_call != 0) {
-      call.fake.streams_.clear();
-      call.fake.modules_.clear();
-      call.fake.events_.clear();
-      call.fake.pinned_.clear();
+    const auto index = static_cast<size_t>(device);
+    if (--call.fake.retained_[index] < 0) call.violate(Rule::kContext, "released too often");
+    if (call.fake.retained_[index] == 0 && call.fake.current_[index] > 0) {
+      call.violate(Rule::kContext, "it is still current on a thread");
     }
     return call.told();
   }
@@ -256,18 +319,20 @@ struct FakeCalls {
     if (call.refused() != kSuccess) return call.refused();
     const size_t device = reinterpret_cast<uintptr_t>(context) - 1;
     if (device >= call.fake.retained_.size() || call.fake.retained_[device] == 0) {
-      call.violate("the context is not retained");
+      call.violate(Rule::kContext, "the context is not retained");
       return kInvalidContext;
     }
     current_contexts.push_back(context);
+    ++call.fake.current_[device];
     return kSuccess;
   }
   static Result pop(Context* context) {
     const FakeCall call("cuCtxPopCurrent", Needs::kNothing);
     if (current_contexts.empty()) {
-      call.violate("no context is current on this thread");
+      call.violate(Rule::kContext, "no context is current on this thread");
       return kInvalidContext;
     }
+    --call.fake.current_[static_cast<size_t>(FakeDriver::current_device())];
     *context = current_contexts.back();
     current_contexts.pop_back();
     return call.told();
@@ -295,7 +360,7 @@ struct FakeCalls {
       return kNotFound;
     }
     if (version != as_of) {
-      the_fake->violate(name,
+      the_fake->violate(Rule::kEntry, name,
                         absl::StrFormat("asked for as of %d, and is as of %d", version, as_of));
     }
     *found = 0;

@@ -2,9 +2,9 @@
 //
 // Its device memory cannot be touched by the host: addresses are mapped without rights, and only
 // the fake reaches the bytes, through a mapping of its own. What is put on a stream runs late, when
-// somebody queries, in an order that a seed decides; bytes move then, and never at the call. What a
-// real driver would punish by corruption, a crash or a leak is a violation here, with the call
-// named.
+// somebody queries, in an order that a seed decides (by every fourth, streams starve); bytes move
+// then, and never at the call. What a real driver would punish by corruption, a crash or a leak is
+// a violation here, with the call named.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,7 @@
 #include "absl/types/span.h"
 #include "gpudirect/driver.h"
 #include "gpudirect/kernels/emulation.h"
+#include "tests/gpudirect/fake/rules.h"
 
 namespace baton::gpudirect {
 
@@ -81,10 +82,15 @@ class FakeDriver {
   size_t queued();
   // What is queued waits for something that nothing queued will bring about.
   bool stuck();
-  // The n-th call from here on, counted from 1 (0: none any more), or the next one of that name,
-  // fails once.
+  // The n-th call from here on, counted from 1 (0: none any more), fails once; the next ones of
+  // that name do.
   void fail_call_in(uint64_t n, Result with);
-  void fail_next(std::string_view name, Result with);
+  void fail_next(std::string_view name, Result with, size_t times = 1);
+  // When the n-th step from here on, counted from 1, begins, or has ended. A step is a call that is
+  // no mere question, so that a program makes the same steps each time. `then` calls nothing of the
+  // fake; it may kill this process.
+  void at_step(uint64_t n, bool ended, std::function<void()> then);
+  uint64_t steps();
   // From now on every call fails as on a device that fell off its bus.
   void lose();
 
@@ -99,9 +105,15 @@ class FakeDriver {
   uint64_t calls();
   uint64_t calls_of(std::string_view name);
   size_t largest_copy();
+  // Each "call: what [class]", the classes being those of rules.h.
   std::vector<std::string> violations();
-  // And what is still there that should be gone.
+  // And what is still there that should be gone, whichever thread had it: descriptors and mappings
+  // of device memory that nobody gave back among it.
   std::vector<std::string> finish();
+
+  // Whether this thread has a context current; whether a descriptor is one of device memory.
+  static bool has_current() { return current_device() >= 0; }
+  static bool is_device_memory(int fd);
 
   // On a thread in such a scope, calls that block for long are violations.
   class ProgressThread {
@@ -145,6 +157,7 @@ class FakeDriver {
     Module module = nullptr;
     std::string name;
     kernels::EmulatedKernel kernel;
+    bool loaded = false;
   };
   struct KernelLaunch {
     KernelFunction function;
@@ -155,6 +168,7 @@ class FakeDriver {
     DevicePointer to = 0;
     DevicePointer from = 0;
     size_t bytes = 0;
+    std::shared_ptr<const std::string> early = nullptr;  // what was read at the call, if it was
   };
   // A wait for an event or a value, or a write of a value: what holds up or moves other streams.
   struct Order {
@@ -181,7 +195,10 @@ class FakeDriver {
   using Mappings = std::map<DevicePointer, Mapping>;
 
   static void forget();  // that there is a fake
-  void violate(std::string_view call, const std::string& what);
+  void violate(Rule rule, std::string_view call, const std::string& what);
+  bool has(DeviceAttribute attribute) const;
+  // The device whose context is current on this thread.
+  static int current_device();
   // memory
   AllocationHandle make_allocation(size_t bytes, int device, int imported = -1);
   bool copied_by_peers(const Mapping& mapping) const;
@@ -191,7 +208,14 @@ class FakeDriver {
   Mappings::iterator mapping_at(DevicePointer at);
   std::byte* view_of(DevicePointer at, size_t bytes);  // null: not all of it is accessible
   bool pinned(DevicePointer at, size_t bytes) const;
+  // Either, for copies and kernels.
+  std::byte* reach(DevicePointer at, size_t bytes);
   bool pending_on(DevicePointer at, size_t bytes) const;
+  // What others than the fake have of device memory. Of one allocation; 0: of all.
+  size_t foreign_mappings(uint64_t file) const;
+  size_t foreign_descriptors() const;
+  static bool has_dma_buf(uint64_t file);
+  void check_exports(std::string_view call, const Allocation& allocation);
   size_t used(int device) const;
   // streams
   bool run_one();
@@ -200,6 +224,8 @@ class FakeDriver {
   void execute(std::vector<Copy> copies);
   void execute(const Order& order);
   bool may_run(const Operation& operation);
+  std::string heads() const;  // what the streams wait for, each the first of its queue
+  void look_for_hang(std::string_view call);
 
   const FakeOptions options_;
   std::mutex mutex_;
@@ -209,10 +235,18 @@ class FakeDriver {
   std::vector<std::string> violations_;
   bool lost_ = false;
   uint64_t fail_at_ = 0;  // 0: none
+  uint64_t steps_ = 0;
+  uint64_t then_at_ = 0;  // 0: no step
+  bool then_ended_ = false;
+  std::function<void()> then_;
   std::string fail_name_;
+  size_t fail_times_ = 0;
   Result fail_with_ = kSuccess;
   bool initialised_ = false;
-  std::vector<int> retained_;  // primary contexts, by device
+  std::vector<int> retained_;         // primary contexts, by device
+  std::vector<int> current_;          // on how many threads, by device
+  std::map<const void*, int> homes_;  // the device of each stream, event and module
+  size_t stuck_for_ = 0;              // questions one after the other, and nothing can run
 
   std::map<AllocationHandle, Allocation> allocations_;
   std::map<DevicePointer, size_t> reserved_;
@@ -236,17 +270,26 @@ class FakeCall {
  public:
   enum class Needs : uint8_t { kNothing, kDriver, kContext };
   FakeCall(const char* name, Needs needs, bool blocks = false);
+  ~FakeCall();
+  FakeCall(const FakeCall&) = delete;
+  FakeCall& operator=(const FakeCall&) = delete;
   // Not kSuccess: the call answers this and does nothing.
   Result refused() const { return refused_; }
   // The same for a call that takes something away: that is done all the same, and the error told.
   bool takes_away() const { return refused_ == kSuccess || injected_ != kSuccess; }
   Result told() const { return refused_; }
-  void violate(const std::string& what) const { fake.violate(name_, what); }
+  const char* name() const { return name_; }
+  void violate(Rule rule, const std::string& what) const { fake.violate(rule, name_, what); }
+  // The queue of a stream that there is, of the current context's device. Null: a violation.
+  std::deque<FakeDriver::Operation>* queue(Stream stream) const;
+  // Whether it was made on the current context's device. Otherwise a violation.
+  bool at_home(const void* object) const;
   FakeDriver& fake;
 
  private:
   std::lock_guard<std::mutex> lock_;
   const char* name_;
+  bool then_ = false;  // when it has ended
   Result refused_ = kSuccess;
   Result injected_ = kSuccess;
 };

@@ -17,10 +17,7 @@ constexpr uint32_t kFatBinary = 0xba55ed50;
 class FakeMemoryView : public kernels::MemoryView {
  public:
   explicit FakeMemoryView(FakeDriver& fake) : fake_(fake) {}
-  std::byte* find(uint64_t at, size_t bytes, bool) override {
-    if (fake_.pinned(at, bytes)) return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(at));
-    return fake_.view_of(at, bytes);
-  }
+  std::byte* find(uint64_t at, size_t bytes, bool) override { return fake_.reach(at, bytes); }
 
  private:
   FakeDriver& fake_;
@@ -33,11 +30,12 @@ absl::Span<const std::byte> FakeDriver::image() {
 
 void FakeDriver::execute(const KernelLaunch& launch) {
   FakeMemoryView view(*this);
-  const auto& [module, name, kernel] = launch.function;
-  const auto wrong = kernels::emulate(name, kernel, {launch.blocks, kernel.threads, random_()},
+  const KernelFunction& function = launch.function;
+  const auto wrong = kernels::emulate(function.name, function.kernel,
+                                      {launch.blocks, function.kernel.threads, random_()},
                                       launch.arguments.data(), view);
   if (!wrong.has_value()) return;
-  violate("cuLaunchKernel", *wrong);
+  violate(Rule::kLifetime, "cuLaunchKernel", *wrong);
   lost_ = true;  // as after CUDA_ERROR_ILLEGAL_ADDRESS
 }
 
@@ -59,23 +57,25 @@ struct FakeLaunchCalls {
     uint32_t magic = 0;
     if (image != nullptr) std::memcpy(&magic, image, sizeof magic);
     if (magic != kFatBinary) {
-      call.violate("the image is no fat binary");
+      call.violate(Rule::kModule, "the image is no fat binary");
       return kInvalidValue;
     }
-    if (launched(call.fake)) call.violate("it waits for the kernels that run, with a lock held");
+    if (launched(call.fake))
+      call.violate(Rule::kModule, "it waits for the kernels that run, with a lock held");
     *module = reinterpret_cast<Module>(call.fake.next_object_++);
     call.fake.modules_.insert(*module);
+    call.fake.homes_[*module] = FakeDriver::current_device();
     return kSuccess;
   }
 
   static Result unload(Module module) {
-    const FakeCall call("cuModuleUnload", Needs::kContext);
+    const FakeCall call("cuModuleUnload", Needs::kContext, true);
     if (!call.takes_away()) return call.refused();
     if (call.fake.modules_.erase(module) == 0) {
-      call.violate("no such module");
+      call.violate(Rule::kStale, "no such module");
       return kInvalidHandle;
     }
-    if (launched(call.fake)) call.violate("kernels are still queued");
+    if (launched(call.fake)) call.violate(Rule::kStale, "kernels are still queued");
     std::erase_if(call.fake.functions_,
                   [&](const auto& function) { return function.second.module == module; });
     return call.told();
@@ -85,20 +85,27 @@ struct FakeLaunchCalls {
     const FakeCall call("cuModuleGetFunction", Needs::kContext);
     if (call.refused() != kSuccess) return call.refused();
     if (!call.fake.modules_.contains(module)) {
-      call.violate("no such module");
+      call.violate(Rule::kStale, "no such module");
       return kInvalidHandle;
     }
     const auto kernel = kernels::emulated_kernel(name);
     if (!kernel.has_value()) return kNotFound;
     *function = reinterpret_cast<Function>(call.fake.next_object_++);
-    call.fake.functions_[*function] = {module, name, *kernel};
+    // Before 12.4 there is no other way to load it.
+    const bool loads = call.fake.options_.version < 12040;
+    call.fake.functions_[*function] = {module, name, *kernel, loads};
     return kSuccess;
   }
 
   static Result load_function(Function function) {
     const FakeCall call("cuFuncLoad", Needs::kContext, true);
     if (call.refused() != kSuccess) return call.refused();
-    if (!call.fake.functions_.contains(function)) call.violate("no such function");
+    const auto found = call.fake.functions_.find(function);
+    if (found == call.fake.functions_.end()) {
+      call.violate(Rule::kModule, "no such function");
+      return kInvalidHandle;
+    }
+    found->second.loaded = true;
     return kSuccess;
   }
 
@@ -108,16 +115,23 @@ struct FakeLaunchCalls {
     const FakeCall call("cuLaunchKernel", Needs::kContext);
     if (call.refused() != kSuccess) return call.refused();
     const auto found = call.fake.functions_.find(function);
-    const auto on = call.fake.streams_.find(stream);
-    if (found == call.fake.functions_.end() || on == call.fake.streams_.end()) {
-      call.violate(stream == nullptr ? "on the legacy stream"
-                                     : "no such function, or no such stream");
+    auto* const queue = call.queue(stream);
+    if (found == call.fake.functions_.end()) call.violate(Rule::kStale, "no such function");
+    if (queue == nullptr || found == call.fake.functions_.end() ||
+        !call.at_home(found->second.module)) {
       return kInvalidHandle;
+    }
+    for (auto& [other, kernel_of_module] : call.fake.functions_) {
+      if (kernel_of_module.module != found->second.module || kernel_of_module.loaded) continue;
+      call.violate(Rule::kModule, kernel_of_module.name +
+                                      " is not loaded: loading it waits for the kernels that run");
+      kernel_of_module.loaded = true;
     }
     const kernels::EmulatedKernel& kernel = found->second.kernel;
     if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != kernel.threads || block_y != 1 ||
         block_z != 1 || shared_bytes != 0 || parameters == nullptr || extra != nullptr) {
-      call.violate(absl::StrCat(found->second.name, " wants blocks of ", kernel.threads,
+      call.violate(Rule::kModule,
+                   absl::StrCat(found->second.name, " wants blocks of ", kernel.threads,
                                 " threads in one dimension, and its arguments"));
       return kInvalidValue;
     }
@@ -126,7 +140,7 @@ struct FakeLaunchCalls {
     launch->blocks = grid_x;
     const auto* const arguments = static_cast<const std::byte*>(parameters[0]);
     launch->arguments.assign(arguments, arguments + kernel.argument_bytes);
-    on->second.push_back({.number = call.fake.next_operation_++, .launch = std::move(launch)});
+    queue->push_back({.number = call.fake.next_operation_++, .launch = std::move(launch)});
     return kSuccess;
   }
 };

@@ -6,12 +6,20 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 
 #include "absl/strings/str_format.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 
 namespace baton::gpudirect {
 namespace {
+
+// By which its mappings and descriptors are found.
+constexpr char kMemoryName[] = "device memory of the fake";
+// By which a dma-buf is told from what was exported to a peer; nobody writes to either.
+constexpr int kDmaBufMark = O_APPEND;
 
 void* host_address(DevicePointer at) { return reinterpret_cast<void*>(static_cast<uintptr_t>(at)); }
 std::string range(DevicePointer at, size_t bytes) {
@@ -29,8 +37,8 @@ void put_at(DevicePointer at, size_t bytes, int flags, int fd) {
 // `imported`: the descriptor of another allocation, whose bytes are shared.
 AllocationHandle FakeDriver::make_allocation(size_t bytes, int device, int imported) {
   Allocation made{.size = bytes, .device = device, .imported = imported >= 0};
-  made.fd = made.imported ? fcntl(imported, F_DUPFD_CLOEXEC, 0)
-                          : memfd_create("device memory of the fake", MFD_CLOEXEC);
+  made.fd =
+      made.imported ? fcntl(imported, F_DUPFD_CLOEXEC, 0) : memfd_create(kMemoryName, MFD_CLOEXEC);
   if (made.fd < 0) std::abort();
   if (!made.imported && ftruncate(made.fd, static_cast<off_t>(bytes)) != 0) std::abort();
   made.view =
@@ -109,6 +117,67 @@ bool FakeDriver::pinned(DevicePointer at, size_t bytes) const {
   return at + bytes <= found->first + found->second;
 }
 
+bool FakeDriver::is_device_memory(int fd) {
+  std::error_code none;
+  const auto link = std::filesystem::read_symlink(absl::StrFormat("/proc/self/fd/%d", fd), none);
+  return link.string().find(kMemoryName) != std::string::npos;
+}
+
+size_t FakeDriver::foreign_mappings(uint64_t file) const {
+  size_t found = 0;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(kMemoryName) == std::string::npos) continue;
+    std::istringstream words(line);
+    std::string skipped;
+    uint64_t inode = 0;
+    words >> skipped >> skipped >> skipped >> skipped >> inode;
+    if (file == 0 || inode == file) ++found;
+  }
+  for (const auto& [handle, allocation] : allocations_) {
+    if (file == 0 || allocation.file == file) found -= std::min(found, 1 + allocation.mappings);
+  }
+  return found;
+}
+
+bool FakeDriver::has_dma_buf(uint64_t file) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    struct stat info {};
+    if (is_device_memory(fd) && (fcntl(fd, F_GETFL) & kDmaBufMark) != 0 && fstat(fd, &info) == 0 &&
+        info.st_ino == file) {
+      return true;
+    }
+  }
+  return false;
+}
+
+size_t FakeDriver::foreign_descriptors() const {
+  size_t found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    if (!is_device_memory(fd)) continue;
+    ++found;
+  }
+  return found - std::min(found, allocations_.size());
+}
+
+// An allocation goes: nobody else may have it, for whom these addresses would mean nothing any
+// more.
+void FakeDriver::check_exports(std::string_view call, const Allocation& allocation) {
+  if (allocation.imported) return;
+  if (foreign_mappings(allocation.file) > 0) {
+    violate(Rule::kLifetime, call, "an adapter still has it registered");
+  }
+  // A peer may keep the descriptor that it was given.
+  if (has_dma_buf(allocation.file)) violate(Rule::kLifetime, call, "a dma-buf of it is still open");
+}
+
+std::byte* FakeDriver::reach(DevicePointer at, size_t bytes) {
+  if (pinned(at, bytes)) return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(at));
+  return view_of(at, bytes);
+}
+
 bool FakeDriver::pending_on(DevicePointer at, size_t bytes) const {
   const auto touches = [&](DevicePointer other, size_t size) {
     return other < at + bytes && at < other + size;
@@ -162,10 +231,12 @@ DevicePointer FakeDriver::allocate_segments(size_t segments, size_t bytes_each) 
 void FakeDriver::free(DevicePointer pointer) {
   const std::lock_guard lock(mutex_);
   const size_t bytes = reserved_.at(pointer);
-  if (pending_on(pointer, bytes)) violate("free", range(pointer, bytes) + " is still in use");
+  if (pending_on(pointer, bytes))
+    violate(Rule::kLifetime, "free", range(pointer, bytes) + " is still in use");
   for (DevicePointer at = pointer; at < pointer + bytes;) {
     const auto mapping = mappings_.find(at);
     if (mapping == mappings_.end()) break;
+    check_exports("free", allocations_[mapping->second.allocation]);
     at += mapping->second.size;
     unmap(mapping);
   }
@@ -225,7 +296,8 @@ struct FakeMemoryCalls {
           *static_cast<size_t*>(values[i]) = mapping.size;
           break;
         default:
-          call.violate(absl::StrFormat("attribute %d is unknown", static_cast<int>(attributes[i])));
+          call.violate(Rule::kRange,
+                       absl::StrFormat("attribute %d is unknown", static_cast<int>(attributes[i])));
           return kInvalidValue;
       }
     }
@@ -246,10 +318,7 @@ struct FakeMemoryCalls {
                        const AllocationProperties* properties, unsigned long long flags) {
     const FakeCall call("cuMemCreate", Needs::kDriver, true);
     if (call.refused() != kSuccess) return call.refused();
-    const auto has = [&](DeviceAttribute attribute) {
-      const auto found = call.fake.options_.attributes.find(attribute);
-      return found != call.fake.options_.attributes.end() && found->second != 0;
-    };
+    const auto has = [&](DeviceAttribute attribute) { return call.fake.has(attribute); };
     const int device = properties->location.id;
     const char* wrong = !has(kVirtualMemoryManagement) ? "the device has no such memory"
                         : bytes == 0 || bytes % FakeDriver::kGranularity != 0
@@ -264,7 +333,7 @@ struct FakeMemoryCalls {
                             ? "the device has no such memory for adapters"
                             : nullptr;
     if (wrong != nullptr) {
-      call.violate(wrong);
+      call.violate(Rule::kMapping, wrong);
       return kInvalidValue;
     }
     if (call.fake.used(device) + bytes > call.fake.options_.memory_bytes) return kOutOfMemory;
@@ -292,9 +361,10 @@ struct FakeMemoryCalls {
     const auto found = call.fake.allocations_.find(handle);
     if (found == call.fake.allocations_.end() || found->second.handles == 0 || type != kPosixFd ||
         flags != 0) {
-      call.violate("no such handle, or an unknown type or flags");
+      call.violate(Rule::kSharing, "no such handle, or an unknown type or flags");
       return kInvalidValue;
     }
+    if (found->second.imported) call.violate(Rule::kSharing, "it is a peer's, not ours to share");
     if (!found->second.shareable) return kNotPermitted;
     *static_cast<int*>(shared) = fcntl(found->second.fd, F_DUPFD_CLOEXEC, 0);
     return kSuccess;
@@ -305,7 +375,10 @@ struct FakeMemoryCalls {
     if (call.refused() != kSuccess) return call.refused();
     const int fd = static_cast<int>(reinterpret_cast<uintptr_t>(shared));
     struct stat info {};
-    if (type != kPosixFd || fstat(fd, &info) != 0 || info.st_size == 0) return kInvalidValue;
+    if (type != kPosixFd || !FakeDriver::is_device_memory(fd) || fstat(fd, &info) != 0) {
+      call.violate(Rule::kSharing, "it is no descriptor of an allocation, or the type is unknown");
+      return kInvalidValue;
+    }
     // A fake device for all: which one it is on, only the exporter knows.
     *handle = call.fake.make_allocation(static_cast<size_t>(info.st_size), -1, fd);
     call.fake.allocations_[*handle].by_handle = true;
@@ -315,7 +388,7 @@ struct FakeMemoryCalls {
   static Result peer_access(int* can, int device, int peer) {
     const FakeCall call("cuDeviceCanAccessPeer", Needs::kDriver);
     if (call.refused() != kSuccess) return call.refused();
-    if (device == peer) call.violate("a device is no peer of itself");
+    if (device == peer) call.violate(Rule::kSharing, "a device is no peer of itself");
     *can = call.fake.options_.peer_access ? 1 : 0;
     return kSuccess;
   }
@@ -325,7 +398,7 @@ struct FakeMemoryCalls {
     if (!call.takes_away()) return call.refused();
     const auto found = call.fake.allocations_.find(handle);
     if (found == call.fake.allocations_.end() || found->second.handles == 0) {
-      call.violate("no such handle, or released before");
+      call.violate(Rule::kMapping, "no such handle, or released before");
       return kInvalidValue;
     }
     --found->second.handles;
@@ -338,7 +411,7 @@ struct FakeMemoryCalls {
     const FakeCall call("cuMemAddressReserve", Needs::kDriver);
     if (call.refused() != kSuccess) return call.refused();
     if (bytes == 0 || bytes % FakeDriver::kGranularity != 0 || flags != 0) {
-      call.violate("no multiple of the granularity, or unknown flags");
+      call.violate(Rule::kMapping, "no multiple of the granularity, or unknown flags");
       return kInvalidValue;
     }
     void* const base =
@@ -354,12 +427,12 @@ struct FakeMemoryCalls {
     if (!call.takes_away()) return call.refused();
     const auto found = call.fake.reserved_.find(at);
     if (found == call.fake.reserved_.end() || found->second != bytes) {
-      call.violate(range(at, bytes) + " was not reserved");
+      call.violate(Rule::kMapping, range(at, bytes) + " was not reserved");
       return kInvalidValue;
     }
     const auto mapped = call.fake.mappings_.lower_bound(at);
     if (mapped != call.fake.mappings_.end() && mapped->first < at + bytes) {
-      call.violate(range(at, bytes) + " is still mapped");
+      call.violate(Rule::kMapping, range(at, bytes) + " is still mapped");
       return kInvalidValue;
     }
     munmap(host_address(at), bytes);
@@ -387,7 +460,7 @@ struct FakeMemoryCalls {
                         : overlaps                                 ? "something is mapped there"
                                                                    : nullptr;
     if (wrong != nullptr) {
-      call.violate(wrong);
+      call.violate(Rule::kMapping, wrong);
       return kInvalidValue;
     }
     call.fake.map(at, handle);
@@ -399,14 +472,16 @@ struct FakeMemoryCalls {
     if (!call.takes_away()) return call.refused();
     const auto found = call.fake.mappings_.find(at);
     if (found == call.fake.mappings_.end() || found->second.size != bytes) {
-      call.violate(range(at, bytes) + " is no mapping");
+      call.violate(Rule::kMapping, range(at, bytes) + " is no mapping");
       return kInvalidValue;
     }
-    if (call.fake.pending_on(at, bytes)) call.violate(range(at, bytes) + " is still in use");
+    if (call.fake.pending_on(at, bytes))
+      call.violate(Rule::kLifetime, range(at, bytes) + " is still in use");
     if (!call.fake.allocations_[found->second.allocation].imported &&
         call.fake.copied_by_peers(found->second)) {
-      call.violate(range(at, bytes) + " is being copied by a peer");
+      call.violate(Rule::kSharing, range(at, bytes) + " is being copied by a peer");
     }
+    call.fake.check_exports("cuMemUnmap", call.fake.allocations_[found->second.allocation]);
     call.fake.unmap(found);
     return call.told();
   }
@@ -421,8 +496,16 @@ struct FakeMemoryCalls {
           return one.flags != kReadWrite || one.location.type != kLocationDevice ||
                  one.location.id < 0 || one.location.id >= call.fake.options_.devices;
         })) {
-      call.violate(range(at, bytes) + " is no mapping, or the access none that we use");
+      call.violate(Rule::kMapping,
+                   range(at, bytes) + " is no mapping, or the access none that we use");
       return kInvalidValue;
+    }
+    const int home = call.fake.allocations_[found->second.allocation].device;
+    for (size_t i = 0; i < count; ++i) {
+      if (home >= 0 && access[i].location.id != home && !call.fake.options_.peer_access) {
+        call.violate(Rule::kSharing, "a device that has no access to its peer's memory");
+        return kInvalidValue;
+      }
     }
     found->second.accessible = true;
     return kSuccess;
@@ -433,12 +516,12 @@ struct FakeMemoryCalls {
     if (call.refused() != kSuccess) return call.refused();
     const DevicePointer at = reinterpret_cast<uintptr_t>(data);
     if (bytes == 0 || (flags & ~(kHostPortable | kHostDeviceMap)) != 0) {
-      call.violate("no bytes, or unknown flags");
+      call.violate(Rule::kRange, "no bytes, or unknown flags");
       return kInvalidValue;
     }
     const auto next = call.fake.pinned_.lower_bound(at);
     if (call.fake.pinned(at, 1) || (next != call.fake.pinned_.end() && next->first < at + bytes)) {
-      call.violate("registered before");
+      call.violate(Rule::kLifetime, "registered before");
       return kHostMemoryAlreadyRegistered;
     }
     call.fake.pinned_[at] = bytes;
@@ -450,10 +533,11 @@ struct FakeMemoryCalls {
     if (!call.takes_away()) return call.refused();
     const auto found = call.fake.pinned_.find(reinterpret_cast<uintptr_t>(data));
     if (found == call.fake.pinned_.end()) {
-      call.violate("not registered");
+      call.violate(Rule::kLifetime, "not registered");
       return kHostMemoryNotRegistered;
     }
-    if (call.fake.pending_on(found->first, found->second)) call.violate("it is still in use");
+    if (call.fake.pending_on(found->first, found->second))
+      call.violate(Rule::kLifetime, "it is still in use");
     call.fake.pinned_.erase(found);
     return call.told();
   }
@@ -464,7 +548,8 @@ struct FakeMemoryCalls {
     if (call.refused() != kSuccess) return call.refused();
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     if (type != kDmaBufFd || flags != 0 || at % page != 0 || bytes % page != 0 || bytes == 0) {
-      call.violate(range(at, bytes) + " is not of whole pages, or the flags are unknown");
+      call.violate(Rule::kRange,
+                   range(at, bytes) + " is not of whole pages, or the flags are unknown");
       return kInvalidValue;
     }
     const auto found = call.fake.options_.attributes.find(kDmaBufSupported);
@@ -472,14 +557,14 @@ struct FakeMemoryCalls {
     const auto mapping = call.fake.mapping_at(at);
     if (mapping == call.fake.mappings_.end() ||
         at + bytes > mapping->first + mapping->second.size) {
-      call.violate(range(at, bytes) + " is not in one allocation");
+      call.violate(Rule::kRange, range(at, bytes) + " is not in one allocation");
       return kInvalidValue;
     }
     // A part of a memfd has no file of its own, so the position says where this one begins. The
     // fake of the verbs calls knows.
     const auto& allocation = call.fake.allocations_[mapping->second.allocation];
     const std::string path = absl::StrFormat("/proc/self/fd/%d", allocation.fd);
-    const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | kDmaBufMark);
     lseek(fd, static_cast<off_t>(at - mapping->first), SEEK_SET);
     *static_cast<int*>(handle) = fd;
     return kSuccess;

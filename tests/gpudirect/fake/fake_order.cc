@@ -22,7 +22,7 @@ bool FakeDriver::may_run(const Operation& operation) {
 void FakeDriver::execute(const Order& order) {
   if (order.kind == Order::Kind::kWaitEvent) return;
   if (!pinned(order.address, 8)) {
-    violate("cuStreamWaitValue64", "its memory went away before it ran");
+    violate(Rule::kLifetime, "cuStreamWaitValue64", "its memory went away before it ran");
     return;
   }
   if (order.kind == Order::Kind::kWriteValue) {
@@ -47,12 +47,9 @@ struct FakeOrderCalls {
   using Order = FakeDriver::Order;
 
   static Result queue(const FakeCall& call, Stream stream, const Order& order) {
-    const auto on = call.fake.streams_.find(stream);
-    if (on == call.fake.streams_.end()) {
-      call.violate(stream == nullptr ? "on the legacy stream" : "no such stream");
-      return kInvalidHandle;
-    }
-    on->second.push_back({.number = call.fake.next_operation_++, .order = order});
+    auto* const queue = call.queue(stream);
+    if (queue == nullptr) return kInvalidHandle;
+    queue->push_back({.number = call.fake.next_operation_++, .order = order});
     return kSuccess;
   }
 
@@ -61,7 +58,7 @@ struct FakeOrderCalls {
     if (call.refused() != kSuccess) return call.refused();
     const auto found = call.fake.events_.find(event);
     if (found == call.fake.events_.end() || flags != 0) {
-      call.violate("no such event, or unknown flags");
+      call.violate(Rule::kStale, "no such event, or unknown flags");
       return kInvalidHandle;
     }
     return queue(
@@ -73,14 +70,13 @@ struct FakeOrderCalls {
                       uint64_t value, unsigned flags) {
     const FakeCall call(name, Needs::kContext);
     if (call.refused() != kSuccess) return call.refused();
-    const auto able = call.fake.options_.attributes.find(kStreamMemOps64);
-    if (able == call.fake.options_.attributes.end() || able->second == 0) {
-      call.violate("the device has no memory operations of 64 bits");
+    if (!call.fake.has(kStreamMemOps64)) {
+      call.violate(Rule::kWord, "the device has no memory operations of 64 bits");
       return kNotSupported;
     }
     if (address % 8 != 0 || flags != 0 || !call.fake.pinned(address, 8)) {
-      call.violate(absl::StrCat("at ", absl::Hex(address),
-                                ": not aligned, not registered, or unknown flags"));
+      call.violate(Rule::kWord, absl::StrCat("at ", absl::Hex(address),
+                                             ": not aligned, not registered, or unknown flags"));
       return kInvalidValue;
     }
     return queue(call, stream, {.kind = kind, .address = address, .value = value});
@@ -98,11 +94,11 @@ struct FakeOrderCalls {
     if (call.refused() != kSuccess) return call.refused();
     const auto options = call.fake.options_.attributes.find(kRdmaFlushWritesOptions);
     if (options == call.fake.options_.attributes.end() || (options->second & kFlushByHost) == 0) {
-      call.violate("the device has no flush by the host");
+      call.violate(Rule::kCopy, "the device has no flush by the host");
       return kNotSupported;
     }
     if (target != kFlushCurrentContext || scope != kOrderedForOwner) {
-      call.violate("unknown target or scope");
+      call.violate(Rule::kCopy, "unknown target or scope");
       return kInvalidValue;
     }
     if (call.fake.land_) call.fake.land_();

@@ -181,6 +181,28 @@ TEST(CudaIpc, DeregisteringWaitsForThePeersCopies) {
   EXPECT_GT(in_the_middle, 5u);
 }
 
+TEST(CudaIpc, ADeviceWithoutAccessToItsPeerIsNamed) {
+  for (const bool access : {true, false}) {
+    gpudirect::InstalledFake fake({.devices = 2, .peer_access = access});
+    {
+      const auto buffer = *internal::device_memory()->allocate(0, gpudirect::kMiB);
+      const auto shared = internal::device_memory()->share(buffer->data(), gpudirect::kMiB);
+      ASSERT_TRUE(shared.ok()) << shared.status();
+      const auto mapped = internal::device_memory()->map(*shared);
+      close(shared->fd);
+      ASSERT_TRUE(mapped.ok()) << mapped.status();
+      EXPECT_TRUE((*mapped)->reached_by(0).ok());
+      const absl::Status other = (*mapped)->reached_by(1);
+      EXPECT_EQ(other.ok(), access);
+      if (!access) {
+        EXPECT_THAT(std::string(other.message()),
+                    testing::HasSubstr("device 1 has no peer access to device 0"));
+      }
+    }
+    fake.expect_clean();
+  }
+}
+
 // With the driver's words of why.
 TEST(CudaIpc, MemoryOfCudaMallocIsNotShared) {
   gpudirect::InstalledFake fake;

@@ -73,6 +73,10 @@ struct FakeMemoryCalls : FakeCall {
       errno = EINVAL;
       return nullptr;
     }
+    if (bytes > fake.options_.window_bytes) {
+      errno = ENOMEM;
+      return nullptr;
+    }
     {
       Lock lock(fake.mutex_);
       ++fake.stats_.dma_bufs;

@@ -49,6 +49,7 @@ struct FakeOptions {
   size_t max_regions = SIZE_MAX;      // per device context
   size_t max_queue_pairs = SIZE_MAX;  // of all devices together
   bool dma_buf = true;                // the driver can
+  size_t window_bytes = SIZE_MAX;     // of dma-bufs (BAR1), each
   uint32_t late_writes = 0;           // not 0: writes to dma-bufs land late, by this seed
   std::vector<uint8_t> speeds;  // ibv_port_attr::active_speed of each device (default: 25 Gb/s)
 };

@@ -1,0 +1,101 @@
+// One of two processes that share memory of a device, and pipes between them.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "tests/gpudirect/fake/installed_fake.h"
+#include "transport/worker.h"
+
+namespace baton {
+
+using gpudirect::InstalledFake;
+
+inline constexpr size_t kSharedBytes = 1 << 20;
+inline const Time kSharePatience = patient(std::chrono::seconds(60));
+
+// A worker with a block of a device.
+class End {
+ public:
+  End(InstalledFake& installed, const char* provider) : installed_(installed) {
+    WorkerOptions options;
+    options.providers = {provider};
+    options.key = *ClusterKey::from_bytes("a secret of the tests");
+    options.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
+    worker = *Worker::create(std::move(options));
+  }
+  void make() {
+    buffer = *internal::device_memory()->allocate(0, kSharedBytes);
+    region = *worker->register_memory(buffer->data(), kSharedBytes);
+  }
+  void give_back() {
+    EXPECT_TRUE(worker->deregister_memory(region).ok());
+    buffer.reset();
+  }
+  std::byte* view() const {
+    return installed_.fake().view(reinterpret_cast<uintptr_t>(buffer->data()), kSharedBytes);
+  }
+  std::string offer() const { return worker->remote_region(region)->encode() + worker->address(); }
+  template <typename Ready>
+  bool drive(const Ready& ready) const {
+    const Time end = Clock::steady().now() + kSharePatience;
+    while (!ready()) {
+      worker->progress();
+      if (Clock::steady().now() > end) return false;
+    }
+    return true;
+  }
+  // Writes all there, and reads it back; false: that did not work.
+  bool exchange(const std::string& offered) const {
+    const PeerId peer = *worker->connect(offered.substr(RemoteRegion::kEncodedBytes));
+    const auto remote =
+        RemoteRegion::decode(std::string_view(offered).substr(0, RemoteRegion::kEncodedBytes));
+    for (const Op op : {Op::kWrite, Op::kRead}) {
+      const auto id = worker->submit({.op = op,
+                                      .peer = peer,
+                                      .local = region,
+                                      .local_layout = Layout::contiguous(0, kSharedBytes),
+                                      .remote = *remote,
+                                      .remote_layout = Layout::contiguous(0, kSharedBytes)});
+      if (!id.ok()) return false;
+      EXPECT_TRUE(drive([&] { return ended(*worker->state(*id)); })) << "it never ended";
+      const absl::Status status = worker->status(*id);
+      EXPECT_TRUE(worker->release(*id).ok());
+      if (!status.ok()) return false;
+    }
+    return true;
+  }
+
+  std::unique_ptr<Worker> worker;
+  std::unique_ptr<internal::DeviceBuffer> buffer;
+  MemoryRegion region;
+
+ private:
+  InstalledFake& installed_;
+};
+
+struct Pipe {
+  Pipe() { EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0); }
+  ~Pipe() {
+    for (const int end : ends) close(end);
+  }
+  void say(const std::string& words) const {
+    EXPECT_EQ(write(ends[1], words.data(), words.size()), static_cast<ssize_t>(words.size()));
+  }
+  // Nothing: whoever would have said it is gone.
+  std::string hear() const {
+    char words[4096];
+    const ssize_t size = read(ends[0], words, sizeof words);
+    return {words, size > 0 ? static_cast<size_t>(size) : 0};
+  }
+  void close_end(int which) {
+    close(ends[which]);
+    ends[which] = open("/dev/null", O_RDWR | O_CLOEXEC);
+  }
+  int ends[2] = {-1, -1};
+};
+
+}  // namespace baton

@@ -1,0 +1,194 @@
+// A process that shares memory of a device with another one, over CUDA IPC or staged over tcp, is
+// killed at every step of that memory's life: made, registered, exported, imported, mapped, copied,
+// unmapped, deregistered, freed. The other one's transfer ends, no byte of its memory moves after
+// that, and it has as many descriptors and mappings as before.
+//
+// Here every fifth point; BATON_CASES=all is each of them.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "tests/gpudirect/ipc/device_end.h"
+
+namespace baton {
+namespace {
+
+// Who makes the driver's calls that are counted, and who is killed at one of them.
+enum class Kill : uint8_t {
+  kWhoMaps,             // at its own calls
+  kWhoShares,           // at its own calls
+  kWhoSharesMeanwhile,  // at the calls of the other one
+};
+
+struct Point {
+  Kill kill = Kill::kWhoMaps;
+  const char* provider = "shm";
+  uint64_t step = 0;   // 0: nobody is killed
+  bool ended = false;  // the call has ended; or it begins
+};
+
+// What this process has open and mapped: nobody else's matters.
+struct Held {
+  size_t descriptors = 0;
+  size_t mappings = 0;  // of memory that has a descriptor
+
+  static Held now() {
+    Held held;
+    for ([[maybe_unused]] const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
+      ++held.descriptors;
+    }
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      held.mappings += line.find("/memfd:") != std::string::npos ? 1 : 0;
+    }
+    return held;
+  }
+};
+
+// How many steps the counted side made; 0: somebody was killed.
+uint64_t live(const Point& point) {
+  const bool child_maps = point.kill == Kill::kWhoMaps;
+  Pipe down, up;
+  const pid_t child = fork();
+  if (child == 0) {
+    down.close_end(1);
+    up.close_end(0);
+    uint64_t steps = 0;
+    {
+      InstalledFake fake;
+      End end(fake, point.provider);
+      if (point.kill != Kill::kWhoSharesMeanwhile) {
+        fake.fake().at_step(point.step, point.ended, [] { raise(SIGKILL); });
+      }
+      end.make();
+      if (child_maps) {
+        const std::string offered = down.hear();
+        if (offered.empty() || !end.exchange(offered)) _exit(1);
+      } else {
+        up.say(end.offer());
+        fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
+        while (down.hear().empty() && getppid() != 1) end.worker->progress();
+      }
+      end.give_back();
+      end.worker.reset();
+      steps = fake.fake().steps();
+    }
+    up.say(std::to_string(steps));
+    _exit(0);
+  }
+  up.close_end(1);
+  bool killed = false;
+  uint64_t steps = 0;
+  {
+    InstalledFake fake;
+    End here(fake, point.provider);
+    here.make();
+    const uint64_t made = fake.fake().steps();
+    std::fill_n(here.view(), kSharedBytes, std::byte{7});
+    const auto kill_it = [&] {
+      if (killed) return;
+      kill(child, SIGKILL);
+      waitpid(child, nullptr, 0);
+      killed = true;
+    };
+    const auto gone = [&] {
+      if (!killed) killed = waitpid(child, nullptr, WNOHANG) == child;
+      return killed;
+    };
+    if (child_maps) {
+      down.say(here.offer());
+      EXPECT_TRUE(here.drive(gone));
+    } else if (const std::string offered = up.hear(); !offered.empty()) {
+      if (point.kill == Kill::kWhoSharesMeanwhile) {
+        fake.fake().at_step(point.step, point.ended, kill_it);
+      }
+      const bool done = here.exchange(offered);
+      EXPECT_TRUE(done || point.step != 0);
+      const bool staged = here.worker->stats().staged_transfers > 0;
+      if (done) {
+        EXPECT_EQ(staged, std::string_view(point.provider) == "tcp");
+      }
+      if (point.kill != Kill::kWhoSharesMeanwhile) {
+        down.say("done");
+        EXPECT_TRUE(here.drive(gone));
+      }
+    }
+    if (point.kill != Kill::kWhoSharesMeanwhile) {
+      const std::string said = up.hear();
+      if (!said.empty()) steps = std::stoull(said);
+    }
+    // What is used for something else now stays as it is.
+    std::fill_n(here.view(), kSharedBytes, std::byte{42});
+    if (point.kill != Kill::kWhoSharesMeanwhile || killed) {
+      EXPECT_TRUE(here.drive([&] { return here.worker->stats().peers_up == 0; }));
+    }
+    fake.fake().run_all();
+    for (int i = 0; i < 20; ++i) here.worker->progress();
+    fake.fake().run_all();
+    EXPECT_EQ(std::count(here.view(), here.view() + kSharedBytes, std::byte{42}), kSharedBytes)
+        << "bytes came late";
+    here.give_back();
+    here.worker.reset();
+    EXPECT_EQ(fake.fake().queued(), 0u);
+    if (point.kill == Kill::kWhoSharesMeanwhile) {
+      steps = killed ? 0 : fake.fake().steps() - made;
+      if (!killed) kill_it();
+    }
+    fake.fake().at_step(0, false, nullptr);
+    fake.expect_clean();
+  }
+  return steps;
+}
+
+using Who = std::pair<Kill, const char*>;
+class KilledAt : public testing::TestWithParam<Who> {};
+
+TEST_P(KilledAt, AnyStepLeavesNothingToTheOtherOne) {
+  Point point{GetParam().first, GetParam().second};
+  const uint64_t steps = live(point);  // what is made once in a process is there
+  ASSERT_GT(steps, 30u);
+  const char* const given = std::getenv("BATON_CASES");
+  const std::string cases = given != nullptr ? given : "";
+  const Held before = Held::now();
+  size_t points = 0;
+  size_t killed = 0;
+  for (uint64_t step = 1; step <= steps; ++step) {
+    for (const bool ended : {false, true}) {
+      if (cases != "all" && (2 * step + (ended ? 1 : 0)) % 5 != 0) continue;
+      SCOPED_TRACE(testing::Message() << "step " << step << (ended ? " ended" : " begins"));
+      point.step = step;
+      point.ended = ended;
+      killed += live(point) == 0 ? 1 : 0;
+      ++points;
+      const Held after = Held::now();
+      EXPECT_EQ(after.descriptors, before.descriptors);
+      EXPECT_EQ(after.mappings, before.mappings);
+      if (HasFailure()) return;
+    }
+  }
+  std::printf("%zu steps, %zu points, killed at %zu\n", static_cast<size_t>(steps), points, killed);
+  EXPECT_GE(killed * 10, points * 7);
+}
+
+INSTANTIATE_TEST_SUITE_P(Who, KilledAt,
+                         testing::Values(Who{Kill::kWhoMaps, "shm"}, Who{Kill::kWhoShares, "shm"},
+                                         Who{Kill::kWhoSharesMeanwhile, "shm"},
+                                         Who{Kill::kWhoMaps, "tcp"}, Who{Kill::kWhoShares, "tcp"},
+                                         Who{Kill::kWhoSharesMeanwhile, "tcp"}),
+                         [](const auto& each) {
+                           const Kill kill = each.param.first;
+                           return std::string(each.param.second) + (kill == Kill::kWhoMaps ? "Maps"
+                                                                    : kill == Kill::kWhoShares
+                                                                        ? "Shares"
+                                                                        : "SharesMeanwhile");
+                         });
+
+}  // namespace
+}  // namespace baton

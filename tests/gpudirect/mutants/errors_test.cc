@@ -1,0 +1,37 @@
+// Whatever call of the driver fails, wherever gpudirect is: an error is said or all is done, and
+// nothing is left behind or breaks a rule.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/gpudirect/mutants/flows.h"
+
+namespace baton::gpudirect {
+namespace {
+
+TEST(EveryCall, ThatFailsIsSaidOrDoneAllTheSameAndLeavesNothingBehind) {
+  for (const Flow& flow : flows()) {
+    uint64_t calls = 0;
+    size_t said = 0;
+    for (uint64_t k = 0; k <= calls; ++k) {
+      if (k == 1) continue;  // cuInit
+      SCOPED_TRACE(testing::Message() << flow.name << ", call " << k);
+      FakeDriver fake({.attributes = flow.attributes(), .fail_call = k});
+      const absl::Status status = flow.run(fake, FakeDriver::driver());
+      EXPECT_FALSE(absl::IsDataLoss(status)) << status;
+      EXPECT_FALSE(absl::IsDeadlineExceeded(status)) << status;
+      EXPECT_THAT(fake.finish(), testing::IsEmpty()) << status;
+      if (k == 0) {
+        ASSERT_TRUE(status.ok()) << status;
+        calls = fake.calls();
+      }
+      said += status.ok() ? 0 : 1;
+    }
+    EXPECT_GT(said, 30u) << flow.name;
+    std::printf("%s: %zu calls, %zu errors said\n", flow.name, static_cast<size_t>(calls), said);
+  }
+}
+
+}  // namespace
+}  // namespace baton::gpudirect
