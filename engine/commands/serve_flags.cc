@@ -88,8 +88,10 @@ void add_http_flags(CLI::App& app, ServeFlags& flags) {
                  "not by a layer; 0: never")
       ->check(real_number(0, kDay))
       ->capture_default_str();
-  app.add_option("--max-waiting", flags.admission.max_waiting,
-                 "requests in the queue, at most; more are refused with 429")
+  app.add_option(
+         "--max-waiting", flags.admission.max_waiting,
+         "requests in the queue, at most; more are refused with 429. 0: none waits, and what "
+         "finds no place in the batch is refused")
       ->check(whole_number(0, 1 << 24))
       ->capture_default_str();
   app.add_option(
