@@ -36,7 +36,7 @@ class Worker {
       : engine_(*Engine::create(model, test_tokenizer(), std::move(options))),
         thread_(std::make_unique<EngineThread>(*engine_, admission)) {
     server.port = 0;
-    server.model = "tiny";
+    if (server.model.empty()) server.model = "tiny";
     server_ = *http::HttpServer::start(std::move(server), *thread_, test_tokenizer());
   }
   int port() const { return server_->port(); }
