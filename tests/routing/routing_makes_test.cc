@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/match.h"
+#include "engine/files/files.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
 
@@ -102,14 +103,19 @@ TEST(RoutingMakes, BesideOneOfOursItIsPassedOver) {
 TEST(RoutingMakes, APrefillWorkerThatHandsNothingOverIsNotNamedAndNotCounted) {
   OtherMake other;
   Worker no_prefill;  // --role all
-  StuckWorker ours(whole_answer());
+  StuckWorker ours;
   for (const auto& [url, words] : {std::pair(other.url(), "driven by a proxy, with --kv-agent"),
                                    std::pair(no_prefill.url(), "start it with --role prefill")}) {
     const auto router = *router::Router::start(pair_of(url, {ours.url()}));
     const std::string why = health(router->port())["workers"][1]["why"];
     EXPECT_TRUE(absl::StrContains(why, words)) << why;
-    EXPECT_EQ(post(router->port(), stream_request())->status, 200);
-    EXPECT_EQ(ours.prefill(), "");
+    StuckWorker waits;
+    const auto busy = *router::Router::start(pair_of(url, {waits.url()}));
+    RawClient client(busy->port());
+    client.post("/v1/completions", stream_request().dump());
+    wait_until([&] { return waits.asked == 1; });
+    EXPECT_EQ(waits.prefill(), "");
+    EXPECT_EQ(of_worker(busy->port(), "in_flight", url), 0);
   }
 }
 
@@ -119,19 +125,22 @@ TEST(RoutingMakes, WithoutPrefillWorkersItIsUsed) {
   TemporaryFolder folder;
   const std::string decode = absl::StrCat("decode ", other.url());
   const std::string both = absl::StrCat(decode, "\nprefill ", prefill.url());
-  folder.file("workers", both);
+  const auto list = [&](const std::string& text) {
+    EXPECT_TRUE(write_file_atomically(folder.path("workers"), text + "\n").ok());
+  };
+  list(both);
   router::RouterOptions options = options_for({});
   options.health_interval = 5ms;
   options.workers_file = folder.path("workers");
   const auto router = *router::Router::start(options);
   const auto is_up = [&] { return health(router->port())["workers"][0]["up"] == true; };
   EXPECT_FALSE(is_up());
-  folder.file("workers", decode);
+  list(decode);
   wait_until(is_up);
   EXPECT_EQ(parse_stream(post(router->port(), stream_request())->body).tokens,
             parse_stream(whole_answer()).tokens);
   EXPECT_EQ(other.asked, 1);
-  folder.file("workers", both);
+  list(both);
   wait_until([&] { return !is_up(); });
 }
 
