@@ -1,7 +1,7 @@
 // Decode pulls four pages out of prefill's memory, by lists of descriptors. Both live in this
 // process; in yours, the metadata travels by whatever means the two have.
 #include <cstdio>
-#include <cstdlib>
+#include <stdexcept>
 #include <vector>
 
 #include "kvtransfer/agent.h"
@@ -10,9 +10,7 @@ using namespace baton::kvtransfer;
 constexpr size_t kPage = 4096, kPages = 64;
 
 void check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::exit(1);
+  if (!status.ok()) throw std::runtime_error(status.ToString());
 }
 
 int main() {

@@ -3,10 +3,8 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
-#include <string>
-#include <vector>
+#include <stdexcept>
 
 #include "kvtransfer/agent.h"
 using namespace baton::kvtransfer;
@@ -14,14 +12,15 @@ using namespace baton::kvtransfer;
 constexpr size_t kPage = 4096, kPages = 64;
 
 void check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::exit(1);
+  if (!status.ok()) throw std::runtime_error(status.ToString());
 }
 
-void push(const std::string& store) {
+int main() {
   std::vector<char> here(kPage * kPages), there(kPage * kPages);
   for (size_t i = 0; i < here.size(); ++i) here[i] = static_cast<char>(i / kPage);
+  const std::string folder = "/tmp/baton-push-" + std::to_string(getpid());
+  std::filesystem::create_directory(folder);
+  const std::string store = "file://" + folder;
   const auto prefill = Agent::create({.name = "prefill", .metadata_store = store}).value();
   const auto decode = Agent::create({.name = "decode", .metadata_store = store}).value();
   const StridedDescriptor ours{reinterpret_cast<uint64_t>(here.data()), kPage, 0, kPage, kPages};
@@ -40,15 +39,8 @@ void push(const std::string& store) {
   // Decode needs nothing but the message: it comes behind the last byte.
   auto messages = decode->messages();
   while (messages.empty()) messages = decode->messages();
-  std::printf("decode has pages %d %d %d %d; %s said \"%s\"\n", there[0], there[kPage],
-              there[2 * kPage], there[3 * kPage], messages[0].agent.c_str(),
-              messages[0].payload.c_str());
+  std::printf("decode has pages %d %d %d %d; \"%s\"\n", there[0], there[kPage], there[2 * kPage],
+              there[3 * kPage], messages[0].payload.c_str());
   check(prefill->release(*write));
-}
-
-int main() {
-  char folder[] = "/tmp/baton-push-XXXXXX";
-  if (mkdtemp(folder) == nullptr) return 1;
-  push(std::string("file://") + folder);
   std::filesystem::remove_all(folder);
 }

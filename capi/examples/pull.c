@@ -10,9 +10,7 @@ static char there[kPages][kPage], here[kPages][kPage];
 static baton_error error = BATON_ERROR_INIT;
 
 static void check(int32_t result) {
-  if (result == BATON_OK) return;
-  fprintf(stderr, "%s: %s\n", baton_result_name(result), error.text);
-  exit(1);
+  if (result != BATON_OK) fprintf(stderr, "%s\n", error.text), exit(1);
 }
 
 static baton_agent* make(const char* name, void* memory) {
@@ -48,8 +46,7 @@ int main(void) {
   check(baton_transfer_wait(decode, pull, 10000000000, &error));
   check(baton_transfer_release(decode, pull, BATON_FOREVER, &error));
 
-  while (baton_next_message(prefill, &sender, &message, &error) != BATON_OK) {
-  }
+  while (baton_next_message(prefill, &sender, &message, &error) != BATON_OK) continue;
   printf("%s has pages %d %d %d %d; prefill heard of \"%s\"\n", sender.data, here[0][0], here[1][9],
          here[2][99], here[3][999], message.data);
   baton_bytes_free(&sender);

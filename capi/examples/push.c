@@ -10,9 +10,7 @@ static char here[kPages][kPage], there[kPages][kPage];
 static baton_error error = BATON_ERROR_INIT;
 
 static void check(int32_t result) {
-  if (result == BATON_OK) return;
-  fprintf(stderr, "%s: %s\n", baton_result_name(result), error.text);
-  exit(1);
+  if (result != BATON_OK) fprintf(stderr, "%s\n", error.text), exit(1);
 }
 
 static baton_agent* make(const char* name, void* memory) {
@@ -46,8 +44,7 @@ int main(void) {
   check(baton_transfer_post(prefill, push, NULL, 0, &error));
 
   // Decode needs nothing but the message: it comes behind the last byte.
-  while (baton_next_message(decode, &sender, &message, &error) != BATON_OK) {
-  }
+  while (baton_next_message(decode, &sender, &message, &error) != BATON_OK) continue;
   printf("decode has pages %d %d %d %d; %s said \"%s\"\n", there[0][0], there[1][9], there[2][99],
          there[3][999], sender.data, message.data);
   baton_bytes_free(&sender);

@@ -88,8 +88,10 @@ void add_http_flags(CLI::App& app, ServeFlags& flags) {
                  "not by a layer; 0: never")
       ->check(real_number(0, kDay))
       ->capture_default_str();
-  app.add_option("--max-waiting", flags.admission.max_waiting,
-                 "requests in the queue, at most; more are refused with 429")
+  app.add_option(
+         "--max-waiting", flags.admission.max_waiting,
+         "requests in the queue, at most; more are refused with 429. 0: none waits, and what "
+         "finds no place in the batch is refused")
       ->check(whole_number(0, 1 << 24))
       ->capture_default_str();
   app.add_option(
@@ -141,6 +143,13 @@ void add_tier_flags(CLI::App& app, ServeFlags& flags) {
                  "... and in a process that several servers share: a `baton kv_store`")
       ->check(host_and_port())
       ->type_name("HOST:PORT");
+  add_choice<serve::LoadWhen>(
+      app, "--kv-load", &flags.engine.tiers.load,
+      {{"quicker", serve::LoadWhen::kQuicker},
+       {"always", serve::LoadWhen::kAlways},
+       {"never", serve::LoadWhen::kNever}},
+      "KV that was kept is loaded where that is quicker than computing, as far as was measured; "
+      "always; or never, for comparison");
   app.add_option("--kv-salt", flags.engine.tiers.salt,
                  "KV is only found again by a server with the same salt");
 }
@@ -265,6 +274,12 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
 
 // A router's flag given to another role would be ignored, and the wrong server started.
 absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Option*>& of_router) {
+  if (flags.engine.tiers.load != serve::LoadWhen::kQuicker && flags.kv_host_mib == 0 &&
+      flags.engine.tiers.disk.empty() && flags.kv_store.empty()) {
+    return absl::InvalidArgumentError(
+        "--kv-load says when KV that was kept is loaded, and none is kept: add --kv-host-mib, "
+        "--kv-disk or --kv-store, or leave it out");
+  }
   if (flags.events.enabled && flags.role == "router") {
     return absl::InvalidArgumentError(
         "--kv-events-config is for a server that computes: a router has no cache; where it hears "

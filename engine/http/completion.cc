@@ -12,15 +12,21 @@ Completion::Completion(const CompletionHost& host, std::shared_ptr<HttpExchange>
       request_(std::move(request)),
       reply_(request_, host.model, make_request_id(), host.tokenizer) {}
 
+serve::WorkAhead work_of(const ApiRequest& request,
+                         const std::vector<std::vector<int32_t>>& prompts) {
+  serve::WorkAhead work{.max_output = static_cast<size_t>(request.sampling.max_tokens),
+                        .stream = request.stream,
+                        .choices = request.choices()};
+  for (const std::vector<int32_t>& prompt : prompts) {
+    work.prompt_tokens += prompt.size() * static_cast<size_t>(request.best_of);
+  }
+  return work;
+}
+
 absl::Status Completion::start(const CompletionHost& host, std::shared_ptr<HttpExchange> exchange,
                                std::shared_ptr<const ApiRequest> request,
                                std::vector<std::vector<int32_t>> prompts) {
-  serve::WorkAhead work{.stream = request->stream};
-  for (const std::vector<int32_t>& prompt : prompts) {
-    work.prompt_tokens += prompt.size() * static_cast<size_t>(request->best_of);
-  }
-  work.max_output = request->choices() * static_cast<size_t>(request->sampling.max_tokens);
-  const absl::StatusOr<Time> expected = host.engine.admit(work);
+  const absl::StatusOr<Time> expected = host.engine.admit(work_of(*request, prompts));
   if (!expected.ok()) return expected.status();
   const auto completion =
       std::make_shared<Completion>(host, std::move(exchange), std::move(request));

@@ -29,6 +29,10 @@ struct CompletionHost {
   std::shared_ptr<serve::ServingMetrics> metrics = std::make_shared<serve::ServingMetrics>();
 };
 
+// What an answer to `request` takes, whose prompts have these tokens.
+serve::WorkAhead work_of(const ApiRequest& request,
+                         const std::vector<std::vector<int32_t>>& prompts);
+
 // Made by start(); lives until its last event. A client that leaves, at whatever moment, has all
 // its choices aborted. A choice that fails ends the others: before the first byte of the answer the
 // client gets an error's status, in a stream an event with the error.

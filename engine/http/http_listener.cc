@@ -231,7 +231,13 @@ void HttpListener::Impl::accepted(error_code error, asio::ip::tcp::socket socket
 
 void HttpListener::Impl::handle(const std::shared_ptr<HttpExchange>& exchange) {
   const HttpRequest& request = exchange->request();
-  const auto path = routes.find(request.path);
+  auto path = routes.find(request.path);
+  // The nearest above it.
+  for (size_t end = request.path.size(); path == routes.end() && end > 1;) {
+    end = request.path.rfind('/', end - 2) + 1;
+    if (end == 0) break;
+    path = routes.find(request.path.substr(0, end));
+  }
   if (path == routes.end()) {
     return exchange->reply(404, "application/json",
                            api_error(404, absl::StrCat("there is nothing at ", request.path)));

@@ -132,7 +132,8 @@ class HttpListener {
   ~HttpListener();
 
   // Handlers run on the loop's thread and must not block. Register them before listen(). A path
-  // that has none is answered with 404, and one with another method with 405.
+  // that ends with "/" stands for all below it that have no handler of their own. A path that has
+  // none is answered with 404, and one with another method with 405.
   void route(const std::string& method, const std::string& path, HttpHandler handler);
   // Sees every request first, when its head is there and its body is not read yet; answers it at
   // once and says true, or leaves it to its handler.

@@ -4,6 +4,8 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/cache_stream.h"
@@ -28,6 +30,23 @@ void reply_json(const json& value, HttpExchange* exchange) {
                   value.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
+// A part of a path, of which %2F is a slash.
+std::string unescaped(std::string_view text) {
+  std::string plain;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size() && absl::ascii_isxdigit(text[i + 1]) &&
+        absl::ascii_isxdigit(text[i + 2])) {
+      plain += absl::HexStringToBytes(std::string(text.substr(i + 1, 2)));
+      i += 2;
+    } else {
+      plain += text[i];
+    }
+  }
+  return plain;
+}
+
+constexpr std::string_view kModelPath = "/v1/models/";
+
 }  // namespace
 
 struct HttpServer::Impl {
@@ -51,7 +70,9 @@ struct HttpServer::Impl {
   absl::Status detokenize(const Exchange& exchange, bool);
   // Answers with `page` and the state of the engine, which no load may delay.
   void reply_health(const Exchange& exchange, json page) const;
+  json describe_model() const;
   absl::Status check_model(std::string_view model) const;
+  absl::Status no_such_model(std::string_view model) const;
   absl::Status check_tokens(const std::vector<int32_t>& tokens) const;
 
   const HttpServerOptions options;
@@ -78,8 +99,18 @@ void HttpServer::Impl::reply_health(const Exchange& exchange, json page) const {
   exchange->reply(code, "application/json", page.dump());
 }
 
+json HttpServer::Impl::describe_model() const {
+  return {{"id", options.model},   {"object", "model"},
+          {"created", 0},          {"owned_by", "baton"},
+          {"root", options.model}, {"max_model_len", host.engine.max_context()}};
+}
+
 absl::Status HttpServer::Impl::check_model(std::string_view model) const {
   if (model.empty() || model == options.model) return absl::OkStatus();
+  return no_such_model(model);
+}
+
+absl::Status HttpServer::Impl::no_such_model(std::string_view model) const {
   return absl::NotFoundError(absl::StrCat("the model \"", std::string(model.substr(0, 128)),
                                           "\" does not exist; this server has \"", options.model,
                                           "\""));
@@ -191,10 +222,13 @@ void HttpServer::Impl::register_routes() {
   listener.route("POST", "/tokenize", parsed_by(&Impl::tokenize, false));
   listener.route("POST", "/detokenize", parsed_by(&Impl::detokenize, false));
   listener.route("GET", "/v1/models", [this](const Exchange& exchange) {
-    const json model = {{"id", options.model},   {"object", "model"},
-                        {"created", 0},          {"owned_by", "baton"},
-                        {"root", options.model}, {"max_model_len", host.engine.max_context()}};
-    reply_json({{"object", "list"}, {"data", {model}}}, exchange.get());
+    reply_json({{"object", "list"}, {"data", {describe_model()}}}, exchange.get());
+  });
+  listener.route("GET", std::string(kModelPath), [this](const Exchange& exchange) {
+    const std::string_view path = exchange->request().path;
+    const std::string model = unescaped(path.substr(kModelPath.size()));
+    if (model == options.model) return reply_json(describe_model(), exchange.get());
+    reply_error(no_such_model(model), exchange.get());
   });
   listener.route("GET", "/health",
                  [this](const Exchange& exchange) { reply_health(exchange, json::object()); });

@@ -1,7 +1,7 @@
 // The engine over HTTP: OpenAI's completions and chat, plain and streamed, health and metrics.
 //
 //   POST /v1/completions, /v1/chat/completions   see engine/http/openai/openai_request.h
-//   GET  /v1/models
+//   GET  /v1/models, /v1/models/ID              the one that is served; 404 for another ID
 //   POST /tokenize, /detokenize                  as vLLM's
 //   GET  /health         200, or 503 with the reason: the engine has stopped, or has work and does
 //                        not get on with it. In both: for how many seconds ("quiet_s"), the

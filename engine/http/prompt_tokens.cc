@@ -2,6 +2,7 @@
 #include "engine/http/prompt_tokens.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace baton::engine::http {
 
@@ -10,7 +11,9 @@ absl::StatusOr<std::string> chat_text(const ApiRequest& chat,
   if (!chat_template.has_value()) return chat.prompts[0].text;
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();
   for (const ApiMessage& message : chat.messages) {
-    messages.push_back({{"role", message.role}, {"content", message.content}});
+    nlohmann::ordered_json one = {{"role", message.role}, {"content", message.content}};
+    if (!message.name.empty()) one["name"] = message.name;
+    messages.push_back(std::move(one));
   }
   return chat_template->render(messages);
 }

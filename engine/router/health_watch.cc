@@ -61,7 +61,11 @@ void HealthWatch::note_model(WorkerGroup& group, size_t worker, const nlohmann::
 }
 
 void HealthWatch::down(WorkerGroup& group, size_t worker, const Probe& probe) {
-  group.why_down[worker] = describe(probe);
+  down(group, worker, describe(probe));
+}
+
+void HealthWatch::down(WorkerGroup& group, size_t worker, std::string why) {
+  group.why_down[worker] = std::move(why);
   if (!group.picker.is_up(worker)) return;
   group.picker.set_up(worker, false);
   base::log_event(base::LogLevel::kWarning, "router: %s worker %s is not used: %s", group.role,
@@ -73,9 +77,13 @@ void HealthWatch::judge_decode(size_t worker) {
   Probe& probe = decode_[worker];
   if (probe.status == 200) {
     probe.missed = 0;
-    workers_.decode.picker.set_up(worker, true);
-    // vLLM says nothing besides 200. It cannot go on with an answer that another one has begun.
+    // vLLM says nothing besides 200. It cannot go on with an answer that another one has begun, and
+    // passes over what it is told of prefill workers.
     workers_.decode.picker.set_resumes(worker, !probe.body.empty());
+    if (probe.body.empty() && workers_.list_prefill()) {
+      return down(workers_.decode, worker, kAnotherMake);
+    }
+    workers_.decode.picker.set_up(worker, true);
     // It answers, and its engine gets on. Who says nothing of that is believed.
     const absl::StatusOr<nlohmann::json> page = parse_json(probe.body, "a worker's health");
     if (page.ok()) note_model(workers_.decode, worker, *page);
@@ -103,6 +111,14 @@ void HealthWatch::judge_prefill(size_t worker) {
   probe.missed = address.empty() ? probe.missed + 1 : 0;
   if (address.empty() && probe.silent && probe.missed < options_.misses) return;
   workers_.prefill.addresses[worker] = address;
+  if (probe.status == 404) {
+    return down(workers_.prefill, worker,
+                "it is no `baton serve --role prefill`: a pair with one of another make is driven "
+                "by a proxy, with --kv-agent at Baton's half (docs/vllm.md)");
+  }
+  if (address.empty() && probe.status == 200) {
+    return down(workers_.prefill, worker, "it hands no KV over: start it with --role prefill");
+  }
   if (address.empty()) return down(workers_.prefill, worker, probe);
   workers_.prefill.picker.set_up(worker, true);
 }

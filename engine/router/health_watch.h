@@ -47,6 +47,7 @@ class HealthWatch {
   void probe(Probe& probe, const http::HttpUrl& url, const char* path, std::function<void()> done);
   static std::string describe(const Probe& probe);
   void down(WorkerGroup& group, size_t worker, const Probe& probe);
+  void down(WorkerGroup& group, size_t worker, std::string why);
   // Takes from its answer which model it has.
   static void note_model(WorkerGroup& group, size_t worker, const nlohmann::json& page);
   void judge_decode(size_t worker);

@@ -92,12 +92,17 @@ void RelayedRequest::attempt(Leg& leg) {
         : resume              ? "there is no decode worker that can go on with what has begun"
                               : "there is no decode worker at present"));
   }
+  if (!decode.resumes(*attempt.decode) && workers_.list_prefill()) {
+    return fail(absl::UnavailableError(
+        absl::StrCat("there is no decode worker for these prefill workers: ", kAnotherMake)));
+  }
   const WorkerPicker::Model model = decode.model(*attempt.decode);
   attempt.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, {}, model, moves(attempt)));
   std::string address;
   if (attempt.prefill.has_value() && prefill.picker.is_up(*attempt.prefill)) {
     address = prefill.addresses[*attempt.prefill];
   }
+  if (address.empty()) attempt.prefill.release();  // it is asked for nothing
   leg.tokens_before = leg.relay->tokens_seen();
   leg.relay->begin();
   post(leg, attempt, address);
@@ -208,7 +213,7 @@ bool RelayedRequest::hedge(Leg& leg) {
   if (leg.attempt->prefill.has_value()) asked.push_back(*leg.attempt->prefill);
   std::string address;
   const WorkerPicker::Model model = decode.model(*hedge.decode);
-  if (prefill.picker.has_other(asked, model)) {
+  if (decode.resumes(*hedge.decode) && prefill.picker.has_other(asked, model)) {
     hedge.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, asked, model, moves(hedge)));
     address = prefill.addresses[*hedge.prefill];
   }

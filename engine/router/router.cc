@@ -419,6 +419,7 @@ void Router::Impl::register_routes() {
     if (const Exchange exchange = admit(asked); exchange != nullptr) proxy(exchange);
   };
   listener.route("GET", "/v1/models", ask_a_worker);
+  listener.route("GET", "/v1/models/", ask_a_worker);
   listener.route("POST", "/tokenize", ask_a_worker);
   listener.route("POST", "/detokenize", ask_a_worker);
   listener.route("GET", "/version", ask_a_worker);

@@ -249,6 +249,11 @@ void WorkerPicker::set_resumes(size_t worker, bool resumes) {
   workers_[worker].resumes = resumes;
 }
 
+bool WorkerPicker::resumes(size_t worker) const {
+  const std::lock_guard lock(mutex_);
+  return workers_[worker].resumes;
+}
+
 bool WorkerPicker::has_other(std::span<const size_t> avoid, const Model& model, bool resume) const {
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < workers_.size(); ++i) {

@@ -103,6 +103,11 @@ struct WorkerGroup {
 
 class RelayedRequest;
 
+// Why a decode worker gets nothing that is no `baton serve`, where prefill workers are listed.
+inline constexpr char kAnotherMake[] =
+    "it is no `baton serve`, and would not fetch what prefill workers have computed: list none, or "
+    "have a proxy drive the pair, with --kv-agent at Baton's half (docs/vllm.md)";
+
 struct Workers {
   Workers(std::vector<http::HttpUrl> prefill_urls, std::vector<http::HttpUrl> decode_urls,
           PickBy by, std::chrono::milliseconds hedge_after)
@@ -122,6 +127,7 @@ struct Workers {
   std::shared_ptr<http::EventLoop> loop;
   std::set<RelayedRequest*> open;
 
+  bool list_prefill() const { return prefill.picker.present() > 0; }
   // What the KV of so many tokens costs on its way from each prefill worker to this place.
   std::vector<double> moves_to(const std::string& place, size_t tokens) const {
     std::vector<double> costs;

@@ -47,9 +47,10 @@ std::optional<Time> Admission::limit(bool stream, Time now) const {
 absl::StatusOr<Time> Admission::admit(const Backlog& backlog, const WorkAhead& work, Time now) {
   double at_rate = 0;
   if (rate() > 0) {
-    const bool all = !work.stream || backlog.batch_full;
+    const bool all = !work.stream || backlog.free_places <= backlog.arriving;
     const size_t ahead = backlog.prompt_tokens + (all ? backlog.output_tokens : 0);
-    const size_t own = work.prompt_tokens + (work.stream ? 1 : expected_output(work.max_output));
+    const size_t output = work.stream ? 1 : expected_output(work.max_output);
+    const size_t own = work.prompt_tokens + work.choices * output;
     at_rate = static_cast<double>(ahead + own) / rate();
   }
   const double expected = at_rate * bias_;
@@ -60,13 +61,18 @@ absl::StatusOr<Time> Admission::admit(const Backlog& backlog, const WorkAhead& w
     status.SetPayload(kRetryAfter, absl::Cord(std::to_string(wait)));
     return status;
   };
-  if (backlog.waiting >= options_.max_waiting) {
-    return refuse(
-        absl::StrFormat("the queue is full: %d requests wait; try again later", backlog.waiting),
-        expected / 2);
-  }
   // Alone it could not be quicker, and refusing it for ever would help nobody.
   const bool idle = backlog.prompt_tokens + backlog.output_tokens == 0;
+  // Nobody overtakes those who wait.
+  const size_t places = backlog.waiting > 0 ? 0 : backlog.free_places;
+  const size_t waiting = backlog.waiting + backlog.arriving - std::min(backlog.arriving, places);
+  const bool waits = places < backlog.arriving + work.choices;
+  if (!idle && waits && waiting >= options_.max_waiting) {
+    return refuse(
+        absl::StrFormat("the queue is full: %d requests wait, and %d may; try again later", waiting,
+                        options_.max_waiting),
+        expected / 2);
+  }
   const std::optional<Time> most = limit(work.stream, now);
   if (!idle && most.has_value() && from_seconds(expected) > *most) {
     Patience& patience = patience_[work.stream ? 1 : 0];

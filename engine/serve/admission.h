@@ -18,7 +18,9 @@
 namespace baton::engine::serve {
 
 struct AdmissionOptions {
-  size_t max_waiting = 1024;  // requests in the queue
+  // Requests in the queue, of which every choice is one. What finds a place in the batch does not
+  // wait: with 0 nothing else is taken.
+  size_t max_waiting = 1024;
   // Longest expected time to a stream's first token, or to a whole answer; 0: as long as clients
   // are seen to wait.
   Time max_wait{0};
@@ -27,16 +29,18 @@ struct AdmissionOptions {
 // What is under way. Tokens still to be computed: of prompts, and of output as far as it is
 // expected.
 struct Backlog {
-  size_t waiting = 0;  // requests
+  size_t waiting = 0;             // requests for which a step had no room
+  size_t arriving = 0;            // ... and which no step has seen
+  size_t free_places = SIZE_MAX;  // in the batch, for both
   size_t prompt_tokens = 0;
   size_t output_tokens = 0;
-  bool batch_full = false;  // a new request waits until another has ended
 };
 
 struct WorkAhead {
-  size_t prompt_tokens = 0;
-  size_t max_output = 0;
-  bool stream = false;  // its client waits for the first token, others for the last
+  size_t prompt_tokens = 0;  // of all choices
+  size_t max_output = 0;     // of each
+  bool stream = false;       // its client waits for the first token, others for the last
+  size_t choices = 1;
 };
 
 // Not thread-safe (EngineThread guards it). `now` never goes back.
@@ -58,7 +62,7 @@ class Admission {
   // A client left unanswered after `waited`.
   void left(bool stream, Time expected, Time waited, Time now);
 
-  // Output to expect of a request that may have `max_output`.
+  // Output to expect of a choice that may have `max_output`.
   size_t expected_output(size_t max_output) const;
   // Tokens per second; 0 before anything was computed.
   double rate() const { return busy_ > 0 ? tokens_ / busy_ : 0; }

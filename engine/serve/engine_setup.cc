@@ -149,7 +149,7 @@ EngineStats Engine::stats() const {
 
 Backlog Engine::backlog(const Admission& admission) const {
   Backlog backlog;
-  backlog.batch_full = requests_.size() >= options_.max_sequences;
+  backlog.free_places = options_.max_sequences - std::min(options_.max_sequences, requests_.size());
   scheduler_.add_backlog(admission.expected_output(SIZE_MAX), &backlog);
   return backlog;
 }

@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <utility>
@@ -20,6 +21,12 @@ void refuse(uint64_t id, const std::function<void(const OutputEvent&)>& on_event
             .reason = FinishReason::kError,
             .status = why,
             .metrics = &metrics});
+}
+
+void add(const Backlog& more, Backlog* backlog) {
+  backlog->arriving += more.arriving;
+  backlog->prompt_tokens += more.prompt_tokens;
+  backlog->output_tokens += more.output_tokens;
 }
 
 absl::Status stopped() { return absl::UnavailableError("the engine has been stopped"); }
@@ -61,7 +68,10 @@ uint64_t EngineThread::submit(Request request) {
       refuse(id, request.on_event, stopped());
       return id;
     }
-    queued_tokens_ += request.tokens.size();
+    ++queued_.arriving;
+    queued_.prompt_tokens += request.tokens.size();
+    queued_.output_tokens +=
+        admission_.expected_output(static_cast<size_t>(std::max(1, request.sampling.max_tokens)));
     commands_.push_back({.request = std::move(request)});
   }
   engine_.liveness().asked();
@@ -82,8 +92,7 @@ absl::StatusOr<Time> EngineThread::admit(const WorkAhead& work) {
   const Time now = Clock::steady().now();
   const std::lock_guard lock(mutex_);
   Backlog backlog = backlog_;
-  backlog.prompt_tokens += queued_tokens_;
-  backlog.waiting += commands_.size();
+  add(queued_, &backlog);
   return admission_.admit(backlog, work, now);
 }
 
@@ -187,8 +196,7 @@ bool EngineThread::take_commands() {
       recording_ = std::exchange(recorder_, nullptr);
       engine_.record_cache(true);
     }
-    backlog_.prompt_tokens += std::exchange(queued_tokens_, 0);  // until it is counted again
-    backlog_.waiting += commands.size();
+    add(std::exchange(queued_, {}), &backlog_);  // until it is counted again
   }
   for (Command& command : commands) {
     if (command.is_abort) {

@@ -85,8 +85,8 @@ class EngineThread {
   const int wake_fd_;
   mutable std::mutex mutex_;
   std::vector<Command> commands_;
-  size_t queued_tokens_ = 0;  // of prompts in commands_
   Admission admission_;
+  Backlog queued_;  // in commands_
   Backlog backlog_;
   EngineStats stats_;
   kvtransfer::KvConnectorStats connector_stats_;

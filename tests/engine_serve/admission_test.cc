@@ -77,6 +77,7 @@ Seen simulate(Admission& admission, const Load& load) {
       ++seen.arrived;
       Backlog backlog;
       backlog.waiting = queue.empty() ? 0 : queue.size() - 1;
+      backlog.free_places = 0;
       for (const Job& job : queue) {
         const double left =
             1 - static_cast<double>(job.done.count()) / static_cast<double>(Time(kService).count());
@@ -137,8 +138,8 @@ TEST(Admission, PatienceThatGrewIsFound) {
 TEST(Admission, LimitsAreTheOperators) {
   Admission admission({.max_waiting = 3, .max_wait = 2s});
   const WorkAhead work{kPrompt, kOutput, false};
-  EXPECT_TRUE(admission.admit({.waiting = 2}, work, 0s).ok());
-  const absl::Status full = admission.admit({.waiting = 3}, work, 0s).status();
+  EXPECT_TRUE(admission.admit({.waiting = 2, .prompt_tokens = 1}, work, 0s).ok());
+  const absl::Status full = admission.admit({.waiting = 3, .prompt_tokens = 1}, work, 0s).status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(full.GetPayload(Admission::kRetryAfter).has_value());
   admission.computed(1000, 1s);
@@ -151,6 +152,42 @@ TEST(Admission, LimitsAreTheOperators) {
   // Alone, nothing is too much.
   EXPECT_TRUE(admission.admit({}, {100000, 1, false}, 0s).ok());
   EXPECT_EQ(admission.refused(), 3u);
+}
+
+TEST(Admission, EveryChoiceHasItsOwnOutput) {
+  Admission admission({.max_wait = 2s});
+  admission.computed(1000, 1s);
+  const Backlog others{.prompt_tokens = 1};
+  // Of 64 tokens that are usual: 100 and 29 times 64 are below 2,000, and 30 times are not.
+  EXPECT_TRUE(admission.admit(others, {100, 1000, false, 29}, 0s).ok());
+  EXPECT_FALSE(admission.admit(others, {100, 1000, false, 30}, 0s).ok());
+  // What a choice may have, if that is less.
+  EXPECT_TRUE(admission.admit(others, {100, 10, false, 128}, 0s).ok());
+  // Of a stream each choice's first token.
+  EXPECT_TRUE(admission.admit(others, {1899, 1000, true, 100}, 0s).ok());
+  EXPECT_FALSE(admission.admit(others, {1901, 1000, true, 100}, 0s).ok());
+}
+
+TEST(Admission, WhereNoneMayWaitAPlaceInTheBatchIsTaken) {
+  Admission admission({.max_waiting = 0});
+  const WorkAhead work{kPrompt, kOutput, false};
+  WorkAhead four = work;
+  four.choices = 4;
+  const auto taken = [&](const Backlog& backlog, const WorkAhead& one) {
+    return admission.admit(backlog, one, 0s).ok();
+  };
+  // Of an idle server it is all the batch.
+  EXPECT_TRUE(taken({.free_places = 3}, work));
+  EXPECT_TRUE(taken({.free_places = 3}, four));
+  EXPECT_TRUE(taken({.free_places = 3, .output_tokens = 9}, work));
+  EXPECT_FALSE(taken({.free_places = 3, .output_tokens = 9}, four));
+  // Of those that the next step will take, three have a place.
+  EXPECT_TRUE(taken({.arriving = 2, .free_places = 3, .output_tokens = 9}, work));
+  EXPECT_FALSE(taken({.arriving = 3, .free_places = 3, .output_tokens = 9}, work));
+  // For want of memory a request may wait beside free places.
+  EXPECT_FALSE(taken({.waiting = 1, .free_places = 3, .output_tokens = 9}, work));
+  EXPECT_EQ(admission.admit({.free_places = 0, .output_tokens = 9}, work, 0s).status().message(),
+            "the queue is full: 0 requests wait, and 0 may; try again later");
 }
 
 }  // namespace

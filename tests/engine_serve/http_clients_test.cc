@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "engine/http/completion.h"
 #include "tests/engine_serve/http_fixture.h"
 
 namespace baton::engine::serve {
@@ -72,6 +73,36 @@ TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
   for (RawClient& stream : streams) stream.leave();
   while (worker.thread().stats().requests_finished < kEach) std::this_thread::yield();
   EXPECT_EQ(worker.thread().stats().running + worker.thread().stats().waiting, 0u);
+}
+
+TEST(Clients, WhereNobodyMayWaitAnIdleServerServes) {
+  Worker worker(patient_model(), {.blocks = 16384, .max_sequences = 1}, {}, {.max_waiting = 0});
+  json two = request_body();
+  two["n"] = 2;
+  EXPECT_EQ(post_json(worker.port(), two)["choices"].size(), 2u);
+  while (worker.thread().stats().requests_finished < 2) std::this_thread::yield();
+  RawClient stream(worker.port());
+  stream.post("/v1/completions", stream_body(60000));
+  stream.read_until("data: ");
+  const httplib::Result refused = post(worker.port(), request_body());
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->status, 429);
+  EXPECT_TRUE(refused->has_header("Retry-After"));
+  stream.leave();
+  while (worker.thread().stats().requests_finished < 3) std::this_thread::yield();
+  EXPECT_FALSE(post_json(worker.port(), request_body())["choices"].empty());
+}
+
+TEST(Clients, WhatIsAdmittedIsEveryChoice) {
+  http::ApiRequest request;
+  request.prompts.resize(2);
+  request.n = 2;
+  request.best_of = 3;
+  request.sampling.max_tokens = 20;
+  const WorkAhead work = http::work_of(request, {{1, 2, 3}, {4}});
+  EXPECT_EQ(work.choices, 6u);
+  EXPECT_EQ(work.max_output, 20u);
+  EXPECT_EQ(work.prompt_tokens, 12u);
 }
 
 TEST(Clients, HalfSentRequestsHaveADeadline) {

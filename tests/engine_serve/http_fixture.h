@@ -32,11 +32,11 @@ using nlohmann::json;
 class Worker {
  public:
   explicit Worker(const Model& model = test_model(), EngineOptions options = {.blocks = 256},
-                  http::HttpServerOptions server = {})
+                  http::HttpServerOptions server = {}, AdmissionOptions admission = {})
       : engine_(*Engine::create(model, test_tokenizer(), std::move(options))),
-        thread_(std::make_unique<EngineThread>(*engine_)) {
+        thread_(std::make_unique<EngineThread>(*engine_, admission)) {
     server.port = 0;
-    server.model = "tiny";
+    if (server.model.empty()) server.model = "tiny";
     server_ = *http::HttpServer::start(std::move(server), *thread_, test_tokenizer());
   }
   int port() const { return server_->port(); }

@@ -5,6 +5,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "engine/http/openai/openai_request.h"
+#include "engine/http/prompt_tokens.h"
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
 
@@ -101,6 +103,79 @@ TEST(Http, ContentMayComeAsParts) {
   EXPECT_EQ(text(), whole);
   body["messages"][0]["content"] = {{{"type", "image_url"}, {"image_url", {{"url", "x"}}}}};
   EXPECT_EQ(post(worker.port(), body, "/v1/chat/completions")->status, 400);
+}
+
+TEST(Http, EveryKeyOfAMessageIsUsedOrRefused) {
+  const auto read = [](const json& message) {
+    return http::read_api_request({{"messages", json::array({message})}}, true);
+  };
+  const auto refused = [&](json message, const char* words) {
+    message.emplace("role", "user");
+    const absl::Status status = read(message).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << message;
+    EXPECT_NE(status.message().find(words), absl::string_view::npos) << status;
+  };
+  refused({{"content", "x"}, {"reasoning_content", "y"}}, "\"reasoning_content\" of a message");
+  refused({{"content", "x"}, {"tool_calls", {{{"id", "1"}}}}}, "\"tool_calls\" of a message");
+  refused({{"content", "x"}, {"weight", 0}}, "\"weight\" of a message");
+  refused({{"contents", "x"}}, "did you mean content?");
+  refused({{"content", "x"}, {"name", 5}}, "name of a message must be a string");
+  refused({{"content", {{{"type", "text"}, {"text", "x"}, {"cache_control", {{"a", 1}}}}}}},
+          "\"cache_control\" of a part of a message's content");
+  // What an answer has and says nothing, clients send back.
+  const auto answer = read({{"role", "assistant"},
+                            {"content", "x"},
+                            {"refusal", nullptr},
+                            {"annotations", json::array()},
+                            {"reasoning_content", ""},
+                            {"name", "Ann"}});
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->prompts[0].text, "assistant Ann: x\nassistant:");
+  const auto by_template = ChatTemplate::parse(
+      "{% for m in messages %}{{ m.name | default('nobody') }} {{ m.content }}{% endfor %}", "",
+      "");
+  EXPECT_EQ(*http::chat_text(*answer, *by_template), "Ann x");
+  EXPECT_EQ(*http::chat_text(*read({{"role", "user"}, {"content", "x"}}), *by_template),
+            "nobody x");
+}
+
+TEST(Http, ALimitByTwoNamesIsOne) {
+  const auto limit = [](int old_name, int new_name) {
+    return http::read_api_request({{"messages", {{{"role", "user"}, {"content", "x"}}}},
+                                   {"max_tokens", old_name},
+                                   {"max_completion_tokens", new_name}},
+                                  true);
+  };
+  EXPECT_EQ(limit(7, 7)->sampling.max_tokens, 7);
+  EXPECT_TRUE(absl::IsInvalidArgument(limit(7, 8).status())) << limit(7, 8).status();
+}
+
+TEST(Http, AModelIsFoundByItsName) {
+  Worker worker(test_model(), {.blocks = 64}, {.model = "org/tiny"});
+  const auto router = *router::Router::start({.port = 0, .decode = {worker.url()}});
+  for (const int port : {worker.port(), router->port()}) {
+    httplib::Client client = client_of(port);
+    const json listed = json::parse(client.Get("/v1/models")->body)["data"][0];
+    EXPECT_EQ(listed["id"], "org/tiny");
+    for (const char* path : {"/v1/models/org/tiny", "/v1/models/org%2ftiny"}) {
+      const httplib::Result found = client.Get(path);
+      ASSERT_TRUE(found);
+      EXPECT_EQ(found->status, 200) << found->body;
+      EXPECT_EQ(json::parse(found->body), listed);
+    }
+    for (const char* path :
+         {"/v1/models/tiny", "/v1/models/", "/v1/models/org%2", "/v1/models/%"}) {
+      const httplib::Result lost = client.Get(path);
+      ASSERT_TRUE(lost);
+      EXPECT_EQ(lost->status, 404) << path;
+      const json error = json::parse(lost->body)["error"];
+      EXPECT_EQ(error["type"], "invalid_request_error");
+      EXPECT_EQ(error["code"], "model_not_found");
+      EXPECT_EQ(error["param"], "model");
+    }
+    EXPECT_EQ(client.Post("/v1/models/org/tiny", "{}", "application/json")->status, 405);
+    EXPECT_TRUE(json::parse(client.Get("/v1/model/x")->body)["error"]["code"].is_null());
+  }
 }
 
 TEST(Http, AChatWithoutALimitRunsToTheContextsEnd) {

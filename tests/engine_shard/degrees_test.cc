@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DegreePairs,
 // Below the caches of both, tiers: what they have is not asked for, and not computed for others.
 TEST(Degrees, TiersBesideHandOffsChangeNothing) {
   for (const auto& [prefill_ranks, decode_ranks] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
-    const serve::KvTierOptions tiers{.host_bytes = 64 << 20, .always_load = true};
+    const serve::KvTierOptions tiers{.host_bytes = 64 << 20, .load = serve::LoadWhen::kAlways};
     Server prefill(
         {.role = EngineRole::kPrefill, .ranks = prefill_ranks, .limits = kTight, .tiers = tiers});
     Server decode(

@@ -52,7 +52,7 @@ struct ServerOptions {
 class Server {
  public:
   explicit Server(const ServerOptions& options) : options_(options) {
-    options_.tiers.always_load = true;
+    options_.tiers.load = serve::LoadWhen::kAlways;
     options_.tiers.timeout = kLong;
     if (options.ranks > 1) {
       place_.emplace(options.ranks, std::vector<std::string>{"shm"});

@@ -1,6 +1,6 @@
 """Writes a Llama checkpoint with random weights in bf16, and a tokenizer of this repository: something to measure with.
 
-usage: random_llama.py FOLDER [--hidden N] [--layers N] [--heads N] [--kv-heads N] [--intermediate N] [--seed N]
+usage: random_llama.py FOLDER [--hidden N] [--layers N] [--heads N] [--kv-heads N] [--intermediate N] [--positions N] [--seed N]
 
 Without options it is as large as SmolLM-135M without its vocabulary: hidden 576, 30 layers, 107 million parameters. The same
 options give the same bytes.
@@ -24,7 +24,7 @@ def config_of(arguments):
             "hidden_size": arguments.hidden, "intermediate_size": arguments.intermediate,
             "num_hidden_layers": arguments.layers, "num_attention_heads": arguments.heads,
             "num_key_value_heads": arguments.kv_heads, "head_dim": arguments.hidden // arguments.heads,
-            "vocab_size": VOCABULARY, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "vocab_size": VOCABULARY, "max_position_embeddings": arguments.positions, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True, "bos_token_id": END,
             "eos_token_id": END}
 
@@ -83,6 +83,7 @@ def main():
     parser.add_argument("--heads", type=int, default=9)
     parser.add_argument("--kv-heads", type=int, default=3)
     parser.add_argument("--intermediate", type=int, default=1536)
+    parser.add_argument("--positions", type=int, default=2048, help="longest context")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.hidden % arguments.heads or arguments.heads % arguments.kv_heads:

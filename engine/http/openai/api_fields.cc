@@ -93,12 +93,29 @@ bool contains(const List& list, std::string_view name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
-bool asks_for_nothing(const json& value, const Refused& field) {
+bool is_empty(const json& value) {
   if (value.is_null() || (value.is_string() && value.get_ref<const std::string&>().empty())) {
     return true;
   }
-  if ((value.is_array() || value.is_object()) && value.empty()) return true;
-  return field.neutral != nullptr && value == json::parse(field.neutral);
+  return (value.is_array() || value.is_object()) && value.empty();
+}
+
+bool asks_for_nothing(const json& value, const Refused& field) {
+  return is_empty(value) || (field.neutral != nullptr && value == json::parse(field.neutral));
+}
+
+// What clients send back of an answer has fields that say nothing.
+absl::Status check_inner_fields(const json& object, const std::vector<std::string>& read,
+                                const char* what) {
+  for (const auto& item : object.items()) {
+    const std::string& name = item.key();
+    if (contains(read, name) || is_empty(item.value())) continue;
+    const std::string shown = name.substr(0, 64);
+    return absl::InvalidArgumentError(absl::StrCat("\"", shown, "\" of ", what,
+                                                   " is not supported here: leave it out",
+                                                   base::did_you_mean(shown, read)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -130,6 +147,14 @@ absl::Status check_api_fields(const json& body, bool chat) {
                                                    " request", base::did_you_mean(name, known)));
   }
   return absl::OkStatus();
+}
+
+absl::Status check_message_fields(const json& message) {
+  return check_inner_fields(message, {"content", "name", "role"}, "a message");
+}
+
+absl::Status check_part_fields(const json& part) {
+  return check_inner_fields(part, {"text", "type"}, "a part of a message's content");
 }
 
 }  // namespace baton::engine::http

@@ -1,5 +1,5 @@
-// Which fields a request may have, and which of them only with a value that asks for nothing.
-// Internal to engine/http.
+// Which fields a request and its messages may have, and which of them only with a value that asks
+// for nothing. Internal to engine/http.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,5 +10,8 @@ namespace baton::engine::http {
 
 // InvalidArgument naming the first field that is unknown (with the nearest name) or not supported.
 absl::Status check_api_fields(const nlohmann::json& body, bool chat);
+// The same of an object in `messages`, and of a part of type "text" in its content.
+absl::Status check_message_fields(const nlohmann::json& message);
+absl::Status check_part_fields(const nlohmann::json& part);
 
 }  // namespace baton::engine::http

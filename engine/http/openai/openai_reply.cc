@@ -32,11 +32,12 @@ double mean_logprob(const std::vector<serve::TokenChoice>& choices) {
   return sum / static_cast<double>(choices.size());
 }
 
-std::string error_body(const char* type, json code, std::string_view message) {
+std::string error_body(const char* type, json code, std::string_view message,
+                       json param = nullptr) {
   return dump({{"error",
                 {{"message", std::string(message)},
                  {"type", type},
-                 {"param", nullptr},
+                 {"param", std::move(param)},
                  {"code", std::move(code)}}}});
 }
 
@@ -75,7 +76,7 @@ std::string api_error(const absl::Status& status) {
   const int code = http_status(status);
   const std::string_view message(status.message().data(), status.message().size());
   if (code != 404) return api_error(code, message);
-  return error_body("invalid_request_error", "model_not_found", message);
+  return error_body("invalid_request_error", "model_not_found", message, "model");
 }
 
 std::string api_error(int http_status, std::string_view message) {

@@ -85,6 +85,8 @@ absl::StatusOr<std::string> read_content(const json& message) {
     if (!member(part, "text").is_string()) {
       return absl::InvalidArgumentError("a part of type \"text\" needs a \"text\", a string");
     }
+    absl::Status status = check_part_fields(part);
+    if (!status.ok()) return status;
     text += member(part, "text").get_ref<const std::string&>();
   }
   return text;
@@ -100,15 +102,12 @@ absl::Status read_messages(const json& body, ApiRequest* request) {
     if (!role.ok() || role->empty()) {
       return absl::InvalidArgumentError("every message needs a role, a string");
     }
-    for (const char* refused : {"tool_calls", "tool_call_id", "function_call", "audio"}) {
-      if (const json& value = member(message, refused); !value.is_null() && !value.empty()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("\"", refused, "\" of a message is not supported here: leave it out"));
-      }
-    }
+    if (absl::Status status = check_message_fields(message); !status.ok()) return status;
+    absl::StatusOr<std::string> name = string_field(message, "name", "");
+    if (!name.ok()) return absl::InvalidArgumentError("the name of a message must be a string");
     absl::StatusOr<std::string> content = read_content(message);
     if (!content.ok()) return content.status();
-    request->messages.push_back({*role, *std::move(content)});
+    request->messages.push_back({*role, *std::move(content), *std::move(name)});
   }
   request->prompts.push_back({render_chat(request->messages), {}});
   return absl::OkStatus();
@@ -271,7 +270,8 @@ class Fields {
 std::string render_chat(const std::vector<ApiMessage>& messages) {
   std::string prompt;
   for (const ApiMessage& message : messages) {
-    absl::StrAppend(&prompt, message.role, ": ", message.content, "\n");
+    absl::StrAppend(&prompt, message.role, message.name.empty() ? "" : " ", message.name, ": ",
+                    message.content, "\n");
   }
   return prompt + "assistant:";
 }
@@ -298,11 +298,16 @@ absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat,
   fields.keep(read_stop(body, &sampling));
   fields.text("model", &request.model);
   if (chat && !defaults.max_tokens.has_value()) sampling.max_tokens = INT32_MAX;
+  if (!chat) fields.boolean("echo", &request.echo);
+  fields.integer("max_tokens", request.echo ? 0 : 1, INT32_MAX, &sampling.max_tokens);
   if (chat && fields.has("max_completion_tokens")) {
+    const int by_the_old_name = sampling.max_tokens;
     fields.integer("max_completion_tokens", 1, INT32_MAX, &sampling.max_tokens);
-  } else {
-    if (!chat) fields.boolean("echo", &request.echo);
-    fields.integer("max_tokens", request.echo ? 0 : 1, INT32_MAX, &sampling.max_tokens);
+    if (fields.has("max_tokens") && sampling.max_tokens != by_the_old_name) {
+      fields.keep(absl::InvalidArgumentError(
+          "\"max_tokens\" and \"max_completion_tokens\" are two names of one limit, and differ: "
+          "leave \"max_tokens\" out"));
+    }
   }
   fields.number("temperature", 0, 100, &sampling.temperature);
   fields.number("top_p", 0, 1, &sampling.top_p);

@@ -1,7 +1,8 @@
 // The requests of the OpenAI-compatible API, as the server and the router read them.
 //
 // No field is ignored: what is not understood or not supported is refused by its name, unless its
-// value asks for nothing (null, false, an empty list, one's default). Besides OpenAI's fields:
+// value asks for nothing (null, false, an empty list, one's default); so it is within messages and
+// parts of their content. Besides OpenAI's fields:
 // `top_k`, `min_p`, `repetition_penalty`,
 // `stop_token_ids`, `min_tokens`, `ignore_eos`, `return_token_ids` (as vLLM) and
 //   "kv_transfer_params": {"prefill": ADDRESS,         where the prompt's KV can be had
@@ -35,6 +36,7 @@ struct ApiPrompt {
 struct ApiMessage {
   std::string role;
   std::string content;  // parts of type "text" are joined by a line end
+  std::string name;     // of who speaks, for the chat template; "": none
 };
 
 struct ApiRequest {
@@ -73,8 +75,8 @@ absl::StatusOr<ApiRequest> parse_api_request(std::string_view body, bool chat,
 absl::StatusOr<ApiRequest> read_api_request(const nlohmann::json& body, bool chat,
                                             const serve::SamplingDefaults& defaults = {});
 
-// A chat as a prompt for models without a chat template: a line "role: content" per message, and
-// "assistant:" at the end.
+// A chat as a prompt for models without a chat template: a line "role: content" per message, or
+// "role name: content" where it has one, and "assistant:" at the end.
 std::string render_chat(const std::vector<ApiMessage>& messages);
 
 // Choice j of every prompt draws by this seed: the first by the request's own.

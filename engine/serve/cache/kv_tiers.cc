@@ -75,7 +75,8 @@ TierKey KvTiers::key(const BlockHash& hash) const {
 }
 
 std::optional<size_t> KvTiers::worth_loading(std::span<const BlockHash> chain, size_t cached) {
-  if (!store_->is_on() || chain.size() <= cached) return 0;
+  const bool never = options_.load == LoadWhen::kNever;
+  if (never || !store_->is_on() || chain.size() <= cached) return 0;
   std::vector<TierKey> keys;
   for (const BlockHash& hash : chain.subspan(cached)) {
     keys.push_back(key(hash));
@@ -88,7 +89,8 @@ std::optional<size_t> KvTiers::worth_loading(std::span<const BlockHash> chain, s
   const auto quicker = [&](size_t count, LoadPlace place) {
     return choice_.load_is_quicker(cached * kBlockTokens, count * kBlockTokens, count, place);
   };
-  if (options_.always_load || quicker(found.blocks, slowest(found))) return found.blocks;
+  const bool always = options_.load == LoadWhen::kAlways;
+  if (always || quicker(found.blocks, slowest(found))) return found.blocks;
   // Without what is in another process, it may be.
   if (found.near == 0 || found.near == found.blocks) return 0;
   const TierFound near = store_->find(std::span(keys).first(found.near));

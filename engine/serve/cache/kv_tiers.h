@@ -30,7 +30,7 @@ struct KvTierOptions {
   bool io_uring = true;
   kvtransfer::tiers::PeerTierFactory peer;          // empty: none in another process
   std::string salt;                                 // prompts under another salt are not shared
-  bool always_load = false;                         // also where computing is quicker; for tests
+  LoadWhen load = LoadWhen::kQuicker;               // than computing
   Time timeout = patient(std::chrono::seconds(5));  // for a load; then the prompt is computed
 
   bool wanted() const { return host_bytes > 0 || !disk.empty() || peer != nullptr; }

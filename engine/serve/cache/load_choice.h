@@ -16,6 +16,9 @@ namespace baton::engine::serve {
 // Where the blocks of a load come from: the slowest of their places.
 enum class LoadPlace : uint8_t { kHost, kDisk, kPeer };
 
+// When blocks that are in a place are loaded.
+enum class LoadWhen : uint8_t { kQuicker, kAlways, kNever };
+
 // y = intercept + slope * x, both at least 0, fitted over points that lose weight with age.
 class LinearFit {
  public:

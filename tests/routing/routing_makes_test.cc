@@ -1,0 +1,148 @@
+// Pairs of workers of which one is of another make, as vLLM: nobody may take for prefilled what is
+// not.
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "engine/files/files.h"
+#include "tests/routing/routing_fixture.h"
+#include "tests/routing/stuck_worker.h"
+
+namespace baton::engine::serve {
+namespace {
+
+using namespace std::chrono_literals;
+
+// As vLLM does: nothing but 200 of its health, and no address.
+class OtherMake {
+ public:
+  explicit OtherMake(std::string answer = "") {
+    listener_.route("GET", "/health",
+                    [](const Exchange& exchange) { exchange->reply(200, "text/plain", ""); });
+    listener_.route("POST", "/v1/completions",
+                    [this, answer = std::move(answer)](const Exchange& exchange) {
+                      ++asked;
+                      exchange->reply(200, "text/event-stream", answer);
+                    });
+    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
+  }
+  ~OtherMake() { listener_.stop(); }
+  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
+
+  std::atomic<int> asked{0};
+
+ private:
+  http::HttpListener listener_;
+};
+
+// A prefill worker of ours, as far as routers see.
+class Prefill {
+ public:
+  Prefill() {
+    listener_.route("GET", "/v1/baton/address", [](const Exchange& exchange) {
+      exchange->reply(200, "application/json", R"({"address": "P"})");
+    });
+    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
+  }
+  ~Prefill() { listener_.stop(); }
+  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
+
+ private:
+  http::HttpListener listener_;
+};
+
+std::string whole_answer() {
+  static const std::string* answer = [] {
+    Worker worker;
+    return new std::string(post(worker.port(), stream_request())->body);
+  }();
+  return *answer;
+}
+
+json health(int port) {
+  httplib::Client client("127.0.0.1", port);
+  return json::parse(client.Get("/health")->body);
+}
+
+router::RouterOptions pair_of(const std::string& prefill, std::vector<std::string> decode) {
+  router::RouterOptions options = options_for(std::move(decode));
+  options.prefill = {prefill};
+  return options;
+}
+
+TEST(RoutingMakes, ADecodeWorkerThatCannotFetchIsRefusedBesidePrefillWorkers) {
+  Prefill prefill;
+  OtherMake other(whole_answer());
+  const auto router = *router::Router::start(pair_of(prefill.url(), {other.url()}));
+  const json page = health(router->port());
+  EXPECT_EQ(page["status"], "no decode worker is up");
+  EXPECT_EQ(page["workers"][0]["up"], false);
+  const std::string why = page["workers"][0]["why"];
+  EXPECT_TRUE(absl::StrContains(why, "--kv-agent at Baton's half (docs/vllm.md)")) << why;
+  // Where no other is up, one that is down is asked all the same; not so this one.
+  const httplib::Result refused = post(router->port(), stream_request());
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->status, 503);
+  EXPECT_TRUE(absl::StrContains(refused->body, "docs/vllm.md")) << refused->body;
+  EXPECT_EQ(other.asked, 0);
+  EXPECT_EQ(of_worker(router->port(), "prompt_tokens_total", prefill.url()), 0);
+}
+
+TEST(RoutingMakes, BesideOneOfOursItIsPassedOver) {
+  Prefill prefill;
+  OtherMake other(whole_answer());
+  StuckWorker ours(whole_answer());
+  const auto router = *router::Router::start(pair_of(prefill.url(), {other.url(), ours.url()}));
+  for (int i = 1; i <= 3; ++i) {
+    EXPECT_EQ(post(router->port(), stream_request())->status, 200);
+    EXPECT_EQ(ours.asked, i);
+    EXPECT_EQ(ours.prefill(), "P");
+  }
+  EXPECT_EQ(other.asked, 0);
+}
+
+TEST(RoutingMakes, APrefillWorkerThatHandsNothingOverIsNotNamedAndNotCounted) {
+  OtherMake other;
+  Worker no_prefill;  // --role all
+  StuckWorker ours;
+  for (const auto& [url, words] : {std::pair(other.url(), "driven by a proxy, with --kv-agent"),
+                                   std::pair(no_prefill.url(), "start it with --role prefill")}) {
+    const auto router = *router::Router::start(pair_of(url, {ours.url()}));
+    const std::string why = health(router->port())["workers"][1]["why"];
+    EXPECT_TRUE(absl::StrContains(why, words)) << why;
+    StuckWorker waits;
+    const auto busy = *router::Router::start(pair_of(url, {waits.url()}));
+    RawClient client(busy->port());
+    client.post("/v1/completions", stream_request().dump());
+    wait_until([&] { return waits.asked == 1; });
+    EXPECT_EQ(waits.prefill(), "");
+    EXPECT_EQ(of_worker(busy->port(), "in_flight", url), 0);
+  }
+}
+
+TEST(RoutingMakes, WithoutPrefillWorkersItIsUsed) {
+  Prefill prefill;
+  OtherMake other(whole_answer());
+  TemporaryFolder folder;
+  const std::string decode = absl::StrCat("decode ", other.url());
+  const std::string both = absl::StrCat(decode, "\nprefill ", prefill.url());
+  const auto list = [&](const std::string& text) {
+    EXPECT_TRUE(write_file_atomically(folder.path("workers"), text + "\n").ok());
+  };
+  list(both);
+  router::RouterOptions options = options_for({});
+  options.health_interval = 5ms;
+  options.workers_file = folder.path("workers");
+  const auto router = *router::Router::start(options);
+  const auto is_up = [&] { return health(router->port())["workers"][0]["up"] == true; };
+  EXPECT_FALSE(is_up());
+  list(decode);
+  wait_until(is_up);
+  EXPECT_EQ(parse_stream(post(router->port(), stream_request())->body).tokens,
+            parse_stream(whole_answer()).tokens);
+  EXPECT_EQ(other.asked, 1);
+  list(both);
+  wait_until([&] { return !is_up(); });
+}
+
+}  // namespace
+}  // namespace baton::engine::serve
