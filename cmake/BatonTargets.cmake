@@ -140,6 +140,9 @@ function(baton_test_code target)
   baton_precompile(${target} baton_precompiled_tests)
 endfunction()
 
+# What the thread sanitizer builds: see tests/threads.cmake.
+add_custom_target(tests_with_threads)
+
 # baton_test(name LABELS unit SOURCES a_test.cc DEPS libs... [TIMEOUT seconds] [OPTIMISED] [PROGRAM tests])
 # One GoogleTest binary, registered with CTest as one test per binary under the given labels. With PROGRAM it
 # shares its binary with other tests, which saves half of the compilation and most of the linking: sources are
@@ -152,7 +155,6 @@ endfunction()
 # log. A program whose tests were all skipped is reported as skipped: what GoogleTest prints last is then
 # a list of skipped tests behind "0 tests" passed; a failed test or a sanitizer's report would come
 # behind that list.
-add_custom_target(tests_with_threads)
 set(BATON_ALL_SKIPPED "\\[  PASSED  \\] 0 tests\\.\n(\\[  SKIPPED \\][^\n]*\n)+$")
 function(baton_test name)
   cmake_parse_arguments(ARG "OPTIMISED" "TIMEOUT;PROGRAM" "SOURCES;DEPS;LABELS" ${ARGN})

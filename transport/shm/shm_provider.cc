@@ -95,7 +95,7 @@ class ShmProvider final : public Provider {
     if (host_id != context_.host_id) {
       return absl::FailedPreconditionError(
           "shm needs both workers on one machine, as the same user and in the same network and "
-          "mount namespaces; the peer is elsewhere");
+          "process (pid) namespaces; the peer is not");
     }
     if (address.rfind(kPrefix, 0) != 0) {
       return absl::InvalidArgumentError("not an address of shm");

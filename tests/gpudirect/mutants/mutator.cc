@@ -20,24 +20,28 @@ std::map<std::pair<std::string, Mistake>, int> counts;
 std::vector<Stream> streams;
 std::function<void()> postponed;
 
-// What is told of the driver before there is anything to break, and what asks for no context.
+// Questions change nothing: leaving one out, or asking twice, is no mistake by itself. These ask
+// for no context.
+const std::set<std::string> kQuestionsOfDevices = {"cuDriverGetVersion",
+                                                   "cuGetErrorName",
+                                                   "cuGetErrorString",
+                                                   "cuDeviceGetCount",
+                                                   "cuDeviceGet",
+                                                   "cuDeviceGetName",
+                                                   "cuDeviceGetAttribute",
+                                                   "cuDeviceTotalMem",
+                                                   "cuDeviceGetPCIBusId",
+                                                   "cuDeviceGetUuid",
+                                                   "cuPointerGetAttributes",
+                                                   "cuMemGetAllocationGranularity",
+                                                   "cuDeviceCanAccessPeer"};
+const std::set<std::string> kQuestionsOfStreams = {"cuEventQuery", "cuStreamQuery"};
+// These ask for no context either.
 const std::set<std::string> kWithoutAContext = {"cuInit",
-                                                "cuDriverGetVersion",
-                                                "cuGetErrorName",
-                                                "cuGetErrorString",
-                                                "cuDeviceGetCount",
-                                                "cuDeviceGet",
-                                                "cuDeviceGetName",
-                                                "cuDeviceGetAttribute",
-                                                "cuDeviceTotalMem",
-                                                "cuDeviceGetPCIBusId",
-                                                "cuDeviceGetUuid",
                                                 "cuDevicePrimaryCtxRetain",
                                                 "cuDevicePrimaryCtxRelease",
                                                 "cuCtxPushCurrent",
                                                 "cuCtxPopCurrent",
-                                                "cuPointerGetAttributes",
-                                                "cuMemGetAllocationGranularity",
                                                 "cuMemCreate",
                                                 "cuMemRelease",
                                                 "cuMemAddressReserve",
@@ -47,24 +51,7 @@ const std::set<std::string> kWithoutAContext = {"cuInit",
                                                 "cuMemSetAccess",
                                                 "cuMemRetainAllocationHandle",
                                                 "cuMemExportToShareableHandle",
-                                                "cuMemImportFromShareableHandle",
-                                                "cuDeviceCanAccessPeer"};
-// Questions change nothing: leaving one out, or asking twice, is no mistake by itself.
-const std::set<std::string> kQuestions = {"cuDriverGetVersion",
-                                          "cuGetErrorName",
-                                          "cuGetErrorString",
-                                          "cuDeviceGetCount",
-                                          "cuDeviceGet",
-                                          "cuDeviceGetName",
-                                          "cuDeviceGetAttribute",
-                                          "cuDeviceTotalMem",
-                                          "cuDeviceGetPCIBusId",
-                                          "cuDeviceGetUuid",
-                                          "cuPointerGetAttributes",
-                                          "cuMemGetAllocationGranularity",
-                                          "cuDeviceCanAccessPeer",
-                                          "cuEventQuery",
-                                          "cuStreamQuery"};
+                                                "cuMemImportFromShareableHandle"};
 // The same once more does what was done: these are no mistakes either.
 const std::set<std::string> kIdempotent = {"cuInit",
                                            "cuMemSetAccess",
@@ -149,8 +136,9 @@ struct Mutated<Entry> {
   template <typename Make>
   static Result mutated(const Make& make, Args... args) {
     constexpr bool kValues = (kPlain<Args> && ...);
-    const bool question = kQuestions.contains(name);
-    if (!kWithoutAContext.contains(name) && chance(Mistake::kWithoutContext)) {
+    const bool of_device = kQuestionsOfDevices.contains(name);
+    const bool question = of_device || kQuestionsOfStreams.contains(name);
+    if (!of_device && !kWithoutAContext.contains(name) && chance(Mistake::kWithoutContext)) {
       std::vector<Context> contexts;
       while (FakeDriver::has_current()) {
         the_mutator->below_.cuCtxPopCurrent(&contexts.emplace_back());
