@@ -110,6 +110,11 @@ absl::Status Copier::copy_as(std::optional<CopyWay> way, CopyRoute route,
   return run(*way, route, merged_);
 }
 
+CopyWay Copier::cheapest_way(CopyRoute route, const CopyShape& shape) {
+  const Device::Current current(device_);
+  return cheapest(table_, route, shape, ways(route, shape));
+}
+
 std::string Copier::explain(CopyRoute route, absl::Span<const CopyPiece> pieces) {
   const Device::Current current(device_);
   merged_.clear();

@@ -47,6 +47,8 @@ class Copier {
   void set_table(const CopyTable& table) { table_ = table; }
   const CopyTable& table() const { return table_; }
 
+  // What copy() would choose for a list of this shape.
+  CopyWay cheapest_way(CopyRoute route, const CopyShape& shape);
   // What copy() would choose among, and what each is taken to cost.
   std::string explain(CopyRoute route, absl::Span<const CopyPiece> pieces);
 

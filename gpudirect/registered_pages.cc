@@ -4,9 +4,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <chrono>
+
 #include "absl/strings/str_cat.h"
 
 namespace baton::gpudirect {
+namespace {
+
+constexpr std::chrono::seconds kCopyTime{1};
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<RegisteredPages>> RegisteredPages::make(const Device& device,
                                                                        size_t bytes) {
@@ -36,6 +43,29 @@ RegisteredPages::~RegisteredPages() {
     device_.give_back([&] { device_.driver().cuMemHostUnregister(data_); });
   }
   munmap(data_, size_);
+}
+
+absl::Status RegisteredPages::copy_to(DevicePointer to, size_t bytes) const {
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  const Driver& driver = device_.driver();
+  const Stream stream = device_.stream(Direction::kToDevice);
+  absl::Status status = device_.check(driver.cuMemcpyAsync(to, address(), bytes, stream),
+                                      absl::StrCat("copying ", bytes, " bytes to a device"));
+  if (!status.ok()) return status;
+  // Also after an error: what is queued uses memory that would go.
+  const auto begin = std::chrono::steady_clock::now();
+  Result result = kNotReady;
+  while (result != kSuccess && device_.alive().ok()) {
+    result = driver.cuStreamQuery(stream);
+    if (result != kSuccess && result != kNotReady) {
+      status = device_.check(result, "waiting for a small copy");
+    } else if (std::chrono::steady_clock::now() - begin > kCopyTime) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("a copy of ", bytes, " bytes has not ended in 1 s"));
+    }
+  }
+  return status;
 }
 
 }  // namespace baton::gpudirect

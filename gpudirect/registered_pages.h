@@ -18,6 +18,9 @@ class RegisteredPages {
   RegisteredPages(const RegisteredPages&) = delete;
   RegisteredPages& operator=(const RegisteredPages&) = delete;
 
+  // Copies the first bytes to the device and waits until they are there, a second at most.
+  absl::Status copy_to(DevicePointer to, size_t bytes) const;
+
   template <typename T>
   T* as() const {
     return static_cast<T*>(data_);

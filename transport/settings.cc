@@ -40,6 +40,13 @@ constexpr std::array kPeerSettings = {
             .meaning = "a peer that was lost is called again for so long before it is given up; 0: "
                        "not at all",
             .patience = true},
+    Setting{.name = "staging.kernels",
+            .kind = Setting::Kind::kChoice,
+            .standard = "on",
+            .choices = "on off",
+            .meaning = "small pieces in memory of a device are packed by a kernel where that is "
+                       "quicker; off: copy engines alone, for programs whose kernels leave no room "
+                       "for another"},
     Setting{.name = "staging.ring_mib",
             .unit = "MiB",
             .standard = "64",

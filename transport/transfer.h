@@ -58,6 +58,26 @@ inline constexpr size_t kMaxNotification = 64 << 10;
 // says what ended it.
 using EndCallback = void (*)(void* context, TransferId id, const absl::Status& status);
 
+// A stream or an event of a CUDA device, by the driver's handle (CUstream and CUevent; cudaStream_t
+// and cudaEvent_t are the same). A device of -1: none.
+struct DeviceStream {
+  int device = -1;
+  void* handle = nullptr;  // null: the device's legacy stream
+};
+struct DeviceEvent {
+  int device = -1;
+  void* handle = nullptr;
+};
+
+// Where a kernel sees what became of the transfer that its stream has waited for
+// (TransferRequest::release): the 8 bytes at `address` are `delivered` if it was done. Anything
+// else: it was not, and what it should have moved must not be used. The device reads the address;
+// it stays until release(id), so keep the transfer until the kernels behind the wait have run.
+struct StreamOutcome {
+  uint64_t address = 0;
+  uint64_t delivered = 0;
+};
+
 // What to move. Copied by submit(), except the page lists inside the layouts.
 struct TransferRequest {
   Op op = Op::kWrite;
@@ -77,6 +97,14 @@ struct TransferRequest {
   EndCallback on_end = nullptr;
   void* context = nullptr;
   bool detached = false;  // the worker releases it when it has ended; on_end still comes
+
+  // Order with streams of CUDA devices, for memory of theirs or of the host's; no thread waits.
+  // These need a `timeout`, for nothing else ends a stream's wait.
+  DeviceStream after;       // not begun before all that is on this stream now has run
+  DeviceEvent after_event;  // nor before this event, recorded already, which stays until then
+  // What is put on this stream from now on runs when the transfer has ended, or at its timeout:
+  // Worker::outcome() is where it sees which. The timeout is kept by whoever drives the worker.
+  DeviceStream release;
 };
 
 }  // namespace baton

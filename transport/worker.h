@@ -113,7 +113,8 @@ class Worker {
   // Memory of a CUDA device is recognised (with gpudirect/ linked; MemoryRegion::place says so) and
   // moves over providers that can reach it, which get a dma-buf of it, and over all others through
   // pinned memory of the host (staging.ring_mib for each device); explain() says which. What is to
-  // be sent must be there when submit() is called. FailedPrecondition, with each one's reason,
+  // be sent must be there when submit() is called, or TransferRequest::after says which stream
+  // still makes it. FailedPrecondition, with each one's reason,
   // where neither can be. InvalidArgument for managed or freed device memory, and for
   // a range over several allocations. Memory that is given with a dma-buf counts as a device's.
   absl::StatusOr<MemoryRegion> register_memory(void* data, size_t size,
@@ -200,6 +201,9 @@ class Worker {
   // memory is read or written for it any more. Over tcp and ucx that is as soon as it is kEnding;
   // elsewhere when what is under way has completed. NotFound as state().
   absl::StatusOr<bool> local_free(TransferId id) const;
+  // Where a kernel behind TransferRequest::release sees whether the transfer was done. Valid until
+  // release(id). FailedPrecondition where no stream waits for it.
+  absl::StatusOr<StreamOutcome> outcome(TransferId id) const;
   // Gives the slot back. FailedPrecondition while active.
   absl::Status release(TransferId id);
   // Blocks until the transfer ended, drives progress, releases the slot and returns how it ended.

@@ -8,8 +8,10 @@
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/contract/slab_buffer.h"
 #include "gpudirect/contract/staging.h"
+#include "gpudirect/contract/transfer_gates.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/flush_policy.h"
+#include "transport/base/log.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -123,12 +125,32 @@ absl::Status CudaMemory::flush(int device) const {
 }
 
 absl::StatusOr<std::unique_ptr<internal::StagingRing>> CudaMemory::staging_ring(
-    int device, size_t bytes) const {
+    int device, size_t bytes, bool kernels) const {
   const Driver* const driver = find_();
   if (driver == nullptr) return absl::UnavailableError("no CUDA driver in this process");
   const absl::StatusOr<const Device*> opened = device_of(*driver, device);
   if (!opened.ok()) return opened.status();
-  return PinnedRing::create(**opened, bytes);
+  CopyMeans means = means_of(**opened);
+  if (!kernels) means.launcher = nullptr;
+  return PinnedRing::create(**opened, bytes, means);
+}
+
+// What copies cost is measured once for a device. Without figures each piece is a copy of its own.
+CopyMeans CudaMemory::means_of(const Device& device) const {
+  const std::lock_guard lock(mutex_);
+  Opened& opened = devices_[device.ordinal()];
+  if (!opened.table.has_value()) {
+    auto copier = Copier::open(device, opened.launcher.get(), device.stream(Direction::kToHost));
+    absl::Status status = copier.status();
+    if (status.ok()) status = (*copier)->measure();
+    if (!status.ok()) {
+      base::log_event(base::LogLevel::kWarning,
+                      "CUDA device %d: what copies cost could not be measured: %s",
+                      device.ordinal(), status.message());
+    }
+    opened.table = status.ok() ? (*copier)->table() : CopyTable{};
+  }
+  return {opened.launcher.get(), *opened.table};
 }
 
 absl::StatusOr<DeviceExport> CudaMemory::share(const void* data, size_t /*size*/) const {
@@ -162,9 +184,18 @@ absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> CudaMemory::copies(int d
 
 void CudaMemory::wait_for_copies() const {
   const std::lock_guard lock(mutex_);
-  for (const auto& [ordinal, device] : devices_) {
-    if (device != nullptr) wait_for_stream(*device, Direction::kBetween);
+  for (const auto& [ordinal, opened] : devices_) {
+    if (opened.device != nullptr) wait_for_stream(*opened.device, Direction::kBetween);
   }
+}
+
+absl::StatusOr<std::unique_ptr<internal::TransferGates>> CudaMemory::gates(int device,
+                                                                           size_t count) const {
+  const absl::StatusOr<const Driver*> driver = loaded();
+  if (!driver.ok()) return driver.status();
+  const absl::StatusOr<const Device*> opened = device_of(**driver, device);
+  if (!opened.ok()) return opened.status();
+  return CudaGates::open(**opened, count);
 }
 
 absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> CudaMemory::allocate(int device,
@@ -178,14 +209,18 @@ absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> CudaMemory::allocate(int
 
 absl::StatusOr<const Device*> CudaMemory::device_of(const Driver& driver, int ordinal) const {
   const std::lock_guard lock(mutex_);
-  std::unique_ptr<Device>& device = devices_[ordinal];
-  if (device == nullptr) {
-    absl::StatusOr<std::unique_ptr<Device>> opened = Device::open(driver, ordinal);
-    if (!opened.ok()) return opened.status();
-    device = *std::move(opened);
+  Opened& opened = devices_[ordinal];
+  if (opened.device == nullptr) {
+    absl::StatusOr<std::unique_ptr<Device>> device = Device::open(driver, ordinal);
+    if (!device.ok()) return device.status();
+    opened.device = *std::move(device);
+    opened.table = options_.table;
+    if (auto launcher = Launcher::load(*opened.device, options_.kernels); launcher.ok()) {
+      opened.launcher = *std::move(launcher);
+    }
   }
-  if (absl::Status status = device->alive(); !status.ok()) return status;
-  return device.get();
+  if (absl::Status status = opened.device->alive(); !status.ok()) return status;
+  return opened.device.get();
 }
 
 }  // namespace baton::gpudirect

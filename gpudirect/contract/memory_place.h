@@ -5,8 +5,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
+#include "gpudirect/contract/staging.h"
 #include "gpudirect/device.h"
+#include "gpudirect/kernels/image.h"
+#include "gpudirect/launcher.h"
 #include "transport/internal/device_memory.h"
 
 namespace baton::gpudirect {
@@ -18,7 +22,13 @@ class CudaMemory final : public internal::DeviceMemory {
  public:
   // Null: there is no driver in the process (yet).
   using FindDriver = std::function<const Driver*()>;
-  explicit CudaMemory(FindDriver find) : find_(std::move(find)) {}
+  struct Options {
+    absl::Span<const std::byte> kernels = gpudirect::kernels::image();
+    std::optional<CopyTable> table;  // what copies cost; measured where there is none
+  };
+  explicit CudaMemory(FindDriver find, Options options)
+      : find_(std::move(find)), options_(std::move(options)) {}
+  explicit CudaMemory(FindDriver find) : CudaMemory(std::move(find), Options{}) {}
 
   absl::StatusOr<int> count() const override;
   absl::StatusOr<MemoryPlace> place(const void* data, size_t size) const override;
@@ -27,8 +37,8 @@ class CudaMemory final : public internal::DeviceMemory {
   absl::StatusOr<bool> wants_flush(int device) const override;
   // OK for a device that is lost: nobody reads its memory any more.
   absl::Status flush(int device) const override;
-  absl::StatusOr<std::unique_ptr<internal::StagingRing>> staging_ring(int device,
-                                                                      size_t bytes) const override;
+  absl::StatusOr<std::unique_ptr<internal::StagingRing>> staging_ring(
+      int device, size_t bytes, bool kernels = true) const override;
   // Of memory by virtual memory management that was made to be shared: slabs of ours, and of
   // frameworks that do the same.
   absl::StatusOr<DeviceExport> share(const void* data, size_t size) const override;
@@ -36,16 +46,26 @@ class CudaMemory final : public internal::DeviceMemory {
       const DeviceExport& memory) const override;
   absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> copies(int device) const override;
   void wait_for_copies() const override;
+  absl::StatusOr<std::unique_ptr<internal::TransferGates>> gates(int device,
+                                                                 size_t count) const override;
   absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> allocate(int device,
                                                                    size_t bytes) const override;
 
  private:
   absl::StatusOr<const Driver*> loaded() const;  // also where nobody had loaded it
   absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal) const;
+  CopyMeans means_of(const Device& device) const;
 
+  struct Opened {
+    std::unique_ptr<Device> device;
+    // Loaded with the device: later it might wait for kernels, and make others' copies wait.
+    std::unique_ptr<Launcher> launcher;
+    std::optional<CopyTable> table;
+  };
   const FindDriver find_;
+  const Options options_;
   mutable std::mutex mutex_;
-  mutable std::map<int, std::unique_ptr<Device>> devices_;
+  mutable std::map<int, Opened> devices_;
 };
 
 }  // namespace baton::gpudirect

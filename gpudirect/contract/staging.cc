@@ -21,10 +21,12 @@ DevicePointer address(const std::byte* data) { return reinterpret_cast<uintptr_t
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PinnedRing>> PinnedRing::create(const Device& device, size_t bytes) {
+absl::StatusOr<std::unique_ptr<PinnedRing>> PinnedRing::create(const Device& device, size_t bytes,
+                                                               const CopyMeans& means) {
   std::unique_ptr<PinnedRing> ring(new PinnedRing(device));
   absl::Status status = ring->map(bytes);
   if (status.ok()) status = ring->pin();
+  if (status.ok()) status = ring->open_copiers(means);
   if (!status.ok()) return status;
   return ring;
 }
@@ -69,6 +71,20 @@ absl::Status PinnedRing::pin() {
   return status;
 }
 
+absl::Status PinnedRing::open_copiers(const CopyMeans& means) {
+  for (Lane& lane : lanes_) {
+    auto copier = Copier::open(device_, means.launcher, stream(lane));
+    // A device without room for packing is copied to and from all the same.
+    if (!copier.ok() && means.launcher != nullptr) {
+      copier = Copier::open(device_, nullptr, stream(lane));
+    }
+    if (!copier.ok()) return copier.status();
+    lane.copier = *std::move(copier);
+    lane.copier->set_table(means.table);
+  }
+  return absl::OkStatus();
+}
+
 PinnedRing::~PinnedRing() {
   for (Lane& lane : lanes_) {
     lane.urgent.clear();
@@ -77,6 +93,7 @@ PinnedRing::~PinnedRing() {
   while (busy()) {
     progress([](uint64_t, const absl::Status&) {});
   }
+  for (Lane& lane : lanes_) lane.copier.reset();
   device_.give_back([&] {
     for (const Event event : made_) device_.driver().cuEventDestroy(event);
     if (pinned_) device_.driver().cuMemHostUnregister(base_);
@@ -87,6 +104,10 @@ PinnedRing::~PinnedRing() {
 
 Stream PinnedRing::stream(const Lane& lane) const {
   return device_.stream(&lane == lanes_.data() ? Direction::kToHost : Direction::kToDevice);
+}
+
+CopyRoute PinnedRing::route(const Lane& lane) const {
+  return &lane == lanes_.data() ? CopyRoute::kToHost : CopyRoute::kToDevice;
 }
 
 void PinnedRing::copy(internal::CopyDirection direction, uint64_t cookie, bool urgent,
@@ -122,30 +143,27 @@ bool PinnedRing::busy() const {
   });
 }
 
-bool PinnedRing::begin(Lane& lane, Copy copy) {
-  const Driver& driver = device_.driver();
-  bool any = false;
+void PinnedRing::begin(Lane& lane, Copy copy) {
+  const bool to_host = route(lane) == CopyRoute::kToHost;
+  pieces_.clear();
+  size_t bytes = 0;
   for (const internal::CopyRun& run : copy.runs) {
-    const bool to_host = &lane == lanes_.data();
-    const DevicePointer from = address(to_host ? run.device : run.host);
-    const DevicePointer to = address(to_host ? run.host : run.device);
-    for (size_t at = 0; at < run.bytes && copy.status.ok(); at += kLongestCopy) {
-      const size_t bytes = std::min(kLongestCopy, run.bytes - at);
-      copy.status = device_.check(driver.cuMemcpyAsync(to + at, from + at, bytes, stream(lane)),
-                                  absl::StrFormat("copying %u bytes %s CUDA device %d", bytes,
-                                                  to_host ? "from" : "to", device_.ordinal()));
-      any |= copy.status.ok();
-    }
-    if (!copy.status.ok()) break;
+    const DevicePointer there = address(run.device);
+    const DevicePointer here = address(run.host);
+    pieces_.push_back(to_host ? CopyPiece{there, here, run.bytes}
+                              : CopyPiece{here, there, run.bytes});
+    bytes += run.bytes;
   }
-  if (!any) {
-    ended_.emplace_back(copy.cookie, copy.status);
-    spare_.push_back(std::move(copy.runs));
-    return false;
+  if (const absl::Status status = lane.copier->copy(route(lane), pieces_); !status.ok()) {
+    copy.status =
+        absl::Status(status.code(),
+                     absl::StrFormat("copying %u bytes %s CUDA device %d: %s", bytes,
+                                     to_host ? "from" : "to", device_.ordinal(), status.message()));
   }
+  // Part of it may be on its way also after an error.
   Flight flight{.copy = std::move(copy), .event = lane.events.back()};
-  const absl::Status recorded =
-      device_.check(driver.cuEventRecord(flight.event, stream(lane)), "waiting for a copy");
+  const absl::Status recorded = device_.check(
+      device_.driver().cuEventRecord(flight.event, stream(lane)), "waiting for a copy");
   if (recorded.ok()) {
     lane.events.pop_back();
   } else {
@@ -153,7 +171,20 @@ bool PinnedRing::begin(Lane& lane, Copy copy) {
     flight.copy.status.Update(recorded);
   }
   lane.flying.push_back(std::move(flight));
-  return true;
+}
+
+std::string PinnedRing::explain() const {
+  const auto way = [&](const Lane& lane) {
+    const bool to_host = route(lane) == CopyRoute::kToHost;
+    const CopyShape small_pages{.pieces = 256,
+                                .bytes = 256 * 4096,
+                                .largest = 4096,
+                                .from_in_row = !to_host,
+                                .to_in_row = to_host};
+    return name_of(lane.copier->cheapest_way(route(lane), small_pages));
+  };
+  return absl::StrFormat("256 pages of 4 KiB go to the host by '%s', to the device by '%s'",
+                         way(lanes_[0]), way(lanes_[1]));
 }
 
 // Whether the engine has let go of the copy's memory.

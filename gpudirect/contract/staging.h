@@ -12,6 +12,8 @@
 //     are on it: an engine takes them in the order in which they came, whatever is urgent. What is
 //     urgent goes first when the next one is put there;
 //   - no single copy is longer than kLongestCopy;
+//   - a list of pieces goes the way that costs least (copier.h): small ones are packed by a kernel,
+//     where there are kernels, for each descriptor takes a copy engine's time;
 //   - an event stands behind each, and progress() asks it; nothing here waits;
 //   - a copy that fails ends with the driver's words once the engine has let go of its memory. A
 //     lost device moves nothing any more: all its copies end so.
@@ -20,23 +22,32 @@
 #include <array>
 #include <deque>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "gpudirect/copier.h"
 #include "gpudirect/device.h"
 #include "transport/internal/device_memory.h"
 
 namespace baton::gpudirect {
 
-// Not thread-safe. Ends after its copies have; the device outlives it.
+// What there is to copy lists with on a device.
+struct CopyMeans {
+  const Launcher* launcher = nullptr;  // null: no kernels
+  CopyTable table;                     // what each way costs
+};
+
+// Not thread-safe. Ends after its copies have; the device and the launcher outlive it.
 class PinnedRing final : public internal::StagingRing {
  public:
   static constexpr size_t kLongestCopy = 4 << 20;
   static constexpr size_t kQueuedAhead = 2;
 
   // ResourceExhausted where the host has no such memory, or the driver's words where it cannot be
-  // pinned. Blocks for about a second per 2 GiB.
-  static absl::StatusOr<std::unique_ptr<PinnedRing>> create(const Device& device, size_t bytes);
+  // pinned. Blocks for about a second per 2 GiB. With kernels it takes 8 MiB of the device.
+  static absl::StatusOr<std::unique_ptr<PinnedRing>> create(const Device& device, size_t bytes,
+                                                            const CopyMeans& means = {});
   ~PinnedRing() override;
   PinnedRing(const PinnedRing&) = delete;
   PinnedRing& operator=(const PinnedRing&) = delete;
@@ -48,6 +59,7 @@ class PinnedRing final : public internal::StagingRing {
   void drop(uint64_t cookie) override;
   bool progress(const Ended& ended) override;
   bool busy() const override;
+  std::string explain() const override;
   absl::Status alive() const override { return device_.alive(); }
 
  private:
@@ -66,13 +78,16 @@ class PinnedRing final : public internal::StagingRing {
     std::deque<Copy> bulk;
     std::deque<Flight> flying;
     std::vector<Event> events;  // not in use
+    std::unique_ptr<Copier> copier;
   };
 
   explicit PinnedRing(const Device& device) : device_(device) {}
   absl::Status map(size_t bytes);
   absl::Status pin();
+  absl::Status open_copiers(const CopyMeans& means);
+  CopyRoute route(const Lane& lane) const;
   Stream stream(const Lane& lane) const;
-  bool begin(Lane& lane, Copy copy);  // false: nothing of it has begun
+  void begin(Lane& lane, Copy copy);
   bool over(Lane& lane, Flight& flight);
   void work(Lane& lane);
 
@@ -83,6 +98,7 @@ class PinnedRing final : public internal::StagingRing {
   bool pinned_ = false;
   std::array<Lane, 2> lanes_;  // by CopyDirection
   std::vector<Event> made_;
+  std::vector<CopyPiece> pieces_;
   std::vector<std::pair<uint64_t, absl::Status>> ended_;      // not told yet
   std::vector<std::pair<uint64_t, absl::Status>> announced_;  // being told; keeps its memory
   std::vector<std::vector<internal::CopyRun>> spare_;

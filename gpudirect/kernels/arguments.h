@@ -10,17 +10,18 @@
 namespace baton::gpudirect::kernels {
 
 // F(name, its arguments, threads of a block)
-#define BATON_KERNELS(F)           \
-  F(copy_pieces, CopyPieces, 256)  \
-  F(reshard, Reshard, 256)         \
-  F(reduce_sum, ReduceSum, 256)    \
-  F(rms_norm, RmsNorm, 256)        \
-  F(rope_store, RopeStore, 128)    \
-  F(adamw, AdamW, 256)             \
-  F(sample, Sample, 256)           \
-  F(attend_splits, Attention, 256) \
-  F(join_splits, Attention, 128)   \
-  F(push_triggers, PushTriggers, 128)
+#define BATON_KERNELS(F)              \
+  F(copy_pieces, CopyPieces, 256)     \
+  F(reshard, Reshard, 256)            \
+  F(reduce_sum, ReduceSum, 256)       \
+  F(rms_norm, RmsNorm, 256)           \
+  F(rope_store, RopeStore, 128)       \
+  F(adamw, AdamW, 256)                \
+  F(sample, Sample, 256)              \
+  F(attend_splits, Attention, 256)    \
+  F(join_splits, Attention, 128)      \
+  F(push_triggers, PushTriggers, 128) \
+  F(write_ticket, WriteTicket, 32)
 
 // Bytes from one place to another. Any alignment; multiples of 16 are fast.
 struct Piece {
@@ -165,7 +166,7 @@ struct Attention {
 };
 
 // A word from a kernel to the host: start these pieces of a transfer that was prepared. It names
-// the transfer, never an address (gpudirect/trigger_fifo.h).
+// the transfer, never an address (gpudirect/triggers/trigger_fifo.h).
 struct Trigger {
   uint32_t transfer = 0;
   uint32_t first = 0;  // piece
@@ -185,6 +186,14 @@ struct PushTriggers {
   const Trigger* triggers = nullptr;
   uint32_t* accepted = nullptr;
   uint32_t count = 0;
+};
+
+// Adds to a count of the device's, and writes it to a word of the host's behind all that the stream
+// has done before (gpudirect/triggers/layer_tickets.h).
+struct WriteTicket {
+  uint64_t* count = nullptr;
+  uint64_t* ticket = nullptr;
+  uint64_t add = 0;
 };
 
 }  // namespace baton::gpudirect::kernels

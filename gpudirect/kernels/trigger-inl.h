@@ -40,4 +40,14 @@ BATON_DEVICE void push_triggers(Block& block, const PushTriggers& a) {
   });
 }
 
+template <class Block>
+BATON_DEVICE void write_ticket(Block& block, const WriteTicket& a) {
+  block.each([&](uint32_t thread) {
+    if (thread != 0 || block.index() != 0) return;
+    const uint64_t count = block.load(a.count) + a.add;
+    if (a.add != 0) block.store(a.count, count);
+    block.store_release(a.ticket, count);
+  });
+}
+
 }  // namespace baton::gpudirect::kernels

@@ -3,6 +3,7 @@
 #include "gpudirect/contract/memory_place.h"
 #include "tests/conformance/harness.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/made_up_costs.h"
 #include "tests/sanitized.h"
 
 namespace baton {
@@ -14,7 +15,8 @@ class FakeDevices final : public Devices {
       : ipc_(ipc),
         fake_({.attributes = dma_buf ? gpudirect::h100() : gpudirect::without_dma_buf()}),
         driver_(gpudirect::FakeDriver::driver()),
-        memory_(std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; })) {
+        memory_(std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; },
+                                                        gpudirect::options_of_this_test())) {
     internal::use_device_memory(memory_.get());
   }
   ~FakeDevices() override { internal::use_device_memory(nullptr); }

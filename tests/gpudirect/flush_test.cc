@@ -12,6 +12,7 @@
 #include "gpudirect/contract/memory_place.h"
 #include "gpudirect/flush_policy.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/made_up_costs.h"
 #include "tests/verbs/verbs_pair.h"
 
 namespace baton {
@@ -50,7 +51,8 @@ class LateWrites : public testing::Test {
     gpu_ = std::make_unique<gpudirect::FakeDriver>(
         gpudirect::FakeOptions{.seed = seed, .attributes = std::move(attributes)});
     driver_ = gpudirect::FakeDriver::driver();
-    memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; });
+    memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; },
+                                                      gpudirect::options_of_this_test());
     internal::use_device_memory(memory_.get());
     pair_ = std::make_unique<VerbsPair>(FakeOptions{.devices = adapters, .late_writes = seed});
     gpu_->on_flush([fake = &*pair_->fake] { fake->land_writes(); });

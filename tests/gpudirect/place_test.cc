@@ -32,7 +32,8 @@ struct Machine {
   FakeDriver fake;
   Driver driver = FakeDriver::driver();
   std::unique_ptr<CudaMemory> memory =
-      std::make_unique<CudaMemory>([this]() -> const Driver* { return &driver; });
+      std::make_unique<CudaMemory>([this]() -> const Driver* { return &driver; },
+                                   CudaMemory::Options{.kernels = {}, .table = CopyTable{}});
 };
 
 TEST(Place, WithoutADriverAllMemoryIsTheHostsAndNothingIsLoaded) {

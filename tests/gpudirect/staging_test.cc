@@ -7,112 +7,21 @@
 #include <string>
 #include <vector>
 
-#include "gpudirect/contract/memory_place.h"
 #include "gpudirect/contract/staging.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/staged_pair.h"
 #include "transport/worker.h"
 
 namespace baton {
 namespace {
 
-using gpudirect::DevicePointer;
 using gpudirect::FakeDriver;
 using gpudirect::kMiB;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 const Time kPatience = patient(std::chrono::seconds(60));
 
-// Two workers over one provider, with memory of a device and of the host on both sides.
-class Staged : public testing::Test {
- protected:
-  static constexpr size_t kBytes = 8 * kMiB;
-  struct Side {
-    std::unique_ptr<Worker> worker;
-    PeerId peer;
-    DevicePointer at = 0;
-    std::vector<std::byte> host;
-    MemoryRegion device_region;
-    MemoryRegion host_region;
-  };
-
-  void start(const char* provider = "tcp", gpudirect::FakeOptions options = {}) {
-    options.attributes.erase(gpudirect::kDmaBufSupported);
-    gpu_ = std::make_unique<FakeDriver>(std::move(options));
-    driver_ = FakeDriver::driver();
-    memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; });
-    internal::use_device_memory(memory_.get());
-    for (Side* side : {&a_, &b_}) {
-      WorkerOptions worker;
-      worker.name = side == &a_ ? "a" : "b";
-      worker.providers = {provider};
-      worker.key = *ClusterKey::from_bytes("a secret of the tests");
-      worker.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
-      auto made = Worker::create(std::move(worker));
-      ASSERT_TRUE(made.ok()) << made.status();
-      side->worker = *std::move(made);
-      side->at = gpu_->allocate(kBytes);
-      side->host.resize(kBytes);
-      auto region =
-          side->worker->register_memory(reinterpret_cast<void*>(uintptr_t{side->at}), kBytes);
-      ASSERT_TRUE(region.ok()) << region.status();
-      side->device_region = *region;
-      side->host_region = *side->worker->register_memory(side->host.data(), kBytes);
-    }
-    a_.peer = *a_.worker->connect(b_.worker->address());
-    ASSERT_TRUE(drive([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; }));
-  }
-  void TearDown() override {
-    for (Side* side : {&a_, &b_}) side->worker.reset();
-    internal::use_device_memory(nullptr);
-    memory_.reset();
-    for (Side* side : {&a_, &b_}) gpu_->free(side->at);
-    if (!lost_) {
-      EXPECT_THAT(gpu_->finish(), IsEmpty());
-    } else {
-      EXPECT_THAT(gpu_->violations(), IsEmpty());
-    }
-    gpu_.reset();
-  }
-
-  bool drive(const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + kPatience;
-    while (!ready()) {
-      const FakeDriver::ProgressThread here;
-      a_.worker->progress();
-      b_.worker->progress();
-      if (Clock::steady().now() > end) return ready();
-    }
-    return true;
-  }
-  TransferRequest request(Op op, bool near, bool far, size_t bytes = 600'000, size_t at = 0) {
-    return {.op = op,
-            .peer = a_.peer,
-            .local = near ? a_.device_region : a_.host_region,
-            .local_layout = Layout::contiguous(at, bytes),
-            .remote = *b_.worker->remote_region(far ? b_.device_region : b_.host_region),
-            .remote_layout = Layout::contiguous(at, bytes)};
-  }
-  absl::Status finish(TransferId id) {
-    if (!drive([&] { return ended(*a_.worker->state(id)); })) {
-      return absl::InternalError("it never ended");
-    }
-    absl::Status status = a_.worker->status(id);
-    EXPECT_TRUE(a_.worker->release(id).ok());
-    return status;
-  }
-  absl::Status run(const TransferRequest& request) {
-    auto id = a_.worker->submit(request);
-    return id.ok() ? finish(*id) : id.status();
-  }
-
-  std::unique_ptr<FakeDriver> gpu_;
-  gpudirect::Driver driver_;
-  std::unique_ptr<gpudirect::CudaMemory> memory_;
-  Side a_;
-  Side b_;
-  bool lost_ = false;
-};
+using Staged = StagedPair;
 
 // One call of the driver after the other fails, wherever it is.
 TEST_F(Staged, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
@@ -237,6 +146,88 @@ TEST_F(Staged, ExplainSaysThatAndWhy) {
   const std::string text = a_.worker->explain(a_.peer);
   EXPECT_THAT(text, HasSubstr("CUDA device 0: staged through 16 MiB"));
   EXPECT_THAT(text, HasSubstr("tcp moves bytes by the CPU"));
+}
+
+// 1,024 pages of 1 KiB with gaps between them, from a device to the host and back.
+class StagedPages : public StagedPair {
+ protected:
+  static constexpr size_t kPages = 1024;
+  static constexpr size_t kPage = 1024;
+  void favour(gpudirect::CopyWay way) {
+    means_.table = gpudirect::CopyTable{};
+    for (auto& ways : means_.table->costs) {
+      for (size_t i = 0; i < ways.size(); ++i) {
+        ways[i].fill({static_cast<size_t>(way) == i ? 1.0 : 1e9, 0});
+      }
+    }
+  }
+  void move_pages() {
+    std::vector<uint32_t> pages(kPages);
+    for (uint32_t i = 0; i < kPages; ++i) pages[i] = kPages - 1 - i;  // no neighbours
+    for (const Op op : {Op::kWrite, Op::kRead}) {
+      gpu_->write(a_.at, std::string(kBytes, '-'));
+      std::string sent(kPages * kPage, '\0');
+      for (size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<char>(i * 31 % 253);
+      if (op == Op::kWrite) {
+        for (size_t i = 0; i < kPages; ++i) {
+          gpu_->write(a_.at + pages[i] * 2 * kPage, sent.substr(i * kPage, kPage));
+        }
+      } else {
+        std::copy(sent.begin(), sent.end(), reinterpret_cast<char*>(b_.host.data()));
+      }
+      TransferRequest move = request(op, true, false, kPages * kPage);
+      move.local_layout = Layout::paged(0, pages, 2 * kPage, kPage);
+      ASSERT_TRUE(run(move).ok());
+      if (op == Op::kWrite) {
+        EXPECT_EQ(std::string_view(reinterpret_cast<char*>(b_.host.data()), sent.size()), sent);
+      } else {
+        for (size_t i = 0; i < kPages; ++i) {
+          ASSERT_EQ(gpu_->read(a_.at + pages[i] * 2 * kPage, kPage), sent.substr(i * kPage, kPage));
+        }
+      }
+    }
+  }
+};
+
+TEST_F(StagedPages, ArePackedByAKernelWhereThatCostsLeast) {
+  favour(gpudirect::CopyWay::kPacked);
+  start();
+  EXPECT_THAT(a_.worker->explain(a_.peer), HasSubstr("to the host by 'packed'"));
+  const uint64_t launches = gpu_->calls_of("cuLaunchKernel");
+  const uint64_t copies = gpu_->calls_of("cuMemcpyAsync");
+  move_pages();
+  EXPECT_GT(gpu_->calls_of("cuLaunchKernel"), launches);
+  EXPECT_LT(gpu_->calls_of("cuMemcpyAsync") - copies, kPages / 4);
+}
+
+TEST_F(StagedPages, AreCopiedByEnginesAloneWhereNoKernelMayRun) {
+  favour(gpudirect::CopyWay::kPacked);
+  settings_ = {{"staging.kernels", "off"}};
+  start();
+  EXPECT_THAT(a_.worker->explain(a_.peer), testing::Not(HasSubstr("'packed'")));
+  move_pages();
+  EXPECT_EQ(gpu_->calls_of("cuLaunchKernel"), 0u);
+}
+
+TEST_F(StagedPages, WhatCopiesCostIsMeasuredOnceForADevice) {
+  means_.table.reset();
+  start();
+  const uint64_t calls = gpu_->calls();
+  auto third = Worker::create({.providers = {"tcp"}, .settings = {{"staging.ring_mib", "16"}}});
+  ASSERT_TRUE(third.ok()) << third.status();
+  ASSERT_TRUE((*third)->register_memory(reinterpret_cast<void*>(uintptr_t{b_.at}), kBytes).ok());
+  EXPECT_LT(gpu_->calls() - calls, 200u);
+  move_pages();
+}
+
+// A device that is full has no room for packing: its memory moves all the same.
+TEST_F(StagedPages, AFullDeviceIsCopiedWithoutKernels) {
+  favour(gpudirect::CopyWay::kPacked);
+  gpudirect::FakeOptions full;
+  full.memory_bytes = kBytes;
+  start("tcp", std::move(full));
+  move_pages();
+  EXPECT_EQ(gpu_->calls_of("cuLaunchKernel"), 0u);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "gpudirect/contract/memory_place.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/made_up_costs.h"
 #include "tests/verbs/verbs_pair.h"
 
 namespace baton {
@@ -25,7 +26,8 @@ class DeviceMemoryOverVerbs : public testing::Test {
   void start(gpudirect::FakeOptions options = {}, FakeOptions adapters = {}) {
     gpu_ = std::make_unique<gpudirect::FakeDriver>(std::move(options));
     driver_ = gpudirect::FakeDriver::driver();
-    memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; });
+    memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; },
+                                                      gpudirect::options_of_this_test());
     internal::use_device_memory(memory_.get());
     pair_ = std::make_unique<VerbsPair>(std::move(adapters));
     ASSERT_TRUE(pair_->connect());

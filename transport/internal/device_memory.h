@@ -9,11 +9,13 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "transport/region.h"
+#include "transport/transfer.h"
 
 namespace baton::internal {
 
@@ -46,6 +48,8 @@ class StagingRing {
   // call copy() and drop().
   virtual bool progress(const Ended& ended) = 0;
   virtual bool busy() const = 0;  // copies that have not ended: progress() wants to be called
+  // How it copies, for people.
+  virtual std::string explain() const { return ""; }
   // OK as long as the device is of use.
   virtual absl::Status alive() const = 0;
 };
@@ -96,6 +100,33 @@ class DeviceBuffer {
   virtual absl::Status get(size_t offset, absl::Span<std::byte> bytes) = 0;
 };
 
+// Waits between streams of one device and transfers, none of which holds up a thread. For one
+// thread at a time.
+class TransferGates {
+ public:
+  using Gate = uint64_t;  // from the call that made it to close()
+  struct Hold {
+    Gate gate = 0;
+    StreamOutcome outcome;
+  };
+  // Streams that wait are let go on, with the word that nothing was delivered.
+  virtual ~TransferGates() = default;
+
+  // What the stream has been given so far; an event that was recorded. ResourceExhausted when all
+  // gates are taken; the driver's words.
+  virtual absl::StatusOr<Gate> after_stream(void* stream, Time deadline) = 0;
+  virtual absl::StatusOr<Gate> after_event(void* event, Time deadline) = 0;
+  // The stream waits from here on, until end() or close(). InvalidArgument for a stream that
+  // transfers need.
+  virtual absl::StatusOr<Hold> hold(void* stream, Time deadline) = 0;
+  // Of a gate of after_...(): nothing as long as it waits; OK; or why it never will be passed.
+  virtual std::optional<absl::Status> passed(Gate gate, Time now) = 0;
+  // Lets the stream of a hold() go on, and tells it whether the data is there. Once; what comes
+  // later changes nothing.
+  virtual void end(Gate gate, bool delivered) = 0;
+  virtual void close(Gate gate) = 0;
+};
+
 // Thread-safe; lives as long as the process.
 class DeviceMemory {
  public:
@@ -116,9 +147,12 @@ class DeviceMemory {
   virtual absl::StatusOr<bool> wants_flush(int /*device*/) const { return false; }
   // When it has returned OK the device sees all that had been completed. A few microseconds.
   virtual absl::Status flush(int /*device*/) const { return absl::OkStatus(); }
-  // A ring of `bytes` for a device. Blocks while the memory is pinned. This outlives it.
+  // A ring of `bytes` for a device. Blocks while the memory is pinned, and a fraction of a second
+  // more for a device's first: what copies cost is measured. `kernels`: whether kernels may pack
+  // small pieces, where there are any. This outlives it.
   virtual absl::StatusOr<std::unique_ptr<StagingRing>> staging_ring(int /*device*/,
-                                                                    size_t /*bytes*/) const {
+                                                                    size_t /*bytes*/,
+                                                                    bool /*kernels*/ = true) const {
     return absl::UnimplementedError("nobody here copies from devices");
   }
   // The allocation of [data, data + size) for processes of this machine. The caller closes the
@@ -136,6 +170,12 @@ class DeviceMemory {
   }
   // Waits until all that this process's DeviceCopies had begun has ended, whoever has them.
   virtual void wait_for_copies() const {}
+  // Gates for so many waits at a time. Blocks while the driver makes them. Unavailable, with the
+  // remedy, where streams of the device cannot wait.
+  virtual absl::StatusOr<std::unique_ptr<TransferGates>> gates(int /*device*/,
+                                                               size_t /*count*/) const {
+    return absl::UnimplementedError("nobody here drives devices");
+  }
   // At least `bytes` of a device's memory, which adapters may be given where the device can do
   // that. Loads the driver if need be, and says in one line why there is none.
   virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> allocate(int /*device*/,

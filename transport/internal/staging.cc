@@ -67,6 +67,9 @@ std::string Worker::Impl::Staging::explain() const {
                     " MiB of pinned memory where a rail does "
                     "not reach it",
                     ring->why.empty() ? "" : " (", ring->why, ring->why.empty() ? "" : ")");
+    if (const std::string how = ring->copies->explain(); !how.empty()) {
+      absl::StrAppend(out, ", where ", how);
+    }
   });
 }
 
@@ -313,7 +316,7 @@ absl::Status Worker::Impl::make_ring(int device) {
   const internal::DeviceMemory* devices = internal::device_memory();
   if (devices == nullptr) return absl::UnavailableError("nobody drives devices here");
   absl::StatusOr<std::unique_ptr<internal::StagingRing>> made =
-      devices->staging_ring(device, ring_bytes);
+      devices->staging_ring(device, ring_bytes, ring_kernels);
   if (!made.ok()) return made.status();
   const std::lock_guard lock(mutex);
   if (staging_for_device_memory().has_ring(device)) return absl::OkStatus();

@@ -277,7 +277,18 @@ absl::Status Worker::cancel(TransferId id) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<StreamOutcome> Worker::outcome(TransferId id) const {
+  if (impl_->slots.find(id) == nullptr) return stale_id();
+  return impl_->order.outcome(id);
+}
+
 absl::Status Worker::release(TransferId id) {
+  const internal::TransferSlot* slot = impl_->slots.find(id);
+  if (slot != nullptr &&
+      slot->ordered_generation.load(std::memory_order_relaxed) == id.generation && state(id).ok() &&
+      ended(*state(id))) {
+    impl_->order.forget(id);
+  }
   if (impl_->slots.release(id)) return absl::OkStatus();
   if (impl_->slots.find(id) == nullptr) return stale_id();
   return absl::FailedPreconditionError(

@@ -93,10 +93,14 @@ bool Worker::Impl::finish_stopped() {
     if (!slot.control) peers.share(slot.peer).give_back(slot.notifies);
     const TransferId id = slot.descriptor.id;
     const bool detached = slot.detached;
+    if (slot.ordered()) order.ended(id, slot.verdict == TransferState::kDone);
     if (slot.on_end != nullptr) slot.on_end(slot.context, id, slot.result);
     slot.word.store((uint64_t{id.generation} << 8) | (static_cast<uint64_t>(slot.verdict) + 1),
                     std::memory_order_release);
-    if (detached) slots.release(id);
+    if (detached) {
+      if (slot.ordered()) order.forget(id);
+      slots.release(id);
+    }
   }
   announcing.store(false, std::memory_order_relaxed);
   if (any) signal();
@@ -140,7 +144,10 @@ bool Worker::Impl::expire(Time now) {
     std::pop_heap(deadlines.begin(), deadlines.end(), internal::kLater);
     deadlines.pop_back();
     const internal::TransferSlot* slot = slots.find(id);
-    if (slot == nullptr || slot->verdict != TransferState::kActive) continue;
+    if (slot == nullptr) continue;
+    // A stream waits no longer, whatever the target has still to say.
+    if (slot->ordered()) order.ended(id, false);
+    if (slot->verdict != TransferState::kActive) continue;
     stop(id.slot, TransferState::kDeadline,
          absl::DeadlineExceededError(
              absl::StrFormat("the transfer's timeout ran out with %u of %u slices posted",

@@ -24,6 +24,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "transport/internal/bell.h"
 #include "transport/internal/messages/control_message.h"
+#include "transport/internal/stream_order.h"
 #include "transport/internal/tables/peer.h"
 #include "transport/internal/tables/peer_table.h"
 #include "transport/internal/tables/transfer_slots.h"
@@ -158,6 +159,8 @@ class Worker::Impl final : public EventSink {
   bool post_at_once(uint32_t index);  // lock-free: does not wait for the lock
   bool take_submissions();
   void activate(uint32_t index);
+  void line_up(internal::Peer& peer, uint32_t index);
+  bool look_at_streams();
   static void begin(internal::TransferSlot& slot);
   void note_deadline(const internal::TransferSlot& slot);
   absl::Status admit(internal::TransferSlot& slot, internal::Peer& peer);
@@ -253,6 +256,8 @@ class Worker::Impl final : public EventSink {
   Time failback = std::chrono::seconds(1);             // peer.failback_ms
   std::vector<std::pair<Time, TransferId>> deadlines;  // heap, earliest first
   std::vector<uint32_t> stopped;                       // ended, not announced yet
+  internal::StreamOrder order;                         // with a lock of its own
+  std::vector<TransferId> standing_aside;              // until streams have come so far
   std::deque<PeerEvent> events;
   std::vector<Notification> inbox;  // ring; strings keep their memory
   size_t inbox_head = 0;
@@ -261,6 +266,7 @@ class Worker::Impl final : public EventSink {
   bool credits_due = false;          // there are creditors, and perhaps a slot
   std::unique_ptr<Staging> staging;  // null: nothing here has to do with memory of devices
   size_t ring_bytes = 64 << 20;      // staging.ring_mib
+  bool ring_kernels = true;          // staging.kernels
   WorkerStats stats;
   Time refusals_quiet_until = Time::min();  // one warning a second is enough
 

@@ -245,6 +245,10 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
   for (internal::SlotQueue* queue : {&peer.urgent, &peer.bulk, &peer.held}) {
     while (queue->head != kNone) stop(queue->head, TransferState::kFailed, peer.why);
   }
+  for (const TransferId id : standing_aside) {
+    const internal::TransferSlot* slot = slots.find(id);
+    if (slot != nullptr && slot->peer == peer.id()) stop(id.slot, TransferState::kFailed, peer.why);
+  }
   settle_all(peer, peer.why);
   leave_unsaid(peer);
   left_behind += peer.unread;

@@ -41,7 +41,8 @@ Worker::Impl::Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerU
       clock(options.clock != nullptr ? *options.clock : Clock::steady()),
       regions(uid),
       counters(std::move(counter_table)),
-      slots(options.max_transfers) {
+      slots(options.max_transfers),
+      order(options.max_transfers) {
   std::memcpy(&next_session, uid.bytes.data(), sizeof next_session);
   self.uid = uid;
   self.name = options.name;
@@ -115,6 +116,7 @@ absl::Status Worker::Impl::start() {
   size_t ring_mib = 0;
   read.number("staging.ring_mib", ring_mib);
   ring_bytes = ring_mib << 20;
+  read.on_off("staging.kernels", ring_kernels);
   if (absl::Status status = read.finish(); !status.ok()) return status;
   std::vector<std::string> wanted = options.providers;
   if (wanted.empty() && options.extra_providers.empty()) {
@@ -209,6 +211,7 @@ bool Worker::Impl::progress() {
   if (cancels.load(std::memory_order_relaxed)) any |= take_cancels();
   if (!deadlines.empty()) any |= expire(clock.now());
   if (!peer_timers.empty()) any |= tend_peers(clock.now());
+  if (!standing_aside.empty()) any |= look_at_streams();
   if (staging != nullptr) any |= staging->progress();
   if (pump_due || !ready_peers.empty()) any |= pump();
   for (auto& provider : providers) any |= provider->progress(*this);
@@ -227,7 +230,7 @@ bool Worker::Impl::ready_to_sleep() {
   sleeping.store(true, std::memory_order_seq_cst);
   bool idle = !slots.has_submitted() && !cancels.load() && doomed.empty() && stopped.empty() &&
               !pump_due && !credits_due && !unsaid_due && !look_again.load() &&
-              (staging == nullptr || !staging->busy());
+              standing_aside.empty() && (staging == nullptr || !staging->busy());
   for (auto& provider : providers) idle = provider->arm() && idle;
   return idle;
 }
@@ -288,8 +291,10 @@ void Worker::Impl::recall() {
 Time Worker::Impl::next_timer() {
   Time next = deadlines.empty() ? kNever : deadlines.front().first;
   for (auto& provider : providers) next = std::min(next, provider->next_timer());
-  // Copies of a device's tell nobody when they end.
-  if (staging != nullptr && staging->busy()) next = std::min(next, clock.now() + kCopyPause);
+  // What a device does tells nobody when it ends.
+  if (!standing_aside.empty() || (staging != nullptr && staging->busy())) {
+    next = std::min(next, clock.now() + kCopyPause);
+  }
   return peer_timers.empty() ? next : std::min(next, peer_timers.front().first);
 }
 

@@ -21,8 +21,8 @@ bool is_plain(const TransferRequest& request) {
   if (bytes - 1 >= internal::kTinyBytes || request.remote_layout.piece_bytes() != bytes ||
       !inside(request.local_layout, request.local.size) ||
       !inside(request.remote_layout, request.remote.size) || !request.notify.empty() ||
-      request.local.generation == 0 || request.remote.generation == 0 ||
-      request.remote.kind != MemoryKind::kHost ||
+      internal::StreamOrder::wanted(request) || request.local.generation == 0 ||
+      request.remote.generation == 0 || request.remote.kind != MemoryKind::kHost ||
       !allows(request.remote.access, write ? Access::kRemoteWrite : Access::kRemoteRead) ||
       (!write && request.op != Op::kRead)) {
     return false;
@@ -69,6 +69,11 @@ absl::Status Worker::Impl::check(const TransferRequest& request) const {
         absl::StrFormat("an increment of %u: a counter holds %u at most", request.increment,
                         CounterTable::kMaxValue));
   }
+  if (request.timeout == kNever && internal::StreamOrder::wanted(request)) {
+    return absl::InvalidArgumentError(
+        "a transfer that keeps order with a stream needs a timeout: nothing else would end the "
+        "wait, should the other one never come");
+  }
   if (bytes == 0) return absl::OkStatus();
   if (request.local.generation == 0) {
     return absl::InvalidArgumentError("the local side names no registered memory region");
@@ -92,8 +97,18 @@ absl::StatusOr<TransferId> Worker::Impl::submit(const TransferRequest& request) 
   if (absl::Status status = check(request); !status.ok()) return status;
   const TransferId id = take_slot(request);
   if (id.generation == 0) return no_slot(request);
+  const bool ordered = internal::StreamOrder::wanted(request);
+  if (ordered) {
+    const Time deadline = base::deadline_after(clock.now(), request.timeout);
+    if (absl::Status status = order.begin(id, request, deadline); !status.ok()) {
+      slots.give_back(id);
+      peers.share(request.peer).give_back(!request.notify.empty());
+      return status;
+    }
+    slots[id.slot].ordered_generation.store(id.generation, std::memory_order_relaxed);
+  }
   fill(id, request);
-  if (!post_at_once(id.slot)) {
+  if (ordered || !post_at_once(id.slot)) {
     slots.push(id);
     wake();
   }
@@ -316,12 +331,41 @@ void Worker::Impl::activate(uint32_t index) {
     slot.uses_region = true;
   }
   note_deadline(slot);
+  if (slot.ordered()) {
+    standing_aside.push_back(d.id);
+  } else {
+    line_up(*peer, index);
+  }
+}
+
+// Behind the others that may begin.
+void Worker::Impl::line_up(internal::Peer& peer, uint32_t index) {
+  internal::TransferSlot& slot = slots[index];
+  const TransferDescriptor& d = slot.descriptor;
   if (!d.notify.empty() && !slot.control) {
     const uint64_t cost = d.notify.size() + internal::kNotificationCost;
-    slot.held = peer->held.head != kNone || peer->credit < cost;
-    if (!slot.held) peer->credit -= slot.credit = cost;
+    slot.held = peer.held.head != kNone || peer.credit < cost;
+    if (!slot.held) peer.credit -= slot.credit = cost;
   }
-  enqueue(*peer, index);
+  enqueue(peer, index);
+}
+
+bool Worker::Impl::look_at_streams() {
+  const size_t before = standing_aside.size();
+  const Time now = clock.now();
+  std::erase_if(standing_aside, [&](TransferId id) {
+    internal::TransferSlot* slot = slots.find(id);
+    if (slot == nullptr || slot->verdict != TransferState::kActive) return true;  // stopped
+    std::optional<absl::Status> may = order.may_begin(id, now);
+    if (!may.has_value()) return false;
+    if (may->ok()) {
+      line_up(*find_peer(slot->peer), id.slot);  // a peer that goes down stops its own
+    } else {
+      stop(id.slot, TransferState::kFailed, *std::move(may));
+    }
+    return true;
+  });
+  return standing_aside.size() != before;
 }
 
 // The checks that need the peer to be up; and the cut into slices.

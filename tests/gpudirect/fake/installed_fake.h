@@ -9,6 +9,7 @@
 
 #include "gpudirect/contract/memory_place.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/made_up_costs.h"
 
 namespace baton::gpudirect {
 
@@ -18,7 +19,7 @@ class InstalledFake {
       : before_(internal::device_memory()),
         fake_(std::move(options)),
         driver_(FakeDriver::driver()),
-        memory_(std::make_unique<CudaMemory>([this] { return &driver_; })) {
+        memory_(std::make_unique<CudaMemory>([this] { return &driver_; }, options_of_this_test())) {
     internal::use_device_memory(memory_.get());
   }
   ~InstalledFake() { internal::use_device_memory(before_); }

@@ -16,7 +16,7 @@
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/copier.h"
 #include "gpudirect/stream_gates.h"
-#include "gpudirect/trigger_fifo.h"
+#include "gpudirect/triggers/trigger_fifo.h"
 
 namespace baton::gpudirect {
 namespace {

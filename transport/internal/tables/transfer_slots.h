@@ -25,6 +25,8 @@ struct TransferSlot {
   std::atomic<uint64_t> word{0};
   std::atomic<uint32_t> cancel_generation{0};  // == generation: cancel() was called
   std::atomic<uint32_t> free_generation{0};    // == generation: its local memory is free
+  std::atomic<uint32_t> ordered_generation{
+      0};  // == generation: streams wait for it, or it for them
   std::atomic<uint32_t> next_submitted{kNone};
   std::atomic<uint32_t> next_free{kNone};
 
@@ -63,6 +65,9 @@ struct TransferSlot {
   TransferState verdict = TransferState::kActive;  // != kActive: stopped, waiting for its slices
   absl::Status result;
 
+  bool ordered() const {
+    return ordered_generation.load(std::memory_order_relaxed) == descriptor.id.generation;
+  }
   bool all_posted() const { return next_slice == slices && again.empty(); }
 };
 

@@ -1,5 +1,5 @@
 // The queue of triggers: emulated kernels push, the host takes, at any moment between two accesses.
-#include "gpudirect/trigger_fifo.h"
+#include "gpudirect/triggers/trigger_fifo.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

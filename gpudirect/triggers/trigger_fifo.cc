@@ -1,9 +1,8 @@
 // The host's end of the queue of triggers, and its memory.
-#include "gpudirect/trigger_fifo.h"
+#include "gpudirect/triggers/trigger_fifo.h"
 
 #include <atomic>
 #include <bit>
-#include <chrono>
 
 #include "absl/strings/str_cat.h"
 
@@ -11,7 +10,6 @@ namespace baton::gpudirect {
 namespace {
 
 constexpr size_t kPublishEvery = 16;  // triggers between two writes of the tail
-constexpr std::chrono::seconds kDrainTime{1};
 
 }  // namespace
 
@@ -100,28 +98,7 @@ absl::Status TriggerFifo::start() {
   head_ = *std::move(head);
   consumer_ =
       std::make_unique<TriggerConsumer>(absl::MakeSpan(slots(), size_t{2} * capacity_), *tail());
-  return clear_head();
-}
-
-absl::Status TriggerFifo::clear_head() {
-  const Driver& driver = device_.driver();
-  const Stream stream = device_.stream(Direction::kToDevice);
-  absl::Status status = device_.check(
-      driver.cuMemcpyAsync(head_->span().data, pages_->address(), 2 * sizeof(uint64_t), stream),
-      "clearing the head of the triggers");
-  if (!status.ok()) return status;
-  // Also after an error: what is queued uses memory that would go.
-  const auto begin = std::chrono::steady_clock::now();
-  Result result = kNotReady;
-  while (result != kSuccess && device_.alive().ok()) {
-    result = driver.cuStreamQuery(stream);
-    if (result != kSuccess && result != kNotReady) {
-      status = device_.check(result, "waiting for a small copy");
-    } else if (std::chrono::steady_clock::now() - begin > kDrainTime) {
-      return absl::DeadlineExceededError("a copy of 16 bytes has not ended in 1 s");
-    }
-  }
-  return status;
+  return pages_->copy_to(head_->span().data, 2 * sizeof(uint64_t));  // zeros
 }
 
 kernels::TriggerQueue TriggerFifo::device_handle() const {

@@ -74,7 +74,6 @@ class TriggerFifo {
  private:
   TriggerFifo(const Device& device, uint32_t capacity) : device_(device), capacity_(capacity) {}
   absl::Status start();
-  absl::Status clear_head();
   uint64_t* slots() const { return pages_->as<uint64_t>(); }
   uint64_t* tail() const { return slots() + size_t{2} * capacity_ + 8; }
 

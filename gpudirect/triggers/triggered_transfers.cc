@@ -1,0 +1,159 @@
+// Starts what kernels ask for.
+#include "gpudirect/triggers/triggered_transfers.h"
+
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/str_format.h"
+
+namespace baton::gpudirect {
+namespace {
+
+constexpr size_t kAtATime = 64;
+
+uint32_t pieces_of(const Layout& layout) {
+  return layout.dims().empty() ? 1 : static_cast<uint32_t>(layout.dims().front().count);
+}
+
+// The steps [first, first + count) of the outermost dimension.
+Layout steps_of(const Layout& layout, uint32_t first, uint32_t count) {
+  if (layout.dims().empty()) return layout;
+  std::array<Dim, Layout::kMaxDims> dims;
+  std::copy(layout.dims().begin(), layout.dims().end(), dims.begin());
+  size_t offset = layout.offset();
+  dims[0].count = count;
+  if (dims[0].index != nullptr) {
+    dims[0].index += first;
+  } else {
+    offset += first * dims[0].stride;
+  }
+  return Layout::box(offset, absl::MakeConstSpan(dims).first(layout.dims().size()),
+                     layout.piece_bytes());
+}
+
+}  // namespace
+
+TriggeredTransfers::~TriggeredTransfers() {
+  waiting_.clear();
+  for (const TransferId id : open_) worker_.cancel(id).IgnoreError();
+  worker_.wait_until([this] { return idle(); }).IgnoreError();
+}
+
+// The same layout, over copies of its lists.
+Layout TriggeredTransfers::own(const Layout& layout, std::vector<std::vector<uint32_t>>& lists) {
+  std::vector<Dim> dims(layout.dims().begin(), layout.dims().end());
+  for (Dim& dim : dims) {
+    if (dim.index == nullptr) continue;
+    lists.emplace_back(dim.index, dim.index + dim.count);
+    dim.index = lists.back().data();
+  }
+  return Layout::box(layout.offset(), dims, layout.piece_bytes());
+}
+
+absl::StatusOr<uint32_t> TriggeredTransfers::prepare(const TransferRequest& request) {
+  const uint32_t pieces = pieces_of(request.local_layout);
+  if (pieces != pieces_of(request.remote_layout)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%u pieces here and %u there: give both layouts as many steps in their outermost dimension",
+        pieces, pieces_of(request.remote_layout)));
+  }
+  if (request.local_layout.bytes() != request.remote_layout.bytes()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the two sides differ in size: %u bytes local, %u remote",
+                        request.local_layout.bytes(), request.remote_layout.bytes()));
+  }
+  if (request.detached || request.on_end != nullptr || request.after.device >= 0 ||
+      request.after_event.device >= 0 || request.release.device >= 0) {
+    return absl::InvalidArgumentError(
+        "a transfer that kernels start has neither a callback nor order with streams: the trigger "
+        "is the order, and state() says how it ended");
+  }
+  Prepared& row = prepared_.emplace_back();
+  row.request = request;
+  row.lists.reserve(size_t{2} * Layout::kMaxDims);
+  row.request.local_layout = own(request.local_layout, row.lists);
+  row.request.remote_layout = own(request.remote_layout, row.lists);
+  row.notify = std::string(request.notify);
+  row.request.notify = row.notify;
+  return queue_.prepare(pieces);
+}
+
+void TriggeredTransfers::on_end(void* prepared, TransferId /*id*/, const absl::Status& status) {
+  Prepared& row = *static_cast<Prepared*>(prepared);
+  if (status.ok()) {
+    row.done.fetch_add(1, std::memory_order_release);
+    return;
+  }
+  {
+    const std::lock_guard lock(row.mutex);
+    row.last_failure = status;
+  }
+  row.failed.fetch_add(1, std::memory_order_release);
+}
+
+bool TriggeredTransfers::start(const Trigger& trigger) {
+  Prepared& row = prepared_[trigger.transfer];
+  TransferRequest request = row.request;
+  request.local_layout = steps_of(row.request.local_layout, trigger.first, trigger.count);
+  request.remote_layout = steps_of(row.request.remote_layout, trigger.first, trigger.count);
+  request.detached = true;
+  request.on_end = on_end;
+  request.context = &row;
+  // Before it may end.
+  row.started.fetch_add(1, std::memory_order_relaxed);
+  const absl::StatusOr<TransferId> id = worker_.submit(request);
+  if (id.ok()) {
+    open_.push_back(*id);
+    return true;
+  }
+  if (absl::IsResourceExhausted(id.status())) {
+    row.started.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+  }
+  on_end(&row, {}, id.status());
+  return true;
+}
+
+void TriggeredTransfers::forget_ended() {
+  std::erase_if(open_, [this](TransferId id) { return !worker_.state(id).ok(); });
+  look_at_ = std::max<size_t>(64, 2 * open_.size());
+}
+
+bool TriggeredTransfers::progress() {
+  bool any = false;
+  while (!waiting_.empty() && start(waiting_.front())) {
+    waiting_.pop_front();
+    any = true;
+  }
+  if (waiting_.empty()) {
+    const size_t taken = queue_.take(kAtATime, [this](const Trigger& trigger) {
+      if (!waiting_.empty() || !start(trigger)) waiting_.push_back(trigger);
+    });
+    any |= taken > 0;
+  }
+  if (open_.size() >= look_at_) forget_ended();
+  return any;
+}
+
+TriggeredTransfers::State TriggeredTransfers::state(uint32_t transfer) const {
+  const Prepared& row = prepared_[transfer];
+  State out;
+  // What has ended first: it was started before.
+  out.failed = row.failed.load(std::memory_order_acquire);
+  out.done = row.done.load(std::memory_order_acquire);
+  out.started = row.started.load(std::memory_order_relaxed);
+  const std::lock_guard lock(row.mutex);
+  out.last_failure = row.last_failure;
+  return out;
+}
+
+bool TriggeredTransfers::idle() const {
+  return waiting_.empty() &&
+         std::all_of(prepared_.begin(), prepared_.end(), [](const Prepared& row) {
+           const uint64_t ended = row.failed.load(std::memory_order_acquire) +
+                                  row.done.load(std::memory_order_acquire);
+           return ended == row.started.load(std::memory_order_relaxed);
+         });
+}
+
+}  // namespace baton::gpudirect

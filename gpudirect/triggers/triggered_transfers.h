@@ -1,0 +1,83 @@
+// Transfers that running kernels start: prepared here, and named by a number in a kernel's trigger.
+//
+//   TriggeredTransfers transfers(worker, fifo->consumer());
+//   const uint32_t layer_3 = *transfers.prepare(request);    // 512 pages, say
+//   ... a kernel: push_trigger(block, queue, {layer_3, first_page, pages, epoch}) ...
+//   while (running) { transfers.progress(); worker.progress(); }
+//
+// A trigger starts the pieces [first, first + count) of one that was prepared: whatever a kernel
+// writes into the queue, nothing else moves.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gpudirect/triggers/trigger_fifo.h"
+#include "transport/worker.h"
+
+namespace baton::gpudirect {
+
+// For one thread at a time; state() may be read from any.
+class TriggeredTransfers {
+ public:
+  // Both outlive it. Nobody else prepares in this queue or takes from it.
+  TriggeredTransfers(Worker& worker, TriggerConsumer& queue) : worker_(worker), queue_(queue) {}
+  // Cancels what was started and waits for its end.
+  ~TriggeredTransfers();
+  TriggeredTransfers(const TriggeredTransfers&) = delete;
+  TriggeredTransfers& operator=(const TriggeredTransfers&) = delete;
+
+  // The number for triggers. The request is copied, with the page lists of its layouts. Its pieces
+  // are the steps of the outermost dimension, of which both layouts have as many, of equal bytes;
+  // it is one piece where both are one run. A counter, a notification and a timeout are those of
+  // each trigger's transfer. InvalidArgument for a request with order to streams, a callback or
+  // `detached`; what else is wrong with it is said by state() when it is started.
+  absl::StatusOr<uint32_t> prepare(const TransferRequest& request);
+  // From now on triggers of the epochs before are refused. Returns the new one.
+  uint32_t renew(uint32_t transfer) { return queue_.renew(transfer); }
+
+  // Starts what kernels have asked for; true if anything happened. Where the worker has no slot
+  // free, nothing more is taken from the queue until it has: kernels find it full.
+  bool progress();
+
+  struct State {
+    uint64_t started = 0;
+    uint64_t done = 0;
+    uint64_t failed = 0;
+    absl::Status last_failure;
+  };
+  State state(uint32_t transfer) const;
+  bool idle() const;  // all that was taken has ended
+
+ private:
+  struct Prepared {
+    TransferRequest request;
+    std::vector<std::vector<uint32_t>> lists;  // of the layouts' dimensions
+    std::string notify;
+    std::atomic<uint64_t> started{0};
+    std::atomic<uint64_t> done{0};
+    std::atomic<uint64_t> failed{0};
+    mutable std::mutex mutex;
+    absl::Status last_failure;
+  };
+  static Layout own(const Layout& layout, std::vector<std::vector<uint32_t>>& lists);
+  static void on_end(void* prepared, TransferId id, const absl::Status& status);
+  bool start(const Trigger& trigger);  // false: no slot is free
+  void forget_ended();
+
+  Worker& worker_;
+  TriggerConsumer& queue_;
+  std::deque<Prepared> prepared_;
+  std::deque<Trigger> waiting_;  // taken, but no slot was free
+  std::vector<TransferId> open_;
+  size_t look_at_ = 64;  // open ones, before those that have ended are forgotten
+};
+
+}  // namespace baton::gpudirect

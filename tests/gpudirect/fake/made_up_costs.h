@@ -1,0 +1,38 @@
+// Costs of copies that no device has: so that tests copy by all the ways there are.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+#include <string>
+
+#include "gpudirect/contract/memory_place.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+
+inline CopyTable made_up_costs(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  CopyTable table;
+  for (auto& ways : table.costs) {
+    for (auto& sizes : ways) {
+      for (CopyCost& cost : sizes) {
+        cost = {static_cast<double>(random() % 1000), static_cast<double>(random() % 100)};
+      }
+    }
+  }
+  return table;
+}
+
+// Others in each test, the same ones in each run of it. The kernels are those that the fake
+// emulates.
+inline CudaMemory::Options options_of_this_test() {
+  const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();
+  std::string name = test == nullptr ? "" : test->name();
+  uint64_t seed = 14695981039346656037u;
+  for (const char letter : name) seed = (seed ^ static_cast<uint8_t>(letter)) * 1099511628211u;
+  return {.kernels = FakeDriver::image(), .table = made_up_costs(seed)};
+}
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,322 @@
+// Transfers that wait for streams of a device, and streams that wait for transfers: each begins and
+// goes on when it should, and never for nothing.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpudirect/device.h"
+#include "gpudirect/stream_gates.h"
+#include "tests/gpudirect/staged_pair.h"
+#include "transport/internal/stream_order.h"
+
+namespace baton {
+namespace {
+
+using gpudirect::Device;
+using gpudirect::DevicePointer;
+using gpudirect::FakeDriver;
+using gpudirect::kMiB;
+using gpudirect::kSuccess;
+using ::testing::HasSubstr;
+
+const Time kLong = std::chrono::seconds(600);
+constexpr size_t kSent = 100'000;
+
+// The user's side of `a`: a stream, and something on it that has still to happen until let_go().
+class StreamOrder : public StagedPair, public testing::WithParamInterface<const char*> {
+ protected:
+  void begin() {
+    start(GetParam());
+    device_ = *Device::open(driver_, 0);
+    const Device::Current current(*device_);
+    ASSERT_EQ(driver_.cuStreamCreateWithPriority(&stream_, gpudirect::kStreamNonBlocking, 0),
+              kSuccess);
+    gates_ = *gpudirect::StreamGates::open(*device_, 4);
+    spare_ = gpu_->allocate(2 * kMiB);
+  }
+  void TearDown() override {
+    for (Side* side : {&a_, &b_}) side->worker.reset();
+    gates_.reset();
+    gpu_->run_all();
+    device_->give_back([&] { driver_.cuStreamDestroy(stream_); });
+    gpu_->free(spare_);
+    device_.reset();
+    StagedPair::TearDown();
+  }
+  void stop_stream() { obstacle_ = *gates_->hold(stream_, Clock::steady().now() + kLong); }
+  void let_go() {
+    ASSERT_TRUE(gates_->release(obstacle_.id).ok());
+    ASSERT_TRUE(gates_->close(obstacle_.id).ok());
+  }
+  // On the user's stream.
+  void copy(DevicePointer to, DevicePointer from, size_t bytes = kSent) {
+    const Device::Current current(*device_);
+    ASSERT_EQ(driver_.cuMemcpyAsync(to, from, bytes, stream_), kSuccess);
+  }
+  // Enough for all that may move to move; few enough for the fake not to call it a hang.
+  void drive_a_while() {
+    for (int i = 0; i < 200; ++i) {
+      const FakeDriver::ProgressThread here;
+      a_.worker->progress();
+      b_.worker->progress();
+      gpu_->run(1);
+    }
+  }
+  TransferRequest ordered(Op op, bool far = true) {
+    TransferRequest out = request(op, true, far, kSent);
+    out.timeout = kLong;
+    return out;
+  }
+  DeviceStream stream() const { return {0, stream_}; }
+  // What a kernel behind the wait would see.
+  bool delivered(TransferId id) {
+    const auto outcome = a_.worker->outcome(id);
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+    return *reinterpret_cast<const uint64_t*>(uintptr_t{outcome->address}) == outcome->delivered;
+  }
+  TransferState state(TransferId id) { return *a_.worker->state(id); }
+
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<gpudirect::StreamGates> gates_;
+  gpudirect::Stream stream_ = nullptr;
+  gpudirect::Hold obstacle_;
+  DevicePointer spare_ = 0;
+};
+
+TEST_P(StreamOrder, AWriteSendsWhatItsStreamMakesBeforeIt) {
+  begin();
+  gpu_->write(a_.at, std::string(kSent, 'o'));
+  gpu_->write(spare_, std::string(kSent, 'n'));
+  gpu_->write(b_.at, std::string(kSent, '-'));
+  stop_stream();
+  copy(a_.at, spare_);
+  TransferRequest write = ordered(Op::kWrite);
+  write.after = stream();
+  const auto id = a_.worker->submit(write);
+  ASSERT_TRUE(id.ok()) << id.status();
+  copy(spare_, b_.at);  // what comes later on the stream is not waited for
+  drive_a_while();
+  EXPECT_EQ(state(*id), TransferState::kActive);
+  EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, '-')) << "it did not wait";
+  let_go();
+  ASSERT_TRUE(finish(*id).ok());
+  EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, 'n'));
+}
+
+TEST_P(StreamOrder, AnEventIsAsGoodAsItsStream) {
+  begin();
+  gpu_->write(spare_, std::string(kSent, 'n'));
+  stop_stream();
+  copy(a_.at, spare_);
+  gpudirect::Event event = nullptr;
+  {
+    const Device::Current current(*device_);
+    ASSERT_EQ(driver_.cuEventCreate(&event, gpudirect::kEventDisableTiming), kSuccess);
+    ASSERT_EQ(driver_.cuEventRecord(event, stream_), kSuccess);
+  }
+  TransferRequest write = ordered(Op::kWrite);
+  write.after_event = {0, event};
+  const auto id = a_.worker->submit(write);
+  ASSERT_TRUE(id.ok()) << id.status();
+  drive_a_while();
+  EXPECT_EQ(state(*id), TransferState::kActive);
+  let_go();
+  ASSERT_TRUE(finish(*id).ok());
+  EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, 'n'));
+  device_->give_back([&] { driver_.cuEventDestroy(event); });
+}
+
+TEST_P(StreamOrder, WhatIsPutOnAStreamBehindAReadSeesItsBytes) {
+  begin();
+  gpu_->write(a_.at, std::string(kSent, 'o'));
+  gpu_->write(b_.at, std::string(kSent, 'n'));
+  TransferRequest read = ordered(Op::kRead);
+  read.after = read.release = stream();
+  const auto id = a_.worker->submit(read);
+  ASSERT_TRUE(id.ok()) << id.status();
+  copy(spare_, a_.at);
+  gpu_->run_all();
+  EXPECT_TRUE(gpu_->stuck()) << "the stream went on";
+  ASSERT_TRUE(drive([&] { return ended(state(*id)); }));
+  gpu_->run_all();
+  EXPECT_EQ(gpu_->read(spare_, kSent), std::string(kSent, 'n'));
+  EXPECT_TRUE(delivered(*id));
+  ASSERT_TRUE(a_.worker->release(*id).ok());
+  EXPECT_EQ(a_.worker->outcome(*id).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(StreamOrder, ChainsRunInTheOrderOfTheirStream) {
+  begin();
+  gpu_->write(b_.at, std::string(kSent, '1'));
+  // There and back, three times, without anybody waiting in between.
+  std::vector<TransferId> ids;
+  for (int i = 0; i < 3; ++i) {
+    TransferRequest read = ordered(Op::kRead);
+    read.after = read.release = stream();
+    ids.push_back(*a_.worker->submit(read));
+    copy(a_.at + kSent, a_.at);
+    TransferRequest write = ordered(Op::kWrite);
+    write.local_layout = Layout::contiguous(kSent, kSent);
+    write.remote_layout = Layout::contiguous(kSent * (i + 1), kSent);
+    write.after = write.release = stream();
+    ids.push_back(*a_.worker->submit(write));
+  }
+  ASSERT_TRUE(drive([&] { return ended(state(ids.back())); }));
+  gpu_->run_all();
+  for (const TransferId id : ids) EXPECT_TRUE(delivered(id) && finish(id).ok());
+  EXPECT_EQ(gpu_->read(b_.at, 4 * kSent), std::string(4 * kSent, '1'));
+}
+
+TEST_P(StreamOrder, AtTheTimeoutTheStreamGoesOnAndKnows) {
+  begin();
+  TransferRequest read = ordered(Op::kRead);
+  read.timeout = std::chrono::milliseconds(20);
+  read.release = stream();
+  const auto id = a_.worker->submit(read);
+  ASSERT_TRUE(id.ok());
+  copy(spare_, a_.at);
+  const Time end = Clock::steady().now() + read.timeout;
+  // The other side says nothing.
+  while (Clock::steady().now() <= end) a_.worker->progress();
+  a_.worker->progress();
+  gpu_->run_all();
+  EXPECT_FALSE(gpu_->stuck());
+  EXPECT_FALSE(delivered(*id));
+  EXPECT_EQ(finish(*id).code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_P(StreamOrder, WhatIsCancelledBeforeItBeganMovesNothing) {
+  begin();
+  gpu_->write(b_.at, std::string(kSent, '-'));
+  stop_stream();
+  // More often than there are gates: each gives its own back.
+  for (size_t i = 0; i < internal::StreamOrder::kGates + 10; ++i) {
+    TransferRequest write = ordered(Op::kWrite);
+    write.after = stream();
+    const auto id = a_.worker->submit(write);
+    ASSERT_TRUE(id.ok()) << i << ": " << id.status();
+    a_.worker->progress();
+    ASSERT_TRUE(a_.worker->cancel(*id).ok());
+    ASSERT_EQ(finish(*id).code(), absl::StatusCode::kCancelled);
+  }
+  let_go();
+  gpu_->run_all();
+  drive_a_while();
+  EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, '-'));
+  EXPECT_TRUE(a_.worker->deregister_memory(a_.device_region).ok());
+}
+
+TEST_P(StreamOrder, ACancelledOneLetsItsStreamGoWhenNothingMovesAnyMore) {
+  begin();
+  TransferRequest read = ordered(Op::kRead);
+  read.release = stream();
+  const auto id = a_.worker->submit(read);
+  ASSERT_TRUE(id.ok());
+  ASSERT_TRUE(a_.worker->cancel(*id).ok());
+  ASSERT_TRUE(drive([&] { return ended(state(*id)); }));
+  gpu_->run_all();
+  EXPECT_FALSE(gpu_->stuck());
+  EXPECT_EQ(delivered(*id), state(*id) == TransferState::kDone);
+  finish(*id).IgnoreError();
+}
+
+TEST_P(StreamOrder, APeerThatGoesTakesThoseThatStandAsideWithIt) {
+  begin();
+  stop_stream();
+  TransferRequest write = ordered(Op::kWrite);
+  write.after = stream();
+  const auto id = a_.worker->submit(write);
+  ASSERT_TRUE(id.ok());
+  a_.worker->progress();
+  b_.worker.reset();
+  ASSERT_TRUE(a_.worker->wait_until([&] { return ended(state(*id)); }).ok());
+  EXPECT_EQ(state(*id), TransferState::kFailed);
+  let_go();
+}
+
+TEST_P(StreamOrder, AWorkerThatEndsLetsStreamsGo) {
+  begin();
+  TransferRequest read = ordered(Op::kRead);
+  read.release = stream();
+  ASSERT_TRUE(a_.worker->submit(read).ok());
+  a_.worker.reset();
+  gpu_->run_all();
+  EXPECT_FALSE(gpu_->stuck());
+}
+
+TEST_P(StreamOrder, ALostDeviceEndsThem) {
+  begin();
+  stop_stream();
+  TransferRequest write = ordered(Op::kWrite);
+  write.after = stream();
+  const auto id = a_.worker->submit(write);
+  ASSERT_TRUE(id.ok());
+  gpu_->lose();
+  lost_ = true;
+  EXPECT_EQ(finish(*id).code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(run(request(Op::kWrite, false, false)).ok()) << "host traffic goes on";
+}
+
+TEST_P(StreamOrder, WhatCannotBeWaitedForIsRefused) {
+  begin();
+  TransferRequest write = ordered(Op::kWrite);
+  write.after = stream();
+  write.timeout = kNever;
+  EXPECT_THAT(std::string(a_.worker->submit(write).status().message()), HasSubstr("timeout"));
+  write = ordered(Op::kWrite);
+  write.after_event = {0, nullptr};
+  EXPECT_EQ(a_.worker->submit(write).status().code(), absl::StatusCode::kInvalidArgument);
+  write = ordered(Op::kWrite);
+  write.after = {7, stream_};
+  EXPECT_FALSE(a_.worker->submit(write).ok());
+  write = ordered(Op::kWrite);
+  TransferId plain = *a_.worker->submit(ordered(Op::kWrite));
+  EXPECT_EQ(a_.worker->outcome(plain).status().code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(finish(plain).ok());
+
+  // All gates are taken: the error says so, and no slot of a transfer is lost by it.
+  stop_stream();
+  std::vector<TransferId> ids;
+  write = request(Op::kWrite, true, true, 64);
+  write.timeout = kLong;
+  write.after = stream();
+  absl::Status full;
+  while (full.ok()) {
+    const auto id = a_.worker->submit(write);
+    if (!id.ok()) {
+      full = id.status();
+    } else {
+      ids.push_back(*id);
+    }
+  }
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), HasSubstr("gates"));
+  EXPECT_EQ(ids.size(), internal::StreamOrder::kGates);
+  for (size_t i = 0; i < 5000; ++i) EXPECT_FALSE(a_.worker->submit(write).ok());
+  let_go();
+  for (const TransferId id : ids) ASSERT_TRUE(finish(id).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, StreamOrder, testing::Values("tcp", "shm"),
+                         [](const auto& each) { return std::string(each.param); });
+
+TEST(StreamOrderWithoutDevices, IsRefusedWithARemedy) {
+  const internal::DeviceMemory* const before = internal::device_memory();
+  internal::use_device_memory(nullptr);
+  auto worker = Worker::create({.providers = {"tcp"}});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const PeerId self = *(*worker)->connect((*worker)->address());
+  TransferRequest nothing{.peer = self, .timeout = std::chrono::seconds(1)};
+  nothing.after = {0, nullptr};
+  const absl::Status status = (*worker)->submit(nothing).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("synchronise"));
+  internal::use_device_memory(before);
+}
+
+}  // namespace
+}  // namespace baton

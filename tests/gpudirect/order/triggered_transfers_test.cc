@@ -1,0 +1,239 @@
+// Transfers that kernels start: what was prepared moves, and nothing else does, whatever is asked.
+#include "gpudirect/triggers/triggered_transfers.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gpudirect/launcher.h"
+#include "tests/gpudirect/staged_pair.h"
+
+namespace baton {
+namespace {
+
+using gpudirect::Device;
+using gpudirect::DevicePointer;
+using gpudirect::FakeDriver;
+using gpudirect::Launcher;
+using gpudirect::Trigger;
+using gpudirect::TriggeredTransfers;
+using gpudirect::TriggerFifo;
+using ::testing::HasSubstr;
+
+class Triggered : public StagedPair {
+ protected:
+  static constexpr uint32_t kPages = 200;
+  static constexpr size_t kPage = 3000;
+
+  void begin(uint32_t max_transfers = 4096) {
+    max_transfers_ = max_transfers;
+    start();
+    device_ = *Device::open(driver_, 0);
+    launcher_ = *Launcher::load(*device_, FakeDriver::image());
+    fifo_ = *TriggerFifo::open(*device_, 64);
+    transfers_ = std::make_unique<TriggeredTransfers>(*a_.worker, fifo_->consumer());
+    asked_ = gpu_->allocate(1 << 20);
+    std::string sent(kBytes, '\0');
+    for (size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<char>(i * 7 % 251);
+    gpu_->write(a_.at, sent);
+    gpu_->write(b_.at, std::string(kBytes, '-'));
+  }
+  void TearDown() override {
+    transfers_.reset();
+    for (Side* side : {&a_, &b_}) side->worker.reset();
+    gpu_->run_all();
+    fifo_.reset();
+    launcher_.reset();
+    if (asked_ != 0) gpu_->free(asked_);
+    device_.reset();
+    StagedPair::TearDown();
+  }
+  // Page i of the list here to the one at 2 i there.
+  TransferRequest pages() {
+    TransferRequest out = request(Op::kWrite, true, true);
+    list_.resize(kPages);
+    std::iota(list_.begin(), list_.end(), 0u);
+    std::shuffle(list_.begin(), list_.end(), std::mt19937_64(4));
+    out.local_layout = Layout::paged(0, list_, kPage, kPage);
+    out.remote_layout = Layout::strided(0, kPages, 2 * kPage, kPage);
+    return out;
+  }
+  // A kernel that asks; which of them the queue took.
+  std::vector<uint32_t> push(const std::vector<Trigger>& triggers) {
+    gpu_->write(asked_, {reinterpret_cast<const char*>(triggers.data()),
+                         triggers.size() * sizeof(Trigger)});
+    const DevicePointer accepted = asked_ + (512 << 10);
+    const gpudirect::kernels::PushTriggers arguments{
+        fifo_->device_handle(), reinterpret_cast<const Trigger*>(uintptr_t{asked_}),
+        reinterpret_cast<uint32_t*>(uintptr_t{accepted}), static_cast<uint32_t>(triggers.size())};
+    {
+      const Device::Current current(*device_);
+      EXPECT_TRUE(
+          launcher_->push_triggers(arguments, 1, device_->stream(gpudirect::Direction::kBetween))
+              .ok());
+    }
+    gpu_->run_all();
+    const std::string bytes = gpu_->read(accepted, triggers.size() * sizeof(uint32_t));
+    std::vector<uint32_t> out(triggers.size());
+    std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(out.data()));
+    return out;
+  }
+  bool drive_until_idle() {
+    return drive([&] {
+      const bool any = transfers_->progress();
+      return !any && transfers_->idle();
+    });
+  }
+  void expect_pages(size_t from, size_t to) {
+    for (size_t i = 0; i < kPages; ++i) {
+      const std::string there = gpu_->read(b_.at + 2 * i * kPage, kPage);
+      ASSERT_EQ(there, i >= from && i < to ? gpu_->read(a_.at + list_[i] * kPage, kPage)
+                                           : std::string(kPage, '-'))
+          << i;
+      ASSERT_EQ(gpu_->read(b_.at + (2 * i + 1) * kPage, kPage), std::string(kPage, '-')) << i;
+    }
+  }
+
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Launcher> launcher_;
+  std::unique_ptr<TriggerFifo> fifo_;
+  std::unique_ptr<TriggeredTransfers> transfers_;
+  DevicePointer asked_ = 0;
+  std::vector<uint32_t> list_;
+};
+
+TEST_F(Triggered, AKernelStartsThePiecesThatItNames) {
+  begin();
+  auto number = transfers_->prepare(pages());
+  ASSERT_TRUE(number.ok()) << number.status();
+  const std::vector<uint32_t> order = list_;
+  std::fill(list_.begin(), list_.end(), 0u);  // it was copied
+  std::vector<Trigger> todo;
+  for (uint32_t first = 20; first < 180; first += 4) todo.push_back({*number, first, 4, 0});
+  while (!todo.empty()) {
+    const std::vector<uint32_t> accepted = push(todo);
+    std::vector<Trigger> again;
+    for (size_t i = 0; i < todo.size(); ++i) {
+      if (accepted[i] == 0) again.push_back(todo[i]);
+    }
+    todo = std::move(again);
+    ASSERT_TRUE(drive_until_idle());
+  }
+  list_ = order;
+  const TriggeredTransfers::State state = transfers_->state(*number);
+  EXPECT_EQ(state.started, 40u);
+  EXPECT_EQ(state.done, 40u);
+  EXPECT_EQ(state.failed, 0u) << state.last_failure;
+  expect_pages(20, 180);
+}
+
+// The worker has four slots, one of which it lends to a peer at a time: what was taken waits.
+TEST_F(Triggered, WithoutASlotTheyWaitAndNoneIsLost) {
+  begin(4);
+  const uint32_t number = *transfers_->prepare(pages());
+  std::vector<Trigger> todo;
+  for (uint32_t first = 0; first < 60; ++first) todo.push_back({number, first, 1, 0});
+  EXPECT_EQ(push(todo), std::vector<uint32_t>(60, 1));
+  ASSERT_TRUE(drive_until_idle());
+  EXPECT_EQ(transfers_->state(number).done, 60u);
+  expect_pages(0, 60);
+}
+
+TEST_F(Triggered, AnEarlierEpochStartsNothing) {
+  begin();
+  const uint32_t number = *transfers_->prepare(pages());
+  EXPECT_EQ(transfers_->renew(number), 1u);
+  push({{number, 0, 1, 0}, {number, 3, 2, 1}});
+  ASSERT_TRUE(drive_until_idle());
+  EXPECT_EQ(transfers_->state(number).started, 1u);
+  EXPECT_EQ(fifo_->consumer().refused(), 1u);
+  expect_pages(3, 5);
+}
+
+TEST_F(Triggered, WhateverAKernelWritesOnlyPreparedPagesMove) {
+  begin();
+  const uint32_t number = *transfers_->prepare(pages());
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 30; ++round) {
+    std::vector<Trigger> wild(60);
+    for (Trigger& trigger : wild) {
+      trigger = {static_cast<uint32_t>(random() % 3),
+                 static_cast<uint32_t>(random() % (3 * kPages)),
+                 static_cast<uint32_t>(random() % 5), static_cast<uint32_t>(random() % 2)};
+      if (random() % 8 == 0) trigger.first = static_cast<uint32_t>(random());
+      if (random() % 8 == 0) trigger.count = static_cast<uint32_t>(random());
+    }
+    push(wild);
+    ASSERT_TRUE(drive_until_idle());
+  }
+  EXPECT_GT(transfers_->state(number).done, 0u);
+  EXPECT_EQ(transfers_->state(number).failed, 0u);
+  EXPECT_GT(fifo_->consumer().refused(), 0u);
+  for (size_t i = 0; i < kPages; ++i) {
+    ASSERT_EQ(gpu_->read(b_.at + (2 * i + 1) * kPage, kPage), std::string(kPage, '-')) << i;
+  }
+  const size_t end = 2 * kPages * kPage;
+  EXPECT_EQ(gpu_->read(b_.at + end, 100'000), std::string(100'000, '-'));
+}
+
+TEST_F(Triggered, WhatFailsIsCountedWithItsReason) {
+  begin();
+  TransferRequest request = pages();
+  request.timeout = std::chrono::seconds(5);
+  const uint32_t number = *transfers_->prepare(request);
+  a_.worker->disconnect(a_.peer, Time::zero()).IgnoreError();  // the other one does not answer
+  push({{number, 0, 1, 0}, {number, 1, 1, 0}});
+  while (transfers_->progress() || !transfers_->idle()) a_.worker->progress();
+  EXPECT_EQ(transfers_->state(number).failed, 2u);
+  EXPECT_FALSE(transfers_->state(number).last_failure.ok());
+}
+
+TEST_F(Triggered, TheEndWaitsForWhatWasStarted) {
+  begin();
+  const uint32_t number = *transfers_->prepare(pages());
+  push({{number, 0, kPages, 0}});
+  ASSERT_TRUE(transfers_->progress());
+  a_.worker->progress();  // it is under way, and the other side has not moved
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    while (!over) b_.worker->progress();
+  });
+  transfers_.reset();
+  over = true;
+  other.join();
+  EXPECT_TRUE(a_.worker->deregister_memory(a_.device_region).ok());
+}
+
+TEST_F(Triggered, WhatCannotBePreparedIsRefused) {
+  begin();
+  TransferRequest bad = pages();
+  bad.remote_layout = Layout::strided(0, kPages - 1, kPage, kPage);
+  EXPECT_THAT(std::string(transfers_->prepare(bad).status().message()), HasSubstr("pieces"));
+  bad = pages();
+  bad.remote_layout = Layout::strided(0, kPages, kPage, kPage - 1);
+  EXPECT_THAT(std::string(transfers_->prepare(bad).status().message()), HasSubstr("size"));
+  bad = pages();
+  bad.release = {0, nullptr};
+  EXPECT_THAT(std::string(transfers_->prepare(bad).status().message()), HasSubstr("streams"));
+  bad = pages();
+  bad.detached = true;
+  EXPECT_FALSE(transfers_->prepare(bad).ok());
+  // Refused when it is started, as the worker refuses it.
+  bad = pages();
+  bad.local_layout = Layout::paged(kBytes, list_, kPage, kPage);
+  const uint32_t number = *transfers_->prepare(bad);
+  push({{number, 0, 1, 0}});
+  ASSERT_TRUE(drive_until_idle());
+  EXPECT_EQ(transfers_->state(number).last_failure.code(), absl::StatusCode::kOutOfRange);
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,117 @@
+// Two workers in this process over one provider, with memory of a (fake) device and of the host on
+// both sides.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpudirect/contract/memory_place.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/made_up_costs.h"
+#include "transport/worker.h"
+
+namespace baton {
+
+class StagedPair : public testing::Test {
+ protected:
+  static constexpr size_t kBytes = 8 * gpudirect::kMiB;
+  struct Side {
+    std::unique_ptr<Worker> worker;
+    PeerId peer;
+    gpudirect::DevicePointer at = 0;
+    std::vector<std::byte> host;
+    MemoryRegion device_region;
+    MemoryRegion host_region;
+  };
+
+  void start(const char* provider = "tcp", gpudirect::FakeOptions options = {}) {
+    options.attributes.erase(gpudirect::kDmaBufSupported);
+    gpu_ = std::make_unique<gpudirect::FakeDriver>(std::move(options));
+    driver_ = gpudirect::FakeDriver::driver();
+    memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; }, means_);
+    internal::use_device_memory(memory_.get());
+    for (Side* side : {&a_, &b_}) {
+      WorkerOptions worker;
+      worker.name = side == &a_ ? "a" : "b";
+      worker.providers = {provider};
+      worker.key = *ClusterKey::from_bytes("a secret of the tests");
+      worker.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
+      if (side == &a_) worker.max_transfers = max_transfers_;
+      worker.settings.insert(worker.settings.end(), settings_.begin(), settings_.end());
+      auto made = Worker::create(std::move(worker));
+      ASSERT_TRUE(made.ok()) << made.status();
+      side->worker = *std::move(made);
+      side->at = gpu_->allocate(kBytes);
+      side->host.resize(kBytes);
+      auto region =
+          side->worker->register_memory(reinterpret_cast<void*>(uintptr_t{side->at}), kBytes);
+      ASSERT_TRUE(region.ok()) << region.status();
+      side->device_region = *region;
+      side->host_region = *side->worker->register_memory(side->host.data(), kBytes);
+    }
+    a_.peer = *a_.worker->connect(b_.worker->address());
+    ASSERT_TRUE(drive([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; }));
+  }
+  void TearDown() override {
+    for (Side* side : {&a_, &b_}) side->worker.reset();
+    internal::use_device_memory(nullptr);
+    memory_.reset();
+    for (Side* side : {&a_, &b_}) gpu_->free(side->at);
+    if (!lost_) {
+      EXPECT_THAT(gpu_->finish(), testing::IsEmpty());
+    } else {
+      EXPECT_THAT(gpu_->violations(), testing::IsEmpty());
+    }
+    gpu_.reset();
+  }
+
+  bool drive(const std::function<bool()>& ready) {
+    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
+    while (!ready()) {
+      const gpudirect::FakeDriver::ProgressThread here;
+      a_.worker->progress();
+      b_.worker->progress();
+      if (Clock::steady().now() > end) return ready();
+    }
+    return true;
+  }
+  TransferRequest request(Op op, bool near, bool far, size_t bytes = 600'000, size_t at = 0) {
+    return {.op = op,
+            .peer = a_.peer,
+            .local = near ? a_.device_region : a_.host_region,
+            .local_layout = Layout::contiguous(at, bytes),
+            .remote = *b_.worker->remote_region(far ? b_.device_region : b_.host_region),
+            .remote_layout = Layout::contiguous(at, bytes)};
+  }
+  absl::Status finish(TransferId id) {
+    if (!drive([&] { return ended(*a_.worker->state(id)); })) {
+      return absl::InternalError("it never ended");
+    }
+    absl::Status status = a_.worker->status(id);
+    EXPECT_TRUE(a_.worker->release(id).ok());
+    return status;
+  }
+  absl::Status run(const TransferRequest& request) {
+    auto id = a_.worker->submit(request);
+    return id.ok() ? finish(*id) : id.status();
+  }
+
+  std::unique_ptr<gpudirect::FakeDriver> gpu_;
+  gpudirect::Driver driver_;
+  std::unique_ptr<gpudirect::CudaMemory> memory_;
+  Side a_;
+  Side b_;
+  bool lost_ = false;
+  // How start() makes them.
+  gpudirect::CudaMemory::Options means_ = gpudirect::options_of_this_test();
+  SettingValues settings_;
+  uint32_t max_transfers_ = 4096;  // of `a`
+};
+
+}  // namespace baton

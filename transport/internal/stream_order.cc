@@ -1,0 +1,117 @@
+// The waits of transfers for streams, and of streams for transfers.
+#include "transport/internal/stream_order.h"
+
+#include <utility>
+
+namespace baton::internal {
+
+absl::StatusOr<TransferGates*> StreamOrder::gates_of(int device) {
+  std::unique_ptr<TransferGates>& gates = devices_[device];
+  if (gates == nullptr) {
+    const DeviceMemory* const memory = device_memory();
+    if (memory == nullptr) {
+      return absl::UnimplementedError(
+          "this program does not drive CUDA devices (link baton_gpudirect), so no transfer can "
+          "keep order with their streams: synchronise before submit(), and wait()");
+    }
+    absl::StatusOr<std::unique_ptr<TransferGates>> made = memory->gates(device, kGates);
+    if (!made.ok()) return made.status();
+    gates = *std::move(made);
+  }
+  return gates.get();
+}
+
+absl::Status StreamOrder::note(Entry& entry, const TransferRequest& request, Time deadline) {
+  if (request.after.device >= 0) {
+    const auto gates = gates_of(request.after.device);
+    if (!gates.ok()) return gates.status();
+    const auto gate = (*gates)->after_stream(request.after.handle, deadline);
+    if (!gate.ok()) return gate.status();
+    entry.before[0] = {*gates, *gate};
+  }
+  if (request.after_event.device >= 0) {
+    const auto gates = gates_of(request.after_event.device);
+    if (!gates.ok()) return gates.status();
+    const auto gate = (*gates)->after_event(request.after_event.handle, deadline);
+    if (!gate.ok()) return gate.status();
+    entry.before[1] = {*gates, *gate};
+  }
+  // Last: on the stream of `after`, that must not wait for itself.
+  if (request.release.device >= 0) {
+    const auto gates = gates_of(request.release.device);
+    if (!gates.ok()) return gates.status();
+    const auto hold = (*gates)->hold(request.release.handle, deadline);
+    if (!hold.ok()) return hold.status();
+    entry.held = {*gates, hold->gate};
+    entry.outcome = hold->outcome;
+  }
+  return absl::OkStatus();
+}
+
+void StreamOrder::close(Wait& wait) {
+  if (wait.of != nullptr) wait.of->close(wait.gate);
+  wait = {};
+}
+
+void StreamOrder::close(Entry& entry) {
+  for (Wait& wait : entry.before) close(wait);
+  close(entry.held);
+  entry.generation = 0;
+}
+
+StreamOrder::Entry* StreamOrder::find(TransferId id) {
+  if (id.slot >= entries_.size() || entries_[id.slot].generation != id.generation) return nullptr;
+  return &entries_[id.slot];
+}
+
+absl::Status StreamOrder::begin(TransferId id, const TransferRequest& request, Time deadline) {
+  const std::lock_guard lock(mutex_);
+  if (entries_.empty()) entries_.resize(slots_);
+  Entry& entry = entries_[id.slot];
+  close(entry);  // of the transfer that had the slot before
+  absl::Status status = note(entry, request, deadline);
+  if (!status.ok()) {
+    close(entry);
+  } else {
+    entry.generation = id.generation;
+  }
+  return status;
+}
+
+std::optional<absl::Status> StreamOrder::may_begin(TransferId id, Time now) {
+  const std::lock_guard lock(mutex_);
+  Entry* const entry = find(id);
+  if (entry == nullptr) return absl::OkStatus();
+  for (Wait& wait : entry->before) {
+    if (wait.of == nullptr) continue;
+    std::optional<absl::Status> passed = wait.of->passed(wait.gate, now);
+    if (!passed.has_value() || !passed->ok()) return passed;
+    close(wait);
+  }
+  return absl::OkStatus();
+}
+
+void StreamOrder::ended(TransferId id, bool delivered) {
+  const std::lock_guard lock(mutex_);
+  Entry* const entry = find(id);
+  if (entry == nullptr) return;
+  for (Wait& wait : entry->before) close(wait);
+  if (entry->held.of != nullptr) entry->held.of->end(entry->held.gate, delivered);
+}
+
+void StreamOrder::forget(TransferId id) {
+  const std::lock_guard lock(mutex_);
+  if (Entry* const entry = find(id); entry != nullptr) close(*entry);
+}
+
+absl::StatusOr<StreamOutcome> StreamOrder::outcome(TransferId id) {
+  const std::lock_guard lock(mutex_);
+  const Entry* const entry = find(id);
+  if (entry == nullptr || entry->held.of == nullptr) {
+    return absl::FailedPreconditionError(
+        "no stream waits for this transfer: name one in TransferRequest::release");
+  }
+  return entry->outcome;
+}
+
+}  // namespace baton::internal
