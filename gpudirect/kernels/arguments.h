@@ -21,7 +21,9 @@ namespace baton::gpudirect::kernels {
   F(attend_splits, Attention, 256)    \
   F(join_splits, Attention, 128)      \
   F(push_triggers, PushTriggers, 128) \
-  F(write_ticket, WriteTicket, 32)
+  F(write_ticket, WriteTicket, 32)    \
+  F(wait_word, WaitWord, 32)          \
+  F(answer_words, AnswerWords, 32)
 
 // Bytes from one place to another. Any alignment; multiples of 16 are fast.
 struct Piece {
@@ -194,6 +196,25 @@ struct WriteTicket {
   uint64_t* count = nullptr;
   uint64_t* ticket = nullptr;
   uint64_t add = 0;
+};
+
+// Each block waits for a word of the host's, in a running kernel, and never longer than so many
+// nanoseconds; `reached` has a 1 for each block that saw it in time.
+struct WaitWord {
+  const uint64_t* word = nullptr;
+  uint64_t at_least = 0;
+  uint64_t nanoseconds = 0;
+  uint32_t* reached = nullptr;  // [blocks]
+};
+
+// One thread answers a word of the host's with a trigger each time that it rises, `count` times or
+// until so many nanoseconds are over: how long a word and its answer take.
+struct AnswerWords {
+  TriggerQueue queue;
+  Trigger trigger;
+  const uint64_t* word = nullptr;
+  uint64_t count = 0;
+  uint64_t nanoseconds = 0;
 };
 
 }  // namespace baton::gpudirect::kernels

@@ -5,6 +5,7 @@
 // not aligned to its size, ends the kernel, as it would on a GPU.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -85,6 +86,10 @@ class EmulatedBlock {
   template <class T>
   void store(T* to, T value) {
     std::memcpy(reach(to, sizeof(T), alignof(T), true), &value, sizeof(T));
+  }
+  // A clock that all blocks and the host share the rate of.
+  static uint64_t nanoseconds() {
+    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
   }
   // Words that others change meanwhile: with the order that their names say.
   uint64_t load_acquire(const uint64_t* from) { return load(from); }

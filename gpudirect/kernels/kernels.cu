@@ -57,6 +57,11 @@ struct CudaBlock {
   __device__ __forceinline__ void store(T* to, T value) {
     *to = value;
   }
+  __device__ uint64_t nanoseconds() const {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+  }
   __device__ uint64_t load_acquire(const uint64_t* from) {
     uint64_t value;
     asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");

@@ -50,4 +50,36 @@ BATON_DEVICE void write_ticket(Block& block, const WriteTicket& a) {
   });
 }
 
+// Whether the word has come so far before `end`, on the block's clock.
+template <class Block>
+BATON_DEVICE bool wait_until(Block& block, const uint64_t* word, uint64_t at_least, uint64_t end) {
+  do {
+    if (block.load_acquire(word) >= at_least) return true;
+  } while (block.nanoseconds() < end);
+  return false;
+}
+
+template <class Block>
+BATON_DEVICE void wait_word(Block& block, const WaitWord& a) {
+  block.each([&](uint32_t thread) {
+    if (thread != 0) return;
+    const bool reached = wait_until(block, a.word, a.at_least, block.nanoseconds() + a.nanoseconds);
+    block.store(a.reached + block.index(), reached ? 1u : 0u);
+  });
+}
+
+template <class Block>
+BATON_DEVICE void answer_words(Block& block, const AnswerWords& a) {
+  block.each([&](uint32_t thread) {
+    if (thread != 0 || block.index() != 0) return;
+    const uint64_t end = block.nanoseconds() + a.nanoseconds;
+    for (uint64_t i = 1; i <= a.count; ++i) {
+      if (!wait_until(block, a.word, i, end)) return;
+      while (!push_trigger(block, a.queue, a.trigger)) {
+        if (block.nanoseconds() >= end) return;
+      }
+    }
+  });
+}
+
 }  // namespace baton::gpudirect::kernels

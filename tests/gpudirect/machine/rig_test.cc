@@ -1,0 +1,65 @@
+// What takes the figures on a GPU, over the fake: its figures mean nothing, but they come, and the
+// bytes are compared.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/gpudirect/machine/transfer_rig.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using ::testing::ElementsAre;
+
+std::vector<std::string> names_of(const absl::StatusOr<std::vector<Figure>>& figures) {
+  EXPECT_TRUE(figures.ok()) << figures.status();
+  std::vector<std::string> out;
+  for (const Figure& figure : figures.value_or(std::vector<Figure>{})) {
+    out.push_back(figure.name);
+  }
+  return out;
+}
+
+TEST(MachineRig, TakesEveryFigure) {
+  InstalledFake fake;
+  {
+    const auto device = Device::open(FakeDriver::driver(), 0);
+    const auto launcher = Launcher::load(**device, FakeDriver::image());
+    ASSERT_TRUE(launcher.ok()) << launcher.status();
+    const TransferSizes few{.bulk = 8 << 20,
+                            .transfer = 1 << 20,
+                            .rounds = 2,
+                            .urgent = 5,
+                            .grid_bytes = 16 << 10,
+                            .triggers = 2000,
+                            .answers = 50,
+                            .answer_nanoseconds = 1'000'000'000,
+                            .hold_nanoseconds = 1'000};
+    EXPECT_THAT(names_of(take_transfer_figures(**device, **launcher, few)),
+                ElementsAre("device, shm, device: staged", "urgent, p50", "urgent, p99",
+                            "device to device by a mapping",
+                            "bytes arrive while a kernel holds the device"));
+    EXPECT_THAT(names_of(take_planner_figures(**device, **launcher, few)),
+                ElementsAre("planner within 1.10 of the best fixed way", "planner's measurement"));
+    EXPECT_THAT(names_of(take_trigger_figures(**device, **launcher, few)),
+                ElementsAre("triggers", "trigger, half a round trip, p50"));
+  }
+  fake.expect_clean();
+}
+
+TEST(MachineRig, AFigureSaysWhetherItsGoalIsMet) {
+  const Figure slow{"a", "b", 0.5, "of it", 0.9};
+  const Figure quick{"a", "b", 12, "us", 250, true};
+  EXPECT_EQ(
+      json_of(slow),
+      R"({"name": "a", "shape": "b", "value": 0.5, "unit": "of it", "goal": ">= 0.9", "met": false})");
+  EXPECT_EQ(
+      json_of(quick),
+      R"({"name": "a", "shape": "b", "value": 12, "unit": "us", "goal": "<= 250", "met": true})");
+}
+
+}  // namespace
+}  // namespace baton::gpudirect

@@ -1,0 +1,55 @@
+// Takes the figures of moving device memory, on whichever driver there is: rates of staged and of
+// mapped transfers beside the links' own, what an urgent one waits, whether bytes arrive while a
+// kernel has the whole device, the planner's regret, and the queue from kernels to the host.
+//
+// Every transfer's bytes are compared. Two workers of this process stand for two.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gpudirect/device.h"
+#include "gpudirect/launcher.h"
+
+namespace baton::gpudirect {
+
+struct Figure {
+  std::string name;
+  std::string shape;
+  double value = 0;
+  std::string unit;
+  // What it is to be: at least, or with `at_most` at most; nothing: no goal.
+  std::optional<double> goal;
+  bool at_most = false;
+
+  bool met() const { return !goal.has_value() || (at_most ? value <= *goal : value >= *goal); }
+};
+std::string json_of(const Figure& figure);
+
+struct TransferSizes {
+  size_t bulk = size_t{1} << 30;                 // what an urgent transfer has to overtake
+  size_t transfer = 64 << 20;                    // whose rate is taken
+  int rounds = 20;                               // of a transfer, and copies beside it
+  int urgent = 200;                              // urgent transfers
+  size_t grid_bytes = 32 << 20;                  // of a list of the planner's grid, at most
+  size_t triggers = 1 << 20;                     // through the queue
+  uint64_t answers = 10'000;                     // words that a kernel answers
+  uint64_t answer_nanoseconds = 10'000'000'000;  // for all of them, at most
+  uint64_t hold_nanoseconds = 5'000'000'000;     // for which a block has the device, at most
+};
+
+// Blocks. The driver's words where it fails, and DataLoss where bytes are wrong.
+absl::StatusOr<std::vector<Figure>> take_transfer_figures(const Device& device,
+                                                          const Launcher& launcher,
+                                                          const TransferSizes& sizes);
+absl::StatusOr<std::vector<Figure>> take_planner_figures(const Device& device,
+                                                         const Launcher& launcher,
+                                                         const TransferSizes& sizes);
+absl::StatusOr<std::vector<Figure>> take_trigger_figures(const Device& device,
+                                                         const Launcher& launcher,
+                                                         const TransferSizes& sizes);
+
+}  // namespace baton::gpudirect

@@ -1,0 +1,27 @@
+// Time in seconds, and the end of what a stream has.
+#pragma once
+
+#include <chrono>
+
+#include "gpudirect/device.h"
+
+namespace baton::gpudirect {
+
+inline constexpr std::chrono::seconds kRigPatience{30};
+
+inline double rig_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline absl::Status wait_for(const Device& device, Stream stream) {
+  const Device::Current current(device);
+  const double end = rig_now() + std::chrono::duration<double>(kRigPatience).count();
+  Result result = kNotReady;
+  while (result == kNotReady) {
+    result = device.driver().cuStreamQuery(stream);
+    if (rig_now() > end) return absl::DeadlineExceededError("a stream has not ended in 30 s");
+  }
+  return device.check(result, "waiting for a stream");
+}
+
+}  // namespace baton::gpudirect
