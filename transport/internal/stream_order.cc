@@ -68,7 +68,6 @@ absl::Status StreamOrder::begin(TransferId id, const TransferRequest& request, T
   const std::lock_guard lock(mutex_);
   if (entries_.empty()) entries_.resize(slots_);
   Entry& entry = entries_[id.slot];
-  close(entry);  // of the transfer that had the slot before
   absl::Status status = note(entry, request, deadline);
   if (!status.ok()) {
     close(entry);
