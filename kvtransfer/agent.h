@@ -172,11 +172,15 @@ struct AgentOptions {
   bool serve_metadata = false;
   // Where agents leave metadata for each other, by name: "etcd://HOST:PORT[,HOST:PORT...]/PREFIX",
   // "http://HOST:PORT/PATH" (a server that takes GET, PUT and DELETE below it), or "file:///FOLDER"
-  // (which all agents see). "": nowhere. What an agent left is taken to be gone when the agent has
+  // (which all agents see, and which is there: else create() is NotFound, or FailedPrecondition
+  // where it cannot be written). "": nowhere. What an agent left is taken to be gone when the agent has
   // been dead for as long as `metadata_lease` (1 s to 24 h; in whole seconds for etcd; not used for
   // a folder, where the kernel knows).
   std::string metadata_store;
   Time metadata_lease = std::chrono::seconds(10);
+  // Memory through which KV goes that is requantised on its way (kvtransfer/agent_kv.h), for all
+  // transfers together. Taken when the first such plan is made.
+  uint64_t staging_bytes = 16 << 20;
 };
 
 class AgentKvPlan;  // kvtransfer/agent_kv.h

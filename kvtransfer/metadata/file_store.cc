@@ -106,6 +106,22 @@ absl::StatusOr<std::string> read_all(const std::string& path) {
 
 }  // namespace
 
+absl::Status FileStore::check(const std::string& folder) {
+  struct stat found {};
+  if (stat(folder.c_str(), &found) != 0 && errno == ENOENT) {
+    return absl::NotFoundError(
+        absl::StrCat("metadata store \"file://", folder,
+                     "\": there is no such folder on this machine; create it, or mount it, before "
+                     "its agents start"));
+  }
+  const bool is_folder = S_ISDIR(found.st_mode);
+  if (is_folder && ::access(folder.c_str(), R_OK | W_OK | X_OK) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "metadata store \"file://", folder,
+      "\": ", is_folder || found.st_mode == 0 ? std::strerror(errno) : "it is no folder",
+      "; every agent has to be able to write there"));
+}
+
 FileStore::FileStore(std::string folder) : folder_(std::move(folder)) {
   HeldLocks::instance().add(&ours_);
 }

@@ -15,6 +15,9 @@ namespace baton::kvtransfer {
 class FileStore : public MetadataStore {
  public:
   explicit FileStore(std::string folder);
+  // NotFound: there is no such folder. FailedPrecondition: it is no folder, or this process may not
+  // write there. A folder that goes later is Unavailable in the calls.
+  static absl::Status check(const std::string& folder);
   ~FileStore() override;
   FileStore(const FileStore&) = delete;
   FileStore& operator=(const FileStore&) = delete;

@@ -55,6 +55,7 @@ absl::StatusOr<std::unique_ptr<MetadataStore>> make_metadata_store(
   if (consume("file://")) {
     while (rest.size() > 1 && rest.back() == '/') rest.remove_suffix(1);
     if (rest.empty() || rest[0] != '/') return bad_url(url, "the folder begins with /");
+    if (absl::Status there = FileStore::check(std::string(rest)); !there.ok()) return there;
     return std::make_unique<FileStore>(std::string(rest));
   }
   const bool etcd = consume("etcd://");

@@ -54,9 +54,9 @@ class MetadataStore {
 // By the kind of URL:
 //   etcd://HOST:PORT[,HOST:PORT...][/PREFIX]   etcd 3.4 or later, by its JSON gateway
 //   http://HOST[:PORT][/PATH]                  GET, PUT and DELETE of PATH/KEY
-//   file:///FOLDER                             a folder that all agents see
-// Nothing is asked of the store yet. InvalidArgument: no such URL, or a lease below
-// kMinMetadataLease.
+//   file:///FOLDER                             a folder that is there, and that all agents see
+// Nothing is asked of a server yet. InvalidArgument: no such URL, or a lease below
+// kMinMetadataLease. Of a folder, what FileStore::check() says.
 absl::StatusOr<std::unique_ptr<MetadataStore>> make_metadata_store(std::string_view url,
                                                                    std::chrono::milliseconds lease);
 

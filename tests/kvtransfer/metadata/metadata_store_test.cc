@@ -5,15 +5,18 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/kvtransfer/metadata/metadata_servers.h"
+#include "tests/temporary_folder.h"
 #include "transport/base/child.h"
 
 namespace baton::kvtransfer {
@@ -330,17 +333,42 @@ TEST(MetadataStore, AnAgentWithoutOneSaysSo) {
   EXPECT_TRUE(absl::IsFailedPrecondition(a->metadata_state("beta")));
 }
 
+// Nobody would ever hear of an agent that publishes into a folder that is not there.
+TEST(MetadataStore, AFolderThatCannotBeUsedIsRefusedAtOnce) {
+  const TemporaryFolder folder;
+  const auto opened = [](const std::string& path) {
+    AgentOptions options = agent_options("alpha");
+    options.metadata_store = "file://" + path;
+    return Agent::create(std::move(options)).status();
+  };
+  const absl::Status missing = opened(folder.path("missing"));
+  EXPECT_TRUE(absl::IsNotFound(missing)) << missing;
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("/missing\": there is no such folder"));
+  std::ofstream(folder.path("file")) << "no folder";
+  const absl::Status file = opened(folder.path("file"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(file)) << file;
+  EXPECT_THAT(std::string(file.message()), HasSubstr("it is no folder"));
+  EXPECT_TRUE(opened(folder.path()).ok());
+  if (geteuid() == 0) return;  // who may write everywhere
+  ASSERT_EQ(chmod(folder.path().c_str(), 0500), 0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(opened(folder.path()))) << opened(folder.path());
+  ASSERT_EQ(chmod(folder.path().c_str(), 0700), 0);
+}
+
 TEST(MetadataStore, OnlyOnesOwnMetadataIsPublished) {
+  std::optional<TemporaryFolder> folder(std::in_place);
+  const std::string path = folder->path();
   AgentOptions options = agent_options("alpha");
-  options.metadata_store = "file:///nowhere/at/all";
+  options.metadata_store = "file://" + path;
   const auto a = make_agent(std::move(options));
+  folder.reset();  // it goes while the agent lives
   const auto b = make_agent(agent_options("beta"));
   EXPECT_TRUE(absl::IsInvalidArgument(a->publish_metadata(*b->metadata())));
   EXPECT_TRUE(absl::IsInvalidArgument(a->follow_metadata("alpha")));
   EXPECT_TRUE(absl::IsInvalidArgument(a->follow_metadata("")));
   ASSERT_EQ(a->publish_metadata(), absl::OkStatus());
   const Time end = Clock::steady().now() + kLong;
-  while (a->metadata_state("alpha").message().find("/nowhere") == std::string::npos) {
+  while (a->metadata_state("alpha").message().find(path) == std::string::npos) {
     ASSERT_LT(Clock::steady().now(), end);
     usleep(2'000);
   }
