@@ -16,6 +16,20 @@
 // posting it reads no list again and allocates nothing.
 //
 // Where several engines hold the heads of one, each pair of them has a plan of its own.
+//
+// Element types may differ in one way: the source keeps K and V as bf16 or fp32, and the target as
+// fp8 e4m3 with scales (kvtransfer/kv_requantise.h). AgentKvPlan::make_requantising() makes such a
+// plan, because what it moves is not what it was. This agent's processor does the work, in a thread
+// of the agent's, whichever side it is on:
+//
+//   Op::kWrite  prefill converts and sends fp8: half of bf16's bytes travel, a quarter of fp32's
+//   Op::kRead   decode reads bf16 or fp32 and converts: prefill's processor does nothing, and all
+//               its bytes travel. Where prefill can push, push.
+//
+// Either way the KV goes through staging memory of the agent's, piece after piece, of which there
+// is no more than AgentOptions::staging_bytes for all its plans. The cache on this side is host
+// memory; the other one may be a device's. A transfer of such a plan is one like others: abort,
+// release (which fences), messages, deadlines and being posted again are as said of Agent.
 #pragma once
 
 #include <cstdint>
@@ -100,7 +114,21 @@ class AgentKvPlan {
                                           std::string_view remote_agent, const KvPlacement& remote,
                                           const KvShare& share = {});
 
+  // The same where element types differ, as said above; where they do not, what make() gives.
+  // Unimplemented: the cache on this side is memory of a device. ResourceExhausted: no memory or no
+  // thread for the staging, or AgentOptions::staging_bytes is too little for a block: the text says
+  // how much is not.
+  static absl::StatusOr<AgentKvPlan> make_requantising(Agent& agent, Op op,
+                                                       const KvPlacement& local,
+                                                       std::string_view remote_agent,
+                                                       const KvPlacement& remote,
+                                                       const KvShare& share = {});
+
+  // How bytes travel: between the two layouts, or between staging memory and the other agent.
   const KvPlan& plan() const;
+  bool requantises() const;
+  // As KvPlan::complete(), of the two layouts.
+  bool complete() const;
   Op op() const;
   const std::string& remote_agent() const;
 
@@ -114,6 +142,9 @@ class AgentKvPlan {
 
  private:
   struct Inside;
+  static absl::StatusOr<AgentKvPlan> bind(Agent& agent, std::shared_ptr<Inside> inside,
+                                          const KvPlacement& local, std::string_view remote_agent,
+                                          const KvPlacement& remote);
   explicit AgentKvPlan(std::shared_ptr<const Inside> inside) : inside_(std::move(inside)) {}
   std::shared_ptr<const Inside> inside_;
 };

@@ -158,6 +158,11 @@ class KvConnector : public KvSource {
   // How a peer reaches this worker: goes into KvLoad::prefill.
   virtual std::string address() const = 0;
   virtual KvConnectorStats stats() const = 0;
+  // For who sleeps elsewhere than in wait(), where a thread of the connector's moves the bytes: a
+  // descriptor that becomes readable when progress() may find something (read 8 bytes to clear it),
+  // and how long it may go without being called. -1: no such thread, use wait().
+  virtual int event_fd() const { return -1; }
+  virtual Time until_deadline() const { return kNever; }
 
   // --- decode: the calls of KvSource, and ------------------------------------------------------
   // Returns when layer `layer` is here; drives progress meanwhile. load_status() where it fails.

@@ -3,6 +3,7 @@
 // A plan (kvtransfer/kv_plan.h) moves bytes as they are. Where prefill keeps bf16 and decode wants
 // fp8 with scales, prefill requantises its blocks into a cache of decode's type first, in its own
 // memory, and sends that. Tensor-parallel degrees, block sizes and orders may differ here too.
+// Between the caches of two agents, kvtransfer/agent_kv.h does both.
 //
 // A row is the elements of one token and head. With a scale field of width n, each nth of a row has
 // one scale: the largest finite magnitude in it / 448 (at least 2^-126), or 1 where all are zero.
@@ -31,31 +32,42 @@ class KvRequantisePlan {
  public:
   // From a source whose K, V or latent are bf16 or fp32 to a target where each is fp8 e4m3 and has
   // its scales (kKeyScale, kValueScale, kLatentScale: fp32, for each token, of a width that divides
-  // the row's). FailedPrecondition, naming the difference and the remedy, for anything else.
-  static absl::StatusOr<KvRequantisePlan> make(const KvLayout& source, const KvLayout& target);
+  // the row's). Layers and heads (of the source's share) that both hold are converted, as in a
+  // KvPlan. FailedPrecondition, naming the difference and the remedy, for anything else.
+  static absl::StatusOr<KvRequantisePlan> make(const KvLayout& source, const KvLayout& target,
+                                               const KvShare& share = {});
 
+  const KvLayout& source() const { return source_; }
+  const KvLayout& target() const { return target_; }
   // KvPart::boxes are empty: rows are converted one by one.
   absl::Span<const KvPart> parts() const { return parts_; }
+  // As KvPlan::complete().
+  bool complete() const { return complete_; }
 
-  // Converts `tokens`, exactly those, of all layers of a part. `from` and `to`: where the layouts'
-  // buffers lie in this process. Ranges and pages are checked as KvPlan does.
+  // Converts `tokens`, exactly those, of layers [layers.begin, layers.end) of a part (indices into
+  // KvPart::layers). `from` and `to`: where the layouts' buffers lie in this process. Ranges and
+  // pages are checked as KvPlan does.
   absl::Status run(size_t part, KvTokens tokens, const KvPages& source, const KvPages& target,
-                   absl::Span<const std::byte* const> from, absl::Span<std::byte* const> to) const;
+                   absl::Span<const std::byte* const> from, absl::Span<std::byte* const> to,
+                   KvTokens layers = KvPlan::kAllLayers) const;
   // The same, element by element as the definition above says, with no thought of speed.
   absl::Status run_reference(size_t part, KvTokens tokens, const KvPages& source,
                              const KvPages& target, absl::Span<const std::byte* const> from,
-                             absl::Span<std::byte* const> to) const;
+                             absl::Span<std::byte* const> to,
+                             KvTokens layers = KvPlan::kAllLayers) const;
 
  private:
   struct Row;
   template <typename Convert>
   absl::Status for_each_row(size_t part, KvTokens tokens, const KvPages& source,
                             const KvPages& target, absl::Span<const std::byte* const> from,
-                            absl::Span<std::byte* const> to, const Convert& convert) const;
+                            absl::Span<std::byte* const> to, KvTokens layers,
+                            const Convert& convert) const;
 
   KvLayout source_;
   KvLayout target_;
   std::vector<KvPart> parts_;
+  bool complete_ = false;
 };
 
 }  // namespace baton::kvtransfer

@@ -27,6 +27,7 @@
 #include "kvtransfer/internal/agent_outbox.h"
 #include "kvtransfer/internal/agent_ranges.h"
 #include "kvtransfer/internal/agent_transfer.h"
+#include "kvtransfer/internal/requantise/agent_converter.h"
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/metadata/metadata_keeper.h"
 #include "transport/progress_thread.h"
@@ -126,6 +127,7 @@ class Agent::Impl {
   std::unique_ptr<Worker> worker;
   std::unique_ptr<AgentOutbox> outbox;
   std::unique_ptr<AgentFiles> files;
+  std::unique_ptr<AgentConverter> converter;
 
   mutable std::mutex mutex;
   AgentMemoryTables<MemoryRegion> ranges;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -77,6 +78,10 @@ class AgentWorkerTransfer final : public AgentTransfer,
   AgentWorkerTransfer(Worker& worker, AgentOutbox& outbox, Op op, AgentPlan plan, std::string agent,
                       uint64_t epoch, std::string_view message);
 
+  // Called whenever it has ended, with locks held: of this transfer, and perhaps of the worker. To
+  // be set before it is posted.
+  void tell_end(std::function<void()> tell) { tell_end_ = std::move(tell); }
+
   bool needs_peer() const override { return true; }
   absl::Status post(PeerId peer, const std::string_view* message) override;
   void feed() override;
@@ -116,6 +121,7 @@ class AgentWorkerTransfer final : public AgentTransfer,
   AgentOutbox& outbox_;
   const Op op_;
   const AgentPlan plan_;
+  std::function<void()> tell_end_;
 
   mutable std::mutex mutex_;
   std::vector<std::string> frames_;  // of its message

@@ -82,6 +82,27 @@ absl::Status check_pair(const KvGroup& target, const KvField& from) {
   return absl::OkStatus();
 }
 
+bool share_layers(const KvGroup& a, const KvGroup& b) {
+  return std::find_first_of(a.layers.begin(), a.layers.end(), b.layers.begin(), b.layers.end()) !=
+         a.layers.end();
+}
+
+// Every field of the source is converted, and every field of the target comes of one.
+absl::Status check_groups(const KvGroup& from, const KvGroup& to) {
+  for (const KvField& field : from.fields) {
+    if (absl::Status status = check_pair(to, field); !status.ok()) return status;
+  }
+  for (const KvField& field : to.fields) {
+    const bool made = std::any_of(from.fields.begin(), from.fields.end(), [&](const KvField& of) {
+      return field.role == of.role || field.role == scale_of(of.role);
+    });
+    if (made) continue;
+    return kv_mismatch(name_of(field.role), "missing", "there",
+                       "lay both out with the same values; only those have scales");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 uint8_t fp8_e4m3_of(float value) { return e4m3_of(value); }
@@ -106,43 +127,33 @@ struct KvRequantisePlan::Row {
 };
 
 absl::StatusOr<KvRequantisePlan> KvRequantisePlan::make(const KvLayout& source,
-                                                        const KvLayout& target) {
+                                                        const KvLayout& target,
+                                                        const KvShare& share) {
   if (absl::Status status = source.check(); !status.ok()) return status;
   if (absl::Status status = target.check(); !status.ok()) return status;
   for (const KvGroup& from : source.groups) {
     for (const KvGroup& to : target.groups) {
-      if (from.layers != to.layers) continue;
-      for (const KvField& field : from.fields) {
-        if (absl::Status status = check_pair(to, field); !status.ok()) return status;
-      }
+      if (!share_layers(from, to)) continue;
+      if (absl::Status status = check_groups(from, to); !status.ok()) return status;
     }
   }
   // Everything else that a plan checks: the same with fields of one type.
   KvLayout plain_source = source;
   KvLayout plain_target = target;
-  const auto keep_first = [](KvLayout& layout) {
+  const auto keep_values = [](KvLayout& layout) {
     for (KvGroup& group : layout.groups) {
       std::erase_if(group.fields, [](const KvField& field) { return !is_value(field.role); });
       for (KvField& field : group.fields) field.dtype = KvDtype::kByte;
     }
   };
-  keep_first(plain_source);
-  keep_first(plain_target);
-  absl::StatusOr<KvPlan> plan = KvPlan::make(plain_source, plain_target);
+  keep_values(plain_source);
+  keep_values(plain_target);
+  absl::StatusOr<KvPlan> plan = KvPlan::make(plain_source, plain_target, share);
   if (!plan.ok()) return plan.status();
-  if (plan->parts().size() != source.groups.size() ||
-      plan->parts().size() != target.groups.size()) {
-    return kv_mismatch("the number of groups of layers", absl::StrCat(source.groups.size()),
-                       absl::StrCat(target.groups.size()), "group the layers alike");
-  }
   KvRequantisePlan out;
   out.parts_.assign(plan->parts().begin(), plan->parts().end());
-  for (KvPart& part : out.parts_) {
-    part.boxes.clear();
-    if (source.groups[part.source_group].layers != target.groups[part.target_group].layers) {
-      return kv_mismatch("the layers of a group", "others", "others", "group the layers alike");
-    }
-  }
+  for (KvPart& part : out.parts_) part.boxes.clear();
+  out.complete_ = plan->complete();
   out.source_ = source;
   out.target_ = target;
   return out;
@@ -152,7 +163,7 @@ template <typename Convert>
 absl::Status KvRequantisePlan::for_each_row(size_t part_number, KvTokens tokens,
                                             const KvPages& source, const KvPages& target,
                                             absl::Span<const std::byte* const> from,
-                                            absl::Span<std::byte* const> to,
+                                            absl::Span<std::byte* const> to, KvTokens layers,
                                             const Convert& convert) const {
   if (part_number >= parts_.size()) {
     return absl::InvalidArgumentError(
@@ -163,8 +174,9 @@ absl::Status KvRequantisePlan::for_each_row(size_t part_number, KvTokens tokens,
         absl::StrCat(from.size(), " and ", to.size(), " buffers for layouts that have ",
                      source_.buffers.size(), " and ", target_.buffers.size()));
   }
-  if (tokens.empty()) return absl::OkStatus();
   const KvPart& part = parts_[part_number];
+  layers.end = std::min<uint64_t>(layers.end, part.layers.size());
+  if (tokens.empty() || layers.empty()) return absl::OkStatus();
   const KvGroup& from_group = source_.groups[part.source_group];
   const KvGroup& to_group = target_.groups[part.target_group];
   for (const auto& [group, pages, side] :
@@ -173,25 +185,29 @@ absl::Status KvRequantisePlan::for_each_row(size_t part_number, KvTokens tokens,
       return status;
     }
   }
-  const auto locate = [](const KvGroup& group, const KvField& field, const KvPages& pages,
-                         size_t layer, uint64_t token, uint32_t head) {
+  // As numbers: a buffer of which only a part is here may begin outside of all memory.
+  const auto locate = [](const std::byte* buffer, const KvGroup& group, const KvField& field,
+                         const KvPages& pages, const KvPlace& place, uint64_t token,
+                         uint32_t head) {
     const uint64_t block = pages.pages[token / group.block_tokens - pages.first_block];
-    return field.places[layer].offset + block * field.block_stride +
-           token % group.block_tokens * field.token_stride +
-           (head - group.first_head) * field.head_stride;
+    return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(buffer) + place.offset +
+                                        block * field.block_stride +
+                                        token % group.block_tokens * field.token_stride +
+                                        (head - group.first_head) * field.head_stride);
   };
   for (const KvField& field : from_group.fields) {
     const KvField& value = *find_role(to_group, field.role);
     const KvField& scale = *find_role(to_group, scale_of(field.role));
-    for (size_t layer = 0; layer < from_group.layers.size(); ++layer) {
+    for (uint64_t layer = layers.begin; layer < layers.end; ++layer) {
+      const KvPlace& at = field.places[part.layers[layer].source_index];
+      const KvPlace& value_at = value.places[part.layers[layer].target_index];
+      const KvPlace& scale_at = scale.places[part.layers[layer].target_index];
       for (uint64_t token = tokens.begin; token < tokens.end; ++token) {
         for (uint32_t head = part.heads.first; head < part.heads.end; ++head) {
-          convert(Row{
-              from[field.places[layer].buffer] +
-                  locate(from_group, field, source, layer, token, head),
-              to[value.places[layer].buffer] + locate(to_group, value, target, layer, token, head),
-              to[scale.places[layer].buffer] + locate(to_group, scale, target, layer, token, head),
-              field, value, scale});
+          convert(Row{locate(from[at.buffer], from_group, field, source, at, token, head),
+                      locate(to[value_at.buffer], to_group, value, target, value_at, token, head),
+                      locate(to[scale_at.buffer], to_group, scale, target, scale_at, token, head),
+                      field, value, scale});
         }
       }
     }
@@ -201,7 +217,7 @@ absl::Status KvRequantisePlan::for_each_row(size_t part_number, KvTokens tokens,
 
 absl::Status KvRequantisePlan::run(size_t part, KvTokens tokens, const KvPages& source,
                                    const KvPages& target, absl::Span<const std::byte* const> from,
-                                   absl::Span<std::byte* const> to) const {
+                                   absl::Span<std::byte* const> to, KvTokens layers) const {
   // [elements of a row], reused: rows are gathered, then everything runs over contiguous floats.
   std::vector<float> row;
   std::vector<uint8_t> codes;
@@ -240,13 +256,14 @@ absl::Status KvRequantisePlan::run(size_t part, KvTokens tokens, const KvPages& 
       }
     }
   };
-  return for_each_row(part, tokens, source, target, from, to, convert);
+  return for_each_row(part, tokens, source, target, from, to, layers, convert);
 }
 
 absl::Status KvRequantisePlan::run_reference(size_t part, KvTokens tokens, const KvPages& source,
                                              const KvPages& target,
                                              absl::Span<const std::byte* const> from,
-                                             absl::Span<std::byte* const> to) const {
+                                             absl::Span<std::byte* const> to,
+                                             KvTokens layers) const {
   const auto nearest = [](float value) -> uint8_t {
     const uint8_t sign = std::signbit(value) ? 0x80 : 0;
     if (!std::isfinite(value)) return sign | kNan;
@@ -276,7 +293,7 @@ absl::Status KvRequantisePlan::run_reference(size_t part, KvTokens tokens, const
       }
     }
   };
-  return for_each_row(part, tokens, source, target, from, to, convert);
+  return for_each_row(part, tokens, source, target, from, to, layers, convert);
 }
 
 }  // namespace baton::kvtransfer

@@ -140,6 +140,12 @@ class BatonConnector final : public KvConnector {
     return stats;
   }
 
+  int event_fd() const override { return thread_ == nullptr ? -1 : worker_->event_fd(); }
+  Time until_deadline() const override {
+    const Time at = std::min(loads_.next_deadline(), jobs_.next_deadline());
+    return at == kNever ? kNever : std::max(at - worker_->clock().now(), Time::zero());
+  }
+
   absl::Status start_load(KvLoad load) override {
     pump();
     return loads_.start(std::move(load));

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/kvtransfer/requantise/fp8_layout.h"
+
 namespace baton::kvtransfer {
 namespace {
 
@@ -41,24 +43,6 @@ TEST(Fp8, HalfWayGoesToTheEvenCode) {
     EXPECT_EQ(fp8_e4m3_of(std::nextafter(middle, 0.0f)), code);
     EXPECT_EQ(fp8_e4m3_of(std::nextafter(middle, 1000.0f)), code + 1);
   }
-}
-
-// K and V in fp8 with a scale for each `span` elements; values and scales in buffers of their own.
-KvLayout fp8_layout(const KvShape& shape, KvLayout::Order order, uint32_t scales) {
-  KvShape values = shape;
-  values.dtype = KvDtype::kFloat8E4M3;
-  KvLayout layout = KvLayout::paged(values, order, KvLayout::Pair::kInBlock, false);
-  KvShape scale = shape;
-  scale.head_size = scales;
-  scale.dtype = KvDtype::kFloat32;
-  KvLayout extra = KvLayout::paged(scale, order, KvLayout::Pair::kSplit, false);
-  for (KvField& field : extra.groups[0].fields) {
-    field.role = field.role == KvRole::kKey ? KvRole::kKeyScale : KvRole::kValueScale;
-    for (KvPlace& place : field.places) ++place.buffer;
-    layout.groups[0].fields.push_back(field);
-  }
-  layout.fit_buffers();
-  return layout;
 }
 
 struct Memory {
@@ -107,6 +91,37 @@ TEST(Requantise, TheFastLoopDoesWhatThePlainOneDoes) {
     EXPECT_EQ(fast.bytes, plain.bytes);
     EXPECT_NE(fast.bytes, Memory(target).bytes);
   }
+}
+
+// Layers that only one side has stay as they are, and so do those that were not asked for.
+TEST(Requantise, LayersThatBothHaveAreConverted) {
+  KvShape shape{
+      .layers = 3, .blocks = 2, .block_tokens = 4, .total_heads = 2, .heads = 2, .head_size = 8};
+  KvLayout source = KvLayout::paged(shape, KvLayout::Order::kNhd, KvLayout::Pair::kSplit, true);
+  KvLayout target = fp8_layout(shape, KvLayout::Order::kNhd, 1);
+  source.groups[0].layers = {0, 2, 5};
+  target.groups[0].layers = {2, 4, 5};
+  const auto plan = KvRequantisePlan::make(source, target);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_FALSE(plan->complete());
+  ASSERT_EQ(plan->parts()[0].layers.size(), 2u);
+  Memory from(source);
+  for (auto& buffer : from.bytes) {
+    for (size_t i = 0; i < buffer.size(); ++i) buffer[i] = static_cast<std::byte>(i % 60);
+  }
+  const std::vector<const std::byte*> read(from.pointers.begin(), from.pointers.end());
+  const std::vector<uint32_t> pages = {1, 0};
+  const auto places = [&](const Memory& memory, size_t layer) {
+    return memory.bytes[0][target.groups[0].fields[0].places[layer].offset];
+  };
+  Memory one(target), all(target);
+  ASSERT_TRUE(plan->run(0, {0, 8}, {0, pages}, {0, pages}, read, one.pointers, {1, 2}).ok());
+  EXPECT_EQ(places(one, 0), std::byte{0x55});
+  EXPECT_NE(places(one, 2), std::byte{0x55});
+  ASSERT_TRUE(plan->run(0, {0, 8}, {0, pages}, {0, pages}, read, all.pointers).ok());
+  EXPECT_NE(places(all, 0), std::byte{0x55});
+  EXPECT_EQ(places(all, 1), std::byte{0x55});
+  EXPECT_EQ(places(all, 2), places(one, 2));
 }
 
 TEST(Requantise, ErrorsAreAtMostHalfAStep) {
@@ -165,6 +180,12 @@ TEST(Requantise, OtherTypesAndBadPagesAreRefused) {
   KvLayout other = target;
   other.model.weights = "another";
   EXPECT_THAT(why(source, other), HasSubstr("same checkpoint"));
+  other = target;
+  other.groups[0].fields.push_back(other.groups[0].fields[0]);
+  other.groups[0].fields.back().role = KvRole::kRopeKey;
+  for (KvPlace& place : other.groups[0].fields.back().places) place.buffer = 3;
+  other.buffers.push_back(other.buffers[0]);
+  EXPECT_THAT(why(source, other), HasSubstr("rotated part of K is missing"));
   const auto plan = KvRequantisePlan::make(source, target);
   Memory from(source), to(target);
   std::vector<const std::byte*> read(from.pointers.begin(), from.pointers.end());

@@ -1,0 +1,72 @@
+// What an agent has to requantise KV on its way: staging memory, in a few slots, and one thread
+// that converts for all transfers in turns (agent_requantise_transfer.h).
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "transport/region.h"
+#include "transport/worker.h"
+
+namespace baton::kvtransfer {
+
+class AgentOutbox;
+class AgentRequantiseTransfer;
+
+class AgentConverter {
+ public:
+  AgentConverter(Worker& worker, AgentOutbox& outbox, uint64_t staging_bytes);
+  ~AgentConverter();  // the worker is gone, or knows of no staging
+  AgentConverter(const AgentConverter&) = delete;
+  AgentConverter& operator=(const AgentConverter&) = delete;
+
+  // A transfer has two at most, to convert one while the other one travels: one whose agent is
+  // silent leaves some for others.
+  static constexpr size_t kSlots = 4;
+  static constexpr size_t kSlotsOfTransfer = 2;
+  uint64_t slot_bytes() const { return slot_bytes_; }
+
+  // Staging memory and a thread, where they are not there yet. ResourceExhausted.
+  absl::Status prepare();
+  // Ends the thread. No transfer starts afterwards; what they have under way, the worker ends.
+  void stop();
+  // Whether a transfer that runs converts this memory, from or to. Waits for one that was aborted
+  // while the thread is at it: milliseconds.
+  bool uses(const MemoryRegion& memory);
+
+ private:
+  friend class AgentRequantiseTransfer;
+  void work();
+  // Tells the thread to look. Whoever calls may have whatever lock but poke_mutex_.
+  void poke();
+  // Of transfers that have ended, those who sleep are told: not under the lock, which they take.
+  void unlock_and_wake(std::unique_lock<std::mutex>& lock);
+
+  Worker& worker_;
+  AgentOutbox& outbox_;
+  const uint64_t slot_bytes_;
+
+  std::mutex mutex_;  // of what follows, and of all transfers' states
+  std::condition_variable converted_;
+  std::byte* staging_ = nullptr;
+  MemoryRegion region_;
+  std::vector<uint32_t> free_slots_;
+  std::vector<std::shared_ptr<AgentRequantiseTransfer>> running_;  // until nothing of them moves
+  size_t turn_ = 0;                                                // of these, whose is next
+  bool stop_ = false;
+  bool wake_ = false;  // one has ended, or something was submitted, and nobody was woken yet
+  std::thread thread_;
+
+  // By itself, so that whoever has whatever lock can say that there is something to do.
+  std::mutex poke_mutex_;
+  std::condition_variable poked_;
+  bool poke_ = false;
+};
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,263 @@
+// A chunk is converted and moved, or moved and converted; two at a time, so that one travels while
+// the other one is at the processor.
+#include "kvtransfer/internal/requantise/agent_requantise_transfer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::kvtransfer {
+
+AgentRequantiseTransfer::AgentRequantiseTransfer(AgentConverter& converter, RequantiseJob job,
+                                                 std::string agent, uint64_t epoch,
+                                                 std::string_view message)
+    : AgentTransfer(std::move(agent), epoch),
+      converter_(converter),
+      job_(std::move(job)),
+      message_(message) {
+  for (const KvLocalBuffer& buffer : job_.local) {
+    bases_.push_back(buffer.region.base + buffer.offset);
+  }
+  for (const RequantiseChunk& chunk : job_.chunks) bytes_ += job_.route->bytes(chunk);
+  pieces_.reserve(AgentConverter::kSlotsOfTransfer);
+}
+
+absl::Status AgentRequantiseTransfer::post(PeerId peer, const std::string_view* message) {
+  const Time now = converter_.worker_.clock().now();
+  // The processor would find out by a fault that memory has gone.
+  for (const KvLocalBuffer& buffer : job_.local) {
+    absl::Status status = converter_.worker_.remote_region(buffer.region).status();
+    if (!status.ok()) return status;
+  }
+  {
+    const std::lock_guard lock(converter_.mutex_);
+    if (closed_) return is_being_released();
+    if (state_ == AgentTransferState::kRunning) {
+      return absl::AlreadyExistsError(absl::StrCat("the transfer with ", agent(),
+                                                   " is running: wait for its end, or abort it"));
+    }
+    if (converter_.stop_) return absl::FailedPreconditionError("the agent is being destroyed");
+    if (message != nullptr) message_ = *message;
+    peer_ = peer;
+    moves_at_ = {};
+    state_ = AgentTransferState::kRunning;
+    why_ = absl::OkStatus();
+    stop_ = false;
+    said_ = message_.empty();
+    next_chunk_ = 0;
+    descriptors_ = 0;
+    started_ = now;
+    converter_.running_.push_back(shared_from_this());
+    end_if_over();
+    post_duration_ = converter_.worker_.clock().now() - now;
+  }
+  converter_.poke();
+  return absl::OkStatus();
+}
+
+bool AgentRequantiseTransfer::step(std::unique_lock<std::mutex>& lock) {
+  bool did_something = look_at_moves();
+  if (!stop_) did_something |= begin_piece();
+  if (!stop_) did_something |= convert_one(lock);
+  if (!stop_) did_something |= say_message();
+  if (stop_) {
+    const auto waits = [](const Piece& piece) { return piece.moving == nullptr; };
+    for (const Piece& piece : pieces_) {
+      if (waits(piece)) converter_.free_slots_.push_back(piece.slot);
+    }
+    std::erase_if(pieces_, waits);
+  }
+  end_if_over();
+  return did_something;
+}
+
+bool AgentRequantiseTransfer::look_at_moves() {
+  bool ended = false;
+  for (Piece& piece : pieces_) {
+    if (piece.moving == nullptr || !has_ended(piece.moving)) continue;
+    ended = true;
+    piece.moving = nullptr;
+    // What was read is to be converted; what was sent has no use any more.
+    if (job_.route->op() == Op::kWrite) piece.chunk.layers = {};
+  }
+  std::erase_if(pieces_, [this](const Piece& piece) {
+    if (piece.moving != nullptr || !piece.chunk.layers.empty()) return false;
+    converter_.free_slots_.push_back(piece.slot);
+    converter_.poke();  // another transfer may wait for it
+    return true;
+  });
+  if (saying_ != nullptr && has_ended(saying_)) {
+    ended = true;
+    saying_ = nullptr;
+    said_ = true;
+  }
+  return ended;
+}
+
+bool AgentRequantiseTransfer::has_ended(const Moving& moving) {
+  const AgentOutcome outcome = moving->outcome();
+  if (outcome.state == AgentTransferState::kRunning) return false;
+  if (const PeerId at = moving->moves_at(); at.generation != 0) moves_at_ = at;
+  if (!outcome.status.ok()) stop(outcome.status);
+  return true;
+}
+
+bool AgentRequantiseTransfer::begin_piece() {
+  if (next_chunk_ == job_.chunks.size() || converter_.free_slots_.empty() ||
+      pieces_.size() == AgentConverter::kSlotsOfTransfer) {
+    return false;
+  }
+  Piece& piece =
+      pieces_.emplace_back(Piece{job_.chunks[next_chunk_++], converter_.free_slots_.back(), {}});
+  converter_.free_slots_.pop_back();
+  if (job_.route->op() == Op::kRead) move(piece);
+  return true;
+}
+
+bool AgentRequantiseTransfer::convert_one(std::unique_lock<std::mutex>& lock) {
+  const auto at = std::find_if(pieces_.begin(), pieces_.end(),
+                               [](const Piece& piece) { return piece.moving == nullptr; });
+  if (at == pieces_.end()) return false;
+  // Nobody else changes pieces_, but abort() may come.
+  converting_ = true;
+  lock.unlock();
+  const absl::Status status =
+      job_.route->convert(at->chunk, job_.local_pages[at->chunk.part], bases_,
+                          converter_.staging_ + at->slot * converter_.slot_bytes_);
+  lock.lock();
+  converting_ = false;
+  converter_.converted_.notify_all();
+  if (!status.ok()) stop(status);
+  if (stop_) return true;
+  if (job_.route->op() == Op::kWrite) {
+    move(*at);
+  } else {
+    converter_.free_slots_.push_back(at->slot);
+    pieces_.erase(at);
+  }
+  return true;
+}
+
+void AgentRequantiseTransfer::move(Piece& piece) {
+  const bool writes = job_.route->op() == Op::kWrite;
+  const KvLocalBuffer slot{converter_.region_, piece.slot * converter_.slot_bytes_};
+  AgentPlan plan;
+  const absl::Status status = job_.route->for_each_move(
+      piece.chunk, job_.remote_pages[piece.chunk.part], [&](const KvMove& move) {
+        AgentPart& part = plan.parts.emplace_back();
+        set_sides(part, job_.route->op(), move, slot,
+                  job_.remote[writes ? move.target_buffer : move.source_buffer]);
+        descriptors_ += move.source.bytes() / move.source.piece_bytes();
+        return absl::OkStatus();
+      });
+  if (!status.ok()) return stop(status);
+  piece.moving = move(std::move(plan), {});
+}
+
+AgentRequantiseTransfer::Moving AgentRequantiseTransfer::move(AgentPlan plan,
+                                                              std::string_view message) {
+  auto moving = std::make_shared<AgentWorkerTransfer>(converter_.worker_, converter_.outbox_,
+                                                      job_.route->op(), std::move(plan), agent(),
+                                                      epoch(), message);
+  moving->tell_end([converter = &converter_] { converter->poke(); });
+  moving->post(peer_, nullptr).IgnoreError();  // its outcome says it too
+  converter_.wake_ = true;                     // whoever moves bytes inside of wait()
+  return moving;
+}
+
+bool AgentRequantiseTransfer::say_message() {
+  if (said_ || saying_ != nullptr || next_chunk_ < job_.chunks.size() || !pieces_.empty()) {
+    return false;
+  }
+  saying_ = move(AgentPlan(), message_);
+  return true;
+}
+
+void AgentRequantiseTransfer::stop(absl::Status why) {
+  if (why_.ok()) why_ = std::move(why);
+  stop_ = true;
+  for (const Piece& piece : pieces_) {
+    if (piece.moving != nullptr) piece.moving->abort();
+  }
+  if (saying_ != nullptr) saying_->abort();
+}
+
+void AgentRequantiseTransfer::end_if_over() {
+  if (state_ != AgentTransferState::kRunning || !pieces_.empty() || saying_ != nullptr) return;
+  if (!stop_ && (next_chunk_ < job_.chunks.size() || !said_)) return;
+  ended_ = converter_.worker_.clock().now();
+  if (why_.ok()) {
+    state_ = AgentTransferState::kDone;
+  } else {
+    state_ = absl::IsCancelled(why_) ? AgentTransferState::kCancelled : AgentTransferState::kFailed;
+  }
+  std::erase_if(converter_.running_, [&](const auto& other) { return other.get() == this; });
+  converter_.wake_ = true;
+}
+
+bool AgentRequantiseTransfer::uses(const MemoryRegion& memory) const {
+  return std::any_of(job_.local.begin(), job_.local.end(), [&](const KvLocalBuffer& buffer) {
+    return buffer.region.index == memory.index && buffer.region.generation == memory.generation;
+  });
+}
+
+void AgentRequantiseTransfer::feed() {
+  const std::lock_guard lock(converter_.mutex_);
+  for (const Piece& piece : pieces_) {
+    if (piece.moving != nullptr) piece.moving->feed();
+  }
+  if (saying_ != nullptr) saying_->feed();
+}
+
+void AgentRequantiseTransfer::abort() {
+  {
+    const std::lock_guard lock(converter_.mutex_);
+    if (state_ != AgentTransferState::kRunning) return;
+    stop(absl::CancelledError("aborted"));
+  }
+  converter_.poke();
+}
+
+void AgentRequantiseTransfer::close() {
+  const std::lock_guard lock(converter_.mutex_);
+  closed_ = true;
+}
+
+AgentTransferState AgentRequantiseTransfer::state() const {
+  const std::lock_guard lock(converter_.mutex_);
+  return state_;
+}
+
+AgentOutcome AgentRequantiseTransfer::outcome() const {
+  const std::lock_guard lock(converter_.mutex_);
+  return {state_, status_of(state_, why_)};
+}
+
+absl::StatusOr<AgentTelemetry> AgentRequantiseTransfer::telemetry() const {
+  const std::lock_guard lock(converter_.mutex_);
+  return telemetry_of(state_,
+                      {.start = started_,
+                       .post_duration = post_duration_,
+                       .transfer_duration = ended_ - started_,
+                       .bytes = bytes_,
+                       .descriptors = descriptors_},
+                      converter_.worker_.clock().now());
+}
+
+bool AgentRequantiseTransfer::local_free() const {
+  const std::lock_guard lock(converter_.mutex_);
+  return state_ != AgentTransferState::kRunning || (stop_ && !converting_);
+}
+
+bool AgentRequantiseTransfer::quiet() const {
+  const std::lock_guard lock(converter_.mutex_);
+  return state_ != AgentTransferState::kRunning;
+}
+
+PeerId AgentRequantiseTransfer::moves_at() const {
+  const std::lock_guard lock(converter_.mutex_);
+  return moves_at_;
+}
+
+}  // namespace baton::kvtransfer

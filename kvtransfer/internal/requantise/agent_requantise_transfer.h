@@ -1,0 +1,109 @@
+// A transfer between an agent's cache and another agent's, requantised on its way. Its chunks are
+// converted by the agent's converter, and each travels as a transfer between two agents does:
+//
+//   Op::kWrite  a slot, converted into, sent, free again
+//   Op::kRead   a slot, read into, converted from, free again
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvtransfer/internal/agent_transfer.h"
+#include "kvtransfer/internal/requantise/agent_converter.h"
+#include "kvtransfer/internal/requantise/requantise_route.h"
+#include "kvtransfer/plans/kv_sides.h"
+
+namespace baton::kvtransfer {
+
+// What a transfer moves, and where the two caches lie.
+struct RequantiseJob {
+  RequantiseJob() = default;
+  RequantiseJob(RequantiseJob&&) = default;  // the lists stay where they are
+  RequantiseJob& operator=(RequantiseJob&&) = default;
+  RequantiseJob(const RequantiseJob&) = delete;
+  RequantiseJob& operator=(const RequantiseJob&) = delete;
+
+  std::shared_ptr<const RequantiseRoute> route;
+  std::vector<KvLocalBuffer> local;
+  std::vector<KvRemoteBuffer> remote;
+  std::vector<std::vector<uint32_t>> pages;  // that the two below are of
+  std::vector<KvPages> local_pages;          // for each part of the route
+  std::vector<KvPages> remote_pages;
+  std::vector<RequantiseChunk> chunks;
+};
+
+// All states are under the lock of the agent's converter.
+class AgentRequantiseTransfer final : public AgentTransfer,
+                                      public std::enable_shared_from_this<AgentRequantiseTransfer> {
+ public:
+  AgentRequantiseTransfer(AgentConverter& converter, RequantiseJob job, std::string agent,
+                          uint64_t epoch, std::string_view message);
+
+  bool needs_peer() const override { return true; }
+  absl::Status post(PeerId peer, const std::string_view* message) override;
+  void feed() override;
+  AgentTransferState state() const override;
+  AgentOutcome outcome() const override;
+  absl::StatusOr<AgentTelemetry> telemetry() const override;
+  void abort() override;
+  void close() override;
+  bool local_free() const override;
+  bool quiet() const override;
+  PeerId moves_at() const override;
+
+ private:
+  friend class AgentConverter;
+  using Moving = std::shared_ptr<AgentWorkerTransfer>;
+  // A chunk in a slot. Of a write: converted if it moves; of a read: the other way round.
+  struct Piece {
+    RequantiseChunk chunk;
+    uint32_t slot = 0;
+    Moving moving;  // null: it waits to be converted
+  };
+
+  // Locked, all of these.
+  //
+  // Goes one step on; false where nothing can be done before something has ended. Converts with the
+  // lock released.
+  bool step(std::unique_lock<std::mutex>& lock);
+  bool look_at_moves();
+  bool convert_one(std::unique_lock<std::mutex>& lock);
+  bool begin_piece();
+  bool say_message();
+  Moving move(AgentPlan plan, std::string_view message);
+  void move(Piece& piece);
+  // Whether it ended; how goes into why_.
+  bool has_ended(const Moving& moving);
+  void stop(absl::Status why);
+  void end_if_over();
+  bool uses(const MemoryRegion& memory) const;
+
+  AgentConverter& converter_;
+  const RequantiseJob job_;
+  std::vector<std::byte*> bases_;  // of this agent's buffers
+  std::string message_;
+  uint64_t bytes_ = 0;
+
+  AgentTransferState state_ = AgentTransferState::kIdle;
+  absl::Status why_;
+  bool stop_ = false;    // begin nothing more
+  bool closed_ = false;  // nor post it again
+  bool converting_ = false;
+  bool said_ = false;  // the message, if there is one
+  PeerId peer_;
+  PeerId moves_at_;
+  size_t next_chunk_ = 0;
+  std::vector<Piece> pieces_;
+  Moving saying_;
+  uint64_t descriptors_ = 0;
+  Time started_{};
+  Time post_duration_{};
+  Time ended_{};
+};
+
+}  // namespace baton::kvtransfer
