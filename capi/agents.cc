@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_split.h"
 #include "capi/agent_handle.h"
+#include "capi/worker_options.h"
 
 using baton::capi::descriptors;
 using baton::capi::give;
@@ -22,38 +23,45 @@ namespace {
 absl::StatusOr<baton::kvtransfer::AgentOptions> options_of(const baton_agent_options& from) {
   baton::kvtransfer::AgentOptions out;
   out.name = view(from.name);
-  baton::WorkerOptions& worker = out.worker;
-  if (from.providers != nullptr && *from.providers != 0) {
-    for (const auto& name : absl::StrSplit(from.providers, ','))
-      worker.providers.emplace_back(name);
-  }
-  worker.require = view(from.require);
-  if (from.key_file != nullptr && *from.key_file != 0) {
-    absl::StatusOr<baton::ClusterKey> key = baton::ClusterKey::from_file(from.key_file);
-    if (!key.ok()) return key.status();
-    worker.key = *std::move(key);
-  }
-  worker.listen_host = view(from.listen_host);
-  worker.listen_port = from.listen_port;
-  if (from.max_transfers != 0) worker.max_transfers = from.max_transfers;
-  if (from.settings != nullptr && *from.settings != 0) {
-    for (const auto& pair : absl::StrSplit(from.settings, ',')) {
-      const std::string text(pair);
-      if (absl::Status status = baton::add_setting(text, worker.settings); !status.ok()) {
-        return status;
-      }
-    }
-  }
+  absl::StatusOr<baton::WorkerOptions> worker =
+      baton::capi::worker_options({from.providers, from.require, from.key_file, from.listen_host,
+                                   from.listen_port, from.max_transfers, from.settings});
+  if (!worker.ok()) return worker.status();
+  out.worker = *std::move(worker);
   out.progress_thread = from.progress_thread != 0;
   out.serve_metadata = from.serve_metadata != 0;
   out.metadata_store = view(from.metadata_store);
   if (from.metadata_lease_ms != 0) {
     out.metadata_lease = std::chrono::milliseconds(from.metadata_lease_ms);
   }
+  if (from.staging_bytes != 0) out.staging_bytes = from.staging_bytes;
   return out;
 }
 
 }  // namespace
+
+absl::StatusOr<baton::WorkerOptions> baton::capi::worker_options(const WorkerWords& from) {
+  WorkerOptions out;
+  if (from.providers != nullptr && *from.providers != 0) {
+    for (const auto& name : absl::StrSplit(from.providers, ',')) out.providers.emplace_back(name);
+  }
+  out.require = view(from.require);
+  if (from.key_file != nullptr && *from.key_file != 0) {
+    absl::StatusOr<ClusterKey> key = ClusterKey::from_file(from.key_file);
+    if (!key.ok()) return key.status();
+    out.key = *std::move(key);
+  }
+  out.listen_host = view(from.listen_host);
+  out.listen_port = from.listen_port;
+  if (from.max_transfers != 0) out.max_transfers = from.max_transfers;
+  if (from.settings != nullptr && *from.settings != 0) {
+    for (const auto& pair : absl::StrSplit(from.settings, ',')) {
+      const std::string text(pair);
+      if (absl::Status status = add_setting(text, out.settings); !status.ok()) return status;
+    }
+  }
+  return out;
+}
 
 extern "C" {
 

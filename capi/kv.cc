@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "capi/agent_handle.h"
+#include "capi/kv_handle.h"
 #include "kvtransfer/agent_kv.h"
 
 using baton::capi::caught;
@@ -33,9 +34,6 @@ using baton::kvtransfer::KvRole;
 using baton::kvtransfer::KvShape;
 using baton::kvtransfer::KvShare;
 
-struct baton_kv_layout {
-  KvPlacement cache;
-};
 struct baton_kv_plan {
   AgentKvPlan plan;
 };
@@ -105,6 +103,38 @@ std::vector<AgentKvBlocks> lists(const baton_kv_blocks* from, size_t count) {
         {{from[i].blocks, from[i].blocks == nullptr ? 0 : from[i].count}, from[i].first_block});
   }
   return out;
+}
+
+// `make`: of AgentKvPlan.
+int32_t create_plan(decltype(&AgentKvPlan::make) make, baton_agent* agent, int32_t op,
+                    const baton_kv_layout* local, const char* remote,
+                    const baton_kv_layout* remote_layout, const baton_kv_share* share,
+                    baton_kv_plan** out, baton_error* error) {
+  if (out == nullptr) return invalid("out is NULL: pass where the handle goes", error);
+  *out = nullptr;
+  const std::optional<baton::Op> which = op_of(op);
+  if (!which) return no_such_op(error);
+  if (local == nullptr || remote_layout == nullptr) return invalid(kNoLayout, error);
+  baton_kv_share known{sizeof known, 1, 0, 0};
+  if (share != nullptr && !read_sized(share, known)) {
+    return invalid("share: set its size to sizeof(baton_kv_share)", error);
+  }
+  if (known.ranks == 0 || known.rank >= known.ranks) {
+    return invalid("share: rank is less than ranks", error);
+  }
+  return guarded(agent, error, [&] {
+    auto plan = make(*agent->agent, *which, local->cache, view(remote), remote_layout->cache,
+                     KvShare{known.ranks, known.rank, known.turn});
+    if (!plan.ok()) {
+      // BATON_ERR_NOT_ALLOWED would be of memory.
+      return result_of(absl::IsFailedPrecondition(plan.status())
+                           ? absl::DataLossError(plan.status().message())
+                           : plan.status(),
+                       error);
+    }
+    *out = new baton_kv_plan{*std::move(plan)};
+    return result_of(absl::OkStatus(), error);
+  });
 }
 
 }  // namespace
@@ -250,32 +280,17 @@ int32_t baton_kv_layout_decode(const void* bytes, size_t size, baton_kv_layout**
 int32_t baton_kv_plan_create(baton_agent* agent, int32_t op, const baton_kv_layout* local,
                              const char* remote, const baton_kv_layout* remote_layout,
                              const baton_kv_share* share, baton_kv_plan** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass where the handle goes", error);
-  *out = nullptr;
-  const std::optional<baton::Op> which = op_of(op);
-  if (!which) return no_such_op(error);
-  if (local == nullptr || remote_layout == nullptr) return invalid(kNoLayout, error);
-  baton_kv_share known{sizeof known, 1, 0, 0};
-  if (share != nullptr && !read_sized(share, known)) {
-    return invalid("share: set its size to sizeof(baton_kv_share)", error);
-  }
-  if (known.ranks == 0 || known.rank >= known.ranks) {
-    return invalid("share: rank is less than ranks", error);
-  }
-  return guarded(agent, error, [&] {
-    auto plan =
-        AgentKvPlan::make(*agent->agent, *which, local->cache, view(remote), remote_layout->cache,
-                          KvShare{known.ranks, known.rank, known.turn});
-    if (!plan.ok()) {
-      // BATON_ERR_NOT_ALLOWED would be of memory.
-      return result_of(absl::IsFailedPrecondition(plan.status())
-                           ? absl::DataLossError(plan.status().message())
-                           : plan.status(),
-                       error);
-    }
-    *out = new baton_kv_plan{*std::move(plan)};
-    return result_of(absl::OkStatus(), error);
-  });
+  return create_plan(&AgentKvPlan::make, agent, op, local, remote, remote_layout, share, out,
+                     error);
+}
+
+int32_t baton_kv_plan_create_requantising(baton_agent* agent, int32_t op,
+                                          const baton_kv_layout* local, const char* remote,
+                                          const baton_kv_layout* remote_layout,
+                                          const baton_kv_share* share, baton_kv_plan** out,
+                                          baton_error* error) {
+  return create_plan(&AgentKvPlan::make_requantising, agent, op, local, remote, remote_layout,
+                     share, out, error);
 }
 
 void baton_kv_plan_destroy(baton_kv_plan* plan) { delete plan; }
@@ -288,7 +303,8 @@ int32_t baton_kv_plan_get_info(const baton_kv_plan* plan, baton_kv_plan_info* ou
     all.bytes_per_token += part.bytes_per_token() * part.layers.size();
     if (!part.boxes.empty()) all.layers += static_cast<uint32_t>(part.layers.size());
   }
-  all.complete = plan->plan.plan().complete() ? 1 : 0;
+  all.complete = plan->plan.complete() ? 1 : 0;
+  all.requantises = plan->plan.requantises() ? 1 : 0;
   if (!write_sized(all, out)) {
     return invalid("out: set its size to sizeof(baton_kv_plan_info)", error);
   }

@@ -2,6 +2,7 @@
 from ._library import lib as _lib
 from .agent import READ, WRITE, Agent, DescriptorList, Telemetry, Transfer, memory_supported
 from .buffers import BLOCK, DRAM, FILE, OBJECT, VRAM, Memory, memory_of
+from .connector import KvConnector, KvJob, KvLoad
 from .errors import (BackendError, BatonError, BatonTimeoutError, CancelledError, InvalidParamError, MismatchError,
                      NotAllowedError, NotFoundError, NotPostedError, NotSupportedError, RemoteDisconnectError,
                      RepostActiveError, UnknownError)
@@ -9,7 +10,7 @@ from .kv import KvGroup, KvLayout, KvModel, KvPlan, KvShare
 
 __version__ = _lib.version().decode()
 __all__ = ["Agent", "DescriptorList", "Transfer", "Telemetry", "Memory", "memory_of", "memory_supported", "WRITE", "READ",
-           "KvGroup", "KvLayout", "KvModel", "KvPlan", "KvShare", "DRAM", "VRAM", "BLOCK", "OBJECT", "FILE",
+           "KvConnector", "KvGroup", "KvJob", "KvLayout", "KvLoad", "KvModel", "KvPlan", "KvShare", "DRAM", "VRAM", "BLOCK", "OBJECT", "FILE",
            "BatonError", "BackendError", "BatonTimeoutError", "CancelledError", "InvalidParamError", "MismatchError",
            "NotAllowedError", "NotFoundError", "NotPostedError", "NotSupportedError", "RemoteDisconnectError",
            "RepostActiveError", "UnknownError"]

@@ -1,4 +1,4 @@
-"""The library's agent, as long as it may be used."""
+"""The library's agent or connector, as long as it may be used."""
 from __future__ import annotations
 
 import ctypes
@@ -13,17 +13,21 @@ from .errors import InvalidParamError, error_of
 
 
 class Handle:
-    """The library's agent, until it is closed. Transfers and lists outlive it: the interpreter collects in any order.
-    It is destroyed when no thread is inside a call any more, also at the end of the interpreter, which daemon threads
+    """The library's agent or connector, until it is closed. Transfers and lists outlive it: the interpreter collects in any
+    order. It is destroyed when no thread is inside a call any more, also at the end of the interpreter, which daemon threads
     do not notice. In a forked child it is nobody's: its threads are not there, and its sockets are the parent's."""
 
     all: "weakref.WeakSet[Handle]" = weakref.WeakSet()
 
-    def __init__(self, value: Optional[int]) -> None:
-        self.value, self.why = value, "the agent is closed: make another one"
+    def __init__(self, value: Optional[int], what: str = "agent") -> None:
+        self.value, self.what, self.why = value, what, f"the {what} is closed: make another one"
         self._inside: List[int] = []  # threads; what is done with it is one step for the interpreter
         self._destroying = threading.RLock()
         self.all.add(self)
+
+    @property
+    def _prefix(self) -> str:
+        return "agent" if self.what == "agent" else "kv_connector"
 
     def ask(self, function: Any, *arguments: Any) -> Any:
         """Calls a function of the library that takes an agent first."""
@@ -47,7 +51,7 @@ class Handle:
 
     def with_event_fd(self, function: Any) -> Any:
         """What a function makes of the agent's event descriptor, which is open meanwhile."""
-        return self.ask(lambda agent: function(lib.agent_event_fd(agent)))
+        return self.ask(lambda agent: function(getattr(lib, f"{self._prefix}_event_fd")(agent)))
 
     def drop(self, function: Any, *arguments: Any) -> None:
         """Gives something back; quiet where all of it has gone with the agent."""
@@ -63,10 +67,11 @@ class Handle:
             while any(thread != me for thread in list(self._inside)):
                 time.sleep(0.0005)
             if value:
-                lib.agent_destroy(value)
+                getattr(lib, f"{self._prefix}_destroy")(value)
 
     def _forget(self) -> None:
-        self.value, self.why = None, "the agent belongs to the process that this one was forked from: make another one"
+        self.value = None
+        self.why = f"the {self.what} belongs to the process that this one was forked from: make another one"
         self._inside, self._destroying = [], threading.RLock()
 
     @classmethod

@@ -21,7 +21,8 @@ class Options(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("name", c_char_p), ("providers", c_char_p), ("require", c_char_p),
                 ("key_file", c_char_p), ("listen_host", c_char_p), ("listen_port", c_uint16),
                 ("progress_thread", c_uint8), ("serve_metadata", c_uint8), ("max_transfers", c_uint32),
-                ("settings", c_char_p), ("metadata_store", c_char_p), ("metadata_lease_ms", c_uint32)]
+                ("settings", c_char_p), ("metadata_store", c_char_p), ("metadata_lease_ms", c_uint32),
+                ("staging_bytes", c_uint64)]
 
 
 class Stats(ctypes.Structure):
@@ -60,7 +61,8 @@ class KvShare(ctypes.Structure):
 
 
 class KvPlanInfo(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("bytes_per_token", c_uint64), ("layers", c_uint32), ("complete", c_uint32)]
+    _fields_ = [("size", c_size_t), ("bytes_per_token", c_uint64), ("layers", c_uint32), ("complete", c_uint32),
+                ("requantises", c_uint32)]
 
 
 class KvBlocks(ctypes.Structure):
@@ -73,10 +75,39 @@ class KvRequest(ctypes.Structure):
                 ("local_groups", c_size_t), ("remote", POINTER(KvBlocks)), ("remote_groups", c_size_t)]
 
 
+class KvConnectorOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("providers", c_char_p), ("require", c_char_p),
+                ("key_file", c_char_p), ("listen_host", c_char_p), ("settings", c_char_p), ("max_transfers", c_uint32),
+                ("listen_port", c_uint16), ("allow_pull", c_uint8), ("serialized", c_uint8), ("max_lease", c_int64)]
+
+
+class KvConnectorStats(ctypes.Structure):
+    _fields_ = [("size", c_size_t)] + [(name, c_uint64) for name in (
+        "bytes_sent", "bytes_loaded", "loads_failed", "jobs_failed")]
+
+
+class KvLoad(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("id", c_uint64), ("prefill", c_char_p), ("shards", POINTER(c_char_p)),
+                ("shard_count", c_size_t), ("key", c_char_p), ("tokens", c_void_p), ("token_count", c_size_t),
+                ("blocks", c_void_p), ("block_count", c_size_t), ("first_token", c_uint32), ("loads_of_key", c_uint32),
+                ("timeout", c_int64), ("silence", c_int64), ("lease", c_int64), ("pull", c_uint32)]
+
+
+class KvJob(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("job", c_uint64), ("request", c_uint64), ("decode", c_char_p), ("key", c_char_p),
+                ("tokens", POINTER(c_int32)), ("token_count", c_size_t), ("first_token", c_uint32),
+                ("loads_of_key", c_uint32)]
+
+
+class KvBinding(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("key", c_char_p), ("tokens", c_uint32), ("loads", c_uint32), ("lease", c_int64)]
+
+
 _ERROR = POINTER(Error)
 _AGENT = c_void_p
 _LAYOUT = c_void_p
 _PLAN = c_void_p
+_CONNECTOR = c_void_p
 _PROTOTYPES = {
     "bytes_free": (None, [POINTER(Bytes)]),
     "version": (c_char_p, []),
@@ -137,9 +168,34 @@ _PROTOTYPES = {
     "kv_layout_encode": (c_int32, [_LAYOUT, POINTER(Bytes), _ERROR]),
     "kv_layout_decode": (c_int32, [c_char_p, c_size_t, POINTER(_LAYOUT), _ERROR]),
     "kv_plan_create": (c_int32, [_AGENT, c_int32, _LAYOUT, c_char_p, _LAYOUT, POINTER(KvShare), POINTER(_PLAN), _ERROR]),
+    "kv_plan_create_requantising": (c_int32, [_AGENT, c_int32, _LAYOUT, c_char_p, _LAYOUT, POINTER(KvShare), POINTER(_PLAN),
+                                              _ERROR]),
     "kv_plan_destroy": (None, [_PLAN]),
     "kv_plan_get_info": (c_int32, [_PLAN, POINTER(KvPlanInfo), _ERROR]),
     "kv_plan_make_transfer": (c_int32, [_AGENT, _PLAN, POINTER(KvRequest), c_char_p, c_size_t, POINTER(c_uint64), _ERROR]),
+    "kv_connector_options_init": (None, [POINTER(KvConnectorOptions), c_size_t]),
+    "kv_connector_create": (c_int32, [POINTER(KvConnectorOptions), POINTER(_CONNECTOR), _ERROR]),
+    "kv_connector_destroy": (None, [_CONNECTOR]),
+    "kv_connector_register_cache": (c_int32, [_CONNECTOR, _LAYOUT, _ERROR]),
+    "kv_connector_address": (c_int32, [_CONNECTOR, POINTER(Bytes), _ERROR]),
+    "kv_connector_event_fd": (c_int, [_CONNECTOR]),
+    "kv_connector_wait": (c_int32, [_CONNECTOR, c_int64, _ERROR]),
+    "kv_connector_get_stats": (c_int32, [_CONNECTOR, POINTER(KvConnectorStats), POINTER(Bytes), _ERROR]),
+    "kv_load_start": (c_int32, [_CONNECTOR, POINTER(KvLoad), _ERROR]),
+    "kv_load_state": (c_int32, [_CONNECTOR, c_uint64, POINTER(c_uint32), _ERROR]),
+    "kv_load_wait": (c_int32, [_CONNECTOR, c_uint64, c_uint32, c_int64, _ERROR]),
+    "kv_load_renew": (c_int32, [_CONNECTOR, c_uint64, c_int64, _ERROR]),
+    "kv_load_payload": (c_int32, [_CONNECTOR, c_uint64, POINTER(Bytes), _ERROR]),
+    "kv_load_failed_blocks": (c_int32, [_CONNECTOR, c_uint64, POINTER(c_uint32), c_size_t, POINTER(c_size_t), _ERROR]),
+    "kv_load_end": (c_int32, [_CONNECTOR, c_uint64, _ERROR]),
+    "kv_job_next": (c_int32, [_CONNECTOR, POINTER(KvJob), _ERROR]),
+    "kv_job_bind": (c_int32, [_CONNECTOR, POINTER(KvBinding), POINTER(c_uint64), _ERROR]),
+    "kv_job_renew": (c_int32, [_CONNECTOR, c_uint64, c_int64, _ERROR]),
+    "kv_job_is_wanted": (c_int, [_CONNECTOR, c_uint64]),
+    "kv_job_save_layer": (c_int32, [_CONNECTOR, c_uint64, c_uint32, c_uint32, c_void_p, c_size_t, _ERROR]),
+    "kv_job_give_payload": (c_int32, [_CONNECTOR, c_uint64, c_char_p, c_size_t, _ERROR]),
+    "kv_job_finish": (c_int32, [_CONNECTOR, c_uint64, c_int32, c_char_p, _ERROR]),
+    "kv_job_state": (c_int32, [_CONNECTOR, c_uint64, _ERROR]),
 }
 
 

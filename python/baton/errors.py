@@ -61,3 +61,8 @@ _BY_RESULT = {-1: NotPostedError, -2: InvalidParamError, -3: BackendError, -4: N
 def error_of(result: int, text: str) -> BatonError:
     """The exception that a negative result of the library stands for."""
     return _BY_RESULT.get(result, UnknownError)(text)
+
+
+def number_of(error: object) -> int:
+    """The library's number for an exception, or for a text that is none."""
+    return next((number for number, kind in _BY_RESULT.items() if type(error) is kind), -8)

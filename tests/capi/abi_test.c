@@ -83,7 +83,7 @@ SIZE(baton_bytes, 16);
 FIELD(baton_bytes, data, 0, 8);
 FIELD(baton_bytes, size, 8, 8);
 
-SIZE(baton_agent_options, 80);
+SIZE(baton_agent_options, 88);
 FIELD(baton_agent_options, size, 0, 8);
 FIELD(baton_agent_options, name, 8, 8);
 FIELD(baton_agent_options, providers, 16, 8);
@@ -97,6 +97,7 @@ FIELD(baton_agent_options, max_transfers, 52, 4);
 FIELD(baton_agent_options, settings, 56, 8);
 FIELD(baton_agent_options, metadata_store, 64, 8);
 FIELD(baton_agent_options, metadata_lease_ms, 72, 4);
+FIELD(baton_agent_options, staging_bytes, 80, 8);
 
 SIZE(baton_agent_stats, 96);
 FIELD(baton_agent_stats, size, 0, 8);
@@ -175,11 +176,12 @@ FIELD(baton_kv_share, ranks, 8, 4);
 FIELD(baton_kv_share, rank, 12, 4);
 FIELD(baton_kv_share, turn, 16, 8);
 
-SIZE(baton_kv_plan_info, 24);
+SIZE(baton_kv_plan_info, 32);
 FIELD(baton_kv_plan_info, size, 0, 8);
 FIELD(baton_kv_plan_info, bytes_per_token, 8, 8);
 FIELD(baton_kv_plan_info, layers, 16, 4);
 FIELD(baton_kv_plan_info, complete, 20, 4);
+FIELD(baton_kv_plan_info, requantises, 24, 4);
 
 SIZE(baton_kv_blocks, 24);
 FIELD(baton_kv_blocks, blocks, 0, 8);
@@ -197,6 +199,63 @@ FIELD(baton_kv_request, local, 40, 8);
 FIELD(baton_kv_request, local_groups, 48, 8);
 FIELD(baton_kv_request, remote, 56, 8);
 FIELD(baton_kv_request, remote_groups, 64, 8);
+
+SIZE(baton_kv_connector_options, 72);
+FIELD(baton_kv_connector_options, size, 0, 8);
+FIELD(baton_kv_connector_options, name, 8, 8);
+FIELD(baton_kv_connector_options, providers, 16, 8);
+FIELD(baton_kv_connector_options, require, 24, 8);
+FIELD(baton_kv_connector_options, key_file, 32, 8);
+FIELD(baton_kv_connector_options, listen_host, 40, 8);
+FIELD(baton_kv_connector_options, settings, 48, 8);
+FIELD(baton_kv_connector_options, max_transfers, 56, 4);
+FIELD(baton_kv_connector_options, listen_port, 60, 2);
+FIELD(baton_kv_connector_options, allow_pull, 62, 1);
+FIELD(baton_kv_connector_options, serialized, 63, 1);
+FIELD(baton_kv_connector_options, max_lease, 64, 8);
+
+SIZE(baton_kv_connector_stats, 40);
+FIELD(baton_kv_connector_stats, size, 0, 8);
+FIELD(baton_kv_connector_stats, bytes_sent, 8, 8);
+FIELD(baton_kv_connector_stats, bytes_loaded, 16, 8);
+FIELD(baton_kv_connector_stats, loads_failed, 24, 8);
+FIELD(baton_kv_connector_stats, jobs_failed, 32, 8);
+
+SIZE(baton_kv_load, 120);
+FIELD(baton_kv_load, size, 0, 8);
+FIELD(baton_kv_load, id, 8, 8);
+FIELD(baton_kv_load, prefill, 16, 8);
+FIELD(baton_kv_load, shards, 24, 8);
+FIELD(baton_kv_load, shard_count, 32, 8);
+FIELD(baton_kv_load, key, 40, 8);
+FIELD(baton_kv_load, tokens, 48, 8);
+FIELD(baton_kv_load, token_count, 56, 8);
+FIELD(baton_kv_load, blocks, 64, 8);
+FIELD(baton_kv_load, block_count, 72, 8);
+FIELD(baton_kv_load, first_token, 80, 4);
+FIELD(baton_kv_load, loads_of_key, 84, 4);
+FIELD(baton_kv_load, timeout, 88, 8);
+FIELD(baton_kv_load, silence, 96, 8);
+FIELD(baton_kv_load, lease, 104, 8);
+FIELD(baton_kv_load, pull, 112, 4);
+
+SIZE(baton_kv_job, 64);
+FIELD(baton_kv_job, size, 0, 8);
+FIELD(baton_kv_job, job, 8, 8);
+FIELD(baton_kv_job, request, 16, 8);
+FIELD(baton_kv_job, decode, 24, 8);
+FIELD(baton_kv_job, key, 32, 8);
+FIELD(baton_kv_job, tokens, 40, 8);
+FIELD(baton_kv_job, token_count, 48, 8);
+FIELD(baton_kv_job, first_token, 56, 4);
+FIELD(baton_kv_job, loads_of_key, 60, 4);
+
+SIZE(baton_kv_binding, 32);
+FIELD(baton_kv_binding, size, 0, 8);
+FIELD(baton_kv_binding, key, 8, 8);
+FIELD(baton_kv_binding, tokens, 16, 4);
+FIELD(baton_kv_binding, loads, 20, 4);
+FIELD(baton_kv_binding, lease, 24, 8);
 
 #endif
 

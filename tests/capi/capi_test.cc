@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -70,7 +71,14 @@ TEST_F(Capi, MetadataInAStore) {
   EXPECT_EQ(baton_agent_create(&options, &agent, &error), BATON_ERR_INVALID_PARAM);
   EXPECT_THAT(error.text, HasSubstr("lease"));
   options.metadata_lease_ms = 0;
+  EXPECT_EQ(baton_agent_create(&options, &agent, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_THAT(error.text, HasSubstr("\"file:///nowhere\": there is no such folder"));
+  char folder[] = "/tmp/baton-capi-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string store = std::string("file://") + folder;
+  options.metadata_store = store.c_str();
   ASSERT_EQ(baton_agent_create(&options, &agent, &error), BATON_OK) << error.text;
+  ASSERT_EQ(rmdir(folder), 0);  // it goes later
   EXPECT_EQ(baton_agent_metadata_state(agent, "c", &error), BATON_ERR_NOT_FOUND);
   EXPECT_EQ(baton_agent_publish_metadata(agent, nullptr, 0, nullptr, &error), BATON_OK);
   EXPECT_EQ(baton_agent_metadata_state(agent, "c", &error), BATON_ERR_REMOTE_DISCONNECT);

@@ -121,6 +121,85 @@ TEST_F(KvInC, APlanFromItsLayoutsToTheBytes) {
   EXPECT_EQ(baton_transfer_release(here.agent, pull, BATON_FOREVER, &error), BATON_OK);
 }
 
+// What becomes of the values is for kv_requantise_test and Python's.
+TEST_F(KvInC, APlanThatRequantises) {
+  const uint64_t heads = 2, blocks = 8, tokens = 16;
+  std::vector<uint8_t> values(blocks * tokens * heads * 4 * 4, 0xee);  // a layer's K, its V, ...
+  std::vector<float> scales(blocks * tokens * heads * 4, -1.0f);
+  const baton_descriptor ranges[] = {
+      {reinterpret_cast<uint64_t>(values.data()), values.size(), 0},
+      {reinterpret_cast<uint64_t>(scales.data()), scales.size() * 4, 0}};
+  ASSERT_EQ(baton_agent_register(there.agent, BATON_DRAM, ranges, 2, &error), BATON_OK);
+  baton_bytes bytes{};
+  ASSERT_EQ(baton_agent_metadata(there.agent, &bytes, &error), BATON_OK);
+  ASSERT_EQ(baton_agent_add_remote(here.agent, bytes.data, bytes.size, nullptr, &error), BATON_OK);
+  baton_bytes_free(&bytes);
+  uint64_t at[4][2];  // of K, V and their scales, in each layer
+  baton_kv_field fields[4];
+  for (uint64_t f = 0; f < 4; ++f) {
+    const uint64_t row = 4;  // bytes: four of fp8, or one float
+    for (uint64_t layer = 0; layer < 2; ++layer) {
+      at[f][layer] = ranges[f / 2].address + (layer * 2 + f % 2) * blocks * tokens * heads * row;
+    }
+    fields[f] = {f < 2 ? BATON_KV_KEY + static_cast<int32_t>(f)
+                       : BATON_KV_KEY_SCALE + static_cast<int32_t>(f) - 2,
+                 f < 2 ? BATON_KV_FLOAT8_E4M3 : BATON_KV_FLOAT32,
+                 f < 2 ? 4u : 1u,
+                 0,
+                 tokens * heads * row,
+                 heads * row,
+                 row,
+                 f < 2 ? 1u : 4u,
+                 at[f]};
+  }
+  baton_kv_layout* fp8 = nullptr;
+  ASSERT_EQ(baton_kv_layout_create(&there.model, &fp8, &error), BATON_OK);
+  ASSERT_EQ(baton_kv_layout_add_fields(fp8, BATON_DRAM, ranges, 2, &there.group, fields, 4, &error),
+            BATON_OK)
+      << error.text;
+  baton_kv_plan* plan = nullptr;
+  EXPECT_EQ(baton_kv_plan_create(here.agent, BATON_WRITE, here.layout, "there", fp8, nullptr, &plan,
+                                 &error),
+            BATON_ERR_MISMATCH);
+  EXPECT_THAT(error.text, HasSubstr("baton_kv_plan_create_requantising()"));
+  ASSERT_EQ(baton_kv_plan_create_requantising(here.agent, BATON_WRITE, here.layout, "there", fp8,
+                                              nullptr, &plan, &error),
+            BATON_OK)
+      << error.text;
+  baton_kv_plan_info info{};
+  info.size = sizeof info;
+  ASSERT_EQ(baton_kv_plan_get_info(plan, &info, &error), BATON_OK);
+  EXPECT_EQ(info.requantises, 1u);
+  EXPECT_EQ(info.bytes_per_token, 2 * 2 * 2 * (4 + 4));  // layers, K and V, heads
+  EXPECT_EQ(info.complete, 1u);
+  // 448 and less: the codes are those of the values, with a scale of 1.
+  const uint16_t row[] = {0x43e0, 0x3f80, 0x0000, 0xbf00};  // 448, 1, 0, -0.5
+  for (size_t i = 0; i < here.memory.size(); i += sizeof row) {
+    memcpy(&here.memory[i], row, sizeof row);
+  }
+  const int64_t from[] = {2}, to[] = {7, 1};
+  const baton_kv_blocks local{from, 1, 0}, remote{to, 2, 0};
+  baton_kv_request request = BATON_KV_REQUEST_INIT;
+  request.local = &local, request.remote = &remote;
+  request.local_groups = request.remote_groups = 1;
+  baton_transfer push = 0;
+  ASSERT_EQ(baton_kv_plan_make_transfer(here.agent, plan, &request, nullptr, 0, &push, &error),
+            BATON_OK)
+      << error.text;
+  ASSERT_EQ(baton_transfer_post(here.agent, push, nullptr, 0, &error), BATON_OK) << error.text;
+  ASSERT_EQ(baton_transfer_wait(here.agent, push, 60'000'000'000, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_transfer_release(here.agent, push, BATON_FOREVER, &error), BATON_OK);
+  const uint8_t codes[] = {0x7e, 0x38, 0x00, 0xb0};
+  for (uint64_t i = 0; i < scales.size(); ++i) {
+    const uint64_t block = i / heads / tokens % blocks;
+    const bool moved = block == 7 || block == 1;
+    EXPECT_EQ(scales[i], moved ? 1.0f : -1.0f) << i;
+    EXPECT_EQ(memcmp(&values[i * 4], codes, 4) == 0, moved) << i;
+  }
+  baton_kv_plan_destroy(plan);
+  baton_kv_layout_destroy(fp8);
+}
+
 TEST_F(KvInC, GroupsAreAsTheyWereAdded) {
   baton_kv_group group{};
   group.size = sizeof group;

@@ -470,6 +470,146 @@ class Two(unittest.TestCase):
             self.pull()
 
 
+def floats_of(bf16):
+    """bfloat16, which is uint16 to numpy, as float32."""
+    return (bf16.astype(numpy.uint32) << 16).view(numpy.float32)
+
+
+# The magnitudes of e4m3's codes: exponent and mantissa, and NaN for the last.
+FP8 = numpy.array([(m / 8 if e == 0 else 1 + m / 8) * 2.0 ** (max(e, 1) - 7) for e in range(16) for m in range(8)])
+
+
+def fp8_of(rows):
+    """(codes, scales) of float32 rows [..., element], by the definition: nearest, ties to the even code."""
+    finite = numpy.where(numpy.isfinite(rows), numpy.abs(rows), numpy.float32(0))
+    largest = finite.max(-1, keepdims=True)
+    scales = numpy.where(largest == 0, numpy.float32(1),
+                         numpy.maximum(largest / numpy.float32(448), numpy.finfo(numpy.float32).tiny))
+    with numpy.errstate(all="ignore"):
+        scaled = (rows / scales).astype(numpy.float64)
+    magnitudes = numpy.minimum(numpy.abs(numpy.where(numpy.isfinite(scaled), scaled, 0)), 448)
+    above = numpy.clip(numpy.searchsorted(FP8[:127], magnitudes), 1, 126)
+    low, high = magnitudes - FP8[above - 1], FP8[above] - magnitudes
+    codes = numpy.where((low < high) | ((low == high) & (above % 2 == 1)), above - 1, above)
+    codes = numpy.where(numpy.isfinite(scaled), codes, 127) | numpy.where(numpy.signbit(scaled), 128, 0)
+    return codes.astype(numpy.uint8), scales.astype(numpy.float32)
+
+
+class Fp8Cache:
+    """K and V in fp8 in one tensor for each layer, scales in another; `views` as Cache has them, of both."""
+
+    def __init__(self, layers, blocks, tokens, heads, size, order):
+        def shape(last):
+            return (blocks, 2, tokens, heads, last) if order == "NHD" else (blocks, 2, heads, tokens, last)
+        self.tokens, self.heads = tokens, heads
+        self.values = [numpy.full(shape(size), 0xEE, numpy.uint8) for _ in range(layers)]
+        self.scales = [numpy.full(shape(1), -1, numpy.float32) for _ in range(layers)]
+        self.tensors = self.values + self.scales
+        self.seen = {name: [tensor[:, which] if order == "NHD" else tensor[:, which].swapaxes(1, 2) for tensor in tensors]
+                     for name, tensors, which in (("key", self.values, 0), ("value", self.values, 1),
+                                                  ("key_scale", self.scales, 0), ("value_scale", self.scales, 1))}
+
+    def add_to(self, layout, total_heads, first_head):
+        types = {"key": "float8_e4m3", "value": "float8_e4m3", "key_scale": "float32", "value_scale": "float32"}
+        return layout.add_views(self.seen, buffers=self.tensors, dtype=types, total_heads=total_heads,
+                                first_head=first_head)
+
+    def put(self, content, pages, begin, end, heads):
+        tokens = numpy.arange(begin, end)
+        blocks = numpy.asarray(pages)[tokens // self.tokens]
+        for layer, both in enumerate(content):
+            for name, values in zip(("key", "value"), both):
+                codes, scales = fp8_of(floats_of(values[begin:end, heads[0]:heads[1]]))
+                self.seen[name][layer][blocks, tokens % self.tokens] = codes
+                self.seen[name + "_scale"][layer][blocks, tokens % self.tokens] = scales
+
+
+class Requantised(unittest.TestCase):
+    """bf16 sources of one degree into fp8 targets of another, pushed and pulled, against numpy."""
+
+    def pair(self, agents, seed):
+        rng = random.Random(seed)
+        total, layers, size = rng.choice([1, 2, 4, 8]), rng.randint(1, 3), rng.choice([8, 24])
+        length, op = rng.randint(1, 200), (baton.WRITE, baton.READ)[seed % 2]
+        names = iter(agents)
+        sources, targets = rng.randint(1, 3), rng.randint(1, 2)
+        content = content_of(seed, layers, 256, total, size)
+        style, block, order = style_of(rng, layers, size), rng.choice([4, 8, 12, 16, 32]), rng.choice(ORDERS)
+        unit, begin = math.gcd(style["tokens"], block), rng.randrange(length) if rng.random() < 0.3 else 0
+        mine = [Engine(next(names), rng, total, sources, rank, style, length, 0x1111) for rank in range(sources)]
+        for source in mine:
+            source.cache.put(content, source.pages, 0, len(source.pages) * source.cache.tokens, source.heads)
+        checks, registered = [], [(source.agent, source.cache.tensors) for source in mine]
+        for rank in range(targets):
+            heads, used = shard(total, targets, rank), -(-length // block)
+            pages = rng.sample(range(used + 2), used)
+            cache, want = (Fp8Cache(layers, used + 2, block, heads[1] - heads[0], size, order) for _ in range(2))
+            want.put(content, pages, begin // unit * unit, -(-length // unit) * unit, heads)
+            agent = next(names)
+            agent.register(*cache.tensors)
+            registered.append((agent, cache.tensors))
+            checks.append((cache, want))
+            layout = cache.add_to(baton.KvLayout(MODEL), total, heads[0])
+            for number, source in enumerate(mine):
+                here, there = ((source.agent, source.layout, source.pages), (agent, layout, pages))[::1 if op == baton.WRITE
+                                                                                                    else -1]
+                name = here[0].add_remote(there[0].metadata())
+                plan = baton.KvPlan(here[0], op, here[1], name, baton.KvLayout.decode(there[1].encode()),
+                                    share=baton.KvShare(sources, number, seed), requantise=True)
+                assert plan.complete and (plan.requantises or plan.bytes_per_token == 0), seed
+                with plan.post(here[2], numpy.array(there[2]), tokens=(begin, length)) as transfer:
+                    transfer.wait(60)
+        for cache, want in checks:
+            for got, right in zip(cache.tensors, want.tensors):
+                assert numpy.array_equal(got, right), f"seed {seed}: a target is not what numpy says"
+        for agent, tensors in registered:
+            agent.deregister(*tensors)
+
+    def test_every_byte_is_what_numpy_makes_of_it(self):
+        agents = [baton.Agent(f"engine {i}", staging_bytes=1 << 18) for i in range(5)]
+        for seed in range(40):
+            with self.subTest(seed=seed):
+                self.pair(agents, seed)
+        for agent in agents:
+            agent.close()
+
+    def test_a_push_as_others_are(self):
+        """Awaited, with a message, aborted and closed in the middle, and refused where nobody asked for it."""
+        with baton.Agent("prefill", staging_bytes=1 << 20) as prefill, baton.Agent("decode") as decode:
+            here = Cache(range(2), 64, 16, 4, 64, "NHD", "split", False, 0)
+            there = Fp8Cache(2, 32, 32, 4, 64, "HND")
+            content = content_of(1, 2, 1024, 4, 64)
+            pages, blocks = list(range(64))[::-1], list(range(32))
+            here.put(content, pages, 0, 1024, (0, 4))
+            prefill.register(*here.tensors)
+            decode.register(*there.tensors)
+            prefill.add_remote(decode.metadata())
+            mine, theirs = here.add_to(baton.KvLayout(MODEL), 4, 0), there.add_to(baton.KvLayout(MODEL), 4, 0)
+            with self.assertRaisesRegex(baton.MismatchError, "requantise=True"):
+                baton.KvPlan(prefill, baton.WRITE, mine, "decode", theirs)
+            with self.assertRaisesRegex(baton.MismatchError, "without values and scales"):
+                baton.KvPlan(prefill, baton.READ, mine, "decode", theirs, requantise=True)
+            plan = baton.KvPlan(prefill, baton.WRITE, mine, "decode", theirs, requantise=True)
+            self.assertTrue(plan.requantises)
+            self.assertEqual((plan.layers, plan.bytes_per_token), (2, 2 * 2 * 4 * (64 + 4)))
+            self.assertFalse(baton.KvPlan(prefill, baton.WRITE, mine, "prefill", mine, requantise=True).requantises)
+            for _ in range(4):
+                with plan.post(pages, blocks) as transfer:
+                    transfer.abort()
+            with plan.post(pages, blocks, message=b"request 1") as transfer:
+                asyncio.run(asyncio.wait_for(transfer, 60))
+                self.assertEqual(transfer.telemetry().bytes, 1024 * plan.bytes_per_token)
+            want = Fp8Cache(2, 32, 32, 4, 64, "HND")
+            want.put(content, blocks, 0, 1024, (0, 4))
+            for got, right in zip(there.tensors, want.tensors):
+                self.assertTrue(numpy.array_equal(got, right))
+            heard = []
+            while not heard:
+                heard = decode.messages()
+            self.assertEqual(heard, [("prefill", b"request 1")])
+            plan.post(pages, blocks)  # and closed while it runs
+
+
 class OtherShapes(unittest.TestCase):
     """MLA, windows, several groups, keys that lie transposed."""
 

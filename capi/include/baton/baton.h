@@ -96,9 +96,12 @@ typedef struct baton_agent_options {
   uint32_t max_transfers;   // 0: the default
   const char* settings;     // "tcp.sockets=4,shm.x=y": docs/settings.md; NULL: the defaults
   // Where agents leave metadata for each other: "etcd://HOST:PORT/PREFIX", "http://HOST:PORT/PATH",
-  // "file:///FOLDER"; NULL: nowhere.
+  // "file:///FOLDER"; NULL: nowhere. A folder that is not there is BATON_ERR_NOT_FOUND, one that
+  // cannot be written BATON_ERR_NOT_ALLOWED.
   const char* metadata_store;
   uint32_t metadata_lease_ms;  // what is there is gone so long after its agent; 0: the default
+  // Memory through which KV goes that is requantised on its way; 0: the default, 16 MiB.
+  uint64_t staging_bytes;
 } baton_agent_options;
 // Fills in the defaults. `size`: sizeof(baton_agent_options).
 void baton_agent_options_init(baton_agent_options* options, size_t size);
@@ -293,8 +296,9 @@ int32_t baton_next_lost_message(baton_agent* agent, baton_bytes* to, baton_bytes
 //
 // Tensor-parallel degrees, block sizes, the order of dimensions, and how K and V lie may differ.
 // What must be equal: the model, the number of its KV heads, which fields there are, and the type
-// and width of each. Layers and heads that both hold move; kvtransfer/kv_layout.h and kv_plan.h
-// say how. A layout and a plan touch no memory; they may be used in a forked child.
+// and width of each, but for baton_kv_plan_create_requantising(). Layers and heads that both hold
+// move; kvtransfer/kv_layout.h and kv_plan.h say how. A layout and a plan touch no memory; they may
+// be used in a forked child.
 
 typedef struct baton_kv_layout baton_kv_layout;
 typedef struct baton_kv_plan baton_kv_plan;
@@ -422,13 +426,27 @@ typedef struct baton_kv_share {
 int32_t baton_kv_plan_create(baton_agent* agent, int32_t op, const baton_kv_layout* local,
                              const char* remote, const baton_kv_layout* remote_layout,
                              const baton_kv_share* share, baton_kv_plan** out, baton_error* error);
+// The same where the source keeps K and V (or MLA's latent) as bf16 or fp32, and the target as fp8
+// e4m3 with scales: fields of roles ..._SCALE in float32, one for each token and head or for each
+// part of a row. What is scaled how: kvtransfer/kv_requantise.h. A thread of this agent converts,
+// piece by piece through staging memory of the agent's (staging_bytes): with BATON_WRITE before it
+// sends, so that half of bf16's bytes travel; with BATON_READ after it has read. The local cache is
+// BATON_DRAM (else BATON_ERR_NOT_SUPPORTED). Where types are equal, what baton_kv_plan_create()
+// gives. BATON_ERR_BACKEND also where staging_bytes is too little for a block. What is said of
+// transfers holds for those of this plan.
+int32_t baton_kv_plan_create_requantising(baton_agent* agent, int32_t op,
+                                          const baton_kv_layout* local, const char* remote,
+                                          const baton_kv_layout* remote_layout,
+                                          const baton_kv_share* share, baton_kv_plan** out,
+                                          baton_error* error);
 void baton_kv_plan_destroy(baton_kv_plan* plan);  // NULL: nothing
 
 typedef struct baton_kv_plan_info {
   size_t size;               // sizeof(baton_kv_plan_info)
-  uint64_t bytes_per_token;  // that move, in all layers
+  uint64_t bytes_per_token;  // that travel, in all layers
   uint32_t layers;           // that move
-  uint32_t complete;  // 1: the source has every layer of the target, and every head of its share
+  uint32_t complete;     // 1: the source has every layer of the target, and every head of its share
+  uint32_t requantises;  // 1: values become others on their way
 } baton_kv_plan_info;
 int32_t baton_kv_plan_get_info(const baton_kv_plan* plan, baton_kv_plan_info* out,
                                baton_error* error);
@@ -467,6 +485,183 @@ typedef struct baton_kv_request {
 int32_t baton_kv_plan_make_transfer(baton_agent* agent, const baton_kv_plan* plan,
                                     const baton_kv_request* request, const void* message,
                                     size_t message_size, baton_transfer* out, baton_error* error);
+
+// --- KV connectors ------------------------------------------------------------------------------
+//
+// The hand-over of requests from a worker that computes their prompts (prefill) to the one that
+// goes on with them (decode), with the calls that Baton's own engine makes. Where an agent moves
+// what it is told to, a connector knows what a request is: who asks for it, which of its layers and
+// blocks are computed, which have arrived, who has died, and when blocks are free again. What every
+// call means and promises: kvtransfer/kv_connector.h.
+//
+//   decode                                         prefill
+//   baton_kv_connector_create(&options, ...)       baton_kv_connector_create(&options, ...)
+//   baton_kv_connector_register_cache(c, layout)   baton_kv_connector_register_cache(c, layout)
+//   baton_kv_load load = BATON_KV_LOAD_INIT;       baton_kv_connector_address(c, &address)
+//   load.prefill = address; ...
+//   baton_kv_load_start(c, &load)      -- asks ->  baton_kv_job_next(c, &job)
+//                                                  for each layer, and each run of blocks in it:
+//   baton_kv_load_wait(c, id, layer)   <- pages -    baton_kv_job_save_layer(c, job, layer, ...)
+//   baton_kv_load_payload(c, id, &b)               baton_kv_job_give_payload(c, job, token, ...)
+//   baton_kv_load_end(c, id)                       baton_kv_job_finish(c, job, BATON_OK, NULL)
+//                                                  baton_kv_job_state(c, job): BATON_OK, the
+//                                                  blocks are free again
+//
+// Prefill may be first: baton_kv_job_bind() opens the job of a request's key, which loads name.
+// Loads with `pull` read prefill's blocks under a lease instead of having their own written. One
+// connector may be both sides. The two caches may be laid out differently, as for plans; types are
+// equal.
+//
+// Threads: calls may come from any thread, and take turns; baton_kv_load_wait() and
+// baton_kv_connector_wait() let others have theirs. A thread of the connector's moves bytes, renews
+// leases, answers and ends what has run out, whatever the engine does meanwhile.
+//
+// Memory: blocks named in a call stay as they are, neither freed nor written, until
+// baton_kv_load_end() or baton_kv_job_state() is BATON_OK. The cache is BATON_DRAM, is registered
+// by the connector itself, and outlives it.
+//
+// Times are in nanoseconds. A load or job that is not known is BATON_ERR_NOT_FOUND, but BATON_OK
+// for the calls that end one: it is over.
+
+typedef struct baton_kv_connector baton_kv_connector;
+
+typedef struct baton_kv_connector_options {
+  size_t size;            // sizeof(baton_kv_connector_options)
+  const char* name;       // 1 to 64 bytes, as workers tell each other
+  const char* providers;  // these seven as for an agent
+  const char* require;
+  const char* key_file;
+  const char* listen_host;
+  const char* settings;
+  uint32_t max_transfers;
+  uint16_t listen_port;
+  uint8_t allow_pull;  // prefill: 1: loads may pull, and decode workers can read the cache
+  uint8_t serialized;  // prefill: 1: nothing leaves before baton_kv_job_finish(), to compare
+  int64_t max_lease;   // prefill: the longest lease that it grants; 0: the default, 60 s
+} baton_kv_connector_options;
+// Fills in the defaults. `size`: sizeof(baton_kv_connector_options).
+void baton_kv_connector_options_init(baton_kv_connector_options* options, size_t size);
+
+int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
+                                  baton_kv_connector** out, baton_error* error);
+// Ends what is under way: nobody touches the cache afterwards. NULL: nothing.
+void baton_kv_connector_destroy(baton_kv_connector* connector);
+// Once, before all else. The buffers that the layout was made with are registered; it may be
+// destroyed afterwards. BATON_ERR_NOT_SUPPORTED: memory of a device.
+int32_t baton_kv_connector_register_cache(baton_kv_connector* connector,
+                                          const baton_kv_layout* layout, baton_error* error);
+// Text that goes into baton_kv_load.prefill of others.
+int32_t baton_kv_connector_address(baton_kv_connector* connector, baton_bytes* out,
+                                   baton_error* error);
+// Readable when a load, a job or a message may have got on; read 8 bytes to clear it. For one who
+// sleeps on it; any number of others may be in ..._wait().
+int baton_kv_connector_event_fd(const baton_kv_connector* connector);
+// Until something may have got on since this call returned last. BATON_ERR_TIMEOUT: nothing has.
+int32_t baton_kv_connector_wait(baton_kv_connector* connector, int64_t timeout, baton_error* error);
+
+typedef struct baton_kv_connector_stats {
+  size_t size;  // sizeof(baton_kv_connector_stats)
+  uint64_t bytes_sent, bytes_loaded, loads_failed, jobs_failed;
+} baton_kv_connector_stats;
+// `route`, unless NULL: how the last peer is reached, for people.
+int32_t baton_kv_connector_get_stats(baton_kv_connector* connector, baton_kv_connector_stats* out,
+                                     baton_bytes* route, baton_error* error);
+
+// Decode asks for the KV of tokens [first_token, token_count).
+typedef struct baton_kv_load {
+  size_t size;                // sizeof(baton_kv_load)
+  uint64_t id;                // the caller's number for it, of none that is open
+  const char* prefill;        // a connector's address, or its host:port
+  const char* const* shards;  // instead: those of a tensor-parallel group, in the order of ranks
+  size_t shard_count;
+  const char* key;        // names the request at both ends, at most 256 bytes; NULL: none
+  const int32_t* tokens;  // from the start of the sequence
+  size_t token_count;
+  const uint32_t* blocks;  // where the KV goes, in order; group after group
+  size_t block_count;
+  uint32_t first_token;   // KV before it is here already; a multiple of every block size
+  uint32_t loads_of_key;  // how many loads with this key come to one prefill worker
+  int64_t timeout;        // 0: the default, 60 s
+  int64_t silence;  // prefill may say nothing for so long, not even that it lives; 0: any time
+  int64_t lease;    // with `pull`: how long prefill holds blocks without a word; 0: 10 s
+  uint32_t pull;    // 1: read out of prefill's cache, where it allows that
+} baton_kv_load;
+#define BATON_KV_LOAD_INIT \
+  { sizeof(baton_kv_load), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }
+
+// Returns at once. BATON_ERR_REPOST_ACTIVE: that id is open.
+int32_t baton_kv_load_start(baton_kv_connector* connector, const baton_kv_load* load,
+                            baton_error* error);
+// `layers`, unless NULL, gets how many layers are here, counted from 0. BATON_OK: all are;
+// BATON_IN_PROGRESS; or why the KV will never come (BATON_ERR_CANCELED: its time has run out).
+int32_t baton_kv_load_state(baton_kv_connector* connector, uint64_t id, uint32_t* layers,
+                            baton_error* error);
+// Until layer number `layer` is here. BATON_ERR_TIMEOUT: it is not, and the load goes on.
+int32_t baton_kv_load_wait(baton_kv_connector* connector, uint64_t id, uint32_t layer,
+                           int64_t timeout, baton_error* error);
+// The load's deadline is `timeout` from now.
+int32_t baton_kv_load_renew(baton_kv_connector* connector, uint64_t id, int64_t timeout,
+                            baton_error* error);
+// What prefill gave with the KV: the first token, sampling state. BATON_IN_PROGRESS: prefill has
+// not finished. Before baton_kv_load_end(), which forgets the load.
+int32_t baton_kv_load_payload(baton_kv_connector* connector, uint64_t id, baton_bytes* out,
+                              baton_error* error);
+// Which of its blocks do not hold all of their KV, as far as is known; of a load that failed, the
+// others may be kept. `out` gets as many as `room`; `count` how many there are.
+int32_t baton_kv_load_failed_blocks(baton_kv_connector* connector, uint64_t id, uint32_t* out,
+                                    size_t room, size_t* count, baton_error* error);
+// Ends a load, complete or not. BATON_OK: no byte can arrive any more, and its blocks are free.
+// BATON_IN_PROGRESS: not yet, call it again.
+int32_t baton_kv_load_end(baton_kv_connector* connector, uint64_t id, baton_error* error);
+
+// A request as the prefill worker sees it. Pointers are valid until the next baton_kv_job_next().
+typedef struct baton_kv_job {
+  size_t size;         // sizeof(baton_kv_job)
+  uint64_t job;        // this connector's number for it
+  uint64_t request;    // decode's id
+  const char* decode;  // the name of who asks
+  const char* key;     // the load's; "": none
+  const int32_t* tokens;
+  size_t token_count;
+  uint32_t first_token;  // send from here on
+  uint32_t loads_of_key;
+} baton_kv_job;
+
+// The next request of a decode worker; BATON_ERR_NOT_FOUND: none now.
+int32_t baton_kv_job_next(baton_kv_connector* connector, baton_kv_job* out, baton_error* error);
+
+// Prefill starts before anybody has asked.
+typedef struct baton_kv_binding {
+  size_t size;      // sizeof(baton_kv_binding)
+  const char* key;  // that loads will name
+  uint32_t tokens;  // of the sequence: loads ask for these or fewer
+  uint32_t loads;   // that will come
+  int64_t lease;    // for the last of them to come; 0: the default, 60 s
+} baton_kv_binding;
+// Opens a job, which baton_kv_job_next() does not give. BATON_ERR_REPOST_ACTIVE: the key has one.
+int32_t baton_kv_job_bind(baton_kv_connector* connector, const baton_kv_binding* binding,
+                          uint64_t* job, baton_error* error);
+// Its loads may come until `lease` from now.
+int32_t baton_kv_job_renew(baton_kv_connector* connector, uint64_t job, int64_t lease,
+                           baton_error* error);
+// 1: somebody wants it or may still come; 0: stop computing it.
+int baton_kv_job_is_wanted(baton_kv_connector* connector, uint64_t job);
+// Blocks [first_block, first_block + count) of the sequence are computed in layer number `layer`,
+// and lie in these blocks of the cache: they are sent, or offered. BATON_ERR_CANCELED: nobody wants
+// them.
+int32_t baton_kv_job_save_layer(baton_kv_connector* connector, uint64_t job, uint32_t layer,
+                                uint32_t first_block, const uint32_t* blocks, size_t count,
+                                baton_error* error);
+// Goes to decode when the job is finished; at most 4096 bytes.
+int32_t baton_kv_job_give_payload(baton_kv_connector* connector, uint64_t job, const void* payload,
+                                  size_t size, baton_error* error);
+// All is saved (BATON_OK), or, with another result and the text of why, nothing more will come. For
+// every job that came or was bound, wanted or not.
+int32_t baton_kv_job_finish(baton_kv_connector* connector, uint64_t job, int32_t outcome,
+                            const char* why, baton_error* error);
+// After baton_kv_job_finish(): BATON_OK: its blocks are free, and the job is forgotten.
+// BATON_IN_PROGRESS: not yet.
+int32_t baton_kv_job_state(baton_kv_connector* connector, uint64_t job, baton_error* error);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,287 @@
+// KV connectors in C: decode here, prefill in a process of its own that is killed (connector_peer),
+// and what is refused. What connectors do is tested in tests/kvtransfer/ and tests/python/.
+#include <baton/baton.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstddef>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+extern char** environ;
+
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kLong = 60'000'000'000;
+constexpr uint32_t kLayers = 3, kBlocks = 8, kBlockTokens = 16, kRow = 16;
+
+class Peer {
+ public:
+  explicit Peer(const char* stop_before) {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
+    char* const arguments[] = {const_cast<char*>(CONNECTOR_PEER), const_cast<char*>(stop_before),
+                               nullptr};
+    EXPECT_EQ(posix_spawn(&pid_, CONNECTOR_PEER, &actions, nullptr, arguments, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    out_ = fdopen(ends[0], "r");
+  }
+  ~Peer() {
+    kill_it();
+    fclose(out_);
+  }
+  std::string line() {
+    char text[4096] = "";
+    if (fgets(text, sizeof text, out_) == nullptr) return "";
+    text[strcspn(text, "\n")] = 0;
+    return text;
+  }
+  void kill_it() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  FILE* out_ = nullptr;
+};
+
+struct ConnectorInC : ::testing::Test {
+  void SetUp() override {
+    baton_kv_connector_options options;
+    baton_kv_connector_options_init(&options, sizeof options);
+    options.name = "decode-in-C";
+    ASSERT_EQ(baton_kv_connector_create(&options, &connector, &error), BATON_OK) << error.text;
+    baton_kv_model model{sizeof model, "weights", nullptr, nullptr, nullptr};
+    baton_kv_group group{sizeof group, nullptr, kLayers, kBlocks, kBlockTokens, 0, 2, 0, 2};
+    // One tensor, [K or V][block]... of each layer.
+    baton_kv_paged paged{sizeof paged, kRow / 2, BATON_KV_BYTE, BATON_KV_HND, BATON_KV_STACKED, 0};
+    std::vector<baton_descriptor> tensors;
+    for (auto& layer : cache) {
+      layer.resize(size_t{2} * kBlocks * kBlockTokens * kRow);
+      tensors.push_back({reinterpret_cast<uint64_t>(layer.data()), layer.size(), 0});
+    }
+    ASSERT_EQ(baton_kv_layout_create(&model, &layout, &error), BATON_OK);
+    ASSERT_EQ(baton_kv_layout_add_paged(layout, BATON_DRAM, tensors.data(), tensors.size(), &group,
+                                        &paged, &error),
+              BATON_OK)
+        << error.text;
+    ASSERT_EQ(baton_kv_connector_register_cache(connector, layout, &error), BATON_OK) << error.text;
+    tokens.resize(40);
+    std::iota(tokens.begin(), tokens.end(), 3);
+  }
+  void TearDown() override {
+    baton_kv_connector_destroy(connector);
+    baton_kv_layout_destroy(layout);
+  }
+  baton_kv_load load(uint64_t id, const std::string& prefill, uint32_t pull) const {
+    baton_kv_load out = BATON_KV_LOAD_INIT;
+    out.id = id;
+    out.prefill = prefill.c_str();
+    out.tokens = tokens.data();
+    out.token_count = tokens.size();
+    out.blocks = blocks;
+    out.block_count = 3;
+    out.pull = pull;
+    return out;
+  }
+  // K (0) or V (1) of a token, of its first head.
+  uint8_t at(uint32_t layer, uint32_t which, uint32_t token) const {
+    const uint32_t block = blocks[token / kBlockTokens];
+    return cache[layer][((which * kBlocks + block) * 2 * kBlockTokens + token % kBlockTokens) *
+                        (kRow / 2)];
+  }
+  void end(uint64_t id) {
+    while (baton_kv_load_end(connector, id, &error) == BATON_IN_PROGRESS) {
+      baton_kv_connector_wait(connector, kLong, &error);
+    }
+  }
+  baton_kv_connector* connector = nullptr;
+  baton_kv_layout* layout = nullptr;
+  std::vector<uint8_t> cache[kLayers];
+  std::vector<int32_t> tokens;
+  const uint32_t blocks[3] = {6, 0, 3};
+  baton_error error = BATON_ERROR_INIT;
+};
+
+TEST_F(ConnectorInC, LayersComeAndAPayload) {
+  Peer prefill(nullptr);
+  const std::string address = prefill.line();
+  for (const uint32_t pull : {0u, 1u}) {
+    for (auto& layer : cache) std::fill(layer.begin(), layer.end(), 0);
+    const uint64_t id = 5 + pull;
+    const baton_kv_load wanted = load(id, address, pull);
+    ASSERT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_OK) << error.text;
+    EXPECT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_ERR_REPOST_ACTIVE);
+    EXPECT_EQ(baton_kv_load_renew(connector, id, kLong, &error), BATON_OK) << error.text;
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      ASSERT_EQ(baton_kv_load_wait(connector, id, layer, kLong, &error), BATON_OK) << error.text;
+      for (uint32_t t = 0; t < 40; ++t) {
+        ASSERT_EQ(at(layer, 0, t), 3 + t + layer) << t;
+        ASSERT_EQ(at(layer, 1, t), 3 + t + layer + 1) << t;
+      }
+    }
+    uint32_t here = 0;
+    EXPECT_EQ(baton_kv_load_state(connector, id, &here, &error), BATON_OK);
+    EXPECT_EQ(here, kLayers);
+    baton_bytes payload{};
+    while (baton_kv_load_payload(connector, id, &payload, &error) == BATON_IN_PROGRESS) {
+      baton_kv_connector_wait(connector, kLong, &error);
+    }
+    EXPECT_STREQ(payload.data, "token 5");
+    baton_bytes_free(&payload);
+    end(id);
+    EXPECT_EQ(baton_kv_load_state(connector, id, &here, &error), BATON_ERR_NOT_FOUND);
+    EXPECT_EQ(baton_kv_load_end(connector, id, &error), BATON_OK) << "it is over";
+  }
+  baton_kv_connector_stats stats{};
+  stats.size = sizeof stats;
+  baton_bytes route{};
+  ASSERT_EQ(baton_kv_connector_get_stats(connector, &stats, &route, &error), BATON_OK);
+  EXPECT_GE(stats.bytes_loaded, 2u * kLayers * 2 * 40 * kRow);
+  EXPECT_THAT(route.data, HasSubstr("prefill-in-C"));
+  baton_bytes_free(&route);
+}
+
+TEST_F(ConnectorInC, PrefillIsKilled) {
+  for (const uint32_t pull : {0u, 1u}) {
+    Peer prefill("1");
+    const std::string address = prefill.line();
+    const baton_kv_load wanted = load(9, address, pull);
+    ASSERT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_OK) << error.text;
+    EXPECT_EQ(prefill.line(), "stands");
+    ASSERT_EQ(baton_kv_load_wait(connector, 9, 0, kLong, &error), BATON_OK) << error.text;
+    EXPECT_EQ(baton_kv_load_wait(connector, 9, 1, 1'000'000, &error), BATON_ERR_TIMEOUT);
+    EXPECT_EQ(baton_kv_load_state(connector, 9, nullptr, &error), BATON_IN_PROGRESS);
+    prefill.kill_it();
+    EXPECT_EQ(baton_kv_load_wait(connector, 9, 1, kLong, &error), BATON_ERR_REMOTE_DISCONNECT)
+        << error.text;
+    uint32_t failed[2] = {99, 99};
+    size_t count = 0;
+    ASSERT_EQ(baton_kv_load_failed_blocks(connector, 9, failed, 1, &count, &error), BATON_OK);
+    EXPECT_EQ(count, 3u);
+    EXPECT_EQ(failed[1], 99u) << "there was no room for it";
+    end(9);
+  }
+}
+
+// Both sides are this connector, and calls of prefill's in an order of their own.
+TEST_F(ConnectorInC, JobsAreBoundRenewedAndGivenUp) {
+  baton_kv_binding binding{sizeof binding, "request 1", 40, 1, 0};
+  uint64_t job = 0;
+  ASSERT_EQ(baton_kv_job_bind(connector, &binding, &job, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_kv_job_bind(connector, &binding, &job, &error), BATON_ERR_REPOST_ACTIVE);
+  binding.key = "request 2";
+  ASSERT_EQ(baton_kv_job_bind(connector, &binding, &job, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_kv_job_is_wanted(connector, job), 1);
+  EXPECT_EQ(baton_kv_job_save_layer(connector, job, 0, 0, blocks, 3, &error), BATON_OK);
+  EXPECT_EQ(baton_kv_job_save_layer(connector, job, 0, 2, blocks, 3, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_job_renew(connector, job, 0, &error), BATON_OK);  // nobody may come any more
+  EXPECT_EQ(baton_kv_job_is_wanted(connector, job), 0);
+  EXPECT_EQ(baton_kv_job_save_layer(connector, job, 1, 0, blocks, 3, &error), BATON_ERR_CANCELED);
+  EXPECT_EQ(baton_kv_job_state(connector, job, &error), BATON_IN_PROGRESS) << "not finished";
+  EXPECT_EQ(baton_kv_job_finish(connector, job, BATON_ERR_CANCELED, "nobody came", &error),
+            BATON_OK);
+  EXPECT_EQ(baton_kv_job_state(connector, job, &error), BATON_OK);
+  EXPECT_EQ(baton_kv_job_renew(connector, job, kLong, &error), BATON_ERR_NOT_FOUND);
+  baton_kv_job next{};
+  next.size = sizeof next;
+  EXPECT_EQ(baton_kv_job_next(connector, &next, &error), BATON_ERR_NOT_FOUND);
+}
+
+TEST_F(ConnectorInC, NonsenseIsAnErrorAndNoCrash) {
+  baton_kv_connector* none = nullptr;
+  baton_kv_connector_options options;
+  baton_kv_connector_options_init(&options, sizeof options);
+  EXPECT_EQ(baton_kv_connector_create(&options, &none, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_THAT(error.text, HasSubstr("name"));
+  EXPECT_EQ(baton_kv_connector_create(nullptr, &none, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_connector_create(&options, nullptr, &error), BATON_ERR_INVALID_PARAM);
+  options.name = "x";
+  options.providers = "pigeons";
+  EXPECT_LT(baton_kv_connector_create(&options, &none, &error), 0);
+  EXPECT_EQ(none, nullptr);
+  baton_kv_connector_destroy(nullptr);
+  baton_kv_connector_options_init(nullptr, 0);
+  EXPECT_EQ(baton_kv_connector_event_fd(nullptr), -1);
+  EXPECT_GE(baton_kv_connector_event_fd(connector), 0);
+  EXPECT_EQ(baton_kv_job_is_wanted(nullptr, 0), 0);
+  EXPECT_EQ(baton_kv_connector_register_cache(connector, nullptr, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_connector_register_cache(nullptr, layout, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_connector_register_cache(connector, layout, &error), BATON_ERR_NOT_ALLOWED);
+  baton_kv_load wanted = BATON_KV_LOAD_INIT;
+  EXPECT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_THAT(error.text, HasSubstr("whose KV"));
+  wanted.token_count = 7;
+  EXPECT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_ERR_INVALID_PARAM);
+  wanted.size = 0;
+  EXPECT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_load_wait(connector, 1, kLayers, 0, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_load_wait(connector, 1, 0, kLong, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(baton_kv_load_renew(connector, 1, 5, &error), BATON_ERR_NOT_FOUND);
+  baton_bytes out{};
+  EXPECT_EQ(baton_kv_load_payload(connector, 1, &out, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(baton_kv_load_failed_blocks(connector, 1, nullptr, 4, nullptr, &error),
+            BATON_ERR_INVALID_PARAM);
+  baton_kv_job job{};
+  EXPECT_EQ(baton_kv_job_next(connector, &job, &error), BATON_ERR_INVALID_PARAM);
+  uint64_t number = 0;
+  baton_kv_binding binding{sizeof binding, nullptr, 4, 1, 0};
+  EXPECT_EQ(baton_kv_job_bind(connector, &binding, &number, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_job_bind(connector, &binding, nullptr, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_job_save_layer(connector, 1, 0, 0, nullptr, 4, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_job_give_payload(connector, 1, "x", 1, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(baton_kv_job_finish(connector, 1, BATON_IN_PROGRESS, nullptr, &error),
+            BATON_ERR_INVALID_PARAM);
+  baton_kv_connector_wait(connector, 0, &error);  // what happened so far
+  EXPECT_EQ(baton_kv_connector_wait(nullptr, 0, &error), BATON_ERR_INVALID_PARAM);
+}
+
+// A program that knows no fields but the first ones gets defaults for the rest.
+TEST_F(ConnectorInC, OlderStructsWork) {
+  baton_kv_connector_options options;
+  memset(&options, 0xee, sizeof options);
+  baton_kv_connector_options_init(&options, offsetof(baton_kv_connector_options, allow_pull));
+  options.name = "older";
+  baton_kv_connector* older = nullptr;
+  ASSERT_EQ(baton_kv_connector_create(&options, &older, &error), BATON_OK) << error.text;
+  baton_kv_connector_stats stats{};
+  stats.size = offsetof(baton_kv_connector_stats, loads_failed);
+  stats.loads_failed = 4711;
+  ASSERT_EQ(baton_kv_connector_get_stats(older, &stats, nullptr, &error), BATON_OK);
+  EXPECT_EQ(stats.loads_failed, 4711u);
+  baton_kv_connector_destroy(older);
+}
+
+TEST_F(ConnectorInC, AForkedChildHasNone) {
+  const pid_t child = fork();
+  if (child == 0) {
+    baton_bytes address{};
+    const int32_t result = baton_kv_connector_address(connector, &address, &error);
+    baton_kv_connector_destroy(connector);
+    _exit(result == BATON_ERR_INVALID_PARAM && strstr(error.text, "forked") != nullptr ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace

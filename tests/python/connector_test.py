@@ -1,0 +1,330 @@
+"""KvConnector between two engines: pushed and pulled, awaited, bound by a key, given up, and with one of two processes
+killed."""
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import unittest
+
+import baton
+
+try:
+    import numpy
+except ImportError:
+    print("skipped: this needs numpy (Debian: python3-numpy)")
+    sys.exit(77)
+
+from connector_peer import LAYERS, MODEL, Cache
+
+PEER = str(pathlib.Path(__file__).with_name("connector_peer.py"))
+TOKENS = list(range(5, 105))
+BLOCKS = [9, 4, 11, 2]  # of decode, of 32 tokens
+
+
+class Process:
+    """connector_peer.py, until it is killed; `line()` is what it prints next."""
+
+    def __init__(self, *arguments):
+        self.child = subprocess.Popen([sys.executable, PEER, *arguments], stdout=subprocess.PIPE, text=True)
+
+    def line(self):
+        return self.child.stdout.readline().strip()
+
+    def kill(self, how=signal.SIGKILL):
+        self.child.send_signal(how)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        with contextlib.suppress(ProcessLookupError):
+            self.child.kill()
+        self.child.wait()
+        self.child.stdout.close()
+
+
+class Two(unittest.TestCase):
+    """Prefill and decode in one process, with caches of other blocks and another order."""
+
+    def setUp(self):
+        self.prefill, self.decode = baton.KvConnector("prefill", allow_pull=True), baton.KvConnector("decode")
+        self.there, self.here = Cache(32, 16, "NHD"), Cache(16, 32, "HND")
+        self.prefill.register_cache(self.there.layout)
+        self.decode.register_cache(self.here.layout)
+        self.addCleanup(self.decode.close)
+        self.addCleanup(self.prefill.close)
+        self.pages = [7, 3, 30, 12, 0, 5, 21]  # of prefill, of 16 tokens
+
+    def load(self, **how):
+        return self.decode.load(self.prefill.address, TOKENS, BLOCKS, **how)
+
+    def wait_for_job(self, load=None):
+        """Of that load: what comes of others was given up."""
+        while True:
+            job = self.prefill.next_job()
+            if job is not None and load in (None, job.request):
+                return job
+            if job is not None:
+                job.finish(error="nobody wants it")
+                job.wait_saved(60)
+            with contextlib.suppress(baton.BatonTimeoutError):
+                self.prefill.wait(1)
+
+    def check(self, layers=range(LAYERS)):
+        for layer in layers:
+            self.assertTrue(self.here.holds(layer, BLOCKS, TOKENS), layer)
+
+    def test_layer_by_layer_both_ways(self):
+        for pull in (False, True):
+            with self.subTest(pull=pull):
+                for tensor in self.here.tensors:
+                    tensor[:] = 0
+                with self.load(pull=pull, key="request 1") as load:
+                    job = self.wait_for_job()
+                    self.assertEqual((job.tokens, job.decode, job.key, job.request), (TOKENS, "decode", "request 1", load.number))
+                    self.assertTrue(job.wanted)
+                    self.assertIsNone(load.payload())
+                    for layer in range(LAYERS):
+                        self.assertEqual(load.layers, layer)
+                        self.assertFalse(load.done())
+                        self.there.compute(layer, self.pages, TOKENS)
+                        job.save_layer(layer, self.pages[:3])
+                        with self.assertRaises(baton.BatonTimeoutError):
+                            load.wait(layer, timeout=0)
+                        if layer < LAYERS - 1:
+                            self.assertEqual(len(load.failed_blocks()), len(BLOCKS))
+                        job.save_layer(layer, numpy.array(self.pages[3:]), first_block=3)
+                        load.wait(layer, timeout=60)
+                        self.check([layer])
+                    self.assertFalse(job.is_saved())
+                    job.finish(payload=b"token 17, seed 3")
+                    load.wait(timeout=60)
+                    self.assertEqual(load.failed_blocks(), [])
+                    self.assertEqual(asyncio.run(asyncio.wait_for(load, 60)), b"token 17, seed 3")
+                self.assertTrue(load.end())
+                job.wait_saved(60)
+                self.assertTrue(job.is_saved())
+                with self.assertRaisesRegex(baton.NotFoundError, "no load"):
+                    load.done()
+        self.assertEqual(self.decode.stats()["loads_failed"], 0)
+        self.assertGreater(self.decode.stats()["bytes_loaded"], 0)
+        self.assertIn("prefill", self.decode.route())
+
+    def test_awaited_on_both_sides(self):
+        async def engine_there():
+            job = await self.prefill.job()
+            for layer in range(LAYERS):
+                self.there.compute(layer, self.pages, job.tokens)
+                job.save_layer(layer, self.pages)
+                await asyncio.sleep(0)
+            job.finish(payload=b"first token")
+            await job.saved()
+
+        async def engine_here():
+            async with self.load() as load:
+                for layer in range(LAYERS):
+                    await load.layer(layer)
+                    self.check([layer])
+                return await load
+
+        async def both():
+            return await asyncio.wait_for(asyncio.gather(engine_there(), engine_here()), 60)
+
+        self.assertEqual(asyncio.run(both())[1], b"first token")
+
+    def test_prefill_is_first(self):
+        """What a bound job has saved leaves when its load comes; of two loads each gets it."""
+        other = baton.KvConnector("other decode")
+        self.addCleanup(other.close)
+        cache = Cache(16, 32, "NHD")
+        other.register_cache(cache.layout)
+        job = self.prefill.bind("request 2", len(TOKENS), loads=2)
+        with self.assertRaisesRegex(baton.RepostActiveError, "open already"):
+            self.prefill.bind("request 2", len(TOKENS))
+        for layer in range(LAYERS):
+            self.there.compute(layer, self.pages, TOKENS)
+            job.save_layer(layer, self.pages)
+        job.finish(payload=b"one")
+        job.renew(60)
+        with self.load(key="request 2", loads_of_key=2) as load, other.load(
+                self.prefill.address, TOKENS, BLOCKS, key="request 2", loads_of_key=2, pull=True) as pulled:
+            load.wait(timeout=60)
+            pulled.wait(timeout=60)
+            self.assertEqual(asyncio.run(asyncio.wait_for(pulled, 60)), b"one")
+        self.check()
+        self.assertTrue(all(cache.holds(layer, BLOCKS, TOKENS) for layer in range(LAYERS)))
+        job.wait_saved(60)
+        self.assertIsNone(self.prefill.next_job())
+
+    def test_what_is_given_up(self):
+        # By decode.
+        load = self.load()
+        job = self.wait_for_job()
+        job.save_layer(0, self.pages)
+        load.wait(0, timeout=60)
+        load.close(60)
+        while job.wanted:
+            with contextlib.suppress(baton.BatonTimeoutError):
+                self.prefill.wait(1)
+        with self.assertRaises(baton.CancelledError):
+            job.save_layer(1, self.pages)
+        job.finish(error="not wanted")
+        job.wait_saved(60)
+        # By prefill, with its reason.
+        load = self.load()
+        job = self.wait_for_job()
+        job.save_layer(0, self.pages)
+        job.finish(error=baton.BackendError("out of blocks"))
+        with self.assertRaisesRegex(baton.BackendError, "out of blocks"):
+            load.wait(timeout=60)
+        with self.assertRaisesRegex(baton.BackendError, "out of blocks"):
+            asyncio.run(asyncio.wait_for(load, 60))
+        self.assertEqual(sorted(load.failed_blocks()), sorted(BLOCKS))
+        load.close(60)
+        job.wait_saved(60)
+        # By nobody: its time runs out, and prefill hears of it.
+        with self.load(timeout=0.05) as load:
+            with self.assertRaisesRegex(baton.CancelledError, "longer than"):
+                asyncio.run(asyncio.wait_for(load, 60))
+        with self.load(timeout=30) as load:  # or is put off
+            load.renew(60)
+            job = self.wait_for_job(load.number)
+            for layer in range(LAYERS):
+                job.save_layer(layer, self.pages)
+            job.finish()
+            load.wait(timeout=60)
+
+    def test_bad_input(self):
+        address = self.prefill.address
+        for wrong, why in (({"blocks": [16]}, "block"), ({"tokens": []}, "no token"), ({"blocks": [1]}, "block")):
+            with self.assertRaises(baton.BatonError) as raised:
+                self.decode.load(address, **{"tokens": TOKENS, "blocks": BLOCKS, **wrong}).wait(timeout=60)
+            self.assertIn(why, str(raised.exception))
+        with self.assertRaisesRegex(baton.InvalidParamError, "32 bits"):
+            self.decode.load(address, [2 ** 31], BLOCKS)
+        with self.assertRaisesRegex(baton.InvalidParamError, "whose KV"):
+            self.decode.load("", TOKENS, BLOCKS)
+        with self.assertRaisesRegex(baton.InvalidParamError, "timeout is -1"):
+            self.load(timeout=-1)
+        with self.load(number=77), self.assertRaises(baton.RepostActiveError):
+            self.load(number=77)
+        with self.assertRaisesRegex(baton.InvalidParamError, "1 to 64 bytes"):
+            baton.KvConnector("")
+        with self.assertRaisesRegex(baton.NotAllowedError, "KV cache already"):
+            self.decode.register_cache(self.here.layout)
+        with baton.KvConnector("bare") as bare:
+            with self.assertRaisesRegex(baton.NotAllowedError, "register_cache"):
+                bare.load(address, TOKENS, BLOCKS)
+            with self.assertRaises(baton.NotAllowedError):
+                bare.bind("key", 4)
+        with self.assertRaisesRegex(baton.InvalidParamError, "closed"):
+            bare.next_job()
+        # Another model, and a prefill that lets nobody read.
+        stranger = baton.KvConnector("stranger")
+        self.addCleanup(stranger.close)
+        other = Cache(16, 32, "NHD")
+        stranger.register_cache(baton.KvLayout("another model").add_paged(
+            other.tensors, blocks=16, block_tokens=32, heads=2, head_size=8, dtype="bfloat16", pair="stacked"))
+        with stranger.load(address, TOKENS, BLOCKS) as load, self.assertRaisesRegex(baton.NotAllowedError, "another model"):
+            load.wait(timeout=60)
+        with self.prefill.load(stranger.address, TOKENS, self.pages, pull=True) as load, self.assertRaises(baton.BatonError):
+            load.wait(timeout=60)
+
+    def test_closed_while_threads_and_loops_wait(self):
+        load, seen = self.load(), []
+
+        def wait(how):
+            try:
+                how()
+            except baton.InvalidParamError as why:
+                seen.append(str(why))
+
+        threads = [threading.Thread(target=wait, args=(how,)) for how in (
+            load.wait, self.decode.wait, self.decode.wait, lambda: asyncio.run(load.layer(0)))]
+        for thread in threads:
+            thread.start()
+        job = self.wait_for_job()
+        job.save_layer(0, self.pages[:1])
+        self.decode.close()
+        for thread in threads:
+            thread.join(60)
+            self.assertFalse(thread.is_alive())
+        self.assertTrue(all("closed" in why for why in seen), seen)
+        load.close = None  # nothing of it is left
+
+    def test_a_forked_child_has_none(self):
+        child = os.fork()
+        if child == 0:
+            try:
+                self.decode.next_job()
+            except baton.InvalidParamError as why:
+                os._exit(0 if "forked" in str(why) else 2)
+            os._exit(1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        with self.load() as load:
+            job = self.wait_for_job()
+            for layer in range(LAYERS):
+                job.save_layer(layer, self.pages)
+            job.finish()
+            load.wait(timeout=60)
+
+
+class Processes(unittest.TestCase):
+    def test_prefill_dies(self):
+        """In the middle of a load, pushed or pulled: it fails, its blocks are free, and another worker is asked."""
+        for pull in (False, True):
+            with self.subTest(pull=pull), baton.KvConnector("decode") as decode, Process("prefill", "--stop-before", "2") as first:
+                cache = Cache(16, 32, "HND")
+                decode.register_cache(cache.layout)
+                load = decode.load(first.line(), TOKENS, BLOCKS, pull=pull)
+                self.assertEqual(first.line(), "stands")
+                load.wait(1, timeout=60)
+                first.kill()
+                with self.assertRaises(baton.RemoteDisconnectError):
+                    load.wait(timeout=60)
+                self.assertEqual(sorted(load.failed_blocks()), sorted(BLOCKS))
+                load.close(60)
+                with Process("prefill") as second, decode.load(second.line(), TOKENS, BLOCKS, pull=pull) as load:
+                    self.assertEqual(asyncio.run(asyncio.wait_for(load, 60)), b"100 tokens")
+                    self.assertTrue(all(cache.holds(layer, BLOCKS, TOKENS) for layer in range(LAYERS)))
+
+    def test_prefill_is_silent(self):
+        """One that is stopped answers nothing: its load fails after so long, and not with its timeout of a minute."""
+        with baton.KvConnector("decode") as decode, Process("prefill", "--stop-before", "1") as prefill:
+            cache = Cache(16, 32, "HND")
+            decode.register_cache(cache.layout)
+            load = decode.load(prefill.line(), TOKENS, BLOCKS, silence=1, timeout=3600)
+            load.wait(0, timeout=60)
+            # Its engine stands, and a thread of the library's answers.
+            self.assertEqual(prefill.line(), "stands")
+            with self.assertRaises(baton.BatonTimeoutError):
+                load.wait(1, timeout=2)
+            prefill.kill(signal.SIGSTOP)
+            with self.assertRaises(baton.RemoteDisconnectError):
+                load.wait(1, timeout=60)
+
+    def test_decode_dies(self):
+        """Prefill notices: pushed to, at once; pulled from, when the lease is over. Its blocks are free then."""
+        for pull in ([], ["--pull"]):
+            with self.subTest(pull=pull), baton.KvConnector("prefill", allow_pull=True) as prefill:
+                cache, pages = Cache(32, 16, "NHD"), list(range(7))
+                prefill.register_cache(cache.layout)
+                with Process("decode", prefill.address, *pull) as decode:
+                    job = asyncio.run(asyncio.wait_for(prefill.job(), 60))
+                    cache.compute(0, pages, job.tokens)
+                    job.save_layer(0, pages)
+                    self.assertEqual(decode.line(), "has a layer")
+                    self.assertTrue(job.wanted)
+                while job.wanted:
+                    with contextlib.suppress(baton.BatonTimeoutError):
+                        prefill.wait(1)
+                job.finish(error="nobody wants it")
+                job.wait_saved(60)
+
+
+if __name__ == "__main__":
+    unittest.main()
