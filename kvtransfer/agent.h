@@ -173,9 +173,9 @@ struct AgentOptions {
   // Where agents leave metadata for each other, by name: "etcd://HOST:PORT[,HOST:PORT...]/PREFIX",
   // "http://HOST:PORT/PATH" (a server that takes GET, PUT and DELETE below it), or "file:///FOLDER"
   // (which all agents see, and which is there: else create() is NotFound, or FailedPrecondition
-  // where it cannot be written). "": nowhere. What an agent left is taken to be gone when the agent has
-  // been dead for as long as `metadata_lease` (1 s to 24 h; in whole seconds for etcd; not used for
-  // a folder, where the kernel knows).
+  // where it cannot be written). "": nowhere. What an agent left is taken to be gone when the agent
+  // has been dead for as long as `metadata_lease` (1 s to 24 h; in whole seconds for etcd; not used
+  // for a folder, where the kernel knows).
   std::string metadata_store;
   Time metadata_lease = std::chrono::seconds(10);
   // Memory through which KV goes that is requantised on its way (kvtransfer/agent_kv.h), for all

@@ -62,8 +62,7 @@ Agent::Impl::Impl(std::unique_ptr<Worker> its_worker, ClusterKey cluster_key,
       key(std::move(cluster_key)),
       worker(std::move(its_worker)),
       outbox(std::make_unique<AgentOutbox>(*worker)),
-      files(std::make_unique<AgentFiles>(*worker)),
-      converter(std::make_unique<AgentConverter>(*worker, *outbox, options.staging_bytes)) {
+      files(std::make_unique<AgentFiles>(*worker)) {
   if (absl::StatusOr<Address> address = Address::decode(worker->address()); address.ok()) {
     uid = address->uid;
   }
@@ -89,7 +88,7 @@ Agent::Impl::~Impl() {
   if (server.joinable()) server.join();
   for (auto& [id, transfer] : transfers) transfer->abort();
   files->stop();
-  converter->stop();
+  if (staging != nullptr) staging->stop();
   progress_thread = nullptr;
   worker = nullptr;  // ends what is open, and fences all memory
 }
@@ -150,7 +149,7 @@ absl::Status Agent::Impl::deregister_memory(absl::Span<const Descriptor> list, M
     status = files->uses(region)
                  ? absl::FailedPreconditionError(
                        "a transfer to or from a file uses this memory: release that first")
-             : is_awaited(region) || converter->uses(region)
+             : is_awaited(region) || (staging != nullptr && staging->uses(region))
                  ? absl::FailedPreconditionError(
                        "a transfer that runs uses this memory: wait for its end, or release it")
                  : worker->deregister_memory(region);

@@ -27,7 +27,6 @@
 #include "kvtransfer/internal/agent_outbox.h"
 #include "kvtransfer/internal/agent_ranges.h"
 #include "kvtransfer/internal/agent_transfer.h"
-#include "kvtransfer/internal/requantise/agent_converter.h"
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/metadata/metadata_keeper.h"
 #include "transport/progress_thread.h"
@@ -127,9 +126,9 @@ class Agent::Impl {
   std::unique_ptr<Worker> worker;
   std::unique_ptr<AgentOutbox> outbox;
   std::unique_ptr<AgentFiles> files;
-  std::unique_ptr<AgentConverter> converter;
 
   mutable std::mutex mutex;
+  std::unique_ptr<AgentStaging> staging;  // none until a plan needs it
   AgentMemoryTables<MemoryRegion> ranges;
   // This agent too; its ranges are those above, in the same order.
   std::map<std::string, RemoteAgent, std::less<>> remotes;

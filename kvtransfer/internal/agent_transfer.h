@@ -70,6 +70,18 @@ class AgentTransfer {
   const uint64_t epoch_;
 };
 
+// What an agent has for transfers that convert what they move (agent_kv/agent_converter.h), as far
+// as the agent has to know of it.
+class AgentStaging {
+ public:
+  virtual ~AgentStaging() = default;  // when the worker has gone
+  // No transfer starts afterwards; what they have under way, the worker ends.
+  virtual void stop() = 0;
+  // Whether a transfer that runs converts this memory, from or to. Waits for one that was aborted
+  // while the processor is at it: milliseconds.
+  virtual bool uses(const MemoryRegion& memory) = 0;
+};
+
 // Of the worker, only calls that take no lock are made with the lock of a transfer held: the worker
 // calls on_end() with its own. Of the outbox, room_came() is called without it.
 class AgentWorkerTransfer final : public AgentTransfer,

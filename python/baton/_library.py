@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import pathlib
+from typing import TYPE_CHECKING, Any
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 
 from .errors import error_of
@@ -41,8 +42,9 @@ class KvModel(ctypes.Structure):
 
 
 class KvGroup(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("layers", POINTER(c_uint32)), ("layer_count", c_size_t)] + [
-        (name, c_uint32) for name in ("blocks", "block_tokens", "window", "total_heads", "first_head", "heads")]
+    _fields_ = [("size", c_size_t), ("layers", POINTER(c_uint32)), ("layer_count", c_size_t), ("blocks", c_uint32),
+                ("block_tokens", c_uint32), ("window", c_uint32), ("total_heads", c_uint32), ("first_head", c_uint32),
+                ("heads", c_uint32)]
 
 
 class KvPaged(ctypes.Structure):
@@ -222,12 +224,15 @@ class _Functions:
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
+    if TYPE_CHECKING:  # what there is, the table says
+        def __getattr__(self, name: str) -> Any: ...
+
 
 lib = _Functions()
 IN_PROGRESS, NOT_FOUND, TIMEOUT = 1, -4, -64
 
 
-def call(function, *arguments) -> int:
+def call(function: Any, *arguments: Any) -> int:
     """Calls a function that takes an error last; raises what it says. Returns 0 or 1."""
     error = Error(ctypes.sizeof(Error))
     result = function(*arguments, ctypes.byref(error))

@@ -18,9 +18,9 @@ class _Watcher:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, agent: Any) -> None:
         self.loop, self.agent, self.fd = loop, weakref.ref(agent), -1
-        self.waiting: Dict[asyncio.Future, Any] = {}
+        self.waiting: Dict[asyncio.Future[None], Any] = {}
 
-    def add(self, transfer: Any) -> asyncio.Future:
+    def add(self, transfer: Any) -> asyncio.Future[None]:
         future = self.loop.create_future()
         if not self.waiting:
             self.fd = transfer.agent._open.with_event_fd(os.dup)
@@ -28,7 +28,7 @@ class _Watcher:
         self.waiting[future] = transfer
         return future
 
-    def drop(self, future: asyncio.Future) -> None:
+    def drop(self, future: asyncio.Future[None]) -> None:
         if self.waiting.pop(future, None) is not None and not self.waiting:
             self.loop.remove_reader(self.fd)
             fd, self.fd = self.fd, -1

@@ -18,7 +18,7 @@ import fcntl
 import mmap
 import os
 import weakref
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Generator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from . import _library, _loop
 from ._handle import Handle
@@ -167,7 +167,7 @@ class Transfer:
         self.agent._open.call(lib.transfer_telemetry, self.number, ctypes.byref(out))
         return Telemetry(out.start_ns / 1e9, out.post_ns / 1e9, out.transfer_ns / 1e9, out.bytes, out.descriptors)
 
-    def __await__(self):
+    def __await__(self) -> Generator[Any, None, None]:
         return _loop.wait_for(self).__await__()
 
     def __enter__(self) -> "Transfer":
@@ -253,7 +253,7 @@ class Agent:
         """Counters."""
         out = _library.Stats(ctypes.sizeof(_library.Stats))
         self._open.call(lib.agent_get_stats, ctypes.byref(out))
-        return {name: getattr(out, name) for name, _ in out._fields_[1:]}
+        return {name: getattr(out, name) for name, *_ in out._fields_[1:]}
 
     # --- memory
 
@@ -281,7 +281,8 @@ class Agent:
             memory = mmap.mmap(fd, size)
             with contextlib.suppress(OSError, ValueError):  # an old kernel: pages come when they are touched
                 memory.madvise(_MADV_POPULATE_WRITE)
-            one = tuple(memory_of(memory)[:3])
+            place = memory_of(memory)
+            one = (place.address, place.bytes, place.device)
             row = (ctypes.c_uint64 * 3)(*one)
             self._open.call(lib.agent_register_mapped, row, fd, 0)
         except BaseException:
@@ -306,7 +307,8 @@ class Agent:
                 memory: Optional[int]) -> Tuple[List[Tuple[int, int, int]], List[Any], Rows]:
         things = [tuple(map(int, one)) if isinstance(one, tuple) and len(one) == 3 else memory_of(one)
                   for one in buffers]
-        return [tuple(one[:3]) for one in things], [getattr(one, "keep", None) for one in things], rows_of(things, memory)
+        return ([(one[0], one[1], one[2]) for one in things], [getattr(one, "keep", None) for one in things],
+                rows_of(things, memory))
 
     # --- agents that know each other
 
@@ -444,8 +446,8 @@ class Agent:
         return [(agent.decode(), message, why.decode(errors="replace"))
                 for agent, message, why in self._take_all(lib.next_lost_message, 3)]
 
-    def _take_all(self, call, fields: int) -> List[List[bytes]]:
-        out = []
+    def _take_all(self, call: Any, fields: int) -> List[List[bytes]]:
+        out: List[List[bytes]] = []
         while True:
             parts = [_library.Bytes() for _ in range(fields)]
             error = _library.Error(ctypes.sizeof(_library.Error))

@@ -165,7 +165,7 @@ class Rows(NamedTuple):
     """Descriptors as 64-bit numbers, `columns` each, from `address` on, as long as `keep` lives."""
 
     address: int
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name
     columns: int
     keep: Any
     kind: int  # of memory
@@ -179,7 +179,8 @@ def rows_of(descriptors: Any, kind: Optional[int] = None) -> Rows:
             raise ValueError(f"descriptors are rows of 3 or of 5 numbers; this array is {descriptors.shape}")
         if descriptors.dtype.str[1:] not in ("u8", "i8") or not descriptors.flags["C_CONTIGUOUS"]:
             raise ValueError("descriptors are 64-bit integers in C order: use numpy.ascontiguousarray(d, numpy.uint64)")
-        return Rows(descriptors.__array_interface__["data"][0], *descriptors.shape, descriptors, kind_of((), kind))
+        return Rows(descriptors.__array_interface__["data"][0], int(descriptors.shape[0]), int(descriptors.shape[1]),
+                    descriptors, kind_of((), kind))
     things = [row if isinstance(row, (tuple, list)) else memory_of(row) for row in descriptors]
     buffers = [row for row in things if isinstance(row, Memory)]
     kind = kind_of(buffers, kind)

@@ -362,7 +362,7 @@ def _nanoseconds(seconds: float, what: str) -> int:
     return min(int(seconds * 1e9), _LONGEST) if seconds < 1e9 else _LONGEST
 
 
-def _numbers(values: Iterable[int], kind: str, what: str) -> array.array:
+def _numbers(values: Iterable[int], kind: str, what: str) -> "array.array[int]":
     """As 32-bit numbers; also of numpy's arrays."""
     try:
         return array.array(kind, [operator.index(value) for value in values])

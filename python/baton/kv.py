@@ -294,7 +294,7 @@ def _group(layers: Layers, *numbers: int) -> Tuple[_library.KvGroup, Any]:
     return _library.KvGroup(ctypes.sizeof(_library.KvGroup), keep, len(listed), *said), keep
 
 
-def _fill(field: _library.KvField, role: str, views: List[Any], dtype: Any) -> array.array:
+def _fill(field: _library.KvField, role: str, views: List[Any], dtype: Any) -> "array.array[int]":
     """A field out of its views, which have to be alike. Returns what the field points at."""
     first = views[0]
     number, size = _dtype(first.dtype if dtype is None else dtype)

@@ -12,7 +12,9 @@ STRUCTS = {"error": _library.Error, "bytes": _library.Bytes, "agent_options": _l
            "agent_stats": _library.Stats, "telemetry": _library.Telemetry, "kv_model": _library.KvModel,
            "kv_group": _library.KvGroup, "kv_paged": _library.KvPaged, "kv_field": _library.KvField,
            "kv_share": _library.KvShare, "kv_plan_info": _library.KvPlanInfo, "kv_blocks": _library.KvBlocks,
-           "kv_request": _library.KvRequest}
+           "kv_request": _library.KvRequest, "kv_connector_options": _library.KvConnectorOptions,
+           "kv_connector_stats": _library.KvConnectorStats, "kv_load": _library.KvLoad, "kv_job": _library.KvJob,
+           "kv_binding": _library.KvBinding}
 complaints = [f"{name}: in one of the two only" for name in set(DECLARED) ^ set(_library._PROTOTYPES)]
 for each, (_, types) in _library._PROTOTYPES.items():
     if len(types) != len(DECLARED.get(each, types)):

@@ -167,7 +167,7 @@ class nixlAgent:
         # Files are the remote side of a transfer with oneself, whatever their list is called.
         owner = self.baton.name if files else None if mine else agent
         with nixl_errors(InvalidParamError=nixlBind.nixlNotFoundError):
-            listed = self.baton.prepare(table, owner, kind.value)
+            listed: Any = self.baton.prepare(table, owner, kind.value)
         listed.of_files = files
         return listed
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from typing import Any, List
+from typing import TYPE_CHECKING, Any, List, Tuple, Type
 
 DEFAULT_COMM_PORT = 8888
 NIXL_INIT_AGENT = "NIXL_INIT_AGENT"
@@ -34,6 +34,34 @@ class nixl_status_t(enum.IntEnum):
     NIXL_ERR_NO_TELEMETRY = -12
 
 
+if TYPE_CHECKING:  # what the loop below puts here
+    DRAM_SEG: nixl_mem_t
+    VRAM_SEG: nixl_mem_t
+    BLK_SEG: nixl_mem_t
+    OBJ_SEG: nixl_mem_t
+    FILE_SEG: nixl_mem_t
+    NIXL_READ: nixl_xfer_op_t
+    NIXL_WRITE: nixl_xfer_op_t
+    NIXL_THREAD_SYNC_NONE: nixl_thread_sync_t
+    NIXL_THREAD_SYNC_STRICT: nixl_thread_sync_t
+    NIXL_THREAD_SYNC_RW: nixl_thread_sync_t
+    NIXL_THREAD_SYNC_DEFAULT: nixl_thread_sync_t
+    NIXL_COST_ANALYTICAL_BACKEND: nixl_cost_t
+    NIXL_IN_PROG: nixl_status_t
+    NIXL_SUCCESS: nixl_status_t
+    NIXL_ERR_NOT_POSTED: nixl_status_t
+    NIXL_ERR_INVALID_PARAM: nixl_status_t
+    NIXL_ERR_BACKEND: nixl_status_t
+    NIXL_ERR_NOT_FOUND: nixl_status_t
+    NIXL_ERR_MISMATCH: nixl_status_t
+    NIXL_ERR_NOT_ALLOWED: nixl_status_t
+    NIXL_ERR_REPOST_ACTIVE: nixl_status_t
+    NIXL_ERR_UNKNOWN: nixl_status_t
+    NIXL_ERR_NOT_SUPPORTED: nixl_status_t
+    NIXL_ERR_REMOTE_DISCONNECT: nixl_status_t
+    NIXL_ERR_CANCELED: nixl_status_t
+    NIXL_ERR_NO_TELEMETRY: nixl_status_t
+
 for _enumeration in (nixl_mem_t, nixl_xfer_op_t, nixl_thread_sync_t, nixl_cost_t, nixl_status_t):
     globals().update(_enumeration.__members__)
 
@@ -47,22 +75,22 @@ class _NixlError(Exception):
         super().__init__(f"{self.status.name}: {why}" if why else self.status.name)
 
 
-def _exception(name: str, status: nixl_status_t) -> type:
+def _exception(name: str, status: nixl_status_t) -> "Type[_NixlError]":
     return type(name, (_NixlError,), {"status": status, "__module__": __name__})
 
 
-nixlNotPostedError = _exception("nixlNotPostedError", nixl_status_t.NIXL_ERR_NOT_POSTED)
-nixlInvalidParamError = _exception("nixlInvalidParamError", nixl_status_t.NIXL_ERR_INVALID_PARAM)
-nixlBackendError = _exception("nixlBackendError", nixl_status_t.NIXL_ERR_BACKEND)
-nixlNotFoundError = _exception("nixlNotFoundError", nixl_status_t.NIXL_ERR_NOT_FOUND)
-nixlMismatchError = _exception("nixlMismatchError", nixl_status_t.NIXL_ERR_MISMATCH)
-nixlNotAllowedError = _exception("nixlNotAllowedError", nixl_status_t.NIXL_ERR_NOT_ALLOWED)
-nixlRepostActiveError = _exception("nixlRepostActiveError", nixl_status_t.NIXL_ERR_REPOST_ACTIVE)
-nixlUnknownError = _exception("nixlUnknownError", nixl_status_t.NIXL_ERR_UNKNOWN)
-nixlNotSupportedError = _exception("nixlNotSupportedError", nixl_status_t.NIXL_ERR_NOT_SUPPORTED)
-nixlRemoteDisconnectError = _exception("nixlRemoteDisconnectError", nixl_status_t.NIXL_ERR_REMOTE_DISCONNECT)
-nixlCancelledError = _exception("nixlCancelledError", nixl_status_t.NIXL_ERR_CANCELED)
-nixlNoTelemetryError = _exception("nixlNoTelemetryError", nixl_status_t.NIXL_ERR_NO_TELEMETRY)
+nixlNotPostedError: Type[_NixlError] = _exception("nixlNotPostedError", nixl_status_t.NIXL_ERR_NOT_POSTED)
+nixlInvalidParamError: Type[_NixlError] = _exception("nixlInvalidParamError", nixl_status_t.NIXL_ERR_INVALID_PARAM)
+nixlBackendError: Type[_NixlError] = _exception("nixlBackendError", nixl_status_t.NIXL_ERR_BACKEND)
+nixlNotFoundError: Type[_NixlError] = _exception("nixlNotFoundError", nixl_status_t.NIXL_ERR_NOT_FOUND)
+nixlMismatchError: Type[_NixlError] = _exception("nixlMismatchError", nixl_status_t.NIXL_ERR_MISMATCH)
+nixlNotAllowedError: Type[_NixlError] = _exception("nixlNotAllowedError", nixl_status_t.NIXL_ERR_NOT_ALLOWED)
+nixlRepostActiveError: Type[_NixlError] = _exception("nixlRepostActiveError", nixl_status_t.NIXL_ERR_REPOST_ACTIVE)
+nixlUnknownError: Type[_NixlError] = _exception("nixlUnknownError", nixl_status_t.NIXL_ERR_UNKNOWN)
+nixlNotSupportedError: Type[_NixlError] = _exception("nixlNotSupportedError", nixl_status_t.NIXL_ERR_NOT_SUPPORTED)
+nixlRemoteDisconnectError: Type[_NixlError] = _exception("nixlRemoteDisconnectError", nixl_status_t.NIXL_ERR_REMOTE_DISCONNECT)
+nixlCancelledError: Type[_NixlError] = _exception("nixlCancelledError", nixl_status_t.NIXL_ERR_CANCELED)
+nixlNoTelemetryError: Type[_NixlError] = _exception("nixlNoTelemetryError", nixl_status_t.NIXL_ERR_NO_TELEMETRY)
 
 
 class nixlXferTelemetry:
@@ -92,12 +120,12 @@ class _DescriptorList:
         elif operator.index(descs) > 0:
             self._rows = [self._row((0, 0, 0, b"")[:3 + self.extra])] * operator.index(descs)
 
-    def _row(self, row: Any) -> tuple:
+    def _row(self, row: Any) -> Tuple[Any, ...]:
         if len(row) != 3 + self.extra:
             raise TypeError(f"expected a tuple of {3 + self.extra}, got {row!r}")
         return tuple(operator.index(number) for number in row[:3])
 
-    def _list(self) -> List[tuple]:
+    def _list(self) -> List[Tuple[Any, ...]]:
         if not isinstance(self._rows, list):
             self._rows = [tuple(row) for row in self._rows.tolist()]
         return self._rows
@@ -111,12 +139,12 @@ class _DescriptorList:
     def isEmpty(self) -> bool:
         return len(self._rows) == 0
 
-    def addDesc(self, desc: tuple) -> None:
+    def addDesc(self, desc: Tuple[Any, ...]) -> None:
         self._list().append(self._row(desc))
 
     append = addDesc
 
-    def index(self, desc: tuple) -> int:
+    def index(self, desc: Tuple[Any, ...]) -> int:
         try:
             return self._list().index(self._row(desc))
         except ValueError:
@@ -136,12 +164,12 @@ class _DescriptorList:
         if not 0 <= index < len(self._rows):
             raise IndexError("Index is out of range")
 
-    def __getitem__(self, index: int) -> tuple:
+    def __getitem__(self, index: int) -> Tuple[Any, ...]:
         self._check(index)
         row = self._rows[index]
         return row if isinstance(row, tuple) else tuple(int(number) for number in row)
 
-    def __setitem__(self, index: int, desc: tuple) -> None:
+    def __setitem__(self, index: int, desc: Tuple[Any, ...]) -> None:
         self._check(index)
         self._list()[index] = self._row(desc)
 
@@ -150,7 +178,7 @@ class _DescriptorList:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> Tuple[Any, ...]:
         return type(self), (self._type, self._rows)
 
 
@@ -163,7 +191,7 @@ class nixlRegDList(_DescriptorList):
 
     extra = 1
 
-    def _row(self, row: Any) -> tuple:
+    def _row(self, row: Any) -> Tuple[Any, ...]:
         first, meta = super()._row(row), row[3]
         return (*first, meta if isinstance(meta, bytes) else str(meta).encode())
 
@@ -176,7 +204,7 @@ class nixlRemoteDList(_DescriptorList):
 
     extra = 1
 
-    def _row(self, row: Any) -> tuple:
+    def _row(self, row: Any) -> Tuple[Any, ...]:
         first, agent = super()._row(row), row[3]
         return (*first, agent.decode() if isinstance(agent, bytes) else str(agent))
 
@@ -184,4 +212,4 @@ class nixlRemoteDList(_DescriptorList):
         return nixlXferDList(self._type, [row[:3] for row in self._list()])
 
 
-from ._agent import nixlAgent, nixlAgentConfig  # noqa: E402,F401  (it uses all of the above)
+from ._agent import nixlAgent as nixlAgent, nixlAgentConfig as nixlAgentConfig  # noqa: E402,F401  (it uses all of the above)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 from baton.buffers import memory_of
 
@@ -27,7 +27,7 @@ def _is_tensor(thing: Any) -> bool:
     return hasattr(thing, "data_ptr") and hasattr(thing, "element_size")
 
 
-def _tensors(tensors: Any, kind: type, extra: tuple) -> Any:
+def _tensors(tensors: Any, kind: type, extra: Tuple[Any, ...]) -> Any:
     devices = {tensor.device.type for tensor in tensors}
     if len(devices) != 1:
         _log.error("the tensors are on different kinds of devices: %s", ", ".join(sorted(devices)))

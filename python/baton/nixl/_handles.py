@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
-from typing import Any, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Type
 
 from baton import errors
 
@@ -13,7 +13,7 @@ from . import _bindings as nixlBind
 nixl_backend_handle = int
 _log = logging.getLogger("nixl")
 
-_EXCEPTIONS = {
+_EXCEPTIONS: Dict[Type[errors.BatonError], Type[Exception]] = {
     errors.NotPostedError: nixlBind.nixlNotPostedError, errors.InvalidParamError: nixlBind.nixlInvalidParamError,
     errors.BackendError: nixlBind.nixlBackendError, errors.NotFoundError: nixlBind.nixlNotFoundError,
     errors.MismatchError: nixlBind.nixlMismatchError, errors.NotAllowedError: nixlBind.nixlNotAllowedError,
@@ -24,12 +24,13 @@ _EXCEPTIONS = {
 
 
 @contextlib.contextmanager
-def nixl_errors(**instead: type) -> Iterator[None]:
+def nixl_errors(**instead: Type[Exception]) -> Iterator[None]:
     """Baton's exceptions as NIXL's. `instead`: by the name of ours, another one."""
     try:
         yield
     except errors.BatonError as why:
-        kind = instead.get(type(why).__name__) or _EXCEPTIONS.get(type(why), nixlBind.nixlUnknownError)
+        kind: Type[Exception] = instead.get(type(why).__name__,
+                                            _EXCEPTIONS.get(type(why), nixlBind.nixlUnknownError))
         raise kind(str(why)) from None
 
 

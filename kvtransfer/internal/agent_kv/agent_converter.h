@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kvtransfer/internal/agent_transfer.h"
 #include "transport/region.h"
 #include "transport/worker.h"
 
@@ -19,10 +20,10 @@ namespace baton::kvtransfer {
 class AgentOutbox;
 class AgentRequantiseTransfer;
 
-class AgentConverter {
+class AgentConverter final : public AgentStaging {
  public:
   AgentConverter(Worker& worker, AgentOutbox& outbox, uint64_t staging_bytes);
-  ~AgentConverter();  // the worker is gone, or knows of no staging
+  ~AgentConverter() override;
   AgentConverter(const AgentConverter&) = delete;
   AgentConverter& operator=(const AgentConverter&) = delete;
 
@@ -30,15 +31,14 @@ class AgentConverter {
   // silent leaves some for others.
   static constexpr size_t kSlots = 4;
   static constexpr size_t kSlotsOfTransfer = 2;
-  uint64_t slot_bytes() const { return slot_bytes_; }
+  static uint64_t slot_bytes(uint64_t staging_bytes) {
+    return staging_bytes / kSlots / 4096 * 4096;
+  }
 
   // Staging memory and a thread, where they are not there yet. ResourceExhausted.
   absl::Status prepare();
-  // Ends the thread. No transfer starts afterwards; what they have under way, the worker ends.
-  void stop();
-  // Whether a transfer that runs converts this memory, from or to. Waits for one that was aborted
-  // while the thread is at it: milliseconds.
-  bool uses(const MemoryRegion& memory);
+  void stop() override;
+  bool uses(const MemoryRegion& memory) override;
 
  private:
   friend class AgentRequantiseTransfer;

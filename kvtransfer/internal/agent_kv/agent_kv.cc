@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kvtransfer/internal/agent_impl.h"
-#include "kvtransfer/internal/requantise/agent_requantise_transfer.h"
+#include "kvtransfer/internal/agent_kv/agent_requantise_transfer.h"
 #include "kvtransfer/plans/kv_boxes.h"
 #include "kvtransfer/plans/kv_numbers.h"
 #include "kvtransfer/plans/kv_sides.h"
@@ -97,7 +97,8 @@ struct AgentKvPlan::Inside {
   Op op = Op::kWrite;
   KvPlan plan;
   std::shared_ptr<const RequantiseRoute> requantise;  // null: bytes move as they are
-  WorkerUid owner;                                    // the agent's
+  AgentConverter* converter = nullptr;  // then; the agent's: not to be touched but in calls with it
+  WorkerUid owner;                      // the agent's
   std::string remote_agent;
   uint64_t epoch = 0;  // of its metadata
   std::vector<KvLocalBuffer> local;
@@ -296,10 +297,9 @@ absl::StatusOr<AgentKvPlan> AgentKvPlan::make_requantising(Agent& agent, Op op,
   // Whatever else is wrong is wrong for both.
   if (!absl::IsFailedPrecondition(plain.status())) return plain;
   const bool writes = op == Op::kWrite;
-  AgentConverter& converter = *agent.impl_->converter;
-  absl::StatusOr<RequantiseRoute> route =
-      RequantiseRoute::make(op, writes ? local.layout : remote.layout,
-                            writes ? remote.layout : local.layout, share, converter.slot_bytes());
+  absl::StatusOr<RequantiseRoute> route = RequantiseRoute::make(
+      op, writes ? local.layout : remote.layout, writes ? remote.layout : local.layout, share,
+      AgentConverter::slot_bytes(agent.impl_->options.staging_bytes));
   if (!route.ok()) return route.status();
   for (const KvBuffer& buffer : local.layout.buffers) {
     if (buffer.device == KvDevice::kHost) continue;
@@ -308,10 +308,21 @@ absl::StatusOr<AgentKvPlan> AgentKvPlan::make_requantising(Agent& agent, Op op,
         "on the side whose cache is host memory, or requantise on the device and make a plan of "
         "equal types");
   }
-  if (absl::Status ready = converter.prepare(); !ready.ok()) return ready;
+  AgentConverter* converter = nullptr;
+  {
+    std::unique_ptr<AgentStaging>& staging = agent.impl_->staging;
+    std::lock_guard lock(agent.impl_->mutex);
+    if (staging == nullptr) {
+      staging = std::make_unique<AgentConverter>(*agent.impl_->worker, *agent.impl_->outbox,
+                                                 agent.impl_->options.staging_bytes);
+    }
+    converter = static_cast<AgentConverter*>(staging.get());
+  }
+  if (absl::Status ready = converter->prepare(); !ready.ok()) return ready;
   auto inside = std::make_shared<Inside>();
   inside->op = op;
   inside->plan = route->wire();
+  inside->converter = converter;
   inside->requantise = std::make_shared<const RequantiseRoute>(*std::move(route));
   return bind(agent, std::move(inside), local, remote_agent, remote);
 }
@@ -342,7 +353,7 @@ absl::StatusOr<AgentTransferId> AgentKvPlan::make_transfer(Agent& agent,
         inside_->made_of<RequantiseJob>(request, &Inside::add_chunks);
     if (!job.ok()) return job.status();
     return impl.keep(std::make_shared<AgentRequantiseTransfer>(
-        *impl.converter, *std::move(job), inside_->remote_agent, inside_->epoch, message));
+        *inside_->converter, *std::move(job), inside_->remote_agent, inside_->epoch, message));
   }
   absl::StatusOr<AgentPlan> plan = inside_->made_of<AgentPlan>(request, &Inside::add_parts);
   if (!plan.ok()) return plan.status();

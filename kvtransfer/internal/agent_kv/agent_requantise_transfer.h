@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
+#include "kvtransfer/internal/agent_kv/agent_converter.h"
+#include "kvtransfer/internal/agent_kv/requantise_route.h"
 #include "kvtransfer/internal/agent_transfer.h"
-#include "kvtransfer/internal/requantise/agent_converter.h"
-#include "kvtransfer/internal/requantise/requantise_route.h"
 #include "kvtransfer/plans/kv_sides.h"
 
 namespace baton::kvtransfer {

@@ -1,7 +1,7 @@
 // The staging layout has all layers of a part one after the other, each of as many units as a slot
 // holds: far more than there is. A chunk has a few of them, which lie close together in its slot;
 // shift() says how far from where the layout has them.
-#include "kvtransfer/internal/requantise/requantise_route.h"
+#include "kvtransfer/internal/agent_kv/requantise_route.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,6 +1,6 @@
 // A chunk is converted and moved, or moved and converted; two at a time, so that one travels while
 // the other one is at the processor.
-#include "kvtransfer/internal/requantise/agent_requantise_transfer.h"
+#include "kvtransfer/internal/agent_kv/agent_requantise_transfer.h"
 
 #include <algorithm>
 #include <utility>

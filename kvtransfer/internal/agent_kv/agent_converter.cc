@@ -1,5 +1,5 @@
 // Staging memory, and the thread that takes transfers on, one step of each in turn.
-#include "kvtransfer/internal/requantise/agent_converter.h"
+#include "kvtransfer/internal/agent_kv/agent_converter.h"
 
 #include <sys/mman.h>
 
@@ -10,12 +10,12 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "kvtransfer/internal/requantise/agent_requantise_transfer.h"
+#include "kvtransfer/internal/agent_kv/agent_requantise_transfer.h"
 
 namespace baton::kvtransfer {
 
 AgentConverter::AgentConverter(Worker& worker, AgentOutbox& outbox, uint64_t staging_bytes)
-    : worker_(worker), outbox_(outbox), slot_bytes_(staging_bytes / kSlots / 4096 * 4096) {}
+    : worker_(worker), outbox_(outbox), slot_bytes_(slot_bytes(staging_bytes)) {}
 
 AgentConverter::~AgentConverter() {
   stop();
