@@ -66,7 +66,7 @@ bool AgentRequantiseTransfer::step(std::unique_lock<std::mutex>& lock) {
     for (const Piece& piece : pieces_) {
       if (waits(piece)) converter_.free_slots_.push_back(piece.slot);
     }
-    std::erase_if(pieces_, waits);
+    did_something |= std::erase_if(pieces_, waits) > 0;  // others may wait for their slots
   }
   end_if_over();
   return did_something;
@@ -84,7 +84,6 @@ bool AgentRequantiseTransfer::look_at_moves() {
   std::erase_if(pieces_, [this](const Piece& piece) {
     if (piece.moving != nullptr || !piece.chunk.layers.empty()) return false;
     converter_.free_slots_.push_back(piece.slot);
-    converter_.poke();  // another transfer may wait for it
     return true;
   });
   if (saying_ != nullptr && has_ended(saying_)) {
