@@ -285,6 +285,25 @@ TEST_P(AgentRequantiseOneTest, AbortedTransfersGiveTheirStagingBack) {
   const auto want = expected();
   run(*again, request());
   EXPECT_EQ(decode_->bytes, want);
+
+  // Reads, in the middle of which they are aborted.
+  introduce(*b_, *a_);
+  const auto pull =
+      AgentKvPlan::make_requantising(*b_, Op::kRead, decode_->place, "alpha", prefill_->place);
+  ASSERT_TRUE(pull.ok()) << pull.status();
+  const AgentKvRequest back{.local = {{to_}}, .remote = {{from_}}};
+  for (int i = 0; i < 8; ++i) {
+    const auto id = pull->make_transfer(*b_, back);
+    ASSERT_TRUE(b_->post(*id).ok());
+    while (b_->telemetry(*id)->descriptors == 0) std::this_thread::yield();
+    ASSERT_TRUE(b_->abort(*id).ok());
+    EXPECT_TRUE(b_->release(*id, kLong).ok());
+  }
+  for (auto& buffer : decode_->bytes) std::fill(buffer.begin(), buffer.end(), std::byte{0});
+  const auto last = pull->make_transfer(*b_, back);
+  ASSERT_TRUE(b_->post(*last).ok());
+  ASSERT_TRUE(b_->wait(*last, kLong).ok());
+  EXPECT_EQ(decode_->bytes, want);
 }
 
 TEST_P(AgentRequantiseOneTest, SeveralAtATimeShareTheStaging) {
