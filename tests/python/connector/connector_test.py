@@ -297,12 +297,12 @@ class Processes(unittest.TestCase):
         with baton.KvConnector("decode") as decode, Process("prefill", "--stop-before", "1") as prefill:
             cache = Cache(16, 32, "HND")
             decode.register_cache(cache.layout)
-            load = decode.load(prefill.line(), TOKENS, BLOCKS, silence=1, timeout=3600)
+            load = decode.load(prefill.line(), TOKENS, BLOCKS, silence=3, timeout=3600)
             load.wait(0, timeout=60)
             # Its engine stands, and a thread of the library's answers.
             self.assertEqual(prefill.line(), "stands")
             with self.assertRaises(baton.BatonTimeoutError):
-                load.wait(1, timeout=2)
+                load.wait(1, timeout=3.5)
             prefill.kill(signal.SIGSTOP)
             with self.assertRaises(baton.RemoteDisconnectError):
                 load.wait(1, timeout=60)
