@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/request_check.h"
+#include "engine/http/request_id.h"
 
 namespace baton::engine::router {
 namespace {
@@ -18,6 +19,8 @@ using nlohmann::json;
 constexpr size_t kErrorBytes = 65536;
 // Of a request, on the way to workers that have not begun to answer; but one choice always.
 constexpr size_t kAskedAtOnce = size_t{4} << 20;
+// Tokens that decode lacks, where they are known: as --min-remote-tokens is by default.
+constexpr size_t kWorthTheWay = 32;
 
 }  // namespace
 
@@ -79,7 +82,6 @@ bool RelayedRequest::send(std::string_view bytes) {
 }
 
 void RelayedRequest::attempt(Leg& leg) {
-  WorkerGroup& prefill = workers_.prefill;
   leg.attempt = std::make_unique<Attempt>();
   Attempt& attempt = *leg.attempt;
   WorkerPicker& decode = workers_.decode.picker;
@@ -92,22 +94,100 @@ void RelayedRequest::attempt(Leg& leg) {
         : resume              ? "there is no decode worker that can go on with what has begun"
                               : "there is no decode worker at present"));
   }
-  if (!decode.resumes(*attempt.decode) && workers_.list_prefill()) {
+  if (workers_.lacks_prefill(*attempt.decode)) {
     return fail(absl::UnavailableError(
-        absl::StrCat("there is no decode worker for these prefill workers: ", kAnotherMake)));
+        absl::StrCat("there is no decode worker for these prefill workers: ", kNoPrefillForIt)));
   }
-  const WorkerPicker::Model model = decode.model(*attempt.decode);
-  attempt.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, {}, model, moves(attempt)));
-  std::string address;
-  if (attempt.prefill.has_value() && prefill.picker.is_up(*attempt.prefill)) {
-    address = prefill.addresses[*attempt.prefill];
-  }
-  if (address.empty()) attempt.prefill.release();  // it is asked for nothing
   leg.tokens_before = leg.relay->tokens_seen();
   leg.relay->begin();
-  post(leg, attempt, address);
-  leg.heard = attempt.asked;
+  attempt.asked = leg.heard = Clock::steady().now();
+  if (pick_prefill(leg, attempt, {}, may_use_params(leg, attempt)) == Way::kParams) {
+    ask_prefill(leg, attempt);
+  } else {
+    post(leg, attempt, leg.relay->next_body(address_of(attempt)));
+  }
   watch(leg);
+}
+
+// A prompt of which decode has nearly all, or must compute all, is not worth the way; and what is
+// behind a prompt prefill workers are not told.
+bool RelayedRequest::may_use_params(const Leg& leg, const Attempt& attempt) const {
+  if (leg.computed_alone || leg.relay->tokens_seen() > 0) return false;
+  if (request_->sampling.prompt_logprobs) return false;
+  return leg.key->tokens == 0 || attempt.decode.missing() >= kWorthTheWay;
+}
+
+Way RelayedRequest::pick_prefill(const Leg& leg, Attempt& attempt, std::vector<size_t> avoid,
+                                 bool by_params) {
+  WorkerGroup& prefill = workers_.prefill;
+  const size_t to = *attempt.decode;
+  const auto way = [&](size_t from) {
+    const Way its = workers_.way(from, to);
+    return its == Way::kParams && !by_params ? Way::kNone : its;
+  };
+  for (size_t i = 0; i < prefill.size(); ++i) {
+    if (way(i) == Way::kNone) avoid.push_back(i);
+  }
+  const WorkerPicker::Model model = workers_.decode.picker.model(to);
+  attempt.prefill =
+      Place(prefill.picker, prefill.picker.pick(leg.key, avoid, model, moves(attempt)));
+  if (!attempt.prefill.has_value()) return Way::kNone;
+  if (prefill.picker.is_up(*attempt.prefill) && way(*attempt.prefill) != Way::kNone) {
+    return way(*attempt.prefill);
+  }
+  attempt.prefill.release();  // it is asked for nothing
+  return Way::kNone;
+}
+
+// Of the connector that decode asks; "": none.
+std::string RelayedRequest::address_of(const Attempt& attempt) const {
+  return attempt.prefill.has_value() ? workers_.prefill.addresses[*attempt.prefill] : "";
+}
+
+http::HttpHeaders RelayedRequest::headers() const {
+  http::HttpHeaders headers = workers_.headers();
+  headers.emplace_back("Content-Type", "application/json");
+  headers.emplace_back(http::kRequestIdHeader, request_id_);
+  return headers;
+}
+
+void RelayedRequest::ask_prefill(Leg& leg, Attempt& attempt) {
+  const size_t worker = *attempt.prefill;
+  const KvAgent& agent = workers_.prefill.agents[worker];
+  const bool at_once = agent.known();
+  const std::string transfer = at_once ? http::make_request_id() : "";
+  attempt.ask =
+      PrefillAsk::start(workers_, worker, exchange_->request().path,
+                        leg.relay->body_at_prefill(params_at_prefill(transfer)), headers(),
+                        [this, &leg, &attempt](const absl::StatusOr<std::string>& params) {
+                          prefill_answered(leg, attempt, params);
+                        });
+  if (!at_once) return;
+  ++workers_.handed_over;
+  post(leg, attempt, leg.relay->body_behind_prefill(params_behind(agent, transfer)));
+}
+
+void RelayedRequest::prefill_answered(Leg& leg, Attempt& attempt,
+                                      const absl::StatusOr<std::string>& params) {
+  if (self_ == nullptr || attempt.answered) return;
+  if (!params.ok()) return compute_alone(leg, attempt);
+  workers_.prefill.picker.set_slow(*attempt.prefill, false);
+  attempt.prefill.computed();
+  if (attempt.fetch != nullptr) return;  // decode knows already
+  ++workers_.handed_over;
+  post(leg, attempt, leg.relay->body_behind_prefill(*params));
+}
+
+// Nothing comes from prefill, and decode, which may be waiting for it, has to hear of that.
+void RelayedRequest::compute_alone(Leg& leg, Attempt& attempt) {
+  const std::shared_ptr<RelayedRequest> self = self_;
+  ++workers_.not_handed_over;
+  attempt.prefill.release();
+  attempt.status = 0;
+  attempt.error_body.clear();
+  leg.relay->begin();
+  post(leg, attempt, leg.relay->next_body(""));
+  attempt.ask.reset();
 }
 
 // What the KV that its decode worker lacks costs on its way there, from each prefill worker.
@@ -115,16 +195,13 @@ std::vector<double> RelayedRequest::moves(const Attempt& attempt) const {
   return workers_.moves_to(workers_.decode.places[*attempt.decode], attempt.decode.missing());
 }
 
-void RelayedRequest::post(Leg& leg, Attempt& attempt, const std::string& prefill_address) {
-  attempt.asked = Clock::steady().now();
+void RelayedRequest::post(Leg& leg, Attempt& attempt, std::vector<http::SharedBytes> body) {
   http::HttpFetchRequest post;
   post.url = workers_.decode.urls[*attempt.decode];
   post.method = "POST";
   post.path = exchange_->request().path;
-  post.body = leg.relay->next_body(prefill_address);
-  post.headers = workers_.headers();
-  post.headers.emplace_back("Content-Type", "application/json");
-  post.headers.emplace_back(http::kRequestIdHeader, request_id_);
+  post.body = std::move(body);
+  post.headers = headers();
   attempt.fetch = http::HttpFetch::start(
       workers_.loop, std::move(post),
       {.on_head =
@@ -184,10 +261,25 @@ void RelayedRequest::watch(Leg& leg) {
                          ? workers_.waits.gap_limit()
                          : workers_.waits.first_token_limit(leg.attempt->decode.work());
   const Time left = leg.heard + limit - Clock::steady().now();
-  if (left <= Time::zero() && leg.hedge == nullptr && hedge(leg)) leg.heard = leg.hedge->asked;
+  if (left <= Time::zero() && leg.hedge == nullptr) {
+    if (leg.attempt->fetch == nullptr) {
+      leave_late_prefill(leg);
+    } else if (hedge(leg)) {
+      leg.heard = leg.hedge->asked;
+    }
+  }
   leg.look =
       workers_.loop->after(std::chrono::ceil<std::chrono::milliseconds>(std::max(left, limit / 4)),
                            [this, &leg] { look_at(leg); });
+}
+
+// A prefill worker that shows nothing is not waited for: decode, which has not been asked yet,
+// computes. That is paid as a hedge is.
+void RelayedRequest::leave_late_prefill(Leg& leg) {
+  if (!workers_.retries.spend()) return;
+  workers_.prefill.picker.set_slow(*leg.attempt->prefill, true);
+  leg.heard = Clock::steady().now();
+  compute_alone(leg, *leg.attempt);
 }
 
 void RelayedRequest::look_at(Leg& leg) {
@@ -207,18 +299,15 @@ bool RelayedRequest::hedge(Leg& leg) {
   Attempt& hedge = *leg.hedge;
   hedge.decode = Place(decode, decode.pick(leg.key, avoid, leg.model,
                                            workers_.moves_from_nearest(leg.key->tokens), resume));
-  // The prefill worker may be what does not answer: another one, or none.
-  WorkerGroup& prefill = workers_.prefill;
+  // The prefill worker may be what does not answer: another one, or none. One that has to be asked
+  // first is none.
   std::vector<size_t> asked;
   if (leg.attempt->prefill.has_value()) asked.push_back(*leg.attempt->prefill);
-  std::string address;
   const WorkerPicker::Model model = decode.model(*hedge.decode);
-  if (decode.resumes(*hedge.decode) && prefill.picker.has_other(asked, model)) {
-    hedge.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, asked, model, moves(hedge)));
-    address = prefill.addresses[*hedge.prefill];
-  }
+  if (workers_.prefill.picker.has_other(asked, model)) pick_prefill(leg, hedge, asked, false);
   ++workers_.hedged;
-  post(leg, hedge, address);
+  hedge.asked = Clock::steady().now();
+  post(leg, hedge, leg.relay->next_body(address_of(hedge)));
   return true;
 }
 
@@ -279,6 +368,8 @@ void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& conne
   if (&attempt != leg.attempt.get()) return drop_hedge(leg, connection);
   const absl::Status status = outcome(leg, attempt, connection);
   if (!status.ok()) leg.failed.push_back(*attempt.decode);
+  // It may be what was handed over, which vLLM fails at unless it is told to compute instead.
+  leg.computed_alone |= absl::IsUnavailable(status) && attempt.ask != nullptr;
   const bool another_may_do_better =
       absl::IsUnavailable(status) || absl::IsResourceExhausted(status);
   if (another_may_do_better && leg.hedge != nullptr) return take_hedge(leg);
@@ -325,6 +416,16 @@ void RelayedRequest::leave_worker(size_t worker) {
     if (leg.attempt == nullptr || *leg.attempt->decode != worker) continue;
     leg.attempt->status = 0;
     ended(leg, *leg.attempt, gone);
+  }
+}
+
+void RelayedRequest::leave_prefill(size_t worker) {
+  const std::shared_ptr<RelayedRequest> self = self_;
+  for (Leg& leg : legs_) {
+    if (self_ == nullptr) return;  // closed meanwhile
+    Attempt* const attempt = leg.attempt.get();
+    if (attempt == nullptr || attempt->ask == nullptr || attempt->answered) continue;
+    if (attempt->prefill.has_value() && *attempt->prefill == worker) compute_alone(leg, *attempt);
   }
 }
 
