@@ -71,6 +71,7 @@ void HealthWatch::down(WorkerGroup& group, size_t worker, const Probe& probe) {
 
 void HealthWatch::down(WorkerGroup& group, size_t worker, std::string why) {
   group.why_down[worker] = std::move(why);
+  if (!group.picker.model(worker).has_value()) group.models[worker].clear();  // it is asked again
   if (!group.picker.is_up(worker)) return;
   group.picker.set_up(worker, false);
   base::log_event(base::LogLevel::kWarning, "router: %s worker %s is not used: %s", group.role,
@@ -177,8 +178,29 @@ void HealthWatch::probe_prefill(size_t worker, const std::function<void()>& done
     if (!judge_prefill(worker)) return done();
     probe(prefill_[worker], url, "/health", [this, worker, done] {
       judge_other_prefill(worker);
-      done();
+      probe_name(workers_.prefill, worker, prefill_[worker], done);
     });
+  });
+}
+
+void HealthWatch::probe_decode(size_t worker, const std::function<void()>& done) {
+  probe(decode_[worker], workers_.decode.urls[worker], "/health", [this, worker, done] {
+    judge_decode(worker);
+    probe_name(workers_.decode, worker, decode_[worker], done);
+  });
+}
+
+void HealthWatch::probe_name(WorkerGroup& group, size_t worker, Probe& own,
+                             const std::function<void()>& done) {
+  const bool is_ours = group.picker.model(worker).has_value() || !own.body.empty();
+  if (is_ours || own.status != 200 || !group.models[worker].empty()) return done();
+  probe(own, group.urls[worker], "/v1/models", [&group, worker, &own, done] {
+    const absl::StatusOr<nlohmann::json> page = parse_json(own.body, "a worker's models");
+    const nlohmann::json& list = page.ok() ? member(*page, "data") : nlohmann::json();
+    if (own.status == 200 && list.is_array() && !list.empty()) {
+      group.models[worker] = string_field(list[0], "id", "").value_or("").substr(0, kMaxReason);
+    }
+    done();
   });
 }
 
@@ -194,10 +216,7 @@ void HealthWatch::probe_all(std::function<void()> done) {
   for (size_t i = 0; i < decode_.size(); ++i) {
     if (!workers_.decode.is_listed(i)) continue;
     ++open_;
-    probe(decode_[i], workers_.decode.urls[i], "/health", [this, i, one_less] {
-      judge_decode(i);
-      one_less();
-    });
+    probe_decode(i, one_less);
   }
   for (size_t i = 0; i < prefill_.size(); ++i) {
     if (!workers_.prefill.is_listed(i)) continue;

@@ -59,7 +59,10 @@ class HealthWatch {
   bool judge_prefill(size_t worker);
   // By its health: of another make than ours.
   void judge_other_prefill(size_t worker);
+  void probe_decode(size_t worker, const std::function<void()>& done);
   void probe_prefill(size_t worker, const std::function<void()>& done);
+  // The name that one of another make serves, for people; once.
+  void probe_name(WorkerGroup& group, size_t worker, Probe& own, const std::function<void()>& done);
   // Those that lack a partner, once all have said what they are.
   void judge_pairs();
 

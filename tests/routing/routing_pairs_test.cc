@@ -28,7 +28,11 @@ class HalfOfPair {
     listener_.route("GET", "/health", [=](const Exchange& exchange) {
       exchange->reply(200, "application/json", make == kVllm ? "" : page.dump());
     });
-    if (make != kVllm) {
+    if (make == kVllm) {
+      listener_.route("GET", "/v1/models", [](const Exchange& exchange) {
+        exchange->reply(200, "application/json", R"({"data": [{"id": "served"}]})");
+      });
+    } else {
       page["address"] = make == kOursAndPrefill ? "P" : "";
       listener_.route("GET", "/v1/baton/address", [=](const Exchange& exchange) {
         exchange->reply(200, "application/json", page.dump());
@@ -158,6 +162,7 @@ TEST(RoutingPairs, DecodeIsToldWhatPrefillAnswered) {
     EXPECT_EQ(decode.question(i)["min_tokens"], 4);
     EXPECT_EQ(decode.question(i)["stream"], true);
   }
+  for (const json& worker : health(router->port())["workers"]) EXPECT_EQ(worker["model"], "served");
   EXPECT_EQ(handed(*router), 2);
   EXPECT_EQ(not_handed(*router), 0);
   EXPECT_EQ(of_worker(router->port(), "in_flight", prefill.url()), 0);
