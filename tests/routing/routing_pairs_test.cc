@@ -182,8 +182,8 @@ TEST(RoutingPairs, DecodeIsNotAskedBeforePrefillHasAnswered) {
 
 // Baton's connectors answer who they are: after the first answer both halves are asked at once.
 TEST(RoutingPairs, BothAreAskedAtOnceWherePrefillsAgentIsKnown) {
-  for (const auto& [make, in_turn] :
-       {std::pair(Half::kVllm, size_t{1}), {Half::kOursWithAgent, 0}}) {
+  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+    const size_t in_turn = make == Half::kVllm ? 1 : 0;
     Half prefill(make), decode(Half::kOursWithAgent);
     decode.answer(200, whole_answer());
     const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -344,7 +344,7 @@ TEST(RoutingPairs, WhatHasBegunGoesOnWithoutPrefill) {
   std::string rest;
   for (size_t i = 3; i < events.size(); ++i) rest += events[i];
   Half prefill(Half::kVllm), decode(Half::kOursWithAgent), other(Half::kOursWithAgent);
-  prefill.answer(200, prefilled(kNixl));
+  prefill.answer(500, "not now");
   decode.answer(200, first(events, 3));  // and ends there
   other.answer(200, rest);
   const auto router =
@@ -431,6 +431,39 @@ TEST(RoutingPairs, OursAreToldOfTheConnector) {
   }
   EXPECT_EQ(decode.params(1)["prefill"], "P");
   EXPECT_EQ(decode.params(2), kNixl);
+}
+
+// Decode has told all of itself, down to its name, before prefill tells what it is.
+TEST(RoutingPairs, AHalfIsJudgedByWhatTheOtherTellsLater) {
+  const std::string ours = R"({"address": "P"})";
+  std::mutex mutex;
+  Exchange waits;
+  bool named = false;
+  http::HttpListener prefill, decode;
+  prefill.route("GET", "/v1/baton/address", [&](const Exchange& exchange) {
+    const std::lock_guard lock(mutex);
+    if (named) return exchange->reply(200, "application/json", ours);
+    waits = exchange;
+  });
+  decode.route("GET", "/health",
+               [](const Exchange& exchange) { exchange->reply(200, "text/plain", ""); });
+  decode.route("GET", "/v1/models", [&](const Exchange& exchange) {
+    const std::lock_guard lock(mutex);
+    named = true;
+    if (waits != nullptr) waits->reply(200, "application/json", ours);
+    exchange->reply(404, "text/plain", "");
+  });
+  for (http::HttpListener* each : {&prefill, &decode})
+    ASSERT_TRUE(each->listen("127.0.0.1", 0).ok());
+  const auto url = [](const http::HttpListener& of) {
+    return absl::StrCat("http://127.0.0.1:", of.port());
+  };
+  const auto router = *router::Router::start(pairs_of({url(prefill)}, {url(decode)}));
+  const json page = health(router->port());
+  EXPECT_EQ(page["workers"][0]["up"], false) << page;
+  EXPECT_EQ(page["workers"][1]["up"], true) << page;
+  prefill.stop();
+  decode.stop();
 }
 
 TEST(RoutingPairs, AVllmThatNobodyCanFetchFromIsNotAsked) {
