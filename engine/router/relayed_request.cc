@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/request_check.h"
-#include "engine/http/request_id.h"
 
 namespace baton::engine::router {
 namespace {
@@ -19,8 +18,6 @@ using nlohmann::json;
 constexpr size_t kErrorBytes = 65536;
 // Of a request, on the way to workers that have not begun to answer; but one choice always.
 constexpr size_t kAskedAtOnce = size_t{4} << 20;
-// Tokens that decode lacks, where they are known: as --min-remote-tokens is by default.
-constexpr size_t kWorthTheWay = 32;
 
 }  // namespace
 
@@ -109,85 +106,11 @@ void RelayedRequest::attempt(Leg& leg) {
   watch(leg);
 }
 
-// A prompt of which decode has nearly all, or must compute all, is not worth the way; and what is
-// behind a prompt prefill workers are not told.
-bool RelayedRequest::may_use_params(const Leg& leg, const Attempt& attempt) const {
-  if (leg.computed_alone || leg.relay->tokens_seen() > 0) return false;
-  if (request_->sampling.prompt_logprobs) return false;
-  return leg.key->tokens == 0 || attempt.decode.missing() >= kWorthTheWay;
-}
-
-Way RelayedRequest::pick_prefill(const Leg& leg, Attempt& attempt, std::vector<size_t> avoid,
-                                 bool by_params) {
-  WorkerGroup& prefill = workers_.prefill;
-  const size_t to = *attempt.decode;
-  const auto way = [&](size_t from) {
-    const Way its = workers_.way(from, to);
-    return its == Way::kParams && !by_params ? Way::kNone : its;
-  };
-  for (size_t i = 0; i < prefill.size(); ++i) {
-    if (way(i) == Way::kNone) avoid.push_back(i);
-  }
-  const WorkerPicker::Model model = workers_.decode.picker.model(to);
-  attempt.prefill =
-      Place(prefill.picker, prefill.picker.pick(leg.key, avoid, model, moves(attempt)));
-  if (!attempt.prefill.has_value()) return Way::kNone;
-  if (prefill.picker.is_up(*attempt.prefill) && way(*attempt.prefill) != Way::kNone) {
-    return way(*attempt.prefill);
-  }
-  attempt.prefill.release();  // it is asked for nothing
-  return Way::kNone;
-}
-
-// Of the connector that decode asks; "": none.
-std::string RelayedRequest::address_of(const Attempt& attempt) const {
-  return attempt.prefill.has_value() ? workers_.prefill.addresses[*attempt.prefill] : "";
-}
-
 http::HttpHeaders RelayedRequest::headers() const {
   http::HttpHeaders headers = workers_.headers();
   headers.emplace_back("Content-Type", "application/json");
   headers.emplace_back(http::kRequestIdHeader, request_id_);
   return headers;
-}
-
-void RelayedRequest::ask_prefill(Leg& leg, Attempt& attempt) {
-  const size_t worker = *attempt.prefill;
-  const KvAgent& agent = workers_.prefill.agents[worker];
-  const bool at_once = agent.known();
-  const std::string transfer = at_once ? http::make_request_id() : "";
-  attempt.ask =
-      PrefillAsk::start(workers_, worker, exchange_->request().path,
-                        leg.relay->body_at_prefill(params_at_prefill(transfer)), headers(),
-                        [this, &leg, &attempt](const absl::StatusOr<std::string>& params) {
-                          prefill_answered(leg, attempt, params);
-                        });
-  if (!at_once) return;
-  ++workers_.handed_over;
-  post(leg, attempt, leg.relay->body_behind_prefill(params_behind(agent, transfer)));
-}
-
-void RelayedRequest::prefill_answered(Leg& leg, Attempt& attempt,
-                                      const absl::StatusOr<std::string>& params) {
-  if (self_ == nullptr || attempt.answered) return;
-  if (!params.ok()) return compute_alone(leg, attempt);
-  workers_.prefill.picker.set_slow(*attempt.prefill, false);
-  attempt.prefill.computed();
-  if (attempt.fetch != nullptr) return;  // decode knows already
-  ++workers_.handed_over;
-  post(leg, attempt, leg.relay->body_behind_prefill(*params));
-}
-
-// Nothing comes from prefill, and decode, which may be waiting for it, has to hear of that.
-void RelayedRequest::compute_alone(Leg& leg, Attempt& attempt) {
-  const std::shared_ptr<RelayedRequest> self = self_;
-  ++workers_.not_handed_over;
-  attempt.prefill.release();
-  attempt.status = 0;
-  attempt.error_body.clear();
-  leg.relay->begin();
-  post(leg, attempt, leg.relay->next_body(""));
-  attempt.ask.reset();
 }
 
 // What the KV that its decode worker lacks costs on its way there, from each prefill worker.
@@ -273,15 +196,6 @@ void RelayedRequest::watch(Leg& leg) {
                            [this, &leg] { look_at(leg); });
 }
 
-// A prefill worker that shows nothing is not waited for: decode, which has not been asked yet,
-// computes. That is paid as a hedge is.
-void RelayedRequest::leave_late_prefill(Leg& leg) {
-  if (!workers_.retries.spend()) return;
-  workers_.prefill.picker.set_slow(*leg.attempt->prefill, true);
-  leg.heard = Clock::steady().now();
-  compute_alone(leg, *leg.attempt);
-}
-
 void RelayedRequest::look_at(Leg& leg) {
   const std::shared_ptr<RelayedRequest> self = self_;
   if (self != nullptr && !leg.done) watch(leg);
@@ -303,8 +217,7 @@ bool RelayedRequest::hedge(Leg& leg) {
   // first is none.
   std::vector<size_t> asked;
   if (leg.attempt->prefill.has_value()) asked.push_back(*leg.attempt->prefill);
-  const WorkerPicker::Model model = decode.model(*hedge.decode);
-  if (workers_.prefill.picker.has_other(asked, model)) pick_prefill(leg, hedge, asked, false);
+  pick_prefill(leg, hedge, asked, false);
   ++workers_.hedged;
   hedge.asked = Clock::steady().now();
   post(leg, hedge, leg.relay->next_body(address_of(hedge)));
@@ -416,16 +329,6 @@ void RelayedRequest::leave_worker(size_t worker) {
     if (leg.attempt == nullptr || *leg.attempt->decode != worker) continue;
     leg.attempt->status = 0;
     ended(leg, *leg.attempt, gone);
-  }
-}
-
-void RelayedRequest::leave_prefill(size_t worker) {
-  const std::shared_ptr<RelayedRequest> self = self_;
-  for (Leg& leg : legs_) {
-    if (self_ == nullptr) return;  // closed meanwhile
-    Attempt* const attempt = leg.attempt.get();
-    if (attempt == nullptr || attempt->ask == nullptr || attempt->answered) continue;
-    if (attempt->prefill.has_value() && *attempt->prefill == worker) compute_alone(leg, *attempt);
   }
 }
 
