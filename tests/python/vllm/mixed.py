@@ -52,6 +52,7 @@ class Vllm(Server):
         self.DTYPE = dtype
         connector, environment = Pair._baton(name, port + 50, None, "baton.vllm")
         super().__init__(f"mixed-{name}", arguments.model, port, arguments.logs, connector, environment)
+        self.log.unlink(missing_ok=True)  # what an earlier run loaded does not count
         # What one question leaves behind must not answer the next.
         self.command.append("--no-enable-prefix-caching")
         self.agent, self.address, self.counted = name, f"127.0.0.1:{port + 50}", 0
