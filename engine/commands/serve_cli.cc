@@ -287,6 +287,8 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
          .defaults =
              flags.generation_config == "auto" ? loaded->defaults : serve::SamplingDefaults{},
          .kv_address = kv_address,
+         .kv_agent = flags.kv_agent,
+         .kv_agent_address = *hand_off == nullptr ? "" : (*hand_off)->address(),
          .api_key = flags.api_key,
          .stuck_after =
              std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.stuck_after)),

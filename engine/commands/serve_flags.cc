@@ -226,15 +226,17 @@ void add_hand_off_flags(CLI::App& app, ServeFlags& flags) {
 // Those that only a router reads.
 std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flags) {
   std::vector<const CLI::Option*> added;
-  added.push_back(app.add_option("--prefill", flags.prefill, "router: prefill workers")
+  added.push_back(app.add_option("--prefill", flags.prefill,
+                                 "router: prefill workers, of Baton's or vLLM's; what each is, is "
+                                 "found out")
                       ->check(worker())
                       ->type_name("URL"));
-  added.push_back(
-      app.add_option("--decode", flags.decode,
-                     "router: decode workers; of vLLM's, where they publish what they have cached "
-                     "behind it: URL,kv_events=tcp://HOST:5557,replay=tcp://HOST:5558")
-          ->check(worker())
-          ->type_name("URL"));
+  added.push_back(app.add_option("--decode", flags.decode,
+                                 "router: decode workers, likewise; of vLLM's, where they publish "
+                                 "what they have cached "
+                                 "behind it: URL,kv_events=tcp://HOST:5557,replay=tcp://HOST:5558")
+                      ->check(worker())
+                      ->type_name("URL"));
   added.push_back(
       app.add_option(
              "--workers", flags.workers,

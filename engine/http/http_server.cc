@@ -96,6 +96,9 @@ void HttpServer::Impl::reply_health(const Exchange& exchange, json page) const {
   page["quiet_s"] = seconds_of(quiet);
   page["model"] = host.engine.fingerprint();
   page["root"] = root;
+  if (!options.kv_agent.empty()) {
+    page["kv_agent"] = {{"name", options.kv_agent}, {"address", options.kv_agent_address}};
+  }
   exchange->reply(code, "application/json", page.dump());
 }
 

@@ -6,10 +6,11 @@
 //   GET  /health         200, or 503 with the reason: the engine has stopped, or has work and does
 //                        not get on with it. In both: for how many seconds ("quiet_s"), the
 //                        weights' fingerprint ("model"), and what its blocks' names begin with
-//                        ("root")
+//                        ("root"), and the agent that takes part in hand-offs by
+//                        kv_transfer_params, if there is one ("kv_agent": name and address)
 //   GET  /metrics, /version
-//   GET  /v1/baton/address                       {"address": ...}: the KvConnector's, for routers;
-//                                                503 as /health
+//   GET  /v1/baton/address                       as /health, and "address": the KvConnector's, for
+//                                                routers
 //   GET  /v1/baton/kv_events                     what is in the prefix cache: cache_stream.h
 //
 // Every answer has the header X-Request-Id: the client's own, or a new one.
@@ -38,6 +39,8 @@ struct HttpServerOptions {
   std::optional<ChatTemplate> chat_template;
   serve::SamplingDefaults defaults;  // of requests that say nothing
   std::string kv_address;            // KvConnector::address(), "" without one
+  std::string kv_agent;              // of hand-offs, by kv_transfer_params; "" without one
+  std::string kv_agent_address;      // HOST:PORT
   // Asked of clients under /v1 and of /tokenize and /detokenize, as "Authorization: Bearer KEY";
   // "": of none.
   std::string api_key;

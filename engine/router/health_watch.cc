@@ -60,12 +60,18 @@ void HealthWatch::note_model(WorkerGroup& group, size_t worker, const nlohmann::
   if (parsed.has_value()) group.set_model(worker, *parsed, model.value_or(""));
 }
 
+void HealthWatch::note_pace(WorkerGroup& group, size_t worker, const nlohmann::json& page) {
+  const auto quiet = number_field(page, "quiet_s", 0, 1e9, 0);
+  if (quiet.value_or(0) < kGetsOn) group.picker.set_slow(worker, false);
+}
+
 void HealthWatch::down(WorkerGroup& group, size_t worker, const Probe& probe) {
   down(group, worker, describe(probe));
 }
 
 void HealthWatch::down(WorkerGroup& group, size_t worker, std::string why) {
   group.why_down[worker] = std::move(why);
+  if (!group.picker.model(worker).has_value()) group.models[worker].clear();  // it is asked again
   if (!group.picker.is_up(worker)) return;
   group.picker.set_up(worker, false);
   base::log_event(base::LogLevel::kWarning, "router: %s worker %s is not used: %s", group.role,
@@ -73,22 +79,27 @@ void HealthWatch::down(WorkerGroup& group, size_t worker, std::string why) {
   on_down_(group, worker);
 }
 
+KvAgent HealthWatch::agent_in(const nlohmann::json& page) {
+  const nlohmann::json& agent = member(page, "kv_agent");
+  return {string_field(agent, "name", "").value_or(""),
+          string_field(agent, "address", "").value_or("")};
+}
+
 void HealthWatch::judge_decode(size_t worker) {
   Probe& probe = decode_[worker];
   if (probe.status == 200) {
     probe.missed = 0;
     // vLLM says nothing besides 200. It cannot go on with an answer that another one has begun, and
-    // passes over what it is told of prefill workers.
-    workers_.decode.picker.set_resumes(worker, !probe.body.empty());
-    if (probe.body.empty() && workers_.list_prefill()) {
-      return down(workers_.decode, worker, kAnotherMake);
-    }
-    workers_.decode.picker.set_up(worker, true);
-    // It answers, and its engine gets on. Who says nothing of that is believed.
+    // passes over what it is told of our prefill workers' connectors.
+    const bool ours = !probe.body.empty();
     const absl::StatusOr<nlohmann::json> page = parse_json(probe.body, "a worker's health");
+    workers_.decode.picker.set_resumes(worker, ours);
+    workers_.decode.ways[worker] = {
+        .known = true, .own = ours, .params = !ours || (page.ok() && agent_in(*page).known())};
+    if (workers_.lacks_prefill(worker)) return down(workers_.decode, worker, kNoPrefillForIt);
+    workers_.decode.picker.set_up(worker, true);
     if (page.ok()) note_model(workers_.decode, worker, *page);
-    const auto quiet = page.ok() ? number_field(*page, "quiet_s", 0, 1e9, 0) : page.status();
-    if (quiet.value_or(0) < kGetsOn) workers_.decode.picker.set_slow(worker, false);
+    note_pace(workers_.decode, worker, page.ok() ? *page : nlohmann::json());
     return;
   }
   // One that says that it is not well, or whose port is closed, needs no second look.
@@ -97,54 +108,120 @@ void HealthWatch::judge_decode(size_t worker) {
   down(workers_.decode, worker, probe);
 }
 
-void HealthWatch::judge_prefill(size_t worker) {
+bool HealthWatch::judge_prefill(size_t worker) {
   Probe& probe = prefill_[worker];
+  WorkerGroup& group = workers_.prefill;
+  if (probe.status == 404) return true;
   std::string address;
+  KvAgent agent;
   if (probe.status == 200) {
     const absl::StatusOr<nlohmann::json> parsed =
         parse_json(probe.body, "a prefill worker's address");
     if (parsed.ok()) {
       address = string_field(*parsed, "address", "").value_or("");
-      note_model(workers_.prefill, worker, *parsed);
+      agent = agent_in(*parsed);
+      note_model(group, worker, *parsed);
+      note_pace(group, worker, *parsed);
     }
   }
-  probe.missed = address.empty() ? probe.missed + 1 : 0;
-  if (address.empty() && probe.silent && probe.missed < options_.misses) return;
-  workers_.prefill.addresses[worker] = address;
-  if (probe.status == 404) {
-    return down(workers_.prefill, worker,
-                "it is no `baton serve --role prefill`: a pair with one of another make is driven "
-                "by a proxy, with --kv-agent at Baton's half (docs/vllm.md)");
+  const bool hands_over = !address.empty() || agent.known();
+  probe.missed = hands_over ? 0 : probe.missed + 1;
+  if (!hands_over && probe.silent && probe.missed < options_.misses) return false;
+  group.addresses[worker] = address;
+  group.agents[worker] = agent;
+  if (probe.status == 200) {
+    group.ways[worker] = {.known = true, .own = !address.empty(), .params = agent.known()};
   }
-  if (address.empty() && probe.status == 200) {
-    return down(workers_.prefill, worker, "it hands no KV over: start it with --role prefill");
+  if (!hands_over && probe.status == 200) {
+    down(group, worker, "it hands no KV over: start it with --role prefill");
+  } else if (!hands_over) {
+    down(group, worker, probe);
+  } else if (workers_.lacks_decode(worker)) {
+    down(group, worker, kNoDecodeForIt);
+  } else {
+    group.picker.set_up(worker, true);
   }
-  if (address.empty()) return down(workers_.prefill, worker, probe);
-  workers_.prefill.picker.set_up(worker, true);
+  return false;
+}
+
+void HealthWatch::judge_other_prefill(size_t worker) {
+  Probe& probe = prefill_[worker];
+  WorkerGroup& group = workers_.prefill;
+  if (probe.status != 200) {
+    ++probe.missed;
+    if (!probe.silent || probe.missed >= options_.misses) down(group, worker, probe);
+    return;
+  }
+  probe.missed = 0;
+  group.addresses[worker].clear();
+  if (group.ways[worker].own) group.agents[worker] = {};  // another one than before
+  group.ways[worker] = {.known = true, .own = false, .params = true};
+  if (workers_.lacks_decode(worker)) return down(group, worker, kNoDecodeForIt);
+  group.picker.set_up(worker, true);
+  note_pace(group, worker, {});
+}
+
+void HealthWatch::judge_pairs() {
+  for (size_t i = 0; i < workers_.decode.size(); ++i) {
+    if (!workers_.decode.picker.is_up(i) || !workers_.lacks_prefill(i)) continue;
+    down(workers_.decode, i, kNoPrefillForIt);
+  }
+  for (size_t i = 0; i < workers_.prefill.size(); ++i) {
+    if (!workers_.prefill.picker.is_up(i) || !workers_.lacks_decode(i)) continue;
+    down(workers_.prefill, i, kNoDecodeForIt);
+  }
+}
+
+void HealthWatch::probe_prefill(size_t worker, const std::function<void()>& done) {
+  const http::HttpUrl& url = workers_.prefill.urls[worker];
+  probe(prefill_[worker], url, "/v1/baton/address", [this, worker, url, done] {
+    if (!judge_prefill(worker)) return done();
+    probe(prefill_[worker], url, "/health", [this, worker, done] {
+      judge_other_prefill(worker);
+      probe_name(workers_.prefill, worker, prefill_[worker], done);
+    });
+  });
+}
+
+void HealthWatch::probe_decode(size_t worker, const std::function<void()>& done) {
+  probe(decode_[worker], workers_.decode.urls[worker], "/health", [this, worker, done] {
+    judge_decode(worker);
+    probe_name(workers_.decode, worker, decode_[worker], done);
+  });
+}
+
+void HealthWatch::probe_name(WorkerGroup& group, size_t worker, Probe& own,
+                             const std::function<void()>& done) {
+  const bool is_ours = group.picker.model(worker).has_value() || !own.body.empty();
+  if (is_ours || own.status != 200 || !group.models[worker].empty()) return done();
+  probe(own, group.urls[worker], "/v1/models", [&group, worker, &own, done] {
+    const absl::StatusOr<nlohmann::json> page = parse_json(own.body, "a worker's models");
+    const nlohmann::json& list = page.ok() ? member(*page, "data") : nlohmann::json();
+    if (own.status == 200 && list.is_array() && !list.empty()) {
+      group.models[worker] = string_field(list[0], "id", "").value_or("").substr(0, kMaxReason);
+    }
+    done();
+  });
 }
 
 void HealthWatch::probe_all(std::function<void()> done) {
   open_ = 1;
   const auto one_less = [this, done = std::move(done)] {
-    if (--open_ == 0) done();
+    if (--open_ > 0) return;
+    judge_pairs();
+    done();
   };
   decode_.resize(workers_.decode.size());
   prefill_.resize(workers_.prefill.size());
   for (size_t i = 0; i < decode_.size(); ++i) {
     if (!workers_.decode.is_listed(i)) continue;
     ++open_;
-    probe(decode_[i], workers_.decode.urls[i], "/health", [this, i, one_less] {
-      judge_decode(i);
-      one_less();
-    });
+    probe_decode(i, one_less);
   }
   for (size_t i = 0; i < prefill_.size(); ++i) {
     if (!workers_.prefill.is_listed(i)) continue;
     ++open_;
-    probe(prefill_[i], workers_.prefill.urls[i], "/v1/baton/address", [this, i, one_less] {
-      judge_prefill(i);
-      one_less();
-    });
+    probe_prefill(i, one_less);
   }
   one_less();
 }

@@ -48,10 +48,23 @@ class HealthWatch {
   static std::string describe(const Probe& probe);
   void down(WorkerGroup& group, size_t worker, const Probe& probe);
   void down(WorkerGroup& group, size_t worker, std::string why);
+  // What its answer says of its engine: that it gets on. Who says nothing of that is believed.
+  static void note_pace(WorkerGroup& group, size_t worker, const nlohmann::json& page);
   // Takes from its answer which model it has.
   static void note_model(WorkerGroup& group, size_t worker, const nlohmann::json& page);
+  // Of a `baton serve`, the agent that it says it has.
+  static KvAgent agent_in(const nlohmann::json& page);
   void judge_decode(size_t worker);
-  void judge_prefill(size_t worker);
+  // By its answer at kAddressPath; true: there is no such thing there, ask for its health.
+  bool judge_prefill(size_t worker);
+  // By its health: of another make than ours.
+  void judge_other_prefill(size_t worker);
+  void probe_decode(size_t worker, const std::function<void()>& done);
+  void probe_prefill(size_t worker, const std::function<void()>& done);
+  // The name that one of another make serves, for people; once.
+  void probe_name(WorkerGroup& group, size_t worker, Probe& own, const std::function<void()>& done);
+  // Those that lack a partner, once all have said what they are.
+  void judge_pairs();
 
   const HealthOptions options_;
   Workers& workers_;

@@ -79,7 +79,6 @@ bool RelayedRequest::send(std::string_view bytes) {
 }
 
 void RelayedRequest::attempt(Leg& leg) {
-  WorkerGroup& prefill = workers_.prefill;
   leg.attempt = std::make_unique<Attempt>();
   Attempt& attempt = *leg.attempt;
   WorkerPicker& decode = workers_.decode.picker;
@@ -92,22 +91,26 @@ void RelayedRequest::attempt(Leg& leg) {
         : resume              ? "there is no decode worker that can go on with what has begun"
                               : "there is no decode worker at present"));
   }
-  if (!decode.resumes(*attempt.decode) && workers_.list_prefill()) {
+  if (workers_.lacks_prefill(*attempt.decode)) {
     return fail(absl::UnavailableError(
-        absl::StrCat("there is no decode worker for these prefill workers: ", kAnotherMake)));
+        absl::StrCat("there is no decode worker for these prefill workers: ", kNoPrefillForIt)));
   }
-  const WorkerPicker::Model model = decode.model(*attempt.decode);
-  attempt.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, {}, model, moves(attempt)));
-  std::string address;
-  if (attempt.prefill.has_value() && prefill.picker.is_up(*attempt.prefill)) {
-    address = prefill.addresses[*attempt.prefill];
-  }
-  if (address.empty()) attempt.prefill.release();  // it is asked for nothing
   leg.tokens_before = leg.relay->tokens_seen();
   leg.relay->begin();
-  post(leg, attempt, address);
-  leg.heard = attempt.asked;
+  attempt.asked = leg.heard = Clock::steady().now();
+  if (pick_prefill(leg, attempt, {}, may_use_params(leg, attempt)) == Way::kParams) {
+    ask_prefill(leg, attempt);
+  } else {
+    post(leg, attempt, leg.relay->next_body(address_of(attempt)));
+  }
   watch(leg);
+}
+
+http::HttpHeaders RelayedRequest::headers() const {
+  http::HttpHeaders headers = workers_.headers();
+  headers.emplace_back("Content-Type", "application/json");
+  headers.emplace_back(http::kRequestIdHeader, request_id_);
+  return headers;
 }
 
 // What the KV that its decode worker lacks costs on its way there, from each prefill worker.
@@ -115,16 +118,13 @@ std::vector<double> RelayedRequest::moves(const Attempt& attempt) const {
   return workers_.moves_to(workers_.decode.places[*attempt.decode], attempt.decode.missing());
 }
 
-void RelayedRequest::post(Leg& leg, Attempt& attempt, const std::string& prefill_address) {
-  attempt.asked = Clock::steady().now();
+void RelayedRequest::post(Leg& leg, Attempt& attempt, std::vector<http::SharedBytes> body) {
   http::HttpFetchRequest post;
   post.url = workers_.decode.urls[*attempt.decode];
   post.method = "POST";
   post.path = exchange_->request().path;
-  post.body = leg.relay->next_body(prefill_address);
-  post.headers = workers_.headers();
-  post.headers.emplace_back("Content-Type", "application/json");
-  post.headers.emplace_back(http::kRequestIdHeader, request_id_);
+  post.body = std::move(body);
+  post.headers = headers();
   attempt.fetch = http::HttpFetch::start(
       workers_.loop, std::move(post),
       {.on_head =
@@ -184,7 +184,13 @@ void RelayedRequest::watch(Leg& leg) {
                          ? workers_.waits.gap_limit()
                          : workers_.waits.first_token_limit(leg.attempt->decode.work());
   const Time left = leg.heard + limit - Clock::steady().now();
-  if (left <= Time::zero() && leg.hedge == nullptr && hedge(leg)) leg.heard = leg.hedge->asked;
+  if (left <= Time::zero() && leg.hedge == nullptr) {
+    if (leg.attempt->fetch == nullptr) {
+      leave_late_prefill(leg);
+    } else if (hedge(leg)) {
+      leg.heard = leg.hedge->asked;
+    }
+  }
   leg.look =
       workers_.loop->after(std::chrono::ceil<std::chrono::milliseconds>(std::max(left, limit / 4)),
                            [this, &leg] { look_at(leg); });
@@ -207,18 +213,14 @@ bool RelayedRequest::hedge(Leg& leg) {
   Attempt& hedge = *leg.hedge;
   hedge.decode = Place(decode, decode.pick(leg.key, avoid, leg.model,
                                            workers_.moves_from_nearest(leg.key->tokens), resume));
-  // The prefill worker may be what does not answer: another one, or none.
-  WorkerGroup& prefill = workers_.prefill;
+  // The prefill worker may be what does not answer: another one, or none. One that has to be asked
+  // first is none.
   std::vector<size_t> asked;
   if (leg.attempt->prefill.has_value()) asked.push_back(*leg.attempt->prefill);
-  std::string address;
-  const WorkerPicker::Model model = decode.model(*hedge.decode);
-  if (decode.resumes(*hedge.decode) && prefill.picker.has_other(asked, model)) {
-    hedge.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, asked, model, moves(hedge)));
-    address = prefill.addresses[*hedge.prefill];
-  }
+  pick_prefill(leg, hedge, asked, false);
   ++workers_.hedged;
-  post(leg, hedge, address);
+  hedge.asked = Clock::steady().now();
+  post(leg, hedge, leg.relay->next_body(address_of(hedge)));
   return true;
 }
 
@@ -279,6 +281,8 @@ void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& conne
   if (&attempt != leg.attempt.get()) return drop_hedge(leg, connection);
   const absl::Status status = outcome(leg, attempt, connection);
   if (!status.ok()) leg.failed.push_back(*attempt.decode);
+  // It may be what was handed over, which vLLM fails at unless it is told to compute instead.
+  leg.computed_alone |= absl::IsUnavailable(status) && attempt.ask != nullptr;
   const bool another_may_do_better =
       absl::IsUnavailable(status) || absl::IsResourceExhausted(status);
   if (another_may_do_better && leg.hedge != nullptr) return take_hedge(leg);

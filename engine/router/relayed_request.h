@@ -6,6 +6,10 @@
 // that are here, and whichever has the next token first writes the answer. Nothing of the other
 // reaches the client, so that is as safe as a retry, and paid from the same budget.
 //
+// A pair of which a half is of another make is driven by vLLM's kv_transfer_params: the prompt is
+// asked of prefill, and decode, asked when that has answered, or at once where prefill's agent is
+// known, fetches its KV. Where prefill says no, breaks off, goes down or is late, decode computes.
+//
 // Where the prompt is long, choices are asked a few at a time: the next when a worker has begun to
 // answer one, so that a request with many choices costs workers not many times its size at once.
 #pragma once
@@ -19,6 +23,7 @@
 #include "engine/http/http_fetch.h"
 #include "engine/http/http_listener.h"
 #include "engine/http/openai/openai_request.h"
+#include "engine/router/prefill_ask.h"
 #include "engine/router/stream_relay.h"
 #include "engine/router/worker_body.h"
 #include "engine/router/workers.h"
@@ -42,12 +47,15 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
 
   // A decode worker answers no more: what it was asked goes to another one.
   void leave_worker(size_t worker);
+  // A prefill worker does: decode computes what it was asked.
+  void leave_prefill(size_t worker);
 
  private:
   // A worker that is asked.
   struct Attempt {
     Place prefill, decode;
-    std::unique_ptr<http::HttpFetch> fetch;
+    std::unique_ptr<PrefillAsk> ask;         // by kv_transfer_params
+    std::unique_ptr<http::HttpFetch> fetch;  // of decode; null: prefill is waited for
     Time asked{};
     int status = 0;
     std::string retry_after;
@@ -61,6 +69,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
     std::vector<size_t> failed;
     int retries = 0;
     size_t tokens_before = 0;
+    bool computed_alone = false;       // what prefill handed over did not do
     WorkerPicker::Model model;         // that has written what is here: no other goes on with it
     std::unique_ptr<Attempt> attempt;  // whose stream is relayed
     std::unique_ptr<Attempt> hedge;    // who is asked as well
@@ -73,7 +82,16 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void ask_more();
   void attempt(Leg& leg);
   std::vector<double> moves(const Attempt& attempt) const;
-  void post(Leg& leg, Attempt& attempt, const std::string& prefill_address);
+  // Of prefill workers that could hand over to its decode worker in one of these ways; the one that
+  // was picked has a way.
+  Way pick_prefill(const Leg& leg, Attempt& attempt, std::vector<size_t> avoid, bool by_params);
+  bool may_use_params(const Leg& leg, const Attempt& attempt) const;
+  std::string address_of(const Attempt& attempt) const;
+  http::HttpHeaders headers() const;
+  void ask_prefill(Leg& leg, Attempt& attempt);
+  void prefill_answered(Leg& leg, Attempt& attempt, const absl::StatusOr<std::string>& params);
+  void compute_alone(Leg& leg, Attempt& attempt);
+  void post(Leg& leg, Attempt& attempt, std::vector<http::SharedBytes> body);
   void received(Leg& leg, Attempt& attempt, std::string_view bytes);
   void relay(Leg& leg, std::string_view bytes);
   void note_tokens(Leg& leg);
@@ -84,6 +102,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void watch(Leg& leg);
   void look_at(Leg& leg);
   bool hedge(Leg& leg);
+  void leave_late_prefill(Leg& leg);
   void take_hedge(Leg& leg);
   void drop_hedge(Leg& leg, const absl::Status& connection);
   bool send(std::string_view bytes);

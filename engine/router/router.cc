@@ -290,10 +290,13 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& lis
 
 void Router::Impl::went_down(WorkerGroup& group, size_t worker) {
   caches.restart(group, worker);
-  if (&group != &workers.decode) return;
+  const bool is_decode = &group == &workers.decode;
+  if (!is_decode) group.agents[worker] = {};  // it may come back with another one
   std::vector<std::shared_ptr<RelayedRequest>> affected;
   for (RelayedRequest* request : workers.open) affected.push_back(request->shared_from_this());
-  for (const auto& request : affected) request->leave_worker(worker);
+  for (const auto& request : affected) {
+    is_decode ? request->leave_worker(worker) : request->leave_prefill(worker);
+  }
 }
 
 // What any worker can answer is asked of one after the other: of those that are well, or, where
@@ -392,6 +395,9 @@ std::string Router::Impl::metrics_page() {
       workers.retried, "\n# TYPE baton_router_hedges_total counter\n", "baton_router_hedges_total ",
       workers.hedged, "\n# TYPE baton_router_hedges_won_total counter\n",
       "baton_router_hedges_won_total ", workers.hedges_won,
+      "\n# TYPE baton_router_handed_over_total counter\nbaton_router_handed_over_total ",
+      workers.handed_over, "\n# TYPE baton_router_not_handed_over_total counter\n",
+      "baton_router_not_handed_over_total ", workers.not_handed_over,
       "\n# TYPE baton_router_cache_streams_lost_total counter\n",
       "baton_router_cache_streams_lost_total ", caches.lost(),
       "\n# TYPE baton_http_connections gauge\nbaton_http_connections ", stats.connections,

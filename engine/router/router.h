@@ -9,6 +9,9 @@
 // has its requests asked of another as well. All retries together stay below a part of the requests
 // (engine/router/retry_budget.h).
 //
+// Workers may be `baton serve` or another make's that speaks vLLM's kv_transfer_params, as halves
+// of pairs too (engine/router/prefill_ask.h); what each is, its answers tell (health_watch.h).
+//
 // Paths as engine/http/http_server.h has them, without /v1/baton/address. Neither requests nor
 // streams cost threads.
 #pragma once

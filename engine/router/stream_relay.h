@@ -32,6 +32,14 @@ class StreamRelay {
 
   // What to post to a worker that goes on from here; `prefill` may be empty.
   std::vector<http::SharedBytes> next_body(std::string_view prefill) const;
+  // ... or to a prefill worker, and to the decode worker behind it, by kv_transfer_params (JSON):
+  // before the first token.
+  std::vector<http::SharedBytes> body_at_prefill(std::string_view transfer) const {
+    return body_->at_prefill(choice_, transfer);
+  }
+  std::vector<http::SharedBytes> body_behind_prefill(std::string_view transfer) const {
+    return body_->behind_prefill(choice_, transfer);
+  }
   // What is received from now on comes from another worker: half an event of the last is forgotten.
   void begin();
   // Bytes from the worker. False when the client is gone or the worker has reported an error.

@@ -27,6 +27,24 @@ http::SharedBytes written_prompt(const http::ApiPrompt& prompt) {
                                  : absl::StrCat("[", absl::StrJoin(prompt.tokens, ","), "]")));
 }
 
+// An object without its closing brace, for more follows.
+http::SharedBytes written_open(const json& object) {
+  std::string text = written(object);
+  text.pop_back();
+  return shared(std::move(text));
+}
+
+// What is of the answer alone, or would be refused with one token: prefill's is thrown away.
+json of_prefill(json body) {
+  for (const char* of_answer :
+       {"stream", "stream_options", "max_completion_tokens", "min_tokens", "logprobs",
+        "top_logprobs", "prompt_logprobs", "echo", "return_token_ids"}) {
+    body.erase(of_answer);
+  }
+  body["max_tokens"] = 1;
+  return body;
+}
+
 }  // namespace
 
 WorkerBody::WorkerBody(json body, const http::ApiRequest& request)
@@ -34,27 +52,42 @@ WorkerBody::WorkerBody(json body, const http::ApiRequest& request)
       seed_(request.has_seed || request.sampling.temperature > 0
                 ? std::optional(request.sampling.seed)
                 : std::nullopt) {
-  body["stream"] = true;
-  body["stream_options"]["include_usage"] = true;
-  body["return_token_ids"] = true;
-  if (request.best_of > request.n && !request.logprobs) body["logprobs"] = 0;
-  for (const char* of_one : {"n", "best_of", "seed", "kv_transfer_params"}) body.erase(of_one);
   if (request.chat) {
-    prompts_.assign(1, shared(""));
+    prompts_.push_back(shared(absl::StrCat(",\"messages\":", written(body["messages"]))));
+    body.erase("messages");
   } else {
     body.erase("prompt");
     for (const http::ApiPrompt& prompt : request.prompts)
       prompts_.push_back(written_prompt(prompt));
   }
-  std::string common = written(body);
-  common.pop_back();  // the brace, for more follows
-  common_ = shared(std::move(common));
+  for (const char* of_one : {"n", "best_of", "seed", "kv_transfer_params"}) body.erase(of_one);
+  at_prefill_ = written_open(of_prefill(body));
+  body["stream"] = true;
+  body["stream_options"]["include_usage"] = true;
+  body["return_token_ids"] = true;
+  if (request.best_of > request.n && !request.logprobs) body["logprobs"] = 0;
+  common_ = written_open(body);
 }
 
 std::vector<http::SharedBytes> WorkerBody::of_choice(size_t choice, std::string_view prefill,
                                                      const std::vector<int32_t>& resume) const {
-  const json transfer = {{"prefill", prefill}, {"resume_token_ids", resume}};
-  std::string own = absl::StrCat(",\"kv_transfer_params\":", written(transfer));
+  return with_transfer(choice, written({{"prefill", prefill}, {"resume_token_ids", resume}}));
+}
+
+std::vector<http::SharedBytes> WorkerBody::behind_prefill(size_t choice,
+                                                          std::string_view transfer) const {
+  return with_transfer(choice, transfer);
+}
+
+std::vector<http::SharedBytes> WorkerBody::at_prefill(size_t choice,
+                                                      std::string_view transfer) const {
+  return {at_prefill_, prompt(choice),
+          shared(absl::StrCat(",\"kv_transfer_params\":", std::string(transfer), "}"))};
+}
+
+std::vector<http::SharedBytes> WorkerBody::with_transfer(size_t choice,
+                                                         std::string_view transfer) const {
+  std::string own = absl::StrCat(",\"kv_transfer_params\":", std::string(transfer));
   // Whoever goes on with the stream has to draw the same numbers.
   if (seed_.has_value()) {
     const int of_prompt = static_cast<int>(choice % choices_);

@@ -25,16 +25,24 @@ class WorkerBody {
   // shared, but for the last, which is as long as `resume` is.
   std::vector<http::SharedBytes> of_choice(size_t choice, std::string_view prefill,
                                            const std::vector<int32_t>& resume) const;
+  // For a worker that fetches the prompt's KV from another engine, as `transfer`,
+  // kv_transfer_params in JSON, tells it; before its first token.
+  std::vector<http::SharedBytes> behind_prefill(size_t choice, std::string_view transfer) const;
+  // For a worker that computes the prompt for another engine and hands its KV over: one token, no
+  // stream. `transfer` as above.
+  std::vector<http::SharedBytes> at_prefill(size_t choice, std::string_view transfer) const;
   // Of a choice before its first token, about.
   size_t size(size_t choice) const;
 
  private:
   const http::SharedBytes& prompt(size_t choice) const { return prompts_[choice / choices_]; }
+  std::vector<http::SharedBytes> with_transfer(size_t choice, std::string_view transfer) const;
 
   const size_t choices_;                // of each prompt
   const std::optional<uint64_t> seed_;  // a greedy request needs none
   http::SharedBytes common_;
-  std::vector<http::SharedBytes> prompts_;  // of a chat: nothing, its messages are in common_
+  http::SharedBytes at_prefill_;            // instead of it
+  std::vector<http::SharedBytes> prompts_;  // or a chat's messages
 };
 
 }  // namespace baton::engine::router

@@ -54,6 +54,28 @@ class Place {
   std::optional<WorkerPicker::Pick> pick_;
 };
 
+// How the KV of a prompt gets from a prefill worker to a decode worker, as far as the router has a
+// part in it.
+enum class Way : uint8_t {
+  kNone,
+  kOwn,     // decode is told where prefill's connector is, and asks it
+  kParams,  // as vLLM's servers have it: prefill is asked, and decode is told what it answered
+};
+
+// Which ways a worker takes part in.
+struct Ways {
+  bool known = false;  // it has answered
+  bool own = false;
+  bool params = false;
+};
+
+// An agent of Baton's at a worker: kv_transfer_params may name it before the worker has answered.
+struct KvAgent {
+  std::string name;
+  std::string address;  // HOST:PORT
+  bool known() const { return !name.empty() && !address.empty(); }
+};
+
 // Workers that can stand in for each other. An index means the same one for ever.
 struct WorkerGroup {
   WorkerGroup(const char* role_name, std::vector<http::HttpUrl> given, PickBy by)
@@ -64,6 +86,8 @@ struct WorkerGroup {
         models(urls.size()),
         places(urls.size()),
         events(urls.size()),
+        ways(urls.size()),
+        agents(urls.size()),
         picker(urls.size(), by) {
     for (size_t i = 0; i < urls.size(); ++i) places[i] = urls[i].host;
   }
@@ -86,6 +110,8 @@ struct WorkerGroup {
     models.emplace_back();
     places.push_back(urls.back().host);
     events.emplace_back();
+    ways.emplace_back();
+    agents.emplace_back();
     why_down.emplace_back("it has not been asked yet");
     return picker.add();
   }
@@ -98,15 +124,22 @@ struct WorkerGroup {
   std::vector<std::string> places;     // see distance.h
   // Where those that do not tell at their URL what they have cached do so.
   std::vector<std::optional<kv_events::EventSource>> events;
+  std::vector<Ways> ways;
+  std::vector<KvAgent> agents;  // of prefill workers that have said or answered so
   WorkerPicker picker;
 };
 
 class RelayedRequest;
 
-// Why a decode worker gets nothing that is no `baton serve`, where prefill workers are listed.
-inline constexpr char kAnotherMake[] =
-    "it is no `baton serve`, and would not fetch what prefill workers have computed: list none, or "
-    "have a proxy drive the pair, with --kv-agent at Baton's half (docs/vllm.md)";
+// Why a worker of another make gets nothing beside workers of Baton's.
+inline constexpr char kNoPrefillForIt[] =
+    "it is no `baton serve`, and no prefill worker hands KV over by vLLM's kv_transfer_params: "
+    "start "
+    "Baton's with --kv-agent NAME --kv-agent-address HOST:PORT (docs/vllm.md), or list none";
+inline constexpr char kNoDecodeForIt[] =
+    "it is no `baton serve --role prefill`, and no decode worker takes KV by vLLM's "
+    "kv_transfer_params: start Baton's with --kv-agent NAME --kv-agent-address HOST:PORT "
+    "(docs/vllm.md)";
 
 struct Workers {
   Workers(std::vector<http::HttpUrl> prefill_urls, std::vector<http::HttpUrl> decode_urls,
@@ -120,14 +153,40 @@ struct Workers {
   RetryBudget retries;
   int max_retries = 3;  // in a row without a new token
   uint64_t retried = 0;
-  double move_cost = 0;     // of a token's KV to a host next door, in tokens that are computed
-  uint64_t hedged = 0;      // asked of another worker as well
-  uint64_t hedges_won = 0;  // which was quicker
+  double move_cost = 0;          // of a token's KV to a host next door, in tokens that are computed
+  uint64_t hedged = 0;           // asked of another worker as well
+  uint64_t hedges_won = 0;       // which was quicker
+  uint64_t handed_over = 0;      // prompts whose KV decode was told to fetch, by kv_transfer_params
+  uint64_t not_handed_over = 0;  // for which prefill was asked, and which decode computed
   std::string api_key;
   std::shared_ptr<http::EventLoop> loop;
   std::set<RelayedRequest*> open;
 
   bool list_prefill() const { return prefill.picker.present() > 0; }
+  Way way(size_t from, size_t to) const {
+    const Ways& at_prefill = prefill.ways[from];
+    const Ways& at_decode = decode.ways[to];
+    if (at_prefill.own && at_decode.own) return Way::kOwn;
+    return at_prefill.params && at_decode.params ? Way::kParams : Way::kNone;
+  }
+  // Whether a worker of the other group takes part in that way, or may: it has not answered yet.
+  static bool any(const WorkerGroup& others, bool Ways::*way) {
+    for (size_t i = 0; i < others.size(); ++i) {
+      if (others.picker.is_gone(i)) continue;
+      if (!others.ways[i].known || others.ways[i].*way) return true;
+    }
+    return false;
+  }
+  // A decode worker that no listed prefill worker can hand anything over to, and that would pass
+  // over what it is told: nobody may take for prefilled what is not.
+  bool lacks_prefill(size_t worker) const {
+    const Ways& its = decode.ways[worker];
+    return its.known && !its.own && list_prefill() && !any(prefill, &Ways::params);
+  }
+  bool lacks_decode(size_t worker) const {
+    const Ways& its = prefill.ways[worker];
+    return its.known && !its.own && !any(decode, &Ways::params);
+  }
   // What the KV of so many tokens costs on its way from each prefill worker to this place.
   std::vector<double> moves_to(const std::string& place, size_t tokens) const {
     std::vector<double> costs;

@@ -170,6 +170,7 @@ class Engine {
   bool follow_loads();
   void run(const StepPlan& plan);
   absl::Status compute(const StepPlan& plan);
+  void tell_tiers(const StepPlan& plan, const absl::Status& status, Time took);
   void note_failed_load(Sequence* sequence, const absl::Status& why);
   void load_failed(Sequence* sequence, const absl::Status& why);
   void note_admitted(const StepPlan& plan);

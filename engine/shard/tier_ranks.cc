@@ -113,6 +113,19 @@ TierFound RanksTierStore::find(std::span<const TierKey> keys) {
   const size_t own_blocks = found.pending ? keys.size() : found.blocks;
   if (!is_asked(keys, own_blocks)) ask(keys, own_blocks);
   if (found.pending || question_.answers < followers_) return {.pending = true};
+  return at_all_ranks(found);
+}
+
+TierFound RanksTierStore::find_known(std::span<const TierKey> keys) {
+  if (!leader_.status().ok()) return {};
+  const TierFound found = own_->find_known(names_.of(keys));
+  if (found.blocks == 0 || !is_asked(keys, found.blocks) || question_.answers < followers_) {
+    return {};
+  }
+  return at_all_ranks(found);
+}
+
+TierFound RanksTierStore::at_all_ranks(TierFound found) const {
   for (const TierFound& other : question_.found) {
     found.blocks = std::min(found.blocks, other.blocks);
     found.near = std::min(found.near, other.near);

@@ -56,6 +56,9 @@ class RanksTierStore final : public kvtransfer::tiers::TierStore, private Leader
   // Pending until all ranks have answered, unless rank 0 has nothing. One chain at a time is asked
   // for: another one takes its place.
   kvtransfer::tiers::TierFound find(std::span<const kvtransfer::tiers::TierKey> keys) override;
+  // Nothing, unless all ranks have answered for these keys lately.
+  kvtransfer::tiers::TierFound find_known(
+      std::span<const kvtransfer::tiers::TierKey> keys) override;
   size_t save(std::span<const kvtransfer::tiers::TierSave> saves) override;
   std::vector<uint32_t> unpinned() override;
   bool has_pinned() const override { return !saves_.empty() || !free_.empty(); }
@@ -103,6 +106,8 @@ class RanksTierStore final : public kvtransfer::tiers::TierStore, private Leader
   }
   bool is_asked(std::span<const kvtransfer::tiers::TierKey> keys, size_t own_blocks) const;
   void ask(std::span<const kvtransfer::tiers::TierKey> keys, size_t own_blocks);
+  // What all ranks have, of which this one has `found`.
+  kvtransfer::tiers::TierFound at_all_ranks(kvtransfer::tiers::TierFound found) const;
   void unpin(uint64_t save);
   void follow_own_saves();
 

@@ -64,14 +64,21 @@ void Store::notify() {
 }
 
 TierFound Store::find(std::span<const TierKey> keys) {
-  TierFound found;
+  bool pending = false;
   if (peer_ != nullptr) {
     std::vector<TierKey> elsewhere;
     for (const TierKey& key : keys) {
       if (!is_near(key)) elsewhere.push_back(key);
     }
-    found.pending = !elsewhere.empty() && !peer_->lookup(elsewhere);
+    pending = !elsewhere.empty() && !peer_->lookup(elsewhere);
   }
+  TierFound found = find_known(keys);
+  found.pending = pending;
+  return found;
+}
+
+TierFound Store::find_known(std::span<const TierKey> keys) {
+  TierFound found;
   for (const TierKey& key : keys) {
     if (memory_ == nullptr || !memory_->contains(key)) {
       const bool disk = disk_ != nullptr && disk_->contains(key);

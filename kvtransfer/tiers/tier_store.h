@@ -102,6 +102,8 @@ class TierStore {
 
   // How many of these keys, from the first on, are here now. Reads no disk and waits for nobody.
   virtual TierFound find(std::span<const TierKey> keys) = 0;
+  // The same by what is known already, here and of others: asks nobody, and is never pending.
+  virtual TierFound find_known(std::span<const TierKey> keys) = 0;
 
   // Copies blocks of the cache out, in the background. The engine keeps each block as it is until
   // unpinned() has named it. Returns how many of them were taken, from the first on; a block that

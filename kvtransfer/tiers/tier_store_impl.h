@@ -58,6 +58,7 @@ class Store final : public TierStore {
 
   bool is_on() const override { return memory_ != nullptr || disk_ != nullptr || peer_ != nullptr; }
   TierFound find(std::span<const TierKey> keys) override;
+  TierFound find_known(std::span<const TierKey> keys) override;
   size_t save(std::span<const TierSave> saves) override;
   std::vector<uint32_t> unpinned() override;
   bool has_pinned() const override;

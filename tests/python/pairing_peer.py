@@ -132,6 +132,26 @@ class Server:
         self.process.stdout.close()
 
 
+class Router:
+    """`baton serve --role router` before servers."""
+
+    def __init__(self, binary, prefill, decode, *flags):
+        self.process = subprocess.Popen(
+            [binary, "serve", "--role", "router", "--port", "0", *(word for url in prefill for word in ("--prefill", url)),
+             *(word for url in decode for word in ("--decode", url)), *flags], stdout=subprocess.PIPE, text=True)
+        self.url = next((line.split()[-1] for line in self.process.stdout if line.startswith("ready: ")), "")
+
+    def metric(self, name):
+        with urllib.request.urlopen(self.url + "/metrics", timeout=600) as answer:
+            lines = answer.read().decode().splitlines()
+        return int(next(line for line in lines if line.startswith(f"baton_router_{name} ")).split()[-1])
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
+        self.process.stdout.close()
+
+
 def free_port():
     import socket
     with contextlib.closing(socket.socket()) as one:

@@ -100,6 +100,21 @@ inline json stream_request() {
   return body;
 }
 
+// A worker's answer to it, byte by byte.
+inline const std::string& whole_answer() {
+  static const std::string* answer = [] {
+    Worker worker;
+    return new std::string(post(worker.port(), stream_request())->body);
+  }();
+  return *answer;
+}
+
+// What a router says of itself.
+inline json health(int port) {
+  httplib::Client client("127.0.0.1", port);
+  return json::parse(client.Get("/health")->body);
+}
+
 // The events of a whole answer, each with its end.
 inline std::vector<std::string> events_of(int port) {
   const std::string bytes = post(port, stream_request())->body;

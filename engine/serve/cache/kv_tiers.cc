@@ -1,6 +1,7 @@
 // Names of blocks, saving them when they are published, and loads of them.
 #include "engine/serve/cache/kv_tiers.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -19,6 +20,15 @@ using kvtransfer::tiers::TierStoreOptions;
 LoadPlace slowest(const TierFound& found) {
   if (found.peer > 0) return LoadPlace::kPeer;
   return found.disk > 0 ? LoadPlace::kDisk : LoadPlace::kHost;
+}
+
+// Where others have what they are asked for, at best; nothing where nobody is asked. Of a model in
+// several parts all ranks are, for what each of them has.
+std::optional<LoadPlace> place_of_others(const KvTierOptions& options, bool ranks) {
+  if (ranks && options.host_bytes > 0) return LoadPlace::kHost;
+  if (ranks && !options.disk.empty()) return LoadPlace::kDisk;
+  if (options.peer != nullptr) return LoadPlace::kPeer;
+  return std::nullopt;
 }
 
 // Of several ranks it is that of all of them: each has names of its own for its part.
@@ -54,9 +64,9 @@ absl::StatusOr<std::unique_ptr<KvTiers>> KvTiers::open(const KvTierOptions& opti
                                                        const KvCache& cache, BlockManager& blocks,
                                                        const Clock& clock) {
   const KvGeometry& geometry = cache.geometry();
-  const bool asks = leader != nullptr || options.peer != nullptr;
   std::unique_ptr<KvTiers> tiers(new KvTiers(options, identity_of(geometry, model, options.salt),
-                                             blocks, shard::most_pinned(cache.num_blocks()), asks));
+                                             blocks, shard::most_pinned(cache.num_blocks()),
+                                             place_of_others(options, leader != nullptr), clock));
   TierStoreOptions own = options.of_rank(model.shard())->store;
   own.clock = &clock;
   auto store = shard::open_tiers(std::move(own), cache);
@@ -81,9 +91,9 @@ std::optional<size_t> KvTiers::worth_loading(std::span<const BlockHash> chain, s
   for (const BlockHash& hash : chain.subspan(cached)) {
     keys.push_back(key(hash));
     // The first one tells of most prompts that nothing is here. Others are asked once, for all.
-    if (!asks_ && keys.size() == 1 && store_->find(keys).blocks == 0) return 0;
+    if (!asked_.has_value() && keys.size() == 1 && store_->find(keys).blocks == 0) return 0;
   }
-  const TierFound found = store_->find(keys);
+  const TierFound found = find(keys, cached);
   if (found.pending) return std::nullopt;
   if (found.blocks == 0) return 0;
   const auto quicker = [&](size_t count, LoadPlace place) {
@@ -93,8 +103,35 @@ std::optional<size_t> KvTiers::worth_loading(std::span<const BlockHash> chain, s
   if (always || quicker(found.blocks, slowest(found))) return found.blocks;
   // Without what is in another process, it may be.
   if (found.near == 0 || found.near == found.blocks) return 0;
-  const TierFound near = store_->find(std::span(keys).first(found.near));
+  const TierFound near = store_->find_known(std::span(keys).first(found.near));
   return quicker(near.blocks, slowest(near)) ? near.blocks : 0;
+}
+
+TierFound KvTiers::find(std::span<const TierKey> keys, size_t cached) {
+  if (!asked_.has_value()) return store_->find(keys);
+  if (!question_.has_value() || question_->last != keys.back() || question_->keys != keys.size()) {
+    question_.reset();
+    const TierFound known = store_->find_known(keys);
+    if (known.blocks == keys.size()) return known;
+    const LoadChoice::Wanted wanted{.first = cached * kBlockTokens,
+                                    .blocks = keys.size(),
+                                    .near = known.blocks,
+                                    .near_place = slowest(known)};
+    if (options_.load == LoadWhen::kQuicker && !choice_.is_worth_asking(wanted, *asked_)) {
+      return known;
+    }
+    question_ = {.last = keys.back(), .keys = keys.size(), .begin = clock_.now(), .steps = steps_};
+  }
+  TierFound found = store_->find(keys);
+  if (found.pending) {
+    question_->waited = true;
+    return found;
+  }
+  if (question_->waited && question_->steps == steps_) {
+    choice_.asked(keys.size(), clock_.now() - question_->begin);
+  }
+  question_.reset();
+  return found;
 }
 
 void KvTiers::published(uint32_t block, const BlockHash& hash) {
@@ -144,10 +181,13 @@ absl::Status KvTiers::start_load(kvtransfer::KvLoad load) {
     return absl::InternalError(
         absl::StrCat("a load of ", keys.size(), " KV blocks into ", load.blocks.size()));
   }
-  const TierFound found = store_->find(keys);
+  const TierFound found = store_->find_known(keys);
+  const Time begin = clock_.now();
   loads_[load.id] = {.id = store_->load(keys, load.blocks, load.timeout),
                      .blocks = keys.size(),
-                     .place = slowest(found)};
+                     .place = slowest(found),
+                     .begin = begin,
+                     .steps = steps_};
   return absl::OkStatus();
 }
 
@@ -162,11 +202,24 @@ absl::Status KvTiers::load_status(kvtransfer::KvRequestId id) {
   return store_->load_status(it->second.id);
 }
 
+void KvTiers::note_streamed(kvtransfer::KvRequestId id, Time computing) {
+  const auto it = loads_.find(id);
+  if (it != loads_.end()) it->second.computing += computing;
+}
+
+// How long the prompt had to wait. Where others were computed meanwhile, what the load took: an
+// engine that is busy hears of it late, and nobody loses by that.
+Time KvTiers::time_of(const Load& load) const {
+  const Time took = store_->load_time(load.id);
+  if (took <= Time{} || load.steps != steps_) return took;
+  return std::max(took, clock_.now() - load.begin) - load.computing;
+}
+
 bool KvTiers::end_load(kvtransfer::KvRequestId id) {
   const auto it = loads_.find(id);
   if (it == loads_.end()) return true;
   Load& load = it->second;
-  const Time took = store_->load_time(load.id);
+  const Time took = time_of(load);
   if (!load.noted && took > Time{} && store_->load_status(load.id).ok()) {
     choice_.loaded(load.blocks, load.place, took);
     load.noted = true;

@@ -51,7 +51,8 @@ class KvTiers : public kvtransfer::KvSource {
                                                        const Clock& clock);
 
   // How many blocks of the chain behind the first `cached` should be loaded, for they are here and
-  // computing them takes longer. Nothing: another process was asked; ask again after wait().
+  // computing them takes longer. Nothing: another process was asked; ask again after wait(). It is
+  // not asked where the prompt would be computed before it could have answered and sent it.
   std::optional<size_t> worth_loading(std::span<const BlockHash> chain, size_t cached);
   // The prefix cache knows this block from now on.
   void published(uint32_t block, const BlockHash& hash);
@@ -63,10 +64,15 @@ class KvTiers : public kvtransfer::KvSource {
   bool busy() const { return pinned_ > 0 || !pending_.empty(); }
   const Time& timeout() const { return options_.timeout; }
 
-  // A step computed tokens [first, first + tokens) of one prompt and nothing else.
+  // A step was computed: what waits for the tiers has waited for it, too.
+  void note_step() { ++steps_; }
+  // It computed tokens [first, first + tokens) of one prompt and nothing else.
   void note_computed(size_t first, size_t tokens, Time took) {
     choice_.computed(first, tokens, took);
   }
+  // A step was computed while this load arrived, and for so long it did not wait for layers. It is
+  // none of note_step().
+  void note_streamed(kvtransfer::KvRequestId id, Time computing);
 
   kvtransfer::tiers::TierStats stats() const { return store_->stats(); }
   // Blocks that were overwritten before the tiers could take them.
@@ -84,13 +90,15 @@ class KvTiers : public kvtransfer::KvSource {
 
  private:
   KvTiers(const KvTierOptions& options, const kvtransfer::tiers::TierIdentity& identity,
-          BlockManager& blocks, size_t max_pinned, bool asks)
+          BlockManager& blocks, size_t max_pinned, std::optional<LoadPlace> asked,
+          const Clock& clock)
       : options_(options),
         keys_(identity),
         root_(model_root(identity.weights)),
         blocks_(blocks),
         max_pinned_(max_pinned),
-        asks_(asks) {}
+        asked_(asked),
+        clock_(clock) {}
 
   struct Pending {
     uint32_t block = 0;
@@ -100,18 +108,36 @@ class KvTiers : public kvtransfer::KvSource {
     kvtransfer::tiers::TierLoadId id = 0;
     size_t blocks = 0;
     LoadPlace place = LoadPlace::kHost;
+    Time begin{};
+    uint64_t steps = 0;  // before it
+    Time computing{};    // meanwhile, of its own prompt
     bool noted = false;
   };
+  // What others have been asked.
+  struct Question {
+    kvtransfer::tiers::TierKey last;  // of its keys
+    size_t keys = 0;
+    Time begin{};
+    uint64_t steps = 0;   // before it
+    bool waited = false;  // for the answer
+  };
   kvtransfer::tiers::TierKey key(const BlockHash& hash) const;
+  // Of the keys of a prompt behind the first `cached` blocks. Asks others if that may pay.
+  kvtransfer::tiers::TierFound find(std::span<const kvtransfer::tiers::TierKey> keys,
+                                    size_t cached);
+  Time time_of(const Load& load) const;
 
   const KvTierOptions options_;
   const kvtransfer::tiers::TierKeys keys_;
   const BlockHash root_;
   BlockManager& blocks_;
   const size_t max_pinned_;
-  const bool asks_;  // others, for what they have
+  const std::optional<LoadPlace> asked_;  // where others have what they are asked for
+  const Clock& clock_;
   std::unique_ptr<kvtransfer::tiers::TierStore> store_;
   LoadChoice choice_;
+  uint64_t steps_ = 0;
+  std::optional<Question> question_;
   std::deque<Pending> pending_;
   size_t pinned_ = 0;
   uint64_t dropped_ = 0;

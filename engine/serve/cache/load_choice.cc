@@ -1,70 +1,80 @@
-// Fits of what computing and loading cost, and their comparison.
+// What computing, asking and loading cost, and their comparison.
 #include "engine/serve/cache/load_choice.h"
 
 #include <algorithm>
 #include <chrono>
 
+#include "engine/kernels/kv_cache.h"
+
 namespace baton::engine::serve {
 namespace {
 
-constexpr double kDecay = 0.97;       // of older points, with each new one
 constexpr size_t kFewestTokens = 16;  // of a step that says what a token costs
+
+double positive(Time took) { return std::max(seconds_of(took), 1e-9); }
 
 }  // namespace
 
-void LinearFit::add(double x, double y, double weight) {
-  for (double* sum : {&weight_, &x_, &y_, &xx_, &xy_}) *sum *= kDecay;
-  weight_ += weight;
-  x_ += weight * x;
-  y_ += weight * y;
-  xx_ += weight * x * x;
-  xy_ += weight * x * y;
-}
-
-double LinearFit::at(double x) const {
-  if (!known()) return 0;
-  const double mean_x = x_ / weight_;
-  const double mean_y = y_ / weight_;
-  const double spread = xx_ / weight_ - mean_x * mean_x;
-  double slope = 0;
-  if (spread > 1e-9 * mean_x * mean_x) {
-    slope = std::max(0.0, (xy_ / weight_ - mean_x * mean_y) / spread);
-  }
-  double intercept = mean_y - slope * mean_x;
-  if (intercept < 0) {  // through the origin instead
-    intercept = 0;
-    slope = xx_ > 0 ? xy_ / xx_ : 0;
-  }
-  return intercept + slope * x;
-}
-
 void LoadChoice::computed(size_t first, size_t tokens, Time took) {
-  if (tokens < kFewestTokens) return;
+  // Of a step of few tokens one is enough for each of a prompt: they tell what a step costs that
+  // computes next to nothing, and there are many more of them.
+  const bool few = tokens < kFewestTokens;
+  if (few && !prompt_was_last_) return;
+  prompt_was_last_ = !few;
   const auto n = static_cast<double>(tokens);
-  compute_.add(static_cast<double>(first) + n / 2, seconds_of(took) / n, n);
+  compute_.add(tokens, {n, n * (static_cast<double>(first) + n / 2), 1}, positive(took));
 }
 
 void LoadChoice::loaded(size_t blocks, LoadPlace place, Time took) {
-  loads_[static_cast<size_t>(place)].add(static_cast<double>(blocks), seconds_of(took));
+  loads_[static_cast<size_t>(place)].add(blocks, {1, static_cast<double>(blocks)}, positive(took));
+}
+
+void LoadChoice::asked(size_t blocks, Time took) {
+  ask_.add(blocks, {1, static_cast<double>(blocks)}, positive(took));
 }
 
 double LoadChoice::compute_seconds(size_t first, size_t tokens) const {
   const auto n = static_cast<double>(tokens);
-  return n * compute_.at(static_cast<double>(first) + n / 2);
+  return compute_.at({n, n * (static_cast<double>(first) + n / 2), 0});
 }
 
 double LoadChoice::load_seconds(size_t blocks, LoadPlace place) const {
-  return loads_[static_cast<size_t>(place)].at(static_cast<double>(blocks));
+  return load(place).at({1, static_cast<double>(blocks)});
+}
+
+double LoadChoice::ask_seconds(size_t blocks) const {
+  return ask_.at({1, static_cast<double>(blocks)});
+}
+
+// False: it is tried all the same.
+bool LoadChoice::refuse(uint32_t* refused) {
+  if (++*refused < kTryAgain) return true;
+  *refused = 0;
+  return false;
 }
 
 bool LoadChoice::load_is_quicker(size_t first, size_t tokens, size_t blocks, LoadPlace place) {
-  const bool known = compute_.known() && loads_[static_cast<size_t>(place)].known();
-  if (!known || load_seconds(blocks, place) <= compute_seconds(first, tokens) ||
-      ++refused_ >= kTryAgain) {
-    refused_ = 0;
+  const bool known = compute_.points() > 0 && load(place).points() >= kFewest;
+  if (!known || load_seconds(blocks, place) <= compute_seconds(first, tokens)) {
     return true;
   }
-  return false;
+  return !refuse(&loads_refused_[static_cast<size_t>(place)]);
+}
+
+bool LoadChoice::is_worth_asking(const Wanted& wanted, LoadPlace place) {
+  if (compute_.points() == 0 || ask_.points() < kFewest || load(place).points() < kFewest) {
+    return true;
+  }
+  double without = compute_seconds(wanted.first, wanted.blocks * kBlockTokens);
+  if (wanted.near > 0 && load(wanted.near_place).points() >= kFewest) {
+    without = std::min(without, load_seconds(wanted.near, wanted.near_place) +
+                                    compute_seconds(wanted.first + wanted.near * kBlockTokens,
+                                                    (wanted.blocks - wanted.near) * kBlockTokens));
+  }
+  if (ask_seconds(wanted.blocks) + load_seconds(wanted.blocks, place) <= without) {
+    return true;
+  }
+  return !refuse(&questions_refused_);
 }
 
 }  // namespace baton::engine::serve

@@ -1,9 +1,10 @@
-"""Pairs of vLLM (with baton.vllm) and `baton serve`: either is prefill, either decode, before one proxy. They round
+"""Pairs of vLLM (with baton.vllm) and `baton serve`: either is prefill, either decode, behind one proxy, and behind
+`baton serve --role router`; then two vLLM behind that router, with their own NixlConnector and with ours. They round
 differently, so that answers are compared where the two alone write the same; how many those are is said, and half have
 to be. A hand-off that was refused would give the right text as well: each has to have come. And the numbers themselves,
 as a third party reads them out of both, differ by what rounding does and no more.
 
-usage: mixed.py [--requests N] [--dtype float32,bfloat16] [--seed N] [--model FOLDER] [--logs FOLDER]
+usage: mixed.py [--requests N] [--dtype float32,bfloat16] [--two nixl,baton] [--seed N] [--model FOLDER] [--logs FOLDER]
 """
 import argparse
 import os
@@ -27,7 +28,8 @@ if "LD_LIBRARY_PATH" not in os.environ or str(ROOT / "build/release/capi") not i
 import pairing_peer  # noqa: E402
 
 PORT = 18900
-HOW = ("in turn", "together")
+HOW = ("in turn", "together", "router")
+BINARY = str(ROOT / "build/release/baton")
 
 
 def questions(seed, count):
@@ -50,6 +52,7 @@ class Vllm(Server):
         self.DTYPE = dtype
         connector, environment = Pair._baton(name, port + 50, None, "baton.vllm")
         super().__init__(f"mixed-{name}", arguments.model, port, arguments.logs, connector, environment)
+        self.log.unlink(missing_ok=True)  # what an earlier run loaded does not count
         # What one question leaves behind must not answer the next.
         self.command.append("--no-enable-prefix-caching")
         self.agent, self.address, self.counted = name, f"127.0.0.1:{port + 50}", 0
@@ -64,7 +67,7 @@ class Vllm(Server):
 
 class Baton(pairing_peer.Server):
     def __init__(self, name, arguments):
-        super().__init__(str(ROOT / "build/release/baton"), name, "--kv-lease", str(LEASE), model=arguments.model)
+        super().__init__(BINARY, name, "--kv-lease", str(LEASE), model=arguments.model)
         self.agent = name
 
     def lost(self, asked, details):
@@ -78,9 +81,10 @@ class Baton(pairing_peer.Server):
 def pair(what, prefill, decode, asked, alone):
     """How many answers are wrong, or were computed at decode after all."""
     wrong, proxy = 0, Proxy(prefill.url, decode.url, "", prefill.address)
+    router = router_before(prefill, decode)
     for how in HOW:
         proxy.agent = prefill.agent if how == "together" else ""
-        answers = [ask(proxy.url, question) for question in asked[how]]
+        answers = [ask(router.url if how == "router" else proxy.url, question) for question in asked[how]]
         lost = decode.lost(asked[how], [details for _, details in answers])
         compared = [(got, right, question) for (got, _), right, question in zip(answers, alone[how], asked[how]) if right]
         for got, right, question in compared:
@@ -91,7 +95,40 @@ def pair(what, prefill, decode, asked, alone):
               "computed at decode", flush=True)
         wrong += differ + abs(lost)
     proxy.close()
-    return wrong
+    return wrong + left_behind(router, len(asked["router"]))
+
+
+def router_before(prefill, decode):
+    """Prefill takes as long as it takes: this machine may be busy."""
+    return pairing_peer.Router(BINARY, [prefill.url], [decode.url], "--hedge-after", "0")
+
+
+def left_behind(router, asked):
+    """How many of the prompts that it was asked it did not drive through a pair. Ends it."""
+    handed, not_handed = router.metric("handed_over_total"), router.metric("not_handed_over_total")
+    router.close()
+    if (handed, not_handed) != (asked, 0):
+        print(f"  the router drove {handed} of {asked} prompts through the pair, and {not_handed} in vain")
+    return asked - handed + not_handed
+
+
+def two(over, arguments):
+    """Two vLLM behind the router, with a connector that the router knows nothing of, or with ours."""
+    asked = questions(arguments.seed + 11, arguments.requests)
+    with Pair(f"router-{over}", over, PORT + 200, arguments) as servers:
+        alone = [ask(servers.prefill.url, question)[0] for question in asked]  # decode is to have none of it
+        time.sleep(2.5)
+        before = servers.decode.rate()[0]
+        router = router_before(servers.prefill, servers.decode)
+        answers = [ask(router.url, question)[0] for question in asked]
+        wrong = left_behind(router, len(asked))
+        time.sleep(2.5)  # so that decode's log has the last of them
+        loads = servers.decode.rate()[0] - before
+        differ = sum(got != right for got, right in zip(answers, alone))
+        print(f"two vLLM over {over}, router: {len(asked) - differ} of {len(asked)} answers equal; {loads} loads", flush=True)
+        held = servers.leaks()
+        print(f"blocks are left in use at {held or 'none'}", flush=True)
+        return wrong + differ + abs(len(asked) - loads) + len(held)
 
 
 def numbers(peer, kv, blocks, tokens):
@@ -169,8 +206,8 @@ def mixed(dtype, arguments):
             both = [(ask(ours[0].url, one)[0], ask(theirs.url, one)[0]) for one in asked[how]]
             alone[how] = [a if a == b else None for a, b in both]
             same += sum(right is not None for right in alone[how])
-        print(f"vLLM in {dtype} and Baton, each alone: {same} of {2 * arguments.requests} answers the same", flush=True)
-        wrong = same < arguments.requests
+        print(f"vLLM in {dtype} and Baton, each alone: {same} of {len(HOW) * arguments.requests} answers the same", flush=True)
+        wrong = 2 * same < len(HOW) * arguments.requests
         wrong += compare_numbers(ours[0], theirs, dtype, questions(arguments.seed + 7, 1)[0])
         wrong += pair(f"prefill Baton, decode vLLM in {dtype}", ours[0], theirs, asked, alone)
         wrong += pair(f"prefill vLLM in {dtype}, decode Baton", theirs, ours[1], asked, alone)
@@ -187,12 +224,15 @@ def main():
     options = argparse.ArgumentParser()
     options.add_argument("--requests", type=int, default=20)
     options.add_argument("--dtype", default="float32,bfloat16")
+    options.add_argument("--two", default="nixl,baton", help="also these pairs of vLLM alone; '' for none")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--model", default=str(ROOT / "models/kjv-1.8m"))
     options.add_argument("--logs", default=str(ROOT / "build/logs/vllm"))
     arguments = options.parse_args()
     os.makedirs(arguments.logs, exist_ok=True)
-    sys.exit(1 if sum(mixed(dtype, arguments) for dtype in arguments.dtype.split(",")) else 0)
+    wrong = sum(mixed(dtype, arguments) for dtype in arguments.dtype.split(",") if dtype)
+    wrong += sum(two(over, arguments) for over in arguments.two.split(",") if over)
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

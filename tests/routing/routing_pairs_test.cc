@@ -1,0 +1,481 @@
+// Pairs that the router drives by vLLM's kv_transfer_params: what either half is asked, and that
+// decode computes what prefill does not hand over. The workers here say what the test tells them.
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+
+#include "absl/strings/match.h"
+#include "tests/routing/routing_fixture.h"
+#include "tests/routing/stuck_worker.h"
+
+namespace baton::engine::serve {
+namespace {
+
+using namespace std::chrono_literals;
+
+// What the router may know of it, and what it is asked.
+class HalfOfPair {
+ public:
+  // kVllm says nothing but 200 of its health. The others are `baton serve`, with or without an
+  // agent for hand-offs; kOursAndPrefill has a connector as well.
+  enum Make : uint8_t { kVllm, kOurs, kOursWithAgent, kOursAndPrefill };
+
+  explicit HalfOfPair(Make make, std::string agent = "agent") {
+    json page = {{"status", "ok"}, {"quiet_s", 0}};
+    if (make == kOursWithAgent) page["kv_agent"] = {{"name", agent}, {"address", "127.0.0.1:7"}};
+    listener_.route("GET", "/health", [=](const Exchange& exchange) {
+      exchange->reply(200, "application/json", make == kVllm ? "" : page.dump());
+    });
+    if (make == kVllm) {
+      listener_.route("GET", "/v1/models", [](const Exchange& exchange) {
+        exchange->reply(200, "application/json", R"({"data": [{"id": "served"}]})");
+      });
+    } else {
+      page["address"] = make == kOursAndPrefill ? "P" : "";
+      listener_.route("GET", "/v1/baton/address", [=](const Exchange& exchange) {
+        exchange->reply(200, "application/json", page.dump());
+      });
+    }
+    for (const char* path : {"/v1/completions", "/v1/chat/completions"}) {
+      listener_.route("POST", path, [this](const Exchange& exchange) { take(exchange); });
+    }
+    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
+  }
+  ~HalfOfPair() { listener_.stop(); }
+  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
+
+  // How it answers from now on; without it waits until it is told.
+  void answer(int status, const std::string& body) {
+    const std::lock_guard lock(mutex_);
+    status_ = status;
+    body_ = body;
+    for (const Exchange& exchange : open_) reply(exchange);
+    open_.clear();
+  }
+  size_t asked() const {
+    const std::lock_guard lock(mutex_);
+    return questions_.size();
+  }
+  json question(size_t number) const {
+    const std::lock_guard lock(mutex_);
+    return questions_.at(number);
+  }
+  json params(size_t number) const { return question(number)["kv_transfer_params"]; }
+  std::atomic<int> left{0};  // whoever asked has hung up
+
+ private:
+  void take(const Exchange& exchange) {
+    exchange->on_gone([this] { ++left; });
+    const std::lock_guard lock(mutex_);
+    questions_.push_back(json::parse(exchange->request().body));
+    if (status_ == 0) {
+      open_.push_back(exchange);
+    } else {
+      reply(exchange);
+    }
+  }
+  void reply(const Exchange& exchange) const {
+    exchange->reply(status_, body_.starts_with("data:") ? "text/event-stream" : "application/json",
+                    body_);
+  }
+
+  http::HttpListener listener_;
+  mutable std::mutex mutex_;
+  int status_ = 0;
+  std::string body_;
+  std::vector<json> questions_;
+  std::vector<Exchange> open_;
+};
+
+using Half = HalfOfPair;
+
+std::string prefilled(const json& params) {
+  return json{{"id", "p"}, {"choices", {{{"text", "x"}}}}, {"kv_transfer_params", params}}.dump();
+}
+
+// As NixlConnector answers: the router need not know what any of it means.
+const json kNixl = {{"do_remote_prefill", true},
+                    {"do_remote_decode", false},
+                    {"remote_block_ids", {{3, 1, 4}, {1, 5}}},
+                    {"remote_engine_id", "e-1"},
+                    {"remote_host", "10.0.0.1"},
+                    {"remote_port", 5600},
+                    {"tp_size", 2}};
+// As Baton's connectors do.
+json by_agent(const std::string& transfer = "t", const std::string& agent = "agent") {
+  return {{"do_remote_prefill", true},
+          {"transfer_id", transfer},
+          {"remote_agent", agent},
+          {"remote_address", "127.0.0.1:9"},
+          {"remote_finished", true}};
+}
+
+router::RouterOptions pairs_of(std::vector<std::string> prefill, std::vector<std::string> decode) {
+  router::RouterOptions options = options_for(std::move(decode));
+  options.hedge_after = 0ms;
+  options.prefill = std::move(prefill);
+  return options;
+}
+
+int64_t handed(const router::Router& router) {
+  return metric(router.port(), "baton_router_handed_over_total");
+}
+int64_t not_handed(const router::Router& router) {
+  return metric(router.port(), "baton_router_not_handed_over_total");
+}
+
+void expect_answered(const httplib::Result& result) {
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->status, 200) << result->body;
+  const Streamed got = parse_stream(result->body);
+  EXPECT_TRUE(got.done);
+  EXPECT_EQ(got.tokens, parse_stream(whole_answer()).tokens);
+}
+
+// No KV is spoken of: decode computes.
+void expect_alone(const json& question) {
+  EXPECT_EQ(question["kv_transfer_params"],
+            (json{{"prefill", ""}, {"resume_token_ids", json::array()}}));
+}
+
+TEST(RoutingPairs, DecodeIsToldWhatPrefillAnswered) {
+  Half prefill(Half::kVllm), decode(Half::kVllm);
+  prefill.answer(200, prefilled(kNixl));
+  decode.answer(200, whole_answer());
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+  json request = stream_request();
+  request["min_tokens"] = 4;
+  for (int i = 0; i < 2; ++i) expect_answered(post(router->port(), request));
+  for (size_t i = 0; i < 2; ++i) {
+    const json asked = prefill.question(i);
+    EXPECT_EQ(asked["prompt"], request["prompt"]);
+    EXPECT_EQ(asked["max_tokens"], 1);
+    EXPECT_EQ(asked["kv_transfer_params"]["do_remote_decode"], true);
+    EXPECT_FALSE(asked["kv_transfer_params"].contains("transfer_id"));
+    for (const char* of_answer : {"stream", "stream_options", "min_tokens", "return_token_ids"}) {
+      EXPECT_FALSE(asked.contains(of_answer)) << of_answer;
+    }
+    EXPECT_EQ(decode.params(i), kNixl);
+    EXPECT_EQ(decode.question(i)["max_tokens"], request["max_tokens"]);
+    EXPECT_EQ(decode.question(i)["min_tokens"], 4);
+    EXPECT_EQ(decode.question(i)["stream"], true);
+  }
+  for (const json& worker : health(router->port())["workers"]) EXPECT_EQ(worker["model"], "served");
+  EXPECT_EQ(handed(*router), 2);
+  EXPECT_EQ(not_handed(*router), 0);
+  EXPECT_EQ(of_worker(router->port(), "in_flight", prefill.url()), 0);
+}
+
+TEST(RoutingPairs, DecodeIsNotAskedBeforePrefillHasAnswered) {
+  Half prefill(Half::kVllm), decode(Half::kVllm);
+  decode.answer(200, whole_answer());
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+  std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
+  wait_until([&] { return prefill.asked() == 1; });
+  EXPECT_EQ(of_worker(router->port(), "in_flight", decode.url()), 1);
+  EXPECT_EQ(decode.asked(), 0u);
+  prefill.answer(200, prefilled(kNixl));
+  client.join();
+}
+
+// Baton's connectors answer who they are: after the first answer both halves are asked at once.
+TEST(RoutingPairs, BothAreAskedAtOnceWherePrefillsAgentIsKnown) {
+  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+    const size_t in_turn = make == Half::kVllm ? 1 : 0;
+    Half prefill(make), decode(Half::kOursWithAgent);
+    decode.answer(200, whole_answer());
+    const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+    if (in_turn == 1) {
+      prefill.answer(200, prefilled(by_agent("first")));
+      expect_answered(post(router->port(), stream_request()));
+      EXPECT_EQ(decode.params(0), by_agent("first"));
+      prefill.answer(0, "");
+    }
+    expect_answered(post(router->port(), stream_request()));  // though prefill has not answered
+    wait_until([&] { return prefill.asked() == 1 + in_turn; });
+    const json at_prefill = prefill.params(in_turn);
+    const json at_decode = decode.params(in_turn);
+    EXPECT_EQ(at_prefill["do_remote_decode"], true);
+    EXPECT_EQ(at_prefill["transfer_id"].get<std::string>().size(), 32u);
+    EXPECT_EQ(at_decode["transfer_id"], at_prefill["transfer_id"]);
+    EXPECT_EQ(at_decode["do_remote_prefill"], true);
+    EXPECT_EQ(at_decode["remote_agent"], "agent");
+    EXPECT_EQ(at_decode["remote_address"], in_turn == 1 ? "127.0.0.1:9" : "127.0.0.1:7");
+    EXPECT_FALSE(at_decode.contains("remote_finished"));
+    EXPECT_EQ(not_handed(*router), 0);
+  }
+}
+
+TEST(RoutingPairs, WhatPrefillDoesNotHandOverDecodeComputes) {
+  const std::pair<int, std::string> answers[] = {
+      {200, prefilled(nullptr)}, {200, "no JSON"},          {200, R"({"kv_transfer_params": 7})"},
+      {400, R"({"error": {}})"}, {429, R"({"error": {}})"}, {500, "it failed"}};
+  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+    for (const auto& [status, body] : answers) {
+      Half prefill(Half::kVllm), decode(make);
+      prefill.answer(status, body);
+      decode.answer(200, whole_answer());
+      const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+      expect_answered(post(router->port(), stream_request()));
+      ASSERT_EQ(decode.asked(), 1u);
+      expect_alone(decode.question(0));
+      EXPECT_EQ(handed(*router), 0);
+      EXPECT_EQ(not_handed(*router), 1);
+      EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);
+      EXPECT_EQ(of_worker(router->port(), "worker_up", prefill.url()), 1);
+    }
+  }
+}
+
+TEST(RoutingPairs, DecodeThatWaitsForPrefillIsAskedAnewWherePrefillSaysNo) {
+  Half prefill(Half::kOursWithAgent), decode(Half::kVllm);
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+  std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
+  wait_until([&] { return prefill.asked() == 1 && decode.asked() == 1; });
+  EXPECT_EQ(decode.params(0)["do_remote_prefill"], true);
+  prefill.answer(429, R"({"error": {}})");
+  wait_until([&] { return decode.asked() == 2 && decode.left == 1; });
+  expect_alone(decode.question(1));
+  decode.answer(200, whole_answer());
+  client.join();
+  EXPECT_EQ(not_handed(*router), 1);
+}
+
+TEST(RoutingPairs, WhatAPrefillThatBreaksOffWasAskedDecodeComputes) {
+  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+    auto prefill = std::make_unique<Half>(make);
+    const std::string url = prefill->url();
+    Half decode(Half::kVllm);
+    const auto router = *router::Router::start(pairs_of({url}, {decode.url()}));
+    std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
+    const size_t before = make == Half::kVllm ? 0 : 1;
+    wait_until([&] { return prefill->asked() == 1 && decode.asked() == before; });
+    prefill = nullptr;
+    wait_until([&] { return decode.asked() == before + 1; });
+    expect_alone(decode.question(before));
+    decode.answer(200, whole_answer());
+    client.join();
+    EXPECT_EQ(of_worker(router->port(), "worker_up", url), 0);
+    // And it is not asked again.
+    expect_answered(post(router->port(), stream_request()));
+    expect_alone(decode.question(before + 1));
+  }
+}
+
+// Its connection stays, and nobody asks it but for its health.
+TEST(RoutingPairs, WhatAPrefillThatIsFoundDownWasAskedDecodeComputes) {
+  std::atomic<bool> well = true;
+  http::HttpListener prefill;
+  std::atomic<int> asked = 0;
+  std::vector<Exchange> held;
+  prefill.route("GET", "/health", [&](const Exchange& exchange) {
+    exchange->reply(well ? 200 : 503, "text/plain", "");
+  });
+  prefill.route("POST", "/v1/completions", [&](const Exchange& exchange) {
+    held.push_back(exchange);
+    ++asked;
+  });
+  ASSERT_TRUE(prefill.listen("127.0.0.1", 0).ok());
+  Half decode(Half::kVllm);
+  decode.answer(200, whole_answer());
+  router::RouterOptions options =
+      pairs_of({absl::StrCat("http://127.0.0.1:", prefill.port())}, {decode.url()});
+  options.health_interval = 5ms;
+  const auto router = *router::Router::start(options);
+  std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
+  wait_until([&] { return asked == 1; });
+  well = false;
+  client.join();
+  expect_alone(decode.question(0));
+  prefill.stop();
+}
+
+TEST(RoutingPairs, ALatePrefillIsNotWaitedFor) {
+  Half prefill(Half::kVllm), other(Half::kVllm), decode(Half::kVllm);
+  decode.answer(200, whole_answer());
+  other.answer(200, prefilled(kNixl));
+  router::RouterOptions options = pairs_of({prefill.url(), other.url()}, {decode.url()});
+  options.hedge_after = 5ms;
+  const auto router = *router::Router::start(options);
+  expect_answered(post(router->port(), stream_request()));
+  EXPECT_EQ(prefill.asked(), 1u);
+  expect_alone(decode.question(0));
+  wait_until([&] { return prefill.left == 1; });
+  EXPECT_EQ(of_worker(router->port(), "worker_slow", prefill.url()), 1);
+  // The next one goes to another.
+  expect_answered(post(router->port(), stream_request()));
+  EXPECT_EQ(prefill.asked(), 1u);
+  EXPECT_EQ(other.asked(), 1u);
+}
+
+// As vLLM's decode does by default where the KV does not come.
+TEST(RoutingPairs, WhatDecodeFailsAtIsComputedTheNextTime) {
+  Half prefill(Half::kVllm), decode(Half::kVllm), other(Half::kVllm);
+  prefill.answer(200, prefilled(kNixl));
+  decode.answer(500, "the KV did not come");
+  other.answer(200, whole_answer());
+  const auto router =
+      *router::Router::start(pairs_of({prefill.url()}, {decode.url(), other.url()}));
+  expect_answered(post(router->port(), stream_request()));
+  EXPECT_EQ(prefill.asked(), 1u);
+  EXPECT_EQ(decode.params(0), kNixl);
+  expect_alone(other.question(0));
+  EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 1);
+}
+
+TEST(RoutingPairs, WhatAFullDecodeRefusesIsHandedToAnother) {
+  Half prefill(Half::kVllm), full(Half::kVllm), other(Half::kVllm);
+  prefill.answer(200, prefilled(kNixl));
+  full.answer(429, R"({"error": {"message": "full"}})");
+  other.answer(200, whole_answer());
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {full.url(), other.url()}));
+  expect_answered(post(router->port(), stream_request()));
+  EXPECT_EQ(full.params(0), kNixl);
+  EXPECT_EQ(other.params(0), kNixl);
+  EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);
+}
+
+// Prefill's part is the prompt: what is behind it the next worker computes with it.
+TEST(RoutingPairs, WhatHasBegunGoesOnWithoutPrefill) {
+  Worker well;
+  const std::vector<std::string> events = events_of(well.port());
+  std::string rest;
+  for (size_t i = 3; i < events.size(); ++i) rest += events[i];
+  Half prefill(Half::kVllm), decode(Half::kOursWithAgent), other(Half::kOursWithAgent);
+  prefill.answer(500, "not now");
+  decode.answer(200, first(events, 3));  // and ends there
+  other.answer(200, rest);
+  const auto router =
+      *router::Router::start(pairs_of({prefill.url()}, {decode.url(), other.url()}));
+  const Streamed got = parse_stream(post(router->port(), stream_request())->body);
+  EXPECT_EQ(got.tokens, parse_stream(first(events, events.size())).tokens);
+  EXPECT_EQ(other.params(0)["resume_token_ids"].size(), 3u);
+  EXPECT_EQ(prefill.asked(), 1u);
+}
+
+TEST(RoutingPairs, EachChoiceIsATransferOfItsOwn) {
+  Half prefill(Half::kOursWithAgent), decode(Half::kVllm);
+  decode.answer(200, whole_answer());
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+  json request = request_body();
+  request["n"] = 2;
+  EXPECT_EQ(post_json(router->port(), request)["choices"].size(), 2u);
+  wait_until([&] { return prefill.asked() == 2; });
+  EXPECT_NE(prefill.params(0)["transfer_id"], prefill.params(1)["transfer_id"]);
+  for (size_t i = 0; i < 2; ++i) EXPECT_FALSE(prefill.question(i).contains("n"));
+}
+
+TEST(RoutingPairs, AChatIsAskedOfPrefillAsAChat) {
+  Half prefill(Half::kVllm), decode(Half::kVllm);
+  prefill.answer(500, "");
+  decode.answer(400, R"({"error": {"message": "no chats here"}})");
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+  const json messages = {{{"role", "user"}, {"content", "hi"}}};
+  post(router->port(), {{"messages", messages}, {"max_completion_tokens", 5}},
+       "/v1/chat/completions");
+  EXPECT_EQ(prefill.question(0)["messages"], messages);
+  EXPECT_EQ(prefill.question(0)["max_tokens"], 1);
+  EXPECT_FALSE(prefill.question(0).contains("max_completion_tokens"));
+  EXPECT_EQ(decode.question(0)["messages"], messages);
+  EXPECT_EQ(decode.question(0)["max_completion_tokens"], 5);
+}
+
+// Its log-probabilities are made where it is computed.
+TEST(RoutingPairs, APromptThatIsRatedIsComputedAtDecode) {
+  Half prefill(Half::kVllm), decode(Half::kVllm);
+  decode.answer(400, R"({"error": {"message": "no"}})");
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+  json request = request_body();
+  request["echo"] = true;
+  request["logprobs"] = 1;
+  post(router->port(), request);
+  EXPECT_EQ(decode.asked(), 1u);
+  EXPECT_EQ(prefill.asked(), 0u);
+}
+
+// Where tokens are known, a prompt of a few is not worth the way.
+TEST(RoutingPairs, AShortPromptIsComputedAtDecode) {
+  Half prefill(Half::kVllm), decode(Half::kVllm);
+  prefill.answer(200, prefilled(kNixl));
+  decode.answer(200, whole_answer());
+  TokenizerFolder tokenizer;
+  router::RouterOptions options = pairs_of({prefill.url()}, {decode.url()});
+  options.tokenizer = tokenizer.path();
+  const auto router = *router::Router::start(options);
+  json request = stream_request();
+  request["prompt"] = std::vector<int>(31, 5);
+  post(router->port(), request);
+  EXPECT_EQ(prefill.asked(), 0u);
+  request["prompt"] = std::vector<int>(32, 5);
+  post(router->port(), request);
+  EXPECT_EQ(prefill.asked(), 1u);
+}
+
+// Two of ours are paired by their connectors, also where they could be otherwise.
+TEST(RoutingPairs, OursAreToldOfTheConnector) {
+  Half prefill(Half::kOursAndPrefill), vllm(Half::kVllm), decode(Half::kOursWithAgent);
+  decode.answer(200, whole_answer());
+  vllm.answer(200, prefilled(kNixl));
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+  expect_answered(post(router->port(), stream_request()));
+  EXPECT_EQ(decode.params(0)["prefill"], "P");
+  EXPECT_EQ(prefill.asked(), 0u);
+  // Beside one of each make both are used, each in its way.
+  const auto mixed = *router::Router::start(pairs_of({prefill.url(), vllm.url()}, {decode.url()}));
+  for (int i = 0; i < 2; ++i) {
+    json request = stream_request();
+    request["prompt"] = absl::StrCat("prompt ", i);
+    expect_answered(post(mixed->port(), request));
+  }
+  EXPECT_EQ(decode.params(1)["prefill"], "P");
+  EXPECT_EQ(decode.params(2), kNixl);
+}
+
+// Decode has told all of itself, down to its name, before prefill tells what it is.
+TEST(RoutingPairs, AHalfIsJudgedByWhatTheOtherTellsLater) {
+  const std::string ours = R"({"address": "P"})";
+  std::mutex mutex;
+  Exchange waits;
+  bool named = false;
+  http::HttpListener prefill, decode;
+  prefill.route("GET", "/v1/baton/address", [&](const Exchange& exchange) {
+    const std::lock_guard lock(mutex);
+    if (named) return exchange->reply(200, "application/json", ours);
+    waits = exchange;
+  });
+  decode.route("GET", "/health",
+               [](const Exchange& exchange) { exchange->reply(200, "text/plain", ""); });
+  decode.route("GET", "/v1/models", [&](const Exchange& exchange) {
+    const std::lock_guard lock(mutex);
+    named = true;
+    if (waits != nullptr) waits->reply(200, "application/json", ours);
+    exchange->reply(404, "text/plain", "");
+  });
+  for (http::HttpListener* each : {&prefill, &decode})
+    ASSERT_TRUE(each->listen("127.0.0.1", 0).ok());
+  const auto url = [](const http::HttpListener& of) {
+    return absl::StrCat("http://127.0.0.1:", of.port());
+  };
+  const auto router = *router::Router::start(pairs_of({url(prefill)}, {url(decode)}));
+  const json page = health(router->port());
+  EXPECT_EQ(page["workers"][0]["up"], false) << page;
+  EXPECT_EQ(page["workers"][1]["up"], true) << page;
+  prefill.stop();
+  decode.stop();
+}
+
+TEST(RoutingPairs, AVllmThatNobodyCanFetchFromIsNotAsked) {
+  Half prefill(Half::kVllm), decode(Half::kOurs);
+  decode.answer(200, whole_answer());
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+  const std::string why = health(router->port())["workers"][1]["why"];
+  EXPECT_TRUE(absl::StrContains(why, "--kv-agent NAME")) << why;
+  expect_answered(post(router->port(), stream_request()));
+  expect_alone(decode.question(0));
+  EXPECT_EQ(prefill.asked(), 0u);
+}
+
+}  // namespace
+}  // namespace baton::engine::serve
