@@ -81,7 +81,9 @@ class View(NamedTuple):
 
 
 def view_of(thing: Any) -> View:
-    """An array of numpy's or a tensor of torch's, as it lies in memory: it need not be in one piece."""
+    """An array of numpy's or a tensor of torch's, as it lies in memory: it need not be in one piece. A View is itself."""
+    if isinstance(thing, View):
+        return thing
     if hasattr(thing, "__array_interface__"):
         shape, strides, itemsize = tuple(thing.shape), tuple(thing.strides), thing.dtype.itemsize
         start, device, kind, dtype = thing.__array_interface__["data"][0], 0, DRAM, str(thing.dtype)

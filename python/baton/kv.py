@@ -147,10 +147,11 @@ class KvLayout(_Owner):
 
     def add_views(self, views: Mapping[str, Sequence[Any]], *, buffers: Sequence[Any] = (), dtype: Any = None,
                   layers: Layers = None, total_heads: Optional[int] = None, first_head: int = 0,
-                  window: int = 0, memory: Optional[int] = None) -> "KvLayout":
+                  window: int = 0, memory: Optional[int] = None, block_tokens: Optional[int] = None) -> "KvLayout":
         """Anything else: of each role ("key", "value", "latent", "rope_key", "key_scale", "value_scale", "latent_scale",
-        "opaque") an array or tensor for each layer, seen as [block][token][head][element], whatever its strides;
-        [block][head][element] for what a block has once. `buffers`: the tensors that hold them; without, each view
+        "opaque") an array, tensor or View for each layer, seen as [block][token][head][element], whatever its strides;
+        [block][head][element] for what a block has once (`block_tokens` says how many tokens it holds where no view has
+        tokens). `buffers`: the tensors that hold them; without, each view
         stands for itself, which costs more transfers where K and V, or layers, lie side by side. `dtype`, for all roles
         or {role: dtype}, where the arrays do not say it: bfloat16 is uint16 to numpy."""
         seen = {role: [view_of(view) for view in each] for role, each in views.items()}
@@ -160,7 +161,7 @@ class KvLayout(_Owner):
             raise InvalidParamError("views are [block][token][head][element] or [block][head][element], all of as many "
                                     f"blocks, not {[view.shape for view in every[:4]]}")
         rows = _rows(buffers or [view.memory for view in every], memory)
-        tokens = {view.shape[1] for view in every if len(view.shape) == 4}
+        tokens = {view.shape[1] for view in every if len(view.shape) == 4} | ({block_tokens} - {None})
         heads = {view.shape[-2] for view in every}
         if len(tokens) > 1 or len(heads) > 1:
             raise InvalidParamError(f"views of one group have one block size and as many heads, not {sorted(tokens)} "
@@ -170,7 +171,7 @@ class KvLayout(_Owner):
         if len(count) > 1:
             raise InvalidParamError(f"each role has a view for each layer, not {sorted(count)} of them")
         if not tokens:
-            raise InvalidParamError("no view has tokens: how many a block holds is not known")
+            raise InvalidParamError("no view has tokens: say how many a block holds, as block_tokens")
         group, keep = _group(count.pop() if layers is None else layers, first.shape[0], tokens.pop(), window,
                              held if total_heads is None else total_heads, first_head, held)
         if any(len(each) != group.layer_count for each in seen.values()):

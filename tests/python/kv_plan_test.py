@@ -690,6 +690,24 @@ class OtherShapes(unittest.TestCase):
             self.assertTrue((both[target][1] == values[source[0], :, source[1]]).all())
             self.assertTrue((theirs_scales[target] == scales[source]).all())
 
+    def test_places_of_blocks_that_nobody_looks_into(self):
+        """Descriptors alone, as one process hears of another's: blocks of 24 bytes, 32 apart."""
+        here, there = numpy.arange(4 * 32, dtype=numpy.uint8), numpy.zeros(5 * 32, numpy.uint8)
+
+        def layout(memory, blocks, tokens, **more):
+            at = baton.memory_of(memory)
+            view = baton.buffers.View(at, (blocks, 1, 24), (32, 24, 1), "uint8", 1)
+            return baton.KvLayout(MODEL).add_views({"opaque": [view]}, buffers=[at], block_tokens=tokens, **more)
+
+        self.move(layout(here, 4, 16), layout(there, 5, 16), [here], [there], [2, 0], [4, 1], tokens=20)
+        wanted = numpy.zeros((5, 32), numpy.uint8)
+        wanted[[4, 1], :24] = here.reshape(4, 32)[[2, 0], :24]
+        self.assertTrue((there.reshape(5, 32) == wanted).all())
+        with self.assertRaisesRegex(baton.MismatchError, "one for a block and cannot be cut"):
+            self.move(layout(here, 4, 16), layout(there, 5, 32), [here], [there], [2, 0], [4], tokens=20)
+        with self.assertRaisesRegex(baton.InvalidParamError, "as block_tokens"):
+            layout(here, 4, None)
+
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--pairs"] or sys.argv[1:2] == ["--seed"]:
