@@ -11,7 +11,7 @@ import baton
 from baton import weights
 from baton.vllm.decode import Limits, Order
 from baton.vllm.groups import Run
-from baton.vllm.memory import KvMemory
+from baton.vllm.memory import Kind, KvMemory, Layer
 from baton.vllm.service import Service
 
 MODEL = pathlib.Path(__file__).resolve().parents[2] / "models/kjv-1.8m"
@@ -50,7 +50,8 @@ class Peer:
         self.kv, self.name = kv, name
         self.cache = bytearray(LAYERS * BLOCKS * kv["bytes"])
         at = baton.memory_of(self.cache).address
-        rows = [(at + i * BLOCKS * kv["bytes"], kv["bytes"], kv["bytes"], BLOCKS) for i in range(LAYERS)]
+        kind = Kind({"block_tokens": kv["block_tokens"], "bytes": kv["bytes"], "whole": "a peer's"})
+        rows = [Layer(at + i * BLOCKS * kv["bytes"], kv["bytes"], kv["bytes"], BLOCKS, kind) for i in range(LAYERS)]
         self.agent = baton.Agent(name + "/0", serve_metadata=True)
         if about == ():
             about = {"model": checkpoint(), "kv": kv}
@@ -73,8 +74,8 @@ class Peer:
         """What a prefill's answer names; blocks that hold it, or None."""
         blocks = self.blocks(tokens)
         address = params["remote_address"]
-        self.service.loads.start(Order("r", params["transfer_id"], params["remote_agent"] + "/0", address,
-                                       [Run(0, blocks)], params["remote_finished"]))
+        self.service.loads.start(Order("r", params["transfer_id"], params["remote_agent"], address, [Run(0, blocks)],
+                                       [(0, tokens)], 1, params["remote_finished"]))
         self.service.wake()
         while not (ended := self.service.loads.take(0.1)).requests:
             pass

@@ -1,7 +1,9 @@
 """The class that vLLM makes, without vLLM: its scheduler half with what vLLM's scheduler would hand it, and both halves
 together, as vLLM's engine calls them."""
+import contextlib
 import logging
 import pathlib
+import socket
 import sys
 import tempfile
 import types
@@ -13,6 +15,21 @@ from baton.vllm.groups import Group, Run, groups_of, there
 from baton.vllm.scheduler import Scheduler
 from vllm_fakes import (FullAttentionSpec, MambaSpec, SlidingWindowSpec, Tensor, UniformTypeKVCacheSpecs, blocks,
                         cache_config, config, fake_vllm, request, scheduled)
+
+
+def free_ports(count):
+    """The first of so many side by side."""
+    while True:
+        with contextlib.ExitStack() as held:
+            first = held.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                for number in range(port + 1, port + count):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", number))
+                return port
+            except OSError:
+                pass
 
 
 class Scheduling(unittest.TestCase):
@@ -31,6 +48,7 @@ class Scheduling(unittest.TestCase):
         self.assertTrue(held)
         self.assertEqual((params["transfer_id"], params["remote_agent"], params["remote_address"]),
                          ("t", "me", "here:1"))
+        self.assertEqual(params["tp_size"], 1)
         step = self.scheduler.step(scheduled())
         self.assertEqual((step.holds, step.forward), ([("t", "r")], False))
 
@@ -54,7 +72,7 @@ class Scheduling(unittest.TestCase):
         one = request("r", self.params(remote_finished=True), 40)
         self.assertEqual(self.scheduler.matched(one, 16), (23, True))
         self.scheduler.allocated(one, blocks([7, 8, 9, 10]), 23)
-        self.assertEqual(self.scheduler.step(scheduled()).orders, [Order("r", "t", "p", "h:2", [Run(1, [8, 9])], True)])
+        self.assertEqual(self.scheduler.step(scheduled()).orders, [Order("r", "t", "p", "h:2", [Run(1, [8, 9])], [(16, 39)], 1, True)])
         self.assertEqual(self.scheduler.matched(one, 0), (0, False))  # again after a failure: computed here
         self.scheduler.allocated(one, blocks([7, 8, 9]), 0)
         self.assertFalse(self.scheduler.step(scheduled()).orders)
@@ -68,7 +86,7 @@ class Scheduling(unittest.TestCase):
                          [("t", None), ("u", None)])
 
     def test_params_that_cannot_be_used_are_computed_here(self):
-        for wrong in ({"remote_agent": None}, {"remote_address": "h"}, {"transfer_id": 5}, {"remote_address": ""}):
+        for wrong in ({"tp_size": 0}, {"tp_size": "2"}, {"remote_agent": None}, {"remote_address": "h"}, {"transfer_id": 5}, {"remote_address": ""}):
             one = request("r", self.params(**wrong), 40)
             self.assertEqual(self.scheduler.matched(one, 0), (0, False))
             self.scheduler.allocated(one, blocks([7, 8, 9]), 0)
@@ -176,6 +194,38 @@ class Connector(unittest.TestCase):
         while not freed[0]:
             freed, _ = self.run_step(p, ps, scheduled())
         self.assertEqual(freed[0], {"r"})
+
+    def test_each_worker_of_an_engine_has_its_own_and_whole_blocks_go_to_as_many(self):
+        """Nobody looks into these caches' blocks: two workers' are not one's."""
+        port = free_ports(2)
+        p = [self.worker("p", rank=rank, tp_size=2, port=port) for rank in (0, 1)]
+        ps = self.kind(config("p", tp_size=2, port=port), 0)
+        for transfer, tp_size in (("t", 2), ("u", 1)):
+            asked = request("r" + transfer, {"do_remote_decode": True, "transfer_id": transfer}, 30)
+            ps.update_state_after_alloc(asked, blocks([3, 5]), 0)
+            output = scheduled(new=[(asked.request_id, ([3, 5],), 0, 30)])
+            for worker in p:
+                self.run_step(worker, ps, output, [3, 5])
+            _, params = ps.request_finished_all_groups(asked, ([3, 5],))
+            self.assertEqual((params["tp_size"], params["remote_address"]), (2, f"127.0.0.1:{port}"))
+            ds = self.kind(config("d" + transfer, tp_size=tp_size), 0)
+            wanted = request("s", params, 30)
+            ds.get_num_new_matched_tokens(wanted, 0)
+            ds.update_state_after_alloc(wanted, blocks([1, 2]), 29)
+            step = ds.build_connector_meta(scheduled())
+            for rank in range(tp_size):
+                d = self.worker("d" + transfer, rank=rank, tp_size=tp_size)
+                d.metadata = step
+                d.start_load_kv(None)
+                results = d.get_transfer_results(set())
+                while not results.finished_recving:
+                    results = d.get_transfer_results(set())
+                self.assertEqual(results.failed_recving, set() if tp_size == 2 else {"s"})
+                if tp_size == 2:
+                    self.assertEqual(d.caches["layer 1"].memory[64:128], p[rank].caches["layer 1"].memory[192:256])
+                else:
+                    why = [peer.refused for peer in d._service.loads._peers.values()]  # of whoever answered first
+                    self.assertIn("of one of 2 ranks", "".join(why))
 
     def test_a_prefill_that_is_not_there_is_an_error_of_the_blocks(self):
         d, ds = self.worker("d", silence=0.1), self.kind(config("d"), 0)

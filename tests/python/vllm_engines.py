@@ -1,11 +1,12 @@
 """What vLLM's worker has of the connector, without vLLM: a cache, an agent, and a clock that stands still."""
 import baton
-from baton.vllm.decode import Limits
+from baton.vllm.decode import Limits, Order
 from baton.vllm.groups import Run
-from baton.vllm.memory import KvMemory
+from baton.vllm.memory import Kind, KvMemory, Layer
 from baton.vllm.service import Service
 
-LAYERS, BLOCKS, SIZE = 3, 16, 512
+LAYERS, BLOCKS, SIZE, TOKENS = 3, 16, 512, 16
+KIND = Kind({"block_tokens": TOKENS, "bytes": SIZE, "whole": "a test's"})
 
 
 class Clock:
@@ -16,14 +17,20 @@ class Clock:
         return self.now
 
 
+def order(transfer, runs, address, sure=False, agent="prefill", request=None):
+    """All tokens of all blocks of these runs; None: nothing."""
+    tokens = [(run.first * TOKENS, (run.first + len(run.ids)) * TOKENS) for run in runs or ()]
+    return Order(request or transfer, transfer, agent, address, runs, tokens, 1, sure)
+
+
 class Engine:
     """A worker with a cache; the blocks of a layer lie with gaps between them."""
 
     def __init__(self, name, clock, identity="a model", groups=()):
         self.cache = bytearray(2 * LAYERS * BLOCKS * SIZE)
         at = baton.memory_of(self.cache).address
-        layers = [(at + 2 * i * BLOCKS * SIZE, SIZE, 2 * SIZE, BLOCKS) for i in range(LAYERS)]
-        self.agent = baton.Agent(name, serve_metadata=True)
+        layers = [Layer(at + 2 * i * BLOCKS * SIZE, SIZE, 2 * SIZE, BLOCKS, KIND) for i in range(LAYERS)]
+        self.agent = baton.Agent(name + "/0", serve_metadata=True)
         self.service = Service(self.agent, KvMemory(layers, [(at, len(self.cache))], self.cache, groups), identity,
                                Limits(silence=1, load=10, ask=0.25), 30, clock, start_thread=False)
         self.closed = False

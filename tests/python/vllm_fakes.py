@@ -32,7 +32,7 @@ def scheduled(new=(), cached=(), resumed=()):
 class Tensor:
     """A layer's cache, blocks x bytes, as much of a torch tensor as the connector looks at."""
 
-    device = types.SimpleNamespace(type="cpu")
+    device, dtype = types.SimpleNamespace(type="cpu"), "uint8"
 
     def __init__(self, blocks, size):
         self.memory, self.shape = bytearray(blocks * size), (blocks, size)
@@ -43,8 +43,8 @@ class Tensor:
     def element_size(self):
         return 1
 
-    def stride(self, dimension):
-        return (self.shape[1], 1)[dimension]
+    def stride(self, dimension=None):
+        return (self.shape[1], 1)[slice(None) if dimension is None else dimension]
 
     def data_ptr(self):
         return baton.memory_of(self.memory).address
@@ -105,11 +105,13 @@ MODEL = _FOLDER.name
 pathlib.Path(MODEL, "model.safetensors").write_bytes(b"weights")
 
 
-def config(name, **more):
+def config(name, rank=0, tp_size=1, **more):
     extra = {"name": name, "port": 0, **more}
     transfer = types.SimpleNamespace(engine_id="engine", kv_port=1, kv_load_failure_policy="recompute",
                                      get_from_extra_config=lambda key, default: extra.get(key, default))
-    return types.SimpleNamespace(kv_transfer_config=transfer, parallel_config=types.SimpleNamespace(rank=0),
+    return types.SimpleNamespace(kv_transfer_config=transfer, 
+                                 parallel_config=types.SimpleNamespace(rank=rank, tensor_parallel_size=tp_size),
                                  cache_config=types.SimpleNamespace(block_size=16, cache_dtype="auto"),
                                  load_config=types.SimpleNamespace(load_format="auto", download_dir=None),
-                                 model_config=types.SimpleNamespace(hf_config="a model", dtype="float", model=MODEL))
+                                 model_config=types.SimpleNamespace(hf_config="a model", dtype="float", model=MODEL,
+                                                                    get_total_num_kv_heads=lambda: 2))

@@ -3,13 +3,14 @@ end of a read and the look at its checksums, one bit of what has arrived is made
 
 usage: vllm_flips_test.py [LOADS [SEED]]
 """
+import itertools
 import logging
 import random
 import sys
 
-from baton.vllm.decode import Order
+import baton
 from baton.vllm.groups import Run
-from vllm_engines import BLOCKS, LAYERS, SIZE, Clock, Engine
+from vllm_engines import BLOCKS, LAYERS, SIZE, Clock, Engine, order
 
 
 class Hurt:
@@ -35,19 +36,24 @@ def load(prefill, decode, number, dice, whole):
     prefill.cache[:] = dice.randbytes(len(prefill.cache))
     transfer = str(number)
     prefill.save(transfer, theirs)
-    read = decode.agent.read
-    if not whole:
-        # All layers are ready before decode asks, so that one read brings everything.
-        at = decode.at(dice.randrange(LAYERS), dice.choice(mine)).start + dice.randrange(SIZE)
-        decode.agent.read = lambda *what: Hurt(read(*what), decode.cache, at, dice.randrange(8))
-    decode.service.loads.start(Order(transfer, transfer, "prefill", f"127.0.0.1:{prefill.agent.port}", [Run(0, mine)],
-                                     True))
+    post, hurt, layers = baton.KvPlan.post, dice.randrange(LAYERS), itertools.count()
+
+    def flipping(plan, *blocks, **how):
+        """Of one of the reads, of which there is one for each layer."""
+        read = post(plan, *blocks, **how)
+        if whole or next(layers) != hurt:
+            return read
+        at = decode.at(hurt, dice.choice(mine)).start + dice.randrange(SIZE)
+        return Hurt(read, decode.cache, at, dice.randrange(8))
+
+    baton.KvPlan.post = flipping
+    decode.service.loads.start(order(transfer, [Run(0, mine)], f"127.0.0.1:{prefill.agent.port}", True))
     ended = decode.service.loads.take()
     while not ended.requests:  # a load that never ends is the test's time limit's to find
         decode.service.turn()
         prefill.service.turn()
         ended = decode.service.loads.take()
-    decode.agent.read = read
+    baton.KvPlan.post = post
     prefill.service.sends.drop(transfer)
     if ended.failed:
         return False

@@ -3,10 +3,11 @@ agents over two caches, by hand and by a clock that stands still."""
 import sys
 import types
 import unittest
+import unittest.mock
 
-from baton.vllm.decode import Order
+import baton
 from baton.vllm.groups import Run
-from vllm_engines import BLOCKS, LAYERS, SIZE, Clock, Engine
+from vllm_engines import BLOCKS, LAYERS, SIZE, TOKENS, Clock, Engine, order
 
 
 class HandOff(unittest.TestCase):
@@ -19,7 +20,12 @@ class HandOff(unittest.TestCase):
     def order(self, blocks, transfer="t", first=0, sure=False, agent="prefill", port=None):
         address = f"127.0.0.1:{port or self.p.agent.port}"
         runs = None if blocks is None else [Run(first, blocks)]
-        self.d.service.loads.start(Order("request " + transfer, transfer, agent, address, runs, sure))
+        self.d.service.loads.start(order(transfer, runs, address, sure, agent, "request " + transfer))
+
+    def posts_by(self, function):
+        patch = unittest.mock.patch.object(baton.KvPlan, "post", function)
+        patch.start()
+        self.addCleanup(patch.stop)
 
     def until(self, fact, prefill=True):
         """Turns both engines until it is so. A fact that never comes is the test's time limit's to find."""
@@ -109,7 +115,7 @@ class HandOff(unittest.TestCase):
         self.d.service.turn()
         load = self.d.service.loads._loads["t"]
         while self.clock.now < 109.9:  # a quarter of a second at a time; it answers each time
-            self.until(lambda: load.heard == self.clock.now)
+            self.until(lambda: load.sources["prefill/0"].heard == self.clock.now)
             self.assertFalse(self.d.service.loads.take().requests)
             self.clock.now += 0.25
         self.clock.now = 111
@@ -122,7 +128,7 @@ class HandOff(unittest.TestCase):
         self.assertFalse(self.ended().failed)
         port = self.p.agent.port
         self.p.close()
-        self.until(lambda: not self.d.agent.has_remote("prefill"), prefill=False)
+        self.until(lambda: not self.d.agent.has_remote("prefill/0"), prefill=False)
         self.order([6], "u", port=port)
         while not self.d.service.loads.take().failed:  # nobody listens there: silence
             self.d.service.turn()
@@ -136,6 +142,19 @@ class HandOff(unittest.TestCase):
         self.assertFalse(self.ended().failed)
         self.check([2], [7])
 
+    def test_who_has_asked_is_asked_in_its_turn(self):
+        """It is known then, and its memory is not."""
+        self.p.save("t", [1])
+        self.order([5])
+        self.assertFalse(self.ended().failed)
+        self.d.fill([7], 4)
+        self.d.save("u", [7])
+        self.p.service.loads.start(order("u", [Run(0, [2])], f"127.0.0.1:{self.d.agent.port}", True, "decode"))
+        got = []
+        self.until(lambda: got or got.extend([e for e in [self.p.service.loads.take()] if e.requests]))
+        self.assertFalse(got[0].failed)
+        self.check([2], [7])
+
     def test_a_transfer_that_prefill_does_not_know_fails_at_once_if_it_must(self):
         self.order([5], sure=True)
         self.assertTrue(self.ended().failed)
@@ -147,11 +166,10 @@ class HandOff(unittest.TestCase):
         self.assertTrue(self.ended().failed)
 
     def test_the_time_of_a_read_is_not_that_of_waiting_for_it(self):
-        agent = self.d.agent
-        read = agent.read
+        post = baton.KvPlan.post
 
-        def slow(*arguments):
-            transfer, asked = read(*arguments), []
+        def slow(*arguments, **how):
+            transfer, asked = post(*arguments, **how), []
 
             def done():
                 if transfer.done() and not asked:
@@ -160,27 +178,25 @@ class HandOff(unittest.TestCase):
                 return bool(asked)
             return types.SimpleNamespace(done=done, abort=transfer.abort, release=transfer.release)
 
-        agent.read = slow
+        self.posts_by(slow)
         self.order([5])
         self.until(lambda: self.p.service.sends._sends)
         for wait, layer in ((0.5, 0), (0.25, 1), (0, 2)):
             self.clock.now += wait
-            missing = len(self.d.service.loads._loads["t"].missing)
             self.p.service.sends.save("t", layer, Run(0, [1]))
             self.until(lambda: "t" not in self.d.service.loads._loads or not self.d.service.loads._loads["t"].reads and
-                       len(self.d.service.loads._loads["t"].missing) < missing)
+                       self.d.service.loads._loads["t"].sources["prefill/0"].next[layer])
         self.assertEqual(self.ended().loads[0][1::2], (1.5, 0.75))
 
     def test_what_has_failed_is_reported_when_nothing_moves(self):
-        agent, ended, aborted = self.d.agent, [], []
-        read = agent.read
+        post, ended, aborted = baton.KvPlan.post, [], []
 
-        def slow(*arguments):
-            transfer = read(*arguments)
+        def slow(*arguments, **how):
+            transfer = post(*arguments, **how)
             return types.SimpleNamespace(done=lambda: bool(ended), abort=lambda: aborted.append(1),
                                          release=transfer.release)
 
-        agent.read = slow
+        self.posts_by(slow)
         self.p.save("t", [1])
         self.order([5])
         self.d.service.turn()
@@ -202,7 +218,7 @@ class HandOff(unittest.TestCase):
             self.order([5], transfer, agent="other")
             self.assertTrue(self.ended().failed)
         self.p.close()
-        self.until(lambda: not self.d.agent.has_remote("other"), prefill=False)
+        self.until(lambda: not self.d.agent.has_remote("other/0"), prefill=False)
         self.p = Engine("other", self.clock)
         self.addCleanup(self.p.close)
         self.p.fill([2], 9)
@@ -228,10 +244,10 @@ class HandOff(unittest.TestCase):
     def test_nonsense_is_not_obeyed(self):
         self.p.save("t", [1])
         self.order([5])
-        self.until(lambda: self.d.agent.has_remote("prefill"))
+        self.until(lambda: self.d.agent.has_remote("prefill/0"))
         for nonsense in (b"", b"{}", b"[]", b"\xff", b'{"kind": "want"}', b'{"kind": "ready", "transfer": "t"}',
                          b'{"kind": "ready", "transfer": "t", "parts": [[0, 0, [[99, 1]]]]}'):
-            self.d.agent.notify("prefill", nonsense)
+            self.d.agent.notify("prefill/0", nonsense)
         self.assertFalse(self.ended().failed)
 
     def test_each_group_of_layers_has_blocks_of_its_own(self):
@@ -243,7 +259,7 @@ class HandOff(unittest.TestCase):
         self.p.fill(range(BLOCKS), 7)
         before = bytes(self.d.cache)
         theirs, mine = [Run(0, [4, 9, 2, 6]), Run(2, [8, 3])], [Run(1, [1, 5, 7]), Run(3, [6])]
-        self.d.service.loads.start(Order("r", "t", "prefill", f"127.0.0.1:{self.p.agent.port}", mine, False))
+        self.d.service.loads.start(order("t", mine, f"127.0.0.1:{self.p.agent.port}", request="r"))
         self.until(lambda: self.p.service.sends._sends)
         for count in (1, 2, 4):  # as chunks of the prompt are computed
             for layer, group in enumerate(groups):
@@ -261,10 +277,10 @@ class HandOff(unittest.TestCase):
 
     def test_a_cache_of_other_sizes_is_refused_whatever_its_identity(self):
         self.order([5])
-        self.until(lambda: self.d.agent.has_remote("prefill"))
-        rows = self.p.service.memory.rows()
+        self.until(lambda: self.d.agent.has_remote("prefill/0"))
+        rows = [layer.row() for layer in self.p.service.memory.layers]
         rows[1] = (rows[1][0], SIZE // 2, *rows[1][2:])
-        self.d.service.loads.heard("prefill", {"kind": "layout", "identity": "a model", "rows": rows})
+        self.d.service.loads.heard("prefill/0", {"kind": "layout", "identity": "a model", "rows": rows})
         self.assertTrue(self.ended(prefill=False).failed)
 
     def test_blocks_of_one_size_that_are_packed_otherwise_are_refused(self):
@@ -273,14 +289,14 @@ class HandOff(unittest.TestCase):
         self.order([5])
         self.assertFalse(self.ended().failed)
         self.p.close()
-        self.until(lambda: not self.d.agent.has_remote("prefill"), prefill=False)
+        self.until(lambda: not self.d.agent.has_remote("prefill/0"), prefill=False)
         self.p = Engine("other", self.clock)
         self.addCleanup(self.p.close)
         self.p.service.sends.about = {"kv": {"tiles": 1}}
         self.p.save("u", [1])
         self.order([5], "u", agent="other")
         self.assertTrue(self.ended().failed)
-        self.assertIn("laid out like", self.d.service.loads._peers["other"].refused)
+        self.assertIn("laid out like", self.d.service.loads._peers["other/0"].refused)
 
     def test_blocks_that_were_computed_again_are_told_again(self):
         self.p.fill([1, 2, 3], 5)

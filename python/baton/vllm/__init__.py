@@ -5,8 +5,8 @@ checks every block, and computes the prompt itself when prefill is gone or silen
                            "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
 
 docs/vllm.md is the manual. Reading order: connector.py (what vLLM calls), scheduler.py (which blocks), service.py (the
-thread), prefill.py and decode.py (the two ends of a hand-off), memory.py (where blocks lie),
-layout.py (what is in one).
+thread), prefill.py and decode.py (the two ends of a hand-off), worker.py (who reads from whom), memory.py (where blocks
+lie, and how they are cut), layout.py (what is in one).
 """
 
 

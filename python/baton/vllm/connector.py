@@ -14,10 +14,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 from .. import Agent
 from .decode import Limits
 from .groups import groups_of
-from .layout import kv_of
+from .layout import kinds_of, kv_of
 from .memory import KvMemory
 from .scheduler import Scheduler, Step
 from .service import Service, identity_of
+from .worker import Shard
 from .weights import checkpoint_of, weights_digest
 
 log = logging.getLogger("baton.vllm")
@@ -65,20 +66,24 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._extra = config.get_from_extra_config
         self._name = self._extra("name", None) or config.engine_id
         self._host, self._port = self._extra("host", "127.0.0.1"), int(self._extra("port", config.kv_port))
+        self._ranks = vllm_config.parallel_config.tensor_parallel_size
         self._scheduler: Optional[Scheduler] = None
         self._service: Optional[Service] = None
         self._layers: Dict[str, int] = {}
         self._stats = BatonStats()
         self._stats.reset()
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(self._groups, self._name, f"{self._host}:{self._port}")
+            self._scheduler = Scheduler(self._groups, self._name, f"{self._host}:{self._port}", self._ranks)
 
     # --- in a worker
 
     def register_kv_caches(self, kv_caches: Dict[str, Any]) -> None:
         group_of = {name: i for i, group in enumerate(self._groups) for name in group.layers or kv_caches}
         caches = {name: cache for name, cache in kv_caches.items() if name in group_of}  # others use one of these
-        memory = KvMemory.of_tensors(caches, [group_of[name] for name in caches])
+        number, ranks = self._config.parallel_config.rank, self._ranks
+        shard = Shard(number % ranks, ranks, _heads(self._config.model_config), number // ranks)
+        kinds = kinds_of(self._config, caches, [self._groups[group_of[name]].block_size for name in caches], shard)
+        memory = KvMemory.of_tensors(caches, kinds, [group_of[name] for name in caches])
         self._layers = {name: i for i, name in enumerate(caches)}
         self._group_of = group_of
         identity = model = self._extra("identity", None)
@@ -86,24 +91,21 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             digest = weights_digest(self._config)
             identity = identity_of(self._config, memory, self._groups, digest)
             model = checkpoint_of(self._config, digest)
-        about = {"model": model, "kv": kv_of(self._config, caches, self._groups)}  # for a pair with Baton's own server
-        number = getattr(self._config.parallel_config, "rank", 0)
+        about = {"model": model, "kv": kv_of(list(caches), kinds, self._groups)}  # for a pair with Baton's own server
         listen = self._extra("listen_host", "" if self._host in ("127.0.0.1", "localhost") else "0.0.0.0")
-        agent = Agent(_numbered(self._name, number), listen_host=listen, listen_port=self._port + number,
+        agent = Agent(f"{self._name}/{number}", listen_host=listen, listen_port=self._port + number,
                       serve_metadata=True, settings=self._extra("settings", None))
         limits = Limits(float(self._extra("silence", 1.0)), float(self._extra("load_timeout", 60.0)))
         said = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self._service = Service(agent, memory, said, limits, float(self._extra("lease", 60.0)), about=about)
-        self._number = number
+        self._service = Service(agent, memory, said, limits, float(self._extra("lease", 60.0)), about=about,
+                                shard=shard)
         log.info("Baton's agent %s listens on port %d, for %d layers in %d groups; engines have in common with it, as "
                  "%s: %s", agent.name, agent.port, len(caches), len(self._groups), said, identity)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         step = self._get_connector_metadata().step
         for order in step.orders:
-            host, port = order.address.rsplit(":", 1)
-            self._service.loads.start(order._replace(agent=_numbered(order.agent, self._number),
-                                                     address=f"{host}:{int(port) + self._number}"))
+            self._service.loads.start(order)
         for transfer in step.drops:
             self._service.sends.drop(transfer)
         for transfer, request in step.holds:
@@ -167,8 +169,9 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         return stats
 
 
-def _numbered(name: str, worker: int) -> str:
-    return f"{name}/{worker}"
+def _heads(model: Any) -> int:
+    """Of K and V in the whole model: of latents (MLA) all ranks hold the same."""
+    return 1 if getattr(model, "use_mla", False) else model.get_total_num_kv_heads()
 
 
 def _log_like_vllm() -> None:

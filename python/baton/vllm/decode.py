@@ -1,32 +1,37 @@
-"""The end that wants the KV: asks prefill for a request's blocks, reads each layer when it is ready, and checks every
-block before the engine hears of it. What prefill does not deliver in time has failed, and the engine computes it.
+"""The end that wants the KV: asks the workers of prefill that hold it for a request's blocks, reads each layer by a
+plan when it is ready, and checks every byte before the engine hears of it. What prefill does not deliver in time has
+failed, and the engine computes it.
 
 A load that failed is reported when no byte of it moves any more: the engine gives its blocks to others then."""
 from __future__ import annotations
 
 import collections
-import json
 import logging
 import threading
-import time
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from ..agent import READ
 from ..errors import BatonError
+from ..kv import KvPlan, KvShare
 from .groups import Run
-from .memory import KvMemory, starts_of
+from .memory import Cut, Kind, KvMemory, Layer, kinds_in
+from .worker import End, Shard, senders
 
 log = logging.getLogger("baton.vllm")
 
 
 class Order(NamedTuple):
-    """What the scheduler wants loaded: a run of this engine's blocks in each group of layers. None: nothing; prefill may
-    have its blocks back. `sure`: prefill has ended, so it must know of the transfer."""
+    """What the scheduler wants loaded: a run of this engine's blocks in each group of layers, and which tokens of it
+    are wanted. None: nothing; prefill may have its blocks back. Worker k of prefill is agent/k, at the address' port + k;
+    `ranks`: its tensor-parallel degree. `sure`: prefill has ended, so it must know of the transfer."""
 
     request: str
     transfer: str
     agent: str
     address: str
     runs: Optional[List[Run]]
+    tokens: List[Tuple[int, int]]
+    ranks: int
     sure: bool
 
 
@@ -47,44 +52,69 @@ class Done(NamedTuple):
     loads: List[Tuple[int, float, int, float]]
 
 
+class _Passage(NamedTuple):
+    """From a layer of another worker's to the same here."""
+
+    plan: KvPlan
+    kind: Kind          # of its blocks
+    cut: Optional[Cut]  # None: they are like ours, and checked whole
+
+
+class _Peer:
+    """A worker of prefill's."""
+
+    def __init__(self) -> None:
+        self.fetched = -1e9
+        self.told = False                                # it has our metadata
+        self.said: Dict[str, Any] = {}                   # of its cache
+        self.passages: Optional[List[_Passage]] = None  # of each layer
+        self.refused = ""                                # why its blocks are not for us
+
+
+class _Source:
+    """A worker of prefill's, in a load."""
+
+    def __init__(self, name: str, address: str, begins: List[int], now: float) -> None:
+        self.name, self.address = name, address
+        self.heard, self.asked = now, -1e9
+        self.next = list(begins)      # of each layer, the first token that was not read from it
+        self.waiting: List[Any] = []  # parts that came before its layout
+
+
 class _Read(NamedTuple):
     transfer: Any
-    parts: List[Tuple[int, int, int]]  # layer, number of the block in the request, checksum
+    source: _Source
+    layer: int
+    passage: _Passage
+    first: int               # block of prefill's
+    tokens: Tuple[int, int]
+    checks: Tuple[Any, ...]  # of its blocks: a checksum, or one of each unit
 
 
 class _Load:
-    def __init__(self, order: Order, memory: KvMemory, now: float) -> None:
-        self.order, self.started, self.heard, self.asked = order, now, now, -1e9
+    def __init__(self, order: Order, memory: KvMemory, shard: Shard, now: float) -> None:
+        self.order, self.started = order, now
         self.runs = [order.runs[group] for group in memory.groups] if order.runs is not None else []  # of each layer
-        self.missing = {(layer, run.first + i) for layer, run in enumerate(self.runs) for i in range(len(run.ids))}
+        self.tokens = [order.tokens[group] for group in memory.groups] if order.runs is not None else []
+        self.sources: Dict[str, _Source] = {}
+        host, port = order.address.rsplit(":", 1)
+        for rank in senders(shard.heads, order.ranks, shard.ranks)[shard.rank]:
+            number = rank + shard.stage * order.ranks
+            self.sources[f"{order.agent}/{number}"] = _Source(f"{order.agent}/{number}", f"{host}:{int(port) + number}",
+                                                              [begin for begin, _ in self.tokens], now)
         self.reads: List[_Read] = []
-        self.waiting: List[Any] = []  # parts that came before the peer's layout
         self.reading_since = now      # while there are reads
         self.reading = 0.0            # seconds, of those that have ended
         self.why = ""                 # it failed
 
-    def block(self, layer: int, number: int) -> int:
-        """Ours, for a block of the request."""
-        return self.runs[layer].ids[number - self.runs[layer].first]
 
-
-class _Peer:
-    def __init__(self) -> None:
-        self.fetched = -1e9
-        self.told = False              # it has our metadata
-        self.blocks = None             # its prepared list
-        self.starts: List[int] = []    # of its layers in that
-        self.refused = ""              # why its blocks are not for us
-
-
-class Loads:
+class Loads(End):
     """start() and take() are for the engine's thread, the rest for the service's."""
 
-    def __init__(self, agent: Any, memory: KvMemory, identity: str, limits: Limits = Limits(),
-                 clock: Callable[[], float] = time.monotonic, about: Optional[Dict[str, Any]] = None) -> None:
-        self.agent, self.memory, self.identity, self.limits, self.clock = agent, memory, identity, limits, clock
-        self.about = about or {}
-        self.local = agent.prepare(memory.rows())
+    def __init__(self, limits: Limits, *end: Any) -> None:
+        super().__init__(*end)
+        self.limits = limits
+        self.layouts = [layer.layout(self.identity) for layer in self.memory.layers]
         self._orders: Deque[Order] = collections.deque()
         self._loads: Dict[str, _Load] = {}
         self._peers: Dict[str, _Peer] = {}
@@ -115,58 +145,88 @@ class Loads:
         if peer is None:
             return
         if message["kind"] == "layout":
-            self._learn(sender, peer, message)
+            peer.said, peer.passages, peer.refused = message, None, ""
             return
         load = self._loads.get(message["transfer"])
-        if load is None or load.order.agent != sender or load.why:
+        source = load.sources.get(sender) if load is not None else None
+        if source is None or load.why:
             return
-        load.heard = self.clock()
+        source.heard = self.clock()
         if message["kind"] == "gone":
             load.why = "prefill does not have it any more"
         elif message["kind"] == "ready":
-            load.waiting += message["parts"]
+            source.waiting += message["parts"]
 
     def step(self) -> bool:
         """Moves everything on. Whether anything is under way."""
         while self._orders:
             order = self._orders.popleft()
-            self._loads[order.transfer] = _Load(order, self.memory, self.clock())
+            self._loads[order.transfer] = _Load(order, self.memory, self.shard, self.clock())
         for load in list(self._loads.values()):
             try:
                 self._move(load)
-            except (BatonError, ValueError, TypeError, IndexError) as why:
-                load.why = load.why or str(why)
+            except Exception as why:  # whatever a peer says, the load ends
+                load.why = load.why or str(why) or repr(why)
             self._maybe_end(load)
         return self.busy()
 
-    def _learn(self, sender: str, peer: _Peer, message: Dict[str, Any]) -> None:
-        rows = message["rows"]
-        sizes = [layer.bytes for layer in self.memory.layers]
-        if message["identity"] != self.identity or [row[1] for row in rows] != sizes:
-            peer.refused = f"prefill has another model or cache: {message['identity']}, here {self.identity}"
-            return
-        theirs, mine = (about.get("kv") for about in (message, self.about))
-        if isinstance(theirs, dict) and isinstance(mine, dict) and theirs != mine:  # of one size, but by another processor's kernels
-            peer.refused = f"prefill's blocks are laid out like {theirs}, and here like {mine}"
-            return
-        peer.blocks = self.agent.prepare([tuple(row) for row in rows], sender)
-        peer.starts = starts_of(rows)
+    def _learn(self, source: _Source, peer: _Peer, now: float) -> None:
+        """By what a worker has said of its cache, once we can reach that: who has asked us is known without it."""
+        try:
+            if self.agent.has_remote(source.name, [Layer(row[0], row[1], row[3], row[4], None).span()
+                                                   for row in peer.said["rows"]]):
+                peer.passages = self._passages(source.name, peer.said)
+            elif now - peer.fetched >= self.limits.ask:
+                peer.fetched = now
+                self.agent.fetch_metadata(source.name, source.address)
+        except Exception as why:  # whatever it says
+            peer.refused = str(why) or repr(why)
+
+    def _passages(self, sender: str, message: Dict[str, Any]) -> List[_Passage]:
+        """What does not fit is an error that says why."""
+        if message["identity"] != self.identity:
+            raise ValueError(f"prefill has another model or cache: {message['identity']}, here {self.identity}")
+        kinds = kinds_in(message)
+        if kinds is None:  # of another make: its blocks are like ours
+            kinds = [layer.kind for layer in self.memory.layers]
+            theirs, mine = (about.get("kv") for about in (message, self.about))
+            if isinstance(theirs, dict) and isinstance(mine, dict) and theirs != mine:
+                raise ValueError(f"prefill's blocks are laid out like {theirs}, and here like {mine}")
+        if not len(kinds) == len(message["rows"]) == len(self.layouts):
+            raise ValueError(f"prefill has {len(message['rows'])} layers, and here are {len(self.layouts)}")
+        ranks, out = message.get("ranks", 1), []
+        share = KvShare(ranks, int(sender.rpartition("/")[2]) % ranks, self.shard.rank)
+        for row, kind, mine, layout in zip(message["rows"], kinds, self.memory.layers, self.layouts):
+            theirs = Layer(row[0], row[1], row[3], row[4], kind).layout(self.identity)
+            plan, cut = KvPlan(self.agent, READ, layout, sender, theirs, share=share), mine.kind.cut_for(kind)
+            if not plan.complete:
+                raise ValueError(f"prefill's {sender} does not have the heads that rank {share.rank} of {ranks} has")
+            out.append(_Passage(plan, kind, cut))
+        return out
 
     def _move(self, load: _Load) -> None:
-        now, order = self.clock(), load.order
-        if not load.why:
-            if now - load.started >= self.limits.load:
-                load.why = f"not complete after {self.limits.load} s"
-            elif now - load.heard >= self.limits.silence:
-                load.why = f"prefill {order.agent} is silent for {self.limits.silence} s"
-            elif now - load.asked >= self.limits.ask:
-                self._ask(load, now)
-        peer = self._peers.get(order.agent)
-        if not load.why and peer is not None and peer.refused:
-            load.why = peer.refused
-        if not load.why and peer is not None and peer.blocks is not None:
-            parts, load.waiting = load.waiting, []
-            self._read(load, peer, parts)
+        now = self.clock()
+        if not load.why and now - load.started >= self.limits.load:
+            load.why = f"not complete after {self.limits.load} s"
+        for source in load.sources.values():
+            if load.why:
+                break
+            if now - source.heard >= self.limits.silence:
+                load.why = f"prefill {source.name} is silent for {self.limits.silence} s"
+            elif now - source.asked >= self.limits.ask:
+                self._ask(load, source, now)
+            peer = self._peers.get(source.name)
+            if not load.why and peer is not None and peer.said:
+                if not (peer.passages or peer.refused):
+                    self._learn(source, peer, now)
+                load.why = peer.refused
+                ranks = peer.said.get("ranks", 1)
+                if ranks != load.order.ranks:
+                    load.why = (f"prefill has {ranks} ranks, and was thought to have {load.order.ranks}: say it in "
+                                "kv_transfer_params, as tp_size")
+                parts, source.waiting = (source.waiting, []) if peer.passages else ([], source.waiting)
+                for layer, first, blocks in parts:
+                    self._read(load, source, peer.passages[layer], layer, first, blocks)
         for read in list(load.reads):
             if load.why:
                 read.transfer.abort()
@@ -178,58 +238,78 @@ class Loads:
             load.reads.remove(read)
             read.transfer.release()
             if not load.why:
-                load.heard = now
+                read.source.heard = now
                 self._check(load, read)
             if not load.reads:
                 load.reading += self.clock() - load.reading_since
 
-    def _ask(self, load: _Load, now: float) -> None:
-        order = load.order
-        peer = self._peers.setdefault(order.agent, _Peer())
-        if not self.agent.has_remote(order.agent):
+    def _ask(self, load: _Load, source: _Source, now: float) -> None:
+        peer = self._peers.setdefault(source.name, _Peer())
+        if not self.agent.has_remote(source.name):
             if peer.told:  # it went, and may have come back
-                self.agent.remove_remote(order.agent)
-                self._peers[order.agent] = peer = _Peer()
-                if load.asked > 0:
-                    load.why = f"prefill {order.agent} is gone"
+                self.agent.remove_remote(source.name)
+                self._peers[source.name] = peer = _Peer()
+                if source.asked > 0:
+                    load.why = f"prefill {source.name} is gone"
                     return
             if now - peer.fetched >= self.limits.ask:
                 peer.fetched = now
-                self.agent.fetch_metadata(order.agent, order.address)
+                self.agent.fetch_metadata(source.name, source.address)
             return
-        load.asked = now
-        if order.runs is not None:
-            self._tell(load, kind="want", first=not peer.told, sure=order.sure,
-                       metadata=self.agent.partial_metadata([]).hex(),  # how to reach us, and no memory
-                       identity=self.identity, **self.about)
-            peer.told = True
+        source.asked = now
+        self.tell(source.name, kind="want", transfer=load.order.transfer, first=not peer.told, sure=load.order.sure,
+                  metadata=self.agent.partial_metadata([]).hex(),  # how to reach us, and no memory
+                  identity=self.identity, **self.about)  # silence ends what waits for an answer
+        peer.told = True
 
-    def _read(self, load: _Load, peer: _Peer, parts: List[Any]) -> None:
-        mine, theirs, checks = [], [], []
-        for layer, first, blocks in parts:
-            for number, (block, crc) in enumerate(blocks, start=first):
-                if (layer, number) in load.missing:
-                    load.missing.discard((layer, number))
-                    mine.append(self.memory.index(layer, load.block(layer, number)))
-                    theirs.append(peer.starts[layer] + block)
-                    checks.append((layer, number, crc))
-        if mine and not load.reads:
+    def _read(self, load: _Load, source: _Source, passage: _Passage, layer: int, first: int, blocks: List[Any]) -> None:
+        """Of prefill's blocks from its block `first` on, what is wanted and was not read yet."""
+        if not load.runs or not passage.plan.layers:
+            return
+        begin, size, tile = source.next[layer], passage.kind.tokens, passage.kind.tile
+        end = min((first + len(blocks)) * size, load.tokens[layer][1])
+        if begin >= end:
+            return
+        if begin < first * size:
+            # Of a window it keeps whole blocks, and so do we: vLLM gives ours to others that begin alike.
+            raise ValueError(f"prefill does not keep token {begin} of layer {layer}'s window: give it blocks that are not "
+                             "smaller than these here")
+        ids, checks = zip(*blocks)
+        if not load.reads:
             load.reading_since = self.clock()
-        if mine:
-            load.reads.append(_Read(self.agent.read(self.local, mine, peer.blocks, theirs), checks))
+        run, source.next[layer] = load.runs[layer], end
+        load.reads.append(_Read(
+            passage.plan.post(run.ids, ids, tokens=(begin // tile, -(-end // tile)), local_first_block=run.first,
+                              remote_first_block=first),
+            source, layer, passage, first, (begin, end), checks))
 
     def _check(self, load: _Load, read: _Read) -> None:
-        for layer, number, crc in read.parts:
-            if self.memory.crc(layer, load.block(layer, number)) != crc:
-                load.why = f"block {number} of layer {layer} has a wrong checksum"
+        kind, run, (_, theirs, cut) = self.memory.layers[read.layer].kind, load.runs[read.layer], read.passage
+        unit = cut.tokens if cut else kind.tokens
+        for token in range(read.tokens[0] // unit * unit, read.tokens[1], unit):
+            number, at = divmod(token, kind.tokens)
+            block = self.memory.layers[read.layer].block(run.ids[number - run.first])
+            expected = read.checks[token // theirs.tokens - read.first]
+            if kind.crc(block, cut, at) != (expected[token % theirs.tokens // unit] if cut else expected):
+                load.why = f"block {number} of layer {read.layer} has a wrong checksum"
                 return
+
+    def _is_complete(self, load: _Load) -> bool:
+        for source in load.sources.values():
+            peer = self._peers.get(source.name)
+            if source.asked < 0 or load.runs and (not peer.passages or any(
+                    passage.plan.layers and begin < end
+                    for passage, begin, (_, end) in zip(peer.passages, source.next, load.tokens))):
+                return False
+        return True
 
     def _maybe_end(self, load: _Load) -> None:
         order = load.order
-        if load.reads or not (load.why or (load.asked >= 0 and not load.missing)):
+        if load.reads or not (load.why or self._is_complete(load)):
             return
         del self._loads[order.transfer]
-        self._tell(load, kind="done")
+        for source in load.sources.values():
+            self.tell(source.name, kind="done", transfer=order.transfer, ranks=self.shard.ranks)
         if order.runs is None:
             return
         if load.why:
@@ -243,9 +323,3 @@ class Loads:
                 blocks = sum(len(run.ids) for run in load.runs)
                 self._ended.loads.append((size, self.clock() - load.started, blocks, load.reading))
             self._changed.notify_all()
-
-    def _tell(self, load: _Load, **message: Any) -> None:
-        try:
-            self.agent.notify(load.order.agent, json.dumps(dict(message, transfer=load.order.transfer)).encode())
-        except BatonError:
-            pass  # silence ends what waits for an answer

@@ -2,18 +2,18 @@
 until decode has read them or their lease is over. Decode reads; nothing is ever written into another engine.
 
 Messages are JSON objects. From decode: want (also a sign of life; answered by alive), done. To decode: layout,
-ready, alive, gone. Baton's own server speaks them too (engine/handoff); for it want and layout say which checkpoint this
+ready, alive, gone. want and layout say which worker of how many this is, and what is in a block of each layer. Baton's own
+server speaks them too (engine/handoff), and says nothing of these; for it want and layout say which checkpoint this
 is ("model") and how a block of the cache is laid out ("kv")."""
 from __future__ import annotations
 
-import json
 import threading
-import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+import zlib
+from typing import Any, Dict, List, Optional, Sequence, Set
 
-from ..errors import BatonError
 from .groups import Run
-from .memory import KvMemory
+from .memory import Cut, kinds_in
+from .worker import End, senders
 
 
 class _Send:
@@ -22,22 +22,22 @@ class _Send:
     def __init__(self, layers: int, expires: float) -> None:
         self.ready: List[List[Sequence[int]]] = [[] for _ in range(layers)]
         self.first = [0] * layers
-        self.reader = ""                    # who asked for it
+        self.readers: List[str] = []        # who asked for it
+        self.done: Set[str] = set()         # who has all it wanted
+        self.read = False                   # all of them have
         self.request: Optional[str] = None  # once the engine has handed its blocks over
-        self.read = False                   # the reader has all it wanted
         self.expires = expires
 
 
-class Sends:
+class Sends(End):
     """Calls may come from the engine's thread and from the service's."""
 
-    def __init__(self, agent: Any, memory: KvMemory, identity: str, lease: float,
-                 clock: Callable[[], float] = time.monotonic, about: Optional[Dict[str, Any]] = None) -> None:
-        self.agent, self.memory, self.identity, self.lease, self.clock = agent, memory, identity, lease, clock
-        self.about = about or {}
+    def __init__(self, lease: float, *end: Any) -> None:
+        super().__init__(*end)
+        self.lease = lease
         self._lock = threading.Lock()
         self._sends: Dict[str, _Send] = {}
-        self._answered: Set[str] = set()  # who has our layout
+        self._cuts: Dict[str, List[Optional[Cut]]] = {}  # of who has our layout: how it reads each layer
 
     # --- the engine
 
@@ -49,11 +49,10 @@ class Sends:
             if send.first[layer] != run.first or [block for block, _ in ready] != run.ids[:len(ready)]:
                 ready.clear()  # the engine took the blocks away meanwhile, and computed the request again
                 send.first[layer] = run.first
-            known = len(ready)
-            ready += [(block, self.memory.crc(layer, block)) for block in run.ids[known:]]
-            if send.reader and len(ready) > known:
-                self._tell(send.reader, kind="ready", transfer=transfer,
-                           parts=[(layer, run.first + known, ready[known:])])
+            known, bytes_of = len(ready), self.memory.layers[layer].block
+            ready += [(block, zlib.crc32(bytes_of(block))) for block in run.ids[known:]]
+            for reader in send.readers:
+                self._tell_ready(reader, transfer, send, layer, known)
 
     def hold(self, transfer: str, request: str) -> None:
         """The request has ended; its blocks stay until finished() names it."""
@@ -65,8 +64,8 @@ class Sends:
         """The blocks are not to be read any more."""
         with self._lock:
             send = self._sends.pop(transfer, None)
-            if send and send.reader:
-                self._tell(send.reader, kind="gone", transfer=transfer)
+            for reader in send.readers if send else ():
+                self._tell(reader, kind="gone", transfer=transfer)
 
     def finished(self) -> Set[str]:
         """Requests whose blocks are free again."""
@@ -84,24 +83,23 @@ class Sends:
     def heard(self, sender: str, message: Dict[str, Any]) -> None:
         """A message of a reader's."""
         with self._lock:
-            if message["kind"] == "done":
-                send = self._sends.get(message["transfer"])
-                if send is not None:
-                    send.read = True
-                return
-            if sender not in self._answered or message.get("first"):
-                self.agent.add_remote(bytes.fromhex(message["metadata"]))
-                self._tell(sender, kind="layout", identity=self.identity, rows=self.memory.rows(), **self.about)
-                self._answered.add(sender)
             transfer = message["transfer"]
             send = self._sends.get(transfer)
+            readers = [rank for rank, heard in enumerate(senders(self.shard.heads, self.shard.ranks,
+                                                                 message.get("ranks", 1))) if self.shard.rank in heard]
+            if message["kind"] == "done":
+                if send is not None:
+                    send.done.add(sender)
+                    send.read = len(send.done) >= len(readers)
+                return
+            if sender not in self._cuts or message.get("first"):
+                self._meet(sender, message)
             if send is None and not message["sure"]:
                 send = self._send(transfer)  # the request is still on its way to this engine
-            if send is not None and send.reader != sender:
-                send.reader = sender
-                parts = [(layer, send.first[layer], ready) for layer, ready in enumerate(send.ready) if ready]
-                if parts:
-                    self._tell(sender, kind="ready", transfer=transfer, parts=parts)
+            if send is not None and sender not in send.readers:
+                send.readers.append(sender)
+                for layer in range(len(send.ready)):
+                    self._tell_ready(sender, transfer, send, layer, 0)
             if send is not None and send.request is not None:
                 send.expires = self.clock() + self.lease  # whoever asks renews
             self._tell(sender, kind="alive" if send is not None else "gone", transfer=transfer)
@@ -111,8 +109,30 @@ class Sends:
     def _send(self, transfer: str) -> _Send:
         return self._sends.setdefault(transfer, _Send(len(self.memory.layers), self.clock() + self.lease))
 
+    def _meet(self, reader: str, message: Dict[str, Any]) -> None:
+        kinds, ours = kinds_in(message), self.memory.layers
+        alike = kinds is None or len(kinds) != len(ours)  # it does not cut, or refuses ours
+        cuts = [None if alike else layer.kind.cut_for(kinds[number]) for number, layer in enumerate(ours)]
+        self.agent.add_remote(bytes.fromhex(message["metadata"]))
+        self._tell(reader, kind="layout", identity=self.identity, rows=[layer.row() for layer in ours], **self.about)
+        self._cuts[reader] = cuts
+
+    def _tell_ready(self, reader: str, transfer: str, send: _Send, layer: int, begin: int) -> None:
+        blocks, cuts = send.ready[layer][begin:], self._cuts.get(reader, ())
+        cut = cuts[layer] if cuts else None
+        if cut:
+            blocks = [(block, self._checks(layer, cut, block, whole)) for block, whole in blocks]
+        if blocks and cuts:
+            self._tell(reader, kind="ready", transfer=transfer, parts=[(layer, send.first[layer] + begin, blocks)])
+
+    def _checks(self, layer: int, cut: Cut, block: int, whole: int) -> List[int]:
+        """Of each unit of a block, for who does not take all of it. Its bytes are copied, so that these are the checksums
+        of what the whole one is of; if the block is another one by now, they are none."""
+        kind, copy = self.memory.layers[layer].kind, bytes(self.memory.layers[layer].block(block))
+        if zlib.crc32(copy) != whole:
+            return [-1] * (kind.tokens // cut.tokens)
+        return [kind.crc(copy, cut, token) for token in range(0, kind.tokens, cut.tokens)]
+
     def _tell(self, reader: str, **message: Any) -> None:
-        try:
-            self.agent.notify(reader, json.dumps(message).encode())
-        except BatonError:
-            self._answered.discard(reader)  # it is gone: the lease ends what it has not read
+        if not self.tell(reader, **message):
+            self._cuts.pop(reader, None)  # it is gone: the lease ends what it has not read

@@ -2,8 +2,9 @@
 It talks to the workers by Step, once for each step of the engine.
 
 kv_transfer_params of a request at prefill: {"do_remote_decode": true}, and "transfer_id" if the caller has chosen one.
-At decode: {"do_remote_prefill": true, "transfer_id", "remote_agent", "remote_address"}: prefill's answer has them; a
-caller that knows them need not wait for that answer, and the two engines work at the same time."""
+At decode: {"do_remote_prefill": true, "transfer_id", "remote_agent", "remote_address", "tp_size"}: prefill's answer
+has them; a caller that knows them need not wait for that answer, and the two engines work at the same time. Without
+tp_size, its tensor-parallel degree, prefill has as many as decode."""
 from __future__ import annotations
 
 import dataclasses
@@ -13,6 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .decode import Order
 from .groups import Group, Run, there
+from .worker import MOST_RANKS
 
 log = logging.getLogger("baton.vllm")
 
@@ -37,8 +39,8 @@ class _Sender:
 
 
 class Scheduler:
-    def __init__(self, groups: List[Group], name: str, address: str) -> None:
-        self.groups, self.name, self.address = groups, name, address
+    def __init__(self, groups: List[Group], name: str, address: str, ranks: int = 1) -> None:
+        self.groups, self.name, self.address, self.ranks = groups, name, address, ranks
         self._local: Dict[str, int] = {}       # request -> tokens that are here already
         self._senders: Dict[str, _Sender] = {}
         self._next = Step()
@@ -62,11 +64,13 @@ class Scheduler:
             self._senders[name] = _Sender(transfer, request.num_prompt_tokens, len(self.groups))
         if self._remote(request, params):
             params["do_remote_prefill"] = False  # once: what fails is computed here
-            computed, wanted = self._local.pop(name, 0), None
+            computed, runs, tokens = self._local.pop(name, 0), None, []
             if external > 0:
-                wanted = [there(ids, computed // group.block_size, group.count(computed + external))
-                          for group, ids in zip(self.groups, blocks.get_block_ids())]
-            self._order(name, params, wanted)
+                end = computed + external
+                runs = [there(ids, computed // group.block_size, group.count(end))
+                        for group, ids in zip(self.groups, blocks.get_block_ids())]
+                tokens = [(run.first * group.block_size, end) for group, run in zip(self.groups, runs)]
+            self._order(name, params, runs, tokens)
 
     def step(self, output: Any) -> Step:
         """What the workers are to do in the step that was scheduled."""
@@ -86,7 +90,7 @@ class Scheduler:
         params = request.kv_transfer_params or {}
         self._local.pop(request.request_id, None)
         if self._remote(request, params):  # it ended before it began
-            self._order(request.request_id, params, None)
+            self._order(request.request_id, params, None, [])
         sender = self._senders.pop(request.request_id, None)
         if sender is None:
             return False, None
@@ -95,7 +99,8 @@ class Scheduler:
             return False, None
         self._next.holds.append((sender.transfer, request.request_id))
         return True, {"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": sender.transfer,
-                      "remote_agent": self.name, "remote_address": self.address, "remote_finished": True}
+                      "remote_agent": self.name, "remote_address": self.address, "tp_size": self.ranks,
+                      "remote_finished": True}
 
     def _save(self, request: str, blocks: Sequence[List[int]], anew: bool, tokens: int) -> None:
         sender = self._senders.get(request)
@@ -109,9 +114,11 @@ class Scheduler:
             runs.append(there(known, group.needed(sender.prompt), ready))
         self._next.saves.append((sender.transfer, runs))
 
-    def _order(self, request: str, params: Dict[str, Any], runs: Optional[List[Run]]) -> None:
+    def _order(self, request: str, params: Dict[str, Any], runs: Optional[List[Run]],
+               tokens: List[Tuple[int, int]]) -> None:
         self._next.orders.append(Order(request, params["transfer_id"], params["remote_agent"], params["remote_address"],
-                                       runs, bool(params.get("remote_finished"))))
+                                       runs, tokens, params.get("tp_size", self.ranks),
+                                       bool(params.get("remote_finished"))))
 
     def _remote(self, request: Any, params: Dict[str, Any]) -> bool:
         """Whether its KV comes from elsewhere. What cannot be used is computed here instead."""
@@ -119,8 +126,11 @@ class Scheduler:
             return False
         wrong = [key for key in ("transfer_id", "remote_agent", "remote_address")
                  if not isinstance(params.get(key), str) or not params[key]]
-        if not wrong and not params["remote_address"].rpartition(":")[2].isdigit():
+        host, _, port = str(params.get("remote_address")).rpartition(":")
+        if not wrong and not (host and port.isdigit()):
             wrong = ["remote_address"]
+        if params.get("tp_size", 1) not in range(1, MOST_RANKS + 1):
+            wrong.append("tp_size")
         if wrong:
             params["do_remote_prefill"] = False
             log.warning("request %s is computed here: its kv_transfer_params lack %s; pass on what prefill answered",

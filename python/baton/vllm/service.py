@@ -15,6 +15,7 @@ from .decode import Limits, Loads
 from .groups import Group
 from .memory import KvMemory
 from .prefill import Sends
+from .worker import Shard
 from .weights import weights_digest
 
 log = logging.getLogger("baton.vllm")
@@ -27,11 +28,11 @@ class Service:
 
     def __init__(self, agent: Agent, memory: KvMemory, identity: str, limits: Limits, lease: float,
                  clock: Callable[[], float] = time.monotonic, start_thread: bool = True,
-                 about: Optional[Dict[str, Any]] = None) -> None:
+                 about: Optional[Dict[str, Any]] = None, shard: Shard = Shard()) -> None:
         self.agent, self.memory = agent, memory
         agent.register(*[(address, size, 0) for address, size in memory.ranges])
-        self.sends = Sends(agent, memory, identity, lease, clock, about)
-        self.loads = Loads(agent, memory, identity, limits, clock, about)
+        self.sends = Sends(lease, agent, memory, identity, clock, about, shard)
+        self.loads = Loads(limits, agent, memory, identity, clock, about, shard)
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)[::-1]
         self._stop = False
         self._thread = threading.Thread(target=self._serve, name="baton-kv", daemon=True)
@@ -80,11 +81,12 @@ class Service:
 
 
 def identity_of(config: Any, memory: KvMemory, groups: Sequence[Group], digest: str = "") -> str:
-    """What two engines must agree on before one reads the other's cache. `digest`: weights_digest(), if it is known."""
+    """What two engines must agree on before one reads the other's cache: not in how it is cut into blocks and among
+    workers. `digest`: weights_digest(), if it is known."""
     model = config.model_config
-    layers = [(group, layer.bytes) for group, layer in zip(memory.groups, memory.layers)]
-    return json.dumps([digest or weights_digest(config), _said_of(model.hf_config), str(model.dtype), str(config.cache_config.cache_dtype),
-                       [group[:2] for group in groups], layers], sort_keys=True)
+    return json.dumps([digest or weights_digest(config), _said_of(model.hf_config), str(model.dtype),
+                       str(config.cache_config.cache_dtype), [group.window for group in groups], memory.groups],
+                      sort_keys=True)
 
 
 def _said_of(configuration: Any) -> Any:

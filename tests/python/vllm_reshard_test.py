@@ -1,0 +1,390 @@
+"""Prefill and decode whose blocks differ in size, in order, and in which heads they hold: the worker halves of the vLLM
+connector and its schedulers, without vLLM, over caches that a reference in numpy fills and compares. Then one bit of what
+decode has read is flipped, and one of what prefill has kept: each is found.
+
+usage: vllm_reshard_test.py [CASES [SEED]]: so many random pairs instead of the tests
+"""
+import itertools
+import logging
+import random
+import sys
+import unittest
+import unittest.mock
+
+import baton
+from baton.vllm.decode import Limits
+from baton.vllm.groups import Group
+from baton.vllm.memory import Kind, KvMemory, Layer
+from baton.vllm.scheduler import Scheduler
+from baton.vllm.service import Service
+from baton.vllm.worker import Shard, held, senders
+from vllm_engines import Clock
+from vllm_fakes import blocks, request, scheduled
+
+try:
+    import numpy
+except ImportError:
+    print("skipped: this needs numpy (Debian: python3-numpy)")
+    sys.exit(77)
+
+SIZE, BLOCKS = 32, 24
+TYPES = {"bfloat16": numpy.uint16, "float32": numpy.uint32}
+
+
+def kind_of(tokens, heads, total, first, dtype, order):
+    """A block of K and V: as vLLM's kernels for vectors pack it ("vec") or for AMX ("amx"), or rows by token."""
+    half = tokens * SIZE
+    if order == "amx":
+        key = {"start": 0, "tokens": [[16, 2], [tokens // 16, 16 * SIZE]], "elements": [[2, 1], [SIZE // 2, 32]]}
+        value = {"start": half, "tokens": [[2, 1], [tokens // 2, 32]], "elements": [[16, 2], [SIZE // 16, 16 * tokens]]}
+    elif order == "vec":
+        key = {"start": 0, "tokens": [[tokens, 1]], "elements": [[SIZE, tokens]]}
+        value = {"start": half, "tokens": [[tokens, SIZE]], "elements": [[SIZE, 1]]}
+    else:
+        key = {"start": 0, "tokens": [[tokens, 2 * SIZE * heads]], "elements": [[SIZE, 1]]}
+        value = dict(key, start=SIZE)
+    step = 2 * SIZE if order == "rows" else 2 * half
+    for each in (key, value):
+        each["heads"] = [[heads, step]] if heads > 1 else []
+    return {"block_tokens": tokens, "heads": heads, "total_heads": total, "first_head": first, "head_size": SIZE,
+            "dtype": dtype, "bytes": 2 * half * heads * TYPES[dtype]().itemsize, "key": key, "value": value}
+
+
+class Worker:
+    """One of an engine's: its cache as bytes, and where each number of K and V is in it."""
+
+    def __init__(self, engine, name, shard, groups, clock):
+        heads = held(shard.heads, shard.ranks, shard.rank)
+        self.heads, self.engine = heads, engine
+        self.kinds = [kind_of(group.block_size, len(heads), shard.heads, heads[0], engine.dtype, engine.order)
+                      for group in groups]
+        self.cache = numpy.zeros((len(groups), BLOCKS * max(kind["bytes"] for kind in self.kinds)), numpy.uint8)
+        self.layers = [Layer(row.ctypes.data, kind["bytes"], kind["bytes"], BLOCKS, Kind(kind))
+                       for row, kind in zip(self.cache, self.kinds)]
+        agent = baton.Agent(f"{name}/{shard.rank}", serve_metadata=True, listen_port=engine.port + shard.rank)
+        memory = KvMemory(self.layers, [(self.cache.ctypes.data, self.cache.nbytes)], self.cache, range(len(groups)))
+        self.service = Service(agent, memory, "a model", Limits(silence=1, load=10, ask=0.25), 30, clock, False,
+                               shard=shard)
+
+    def at(self, layer, role, number, token):
+        """Where [head][element] of a token of a block are, counted in numbers from the layer's beginning."""
+        kind = self.kinds[layer]
+        token, heads, elements = (places(kind[role][axis], index) for axis, index in (
+            ("tokens", numpy.array([token])), ("heads", numpy.arange(len(self.heads))), ("elements", numpy.arange(SIZE))))
+        base = number * kind["bytes"] // TYPES[self.engine.dtype]().itemsize + kind[role]["start"]
+        return base + token + heads[:, None] + elements
+
+    def numbers(self, layer):
+        return self.cache[layer].view(TYPES[self.engine.dtype])
+
+
+def places(levels, index):
+    out = numpy.zeros(len(index), int)
+    for count, step in levels:
+        out, index = out + index % count * step, index // count
+    return out
+
+
+class Engine:
+    def __init__(self, name, ranks, heads, sizes, windows, order, dtype, clock, dice):
+        self.name, self.order, self.dtype, self.ranks = name, order, dtype, ranks
+        self.groups = [Group(size, window) for size, window in zip(sizes, windows)]
+        self.port = 0
+        while not self.port:  # ports side by side, as an engine's workers have them
+            self.port = dice.randrange(20000, 60000)
+            self.workers = []
+            try:
+                for rank in range(ranks):
+                    self.workers.append(Worker(self, name, Shard(rank, ranks, heads), self.groups, clock))
+            except baton.BatonError:
+                self.close()
+                self.port = 0
+        self.scheduler = Scheduler(self.groups, name, f"127.0.0.1:{self.port}", ranks)
+
+    def close(self):
+        for worker in self.workers:
+            worker.service.close()
+
+    def turn(self):
+        for worker in self.workers:
+            worker.service.turn()
+
+    def each_token(self, layer, ids, tokens):
+        """(worker, K or V, place, token) of all numbers of these tokens of a request."""
+        size = self.groups[layer].block_size
+        for worker, token, (i, role) in itertools.product(self.workers, tokens, enumerate(("key", "value"))):
+            yield worker, i, worker.at(layer, role, ids[token // size], token % size), token
+
+    def write(self, reference, layer, ids, tokens):
+        for worker, i, at, token in self.each_token(layer, ids, tokens):
+            worker.numbers(layer)[at] = reference[layer, i, token, worker.heads.start:worker.heads.stop]
+
+    def differs(self, reference, layer, ids, tokens):
+        return any((worker.numbers(layer)[at] != reference[layer, i, token, worker.heads.start:worker.heads.stop]).any()
+                   for worker, i, at, token in self.each_token(layer, ids, tokens))
+
+
+class Hurt:
+    """A read; when it has ended, one bit of what it brought is another."""
+
+    def __init__(self, transfer, hurt):
+        self.transfer, self.hurt, self.abort, self.release = transfer, hurt, transfer.abort, transfer.release
+
+    def done(self):
+        if not self.transfer.done():
+            return False
+        hurt, self.hurt = self.hurt, lambda: None
+        hurt()
+        return True
+
+
+class Pair:
+    """Two engines; load() hands a prompt over."""
+
+    def __init__(self, dice, heads=2, ranks=(1, 1), sizes=((16,), (16,)), windows=(None,), orders=("vec", "vec"),
+                 dtype="float32"):
+        self.dice, self.clock, self.heads = dice, Clock(), heads
+        self.prefill, self.decode = (
+            Engine(name, many, heads, size, windows, order, dtype, self.clock, dice)
+            for name, many, size, order in zip(("p", "d"), ranks, sizes, orders))
+        self.count, self.dtype, self.windows = 0, dtype, windows
+
+    def close(self):
+        self.prefill.close(), self.decode.close()
+
+    def has_whole_blocks(self, prompt):
+        """Whether prefill keeps of each window what is in all of decode's blocks of it."""
+        return all(a.needed(prompt) * a.block_size <= b.needed(prompt) * b.block_size
+                   for a, b in zip(self.prefill.groups, self.decode.groups))
+
+    def tables(self, engine, prompt):
+        return [self.dice.sample(range(1, BLOCKS), group.count(prompt)) for group in engine.groups]
+
+    def load(self, prompt, computed=0, chunks=1, first="prefill", hurt=None, tp_size=None):
+        """Whether decode believes it. `hurt`: "decode" or "prefill", where a bit is flipped on its way. Numbers that are
+        not right where they are believed are an error."""
+        p, d, dice = self.prefill, self.decode, self.dice
+        self.count += 1
+        transfer = f"t{self.count}"
+        for worker in (*p.workers, *d.workers):
+            worker.cache[:] = numpy.frombuffer(dice.randbytes(worker.cache.nbytes), numpy.uint8).reshape(worker.cache.shape)
+        layers = range(len(p.groups))
+        reference = numpy.frombuffer(dice.randbytes(len(layers) * 2 * prompt * self.heads * SIZE *
+                                                    TYPES[self.dtype]().itemsize), TYPES[self.dtype]).reshape(
+            len(layers), 2, prompt, self.heads, SIZE)
+        theirs, mine = self.tables(p, prompt), self.tables(d, prompt)
+        asked = request("r" + transfer, {"do_remote_decode": True, "transfer_id": transfer}, prompt)
+        p.scheduler.allocated(asked, blocks(*theirs), 0)
+        wanted = request("s" + transfer, {"do_remote_prefill": True, "transfer_id": transfer, "remote_agent": "p",
+                                          "remote_address": f"127.0.0.1:{p.port}", "tp_size": tp_size or p.ranks}, prompt)
+        # A window's blocks that no token looks back at any more are not there.
+        tables = [[0 if i < group.needed(prompt) else one for i, one in enumerate(ids)]
+                  for group, ids in zip(d.groups, mine)]
+        d.scheduler.matched(wanted, computed)
+        d.scheduler.allocated(wanted, blocks(*tables), prompt - 1 - computed)
+        order = d.scheduler.step(scheduled()).orders[0]
+        before = [worker.cache.copy() for worker in d.workers]
+
+        def ask():
+            for worker in d.workers:
+                worker.service.loads.start(order)
+
+        def save():
+            done = 0
+            for chunk in range(1, chunks + 1):
+                end = prompt * chunk // chunks
+                step = p.scheduler.step(scheduled(new=[(asked.request_id, theirs, done, end - done)]))
+                for layer in layers:
+                    p.write(reference, layer, theirs[layer], range(done, end))
+                    for worker in p.workers:
+                        for name, runs in step.saves:
+                            worker.service.sends.save(name, layer, runs[layer])
+                    if first == "decode":
+                        d.turn(), p.turn()
+                done = end
+            for worker in p.workers:
+                worker.service.sends.hold(transfer, asked.request_id)
+
+        spoiled = lambda: None
+        if hurt:
+            layer = dice.choice(layers)
+            token = dice.randrange(*order.tokens[layer])
+            engine, ids = (d, mine[layer]) if hurt == "decode" else (p, theirs[layer])
+            choices = [each for each in engine.each_token(layer, ids, [token])]
+            worker, _, at, _ = dice.choice(choices)
+            place, bit = dice.choice(at.ravel().tolist()), dice.randrange(8 * TYPES[self.dtype]().itemsize)
+
+            def spoiled():
+                worker.numbers(layer)[place] ^= numpy.array(1 << bit, TYPES[self.dtype])
+
+        post, reads = baton.KvPlan.post, []
+
+        def flipping(plan, *tables, **how):
+            read = post(plan, *tables, **how)
+            if hurt != "decode" or plan.agent is not worker.service.agent or plan not in [
+                    peer.passages[layer].plan for peer in worker.service.loads._peers.values() if peer.passages]:
+                return read
+            tile = worker.layers[layer].kind.tile
+            first, end = (tile * number for number in how["tokens"])
+            ours = first <= token < end and not self._is_others(worker, plan, at, place, layer)
+            return Hurt(read, spoiled) if ours else read
+
+        with unittest.mock.patch.object(baton.KvPlan, "post", flipping):
+            if first == "decode":
+                ask()
+                for _ in range(20):
+                    d.turn(), p.turn()
+            save()
+            if hurt == "prefill":
+                spoiled()
+            if first != "decode":
+                ask()
+            ended, free, heard = {}, set(), senders(self.heads, p.ranks, d.ranks)
+            while len(ended) < d.ranks or len(free) < p.ranks:  # what never ends is the test's time limit's to find
+                d.turn()
+                for rank, one in enumerate(d.workers):
+                    done = one.service.loads.take()
+                    if done.requests:
+                        ended[rank] = not done.failed
+                p.turn()
+                free |= {rank for rank, one in enumerate(p.workers) if one.service.sends.finished()}
+                if any(free & heard[rank] for rank in range(d.ranks) if rank not in ended):
+                    raise AssertionError(f"prefill has given back blocks that are read: {free} are free, {ended} ended")
+        if not all(ended.values()):
+            return False
+        for layer, (begin, end), run in zip(layers, order.tokens, order.runs):
+            if d.differs(reference, layer, mine[layer], range(begin, end)):
+                raise AssertionError(f"wrong numbers in layer {layer}")
+            for worker, was in zip(d.workers, before):
+                kept = [number for number in range(BLOCKS) if number not in run.ids]
+                for number in kept:
+                    span = slice(number * worker.kinds[layer]["bytes"], (number + 1) * worker.kinds[layer]["bytes"])
+                    if (worker.cache[layer][span] != was[layer][span]).any():
+                        raise AssertionError(f"block {number} was not asked for")
+        return True
+
+    def _is_others(self, worker, plan, at, place, layer):
+        """Whether the head of a place comes from another worker of prefill's than a plan's."""
+        head = int(numpy.argwhere(at == place)[0][0]) + worker.heads.start
+        (name,) = [name for name, peer in worker.service.loads._peers.items()
+                   if peer.passages and peer.passages[layer].plan is plan]
+        total, ranks, rank = self.heads, self.prefill.ranks, worker.service.loads.shard.rank
+        holders = [p for p in range(ranks) if head in held(total, ranks, p)]
+        return int(name.rpartition("/")[2]) != holders[rank % len(holders)]
+
+
+CASES = [  # heads, ranks, sizes, orders
+    (2, (1, 1), (32, 16), ("vec", "vec")), (2, (1, 1), (16, 32), ("vec", "vec")), (3, (1, 1), (48, 32), ("vec", "rows")),
+    (2, (1, 2), (32, 32), ("vec", "vec")), (2, (2, 1), (32, 32), ("vec", "vec")), (4, (4, 2), (16, 32), ("rows", "vec")),
+    (2, (1, 1), (32, 64), ("amx", "amx")), (2, (2, 1), (96, 64), ("amx", "amx")), (2, (1, 4), (32, 32), ("amx", "amx")),
+    (4, (2, 4), (32, 16), ("vec", "vec")), (2, (4, 1), (16, 16), ("vec", "vec")), (2, (1, 4), (16, 16), ("vec", "rows")),
+    (2, (4, 2), (32, 16), ("vec", "vec")), (1, (2, 1), (16, 16), ("vec", "vec")), (2, (2, 2), (16, 16), ("vec", "vec"))]
+
+
+class Reshard(unittest.TestCase):
+    def setUp(self):
+        self.dice = random.Random(1)
+
+    def pair(self, case, **more):
+        heads, ranks, sizes, orders = case
+        pair = Pair(self.dice, heads, ranks, [[size] * len(more.get("windows", "1")) for size in sizes], orders=orders,
+                    dtype="bfloat16" if "amx" in orders else "float32", **more)
+        self.addCleanup(pair.close)
+        return pair
+
+    def test_every_number_comes_whatever_the_blocks_and_the_ranks_are(self):
+        for case in CASES:
+            with self.subTest(case=case):
+                pair = self.pair(case)
+                for prompt in (2, 33, 97 + self.dice.randrange(60)):
+                    for first in ("prefill", "decode"):
+                        self.assertTrue(pair.load(prompt, chunks=self.dice.choice((1, 3)), first=first))
+                self.assertTrue(pair.load(150, computed=2 * case[2][1]))
+
+    def test_layers_with_windows_of_other_blocks(self):
+        for case in CASES[:6]:
+            with self.subTest(case=case):
+                pair = self.pair(case, windows=(None, 20, 41))
+                for prompt in (5, 64, 65, 66, 150):
+                    self.assertEqual(pair.load(prompt, chunks=3, first=self.dice.choice(("prefill", "decode"))),
+                                     pair.has_whole_blocks(prompt))
+
+    def test_a_flipped_bit_is_found_wherever_it_is(self):
+        logging.getLogger("baton.vllm").setLevel(logging.ERROR)
+        for case in CASES[::2]:
+            with self.subTest(case=case):
+                pair = self.pair(case)
+                for _ in range(2):
+                    self.assertTrue(pair.load(90))
+                    self.assertFalse(pair.load(90, hurt="decode"))
+                # Of prefill's it is one that only decode's other workers, or none, read if ranks hold the same heads.
+                if pair.prefill.ranks <= pair.heads:
+                    self.assertFalse(pair.load(90, hurt="prefill"))
+
+    def test_what_does_not_fit_is_refused_and_said(self):
+        def refused(pair, words, **more):
+            self.addCleanup(pair.close)
+            with self.assertLogs("baton.vllm", logging.WARNING) as said:
+                self.assertFalse(pair.load(40, **more))
+            self.assertIn(words, said.output[0])
+
+        refused(Pair(self.dice), "prefill has 1 ranks, and was thought to have 2", tp_size=2)
+        refused(Pair(self.dice, orders=("amx", "vec"), dtype="bfloat16", sizes=((32,), (32,))), "the format of a block")
+        pair = Pair(self.dice, 4, (2, 1))
+        pair.load(40)
+        about, peers = pair.prefill.workers[0].service.sends.about, pair.decode.workers[0].service.loads._peers
+        about["kinds"] = [dict(kind, first_head=1) for kind in about["kinds"]]
+        for peer in peers.values():
+            peer.told = False  # so that it is asked who it is
+        refused(pair, "does not have the heads that rank 0 of 2 has")
+
+    def test_each_worker_of_prefill_is_heard_and_no_head_is_read_twice(self):
+        for heads, prefill, decode in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16)):
+            said = senders(heads, prefill, decode)
+            self.assertEqual(set().union(*said), set(range(prefill)))
+            for rank, heard in enumerate(said):
+                mine = list(held(heads, decode, rank))
+                for head in mine:
+                    self.assertGreaterEqual(sum(head in held(heads, prefill, p) for p in heard), 1)
+        self.assertEqual([senders(8, ranks, ranks) for ranks in (1, 2, 16)],
+                         [[{rank} for rank in range(ranks)] for ranks in (1, 2, 16)])
+        with self.assertRaises(ValueError):
+            senders(8, 10 ** 9, 1)
+
+
+def many(cases, seed):
+    dice = random.Random(seed)
+    logging.getLogger("baton.vllm").setLevel(logging.ERROR)
+    flipped = whole = 0
+    for number in range(cases):
+        heads = dice.choice((1, 2, 4, 6))
+        ranks = [dice.choice([n for n in (1, 2, 4, 8) if heads % n == 0 or n % heads == 0]) for _ in range(2)]
+        windows = [None, *(dice.randrange(2, 90) for _ in range(dice.randrange(2)))]
+        tiled = dice.random() < 0.4
+        sizes = [[dice.choice((32, 64, 96) if tiled else (8, 16, 24, 32, 48)) for _ in windows] for _ in range(2)]
+        pair = Pair(dice, heads, ranks, sizes, windows,
+                    ("amx", "amx") if tiled else [dice.choice(("vec", "rows")) for _ in range(2)],
+                    "bfloat16" if tiled else dice.choice(("bfloat16", "float32")))
+        try:
+            pair.load(2)  # so that all know each other: a load that fails before gives nothing back
+            for _ in range(6):
+                prompt = dice.randrange(2, 180)
+                hurt = dice.choice((None, "decode"))
+                computed = 0 if len(windows) > 1 else dice.randrange(prompt) // sizes[1][0] * sizes[1][0]
+                if computed >= prompt - 1:
+                    computed = 0
+                believed = pair.load(prompt, computed, dice.choice((1, 1, 4)), dice.choice(("prefill", "decode")), hurt)
+                if believed != (hurt is None and pair.has_whole_blocks(prompt)):
+                    sys.exit(f"case {number} of seed {seed}: {heads} heads, ranks {ranks}, sizes {sizes}, windows "
+                             f"{windows}, {prompt} tokens: hurt at {hurt}, and believed: {believed}")
+                flipped, whole = flipped + (not believed), whole + believed
+        finally:
+            pair.close()
+    print(f"seed {seed}: {flipped} bits flipped, all found; {whole} loads left whole, all right")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1].isdigit():
+        many(*map(int, (sys.argv[1:] + ["1"])[:2]))
+    else:
+        unittest.main(argv=sys.argv[:1] + sys.argv[1:])
