@@ -1,33 +1,35 @@
 """BatonConnector whose decode finds one bit of every load flipped: what a network or a memory may do. By configuration
 "kv_connector_module_path": "flipping"."""
-import bisect
 import ctypes
 import random
 
+import baton
 from baton.vllm.connector import BatonConnector as _Right
 
 
 class BatonConnector(_Right):
     def register_kv_caches(self, kv_caches):
         super().register_kv_caches(kv_caches)
-        agent, memory, dice = self._service.agent, self._service.memory, random.Random(1)
-        read = agent.read
+        loads, post, dice = self._service.loads, baton.KvPlan.post, random.Random(1)
 
-        def flipped(local, mine, remote, theirs):
-            return _Flipped(read(local, mine, remote, theirs), memory, dice.choice(mine), dice)
+        def flipped(plan, mine, theirs, tokens, local_first_block, **how):
+            """Of the first of these tokens' block."""
+            read = post(plan, mine, theirs, tokens=tokens, local_first_block=local_first_block, **how)
+            (layer,) = {number for peer in loads._peers.values() for number, passage in enumerate(peer.passages or ())
+                        if passage.plan is plan}
+            there = loads.memory.layers[layer]
+            first = tokens[0] * there.kind.tile // there.kind.tokens
+            return _Flipped(read, there.block(mine[first - local_first_block]), dice)
 
-        agent.read = flipped
+        baton.KvPlan.post = flipped
 
 
 class _Flipped:
     """A transfer; when it has ended, one bit of one of its blocks is another."""
 
-    def __init__(self, transfer, memory, row, dice):
+    def __init__(self, transfer, block, dice):
         self.transfer, self.abort, self.release = transfer, transfer.abort, transfer.release
-        number = bisect.bisect_right(memory.starts, row) - 1
-        layer = memory.layers[number]
-        self.at = layer.address + (row - memory.starts[number]) * layer.stride + dice.randrange(layer.bytes)
-        self.bit = 1 << dice.randrange(8)
+        self.at, self.bit = ctypes.addressof(block) + dice.randrange(len(block)), 1 << dice.randrange(8)
 
     def done(self):
         if not self.transfer.done():

@@ -159,11 +159,16 @@ def read_of(prefill, params, tokens, bytes_, identity):
     """The KV of a prompt as `prefill` hands it over: by what it says of its blocks."""
     peer = pairing_peer.Peer("third", dict(pairing_peer.packed(128, "bfloat16", "rows"), bytes=bytes_), identity)
     try:
-        learn, said = peer.service.loads._learn, []
-        if prefill == "vllm":  # whose layout nobody converts: it is taken as it is
-            peer.service.loads.about = {}
-            peer.service.loads._learn = lambda sender, about, message: (said.append(message["kv"]),
-                                                                        learn(sender, about, message))
+        loads, heard, said = peer.service.loads, peer.service.loads.heard, []
+
+        def whole(sender, message):
+            if message["kind"] == "layout":
+                said.append(message["kv"])
+                del message["kinds"]
+            heard(sender, message)
+
+        if prefill == "vllm":  # whose layout nobody converts: its blocks are taken whole
+            loads.about, loads.heard = {}, whole
         blocks = peer.load(params, tokens)
         return blocks and numbers(peer, said[0] if said else peer.kv, blocks, tokens)
     finally:

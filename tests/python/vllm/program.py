@@ -1,10 +1,10 @@
 """Two vLLM servers, prefill and decode, hand KV over: by Baton's connector, by vLLM's NixlConnector over NIXL, and by
 the same NixlConnector over baton.nixl. Every answer must be what one server gives. Then, over Baton's connector: with
 prefill killed, stopped or cut off; with a bit flipped in what arrives; with another checkpoint at prefill; with a model
-whose layers have their KV in several groups.
+whose layers have their KV in several groups; with blocks of another size at decode, and with more ranks.
 
-usage: program.py [--requests N] [--faults N] [--flips N] [--strangers N] [--hybrid N] [--over baton,nixl,dropin]
-                  [--seed N] [--model FOLDER] [--logs FOLDER]
+usage: program.py [--requests N] [--faults N] [--flips N] [--strangers N] [--hybrid N] [--reshard N]
+                  [--over baton,nixl,dropin] [--seed N] [--model FOLDER] [--logs FOLDER]
 """
 import argparse
 import concurrent.futures
@@ -138,7 +138,7 @@ def flips(arguments, asked, expected):
         time.sleep(2.5)
         believed = pair.decode.rate()[0]
         print(f"; {found} wrong checksums found, {believed} loads believed", flush=True)
-        return wrong + believed + no_leak("flips", pair)
+        return wrong + believed + (not found) + no_leak("flips", pair)
 
 
 def strangers(arguments, asked, expected):
@@ -207,6 +207,42 @@ def hybrid(arguments):
             return wrong + believed + (not found) + no_leak("hybrid-flips", pair)
 
 
+def reshard(arguments):
+    """Two servers whose blocks, or ranks, are not as many, each of them prefill and then decode; how many answers are
+    wrong, or loads lost."""
+    count, seed, wrong = arguments.reshard, arguments.seed + 6, 0
+    with tempfile.TemporaryDirectory() as folder:
+        hybrid_model.write(arguments.model, folder)
+        sizes, more = (["--block-size", "32"], ["--block-size", "128"]), ["--tensor-parallel-size", "2", "--block-size", "64"]
+        for number, (what, model, dtype, flags) in enumerate((
+                ("blocks of 32 and of 128", arguments.model, "float32", sizes),
+                ("the same in bfloat16", arguments.model, "bfloat16", sizes),
+                ("1 rank with blocks of 128 and 2 with blocks of 64, a hybrid model", folder, "float32", (sizes[1], more)))):
+            name, kind = f"reshard-{number}", ["--dtype", dtype]
+            asked = [questions(seed + i, count) for i in range(2)]
+            theirs = argparse.Namespace(**{**vars(arguments), "model": model})
+            one = Server(name + "-one", model, 18190, arguments.logs, flags=kind).start()
+            try:
+                one.ready()
+                expected = [many(one.url, some, seed) for some in asked]
+            finally:
+                one.close()
+            with Pair(name, "baton", 19000, theirs, flags=[each + kind for each in flags]) as pair:
+                for i, end in enumerate(("prefill", "decode")):
+                    if i:
+                        pair.turn_round()
+                    pair.proxy.agent = end
+                    wrong += all_the_same(f"{what}{', the other way' if i else ''}", asked[i],
+                                          many(pair.proxy.url, asked[i], seed), expected[i])
+                    time.sleep(2.5)
+                    loads, lost = pair.decode.rate()[0], pair.decode.said("it is computed here")
+                    print(f"; {loads} loads believed, {lost} computed at decode", flush=True)
+                    # Of windows that begin in the middle of decode's blocks smaller ones of prefill's lack a part.
+                    wrong += (not loads) + (0 if i and model == folder else lost)
+                wrong += no_leak(what, pair)
+    return wrong
+
+
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--requests", type=int, default=40)
@@ -214,6 +250,7 @@ def main():
     options.add_argument("--flips", type=int, default=0)
     options.add_argument("--strangers", type=int, default=0)
     options.add_argument("--hybrid", type=int, default=0)
+    options.add_argument("--reshard", type=int, default=0)
     options.add_argument("--over", default="baton", help="of baton, nixl, dropin; with commas; nothing: none")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--model", default=str(ROOT / "models/kjv-1.8m"))
@@ -248,6 +285,8 @@ def main():
             wrong += proof(arguments, some, expected_hurt[proof])
     if arguments.hybrid:
         wrong += hybrid(arguments)
+    if arguments.reshard:
+        wrong += reshard(arguments)
     sys.exit(1 if wrong else 0)
 
 

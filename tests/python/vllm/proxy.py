@@ -26,10 +26,10 @@ def post(url, body, timeout=PATIENCE):
 
 
 class Proxy:
-    """`agent` and `address` are prefill's, for `together`."""
+    """`agent`, `address` and `tp_size` are prefill's, for `together`."""
 
-    def __init__(self, prefill, decode, agent="", address=""):
-        self.prefill, self.decode, self.agent, self.address = prefill, decode, agent, address
+    def __init__(self, prefill, decode, agent="", address="", tp_size=1):
+        self.prefill, self.decode, self.agent, self.address, self.tp_size = prefill, decode, agent, address, tp_size
         self.answered = lambda: None  # called between prefill's answer and decode's question
         proxy = self
 
@@ -75,7 +75,7 @@ class Proxy:
         threading.Thread(target=post, args=(self.prefill, ask), daemon=True).start()
         return post(self.decode, dict(body, kv_transfer_params={
             "do_remote_prefill": True, "transfer_id": transfer, "remote_agent": self.agent,
-            "remote_address": self.address}))
+            "remote_address": self.address, "tp_size": self.tp_size}))
 
     def in_turn(self, body):
         return post(self.decode, self._prefilled(body))

@@ -20,16 +20,16 @@ CALM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "O
 
 
 class Server:
-    """`wire`: it runs behind that (faults.py)."""
+    """`wire`: it runs behind that (faults.py); `flags`: of its command line besides."""
 
     DTYPE = "float32"
 
-    def __init__(self, name, model, port, folder, connector=None, environment=None, wire=None):
+    def __init__(self, name, model, port, folder, connector=None, environment=None, wire=None, flags=()):
         self.name, self.url = name, f"http://{wire.THERE if wire else '127.0.0.1'}:{port}"
         self.log = pathlib.Path(folder) / f"{name}.log"
         self.command = [*(wire.inside if wire else ()), sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
                         "--served-model-name", "m", "--enforce-eager", "--dtype", self.DTYPE, "--port", str(port),
-                        "--max-model-len", "1024"]
+                        "--max-model-len", "1024", *flags]
         if wire:
             self.command += ["--host", "0.0.0.0"]
         if connector:
