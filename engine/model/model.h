@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -66,6 +67,11 @@ struct WorkspaceLimits {
   Bf16Unit bf16_unit = best_bf16_unit();
 };
 
+// Whether chunks can be computed, as Model::forward() says: with this cache, and logits or none.
+absl::Status check_chunks(const ModelConfig& config, const KvGeometry& geometry,
+                          std::span<const SequenceChunk> chunks, const KvCache& cache,
+                          const WorkspaceLimits& limits, const float* logits);
+
 // All scratch memory of forward(), allocated and touched once. One forward() at a time.
 class Workspace {
  public:
@@ -98,6 +104,9 @@ class Model {
   static absl::StatusOr<Model> create(const Checkpoint& checkpoint,
                                       Arithmetic arithmetic = Arithmetic::kFp32,
                                       const ModelShard& shard = {});
+  // What a model is, without its weights: config and fingerprint, for one that a device computes.
+  // Its forward() is an error. `arithmetic` is what the fingerprint says where that is not "fp32".
+  static absl::StatusOr<Model> describe(const Checkpoint& checkpoint, std::string_view arithmetic);
 
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;

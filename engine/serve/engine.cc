@@ -322,7 +322,7 @@ absl::Status Engine::compute(const StepPlan& plan) {
   absl::Status status;
   if (options_.leader != nullptr) status = options_.leader->begin_step(chunks_, hook_.sends());
   if (status.ok()) {
-    status = model_.forward(chunks_, memory_->cache(), hook_, *workspace_, logits_.data());
+    status = runner_->forward(chunks_, memory_->cache(), hook_, logits_.data());
     if (options_.leader != nullptr) options_.leader->end_step(status);
   }
   hook_.end();

@@ -191,7 +191,7 @@ struct PageAttention {
   uint32_t task_count = 0;
   uint32_t group = 0;   // query heads that share a KV head
   uint32_t window = 0;  // tokens that a token sees, itself included; 0: all
-  uint32_t stride = 0;  // at least the positions that a task sees, and 30: a multiple of 16
+  uint32_t stride = 0;  // of scores: at least as many positions as a task sees, in whole pages
 };
 
 // One update of parameters of one kind: the trainer's (engine/train/data_parallel/optimizer.h).
