@@ -15,6 +15,7 @@ namespace baton::gpudirect::kernels {
   F(reshard, Reshard, 256)            \
   F(reduce_sum, ReduceSum, 256)       \
   F(gather_rows, GatherRows, 256)     \
+  F(round_rows, RoundRows, 256)       \
   F(rms_norm, RmsNorm, 256)           \
   F(gemm, Gemm, 128)                  \
   F(gemm_bf16, Gemm, 128)             \
@@ -91,6 +92,16 @@ struct GatherRows {
   uint32_t count = 0;
   uint32_t size = 0;
   Element element = Element::kF32;
+};
+
+// Rows rounded to bf16, to nearest, ties to even; one behind the other. `size` and `stride` are
+// multiples of 8.
+struct RoundRows {
+  const float* from = nullptr;
+  uint16_t* to = nullptr;  // [rows][size]
+  uint32_t rows = 0;
+  uint32_t size = 0;
+  uint32_t stride = 0;  // elements from row to row of `from`
 };
 
 // y = x / sqrt(mean(x^2) + eps) * weight, row by row; `size` is a multiple of 16. The engine's

@@ -121,6 +121,27 @@ BATON_DEVICE void gather_rows(Block& block, const GatherRows& a) {
 }
 
 template <class Block>
+BATON_DEVICE void round_rows(Block& block, const RoundRows& a) {
+  block.each([&](uint32_t thread) {
+    for (uint32_t row = block.index(); row < a.rows; row += block.blocks()) {
+      const auto* const from = reinterpret_cast<const Vector16*>(a.from + uint64_t{row} * a.stride);
+      auto* const to = reinterpret_cast<Vector16*>(a.to + uint64_t{row} * a.size);
+      for (uint32_t i = thread; i < a.size / 8; i += block.threads()) {
+        const Vector16 low = block.load(from + 2 * i), high = block.load(from + 2 * i + 1);
+        Vector16 half = {};
+        for (uint32_t e = 0; e < 2; ++e) {
+          half.word[e] = to_bf16(float_of(low.word[2 * e])) | to_bf16(float_of(low.word[2 * e + 1]))
+                                                                  << 16;
+          half.word[2 + e] =
+              to_bf16(float_of(high.word[2 * e])) | to_bf16(float_of(high.word[2 * e + 1])) << 16;
+        }
+        block.store(to + i, half);
+      }
+    }
+  });
+}
+
+template <class Block>
 BATON_DEVICE void swiglu(Block& block, const SwiGlu& a) {
   block.each([&](uint32_t thread) {
     const uint64_t step = uint64_t{block.blocks()} * block.threads();

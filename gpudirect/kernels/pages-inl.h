@@ -60,6 +60,7 @@ BATON_DEVICE void score_pages(Block& block, const PageAttention& a, const PageTa
   for (uint32_t position = at.begin + thread; position < at.end; position += block.threads()) {
     const uint16_t* const key = page_of(block, a, at, position) + position % kBlockTokens;
     QueryValues even = {}, odd = {};
+    BATON_UNROLL_BY_4
     for (uint32_t d = 0; d < a.cache.head_dim; d += 2) {
       const float low = from_bf16(block.load(key + d * kBlockTokens));
       const float high = from_bf16(block.load(key + (d + 1) * kBlockTokens));

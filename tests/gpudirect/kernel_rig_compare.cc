@@ -226,6 +226,11 @@ void compare_steps(Comparison& all) {
     return kernels::GatherRows{place(halves),          place(rows), place(out, true), 4, 64,
                                kernels::Element::kBF16};
   });
+  std::vector<float> wide = normal(7 * 72, 5);
+  std::vector<uint16_t> rounded(7 * 64);
+  all.run<kernels::RoundRows>({"baton_round_rows"}, {&Launcher::round_rows}, [&](auto& place) {
+    return kernels::RoundRows{place(wide), place(rounded, true), 7, 64, 72};
+  });
   std::vector<float> gate_up = normal(9 * 2 * 80, 2), hidden(9 * 80);
   all.run<kernels::SwiGlu>({"baton_swiglu"}, {&Launcher::swiglu}, [&](auto& place) {
     return kernels::SwiGlu{place(gate_up), place(hidden, true), 9, 80};

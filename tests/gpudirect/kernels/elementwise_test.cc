@@ -165,6 +165,20 @@ TEST(GatherRows, WidensRowsByNumber) {
   }
 }
 
+TEST(RoundRows, RoundsAsTheEngine) {
+  constexpr uint32_t kRows = 5, kSize = 24, kStride = 40;
+  const std::vector<float> from = normal(kRows * kStride, 1);
+  std::vector<uint16_t> to(kRows * kSize);
+  EmulatedMemory memory;
+  memory.allow(from);
+  memory.allow(to, true);
+  const RoundRows arguments{from.data(), to.data(), kRows, kSize, kStride};
+  ASSERT_EQ(run_kernel("baton_round_rows", arguments, 2, memory), std::nullopt);
+  for (uint32_t i = 0; i < to.size(); ++i) {
+    ASSERT_EQ(to[i], engine::bf16_from_float(from[i / kSize * kStride + i % kSize])) << i;
+  }
+}
+
 TEST(SwiGlu, IsTheEngines) {
   constexpr uint32_t kRows = 7, kSize = 48;
   std::vector<float> gate_up = normal(kRows * 2 * kSize, 1);
