@@ -248,7 +248,6 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   }
   if (shard.rank > 0) return follow(flags, **group, loaded->model);
   report_arithmetic(loaded->model, stdout);
-  report_device(loaded->runner.get(), stdout);
   flags.engine.runner = loaded->runner.get();
   std::unique_ptr<shard::Leader> leader;
   if (*group != nullptr) {
@@ -292,6 +291,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   auto engine =
       serve::Engine::create(loaded->model, loaded->tokenizer, flags.engine, connector.get());
   if (!engine.ok()) return engine.status();
+  report_device(loaded->runner.get(), stdout);
   {
     flags.admission.max_wait =
         std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.max_wait));
@@ -414,9 +414,9 @@ int generate_main(int argc, char** argv) {
   if (!loaded.ok()) return fail("generate", loaded.status());
   options.runner = loaded->runner.get();
   if (!quiet) report_arithmetic(loaded->model, stderr);
-  if (!quiet) report_device(options.runner, stderr);
   auto engine = serve::Engine::create(loaded->model, loaded->tokenizer, options);
   if (!engine.ok()) return fail("generate", engine.status());
+  if (!quiet) report_device(options.runner, stderr);
   request.tokens = loaded->tokenizer.encode(prompt);
   absl::Status outcome;
   serve::RequestMetrics metrics;

@@ -14,6 +14,7 @@ using gpudirect::Device;
 using gpudirect::DeviceSlab;
 using gpudirect::kernels::AttentionTask;
 using gpudirect::kernels::kTaskQueries;
+using gpudirect::kernels::SampleRow;
 
 constexpr size_t kMostScoreBytes = size_t{256} << 20;  // of all blocks that attend at a time
 constexpr size_t kMostScoreBlocks = 1024;
@@ -37,14 +38,15 @@ absl::StatusOr<std::string_view> device_arithmetic(Arithmetic arithmetic) {
 }
 
 DeviceModel::DeviceModel(std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint,
-                         Arithmetic arithmetic)
-    : gpu_(std::move(gpu)), config_(checkpoint.config), arithmetic_(arithmetic) {}
+                         Arithmetic arithmetic, const gpudirect::CublasLt* blas)
+    : gpu_(std::move(gpu)), config_(checkpoint.config), arithmetic_(arithmetic), blas_(blas) {}
 
 absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::create(std::unique_ptr<Gpu> gpu,
                                                                  const Checkpoint& checkpoint,
-                                                                 Arithmetic arithmetic) {
+                                                                 Arithmetic arithmetic,
+                                                                 const gpudirect::CublasLt* blas) {
   if (auto name = device_arithmetic(arithmetic); !name.ok()) return name.status();
-  std::unique_ptr<DeviceModel> model(new DeviceModel(std::move(gpu), checkpoint, arithmetic));
+  std::unique_ptr<DeviceModel> model(new DeviceModel(std::move(gpu), checkpoint, arithmetic, blas));
   auto weights = DeviceWeights::upload(*model->gpu_, checkpoint);
   if (!weights.ok()) return weights.status();
   model->weights_ = *std::move(weights);
@@ -61,7 +63,8 @@ DeviceModel::~DeviceModel() {
 
 std::string DeviceModel::name() const {
   const gpudirect::DeviceFacts& facts = gpu_->device().facts();
-  return absl::StrCat("CUDA device ", facts.ordinal, ": ", facts.name);
+  const std::string device = absl::StrCat("CUDA device ", facts.ordinal, ": ", facts.name);
+  return products_ == nullptr ? device : absl::StrCat(device, "; ", products_->explain());
 }
 
 absl::StatusOr<void*> DeviceModel::allocate_cache(size_t bytes) {
@@ -93,6 +96,7 @@ void DeviceModel::place_scratch(Carver& carver) {
   scratch_.gate_up = carver.take<float>(tokens * 2 * f);
   scratch_.hidden = carver.take<float>(tokens * f);
   scratch_.logits = carver.take<float>(chunks * static_cast<size_t>(config_.vocab_size));
+  scratch_.tokens = carver.take<int32_t>(chunks);
   scratch_.scores = carver.take<float>(size_t{score_blocks_} * kTaskQueries * score_stride_);
   scratch_.cos = carver.take<float>(angles);
   scratch_.sin = carver.take<float>(angles);
@@ -106,7 +110,8 @@ size_t DeviceModel::input_bytes() const {
   const size_t group = static_cast<size_t>(config_.num_heads / config_.num_kv_heads);
   const size_t tables = chunks * (static_cast<size_t>(limits_.max_context) / kBlockTokens + 1);
   const size_t tasks = tokens * group / kTaskQueries + chunks;
-  return (3 * tokens + tables + chunks) * sizeof(uint32_t) + tasks * sizeof(AttentionTask) + 6 * 16;
+  return (3 * tokens + tables + chunks) * sizeof(uint32_t) + tasks * sizeof(AttentionTask) +
+         chunks * sizeof(SampleRow) + 7 * 16;
 }
 
 absl::Status DeviceModel::prepare(const WorkspaceLimits& limits) {
@@ -128,9 +133,10 @@ absl::Status DeviceModel::prepare(const WorkspaceLimits& limits) {
   auto inputs = gpudirect::RegisteredPages::make(gpu_->device(), input_bytes());
   if (!inputs.ok()) return inputs.status();
   pinned_inputs_ = *std::move(inputs);
+  // Behind the logits the tokens that were drawn.
   auto logits = gpudirect::RegisteredPages::make(
       gpu_->device(), sizeof(float) * static_cast<size_t>(limits_.max_chunks) *
-                          static_cast<size_t>(config_.vocab_size));
+                          (static_cast<size_t>(config_.vocab_size) + 1));
   if (!logits.ok()) return logits.status();
   pinned_logits_ = *std::move(logits);
 
@@ -150,6 +156,32 @@ absl::Status DeviceModel::prepare(const WorkspaceLimits& limits) {
         "making an event for a layer");
     if (status.ok()) written_.push_back(event);
   }
+  return status.ok() ? prepare_products() : status;
+}
+
+// Who multiplies each shape of the model, from now on.
+absl::Status DeviceModel::prepare_products() {
+  if (arithmetic_ != Arithmetic::kBf16) return absl::OkStatus();
+  const int d = config_.hidden_size, f = config_.intermediate_size;
+  const int q = config_.num_heads * config_.head_dim, kv = config_.num_kv_heads * config_.head_dim;
+  auto products = gpudirect::GpuGemm::make(
+      gpu_->device(), gpu_->launcher(), gpu_->stream(), blas_,
+      static_cast<uint32_t>(std::max(limits_.max_tokens, limits_.max_chunks)),
+      static_cast<uint32_t>(std::max({d, q, f})));
+  if (!products.ok()) return products.status();
+  products_ = *std::move(products);
+  absl::Status status;
+  const auto pin = [&](int n, int k, const uint16_t* w) {
+    if (!status.ok()) return;
+    status = products_->pin(static_cast<uint32_t>(n), static_cast<uint32_t>(k), w);
+  };
+  const DeviceLayer& layer = weights_.layers[0];
+  pin(q, d, layer.query);
+  pin(kv, d, layer.key);
+  pin(d, q, layer.output);
+  pin(2 * f, d, layer.gate_up);
+  pin(d, f, layer.down);
+  pin(config_.vocab_size, d, weights_.lm_head);
   return status;
 }
 
@@ -165,6 +197,9 @@ const T* DeviceModel::add_input(const std::vector<T>& values) {
 absl::Status DeviceModel::read_inputs(std::span<const SequenceChunk> chunks) {
   for (auto* list : {&ids_, &positions_, &slots_, &tables_, &rows_, &row_chunks_}) list->clear();
   tasks_.clear();
+  draws_.clear();
+  may_draw_.clear();
+  drawn_.assign(chunks.size(), std::nullopt);
   const auto group = static_cast<uint32_t>(config_.num_heads / config_.num_kv_heads);
   for (size_t c = 0; c < chunks.size(); ++c) {
     const SequenceChunk& chunk = chunks[c];
@@ -188,7 +223,11 @@ absl::Status DeviceModel::read_inputs(std::span<const SequenceChunk> chunks) {
     if (!chunk.wants_logits) continue;
     rows_.push_back(row + count - 1);
     row_chunks_.push_back(static_cast<uint32_t>(c));
+    may_draw_.push_back(chunk.draw != nullptr);
+    const DrawRule draw = chunk.draw != nullptr ? *chunk.draw : DrawRule{};
+    draws_.push_back({draw.temperature, draw.top_p, draw.uniform, draw.top_k});
   }
+  const bool draws = std::find(may_draw_.begin(), may_draw_.end(), true) != may_draw_.end();
   input_used_ = 0;
   inputs_ = {.tokens = static_cast<uint32_t>(ids_.size()),
              .ids = add_input(ids_),
@@ -198,7 +237,8 @@ absl::Status DeviceModel::read_inputs(std::span<const SequenceChunk> chunks) {
              .tasks = add_input(tasks_),
              .task_count = static_cast<uint32_t>(tasks_.size()),
              .rows = add_input(rows_),
-             .row_count = static_cast<uint32_t>(rows_.size())};
+             .row_count = static_cast<uint32_t>(rows_.size()),
+             .draws = draws ? add_input(draws_) : nullptr};
   return gpu_->copy(address_of(scratch_.inputs), pinned_inputs_->address(), input_used_);
 }
 

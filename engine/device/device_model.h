@@ -10,6 +10,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,6 +23,7 @@
 #include "engine/model/arithmetic.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/model_runner.h"
+#include "gpudirect/blas/gpu_gemm.h"
 
 namespace baton::engine::device {
 
@@ -32,19 +34,22 @@ absl::StatusOr<std::string_view> device_arithmetic(Arithmetic arithmetic);
 // is lost.
 class DeviceModel final : public ModelRunner {
  public:
-  // Uploads the weights; the checkpoint is not needed afterwards. Unimplemented: experts, int8.
-  static absl::StatusOr<std::unique_ptr<DeviceModel>> create(std::unique_ptr<Gpu> gpu,
-                                                             const Checkpoint& checkpoint,
-                                                             Arithmetic arithmetic);
+  // Uploads the weights; the checkpoint is not needed afterwards. `blas`, if not null, may multiply
+  // in bf16 arithmetic, and outlives the model. Unimplemented: experts, int8.
+  static absl::StatusOr<std::unique_ptr<DeviceModel>> create(
+      std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic,
+      const gpudirect::CublasLt* blas = nullptr);
   ~DeviceModel() override;
 
-  std::string name() const override;  // "CUDA device 0: NVIDIA H100 80GB HBM3"
+  // "CUDA device 0: NVIDIA H100 80GB HBM3"; of one that is prepared also who multiplies.
+  std::string name() const override;
   absl::Status prepare(const WorkspaceLimits& limits) override;
   // Memory that adapters and other processes may be given, as far as the device can do that. The
   // last one's is given back when there is another.
   absl::StatusOr<void*> allocate_cache(size_t bytes) override;
   absl::Status forward(std::span<const SequenceChunk> chunks, KvCache& cache, LayerHook& hook,
                        float* logits) override;
+  std::optional<int32_t> drawn(size_t chunk) const override;
 
   const Gpu& gpu() const { return *gpu_; }
 
@@ -61,6 +66,7 @@ class DeviceModel final : public ModelRunner {
     float* gate_up = nullptr;   // [tokens][2 F]
     float* hidden = nullptr;    // [tokens][F]
     float* logits = nullptr;    // [chunks][V]
+    int32_t* tokens = nullptr;  // [chunks], that were drawn
     float* scores = nullptr;    // of attention
     float* cos = nullptr;       // [positions][head_dim / 2]
     float* sin = nullptr;
@@ -77,9 +83,12 @@ class DeviceModel final : public ModelRunner {
     uint32_t task_count = 0;
     const uint32_t* rows = nullptr;  // that want logits
     uint32_t row_count = 0;
+    const gpudirect::kernels::SampleRow* draws = nullptr;  // by row; null: none is drawn
   };
 
-  DeviceModel(std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic);
+  DeviceModel(std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic,
+              const gpudirect::CublasLt* blas);
+  absl::Status prepare_products();
   void place_scratch(Carver& carver);
   size_t input_bytes() const;
   template <typename T>
@@ -91,8 +100,13 @@ class DeviceModel final : public ModelRunner {
   absl::Status store(int l, const KvCache& cache);
   absl::Status attend(int l, const KvCache& cache);
   absl::Status feed_forward(const DeviceLayer& layer);
-  // `rows` of the residual stream to logits in pinned memory, when the stream has come there.
+  // `rows` of the residual stream to logits, and these to pinned memory, when the stream has come
+  // there.
   absl::Status rate(const uint32_t* rows, uint32_t count);
+  absl::Status fetch_logits(uint32_t count);
+  absl::Status draw();
+  // Tokens and logits of the step, when the stream has come to its end.
+  absl::Status take(float* logits);
   absl::Status predict_all(std::span<const SequenceChunk> chunks, LayerHook& hook);
   absl::Status norm(const float* x, const float* weight, float* y, uint32_t rows, int size);
   absl::Status multiply(const float* a, uint32_t rows, int k, const uint16_t* w, int n,
@@ -105,7 +119,9 @@ class DeviceModel final : public ModelRunner {
   std::unique_ptr<Gpu> gpu_;
   const ModelConfig config_;
   const Arithmetic arithmetic_;
+  const gpudirect::CublasLt* const blas_;
   DeviceWeights weights_;
+  std::unique_ptr<gpudirect::GpuGemm> products_;  // in bf16 arithmetic
   WorkspaceLimits limits_;
   std::unique_ptr<gpudirect::DeviceSlab> cache_memory_;
   std::unique_ptr<gpudirect::DeviceSlab> scratch_memory_;
@@ -121,6 +137,9 @@ class DeviceModel final : public ModelRunner {
   // Of the step, before they go to pinned memory.
   std::vector<uint32_t> ids_, positions_, slots_, tables_, rows_, row_chunks_;
   std::vector<gpudirect::kernels::AttentionTask> tasks_;
+  std::vector<gpudirect::kernels::SampleRow> draws_;  // by row
+  std::vector<bool> may_draw_;                        // by row
+  std::vector<std::optional<int32_t>> drawn_;         // by chunk
 };
 
 }  // namespace baton::engine::device

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <thread>
 
 #include "engine/device/device_model.h"
 
@@ -39,11 +38,9 @@ absl::Status DeviceModel::multiply(const float* a, uint32_t rows, int k, const u
                                          .lda = static_cast<uint32_t>(k),
                                          .ldc = static_cast<uint32_t>(n),
                                          .accumulate = accumulate ? 1u : 0u};
-  const uint64_t blocks = gpudirect::kernels::gemm_blocks(product.m, product.n);
-  if (arithmetic_ == Arithmetic::kBf16) {
-    return gpu_->launcher().gemm_bf16(product, blocks, gpu_->stream());
-  }
-  return gpu_->launcher().gemm(product, blocks, gpu_->stream());
+  if (products_ != nullptr) return products_->multiply(product);
+  return gpu_->launcher().gemm(product, gpudirect::kernels::gemm_blocks(product.m, product.n),
+                               gpu_->stream());
 }
 
 CacheLayer DeviceModel::cache_layer(int l, const KvCache& cache) const {
@@ -144,9 +141,53 @@ absl::Status DeviceModel::rate(const uint32_t* rows, uint32_t count) {
   if (status.ok()) {
     status = multiply(s.normed, count, d, weights_.lm_head, vocab, nullptr, s.logits, false);
   }
+  return status;
+}
+
+absl::Status DeviceModel::fetch_logits(uint32_t count) {
+  return gpu_->copy(pinned_logits_->address(), address_of(scratch_.logits),
+                    size_t{count} * static_cast<size_t>(config_.vocab_size) * sizeof(float));
+}
+
+// A token for every row; those of rows that were not to be drawn are left.
+absl::Status DeviceModel::draw() {
+  const auto vocab = static_cast<size_t>(config_.vocab_size);
+  absl::Status status = gpu_->launcher().sample({.logits = scratch_.logits,
+                                                 .rows = inputs_.draws,
+                                                 .tokens = scratch_.tokens,
+                                                 .row_count = inputs_.row_count,
+                                                 .vocabulary = static_cast<uint32_t>(vocab)},
+                                                inputs_.row_count, gpu_->stream());
   if (!status.ok()) return status;
-  return gpu_->copy(pinned_logits_->address(), address_of(s.logits),
-                    size_t{count} * static_cast<size_t>(vocab) * sizeof(float));
+  return gpu_->copy(
+      pinned_logits_->address() + static_cast<size_t>(limits_.max_chunks) * vocab * sizeof(float),
+      address_of(scratch_.tokens), inputs_.row_count * sizeof(int32_t));
+}
+
+absl::Status DeviceModel::take(float* logits) {
+  const auto vocab = static_cast<size_t>(config_.vocab_size);
+  const float* const rated = pinned_logits_->as<const float>();
+  bool all_drawn = inputs_.draws != nullptr;
+  for (size_t i = 0; i < row_chunks_.size() && inputs_.draws != nullptr; ++i) {
+    int32_t token = 0;
+    std::memcpy(&token, rated + static_cast<size_t>(limits_.max_chunks) * vocab + i, sizeof token);
+    if (may_draw_[i] && token != gpudirect::kernels::kUndecided) drawn_[row_chunks_[i]] = token;
+    all_drawn &= drawn_[row_chunks_[i]].has_value();
+  }
+  if (all_drawn || row_chunks_.empty()) return absl::OkStatus();
+  if (inputs_.draws != nullptr) {
+    absl::Status status = fetch_logits(inputs_.row_count);
+    if (status.ok()) status = gpu_->wait();
+    if (!status.ok()) return status;
+  }
+  for (size_t i = 0; i < row_chunks_.size(); ++i) {
+    std::copy_n(rated + i * vocab, vocab, logits + size_t{row_chunks_[i]} * vocab);
+  }
+  return absl::OkStatus();
+}
+
+std::optional<int32_t> DeviceModel::drawn(size_t chunk) const {
+  return chunk < drawn_.size() ? drawn_[chunk] : std::nullopt;
 }
 
 absl::Status DeviceModel::predict_all(std::span<const SequenceChunk> chunks, LayerHook& hook) {
@@ -165,6 +206,7 @@ absl::Status DeviceModel::predict_all(std::span<const SequenceChunk> chunks, Lay
       absl::Status status =
           gpu_->copy(address_of(scratch_.inputs), pinned_inputs_->address(), input_used_);
       if (status.ok()) status = rate(rows, static_cast<uint32_t>(count));
+      if (status.ok()) status = fetch_logits(static_cast<uint32_t>(count));
       if (status.ok()) status = gpu_->wait();
       if (!status.ok()) return status;
       for (size_t i = 0; i < count; ++i) {
@@ -177,16 +219,16 @@ absl::Status DeviceModel::predict_all(std::span<const SequenceChunk> chunks, Lay
 }
 
 absl::Status DeviceModel::tell_written(LayerHook& hook, int until, bool wait) {
-  for (int asked = 0; told_ < until; ++asked) {
-    const absl::StatusOr<bool> reached = gpu_->reached(written_[static_cast<size_t>(told_)]);
-    if (!reached.ok()) return reached.status();
-    if (*reached) {
-      hook.kv_written(told_++);
-      asked = 0;
-      continue;
+  while (told_ < until) {
+    const gpudirect::Event event = written_[static_cast<size_t>(told_)];
+    if (wait) {
+      if (absl::Status status = gpu_->wait_for(event); !status.ok()) return status;
+    } else {
+      const absl::StatusOr<bool> reached = gpu_->reached(event);
+      if (!reached.ok()) return reached.status();
+      if (!*reached) break;
     }
-    if (!wait) break;
-    if (asked > kSpins) std::this_thread::sleep_for(kNap);
+    hook.kv_written(told_++);
   }
   return absl::OkStatus();
 }
@@ -217,15 +259,14 @@ absl::Status DeviceModel::compute(std::span<const SequenceChunk> chunks, const K
     if (status.ok()) status = feed_forward(layer);
     if (status.ok()) status = tell_written(hook, l + 1, false);
   }
-  if (status.ok() && inputs_.row_count > 0) status = rate(inputs_.rows, inputs_.row_count);
+  if (status.ok() && inputs_.row_count > 0) {
+    status = rate(inputs_.rows, inputs_.row_count);
+    if (status.ok()) status = inputs_.draws != nullptr ? draw() : fetch_logits(inputs_.row_count);
+  }
   if (status.ok()) status = tell_written(hook, config_.num_layers, true);
   if (status.ok()) status = gpu_->wait();
   if (!status.ok()) return status;
-  const auto vocab = static_cast<size_t>(config_.vocab_size);
-  for (size_t i = 0; i < row_chunks_.size(); ++i) {
-    std::copy_n(pinned_logits_->as<const float>() + i * vocab, vocab,
-                logits + size_t{row_chunks_[i]} * vocab);
-  }
+  if (status = take(logits); !status.ok()) return status;
   return predict_all(chunks, hook);
 }
 

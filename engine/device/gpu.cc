@@ -16,6 +16,9 @@ using gpudirect::DevicePointer;
 using gpudirect::Result;
 
 constexpr size_t kStage = 4 << 20;
+// How the engine's thread waits: it asks so often, then sleeps between its questions.
+constexpr int kSpins = 2000;
+constexpr std::chrono::microseconds kNap{20};
 
 }  // namespace
 
@@ -80,13 +83,14 @@ absl::StatusOr<bool> Gpu::reached(gpudirect::Event event) const {
   return true;
 }
 
-absl::Status Gpu::wait() {
+template <typename Ask>
+absl::Status Gpu::wait_until(const Ask& ask) {
   if (!stuck_.ok()) return stuck_;
   const Device::Current current(*device_);
   if (!current.status().ok()) return current.status();
   const auto until = std::chrono::steady_clock::now() + patient(std::chrono::seconds(120));
   for (int asked = 0;; ++asked) {
-    const Result result = device_->driver().cuStreamQuery(stream_);
+    const Result result = ask();
     if (result != gpudirect::kNotReady) return device_->check(result, "computing");
     if (asked < kSpins) continue;
     std::this_thread::sleep_for(kNap);
@@ -94,6 +98,14 @@ absl::Status Gpu::wait() {
     stuck_ = absl::AbortedError("the GPU has not ended a step in two minutes: restart this server");
     return stuck_;
   }
+}
+
+absl::Status Gpu::wait() {
+  return wait_until([this] { return device_->driver().cuStreamQuery(stream_); });
+}
+
+absl::Status Gpu::wait_for(gpudirect::Event event) {
+  return wait_until([&] { return device_->driver().cuEventQuery(event); });
 }
 
 }  // namespace baton::engine::device

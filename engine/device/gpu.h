@@ -1,7 +1,6 @@
 // One GPU as the engine uses it: its kernels, a stream that computes, and the way to its memory.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
 
@@ -15,10 +14,6 @@
 #include "gpudirect/registered_pages.h"
 
 namespace baton::engine::device {
-
-// How the engine's thread waits: it asks so often, then sleeps between its questions.
-inline constexpr int kSpins = 2000;
-inline constexpr std::chrono::microseconds kNap{20};
 
 // Not thread-safe. What was made with it ends before it does.
 class Gpu {
@@ -43,12 +38,15 @@ class Gpu {
   absl::Status copy(gpudirect::DevicePointer to, gpudirect::DevicePointer from, size_t bytes) const;
   // Whether what was on the stream when the event was recorded has ended.
   absl::StatusOr<bool> reached(gpudirect::Event event) const;
-  // Waits until the stream is empty: for two minutes at most, then it stays an error for good,
-  // since nobody knows what still runs.
+  // Wait until the stream is empty, or has come to the event: for two minutes at most. Then that
+  // stays an error for good, since nobody knows what still runs.
   absl::Status wait();
+  absl::Status wait_for(gpudirect::Event event);
 
  private:
   Gpu() = default;
+  template <typename Ask>
+  absl::Status wait_until(const Ask& ask);
 
   std::unique_ptr<gpudirect::Device> device_;
   std::unique_ptr<gpudirect::Launcher> launcher_;

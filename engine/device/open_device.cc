@@ -6,6 +6,7 @@
 #include "absl/strings/strip.h"
 #include "engine/device/device_model.h"
 #include "gpudirect/driver.h"
+#include "transport/base/log.h"
 
 namespace baton::engine::device {
 
@@ -33,7 +34,15 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> run_on_device(int ordinal,
   if (!driver.ok()) return failed(driver.status());
   absl::StatusOr<std::unique_ptr<Gpu>> gpu = Gpu::open(**driver, ordinal);
   if (!gpu.ok()) return failed(gpu.status());
-  auto model = DeviceModel::create(*std::move(gpu), checkpoint, arithmetic);
+  const gpudirect::CublasLt* blas = nullptr;
+  if (arithmetic == Arithmetic::kBf16) {
+    const absl::StatusOr<const gpudirect::CublasLt*> found = gpudirect::machine_cublaslt();
+    if (found.ok()) blas = *found;
+    base::log_event(base::LogLevel::kInfo, "products on the GPU: %s",
+                    found.ok() ? std::string("by cuBLASLt where it keeps rows' bits")
+                               : absl::StrCat("by our own kernel: ", found.status().message()));
+  }
+  auto model = DeviceModel::create(*std::move(gpu), checkpoint, arithmetic, blas);
   if (!model.ok()) return failed(model.status());
   return *std::move(model);
 }

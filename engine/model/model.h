@@ -28,6 +28,15 @@ namespace baton::engine {
 
 struct Checkpoint;
 
+// How the token behind a chunk is drawn: what serve::Sampler does without penalties, and with this
+// uniform_at(seed, position).
+struct DrawRule {
+  double temperature = 0;  // 0: the likeliest
+  double top_p = 1;
+  double uniform = 0;
+  uint32_t top_k = 0;  // 0: all
+};
+
 // The new tokens of one sequence in a step: a prompt, a piece of one, or one decoded token.
 struct SequenceChunk {
   std::span<const int32_t> tokens;  // at least one, each in [0, vocab)
@@ -36,6 +45,9 @@ struct SequenceChunk {
   std::span<const uint32_t> block_table;
   bool wants_logits = true;       // of the last token
   bool wants_all_logits = false;  // of every token, through LayerHook::token_logits()
+  // A runner that can do so draws the next token by it (ModelRunner::drawn()), and may leave the
+  // logits out then.
+  const DrawRule* draw = nullptr;
 };
 
 // Called by forward() on the calling thread, in layer order. Neither call may throw.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,6 +31,9 @@ class ModelRunner {
   // of the layers all the same: when it comes, the bytes are there for every reader.
   virtual absl::Status forward(std::span<const SequenceChunk> chunks, KvCache& cache,
                                LayerHook& hook, float* logits) = 0;
+  // The token that the last forward() drew by SequenceChunk::draw: the Sampler's, to the token.
+  // Nothing: its logits are there.
+  virtual std::optional<int32_t> drawn(size_t /*chunk*/) const { return std::nullopt; }
 };
 
 // By Model::forward(). The model, the pool and the exchange outlive it.

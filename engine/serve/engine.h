@@ -175,6 +175,7 @@ class Engine {
   void run(const StepPlan& plan);
   absl::Status compute(const StepPlan& plan);
   void tell_tiers(const StepPlan& plan, const absl::Status& status, Time took);
+  void let_runner_draw(const StepPlan& plan);
   void note_failed_load(Sequence* sequence, const absl::Status& why);
   void load_failed(Sequence* sequence, const absl::Status& why);
   void note_admitted(const StepPlan& plan);
@@ -211,6 +212,7 @@ class Engine {
   ModelRunner* runner_ = nullptr;  // the options', or cpu_
   std::vector<float> logits_;      // [max_sequences][vocab_size]
   std::vector<SequenceChunk> chunks_;
+  std::vector<DrawRule> draws_;  // of a runner that draws, by chunk
   absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> requests_;
   absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> prefills_;  // by job
   EngineStats stats_;

@@ -138,6 +138,39 @@ INSTANTIATE_TEST_SUITE_P(Ways, DevicePair,
                                   (way.param.decode_on_device ? "_to_cuda" : "_to_cpu");
                          });
 
+// Tensor cores add in an order of their own, so their KV is not a CPU's.
+TEST(DeviceEngine, SharesKvWithACpuInFp32Alone) {
+  const auto of_device = [](Arithmetic arithmetic) {
+    return Model::describe(checkpoint(), *device::device_arithmetic(arithmetic))->fingerprint();
+  };
+  EXPECT_EQ(of_device(Arithmetic::kFp32), test_model().fingerprint());
+  EXPECT_NE(of_device(Arithmetic::kBf16), test_model(Arithmetic::kBf16).fingerprint());
+  EXPECT_NE(of_device(Arithmetic::kBf16), test_model().fingerprint());
+}
+
+TEST(DeviceEngine, ACacheThatLiesElsewhereThanItsLayoutSaysIsRefused) {
+  InstalledFake driver;
+  {
+    const Half half(true);
+    const auto made = connector("decode", "tcp");
+    kvtransfer::KvLayout layout = kvtransfer::KvLayout::transposed_keys({.layers = 2,
+                                                                         .blocks = 4,
+                                                                         .block_tokens = 16,
+                                                                         .total_heads = 1,
+                                                                         .heads = 1,
+                                                                         .head_size = 16});
+    void* there = *half.runner->allocate_cache(layout.buffers[0].bytes);
+    EXPECT_TRUE(absl::IsInvalidArgument(made->register_cache(layout, {&there, 1})));
+    std::vector<std::byte> host(layout.buffers[0].bytes + 4096);
+    void* here = host.data() + 4096 - reinterpret_cast<uintptr_t>(host.data()) % 4096;
+    layout.buffers[0].device = kvtransfer::KvDevice::kCuda;
+    EXPECT_TRUE(absl::IsUnimplemented(made->allocate_cache(layout).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(made->register_cache(layout, {&here, 1})));
+    EXPECT_TRUE(made->register_cache(layout, {&there, 1}).ok());
+  }
+  driver.expect_clean();
+}
+
 TEST(DeviceEngine, SaysWhatADeviceCannotDoYet) {
   InstalledFake driver;
   {

@@ -11,6 +11,7 @@
 
 #include "engine/kernels/aligned.h"
 #include "engine/model/model.h"
+#include "engine/serve/requests/sampling.h"
 #include "tests/engine_device/device_rig.h"
 
 namespace baton::engine::device {
@@ -169,6 +170,47 @@ TEST(DeviceForward, RatesEveryToken) {
   ASSERT_TRUE(pair.device->forward(chunks, *pair.there, ours, pair.ours.data()).ok());
   EXPECT_EQ(ours.rated.size(), 11u);
   EXPECT_EQ(ours.rated, wanted.rated);
+}
+
+// The Sampler's tokens, and no logits leave the device unless somebody wants them.
+TEST(DeviceForward, DrawsTheTokensOfTheSampler) {
+  Pair pair(tiny_model_config());
+  serve::Sampler sampler;
+  LayerHook none;
+  std::mt19937_64 random(9);
+  for (int round = 0; round < 12; ++round) {
+    std::vector<serve::SamplingParams> params(3);
+    std::vector<DrawRule> rules(3);
+    for (size_t c = 0; c < 3; ++c) {
+      params[c].temperature = round == 0 ? 0 : 0.2 * static_cast<double>(random() % 8);
+      params[c].top_k = static_cast<int>(random() % 3 * 7);
+      params[c].top_p = random() % 2 == 0 ? 1.0 : 0.8;
+      params[c].seed = random();
+      rules[c] = {params[c].temperature, params[c].top_p, serve::uniform_at(params[c].seed, 5),
+                  static_cast<uint32_t>(params[c].top_k)};
+    }
+    std::vector<SequenceChunk> chunks = {pair.chunk(0, 0, 5), pair.chunk(1, 0, 9, false),
+                                         pair.chunk(2, 0, 3)};
+    const bool mixed = round % 3 == 2;  // one of them wants logits
+    chunks[0].draw = &rules[0];
+    if (!mixed) chunks[2].draw = &rules[2];
+    ASSERT_TRUE(
+        pair.model.forward(chunks, pair.cache, none, pair.workspace, pair.wanted.data()).ok());
+    std::fill(pair.ours.begin(), pair.ours.end(), -7.0f);
+    ASSERT_TRUE(pair.device->forward(chunks, *pair.there, none, pair.ours.data()).ok());
+    const auto vocab = static_cast<size_t>(pair.model.config().vocab_size);
+    for (const size_t c : {0u, 2u}) {
+      const auto logits = std::span(pair.wanted).subspan(c * vocab, vocab);
+      if (c == 2 && mixed) {
+        EXPECT_EQ(pair.device->drawn(c), std::nullopt);
+        EXPECT_TRUE(std::equal(logits.begin(), logits.end(), pair.ours.begin() + 2 * 272));
+      } else {
+        EXPECT_EQ(pair.device->drawn(c), sampler.choose(logits, params[c], 5).token) << round;
+      }
+    }
+    EXPECT_EQ(pair.device->drawn(1), std::nullopt);
+    EXPECT_EQ(pair.ours[0] == -7.0f, !mixed) << "logits were copied, or not";
+  }
 }
 
 TEST(DeviceForward, WhatIsWrittenIsThereWhenTheHookHearsOfIt) {
