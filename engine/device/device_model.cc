@@ -38,13 +38,15 @@ absl::StatusOr<std::string_view> device_arithmetic(Arithmetic arithmetic) {
 }
 
 DeviceModel::DeviceModel(std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint,
-                         Arithmetic arithmetic, const gpudirect::CublasLt* blas)
-    : gpu_(std::move(gpu)), config_(checkpoint.config), arithmetic_(arithmetic), blas_(blas) {}
+                         Arithmetic arithmetic, absl::StatusOr<const gpudirect::CublasLt*> blas)
+    : gpu_(std::move(gpu)),
+      config_(checkpoint.config),
+      arithmetic_(arithmetic),
+      blas_(std::move(blas)) {}
 
-absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::create(std::unique_ptr<Gpu> gpu,
-                                                                 const Checkpoint& checkpoint,
-                                                                 Arithmetic arithmetic,
-                                                                 const gpudirect::CublasLt* blas) {
+absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::create(
+    std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic,
+    const absl::StatusOr<const gpudirect::CublasLt*>& blas) {
   if (auto name = device_arithmetic(arithmetic); !name.ok()) return name.status();
   std::unique_ptr<DeviceModel> model(new DeviceModel(std::move(gpu), checkpoint, arithmetic, blas));
   auto weights = DeviceWeights::upload(*model->gpu_, checkpoint);

@@ -34,11 +34,12 @@ absl::StatusOr<std::string_view> device_arithmetic(Arithmetic arithmetic);
 // is lost.
 class DeviceModel final : public ModelRunner {
  public:
-  // Uploads the weights; the checkpoint is not needed afterwards. `blas`, if not null, may multiply
-  // in bf16 arithmetic, and outlives the model. Unimplemented: experts, int8.
+  // Uploads the weights; the checkpoint is not needed afterwards. `blas`, if it is there, may
+  // multiply in bf16 arithmetic, and outlives the model. Unimplemented: experts, int8.
   static absl::StatusOr<std::unique_ptr<DeviceModel>> create(
       std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic,
-      const gpudirect::CublasLt* blas = nullptr);
+      const absl::StatusOr<const gpudirect::CublasLt*>& blas =
+          absl::UnavailableError("nobody gave it cuBLASLt"));
   ~DeviceModel() override;
 
   // "CUDA device 0: NVIDIA H100 80GB HBM3"; of one that is prepared also who multiplies.
@@ -87,7 +88,7 @@ class DeviceModel final : public ModelRunner {
   };
 
   DeviceModel(std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic,
-              const gpudirect::CublasLt* blas);
+              absl::StatusOr<const gpudirect::CublasLt*> blas);
   absl::Status prepare_products();
   void place_scratch(Carver& carver);
   size_t input_bytes() const;
@@ -119,7 +120,7 @@ class DeviceModel final : public ModelRunner {
   std::unique_ptr<Gpu> gpu_;
   const ModelConfig config_;
   const Arithmetic arithmetic_;
-  const gpudirect::CublasLt* const blas_;
+  const absl::StatusOr<const gpudirect::CublasLt*> blas_;
   DeviceWeights weights_;
   std::unique_ptr<gpudirect::GpuGemm> products_;  // in bf16 arithmetic
   WorkspaceLimits limits_;

@@ -6,7 +6,6 @@
 #include "absl/strings/strip.h"
 #include "engine/device/device_model.h"
 #include "gpudirect/driver.h"
-#include "transport/base/log.h"
 
 namespace baton::engine::device {
 
@@ -34,14 +33,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> run_on_device(int ordinal,
   if (!driver.ok()) return failed(driver.status());
   absl::StatusOr<std::unique_ptr<Gpu>> gpu = Gpu::open(**driver, ordinal);
   if (!gpu.ok()) return failed(gpu.status());
-  const gpudirect::CublasLt* blas = nullptr;
-  if (arithmetic == Arithmetic::kBf16) {
-    const absl::StatusOr<const gpudirect::CublasLt*> found = gpudirect::machine_cublaslt();
-    if (found.ok()) blas = *found;
-    base::log_event(base::LogLevel::kInfo, "products on the GPU: %s",
-                    found.ok() ? std::string("by cuBLASLt where it keeps rows' bits")
-                               : absl::StrCat("by our own kernel: ", found.status().message()));
-  }
+  absl::StatusOr<const gpudirect::CublasLt*> blas = absl::UnavailableError("it is not needed");
+  if (arithmetic == Arithmetic::kBf16) blas = gpudirect::machine_cublaslt();
   auto model = DeviceModel::create(*std::move(gpu), checkpoint, arithmetic, blas);
   if (!model.ok()) return failed(model.status());
   return *std::move(model);

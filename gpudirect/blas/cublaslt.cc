@@ -3,6 +3,9 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
+#include <string_view>
+
 #include "absl/strings/str_cat.h"
 
 namespace baton::gpudirect {
@@ -30,6 +33,13 @@ absl::StatusOr<CublasLt> load_cublaslt(const char* library) {
 
 absl::StatusOr<const CublasLt*> machine_cublaslt() {
   static const absl::StatusOr<CublasLt>* const loaded = [] {
+    const char* const named = std::getenv("BATON_CUBLASLT");
+    if (named != nullptr && std::string_view(named) == "none") {
+      return new absl::StatusOr<CublasLt>(absl::UnavailableError("BATON_CUBLASLT is none"));
+    }
+    if (named != nullptr && *named != '\0') {
+      return new absl::StatusOr<CublasLt>(load_cublaslt(named));
+    }
     auto* newest = new absl::StatusOr<CublasLt>(load_cublaslt("libcublasLt.so.13"));
     if (newest->ok()) return newest;
     absl::StatusOr<CublasLt> older = load_cublaslt("libcublasLt.so.12");

@@ -81,7 +81,8 @@ struct CublasLt {
 
 // Unavailable, in one line: no such library, or one that lacks a call.
 absl::StatusOr<CublasLt> load_cublaslt(const char* library);
-// This machine's, of CUDA 13 or 12, loaded once and for the life of the process. Thread-safe.
+// The one that $BATON_CUBLASLT names, else this machine's of CUDA 13 or 12; loaded once and for the
+// life of the process. Unavailable for "none". Thread-safe.
 absl::StatusOr<const CublasLt*> machine_cublaslt();
 
 }  // namespace baton::gpudirect

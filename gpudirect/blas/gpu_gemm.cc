@@ -54,8 +54,8 @@ class Layouts {
 
 absl::StatusOr<std::unique_ptr<GpuGemm>> GpuGemm::make(const Device& device,
                                                        const Launcher& launcher, Stream stream,
-                                                       const CublasLt* blas, uint32_t most_rows,
-                                                       uint32_t most_k) {
+                                                       const absl::StatusOr<const CublasLt*>& blas,
+                                                       uint32_t most_rows, uint32_t most_k) {
   std::unique_ptr<GpuGemm> gemm(new GpuGemm(device, launcher, stream, blas));
   if (absl::Status status = gemm->start(most_rows, most_k); !status.ok()) return status;
   return gemm;
@@ -76,7 +76,7 @@ absl::Status GpuGemm::start(uint32_t most_rows, uint32_t most_k) {
 }
 
 absl::Status GpuGemm::open_blas() {
-  if (blas_ == nullptr) return absl::UnavailableError("there is no cuBLASLt");
+  if (blas_ == nullptr) return absl::UnavailableError(why_not_);
   absl::Status status = check(blas_->cublasLtCreate(&handle_), "cublasLtCreate");
   if (!status.ok()) {
     handle_ = nullptr;

@@ -22,12 +22,12 @@ namespace baton::gpudirect {
 // queued may still be running. The device's context is current for every call.
 class GpuGemm {
  public:
-  // `blas` may be null, or of no use here: then every product is our own kernel's. Of at most
+  // `blas` may be missing, or of no use here: then every product is our own kernel's. Of at most
   // `most_rows` rows and `most_k` columns.
   static absl::StatusOr<std::unique_ptr<GpuGemm>> make(const Device& device,
                                                        const Launcher& launcher, Stream stream,
-                                                       const CublasLt* blas, uint32_t most_rows,
-                                                       uint32_t most_k);
+                                                       const absl::StatusOr<const CublasLt*>& blas,
+                                                       uint32_t most_rows, uint32_t most_k);
   ~GpuGemm();
   GpuGemm(const GpuGemm&) = delete;
   GpuGemm& operator=(const GpuGemm&) = delete;
@@ -48,8 +48,13 @@ class GpuGemm {
   };
   using Size = std::pair<uint32_t, uint32_t>;  // n, k
 
-  GpuGemm(const Device& device, const Launcher& launcher, Stream stream, const CublasLt* blas)
-      : device_(device), launcher_(launcher), stream_(stream), blas_(blas) {}
+  GpuGemm(const Device& device, const Launcher& launcher, Stream stream,
+          const absl::StatusOr<const CublasLt*>& blas)
+      : device_(device),
+        launcher_(launcher),
+        stream_(stream),
+        blas_(blas.ok() ? *blas : nullptr),
+        why_not_(blas.status().message()) {}
   absl::Status start(uint32_t most_rows, uint32_t most_k);
   absl::Status open_blas();
   absl::Status check(int result, const char* what) const;
