@@ -142,6 +142,11 @@ struct EmulatedKernel {
 };
 std::optional<EmulatedKernel> emulated_kernel(std::string_view name);
 
+// From now on multiply_fragments() adds as tensor cores were seen to (Fasi et al., "Numerical
+// behavior of NVIDIA tensor cores", 2021): 16 products at a time and what is there, each cut at the
+// place of the largest of them, and the sum cut to fp32. Not thread-safe.
+void use_tensor_core_sums(bool on);
+
 // Runs all blocks. What the kernel did wrong, or nothing.
 std::optional<std::string> emulate(std::string_view name, const EmulatedKernel& kernel,
                                    const Launch& launch, const void* arguments, MemoryView& memory);

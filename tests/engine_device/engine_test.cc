@@ -22,7 +22,12 @@ const std::vector<Request>& requests() {
   static const auto* list = [] {
     auto* made = new std::vector<Request>(random_requests(5, kRequests));
     for (Request& request : *made) {
-      request.sampling.max_tokens = std::min(request.sampling.max_tokens, 8);
+      SamplingParams& sampling = request.sampling;
+      sampling.max_tokens = std::min(sampling.max_tokens, 8);
+      // What the device leaves to the Sampler, among what it draws itself.
+      if (request.id % 4 == 0) sampling.presence_penalty = 1.5;
+      if (request.id % 4 == 1) sampling.min_p = 0.3;
+      if (request.id % 4 == 2) sampling.logprobs = 2;
     }
     return made;
   }();

@@ -1,6 +1,7 @@
 // A forward pass on a device: the CPU's logits and KV, to the bit, and its contract.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -158,6 +159,42 @@ TEST(DeviceForward, IsTheCpusForEveryFamily) {
 // The emulation adds as the CPU's bf16 arithmetic does; a GPU does not (docs/operations.md).
 TEST(DeviceForward, IsTheCpusInBf16WhereItIsEmulated) {
   expect_the_cpus(Pair(tiny_model_config(), Arithmetic::kBf16));
+}
+
+// As tensor cores add: other logits, near ones, and the same likeliest tokens of these models.
+TEST(DeviceForward, IsNearTheCpuInBf16AsTensorCoresAdd) {
+  ModelConfig config = tiny_model_config();
+  config.hidden_size = 64;
+  config.intermediate_size = 96;
+  config.num_heads = 4;
+  config.num_layers = 3;
+  gpudirect::kernels::use_tensor_core_sums(true);
+  float most = 0, largest = 0;
+  for (const ModelConfig& of : {tiny_model_config(), config}) {
+    Pair pair(of, Arithmetic::kBf16);
+    LayerHook none;
+    for (const std::vector<SequenceChunk>& chunks :
+         {std::vector{pair.chunk(0, 0, 20)}, std::vector{pair.chunk(2, 0, 33)},
+          std::vector{pair.chunk(2, 33, 1), pair.chunk(0, 20, 5)}}) {
+      ASSERT_TRUE(
+          pair.model.forward(chunks, pair.cache, none, pair.workspace, pair.wanted.data()).ok());
+      ASSERT_TRUE(pair.device->forward(chunks, *pair.there, none, pair.ours.data()).ok());
+      const auto vocab = static_cast<ptrdiff_t>(of.vocab_size);
+      for (ptrdiff_t c = 0; c < static_cast<ptrdiff_t>(chunks.size()); ++c) {
+        const auto ours = pair.ours.begin() + c * vocab, wanted = pair.wanted.begin() + c * vocab;
+        for (ptrdiff_t i = 0; i < vocab; ++i) {
+          most = std::max(most, std::fabs(ours[i] - wanted[i]));
+          largest = std::max(largest, std::fabs(wanted[i]));
+        }
+        EXPECT_EQ(std::max_element(ours, ours + vocab) - ours,
+                  std::max_element(wanted, wanted + vocab) - wanted);
+      }
+    }
+  }
+  gpudirect::kernels::use_tensor_core_sums(false);
+  EXPECT_GT(most, 0);
+  EXPECT_LE(most, 0.03f * largest) << most << " of " << largest;
+  RecordProperty("logits_differ_by", std::to_string(most / largest));
 }
 
 TEST(DeviceForward, RatesEveryToken) {

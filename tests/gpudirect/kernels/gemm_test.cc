@@ -98,10 +98,14 @@ TEST(Gemm, IsTheEngines) { expect_plain("baton_gemm", false); }
 
 TEST(GemmBf16, IsTheEnginesWhereTheEmulationAdds) { expect_plain("baton_gemm_bf16", true); }
 
-// Tensor cores may add the products of 16 k in any order, and cut instead of rounding.
-TEST(GemmBf16, AnyOrderOfAStepIsWithinTheBound) {
+// Of both orders in which the emulation can add.
+TEST(GemmBf16, IsWithinTheBoundHoweverTensorCoresAdd) {
   Product product({4, 32, 512}, 7);
+  const std::vector<float> as_engine = product.run("baton_gemm_bf16", false, false, 1);
+  use_tensor_core_sums(true);
   const std::vector<float> ours = product.run("baton_gemm_bf16", false, false, 1);
+  use_tensor_core_sums(false);
+  EXPECT_NE(ours, as_engine);
   for (uint32_t row = 0; row < 4; ++row) {
     for (uint32_t column = 0; column < 32; ++column) {
       double exact = 0, largest = 0;
@@ -112,7 +116,9 @@ TEST(GemmBf16, AnyOrderOfAStepIsWithinTheBound) {
         exact += double{left} * right;
         largest = std::max({largest, std::fabs(exact), std::fabs(double{left} * right)});
       }
-      EXPECT_NEAR(ours[row * product.ldc + column], exact, 512 / 16 * largest * 0x1p-22);
+      const size_t at = row * product.ldc + column;
+      EXPECT_NEAR(ours[at], exact, 512 / 16 * largest * 0x1p-22);
+      EXPECT_NEAR(as_engine[at], exact, 512 / 16 * largest * 0x1p-22);
     }
   }
 }
