@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "transport/clock.h"
@@ -19,6 +20,7 @@ constexpr size_t kStage = 4 << 20;
 // How the engine's thread waits: it asks so often, then sleeps between its questions.
 constexpr int kSpins = 2000;
 constexpr std::chrono::microseconds kNap{20};
+constexpr int kMostErrors = 100;  // of its questions
 
 }  // namespace
 
@@ -86,12 +88,25 @@ absl::StatusOr<bool> Gpu::reached(gpudirect::Event event) const {
 template <typename Ask>
 absl::Status Gpu::wait_until(const Ask& ask) {
   if (!stuck_.ok()) return stuck_;
-  const Device::Current current(*device_);
-  if (!current.status().ok()) return current.status();
+  absl::Status failed;
+  std::optional<Device::Current> current;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    current.emplace(*device_);
+    if (current->status().ok()) break;
+    failed.Update(current->status());
+  }
+  if (!current->status().ok()) return failed;
   const auto until = std::chrono::steady_clock::now() + patient(std::chrono::seconds(120));
-  for (int asked = 0;; ++asked) {
+  for (int asked = 0, errors = 0;; ++asked) {
     const Result result = ask();
-    if (result != gpudirect::kNotReady) return device_->check(result, "computing");
+    if (result == gpudirect::kSuccess) return failed;
+    if (result != gpudirect::kNotReady) {
+      // A question that failed says nothing of the work: it may be running.
+      failed.Update(device_->check(result, "computing"));
+      if (!device_->alive().ok()) return failed;
+      if (++errors == kMostErrors) return stuck_ = failed;
+      continue;
+    }
     if (asked < kSpins) continue;
     std::this_thread::sleep_for(kNap);
     if (std::chrono::steady_clock::now() < until) continue;

@@ -15,7 +15,9 @@ namespace baton::engine::device {
 // On the fake that is there.
 inline absl::StatusOr<std::unique_ptr<DeviceModel>> on_fake(
     const Checkpoint& checkpoint, Arithmetic arithmetic = Arithmetic::kFp32) {
-  auto gpu = Gpu::open(gpudirect::FakeDriver::driver(), 0, gpudirect::FakeDriver::image());
+  auto driver = gpudirect::load_driver(gpudirect::FakeDriver::get_proc_address());
+  if (!driver.ok()) return driver.status();
+  auto gpu = Gpu::open(*driver, 0, gpudirect::FakeDriver::image());
   if (!gpu.ok()) return gpu.status();
   return DeviceModel::create(*std::move(gpu), checkpoint, arithmetic);
 }

@@ -308,6 +308,49 @@ TEST(DeviceForward, AFailingCallFailsTheStepAndTheNextOneWorks) {
   }
 }
 
+// Every fifth call of the driver's, from opening the device on: an error, never a leak or a
+// violation.
+TEST(DeviceForward, EachCallMayFailAndNothingIsLeft) {
+  const Checkpoint checkpoint = make_test_checkpoint(tiny_model_config(), 1);
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  const std::vector<uint32_t> table = {0};
+  const SequenceChunk chunk{.tokens = tokens, .block_table = table};
+  const DrawRule greedy;
+  const auto walk = [&](FakeDriver& fake) -> absl::Status {
+    auto device = on_fake(checkpoint, Arithmetic::kBf16);
+    if (!device.ok()) return device.status();
+    if (absl::Status status = (*device)->prepare(kLimits); !status.ok()) return status;
+    const KvGeometry geometry = tiny_model_config().kv_geometry();
+    const auto memory = (*device)->allocate_cache(geometry.cache_bytes(kBlocks));
+    if (!memory.ok()) return memory.status();
+    KvCache cache(geometry, *memory, kBlocks);
+    std::vector<float> logits(272);
+    LayerHook none;
+    SequenceChunk drawn = chunk;
+    drawn.draw = &greedy;
+    absl::Status status = (*device)->forward({&drawn, 1}, cache, none, logits.data());
+    if (status.ok()) status = (*device)->forward({&chunk, 1}, cache, none, logits.data());
+    EXPECT_EQ(fake.queued(), 0u);
+    return status;
+  };
+  uint64_t calls = 0;
+  {
+    FakeDriver fake;
+    const absl::Status status = walk(fake);
+    ASSERT_TRUE(status.ok()) << status;
+    calls = fake.calls();
+    EXPECT_THAT(fake.finish(), testing::IsEmpty());
+  }
+  size_t failed = 0;
+  for (uint64_t n = 1; n <= calls; n += 5) {
+    FakeDriver fake;
+    fake.fail_call_in(n, gpudirect::kOutOfMemory);
+    failed += walk(fake).ok() ? 0 : 1;
+    EXPECT_THAT(fake.finish(), testing::IsEmpty()) << "call " << n << " of " << calls;
+  }
+  EXPECT_GT(failed, calls / 4);
+}
+
 TEST(DeviceForward, ALostDeviceEndsEveryStepWithWords) {
   FakeDriver fake;
   {
