@@ -124,7 +124,7 @@ struct RmsNorm {
 //   adds
 //              in the order of gemm_bf16() (engine/kernels/bf16_gemm.h); in which order tensor
 //              cores add the products of a step NVIDIA does not say. Each of the k / 16 sums of
-//              theirs is off by less than 2^-22 of the largest of its numbers.
+//              theirs is taken to be off by less than 2^-19 of its largest number.
 struct Gemm {
   const float* a = nullptr;
   const uint16_t* w = nullptr;

@@ -19,7 +19,7 @@ namespace baton::engine::device {
 namespace {
 
 constexpr size_t kBlocks = 64;
-// Of the largest logit, what one of bf16 arithmetic may be off by: products differ by some 2^-17 of
+// Of the largest logit, what one of bf16 arithmetic may be off by: products differ by some 2^-16 of
 // their largest numbers, and now and then that rounds an activation to bf16's next number.
 constexpr float kNear = 0.03f;
 
