@@ -118,13 +118,12 @@ struct RmsNorm {
 // c [m][n] = a [m][k] w^T + bias, or += where `accumulate`; w is a weight [n][k] in bf16, as files
 // have it. k and lda are multiples of 8; a and w are aligned to 16 bytes. Every element is one
 // chain whatever m is: a row has the same bits in any batch.
-//   gemm       is the engine's gemm() (engine/kernels/gemm.h) to the bit: c = fma(a[k], w[k], c) in
-//              ascending k.
-//   gemm_bf16  rounds a to bf16 and multiplies by tensor cores, in steps of 32 k. The emulation
-//   adds
-//              in the order of gemm_bf16() (engine/kernels/bf16_gemm.h); in which order tensor
-//              cores add the products of a step NVIDIA does not say. Each of the k / 16 sums of
-//              theirs is taken to be off by less than 2^-19 of its largest number.
+//
+// `gemm` is the engine's gemm() (engine/kernels/gemm.h) to the bit: c = fma(a[k], w[k], c) in
+// ascending k. `gemm_bf16` rounds a to bf16 and multiplies by tensor cores, in steps of 32 k. The
+// emulation adds in the order of gemm_bf16() (engine/kernels/bf16_gemm.h); in which order tensor
+// cores add the products of a step NVIDIA does not say. Each of the k / 16 sums of theirs is taken
+// to be off by less than 2^-19 of its largest number.
 struct Gemm {
   const float* a = nullptr;
   const uint16_t* w = nullptr;
