@@ -150,7 +150,8 @@ class KvConnector : public KvSource {
   // else. The layout's buffers one after the other, each aligned to 4096; owned by the connector.
   virtual absl::StatusOr<void*> allocate_cache(const KvLayout& layout) = 0;
   // The same with memory of the engine's own: buffers[i] is where the layout's buffer i begins. It
-  // is registered, and has to outlive the connector. Unimplemented: device memory.
+  // is registered, and has to outlive the connector. It may be a CUDA device's, where the layout
+  // says so (KvBuffer::device); InvalidArgument where it lies elsewhere than that.
   virtual absl::Status register_cache(const KvLayout& /*layout*/,
                                       absl::Span<void* const> /*buffers*/) {
     return not_offered();

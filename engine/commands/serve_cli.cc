@@ -19,6 +19,8 @@
 #include "engine/command_line/values.h"
 #include "engine/commands/serve_flags.h"
 #include "engine/commands/serve_ranks.h"
+#include "engine/device/device_model.h"
+#include "engine/device/open_device.h"
 #include "engine/handoff/baton_hand_off.h"
 #include "engine/handoff/checkpoint_digest.h"
 #include "engine/http/http_server.h"
@@ -50,6 +52,24 @@ void report_arithmetic(const Model& model, FILE* to) {
   const std::string why(why_no_amx());
   std::fprintf(to, "arithmetic: bf16, %s%s\n",
                why.empty() ? "by AMX" : "without AMX: ", why.c_str());
+}
+
+// Puts a model on the device that --device names; null: the CPU computes.
+serve::LoadOnDevice load_on(const std::string& device, Arithmetic arithmetic) {
+  const std::optional<int> ordinal = *device::parse_device(device);
+  if (!ordinal.has_value()) return nullptr;
+  return [=](const Checkpoint& checkpoint) -> absl::StatusOr<serve::OnDevice> {
+    auto name = device::device_arithmetic(arithmetic);
+    if (!name.ok()) return name.status();
+    auto runner = device::run_on_device(*ordinal, checkpoint, arithmetic);
+    if (!runner.ok()) return runner.status();
+    return serve::OnDevice{*std::move(runner), std::string(*name)};
+  };
+}
+
+void report_device(const ModelRunner* runner, FILE* to) {
+  if (runner == nullptr) return;
+  std::fprintf(to, "device: %s\n", runner->name().c_str());
 }
 
 // Blocks until SIGINT or SIGTERM; `signals` must be blocked in all threads.
@@ -216,8 +236,8 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   auto group = meet(flags.ranks, place, flags.providers, flags.settings, flags.key_file);
   if (!group.ok()) return group.status();
   const ModelShard shard = *group != nullptr ? (*group)->shard() : ModelShard{};
-  absl::StatusOr<serve::LoadedModel> loaded =
-      serve::load_model(flags.model, flags.arithmetic, shard);
+  absl::StatusOr<serve::LoadedModel> loaded = serve::load_model(
+      flags.model, flags.arithmetic, shard, load_on(flags.device, flags.arithmetic));
   if (!loaded.ok()) {
     if (*group != nullptr) (*group)->abort(loaded.status());
     return loaded.status();
@@ -228,6 +248,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   }
   if (shard.rank > 0) return follow(flags, **group, loaded->model);
   report_arithmetic(loaded->model, stdout);
+  flags.engine.runner = loaded->runner.get();
   std::unique_ptr<shard::Leader> leader;
   if (*group != nullptr) {
     auto made = shard::Leader::create(**group, loaded->model, flags.engine.limits(), flags.role,
@@ -270,6 +291,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   auto engine =
       serve::Engine::create(loaded->model, loaded->tokenizer, flags.engine, connector.get());
   if (!engine.ok()) return engine.status();
+  report_device(loaded->runner.get(), stdout);
   {
     flags.admission.max_wait =
         std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.max_wait));
@@ -381,15 +403,20 @@ int generate_main(int argc, char** argv) {
   add_engine_flags(app, &options);
   Arithmetic arithmetic = Arithmetic::kFp32;
   add_arithmetic_flag(app, &arithmetic);
+  std::string device = "cpu";
+  add_device_flag(app, &device);
   if (const int status = command_line::parse(app, "baton generate", argc, argv); status >= 0) {
     return status;
   }
 
-  const absl::StatusOr<serve::LoadedModel> loaded = serve::load_model(directory, arithmetic);
+  const absl::StatusOr<serve::LoadedModel> loaded =
+      serve::load_model(directory, arithmetic, {}, load_on(device, arithmetic));
   if (!loaded.ok()) return fail("generate", loaded.status());
+  options.runner = loaded->runner.get();
   if (!quiet) report_arithmetic(loaded->model, stderr);
   auto engine = serve::Engine::create(loaded->model, loaded->tokenizer, options);
   if (!engine.ok()) return fail("generate", engine.status());
+  if (!quiet) report_device(options.runner, stderr);
   request.tokens = loaded->tokenizer.encode(prompt);
   absl::Status outcome;
   serve::RequestMetrics metrics;

@@ -9,6 +9,7 @@
 #include "engine/command_line/command_line.h"
 #include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
+#include "engine/device/open_device.h"
 #include "engine/router/worker_list.h"
 
 namespace baton::engine::commands {
@@ -274,6 +275,32 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
   return added;
 }
 
+// What a device cannot do yet, in one line each.
+absl::Status check_device(const ServeFlags& flags) {
+  if (flags.device == "cpu") return absl::OkStatus();
+  const auto refuse = [&](const char* what) {
+    return absl::InvalidArgumentError(absl::StrCat("--device ", flags.device, ": ", what));
+  };
+  if (flags.role == "router") {
+    return refuse("a router computes nothing: leave it out");
+  }
+  if (flags.ranks.size > 1) {
+    return refuse("tensor-parallel ranks compute on the CPU: leave out --tensor-parallel-size");
+  }
+  if (flags.kv_host_mib != 0 || !flags.engine.tiers.disk.empty() || !flags.kv_store.empty()) {
+    return refuse(
+        "a device's KV is not kept below its cache yet: leave out --kv-host-mib, --kv-disk and "
+        "--kv-store");
+  }
+  if (!flags.kv_agent.empty()) {
+    return refuse("a device's KV is not handed over by name yet: leave out --kv-agent");
+  }
+  if (flags.arithmetic == Arithmetic::kInt8) {
+    return refuse("a device computes in fp32 or bf16: leave out --arithmetic int8");
+  }
+  return absl::OkStatus();
+}
+
 // A router's flag given to another role would be ignored, and the wrong server started.
 absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Option*>& of_router) {
   if (flags.engine.tiers.load != serve::LoadWhen::kQuicker && flags.kv_host_mib == 0 &&
@@ -347,6 +374,19 @@ void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {
       "the same for all workers that share KV");
 }
 
+void add_device_flag(CLI::App& app, std::string* device) {
+  app.add_option("--device", *device,
+                 "what computes: cpu; or cuda or cuda:N, a GPU, which then has the weights and the "
+                 "KV cache")
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            return std::string(device::parse_device(text).status().message());
+          },
+          ""))
+      ->type_name("cpu|cuda[:N]")
+      ->capture_default_str();
+}
+
 int parse_serve(ServeFlags& flags, int argc, char** argv) {
   const std::string name = "baton serve";
   CLI::App app("Serves a model over HTTP, alone or as one part of a prefill/decode pair.");
@@ -355,6 +395,7 @@ int parse_serve(ServeFlags& flags, int argc, char** argv) {
   add_http_flags(app, flags);
   add_engine_flags(app, &flags.engine);
   add_arithmetic_flag(app, &flags.arithmetic);
+  add_device_flag(app, &flags.device);
   add_rank_flags(app, &flags.ranks);
   add_tier_flags(app, flags);
   add_event_flags(app, flags);
@@ -365,7 +406,9 @@ int parse_serve(ServeFlags& flags, int argc, char** argv) {
   if (const int status = command_line::parse(app, name, argc, words.data()); status >= 0) {
     return status;
   }
-  if (const absl::Status status = check_role(flags, of_router); !status.ok()) {
+  absl::Status status = check_role(flags, of_router);
+  if (status.ok()) status = check_device(flags);
+  if (!status.ok()) {
     std::cerr << name << ": " << status.message() << " (see " << name << " --help)\n";
     return command_line::kUsage;
   }

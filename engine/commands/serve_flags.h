@@ -62,6 +62,7 @@ struct ServeFlags {
   std::string kv_store;
   kv_events::PublisherConfig events;
   Arithmetic arithmetic = Arithmetic::kFp32;
+  std::string device = "cpu";
   RankFlags ranks;
 };
 
@@ -72,5 +73,6 @@ int parse_serve(ServeFlags& flags, int argc, char** argv);
 void add_model_flag(CLI::App& app, std::string* directory);
 void add_engine_flags(CLI::App& app, serve::EngineOptions* engine);
 void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic);
+void add_device_flag(CLI::App& app, std::string* device);
 
 }  // namespace baton::engine::commands

@@ -16,9 +16,10 @@
 
 namespace baton::engine {
 
-absl::Status Model::Impl::check(std::span<const SequenceChunk> chunks, const KvCache& cache,
-                                const WorkspaceLimits& limits, const float* logits) const {
-  if (cache.geometry() != kv_geometry()) {
+absl::Status check_chunks(const ModelConfig& config, const KvGeometry& geometry,
+                          std::span<const SequenceChunk> chunks, const KvCache& cache,
+                          const WorkspaceLimits& limits, const float* logits) {
+  if (cache.geometry() != geometry) {
     return absl::InvalidArgumentError("the KV cache has another geometry than the model");
   }
   if (chunks.size() > static_cast<size_t>(limits.max_chunks)) {
@@ -288,8 +289,20 @@ absl::StatusOr<Model> Model::create(const Checkpoint& checkpoint, Arithmetic ari
   return Model(*std::move(impl));
 }
 
+absl::StatusOr<Model> Model::describe(const Checkpoint& checkpoint, std::string_view arithmetic) {
+  if (absl::Status status = checkpoint.config.validate(); !status.ok()) return status;
+  auto impl = std::make_unique<Impl>();
+  impl->config = checkpoint.config;
+  impl->fingerprint = engine::fingerprint(checkpoint);
+  if (arithmetic != "fp32") (impl->fingerprint += "+") += arithmetic;
+  return Model(std::move(impl));
+}
+
 absl::StatusOr<Workspace> Model::make_workspace(const WorkspaceLimits& limits, ComputePool& pool,
                                                 ShardExchange* exchange) const {
+  if (impl_->layers.empty()) {
+    return absl::FailedPreconditionError("the model has no weights here: a device computes it");
+  }
   WorkspaceLimits actual = limits;
   const int longest = config().max_position_embeddings;
   if (actual.max_context == 0) actual.max_context = longest;
@@ -309,8 +322,8 @@ absl::Status Model::forward(std::span<const SequenceChunk> chunks, KvCache& cach
                             Workspace& workspace, float* logits) const {
   Workspace::Impl& w = *workspace.impl_;
   const Impl& m = *impl_;
-  if (absl::Status status = m.check(chunks, cache, w.limits, logits); !status.ok()) return status;
-  if (chunks.empty()) return absl::OkStatus();
+  absl::Status checked = check_chunks(m.config, m.kv_geometry(), chunks, cache, w.limits, logits);
+  if (!checked.ok() || chunks.empty()) return checked;
   m.plan(chunks, w);
   const int tokens = static_cast<int>(w.positions.size());
   const size_t q_width = m.q_width();

@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,6 +28,15 @@ namespace baton::engine {
 
 struct Checkpoint;
 
+// How the token behind a chunk is drawn: what serve::Sampler does without penalties, and with this
+// uniform_at(seed, position).
+struct DrawRule {
+  double temperature = 0;  // 0: the likeliest
+  double top_p = 1;
+  double uniform = 0;
+  uint32_t top_k = 0;  // 0: all
+};
+
 // The new tokens of one sequence in a step: a prompt, a piece of one, or one decoded token.
 struct SequenceChunk {
   std::span<const int32_t> tokens;  // at least one, each in [0, vocab)
@@ -35,6 +45,9 @@ struct SequenceChunk {
   std::span<const uint32_t> block_table;
   bool wants_logits = true;       // of the last token
   bool wants_all_logits = false;  // of every token, through LayerHook::token_logits()
+  // A runner that can do so draws the next token by it (ModelRunner::drawn()), and may leave the
+  // logits out then.
+  const DrawRule* draw = nullptr;
 };
 
 // Called by forward() on the calling thread, in layer order. Neither call may throw.
@@ -65,6 +78,11 @@ struct WorkspaceLimits {
   // That multiplies in bf16 arithmetic: for speed alone, since every unit gives the same bits.
   Bf16Unit bf16_unit = best_bf16_unit();
 };
+
+// Whether chunks can be computed, as Model::forward() says: with this cache, and logits or none.
+absl::Status check_chunks(const ModelConfig& config, const KvGeometry& geometry,
+                          std::span<const SequenceChunk> chunks, const KvCache& cache,
+                          const WorkspaceLimits& limits, const float* logits);
 
 // All scratch memory of forward(), allocated and touched once. One forward() at a time.
 class Workspace {
@@ -98,6 +116,9 @@ class Model {
   static absl::StatusOr<Model> create(const Checkpoint& checkpoint,
                                       Arithmetic arithmetic = Arithmetic::kFp32,
                                       const ModelShard& shard = {});
+  // What a model is, without its weights: config and fingerprint, for one that a device computes.
+  // Its forward() is an error. `arithmetic` is what the fingerprint says where that is not "fp32".
+  static absl::StatusOr<Model> describe(const Checkpoint& checkpoint, std::string_view arithmetic);
 
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;

@@ -79,8 +79,6 @@ struct Model::Impl {
   // input's columns, with row stride `stride`.
   absl::Status add_to_x(Workspace::Impl& w, int rows, const float* own, size_t stride, int columns,
                         const WeightView& weight, const std::vector<float>& bias) const;
-  absl::Status check(std::span<const SequenceChunk> chunks, const KvCache& cache,
-                     const WorkspaceLimits& limits, const float* logits) const;
   void plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w) const;
   void project_qkv(const Layer& layer, int tokens, Workspace::Impl& w) const;
   // K and V of the chunks' tokens into their blocks.

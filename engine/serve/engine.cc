@@ -289,6 +289,24 @@ bool Engine::step(int wake_fd) {
   return true;
 }
 
+// What needs no look at the logits is drawn where they are.
+void Engine::let_runner_draw(const StepPlan& plan) {
+  draws_.assign(chunks_.size(), {});
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    const Sequence& sequence = *plan.chunks[i].sequence;
+    const SamplingParams& sampling = sequence.request.sampling;
+    if (!chunks_[i].wants_logits || sampling.adjusts() || sampling.logprobs >= 0 ||
+        sampling.min_p > 0 || sampling.max_tokens == 0) {
+      continue;
+    }
+    draws_[i] = {.temperature = sampling.temperature,
+                 .top_p = sampling.top_p,
+                 .uniform = uniform_at(sampling.seed, sequence.tokens.size()),
+                 .top_k = static_cast<uint32_t>(sampling.top_k)};
+    chunks_[i].draw = &draws_[i];
+  }
+}
+
 absl::Status Engine::compute(const StepPlan& plan) {
   chunks_.clear();
   hook_.begin(plan.chunks.size() > 1 ? 0 : plan.chunks[0].sequence->label());
@@ -311,6 +329,7 @@ absl::Status Engine::compute(const StepPlan& plan) {
     hook_.send(sequence->job->job, static_cast<uint32_t>(range.first),
                absl::MakeConstSpan(sequence->blocks).subspan(range.first, range.count));
   }
+  if (options_.runner != nullptr) let_runner_draw(plan);
   if (plan.streaming != nullptr) ++stats_.loads_streamed;
   if (plan.streaming != nullptr) {
     hook_.await(plan.streaming->source->source(), plan.streaming->load, wake_fd_);
@@ -322,7 +341,7 @@ absl::Status Engine::compute(const StepPlan& plan) {
   absl::Status status;
   if (options_.leader != nullptr) status = options_.leader->begin_step(chunks_, hook_.sends());
   if (status.ok()) {
-    status = model_.forward(chunks_, memory_->cache(), hook_, *workspace_, logits_.data());
+    status = runner_->forward(chunks_, memory_->cache(), hook_, logits_.data());
     if (options_.leader != nullptr) options_.leader->end_step(status);
   }
   hook_.end();
@@ -410,10 +429,14 @@ void Engine::advance(const ScheduledChunk& chunk, size_t row) {
   }
   event.id = sequence->request.id;
   event.has_token = true;
-  event.choice =
-      sampler_.choose(std::span(logits_).subspan(row * vocab, vocab), sequence->request.sampling,
-                      sequence->tokens.size(),
-                      {sequence->tokens, sequence->prompt_tokens, model_.config().eos_token_ids});
+  if (const std::optional<int32_t> drawn = runner_->drawn(row)) {
+    event.choice.token = *drawn;
+  } else {
+    event.choice =
+        sampler_.choose(std::span(logits_).subspan(row * vocab, vocab), sequence->request.sampling,
+                        sequence->tokens.size(),
+                        {sequence->tokens, sequence->prompt_tokens, model_.config().eos_token_ids});
+  }
   const Time now = clock_.now();
   if (metrics.output_tokens++ == 0) {
     metrics.first_token = now;

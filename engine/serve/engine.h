@@ -24,6 +24,7 @@
 #include "engine/handoff/hand_off.h"
 #include "engine/kernels/compute_pool.h"
 #include "engine/model/model.h"
+#include "engine/model/model_runner.h"
 #include "engine/serve/admission.h"
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/cache/kv_tiers.h"
@@ -72,6 +73,9 @@ struct EngineOptions {
   // The model is one of several parts, and this is their rank 0. It must outlive the engine, and
   // knows of `tiers` if there are some.
   shard::Leader* leader = nullptr;
+  // Computes in place of the CPU, and has the KV cache in its memory; it must outlive the engine.
+  // Not yet with `tiers`, `hand_off` or `leader`.
+  ModelRunner* runner = nullptr;
   Timeline* timeline = nullptr;  // spans per layer ("compute", "wait") and per step ("step")
   const Clock* clock = nullptr;  // default: Clock::steady()
 
@@ -171,6 +175,7 @@ class Engine {
   void run(const StepPlan& plan);
   absl::Status compute(const StepPlan& plan);
   void tell_tiers(const StepPlan& plan, const absl::Status& status, Time took);
+  void let_runner_draw(const StepPlan& plan);
   void note_failed_load(Sequence* sequence, const absl::Status& why);
   void load_failed(Sequence* sequence, const absl::Status& why);
   void note_admitted(const StepPlan& plan);
@@ -203,9 +208,11 @@ class Engine {
   std::optional<RemoteLoads> tier_loads_;
   std::optional<RemoteLoads> hand_off_loads_;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> held_;  // by send: blocks for other engines
-  std::optional<Workspace> workspace_;
-  std::vector<float> logits_;  // [max_sequences][vocab_size]
+  std::optional<CpuRunner> cpu_;
+  ModelRunner* runner_ = nullptr;  // the options', or cpu_
+  std::vector<float> logits_;      // [max_sequences][vocab_size]
   std::vector<SequenceChunk> chunks_;
+  std::vector<DrawRule> draws_;  // of a runner that draws, by chunk
   absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> requests_;
   absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> prefills_;  // by job
   EngineStats stats_;

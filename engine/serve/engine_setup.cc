@@ -29,7 +29,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions opt
       connector_(connector),
       clock_(options_.clock != nullptr ? *options_.clock : Clock::steady()),
       liveness_(clock_),
-      pool_(options_.threads, options_.cpus),
+      pool_(options_.runner == nullptr ? options_.threads : 1, options_.cpus),
       max_context_(options_.limits().max_context(model)),
       blocks_(options_.blocks),
       scheduler_(
@@ -82,6 +82,13 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
         "KV tiers (--kv-host-mib, --kv-disk, --kv-store) are there at all tensor-parallel ranks or "
         "at none: give Leader::create() what EngineOptions::tiers says of rank 0");
   }
+  if (options.runner != nullptr &&
+      (options.tiers.wanted() || options.hand_off != nullptr || options.leader != nullptr)) {
+    return absl::UnimplementedError(
+        "a device's KV cache cannot be kept in KV tiers (--kv-host-mib, --kv-disk, --kv-store), "
+        "handed over by name (--kv-agent) or shared out over tensor-parallel ranks yet: leave "
+        "these out, or compute with --device cpu");
+  }
   if (tokenizer.vocab_size() > model.config().vocab_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("the tokenizer has ", tokenizer.vocab_size(), " tokens, the model only ",
@@ -93,17 +100,19 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
 }
 
 absl::Status Engine::start() {
+  runner_ = options_.runner;
+  if (runner_ == nullptr) {
+    runner_ = &cpu_.emplace(model_, pool_,
+                            options_.leader != nullptr ? &options_.leader->exchange() : nullptr);
+  }
   absl::StatusOr<shard::KvMemory> memory =
-      shard::KvMemory::make(model_, options_.blocks, connector_);
+      shard::KvMemory::make(model_, options_.blocks, connector_, runner_);
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
-  absl::StatusOr<Workspace> workspace =
-      model_.make_workspace(options_.limits().workspace(model_), pool_,
-                            options_.leader != nullptr ? &options_.leader->exchange() : nullptr);
-  if (!workspace.ok()) return workspace.status();
-  workspace_ = *std::move(workspace);
+  absl::Status status = runner_->prepare(options_.limits().workspace(model_));
+  if (!status.ok()) return status;
   logits_.resize(options_.max_sequences * model_.config().vocab_size);
-  if (absl::Status status = start_hand_off(); !status.ok()) return status;
+  if (status = start_hand_off(); !status.ok()) return status;
   return start_tiers();
 }
 

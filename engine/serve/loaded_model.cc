@@ -9,8 +9,22 @@
 #include "engine/files/files.h"
 
 namespace baton::engine::serve {
+namespace {
+
+absl::StatusOr<Model> load_for_device(const std::string& directory, const LoadOnDevice& on_device,
+                                      std::unique_ptr<ModelRunner>* runner) {
+  absl::StatusOr<Checkpoint> checkpoint = load_checkpoint(directory);
+  if (!checkpoint.ok()) return checkpoint.status();
+  absl::StatusOr<OnDevice> loaded = on_device(*checkpoint);
+  if (!loaded.ok()) return loaded.status();
+  *runner = std::move(loaded->runner);
+  return Model::describe(*checkpoint, loaded->arithmetic);
+}
+
+}  // namespace
+
 absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic arithmetic,
-                                       const ModelShard& shard) {
+                                       const ModelShard& shard, const LoadOnDevice& on_device) {
   namespace fs = std::filesystem;
   std::error_code error;
   if (!fs::is_directory(directory, error)) {
@@ -18,7 +32,10 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic 
         "there is no model directory \"", directory, "\": give --model a directory with ",
         "config.json, model.safetensors and tokenizer.json (`baton train` writes such a one)"));
   }
-  absl::StatusOr<Model> model = Model::load(directory, arithmetic, shard);
+  std::unique_ptr<ModelRunner> runner;
+  absl::StatusOr<Model> model = on_device != nullptr
+                                    ? load_for_device(directory, on_device, &runner)
+                                    : Model::load(directory, arithmetic, shard);
   if (!model.ok()) return model.status();
   absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");
   if (!tokenizer.ok()) return tokenizer.status();
@@ -35,8 +52,8 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic 
   } else if (!absl::IsNotFound(text.status())) {
     return text.status();
   }
-  return LoadedModel{path.filename().string(), *std::move(model), *std::move(tokenizer),
-                     *std::move(chat_template), defaults};
+  return LoadedModel{path.filename().string(), *std::move(model),         std::move(runner),
+                     *std::move(tokenizer),    *std::move(chat_template), defaults};
 }
 
 }  // namespace baton::engine::serve

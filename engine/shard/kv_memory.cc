@@ -7,7 +7,7 @@
 namespace baton::engine::shard {
 namespace {
 
-kvtransfer::KvLayout layout_of(const Model& model, uint32_t blocks) {
+kvtransfer::KvLayout layout_of(const Model& model, uint32_t blocks, bool on_device) {
   const KvGeometry geometry = model.kv_geometry();
   const auto heads = static_cast<uint32_t>(geometry.kv_heads);
   kvtransfer::KvLayout layout = kvtransfer::KvLayout::transposed_keys(
@@ -20,18 +20,32 @@ kvtransfer::KvLayout layout_of(const Model& model, uint32_t blocks) {
        .head_size = static_cast<uint32_t>(geometry.head_dim),
        .dtype = kvtransfer::KvDtype::kBfloat16});
   layout.model.weights = model.fingerprint();
+  for (kvtransfer::KvBuffer& buffer : layout.buffers) {
+    if (on_device) buffer.device = kvtransfer::KvDevice::kCuda;
+  }
   return layout;
 }
 
 }  // namespace
 
 absl::StatusOr<KvMemory> KvMemory::make(const Model& model, uint32_t blocks,
-                                        kvtransfer::KvConnector* connector) {
+                                        kvtransfer::KvConnector* connector, ModelRunner* runner) {
   KvMemory memory;
   const KvGeometry geometry = model.kv_geometry();
   void* base = nullptr;
-  if (connector != nullptr) {
-    absl::StatusOr<void*> shared = connector->allocate_cache(layout_of(model, blocks));
+  if (runner != nullptr) {
+    absl::StatusOr<void*> of_device = runner->allocate_cache(geometry.cache_bytes(blocks));
+    if (!of_device.ok()) return of_device.status();
+    base = *of_device;
+  }
+  if (base != nullptr) {
+    if (connector != nullptr) {
+      absl::Status status =
+          connector->register_cache(layout_of(model, blocks, true), absl::MakeConstSpan(&base, 1));
+      if (!status.ok()) return status;
+    }
+  } else if (connector != nullptr) {
+    absl::StatusOr<void*> shared = connector->allocate_cache(layout_of(model, blocks, false));
     if (!shared.ok()) return shared.status();
     base = *shared;
   } else {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "engine/kernels/kv_cache.h"
 #include "engine/model/model.h"
+#include "engine/model/model_runner.h"
 #include "kvtransfer/kv_connector.h"
 
 namespace baton::engine::shard {
@@ -31,13 +32,15 @@ struct StepLimits {
   }
 };
 
-// The memory of a KV cache: the connector's, which peers reach, or without one our own.
+// The memory of a KV cache: a device's, or the connector's, which peers reach, or without one our
+// own.
 class KvMemory {
  public:
-  // `connector` may be null; else it must outlive this object. ResourceExhausted: there is not so
-  // much memory.
+  // `connector` may be null; else it must outlive this object. `runner`, if given, says whether the
+  // memory is a device's. ResourceExhausted: there is not so much memory.
   static absl::StatusOr<KvMemory> make(const Model& model, uint32_t blocks,
-                                       kvtransfer::KvConnector* connector);
+                                       kvtransfer::KvConnector* connector,
+                                       ModelRunner* runner = nullptr);
   KvCache& cache() { return *cache_; }
 
  private:

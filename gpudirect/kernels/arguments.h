@@ -14,8 +14,14 @@ namespace baton::gpudirect::kernels {
   F(copy_pieces, CopyPieces, 256)     \
   F(reshard, Reshard, 256)            \
   F(reduce_sum, ReduceSum, 256)       \
+  F(gather_rows, GatherRows, 256)     \
+  F(round_rows, RoundRows, 256)       \
   F(rms_norm, RmsNorm, 256)           \
+  F(gemm, Gemm, 128)                  \
+  F(gemm_bf16, Gemm, 128)             \
   F(rope_store, RopeStore, 128)       \
+  F(attend_pages, PageAttention, 256) \
+  F(swiglu, SwiGlu, 256)              \
   F(adamw, AdamW, 256)                \
   F(sample, Sample, 256)              \
   F(attend_splits, Attention, 256)    \
@@ -77,6 +83,27 @@ struct ReduceSum {
   Element element = Element::kF32;
 };
 
+// Rows of a table, widened to fp32: the embeddings of tokens, or rows that want logits. `size` is a
+// multiple of 8; no kF16.
+struct GatherRows {
+  const void* table = nullptr;     // [..][size], aligned to 16 bytes
+  const uint32_t* rows = nullptr;  // [count]
+  float* out = nullptr;            // [count][size]
+  uint32_t count = 0;
+  uint32_t size = 0;
+  Element element = Element::kF32;
+};
+
+// Rows rounded to bf16, to nearest, ties to even; one behind the other. `size` and `stride` are
+// multiples of 8.
+struct RoundRows {
+  const float* from = nullptr;
+  uint16_t* to = nullptr;  // [rows][size]
+  uint32_t rows = 0;
+  uint32_t size = 0;
+  uint32_t stride = 0;  // elements from row to row of `from`
+};
+
 // y = x / sqrt(mean(x^2) + eps) * weight, row by row; `size` is a multiple of 16. The engine's
 // arithmetic: sixteen sums side by side, added in order.
 struct RmsNorm {
@@ -86,6 +113,44 @@ struct RmsNorm {
   uint32_t rows = 0;
   uint32_t size = 0;
   float eps = 0;
+};
+
+// c [m][n] = a [m][k] w^T + bias, or += where `accumulate`; w is a weight [n][k] in bf16, as files
+// have it. k and lda are multiples of 8; a and w are aligned to 16 bytes. Every element is one
+// chain whatever m is: a row has the same bits in any batch.
+//
+// `gemm` is the engine's gemm() (engine/kernels/gemm.h) to the bit: c = fma(a[k], w[k], c) in
+// ascending k. `gemm_bf16` rounds a to bf16 and multiplies by tensor cores, in steps of 32 k. The
+// emulation adds in the order of gemm_bf16() (engine/kernels/bf16_gemm.h); in which order tensor
+// cores add the products of a step NVIDIA does not say. Each of the k / 16 sums of theirs is taken
+// to be off by less than 2^-19 of its largest number.
+struct Gemm {
+  const float* a = nullptr;
+  const uint16_t* w = nullptr;
+  const float* bias = nullptr;  // [n], added last; null: none
+  float* c = nullptr;
+  uint32_t m = 0;
+  uint32_t n = 0;
+  uint32_t k = 0;
+  uint32_t lda = 0;  // elements from row to row
+  uint32_t ldc = 0;
+  uint32_t accumulate = 0;
+};
+// Rows and columns of c that one block computes at a time; of few rows kFewRows.
+inline constexpr uint32_t kTileRows = 64;
+inline constexpr uint32_t kFewRows = 16;
+inline constexpr uint32_t kTileColumns = 64;
+constexpr uint64_t gemm_blocks(uint32_t m, uint32_t n) {
+  const uint32_t rows = m <= kFewRows ? kFewRows : kTileRows;
+  return uint64_t{(m + rows - 1) / rows} * ((n + kTileColumns - 1) / kTileColumns);
+}
+
+// out = silu(gate) * up, row by row: the engine's swiglu(), to the bit.
+struct SwiGlu {
+  const float* gate_up = nullptr;  // [rows][2 * size]: the gate, then up
+  float* out = nullptr;            // [rows][size]
+  uint32_t rows = 0;
+  uint32_t size = 0;
 };
 
 // A layer of the engine's KV cache (engine/kernels/kv_cache.h).
@@ -107,7 +172,36 @@ struct RopeStore {
   const uint32_t* slots = nullptr;  // [tokens]
   CacheLayer cache;
   uint32_t tokens = 0;
-  uint32_t heads = 0;  // of q
+  uint32_t heads = 0;                   // of q
+  const uint32_t* positions = nullptr;  // [tokens]: rows of cos and sin; null: a token's own
+  float q_scale = 1;                    // what q is multiplied with once it is rotated
+};
+
+// Attention of new tokens over their sequence's pages, theirs among them: prompts, pieces of some,
+// and single tokens alike. The engine's paged_attention() (engine/kernels/attention.h) to the bit,
+// whose steps for a query depend on no other. A task is up to kTaskQueries queries of one sequence
+// and KV head: numbers [first, first + count) of its (token, head of the group) pairs, tokens
+// first.
+inline constexpr uint32_t kTaskQueries = 8;
+inline constexpr uint32_t kMaxPageDim = 256;
+struct AttentionTask {
+  uint32_t table = 0;     // where the sequence's block table begins in block_tables
+  uint32_t position = 0;  // of its first new token
+  uint32_t row = 0;       // of that token in q and out
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
+struct PageAttention {
+  const float* q = nullptr;  // [tokens][kv_heads][group][head_dim], scaled by 1 / sqrt(head_dim)
+  float* out = nullptr;      // the same
+  const uint32_t* block_tables = nullptr;
+  const AttentionTask* tasks = nullptr;
+  float* scores = nullptr;  // [blocks of the launch][kTaskQueries][stride]
+  CacheLayer cache;         // head_dim: a multiple of 16, at most kMaxPageDim
+  uint32_t task_count = 0;
+  uint32_t group = 0;   // query heads that share a KV head
+  uint32_t window = 0;  // tokens that a token sees, itself included; 0: all
+  uint32_t stride = 0;  // of scores: at least as many positions as a task sees, in whole pages
 };
 
 // One update of parameters of one kind: the trainer's (engine/train/data_parallel/optimizer.h).

@@ -7,8 +7,12 @@
 
 #if defined(__CUDACC__)
 #define BATON_DEVICE __device__ __forceinline__
+#define BATON_UNROLL _Pragma("unroll")
+#define BATON_UNROLL_BY_4 _Pragma("unroll 4")
 #else
 #define BATON_DEVICE inline
+#define BATON_UNROLL
+#define BATON_UNROLL_BY_4
 #endif
 
 namespace baton::gpudirect::kernels {

@@ -1,4 +1,5 @@
-// Normalisation, rotary embedding with the write of K and V, and the optimizer's update.
+// Rows by number, normalisation, rotary embedding with the write of K and V, activation, and the
+// optimizer's update.
 #pragma once
 
 #include "gpudirect/kernels/arguments.h"
@@ -43,10 +44,11 @@ BATON_DEVICE void rms_norm(Block& block, const RmsNorm& a) {
 
 // A pair of elements of one head, rotated in place.
 template <class Block>
-BATON_DEVICE void rotate(Block& block, float* head, uint32_t i, uint32_t half, float c, float s) {
+BATON_DEVICE void rotate(Block& block, float* head, uint32_t i, uint32_t half, float c, float s,
+                         float scale) {
   const float x = block.load(head + i), y = block.load(head + i + half);
-  block.store(head + i, x * c - y * s);
-  block.store(head + i + half, y * c + x * s);
+  block.store(head + i, (x * c - y * s) * scale);
+  block.store(head + i + half, (y * c + x * s) * scale);
 }
 
 // A block for each token and head; heads of q come first, then those of k with their v.
@@ -63,9 +65,11 @@ BATON_DEVICE void rope_store(Block& block, const RopeStore& a) {
     float* const rotated =
         head < q_heads ? a.q + (uint64_t{token} * q_heads + head) * dim : a.k + kv_at;
     block.each([&](uint32_t thread) {
+      const uint32_t angle = a.positions == nullptr ? token : block.load(a.positions + token);
       for (uint32_t i = thread; i < half; i += block.threads()) {
-        rotate(block, rotated, i, half, block.load(a.cos + uint64_t{token} * half + i),
-               block.load(a.sin + uint64_t{token} * half + i));
+        const uint64_t at = uint64_t{angle} * half + i;
+        rotate(block, rotated, i, half, block.load(a.cos + at), block.load(a.sin + at),
+               head < q_heads ? a.q_scale : 1.0f);
       }
     });
     if (head < q_heads) continue;
@@ -83,6 +87,72 @@ BATON_DEVICE void rope_store(Block& block, const RopeStore& a) {
       }
     });
   }
+}
+
+// A block for each row; 8 elements at a time.
+template <class Block>
+BATON_DEVICE void gather_rows(Block& block, const GatherRows& a) {
+  const uint32_t vectors = a.size / 8;
+  block.each([&](uint32_t thread) {
+    for (uint32_t row = block.index(); row < a.count; row += block.blocks()) {
+      const uint64_t from = uint64_t{block.load(a.rows + row)} * a.size;
+      auto* const to = reinterpret_cast<Vector16*>(a.out + uint64_t{row} * a.size);
+      for (uint32_t i = thread; i < vectors; i += block.threads()) {
+        Vector16 low = {}, high = {};
+        if (a.element == Element::kBF16) {
+          const auto* const table = static_cast<const uint16_t*>(a.table) + from;
+          const Vector16 half = block.load(reinterpret_cast<const Vector16*>(table) + i);
+          for (uint32_t e = 0; e < 2; ++e) {
+            low.word[2 * e] = half.word[e] << 16;
+            low.word[2 * e + 1] = half.word[e] & 0xffff0000u;
+            high.word[2 * e] = half.word[2 + e] << 16;
+            high.word[2 * e + 1] = half.word[2 + e] & 0xffff0000u;
+          }
+        } else {
+          const auto* const table = static_cast<const float*>(a.table) + from;
+          low = block.load(reinterpret_cast<const Vector16*>(table) + 2 * i);
+          high = block.load(reinterpret_cast<const Vector16*>(table) + 2 * i + 1);
+        }
+        block.store(to + 2 * i, low);
+        block.store(to + 2 * i + 1, high);
+      }
+    }
+  });
+}
+
+template <class Block>
+BATON_DEVICE void round_rows(Block& block, const RoundRows& a) {
+  block.each([&](uint32_t thread) {
+    for (uint32_t row = block.index(); row < a.rows; row += block.blocks()) {
+      const auto* const from = reinterpret_cast<const Vector16*>(a.from + uint64_t{row} * a.stride);
+      auto* const to = reinterpret_cast<Vector16*>(a.to + uint64_t{row} * a.size);
+      for (uint32_t i = thread; i < a.size / 8; i += block.threads()) {
+        const Vector16 low = block.load(from + 2 * i), high = block.load(from + 2 * i + 1);
+        Vector16 half = {};
+        for (uint32_t e = 0; e < 2; ++e) {
+          half.word[e] = to_bf16(float_of(low.word[2 * e])) | to_bf16(float_of(low.word[2 * e + 1]))
+                                                                  << 16;
+          half.word[2 + e] =
+              to_bf16(float_of(high.word[2 * e])) | to_bf16(float_of(high.word[2 * e + 1])) << 16;
+        }
+        block.store(to + i, half);
+      }
+    }
+  });
+}
+
+template <class Block>
+BATON_DEVICE void swiglu(Block& block, const SwiGlu& a) {
+  block.each([&](uint32_t thread) {
+    const uint64_t step = uint64_t{block.blocks()} * block.threads();
+    const uint64_t all = uint64_t{a.rows} * a.size;
+    for (uint64_t i = uint64_t{block.index()} * block.threads() + thread; i < all; i += step) {
+      const uint64_t at = i / a.size * 2 * a.size + i % a.size;
+      const float gate = block.load(a.gate_up + at);
+      const float silu = gate / (1.0f + exponential(-gate));
+      block.store(a.out + i, silu * block.load(a.gate_up + at + a.size));
+    }
+  });
 }
 
 template <class Block>

@@ -2,18 +2,68 @@
 #include "gpudirect/kernels/emulation.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "absl/strings/str_format.h"
 #include "gpudirect/kernels/attention-inl.h"
 #include "gpudirect/kernels/copy_pieces-inl.h"
 #include "gpudirect/kernels/elementwise-inl.h"
+#include "gpudirect/kernels/gemm-inl.h"
+#include "gpudirect/kernels/pages-inl.h"
 #include "gpudirect/kernels/reduce_sum-inl.h"
 #include "gpudirect/kernels/reshard-inl.h"
 #include "gpudirect/kernels/sample-inl.h"
 #include "gpudirect/kernels/trigger-inl.h"
 
 namespace baton::gpudirect::kernels {
+namespace {
+
+float flushed(float x) {
+  return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
+}
+float half_of(uint32_t word, uint32_t k) {
+  return flushed(from_bf16(word >> k % 2 * 16 & 0xffffu));
+}
+
+bool tensor_core_sums = false;
+
+// Towards zero, at a multiple of 2^place.
+double cut(double x, int place) { return std::ldexp(std::trunc(std::ldexp(x, -place)), place); }
+
+// `sum` and 16 products.
+float add_as_tensor_cores(const double* products, float sum) {
+  int largest = std::ilogb(std::max(std::fabs(double{sum}), 0x1p-126));
+  for (int i = 0; i < 16; ++i) {
+    if (products[i] != 0) largest = std::max(largest, std::ilogb(products[i]));
+  }
+  double total = cut(sum, largest - 24);
+  for (int i = 0; i < 16; ++i) total += cut(products[i], largest - 24);
+  if (total == 0) return 0;
+  return static_cast<float>(cut(total, std::ilogb(total) - 23));
+}
+
+}  // namespace
+
+void use_tensor_core_sums(bool on) { tensor_core_sums = on; }
+
+float EmulatedBlock::add_products(const FragmentA* a, const FragmentB* b, uint32_t row,
+                                  uint32_t column, float sum) {
+  float parts[2] = {0.0f, 0.0f};
+  double products[kFragmentK];
+  for (uint32_t k = 0; k < kFragmentK; ++k) {
+    const uint32_t half = k / 16, upper = k % 16 / 8, lane = k % 8 / 2;
+    const uint32_t left = a[row % 8 * 4 + lane].word[half * 4 + upper * 2 + row / 8];
+    const uint32_t right = b[column * 4 + lane].word[half * 2 + upper];
+    products[k] = double{half_of(left, k)} * half_of(right, k);
+    parts[k % 2] = flushed(std::fma(half_of(left, k), half_of(right, k), parts[k % 2]));
+  }
+  if (tensor_core_sums) {
+    return add_as_tensor_cores(products + 16, add_as_tensor_cores(products, sum));
+  }
+  return flushed(flushed(sum) + flushed(parts[0] + parts[1]));
+}
 
 EmulatedBlock::EmulatedBlock(MemoryView& memory, const Launch& launch, uint32_t index)
     : memory_(memory),

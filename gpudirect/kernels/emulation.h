@@ -16,6 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "gpudirect/kernels/fragments.h"
+
 namespace baton::gpudirect::kernels {
 
 // Memory as a kernel may see it.
@@ -71,6 +73,21 @@ class EmulatedBlock {
   // The largest value of each warp, for all its threads.
   void warp_max(std::vector<uint32_t>& values) const;
 
+  // c += a b of each warp, of sums that `sums` has for each thread in of[tile]. In the order of the
+  // engine's bf16 products: the even and the odd k of the 32 apart, each from zero, then both
+  // added; what is smaller than the smallest normal number counts as zero.
+  template <class Sums>
+  void multiply_fragments(const std::vector<FragmentA>& a, const std::vector<FragmentB>& b,
+                          std::vector<Sums>& sums, uint32_t tile) const {
+    for (size_t warp = 0; warp < sums.size(); warp += 32) {
+      for (uint32_t i = 0; i < 16 * 8; ++i) {
+        const uint32_t row = i / 8, column = i % 8;
+        float& sum = sums[warp + row % 8 * 4 + column / 2].of[tile].value[row / 8 * 2 + column % 2];
+        sum = add_products(a.data() + warp, b.data() + warp, row, column, sum);
+      }
+    }
+  }
+
   // To an element of a shared array, while others add to it too.
   template <class T>
   void add(T* to, T value) const {
@@ -101,6 +118,9 @@ class EmulatedBlock {
   }
 
  private:
+  // Of one element of a warp's c.
+  static float add_products(const FragmentA* a, const FragmentB* b, uint32_t row, uint32_t column,
+                            float sum);
   void shuffle();
   std::byte* shared_array(const void* name, size_t bytes);
   std::byte* reach(const void* at, size_t bytes, size_t alignment, bool write);
@@ -121,6 +141,11 @@ struct EmulatedKernel {
   void (*run_block)(EmulatedBlock& block, const void* arguments) = nullptr;
 };
 std::optional<EmulatedKernel> emulated_kernel(std::string_view name);
+
+// From now on multiply_fragments() adds as tensor cores were seen to (Fasi et al., "Numerical
+// behavior of NVIDIA tensor cores", 2021): 16 products at a time and what is there, each cut at the
+// place of the largest of them, and the sum cut to fp32. Not thread-safe.
+void use_tensor_core_sums(bool on);
 
 // Runs all blocks. What the kernel did wrong, or nothing.
 std::optional<std::string> emulate(std::string_view name, const EmulatedKernel& kernel,

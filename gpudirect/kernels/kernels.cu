@@ -2,6 +2,8 @@
 #include "gpudirect/kernels/attention-inl.h"
 #include "gpudirect/kernels/copy_pieces-inl.h"
 #include "gpudirect/kernels/elementwise-inl.h"
+#include "gpudirect/kernels/gemm-inl.h"
+#include "gpudirect/kernels/pages-inl.h"
 #include "gpudirect/kernels/reduce_sum-inl.h"
 #include "gpudirect/kernels/reshard-inl.h"
 #include "gpudirect/kernels/sample-inl.h"
@@ -44,6 +46,22 @@ struct CudaBlock {
   }
   __device__ void warp_max(PerThread<uint32_t>& value) const {
     value.value = __reduce_max_sync(0xffffffffu, value.value);
+  }
+  // As mma.sync has it, twice: 16 k each.
+  template <class Sums>
+  __device__ __forceinline__ void multiply_fragments(PerThread<FragmentA>& a,
+                                                     PerThread<FragmentB>& b, PerThread<Sums>& sums,
+                                                     uint32_t tile) const {
+    float* const c = sums.value.of[tile].value;
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t* const left = a.value.word + half * 4;
+      const uint32_t* const right = b.value.word + half * 2;
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
+    }
   }
   template <class T>
   __device__ void add(T* to, T value) const {

@@ -22,21 +22,22 @@ SHAPE = dict(hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_att
 EXPERTS = dict(model_type="mixtral", intermediate_size=80, num_local_experts=6, num_experts_per_tok=2)
 
 
-def write_model(folder, seed, experts=False):
+def write_model(folder, seed, experts=False, shape=SHAPE):
     """Random weights behind the tokenizer of another model; a Mixtral's or a Llama's."""
     shutil.copytree(MODELS / "kjv-1.8m", folder)
     for old in folder.glob("*.safetensors*"):
         old.unlink()
     config = json.loads((folder / "config.json").read_text())
-    config.update(SHAPE, tie_word_embeddings=True, **(EXPERTS if experts else {}))
+    config.update(shape, tie_word_embeddings=True, **(EXPERTS if experts else {}))
     (folder / "config.json").write_text(json.dumps(config))
-    d, f, kv = config["hidden_size"], config["intermediate_size"], 64
-    shapes = {"model.embed_tokens.weight": (SHAPE["vocab_size"], d), "model.norm.weight": (d,)}
-    for layer in range(SHAPE["num_hidden_layers"]):
+    d, f = config["hidden_size"], config["intermediate_size"]
+    q, kv = (config[of] * config["head_dim"] for of in ("num_attention_heads", "num_key_value_heads"))
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], d), "model.norm.weight": (d,)}
+    for layer in range(config["num_hidden_layers"]):
         name = f"model.layers.{layer}."
         shapes |= {name + "input_layernorm.weight": (d,), name + "post_attention_layernorm.weight": (d,),
-                   name + "self_attn.q_proj.weight": (128, d), name + "self_attn.k_proj.weight": (kv, d),
-                   name + "self_attn.v_proj.weight": (kv, d), name + "self_attn.o_proj.weight": (d, 128)}
+                   name + "self_attn.q_proj.weight": (q, d), name + "self_attn.k_proj.weight": (kv, d),
+                   name + "self_attn.v_proj.weight": (kv, d), name + "self_attn.o_proj.weight": (d, q)}
         if not experts:
             shapes |= {name + "mlp.gate_proj.weight": (f, d), name + "mlp.up_proj.weight": (f, d),
                        name + "mlp.down_proj.weight": (d, f)}
@@ -47,10 +48,10 @@ def write_model(folder, seed, experts=False):
             for weight, shape in (("w1", (f, d)), ("w2", (d, f)), ("w3", (f, d))):
                 shapes[f"{name}experts.{expert}.{weight}.weight"] = shape
     rng, header, data = random.Random(seed), {}, b""
-    for name, shape in shapes.items():
-        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
-        values = array.array("f", (1.0 if len(shape) == 1 else rng.gauss(0, 0.25) for _ in range(count)))
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * count]}
+    for name, dims in shapes.items():
+        count = dims[0] * (dims[1] if len(dims) > 1 else 1)
+        values = array.array("f", (1.0 if len(dims) == 1 else rng.gauss(0, 0.25) for _ in range(count)))
+        header[name] = {"dtype": "F32", "shape": dims, "data_offsets": [len(data), len(data) + 4 * count]}
         data += values.tobytes()
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

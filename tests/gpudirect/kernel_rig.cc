@@ -90,8 +90,8 @@ absl::StatusOr<double> KernelRig::time(int repeats,
 
 std::string json_of(const KernelRow& row) {
   return absl::StrFormat(
-      R"({"name": "%s", "shape": "%s", "us": %.2f, "GB/s": %.1f, "of_copy": %.3f})", row.name,
-      row.shape, row.microseconds, row.gigabytes_per_second, row.of_copy);
+      R"({"name": "%s", "shape": "%s", "us": %.2f, "GB/s": %.1f, "of_copy": %.3f, "TFLOP/s": %.2f})",
+      row.name, row.shape, row.microseconds, row.gigabytes_per_second, row.of_copy, row.teraflops);
 }
 
 }  // namespace baton::gpudirect

@@ -83,7 +83,7 @@ class DevicePlaces {
 };
 
 // Compares every kernel on the device with the emulation: what differs, a line for each; empty when
-// all bits are equal.
+// all bits are equal, but for tensor cores', which are near.
 std::vector<std::string> compare_kernels(KernelRig& rig, const Launcher& launcher);
 
 struct KernelRow {
@@ -92,6 +92,7 @@ struct KernelRow {
   double microseconds = 0;
   double gigabytes_per_second = 0;  // read and written
   double of_copy = 0;               // of a plain copy's rate in the same minute
+  double teraflops = 0;             // of what multiplies
 };
 // Times, with `bytes` in each of the larger arrays: 64 MiB and more for a rate that means
 // something.

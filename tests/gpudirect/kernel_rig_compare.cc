@@ -1,5 +1,6 @@
 // Every kernel on the device against the emulation of the same source.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "absl/strings/str_format.h"
@@ -24,11 +25,12 @@ class Comparison {
   Comparison(KernelRig& rig, const Launcher& launcher) : rig_(rig), launcher_(launcher) {}
 
   // `build` makes the arguments from places; `Kernels` are launched one after the other with them.
+  // `within`, if not 0, is what fp32 numbers may differ by.
   template <class Arguments, class Build>
   void run(
       std::vector<std::string_view> names,
       std::vector<absl::Status (Launcher::*)(const Arguments&, uint64_t, Stream) const> launches,
-      const Build& build) {
+      const Build& build, float within = 0) {
     rig_.clear();
     DevicePlaces device(rig_);
     const Arguments there = build(device);
@@ -51,6 +53,7 @@ class Comparison {
       const auto& [at, wanted, bytes] = device.written[i];
       back.resize(bytes);
       status = rig_.download(back.data(), at, bytes);
+      if (within > 0) replace_if_close(back, wanted, within);
       const auto differs = std::mismatch(back.begin(), back.end(), wanted).first - back.begin();
       if (status.ok() && differs != static_cast<ptrdiff_t>(bytes)) {
         differences.push_back(absl::StrFormat("%s: array %u differs from byte %d of %u on",
@@ -65,6 +68,17 @@ class Comparison {
   std::vector<std::string> differences;
 
  private:
+  static void replace_if_close(std::vector<std::byte>& numbers, const std::byte* wanted,
+                               float within) {
+    for (size_t at = 0; at + sizeof(float) <= numbers.size(); at += sizeof(float)) {
+      float ours = 0, theirs = 0;
+      std::memcpy(&ours, numbers.data() + at, sizeof ours);
+      std::memcpy(&theirs, wanted + at, sizeof theirs);
+      if (std::fabs(ours - theirs) <= within) {
+        std::memcpy(numbers.data() + at, wanted + at, sizeof ours);
+      }
+    }
+  }
   static constexpr uint32_t kBlocks = 24;
   KernelRig& rig_;
   const Launcher& launcher_;
@@ -180,6 +194,71 @@ void compare_serving(Comparison& all) {
                               });
 }
 
+void compare_products(Comparison& all) {
+  for (const uint32_t m : {3u, 70u}) {
+    constexpr uint32_t kN = 130, kK = 104;
+    std::vector<float> a = normal(size_t{m} * kK, 1), bias = normal(kN, 2),
+                       c = normal(size_t{m} * kN, 3);
+    std::vector<uint16_t> w = bf16(size_t{kN} * kK, 4);
+    const auto build = [&](auto& place) {
+      return kernels::Gemm{.a = place(a),
+                           .w = place(w),
+                           .bias = place(bias),
+                           .c = place(c, true),
+                           .m = m,
+                           .n = kN,
+                           .k = kK,
+                           .lda = kK,
+                           .ldc = kN,
+                           .accumulate = 1};
+    };
+    all.run<kernels::Gemm>({"baton_gemm"}, {&Launcher::gemm}, build);
+    // In the order of the tensor cores: some 7 sums, of numbers below 64.
+    all.run<kernels::Gemm>({"baton_gemm_bf16"}, {&Launcher::gemm_bf16}, build, 7 * 64 * 0x1p-19f);
+  }
+}
+
+void compare_steps(Comparison& all) {
+  std::vector<uint16_t> halves = bf16(30 * 64, 1);
+  std::vector<uint32_t> rows = {29, 0, 7, 7};
+  std::vector<float> out(4 * 64);
+  all.run<kernels::GatherRows>({"baton_gather_rows"}, {&Launcher::gather_rows}, [&](auto& place) {
+    return kernels::GatherRows{place(halves),          place(rows), place(out, true), 4, 64,
+                               kernels::Element::kBF16};
+  });
+  std::vector<float> wide = normal(7 * 72, 5);
+  std::vector<uint16_t> rounded(7 * 64);
+  all.run<kernels::RoundRows>({"baton_round_rows"}, {&Launcher::round_rows}, [&](auto& place) {
+    return kernels::RoundRows{place(wide), place(rounded, true), 7, 64, 72};
+  });
+  std::vector<float> gate_up = normal(9 * 2 * 80, 2), hidden(9 * 80);
+  all.run<kernels::SwiGlu>({"baton_swiglu"}, {&Launcher::swiglu}, [&](auto& place) {
+    return kernels::SwiGlu{place(gate_up), place(hidden, true), 9, 80};
+  });
+  std::vector<uint32_t> tables(40);
+  std::iota(tables.rbegin(), tables.rend(), 0u);
+  std::vector<uint16_t> cache = bf16(tables.size() * 2 * 2 * 64 * 16, 3);
+  std::vector<float> q = normal(22 * 2 * 3 * 64, 4), attended(q.size()), scores(24 * 8 * 640);
+  std::vector<kernels::AttentionTask> tasks;
+  for (uint32_t first = 0; first < 21 * 3; first += 8) {  // 21 tokens behind 300, in a window
+    tasks.push_back({0, 300, 0, first, std::min(8u, 21 * 3 - first)});
+  }
+  tasks.push_back({25, 200, 21, 0, 3});
+  all.run<kernels::PageAttention>(
+      {"baton_attend_pages"}, {&Launcher::attend_pages}, [&](auto& place) {
+        return kernels::PageAttention{.q = place(q),
+                                      .out = place(attended, true),
+                                      .block_tables = place(tables),
+                                      .tasks = place(tasks),
+                                      .scores = place(scores, true),
+                                      .cache = {place(cache), 2, 64},
+                                      .task_count = static_cast<uint32_t>(tasks.size()),
+                                      .group = 3,
+                                      .window = 250,
+                                      .stride = 640};
+      });
+}
+
 void compare_triggers(Comparison& all) {
   std::vector<uint64_t> slots(2), tail(1), head(1), seen(1);
   std::vector<kernels::Trigger> triggers = {{1, 2, 3, 4}};
@@ -202,6 +281,8 @@ std::vector<std::string> compare_kernels(KernelRig& rig, const Launcher& launche
   compare_sums(all);
   compare_elementwise(all);
   compare_serving(all);
+  compare_products(all);
+  compare_steps(all);
   compare_triggers(all);
   return all.differences;
 }

@@ -19,9 +19,9 @@ class Times {
  public:
   Times(KernelRig& rig, int repeats) : rig_(rig), repeats_(repeats) {}
 
-  // `moved`: bytes that are read and written.
+  // `moved`: bytes that are read and written. `operations`: multiplies and adds.
   void row(std::string name, std::string shape, size_t moved,
-           const std::function<absl::Status()>& queue) {
+           const std::function<absl::Status()>& queue, double operations = 0) {
     if (!status.ok()) return;
     const auto us = rig_.time(repeats_, queue);
     if (!us.ok()) {
@@ -30,7 +30,8 @@ class Times {
     }
     const double rate = static_cast<double>(moved) / *us / 1000;
     if (rows.empty()) copy_rate_ = rate;
-    rows.push_back({std::move(name), std::move(shape), *us, rate, rate / copy_rate_});
+    rows.push_back(
+        {std::move(name), std::move(shape), *us, rate, rate / copy_rate_, operations / *us / 1e6});
   }
   // Device memory with random bf16 numbers between 1/2 and 2: of any type finite.
   DevicePointer numbers(size_t bytes) {
@@ -162,6 +163,61 @@ void time_attention(Times& times, KernelRig& rig, const Launcher& launcher, Stre
             });
 }
 
+// Products with a square weight of `bytes`, of one token and of a prompt; then a prompt's attention
+// over as much KV. The floor of the first is the weight's bytes, of the others what the device
+// multiplies in a second.
+void time_model(Times& times, KernelRig& rig, const Launcher& launcher, Stream stream,
+                DevicePointer from, DevicePointer to, size_t bytes) {
+  uint32_t side = 64;
+  while (size_t{side} * side * 32 <= bytes) side *= 2;  // so that a prompt's a and c fit too
+  for (const uint32_t m : {1u, side}) {
+    const kernels::Gemm product{.a = pointer_of<const float>(from),
+                                .w = pointer_of<const uint16_t>(from),
+                                .c = pointer_of<float>(to),
+                                .m = m,
+                                .n = side,
+                                .k = side,
+                                .lda = side,
+                                .ldc = side};
+    const size_t moved = size_t{side} * side * 2 + size_t{m} * side * 8;
+    const double operations = 2.0 * m * side * side;
+    const uint64_t blocks = kernels::gemm_blocks(m, side);
+    const std::string shape = absl::StrFormat("%u x %u x %u", m, side, side);
+    times.row(
+        "gemm", shape, moved, [&] { return launcher.gemm(product, blocks, stream); }, operations);
+    times.row(
+        "gemm bf16", shape, moved, [&] { return launcher.gemm_bf16(product, blocks, stream); },
+        operations);
+  }
+  constexpr uint32_t kBlockBytes = 8 * 2 * 128 * 16 * 2;
+  const uint32_t length = std::min(4096u, static_cast<uint32_t>(bytes / kBlockBytes) * 16);
+  const uint32_t tokens = length / 8;
+  std::vector<uint32_t> tables(length / 16);
+  std::iota(tables.begin(), tables.end(), 0u);
+  std::vector<kernels::AttentionTask> tasks;
+  for (uint32_t first = 0; first < tokens * 4; first += kernels::kTaskQueries) {
+    tasks.push_back({0, length - tokens, 0, first, kernels::kTaskQueries});
+  }
+  const size_t q_bytes = size_t{tokens} * 8 * 4 * 128 * 4;
+  constexpr uint64_t kBlocks = 512;
+  const kernels::PageAttention attention{
+      .q = pointer_of<const float>(times.numbers(q_bytes)),
+      .out = pointer_of<float>(rig.allocate(q_bytes)),
+      .block_tables = times.table(tables),
+      .tasks = times.table(tasks),
+      .scores = pointer_of<float>(rig.allocate(kBlocks * kernels::kTaskQueries * length * 4)),
+      .cache = {pointer_of<uint16_t>(from), 8, 128},
+      .task_count = static_cast<uint32_t>(tasks.size()),
+      .group = 4,
+      .stride = length};
+  times.row(
+      "paged prefill",
+      absl::StrFormat("%u tokens of %u, 8 KV heads x 128, group 4", tokens, length),
+      size_t{length} * 8 * 2 * 128 * 2 + 2 * q_bytes,
+      [&] { return launcher.attend_pages(attention, kBlocks, stream); },
+      4.0 * 128 * 32 * tokens * (length - tokens / 2.0));
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launcher& launcher,
@@ -180,6 +236,7 @@ absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launch
   time_reshard(times, launcher, stream, from, to, bytes);
   time_sums(times, launcher, stream, from, other, to, bytes);
   time_attention(times, rig, launcher, stream, from, bytes);
+  time_model(times, rig, launcher, stream, from, to, bytes);
   if (!times.status.ok()) return times.status;
   return times.rows;
 }

@@ -1,4 +1,7 @@
 // Our declarations of the CUDA driver's interface against those of its own headers.
+#if __has_include(<cublasLt.h>)
+#include <cublasLt.h>
+#endif
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <gtest/gtest.h>
@@ -6,6 +9,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "gpudirect/blas/cublaslt.h"
 #include "gpudirect/driver.h"
 
 namespace baton::gpudirect {
@@ -158,6 +162,37 @@ static_assert(equal(kHostAllocDmaBuf, CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUP
 #endif
 
 TEST(Toolkit, OurDeclarationsAreThoseOfCuda) { SUCCEED() << "compiled, and that is the test"; }
+
+#if __has_include(<cublasLt.h>)
+template <typename Ours, typename Theirs>
+struct SameBlas : std::false_type {};
+template <typename Left, typename... Ours, typename Right, typename... Theirs>
+struct SameBlas<Left (*)(Ours...), Right (*)(Theirs...)> {
+  static constexpr bool value = [] {
+    if constexpr (sizeof...(Ours) != sizeof...(Theirs)) {
+      return false;
+    } else {
+      return sizeof(Left) == sizeof(Right) && (alike<Ours, Theirs>() && ...);
+    }
+  }();
+};
+#define BATON_SAME(name, result, parameters)                                  \
+  static_assert(SameBlas<decltype(CublasLt::name), decltype(&::name)>::value, \
+                #name " has another signature");
+BATON_BLAS_ENTRIES(BATON_SAME)
+#undef BATON_SAME
+static_assert(sizeof(BlasAlgorithm) == sizeof(cublasLtMatmulAlgo_t));
+static_assert(sizeof(BlasChoice) == sizeof(cublasLtMatmulHeuristicResult_t) &&
+              offsetof(BlasChoice, workspace) ==
+                  offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize) &&
+              offsetof(BlasChoice, state) == offsetof(cublasLtMatmulHeuristicResult_t, state));
+static_assert(kRealFloat == int{CUDA_R_32F} && kRealBf16 == int{CUDA_R_16BF} &&
+              kComputeFloat == int{CUBLAS_COMPUTE_32F} && kTransposed == int{CUBLAS_OP_T} &&
+              kTransposeA == int{CUBLASLT_MATMUL_DESC_TRANSA} &&
+              kMostWorkspace == int{CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES} &&
+              kReductionSchemes == int{CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK} &&
+              kSplitCount == int{CUBLASLT_ALGO_CONFIG_SPLITK_NUM});
+#endif
 
 }  // namespace
 }  // namespace baton::gpudirect

@@ -23,6 +23,9 @@ constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_CATCH_FAULTS", "yes",
                         "no: a transfer that meets memory which was unmapped ends the process, "
                         "and SIGSEGV and SIGBUS are nobody's but the program's"},
+    EnvironmentVariable{
+        "BATON_CUBLASLT", "libcublasLt.so.13, or .12",
+        "the file of the library that multiplies in bf16 on a GPU; none: our own kernel does"},
     EnvironmentVariable{"BATON_FLIGHT_RECORDER", "/tmp/baton-flight-USER-GROUP",
                         "where a failed collective writes its last events: this and .RANK.json; "
                         "none: nowhere"},

@@ -76,6 +76,14 @@ class BatonConnector final : public KvConnector {
           worker_->register_memory(buffers[i], layout.buffers[i].bytes, access_);
       status = region.status();
       if (!status.ok()) break;
+      const bool on_device = region->place.kind == baton::MemoryKind::kDevice;
+      if (on_device != (layout.buffers[i].device == KvDevice::kCuda)) {
+        worker_->deregister_memory(*region).IgnoreError();
+        status = absl::InvalidArgumentError(
+            absl::StrCat("buffer ", i, " of the KV cache is memory of ", region->place.name(),
+                         ", and its layout says otherwise"));
+        break;
+      }
       absl::StatusOr<RemoteRegion> remote = worker_->remote_region(*region);
       status = remote.status();
       registered.push_back({*region, {remote.ok() ? *remote : RemoteRegion(), 0}});
@@ -90,6 +98,11 @@ class BatonConnector final : public KvConnector {
 
   absl::StatusOr<void*> allocate_cache(const KvLayout& layout) override {
     if (absl::Status status = check_new_cache(layout); !status.ok()) return status;
+    for (const KvBuffer& buffer : layout.buffers) {
+      if (buffer.device == KvDevice::kHost) continue;
+      return absl::UnimplementedError(
+          "a connector allocates host memory alone: allocate the device's, and register_cache()");
+    }
     PoolOptions options;
     options.huge_pages = huge_pages_;
     options.slab_bytes = 4096;  // the cache gets a slab of its own
@@ -207,11 +220,6 @@ class BatonConnector final : public KvConnector {
       return absl::FailedPreconditionError("this worker has a KV cache already");
     }
     if (absl::Status status = layout.check(); !status.ok()) return status;
-    for (const KvBuffer& buffer : layout.buffers) {
-      if (buffer.device == KvDevice::kHost) continue;
-      return absl::UnimplementedError(
-          "a KV cache in device memory cannot be moved yet: stage it in host memory");
-    }
     return absl::OkStatus();
   }
 

@@ -1,9 +1,11 @@
-// Normalisation, rotary embedding and the optimizer, to the bit as the engine's and the trainer's.
+// Rows by number, normalisation, rotary embedding, activation and the optimizer, to the bit as the
+// engine's and the trainer's.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
 
+#include "engine/kernels/aligned.h"
 #include "engine/kernels/attention.h"
 #include "engine/kernels/elementwise.h"
 #include "engine/train/data_parallel/optimizer.h"
@@ -91,6 +93,109 @@ TEST(RopeStore, IsTheEnginesRopeAndStore) {
   EXPECT_EQ(q, q_wanted);
   EXPECT_EQ(k, k_wanted);
   EXPECT_EQ(ours, theirs);
+}
+
+// The angles by position, and q scaled once it is rotated, as the model does.
+TEST(RopeStore, TakesAnglesByPositionAndScalesQ) {
+  constexpr uint32_t kTokens = 5, kHeads = 2, kDim = 32, kPositions = 40;
+  std::vector<float> q = normal(kTokens * kHeads * kDim, 1), k = normal(kTokens * kDim, 2);
+  const std::vector<float> v = normal(k.size(), 3), cosines = normal(kPositions * kDim / 2, 4),
+                           sines = normal(cosines.size(), 5);
+  const std::vector<uint32_t> positions = {39, 0, 7, 7, 1}, slots = {0, 1, 2, 3, 4};
+  std::vector<uint16_t> cache(2 * kDim * 16);
+  std::vector<float> q_wanted = q, k_wanted = k;
+  for (uint32_t t = 0; t < kTokens; ++t) {
+    const float* const c = cosines.data() + positions[t] * kDim / 2;
+    const float* const s = sines.data() + positions[t] * kDim / 2;
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      float* const head = q_wanted.data() + (t * kHeads + h) * kDim;
+      engine::rope(head, c, s, kDim);
+      engine::scale(head, 0.3f, kDim);
+    }
+    engine::rope(k_wanted.data() + t * kDim, c, s, kDim);
+  }
+  EmulatedMemory memory;
+  memory.allow(q, true);
+  memory.allow(k, true);
+  for (const auto* read : {&v, &cosines, &sines}) memory.allow(*read);
+  memory.allow(positions);
+  memory.allow(slots);
+  memory.allow(cache, true);
+  const RopeStore arguments{.q = q.data(),
+                            .k = k.data(),
+                            .v = v.data(),
+                            .cos = cosines.data(),
+                            .sin = sines.data(),
+                            .slots = slots.data(),
+                            .cache = {cache.data(), 1, kDim},
+                            .tokens = kTokens,
+                            .heads = kHeads,
+                            .positions = positions.data(),
+                            .q_scale = 0.3f};
+  ASSERT_EQ(run_kernel("baton_rope_store", arguments, 4, memory), std::nullopt);
+  EXPECT_EQ(q, q_wanted);
+  EXPECT_EQ(k, k_wanted);
+}
+
+TEST(GatherRows, WidensRowsByNumber) {
+  constexpr uint32_t kSize = 40;
+  const std::vector<float> table = normal(9 * kSize, 1);
+  std::vector<uint16_t> halves;
+  for (const float value : table) halves.push_back(engine::bf16_from_float(value));
+  const std::vector<uint32_t> rows = {8, 0, 3, 3, 5};
+  std::vector<float> out(rows.size() * kSize);
+  EmulatedMemory memory;
+  memory.allow(table);
+  memory.allow(halves);
+  memory.allow(rows);
+  memory.allow(out, true);
+  for (const Element element : {Element::kF32, Element::kBF16}) {
+    const bool half = element == Element::kBF16;
+    const GatherRows arguments{half ? static_cast<const void*>(halves.data()) : table.data(),
+                               rows.data(),
+                               out.data(),
+                               5,
+                               kSize,
+                               element};
+    ASSERT_EQ(run_kernel("baton_gather_rows", arguments, 2, memory), std::nullopt);
+    for (size_t i = 0; i < out.size(); ++i) {
+      const size_t from = rows[i / kSize] * kSize + i % kSize;
+      ASSERT_EQ(out[i], half ? engine::float_from_bf16(halves[from]) : table[from]) << i;
+    }
+  }
+}
+
+TEST(RoundRows, RoundsAsTheEngine) {
+  constexpr uint32_t kRows = 5, kSize = 24, kStride = 40;
+  const std::vector<float> from = normal(kRows * kStride, 1);
+  std::vector<uint16_t> to(kRows * kSize);
+  EmulatedMemory memory;
+  memory.allow(from);
+  memory.allow(to, true);
+  const RoundRows arguments{from.data(), to.data(), kRows, kSize, kStride};
+  ASSERT_EQ(run_kernel("baton_round_rows", arguments, 2, memory), std::nullopt);
+  for (uint32_t i = 0; i < to.size(); ++i) {
+    ASSERT_EQ(to[i], engine::bf16_from_float(from[i / kSize * kStride + i % kSize])) << i;
+  }
+}
+
+TEST(SwiGlu, IsTheEngines) {
+  constexpr uint32_t kRows = 7, kSize = 48;
+  std::vector<float> gate_up = normal(kRows * 2 * kSize, 1);
+  gate_up[0] = 100;
+  gate_up[1] = -100;
+  gate_up[2] = -87.5f;
+  std::vector<float> out(kRows * kSize), wanted(out.size());
+  for (uint32_t row = 0; row < kRows; ++row) {
+    const float* const gate = gate_up.data() + row * 2 * kSize;
+    engine::swiglu(gate, gate + kSize, wanted.data() + row * kSize, kSize);
+  }
+  EmulatedMemory memory;
+  memory.allow(gate_up);
+  memory.allow(out, true);
+  const SwiGlu arguments{gate_up.data(), out.data(), kRows, kSize};
+  ASSERT_EQ(run_kernel("baton_swiglu", arguments, 2, memory), std::nullopt);
+  EXPECT_EQ(out, wanted);
 }
 
 TEST(AdamW, IsTheTrainers) {

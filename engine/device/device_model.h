@@ -1,0 +1,146 @@
+// A model on a GPU: weights, scratch memory and the KV cache in its memory, and a step of the
+// engine as launches on one stream.
+//
+// In fp32 arithmetic (weights in bf16, all else in fp32) every sum is in the CPU's order, so logits
+// and KV have the CPU's bits: a prompt may be computed on a GPU and continued on a CPU, or the
+// other way round, and the tokens are those of one of them alone. In bf16 arithmetic tensor cores
+// multiply, which add in an order of their own: rows are still the same in any batch, but differ
+// from the CPU's in their last places, so KV is not shared with it ("bf16-cuda" in the
+// fingerprint).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/device/device_weights.h"
+#include "engine/device/gpu.h"
+#include "engine/model/arithmetic.h"
+#include "engine/model/checkpoint.h"
+#include "engine/model/model_runner.h"
+#include "gpudirect/blas/gpu_gemm.h"
+
+namespace baton::engine::device {
+
+// What the fingerprint of a model says whose KV a device computes.
+absl::StatusOr<std::string_view> device_arithmetic(Arithmetic arithmetic);
+
+// After an error of the driver the step's requests fail, and the next step works unless the device
+// is lost.
+class DeviceModel final : public ModelRunner {
+ public:
+  // Uploads the weights; the checkpoint is not needed afterwards. `blas`, if it is there, may
+  // multiply in bf16 arithmetic, and outlives the model. Unimplemented: experts, int8.
+  static absl::StatusOr<std::unique_ptr<DeviceModel>> create(
+      std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic,
+      const absl::StatusOr<const gpudirect::CublasLt*>& blas =
+          absl::UnavailableError("nobody gave it cuBLASLt"));
+  ~DeviceModel() override;
+
+  // "CUDA device 0: NVIDIA H100 80GB HBM3"; of one that is prepared also who multiplies.
+  std::string name() const override;
+  absl::Status prepare(const WorkspaceLimits& limits) override;
+  // Memory that adapters and other processes may be given, as far as the device can do that. The
+  // last one's is given back when there is another.
+  absl::StatusOr<void*> allocate_cache(size_t bytes) override;
+  absl::Status forward(std::span<const SequenceChunk> chunks, KvCache& cache, LayerHook& hook,
+                       float* logits) override;
+  std::optional<int32_t> drawn(size_t chunk) const override;
+
+  const Gpu& gpu() const { return *gpu_; }
+
+ private:
+  // Arrays of the device, for a step.
+  struct Scratch {
+    float* x = nullptr;         // [tokens][d], the residual stream
+    float* normed = nullptr;    // [tokens or chunks][d]
+    float* picked = nullptr;    // [chunks][d]: rows that want logits
+    float* q = nullptr;         // [tokens][H * head_dim]
+    float* k = nullptr;         // [tokens][KV * head_dim]
+    float* v = nullptr;         // the same
+    float* attended = nullptr;  // like q
+    float* gate_up = nullptr;   // [tokens][2 F]
+    float* hidden = nullptr;    // [tokens][F]
+    float* logits = nullptr;    // [chunks][V]
+    int32_t* tokens = nullptr;  // [chunks], that were drawn
+    float* scores = nullptr;    // of attention
+    float* cos = nullptr;       // [positions][head_dim / 2]
+    float* sin = nullptr;
+    std::byte* inputs = nullptr;
+  };
+  // What a step reads, on the device.
+  struct Inputs {
+    uint32_t tokens = 0;
+    const uint32_t* ids = nullptr;        // [tokens]
+    const uint32_t* positions = nullptr;  // [tokens]
+    const uint32_t* slots = nullptr;      // [tokens]
+    const uint32_t* tables = nullptr;
+    const gpudirect::kernels::AttentionTask* tasks = nullptr;
+    uint32_t task_count = 0;
+    const uint32_t* rows = nullptr;  // that want logits
+    uint32_t row_count = 0;
+    const gpudirect::kernels::SampleRow* draws = nullptr;  // by row; null: none is drawn
+  };
+
+  DeviceModel(std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic,
+              absl::StatusOr<const gpudirect::CublasLt*> blas);
+  absl::Status prepare_products();
+  void place_scratch(Carver& carver);
+  size_t input_bytes() const;
+  template <typename T>
+  const T* add_input(const std::vector<T>& values);
+  absl::Status read_inputs(std::span<const SequenceChunk> chunks);
+  absl::Status compute(std::span<const SequenceChunk> chunks, const KvCache& cache, LayerHook& hook,
+                       float* logits);
+  absl::Status project_qkv(const DeviceLayer& layer);
+  absl::Status store(int l, const KvCache& cache);
+  absl::Status attend(int l, const KvCache& cache);
+  absl::Status feed_forward(const DeviceLayer& layer);
+  // `rows` of the residual stream to logits, and these to pinned memory, when the stream has come
+  // there.
+  absl::Status rate(const uint32_t* rows, uint32_t count);
+  absl::Status fetch_logits(uint32_t count);
+  absl::Status draw();
+  // Tokens and logits of the step, when the stream has come to its end.
+  absl::Status take(float* logits);
+  absl::Status predict_all(std::span<const SequenceChunk> chunks, LayerHook& hook);
+  absl::Status norm(const float* x, const float* weight, float* y, uint32_t rows, int size);
+  absl::Status multiply(const float* a, uint32_t rows, int k, const uint16_t* w, int n,
+                        const float* bias, float* c, bool accumulate);
+  // Says of all layers below `until` that they are written, as far as they are, or when they are.
+  absl::Status tell_written(LayerHook& hook, int until, bool wait);
+  gpudirect::kernels::CacheLayer cache_layer(int l, const KvCache& cache) const;
+
+  // In this order: what is on the device goes before it does.
+  std::unique_ptr<Gpu> gpu_;
+  const ModelConfig config_;
+  const Arithmetic arithmetic_;
+  const absl::StatusOr<const gpudirect::CublasLt*> blas_;
+  DeviceWeights weights_;
+  std::unique_ptr<gpudirect::GpuGemm> products_;  // in bf16 arithmetic
+  WorkspaceLimits limits_;
+  std::unique_ptr<gpudirect::DeviceSlab> cache_memory_;
+  std::unique_ptr<gpudirect::DeviceSlab> scratch_memory_;
+  std::unique_ptr<gpudirect::RegisteredPages> pinned_inputs_;
+  std::unique_ptr<gpudirect::RegisteredPages> pinned_logits_;
+  std::vector<gpudirect::Event> written_;  // by layer
+  int told_ = 0;                           // layers of this step
+  Scratch scratch_;
+  uint32_t score_blocks_ = 1;
+  uint32_t score_stride_ = 0;
+  size_t input_used_ = 0;
+  Inputs inputs_;
+  // Of the step, before they go to pinned memory.
+  std::vector<uint32_t> ids_, positions_, slots_, tables_, rows_, row_chunks_;
+  std::vector<gpudirect::kernels::AttentionTask> tasks_;
+  std::vector<gpudirect::kernels::SampleRow> draws_;  // by row
+  std::vector<bool> may_draw_;                        // by row
+  std::vector<std::optional<int32_t>> drawn_;         // by chunk
+};
+
+}  // namespace baton::engine::device

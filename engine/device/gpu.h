@@ -1,0 +1,79 @@
+// One GPU as the engine uses it: its kernels, a stream that computes, and the way to its memory.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "gpudirect/device.h"
+#include "gpudirect/device_memory.h"
+#include "gpudirect/kernels/image.h"
+#include "gpudirect/launcher.h"
+#include "gpudirect/registered_pages.h"
+
+namespace baton::engine::device {
+
+// Not thread-safe. What was made with it ends before it does.
+class Gpu {
+ public:
+  // Unavailable, in one line with the remedy: no such device, a build without kernels, a device
+  // that they do not run on.
+  static absl::StatusOr<std::unique_ptr<Gpu>> open(
+      const gpudirect::Driver& driver, int ordinal,
+      absl::Span<const std::byte> image = gpudirect::kernels::image());
+  ~Gpu();
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
+
+  const gpudirect::Device& device() const { return *device_; }
+  const gpudirect::Launcher& launcher() const { return *launcher_; }
+  // Of its own: what peers' copies do runs beside it.
+  gpudirect::Stream stream() const { return stream_; }
+
+  // Copies to the device by way of pinned memory; the bytes are there when it returns.
+  absl::Status upload(gpudirect::DevicePointer to, const void* from, size_t bytes);
+  // Puts a copy on the stream; to or from the host's side it is RegisteredPages.
+  absl::Status copy(gpudirect::DevicePointer to, gpudirect::DevicePointer from, size_t bytes) const;
+  // Whether what was on the stream when the event was recorded has ended.
+  absl::StatusOr<bool> reached(gpudirect::Event event) const;
+  // Wait until the stream is empty, or has come to the event, also where a call fails meanwhile:
+  // for two minutes at most. Then that stays an error for good, since nobody knows what still runs.
+  absl::Status wait();
+  absl::Status wait_for(gpudirect::Event event);
+
+ private:
+  Gpu() = default;
+  template <typename Ask>
+  absl::Status wait_until(const Ask& ask);
+
+  std::unique_ptr<gpudirect::Device> device_;
+  std::unique_ptr<gpudirect::Launcher> launcher_;
+  std::unique_ptr<gpudirect::RegisteredPages> stage_;
+  gpudirect::Stream stream_ = nullptr;
+  absl::Status stuck_;
+};
+
+// Cuts memory of a device into arrays, each aligned to 256 bytes. From base 0 it only measures.
+class Carver {
+ public:
+  explicit Carver(gpudirect::DevicePointer base = 0) : base_(base) {}
+  template <typename T>
+  T* take(size_t count) {
+    const size_t at = used_;
+    used_ = (used_ + count * sizeof(T) + 255) / 256 * 256;
+    return gpudirect::pointer_of<T>(base_ + at);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  const gpudirect::DevicePointer base_;
+  size_t used_ = 0;
+};
+
+inline gpudirect::DevicePointer address_of(const void* data) {
+  return static_cast<gpudirect::DevicePointer>(reinterpret_cast<uintptr_t>(data));
+}
+
+}  // namespace baton::engine::device

@@ -1,0 +1,43 @@
+// Reads --device, and puts a model on what it names.
+#include "engine/device/open_device.h"
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "engine/device/device_model.h"
+#include "gpudirect/driver.h"
+
+namespace baton::engine::device {
+
+absl::StatusOr<std::optional<int>> parse_device(std::string_view text) {
+  if (text == "cpu") return std::nullopt;
+  if (text == "cuda") return 0;
+  absl::string_view number(text.data(), text.size());
+  uint32_t ordinal = 0;
+  if (absl::ConsumePrefix(&number, "cuda:") && !number.empty() && number[0] != '+' &&
+      absl::SimpleAtoi(number, &ordinal) && ordinal < 1024) {
+    return static_cast<int>(ordinal);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", std::string(text), "\" is no device: write cpu, cuda or cuda:N"));
+}
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> run_on_device(int ordinal,
+                                                           const Checkpoint& checkpoint,
+                                                           Arithmetic arithmetic) {
+  const auto failed = [&](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat("--device cuda:", ordinal, ": ",
+                                                    status.message(), "; --device cpu needs none"));
+  };
+  const absl::StatusOr<const gpudirect::Driver*> driver = gpudirect::machine_driver();
+  if (!driver.ok()) return failed(driver.status());
+  absl::StatusOr<std::unique_ptr<Gpu>> gpu = Gpu::open(**driver, ordinal);
+  if (!gpu.ok()) return failed(gpu.status());
+  absl::StatusOr<const gpudirect::CublasLt*> blas = absl::UnavailableError("it is not needed");
+  if (arithmetic == Arithmetic::kBf16) blas = gpudirect::machine_cublaslt();
+  auto model = DeviceModel::create(*std::move(gpu), checkpoint, arithmetic, blas);
+  if (!model.ok()) return failed(model.status());
+  return *std::move(model);
+}
+
+}  // namespace baton::engine::device

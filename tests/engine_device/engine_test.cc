@@ -1,0 +1,192 @@
+// An engine whose steps a device computes: the tokens of the CPU's, alone, in batches, and with the
+// prompt computed on one and continued on the other.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "kvtransfer/baton_connector.h"
+#include "tests/engine_device/device_rig.h"
+#include "tests/engine_serve/engine_fixture.h"
+#include "tests/gpudirect/fake/installed_fake.h"
+
+namespace baton::engine::serve {
+namespace {
+
+using gpudirect::InstalledFake;
+
+constexpr size_t kRequests = 10;
+
+const std::vector<Request>& requests() {
+  static const auto* list = [] {
+    auto* made = new std::vector<Request>(random_requests(5, kRequests));
+    for (Request& request : *made) {
+      SamplingParams& sampling = request.sampling;
+      sampling.max_tokens = std::min(sampling.max_tokens, 8);
+      // What the device leaves to the Sampler, among what it draws itself.
+      if (request.id % 4 == 0) sampling.presence_penalty = 1.5;
+      if (request.id % 4 == 1) sampling.min_p = 0.3;
+      if (request.id % 4 == 2) sampling.logprobs = 2;
+    }
+    return made;
+  }();
+  return *list;
+}
+const std::map<uint64_t, Outcome>& expected() {
+  static const auto* outcomes = new std::map<uint64_t, Outcome>(run_one_at_a_time(requests()));
+  return *outcomes;
+}
+Checkpoint checkpoint() { return make_test_checkpoint(tiny_model_config(), 1); }
+
+// A model that a device computes, or the CPU.
+struct Half {
+  explicit Half(bool on_device) {
+    if (!on_device) return;
+    runner = *device::on_fake(checkpoint());
+    described.emplace(*Model::describe(checkpoint(), "fp32"));
+  }
+  const Model& model() const { return described.has_value() ? *described : test_model(); }
+  std::unique_ptr<device::DeviceModel> runner;
+  std::optional<Model> described;
+};
+
+TEST(DeviceEngine, SameTokensAsTheCpus) {
+  InstalledFake driver;
+  {
+    const Half half(true);
+    auto engine = Engine::create(
+        half.model(), test_tokenizer(),
+        {.blocks = 40, .token_budget = 48, .max_sequences = 4, .runner = half.runner.get()});
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    std::map<uint64_t, Outcome> outcomes;
+    for (const Request& request : requests()) {
+      ASSERT_TRUE(submit(**engine, request, &outcomes[request.id]).ok());
+    }
+    run_until([&] { return (*engine)->step(); }, [&] { return !(*engine)->has_work(); });
+    expect_same(expected(), outcomes);
+    EXPECT_TRUE((*engine)->check_integrity().ok());
+  }
+  driver.expect_clean();
+}
+
+std::unique_ptr<kvtransfer::KvConnector> connector(const std::string& name,
+                                                   const std::string& provider) {
+  kvtransfer::BatonConnectorOptions options;
+  options.worker.name = name;
+  options.worker.providers = {provider};
+  options.worker.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
+  auto made = kvtransfer::make_baton_connector(options);
+  EXPECT_TRUE(made.ok()) << made.status();
+  return *std::move(made);
+}
+
+struct Case {
+  const char* provider;
+  bool prefill_on_device;
+  bool decode_on_device;
+};
+class DevicePair : public testing::TestWithParam<Case> {};
+
+TEST_P(DevicePair, SameTokensAsOneEngine) {
+  const Case& given = GetParam();
+  InstalledFake driver;
+  {
+    const Half left(given.prefill_on_device), right(given.decode_on_device);
+    const auto from = connector("prefill", given.provider),
+               to = connector("decode", given.provider);
+    auto prefill = Engine::create(left.model(), test_tokenizer(),
+                                  {.role = EngineRole::kPrefill,
+                                   .blocks = 64,
+                                   .token_budget = 64,
+                                   .runner = left.runner.get()},
+                                  from.get());
+    ASSERT_TRUE(prefill.ok()) << prefill.status();
+    auto decode = Engine::create(right.model(), test_tokenizer(),
+                                 {.role = EngineRole::kDecode,
+                                  .blocks = 48,
+                                  .token_budget = 48,
+                                  .max_sequences = 4,
+                                  .min_remote_tokens = 8,
+                                  .runner = right.runner.get()},
+                                 to.get());
+    ASSERT_TRUE(decode.ok()) << decode.status();
+    std::map<uint64_t, Outcome> outcomes;
+    for (Request request : requests()) {
+      request.prefill_address = from->address();
+      ASSERT_TRUE(submit(**decode, request, &outcomes[request.id]).ok());
+    }
+    // One thread takes turns, for the fake has one seed.
+    while ((*decode)->has_work() || (*prefill)->has_work()) {
+      bool moved = (*prefill)->step();
+      moved |= (*decode)->step();
+      if (!moved) (*decode)->wait(std::chrono::microseconds(200), -1);
+    }
+    expect_same(expected(), outcomes);
+    EXPECT_EQ((*decode)->stats().loads_failed, 0u);
+    EXPECT_GT((*decode)->stats().loaded_tokens, 100u);
+    EXPECT_TRUE((*decode)->check_integrity().ok());
+    EXPECT_TRUE((*prefill)->check_integrity().ok());
+    // Engines first, then what moved their memory, then the memory.
+    *prefill = nullptr;
+    *decode = nullptr;
+  }
+  driver.expect_clean();
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, DevicePair,
+                         testing::Values(Case{"tcp", true, false}, Case{"tcp", false, true},
+                                         Case{"shm", true, true}, Case{"shm", true, false}),
+                         [](const auto& way) {
+                           return std::string(way.param.provider) +
+                                  (way.param.prefill_on_device ? "_cuda" : "_cpu") +
+                                  (way.param.decode_on_device ? "_to_cuda" : "_to_cpu");
+                         });
+
+// Tensor cores add in an order of their own, so their KV is not a CPU's.
+TEST(DeviceEngine, SharesKvWithACpuInFp32Alone) {
+  const auto of_device = [](Arithmetic arithmetic) {
+    return Model::describe(checkpoint(), *device::device_arithmetic(arithmetic))->fingerprint();
+  };
+  EXPECT_EQ(of_device(Arithmetic::kFp32), test_model().fingerprint());
+  EXPECT_NE(of_device(Arithmetic::kBf16), test_model(Arithmetic::kBf16).fingerprint());
+  EXPECT_NE(of_device(Arithmetic::kBf16), test_model().fingerprint());
+}
+
+TEST(DeviceEngine, ACacheThatLiesElsewhereThanItsLayoutSaysIsRefused) {
+  InstalledFake driver;
+  {
+    const Half half(true);
+    const auto made = connector("decode", "tcp");
+    kvtransfer::KvLayout layout = kvtransfer::KvLayout::transposed_keys({.layers = 2,
+                                                                         .blocks = 4,
+                                                                         .block_tokens = 16,
+                                                                         .total_heads = 1,
+                                                                         .heads = 1,
+                                                                         .head_size = 16});
+    void* there = *half.runner->allocate_cache(layout.buffers[0].bytes);
+    EXPECT_TRUE(absl::IsInvalidArgument(made->register_cache(layout, {&there, 1})));
+    std::vector<std::byte> host(layout.buffers[0].bytes + 4096);
+    void* here = host.data() + 4096 - reinterpret_cast<uintptr_t>(host.data()) % 4096;
+    layout.buffers[0].device = kvtransfer::KvDevice::kCuda;
+    EXPECT_TRUE(absl::IsUnimplemented(made->allocate_cache(layout).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(made->register_cache(layout, {&here, 1})));
+    EXPECT_TRUE(made->register_cache(layout, {&there, 1}).ok());
+  }
+  driver.expect_clean();
+}
+
+TEST(DeviceEngine, SaysWhatADeviceCannotDoYet) {
+  InstalledFake driver;
+  {
+    const Half half(true);
+    EngineOptions options{.blocks = 40, .runner = half.runner.get()};
+    options.tiers.host_bytes = 1 << 20;
+    const auto engine = Engine::create(half.model(), test_tokenizer(), options);
+    EXPECT_TRUE(absl::IsUnimplemented(engine.status())) << engine.status();
+  }
+  driver.expect_clean();
+}
+
+}  // namespace
+}  // namespace baton::engine::serve

@@ -1,0 +1,142 @@
+// Matrix products: the engine's bits, for every shape, whatever else is in the batch.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "engine/kernels/aligned.h"
+#include "engine/kernels/bf16_gemm.h"
+#include "engine/kernels/gemm.h"
+#include "tests/gpudirect/kernels/emulated_memory.h"
+#include "tests/gpudirect/kernels/normal_numbers.h"
+
+namespace baton::gpudirect::kernels {
+namespace {
+
+struct Shape {
+  uint32_t m, n, k;
+};
+// Whole tiles, edges of all three, few rows and many, one step of k and several.
+constexpr Shape kShapes[] = {{1, 64, 32},  {1, 24, 8},    {3, 100, 72}, {16, 64, 64}, {17, 130, 40},
+                             {64, 64, 96}, {70, 48, 104}, {129, 8, 32}, {5, 272, 32}};
+
+struct Product {
+  Product(const Shape& of, uint64_t seed)
+      : shape(of),
+        lda(of.k + 8),
+        ldc(of.n + 3),
+        a(normal(size_t{of.m} * lda, seed)),
+        bias(normal(of.n, seed + 1)),
+        c(normal(size_t{of.m} * ldc, seed + 2)) {
+    for (const float value : normal(size_t{of.n} * of.k, seed + 3)) {
+      w.push_back(engine::bf16_from_float(value));
+    }
+  }
+  // What a kernel makes of it, over so many blocks.
+  std::vector<float> run(const char* kernel, bool accumulate, bool biased, uint32_t blocks) {
+    std::vector<float> out = c;
+    EmulatedMemory memory;
+    memory.allow(a);
+    memory.allow(w);
+    memory.allow(bias);
+    memory.allow(out, true);
+    const Gemm arguments{.a = a.data(),
+                         .w = w.data(),
+                         .bias = biased ? bias.data() : nullptr,
+                         .c = out.data(),
+                         .m = shape.m,
+                         .n = shape.n,
+                         .k = shape.k,
+                         .lda = lda,
+                         .ldc = ldc,
+                         .accumulate = accumulate ? 1u : 0u};
+    EXPECT_EQ(run_kernel(kernel, arguments, blocks, memory, blocks), std::nullopt);
+    return out;
+  }
+  // The engine's plain loops.
+  std::vector<float> plain(bool bf16, bool accumulate, bool biased) const {
+    std::vector<float> out = c, wide;
+    const auto m = static_cast<int>(shape.m), n = static_cast<int>(shape.n);
+    const auto k = static_cast<int>(shape.k);
+    if (bf16) {
+      engine::reference_gemm_bf16(m, n, k, a.data(), lda, w.data(), out.data(), ldc, accumulate);
+    } else {
+      for (const uint16_t half : w) wide.push_back(engine::float_from_bf16(half));
+      engine::reference_gemm(m, n, k, {a.data(), lda, 1}, {wide.data(), 1, size_t{shape.k}},
+                             out.data(), ldc, accumulate);
+    }
+    for (uint32_t i = 0; biased && i < shape.m * shape.n; ++i) {
+      out[i / shape.n * ldc + i % shape.n] += bias[i % shape.n];
+    }
+    return out;
+  }
+
+  Shape shape;
+  uint32_t lda, ldc;
+  std::vector<float> a, bias, c;
+  std::vector<uint16_t> w;
+};
+
+void expect_plain(const char* kernel, bool bf16) {
+  for (const Shape& shape : kShapes) {
+    Product product(shape, shape.m + shape.n);
+    for (const bool accumulate : {false, true}) {
+      const bool biased = accumulate == (shape.m % 2 == 0);
+      const std::vector<float> ours = product.run(kernel, accumulate, biased, 3);
+      const std::vector<float> wanted = product.plain(bf16, accumulate, biased);
+      for (size_t i = 0; i < ours.size(); ++i) {
+        ASSERT_EQ(ours[i], wanted[i])
+            << shape.m << " x " << shape.n << " x " << shape.k << " at " << i;
+      }
+    }
+  }
+}
+
+TEST(Gemm, IsTheEngines) { expect_plain("baton_gemm", false); }
+
+TEST(GemmBf16, IsTheEnginesWhereTheEmulationAdds) { expect_plain("baton_gemm_bf16", true); }
+
+// Of both orders in which the emulation can add.
+TEST(GemmBf16, IsWithinTheBoundHoweverTensorCoresAdd) {
+  Product product({4, 32, 512}, 7);
+  const std::vector<float> as_engine = product.run("baton_gemm_bf16", false, false, 1);
+  use_tensor_core_sums(true);
+  const std::vector<float> ours = product.run("baton_gemm_bf16", false, false, 1);
+  use_tensor_core_sums(false);
+  EXPECT_NE(ours, as_engine);
+  for (uint32_t row = 0; row < 4; ++row) {
+    for (uint32_t column = 0; column < 32; ++column) {
+      double exact = 0, largest = 0;
+      for (uint32_t k = 0; k < 512; ++k) {
+        const float left =
+            engine::float_from_bf16(engine::bf16_from_float(product.a[row * product.lda + k]));
+        const float right = engine::float_from_bf16(product.w[column * 512 + k]);
+        exact += double{left} * right;
+        largest = std::max({largest, std::fabs(exact), std::fabs(double{left} * right)});
+      }
+      const size_t at = row * product.ldc + column;
+      EXPECT_NEAR(ours[at], exact, 512 / 16 * largest * 0x1p-19);
+      EXPECT_NEAR(as_engine[at], exact, 512 / 16 * largest * 0x1p-19);
+    }
+  }
+}
+
+TEST(Gemm, ARowHasTheSameBitsInEveryBatch) {
+  for (const char* kernel : {"baton_gemm", "baton_gemm_bf16"}) {
+    Product all({80, 72, 64}, 3);
+    const std::vector<float> together = all.run(kernel, false, true, 2);
+    for (const uint32_t m : {1u, 16u, 17u, 64u, 65u}) {
+      all.shape.m = m;
+      const std::vector<float> few = all.run(kernel, false, true, m);
+      EXPECT_TRUE(std::equal(few.begin(),
+                             few.begin() + static_cast<ptrdiff_t>((m - 1) * all.ldc + 72),
+                             together.begin()))
+          << kernel << " " << m;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace baton::gpudirect::kernels
