@@ -15,6 +15,7 @@ using nlohmann::json;
 // Of NixlConnector's there are the numbers of all blocks.
 constexpr size_t kLongest = size_t{16} << 20;
 constexpr size_t kLongestName = 256;
+constexpr int64_t kMostRanks = 1024;
 
 }  // namespace
 
@@ -32,7 +33,8 @@ std::string params_behind(const KvAgent& prefill, std::string_view transfer) {
               {"do_remote_decode", false},
               {"transfer_id", transfer},
               {"remote_agent", prefill.name},
-              {"remote_address", prefill.address}}
+              {"remote_address", prefill.address},
+              {"tp_size", prefill.ranks}}
       .dump();
 }
 
@@ -90,11 +92,12 @@ absl::StatusOr<std::string> PrefillAsk::params() const {
 void PrefillAsk::learn_agent(const json& params) const {
   const auto name = string_field(params, "remote_agent", "");
   const auto address = string_field(params, "remote_address", "");
-  if (!name.ok() || !address.ok() || name->size() > kLongestName ||
+  const auto ranks = int_field(params, "tp_size", 1, kMostRanks, 1);
+  if (!name.ok() || !address.ok() || !ranks.ok() || name->size() > kLongestName ||
       address->size() > kLongestName) {
     return;
   }
-  workers_.prefill.agents[worker_] = {*name, *address};
+  workers_.prefill.agents[worker_] = {*name, *address, *ranks};
 }
 
 }  // namespace baton::engine::router

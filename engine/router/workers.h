@@ -73,6 +73,7 @@ struct Ways {
 struct KvAgent {
   std::string name;
   std::string address;  // HOST:PORT
+  int64_t ranks = 1;    // tensor-parallel, each with an agent at a port of its own
   bool known() const { return !name.empty() && !address.empty(); }
 };
 

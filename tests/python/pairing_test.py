@@ -47,7 +47,8 @@ class Pairing(unittest.TestCase):
         self.assertEqual(status, 200, answer)
         params = answer["kv_transfer_params"]
         self.assertEqual(sorted(params), ["do_remote_decode", "do_remote_prefill", "remote_address", "remote_agent",
-                                          "remote_finished", "transfer_id"])
+                                          "remote_finished", "tp_size", "transfer_id"])
+        self.assertEqual(params["tp_size"], 1)
         self.assertEqual((params["remote_agent"], params["remote_address"]), ("prefill", self.prefill.address))
         return params
 

@@ -109,7 +109,8 @@ json by_agent(const std::string& transfer = "t", const std::string& agent = "age
           {"transfer_id", transfer},
           {"remote_agent", agent},
           {"remote_address", "127.0.0.1:9"},
-          {"remote_finished", true}};
+          {"remote_finished", true},
+          {"tp_size", 2}};
 }
 
 router::RouterOptions pairs_of(std::vector<std::string> prefill, std::vector<std::string> decode) {
@@ -204,6 +205,7 @@ TEST(RoutingPairs, BothAreAskedAtOnceWherePrefillsAgentIsKnown) {
     EXPECT_EQ(at_decode["remote_agent"], "agent");
     EXPECT_EQ(at_decode["remote_address"], in_turn == 1 ? "127.0.0.1:9" : "127.0.0.1:7");
     EXPECT_FALSE(at_decode.contains("remote_finished"));
+    EXPECT_EQ(at_decode["tp_size"], in_turn == 1 ? 2 : 1);  // ours have one agent
     EXPECT_EQ(not_handed(*router), 0);
   }
 }
