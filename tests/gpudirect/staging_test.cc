@@ -154,6 +154,7 @@ class StagedPages : public StagedPair {
   static constexpr size_t kPages = 1024;
   static constexpr size_t kPage = 1024;
   void favour(gpudirect::CopyWay way) {
+    means_.kernels = FakeDriver::image();
     means_.table = gpudirect::CopyTable{};
     for (auto& ways : means_.table->costs) {
       for (size_t i = 0; i < ways.size(); ++i) {
@@ -210,7 +211,7 @@ TEST_F(StagedPages, AreCopiedByEnginesAloneWhereNoKernelMayRun) {
 }
 
 TEST_F(StagedPages, WhatCopiesCostIsMeasuredOnceForADevice) {
-  means_.table.reset();
+  means_ = {.kernels = FakeDriver::image(), .table = std::nullopt};
   start();
   const uint64_t calls = gpu_->calls();
   auto third = Worker::create({.providers = {"tcp"}, .settings = {{"staging.ring_mib", "16"}}});
