@@ -29,12 +29,9 @@ std::string params_at_prefill(std::string_view transfer) {
 }
 
 std::string params_behind(const KvAgent& prefill, std::string_view transfer) {
-  return json{{"do_remote_prefill", true},
-              {"do_remote_decode", false},
-              {"transfer_id", transfer},
-              {"remote_agent", prefill.name},
-              {"remote_address", prefill.address},
-              {"tp_size", prefill.ranks}}
+  return json{{"do_remote_prefill", true},         {"do_remote_decode", false},
+              {"transfer_id", transfer},           {"remote_agent", prefill.name},
+              {"remote_address", prefill.address}, {"tp_size", prefill.ranks}}
       .dump();
 }
 

@@ -71,6 +71,19 @@ struct flock whole(short type) {
   return out;
 }
 
+// A file of the folder itself. Who may write the folder can put anything there: what a name leads
+// to elsewhere is not touched, and nothing that is no file is waited for.
+absl::StatusOr<base::UniqueFd> open_file(const std::string& path, int flags) {
+  base::UniqueFd fd(
+      ::open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0600));
+  if (!fd.valid()) return failed(path);
+  struct stat found {};
+  if (fstat(fd.get(), &found) != 0) return failed(path);
+  if (S_ISREG(found.st_mode)) return fd;
+  return absl::UnavailableError(
+      absl::StrCat(path, " is no file: remove it, and look at who may write this folder"));
+}
+
 bool same_file(int fd, const std::string& path) {
   struct stat open {
   }, named{};
@@ -89,11 +102,11 @@ absl::Status write_all(int fd, std::string_view bytes, const std::string& path) 
 }
 
 absl::StatusOr<std::string> read_all(const std::string& path) {
-  const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) return failed(path);
+  const absl::StatusOr<base::UniqueFd> fd = open_file(path, O_RDONLY);
+  if (!fd.ok()) return fd.status();
   std::string out;
   char part[65536];
-  for (ssize_t n; (n = ::read(fd.get(), part, sizeof part)) != 0;) {
+  for (ssize_t n; (n = ::read(fd->get(), part, sizeof part)) != 0;) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return failed(path);
     out.append(part, static_cast<size_t>(n));
@@ -134,20 +147,20 @@ absl::Status FileStore::take(const std::string& key) {
     ours_.erase(has);  // somebody removed it
   }
   while (true) {
-    base::UniqueFd fd(::open(lock(key).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-    if (!fd.valid()) {
-      const absl::Status why = failed(lock(key));
+    absl::StatusOr<base::UniqueFd> fd = open_file(lock(key), O_RDWR | O_CREAT);
+    if (!fd.ok()) {
+      const absl::Status& why = fd.status();
       return absl::IsNotFound(why) ? absl::UnavailableError(why.message()) : why;
     }
     struct flock wanted = whole(F_WRLCK);
-    if (fcntl(fd.get(), F_OFD_SETLK, &wanted) != 0) {
+    if (fcntl(fd->get(), F_OFD_SETLK, &wanted) != 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EACCES) return failed(lock(key));
       return absl::AlreadyExistsError(
           absl::StrCat("another process that lives has locked ", lock(key)));
     }
-    if (!same_file(fd.get(), lock(key))) continue;  // its last owner removed it meanwhile
-    ours_.emplace(key, std::move(fd));
+    if (!same_file(fd->get(), lock(key))) continue;  // its last owner removed it meanwhile
+    ours_.emplace(key, *std::move(fd));
     return absl::OkStatus();
   }
 }
@@ -155,9 +168,10 @@ absl::Status FileStore::take(const std::string& key) {
 absl::Status FileStore::put(const std::string& key, std::string_view bytes) {
   if (absl::Status taken = take(key); !taken.ok()) return taken;
   const std::string fresh = file(key) + ".new";  // only its owner writes it
-  base::UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!fd.valid()) return failed(fresh);
-  if (absl::Status written = write_all(fd.get(), bytes, fresh); !written.ok()) return written;
+  ::unlink(fresh.c_str());                       // of one that died, or a stranger's
+  const absl::StatusOr<base::UniqueFd> fd = open_file(fresh, O_WRONLY | O_CREAT | O_EXCL);
+  if (!fd.ok()) return fd.status();
+  if (absl::Status written = write_all(fd->get(), bytes, fresh); !written.ok()) return written;
   return std::rename(fresh.c_str(), file(key).c_str()) == 0 ? absl::OkStatus() : failed(fresh);
 }
 
@@ -183,10 +197,10 @@ absl::Status FileStore::renew() {
 }
 
 absl::StatusOr<std::string> FileStore::get(const std::string& key) {
-  const base::UniqueFd fd(::open(lock(key).c_str(), O_RDWR | O_CLOEXEC));
-  if (!fd.valid()) return failed(lock(key));
+  const absl::StatusOr<base::UniqueFd> fd = open_file(lock(key), O_RDWR);
+  if (!fd.ok()) return fd.status();
   struct flock held = whole(F_WRLCK);
-  if (fcntl(fd.get(), F_OFD_GETLK, &held) != 0) return failed(lock(key));
+  if (fcntl(fd->get(), F_OFD_GETLK, &held) != 0) return failed(lock(key));
   if (held.l_type == F_UNLCK) {
     return absl::NotFoundError(absl::StrCat("who wrote ", file(key), " lives no more"));
   }

@@ -105,12 +105,8 @@ const json kNixl = {{"do_remote_prefill", true},
                     {"tp_size", 2}};
 // As Baton's connectors do.
 json by_agent(const std::string& transfer = "t", const std::string& agent = "agent") {
-  return {{"do_remote_prefill", true},
-          {"transfer_id", transfer},
-          {"remote_agent", agent},
-          {"remote_address", "127.0.0.1:9"},
-          {"remote_finished", true},
-          {"tp_size", 2}};
+  return {{"do_remote_prefill", true},       {"transfer_id", transfer}, {"remote_agent", agent},
+          {"remote_address", "127.0.0.1:9"}, {"remote_finished", true}, {"tp_size", 2}};
 }
 
 router::RouterOptions pairs_of(std::vector<std::string> prefill, std::vector<std::string> decode) {

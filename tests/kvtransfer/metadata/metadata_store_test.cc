@@ -14,6 +14,7 @@
 #include <fstream>
 
 #include "kvtransfer/metadata/agent_metadata.h"
+#include "kvtransfer/metadata/file_store.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/kvtransfer/metadata/metadata_servers.h"
 #include "tests/temporary_folder.h"
@@ -353,6 +354,38 @@ TEST(MetadataStore, AFolderThatCannotBeUsedIsRefusedAtOnce) {
   ASSERT_EQ(chmod(folder.path().c_str(), 0500), 0);
   EXPECT_TRUE(absl::IsFailedPrecondition(opened(folder.path()))) << opened(folder.path());
   ASSERT_EQ(chmod(folder.path().c_str(), 0700), 0);
+}
+
+// Whoever may write the folder can put links and pipes there, in the place of every file.
+TEST(MetadataStore, LinksLeadNowhereAndPipesAreNotWaitedFor) {
+  const TemporaryFolder folder;
+  const TemporaryFolder elsewhere;
+  const std::string victim = elsewhere.path("victim");
+  const auto precious = [&] {
+    std::string text;
+    std::getline(std::ifstream(victim), text);
+    return text;
+  };
+  for (const std::string suffix : {".agent", ".agent.new", ".lock"}) {
+    for (const bool link : {true, false}) {
+      const std::string name = (link ? "link" : "pipe") + suffix;
+      SCOPED_TRACE(name);
+      std::ofstream(victim) << "precious";
+      const std::string path = folder.path(name + suffix);
+      ASSERT_EQ(link ? symlink(victim.c_str(), path.c_str()) : mkfifo(path.c_str(), 0600), 0);
+      FileStore store(folder.path());
+      const absl::Status put = store.put(name, "metadata");
+      EXPECT_EQ(put.ok(), suffix != ".lock") << put;
+      EXPECT_EQ(precious(), "precious");
+      if (!put.ok()) continue;
+      EXPECT_EQ(FileStore(folder.path()).get(name).value_or("none"), "metadata");
+      // In the place of what is there to be read.
+      const std::string file = folder.path(name + ".agent");
+      ASSERT_EQ(unlink(file.c_str()), 0);
+      ASSERT_EQ(link ? symlink(victim.c_str(), file.c_str()) : mkfifo(file.c_str(), 0600), 0);
+      EXPECT_TRUE(absl::IsUnavailable(FileStore(folder.path()).get(name).status()));
+    }
+  }
 }
 
 TEST(MetadataStore, OnlyOnesOwnMetadataIsPublished) {
