@@ -159,7 +159,8 @@ TEST(RoutingPairs, DecodeIsToldWhatPrefillAnswered) {
     EXPECT_EQ(decode.question(i)["min_tokens"], 4);
     EXPECT_EQ(decode.question(i)["stream"], true);
   }
-  for (const json& worker : health(router->port())["workers"]) EXPECT_EQ(worker["model"], "served");
+  const json page = health(router->port());
+  for (const json& worker : page["workers"]) EXPECT_EQ(worker["model"], "served");
   EXPECT_EQ(handed(*router), 2);
   EXPECT_EQ(not_handed(*router), 0);
   EXPECT_EQ(of_worker(router->port(), "in_flight", prefill.url()), 0);

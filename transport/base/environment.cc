@@ -29,6 +29,9 @@ constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_FLIGHT_RECORDER", "/tmp/baton-flight-USER-GROUP",
                         "where a failed collective writes its last events: this and .RANK.json; "
                         "none: nowhere"},
+    EnvironmentVariable{"BATON_GPU_LIBRARY", "the machine's",
+                        "folder of the CUDA driver's library that ./run gpu tests with"},
+    EnvironmentVariable{"BATON_GPU_SECONDS", "465", "for all steps of ./run gpu together"},
     EnvironmentVariable{"BATON_INSTALL", "yes",
                         "no: missing packages are named by ./run, not installed"},
     EnvironmentVariable{
