@@ -82,9 +82,20 @@ void RelayedRequest::attempt(Leg& leg) {
   leg.attempt = std::make_unique<Attempt>();
   Attempt& attempt = *leg.attempt;
   WorkerPicker& decode = workers_.decode.picker;
-  const bool resume = leg.relay->tokens_seen() > 0;
-  attempt.decode = Place(decode, decode.pick(leg.key, leg.failed, leg.model,
-                                             workers_.moves_from_nearest(leg.key->tokens), resume));
+  leg.tokens_before = std::max(leg.tokens_before, leg.relay->tokens_seen());
+  if (leg.relay->lacks_ids()) start_over(leg);  // retry() has seen to it that nothing was shown
+  bool resume = leg.relay->tokens_seen() > 0;
+  const auto pick = [&] {
+    attempt.decode =
+        Place(decode, decode.pick(leg.key, leg.failed, leg.model,
+                                  workers_.moves_from_nearest(leg.key->tokens), resume));
+  };
+  pick();
+  if (!attempt.decode.has_value() && resume && !request_->stream) {
+    start_over(leg);
+    resume = leg.relay->tokens_seen() > 0;
+    pick();
+  }
   if (!attempt.decode.has_value()) {
     return fail(absl::UnavailableError(
         leg.model.has_value() ? "there is no other decode worker with the model that has begun"
@@ -95,7 +106,6 @@ void RelayedRequest::attempt(Leg& leg) {
     return fail(absl::UnavailableError(
         absl::StrCat("there is no decode worker for these prefill workers: ", kNoPrefillForIt)));
   }
-  leg.tokens_before = leg.relay->tokens_seen();
   leg.relay->begin();
   attempt.asked = leg.heard = Clock::steady().now();
   if (pick_prefill(leg, attempt, {}, may_use_params(leg, attempt)) == Way::kParams) {
@@ -104,6 +114,12 @@ void RelayedRequest::attempt(Leg& leg) {
     post(leg, attempt, leg.relay->next_body(address_of(attempt)));
   }
   watch(leg);
+}
+
+// Of a choice of which the client has seen nothing.
+void RelayedRequest::start_over(Leg& leg) {
+  leg.relay->start_over();
+  leg.model = {};
 }
 
 http::HttpHeaders RelayedRequest::headers() const {
@@ -155,13 +171,14 @@ void RelayedRequest::received(Leg& leg, Attempt& attempt, std::string_view bytes
 
 // Of the attempt whose stream it is.
 void RelayedRequest::relay(Leg& leg, std::string_view bytes) {
-  const size_t before = leg.relay->tokens_seen();
+  const size_t before = leg.relay->news();
   const bool go_on = leg.relay->receive(bytes);
-  if (leg.relay->tokens_seen() > before) note_tokens(leg);
+  if (leg.relay->news() > before) note_news(leg);
   if (!go_on || leg.relay->done()) ended(leg, *leg.attempt, absl::OkStatus());
 }
 
-void RelayedRequest::note_tokens(Leg& leg) {
+// By text alone where a worker does not say its tokens' ids: it is no later for that.
+void RelayedRequest::note_news(Leg& leg) {
   Attempt& attempt = *leg.attempt;
   const Time now = Clock::steady().now();
   if (!attempt.answered) {
@@ -204,6 +221,7 @@ void RelayedRequest::look_at(Leg& leg) {
 // Asks a second worker to go on from here. False where there is none that is well, or where too
 // much is asked again already.
 bool RelayedRequest::hedge(Leg& leg) {
+  if (leg.relay->lacks_ids()) return false;
   std::vector<size_t> avoid = leg.failed;
   avoid.push_back(*leg.attempt->decode);
   WorkerPicker& decode = workers_.decode.picker;
@@ -264,8 +282,8 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
       }
       return full;
     }
-    if (attempt.status == 404) return absl::NotFoundError(text);
-    return attempt.status < 500 ? absl::InvalidArgumentError(text) : absl::UnavailableError(text);
+    return attempt.status < 400 ? absl::InvalidArgumentError(text)
+                                : error_of_worker(attempt.status, text);
   }
   workers_.decode.picker.set_up(*attempt.decode, false);  // until it answers a probe
   workers_.decode.why_down[*attempt.decode] = "it broke off";
@@ -280,11 +298,15 @@ void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& conne
   if (self == nullptr) return;
   if (&attempt != leg.attempt.get()) return drop_hedge(leg, connection);
   const absl::Status status = outcome(leg, attempt, connection);
-  if (!status.ok()) leg.failed.push_back(*attempt.decode);
-  // It may be what was handed over, which vLLM fails at unless it is told to compute instead.
-  leg.computed_alone |= absl::IsUnavailable(status) && attempt.ask != nullptr;
-  const bool another_may_do_better =
-      absl::IsUnavailable(status) || absl::IsResourceExhausted(status);
+  // It may be what was handed over, which vLLM fails at unless it is told to compute instead. Nor
+  // need it be the client's fault what is refused then.
+  const bool handed_over = !status.ok() && attempt.ask != nullptr;
+  const bool is_refused = !absl::IsUnavailable(status) && !absl::IsResourceExhausted(status);
+  const bool once_more =
+      is_refused && handed_over && !attempt.answered && !absl::IsCancelled(status);
+  leg.computed_alone |= handed_over;
+  if (!status.ok() && !once_more) leg.failed.push_back(*attempt.decode);
+  const bool another_may_do_better = !status.ok() && (!is_refused || once_more);
   if (another_may_do_better && leg.hedge != nullptr) return take_hedge(leg);
   leg.attempt.reset();
   leg.hedge.reset();
@@ -296,10 +318,20 @@ void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& conne
   }
   if (absl::IsCancelled(status)) return close();
   if (!another_may_do_better) return fail(status);
-  retry(leg, status);
+  if (!once_more) return retry(leg, status);
+  if (!workers_.retries.spend()) return fail(status);
+  ++workers_.retried;
+  this->attempt(leg);
 }
 
 void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
+  // Whoever is asked now would say again what the client has.
+  if (request_->stream && leg.relay->lacks_ids()) {
+    return give_up(
+        "no other worker can go on with an answer whose tokens' ids its worker did not say "
+        "(return_token_ids)",
+        why);
+  }
   if (absl::IsResourceExhausted(why)) {
     // Nothing was computed: asking each worker once costs little, asking a full one again is
     // what makes it fuller.
@@ -308,16 +340,22 @@ void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
   }
   if (leg.relay->tokens_seen() > leg.tokens_before) leg.retries = 0;
   if (++leg.retries > workers_.max_retries) {
-    return fail(
-        absl::UnavailableError(absl::StrCat("gave up after ", workers_.max_retries,
-                                            " retries; the last: ", std::string(why.message()))));
+    return give_up(absl::StrCat("gave up after ", workers_.max_retries, " retries"), why);
   }
   if (!workers_.retries.spend()) {
-    return fail(absl::UnavailableError(absl::StrCat(
-        "gave up: too much is being retried already; the last: ", std::string(why.message()))));
+    return give_up("gave up: too much is being retried already", why);
   }
   ++workers_.retried;
   attempt(leg);
+}
+
+void RelayedRequest::give_up(const std::string& text, const absl::Status& last) {
+  absl::Status status =
+      absl::UnavailableError(absl::StrCat(text, "; the last: ", std::string(last.message())));
+  if (const auto code = last.GetPayload(http::kHttpStatusPayload); code.has_value()) {
+    status.SetPayload(http::kHttpStatusPayload, *code);
+  }
+  fail(status);
 }
 
 void RelayedRequest::leave_worker(size_t worker) {

@@ -81,6 +81,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   // Asks for choices that nobody was asked for yet, as many as may be.
   void ask_more();
   void attempt(Leg& leg);
+  void start_over(Leg& leg);
   std::vector<double> moves(const Attempt& attempt) const;
   // Of prefill workers that could hand over to its decode worker in one of these ways; the one that
   // was picked has a way.
@@ -94,7 +95,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void post(Leg& leg, Attempt& attempt, std::vector<http::SharedBytes> body);
   void received(Leg& leg, Attempt& attempt, std::string_view bytes);
   void relay(Leg& leg, std::string_view bytes);
-  void note_tokens(Leg& leg);
+  void note_news(Leg& leg);
   void ended(Leg& leg, Attempt& attempt, const absl::Status& connection);
   absl::Status outcome(const Leg& leg, const Attempt& attempt, const absl::Status& connection);
   void retry(Leg& leg, const absl::Status& why);
@@ -105,6 +106,8 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void leave_late_prefill(Leg& leg);
   void take_hedge(Leg& leg);
   void drop_hedge(Leg& leg, const absl::Status& connection);
+  // With the HTTP status of what was tried last.
+  void give_up(const std::string& text, const absl::Status& last);
   bool send(std::string_view bytes);
   void finish_if_done();
   void fail(const absl::Status& status);

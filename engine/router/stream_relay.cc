@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 
@@ -15,6 +16,31 @@ namespace {
 
 std::string dump(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+bool says_nothing(const json& value) {
+  return value.is_null() || value == "" || (value.is_structured() && value.empty());
+}
+
+// A choice of an event has something of the answer, which may be more than text; of a chat's delta,
+// more than whose turn it is.
+bool has_news(const json& choice) {
+  if (!member(choice, "token_ids").empty() || !says_nothing(member(choice, "text"))) return true;
+  const json& delta = member(choice, "delta");
+  if (!delta.is_object()) return false;
+  for (const auto& [key, value] : delta.items()) {
+    if (key != "role" && !says_nothing(value)) return true;
+  }
+  return false;
+}
+
+// What an error in a stream says of itself: its code, or what its type means.
+int code_of(const json& error) {
+  const auto code = int_field(error, "code", 400, 599, 0);
+  if (code.ok() && *code != 0) return static_cast<int>(*code);
+  const auto type = string_field(error, "type", "server_error");
+  const bool of_server = type.ok() && (*type == "server_error" || *type == "InternalServerError");
+  return of_server ? 503 : 400;
 }
 
 // A prompt counts once, however many choices it has.
@@ -50,6 +76,15 @@ void StreamRelay::begin() {
   worker_error_ = absl::OkStatus();
 }
 
+void StreamRelay::start_over() {
+  begin();
+  tokens_ = request_->resume_tokens;
+  usage_ = logprobs_ = nullptr;
+  text_.clear();
+  finish_reason_.clear();
+  lacks_ids_ = begun_ = finished_ = false;
+}
+
 std::vector<http::SharedBytes> StreamRelay::next_body(std::string_view prefill) const {
   return body_->of_choice(choice_, prefill, tokens_);
 }
@@ -82,10 +117,7 @@ bool StreamRelay::handle(std::string_view data) {
   }
   if (const json& error = member(*event, "error"); !error.is_null()) {
     const auto message = string_field(error, "message", "");
-    const auto type = string_field(error, "type", "server_error");
-    const std::string text = message.ok() ? *message : "the worker failed";
-    worker_error_ = type.ok() && *type == "server_error" ? absl::UnavailableError(text)
-                                                         : absl::InvalidArgumentError(text);
+    worker_error_ = error_of_worker(code_of(error), message.ok() ? *message : "the worker failed");
     return false;
   }
   return pass_on(*std::move(event));
@@ -120,10 +152,13 @@ bool StreamRelay::pass_on(json event) {
   const json& delta = request_->chat ? member(choice, "delta") : choice;
   const auto text = string_field(delta, request_->chat ? "content" : "text", "");
   const auto reason = string_field(choice, "finish_reason", "");
-  const bool says_nothing =
-      tokens_.size() == before && text.ok() && text->empty() && (!reason.ok() || reason->empty());
+  const bool news = tokens_.size() > before || has_news(choice);
+  if (news) ++news_;
+  if (news && tokens_.size() == before) lacks_ids_ = true;
   // The role comes once, from the first worker.
-  if (std::exchange(begun_, true) && request_->chat && says_nothing) return true;
+  if (std::exchange(begun_, true) && request_->chat && !news && (!reason.ok() || reason->empty())) {
+    return true;
+  }
   if (!request_->return_token_ids) choice.erase("token_ids");
   choice["index"] = choice_;
   if (text.ok()) text_ += *text;
@@ -140,6 +175,17 @@ bool StreamRelay::pass_on(json event) {
   return !client_gone_;
 }
 
+absl::Status error_of_worker(int code, const std::string& message) {
+  absl::Status error = code == 429   ? absl::ResourceExhaustedError(message)
+                       : code == 404 ? absl::NotFoundError(message)
+                       : code < 500  ? absl::InvalidArgumentError(message)
+                                     : absl::UnavailableError(message);
+  if (http::http_status(error) != code) {
+    error.SetPayload(http::kHttpStatusPayload, absl::Cord(absl::StrCat(code)));
+  }
+  return error;
+}
+
 StreamNews news_in(std::string_view bytes) {
   for (size_t end; (end = bytes.find("\n\n")) != std::string_view::npos;
        bytes.remove_prefix(end + 2)) {
@@ -150,7 +196,7 @@ StreamNews news_in(std::string_view bytes) {
     if (!event.ok() || !member(*event, "error").is_null()) return StreamNews::kError;
     const json& choices = member(*event, "choices");
     if (!choices.is_array() || choices.empty()) continue;
-    if (!member(choices[0], "token_ids").empty()) return StreamNews::kAnswer;
+    if (has_news(choices[0])) return StreamNews::kAnswer;
     if (member(choices[0], "finish_reason").is_string()) return StreamNews::kAnswer;
   }
   return StreamNews::kNothing;

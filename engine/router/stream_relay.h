@@ -42,6 +42,8 @@ class StreamRelay {
   }
   // What is received from now on comes from another worker: half an event of the last is forgotten.
   void begin();
+  // Nothing of the answer has come yet, whatever did. Not where the client has seen any of it.
+  void start_over();
   // Bytes from the worker. False when the client is gone or the worker has reported an error.
   bool receive(std::string_view bytes);
 
@@ -50,6 +52,10 @@ class StreamRelay {
   // The error the worker reported in its stream; OK if there was none.
   const absl::Status& worker_error() const { return worker_error_; }
   size_t tokens_seen() const { return tokens_.size(); }
+  // Events that had something of the answer, from all workers.
+  size_t news() const { return news_; }
+  // What has come cannot be gone on with: of a part the tokens' ids were not said.
+  bool lacks_ids() const { return lacks_ids_ && !finished_; }
   // The choice as a reply has it that is no stream, and its part of the usage. Call when done().
   nlohmann::json choice() const;
   // Of its tokens, for the best of several choices.
@@ -72,12 +78,18 @@ class StreamRelay {
   nlohmann::json logprobs_;
   std::string text_;
   std::string finish_reason_;
+  size_t news_ = 0;
+  bool lacks_ids_ = false;
   bool begun_ = false;
   bool finished_ = false;  // the choice has its finish_reason
   bool done_ = false;
   bool client_gone_ = false;
   absl::Status worker_error_;
 };
+
+// What a worker's answer or event of HTTP status `code`, 400 or more, means. Unavailable: another
+// worker may do better; ResourceExhausted: another may have room. Clients get this very status.
+absl::Status error_of_worker(int code, const std::string& message);
 
 // What the whole events at the beginning of a worker's stream tell.
 enum class StreamNews : uint8_t {

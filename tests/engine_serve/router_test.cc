@@ -149,6 +149,13 @@ TEST(StreamRelay, WorkerErrorsAreToldApart) {
   EXPECT_EQ(error_after("data: {\"error\":{\"message\":\"broken\",\"type\":\"server_error\"}}\n\n"),
             absl::StatusCode::kUnavailable);
   EXPECT_EQ(error_after("data: {{{\n\n"), absl::StatusCode::kInvalidArgument);
+  // As vLLM says it.
+  EXPECT_EQ(error_after("data: {\"error\":{\"type\":\"InternalServerError\",\"code\":500}}\n\n"),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(error_after("data: {\"error\":{\"type\":\"NotFoundError\",\"code\":404}}\n\n"),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(error_after("data: {\"error\":{\"type\":\"InternalServerError\"}}\n\n"),
+            absl::StatusCode::kUnavailable);
 }
 
 TEST(StreamRelay, HostileEventsAreHarmless) {
@@ -181,6 +188,15 @@ TEST(StreamRelay, NewsAreOfWholeEventsThatTellSomething) {
   EXPECT_EQ(news_in("data: {{{\n\n"), StreamNews::kError);
   EXPECT_EQ(news_in("data: 5\n\ndata: {\"choices\":5}\n\n: nothing\n\n"), StreamNews::kNothing);
   EXPECT_EQ(news_in("data: [DONE]\n\n"), StreamNews::kAnswer);
+  // Of workers that say no ids.
+  const auto news_of = [](const json& choice) {
+    return news_in(http::sse({{"choices", {choice}}}));
+  };
+  EXPECT_EQ(news_of({{"text", ""}}), StreamNews::kNothing);
+  EXPECT_EQ(news_of({{"text", "a"}}), StreamNews::kAnswer);
+  EXPECT_EQ(news_of({{"delta", {{"role", "assistant"}, {"content", ""}}}}), StreamNews::kNothing);
+  EXPECT_EQ(news_of({{"delta", {{"content", "a"}}}}), StreamNews::kAnswer);
+  EXPECT_EQ(news_of({{"delta", {{"reasoning_content", "a"}}}}), StreamNews::kAnswer);
 }
 
 TEST(WorkerBody, IsTheClientsWithOneChoice) {

@@ -54,6 +54,16 @@ class HalfOfPair {
     for (const Exchange& exchange : open_) reply(exchange);
     open_.clear();
   }
+  // ... where it is told to fetch KV, if not in the same way.
+  void answer_behind_prefill(int status, const std::string& body) {
+    const std::lock_guard lock(mutex_);
+    behind_prefill_ = {status, body};
+  }
+  // It begins with its answer from now on, until it is told to answer().
+  void begin(const std::string& bytes) {
+    const std::lock_guard lock(mutex_);
+    begins_with_ = bytes;
+  }
   size_t asked() const {
     const std::lock_guard lock(mutex_);
     return questions_.size();
@@ -70,21 +80,37 @@ class HalfOfPair {
     exchange->on_gone([this] { ++left; });
     const std::lock_guard lock(mutex_);
     questions_.push_back(json::parse(exchange->request().body));
+    const json& params = questions_.back()["kv_transfer_params"];
+    if (behind_prefill_.has_value() && params.contains("do_remote_prefill") &&
+        params["do_remote_prefill"] == true) {
+      return reply(exchange, behind_prefill_->first, behind_prefill_->second);
+    }
     if (status_ == 0) {
+      if (!begins_with_.empty()) {
+        exchange->begin(200, "text/event-stream");
+        exchange->write(begins_with_);
+      }
       open_.push_back(exchange);
     } else {
       reply(exchange);
     }
   }
-  void reply(const Exchange& exchange) const {
-    exchange->reply(status_, body_.starts_with("data:") ? "text/event-stream" : "application/json",
-                    body_);
+  void reply(const Exchange& exchange) const { reply(exchange, status_, body_); }
+  static void reply(const Exchange& exchange, int status, const std::string& body) {
+    if (exchange->begun()) {
+      exchange->write(body);
+      return exchange->end();
+    }
+    exchange->reply(status, body.starts_with("data:") ? "text/event-stream" : "application/json",
+                    body);
   }
 
   http::HttpListener listener_;
   mutable std::mutex mutex_;
   int status_ = 0;
   std::string body_;
+  std::string begins_with_;
+  std::optional<std::pair<int, std::string>> behind_prefill_;
   std::vector<json> questions_;
   std::vector<Exchange> open_;
 };
@@ -324,7 +350,135 @@ TEST(RoutingPairs, WhatDecodeFailsAtIsComputedTheNextTime) {
   EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 1);
 }
 
-TEST(RoutingPairs, WhatAFullDecodeRefusesIsHandedToAnother) {
+constexpr char kFailedLoad[] =
+    R"({"error": {"message": "kv load failed", "type": "InternalServerError", "code": 500}})";
+
+std::string error_event(const std::string& error) {
+  return absl::StrCat("data: ", error, "\n\ndata: [DONE]\n\n");
+}
+
+// However it says so: the same worker is asked again, for there is no other.
+TEST(RoutingPairs, WhateverDecodeSaysOfWhatWasHandedOverItIsAskedAgainWithout) {
+  const std::pair<int, std::string> answers[] = {{200, error_event(kFailedLoad)},
+                                                 {200, "data: {no JSON\n\n"},
+                                                 {500, kFailedLoad},
+                                                 {400, kFailedLoad},
+                                                 {404, kFailedLoad},
+                                                 {422, kFailedLoad}};
+  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+    for (const auto& [status, body] : answers) {
+      for (const bool stream : {true, false}) {
+        Half prefill(make), decode(Half::kVllm);
+        prefill.answer(200, prefilled(kNixl));
+        decode.answer(200, whole_answer());
+        decode.answer_behind_prefill(status, body);
+        const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+        json request = stream_request();
+        request["stream"] = stream;
+        const auto result = post(router->port(), request);
+        ASSERT_EQ(result->status, 200) << status << " " << result->body;
+        if (stream) expect_answered(result);
+        ASSERT_EQ(decode.asked(), 2u);
+        EXPECT_EQ(decode.params(0)["do_remote_prefill"], true);
+        expect_alone(decode.question(1));
+        EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 1);
+      }
+    }
+  }
+}
+
+TEST(RoutingPairs, WhatDecodeRefusesWithoutKvTooTheClientIsTold) {
+  for (const int status : {400, 404, 422}) {
+    Half prefill(Half::kVllm), decode(Half::kVllm);
+    prefill.answer(200, prefilled(kNixl));
+    decode.answer(status, R"({"error": {"message": "not so"}})");
+    const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+    const auto result = post(router->port(), stream_request());
+    EXPECT_EQ(result->status, status);
+    EXPECT_EQ(json::parse(result->body)["error"]["message"], "not so");
+    EXPECT_EQ(decode.asked(), 2u);
+  }
+}
+
+TEST(RoutingPairs, TheCodeOfAnErrorInAStreamIsTheClientsStatus) {
+  for (const int code : {400, 404, 422, 429, 500, 503}) {
+    Half prefill(Half::kVllm), decode(Half::kVllm);
+    prefill.answer(500, "");
+    decode.answer(200, error_event(json{{"error", {{"message", "no"}, {"code", code}}}}.dump()));
+    router::RouterOptions options = pairs_of({prefill.url()}, {decode.url()});
+    options.max_retries = 1;
+    const auto router = *router::Router::start(options);
+    EXPECT_EQ(post(router->port(), stream_request())->status, code);
+    EXPECT_EQ(decode.asked(), code < 500 ? 1u : 2u);
+  }
+}
+
+// As of a worker that does not know return_token_ids.
+std::vector<std::string> without_ids(std::vector<std::string> events) {
+  for (std::string& event : events) {
+    if (event == http::kSseDone) continue;
+    json data = json::parse(event.substr(6));
+    for (json& choice : data["choices"]) choice.erase("token_ids");
+    event = http::sse(data);
+  }
+  return events;
+}
+
+// Neither can another worker of vLLM go on behind known ids.
+TEST(RoutingPairs, NoTextIsRepeatedThatNobodyCanGoOnWith) {
+  Worker well;
+  const std::vector<std::string> with_ids = events_of(well.port());
+  const std::string text = parse_stream(first(with_ids, with_ids.size())).text;
+  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+    for (const bool ids : {true, false}) {
+      if (ids && make == Half::kOursWithAgent) continue;  // these go on
+      const std::vector<std::string> events = ids ? with_ids : without_ids(with_ids);
+      for (const bool stream : {true, false}) {
+        Half prefill(Half::kVllm), decode(make), other(make);
+        prefill.answer(200, prefilled(kNixl));
+        decode.answer(200, first(events, 3));  // and ends there
+        other.answer(200, first(events, events.size()));
+        const auto router =
+            *router::Router::start(pairs_of({prefill.url()}, {decode.url(), other.url()}));
+        json request = stream_request();
+        request["stream"] = stream;
+        const std::string got = post(router->port(), request)->body;
+        if (stream) {
+          const size_t error = got.find(R"(data: {"error":)");
+          ASSERT_NE(error, std::string::npos) << got;
+          EXPECT_EQ(parse_stream(got.substr(0, error)).text, parse_stream(first(events, 3)).text);
+          EXPECT_EQ(other.asked(), 0u);
+        } else {
+          EXPECT_EQ(json::parse(got)["choices"][0]["text"], text) << got;
+          ASSERT_EQ(other.asked(), 1u);
+          expect_alone(other.question(0));
+        }
+      }
+    }
+  }
+}
+
+// What it took to begin is learnt from, so that a late prefill is known for one, and prefill's part
+// is over.
+TEST(RoutingPairs, AnAnswerHasBegunWithItsTextThoughNoIdsAreSaid) {
+  Worker well;
+  const std::vector<std::string> events = without_ids(events_of(well.port()));
+  Half prefill(Half::kVllm), decode(Half::kVllm);
+  prefill.answer(200, prefilled(kNixl));
+  decode.begin(first(events, 3));
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
+  Streamed got;
+  std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
+  wait_until([&] { return decode.asked() == 1; });
+  wait_until([&] { return of_worker(router->port(), "in_flight", prefill.url()) == 0; });
+  std::string rest;
+  for (size_t i = 3; i < events.size(); ++i) rest += events[i];
+  decode.answer(200, rest);
+  client.join();
+  EXPECT_EQ(got.text, parse_stream(first(events, events.size())).text);
+}
+
+TEST(RoutingPairs, WhatAFullDecodeRefusesAnotherComputes) {
   Half prefill(Half::kVllm), full(Half::kVllm), other(Half::kVllm);
   prefill.answer(200, prefilled(kNixl));
   full.answer(429, R"({"error": {"message": "full"}})");
@@ -332,7 +486,7 @@ TEST(RoutingPairs, WhatAFullDecodeRefusesIsHandedToAnother) {
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {full.url(), other.url()}));
   expect_answered(post(router->port(), stream_request()));
   EXPECT_EQ(full.params(0), kNixl);
-  EXPECT_EQ(other.params(0), kNixl);
+  expect_alone(other.question(0));
   EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);
 }
 

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace baton::engine::http {
@@ -50,6 +51,10 @@ double milliseconds(Time time) {
 std::string sse(const json& value) { return absl::StrCat("data: ", dump(value), "\n\n"); }
 
 int http_status(const absl::Status& status) {
+  if (const auto given = status.GetPayload(kHttpStatusPayload); given.has_value()) {
+    int code = 0;
+    if (absl::SimpleAtoi(std::string(*given), &code)) return code;
+  }
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return 200;

@@ -74,6 +74,8 @@ std::vector<size_t> best_choices(const ApiRequest& request, const std::vector<do
 // {"error": {"message", "type", "param", "code"}}, OpenAI's shape, and the HTTP status that fits.
 std::string api_error(const absl::Status& status);
 std::string api_error(int http_status, std::string_view message);
+// The status' code decides, or its payload of this name, a number.
+inline constexpr char kHttpStatusPayload[] = "http_status";
 int http_status(const absl::Status& status);
 std::string sse(const nlohmann::json& value);
 inline constexpr std::string_view kSseDone = "data: [DONE]\n\n";
