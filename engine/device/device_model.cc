@@ -190,7 +190,9 @@ absl::Status DeviceModel::prepare_products() {
 template <typename T>
 const T* DeviceModel::add_input(const std::vector<T>& values) {
   const size_t at = input_used_;
-  std::memcpy(pinned_inputs_->as<std::byte>() + at, values.data(), values.size() * sizeof(T));
+  if (!values.empty()) {
+    std::memcpy(pinned_inputs_->as<std::byte>() + at, values.data(), values.size() * sizeof(T));
+  }
   input_used_ = round_up(at + values.size() * sizeof(T), 16);
   return reinterpret_cast<const T*>(scratch_.inputs + at);
 }

@@ -547,7 +547,7 @@ int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
 // Ends what is under way: nobody touches the cache afterwards. NULL: nothing.
 void baton_kv_connector_destroy(baton_kv_connector* connector);
 // Once, before all else. The buffers that the layout was made with are registered; it may be
-// destroyed afterwards. BATON_ERR_NOT_SUPPORTED: memory of a device.
+// destroyed afterwards. BATON_ERR_INVALID_PARAM: memory of another kind than the layout says.
 int32_t baton_kv_connector_register_cache(baton_kv_connector* connector,
                                           const baton_kv_layout* layout, baton_error* error);
 // Text that goes into baton_kv_load.prefill of others.
