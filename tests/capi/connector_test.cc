@@ -226,6 +226,16 @@ TEST_F(ConnectorInC, EndingALoadWakesWhoWaitsForIt) {
   end(9);
 }
 
+// A deadline is news, too, where no peer is there to send any.
+TEST_F(ConnectorInC, TheEndOfALeaseWakesWhoWaits) {
+  const baton_kv_binding binding{sizeof binding, "request 1", 40, 1, 50'000'000};
+  uint64_t job = 0;
+  ASSERT_EQ(baton_kv_job_bind(connector, &binding, &job, &error), BATON_OK) << error.text;
+  while (baton_kv_job_is_wanted(connector, job) == 1) {
+    ASSERT_EQ(baton_kv_connector_wait(connector, kLong, &error), BATON_OK) << error.text;
+  }
+}
+
 // Both sides are this connector, and calls of prefill's in an order of their own.
 TEST_F(ConnectorInC, JobsAreBoundRenewedAndGivenUp) {
   baton_kv_binding binding{sizeof binding, "request 1", 40, 1, 0};

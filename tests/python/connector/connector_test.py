@@ -166,6 +166,16 @@ class Two(unittest.TestCase):
             self.assertIsNone(take())
         asyncio.run(main())
 
+    def test_a_job_that_is_given_back_wakes_who_waits(self):
+        async def main():
+            waits = asyncio.ensure_future(self.prefill.job())
+            for _ in range(20):
+                await asyncio.sleep(0)  # it has seen what happened so far
+            job = baton.connector.KvJob(self.prefill, 99, 7, "decode", "", [], 0, 1)
+            self.prefill._give_back(job)
+            self.assertIs(await asyncio.wait_for(waits, 60), job)
+        asyncio.run(main())
+
     def test_timeouts_are_of_the_clock(self):
         """However often others' requests wake who waits."""
         job, rounds, now = self.prefill.bind("never", len(TOKENS)), 0, 0.0
