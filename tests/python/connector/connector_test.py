@@ -143,6 +143,7 @@ class Two(unittest.TestCase):
 
         async def main():
             first, second = (asyncio.ensure_future(self.prefill.job()) for _ in range(2))
+            await asyncio.sleep(0)  # both wait
 
             def take_and_cancel():
                 job = take()
@@ -157,6 +158,7 @@ class Two(unittest.TestCase):
                 self.assertEqual(job.request, load.number)
                 job.finish(error="seen")
             third = first = asyncio.ensure_future(self.prefill.job())
+            await asyncio.sleep(0)
             with self.load() as load, mock.patch.object(self.prefill, "next_job", take_and_cancel):
                 with self.assertRaises(asyncio.CancelledError):
                     await asyncio.wait_for(third, 60)
