@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
+#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "capi/agent_handle.h"
 #include "capi/kv_handle.h"
 #include "capi/worker_options.h"
@@ -44,10 +46,12 @@ struct baton_kv_connector {
   std::mutex mutex;  // of the connector, and of what follows
   std::condition_variable changed;
   std::unique_ptr<KvConnector> connector;
-  uint32_t layers = 0;  // of the cache
-  KvJob job;            // the last one that was given
-  uint64_t looks = 0;   // of the thread
-  uint64_t waited = 0;  // how many there were when baton_kv_connector_wait() returned last
+  uint32_t layers = 0;           // of the cache
+  std::set<uint64_t> loads;      // that are open
+  KvJob job;                     // the last one that was given
+  bool changed_by_call = false;  // since the thread looked last
+  uint64_t looks = 0;            // of the thread, when something may have got on
+  uint64_t waited = 0;           // how many there were when baton_kv_connector_wait() returned last
   bool stop = false;
   std::thread thread;
 };
@@ -62,18 +66,30 @@ void clear(int fd) {
 
 void keep_going(baton_kv_connector& handle) {
   const int events = handle.connector->event_fd();
+  // Whoever waits is woken by the worker's events, by deadlines, and by calls that change
+  // something: not by every look, for a call that only asks whether a load has ended needs one too.
+  bool news = true;
+  auto due = std::chrono::steady_clock::now();  // the first deadline
   std::unique_lock lock(handle.mutex);
   while (!handle.stop) {
     handle.connector->progress();
-    ++handle.looks;
+    // The clock is read after progress() here and before until_deadline() below, so that a deadline
+    // that passes meanwhile, here or in a call, counts as passed.
+    const auto now = std::chrono::steady_clock::now();
+    news |= std::exchange(handle.changed_by_call, false) || now >= due;
+    if (news) ++handle.looks;
     const Time left =
         std::clamp<Time>(handle.connector->until_deadline(), Time::zero(), std::chrono::hours(1));
+    due = now + left;
     lock.unlock();
-    handle.changed.notify_all();
-    tell(handle.event);
+    if (news) {
+      handle.changed.notify_all();
+      tell(handle.event);
+    }
     std::array<pollfd, 2> fds = {pollfd{events, POLLIN, 0}, pollfd{handle.wanted.get(), POLLIN, 0}};
     const timespec time = baton::base::to_timespec(left);
     ppoll(fds.data(), fds.size(), &time, nullptr);
+    news = (fds[0].revents & POLLIN) != 0;
     for (const pollfd& fd : fds) {
       if ((fd.revents & POLLIN) != 0) clear(fd.fd);
     }
@@ -108,6 +124,7 @@ template <typename Body>
 int32_t asked(baton_kv_connector* handle, baton_error* error, Body&& body) {
   return locked(handle, error, [&](KvConnector& connector, std::unique_lock<std::mutex>&) {
     const absl::Status status = body(connector);
+    handle->changed_by_call = true;
     tell(handle->wanted);
     return result_of(status, error);
   });
@@ -177,6 +194,12 @@ absl::StatusOr<BatonConnectorOptions> options_of(const baton_kv_connector_option
 }
 
 absl::StatusOr<KvLoad> load_of(const baton_kv_load& from) {
+  for (const auto& [name, time] :
+       {std::pair("timeout", from.timeout), {"silence", from.silence}, {"lease", from.lease}}) {
+    if (time >= -1) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", time, ": nanoseconds, 0 for the default, or -1 for ever"));
+  }
   KvLoad load;
   load.id = from.id;
   load.prefill = view(from.prefill);
@@ -311,7 +334,10 @@ int32_t baton_kv_load_start(baton_kv_connector* connector, const baton_kv_load* 
   }
   return asked(connector, error, [&](KvConnector& from) {
     absl::StatusOr<KvLoad> wanted = load_of(known);
-    return wanted.ok() ? from.start_load(*std::move(wanted)) : wanted.status();
+    if (!wanted.ok()) return wanted.status();
+    absl::Status started = from.start_load(*std::move(wanted));
+    if (started.ok()) connector->loads.insert(known.id);
+    return started;
   });
 }
 
@@ -368,7 +394,11 @@ int32_t baton_kv_load_payload(baton_kv_connector* connector, uint64_t id, baton_
 int32_t baton_kv_load_failed_blocks(baton_kv_connector* connector, uint64_t id, uint32_t* out,
                                     size_t room, size_t* count, baton_error* error) {
   if (is_missing(out, room) || count == nullptr) return missing(error);
+  *count = 0;
   return locked(connector, error, [&](KvConnector& of, auto&) {
+    if (connector->loads.count(id) == 0) {
+      return result_of(absl::NotFoundError(absl::StrCat("there is no load ", id)), error);
+    }
     const std::vector<uint32_t> failed = of.failed_blocks(id);
     *count = failed.size();
     std::copy_n(failed.begin(), std::min(room, failed.size()), out);
@@ -378,7 +408,11 @@ int32_t baton_kv_load_failed_blocks(baton_kv_connector* connector, uint64_t id, 
 
 int32_t baton_kv_load_end(baton_kv_connector* connector, uint64_t id, baton_error* error) {
   return locked(connector, error, [&](KvConnector& of, auto&) {
+    const absl::Status before = of.load_status(id);
     const bool over = of.end_load(id);
+    if (over) connector->loads.erase(id);
+    // Asked again, it changes nothing: that wakes nobody, least of all who sleeps until it is over.
+    if (of.load_status(id) != before) connector->changed_by_call = true;
     tell(connector->wanted);
     result_of(absl::OkStatus(), error);
     return over ? int32_t{BATON_OK} : int32_t{BATON_IN_PROGRESS};

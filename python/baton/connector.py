@@ -20,18 +20,21 @@ thread. A thread of the library's moves bytes, renews leases and answers, whatev
 from __future__ import annotations
 
 import array
+import collections
+import contextlib
 import ctypes
 import itertools
 import operator
 import threading
+import time
 import weakref
-from typing import Any, Callable, Dict, Generator, Iterable, List, Mapping, Optional, Union
+from typing import Any, Callable, Deque, Dict, Generator, Iterable, List, Mapping, Optional, Union
 
 from . import _library, _loop
 from ._handle import Handle
 from ._library import call, lib, take
 from .agent import _SLICE, _settings, _text, _within
-from .errors import BatonTimeoutError, InvalidParamError, NotFoundError, number_of
+from .errors import BatonError, BatonTimeoutError, InvalidParamError, NotFoundError, number_of
 from .kv import KvLayout
 
 _LONGEST = 2 ** 63 - 1
@@ -91,7 +94,7 @@ class KvLoad:
 
     def failed_blocks(self) -> List[int]:
         """Which of its blocks do not hold all of their KV, as far as is known. Of a load that failed, the others may be
-        kept."""
+        kept. Before it has ended: NotFoundError afterwards."""
         count, room = ctypes.c_size_t(), 64
         while True:
             out = (ctypes.c_uint32 * room)()
@@ -216,11 +219,13 @@ class KvConnector:
         self._kept: Any = None
         self._loads = itertools.count(1)
         self._taking_jobs = threading.Lock()
+        self._given_back: Deque[KvJob] = collections.deque()  # jobs whose taker was cancelled
         weakref.finalize(self, self._open.destroy)
 
     def close(self) -> None:
         """Ends what is under way. Nobody touches the cache afterwards."""
         self._open.destroy()
+        self._given_back.clear()
         _loop.wake(self)
 
     def __enter__(self) -> "KvConnector":
@@ -296,6 +301,8 @@ class KvConnector:
         """The next request of a decode worker; None: there is none now."""
         out = _library.KvJob(ctypes.sizeof(_library.KvJob))
         with self._taking_jobs:  # what it points at is gone with the next call
+            if self._given_back:
+                return self._given_back.popleft()
             try:
                 self._open.call(lib.kv_job_next, ctypes.byref(out))
             except NotFoundError:
@@ -304,15 +311,26 @@ class KvConnector:
                          out.tokens[:out.token_count], out.first_token, out.loads_of_key)
 
     async def job(self) -> KvJob:
-        """The next request, awaited."""
+        """The next request, awaited. Cancelled, it takes none: the next who asks gets it."""
         found: List[KvJob] = []
 
         def look() -> bool:
             job = None if found else self.next_job()
             found.extend([] if job is None else [job])
             return bool(found)
-        await self._until(look)
+        try:
+            await self._until(look)
+        except BaseException:  # it was taken, and then this task was cancelled
+            if found:
+                self._give_back(found[0])
+            raise
         return found[0]
+
+    def _give_back(self, job: KvJob) -> None:
+        self._given_back.append(job)  # without the lock: a coroutine may end anywhere, when it is collected
+        with contextlib.suppress(BatonError):
+            # Changes nothing, but as every call of this kind wakes all who wait, in threads and loops.
+            self._open.call(lib.kv_job_give_payload, job.number, b"", 0)
 
     def bind(self, key: str, tokens: int, *, loads: int = 1, lease: float = 60) -> KvJob:
         """Opens the job of a key that no load has named yet, of so many tokens: `loads` of them come within `lease` seconds.
@@ -341,16 +359,16 @@ class KvConnector:
                         raise
 
     def _block_until(self, look: Callable[[], bool], timeout: Optional[float]) -> None:
-        left = None if timeout is None else _nanoseconds(max(timeout, 0), "timeout")
+        end = None if timeout is None else time.monotonic() + _nanoseconds(max(timeout, 0), "timeout") / 1e9
         while not look():
-            if left is not None and left <= 0:
-                raise BatonTimeoutError("it has not ended yet: keep its blocks as they are")
-            span = _SLICE // 10 if left is None else min(left, _SLICE // 10)  # others may wait(), and take what happened
-            try:
+            span = _SLICE // 10  # others may wait(), and take what happened
+            if end is not None:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise BatonTimeoutError("it has not ended yet: keep its blocks as they are")
+                span = min(_nanoseconds(left, "timeout"), span)
+            with contextlib.suppress(BatonTimeoutError):
                 self._open.call(lib.kv_connector_wait, span)
-            except BatonTimeoutError:
-                pass
-            left = None if left is None else left - span
 
     async def _until(self, look: Callable[[], bool]) -> None:
         await _loop.wait_for(_Wish(self, look))

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 extern char** environ;
@@ -50,6 +51,7 @@ class Peer {
     text[strcspn(text, "\n")] = 0;
     return text;
   }
+  void stop() const { kill(pid_, SIGSTOP); }
   void kill_it() {
     if (pid_ <= 0) return;
     kill(pid_, SIGKILL);
@@ -178,6 +180,59 @@ TEST_F(ConnectorInC, PrefillIsKilled) {
     EXPECT_EQ(count, 3u);
     EXPECT_EQ(failed[1], 99u) << "there was no room for it";
     end(9);
+    EXPECT_EQ(baton_kv_load_failed_blocks(connector, 9, failed, 1, &count, &error),
+              BATON_ERR_NOT_FOUND);
+  }
+}
+
+// Prefill is stopped, so the load cannot end: who asks for that again and again, and sleeps in
+// between, is not woken by its own questions.
+TEST_F(ConnectorInC, EndingALoadWakesNobodyForNothing) {
+  Peer prefill("1");
+  const std::string address = prefill.line();
+  const baton_kv_load wanted = load(9, address, 0);
+  ASSERT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_OK) << error.text;
+  EXPECT_EQ(prefill.line(), "stands");
+  prefill.stop();
+  int slept = 0;
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(baton_kv_load_end(connector, 9, &error), BATON_IN_PROGRESS);
+    slept += baton_kv_connector_wait(connector, 20'000'000, &error) == BATON_ERR_TIMEOUT ? 1 : 0;
+  }
+  EXPECT_GE(slept, 10);
+  // Others hear that it was given up.
+  EXPECT_EQ(baton_kv_load_wait(connector, 9, 2, kLong, &error), BATON_ERR_CANCELED) << error.text;
+  prefill.kill_it();
+  end(9);
+}
+
+// Who waits for a layer hears that somebody else ends the load.
+TEST_F(ConnectorInC, EndingALoadWakesWhoWaitsForIt) {
+  Peer prefill("1");
+  const std::string address = prefill.line();
+  const baton_kv_load wanted = load(9, address, 0);
+  ASSERT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_OK) << error.text;
+  EXPECT_EQ(prefill.line(), "stands");
+  prefill.stop();
+  int32_t result = BATON_OK;
+  std::thread waits([&] {
+    baton_error why = BATON_ERROR_INIT;
+    result = baton_kv_load_wait(connector, 9, 2, kLong, &why);
+  });
+  EXPECT_EQ(baton_kv_load_end(connector, 9, &error), BATON_IN_PROGRESS);
+  waits.join();
+  EXPECT_EQ(result, BATON_ERR_CANCELED);
+  prefill.kill_it();
+  end(9);
+}
+
+// A deadline is news, too, where no peer is there to send any.
+TEST_F(ConnectorInC, TheEndOfALeaseWakesWhoWaits) {
+  const baton_kv_binding binding{sizeof binding, "request 1", 40, 1, 50'000'000};
+  uint64_t job = 0;
+  ASSERT_EQ(baton_kv_job_bind(connector, &binding, &job, &error), BATON_OK) << error.text;
+  while (baton_kv_job_is_wanted(connector, job) == 1) {
+    ASSERT_EQ(baton_kv_connector_wait(connector, kLong, &error), BATON_OK) << error.text;
   }
 }
 
@@ -229,6 +284,13 @@ TEST_F(ConnectorInC, NonsenseIsAnErrorAndNoCrash) {
   baton_kv_load wanted = BATON_KV_LOAD_INIT;
   EXPECT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_ERR_INVALID_PARAM);
   EXPECT_THAT(error.text, HasSubstr("whose KV"));
+  wanted.prefill = "127.0.0.1:1";
+  for (int64_t* time : {&wanted.timeout, &wanted.silence, &wanted.lease}) {
+    *time = -2;
+    EXPECT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_ERR_INVALID_PARAM);
+    EXPECT_THAT(error.text, HasSubstr("is -2"));
+    *time = 0;
+  }
   wanted.token_count = 7;
   EXPECT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_ERR_INVALID_PARAM);
   wanted.size = 0;
@@ -240,6 +302,10 @@ TEST_F(ConnectorInC, NonsenseIsAnErrorAndNoCrash) {
   EXPECT_EQ(baton_kv_load_payload(connector, 1, &out, &error), BATON_ERR_NOT_FOUND);
   EXPECT_EQ(baton_kv_load_failed_blocks(connector, 1, nullptr, 4, nullptr, &error),
             BATON_ERR_INVALID_PARAM);
+  size_t count = 99;
+  EXPECT_EQ(baton_kv_load_failed_blocks(connector, 1, nullptr, 0, &count, &error),
+            BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(count, 0u);
   baton_kv_job job{};
   EXPECT_EQ(baton_kv_job_next(connector, &job, &error), BATON_ERR_INVALID_PARAM);
   uint64_t number = 0;

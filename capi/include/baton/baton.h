@@ -581,7 +581,7 @@ typedef struct baton_kv_load {
   size_t block_count;
   uint32_t first_token;   // KV before it is here already; a multiple of every block size
   uint32_t loads_of_key;  // how many loads with this key come to one prefill worker
-  int64_t timeout;        // 0: the default, 60 s
+  int64_t timeout;        // 0: the default, 60 s; -1, also of the next two: for ever
   int64_t silence;  // prefill may say nothing for so long, not even that it lives; 0: any time
   int64_t lease;    // with `pull`: how long prefill holds blocks without a word; 0: 10 s
   uint32_t pull;    // 1: read out of prefill's cache, where it allows that
@@ -607,7 +607,8 @@ int32_t baton_kv_load_renew(baton_kv_connector* connector, uint64_t id, int64_t 
 int32_t baton_kv_load_payload(baton_kv_connector* connector, uint64_t id, baton_bytes* out,
                               baton_error* error);
 // Which of its blocks do not hold all of their KV, as far as is known; of a load that failed, the
-// others may be kept. `out` gets as many as `room`; `count` how many there are.
+// others may be kept. `out` gets as many as `room`; `count` how many there are. Before
+// baton_kv_load_end(), which forgets the load.
 int32_t baton_kv_load_failed_blocks(baton_kv_connector* connector, uint64_t id, uint32_t* out,
                                     size_t room, size_t* count, baton_error* error);
 // Ends a load, complete or not. BATON_OK: no byte can arrive any more, and its blocks are free.

@@ -31,8 +31,13 @@ class AgentConverter final : public AgentStaging {
   // silent leaves some for others.
   static constexpr size_t kSlots = 4;
   static constexpr size_t kSlotsOfTransfer = 2;
+  static constexpr uint64_t kSlotUnit = 4096;
   static uint64_t slot_bytes(uint64_t staging_bytes) {
-    return staging_bytes / kSlots / 4096 * 4096;
+    return staging_bytes / kSlots / kSlotUnit * kSlotUnit;
+  }
+  // The least staging_bytes with such slots.
+  static uint64_t staging_bytes(uint64_t slot_bytes) {
+    return (slot_bytes + kSlotUnit - 1) / kSlotUnit * kSlotUnit * kSlots;
   }
 
   // Staging memory and a thread, where they are not there yet. ResourceExhausted.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "kvtransfer/internal/agent_kv/agent_converter.h"
 #include "kvtransfer/plans/kv_boxes.h"
 #include "kvtransfer/plans/kv_sides.h"
 
@@ -70,6 +71,7 @@ absl::StatusOr<RequantiseRoute> RequantiseRoute::make(Op op, const KvLayout& sou
   staging.model = source.model;
   staging.format = source.format;
   uint64_t end = 0;
+  Part largest;
   for (size_t number = 0; number < whole->parts().size(); ++number) {
     const KvPart& part = whole->parts()[number];
     if (part.heads.empty()) continue;
@@ -80,13 +82,8 @@ absl::StatusOr<RequantiseRoute> RequantiseRoute::make(Op op, const KvLayout& sou
     made.unit = part.unit;
     made.unit_bytes = group.fields[0].block_stride;
     made.slot_units = std::min<uint64_t>(slot_bytes / made.unit_bytes, 1 << 20);
-    if (made.slot_units == 0) {
-      return absl::ResourceExhaustedError(absl::StrFormat(
-          "%u tokens of a layer, which move together, need %u bytes of staging memory at a time, "
-          "and there are %u: set AgentOptions::staging_bytes (staging_bytes of an agent in C and "
-          "Python) to at least %u",
-          part.unit, made.unit_bytes, slot_bytes, made.unit_bytes * 4));
-    }
+    if (made.unit_bytes > largest.unit_bytes) largest = made;
+    if (largest.unit_bytes > slot_bytes) continue;  // an error: which part needs most is said
     made.base = end;
     made.layer_stride = made.unit_bytes * made.slot_units;
     group.blocks = static_cast<uint32_t>(made.slot_units);
@@ -98,6 +95,14 @@ absl::StatusOr<RequantiseRoute> RequantiseRoute::make(Op op, const KvLayout& sou
     end += group.layers.size() * made.layer_stride;
     staging.groups.push_back(std::move(group));
     out.pages_.resize(std::max<size_t>(out.pages_.size(), made.slot_units));
+  }
+  if (largest.unit_bytes > slot_bytes) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%u tokens of a layer, which move together, need %u bytes of staging memory at a time, and "
+        "there are %u: set AgentOptions::staging_bytes (staging_bytes of an agent in C and Python) "
+        "to at least %u",
+        largest.unit, largest.unit_bytes, slot_bytes,
+        AgentConverter::staging_bytes(largest.unit_bytes)));
   }
   std::iota(out.pages_.begin(), out.pages_.end(), 0u);
   if (!out.parts_.empty()) {

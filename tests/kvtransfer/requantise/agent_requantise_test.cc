@@ -367,18 +367,34 @@ INSTANTIATE_TEST_SUITE_P(Providers, AgentRequantiseOneTest, ::testing::ValuesIn(
                          [](const auto& one) { return one.param; });
 
 TEST(AgentRequantise, StagingThatIsTooSmallForABlockIsRefusedByNumber) {
-  AgentOptions options = agent_options("alpha", "tcp");
-  options.staging_bytes = 16 << 10;
-  const auto a = make_agent(std::move(options));
-  const auto b = make_agent(agent_options("beta", "tcp"));
-  KvShape shape{
-      .layers = 1, .blocks = 1, .block_tokens = 64, .total_heads = 4, .heads = 4, .head_size = 16};
-  PagedMemory from(*a, KvLayout::paged(shape, KvLayout::Order::kNhd, KvLayout::Pair::kSplit, true));
-  PagedMemory to(*b, fp8_layout(shape, KvLayout::Order::kNhd, 1));
-  introduce(*a, *b);
-  const auto plan = AgentKvPlan::make_requantising(*a, Op::kWrite, from.place, "beta", to.place);
-  EXPECT_TRUE(absl::IsResourceExhausted(plan.status())) << plan.status();
-  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("to at least 40960"));
+  // Two groups, of which the second one needs more: 4 slots of 10,240 bytes, in whole pages.
+  KvShape small{
+      .layers = 1, .blocks = 1, .block_tokens = 32, .total_heads = 4, .heads = 4, .head_size = 16};
+  KvShape large = small;
+  large.block_tokens = 64;
+  const auto status = [&](uint64_t staging_bytes) {
+    AgentOptions options = agent_options("alpha", "tcp");
+    options.staging_bytes = staging_bytes;
+    const auto a = make_agent(std::move(options));
+    const auto b = make_agent(agent_options("beta", "tcp"));
+    const auto bf16 = [](const KvShape& shape) {
+      return KvLayout::paged(shape, KvLayout::Order::kNhd, KvLayout::Pair::kSplit, true);
+    };
+    KvLayout layouts[] = {bf16(large), fp8_layout(large, KvLayout::Order::kNhd, 1)};
+    for (KvLayout& layout : layouts) layout.groups[0].layers = {1};
+    PagedMemory from(*a, bf16(small)), more(*a, layouts[0]);
+    PagedMemory to(*b, fp8_layout(small, KvLayout::Order::kNhd, 1)), more_there(*b, layouts[1]);
+    KvPlacement here = from.place, there = to.place;
+    EXPECT_TRUE(here.append(more.place).ok());
+    EXPECT_TRUE(there.append(more_there.place).ok());
+    introduce(*a, *b);
+    return AgentKvPlan::make_requantising(*a, Op::kWrite, here, "beta", there).status();
+  };
+  for (const uint64_t less : {uint64_t{1}, uint64_t{40960}, uint64_t{49151}}) {
+    EXPECT_TRUE(absl::IsResourceExhausted(status(less))) << status(less);
+    EXPECT_THAT(std::string(status(less).message()), HasSubstr("to at least 49152")) << less;
+  }
+  EXPECT_TRUE(status(49152).ok()) << status(49152);
 }
 
 // A layer has a window, and lies in a group of its own.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import unittest
+from unittest import mock
 
 import baton
 
@@ -135,6 +136,63 @@ class Two(unittest.TestCase):
             return await asyncio.wait_for(asyncio.gather(engine_there(), engine_here()), 60)
 
         self.assertEqual(asyncio.run(both())[1], b"first token")
+
+    def test_a_cancelled_wait_for_a_job_loses_none(self):
+        """It was taken for a task that is cancelled before it goes on: the next who asks gets it."""
+        take = self.prefill.next_job
+
+        async def main():
+            first, second = (asyncio.ensure_future(self.prefill.job()) for _ in range(2))
+            await asyncio.sleep(0)  # both wait
+
+            def take_and_cancel():
+                job = take()
+                if job is not None:
+                    first.cancel()
+                return job
+
+            with self.load() as load, mock.patch.object(self.prefill, "next_job", take_and_cancel):
+                with self.assertRaises(asyncio.CancelledError):
+                    await asyncio.wait_for(first, 60)
+                job = await asyncio.wait_for(second, 60)  # who waits is woken
+                self.assertEqual(job.request, load.number)
+                job.finish(error="seen")
+            third = first = asyncio.ensure_future(self.prefill.job())
+            await asyncio.sleep(0)
+            with self.load() as load, mock.patch.object(self.prefill, "next_job", take_and_cancel):
+                with self.assertRaises(asyncio.CancelledError):
+                    await asyncio.wait_for(third, 60)
+                job = take()  # nobody waits
+                self.assertEqual(job.request, load.number)
+                job.finish(error="seen")
+            self.assertIsNone(take())
+        asyncio.run(main())
+
+    def test_a_job_that_is_given_back_wakes_who_waits(self):
+        async def main():
+            waits = asyncio.ensure_future(self.prefill.job())
+            for _ in range(20):
+                await asyncio.sleep(0)  # it has seen what happened so far
+            job = baton.connector.KvJob(self.prefill, 99, 7, "decode", "", [], 0, 1)
+            self.prefill._give_back(job)
+            self.assertIs(await asyncio.wait_for(waits, 60), job)
+        asyncio.run(main())
+
+    def test_timeouts_are_of_the_clock(self):
+        """However often others' requests wake who waits."""
+        job, rounds, now = self.prefill.bind("never", len(TOKENS)), 0, 0.0
+
+        def busy(*_):
+            nonlocal rounds, now
+            rounds, now = rounds + 1, now + 0.001
+
+        with mock.patch.object(self.prefill, "_open", mock.Mock(call=busy)), mock.patch("time.monotonic", lambda: now):
+            with mock.patch.object(job, "is_saved", lambda: rounds == 4000):
+                job.wait_saved(5)  # 4 s by the clock
+            with mock.patch.object(job, "is_saved", lambda: False), self.assertRaises(baton.BatonTimeoutError):
+                job.wait_saved(5)
+            self.assertAlmostEqual(now, 9, delta=0.01)
+        job.finish(error="nobody came")
 
     def test_prefill_is_first(self):
         """What a bound job has saved leaves when its load comes; of two loads each gets it."""
