@@ -161,7 +161,9 @@ class KvLayout(_Owner):
             raise InvalidParamError("views are [block][token][head][element] or [block][head][element], all of as many "
                                     f"blocks, not {[view.shape for view in every[:4]]}")
         rows = _rows(buffers or [view.memory for view in every], memory)
-        tokens = {view.shape[1] for view in every if len(view.shape) == 4} | ({block_tokens} - {None})
+        tokens = {view.shape[1] for view in every if len(view.shape) == 4}
+        if block_tokens is not None:
+            tokens.add(block_tokens)
         heads = {view.shape[-2] for view in every}
         if len(tokens) > 1 or len(heads) > 1:
             raise InvalidParamError(f"views of one group have one block size and as many heads, not {sorted(tokens)} "
