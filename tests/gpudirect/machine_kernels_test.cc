@@ -10,28 +10,14 @@
 
 #include "gpudirect/copier.h"
 #include "tests/gpudirect/kernel_rig.h"
+#include "tests/gpudirect/machine/with_kernels.h"
 
 namespace baton::gpudirect {
 namespace {
 
 using ::testing::IsEmpty;
 
-class KernelsOnThisMachine : public testing::Test {
- protected:
-  void SetUp() override {
-    const absl::StatusOr<const Driver*> driver = machine_driver();
-    if (!driver.ok()) GTEST_SKIP() << driver.status().message();
-    if (kernels::image().empty()) GTEST_SKIP() << "this build has no kernels: nvcc was not found";
-    auto device = Device::open(**driver, 0);
-    ASSERT_TRUE(device.ok()) << device.status();
-    device_ = *std::move(device);
-    auto launcher = Launcher::load(*device_);
-    ASSERT_TRUE(launcher.ok()) << launcher.status();
-    launcher_ = *std::move(launcher);
-  }
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Launcher> launcher_;
-};
+using KernelsOnThisMachine = WithKernelsOfThisMachine;
 
 TEST_F(KernelsOnThisMachine, WriteWhatTheirEmulationWrites) {
   const auto rig = KernelRig::make(*device_, 64 << 20);

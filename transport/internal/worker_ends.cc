@@ -144,7 +144,7 @@ bool Worker::Impl::expire(Time now) {
     std::pop_heap(deadlines.begin(), deadlines.end(), internal::kLater);
     deadlines.pop_back();
     const internal::TransferSlot* slot = slots.find(id);
-    if (slot == nullptr) continue;
+    if (slot == nullptr || slot->listed) continue;  // over, and told in this round
     // A stream waits no longer, whatever the target has still to say.
     if (slot->ordered()) order.ended(id, false);
     if (slot->verdict != TransferState::kActive) continue;

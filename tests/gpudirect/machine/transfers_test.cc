@@ -2,26 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <memory>
 
 #include "tests/gpudirect/machine/transfer_rig.h"
+#include "tests/gpudirect/machine/with_kernels.h"
 
 namespace baton::gpudirect {
 namespace {
 
-class FiguresOnThisMachine : public testing::Test {
+class FiguresOnThisMachine : public WithKernelsOfThisMachine {
  protected:
-  void SetUp() override {
-    const absl::StatusOr<const Driver*> driver = machine_driver();
-    if (!driver.ok()) GTEST_SKIP() << driver.status().message();
-    if (kernels::image().empty()) GTEST_SKIP() << "this build has no kernels: nvcc was not found";
-    auto device = Device::open(**driver, 0);
-    ASSERT_TRUE(device.ok()) << device.status();
-    device_ = *std::move(device);
-    auto launcher = Launcher::load(*device_);
-    ASSERT_TRUE(launcher.ok()) << launcher.status();
-    launcher_ = *std::move(launcher);
-  }
   // A goal that is missed is a figure, not a failure of what is tested.
   template <typename Take>
   void print(const Take& take) {
@@ -29,8 +18,6 @@ class FiguresOnThisMachine : public testing::Test {
     ASSERT_TRUE(figures.ok()) << figures.status();
     for (const Figure& figure : *figures) std::printf("row %s\n", json_of(figure).c_str());
   }
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Launcher> launcher_;
 };
 
 TEST_F(FiguresOnThisMachine, Transfers) { print(take_transfer_figures); }
