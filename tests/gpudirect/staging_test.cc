@@ -71,7 +71,7 @@ TEST_F(Staged, ALostDeviceEndsItsTransfersAndTheHostsGoOn) {
 TEST_F(Staged, WhatIsUrgentOvertakesBulk) {
   start("tcp", {.seed = 7});
   const TransferId bulk = *a_.worker->submit(request(Op::kWrite, true, true, kBytes));
-  ASSERT_TRUE(drive([&] { return gpu_->calls_of("cuMemcpyAsync") > 2; }));
+  ASSERT_TRUE(drive([&] { return gpu_->copies() > 2; }));
   ASSERT_TRUE(run(request(Op::kWrite, true, true, 4096)).ok());
   EXPECT_EQ(*a_.worker->state(bulk), TransferState::kActive);
   EXPECT_TRUE(finish(bulk).ok());

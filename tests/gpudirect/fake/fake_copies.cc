@@ -60,6 +60,9 @@ struct FakeCopyCalls {
         return kInvalidValue;
       }
     }
+    size_t bytes = 0;
+    for (const Copy& copy : copies) bytes += copy.bytes;
+    call.fake.largest_copy_ = std::max(call.fake.largest_copy_, bytes);
     if (const char* wrong = overlap(copies)) call.violate(Rule::kCopy, wrong);
     queue->push_back({.number = call.fake.next_operation_++, .copies = std::move(copies)});
     return kSuccess;

@@ -104,6 +104,7 @@ class FakeDriver {
   // ---- what was seen ----
   uint64_t calls();
   uint64_t calls_of(std::string_view name);
+  uint64_t copies();  // asked for on streams, in whichever of the ways, kernels among them
   size_t largest_copy();
   // Each "call: what [class]", the classes being those of rules.h.
   std::vector<std::string> violations();

@@ -98,6 +98,11 @@ void FakeDriver::look_for_hang(std::string_view call) {
   }
 }
 
+uint64_t FakeDriver::copies() {
+  return calls_of("cuMemcpyAsync") + calls_of("cuMemcpy2DAsync") + calls_of("cuMemcpyBatchAsync") +
+         calls_of("cuLaunchKernel");
+}
+
 size_t FakeDriver::largest_copy() {
   const std::lock_guard lock(mutex_);
   return largest_copy_;
