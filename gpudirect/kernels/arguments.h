@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "gpudirect/kernels/train_arguments.h"
+
 namespace baton::gpudirect::kernels {
 
 // F(name, its arguments, threads of a block)
@@ -23,6 +25,7 @@ namespace baton::gpudirect::kernels {
   F(attend_pages, PageAttention, 256) \
   F(swiglu, SwiGlu, 256)              \
   F(adamw, AdamW, 256)                \
+  BATON_TRAIN_KERNELS(F)              \
   F(sample, Sample, 256)              \
   F(attend_splits, Attention, 256)    \
   F(join_splits, Attention, 128)      \
@@ -113,6 +116,7 @@ struct RmsNorm {
   uint32_t rows = 0;
   uint32_t size = 0;
   float eps = 0;
+  float* factors = nullptr;  // [rows], on x, which a backward pass needs; null: not wanted
 };
 
 // c [m][n] = a [m][k] w^T + bias, or += where `accumulate`; w is a weight [n][k] in bf16, as files

@@ -33,6 +33,7 @@ BATON_DEVICE void rms_norm(Block& block, const RmsNorm& a) {
         sum = sum + squares[thread / kLanes * kLanes + lane];
       }
       const float factor = 1.0f / sqrtf(sum / static_cast<float>(a.size) + a.eps);
+      if (a.factors != nullptr && thread % kLanes == 0) block.store(a.factors + row, factor);
       const uint64_t begin = uint64_t{row} * a.size;
       for (uint32_t i = thread % kLanes; i < a.size; i += kLanes) {
         block.store(a.y + begin + i,

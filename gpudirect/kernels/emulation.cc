@@ -11,10 +11,12 @@
 #include "gpudirect/kernels/copy_pieces-inl.h"
 #include "gpudirect/kernels/elementwise-inl.h"
 #include "gpudirect/kernels/gemm-inl.h"
+#include "gpudirect/kernels/gemm_f32-inl.h"
 #include "gpudirect/kernels/pages-inl.h"
 #include "gpudirect/kernels/reduce_sum-inl.h"
 #include "gpudirect/kernels/reshard-inl.h"
 #include "gpudirect/kernels/sample-inl.h"
+#include "gpudirect/kernels/train-inl.h"
 #include "gpudirect/kernels/trigger-inl.h"
 
 namespace baton::gpudirect::kernels {

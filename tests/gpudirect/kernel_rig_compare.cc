@@ -259,6 +259,86 @@ void compare_steps(Comparison& all) {
       });
 }
 
+// What a training step has that serving has not.
+void compare_training(Comparison& all) {
+  constexpr uint32_t kM = 75, kN = 70, kK = 85;
+  std::vector<float> a = normal(size_t{kM} * kK, 1), b = normal(size_t{kK} * kN, 2),
+                     c = normal(size_t{kM} * kN, 3);
+  for (const bool transposed : {false, true}) {
+    all.run<kernels::GemmF32>({"baton_gemm_f32"}, {&Launcher::gemm_f32}, [&](auto& place) {
+      float* const out = place(c, true);
+      return kernels::GemmF32{.a = place(a),
+                              .b = place(b),
+                              .start = out,
+                              .c = out,
+                              .m = kM,
+                              .n = kN,
+                              .k = kK,
+                              .a_row = transposed ? 1 : kK,
+                              .a_k = transposed ? kM : 1,
+                              .b_k = transposed ? 1 : kN,
+                              .b_column = transposed ? kK : 1,
+                              .ldc = kN};
+    });
+  }
+  constexpr uint32_t kLength = 80;
+  std::vector<float> scores = normal(size_t{2} * kLength * kLength, 4);
+  std::vector<float> weights = scores, gradients = normal(scores.size(), 5);
+  all.run<kernels::CausalSoftmax>(
+      {"baton_causal_softmax"}, {&Launcher::causal_softmax}, [&](auto& place) {
+        return kernels::CausalSoftmax{place(scores, true), 2, kLength, 0.25f};
+      });
+  all.run<kernels::CausalSoftmaxBack>(
+      {"baton_causal_softmax_back"}, {&Launcher::causal_softmax_back}, [&](auto& place) {
+        return kernels::CausalSoftmaxBack{place(weights), place(gradients, true), 2, kLength,
+                                          0.25f};
+      });
+  constexpr uint32_t kRows = 37, kSize = 80;
+  std::vector<float> x = normal(kRows * kSize, 6), weight = normal(kSize, 7),
+                     dy = normal(kRows * kSize, 8), factors = normal(kRows, 9), dx = x, dw(kSize);
+  all.run<kernels::RmsNormBack>(
+      {"baton_rms_norm_back"}, {&Launcher::rms_norm_back}, [&](auto& place) {
+        return kernels::RmsNormBack{place(x),        place(weight), place(dy), place(factors),
+                                    place(dx, true), kRows,         kSize};
+      });
+  all.run<kernels::RmsNormWeights>(
+      {"baton_rms_norm_weights"}, {&Launcher::rms_norm_weights}, [&](auto& place) {
+        return kernels::RmsNormWeights{place(x),        place(dy), place(factors),
+                                       place(dw, true), kRows,     kSize};
+      });
+  std::vector<float> cosines = normal(16 * 12, 10), sines = normal(16 * 12, 11);
+  all.run<kernels::RopeRows>({"baton_rope_rows"}, {&Launcher::rope_rows}, [&](auto& place) {
+    return kernels::RopeRows{
+        place(dx, true), place(cosines), place(sines), kRows, 3, 24, kSize, 16, -1.0f};
+  });
+  std::vector<float> d_out = normal(kRows * kSize / 2, 12), d_gate_up(x.size());
+  all.run<kernels::SwiGluBack>({"baton_swiglu_back"}, {&Launcher::swiglu_back}, [&](auto& place) {
+    return kernels::SwiGluBack{place(x), place(d_out), place(d_gate_up, true), kRows, kSize / 2};
+  });
+  for (const uint32_t vocab : {272u, kernels::kClassifierRow + 48}) {
+    std::vector<float> logits = normal(size_t{5} * vocab, 13), sums(5), margins(5);
+    std::vector<uint32_t> targets = {0, 9, vocab - 1, 9, 271};
+    all.run<kernels::Classifier>({"baton_classifier"}, {&Launcher::classifier}, [&](auto& place) {
+      return kernels::Classifier{place(logits, true),
+                                 place(targets),
+                                 place(sums, true),
+                                 place(margins, true),
+                                 5,
+                                 vocab,
+                                 0.1f};
+    });
+  }
+  std::vector<uint32_t> begins = {0, 1, 1, 4, 6}, order = {3, 0, 2, 4, 1, 5};
+  std::vector<float> table = normal(4 * kSize, 14);
+  all.run<kernels::AddRows>({"baton_add_rows"}, {&Launcher::add_rows}, [&](auto& place) {
+    return kernels::AddRows{place(table, true), place(x), place(begins), place(order), 4, kSize};
+  });
+  std::vector<double> squares(3);
+  all.run<kernels::SumSquares>({"baton_sum_squares"}, {&Launcher::sum_squares}, [&](auto& place) {
+    return kernels::SumSquares{place(dy), place(squares, true), 2503, 3};
+  });
+}
+
 void compare_triggers(Comparison& all) {
   std::vector<uint64_t> slots(2), tail(1), head(1), seen(1);
   std::vector<kernels::Trigger> triggers = {{1, 2, 3, 4}};
@@ -283,6 +363,7 @@ std::vector<std::string> compare_kernels(KernelRig& rig, const Launcher& launche
   compare_serving(all);
   compare_products(all);
   compare_steps(all);
+  compare_training(all);
   compare_triggers(all);
   return all.differences;
 }

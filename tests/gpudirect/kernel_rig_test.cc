@@ -29,9 +29,10 @@ TEST(KernelRig, ComparesAndTimesEveryKernel) {
     ASSERT_TRUE(rows.ok()) << rows.status();
     std::set<std::string> names;
     for (const KernelRow& row : *rows) names.insert(row.name);
-    EXPECT_EQ(names, (std::set<std::string>{"adamw", "copy", "gather", "gemm", "gemm bf16",
-                                            "paged decode", "paged prefill", "reduce bf16",
-                                            "reshard to fp8", "rms_norm"}));
+    EXPECT_EQ(names,
+              (std::set<std::string>{"adamw", "classifier", "copy", "gather", "gemm", "gemm bf16",
+                                     "gemm f32", "paged decode", "paged prefill", "reduce bf16",
+                                     "reshard to fp8", "rms_norm"}));
     EXPECT_THAT(json_of((*rows)[0]), HasSubstr(R"("name": "copy", "shape": "262144 bytes")"));
   }
   EXPECT_THAT(fake.finish(), IsEmpty());

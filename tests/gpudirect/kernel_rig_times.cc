@@ -129,6 +129,18 @@ void time_sums(Times& times, const Launcher& launcher, Stream stream, DevicePoin
                              .rate = 1e-9f};
   times.row("adamw", absl::StrFormat("%u parameters", bytes / 16), bytes / 4 * 7,
             [&] { return launcher.adamw(adamw, UINT32_MAX, stream); });
+  // A vocabulary of 8192: logits are read and written once, in place.
+  const uint32_t vocab = kernels::kClassifierRow;
+  const auto tokens = static_cast<uint32_t>(bytes / 4 / vocab);
+  const kernels::Classifier classifier{pointer_of<float>(to),
+                                       times.table(std::vector<uint32_t>(tokens, 7)),
+                                       pointer_of<float>(other),
+                                       pointer_of<float>(other) + tokens,
+                                       tokens,
+                                       vocab,
+                                       1e-3f};
+  times.row("classifier", absl::StrFormat("%u x %u", tokens, vocab), 2 * bytes,
+            [&] { return launcher.classifier(classifier, tokens, stream); });
 }
 
 // Decode of sequences of `bytes` of KV together: 8 KV heads of 128, groups of 4.
@@ -189,6 +201,23 @@ void time_model(Times& times, KernelRig& rig, const Launcher& launcher, Stream s
         "gemm bf16", shape, moved, [&] { return launcher.gemm_bf16(product, blocks, stream); },
         operations);
   }
+  // A weight's gradient: of half the side, for the same bytes in each array.
+  const uint32_t half = side / 2;
+  const kernels::GemmF32 gradient{.a = pointer_of<const float>(from),
+                                  .b = pointer_of<const float>(from),
+                                  .c = pointer_of<float>(to),
+                                  .m = half,
+                                  .n = half,
+                                  .k = half,
+                                  .a_row = 1,
+                                  .a_k = half,
+                                  .b_k = half,
+                                  .b_column = 1,
+                                  .ldc = half};
+  times.row(
+      "gemm f32", absl::StrFormat("%u x %u x %u", half, half, half), size_t{half} * half * 12,
+      [&] { return launcher.gemm_f32(gradient, kernels::gemm_f32_blocks(gradient), stream); },
+      2.0 * half * half * half);
   constexpr uint32_t kBlockBytes = 8 * 2 * 128 * 16 * 2;
   const uint32_t length = std::min(4096u, static_cast<uint32_t>(bytes / kBlockBytes) * 16);
   const uint32_t tokens = length / 8;

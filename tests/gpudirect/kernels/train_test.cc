@@ -1,0 +1,350 @@
+// The kernels of a training step, to the bit as the trainer's on the CPU and near plain sums in
+// f64.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "engine/kernels/elementwise.h"
+#include "engine/kernels/gemm.h"
+#include "engine/train/backward/train_kernels.h"
+#include "engine/train/data_parallel/optimizer.h"
+#include "tests/gpudirect/kernels/emulated_memory.h"
+#include "tests/gpudirect/kernels/normal_numbers.h"
+
+namespace baton::gpudirect::kernels {
+namespace {
+
+namespace train = engine::train;
+
+// Every form that training has: x W^T, dy W and dy^T x, from zero and added to what is there.
+TEST(GemmF32, IsTheEnginesInEveryForm) {
+  struct Form {
+    bool a_transposed, b_transposed;
+  };
+  for (const Form form : {Form{false, true}, Form{false, false}, Form{true, false}}) {
+    for (const bool adds : {false, true}) {
+      constexpr uint32_t kM = 75, kN = 70, kK = 85;
+      const std::vector<float> a = normal(kM * kK, 1), b = normal(kK * kN, 2);
+      const std::vector<float> start = normal(kM * kN, 3);
+      std::vector<float> wanted = start, c(start.size());
+      const engine::MatrixView rows{a.data(), kK}, columns{b.data(), kN};
+      const engine::MatrixView left =
+          form.a_transposed ? engine::MatrixView{a.data(), kM}.transposed() : rows;
+      const engine::MatrixView right =
+          form.b_transposed ? engine::MatrixView{b.data(), kK}.transposed() : columns;
+      engine::reference_gemm(kM, kN, kK, left, right, wanted.data(), kN, adds);
+      EmulatedMemory memory;
+      memory.allow(a);
+      memory.allow(b);
+      memory.allow(start);
+      memory.allow(c, true);
+      const GemmF32 arguments{.a = a.data(),
+                              .b = b.data(),
+                              .start = adds ? start.data() : nullptr,
+                              .c = c.data(),
+                              .m = kM,
+                              .n = kN,
+                              .k = kK,
+                              .a_row = static_cast<uint32_t>(left.row_stride),
+                              .a_k = static_cast<uint32_t>(left.col_stride),
+                              .b_k = static_cast<uint32_t>(right.row_stride),
+                              .b_column = static_cast<uint32_t>(right.col_stride),
+                              .ldc = kN};
+      EXPECT_EQ(gemm_f32_blocks(arguments), 4u);
+      ASSERT_EQ(run_kernel("baton_gemm_f32", arguments, 3, memory), std::nullopt);
+      ASSERT_EQ(c, wanted) << form.a_transposed << form.b_transposed << adds;
+    }
+  }
+}
+
+// Six products at once, each of its own matrices, that see what attention sees.
+TEST(GemmF32, MultipliesManyAndSkipsWhatIsNotSeen) {
+  constexpr uint32_t kLength = 80, kDim = 16, kOuter = 2, kInner = 3;
+  constexpr uint64_t kSquare = uint64_t{kLength} * kLength;
+  const std::vector<float> q = normal(kOuter * kLength * kInner * kDim, 1),
+                           p = normal(kOuter * kInner * kSquare, 2);
+  const auto block_end = [&](uint32_t row) {
+    return std::min((row / kCausalRows + 1) * kCausalRows, kLength);
+  };
+  for (const Causal causal : {Causal::kNone, Causal::kUntil, Causal::kFrom}) {
+    std::vector<float> out(q.size()), wanted(q.size());
+    const bool from = causal == Causal::kFrom;
+    for (uint32_t matrix = 0; matrix < kOuter * kInner; ++matrix) {
+      const uint64_t at = matrix / kInner * kLength * kInner * kDim + matrix % kInner * kDim;
+      for (uint32_t row = 0; row < kLength; ++row) {
+        for (uint32_t d = 0; d < kDim; ++d) {
+          float sum = 0;
+          const uint32_t first = from ? row / kCausalRows * kCausalRows : 0;
+          const uint32_t end = causal == Causal::kUntil ? block_end(row) : kLength;
+          for (uint32_t k = first; k < end; ++k) {
+            const uint64_t weight = from ? k * kLength + row : row * kLength + k;
+            sum = std::fma(p[matrix * kSquare + weight], q[at + k * kInner * kDim + d], sum);
+          }
+          wanted[at + row * kInner * kDim + d] = sum;
+        }
+      }
+    }
+    EmulatedMemory memory;
+    memory.allow(q);
+    memory.allow(p);
+    memory.allow(out, true);
+    const GemmF32 arguments{.a = p.data(),
+                            .b = q.data(),
+                            .c = out.data(),
+                            .m = kLength,
+                            .n = kDim,
+                            .k = kLength,
+                            .a_row = from ? 1 : kLength,
+                            .a_k = from ? kLength : 1,
+                            .b_k = kInner * kDim,
+                            .b_column = 1,
+                            .ldc = kInner * kDim,
+                            .outer = kOuter,
+                            .inner = kInner,
+                            .a_outer = kInner * kSquare,
+                            .a_inner = kSquare,
+                            .b_outer = uint64_t{kLength} * kInner * kDim,
+                            .b_inner = kDim,
+                            .c_outer = uint64_t{kLength} * kInner * kDim,
+                            .c_inner = kDim,
+                            .causal = causal};
+    ASSERT_EQ(run_kernel("baton_gemm_f32", arguments, 5, memory), std::nullopt);
+    ASSERT_EQ(out, wanted) << static_cast<int>(causal);
+  }
+  // Scores behind the block of their rows are not touched.
+  std::vector<float> scores(kSquare, -7.0f);
+  EmulatedMemory memory;
+  memory.allow(q);
+  memory.allow(scores, true);
+  const GemmF32 arguments{.a = q.data(),
+                          .b = q.data() + kDim,
+                          .c = scores.data(),
+                          .m = kLength,
+                          .n = kLength,
+                          .k = kDim,
+                          .a_row = kInner * kDim,
+                          .a_k = 1,
+                          .b_k = 1,
+                          .b_column = kInner * kDim,
+                          .ldc = kLength,
+                          .causal = Causal::kBelow};
+  ASSERT_EQ(run_kernel("baton_gemm_f32", arguments, 2, memory), std::nullopt);
+  for (uint32_t row = 0; row < kLength; ++row) {
+    for (uint32_t column = 0; column < kLength; ++column) {
+      const bool seen = column < block_end(row);
+      ASSERT_EQ(scores[row * kLength + column] != -7.0f, seen) << row << " " << column;
+    }
+  }
+}
+
+TEST(RmsNorm, GivesTheFactorsThatItsGradientNeeds) {
+  constexpr uint32_t kRows = 19, kSize = 48;
+  const std::vector<float> x = normal(kRows * kSize, 1), weight = normal(kSize, 2);
+  std::vector<float> y(x.size()), factors(kRows), row(kSize);
+  EmulatedMemory memory;
+  memory.allow(x);
+  memory.allow(weight);
+  memory.allow(y, true);
+  memory.allow(factors, true);
+  const RmsNorm arguments{x.data(), weight.data(), y.data(), kRows, kSize, 1e-5f, factors.data()};
+  ASSERT_EQ(run_kernel("baton_rms_norm", arguments, 2, memory), std::nullopt);
+  for (uint32_t r = 0; r < kRows; ++r) {
+    ASSERT_EQ(factors[r],
+              engine::rms_norm(x.data() + r * kSize, weight.data(), row.data(), kSize, 1e-5f));
+  }
+}
+
+TEST(RmsNormBack, IsTheTrainers) {
+  constexpr uint32_t kRows = 37, kSize = 80, kShares = 16;
+  const std::vector<float> x = normal(kRows * kSize, 1), weight = normal(kSize, 2),
+                           dy = normal(kRows * kSize, 3), factors = normal(kRows, 4),
+                           before = normal(kRows * kSize, 5);
+  for (const bool fresh : {false, true}) {
+    std::vector<float> dx = before, dw(kSize), wanted = fresh ? std::vector<float>(dx.size()) : dx;
+    std::vector<float> dw_wanted(kSize);
+    for (uint32_t share = 0; share < kShares; ++share) {
+      std::vector<float> part(kSize);
+      for (uint32_t r = share * kRows / kShares; r < (share + 1) * kRows / kShares; ++r) {
+        train::rms_norm_backward(x.data() + r * kSize, weight.data(), dy.data() + r * kSize,
+                                 factors[r], wanted.data() + r * kSize, part.data(), kSize);
+      }
+      for (uint32_t i = 0; i < kSize; ++i) dw_wanted[i] += part[i];
+    }
+    EmulatedMemory memory;
+    for (const auto* read : {&x, &weight, &dy, &factors}) memory.allow(*read);
+    memory.allow(dx, true);
+    memory.allow(dw, true);
+    const RmsNormBack back{x.data(),  weight.data(), dy.data(), factors.data(),
+                           dx.data(), kRows,         kSize,     fresh ? 1u : 0u};
+    ASSERT_EQ(run_kernel("baton_rms_norm_back", back, 2, memory), std::nullopt);
+    EXPECT_EQ(dx, wanted);
+    const RmsNormWeights weights{x.data(), dy.data(), factors.data(), dw.data(), kRows, kSize};
+    ASSERT_EQ(run_kernel("baton_rms_norm_weights", weights, 3, memory), std::nullopt);
+    EXPECT_EQ(dw, dw_wanted);
+  }
+}
+
+TEST(RopeRows, IsTheEnginesThereAndBack) {
+  constexpr uint32_t kRows = 40, kHeads = 3, kDim = 24, kStride = 100, kLength = 16;
+  const std::vector<float> cosines = normal(kLength * kDim / 2, 1),
+                           sines = normal(kLength * kDim / 2, 2);
+  for (const float direction : {1.0f, -1.0f}) {
+    std::vector<float> x = normal(kRows * kStride, 3), wanted = x;
+    for (uint32_t r = 0; r < kRows; ++r) {
+      for (uint32_t h = 0; h < kHeads; ++h) {
+        const uint32_t angle = r % kLength * kDim / 2;
+        engine::rope(wanted.data() + r * kStride + h * kDim, cosines.data() + angle,
+                     sines.data() + angle, kDim, direction);
+      }
+    }
+    EmulatedMemory memory;
+    memory.allow(cosines);
+    memory.allow(sines);
+    memory.allow(x, true);
+    const RopeRows arguments{x.data(), cosines.data(), sines.data(), kRows,    kHeads,
+                             kDim,     kStride,        kLength,      direction};
+    ASSERT_EQ(run_kernel("baton_rope_rows", arguments, 2, memory), std::nullopt);
+    EXPECT_EQ(x, wanted);
+  }
+}
+
+TEST(CausalSoftmax, IsTheTrainersWithItsGradient) {
+  constexpr uint32_t kMatrices = 2, kLength = 80;
+  constexpr float kScaling = 0.37f;
+  std::vector<float> scores = normal(kMatrices * kLength * kLength, 1);
+  for (float& score : scores) score *= 9;
+  std::vector<float> wanted = scores;
+  std::vector<float> gradients = normal(scores.size(), 2), gradients_wanted = gradients;
+  for (uint32_t r = 0; r < kMatrices * kLength; ++r) {
+    const uint32_t valid = r % kLength + 1;
+    const auto handled =
+        static_cast<int>(std::min((r % kLength / kCausalRows + 1) * kCausalRows, kLength));
+    float* const row = wanted.data() + r * kLength;
+    engine::scale(row, kScaling, handled);
+    train::softmax_row(row, static_cast<int>(valid), handled);
+    double sum = 0;
+    for (uint32_t i = 0; i < valid; ++i) sum += row[i];
+    ASSERT_NEAR(sum, 1, 1e-5);
+    float* const back = gradients_wanted.data() + r * kLength;
+    train::softmax_backward_row(row, back, handled);
+    engine::scale(back, kScaling, handled);
+  }
+  EmulatedMemory memory;
+  memory.allow(scores, true);
+  memory.allow(gradients, true);
+  const CausalSoftmax forward{scores.data(), kMatrices, kLength, kScaling};
+  ASSERT_EQ(run_kernel("baton_causal_softmax", forward, 3, memory), std::nullopt);
+  EXPECT_EQ(scores, wanted);
+  const CausalSoftmaxBack back{scores.data(), gradients.data(), kMatrices, kLength, kScaling};
+  ASSERT_EQ(run_kernel("baton_causal_softmax_back", back, 3, memory), std::nullopt);
+  EXPECT_EQ(gradients, gradients_wanted);
+}
+
+TEST(SwiGluBack, IsTheTrainers) {
+  constexpr uint32_t kRows = 7, kSize = 48;
+  std::vector<float> gate_up = normal(kRows * 2 * kSize, 1);
+  gate_up[0] = 100;
+  gate_up[1] = -100;
+  gate_up[2] = -87.5f;
+  const std::vector<float> d_out = normal(kRows * kSize, 2);
+  std::vector<float> out(gate_up.size()), wanted(gate_up.size());
+  for (uint32_t r = 0; r < kRows; ++r) {
+    const float* const gate = gate_up.data() + r * 2 * kSize;
+    float* const back = wanted.data() + r * 2 * kSize;
+    train::swiglu_backward(gate, gate + kSize, d_out.data() + r * kSize, back, back + kSize, kSize);
+  }
+  EmulatedMemory memory;
+  memory.allow(gate_up);
+  memory.allow(d_out);
+  memory.allow(out, true);
+  const SwiGluBack arguments{gate_up.data(), d_out.data(), out.data(), kRows, kSize};
+  ASSERT_EQ(run_kernel("baton_swiglu_back", arguments, 2, memory), std::nullopt);
+  EXPECT_EQ(out, wanted);
+}
+
+// In one pass where a row fits, and where it does not.
+TEST(Classifier, IsTheTrainersCrossEntropy) {
+  for (const uint32_t size : {272u, kClassifierRow + 48}) {
+    constexpr uint32_t kRows = 3;
+    constexpr float kScale = 0.1f;
+    std::vector<float> logits = normal(kRows * size, size), wanted = logits;
+    const std::vector<uint32_t> targets = {5, size - 1, 0};
+    std::vector<float> sums(kRows), margins(kRows);
+    std::vector<double> plain(kRows);
+    for (uint32_t r = 0; r < kRows; ++r) {
+      double sum = 0;
+      for (uint32_t i = 0; i < size; ++i) sum += std::exp(double{logits[r * size + i]});
+      plain[r] = std::log(sum) - logits[r * size + targets[r]];
+    }
+    EmulatedMemory memory;
+    memory.allow(logits, true);
+    memory.allow(targets);
+    memory.allow(sums, true);
+    memory.allow(margins, true);
+    const Classifier arguments{logits.data(), targets.data(), sums.data(), margins.data(),
+                               kRows,         size,           kScale};
+    ASSERT_EQ(run_kernel("baton_classifier", arguments, 2, memory), std::nullopt);
+    for (uint32_t r = 0; r < kRows; ++r) {
+      const float loss =
+          train::cross_entropy_row(wanted.data() + size_t{r} * size, static_cast<int>(size),
+                                   static_cast<int>(targets[r]), kScale);
+      ASSERT_EQ(std::log(sums[r]) - margins[r], loss);
+      ASSERT_NEAR(loss, plain[r], 1e-4);
+    }
+    ASSERT_EQ(logits, wanted) << size;
+  }
+}
+
+TEST(AddRows, AddsInOrder) {
+  constexpr uint32_t kCount = 9, kSize = 40;
+  const std::vector<uint32_t> tokens = {3, 8, 3, 0, 3, 8};
+  const std::vector<uint32_t> begins = {0, 1, 1, 1, 4, 4, 4, 4, 4, 6}, order = {3, 0, 2, 4, 1, 5};
+  const std::vector<float> from = normal(tokens.size() * kSize, 1);
+  for (const bool fresh : {false, true}) {
+    std::vector<float> table = normal(kCount * kSize, 2);
+    std::vector<float> wanted = fresh ? std::vector<float>(table.size()) : table;
+    for (size_t t = 0; t < tokens.size(); ++t) {
+      for (uint32_t i = 0; i < kSize; ++i) wanted[tokens[t] * kSize + i] += from[t * kSize + i];
+    }
+    EmulatedMemory memory;
+    memory.allow(from);
+    memory.allow(begins);
+    memory.allow(order);
+    memory.allow(table, true);
+    const AddRows arguments{table.data(), from.data(), begins.data(),  order.data(),
+                            kCount,       kSize,       fresh ? 1u : 0u};
+    ASSERT_EQ(run_kernel("baton_add_rows", arguments, 4, memory), std::nullopt);
+    EXPECT_EQ(table, wanted);
+  }
+}
+
+TEST(SumSquares, IsTheOptimizers) {
+  static_assert(kSquaresBlock == train::kNormBlock);
+  engine::ModelConfig config;
+  config.num_layers = 1;
+  config.hidden_size = 32;
+  config.num_heads = config.num_kv_heads = 2;
+  config.head_dim = 16;
+  config.intermediate_size = 48;
+  config.vocab_size = 50;
+  const train::ParameterMap map(config);
+  engine::ComputePool pool(1);
+  const train::AdamW optimizer(map, {}, {{0, map.size}}, pool);
+  const size_t blocks = (map.size + kSquaresBlock - 1) / kSquaresBlock;
+  ASSERT_NE(map.size % 8 + map.size % kSquaresBlock, 0u) << "the last block is to be shorter";
+  const std::vector<float> gradients = normal(map.size, 1);
+  std::vector<double> wanted(blocks), squares(blocks);
+  optimizer.sum_squares(0, gradients.data(), 3, wanted.data());
+  EmulatedMemory memory;
+  memory.allow(gradients);
+  memory.allow(squares, true);
+  const SumSquares arguments{gradients.data(), squares.data(), map.size, 3};
+  ASSERT_EQ(run_kernel("baton_sum_squares", arguments, 2, memory), std::nullopt);
+  EXPECT_EQ(squares, wanted);
+}
+
+}  // namespace
+}  // namespace baton::gpudirect::kernels
