@@ -46,7 +46,7 @@ absl::Status Replicator::begin(int64_t steps) {
   ReplicaStore::Copy& copy = store_.copies[store_.next];
   store_.next = 1 - store_.next;
   copy.own_steps = copy.peer_steps = ReplicaStore::kNothing;
-  trainer_.save(steps, copy.own);
+  if (absl::Status status = trainer_.save(steps, copy.own); !status.ok()) return status;
   copy.own_steps = steps;
   const size_t count = copy.own.values.size();
   if (copy.peer.size() != count) copy.peer = AlignedArray<float>(count);
@@ -101,7 +101,8 @@ absl::StatusOr<int64_t> Replicator::restore() {
   auto own = find(&ReplicaStore::Copy::own_steps);
   if (own == store_.copies.end()) {
     own = store_.copies.begin();
-    trainer_.save(steps, own->own);  // for its pieces and size: the values come from the next rank
+    // For its pieces and size: the values come from the next rank.
+    if (status = trainer_.save(steps, own->own); !status.ok()) return status;
     status = comm_.receive(own->own.values.data(), own->own.values.size(), DataType::kF32,
                            static_cast<int>((rank + 1) % ranks));
     if (!status.ok()) return status;
@@ -110,7 +111,7 @@ absl::StatusOr<int64_t> Replicator::restore() {
   if (sending.sequence != 0) {
     if (status = comm_.wait(sending); !status.ok()) return status;
   }
-  trainer_.load(own->own);
+  if (status = trainer_.load(own->own); !status.ok()) return status;
   if (status = trainer_.gather_weights(); !status.ok()) return status;
   // The copies of a replaced rank are gone; that of these steps must not be overwritten by the
   // next.

@@ -85,6 +85,8 @@ absl::Status Run::run() {
     const bool broken = comm_ != nullptr
                             ? !comm_->status().ok()
                             : !absl::IsInvalidArgument(status) && !absl::IsUnauthenticated(status);
+    // What went wrong here alone the others are told: they would wait for this rank.
+    if (!status.ok() && comm_ != nullptr && !broken) comm_->abort(status);
     if (status.ok() || !options_.recover || !broken || attempt == kMostGenerations) return status;
     std::fprintf(stderr, "rank %d: %s\nrank %d: joining the others again\n", place_.rank,
                  std::string(status.message()).c_str(), place_.rank);
@@ -120,6 +122,10 @@ absl::Status Run::generation(uint64_t number) {
       Trainer::create(options_.trainer, corpus_, pool_, comm_.get(), timeline_.get());
   if (!trainer.ok()) return trainer.status();
   trainer_ = *std::move(trainer);
+  if (options_.trainer.runner) {
+    std::printf("rank %d computes on %s\n", place_.rank, trainer_->runs_on().c_str());
+    std::fflush(stdout);
+  }
   if (options_.recover) replicator_ = std::make_unique<Replicator>(*comm_, *trainer_, store_);
 
   absl::StatusOr<int64_t> first = start(number);
@@ -204,7 +210,7 @@ absl::StatusOr<int64_t> Run::load_checkpoint(const std::string& directory) {
   for (int shard = 0; shard < static_cast<int>(manifest->shards.size()); ++shard) {
     const absl::StatusOr<ShardState> state = read_shard(*manifest, shard);
     if (!state.ok()) return state.status();
-    trainer_->load(*state);
+    if (absl::Status status = trainer_->load(*state); !status.ok()) return status;
     elements += state->owned();
   }
   if (elements < trainer_->map().size) {
@@ -231,7 +237,7 @@ absl::Status Run::step(int number) {
 }
 
 absl::Status Run::save_checkpoint(int64_t steps) {
-  trainer_->save(steps, shard_);
+  if (absl::Status status = trainer_->save(steps, shard_); !status.ok()) return status;
   const absl::StatusOr<ShardSeal> seal =
       write_shard(options_.checkpoint_dir, shard_, place_.rank, place_.ranks);
   if (!seal.ok()) return seal.status();

@@ -3,27 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "engine/train/step/cpu_runner.h"
 #include "transport/clock.h"
 
 namespace baton::engine::train {
 
 namespace {
-
-constexpr size_t kTask = 16384;  // elements that one thread adds at a time
-
-// target += source, over [begin, end).
-void add(ComputePool& pool, size_t begin, size_t end, const float* source, float* target) {
-  const auto tasks = static_cast<int64_t>((end - begin + kTask - 1) / kTask);
-  pool.parallel_for(tasks, [&](int64_t task, int) {
-    const size_t from = begin + static_cast<size_t>(task) * kTask;
-    const size_t to = std::min(end, from + kTask);
-    for (size_t i = from; i < to; ++i) target[i] += source[i];
-  });
-}
 
 // What lies at the place in the flat array, for people.
 std::string label(const ParameterMap& map, size_t place) {
@@ -53,6 +41,11 @@ absl::Status check_parallel(const TrainerOptions& options, int ranks) {
   }
   if (parallel.wire != DataType::kF32 && parallel.wire != DataType::kBF16) {
     return absl::InvalidArgumentError("gradients travel as f32 or bf16 only");
+  }
+  if (parallel.wire != DataType::kF32 && options.runner) {
+    return absl::InvalidArgumentError(
+        "gradients in a device's memory travel as f32: leave out --wire bf16, or train with "
+        "--device cpu");
   }
   if (parallel.zero != 0 && parallel.zero != 1) {
     return absl::InvalidArgumentError("only ZeRO stages 0 and 1 exist here");
@@ -107,23 +100,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::create(const TrainerOptions& o
         corpus.train.size(), corpus.held_out.size(), need));
   }
   auto trainer = std::unique_ptr<Trainer>(new Trainer(options, corpus, pool, comm, timeline));
-  const size_t padded = trainer->buckets_.back().end;
-  for (FlatArray* array : {&trainer->parameters_, &trainer->gradients_}) {
-    absl::StatusOr<FlatArray> made = FlatArray::make(comm, padded);
-    if (!made.ok()) return made.status();
-    *array = *std::move(made);
-  }
-  initialize_parameters(trainer->map_, options.seed, trainer->parameters_.data());
-  if (comm == nullptr) return trainer;
-  trainer->calls_ = std::make_unique<CallTracker>(*comm, timeline);
-  auto reducer =
-      GradientReducer::create(*comm, *trainer->calls_, pool, options.parallel, trainer->buckets_);
-  if (!reducer.ok()) return reducer.status();
-  trainer->reducer_ = *std::move(reducer);
-  if (options.parallel.zero > 0) {
-    trainer->gatherer_ =
-        std::make_unique<WeightGatherer>(*comm, *trainer->calls_, trainer->buckets_);
-  }
+  if (absl::Status status = trainer->start(); !status.ok()) return status;
   return trainer;
 }
 
@@ -137,14 +114,59 @@ Trainer::Trainer(const TrainerOptions& options, const Corpus& corpus, ComputePoo
       groups_(std::max(1, comm == nullptr ? options.parallel.groups : comm->ranks())),
       micro_batches_(groups_ * options.parallel.accumulate),
       buckets_(cut_buckets(map_, ranks(), options.parallel.bucket_bytes)),
-      backprop_(map_, std::max(options.batch_tokens / micro_batches_, options.long_length),
-                options.long_length, pool),
-      optimizer_(map_, options.optimizer, owned(), pool),
       losses_(micro_batches_),
-      squares_(buckets_.back().end / kNormBlock),
-      trace_(timeline) {
-  if (comm_ == nullptr && groups_ > 1) group_sum_ = AlignedArray<float>(map_.size);
-  if (options.parallel.accumulate > 1) micro_ = AlignedArray<float>(map_.size);
+      trace_(timeline),
+      timeline_(timeline) {}
+
+absl::Status Trainer::start() {
+  const size_t padded = buckets_.back().end;
+  const RunnerNeeds needs{map_,
+                          options_.optimizer,
+                          owned(),
+                          padded,
+                          std::max(options_.batch_tokens / micro_batches_, options_.long_length),
+                          options_.long_length};
+  if (options_.runner) {
+    auto runner = options_.runner(needs);
+    if (!runner.ok()) return runner.status();
+    runner_ = *std::move(runner);
+  } else {
+    runner_ = std::make_unique<CpuRunner>(needs, pool_, comm_);
+  }
+  std::vector<FlatArray*> arrays = {&parameters_, &gradients_};
+  if (comm_ == nullptr && groups_ > 1) arrays.push_back(&group_sum_);
+  if (options_.parallel.accumulate > 1) arrays.push_back(&micro_);
+  for (FlatArray* array : arrays) {
+    const bool shared = array == &parameters_ || array == &gradients_;
+    absl::StatusOr<FlatArray> made = runner_->make_array(padded, shared);
+    if (!made.ok()) return made.status();
+    *array = *std::move(made);
+  }
+  AlignedArray<float> values(map_.size);
+  initialize_parameters(map_, options_.seed, values.data());
+  absl::Status status = runner_->write(parameters_.data(), values.data(), map_.size);
+  if (!status.ok()) return status;
+  if (comm_ == nullptr) return view_parameters();
+  // Where gradients are on a device, the communicator gets ready for it with its first call there:
+  // before anything runs on the device, which loading of kernels would wait for.
+  status =
+      comm_->all_reduce(gradients_.data(), gradients_.data(), 1, DataType::kF32, ReduceOp::kSum);
+  if (!status.ok()) return status;
+  calls_ = std::make_unique<CallTracker>(*comm_, timeline_);
+  auto reducer = GradientReducer::create(*comm_, *calls_, pool_, options_.parallel, buckets_);
+  if (!reducer.ok()) return reducer.status();
+  reducer_ = *std::move(reducer);
+  if (options_.parallel.zero > 0) {
+    gatherer_ = std::make_unique<WeightGatherer>(*comm_, *calls_, buckets_);
+  }
+  return view_parameters();
+}
+
+absl::Status Trainer::view_parameters() {
+  const absl::StatusOr<const float*> there = runner_->view(parameters_.data(), map_.size);
+  if (!there.ok()) return there.status();
+  host_parameters_ = *there;
+  return absl::OkStatus();
 }
 
 std::vector<FlatRange> Trainer::shard() const {
@@ -181,32 +203,35 @@ absl::Status Trainer::compute_gradients(int number) {
     }
     // ((m0 + m1) + ...) of each group, then (g0 + g1) + ...: what an ordered sum over ranks does.
     const bool opens_group = i % accumulate == 0, closes_group = (i + 1) % accumulate == 0;
-    float* const sum = i < accumulate ? gradients_.data() : group_sum_.data();
-    float* const target = opens_group ? sum : micro_.data();
+    GradientSums sums;
+    sums.sum = i < accumulate ? gradients_.data() : group_sum_.data();
+    sums.gradients = opens_group ? sums.sum : micro_.data();
+    if (closes_group && i >= accumulate) sums.total = gradients_.data();
     const auto ready = [&](size_t begin, size_t end) {
-      if (!opens_group) add(pool_, begin, end, micro_.data(), sum);
-      if (closes_group && i >= accumulate) add(pool_, begin, end, sum, gradients_.data());
       trace_.span("backward, " + label(map_, begin), number);
       if (reducer_ != nullptr && i + 1 == count) {
         reducer_->ready(gradients_.data(), end == map_.size ? buckets_.back().end : end);
       }
       trace_.mark();
     };
-    losses_[first + i] = backprop_.loss_and_gradients(parameters_.data(), batch_, sequences, length,
-                                                      target, ready, needed);
+    const absl::StatusOr<float> loss = runner_->loss_and_gradients(
+        parameters_.data(), batch_, sequences, length, sums, ready, needed);
+    if (!loss.ok()) return loss.status();
+    losses_[first + i] = *loss;
   }
   return calls_ == nullptr ? absl::OkStatus() : calls_->status();
 }
 
 absl::Status Trainer::share_numbers() {
   const auto count = static_cast<size_t>(options_.parallel.accumulate);
+  const std::span<double> squares = runner_->squares();
   const double* losses = losses_.data() + static_cast<size_t>(rank()) * count;
   mine_.assign(losses, losses + count);
   const bool sharded = options_.parallel.zero > 0;
   if (sharded) {
     for (const FlatRange& piece : shard()) {
-      mine_.insert(mine_.end(), squares_.begin() + piece.begin / kNormBlock,
-                   squares_.begin() + piece.end / kNormBlock);
+      mine_.insert(mine_.end(), squares.begin() + piece.begin / kNormBlock,
+                   squares.begin() + piece.end / kNormBlock);
     }
   }
   everybodys_.resize(mine_.size() * ranks());
@@ -223,7 +248,7 @@ absl::Status Trainer::share_numbers() {
     for (const FlatRange& bucket : buckets_) {
       const FlatRange part = part_of(bucket, r, ranks());
       const size_t blocks = part.size() / kNormBlock;
-      std::copy(from, from + blocks, squares_.begin() + part.begin / kNormBlock);
+      std::copy(from, from + blocks, squares.begin() + part.begin / kNormBlock);
       from += blocks;
     }
   }
@@ -239,21 +264,27 @@ absl::StatusOr<float> Trainer::update(int number) {
     if (reducer_ != nullptr) {
       if (absl::Status status = reducer_->wait(i, gradients_.data()); !status.ok()) return status;
     }
-    optimizer_.sum_squares(i, gradients_.data(), divisor, squares_.data());
+    absl::Status status = runner_->sum_squares(i, gradients_.data(), divisor);
+    if (!status.ok()) return status;
   }
+  if (absl::Status status = runner_->wait(); !status.ok()) return status;
   if (comm_ != nullptr) {
     if (absl::Status status = share_numbers(); !status.ok()) return status;
   }
   trace_.mark();
-  const float norm = norm_of(squares_);
+  const float norm = norm_of(runner_->squares());
   if (!all_finite(norm)) return norm;  // at every rank, for all have the same numbers
   for (size_t i = buckets_.size(); i-- > 0;) {
-    optimizer_.update(i, number, norm, divisor, parameters_.data(), gradients_.data());
+    absl::Status status =
+        runner_->update(i, number, norm, divisor, parameters_.data(), gradients_.data());
+    if (gatherer_ != nullptr && status.ok()) status = runner_->wait();
+    if (!status.ok()) return status;
     if (gatherer_ != nullptr) gatherer_->updated(i, parameters_.data());
   }
+  if (absl::Status status = runner_->wait(); !status.ok()) return status;
   trace_.span("update", number);
   if (!options_.parallel.overlap) {
-    if (absl::Status status = finish(); !status.ok()) return status;
+    if (absl::Status status = gathered(); !status.ok()) return status;
   }
   return norm;
 }
@@ -291,81 +322,6 @@ absl::StatusOr<StepReport> Trainer::step(int number) {
   report.skipped = !all_finite(*norm);
   if (absl::Status status = count_skipped(report); !status.ok()) return status;
   return report;
-}
-
-absl::Status Trainer::finish() {
-  return gatherer_ == nullptr ? absl::OkStatus() : gatherer_->need(0, buckets_.back().end);
-}
-
-absl::Status Trainer::gather_weights() {
-  if (gatherer_ == nullptr) return absl::OkStatus();
-  for (size_t i = buckets_.size(); i-- > 0;) gatherer_->updated(i, parameters_.data());
-  return finish();
-}
-
-void Trainer::save(int64_t steps, ShardState& state) const {
-  state.steps = steps;
-  state.pieces = shard();
-  const size_t owned = state.owned();
-  if (state.values.size() != 3 * owned) state.values = AlignedArray<float>(3 * owned);
-  size_t at = 0;
-  for (const FlatRange& piece : state.pieces) {
-    std::copy_n(parameters_.data() + piece.begin, piece.size(), state.weights() + at);
-    optimizer_.copy_moments(piece, state.first_moments() + at, state.second_moments() + at);
-    at += piece.size();
-  }
-}
-
-void Trainer::load(const ShardState& state) {
-  size_t at = 0;
-  for (const FlatRange& piece : state.pieces) {
-    const size_t end = std::min(piece.end, map_.size);  // another number of ranks pads otherwise
-    if (piece.begin < end) {
-      std::copy_n(state.weights() + at, end - piece.begin, parameters_.data() + piece.begin);
-      optimizer_.set_moments({piece.begin, end}, state.first_moments() + at,
-                             state.second_moments() + at);
-    }
-    at += piece.size();
-  }
-}
-
-absl::StatusOr<double> Trainer::held_out_bits_per_byte(int max_windows, bool rounded) {
-  if (absl::Status status = finish(); !status.ok()) return status;
-  AlignedArray<float> copy;
-  const float* parameters = parameters_.data();
-  if (rounded) {
-    copy = AlignedArray<float>(map_.size);
-    from_checkpoint(map_, checkpoint(), copy.data());
-    parameters = copy.data();
-  }
-  const size_t length = static_cast<size_t>(options_.long_length);
-  const size_t all = (corpus_.held_out.size() - 1) / length;
-  const size_t windows = std::min(all, static_cast<size_t>(max_windows));
-  // Window w is for rank w % ranks(); its sum comes back at the same place for every rank.
-  const auto group = static_cast<size_t>(ranks());
-  std::vector<double> mine((windows + group - 1) / group), sums(mine.size() * group);
-  for (size_t i = 0; i < mine.size(); ++i) {
-    const size_t w = i * group + static_cast<size_t>(rank());
-    if (w >= windows) continue;
-    // Spread over the text where not all of it is used.
-    const size_t at = w * all / windows * length;
-    mine[i] = backprop_.loss(parameters, std::span(corpus_.held_out).subspan(at, length + 1), 1,
-                             static_cast<int>(length)) *
-              static_cast<double>(length);
-  }
-  if (comm_ == nullptr) {
-    sums = mine;
-  } else if (absl::Status status =
-                 comm_->all_gather(mine.data(), sums.data(), mine.size(), DataType::kF64);
-             !status.ok()) {
-    return status;
-  }
-  double nats = 0;
-  for (size_t w = 0; w < windows; ++w) nats += sums[w % group * mine.size() + w / group];
-  const double bytes_per_token =
-      static_cast<double>(corpus_.held_out_bytes) / static_cast<double>(corpus_.held_out.size());
-  return nats / std::numbers::ln2 /
-         (static_cast<double>(windows) * static_cast<double>(length) * bytes_per_token);
 }
 
 }  // namespace baton::engine::train

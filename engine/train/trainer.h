@@ -15,7 +15,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/kernels/compute_pool.h"
-#include "engine/train/backward/backprop.h"
 #include "engine/train/backward/parameters.h"
 #include "engine/train/compute_trace.h"
 #include "engine/train/corpus.h"
@@ -23,6 +22,7 @@
 #include "engine/train/data_parallel/optimizer.h"
 #include "engine/train/data_parallel/shard_state.h"
 #include "engine/train/data_parallel/zero.h"
+#include "engine/train/step/train_runner.h"
 
 namespace baton::engine::train {
 
@@ -36,6 +36,7 @@ struct TrainerOptions {
   float long_share = 0.3f;  // make sense too; both multiples of 16
   ParallelOptions parallel;
   int max_skipped = 10;  // steps in a row whose loss or gradient is not finite
+  MakeRunner runner;     // where steps are computed; empty: on the CPU
 };
 
 struct StepReport {
@@ -61,7 +62,7 @@ class Trainer {
   // One step, the same at all ranks. DataLoss after more than max_skipped steps that were skipped
   // in a row. After an error this trainer is of no more use.
   absl::StatusOr<StepReport> step(int number);
-  // Waits for weights that are still on their way from the last step.
+  // Waits for weights that are still on their way from the last step, and has them on the host.
   absl::Status finish();
 
   // Bits per byte of the held-out text, in windows of the long length; at most `max_windows`, which
@@ -69,14 +70,16 @@ class Trainer {
   absl::StatusOr<double> held_out_bits_per_byte(int max_windows, bool rounded);
 
   // The rest needs finish() before it.
-  Checkpoint checkpoint() const { return to_checkpoint(map_, parameters_.data()); }
-  const float* parameters() const { return parameters_.data(); }
+  Checkpoint checkpoint() const { return to_checkpoint(map_, host_parameters_); }
+  const float* parameters() const { return host_parameters_; }
   const ParameterMap& map() const { return map_; }
+  // For people: where steps are computed.
+  std::string runs_on() const { return runner_->name(); }
 
   // This rank's part of the training state; reuses the memory of `state`. Needs no finish().
-  void save(int64_t steps, ShardState& state) const;
+  absl::Status save(int64_t steps, ShardState& state) const;
   // Takes over what `state` holds: its weights, and those moments that this rank needs.
-  void load(const ShardState& state);
+  absl::Status load(const ShardState& state);
   // After load() of this rank's own part: fetches everybody else's weights. ZeRO-1 only.
   absl::Status gather_weights();
 
@@ -95,6 +98,10 @@ class Trainer {
   int rank() const { return comm_ == nullptr ? 0 : comm_->rank(); }
   int ranks() const { return comm_ == nullptr ? 1 : comm_->ranks(); }
   std::vector<FlatRange> owned() const;
+  absl::Status start();
+  // Waits for weights that are on their way from others.
+  absl::Status gathered();
+  absl::Status view_parameters();
   // Runs this rank's micro-batches; their sum is in gradients_, or on its way.
   absl::Status compute_gradients(int number);
   // Reduces; then clips and updates, unless something is not finite. Returns the norm.
@@ -112,16 +119,16 @@ class Trainer {
   const int groups_;         // of the whole step
   const int micro_batches_;  // of the whole step
   const std::vector<FlatRange> buckets_;
-  Backprop backprop_;
-  AdamW optimizer_;
+  std::unique_ptr<TrainRunner> runner_;
   FlatArray parameters_, gradients_;
-  AlignedArray<float> group_sum_, micro_;  // where there are several groups, micro-batches
+  FlatArray group_sum_, micro_;             // where there are several groups, micro-batches
+  const float* host_parameters_ = nullptr;  // as they were at finish()
   std::vector<int32_t> batch_;
-  std::vector<double> losses_;   // of every micro-batch of the step
-  std::vector<double> squares_;  // of every block of the gradient
+  std::vector<double> losses_;  // of every micro-batch of the step
   std::vector<double> mine_, everybodys_;
   int skipped_ = 0;  // in a row, up to now
   ComputeTrace trace_;
+  Timeline* const timeline_;
   std::function<absl::Status()> before_update_;
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<WeightGatherer> gatherer_;

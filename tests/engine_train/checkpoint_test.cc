@@ -179,7 +179,7 @@ void resume(const std::string& directory, int before, int after) {
     for (int step = 0; step < kStop; ++step) ASSERT_TRUE((*trainer)->step(step).ok());
     ASSERT_TRUE((*trainer)->finish().ok());
     ShardState state;
-    (*trainer)->save(kStop, state);
+    ASSERT_TRUE((*trainer)->save(kStop, state).ok());
     manifest.shards[rank] = write_shard(directory, state, rank, before).value();
   });
   ASSERT_TRUE(finish_checkpoint(directory, manifest).ok());
@@ -194,7 +194,7 @@ void resume(const std::string& directory, int before, int after) {
     for (int shard = 0; shard < before; ++shard) {
       const auto state = read_shard(*found, shard);
       ASSERT_TRUE(state.ok()) << state.status();
-      (*trainer)->load(*state);
+      ASSERT_TRUE((*trainer)->load(*state).ok());
     }
     for (int step = kStop; step < kSteps; ++step) ASSERT_TRUE((*trainer)->step(step).ok());
     ASSERT_TRUE((*trainer)->finish().ok());

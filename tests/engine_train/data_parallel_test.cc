@@ -68,14 +68,18 @@ void expect_a_bad_step_is_skipped(int ranks, int zero, bool overlap) {
         if (step == 3) {
           if (!spoil) continue;
           ASSERT_TRUE(trainer->finish().ok());
-          for (ShardState* state : {&good, &bad}) trainer->save(step, *state);
+          for (ShardState* state : {&good, &bad}) ASSERT_TRUE(trainer->save(step, *state).ok());
           std::fill_n(bad.weights(), bad.owned(), NAN);
-          if (rank == ranks - 1) trainer->load(bad);
+          if (rank == ranks - 1) {
+            ASSERT_TRUE(trainer->load(bad).ok());
+          }
         }
         const auto report = trainer->step(step);
         ASSERT_TRUE(report.ok()) << report.status();
         EXPECT_EQ(report->skipped, spoil && step == 3);
-        if (step == 3 && rank == ranks - 1) trainer->load(good);
+        if (step == 3 && rank == ranks - 1) {
+          ASSERT_TRUE(trainer->load(good).ok());
+        }
       }
       ASSERT_TRUE(trainer->finish().ok());
       (spoil ? weights : expected)[rank].assign(trainer->parameters(),

@@ -1,7 +1,9 @@
-// A flat fp32 array that peers can reach without a copy; plain memory where there is one rank.
+// A flat fp32 array that peers can reach without a copy; plain memory where there is one rank, or a
+// device's.
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -27,12 +29,20 @@ class FlatArray {
     array.data_ = reinterpret_cast<float*>(buffer->data);
     return array;
   }
+  // Memory that `owner` keeps.
+  static FlatArray adopt(float* data, std::shared_ptr<void> owner) {
+    FlatArray array;
+    array.owner_ = std::move(owner);
+    array.data_ = data;
+    return array;
+  }
   FlatArray() = default;
   FlatArray(FlatArray&& other) noexcept { *this = std::move(other); }
   FlatArray& operator=(FlatArray&& other) noexcept {
     std::swap(comm_, other.comm_);
     std::swap(buffer_, other.buffer_);
     std::swap(plain_, other.plain_);
+    std::swap(owner_, other.owner_);
     std::swap(data_, other.data_);
     return *this;
   }
@@ -47,6 +57,7 @@ class FlatArray {
   Communicator* comm_ = nullptr;
   CommBuffer buffer_;
   AlignedArray<float> plain_;
+  std::shared_ptr<void> owner_;
   float* data_ = nullptr;
 };
 
