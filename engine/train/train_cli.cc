@@ -1,6 +1,9 @@
 // `baton train`: options, presets, starting ranks, saving.
 #include "engine/train/train_cli.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -14,6 +17,7 @@
 #include "engine/files/files.h"
 #include "engine/train/bpe_trainer.h"
 #include "engine/train/data_parallel/sharded_checkpoint.h"
+#include "engine/train/device/open_train_device.h"
 #include "engine/train/exposure.h"
 #include "engine/train/train_run.h"
 
@@ -30,6 +34,7 @@ struct Settings {
   bool restart = false;
   std::string link;
   std::string wire = "f32";
+  std::string device = "cpu";
   bool no_overlap = false;
   std::string check;  // a timeline
   RunOptions run;     // what is set directly
@@ -38,10 +43,12 @@ struct Settings {
 struct Preset {
   const char* name;
   int hidden, layers, heads, kv_heads, intermediate, vocab, steps;
+  int batch_tokens, length, long_length;
 };
 constexpr Preset kPresets[] = {
-    {"nano", 128, 4, 4, 2, 352, 512, 1000},
-    {"small", 192, 4, 6, 3, 512, 1024, 1600},
+    {"tiny", 32, 2, 2, 1, 64, 272, 40, 256, 32, 64},
+    {"nano", 128, 4, 4, 2, 352, 512, 1000, 4096, 256, 1024},
+    {"small", 192, 4, 6, 3, 512, 1024, 1600, 4096, 256, 1024},
 };
 
 TrainerOptions options_for(const Preset& preset, const Settings& settings) {
@@ -59,6 +66,9 @@ TrainerOptions options_for(const Preset& preset, const Settings& settings) {
   model.bos_token_id = 256;
   model.eos_token_ids = {256};
   options.optimizer.steps = settings.steps > 0 ? settings.steps : preset.steps;
+  options.batch_tokens = preset.batch_tokens;
+  options.length = preset.length;
+  options.long_length = preset.long_length;
   options.seed = settings.seed;
   options.parallel.overlap = !settings.no_overlap;
   options.parallel.wire = settings.wire == "bf16" ? DataType::kBF16 : DataType::kF32;
@@ -86,8 +96,33 @@ absl::StatusOr<launch::Place> place_here() {
   return place->value_or(launch::Place{});
 }
 
+// Opens the device in a child, before anything is learned: this process may fork ranks, and a
+// driver does not outlive that. The child says what is wrong.
+absl::StatusOr<bool> can_train_on(const TrainDevice& device, int local_rank) {
+  if (!device.cuda) return true;
+  const pid_t child = fork();
+  if (child < 0) return absl::ErrnoToStatus(errno, "fork");
+  if (child == 0) {
+    const absl::Status status = try_device(device, local_rank);
+    if (!status.ok()) fail(status);
+    _exit(status.ok() ? 0 : 1);
+  }
+  int how = 0;
+  while (waitpid(child, &how, 0) < 0) {
+    if (errno != EINTR) return absl::ErrnoToStatus(errno, "waitpid");
+  }
+  return how == 0;
+}
+
 int train(Settings& settings) {
   RunOptions& run = settings.run;
+  const absl::StatusOr<TrainDevice> device = parse_train_device(settings.device);
+  if (!device.ok()) return fail(device.status());
+  if (device->cuda && settings.wire != "f32") {
+    return fail(absl::InvalidArgumentError(
+        "gradients in a device's memory travel as f32: leave out --wire bf16, or train with "
+        "--device cpu"));
+  }
   run.recover = settings.restart;
   if (!settings.link.empty()) {
     absl::StatusOr<LinkShape> shape = LinkShape::parse(settings.link);
@@ -100,6 +135,9 @@ int train(Settings& settings) {
     if (!here.ok()) return fail(here.status());
     place = *here;
   }
+  const absl::StatusOr<bool> usable = can_train_on(*device, place.local_rank);
+  if (!usable.ok()) return fail(usable.status());
+  if (!*usable) return 1;
   // Before anything is learned or waited for. A rank that comes anew gets its state from a peer.
   if (!run.resume_dir.empty() && place.generation == 0) {
     if (absl::Status status = has_checkpoint(run.resume_dir); !status.ok()) return fail(status);
@@ -132,6 +170,7 @@ int train(Settings& settings) {
   };
 
   const auto rank_main = [&](const launch::Place& here, int) {
+    if (device->cuda) run.trainer.runner = run_on(*device, here.local_rank);
     const absl::Status status = run_rank(run, corpus, here);
     return status.ok() ? 0 : fail(status);
   };
@@ -164,10 +203,12 @@ int train_main(int argc, char** argv) {
   using command_line::one_of;
   using command_line::whole_number;
   constexpr int kMost = 1 << 30;
-  app.add_option("--preset", settings.preset, "nano (0.8 M parameters) or small (1.8 M)")
-      ->check(one_of({"nano", "small"}))
+  app.add_option("--preset", settings.preset,
+                 "tiny (28 k parameters, to try things), nano (0.8 M) or small (1.8 M)")
+      ->check(one_of({"tiny", "nano", "small"}))
       ->capture_default_str();
-  app.add_option("--steps", settings.steps, "how many, of 4096 tokens each (default: the preset's)")
+  app.add_option("--steps", settings.steps,
+                 "how many, of 4096 tokens each, tiny of 256 (default: the preset's)")
       ->check(whole_number(1, kMost));
   app.add_option("--out", settings.out, "folder to write")
       ->check(command_line::writable_folder())
@@ -176,6 +217,11 @@ int train_main(int argc, char** argv) {
   app.add_option("--data", settings.data, "text file (default: Debian's bible-kjv)")
       ->check(command_line::readable_file())
       ->type_name("FILE");
+  app.add_option(
+         "--device", settings.device,
+         "where steps are computed: cpu; cuda, whose devices the ranks of a machine share out; "
+         "or cuda:N")
+      ->capture_default_str();
   app.add_option("--threads", run.threads, "of each rank (default: its share of the CPUs)")
       ->check(whole_number(1, 1024));
   app.add_option("--seed", settings.seed, "of weights and data order")

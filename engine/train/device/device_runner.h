@@ -1,0 +1,61 @@
+// Training steps on a GPU: `baton train --device cuda`. Parameters, gradients and moments lie in
+// its memory; collectives are given gradients and weights there.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/device/gpu.h"
+#include "engine/train/device/device_pass.h"
+#include "engine/train/step/train_runner.h"
+
+namespace baton::engine::train {
+
+class DeviceRunner final : public TrainRunner {
+ public:
+  // What `needs` refers to outlives the runner.
+  static absl::StatusOr<std::unique_ptr<DeviceRunner>> create(std::unique_ptr<device::Gpu> gpu,
+                                                              const RunnerNeeds& needs);
+  ~DeviceRunner() override;
+
+  // "CUDA device 0: NVIDIA H100 80GB HBM3"
+  std::string name() const override;
+  absl::StatusOr<FlatArray> make_array(size_t count, bool shared) override;
+  absl::Status write(float* to, const float* from, size_t count) override;
+  absl::Status read(float* to, const float* from, size_t count) override;
+  absl::StatusOr<const float*> view(const float* array, size_t count) override;
+  absl::StatusOr<float> loss_and_gradients(const float* parameters, std::span<const int32_t> tokens,
+                                           int sequences, int length, const GradientSums& sums,
+                                           const GradientsReady& ready,
+                                           const ParametersNeeded& needed) override;
+  absl::StatusOr<float> loss(const float* parameters, std::span<const int32_t> tokens,
+                             int sequences, int length) override;
+  std::span<double> squares() override;
+  absl::Status sum_squares(size_t piece, const float* gradients, float divisor) override;
+  absl::Status update(size_t piece, int step, float norm, float divisor, float* parameters,
+                      const float* gradients) override;
+  absl::Status wait() override { return gpu_->wait(); }
+  absl::Status copy_moments(const FlatRange& range, float* first, float* second) override;
+  absl::Status set_moments(const FlatRange& range, const float* first,
+                           const float* second) override;
+
+ private:
+  DeviceRunner(std::unique_ptr<device::Gpu> gpu, const RunnerNeeds& needs);
+  absl::Status start(const RunnerNeeds& needs);
+  absl::Status copy_to_device(float* to, const float* from, size_t count);
+
+  // In this order: what is on the device goes before it does.
+  std::unique_ptr<device::Gpu> gpu_;
+  const ParameterMap& map_;
+  const OptimizerOptions options_;
+  const std::vector<FlatRange> pieces_;
+  std::vector<size_t> places_;  // of each piece among the moments
+  const size_t blocks_;         // of the flat array's norm
+  std::unique_ptr<gpudirect::RegisteredPages> stage_, squares_;
+  FlatArray first_, second_;  // moments of the pieces
+  std::unique_ptr<DevicePass> pass_;
+  std::vector<float> view_;
+};
+
+}  // namespace baton::engine::train
