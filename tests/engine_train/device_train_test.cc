@@ -247,6 +247,10 @@ TEST(DeviceTrain, TellsOfGradientsWhileTheBackwardPassGoesOn) {
     EXPECT_EQ(done, map.size);
     EXPECT_GT(queued.front(), 10u);
     EXPECT_EQ(queued.back(), 0u);
+    // A pass that fails leaves nothing on the stream: the arrays may be others' soon.
+    fake.fail_next("cuLaunchKernel", gpudirect::kOutOfMemory);
+    EXPECT_FALSE((*runner)->loss(parameters.data(), tokens, 1, 32).ok());
+    EXPECT_EQ(fake.queued(), 0u);
   }
   *runner = nullptr;
   EXPECT_THAT(fake.finish(), testing::IsEmpty());
