@@ -110,7 +110,8 @@ absl::Status Gpu::wait_until(const Ask& ask) {
     if (asked < kSpins) continue;
     std::this_thread::sleep_for(kNap);
     if (std::chrono::steady_clock::now() < until) continue;
-    stuck_ = absl::AbortedError("the GPU has not ended a step in two minutes: restart this process");
+    stuck_ =
+        absl::AbortedError("the GPU has not ended a step in two minutes: restart this process");
     return stuck_;
   }
 }
