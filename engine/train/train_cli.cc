@@ -221,6 +221,12 @@ int train_main(int argc, char** argv) {
          "--device", settings.device,
          "where steps are computed: cpu; cuda, whose devices the ranks of a machine share out; "
          "or cuda:N")
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            return std::string(parse_train_device(text).status().message());
+          },
+          ""))
+      ->type_name("cpu|cuda[:N]")
       ->capture_default_str();
   app.add_option("--threads", run.threads, "of each rank (default: its share of the CPUs)")
       ->check(whole_number(1, 1024));
