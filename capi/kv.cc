@@ -1,4 +1,5 @@
 // The C interface: layouts of KV caches, and plans between two of them.
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -7,6 +8,8 @@
 #include "capi/agent_handle.h"
 #include "capi/kv_handle.h"
 #include "kvtransfer/agent_kv.h"
+#include "kvtransfer/kv_checksums.h"
+#include "kvtransfer/kv_packing.h"
 
 using baton::capi::caught;
 using baton::capi::descriptors;
@@ -15,6 +18,7 @@ using baton::capi::give_id;
 using baton::capi::guarded;
 using baton::capi::invalid;
 using baton::capi::kind;
+using baton::capi::missing;
 using baton::capi::no_such_op;
 using baton::capi::op_of;
 using baton::capi::read_sized;
@@ -24,9 +28,11 @@ using baton::capi::write_sized;
 using baton::kvtransfer::AgentKvBlocks;
 using baton::kvtransfer::AgentKvPlan;
 using baton::kvtransfer::AgentKvRequest;
+using baton::kvtransfer::KvChecksums;
 using baton::kvtransfer::KvDtype;
 using baton::kvtransfer::KvField;
 using baton::kvtransfer::KvGroup;
+using baton::kvtransfer::KvHeads;
 using baton::kvtransfer::KvLayout;
 using baton::kvtransfer::KvPart;
 using baton::kvtransfer::KvPlacement;
@@ -38,10 +44,21 @@ struct baton_kv_plan {
   AgentKvPlan plan;
 };
 
+struct baton_kv_checksums {
+  struct Side {
+    std::vector<uint64_t> addresses;
+    bool here = false;  // they are of this process
+  };
+  KvChecksums sums;
+  Side source;
+  Side target;
+};
+
 namespace {
 
 constexpr char kNoLayout[] =
     "layout is NULL: pass what baton_kv_layout_create() or baton_kv_layout_decode() made";
+constexpr char kNoChecksums[] = "checksums is NULL: pass what baton_kv_checksums_create() made";
 constexpr char kNoGroup[] = "group: set its size to sizeof(baton_kv_group)";
 
 // Numbers that are none become 0, which KvLayout::check() refuses by its number.
@@ -105,6 +122,33 @@ std::vector<AgentKvBlocks> lists(const baton_kv_blocks* from, size_t count) {
   return out;
 }
 
+// BATON_ERR_NOT_ALLOWED would be of memory.
+absl::Status mismatch(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) ? absl::DataLossError(status.message()) : status;
+}
+
+absl::StatusOr<KvShare> share_of(const baton_kv_share* share) {
+  baton_kv_share known{sizeof known, 1, 0, 0};
+  if (share != nullptr && !read_sized(share, known)) {
+    return absl::InvalidArgumentError("share: set its size to sizeof(baton_kv_share)");
+  }
+  if (known.ranks == 0 || known.rank >= known.ranks) {
+    return absl::InvalidArgumentError("share: rank is less than ranks");
+  }
+  return KvShare{known.ranks, known.rank, known.turn};
+}
+
+// As many as there is room for.
+int32_t give_numbers(const std::vector<uint32_t>& numbers, uint32_t* out, size_t room,
+                     size_t* count, baton_error* error) {
+  if (count == nullptr || (out == nullptr && room > 0)) {
+    return invalid("count, or out, is NULL: pass where the numbers go", error);
+  }
+  *count = numbers.size();
+  std::copy_n(numbers.begin(), std::min(room, numbers.size()), out);
+  return result_of(absl::OkStatus(), error);
+}
+
 // `make`: of AgentKvPlan.
 int32_t create_plan(decltype(&AgentKvPlan::make) make, baton_agent* agent, int32_t op,
                     const baton_kv_layout* local, const char* remote,
@@ -115,23 +159,12 @@ int32_t create_plan(decltype(&AgentKvPlan::make) make, baton_agent* agent, int32
   const std::optional<baton::Op> which = op_of(op);
   if (!which) return no_such_op(error);
   if (local == nullptr || remote_layout == nullptr) return invalid(kNoLayout, error);
-  baton_kv_share known{sizeof known, 1, 0, 0};
-  if (share != nullptr && !read_sized(share, known)) {
-    return invalid("share: set its size to sizeof(baton_kv_share)", error);
-  }
-  if (known.ranks == 0 || known.rank >= known.ranks) {
-    return invalid("share: rank is less than ranks", error);
-  }
   return guarded(agent, error, [&] {
-    auto plan = make(*agent->agent, *which, local->cache, view(remote), remote_layout->cache,
-                     KvShare{known.ranks, known.rank, known.turn});
-    if (!plan.ok()) {
-      // BATON_ERR_NOT_ALLOWED would be of memory.
-      return result_of(absl::IsFailedPrecondition(plan.status())
-                           ? absl::DataLossError(plan.status().message())
-                           : plan.status(),
-                       error);
-    }
+    const absl::StatusOr<KvShare> known = share_of(share);
+    if (!known.ok()) return result_of(known.status(), error);
+    auto plan =
+        make(*agent->agent, *which, local->cache, view(remote), remote_layout->cache, *known);
+    if (!plan.ok()) return result_of(mismatch(plan.status()), error);
     *out = new baton_kv_plan{*std::move(plan)};
     return result_of(absl::OkStatus(), error);
   });
@@ -235,6 +268,50 @@ int32_t baton_kv_layout_add_fields(baton_kv_layout* layout, int32_t memory,
   });
 }
 
+int32_t baton_kv_layout_add_packed(baton_kv_layout* layout, int32_t memory,
+                                   const baton_descriptor* buffers, size_t buffer_count,
+                                   const baton_kv_group* group, const char* packing,
+                                   uint64_t block_stride, baton_error* error) {
+  return add(layout, group, error, [&](const KvGroup& g) {
+    return baton::kvtransfer::place_packed(view(packing), g, descriptors(buffers, buffer_count),
+                                           block_stride, kind(memory));
+  });
+}
+
+int32_t baton_kv_find_packing(const int64_t* block, size_t count, uint32_t tokens, uint32_t heads,
+                              uint32_t elements, baton_bytes* out, baton_error* error) {
+  return caught(error, [&] {
+    const absl::StatusOr<std::string> found = baton::kvtransfer::find_packing(
+        {block, block == nullptr ? 0 : count}, tokens, heads, elements);
+    return found.ok() ? give(*found, out, error) : result_of(found.status(), error);
+  });
+}
+
+int32_t baton_kv_shard_heads(uint32_t total_heads, uint32_t ranks, uint32_t rank,
+                             uint32_t* first_head, uint32_t* heads, baton_error* error) {
+  if (total_heads == 0 || rank >= ranks || first_head == nullptr || heads == nullptr) {
+    return invalid("rank is less than ranks, of a model with heads; and say where they go", error);
+  }
+  const KvHeads held = baton::kvtransfer::shard_heads(total_heads, ranks, rank);
+  *first_head = held.first;
+  *heads = held.end - held.first;
+  return result_of(absl::OkStatus(), error);
+}
+
+int32_t baton_kv_ranks_heard(uint32_t total_heads, uint32_t sources, uint32_t targets,
+                             uint32_t rank, uint32_t* out, size_t room, size_t* count,
+                             baton_error* error) {
+  constexpr uint32_t kMostRanks = 512;
+  if (total_heads == 0 || sources == 0 || rank >= targets || sources > kMostRanks ||
+      targets > kMostRanks) {
+    return invalid("rank is less than targets; there are 1 to 512 of each side, and heads", error);
+  }
+  return caught(error, [&] {
+    return give_numbers(baton::kvtransfer::ranks_heard(total_heads, sources, targets, rank), out,
+                        room, count, error);
+  });
+}
+
 int32_t baton_kv_layout_get_group(const baton_kv_layout* layout, size_t number, baton_kv_group* out,
                                   baton_error* error) {
   if (layout == nullptr) return invalid(kNoLayout, error);
@@ -272,7 +349,7 @@ int32_t baton_kv_layout_decode(const void* bytes, size_t size, baton_kv_layout**
   return caught(error, [&] {
     auto cache = KvPlacement::decode(view(bytes, size));
     if (!cache.ok()) return result_of(cache.status(), error);
-    *out = new baton_kv_layout{*std::move(cache)};
+    *out = new baton_kv_layout{*std::move(cache), /*decoded=*/true};
     return result_of(absl::OkStatus(), error);
   });
 }
@@ -331,6 +408,64 @@ int32_t baton_kv_plan_make_transfer(baton_agent* agent, const baton_kv_plan* pla
           return plan->plan.make_transfer(*agent->agent, wanted, view(message, message_size));
         },
         out, error);
+  });
+}
+
+int32_t baton_kv_checksums_create(const baton_kv_layout* source, const baton_kv_layout* target,
+                                  const baton_kv_share* share, baton_kv_checksums** out,
+                                  baton_error* error) {
+  if (out == nullptr) return invalid("out is NULL: pass where the handle goes", error);
+  *out = nullptr;
+  if (source == nullptr || target == nullptr) return invalid(kNoLayout, error);
+  return caught(error, [&] {
+    const absl::StatusOr<KvShare> known = share_of(share);
+    if (!known.ok()) return result_of(known.status(), error);
+    absl::StatusOr<KvChecksums> sums =
+        KvChecksums::make(source->cache.layout, target->cache.layout, *known);
+    if (!sums.ok()) return result_of(mismatch(sums.status()), error);
+    *out = new baton_kv_checksums{*std::move(sums),
+                                  {source->cache.addresses, !source->decoded},
+                                  {target->cache.addresses, !target->decoded}};
+    return result_of(absl::OkStatus(), error);
+  });
+}
+
+void baton_kv_checksums_destroy(baton_kv_checksums* checksums) { delete checksums; }
+
+int32_t baton_kv_checksums_get_info(const baton_kv_checksums* checksums,
+                                    baton_kv_checksums_info* out, baton_error* error) {
+  if (checksums == nullptr) return invalid(kNoChecksums, error);
+  const baton_kv_checksums_info all{sizeof all, checksums->sums.run_bytes(),
+                                    checksums->sums.unit()};
+  if (!write_sized(all, out)) {
+    return invalid("out: set its size to sizeof(baton_kv_checksums_info)", error);
+  }
+  return result_of(absl::OkStatus(), error);
+}
+
+int32_t baton_kv_checksums_take(const baton_kv_checksums* checksums, int32_t of_target,
+                                const baton_kv_blocks* blocks, uint64_t first_token,
+                                uint64_t end_token, uint32_t layer, uint32_t* out, size_t room,
+                                size_t* count, baton_error* error) {
+  if (checksums == nullptr) return invalid(kNoChecksums, error);
+  if (blocks == nullptr || (blocks->blocks == nullptr && blocks->count > 0)) {
+    return missing(error);
+  }
+  const baton_kv_checksums::Side& side = of_target != 0 ? checksums->target : checksums->source;
+  if (!side.here) {
+    return invalid("that layout is another engine's, and its cache is not in this process", error);
+  }
+  return caught(error, [&] {
+    std::vector<uint32_t> pages;
+    for (const int64_t block : absl::MakeSpan(blocks->blocks, blocks->count)) {
+      // One that no number of a block can be is refused as such.
+      pages.push_back(block < 0 || block > UINT32_MAX ? UINT32_MAX : static_cast<uint32_t>(block));
+    }
+    std::vector<uint32_t> sums;
+    const absl::Status good = checksums->sums.add(
+        of_target != 0 ? KvChecksums::Side::kTarget : KvChecksums::Side::kSource, side.addresses,
+        {first_token, end_token}, {blocks->first_block, pages}, layer, sums);
+    return good.ok() ? give_numbers(sums, out, room, count, error) : result_of(good, error);
   });
 }
 

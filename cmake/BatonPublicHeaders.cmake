@@ -28,6 +28,8 @@ set(BATON_PUBLIC_HEADERS
   kvtransfer/kv_plan.h
   kvtransfer/kv_requantise.h
   kvtransfer/agent_kv.h
+  kvtransfer/kv_packing.h
+  kvtransfer/kv_checksums.h
   kvtransfer/baton_connector.h
   # Collectives, and starting their ranks.
   collectives/communicator.h

@@ -11,6 +11,10 @@
 //   head_stride
 //                + e * element_stride
 //
+// Kernels for matrix units keep K or V in tiles instead: a row is of several tokens then
+// (KvField::row_tokens), in one or more runs of elements. kvtransfer/kv_packing.h finds and says
+// such fields.
+//
 // So NHD and HND, K and V together or apart, one tensor or one per layer, K transposed: all are
 // strides and places. Which bytes go where between two layouts is a plan: kvtransfer/kv_plan.h.
 #pragma once
@@ -83,7 +87,18 @@ struct KvField {
   uint64_t element_stride = 0;
   std::vector<KvPlace> places;  // one for each layer of the group
 
-  uint32_t row_bytes() const { return width * bytes_of(dtype); }
+  // Of tiles. A row holds row_tokens tokens, which divide block_tokens, and token_stride is from
+  // row to row. It lies in `runs` runs of `width` elements, run_stride bytes apart; with more than
+  // one there are no gaps in a run. `order`: how tokens and elements lie in a row, in words that
+  // must be equal at both ends; of kOpaque, what its bytes are.
+  uint32_t row_tokens = 1;
+  uint32_t runs = 1;
+  uint64_t run_stride = 0;
+  std::string order;
+
+  bool is_packed() const { return row_tokens != 1 || runs != 1 || !order.empty(); }
+  uint64_t row_bytes() const { return uint64_t{width} * runs * bytes_of(dtype); }
+  uint64_t token_bytes() const { return row_bytes() / row_tokens; }
   bool operator==(const KvField&) const = default;
 };
 
@@ -175,6 +190,7 @@ struct KvLayout {
   static constexpr size_t kMaxGroups = 64;
   static constexpr size_t kMaxFields = 8;  // of a group
   static constexpr size_t kMaxFormat = 128;
+  static constexpr size_t kMaxOrder = 128;  // of a field
   static constexpr size_t kMaxModel = 128;  // each text of it
   static constexpr size_t kMaxEncoded = 1 << 20;
 };

@@ -28,6 +28,18 @@ absl::Status check_fields(const KvGroup& source, const KvGroup& target) {
                          name_of(to.dtype),
                          "use the same KV data type on both workers, or requantise at the source");
     }
+    if (from.row_tokens != to.row_tokens || from.runs != to.runs || from.order != to.order) {
+      const auto packed = [](const KvField& field) {
+        if (field.role == KvRole::kOpaque) return absl::StrCat("\"", field.order, "\"");
+        return field.is_packed()
+                   ? absl::StrCat("packed as \"", field.order, "\" in ", field.row_tokens,
+                                  " tokens and ", field.runs, " runs")
+                   : std::string("in rows of a token");
+      };
+      return kv_mismatch(name_of(from.role), packed(from), packed(to),
+                         "only kernels know that order: run the same release on processors of one "
+                         "kind, with the same KV data type and head size");
+    }
     if (from.width != to.width) {
       return kv_mismatch(from.role == KvRole::kOpaque
                              ? "the size of a head in a block, in bytes"
@@ -65,15 +77,21 @@ Draft draft_of(const KvGroup& source, const KvGroup& target, const KvPart& part,
   box.target_field = to_index;
   box.source_offset = (part.heads.first - source.first_head) * from.head_stride;
   box.target_offset = (part.heads.first - target.first_head) * to.head_stride;
-  box.bytes_per_token = heads * from.row_bytes();
-  box.dims = {{heads, from.head_stride, to.head_stride},
-              {from.width, from.element_stride, to.element_stride}};
-  if (!from.per_block) {
-    box.source_unit_stride = part.unit * from.token_stride;
-    box.target_unit_stride = part.unit * to.token_stride;
-    box.dims.push_back({part.unit, from.token_stride, to.token_stride});
-  }
+  box.bytes_per_token = heads * from.token_bytes();
   draft.piece = bytes_of(from.dtype);
+  box.dims = {{heads, from.head_stride, to.head_stride}};
+  if (from.runs == 1) {
+    box.dims.push_back({from.width, from.element_stride, to.element_stride});
+  } else {
+    draft.piece *= from.width;
+    box.dims.push_back({from.runs, from.run_stride, to.run_stride});
+  }
+  if (!from.per_block) {
+    const uint64_t rows = part.unit / from.row_tokens;  // equal at both ends, and divides both
+    box.source_unit_stride = rows * from.token_stride;
+    box.target_unit_stride = rows * to.token_stride;
+    box.dims.push_back({rows, from.token_stride, to.token_stride});
+  }
   coalesce(box.dims, draft.piece);
   return draft;
 }

@@ -73,13 +73,13 @@ std::vector<Range> ranges_of(const KvLayout& layout, const KvGroup& group,
 }  // namespace
 
 KvSteps steps_of(const KvGroup& group, const KvField& field) {
-  const uint64_t tokens = field.per_block ? 1 : group.block_tokens;
+  const uint64_t rows = field.per_block ? 1 : group.block_tokens / std::max(field.row_tokens, 1u);
   KvSteps out;
   out.element_bytes = bytes_of(field.dtype);
-  out.steps = {KvStep{"block", group.blocks, field.block_stride},
-               KvStep{"token", tokens, field.token_stride},
-               KvStep{"head", group.heads, field.head_stride},
-               KvStep{"element", field.width, field.element_stride}};
+  out.steps = {
+      KvStep{"block", group.blocks, field.block_stride}, KvStep{"token", rows, field.token_stride},
+      KvStep{"head", group.heads, field.head_stride}, KvStep{"run", field.runs, field.run_stride},
+      KvStep{"element", field.width, field.element_stride}};
   for (KvStep& step : out.steps) {
     if (step.count == 1) step.stride = 0;
   }

@@ -19,7 +19,7 @@ struct KvStep {
 
 // The dimensions of a field, largest stride first; those of one step come last, as {1, 0}.
 struct KvSteps {
-  std::array<KvStep, 4> steps;
+  std::array<KvStep, 5> steps;
   uint64_t element_bytes = 0;
 };
 KvSteps steps_of(const KvGroup& group, const KvField& field);

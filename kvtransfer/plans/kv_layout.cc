@@ -37,6 +37,29 @@ absl::Status check_counts(const KvGroup& group, size_t number) {
   return absl::OkStatus();
 }
 
+// What a row of a field is.
+absl::Status check_row(const KvGroup& group, const KvField& field) {
+  const absl::string_view role = name_of(field.role);
+  if (field.order.size() > KvLayout::kMaxOrder) {
+    return invalid("the order of a row of the ", role, " is said in ", field.order.size(),
+                   " bytes; at most ", KvLayout::kMaxOrder);
+  }
+  if (field.row_tokens == 0 || group.block_tokens % field.row_tokens != 0 ||
+      (field.per_block && field.row_tokens != 1)) {
+    return invalid("a row of ", field.row_tokens, " tokens of the ", role, " in a block of ",
+                   group.block_tokens);
+  }
+  const uint64_t elements = uint64_t{field.width} * field.runs;
+  if (elements == 0 || elements > UINT32_MAX / 8 || elements % field.row_tokens != 0) {
+    return invalid("a row of ", field.row_tokens, " tokens of the ", role, " in ", field.runs,
+                   " runs of ", field.width, " elements");
+  }
+  if (field.runs > 1 && field.width > 1 && field.element_stride != bytes_of(field.dtype)) {
+    return invalid("a run of the ", role, " has gaps");
+  }
+  return absl::OkStatus();
+}
+
 // One field by itself.
 absl::Status check_field(const KvLayout& layout, const KvGroup& group, const KvField& field) {
   const absl::string_view role = name_of(field.role);
@@ -47,6 +70,7 @@ absl::Status check_field(const KvLayout& layout, const KvGroup& group, const KvF
   if (field.width == 0 || field.width > UINT32_MAX / 8) {
     return invalid("a ", role, " of ", field.width, " elements");
   }
+  if (absl::Status status = check_row(group, field); !status.ok()) return status;
   if (field.places.size() != group.layers.size()) {
     return invalid(field.places.size(), " places of the ", role, " for ", group.layers.size(),
                    " layers");

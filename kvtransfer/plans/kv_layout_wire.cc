@@ -6,7 +6,8 @@
 //               blocks(4) block_tokens(4) window(4) total_heads(4) first_head(4) heads(4)
 //               fields(1) { role(1) dtype(1) per_block(1) width(4) strides(4 x 8)
 //                           places as runs: runs(2) {count(2) buffer(4) step(4) offset(8) step(8)}
-//                           } }
+//                           of version 3: row_tokens(4) runs(4) run_stride(8) order(length(2),
+//                           bytes) } }
 //   format model.weights model.dtype model.rope (length(2), bytes)
 #include <algorithm>
 
@@ -17,6 +18,14 @@ namespace baton::kvtransfer {
 namespace {
 
 constexpr uint8_t kVersion = 2;
+constexpr uint8_t kPackedVersion = 3;  // written where a field is packed: older releases have none
+
+bool has_packed(const KvLayout& layout) {
+  return std::any_of(layout.groups.begin(), layout.groups.end(), [](const KvGroup& group) {
+    return std::any_of(group.fields.begin(), group.fields.end(),
+                       [](const KvField& field) { return field.is_packed(); });
+  });
+}
 
 // Calls put(begin, count) for the longest runs. same(begin, i): entry i continues the run that
 // starts at `begin`, asked from the entry behind the first `free` on.
@@ -103,7 +112,7 @@ bool take_places(base::WireReader& in, size_t limit, std::vector<KvPlace>& place
   });
 }
 
-bool take_field(base::WireReader& in, size_t layers, KvField& field) {
+bool take_field(base::WireReader& in, size_t layers, bool packed, KvField& field) {
   field.role = static_cast<KvRole>(in.number<uint8_t>());
   field.dtype = static_cast<KvDtype>(in.number<uint8_t>());
   const auto per_block = in.number<uint8_t>();
@@ -113,10 +122,17 @@ bool take_field(base::WireReader& in, size_t layers, KvField& field) {
        {&field.block_stride, &field.token_stride, &field.head_stride, &field.element_stride}) {
     *stride = in.number<uint64_t>();
   }
-  return per_block <= 1 && take_places(in, layers, field.places);
+  if (per_block > 1 || !take_places(in, layers, field.places)) return false;
+  if (packed) {
+    field.row_tokens = in.number<uint32_t>();
+    field.runs = in.number<uint32_t>();
+    field.run_stride = in.number<uint64_t>();
+    field.order = in.text(KvLayout::kMaxOrder);
+  }
+  return !in.failed();
 }
 
-bool take_group(base::WireReader& in, size_t max_layers, KvGroup& group) {
+bool take_group(base::WireReader& in, size_t max_layers, bool packed, KvGroup& group) {
   if (!take_layers(in, max_layers, group.layers)) return false;
   for (uint32_t* number : {&group.blocks, &group.block_tokens, &group.window, &group.total_heads,
                            &group.first_head, &group.heads}) {
@@ -125,12 +141,14 @@ bool take_group(base::WireReader& in, size_t max_layers, KvGroup& group) {
   const size_t fields = in.number<uint8_t>();
   if (in.failed() || fields > KvLayout::kMaxFields) return false;
   group.fields.resize(fields);
-  return std::all_of(group.fields.begin(), group.fields.end(),
-                     [&](KvField& field) { return take_field(in, group.layers.size(), field); });
+  return std::all_of(group.fields.begin(), group.fields.end(), [&](KvField& field) {
+    return take_field(in, group.layers.size(), packed, field);
+  });
 }
 
 bool take_layout(base::WireReader& in, KvLayout& layout) {
-  if (in.number<uint8_t>() != kVersion) return false;
+  const auto version = in.number<uint8_t>();
+  if (version != kVersion && version != kPackedVersion) return false;
   const bool buffers = take_runs(in, KvLayout::kMaxBuffers, [&](uint16_t count) {
     KvBuffer buffer;
     buffer.bytes = in.number<uint64_t>();
@@ -143,21 +161,23 @@ bool take_layout(base::WireReader& in, KvLayout& layout) {
   layout.groups.resize(groups);
   size_t layers_left = KvLayout::kMaxLayers;
   for (KvGroup& group : layout.groups) {
-    if (!take_group(in, layers_left, group)) return false;
+    if (!take_group(in, layers_left, version == kPackedVersion, group)) return false;
     layers_left -= group.layers.size();
   }
   layout.format = in.text(KvLayout::kMaxFormat);
   for (std::string* text : {&layout.model.weights, &layout.model.dtype, &layout.model.rope}) {
     *text = in.text(KvLayout::kMaxModel);
   }
-  return in.finished();
+  // One layout has one form.
+  return in.finished() && has_packed(layout) == (version == kPackedVersion);
 }
 
 }  // namespace
 
 std::string KvLayout::encode() const {
   std::string out;
-  base::put_number(out, kVersion);
+  const bool packed = has_packed(*this);
+  base::put_number(out, packed ? kPackedVersion : kVersion);
   put_runs(
       out, buffers.size(), 1, [&](size_t begin, size_t i) { return buffers[i] == buffers[begin]; },
       [&](size_t begin, size_t) {
@@ -183,6 +203,11 @@ std::string KvLayout::encode() const {
         base::put_number(out, stride);
       }
       put_places(out, field.places);
+      if (!packed) continue;
+      base::put_number(out, field.row_tokens);
+      base::put_number(out, field.runs);
+      base::put_number(out, field.run_stride);
+      base::put_text(out, field.order);
     }
   }
   base::put_text(out, format);

@@ -115,6 +115,26 @@ KvHeads share_of_rank(uint32_t total_heads, uint32_t ranks, uint32_t rank, KvHea
   return share;
 }
 
+std::vector<uint32_t> ranks_heard(uint32_t total_heads, uint32_t sources, uint32_t targets,
+                                  uint32_t rank) {
+  if (total_heads == 0 || rank >= targets) return {};
+  std::vector<bool> needed(sources, false);
+  std::vector<bool> heard(sources, false);
+  for (uint32_t target = 0; target < targets; ++target) {
+    const KvHeads wanted = shard_heads(total_heads, targets, target);
+    for (uint32_t source = 0; source < sources; ++source) {
+      if (share_of_rank(total_heads, sources, source, wanted, target).empty()) continue;
+      needed[source] = true;
+      if (target == rank) heard[source] = true;
+    }
+  }
+  std::vector<uint32_t> out;
+  for (uint32_t source = 0; source < sources; ++source) {
+    if (heard[source] || (!needed[source] && source % targets == rank)) out.push_back(source);
+  }
+  return out;
+}
+
 KvTokens KvPart::kept(KvTokens tokens, uint64_t length) const {
   if (window == 0 || length <= window) return tokens;
   return {std::max(tokens.begin, length - window), tokens.end};

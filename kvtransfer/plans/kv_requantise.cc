@@ -70,7 +70,8 @@ absl::Status check_pair(const KvGroup& target, const KvField& from) {
   }
   const bool types = (from.dtype == KvDtype::kBfloat16 || from.dtype == KvDtype::kFloat32) &&
                      to->dtype == KvDtype::kFloat8E4M3 && scale->dtype == KvDtype::kFloat32;
-  if (!types || from.per_block || to->per_block || scale->per_block) {
+  const bool tiles = from.is_packed() || to->is_packed() || scale->is_packed();
+  if (!types || tiles || from.per_block || to->per_block || scale->per_block) {
     return kv_mismatch(
         absl::StrCat("the type of ", name_of(from.role)), name_of(from.dtype), name_of(to->dtype),
         "only bf16 or fp32 to fp8 e4m3 with an fp32 scale for each token is offered");

@@ -6,11 +6,11 @@ from .connector import KvConnector, KvJob, KvLoad
 from .errors import (BackendError, BatonError, BatonTimeoutError, CancelledError, InvalidParamError, MismatchError,
                      NotAllowedError, NotFoundError, NotPostedError, NotSupportedError, RemoteDisconnectError,
                      RepostActiveError, UnknownError)
-from .kv import KvGroup, KvLayout, KvModel, KvPlan, KvShare
+from .kv import KvChecksums, KvGroup, KvLayout, KvModel, KvPlan, KvShare
 
 __version__ = _lib.version().decode()
 __all__ = ["Agent", "DescriptorList", "Transfer", "Telemetry", "Memory", "memory_of", "memory_supported", "WRITE", "READ",
-           "KvConnector", "KvGroup", "KvJob", "KvLayout", "KvLoad", "KvModel", "KvPlan", "KvShare", "DRAM", "VRAM", "BLOCK", "OBJECT", "FILE",
+           "KvChecksums", "KvConnector", "KvGroup", "KvJob", "KvLayout", "KvLoad", "KvModel", "KvPlan", "KvShare", "DRAM", "VRAM", "BLOCK", "OBJECT", "FILE",
            "BatonError", "BackendError", "BatonTimeoutError", "CancelledError", "InvalidParamError", "MismatchError",
            "NotAllowedError", "NotFoundError", "NotPostedError", "NotSupportedError", "RemoteDisconnectError",
            "RepostActiveError", "UnknownError"]

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import array
 import ctypes
+import json
 import operator
-from typing import Any, Iterable, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 from . import _library
 from ._library import call, lib, take
@@ -186,6 +187,18 @@ class KvLayout(_Owner):
         del keep, addresses
         return self
 
+    def add_packed(self, buffers: Sequence[Any], packing: Mapping[str, Any], *, blocks: int, block_stride: int = 0,
+                   layers: Layers = None, window: int = 0, memory: Optional[int] = None) -> "KvLayout":
+        """Blocks as a kernel packs them, tiles too, of `blocks` in each layer. `packing` is what engines tell each other of
+        theirs, as JSON has it: kvtransfer/kv_packing.h says what is in it, and find_packing() makes most of it. `buffers`: of
+        each layer its blocks, from the first to the last; `block_stride`: bytes from one to the next, 0: they are dense."""
+        rows = _rows(buffers, memory)
+        group, keep = _group(rows.count if layers is None else layers, blocks, 1, window, 1, 0, 1)
+        call(lib.kv_layout_add_packed, self._layout, rows.kind, rows.address, rows.count, ctypes.byref(group),
+             json.dumps(packing).encode(), _within(block_stride, _ALL_TOKENS, "block_stride"))
+        del keep
+        return self
+
     @property
     def groups(self) -> List[KvGroup]:
         """Of layers, in the order in which they were added. A request names blocks of each."""
@@ -274,6 +287,89 @@ class KvPlan(_Owner):
     def post(self, local_blocks: Blocks, remote_blocks: Blocks, **how: Any) -> Transfer:
         """The same, posted. Takes what transfer() takes."""
         return self.transfer(local_blocks, remote_blocks, **how).post()
+
+
+class KvChecksums(_Owner):
+    """Checksums of what a plan from `source` to `target` moves, which both ends can take, each of its own cache: they make
+    this of the same two layouts, of one group each, and get the same numbers, however differently the caches lie.
+
+        prefill:  sums = baton.KvChecksums(mine, theirs, share=share)
+                  send(sums.of_source([3, 1], tokens=(0, 32)))     # while the blocks are the request's
+        decode:   sums = baton.KvChecksums(theirs, mine, share=share)
+                  if sums.of_target([7, 8], tokens=(0, 32)) != received: ...
+
+    A piece is `unit` tokens of a layer, the largest number that divides both block sizes (0: nothing moves). Its number is
+    the CRC-32 of all of its bytes that move, in the order in which they lie in the target: zlib.crc32() of a block where
+    whole blocks move that are alike; then `run_bytes` are a block's (0: a piece is in several runs). Errors as a plan's."""
+
+    def __init__(self, source: KvLayout, target: KvLayout, *, share: Optional[KvShare] = None) -> None:
+        made, info = ctypes.c_void_p(), _library.KvChecksumsInfo(ctypes.sizeof(_library.KvChecksumsInfo))
+        call(lib.kv_checksums_create, source._layout, target._layout, None if share is None else ctypes.byref(_share(share)),
+             ctypes.byref(made))
+        self._checksums = self._own(made, lib.kv_checksums_destroy)
+        call(lib.kv_checksums_get_info, made, ctypes.byref(info))
+        self.unit: int = info.unit
+        self.run_bytes: int = info.run_bytes
+
+    def of_source(self, blocks: Blocks, *, tokens: Tuple[int, int], layer: int = 0, first_block: int = 0) -> List[int]:
+        """Of each piece of these tokens, rounded outwards, as they lie in the source's cache. `blocks`: those of the sequence
+        there, the first of which is number `first_block`. The layout has to be of this process, in the host's memory."""
+        return self._take(0, blocks, tokens, layer, first_block)
+
+    def of_target(self, blocks: Blocks, *, tokens: Tuple[int, int], layer: int = 0, first_block: int = 0) -> List[int]:
+        """The same of the target's."""
+        return self._take(1, blocks, tokens, layer, first_block)
+
+    def _take(self, side: int, blocks: Blocks, tokens: Tuple[int, int], layer: int, first_block: int) -> List[int]:
+        first, end = (_within(token, _ALL_TOKENS - 1, "a token") for token in tokens)
+        room = -(-end // self.unit) - first // self.unit if self.unit and end > first else 0
+        lists, held = _lists(blocks, first_block)
+        out, count = (ctypes.c_uint32 * max(1, room))(), ctypes.c_size_t()
+        call(lib.kv_checksums_take, self._checksums, side, lists, first, end, _within(layer, _ALL_LAYERS, "layer"), out, room,
+             ctypes.byref(count))
+        del held
+        return out[:count.value]
+
+
+def find_packing(write: Callable[[List[int], List[int]], Sequence[int]], *, block_tokens: int, heads: int,
+                 head_size: int) -> Dict[str, Any]:
+    """{"key": ..., "value": ...} of a packing, for add_packed(): where a kernel puts K and V in a block, found by looking.
+    `write` has the kernel pack K and V, whole numbers as [token][head][element], into a block of zeros, and returns what
+    lies at each place of the block then. It is called four times; the numbers are at most 128, which bfloat16 holds, and
+    those of V are negative. InvalidParamError: a block that no such form says."""
+    count = block_tokens * heads * head_size
+    digits: List[Sequence[int]] = []
+    for power in range(4):
+        key = [number // 128 ** power % 128 + 1 for number in range(count)]
+        digits.append(write(key, [-number for number in key]))
+    places = [0 if not all(each) else (1 if each[0] > 0 else -1) * (1 + sum(
+        (abs(digit) - 1) * 128 ** power for power, digit in enumerate(each))) for each in zip(*digits)]
+    address, many, keep = indices_of(places)
+    out = _library.Bytes()
+    call(lib.kv_find_packing, address, many, _within(block_tokens, 2 ** 32 - 1, "block_tokens"),
+         _within(heads, 2 ** 32 - 1, "heads"), _within(head_size, 2 ** 32 - 1, "head_size"), ctypes.byref(out))
+    del keep
+    found: Dict[str, Any] = json.loads(take(out))
+    return found
+
+
+def shard_heads(total_heads: int, ranks: int, rank: int) -> range:
+    """The heads that number `rank` of `ranks` holds, as vLLM and Baton split them. With more ranks than heads several hold
+    the same."""
+    first, heads = ctypes.c_uint32(), ctypes.c_uint32()
+    call(lib.kv_shard_heads, *(_within(number, 2 ** 32 - 1, "heads and ranks") for number in (total_heads, ranks, rank)),
+         ctypes.byref(first), ctypes.byref(heads))
+    return range(first.value, first.value + heads.value)
+
+
+def ranks_heard(total_heads: int, sources: int, targets: int, rank: int) -> List[int]:
+    """Of a source in `sources` ranks those that number `rank` of `targets` hears: who sends it heads (with its rank as the
+    share's turn), and of those that nobody needs some, so that each hears when its blocks are free."""
+    room, count = _within(sources, 512, "sources"), ctypes.c_size_t()
+    out = (ctypes.c_uint32 * max(1, room))()
+    call(lib.kv_ranks_heard, *(_within(number, 2 ** 32 - 1, "heads and ranks") for number in (
+        total_heads, sources, targets, rank)), out, room, ctypes.byref(count))
+    return out[:count.value]
 
 
 def _within(number: Any, most: int, what: str) -> int:

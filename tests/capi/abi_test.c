@@ -182,6 +182,10 @@ FIELD(baton_kv_plan_info, bytes_per_token, 8, 8);
 FIELD(baton_kv_plan_info, layers, 16, 4);
 FIELD(baton_kv_plan_info, complete, 20, 4);
 FIELD(baton_kv_plan_info, requantises, 24, 4);
+SIZE(baton_kv_checksums_info, 24);
+FIELD(baton_kv_checksums_info, size, 0, 8);
+FIELD(baton_kv_checksums_info, run_bytes, 8, 8);
+FIELD(baton_kv_checksums_info, unit, 16, 4);
 
 SIZE(baton_kv_blocks, 24);
 FIELD(baton_kv_blocks, blocks, 0, 8);

@@ -400,6 +400,20 @@ int32_t baton_kv_layout_add_fields(baton_kv_layout* layout, int32_t memory,
                                    const baton_descriptor* buffers, size_t buffer_count,
                                    const baton_kv_group* group, const baton_kv_field* fields,
                                    size_t field_count, baton_error* error);
+// Blocks as kernels pack them, tiles too. `packing`: kvtransfer/kv_packing.h says the form, which
+// baton_kv_find_packing() makes. `buffers`: of each layer, from its first block to its last one;
+// `block_stride`: from block to block, 0: without gaps. Of the group its layers, blocks and window
+// are read.
+int32_t baton_kv_layout_add_packed(baton_kv_layout* layout, int32_t memory,
+                                   const baton_descriptor* buffers, size_t buffer_count,
+                                   const baton_kv_group* group, const char* packing,
+                                   uint64_t block_stride, baton_error* error);
+// How a kernel has packed K and V into a block of `count` places, as a text without its end's zero:
+// {"key": ..., "value": ...}. block[i] is n + 1 where number n of K, [token][head][element], lies;
+// -(n + 1) where that of V does; 0 elsewhere. BATON_ERR_INVALID_PARAM: numbers are missing, or lie
+// where no such form says.
+int32_t baton_kv_find_packing(const int64_t* block, size_t count, uint32_t tokens, uint32_t heads,
+                              uint32_t elements, baton_bytes* out, baton_error* error);
 // Group number `number`, in the order they were added; BATON_ERR_NOT_FOUND behind the last.
 // `layers` points into the layout.
 int32_t baton_kv_layout_get_group(const baton_kv_layout* layout, size_t number, baton_kv_group* out,
@@ -418,6 +432,17 @@ typedef struct baton_kv_share {
   uint32_t ranks, rank;
   uint64_t turn;
 } baton_kv_share;
+
+// The heads that number `rank` of `ranks` holds, as vLLM and Baton split them. With more ranks than
+// heads, several hold the same.
+int32_t baton_kv_shard_heads(uint32_t total_heads, uint32_t ranks, uint32_t rank,
+                             uint32_t* first_head, uint32_t* heads, baton_error* error);
+// The ranks of a source that number `rank` of `targets` hears: those that send it heads, with its
+// rank as the share's turn; and of those that nobody needs some, so that each hears when its blocks
+// are free. At most `room` go to `out`; `count`: how many there are. Up to 512 ranks.
+int32_t baton_kv_ranks_heard(uint32_t total_heads, uint32_t sources, uint32_t targets,
+                             uint32_t rank, uint32_t* out, size_t room, size_t* count,
+                             baton_error* error);
 
 // BATON_WRITE: from `local` to `remote`; BATON_READ: from there to here. `share` NULL: all that
 // both hold moves. BATON_ERR_MISMATCH: another model, or caches that do not fit; the text says
@@ -485,6 +510,33 @@ typedef struct baton_kv_request {
 int32_t baton_kv_plan_make_transfer(baton_agent* agent, const baton_kv_plan* plan,
                                     const baton_kv_request* request, const void* message,
                                     size_t message_size, baton_transfer* out, baton_error* error);
+
+// Checksums of what a plan moves, which both ends can take, each of its own cache: the two make
+// this of the same two layouts, and the numbers are equal. A piece is `unit` tokens of a layer; its
+// checksum is the CRC-32 of all of its bytes that move, in the order in which they lie in the
+// target: that of a block where whole blocks move that are alike. What chance does to bytes is
+// found, and not malice. kvtransfer/kv_checksums.h
+typedef struct baton_kv_checksums baton_kv_checksums;
+// Layouts of one group each. Errors as for a plan; BATON_ERR_BACKEND: a piece would be in more than
+// a million runs.
+int32_t baton_kv_checksums_create(const baton_kv_layout* source, const baton_kv_layout* target,
+                                  const baton_kv_share* share, baton_kv_checksums** out,
+                                  baton_error* error);
+void baton_kv_checksums_destroy(baton_kv_checksums* checksums);  // NULL: nothing
+typedef struct baton_kv_checksums_info {
+  size_t size;         // sizeof(baton_kv_checksums_info)
+  uint64_t run_bytes;  // of a piece that is one run at both ends; 0: it is in several
+  uint32_t unit;       // tokens of a piece; 0: nothing moves
+} baton_kv_checksums_info;
+int32_t baton_kv_checksums_get_info(const baton_kv_checksums* checksums,
+                                    baton_kv_checksums_info* out, baton_error* error);
+// Those of tokens [first_token, end_token), rounded outwards to pieces, in one layer, of the source
+// or of the target. `blocks`: of that side, whose layout was made in this process, of BATON_DRAM.
+// At most `room` go to `out`; `count`: how many there are.
+int32_t baton_kv_checksums_take(const baton_kv_checksums* checksums, int32_t of_target,
+                                const baton_kv_blocks* blocks, uint64_t first_token,
+                                uint64_t end_token, uint32_t layer, uint32_t* out, size_t room,
+                                size_t* count, baton_error* error);
 
 // --- KV connectors ------------------------------------------------------------------------------
 //

@@ -81,7 +81,7 @@ absl::Status KvLoads::start(KvLoad load) {
     uint64_t count = 0;
     uint64_t bytes = 0;
     for (const KvField& field : group.fields) {
-      const uint64_t row = uint64_t{group.heads} * field.row_bytes();
+      const uint64_t row = uint64_t{group.heads} * field.token_bytes();
       count += tokens * row;
       bytes += (field.per_block ? blocks_of(group, kept).count : tokens) * row;
     }

@@ -1,0 +1,331 @@
+// Packed blocks: found, read, and made fields of a layout.
+#include "kvtransfer/kv_packing.h"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kvtransfer/plans/kv_extents.h"
+#include "kvtransfer/plans/kv_numbers.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint64_t kMostPacked = UINT32_MAX;  // of a block's numbers and bytes
+constexpr size_t kMaxLevels = 8;              // of an axis
+
+struct PackLevel {
+  uint64_t count = 1;
+  uint64_t stride = 0;
+};
+using PackAxis = std::vector<PackLevel>;  // the innermost first
+
+// K or V, in numbers.
+struct PackPlaces {
+  uint64_t start = 0;
+  PackAxis tokens;
+  PackAxis heads;
+  PackAxis elements;
+};
+
+template <typename... Parts>
+absl::Status bad_packing(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat("a packed block: ", parts...));
+}
+
+// --- read
+
+std::optional<uint64_t> number_in(const json& said, const char* key) {
+  const auto found = said.find(key);
+  if (found == said.end() || !found->is_number_integer()) return std::nullopt;
+  if (found->is_number_unsigned() ? found->get<uint64_t>() > kMostPacked
+                                  : found->get<int64_t>() < 0) {
+    return std::nullopt;
+  }
+  return found->get<uint64_t>();
+}
+
+// An axis of so many steps.
+std::optional<PackAxis> axis_in(const json& said, const char* key, uint64_t steps) {
+  const auto found = said.find(key);
+  if (found == said.end() || !found->is_array() || found->size() > kMaxLevels) return std::nullopt;
+  PackAxis out;
+  uint64_t counted = 1;
+  for (const json& level : *found) {
+    if (!level.is_array() || level.size() != 2) return std::nullopt;
+    const json named = {{"count", level[0]}, {"stride", level[1]}};
+    const auto count = number_in(named, "count");
+    const auto stride = number_in(named, "stride");
+    if (!count || !stride || *count == 0) return std::nullopt;
+    counted = saturating_mul(counted, *count);
+    if (*count > 1) out.push_back({*count, *stride});
+  }
+  if (counted != steps) return std::nullopt;
+  return out;
+}
+
+std::optional<KvDtype> dtype_in(const json& said) {
+  constexpr std::array<std::pair<const char*, KvDtype>, 7> kNames = {
+      {{"uint8", KvDtype::kByte},
+       {"int8", KvDtype::kInt8},
+       {"float8_e4m3fn", KvDtype::kFloat8E4M3},
+       {"float8_e5m2", KvDtype::kFloat8E5M2},
+       {"float16", KvDtype::kFloat16},
+       {"bfloat16", KvDtype::kBfloat16},
+       {"float32", KvDtype::kFloat32}}};
+  const auto found = said.find("dtype");
+  if (found == said.end() || !found->is_string()) return std::nullopt;
+  for (const auto& [name, dtype] : kNames) {
+    if (*found == name) return dtype;
+  }
+  return std::nullopt;
+}
+
+std::string levels_text(absl::Span<const PackLevel> levels) {
+  std::string out;
+  for (const PackLevel& level : levels) {
+    absl::StrAppend(&out, out.empty() ? "" : " ", level.count, "x", level.stride);
+  }
+  return out;
+}
+
+// The rows of K or V: a level of tokens from row to row, and what is inside one, in runs.
+absl::Status fill_rows(const PackPlaces& places, uint64_t size, KvField& field) {
+  PackAxis inside = places.tokens;
+  if (!inside.empty()) {
+    field.token_stride = inside.back().stride * size;
+    inside.pop_back();
+  }
+  uint64_t row_tokens = 1;
+  for (const PackLevel& level : inside) row_tokens *= level.count;
+  field.row_tokens = static_cast<uint32_t>(row_tokens);
+  if (inside.empty() && places.elements.size() < 2) {  // a row of a token, with any step
+    const PackLevel step = places.elements.empty() ? PackLevel{1, 1} : places.elements.front();
+    field.width = static_cast<uint32_t>(step.count);
+    field.element_stride = step.stride * size;
+    return absl::OkStatus();
+  }
+  // The outermost stride of the elements may grow with a block; all others say how a run looks.
+  const absl::Span<const PackLevel> elements(places.elements);
+  field.order =
+      absl::StrCat("tokens ", levels_text(inside), ", elements ",
+                   levels_text(elements.first(elements.empty() ? 0 : elements.size() - 1)));
+  inside.insert(inside.end(), elements.begin(), elements.end());
+  std::sort(inside.begin(), inside.end(),
+            [](const PackLevel& a, const PackLevel& b) { return a.stride < b.stride; });
+  uint64_t width = 1;
+  size_t level = 0;
+  while (level < inside.size() && inside[level].stride == width) width *= inside[level++].count;
+  if (level + 1 < inside.size()) return bad_packing("a tile is in more than one level of runs");
+  field.width = static_cast<uint32_t>(width);
+  field.element_stride = size;
+  if (level < inside.size()) {
+    field.runs = static_cast<uint32_t>(inside[level].count);
+    field.run_stride = inside[level].stride * size;
+  }
+  return absl::OkStatus();
+}
+
+// A group of one layer whose blocks are like this, and where in a block each of its fields begins.
+struct Packed {
+  KvGroup group;
+  uint64_t bytes = 0;
+  std::vector<uint64_t> starts;
+};
+
+absl::Status read_whole(const json& said, Packed& out) {
+  if (!said["whole"].is_string()) return bad_packing("\"whole\" is a text: what is in it");
+  KvField& field = out.group.fields.emplace_back();
+  field.role = KvRole::kOpaque;
+  field.dtype = KvDtype::kByte;
+  field.width = static_cast<uint32_t>(out.bytes);
+  field.per_block = true;
+  field.element_stride = 1;
+  field.head_stride = out.bytes;
+  field.order = said["whole"].get<std::string>();
+  out.group.total_heads = out.group.heads = 1;
+  out.starts = {0};
+  return absl::OkStatus();
+}
+
+absl::Status read_places(const json& said, Packed& out) {
+  const auto heads = number_in(said, "heads");
+  const auto size = number_in(said, "head_size");
+  const auto dtype = dtype_in(said);
+  if (!heads || !size || !dtype)
+    return bad_packing("it has \"heads\", \"head_size\" and a \"dtype\"");
+  const auto total = said.contains("total_heads") ? number_in(said, "total_heads") : heads;
+  const auto first = said.contains("first_head") ? number_in(said, "first_head") : 0;
+  if (!total || !first) return bad_packing("\"total_heads\" and \"first_head\" are numbers");
+  KvGroup& group = out.group;
+  group.heads = static_cast<uint32_t>(*heads);
+  group.total_heads = static_cast<uint32_t>(*total);
+  group.first_head = static_cast<uint32_t>(*first);
+  for (const auto& [key, role] :
+       {std::pair("key", KvRole::kKey), std::pair("value", KvRole::kValue)}) {
+    const auto found = said.find(key);
+    if (found == said.end() || !found->is_object()) return bad_packing("\"", key, "\" is missing");
+    const auto start = number_in(*found, "start");
+    const auto by_token = axis_in(*found, "tokens", group.block_tokens);
+    const auto by_head = axis_in(*found, "heads", *heads);
+    const auto by_element = axis_in(*found, "elements", *size);
+    if (!start || !by_token || !by_head || !by_element || by_head->size() > 1) {
+      return bad_packing("\"", key,
+                         "\" has a \"start\", and \"tokens\", \"heads\" (one level) and ",
+                         "\"elements\" as [count, stride] that count all of them");
+    }
+    KvField& field = group.fields.emplace_back();
+    field.role = role;
+    field.dtype = *dtype;
+    const uint64_t number = bytes_of(*dtype);
+    if (!by_head->empty()) field.head_stride = by_head->front().stride * number;
+    const absl::Status rows = fill_rows({*start, *by_token, *by_head, *by_element}, number, field);
+    if (!rows.ok()) return rows;
+    out.starts.push_back(*start * number);
+    KvGroup block = group;
+    block.blocks = 1;
+    if (extent_of(steps_of(block, field)) > out.bytes - std::min(out.bytes, out.starts.back())) {
+      return bad_packing("\"", key, "\" does not lie in its ", out.bytes, " bytes");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Packed> read_packing(std::string_view packing) {
+  const json said = json::parse(packing, nullptr, /*allow_exceptions=*/false);
+  if (!said.is_object()) return bad_packing("it is no JSON object");
+  Packed out;
+  const auto tokens = number_in(said, "block_tokens");
+  const auto bytes = number_in(said, "bytes");
+  if (!tokens || *tokens == 0 || !bytes || *bytes == 0) {
+    return bad_packing("it has \"block_tokens\" and \"bytes\"");
+  }
+  out.group.block_tokens = static_cast<uint32_t>(*tokens);
+  out.bytes = *bytes;
+  const absl::Status good = said.contains("whole") ? read_whole(said, out) : read_places(said, out);
+  if (!good.ok()) return good;
+  return out;
+}
+
+// --- found
+
+absl::Status no_sum() {
+  return bad_packing("where its numbers lie is no sum of what token, head and element add");
+}
+
+// An axis whose steps lie there, counted from the first.
+std::optional<json> levels_of(const std::vector<int64_t>& at) {
+  json out = json::array();
+  std::vector<int64_t> counted = {0};
+  while (counted.size() < at.size()) {
+    const size_t inner = counted.size();
+    const int64_t stride = at[inner] - at[0];
+    // As many as follow at this stride, and divide what is left.
+    size_t count = at.size() / inner;
+    const auto even = [&](size_t steps) {
+      for (size_t i = 0; i < steps; ++i) {
+        if (at[i * inner] - at[0] != static_cast<int64_t>(i) * stride) return false;
+      }
+      return at.size() / inner % steps == 0;
+    };
+    while (count > 1 && !even(count)) --count;
+    if (count == 1 || stride < 0) return std::nullopt;
+    out.push_back({count, stride});
+    counted.resize(inner * count);
+    for (size_t i = inner; i < counted.size(); ++i) {
+      counted[i] = counted[i % inner] + static_cast<int64_t>(i / inner) * stride;
+    }
+  }
+  for (size_t i = 0; i < at.size(); ++i) {
+    if (counted[i] != at[i] - at[0]) return std::nullopt;
+  }
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<KvPlacement> place_packed(std::string_view packing, const KvGroup& group,
+                                         absl::Span<const Descriptor> buffers,
+                                         uint64_t block_stride, MemoryKind kind) {
+  absl::StatusOr<Packed> packed = read_packing(packing);
+  if (!packed.ok()) return packed.status();
+  if (buffers.size() != group.layers.size()) {
+    return bad_packing(buffers.size(), " buffers for ", group.layers.size(),
+                       " layers: one for each");
+  }
+  KvGroup placed = std::move(packed->group);
+  placed.layers = group.layers;
+  placed.blocks = group.blocks;
+  placed.window = group.window;
+  std::vector<std::vector<uint64_t>> addresses;
+  for (size_t f = 0; f < placed.fields.size(); ++f) {
+    placed.fields[f].block_stride = block_stride == 0 ? packed->bytes : block_stride;
+    std::vector<uint64_t>& of_field = addresses.emplace_back();
+    for (const Descriptor& layer : buffers) {
+      of_field.push_back(layer.address + packed->starts[f]);
+    }
+  }
+  const std::vector<absl::Span<const uint64_t>> spans(addresses.begin(), addresses.end());
+  return KvPlacement::of_addresses(std::move(placed), spans, buffers, kind);
+}
+
+absl::StatusOr<std::string> find_packing(absl::Span<const int64_t> block, uint32_t tokens,
+                                         uint32_t heads, uint32_t elements) {
+  const uint64_t count = saturating_mul(saturating_mul(tokens, heads), elements);
+  if (count == 0 || count > block.size() || block.size() > kMostPacked) {
+    return bad_packing(block.size(), " places for K and V of ", tokens, " tokens, ", heads,
+                       " heads and ", elements, " elements");
+  }
+  std::array<std::vector<int64_t>, 2> at;  // of K and V: where each number lies
+  for (std::vector<int64_t>& half : at) half.assign(count, -1);
+  for (size_t place = 0; place < block.size(); ++place) {
+    const int64_t number = block[place];
+    if (number == 0) continue;
+    const uint64_t n =
+        (number < 0 ? uint64_t{0} - static_cast<uint64_t>(number) : static_cast<uint64_t>(number)) -
+        1;
+    int64_t* const known = n < count ? &at[number < 0][n] : nullptr;
+    if (known == nullptr || *known != -1) {
+      return bad_packing("number ", number, " at place ", place, " should not be there");
+    }
+    *known = static_cast<int64_t>(place);
+  }
+  json out;
+  for (const size_t half : {size_t{0}, size_t{1}}) {
+    const std::vector<int64_t>& places = at[half];
+    if (std::find(places.begin(), places.end(), -1) != places.end()) {
+      return bad_packing("not all numbers of ", half == 0 ? "K" : "V", " are in it");
+    }
+    const auto axis = [&](size_t steps, size_t stride) {
+      std::vector<int64_t> along(steps);
+      for (size_t i = 0; i < steps; ++i) along[i] = places[i * stride];
+      return along;
+    };
+    const size_t token = size_t{heads} * elements;
+    const std::vector<int64_t> by_token = axis(tokens, token);
+    const std::vector<int64_t> by_head = axis(heads, elements);
+    const std::vector<int64_t> by_element = axis(elements, 1);
+    for (size_t n = 0; n < count; ++n) {
+      const int64_t sum = by_token[n / token] + by_head[n % token / elements] +
+                          by_element[n % elements] - 2 * places[0];
+      if (places[n] != sum) return no_sum();
+    }
+    json& said = out[half == 0 ? "key" : "value"];
+    said["start"] = places[0];
+    for (const auto& [name, along] : {std::pair("tokens", &by_token), std::pair("heads", &by_head),
+                                      std::pair("elements", &by_element)}) {
+      std::optional<json> levels = levels_of(*along);
+      if (!levels) return no_sum();
+      said[name] = *std::move(levels);
+    }
+  }
+  return out.dump();
+}
+
+}  // namespace baton::kvtransfer

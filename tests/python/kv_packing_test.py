@@ -1,0 +1,301 @@
+"""Blocks that kernels pack: how they do is found by looking, plans move their tokens between packings of other sizes, and
+both ends take the same checksums of what moves. Against a reference in numpy that knows of a block only where each number
+is.
+
+usage: kv_packing_test.py [CASES [SEED]]: so many random pairs of caches instead of the tests
+"""
+import random
+import sys
+import unittest
+import zlib
+
+import baton
+from baton.kv import find_packing
+
+try:
+    import numpy
+except ImportError:
+    print("skipped: this needs numpy (Debian: python3-numpy)")
+    sys.exit(77)
+
+BLOCKS = 24  # of a cache
+TYPES = {"bfloat16": numpy.uint16, "float16": numpy.uint16, "float32": numpy.uint32}
+
+
+def tiled(tokens, heads, size, total=None, first=0, tile=16, pair=2, dtype="bfloat16"):
+    """K in tiles of [tokens]: [group of elements][token]{elements}, V of [elements]: [group of tokens][element]{tokens}."""
+    half = tokens * size
+    key = {"start": 0, "tokens": [[tile, pair], [tokens // tile, tile * size]],
+           "elements": [[pair, 1], [size // pair, tile * pair]]}
+    value = {"start": half, "tokens": [[pair, 1], [tokens // pair, tile * pair]],
+             "elements": [[tile, pair], [size // tile, tile * tokens]]}
+    for each in key, value:
+        each["heads"] = [[heads, 2 * half]]
+    return said(tokens, heads, size, total, first, dtype, key, value)
+
+
+def rows(tokens, heads, size, total=None, first=0, dtype="bfloat16", transposed=False):
+    """[token][head]{K, V}, or [head]{K: [element][token], V: [token][element]}."""
+    if transposed:
+        key = {"start": 0, "tokens": [[tokens, 1]], "elements": [[size, tokens]], "heads": [[heads, 2 * tokens * size]]}
+        value = {"start": tokens * size, "tokens": [[tokens, size]], "elements": [[size, 1]], "heads": key["heads"]}
+    else:
+        key = {"start": 0, "tokens": [[tokens, 2 * size * heads]], "elements": [[size, 1]], "heads": [[heads, 2 * size]]}
+        value = dict(key, start=size)
+    return said(tokens, heads, size, total, first, dtype, key, value)
+
+
+def said(tokens, heads, size, total, first, dtype, key, value):
+    return {"block_tokens": tokens, "heads": heads, "total_heads": total or heads, "first_head": first, "head_size": size,
+            "dtype": dtype, "bytes": 2 * tokens * heads * size * TYPES[dtype]().itemsize, "key": key, "value": value}
+
+
+def along(levels, count):
+    """Where the steps of an axis are."""
+    out, index = numpy.zeros(count, int), numpy.arange(count)
+    for many, stride in levels:
+        out, index = out + index % many * stride, index // many
+    return out
+
+
+def places(packing):
+    """[K or V][token][head][element] -> place in a block."""
+    return numpy.stack([half["start"] + along(half["tokens"], packing["block_tokens"])[:, None, None]
+                        + along(half["heads"], packing["heads"])[:, None] + along(half["elements"], packing["head_size"])
+                        for half in (packing["key"], packing["value"])])
+
+
+class Cache:
+    """Layers of blocks that are packed like this, with gaps between them; registered with an agent."""
+
+    def __init__(self, agent, packing, blocks, layers=2, gap=64, dice=random):
+        self.packing, self.blocks, self.type = packing, blocks, TYPES[packing["dtype"]]
+        self.stride = packing["bytes"] + gap
+        self.layers = [numpy.frombuffer(bytearray(dice.randbytes(blocks * self.stride)), self.type) for _ in range(layers)]
+        agent.register(*self.layers)
+        self.layout = baton.KvLayout("a model").add_packed(self.layers, packing, blocks=blocks, block_stride=self.stride)
+        self.places = places(packing)
+
+    def at(self, ids, token, head):
+        """Places of [K or V][element], in a layer."""
+        size = self.packing["block_tokens"]
+        return ids[token // size] * self.stride // self.type().itemsize + self.places[:, token % size, head]
+
+
+class Pair:
+    def __init__(self, test, source, target, dice, share=None):
+        self.agents = [baton.Agent("source"), baton.Agent("target")]
+        for agent in self.agents:
+            test.addCleanup(agent.close)
+        self.source, self.target = (Cache(agent, packing, BLOCKS, dice=dice) for agent, packing in
+                                    zip(self.agents, (source, target)))
+        self.agents[1].add_remote(self.agents[0].metadata())
+        theirs = baton.KvLayout.decode(self.source.layout.encode())
+        self.plan = baton.KvPlan(self.agents[1], baton.READ, self.target.layout, "source", theirs, share=share)
+        self.sums = baton.KvChecksums(self.source.layout, theirs_of(self.target), share=share)  # as the source has it
+        self.sums_there = baton.KvChecksums(theirs, self.target.layout, share=share)
+        self.dice = dice
+        self.heads = range(max(source["first_head"], target["first_head"]),
+                           min(source["first_head"] + source["heads"], target["first_head"] + target["heads"]))
+
+    def tables(self, tokens):
+        return [self.dice.sample(range(BLOCKS), -(-tokens // cache.packing["block_tokens"])) for cache in
+                (self.source, self.target)]
+
+    def move(self, begin, end, layer):
+        """Moves tokens, and compares all of the target's layer. Returns the tables."""
+        theirs, mine = self.tables(end)
+        expected = self.target.layers[layer].copy()
+        unit = self.sums.unit
+        moved = numpy.zeros(len(expected), bool)
+        for token in range(begin // unit * unit, -(-end // unit) * unit):
+            for head in self.heads:
+                here = self.target.at(mine, token, head - self.target.packing["first_head"])
+                there = self.source.at(theirs, token, head - self.source.packing["first_head"])
+                expected[here], moved[here] = self.source.layers[layer][there], True
+        with self.plan.post(mine, theirs, tokens=(begin, end), layers=layer) as transfer:
+            transfer.wait(timeout=60)
+        if (self.target.layers[layer] != expected).any():
+            raise AssertionError(f"tokens {begin} to {end} of {self.source.packing} to {self.target.packing}")
+        return theirs, mine, moved
+
+    def check(self, begin, end, layer):
+        theirs, mine, moved = self.move(begin, end, layer)
+        sent = self.sums.of_source(theirs, tokens=(begin, end), layer=layer)
+        if sent != self.sums_there.of_target(mine, tokens=(begin, end), layer=layer):
+            raise AssertionError("the checksums of the two ends differ")
+        numbers = self.target.layers[layer]
+        for right, which in ((False, numpy.flatnonzero(moved)), (True, numpy.flatnonzero(~moved))):
+            at, bit = self.dice.choice(which), self.type_bits()
+            numbers[at] ^= bit
+            if (sent == self.sums_there.of_target(mine, tokens=(begin, end), layer=layer)) != right:
+                raise AssertionError(f"a bit of number {at} was flipped, and the checksums are right: {not right}")
+            numbers[at] ^= bit
+
+    def type_bits(self):
+        return self.target.type(1 << self.dice.randrange(8 * self.target.type().itemsize))
+
+
+def theirs_of(cache):
+    """What the other end builds of a cache: all but where it is."""
+    size = cache.packing["bytes"]
+    return baton.KvLayout("a model").add_packed([(0, size, 0), (size, size, 0)], cache.packing, blocks=1)
+
+
+CASES = [(tiled(32, 2, 32), tiled(64, 2, 32)), (tiled(96, 2, 32), tiled(32, 2, 32)),
+         (tiled(32, 4, 32), tiled(64, 2, 32, 4, 2)), (tiled(32, 2, 16, tile=8), tiled(16, 2, 16, tile=8)),
+         (tiled(32, 2, 32, pair=4, dtype="float32"), tiled(48, 2, 32, pair=4, dtype="float32")),
+         (rows(16, 2, 8), rows(32, 2, 8, transposed=True)), (rows(48, 3, 8, transposed=True), rows(32, 3, 8, transposed=True)),
+         (rows(16, 2, 8, 4, 2), rows(16, 4, 8)), (tiled(64, 2, 32), tiled(64, 2, 32))]
+
+
+class Packed(unittest.TestCase):
+    def setUp(self):
+        self.dice = random.Random(3)
+
+    def test_every_number_comes_and_both_ends_take_the_same_checksums(self):
+        for source, target in CASES:
+            with self.subTest(source=source, target=target):
+                pair = Pair(self, source, target, self.dice)
+                for _ in range(3):
+                    begin = self.dice.randrange(90)
+                    pair.check(begin, begin + 1 + self.dice.randrange(90), self.dice.randrange(2))
+
+    def test_of_blocks_that_are_alike_it_is_the_crc_of_a_block(self):
+        for packing in (tiled(64, 2, 32), rows(16, 2, 8), rows(16, 2, 8, transposed=True), rows(16, 1, 8, 4, 2),
+                        {"block_tokens": 16, "bytes": 96, "whole": "whatever", "dtype": "float32"}):
+            memory = bytearray(self.dice.randbytes(8 * packing["bytes"]))
+            layout = baton.KvLayout("m").add_packed([memory], packing, blocks=8)
+            sums, size = baton.KvChecksums(layout, layout), packing["block_tokens"]
+            self.assertEqual((sums.unit, sums.run_bytes), (size, packing["bytes"]))
+            self.assertEqual(sums.of_source([5, 2], tokens=(size, 3 * size), first_block=1),
+                             [zlib.crc32(memory[packing["bytes"] * block:][:packing["bytes"]]) for block in (5, 2)])
+            self.assertEqual(sums.of_target([5], tokens=(3, 3)), [])
+
+    def test_a_rank_of_two_gives_those_of_its_heads(self):
+        whole, half = rows(16, 4, 8), rows(16, 2, 8, 4, 2)
+        pair = Pair(self, half, whole, self.dice, baton.KvShare(2, 1))
+        pair.check(0, 40, 1)
+        nothing = baton.KvChecksums(pair.source.layout, pair.target.layout, share=baton.KvShare(8, 0, 1))
+        self.assertEqual((nothing.unit, nothing.of_source([1], tokens=(0, 16))), (0, []))
+
+    def test_who_tiles_otherwise_is_refused(self):
+        with baton.Agent("alone") as agent:
+            for one, other in ((tiled(32, 2, 32), rows(32, 2, 32)), (tiled(32, 2, 32), tiled(32, 2, 32, pair=4)),
+                               (tiled(32, 2, 32), tiled(32, 2, 32, tile=8))):
+                with self.assertRaisesRegex(baton.MismatchError, "only kernels know that order"):
+                    baton.KvChecksums(Cache(agent, one, 2).layout, Cache(agent, other, 2).layout)
+        whole = [baton.KvLayout("m").add_packed([(4096, 64, 0)], {"block_tokens": 16, "bytes": 64, "whole": word}, blocks=1)
+                 for word in ("rank 0 of 2", "rank 1 of 2")]
+        with self.assertRaisesRegex(baton.MismatchError, "rank 1 of 2"):
+            baton.KvChecksums(*whole)
+
+    def test_a_layout_with_tiles_is_told_and_one_without_as_older_releases_tell_it(self):
+        packed = baton.KvLayout("m").add_packed([(4096, 4 * 8192, 0)], tiled(32, 2, 32), blocks=4)
+        plain = baton.KvLayout("m").add_packed([(4096, 4 * 1024, 0)], rows(16, 2, 8), blocks=4)
+        for layout, version in ((packed, 3), (plain, 2)):
+            told = layout.encode()
+            self.assertEqual(told[8 + 2 + 2 + 8], version)
+            again = baton.KvLayout.decode(told)
+            self.assertEqual(again.encode(), told)
+            self.assertEqual(again.groups, layout.groups)
+            self.assertTrue(baton.KvChecksums(layout, again).run_bytes)
+
+    def test_what_makes_no_sense_is_refused(self):
+        good = tiled(32, 2, 32)
+        layout = baton.KvLayout("m")
+
+        def changed(**more):
+            return dict(good, **more)
+
+        def key(**more):
+            return dict(good, key=dict(good["key"], **more))
+
+        for packing, words in (
+                ({}, "block_tokens"), (changed(block_tokens=0), "block_tokens"), (changed(bytes=-1), "bytes"),
+                (changed(bytes=2 ** 40), "bytes"), (changed(dtype="float64"), "dtype"), (changed(dtype=7), "dtype"),
+                (changed(heads="2"), "heads"), (changed(first_head=-1), "first_head"), (changed(first_head=7), "heads"),
+                (changed(value=None), "value"), (changed(bytes=8190), "does not lie in its"), (key(start=None), "start"),
+                (key(tokens=[[16, 2]]), "count all"), (key(tokens=[[16, 2], [2]]), "count all"), (key(heads=[[1, 1], [2, 3], [1, 4]]), "stride"),
+                (key(elements=[[2 ** 33, 1]]), "count all"), (key(tokens=[[0, 1]]), "count all"), (key(tokens=[[1, 1]] * 9), "count all"),
+                (key(tokens=[[16, 2], [2, 0]]), "stride"), (key(elements=[[2, 1], [4, 64], [4, 2048]]), "more than one level"),
+                (changed(whole=3), "text")):
+            with self.subTest(packing=packing), self.assertRaisesRegex(baton.InvalidParamError, words):
+                layout.add_packed([(4096, 8192 * 4, 0)], packing, blocks=4)
+        for blocks, buffers in ((0, 1), (5, 1), (4, 2)):
+            with self.assertRaises(baton.InvalidParamError):
+                layout.add_packed([(4096, 8192 * 4, 0)] * buffers, good, blocks=blocks, layers=1)
+        self.assertEqual(layout.groups, [])
+        layout.add_packed([bytearray(8192 * 4)], good, blocks=4)
+        with self.assertRaisesRegex(baton.InvalidParamError, "overlap|in two groups"):
+            layout.add_packed([(4096, 8192 * 4, 0)], good, blocks=4)
+
+        sums = baton.KvChecksums(layout, baton.KvLayout.decode(layout.encode()))
+        with self.assertRaisesRegex(baton.InvalidParamError, "not in this process"):
+            sums.of_target([0], tokens=(0, 32))
+        for blocks, tokens, layer in (([4], (0, 32), 0), ([-1], (0, 32), 0), ([0], (0, 33), 0), ([0], (0, 32), 1), ([], (0, 1), 0)):
+            with self.assertRaises(baton.InvalidParamError):
+                sums.of_source(blocks, tokens=tokens, layer=layer)
+        layout.add_packed([bytearray(8192)], good, blocks=1, layers=[1])
+        with self.assertRaisesRegex(baton.InvalidParamError, "one group"):
+            baton.KvChecksums(layout, layout)
+
+    def test_where_numbers_lie_is_found_by_looking(self):
+        packings = [tiled(32, 2, 32), tiled(64, 3, 16, tile=8, pair=4), rows(16, 2, 8), rows(16, 3, 8, transposed=True),
+                    rows(1, 1, 5), rows(300, 1, 64)]
+        for packing in packings:
+            with self.subTest(packing=packing):
+                at, shape = places(packing), [packing[key] for key in ("block_tokens", "heads", "head_size")]
+
+                def write(*key_and_value):
+                    block = numpy.zeros(at.size, int)
+                    for half, numbers in zip(at, key_and_value):
+                        block[half] = numpy.array(numbers).reshape(shape)
+                    self.assertLessEqual(numpy.abs(block).max(), 128)
+                    return block.tolist()
+                found = find_packing(write, block_tokens=shape[0], heads=shape[1], head_size=shape[2])
+                self.assertTrue((places(dict(packing, **found)) == at).all())
+                for half, axis in (("key", "tokens"), ("value", "tokens"), ("key", "elements"), ("value", "elements")):
+                    known = [level for level in packing[half][axis] if level[0] > 1]
+                    self.assertLessEqual(len(found[half][axis]), len(known))
+
+    def test_what_is_found_nowhere_or_in_no_order_is_refused(self):
+        def write(order):
+            def once(key, value):
+                numbers = [*key, *value]
+                return [numbers[place] if place is not None else 0 for place in order]
+            return once
+
+        straight = list(range(16))
+        for order, words in ((straight[:7], "places"), (straight[:15], "not all"), ([*straight[:15], None], "not all"), ([*straight[:15], 3], "should not"),
+                             ([1, 0, *straight[2:]], "no sum|no such"), ([0, 2, 1, *straight[3:]], "no sum|no such")):
+            with self.subTest(order=order), self.assertRaisesRegex(baton.InvalidParamError, words):
+                find_packing(write(order), block_tokens=4, heads=1, head_size=2)
+        self.assertEqual(find_packing(write([*straight, None, None]), block_tokens=4, heads=1, head_size=2)["value"],
+                         {"start": 8, "tokens": [[4, 2]], "heads": [], "elements": [[2, 1]]})
+
+
+def many(cases, seed):
+    dice, test = random.Random(seed), unittest.TestCase()
+    for number in range(cases):
+        total, dtype = dice.choice((1, 2, 4, 6)), dice.choice(("bfloat16", "float32"))
+
+        def one(make, sizes):
+            heads = dice.choice([n for n in range(1, total + 1)])
+            return make(dice.choice(sizes), heads, 32, total, dice.randrange(total - heads + 1), dtype=dtype)
+        kinds = ([(tiled, (32, 64, 96))] * 2 if dice.random() < 0.5 else
+                 [(dice.choice((rows, lambda *a, **k: rows(*a, **k, transposed=True))), (8, 16, 24, 32))
+                  for _ in range(2)])
+        pair = Pair(test, *(one(*kind) for kind in kinds), dice)
+        for _ in range(3 if pair.heads else 0):
+            begin = dice.randrange(80)
+            pair.check(begin, begin + 1 + dice.randrange(80), dice.randrange(2))
+        test.doCleanups()
+    print(f"seed {seed}: {cases} pairs of caches, all right")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1].isdigit():
+        many(*map(int, (sys.argv[1:] + ["1"])[:2]))
+    else:
+        unittest.main(argv=sys.argv[:1] + sys.argv[1:])
