@@ -3,7 +3,7 @@
 // lease is over. Nothing is written into another engine.
 //
 // Messages are JSON objects. From decode: want (also a sign of life; answered by alive), done. To
-// decode: layout, ready, alive, gone. They are those of python/baton/vllm/prefill.py.
+// decode: layout, ready, alive, gone. They are those of python/baton/hand_off/prefill.py.
 #pragma once
 
 #include <condition_variable>

@@ -124,7 +124,12 @@ class Pair:
         sent = self.sums.of_source(theirs, tokens=(begin, end), layer=layer)
         if sent != self.sums_there.of_target(mine, tokens=(begin, end), layer=layer):
             raise AssertionError("the checksums of the two ends differ")
-        numbers = self.target.layers[layer]
+        numbers, unit = self.target.layers[layer], self.sums.unit
+        for piece, said_of_it in enumerate(sent, begin // unit):
+            at = [self.target.at(mine, token, head - self.target.packing["first_head"]).ravel()
+                  for token in range(piece * unit, (piece + 1) * unit) for head in self.heads]
+            if zlib.crc32(numbers[numpy.sort(numpy.concatenate(at))].tobytes()) != said_of_it:
+                raise AssertionError("it is not the CRC of what moved, in the order of the target")
         for right, which in ((False, numpy.flatnonzero(moved)), (True, numpy.flatnonzero(~moved))):
             at, bit = self.dice.choice(which), self.type_bits()
             numbers[at] ^= bit

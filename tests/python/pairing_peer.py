@@ -1,4 +1,4 @@
-"""Two halves of a pair for a test: a `baton serve` process, and what a vLLM worker has of baton.vllm, without vLLM, over
+"""Two halves of a pair for a test: a `baton serve` process, and what a worker of another engine has of baton.hand_off, over
 a cache whose blocks are packed as one likes."""
 import contextlib
 import json
@@ -9,10 +9,7 @@ import urllib.request
 
 import baton
 from baton import weights
-from baton.vllm.decode import Limits, Order
-from baton.vllm.groups import Run
-from baton.vllm.memory import Kind, KvMemory, Layer
-from baton.vllm.service import Service
+from baton.hand_off import HandOff, KvMemory, Layer, Limits, Order, Run
 
 MODEL = pathlib.Path(__file__).resolve().parents[2] / "models/kjv-1.8m"
 LAYERS, HEADS, SIZE = 4, 3, 32  # the model's
@@ -50,12 +47,12 @@ class Peer:
         self.kv, self.name = kv, name
         self.cache = bytearray(LAYERS * BLOCKS * kv["bytes"])
         at = baton.memory_of(self.cache).address
-        kind = Kind({"block_tokens": kv["block_tokens"], "bytes": kv["bytes"], "whole": "a peer's"})
-        rows = [Layer(at + i * BLOCKS * kv["bytes"], kv["bytes"], kv["bytes"], BLOCKS, kind) for i in range(LAYERS)]
+        packing = {"block_tokens": kv["block_tokens"], "bytes": kv["bytes"], "whole": "a peer's"}
+        rows = [Layer(at + i * BLOCKS * kv["bytes"], kv["bytes"], kv["bytes"], BLOCKS, packing) for i in range(LAYERS)]
         self.agent = baton.Agent(name + "/0", serve_metadata=True)
         if about == ():
             about = {"model": checkpoint(), "kv": kv}
-        self.service = Service(self.agent, KvMemory(rows, [(at, len(self.cache))], self.cache), identity,
+        self.service = HandOff(self.agent, KvMemory(rows, [(at, len(self.cache))], self.cache), identity,
                                Limits(silence=5, load=60, ask=0.25), 30, about=about)
         self.refused = []
         self.next = 0

@@ -10,8 +10,8 @@ import types
 import unittest
 import unittest.mock
 
-from baton.vllm.decode import Order
-from baton.vllm.groups import Group, Run, groups_of, there
+from baton.hand_off import Order, Run
+from baton.vllm.groups import Group, groups_of, there
 from baton.vllm.scheduler import Scheduler
 from vllm_fakes import (FullAttentionSpec, MambaSpec, SlidingWindowSpec, Tensor, UniformTypeKVCacheSpecs, blocks,
                         cache_config, config, fake_vllm, request, scheduled)

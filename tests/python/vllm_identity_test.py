@@ -8,11 +8,9 @@ import tempfile
 import types
 import unittest
 
+from baton.hand_off import KvMemory, Layer
 from baton.vllm.groups import Group
-from baton.vllm.layout import levels
-from baton.vllm.memory import Kind, KvMemory, Layer
-from baton.vllm.service import identity_of
-from baton.vllm.weights import checkpoint_of, weights_digest
+from baton.vllm.identity import checkpoint_of, identity_of, weights_digest
 from vllm_fakes import config
 
 
@@ -23,7 +21,7 @@ class Identity(unittest.TestCase):
         def of(groups=(Group(16),), **more):
             one = config("x")
             one.model_config.hf_config = types.SimpleNamespace(to_json_string=lambda: json.dumps({"rope": 1, **more}))
-            return identity_of(one, KvMemory([Layer(4096, 64, 64, 8, None)]), groups)
+            return identity_of(one, KvMemory([Layer(4096, 64, 64, 8, {})]), groups)
 
         self.assertEqual(of(transformers_version="5.1"), of(transformers_version="5.2"))
         self.assertNotEqual(of(rope=2), of())
@@ -78,48 +76,8 @@ class Weights(unittest.TestCase):
         self.assertEqual(weights_digest(self.config), "dummy")
 
 
-class Layout(unittest.TestCase):
-    """How the places of numbers in a block are said, and which checkpoint it is."""
-
-    def test_places_are_counted_in_as_few_levels_as_there_are(self):
-        self.assertEqual(levels([0]), [])
-        self.assertEqual(levels(list(range(0, 640, 5))), [[128, 5]])
-        tiles = [512 * group + 2 * row for group in range(8) for row in range(16)]
-        self.assertEqual(levels(tiles), [[16, 2], [8, 512]])
-        self.assertEqual(levels([100 * i + 7 * j + k for i in range(2) for j in range(3) for k in range(2)]),
-                         [[2, 1], [3, 7], [2, 100]])
-        for uneven in ([0, 1, 3], [0, 2, 1, 3, 5, 4], [0, 1, 2, 4]):
-            with self.assertRaises(ValueError):
-                levels(uneven)
-
-    def test_what_plans_move_of_a_block(self):
-        """Rows of a token; of kernels with tiles runs of 16 tokens and 16 elements, which K has side by side."""
-        def kind(tokens, first=0, **more):
-            half = {"heads": [[2, 64 * tokens]], "start": 0}
-            return Kind({"block_tokens": tokens, "bytes": 256 * tokens, "dtype": "bfloat16", "heads": 2, "total_heads": 4,
-                         "first_head": first, "head_size": 32, "key": {**half, **more["key"]},
-                         "value": {**half, "start": 32 * tokens, **more["value"]}})
-
-        def tiled(tokens, first=0):
-            return kind(tokens, first, key={"tokens": [[16, 2], [tokens // 16, 512]], "elements": [[2, 1], [16, 32]]},
-                        value={"tokens": [[2, 1], [tokens // 2, 32]], "elements": [[16, 2], [2, 16 * tokens]]})
-
-        def rows(tokens):
-            return kind(tokens, key={"tokens": [[tokens, 1]], "elements": [[32, tokens]]},
-                        value={"tokens": [[tokens, 32]], "elements": [[32, 1]]})
-
-        self.assertEqual(rows(64).rows, {"key": (0, (1, 64, 2, 32), (64, 2, 8192, 128)),
-                                         "value": (4096, (1, 64, 2, 32), (64, 64, 8192, 2))})
-        self.assertEqual(tiled(64).rows, {"key": (0, (2, 4, 2, 256), (512, 1024, 8192, 2)),
-                                          "value": (4096, (2, 4, 2, 256), (2048, 512, 8192, 2))})
-        self.assertIsNone(tiled(64).cut_for(tiled(64)))
-        self.assertEqual(tiled(64).cut_for(tiled(96)), (32, slice(0, 2)))
-        self.assertEqual(tiled(64).cut_for(tiled(64, first=1)), (64, slice(1, 2)))
-        self.assertIsNone(tiled(64).cut_for(rows(64)))  # which plans refuse
-        self.assertNotEqual(tiled(64).format, rows(64).format)
-        with self.assertRaises(ValueError):
-            kind(64, key={"tokens": [[2, 1], [2, 4], [16, 32]], "elements": [[2, 2], [4, 16], [4, 128]]},
-                 value={"tokens": [[64, 32]], "elements": [[32, 1]]})
+class Checkpoint(unittest.TestCase):
+    """Which one it is, in words of engines of other makes."""
 
     def test_a_checkpoint_is_its_weights_and_its_configuration(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -12,13 +12,11 @@ import unittest
 import unittest.mock
 
 import baton
-from baton.vllm.decode import Limits
+from baton.hand_off import HandOff, KvMemory, Layer, Limits, Shard
+from baton.kv import ranks_heard, shard_heads
 from baton.vllm.groups import Group
-from baton.vllm.memory import Kind, KvMemory, Layer
 from baton.vllm.scheduler import Scheduler
-from baton.vllm.service import Service
-from baton.vllm.worker import Shard, held, senders
-from vllm_engines import Clock
+from hand_off.engines import Clock
 from vllm_fakes import blocks, request, scheduled
 
 try:
@@ -54,17 +52,17 @@ class Worker:
     """One of an engine's: its cache as bytes, and where each number of K and V is in it."""
 
     def __init__(self, engine, name, shard, groups, clock):
-        heads = held(shard.heads, shard.ranks, shard.rank)
+        heads = shard_heads(shard.heads, shard.ranks, shard.rank)
         self.heads, self.engine = heads, engine
         self.kinds = [kind_of(group.block_size, len(heads), shard.heads, heads[0], engine.dtype, engine.order)
                       for group in groups]
         self.cache = numpy.zeros((len(groups), BLOCKS * max(kind["bytes"] for kind in self.kinds)), numpy.uint8)
-        self.layers = [Layer(row.ctypes.data, kind["bytes"], kind["bytes"], BLOCKS, Kind(kind))
+        self.layers = [Layer(row.ctypes.data, kind["bytes"], kind["bytes"], BLOCKS, kind)
                        for row, kind in zip(self.cache, self.kinds)]
         agent = baton.Agent(f"{name}/{shard.rank}", serve_metadata=True, listen_port=engine.port + shard.rank)
         memory = KvMemory(self.layers, [(self.cache.ctypes.data, self.cache.nbytes)], self.cache, range(len(groups)))
-        self.service = Service(agent, memory, "a model", Limits(silence=1, load=10, ask=0.25), 30, clock, False,
-                               shard=shard)
+        self.service = HandOff(agent, memory, "a model", Limits(silence=1, load=10, ask=0.25), 30, shard=shard, clock=clock,
+                               start_thread=False)
 
     def at(self, layer, role, number, token):
         """Where [head][element] of a token of a block are, counted in numbers from the layer's beginning."""
@@ -224,8 +222,7 @@ class Pair:
             if hurt != "decode" or plan.agent is not worker.service.agent or plan not in [
                     peer.passages[layer].plan for peer in worker.service.loads._peers.values() if peer.passages]:
                 return read
-            tile = worker.layers[layer].kind.tile
-            first, end = (tile * number for number in how["tokens"])
+            first, end = how["tokens"]
             ours = first <= token < end and not self._is_others(worker, plan, at, place, layer)
             return Hurt(read, spoiled) if ours else read
 
@@ -239,7 +236,7 @@ class Pair:
                 spoiled()
             if first != "decode":
                 ask()
-            ended, free, heard = {}, set(), senders(self.heads, p.ranks, d.ranks)
+            ended, free, heard = {}, set(), [set(ranks_heard(self.heads, p.ranks, d.ranks, rank)) for rank in range(d.ranks)]
             while len(ended) < d.ranks or len(free) < p.ranks:  # what never ends is the test's time limit's to find
                 d.turn()
                 for rank, one in enumerate(d.workers):
@@ -269,7 +266,7 @@ class Pair:
         (name,) = [name for name, peer in worker.service.loads._peers.items()
                    if peer.passages and peer.passages[layer].plan is plan]
         total, ranks, rank = self.heads, self.prefill.ranks, worker.service.loads.shard.rank
-        holders = [p for p in range(ranks) if head in held(total, ranks, p)]
+        holders = [p for p in range(ranks) if head in shard_heads(total, ranks, p)]
         return int(name.rpartition("/")[2]) != holders[rank % len(holders)]
 
 
@@ -310,7 +307,7 @@ class Reshard(unittest.TestCase):
                                      pair.has_whole_blocks(prompt))
 
     def test_a_flipped_bit_is_found_wherever_it_is(self):
-        logging.getLogger("baton.vllm").setLevel(logging.ERROR)
+        logging.getLogger("baton.hand_off").setLevel(logging.ERROR)
         for case in CASES[::2]:
             with self.subTest(case=case):
                 pair = self.pair(case)
@@ -324,12 +321,12 @@ class Reshard(unittest.TestCase):
     def test_what_does_not_fit_is_refused_and_said(self):
         def refused(pair, words, **more):
             self.addCleanup(pair.close)
-            with self.assertLogs("baton.vllm", logging.WARNING) as said:
+            with self.assertLogs("baton.hand_off", logging.WARNING) as said:
                 self.assertFalse(pair.load(40, **more))
             self.assertIn(words, said.output[0])
 
         refused(Pair(self.dice), "prefill has 1 ranks, and was thought to have 2", tp_size=2)
-        refused(Pair(self.dice, orders=("amx", "vec"), dtype="bfloat16", sizes=((32,), (32,))), "the format of a block")
+        refused(Pair(self.dice, orders=("amx", "vec"), dtype="bfloat16", sizes=((32,), (32,))), "only kernels know that order")
         pair = Pair(self.dice, 4, (2, 1))
         pair.load(40)
         about, peers = pair.prefill.workers[0].service.sends.about, pair.decode.workers[0].service.loads._peers
@@ -340,21 +337,21 @@ class Reshard(unittest.TestCase):
 
     def test_each_worker_of_prefill_is_heard_and_no_head_is_read_twice(self):
         for heads, prefill, decode in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16)):
-            said = senders(heads, prefill, decode)
+            said = [ranks_heard(heads, prefill, decode, rank) for rank in range(decode)]
             self.assertEqual(set().union(*said), set(range(prefill)))
             for rank, heard in enumerate(said):
-                mine = list(held(heads, decode, rank))
-                for head in mine:
-                    self.assertGreaterEqual(sum(head in held(heads, prefill, p) for p in heard), 1)
-        self.assertEqual([senders(8, ranks, ranks) for ranks in (1, 2, 16)],
-                         [[{rank} for rank in range(ranks)] for ranks in (1, 2, 16)])
-        with self.assertRaises(ValueError):
-            senders(8, 10 ** 9, 1)
+                for head in shard_heads(heads, decode, rank):
+                    self.assertGreaterEqual(sum(head in shard_heads(heads, prefill, p) for p in heard), 1)
+        for ranks in (1, 2, 16):
+            self.assertEqual([ranks_heard(8, ranks, ranks, rank) for rank in range(ranks)], [[rank] for rank in range(ranks)])
+        for nonsense in ((8, 10 ** 9, 1, 0), (8, 0, 1, 0), (8, 1, 1, 1), (0, 1, 1, 0)):
+            with self.assertRaises(baton.InvalidParamError):
+                ranks_heard(*nonsense)
 
 
 def many(cases, seed):
     dice = random.Random(seed)
-    logging.getLogger("baton.vllm").setLevel(logging.ERROR)
+    logging.getLogger("baton.hand_off").setLevel(logging.ERROR)
     flipped = whole = 0
     for number in range(cases):
         heads = dice.choice((1, 2, 4, 6))

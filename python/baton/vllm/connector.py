@@ -1,4 +1,4 @@
-"""What vLLM calls (KVConnectorBase_V1, seen in 0.32): its scheduler half asks Scheduler, its worker half Service.
+"""What vLLM calls (KVConnectorBase_V1, seen in 0.32): its scheduler half asks Scheduler, its worker half HandOff.
 All that decides anything is there; this file only translates."""
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ import logging
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorMetadata,
-                                                               KVConnectorRole, KVConnectorTransferResults,
-                                                               SupportsHMA)
+                                                               KVConnectorTransferResults, SupportsHMA)
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
-from .. import Agent
-from .decode import Limits
+from ..agent import Agent
+from ..hand_off import HandOff, KvMemory, Limits, Shard
 from .groups import groups_of
-from .layout import kinds_of, kv_of
-from .memory import KvMemory
+from .identity import checkpoint_of, identity_of, weights_digest
+from .packing import kv_of, packings_of
 from .scheduler import Scheduler, Step
-from .service import Service, identity_of
-from .worker import Shard
-from .weights import checkpoint_of, weights_digest
 
 log = logging.getLogger("baton.vllm")
 _PATIENCE = 0.002  # s: an engine with nothing to compute waits so long for a load instead of spinning
@@ -33,6 +29,8 @@ class BatonMetadata(KVConnectorMetadata):
 class BatonStats(KVConnectorStats):
     """Loads that were complete: data["loads"] is what Done.loads has. A transfer's time is that of its reads, as it is
     NixlConnector's, here with the checksums; a load's is from the engine's order to its end."""
+
+    data: Dict[str, Any]
 
     def reset(self) -> None:
         self.data = {"loads": [], "failed": 0}
@@ -67,13 +65,11 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._name = self._extra("name", None) or config.engine_id
         self._host, self._port = self._extra("host", "127.0.0.1"), int(self._extra("port", config.kv_port))
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
-        self._scheduler: Optional[Scheduler] = None
-        self._service: Optional[Service] = None
+        self._scheduler = Scheduler(self._groups, self._name, f"{self._host}:{self._port}", self._ranks)  # not a worker's
+        self._service: Any = None  # a HandOff, of a worker that has its caches
         self._layers: Dict[str, int] = {}
         self._stats = BatonStats()
         self._stats.reset()
-        if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(self._groups, self._name, f"{self._host}:{self._port}", self._ranks)
 
     # --- in a worker
 
@@ -82,8 +78,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         caches = {name: cache for name, cache in kv_caches.items() if name in group_of}  # others use one of these
         number, ranks = self._config.parallel_config.rank, self._ranks
         shard = Shard(number % ranks, ranks, _heads(self._config.model_config), number // ranks)
-        kinds = kinds_of(self._config, caches, [self._groups[group_of[name]].block_size for name in caches], shard)
-        memory = KvMemory.of_tensors(caches, kinds, [group_of[name] for name in caches])
+        packings = packings_of(self._config, caches, [self._groups[group_of[name]].block_size for name in caches], shard)
+        memory = KvMemory.of_tensors(caches, packings, [group_of[name] for name in caches])
         self._layers = {name: i for i, name in enumerate(caches)}
         self._group_of = group_of
         identity = model = self._extra("identity", None)
@@ -91,14 +87,13 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             digest = weights_digest(self._config)
             identity = identity_of(self._config, memory, self._groups, digest)
             model = checkpoint_of(self._config, digest)
-        about = {"model": model, "kv": kv_of(list(caches), kinds, self._groups)}  # for a pair with Baton's own server
+        about = {"model": model, "kv": kv_of(list(caches), packings, self._groups)}  # for a pair with Baton's own server
         listen = self._extra("listen_host", "" if self._host in ("127.0.0.1", "localhost") else "0.0.0.0")
         agent = Agent(f"{self._name}/{number}", listen_host=listen, listen_port=self._port + number,
                       serve_metadata=True, settings=self._extra("settings", None))
         limits = Limits(float(self._extra("silence", 1.0)), float(self._extra("load_timeout", 60.0)))
         said = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self._service = Service(agent, memory, said, limits, float(self._extra("lease", 60.0)), about=about,
-                                shard=shard)
+        self._service = HandOff(agent, memory, said, limits, float(self._extra("lease", 60.0)), shard=shard, about=about)
         log.info("Baton's agent %s listens on port %d, for %d layers in %d groups; engines have in common with it, as "
                  "%s: %s", agent.name, agent.port, len(caches), len(self._groups), said, identity)
 
@@ -177,6 +172,7 @@ def _heads(model: Any) -> int:
 def _log_like_vllm() -> None:
     """What is said here appears as vLLM's own lines do, unless the program has said where it shall."""
     theirs = logging.getLogger("vllm")
-    if theirs.handlers and not log.hasHandlers():
-        log.handlers, log.propagate = list(theirs.handlers), False
-        log.setLevel(theirs.getEffectiveLevel())
+    for ours in (log, logging.getLogger("baton.hand_off")):
+        if theirs.handlers and not ours.hasHandlers():
+            ours.handlers, ours.propagate = list(theirs.handlers), False
+            ours.setLevel(theirs.getEffectiveLevel())

@@ -5,15 +5,10 @@ from __future__ import annotations
 
 from typing import Any, List, NamedTuple, Optional, Sequence
 
+from ..hand_off import Run
+
 _GONE = 0  # vLLM's null block stands for one that its request does not have any more
 _FULL, _WINDOW = ("FullAttentionSpec", "MLAAttentionSpec"), ("SlidingWindowSpec",)
-
-
-class Run(NamedTuple):
-    """Blocks of a request in one group: ids[i] is its block number first + i."""
-
-    first: int
-    ids: List[int]
 
 
 class Group(NamedTuple):

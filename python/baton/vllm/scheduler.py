@@ -12,11 +12,11 @@ import logging
 import uuid
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from .decode import Order
-from .groups import Group, Run, there
-from .worker import MOST_RANKS
+from ..hand_off import Order, Run
+from .groups import Group, there
 
 log = logging.getLogger("baton.vllm")
+_MOST_RANKS = 256  # that anybody is believed
 
 
 @dataclasses.dataclass
@@ -129,7 +129,7 @@ class Scheduler:
         host, _, port = str(params.get("remote_address")).rpartition(":")
         if not wrong and not (host and port.isdigit()):
             wrong = ["remote_address"]
-        if params.get("tp_size", 1) not in range(1, MOST_RANKS + 1):
+        if params.get("tp_size", 1) not in range(1, _MOST_RANKS + 1):
             wrong.append("tp_size")
         if wrong:
             params["do_remote_prefill"] = False

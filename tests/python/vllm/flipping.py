@@ -18,8 +18,7 @@ class BatonConnector(_Right):
             (layer,) = {number for peer in loads._peers.values() for number, passage in enumerate(peer.passages or ())
                         if passage.plan is plan}
             there = loads.memory.layers[layer]
-            first = tokens[0] * there.kind.tile // there.kind.tokens
-            return _Flipped(read, there.block(mine[first - local_first_block]), dice)
+            return _Flipped(read, there.block(mine[tokens[0] // there.tokens - local_first_block]), dice)
 
         baton.KvPlan.post = flipped
 

@@ -2,25 +2,26 @@
 until decode has read them or their lease is over. Decode reads; nothing is ever written into another engine.
 
 Messages are JSON objects. From decode: want (also a sign of life; answered by alive), done. To decode: layout,
-ready, alive, gone. want and layout say which worker of how many this is, and what is in a block of each layer. Baton's own
+ready, alive, gone. want and layout say which worker of how many this is, and how a block of each layer is packed. Baton's own
 server speaks them too (engine/handoff), and says nothing of these; for it want and layout say which checkpoint this
 is ("model") and how a block of the cache is laid out ("kv")."""
 from __future__ import annotations
 
 import threading
 import zlib
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Set, Tuple
 
-from .groups import Run
-from .memory import Cut, kinds_in
-from .worker import End, senders
+from ..errors import BatonError
+from ..kv import KvChecksums, KvShare, ranks_heard
+from .end import End
+from .memory import Layer, Packing, Run, packings_in
 
 
 class _Send:
     """The KV of one request. `ready[layer]`: (block, checksum) of its blocks from number `first[layer]` on."""
 
     def __init__(self, layers: int, expires: float) -> None:
-        self.ready: List[List[Sequence[int]]] = [[] for _ in range(layers)]
+        self.ready: List[List[Tuple[int, int]]] = [[] for _ in range(layers)]
         self.first = [0] * layers
         self.readers: List[str] = []        # who asked for it
         self.done: Set[str] = set()         # who has all it wanted
@@ -37,7 +38,8 @@ class Sends(End):
         self.lease = lease
         self._lock = threading.Lock()
         self._sends: Dict[str, _Send] = {}
-        self._cuts: Dict[str, List[Optional[Cut]]] = {}  # of who has our layout: how it reads each layer
+        # Of who has our layout, and each layer: checksums of what it reads; None: those of whole blocks.
+        self._readers: Dict[str, List[Optional[KvChecksums]]] = {}
 
     # --- the engine
 
@@ -85,14 +87,12 @@ class Sends(End):
         with self._lock:
             transfer = message["transfer"]
             send = self._sends.get(transfer)
-            readers = [rank for rank, heard in enumerate(senders(self.shard.heads, self.shard.ranks,
-                                                                 message.get("ranks", 1))) if self.shard.rank in heard]
             if message["kind"] == "done":
                 if send is not None:
                     send.done.add(sender)
-                    send.read = len(send.done) >= len(readers)
+                    send.read = len(send.done) >= self._count_readers(message.get("ranks", 1))
                 return
-            if sender not in self._cuts or message.get("first"):
+            if sender not in self._readers or message.get("first"):
                 self._meet(sender, message)
             if send is None and not message["sure"]:
                 send = self._send(transfer)  # the request is still on its way to this engine
@@ -109,30 +109,46 @@ class Sends(End):
     def _send(self, transfer: str) -> _Send:
         return self._sends.setdefault(transfer, _Send(len(self.memory.layers), self.clock() + self.lease))
 
+    def _count_readers(self, ranks: int) -> int:
+        """Of so many workers of decode's, those that hear this one."""
+        shard = self.shard
+        if ranks < 1:
+            raise ValueError(f"a reader that is one of {ranks} workers")
+        return sum(shard.rank in ranks_heard(shard.heads, shard.ranks, ranks, rank) for rank in range(ranks))
+
     def _meet(self, reader: str, message: Dict[str, Any]) -> None:
-        kinds, ours = kinds_in(message), self.memory.layers
-        alike = kinds is None or len(kinds) != len(ours)  # it does not cut, or refuses ours
-        cuts = [None if alike else layer.kind.cut_for(kinds[number]) for number, layer in enumerate(ours)]
+        ours, theirs = self.memory.layers, packings_in(message)
+        sums: List[Optional[KvChecksums]] = [None] * len(ours)
+        if theirs is not None and len(theirs) == len(ours):
+            share = KvShare(self.shard.ranks, self.shard.rank, int(reader.rpartition("/")[2]) % message["ranks"])
+            sums = [self._checksums(*pair, share) for pair in zip(ours, theirs)]
         self.agent.add_remote(bytes.fromhex(message["metadata"]))
         self._tell(reader, kind="layout", identity=self.identity, rows=[layer.row() for layer in ours], **self.about)
-        self._cuts[reader] = cuts
+        self._readers[reader] = sums
+
+    def _checksums(self, ours: Layer, packing: Packing, share: KvShare) -> Optional[KvChecksums]:
+        theirs = Layer(0, packing["bytes"], packing["bytes"], 1, packing)
+        try:
+            sums = KvChecksums(ours.layout(self.identity), theirs.layout(self.identity), share=share)
+        except BatonError:  # the two do not fit, and decode says why
+            return None
+        return sums if sums.unit and sums.run_bytes != ours.bytes else None
 
     def _tell_ready(self, reader: str, transfer: str, send: _Send, layer: int, begin: int) -> None:
-        blocks, cuts = send.ready[layer][begin:], self._cuts.get(reader, ())
-        cut = cuts[layer] if cuts else None
-        if cut:
-            blocks = [(block, self._checks(layer, cut, block, whole)) for block, whole in blocks]
-        if blocks and cuts:
-            self._tell(reader, kind="ready", transfer=transfer, parts=[(layer, send.first[layer] + begin, blocks)])
+        ready = send.ready[layer][begin:]
+        if not ready or reader not in self._readers:
+            return
+        sums, memory = self._readers[reader][layer], self.memory.layers[layer]
+        blocks = [(block, self._pieces(memory, sums, block, whole) if sums else whole) for block, whole in ready]
+        self._tell(reader, kind="ready", transfer=transfer, parts=[(layer, send.first[layer] + begin, blocks)])
 
-    def _checks(self, layer: int, cut: Cut, block: int, whole: int) -> List[int]:
-        """Of each unit of a block, for who does not take all of it. Its bytes are copied, so that these are the checksums
-        of what the whole one is of; if the block is another one by now, they are none."""
-        kind, copy = self.memory.layers[layer].kind, bytes(self.memory.layers[layer].block(block))
-        if zlib.crc32(copy) != whole:
-            return [-1] * (kind.tokens // cut.tokens)
-        return [kind.crc(copy, cut, token) for token in range(0, kind.tokens, cut.tokens)]
+    @staticmethod
+    def _pieces(layer: Layer, sums: KvChecksums, block: int, whole: int) -> List[int]:
+        """Of each piece of a block, for who does not take all of it. The whole one's checksum is taken again afterwards: if
+        the block is another one by now, these are none."""
+        pieces = sums.of_source([block], tokens=(0, layer.tokens))
+        return pieces if zlib.crc32(layer.block(block)) == whole else [-1] * len(pieces)
 
     def _tell(self, reader: str, **message: Any) -> None:
         if not self.tell(reader, **message):
-            self._cuts.pop(reader, None)  # it is gone: the lease ends what it has not read
+            self._readers.pop(reader, None)  # it is gone: the lease ends what it has not read

@@ -12,12 +12,11 @@ from typing import Any, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ..agent import READ
 from ..errors import BatonError
-from ..kv import KvPlan, KvShare
-from .groups import Run
-from .memory import Cut, Kind, KvMemory, Layer, kinds_in
-from .worker import End, Shard, senders
+from ..kv import KvChecksums, KvPlan, KvShare, ranks_heard
+from .end import End, Shard
+from .memory import KvMemory, Layer, Run, packings_in
 
-log = logging.getLogger("baton.vllm")
+log = logging.getLogger("baton.hand_off")
 
 
 class Order(NamedTuple):
@@ -31,8 +30,8 @@ class Order(NamedTuple):
     address: str
     runs: Optional[List[Run]]
     tokens: List[Tuple[int, int]]
-    ranks: int
-    sure: bool
+    ranks: int = 1
+    sure: bool = False
 
 
 class Limits(NamedTuple):
@@ -56,8 +55,8 @@ class _Passage(NamedTuple):
     """From a layer of another worker's to the same here."""
 
     plan: KvPlan
-    kind: Kind          # of its blocks
-    cut: Optional[Cut]  # None: they are like ours, and checked whole
+    sums: KvChecksums
+    block_tokens: int  # of its blocks
 
 
 class _Peer:
@@ -88,7 +87,7 @@ class _Read(NamedTuple):
     passage: _Passage
     first: int               # block of prefill's
     tokens: Tuple[int, int]
-    checks: Tuple[Any, ...]  # of its blocks: a checksum, or one of each unit
+    checks: List[int]        # of each piece of its blocks
 
 
 class _Load:
@@ -98,7 +97,7 @@ class _Load:
         self.tokens = [order.tokens[group] for group in memory.groups] if order.runs is not None else []
         self.sources: Dict[str, _Source] = {}
         host, port = order.address.rsplit(":", 1)
-        for rank in senders(shard.heads, order.ranks, shard.ranks)[shard.rank]:
+        for rank in ranks_heard(shard.heads, order.ranks, shard.ranks, shard.rank):
             number = rank + shard.stage * order.ranks
             self.sources[f"{order.agent}/{number}"] = _Source(f"{order.agent}/{number}", f"{host}:{int(port) + number}",
                                                               [begin for begin, _ in self.tokens], now)
@@ -148,9 +147,9 @@ class Loads(End):
             peer.said, peer.passages, peer.refused = message, None, ""
             return
         load = self._loads.get(message["transfer"])
-        source = load.sources.get(sender) if load is not None else None
-        if source is None or load.why:
+        if load is None or load.why or sender not in load.sources:
             return
+        source = load.sources[sender]
         source.heard = self.clock()
         if message["kind"] == "gone":
             load.why = "prefill does not have it any more"
@@ -173,8 +172,7 @@ class Loads(End):
     def _learn(self, source: _Source, peer: _Peer, now: float) -> None:
         """By what a worker has said of its cache, once we can reach that: who has asked us is known without it."""
         try:
-            if self.agent.has_remote(source.name, [Layer(row[0], row[1], row[3], row[4], None).span()
-                                                   for row in peer.said["rows"]]):
+            if self.agent.has_remote(source.name, [Layer.of_row(row, {}).span() for row in peer.said["rows"]]):
                 peer.passages = self._passages(source.name, peer.said)
             elif now - peer.fetched >= self.limits.ask:
                 peer.fetched = now
@@ -186,22 +184,23 @@ class Loads(End):
         """What does not fit is an error that says why."""
         if message["identity"] != self.identity:
             raise ValueError(f"prefill has another model or cache: {message['identity']}, here {self.identity}")
-        kinds = kinds_in(message)
-        if kinds is None:  # of another make: its blocks are like ours
-            kinds = [layer.kind for layer in self.memory.layers]
+        packings = packings_in(message)
+        if packings is None:  # of another make: its blocks are like ours
+            packings = [layer.packing for layer in self.memory.layers]
             theirs, mine = (about.get("kv") for about in (message, self.about))
             if isinstance(theirs, dict) and isinstance(mine, dict) and theirs != mine:
                 raise ValueError(f"prefill's blocks are laid out like {theirs}, and here like {mine}")
-        if not len(kinds) == len(message["rows"]) == len(self.layouts):
+        if not len(packings) == len(message["rows"]) == len(self.layouts):
             raise ValueError(f"prefill has {len(message['rows'])} layers, and here are {len(self.layouts)}")
         ranks, out = message.get("ranks", 1), []
         share = KvShare(ranks, int(sender.rpartition("/")[2]) % ranks, self.shard.rank)
-        for row, kind, mine, layout in zip(message["rows"], kinds, self.memory.layers, self.layouts):
-            theirs = Layer(row[0], row[1], row[3], row[4], kind).layout(self.identity)
-            plan, cut = KvPlan(self.agent, READ, layout, sender, theirs, share=share), mine.kind.cut_for(kind)
+        for row, packing, mine in zip(message["rows"], packings, self.layouts):
+            layer = Layer.of_row(row, packing)
+            theirs = layer.layout(self.identity)
+            plan = KvPlan(self.agent, READ, mine, sender, theirs, share=share)
             if not plan.complete:
                 raise ValueError(f"prefill's {sender} does not have the heads that rank {share.rank} of {ranks} has")
-            out.append(_Passage(plan, kind, cut))
+            out.append(_Passage(plan, KvChecksums(theirs, mine, share=share), layer.tokens))
         return out
 
     def _move(self, load: _Load) -> None:
@@ -224,9 +223,10 @@ class Loads(End):
                 if ranks != load.order.ranks:
                     load.why = (f"prefill has {ranks} ranks, and was thought to have {load.order.ranks}: say it in "
                                 "kv_transfer_params, as tp_size")
-                parts, source.waiting = (source.waiting, []) if peer.passages else ([], source.waiting)
-                for layer, first, blocks in parts:
-                    self._read(load, source, peer.passages[layer], layer, first, blocks)
+                if peer.passages:
+                    parts, source.waiting = source.waiting, []
+                    for layer, first, blocks in parts:
+                        self._read(load, source, peer.passages[layer], layer, first, blocks)
         for read in list(load.reads):
             if load.why:
                 read.transfer.abort()
@@ -266,7 +266,7 @@ class Loads(End):
         """Of prefill's blocks from its block `first` on, what is wanted and was not read yet."""
         if not load.runs or not passage.plan.layers:
             return
-        begin, size, tile = source.next[layer], passage.kind.tokens, passage.kind.tile
+        begin, size = source.next[layer], passage.block_tokens
         end = min((first + len(blocks)) * size, load.tokens[layer][1])
         if begin >= end:
             return
@@ -274,32 +274,29 @@ class Loads(End):
             # Of a window it keeps whole blocks, and so do we: vLLM gives ours to others that begin alike.
             raise ValueError(f"prefill does not keep token {begin} of layer {layer}'s window: give it blocks that are not "
                              "smaller than these here")
-        ids, checks = zip(*blocks)
         if not load.reads:
             load.reading_since = self.clock()
         run, source.next[layer] = load.runs[layer], end
-        load.reads.append(_Read(
-            passage.plan.post(run.ids, ids, tokens=(begin // tile, -(-end // tile)), local_first_block=run.first,
-                              remote_first_block=first),
-            source, layer, passage, first, (begin, end), checks))
+        read = passage.plan.post(run.ids, [block for block, _ in blocks], tokens=(begin, end), local_first_block=run.first,
+                                 remote_first_block=first)
+        # One of a whole block, or of each piece of it.
+        checks = [check for _, said in blocks for check in (said if isinstance(said, list) else [said])]
+        load.reads.append(_Read(read, source, layer, passage, first, (begin, end), checks))
 
     def _check(self, load: _Load, read: _Read) -> None:
-        kind, run, (_, theirs, cut) = self.memory.layers[read.layer].kind, load.runs[read.layer], read.passage
-        unit = cut.tokens if cut else kind.tokens
-        for token in range(read.tokens[0] // unit * unit, read.tokens[1], unit):
-            number, at = divmod(token, kind.tokens)
-            block = self.memory.layers[read.layer].block(run.ids[number - run.first])
-            expected = read.checks[token // theirs.tokens - read.first]
-            if kind.crc(block, cut, at) != (expected[token % theirs.tokens // unit] if cut else expected):
-                load.why = f"block {number} of layer {read.layer} has a wrong checksum"
-                return
+        run, sums, size = load.runs[read.layer], read.passage.sums, read.passage.block_tokens
+        found = sums.of_target(run.ids, tokens=read.tokens, first_block=run.first)
+        before = read.tokens[0] // sums.unit - read.first * size // sums.unit  # pieces that are not wanted
+        if found != read.checks[before:before + len(found)]:
+            load.why = f"layer {read.layer} has a wrong checksum in tokens {read.tokens[0]} to {read.tokens[1]}"
 
     def _is_complete(self, load: _Load) -> bool:
         for source in load.sources.values():
-            peer = self._peers.get(source.name)
-            if source.asked < 0 or load.runs and (not peer.passages or any(
-                    passage.plan.layers and begin < end
-                    for passage, begin, (_, end) in zip(peer.passages, source.next, load.tokens))):
+            if source.asked < 0:
+                return False
+            passages = self._peers[source.name].passages
+            if load.runs and (not passages or any(passage.plan.layers and begin < end for passage, begin, (_, end) in zip(
+                    passages, source.next, load.tokens))):
                 return False
         return True
 

@@ -1,12 +1,9 @@
-"""What vLLM's worker has of the connector, without vLLM: a cache, an agent, and a clock that stands still."""
+"""A worker of an engine, and a clock that stands still."""
 import baton
-from baton.vllm.decode import Limits, Order
-from baton.vllm.groups import Run
-from baton.vllm.memory import Kind, KvMemory, Layer
-from baton.vllm.service import Service
+from baton.hand_off import HandOff, KvMemory, Layer, Limits, Order, Run
 
 LAYERS, BLOCKS, SIZE, TOKENS = 3, 16, 512, 16
-KIND = Kind({"block_tokens": TOKENS, "bytes": SIZE, "whole": "a test's"})
+PACKING = {"block_tokens": TOKENS, "bytes": SIZE, "whole": "a test's"}
 
 
 class Clock:
@@ -29,10 +26,10 @@ class Engine:
     def __init__(self, name, clock, identity="a model", groups=()):
         self.cache = bytearray(2 * LAYERS * BLOCKS * SIZE)
         at = baton.memory_of(self.cache).address
-        layers = [Layer(at + 2 * i * BLOCKS * SIZE, SIZE, 2 * SIZE, BLOCKS, KIND) for i in range(LAYERS)]
+        layers = [Layer(at + 2 * i * BLOCKS * SIZE, SIZE, 2 * SIZE, BLOCKS, PACKING) for i in range(LAYERS)]
         self.agent = baton.Agent(name + "/0", serve_metadata=True)
-        self.service = Service(self.agent, KvMemory(layers, [(at, len(self.cache))], self.cache, groups), identity,
-                               Limits(silence=1, load=10, ask=0.25), 30, clock, start_thread=False)
+        self.service = HandOff(self.agent, KvMemory(layers, [(at, len(self.cache))], self.cache, groups), identity,
+                               Limits(silence=1, load=10, ask=0.25), 30, clock=clock, start_thread=False)
         self.closed = False
 
     def at(self, layer, block):

@@ -1,7 +1,7 @@
 """A bit flipped in flight, at random: decode believes no block that has one, and every block that has none. Between the
 end of a read and the look at its checksums, one bit of what has arrived is made another; one load in ten is left whole.
 
-usage: vllm_flips_test.py [LOADS [SEED]]
+usage: flips_test.py [LOADS [SEED]]
 """
 import itertools
 import logging
@@ -9,8 +9,8 @@ import random
 import sys
 
 import baton
-from baton.vllm.groups import Run
-from vllm_engines import BLOCKS, LAYERS, SIZE, Clock, Engine, order
+from baton.hand_off import Run
+from engines import BLOCKS, LAYERS, SIZE, Clock, Engine, order
 
 
 class Hurt:
@@ -63,7 +63,7 @@ def load(prefill, decode, number, dice, whole):
 
 def main(loads=300, seed=1):
     dice = random.Random(seed)
-    logging.getLogger("baton.vllm").setLevel(logging.ERROR)  # each flip is a warning
+    logging.getLogger("baton.hand_off").setLevel(logging.ERROR)  # each flip is a warning
     clock = Clock()
     prefill, decode = Engine("prefill", clock), Engine("decode", clock)
     flipped = whole = 0

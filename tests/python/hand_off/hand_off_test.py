@@ -1,13 +1,13 @@
-"""Blocks of a request from prefill's engine to decode's: the worker halves of the vLLM connector, without vLLM, with real
-agents over two caches, by hand and by a clock that stands still."""
+"""Blocks of a request from prefill's engine to decode's: two halves of a hand-off with real agents over two
+caches, by hand and by a clock that stands still."""
 import sys
 import types
 import unittest
 import unittest.mock
 
 import baton
-from baton.vllm.groups import Run
-from vllm_engines import BLOCKS, LAYERS, SIZE, TOKENS, Clock, Engine, order
+from baton.hand_off import Run
+from engines import BLOCKS, LAYERS, SIZE, TOKENS, Clock, Engine, order
 
 
 class HandOff(unittest.TestCase):
@@ -249,6 +249,14 @@ class HandOff(unittest.TestCase):
                          b'{"kind": "ready", "transfer": "t", "parts": [[0, 0, [[99, 1]]]]}'):
             self.d.agent.notify("prefill/0", nonsense)
         self.assertFalse(self.ended().failed)
+
+    def test_readers_that_are_none_free_nothing(self):
+        self.p.save("t", [1])
+        self.p.service.sends.hold("t", "r")
+        for ranks in (0, -1, 10 ** 9, "2"):
+            with self.assertRaises((ValueError, TypeError)):
+                self.p.service.sends.heard("decode/0", {"kind": "done", "transfer": "t", "ranks": ranks})
+        self.assertFalse(self.p.service.sends.finished())
 
     def test_each_group_of_layers_has_blocks_of_its_own(self):
         self.p.close(), self.d.close()

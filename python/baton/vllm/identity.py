@@ -1,9 +1,21 @@
-"""Which weights a vLLM computes with, as its configuration says where they lie."""
+"""What two engines must agree on before one reads the other's cache: the weights, as vLLM's configuration says where
+they lie, and what is computed with them. Not how the cache is cut into blocks and among workers."""
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, Sequence
 
 from .. import weights
+from ..hand_off import KvMemory
+from .groups import Group
+
+
+def identity_of(config: Any, memory: KvMemory, groups: Sequence[Group], digest: str = "") -> str:
+    """`digest`: weights_digest(), if it is known."""
+    model = config.model_config
+    return json.dumps([digest or weights_digest(config), _said_of(model.hf_config), str(model.dtype),
+                       str(config.cache_config.cache_dtype), [group.window for group in groups], memory.groups],
+                      sort_keys=True)
 
 
 def weights_digest(config: Any) -> str:
@@ -31,3 +43,12 @@ def checkpoint_of(config: Any, digest: str) -> str:
                                          getattr(load, "download_dir", None))
     except ValueError:
         return ""
+
+
+def _said_of(configuration: Any) -> Any:
+    """A model's configuration, without the version of the library that has read it."""
+    if not hasattr(configuration, "to_json_string"):
+        return str(configuration)
+    said = json.loads(configuration.to_json_string())
+    said.pop("transformers_version", None)
+    return said
