@@ -16,6 +16,8 @@ Python, the pages given to sendmsg() and recvmsg() 1,024 at a time. The ratio is
 the turns: above 1, Baton is quicker. GB/s are 10^9 bytes per second. The bytes are checked once before anything is
 timed.
 """
+from __future__ import annotations
+
 import argparse
 import ctypes
 import difflib
@@ -29,11 +31,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Dict, List
+from typing import TYPE_CHECKING, Any, Dict, List
 
 import numpy
 
 from .bench_sides import SIDES, mooncake, nixl_api
+
+if TYPE_CHECKING:
+    from .bench_sides import Array
 
 SHAPES = "4096x16384,32768x1024"  # pages, bytes of each
 
@@ -79,7 +84,7 @@ class KvBw:
             return json.loads(out.read())["latency_us"]["p50"] / 1e6
 
 
-def rows_of(address: int, pages: int, page: int) -> numpy.ndarray:
+def rows_of(address: int, pages: int, page: int) -> Array:
     """Every page: (address, bytes, device)."""
     rows = numpy.zeros((pages, 3), dtype=numpy.uint64)
     rows[:, 0] = numpy.uint64(address) + numpy.arange(pages, dtype=numpy.uint64) * numpy.uint64(page)
@@ -87,7 +92,7 @@ def rows_of(address: int, pages: int, page: int) -> numpy.ndarray:
     return rows
 
 
-def pattern(size: int) -> numpy.ndarray:
+def pattern(size: int) -> Array:
     """What a target's memory is full of: 64 times 0, 64 times 1, up to 250, and again."""
     return numpy.resize(numpy.repeat(numpy.arange(251, dtype=numpy.uint8), 64), size)
 

@@ -1,12 +1,17 @@
 """What `python -m baton.bench` measures: a side of each library, and plain sockets. A side has memory that is registered,
 metadata for the other side, transfers, and run(), from post to done."""
+from __future__ import annotations
+
 import argparse
 import importlib
 import socket
 import threading
-from typing import Any, List
+from typing import TYPE_CHECKING, Any, Dict, List
 
 import numpy
+
+if TYPE_CHECKING:  # older releases of numpy's do not take parameters
+    Array = numpy.ndarray[Any, Any]
 
 
 class BatonSide:
@@ -24,8 +29,8 @@ class BatonSide:
         self.poll = arguments.poll
         self.look = self.agent.messages
 
-    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
-             theirs: numpy.ndarray) -> Any:
+    def make(self, op: str, rows: Array, mine: Array, metadata: bytes, their_rows: Array,
+             theirs: Array) -> Any:
         """A transfer of mine[i] and theirs[i]."""
         peer = self.agent.add_remote(metadata)
         local, remote = self.agent.prepare(rows), self.agent.prepare(their_rows, peer)
@@ -52,8 +57,8 @@ class NixlSide:
         self.metadata = self.agent.get_agent_metadata()
         self.look = self.agent.get_new_notifs
 
-    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
-             theirs: numpy.ndarray) -> Any:
+    def make(self, op: str, rows: Array, mine: Array, metadata: bytes, their_rows: Array,
+             theirs: Array) -> Any:
         """A transfer of mine[i] and theirs[i]."""
         peer = self.agent.add_remote_agent(metadata)
         local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", rows, "DRAM")
@@ -94,8 +99,8 @@ class MooncakeSide:
             raise SystemExit(f"Mooncake's engine {name} did not register its memory")
         self.metadata = f"127.0.0.1:{self.engine.get_rpc_port()}".encode()
 
-    def make(self, op: str, rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
-             theirs: numpy.ndarray) -> Any:
+    def make(self, op: str, rows: Array, mine: Array, metadata: bytes, their_rows: Array,
+             theirs: Array) -> Any:
         """A transfer of mine[i] and theirs[i]."""
         move = self.engine.batch_transfer_sync_write if op == "write" else self.engine.batch_transfer_sync_read
         here, there, sizes = rows[mine, 0].tolist(), their_rows[theirs, 0].tolist(), rows[mine, 1].tolist()
@@ -153,9 +158,9 @@ class SocketsSide:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
-    def parts(self, order: numpy.ndarray, page: int) -> List[List[memoryview]]:
+    def parts(self, order: Array, page: int) -> List[List[memoryview]]:
         """These pages, for one call after the other."""
-        memory = memoryview(self.memory)
+        memory = self.memory.data
         views = [memory[page * at:page * (at + 1)] for at in order.tolist()]
         return [views[i:i + self.AT_ONCE] for i in range(0, len(views), self.AT_ONCE)]
 
@@ -173,8 +178,8 @@ class SocketsSide:
             if connection.recvmsg_into(part, 0, socket.MSG_WAITALL)[0] != sum(map(len, part)):
                 raise SystemExit("a plain connection was lost")
 
-    def make(self, op: str, _rows: numpy.ndarray, mine: numpy.ndarray, metadata: bytes, their_rows: numpy.ndarray,
-             theirs: numpy.ndarray) -> Any:
+    def make(self, op: str, _rows: Array, mine: Array, metadata: bytes, their_rows: Array,
+             theirs: Array) -> Any:
         """A transfer of mine[i] and theirs[i]."""
         connection = self.tuned(socket.create_connection(("127.0.0.1", int(metadata))))
         page = int(their_rows[0, 1])
@@ -193,4 +198,4 @@ class SocketsSide:
             self.take(connection, parts)
 
 
-SIDES = {"baton": BatonSide, "nixl": NixlSide, "mooncake": MooncakeSide, "sockets": SocketsSide}
+SIDES: Dict[str, Any] = {"baton": BatonSide, "nixl": NixlSide, "mooncake": MooncakeSide, "sockets": SocketsSide}

@@ -150,10 +150,12 @@ class BatonStore:
                                              '--hash-algorithm be "blake3"')
         return self._names[model].key(bytes.fromhex(hexed), rank, group, *rest[3:])
 
-    def _complain(self, about: str, text: str) -> None:
-        if about not in self._unknown:  # once
+    def _complain(self, about: str, text: str) -> Optional[bytes]:
+        """No name, and why: once."""
+        if about not in self._unknown:
             self._unknown[about] = text
             log.warning("%s", text)
+        return None
 
     def _close_pipe(self) -> None:
         os.close(self._woken)

@@ -10,9 +10,8 @@ import subprocess
 import sys
 import tempfile
 
-# Those import the packages of serving engines; the benchmark is a program.
-LEFT_OUT = r"baton/(vllm|kv_store|bench)"
-STRICT = ["--strict", "--no-warn-return-any", "--ignore-missing-imports"]
+# Classes of serving engines, from which plug-ins derive, are Any where those are not installed.
+STRICT = ["--strict", "--no-warn-return-any", "--ignore-missing-imports", "--allow-subclassing-any"]
 
 
 def find_mypy(root):
@@ -36,7 +35,7 @@ def main():
         def run(*what):
             return subprocess.run([*mypy, *STRICT, "--cache-dir", cache, "--no-error-summary", *what], cwd=root / "python",
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
-        found = run("--exclude", LEFT_OUT, "baton", "names")
+        found = run("baton", "names")
         if found:
             sys.exit(found)
         program = root / "tests/python/types/types_program.py"
