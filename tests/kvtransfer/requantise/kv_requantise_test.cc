@@ -58,7 +58,9 @@ class Fp8RowsOn : public ::testing::TestWithParam<int64_t> {
 
 std::vector<int64_t> instruction_sets() {
   std::vector<int64_t> sets;
-  for (int64_t left = hwy::SupportedTargets(); left != 0; left &= left - 1) {
+  // Some are left out of fp8_rows.cc, and would be the plain loop once more.
+  constexpr int64_t kLeftOut = HWY_SSSE3 | HWY_AVX3_DL | HWY_EMU128;
+  for (int64_t left = hwy::SupportedTargets() & ~kLeftOut; left != 0; left &= left - 1) {
     sets.push_back(left & -left);
   }
   return sets;
@@ -103,7 +105,7 @@ void expect_row(const std::vector<T>& row) {
 // too small to be anything, and which way is taken.
 TEST_P(Fp8RowsOn, EveryBf16NumberByEveryScale) {
   for (const int power : {1, 20, 70, 127, 254}) {
-    for (int digits = 0; digits < 128; digits += power == 127 ? 1 : 9) {
+    for (int digits = 0; digits < 128; digits += power == 127 ? 1 : 21) {
       const int largest = power << 7 | digits;
       std::vector<uint16_t> row;
       for (int bits = 0; bits <= largest; ++bits) {
