@@ -374,20 +374,45 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace baton::kvtransfer {
 
-HWY_EXPORT(convert_bf16);
-HWY_EXPORT(convert_fp32);
-HWY_EXPORT(transpose_eight);
-
 namespace {
 
 constexpr size_t kAtOnce = 8;
 
-void convert_contiguous(const Fp8Rows& rows) {
-  if (rows.is_fp32) {
-    HWY_DYNAMIC_DISPATCH(convert_fp32)(rows);
-  } else {
-    HWY_DYNAMIC_DISPATCH(convert_bf16)(rows);
+#define BATON_FP8_NAME(target) #target
+#define BATON_FP8_LOOPS(target)                                                                 \
+  Fp8Loops {                                                                                    \
+    BATON_FP8_NAME(target), target::convert_bf16, target::convert_fp32, target::transpose_eight \
   }
+
+// Not by Highway's own table: that is in its library, which nothing else here needs.
+std::vector<Fp8Loops> loops_of_this_machine() {
+  std::vector<Fp8Loops> loops;
+#if HWY_ARCH_X86
+  const auto has_avx2 = [] {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+           __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
+  };
+#if (HWY_TARGETS & HWY_AVX3)
+  if (has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512cd")) {
+    loops.push_back(BATON_FP8_LOOPS(N_AVX3));
+  }
+#endif
+#if (HWY_TARGETS & HWY_AVX2)
+  if (has_avx2()) loops.push_back(BATON_FP8_LOOPS(N_AVX2));
+#endif
+#if (HWY_TARGETS & HWY_SSE4)
+  if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("aes") &&
+      __builtin_cpu_supports("pclmul")) {
+    loops.push_back(BATON_FP8_LOOPS(N_SSE4));
+  }
+#endif
+#endif
+  // What the compiler may use anyway.
+  loops.push_back(BATON_FP8_LOOPS(HWY_NAMESPACE));
+  return loops;
 }
 
 // Puts the elements of some rows side by side. Element by element: their rows often lie so.
@@ -403,10 +428,16 @@ void gather(const Fp8Rows& x, size_t rows, std::byte* to) {
 
 }  // namespace
 
-void rows_to_fp8(const Fp8Rows& all) {
+std::span<const Fp8Loops> fp8_loops() {
+  static const std::vector<Fp8Loops> loops = loops_of_this_machine();
+  return loops;
+}
+
+void rows_to_fp8(const Fp8Rows& all, const Fp8Loops& by) {
+  const auto convert = all.is_fp32 ? by.fp32 : by.bf16;
   const size_t bytes = all.is_fp32 ? 4 : 2;
   const bool gathers = all.from_element != bytes, scatters = all.to_element != 1;
-  if (!gathers && !scatters) return convert_contiguous(all);
+  if (!gathers && !scatters) return convert(all);
   // A thread's own: a plan comes here again for the rows of each block.
   thread_local std::vector<std::byte> memory;
   const size_t gathered = gathers ? kAtOnce * all.width * bytes : 0;
@@ -425,8 +456,7 @@ void rows_to_fp8(const Fp8Rows& all) {
         if (all.ahead != 0) {
           ask_for(all.from, all.ahead + row / kAtOnce * part, part);
         }
-        HWY_DYNAMIC_DISPATCH(transpose_eight)
-        (some.from, some.from_element, some.width, memory.data());
+        by.transpose_eight(some.from, some.from_element, some.width, memory.data());
       } else if (bytes == 2) {
         gather<2>(some, some.rows, memory.data());
       } else {
@@ -442,7 +472,7 @@ void rows_to_fp8(const Fp8Rows& all) {
       together.to_step = some.width;
       together.to_element = 1;
     }
-    convert_contiguous(together);
+    convert(together);
     if (!scatters) continue;
     for (size_t i = 0; i < some.rows; ++i) {
       for (size_t j = 0; j < some.width; ++j) {

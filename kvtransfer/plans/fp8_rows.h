@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <span>
 
 namespace baton::kvtransfer {
 
@@ -30,7 +31,17 @@ struct Fp8Rows {
   size_t ahead;
 };
 
+// The loops for one instruction set.
+struct Fp8Loops {
+  const char* name;
+  void (*bf16)(const Fp8Rows& rows);
+  void (*fp32)(const Fp8Rows& rows);
+  void (*transpose_eight)(const std::byte* from, size_t from_element, size_t width, std::byte* to);
+};
+// Those that this machine can run, the best first.
+std::span<const Fp8Loops> fp8_loops();
+
 // `from` must not overlap what is written.
-void rows_to_fp8(const Fp8Rows& rows);
+void rows_to_fp8(const Fp8Rows& rows, const Fp8Loops& by = fp8_loops().front());
 
 }  // namespace baton::kvtransfer

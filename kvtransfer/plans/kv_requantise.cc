@@ -240,7 +240,8 @@ absl::Status KvRequantisePlan::for_rows(size_t part_number, KvTokens tokens, con
 absl::Status KvRequantisePlan::run(size_t part, KvTokens tokens, const KvPages& source,
                                    const KvPages& target, absl::Span<const std::byte* const> from,
                                    absl::Span<std::byte* const> to, KvTokens layers) const {
-  return for_rows(part, tokens, source, target, from, to, layers, rows_to_fp8);
+  return for_rows(part, tokens, source, target, from, to, layers,
+                  [](const Fp8Rows& rows) { rows_to_fp8(rows); });
 }
 
 absl::Status KvRequantisePlan::run_reference(size_t part, KvTokens tokens, const KvPages& source,

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "hwy/targets.h"
+#include "absl/strings/str_cat.h"
 #include "kvtransfer/plans/fp8_rows.h"
 #include "kvtransfer/plans/kv_boxes.h"
 #include "tests/kvtransfer/requantise/fp8_layout.h"
@@ -50,28 +50,17 @@ TEST(Fp8, HalfWayGoesToTheEvenCode) {
 }
 
 // Rows by vectors, for every instruction set of this machine, against one element after the other.
-class Fp8RowsOn : public ::testing::TestWithParam<int64_t> {
- protected:
-  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
-  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
-};
+class Fp8RowsOn : public ::testing::TestWithParam<Fp8Loops> {};
 
-std::vector<int64_t> instruction_sets() {
-  std::vector<int64_t> sets;
-  // Some are left out of fp8_rows.cc, and would be the plain loop once more.
-  constexpr int64_t kLeftOut = HWY_SSSE3 | HWY_AVX3_DL | HWY_EMU128;
-  for (int64_t left = hwy::SupportedTargets() & ~kLeftOut; left != 0; left &= left - 1) {
-    sets.push_back(left & -left);
-  }
-  return sets;
-}
-
-INSTANTIATE_TEST_SUITE_P(Requantise, Fp8RowsOn, ::testing::ValuesIn(instruction_sets()),
-                         [](const auto& set) { return hwy::TargetName(set.param); });
+INSTANTIATE_TEST_SUITE_P(Requantise, Fp8RowsOn,
+                         ::testing::ValuesIn(fp8_loops().begin(), fp8_loops().end()),
+                         [](const auto& loops) {
+                           return absl::StrCat(loops.param.name, "_", loops.index);
+                         });
 
 // One row, one scale.
 template <typename T>
-void expect_row(const std::vector<T>& row) {
+void expect_row(const std::vector<T>& row, const Fp8Loops& by) {
   const auto value_of = [](T bits) {
     return std::bit_cast<float>(sizeof(T) == 2 ? uint32_t{bits} << 16 : uint32_t{bits});
   };
@@ -86,7 +75,8 @@ void expect_row(const std::vector<T>& row) {
                .scale_element = 4,
                .width = row.size(),
                .scales_of_row = 1,
-               .is_fp32 = sizeof(T) == 4});
+               .is_fp32 = sizeof(T) == 4},
+              by);
   for (const T bits : row) {
     const float magnitude = std::fabs(value_of(bits));
     if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
@@ -111,7 +101,7 @@ TEST_P(Fp8RowsOn, EveryBf16NumberByEveryScale) {
       for (int bits = 0; bits <= largest; ++bits) {
         row.push_back(static_cast<uint16_t>(bits | (bits * 7 & 0x40) << 9));
       }
-      ASSERT_NO_FATAL_FAILURE(expect_row(row)) << power << " " << digits;
+      ASSERT_NO_FATAL_FAILURE(expect_row(row, GetParam())) << power << " " << digits;
     }
   }
 }
@@ -119,10 +109,11 @@ TEST_P(Fp8RowsOn, EveryBf16NumberByEveryScale) {
 TEST_P(Fp8RowsOn, NumbersThatAreNone) {
   std::vector<uint16_t> all(65536);
   std::iota(all.begin(), all.end(), uint16_t{0});
-  ASSERT_NO_FATAL_FAILURE(expect_row(all));
-  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint16_t>{0x7f80, 0xffc0, 0x7f81}));
-  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint32_t>(70, 0xff800000)));
-  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint32_t>{0x7f7fffff, 0x7f800001, 0, 0x80000001}));
+  ASSERT_NO_FATAL_FAILURE(expect_row(all, GetParam()));
+  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint16_t>{0x7f80, 0xffc0, 0x7f81}, GetParam()));
+  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint32_t>(70, 0xff800000), GetParam()));
+  ASSERT_NO_FATAL_FAILURE(
+      expect_row(std::vector<uint32_t>{0x7f7fffff, 0x7f800001, 0, 0x80000001}, GetParam()));
 }
 
 // fp32 next to where two codes are as near.
@@ -139,7 +130,7 @@ TEST_P(Fp8RowsOn, HalfWaysOfManyScales) {
         if (bits + i < row[0]) row.push_back((bits + i) | (i % 2) << 31);
       }
     }
-    ASSERT_NO_FATAL_FAILURE(expect_row(row)) << largest;
+    ASSERT_NO_FATAL_FAILURE(expect_row(row, GetParam())) << largest;
   }
 }
 
@@ -171,7 +162,7 @@ TEST_P(Fp8RowsOn, OddPlaces) {
         x.from = from.data() + 1;
         x.to = to.data() + 1;
         x.scales = kept.data() + 1;
-        rows_to_fp8(x);
+        rows_to_fp8(x, GetParam());
         for (size_t i = 0; i < rows * width; ++i) {
           const size_t row = i / width, at = i % width;
           float scale, value;
