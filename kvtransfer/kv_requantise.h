@@ -39,7 +39,7 @@ class KvRequantisePlan {
 
   const KvLayout& source() const { return source_; }
   const KvLayout& target() const { return target_; }
-  // KvPart::boxes are empty: rows are converted one by one.
+  // KvPart::boxes are empty: rows are converted, not copied.
   absl::Span<const KvPart> parts() const { return parts_; }
   // As KvPlan::complete().
   bool complete() const { return complete_; }
@@ -57,12 +57,10 @@ class KvRequantisePlan {
                              KvTokens layers = KvPlan::kAllLayers) const;
 
  private:
-  struct Row;
   template <typename Convert>
-  absl::Status for_each_row(size_t part, KvTokens tokens, const KvPages& source,
-                            const KvPages& target, absl::Span<const std::byte* const> from,
-                            absl::Span<std::byte* const> to, KvTokens layers,
-                            const Convert& convert) const;
+  absl::Status for_rows(size_t part, KvTokens tokens, const KvPages& source, const KvPages& target,
+                        absl::Span<const std::byte* const> from, absl::Span<std::byte* const> to,
+                        KvTokens layers, const Convert& convert) const;
 
   KvLayout source_;
   KvLayout target_;

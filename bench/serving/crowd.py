@@ -3,14 +3,16 @@
 usage: crowd.py BATON [--streams N] [--half N] [--probes N] [--tokens N] [--most MS]
 
 One `baton serve` with the model of this repository. All streams are opened at once and must end whole; who has sent half a
-request keeps the server waiting. Prints what /health took before and meanwhile, when the streams had their first token and
-their last, and what memory the server took. Exit status 1 if a stream is not whole, or /health took more than MS (P99).
+request keeps the server waiting. Prints what /health took before (N times) and meanwhile, by a process that does nothing else,
+when the streams had their first token and their last, and what memory the server took. Exit status 1 if a stream is not whole, or /health took more than MS (P99).
 """
 import argparse
 import asyncio
 import json
+import multiprocessing
 import pathlib
 import resource
+import socket
 import sys
 import time
 import urllib.parse
@@ -53,13 +55,35 @@ async def half(at):
     return writer
 
 
-async def probe(at):
+def probe(at):
     begin = time.monotonic()
-    reader, writer = await asyncio.open_connection(at.hostname, at.port)
-    writer.write(request(at, "/health"))
-    good = b" 200 " in await reader.readline()
-    writer.close()
+    with socket.create_connection((at.hostname, at.port)) as connection:
+        connection.sendall(request(at, "/health"))
+        with connection.makefile("rb") as answer:
+            good = b" 200 " in answer.readline()
     return 1e3 * (time.monotonic() - begin) if good else float("inf")
+
+
+class Prober:
+    """A process of its own: where thousands of clients open and read their streams a probe would wait for all of these."""
+
+    def __init__(self, at):
+        fork = multiprocessing.get_context("fork")
+        self.enough, (self.ours, theirs) = fork.Event(), fork.Pipe()
+        self.process = fork.Process(target=self.run, args=(at, theirs), daemon=True)
+        self.process.start()
+
+    def run(self, at, pipe):
+        times = []
+        while not self.enough.wait(0.02):
+            times.append(probe(at))
+        pipe.send(times)
+
+    def end(self):
+        self.enough.set()
+        times = self.ours.recv()
+        self.process.join()
+        return times
 
 
 def resident(pid):
@@ -75,17 +99,15 @@ def told(name, times):
 
 async def crowd(server, arguments):
     at, pid = urllib.parse.urlsplit(server.url), server.process.pid
-    told("/health, alone", [await probe(at) for _ in range(arguments.probes)])
-    before, begin = resident(pid), time.monotonic()
+    told("/health, alone", [probe(at) for _ in range(arguments.probes)])
+    prober, before, begin = Prober(at), resident(pid), time.monotonic()
     strangers = [await half(at) for _ in range(arguments.half)]
     streams = [asyncio.ensure_future(stream(at, arguments.tokens, begin)) for _ in range(arguments.streams)]
-    times = []
-    while len(times) < arguments.probes or not all(each.done() for each in streams):
-        times.append(await probe(at))
-        if len(times) == arguments.probes:
-            print(f"memory: {before >> 10} MiB before, {resident(pid) >> 10} MiB meanwhile: "
-                  f"{(resident(pid) - before) / (arguments.streams + arguments.half):.1f} KiB a connection")
-        await asyncio.sleep(0.02)
+    await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+    print(f"memory: {before >> 10} MiB before, {resident(pid) >> 10} MiB meanwhile: "
+          f"{(resident(pid) - before) / (arguments.streams + arguments.half):.1f} KiB a connection")
+    await asyncio.wait(streams)
+    times = prober.end()
     slowest = told(f"/health, beside {arguments.streams} streams and {arguments.half} halves ({len(times)} times)", times)
     for writer in strangers:
         writer.close()

@@ -25,6 +25,22 @@ constexpr size_t kSliverStride = HWY_MAX_BYTES >= 64 ? 16 : 8;
 constexpr size_t kPassColumns = 2 * kLanes;
 static_assert(kBlockM % kTileRows == 0 &&
               kBlockM / kTileRows * kSliverStride * kBlockK <= kScratchA);
+// Every piece of k costs a pass over C. Where C is in no cache of the thread's, pieces are longer
+// (of A they have fewer rows then) and alike; sums are the same chains. int8 has scales for pieces.
+constexpr int kLongestK = 576;
+constexpr size_t kCachedC = size_t{2} << 20;
+constexpr int kRowUnit = 42;  // of 14 rows or 6
+static_assert(kRowUnit % kTileRows == 0 && kBlockM % kRowUnit == 0);
+
+constexpr int piece_of(int k, bool int8, size_t c_bytes) {
+  if (int8 || c_bytes <= kCachedC) return kBlockK;
+  const int pieces = (k + kLongestK - 1) / kLongestK;
+  return ((k + pieces - 1) / pieces + 7) / 8 * 8;
+}
+constexpr int rows_of(int piece) {
+  return piece <= kBlockK ? kBlockM : kBlockM * kBlockK / piece / kRowUnit * kRowUnit;
+}
+static_assert(rows_of(kLongestK) >= 3 * kRowUnit);
 
 BATON_INLINE hn::Vec<F> load_b(const float* b) { return hn::LoadU(F(), b); }
 BATON_INLINE hn::Vec<F> load_b(const uint16_t* b) {
@@ -218,8 +234,12 @@ void block_of(int m, const MatrixView& a, const PackedB& b, const TB* data, int 
   constexpr bool kNarrow = sizeof(TB) < sizeof(float);
   const size_t step = b.panel_rows * kPanelColumns;
   const size_t scale_step = b.scales == nullptr ? 0 : scale_blocks(b.panel_rows) * kPanelColumns;
-  for (int k0 = 0; k0 < b.k; k0 += kBlockK) {
-    const int k = std::min(kBlockK, b.k - k0);
+  const size_t c_bytes =
+      static_cast<size_t>(m) * static_cast<size_t>(panel1 - panel0) * kPanelColumns * sizeof(float);
+  const int piece = piece_of(b.k, b.scales != nullptr, c_bytes);
+  const int block_rows = rows_of(piece);
+  for (int k0 = 0; k0 < b.k; k0 += piece) {
+    const int k = std::min(piece, b.k - k0);
     const bool load_c = accumulate || k0 > 0;
     const MatrixView a_block{a.data + static_cast<size_t>(k0) * a.col_stride, a.row_stride,
                              a.col_stride};
@@ -232,8 +252,8 @@ void block_of(int m, const MatrixView& a, const PackedB& b, const TB* data, int 
                         static_cast<size_t>(k0 / kBlockK) * kPanelColumns,
                     scale_step};
     };
-    for (int m0 = 0; m0 < m; m0 += kBlockM) {
-      const int rows = std::min(kBlockM, m - m0);
+    for (int m0 = 0; m0 < m; m0 += block_rows) {
+      const int rows = std::min(block_rows, m - m0);
       pack_a({a_block.data + static_cast<size_t>(m0) * a.row_stride, a.row_stride, a.col_stride},
              rows, k, a_scratch);
       int panel = panel0;
@@ -296,7 +316,7 @@ constexpr int64_t kSerialOperations = 200'000;
 
 GemmScratch::GemmScratch(int threads) {
   for (int i = 0; i < threads; ++i) {
-    buffers_.emplace_back(kScratchA + size_t{kBlockK} * kPanelColumns);
+    buffers_.emplace_back(kScratchA + size_t{HWY_NAMESPACE::kLongestK} * kPanelColumns);
   }
 }
 

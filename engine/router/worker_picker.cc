@@ -69,15 +69,29 @@ size_t WorkerPicker::held(const Worker& worker, const PromptKey& key) const {
 }
 
 size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key, double extra) const {
-  // Where much was computed lately, much that others may ask for is pushed out of the cache: the
-  // part of it that is beyond the least busy worker's counts a quarter.
-  size_t least = worker.given;
+  // Into a cache that is full of what others may ask for again, no more of that should go.
+  size_t least = kept(worker);
   for (const Worker& other : workers_) {
-    if (!other.gone && other.up) least = std::min(least, other.given);
+    if (!other.gone && other.up && other.stats.cache_known) least = std::min(least, kept(other));
   }
   return worker.stats.computing + key.tokens - held(worker, key) +
-         kRequestTokens * worker.stats.in_flight + (worker.given - least) / 4 +
+         kRequestTokens * worker.stats.in_flight + (kept(worker) - least) / kKeptPart +
          static_cast<size_t>(extra);
+}
+
+void WorkerPicker::note_again(Worker& worker, const PromptKey& key, size_t hit) {
+  const BlockNames names = names_of(worker, key);
+  const PromptKey::Chain& chain = key.under(names);
+  for (size_t i = 0; i < hit / static_cast<size_t>(names.block_tokens); ++i) {
+    if (worker.cached.contains(chain[i])) worker.again.insert(chain[i]);
+  }
+}
+
+void WorkerPicker::forget(Worker& worker) {
+  worker.cached = {};
+  worker.again = {};
+  worker.stats.cache_known = false;
+  worker.stats.cached_blocks = 0;
 }
 
 bool WorkerPicker::any_known() const {
@@ -156,6 +170,7 @@ std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const Promp
                               : by_guess(*key, candidates, extra);
   Worker& worker = workers_[best];
   const size_t hit = held(worker, *key);
+  if (hit > 0) note_again(worker, *key, hit);
   const size_t computing = key->tokens - hit;
   // A text's length in tokens is not known: its pieces will do, as long as it is the same for all.
   worker.given += key->tokens > 0 ? computing : key->chain.size() + 1;
@@ -270,9 +285,7 @@ void WorkerPicker::use_model(Worker& worker, const BlockHash& root) {
   worker.model = root;
   if (!worker.names_a_model) return;  // what is cached says itself when it begins anew
   worker.names = BlockNames{root};
-  worker.cached.clear();
-  worker.stats.cache_known = false;
-  worker.stats.cached_blocks = 0;
+  forget(worker);
 }
 
 void WorkerPicker::set_model(size_t worker, const BlockHash& root) {
@@ -307,8 +320,11 @@ bool WorkerPicker::tell(size_t index, const serve::CacheNews& news) {
     worker.names = BlockNames{news.root, news.block_tokens};
   }
   const bool follows = news.snapshot || (stats.cache_known && news.changes >= stats.cache_changes);
-  if (news.snapshot) worker.cached.clear();
-  for (const BlockHash& hash : news.removed) worker.cached.erase(hash);
+  if (news.snapshot) forget(worker);
+  for (const BlockHash& hash : news.removed) {
+    worker.cached.erase(hash);
+    worker.again.erase(hash);
+  }
   if (follows && worker.cached.size() + news.stored.size() <= kMaxBlocks) {
     worker.cached.insert(news.stored.begin(), news.stored.end());
     stats.cache_known = true;
@@ -316,18 +332,13 @@ bool WorkerPicker::tell(size_t index, const serve::CacheNews& news) {
     stats.cache_changes = news.changes;
     return true;
   }
-  worker.cached.clear();
-  stats.cache_known = false;
-  stats.cached_blocks = 0;
+  forget(worker);
   return false;
 }
 
 void WorkerPicker::forget_cache(size_t index) {
   const std::lock_guard lock(mutex_);
-  Worker& worker = workers_[index];
-  worker.cached = {};
-  worker.stats.cache_known = false;
-  worker.stats.cached_blocks = 0;
+  forget(workers_[index]);
 }
 
 PickStats WorkerPicker::stats(size_t worker) const {

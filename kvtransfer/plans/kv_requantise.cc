@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvtransfer/plans/fp8_rows.h"
 #include "kvtransfer/plans/kv_boxes.h"
 
 namespace baton::kvtransfer {
@@ -21,11 +22,6 @@ KvRole scale_of(KvRole role) {
   return role == KvRole::kKey     ? KvRole::kKeyScale
          : role == KvRole::kValue ? KvRole::kValueScale
                                   : KvRole::kLatentScale;
-}
-
-// At least the smallest normal number: what lies below has too few digits to be divided by.
-float scale_for(float largest) {
-  return largest == 0 ? 1 : std::max(largest / kLargest, std::numeric_limits<float>::min());
 }
 
 bool is_value(KvRole role) {
@@ -49,8 +45,8 @@ uint8_t e4m3_of(float value) {
   return static_cast<uint8_t>(code | (bits >> 24 & 0x80));
 }
 
-float element_at(const std::byte* at, KvDtype dtype) {
-  if (dtype == KvDtype::kFloat32) {
+float element_at(const std::byte* at, bool is_fp32) {
+  if (is_fp32) {
     float value;
     std::memcpy(&value, at, sizeof value);
     return value;
@@ -117,16 +113,6 @@ float float_of_fp8_e4m3(uint8_t code) {
   return (code & 0x80) != 0 ? -value : value;
 }
 
-// One row: where its elements, its values and its scales lie.
-struct KvRequantisePlan::Row {
-  const std::byte* from;
-  std::byte* to;
-  std::byte* scales;
-  const KvField& source;
-  const KvField& target;
-  const KvField& scale;
-};
-
 absl::StatusOr<KvRequantisePlan> KvRequantisePlan::make(const KvLayout& source,
                                                         const KvLayout& target,
                                                         const KvShare& share) {
@@ -161,11 +147,11 @@ absl::StatusOr<KvRequantisePlan> KvRequantisePlan::make(const KvLayout& source,
 }
 
 template <typename Convert>
-absl::Status KvRequantisePlan::for_each_row(size_t part_number, KvTokens tokens,
-                                            const KvPages& source, const KvPages& target,
-                                            absl::Span<const std::byte* const> from,
-                                            absl::Span<std::byte* const> to, KvTokens layers,
-                                            const Convert& convert) const {
+absl::Status KvRequantisePlan::for_rows(size_t part_number, KvTokens tokens, const KvPages& source,
+                                        const KvPages& target,
+                                        absl::Span<const std::byte* const> from,
+                                        absl::Span<std::byte* const> to, KvTokens layers,
+                                        const Convert& convert) const {
   if (part_number >= parts_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("part ", part_number, " of a plan that has ", parts_.size()));
@@ -196,19 +182,55 @@ absl::Status KvRequantisePlan::for_each_row(size_t part_number, KvTokens tokens,
                                         token % group.block_tokens * field.token_stride +
                                         (head - group.first_head) * field.head_stride);
   };
+  const uint32_t heads = part.heads.end - part.heads.first;
   for (const KvField& field : from_group.fields) {
     const KvField& value = *find_role(to_group, field.role);
     const KvField& scale = *find_role(to_group, scale_of(field.role));
+    // Rows that lie next to each other follow each other: tokens of a head, or heads of a token.
+    const bool by_tokens = heads == 1 || field.token_stride <= field.head_stride;
+    // Where a token's last head lies before the next token's first, they are rows of one turn.
+    const auto chains = [heads](const KvField& x) {
+      return x.token_stride == heads * x.head_stride;
+    };
+    const bool heads_chain = chains(field) && chains(value) && chains(scale);
+    Fp8Rows rows = {.from_step = by_tokens ? field.token_stride : field.head_stride,
+                    .to_step = by_tokens ? value.token_stride : value.head_stride,
+                    .scales_step = by_tokens ? scale.token_stride : scale.head_stride,
+                    .from_element = field.element_stride,
+                    .to_element = value.element_stride,
+                    .scale_element = scale.element_stride,
+                    .width = field.width,
+                    .scales_of_row = scale.width,
+                    .is_fp32 = field.dtype == KvDtype::kFloat32,
+                    .ahead = by_tokens && heads > 1
+                                 ? field.head_stride
+                                 : 16 * (by_tokens ? field.token_stride : field.head_stride)};
     for (uint64_t layer = layers.begin; layer < layers.end; ++layer) {
       const KvPlace& at = field.places[part.layers[layer].source_index];
       const KvPlace& value_at = value.places[part.layers[layer].target_index];
       const KvPlace& scale_at = scale.places[part.layers[layer].target_index];
-      for (uint64_t token = tokens.begin; token < tokens.end; ++token) {
-        for (uint32_t head = part.heads.first; head < part.heads.end; ++head) {
-          convert(Row{locate(from[at.buffer], from_group, field, source, at, token, head),
-                      locate(to[value_at.buffer], to_group, value, target, value_at, token, head),
-                      locate(to[scale_at.buffer], to_group, scale, target, scale_at, token, head),
-                      field, value, scale});
+      const auto convert_from = [&](uint64_t token, uint32_t head, size_t count) {
+        rows.from = locate(from[at.buffer], from_group, field, source, at, token, head);
+        rows.to = locate(to[value_at.buffer], to_group, value, target, value_at, token, head);
+        rows.scales = locate(to[scale_at.buffer], to_group, scale, target, scale_at, token, head);
+        rows.rows = count;
+        convert(rows);
+      };
+      // In turns of tokens that lie in one block on either side.
+      for (uint64_t token = tokens.begin, next; token < tokens.end; token = next) {
+        next =
+            std::min({tokens.end, token + from_group.block_tokens - token % from_group.block_tokens,
+                      token + to_group.block_tokens - token % to_group.block_tokens});
+        if (by_tokens) {
+          for (uint32_t head = part.heads.first; head < part.heads.end; ++head) {
+            convert_from(token, head, next - token);
+          }
+        } else if (heads_chain) {
+          convert_from(token, part.heads.first, (next - token) * heads);
+        } else {
+          for (uint64_t one = token; one < next; ++one) {
+            convert_from(one, part.heads.first, heads);
+          }
         }
       }
     }
@@ -219,45 +241,8 @@ absl::Status KvRequantisePlan::for_each_row(size_t part_number, KvTokens tokens,
 absl::Status KvRequantisePlan::run(size_t part, KvTokens tokens, const KvPages& source,
                                    const KvPages& target, absl::Span<const std::byte* const> from,
                                    absl::Span<std::byte* const> to, KvTokens layers) const {
-  // [elements of a row], reused: rows are gathered, then everything runs over contiguous floats.
-  std::vector<float> row;
-  std::vector<uint8_t> codes;
-  const auto convert = [&](const Row& at) {
-    const size_t width = at.source.width;
-    row.resize(width);
-    codes.resize(width);
-    if (at.source.dtype == KvDtype::kBfloat16 && at.source.element_stride == 2) {
-      for (size_t i = 0; i < width; ++i) {
-        uint16_t bits;
-        std::memcpy(&bits, at.from + 2 * i, sizeof bits);
-        row[i] = std::bit_cast<float>(uint32_t{bits} << 16);
-      }
-    } else {
-      for (size_t i = 0; i < width; ++i) {
-        row[i] = element_at(at.from + i * at.source.element_stride, at.source.dtype);
-      }
-    }
-    const size_t span = width / at.scale.width;
-    for (size_t s = 0; s < at.scale.width; ++s) {
-      const float* const values = row.data() + s * span;
-      uint32_t largest = 0;  // as bits: ordered like the magnitudes, infinities and NaN above all
-      for (size_t i = 0; i < span; ++i) {
-        const uint32_t bits = std::bit_cast<uint32_t>(values[i]) & 0x7fffffff;
-        largest = std::max(largest, bits < 0x7f800000 ? bits : 0);
-      }
-      const float scale = scale_for(std::bit_cast<float>(largest));
-      std::memcpy(at.scales + s * at.scale.element_stride, &scale, sizeof scale);
-      for (size_t i = 0; i < span; ++i) codes[s * span + i] = e4m3_of(values[i] / scale);
-    }
-    if (at.target.element_stride == 1) {
-      std::memcpy(at.to, codes.data(), width);
-    } else {
-      for (size_t i = 0; i < width; ++i) {
-        at.to[i * at.target.element_stride] = static_cast<std::byte>(codes[i]);
-      }
-    }
-  };
-  return for_each_row(part, tokens, source, target, from, to, layers, convert);
+  return for_rows(part, tokens, source, target, from, to, layers,
+                  [](const Fp8Rows& rows) { rows_to_fp8(rows); });
 }
 
 absl::Status KvRequantisePlan::run_reference(size_t part, KvTokens tokens, const KvPages& source,
@@ -277,24 +262,28 @@ absl::Status KvRequantisePlan::run_reference(size_t part, KvTokens tokens, const
     }
     return sign | best;
   };
-  const auto convert = [&](const Row& at) {
-    const size_t span = at.source.width / at.scale.width;
-    const auto element = [&](size_t i) {
-      return element_at(at.from + i * at.source.element_stride, at.source.dtype);
-    };
-    for (size_t s = 0; s < at.scale.width; ++s) {
+  const auto convert_row = [&](const Fp8Rows& x, const std::byte* row, std::byte* codes,
+                               std::byte* scales) {
+    const size_t span = x.width / x.scales_of_row;
+    const auto element = [&](size_t i) { return element_at(row + i * x.from_element, x.is_fp32); };
+    for (size_t s = 0; s < x.scales_of_row; ++s) {
       float largest = 0;
       for (size_t i = s * span; i < (s + 1) * span; ++i) {
         if (std::isfinite(element(i))) largest = std::max(largest, std::fabs(element(i)));
       }
       const float scale = scale_for(largest);
-      std::memcpy(at.scales + s * at.scale.element_stride, &scale, sizeof scale);
+      std::memcpy(scales + s * x.scale_element, &scale, sizeof scale);
       for (size_t i = s * span; i < (s + 1) * span; ++i) {
-        at.to[i * at.target.element_stride] = static_cast<std::byte>(nearest(element(i) / scale));
+        codes[i * x.to_element] = static_cast<std::byte>(nearest(element(i) / scale));
       }
     }
   };
-  return for_each_row(part, tokens, source, target, from, to, layers, convert);
+  const auto convert = [&](const Fp8Rows& x) {
+    for (size_t i = 0; i < x.rows; ++i) {
+      convert_row(x, x.from + i * x.from_step, x.to + i * x.to_step, x.scales + i * x.scales_step);
+    }
+  };
+  return for_rows(part, tokens, source, target, from, to, layers, convert);
 }
 
 }  // namespace baton::kvtransfer

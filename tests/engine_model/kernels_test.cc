@@ -184,6 +184,34 @@ TEST(Gemm, ARowDoesNotDependOnTheRowsAroundIt) {
   });
 }
 
+// Where C is larger than the caches k is cut otherwise, and rows of A are.
+TEST(Gemm, ARowOfALargeProductIsThatOfASmallOne) {
+  constexpr int kM = 300, kN = 1760;
+  static_assert(size_t{kM} * kN * sizeof(float) > size_t{2} << 20);
+  for (const int k : {390, 576, 577, 1153}) {
+    const std::vector<float> a = random_floats(size_t(kM) * k, 1);
+    const std::vector<float> b = random_floats(size_t(k) * kN, 2);
+    AlignedArray<float> packed(packed_elements(k, kN));
+    pack_b_serial(k, kN, {b.data(), kN, 1}, packed.data());
+    ComputePool pool(1);
+    GemmScratch scratch(1);
+    for_every_width([&] {
+      std::vector<float> all(size_t{kM} * kN), few(size_t{2} * kN);
+      const auto multiply = [&](int first, int rows, std::vector<float>* c) {
+        gemm(pool, scratch, rows, {a.data() + size_t(first) * k, size_t(k), 1},
+             {k, kN, packed.data(), nullptr, size_t(k)}, c->data(), kN, false);
+      };
+      multiply(0, kM, &all);
+      for (const int first : {0, 166, 298}) {
+        multiply(first, 2, &few);
+        const auto begin = all.begin() + ptrdiff_t{first} * kN;
+        EXPECT_TRUE(same_bits(few, std::vector<float>(begin, begin + ptrdiff_t{2} * kN)))
+            << "k " << k << " row " << first;
+      }
+    });
+  }
+}
+
 struct Paged {
   Paged(KvGeometry g, int tokens)
       : geometry(g),

@@ -238,9 +238,10 @@ TEST(WorkerPicker, WeighsWhatIsThereAgainstWhatIsToDo) {
   EXPECT_TRUE(picker.tell(0, snapshot(*key, 12)));
   EXPECT_TRUE(picker.tell(1, snapshot(*other, 31)));
   EXPECT_EQ(picker.pick(other)->worker, 1u);
-  // 8 tokens there, and 64 for each in flight, against 200 behind 4 others and one in flight.
+  // 8 tokens there, and 64 for each in flight, against 200, one in flight, and a fifth of what is
+  // kept there and not here.
   std::vector<WorkerPicker::Pick> picks;
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 5; ++i) {
     picks.push_back(*picker.pick(key));
     EXPECT_EQ(picks.back().worker, 0u) << i;
   }
@@ -252,6 +253,32 @@ TEST(WorkerPicker, WeighsWhatIsThereAgainstWhatIsToDo) {
   EXPECT_EQ(picker.pick(key)->worker, 1u);  // 600 are too many to wait for
   picker.computed(strange->id);
   EXPECT_EQ(picker.pick(key)->worker, 0u);
+}
+
+// What was asked for again is kept. Where there is more of it, other prompts do not go, however
+// little that worker was given; until it has gone, or was never there.
+TEST(WorkerPicker, WhatNobodyKnowsGoesWhereLessIsKept) {
+  WorkerPicker picker(2);
+  const auto key = prompt(1000, 1);
+  const auto serve = [&](const std::shared_ptr<const PromptKey>& some) {
+    const auto pick = picker.pick(some);
+    picker.release(pick->id);
+    return pick->worker;
+  };
+  EXPECT_TRUE(picker.tell(0, snapshot(*key, 62)));
+  EXPECT_TRUE(picker.tell(1, {.snapshot = true}));
+  int32_t kind = 1;
+  EXPECT_EQ(serve(prompt(100, ++kind)), 0u);  // nothing was asked for again yet
+  EXPECT_EQ(serve(key), 0u);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(serve(prompt(1000, ++kind)), 1u) << i;
+  EXPECT_EQ(serve(key), 0u);
+  // A fifth of 992 tokens is what it costs.
+  const auto busy = picker.pick(prompt(200, ++kind));
+  EXPECT_EQ(busy->worker, 1u);
+  EXPECT_EQ(serve(prompt(100, ++kind)), 0u);
+  picker.release(busy->id);
+  EXPECT_TRUE(picker.tell(0, {.changes = 2, .removed = key->chain}));
+  EXPECT_EQ(serve(prompt(1000, ++kind)), 0u);  // it was given less
 }
 
 TEST(WorkerPicker, WhatIsUnderWayIsAsGoodAsThere) {

@@ -8,10 +8,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "kvtransfer/plans/fp8_rows.h"
+#include "kvtransfer/plans/kv_boxes.h"
 #include "tests/kvtransfer/requantise/fp8_layout.h"
 
 namespace baton::kvtransfer {
@@ -45,6 +49,136 @@ TEST(Fp8, HalfWayGoesToTheEvenCode) {
   }
 }
 
+// Rows by vectors, for every instruction set of this machine, against one element after the other.
+class Fp8RowsOn : public ::testing::TestWithParam<Fp8Loops> {};
+
+INSTANTIATE_TEST_SUITE_P(Requantise, Fp8RowsOn,
+                         ::testing::ValuesIn(fp8_loops().begin(), fp8_loops().end()),
+                         [](const auto& loops) {
+                           return absl::StrCat(loops.param.name, "_", loops.index);
+                         });
+
+// One row, one scale.
+template <typename T>
+void expect_row(const std::vector<T>& row, const Fp8Loops& by) {
+  const auto value_of = [](T bits) {
+    return std::bit_cast<float>(sizeof(T) == 2 ? uint32_t{bits} << 16 : uint32_t{bits});
+  };
+  std::vector<std::byte> codes(row.size());
+  float scale = 0, largest = 0;
+  rows_to_fp8({.from = reinterpret_cast<const std::byte*>(row.data()),
+               .to = codes.data(),
+               .scales = reinterpret_cast<std::byte*>(&scale),
+               .rows = 1,
+               .from_element = sizeof(T),
+               .to_element = 1,
+               .scale_element = 4,
+               .width = row.size(),
+               .scales_of_row = 1,
+               .is_fp32 = sizeof(T) == 4},
+              by);
+  for (const T bits : row) {
+    const float magnitude = std::fabs(value_of(bits));
+    if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
+  }
+  ASSERT_EQ(scale, largest == 0 ? 1 : std::max(largest / 448, std::numeric_limits<float>::min()));
+  size_t wrong = 0;
+  for (size_t i = 0; i < row.size(); ++i) {
+    if (static_cast<uint8_t>(codes[i]) == fp8_e4m3_of(value_of(row[i]) / scale)) continue;
+    if (++wrong > 3) continue;
+    ADD_FAILURE() << value_of(row[i]) << " by " << scale << " became " << int(codes[i]);
+  }
+  ASSERT_EQ(wrong, 0u);
+}
+
+// The scale's digits are those of the largest number's seven bits; and its power decides what is
+// too small to be anything, and which way is taken.
+TEST_P(Fp8RowsOn, EveryBf16NumberByEveryScale) {
+  for (const int power : {1, 20, 70, 127, 254}) {
+    for (int digits = 0; digits < 128; digits += power == 127 ? 1 : 21) {
+      const int largest = power << 7 | digits;
+      std::vector<uint16_t> row;
+      for (int bits = 0; bits <= largest; ++bits) {
+        row.push_back(static_cast<uint16_t>(bits | (bits * 7 & 0x40) << 9));
+      }
+      ASSERT_NO_FATAL_FAILURE(expect_row(row, GetParam())) << power << " " << digits;
+    }
+  }
+}
+
+TEST_P(Fp8RowsOn, NumbersThatAreNone) {
+  std::vector<uint16_t> all(65536);
+  std::iota(all.begin(), all.end(), uint16_t{0});
+  ASSERT_NO_FATAL_FAILURE(expect_row(all, GetParam()));
+  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint16_t>{0x7f80, 0xffc0, 0x7f81}, GetParam()));
+  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint32_t>(70, 0xff800000), GetParam()));
+  ASSERT_NO_FATAL_FAILURE(
+      expect_row(std::vector<uint32_t>{0x7f7fffff, 0x7f800001, 0, 0x80000001}, GetParam()));
+}
+
+// fp32 next to where two codes are as near.
+TEST_P(Fp8RowsOn, HalfWaysOfManyScales) {
+  std::mt19937 random(5);
+  for (int scales = 0; scales < 300; ++scales) {
+    const float largest = std::ldexp(1 + static_cast<float>(random() % (1 << 23)) / (1 << 23),
+                                     static_cast<int>(random() % 200) - 90);
+    const float scale = largest / 448;
+    std::vector<uint32_t> row = {std::bit_cast<uint32_t>(largest)};
+    for (uint8_t code = 0; code < 0x7e; ++code) {
+      const float middle = (float_of_fp8_e4m3(code) + float_of_fp8_e4m3(code + 1)) / 2 * scale;
+      for (uint32_t bits = std::bit_cast<uint32_t>(middle) - 3, i = 0; i < 7; ++i) {
+        if (bits + i < row[0]) row.push_back((bits + i) | (i % 2) << 31);
+      }
+    }
+    ASSERT_NO_FATAL_FAILURE(expect_row(row, GetParam())) << largest;
+  }
+}
+
+// Every width, several scales, rows apart, at odd addresses, in memory that ends where they end;
+// elements that lie apart on either side.
+TEST_P(Fp8RowsOn, OddPlaces) {
+  std::mt19937 random(9);
+  for (size_t width = 1; width <= 70; ++width) {
+    for (const bool is_fp32 : {false, true}) {
+      for (const size_t lanes : {1, 3, 17}) {  // rows between an element and the next, or none
+        const size_t bytes = is_fp32 ? 4 : 2, scales = width % 3 == 0 ? 3 : 1;
+        const size_t rows = lanes == 1 ? 19 : lanes;
+        Fp8Rows x{.rows = rows,
+                  .from_step = lanes == 1 ? width * bytes + 3 : bytes,
+                  .to_step = lanes == 3 ? 1 : width,
+                  .scales_step = scales * 4 + 1,
+                  .from_element = lanes == 1 ? bytes : bytes * lanes,
+                  .to_element = lanes == 3 ? rows : 1,
+                  .scale_element = 4,
+                  .width = width,
+                  .scales_of_row = scales,
+                  .is_fp32 = is_fp32,
+                  .ahead = width % 2 == 0 ? size_t{1} << 20 : 0};
+        std::vector<std::byte> from(1 + (rows - 1) * x.from_step + (width - 1) * x.from_element +
+                                    bytes);
+        for (std::byte& byte : from) byte = static_cast<std::byte>(random());
+        std::vector<std::byte> to(1 + (rows - 1) * x.to_step + (width - 1) * x.to_element + 1);
+        std::vector<std::byte> kept(1 + (rows - 1) * x.scales_step + scales * 4);
+        x.from = from.data() + 1;
+        x.to = to.data() + 1;
+        x.scales = kept.data() + 1;
+        rows_to_fp8(x, GetParam());
+        for (size_t i = 0; i < rows * width; ++i) {
+          const size_t row = i / width, at = i % width;
+          float scale, value;
+          std::memcpy(&scale, x.scales + row * x.scales_step + at / (width / scales) * 4, 4);
+          uint32_t bits = 0;
+          std::memcpy(reinterpret_cast<std::byte*>(&bits) + 4 - bytes,
+                      x.from + row * x.from_step + at * x.from_element, bytes);
+          value = std::bit_cast<float>(bits);
+          ASSERT_EQ(int(x.to[row * x.to_step + at * x.to_element]), fp8_e4m3_of(value / scale))
+              << width << " " << is_fp32 << " " << lanes << " " << i;
+        }
+      }
+    }
+  }
+}
+
 struct Memory {
   explicit Memory(const KvLayout& layout) {
     for (const KvBuffer& buffer : layout.buffers) bytes.emplace_back(buffer.bytes, std::byte{0x55});
@@ -53,6 +187,45 @@ struct Memory {
   std::vector<std::vector<std::byte>> bytes;
   std::vector<std::byte*> pointers;
 };
+
+// Each code is that of its element, where the layouts say that the two lie.
+struct Blocks {
+  const std::vector<uint32_t>&from, &to;
+};
+void expect_each_element(const KvLayout& source, const KvLayout& target, const Blocks& blocks,
+                         KvTokens tokens, const Memory& from, const Memory& to) {
+  const KvGroup &a = source.groups[0], &b = target.groups[0];
+  const auto at = [](const Memory& memory, const KvGroup& group, const KvField& field,
+                     const std::vector<uint32_t>& pages, size_t layer, uint64_t token,
+                     uint32_t head, uint32_t element) {
+    return memory.bytes[field.places[layer].buffer].data() + field.places[layer].offset +
+           pages[token / group.block_tokens] * field.block_stride +
+           token % group.block_tokens * field.token_stride +
+           (head - group.first_head) * field.head_stride + element * field.element_stride;
+  };
+  for (size_t f = 0; f < a.fields.size(); ++f) {
+    const bool key = a.fields[f].role == KvRole::kKey;
+    const KvField& value = *find_role(b, key ? KvRole::kKey : KvRole::kValue);
+    const KvField& scale = *find_role(b, key ? KvRole::kKeyScale : KvRole::kValueScale);
+    const size_t bytes = a.fields[f].dtype == KvDtype::kFloat32 ? 4 : 2;
+    for (uint32_t i = 0; i < 2 * (tokens.end - tokens.begin) * b.heads * value.width; ++i) {
+      const uint32_t element = i % value.width, head = b.first_head + i / value.width % b.heads;
+      const uint64_t token = tokens.begin + i / value.width / b.heads / 2;
+      const size_t layer = i / value.width / b.heads % 2;
+      uint32_t bits = 0;
+      std::memcpy(reinterpret_cast<std::byte*>(&bits) + 4 - bytes,
+                  at(from, a, a.fields[f], blocks.from, layer, token, head, element), bytes);
+      float by;
+      std::memcpy(
+          &by,
+          at(to, b, scale, blocks.to, layer, token, head, element / (value.width / scale.width)),
+          4);
+      ASSERT_EQ(int(*at(to, b, value, blocks.to, layer, token, head, element)),
+                fp8_e4m3_of(std::bit_cast<float>(bits) / by))
+          << "layer " << layer << " token " << token << " head " << head << " at " << element;
+    }
+  }
+}
 
 TEST(Requantise, TheFastLoopDoesWhatThePlainOneDoes) {
   for (uint32_t seed = 0; seed < 40; ++seed) {
@@ -89,6 +262,7 @@ TEST(Requantise, TheFastLoopDoesWhatThePlainOneDoes) {
     ASSERT_TRUE(plan->run(0, tokens, {0, here}, {0, goal}, read, fast.pointers).ok());
     ASSERT_TRUE(plan->run_reference(0, tokens, {0, here}, {0, goal}, read, plain.pointers).ok());
     EXPECT_EQ(fast.bytes, plain.bytes);
+    expect_each_element(source, target, {here, goal}, tokens, from, fast);
     EXPECT_NE(fast.bytes, Memory(target).bytes);
   }
 }
