@@ -177,6 +177,7 @@ absl::Status VerbsProvider::add_region(const RegionEntry& region) {
 // In the first way that works and that the adapter is seen to move bytes by.
 absl::Status VerbsProvider::add_device_memory(Device& device, const RegionEntry& region) {
   std::vector<std::string> reasons;
+  absl::StatusCode first = absl::StatusCode::kFailedPrecondition;
   for (const Device::Way way : {Device::Way::kDmaBuf, Device::Way::kAddress}) {
     if (way == Device::Way::kDmaBuf ? !region.file.dma_buf : !region.by_address) continue;
     absl::Status status = device.add_region(region, way);
@@ -188,9 +189,10 @@ absl::Status VerbsProvider::add_device_memory(Device& device, const RegionEntry&
     }
     if (status.ok()) return status;
     device.remove_region(region.index);
+    if (reasons.empty()) first = status.code();
     reasons.emplace_back(status.message());
   }
-  return absl::FailedPreconditionError(absl::StrJoin(reasons, "; "));
+  return absl::Status(first, absl::StrJoin(reasons, "; "));
 }
 
 // Nearer ports get more of what lies on a device, as they do of what lies on a NUMA node.
